@@ -1,0 +1,188 @@
+"""The one container of examples, and the door through which arrays enter it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.types import Example
+from dpjax.validate import UserError
+
+
+def _check_x(x: Any) -> None:
+  if not isinstance(x, np.ndarray) or x.dtype not in (np.float32, np.int32):
+    kind = getattr(x, "dtype", type(x).__name__)
+    raise UserError(f"x: must be a float32 or int32 NumPy array, got {kind}")
+  if x.ndim < 2:
+    raise UserError(f"x.shape={x.shape}: must be [n, *features] (one column: [n, 1])")
+  if 0 in x.shape[1:]:
+    raise UserError(f"x.shape={x.shape}: one example must hold at least one number")
+  if x.dtype == np.float32 and not np.isfinite(x).all():
+    bad = int(np.count_nonzero(~np.isfinite(x)))
+    raise UserError(f"x: every value must be finite in float32, {bad} are not")
+
+
+def _check_range(array: np.ndarray, bound: int | None, name: str, bound_name: str) -> None:
+  if array.size == 0:
+    return
+  low, high = int(array.min()), int(array.max())
+  if low < 0 or (bound is not None and high >= bound):
+    limit = "negative" if bound is None else f"outside [0, {bound_name}={bound})"
+    raise UserError(f"{name}: holds values from {low} to {high}: none may be {limit}")
+
+
+def _check_y(y: Any, n: int) -> None:
+  if not isinstance(y, np.ndarray) or y.dtype != np.int32:
+    kind = getattr(y, "dtype", type(y).__name__)
+    raise UserError(f"y: must be an int32 NumPy array, got {kind}")
+  if y.shape != (n,):
+    raise UserError(f"y.shape={y.shape}: must be ({n},), one label for each row of x")
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+  view = array.view()
+  view.flags.writeable = False
+  return view
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Dataset:
+  """Examples in memory: `len(d)`, and `d[i]`, `d[indices]` or `d[a:b]` -> `Example`.
+
+  Checked when built: x and y are equally long, x is finite, labels lie in
+  [0, num_classes), tokens in [0, vocab_size). The arrays are read-only views. The
+  shape of one example, `num_classes` and `vocab_size` are taken as public; the values,
+  and under add-or-remove-one also `len(d)`, are not.
+
+  >>> d = from_arrays(np.zeros((4, 2, 2, 1)), [0, 1, 1, 0], num_classes=2)
+  >>> d
+  Dataset(arrays/train: 4 x (2, 2, 1) float32, 2 classes)
+  >>> d[np.array([1, 3])].y
+  array([1, 0], dtype=int32)
+  >>> len(d.subset(slice(0, 3)))
+  3
+  """
+
+  x: np.ndarray  # [n, H, W, C] or [n, *features] float32; or [n, T] int32 tokens
+  y: np.ndarray  # [n] int32
+  name: str
+  num_classes: int
+  split: str  # "train" | "test"
+  vocab_size: int | None = None  # for tokens; None: unknown
+
+  def __post_init__(self):
+    validate.integer_at_least(1, num_classes=self.num_classes)
+    _check_x(self.x)
+    _check_y(self.y, len(self.x))
+    _check_range(self.y, self.num_classes, "y", "num_classes")
+    if self.x.dtype == np.int32:
+      _check_range(self.x, self.vocab_size, "x", "vocab_size")
+    object.__setattr__(self, "x", _read_only(self.x))
+    object.__setattr__(self, "y", _read_only(self.y))
+
+  def __len__(self) -> int:
+    return len(self.y)
+
+  def __getitem__(self, indices: Any) -> Example:
+    return Example(self.x[indices], self.y[indices])
+
+  def __repr__(self) -> str:
+    x = f"{len(self)} x {self.x.shape[1:]} {self.x.dtype}"
+    return f"Dataset({self.name}/{self.split}: {x}, {self.num_classes} classes)"
+
+  def subset(self, indices: Any) -> Dataset:
+    """The data set of these rows, in this order (indices, a slice or a boolean mask)."""
+    return dataclasses.replace(self, x=self.x[indices], y=self.y[indices])
+
+
+def first_line(error: Exception) -> str:
+  """The first line of another library's error, or its type where it says nothing."""
+  lines = str(error).strip().splitlines()
+  return lines[0] if lines else type(error).__name__
+
+
+def _as_array(value: Any, name: str) -> np.ndarray:
+  try:
+    return np.asarray(value)
+  except ValueError as error:  # ragged nested lists
+    raise UserError(f"{name}: is not a rectangular array ({first_line(error)})") from error
+
+
+def _to_int32(array: np.ndarray, name: str) -> np.ndarray:
+  cast = array.astype(np.int32)
+  if not np.array_equal(cast, array):
+    raise UserError(f"{name}: holds {array.dtype} values that do not fit in int32")
+  return cast
+
+
+def _pixels(x: np.ndarray) -> np.ndarray:
+  x = x[..., np.newaxis] if x.ndim == 3 else x
+  return np.divide(x, 255, dtype=np.float32)
+
+
+def _as_features(value: Any) -> np.ndarray:
+  x = _as_array(value, "x")
+  if x.dtype == np.uint8 and x.ndim in (3, 4):
+    return _pixels(x)
+  if x.dtype.kind == "f":
+    with np.errstate(over="ignore"):  # becomes inf, which Dataset refuses by name
+      return x.astype(np.float32, copy=False)
+  if x.dtype.kind in "iu" and x.dtype != np.uint8 and x.ndim == 2:
+    return _to_int32(x, "x")
+  raise UserError(
+    f"x: {x.dtype} of shape {x.shape} is not supported: must be uint8 images [n, H, W] or "
+    "[n, H, W, C], floats [n, *features], or wider integers as tokens [n, T]"
+  )
+
+
+def _as_labels(value: Any) -> np.ndarray:
+  y = _as_array(value, "y")
+  if y.size == 0:
+    return y.astype(np.int32)
+  if y.dtype.kind not in "iu":
+    raise UserError(f"y: must hold integer class labels, got {y.dtype}")
+  return _to_int32(y, "y")
+
+
+def from_arrays(
+  x: Any,
+  y: Any,
+  *,
+  num_classes: int,
+  vocab_size: int | None = None,
+  name: str = "arrays",
+  split: str = "train",
+) -> Dataset:
+  """A `Dataset` from anything NumPy can read as an array.
+
+  Args:
+    x: uint8 images [n, H, W] or [n, H, W, C], divided by 255 (a missing channel axis is
+      added); or floats [n, *features], cast to float32 and otherwise left alone (finite;
+      scale them yourself, by public constants); or integer tokens [n, T], cast to int32.
+    y: integer labels [n] in [0, num_classes).
+    num_classes: how many classes there are. Public: never counted from the labels here.
+    vocab_size: for tokens, an upper bound that they are checked against.
+
+  Raises:
+    UserError: one line, for every other dtype or shape, a non-finite value, or a label
+      out of range. Nothing is dropped or repaired.
+
+  >>> d = from_arrays(np.full((2, 3, 3), 255, np.uint8), [0, 9], num_classes=10)
+  >>> d.x.shape, d.x.dtype, float(d.x.max())
+  ((2, 3, 3, 1), dtype('float32'), 1.0)
+  >>> from_arrays(np.zeros((2, 1)), [0, 9], num_classes=9)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: y: holds values from 0 to 9: none may be outside [0, num_classes=9)
+  """
+  return Dataset(
+    x=_as_features(x),
+    y=_as_labels(y),
+    name=name,
+    num_classes=num_classes,
+    split=split,
+    vocab_size=vocab_size,
+  )

@@ -1,0 +1,40 @@
+"""The embedded data set: 1,797 real handwritten digits inside the scikit-learn wheel."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from dpjax.data.dataset import Dataset, from_arrays
+
+SIZE = 1_797
+TEST_SIZE = 360
+
+
+def split_indices() -> tuple[np.ndarray, np.ndarray]:
+  """(train [1437], test [360]): the head and the last 360 of one fixed permutation.
+
+  The permutation depends on nothing but this file. `RandomState` is used because NumPy
+  freezes its stream for ever, which it does not promise for `default_rng`.
+
+  >>> train, test = split_indices()
+  >>> len(train), len(test), len(np.intersect1d(train, test))
+  (1437, 360, 0)
+  """
+  order = np.random.RandomState(0).permutation(SIZE)
+  return order[:-TEST_SIZE], order[-TEST_SIZE:]
+
+
+def load_digits() -> tuple[Dataset, Dataset]:
+  """(train [1437, 8, 8, 1], test [360, 8, 8, 1]), ten classes, pixels / 16."""
+  from sklearn import datasets  # slow to import
+
+  bunch = datasets.load_digits()
+  x = (bunch.images / 16.0).astype(np.float32)[..., np.newaxis]
+  train, test = split_indices()
+  make = functools.partial(from_arrays, num_classes=10, name="digits")
+  return (
+    make(x[train], bunch.target[train], split="train"),
+    make(x[test], bunch.target[test], split="test"),
+  )

@@ -1,0 +1,173 @@
+"""Data sets that tensorflow-datasets (TFDS) has written to disk, read without TensorFlow.
+
+Reading needs array_record files (`python -m launch.prepare` writes them) and Pillow.
+Nothing here downloads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from dpjax.data import text
+from dpjax.data.dataset import Dataset, first_line, from_arrays
+from dpjax.validate import UserError
+
+_CHUNK = 1_000  # records decoded at once: bounds the memory of decoded Python objects
+_NAME = re.compile(r"(?P<folder>\w+(/[\w.+-]+)?)(:\d+\.\d+\.\d+)?")
+
+
+def data_root(data_dir: str | os.PathLike[str] | None = None) -> pathlib.Path:
+  """Where to look: `data_dir`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
+  chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+  return pathlib.Path(chosen).expanduser()
+
+
+def is_prepared(name: str, root: pathlib.Path) -> bool:
+  """Whether some version of this data set lies under root, as TFDS lays it out."""
+  match = _NAME.fullmatch(name)
+  return bool(match) and any((root / match["folder"]).rglob("dataset_info.json"))
+
+
+def known_names() -> list[str]:
+  """Every data set that this version of TFDS knows how to prepare (offline)."""
+  import tensorflow_datasets as tfds  # slow to import
+
+  return tfds.list_builders(with_community_datasets=False)
+
+
+def prepare_command(name: str, root: pathlib.Path) -> str:
+  """The command line that prepares a data set where `load` looks for it."""
+  return f"python -m launch.prepare --dataset={name} --data_dir={root}"
+
+
+def _is_worth_saying(record: logging.LogRecord) -> bool:
+  return "OpenCV is not installed" not in record.getMessage()
+
+
+@contextlib.contextmanager
+def _without_opencv_advice() -> Iterator[None]:
+  """Pillow decodes these images well; TFDS's advice on OpenCV is dropped while we read."""
+  from absl import logging as absl_logging
+
+  logger = absl_logging.get_absl_logger()
+  logger.addFilter(_is_worth_saying)
+  try:
+    yield
+  finally:
+    logger.removeFilter(_is_worth_saying)
+
+
+@contextlib.contextmanager
+def _one_line_errors(name: str, root: pathlib.Path) -> Iterator[None]:
+  """TFDS and the libraries under it raise many types, most of many lines."""
+  try:
+    yield
+  except UserError as error:
+    raise UserError(f"name={name!r}: {error}") from error
+  except Exception as error:
+    raise UserError(
+      f"name={name!r}: what lies in {root} cannot be read: {first_line(error)}; prepare it "
+      f"again, in an empty DIR, with: {prepare_command(name, pathlib.Path('DIR'))}"
+    ) from error
+
+
+def _open(name: str, root: pathlib.Path) -> dict[str, Any]:
+  import tensorflow_datasets as tfds
+
+  return tfds.data_source(name, data_dir=str(root), download=False)
+
+
+def _pick_splits(sources: dict[str, Any]) -> tuple[Any, Any]:
+  held_out = next((key for key in ("test", "validation") if key in sources), None)
+  if "train" not in sources or held_out is None:
+    raise UserError(
+      "must have a train and a test (or validation) split, has "
+      + ", ".join(sorted(sources))
+    )
+  return sources["train"], sources[held_out]
+
+
+def _pick_keys(info: Any) -> tuple[str, str]:
+  """(input, label): TFDS's own supervised keys where it names two, else the usual names."""
+  keys = info.supervised_keys
+  if isinstance(keys, tuple) and len(keys) == 2 and all(isinstance(k, str) for k in keys):
+    return keys
+  found = [key for key in ("image", "text") if key in info.features]
+  if found and "label" in info.features:
+    return found[0], "label"
+  raise UserError(
+    "must have an image or a text and a label as features, has "
+    + ", ".join(sorted(info.features))
+  )
+
+
+def _images(values: list[Any]) -> np.ndarray:
+  shapes = sorted({np.shape(value) for value in values})
+  if len(shapes) > 1:
+    raise UserError(
+      f"images differ in shape ({shapes[0]}, {shapes[-1]}): resize them to one shape, then "
+      "use dpjax.data.from_arrays"
+    )
+  return np.stack(values)
+
+
+def _decoder(first: Any, max_length: int) -> Callable[[list[Any]], np.ndarray]:
+  if isinstance(first, str | bytes):
+    return lambda values: text.encode_text(values, max_length=max_length)
+  if isinstance(first, np.ndarray) and first.dtype == np.uint8 and first.ndim == 3:
+    return _images
+  kind = f"{first.dtype} {first.shape}" if hasattr(first, "dtype") else type(first).__name__
+  raise UserError(f"the input must be text or a uint8 image [H, W, C], got {kind}")
+
+
+def _read(source: Any, keys: tuple[str, str], max_length: int) -> tuple[Any, Any]:
+  decode = _decoder(source[0][keys[0]], max_length)
+  xs, ys = [], []
+  for start in range(0, len(source), _CHUNK):
+    records = source.__getitems__(list(range(start, min(start + _CHUNK, len(source)))))
+    xs.append(decode([record[keys[0]] for record in records]))
+    ys.append(np.asarray([record[keys[1]] for record in records]))
+  return np.concatenate(xs), np.concatenate(ys)
+
+
+def _num_classes(info: Any, label_key: str, labels: list[np.ndarray]) -> int:
+  declared = getattr(info.features[label_key], "num_classes", None)
+  return declared or 1 + max(int(np.max(y)) for y in labels)
+
+
+def _read_all(name: str, root: pathlib.Path, max_length: int) -> tuple[Dataset, Dataset]:
+  sources = _pick_splits(_open(name, root))
+  info = sources[0].dataset_info
+  keys = _pick_keys(info)
+  arrays = [_read(source, keys, max_length) for source in sources]
+  num_classes = _num_classes(info, keys[1], [y for _, y in arrays])
+  is_text = arrays[0][0].dtype == np.int32
+  make = functools.partial(
+    from_arrays,
+    num_classes=num_classes,
+    vocab_size=text.VOCAB_SIZE if is_text else None,
+    name=name,
+  )
+  return make(*arrays[0], split="train"), make(*arrays[1], split="test")
+
+
+def load_prepared(
+  name: str, root: pathlib.Path, *, max_length: int
+) -> tuple[Dataset, Dataset]:
+  """(train, test) of a prepared data set; the caller has checked `is_prepared`.
+
+  Raises:
+    UserError: one line, where the files are damaged or of another format, or the features
+      are not an image or a text with an integer label.
+  """
+  with _without_opencv_advice(), _one_line_errors(name, root):
+    return _read_all(name, root, max_length)

@@ -1,0 +1,69 @@
+"""Fixed, public preprocessing: nothing here is estimated from the data.
+
+The pixel mean and standard deviation that circulate for a data set (such as .1307 and
+.3081 for MNIST) were computed from its training images. When those are the private data,
+using them is a query that no epsilon here charges. So dpjax offers no such table: it
+offers `center`, whose constants are public because they are the middle and the half width
+of the pixel range, and `standardize` by constants that you state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from dpjax.data.dataset import Dataset
+from dpjax.validate import UserError
+
+
+def _constant(name: str, value: Any, channels: int) -> np.ndarray:
+  try:
+    constant = np.asarray(value, np.float32)
+  except (TypeError, ValueError):
+    raise UserError(
+      f"{name}={value!r}: must be a public constant: estimating it from private data is a "
+      "query that no epsilon charges; use center(x) = (x - 0.5) / 0.5 instead"
+    ) from None
+  if constant.shape not in ((), (1,), (channels,)) or not np.isfinite(constant).all():
+    raise UserError(f"{name}={value!r}: must be finite, one number or {channels} (one each)")
+  return constant
+
+
+def standardize(data: Any, mean: Any, std: Any) -> Any:
+  """(x - mean) / std by PUBLIC constants: a Dataset gives a Dataset, an array an array.
+
+  `mean` and `std` are one number, or one for each entry of the last axis (the channel).
+  They must come from elsewhere than the private data: another, public data set, or the
+  definition of the range. There is no way to have them estimated here.
+
+  Raises:
+    UserError: for a request such as `mean="estimate"`, a wrong shape, or std <= 0.
+
+  >>> standardize(np.array([[0.0, 1.0]], np.float32), mean=0.5, std=[0.5, 0.25])
+  array([[-1.,  2.]], dtype=float32)
+  >>> standardize(np.zeros((1, 1)), mean="estimate", std=1.0)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: mean='estimate': must be a public constant: ...
+  """
+  if isinstance(data, Dataset):
+    return dataclasses.replace(data, x=standardize(data.x, mean, std))
+  x = np.asarray(data)
+  if x.dtype.kind != "f":
+    raise UserError(f"x: must be floats to be standardized, got {x.dtype}")
+  mean = _constant("mean", mean, x.shape[-1])
+  std = _constant("std", std, x.shape[-1])
+  if not (std > 0).all():
+    raise UserError(f"std={std.tolist()!r}: must be > 0")
+  return (x.astype(np.float32, copy=False) - mean) / std
+
+
+def center(data: Any) -> Any:
+  """(x - 0.5) / 0.5: maps the public pixel range [0, 1] to [-1, 1].
+
+  >>> center(np.array([0.0, 0.5, 1.0]))
+  array([-1.,  0.,  1.], dtype=float32)
+  """
+  return standardize(data, mean=0.5, std=0.5)

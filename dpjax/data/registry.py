@@ -1,0 +1,71 @@
+"""`load`: from the name of a data set to its two splits."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import pathlib
+
+from dpjax import validate
+from dpjax.data import digits, npz, prepared
+from dpjax.data.dataset import Dataset
+from dpjax.validate import UserError
+
+COMMON = ("digits", "mnist", "fashion_mnist", "cifar10")
+
+
+def _refuse(name: str, root: pathlib.Path) -> UserError:
+  """The error for a name that leads to no data: not prepared, or not known at all."""
+  known = {*COMMON, *prepared.known_names()}
+  if name.partition("/")[0].partition(":")[0] in known:
+    command = prepared.prepare_command(name, root)
+    return UserError(
+      f"name={name!r}: not found in {root} (data_dir=, else $TFDS_DATA_DIR, else "
+      f"~/tensorflow_datasets); prepare it with: {command}"
+    )
+  near = difflib.get_close_matches(name.lower(), known, n=1)
+  hint = f" (did you mean {near[0]!r}?)" if near else ""
+  return UserError(
+    f"name={name!r}: unknown data set{hint}; one of {', '.join(COMMON)}, another "
+    "tensorflow-datasets name, or a path that ends in .npz"
+  )
+
+
+def load(
+  name: str | os.PathLike[str],
+  data_dir: str | os.PathLike[str] | None = None,
+  *,
+  max_length: int = 256,
+) -> tuple[Dataset, Dataset]:
+  """(train, test) of a data set: x float32 [n, H, W, C] in [0, 1], or int32 tokens [n, T].
+
+  Args:
+    name: "digits" (embedded: works offline on a fresh machine); "mnist",
+      "fashion_mnist", "cifar10" or any tensorflow-datasets name with an image or a text
+      and a label, prepared beforehand; or a path ending in ".npz" (see `npz.load_npz`).
+    data_dir: where prepared data lies; by default $TFDS_DATA_DIR, then
+      ~/tensorflow_datasets. A relative .npz path is looked up in it too.
+    max_length: for text, the number of bytes kept of each example (padded with 0).
+
+  The order of the records is that of the prepared files: public, and fixed. Nothing is
+  ever downloaded here.
+
+  Raises:
+    UserError: one line: an unknown name (with the nearest one), or data that is not there
+      (with where it was looked for and the command that prepares it).
+
+  >>> train, test = load("digits")
+  >>> train, test
+  (Dataset(digits/train: 1437 x (8, 8, 1) float32, 10 classes),
+   Dataset(digits/test: 360 x (8, 8, 1) float32, 10 classes))
+  """
+  name = os.fspath(name)
+  validate.integer_at_least(1, max_length=max_length)
+  if name.endswith(".npz"):
+    return npz.load_npz(pathlib.Path(data_dir or ".") / pathlib.Path(name).expanduser())
+  if name == "digits":
+    return digits.load_digits()
+  root = prepared.data_root(data_dir)
+  if not prepared.is_prepared(name, root):
+    raise _refuse(name, root)
+  return prepared.load_prepared(name, root, max_length=max_length)

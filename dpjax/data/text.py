@@ -1,0 +1,38 @@
+"""Text as bytes: a vocabulary that is public and needs no training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.validate import UserError
+
+VOCAB_SIZE = 256  # every byte; 0 (NUL, which text does not hold) is the padding
+PADDING_ID = 0
+
+
+def _as_bytes(text: str | bytes) -> bytes:
+  if isinstance(text, bytes):
+    return text
+  if isinstance(text, str):
+    return text.encode("utf-8")
+  raise UserError(f"texts: must hold str or bytes, got {type(text).__name__}")
+
+
+def encode_text(texts: Sequence[str | bytes], *, max_length: int) -> np.ndarray:
+  """UTF-8 bytes as int32 tokens [n, max_length]: cut at the end, padded with 0.
+
+  A tokenizer trained on private text would have to be charged for; bytes are free.
+
+  >>> encode_text(["hi", "hello"], max_length=4)
+  array([[104, 105,   0,   0],
+         [104, 101, 108, 108]], dtype=int32)
+  """
+  validate.integer_at_least(1, max_length=max_length)
+  tokens = np.full((len(texts), max_length), PADDING_ID, np.int32)
+  for row, text in zip(tokens, texts):
+    data = np.frombuffer(_as_bytes(text)[:max_length], np.uint8)
+    row[: len(data)] = data
+  return tokens

@@ -1,0 +1,189 @@
+"""From a typed config to the objects of a run. No training happens here."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import data, losses, models, noise, sampling, training, validate
+from dpjax.experiment.config import DataConfig, OptimizerConfig, PrivacyConfig, TrainConfig
+from dpjax.plan import Plan
+from dpjax.types import Algorithm, LossFn
+from dpjax.validate import UserError
+
+METHODS = ("dp_sgd", "sgd")
+SAMPLERS = ("poisson", "fixed_size", "shuffled")
+SCHEDULES = ("constant", "cosine", "linear")
+AUGMENTATIONS = ("none", *sorted(training.AUGMENTATIONS))
+_OPTIMIZERS = {
+  "sgd": lambda rate, c: optax.sgd(rate, momentum=c.momentum or None),
+  "adam": lambda rate, c: optax.adam(rate),
+  "adamw": lambda rate, c: optax.adamw(rate, weight_decay=c.weight_decay),
+  "rmsprop": lambda rate, c: optax.rmsprop(rate, momentum=c.momentum),
+  "adagrad": lambda rate, c: optax.adagrad(rate),
+}
+
+
+class Run(NamedTuple):
+  """What a training loop needs."""
+
+  plan: Plan
+  algorithm: Algorithm
+  params: Any  # at step 0
+  apply: Any  # (params, x [B, ...]) -> logits
+  schedule: optax.Schedule
+  key_id: str  # fingerprint of the noise key
+  train: Any
+  test: Any
+
+
+def check(config: TrainConfig) -> None:
+  """Raises UserError for what can be told without data."""
+  privacy = config.privacy
+  validate.one_of(METHODS, **{"privacy.method": privacy.method})
+  validate.one_of(SAMPLERS, **{"privacy.sampler": privacy.sampler})
+  validate.one_of(_OPTIMIZERS, **{"optimizer.name": config.optimizer.name})
+  validate.one_of(SCHEDULES, **{"optimizer.schedule": config.optimizer.schedule})
+  validate.one_of(AUGMENTATIONS, augmentation=config.augmentation)
+  validate.one_of(models.names(), **{"model.name": config.model.name})
+  validate.probability(**{"privacy.sampling_prob": privacy.sampling_prob})
+  validate.positive(**{"optimizer.learning_rate": config.optimizer.learning_rate})
+  validate.integer_at_least(0, seed=config.seed)
+  validate.integer_at_least(
+    1,
+    num_steps=config.num_steps,
+    augmult=config.augmult,
+    eval_every=config.eval_every,
+    checkpoint_every=config.checkpoint_every,
+  )
+  if config.augmult > 1 and config.augmentation == "none":
+    raise UserError(f"augmult={config.augmult}: must be 1 unless augmentation is set")
+  if privacy.method == "dp_sgd":
+    _check_promise(privacy)
+
+
+def _check_promise(privacy: PrivacyConfig) -> None:
+  if privacy.epsilon is None and privacy.noise_multiplier is None:
+    raise UserError("privacy.epsilon=None: give privacy.epsilon or privacy.noise_multiplier")
+  if privacy.epsilon is not None and privacy.noise_multiplier is not None:
+    raise UserError(
+      f"privacy.noise_multiplier={privacy.noise_multiplier!r}: give it or privacy.epsilon="
+      f"{privacy.epsilon!r}, not both (--config.privacy.epsilon=none)"
+    )
+  named = {"privacy.epsilon": privacy.epsilon, "privacy.epsilon_budget": privacy.epsilon_budget}
+  validate.positive(**{name: value for name, value in named.items() if value is not None})
+
+
+def load_data(config: TrainConfig) -> tuple[Any, Any]:
+  """(train, test), preprocessed by public constants only, with features computed."""
+  train, test = data.load(config.data.name, data_dir=config.data.data_dir)
+  train, test = _preprocessed(train, config.data), _preprocessed(test, config.data)
+  if config.data.limit is not None:
+    validate.integer_at_least(1, **{"data.limit": config.data.limit})
+    train = train.subset(np.arange(min(config.data.limit, len(train))))
+  if models.needs_features(config.model.name) == "scattering":
+    train, test = (_scattered(part) for part in (train, test))
+  return train, test
+
+
+def _preprocessed(dataset: Any, config: DataConfig) -> Any:
+  return data.preprocess.center(dataset) if config.center else dataset
+
+
+def _scattered(dataset: Any) -> Any:
+  return dataclasses.replace(dataset, x=models.scattering_features(dataset.x))
+
+
+def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampling.Sampler:
+  batch_size = max(1, round(privacy.sampling_prob * num_examples))
+  if privacy.sampler == "poisson":
+    return sampling.PoissonSampler(prob=privacy.sampling_prob, capacity=capacity)
+  if privacy.sampler == "fixed_size":
+    return sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_examples)
+  return sampling.ShuffledSampler(batch_size=batch_size)
+
+
+def make_plan(config: TrainConfig, num_examples: int) -> Plan:
+  """The plan of a config: noise calibrated or as given, capacity as given or safe."""
+  privacy = config.privacy
+  numbers = dict(
+    num_steps=config.num_steps,
+    l2_clip_norm=privacy.l2_clip_norm,
+    normalize_by=privacy.sampling_prob * num_examples,
+    delta=privacy.delta,
+    neighboring_relation=privacy.neighboring_relation,
+    accountant=privacy.accountant,
+  )
+  whole = _sampler(privacy, num_examples, num_examples + 1)  # cannot overflow
+  if privacy.method == "sgd":
+    numbers |= dict(l2_clip_norm=math.inf, neighboring_relation=None, accountant=None)
+    plan = Plan(sampler=whole, noise_multiplier=0.0, **numbers)
+  elif privacy.noise_multiplier is not None:
+    plan = Plan(sampler=whole, noise_multiplier=privacy.noise_multiplier, **numbers)
+  else:
+    plan = Plan.calibrated(epsilon=privacy.epsilon, sampler=whole, **numbers)
+  return _with_capacity(plan, privacy, num_examples)
+
+
+def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Plan:
+  if privacy.sampler != "poisson":
+    return plan
+  sampler = plan.fitted_sampler(num_examples)
+  if privacy.capacity is not None:
+    sampler = sampling.PoissonSampler(prob=privacy.sampling_prob, capacity=privacy.capacity)
+  plan = dataclasses.replace(plan, sampler=sampler)
+  plan.check_capacity(num_examples)
+  return plan
+
+
+def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """Learning rate by step; fixed in advance, so it costs no privacy."""
+  rate = config.learning_rate
+  if config.schedule == "cosine":
+    return optax.cosine_decay_schedule(rate, num_steps)
+  if config.schedule == "linear":
+    return optax.linear_schedule(rate, 0.0, num_steps)
+  return optax.constant_schedule(rate)
+
+
+def optimizer(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
+  """The Optax optimizer of a config."""
+  return _OPTIMIZERS[config.name](schedule, config)
+
+
+def _loss(config: TrainConfig, apply: Any) -> LossFn:
+  loss_fn = losses.softmax_cross_entropy(apply)
+  if config.augmentation == "none":
+    return loss_fn
+  augment = training.AUGMENTATIONS[config.augmentation]
+  return training.augmented(loss_fn, augment, augmult=config.augmult)
+
+
+def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Run:
+  """Every object of a run. Deterministic in (config, data)."""
+  check(config)
+  train, test = load_data(config) if loaded is None else loaded
+  plan = make_plan(config, len(train))
+  model = models.build(config.model.name, num_classes=train.num_classes, **config.model.options)
+  key_init, key_noise, key_example = jax.random.split(jax.random.key(config.seed), 3)
+  schedule = learning_rate_schedule(config.optimizer, config.num_steps)
+  algorithm = training.dp_sgd(
+    _loss(config, model.apply),
+    plan,
+    optimizer(config.optimizer, schedule),
+    noise_key=key_noise,
+    example_key=None if config.augmentation == "none" else key_example,
+    ema_decay=config.ema_decay,
+    method=config.grad_method,
+    microbatch_size=config.microbatch_size,
+  )
+  params = model.init(key_init, jnp.asarray(train.x[:1]))
+  key_id = noise.key_id(key_noise)
+  return Run(plan, algorithm, params, model.apply, schedule, key_id, train, test)
+

@@ -1,0 +1,99 @@
+"""Checkpoints: everything the next step needs, in one atomic directory per step.
+
+A checkpoint holds the noise key. Whoever reads it can subtract the noise from the
+updates: keep it as secret as the data.
+"""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from dpjax.validate import UserError
+
+_KEEP = 2  # the newest, and one before it
+
+
+def _is_key(leaf: Any) -> bool:
+  return jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+
+
+def _to_arrays(tree: Any) -> Any:
+  return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, tree)
+
+
+def _to_keys(arrays: Any, like: Any) -> Any:
+  def wrap(array, leaf):
+    if not _is_key(leaf):
+      return array
+    return jax.random.wrap_key_data(array, impl=str(jax.random.key_impl(leaf)))
+
+  return jax.tree.map(wrap, arrays, like)
+
+
+class Checkpoints:
+  """Saves and restores (state, meta) under `<workdir>/checkpoints`.
+
+  Args:
+    workdir: of the run.
+
+  >>> import tempfile
+  >>> checkpoints = Checkpoints(pathlib.Path(tempfile.mkdtemp()))
+  >>> checkpoints.latest_step() is None
+  True
+  >>> checkpoints.save(3, {"key": jax.random.key(1)}, {"ledger": []})
+  >>> state, meta = checkpoints.restore({"key": jax.random.key(0)})
+  >>> bool(state["key"] == jax.random.key(1)), meta
+  (True, {'ledger': []})
+  """
+
+  def __init__(self, workdir: pathlib.Path):
+    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every save at INFO
+    self.directory = pathlib.Path(workdir).resolve() / "checkpoints"
+    options = ocp.CheckpointManagerOptions(
+      max_to_keep=_KEEP, enable_async_checkpointing=False, create=True
+    )
+    self._manager = ocp.CheckpointManager(self.directory, options=options)
+
+  def latest_step(self) -> int | None:
+    """The newest complete checkpoint, or None. A save that was cut off does not count."""
+    return self._manager.latest_step()
+
+  def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
+    """Writes state (a tree of arrays and keys) and meta (JSON data), all or nothing."""
+    if step == self.latest_step():
+      return
+    args = ocp.args.Composite(
+      state=ocp.args.StandardSave(_to_arrays(state)), meta=ocp.args.JsonSave(meta)
+    )
+    self._manager.save(step, args=args, force=True)
+
+  def restore(self, like: Any) -> tuple[Any, dict[str, Any]]:
+    """The newest checkpoint, with the structure, shapes and dtypes of `like`.
+
+    Raises:
+      UserError: it cannot be read, or is of another structure. Nothing is deleted.
+    """
+    step = self.latest_step()
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _to_arrays(like))
+    args = ocp.args.Composite(
+      state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()
+    )
+    try:
+      restored = self._manager.restore(step, args=args)
+    except Exception as error:  # orbax and tensorstore raise many types for a broken file
+      reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+      raise UserError(
+        f"checkpoint={self.directory / str(step)}: cannot be read ({reason}); nothing was "
+        "changed, remove this directory to go on from an earlier step"
+      ) from error
+    return _to_keys(restored.state, like), restored.meta
+
+  def close(self) -> None:
+    """Waits for writes and releases the directory."""
+    self._manager.close()

@@ -1,0 +1,74 @@
+"""What a result was made with: library versions, commit, device. Never a path or a host."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+import subprocess
+
+import jax
+
+_DISTRIBUTIONS = ("dpjax", "jax", "jaxlib", "flax", "optax", "numpy", "dp_accounting")
+_PACKAGE = pathlib.Path(__file__).parents[1]
+
+
+def versions() -> dict[str, str | None]:
+  """Versions of what decides a result, and the git commit; None where unknown.
+
+  >>> sorted(versions())[:4]
+  ['dp_accounting', 'dpjax', 'flax', 'git_commit']
+  """
+  found = {name: _version(name) for name in _DISTRIBUTIONS}
+  return {
+    **found,
+    "python": platform.python_version(),
+    "git_commit": git_commit(_PACKAGE),
+  }
+
+
+def device() -> str:
+  """The device of this process in words, such as "1 x NVIDIA H200" or "1 x cpu, 2 cores"."""
+  devices = jax.devices()
+  text = f"{len(devices)} x {devices[0].device_kind}"
+  return f"{text}, {_cores()} cores" if devices[0].platform == "cpu" else text
+
+
+def git_commit(package: pathlib.Path) -> str | None:
+  """The commit of the repository whose top folder holds the package; None if there is none.
+
+  A package installed into some other project's tree must not borrow that project's
+  commit, so the package has to lie at the top of the repository and be tracked there.
+  A commit with uncommitted changes to tracked files carries "-dirty".
+  """
+  top = _git(package, "rev-parse", "--show-toplevel")
+  if top is None or pathlib.Path(top).resolve() != package.resolve().parent:
+    return None
+  commit = _git(package, "rev-parse", "HEAD")
+  if commit is None or not _git(package, "ls-files", "--", "."):
+    return None
+  changes = _git(package, "status", "--porcelain", "--untracked-files=no")
+  return f"{commit}-dirty" if changes else commit
+
+
+def _version(name: str) -> str | None:
+  try:
+    return importlib.metadata.version(name)
+  except importlib.metadata.PackageNotFoundError:
+    return None
+
+
+def _git(folder: pathlib.Path, *arguments: str) -> str | None:
+  command = ["git", "-C", str(folder), *arguments]
+  try:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+  except (OSError, subprocess.SubprocessError):
+    return None
+  return done.stdout.strip()
+
+
+def _cores() -> int:
+  if hasattr(os, "sched_getaffinity"):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1

@@ -1,0 +1,281 @@
+"""One training run from start to result.json: resumable, interruptible, never over budget.
+
+Order of things, so that nothing is lost or spent twice: metrics of step k are written
+before the checkpoint of step k; the checkpoint holds the ledger of the k steps that it
+contains; a resumed run repeats later steps with the same batches and the same noise, so
+it releases what the interrupted one would have released.
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import metrics, trees
+from dpjax.accounting import Budget, Ledger, delta_warning
+from dpjax.experiment import build, provenance, report, writers
+from dpjax.experiment.checkpoint import Checkpoints
+from dpjax.experiment.config import TrainConfig, to_dict
+from dpjax.training import TrainState, eval_params
+from dpjax.validate import UserError
+
+CONFIG = "config.json"
+
+
+class Interrupted(Exception):
+  """The run was asked to stop; its state is saved."""
+
+  def __init__(self, signum: int, step: int):
+    super().__init__(f"stopped at step {step} and saved; run the same command to go on")
+    self.signum = signum
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+  """Collects SIGINT and SIGTERM instead of dying in the middle of a step."""
+  received: list[int] = []
+  previous = {}
+  for signum in (signal.SIGINT, signal.SIGTERM):
+    try:
+      previous[signum] = signal.signal(signum, lambda s, _: received.append(s))
+    except ValueError:  # not in the main thread: the owner of that thread handles them
+      continue
+  try:
+    yield received
+  finally:
+    for signum, handler in previous.items():
+      signal.signal(signum, handler)
+
+
+def _differences(old: Any, new: Any, prefix: str = "config") -> Iterator[str]:
+  if isinstance(old, dict) and isinstance(new, dict):
+    for name in sorted({*old, *new}):
+      yield from _differences(old.get(name), new.get(name), f"{prefix}.{name}")
+  elif old != new:
+    yield f"{prefix}: {old!r} there, {new!r} now"
+
+
+def claim_workdir(workdir: pathlib.Path, config: TrainConfig) -> None:
+  """Makes the directory this run's own, or raises if it holds another config's run."""
+  wanted = writers.plain(to_dict(config))
+  path = workdir / CONFIG
+  if path.exists():
+    differences = list(_differences(writers.read_json(path), wanted))
+    if differences:
+      raise UserError(
+        f"workdir={workdir}: holds a run of another config ({differences[0]}); choose "
+        "another directory, nothing was changed"
+      )
+  elif workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
+    raise UserError(f"workdir={workdir}: must be a new, an empty or a run's own directory")
+  else:
+    writers.write_json(path, wanted)
+
+
+def _check_budget(run: build.Run, config: TrainConfig, ledger: Ledger) -> None:
+  """Refuses before the first step what would overspend at the last."""
+  budget = config.privacy.epsilon_budget
+  if budget is None or config.privacy.method != "dp_sgd":
+    return
+  left = run.plan.num_steps - ledger.num_steps
+  ledger.check(
+    Budget(epsilon=budget, delta=run.plan.accounted_delta(config.privacy.delta)),
+    proposed=run.plan.step_event(),
+    num_steps=left,
+    neighboring_relation=run.plan.neighboring_relation,
+    accountant=run.plan.accountant,
+  )
+
+
+class _Loop:
+  """The state of a running loop; one object so that each phase stays a short method."""
+
+  def __init__(self, config: TrainConfig, run: build.Run, workdir: pathlib.Path):
+    self.config, self.run, self.workdir = config, run, workdir
+    self.checkpoints = Checkpoints(workdir)
+    self.state: TrainState = run.algorithm.init(run.params)
+    self.ledger, self.seconds = Ledger(), 0.0
+    step = self.checkpoints.latest_step()
+    if step is not None:
+      self.state, meta = self.checkpoints.restore(self.state)
+      self.ledger, self.seconds = Ledger.from_json(meta["ledger"]), meta["seconds"]
+    self.step = int(step or 0)
+    if self.ledger.num_steps != self.step:
+      raise UserError(
+        f"checkpoint={self.step}: its ledger holds {self.ledger.num_steps} steps; it cannot "
+        "be trusted"
+      )
+    _check_budget(run, config, self.ledger)
+    self.metrics = writers.MetricsWriter(workdir, resume_step=self.step or None)
+    self.started = time.monotonic() - self.seconds
+    self.epsilons = dict(self._epsilons())
+
+  def _epsilons(self) -> Iterator[tuple[int, float]]:
+    every = self.config.eval_every
+    steps = sorted({*range(every, self.run.plan.num_steps, every), self.run.plan.num_steps})
+    return zip(steps, map(float, self.run.plan.epsilon_curve(steps)))
+
+  def charge(self) -> None:
+    self.ledger = self.ledger.charge(
+      self.run.plan.step_event(),
+      l2_clip_norm=self.run.plan.l2_clip_norm,
+      noise_key_id=self.run.key_id,
+      first_step=self.step,
+    )
+    self.step += 1
+
+  def evaluate(self) -> dict[str, float]:
+    return metrics.evaluate(self.run.apply, eval_params(self.state), self.run.test)
+
+  def record(self, info: Any) -> dict[str, float]:
+    scores = self.evaluate()
+    row = {
+      "test_accuracy": scores["accuracy"],
+      "test_loss": scores["loss"],
+      "epsilon": self.epsilons[self.step],
+      "learning_rate": float(self.run.schedule(self.step - 1)),
+    }
+    if self.config.diagnostics:
+      row |= {f"not_private/{name}": float(v) for name, v in info._asdict().items()}
+    self.metrics.write(self.step, row)
+    return row
+
+  def save(self) -> None:
+    self.seconds = time.monotonic() - self.started
+    meta = {"ledger": self.ledger.to_json(), "seconds": self.seconds, "seed": self.config.seed}
+    self.checkpoints.save(self.step, self.state, meta)
+
+  def close(self) -> None:
+    self.metrics.close()
+    self.checkpoints.close()
+
+
+def _fit(loop: _Loop, received: list[int]) -> None:
+  """Runs the steps that are left."""
+  config, run = loop.config, loop.run
+  step_fn = jax.jit(run.algorithm.step, donate_argnums=0)
+  total = run.plan.num_steps
+  bar = writers.progress(total, loop.step, "train")
+  shown: dict[str, float] = {}
+  for batch in run.plan.batches(run.train, rng=config.seed, start=loop.step):
+    loop.state, info = step_fn(loop.state, batch)
+    loop.charge()
+    if loop.step in loop.epsilons:
+      row = loop.record(info)
+      shown = {"accuracy": row["test_accuracy"], "epsilon": row["epsilon"]}
+    if loop.step % config.checkpoint_every == 0 or loop.step == total or received:
+      loop.save()
+    bar.update(1, **shown)
+    if received and loop.step < total:
+      bar.close()
+      raise Interrupted(received[0], loop.step)
+  bar.close()
+
+
+def _privacy_facts(loop: _Loop) -> dict[str, Any]:
+  """What is promised for what ran, by the ledger."""
+  plan = loop.run.plan
+  private = plan.is_private and math.isfinite(loop.epsilons[plan.num_steps])
+  steps = loop.ledger.num_steps
+  return {
+    "epsilon": plan.epsilon(steps=steps) if private else None,
+    "delta": plan.delta if private else None,
+    "neighboring_relation": str(plan.neighboring_relation) if private else None,
+    "unit": "example" if private else None,
+    "epsilon_kind": "proved" if private else "none",
+    "accountant": plan.accountant if private else None,
+    "noise_multiplier": plan.noise_multiplier,
+    "l2_clip_norm": plan.l2_clip_norm,
+    "sampler": repr(plan.sampler),
+    "normalize_by": plan.normalize_by,
+    "privacy_statement": plan.statement(len(loop.run.train), steps),
+    "ledger": loop.ledger.to_json(),
+  }
+
+
+def _result(loop: _Loop) -> dict[str, Any]:
+  config, scores = loop.config, loop.evaluate()
+  facts = _privacy_facts(loop)
+  return {
+    "task": "classification",
+    "dataset": config.data.name,
+    "model": config.model.name,
+    "method": config.privacy.method,
+    **{name: facts.pop(name) for name in ("epsilon", "delta", "neighboring_relation")},
+    **{name: facts.pop(name) for name in ("unit", "epsilon_kind")},
+    "test_accuracy": scores["accuracy"],
+    "test_loss": scores["loss"],
+    "num_steps": loop.ledger.num_steps,
+    "seed": config.seed,
+    "num_parameters": trees.size(loop.run.params),
+    "params_sha256": trees.sha256(eval_params(loop.state)),
+    "wall_seconds": round(time.monotonic() - loop.started, 3),
+    "device": provenance.device(),
+    "versions": provenance.versions(),
+    **facts,
+  }
+
+
+def _save_params(workdir: pathlib.Path, params: Any) -> None:
+  """The released model alone, without the noise key: params.npz, one array per path."""
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  arrays = {
+    jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+    for path, leaf in leaves
+  }
+  np.savez(workdir / "params.npz", **arrays)
+
+
+def train(
+  config: TrainConfig, workdir: pathlib.Path | str, *, data: tuple[Any, Any] | None = None
+) -> dict[str, Any]:
+  """Trains, or goes on training, and returns the content of result.json.
+
+  Args:
+    config: the whole run; equal configs and data give equal parameters, bit for bit,
+      on the same machine and software.
+    workdir: new, empty, or of an earlier (unfinished or finished) run of the same config.
+    data: `(train, test)` as `build.load_data` returns them, to share between runs.
+
+  Returns:
+    result.json's content. Also written: config.json, metrics.jsonl, TensorBoard events,
+    report.png and .csv, params.npz (the model to release), checkpoints (secret).
+
+  Raises:
+    UserError: a wrong config, missing data, a foreign workdir, an overspent budget; in
+      each case nothing is overwritten.
+    Interrupted: SIGINT or SIGTERM arrived; the state is saved.
+  """
+  workdir = pathlib.Path(workdir)
+  build.check(config)
+  if (workdir / writers.RESULT).exists():
+    claim_workdir(workdir, config)
+    return writers.read_json(workdir / writers.RESULT)
+  run = build.build(config, data)
+  claim_workdir(workdir, config)
+  _warn(config, run)
+  loop = _Loop(config, run, workdir)
+  try:
+    with _signals() as received:
+      _fit(loop, received)
+    result = _result(loop)
+  finally:
+    loop.close()
+  _save_params(workdir, eval_params(loop.state))
+  writers.write_result(workdir, result)
+  report.train_report(workdir)
+  return result
+
+
+def _warn(config: TrainConfig, run: build.Run) -> None:
+  warning = delta_warning(config.privacy.delta, len(run.train))
+  if warning and config.privacy.method == "dp_sgd":
+    writers.warn(warning)

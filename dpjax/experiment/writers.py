@@ -1,0 +1,304 @@
+"""What a run leaves on disk: metrics.jsonl, TensorBoard scalars, result.json; and progress.
+
+Files are strict JSON, which knows neither NaN nor infinity: NaN is written as null,
+infinity as "inf" or "-inf". A file is replaced whole or not at all, so that a kill at any
+moment leaves the old one or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from dpjax import validate
+from dpjax.validate import UserError
+
+METRICS = "metrics.jsonl"
+RESULT = "result.json"
+RESULT_KEYS = (
+  "task",
+  "dataset",
+  "method",
+  "epsilon",  # None where there is none
+  "delta",
+  "neighboring_relation",
+  "unit",  # whose presence is hidden: example | user
+  "epsilon_kind",  # proved | claimed | none
+  "test_accuracy",
+  "num_steps",
+  "seed",
+  "params_sha256",
+  "wall_seconds",
+  "versions",
+)
+EPSILON_KINDS = ("proved", "claimed", "none")
+_LINE_SECONDS = 5.0  # between two progress lines where stderr is no terminal
+
+
+def replace_file(path: str | os.PathLike, content: bytes) -> None:
+  """Writes a file atomically and durably: a new file beside it, fsync, rename."""
+  path = pathlib.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+  try:
+    with new.open("wb") as file:
+      file.write(content)
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(new, path)
+  finally:
+    new.unlink(missing_ok=True)
+
+
+def plain(value: Any) -> Any:
+  """The value as strict JSON data: NaN becomes None, infinity "inf" or "-inf".
+
+  >>> plain({"epsilon": float("inf"), "loss": np.float32("nan"), "sizes": (1, 2)})
+  {'epsilon': 'inf', 'loss': None, 'sizes': [1, 2]}
+  """
+  if isinstance(value, dict):
+    return {str(key): plain(entry) for key, entry in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [plain(entry) for entry in value]
+  if hasattr(value, "item"):  # NumPy and JAX scalars
+    value = value.item()
+  if isinstance(value, float) and not math.isfinite(value):
+    return None if math.isnan(value) else str(value)
+  return value
+
+
+def number(value: Any) -> float:
+  """The float that `plain` wrote: None is NaN, "inf" infinity.
+
+  >>> number(None), number("inf"), number(0.5)
+  (nan, inf, 0.5)
+  """
+  return math.nan if value is None else float(value)
+
+
+def write_json(path: str | os.PathLike, data: Any) -> None:
+  """Writes strict JSON atomically, keys in the order given."""
+  text = json.dumps(plain(data), indent=2, allow_nan=False, ensure_ascii=False)
+  replace_file(path, f"{text}\n".encode())
+
+
+def read_json(path: str | os.PathLike) -> Any:
+  """The JSON data of a file, non-finite numbers as `write_json` spells them.
+
+  Raises:
+    UserError: the file is missing or is not JSON; one line.
+  """
+  path = pathlib.Path(path)
+  try:
+    return json.loads(path.read_text(encoding="utf-8"))
+  except (FileNotFoundError, NotADirectoryError):
+    raise UserError(f"{path}: no such file") from None
+  except ValueError as error:  # not UTF-8, or not JSON
+    raise UserError(f"{path}: is not valid JSON ({error})") from None
+
+
+class MetricsWriter:
+  """Appends metrics to `workdir`/metrics.jsonl, one JSON line a call, and to TensorBoard.
+
+  Lines carry no time of day, so that a file that was interrupted and resumed equals, byte
+  for byte, the one of an uninterrupted run. For that, write the metrics of step k before
+  the checkpoint of step k, and resume from the checkpoint's step.
+
+  Args:
+    workdir: folder of the run; created if missing.
+    resume_step: keep the lines of steps <= this one and drop the others, among them a
+      last line that was cut off; None starts an empty file.
+    tensorboard: also write event files to `workdir`/tensorboard.
+
+  Raises:
+    UserError: a line other than the last is not JSON.
+
+  >>> import tempfile
+  >>> with tempfile.TemporaryDirectory() as workdir:
+  ...   with MetricsWriter(workdir, tensorboard=False) as metrics:
+  ...     metrics.write(1, {"test_accuracy": 0.5})
+  ...   read_metrics(workdir)
+  [{'step': 1, 'test_accuracy': 0.5}]
+  """
+
+  def __init__(
+    self,
+    workdir: str | os.PathLike,
+    resume_step: int | None = None,
+    tensorboard: bool = True,
+  ):
+    workdir = pathlib.Path(workdir)
+    last_kept = -1 if resume_step is None else int(resume_step)
+    kept = [line for line, entry in _lines(workdir) if entry["step"] <= last_kept]
+    replace_file(workdir / METRICS, "".join(kept).encode())
+    self._file = (workdir / METRICS).open("a", encoding="utf-8")
+    self._events = _event_writer(workdir, last_kept) if tensorboard else None
+
+  def write(self, step: int, values: dict[str, Any]) -> None:
+    """Appends one line {"step": step, **values}; values are scalars."""
+    scalars = {name: float(value) for name, value in values.items()}
+    line = json.dumps(plain({"step": int(step), **scalars}), allow_nan=False)
+    self._file.write(f"{line}\n")
+    self._file.flush()
+    if self._events is not None:
+      for name, value in scalars.items():
+        self._events.add_scalar(name, value, int(step))
+
+  def close(self) -> None:
+    """Closes the files; a second call does nothing."""
+    self._file.close()
+    if self._events is not None:
+      self._events.close()
+      self._events = None
+
+  def __enter__(self) -> MetricsWriter:
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    self.close()
+
+
+def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
+  """The lines of `workdir`/metrics.jsonl; `step` is an int, all else floats.
+
+  A last line that was cut off is left out; a missing file has no lines.
+  """
+  return [
+    {name: entry[name] if name == "step" else number(entry[name]) for name in entry}
+    for _, entry in _lines(pathlib.Path(workdir))
+  ]
+
+
+def _lines(workdir: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
+  """(text, data) of each whole line."""
+  path = workdir / METRICS
+  if not path.exists():
+    return []
+  lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+  found = []
+  for index, line in enumerate(lines):
+    entry = _entry(line)
+    if entry is not None:
+      found.append((line, entry))
+    elif index + 1 < len(lines):
+      raise UserError(f"{path}: line {index + 1} is not a JSON object with a step")
+  return found
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+  try:
+    entry = json.loads(line) if line.endswith("\n") else None
+  except ValueError:
+    return None
+  ok = isinstance(entry, dict) and isinstance(entry.get("step"), int)
+  return entry if ok else None
+
+
+def _event_writer(workdir: pathlib.Path, last_kept: int) -> Any:
+  from tensorboardX import SummaryWriter
+
+  folder = str(workdir / "tensorboard")
+  return SummaryWriter(folder, purge_step=last_kept + 1)  # hides what a resume redoes
+
+
+def write_result(workdir: str | os.PathLike, result: dict[str, Any]) -> None:
+  """Writes `workdir`/result.json after checking that it says what its epsilon means.
+
+  Raises:
+    ValueError: a key of RESULT_KEYS is missing, or epsilon_kind contradicts epsilon: a
+      proved or claimed one is finite and comes with delta, relation and unit; where the
+      kind is "none", epsilon is None or infinite.
+  """
+  missing = [key for key in RESULT_KEYS if key not in result]
+  if missing:
+    raise ValueError(f"result lacks {', '.join(missing)}")
+  validate.one_of(EPSILON_KINDS, epsilon_kind=result["epsilon_kind"])
+  _check_epsilon(result)
+  write_json(pathlib.Path(workdir) / RESULT, result)
+
+
+def _check_epsilon(result: dict[str, Any]) -> None:
+  epsilon, kind = result["epsilon"], result["epsilon_kind"]
+  if kind == "none":
+    if epsilon is not None and number(epsilon) != math.inf:
+      raise ValueError(f"epsilon={epsilon!r}: epsilon_kind 'none' has no finite epsilon")
+    return
+  validate.non_negative(epsilon=epsilon, delta=result["delta"])
+  if result["delta"] >= 1:
+    raise ValueError(f"delta={result['delta']!r}: promises nothing; must be below 1")
+  if not (result["neighboring_relation"] and result["unit"]):
+    raise ValueError(f"a {kind} epsilon needs its neighboring_relation and its unit")
+
+
+def progress(total: int, initial: int = 0, desc: str = "") -> Progress:
+  """A progress report on stderr: a bar on a terminal, elsewhere a line every 5 s."""
+  if sys.stderr.isatty():
+    return _Bar(total, initial, desc)
+  return Progress(total, initial, desc)
+
+
+class Progress:
+  """Progress as plain lines; also a context manager."""
+
+  def __init__(self, total: int, initial: int, desc: str):
+    self._total, self._count, self._desc = total, initial, desc
+    self._initial, self._start = initial, time.monotonic()
+    self._next = self._start + _LINE_SECONDS
+    self._postfix: dict[str, Any] = {}
+    self._said: int | None = None
+
+  def update(self, n: int = 1, **postfix: Any) -> None:
+    """Counts n more; `postfix` are values to show, the newest of each name."""
+    self._count += n
+    self._postfix.update(postfix)
+    if time.monotonic() >= self._next:
+      self._say()
+
+  def close(self) -> None:
+    """Says how far it came, unless the last line did."""
+    if self._said != self._count:
+      self._say()
+
+  def _say(self) -> None:
+    now = time.monotonic()
+    self._next, self._said = now + _LINE_SECONDS, self._count
+    speed = (self._count - self._initial) / max(now - self._start, 1e-9)
+    values = "".join(f" {name}={_short(value)}" for name, value in self._postfix.items())
+    head = f"{self._desc}: " if self._desc else ""
+    text = f"{head}{self._count}/{self._total} {speed:.3g}/s{values}"
+    print(text, file=sys.stderr, flush=True)
+
+  def __enter__(self) -> Progress:
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    self.close()
+
+
+class _Bar(Progress):
+  """Progress as a bar."""
+
+  def __init__(self, total: int, initial: int, desc: str):
+    self._bar = tqdm(total=total, initial=initial, desc=desc, dynamic_ncols=True)
+    self._postfix = {}
+
+  def update(self, n: int = 1, **postfix: Any) -> None:
+    if postfix:
+      self._postfix.update({name: _short(value) for name, value in postfix.items()})
+      self._bar.set_postfix(self._postfix, refresh=False)
+    self._bar.update(n)
+
+  def close(self) -> None:
+    self._bar.close()
+
+
+def _short(value: Any) -> str:
+  return f"{value:.4g}" if isinstance(value, float) else str(value)

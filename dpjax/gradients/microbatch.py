@@ -1,0 +1,69 @@
+"""Bounded memory: a batch is cut into microbatches whose clipped sums are added.
+
+Each example is still clipped on its own: a microbatch is never the unit of privacy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import trees
+from dpjax.types import ClippedSum
+
+# XLA's CPU backend runs a convolution inside a compiled loop several times slower than
+# outside one, so a short loop is unrolled there; beyond this, compile time would explode.
+_MAX_UNROLLED_ON_CPU = 16
+
+
+def _pad_to(count: int, leaf: jax.Array) -> jax.Array:
+  widths = [(0, count - leaf.shape[0])] + [(0, 0)] * (leaf.ndim - 1)
+  return jnp.pad(leaf, widths) if count > leaf.shape[0] else leaf
+
+
+def _pad_like_last(count: int, leaf: jax.Array) -> jax.Array:
+  if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):  # keys cannot be zero-padded
+    return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], count - leaf.shape[0], axis=0)])
+  return _pad_to(count, leaf)
+
+
+def _split(tree: Any, size: int, count: int) -> Any:
+  def cut(leaf):
+    return _pad_like_last(size * count, leaf).reshape((count, size) + leaf.shape[1:])
+
+  return jax.tree.map(cut, tree)
+
+
+def _unroll(count: int) -> bool:
+  return jax.default_backend() == "cpu" and count <= _MAX_UNROLLED_ON_CPU
+
+
+def microbatched(
+  fn: Callable[[Any, Any, jax.Array], ClippedSum], microbatch_size: int
+) -> Callable[[Any, Any, jax.Array], ClippedSum]:
+  """The same `(params, batch, mask) -> ClippedSum`, `microbatch_size` examples at a time.
+
+  The last microbatch is filled up with masked padding. Sums are added in float32.
+  """
+
+  def wrapped(params, batch, mask):
+    batch_size = mask.shape[0]
+    count = -(-batch_size // microbatch_size)
+    if count == 1:
+      return fn(params, batch, mask)
+    parts = _split((batch, mask), microbatch_size, count)
+
+    def body(total, part):
+      out = fn(params, *part)
+      return trees.add(total, out.total), (out.norms, out.losses)
+
+    shapes = jax.eval_shape(fn, params, *jax.tree.map(lambda leaf: leaf[0], parts))
+    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.total)
+    total, aux = jax.lax.scan(body, zero, parts, unroll=count if _unroll(count) else 1)
+    norms, losses = (leaf.reshape(-1)[:batch_size] for leaf in aux)
+    return ClippedSum(total, norms, losses, shapes.l2_bound)
+
+  return wrapped

@@ -1,0 +1,123 @@
+"""Losses of ONE example, built from a model's `apply(params, x [1, ...])`.
+
+Each is a `dpjax.types.LossFn`: it sees one example and adds the batch axis of one that
+models expect, so that no example can reach another's gradient. All reductions are in
+float32 or wider, whatever the model computes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import trees
+from dpjax.types import Array, Example, LossFn, Params
+from dpjax.validate import UserError
+
+Apply = Callable[[Params, Any], Array]  # (params, x [B, ...]) -> outputs [B, ...]
+
+
+def _outputs(apply: Apply, params: Params, x: Any, rank: int, what: str) -> Array:
+  """apply's output for one example, without the batch axis of one: float32 or wider."""
+  batch = jnp.asarray(x)[None]
+  outputs = apply(params, batch)
+  if jnp.ndim(outputs) != rank or jnp.shape(outputs)[0] != 1:
+    raise UserError(
+      f"apply: must return {what} for x of shape {batch.shape}, got {jnp.shape(outputs)}"
+    )
+  return trees.at_least_float32(outputs[0])
+
+
+def _cross_entropy(logits: Array, labels: Array) -> Array:
+  """logits [..., K], integer labels [...] -> [...]."""
+  picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+  return jax.nn.logsumexp(logits, axis=-1) - picked
+
+
+def _integers(value: Any, name: str, rank: int) -> Array:
+  array = jnp.asarray(value)
+  if array.ndim != rank or not jnp.issubdtype(array.dtype, jnp.integer):
+    raise UserError(
+      f"example.{name}: must be {'one integer' if rank == 0 else 'integer tokens [T]'} "
+      f"(a loss sees ONE example), got {array.dtype} of shape {array.shape}"
+    )
+  return array
+
+
+def softmax_cross_entropy(apply: Apply) -> LossFn:
+  """Cross-entropy of one example's logits [1, K] with its integer label `example.y`.
+
+  In nats: log sum_k exp(logits[k]) - logits[y], in float32 or wider also where the model
+  returns bfloat16. A label outside [0, K) is not checked here (`dpjax.data` does).
+
+  Raises:
+    UserError: while it is traced, where apply does not return [1, K], or y is not ONE
+      integer (for example because a whole batch was passed).
+
+  >>> loss = softmax_cross_entropy(lambda params, x: x @ params)  # logits = x
+  >>> example = Example(x=jnp.log(jnp.array([1.0, 3.0])), y=1)
+  >>> print(round(float(loss(jnp.eye(2), example)), 4))  # -log(3 / 4)
+  0.2877
+  """
+
+  def loss(params: Params, example: Example) -> Array:
+    label = _integers(example.y, "y", 0)
+    return _cross_entropy(_outputs(apply, params, example.x, 2, "logits [1, K]"), label)
+
+  return loss
+
+
+def mean_squared_error(apply: Apply) -> LossFn:
+  """Mean over the outputs of (apply(params, x) - y)^2, for one example.
+
+  y may have the shape of one output, or be one number for an output of size one; nothing
+  is broadcast.
+
+  >>> loss = mean_squared_error(lambda params, x: params * x)
+  >>> print(loss(jnp.float32(2.0), Example(x=jnp.array([1.0, 2.0]), y=jnp.array([1.0, 1.0]))))
+  5.0
+  """
+
+  def loss(params: Params, example: Example) -> Array:
+    batch = jnp.asarray(example.x)[None]
+    outputs, target = apply(params, batch), jnp.asarray(example.y)
+    same = jnp.shape(outputs)[1:] == target.shape
+    if not same and (jnp.size(outputs) != 1 or target.size != 1):
+      raise UserError(
+        f"example.y: shape {target.shape} must be that of one output of apply, "
+        f"{jnp.shape(outputs)[1:]}"
+      )
+    error = trees.at_least_float32(outputs).ravel() - target.ravel()
+    return jnp.mean(error * error)
+
+  return loss
+
+
+def next_token(apply: Apply, *, padding_id: int | None = None) -> LossFn:
+  """Mean cross-entropy of each token of one sequence given those before it.
+
+  `example.x` is tokens [T]; apply gets [1, T - 1] and returns logits [1, T - 1, V], and
+  must be causal. Targets equal to `padding_id` are left out of the mean, which is over
+  the example's own tokens (a sequence of padding alone costs 0). `example.y` is unused.
+
+  >>> uniform = lambda params, tokens: jnp.zeros((*tokens.shape, 8)) + params
+  >>> print(round(float(next_token(uniform)(0.0, Example(jnp.arange(5), 0))), 4))  # log 8
+  2.0794
+  """
+
+  def loss(params: Params, example: Example) -> Array:
+    tokens = _integers(example.x, "x", 1)
+    if tokens.shape[0] < 2:
+      raise UserError(f"example.x: must hold at least 2 tokens, got {tokens.shape[0]}")
+    inputs, targets = tokens[:-1], tokens[1:]
+    logits = _outputs(apply, params, inputs, 3, "logits [1, T, V]")
+    losses = _cross_entropy(logits, targets)
+    if padding_id is None:
+      return jnp.mean(losses)
+    kept = (targets != padding_id).astype(losses.dtype)
+    return jnp.sum(losses * kept) / jnp.maximum(jnp.sum(kept), 1)
+
+  return loss

@@ -1,0 +1,111 @@
+"""How good a model is on a data set: aggregates only, compiled once.
+
+The numbers are exact, so they are private only where the data is public: evaluate a
+private run on a public (or a consenting) test split.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import trees, validate
+from dpjax.types import Array, Params
+from dpjax.validate import UserError
+
+Apply = Callable[[Params, Any], Array]  # (params, x [B, ...]) -> logits [B, K]
+
+
+class _Totals(NamedTuple):
+  correct: Array  # [] int32
+  loss: Array  # [] sum of the cross-entropies
+
+
+# Bounded, so that the models of a long session are let go.
+@functools.lru_cache(maxsize=64)
+def _compiled(apply: Apply) -> Callable[..., _Totals]:
+  """The jitted totals over one batch; cached for each `apply`, so that it is traced once
+  for each shape of batch however often it is evaluated."""
+
+  @jax.jit
+  def totals(params: Params, x: Array, y: Array, mask: Array) -> _Totals:
+    logits = apply(params, x)
+    if jnp.ndim(logits) != 2 or logits.shape[0] != x.shape[0]:
+      raise UserError(
+        f"apply: must return logits [{x.shape[0]}, K] for x of shape {x.shape}, "
+        f"got {jnp.shape(logits)}"
+      )
+    logits = trees.at_least_float32(logits)
+    picked = jnp.take_along_axis(logits, y[:, None], axis=1)[:, 0]
+    losses = jax.nn.logsumexp(logits, axis=1) - picked
+    # A NaN logit is a failure of the model and counts as a wrong answer.
+    correct = (jnp.argmax(logits, axis=1) == y) & ~jnp.isnan(logits).any(axis=1)
+    return _Totals(
+      correct=jnp.sum(correct & mask), loss=jnp.sum(jnp.where(mask, losses, 0))
+    )
+
+  return totals
+
+
+def _padded(array: np.ndarray, start: int, size: int) -> np.ndarray:
+  rows = array[start : start + size]
+  return np.pad(rows, [(0, size - len(rows))] + [(0, 0)] * (rows.ndim - 1))
+
+
+def _batches(x: Any, y: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
+  for start in range(0, len(y), size):
+    mask = np.arange(start, start + size) < len(y)
+    yield _padded(x, start, size), _padded(y, start, size), mask
+
+
+def _arrays(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
+  x, y = np.asarray(dataset.x), np.asarray(dataset.y)
+  if y.ndim != 1 or y.dtype.kind not in "iu" or len(y) == 0:
+    raise UserError(
+      f"dataset.y: must be integer labels [n] with n >= 1, got {y.dtype} {y.shape}"
+    )
+  if x.ndim == 0 or len(x) != len(y):
+    raise UserError(f"dataset.x.shape={x.shape}: must begin with {len(y)}, as dataset.y")
+  return x, y
+
+
+def evaluate(
+  apply: Apply, params: Params, dataset: Any, *, batch_size: int = 500
+) -> dict[str, float]:
+  """{"accuracy", "loss"} over a data set: the mean hit rate and mean cross-entropy (nats).
+
+  `dataset` is anything with arrays `.x` [n, ...] and `.y` [n] integer labels. The last
+  batch is padded and masked, so there is one compilation for each (apply, batch_size)
+  whatever n is; pass the same `apply` object each time (`model.apply` is).
+
+  Raises:
+    UserError: no examples, unequal lengths, non-integer labels, or outputs not [B, K].
+
+  >>> from dpjax.types import Example
+  >>> data = Example(x=jnp.log(jnp.array([[3.0, 1.0], [3.0, 1.0]])), y=jnp.array([0, 1]))
+  >>> result = evaluate(lambda params, x: x * params, jnp.float32(1), data)
+  >>> result["accuracy"], round(result["loss"], 4)  # (-log(3/4) - log(1/4)) / 2
+  (0.5, 0.837)
+  """
+  validate.integer_at_least(1, batch_size=batch_size)
+  x, y = _arrays(dataset)
+  totals = _compiled(apply)
+  parts = [totals(params, *batch) for batch in _batches(x, y, batch_size)]
+  correct, loss = (np.sum(np.asarray(part, np.float64)) for part in zip(*parts))
+  return {"accuracy": float(correct / len(y)), "loss": float(loss / len(y))}
+
+
+def accuracy(apply: Apply, params: Params, dataset: Any, *, batch_size: int = 500) -> float:
+  """The share of examples whose largest logit is their label; see `evaluate`.
+
+  >>> from dpjax.types import Example
+  >>> data = Example(x=jnp.eye(4), y=jnp.array([0, 1, 2, 0]))
+  >>> accuracy(lambda params, x: x @ params, jnp.eye(4), data)
+  0.75
+  """
+  return evaluate(apply, params, dataset, batch_size=batch_size)["accuracy"]

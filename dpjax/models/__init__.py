@@ -1,0 +1,26 @@
+"""Models whose every example stands alone: no BatchNorm, nothing shared across a batch.
+
+Each is a Flax linen module: `params = model.init(key, x[:1])`, then
+`model.apply(params, x[B, ...])` gives logits [B, num_classes] of at least float32.
+"""
+
+from dpjax.models.activations import activation_fn as activation_fn
+from dpjax.models.activations import tempered_sigmoid as tempered_sigmoid
+from dpjax.models.convnet import CifarCnn as CifarCnn
+from dpjax.models.convnet import Cnn as Cnn
+from dpjax.models.convnet import ConvNet as ConvNet
+from dpjax.models.convnet import RadpCnn as RadpCnn
+from dpjax.models.dense import Linear as Linear
+from dpjax.models.dense import Mlp as Mlp
+from dpjax.models.pooling import max_pool as max_pool
+from dpjax.models.registry import build as build
+from dpjax.models.registry import names as names
+from dpjax.models.registry import needs_features as needs_features
+from dpjax.models.registry import options as options
+from dpjax.models.scatter_heads import ScatterCnn as ScatterCnn
+from dpjax.models.scatter_heads import ScatterLinear as ScatterLinear
+from dpjax.models.scatter_heads import group_standardize as group_standardize
+from dpjax.models.scattering import scattering as scattering
+from dpjax.models.scattering import scattering_features as scattering_features
+from dpjax.models.transformer import Transformer as Transformer
+from dpjax.models.wide_resnet import WideResNet as WideResNet

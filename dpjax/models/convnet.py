@@ -1,0 +1,192 @@
+"""Convolutional networks for private training: small, bounded activations, no BatchNorm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from dpjax import trees, validate
+from dpjax.models import activations
+from dpjax.models.pooling import max_pool
+from dpjax.validate import UserError
+
+
+def check_images(x: jax.Array, name: str = "x") -> None:
+  """Raises UserError unless x is [batch, height, width, channels]."""
+  if x.ndim != 4:
+    raise UserError(f"{name}.shape={x.shape}: must be [batch, height, width, channels]")
+
+
+def check_pairs(**named: Sequence[int]) -> None:
+  """Raises UserError unless each value is two integers >= 1."""
+  for name, values in named.items():
+    if len(values) != 2:
+      raise UserError(f"{name}={values!r}: must be two integers, one per convolution")
+    for value in values:
+      validate.integer_at_least(1, **{name: value})
+
+
+class Cnn(nn.Module):
+  """The two-convolution MNIST network of private training: images -> logits.
+
+  conv 16 8x8 /2 SAME, pool, conv 32 4x4 /2 VALID, pool (both 2x2 maxima with stride 1),
+  dense 32, dense: 26,010 parameters on 28x28x1 with 10 classes (Papernot et al. 2021,
+  table 1). Images smaller than 13x13 need smaller kernels or strides.
+
+  >>> import jax.numpy as jnp
+  >>> x = jnp.zeros((1, 28, 28, 1))
+  >>> trees.size(Cnn(num_classes=10).init(jax.random.key(0), x))
+  26010
+  """
+
+  num_classes: int
+  features: Sequence[int] = (16, 32)
+  kernel_sizes: Sequence[int] = (8, 4)
+  strides: Sequence[int] = (2, 2)
+  hidden: int = 32
+  activation: activations.Activation = "tempered_sigmoid"
+  dtype: Any = None
+
+  def __post_init__(self):
+    validate.integer_at_least(1, num_classes=self.num_classes, hidden=self.hidden)
+    check_pairs(
+      features=self.features, kernel_sizes=self.kernel_sizes, strides=self.strides
+    )
+    activations.activation_fn(self.activation)
+    super().__post_init__()
+
+  def _check_size(self, x: jax.Array) -> None:
+    check_images(x)
+    (_, kernel), (first, second) = self.kernel_sizes, self.strides
+    size = -(-min(x.shape[1:3]) // first) - 1  # after conv SAME and pool
+    if size < kernel or (size - kernel) // second < 1:
+      raise UserError(
+        f"x.shape={x.shape}: too small for kernel_sizes={tuple(self.kernel_sizes)}, "
+        f"strides={tuple(self.strides)}; 8x8 images suit (3, 3) and (1, 1)"
+      )
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    self._check_size(x)
+    activation = activations.activation_fn(self.activation)
+    layers = zip(self.features, self.kernel_sizes, self.strides, ("SAME", "VALID"))
+    for i, (width, size, stride, padding) in enumerate(layers):
+      conv = nn.Conv(
+        width, (size,) * 2, (stride,) * 2, padding, dtype=self.dtype, name=f"conv_{i}"
+      )
+      x = max_pool(activation(conv(x)), stride=1)
+    x = x.reshape(x.shape[0], -1)
+    x = activation(nn.Dense(self.hidden, dtype=self.dtype, name="dense_0")(x))
+    logits = nn.Dense(self.num_classes, dtype=self.dtype, name="head")(x)
+    return trees.at_least_float32(logits)
+
+
+class ConvNet(nn.Module):
+  """SAME convolutions, 2x2 max-pools after some of them, dense layers: images -> logits.
+
+  `filters[i]` channels with stride `strides[i]` (all 1 when empty) in convolution i + 1;
+  a pool of stride 2 after each convolution whose number, from 1, is in `pool_after`; then
+  dense layers of `dense_sizes` and a linear head. Any image size.
+
+  >>> import jax.numpy as jnp
+  >>> model = ConvNet(num_classes=2, filters=(4,), pool_after=(1,))
+  >>> params = model.init(jax.random.key(0), jnp.zeros((1, 7, 7, 1)))
+  >>> trees.size(params)  # 3*3*4 + 4 and 4*4*4*2 + 2
+  170
+  """
+
+  num_classes: int
+  filters: Sequence[int] = ()
+  pool_after: Sequence[int] = ()
+  dense_sizes: Sequence[int] = ()
+  kernel_size: int = 3
+  strides: Sequence[int] = ()
+  activation: activations.Activation = "tanh"
+  dtype: Any = None
+
+  def __post_init__(self):
+    sizes = dict(num_classes=self.num_classes, kernel_size=self.kernel_size)
+    validate.integer_at_least(1, **sizes)
+    for name in ("filters", "dense_sizes", "strides"):
+      for value in getattr(self, name):
+        validate.integer_at_least(1, **{name: value})
+    self._check_positions()
+    activations.activation_fn(self.activation)
+    super().__post_init__()
+
+  def _check_positions(self) -> None:
+    count = len(self.filters)
+    if self.strides and len(self.strides) != count:
+      raise UserError(f"strides={self.strides!r}: must have one entry per filter ({count})")
+    if not set(self.pool_after) <= set(range(1, count + 1)):
+      raise UserError(f"pool_after={self.pool_after!r}: must be in 1..{count}")
+
+  def _convolutions(self, x: jax.Array) -> jax.Array:
+    activation = activations.activation_fn(self.activation)
+    strides = self.strides or (1,) * len(self.filters)
+    for i, (width, stride) in enumerate(zip(self.filters, strides)):
+      kernel = (self.kernel_size,) * 2
+      conv = nn.Conv(width, kernel, (stride,) * 2, dtype=self.dtype, name=f"conv_{i}")
+      x = activation(conv(x))
+      x = max_pool(x) if i + 1 in self.pool_after else x
+    return x
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    check_images(x)
+    activation = activations.activation_fn(self.activation)
+    x = self._convolutions(x)
+    x = x.reshape(x.shape[0], -1)
+    for i, width in enumerate(self.dense_sizes):
+      x = activation(nn.Dense(width, dtype=self.dtype, name=f"dense_{i}")(x))
+    logits = nn.Dense(self.num_classes, dtype=self.dtype, name="head")(x)
+    return trees.at_least_float32(logits)
+
+
+class CifarCnn(ConvNet):
+  """The CIFAR-10 network of Papernot et al. (2021, table 2): images -> logits.
+
+  Twice conv 32, pool, twice conv 64, pool, twice conv 128, pool (3x3 SAME), dense 128,
+  dense: 550,570 parameters on 32x32x3 with 10 classes.
+  """
+
+  filters: Sequence[int] = (32, 32, 64, 64, 128, 128)
+  pool_after: Sequence[int] = (2, 4, 6)
+  dense_sizes: Sequence[int] = (128,)
+  activation: activations.Activation = "tempered_sigmoid"
+
+
+class RadpCnn(ConvNet):
+  """The networks of Kang and Wang (2024, table 2), read as filter counts: images -> logits.
+
+  The paper prints "kernels 4x4, 8x8, 16x16", which double like filter counts and exceed
+  the pooled image as kernel sizes; kernels are 3x3 SAME here. Use relu for the network
+  whose relevance is propagated.
+
+  >>> import jax.numpy as jnp
+  >>> x = jnp.zeros((1, 28, 28, 1))
+  >>> trees.size(RadpCnn.mnist().init(jax.random.key(0), x))
+  10058
+  """
+
+  @classmethod
+  def mnist(cls, *, num_classes: int = 10, **options) -> RadpCnn:
+    """Filters 4, 8, 16, each pooled; dense 32. 10,058 parameters on 28x28x1."""
+    preset = dict(filters=(4, 8, 16), pool_after=(1, 2, 3), dense_sizes=(32,))
+    return cls(**(preset | options | {"num_classes": num_classes}))
+
+  @classmethod
+  def fashion_mnist(cls, *, num_classes: int = 10, **options) -> RadpCnn:
+    """Filters 16, 32, 64, each pooled; dense 128. 155,786 parameters on 28x28x1."""
+    preset = dict(filters=(16, 32, 64), pool_after=(1, 2, 3), dense_sizes=(128,))
+    return cls(**(preset | options | {"num_classes": num_classes}))
+
+  @classmethod
+  def cifar10(cls, *, num_classes: int = 10, **options) -> RadpCnn:
+    """Filters 8 to 128, three pools; dense 256, 128. 657,114 parameters on 32x32x3."""
+    filters, dense_sizes = (8, 16, 32, 64, 128), (256, 128)
+    preset = dict(filters=filters, pool_after=(1, 2, 3), dense_sizes=dense_sizes)
+    return cls(**(preset | options | {"num_classes": num_classes}))

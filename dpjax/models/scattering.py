@@ -1,0 +1,309 @@
+"""Order-2 Morlet scattering: fixed, public image features (Bruna and Mallat 2013).
+
+S(x) is `x * phi`, `|x * psi_1| * phi` and `||x * psi_1| * psi_2| * phi`, low-passed and
+subsampled by 2**J. Nothing here is estimated from data and every image is transformed on
+its own, so the features cost no privacy: neighbouring data sets have neighbouring
+features. The filters, padding and subsampling are those of Kymatio 0.3 (Andreux et al.
+2020), which Tramèr and Boneh (2021) trained on.
+
+Every wavelet layer is linear before its modulus, so it is computed exactly as three dense
+products instead of FFTs: a real DFT along the columns, for each column frequency one
+small matrix that holds padding, row convolution and subsampling for all angles, and the
+inverse DFT at the sampled columns only. Images are the last axis throughout, so that no
+intermediate is ever transposed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import trees, validate
+from dpjax.validate import UserError
+
+_PI = 3.1415  # Kymatio's rounded pi in the filter norm; kept, so that features agree
+_SLANT = 4.0  # slant * L: wavelets are L / 4 times longer across than along
+_TINY = 1e-30  # under the square root, so that the modulus of 0 has gradient 0
+
+
+class _Bank(NamedTuple):
+  """One wavelet layer of F angles: [W, H, N] real -> [W', H', F, N] complex modulus."""
+
+  forward: np.ndarray  # [K*2, W] real DFT along W, K = W_padded // 2 + 1
+  angles: np.ndarray  # [K, 2*2, H', F, 2*H] pad, convolve and subsample along H
+  inverse: np.ndarray  # [W', K*2] inverse real DFT at the sampled columns
+
+
+class _Lowpass(NamedTuple):
+  """phi_J, subsampled to the output grid: [W, H, N] -> [W_out, H_out, N]."""
+
+  columns: np.ndarray  # [W_out, W]
+  rows: np.ndarray  # [H_out, H]
+
+
+class _Plan(NamedTuple):
+  """All operators of one image size; J scales, first order j1 < second order j2."""
+
+  zeroth: _Lowpass
+  first: tuple[_Bank, ...]  # [J]
+  second: tuple[tuple[_Bank, ...], ...]  # [J][J - 1 - j1]
+  lowpass: tuple[_Lowpass, ...]  # [J], on the grid of scale j
+
+
+def num_channels(J: int = 2, L: int = 8) -> int:
+  """Scattering paths per colour: 1 + J L + L^2 J (J - 1) / 2.
+
+  >>> num_channels(J=2, L=8)
+  81
+  """
+  return 1 + J * L + L * L * J * (J - 1) // 2
+
+
+def _padded_size(size: int, J: int) -> int:
+  return ((size + 2**J) // 2**J + 1) * 2**J
+
+
+def _gabor(shape: tuple[int, int], sigma: float, theta: float, xi: float, slant: float):
+  """Periodised Gabor wave exp(i xi u.e_theta) under an elliptic Gaussian, [P1, P2]."""
+  rows, cols = shape
+  u = np.arange(-2 * rows, 3 * rows)[:, None]
+  v = np.arange(-2 * cols, 3 * cols)[None, :]
+  along = u * np.cos(theta) + v * np.sin(theta)
+  across = v * np.cos(theta) - u * np.sin(theta)
+  envelope = np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
+  wave = envelope * np.exp(1j * xi * along) * slant / (2 * _PI * sigma**2)
+  return wave.reshape(5, rows, 5, cols).sum(axis=(0, 2))
+
+
+def _morlet_hat(shape: tuple[int, int], j: int, angle: int, L: int) -> np.ndarray:
+  """Fourier transform (real) of the zero-mean Morlet wavelet at scale 2**j, [P1, P2]."""
+  theta = (int(L / 2 - 1) - angle) * np.pi / L
+  sigma, xi = 0.8 * 2**j, 0.75 * np.pi / 2**j
+  wave = _gabor(shape, sigma, theta, xi, _SLANT / L)
+  bump = _gabor(shape, sigma, theta, 0.0, _SLANT / L)
+  return np.fft.fft2(wave - bump * wave.sum() / bump.sum()).real
+
+
+def _restrict(hat: np.ndarray, res: int) -> np.ndarray:
+  """Keeps the lowest frequencies of a filter: every axis [P] -> [P // 2**res]."""
+  for axis, size in enumerate(hat.shape):
+    half = size // 2 ** (res + 1)
+    kept = np.r_[0:half, size - half : size] if res else np.arange(size)
+    hat = np.take(hat, kept, axis)
+  return hat
+
+
+def _pad_matrix(size: int, J: int) -> np.ndarray:
+  """Reflect padding as a matrix, [P, size]."""
+  total = _padded_size(size, J) - size
+  pads = ((total // 2, (total + 1) // 2), (0, 0))
+  return np.pad(np.eye(size), pads, mode="reflect")
+
+
+def _row_operators(hat: np.ndarray, entry: np.ndarray, stride: int) -> np.ndarray:
+  """Row convolution for each column frequency: [P1, K], [P1, H] -> complex [K, H', H]."""
+  size = hat.shape[0]
+  dft = np.fft.fft(entry, axis=0)  # [P1, H]
+  back = np.fft.ifft(np.eye(size), axis=1)[::stride]  # [H', P1]
+  return np.einsum("op,pk,ph->koh", back, hat, dft, optimize=True)
+
+
+def _angle_operators(hats, entry, stride: int) -> np.ndarray:
+  """[F, P1, P2] filters -> [K, 2*2, H', F, 2*H], 2*2 = (re, im) of output and filter."""
+  half = hats.shape[2] // 2 + 1
+  mirrored = np.roll(hats[:, ::-1, ::-1], 1, axis=(1, 2))  # hat(-k)
+  real_part, imag_part = (hats + mirrored) / 2, (hats - mirrored) / 2j
+  parts = [
+    [_row_operators(hat[:, :half], entry, stride) for hat in part]
+    for part in (real_part, imag_part)
+  ]
+  g = np.stack(parts).transpose(2, 0, 3, 1, 4)  # [K, filter re/im, H', F, H]
+  blocks = np.stack([np.stack([g.real, -g.imag], -2), np.stack([g.imag, g.real], -2)], 1)
+  return blocks.reshape(half, 4, *g.shape[2:4], -1)
+
+
+def _bank(hats, entry_rows, entry_cols, stride: int) -> _Bank:
+  """Operators of the filters `hats` [F, P1, P2] on a real plane padded by `entry_*`."""
+  size = entry_cols.shape[0]
+  spectrum = np.fft.rfft(entry_cols, axis=0)  # [K, W]
+  forward = np.stack([spectrum.real, spectrum.imag], 1).reshape(-1, spectrum.shape[1])
+  half = size // 2 + 1
+  phase = 2j * np.pi * np.outer(np.arange(0, size, stride), np.arange(half)) / size
+  weight = np.where(np.arange(half) % (size // 2) == 0, 1, 2) / size
+  wave = np.exp(phase) * weight
+  inverse = np.stack([wave.real, -wave.imag], -1).reshape(len(wave), -1)
+  angles = _angle_operators(hats, entry_rows, stride)
+  return _Bank(*(np.asarray(m, np.float32) for m in (forward, angles, inverse)))
+
+
+def _lowpass_matrix(size: int, J: int, res: int) -> np.ndarray:
+  """phi_J along one axis on the grid of resolution `res`, subsampled and cropped."""
+  sigma = 0.8 * 2 ** (J - 1)
+  u = np.arange(-2 * size, 3 * size)
+  phi = np.exp(-(u**2) / (2 * sigma**2)).reshape(5, size).sum(0)
+  hat = _restrict(np.fft.fft(phi).real / np.sqrt(2 * _PI * sigma**2), res)
+  circulant = np.fft.ifft(hat[:, None] * np.fft.fft(np.eye(len(hat)), axis=0), axis=0)
+  return circulant.real[:: 2 ** (J - res)][1:-1]
+
+
+def _lowpass(shape: tuple[int, int], J: int, res: int) -> _Lowpass:
+  rows, cols = (_lowpass_matrix(size, J, res) for size in shape)
+  return _Lowpass(np.asarray(cols, np.float32), np.asarray(rows, np.float32))
+
+
+@functools.lru_cache(maxsize=16)
+def _plan(shape: tuple[int, int], J: int, L: int) -> _Plan:
+  """The operators for images [H, W]; NumPy arrays, a few MB, built once per size."""
+  padded = (_padded_size(shape[0], J), _padded_size(shape[1], J))
+  pads = tuple(_pad_matrix(size, J) for size in shape)
+  hats = [np.stack([_morlet_hat(padded, j, a, L) for a in range(L)]) for j in range(J)]
+
+  def second(j1: int, j2: int) -> _Bank:
+    narrowed = np.stack([_restrict(hat, j1) for hat in hats[j2]])
+    eyes = (np.eye(size // 2**j1) for size in padded)
+    return _bank(narrowed, *eyes, stride=2 ** (j2 - j1))
+
+  whole = _lowpass(padded, J, 0)
+  return _Plan(
+    zeroth=_Lowpass(whole.columns @ pads[1], whole.rows @ pads[0]),
+    first=tuple(_bank(hats[j], *pads, stride=2**j) for j in range(J)),
+    second=tuple(tuple(second(a, b) for b in range(a + 1, J)) for a in range(J)),
+    lowpass=tuple(_lowpass(padded, J, j) for j in range(J)),
+  )
+
+
+# Full float32 products also where an accelerator would round its inputs to fewer bits.
+_product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+
+
+def _modulus(bank: _Bank, planes: jax.Array) -> jax.Array:
+  """|planes * psi| for every angle of a bank: [W, H, ...] -> [W', H', F, ...]."""
+  half, _, rows, num_angles, depth = bank.angles.shape
+  rest = planes.shape[2:]
+  spectrum = _product("kw,wn->kn", bank.forward, planes.reshape(planes.shape[0], -1))
+  matrices = bank.angles.reshape(half, -1, depth)
+  mixed = _product("kmq,kqn->kmn", matrices, spectrum.reshape(half, depth, -1))
+  waves = _product("wk,kn->wn", bank.inverse, mixed.reshape(2 * half, -1))
+  waves = waves.reshape(-1, 2, waves.shape[1] // 2)
+  power = jnp.maximum(waves[:, 0] ** 2 + waves[:, 1] ** 2, _TINY)
+  return jnp.sqrt(power).reshape(-1, rows, num_angles, *rest)
+
+
+def _smooth(low: _Lowpass, planes: jax.Array) -> jax.Array:
+  """planes * phi on the output grid: [W, H, ...] -> [W_out, H_out, ...]."""
+  return _product(
+    "hj,wj...->wh...", low.rows, _product("wi,ij...->wj...", low.columns, planes)
+  )
+
+
+def _second_order(plan: _Plan, j1: int, first: jax.Array) -> jax.Array:
+  """[W, H, F, N] moduli of scale j1 -> [W_out, H_out, F * F * (J - 1 - j1), N]."""
+  moduli = (_modulus(bank, first) for bank in plan.second[j1])  # [W', H', F2, F1, N]
+  lows = plan.lowpass[j1 + 1 :]
+  paths = [_smooth(low, modulus) for low, modulus in zip(lows, moduli)]
+  stacked = jnp.swapaxes(jnp.concatenate(paths, axis=2), 2, 3)
+  return stacked.reshape(*stacked.shape[:2], -1, stacked.shape[-1])
+
+
+@jax.jit
+def _transform(plan: _Plan, images: jax.Array) -> jax.Array:
+  batch, height, width, colours = images.shape
+  planes = images.transpose(2, 1, 3, 0).reshape(width, height, -1)  # N = (colour, image)
+  first = [_modulus(bank, planes) for bank in plan.first]
+  zeroth = _smooth(plan.zeroth, planes)[:, :, None]
+  ones = [_smooth(low, u) for low, u in zip(plan.lowpass, first)]
+  twos = [_second_order(plan, j, u) for j, u in enumerate(first[:-1])]
+  paths = jnp.concatenate([zeroth, *ones, *twos], axis=2)
+  paths = paths.reshape(*paths.shape[:3], colours, batch).transpose(4, 1, 0, 3, 2)
+  return paths.reshape(*paths.shape[:3], -1)
+
+
+def _check(images: Any, J: int, L: int) -> tuple[int, int]:
+  """Raises UserError unless float images [B, H, W, C] with H, W >= 2**J; gives (H, W)."""
+  validate.integer_at_least(1, J=J, L=L)
+  if len(images.shape) != 4 or not jnp.issubdtype(images.dtype, jnp.floating):
+    kind = f"{images.dtype} of shape {tuple(images.shape)}"
+    raise UserError(f"images: must be floats [batch, height, width, channels], got {kind}")
+  if min(images.shape[1:3]) < 2**J:
+    raise UserError(f"images.shape={tuple(images.shape)}: sides must be >= 2**J={2**J}")
+  return images.shape[1], images.shape[2]
+
+
+def scattering(images: Any, *, J: int = 2, L: int = 8) -> jax.Array:
+  """Scattering features of images: [B, H, W, C] -> [B, H // 2**J, W // 2**J, P * C].
+
+  P = `num_channels(J, L)`, 81 by default. Channel c * P + p is path p of colour c; the
+  paths are the low-pass, then |x * psi| by (scale, angle), then the second order by (scale,
+  angle, second scale, second angle). Reflect padding. Computed in float32 or wider; may be
+  jitted and differentiated. Intermediates take about 1 MB an image (28x28): see
+  `scattering_features` for whole data sets.
+
+  Guarantee: no example influences another's features, and no parameter is fitted.
+
+  Raises:
+    UserError: images are not floats [B, H, W, C], or a side is shorter than 2**J.
+
+  >>> features = scattering(jnp.ones((1, 8, 8, 1)))  # constant: only the low-pass is left
+  >>> features.shape, round(float(features[0, 0, 0, 0]), 3)
+  ((1, 2, 2, 81), 1.0)
+  >>> bool(jnp.abs(features[..., 1:]).max() < 1e-5)
+  True
+  """
+  shape = _check(images, J, L)
+  return _transform(_plan(shape, J, L), trees.at_least_float32(jnp.asarray(images)))
+
+
+def _default_batch_size(colours: int) -> int:
+  # On the CPU the intermediates of 48 planes still fit the caches: 2x faster than 96.
+  planes = 48 if jax.default_backend() == "cpu" else 1024
+  return max(1, planes // colours)
+
+
+def scattering_features(
+  x: np.ndarray,
+  *,
+  J: int = 2,
+  L: int = 8,
+  batch_size: int | None = None,
+  dtype: Any = np.float32,
+  progress: Callable[[int, int], None] | None = None,
+) -> np.ndarray:
+  """Scattering features of a whole data set, chunk by chunk, with one compilation.
+
+  Args:
+    x: float images [n, H, W, C].
+    J: log2 of the scale; L: number of angles.
+    batch_size: images per chunk; by default what suits the platform.
+    dtype: of the result. float16 halves its size and keeps three digits.
+    progress: called as progress(images done, n) after each chunk.
+
+  Returns:
+    [n, H // 2**J, W // 2**J, num_channels(J, L) * C], see `scattering`. In float32, 60,000
+    images take 0.95 GB at 28x28x1 and 3.7 GB at 32x32x3.
+
+  Raises:
+    UserError: as `scattering`.
+
+  >>> scattering_features(np.zeros((3, 8, 8, 1), np.float32), batch_size=2).shape
+  (3, 2, 2, 81)
+  """
+  shape = _check(x, J, L)
+  count, colours = len(x), x.shape[3]
+  batch_size = _default_batch_size(colours) if batch_size is None else batch_size
+  validate.integer_at_least(1, batch_size=batch_size)
+  plan = jax.device_put(_plan(shape, J, L))
+  sides = (size // 2**J for size in shape)
+  out = np.empty((count, *sides, num_channels(J, L) * colours), dtype)
+  for start in range(0, count, batch_size):
+    chunk = np.asarray(x[start : start + batch_size], np.float32)
+    missing = ((0, batch_size - len(chunk)), (0, 0), (0, 0), (0, 0))
+    features = _transform(plan, np.pad(chunk, missing))
+    out[start : start + len(chunk)] = features[: len(chunk)]
+    if progress is not None:
+      progress(start + len(chunk), count)
+  return out

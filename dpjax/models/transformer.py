@@ -1,0 +1,115 @@
+"""A decoder-only transformer, small enough to read and to train privately."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from dpjax import trees, validate
+from dpjax.validate import UserError
+
+
+class Attention(nn.Module):
+  """Causal multi-head self-attention, [B, T, D] -> [B, T, D]."""
+
+  num_heads: int
+  dtype: Any = None
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    length, width = x.shape[1:]
+    heads = (*x.shape[:2], self.num_heads, width // self.num_heads)
+    mixed = nn.Dense(3 * width, dtype=self.dtype, name="query_key_value")(x)
+    query, key, value = (part.reshape(heads) for part in jnp.split(mixed, 3, axis=-1))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * heads[-1] ** -0.5
+    past = jnp.tril(jnp.ones((1, 1, length, length), bool))
+    scores = jnp.where(past, trees.at_least_float32(scores), -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+    out = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(x.shape)
+    return nn.Dense(width, dtype=self.dtype, name="out")(out)
+
+
+class Block(nn.Module):
+  """Pre-LayerNorm block: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+  num_heads: int
+  dtype: Any = None
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    width = x.shape[-1]
+    normed = nn.LayerNorm(dtype=self.dtype, name="attention_norm")(x)
+    x = x + Attention(self.num_heads, self.dtype, name="attention")(normed)
+    hidden = nn.LayerNorm(dtype=self.dtype, name="mlp_norm")(x)
+    hidden = nn.Dense(4 * width, dtype=self.dtype, name="mlp_in")(hidden)
+    return x + nn.Dense(width, dtype=self.dtype, name="mlp_out")(nn.gelu(hidden))
+
+
+class Transformer(nn.Module):
+  """Decoder-only language model: tokens [B, T] int -> logits [B, T, vocab_size].
+
+  The logits at position t depend on tokens 0..t only (causal mask); positions are learnt;
+  LayerNorm precedes attention and MLP (Radford et al. 2019). With `tie_embeddings` the
+  output matrix is the token embedding.
+
+  Raises:
+    UserError: tokens are not integers of shape [B, T] with T <= max_length.
+
+  >>> sizes = dict(num_layers=1, num_heads=2, features=8, max_length=4)
+  >>> model = Transformer(vocab_size=11, **sizes)
+  >>> tokens = jnp.array([[1, 2, 3]])
+  >>> params = model.init(jax.random.key(0), tokens)
+  >>> model.apply(params, tokens).shape
+  (1, 3, 11)
+  >>> trees.size(params)  # (11 + 4) * 8 embeddings, 12 * 64 + 13 * 8 a block, 2 * 8 norm
+  1008
+  """
+
+  vocab_size: int
+  num_layers: int = 4
+  num_heads: int = 4
+  features: int = 256
+  max_length: int = 128
+  tie_embeddings: bool = True
+  dtype: Any = None
+
+  def __post_init__(self):
+    validate.integer_at_least(
+      1,
+      vocab_size=self.vocab_size,
+      num_layers=self.num_layers,
+      num_heads=self.num_heads,
+      features=self.features,
+      max_length=self.max_length,
+    )
+    if self.features % self.num_heads:
+      raise UserError(f"features={self.features!r}: must be a multiple of num_heads")
+    super().__post_init__()
+
+  def _check(self, tokens: jax.Array) -> None:
+    if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+      kind = f"{tokens.dtype} of shape {tokens.shape}"
+      raise UserError(f"tokens: must be integers [batch, length], got {kind}")
+    if tokens.shape[1] > self.max_length:
+      bound = f"length must be <= max_length={self.max_length}"
+      raise UserError(f"tokens.shape={tokens.shape}: {bound}")
+
+  @nn.compact
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    self._check(tokens)
+    init = nn.initializers.normal(0.02)
+    embed = nn.Embed(
+      self.vocab_size, self.features, dtype=self.dtype, embedding_init=init, name="embed"
+    )
+    positions = self.param("positions", init, (self.max_length, self.features))
+    x = embed(tokens)
+    x = x + positions[None, : tokens.shape[1]].astype(x.dtype)
+    for i in range(self.num_layers):
+      x = Block(self.num_heads, self.dtype, name=f"block_{i}")(x)
+    x = nn.LayerNorm(dtype=self.dtype, name="final_norm")(x)
+    head = nn.Dense(self.vocab_size, use_bias=False, dtype=self.dtype, name="head")
+    logits = embed.attend(x) if self.tie_embeddings else head(x)
+    return trees.at_least_float32(logits)

@@ -1,0 +1,7 @@
+"""Noise, and the discipline of its keys."""
+
+from dpjax.noise.gaussian import NoiseState as NoiseState
+from dpjax.noise.gaussian import add_gaussian as add_gaussian
+from dpjax.noise.gaussian import gaussian as gaussian
+from dpjax.noise.gaussian import init as init
+from dpjax.noise.gaussian import key_id as key_id

@@ -1,0 +1,78 @@
+"""Gaussian noise with a key discipline: one key, one count, one draw.
+
+The noise of step t is drawn from fold_in(key, t), split once per leaf. So the state
+(key, count) determines every later draw, a resumed run draws what the interrupted one
+would have drawn, and no two steps or leaves share a stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import trees
+
+
+class NoiseState(NamedTuple):
+  """What the next draw needs. Whoever holds it can subtract the noise: keep it secret."""
+
+  key: jax.Array  # typed key array, never changes
+  count: jax.Array  # int32, number of draws so far
+
+
+def init(key: jax.Array) -> NoiseState:
+  """State before the first draw. The key's buffer is copied: donating the state must
+  not destroy (or worse, let anyone reuse) the caller's key."""
+  return NoiseState(jnp.copy(key), jnp.zeros((), jnp.int32))
+
+
+def gaussian(key: jax.Array, like: Any, std: float) -> Any:
+  """Independent N(0, std^2) for every scalar of `like`, in float32 or wider.
+
+  >>> noise = gaussian(jax.random.key(0), {"w": jnp.zeros(3, jnp.bfloat16)}, 2.0)
+  >>> noise["w"].shape, noise["w"].dtype
+  ((3,), dtype('float32'))
+  """
+  leaves, treedef = jax.tree.flatten(like)
+  keys = jax.random.split(key, max(len(leaves), 1))
+  noise = [
+    std * jax.random.normal(k, leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
+    for k, leaf in zip(keys, leaves)
+  ]
+  return jax.tree.unflatten(treedef, noise)
+
+
+def add_gaussian(state: NoiseState, tree: Any, std: float) -> tuple[Any, NoiseState]:
+  """tree + N(0, std^2 I), and the state for the next draw.
+
+  Args:
+    state: key and count.
+    tree: leaves are cast to at least float32 before the noise is added.
+    std: standard deviation, in the units of `tree`; 0 returns the tree itself.
+
+  >>> total, state = add_gaussian(init(jax.random.key(0)), jnp.ones(2), 0.0)
+  >>> total, int(state.count)
+  (Array([1., 1.], dtype=float32), 1)
+  """
+  tree = jax.tree.map(trees.at_least_float32, tree)
+  after = NoiseState(state.key, state.count + 1)
+  if std == 0:
+    return tree, after
+  noise = gaussian(jax.random.fold_in(state.key, state.count), tree, std)
+  return trees.add(tree, noise), after
+
+
+def key_id(key: jax.Array) -> str:
+  """A fingerprint of a key that does not reveal it, for the ledger.
+
+  >>> key_id(jax.random.key(0)) == key_id(jax.random.key(0))
+  True
+  >>> key_id(jax.random.key(0)) == key_id(jax.random.key(1))
+  False
+  """
+  data = np.asarray(jax.random.key_data(key)).tobytes()
+  return hashlib.sha256(b"dpjax noise key" + data).hexdigest()[:16]

@@ -1,0 +1,132 @@
+"""Central training: DP-SGD as a pair of pure functions."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import validate
+from dpjax.plan import Plan
+from dpjax.types import Algorithm, Array, Batch, ClippedSum, LossFn, Params
+
+
+class TrainState(NamedTuple):
+  """What the next step needs. `opt_state` holds the noise key: keep it secret."""
+
+  params: Params
+  opt_state: optax.OptState  # of chain(plan.transform(noise_key), tx)
+  ema: Params | None  # exponential average of params, or None
+  step: Array  # int32, updates done
+
+
+class StepInfo(NamedTuple):
+  """What a person may want to look at. Computed from raw examples: NOT private."""
+
+  train_loss: Array  # mean over the batch
+  mean_norm: Array  # mean gradient norm before clipping
+  clip_fraction: Array  # share of examples whose norm exceeded the bound
+  batch_size: Array  # realised; itself a secret under Poisson sampling
+
+
+def _masked_mean(values: Array, mask: Array) -> Array:
+  return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def _info(summed: ClippedSum, mask: Array) -> StepInfo:
+  return StepInfo(
+    train_loss=_masked_mean(summed.losses, mask),
+    mean_norm=_masked_mean(summed.norms, mask),
+    clip_fraction=_masked_mean((summed.norms > summed.l2_bound).astype(jnp.float32), mask),
+    batch_size=jnp.sum(mask),
+  )
+
+
+def _with_keys(batch: Batch, key: Array | None, step: Array) -> Any:
+  if key is None:
+    return batch.examples
+  keys = jax.random.split(jax.random.fold_in(key, step), batch.mask.shape[0])
+  return batch.examples._replace(key=keys)
+
+
+def _averaged(ema: Params, params: Params, step: Array, decay: float) -> Params:
+  """Warm-up min(decay, (1 + t) / (10 + t)), as De et al. 2022 do, so that the average
+  does not remember the initial weights."""
+  rate = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
+  return jax.tree.map(lambda e, p: rate * e + (1 - rate) * p, ema, params)
+
+
+def dp_sgd(
+  loss_fn: LossFn,
+  plan: Plan,
+  tx: optax.GradientTransformation,
+  *,
+  noise_key: Array,
+  example_key: Array | None = None,
+  ema_decay: float | None = None,
+  method: str = "auto",
+  microbatch_size: int | None = None,
+) -> Algorithm:
+  """DP-SGD (Abadi et al. 2016) with any Optax optimizer after the private gradient.
+
+  Args:
+    loss_fn: `(params, example) -> scalar` for ONE example.
+    plan: clip norm, noise and divisor; also yields the batches.
+    tx: optimizer; sees only the privatised gradient, so it costs no privacy.
+    noise_key: typed key of the noise.
+    example_key: typed key from which every example of every step gets its own
+      `example.key` (augmentation, dropout); None leaves `example.key` as it is.
+    ema_decay: keep an exponential average of the parameters (post-processing: free).
+    method, microbatch_size: see `dpjax.clipped_grad`.
+
+  Returns:
+    `init(params) -> TrainState` and `step(state, batch) -> (TrainState, StepInfo)`, both
+    to be jitted by the caller; `step` may donate its state.
+
+  Guarantee: the sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one
+  example, for the steps and sampler of the plan. StepInfo is not private.
+
+  >>> from dpjax.sampling import PoissonSampler
+  >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,
+  ...   l2_clip_norm=1.0, normalize_by=2, num_steps=1, delta=1e-5)
+  >>> loss_fn = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
+  >>> init, step = dp_sgd(loss_fn, plan, optax.sgd(1.0), noise_key=jax.random.key(0))
+  >>> batch = Batch(jnp.array([[2.0], [0.5]]), jnp.array([True, True]))
+  >>> step(init(jnp.zeros(1)), batch)[0].params
+  Array([0.75], dtype=float32)
+  """
+  if ema_decay is not None:
+    validate.open_unit(ema_decay=ema_decay)
+  grad_fn = plan.clipped_grad(loss_fn, method=method, microbatch_size=microbatch_size)
+  chain = optax.chain(plan.transform(noise_key), tx)
+
+  def init(params: Params) -> TrainState:
+    params = jax.tree.map(jnp.copy, params)  # the caller's survive donation
+    ema = None if ema_decay is None else jax.tree.map(jnp.copy, params)
+    return TrainState(params, chain.init(params), ema, jnp.zeros((), jnp.int32))
+
+  def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
+    mask = jnp.asarray(batch.mask)
+    summed = grad_fn(state.params, _with_keys(batch, example_key, state.step), mask)
+    updates, opt_state = chain.update(summed, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    ema = state.ema
+    if ema_decay is not None:
+      ema = _averaged(ema, params, state.step, ema_decay)
+    return TrainState(params, opt_state, ema, state.step + 1), _info(summed, mask)
+
+  return Algorithm(init, step)
+
+
+def eval_params(state: TrainState) -> Params:
+  """The parameters to be evaluated and released: the average where one is kept."""
+  return state.params if state.ema is None else state.ema
+
+
+def noise_state(state: TrainState) -> Any:
+  """Key and count of the noise drawn so far."""
+  return state.opt_state[0]
+
+

@@ -1,0 +1,70 @@
+"""The few types that every room of dpjax speaks.
+
+A loss function sees ONE example and has no batch axis; the batch axis is always
+added by dpjax itself, so that a user's function can never mix examples by accident.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+Array = jax.Array
+Params = Any  # pytree of arrays
+Updates = Any  # pytree with the structure of Params
+LossFn = Callable[[Params, Any], Array]  # (params, ONE example) -> scalar loss
+
+
+class NeighboringRelation(enum.StrEnum):
+  """When two data sets count as neighbours; part of every epsilon.
+
+  >>> NeighboringRelation("add_or_remove_one")
+  <NeighboringRelation.ADD_OR_REMOVE_ONE: 'add_or_remove_one'>
+  """
+
+  ADD_OR_REMOVE_ONE = "add_or_remove_one"  # one record more or less: sensitivity C
+  REPLACE_ONE = "replace_one"  # one record exchanged: sensitivity 2 C
+  REPLACE_SPECIAL = "replace_special"  # one record zeroed out: sensitivity C
+
+
+class Example(NamedTuple):
+  """One example, or a batch of them when every leaf has a leading axis."""
+
+  x: Any  # [..., *features]
+  y: Any  # [...] integer label, or [..., T] tokens
+  key: Array | None = None  # a random key for this example (augmentation, dropout)
+
+
+class Batch(NamedTuple):
+  """A padded batch: slots with mask False hold padding and must contribute nothing."""
+
+  examples: Any  # pytree, every leaf [capacity, ...]
+  mask: Any  # [capacity] bool
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ClippedSum:
+  """The sum of clipped per-example gradients, with the bound it was clipped to.
+
+  `norms` and `losses` are per example and NOT private: never release them.
+
+  `l2_bound` is static (part of the type, not an array), so that a transform which
+  adds noise for another bound refuses while it is traced.
+  """
+
+  total: Updates  # sum_i mask_i * clip(g_i); params-shaped, at least float32
+  norms: Array  # [B] l2 norms before clipping; not private
+  losses: Array  # [B]; not private
+  l2_bound: float = dataclasses.field(metadata={"static": True})  # of one term
+
+
+class Algorithm(NamedTuple):
+  """A pair of pure functions: `init(params)` and `step(state, batch)`."""
+
+  init: Callable[..., Any]  # (params) -> state
+  step: Callable[..., Any]  # (state, batch) -> (state, info)

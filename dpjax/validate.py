@@ -1,0 +1,82 @@
+"""Checks of user input. Each failure is one line: the argument, its value, the bound."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+from collections.abc import Iterable
+from typing import Any
+
+
+class UserError(ValueError):
+  """A mistake in what the user asked for; its text is one line, fit to be printed."""
+
+
+def _require(condition: bool, name: str, value: Any, bound: str) -> None:
+  if not condition:
+    raise UserError(f"{name}={value!r}: must be {bound}")
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def positive(**named: Any) -> None:
+  """Raises unless each value is a number > 0 and finite.
+
+  >>> positive(delta=-1)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: delta=-1: must be a finite number > 0
+  """
+  for name, value in named.items():
+    ok = _is_number(value) and 0 < value < math.inf
+    _require(ok, name, value, "a finite number > 0")
+
+
+def positive_or_inf(**named: Any) -> None:
+  """Raises unless each value is a number > 0; infinity is allowed."""
+  for name, value in named.items():
+    _require(_is_number(value) and value > 0, name, value, "a number > 0")
+
+
+def non_negative(**named: Any) -> None:
+  """Raises unless each value is a finite number >= 0."""
+  for name, value in named.items():
+    ok = _is_number(value) and 0 <= value < math.inf
+    _require(ok, name, value, "a finite number >= 0")
+
+
+def probability(**named: Any) -> None:
+  """Raises unless each value is in (0, 1]."""
+  for name, value in named.items():
+    _require(_is_number(value) and 0 < value <= 1, name, value, "in (0, 1]")
+
+
+def open_unit(**named: Any) -> None:
+  """Raises unless each value is strictly between 0 and 1."""
+  for name, value in named.items():
+    _require(_is_number(value) and 0 < value < 1, name, value, "in (0, 1)")
+
+
+def integer_at_least(bound: int, **named: Any) -> None:
+  """Raises unless each value is an integer >= bound."""
+  for name, value in named.items():
+    ok = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    _require(ok and value >= bound, name, value, f"an integer >= {bound}")
+
+
+def one_of(choices: Iterable[str], **named: Any) -> None:
+  """Raises unless each value is one of the choices; suggests the nearest.
+
+  >>> one_of(("sgd", "adam"), optimizer="adan")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: optimizer='adan': must be one of sgd, adam (did you mean 'adam'?)
+  """
+  choices = tuple(str(choice) for choice in choices)
+  for name, value in named.items():
+    near = difflib.get_close_matches(str(value), choices, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    _require(str(value) in choices, name, value, f"one of {', '.join(choices)}{hint}")

@@ -1,0 +1,49 @@
+"""What every launcher shares: flags are parsed and run so that a user's mistake ends in
+one line on stderr and exit code 2, a failed run in one line and exit code 1."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import app, flags
+
+from dpjax.validate import UserError
+
+
+def fail(message: object, code: int = 2) -> None:
+  """Prints one line on stderr and exits."""
+  line = " ".join(str(message).split())
+  print(f"error: {line}", file=sys.stderr, flush=True)
+  sys.exit(code)
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+  try:
+    rest = flags.FLAGS(argv)
+  except flags.Error as error:
+    fail(error)
+  except (KeyError, TypeError, ValueError, AttributeError) as error:  # ml_collections
+    fail(error.args[0] if error.args else error)
+  if len(rest) > 1:
+    fail(f"unexpected argument {rest[1]!r}: flags begin with --")
+  return rest
+
+
+def run(main: Callable[[], None]) -> None:
+  """Runs `main()` under absl with one-line errors.
+
+  UserError: exit code 2. OSError (a missing or unwritable file): exit code 1.
+  Anything else is a bug of ours and keeps its traceback.
+  """
+
+  def guarded(argv: Sequence[str]) -> None:
+    del argv
+    try:
+      main()
+    except UserError as error:
+      fail(error)
+    except OSError as error:
+      fail(error, code=1)
+
+  app.run(guarded, flags_parser=_parse)

@@ -1,0 +1,111 @@
+"""`--config=FILE.py --config.privacy.epsilon=2`: typed configs on the command line.
+
+The syntax is that of ml_collections' config_flags, which cannot be used here: on a
+dataclass whose annotations are strings (`from __future__ import annotations`) every
+override ends in `issubclass() arg 1 must be a class`; it has no spelling for None, adds
+no key to a dict, and turns a missing or failing config file into a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import sys
+import traceback
+from types import ModuleType
+from typing import Any
+
+from absl import flags
+
+from dpjax.experiment import fields
+from dpjax.validate import UserError
+
+flags.disclaim_key_flags()  # so that --help lists the flag with its launcher
+
+_KINDS: dict[str, type] = {}  # flag name -> the dataclass that its file must return
+
+
+def define(
+  name: str = "config",
+  *,
+  kind: type,
+  default: str | None = None,
+  help: str = "config file: a Python file whose get_config() returns the config.",
+) -> None:
+  """Defines `--name=FILE.py` and every `--name.field=value` that the command line holds.
+
+  Call it at import time, as any absl flag. Without a default the flag is required.
+  """
+  _KINDS[name] = kind
+  flags.DEFINE_string(name, default, help)
+  for path in _overridden(name):
+    flags.DEFINE_string(f"{name}.{path}", None, f"override of {path}")
+  if default is None:
+    flags.mark_flag_as_required(name)
+
+
+def get(name: str = "config") -> Any:
+  """The config that the parsed flags ask for: the file's, checked, with the overrides.
+
+  Raises:
+    UserError: a missing or failing file, another type of config, an unknown field or
+      an ill-typed value; one line that names the flag.
+  """
+  config = load(flags.FLAGS[name].value, _KINDS[name], name=f"--{name}")
+  for path in _overridden(name):
+    text = flags.FLAGS[f"{name}.{path}"].value
+    config = fields.override(config, path, text, name=f"--{name}")
+  return config
+
+
+def load(path: str, kind: type, *, name: str = "--config") -> Any:
+  """What `get_config()` of a Python file returns, checked to be a well-typed `kind`."""
+  at = f"{name}={path}"
+  get_config = getattr(_module(path, at), "get_config", None)
+  if not callable(get_config):
+    raise UserError(f"{at}: the file must define get_config()")
+  config = _guarded(get_config, path, at)
+  if not isinstance(config, kind):
+    made = type(config).__name__
+    raise UserError(f"{at}: get_config() returned {made}, but this launcher wants "
+                    f"{kind.__name__}")  # fmt: skip
+  return fields.check(config, kind, name)
+
+
+def _module(path: str, at: str) -> ModuleType:
+  if not pathlib.Path(path).is_file():
+    raise UserError(f"{at}: no such file")
+  spec = importlib.util.spec_from_file_location("_dpjax_config", path)
+  if spec is None or spec.loader is None:
+    raise UserError(f"{at}: must be a Python file (.py)")
+  module = importlib.util.module_from_spec(spec)
+  sys.modules[spec.name] = module  # a dataclass in the file looks its module up
+  _guarded(lambda: spec.loader.exec_module(module), path, at)  # type: ignore[union-attr]
+  return module
+
+
+def _guarded(call: Any, path: str, at: str) -> Any:
+  try:
+    return call()
+  except Exception as error:  # whatever a user's file does, it ends in one line
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    where = f" (line {lines[-1]})" if lines else ""
+    text = " ".join(str(error).split())
+    raise UserError(f"{at}: {type(error).__name__}: {text}{where}") from error
+
+
+def _overridden(name: str) -> list[str]:
+  """The dotted paths that the command line (and its flag files) overrides, in order."""
+  try:
+    argv = flags.FLAGS.read_flags_from_files(sys.argv[1:], force_gnu=False)
+  except flags.Error:  # an unreadable --flagfile: absl says so when it parses
+    return []
+  marks = (f"--{name}.", f"-{name}.")
+  paths = [
+    arg[len(mark) :].split("=", 1)[0]
+    for arg in argv
+    for mark in marks
+    if arg.startswith(mark)
+  ]
+  return list(dict.fromkeys(paths))

@@ -1,0 +1,55 @@
+"""Train a model privately.
+
+  python -m launch.train --config=configs/quickstart.py --workdir=runs/quickstart
+  python -m launch.train --config=configs/mnist_scatter_linear.py --workdir=runs/mnist \\
+    --config.privacy.epsilon=2 --config.seed=1
+
+Every field of the config (dpjax/experiment/config.py) can be overridden by its dotted
+name. The run writes to --workdir: config.json, metrics.jsonl, tensorboard/, result.json,
+report.png and .csv, params.npz (the model), checkpoints/ (holds the noise key: secret).
+Stop it at any time; the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+from absl import flags
+
+from dpjax.experiment import run
+from dpjax.experiment.config import TrainConfig
+from launch import app, config_flag
+
+config_flag.define(kind=TrainConfig, default="configs/quickstart.py")
+flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<config name>).")
+
+
+def line(result: dict) -> str:
+  """One line for people."""
+  promise = "no privacy"
+  if result["epsilon_kind"] == "proved":
+    promise = (
+      f"epsilon={result['epsilon']:.3f} (proved, delta={result['delta']:g}, "
+      f"{result['neighboring_relation']}, per {result['unit']})"
+    )
+  return (
+    f"{result['dataset']} {result['model']}: test_accuracy={result['test_accuracy']:.4f}, "
+    f"{promise}, {result['num_steps']} steps in {result['wall_seconds']:.0f} s"
+  )
+
+
+def main() -> None:
+  config = config_flag.get()
+  workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(flags.FLAGS.config).stem}"
+  try:
+    result = run.train(config, workdir)
+  except run.Interrupted as stop:
+    print(f"{stop} (workdir {workdir})", file=sys.stderr)
+    sys.exit(128 + stop.signum)
+  print(line(result))
+  print(f"wrote {workdir}/result.json, report.png, metrics.jsonl, params.npz")
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,213 @@
+"""The vmap route against a loop of batch size 1 in float64, and against jax-privacy."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import gradients, losses, models
+from dpjax.types import Example
+from dpjax.validate import UserError
+
+
+def _loop_of_one(loss_fn, params, batch, mask, clip_norm):
+  """The oracle: one example at a time, clipped by the textbook formula in float64."""
+  total = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float64), params)
+  grad_fn = jax.jit(jax.grad(loss_fn))
+  for i in np.flatnonzero(mask):
+    grads = grad_fn(params, jax.tree.map(lambda leaf: leaf[i], batch))
+    grads = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), grads)
+    norm = np.sqrt(sum(np.sum(leaf**2) for leaf in jax.tree.leaves(grads)))
+    factor = min(1.0, clip_norm / norm) if norm else 0.0
+    total = jax.tree.map(lambda t, g: t + factor * g, total, grads)
+  return total
+
+
+class BatchNormNet(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    return nn.Dense(3)(nn.BatchNorm(use_running_average=False)(x.reshape(x.shape[0], -1)))
+
+
+_MODELS = {
+  "linear": ("linear", {}, (8, 8, 1)),
+  "mlp": ("mlp", {"features": (16,)}, (8, 8, 1)),
+  "cnn": ("cnn", {}, (28, 28, 1)),
+  "cifar_cnn": ("cifar_cnn", {}, (16, 16, 3)),
+  "radp_mnist": ("radp_mnist", {}, (28, 28, 1)),
+  "scatter_linear": ("scatter_linear", {}, (7, 7, 81)),
+  "scatter_cnn": ("scatter_cnn", {}, (7, 7, 81)),
+}
+
+
+def _setup(name, size=5, seed=0):
+  model_name, options, shape = _MODELS[name]
+  rng = np.random.default_rng(seed)
+  x = rng.random((size, *shape))
+  model = models.build(model_name, num_classes=3, **options)
+  params = model.init(jax.random.key(seed), jnp.asarray(x[:1], jnp.float32))
+  batch = Example(x, rng.integers(0, 3, size))
+  return losses.softmax_cross_entropy(model.apply), params, batch
+
+
+@pytest.mark.parametrize("name", sorted(_MODELS))
+def test_clipped_sum_equals_a_float64_loop_of_batch_size_one(name, x64):
+  loss_fn, params, batch = _setup(name)
+  params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params)
+  mask = np.array([True, True, False, True, True])
+  clip_norm = 0.7
+  expected = _loop_of_one(loss_fn, params, batch, mask, clip_norm)
+  summed = jax.jit(gradients.clipped_grad(loss_fn, l2_clip_norm=clip_norm))(params, batch, mask)
+  scale = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6 * scale), summed.total, expected
+  )
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_clipped_sum_equals_jax_privacy(name):
+  clipping = pytest.importorskip("jax_privacy.clipping")
+  loss_fn, params, batch = _setup(name)
+  batch = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), batch)
+  batch = batch._replace(y=batch.y.astype(jnp.int32))
+  theirs = clipping.clipped_grad(loss_fn, l2_clip_norm=0.7, keep_batch_dim=False)
+  ours = gradients.clipped_grad(loss_fn, l2_clip_norm=0.7)
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, atol=1e-5),
+    ours(params, batch).total,
+    theirs(params, batch),
+  )
+
+
+def _toy():
+  params = {"w": jnp.arange(6.0).reshape(3, 2) / 7, "b": jnp.ones(2)}
+  rng = np.random.default_rng(0)
+  batch = (
+    jnp.asarray(rng.normal(size=(8, 3)) * 3, jnp.float32),
+    jnp.asarray(rng.normal(size=(8, 2)), jnp.float32),
+  )
+  loss_fn = lambda p, e: jnp.sum((e[0] @ p["w"] + p["b"] - e[1]) ** 2)
+  return loss_fn, params, batch
+
+
+def test_p7_padding_changes_nothing_even_where_its_gradient_is_not_finite():
+  params = jnp.ones(3)
+  loss_fn = lambda w, x: jnp.sqrt(jnp.sum((w * x) ** 2))  # gradient NaN at x = 0
+  real = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
+  padded = jnp.concatenate([real, jnp.zeros((3, 3))])
+  mask = jnp.arange(7) < 4
+  grad_fn = gradients.clipped_grad(loss_fn, l2_clip_norm=0.5)
+  np.testing.assert_allclose(
+    grad_fn(params, padded, mask).total, grad_fn(params, real).total, rtol=1e-6
+  )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 100])
+def test_p11_microbatches_never_change_the_result(size):
+  loss_fn, params, batch = _toy()
+  mask = jnp.arange(8) != 3
+  whole = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0)(params, batch, mask)
+  parts = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0, microbatch_size=size)
+  got = jax.jit(parts)(params, batch, mask)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5), got, whole)
+  assert parts.sensitivity("replace_one") == 2.0  # per example, not per microbatch
+
+
+def test_microbatches_carry_keys_and_loop_beyond_the_unrolled_length():
+  loss_fn = lambda w, e: w * jax.random.normal(e.key) * e.x
+  size = 37
+  batch = Example(jnp.ones(size), jnp.zeros(size, int), jax.random.split(jax.random.key(0), size))
+  whole = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0)(jnp.float32(1), batch)
+  parts = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0, microbatch_size=2)
+  np.testing.assert_allclose(parts(jnp.float32(1), batch).total, whole.total, rtol=1e-5)
+
+
+def test_microbatches_bound_the_memory():
+  loss_fn = lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2)
+  params, batch = jnp.ones((64, 256)), jnp.ones((512, 64))
+
+  def peak(size):
+    grad_fn = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0, microbatch_size=size)
+    compiled = jax.jit(grad_fn).lower(params, batch).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  assert peak(16) < peak(None) / 4
+
+
+def test_losses_and_norms_are_per_example():
+  loss_fn, params, batch = _toy()
+  summed = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0)(params, batch)
+  stacked_losses, grads = gradients.per_example_grads(loss_fn)(params, batch)
+  assert summed.losses.shape == summed.norms.shape == (8,)
+  np.testing.assert_allclose(summed.losses, stacked_losses, rtol=1e-6)
+  flat = np.concatenate([np.reshape(leaf, (8, -1)) for leaf in grads.values()], axis=1)
+  np.testing.assert_allclose(summed.norms, np.linalg.norm(flat, axis=1), rtol=1e-5)
+
+
+def test_no_clipping_is_the_ordinary_gradient_of_the_sum():
+  loss_fn, params, batch = _toy()
+  ordinary = jax.grad(lambda p: jnp.sum(jax.vmap(loss_fn, (None, 0))(p, batch)))(params)
+  summed = gradients.clipped_grad(loss_fn, l2_clip_norm=float("inf"))(params, batch)
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), summed.total, ordinary
+  )
+
+
+def test_p28_no_parameter_is_dropped_even_if_unused():
+  params = {"used": jnp.ones(2), "unused": jnp.ones(3)}
+  loss_fn = lambda p, x: jnp.sum(p["used"] * x)
+  total = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0)(params, jnp.ones((4, 2))).total
+  assert set(total) == {"used", "unused"}
+  np.testing.assert_array_equal(total["unused"], 0)
+
+
+def test_p29_batch_norm_sees_one_example_only_and_cannot_mix_the_batch():
+  model = BatchNormNet()
+  x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
+  variables = model.init(jax.random.key(0), x)
+
+  def loss_fn(params, example):
+    out, _ = model.apply(
+      {**variables, "params": params}, example[None], mutable=["batch_stats"]
+    )
+    return jnp.sum(out**2)
+
+  grads = gradients.per_example_grads(loss_fn)
+  _, before = grads(variables["params"], x)
+  _, after = grads(variables["params"], x.at[0].set(99.0))
+  jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[1:], b[1:]), before, after)
+  # the counter-example: the same network applied to the whole batch does mix
+  whole = lambda x: model.apply(variables, x, mutable=["batch_stats"])[0]
+  assert not np.allclose(whole(x)[1:], whole(x.at[0].set(99.0))[1:])
+
+
+@pytest.mark.parametrize(
+  ("loss_fn", "batch", "match"),
+  [
+    (lambda w, x: w * x, jnp.ones((4, 2)), "scalar"),
+    (lambda w, x: (w * jnp.sum(x), 1.0), jnp.ones((4, 2)), "scalar"),
+    (lambda w, x: w * jnp.sum(x[0]), (jnp.ones((4, 2)), jnp.ones(3)), "leading axis"),
+    (lambda w, x: w * x, jnp.float32(1.0), "leading axis"),
+  ],
+)
+def test_a_wrong_loss_or_batch_is_one_clear_line(loss_fn, batch, match):
+  for function in (
+    gradients.per_example_grads(loss_fn),
+    gradients.clipped_grad(loss_fn, l2_clip_norm=1.0),
+  ):
+    with pytest.raises(UserError, match=match) as caught:
+      function(jnp.float32(1.0), batch)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_options_name_themselves():
+  loss_fn = lambda w, x: w * x
+  with pytest.raises(UserError, match="microbatch_size=0"):
+    gradients.clipped_grad(loss_fn, l2_clip_norm=1.0, microbatch_size=0)
+  with pytest.raises(UserError, match="did you mean 'vmap'"):
+    gradients.clipped_grad(loss_fn, l2_clip_norm=1.0, method="vmapp")
+  with pytest.raises(UserError, match="mask.shape"):
+    gradients.clipped_grad(loss_fn, l2_clip_norm=1.0)(1.0, jnp.ones(4), jnp.ones(3, bool))

@@ -1,0 +1,61 @@
+"""The law of the noise (both ways) and the discipline of its keys."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpjax import noise
+
+
+def _draw(std, size=20_000, key=0):
+  state = noise.init(jax.random.key(key))
+  tree, _ = noise.add_gaussian(state, {"w": jnp.zeros(size), "b": jnp.zeros(size)}, std)
+  return np.asarray(tree["w"]), np.asarray(tree["b"])
+
+
+def test_the_law_is_normal_with_the_right_std_and_no_other():
+  sample = _draw(1.7)[0]
+  assert stats.kstest(sample / 1.7, "norm").pvalue > 1e-3
+  for wrong in (2 / 3, 0.9, 1.1, 3 / 2):
+    assert stats.kstest(sample / (1.7 * wrong), "norm").pvalue < 1e-6
+
+
+def test_p17_leaves_steps_and_keys_are_uncorrelated():
+  first, second = _draw(1.0)
+  other_key = _draw(1.0, key=1)[0]
+  state = noise.init(jax.random.key(0))
+  _, state = noise.add_gaussian(state, {"w": first, "b": second}, 1.0)
+  later = np.asarray(noise.add_gaussian(state, jnp.zeros(20_000), 1.0)[0])
+  for a, b in ((first, second), (first, other_key), (first, later), (second, later)):
+    assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(20_000)
+  assert np.corrcoef(first, first)[0, 1] == pytest.approx(1.0)  # the test can fail
+
+
+def test_p20_noise_is_at_least_float32():
+  state = noise.init(jax.random.key(0))
+  out, _ = noise.add_gaussian(state, jnp.zeros(1000, jnp.bfloat16), 1e-3)
+  assert out.dtype == jnp.float32
+  assert np.unique(out).size > 950  # bfloat16 would have far fewer distinct values
+
+
+def test_p35_donating_the_state_keeps_the_callers_key_and_moves_the_noise():
+  key = jax.random.key(0)
+  step = jax.jit(lambda s, x: noise.add_gaussian(s, x, 1.0), donate_argnums=0)
+  one, state = step(noise.init(key), jnp.zeros(8))
+  two, state = step(state, jnp.zeros(8))
+  assert not np.allclose(one, two)
+  again, _ = step(noise.init(key), jnp.zeros(8))  # the key is alive after donation
+  np.testing.assert_array_equal(one, again)
+  assert int(state.count) == 2
+
+
+def test_the_state_alone_determines_the_next_draw():
+  state = noise.init(jax.random.key(3))
+  for _ in range(3):
+    _, state = noise.add_gaussian(state, jnp.zeros(4), 1.0)
+  rebuilt = noise.NoiseState(jax.random.key(3), jnp.int32(3))
+  a, _ = noise.add_gaussian(state, jnp.zeros(4), 1.0)
+  b, _ = noise.add_gaussian(rebuilt, jnp.zeros(4), 1.0)
+  np.testing.assert_array_equal(a, b)

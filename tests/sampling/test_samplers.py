@@ -1,0 +1,128 @@
+"""The law of each sampler, its event, and exact resume."""
+
+import dp_accounting
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpjax import sampling
+from dpjax.validate import UserError
+
+_INNER = dp_accounting.GaussianDpEvent(1.0)
+
+
+def _memberships(sampler, n, steps):
+  taken = np.zeros((steps, n), bool)
+  for step in range(steps):
+    taken[step, sampler.draw(n, seed=7, step=step)] = True
+  return taken
+
+
+def test_poisson_sizes_are_binomial_and_members_independent():
+  n, q, steps = 40, 0.3, 4000
+  taken = _memberships(sampling.PoissonSampler(q, n), n, steps)
+  sizes = np.bincount(taken.sum(1), minlength=n + 1)
+
+  def pvalue(prob):
+    expected = stats.binom.pmf(np.arange(n + 1), n, prob) * steps
+    keep = expected > 5
+    return stats.chisquare(
+      np.append(sizes[keep], sizes[~keep].sum()),
+      np.append(expected[keep], expected[~keep].sum()),
+    ).pvalue
+
+  assert pvalue(q) > 1e-3
+  assert pvalue(q * 1.05) < 1e-6
+  correlation = np.corrcoef(taken.T)[np.triu_indices(n, 1)]
+  assert np.abs(correlation).max() < 5 / np.sqrt(steps)  # a fixed size would show -1/(n-1)
+  assert abs(correlation.mean()) < 4 / np.sqrt(steps * n * (n - 1) / 2)
+
+
+def test_fixed_size_is_uniform_without_repeats():
+  n, size, steps = 12, 5, 4000
+  taken = _memberships(sampling.FixedSizeSampler(size, n), n, steps)
+  assert (taken.sum(1) == size).all()
+  assert stats.chisquare(taken.sum(0)).pvalue > 1e-3
+  correlation = np.corrcoef(taken.T)[np.triu_indices(n, 1)].mean()
+  assert correlation == pytest.approx(-1 / (n - 1), abs=0.01)
+
+
+def test_shuffled_visits_everyone_once_per_epoch_in_a_new_order():
+  sampler = sampling.ShuffledSampler(batch_size=4)
+  epochs = [
+    np.concatenate([sampler.draw(12, seed=0, step=3 * e + t) for t in range(3)]) for e in range(2)
+  ]
+  for epoch in epochs:
+    np.testing.assert_array_equal(np.sort(epoch), np.arange(12))
+  assert not np.array_equal(*epochs)
+
+
+@given(seed=st.integers(0, 2**130), step=st.integers(0, 10**6))
+def test_p16_a_draw_depends_on_seed_and_step_alone(seed, step):
+  sampler = sampling.PoissonSampler(0.3, 50)
+  first = sampler.draw(50, seed=seed, step=step)
+  np.testing.assert_array_equal(first, sampler.draw(50, seed=seed, step=step))
+  assert not np.array_equal(
+    sampling.generator(seed, step).random(4), sampling.generator(seed, step + 1).random(4)
+  )
+  assert not np.array_equal(
+    sampling.generator(seed, step).random(4), sampling.generator(seed + 1, step).random(4)
+  )
+
+
+def test_p13_each_sampler_declares_its_event_or_none():
+  poisson = sampling.PoissonSampler(0.1, 10).event(_INNER)
+  assert poisson == dp_accounting.PoissonSampledDpEvent(0.1, _INNER)
+  fixed = sampling.FixedSizeSampler(3, 10).event(_INNER)
+  assert fixed == dp_accounting.SampledWithoutReplacementDpEvent(10, 3, _INNER)
+  assert sampling.ShuffledSampler(3).event(_INNER) is None
+  assert sampling.ShuffledSampler(3).relations == ()
+
+
+def test_p12_a_draw_above_capacity_raises_and_is_never_cut():
+  sampler = sampling.PoissonSampler(prob=1.0, capacity=3)
+  with pytest.raises(UserError, match="capacity=3") as caught:
+    sampler.draw(4, seed=0, step=0)
+  assert "\n" not in str(caught.value)
+
+
+def test_overflow_probability_against_simulation_and_fitted_capacity():
+  sampler = sampling.PoissonSampler(0.3, 14)
+  sizes = np.random.default_rng(0).binomial(40, 0.3, 200_000)
+  assert np.exp(sampler.log_overflow_prob(40)) == pytest.approx((sizes > 14).mean(), rel=0.03)
+  fitted = sampling.PoissonSampler.fitted(
+    prob=0.01, num_examples=60_000, log_overflow_prob=np.log(1e-12)
+  )
+  assert fitted.log_overflow_prob(60_000) <= np.log(1e-12)
+  smaller = sampling.PoissonSampler(0.01, fitted.capacity - 8)
+  assert smaller.log_overflow_prob(60_000) > np.log(1e-12)
+
+
+def test_p8_an_empty_draw_is_a_batch_like_any_other():
+  drawn = sampling.PoissonSampler(1e-9, 4).draw(10, seed=0, step=0)
+  indices, mask = sampling.pad(drawn, 4)
+  assert drawn.size == 0 and indices.shape == mask.shape == (4,) and not mask.any()
+
+
+def test_p42_the_data_size_is_an_argument_not_a_field():
+  fields = set(sampling.PoissonSampler(0.1, 4).__dataclass_fields__)
+  assert fields == {"prob", "capacity"}  # nothing about the data can be printed
+
+
+@pytest.mark.parametrize(
+  ("make", "match"),
+  [
+    (lambda: sampling.PoissonSampler(1.5, 4), r"sampling_prob=1.5: must be in \(0, 1\]"),
+    (lambda: sampling.PoissonSampler(0, 4), "sampling_prob=0"),
+    (lambda: sampling.PoissonSampler(0.1, 0), "capacity=0"),
+    (lambda: sampling.FixedSizeSampler(5, 4), "batch_size=5: must be <= num_examples=4"),
+    (lambda: sampling.FixedSizeSampler(2, 4).draw(5, seed=0, step=0), "the data have 5"),
+    (lambda: sampling.ShuffledSampler(2.5), "batch_size=2.5"),
+    (lambda: sampling.ShuffledSampler(9).draw(5, seed=0, step=0), "only 5"),
+  ],
+)
+def test_wrong_arguments_are_named(make, match):
+  with pytest.raises(UserError, match=match):
+    make()

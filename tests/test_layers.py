@@ -1,0 +1,67 @@
+"""Who may import whom (architecture: rooms). Reads the imports; refuses upward or sideways."""
+
+import ast
+import pathlib
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_LAYERS = (
+  {"types", "validate", "trees"},
+  {"gradients", "noise", "sampling", "accounting", "mechanisms", "models", "data", "losses", "metrics"},
+  {"transforms"},
+  {"plan"},
+  {"training", "federated", "relevance", "secure"},
+  {"attacks", "auditing", "experiment"},
+)
+_LEVEL = {room: level for level, rooms in enumerate(_LAYERS) for room in rooms}
+
+
+def _imports(path):
+  """Modules that a file imports, `from a import b` counted as a.b."""
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.Import):
+      yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      assert node.level == 0, f"{path}: relative import"
+      yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _room(module):
+  parts = module.split(".")
+  return parts[1] if parts[0] == "dpjax" and len(parts) > 1 else None
+
+
+def _violations(room, modules):
+  for module in modules:
+    other = _room(module)
+    if module.split(".")[0] in ("launch", "configs") or module.startswith("absl.flags"):
+      yield f"{room} imports {module}"
+    elif other in _LEVEL and other != room and _LEVEL[other] >= _LEVEL[room]:
+      yield f"{room} imports {module}"
+
+
+def _files():
+  for path in sorted((_ROOT / "dpjax").rglob("*.py")):
+    parts = path.relative_to(_ROOT / "dpjax").with_suffix("").parts
+    if parts != ("__init__",):
+      yield pytest.param(path, parts[0], id="/".join(parts))
+
+
+@pytest.mark.parametrize(("path", "room"), _files())
+def test_imports_point_down(path, room):
+  assert room in _LEVEL, f"{room} has no layer: name it here and in WORKSPACE.md"
+  assert list(_violations(room, _imports(path))) == []
+
+
+@pytest.mark.parametrize("folder", ["dpjax", "configs"])
+def test_nobody_imports_the_launchers(folder):
+  for path in (_ROOT / folder).rglob("*.py"):
+    assert not [m for m in _imports(path) if m.split(".")[0] == "launch"], path
+
+
+def test_the_check_can_fail():
+  assert list(_violations("noise", ["dpjax.gradients.clipping"]))  # sideways
+  assert list(_violations("gradients", ["dpjax.plan.Plan"]))  # upward
+  assert list(_violations("plan", ["launch.train"]))
+  assert not list(_violations("plan", ["dpjax.gradients", "jax.numpy", "dpjax.trees.add"]))
