@@ -77,20 +77,21 @@ def mean_squared_error(apply: Apply) -> LossFn:
   is broadcast.
 
   >>> loss = mean_squared_error(lambda params, x: params * x)
-  >>> print(loss(jnp.float32(2.0), Example(x=jnp.array([1.0, 2.0]), y=jnp.array([1.0, 1.0]))))
+  >>> example = Example(x=jnp.array([1.0, 2.0]), y=jnp.array([1.0, 1.0]))
+  >>> print(loss(jnp.float32(2.0), example))  # ((2 - 1)^2 + (4 - 1)^2) / 2
   5.0
   """
 
   def loss(params: Params, example: Example) -> Array:
-    batch = jnp.asarray(example.x)[None]
-    outputs, target = apply(params, batch), jnp.asarray(example.y)
-    same = jnp.shape(outputs)[1:] == target.shape
+    outputs = apply(params, jnp.asarray(example.x)[None])
+    target = jnp.asarray(example.y)
+    same = jnp.shape(outputs) == (1, *target.shape)
     if not same and (jnp.size(outputs) != 1 or target.size != 1):
       raise UserError(
-        f"example.y: shape {target.shape} must be that of one output of apply, "
-        f"{jnp.shape(outputs)[1:]}"
+        f"example.y: shape {target.shape} must be that of one output: apply returned "
+        f"{jnp.shape(outputs)}"
       )
-    error = trees.at_least_float32(outputs).ravel() - target.ravel()
+    error = trees.at_least_float32(jnp.asarray(outputs)).ravel() - target.ravel()
     return jnp.mean(error * error)
 
   return loss

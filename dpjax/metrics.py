@@ -7,7 +7,7 @@ private run on a public (or a consenting) test split.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -93,6 +93,8 @@ def evaluate(
   (0.5, 0.837)
   """
   validate.integer_at_least(1, batch_size=batch_size)
+  if not isinstance(apply, Hashable):
+    raise UserError("apply: must be hashable: a function, or a bound method as model.apply")
   x, y = _arrays(dataset)
   totals = _compiled(apply)
   parts = [totals(params, *batch) for batch in _batches(x, y, batch_size)]

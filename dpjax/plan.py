@@ -250,6 +250,21 @@ class Plan:
 
     return generate()
 
+  @property
+  def l2_bound(self) -> float:
+    """Largest norm of one example's contribution to the sum."""
+    return gradients.l2_bound(self.l2_clip_norm)
+
   def statement(self, num_examples: int | None = None, steps: int | None = None) -> str:
     """The guarantee in words, with its assumptions; see accounting.privacy_statement."""
-    return accounting.plan_statement(self, num_examples, steps)
+    if not self.is_private:
+      return "Privacy statement\n\nNone: no epsilon is proved for this run."
+    fixed = isinstance(self.sampler, sampling.FixedSizeSampler)
+    return accounting.privacy_statement(
+      self.event(steps),
+      delta=self.delta,
+      neighboring_relation=self.neighboring_relation,
+      num_examples=num_examples,
+      accountants=("rdp",) if fixed else ("pld", "rdp"),
+      delta_set_aside=self.delta - self.accounted_delta(self.delta),
+    )

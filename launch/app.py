@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from dpjax.validate import UserError
 
@@ -39,6 +39,7 @@ def run(main: Callable[[], None]) -> None:
 
   def guarded(argv: Sequence[str]) -> None:
     del argv
+    logging.set_verbosity(logging.WARNING)  # third parties' chatter is not for users
     try:
       main()
     except UserError as error:

@@ -51,9 +51,9 @@ def get(name: str = "config") -> Any:
     UserError: a missing or failing file, another type of config, an unknown field or
       an ill-typed value; one line that names the flag.
   """
-  config = load(flags.FLAGS[name].value, _KINDS[name], name=f"--{name}")
+  config = load(str(flags.FLAGS[name].value), _KINDS[name], name=f"--{name}")
   for path in _overridden(name):
-    text = flags.FLAGS[f"{name}.{path}"].value
+    text = str(flags.FLAGS[f"{name}.{path}"].value)
     config = fields.override(config, path, text, name=f"--{name}")
   return config
 

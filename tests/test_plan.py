@@ -49,7 +49,8 @@ def test_epsilon_is_the_accountants_own_at_delta_less_the_overflow_share():
   accounted = 1e-5 * (1 - plan_lib.OVERFLOW_SHARE)
   for name, accountant in (("pld", PLDAccountant), ("rdp", RdpAccountant)):
     expected = _direct(accountant(), 0.01, 1.1, 500, accounted)
-    assert _plan(accountant=name).epsilon() == pytest.approx(expected, rel=1e-6)
+    assert _plan(accountant=name).epsilon() == pytest.approx(expected, rel=1e-4)
+    assert _plan(accountant=name).epsilon() >= expected * (1 - 1e-9)  # the private side
   assert _plan().epsilon() >= _direct(PLDAccountant(), 0.01, 1.1, 500, 1e-5)
   assert _plan().epsilon() < _plan(accountant="rdp").epsilon()
 
@@ -90,7 +91,7 @@ def test_p9_replace_one_costs_what_half_the_noise_multiplier_would():
   )
   accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
   expected = accountant.compose(event, 50).get_epsilon(1e-5)
-  assert plan.epsilon() == pytest.approx(expected, rel=1e-6)
+  assert plan.epsilon() == pytest.approx(expected, rel=1e-4)
 
 
 def test_p13_p14_sampler_relation_and_accountant_must_agree():

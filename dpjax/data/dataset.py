@@ -176,7 +176,7 @@ def from_arrays(
   >>> from_arrays(np.zeros((2, 1)), [0, 9], num_classes=9)
   Traceback (most recent call last):
   ...
-  dpjax.validate.UserError: y: holds values from 0 to 9: none may be outside [0, num_classes=9)
+  dpjax.validate.UserError: y: holds values from 0 to 9: none may be outside [0, ...=9)
   """
   return Dataset(
     x=_as_features(x),

@@ -30,11 +30,11 @@ def load_digits() -> tuple[Dataset, Dataset]:
   """(train [1437, 8, 8, 1], test [360, 8, 8, 1]), ten classes, pixels / 16."""
   from sklearn import datasets  # slow to import
 
-  bunch = datasets.load_digits()
-  x = (bunch.images / 16.0).astype(np.float32)[..., np.newaxis]
+  pixels, labels = datasets.load_digits(return_X_y=True)  # [1797, 64] in 0 .. 16
+  x = (np.asarray(pixels) / 16.0).reshape(SIZE, 8, 8, 1)
   train, test = split_indices()
   make = functools.partial(from_arrays, num_classes=10, name="digits")
   return (
-    make(x[train], bunch.target[train], split="train"),
-    make(x[test], bunch.target[test], split="test"),
+    make(x[train], labels[train], split="train"),
+    make(x[test], labels[test], split="test"),
   )

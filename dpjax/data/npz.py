@@ -25,14 +25,17 @@ _UNREADABLE = (
 
 def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
   try:
-    with np.load(path, allow_pickle=False) as archive:  # pickles can run code
+    # Pickles can run code. NumPy leaks the file that it opens where the archive is bad.
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
       return {key: archive[key] for key in archive.files}
   except FileNotFoundError as error:
     raise UserError(f"name='{path}': there is no such file") from error
   except (AttributeError, TypeError) as error:  # a bare .npy array: no `with`
     raise UserError(f"name='{path}': is not an .npz archive") from error
   except _UNREADABLE as error:
-    raise UserError(f"name='{path}': is not a readable .npz archive ({first_line(error)})") from error
+    raise UserError(
+      f"name='{path}': is not a readable .npz archive ({first_line(error)})"
+    ) from error
 
 
 def _largest_label(y: np.ndarray) -> int:

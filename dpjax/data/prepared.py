@@ -7,20 +7,24 @@ Nothing here downloads.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import logging
 import os
 import pathlib
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from dpjax.data import text
-from dpjax.data.dataset import Dataset, first_line, from_arrays
+from dpjax.data.dataset import Dataset, from_arrays
+from dpjax.data.dataset import first_line as first_line
 from dpjax.validate import UserError
 
+COMMON = ("digits", "mnist", "fashion_mnist", "cifar10")
 _CHUNK = 1_000  # records decoded at once: bounds the memory of decoded Python objects
 _NAME = re.compile(r"(?P<folder>\w+(/[\w.+-]+)?)(:\d+\.\d+\.\d+)?")
 
@@ -34,28 +38,42 @@ def data_root(data_dir: str | os.PathLike[str] | None = None) -> pathlib.Path:
 def is_prepared(name: str, root: pathlib.Path) -> bool:
   """Whether some version of this data set lies under root, as TFDS lays it out."""
   match = _NAME.fullmatch(name)
-  return bool(match) and any((root / match["folder"]).rglob("dataset_info.json"))
+  if not match:
+    return False
+  infos = (root / match["folder"]).rglob("dataset_info.json")
+  # TFDS renames the folder when it is done, so a killed download leaves an "incomplete" one
+  return any("incomplete" not in info.parent.name for info in infos)
 
 
-def known_names() -> list[str]:
-  """Every data set that this version of TFDS knows how to prepare (offline)."""
+def check_known(name: str) -> None:
+  """Raises UserError, with the nearest name, unless TFDS knows this data set (offline)."""
   import tensorflow_datasets as tfds  # slow to import
 
-  return tfds.list_builders(with_community_datasets=False)
+  match = _NAME.fullmatch(name)
+  known = {*COMMON, *tfds.list_builders(with_community_datasets=False)}
+  if match and match["folder"].partition("/")[0] in known:
+    return
+  near = difflib.get_close_matches(name.lower(), known, n=1)
+  hint = f" (did you mean {near[0]!r}?)" if near else ""
+  raise UserError(
+    f"name={name!r}: unknown data set{hint}; one of {', '.join(COMMON)}, another "
+    "tensorflow-datasets name, or a path that ends in .npz"
+  )
 
 
 def prepare_command(name: str, root: pathlib.Path) -> str:
   """The command line that prepares a data set where `load` looks for it."""
-  return f"python -m launch.prepare --dataset={name} --data_dir={root}"
+  return f"python -m launch.prepare --dataset={name} --data_dir={shlex.quote(str(root))}"
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:
-  return "OpenCV is not installed" not in record.getMessage()
+  advice = "OpenCV is not installed" in record.getMessage()  # Pillow does as well
+  return record.levelno >= logging.WARNING and not advice
 
 
 @contextlib.contextmanager
-def _without_opencv_advice() -> Iterator[None]:
-  """Pillow decodes these images well; TFDS's advice on OpenCV is dropped while we read."""
+def _quiet() -> Iterator[None]:
+  """Drops TFDS's notes on its own progress, through absl's logger, while we read."""
   from absl import logging as absl_logging
 
   logger = absl_logging.get_absl_logger()
@@ -80,10 +98,16 @@ def _one_line_errors(name: str, root: pathlib.Path) -> Iterator[None]:
     ) from error
 
 
-def _open(name: str, root: pathlib.Path) -> dict[str, Any]:
+def _open(name: str, root: pathlib.Path) -> Any:  # {split: source}
   import tensorflow_datasets as tfds
 
   return tfds.data_source(name, data_dir=str(root), download=False)
+
+
+def split_sizes(name: str, root: pathlib.Path) -> dict[str, int]:
+  """How many examples each split holds, read from the files themselves."""
+  with _quiet(), _one_line_errors(name, root):
+    return {split: len(source) for split, source in _open(name, root).items()}
 
 
 def _pick_splits(sources: dict[str, Any]) -> tuple[Any, Any]:
@@ -169,5 +193,5 @@ def load_prepared(
     UserError: one line, where the files are damaged or of another format, or the features
       are not an image or a text with an integer label.
   """
-  with _without_opencv_advice(), _one_line_errors(name, root):
+  with _quiet(), _one_line_errors(name, root):
     return _read_all(name, root, max_length)

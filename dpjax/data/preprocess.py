@@ -21,13 +21,17 @@ from dpjax.validate import UserError
 def _constant(name: str, value: Any, channels: int) -> np.ndarray:
   try:
     constant = np.asarray(value, np.float32)
-  except (TypeError, ValueError):
+  except (TypeError, ValueError):  # "estimate", a function, ...
+    constant = None
+  if value is None or constant is None:
     raise UserError(
       f"{name}={value!r}: must be a public constant: estimating it from private data is a "
       "query that no epsilon charges; use center(x) = (x - 0.5) / 0.5 instead"
-    ) from None
+    )
   if constant.shape not in ((), (1,), (channels,)) or not np.isfinite(constant).all():
-    raise UserError(f"{name}={value!r}: must be finite, one number or {channels} (one each)")
+    raise UserError(
+      f"{name}={value!r}: must be finite, one number or {channels} (one each)"
+    )
   return constant
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import pathlib
 
@@ -10,25 +9,6 @@ from dpjax import validate
 from dpjax.data import digits, npz, prepared
 from dpjax.data.dataset import Dataset
 from dpjax.validate import UserError
-
-COMMON = ("digits", "mnist", "fashion_mnist", "cifar10")
-
-
-def _refuse(name: str, root: pathlib.Path) -> UserError:
-  """The error for a name that leads to no data: not prepared, or not known at all."""
-  known = {*COMMON, *prepared.known_names()}
-  if name.partition("/")[0].partition(":")[0] in known:
-    command = prepared.prepare_command(name, root)
-    return UserError(
-      f"name={name!r}: not found in {root} (data_dir=, else $TFDS_DATA_DIR, else "
-      f"~/tensorflow_datasets); prepare it with: {command}"
-    )
-  near = difflib.get_close_matches(name.lower(), known, n=1)
-  hint = f" (did you mean {near[0]!r}?)" if near else ""
-  return UserError(
-    f"name={name!r}: unknown data set{hint}; one of {', '.join(COMMON)}, another "
-    "tensorflow-datasets name, or a path that ends in .npz"
-  )
 
 
 def load(
@@ -67,5 +47,9 @@ def load(
     return digits.load_digits()
   root = prepared.data_root(data_dir)
   if not prepared.is_prepared(name, root):
-    raise _refuse(name, root)
+    prepared.check_known(name)
+    raise UserError(
+      f"name={name!r}: not found in {root} (data_dir=, else $TFDS_DATA_DIR, else "
+      f"~/tensorflow_datasets); prepare it with: {prepared.prepare_command(name, root)}"
+    )
   return prepared.load_prepared(name, root, max_length=max_length)

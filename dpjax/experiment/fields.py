@@ -21,16 +21,24 @@ _UNIONS = (typing.Union, types.UnionType)
 _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text"}
 
 
-def get(config: Any, path: str) -> Any:
+def get(config: Any, path: str, *, name: str = "config") -> Any:
   """The value of one dotted field; None where a dict has no such key.
+
+  Raises:
+    UserError: an unknown field.
 
   >>> from dpjax.experiment.config import TrainConfig
   >>> get(TrainConfig(), "privacy.delta")
   1e-05
   """
-  for name in path.split("."):
-    config = config.get(name) if isinstance(config, dict) else getattr(config, name)
-  return config
+  head, _, rest = path.partition(".")
+  if isinstance(config, dict):
+    value = config.get(head)
+  else:
+    known = [field.name for field in dataclasses.fields(config)]
+    validate.one_of(known, **{f"{name}.{head}": head})
+    value = getattr(config, head)
+  return get(value, rest, name=f"{name}.{head}") if rest else value
 
 
 def replace(config: Any, path: str, value: Any, *, name: str = "config") -> Any:
@@ -102,15 +110,13 @@ def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any
   head, _, rest = path.partition(".")
   if isinstance(config, dict):
     return _update_dict(config, path, change, name, hint)
-  if not dataclasses.is_dataclass(config):
+  if not dataclasses.is_dataclass(config) or isinstance(config, type):
     raise UserError(f"{name}.{path}: {name} holds {config!r}, which has no fields")
   hints = typing.get_type_hints(type(config))
   validate.one_of(hints, **{f"{name}.{head}": head})
   at, value = f"{name}.{head}", getattr(config, head)
-  if rest:
-    new = _update(value, rest, change, at, hints[head])
-  else:
-    new = change(hints[head], at)
+  hint = hints[head]
+  new = _update(value, rest, change, at, hint) if rest else change(hint, at)
   return dataclasses.replace(config, **{head: new})
 
 
@@ -162,7 +168,7 @@ def _members(hint: Any) -> tuple:
   return typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else (hint,)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> typing.TypeGuard[float]:
   ok = isinstance(value, (int, float)) and not isinstance(value, bool)
   return ok and not math.isnan(value)
 

@@ -29,7 +29,7 @@ def versions() -> dict[str, str | None]:
 
 
 def device() -> str:
-  """The device of this process in words, such as "1 x NVIDIA H200" or "1 x cpu, 2 cores"."""
+  """The device of this process, such as "1 x NVIDIA H200" or "1 x cpu, 2 cores"."""
   devices = jax.devices()
   text = f"{len(devices)} x {devices[0].device_kind}"
   return f"{text}, {_cores()} cores" if devices[0].platform == "cpu" else text

@@ -7,6 +7,7 @@ display is needed. Colours are those of Okabe and Ito (2008), told apart by ever
 from __future__ import annotations
 
 import csv
+import decimal
 import io
 import math
 import os
@@ -18,6 +19,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from dpjax.experiment import writers
@@ -46,7 +48,9 @@ def train_report(workdir: str | os.PathLike) -> None:
   path = workdir / writers.RESULT
   result = writers.read_json(path) if path.exists() else {}
   _write_csv(workdir / "report.csv", rows)
-  panels = [_draw_accuracy, _draw_epsilon] if _series(rows, "epsilon")[0] else [_draw_accuracy]
+  panels = (
+    [_draw_accuracy, _draw_epsilon] if _series(rows, "epsilon")[0] else [_draw_accuracy]
+  )
   figure = Figure(figsize=(4.4 * len(panels), 3.4), layout="constrained")
   axes = figure.subplots(1, len(panels), squeeze=False)[0]
   for axis, draw in zip(axes, panels):
@@ -78,7 +82,17 @@ def meaning(result: Row) -> str:
   if kind in (None, "none"):
     return "" if kind is None else "not private"
   delta, relation, unit = (result[key] for key in _WHAT_EPSILON_MEANS[1:])
-  return f"{kind}, delta = {delta:.3g}, {relation}, per {unit}"
+  return f"{kind}, delta = {upper(delta)}, {relation}, per {unit}"
+
+
+def upper(value: float) -> str:
+  """An epsilon or a delta in four digits, rounded up: rounded down it promises too much.
+
+  >>> upper(2.0001), upper(0.5), upper(1e-5), upper(math.inf)
+  ('2.001', '0.5', '1e-05', 'inf')
+  """
+  context = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)
+  return f"{float(context.create_decimal(repr(float(value)))):.4g}"
 
 
 def sweep_report(
@@ -112,15 +126,15 @@ def sweep_report(
   out_dir, references = pathlib.Path(out_dir), list(references)
   groups = summarize(rows, x=x, y=y, series=series)
   header = [*([series] if series else []), x, "seeds", f"{y}_mean", f"{y}_min", f"{y}_max"]
-  _write_csv(out_dir / "curve.csv", groups, [*header, "epsilon", *_WHAT_EPSILON_MEANS])
-  figure = Figure(figsize=(6.6, 3.8), layout="constrained")
+  header = dict.fromkeys([*header, "epsilon", *_WHAT_EPSILON_MEANS])
+  _write_csv(out_dir / "curve.csv", groups, list(header))
+  figure = Figure(figsize=(7.2, 3.8), layout="constrained")
   axes = figure.subplots()
   _draw_groups(axes, groups, x, y, series)
   _draw_references(axes, references)
   _label(axes, groups, x, y, title)
   _scale(axes, x, [group[x] for group in groups], [at for _, at, _ in references])
-  if axes.get_legend_handles_labels()[0]:
-    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+  _legend(axes)
   _save(figure, out_dir / "curve.png")
 
 
@@ -139,28 +153,30 @@ def summarize(
   for row in rows:
     label = _label_of(row[series]) if series else ""
     groups.setdefault((label, _position(row, x)), []).append(row)
-  order = sorted(groups, key=lambda key: (key[0], key[1] is not None, key[1] or 0.0))
+  labels = [label for label, _ in groups]  # series stay in the order they came in
+  order = sorted(groups, key=lambda at: (labels.index(at[0]), at[1] or -math.inf))
   return [_summary(key, groups[key], x, y, series) for key in order]
 
 
 def _summary(key: tuple, rows: list[Row], x: str, y: str, series: str | None) -> Row:
   values = [_numeric(row, y) for row in rows]
-  epsilons = [writers.number(row["epsilon"]) for row in rows if row.get("epsilon") is not None]
+  epsilons = [
+    writers.number(row["epsilon"]) for row in rows if row.get("epsilon") is not None
+  ]
   return {
     **({series: key[0]} if series else {}),
     **{name: _common(row.get(name) for row in rows) for name in _WHAT_EPSILON_MEANS},
     "epsilon": max(epsilons, default=None),
     x: key[1],
     "seeds": len(rows),
-    f"{y}_mean": statistics.fmean(values),
+    f"{y}_mean": statistics.mean(values),  # exact before it rounds: min <= mean <= max
     f"{y}_min": min(values),
     f"{y}_max": max(values),
   }
 
 
 def _position(row: Row, x: str) -> float | None:
-  private = row.get("epsilon_kind") != "none"
-  if x.endswith("epsilon") and (not private or row.get(x) in (None, "inf")):
+  if x.endswith("epsilon") and row.get("epsilon_kind") == "none":
     return None
   return _numeric(row, x)
 
@@ -190,14 +206,16 @@ def _draw_accuracy(axes: Axes, rows: list[Row], result: Row) -> None:
   if result:
     method = f", {result['method']}" if result["epsilon_kind"] != "none" else ""
     private = "" if method else f", {result['method']}: not private"
-    title = f"{result['dataset']}{method}{private}: {result['test_accuracy']:.3f} at the end"
+    title = (
+      f"{result['dataset']}{method}{private}: {result['test_accuracy']:.3f} at the end"
+    )
   style(axes, title=title, xlabel="optimizer steps", ylabel="test accuracy")
 
 
 def _draw_epsilon(axes: Axes, rows: list[Row], result: Row) -> None:
   steps, values = _series(rows, "epsilon")
   axes.plot(steps, values, color=PALETTE[1], linewidth=1.4)
-  title = f"epsilon {values[-1]:.3g}"
+  title = f"epsilon {upper(values[-1])}"
   if meaning(result):
     title += f"\n{meaning(result)}"
   style(axes, title=title, xlabel="optimizer steps", ylabel="epsilon spent so far")
@@ -217,7 +235,9 @@ def _draw_groups(axes: Axes, groups: list[Row], x: str, y: str, series: str | No
         axes.axhline(group[f"{y}_mean"], color=color, ls="--", lw=1, label=name)
 
 
-def _draw_line(axes: Axes, groups: list[Row], x: str, y: str, color: str, label: str) -> None:
+def _draw_line(
+  axes: Axes, groups: list[Row], x: str, y: str, color: str, label: str
+) -> None:
   if not groups:
     return
   xs = [group[x] for group in groups]
@@ -231,6 +251,16 @@ def _draw_line(axes: Axes, groups: list[Row], x: str, y: str, color: str, label:
   )  # fmt: skip
 
 
+def _legend(axes: Axes) -> None:
+  """Beside the axes, lines before references."""
+  handles, labels = axes.get_legend_handles_labels()
+  pairs = sorted(zip(handles, labels), key=lambda pair: isinstance(pair[0], Line2D))
+  if pairs:
+    axes.legend(
+      *zip(*pairs), loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, frameon=False
+    )
+
+
 def _draw_references(axes: Axes, references: list[tuple[str, float, float]]) -> None:
   """Each reference has its own marker; the legend names it, so labels never collide."""
   for index, (label, x, y) in enumerate(references):
@@ -242,19 +272,21 @@ def _draw_references(axes: Axes, references: list[tuple[str, float, float]]) -> 
 
 def _label(axes: Axes, groups: list[Row], x: str, y: str, title: str) -> None:
   seeds = sorted({group["seeds"] for group in groups})
-  counts = " to ".join(str(n) for n in dict.fromkeys((seeds[0], seeds[-1]))) if seeds else "0"
+  counts = (
+    " to ".join(str(n) for n in dict.fromkeys((seeds[0], seeds[-1]))) if seeds else "0"
+  )
   note = "one seed each" if seeds == [1] else f"mean of {counts} seeds; bars: min to max"
   private = [group for group in groups if group["epsilon_kind"] not in (None, "none")]
   xlabel = x
   if private:
     kept = {name: _common(group[name] for group in private) for name in _WHAT_EPSILON_MEANS}
     xlabel = f"{x}\n(epsilon: {_joined(kept)})"
-  style(axes, title=f"{title} ({note})".strip(), xlabel=xlabel, ylabel=y.replace("_", " "))
+  style(axes, title=f"{title}\n{note}".strip(), xlabel=xlabel, ylabel=y.replace("_", " "))
 
 
 def _joined(kept: Row) -> str:
   delta = kept["delta"]
-  text = f"{delta:.3g}" if isinstance(delta, float) else str(delta)
+  text = upper(delta) if isinstance(delta, float) else str(delta)
   return (
     f"{kept['epsilon_kind']}, delta = {text}, {kept['neighboring_relation']}, "
     f"per {kept['unit']}"

@@ -126,7 +126,7 @@ class _Loop:
   def charge(self) -> None:
     self.ledger = self.ledger.charge(
       self.run.plan.step_event(),
-      l2_clip_norm=self.run.plan.l2_clip_norm,
+      l2_clip_norm=self.run.plan.l2_bound,
       noise_key_id=self.run.key_id,
       first_step=self.step,
     )

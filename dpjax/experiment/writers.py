@@ -15,7 +15,6 @@ import sys
 import time
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from dpjax import validate
@@ -61,7 +60,7 @@ def replace_file(path: str | os.PathLike, content: bytes) -> None:
 def plain(value: Any) -> Any:
   """The value as strict JSON data: NaN becomes None, infinity "inf" or "-inf".
 
-  >>> plain({"epsilon": float("inf"), "loss": np.float32("nan"), "sizes": (1, 2)})
+  >>> plain({"epsilon": float("inf"), "loss": float("nan"), "sizes": (1, 2)})
   {'epsilon': 'inf', 'loss': None, 'sizes': [1, 2]}
   """
   if isinstance(value, dict):
@@ -236,6 +235,11 @@ def _check_epsilon(result: dict[str, Any]) -> None:
     raise ValueError(f"delta={result['delta']!r}: promises nothing; must be below 1")
   if not (result["neighboring_relation"] and result["unit"]):
     raise ValueError(f"a {kind} epsilon needs its neighboring_relation and its unit")
+
+
+def warn(message: str) -> None:
+  """Prints one line "warning: ..." on stderr."""
+  print(f"warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
 
 def progress(total: int, initial: int = 0, desc: str = "") -> Progress:

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import validate
-from dpjax.gradients import clipping
+from dpjax.gradients import clipping, ghost
 from dpjax.gradients.microbatch import microbatched
 from dpjax.types import Array, ClippedSum, LossFn, NeighboringRelation, Params
 
-METHODS = ("auto", "vmap")
+METHODS = ("auto", "vmap", "ghost")
 
 
 def _batch_size(batch: Any) -> int:
@@ -94,6 +94,19 @@ class ClippedGrad:
     return clipping.sensitivity(self.l2_bound, relation)
 
   def _one_pass(self, params, batch, mask):
+    if self.method == "vmap":
+      return self._stacked(params, batch, mask)
+    _check_scalar(self.loss_fn, params, batch)
+    return ghost.clipped_sum(
+      self.loss_fn,
+      params,
+      batch,
+      mask,
+      self.l2_clip_norm,
+      rescale_to_unit_norm=self.rescale_to_unit_norm,
+    )
+
+  def _stacked(self, params, batch, mask):
     losses, grads = per_example_grads(self.loss_fn)(params, batch)
     return clipping.clip_and_sum(
       grads, losses, mask, self.l2_clip_norm, rescale_to_unit_norm=self.rescale_to_unit_norm

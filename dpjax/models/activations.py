@@ -21,7 +21,7 @@ def tempered_sigmoid(
 
   Bounded activations keep per-example gradients small, so that clipping removes less
   (Papernot et al. 2021, "Tempered sigmoid activations for deep learning with
-  differential privacy", equation 1). Computed through tanh, which is exact at the default.
+  differential privacy"). Computed through tanh, which is exact at the default.
 
   >>> tempered_sigmoid(jnp.array(0.0), scale=2.0, inverse_temp=3.0, offset=0.25).item()
   0.75

@@ -14,10 +14,10 @@ from dpjax.models.pooling import max_pool
 from dpjax.validate import UserError
 
 
-def check_images(x: jax.Array, name: str = "x") -> None:
+def check_images(x: jax.Array) -> None:
   """Raises UserError unless x is [batch, height, width, channels]."""
   if x.ndim != 4:
-    raise UserError(f"{name}.shape={x.shape}: must be [batch, height, width, channels]")
+    raise UserError(f"x.shape={x.shape}: must be [batch, height, width, channels]")
 
 
 def check_pairs(**named: Sequence[int]) -> None:
@@ -37,8 +37,8 @@ class Cnn(nn.Module):
   table 1). Images smaller than 13x13 need smaller kernels or strides.
 
   >>> import jax.numpy as jnp
-  >>> x = jnp.zeros((1, 28, 28, 1))
-  >>> trees.size(Cnn(num_classes=10).init(jax.random.key(0), x))
+  >>> model, x = Cnn(num_classes=10), jnp.zeros((1, 28, 28, 1))
+  >>> trees.size(jax.eval_shape(model.init, jax.random.key(0), x))
   26010
   """
 
@@ -93,7 +93,7 @@ class ConvNet(nn.Module):
 
   >>> import jax.numpy as jnp
   >>> model = ConvNet(num_classes=2, filters=(4,), pool_after=(1,))
-  >>> params = model.init(jax.random.key(0), jnp.zeros((1, 7, 7, 1)))
+  >>> params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 7, 7, 1)))
   >>> trees.size(params)  # 3*3*4 + 4 and 4*4*4*2 + 2
   170
   """
@@ -167,26 +167,31 @@ class RadpCnn(ConvNet):
   whose relevance is propagated.
 
   >>> import jax.numpy as jnp
-  >>> x = jnp.zeros((1, 28, 28, 1))
-  >>> trees.size(RadpCnn.mnist().init(jax.random.key(0), x))
+  >>> model, x = RadpCnn.mnist(), jnp.zeros((1, 28, 28, 1))
+  >>> trees.size(jax.eval_shape(model.init, jax.random.key(0), x))
   10058
   """
 
   @classmethod
   def mnist(cls, *, num_classes: int = 10, **options) -> RadpCnn:
     """Filters 4, 8, 16, each pooled; dense 32. 10,058 parameters on 28x28x1."""
-    preset = dict(filters=(4, 8, 16), pool_after=(1, 2, 3), dense_sizes=(32,))
-    return cls(**(preset | options | {"num_classes": num_classes}))
+    preset: dict[str, Any] = dict(
+      filters=(4, 8, 16), pool_after=(1, 2, 3), dense_sizes=(32,)
+    )
+    return cls(num_classes=num_classes, **(preset | options))
 
   @classmethod
   def fashion_mnist(cls, *, num_classes: int = 10, **options) -> RadpCnn:
     """Filters 16, 32, 64, each pooled; dense 128. 155,786 parameters on 28x28x1."""
-    preset = dict(filters=(16, 32, 64), pool_after=(1, 2, 3), dense_sizes=(128,))
-    return cls(**(preset | options | {"num_classes": num_classes}))
+    preset: dict[str, Any] = dict(
+      filters=(16, 32, 64), pool_after=(1, 2, 3), dense_sizes=(128,)
+    )
+    return cls(num_classes=num_classes, **(preset | options))
 
   @classmethod
   def cifar10(cls, *, num_classes: int = 10, **options) -> RadpCnn:
     """Filters 8 to 128, three pools; dense 256, 128. 657,114 parameters on 32x32x3."""
     filters, dense_sizes = (8, 16, 32, 64, 128), (256, 128)
-    preset = dict(filters=filters, pool_after=(1, 2, 3), dense_sizes=dense_sizes)
-    return cls(**(preset | options | {"num_classes": num_classes}))
+    preset: dict[str, Any] = dict(filters=filters, dense_sizes=dense_sizes)
+    preset["pool_after"] = (1, 2, 3)
+    return cls(num_classes=num_classes, **(preset | options))

@@ -49,8 +49,8 @@ class ScatterLinear(nn.Module):
 
   `num_groups=27` is what Tramèr and Boneh (2021) used where they normalised per example.
 
-  >>> x = jnp.zeros((1, 7, 7, 81))
-  >>> trees.size(ScatterLinear(num_classes=10).init(jax.random.key(0), x))  # 3969*10 + 10
+  >>> model, x = ScatterLinear(num_classes=10), jnp.zeros((1, 7, 7, 81))
+  >>> trees.size(jax.eval_shape(model.init, jax.random.key(0), x))  # 3969*10 + 10
   39700
   """
 
@@ -76,8 +76,8 @@ class ScatterCnn(nn.Module):
   The default is Tramèr and Boneh's network for MNIST and Fashion-MNIST: conv 16 3x3 /2,
   conv 32 3x3, dense 32, dense; `ScatterCnn.cifar10()` is theirs for CIFAR-10.
 
-  >>> x = jnp.zeros((1, 7, 7, 81))
-  >>> trees.size(ScatterCnn(num_classes=10).init(jax.random.key(0), x))
+  >>> model, x = ScatterCnn(num_classes=10), jnp.zeros((1, 7, 7, 81))
+  >>> trees.size(jax.eval_shape(model.init, jax.random.key(0), x))
   33066
   """
 
@@ -93,8 +93,9 @@ class ScatterCnn(nn.Module):
   @classmethod
   def cifar10(cls, *, num_classes: int = 10, **options) -> ScatterCnn:
     """Conv 64, pool, conv 64 (3x3), dense: 187,210 parameters on 8x8x243."""
-    preset = dict(filters=(64, 64), strides=(), pool_after=(1,), dense_sizes=())
-    return cls(**(preset | options | {"num_classes": num_classes}))
+    preset: dict[str, Any] = dict(filters=(64, 64), strides=(), dense_sizes=())
+    preset["pool_after"] = (1,)
+    return cls(num_classes=num_classes, **(preset | options))
 
   def setup(self):
     self.network = convnet.ConvNet(

@@ -122,7 +122,7 @@ def _angle_operators(hats, entry, stride: int) -> np.ndarray:
     [_row_operators(hat[:, :half], entry, stride) for hat in part]
     for part in (real_part, imag_part)
   ]
-  g = np.stack(parts).transpose(2, 0, 3, 1, 4)  # [K, filter re/im, H', F, H]
+  g: Any = np.stack(parts).transpose(2, 0, 3, 1, 4)  # [K, filter re/im, H', F, H]
   blocks = np.stack([np.stack([g.real, -g.imag], -2), np.stack([g.imag, g.real], -2)], 1)
   return blocks.reshape(half, 4, *g.shape[2:4], -1)
 

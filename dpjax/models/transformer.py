@@ -61,8 +61,8 @@ class Transformer(nn.Module):
   >>> sizes = dict(num_layers=1, num_heads=2, features=8, max_length=4)
   >>> model = Transformer(vocab_size=11, **sizes)
   >>> tokens = jnp.array([[1, 2, 3]])
-  >>> params = model.init(jax.random.key(0), tokens)
-  >>> model.apply(params, tokens).shape
+  >>> params = jax.eval_shape(model.init, jax.random.key(0), tokens)
+  >>> jax.eval_shape(model.apply, params, tokens).shape
   (1, 3, 11)
   >>> trees.size(params)  # (11 + 4) * 8 embeddings, 12 * 64 + 13 * 8 a block, 2 * 8 norm
   1008

@@ -1,0 +1,28 @@
+"""Accounting: events, epsilon, calibration, the ledger and the privacy statement.
+
+NumPy and dp_accounting only; nothing here needs JAX.
+"""
+
+from dpjax.accounting.calibration import (
+  calibrate_noise_multiplier as calibrate_noise_multiplier,
+)
+from dpjax.accounting.calibration import calibrate_num_steps as calibrate_num_steps
+from dpjax.accounting.calibration import calibrate_sampling_prob as calibrate_sampling_prob
+from dpjax.accounting.epsilon import ACCOUNTANTS as ACCOUNTANTS
+from dpjax.accounting.epsilon import RELATIONS as RELATIONS
+from dpjax.accounting.epsilon import delta as delta
+from dpjax.accounting.epsilon import epsilon as epsilon
+from dpjax.accounting.epsilon import epsilon_curve as epsilon_curve
+from dpjax.accounting.events import DpEvent as DpEvent
+from dpjax.accounting.events import composed as composed
+from dpjax.accounting.events import event_from_json as event_from_json
+from dpjax.accounting.events import event_to_json as event_to_json
+from dpjax.accounting.events import fixed_size_event as fixed_size_event
+from dpjax.accounting.events import gaussian_event as gaussian_event
+from dpjax.accounting.events import poisson_sampled_event as poisson_sampled_event
+from dpjax.accounting.ledger import Budget as Budget
+from dpjax.accounting.ledger import BudgetExceeded as BudgetExceeded
+from dpjax.accounting.ledger import Charge as Charge
+from dpjax.accounting.ledger import Ledger as Ledger
+from dpjax.accounting.statement import delta_warning as delta_warning
+from dpjax.accounting.statement import privacy_statement as privacy_statement

@@ -1,0 +1,212 @@
+"""Events: what a private run did, as data that an accountant can read.
+
+A noise multiplier is ALWAYS std / l2_clip_norm (for Laplace: scale / l1 bound of one
+record), whatever the neighbouring relation; `epsilon` converts it to std / sensitivity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import dp_accounting as dpa
+
+from dpjax import validate
+from dpjax.validate import UserError
+
+DpEvent = dpa.DpEvent
+
+_FIELDS: dict[str, tuple[type[DpEvent], tuple[str, ...]]] = {
+  "no_op": (dpa.NoOpDpEvent, ()),
+  "non_private": (dpa.NonPrivateDpEvent, ()),
+  "gaussian": (dpa.GaussianDpEvent, ("noise_multiplier",)),
+  "laplace": (dpa.LaplaceDpEvent, ("noise_multiplier",)),
+  "self_composed": (dpa.SelfComposedDpEvent, ("event", "count")),
+  "composed": (dpa.ComposedDpEvent, ("events",)),
+  "poisson_sampled": (dpa.PoissonSampledDpEvent, ("sampling_probability", "event")),
+  "sampled_without_replacement": (
+    dpa.SampledWithoutReplacementDpEvent,
+    ("source_dataset_size", "sample_size", "event"),
+  ),
+}
+_KINDS = {cls: kind for kind, (cls, _) in _FIELDS.items()}
+
+
+def gaussian_event(noise_multiplier: float) -> DpEvent:
+  """The event of one Gaussian sum: noise of std `noise_multiplier * l2_clip_norm`.
+
+  Zero noise is allowed here and costs an infinite epsilon.
+
+  >>> gaussian_event(2)
+  GaussianDpEvent(noise_multiplier=2.0)
+  """
+  validate.non_negative(noise_multiplier=noise_multiplier)
+  return dpa.GaussianDpEvent(float(noise_multiplier))
+
+
+def poisson_sampled_event(event: DpEvent, *, sampling_prob: float) -> DpEvent:
+  """`event` on a batch that each record joins on its own with `sampling_prob`.
+
+  >>> poisson_sampled_event(gaussian_event(1), sampling_prob=0.5).sampling_probability
+  0.5
+  """
+  validate.probability(sampling_prob=sampling_prob)
+  return dpa.PoissonSampledDpEvent(float(sampling_prob), event)
+
+
+def fixed_size_event(event: DpEvent, *, num_examples: int, batch_size: int) -> DpEvent:
+  """`event` on `batch_size` distinct records drawn uniformly out of `num_examples`.
+
+  Such an event can be accounted only under replace_one and by RDP (pitfall P14).
+
+  >>> fixed_size_event(gaussian_event(1), num_examples=10, batch_size=2).sample_size
+  2
+  """
+  validate.integer_at_least(1, num_examples=num_examples, batch_size=batch_size)
+  if batch_size > num_examples:
+    raise UserError(f"batch_size={batch_size}: must be at most num_examples={num_examples}")
+  return dpa.SampledWithoutReplacementDpEvent(int(num_examples), int(batch_size), event)
+
+
+def composed(step_event: DpEvent, num_steps: int) -> DpEvent:
+  """The event of `num_steps` adaptive runs of `step_event`; 0 steps cost nothing.
+
+  >>> composed(gaussian_event(1), 0)
+  NoOpDpEvent()
+  >>> composed(gaussian_event(1), 3).count
+  3
+  """
+  validate.integer_at_least(0, num_steps=num_steps)
+  if num_steps == 0:
+    return dpa.NoOpDpEvent()
+  return dpa.SelfComposedDpEvent(step_event, int(num_steps))
+
+
+def _kind(event: Any) -> str:
+  kind = _KINDS.get(type(event))
+  if kind is None:
+    known = ", ".join(sorted(_FIELDS))
+    raise UserError(f"event={event!r}: must be one of the known events: {known}")
+  return kind
+
+
+def event_to_json(event: DpEvent) -> dict[str, Any]:
+  """The event as a dict that `json` can write; an unknown event raises UserError.
+
+  >>> event_to_json(gaussian_event(2))
+  {'kind': 'gaussian', 'noise_multiplier': 2.0}
+  """
+  kind = _kind(event)
+  fields = {name: getattr(event, name) for name in _FIELDS[kind][1]}
+  if "event" in fields:
+    fields["event"] = event_to_json(fields["event"])
+  if "events" in fields:
+    fields["events"] = [event_to_json(inner) for inner in fields["events"]]
+  return {"kind": kind, **fields}
+
+
+def event_from_json(data: Mapping[str, Any]) -> DpEvent:
+  """The inverse of `event_to_json`; anything else raises UserError.
+
+  >>> event_from_json({"kind": "gaussian", "noise_multiplier": 2.0})
+  GaussianDpEvent(noise_multiplier=2.0)
+  """
+  if not isinstance(data, Mapping):
+    raise UserError(f"event={data!r}: must be a mapping with a 'kind'")
+  validate.one_of(_FIELDS, kind=data.get("kind"))
+  cls, names = _FIELDS[data["kind"]]
+  if set(data) != {"kind", *names}:
+    raise UserError(f"event={dict(data)!r}: must have exactly the fields {list(names)}")
+  fields = {name: data[name] for name in names}
+  if "event" in fields:
+    fields["event"] = event_from_json(fields["event"])
+  if "events" in fields:
+    fields["events"] = [event_from_json(inner) for inner in fields["events"]]
+  return cls(**fields)
+
+
+def parts(event: DpEvent) -> Counter[DpEvent]:
+  """How often each elementary mechanism ran: {Gaussian | Laplace | sampled ...: times}.
+
+  Composition is taken apart; a sampled composition of Gaussians becomes one sampled
+  Gaussian, exactly. Zero noise becomes NonPrivateDpEvent; unknown events raise UserError.
+
+  >>> parts(composed(poisson_sampled_event(gaussian_event(1), sampling_prob=0.5), 3))
+  Counter({PoissonSampledDpEvent(...): 3})
+  """
+  counts: Counter[DpEvent] = Counter()
+  for part, times in _walk(event, 1):
+    counts[part] += times
+  return counts
+
+
+def merged_parts(event: DpEvent) -> Counter[DpEvent]:
+  """`parts`, with all unsampled Gaussians merged into one, which is exact.
+
+  Noise multipliers z_i compose to (sum_i 1 / z_i^2)^(-1/2) (Dong, Roth and Su 2019,
+  arXiv:1905.02383, corollary 3.3).
+
+  >>> merged_parts(composed(gaussian_event(2), 4))
+  Counter({GaussianDpEvent(noise_multiplier=1.0): 1})
+  """
+  counts = parts(event)
+  gaussians = [part for part in counts if isinstance(part, dpa.GaussianDpEvent)]
+  if gaussians:
+    precision = math.fsum(counts.pop(part) / part.noise_multiplier**2 for part in gaussians)
+    counts[dpa.GaussianDpEvent(precision**-0.5)] = 1
+  return counts
+
+
+def _walk(event: Any, times: int) -> Iterator[tuple[DpEvent, int]]:
+  kind = _kind(event)
+  if kind == "self_composed":
+    validate.integer_at_least(0, count=event.count)
+    yield from _walk(event.event, times * int(event.count))
+  elif kind == "composed":
+    for inner in event.events:
+      yield from _walk(inner, times)
+  elif kind != "no_op" and times > 0:
+    yield from ((part, times) for part in _elementary(event, kind))
+
+
+def _elementary(event: Any, kind: str) -> list[DpEvent]:
+  if kind == "poisson_sampled":
+    return _poisson(event)
+  if kind == "sampled_without_replacement":
+    return _fixed_size(event)
+  if kind in ("gaussian", "laplace"):
+    validate.non_negative(noise_multiplier=event.noise_multiplier)
+    return [event if event.noise_multiplier > 0 else dpa.NonPrivateDpEvent()]
+  return [event]
+
+
+def _poisson(event: Any) -> list[DpEvent]:
+  if event.sampling_probability == 0:
+    return []
+  validate.probability(sampling_probability=event.sampling_probability)
+  rebuild = lambda inner: dpa.PoissonSampledDpEvent(event.sampling_probability, inner)
+  return _sampled(event, (dpa.GaussianDpEvent, dpa.LaplaceDpEvent), rebuild)
+
+
+def _fixed_size(event: Any) -> list[DpEvent]:
+  size, total = event.sample_size, event.source_dataset_size
+  if size == 0:
+    return []
+  fixed_size_event(event.event, num_examples=total, batch_size=size)  # checks both
+  rebuild = lambda inner: dpa.SampledWithoutReplacementDpEvent(total, size, inner)
+  return _sampled(event, (dpa.GaussianDpEvent,), rebuild)
+
+
+def _sampled(event: Any, allowed: tuple[type, ...], rebuild: Any) -> list[DpEvent]:
+  inner = merged_parts(event.event)
+  if not inner:
+    return []
+  if dpa.NonPrivateDpEvent() in inner:
+    return [dpa.NonPrivateDpEvent()]
+  (part, times), *others = inner.items()
+  if others or times > 1 or not isinstance(part, allowed):
+    names = " or ".join(cls.__name__ for cls in allowed)
+    raise UserError(f"event={event!r}: what is sampled must be one {names}")
+  return [rebuild(part)]

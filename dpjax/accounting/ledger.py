@@ -1,0 +1,250 @@
+"""The ledger: what really ran, step by step, and what it cost. It lives in the checkpoint.
+
+A ledger is a value: every method returns a new one. It charges each step of each noise key
+exactly once: a step charged twice means that noise was drawn twice from the same key, a
+step left out means that a release went uncharged. Both are refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import dp_accounting as dpa
+
+from dpjax import validate
+from dpjax.accounting.epsilon import epsilon as epsilon_of
+from dpjax.accounting.events import (
+  DpEvent,
+  composed,
+  event_from_json,
+  event_to_json,
+  parts,
+)
+from dpjax.validate import UserError
+
+
+class BudgetExceeded(UserError):
+  """The run would cost more than its budget."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+  """What a run may cost: `epsilon` at `delta`.
+
+  >>> Budget(epsilon=2.0, delta=1e-5)
+  Budget(epsilon=2.0, delta=1e-05)
+  """
+
+  epsilon: float
+  delta: float
+
+  def __post_init__(self) -> None:
+    validate.positive_or_inf(epsilon=self.epsilon)
+    validate.open_unit(delta=self.delta)
+
+
+@dataclasses.dataclass(frozen=True)
+class Charge:
+  """Steps `first_step .. first_step + num_steps - 1` of one noise key, all alike."""
+
+  event: DpEvent  # of ONE step, sampling included
+  num_steps: int
+  l2_clip_norm: float
+  noise_key_id: str  # a fingerprint that tells keys apart, never the key
+  first_step: int
+
+  def __post_init__(self) -> None:
+    validate.integer_at_least(1, num_steps=self.num_steps)
+    validate.integer_at_least(0, first_step=self.first_step)
+    validate.positive_or_inf(l2_clip_norm=self.l2_clip_norm)
+    if not (isinstance(self.noise_key_id, str) and self.noise_key_id):
+      raise UserError(f"noise_key_id={self.noise_key_id!r}: must be a string, not empty")
+    known = parts(self.event)  # also refuses events that nobody could account
+    if math.isinf(self.l2_clip_norm) and known and dpa.NonPrivateDpEvent() not in known:
+      raise UserError(
+        f"l2_clip_norm={self.l2_clip_norm!r}: must be finite for event={self.event!r}"
+      )
+
+  @property
+  def next_step(self) -> int:
+    """The first step after this charge."""
+    return self.first_step + self.num_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+  """All charges so far, in the order in which they began; pure.
+
+  >>> step = dpa.GaussianDpEvent(20.0)
+  >>> ledger = Ledger()
+  >>> for i in range(100):
+  ...   ledger = ledger.charge(step, l2_clip_norm=1.0, noise_key_id="a", first_step=i)
+  >>> len(ledger.charges), ledger.num_steps, round(ledger.epsilon(1e-5), 3)
+  (1, 100, 1.993)
+  >>> ledger.charge(step, l2_clip_norm=1.0, noise_key_id="a", first_step=99)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: first_step=99: step 99 of noise_key_id='a' was ...
+  """
+
+  charges: tuple[Charge, ...] = ()
+
+  @property
+  def num_steps(self) -> int:
+    """How many steps were charged, over all keys; 0 for a new ledger."""
+    return sum(charge.num_steps for charge in self.charges)
+
+  def charge(
+    self,
+    event: DpEvent,
+    *,
+    num_steps: int = 1,
+    l2_clip_norm: float,
+    noise_key_id: str,
+    first_step: int,
+  ) -> Ledger:
+    """This ledger and `num_steps` steps of `event`, the event of ONE step.
+
+    A key's steps follow each other without gap or repetition. A new key begins at step 0
+    (another run on the same data) or where another key ended (the same run went on).
+    Merged with the key's last charge when both are alike.
+    UserError: a step already charged to this key, or a step left out.
+    """
+    return self._add(Charge(event, num_steps, l2_clip_norm, noise_key_id, first_step))
+
+  def _add(self, charge: Charge) -> Ledger:
+    _check_follows(self.charges, charge)
+    index = _last_of_key(self.charges, charge.noise_key_id)
+    if index is None or not _alike(self.charges[index], charge):
+      return Ledger((*self.charges, charge))
+    last = self.charges[index]
+    longer = dataclasses.replace(last, num_steps=last.num_steps + charge.num_steps)
+    return Ledger((*self.charges[:index], longer, *self.charges[index + 1 :]))
+
+  def event(self) -> DpEvent:
+    """Everything that ran, as one event.
+
+    >>> Ledger().event()
+    NoOpDpEvent()
+    """
+    runs = [composed(charge.event, charge.num_steps) for charge in self.charges]
+    if len(runs) > 1:
+      return dpa.ComposedDpEvent(runs)
+    return runs[0] if runs else dpa.NoOpDpEvent()
+
+  def epsilon(
+    self,
+    delta: float,
+    *,
+    neighboring_relation: str = "add_or_remove_one",
+    accountant: str = "pld",
+  ) -> float:
+    """What everything that ran cost: `epsilon(self.event(), delta=delta)`."""
+    return epsilon_of(
+      self.event(),
+      delta=delta,
+      neighboring_relation=neighboring_relation,
+      accountant=accountant,
+    )
+
+  def check(
+    self,
+    budget: Budget,
+    proposed: DpEvent | None = None,
+    num_steps: int = 1,
+    *,
+    neighboring_relation: str = "add_or_remove_one",
+    accountant: str = "pld",
+  ) -> float:
+    """Epsilon after `num_steps` more steps of `proposed`, by default after nothing more.
+
+    Call it before the proposed steps run: afterwards it is too late.
+    BudgetExceeded: that epsilon is above the budget.
+
+    >>> Ledger().check(Budget(1.9, 1e-5), dpa.GaussianDpEvent(2.0))
+    Traceback (most recent call last):
+    ...
+    dpjax.accounting.ledger.BudgetExceeded: epsilon=1.9: the budget at delta=1e-05 is ...
+    """
+    more = composed(dpa.NoOpDpEvent() if proposed is None else proposed, num_steps)
+    spent = epsilon_of(
+      dpa.ComposedDpEvent([self.event(), more]),
+      delta=budget.delta,
+      neighboring_relation=neighboring_relation,
+      accountant=accountant,
+    )
+    if spent > budget.epsilon:
+      raise BudgetExceeded(
+        f"epsilon={budget.epsilon!r}: the budget at delta={budget.delta!r} is exceeded, "
+        f"the run would cost {spent:.6g}"
+      )
+    return spent
+
+  def to_json(self) -> dict[str, Any]:
+    """The ledger as a dict that `json` can write; `from_json` gives back an equal one."""
+    return {"version": 1, "charges": [_charge_to_json(charge) for charge in self.charges]}
+
+  @classmethod
+  def from_json(cls, data: Mapping[str, Any]) -> Ledger:
+    """The inverse of `to_json`; UserError when malformed, with a gap or a step twice.
+
+    >>> Ledger.from_json(Ledger().to_json())
+    Ledger(charges=())
+    """
+    if not isinstance(data, Mapping) or data.get("version") != 1:
+      raise UserError(f"ledger={data!r}: must be a mapping with version 1")
+    ledger = cls()
+    for charge in data.get("charges", ()):
+      ledger = ledger._add(_charge_from_json(charge))
+    return ledger
+
+
+def _last_of_key(charges: tuple[Charge, ...], noise_key_id: str) -> int | None:
+  for index in range(len(charges) - 1, -1, -1):
+    if charges[index].noise_key_id == noise_key_id:
+      return index
+  return None
+
+
+def _alike(last: Charge, charge: Charge) -> bool:
+  return (last.event, last.l2_clip_norm) == (charge.event, charge.l2_clip_norm)
+
+
+def _check_follows(charges: tuple[Charge, ...], charge: Charge) -> None:
+  key, first = charge.noise_key_id, charge.first_step
+  index = _last_of_key(charges, key)
+  if index is None:
+    allowed = {0, *(earlier.next_step for earlier in charges)}
+    if first not in allowed:
+      raise UserError(
+        f"first_step={first}: noise_key_id={key!r} is new, so it must begin at step "
+        f"{' or '.join(map(str, sorted(allowed)))}; steps left out would go uncharged"
+      )
+  elif first < charges[index].next_step:
+    raise UserError(
+      f"first_step={first}: step {first} of noise_key_id={key!r} was charged already; "
+      "using a noise key twice voids the guarantee"
+    )
+  elif first > charges[index].next_step:
+    raise UserError(
+      f"first_step={first}: must be {charges[index].next_step} for noise_key_id={key!r}; "
+      "steps left out would go uncharged"
+    )
+
+
+def _charge_to_json(charge: Charge) -> dict[str, Any]:
+  fields = {f.name: getattr(charge, f.name) for f in dataclasses.fields(charge)}
+  clip = "inf" if math.isinf(charge.l2_clip_norm) else charge.l2_clip_norm  # strict JSON
+  return {**fields, "event": event_to_json(charge.event), "l2_clip_norm": clip}
+
+
+def _charge_from_json(data: Any) -> Charge:
+  names = {field.name for field in dataclasses.fields(Charge)}
+  if not isinstance(data, Mapping) or set(data) != names:
+    raise UserError(f"charge={data!r}: must have exactly the fields {sorted(names)}")
+  clip = math.inf if data["l2_clip_norm"] == "inf" else data["l2_clip_norm"]
+  event = event_from_json(data["event"])
+  return Charge(**{**data, "event": event, "l2_clip_norm": clip})

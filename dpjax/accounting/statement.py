@@ -1,0 +1,163 @@
+"""What an epsilon means, in words: unit, adjacency, sampler, delta; what is left out."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dp_accounting as dpa
+
+from dpjax import validate
+from dpjax.accounting.epsilon import RELATIONS
+from dpjax.accounting.epsilon import epsilon as epsilon_of
+from dpjax.accounting.events import DpEvent, parts
+from dpjax.validate import UserError
+
+EPSILON_KINDS = {
+  "proved": "an upper bound, proved for the mechanism described below",
+  "claimed": "claimed by a publication and NOT proved here",
+  "audited_lower_bound": "a lower bound measured by an attack, the truth is no less",
+}
+_RELATIONS = {
+  "add_or_remove_one": "one {unit} more or less",
+  "replace_one": "one {unit} exchanged for any other",
+  "replace_special": "one {unit} exchanged for an empty record that contributes zero",
+}
+_NOT_COVERED = (
+  "the choice of hyper-parameters, architecture and stopping time, when made by looking at "
+  "the private data; runs that were not charged; per-{unit} losses, gradient norms and "
+  "clip fractions, where logged; statistics fitted to the private data before training; "
+  "several {unit}s that belong together; the noise key (a seed, or a checkpoint that holds "
+  "it, is a secret); and the finite precision of floating-point noise"
+)
+
+
+def delta_warning(delta: float, num_examples: int) -> str | None:
+  """One line of warning when `delta >= 1 / num_examples`, else None.
+
+  >>> delta_warning(1e-5, 60_000)
+  >>> delta_warning(1e-3, 1_000)
+  'delta=0.001 is not below 1/num_examples=0.001: publishing one record, ...'
+  """
+  validate.open_unit(delta=delta)
+  validate.integer_at_least(1, num_examples=num_examples)
+  if delta < 1 / num_examples:
+    return None
+  return (
+    f"delta={delta:g} is not below 1/num_examples={1 / num_examples:g}: publishing one "
+    "record, picked at random, in the clear would satisfy such a guarantee; choose delta "
+    "well below it"
+  )
+
+
+def privacy_statement(
+  event: DpEvent,
+  *,
+  delta: float,
+  neighboring_relation: str = "add_or_remove_one",
+  num_examples: int | None = None,
+  unit: str = "example",
+  accountants: Sequence[str] = ("pld", "rdp"),
+  epsilon_kind: str = "proved",
+  epsilons: Mapping[str, float] | None = None,
+  delta_set_aside: float = 0.0,
+) -> str:
+  """The guarantee of the whole run `event`, in words, with a table accountant -> epsilon.
+
+  Args:
+    epsilons: replaces the table, for values that no accountant computes (claimed, audited).
+    delta_set_aside: share of delta that pays for a failure outside of `event`, such as a
+      batch above its capacity; epsilon is taken at what is left.
+
+  >>> text = privacy_statement(dpa.GaussianDpEvent(2.0), delta=1e-5)
+  >>> print(text[text.index("accountant"):])
+  accountant  epsilon
+  pld         1.9931
+  rdp         2.1657
+  """
+  validate.open_unit(delta=delta)
+  validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
+  validate.one_of(EPSILON_KINDS, epsilon_kind=epsilon_kind)
+  if epsilons is None:
+    left = delta - delta_set_aside
+    rows = {
+      name: _row(event, left, str(neighboring_relation), name) for name in accountants
+    }
+  else:
+    rows = {name: _rounded_up(value) for name, value in epsilons.items()}
+  words = [
+    _headline(rows, delta, delta_set_aside, epsilon_kind),
+    _adjacency(str(neighboring_relation), unit, num_examples),
+    _mechanism(event, unit),
+    f"Released: every iterate, hence also the last one. Not covered: "
+    f"{_NOT_COVERED.format(unit=unit)}.",
+  ]
+  warning = delta_warning(delta, num_examples) if num_examples else None
+  words += [f"WARNING: {warning}."] if warning else []
+  paragraph = "\n".join(textwrap.fill(sentence, width=92) for sentence in words)
+  return "\n".join(["Privacy statement", "", paragraph, "", _table(rows)])
+
+
+def _row(event: DpEvent, delta: float, relation: str, accountant: str) -> str:
+  try:
+    value = epsilon_of(
+      event, delta=delta, neighboring_relation=relation, accountant=accountant
+    )
+  except UserError as error:
+    return f"not available ({error})"
+  return _rounded_up(value)
+
+
+def _rounded_up(value: float) -> str:
+  return f"{math.ceil(value * 1e4) / 1e4:.4f}" if math.isfinite(value) else f"{value}"
+
+
+def _table(rows: Mapping[str, str]) -> str:
+  width = max(12, *(len(name) + 2 for name in rows))
+  lines = [f"{name:<{width}}{value}" for name, value in rows.items()]
+  return "\n".join([f"{'accountant':<{width}}epsilon", *lines])
+
+
+def _headline(
+  rows: Mapping[str, str], delta: float, delta_set_aside: float, epsilon_kind: str
+) -> str:
+  known = [f"{value} ({name})" for name, value in rows.items() if value[0] != "n"]
+  aside = f" (of which {delta_set_aside:g} is set aside for batches above capacity)"
+  return (
+    f"Epsilon {' or '.join(known) or 'unknown'} at delta {delta:g}"
+    f"{aside if delta_set_aside else ''}; kind: {epsilon_kind.replace('_', ' ')}, that is "
+    f"{EPSILON_KINDS[epsilon_kind]}."
+  )
+
+
+def _adjacency(relation: str, unit: str, num_examples: int | None) -> str:
+  size = "" if num_examples is None else f" ({num_examples} {unit}s)"
+  return (
+    f"Unit: one {unit}. Neighbouring data sets ({relation}) differ by "
+    f"{_RELATIONS[relation].format(unit=unit)}. The size of the data set{size} and all "
+    "hyper-parameters are treated as public."
+  )
+
+
+def _mechanism(event: DpEvent, unit: str) -> str:
+  each = [f"{times} x {_describe(part, unit)}" for part, times in parts(event).items()]
+  return f"Charged: {'; '.join(each) or 'nothing'}."
+
+
+def _describe(part: Any, unit: str) -> str:
+  if isinstance(part, dpa.PoissonSampledDpEvent):
+    return (
+      f"{_describe(part.event, unit)} on a Poisson sample (assumed: every {unit} joins "
+      f"each batch on its own, with probability {part.sampling_probability:.6g})"
+    )
+  if isinstance(part, dpa.SampledWithoutReplacementDpEvent):
+    return (
+      f"{_describe(part.event, unit)} on a fixed-size sample (assumed: {part.sample_size} "
+      f"distinct {unit}s of {part.source_dataset_size}, drawn afresh and uniformly)"
+    )
+  if isinstance(part, dpa.NonPrivateDpEvent):
+    return "a release without noise"
+  kind = "Laplace" if isinstance(part, dpa.LaplaceDpEvent) else "Gaussian"
+  return f"{kind} noise of {part.noise_multiplier:.6g} times the clip norm"

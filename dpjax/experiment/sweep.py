@@ -1,0 +1,324 @@
+"""A sweep: one training run per point of a grid and per seed, a curve, and what it costs.
+
+A sweep can be killed at any moment and started again: finished points are kept, the
+interrupted one resumes, and the curve is redrawn after each.
+
+The runs of one sweep must not share randomness. Two runs with equal noise draws and
+different noise multipliers can be solved for the exact gradient sum, so that no epsilon
+would hold for them together. Hence each point trains with its own seed, derived from the
+point's whole config; the seeds of the sweep are only its repetitions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from dpjax import validate
+from dpjax.experiment import fields, provenance, report, writers
+from dpjax.experiment.config import TrainConfig, to_dict
+from dpjax.validate import UserError
+
+Row = dict[str, Any]
+TrainFn = Callable[..., Row]  # (config, workdir, *, data) -> the content of result.json
+LoadFn = Callable[[TrainConfig], Any]  # (config) -> (train, test)
+
+
+@dataclasses.dataclass
+class SweepConfig:
+  """A whole sweep: every combination of the grid's values, once per seed.
+
+  Fields are dotted names of TrainConfig, such as "privacy.epsilon". `x` and `series` are
+  such names or keys of a result; `y` is a key of a result. A reference is
+  (label, epsilon, accuracy) of a published result, drawn beside the curve.
+  """
+
+  base: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+  grid: dict[str, list] = dataclasses.field(default_factory=dict)
+  seeds: list[int] = dataclasses.field(default_factory=lambda: [0])
+  references: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
+  x: str = "privacy.epsilon"
+  y: str = "test_accuracy"
+  series: str | None = None  # one line per value of this field
+  title: str = ""
+
+
+class Point(NamedTuple):
+  """One run of a sweep."""
+
+  name: str  # folder name: readable, unique, the same in every process
+  config: TrainConfig
+  overrides: dict[str, Any]  # dotted field -> value, and "seed" -> the sweep's seed
+
+
+def points(config: SweepConfig) -> list[Point]:
+  """The runs of a sweep, in grid order with the seeds innermost.
+
+  Raises:
+    UserError: empty grid, unknown field, ill-typed or repeated value, repeated seed.
+
+  >>> sweep = SweepConfig(grid={"privacy.epsilon": [1, 2]}, seeds=[0, 1])
+  >>> [point.name[:16] for point in points(sweep)][:3]
+  ['epsilon=1_seed=0', 'epsilon=1_seed=1', 'epsilon=2_seed=0']
+  >>> len({point.config.seed for point in points(sweep)})
+  4
+  """
+  _check(config)
+  grid = {path: list(values) for path, values in config.grid.items()}
+  axes = [[(path, value) for value in values] for path, values in grid.items()]
+  axes.append([("seed", seed) for seed in config.seeds])
+  found = [_point(config.base, dict(chosen)) for chosen in itertools.product(*axes)]
+  _unique([point.config.seed for point in found], "seeds derived from the points")
+  return found
+
+
+def run_sweep(
+  config: SweepConfig,
+  workdir: str | os.PathLike,
+  train_fn: TrainFn,
+  load_fn: LoadFn | None = None,
+) -> list[Row]:
+  """Runs what is left of a sweep; after each run writes sweep.json, curve.csv, curve.png.
+
+  Args:
+    config: the sweep.
+    workdir: each run has its folder in `workdir`/points/.
+    train_fn: `train(config, workdir, *, data=None)`, which resumes by itself and returns
+      the content of result.json.
+    load_fn: loads the data of a config; called once for all runs that share data and
+      model (the model may choose the features). None: the runs load their own.
+
+  Returns:
+    One row per point, in the order of `points`: name, status ("done" or "failed"), error,
+    the point's fields, and the keys of its result.
+
+  Raises:
+    UserError: a fault of the sweep itself, before anything runs. A UserError of one run is
+      recorded in its row, and the sweep goes on.
+  """
+  workdir, found = pathlib.Path(workdir), points(config)
+  rows: dict[str, Row] = {}
+  load = _LastData(load_fn)
+  for count, point in enumerate(_grouped(found), start=1):
+    rows[point.name] = _run(config, point, workdir / "points" / point.name, train_fn, load)
+    print(f"[{count}/{len(found)}] {_told(rows[point.name], config.y)}", flush=True)
+    _save(config, workdir, [rows[p.name] for p in found if p.name in rows], found)
+  print(writers.read_json(workdir / "sweep.json")["statement"], flush=True)
+  return [rows[point.name] for point in found]
+
+
+def charge(rows: list[Row]) -> dict[str, Any]:
+  """An upper bound on what the release of all finished runs together reveals.
+
+  Basic composition (Dwork and Roth 2014, theorem 3.16): independent runs that are
+  (epsilon_i, delta_i) each are (sum epsilon_i, sum delta_i) together, and so is any choice
+  among them. It holds for runs with independent randomness, one neighbouring relation and
+  one unit; otherwise, and where a run promises nothing, epsilon and delta are None.
+
+  >>> run = {"status": "done", "epsilon": 1.0, "delta": 0.25, "epsilon_kind": "proved",
+  ...        "neighboring_relation": "add_or_remove_one", "unit": "example"}
+  >>> total = charge([run, run, {"status": "failed"}])
+  >>> total["runs"], total["epsilon"], total["delta"], total["epsilon_kind"]
+  (2, 2.0, 0.5, 'proved')
+  """
+  done = [row for row in rows if row["status"] == "done"]
+  kinds = {row["epsilon_kind"] for row in done}
+  meanings = {(row["neighboring_relation"], row["unit"]) for row in done}
+  if not done or "none" in kinds or len(meanings) > 1:
+    return {"runs": len(done), "epsilon": None, "delta": None, "epsilon_kind": "none"}
+  relation, unit = meanings.pop()
+  return {
+    "runs": len(done),
+    "epsilon": math.fsum(row["epsilon"] for row in done),
+    "delta": math.fsum(row["delta"] for row in done),
+    "epsilon_kind": "claimed" if "claimed" in kinds else "proved",
+    "neighboring_relation": relation,
+    "unit": unit,
+  }
+
+
+def statement(rows: list[Row], others: int = 0) -> str:
+  """What the epsilons of a sweep do and do not promise, for a person to read.
+
+  Args:
+    rows: of `run_sweep`.
+    others: finished runs in the same folder that are not part of the sweep any more.
+  """
+  total = charge(rows)
+  text = (
+    f"Each epsilon holds for its own run alone. Picking the best of these {total['runs']} "
+    "runs, or reporting them side by side, is itself a query on the private data. "
+    f"{_bound(total)} Unfinished and failed runs are not in it: release nothing of them."
+  )
+  if others:
+    text += f" Nor are {others} further finished runs in this folder, of an earlier grid."
+  return text
+
+
+def _bound(total: dict[str, Any]) -> str:
+  if total["epsilon"] is None:
+    return (
+      "For all of them together no finite epsilon is known: none has finished, a run "
+      "promises none, or their neighbouring relations or units differ."
+    )
+  epsilon, delta = report.upper(total["epsilon"]), report.upper(total["delta"])
+  return (
+    f"All of them together are at most (epsilon = {epsilon}, delta = {delta})-private by "
+    f"basic composition ({total['epsilon_kind']}, {total['neighboring_relation']}, per "
+    f"{total['unit']})."
+  )
+
+
+def _check(config: SweepConfig) -> None:
+  if not config.grid:
+    raise UserError("grid={}: must name at least one field")
+  for path, values in config.grid.items():
+    if not isinstance(values, (list, tuple)) or not values:
+      raise UserError(f"grid[{path!r}]={values!r}: must be a list of at least one value")
+    _unique(values, f"grid[{path!r}]")
+  if "seed" in config.grid:
+    raise UserError("grid['seed']: give the seeds as seeds=[...]")
+  if not config.seeds:
+    raise UserError("seeds=[]: must hold at least one seed")
+  for seed in config.seeds:
+    validate.integer_at_least(0, seeds=seed)
+  _unique(config.seeds, "seeds")
+  for path in _config_axes(config):
+    fields.get(config.base, path, name="x" if path == config.x else "series")
+
+
+def _unique(values: Any, name: str) -> None:
+  repeated = [value for index, value in enumerate(values) if value in values[:index]]
+  if repeated:
+    raise UserError(f"{name}: {repeated[0]!r} comes twice; each must be different")
+
+
+def _point(base: TrainConfig, chosen: dict[str, Any]) -> Point:
+  config = base
+  for path, value in chosen.items():
+    config = fields.replace(config, path, value, name="grid")
+  values = {path: fields.get(config, path) for path in chosen}
+  digest = hashlib.sha256(
+    json.dumps(writers.plain(to_dict(config)), sort_keys=True).encode()
+  )
+  seed = int.from_bytes(digest.digest()[-4:], "big") >> 1  # 31 bits: fits every generator
+  words = "_".join(
+    f"{path.split('.')[-1]}={_word(value)}" for path, value in values.items()
+  )
+  safe = re.sub(r"[^A-Za-z0-9.=_-]+", "-", words)[:80]
+  name = f"{safe}_{digest.hexdigest()[:8]}"
+  return Point(name, dataclasses.replace(config, seed=seed), values)
+
+
+def _word(value: Any) -> str:
+  return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _grouped(found: list[Point]) -> Iterator[Point]:
+  """The points, those that share data next to each other: data are prepared once."""
+  keys = list(dict.fromkeys(_data_key(point.config) for point in found))
+  yield from sorted(found, key=lambda point: keys.index(_data_key(point.config)))
+
+
+def _data_key(config: TrainConfig) -> str:
+  return json.dumps(writers.plain([to_dict(config)["data"], to_dict(config)["model"]]))
+
+
+class _LastData:
+  """`load_fn` with a memory of one: the data of the last config asked for."""
+
+  def __init__(self, load_fn: LoadFn | None):
+    self._load_fn, self._key, self._data = load_fn, "", None
+
+  def __call__(self, config: TrainConfig) -> Any:
+    if self._load_fn is None:
+      return None
+    if self._key != _data_key(config):
+      self._key, self._data = "", None  # free the old data before the new come
+      self._data = self._load_fn(config)
+      self._key = _data_key(config)
+    return self._data
+
+
+def _run(
+  config: SweepConfig, point: Point, folder: pathlib.Path, train_fn: TrainFn, load: LoadFn
+) -> Row:
+  row = {"name": point.name, "status": "done", "error": None}
+  axes = {path: fields.get(point.config, path) for path in _config_axes(config)}
+  try:
+    result = _finished(point, folder)
+    if result is None:
+      result = _train(point, folder, train_fn, load)
+  except UserError as error:
+    line = " ".join(str(error).split())
+    return {**row, **axes, **point.overrides, "status": "failed", "error": line}
+  wanted = (*writers.RESULT_KEYS[:-1], config.x, config.y, config.series)  # not versions
+  kept = {key: result[key] for key in wanted if key in result}
+  return {**row, **kept, **axes, **point.overrides, "train_seed": point.config.seed}
+
+
+def _config_axes(config: SweepConfig) -> list[str]:
+  """Those of x and series that name a field of TrainConfig, not a key of the result."""
+  known = {field.name for field in dataclasses.fields(TrainConfig)}
+  return [
+    path for path in (config.x, config.series) if path and ("." in path or path in known)
+  ]
+
+
+def _finished(point: Point, folder: pathlib.Path) -> Row | None:
+  """The result of a point that has run to its end with this very config."""
+  if not (folder / writers.RESULT).exists() or not (folder / "config.json").exists():
+    return None
+  written = writers.read_json(folder / "config.json")
+  if written != writers.plain(to_dict(point.config)):
+    raise UserError(f"{folder / 'config.json'}: holds another config; use a new workdir")
+  return writers.read_json(folder / writers.RESULT)
+
+
+def _train(point: Point, folder: pathlib.Path, train_fn: TrainFn, load: LoadFn) -> Row:
+  result = train_fn(point.config, folder, data=load(point.config))
+  if not (folder / "config.json").exists():
+    writers.write_json(folder / "config.json", to_dict(point.config))
+  if not (folder / writers.RESULT).exists():
+    writers.write_result(folder, result)
+  return writers.read_json(folder / writers.RESULT)  # as a later start will see it
+
+
+def _save(
+  config: SweepConfig, workdir: pathlib.Path, rows: list[Row], found: list[Point]
+) -> None:
+  names = {point.name for point in found}
+  results = (workdir / "points").glob(f"*/{writers.RESULT}")
+  others = sum(path.parent.name not in names for path in results)
+  data = {
+    "title": config.title,
+    "config": dataclasses.asdict(config),
+    "points": len(found),
+    "statement": statement(rows, others),
+    "all_runs_together": charge(rows),
+    "versions": provenance.versions(),
+    "device": provenance.device(),
+    "rows": rows,
+  }
+  writers.write_json(workdir / "sweep.json", data)
+  done = [row for row in rows if row["status"] == "done"]
+  report.sweep_report(
+    done, workdir, x=config.x, y=config.y, series=config.series,
+    references=config.references, title=config.title,
+  )  # fmt: skip
+
+
+def _told(row: Row, y: str) -> str:
+  if row["status"] == "failed":
+    return f"{row['name']}: failed: {row['error']}"
+  private = row["epsilon_kind"] != "none"
+  epsilon = f"epsilon = {report.upper(row['epsilon'])}" if private else "no epsilon"
+  return f"{row['name']}: {y} = {row.get(y)}, {epsilon}, {row['wall_seconds']:.1f} s"

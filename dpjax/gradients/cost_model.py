@@ -1,0 +1,120 @@
+"""What each rule costs, and which is chosen. Per example; N, T, K, P as in `row_forms`.
+
+| rule         | flops                | elements moved       | then, for the sum            |
+| ------------ | -------------------- | -------------------- | ---------------------------- |
+| outer (T=1)  | 2 N (K + P)          | N (K + P)            | second transpose, 2 N T K P  |
+| gram         | 2 N T^2 (K + P)      | N T (K + P + 2 T)    | second transpose, 2 N T K P  |
+| product      | 2 N T K P            | N (T (K + P) + K P)  | second transpose, 2 N T K P  |
+| product held | 2 N T K P            | N (T (K + P) + 3 K P)| none: sum_i c_i a_i^T g_i    |
+| gradient     | the sites' transpose | sites' arrays + leaf | second transpose, or held    |
+
+seconds = flops / rate + elements * cost. The constants below were measured, float32:
+
+- cpu (2 cores, 3x3 convolutions of 8x8 to 32x32 positions and 3 to 128 channels): batched
+  products over a whole batch of patches ran at 7-15 Gflop/s, the same products one
+  example at a time in a loop at 50-110 (patches stay in the cache and no memory is
+  faulted in), XLA's own weight gradient at 40-90, gram products at 110-210 (square
+  matrices). A convolution inside a loop ran at 1, so it is never put there. Holding a
+  product cost 2.6 ns per element.
+- gpu: not measured yet; nominal rates of a 60 Tflop/s, 2 TB/s part. No loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dpjax.gradients.row_forms import RowForm
+
+
+class Platform(NamedTuple):
+  """Measured constants of one kind of machine."""
+
+  product_rate: float  # flops per second of a^T g
+  gram_rate: float
+  transpose_rate: float  # of the second transpose
+  element_seconds: float  # to write and read back one float32
+  hold_seconds: float  # the same, of a product that outlives its norm
+  loop_above: int  # per-example elements from which examples are looped over; 0: never
+
+
+_PLATFORMS = {
+  "cpu": Platform(80e9, 140e9, 70e9, 0.4e-9, 2.6e-9, 16_384),
+  "gpu": Platform(30e12, 30e12, 40e12, 4e-12, 8e-12, 0),
+}
+
+_HOLD_AT_MOST = 2**20  # elements per example: beyond this, products are not kept
+
+
+def constants(platform: str) -> Platform:
+  """Constants of a backend; accelerators share those of the GPU."""
+  return _PLATFORMS["cpu" if platform == "cpu" else "gpu"]
+
+
+class Cost(NamedTuple):
+  """Work of one rule for one example."""
+
+  flops: float
+  elements: float  # float32 numbers written and read back
+  is_gram: bool = False
+
+  def seconds(self, platform: str) -> float:
+    """Estimated time for one example."""
+    machine = constants(platform)
+    rate = machine.gram_rate if self.is_gram else machine.product_rate
+    return self.flops / rate + self.elements * machine.element_seconds
+
+
+def _sides(form: RowForm) -> int:
+  return form.blocks * form.rows * (form.left * (not form.one_hot) + form.right)
+
+
+def outer(form: RowForm) -> Cost:
+  """|a|^2 |g|^2."""
+  return Cost(2 * _sides(form), _sides(form))
+
+
+def gram(forms: Sequence[RowForm]) -> Cost:
+  """The T x T products of both sides, T over all sites of the leaf."""
+  rows = sum(form.rows for form in forms)
+  flops = sum(2 * rows * _sides(form) for form in forms)
+  pairs = 2 * rows * rows * forms[0].blocks
+  return Cost(flops, pairs + sum(map(_sides, forms)), is_gram=True)
+
+
+def size(form: RowForm) -> int:
+  """Elements of one product."""
+  return form.blocks * form.left * form.right
+
+
+def product(forms: Sequence[RowForm], platform: str) -> tuple[Cost, bool]:
+  """a^T g of one example, and whether to hold it for the sum."""
+  flops = sum(_flops(form) for form in forms)
+  cost = Cost(flops, sum(map(_sides, forms)) + size(forms[0]))
+  held_seconds = size(forms[0]) * constants(platform).hold_seconds
+  hold = held_seconds < contraction(forms, platform) and size(forms[0]) <= _HOLD_AT_MOST
+  return cost, hold
+
+
+def _flops(form: RowForm) -> int:
+  if form.one_hot:
+    return form.blocks * form.rows * form.right
+  return 2 * form.rows * size(form)
+
+
+def contraction(forms: Sequence[RowForm], platform: str) -> float:
+  """Seconds of the second transpose, for one example."""
+  return sum(_flops(form) for form in forms) / constants(platform).transpose_rate
+
+
+def gradient(work: int, leaf_size: int, platform: str) -> tuple[Cost, bool]:
+  """The general rule; small gradients, and any smaller than their sites, are held."""
+  del platform
+  small = leaf_size * 4 <= work or leaf_size <= 4096
+  return Cost(2 * work, work + 2 * leaf_size), small and leaf_size <= _HOLD_AT_MOST
+
+
+def looped(elements: float, platform: str) -> bool:
+  """Whether the examples are better taken one at a time, in a compiled loop."""
+  above = constants(platform).loop_above
+  return bool(above) and elements > above

@@ -1,0 +1,100 @@
+"""Clipped per-example gradients without per-example gradients.
+
+One forward and one backward pass over the batch leave each site's operand a and cotangent
+g (`tapped`); the norm of each example's gradient is taken from them unit by unit
+(`units`, `row_forms`, `cost_model`), and the clipped sum is the ordinary transpose of each
+site with c_i g_i in place of g_i, as in "Differentially Private Optimization on Large
+Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced function.
+
+| case                                         | what happens                              |
+| -------------------------------------------- | ----------------------------------------- |
+| NaN or infinite gradient, padding            | contributes exactly 0                     |
+| finite gradient whose squared norm overflows | norms are inf, contributes 0              |
+| parameter the loss does not use              | gradient 0                                |
+| bfloat16 or float16 activations              | norms and sums in float32                 |
+| cond, while, custom_vjp that see a parameter | a site as a whole: per-example gradients  |
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import validate
+from dpjax.gradients import clipping, jaxpr_sites, tapped, unit_rules, units
+from dpjax.gradients.param_flow import ParamFlow
+from dpjax.gradients.units import Unit
+from dpjax.types import ClippedSum, LossFn
+
+
+def check_params(params: Any) -> None:
+  """Raises UserError unless every leaf is a real floating-point array."""
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+      name = jax.tree_util.keystr(path)
+      raise validate.UserError(f"params{name}: dtype {leaf.dtype} must be floating point")
+
+
+def one_of(batch: Any) -> Any:
+  """Shapes of one example of a batch."""
+  return jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch
+  )
+
+
+def clipped_sum(
+  loss_fn: LossFn,
+  params: Any,
+  batch: Any,
+  mask: jax.Array,
+  l2_clip_norm: Any,
+  *,
+  rescale_to_unit_norm: bool = False,
+) -> ClippedSum:
+  """The sum of clipped gradients, equal to the vmap route's (see `clip_and_sum`)."""
+  params = jax.tree.map(jnp.asarray, params)
+  check_params(params)
+  leaves, treedef = jax.tree.flatten(params)
+  program = jaxpr_sites.trace(loss_fn, params, one_of(batch))
+  platform = jax.default_backend()
+  flow = ParamFlow.of(program, leaves)
+  recorded = tapped.record(program, leaves, jax.tree.leaves(batch))
+  found = units.find_units(program, leaves, platform)
+  first = [unit_rules.norms(unit, flow, recorded, platform) for unit in found]
+  squares = _by_leaf(found, [norms.squares for norms in first])
+  factors, norms = clipping.clip_factors(
+    _group_norms(l2_clip_norm, treedef.unflatten(squares)),
+    l2_clip_norm,
+    mask,
+    rescale_to_unit_norm=rescale_to_unit_norm,
+  )
+  leaf_factors = _leaf_factors(factors, params)
+  sums = [
+    unit_rules.totals(unit, flow, recorded, norms.held, [leaf_factors[i] for i in unit.leaves])
+    for unit, norms in zip(found, first)
+  ]
+  bound = clipping.l2_bound(l2_clip_norm, rescale_to_unit_norm=rescale_to_unit_norm)
+  total = treedef.unflatten(_by_leaf(found, sums))
+  return ClippedSum(total=total, norms=norms, losses=recorded.losses, l2_bound=bound)
+
+
+def _by_leaf(found: Sequence[Unit], values: Sequence[Sequence[Any]]) -> list[Any]:
+  """Values per unit and leaf, in the order of the leaves."""
+  pairs = [pair for unit, each in zip(found, values) for pair in zip(unit.leaves, each)]
+  return [value for _, value in sorted(pairs, key=lambda pair: pair[0])]
+
+
+def _group_norms(l2_clip_norm: Any, squares: Any) -> Any:
+  def norm(_, group):
+    return jnp.sqrt(functools.reduce(jnp.add, jax.tree.leaves(group)))
+
+  return jax.tree.map(norm, l2_clip_norm, squares)
+
+
+def _leaf_factors(factors: Any, params: Any) -> list[jax.Array]:
+  spread = lambda factor, group: jax.tree.map(lambda _: factor, group)
+  return jax.tree.leaves(jax.tree.map(spread, factors, params))

@@ -1,0 +1,326 @@
+"""Where a loss uses its parameters: the traced program of one example, with its sites.
+
+Every value of the program is PARAM (a function of the parameters alone), DATA (depends on
+the example) or CONST (neither, or not differentiable). A *site* is an equation in which
+PARAM meets DATA. Calls that see a parameter are entered, also `scan` bodies and `remat`;
+everything else is evaluated as it stands, so that custom derivatives stay intact: an
+equation that cannot be entered (cond, while, custom_vjp ...) is a site as a whole. Where a
+PARAM value must become DATA (the start of a scan's carry, say) an identity site lifts it.
+
+Of JAX this relies on `jax.make_jaxpr`, `jax.extend.core` and the names and parameters of
+the primitives in `_CALLS`, "scan" and those of `row_forms`; tests pin them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as jex
+
+Var = Any  # jax.extend.core.Var
+Eqn = Any  # jax.extend.core.JaxprEqn
+
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
+_REMATS = ("remat2", "checkpoint", "remat")
+_RESHAPES = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "rev", "copy", "slice")
+
+
+class Kind(enum.IntEnum):
+  """What a value depends on."""
+
+  CONST = 0
+  PARAM = 1
+  DATA = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+  """One scan around a site."""
+
+  index: int
+  length: int
+
+
+class Source(NamedTuple):
+  """How a PARAM value comes from the parameter leaves."""
+
+  leaves: frozenset[int]
+  is_view: bool = False  # a rearrangement (or part) of ONE leaf: norms are preserved
+  perm: tuple[int, ...] | None = None  # dimension j is the leaf's dimension perm[j]
+  loops: tuple[Loop, ...] = ()  # scans that step through it, outermost first
+
+
+class Value(NamedTuple):
+  """Kind of a value, and its source where it is PARAM."""
+
+  kind: Kind
+  source: Source = Source(frozenset())
+
+
+_CONST, _DATA = Value(Kind.CONST), Value(Kind.DATA)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Site:
+  """An equation where parameters meet data; eqn None: a parameter lifted to data."""
+
+  index: int
+  eqn: Eqn | None
+  params: tuple[Var, ...]
+  data: tuple[Var, ...]
+  sources: tuple[Source, ...]  # of params
+  loops: tuple[Loop, ...]  # scans around it, outermost first
+  outs: tuple[int, ...]  # differentiable results of the equation: each gets a tap
+
+  @property
+  def name(self) -> str:
+    """The primitive."""
+    return self.eqn.primitive.name if self.eqn is not None else "parameter"
+
+  @property
+  def out_avals(self) -> tuple[Any, ...]:
+    """Shapes and dtypes of the tapped results, without loops."""
+    if self.eqn is None:
+      return (self.params[0].aval,)
+    return tuple(self.eqn.outvars[i].aval for i in self.outs)
+
+  @property
+  def leaves(self) -> frozenset[int]:
+    """Indices of the parameter leaves that reach it."""
+    return frozenset().union(*(source.leaves for source in self.sources))
+
+
+class Action(enum.Enum):
+  """How a step of the program is evaluated."""
+
+  PLAIN = enum.auto()
+  SITE = enum.auto()
+  CALL = enum.auto()
+  REMAT = enum.auto()
+  SCAN = enum.auto()
+
+
+class Step(NamedTuple):
+  """One equation of the program."""
+
+  action: Action
+  eqn: Eqn
+  values: tuple[Value, ...]  # of the results
+  inner: Program | None = None
+  site: Site | None = None
+  lifts: tuple[tuple[int, Site], ...] = ()  # operand position -> identity site
+  loop: Loop | None = None  # of a scan
+
+
+class Program(NamedTuple):
+  """A jaxpr with a plan for each equation."""
+
+  jaxpr: Any
+  consts: tuple[Any, ...]
+  steps: tuple[Step, ...]
+  outs: tuple[Value, ...]
+  out_lifts: tuple[tuple[int, Site], ...]
+
+  def sites(self) -> Iterator[Site]:
+    """Every site, nested ones included."""
+    for step in self.steps:
+      yield from (site for _, site in step.lifts)
+      if step.site is not None:
+        yield step.site
+      if step.inner is not None:
+        yield from step.inner.sites()
+    yield from (site for _, site in self.out_lifts)
+
+
+def is_literal(atom: Any) -> bool:
+  """Whether an operand is written into the equation."""
+  return isinstance(atom, jex.Literal)
+
+
+def is_float(aval: Any) -> bool:
+  """Whether gradients flow through values of this type."""
+  return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def operands(eqn: Eqn) -> tuple[Var, ...]:
+  """The distinct variables that an equation reads."""
+  return tuple(dict.fromkeys(atom for atom in eqn.invars if not is_literal(atom)))
+
+
+def eqn_fn(eqn: Eqn) -> Callable[..., list[Any]]:
+  """The equation as a function of `operands(eqn)`, custom derivatives intact."""
+  outvars = [var for var in eqn.outvars if not isinstance(var, jex.DropVar)]
+  alone = _template().replace(
+    invars=list(operands(eqn)), outvars=outvars, eqns=[eqn], effects=eqn.effects
+  )
+  evaluate = jex.jaxpr_as_fun(jex.ClosedJaxpr(alone, []))
+
+  def call(*args):
+    results = iter(evaluate(*args))
+    return [None if isinstance(var, jex.DropVar) else next(results) for var in eqn.outvars]
+
+  return call
+
+
+@functools.cache
+def _template() -> Any:
+  """An empty jaxpr to be filled: its constructor is not public."""
+  return jax.make_jaxpr(lambda: ())().jaxpr
+
+
+class _Builder:
+  """Numbers sites and loops in the order of the program."""
+
+  def __init__(self):
+    self._sites, self._loops = itertools.count(), itertools.count()
+
+  def site(self, eqn, params, data, sources, loops, outs) -> Site:
+    return Site(next(self._sites), eqn, params, data, sources, loops, outs)
+
+  def lift(self, var, value: Value, loops) -> Site:
+    return self.site(None, (var,), (), (value.source,), loops, (0,))
+
+  def loop(self, length: int) -> Loop:
+    return Loop(next(self._loops), length)
+
+
+def trace(loss_fn: Callable, params: Any, example: Any) -> Program:
+  """The program of `loss_fn(params, ONE example)`; arguments may be ShapeDtypeStructs.
+
+  Its inputs are the leaves of params, then those of the example; its one output is DATA.
+  """
+  closed = jax.make_jaxpr(loss_fn)(params, example)
+  leaves, rest = len(jax.tree.leaves(params)), len(jax.tree.leaves(example))
+  avals = closed.jaxpr.invars[:leaves]
+  values = [_leaf_value(i, var.aval) for i, var in enumerate(avals)] + [_DATA] * rest
+  return _analyse(closed.jaxpr, closed.consts, values, (), _Builder(), lift_outs=True)
+
+
+def _leaf_value(index: int, aval: Any) -> Value:
+  if not is_float(aval):
+    return _CONST
+  return Value(Kind.PARAM, Source(frozenset([index]), True, tuple(range(len(aval.shape)))))
+
+
+def _analyse(jaxpr, consts, values, loops, builder, *, lift_outs) -> Program:
+  env = dict(zip(jaxpr.constvars, [_CONST] * len(jaxpr.constvars)))
+  env.update(zip(jaxpr.invars, values))
+  steps = []
+  for eqn in jaxpr.eqns:
+    step = _plan(eqn, [_read(env, atom) for atom in eqn.invars], loops, builder)
+    env.update(zip(eqn.outvars, step.values))
+    steps.append(step)
+  outs = tuple(_read(env, atom) for atom in jaxpr.outvars)
+  lifts = tuple(
+    (i, builder.lift(atom, value, loops))
+    for i, (atom, value) in enumerate(zip(jaxpr.outvars, outs))
+    if lift_outs and value.kind is Kind.PARAM
+  )
+  return Program(jaxpr, tuple(consts), tuple(steps), outs, lifts)
+
+
+def _read(env, atom) -> Value:
+  return _CONST if is_literal(atom) else env[atom]
+
+
+def _plan(eqn, values, loops, builder) -> Step:
+  kinds = {value.kind for value in values}
+  if Kind.PARAM not in kinds or not any(is_float(var.aval) for var in eqn.outvars):
+    kind = Kind.DATA if Kind.DATA in kinds else Kind.CONST
+    return Step(Action.PLAIN, eqn, (Value(kind),) * len(eqn.outvars))
+  name = eqn.primitive.name
+  if name in _CALLS:
+    return _enter(Action.CALL, eqn, eqn.params[_CALLS[name]], values, loops, builder)
+  if Kind.DATA not in kinds:
+    return Step(Action.PLAIN, eqn, _transformed(eqn, values))
+  if name in _REMATS:
+    return _enter(Action.REMAT, eqn, eqn.params["jaxpr"], values, loops, builder)
+  if name == "scan":
+    return _enter_scan(eqn, values, loops, builder)
+  return _meet(eqn, values, loops, builder)
+
+
+def _transformed(eqn, values) -> tuple[Value, ...]:
+  """Results of an equation on parameters alone."""
+  if eqn.primitive.name == "stop_gradient":
+    return (_CONST,) * len(eqn.outvars)
+  source = _view(eqn, values)
+  return tuple(Value(Kind.PARAM, source) if is_float(v.aval) else _CONST for v in eqn.outvars)
+
+
+def _view(eqn, values) -> Source:
+  sources = [value.source for value in values if value.kind is Kind.PARAM]
+  loops = tuple(sorted({loop for s in sources for loop in s.loops}, key=lambda x: x.index))
+  plain = Source(frozenset().union(*(s.leaves for s in sources)), loops=loops)
+  if len(values) != 1 or not sources[0].is_view:
+    return plain
+  return _view_of_one(eqn, sources[0], plain)
+
+
+def _view_of_one(eqn, source, plain) -> Source:
+  name, before, after = eqn.primitive.name, eqn.invars[0].aval, eqn.outvars[0].aval
+  if name == "transpose":
+    perm = source.perm and tuple(source.perm[d] for d in eqn.params["permutation"])
+    return source._replace(perm=perm)
+  if name == "convert_element_type" and is_float(after):
+    return source
+  if name in _RESHAPES and after.size <= before.size:  # no broadcasting
+    return source._replace(perm=None)
+  return plain
+
+
+def _inner_jaxpr(jaxpr) -> tuple[Any, Sequence[Any]]:
+  return (jaxpr.jaxpr, jaxpr.consts) if hasattr(jaxpr, "consts") else (jaxpr, ())
+
+
+def _enter(action, eqn, jaxpr, values, loops, builder) -> Step:
+  inner = _analyse(*_inner_jaxpr(jaxpr), values, loops, builder, lift_outs=False)
+  return Step(action, eqn, inner.outs, inner=inner)
+
+
+def _enter_scan(eqn, values, loops, builder) -> Step:
+  consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
+  first_xs = consts + carries
+  lifts = tuple(
+    (i, builder.lift(eqn.invars[i], values[i], loops))
+    for i in range(consts, first_xs)
+    if values[i].kind is Kind.PARAM
+  )
+  loop = builder.loop(eqn.params["length"])
+  inside = [
+    *values[:consts],
+    *[_DATA] * carries,
+    *(_sliced(value, loop) for value in values[first_xs:]),
+  ]
+  jaxpr, inner_consts = _inner_jaxpr(eqn.params["jaxpr"])
+  inner = _analyse(
+    jaxpr, inner_consts, inside, (*loops, loop), builder, lift_outs=True
+  )
+  return Step(Action.SCAN, eqn, (_DATA,) * len(eqn.outvars), inner=inner, lifts=lifts, loop=loop)
+
+
+def _sliced(value: Value, loop: Loop) -> Value:
+  if value.kind is not Kind.PARAM:
+    return value
+  source = value.source
+  return value._replace(source=source._replace(perm=None, loops=(*source.loops, loop)))
+
+
+def _meet(eqn, values, loops, builder) -> Step:
+  kind_of = {v: value for v, value in zip(eqn.invars, values) if not is_literal(v)}
+  params = tuple(v for v in operands(eqn) if kind_of[v].kind is Kind.PARAM)
+  data = tuple(v for v in operands(eqn) if kind_of[v].kind is not Kind.PARAM)
+  outs = tuple(
+    i for i, var in enumerate(eqn.outvars)
+    if is_float(var.aval) and not isinstance(var, jex.DropVar)
+  )
+  sources = tuple(kind_of[v].source for v in params)
+  site = builder.site(eqn, params, data, sources, loops, outs)
+  return Step(Action.SITE, eqn, (_DATA,) * len(eqn.outvars), site=site)

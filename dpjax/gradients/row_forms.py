@@ -1,0 +1,308 @@
+"""Sites whose gradient is a sum of outer products: dense, convolution, embedding.
+
+For one example such a site's gradient, seen as N independent matrices [K, P], is
+left^T right with left [N, T, K] from the operand and right [N, T, P] from the cotangent:
+T rows per example (tokens, output positions, steps of a scan), K and P the two sides of
+the parameter. An embedding's left side is one-hot and kept as integers [N, T].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpjax import trees
+from dpjax.gradients.jaxpr_sites import Site, is_float
+
+
+class Rows(NamedTuple):
+  """Both sides of one example; an integer side means one-hot rows (-1: none)."""
+
+  left: jax.Array  # [N, T, K], or integer [N, T]
+  right: jax.Array  # [N, T, P]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowForm:
+  """How a site's arrays become rows and a product becomes the parameter's gradient."""
+
+  blocks: int  # N
+  rows: int  # T
+  left: int  # K
+  right: int  # P
+  one_hot: bool
+  left_dims: tuple[int, ...]  # dimensions of the parameter on the left side
+  right_dims: tuple[int, ...]
+  patches: bool  # the left side is bigger than the operand it is cut from
+  build: Callable[[tuple, tuple], Rows]  # (data operands, cotangents) of one example
+  unflatten: Callable[[jax.Array], jax.Array]  # [N, K, P] -> the site's parameter
+
+
+def find(site: Site) -> RowForm | None:
+  """The row form of a site, or None where it has none."""
+  finder = _FINDERS.get(site.name)
+  simple = finder and len(site.params) == len(site.data) == len(site.outs) == 1
+  return finder(site) if finder and simple else None
+
+
+def _split_loops(site: Site) -> tuple[list[int], list[int]]:
+  """Axes of scans that step through the parameter, and of those that reuse it."""
+  sliced = [i for i, loop in enumerate(site.loops) if loop in site.sources[0].loops]
+  return sliced, [i for i in range(len(site.loops)) if i not in sliced]
+
+
+def _arrange(x: jax.Array, *groups: Sequence[int]) -> jax.Array:
+  """Transposes to the given order of axes, each group flattened into one."""
+  shape = [math.prod(x.shape[axis] for axis in group) for group in groups]
+  return x.transpose([axis for group in groups for axis in group]).reshape(shape)
+
+
+def _sizes(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
+  return tuple(shape[d] for d in dims)
+
+
+def _others(rank: int, *taken: Sequence[int]) -> tuple[int, ...]:
+  return tuple(d for d in range(rank) if d not in set().union(*map(set, taken)))
+
+
+def _restore(order: Sequence[int], loops: int) -> list[int]:
+  """Permutation that puts [*loops, dims in the given order] back into ascending order."""
+  return [*range(loops), *(loops + list(order).index(d) for d in range(len(order)))]
+
+
+def _loop_sizes(site: Site, axes: Sequence[int]) -> tuple[int, ...]:
+  return tuple(site.loops[i].length for i in axes)
+
+
+def _dot_form(site: Site) -> RowForm | None:
+  (lhs_c, rhs_c), (lhs_b, rhs_b) = site.eqn.params["dimension_numbers"]
+  param_first = site.eqn.invars[0] is site.params[0]
+  param_c, data_c = (lhs_c, rhs_c) if param_first else (rhs_c, lhs_c)
+  param_b, data_b = (lhs_b, rhs_b) if param_first else (rhs_b, lhs_b)
+  shape, data_shape = site.params[0].aval.shape, site.data[0].aval.shape
+  param_f = _others(len(shape), param_c, param_b)
+  data_f = _others(len(data_shape), data_c, data_b)
+  batch, out_rank = len(param_b), len(param_b) + len(param_f) + len(data_f)
+  middle = batch + (len(param_f) if param_first else len(data_f))
+  first, last = tuple(range(batch, middle)), tuple(range(middle, out_rank))
+  out_p, out_t = (first, last) if param_first else (last, first)
+  sliced, shared = _split_loops(site)
+  depth = len(site.loops)
+
+  def deep(dims):
+    return [depth + d for d in dims]
+
+  def build(data, cotangents):
+    left = _arrange(data[0], sliced + deep(data_b), shared + deep(data_f), deep(data_c))
+    out_b = deep(range(batch))
+    right = _arrange(cotangents[0], sliced + out_b, shared + deep(out_t), deep(out_p))
+    return Rows(left, right)
+
+  order = (*param_b, *param_c, *param_f)
+  loop_sizes = _loop_sizes(site, sliced)
+
+  def unflatten(product):
+    stacked = product.reshape(*loop_sizes, *_sizes(shape, order))
+    return stacked.transpose(_restore(order, len(sliced)))
+
+  return RowForm(
+    blocks=math.prod(loop_sizes) * math.prod(_sizes(shape, param_b)),
+    rows=math.prod(_loop_sizes(site, shared)) * math.prod(_sizes(data_shape, data_f)),
+    left=math.prod(_sizes(shape, param_c)),
+    right=math.prod(_sizes(shape, param_f)),
+    one_hot=False,
+    left_dims=tuple(param_c),
+    right_dims=param_f,
+    patches=False,
+    build=build,
+    unflatten=unflatten,
+  )
+
+
+def _windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
+  """Patches [..., *out, offsets, C] of x [..., *spatial, C], by strided slices."""
+  spatial = len(kernel)
+  lead = x.ndim - spatial - 1
+  config = [(0, 0, 0)] * lead
+  pads = zip(params["padding"], params["lhs_dilation"])
+  config += [(*pad, dilation - 1) for pad, dilation in pads] + [(0, 0, 0)]
+  x = lax.pad(x, jnp.zeros((), x.dtype), config)
+  x = _long_enough(x, lead, params, kernel, out)
+
+  def window(offset):
+    starts = [0] * lead + [o * d for o, d in zip(offset, params["rhs_dilation"])] + [0]
+    strides = [1] * lead + list(params["window_strides"]) + [1]
+    sizes = [*x.shape[:lead], *out, x.shape[-1]]
+    limits = [a + (n - 1) * s + 1 for a, n, s in zip(starts, sizes, strides)]
+    return lax.slice(x, starts, limits, strides)
+
+  windows = [window(offset) for offset in itertools.product(*map(range, kernel))]
+  return jnp.concatenate(windows, axis=-1).reshape(*x.shape[:lead], *out, len(windows), -1)
+
+
+def _long_enough(x, lead, params, kernel, out):
+  """Rounding may leave the last window short of zeros that no output sees."""
+  fields = zip(kernel, params["rhs_dilation"], params["window_strides"], out)
+  needed = [(k - 1) * d + (n - 1) * s + 1 for k, d, s, n in fields]
+  short = [max(0, n - size) for n, size in zip(needed, x.shape[lead:-1])]
+  return jnp.pad(x, [(0, 0)] * lead + [(0, n) for n in short] + [(0, 0)])
+
+
+def _conv_form(site: Site) -> RowForm | None:
+  params = site.eqn.params
+  if params["batch_group_count"] != 1 or site.eqn.invars[1] is not site.params[0]:
+    return None
+  numbers, groups = params["dimension_numbers"], params["feature_group_count"]
+  (lhs_n, lhs_c, *lhs_s), (out_n, out_c, *out_s) = numbers.lhs_spec, numbers.out_spec
+  rhs_o, rhs_i, *rhs_s = numbers.rhs_spec
+  shape, out_shape = site.params[0].aval.shape, site.out_avals[0].shape
+  kernel, out = _sizes(shape, rhs_s), _sizes(out_shape, out_s)
+  channels, features = shape[rhs_i], shape[rhs_o] // groups
+  count, offsets = out_shape[out_n], math.prod(kernel)
+  sliced, shared = _split_loops(site)
+  depth, loop_sizes = len(site.loops), _loop_sizes(site, sliced)
+  blocks = math.prod(loop_sizes)
+  rows = math.prod(_loop_sizes(site, shared)) * count * math.prod(out)
+
+  def build(data, cotangents):
+    order = [*sliced, *shared, *(depth + d for d in (lhs_n, *lhs_s, lhs_c))]
+    windows = _windows(data[0].transpose(order), params, kernel, out)
+    left = windows.reshape(blocks, rows, offsets, groups, channels)
+    positions = [depth + d for d in (out_n, *out_s)]
+    right = _arrange(cotangents[0], sliced, [*shared, *positions], [depth + out_c])
+    right = right.reshape(blocks, rows, groups, features)
+    if groups == 1:
+      return Rows(left.reshape(blocks, rows, -1), right.reshape(blocks, rows, -1))
+    left = left.transpose(0, 3, 1, 2, 4).reshape(blocks * groups, rows, -1)
+    return Rows(left, right.transpose(0, 2, 1, 3).reshape(blocks * groups, rows, -1))
+
+  def unflatten(product):
+    split = product.reshape(blocks, groups, *kernel, channels, features)
+    split = jnp.moveaxis(split, 1, -2)  # [blocks, *kernel, channels, groups, features]
+    stacked = split.reshape(*loop_sizes, *kernel, channels, groups * features)
+    return stacked.transpose(_restore((*rhs_s, rhs_i, rhs_o), len(sliced)))
+
+  return RowForm(
+    blocks=blocks * groups,
+    rows=rows,
+    left=offsets * channels,
+    right=features,
+    one_hot=False,
+    left_dims=(rhs_i, *rhs_s),
+    right_dims=(rhs_o,),
+    patches=offsets > 1,
+    build=build,
+    unflatten=unflatten,
+  )
+
+
+def _gather_form(site: Site) -> RowForm | None:
+  params, shape = site.eqn.params, site.params[0].aval.shape
+  numbers = params["dimension_numbers"]
+  indexed = tuple(numbers.start_index_map)
+  kept = _others(len(shape), indexed)
+  full = all(params["slice_sizes"][d] == shape[d] for d in kept)
+  plain = not numbers.operand_batching_dims and not is_float(site.data[0].aval)
+  rows_of_table = sorted(numbers.collapsed_slice_dims) == sorted(indexed)
+  if not (full and plain and rows_of_table and site.eqn.invars[0] is site.params[0]):
+    return None
+  sliced, shared = _split_loops(site)
+  depth, loop_sizes = len(site.loops), _loop_sizes(site, sliced)
+  index_rank = len(site.data[0].aval.shape)
+  out_rows = _others(len(site.out_avals[0].shape), numbers.offset_dims)
+  sizes = _sizes(shape, indexed)
+  clip = params["mode"] == lax.GatherScatterMode.CLIP
+
+  def build(data, cotangents):
+    index = data[0].astype(jnp.int32)
+    positions = [depth + d for d in range(index_rank - 1)]
+    index = _arrange(index, sliced, [*shared, *positions], [depth + index_rank - 1])
+    limits = jnp.asarray(sizes, index.dtype).reshape(1, 1, -1)
+    index = jnp.clip(index, 0, limits - 1) if clip else index
+    inside = jnp.all((index >= 0) & (index < limits), axis=-1)
+    places = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    places = jnp.asarray(places, index.dtype).reshape(1, 1, -1)
+    tokens = jnp.sum(index * places, axis=-1)
+    right = _arrange(
+      cotangents[0],
+      sliced,
+      [*shared, *(depth + d for d in out_rows)],
+      [depth + d for d in numbers.offset_dims],
+    )
+    return Rows(jnp.where(inside, tokens, -1), jnp.where(inside[..., None], right, 0))
+
+  def unflatten(product):
+    stacked = product.reshape(*loop_sizes, *sizes, *_sizes(shape, kept))
+    return stacked.transpose(_restore((*indexed, *kept), len(sliced)))
+
+  return RowForm(
+    blocks=math.prod(loop_sizes),
+    rows=math.prod(_loop_sizes(site, shared)) * math.prod(site.data[0].aval.shape[:-1]),
+    left=math.prod(sizes),
+    right=math.prod(_sizes(shape, kept)),
+    one_hot=True,
+    left_dims=indexed,
+    right_dims=kept,
+    patches=False,
+    build=build,
+    unflatten=unflatten,
+  )
+
+
+_FINDERS: dict[str, Callable[[Site], RowForm | None]] = {
+  "dot_general": _dot_form,
+  "conv_general_dilated": _conv_form,
+  "gather": _gather_form,
+}
+NAMES = frozenset(_FINDERS)
+
+
+def _dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+  a, b = trees.at_least_float32(a), trees.at_least_float32(b)
+  return jnp.einsum(spec, a, b, precision=lax.Precision.HIGHEST)
+
+
+def _side_gram(a: jax.Array, b: jax.Array) -> jax.Array:
+  """Inner products [N, Ta, Tb] of the rows of two sides, one-hot or dense."""
+  if is_float(a) and is_float(b):
+    return _dot("ntk,nsk->nts", a, b)
+  if is_float(a):
+    return jnp.swapaxes(_side_gram(b, a), 1, 2)
+  if not is_float(b):
+    return (a[:, :, None] == b[:, None, :]) & (a >= 0)[:, :, None]
+  columns = jnp.take_along_axis(b, jnp.maximum(a, 0)[:, None, :], axis=2)  # [N, Tb, Ta]
+  return jnp.where(a[:, :, None] >= 0, jnp.swapaxes(columns, 1, 2), 0)
+
+
+def outer_square(rows: Rows) -> jax.Array:
+  """|left^T right|^2 where there is one row: |left|^2 |right|^2."""
+  left = trees.at_least_float32(rows.left) if is_float(rows.left) else None
+  right = jnp.sum(jnp.square(trees.at_least_float32(rows.right)), axis=(1, 2))
+  return jnp.sum(right if left is None else jnp.sum(left * left, axis=(1, 2)) * right)
+
+
+def gram_square(parts: Sequence[Rows]) -> jax.Array:
+  """|sum of left^T right|^2 through the T x T products of rows (ghost norm)."""
+  total = jnp.float32(0)
+  for i, a in enumerate(parts):
+    for b in parts[i:]:
+      pair = _side_gram(a.left, b.left) * _side_gram(a.right, b.right)
+      total = total + jnp.sum(pair) * (1 if a is b else 2)
+  return total
+
+
+def product(rows: Rows, left_size: int) -> jax.Array:
+  """left^T right: [N, K, P], in float32 or wider."""
+  if is_float(rows.left):
+    return _dot("ntk,ntp->nkp", rows.left, rows.right)
+  right = trees.at_least_float32(rows.right)
+  empty = jnp.zeros((left_size, right.shape[-1]), right.dtype)
+  add = lambda tokens, values: empty.at[jnp.maximum(tokens, 0)].add(values)
+  return jax.vmap(add)(rows.left, right)

@@ -1,0 +1,258 @@
+"""Running a program with taps: cotangents and operands of every site, one backward pass.
+
+A tap is a zero that is added to a site's result; its gradient is the cotangent there. The
+parameters are neither batched nor differentiated, so under vmap the matrix products and
+convolutions are the ordinary ones of the whole batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpjax.gradients import jaxpr_sites
+from dpjax.gradients.jaxpr_sites import Action, Kind, Loop, Program, Site, Step
+
+Taps = dict[int, tuple[Any, ...]]  # site index -> one array per tapped result
+Operands = dict[int, tuple[Any, ...]]  # site index -> its data operands
+
+
+class Recorded(NamedTuple):
+  """What one forward and backward pass over the batch leaves behind."""
+
+  losses: jax.Array  # [B]
+  operands: Operands  # arrays [*loops, B, ...]
+  cotangents: Taps  # arrays [*loops, B, ...]
+
+
+def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> Recorded:
+  """Losses, data operands and cotangents of every site, for each example.
+
+  Args:
+    program: of one example.
+    leaves: the parameter leaves.
+    examples: the batch's leaves, [B, ...].
+  """
+  sites = list(program.sites())
+  depth = {site.index: len(site.loops) for site in sites}
+
+  def loss(taps, example):
+    outs, seen = run(program, [*leaves, *example], taps)
+    return outs[0], seen
+
+  taps = {site.index: _zeros(site) for site in sites}
+  by_site = {i: tuple([d] * len(taps[i])) for i, d in depth.items()}
+  operand_axes = {site.index: (depth[site.index],) * len(site.data) for site in sites}
+  (losses, operands), cotangents = jax.vmap(
+    jax.value_and_grad(loss, has_aux=True),
+    in_axes=(None, 0),
+    out_axes=((0, operand_axes), by_site),
+  )(taps, list(examples))
+  return Recorded(losses, operands, cotangents)
+
+
+def _zeros(site: Site) -> tuple[jax.Array, ...]:
+  loops = tuple(loop.length for loop in site.loops)
+  return tuple(jnp.zeros((*loops, *aval.shape), aval.dtype) for aval in site.out_avals)
+
+
+def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], Operands]:
+  """Evaluates a program with its taps: (results, data operands of the sites)."""
+  env = dict(zip(program.jaxpr.constvars, program.consts))
+  env.update(zip(program.jaxpr.invars, args))
+  seen: Operands = {}
+  for step in program.steps:
+    lifted = {i: site for i, site in step.lifts}
+    values = [_read(env, atom) for atom in step.eqn.invars]
+    values = [
+      value + taps[lifted[i].index][0] if i in lifted else value
+      for i, value in enumerate(values)
+    ]
+    seen.update({site.index: () for site in lifted.values()})
+    results, more = _EXECUTE[step.action](step, values, taps)
+    env.update(zip(step.eqn.outvars, results))
+    seen.update(more)
+  outs = [_read(env, atom) for atom in program.jaxpr.outvars]
+  for i, site in program.out_lifts:
+    outs[i] = outs[i] + taps[site.index][0]
+    seen[site.index] = ()
+  return outs, seen
+
+
+def _read(env: dict[Any, Any], atom: Any) -> Any:
+  return atom.val if jaxpr_sites.is_literal(atom) else env[atom]
+
+
+def _evaluate(eqn: Any, values: Sequence[Any]) -> list[Any]:
+  known = {v: x for v, x in zip(eqn.invars, values) if not jaxpr_sites.is_literal(v)}
+  return jaxpr_sites.eqn_fn(eqn)(*(known[v] for v in jaxpr_sites.operands(eqn)))
+
+
+def _plain(step: Step, values: Sequence[Any], taps: Taps):
+  del taps
+  return _evaluate(step.eqn, values), {}
+
+
+def _site(step: Step, values: Sequence[Any], taps: Taps):
+  site, results = step.site, _evaluate(step.eqn, values)
+  assert site is not None
+  for tap, i in zip(taps[site.index], site.outs):
+    results[i] = results[i] + tap
+  known = {v: x for v, x in zip(step.eqn.invars, values) if not jaxpr_sites.is_literal(v)}
+  return results, {site.index: tuple(known[v] for v in site.data)}
+
+
+def _inner(step: Step) -> Program:
+  assert step.inner is not None
+  return step.inner
+
+
+def _inner_taps(step: Step, taps: Taps) -> Taps:
+  return {site.index: taps[site.index] for site in _inner(step).sites()}
+
+
+def _call(step: Step, values: Sequence[Any], taps: Taps):
+  return run(_inner(step), values, taps)
+
+
+def _remat(step: Step, values: Sequence[Any], taps: Taps):
+  params = step.eqn.params
+  inner = functools.partial(run, _inner(step))
+  again = jax.checkpoint(inner, policy=params["policy"], prevent_cse=params["prevent_cse"])
+  return again(list(values), _inner_taps(step, taps))
+
+
+def _scan(step: Step, values: Sequence[Any], taps: Taps):
+  params, inner = step.eqn.params, _inner(step)
+  first_carry = params["num_consts"]
+  first_xs = first_carry + params["num_carry"]
+  consts, carry, xs = values[:first_carry], values[first_carry:first_xs], values[first_xs:]
+
+  def body(carry, slices):
+    xs, taps = slices
+    outs, seen = run(inner, [*consts, *carry, *xs], taps)
+    return tuple(outs[: len(carry)]), (outs[len(carry) :], seen)
+
+  carry, (ys, seen) = lax.scan(
+    body,
+    tuple(carry),
+    (list(xs), _inner_taps(step, taps)),
+    length=params["length"],
+    reverse=params["reverse"],
+    unroll=params["unroll"],
+  )
+  return [*carry, *ys], seen
+
+
+_EXECUTE: dict[Action, Callable[..., tuple[list[Any], Operands]]] = {
+  Action.PLAIN: _plain,
+  Action.SITE: _site,
+  Action.CALL: _call,
+  Action.REMAT: _remat,
+  Action.SCAN: _scan,
+}
+
+
+class _Stacked(NamedTuple):
+  """A value stacked along the scans that step through it, outermost first."""
+
+  value: Any
+  loops: tuple[Loop, ...] = ()
+
+
+# Evaluated in whatever precision they get, so that a cast to bfloat16 on the way from a
+# leaf to its site does not round the sum of gradients that flows back.
+_ANY_PRECISION = ("reshape", "squeeze", "expand_dims", "transpose", "copy", "rev", "slice")
+
+
+def site_params(program: Program, leaves: Sequence[Any]) -> dict[int, tuple[Any, ...]]:
+  """The parameters as each site sees them, arrays [*source.loops, ...].
+
+  A function of the leaves alone, to be differentiated: its transpose takes gradients of
+  the site's parameters back to the leaves. Half precision on the way is widened.
+  """
+  found: dict[int, tuple[Any, ...]] = {}
+  padding = len(program.jaxpr.invars) - len(leaves)
+  inputs = [*map(_Stacked, leaves), *[None] * padding]
+  _collect(program, inputs, found)
+  return found
+
+
+def _collect(program: Program, inputs: Sequence[_Stacked | None], found: dict) -> list:
+  env = dict(zip(program.jaxpr.constvars, map(_Stacked, program.consts)))
+  env.update(zip(program.jaxpr.invars, inputs))
+
+  def read(atom):
+    literal = jaxpr_sites.is_literal(atom)
+    return _Stacked(atom.val) if literal else env[atom]
+
+  for step in program.steps:
+    for _, site in step.lifts:
+      found[site.index] = tuple(env[v].value for v in site.params)
+    if step.site is not None:
+      found[step.site.index] = tuple(env[v].value for v in step.site.params)
+    results = _collect_step(step, [read(atom) for atom in step.eqn.invars], found)
+    env.update(zip(step.eqn.outvars, results))
+  for _, site in program.out_lifts:
+    found[site.index] = tuple(env[v].value for v in site.params)
+  return [read(atom) for atom in program.jaxpr.outvars]
+
+
+def _collect_step(step: Step, values: Sequence[_Stacked | None], found: dict) -> list:
+  if step.inner is not None:
+    return _collect(step.inner, _entering(step, values), found)
+  if any(value.kind is Kind.DATA for value in step.values):
+    return [None] * len(step.values)
+  return _vectorised(step.eqn, [value for value in values if value is not None])
+
+
+def _entering(step: Step, values: Sequence[_Stacked | None]) -> list:
+  if step.action is not Action.SCAN:
+    return list(values)
+  first_carry = step.eqn.params["num_consts"]
+  first_xs = first_carry + step.eqn.params["num_carry"]
+  loop = _inner_loop(step)
+  xs = [v and _Stacked(v.value, (*v.loops, loop)) for v in values[first_xs:]]
+  return [*values[:first_carry], *[None] * (first_xs - first_carry), *xs]
+
+
+def _inner_loop(step: Step) -> Loop:
+  assert step.loop is not None
+  return step.loop
+
+
+def _vectorised(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:
+  """One equation on stacked values: vmapped over every scan of any of them."""
+  named = {v: s for v, s in zip(eqn.invars, values) if not jaxpr_sites.is_literal(v)}
+  stacked = [named[v] for v in jaxpr_sites.operands(eqn)]
+  loops = sorted({loop for s in stacked for loop in s.loops}, key=lambda loop: loop.index)
+  fn = _widening_fn(eqn)
+  for loop in reversed(loops):
+    fn = jax.vmap(fn, in_axes=tuple(0 if loop in s.loops else None for s in stacked))
+  return [_Stacked(out, tuple(loops)) for out in fn(*(s.value for s in stacked))]
+
+
+def _widening_fn(eqn: Any) -> Callable[..., list[Any]]:
+  name, fn = eqn.primitive.name, jaxpr_sites.eqn_fn(eqn)
+  if name == "convert_element_type" and _narrows(eqn):
+    return lambda x: [x]
+  if name in _ANY_PRECISION:
+    return fn
+  dtypes = [v.aval.dtype for v in jaxpr_sites.operands(eqn)]
+  return lambda *args: fn(*(cast(x, dtype) for x, dtype in zip(args, dtypes)))
+
+
+def _narrows(eqn: Any) -> bool:
+  before, after = eqn.invars[0].aval, eqn.outvars[0].aval
+  floats = jaxpr_sites.is_float(before) and jaxpr_sites.is_float(after)
+  return floats and jnp.finfo(after.dtype).bits < jnp.finfo(before.dtype).bits
+
+
+def cast(x: Any, dtype: Any) -> Any:
+  """x in the given dtype; untouched where it has it already (keys, tokens)."""
+  return x if x.dtype == dtype else x.astype(dtype)

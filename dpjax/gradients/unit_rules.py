@@ -1,0 +1,218 @@
+"""Norms and clipped sums of one unit, from the recorded operands and cotangents.
+
+Everything here is written for ONE example; `_over_examples` adds the batch, at once or in
+a compiled loop, whichever the cost model says is faster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpjax import trees
+from dpjax.gradients import cost_model, jaxpr_sites, row_forms, tapped
+from dpjax.gradients.jaxpr_sites import Site
+from dpjax.gradients.param_flow import ParamFlow
+from dpjax.gradients.row_forms import RowForm, Rows
+from dpjax.gradients.tapped import Recorded
+from dpjax.gradients.units import Rule, Unit
+
+
+class Norms(NamedTuple):
+  """What the first pass over a unit gives."""
+
+  squares: tuple[jax.Array, ...]  # per leaf of the unit: [B]
+  held: Any  # per-example products or gradients [B, ...]; None where they were freed
+
+
+def norms(unit: Unit, flow: ParamFlow, recorded: Recorded, platform: str) -> Norms:
+  """Squared norms of each example's gradient, leaf by leaf."""
+  if unit.rule is Rule.UNUSED:
+    zero = jnp.zeros(recorded.losses.shape, jnp.float32)
+    return Norms((zero,) * len(unit.leaves), None)
+  one = _gradient_norms(unit, flow) if unit.rule is Rule.GRADIENT else _row_norms(unit)
+  looped = cost_model.looped(unit.cost.elements, platform)
+  looped = looped and unit.rule is not Rule.OUTER
+  return Norms(*_over_examples(one, unit.sites, recorded, looped))
+
+
+def _over_examples(one: Callable, sites: Sequence[Site], recorded: Recorded, looped: bool):
+  def pick(arrays):
+    return {site.index: arrays[site.index] for site in sites}
+
+  data, cotangents = pick(recorded.operands), pick(recorded.cotangents)
+  depth = {site.index: len(site.loops) for site in sites}
+  if not looped:
+    axes = [{i: (d,) * len(x[i]) for i, d in depth.items()} for x in (data, cotangents)]
+    return jax.vmap(one, in_axes=tuple(axes))(data, cotangents)
+  front = lambda tree: {
+    i: tuple(jnp.moveaxis(x, depth[i], 0) for x in arrays) for i, arrays in tree.items()
+  }
+  return lax.map(lambda pair: one(*pair), (front(data), front(cotangents)))
+
+
+def _square(x: jax.Array) -> jax.Array:
+  x = trees.at_least_float32(x)
+  return jnp.sum(x * x)
+
+
+def _row_norms(unit: Unit) -> Callable:
+  def one(data, cotangents):
+    parts = [
+      _swap(form.build(data[site.index], cotangents[site.index]), swapped)
+      for site, form, swapped in zip(unit.sites, unit.forms, unit.swapped)
+    ]
+    if unit.rule is Rule.OUTER:
+      return (row_forms.outer_square(parts[0]),), None
+    if unit.rule is Rule.GRAM:
+      return (row_forms.gram_square(parts),), None
+    size = unit.forms[0].right if unit.swapped[0] else unit.forms[0].left
+    product = functools.reduce(jnp.add, (row_forms.product(p, size) for p in parts))
+    return (_square(product),), product if unit.hold else None
+
+  return one
+
+
+def _swap(rows: Rows, swapped: bool) -> Rows:
+  return Rows(rows.right, rows.left) if swapped else rows
+
+
+def _gradient_norms(unit: Unit, flow: ParamFlow) -> Callable:
+  seen, back = flow.pull(unit.leaves, unit.sites)
+
+  def one(data, cotangents):
+    grads = back({
+      site.index: _site_gradient(
+        site, seen[site.index], data[site.index], cotangents[site.index]
+      )
+      for site in unit.sites
+    })
+    return tuple(map(_square, grads)), grads if unit.hold else None
+
+  return one
+
+
+def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
+  """Gradient of ONE example with respect to the parameters as the site sees them."""
+  form = row_forms.find(site)
+  if form is not None and not form.one_hot:
+    product = row_forms.product(form.build(data, cotangents), form.left)
+    return (form.unflatten(product),)
+  return transpose(site, seen, data, cotangents)
+
+
+def transpose(site: Site, seen, data, cotangents, *, wide: bool = False):
+  """The site's transpose at these cotangents, summed over the scans around it."""
+  fn = _over_loops(_site_fn(site, wide), site)
+  primals, back = jax.vjp(lambda *params: fn(params, data), *seen)
+  return back(jax.tree.map(lambda g, y: tapped.cast(g, y.dtype), cotangents, primals))
+
+
+def _site_fn(site: Site, wide: bool) -> Callable:
+  """(parameters, data operands) -> tapped results; wide: in at least float32."""
+  if site.eqn is None:
+    return lambda params, data: (params[0],)
+  evaluate = jaxpr_sites.eqn_fn(_widened(site.eqn) if wide else site.eqn)
+  order = jaxpr_sites.operands(site.eqn)
+
+  def fn(params, data):
+    known = {v: _as_seen(x, v, wide) for v, x in zip(site.params, params)}
+    known |= {v: _as_seen(x, v, wide) for v, x in zip(site.data, data)}
+    results = evaluate(*(known[v] for v in order))
+    return tuple(results[i] for i in site.outs)
+
+  return fn
+
+
+def _as_seen(x, var, wide: bool):
+  if wide and jaxpr_sites.is_float(x):
+    return trees.at_least_float32(x)
+  return tapped.cast(x, var.aval.dtype)
+
+
+def _widened(eqn: Any) -> Any:
+  if "preferred_element_type" not in eqn.params:
+    return eqn
+  return eqn.replace(params={**eqn.params, "preferred_element_type": None})
+
+
+def _over_loops(fn: Callable, site: Site) -> Callable:
+  for loop in reversed(site.loops):
+    axes = tuple(0 if loop in source.loops else None for source in site.sources)
+    fn = jax.vmap(fn, in_axes=(axes, 0))
+  return fn
+
+
+def totals(
+  unit: Unit,
+  flow: ParamFlow,
+  recorded: Recorded,
+  held: Any,
+  factors: Sequence[jax.Array],
+) -> tuple[jax.Array, ...]:
+  """sum_i factors[l][i] * gradient_i of leaf l, for each leaf of the unit.
+
+  A factor of exactly 0 drops its example, whatever its operands hold.
+  """
+  if unit.rule is Rule.UNUSED:
+    return tuple(jnp.zeros_like(flow.leaves[i]) for i in unit.leaves)
+  if held is not None and unit.rule is Rule.GRADIENT:
+    return tuple(_weighted(x, factor) for x, factor in zip(held, factors))
+  if held is not None:
+    return _from_products(unit, flow, _weighted(held, factors[0]))
+  return _transposed(unit, flow, recorded, factors)
+
+
+def _weighted(x: jax.Array, factor: jax.Array) -> jax.Array:
+  return trees.weighted_sum(x, factor, jnp.all(factor != 0))
+
+
+def _from_products(unit: Unit, flow: ParamFlow, product: jax.Array):
+  """Back from the one matrix that all sites of the leaf share."""
+  site, form = unit.sites[0], unit.forms[0]
+  if unit.swapped[0]:
+    product = jnp.swapaxes(product, 1, 2)
+  _, back = flow.pull(unit.leaves, (site,))
+  return back({site.index: (form.unflatten(product),)})
+
+
+def _transposed(unit: Unit, flow: ParamFlow, recorded: Recorded, factors):
+  """Book-keeping: each site's ordinary transpose at c_i g_i, once per distinct factor."""
+  seen, back = flow.pull(unit.leaves, unit.sites)
+  by_factor: dict[int, tuple[jax.Array, ...]] = {}
+  for factor in factors:
+    if id(factor) not in by_factor:
+      by_factor[id(factor)] = back({
+        site.index: _clipped_transpose(site, seen[site.index], recorded, factor)
+        for site in unit.sites
+      })
+  return tuple(by_factor[id(factor)][i] for i, factor in enumerate(factors))
+
+
+def _clipped_transpose(site: Site, seen, recorded: Recorded, factor: jax.Array):
+  depth = len(site.loops)
+  keep = factor != 0
+
+  def along(x, values):
+    return values.reshape((1,) * depth + (-1,) + (1,) * (x.ndim - depth - 1))
+
+  def clip(g):
+    g = trees.at_least_float32(g)
+    return jnp.where(along(g, keep), g * along(g, factor).astype(g.dtype), 0)
+
+  def clean(a):
+    return jnp.where(along(a, keep), a, 0) if jaxpr_sites.is_float(a) else a
+
+  batch = dataclasses.replace(
+    site, loops=(*site.loops, jaxpr_sites.Loop(-1, factor.shape[0]))
+  )
+  cotangents = tuple(map(clip, recorded.cotangents[site.index]))
+  data = tuple(map(clean, recorded.operands[site.index]))
+  wide = site.name in row_forms.NAMES
+  return transpose(batch, seen, data, cotangents, wide=wide)

@@ -1,0 +1,148 @@
+"""Which leaves and sites belong together, and by which rule their norm is taken.
+
+Leaves that reach a common site form one *unit* with all their sites. A unit of one leaf
+that reaches its sites unchanged, up to rearrangement, takes its norm from rows
+(`row_forms`); any other takes the per-example gradients of its leaves, one example or one
+unit at a time, freed after their norm.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from dpjax.gradients import cost_model, row_forms
+from dpjax.gradients.cost_model import Cost
+from dpjax.gradients.jaxpr_sites import Program, Site
+from dpjax.gradients.row_forms import RowForm
+
+
+class Rule(enum.StrEnum):
+  """How the norm of a unit's gradient is taken."""
+
+  OUTER = "outer"  # one row: |a|^2 |g|^2
+  GRAM = "gram"  # sum of (a a^T) * (g g^T)
+  PRODUCT = "product"  # a^T g of one example
+  GRADIENT = "gradient"  # the leaf's gradient of one example
+  UNUSED = "unused"  # no site: the gradient is zero
+
+
+class Unit(NamedTuple):
+  """Leaves and sites that belong together, with the rule chosen for them."""
+
+  leaves: tuple[int, ...]
+  sites: tuple[Site, ...]
+  rule: Rule
+  forms: tuple[RowForm, ...]
+  swapped: tuple[bool, ...]  # the site's left side is the leaf's last dimension
+  cost: Cost  # of the rule, per example
+  hold: bool  # keep per-example products or gradients and contract those
+  reason: str  # why the general rule had to be taken; "" where it had not
+
+
+def find_units(program: Program, leaves: Sequence[Any], platform: str) -> tuple[Unit, ...]:
+  """Every leaf belongs to exactly one unit: none is dropped."""
+  sites = list(program.sites())
+  groups = _connected(len(leaves), [site.leaves for site in sites])
+  return tuple(
+    _unit(group, [site for site in sites if site.leaves & set(group)], leaves, platform)
+    for group in groups
+  )
+
+
+def _connected(count: int, edges: Sequence[frozenset[int]]) -> list[tuple[int, ...]]:
+  group = {i: {i} for i in range(count)}
+  for edge in edges:
+    merged = set().union(*(group[i] for i in edge))
+    group.update({i: merged for i in merged})
+  return sorted({tuple(sorted(members)) for members in group.values()})
+
+
+def _unit(group, sites, leaves, platform) -> Unit:
+  size = sum(math.prod(leaves[i].shape) for i in group)
+  if not sites:
+    return Unit(group, (), Rule.UNUSED, (), (), Cost(0, 0), False, "")
+  forms, reason = _forms(group, sites)
+  if not forms:
+    cost, hold = cost_model.gradient(_site_work(sites), size, platform)
+    return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, hold, reason)
+  swapped = _orientation(sites, forms)
+  choice = functools.partial(Unit, group, tuple(sites))
+  rule, cost, hold = _cheapest(forms, platform)
+  return choice(rule, tuple(forms), swapped, cost, hold, "")
+
+
+def _forms(group, sites) -> tuple[list[RowForm], str]:
+  """Row forms of a unit's sites; none, and the reason, where they do not apply."""
+  if len(group) > 1:
+    return [], f"{len(group)} parameters are combined before they meet the data"
+  if any(len(site.params) > 1 for site in sites):
+    return [], f"{sites[0].name} takes the parameter more than once"
+  if not all(site.sources[0].is_view for site in sites):
+    return [], "the parameter is transformed before it meets the data"
+  forms = [row_forms.find(site) for site in sites]
+  for site, form in zip(sites, forms):
+    if form is None:
+      return [], f"no row form for {site.name}"
+  if len(sites) > 1 and not _mergeable(sites, forms):
+    return [], f"used at {len(sites)} sites in different layouts"
+  return [form for form in forms if form is not None], ""
+
+
+def _mergeable(sites, forms) -> bool:
+  """All sites see the leaf as the same matrix, perhaps transposed."""
+  matrices = all(
+    site.sources[0].perm is not None
+    and sorted(site.sources[0].perm) == [0, 1]
+    and not site.sources[0].loops
+    and (form.blocks, len(form.left_dims), len(form.right_dims)) == (1, 1, 1)
+    for site, form in zip(sites, forms)
+  )
+  one_hot = {_left_dim(site, form) for site, form in zip(sites, forms) if form.one_hot}
+  return matrices and len(one_hot) <= 1
+
+
+def _left_dim(site: Site, form: RowForm) -> int:
+  perm = site.sources[0].perm
+  assert perm is not None
+  return perm[form.left_dims[0]]
+
+
+def _orientation(sites, forms) -> tuple[bool, ...]:
+  if len(sites) == 1:
+    return (False,)
+  one_hot = [_left_dim(site, form) for site, form in zip(sites, forms) if form.one_hot]
+  first = one_hot[0] if one_hot else 0
+  return tuple(_left_dim(site, form) != first for site, form in zip(sites, forms))
+
+
+def _cheapest(forms: Sequence[RowForm], platform: str) -> tuple[Rule, Cost, bool]:
+  if len(forms) == 1 and forms[0].rows == 1:
+    return Rule.OUTER, cost_model.outer(forms[0]), False
+  gram, (product, hold) = cost_model.gram(forms), cost_model.product(forms, platform)
+  contraction = cost_model.contraction(forms, platform)
+  product_seconds = product.seconds(platform) + (0 if hold else contraction)
+  if gram.seconds(platform) + contraction < product_seconds:
+    return Rule.GRAM, gram, False
+  return Rule.PRODUCT, product, hold
+
+
+def _site_work(sites: Sequence[Site]) -> int:
+  """Elements that the transposes of these sites touch, per example."""
+
+  def elements(avals, site):
+    steps = math.prod(loop.length for loop in site.loops)
+    return steps * sum(math.prod(getattr(aval, "shape", ())) for aval in avals)
+
+  avals = [([*(v.aval for v in (*s.params, *s.data)), *s.out_avals], s) for s in sites]
+  return sum(elements(listed, site) for listed, site in avals)
+
+
+def platform() -> str:
+  """The backend whose constants the cost model uses."""
+  return jax.default_backend()

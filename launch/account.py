@@ -1,0 +1,371 @@
+"""What a private run costs, or what it may do: gives the one number that you leave out.
+
+Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampling_prob:
+
+  # epsilon of a run: 4000 steps, each on a Poisson sample of 1 % of the data
+  python -m launch.account --noise_multiplier=1.1 --sampling_prob=0.01 --num_steps=4000
+
+  # the same from data size, expected batch and epochs; four noise levels, with a curve
+  python -m launch.account --noise_multiplier=0.8,1,1.5,2 --num_examples=60000 \\
+    --batch_size=600 --epochs=40 --curve=/tmp/curve
+
+  # how much noise keeps 40 epochs within epsilon 3; with the guarantee in words
+  python -m launch.account --epsilon=3 --num_examples=60000 --batch_size=600 --epochs=40 \\
+    --statement
+
+  # how many steps are allowed; how large a sample
+  python -m launch.account --epsilon=2 --noise_multiplier=1.1 --sampling_prob=0.01
+  python -m launch.account --epsilon=2 --noise_multiplier=1.1 --num_steps=4000
+
+  # fixed-size batches without replacement: replace_one, proved by RDP only
+  python -m launch.account --sampler=fixed_size --noise_multiplier=4 --num_examples=60000 \\
+    --batch_size=600 --num_steps=4000
+
+noise_multiplier is std / l2_clip_norm under every neighbouring relation. What is solved for
+is rounded to the private side, and each epsilon is rounded up.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import pathlib
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import flags
+
+from dpjax import accounting, validate
+from dpjax.validate import UserError
+from launch import app
+
+SAMPLERS = ("poisson", "fixed_size", "none")
+_UNKNOWNS = ("epsilon", "noise_multiplier", "num_steps", "sampling_prob")
+_CURVE_POINTS = 60
+
+
+class Question(NamedTuple):
+  """What was asked; exactly one of the first four is None, the one to solve for."""
+
+  epsilon: float | None
+  noise_multiplier: float | None
+  num_steps: int | None
+  sampling_prob: float | None
+  delta: float
+  sampler: str
+  num_examples: Any  # int, or None where no sampler needs it
+  options: dict[str, str]  # neighboring_relation
+  accountants: tuple[str, ...]  # the first one solves
+
+
+def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+  """Defines this launcher's flags; not at import, so that launchers do not clash."""
+  number = lambda name, text: flags.DEFINE_float(name, None, text, flag_values=values)
+  whole = lambda name, text: flags.DEFINE_integer(name, None, text, flag_values=values)
+  number("epsilon", "target epsilon of the whole run")
+  flags.DEFINE_float("delta", 1e-5, "delta; keep it well below 1/n", flag_values=values)
+  flags.DEFINE_list(
+    "noise_multiplier",
+    None,
+    "std of the noise on the sum / l2_clip_norm; several values: comma list",
+    flag_values=values,
+  )
+  whole("num_steps", "number of noisy steps")
+  number("epochs", "instead of --num_steps: passes over the data, rounded up to steps")
+  number("sampling_prob", "chance of each example to be in a batch; for fixed_size b/n")
+  whole("num_examples", "n, the size of the data set; treated as public")
+  whole("batch_size", "b, the (expected) batch; with --num_examples for --sampling_prob")
+  flags.DEFINE_enum(
+    "sampler", "poisson", SAMPLERS, "who is in a batch; none: all data", flag_values=values
+  )
+  flags.DEFINE_enum(
+    "neighboring_relation",
+    None,
+    accounting.RELATIONS,
+    "default: add_or_remove_one, for --sampler=fixed_size replace_one",
+    flag_values=values,
+  )
+  flags.DEFINE_enum(
+    "accountant", "both", ("pld", "rdp", "both"), "pld solves for both", flag_values=values
+  )
+  flags.DEFINE_string(
+    "curve",
+    None,
+    "directory for epsilon_curve.csv and .png: epsilon over the steps",
+    flag_values=values,
+  )
+  flags.DEFINE_bool("statement", False, "print the guarantee in words", flag_values=values)
+
+
+def questions(values: Any) -> list[Question]:
+  """One question for each noise multiplier, from flag values; UserError when unclear."""
+  prob = _sampling_prob(values)
+  found = Question(
+    epsilon=values.epsilon,
+    noise_multiplier=None,
+    num_steps=_num_steps(values, prob),
+    sampling_prob=prob,
+    delta=values.delta,
+    sampler=values.sampler,
+    num_examples=values.num_examples,
+    options={"neighboring_relation": _relation(values)},
+    accountants=_accountants(values),
+  )
+  levels = _noise_multipliers(values.noise_multiplier)
+  asked = [found._replace(noise_multiplier=level) for level in levels or [None]]
+  _check_one_missing(asked[0])
+  return asked
+
+
+def _relation(values: Any) -> str:
+  default = "replace_one" if values.sampler == "fixed_size" else "add_or_remove_one"
+  return values.neighboring_relation or default
+
+
+def _accountants(values: Any) -> tuple[str, ...]:
+  if values.accountant != "both":
+    return (values.accountant,)
+  return ("rdp",) if values.sampler == "fixed_size" else ("pld", "rdp")
+
+
+def _noise_multipliers(texts: Sequence[str] | None) -> list[float]:
+  try:
+    levels = [float(text) for text in texts or ()]
+  except ValueError:
+    raise UserError(
+      f"noise_multiplier={','.join(texts or ())!r}: must be numbers"
+    ) from None
+  for level in levels:
+    validate.non_negative(noise_multiplier=level)
+  return levels
+
+
+def _sampling_prob(values: Any) -> float | None:
+  n, batch, prob = values.num_examples, values.batch_size, values.sampling_prob
+  if values.sampler == "none":
+    if (batch, prob) != (None, None):
+      raise UserError("sampler='none': takes no sampling_prob and no batch_size")
+    return 1.0
+  if n is None and (batch is not None or values.sampler == "fixed_size"):
+    raise UserError("num_examples=None: must be given with batch_size or fixed_size")
+  if batch is not None and prob is not None:
+    raise UserError("batch_size, sampling_prob: give only one of the two")
+  if batch is None:
+    validate.probability(**({} if prob is None else {"sampling_prob": prob}))
+    return prob
+  validate.integer_at_least(1, num_examples=n, batch_size=batch)
+  validate.probability(**{"batch_size / num_examples": batch / n})
+  return batch / n
+
+
+def _num_steps(values: Any, prob: float | None) -> int | None:
+  if values.epochs is None:
+    if values.num_steps is not None:
+      validate.integer_at_least(1, num_steps=values.num_steps)
+    return values.num_steps
+  if values.num_steps is not None:
+    raise UserError("epochs, num_steps: give only one of the two")
+  if prob is None:
+    raise UserError("epochs: needs --sampling_prob or --batch_size; else give --num_steps")
+  validate.positive(epochs=values.epochs)
+  return math.ceil(values.epochs / prob * (1 - 1e-12))  # 40 / 0.01 is 4000, not 4001
+
+
+def _check_one_missing(question: Question) -> None:
+  missing = [name for name in _UNKNOWNS if getattr(question, name) is None]
+  if not missing:
+    raise UserError(f"{', '.join(_UNKNOWNS)}: leave out one, the one to solve for")
+  if len(missing) > 1:
+    raise UserError(f"{', '.join(missing)}: give all but one of these")
+
+
+def step_event(question: Question) -> accounting.DpEvent:
+  """The event of one step."""
+  noise = accounting.gaussian_event(question.noise_multiplier or 0.0)
+  prob = question.sampling_prob or 0.0
+  if question.sampler == "none":
+    return noise
+  if question.sampler == "poisson":
+    return accounting.poisson_sampled_event(noise, sampling_prob=prob)
+  size = _batch_size(question, prob)
+  return accounting.fixed_size_event(
+    noise, num_examples=question.num_examples, batch_size=size
+  )
+
+
+def run_event(question: Question) -> accounting.DpEvent:
+  """The event of the whole run."""
+  return accounting.composed(step_event(question), question.num_steps or 0)
+
+
+def solve(question: Question) -> Question:
+  """The question with its unknown filled in, but for epsilon, which the table shows."""
+  if question.epsilon is None:
+    return question
+  with_value = lambda **value: run_event(question._replace(**value))
+  target: Any = {
+    "epsilon": question.epsilon,
+    "delta": question.delta,
+    "accountant": question.accountants[0],
+    **question.options,
+  }
+  if question.noise_multiplier is None:
+    make = lambda z: with_value(noise_multiplier=z)
+    level = accounting.calibrate_noise_multiplier(make, **target)
+    return question._replace(noise_multiplier=_rounded(level, math.ceil))
+  if question.num_steps is None:
+    num_steps = accounting.calibrate_num_steps(step_event(question), **target)
+    return question._replace(num_steps=num_steps)
+  make = lambda q: with_value(sampling_prob=q)
+  prob = accounting.calibrate_sampling_prob(make, **target)
+  if question.sampler == "fixed_size":
+    return question._replace(
+      sampling_prob=_batch_size(question, prob) / question.num_examples
+    )
+  return question._replace(sampling_prob=_rounded(prob, math.floor))
+
+
+def _batch_size(question: Question, prob: float) -> int:
+  return max(1, math.floor(prob * question.num_examples + 1e-9))
+
+
+def _rounded(value: float, to_integer: Any) -> float:
+  """`value` with six significant digits, rounded to the private side."""
+  scale = 10.0 ** (5 - math.floor(math.log10(value)))
+  return to_integer(value * scale) / scale
+
+
+def epsilon_of(question: Question, accountant: str) -> float:
+  """Epsilon of the whole run."""
+  return accounting.epsilon(
+    run_event(question), delta=question.delta, accountant=accountant, **question.options
+  )
+
+
+def table(answers: Iterable[Question]) -> str:
+  """Each answer by each accountant, in columns."""
+  header = ("accountant", "noise_multiplier", "sampling_prob", "num_steps", "epsilon")
+  lines = [header, *(row for answer in answers for row in _rows(answer))]
+  widths = [max(map(len, column)) for column in zip(*lines)]
+  return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
+
+
+def _rows(answer: Question) -> list[tuple[str, ...]]:
+  known = (
+    f"{answer.noise_multiplier:.6g}",
+    f"{answer.sampling_prob:.6g}",
+    f"{answer.num_steps}",
+  )
+  up = lambda value: math.ceil(value * 1e4) / 1e4 if math.isfinite(value) else value
+  return [(by, *known, f"{up(epsilon_of(answer, by)):.4f}") for by in answer.accountants]
+
+
+def curve_rows(answers: Iterable[Question]) -> list[dict[str, Any]]:
+  """Epsilon after a growing number of steps, for each answer and accountant."""
+  rows = []
+  for answer in answers:
+    total = answer.num_steps or 0
+    shares = np.linspace(0, 1, _CURVE_POINTS) ** 2  # closer where the curve bends
+    steps = sorted({max(1, round(share * total)) for share in shares})
+    fixed = {
+      "noise_multiplier": answer.noise_multiplier,
+      "sampling_prob": answer.sampling_prob,
+      "delta": answer.delta,
+      **answer.options,
+    }
+    for by in answer.accountants:
+      values = accounting.epsilon_curve(
+        step_event(answer), steps, delta=answer.delta, accountant=by, **answer.options
+      )
+      points = zip(steps, map(float, values))
+      rows += [{"num_steps": n, "accountant": by, **fixed, "epsilon": e} for n, e in points]
+  return rows
+
+
+def write_curve(rows: list[dict[str, Any]], directory: str) -> list[pathlib.Path]:
+  """Writes epsilon_curve.csv and epsilon_curve.png; returns their paths."""
+  folder = pathlib.Path(directory)
+  folder.mkdir(parents=True, exist_ok=True)
+  paths = [folder / "epsilon_curve.csv", folder / "epsilon_curve.png"]
+  with paths[0].open("w", newline="") as file:
+    writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+  _plot(rows, paths[1])
+  return paths
+
+
+def _plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
+  from matplotlib.figure import Figure  # slow to import; draws by Agg, needs no display
+
+  figure = Figure(figsize=(9, 4.5), layout="constrained")
+  axes = figure.subplots()
+  levels = list(dict.fromkeys(row["noise_multiplier"] for row in rows))
+  for by, style in (("pld", "-"), ("rdp", "--")):
+    for index, level in enumerate(levels):
+      mine = [r for r in rows if (r["accountant"], r["noise_multiplier"]) == (by, level)]
+      if mine:
+        axes.plot(
+          [row["num_steps"] for row in mine],
+          [row["epsilon"] for row in mine],
+          style,
+          color=f"C{index % 10}",
+          label=f"noise multiplier {level:.4g}, {by.upper()}",
+        )
+  first = rows[0]
+  probs = sorted({f"{row['sampling_prob']:.4g}" for row in rows})
+  axes.set_xlabel("steps")
+  axes.set_ylabel(f"epsilon at delta = {first['delta']:g}")
+  axes.set_title(
+    f"Privacy cost, sampling probability {', '.join(probs)}, "
+    f"{first['neighboring_relation'].replace('_', ' ')}"
+  )
+  axes.set_xlim(left=0)
+  axes.set_ylim(bottom=0)
+  axes.grid(alpha=0.3)
+  figure.legend(loc="outside right upper", frameon=False)
+  figure.savefig(path, dpi=150)
+
+
+def headline(asked: Question) -> str:
+  """One line above the table: what was solved for, and under which assumptions."""
+  unknown = next(name for name in _UNKNOWNS if getattr(asked, name) is None)
+  goal = (
+    f" for epsilon {asked.epsilon:g} by {asked.accountants[0]}" if asked.epsilon else ""
+  )
+  return (
+    f"{unknown}{goal} at delta {asked.delta:g}; sampler {asked.sampler}, "
+    f"{asked.options['neighboring_relation']}"
+  )
+
+
+def main() -> None:
+  """Answers the command line."""
+  values = flags.FLAGS
+  asked = questions(values)
+  answers = [solve(question) for question in asked]
+  print(f"{headline(asked[0])}\n{table(answers)}")
+  n = values.num_examples
+  warning = accounting.delta_warning(values.delta, n) if n else None
+  if warning:
+    print(f"warning: {warning}", file=sys.stderr)
+  if values.statement:
+    for answer in answers:
+      text = accounting.privacy_statement(
+        run_event(answer),
+        delta=answer.delta,
+        num_examples=n,
+        accountants=answer.accountants,
+        **answer.options,  # type: ignore[arg-type]
+      )
+      print(f"\n{text}")
+  if values.curve is not None:
+    for path in write_curve(curve_rows(answers), values.curve):
+      print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+  define_flags()
+  app.run(main)

@@ -1,0 +1,99 @@
+"""Downloads a public data set and writes it where `dpjax.data.load` reads it.
+
+  python -m launch.prepare --dataset=mnist --data_dir=$HOME/tensorflow_datasets
+
+This is tensorflow-datasets' own download and its own writer, with array_record files (the
+format with random access). Only this command needs TensorFlow and the network:
+
+  pip install 'dpjax[prepare]'
+
+Training then reads the files without either, here or on another machine that you copy the
+folder to. Names: mnist, fashion_mnist, cifar10, imdb_reviews, or any other
+tensorflow-datasets name with an image or a text and a label. "digits" is embedded.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+from typing import Any
+
+from absl import flags
+
+from dpjax.data import prepared
+from dpjax.validate import UserError
+from launch import app
+
+_PROBE_SECONDS = 20
+
+_DATASET = flags.DEFINE_string(
+  "dataset", None, "Name of the data set: mnist, fashion_mnist, cifar10, ...", required=True
+)
+_DATA_DIR = flags.DEFINE_string(
+  "data_dir",
+  None,
+  "Folder to write to; default $TFDS_DATA_DIR, else ~/tensorflow_datasets.",
+)
+
+
+def _require_tensorflow() -> None:
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its start-up notes
+  if importlib.util.find_spec("tensorflow") is None:
+    raise UserError(
+      "TensorFlow is needed to write a data set (not to read one) and is not installed: "
+      "pip install 'dpjax[prepare]'"
+    )
+
+
+def _require_network(builder: Any) -> None:
+  """Asks the first URL once: TFDS itself retries for minutes before it gives up."""
+  import requests
+
+  for url in list(builder.url_infos or {})[:1]:
+    try:
+      requests.get(url, stream=True, timeout=_PROBE_SECONDS).close()
+    except (requests.ConnectionError, requests.Timeout) as error:
+      raise OSError(f"cannot download {url}: {prepared.first_line(error)}") from error
+    except requests.RequestException:
+      pass  # not a web address, or refused: TFDS knows better how to fetch it
+
+
+def _write(name: str, root: pathlib.Path) -> None:
+  import tensorflow_datasets as tfds
+
+  try:
+    builder = tfds.builder(name, data_dir=str(root), file_format="array_record")
+    _require_network(builder)
+    builder.download_and_prepare()
+  except Exception as error:  # TFDS raises many types, each of many lines
+    reason = f"{type(error).__name__}: {prepared.first_line(error)}"
+    raise OSError(f"could not prepare {name!r} in {root}: {reason}") from error
+
+
+def prepare(name: str, root: pathlib.Path) -> dict[str, int]:
+  """Makes `dpjax.data.load(name, root)` work; returns the size of each split.
+
+  A data set that is there already is left alone. A failed download leaves nothing behind
+  that `load` would take for data.
+  """
+  if not prepared.is_prepared(name, root):
+    prepared.check_known(name)
+    _require_tensorflow()
+    _write(name, root)
+  return prepared.split_sizes(name, root)
+
+
+def main() -> None:
+  name, root = _DATASET.value, prepared.data_root(_DATA_DIR.value)
+  if name == "digits":
+    print("digits is embedded: nothing to prepare")
+    return
+  sizes = prepare(name, root)
+  counts = ", ".join(f"{split} {size}" for split, size in sizes.items())
+  print(f"{name}: {counts} examples in {root}")
+  print(f"read it with: dpjax.data.load({name!r}, data_dir={str(root)!r})")
+
+
+if __name__ == "__main__":
+  app.run(main)

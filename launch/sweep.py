@@ -1,0 +1,42 @@
+"""Runs a sweep: a curve of accuracy over epsilon from one command.
+
+  python -m launch.sweep --config=configs/sweeps/quickstart.py --workdir=runs/sweep
+
+Every field of the config (dpjax/experiment/sweep.py) can be overridden by its dotted name,
+such as --config.seeds=[0,1,2] or --config.base.num_steps=300. Writes to --workdir:
+sweep.json, curve.csv, curve.png, points/. Stop it at any time; the same command goes on
+where it stopped. Exit code 1 if one of its runs failed.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from absl import flags
+
+from dpjax.experiment import build, run, sweep
+from launch import app, config_flag
+
+config_flag.define(kind=sweep.SweepConfig)
+flags.DEFINE_string("workdir", None, "Directory of this sweep.", required=True)
+
+
+def main() -> None:
+  """Runs what is left of the sweep."""
+  config, workdir = config_flag.get(), flags.FLAGS.workdir
+  try:
+    rows = sweep.run_sweep(config, workdir, run.train, build.load_data)
+  except (run.Interrupted, KeyboardInterrupt) as stop:
+    print(
+      f"stopped; the same command goes on from here (workdir {workdir})", file=sys.stderr
+    )
+    sys.exit(128 + getattr(stop, "signum", signal.SIGINT))
+  failed = [f"{row['name']}: {row['error']}" for row in rows if row["status"] == "failed"]
+  if failed:
+    app.fail(f"{len(failed)} of {len(rows)} runs failed: {'; '.join(failed)}", code=1)
+  print(f"wrote {workdir}/curve.png, curve.csv, sweep.json")
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,154 @@
+"""The container and `from_arrays`: what goes in comes out, or one line says why not."""
+
+import dataclasses
+
+import hypothesis
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dpjax import data
+from dpjax.types import Example
+from dpjax.validate import UserError
+
+
+def small(n=5, num_classes=3, **kwargs):
+  x = np.arange(n * 4, dtype=np.float64).reshape(n, 2, 2, 1)
+  return data.from_arrays(x, np.arange(n) % num_classes, num_classes=num_classes, **kwargs)
+
+
+FLOATS = st.sampled_from([np.float16, np.float32, np.float64])
+INTS = st.sampled_from([np.int8, np.uint8, np.int32, np.int64, np.uint64])
+
+
+@hypothesis.given(st.data())
+@hypothesis.settings(max_examples=50, deadline=None)
+def test_finite_floats_and_labels_in_range_survive_unchanged(draw):
+  shape = draw.draw(hnp.array_shapes(min_dims=2, max_dims=4, max_side=4))
+  dtype = draw.draw(FLOATS)
+  width = np.dtype(dtype).itemsize * 8
+  bound = 2.0**10 if width == 16 else 2.0**100
+  elements = st.floats(-bound, bound, width=min(width, 32))
+  x = draw.draw(hnp.arrays(dtype, shape, elements=elements))
+  num_classes = draw.draw(st.integers(1, 100))
+  y = draw.draw(
+    hnp.arrays(draw.draw(INTS), shape[:1], elements=st.integers(0, num_classes - 1))
+  )
+  d = data.from_arrays(x, y, num_classes=num_classes)
+  assert d.x.dtype == np.float32 and d.y.dtype == np.int32 and len(d) == shape[0]
+  np.testing.assert_array_equal(d.x, x.astype(np.float32))
+  np.testing.assert_array_equal(d.y, y)
+
+
+@hypothesis.given(
+  hnp.arrays(np.float64, (3, 2), elements=st.floats(-1, 1)),
+  st.sampled_from([np.nan, np.inf, -np.inf, 1e39]),  # 1e39 overflows float32
+  st.integers(0, 5),
+)
+@hypothesis.settings(deadline=None)
+def test_one_bad_number_anywhere_is_refused(x, bad, where):
+  x.flat[where] = bad
+  with pytest.raises(UserError, match=r"^x: every value must be finite.*1 are not$"):
+    data.from_arrays(x, [0, 1, 2], num_classes=3)
+
+
+@hypothesis.given(hnp.arrays(np.int64, 4, elements=st.integers(-3, 5)), st.integers(1, 4))
+@hypothesis.settings(deadline=None)
+def test_labels_are_accepted_exactly_when_in_range(y, num_classes):
+  x = np.zeros((4, 1))
+  if ((y >= 0) & (y < num_classes)).all():
+    np.testing.assert_array_equal(data.from_arrays(x, y, num_classes=num_classes).y, y)
+  else:
+    with pytest.raises(UserError, match=r"^y: .* outside \[0, num_classes="):
+      data.from_arrays(x, y, num_classes=num_classes)
+
+
+def test_uint8_images_become_unit_interval_with_a_channel_axis():
+  d = data.from_arrays(np.array([[[0, 51, 255]]], np.uint8), [0], num_classes=1)
+  assert d.x.shape == (1, 1, 3, 1)
+  np.testing.assert_array_equal(d.x.ravel(), np.array([0, 0.2, 1], np.float32))
+  rgb = data.from_arrays(np.zeros((2, 4, 4, 3), np.uint8), [0, 0], num_classes=1)
+  assert rgb.x.shape == (2, 4, 4, 3)
+
+
+def test_integer_tokens_stay_tokens():
+  d = data.from_arrays(np.array([[1, 2], [3, 0]]), [0, 0], num_classes=1, vocab_size=4)
+  assert d.x.dtype == np.int32
+  with pytest.raises(UserError, match=r"x: .* outside \[0, vocab_size=3\)"):
+    data.from_arrays(d.x, d.y, num_classes=1, vocab_size=3)
+
+
+def test_jax_arrays_and_lists_enter_too():
+  d = data.from_arrays(jnp.ones((2, 3)), [1, 0], num_classes=2)
+  assert isinstance(d.x, np.ndarray) and d.y.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+  ("x", "y", "says"),
+  [
+    (np.zeros((2, 2)), [0], "y.shape=(1,): must be (2,)"),
+    (np.zeros((2, 2)), [[0], [1]], "y.shape=(2, 1): must be (2,)"),
+    (np.zeros((2, 2)), [0.0, 1.0], "integer class labels, got float64"),
+    (np.zeros((2, 2)), [True, False], "integer class labels, got bool"),
+    (np.zeros((2, 2)), ["a", "b"], "integer class labels, got <U1"),
+    (np.zeros((2, 2)), [0, 2**33], "do not fit in int32"),
+    (np.zeros(2), [0, 1], "x.shape=(2,): must be [n, *features]"),
+    (np.zeros((2, 0)), [0, 1], "at least one number"),
+    (np.zeros((2, 2), object), [0, 1], "x: object of shape (2, 2) is not supported"),
+    (np.zeros((2, 2), complex), [0, 1], "complex128"),
+    (np.zeros((2, 2), np.uint8), [0, 1], "uint8 of shape (2, 2) is not supported"),
+    (np.zeros((2, 2, 2), np.int64), [0, 1], "int64 of shape (2, 2, 2)"),
+    (np.array([["ab"], ["c"]]), [0, 1], "<U2"),
+    ([[1.0], [1.0, 2.0]], [0, 1], "x: is not a rectangular array"),
+    ([[1, -1]], [0], "none may be negative"),
+    ([[1, 2**40]], [0], "x: holds int64 values that do not fit in int32"),
+  ],
+)
+def test_everything_else_is_refused_in_one_line(x, y, says):
+  with pytest.raises(UserError) as caught:
+    data.from_arrays(x, y, num_classes=2)
+  assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_num_classes_must_be_stated_and_sane():
+  with pytest.raises(TypeError):
+    data.from_arrays(np.zeros((1, 1)), [0])  # pyright: ignore[reportCallIssue]
+  with pytest.raises(UserError, match="num_classes=0"):
+    data.from_arrays(np.zeros((1, 1)), [0], num_classes=0)
+
+
+def test_indexing_gathers_rows_in_the_order_asked():
+  d = small()
+  batch = d[np.array([4, 0, 4])]
+  assert isinstance(batch, Example) and batch.key is None
+  np.testing.assert_array_equal(batch.x, d.x[[4, 0, 4]])
+  assert batch.y.tolist() == [1, 0, 1]
+  assert d[1:3].y.tolist() == [1, 2]
+  assert d[2].x.shape == (2, 2, 1) and d[2].y == 2
+  assert [int(example.y) for example in d] == [0, 1, 2, 0, 1]  # iterable, and it ends
+
+
+@hypothesis.given(st.lists(st.integers(-5, 4), max_size=8))
+@hypothesis.settings(deadline=None)
+def test_subset_equals_gather(indices):
+  d = small(name="mine", split="test")
+  part = d.subset(np.array(indices, int))
+  np.testing.assert_array_equal(part.x, d.x[np.array(indices, int)])
+  assert part.y.tolist() == [int(d.y[i]) for i in indices]
+  assert (part.name, part.split, part.num_classes) == ("mine", "test", 3)
+
+
+def test_a_data_set_cannot_be_changed_and_leaves_the_callers_array_alone():
+  x = np.zeros((2, 2), np.float32)
+  d = data.from_arrays(x, [0, 1], num_classes=2)
+  with pytest.raises(ValueError, match="read-only"):
+    d.x[0] = 1
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    d.y = np.zeros(2)  # pyright: ignore[reportAttributeAccessIssue]
+  x[0] = 1  # still writeable for its owner
+
+
+def test_repr_is_one_short_line():
+  assert repr(small()) == "Dataset(arrays/train: 5 x (2, 2, 1) float32, 3 classes)"

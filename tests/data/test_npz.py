@@ -1,0 +1,122 @@
+"""`.npz` files: a round trip, and one line for each way in which a file can be wrong."""
+
+import pathlib
+import tempfile
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dpjax import data
+from dpjax.validate import UserError
+
+
+def good(**changes):
+  arrays = dict(
+    x_train=np.arange(16, dtype=np.uint8).reshape(4, 2, 2),
+    y_train=np.array([0, 1, 2, 0]),
+    x_test=np.zeros((2, 2, 2), np.uint8),
+    y_test=np.array([0, 1], np.uint8),
+  )
+  arrays.update(changes)
+  return {key: value for key, value in arrays.items() if value is not None}
+
+
+def save(folder, **changes) -> pathlib.Path:
+  path = folder / "mine.npz"
+  np.savez_compressed(path, **good(**changes))
+  return path
+
+
+def test_round_trip(tmp_path):
+  train, test = data.load(save(tmp_path))
+  assert repr(train) == "Dataset(mine/train: 4 x (2, 2, 1) float32, 3 classes)"
+  np.testing.assert_array_equal(
+    train.x.ravel(), np.arange(16, dtype=np.float32) / np.float32(255)
+  )
+  assert test.y.tolist() == [0, 1] and test.num_classes == 3 and test.split == "test"
+
+
+def test_relative_path_is_looked_up_in_data_dir(tmp_path):
+  save(tmp_path)
+  assert len(data.load("mine.npz", data_dir=tmp_path)[0]) == 4
+
+
+def test_declared_num_classes_wins_over_the_largest_label(tmp_path):
+  assert data.load(save(tmp_path, num_classes=np.int64(7)))[1].num_classes == 7
+
+
+@hypothesis.given(
+  hnp.arrays(np.float64, (3, 2), elements=st.floats(-1e6, 1e6)),
+  hnp.arrays(np.int16, 3, elements=st.integers(0, 9)),
+)
+@hypothesis.settings(max_examples=20, deadline=None)
+def test_floats_are_left_alone(x, y):
+  with tempfile.TemporaryDirectory() as folder:
+    path = save(pathlib.Path(folder), x_train=x, y_train=y, x_test=x, y_test=y)
+    train, test = data.load(path)
+  np.testing.assert_array_equal(train.x, x.astype(np.float32))
+  np.testing.assert_array_equal(test.y, y)
+  assert train.num_classes == y.max() + 1
+
+
+@pytest.mark.parametrize(
+  ("changes", "says"),
+  [
+    (dict(x_test=None, y_test=None), "has no x_test, y_test (it holds x_train, y_train)"),
+    (dict(y_train=np.zeros(3, int)), "train split: y.shape=(3,): must be (4,)"),
+    (dict(x_test=np.zeros((2, 3, 3), np.uint8)), "differ in what one example is"),
+    (dict(x_test=np.zeros((2, 2), int)), "float32 (2, 2, 1) and int32 (2,)"),
+    (dict(y_test=np.zeros(3, int)), "test split: y.shape=(3,): must be (2,)"),
+    (
+      dict(x_train=np.full((4, 2, 2, 1), np.nan)),
+      "train split: x: every value must be fin",
+    ),
+    (
+      dict(x_test=np.full((2, 2, 2, 1), np.inf)),
+      "test split: x: every value must be finite",
+    ),
+    (dict(y_train=np.array([0, -1, 1, 2])), "train split: y: holds values from -1 to 2"),
+    (dict(y_test=np.array([0.5, 1.0])), "test split: y: must hold integer class labels"),
+    (dict(y_test=np.zeros(0, int), x_test=np.zeros((0, 2, 2), np.uint8)), "y: is empty"),
+    (dict(y_test=np.array([0, "b"], object)), "not a readable .npz archive (Object arrays"),
+    (dict(num_classes=np.array([3])), "num_classes: must be one integer"),
+    (dict(num_classes=np.int64(2)), "outside [0, num_classes=2)"),
+  ],
+)
+def test_a_wrong_file_is_refused_in_one_line(tmp_path, changes, says):
+  path = save(tmp_path, **changes)
+  with pytest.raises(UserError) as caught:
+    data.load(path)
+  message = str(caught.value)
+  assert says in message and message.startswith(f"name='{path}': ") and "\n" not in message
+
+
+def test_missing_file(tmp_path):
+  with pytest.raises(UserError, match="there is no such file"):
+    data.load(tmp_path / "nowhere.npz")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a zip file", b"PK\x03\x04" + bytes(100)])
+def test_damaged_file(tmp_path, content):
+  path = tmp_path / "bad.npz"
+  path.write_bytes(content)
+  with pytest.raises(UserError, match=r"is not a readable .npz archive"):
+    data.load(path)
+
+
+def test_truncated_file(tmp_path):
+  path = save(tmp_path)
+  path.write_bytes(path.read_bytes()[:-30])
+  with pytest.raises(UserError, match=r"is not a readable .npz archive"):
+    data.load(path)
+
+
+def test_a_bare_npy_array_is_not_an_archive(tmp_path):
+  path = tmp_path / "bare.npz"
+  with path.open("wb") as stream:
+    np.save(stream, np.zeros(3))
+  with pytest.raises(UserError, match=r"is not an .npz archive"):
+    data.load(path)

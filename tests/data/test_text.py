@@ -1,0 +1,36 @@
+"""Bytes as tokens."""
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from dpjax.data import encode_text
+from dpjax.validate import UserError
+
+
+@hypothesis.given(
+  st.lists(st.text(st.characters(exclude_characters="\0"))), st.integers(1, 9)
+)
+@hypothesis.settings(deadline=None)
+def test_tokens_decode_to_the_head_of_the_bytes(texts, max_length):
+  tokens = encode_text(texts, max_length=max_length)
+  assert tokens.shape == (len(texts), max_length) and tokens.dtype == np.int32
+  for row, text in zip(tokens, texts):
+    assert bytes(row.astype(np.uint8)).rstrip(b"\0") == text.encode()[:max_length]
+
+
+def test_str_and_its_bytes_give_the_same_tokens():
+  a, b = encode_text(["é", "é".encode()], max_length=3)
+  assert a.tolist() == b.tolist() == [195, 169, 0]
+
+
+@pytest.mark.parametrize("bad", [[1], [None], [["a"]]])
+def test_other_types_are_refused(bad):
+  with pytest.raises(UserError, match="must hold str or bytes"):
+    encode_text(bad, max_length=3)
+
+
+def test_max_length_must_be_positive():
+  with pytest.raises(UserError, match="max_length=0"):
+    encode_text(["a"], max_length=0)

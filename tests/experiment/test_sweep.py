@@ -1,0 +1,287 @@
+"""Sweeps with a fake training function: never twice, resumed, honest about their cost."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpjax.experiment import report, sweep, writers
+from dpjax.experiment.config import TrainConfig, to_dict
+from dpjax.experiment.sweep import SweepConfig
+from dpjax.validate import UserError
+
+EPSILONS = [0.5, 2.0]
+
+
+@pytest.fixture(autouse=True)
+def _no_pixels(monkeypatch):
+  """Pictures are drawn in test_report; here only that they are written."""
+  monkeypatch.setattr(
+    report, "_save", lambda figure, path: writers.replace_file(path, b"png")
+  )
+
+
+class Fake:
+  """A train function that counts its calls and can be told to fail or to be killed."""
+
+  def __init__(self, *, fail=(), kill_at=None):
+    self.calls, self.fail, self.kill_at, self.data = [], fail, kill_at, []
+
+  def __call__(self, config, workdir, *, data=None):
+    self.calls.append(workdir.name)
+    self.data.append(data)
+    writers.write_json(workdir / "config.json", to_dict(config))
+    if len(self.calls) == self.kill_at:
+      raise KeyboardInterrupt
+    if config.privacy.epsilon in self.fail:
+      raise UserError("privacy.epsilon: cannot\nbe reached")
+    private = config.privacy.method == "dp_sgd"
+    result = dict.fromkeys(writers.RESULT_KEYS, 0) | {
+      "epsilon": config.privacy.epsilon if private else None,
+      "delta": config.privacy.delta if private else None,
+      "epsilon_kind": "proved" if private else "none",
+      "neighboring_relation": config.privacy.neighboring_relation,
+      "unit": "example",
+      "test_accuracy": 0.5 + config.privacy.epsilon / 10,
+      "seed": config.seed,
+      "test_loss": 1.0,
+    }
+    writers.write_result(workdir, result)
+    return result
+
+
+def _config(**changes):
+  return SweepConfig(**{"grid": {"privacy.epsilon": EPSILONS}, "seeds": [0, 1]} | changes)
+
+
+def _files(workdir):
+  return {path: path.read_bytes() for path in sorted(workdir.glob("points/*/result.json"))}
+
+
+def test_sweep_runs_every_point_and_writes_the_curve(tmp_path, capsys):
+  fake = Fake()
+  rows = sweep.run_sweep(_config(), tmp_path, fake)
+  assert [(row["privacy.epsilon"], row["seed"]) for row in rows] == [
+    (0.5, 0), (0.5, 1), (2.0, 0), (2.0, 1)
+  ]  # fmt: skip
+  assert [row["test_accuracy"] for row in rows] == [0.55, 0.55, 0.7, 0.7]
+  with (tmp_path / "curve.csv").open() as file:
+    curve = list(csv.DictReader(file))
+  assert [float(row["test_accuracy_mean"]) for row in curve] == [0.55, 0.7]
+  assert (tmp_path / "curve.png").exists()
+  saved = writers.read_json(tmp_path / "sweep.json")
+  assert saved["rows"] == rows and saved["points"] == 4
+  assert saved["statement"] in capsys.readouterr().out
+
+
+def test_finished_points_never_run_twice(tmp_path):
+  sweep.run_sweep(_config(), tmp_path, Fake())
+  before = _files(tmp_path)
+  again = Fake()
+  rows = sweep.run_sweep(_config(), tmp_path, again)
+  assert again.calls == [] and _files(tmp_path) == before and len(rows) == 4
+  more = Fake()
+  sweep.run_sweep(_config(seeds=[0, 1, 2]), tmp_path, more)
+  assert len(more.calls) == 2  # only the new seed of each epsilon
+
+
+def test_killed_sweep_resumes_at_the_interrupted_point(tmp_path):
+  killed = Fake(kill_at=3)
+  with pytest.raises(KeyboardInterrupt):
+    sweep.run_sweep(_config(), tmp_path, killed)
+  assert len(writers.read_json(tmp_path / "sweep.json")["rows"]) == 2  # what was finished
+  resumed = Fake()
+  rows = sweep.run_sweep(_config(), tmp_path, resumed)
+  assert resumed.calls == [killed.calls[2], rows[3]["name"]]
+  assert rows == sweep.run_sweep(_config(), tmp_path / "other", Fake())
+
+
+def test_failed_point_is_recorded_and_the_sweep_goes_on(tmp_path):
+  fake = Fake(fail=(0.5,))
+  rows = sweep.run_sweep(_config(), tmp_path, fake)
+  assert [row["status"] for row in rows] == ["failed", "failed", "done", "done"]
+  assert rows[0]["error"] == "privacy.epsilon: cannot be reached"
+  assert rows[0]["privacy.epsilon"] == 0.5
+  assert writers.read_json(tmp_path / "sweep.json")["all_runs_together"]["epsilon"] == 4.0
+  retried = Fake()
+  rows = sweep.run_sweep(_config(), tmp_path, retried)
+  assert len(retried.calls) == 2 and {row["status"] for row in rows} == {"done"}
+
+
+def test_all_points_failing_still_reports(tmp_path):
+  rows = sweep.run_sweep(_config(), tmp_path, Fake(fail=EPSILONS))
+  assert {row["status"] for row in rows} == {"failed"}
+  assert "no finite epsilon" in writers.read_json(tmp_path / "sweep.json")["statement"]
+
+
+def test_a_bug_is_not_taken_for_a_failed_point(tmp_path):
+  def broken(config, workdir, *, data=None):
+    raise ZeroDivisionError
+
+  with pytest.raises(ZeroDivisionError):
+    sweep.run_sweep(_config(), tmp_path, broken)
+
+
+def test_a_folder_that_holds_another_config_is_not_trusted(tmp_path):
+  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  path = tmp_path / "points" / rows[0]["name"] / "config.json"
+  writers.write_json(path, to_dict(TrainConfig(num_steps=7)))
+  again = Fake()
+  rows = sweep.run_sweep(_config(), tmp_path, again)
+  assert again.calls == [] and rows[0]["status"] == "failed"
+  assert "another config" in rows[0]["error"]
+
+
+@pytest.mark.parametrize(
+  "changes, says",
+  [
+    ({"grid": {}}, "grid"),
+    ({"grid": {"privacy.epsilon": []}}, "at least one value"),
+    ({"grid": {"privacy.epsilon": 2.0}}, "must be a list"),
+    ({"grid": {"privacy.epsilom": [1.0]}}, "did you mean 'epsilon'"),
+    ({"grid": {"privacy.epsilon": ["two"]}}, "grid.privacy.epsilon='two'"),
+    ({"grid": {"privacy.epsilon": [1, 1.0]}}, "comes twice"),
+    ({"grid": {"seed": [1]}}, "seeds"),
+    ({"seeds": []}, "seeds"),
+    ({"seeds": [0, 1, 0]}, "seeds: 0 comes twice"),
+    ({"seeds": [-1]}, "seeds=-1"),
+    ({"x": "privacy.epsilom"}, "x.privacy.epsilom"),
+    ({"series": "modell.name"}, "series.modell"),
+  ],
+)
+def test_a_wrong_sweep_is_refused_before_anything_runs(tmp_path, changes, says):
+  fake = Fake()
+  with pytest.raises(UserError, match=re.escape(says)) as error:
+    sweep.run_sweep(_config(**changes), tmp_path, fake)
+  assert fake.calls == [] and "\n" not in str(error.value) and not list(tmp_path.iterdir())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+  epsilons=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=4, unique=True),
+  names=st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=3, unique=True),
+  seeds=st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True),
+)
+def test_names_are_stable_unique_and_safe(epsilons, names, seeds):
+  config = SweepConfig(grid={"privacy.epsilon": epsilons, "data.name": names}, seeds=seeds)
+  found = sweep.points(config)
+  assert len(found) == len(epsilons) * len(names) * len(seeds)
+  assert len({point.name.lower() for point in found}) == len(found)
+  assert all(re.fullmatch(r"[A-Za-z0-9.=_-]{1,100}", point.name) for point in found)
+  assert found == sweep.points(config)
+
+
+def test_p17_points_share_no_noise():
+  """Equal noise draws under two noise multipliers solve for the exact gradient sum."""
+  found = sweep.points(_config(seeds=list(range(20))))
+  seeds = [point.config.seed for point in found]
+  assert len(set(seeds)) == len(found) and all(0 <= seed < 2**31 for seed in seeds)
+  wider = sweep.points(_config(grid={"privacy.epsilon": [0.1, *EPSILONS]}))
+  kept = {point.name: point.config.seed for point in wider}
+  for point in sweep.points(_config()):  # a wider grid does not change the old points
+    assert kept[point.name] == point.config.seed
+
+
+def test_p40_the_choice_among_runs_is_charged(tmp_path, capsys):
+  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  total = writers.read_json(tmp_path / "sweep.json")["all_runs_together"]
+  assert total["epsilon"] == 5.0 and total["delta"] == pytest.approx(4e-5)
+  assert total["runs"] == 4 and total["epsilon_kind"] == "proved"
+  said = capsys.readouterr().out
+  assert "holds for its own run alone" in said and "query on the private data" in said
+  assert "epsilon = 5" in said and "add_or_remove_one" in said
+  assert sweep.charge(rows[:1])["epsilon"] == 0.5
+
+
+@pytest.mark.parametrize(
+  "change",
+  [{"epsilon_kind": "none"}, {"neighboring_relation": "replace_one"}, {"unit": "user"}],
+)
+def test_p40_runs_that_cannot_be_added_have_no_bound(tmp_path, change):
+  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  total = sweep.charge([{**rows[0], **change}, *rows[1:]])
+  assert total["epsilon"] is None
+  assert "no finite epsilon" in sweep.statement([{**rows[0], **change}, *rows[1:]])
+
+
+def test_p40_a_claimed_epsilon_never_becomes_a_proof(tmp_path):
+  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  assert sweep.charge([{**rows[0], "epsilon_kind": "claimed"}, *rows[1:]])[
+    "epsilon_kind"
+  ] == ("claimed")
+
+
+def test_p40_runs_of_an_earlier_grid_are_mentioned(tmp_path):
+  sweep.run_sweep(_config(), tmp_path, Fake())
+  sweep.run_sweep(_config(grid={"privacy.epsilon": [2.0]}), tmp_path, Fake())
+  assert (
+    "2 further finished runs" in writers.read_json(tmp_path / "sweep.json")["statement"]
+  )
+
+
+def test_data_are_loaded_once_per_data_and_model(tmp_path):
+  loaded = []
+
+  def load(config):
+    loaded.append(config.model.name)
+    return config.model.name, len(loaded)
+
+  fake = Fake()
+  config = _config(grid={"privacy.epsilon": EPSILONS, "model.name": ["mlp", "cnn"]})
+  rows = sweep.run_sweep(config, tmp_path, fake, load)
+  assert loaded == ["mlp", "cnn"]  # grouped, though the grid alternates
+  assert fake.data == [("mlp", 1)] * 4 + [("cnn", 2)] * 4
+  assert [row["model.name"] for row in rows] == ["mlp"] * 2 + ["cnn"] * 2 + ["mlp"] * 2 + [
+    "cnn"
+  ] * 2
+  sweep.run_sweep(config, tmp_path, fake, load)
+  assert len(loaded) == 2  # nothing left to run, nothing to load
+
+
+def test_x_and_series_may_be_fields_outside_the_grid_or_result_keys(tmp_path):
+  config = _config(grid={"num_steps": [5, 6]}, x="privacy.epsilon", series="model.name")
+  rows = sweep.run_sweep(config, tmp_path / "a", Fake())
+  assert {(row["privacy.epsilon"], row["model.name"]) for row in rows} == {(2.0, "mlp")}
+  rows = sweep.run_sweep(_config(x="epsilon", y="test_loss"), tmp_path / "b", Fake())
+  assert [row["test_loss"] for row in rows] == [1.0] * 4
+  assert "versions" not in rows[0]
+
+
+def test_a_train_function_that_writes_nothing_is_still_recorded(tmp_path):
+  class Silent(Fake):
+    def __call__(self, config, workdir, *, data=None):
+      result = super().__call__(config, workdir, data=data)
+      (workdir / "config.json").unlink()
+      (workdir / "result.json").unlink()
+      return result
+
+  sweep.run_sweep(_config(), tmp_path, Silent())
+  again = Fake()
+  sweep.run_sweep(_config(), tmp_path, again)
+  assert again.calls == []
+
+
+def test_sgd_beside_dp_sgd_has_no_epsilon(tmp_path):
+  config = _config(grid={"privacy.epsilon": [2.0], "privacy.method": ["dp_sgd", "sgd"]})
+  rows = sweep.run_sweep(config, tmp_path, Fake())
+  assert [row["epsilon"] for row in rows] == [2.0, 2.0, None, None]
+  with (tmp_path / "curve.csv").open() as file:
+    assert [row["privacy.epsilon"] for row in csv.DictReader(file)] == ["", "2.0"]
+
+
+def test_infinite_values_survive_the_comparison_of_configs(tmp_path):
+  base = TrainConfig()
+  base = dataclasses.replace(
+    base, privacy=dataclasses.replace(base.privacy, l2_clip_norm=math.inf)
+  )
+  config = _config(base=base)
+  sweep.run_sweep(config, tmp_path, Fake())
+  again = Fake()
+  sweep.run_sweep(config, tmp_path, again)
+  assert again.calls == []

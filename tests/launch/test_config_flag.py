@@ -1,0 +1,157 @@
+"""Configs on the command line: whatever is wrong ends in one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from dpjax.experiment.config import TrainConfig
+from dpjax.experiment.sweep import SweepConfig
+from dpjax.validate import UserError
+from launch import config_flag
+
+DRIVER = """
+import io, json, os, sys, traceback
+from dpjax.experiment.config import TrainConfig, to_dict
+from launch import app, config_flag
+
+def launch(arguments, default):  # what a launcher does, in a child of its own
+  sys.argv = ["main", *arguments.split()]
+  config_flag.define(kind=TrainConfig, default=default)
+  app.run(lambda: print(json.dumps(to_dict(config_flag.get()))))
+
+def child(name, arguments, default):
+  for stream, number in (("out", 1), ("err", 2)):
+    os.dup2(os.open(f"{name}.{stream}", os.O_CREAT | os.O_WRONLY), number)
+  code = 0
+  try:
+    launch(arguments, default)
+  except SystemExit as stop:
+    code = stop.code or 0
+  except BaseException:
+    traceback.print_exc()
+    code = 99
+  sys.stdout.flush()
+  os._exit(code)
+
+codes = {}
+for name, arguments, default in json.loads(sys.argv[1]):
+  pid = os.fork() or child(name, arguments, default)
+  codes[name] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+print(json.dumps(codes))
+"""
+GOOD = """
+from dpjax.experiment.config import ModelConfig, TrainConfig
+def get_config():
+  return TrainConfig(num_steps=7, model=ModelConfig(options={"width": 8}))
+"""
+CASES = {  # arguments -> what the one line on stderr says
+  "unknown field": (
+    "--config=good.py --config.privacy.epsilom=1",
+    "did you mean 'epsilon'",
+  ),
+  "wrong type": ("--config=good.py --config.num_steps=many", "--config.num_steps='many'"),
+  "missing file": ("--config=nowhere.py", "--config=nowhere.py: no such file"),
+  "not a config": (
+    "--config=other.py",
+    "returned dict, but this launcher wants",
+  ),
+  "failing file": ("--config=failing.py", "ModuleNotFoundError: No module named"),
+  "no file": ("", "--config"),
+  "override alone": ("--config.seed=1", "--config"),
+  "stray argument": ("--config=good.py 3", "unexpected argument '3'"),
+  "no value": ("--config=good.py --config.seed", "config.seed"),
+}
+GOOD_ARGUMENTS = (
+  "--config.privacy.epsilon=none --config.privacy.noise_multiplier=2 --config=good.py "
+  "--config.model.options.width=16 --config.model.options.deep true --config.num_steps=1 "
+  "--config.num_steps=9 --flagfile=more.flags"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  path = tmp_path_factory.mktemp("configs")
+  (path / "good.py").write_text(GOOD)
+  (path / "other.py").write_text("def get_config():\n  return {}\n")
+  (path / "failing.py").write_text("\nimport no_such_module_of_mine\n")
+  (path / "more.flags").write_text("--config.data.center=true\n")
+  return path
+
+
+@pytest.fixture(scope="module")
+def ended(folder):
+  """Each case in a process of its own, forked after the imports: (exit code, out, err)."""
+  cases = [(name, arguments, None) for name, (arguments, _) in CASES.items()]
+  cases += [("good", GOOD_ARGUMENTS, None), ("default", "--config.seed=3", "good.py")]
+  command = [sys.executable, "-W", "ignore", "-c", DRIVER, json.dumps(cases)]
+  env = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+  done = subprocess.run(
+    command, cwd=folder, env=env, capture_output=True, text=True, check=True
+  )
+  return {
+    name: (code, *((folder / f"{name}.{stream}").read_text() for stream in ("out", "err")))
+    for name, code in json.loads(done.stdout).items()
+  }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_mistake_is_one_line_and_exit_code_2(ended, name):
+  code, out, err = ended[name]
+  assert code == 2 and out == ""
+  (line,) = err.splitlines()
+  assert line.startswith("error: ") and CASES[name][1] in line
+
+
+def test_overrides_reach_the_config_in_any_order(ended):
+  code, out, err = ended["good"]
+  assert (code, err) == (0, "")
+  config = json.loads(out)
+  assert (
+    config["privacy"]["epsilon"] is None and config["privacy"]["noise_multiplier"] == 2.0
+  )
+  assert config["model"]["options"] == {"width": 16, "deep": True}
+  assert config["num_steps"] == 9 and config["data"]["center"] is True
+
+
+def test_default_file_takes_overrides(ended):
+  code, out, err = ended["default"]
+  assert (code, err) == (0, "")
+  assert json.loads(out)["seed"] == 3 and json.loads(out)["num_steps"] == 7
+
+
+def test_failing_file_names_its_line(folder):
+  with pytest.raises(UserError, match=r"failing\.py: ModuleNotFoundError.*\(line 2\)"):
+    config_flag.load(str(folder / "failing.py"), TrainConfig)
+
+
+@pytest.mark.parametrize(
+  "text, says",
+  [
+    ("x = 1", "must define get_config"),
+    ("def get_config(:", "SyntaxError"),
+    ("def get_config():\n  raise RuntimeError('a\\nb')", r"RuntimeError: a b \(line 2\)"),
+    ("def get_config(name):\n  pass", "TypeError"),
+    (
+      "from dpjax.experiment.config import *\n"
+      "def get_config():\n  return TrainConfig(privacy=PrivacyConfig(epsilon='2'))",
+      r"--config\.privacy\.epsilon='2': must be a number or none",
+    ),
+  ],
+)
+def test_bad_files(tmp_path, text, says):
+  path = tmp_path / "bad.py"
+  path.write_text(text)
+  with pytest.raises(UserError, match=says) as error:
+    config_flag.load(str(path), TrainConfig)
+  assert "\n" not in str(error.value)
+
+
+def test_a_config_of_another_launcher_is_named(folder):
+  with pytest.raises(UserError, match=r"returned TrainConfig, but .* wants SweepConfig"):
+    config_flag.load(str(folder / "good.py"), SweepConfig)

@@ -1,0 +1,100 @@
+"""python -m launch.sweep on the embedded digits: real runs, very short."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = """
+from dpjax.experiment.config import ModelConfig, PrivacyConfig, TrainConfig
+from dpjax.experiment.sweep import SweepConfig
+def get_config():
+  base = TrainConfig(
+    num_steps=4, eval_every=2, checkpoint_every=2, model=ModelConfig("mlp"),
+    privacy=PrivacyConfig(sampling_prob=0.05, accountant="rdp"))
+  grid = {"privacy.epsilon": [1.0, 4.0], "privacy.sampler": ["poisson", "no_such_sampler"]}
+  return SweepConfig(base=base, grid=grid, seeds=[0])
+"""
+
+
+def _command(folder, *arguments):
+  (folder / "sweep.py").write_text(CONFIG)
+  flags = [f"--config={folder / 'sweep.py'}", f"--workdir={folder / 'out'}"]
+  return [sys.executable, "-m", "launch.sweep", *flags, *arguments]
+
+
+def _launch(folder, *arguments):
+  return subprocess.run(
+    _command(folder, *arguments), cwd=ROOT, capture_output=True, text=True
+  )
+
+
+def _written(folder):
+  return {
+    path.parent.name: path.stat().st_mtime_ns
+    for path in folder.glob("out/points/*/result.json")
+  }
+
+
+def test_failed_runs_are_named_and_finished_ones_kept(tmp_path):
+  done = _launch(tmp_path)
+  assert done.returncode == 1, done.stderr
+  last = done.stderr.splitlines()[-1]
+  assert last.startswith("error: 2 of 4 runs failed") and "no_such_sampler" in last
+  assert "Traceback" not in done.stderr and "query on the private data" in done.stdout
+  saved = json.loads((tmp_path / "out" / "sweep.json").read_text())
+  assert [row["status"] for row in saved["rows"]] == ["done", "failed"] * 2
+  assert 0 < saved["all_runs_together"]["epsilon"] <= 5.0
+  assert (tmp_path / "out" / "curve.png").exists()
+  before = _written(tmp_path)
+  again = _launch(tmp_path, "--config.grid.privacy.sampler=['poisson']")
+  assert again.returncode == 0, again.stderr
+  assert len(before) == 2 and _written(tmp_path) == before
+
+
+def test_mistake_is_one_line(tmp_path):
+  done = _launch(tmp_path, "--config.grid.privacy.epsilom=[1.0]")
+  assert done.returncode == 2 and not (tmp_path / "out").exists()
+  (line,) = done.stderr.splitlines()
+  assert "did you mean 'epsilon'" in line
+
+
+def test_configs_of_the_repository_are_sweeps():
+  pytest.importorskip("sklearn")
+  from configs.sweeps import mnist_scatter_linear, quickstart
+  from dpjax.experiment import sweep
+
+  small, large = quickstart.get_config(), mnist_scatter_linear.get_config()
+  assert len(sweep.points(small)) >= 10 and len(sweep.points(large)) == 15
+  assert [round(x, 2) for _, x, _ in large.references] == [2.93, 3.0]
+
+
+@pytest.mark.slow
+def test_terminated_sweep_goes_on_and_ends_equal(tmp_path):
+  first, second = tmp_path / "a", tmp_path / "b"
+  steps = ("--config.grid.privacy.sampler=['poisson']", "--config.base.num_steps=400")
+  for folder in (first, second):
+    folder.mkdir()
+  process = subprocess.Popen(
+    _command(first, *steps), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+  )
+  while not list(first.glob("out/points/*/checkpoints/*")) and process.poll() is None:
+    time.sleep(0.05)
+  process.send_signal(signal.SIGTERM)
+  _, errors = process.communicate()
+  assert process.returncode == 128 + signal.SIGTERM, errors
+  assert not os.path.exists(first / "out" / "sweep.json")  # its first run was interrupted
+  for folder in (first, second):
+    done = _launch(folder, *steps)
+    assert done.returncode == 0, done.stderr
+  assert (first / "out" / "curve.csv").read_bytes() == (
+    second / "out" / "curve.csv"
+  ).read_bytes()

@@ -1,0 +1,63 @@
+"""Models by name: every mistake is one line that names it."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import pytest
+
+from dpjax import models
+from dpjax.validate import UserError
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_every_name_builds_a_module(name):
+  assert isinstance(models.build(name, num_classes=10), nn.Module)
+
+
+def test_only_the_scattering_heads_want_features():
+  wanting = {name for name in models.names() if models.needs_features(name)}
+  assert wanting == {"scatter_linear", "scatter_cnn", "scatter_cnn_cifar10"}
+  assert models.needs_features("scatter_linear") == "scattering"
+
+
+def test_unknown_name_is_refused_with_the_nearest():
+  with pytest.raises(UserError, match=r"model='wrn_16_5'.*did you mean 'wrn_16_4'"):
+    models.build("wrn_16_5", num_classes=10)
+  with pytest.raises(UserError, match="model='batchnorm'"):
+    models.needs_features("batchnorm")
+
+
+def test_unknown_option_is_refused_with_the_nearest():
+  message = r"activaton='relu': not an option of model 'cnn'.*did you mean 'activation'"
+  with pytest.raises(UserError, match=message) as error:
+    models.build("cnn", num_classes=10, activaton="relu")
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("name", "option"),
+  [("wrn_16_4", "depth"), ("wrn_40_4", "width"), ("transformer", "vocab_size")],
+)
+def test_what_the_name_decides_is_not_an_option(name, option):
+  with pytest.raises(UserError, match=f"{option}=4: not an option"):
+    models.build(name, num_classes=10, **{option: 4})
+
+
+def test_options_of_a_preset_override_it():
+  model = models.build("radp_mnist", num_classes=3, filters=(2,), pool_after=(1,))
+  assert (model.filters, model.dense_sizes, model.num_classes) == ((2,), (32,), 3)
+
+
+def test_transformer_takes_the_classes_as_vocabulary():
+  assert models.build("transformer", num_classes=17).vocab_size == 17
+
+
+def test_wide_resnets_have_the_depth_of_their_name():
+  depths = [models.build(name, num_classes=2).depth for name in ("wrn_16_4", "wrn_40_4")]
+  assert depths == [16, 40]
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, True])
+def test_num_classes_is_checked(value):
+  with pytest.raises(UserError, match="num_classes="):
+    models.build("cnn", num_classes=value)

@@ -1,0 +1,263 @@
+"""Scattering against a slow FFT twin, exact symmetries, and Kymatio where installed."""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import models
+from dpjax.models.scattering import _lowpass_matrix, _morlet_hat, num_channels, scattering
+from dpjax.validate import UserError
+
+MODULE = sys.modules["dpjax.models.scattering"]  # the package's name is the function
+RNG = np.random.default_rng(0)
+
+
+def _random(*shape) -> np.ndarray:
+  return RNG.random(shape, np.float32)
+
+
+# --- the slow twin: definitions on the padded plane, plain FFTs, one path at a time -----
+
+
+def _twin_wave(P, Q, sigma, theta, xi, slant):
+  total = 0
+  for shift_u in range(-2, 3):
+    for shift_v in range(-2, 3):
+      u, v = np.mgrid[shift_u * P : (shift_u + 1) * P, shift_v * Q : (shift_v + 1) * Q]
+      turn = np.array([[np.cos(theta), -np.sin(theta)], [np.sin(theta), np.cos(theta)]])
+      shape = turn @ np.diag([1, slant**2]) @ turn.T
+      form = shape[0, 0] * u * u + 2 * shape[0, 1] * u * v + shape[1, 1] * v * v
+      phase = xi * (u * np.cos(theta) + v * np.sin(theta))
+      total = total + np.exp(-form / (2 * sigma**2) + 1j * phase)
+  return total * slant / (2 * 3.1415 * sigma**2)
+
+
+def _twin_wavelet(P, Q, j, theta):
+  sigma, xi = 0.8 * 2**j, 3 * np.pi / 4 / 2**j
+  wave, bump = (_twin_wave(P, Q, sigma, theta, f, 0.5) for f in (xi, 0))
+  return np.fft.fft2(wave - wave.sum() / bump.sum() * bump).real
+
+
+def _twin_band(hat, res):
+  """Drops the frequencies above the new Nyquist frequency, keeps the plane's size."""
+  for axis, size in enumerate(hat.shape):
+    frequency = np.fft.fftfreq(size, 1 / size)
+    half = size / 2 ** (res + 1)
+    kept = (frequency >= -half) & (frequency < half)
+    hat = hat * np.expand_dims(kept, 1 - axis)
+  return hat
+
+
+def _twin_filter(plane, hat, step):
+  return np.fft.ifft2(np.fft.fft2(plane) * hat)[::step, ::step]
+
+
+def _twin(image, J=2, L=8):
+  H, W = image.shape
+  P, Q = (((n + 2**J) // 2**J + 1) * 2**J for n in (H, W))
+  pads = [((p - n) // 2, (p - n + 1) // 2) for p, n in ((P, H), (Q, W))]
+  plane = np.pad(image.astype(np.float64), pads, mode="reflect")
+  angles = [(L // 2 - 1 - a) * np.pi / L for a in range(L)]
+  hats = [[_twin_wavelet(P, Q, j, theta) for theta in angles] for j in range(J)]
+  phi = np.fft.fft2(_twin_wave(P, Q, 0.8 * 2 ** (J - 1), 0, 0, 1)).real
+
+  def at(hat, res):  # the filter on the grid of resolution res: its low frequencies
+    kept = [np.fft.fftfreq(n // 2**res, 2**res / n).astype(int) for n in (P, Q)]
+    return _twin_band(hat, res)[np.ix_(*kept)]
+
+  low = lambda u, j: _twin_filter(u, at(phi, j), 2 ** (J - j)).real[1:-1, 1:-1]
+  first = [(j, abs(_twin_filter(plane, h, 2**j))) for j in range(J) for h in hats[j]]
+  second = [
+    (j2, abs(_twin_filter(u, at(hat, j1), 2 ** (j2 - j1))))
+    for j1, u in first
+    for j2 in range(j1 + 1, J)
+    for hat in hats[j2]
+  ]
+  return np.stack([low(plane, 0)] + [low(u, j) for j, u in first + second], -1)
+
+
+@pytest.mark.parametrize(("H", "W", "J"), [(28, 28, 2), (8, 12, 1), (9, 8, 3)])
+def test_equals_the_slow_fft_twin(H, W, J):
+  images = _random(2, H, W, 2)
+  ours = np.asarray(scattering(images, J=J))
+  paths = num_channels(J)
+  assert ours.shape == (2, H // 2**J, W // 2**J, 2 * paths)
+  for b in range(2):
+    for c in range(2):
+      expected = _twin(images[b, :, :, c], J)
+      np.testing.assert_allclose(
+        ours[b, :, :, c * paths : (c + 1) * paths], expected, atol=2e-6
+      )
+
+
+@pytest.mark.parametrize(("H", "W", "C"), [(28, 28, 1), (32, 32, 3), (8, 8, 1)])
+def test_equals_kymatio(H, W, C):
+  kymatio = pytest.importorskip("kymatio.scattering2d.frontend.numpy_frontend")
+  images = _random(2, H, W, C)
+  planes = np.moveaxis(images, 3, 1).astype(np.float64)
+  theirs = kymatio.ScatteringNumPy2D(2, (H, W))(planes.copy())  # [B, C, 81, h, w]
+  expected = theirs.transpose(0, 3, 4, 1, 2).reshape(2, H // 4, W // 4, -1)
+  np.testing.assert_allclose(scattering(images), expected, atol=1e-4)
+
+
+def test_channel_counts():
+  assert [num_channels(J) for J in (1, 2, 3)] == [9, 81, 217]
+  assert scattering(_random(1, 16, 8, 1), J=1).shape == (1, 8, 4, 9)
+  assert scattering(_random(1, 8, 8, 1), L=4).shape == (1, 2, 2, 1 + 8 + 16)
+
+
+# --- the filters ------------------------------------------------------------------------
+
+
+def test_wavelets_have_zero_mean_and_one_peak_at_their_frequency():
+  for j in range(2):
+    hat = _morlet_hat((36, 36), j, angle=3, L=8)  # theta = 0: along the rows
+    assert abs(hat[0, 0]) < 1e-12
+    assert np.unravel_index(hat.argmax(), hat.shape) == (round(36 * 3 / 8 / 2**j), 0)
+
+
+def test_littlewood_paley_sum_is_at_most_one():
+  # Then every layer is non-expansive (up to pi rounded to 3.1415: 6e-5).
+  hats = [_morlet_hat((36, 36), j, a, 8) for j in range(2) for a in range(8)]
+  bands = sum(h**2 + np.roll(h[::-1, ::-1], 1, (0, 1)) ** 2 for h in hats) / 2
+  u = np.fft.fftfreq(36, 1 / 36)
+  one = np.fft.fft(np.exp(-(u**2) / (2 * 1.6**2))).real / np.sqrt(2 * np.pi * 1.6**2)
+  total = bands + np.outer(one, one) ** 2
+  assert total.max() <= 1 + 1e-4
+  assert total.min() > 0.1
+
+
+@pytest.mark.parametrize("res", [0, 1])
+def test_lowpass_rows_sum_to_one(res):
+  rows = _lowpass_matrix(36, 2, res)
+  assert rows.shape == (7, 36 // 2**res)
+  np.testing.assert_allclose(rows.sum(axis=1), 1, atol=1e-4)
+
+
+# --- properties -------------------------------------------------------------------------
+
+
+def test_a_constant_image_has_only_the_lowpass():
+  features = np.asarray(scattering(np.full((1, 12, 12, 1), 0.7, np.float32)))
+  np.testing.assert_allclose(features[..., 0], 0.7, atol=1e-4)
+  assert np.abs(features[..., 1:]).max() < 1e-5
+
+
+def test_scaling_and_colours():
+  images = _random(1, 12, 12, 3)
+  features = scattering(images)
+  np.testing.assert_allclose(scattering(2.5 * images), 2.5 * features, atol=1e-5)
+  for c in range(3):
+    alone = scattering(images[..., c : c + 1])
+    np.testing.assert_allclose(features[..., 81 * c : 81 * (c + 1)], alone, atol=1e-6)
+
+
+def test_transposing_the_image_mirrors_the_angles():
+  # theta -> pi/2 - theta; with theta = (3 - a) pi/8 that is a -> 2 - a modulo 8.
+  images = _random(2, 16, 16, 1)
+  features = np.asarray(scattering(images))
+  turned = np.asarray(scattering(images.swapaxes(1, 2))).swapaxes(1, 2)
+  mirror = (2 - np.arange(8)) % 8
+  first = turned[..., 1:17].reshape(2, 4, 4, 2, 8)[..., mirror]
+  second = turned[..., 17:].reshape(2, 4, 4, 8, 8)[..., mirror, :][..., mirror]
+  np.testing.assert_allclose(turned[..., 0], features[..., 0], atol=1e-6)
+  np.testing.assert_allclose(first.reshape(2, 4, 4, 16), features[..., 1:17], atol=1e-6)
+  np.testing.assert_allclose(second.reshape(2, 4, 4, 64), features[..., 17:], atol=1e-6)
+
+
+def _stroke() -> np.ndarray:
+  image = np.zeros((1, 28, 28, 1), np.float32)
+  image[0, 8:20, 13:15] = 1
+  image[0, 8:10, 9:15] = 1
+  return image
+
+
+def test_features_move_less_than_pixels_under_a_shift():
+  image = _stroke()
+  moved = np.roll(image, 1, axis=2)
+  change = lambda a, b: np.linalg.norm(a - b) / np.linalg.norm(a)
+  pixels = change(image, moved)
+  features = change(np.asarray(scattering(image)), np.asarray(scattering(moved)))
+  assert features < pixels / 2
+  assert features > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["noise", "stroke", "difference"])
+def test_energy_does_not_grow(kind):
+  a, b = {
+    "noise": (_random(2, 28, 28, 1), np.zeros((2, 28, 28, 1), np.float32)),
+    "stroke": (_stroke(), np.zeros_like(_stroke())),
+    "difference": (_random(2, 28, 28, 1), _random(2, 28, 28, 1)),
+  }[kind]
+  change = np.asarray(scattering(a)) - np.asarray(scattering(b))
+  padded = np.pad(a - b, ((0, 0), (4, 4), (4, 4), (0, 0)), mode="reflect")
+  assert 16 * np.sum(change**2) <= np.sum(padded**2)  # one output for 4x4 pixels
+
+
+def test_p29_no_image_influences_another():
+  images = _random(3, 8, 8, 1)
+  changed = images.copy()
+  changed[1] = 1 - changed[1]
+  before, after = np.asarray(scattering(images)), np.asarray(scattering(changed))
+  np.testing.assert_array_equal(before[[0, 2]], after[[0, 2]])
+  assert np.abs(before[1] - after[1]).max() > 1e-3
+
+
+def test_jit_and_finite_gradient_at_a_blank_image():
+  blank = jnp.zeros((1, 8, 8, 1))
+  np.testing.assert_array_equal(jax.jit(scattering)(blank), scattering(blank))
+  grad = jax.grad(lambda x: scattering(x).sum())(blank)
+  assert jnp.isfinite(grad).all()
+
+
+# --- whole data sets --------------------------------------------------------------------
+
+
+def test_chunks_give_the_whole_with_one_compilation(monkeypatch):
+  traces, seen, smooth = [], [], MODULE._smooth
+
+  def counted(low, planes):
+    traces.append(planes.shape)
+    return smooth(low, planes)
+
+  monkeypatch.setattr(MODULE, "_smooth", counted)
+  images = _random(7, 12, 8, 2)
+  progress = lambda done, total: seen.append((done, total, len(traces)))
+  features = models.scattering_features(images, batch_size=3, progress=progress)
+  assert [entry[:2] for entry in seen] == [(3, 7), (6, 7), (7, 7)]
+  assert seen[0][2] == seen[-1][2] > 0
+  monkeypatch.undo()
+  np.testing.assert_allclose(features, scattering(images), atol=1e-6)
+
+
+def test_features_in_half_precision():
+  images = _random(2, 8, 8, 1)
+  half = models.scattering_features(images, dtype=np.float16)
+  assert half.dtype == np.float16
+  np.testing.assert_allclose(half, scattering(images), atol=1e-3)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_tiny_data_sets(count):
+  features = models.scattering_features(_random(count, 8, 8, 1))
+  assert features.shape == (count, 2, 2, 81)
+
+
+@pytest.mark.parametrize(
+  ("images", "options", "message"),
+  [
+    (np.zeros((1, 8, 8, 1), np.uint8), {}, "images: must be floats.*uint8"),
+    (np.zeros((8, 8, 1), np.float32), {}, "images: must be floats"),
+    (np.zeros((1, 3, 8, 1), np.float32), {}, r"sides must be >= 2\*\*J=4"),
+    (np.zeros((1, 8, 8, 1), np.float32), {"J": 0}, "J=0"),
+    (np.zeros((1, 8, 8, 1), np.float32), {"batch_size": 0}, "batch_size=0"),
+  ],
+)
+def test_wrong_images_are_refused(images, options, message):
+  with pytest.raises(UserError, match=message):
+    models.scattering_features(images, **options)

@@ -1,0 +1,150 @@
+"""Losses of one example: against Optax, by hand, and in the ways they can be misused."""
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dpjax import losses
+from dpjax.types import Example
+from dpjax.validate import UserError
+
+
+def linear(params, x):
+  return x @ params
+
+
+def identity(params, x):
+  del params
+  return x
+
+
+LOGITS = hnp.arrays(np.float32, 4, elements=st.floats(-50, 50, width=32))
+
+
+@hypothesis.given(LOGITS, st.integers(0, 3))
+@hypothesis.settings(deadline=None)
+def test_cross_entropy_equals_optax(logits, label):
+  loss = losses.softmax_cross_entropy(identity)(None, Example(logits, label))
+  expected = optax.softmax_cross_entropy_with_integer_labels(jnp.array(logits), label)
+  np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("logits", [[1e30, -1e30, 0.0], [-1e30, -1e30, -1e30]])
+def test_cross_entropy_of_extreme_logits_is_finite(logits):
+  loss_fn = losses.softmax_cross_entropy(linear)
+  example = Example(jnp.array([1.0]), 0)
+  loss, grad = jax.value_and_grad(loss_fn)(jnp.array([logits]), example)
+  assert np.isfinite(loss) and np.isfinite(grad).all()
+
+
+def test_cross_entropy_gradient_is_softmax_minus_one_hot():
+  grad = jax.grad(losses.softmax_cross_entropy(linear))(
+    jnp.log(jnp.array([[1.0, 3.0]])), Example(jnp.ones(1), 1)
+  )
+  np.testing.assert_allclose(grad, [[0.25, -0.25]], atol=1e-6)
+
+
+def test_p20_reduction_is_in_float32_for_bfloat16_logits():
+  """In bfloat16 the loss at ln 1000 would be off by up to 2 %."""
+  uniform = lambda params, x: jnp.zeros((1, 1000), jnp.bfloat16)
+  loss = losses.softmax_cross_entropy(uniform)(None, Example(jnp.zeros(2), 7))
+  assert loss.dtype == jnp.float32 and loss.shape == ()
+  np.testing.assert_allclose(loss, np.log(1000), rtol=1e-6)
+
+
+def test_losses_are_vmapped_and_differentiated_over_a_batch():
+  batch = Example(jnp.eye(3), jnp.array([0, 1, 2]))
+  per_example = jax.vmap(
+    jax.grad(losses.softmax_cross_entropy(linear)), in_axes=(None, Example(0, 0, None))
+  )(jnp.zeros((3, 3)), batch)
+  for i in range(3):  # example i touches only its own row of the weights
+    expected = np.zeros((3, 3))
+    expected[i] = 1 / 3 - np.eye(3)[i]
+    np.testing.assert_allclose(per_example[i], expected, atol=1e-6)
+
+
+def test_a_label_beyond_the_logits_is_nan_not_a_clamped_class():
+  loss = losses.softmax_cross_entropy(identity)(None, Example(jnp.zeros(3), 3))
+  assert np.isnan(loss)
+
+
+@pytest.mark.parametrize(
+  ("apply", "y", "says"),
+  [
+    (lambda p, x: x[0], 0, "must return logits [1, K]"),
+    (lambda p, x: jnp.zeros((2, 3)), 0, "got (2, 3)"),
+    (identity, jnp.array([0, 1]), "ONE example"),
+    (identity, jnp.float32(0), "must be one integer"),
+  ],
+)
+def test_misuse_of_cross_entropy_is_refused(apply, y, says):
+  with pytest.raises(UserError) as caught:
+    losses.softmax_cross_entropy(apply)(None, Example(jnp.zeros(3), y))
+  assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+@hypothesis.given(LOGITS, LOGITS)
+@hypothesis.settings(deadline=None)
+def test_mean_squared_error_is_the_mean(x, y):
+  loss = losses.mean_squared_error(identity)(None, Example(x, y))
+  np.testing.assert_allclose(loss, np.mean((x - y) ** 2), rtol=1e-4, atol=1e-5)
+
+
+def test_mean_squared_error_takes_one_number_and_never_broadcasts():
+  loss_fn = losses.mean_squared_error(linear)
+  example = Example(jnp.array([1.0, 2.0]), jnp.float32(1.0))
+  assert loss_fn(jnp.ones((2, 1)), example) == 4.0  # (3 - 1)^2
+  with pytest.raises(UserError, match=r"shape \(\) must be that of one output"):
+    loss_fn(jnp.ones((2, 3)), example)
+  with pytest.raises(UserError, match=r"example\.y"):
+    loss_fn(jnp.ones((2, 3)), Example(example.x, jnp.ones((3, 1))))
+
+
+def bigram(params, tokens):
+  """Logits of the next token from a table [V, V] of the last one."""
+  return params[tokens]
+
+
+PADDED_LOSS = jax.jit(losses.next_token(bigram, padding_id=0))
+
+
+def test_next_token_by_hand():
+  table = jnp.log(jnp.array([[0.5, 0.5], [0.25, 0.75]]))
+  example = Example(jnp.array([0, 1, 1, 0]), 0)
+  expected = -np.mean(np.log([0.5, 0.75, 0.25]))  # 0 -> 1, 1 -> 1, 1 -> 0
+  np.testing.assert_allclose(losses.next_token(bigram)(table, example), expected, rtol=1e-6)
+
+
+@hypothesis.given(st.lists(st.integers(1, 4), min_size=2, max_size=6))
+@hypothesis.settings(deadline=None, max_examples=30)
+def test_p07_padding_does_not_change_the_loss(tokens):
+  table = np.random.default_rng(0).normal(size=(5, 5))
+  padded = jnp.array(tokens + [0] * (9 - len(tokens)))  # one shape: compiled once
+  loss = PADDED_LOSS(jnp.asarray(table, jnp.float32), Example(padded, 0))
+  log_probs = table - np.log(np.exp(table).sum(axis=1, keepdims=True))
+  np.testing.assert_allclose(loss, -np.mean(log_probs[tokens[:-1], tokens[1:]]), rtol=1e-4)
+
+
+def test_p07_a_sequence_of_padding_costs_nothing_and_has_no_gradient():
+  loss_fn = losses.next_token(bigram, padding_id=0)
+  loss, grad = jax.value_and_grad(loss_fn)(jnp.ones((2, 2)), Example(jnp.zeros(4, int), 0))
+  assert loss == 0 and (np.asarray(grad) == 0).all()
+
+
+@pytest.mark.parametrize(
+  ("x", "says"),
+  [
+    (jnp.zeros(4), "example.x: must be integer tokens [T]"),
+    (jnp.zeros((2, 4), int), "ONE example"),
+    (jnp.zeros(1, int), "at least 2 tokens"),
+  ],
+)
+def test_misuse_of_next_token_is_refused(x, says):
+  with pytest.raises(UserError) as caught:
+    losses.next_token(bigram)(jnp.ones((2, 2)), Example(x, 0))
+  assert says in str(caught.value)

@@ -1,0 +1,133 @@
+"""Evaluation: equal to the plain formula, masked, compiled once, and honest about NaN."""
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from dpjax import data, metrics
+from dpjax.types import Example
+from dpjax.validate import UserError
+
+
+def linear(params, x):
+  return x.reshape(x.shape[0], -1) @ params
+
+
+def make(n, seed=0):
+  rng = np.random.default_rng(seed)
+  x = rng.normal(size=(n, 2, 2, 1))
+  return data.from_arrays(x, rng.integers(0, 3, n), num_classes=3)
+
+
+PARAMS = jax.random.normal(jax.random.key(0), (4, 3))
+
+
+@hypothesis.given(st.integers(1, 20), st.sampled_from([1, 3, 8]))
+@hypothesis.settings(deadline=None, max_examples=25)
+def test_p07_padded_batches_equal_the_plain_formula(n, batch_size):
+  d = make(n, seed=n)
+  logits = np.asarray(linear(PARAMS, d.x), np.float64)
+  log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+  result = metrics.evaluate(linear, PARAMS, d, batch_size=batch_size)
+  assert result["accuracy"] == np.mean(logits.argmax(axis=1) == d.y)
+  np.testing.assert_allclose(result["loss"], -np.mean(log_probs[range(n), d.y]), rtol=1e-5)
+  assert metrics.accuracy(linear, PARAMS, d, batch_size=batch_size) == result["accuracy"]
+
+
+def test_p33_traced_once_over_sizes_repeats_and_both_functions():
+  traces = []
+
+  def counted(params, x):
+    traces.append(x.shape)
+    return linear(params, x)
+
+  for n in (3, 8, 20):
+    metrics.accuracy(counted, PARAMS, make(n), batch_size=8)
+    metrics.evaluate(counted, PARAMS * 2, make(n, seed=1), batch_size=8)
+  assert traces == [(8, 2, 2, 1)]
+
+
+def test_p33_a_bound_method_is_one_apply():
+  class Model:
+    traces = 0
+
+    def apply(self, params, x):
+      self.traces += 1
+      return linear(params, x)
+
+  model = Model()
+  for _ in range(3):
+    metrics.accuracy(model.apply, PARAMS, make(5))
+  assert model.traces == 1
+
+
+def test_p07_padding_is_masked_even_where_the_model_fails_on_it():
+  """Rows of zeros make this model NaN; the real rows must not notice."""
+
+  def normalised(params, x):
+    return (x / jnp.linalg.norm(x, axis=1, keepdims=True)) @ params
+
+  d = Example(np.eye(3, dtype=np.float32), np.array([0, 1, 2]))
+  result = metrics.evaluate(normalised, 5 * jnp.eye(3), d, batch_size=8)
+  assert result["accuracy"] == 1.0 and np.isfinite(result["loss"])
+
+
+def test_nan_logits_count_as_wrong_although_argmax_says_zero():
+  broken = lambda params, x: jnp.full((x.shape[0], 3), jnp.nan) + params
+  d = Example(np.zeros((4, 1), np.float32), np.zeros(4, int))
+  result = metrics.evaluate(broken, 0.0, d)
+  assert result["accuracy"] == 0.0 and np.isnan(result["loss"])
+
+
+def test_bfloat16_logits_are_summed_in_float32():
+  d = Example(np.zeros((400, 1), np.float32), np.zeros(400, int))
+  half = lambda params, x: jnp.zeros((x.shape[0], 1000), jnp.bfloat16) + params
+  loss = metrics.evaluate(half, jnp.bfloat16(0), d)["loss"]
+  np.testing.assert_allclose(loss, np.log(1000), rtol=1e-6)
+
+
+def test_tokens_are_evaluated_too():
+  d = data.from_arrays(np.array([[1, 0], [2, 0]]), [1, 0], num_classes=3)
+  assert metrics.accuracy(lambda table, x: table[x[:, 0]], jnp.eye(3), d) == 0.5
+
+
+def test_only_aggregates_come_out():
+  result = metrics.evaluate(linear, PARAMS, make(7))
+  assert set(result) == {"accuracy", "loss"}
+  assert all(type(value) is float for value in result.values())
+
+
+@pytest.mark.parametrize(
+  ("dataset", "says"),
+  [
+    (Example(np.zeros((0, 2)), np.zeros(0, int)), "n >= 1"),
+    (Example(np.zeros((2, 2)), np.zeros(3, int)), "must begin with 3"),
+    (Example(np.zeros((2, 2)), np.zeros(2)), "integer labels [n]"),
+    (Example(np.zeros((2, 2)), np.zeros((2, 1), int)), "integer labels [n]"),
+  ],
+)
+def test_data_that_cannot_be_evaluated(dataset, says):
+  with pytest.raises(UserError) as caught:
+    metrics.accuracy(linear, PARAMS, dataset)
+  assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_wrong_outputs_and_batch_size():
+  with pytest.raises(UserError, match=r"apply: must return logits \[4, K\]"):
+    metrics.accuracy(lambda params, x: x, None, make(3), batch_size=4)
+  with pytest.raises(UserError, match="batch_size=0"):
+    metrics.accuracy(linear, PARAMS, make(3), batch_size=0)
+
+
+def test_an_unhashable_apply_is_refused():
+  class Callable:
+    __hash__ = None
+
+    def __call__(self, params, x):
+      return linear(params, x)
+
+  with pytest.raises(UserError, match="apply: must be hashable"):
+    metrics.accuracy(Callable(), PARAMS, make(3))
