@@ -1,4 +1,4 @@
-"""The main job: DP-SGD on the embedded digits (1,797 real 8x8 images), any machine, offline.
+"""The main job: DP-SGD on the embedded digits (1,797 real 8x8 images), offline.
 
   python -m launch.train --config=configs/quickstart.py --workdir=runs/quickstart
 

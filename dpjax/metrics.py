@@ -111,3 +111,44 @@ def accuracy(apply: Apply, params: Params, dataset: Any, *, batch_size: int = 50
   0.75
   """
   return evaluate(apply, params, dataset, batch_size=batch_size)["accuracy"]
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled_next_token(apply: Apply, padding_id: int) -> Callable[..., Array]:
+  @jax.jit
+  def totals(params: Params, tokens: Array, mask: Array) -> Array:
+    logits = trees.at_least_float32(apply(params, tokens[:, :-1]))
+    targets = tokens[:, 1:]
+    picked = jnp.take_along_axis(logits, targets[..., None], axis=2)[..., 0]
+    losses = jax.nn.logsumexp(logits, axis=2) - picked
+    kept = mask[:, None] & (targets != padding_id)
+    hits = kept & (jnp.argmax(logits, axis=2) == targets)
+    return jnp.stack([jnp.sum(hits), jnp.sum(jnp.where(kept, losses, 0)), jnp.sum(kept)])
+
+  return totals
+
+
+def evaluate_next_token(
+  apply: Apply, params: Params, dataset: Any, *, padding_id: int = 0, batch_size: int = 50
+) -> dict[str, float]:
+  """{"accuracy", "loss", "perplexity"} of predicting each token from those before it,
+  over all tokens of the data set that are not padding.
+
+  `dataset.x` is tokens [n, T]; apply maps [B, T - 1] to logits [B, T - 1, V].
+
+  >>> from dpjax.types import Example
+  >>> data = Example(x=np.array([[1, 2, 1, 0]]), y=np.array([0]))
+  >>> uniform = lambda params, tokens: jnp.zeros((*tokens.shape, 4)).at[..., 2].add(params)
+  >>> evaluate_next_token(uniform, jnp.float32(0), data)["perplexity"]
+  4.0
+  """
+  x, y = _arrays(dataset)
+  totals = _compiled_next_token(apply, padding_id)
+  parts = [totals(params, tokens, mask) for tokens, _, mask in _batches(x, y, batch_size)]
+  hits, loss, count = np.sum([np.asarray(part, np.float64) for part in parts], axis=0)
+  mean = loss / max(count, 1)
+  return {
+    "accuracy": float(hits / max(count, 1)),
+    "loss": float(mean),
+    "perplexity": float(np.exp(mean)),
+  }

@@ -35,7 +35,6 @@ def _log_overflow_allowed(delta: float, epsilon: float, num_steps: int) -> float
   return math.log(OVERFLOW_SHARE * delta / max(num_steps, 1)) - np.logaddexp(0.0, epsilon)
 
 
-
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """A private run: how to sample, clip and add noise, how often, and what it costs.
@@ -48,8 +47,9 @@ class Plan:
     num_steps: updates that the plan pays for.
     delta: of the guarantee; `epsilon()` refers to it. A share of `OVERFLOW_SHARE` pays
       for Poisson draws above the capacity.
-    neighboring_relation: None for the sampler's own.
-    accountant: "pld" (tight) or "rdp"; fixed-size sampling is proved by "rdp" only.
+    neighboring_relation: "" for the sampler's own.
+    accountant: "pld" (tight) or "rdp"; "" for the tightest that knows the sampler
+      (fixed-size sampling is proved by "rdp" only).
 
   Guarantee: a run that uses `transform` on the batches of `batches`, for at most `steps`
   updates, is (epsilon(delta, steps), delta)-differentially private for one example under
@@ -67,15 +67,15 @@ class Plan:
   normalize_by: float
   num_steps: int
   delta: float
-  neighboring_relation: NeighboringRelation | str | None = None
-  accountant: str | None = None
+  neighboring_relation: NeighboringRelation | str = ""
+  accountant: str = ""
 
   def __post_init__(self):
     validate.non_negative(noise_multiplier=self.noise_multiplier)
     validate.positive(normalize_by=self.normalize_by)
     validate.integer_at_least(1, num_steps=self.num_steps)
     validate.open_unit(delta=self.delta)
-    gradients.clipping.check_clip_norm(self.l2_clip_norm, False)
+    gradients.check_clip_norm(self.l2_clip_norm, False)
     fixed = isinstance(self.sampler, sampling.FixedSizeSampler)
     accountant = self.accountant or ("rdp" if fixed else "pld")
     object.__setattr__(self, "accountant", accountant)
@@ -103,8 +103,8 @@ class Plan:
     num_steps: int,
     l2_clip_norm: Any,
     normalize_by: float,
-    neighboring_relation: NeighboringRelation | str | None = None,
-    accountant: str | None = None,
+    neighboring_relation: NeighboringRelation | str = "",
+    accountant: str = "",
   ) -> Plan:
     """The plan with the least noise that keeps `num_steps` within (epsilon, delta).
 
@@ -204,11 +204,18 @@ class Plan:
     """`dpjax.clipped_grad` with this plan's clip norm; feed its result to `transform`."""
     return gradients.clipped_grad(loss_fn, l2_clip_norm=self.l2_clip_norm, **options)
 
+  def _poisson(self) -> sampling.PoissonSampler:
+    if not isinstance(self.sampler, sampling.PoissonSampler):
+      raise UserError(
+        f"sampler={self.sampler!r}: must be a PoissonSampler to have a capacity"
+      )
+    return self.sampler
+
   def fitted_sampler(self, num_examples: int) -> sampling.PoissonSampler:
     """This plan's Poisson sampler with the smallest capacity that delta's share allows."""
     allowed = _log_overflow_allowed(self.delta, self.epsilon(), self.num_steps)
     return sampling.PoissonSampler.fitted(
-      prob=self.sampler.prob,
+      prob=self._poisson().prob,
       num_examples=num_examples + 1,  # the neighbour may have one more
       log_overflow_prob=allowed,
     )

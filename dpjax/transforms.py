@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import gradients, noise, trees, validate
-from dpjax.gradients import clipping
 from dpjax.noise import NoiseState
 from dpjax.types import ClippedSum
 from dpjax.validate import UserError
@@ -75,10 +74,10 @@ def clip_and_noise(
   >>> tx.update(grads, tx.init(params), params, mask=mask)[0]["w"]
   Array([0.3 , 0.65], dtype=float32)
   """
-  clipping.check_clip_norm(l2_clip_norm, False)
+  gradients.check_clip_norm(l2_clip_norm, False)
   validate.non_negative(noise_multiplier=noise_multiplier)
   validate.positive(normalize_by=normalize_by)
-  if not jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
+  if not trees.is_key(key):
     raise UserError(f"key={key!r}: must be a typed key, jax.random.key(...)")
   bound = gradients.l2_bound(l2_clip_norm)
   std = noise_multiplier * bound if noise_multiplier else 0.0

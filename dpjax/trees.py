@@ -69,6 +69,16 @@ def weighted_sum(tree: Any, weights: jax.Array, all_finite: Any = False) -> Any:
   return jax.lax.cond(all_finite, lambda tree: jax.tree.map(dot, tree), careful, tree)
 
 
+def is_key(leaf: Any) -> bool:
+  """Whether a leaf is a typed random key (or an array of them).
+
+  >>> is_key(jax.random.key(0)), is_key(jnp.zeros(2)), is_key(None)
+  (True, False, False)
+  """
+  dtype = getattr(leaf, "dtype", None)
+  return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
 def add(a: Any, b: Any) -> Any:
   """Leafwise a + b."""
   return jax.tree.map(jnp.add, a, b)

@@ -64,7 +64,7 @@ def integer_at_least(bound: int, **named: Any) -> None:
   """Raises unless each value is an integer >= bound."""
   for name, value in named.items():
     ok = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    _require(ok and value >= bound, name, value, f"an integer >= {bound}")
+    _require(ok and int(value) >= bound, name, value, f"an integer >= {bound}")
 
 
 def one_of(choices: Iterable[str], **named: Any) -> None:

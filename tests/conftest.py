@@ -12,7 +12,9 @@ import pytest
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update(
   "jax_compilation_cache_dir",
-  os.environ.get("DPJAX_TEST_CACHE", str(pathlib.Path(tempfile.gettempdir()) / "dpjax-xla")),
+  os.environ.get(
+    "DPJAX_TEST_CACHE", str(pathlib.Path(tempfile.gettempdir()) / "dpjax-xla")
+  ),
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 

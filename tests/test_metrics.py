@@ -1,5 +1,7 @@
 """Evaluation: equal to the plain formula, masked, compiled once, and honest about NaN."""
 
+import itertools
+
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -131,3 +133,20 @@ def test_an_unhashable_apply_is_refused():
 
   with pytest.raises(UserError, match="apply: must be hashable"):
     metrics.accuracy(Callable(), PARAMS, make(3))
+
+
+def test_next_token_metrics_against_a_loop_and_padding_is_left_out():
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(1, 5, (7, 6))
+  tokens[2, 3:] = 0
+  table = jnp.asarray(rng.normal(size=(5, 5)), jnp.float32)
+  apply = lambda params, x: params[x]
+  data = Example(x=tokens, y=np.zeros(7, int))
+  log_probs = np.asarray(jax.nn.log_softmax(table))
+  pairs = [(a, b) for row in tokens for a, b in itertools.pairwise(row) if b != 0]
+  losses = [-log_probs[a, b] for a, b in pairs]
+  hits = [log_probs[a].argmax() == b for a, b in pairs]
+  got = metrics.evaluate_next_token(apply, table, data, batch_size=3)
+  assert got["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+  assert got["accuracy"] == pytest.approx(np.mean(hits))
+  assert got["perplexity"] == pytest.approx(np.exp(np.mean(losses)), rel=1e-5)

@@ -9,13 +9,17 @@ import pytest
 _FOLDER = pathlib.Path(__file__).resolve().parent.parent / "notebooks"
 
 
-@pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+  "path", sorted(_FOLDER.glob("*.ipynb")), ids=lambda path: path.stem
+)
 @pytest.mark.filterwarnings("ignore")  # of the Jupyter machinery, in this process
 def test_notebook_runs(path, tmp_path, monkeypatch):
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))  # no prepared data: digits
   monkeypatch.setenv("JAX_PLATFORMS", "cpu")
   notebook = nbformat.read(path, as_version=4)
-  nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
+  nbclient.NotebookClient(
+    notebook, timeout=300, resources={"metadata": {"path": tmp_path}}
+  ).execute()
   outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
   assert not [out for out in outputs if out.output_type == "error"]
 

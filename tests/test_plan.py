@@ -89,7 +89,9 @@ def test_p9_replace_one_costs_what_half_the_noise_multiplier_would():
   event = dp_accounting.SampledWithoutReplacementDpEvent(
     10_000, 100, dp_accounting.GaussianDpEvent(1.1 / 2)
   )
-  accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+  accountant = RdpAccountant(
+    neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+  )
   expected = accountant.compose(event, 50).get_epsilon(1e-5)
   assert plan.epsilon() == pytest.approx(expected, rel=1e-4)
 
@@ -98,7 +100,9 @@ def test_p13_p14_sampler_relation_and_accountant_must_agree():
   fixed = dpjax.FixedSizeSampler(batch_size=100, num_examples=10_000)
   with pytest.raises(UserError, match="FixedSizeSampler is proved only under replace_one"):
     _plan(sampler=fixed, neighboring_relation="add_or_remove_one")
-  with pytest.raises(UserError, match="PoissonSampler is proved only under add_or_remove_one"):
+  with pytest.raises(
+    UserError, match="PoissonSampler is proved only under add_or_remove_one"
+  ):
     _plan(neighboring_relation="replace_one")
   with pytest.raises(UserError, match="accountant"):
     _plan(sampler=fixed, accountant="pld").epsilon()
@@ -147,9 +151,13 @@ def test_p12_a_capacity_that_could_overflow_is_refused_before_the_first_step():
   with pytest.raises(UserError, match=r"capacity=120: .* must be >= (\d+)") as caught:
     plan.batches(_Data(), rng=0)
   needed = int(str(caught.value).split("must be >= ")[1].split()[0])
-  enough = dataclasses.replace(plan, sampler=dpjax.PoissonSampler(prob=0.01, capacity=needed))
+  enough = dataclasses.replace(
+    plan, sampler=dpjax.PoissonSampler(prob=0.01, capacity=needed)
+  )
   enough.batches(_Data(), rng=0)
-  tight = dataclasses.replace(plan, sampler=dpjax.PoissonSampler(prob=0.01, capacity=needed - 8))
+  tight = dataclasses.replace(
+    plan, sampler=dpjax.PoissonSampler(prob=0.01, capacity=needed - 8)
+  )
   with pytest.raises(UserError, match="capacity"):
     tight.batches(_Data(), rng=0)
 

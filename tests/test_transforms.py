@@ -17,7 +17,9 @@ _MASK = jnp.array([True, True, False, True])
 
 
 def _tx(**changes):
-  options = dict(l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=3.0, key=jax.random.key(0))
+  options = dict(
+    l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=3.0, key=jax.random.key(0)
+  )
   return dpjax.clip_and_noise(**{**options, **changes})
 
 
@@ -122,7 +124,8 @@ def test_p8_an_empty_batch_still_gets_noise_and_is_counted():
 
 
 @pytest.mark.parametrize(
-  "optimizer", [optax.sgd(0.1, momentum=0.9), optax.adam(1e-3), optax.adamw(1e-3), optax.lamb(1e-3)]
+  "optimizer",
+  [optax.sgd(0.1, momentum=0.9), optax.adam(1e-3), optax.adamw(1e-3), optax.lamb(1e-3)],
 )
 def test_it_chains_with_any_optimizer_under_jit_with_donated_state(optimizer):
   tx = optax.chain(_tx(noise_multiplier=1.0), optimizer)
@@ -158,7 +161,9 @@ def test_p35_donation_never_repeats_the_noise():
 def test_half_precision_parameters_get_float32_noise():
   params = {"w": jnp.ones(4, jnp.bfloat16)}
   tx = _tx(noise_multiplier=1.0)
-  update, _ = tx.update({"w": jnp.ones((1, 4), jnp.bfloat16)}, tx.init(params), params, mask=jnp.ones(1, bool))
+  update, _ = tx.update(
+    {"w": jnp.ones((1, 4), jnp.bfloat16)}, tx.init(params), params, mask=jnp.ones(1, bool)
+  )
   assert update["w"].dtype == jnp.float32
   assert optax.apply_updates(params, update)["w"].dtype == jnp.bfloat16
 

@@ -1,18 +1,23 @@
-"""The curve of a minute: digits, epsilon 0.5 to 8, two seeds.
+"""The curve of a minute: digits, epsilon 0.5 to 8, three seeds.
 
-python -m launch.sweep --config=configs/sweeps/quickstart.py --workdir=runs/quickstart_sweep
+  python -m launch.sweep --config=configs/sweeps/quickstart.py --workdir=runs/sweep
+
+Hardware: 2 CPU cores. Time: about a minute. Expected mean test accuracy (smallest to
+largest of the seeds), each epsilon proved for its own run at delta 1e-5, add/remove-one,
+per example: .50 (.44-.53) at 0.5; .76 (.73-.78) at 1; .91 (.89-.93) at 2; .95 (.94-.96)
+at 4; .97 (.97-.97) at 8.
 """
 
 from dpjax.experiment.sweep import SweepConfig
 
 
 def get_config() -> SweepConfig:
-  """Ten runs of configs/quickstart.py."""
+  """Fifteen runs of configs/quickstart.py."""
   from configs import quickstart
 
   return SweepConfig(
     base=quickstart.get_config(),
     grid={"privacy.epsilon": [0.5, 1.0, 2.0, 4.0, 8.0]},
-    seeds=[0, 1],
+    seeds=[0, 1, 2],
     title="digits",
   )

@@ -75,7 +75,7 @@ def privacy_statement(
   >>> print(text[text.index("accountant"):])
   accountant  epsilon
   pld         1.9931
-  rdp         2.1657
+  rdp         2.1658
   """
   validate.open_unit(delta=delta)
   validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
@@ -96,7 +96,9 @@ def privacy_statement(
   ]
   warning = delta_warning(delta, num_examples) if num_examples else None
   words += [f"WARNING: {warning}."] if warning else []
-  paragraph = "\n".join(textwrap.fill(sentence, width=92) for sentence in words)
+  paragraph = "\n".join(
+    textwrap.fill(sentence, width=92, break_on_hyphens=False) for sentence in words
+  )
   return "\n".join(["Privacy statement", "", paragraph, "", _table(rows)])
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import data, losses, models, noise, sampling, training, validate
-from dpjax.experiment.config import DataConfig, OptimizerConfig, PrivacyConfig, TrainConfig
+from dpjax import data, losses, metrics, models, sampling, training, validate
+from dpjax.experiment.config import (
+  DataConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+  to_dict,
+)
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, LossFn
 from dpjax.validate import UserError
@@ -30,6 +39,57 @@ _OPTIMIZERS = {
 }
 
 
+class Task(NamedTuple):
+  """What is learnt, and how it is scored."""
+
+  name: str
+  loss: Callable[[Any], LossFn]  # of model.apply
+  evaluate: Callable[..., dict[str, float]]  # (apply, params, dataset)
+  width: Callable[[Any], int]  # of the logits, from the data set
+
+
+_CLASSIFICATION = Task(
+  "classification",
+  losses.softmax_cross_entropy,
+  metrics.evaluate,
+  lambda dataset: dataset.num_classes,
+)
+_LANGUAGE = Task(
+  "language_modeling",
+  functools.partial(losses.next_token, padding_id=data.PADDING_ID),
+  functools.partial(metrics.evaluate_next_token, padding_id=data.PADDING_ID),
+  lambda dataset: dataset.vocab_size,
+)
+
+
+class Streams(NamedTuple):
+  """Every source of randomness of a run."""
+
+  init: jax.Array  # key of the initial parameters; depends on the seed alone
+  noise: jax.Array
+  example: jax.Array  # augmentation
+  sampler: int  # 128 bits
+
+
+def streams(config: TrainConfig) -> Streams:
+  """Streams that depend on the seed AND on everything else in the config.
+
+  Two runs with one seed and, say, two epsilons must not share their noise: from two sums
+  with the same noise at two scales the exact sums follow. Nor may they share batches: the
+  cost of both together is the sum of their costs only if they sample independently.
+  Where the data lie is left out, so that a run can be repeated on another machine.
+  """
+  fields = to_dict(config)
+  fields["data"].pop("data_dir")
+  digest = hashlib.sha256(repr(sorted(fields.items())).encode()).digest()
+  key = jax.random.key(config.seed)
+  for word in np.frombuffer(digest[:16], np.uint32):
+    key = jax.random.fold_in(key, word)
+  noise_key, example_key = jax.random.split(key)
+  init_key = jax.random.key(config.seed)
+  return Streams(init_key, noise_key, example_key, int.from_bytes(digest[16:], "big"))
+
+
 class Run(NamedTuple):
   """What a training loop needs."""
 
@@ -38,9 +98,10 @@ class Run(NamedTuple):
   params: Any  # at step 0
   apply: Any  # (params, x [B, ...]) -> logits
   schedule: optax.Schedule
-  key_id: str  # fingerprint of the noise key
+  random: Streams
   train: Any
   test: Any
+  task: Task
 
 
 def check(config: TrainConfig) -> None:
@@ -70,19 +131,26 @@ def check(config: TrainConfig) -> None:
 
 def _check_promise(privacy: PrivacyConfig) -> None:
   if privacy.epsilon is None and privacy.noise_multiplier is None:
-    raise UserError("privacy.epsilon=None: give privacy.epsilon or privacy.noise_multiplier")
+    raise UserError(
+      "privacy.epsilon=None: give privacy.epsilon or privacy.noise_multiplier"
+    )
   if privacy.epsilon is not None and privacy.noise_multiplier is not None:
     raise UserError(
       f"privacy.noise_multiplier={privacy.noise_multiplier!r}: give it or privacy.epsilon="
       f"{privacy.epsilon!r}, not both (--config.privacy.epsilon=none)"
     )
-  named = {"privacy.epsilon": privacy.epsilon, "privacy.epsilon_budget": privacy.epsilon_budget}
+  named = {
+    "privacy.epsilon": privacy.epsilon,
+    "privacy.epsilon_budget": privacy.epsilon_budget,
+  }
   validate.positive(**{name: value for name, value in named.items() if value is not None})
 
 
 def load_data(config: TrainConfig) -> tuple[Any, Any]:
   """(train, test), preprocessed by public constants only, with features computed."""
-  train, test = data.load(config.data.name, data_dir=config.data.data_dir)
+  train, test = data.load(
+    config.data.name, data_dir=config.data.data_dir, max_length=config.data.max_length
+  )
   train, test = _preprocessed(train, config.data), _preprocessed(test, config.data)
   if config.data.limit is not None:
     validate.integer_at_least(1, **{"data.limit": config.data.limit})
@@ -112,7 +180,7 @@ def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampli
 def make_plan(config: TrainConfig, num_examples: int) -> Plan:
   """The plan of a config: noise calibrated or as given, capacity as given or safe."""
   privacy = config.privacy
-  numbers = dict(
+  numbers: dict[str, Any] = dict(
     num_steps=config.num_steps,
     l2_clip_norm=privacy.l2_clip_norm,
     normalize_by=privacy.sampling_prob * num_examples,
@@ -122,12 +190,12 @@ def make_plan(config: TrainConfig, num_examples: int) -> Plan:
   )
   whole = _sampler(privacy, num_examples, num_examples + 1)  # cannot overflow
   if privacy.method == "sgd":
-    numbers |= dict(l2_clip_norm=math.inf, neighboring_relation=None, accountant=None)
+    numbers |= dict(l2_clip_norm=math.inf, neighboring_relation="", accountant="")
     plan = Plan(sampler=whole, noise_multiplier=0.0, **numbers)
   elif privacy.noise_multiplier is not None:
     plan = Plan(sampler=whole, noise_multiplier=privacy.noise_multiplier, **numbers)
   else:
-    plan = Plan.calibrated(epsilon=privacy.epsilon, sampler=whole, **numbers)
+    plan = Plan.calibrated(epsilon=privacy.epsilon or 0.0, sampler=whole, **numbers)
   return _with_capacity(plan, privacy, num_examples)
 
 
@@ -152,13 +220,24 @@ def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Sch
   return optax.constant_schedule(rate)
 
 
-def optimizer(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
+def optimizer(
+  config: OptimizerConfig, schedule: optax.Schedule
+) -> optax.GradientTransformation:
   """The Optax optimizer of a config."""
   return _OPTIMIZERS[config.name](schedule, config)
 
 
-def _loss(config: TrainConfig, apply: Any) -> LossFn:
-  loss_fn = losses.softmax_cross_entropy(apply)
+def _task(config: TrainConfig, dataset: Any) -> Task:
+  if config.model.name != "transformer":
+    return _CLASSIFICATION
+  if dataset.vocab_size is None:
+    raise UserError(
+      f"model.name='transformer': needs text, data.name={config.data.name!r} holds images"
+    )
+  return _LANGUAGE
+
+
+def _loss(config: TrainConfig, loss_fn: LossFn) -> LossFn:
   if config.augmentation == "none":
     return loss_fn
   augment = training.AUGMENTATIONS[config.augmentation]
@@ -170,20 +249,21 @@ def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Run:
   check(config)
   train, test = load_data(config) if loaded is None else loaded
   plan = make_plan(config, len(train))
-  model = models.build(config.model.name, num_classes=train.num_classes, **config.model.options)
-  key_init, key_noise, key_example = jax.random.split(jax.random.key(config.seed), 3)
+  task = _task(config, train)
+  model = models.build(
+    config.model.name, num_classes=task.width(train), **config.model.options
+  )
+  random = streams(config)
   schedule = learning_rate_schedule(config.optimizer, config.num_steps)
   algorithm = training.dp_sgd(
-    _loss(config, model.apply),
+    _loss(config, task.loss(model.apply)),
     plan,
     optimizer(config.optimizer, schedule),
-    noise_key=key_noise,
-    example_key=None if config.augmentation == "none" else key_example,
+    noise_key=random.noise,
+    example_key=None if config.augmentation == "none" else random.example,
     ema_decay=config.ema_decay,
     method=config.grad_method,
     microbatch_size=config.microbatch_size,
   )
-  params = model.init(key_init, jnp.asarray(train.x[:1]))
-  key_id = noise.key_id(key_noise)
-  return Run(plan, algorithm, params, model.apply, schedule, key_id, train, test)
-
+  params = model.init(random.init, jnp.asarray(train.x[:1]))
+  return Run(plan, algorithm, params, model.apply, schedule, random, train, test, task)

@@ -11,25 +11,23 @@ import pathlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from dpjax import trees
 from dpjax.validate import UserError
 
 _KEEP = 2  # the newest, and one before it
 
 
-def _is_key(leaf: Any) -> bool:
-  return jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
-
-
 def _to_arrays(tree: Any) -> Any:
-  return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, tree)
+  return jax.tree.map(
+    lambda leaf: jax.random.key_data(leaf) if trees.is_key(leaf) else leaf, tree
+  )
 
 
 def _to_keys(arrays: Any, like: Any) -> Any:
   def wrap(array, leaf):
-    if not _is_key(leaf):
+    if not trees.is_key(leaf):
       return array
     return jax.random.wrap_key_data(array, impl=str(jax.random.key_impl(leaf)))
 
@@ -85,7 +83,7 @@ class Checkpoints:
       state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()
     )
     try:
-      restored = self._manager.restore(step, args=args)
+      restored: Any = self._manager.restore(step, args=args)
     except Exception as error:  # orbax and tensorstore raise many types for a broken file
       reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
       raise UserError(

@@ -14,10 +14,13 @@ from typing import Any
 class DataConfig:
   """Which data; see `dpjax.data.load`."""
 
-  name: str = "digits"  # digits | mnist | fashion_mnist | cifar10 | any TFDS name | path.npz
+  name: str = (
+    "digits"  # digits | mnist | fashion_mnist | cifar10 | any TFDS name | path.npz
+  )
   data_dir: str | None = None  # where TFDS data lie; None: TFDS_DATA_DIR or its default
   center: bool = False  # (x - 0.5) / 0.5: public constants, nothing estimated from data
   limit: int | None = None  # use only the first n training examples
+  max_length: int = 256  # text: bytes kept of each example
 
 
 @dataclasses.dataclass

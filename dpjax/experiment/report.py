@@ -26,6 +26,7 @@ from dpjax.experiment import writers
 from dpjax.validate import UserError
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_OURS = "this sweep"
 _MARKERS = ("*", "D", "P", "X", "v", "^")
 _WHAT_EPSILON_MEANS = ("epsilon_kind", "delta", "neighboring_relation", "unit")
 Row = dict[str, Any]
@@ -92,7 +93,7 @@ def upper(value: float) -> str:
   ('2.001', '0.5', '1e-05', 'inf')
   """
   context = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)
-  return f"{float(context.create_decimal(repr(float(value)))):.4g}"
+  return f"{float(context.create_decimal(f'{value:.12g}')):.4g}"
 
 
 def sweep_report(
@@ -228,7 +229,7 @@ def _draw_groups(axes: Axes, groups: list[Row], x: str, y: str, series: str | No
     color = PALETTE[index % len(PALETTE)]
     mine = [group for group in groups if not series or group[series] == label]
     placed = [group for group in mine if group[x] is not None]
-    _draw_line(axes, placed, x, y, color, label or "this sweep")
+    _draw_line(axes, placed, x, y, color, label or _OURS)
     for group in mine:
       if group[x] is None:
         name = f"{label}, not private" if label else "not private"
@@ -255,7 +256,7 @@ def _legend(axes: Axes) -> None:
   """Beside the axes, lines before references."""
   handles, labels = axes.get_legend_handles_labels()
   pairs = sorted(zip(handles, labels), key=lambda pair: isinstance(pair[0], Line2D))
-  if pairs:
+  if labels not in ([], [_OURS]):
     axes.legend(
       *zip(*pairs), loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, frameon=False
     )

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax import metrics, trees
+from dpjax import noise, trees
 from dpjax.accounting import Budget, Ledger, delta_warning
 from dpjax.experiment import build, provenance, report, writers
 from dpjax.experiment.checkpoint import Checkpoints
@@ -103,6 +103,7 @@ class _Loop:
     self.checkpoints = Checkpoints(workdir)
     self.state: TrainState = run.algorithm.init(run.params)
     self.ledger, self.seconds = Ledger(), 0.0
+    self.key_id = noise.key_id(run.random.noise)
     step = self.checkpoints.latest_step()
     if step is not None:
       self.state, meta = self.checkpoints.restore(self.state)
@@ -127,13 +128,13 @@ class _Loop:
     self.ledger = self.ledger.charge(
       self.run.plan.step_event(),
       l2_clip_norm=self.run.plan.l2_bound,
-      noise_key_id=self.run.key_id,
+      noise_key_id=self.key_id,
       first_step=self.step,
     )
     self.step += 1
 
   def evaluate(self) -> dict[str, float]:
-    return metrics.evaluate(self.run.apply, eval_params(self.state), self.run.test)
+    return self.run.task.evaluate(self.run.apply, eval_params(self.state), self.run.test)
 
   def record(self, info: Any) -> dict[str, float]:
     scores = self.evaluate()
@@ -141,16 +142,20 @@ class _Loop:
       "test_accuracy": scores["accuracy"],
       "test_loss": scores["loss"],
       "epsilon": self.epsilons[self.step],
-      "learning_rate": float(self.run.schedule(self.step - 1)),
+      "learning_rate": float(np.asarray(self.run.schedule(self.step - 1))),
     }
     if self.config.diagnostics:
-      row |= {f"not_private/{name}": float(v) for name, v in info._asdict().items()}
+      row |= {f"not_private/{name}": float(value) for name, value in info._asdict().items()}
     self.metrics.write(self.step, row)
     return row
 
   def save(self) -> None:
     self.seconds = time.monotonic() - self.started
-    meta = {"ledger": self.ledger.to_json(), "seconds": self.seconds, "seed": self.config.seed}
+    meta = {
+      "ledger": self.ledger.to_json(),
+      "seconds": self.seconds,
+      "seed": self.config.seed,
+    }
     self.checkpoints.save(self.step, self.state, meta)
 
   def close(self) -> None:
@@ -165,7 +170,7 @@ def _fit(loop: _Loop, received: list[int]) -> None:
   total = run.plan.num_steps
   bar = writers.progress(total, loop.step, "train")
   shown: dict[str, float] = {}
-  for batch in run.plan.batches(run.train, rng=config.seed, start=loop.step):
+  for batch in run.plan.batches(run.train, rng=run.random.sampler, start=loop.step):
     loop.state, info = step_fn(loop.state, batch)
     loop.charge()
     if loop.step in loop.epsilons:
@@ -205,14 +210,14 @@ def _result(loop: _Loop) -> dict[str, Any]:
   config, scores = loop.config, loop.evaluate()
   facts = _privacy_facts(loop)
   return {
-    "task": "classification",
+    "task": loop.run.task.name,
     "dataset": config.data.name,
     "model": config.model.name,
     "method": config.privacy.method,
     **{name: facts.pop(name) for name in ("epsilon", "delta", "neighboring_relation")},
     **{name: facts.pop(name) for name in ("unit", "epsilon_kind")},
     "test_accuracy": scores["accuracy"],
-    "test_loss": scores["loss"],
+    **{f"test_{name}": value for name, value in scores.items() if name != "accuracy"},
     "num_steps": loop.ledger.num_steps,
     "seed": config.seed,
     "num_parameters": trees.size(loop.run.params),
@@ -227,7 +232,7 @@ def _result(loop: _Loop) -> dict[str, Any]:
 def _save_params(workdir: pathlib.Path, params: Any) -> None:
   """The released model alone, without the noise key: params.npz, one array per path."""
   leaves = jax.tree_util.tree_leaves_with_path(params)
-  arrays = {
+  arrays: dict[str, Any] = {
     jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
     for path, leaf in leaves
   }

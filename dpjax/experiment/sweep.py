@@ -159,7 +159,9 @@ def statement(rows: list[Row], others: int = 0) -> str:
     f"{_bound(total)} Unfinished and failed runs are not in it: release nothing of them."
   )
   if others:
-    text += f" Nor are {others} further finished runs in this folder, of an earlier grid."
+    text += (
+      f" The folder holds {others} further finished runs of another grid, also left out."
+    )
   return text
 
 
@@ -321,4 +323,5 @@ def _told(row: Row, y: str) -> str:
     return f"{row['name']}: failed: {row['error']}"
   private = row["epsilon_kind"] != "none"
   epsilon = f"epsilon = {report.upper(row['epsilon'])}" if private else "no epsilon"
-  return f"{row['name']}: {y} = {row.get(y)}, {epsilon}, {row['wall_seconds']:.1f} s"
+  value = writers.number(row.get(y))
+  return f"{row['name']}: {y} = {value:.4g}, {epsilon}, {row['wall_seconds']:.1f} s"

@@ -1,5 +1,6 @@
 """Per-example gradients, clipped one by one and summed."""
 
+from dpjax.gradients.clipping import check_clip_norm as check_clip_norm
 from dpjax.gradients.clipping import clip_and_sum as clip_and_sum
 from dpjax.gradients.clipping import l2_bound as l2_bound
 from dpjax.gradients.clipping import sensitivity as sensitivity

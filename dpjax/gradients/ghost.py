@@ -19,16 +19,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from dpjax import validate
+from dpjax import trees, validate
 from dpjax.gradients import clipping, jaxpr_sites, tapped, unit_rules, units
+from dpjax.gradients.jaxpr_sites import Program
 from dpjax.gradients.param_flow import ParamFlow
-from dpjax.gradients.units import Unit
+from dpjax.gradients.units import Rule, Unit
 from dpjax.types import ClippedSum, LossFn
+
+
+_SMALL = 4096  # parameters whose per-example gradients are cheap to stack
 
 
 def check_params(params: Any) -> None:
@@ -46,8 +50,29 @@ def one_of(batch: Any) -> Any:
   )
 
 
+class Plan(NamedTuple):
+  """The traced program of one example, and the rule of every unit of its parameters."""
+
+  program: Program
+  units: tuple[Unit, ...]
+  platform: str
+
+
+def plan(loss_fn: LossFn, params: Any, example: Any, platform: str | None = None) -> Plan:
+  """Traces the loss once and chooses the rules; arguments may be ShapeDtypeStructs."""
+  platform = platform or jax.default_backend()
+  program = jaxpr_sites.trace(loss_fn, params, example)
+  return Plan(program, units.find_units(program, jax.tree.leaves(params), platform), platform)
+
+
+def pays(found: Sequence[Unit], params: Any) -> bool:
+  """Whether this route can gain on vmap: some unit has a rule, or memory is at stake."""
+  general = all(unit.rule in (Rule.GRADIENT, Rule.UNUSED) for unit in found)
+  return not general or trees.size(params) > _SMALL
+
+
 def clipped_sum(
-  loss_fn: LossFn,
+  planned: Plan,
   params: Any,
   batch: Any,
   mask: jax.Array,
@@ -56,14 +81,10 @@ def clipped_sum(
   rescale_to_unit_norm: bool = False,
 ) -> ClippedSum:
   """The sum of clipped gradients, equal to the vmap route's (see `clip_and_sum`)."""
-  params = jax.tree.map(jnp.asarray, params)
-  check_params(params)
   leaves, treedef = jax.tree.flatten(params)
-  program = jaxpr_sites.trace(loss_fn, params, one_of(batch))
-  platform = jax.default_backend()
+  program, found, platform = planned
   flow = ParamFlow.of(program, leaves)
   recorded = tapped.record(program, leaves, jax.tree.leaves(batch))
-  found = units.find_units(program, leaves, platform)
   first = [unit_rules.norms(unit, flow, recorded, platform) for unit in found]
   squares = _by_leaf(found, [norms.squares for norms in first])
   factors, norms = clipping.clip_factors(

@@ -25,14 +25,14 @@ def _pad_to(count: int, leaf: jax.Array) -> jax.Array:
 
 
 def _pad_like_last(count: int, leaf: jax.Array) -> jax.Array:
-  if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):  # keys cannot be zero-padded
+  if trees.is_key(leaf):  # keys cannot be zero-padded
     return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], count - leaf.shape[0], axis=0)])
   return _pad_to(count, leaf)
 
 
 def _split(tree: Any, size: int, count: int) -> Any:
   def cut(leaf):
-    return _pad_like_last(size * count, leaf).reshape((count, size) + leaf.shape[1:])
+    return _pad_like_last(size * count, leaf).reshape((count, size, *leaf.shape[1:]))
 
   return jax.tree.map(cut, tree)
 

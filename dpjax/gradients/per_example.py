@@ -94,11 +94,20 @@ class ClippedGrad:
     return clipping.sensitivity(self.l2_bound, relation)
 
   def _one_pass(self, params, batch, mask):
+    return self._tapped(params, batch, mask) or self._stacked(params, batch, mask)
+
+  def _tapped(self, params, batch, mask) -> ClippedSum | None:
+    """The fast route; None where the method is vmap, or auto and nothing is gained."""
     if self.method == "vmap":
-      return self._stacked(params, batch, mask)
+      return None
+    params = jax.tree.map(jnp.asarray, params)
     _check_scalar(self.loss_fn, params, batch)
+    ghost.check_params(params)
+    planned = ghost.plan(self.loss_fn, params, ghost.one_of(batch))
+    if self.method == "auto" and not ghost.pays(planned.units, params):
+      return None
     return ghost.clipped_sum(
-      self.loss_fn,
+      planned,
       params,
       batch,
       mask,

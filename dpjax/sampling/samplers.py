@@ -47,7 +47,9 @@ def generator(seed: int, step: int) -> np.random.Generator:
   >>> generator(0, 5).random() == generator(0, 5).random()
   True
   """
-  return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(step,))))
+  return np.random.Generator(
+    np.random.Philox(np.random.SeedSequence(seed, spawn_key=(step,)))
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +86,7 @@ class PoissonSampler:
     792
     """
     validate.probability(sampling_prob=prob)
-    capacity = max(8, int(math.ceil(prob * num_examples / 8)) * 8)
+    capacity = max(8, math.ceil(prob * num_examples / 8) * 8)
     while cls(prob, capacity).log_overflow_prob(num_examples) > log_overflow_prob:
       capacity += 8
     return cls(prob, capacity)

@@ -100,7 +100,7 @@ def dp_sgd(
   if ema_decay is not None:
     validate.open_unit(ema_decay=ema_decay)
   grad_fn = plan.clipped_grad(loss_fn, method=method, microbatch_size=microbatch_size)
-  chain = optax.chain(plan.transform(noise_key), tx)
+  chain: Any = optax.chain(plan.transform(noise_key), tx)
 
   def init(params: Params) -> TrainState:
     params = jax.tree.map(jnp.copy, params)  # the caller's survive donation
@@ -127,6 +127,5 @@ def eval_params(state: TrainState) -> Params:
 
 def noise_state(state: TrainState) -> Any:
   """Key and count of the noise drawn so far."""
-  return state.opt_state[0]
-
-
+  chained: Any = state.opt_state
+  return chained[0]

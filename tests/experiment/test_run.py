@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from configs import quickstart
+from dpjax import data, noise
 from dpjax.accounting import Ledger
 from dpjax.experiment import build, checkpoint, fields, run, writers
 from dpjax.validate import UserError
@@ -46,7 +47,9 @@ def test_the_result_holds_every_key_and_the_files_are_there(finished):
   workdir, result = finished
   assert set(writers.RESULT_KEYS) <= set(result)
   assert result["epsilon_kind"] == "proved" and 2.97 < result["epsilon"] <= 3.0
-  assert result["neighboring_relation"] == "add_or_remove_one" and result["unit"] == "example"
+  assert (
+    result["neighboring_relation"] == "add_or_remove_one" and result["unit"] == "example"
+  )
   assert json.loads((workdir / "result.json").read_text())["params_sha256"]
   for name in ("config.json", "metrics.jsonl", "report.png", "report.csv", "params.npz"):
     assert (workdir / name).stat().st_size > 0
@@ -88,9 +91,7 @@ def test_p16_stopped_and_resumed_equals_uninterrupted(finished, tmp_path, monkey
   resumed = run.train(_config(), tmp_path / "run")
   for name in ("params_sha256", "ledger", "epsilon", "test_accuracy"):
     assert resumed[name] == whole[name], name
-  same = [
-    (path / "metrics.jsonl").read_text() for path in (finished[0], tmp_path / "run")
-  ]
+  same = [(path / "metrics.jsonl").read_text() for path in (finished[0], tmp_path / "run")]
   assert same[0] == same[1]
 
 
@@ -125,7 +126,9 @@ def test_p16_killed_and_resumed_equals_uninterrupted(finished, tmp_path):
 
 def test_a_workdir_of_another_config_is_left_alone(finished, tmp_path):
   workdir, _ = finished
-  with pytest.raises(UserError, match=r"another config \(config.privacy.epsilon: 3.0 there, 1.0"):
+  with pytest.raises(
+    UserError, match=r"another config \(config.privacy.epsilon: 3.0 there, 1.0"
+  ):
     run.train(_config(**{"privacy.epsilon": 1.0}), workdir)
   (tmp_path / "thesis.tex").write_text("precious")
   with pytest.raises(UserError, match="must be a new, an empty"):
@@ -245,7 +248,10 @@ def test_checkpoints_keep_keys_typed_and_ignore_unfinished_saves(tmp_path):
   again = checkpoint.Checkpoints(tmp_path)
   restored, meta = again.restore(state)
   assert again.latest_step() == 1 and meta == {"ledger": [1]}
-  assert jax.random.key_data(restored["key"]).tolist() == jax.random.key_data(state["key"]).tolist()
+  assert (
+    jax.random.key_data(restored["key"]).tolist()
+    == jax.random.key_data(state["key"]).tolist()
+  )
   np.testing.assert_array_equal(restored["w"], state["w"])
 
 
@@ -254,3 +260,25 @@ def test_augmentation_and_average_run_and_resume(tmp_path):
   assert run.train(config, tmp_path / "run")["num_steps"] == 4
 
 
+def test_a_transformer_learns_text_and_refuses_images(tmp_path):
+  options = {"features": 8, "num_heads": 2, "num_layers": 1, "max_length": 16}
+  config = _config(
+    **{"model.name": "transformer", "model.options": options, "num_steps": 4}
+  )
+  with pytest.raises(UserError, match="needs text"):
+    run.train(config, tmp_path / "images")
+  tokens = data.encode_text(["the cat sat", "a dog ran off"] * 40, max_length=12)
+  dataset = data.from_arrays(tokens, np.zeros(80, int), num_classes=1, vocab_size=256)
+  result = run.train(config, tmp_path / "text", data=(dataset, dataset))
+  assert result["task"] == "language_modeling" and result["test_perplexity"] < 260
+  assert result["epsilon_kind"] == "proved"
+
+
+def test_p17_one_seed_at_two_epsilons_shares_neither_noise_nor_batches():
+  """Equal noise at two scales would give the exact sums away."""
+  one, other = (build.streams(_config(**{"privacy.epsilon": e})) for e in (1.0, 2.0))
+  assert noise.key_id(one.noise) != noise.key_id(other.noise)
+  assert one.sampler != other.sampler and one.sampler > 2**64
+  assert noise.key_id(one.init) == noise.key_id(other.init)  # public: paired comparisons
+  again = build.streams(_config(**{"privacy.epsilon": 1.0, "data.data_dir": "elsewhere"}))
+  assert noise.key_id(again.noise) == noise.key_id(one.noise)

@@ -122,7 +122,10 @@ def test_p10_per_layer_bounds_saturate_exactly_the_stated_sensitivity():
 
 
 def test_per_layer_bounds_may_cover_subtrees():
-  grads = {"conv": {"k": jnp.full((1, 2), 3.0), "b": jnp.full((1, 1), 3.0)}, "head": jnp.ones((1, 1))}
+  grads = {
+    "conv": {"k": jnp.full((1, 2), 3.0), "b": jnp.full((1, 1), 3.0)},
+    "head": jnp.ones((1, 1)),
+  }
   total = _sum(grads, {"conv": 1.0, "head": 5.0}).total
   conv = np.concatenate([total["conv"]["k"], total["conv"]["b"]])
   assert np.linalg.norm(conv) == pytest.approx(1.0, rel=1e-6)

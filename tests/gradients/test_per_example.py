@@ -60,7 +60,9 @@ def test_clipped_sum_equals_a_float64_loop_of_batch_size_one(name, x64):
   mask = np.array([True, True, False, True, True])
   clip_norm = 0.7
   expected = _loop_of_one(loss_fn, params, batch, mask, clip_norm)
-  summed = jax.jit(gradients.clipped_grad(loss_fn, l2_clip_norm=clip_norm))(params, batch, mask)
+  summed = jax.jit(gradients.clipped_grad(loss_fn, l2_clip_norm=clip_norm))(
+    params, batch, mask
+  )
   scale = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6 * scale), summed.total, expected
@@ -119,7 +121,9 @@ def test_p11_microbatches_never_change_the_result(size):
 def test_microbatches_carry_keys_and_loop_beyond_the_unrolled_length():
   loss_fn = lambda w, e: w * jax.random.normal(e.key) * e.x
   size = 37
-  batch = Example(jnp.ones(size), jnp.zeros(size, int), jax.random.split(jax.random.key(0), size))
+  batch = Example(
+    jnp.ones(size), jnp.zeros(size, int), jax.random.split(jax.random.key(0), size)
+  )
   whole = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0)(jnp.float32(1), batch)
   parts = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0, microbatch_size=2)
   np.testing.assert_allclose(parts(jnp.float32(1), batch).total, whole.total, rtol=1e-5)
@@ -152,7 +156,9 @@ def test_no_clipping_is_the_ordinary_gradient_of_the_sum():
   ordinary = jax.grad(lambda p: jnp.sum(jax.vmap(loss_fn, (None, 0))(p, batch)))(params)
   summed = gradients.clipped_grad(loss_fn, l2_clip_norm=float("inf"))(params, batch)
   jax.tree.map(
-    functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), summed.total, ordinary
+    functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5),
+    summed.total,
+    ordinary,
   )
 
 

@@ -52,7 +52,8 @@ def test_fixed_size_is_uniform_without_repeats():
 def test_shuffled_visits_everyone_once_per_epoch_in_a_new_order():
   sampler = sampling.ShuffledSampler(batch_size=4)
   epochs = [
-    np.concatenate([sampler.draw(12, seed=0, step=3 * e + t) for t in range(3)]) for e in range(2)
+    np.concatenate([sampler.draw(12, seed=0, step=3 * e + t) for t in range(3)])
+    for e in range(2)
   ]
   for epoch in epochs:
     np.testing.assert_array_equal(np.sort(epoch), np.arange(12))
@@ -91,7 +92,9 @@ def test_p12_a_draw_above_capacity_raises_and_is_never_cut():
 def test_overflow_probability_against_simulation_and_fitted_capacity():
   sampler = sampling.PoissonSampler(0.3, 14)
   sizes = np.random.default_rng(0).binomial(40, 0.3, 200_000)
-  assert np.exp(sampler.log_overflow_prob(40)) == pytest.approx((sizes > 14).mean(), rel=0.03)
+  assert np.exp(sampler.log_overflow_prob(40)) == pytest.approx(
+    (sizes > 14).mean(), rel=0.03
+  )
   fitted = sampling.PoissonSampler.fitted(
     prob=0.01, num_examples=60_000, log_overflow_prob=np.log(1e-12)
   )
@@ -126,3 +129,15 @@ def test_p42_the_data_size_is_an_argument_not_a_field():
 def test_wrong_arguments_are_named(make, match):
   with pytest.raises(UserError, match=match):
     make()
+
+
+def test_p15_no_example_is_drawn_twice_in_one_step():
+  samplers = (
+    sampling.PoissonSampler(0.5, 40),
+    sampling.FixedSizeSampler(20, 40),
+    sampling.ShuffledSampler(20),
+  )
+  for sampler in samplers:
+    for step in range(50):
+      drawn = sampler.draw(40, seed=1, step=step)
+      assert np.unique(drawn).size == drawn.size

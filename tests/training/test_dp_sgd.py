@@ -32,7 +32,9 @@ def _loss(params, example):
 
 def _data(size=20):
   rng = np.random.default_rng(0)
-  return dpjax.data.from_arrays(rng.random((size, 4, 4, 1)), rng.integers(0, 3, size), num_classes=3)
+  return dpjax.data.from_arrays(
+    rng.random((size, 4, 4, 1)), rng.integers(0, 3, size), num_classes=3
+  )
 
 
 _PARAMS = {"w": jnp.ones((3,)) / 3}
@@ -47,7 +49,9 @@ def _batches(count, size=8):
 
 def _algorithm(plan=None, tx=None, **options):
   options = {"noise_key": jax.random.key(0), **options}
-  return training.dp_sgd(_loss, plan or _plan(), tx or optax.sgd(0.1, momentum=0.9), **options)
+  return training.dp_sgd(
+    _loss, plan or _plan(), tx or optax.sgd(0.1, momentum=0.9), **options
+  )
 
 
 def _run(algorithm, state, batches, jit=jax.jit):
@@ -63,7 +67,9 @@ def test_without_noise_and_clipping_it_is_sgd_on_the_masked_sum():
   tx = optax.sgd(0.1, momentum=0.9)
   params, opt_state = _PARAMS, tx.init(_PARAMS)
   for batch in _batches(5):
-    total = lambda p: jnp.sum(jax.vmap(_loss, (None, 0))(p, batch.examples) * batch.mask) / 6
+    total = lambda p: (
+      jnp.sum(jax.vmap(_loss, (None, 0))(p, batch.examples) * batch.mask) / 6
+    )
     updates, opt_state = tx.update(jax.grad(total)(params), opt_state, params)
     params = optax.apply_updates(params, updates)
   np.testing.assert_allclose(state.params["w"], params["w"], rtol=1e-5)
@@ -153,9 +159,13 @@ def test_augmentations_keep_shape_and_range_and_one_copy_is_the_loss_itself():
   for augment in training.AUGMENTATIONS.values():
     out = augment(jax.random.key(1), x)
     assert out.shape == x.shape and float(out.min()) >= float(x.min())
-  flips = [training.AUGMENTATIONS["flip_shift"](jax.random.key(i), x, pixels=0) for i in range(20)]
+  flips = [
+    training.AUGMENTATIONS["flip_shift"](jax.random.key(i), x, pixels=0) for i in range(20)
+  ]
   mirrored = [bool(jnp.array_equal(f, x[:, ::-1])) for f in flips]
-  assert 0 < sum(mirrored) < 20 and all(m or jnp.array_equal(f, x) for m, f in zip(mirrored, flips))
+  assert 0 < sum(mirrored) < 20 and all(
+    m or jnp.array_equal(f, x) for m, f in zip(mirrored, flips)
+  )
   identity = training.augmented(_loss, lambda key, x: x, augmult=1)
   example = Example(jnp.ones(3), 1.0, jax.random.key(0))
   assert float(identity(_PARAMS, example)) == float(_loss(_PARAMS, example))
@@ -200,4 +210,6 @@ def test_training_learns_and_the_plan_pays_for_what_ran():
   for batch in plan.batches(data, rng=0):
     state, _ = jax.jit(algorithm.step)(state, batch)
     count += 1
-  assert count == int(state.step) == int(training.noise_state(state).count) == plan.num_steps
+  assert (
+    count == int(state.step) == int(training.noise_state(state).count) == plan.num_steps
+  )

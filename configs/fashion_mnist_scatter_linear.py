@@ -1,0 +1,31 @@
+"""Fashion-MNIST: scattering features, a linear model, DP-SGD (Tramèr & Boneh 2021).
+
+  python -m launch.train --config=configs/fashion_mnist_scatter_linear.py \\
+    --workdir=runs/fashion_scatter
+
+Needs Fashion-MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or
+--config.data.data_dir).
+"""
+
+from dpjax.experiment.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+
+
+def get_config() -> TrainConfig:
+  return TrainConfig(
+    data=DataConfig(name="fashion_mnist"),
+    model=ModelConfig(name="scatter_linear", options={"num_groups": 27}),
+    privacy=PrivacyConfig(
+      epsilon=3.0, delta=1e-5, sampling_prob=4096 / 60000, l2_clip_norm=0.1
+    ),
+    optimizer=OptimizerConfig(name="sgd", learning_rate=8.0, momentum=0.9),
+    num_steps=600,
+    microbatch_size=512,
+    eval_every=100,
+    checkpoint_every=200,
+  )

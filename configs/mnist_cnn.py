@@ -1,0 +1,28 @@
+"""MNIST: the tempered-sigmoid CNN of Papernot et al. 2021 (26,010 parameters), DP-SGD.
+
+  python -m launch.train --config=configs/mnist_cnn.py --workdir=runs/mnist_cnn
+
+Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir).
+"""
+
+from dpjax.experiment.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+
+
+def get_config() -> TrainConfig:
+  return TrainConfig(
+    data=DataConfig(name="mnist", center=True),
+    model=ModelConfig(name="cnn"),
+    privacy=PrivacyConfig(
+      epsilon=2.93, delta=1e-5, sampling_prob=1024 / 60000, l2_clip_norm=0.1
+    ),
+    optimizer=OptimizerConfig(name="sgd", learning_rate=4.0, momentum=0.9),
+    num_steps=1500,
+    eval_every=250,
+    checkpoint_every=250,
+  )

@@ -1,0 +1,219 @@
+"""The ledger: each step of each key once, JSON, and the budget."""
+
+import json
+import math
+import random
+
+import dp_accounting as dpa
+import pytest
+
+from dpjax import accounting
+from dpjax.accounting import Budget, BudgetExceeded, Charge, Ledger
+from dpjax.validate import UserError
+
+_STEP = accounting.poisson_sampled_event(accounting.gaussian_event(1.0), sampling_prob=0.02)
+_OTHER = accounting.poisson_sampled_event(
+  accounting.gaussian_event(2.0), sampling_prob=0.02
+)
+
+
+def _charge(ledger, first_step, num_steps=1, *, event=_STEP, key="a", clip=1.0):
+  return ledger.charge(
+    event,
+    num_steps=num_steps,
+    l2_clip_norm=clip,
+    noise_key_id=key,
+    first_step=first_step,
+  )
+
+
+def _ledger(*charges):
+  ledger = Ledger()
+  for first_step, num_steps, options in charges:
+    ledger = _charge(ledger, first_step, num_steps, **options)
+  return ledger
+
+
+def test_p27_a_ledger_counts_every_step_and_costs_what_ran():
+  ledger = Ledger()
+  for step in range(40):
+    ledger = _charge(ledger, step)
+  assert ledger.num_steps == 40 and len(ledger.charges) == 1
+  assert ledger == _charge(Ledger(), 0, 40)
+  whole = accounting.epsilon(accounting.composed(_STEP, 40), delta=1e-5)
+  assert ledger.epsilon(1e-5) == whole
+  assert ledger.epsilon(1e-5, accountant="rdp") > whole
+
+
+def test_p8_steps_on_empty_batches_are_charged_like_any_other():
+  """The event knows no batch: at q = 1e-6 nearly every batch is empty, every one costs."""
+  rare = accounting.poisson_sampled_event(
+    accounting.gaussian_event(0.5), sampling_prob=1e-6
+  )
+  ledger = Ledger()
+  for step in range(100):
+    ledger = _charge(ledger, step, event=rare)
+  assert ledger.num_steps == 100
+  assert ledger.epsilon(1e-7, accountant="rdp") > 0
+
+
+def test_a_charge_leaves_the_old_ledger_alone():
+  old = _charge(Ledger(), 0, 3)
+  new = _charge(old, 3, 2)
+  assert (old.num_steps, new.num_steps) == (3, 5)
+
+
+@pytest.mark.parametrize("first_step, num_steps", [(9, 1), (0, 1), (0, 20), (5, 10)])
+def test_p17_a_noise_key_is_never_used_twice(first_step, num_steps):
+  ledger = _charge(Ledger(), 0, 10)
+  with pytest.raises(UserError, match="charged already"):
+    _charge(ledger, first_step, num_steps)
+  with pytest.raises(UserError, match="charged already"):  # nor by another mechanism
+    _charge(ledger, first_step, num_steps, event=_OTHER)
+  assert _charge(ledger, first_step=0, key="b").num_steps == 11
+
+
+def test_a_step_left_out_is_refused():
+  ledger = _charge(Ledger(), 0, 10)
+  with pytest.raises(UserError, match=r"must be 10.*uncharged"):
+    _charge(ledger, 11)
+  with pytest.raises(UserError, match=r"new.*step 0 or 10"):
+    _charge(ledger, 12, key="b")
+  with pytest.raises(UserError, match=r"new.*step 0"):
+    _charge(Ledger(), 1)
+  assert _charge(ledger, 10, key="b").num_steps == 11  # the run goes on with a fresh key
+
+
+def test_only_alike_steps_are_merged():
+  changes = [{}, {"event": _OTHER}, {"clip": 2.0}]
+  for before in changes:
+    for after in changes:
+      ledger = _charge(_charge(Ledger(), 0, 3, **before), 3, 2, **after)
+      assert len(ledger.charges) == (1 if before == after else 2)
+      assert ledger.num_steps == 5
+
+
+def test_two_keys_that_take_turns_stay_two_charges():
+  ledger = Ledger()
+  for step in range(20):
+    ledger = _charge(_charge(ledger, step, key="a"), step, key="b", event=_OTHER)
+  assert [charge.num_steps for charge in ledger.charges] == [20, 20]
+  both = dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(e, 20) for e in (_STEP, _OTHER)])
+  assert ledger.event() == both
+
+
+def test_an_interrupted_run_has_the_ledger_of_an_uninterrupted_one():
+  draw, ledger = random.Random(0), Ledger()
+  while ledger.num_steps < 300:
+    ledger = _charge(ledger, ledger.num_steps, draw.randint(1, 20))
+    ledger = Ledger.from_json(json.loads(json.dumps(ledger.to_json())))
+  assert ledger == _charge(Ledger(), 0, ledger.num_steps)
+
+
+def test_json_round_trip_is_exact():
+  ledger = _ledger(
+    (0, 7, {"clip": 0.1 + 0.2}),
+    (7, 1, {"event": _OTHER}),
+    (0, 2, {"key": "b", "event": dpa.LaplaceDpEvent(1 / 3)}),
+    (0, 1, {"key": "c", "event": dpa.NonPrivateDpEvent(), "clip": math.inf}),
+  )
+  text = json.dumps(ledger.to_json(), allow_nan=False)
+  assert Ledger.from_json(json.loads(text)) == ledger
+  assert ledger.epsilon(1e-5) == math.inf
+
+
+def _spoil(change):
+  data = _ledger((0, 7, {}), (7, 1, {"event": _OTHER})).to_json()
+  change(data)
+  return data
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    lambda data: data["charges"].pop(0),
+    lambda data: data["charges"].reverse(),
+    lambda data: data["charges"][1].update(first_step=3),
+    lambda data: data["charges"][0].update(num_steps=-1),
+    lambda data: data["charges"][0].update(num_steps=6.5),
+    lambda data: data["charges"][0].update(event={"kind": "unknown"}),
+    lambda data: data["charges"][0].pop("l2_clip_norm"),
+    lambda data: data["charges"].append("?"),
+    lambda data: data.update(version=2),
+  ],
+)
+def test_a_spoilt_ledger_is_refused(change):
+  Ledger.from_json(_spoil(lambda data: None))
+  with pytest.raises(UserError):
+    Ledger.from_json(_spoil(change))
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    {"num_steps": 0},
+    {"num_steps": 1.5},
+    {"first_step": -1},
+    {"l2_clip_norm": 0.0},
+    {"l2_clip_norm": math.inf},
+    {"l2_clip_norm": None},
+    {"noise_key_id": ""},
+    {"noise_key_id": 7},
+    {"event": dpa.UnsupportedDpEvent()},
+  ],
+)
+def test_bad_charges_are_user_errors(change):
+  good = {
+    "event": _STEP,
+    "num_steps": 1,
+    "l2_clip_norm": 1.0,
+    "noise_key_id": "a",
+    "first_step": 0,
+  }
+  Charge(**good)
+  with pytest.raises(UserError):
+    Charge(**{**good, **change})
+
+
+@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+def test_the_budget_is_checked_before_the_steps_run(accountant):
+  options = {"delta": 1e-5, "accountant": accountant}
+  target = accounting.epsilon(accounting.composed(_STEP, 100), **options)
+  budget = Budget(epsilon=target, delta=1e-5)
+  ledger = _charge(Ledger(), 0, 60)
+  check = lambda *proposed: ledger.check(budget, *proposed, accountant=accountant)
+  assert check() == ledger.epsilon(1e-5, accountant=accountant)
+  assert check(_STEP, 0) == check()
+  assert check(_STEP, 40) == target  # the last allowed step is allowed
+  with pytest.raises(BudgetExceeded, match="exceeded") as error:
+    check(_STEP, 41)
+  assert isinstance(error.value, UserError) and "\n" not in str(error.value)
+  with pytest.raises(BudgetExceeded):
+    check(dpa.NonPrivateDpEvent())
+
+
+def test_a_calibrated_run_fits_its_budget_to_the_last_step():
+  budget = Budget(epsilon=1.5, delta=1e-6)
+  steps = accounting.calibrate_num_steps(_STEP, epsilon=1.5, delta=1e-6)
+  ledger = Ledger()
+  assert ledger.check(budget, _STEP, steps) <= 1.5
+  ledger = _charge(ledger, 0, steps)
+  with pytest.raises(BudgetExceeded):
+    ledger.check(budget, _STEP)
+
+
+def test_the_relation_reaches_the_accountant():
+  gaussian = accounting.gaussian_event(4.0)
+  ledger = _charge(Ledger(), 0, event=gaussian)
+  replaced = ledger.epsilon(1e-5, neighboring_relation="replace_one")
+  assert replaced == pytest.approx(
+    accounting.epsilon(accounting.gaussian_event(2.0), delta=1e-5), rel=1e-9
+  )
+  with pytest.raises(BudgetExceeded):
+    ledger.check(Budget(replaced * 0.99, 1e-5), neighboring_relation="replace_one")
+
+
+@pytest.mark.parametrize("bad", [{"epsilon": 0.0}, {"delta": 1.0}, {"delta": 0.0}])
+def test_bad_budgets_are_user_errors(bad):
+  with pytest.raises(UserError):
+    Budget(**{"epsilon": 1.0, "delta": 1e-5, **bad})

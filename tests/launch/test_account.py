@@ -1,0 +1,206 @@
+"""`python -m launch.account`: every unknown, the curve, and mistakes in one line."""
+
+import csv
+import math
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+
+from dpjax import accounting
+from dpjax.validate import UserError
+from launch import account
+
+_ROOT = pathlib.Path(account.__file__).parents[1]
+
+
+def _run(*args):
+  command = [sys.executable, "-m", "launch.account", *args]
+  return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=300)
+
+
+def _ask(*args):
+  values = flags.FlagValues()
+  account.define_flags(values)
+  values(["account", *args])
+  return account.questions(values)
+
+
+def _answer(*args):
+  (question,) = _ask(*args)
+  return account.solve(question)
+
+
+def _epsilons(text):
+  """accountant -> epsilon, of the table's rows."""
+  rows = re.findall(r"^ +(pld|rdp) .* ([\d.]+|inf)$", text, flags=re.MULTILINE)
+  return {by: float(value) for by, value in rows}
+
+
+def _dp_sgd(z, q, steps):
+  noise = accounting.gaussian_event(z)
+  return accounting.composed(
+    accounting.poisson_sampled_event(noise, sampling_prob=q), steps
+  )
+
+
+def test_the_command_gives_epsilon_and_the_statement():
+  done = _run(
+    "--noise_multiplier=1.5",
+    "--num_examples=1000",
+    "--batch_size=20",
+    "--epochs=2.5",
+    "--delta=1e-4",
+    "--statement",
+  )
+  assert (done.returncode, done.stderr) == (0, "")
+  event = _dp_sgd(1.5, 0.02, 125)
+  for by, value in _epsilons(done.stdout).items():
+    exact = accounting.epsilon(event, delta=1e-4, accountant=by)
+    assert exact <= value <= exact + 1e-4
+  assert set(_epsilons(done.stdout)) == {"pld", "rdp"}
+  assert "Privacy statement" in done.stdout and "1000 examples" in done.stdout
+
+
+def test_the_command_writes_a_curve_of_several_noise_levels(tmp_path):
+  folder = tmp_path / "new" / "curve"
+  done = _run(
+    "--noise_multiplier=1,2", "--sampling_prob=0.02", "--num_steps=50", f"--curve={folder}"
+  )
+  assert (done.returncode, done.stderr) == (0, "")
+  with (folder / "epsilon_curve.csv").open() as file:
+    rows = list(csv.DictReader(file))
+  seen = {(row["accountant"], float(row["noise_multiplier"])) for row in rows}
+  assert seen == {(by, z) for by in ("pld", "rdp") for z in (1.0, 2.0)}
+  for row in rows:
+    if row["num_steps"] in ("1", "50"):
+      event = _dp_sgd(float(row["noise_multiplier"]), 0.02, int(row["num_steps"]))
+      exact = accounting.epsilon(event, delta=1e-5, accountant=row["accountant"])
+      assert float(row["epsilon"]) == pytest.approx(exact)
+  assert (folder / "epsilon_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+  "args, words",
+  [
+    (["--noise_multiplier=1", "--num_steps=3"], "epsilon, sampling_prob"),
+    (["--epsilon=abc"], "--epsilon"),
+    (
+      [
+        "--noise_multiplier=1",
+        "--num_steps=3",
+        "--sampling_prob=.1",
+        "--neighboring_relation=replace_one",
+      ],
+      "poisson with neighboring_relation='replace_one'",
+    ),
+  ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(args, words):
+  done = _run(*args)
+  assert done.returncode == 2 and done.stdout == ""
+  assert done.stderr.count("\n") == 1 and words in done.stderr
+
+
+def test_a_curve_that_cannot_be_written_is_one_line_and_exit_code_1(tmp_path):
+  (tmp_path / "file").write_text("")
+  done = _run(
+    "--noise_multiplier=9",
+    "--sampling_prob=.1",
+    "--num_steps=2",
+    f"--curve={tmp_path}/file",
+  )
+  assert done.returncode == 1
+  assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+
+
+def test_help_shows_examples_and_flags():
+  done = _run("--help")
+  assert "python -m launch.account --noise_multiplier=1.1" in done.stdout
+  for name in ("epsilon", "sampling_prob", "curve", "[no]statement", "accountant"):
+    assert f"--{name}:" in done.stdout
+
+
+def test_each_unknown_is_solved_on_the_private_side():
+  known = ["--epsilon=1.5", "--accountant=rdp", "--delta=1e-6"]
+  z, q, steps = "--noise_multiplier=1.2", "--sampling_prob=0.01", "--num_steps=300"
+  for args in ([q, steps], [z, steps], [z, q]):
+    answer = _answer(*known, *args)
+    event = _dp_sgd(answer.noise_multiplier, answer.sampling_prob, answer.num_steps)
+    found = accounting.epsilon(event, delta=1e-6, accountant="rdp")
+    assert 1.5 * (1 - 5e-3) <= found <= 1.5
+    for value in (answer.noise_multiplier, answer.sampling_prob):
+      assert float(f"{value:.6g}") == pytest.approx(value, rel=1e-12)  # shown as it is
+
+
+def test_pld_solves_when_both_are_shown():
+  (question,) = _ask("--epsilon=1", "--sampling_prob=0.01", "--num_steps=100")
+  assert question.accountants == ("pld", "rdp")
+  answer = account.solve(question)
+  assert account.epsilon_of(answer, "pld") <= 1 < account.epsilon_of(answer, "rdp")
+
+
+def test_fixed_size_batches_are_whole_and_under_replace_one():
+  (question,) = _ask(
+    "--sampler=fixed_size",
+    "--epsilon=1",
+    "--noise_multiplier=6",
+    "--num_steps=50",
+    "--num_examples=777",
+  )
+  assert question.options == {"neighboring_relation": "replace_one"}
+  assert question.accountants == ("rdp",)
+  answer = account.solve(question)
+  batch = answer.sampling_prob * 777
+  assert batch == pytest.approx(round(batch)) and account.epsilon_of(answer, "rdp") <= 1
+  larger = answer._replace(sampling_prob=(round(batch) + 1) / 777)
+  assert account.epsilon_of(larger, "rdp") > 1
+
+
+def test_without_a_sampler_every_step_sees_all_data():
+  answer = _answer("--sampler=none", "--noise_multiplier=4", "--num_steps=4")
+  one = accounting.epsilon(accounting.gaussian_event(2.0), delta=1e-5)
+  assert account.epsilon_of(answer, "pld") == pytest.approx(one)
+
+
+@pytest.mark.parametrize(
+  "epochs, prob, steps",
+  [(40, 0.01, 4000), (7, 0.07, 100), (1, 0.3, 4), (0.1, 0.5, 1), (60, 1 / 3, 180)],
+)
+def test_p27_epochs_are_rounded_up_to_whole_steps(epochs, prob, steps):
+  (question,) = _ask(
+    f"--epochs={epochs}", f"--sampling_prob={prob!r}", "--noise_multiplier=1"
+  )
+  assert question.num_steps == steps
+
+
+@pytest.mark.parametrize(
+  "args",
+  [
+    ["--epsilon=1", "--noise_multiplier=1", "--num_steps=1", "--sampling_prob=.1"],
+    ["--epochs=1", "--num_steps=1", "--sampling_prob=.1"],
+    ["--epochs=1", "--epsilon=1", "--noise_multiplier=1"],
+    ["--batch_size=3", "--num_steps=1", "--noise_multiplier=1"],
+    ["--batch_size=3", "--num_examples=2", "--num_steps=1", "--noise_multiplier=1"],
+    ["--batch_size=3", "--num_examples=9", "--sampling_prob=.1", "--num_steps=1"],
+    ["--sampling_prob=1.5", "--num_steps=1", "--noise_multiplier=1"],
+    ["--sampling_prob=.5", "--num_steps=0", "--noise_multiplier=1"],
+    ["--sampling_prob=.5", "--num_steps=1", "--noise_multiplier=1,x"],
+    ["--sampling_prob=.5", "--num_steps=1", "--noise_multiplier=-1"],
+    ["--sampler=none", "--sampling_prob=.5", "--num_steps=1", "--noise_multiplier=1"],
+    ["--sampler=fixed_size", "--sampling_prob=.5", "--num_steps=1", "--noise_multiplier=1"],
+  ],
+)
+def test_unclear_questions_are_user_errors(args):
+  with pytest.raises(UserError) as error:
+    _ask(*args)
+  assert "\n" not in str(error.value)
+
+
+def test_no_noise_costs_everything():
+  answer = _answer("--noise_multiplier=0", "--sampling_prob=.5", "--num_steps=1")
+  assert account.epsilon_of(answer, "pld") == math.inf
+  assert "inf" in account.table([answer])
