@@ -4,6 +4,7 @@ from dpjax.gradients.clipping import check_clip_norm as check_clip_norm
 from dpjax.gradients.clipping import clip_and_sum as clip_and_sum
 from dpjax.gradients.clipping import l2_bound as l2_bound
 from dpjax.gradients.clipping import sensitivity as sensitivity
+from dpjax.gradients.explain import explain as explain
 from dpjax.gradients.per_example import ClippedGrad as ClippedGrad
 from dpjax.gradients.per_example import clipped_grad as clipped_grad
 from dpjax.gradients.per_example import per_example_grads as per_example_grads

@@ -70,7 +70,11 @@ def _factor(norm, keep, clip_norm, unit):
 
 
 def clip_factors(
-  group_norms: Any, l2_clip_norm: Any, mask: jax.Array, *, rescale_to_unit_norm: bool = False
+  group_norms: Any,
+  l2_clip_norm: Any,
+  mask: jax.Array,
+  *,
+  rescale_to_unit_norm: bool = False,
 ) -> tuple[Any, jax.Array]:
   """Factor by which each example's gradient is multiplied, group by group.
 
@@ -120,7 +124,9 @@ def clip_and_sum(
   >>> clip_and_sum(g, jnp.zeros(3), jnp.ones(3, bool), 1.0).total["w"]
   Array([0.6, 1.3], dtype=float32)
   """
-  group_norms = jax.tree.map(lambda _, sub: trees.per_example_norms(sub), l2_clip_norm, grads)
+  group_norms = jax.tree.map(
+    lambda _, sub: trees.per_example_norms(sub), l2_clip_norm, grads
+  )
   factors, norms = clip_factors(
     group_norms, l2_clip_norm, mask, rescale_to_unit_norm=rescale_to_unit_norm
   )

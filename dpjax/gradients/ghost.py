@@ -43,11 +43,9 @@ def check_params(params: Any) -> None:
       raise validate.UserError(f"params{name}: dtype {leaf.dtype} must be floating point")
 
 
-def one_of(batch: Any) -> Any:
-  """Shapes of one example of a batch."""
-  return jax.tree.map(
-    lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch
-  )
+def first_of(batch: Any) -> Any:
+  """The first example of a batch, to trace with: its values are not used."""
+  return jax.tree.map(lambda leaf: leaf[0], batch)
 
 
 class Plan(NamedTuple):
@@ -62,7 +60,9 @@ def plan(loss_fn: LossFn, params: Any, example: Any, platform: str | None = None
   """Traces the loss once and chooses the rules; arguments may be ShapeDtypeStructs."""
   platform = platform or jax.default_backend()
   program = jaxpr_sites.trace(loss_fn, params, example)
-  return Plan(program, units.find_units(program, jax.tree.leaves(params), platform), platform)
+  return Plan(
+    program, units.find_units(program, jax.tree.leaves(params), platform), platform
+  )
 
 
 def pays(found: Sequence[Unit], params: Any) -> bool:
@@ -95,7 +95,9 @@ def clipped_sum(
   )
   leaf_factors = _leaf_factors(factors, params)
   sums = [
-    unit_rules.totals(unit, flow, recorded, norms.held, [leaf_factors[i] for i in unit.leaves])
+    unit_rules.totals(
+      unit, flow, recorded, norms.held, [leaf_factors[i] for i in unit.leaves]
+    )
     for unit, norms in zip(found, first)
   ]
   bound = clipping.l2_bound(l2_clip_norm, rescale_to_unit_norm=rescale_to_unit_norm)

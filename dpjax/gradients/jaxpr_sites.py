@@ -29,7 +29,15 @@ Eqn = Any  # jax.extend.core.JaxprEqn
 
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 _REMATS = ("remat2", "checkpoint", "remat")
-_RESHAPES = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "rev", "copy", "slice")
+_RESHAPES = (
+  "reshape",
+  "squeeze",
+  "expand_dims",
+  "broadcast_in_dim",
+  "rev",
+  "copy",
+  "slice",
+)
 
 
 class Kind(enum.IntEnum):
@@ -252,7 +260,9 @@ def _transformed(eqn, values) -> tuple[Value, ...]:
   if eqn.primitive.name == "stop_gradient":
     return (_CONST,) * len(eqn.outvars)
   source = _view(eqn, values)
-  return tuple(Value(Kind.PARAM, source) if is_float(v.aval) else _CONST for v in eqn.outvars)
+  return tuple(
+    Value(Kind.PARAM, source) if is_float(v.aval) else _CONST for v in eqn.outvars
+  )
 
 
 def _view(eqn, values) -> Source:
@@ -300,10 +310,10 @@ def _enter_scan(eqn, values, loops, builder) -> Step:
     *(_sliced(value, loop) for value in values[first_xs:]),
   ]
   jaxpr, inner_consts = _inner_jaxpr(eqn.params["jaxpr"])
-  inner = _analyse(
-    jaxpr, inner_consts, inside, (*loops, loop), builder, lift_outs=True
+  inner = _analyse(jaxpr, inner_consts, inside, (*loops, loop), builder, lift_outs=True)
+  return Step(
+    Action.SCAN, eqn, (_DATA,) * len(eqn.outvars), inner=inner, lifts=lifts, loop=loop
   )
-  return Step(Action.SCAN, eqn, (_DATA,) * len(eqn.outvars), inner=inner, lifts=lifts, loop=loop)
 
 
 def _sliced(value: Value, loop: Loop) -> Value:
@@ -318,7 +328,8 @@ def _meet(eqn, values, loops, builder) -> Step:
   params = tuple(v for v in operands(eqn) if kind_of[v].kind is Kind.PARAM)
   data = tuple(v for v in operands(eqn) if kind_of[v].kind is not Kind.PARAM)
   outs = tuple(
-    i for i, var in enumerate(eqn.outvars)
+    i
+    for i, var in enumerate(eqn.outvars)
     if is_float(var.aval) and not isinstance(var, jex.DropVar)
   )
   sources = tuple(kind_of[v].source for v in params)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from dpjax import validate
 from dpjax.gradients import clipping, ghost
+from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.microbatch import microbatched
 from dpjax.types import Array, ClippedSum, LossFn, NeighboringRelation, Params
 
@@ -25,7 +26,9 @@ def _batch_size(batch: Any) -> int:
   sizes = {leaf.shape[0] if leaf.ndim else None for leaf in jax.tree.leaves(batch)}
   if len(sizes) != 1 or None in sizes:
     found = sorted(map(str, sizes)) or "no arrays"
-    raise validate.UserError(f"batch: every leaf needs the same leading axis, found {found}")
+    raise validate.UserError(
+      f"batch: every leaf needs the same leading axis, found {found}"
+    )
   return sizes.pop()
 
 
@@ -66,7 +69,7 @@ def per_example_grads(
   return grads
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # hashable also where bounds are a dict
 class ClippedGrad:
   """`(params, batch, mask=None) -> ClippedSum`, which knows its own sensitivity."""
 
@@ -94,16 +97,17 @@ class ClippedGrad:
     return clipping.sensitivity(self.l2_bound, relation)
 
   def _one_pass(self, params, batch, mask):
-    return self._tapped(params, batch, mask) or self._stacked(params, batch, mask)
+    params = as_varying_as(batch, jax.tree.map(jnp.asarray, params))
+    tapped = self._tapped(params, batch, mask)
+    return self._stacked(params, batch, mask) if tapped is None else tapped
 
   def _tapped(self, params, batch, mask) -> ClippedSum | None:
     """The fast route; None where the method is vmap, or auto and nothing is gained."""
-    if self.method == "vmap":
+    if self.method == "vmap" or not mask.size:
       return None
-    params = jax.tree.map(jnp.asarray, params)
     _check_scalar(self.loss_fn, params, batch)
     ghost.check_params(params)
-    planned = ghost.plan(self.loss_fn, params, ghost.one_of(batch))
+    planned = ghost.plan(self.loss_fn, params, ghost.first_of(batch))
     if self.method == "auto" and not ghost.pays(planned.units, params):
       return None
     return ghost.clipped_sum(
@@ -126,7 +130,9 @@ class ClippedGrad:
     size = _batch_size(batch)
     mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask, bool)
     if mask.shape != (size,):
-      raise validate.UserError(f"mask.shape={mask.shape}: must be ({size},), the batch size")
+      raise validate.UserError(
+        f"mask.shape={mask.shape}: must be ({size},), the batch size"
+      )
     one_pass = self._one_pass
     if self.microbatch_size is not None:
       one_pass = microbatched(one_pass, self.microbatch_size)

@@ -17,6 +17,7 @@ from jax import lax
 
 from dpjax.gradients import jaxpr_sites
 from dpjax.gradients.jaxpr_sites import Action, Kind, Loop, Program, Site, Step
+from dpjax.gradients.manual_axes import as_varying_as
 
 Taps = dict[int, tuple[Any, ...]]  # site index -> one array per tapped result
 Operands = dict[int, tuple[Any, ...]]  # site index -> its data operands
@@ -45,7 +46,7 @@ def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> 
     outs, seen = run(program, [*leaves, *example], taps)
     return outs[0], seen
 
-  taps = {site.index: _zeros(site) for site in sites}
+  taps = as_varying_as(examples, {site.index: _zeros(site) for site in sites})
   by_site = {i: tuple([d] * len(taps[i])) for i, d in depth.items()}
   operand_axes = {site.index: (depth[site.index],) * len(site.data) for site in sites}
   (losses, operands), cotangents = jax.vmap(
@@ -53,7 +54,17 @@ def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> 
     in_axes=(None, 0),
     out_axes=((0, operand_axes), by_site),
   )(taps, list(examples))
-  return Recorded(losses, operands, cotangents)
+  return Recorded(losses, *jax.tree.map(_settle, (operands, cotangents)))
+
+
+def _settle(x: jax.Array) -> jax.Array:
+  """Rounds half precision once and for all.
+
+  XLA may keep more digits in one use of a value than in another; a norm and the sum that
+  it bounds would then belong to different gradients.
+  """
+  half = jaxpr_sites.is_float(x) and jnp.finfo(x.dtype).bits < 32
+  return lax.optimization_barrier(x) if half else x
 
 
 def _zeros(site: Site) -> tuple[jax.Array, ...]:

@@ -87,12 +87,14 @@ def _gradient_norms(unit: Unit, flow: ParamFlow) -> Callable:
   seen, back = flow.pull(unit.leaves, unit.sites)
 
   def one(data, cotangents):
-    grads = back({
-      site.index: _site_gradient(
-        site, seen[site.index], data[site.index], cotangents[site.index]
-      )
-      for site in unit.sites
-    })
+    grads = back(
+      {
+        site.index: _site_gradient(
+          site, seen[site.index], data[site.index], cotangents[site.index]
+        )
+        for site in unit.sites
+      }
+    )
     return tuple(map(_square, grads)), grads if unit.hold else None
 
   return one
@@ -145,7 +147,7 @@ def _widened(eqn: Any) -> Any:
 def _over_loops(fn: Callable, site: Site) -> Callable:
   for loop in reversed(site.loops):
     axes = tuple(0 if loop in source.loops else None for source in site.sources)
-    fn = jax.vmap(fn, in_axes=(axes, 0))
+    fn = jax.vmap(fn, in_axes=(axes, 0), axis_size=loop.length)
   return fn
 
 
@@ -188,10 +190,12 @@ def _transposed(unit: Unit, flow: ParamFlow, recorded: Recorded, factors):
   by_factor: dict[int, tuple[jax.Array, ...]] = {}
   for factor in factors:
     if id(factor) not in by_factor:
-      by_factor[id(factor)] = back({
-        site.index: _clipped_transpose(site, seen[site.index], recorded, factor)
-        for site in unit.sites
-      })
+      by_factor[id(factor)] = back(
+        {
+          site.index: _clipped_transpose(site, seen[site.index], recorded, factor)
+          for site in unit.sites
+        }
+      )
   return tuple(by_factor[id(factor)][i] for i, factor in enumerate(factors))
 
 

@@ -33,34 +33,47 @@ class BatchNormNet(nn.Module):
 
 
 _MODELS = {
-  "linear": ("linear", {}, (8, 8, 1)),
-  "mlp": ("mlp", {"features": (16,)}, (8, 8, 1)),
-  "cnn": ("cnn", {}, (28, 28, 1)),
-  "cifar_cnn": ("cifar_cnn", {}, (16, 16, 3)),
-  "radp_mnist": ("radp_mnist", {}, (28, 28, 1)),
-  "scatter_linear": ("scatter_linear", {}, (7, 7, 81)),
-  "scatter_cnn": ("scatter_cnn", {}, (7, 7, 81)),
+  "linear": (models.Linear, (8, 8, 1)),
+  "mlp": (functools.partial(models.Mlp, features=(16,)), (8, 8, 1)),
+  "cnn": (models.Cnn, (28, 28, 1)),
+  "cifar_cnn": (models.CifarCnn, (16, 16, 3)),
+  "radp_cnn": (models.RadpCnn.mnist, (28, 28, 1)),
+  "scatter_linear": (models.ScatterLinear, (7, 7, 81)),
+  "scatter_cnn": (models.ScatterCnn, (7, 7, 81)),
+  "wide_resnet": (
+    functools.partial(models.WideResNet, depth=10, width=1, num_groups=4),
+    (8, 8, 3),
+  ),
 }
 
 
 def _setup(name, size=5, seed=0):
-  model_name, options, shape = _MODELS[name]
+  make, shape = _MODELS[name]
   rng = np.random.default_rng(seed)
   x = rng.random((size, *shape))
-  model = models.build(model_name, num_classes=3, **options)
+  model = make(num_classes=3)
   params = model.init(jax.random.key(seed), jnp.asarray(x[:1], jnp.float32))
   batch = Example(x, rng.integers(0, 3, size))
   return losses.softmax_cross_entropy(model.apply), params, batch
 
 
-@pytest.mark.parametrize("name", sorted(_MODELS))
+def _language(size=5):
+  model = models.Transformer(
+    vocab_size=7, num_layers=1, num_heads=2, features=8, max_length=6
+  )
+  tokens = np.random.default_rng(0).integers(1, 7, (size, 6))
+  params = model.init(jax.random.key(0), jnp.asarray(tokens[:1]))
+  return losses.next_token(model.apply), params, Example(tokens, np.zeros(size, int))
+
+
+@pytest.mark.parametrize("name", [*sorted(_MODELS), "transformer"])
 def test_clipped_sum_equals_a_float64_loop_of_batch_size_one(name, x64):
-  loss_fn, params, batch = _setup(name)
+  loss_fn, params, batch = _language() if name == "transformer" else _setup(name)
   params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params)
   mask = np.array([True, True, False, True, True])
   clip_norm = 0.7
   expected = _loop_of_one(loss_fn, params, batch, mask, clip_norm)
-  summed = jax.jit(gradients.clipped_grad(loss_fn, l2_clip_norm=clip_norm))(
+  summed = jax.jit(gradients.clipped_grad(loss_fn, l2_clip_norm=clip_norm, method="vmap"))(
     params, batch, mask
   )
   scale = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
@@ -76,7 +89,7 @@ def test_clipped_sum_equals_jax_privacy(name):
   batch = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), batch)
   batch = batch._replace(y=batch.y.astype(jnp.int32))
   theirs = clipping.clipped_grad(loss_fn, l2_clip_norm=0.7, keep_batch_dim=False)
-  ours = gradients.clipped_grad(loss_fn, l2_clip_norm=0.7)
+  ours = gradients.clipped_grad(loss_fn, l2_clip_norm=0.7, method="vmap")
   jax.tree.map(
     functools.partial(np.testing.assert_allclose, atol=1e-5),
     ours(params, batch).total,

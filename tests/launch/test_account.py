@@ -136,6 +136,15 @@ def test_each_unknown_is_solved_on_the_private_side():
       assert float(f"{value:.6g}") == pytest.approx(value, rel=1e-12)  # shown as it is
 
 
+def test_what_is_shown_is_rounded_to_the_private_side():
+  target = {"epsilon": 1.5, "delta": 1e-5, "accountant": "rdp"}
+  known = ["--epsilon=1.5", "--accountant=rdp", "--num_steps=30"]
+  z = accounting.calibrate_noise_multiplier(lambda z: _dp_sgd(z, 0.01, 30), **target)
+  assert z < _answer(*known, "--sampling_prob=0.01").noise_multiplier < z * (1 + 1e-5)
+  q = accounting.calibrate_sampling_prob(lambda q: _dp_sgd(1.2, q, 30), **target)
+  assert q * (1 - 1e-5) < _answer(*known, "--noise_multiplier=1.2").sampling_prob < q
+
+
 def test_pld_solves_when_both_are_shown():
   (question,) = _ask("--epsilon=1", "--sampling_prob=0.01", "--num_steps=100")
   assert question.accountants == ("pld", "rdp")

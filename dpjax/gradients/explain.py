@@ -1,0 +1,112 @@
+"""A table for people: how each parameter's clipped gradient will be computed, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax.gradients import cost_model, ghost
+from dpjax.gradients.units import Unit
+from dpjax.types import LossFn, Params
+
+_RULES = {
+  "outer": "|a|^2 |g|^2",
+  "gram": "(a a^T) * (g g^T)",
+  "product": "a^T g per example",
+  "gradient": "gradient per example",
+  "unused": "zero",
+}
+
+
+class Row(NamedTuple):
+  """One unit of parameters (see `dpjax.gradients.units`)."""
+
+  sites: str  # the primitives where the parameter meets data, in program order
+  params: tuple[str, ...]  # paths in the parameter tree
+  shapes: tuple[tuple[int, ...], ...]
+  rule: str  # how the norm is taken: outer | gram | product | gradient | unused
+  sum: str  # how the sum is formed: "transpose", or "held" from what the norm left
+  looped: bool  # examples one at a time in a compiled loop
+  flops: float  # of the norm, per example
+  bytes: float  # moved by the norm, per example
+  reason: str  # why the general rule had to be taken; "" where it had not
+
+
+class Explanation(NamedTuple):
+  """Rows by parameter; `str()` is a table. `uses_vmap`: auto takes the vmap route."""
+
+  rows: tuple[Row, ...]
+  platform: str
+  uses_vmap: bool
+
+  def __str__(self) -> str:
+    header = ("parameter", "shape", "site", "norm", "sum", "loop", "Mflop", "MB", "why")
+    table = [header, *map(_cells, self.rows)]
+    widths = [max(map(len, column)) for column in zip(*table)]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in table]
+    note = f"{self.platform}; flops and bytes of the norm, per example"
+    route = "; method=auto takes the vmap route" if self.uses_vmap else ""
+    return "\n".join([*lines, note + route])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+  return (
+    ", ".join(row.params),
+    ", ".join("x".join(map(str, shape)) or "scalar" for shape in row.shapes),
+    row.sites or "-",
+    _RULES[row.rule],
+    row.sum,
+    "yes" if row.looped else "no",
+    f"{row.flops / 1e6:.3g}",
+    f"{row.bytes / 1e6:.3g}",
+    row.reason,
+  )
+
+
+def explain(
+  loss_fn: LossFn, params: Params, example: Any, *, platform: str | None = None
+) -> Explanation:
+  """How `clipped_grad(loss_fn, ...)` treats each parameter; `print` it.
+
+  Args:
+    loss_fn: `(params, ONE example) -> scalar`.
+    params: parameters, or their ShapeDtypeStructs.
+    example: ONE example, without a batch axis.
+    platform: "cpu" or "gpu"; None for the default backend.
+
+  Nothing is computed: the loss is only traced. Every parameter appears in exactly one row.
+
+  >>> table = explain(lambda w, x: jnp.sum(jnp.tanh(x @ w)), jnp.ones((3, 2)), jnp.ones(3))
+  >>> table.rows[0].rule, table.rows[0].sites, table.rows[0].flops  # 2 (3 + 2)
+  ('outer', 'dot_general', 10)
+  """
+  params, example = jax.tree.map(_shaped, (params, example))
+  ghost.check_params(params)
+  planned = ghost.plan(loss_fn, params, example, platform)
+  paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
+  shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
+  rows = tuple(_row(unit, paths, shapes, planned.platform) for unit in planned.units)
+  return Explanation(rows, planned.platform, not ghost.pays(planned.units, params))
+
+
+def _shaped(leaf: Any) -> Any:
+  return leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else jnp.asarray(leaf)
+
+
+def _row(unit: Unit, paths: Sequence[str], shapes: Sequence[Any], platform: str) -> Row:
+  names = dict.fromkeys(site.name for site in unit.sites)
+  return Row(
+    sites=", ".join(names),
+    params=tuple(paths[i] or "params" for i in unit.leaves),
+    shapes=tuple(shapes[i] for i in unit.leaves),
+    rule=str(unit.rule),
+    sum="zero" if unit.rule == "unused" else "held" if unit.hold else "transpose",
+    looped=cost_model.looped(unit.cost.elements, platform) and unit.rule != "outer",
+    flops=unit.cost.flops,
+    bytes=unit.cost.elements * np.dtype(np.float32).itemsize,
+    reason=unit.reason,
+  )

@@ -1,0 +1,32 @@
+"""Under `shard_map` each device's values are its own, also those that equal each other.
+
+JAX adds up, over the devices, the gradient of a value that is the same on all of them. For
+a gradient that must be clipped example by example that is too early: so parameters (and
+taps) are first marked as each device's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax import lax
+
+
+def _varying_axes(tree: Any) -> frozenset[str]:
+  types = [getattr(jax.typeof(x), "manual_axis_type", None) for x in jax.tree.leaves(tree)]
+  return frozenset().union(*(getattr(each, "varying", ()) for each in types))
+
+
+def as_varying_as(reference: Any, tree: Any) -> Any:
+  """The same tree, marked as different on every device along the axes of `reference`.
+
+  Outside `shard_map` this changes nothing.
+  """
+  axes = _varying_axes(reference)
+
+  def mark(leaf):
+    missing = tuple(sorted(axes - _varying_axes(leaf)))
+    return lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+  return jax.tree.map(mark, tree)

@@ -1,0 +1,246 @@
+"""The fast route in half precision, with non-finite examples, and within its bound."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from dpjax import gradients
+
+
+def _sum(loss_fn, params, batch, method="ghost", clip_norm=0.5, **options):
+  grad_fn = gradients.clipped_grad(
+    loss_fn, l2_clip_norm=clip_norm, method=method, **options
+  )
+  return jax.jit(grad_fn)(params, batch)
+
+
+def _normal(*shape, seed=0):
+  return jnp.asarray(np.random.default_rng([seed, *shape]).normal(size=shape), jnp.float32)
+
+
+def _params():
+  return {"conv": _normal(3, 3, 2, 4), "bias": _normal(4), "w": _normal(4 * 36, 5)}
+
+
+def _loss(params, x, dtype=jnp.float32):
+  params, x = jax.tree.map(lambda leaf: leaf.astype(dtype), (params, x))
+  x = lax.conv_general_dilated(
+    x[None], params["conv"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+  )
+  x = jnp.tanh(x + params["bias"].reshape(1, 1, 1, 4))
+  y = x.reshape(1, -1) @ params["w"]
+  return jnp.sum(jnp.sin(y.astype(jnp.float32)))
+
+
+def _close(a, b, rtol):
+  scale = max(np.abs(leaf).max() for leaf in jax.tree.leaves(a))
+  close = functools.partial(np.testing.assert_allclose, rtol=0, atol=rtol * scale)
+  jax.tree.map(close, a, b)
+
+
+def test_float32_agrees_to_five_digits():
+  params, batch = _params(), _normal(6, 6, 6, 2)
+  slow, fast = (_sum(_loss, params, batch, method) for method in ("vmap", "ghost"))
+  _close(slow.total, fast.total, 1e-5)
+  np.testing.assert_allclose(slow.norms, fast.norms, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_p20_half_precision_norms_and_sums_are_float32(dtype):
+  loss = functools.partial(_loss, dtype=dtype)
+  params, batch = _params(), _normal(6, 6, 6, 2)
+  slow, fast = (_sum(loss, params, batch, method) for method in ("vmap", "ghost"))
+  assert {leaf.dtype for leaf in jax.tree.leaves(fast.total)} == {jnp.dtype("float32")}
+  assert fast.norms.dtype == jnp.float32
+  _close(slow.total, fast.total, 2e-2)
+  np.testing.assert_allclose(slow.norms, fast.norms, rtol=2e-2)
+
+
+def test_half_precision_parameters_get_a_float32_sum():
+  params = {"w": jnp.full((2, 3), 0.5, jnp.bfloat16)}
+  batch = jnp.ones((1000, 2), jnp.bfloat16) / 8
+  loss = lambda p, x: jnp.sum(x @ p["w"]).astype(jnp.float32)
+  total = _sum(loss, params, batch, clip_norm=1e3).total["w"]
+  assert total.dtype == jnp.float32
+  np.testing.assert_allclose(total, 125.0)  # bfloat16 would stall at 32
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("clip_norm", [1e-3, 0.7])
+def test_p4_one_example_never_exceeds_the_bound(dtype, clip_norm):
+  loss = functools.partial(_loss, dtype=dtype)
+  for seed in range(4):
+    total = _sum(loss, _params(), _normal(1, 6, 6, 2, seed=seed), clip_norm=clip_norm).total
+    flat = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(total)]
+    assert np.linalg.norm(np.concatenate(flat)) <= clip_norm * (1 + 1e-6)
+
+
+def _poisoned_loss(params, example):
+  x, poison = example
+  hidden = jnp.tanh(x @ params["w"] + params["b"][None]) @ params["w"].T
+  return jnp.sum(jnp.sin(hidden)) * poison
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["operand", "cotangent"])
+def test_p1_a_non_finite_example_contributes_nothing(poison, where):
+  params = {"w": _normal(4, 3), "b": _normal(3)}
+  x, scale = _normal(5, 2, 4), jnp.ones(5)
+  keep = np.arange(5) != 2
+  clean = (x[keep], scale[keep])
+  bad = (
+    (x.at[2, 0, 1].set(poison), scale)
+    if where == "operand"
+    else (x, scale.at[2].set(poison))
+  )
+  expected, got = (_sum(_poisoned_loss, params, batch) for batch in (clean, bad))
+  _close(expected.total, got.total, 1e-6)
+  assert not np.isfinite(got.norms[2])
+  np.testing.assert_allclose(got.norms[keep], expected.norms, rtol=1e-6)
+
+
+def test_p1_a_dropped_example_never_meets_a_zero_times_infinity():
+  """Every kind of contraction: held product, second transpose, held gradient, tied."""
+
+  def loss(p, x):
+    h = jnp.tanh(x @ p["wide"]) * p["scale"][None]
+    return jnp.sum(h @ p["wide"].T) + jnp.sum(p["table"][jnp.int32(x[:, 0] > 0)])
+
+  params = {"wide": _normal(3, 50), "scale": _normal(50), "table": _normal(2, 3)}
+  for rows in (1, 30):
+    x = _normal(3, rows, 3)
+    expected = _sum(loss, params, x[:2]).total
+    got = _sum(loss, params, x.at[2].set(jnp.inf)).total
+    _close(expected, got, 1e-6)
+
+
+def test_p2_a_norm_beyond_float32_is_dropped_not_passed_on():
+  loss = lambda w, x: jnp.sum(x @ w)
+  got = _sum(loss, jnp.ones((2, 1)), jnp.array([[3e30, 4e30], [0.0, 0.5]]))
+  np.testing.assert_allclose(got.total, [[0.0], [0.5]])
+
+
+def test_p3_an_example_with_zero_gradient_contributes_zero():
+  got = _sum(_loss, _params(), jnp.zeros((2, 6, 6, 2)))
+  zero = _sum(lambda p, x: 0.0 * _loss(p, x), _params(), jnp.zeros((2, 6, 6, 2)))
+  assert np.isfinite(got.norms).all()
+  jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, 0), zero.total)
+  np.testing.assert_array_equal(zero.norms, 0)
+
+
+def test_p7_padding_may_hold_anything():
+  params, x = _params(), _normal(4, 6, 6, 2)
+  mask = jnp.arange(4) < 3
+  grad_fn = jax.jit(gradients.clipped_grad(_loss, l2_clip_norm=0.5, method="ghost"))
+  expected = grad_fn(params, x, mask).total
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    grad_fn(params, x.at[3].set(jnp.nan), mask).total,
+    expected,
+  )
+
+
+def test_p28_unused_parameters_keep_their_place():
+  params = {"used": jnp.ones(2), "unused": jnp.ones((3, 2))}
+  got = _sum(lambda p, x: jnp.sum(p["used"] * x), params, jnp.ones((4, 2)))
+  np.testing.assert_array_equal(got.total["unused"], np.zeros((3, 2)))
+
+
+def test_memory_does_not_grow_with_batch_times_parameters():
+  loss = lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2)
+  params, batch = jnp.ones((256, 256)), jnp.ones((128, 256))
+
+  def peak(method):
+    grad_fn = gradients.clipped_grad(loss, l2_clip_norm=1.0, method=method)
+    return (
+      jax.jit(grad_fn).lower(params, batch).compile().memory_analysis().temp_size_in_bytes
+    )
+
+  assert peak("auto") < peak("vmap") / 10
+
+
+# --- random small networks ------------------------------------------------------------------
+
+_LAYERS = (
+  "dense", "bias", "scale", "conv", "norm", "tied", "lora", "scan", "embed", "attend", "jit",
+)  # fmt: skip
+_WIDTH = 4
+
+
+def _layer_params(kind, seed):
+  shapes = {
+    "dense": dict(w=(_WIDTH, _WIDTH)),
+    "bias": dict(b=(_WIDTH,)),
+    "scale": dict(s=(_WIDTH,)),
+    "conv": dict(k=(3, _WIDTH, _WIDTH)),
+    "norm": dict(s=(_WIDTH,), b=(_WIDTH,)),
+    "tied": dict(w=(_WIDTH, 3)),
+    "lora": dict(a=(_WIDTH, 2), b=(2, _WIDTH)),
+    "scan": dict(w=(_WIDTH, _WIDTH), b=(_WIDTH,)),
+    "embed": dict(t=(3, _WIDTH)),
+    "attend": dict(q=(_WIDTH, _WIDTH), k=(_WIDTH, _WIDTH)),
+    "jit": dict(w=(_WIDTH, _WIDTH)),
+  }
+  return {name: _normal(*shape, seed=seed) for name, shape in shapes[kind].items()}
+
+
+def _scan(x, p):
+  step = lambda h, xt: (jnp.tanh(xt + h @ p["w"] + p["b"]),) * 2
+  return lax.scan(step, jnp.zeros(_WIDTH, x.dtype), x)[1]
+
+
+def _conv(x, p):
+  numbers = ("NHC", "HIO", "NHC")
+  return lax.conv_general_dilated(x[None], p["k"], (1,), "SAME", dimension_numbers=numbers)[
+    0
+  ]
+
+
+_APPLY = {
+  "dense": lambda x, p: x @ p["w"],
+  "bias": lambda x, p: x + p["b"][None],
+  "scale": lambda x, p: x * p["s"][None],
+  "conv": _conv,
+  "norm": lambda x, p: x / jnp.sqrt(1 + jnp.mean(x**2)) * p["s"][None] + p["b"][None],
+  "tied": lambda x, p: jnp.tanh(x @ p["w"]) @ p["w"].T,
+  "lora": lambda x, p: x @ (jnp.eye(_WIDTH, dtype=x.dtype) + p["a"] @ p["b"]),
+  "scan": _scan,
+  "embed": lambda x, p: x + p["t"][jnp.argmax(x[:, :3], axis=1)],
+  "attend": lambda x, p: jax.nn.softmax((x @ p["q"]) @ (x @ p["k"]).T) @ x,
+  "jit": lambda x, p: jax.checkpoint(jax.jit(lambda x, w: jnp.sin(x @ w)))(x, p["w"]),
+}
+
+
+def _network(kinds, shared):
+  def loss(params, x):
+    for i, kind in enumerate(kinds):
+      x = jnp.tanh(_APPLY[kind](x, params[f"{kind}_{0 if shared else i}"]))
+    return jnp.sum(x * jnp.arange(1.0, 1 + x.size).reshape(x.shape))
+
+  names = {f"{kind}_{0 if shared else i}": (kind, i) for i, kind in enumerate(kinds)}
+  return loss, {name: _layer_params(*spec) for name, spec in names.items()}
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+  kinds=st.lists(st.sampled_from(_LAYERS), min_size=1, max_size=4),
+  shared=st.booleans(),
+  clip_norm=st.sampled_from([0.1, 5.0, 1e3]),
+)
+def test_random_networks_are_exact(kinds, shared, clip_norm):
+  with jax.enable_x64(True):
+    loss, params = _network(kinds, shared)
+    params, batch = jax.tree.map(
+      lambda leaf: leaf.astype(jnp.float64), (params, _normal(3, 5, _WIDTH))
+    )
+    slow, fast = (
+      _sum(loss, params, batch, method, clip_norm) for method in ("vmap", "ghost")
+    )
+    np.testing.assert_allclose(slow.norms, fast.norms, rtol=1e-10)
+    _close(slow.total, fast.total, 1e-10)
