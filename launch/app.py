@@ -3,6 +3,7 @@ one line on stderr and exit code 2, a failed run in one line and exit code 1."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -21,6 +22,8 @@ def fail(message: object, code: int = 2) -> None:
 def _parse(argv: Sequence[str]) -> list[str]:
   try:
     rest = flags.FLAGS(argv)
+  except SystemExit:  # absl leaves --help with code 1; help that was asked for is no error
+    sys.exit(0)
   except flags.Error as error:
     fail(error)
   except (KeyError, TypeError, ValueError, AttributeError) as error:  # ml_collections
@@ -36,6 +39,9 @@ def run(main: Callable[[], None]) -> None:
   UserError: exit code 2. OSError (a missing or unwritable file): exit code 1.
   Anything else is a bug of ours and keeps its traceback.
   """
+
+  if hasattr(signal, "SIGPIPE"):  # `... | head` is no error either
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
   def guarded(argv: Sequence[str]) -> None:
     del argv

@@ -3,10 +3,8 @@
 A sweep can be killed at any moment and started again: finished points are kept, the
 interrupted one resumes, and the curve is redrawn after each.
 
-The runs of one sweep must not share randomness. Two runs with equal noise draws and
-different noise multipliers can be solved for the exact gradient sum, so that no epsilon
-would hold for them together. Hence each point trains with its own seed, derived from the
-point's whole config; the seeds of the sweep are only its repetitions.
+The runs of one sweep do not share randomness, though they may share a seed: every run
+derives its noise and batches from its whole config (`build.streams`).
 """
 
 from __future__ import annotations
@@ -68,15 +66,12 @@ def points(config: SweepConfig) -> list[Point]:
   >>> sweep = SweepConfig(grid={"privacy.epsilon": [1, 2]}, seeds=[0, 1])
   >>> [point.name[:16] for point in points(sweep)][:3]
   ['epsilon=1_seed=0', 'epsilon=1_seed=1', 'epsilon=2_seed=0']
-  >>> len({point.config.seed for point in points(sweep)})
-  4
   """
   _check(config)
   grid = {path: list(values) for path, values in config.grid.items()}
   axes = [[(path, value) for value in values] for path, values in grid.items()]
   axes.append([("seed", seed) for seed in config.seeds])
   found = [_point(config.base, dict(chosen)) for chosen in itertools.product(*axes)]
-  _unique([point.config.seed for point in found], "seeds derived from the points")
   return found
 
 
@@ -211,13 +206,12 @@ def _point(base: TrainConfig, chosen: dict[str, Any]) -> Point:
   digest = hashlib.sha256(
     json.dumps(writers.plain(to_dict(config)), sort_keys=True).encode()
   )
-  seed = int.from_bytes(digest.digest()[-4:], "big") >> 1  # 31 bits: fits every generator
   words = "_".join(
     f"{path.split('.')[-1]}={_word(value)}" for path, value in values.items()
   )
   safe = re.sub(r"[^A-Za-z0-9.=_-]+", "-", words)[:80]
   name = f"{safe}_{digest.hexdigest()[:8]}"
-  return Point(name, dataclasses.replace(config, seed=seed), values)
+  return Point(name, config, values)
 
 
 def _word(value: Any) -> str:
@@ -264,7 +258,7 @@ def _run(
     return {**row, **axes, **point.overrides, "status": "failed", "error": line}
   wanted = (*writers.RESULT_KEYS[:-1], config.x, config.y, config.series)  # not versions
   kept = {key: result[key] for key in wanted if key in result}
-  return {**row, **kept, **axes, **point.overrides, "train_seed": point.config.seed}
+  return {**row, **kept, **axes, **point.overrides}
 
 
 def _config_axes(config: SweepConfig) -> list[str]:

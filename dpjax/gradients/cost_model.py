@@ -43,7 +43,10 @@ _PLATFORMS = {
   "gpu": Platform(30e12, 30e12, 40e12, 4e-12, 8e-12, 0),
 }
 
-_HOLD_AT_MOST = 2**20  # elements per example: beyond this, products are not kept
+# Products are held up to this share of the operands and cotangents that are held anyway,
+# so that memory stays a small multiple of an ordinary gradient's.
+_HOLD_SHARE = 1.5
+_HOLD_AT_MOST = 2**20  # elements of a gradient per example under the general rule
 
 
 def constants(platform: str) -> Platform:
@@ -57,6 +60,7 @@ class Cost(NamedTuple):
   flops: float
   elements: float  # float32 numbers written and read back
   is_gram: bool = False
+  fused: bool = False  # nothing large is formed: never worth a loop
 
   def seconds(self, platform: str) -> float:
     """Estimated time for one example."""
@@ -71,7 +75,7 @@ def _sides(form: RowForm) -> int:
 
 def outer(form: RowForm) -> Cost:
   """|a|^2 |g|^2."""
-  return Cost(2 * _sides(form), _sides(form))
+  return Cost(2 * _sides(form), _sides(form), fused=True)
 
 
 def gram(forms: Sequence[RowForm]) -> Cost:
@@ -92,8 +96,8 @@ def product(forms: Sequence[RowForm], platform: str) -> tuple[Cost, bool]:
   flops = sum(_flops(form) for form in forms)
   cost = Cost(flops, sum(map(_sides, forms)) + size(forms[0]))
   held_seconds = size(forms[0]) * constants(platform).hold_seconds
-  hold = held_seconds < contraction(forms, platform) and size(forms[0]) <= _HOLD_AT_MOST
-  return cost, hold
+  light = size(forms[0]) <= _HOLD_SHARE * sum(form.recorded for form in forms)
+  return cost, light and held_seconds < contraction(forms, platform)
 
 
 def _flops(form: RowForm) -> int:
@@ -107,14 +111,14 @@ def contraction(forms: Sequence[RowForm], platform: str) -> float:
   return sum(_flops(form) for form in forms) / constants(platform).transpose_rate
 
 
-def gradient(work: int, leaf_size: int, platform: str) -> tuple[Cost, bool]:
+def gradient(work: int, leaf_size: int, heavy: bool) -> tuple[Cost, bool]:
   """The general rule; small gradients, and any smaller than their sites, are held."""
-  del platform
   small = leaf_size * 4 <= work or leaf_size <= 4096
-  return Cost(2 * work, work + 2 * leaf_size), small and leaf_size <= _HOLD_AT_MOST
+  cost = Cost(2 * work, work + 2 * leaf_size, fused=not heavy)
+  return cost, small and leaf_size <= _HOLD_AT_MOST
 
 
-def looped(elements: float, platform: str) -> bool:
+def looped(cost: Cost, platform: str) -> bool:
   """Whether the examples are better taken one at a time, in a compiled loop."""
   above = constants(platform).loop_above
-  return bool(above) and elements > above
+  return bool(above) and not cost.fused and cost.elements > above

@@ -86,7 +86,7 @@ def explain(
   """
   params, example = jax.tree.map(_shaped, (params, example))
   ghost.check_params(params)
-  planned = ghost.plan(loss_fn, params, example, platform)
+  planned = ghost.plan(loss_fn, params, example, platform=platform)
   paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
   shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
   rows = tuple(_row(unit, paths, shapes, planned.platform) for unit in planned.units)
@@ -105,7 +105,7 @@ def _row(unit: Unit, paths: Sequence[str], shapes: Sequence[Any], platform: str)
     shapes=tuple(shapes[i] for i in unit.leaves),
     rule=str(unit.rule),
     sum="zero" if unit.rule == "unused" else "held" if unit.hold else "transpose",
-    looped=cost_model.looped(unit.cost.elements, platform) and unit.rule != "outer",
+    looped=cost_model.looped(unit.cost, platform),
     flops=unit.cost.flops,
     bytes=unit.cost.elements * np.dtype(np.float32).itemsize,
     reason=unit.reason,

@@ -56,13 +56,30 @@ class Plan(NamedTuple):
   platform: str
 
 
-def plan(loss_fn: LossFn, params: Any, example: Any, platform: str | None = None) -> Plan:
+def plan(
+  loss_fn: LossFn,
+  params: Any,
+  example: Any,
+  l2_clip_norm: Any = 1.0,
+  platform: str | None = None,
+) -> Plan:
   """Traces the loss once and chooses the rules; arguments may be ShapeDtypeStructs."""
+  leaves, clip_groups = jax.tree.leaves(params), _clip_groups(l2_clip_norm, params)
   platform = platform or jax.default_backend()
   program = jaxpr_sites.trace(loss_fn, params, example)
-  return Plan(
-    program, units.find_units(program, jax.tree.leaves(params), platform), platform
-  )
+  found = units.find_units(program, leaves, clip_groups, platform)
+  return Plan(program, found, platform)
+
+
+def _clip_groups(l2_clip_norm: Any, params: Any) -> list[int]:
+  """For each leaf, the number of the clip norm that bounds it."""
+  treedef = jax.tree.structure(l2_clip_norm)
+  return _spread(treedef.unflatten(range(treedef.num_leaves)), params)
+
+
+def _spread(prefix: Any, params: Any) -> list[Any]:
+  spread = lambda value, group: jax.tree.map(lambda _: value, group)
+  return jax.tree.leaves(jax.tree.map(spread, prefix, params))
 
 
 def pays(found: Sequence[Unit], params: Any) -> bool:
@@ -93,7 +110,7 @@ def clipped_sum(
     mask,
     rescale_to_unit_norm=rescale_to_unit_norm,
   )
-  leaf_factors = _leaf_factors(factors, params)
+  leaf_factors = _spread(factors, params)
   sums = [
     unit_rules.totals(
       unit, flow, recorded, norms.held, [leaf_factors[i] for i in unit.leaves]
@@ -116,8 +133,3 @@ def _group_norms(l2_clip_norm: Any, squares: Any) -> Any:
     return jnp.sqrt(functools.reduce(jnp.add, jax.tree.leaves(group)))
 
   return jax.tree.map(norm, l2_clip_norm, squares)
-
-
-def _leaf_factors(factors: Any, params: Any) -> list[jax.Array]:
-  spread = lambda factor, group: jax.tree.map(lambda _: factor, group)
-  return jax.tree.leaves(jax.tree.map(spread, factors, params))

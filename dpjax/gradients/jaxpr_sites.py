@@ -60,7 +60,7 @@ class Source(NamedTuple):
   """How a PARAM value comes from the parameter leaves."""
 
   leaves: frozenset[int]
-  is_view: bool = False  # a rearrangement (or part) of ONE leaf: norms are preserved
+  is_view: bool = False  # a rearrangement of parts of leaves: norms are preserved
   perm: tuple[int, ...] | None = None  # dimension j is the leaf's dimension perm[j]
   loops: tuple[Loop, ...] = ()  # scans that step through it, outermost first
 
@@ -269,9 +269,12 @@ def _view(eqn, values) -> Source:
   sources = [value.source for value in values if value.kind is Kind.PARAM]
   loops = tuple(sorted({loop for s in sources for loop in s.loops}, key=lambda x: x.index))
   plain = Source(frozenset().union(*(s.leaves for s in sources)), loops=loops)
-  if len(values) != 1 or not sources[0].is_view:
+  if len(sources) != len(values) or not all(source.is_view for source in sources):
     return plain
-  return _view_of_one(eqn, sources[0], plain)
+  if eqn.primitive.name == "concatenate":
+    disjoint = len(plain.leaves) == sum(len(source.leaves) for source in sources)
+    return plain._replace(is_view=disjoint and len({s.loops for s in sources}) == 1)
+  return _view_of_one(eqn, sources[0], plain) if len(values) == 1 else plain
 
 
 def _view_of_one(eqn, source, plain) -> Source:

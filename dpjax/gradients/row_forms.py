@@ -40,7 +40,7 @@ class RowForm:
   one_hot: bool
   left_dims: tuple[int, ...]  # dimensions of the parameter on the left side
   right_dims: tuple[int, ...]
-  patches: bool  # the left side is bigger than the operand it is cut from
+  recorded: int  # elements of the site's operand and cotangent, per example
   build: Callable[[tuple, tuple], Rows]  # (data operands, cotangents) of one example
   unflatten: Callable[[jax.Array], jax.Array]  # [N, K, P] -> the site's parameter
 
@@ -79,6 +79,12 @@ def _restore(order: Sequence[int], loops: int) -> list[int]:
 
 def _loop_sizes(site: Site, axes: Sequence[int]) -> tuple[int, ...]:
   return tuple(site.loops[i].length for i in axes)
+
+
+def _recorded(site: Site) -> int:
+  steps = math.prod(loop.length for loop in site.loops)
+  shapes = (site.data[0].aval.shape, site.out_avals[0].shape)
+  return steps * sum(math.prod(shape) for shape in shapes)
 
 
 def _dot_form(site: Site) -> RowForm | None:
@@ -120,7 +126,7 @@ def _dot_form(site: Site) -> RowForm | None:
     one_hot=False,
     left_dims=tuple(param_c),
     right_dims=param_f,
-    patches=False,
+    recorded=_recorded(site),
     build=build,
     unflatten=unflatten,
   )
@@ -197,7 +203,7 @@ def _conv_form(site: Site) -> RowForm | None:
     one_hot=False,
     left_dims=(rhs_i, *rhs_s),
     right_dims=(rhs_o,),
-    patches=offsets > 1,
+    recorded=_recorded(site),
     build=build,
     unflatten=unflatten,
   )
@@ -250,7 +256,7 @@ def _gather_form(site: Site) -> RowForm | None:
     one_hot=True,
     left_dims=indexed,
     right_dims=kept,
-    patches=False,
+    recorded=_recorded(site),
     build=build,
     unflatten=unflatten,
   )

@@ -37,9 +37,10 @@ def norms(unit: Unit, flow: ParamFlow, recorded: Recorded, platform: str) -> Nor
     zero = jnp.zeros(recorded.losses.shape, jnp.float32)
     return Norms((zero,) * len(unit.leaves), None)
   one = _gradient_norms(unit, flow) if unit.rule is Rule.GRADIENT else _row_norms(unit)
-  looped = cost_model.looped(unit.cost.elements, platform)
-  looped = looped and unit.rule is not Rule.OUTER
-  return Norms(*_over_examples(one, unit.sites, recorded, looped))
+  looped = cost_model.looped(unit.cost, platform)
+  squares, held = _over_examples(one, unit.sites, recorded, looped)
+  rest = (jnp.zeros_like(squares[0]),) * (len(unit.leaves) - len(squares))
+  return Norms((*squares, *rest), held)  # joined leaves share one square
 
 
 def _over_examples(one: Callable, sites: Sequence[Site], recorded: Recorded, looped: bool):

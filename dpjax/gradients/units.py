@@ -2,7 +2,8 @@
 
 Leaves that reach a common site form one *unit* with all their sites. A unit of one leaf
 that reaches its sites unchanged, up to rearrangement, takes its norm from rows
-(`row_forms`); any other takes the per-example gradients of its leaves, one example or one
+(`row_forms`), as does a unit whose leaves are joined into one array, where they share a
+clip norm; any other takes the per-example gradients of its leaves, one example or one
 unit at a time, freed after their norm.
 """
 
@@ -13,8 +14,6 @@ import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-
-import jax
 
 from dpjax.gradients import cost_model, row_forms
 from dpjax.gradients.cost_model import Cost
@@ -45,12 +44,27 @@ class Unit(NamedTuple):
   reason: str  # why the general rule had to be taken; "" where it had not
 
 
-def find_units(program: Program, leaves: Sequence[Any], platform: str) -> tuple[Unit, ...]:
-  """Every leaf belongs to exactly one unit: none is dropped."""
+def find_units(
+  program: Program, leaves: Sequence[Any], clip_groups: Sequence[int], platform: str
+) -> tuple[Unit, ...]:
+  """Every leaf belongs to exactly one unit: none is dropped.
+
+  Args:
+    program: of one example.
+    leaves: parameter leaves (only their shapes are used).
+    clip_groups: for each leaf, the number of its clip norm.
+    platform: the backend whose constants decide.
+  """
   sites = list(program.sites())
   groups = _connected(len(leaves), [site.leaves for site in sites])
   return tuple(
-    _unit(group, [site for site in sites if site.leaves & set(group)], leaves, platform)
+    _unit(
+      group,
+      [site for site in sites if site.leaves & set(group)],
+      sum(math.prod(leaves[i].shape) for i in group),
+      len({clip_groups[i] for i in group}) == 1,
+      platform,
+    )
     for group in groups
   )
 
@@ -63,13 +77,12 @@ def _connected(count: int, edges: Sequence[frozenset[int]]) -> list[tuple[int, .
   return sorted({tuple(sorted(members)) for members in group.values()})
 
 
-def _unit(group, sites, leaves, platform) -> Unit:
-  size = sum(math.prod(leaves[i].shape) for i in group)
+def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
   if not sites:
     return Unit(group, (), Rule.UNUSED, (), (), Cost(0, 0), False, "")
-  forms, reason = _forms(group, sites)
+  forms, reason = _forms(group, sites, one_clip_norm)
   if not forms:
-    cost, hold = cost_model.gradient(_site_work(sites), size, platform)
+    cost, hold = cost_model.gradient(_site_work(sites), size, _heavy(sites))
     return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, hold, reason)
   swapped = _orientation(sites, forms)
   choice = functools.partial(Unit, group, tuple(sites))
@@ -77,9 +90,10 @@ def _unit(group, sites, leaves, platform) -> Unit:
   return choice(rule, tuple(forms), swapped, cost, hold, "")
 
 
-def _forms(group, sites) -> tuple[list[RowForm], str]:
+def _forms(group, sites, one_clip_norm) -> tuple[list[RowForm], str]:
   """Row forms of a unit's sites; none, and the reason, where they do not apply."""
-  if len(group) > 1:
+  joined = len(sites) == 1 and one_clip_norm and sites[0].sources[0].is_view
+  if len(group) > 1 and not joined:
     return [], f"{len(group)} parameters are combined before they meet the data"
   if any(len(site.params) > 1 for site in sites):
     return [], f"{sites[0].name} takes the parameter more than once"
@@ -143,6 +157,12 @@ def _site_work(sites: Sequence[Site]) -> int:
   return sum(elements(listed, site) for listed, site in avals)
 
 
-def platform() -> str:
-  """The backend whose constants the cost model uses."""
-  return jax.default_backend()
+_ELEMENTWISE = frozenset(("add", "add_any", "sub", "mul", "div", "parameter"))
+
+
+def _heavy(sites: Sequence[Site]) -> bool:
+  """Whether the general rule forms large intermediates, so that a loop may pay.
+
+  Sums and products with a broadcast parameter fuse with the sum over positions.
+  """
+  return any(site.name not in _ELEMENTWISE for site in sites)

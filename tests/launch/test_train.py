@@ -57,5 +57,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, arguments, words):
 
 def test_help_names_the_flags_and_shows_a_command():
   done = _launch("--help")
+  assert done.returncode == 0
   assert "--workdir" in done.stdout and "--config" in done.stdout
   assert "python -m launch.train --config=configs/quickstart.py" in done.stdout
