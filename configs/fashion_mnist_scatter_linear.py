@@ -24,8 +24,7 @@ def get_config() -> TrainConfig:
       epsilon=3.0, delta=1e-5, sampling_prob=4096 / 60000, l2_clip_norm=0.1
     ),
     optimizer=OptimizerConfig(name="sgd", learning_rate=8.0, momentum=0.9),
-    num_steps=600,
-    microbatch_size=512,
-    eval_every=100,
-    checkpoint_every=200,
+    num_steps=800,
+    eval_every=200,
+    checkpoint_every=400,
   )

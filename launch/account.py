@@ -21,6 +21,9 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --sampler=fixed_size --noise_multiplier=4 --num_examples=60000 \\
     --batch_size=600 --num_steps=4000
 
+  # published formulas beside the truth: where they promise too much, where too little
+  python -m launch.account --compare_documents --out=/tmp/documents
+
 noise_multiplier is std / l2_clip_norm under every neighbouring relation. What is solved for
 is rounded to the private side, and each epsilon is rounded up.
 """
@@ -38,12 +41,24 @@ import numpy as np
 from absl import flags
 
 from dpjax import accounting, validate
+from dpjax.accounting import documents
 from dpjax.validate import UserError
 from launch import app
 
 SAMPLERS = ("poisson", "fixed_size", "none")
 _UNKNOWNS = ("epsilon", "noise_multiplier", "num_steps", "sampling_prob")
 _CURVE_POINTS = 60
+_QUESTION_FLAGS = (
+  *_UNKNOWNS,
+  "epochs",
+  "num_examples",
+  "batch_size",
+  "sampler",
+  "neighboring_relation",
+  "accountant",
+  "curve",
+  "statement",
+)
 
 
 class Question(NamedTuple):
@@ -97,6 +112,18 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     flag_values=values,
   )
   flags.DEFINE_bool("statement", False, "print the guarantee in words", flag_values=values)
+  flags.DEFINE_bool(
+    "compare_documents",
+    False,
+    "instead: formulas that tutorials print, beside PLD and RDP at --delta",
+    flag_values=values,
+  )
+  flags.DEFINE_string(
+    "out",
+    None,
+    "with --compare_documents: directory for documents.csv and .png",
+    flag_values=values,
+  )
 
 
 def questions(values: Any) -> list[Question]:
@@ -341,9 +368,104 @@ def headline(asked: Question) -> str:
   )
 
 
+def compare_documents(values: Any) -> None:
+  """Prints every published formula beside the truth, and draws it where `out` says."""
+  others = [name for name in _QUESTION_FLAGS if values[name].present]
+  if others:
+    raise UserError(f"{others[0]}: --compare_documents takes only --delta and --out")
+  rows = documents.compare(values.delta)
+  print(documents_table(rows))
+  counts = {name: sum(row.verdict == name for row in rows) for name in documents.VERDICTS}
+  print(
+    f"delta {values.delta:g}; "
+    + ", ".join(f"{count} {name}" for name, count in counts.items())
+    + "; unsound: the truth is worse than promised"
+  )
+  if values.out is not None:
+    for path in write_documents(rows, values.out, values.delta):
+      print(f"wrote {path}")
+
+
+def documents_table(rows: Sequence[documents.Comparison]) -> str:
+  """One line for each formula and setting, in columns."""
+  number = lambda value: "-" if value is None else f"{value:.4g}"
+  lines = [("document", "formula", "setting", "claimed", "pld", "rdp", "verdict")]
+  for row in rows:
+    claimed, pld, rdp = map(number, (row.claimed, row.pld, row.rdp))
+    place = f"{row.document} {row.section}"
+    lines.append((place, row.formula, row.setting, claimed, pld, rdp, row.verdict))
+  widths = [max(map(len, column)) for column in zip(*lines)]
+  return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def write_documents(
+  rows: Sequence[documents.Comparison], directory: str, delta: float
+) -> list[pathlib.Path]:
+  """Writes documents.csv and documents.png; returns their paths."""
+  folder = pathlib.Path(directory)
+  folder.mkdir(parents=True, exist_ok=True)
+  paths = [folder / "documents.csv", folder / "documents.png"]
+  with paths[0].open("w", newline="") as file:
+    writer = csv.DictWriter(file, fieldnames=["delta", *rows[0]._fields])
+    writer.writeheader()
+    writer.writerows({"delta": delta, **row._asdict()} for row in rows)
+  _plot_documents(rows, paths[1], delta)
+  return paths
+
+
+def _plot_documents(
+  rows: Sequence[documents.Comparison], path: pathlib.Path, delta: float
+) -> None:
+  from matplotlib.figure import Figure  # slow to import; draws by Agg, needs no display
+
+  figure = Figure(figsize=(11, 4.8), layout="constrained")
+  left, right = figure.subplots(1, 2)
+  _plot_claims(left, rows)
+  _plot_closed_form(right, delta)
+  figure.suptitle(f"Published formulas and the truth, delta = {delta:g}")
+  figure.savefig(path, dpi=150)
+
+
+def _plot_claims(axes: Any, rows: Sequence[documents.Comparison]) -> None:
+  colors = dict(zip(documents.VERDICTS, ("C3", "C1", "C0", "C2")))
+  for name, color in colors.items():
+    mine = [row for row in rows if row.verdict == name]
+    truth = [row.rdp if row.pld is None else row.pld for row in mine]
+    shown = [(t, row.claimed) for t, row in zip(truth, mine) if t and math.isfinite(t)]
+    points = np.array(shown).reshape(-1, 2)
+    axes.scatter(*points.T, color=color, label=f"{name} ({len(mine)})", s=28)
+  axes.axline((1, 1), slope=1, color="0.5", linewidth=1)
+  axes.set_xscale("log")
+  axes.set_yscale("log")
+  axes.set_xlabel("true epsilon (PLD; RDP where there is no PLD)")
+  axes.set_ylabel("claimed epsilon")
+  axes.set_title("below the line the claim is too small")
+  axes.legend(frameon=False)
+
+
+def _plot_closed_form(axes: Any, delta: float) -> None:
+  steps = [1, 3, 10, 30, 100, 300, 1000]
+  for index, (sigma, prob) in enumerate(((10.0, 1.0), (1.0, 0.01))):
+    noise = accounting.gaussian_event(sigma)
+    step = accounting.poisson_sampled_event(noise, sampling_prob=prob)
+    truth = accounting.epsilon_curve(step, steps, delta=delta)
+    claimed = [documents.dp_sgd_closed_form(sigma, n, delta) for n in steps]
+    text = f"q {prob:g}, sigma {sigma:g}"
+    axes.loglog(steps, truth, "-", color=f"C{index}", label=f"{text}: PLD")
+    axes.loglog(steps, claimed, "--", color=f"C{index}", label=f"{text}: document 000")
+  axes.set_xlabel("steps")
+  axes.set_ylabel("epsilon")
+  axes.set_title("DP-SGD by min(sqrt(2T ln(1/d))/sigma, T/sigma^2)")
+  axes.legend(frameon=False)
+
+
 def main() -> None:
   """Answers the command line."""
   values = flags.FLAGS
+  if values.compare_documents:
+    return compare_documents(values)
+  if values.out is not None:
+    raise UserError("out: goes with --compare_documents only")
   asked = questions(values)
   answers = [solve(question) for question in asked]
   print(f"{headline(asked[0])}\n{table(answers)}")

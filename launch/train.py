@@ -8,6 +8,10 @@ Every field of the config (dpjax/experiment/config.py) can be overridden by its 
 name. The run writes to --workdir: config.json, metrics.jsonl, tensorboard/, result.json,
 report.png and .csv, params.npz (the model), checkpoints/ (holds the noise key: secret).
 Stop it at any time; the same command goes on where it stopped.
+
+--audit trains with canaries and adds epsilon_audited_lower to result.json: a lower bound
+on the true epsilon. If it is above the proved epsilon, the exit code is 1.
+--config.release=true takes every key from the operating system and logs nothing private.
 """
 
 from __future__ import annotations
@@ -17,12 +21,13 @@ import sys
 
 from absl import flags
 
-from dpjax.experiment import run
+from dpjax.experiment import fields, run
 from dpjax.experiment.config import TrainConfig
 from launch import app, config_flag
 
 config_flag.define(kind=TrainConfig, default="configs/quickstart.py")
 flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<config name>).")
+flags.DEFINE_bool("audit", False, "Train with canaries; short for --config.audit.enabled.")
 
 
 def line(result: dict) -> str:
@@ -39,8 +44,20 @@ def line(result: dict) -> str:
   )
 
 
+def report_audit(result: dict) -> None:
+  """Prints the verdict; a refuted claim ends the process with exit code 1."""
+  found = result.get("audit")
+  if found is None:
+    return
+  if found["refuted"]:
+    app.fail(f"audit: {found['verdict']}", code=1)
+  print(f"audit: {found['verdict']}")
+
+
 def main() -> None:
   config = config_flag.get()
+  if flags.FLAGS.audit:
+    config = fields.replace(config, "audit.enabled", True)
   workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(flags.FLAGS.config).stem}"
   try:
     result = run.train(config, workdir)
@@ -49,6 +66,7 @@ def main() -> None:
     sys.exit(128 + stop.signum)
   print(line(result))
   print(f"wrote {workdir}/result.json, report.png, metrics.jsonl, params.npz")
+  report_audit(result)
 
 
 if __name__ == "__main__":

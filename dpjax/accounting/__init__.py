@@ -19,7 +19,9 @@ from dpjax.accounting.events import event_from_json as event_from_json
 from dpjax.accounting.events import event_to_json as event_to_json
 from dpjax.accounting.events import fixed_size_event as fixed_size_event
 from dpjax.accounting.events import gaussian_event as gaussian_event
+from dpjax.accounting.events import laplace_event as laplace_event
 from dpjax.accounting.events import poisson_sampled_event as poisson_sampled_event
+from dpjax.accounting.events import pure_dp_event as pure_dp_event
 from dpjax.accounting.ledger import Budget as Budget
 from dpjax.accounting.ledger import BudgetExceeded as BudgetExceeded
 from dpjax.accounting.ledger import Charge as Charge

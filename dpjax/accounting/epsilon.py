@@ -4,11 +4,13 @@ The convention, once: an event's noise multiplier z is std / l2_clip_norm. Excha
 record (replace_one) moves a clipped sum by up to 2 C, so z counts as z / 2 there. The two
 accountants of dp_accounting read `GaussianDpEvent` differently under REPLACE_ONE (RDP:
 std / sensitivity, PLD: std / C), a factor of 2 in the noise; here the conversion is
-done before either of them is asked.
+done before either of them is asked. A randomised response (so also `pure_dp_event`) has no
+noise multiplier: its epsilon stands as it is under every relation.
 
 | mechanism                        | add_or_remove_one, replace_special | replace_one |
 |----------------------------------|------------------------------------|-------------|
 | Gaussian, Laplace, not sampled   | pld, rdp                           | pld, rdp    |
+| randomised response, pure DP     | pld, rdp                           | pld, rdp    |
 | Gaussian, Poisson sampled        | pld, rdp                           | refused     |
 | Laplace, Poisson sampled         | pld                                | refused     |
 | Gaussian, fixed-size batches     | refused                            | rdp         |
@@ -193,8 +195,10 @@ def _rdp(steps: _Parts) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def _rdp_one(part: DpEvent) -> np.ndarray:
-  fixed_size = isinstance(part, dpa.SampledWithoutReplacementDpEvent)
-  relation = dpa.NeighboringRelation["REPLACE_ONE" if fixed_size else "ADD_OR_REMOVE_ONE"]
+  replaces = isinstance(
+    part, dpa.SampledWithoutReplacementDpEvent | dpa.RandomizedResponseDpEvent
+  )
+  relation = dpa.NeighboringRelation["REPLACE_ONE" if replaces else "ADD_OR_REMOVE_ONE"]
   with _quiet():
     one = rdp_lib.RdpAccountant(neighboring_relation=relation).compose(part).rdp
   return np.maximum(one, _RDP_ROUNDING)
@@ -251,6 +255,10 @@ def _pld_repeated(part: DpEvent, times: int, interval: float):
 @functools.lru_cache(maxsize=16)
 def _pld_one(part: DpEvent, interval: float) -> pld_lib.PrivacyLossDistribution:
   """Pessimistic at any interval (connect-the-dots), so the grid is free to choose."""
+  if isinstance(part, dpa.RandomizedResponseDpEvent):
+    return pld_lib.from_randomized_response(
+      part.noise_parameter, part.num_buckets, value_discretization_interval=interval
+    )
   prob, noise = _sampling_and_noise(part)
   options: dict[str, Any] = {
     "sampling_prob": prob,
@@ -277,13 +285,22 @@ def _interval(steps: _Parts) -> float:
   total = sum(times * renyi[part] for part, times in steps.items())
   widest = max(_largest_loss(part) for part in steps)
   composed_width = total + 12 * math.sqrt(2 * total)
-  fine = max(1e-6, min(_INTERVAL, math.sqrt(min(renyi.values())) / 60))
+  finest = min(math.sqrt(value) / _fineness(part) for part, value in renyi.items())
+  fine = max(1e-6, min(_INTERVAL, finest))
   wanted = max(fine, widest / _MAX_POINTS[0], composed_width / _MAX_POINTS[1])
   return _INTERVAL * 2.0 ** math.ceil(math.log2(wanted / _INTERVAL))
 
 
+def _fineness(part: DpEvent) -> float:
+  """A response has two or three losses, which fall between the points of the grid."""
+  return 4000 if isinstance(part, dpa.RandomizedResponseDpEvent) else 60
+
+
 def _renyi_two(part: DpEvent) -> float:
   """About the Renyi divergence of order 2 of one step: log(1 + q^2 (e^(1/z^2) - 1))."""
+  if isinstance(part, dpa.RandomizedResponseDpEvent):
+    loss = _largest_loss(part)
+    return min(loss, math.expm1(min(loss, 1.0)) ** 2)
   prob, noise = _sampling_and_noise(part)
   full = 1 / noise.noise_multiplier**2
   if isinstance(noise, dpa.LaplaceDpEvent):
@@ -293,6 +310,9 @@ def _renyi_two(part: DpEvent) -> float:
 
 def _largest_loss(part: DpEvent) -> float:
   """About the largest loss of one step that is kept: 10 standard deviations of noise."""
+  if isinstance(part, dpa.RandomizedResponseDpEvent):
+    share = part.noise_parameter / part.num_buckets
+    return math.log1p((1 - part.noise_parameter) / share)
   prob, noise = _sampling_and_noise(part)
   shift = 1 / noise.noise_multiplier
   full = shift if isinstance(noise, dpa.LaplaceDpEvent) else shift**2 / 2 + 10 * shift

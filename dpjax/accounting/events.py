@@ -23,6 +23,10 @@ _FIELDS: dict[str, tuple[type[DpEvent], tuple[str, ...]]] = {
   "non_private": (dpa.NonPrivateDpEvent, ()),
   "gaussian": (dpa.GaussianDpEvent, ("noise_multiplier",)),
   "laplace": (dpa.LaplaceDpEvent, ("noise_multiplier",)),
+  "randomized_response": (
+    dpa.RandomizedResponseDpEvent,
+    ("noise_parameter", "num_buckets"),
+  ),
   "self_composed": (dpa.SelfComposedDpEvent, ("event", "count")),
   "composed": (dpa.ComposedDpEvent, ("events",)),
   "poisson_sampled": (dpa.PoissonSampledDpEvent, ("sampling_probability", "event")),
@@ -44,6 +48,33 @@ def gaussian_event(noise_multiplier: float) -> DpEvent:
   """
   validate.non_negative(noise_multiplier=noise_multiplier)
   return dpa.GaussianDpEvent(float(noise_multiplier))
+
+
+def laplace_event(noise_multiplier: float) -> DpEvent:
+  """The event of one Laplace sum: scale `noise_multiplier` * the L1 bound of one record.
+
+  >>> laplace_event(2)
+  LaplaceDpEvent(noise_multiplier=2.0)
+  """
+  validate.non_negative(noise_multiplier=noise_multiplier)
+  return dpa.LaplaceDpEvent(float(noise_multiplier))
+
+
+def pure_dp_event(epsilon: float) -> DpEvent:
+  """The event of ANY mechanism that is (epsilon, 0)-DP, of which no more is known.
+
+  Guarantee: binary randomised response at `epsilon` dominates every such mechanism
+  (Kairouz, Oh and Viswanath 2015, arXiv:1311.0776, theorem 3.1), so composing it bounds
+  their composition. Laplace noise of scale 1 / epsilon does NOT dominate them: it is more
+  private at every delta > 0. Epsilon is stated under the relation that it is accounted under.
+
+  >>> import math
+  >>> pure_dp_event(math.log(3))
+  RandomizedResponseDpEvent(noise_parameter=0.5, num_buckets=2)
+  """
+  validate.non_negative(epsilon=epsilon)
+  flip = math.exp(-epsilon) / (1 + math.exp(-epsilon))
+  return dpa.RandomizedResponseDpEvent(2 * flip, 2)
 
 
 def poisson_sampled_event(event: DpEvent, *, sampling_prob: float) -> DpEvent:
@@ -128,7 +159,7 @@ def event_from_json(data: Mapping[str, Any]) -> DpEvent:
 
 
 def parts(event: DpEvent) -> Counter[DpEvent]:
-  """How often each elementary mechanism ran: {Gaussian | Laplace | sampled ...: times}.
+  """How often each elementary mechanism ran: {Gaussian | Laplace | response | sampled: times}.
 
   Composition is taken apart; a sampled composition of Gaussians becomes one sampled
   Gaussian, exactly. Zero noise becomes NonPrivateDpEvent; unknown events raise UserError.
@@ -179,6 +210,16 @@ def _elementary(event: Any, kind: str) -> list[DpEvent]:
   if kind in ("gaussian", "laplace"):
     validate.non_negative(noise_multiplier=event.noise_multiplier)
     return [event if event.noise_multiplier > 0 else dpa.NonPrivateDpEvent()]
+  return _randomized_response(event) if kind == "randomized_response" else [event]
+
+
+def _randomized_response(event: Any) -> list[DpEvent]:
+  validate.integer_at_least(1, num_buckets=event.num_buckets)
+  if event.num_buckets == 1 or event.noise_parameter == 1:  # says nothing of its input
+    return []
+  if event.noise_parameter == 0:
+    return [dpa.NonPrivateDpEvent()]
+  validate.probability(noise_parameter=event.noise_parameter)
   return [event]
 
 

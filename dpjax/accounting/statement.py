@@ -161,5 +161,8 @@ def _describe(part: Any, unit: str) -> str:
     )
   if isinstance(part, dpa.NonPrivateDpEvent):
     return "a release without noise"
+  if isinstance(part, dpa.RandomizedResponseDpEvent):
+    loss = math.log1p((1 - part.noise_parameter) * part.num_buckets / part.noise_parameter)
+    return f"a mechanism that is ({loss:.6g}, 0)-private by itself"
   kind = "Laplace" if isinstance(part, dpa.LaplaceDpEvent) else "Gaussian"
   return f"{kind} noise of {part.noise_multiplier:.6g} times the clip norm"

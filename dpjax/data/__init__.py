@@ -9,5 +9,6 @@ from dpjax.data import preprocess as preprocess
 from dpjax.data.dataset import Dataset as Dataset
 from dpjax.data.dataset import from_arrays as from_arrays
 from dpjax.data.registry import load as load
+from dpjax.data.resident import resident as resident
 from dpjax.data.text import PADDING_ID as PADDING_ID
 from dpjax.data.text import encode_text as encode_text

@@ -14,9 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import data, losses, metrics, models, sampling, training, validate
+from dpjax import auditing, data, losses, metrics, models, sampling, training, validate
+from dpjax.experiment import audit
 from dpjax.experiment.config import (
   DataConfig,
+  ModelConfig,
   OptimizerConfig,
   PrivacyConfig,
   TrainConfig,
@@ -63,12 +65,12 @@ _LANGUAGE = Task(
 
 
 class Streams(NamedTuple):
-  """Every source of randomness of a run."""
+  """Every source of randomness of a run. In release mode: see experiment/release.py."""
 
   init: jax.Array  # key of the initial parameters; depends on the seed alone
   noise: jax.Array
   example: jax.Array  # augmentation
-  sampler: int  # 128 bits
+  sampler: int  # 128 bits or more
 
 
 def streams(config: TrainConfig) -> Streams:
@@ -81,6 +83,10 @@ def streams(config: TrainConfig) -> Streams:
   """
   fields = to_dict(config)
   fields["data"].pop("data_dir")
+  if not config.release:
+    fields.pop("release")
+  if not config.audit.enabled:
+    fields.pop("audit")
   digest = hashlib.sha256(repr(sorted(fields.items())).encode()).digest()
   key = jax.random.key(config.seed)
   for word in np.frombuffer(digest[:16], np.uint32):
@@ -102,6 +108,8 @@ class Run(NamedTuple):
   train: Any
   test: Any
   task: Task
+  loss_fn: LossFn  # of ONE example, augmentation included: what is clipped
+  canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
 
 
 def check(config: TrainConfig) -> None:
@@ -125,6 +133,12 @@ def check(config: TrainConfig) -> None:
   )
   if config.augmult > 1 and config.augmentation == "none":
     raise UserError(f"augmult={config.augmult}: must be 1 unless augmentation is set")
+  if config.release and privacy.method != "dp_sgd":
+    raise UserError(
+      f"release=True: needs privacy.method='dp_sgd', not {privacy.method!r}; without noise "
+      "nothing may be released"
+    )
+  audit.check(config.audit)
   if privacy.method == "dp_sgd":
     _check_promise(privacy)
 
@@ -156,7 +170,8 @@ def load_data(config: TrainConfig) -> tuple[Any, Any]:
     validate.integer_at_least(1, **{"data.limit": config.data.limit})
     train = train.subset(np.arange(min(config.data.limit, len(train))))
   if models.needs_features(config.model.name) == "scattering":
-    train, test = (_scattered(part) for part in (train, test))
+    num_groups = _model(config.model, train.num_classes).num_groups
+    train, test = (_scattered(part, num_groups) for part in (train, test))
   return train, test
 
 
@@ -164,8 +179,14 @@ def _preprocessed(dataset: Any, config: DataConfig) -> Any:
   return data.preprocess.center(dataset) if config.center else dataset
 
 
-def _scattered(dataset: Any) -> Any:
-  return dataclasses.replace(dataset, x=models.scattering_features(dataset.x))
+def _model(config: ModelConfig, width: int, **fixed: Any) -> Any:
+  return models.build(config.name, num_classes=width, **{**config.options, **fixed})
+
+
+def _scattered(dataset: Any, num_groups: int | None) -> Any:
+  features = models.scattering_features(dataset.x)
+  features = models.standardized_features(features, num_groups)
+  return dataclasses.replace(dataset, x=features)
 
 
 def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampling.Sampler:
@@ -244,19 +265,26 @@ def _loss(config: TrainConfig, loss_fn: LossFn) -> LossFn:
   return training.augmented(loss_fn, augment, augmult=config.augmult)
 
 
-def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Run:
-  """Every object of a run. Deterministic in (config, data)."""
+def build(
+  config: TrainConfig,
+  loaded: tuple[Any, Any] | None = None,
+  random: Streams | None = None,
+) -> Run:
+  """Every object of a run. Deterministic in (config, data, streams); the streams are those
+  of the config unless given."""
   check(config)
   train, test = load_data(config) if loaded is None else loaded
-  plan = make_plan(config, len(train))
+  plan = make_plan(config, len(train))  # of the whole set: canaries only take rows away
+  train, canaries = audit.insert(config, train)
   task = _task(config, train)
-  model = models.build(
-    config.model.name, num_classes=task.width(train), **config.model.options
-  )
-  random = streams(config)
+  # load_data has standardised the features of a scattering head already
+  fixed = {"num_groups": None} if models.needs_features(config.model.name) else {}
+  model = _model(config.model, task.width(train), **fixed)
+  random = streams(config) if random is None else random
+  loss_fn = _loss(config, task.loss(model.apply))
   schedule = learning_rate_schedule(config.optimizer, config.num_steps)
   algorithm = training.dp_sgd(
-    _loss(config, task.loss(model.apply)),
+    loss_fn,
     plan,
     optimizer(config.optimizer, schedule),
     noise_key=random.noise,
@@ -266,4 +294,16 @@ def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Run:
     microbatch_size=config.microbatch_size,
   )
   params = model.init(random.init, jnp.asarray(train.x[:1]))
-  return Run(plan, algorithm, params, model.apply, schedule, random, train, test, task)
+  return Run(
+    plan=plan,
+    algorithm=algorithm,
+    params=params,
+    apply=model.apply,
+    schedule=schedule,
+    random=random,
+    train=train,
+    test=test,
+    task=task,
+    loss_fn=loss_fn,
+    canaries=canaries,
+  )

@@ -29,7 +29,7 @@ def _to_keys(arrays: Any, like: Any) -> Any:
   def wrap(array, leaf):
     if not trees.is_key(leaf):
       return array
-    return jax.random.wrap_key_data(array, impl=str(jax.random.key_impl(leaf)))
+    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
 
   return jax.tree.map(wrap, arrays, like)
 
@@ -85,12 +85,24 @@ class Checkpoints:
     try:
       restored: Any = self._manager.restore(step, args=args)
     except Exception as error:  # orbax and tensorstore raise many types for a broken file
-      reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
-      raise UserError(
-        f"checkpoint={self.directory / str(step)}: cannot be read ({reason}); nothing was "
-        "changed, remove this directory to go on from an earlier step"
-      ) from error
+      raise self._unreadable(step, error) from error
     return _to_keys(restored.state, like), restored.meta
+
+  def meta(self) -> dict[str, Any]:
+    """The meta data of the newest checkpoint alone; UserError as for `restore`."""
+    step = self.latest_step()
+    try:
+      args = ocp.args.Composite(meta=ocp.args.JsonRestore())
+      return self._manager.restore(step, args=args).meta  # type: ignore[union-attr]
+    except Exception as error:  # as in restore
+      raise self._unreadable(step, error) from error
+
+  def _unreadable(self, step: int | None, error: Exception) -> UserError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+    return UserError(
+      f"checkpoint={self.directory / str(step)}: cannot be read ({reason}); nothing was "
+      "changed, remove this directory to go on from an earlier step"
+    )
 
   def close(self) -> None:
     """Waits for writes and releases the directory."""

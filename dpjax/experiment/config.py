@@ -60,6 +60,18 @@ class OptimizerConfig:
 
 
 @dataclasses.dataclass
+class AuditConfig:
+  """Canaries in the training data, and the lower bound on epsilon that they prove."""
+
+  enabled: bool = False
+  num_canaries: int = 1000  # rows of the training data; each comes back by a fair coin
+  kind: str = "mislabelled"  # mislabelled | random
+  score: str = "loss"  # loss (black box) | gradient (first and last parameters are known)
+  method: str = "one_run"  # one_run | one_run_fdp | clopper_pearson | gdp
+  confidence: float = 0.95
+
+
+@dataclasses.dataclass
 class TrainConfig:
   """A whole training run."""
 
@@ -77,6 +89,8 @@ class TrainConfig:
   eval_every: int = 100  # steps
   checkpoint_every: int = 100  # steps
   diagnostics: bool = True  # log per-batch loss, norms, clip fraction: NOT private
+  release: bool = False  # keys from the operating system, noise on a grid, no diagnostics
+  audit: AuditConfig = dataclasses.field(default_factory=AuditConfig)
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpjax import data as data_lib
 from dpjax import noise, trees
 from dpjax.accounting import Budget, Ledger, delta_warning
-from dpjax.experiment import build, provenance, report, writers
+from dpjax.experiment import audit, build, provenance, release, report, writers
 from dpjax.experiment.checkpoint import Checkpoints
 from dpjax.experiment.config import TrainConfig, to_dict
 from dpjax.training import TrainState, eval_params
@@ -108,6 +109,10 @@ class _Loop:
     if step is not None:
       self.state, meta = self.checkpoints.restore(self.state)
       self.ledger, self.seconds = Ledger.from_json(meta["ledger"]), meta["seconds"]
+    elif config.release:  # its keys must be kept before anything is computed with them
+      self.step = 0
+      self.started = time.monotonic()
+      self.save()
     self.step = int(step or 0)
     if self.ledger.num_steps != self.step:
       raise UserError(
@@ -144,7 +149,7 @@ class _Loop:
       "epsilon": self.epsilons[self.step],
       "learning_rate": float(np.asarray(self.run.schedule(self.step - 1))),
     }
-    if self.config.diagnostics:
+    if self.config.diagnostics and not self.config.release:
       row |= {f"not_private/{name}": float(value) for name, value in info._asdict().items()}
     self.metrics.write(self.step, row)
     return row
@@ -156,6 +161,8 @@ class _Loop:
       "seconds": self.seconds,
       "seed": self.config.seed,
     }
+    if self.config.release:
+      meta |= release.to_meta(self.run.random)
     self.checkpoints.save(self.step, self.state, meta)
 
   def close(self) -> None:
@@ -170,7 +177,8 @@ def _fit(loop: _Loop, received: list[int]) -> None:
   total = run.plan.num_steps
   bar = writers.progress(total, loop.step, "train")
   shown: dict[str, float] = {}
-  for batch in run.plan.batches(run.train, rng=run.random.sampler, start=loop.step):
+  train = data_lib.resident(run.train)
+  for batch in run.plan.batches(train, rng=run.random.sampler, start=loop.step):
     loop.state, info = step_fn(loop.state, batch)
     loop.charge()
     if loop.step in loop.epsilons:
@@ -201,14 +209,36 @@ def _privacy_facts(loop: _Loop) -> dict[str, Any]:
     "l2_clip_norm": plan.l2_clip_norm,
     "sampler": repr(plan.sampler),
     "normalize_by": plan.normalize_by,
-    "privacy_statement": plan.statement(len(loop.run.train), steps),
+    "privacy_statement": _statement(loop),
+    "release": loop.config.release,
     "ledger": loop.ledger.to_json(),
   }
+
+
+def _statement(loop: _Loop) -> str:
+  run = loop.run
+  text = run.plan.statement(len(run.train), loop.ledger.num_steps)
+  return f"{text}\n\n{release.statement(run.plan)}" if loop.config.release else text
+
+
+def _audit_facts(loop: _Loop, epsilon: float | None) -> dict[str, Any]:
+  run = loop.run
+  if run.canaries is None:
+    return {}
+  return audit.facts(
+    loop.config,
+    loss_fn=run.task.loss(run.apply),  # without augmentation
+    before=run.params,
+    after=eval_params(loop.state),
+    canaries=run.canaries,
+    epsilon=epsilon,
+  )
 
 
 def _result(loop: _Loop) -> dict[str, Any]:
   config, scores = loop.config, loop.evaluate()
   facts = _privacy_facts(loop)
+  audit_facts = _audit_facts(loop, facts["epsilon"])
   return {
     "task": loop.run.task.name,
     "dataset": config.data.name,
@@ -216,6 +246,7 @@ def _result(loop: _Loop) -> dict[str, Any]:
     "method": config.privacy.method,
     **{name: facts.pop(name) for name in ("epsilon", "delta", "neighboring_relation")},
     **{name: facts.pop(name) for name in ("unit", "epsilon_kind")},
+    **audit_facts,
     "test_accuracy": scores["accuracy"],
     **{f"test_{name}": value for name, value in scores.items() if name != "accuracy"},
     "num_steps": loop.ledger.num_steps,
@@ -264,7 +295,9 @@ def train(
   if (workdir / writers.RESULT).exists():
     claim_workdir(workdir, config)
     return writers.read_json(workdir / writers.RESULT)
-  run = build.build(config, data)
+  if (workdir / CONFIG).exists():
+    claim_workdir(workdir, config)  # before its checkpoints are looked into
+  run = build.build(config, data, release.streams(config, workdir))
   claim_workdir(workdir, config)
   _warn(config, run)
   loop = _Loop(config, run, workdir)

@@ -31,7 +31,6 @@ from dpjax.gradients.param_flow import ParamFlow
 from dpjax.gradients.units import Rule, Unit
 from dpjax.types import ClippedSum, LossFn
 
-
 _SMALL = 4096  # parameters whose per-example gradients are cheap to stack
 
 

@@ -107,9 +107,7 @@ class ClippedGrad:
       return None
     _check_scalar(self.loss_fn, params, batch)
     ghost.check_params(params)
-    planned = ghost.plan(
-      self.loss_fn, params, ghost.first_of(batch), self.l2_clip_norm
-    )
+    planned = ghost.plan(self.loss_fn, params, ghost.first_of(batch), self.l2_clip_norm)
     if self.method == "auto" and not ghost.pays(planned.units, params):
       return None
     return ghost.clipped_sum(

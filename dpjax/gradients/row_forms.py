@@ -9,7 +9,7 @@ the parameter. An embedding's left side is one-hot and kept as integers [N, T].
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ class RowForm:
   one_hot: bool
   left_dims: tuple[int, ...]  # dimensions of the parameter on the left side
   right_dims: tuple[int, ...]
+  plain: bool  # the left side is the operand itself, rearranged: no patches, not one-hot
   recorded: int  # elements of the site's operand and cotangent, per example
   build: Callable[[tuple, tuple], Rows]  # (data operands, cotangents) of one example
   unflatten: Callable[[jax.Array], jax.Array]  # [N, K, P] -> the site's parameter
@@ -126,6 +127,7 @@ def _dot_form(site: Site) -> RowForm | None:
     one_hot=False,
     left_dims=tuple(param_c),
     right_dims=param_f,
+    plain=True,
     recorded=_recorded(site),
     build=build,
     unflatten=unflatten,
@@ -133,24 +135,23 @@ def _dot_form(site: Site) -> RowForm | None:
 
 
 def _windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
-  """Patches [..., *out, offsets, C] of x [..., *spatial, C], by strided slices."""
-  spatial = len(kernel)
-  lead = x.ndim - spatial - 1
+  """Patches [..., *out, offsets, C] of x [..., *spatial, C], by strided slices, axis by axis."""
+  lead = x.ndim - len(kernel) - 1
   config = [(0, 0, 0)] * lead
   pads = zip(params["padding"], params["lhs_dilation"])
   config += [(*pad, dilation - 1) for pad, dilation in pads] + [(0, 0, 0)]
   x = lax.pad(x, jnp.zeros((), x.dtype), config)
   x = _long_enough(x, lead, params, kernel, out)
 
-  def window(offset):
-    starts = [0] * lead + [o * d for o, d in zip(offset, params["rhs_dilation"])] + [0]
-    strides = [1] * lead + list(params["window_strides"]) + [1]
-    sizes = [*x.shape[:lead], *out, x.shape[-1]]
-    limits = [a + (n - 1) * s + 1 for a, n, s in zip(starts, sizes, strides)]
-    return lax.slice(x, starts, limits, strides)
+  for i in reversed(range(len(kernel))):  # the last axis varies fastest in the kernel
+    window = functools.partial(_window, x, lead + i, params["window_strides"][i], out[i])
+    step = params["rhs_dilation"][i]
+    x = jnp.concatenate([window(offset * step) for offset in range(kernel[i])], axis=-1)
+  return x.reshape(*x.shape[:-1], math.prod(kernel), -1)
 
-  windows = [window(offset) for offset in itertools.product(*map(range, kernel))]
-  return jnp.concatenate(windows, axis=-1).reshape(*x.shape[:lead], *out, len(windows), -1)
+
+def _window(x: jax.Array, axis: int, stride: int, size: int, start: int) -> jax.Array:
+  return lax.slice_in_dim(x, start, start + (size - 1) * stride + 1, stride, axis)
 
 
 def _long_enough(x, lead, params, kernel, out):
@@ -203,6 +204,7 @@ def _conv_form(site: Site) -> RowForm | None:
     one_hot=False,
     left_dims=(rhs_i, *rhs_s),
     right_dims=(rhs_o,),
+    plain=offsets == 1,
     recorded=_recorded(site),
     build=build,
     unflatten=unflatten,
@@ -256,6 +258,7 @@ def _gather_form(site: Site) -> RowForm | None:
     one_hot=True,
     left_dims=indexed,
     right_dims=kept,
+    plain=False,
     recorded=_recorded(site),
     build=build,
     unflatten=unflatten,
@@ -267,7 +270,6 @@ _FINDERS: dict[str, Callable[[Site], RowForm | None]] = {
   "conv_general_dilated": _conv_form,
   "gather": _gather_form,
 }
-NAMES = frozenset(_FINDERS)
 
 
 def _dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -306,6 +308,9 @@ def gram_square(parts: Sequence[Rows]) -> jax.Array:
 
 def product(rows: Rows, left_size: int) -> jax.Array:
   """left^T right: [N, K, P], in float32 or wider."""
+  if is_float(rows.left) and rows.left.shape[0] == 1:
+    # Two flat matrices: XLA multiplies these without transposing them in memory first.
+    return _dot("tk,tp->kp", rows.left[0], rows.right[0])[None]
   if is_float(rows.left):
     return _dot("ntk,ntp->nkp", rows.left, rows.right)
   right = trees.at_least_float32(rows.right)

@@ -20,6 +20,9 @@ from dpjax.gradients.cost_model import Cost
 from dpjax.gradients.jaxpr_sites import Program, Site
 from dpjax.gradients.row_forms import RowForm
 
+# Sites whose transpose is a sum or product with a broadcast parameter.
+ELEMENTWISE = frozenset(("add", "add_any", "sub", "mul", "div", "parameter"))
+
 
 class Rule(enum.StrEnum):
   """How the norm of a unit's gradient is taken."""
@@ -157,12 +160,9 @@ def _site_work(sites: Sequence[Site]) -> int:
   return sum(elements(listed, site) for listed, site in avals)
 
 
-_ELEMENTWISE = frozenset(("add", "add_any", "sub", "mul", "div", "parameter"))
-
-
 def _heavy(sites: Sequence[Site]) -> bool:
   """Whether the general rule forms large intermediates, so that a loop may pay.
 
   Sums and products with a broadcast parameter fuse with the sum over positions.
   """
-  return any(site.name not in _ELEMENTWISE for site in sites)
+  return any(site.name not in ELEMENTWISE for site in sites)

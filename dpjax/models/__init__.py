@@ -20,6 +20,7 @@ from dpjax.models.registry import options as options
 from dpjax.models.scatter_heads import ScatterCnn as ScatterCnn
 from dpjax.models.scatter_heads import ScatterLinear as ScatterLinear
 from dpjax.models.scatter_heads import group_standardize as group_standardize
+from dpjax.models.scatter_heads import standardized_features as standardized_features
 from dpjax.models.scattering import scattering as scattering
 from dpjax.models.scattering import scattering_features as scattering_features
 from dpjax.models.transformer import Transformer as Transformer

@@ -1,5 +1,6 @@
 """Noise, and the discipline of its keys."""
 
+from dpjax.noise import secure as secure
 from dpjax.noise.gaussian import NoiseState as NoiseState
 from dpjax.noise.gaussian import add_gaussian as add_gaussian
 from dpjax.noise.gaussian import gaussian as gaussian

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import trees
+from dpjax.noise import secure
 
 
 class NoiseState(NamedTuple):
@@ -37,6 +38,8 @@ def gaussian(key: jax.Array, like: Any, std: float) -> Any:
   >>> noise["w"].shape, noise["w"].dtype
   ((3,), dtype('float32'))
   """
+  if secure.is_secure(key):
+    return secure.gaussian(key, like, std)
   leaves, treedef = jax.tree.flatten(like)
   keys = jax.random.split(key, max(len(leaves), 1))
   noise = [
@@ -54,6 +57,8 @@ def add_gaussian(state: NoiseState, tree: Any, std: float) -> tuple[Any, NoiseSt
     tree: leaves are cast to at least float32 before the noise is added.
     std: standard deviation, in the units of `tree`; 0 returns the tree itself.
 
+  With a release key (`dpjax.noise.secure`) the noisy tree is rounded to a public grid.
+
   >>> total, state = add_gaussian(init(jax.random.key(0)), jnp.ones(2), 0.0)
   >>> total, int(state.count)
   (Array([1., 1.], dtype=float32), 1)
@@ -63,7 +68,10 @@ def add_gaussian(state: NoiseState, tree: Any, std: float) -> tuple[Any, NoiseSt
   if std == 0:
     return tree, after
   noise = gaussian(jax.random.fold_in(state.key, state.count), tree, std)
-  return trees.add(tree, noise), after
+  noisy = trees.add(tree, noise)
+  if secure.is_secure(state.key):
+    noisy = secure.snap(noisy, secure.grid_step(std))
+  return noisy, after
 
 
 def key_id(key: jax.Array) -> str:

@@ -239,14 +239,26 @@ _USES = {
     lambda: dict(w=_normal(4, 3)),
   ),
   "independent of data": (lambda p, x: jnp.sum(p**2), lambda: _normal(3)),
-  "twice in different ways": (lambda p, x: _energy(p * x) + _energy(x @ p[:, None]), lambda: _normal(4)),
+  "twice in different ways": (
+    lambda p, x: _energy(p * x) + _energy(x @ p[:, None]),
+    lambda: _normal(4),
+  ),
   "two layers shared": (lambda p, x: _energy(jnp.tanh(x @ p) @ p), lambda: _normal(4, 4)),
   "transposed twin": (lambda p, x: _energy(jnp.tanh(x @ p) @ p.T), lambda: _normal(4, 3)),
-  "one operand twice": (lambda p, x: _energy(jnp.concatenate([p, x, p])), lambda: _normal(2)),
-  "two in one": (lambda p, x: _energy(jnp.where(x > 0, p["a"], p["b"])), lambda: dict(a=_normal(4), b=_normal(4))),
+  "one operand twice": (
+    lambda p, x: _energy(jnp.concatenate([p, x, p])),
+    lambda: _normal(2),
+  ),
+  "two in one": (
+    lambda p, x: _energy(jnp.where(x > 0, p["a"], p["b"])),
+    lambda: dict(a=_normal(4), b=_normal(4)),
+  ),
   "reshaped": (lambda p, x: _energy(x @ p.reshape(4, 3)), lambda: _normal(2, 6)),
   "stacked": (lambda p, x: _energy(x @ p[0]) + _energy(x @ p[1]), lambda: _normal(2, 4, 3)),
-  "division": (lambda p, x: _energy(x / p) + _energy(p / (1 + x**2)) + _energy(p - x), lambda: 2 + _normal(4) ** 2),
+  "division": (
+    lambda p, x: _energy(x / p) + _energy(p / (1 + x**2)) + _energy(p - x),
+    lambda: 2 + _normal(4) ** 2,
+  ),
   "maximum": (lambda p, x: _energy(jnp.maximum(p, x)), lambda: _normal(4)),
   "low rank": (
     lambda p, x: _energy(x @ (_normal(4, 3, seed=7) + p["a"] @ p["b"])),
@@ -256,13 +268,16 @@ _USES = {
     lambda p, x: _energy(x @ ((p - p.mean(0, keepdims=True)) / p.std(0, keepdims=True))),
     lambda: _normal(4, 3),
   ),
-  "class token": (lambda p, x: _energy(jnp.concatenate([p, x.reshape(2, 2)])), lambda: _normal(1, 2)),
+  "class token": (
+    lambda p, x: _energy(jnp.concatenate([p, x.reshape(2, 2)])),
+    lambda: _normal(1, 2),
+  ),
   "frozen part": (
     lambda p, x: _energy(x @ lax.stop_gradient(p["w"]) @ p["v"]),
     lambda: dict(w=_normal(4, 3), v=_normal(3, 2)),
   ),
   "integers made of it": (lambda p, x: _energy(p[jnp.argmax(p)] * x), lambda: _normal(4)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", sorted(_USES))

@@ -1,0 +1,229 @@
+"""COUNTER-EXAMPLES: privacy formulas as some popular tutorials print them, beside the truth.
+
+Nothing in dpjax computes an epsilon from a formula of this file. Each is kept as it was
+published so that `compare` can say where it is
+
+  unsound   the epsilon claimed is smaller than the true one: a false promise
+  unproved  it is smaller than the best bound known here, which may not be exact
+  loose     it is more than a tenth above: true, but noise was wasted
+  right     neither
+
+The truth is PLD, which is within one percent of exact for these mechanisms (a test bounds it
+from below), or RDP where PLD has no analysis. Documents, by their numbers in this project:
+
+  000  "Privacy of convolutional networks' data": DP-SGD, Gaussian mechanism
+  002  "Federated learning meets differential privacy": noise, sampling, code
+  003  "Privacy-preserving machine learning, principles and code": the mean age
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import dp_accounting as dpa
+
+from dpjax import validate
+from dpjax.accounting.epsilon import epsilon as epsilon_of
+from dpjax.accounting.events import (
+  DpEvent,
+  composed,
+  fixed_size_event,
+  gaussian_event,
+  poisson_sampled_event,
+)
+
+VERDICTS = ("unsound", "unproved", "loose", "right")
+_EXACT_WITHIN, _LOOSE_FROM = 0.99, 1.1
+
+# (sampling probability, noise multiplier, steps)
+_DP_SGD = (
+  (1.0, 10.0, 100),
+  (1.0, 20.0, 100),
+  (1.0, 1.0, 1000),
+  (0.5, 10.0, 100),
+  (0.1, 10.0, 100),
+  (0.01, 1.0, 1000),
+  (0.01, 1.1, 6000),
+  (0.004, 1.1, 15000),
+)
+_ONE_STEP = (0.5, 1.0, 2.0, 5.0, 20.0)  # noise multipliers
+_TARGETS = (0.1, 0.5, 1.0, 5.0, 8.0, 10.0, 20.0)  # epsilons
+_CLIENTS, _COHORT, _ROUNDS, _CLIENT_NOISE = 1000, 50, 100, 1.0
+_AGE_RANGE = 100
+
+
+class Comparison(NamedTuple):
+  """One formula in one setting; epsilons at the same delta, None where not available."""
+
+  document: str
+  section: str
+  formula: str
+  setting: str
+  neighboring_relation: str
+  claimed: float
+  pld: float | None
+  rdp: float | None
+  verdict: str  # one of VERDICTS
+
+
+def dp_sgd_closed_form(noise_multiplier: float, num_steps: int, delta: float) -> float:
+  """WRONG. Document 000, sections 3.2 and 4.3: min(sqrt(2 T ln(1/d)) / sigma, T / sigma^2).
+
+  The sampling probability does not occur in it; and of the two, the larger is needed: the
+  divergence T / (2 sigma^2) and a tail of sqrt(2 T ln(1/d)) / sigma ADD up to epsilon.
+  With num_steps 1 it is the document's epsilon of a single step.
+
+  >>> round(dp_sgd_closed_form(10.0, 100, 1e-5), 2)  # in truth 4.38 without sampling
+  1.0
+  """
+  tail = math.sqrt(2 * num_steps * math.log(1 / delta)) / noise_multiplier
+  return min(tail, num_steps / noise_multiplier**2)
+
+
+def gaussian_formula(epsilon: float, delta: float, *, constant: float = 1.25) -> float:
+  """UNGUARDED. sigma / sensitivity = sqrt(2 ln(constant / delta)) / epsilon.
+
+  constant 1.25: document 000, section 4.2, where it is stated for epsilon < 1, as proved;
+  and 002, section 2.2, where it is stated without that condition. constant 1.7: the code of
+  002, section 2.5 (which does not run: torch.log of a float, and an undefined delta).
+
+  >>> round(gaussian_formula(1.0, 1e-5), 3), round(gaussian_formula(1.0, 1e-5, constant=1.7), 3)
+  (4.845, 4.908)
+  """
+  return math.sqrt(2 * math.log(constant / delta)) / epsilon
+
+
+def proportional_amplification(unsampled_epsilon: float, sampling_prob: float) -> float:
+  """WRONG. Document 002, section 4.3: sampling m of n shrinks epsilon "in proportion", by q.
+
+  In truth ln(1 + q (e^eps - 1)), at a delta shrunk by q: about q eps for small eps only.
+
+  >>> proportional_amplification(4.0, 0.05)
+  0.2
+  """
+  return sampling_prob * unsampled_epsilon
+
+
+def mean_age_epsilon(laplace_scale: float, num_records: int) -> float:
+  """WRONG. Document 003, section 4.1: "one record changes the mean age by at most 1 / n".
+
+  It changes it by up to (upper - lower) / n, so that ages in [0, 100] cost 100 times this.
+
+  >>> mean_age_epsilon(laplace_scale=1 / 500, num_records=500)
+  1.0
+  """
+  return 1 / (num_records * laplace_scale)
+
+
+def compare(delta: float = 1e-5) -> list[Comparison]:
+  """Every formula beside PLD and RDP over a grid, in the order of the documents.
+
+  >>> row = compare(1e-5)[0]
+  >>> row.setting, round(row.claimed, 2), round(row.pld, 2), row.verdict
+  ('q=1, sigma=10, T=100', 1.0, 4.38, 'unsound')
+  """
+  validate.open_unit(delta=delta)
+  return [
+    *(_dp_sgd(*setting, delta) for setting in _DP_SGD),
+    *(_one_step(noise_multiplier, delta) for noise_multiplier in _ONE_STEP),
+    *(_gaussian(target, delta, 1.25) for target in _TARGETS),
+    *(_gaussian(target, delta, 1.7) for target in _TARGETS),
+    *_unclipped(delta),
+    *_subsampling(delta),
+    _mean_age(),
+  ]
+
+
+def verdict(claimed: float, pld: float | None, rdp: float | None) -> str:
+  """One of VERDICTS.
+
+  >>> verdict(1.0, 4.4, 5.0), verdict(1.0, None, 5.0), verdict(9.0, 4.4, 5.0)
+  ('unsound', 'unproved', 'loose')
+  """
+  truth = pld if pld is not None else rdp
+  if truth is None:
+    raise ValueError("nothing to compare with")
+  if claimed > _LOOSE_FROM * truth:
+    return "loose"
+  if claimed >= _EXACT_WITHIN * truth:
+    return "right"
+  return "unproved" if pld is None else "unsound"
+
+
+def _row(
+  where: tuple[str, str, str],
+  setting: str,
+  claimed: float,
+  event: DpEvent,
+  delta: float,
+  relation: str = "add_or_remove_one",
+) -> Comparison:
+  options: Any = {"delta": delta, "neighboring_relation": relation}
+  pld = None  # there is none for the fixed-size batches, which alone have replace_one
+  if relation != "replace_one":
+    pld = epsilon_of(event, accountant="pld", **options)
+  rdp = epsilon_of(event, accountant="rdp", **options)
+  return Comparison(
+    *where, setting, relation, claimed, pld, rdp, verdict(claimed, pld, rdp)
+  )
+
+
+def _dp_sgd(q: float, sigma: float, num_steps: int, delta: float) -> Comparison:
+  claimed = dp_sgd_closed_form(sigma, num_steps, delta)
+  noise = gaussian_event(sigma)
+  step = noise if q == 1 else poisson_sampled_event(noise, sampling_prob=q)
+  where = ("000", "3.2", "min(sqrt(2T ln(1/d))/sigma, T/sigma^2)")
+  setting = f"q={q:g}, sigma={sigma:g}, T={num_steps}"
+  return _row(where, setting, claimed, composed(step, num_steps), delta)
+
+
+def _one_step(sigma: float, delta: float) -> Comparison:
+  where = ("000", "4.3", "min(sqrt(2 ln(1/d))/sigma, 1/sigma^2)")
+  claimed = dp_sgd_closed_form(sigma, 1, delta)
+  return _row(where, f"sigma={sigma:g}, one step", claimed, gaussian_event(sigma), delta)
+
+
+def _gaussian(target: float, delta: float, constant: float) -> Comparison:
+  section = "2.2" if constant == 1.25 else "2.5"
+  where = ("002", section, f"sigma = sqrt(2 ln({constant:g}/d))/eps")
+  sigma = gaussian_formula(target, delta, constant=constant)
+  return _row(
+    where, f"eps={target:g}, sigma={sigma:.4g}", target, gaussian_event(sigma), delta
+  )
+
+
+def _unclipped(delta: float) -> list[Comparison]:
+  """Code that adds noise for a norm it never clips to: no sensitivity, no epsilon."""
+  noise = gaussian_event(1.2)
+  claimed = epsilon_of(noise, delta=delta)
+  where = ("002", "4.1", "grad + randn * 1.2 * max_norm, not clipped")
+  return [_row(where, "one round", claimed, dpa.NonPrivateDpEvent(), delta)]
+
+
+def _subsampling(delta: float) -> list[Comparison]:
+  where = ("002", "4.3", "sampling shrinks eps by q = m/n")
+  q = _COHORT / _CLIENTS
+  rows = []
+  for rounds in (1, _ROUNDS):
+    each = gaussian_event(_CLIENT_NOISE)
+    claimed = proportional_amplification(epsilon_of(composed(each, rounds), delta=delta), q)
+    text = f"{_COHORT} of {_CLIENTS}, sigma={_CLIENT_NOISE:g}, T={rounds}"
+    poisson = composed(poisson_sampled_event(each, sampling_prob=q), rounds)
+    rows.append(_row(where, f"{text}, Poisson", claimed, poisson, delta))
+    # sigma is relative to the sensitivity, so that without sampling both cost the same
+    fixed = fixed_size_event(
+      gaussian_event(2 * _CLIENT_NOISE), num_examples=_CLIENTS, batch_size=_COHORT
+    )
+    fixed = composed(fixed, rounds)
+    rows.append(_row(where, f"{text}, WOR", claimed, fixed, delta, "replace_one"))
+  return rows
+
+
+def _mean_age() -> Comparison:
+  """Pure epsilons: no delta, so that both columns hold the closed form."""
+  claimed = mean_age_epsilon(laplace_scale=1 / 500, num_records=500)
+  truth = float(_AGE_RANGE) * claimed
+  setting = f"ages in [0, {_AGE_RANGE}], n=500, Lap(1/n)"
+  where = ("003", "4.1", "mean: sensitivity 1/n")
+  return Comparison(*where, setting, "replace_one", claimed, truth, truth, "unsound")

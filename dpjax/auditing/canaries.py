@@ -1,0 +1,170 @@
+"""Canaries: records put into the training data by fair coins, to be told apart afterwards.
+
+The canary rows LEAVE the training data first; each comes back, changed, if its coin says
+so. So nobody is in the data twice, the data never grow beyond the size that the plan was
+made for, and one coin changes exactly one record. Under replace-one the row of a losing
+coin stays as it was, because there a record may only be exchanged.
+
+The coins are a pure function of the seed, and whoever knows them can finish the audit.
+They say nothing about the other records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import gradients, validate
+from dpjax.auditing.bounds import Scores
+from dpjax.data import Dataset
+from dpjax.types import Example, LossFn, NeighboringRelation
+from dpjax.validate import UserError
+
+KINDS = ("mislabelled", "random")
+SCORES = ("loss", "gradient")
+_STREAM = 0x0CA9A21E5  # keeps the coins apart from whatever else a seed is used for
+_CHUNK = 256  # canaries scored at a time
+
+
+class Canaries(NamedTuple):
+  """What was put in, and what was held out."""
+
+  examples: Dataset  # all m of them, changed
+  included: np.ndarray  # [m] bool: the coins
+  kind: str
+
+
+def _mislabelled(rows: Dataset, rng: np.random.Generator) -> Dataset:
+  if rows.num_classes < 2 or rows.x.dtype == np.int32:
+    raise UserError("kind='mislabelled': needs a label of 2 or more classes; use 'random'")
+  shift = rng.integers(1, rows.num_classes, len(rows))
+  y = ((rows.y + shift) % rows.num_classes).astype(np.int32)
+  return dataclasses.replace(rows, y=y)
+
+
+def _random(rows: Dataset, rng: np.random.Generator) -> Dataset:
+  """Noise over the range of the pixels (or of the tokens), with random labels."""
+  low, high = rows.x.min(), rows.x.max()
+  if rows.x.dtype == np.int32:
+    x = rng.integers(low, rows.vocab_size or int(high) + 1, rows.x.shape, np.int32)
+  else:
+    x = rng.uniform(low, high, rows.x.shape).astype(np.float32)
+  y = rng.integers(0, rows.num_classes, len(rows), np.int32)
+  return dataclasses.replace(rows, x=x, y=y)
+
+
+_MAKE: dict[str, Callable[[Dataset, np.random.Generator], Dataset]] = {
+  "mislabelled": _mislabelled,
+  "random": _random,
+}
+
+
+def insert_canaries(
+  train: Dataset,
+  *,
+  num_canaries: int,
+  seed: int,
+  kind: str = "mislabelled",
+  neighboring_relation: str = "add_or_remove_one",
+) -> tuple[Dataset, Canaries]:
+  """Training data in which `num_canaries` rows are canaries, each in by a fair coin.
+
+  Args:
+    train: not changed.
+    num_canaries: m <= len(train) rows that become canaries.
+    seed: of the choice of rows, of their change, and of the coins.
+    kind: "mislabelled" (a wrong label) or "random" (noise with a random label).
+    neighboring_relation: under "replace_one" a canary that is out leaves the original row
+      in its place; otherwise it leaves none.
+
+  Returns:
+    (data to train on, with len <= len(train); the canaries). Train with a plan made for
+    len(train): the realised length depends on the coins.
+
+  >>> from dpjax.data import from_arrays
+  >>> train = from_arrays(np.zeros((100, 1)), np.zeros(100, int), num_classes=2)
+  >>> data, canaries = insert_canaries(train, num_canaries=40, seed=0)
+  >>> len(data) - 60, int(data.y.sum()), int(canaries.included.sum())
+  (17, 17, 17)
+  """
+  validate.integer_at_least(2, num_canaries=num_canaries)
+  validate.integer_at_least(0, seed=seed)
+  validate.one_of(KINDS, kind=kind)
+  validate.one_of(NeighboringRelation, neighboring_relation=str(neighboring_relation))
+  if num_canaries > len(train):
+    raise UserError(f"num_canaries={num_canaries}: the data have only {len(train)} rows")
+  rows_rng, change_rng, coin_rng = map(
+    np.random.default_rng, np.random.SeedSequence([seed, _STREAM]).spawn(3)
+  )
+  rows = np.sort(rows_rng.choice(len(train), num_canaries, replace=False))
+  changed = _MAKE[kind](train.subset(rows), change_rng)
+  included = coin_rng.random(num_canaries) < 0.5
+  mixed = _with_rows(train, rows[included], changed.subset(included))
+  if neighboring_relation != NeighboringRelation.REPLACE_ONE:
+    mixed = mixed.subset(np.setdiff1d(np.arange(len(train)), rows[~included]))
+  return mixed, Canaries(changed, included, kind)
+
+
+def _with_rows(train: Dataset, rows: np.ndarray, new: Dataset) -> Dataset:
+  x, y = train.x.copy(), train.y.copy()
+  x[rows], y[rows] = new.x, new.y
+  return dataclasses.replace(train, x=x, y=y)
+
+
+def split_scores(values: Any, canaries: Canaries) -> Scores:
+  """One score for each canary, parted by their coins.
+
+  >>> canaries = Canaries(None, np.array([True, False, True]), "random")
+  >>> split_scores([3.0, 1.0, 2.0], canaries)
+  Scores(inside=array([3., 2.]), outside=array([1.]))
+  """
+  values = np.asarray(values, np.float64)
+  if values.shape != canaries.included.shape:
+    raise UserError(f"scores: must be one for each of {canaries.included.size} canaries")
+  if canaries.included.all() or not canaries.included.any():
+    raise UserError("canaries: all of them are on one side; use more of them")
+  return Scores(values[canaries.included], values[~canaries.included])
+
+
+def _chunks(examples: Dataset) -> Iterator[Example]:
+  for start in range(0, len(examples), _CHUNK):
+    batch = examples[start : start + _CHUNK]
+    yield Example(jnp.asarray(batch.x), jnp.asarray(batch.y))
+
+
+def loss_scores(loss_fn: LossFn, before: Any, after: Any, canaries: Canaries) -> Scores:
+  """How much training lowered the loss of each canary: what a black-box attacker sees.
+
+  Args:
+    loss_fn: `(params, example) -> scalar`. before, after: parameters.
+  """
+
+  @jax.jit
+  def gain(batch):
+    losses = [jax.vmap(loss_fn, (None, 0))(params, batch) for params in (before, after)]
+    return losses[0] - losses[1]
+
+  gains = np.concatenate([np.asarray(gain(batch)) for batch in _chunks(canaries.examples)])
+  return split_scores(np.nan_to_num(gains, nan=0.0), canaries)
+
+
+def gradient_scores(loss_fn: LossFn, before: Any, after: Any, canaries: Canaries) -> Scores:
+  """How far training moved the parameters down each canary's own gradient, taken as a unit
+  vector at `before`: what an attacker sees who knows the first and the last parameters."""
+  moved = jax.tree.map(lambda a, b: jnp.asarray(b) - jnp.asarray(a), after, before)
+
+  @jax.jit
+  def along(batch):
+    _, grads = gradients.per_example_grads(loss_fn)(before, batch)
+    rows = [g.reshape(g.shape[0], -1) for g in jax.tree.leaves(grads)]
+    flat = jnp.concatenate(rows, axis=1)
+    total = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(moved)])
+    return flat @ total / jnp.maximum(jnp.linalg.norm(flat, axis=1), 1e-30)
+
+  values = np.concatenate([np.asarray(along(b)) for b in _chunks(canaries.examples)])
+  return split_scores(np.nan_to_num(values, nan=0.0), canaries)

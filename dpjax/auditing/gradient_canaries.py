@@ -1,0 +1,80 @@
+"""White-box canaries in gradient space: the strongest audit of one run of a plan.
+
+Each canary is an example whose gradient lies along a coordinate of its own, far longer
+than the clip norm, so that it contributes the most that clipping allows and nothing hides
+it but the noise. The plan's own sampler, padding, clipping and noise do the rest; there is
+no model. (Canary gradients: Nasr et al. 2023; one run: Steinke et al. 2023.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import validate
+from dpjax.auditing.bounds import Scores
+from dpjax.plan import Plan
+
+_LENGTH = 10.0  # of a canary's gradient, in clip norms
+
+
+class _Ids(NamedTuple):
+  """Data whose examples are the numbers of the canaries that are in."""
+
+  ids: np.ndarray
+
+  def __getitem__(self, indices: Any) -> Any:  # type: ignore[override]
+    return self.ids[indices]
+
+  def __len__(self) -> int:
+    return len(self.ids)
+
+
+def gradient_canaries(
+  plan: Plan,
+  *,
+  num_canaries: int,
+  seed: int,
+  key: jax.Array,
+  transform: Callable[[jax.Array], Any] | None = None,
+) -> Scores:
+  """Scores of one run of a plan on gradient canaries, each in by a fair coin.
+
+  Args:
+    plan: its batches, its transform and its number of steps are what runs.
+    num_canaries: also the number of parameters.
+    seed: of the coins and of the sampler.
+    key: of the noise.
+    transform: `key -> optax transformation` in place of `plan.transform`, to audit
+      another implementation against the plan's claim.
+
+  Returns:
+    The sum of all updates along each canary's coordinate. Give it to `one_run` (valid for
+    any plan), or to `one_run_fdp` where the plan is Gaussian-DP (no sampling).
+
+  >>> from dpjax.sampling import PoissonSampler
+  >>> plan = Plan(sampler=PoissonSampler(prob=1.0, capacity=64), noise_multiplier=0.01,
+  ...   l2_clip_norm=1.0, normalize_by=1, num_steps=1, delta=1e-5)
+  >>> scores = gradient_canaries(plan, num_canaries=64, seed=0, key=jax.random.key(0))
+  >>> bool(scores.inside.min() > 0.9 and scores.outside.max() < 0.1)
+  True
+  """
+  validate.integer_at_least(2, num_canaries=num_canaries)
+  coins = np.random.default_rng([seed, 0x0C01]).random(num_canaries) < 0.5
+  tx = (transform or plan.transform)(key)
+  length = _LENGTH * plan.l2_bound
+
+  @jax.jit
+  def step(state, ids, mask):
+    grads = length * jax.nn.one_hot(ids, num_canaries)  # [slots, m]
+    return tx.update(grads, state, jnp.zeros(num_canaries), mask=mask)
+
+  state, total = tx.init(jnp.zeros(num_canaries)), np.zeros(num_canaries)
+  for batch in plan.batches(_Ids(np.flatnonzero(coins)), rng=seed):
+    update, state = step(state, jnp.asarray(batch.examples), jnp.asarray(batch.mask))
+    total += np.asarray(update, np.float64)
+  return Scores(total[coins], total[~coins])

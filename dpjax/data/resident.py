@@ -1,0 +1,44 @@
+"""A data set that lives on the accelerator, so that a batch is gathered there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax.types import Example
+
+LIMIT_BYTES = 8 * 2**30  # beyond this the data stay in host memory
+
+
+@jax.jit
+def _take(arrays: Any, indices: jax.Array) -> Any:
+  return jax.tree.map(lambda array: jnp.take(array, indices, axis=0), arrays)
+
+
+class Resident:
+  """`x` and `y` of a data set as device arrays; `d[indices]` gathers on the device.
+
+  Same values as indexing the data set itself; only where the gather happens differs.
+
+  >>> from dpjax.data.dataset import from_arrays
+  >>> d = Resident(from_arrays(np.arange(6.0).reshape(3, 2), [0, 1, 1], num_classes=2))
+  >>> d[np.array([2, 0])].x.tolist(), len(d)
+  ([[4.0, 5.0], [0.0, 1.0]], 3)
+  """
+
+  def __init__(self, dataset: Any):
+    self._arrays = Example(jnp.asarray(dataset.x), jnp.asarray(dataset.y))
+
+  def __len__(self) -> int:
+    return self._arrays.y.shape[0]
+
+  def __getitem__(self, indices: np.ndarray) -> Example:
+    return _take(self._arrays, indices)
+
+
+def resident(dataset: Any, limit_bytes: int = LIMIT_BYTES) -> Any:
+  """The data set on the device where it fits into `limit_bytes`, else as it is."""
+  return Resident(dataset) if dataset.x.nbytes <= limit_bytes else dataset

@@ -1,0 +1,86 @@
+"""Release mode: the secrets of a run come from the operating system and live in its
+checkpoints alone, so the config, which gets published, tells nothing about them."""
+
+from __future__ import annotations
+
+import pathlib
+import secrets
+import textwrap
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import noise
+from dpjax.experiment import build
+from dpjax.experiment.checkpoint import Checkpoints
+from dpjax.experiment.config import TrainConfig
+from dpjax.plan import Plan
+from dpjax.validate import UserError
+
+_SAMPLER_BITS = 256
+_STREAMS = "release_streams"  # in a checkpoint's meta data
+
+
+def new_streams(config: TrainConfig) -> build.Streams:
+  """Fresh streams of 256 bits each; only the initial parameters depend on the seed."""
+  return build.Streams(
+    init=jax.random.key(config.seed),
+    noise=noise.secure.new_key(),
+    example=noise.secure.new_key(),
+    sampler=secrets.randbits(_SAMPLER_BITS),
+  )
+
+
+def to_meta(random: build.Streams) -> dict[str, Any]:
+  """The secrets, for the meta data of a checkpoint. Never write them anywhere else."""
+  keys = {name: _hex(getattr(random, name)) for name in ("noise", "example")}
+  return {_STREAMS: {**keys, "sampler": f"{random.sampler:x}"}}
+
+
+def _hex(key: jax.Array) -> str:
+  return np.asarray(jax.random.key_data(key)).tobytes().hex()
+
+
+def from_meta(config: TrainConfig, meta: dict[str, Any]) -> build.Streams:
+  """The streams that `to_meta` wrote."""
+  if _STREAMS not in meta:
+    raise UserError("checkpoint: holds no release keys, so it cannot be gone on from")
+  held = meta[_STREAMS]
+  key = lambda name: noise.secure.key_from_bytes(bytes.fromhex(held[name]))
+  init = jax.random.key(config.seed)
+  return build.Streams(init, key("noise"), key("example"), int(held["sampler"], 16))
+
+
+def streams(config: TrainConfig, workdir: pathlib.Path) -> build.Streams:
+  """The streams of a run: of its newest checkpoint, or fresh ones where there is none.
+
+  Outside of release mode they are a function of the config.
+  """
+  if not config.release:
+    return build.streams(config)
+  if not (workdir / "checkpoints").is_dir():
+    return new_streams(config)
+  checkpoints = Checkpoints(workdir)
+  try:
+    found = checkpoints.latest_step() is not None
+    return from_meta(config, checkpoints.meta()) if found else new_streams(config)
+  finally:
+    checkpoints.close()
+
+
+def statement(plan: Plan) -> str:
+  """What release mode adds to the privacy statement, and what it does not cover."""
+  step = noise.secure.grid_step(plan.noise_multiplier * plan.l2_bound)
+  return textwrap.fill(
+    "Release mode. The noise key has 256 bits of the operating system's entropy and is "
+    "stretched by ChaCha20; it is kept in the checkpoints only: delete them, or keep them "
+    "as secret as the data. Batches are drawn by NumPy's Philox from a 256-bit seed of the "
+    "same origin; Philox is not a cryptographic generator. Each noisy sum is rounded to the "
+    f"grid of multiples of {step:g} before anything is computed from it, so that which "
+    "numbers can occur does not depend on the data; that the probabilities on the grid are "
+    "those of an ideal rounded Gaussian is not proved to the last bit. Per-example "
+    "diagnostics were switched off.",
+    width=92,
+    break_on_hyphens=False,
+  )

@@ -1,0 +1,46 @@
+"""Mechanisms that answer one question privately, and the budget that they spend.
+
+Each is a frozen dataclass of public fields, called as `mechanism(key, data)`. Each says
+what it guarantees, under which neighbouring relation, and gives `.event(relation)` for
+`dpjax.accounting`: the relation defaults to add_or_remove_one, as it does there, and a
+mechanism that is private under another relation refuses that default.
+
+| question                  | mechanism                                              |
+| ------------------------- | ------------------------------------------------------ |
+| a number or a vector      | Laplace, Gaussian                                      |
+| one of k candidates       | Exponential, PermuteAndFlip, ReportNoisyMax            |
+| each person's own label   | RandomizedResponse                                     |
+| statistics of numbers     | BoundedMean, Histogram, Quantile                       |
+| any function, on shards   | SampleAndAggregateMean, SampleAndAggregateVote         |
+| which queries stand out   | SparseVector                                           |
+"""
+
+from dpjax.mechanisms.additive import Gaussian as Gaussian
+from dpjax.mechanisms.additive import Laplace as Laplace
+from dpjax.mechanisms.additive import (
+  analytic_noise_multiplier as analytic_noise_multiplier,
+)
+from dpjax.mechanisms.additive import classic_noise_multiplier as classic_noise_multiplier
+from dpjax.mechanisms.additive import gaussian_delta as gaussian_delta
+from dpjax.mechanisms.aggregate import SampleAndAggregateMean as SampleAndAggregateMean
+from dpjax.mechanisms.aggregate import SampleAndAggregateVote as SampleAndAggregateVote
+from dpjax.mechanisms.bounded import BoundedMean as BoundedMean
+from dpjax.mechanisms.bounded import Histogram as Histogram
+from dpjax.mechanisms.bounded import Quantile as Quantile
+from dpjax.mechanisms.budget import BudgetCharge as BudgetCharge
+from dpjax.mechanisms.budget import BudgetLedger as BudgetLedger
+from dpjax.mechanisms.budget import OverlappingShards as OverlappingShards
+from dpjax.mechanisms.budget import Overspent as Overspent
+from dpjax.mechanisms.budget import ShardCharge as ShardCharge
+from dpjax.mechanisms.response import RandomizedResponse as RandomizedResponse
+from dpjax.mechanisms.selection import Exponential as Exponential
+from dpjax.mechanisms.selection import PermuteAndFlip as PermuteAndFlip
+from dpjax.mechanisms.selection import ReportNoisyMax as ReportNoisyMax
+from dpjax.mechanisms.sensitivity import count_sensitivity as count_sensitivity
+from dpjax.mechanisms.sensitivity import histogram_sensitivity as histogram_sensitivity
+from dpjax.mechanisms.sensitivity import mean_sensitivity as mean_sensitivity
+from dpjax.mechanisms.sensitivity import sum_sensitivity as sum_sensitivity
+from dpjax.mechanisms.sensitivity import vector_sum_sensitivity as vector_sum_sensitivity
+from dpjax.mechanisms.sparse_vector import SparseVector as SparseVector
+from dpjax.mechanisms.sparse_vector import SparseVectorAnswer as SparseVectorAnswer
+from dpjax.mechanisms.sparse_vector import SparseVectorState as SparseVectorState

@@ -1,0 +1,216 @@
+"""Noise added to a number or a vector: Laplace, classic Gaussian, analytic Gaussian.
+
+Samples are float32 or wider. Like all floating-point noise they live on a lattice that
+depends on the value (Mironov 2012, "On significance of the least significant bits"), which
+the guarantees below, stated for real numbers, do not cover.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+from scipy import special
+
+from dpjax import validate
+from dpjax.mechanisms import stated
+from dpjax.validate import UserError
+
+METHODS = ("analytic", "classic")
+_ROUNDING = 4e-16  # of one term of a sum of logarithms
+_LOG_RANGE = (-20.0, 35.0)  # of noise multipliers
+
+
+@dataclasses.dataclass(frozen=True)
+class Laplace:
+  """value + Laplace noise of scale l1_sensitivity / epsilon on every coordinate.
+
+  Guarantee: (epsilon, 0)-DP when one record moves `value` by at most `l1_sensitivity` in
+  the L1 norm, under `neighboring_relation`. There is no delta.
+  Source: Dwork, McSherry, Nissim and Smith 2006; Dwork and Roth 2014, theorem 3.6.
+
+  | input                        | outcome                               |
+  | ---------------------------- | ------------------------------------- |
+  | NaN or infinity in the value | UserError (unseen while being traced) |
+  | integers                     | become float32                        |
+  | bfloat16, float16            | noised and returned as float32        |
+
+  >>> mechanism = Laplace(epsilon=0.5, l1_sensitivity=1.0)
+  >>> mechanism.scale, mechanism.event()
+  (2.0, LaplaceDpEvent(noise_multiplier=2.0))
+  >>> mechanism(jax.random.key(0), np.array([10, 20])).shape
+  (2,)
+  """
+
+  epsilon: float
+  l1_sensitivity: float
+  neighboring_relation: str = "add_or_remove_one"
+
+  def __post_init__(self) -> None:
+    validate.positive(epsilon=self.epsilon, l1_sensitivity=self.l1_sensitivity)
+    validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
+
+  @property
+  def scale(self) -> float:
+    """Mean absolute value of the noise; its standard deviation is sqrt(2) times that."""
+    return self.l1_sensitivity / self.epsilon
+
+  def __call__(self, key: jax.Array, value: jax.Array) -> jax.Array:
+    """`value` [...] with noise."""
+    stated.finite(value=value)
+    value = stated.as_floats(value)
+    return value + self.scale * jax.random.laplace(key, value.shape, value.dtype)
+
+  def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
+    """For `dpjax.accounting`, under `neighboring_relation`."""
+    return stated.laplace_event(
+      1 / self.epsilon, self.neighboring_relation, neighboring_relation
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Gaussian:
+  """value + Gaussian noise of std noise_multiplier * l2_sensitivity on every coordinate.
+
+  Guarantee: (epsilon, delta)-DP for every epsilon >= 0, with delta =
+  `gaussian_delta(noise_multiplier, epsilon)`, exactly, when one record moves `value` by at
+  most `l2_sensitivity` in the L2 norm, under `neighboring_relation`.
+  Source: Balle and Wang 2018, arXiv:1805.06530, theorem 8. Edge cases: see `Laplace`.
+
+  >>> mechanism = Gaussian.calibrated(epsilon=2.0, delta=1e-5, l2_sensitivity=3.0)
+  >>> round(mechanism.noise_multiplier, 4), round(mechanism.std, 4)
+  (1.9938, 5.9814)
+  >>> mechanism(jax.random.key(0), np.zeros(4)).shape
+  (4,)
+  """
+
+  noise_multiplier: float
+  l2_sensitivity: float
+  neighboring_relation: str = "add_or_remove_one"
+
+  def __post_init__(self) -> None:
+    validate.positive(
+      noise_multiplier=self.noise_multiplier, l2_sensitivity=self.l2_sensitivity
+    )
+    validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
+
+  @classmethod
+  def calibrated(
+    cls,
+    *,
+    epsilon: float,
+    delta: float,
+    l2_sensitivity: float,
+    neighboring_relation: str = "add_or_remove_one",
+    method: str = "analytic",
+  ) -> Gaussian:
+    """The least noise that is (epsilon, delta)-DP, or by `method="classic"` more of it."""
+    validate.one_of(METHODS, method=method)
+    formula = (
+      analytic_noise_multiplier if method == "analytic" else classic_noise_multiplier
+    )
+    return cls(formula(epsilon, delta), l2_sensitivity, neighboring_relation)
+
+  @property
+  def std(self) -> float:
+    """Standard deviation of the noise."""
+    return self.noise_multiplier * self.l2_sensitivity
+
+  def delta(self, epsilon: float) -> float:
+    """The delta that goes with `epsilon`."""
+    return gaussian_delta(self.noise_multiplier, epsilon)
+
+  def __call__(self, key: jax.Array, value: jax.Array) -> jax.Array:
+    """`value` [...] with noise."""
+    stated.finite(value=value)
+    value = stated.as_floats(value)
+    return value + self.std * jax.random.normal(key, value.shape, value.dtype)
+
+  def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
+    """For `dpjax.accounting`, under `neighboring_relation`."""
+    return stated.gaussian_event(
+      self.noise_multiplier, self.neighboring_relation, neighboring_relation
+    )
+
+
+def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
+  """The exact delta of Gaussian noise of std `noise_multiplier`, for sensitivity 1.
+
+  Exact but for what rounding could hide, which is added: about 1e-15 of the answer's scale.
+  Source: Balle and Wang 2018, arXiv:1805.06530, equation 6.
+
+  >>> round(gaussian_delta(1.0, 1.0), 4)
+  0.1269
+  """
+  validate.positive(noise_multiplier=noise_multiplier)
+  validate.non_negative(epsilon=epsilon)
+  half, middle = 0.5 / noise_multiplier, epsilon * noise_multiplier
+  log_near, log_far = map(
+    float, special.log_ndtr(np.array([half - middle, -half - middle]))
+  )
+  difference = -math.expm1(epsilon + log_far - log_near)
+  rounding = _ROUNDING * (1 + abs(log_near) + abs(log_far) + epsilon)  # on the private side
+  return math.exp(log_near) * min(1.0, max(0.0, difference) + rounding)
+
+
+def analytic_noise_multiplier(epsilon: float, delta: float) -> float:
+  """The smallest std / sensitivity that is (epsilon, delta)-DP, for any epsilon > 0.
+
+  Guarantee: on the private side: `gaussian_delta(answer, epsilon) <= delta`.
+  Source: Balle and Wang 2018, arXiv:1805.06530, algorithm 1 (here by bisection).
+
+  >>> [round(analytic_noise_multiplier(e, 1e-3), 4) for e in (1.0, 8.0)]
+  [2.5747, 0.48]
+  """
+  validate.positive(epsilon=epsilon)
+  validate.open_unit(delta=delta)
+  excess = lambda log_z: gaussian_delta(math.exp(log_z), epsilon) - delta
+  if excess(_LOG_RANGE[0]) <= 0 or excess(_LOG_RANGE[1]) > 0:
+    raise UserError(
+      f"epsilon={epsilon!r}, delta={delta!r}: beyond what float64 can calibrate"
+    )
+  low, high = _LOG_RANGE
+  while high - low > 1e-13:
+    middle = (low + high) / 2
+    low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+  return math.exp(high)
+
+
+def classic_noise_multiplier(epsilon: float, delta: float) -> float:
+  """sqrt(2 ln(1.25 / delta)) / epsilon, which is proved for 0 < epsilon < 1 only.
+
+  UserError: epsilon >= 1. Beyond about 8 the formula is not merely unproved but false: at
+  epsilon 10 and delta 1e-5 the true epsilon is 10.39 (pitfall P24).
+  Source: Dwork and Roth 2014, theorem A.1.
+
+  >>> round(classic_noise_multiplier(0.5, 1e-5), 3)
+  9.69
+  """
+  validate.open_unit(delta=delta)
+  validate.positive(epsilon=epsilon)
+  if epsilon >= 1:
+    raise UserError(
+      f"epsilon={epsilon!r}: must be below 1 for the classic Gaussian formula; the "
+      "analytic one holds for every epsilon"
+    )
+  return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+
+
+def calibrated(
+  *, epsilon: float, delta: float, l1: float, l2: float, neighboring_relation: str
+) -> Laplace | Gaussian:
+  """Laplace noise where delta is 0, analytic Gaussian noise otherwise.
+
+  >>> calibrated(epsilon=1.0, delta=0, l1=2.0, l2=1.5, neighboring_relation="replace_one")
+  Laplace(epsilon=1.0, l1_sensitivity=2.0, neighboring_relation='replace_one')
+  """
+  if delta == 0:
+    return Laplace(epsilon, l1, neighboring_relation)
+  return Gaussian.calibrated(
+    epsilon=epsilon,
+    delta=delta,
+    l2_sensitivity=l2,
+    neighboring_relation=neighboring_relation,
+  )

@@ -1,0 +1,174 @@
+"""Sample and aggregate: any function of a few disjoint shards, made private at the end.
+
+The records are cut into `num_shards` disjoint shards of equal size, at random; what is left
+over is used by no shard. One record then sits in at most one shard, so exchanging it changes
+at most one of the shards' outputs, whatever the function does. The function itself needs no
+sensitivity, but its outputs must be bounded: the mean of unclipped outputs has none.
+
+Both are private under replace_one only. With one record more or fewer all shards could be
+cut differently, so add_or_remove_one is refused.
+
+Source: Nissim, Raskhodnikova and Smith 2007; the vote: Papernot et al. 2017,
+arXiv:1610.05755 (PATE).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+
+from dpjax import validate
+from dpjax.mechanisms import stated
+from dpjax.mechanisms.additive import Gaussian, Laplace, calibrated
+from dpjax.mechanisms.selection import ReportNoisyMax
+from dpjax.validate import UserError
+
+_RELATION = "replace_one"
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleAndAggregateMean:
+  """The mean over shards of `fn(shard)`, each coordinate clipped into [lower, upper].
+
+  Guarantee: (epsilon, delta)-DP under replace_one. One shard moves the mean by at most
+  (upper - lower) / num_shards in each of the d coordinates of an output: d times that in
+  L1 (Laplace noise, delta 0), sqrt(d) times in L2 (analytic Gaussian noise).
+
+  | `fn` returns     | counts as                    |
+  | ---------------- | ---------------------------- |
+  | NaN              | the middle of the bounds     |
+  | infinity         | the nearest bound            |
+
+  >>> mechanism = SampleAndAggregateMean(epsilon=1.0, num_shards=50, lower=0.0, upper=1.0)
+  >>> mechanism.noise(3).scale  # 3 coordinates: 3 * (1 - 0) / 50 / epsilon
+  0.06
+  >>> mechanism(jax.random.key(0), jnp.ones((100, 3)), lambda shard: shard.mean(0)).shape
+  (3,)
+  """
+
+  epsilon: float
+  num_shards: int
+  lower: float
+  upper: float
+  delta: float = 0.0
+
+  neighboring_relation = _RELATION
+
+  def __post_init__(self) -> None:
+    validate.integer_at_least(2, num_shards=self.num_shards)
+    stated.interval(self.lower, self.upper)
+    self.noise(1)  # checks epsilon and delta
+
+  def noise(self, num_coordinates: int) -> Laplace | Gaussian:
+    """What is added to the mean of outputs with `num_coordinates` entries."""
+    each = (self.upper - self.lower) / self.num_shards
+    return calibrated(
+      epsilon=self.epsilon,
+      delta=self.delta,
+      l1=num_coordinates * each,
+      l2=math.sqrt(num_coordinates) * each,
+      neighboring_relation=_RELATION,
+    )
+
+  def __call__(
+    self, key: jax.Array, examples: Any, fn: Callable[[Any], jax.Array]
+  ) -> jax.Array:
+    """The private mean [*out] of `fn(shard) -> [*out]`; every leaf of examples is [n, ...].
+
+    `fn` sees the shard's records as leaves [n // num_shards, ...], under vmap.
+    """
+    for_shards, for_noise = jax.random.split(key)
+    outputs = jax.vmap(fn)(shards(for_shards, examples, self.num_shards))  # [k, *out]
+    mean = jnp.mean(stated.clipped(outputs, self.lower, self.upper), axis=0)
+    return self.noise(mean.size)(for_noise, mean)
+
+  def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
+    """For `dpjax.accounting`, of one call, whatever the number of coordinates."""
+    return self.noise(1).event(neighboring_relation)
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleAndAggregateVote:
+  """The label for which most shards vote, by report-noisy-max: PATE's aggregation.
+
+  Guarantee: every label released is (epsilon, 0)-DP under replace_one: one shard moves
+  each count by at most 1, one up and one down.
+
+  | `fn` returns                      | counts as      |
+  | --------------------------------- | -------------- |
+  | a label outside 0..num_classes-1  | no vote        |
+
+  >>> mechanism = SampleAndAggregateVote(epsilon=1.0, num_shards=50, num_classes=3)
+  >>> vote = lambda shard: jnp.argmax(jnp.bincount(shard, length=3))
+  >>> int(mechanism(jax.random.key(0), jnp.full(100, 2), vote))
+  2
+  """
+
+  epsilon: float  # of each label released
+  num_shards: int
+  num_classes: int
+  noise: str = "laplace"  # see ReportNoisyMax
+
+  neighboring_relation = _RELATION
+
+  def __post_init__(self) -> None:
+    validate.integer_at_least(2, num_shards=self.num_shards, num_classes=self.num_classes)
+    _ = self.selection  # checks epsilon and noise
+
+  @property
+  def selection(self) -> ReportNoisyMax:
+    """How the winner is chosen from the counts."""
+    return ReportNoisyMax(self.epsilon, neighboring_relation=_RELATION, noise=self.noise)
+
+  def counts(self, votes: jax.Array) -> jax.Array:
+    """Votes [k, *queries] -> counts [*queries, num_classes]; not private."""
+    hits = votes[..., None] == jnp.arange(self.num_classes)[(None,) * votes.ndim]
+    return jnp.sum(hits, axis=0)
+
+  def __call__(
+    self, key: jax.Array, examples: Any, fn: Callable[[Any], jax.Array]
+  ) -> jax.Array:
+    """The winners [*queries] of `fn(shard) -> integer labels [*queries]`."""
+    for_shards, for_noise = jax.random.split(key)
+    votes = jax.vmap(fn)(shards(for_shards, examples, self.num_shards))
+    if not jnp.issubdtype(votes.dtype, jnp.integer):
+      raise UserError(f"fn: must return integer labels, not {votes.dtype}")
+    return self.selection(for_noise, self.counts(votes))
+
+  def event(
+    self, neighboring_relation: str = "add_or_remove_one", *, num_queries: int = 1
+  ) -> stated.DpEvent:
+    """For `dpjax.accounting`, of `num_queries` labels released."""
+    validate.integer_at_least(1, num_queries=num_queries)
+    one = self.selection.event(neighboring_relation)
+    return dp_accounting.SelfComposedDpEvent(one, int(num_queries))
+
+
+def shards(key: jax.Array, examples: Any, num_shards: int) -> Any:
+  """Disjoint random shards of equal size: leaves [n, ...] -> [num_shards, n // k, ...].
+
+  UserError: fewer records than shards, or leaves that disagree about n.
+
+  >>> sorted(shards(jax.random.key(0), jnp.arange(4), 2).reshape(-1).tolist())
+  [0, 1, 2, 3]
+  """
+  sizes = {
+    jnp.shape(leaf)[0] if jnp.ndim(leaf) else None for leaf in jax.tree.leaves(examples)
+  }
+  n = sizes.pop() if len(sizes) == 1 else None
+  if n is None:
+    raise UserError("examples: every leaf must have the same leading axis [n, ...]")
+  if n < num_shards:
+    raise UserError(f"num_shards={num_shards}: must be at most the number of records, {n}")
+  size = n // num_shards
+  order = jax.random.permutation(key, n)[: num_shards * size]
+  cut = lambda leaf: jnp.asarray(leaf)[order].reshape(
+    num_shards, size, *jnp.shape(leaf)[1:]
+  )
+  return jax.tree.map(cut, examples)

@@ -1,0 +1,240 @@
+"""A budget and what was spent of it: sums for the same records, maxima for disjoint shards.
+
+Amounts add up as the decimals that they were written as: 0.1 three times is exactly 0.3.
+This is the arithmetic of basic composition, which needs no accountant; where many charges
+have events, `dpjax.accounting.epsilon(ledger.event(), ...)` may prove much less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import numbers
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+
+import dp_accounting
+
+from dpjax import validate
+from dpjax.mechanisms import stated
+from dpjax.validate import UserError
+
+
+class Overspent(UserError):
+  """The charge would exceed the budget; nothing was spent."""
+
+
+class OverlappingShards(UserError):
+  """A record lies in two shards, so that parallel composition does not hold."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardCharge:
+  """What is spent on the records of one shard.
+
+  Args:
+    records: indices of the records, a range or any other collection of integers, fixed
+      without looking at the records' contents.
+  """
+
+  records: Iterable[int]
+  epsilon: float
+  delta: float = 0.0
+  event: stated.DpEvent | None = None
+
+  def __post_init__(self) -> None:
+    _check_amounts(self.epsilon, self.delta)
+
+
+@dataclasses.dataclass(frozen=True)
+class BudgetCharge:
+  """One line of the ledger."""
+
+  name: str
+  epsilon: float
+  delta: float
+  event: stated.DpEvent | None  # what ran, where known
+
+
+@dataclasses.dataclass(frozen=True)
+class BudgetLedger:
+  """A total of (epsilon, delta) and the charges against it; pure: spending returns a new one.
+
+  Guarantee: all charges together are (epsilon, delta)-DP, when each is what it says it is
+  under `neighboring_relation`, adaptive choices included (sequential composition: Dwork and
+  Roth 2014, theorem 3.16; parallel composition: McSherry 2009).
+
+  >>> ledger = BudgetLedger(epsilon=1.0)
+  >>> for name, share in zip(("q1", "q2", "q3"), ledger.split(0.3, 0.3, 0.4)):
+  ...   ledger = ledger.spend(name, epsilon=share)
+  >>> ledger.spent, ledger.remaining
+  ((1.0, 0.0), (0.0, 0.0))
+  >>> ledger.spend("q4", epsilon=0.01)
+  Traceback (most recent call last):
+  ...
+  dpjax.mechanisms.budget.Overspent: epsilon=0.01: 'q4' would exceed the budget, of which ...
+  """
+
+  epsilon: float
+  delta: float = 0.0
+  neighboring_relation: str = "add_or_remove_one"
+  charges: tuple[BudgetCharge, ...] = ()
+
+  def __post_init__(self) -> None:
+    validate.positive(epsilon=self.epsilon)
+    _check_amounts(self.epsilon, self.delta)
+    validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
+
+  @property
+  def spent(self) -> tuple[float, float]:
+    """(epsilon, delta) of all charges so far."""
+    return tuple(float(_total(self.charges, name)) for name in ("epsilon", "delta"))  # type: ignore[return-value]
+
+  @property
+  def remaining(self) -> tuple[float, float]:
+    """(epsilon, delta) that may still be spent."""
+    left = lambda name: float(_exact(getattr(self, name)) - _total(self.charges, name))
+    return left("epsilon"), left("delta")
+
+  def split(self, *shares: float) -> tuple[float, ...]:
+    """Parts of the TOTAL epsilon in proportion to `shares`, which must sum to 1.
+
+    >>> BudgetLedger(epsilon=2.0).split(0.3, 0.3, 0.4)
+    (0.6, 0.6, 0.8)
+    """
+    validate.positive(**{f"shares[{i}]": share for i, share in enumerate(shares)})
+    if sum(map(_exact, shares)) != 1:
+      raise UserError(f"shares={shares!r}: must sum to 1")
+    return tuple(float(_exact(share) * _exact(self.epsilon)) for share in shares)
+
+  def spend(
+    self,
+    name: str,
+    *,
+    epsilon: float,
+    delta: float = 0.0,
+    event: stated.DpEvent | None = None,
+  ) -> BudgetLedger:
+    """This ledger with one more charge, on all records: sequential composition, a sum.
+
+    Args:
+      event: what ran, for composition by an accountant; `mechanism.event(relation)`.
+    Overspent: the charge does not fit.
+    """
+    _check_amounts(epsilon, delta)
+    charge = BudgetCharge(name, epsilon, delta, event)
+    self._check_fits(charge)
+    return dataclasses.replace(self, charges=(*self.charges, charge))
+
+  def spend_parallel(
+    self, name: str, shards: Sequence[ShardCharge], *, records_may_move: bool = False
+  ) -> BudgetLedger:
+    """This ledger with charges on disjoint shards: parallel composition, a maximum.
+
+    Args:
+      records_may_move: True where a record's contents decide its shard. Under replace_one
+        a record can then leave one shard and enter another, so the two largest charges
+        are summed; it changes nothing under the other relations.
+    Overspent: the charge does not fit. OverlappingShards: a record in two shards.
+
+    >>> halves = [ShardCharge(range(0, 50), 0.3), ShardCharge(range(50, 100), 0.5)]
+    >>> BudgetLedger(epsilon=1.0).spend_parallel("halves", halves).spent
+    (0.5, 0.0)
+    >>> BudgetLedger(epsilon=1.0).spend_parallel(
+    ...   "halves", [ShardCharge(range(0, 51), 0.3), ShardCharge(range(50, 100), 0.5)])
+    Traceback (most recent call last):
+    ...
+    dpjax.mechanisms.budget.OverlappingShards: shards[1]: record 50 lies in an earlier ...
+    """
+    if not shards:
+      raise UserError("shards: must hold at least one shard")
+    _check_disjoint([shard.records for shard in shards])
+    hit = 2 if records_may_move and self.neighboring_relation == "replace_one" else 1
+    largest = lambda name: float(
+      sum(sorted((_exact(getattr(shard, name)) for shard in shards), reverse=True)[:hit])
+    )
+    event = _common_event([shard.event for shard in shards]) if hit == 1 else None
+    return self.spend(name, epsilon=largest("epsilon"), delta=largest("delta"), event=event)
+
+  def event(self) -> stated.DpEvent:
+    """All charges as one event, for `dpjax.accounting` under the same relation.
+
+    A charge without an event of its own counts as any mechanism of its epsilon would.
+    UserError: a charge with delta > 0 and no event.
+
+    >>> ledger = BudgetLedger(epsilon=1.0).spend("a", epsilon=0.5)
+    >>> ledger.event().events[0].num_buckets
+    2
+    """
+    return dp_accounting.ComposedDpEvent([self._event(charge) for charge in self.charges])
+
+  def _event(self, charge: BudgetCharge) -> stated.DpEvent:
+    if charge.event is not None:
+      return charge.event
+    if charge.delta > 0:
+      raise UserError(
+        f"delta={charge.delta!r}: {charge.name!r} has no event; give one to be composed"
+      )
+    relation = self.neighboring_relation
+    return stated.pure_event(charge.epsilon, relation, relation)
+
+  def _check_fits(self, charge: BudgetCharge) -> None:
+    for field in ("epsilon", "delta"):
+      total = _total((*self.charges, charge), field)
+      if total > _exact(getattr(self, field)):
+        left = self.remaining[field == "delta"]
+        raise Overspent(
+          f"{field}={getattr(charge, field)!r}: {charge.name!r} would exceed the budget, "
+          f"of which {left:.6g} of {getattr(self, field):.6g} is left"
+        )
+
+
+def _exact(amount: float) -> Fraction:
+  return Fraction(repr(float(amount)))
+
+
+def _total(charges: Iterable[BudgetCharge], name: str) -> Fraction:
+  return sum((_exact(getattr(charge, name)) for charge in charges), Fraction(0))
+
+
+def _check_amounts(epsilon: float, delta: float) -> None:
+  validate.non_negative(epsilon=epsilon, delta=delta)
+  if delta >= 1:
+    raise UserError(f"delta={delta!r}: must be in [0, 1)")
+
+
+def _common_event(events: Sequence[stated.DpEvent | None]) -> stated.DpEvent | None:
+  """The event of all shards where they share one; else only their epsilon is used."""
+  return events[0] if all(event == events[0] for event in events) else None
+
+
+def _check_disjoint(shards: Sequence[Iterable[int]]) -> None:
+  if all(isinstance(shard, range) and shard.step == 1 for shard in shards):
+    return _check_disjoint_ranges(shards)  # type: ignore[arg-type]
+  seen: set[int] = set()
+  for index, shard in enumerate(shards):
+    records = {_record(record) for record in shard}
+    if not seen.isdisjoint(records):
+      raise _overlap(index, min(seen & records))
+    seen |= records
+  return None
+
+
+def _check_disjoint_ranges(shards: Sequence[range]) -> None:
+  order = sorted((s.start, s.stop, index) for index, s in enumerate(shards) if len(s))
+  for (_, stop, one), (start, _, other) in itertools.pairwise(order):
+    if start < stop:
+      raise _overlap(max(one, other), start)
+
+
+def _record(record: int) -> int:
+  if isinstance(record, bool) or not isinstance(record, numbers.Integral):
+    raise UserError(f"records: must be integers, not {record!r}")
+  return int(record)
+
+
+def _overlap(index: int, record: int) -> OverlappingShards:
+  return OverlappingShards(
+    f"shards[{index}]: record {record} lies in an earlier shard too; parallel composition "
+    "needs disjoint shards, else charge them one after the other"
+  )

@@ -1,0 +1,90 @@
+"""Randomised response: every record lies with a known probability, by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import validate
+from dpjax.mechanisms import stated
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomizedResponse:
+  """A label in 0 .. k-1, kept with probability e^eps / (e^eps + k - 1), else another one.
+
+  Guarantee: each response is (epsilon, 0)-DP under replace_one (local DP: no trusted
+  curator). That somebody responded is not hidden, so add_or_remove_one is refused.
+  Source: Warner 1965 (k = 2); Kairouz, Bonawitz and Ramage 2016, arXiv:1602.07387.
+
+  | label               | outcome                                |
+  | ------------------- | -------------------------------------- |
+  | below 0, above k-1  | the nearest of 0 and k-1 responds      |
+  | floats              | UserError                              |
+
+  >>> mechanism = RandomizedResponse(epsilon=math.log(3), num_categories=2)
+  >>> round(mechanism.keep_prob, 6)
+  0.75
+  >>> mechanism.event("replace_one").num_buckets
+  2
+  >>> mechanism(jax.random.key(0), np.zeros(5, int)).shape
+  (5,)
+  """
+
+  epsilon: float
+  num_categories: int = 2
+
+  neighboring_relation = "replace_one"
+
+  def __post_init__(self) -> None:
+    validate.positive(epsilon=self.epsilon)
+    validate.integer_at_least(2, num_categories=self.num_categories)
+
+  @property
+  def noise_parameter(self) -> float:
+    """Probability that the response is drawn uniformly, whatever the label."""
+    k = self.num_categories
+    return k * math.exp(-self.epsilon) / (1 + (k - 1) * math.exp(-self.epsilon))
+
+  @property
+  def keep_prob(self) -> float:
+    """Probability that the response is the label."""
+    return 1 - self.noise_parameter * (1 - 1 / self.num_categories)
+
+  def __call__(self, key: jax.Array, labels: jax.Array) -> jax.Array:
+    """Responses, int32 [...], one for each label [...]."""
+    labels = jnp.asarray(labels)
+    if not (jnp.issubdtype(labels.dtype, jnp.integer) or labels.dtype == bool):
+      raise UserError(f"labels: must be integers, not {labels.dtype}")
+    labels = jnp.clip(labels.astype(jnp.int32), 0, self.num_categories - 1)
+    for_coins, for_answers = jax.random.split(key)
+    # A uniform float is a multiple of 2^-23: rounding makes lies more likely, never less.
+    lies = jax.random.uniform(for_coins, labels.shape) < self.noise_parameter
+    answers = jax.random.randint(for_answers, labels.shape, 0, self.num_categories)
+    return jnp.where(lies, answers, labels)
+
+  def frequencies(self, responses: jax.Array) -> np.ndarray:
+    """Unbiased estimate [k] of the share of each label; entries may be below 0 or above 1.
+
+    >>> mechanism = RandomizedResponse(epsilon=math.log(3))
+    >>> mechanism.frequencies(np.array([0, 0, 0, 1])).round(6)  # 3/4 kept: all were 0
+    array([1., 0.])
+    """
+    counts = np.bincount(np.ravel(responses), minlength=self.num_categories)
+    shares = counts / max(1, counts.sum())
+    return (shares - self.noise_parameter / self.num_categories) / (
+      1 - self.noise_parameter
+    )
+
+  def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
+    """For `dpjax.accounting`, of one response; k > 2 composes better than its epsilon."""
+    stated.pure_event(self.epsilon, self.neighboring_relation, neighboring_relation)
+    return dp_accounting.RandomizedResponseDpEvent(
+      self.noise_parameter, self.num_categories
+    )

@@ -1,0 +1,121 @@
+"""The benchmark measures what it says, in one command; mistakes are one line."""
+
+import csv
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from dpjax import gradients, models
+from dpjax.experiment import gradient_benchmark, workloads
+from dpjax.validate import UserError
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+  """Every workload shrunk to a linear model on four images."""
+  work = workloads._images(models.Linear(num_classes=10), (4, 4, 1), 4)
+  monkeypatch.setattr(workloads, "build", lambda name, platform: work)
+  return work
+
+
+def _launch(*flags):
+  return subprocess.run(
+    [sys.executable, "-m", "launch.benchmark", *flags],
+    capture_output=True,
+    text=True,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+  )
+
+
+def test_every_method_is_measured_against_the_ordinary_gradient(tiny, tmp_path):
+  methods = ("vmap", "ghost", "auto")
+  entries = gradient_benchmark.measure("mlp", methods, repeats=2, fresh_process=False)
+  assert [entry.method for entry in entries] == ["ordinary", *methods]
+  assert entries[0].ratio == entries[0].memory_ratio == entries[0].compile_ratio == 1.0
+  for entry in entries:
+    assert entry.status == "ok" and entry.median_s > 0
+    assert entry.ratio == entry.median_s / entries[0].median_s
+  gradient_benchmark.write(entries, tmp_path)
+  with open(tmp_path / "gradients.csv") as file:
+    rows = list(csv.DictReader(file))
+  assert [row["method"] for row in rows] == ["ordinary", *methods]
+  assert {row["platform"] for row in rows} == {jax.default_backend()}
+  assert (tmp_path / "gradients.png").read_bytes().startswith(b"\x89PNG")
+  assert "ghost" in gradient_benchmark.table(entries)
+
+
+def test_stacked_gradients_that_do_not_fit_are_skipped_and_say_so(tiny):
+  size = 4 * 170 * 4  # bytes of four float32 gradients of 170 parameters
+  assert tiny.stacked_bytes == size
+  assert gradient_benchmark.why_not(tiny, "vmap") == ""
+  big = tiny._replace(batch=tiny.batch._replace(y=range(10**8)))
+  assert "GB" in gradient_benchmark.why_not(big, "vmap")
+  assert gradient_benchmark.why_not(big, "auto") == ""
+
+
+def test_a_method_that_is_not_installed_is_named(tiny, monkeypatch):
+  find = lambda name: None
+  monkeypatch.setattr(gradient_benchmark.importlib.util, "find_spec", find)
+  entries = gradient_benchmark.measure(
+    "mlp", ["jax_privacy"], repeats=1, fresh_process=False
+  )
+  assert entries[1].status == "not installed" and entries[1].ratio is None
+  assert "not installed" in gradient_benchmark.table(entries)
+
+
+@pytest.mark.parametrize(
+  ("names", "methods", "match"),
+  [(["mlpp"], [], "did you mean 'mlp'"), (["mlp"], ["goast"], "did you mean 'ghost'")],
+)
+def test_unknown_names_suggest_the_nearest(names, methods, match):
+  with pytest.raises(UserError, match=match):
+    gradient_benchmark.check(names, methods)
+
+
+def test_the_command_prints_a_table_and_writes_the_files(tmp_path):
+  done = _launch(
+    "--suite=gradients", "--workloads=small_cnn", "--methods=auto", "--repeats=1",
+    f"--out={tmp_path}",
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  header, ordinary, auto = done.stdout.splitlines()
+  assert header.split()[:4] == ["workload", "method", "median", "ratio"]
+  assert ordinary.split()[:2] == ["small_cnn", "ordinary"]
+  assert auto.split()[:2] == ["small_cnn", "auto"] and auto.endswith("MB")
+  assert sorted(p.name for p in tmp_path.iterdir()) == ["gradients.csv", "gradients.png"]
+
+
+@pytest.mark.parametrize("flag", ["--suite=speed", "--repeats=0", "--workloads=nothing"])
+def test_a_wrong_flag_is_one_line_and_exit_code_2(flag):
+  done = _launch(flag)
+  assert done.returncode == 2
+  assert len(done.stderr.strip().splitlines()) == 1 and flag[2:8] in done.stderr
+
+
+@pytest.mark.parametrize("name", workloads.NAMES)
+def test_the_fast_route_knows_every_workload_for_what_it_is(name, monkeypatch):
+  """By shapes alone; the plan leaves no dense or convolution kernel to the general rule,
+  but for kernels that are transformed before they are used."""
+  work = jax.eval_shape(lambda: workloads.build(name, "cpu")[1:])
+  loss_fn = _loss_of(name)
+  example = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), work[1])
+  table = gradients.explain(loss_fn, work[0], example, platform="cpu")
+  for row in table.rows:
+    kernels = any(site in row.sites for site in ("dot_general", "conv"))
+    transformed = "transformed" in row.reason or "combined" in row.reason
+    assert row.rule != "gradient" or not kernels or transformed, row
+
+
+def _loss_of(name):
+  holder = []
+
+  def build():
+    work = workloads.build(name, "cpu")
+    holder.append(work.loss_fn)
+    return work[1:]
+
+  jax.eval_shape(build)
+  return holder[0]
