@@ -4,6 +4,7 @@ from dpjax import accounting as accounting
 from dpjax import data as data
 from dpjax import gradients as gradients
 from dpjax import losses as losses
+from dpjax import mechanisms as mechanisms
 from dpjax import metrics as metrics
 from dpjax import models as models
 from dpjax import noise as noise

@@ -44,9 +44,9 @@ def main() -> None:
       name, options.methods, repeats=options.repeats, fresh_process=options.peak_rss
     )
     print(f"measured {name}", file=sys.stderr, flush=True)
+    if options.out is not None:  # after each workload: a stopped run keeps what it has
+      gradient_benchmark.write(entries, pathlib.Path(options.out))
   print(gradient_benchmark.table(entries))
-  if options.out is not None:
-    gradient_benchmark.write(entries, pathlib.Path(options.out))
 
 
 if __name__ == "__main__":

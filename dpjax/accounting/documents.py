@@ -19,9 +19,11 @@ from below), or RDP where PLD has no analysis. Documents, by their numbers in th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import dp_accounting as dpa
+import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.epsilon import epsilon as epsilon_of
@@ -114,6 +116,32 @@ def mean_age_epsilon(laplace_scale: float, num_records: int) -> float:
   1.0
   """
   return 1 / (num_records * laplace_scale)
+
+
+def feature_saliency(
+  predict: Callable[[np.ndarray], np.ndarray],
+  features: np.ndarray,
+  index: int,
+  *,
+  factor: float = 1.05,
+) -> float:
+  """NOT A SENSITIVITY of differential privacy. Document 002, section 2.4: how much the
+  predictions move on average when one feature is multiplied by `factor`.
+
+  Args:
+    predict: [n, d] -> [n, ...].
+    features: [n, d].
+
+  It is a saliency, of a given model on given records: it does not bound what exchanging one
+  record can do, says 0 for a feature that is 0, and is itself computed from the records, so
+  that noise allotted by it leaks. Scores from public data are harmless.
+
+  >>> feature_saliency(lambda x: 3 * x[:, 0], np.ones((4, 2)), 0, factor=2)
+  3.0
+  """
+  moved = np.array(features, float)
+  moved[:, index] *= factor
+  return float(np.mean(np.abs(predict(moved) - predict(features))))
 
 
 def compare(delta: float = 1e-5) -> list[Comparison]:

@@ -14,7 +14,7 @@ The canaries of one run are not independent of each other, so the first two are 
 indicative for them. No threshold is picked by its result: the thresholds lie at ranks
 that are fixed by the number of scores alone, and the significance is divided by their
 number (Bonferroni). A false positive rate above the j-th largest of n held-out scores is
-Beta(j, n - j + 1) exactly, or less with ties, so the bounds need no large-sample argument.
+Beta(j, n - j + 1) exactly, so the bounds need no large-sample argument.
 
 Sources: Clopper, Pearson 1934; Jagielski, Ullman, Oprea 2020; Dong, Roth, Su 2022
 (Gaussian DP, Eq. 6 and Corollary 2.13); Nasr et al. 2023; Steinke, Nasr, Jagielski 2023
@@ -57,10 +57,20 @@ def _one(values: Any, name: str) -> np.ndarray:
 
 
 def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
+  """The scores' places among all of them, ties parted by coins that know no truth.
+
+  Parting ties turns a threshold inside a tie into a randomised test, which is as valid, and
+  for discrete outputs the best there is.
+  """
   validate.open_unit(confidence=confidence)
   if delta != 0:
     validate.open_unit(delta=delta)
-  return Scores(_one(scores.inside, "inside"), _one(scores.outside, "outside"))
+  parts = _one(scores.inside, "inside"), _one(scores.outside, "outside")
+  values = np.concatenate(parts)
+  coins = np.random.default_rng(_TIES_SEED).permutation(values.size)
+  places = np.empty(values.size)
+  places[np.lexsort((coins, values))] = np.arange(values.size)
+  return Scores(places[: parts[0].size], places[parts[0].size :])
 
 
 def _upper(count: Any, n: int, significance: float) -> np.ndarray:
@@ -252,8 +262,7 @@ def _guesses(scores: Scores) -> Iterator[tuple[int, int]]:
   m = len(scores.inside) + len(scores.outside)
   values = np.concatenate([scores.inside, scores.outside])
   truth = np.arange(m) < len(scores.inside)
-  ties = np.random.default_rng(_TIES_SEED).permutation(m)
-  correct = np.cumsum(truth[np.lexsort((ties, -values))])
+  correct = np.cumsum(truth[np.argsort(-values)])
   half = max(1, m // 2)  # more guesses than records that were in cannot help
   for k in np.unique(np.round(np.geomspace(min(8, half), half, _GUESSES)).astype(int)):
     yield int(k), int(correct[k - 1])

@@ -16,6 +16,8 @@ from dpjax.auditing import bounds
 from dpjax.auditing.bounds import Scores
 from dpjax.validate import UserError
 
+_DIGITS = 9  # of a log-likelihood ratio
+
 # (which of the two inputs, 0 or 1; generator; n) -> n independent outputs [n, ...]
 Draw = Callable[[int, np.random.Generator, int], Any]
 Score = Callable[[Any], np.ndarray]  # outputs [n, ...] -> [n]; large speaks for input 1
@@ -73,7 +75,9 @@ def likelihood_ratio(
 
 
 def _summed(terms: np.ndarray) -> np.ndarray:
-  return terms.reshape(len(terms), -1).sum(axis=1)
+  """The sum over coordinates, less its last digits: they would audit the rounding of the
+  floating-point noise (Mironov 2012) and not the mechanism. See `dpjax.noise.secure`."""
+  return np.round(terms.reshape(len(terms), -1).sum(axis=1), _DIGITS)
 
 
 def gaussian_log_ratio(mean_0: Any, mean_1: Any, std: Any) -> Score:

@@ -42,8 +42,8 @@ class LstmClassifier(nn.Module):
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:
     x = nn.Embed(self.vocab_size, self.features, name="embed")(tokens)
-    x = nn.RNN(nn.OptimizedLSTMCell(self.features), name="lstm")(x)
-    return nn.Dense(self.num_classes, name="head")(x[:, -1])
+    states: Any = nn.RNN(nn.OptimizedLSTMCell(self.features), name="lstm")(x)
+    return nn.Dense(self.num_classes, name="head")(states[:, -1])
 
 
 class VitBlock(nn.Module):
@@ -83,12 +83,17 @@ class Vit(nn.Module):
     return nn.Dense(self.num_classes, name="head")(nn.LayerNorm(name="final_norm")(x)[:, 0])
 
 
+def _apply(model: nn.Module) -> Any:
+  """Without the mutable collections that its type allows for."""
+  return model.apply
+
+
 def _images(model: nn.Module, shape: tuple[int, ...], batch_size: int) -> Workload:
   rng = np.random.default_rng(0)
   x = jnp.asarray(rng.random((batch_size, *shape)), jnp.float32)
   y = jnp.asarray(rng.integers(0, 10, batch_size), jnp.int32)
   params = model.init(jax.random.key(0), x[:1])
-  return Workload(losses.softmax_cross_entropy(model.apply), params, Example(x, y))
+  return Workload(losses.softmax_cross_entropy(_apply(model)), params, Example(x, y))
 
 
 def _tokens(batch_size: int, length: int, vocab_size: int) -> jax.Array:
@@ -101,7 +106,7 @@ def _gpt(batch_size: int, *, tie_embeddings: bool) -> Workload:
   tokens = _tokens(batch_size, 128, 1024)
   params = model.init(jax.random.key(0), tokens[:1])
   batch = Example(tokens, jnp.zeros(batch_size, jnp.int32))
-  return Workload(losses.next_token(model.apply), params, batch)
+  return Workload(losses.next_token(_apply(model)), params, batch)
 
 
 def _lstm(batch_size: int) -> Workload:
@@ -109,7 +114,7 @@ def _lstm(batch_size: int) -> Workload:
   tokens = _tokens(batch_size, 64, 1024)
   params = model.init(jax.random.key(0), tokens[:1])
   batch = Example(tokens, jnp.arange(batch_size, dtype=jnp.int32) % 10)
-  return Workload(losses.softmax_cross_entropy(model.apply), params, batch)
+  return Workload(losses.softmax_cross_entropy(_apply(model)), params, batch)
 
 
 def with_lora(loss_fn: LossFn, frozen: Any, *, rank: int, key: jax.Array) -> tuple:

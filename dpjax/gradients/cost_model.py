@@ -16,7 +16,8 @@ seconds = flops / rate + elements * cost. The constants below were measured, flo
   faulted in), XLA's own weight gradient at 40-90, gram products at 110-210 (square
   matrices). A convolution inside a loop ran at 1, so it is never put there. Holding a
   product cost 2.6 ns per element.
-- gpu: not measured yet; nominal rates of a 60 Tflop/s, 2 TB/s part. No loop.
+- gpu: not measured yet; nominal rates of a 60 Tflop/s, 2 TB/s part. Examples are looped
+  over only in chunks of 2^28 numbers, to bound memory.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ class Platform(NamedTuple):
   transpose_rate: float  # of the second transpose
   element_seconds: float  # to write and read back one float32
   hold_seconds: float  # the same, of a product that outlives its norm
-  loop_above: int  # per-example elements from which examples are looped over; 0: never
+  loop_above: int  # elements per example from which examples are taken in a loop
+  loop_elements: int  # elements in flight in that loop: at least one example
 
 
 _PLATFORMS = {
-  "cpu": Platform(80e9, 140e9, 70e9, 0.4e-9, 2.6e-9, 16_384),
-  "gpu": Platform(30e12, 30e12, 40e12, 4e-12, 8e-12, 0),
+  "cpu": Platform(80e9, 140e9, 70e9, 0.4e-9, 2.6e-9, 16_384, 0),
+  "gpu": Platform(30e12, 30e12, 40e12, 4e-12, 8e-12, 0, 2**28),
 }
 
 # Products are held up to this share of the operands and cotangents that are held anyway,
@@ -118,7 +120,9 @@ def gradient(work: int, leaf_size: int, heavy: bool) -> tuple[Cost, bool]:
   return cost, small and leaf_size <= _HOLD_AT_MOST
 
 
-def looped(cost: Cost, platform: str) -> bool:
-  """Whether the examples are better taken one at a time, in a compiled loop."""
-  above = constants(platform).loop_above
-  return bool(above) and not cost.fused and cost.elements > above
+def chunk(cost: Cost, platform: str) -> int | None:
+  """Examples to take at a time in a compiled loop; None for the whole batch at once."""
+  machine = constants(platform)
+  if cost.fused or cost.elements <= machine.loop_above:
+    return None
+  return max(1, int(machine.loop_elements // cost.elements))

@@ -30,7 +30,7 @@ class Row(NamedTuple):
   shapes: tuple[tuple[int, ...], ...]
   rule: str  # how the norm is taken: outer | gram | product | gradient | unused
   sum: str  # how the sum is formed: "transpose", or "held" from what the norm left
-  looped: bool  # examples one at a time in a compiled loop
+  chunk: int | None  # examples at a time in a compiled loop; None: the whole batch
   flops: float  # of the norm, per example
   bytes: float  # moved by the norm, per example
   reason: str  # why the general rule had to be taken; "" where it had not
@@ -44,7 +44,7 @@ class Explanation(NamedTuple):
   uses_vmap: bool
 
   def __str__(self) -> str:
-    header = ("parameter", "shape", "site", "norm", "sum", "loop", "Mflop", "MB", "why")
+    header = ("parameter", "shape", "site", "norm", "sum", "at once", "Mflop", "MB", "why")
     table = [header, *map(_cells, self.rows)]
     widths = [max(map(len, column)) for column in zip(*table)]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in table]
@@ -60,7 +60,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     row.sites or "-",
     _RULES[row.rule],
     row.sum,
-    "yes" if row.looped else "no",
+    "all" if row.chunk is None else str(row.chunk),
     f"{row.flops / 1e6:.3g}",
     f"{row.bytes / 1e6:.3g}",
     row.reason,
@@ -105,7 +105,7 @@ def _row(unit: Unit, paths: Sequence[str], shapes: Sequence[Any], platform: str)
     shapes=tuple(shapes[i] for i in unit.leaves),
     rule=str(unit.rule),
     sum="zero" if unit.rule == "unused" else "held" if unit.hold else "transpose",
-    looped=cost_model.looped(unit.cost, platform),
+    chunk=cost_model.chunk(unit.cost, platform),
     flops=unit.cost.flops,
     bytes=unit.cost.elements * np.dtype(np.float32).itemsize,
     reason=unit.reason,

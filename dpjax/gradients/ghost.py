@@ -6,13 +6,19 @@ g (`tapped`); the norm of each example's gradient is taken from them unit by uni
 site with c_i g_i in place of g_i, as in "Differentially Private Optimization on Large
 Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced function.
 
-| case                                         | what happens                              |
-| -------------------------------------------- | ----------------------------------------- |
-| NaN or infinite gradient, padding            | contributes exactly 0                     |
-| finite gradient whose squared norm overflows | norms are inf, contributes 0              |
-| parameter the loss does not use              | gradient 0                                |
-| bfloat16 or float16 activations              | norms and sums in float32                 |
-| cond, while, custom_vjp that see a parameter | a site as a whole: per-example gradients  |
+| case                                          | what happens                              |
+| --------------------------------------------- | ----------------------------------------- |
+| NaN or infinite gradient, padding             | contributes exactly 0                     |
+| finite gradient, squared norm beyond float32  | norm is inf, contributes 0                |
+| parameter the loss does not use               | gradient 0                                |
+| bfloat16 or float16 activations               | norms and sums in float32                 |
+| rows of an example that cancel                | their rounding is added to the norm, so   |
+|                                               | that the bound holds; else below 1e-5     |
+| parameter joined with, or transformed by,     | its gradient per example, pulled back and |
+| others; used in several layouts               | freed after its norm                      |
+| cond, while, custom_vjp that see a parameter  | a site as a whole, in the same way        |
+
+`explain` shows the choices for a loss.
 """
 
 from __future__ import annotations

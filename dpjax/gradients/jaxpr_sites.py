@@ -3,7 +3,7 @@
 Every value of the program is PARAM (a function of the parameters alone), DATA (depends on
 the example) or CONST (neither, or not differentiable). A *site* is an equation in which
 PARAM meets DATA. Calls that see a parameter are entered, also `scan` bodies and `remat`;
-everything else is evaluated as it stands, so that custom derivatives stay intact: an
+everything else is evaluated as it stands, so that custom derivatives stay intact; an
 equation that cannot be entered (cond, while, custom_vjp ...) is a site as a whole. Where a
 PARAM value must become DATA (the start of a scan's carry, say) an identity site lifts it.
 
@@ -13,6 +13,7 @@ the primitives in `_CALLS`, "scan" and those of `row_forms`; tests pin them.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import functools
@@ -80,12 +81,12 @@ class Site:
   """An equation where parameters meet data; eqn None: a parameter lifted to data."""
 
   index: int
-  eqn: Eqn | None
+  eqn: Eqn  # or None
   params: tuple[Var, ...]
   data: tuple[Var, ...]
   sources: tuple[Source, ...]  # of params
   loops: tuple[Loop, ...]  # scans around it, outermost first
-  outs: tuple[int, ...]  # differentiable results of the equation: each gets a tap
+  outs: tuple[int, ...]  # differentiable results of the equation
 
   @property
   def name(self) -> str:
@@ -94,7 +95,7 @@ class Site:
 
   @property
   def out_avals(self) -> tuple[Any, ...]:
-    """Shapes and dtypes of the tapped results, without loops."""
+    """Shapes and dtypes of the differentiable results, without loops."""
     if self.eqn is None:
       return (self.params[0].aval,)
     return tuple(self.eqn.outvars[i].aval for i in self.outs)
@@ -103,6 +104,22 @@ class Site:
   def leaves(self) -> frozenset[int]:
     """Indices of the parameter leaves that reach it."""
     return frozenset().union(*(source.leaves for source in self.sources))
+
+
+class Tap(NamedTuple):
+  """A zero added to a value, whose gradient is the cotangent there."""
+
+  index: int
+  out: int  # the position of the value among the results (or operands) of its step
+  aval: Any
+  loops: tuple[Loop, ...]
+
+
+class Lift(NamedTuple):
+  """A PARAM value that becomes DATA at this position, by an identity site."""
+
+  site: Site
+  tap: Tap
 
 
 class Action(enum.Enum):
@@ -123,8 +140,9 @@ class Step(NamedTuple):
   values: tuple[Value, ...]  # of the results
   inner: Program | None = None
   site: Site | None = None
-  lifts: tuple[tuple[int, Site], ...] = ()  # operand position -> identity site
+  lifts: tuple[Lift, ...] = ()  # of operands
   loop: Loop | None = None  # of a scan
+  taps: tuple[Tap, ...] = ()  # of results
 
 
 class Program(NamedTuple):
@@ -134,17 +152,35 @@ class Program(NamedTuple):
   consts: tuple[Any, ...]
   steps: tuple[Step, ...]
   outs: tuple[Value, ...]
-  out_lifts: tuple[tuple[int, Site], ...]
+  out_lifts: tuple[Lift, ...]
+  tap_of: dict[int, tuple[int, ...]]  # site -> taps of its results, in this jaxpr alone
 
   def sites(self) -> Iterator[Site]:
     """Every site, nested ones included."""
     for step in self.steps:
-      yield from (site for _, site in step.lifts)
+      yield from (lift.site for lift in step.lifts)
       if step.site is not None:
         yield step.site
       if step.inner is not None:
         yield from step.inner.sites()
-    yield from (site for _, site in self.out_lifts)
+    yield from (lift.site for lift in self.out_lifts)
+
+  def taps(self) -> Iterator[Tap]:
+    """Every tap, nested ones included."""
+    for step in self.steps:
+      yield from (lift.tap for lift in step.lifts)
+      yield from step.taps
+      if step.inner is not None:
+        yield from step.inner.taps()
+    yield from (lift.tap for lift in self.out_lifts)
+
+  def all_taps_of(self) -> dict[int, tuple[int, ...]]:
+    """Site -> taps whose gradients are the cotangents of its results."""
+    found = dict(self.tap_of)
+    for step in self.steps:
+      found.update({lift.site.index: (lift.tap.index,) for lift in step.lifts})
+      found.update(step.inner.all_taps_of() if step.inner is not None else {})
+    return found | {lift.site.index: (lift.tap.index,) for lift in self.out_lifts}
 
 
 def is_literal(atom: Any) -> bool:
@@ -184,16 +220,20 @@ def _template() -> Any:
 
 
 class _Builder:
-  """Numbers sites and loops in the order of the program."""
+  """Numbers sites, taps and loops in the order of the program."""
 
   def __init__(self):
-    self._sites, self._loops = itertools.count(), itertools.count()
+    self._sites, self._taps, self._loops = (itertools.count() for _ in range(3))
 
   def site(self, eqn, params, data, sources, loops, outs) -> Site:
     return Site(next(self._sites), eqn, params, data, sources, loops, outs)
 
-  def lift(self, var, value: Value, loops) -> Site:
-    return self.site(None, (var,), (), (value.source,), loops, (0,))
+  def tap(self, out: int, aval, loops) -> Tap:
+    return Tap(next(self._taps), out, aval, loops)
+
+  def lift(self, position: int, var, value: Value, loops) -> Lift:
+    site = self.site(None, (var,), (), (value.source,), loops, (0,))
+    return Lift(site, self.tap(position, var.aval, loops))
 
   def loop(self, length: int) -> Loop:
     return Loop(next(self._loops), length)
@@ -204,7 +244,9 @@ def trace(loss_fn: Callable, params: Any, example: Any) -> Program:
 
   Its inputs are the leaves of params, then those of the example; its one output is DATA.
   """
-  closed = jax.make_jaxpr(loss_fn)(params, example)
+  # A fresh function: JAX hashes what it traces, and must not find an old trace of a loss
+  # whose closure has changed.
+  closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, example)
   leaves, rest = len(jax.tree.leaves(params)), len(jax.tree.leaves(example))
   avals = closed.jaxpr.invars[:leaves]
   values = [_leaf_value(i, var.aval) for i, var in enumerate(avals)] + [_DATA] * rest
@@ -227,11 +269,69 @@ def _analyse(jaxpr, consts, values, loops, builder, *, lift_outs) -> Program:
     steps.append(step)
   outs = tuple(_read(env, atom) for atom in jaxpr.outvars)
   lifts = tuple(
-    (i, builder.lift(atom, value, loops))
+    builder.lift(i, atom, value, loops)
     for i, (atom, value) in enumerate(zip(jaxpr.outvars, outs))
     if lift_outs and value.kind is Kind.PARAM
   )
-  return Program(jaxpr, tuple(consts), tuple(steps), outs, lifts)
+  steps, tap_of = _place_taps(jaxpr, _without_dead_sites(jaxpr, steps), loops, builder)
+  return Program(jaxpr, tuple(consts), steps, outs, lifts, tap_of)
+
+
+def _without_dead_sites(jaxpr, steps) -> list[Step]:
+  """Sites whose results no gradient reaches are plain equations.
+
+  Some (a while loop behind a stop_gradient) could not even be differentiated.
+  """
+  live = {v for v in jaxpr.outvars if not is_literal(v)}
+  kept = []
+  for step in reversed(steps):
+    reached = live.intersection(step.eqn.outvars)
+    if reached and step.eqn.primitive.name != "stop_gradient":
+      live.update(v for v in operands(step.eqn) if is_float(v.aval))
+    alive = step.site is None or reached
+    kept.append(step if alive else step._replace(action=Action.PLAIN, site=None))
+  return kept[::-1]
+
+
+def _place_taps(jaxpr, steps, loops, builder):
+  """Taps of every site's results; results that only end in one sum share its tap."""
+  uses = collections.Counter(v for v in jaxpr.outvars if not is_literal(v))
+  users, producers = {}, {}
+  for step in steps:
+    inputs = [v for v in step.eqn.invars if not is_literal(v)]
+    uses.update(inputs)
+    users.update({v: step for v in inputs})
+    producers.update({v: i for i, v in enumerate(step.eqn.outvars)})
+  taps: dict[Var, Tap] = {}
+
+  def tap_at(var) -> int:
+    end = _same_cotangent(var, uses, users)
+    if end not in taps:
+      taps[end] = builder.tap(producers[end], end.aval, loops)
+    return taps[end].index
+
+  tap_of = {
+    step.site.index: tuple(tap_at(step.eqn.outvars[i]) for i in step.site.outs)
+    for step in steps
+    if step.site is not None
+  }
+  placed = (
+    step._replace(taps=tuple(taps[v] for v in step.eqn.outvars if v in taps))
+    for step in steps
+  )
+  return tuple(placed), tap_of
+
+
+def _same_cotangent(var, uses, users) -> Var:
+  """Follows a value through sums that are its only use: their cotangents are its own."""
+  while uses[var] == 1 and var in users:
+    eqn = users[var].eqn
+    total = eqn.outvars[0]
+    same = (total.aval.shape, total.aval.dtype) == (var.aval.shape, var.aval.dtype)
+    if eqn.primitive.name not in ("add", "add_any") or not same:
+      break
+    var = total
+  return var
 
 
 def _read(env, atom) -> Value:
@@ -302,7 +402,7 @@ def _enter_scan(eqn, values, loops, builder) -> Step:
   consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
   first_xs = consts + carries
   lifts = tuple(
-    (i, builder.lift(eqn.invars[i], values[i], loops))
+    builder.lift(i, eqn.invars[i], values[i], loops)
     for i in range(consts, first_xs)
     if values[i].kind is Kind.PARAM
   )

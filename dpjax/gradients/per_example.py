@@ -1,7 +1,7 @@
-"""Per-example gradients by vmap, and the clipped sum built on them.
+"""Per-example gradients by vmap, and the clipped sum built on them or on the fast route.
 
-This route is the readable one and the oracle of any faster one: it stacks a gradient
-per example, so its memory grows with batch x parameters (see `microbatch_size`).
+The vmap route is the readable one and the oracle of the fast one (`ghost`): it stacks a
+gradient per example, so its memory grows with batch x parameters (see `microbatch_size`).
 """
 
 from __future__ import annotations
@@ -153,7 +153,9 @@ def clipped_grad(
     loss_fn: `(params, example) -> scalar`, for ONE example.
     l2_clip_norm: bound C > 0 on each example's gradient norm (inf: no clipping); or a
       tree of bounds that is a prefix of the parameters, one per group of parameters.
-    method: "vmap", or "auto" for the fastest exact route that is available.
+    method: "vmap" stacks a gradient per example; "ghost" never does (see
+      `dpjax.gradients.ghost`, and `explain` for its choices); "auto" is "ghost" wherever
+      that can gain. All are exact: the same sum to rounding.
     microbatch_size: examples held in memory at a time; None for the whole batch. It
       changes memory and speed only, never the result or the sensitivity.
     rescale_to_unit_norm: divide each group by its own bound, so that one example's
@@ -167,8 +169,8 @@ def clipped_grad(
   non-finite examples and padding contribute exactly 0.
 
   >>> grad_fn = clipped_grad(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), l2_clip_norm=1.0)
-  >>> grad_fn(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.3, 0.0]])).total
-  Array([-0.9, -0.8], dtype=float32)
+  >>> grad_fn(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.25, 0.0]])).total
+  Array([-0.85, -0.8 ], dtype=float32)
   >>> grad_fn.sensitivity("replace_one")
   2.0
   """

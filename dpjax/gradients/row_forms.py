@@ -135,7 +135,10 @@ def _dot_form(site: Site) -> RowForm | None:
 
 
 def _windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
-  """Patches [..., *out, offsets, C] of x [..., *spatial, C], by strided slices, axis by axis."""
+  """Patches [..., *out, offsets, C] of x [..., *spatial, C], by strided slices.
+
+  Axis by axis, which needs the sum of the kernel's sizes in slices, not their product.
+  """
   lead = x.ndim - len(kernel) - 1
   config = [(0, 0, 0)] * lead
   pads = zip(params["padding"], params["lhs_dilation"])
@@ -229,7 +232,7 @@ def _gather_form(site: Site) -> RowForm | None:
   clip = params["mode"] == lax.GatherScatterMode.CLIP
 
   def build(data, cotangents):
-    index = data[0].astype(jnp.int32)
+    index = _small_integers(data[0], max(sizes))
     positions = [depth + d for d in range(index_rank - 1)]
     index = _arrange(index, sliced, [*shared, *positions], [depth + index_rank - 1])
     limits = jnp.asarray(sizes, index.dtype).reshape(1, 1, -1)
@@ -265,6 +268,12 @@ def _gather_form(site: Site) -> RowForm | None:
   )
 
 
+def _small_integers(index: jax.Array, bound: int) -> jax.Array:
+  """int32; what is too large for it becomes `bound`, which is outside as well."""
+  large = jnp.iinfo(index.dtype).max > bound
+  return (jnp.minimum(index, bound) if large else index).astype(jnp.int32)
+
+
 _FINDERS: dict[str, Callable[[Site], RowForm | None]] = {
   "dot_general": _dot_form,
   "conv_general_dilated": _conv_form,
@@ -297,13 +306,35 @@ def outer_square(rows: Rows) -> jax.Array:
 
 
 def gram_square(parts: Sequence[Rows]) -> jax.Array:
-  """|sum of left^T right|^2 through the T x T products of rows (ghost norm)."""
-  total = jnp.float32(0)
-  for i, a in enumerate(parts):
-    for b in parts[i:]:
-      pair = _side_gram(a.left, b.left) * _side_gram(a.right, b.right)
-      total = total + jnp.sum(pair) * (1 if a is b else 2)
-  return total
+  """|sum of left^T right|^2 through the T x T products of rows (ghost norm).
+
+  Rounding is charged to the norm: where rows cancel, the sum of pairs could otherwise
+  come out below the square of the gradient that is then clipped with it.
+  """
+  pairs = [
+    _side_gram(a.left, b.left) * _side_gram(a.right, b.right) * (1 if a is b else 2)
+    for i, a in enumerate(parts)
+    for b in parts[i:]
+  ]
+  total = sum(map(jnp.sum, pairs))
+  error = 4 * jnp.finfo(pairs[0].dtype).eps * sum(jnp.sum(jnp.abs(p)) for p in pairs)
+  return jnp.maximum(total, 0) + error
+
+
+def with_rounding(square: jax.Array, parts: Sequence[Rows]) -> jax.Array:
+  """The square of (norm + rounding of a second evaluation of sum_t a_t g_t^T).
+
+  The bound eps sum_t |a_t| |g_t| is far below the norm, unless rows cancel.
+  """
+  reach = sum(jnp.sum(_row_norms(p.left) * _row_norms(p.right)) for p in parts)
+  return jnp.square(jnp.sqrt(square) + jnp.finfo(square.dtype).eps * reach)
+
+
+def _row_norms(side: jax.Array) -> jax.Array:
+  if not is_float(side):
+    return (side >= 0).astype(jnp.float32)
+  side = trees.at_least_float32(side)
+  return jnp.sqrt(jnp.sum(side * side, axis=-1))
 
 
 def product(rows: Rows, left_size: int) -> jax.Array:

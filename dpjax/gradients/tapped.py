@@ -16,11 +16,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpjax.gradients import jaxpr_sites
-from dpjax.gradients.jaxpr_sites import Action, Kind, Loop, Program, Site, Step
+from dpjax.gradients.jaxpr_sites import Action, Kind, Lift, Loop, Program, Step, Tap
 from dpjax.gradients.manual_axes import as_varying_as
 
-Taps = dict[int, tuple[Any, ...]]  # site index -> one array per tapped result
+Taps = dict[int, Any]  # tap index -> array [*loops, ...]
 Operands = dict[int, tuple[Any, ...]]  # site index -> its data operands
+Cotangents = dict[int, tuple[Any, ...]]  # site index -> one array per result
 
 
 class Recorded(NamedTuple):
@@ -28,7 +29,7 @@ class Recorded(NamedTuple):
 
   losses: jax.Array  # [B]
   operands: Operands  # arrays [*loops, B, ...]
-  cotangents: Taps  # arrays [*loops, B, ...]
+  cotangents: Cotangents  # arrays [*loops, B, ...]
 
 
 def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> Recorded:
@@ -39,22 +40,23 @@ def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> 
     leaves: the parameter leaves.
     examples: the batch's leaves, [B, ...].
   """
-  sites = list(program.sites())
-  depth = {site.index: len(site.loops) for site in sites}
 
   def loss(taps, example):
     outs, seen = run(program, [*leaves, *example], taps)
     return outs[0], seen
 
-  taps = as_varying_as(examples, {site.index: _zeros(site) for site in sites})
-  by_site = {i: tuple([d] * len(taps[i])) for i, d in depth.items()}
-  operand_axes = {site.index: (depth[site.index],) * len(site.data) for site in sites}
-  (losses, operands), cotangents = jax.vmap(
+  taps = as_varying_as(examples, {tap.index: _zeros(tap) for tap in program.taps()})
+  tap_axes = {tap.index: len(tap.loops) for tap in program.taps()}
+  operand_axes = {s.index: (len(s.loops),) * len(s.data) for s in program.sites()}
+  (losses, operands), at_taps = jax.vmap(
     jax.value_and_grad(loss, has_aux=True),
     in_axes=(None, 0),
-    out_axes=((0, operand_axes), by_site),
+    out_axes=((0, operand_axes), tap_axes),
   )(taps, list(examples))
-  return Recorded(losses, *jax.tree.map(_settle, (operands, cotangents)))
+  operands, at_taps = jax.tree.map(_settle, (operands, at_taps))
+  taps_of = program.all_taps_of()
+  cotangents = {i: tuple(at_taps[tap] for tap in taps) for i, taps in taps_of.items()}
+  return Recorded(losses, operands, cotangents)
 
 
 def _settle(x: jax.Array) -> jax.Array:
@@ -67,9 +69,9 @@ def _settle(x: jax.Array) -> jax.Array:
   return lax.optimization_barrier(x) if half else x
 
 
-def _zeros(site: Site) -> tuple[jax.Array, ...]:
-  loops = tuple(loop.length for loop in site.loops)
-  return tuple(jnp.zeros((*loops, *aval.shape), aval.dtype) for aval in site.out_avals)
+def _zeros(tap: Tap) -> jax.Array:
+  loops = tuple(loop.length for loop in tap.loops)
+  return jnp.zeros((*loops, *tap.aval.shape), tap.aval.dtype)
 
 
 def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], Operands]:
@@ -78,21 +80,22 @@ def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], O
   env.update(zip(program.jaxpr.invars, args))
   seen: Operands = {}
   for step in program.steps:
-    lifted = {i: site for i, site in step.lifts}
     values = [_read(env, atom) for atom in step.eqn.invars]
-    values = [
-      value + taps[lifted[i].index][0] if i in lifted else value
-      for i, value in enumerate(values)
-    ]
-    seen.update({site.index: () for site in lifted.values()})
+    seen.update(_lift(step.lifts, values, taps))
     results, more = _EXECUTE[step.action](step, values, taps)
+    for tap in step.taps:
+      results[tap.out] = results[tap.out] + taps[tap.index]
     env.update(zip(step.eqn.outvars, results))
     seen.update(more)
   outs = [_read(env, atom) for atom in program.jaxpr.outvars]
-  for i, site in program.out_lifts:
-    outs[i] = outs[i] + taps[site.index][0]
-    seen[site.index] = ()
-  return outs, seen
+  return outs, seen | _lift(program.out_lifts, outs, taps)
+
+
+def _lift(lifts: Sequence[Lift], values: list[Any], taps: Taps) -> Operands:
+  """Adds the taps of identity sites to `values`; such sites have no data operands."""
+  for _, tap in lifts:
+    values[tap.out] = values[tap.out] + taps[tap.index]
+  return {lift.site.index: () for lift in lifts}
 
 
 def _read(env: dict[Any, Any], atom: Any) -> Any:
@@ -110,10 +113,8 @@ def _plain(step: Step, values: Sequence[Any], taps: Taps):
 
 
 def _site(step: Step, values: Sequence[Any], taps: Taps):
-  site, results = step.site, _evaluate(step.eqn, values)
+  site, results = step.site, _plain(step, values, taps)[0]
   assert site is not None
-  for tap, i in zip(taps[site.index], site.outs):
-    results[i] = results[i] + tap
   known = {v: x for v, x in zip(step.eqn.invars, values) if not jaxpr_sites.is_literal(v)}
   return results, {site.index: tuple(known[v] for v in site.data)}
 
@@ -124,7 +125,7 @@ def _inner(step: Step) -> Program:
 
 
 def _inner_taps(step: Step, taps: Taps) -> Taps:
-  return {site.index: taps[site.index] for site in _inner(step).sites()}
+  return {tap.index: taps[tap.index] for tap in _inner(step).taps()}
 
 
 def _call(step: Step, values: Sequence[Any], taps: Taps):
@@ -195,7 +196,7 @@ def site_params(program: Program, leaves: Sequence[Any]) -> dict[int, tuple[Any,
 
 
 def _collect(program: Program, inputs: Sequence[_Stacked | None], found: dict) -> list:
-  env = dict(zip(program.jaxpr.constvars, map(_Stacked, program.consts)))
+  env: dict[Any, Any] = dict(zip(program.jaxpr.constvars, map(_Stacked, program.consts)))
   env.update(zip(program.jaxpr.invars, inputs))
 
   def read(atom):
@@ -203,13 +204,13 @@ def _collect(program: Program, inputs: Sequence[_Stacked | None], found: dict) -
     return _Stacked(atom.val) if literal else env[atom]
 
   for step in program.steps:
-    for _, site in step.lifts:
+    for site, _ in step.lifts:
       found[site.index] = tuple(env[v].value for v in site.params)
     if step.site is not None:
       found[step.site.index] = tuple(env[v].value for v in step.site.params)
     results = _collect_step(step, [read(atom) for atom in step.eqn.invars], found)
     env.update(zip(step.eqn.outvars, results))
-  for _, site in program.out_lifts:
+  for site, _ in program.out_lifts:
     found[site.index] = tuple(env[v].value for v in site.params)
   return [read(atom) for atom in program.jaxpr.outvars]
 

@@ -37,25 +37,28 @@ def norms(unit: Unit, flow: ParamFlow, recorded: Recorded, platform: str) -> Nor
     zero = jnp.zeros(recorded.losses.shape, jnp.float32)
     return Norms((zero,) * len(unit.leaves), None)
   one = _gradient_norms(unit, flow) if unit.rule is Rule.GRADIENT else _row_norms(unit)
-  looped = cost_model.looped(unit.cost, platform)
-  squares, held = _over_examples(one, unit.sites, recorded, looped)
+  chunk = cost_model.chunk(unit.cost, platform)
+  squares, held = _over_examples(one, unit.sites, recorded, chunk)
   rest = (jnp.zeros_like(squares[0]),) * (len(unit.leaves) - len(squares))
   return Norms((*squares, *rest), held)  # joined leaves share one square
 
 
-def _over_examples(one: Callable, sites: Sequence[Site], recorded: Recorded, looped: bool):
+def _over_examples(
+  one: Callable, sites: Sequence[Site], recorded: Recorded, chunk: int | None
+) -> Any:
   def pick(arrays):
     return {site.index: arrays[site.index] for site in sites}
 
   data, cotangents = pick(recorded.operands), pick(recorded.cotangents)
   depth = {site.index: len(site.loops) for site in sites}
-  if not looped:
+  if chunk is None or chunk >= recorded.losses.shape[0]:
     axes = [{i: (d,) * len(x[i]) for i, d in depth.items()} for x in (data, cotangents)]
     return jax.vmap(one, in_axes=tuple(axes))(data, cotangents)
   front = lambda tree: {
     i: tuple(jnp.moveaxis(x, depth[i], 0) for x in arrays) for i, arrays in tree.items()
   }
-  return lax.map(lambda pair: one(*pair), (front(data), front(cotangents)))
+  pairs = (front(data), front(cotangents))
+  return lax.map(lambda pair: one(*pair), pairs, batch_size=chunk if chunk > 1 else None)
 
 
 def _square(x: jax.Array) -> jax.Array:
@@ -72,10 +75,13 @@ def _row_norms(unit: Unit) -> Callable:
     if unit.rule is Rule.OUTER:
       return (row_forms.outer_square(parts[0]),), None
     if unit.rule is Rule.GRAM:
-      return (row_forms.gram_square(parts),), None
+      square = row_forms.gram_square(parts)
+      return (row_forms.with_rounding(square, parts),), None
     size = unit.forms[0].right if unit.swapped[0] else unit.forms[0].left
     product = functools.reduce(jnp.add, (row_forms.product(p, size) for p in parts))
-    return (_square(product),), product if unit.hold else None
+    if unit.hold:
+      return (_square(product),), product
+    return (row_forms.with_rounding(_square(product), parts),), None
 
   return one
 

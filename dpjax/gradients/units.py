@@ -15,6 +15,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from dpjax.gradients import cost_model, row_forms
 from dpjax.gradients.cost_model import Cost
 from dpjax.gradients.jaxpr_sites import Program, Site
@@ -86,6 +88,7 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
   forms, reason = _forms(group, sites, one_clip_norm)
   if not forms:
     cost, hold = cost_model.gradient(_site_work(sites), size, _heavy(sites))
+    hold = hold or any(map(_rounds, sites))
     return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, hold, reason)
   swapped = _orientation(sites, forms)
   choice = functools.partial(Unit, group, tuple(sites))
@@ -105,7 +108,7 @@ def _forms(group, sites, one_clip_norm) -> tuple[list[RowForm], str]:
   forms = [row_forms.find(site) for site in sites]
   for site, form in zip(sites, forms):
     if form is None:
-      return [], f"no row form for {site.name}"
+      return [], "" if site.name in ELEMENTWISE else f"no row form for {site.name}"
   if len(sites) > 1 and not _mergeable(sites, forms):
     return [], f"used at {len(sites)} sites in different layouts"
   return [form for form in forms if form is not None], ""
@@ -158,6 +161,17 @@ def _site_work(sites: Sequence[Site]) -> int:
 
   avals = [([*(v.aval for v in (*s.params, *s.data)), *s.out_avals], s) for s in sites]
   return sum(elements(listed, site) for listed, site in avals)
+
+
+def _rounds(site: Site) -> bool:
+  """Whether a site's transpose rounds to half precision.
+
+  Norm and sum must then come from the same, rounded gradients: they are held.
+  """
+  form = row_forms.find(site)
+  avals = [*(var.aval for var in site.params), *site.out_avals]
+  half = any(jnp.finfo(aval.dtype).bits < 32 for aval in avals)
+  return half and (form is None or form.one_hot)
 
 
 def _heavy(sites: Sequence[Site]) -> bool:

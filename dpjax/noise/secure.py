@@ -62,8 +62,8 @@ def _quarter_round(a, b, c, d):
   return a, b, c, d
 
 
-def _double_round(_: Any, words: tuple) -> tuple:
-  words = list(words)
+def _double_round(_: Any, state: tuple) -> tuple:
+  words = list(state)
   for at in _QUARTERS:
     turned = _quarter_round(*(words[i] for i in at))
     for i, word in zip(at, turned):
@@ -90,7 +90,9 @@ def chacha20_blocks(key: jax.Array, counters: jax.Array, nonce: tuple) -> jax.Ar
 
 
 def _no_seed(seed: Any) -> jax.Array:
-  raise UserError("seed: a release key has no seed; make one by dpjax.noise.secure.new_key()")
+  raise UserError(
+    "seed: a release key has no seed; make one by dpjax.noise.secure.new_key()"
+  )
 
 
 def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -50,6 +50,7 @@ def test_rules_sites_and_reasons():
   assert rows["['conv']"].rule in ("gram", "product") and not rows["['conv']"].reason
   assert rows["['low']['a']"] is rows["['low']['b']"]
   assert "combined" in rows["['low']['a']"].reason
+  assert rows["['bias']"].rule == "gradient" and not rows["['bias']"].reason
   assert rows["['gate']"].rule == "gradient" and "cond" in rows["['gate']"].reason
   assert rows["['spare']"].rule == "unused" and rows["['spare']"].flops == 0
 
@@ -65,7 +66,7 @@ def test_the_text_is_an_aligned_table_that_names_everything():
 
 def test_platforms_have_their_own_constants():
   _, gpu = _rows(platform="gpu")
-  assert not any(row.looped for row in gpu.rows)
+  assert all(row.chunk is None or row.chunk > 1000 for row in gpu.rows)
   assert str(gpu).splitlines()[-1].startswith("gpu")
 
 

@@ -153,7 +153,6 @@ class _Standardised(nn.Module):
 _MODELS = {
   "mlp": (models.Mlp(num_classes=3, features=(16,)), (8, 8, 1)),
   "cnn": (models.Cnn(num_classes=3), (20, 20, 1)),
-  "pooled cnn": (models.RadpCnn.mnist(num_classes=3), (12, 12, 1)),
   "weight standardisation": (_Standardised(), (5, 5, 2)),
 }
 
@@ -203,6 +202,20 @@ def test_embedding_with_repeated_and_outside_tokens(mode):
   tokens = _tokens(SIZE, 9, below=5 if mode == "promise_in_bounds" else 9) - 1
   tokens = jnp.maximum(tokens, 0) if mode == "promise_in_bounds" else tokens
   loss = lambda table, ids: jnp.nansum(jnp.sin(table.at[ids].get(mode=mode)) * 1.3)
+  oracle.check(loss, _normal(5, 3), tokens)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32", "int64", "uint64"])
+@pytest.mark.parametrize("mode", ["fill", "clip"])
+def test_tokens_of_any_integer_type(dtype, mode):
+  top = jnp.iinfo(dtype).max
+  tokens = jnp.asarray([[0, 2, 2, top], [1, 1, top, 1], [3, 2, 1, 0]], dtype)
+  numbers = lax.GatherDimensionNumbers((1,), (0,), (0,))
+
+  def loss(table, ids):
+    rows = lax.gather(table, ids[:, None], numbers, (1, 3), mode=mode, fill_value=0.0)
+    return _energy(rows)
+
   oracle.check(loss, _normal(5, 3), tokens)
 
 
@@ -275,6 +288,10 @@ _USES = {
   "frozen part": (
     lambda p, x: _energy(x @ lax.stop_gradient(p["w"]) @ p["v"]),
     lambda: dict(w=_normal(4, 3), v=_normal(3, 2)),
+  ),
+  "shared sum": (
+    lambda p, x: _energy((x @ p["w"] + p["b"]) + (p["c"] + jnp.cos(x) @ p["w"])),
+    lambda: dict(w=_normal(4, 3), b=_normal(3), c=_normal(3)),
   ),
   "integers made of it": (lambda p, x: _energy(p[jnp.argmax(p)] * x), lambda: _normal(4)),
 }
@@ -449,6 +466,15 @@ def test_cond_switch_and_while_with_parameters_inside():
   oracle.check(loss, params, _normal(SIZE, 4))
 
 
+def test_what_no_gradient_reaches_need_not_be_differentiable():
+  def loss(p, x):
+    doubled = lambda y: lax.while_loop(lambda v: jnp.sum(v) < 9.0, lambda v: 2 * v, y)
+    far = doubled(jnp.abs(x * p["w"]) + 1.0)
+    return _energy(x * p["w"]) * lax.stop_gradient(jnp.sum(far)) + jnp.argmax(far * p["v"])
+
+  oracle.check(loss, dict(w=_normal(4), v=_normal(4)), _normal(SIZE, 4))
+
+
 def test_nested_jit_vmap_and_closed_over_constants():
   table = _normal(4, 4, seed=3)
 
@@ -461,12 +487,33 @@ def test_nested_jit_vmap_and_closed_over_constants():
 
 
 def test_an_example_may_be_a_whole_user():
-  model = models.Cnn(num_classes=3, kernel_sizes=(3, 3), strides=(1, 1), features=(2, 3))
+  model = models.ConvNet(num_classes=3, filters=(2,))
   one = losses.softmax_cross_entropy(model.apply)
-  x, y = _normal(SIZE, 3, 8, 8, 1), _tokens(SIZE, 3, below=3)
+  x, y = _normal(SIZE, 3, 5, 5, 1), _tokens(SIZE, 3, below=3)
   params = oracle.as_float64(model.init(jax.random.key(0), x[0, :1]))
   loss = lambda p, user: jnp.mean(jax.vmap(one, (None, 0))(p, user))
   oracle.check(loss, params, Example(x, y))
+
+
+class _Unhashable:
+  __hash__ = None  # as a dataclass that holds arrays
+
+  def __init__(self, scale):
+    self.scale = scale
+
+  def __call__(self, params, x):
+    return _energy(jnp.tanh(x @ params) * self.scale)
+
+
+def test_a_loss_may_be_unhashable_and_change_its_mind():
+  loss, params, batch = _Unhashable(1.0), _normal(4, 3), _normal(SIZE, 4)
+  before, _ = oracle.both(loss, params, batch)
+  oracle.check(loss, params, batch)
+  loss.scale = 2.0
+  oracle.check(loss, params, batch)
+  assert (
+    oracle.relative_error(before.norms, oracle.both(loss, params, batch)[1].norms) > 0.1
+  )
 
 
 def test_dropout_with_a_key_per_example():

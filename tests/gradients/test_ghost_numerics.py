@@ -81,6 +81,30 @@ def test_p4_one_example_never_exceeds_the_bound(dtype, clip_norm):
     assert np.linalg.norm(np.concatenate(flat)) <= clip_norm * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_p4_the_bound_holds_where_the_general_rule_rounds(dtype):
+  def loss(p, x):
+    p, x = jax.tree.map(lambda leaf: leaf.astype(dtype), (p, x))
+    shifted = jnp.tanh(x + p["shift"]) * p["shift"] + p["table"][jnp.arange(80)]
+    return jnp.sum(jnp.sin(shifted.astype(jnp.float32)))
+
+  params = {"shift": _normal(80, 60), "table": _normal(90, 60)}  # too large to be held
+  total = _sum(loss, params, _normal(1, 80, 60), clip_norm=0.7).total
+  flat = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(total)]
+  assert 0.69 < np.linalg.norm(np.concatenate(flat)) <= 0.7 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(8, 200, 100), (64, 40, 40)], ids=["gram", "product"])
+def test_p4_the_bound_holds_where_the_rows_of_an_example_cancel(sizes):
+  rows, left, right = sizes
+  x = jnp.broadcast_to(_normal(1, 1, left), (1, rows, left)) + 1e-5 * _normal(1, rows, left)
+  weights = _normal(rows) * 1e3
+  weights = weights - weights.mean()
+  loss = lambda w, x: jnp.sum((x @ w) * weights[:, None])
+  total = _sum(loss, jnp.ones((left, right)), x, clip_norm=1e-3).total
+  assert np.linalg.norm(np.asarray(total, np.float64)) <= 1e-3 * (1 + 1e-6)
+
+
 def _poisoned_loss(params, example):
   x, poison = example
   hidden = jnp.tanh(x @ params["w"] + params["b"][None]) @ params["w"].T

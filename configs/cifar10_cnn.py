@@ -1,0 +1,30 @@
+"""CIFAR-10: the tanh CNN of Papernot et al. 2021 (550,570 parameters), DP-SGD.
+
+  python -m launch.train --config=configs/cifar10_cnn.py --workdir=runs/cifar10_cnn
+
+Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir).
+"""
+
+from dpjax.experiment.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+
+
+def get_config() -> TrainConfig:
+  return TrainConfig(
+    data=DataConfig(name="cifar10", center=True),
+    model=ModelConfig(name="cifar_cnn"),
+    privacy=PrivacyConfig(
+      epsilon=7.53, delta=1e-5, sampling_prob=1024 / 50000, l2_clip_norm=0.1
+    ),
+    optimizer=OptimizerConfig(name="sgd", learning_rate=2.0, momentum=0.9),
+    num_steps=1500,
+    microbatch_size=128,
+    ema_decay=0.99,
+    eval_every=150,
+    checkpoint_every=150,
+  )

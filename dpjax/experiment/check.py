@@ -1,0 +1,92 @@
+"""Checks of a user's own run before it is trusted: `python -m launch.check`.
+
+The promise of a run rests on facts about code: nobody moves the sum by more than the
+sensitivity, the noise is as large as charged, batches are drawn as charged. Each is
+measured on the run's own model, gradient, transform, sampler and keys, against a bound.
+A pass is evidence, not a proof; a failure is a bug that voids the epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.experiment import build, check_gradients, check_laws, release
+from dpjax.experiment.check_gradients import cross_example_leakage as cross_example_leakage
+from dpjax.experiment.check_types import Row as Row
+from dpjax.experiment.check_types import Subject as Subject
+from dpjax.experiment.config import TrainConfig
+from dpjax.validate import UserError
+
+
+def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subject:
+  """The parts of the run of a config, as they would be trained with."""
+  if config.privacy.method != "dp_sgd":
+    raise UserError(
+      f"privacy.method={config.privacy.method!r}: promises nothing, so there is nothing to "
+      "check; use 'dp_sgd'"
+    )
+  make_streams = release.new_streams if config.release else build.streams
+  run = build.build(config, loaded, make_streams(config))
+  plan = run.plan
+  return Subject(
+    config=config,
+    plan=plan,
+    loss_fn=run.loss_fn,
+    clipped_grad=plan.clipped_grad(
+      run.loss_fn, method=config.grad_method, microbatch_size=config.microbatch_size
+    ),
+    transform=plan.transform,
+    draw=plan.sampler.draw,
+    apply=run.apply,
+    streams=lambda c: (release.new_streams if c.release else build.streams)(c),
+    params=run.params,
+    train=run.train,
+  )
+
+
+def checks(checked: Subject) -> Iterator[Row]:
+  """Every check, one after the other."""
+  for one in (*check_gradients.CHECKS, *check_laws.CHECKS):
+    yield one(checked)
+
+
+def failed(rows: list[Row]) -> list[Row]:
+  """The checks that do not hold; those that do not apply are not among them."""
+  return [row for row in rows if row.passed is False]
+
+
+def table(rows: list[Row]) -> str:
+  """The rows for people.
+
+  >>> print(table([Row("noise", True, 0.5, 1.0, "z-score")]))
+  pass  noise  0.5 <= 1  z-score
+  """
+  width = max(len(row.name) for row in rows)
+  return "\n".join(_line(row, width) for row in rows)
+
+
+def _line(row: Row, width: int) -> str:
+  if row.passed is None:
+    return f"n/a   {row.name:<{width}}  {row.detail}"
+  word, sign = ("pass", "<=") if row.passed else ("FAIL", "> ")
+  return (
+    f"{word}  {row.name:<{width}}  {row.measured:.4g} {sign} {row.bound:.4g}  {row.detail}"
+  )
+
+
+def to_json(rows: list[Row]) -> dict[str, Any]:
+  """The rows as data, for check.json."""
+  finite = lambda value: value if math.isfinite(value) else str(value)
+  return {
+    "passed": not failed(rows),
+    "checks": [
+      {
+        **row._asdict(),
+        "measured": finite(row.measured),
+        "bound": finite(row.bound),
+      }
+      for row in rows
+    ],
+  }

@@ -1,0 +1,115 @@
+"""Canaries: fair coins, one record for each, and scores that tell them apart."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import auditing, data, losses
+from dpjax.validate import UserError
+
+
+def _train(n=300, classes=3):
+  rng = np.random.default_rng(0)
+  x, y = rng.normal(size=(n, 4)), rng.integers(0, classes, n)
+  return data.from_arrays(x, y, num_classes=classes)
+
+
+def _insert(train=None, **options):
+  return auditing.insert_canaries(
+    train or _train(), **{"num_canaries": 100, "seed": 0, **options}
+  )
+
+
+def test_each_coin_decides_one_record_and_nobody_is_there_twice():
+  train = _train()
+  mixed, canaries = _insert(train)
+  kept = {row.tobytes() for row in mixed.x}
+  assert len(kept) == len(mixed) == 200 + canaries.included.sum()
+  for row, included in zip(canaries.examples.x, canaries.included):
+    assert (row.tobytes() in kept) == included
+
+
+def test_replace_one_keeps_the_size_and_the_original_of_a_losing_coin():
+  train = _train()
+  mixed, canaries = _insert(train, neighboring_relation="replace_one")
+  assert len(mixed) == len(train)
+  changed = mixed.y != train.y
+  assert changed.sum() == canaries.included.sum()
+  np.testing.assert_array_equal(mixed.x, train.x)
+
+
+def test_mislabelled_canaries_all_have_a_wrong_label():
+  train = _train()
+  labels = {row.tobytes(): y for row, y in zip(train.x, train.y)}
+  _, canaries = _insert(train)
+  assert all(
+    labels[row.tobytes()] != y for row, y in zip(canaries.examples.x, canaries.examples.y)
+  )
+
+
+def test_random_canaries_stay_in_the_range_of_the_data():
+  train = _train()
+  _, canaries = _insert(train, kind="random")
+  assert canaries.examples.x.min() >= train.x.min()
+  assert canaries.examples.x.max() <= train.x.max()
+  tokens = data.from_arrays(
+    np.arange(80, dtype=np.int32).reshape(20, 4), np.zeros(20, int), num_classes=1,
+    vocab_size=90,
+  )  # fmt: skip
+  _, canaries = _insert(tokens, kind="random", num_canaries=10)
+  assert canaries.examples.x.dtype == np.int32
+  with pytest.raises(UserError, match="use 'random'"):
+    _insert(tokens, num_canaries=10)
+
+
+def test_coins_are_fair_independent_of_the_rows_and_a_function_of_the_seed():
+  coins = np.array([_insert(seed=seed)[1].included for seed in range(200)])
+  assert abs(coins.mean() - 0.5) < 4 * 0.5 / np.sqrt(coins.size)
+  per_canary = coins.mean(axis=0)  # by rank of the row: early rows no likelier than late
+  assert abs(np.corrcoef(per_canary, np.arange(100))[0, 1]) < 0.4
+  np.testing.assert_array_equal(_insert(seed=7)[1].included, coins[7])
+
+
+def test_scores_tell_what_was_learnt_from_what_was_not():
+  """A linear model fitted to the data without noise: both scores find its canaries."""
+  train = _train(n=60, classes=2)
+  mixed, canaries = _insert(train, num_canaries=40)
+  apply = lambda params, x: x.reshape(len(x), -1) @ params
+  loss_fn = losses.softmax_cross_entropy(apply)
+  before = jnp.zeros((4, 2))
+  features = mixed.x.T @ (np.eye(2)[mixed.y] - 0.5)  # one full-batch gradient step
+  after = before + jnp.asarray(0.3 * features, jnp.float32)
+  for score in (auditing.loss_scores, auditing.gradient_scores):
+    found = score(loss_fn, before, after, canaries)
+    assert found.inside.size == canaries.included.sum()
+    assert found.inside.mean() > found.outside.mean() + 0.3 * found.outside.std()
+
+
+def test_a_diverged_model_gives_scores_and_not_a_crash():
+  _, canaries = _insert()
+  loss_fn = losses.softmax_cross_entropy(lambda params, x: x @ params)
+  for score in (auditing.loss_scores, auditing.gradient_scores):
+    found = score(loss_fn, jnp.zeros((4, 3)), jnp.full((4, 3), jnp.nan), canaries)
+    assert auditing.one_run(found, delta=1e-5) == 0
+
+
+@pytest.mark.parametrize(
+  ("options", "match"),
+  [
+    ({"num_canaries": 1}, "num_canaries=1"),
+    ({"num_canaries": 301}, "the data have only 300"),
+    ({"kind": "mislabeled"}, "did you mean 'mislabelled'"),
+    ({"seed": -1}, "seed=-1"),
+    ({"neighboring_relation": "swap"}, "neighboring_relation='swap'"),
+  ],
+)
+def test_bad_input_is_one_line(options, match):
+  with pytest.raises(UserError, match=match) as caught:
+    _insert(**options)
+  assert "\n" not in str(caught.value)
+
+
+def test_one_sided_coins_are_refused():
+  canaries = auditing.Canaries(None, np.ones(3, bool), "random")  # type: ignore[arg-type]
+  with pytest.raises(UserError, match="one side"):
+    auditing.split_scores(np.zeros(3), canaries)

@@ -1,0 +1,92 @@
+"""White-box canaries through a plan's own sampler, clipping and noise."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax import auditing
+from dpjax.plan import Plan
+from dpjax.sampling import PoissonSampler
+
+
+def _plan(planted, epsilon, m):
+  """One Gaussian release on everybody."""
+  return Plan(
+    sampler=PoissonSampler(prob=1.0, capacity=m),
+    noise_multiplier=planted.noise_multiplier(epsilon),
+    l2_clip_norm=1.0,
+    normalize_by=1,
+    num_steps=1,
+    delta=planted.delta,
+  )
+
+
+def _scores(planted, bug, epsilon, m=1000, seed=0):
+  plan = _plan(planted, epsilon, m)
+  transform = lambda key: planted.transform(bug, plan.noise_multiplier, key)
+  return auditing.gradient_canaries(
+    plan, num_canaries=m, seed=seed, key=jax.random.key(seed + 1), transform=transform
+  )
+
+
+def test_canaries_give_what_ideal_gaussian_scores_give(planted):
+  """The plan's machinery adds nothing and loses nothing: mean 1 against 0, std z."""
+  found = _scores(planted, "none", 4.0)
+  z = planted.noise_multiplier(4.0)
+  for part, mean in ((found.inside, 1.0), (found.outside, 0.0)):
+    assert abs(part.mean() - mean) < 5 * z / np.sqrt(part.size)
+    assert abs(part.std() / z - 1) < 5 / np.sqrt(2 * part.size)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+def test_a_sound_plan_is_not_refuted(planted, epsilon):
+  for seed in range(5):
+    found = _scores(planted, "none", epsilon, seed=seed)
+    assert auditing.one_run(found, delta=planted.delta) <= epsilon
+    assert auditing.one_run_fdp(found, delta=planted.delta) <= epsilon
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 2.0])
+def test_clipping_removed_is_caught_in_one_run(planted, epsilon):
+  found = _scores(planted, "clipping removed", epsilon)
+  assert auditing.one_run(found, delta=planted.delta) > epsilon
+
+
+def test_noise_halved_is_caught_in_one_run_by_gaussian_canaries(planted):
+  """One release, orthogonal canaries: their scores are independent Gaussians, so the
+  Gaussian bound is exact. The bound for any mechanism is too weak here, and says so."""
+  found = _scores(planted, "noise halved", 4.0)
+  assert auditing.gdp_lower_bound(found, delta=planted.delta) > 4.0
+  assert auditing.one_run(found, delta=planted.delta) < 4.0
+
+
+def test_clip_after_sum_hides_from_a_crowd_of_canaries(planted):
+  """Five hundred canaries share one clip norm, each is drowned: only the likelihood ratio of
+  one example against another catches it (test_likelihood.py)."""
+  found = _scores(planted, "clip after sum", 1.0)
+  assert auditing.gdp_lower_bound(found, delta=planted.delta) <= 1.0
+
+
+def test_dp_sgd_at_epsilon_8_stays_at_or_below_the_proof():
+  """Poisson sampling, 40 steps: the sampler, the padding and the noise of a real plan."""
+  plan = Plan.calibrated(
+    epsilon=8.0,
+    delta=1e-5,
+    sampler=PoissonSampler(prob=0.2, capacity=1001),
+    num_steps=40,
+    l2_clip_norm=1.0,
+    normalize_by=200,
+  )
+  plan = dataclasses.replace(plan, sampler=plan.fitted_sampler(1000))
+  found = auditing.gradient_canaries(plan, num_canaries=1000, seed=3, key=jax.random.key(0))
+  bound = auditing.one_run(found, delta=plan.delta)
+  assert 0.5 < bound <= plan.epsilon()
+  unclipped = auditing.gradient_canaries(
+    plan, num_canaries=1000, seed=3, key=jax.random.key(0),
+    transform=dataclasses.replace(
+      plan, l2_clip_norm=1e6, noise_multiplier=plan.noise_multiplier / 1e6
+    ).transform,
+  )  # fmt: skip
+  assert auditing.one_run(unclipped, delta=plan.delta) > 1.5 * bound

@@ -1,0 +1,60 @@
+"""launch.check from the command line."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_BROKEN = """
+from configs import quickstart
+from dpjax import transforms
+
+honest = transforms.clip_and_noise
+
+
+def half_the_noise(*, noise_multiplier, **options):
+  return honest(noise_multiplier=noise_multiplier / 2, **options)
+
+
+transforms.clip_and_noise = half_the_noise  # what a patched installation would do
+
+
+def get_config():
+  return quickstart.get_config()
+"""
+
+
+def _launch(*arguments):
+  command = [sys.executable, "-m", "launch.check", *arguments]
+  return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+
+
+def test_quickstart_passes_and_writes_its_table(tmp_path):
+  done = _launch(f"--workdir={tmp_path / 'run'}", "--config.model.name=linear",
+                 "--config.model.options={}")  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.count("pass  ") == 11 and "FAIL" not in done.stdout
+  result = json.loads((tmp_path / "run" / "check.json").read_text())
+  assert result["passed"] and len(result["checks"]) == 11
+
+
+def test_a_broken_run_exits_with_1_and_names_the_check(tmp_path):
+  path = tmp_path / "broken.py"
+  path.write_text(_BROKEN)
+  done = _launch(f"--config={path}", "--config.model.name=linear",
+                 "--config.model.options={}")  # fmt: skip
+  assert done.returncode == 1
+  assert "FAIL  noise as charged" in done.stdout
+  assert done.stderr.strip() == "error: 1 of 11 checks failed: noise as charged"
+
+
+def test_a_mistake_is_one_line_and_exit_code_2():
+  done = _launch("--config.privacy.method=sgd")
+  lines = done.stderr.strip().splitlines()
+  assert done.returncode == 2 and len(lines) == 1 and "promises nothing" in lines[0]
+
+
+def test_help_names_the_flags_and_shows_a_command():
+  done = _launch("--help")
+  assert "--workdir" in done.stdout and "python -m launch.check --config=" in done.stdout
