@@ -1,4 +1,21 @@
-"""Epsilon put to the test: canaries, likelihood ratios, and the lower bounds they prove."""
+"""Epsilon put to the test: canaries, likelihood ratios, and the lower bounds they prove.
+
+What catches what, for one Gaussian release that claims epsilon 1, 2, 4 or 8 at delta 1e-5
+(lower bounds; * where the claim is refuted; tests/auditing holds them):
+
+| planted bug      | 20,000 trials, any DP | 20,000 trials, Gaussian | 1,000 canaries, one_run |
+| ---------------- | --------------------- | ----------------------- | ----------------------- |
+| none             | 0.4 1.0 2.1 4.0       | 0.8 1.7 3.7 7.6         | 0.0 0.1 0.9 1.8         |
+| noise halved     | 1.1* 2.2* 4.5* 7.0    | 1.9* 4.1* 8.6* 18*      | 0.2 1.0 2.1 3.7         |
+| clipping removed | 6.1* 8.0* 8.1* 8.1*   | 14* 31* 32* 32*         | 3.4* 3.7* 3.7 3.7       |
+| clip after sum   | 1.1* 2.2* 4.5* 7.0    | 1.9* 4.1* 8.6* 18*      | 0.0 0.0 0.0 0.0         |
+
+The trials are likelihood ratios of one example (`likelihood_ratio`, `gdp_lower_bound`), the
+canaries are `gradient_canaries` in one run. No audit for any mechanism can show more than
+about log(trials / 5.9), 8.1 here, or in one run more than 3.7 with 1,000 canaries: above
+that, only the Gaussian bound can refute. A crowd of canaries cannot see a clip that they
+share.
+"""
 
 from dpjax.auditing.bounds import METHODS as METHODS
 from dpjax.auditing.bounds import Scores as Scores

@@ -67,7 +67,7 @@ def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
     validate.open_unit(delta=delta)
   parts = _one(scores.inside, "inside"), _one(scores.outside, "outside")
   values = np.concatenate(parts)
-  coins = np.random.default_rng(_TIES_SEED).permutation(values.size)
+  coins = np.random.default_rng(_TIES_SEED).random(values.size)
   places = np.empty(values.size)
   places[np.lexsort((coins, values))] = np.arange(values.size)
   return Scores(places[: parts[0].size], places[parts[0].size :])

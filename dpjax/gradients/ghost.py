@@ -107,7 +107,7 @@ def clipped_sum(
   program, found, platform = planned
   flow = ParamFlow.of(program, leaves)
   recorded = tapped.record(program, leaves, jax.tree.leaves(batch))
-  first = [unit_rules.norms(unit, flow, recorded, platform) for unit in found]
+  first = unit_rules.norms(found, flow, recorded, platform)
   squares = _by_leaf(found, [norms.squares for norms in first])
   factors, norms = clipping.clip_factors(
     _group_norms(l2_clip_norm, treedef.unflatten(squares)),

@@ -311,14 +311,16 @@ def gram_square(parts: Sequence[Rows]) -> jax.Array:
   Rounding is charged to the norm: where rows cancel, the sum of pairs could otherwise
   come out below the square of the gradient that is then clipped with it.
   """
-  pairs = [
-    _side_gram(a.left, b.left) * _side_gram(a.right, b.right) * (1 if a is b else 2)
-    for i, a in enumerate(parts)
-    for b in parts[i:]
-  ]
-  total = sum(map(jnp.sum, pairs))
-  error = 4 * jnp.finfo(pairs[0].dtype).eps * sum(jnp.sum(jnp.abs(p)) for p in pairs)
-  return jnp.maximum(total, 0) + error
+  total, size, reach = jnp.float32(0), jnp.float32(0), jnp.float32(0)
+  for i, a in enumerate(parts):
+    for b in parts[i:]:
+      left, right = _side_gram(a.left, b.left), _side_gram(a.right, b.right)
+      pairs = left * right * (1 if a is b else 2)
+      total, size = total + jnp.sum(pairs), size + jnp.sum(jnp.abs(pairs))
+      if a is b:
+        reach = reach + jnp.sum(jnp.sqrt(jnp.diagonal(pairs, axis1=1, axis2=2)))
+  eps = jnp.finfo(total.dtype).eps
+  return _with_reach(jnp.maximum(total, 0) + 4 * eps * size, reach)
 
 
 def with_rounding(square: jax.Array, parts: Sequence[Rows]) -> jax.Array:
@@ -327,6 +329,10 @@ def with_rounding(square: jax.Array, parts: Sequence[Rows]) -> jax.Array:
   The bound eps sum_t |a_t| |g_t| is far below the norm, unless rows cancel.
   """
   reach = sum(jnp.sum(_row_norms(p.left) * _row_norms(p.right)) for p in parts)
+  return _with_reach(square, reach)
+
+
+def _with_reach(square: jax.Array, reach: Any) -> jax.Array:
   return jnp.square(jnp.sqrt(square) + jnp.finfo(square.dtype).eps * reach)
 
 

@@ -31,21 +31,49 @@ class Norms(NamedTuple):
   held: Any  # per-example products or gradients [B, ...]; None where they were freed
 
 
-def norms(unit: Unit, flow: ParamFlow, recorded: Recorded, platform: str) -> Norms:
-  """Squared norms of each example's gradient, leaf by leaf."""
-  if unit.rule is Rule.UNUSED:
-    zero = jnp.zeros(recorded.losses.shape, jnp.float32)
-    return Norms((zero,) * len(unit.leaves), None)
-  one = _gradient_norms(unit, flow) if unit.rule is Rule.GRADIENT else _row_norms(unit)
-  chunk = cost_model.chunk(unit.cost, platform)
-  squares, held = _over_examples(one, unit.sites, recorded, chunk)
+def norms(
+  units: Sequence[Unit], flow: ParamFlow, recorded: Recorded, platform: str
+) -> list[Norms]:
+  """Squared norms of each example's gradient, unit by unit and leaf by leaf.
+
+  Units that take the examples in chunks of one size share one compiled loop.
+  """
+  by_chunk: dict[int | None, list[int]] = {}
+  for i, unit in enumerate(units):
+    by_chunk.setdefault(cost_model.chunk(unit.cost, platform), []).append(i)
+  found: dict[int, Norms] = {}
+  for chunk, members in by_chunk.items():
+    chosen = [units[i] for i in members]
+    results = _over_examples(_together(chosen, flow), chosen, recorded, chunk)
+    found.update(zip(members, map(_complete, chosen, results)))
+  return [found[i] for i in range(len(units))]
+
+
+def _complete(unit: Unit, result: Any) -> Norms:
+  """Joined leaves share one square; unused ones have none."""
+  squares, held = result
   rest = (jnp.zeros_like(squares[0]),) * (len(unit.leaves) - len(squares))
-  return Norms((*squares, *rest), held)  # joined leaves share one square
+  return Norms((*squares, *rest), held)
+
+
+def _together(units: Sequence[Unit], flow: ParamFlow) -> Callable:
+  each = [_one_example(unit, flow) for unit in units]
+  return lambda losses, data, cotangents: [one(losses, data, cotangents) for one in each]
+
+
+def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
+  """(loss, operands, cotangents) of one example -> (squares, what is held)."""
+  if unit.rule is Rule.UNUSED:
+    return lambda loss, data, cotangents: ((jnp.zeros(loss.shape, jnp.float32),), None)
+  one = _gradient_norms(unit, flow) if unit.rule is Rule.GRADIENT else _row_norms(unit)
+  return lambda loss, data, cotangents: one(data, cotangents)
 
 
 def _over_examples(
-  one: Callable, sites: Sequence[Site], recorded: Recorded, chunk: int | None
+  one: Callable, units: Sequence[Unit], recorded: Recorded, chunk: int | None
 ) -> Any:
+  sites = [site for unit in units for site in unit.sites]
+
   def pick(arrays):
     return {site.index: arrays[site.index] for site in sites}
 
@@ -53,12 +81,12 @@ def _over_examples(
   depth = {site.index: len(site.loops) for site in sites}
   if chunk is None or chunk >= recorded.losses.shape[0]:
     axes = [{i: (d,) * len(x[i]) for i, d in depth.items()} for x in (data, cotangents)]
-    return jax.vmap(one, in_axes=tuple(axes))(data, cotangents)
+    return jax.vmap(one, in_axes=(0, *axes))(recorded.losses, data, cotangents)
   front = lambda tree: {
     i: tuple(jnp.moveaxis(x, depth[i], 0) for x in arrays) for i, arrays in tree.items()
   }
-  pairs = (front(data), front(cotangents))
-  return lax.map(lambda pair: one(*pair), pairs, batch_size=chunk if chunk > 1 else None)
+  seen = (recorded.losses, front(data), front(cotangents))
+  return lax.map(lambda x: one(*x), seen, batch_size=chunk if chunk > 1 else None)
 
 
 def _square(x: jax.Array) -> jax.Array:
@@ -75,8 +103,7 @@ def _row_norms(unit: Unit) -> Callable:
     if unit.rule is Rule.OUTER:
       return (row_forms.outer_square(parts[0]),), None
     if unit.rule is Rule.GRAM:
-      square = row_forms.gram_square(parts)
-      return (row_forms.with_rounding(square, parts),), None
+      return (row_forms.gram_square(parts),), None
     size = unit.forms[0].right if unit.swapped[0] else unit.forms[0].left
     product = functools.reduce(jnp.add, (row_forms.product(p, size) for p in parts))
     if unit.hold:

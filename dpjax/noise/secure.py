@@ -14,10 +14,10 @@ depends on x, and tells x (Mironov 2012). What is guaranteed, and what is not:
 | claim                                                    | status                        |
 | -------------------------------------------------------- | ----------------------------- |
 | rounding weakens no guarantee                            | proved: post-processing       |
-| outputs are multiples of a step fixed by public numbers  | exact, below 2^24 steps       |
+| outputs are multiples of a step fixed by public numbers  | exact                         |
 | every grid point within 9 std can be output for every x  | by counting floats per cell   |
 | the chance of a grid point is that of a rounded Gaussian | up to about 2^-15, NOT proved |
-| tails beyond 9.49 std                                    | missing: 3e-21 per coordinate |
+| tails beyond 9.49 std                                    | missing: 2e-21 per coordinate |
 | timing, and copies of the key in memory                  | not protected                 |
 
 The step is between 1/32 and 1/16 of the standard deviation, so that one grid cell holds

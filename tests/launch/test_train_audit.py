@@ -1,0 +1,76 @@
+"""launch.train --audit and release mode from the command line."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+# A config file can hold any code, so it can plant what a patched installation would.
+_BROKEN = """
+import dataclasses
+
+from configs import quickstart
+from dpjax.experiment import fields
+from dpjax.plan import Plan
+
+grad, transform = Plan.clipped_grad, Plan.transform
+loose = lambda plan: dataclasses.replace(plan, l2_clip_norm=1e6, noise_multiplier=1e-9)
+Plan.clipped_grad = lambda plan, loss_fn, **options: grad(loose(plan), loss_fn, **options)
+Plan.transform = lambda plan, key: transform(loose(plan), key)
+
+
+def get_config():
+  config = quickstart.get_config()
+  for path, value in {
+    "privacy.epsilon": 0.5, "privacy.sampling_prob": 1.0, "num_steps": 60,
+    "eval_every": 60, "model.options": {"features": (128,)}, "optimizer.name": "adam",
+    "optimizer.learning_rate": 0.01, "data.limit": 240, "audit.num_canaries": 200,
+  }.items():
+    config = fields.replace(config, path, value)
+  return config
+"""
+
+
+def _launch(*arguments):
+  command = [sys.executable, "-m", "launch.train", *arguments]
+  return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("broken")
+  (folder / "config.py").write_text(_BROKEN)
+  return (
+    "--audit",
+    f"--config={folder / 'config.py'}",
+    f"--workdir={folder / 'run'}",
+  ), folder / "run"
+
+
+def test_a_refuted_claim_exits_with_1_and_one_line(broken):
+  arguments, workdir = broken
+  done = _launch(*arguments)
+  assert done.returncode == 1, done.stderr
+  errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+  assert len(errors) == 1 and "audit: REFUTED: epsilon >= " in errors[0]
+  result = json.loads((workdir / "result.json").read_text())
+  assert result["epsilon"] <= 0.5 < result["epsilon_audited_lower"]
+  again = _launch(*arguments)  # the finished run says it again
+  assert again.returncode == 1 and "REFUTED" in again.stderr
+
+
+def test_a_sound_run_prints_its_bound_and_never_the_word_passed(tmp_path):
+  done = _launch(
+    "--audit", f"--workdir={tmp_path / 'run'}", "--config.num_steps=10",
+    "--config.audit.num_canaries=300", "--config.model.name=linear",
+    "--config.model.options={}",
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert "audit: not refuted: epsilon >= " in done.stdout
+  assert "cannot show that a run is private" in done.stdout
+  result = json.loads((tmp_path / "run" / "result.json").read_text())
+  assert result["epsilon_audited_lower"] <= result["epsilon"]
+  assert "part of the training data" in result["audit"]["note"]
