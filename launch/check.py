@@ -5,9 +5,9 @@
 
 Measures, on the config's own model, gradient, noise, sampler and keys: the influence of one
 example, the sum of clipped terms, padding, cross-example leakage, the divisor, the noise's
-law and independence, the sampler's law, the accountant, overflow, and reuse of keys. Prints
-one line for each; with --workdir also writes check.json there. Nothing is trained. Exit
-code 1 if a check fails.
+law and independence, the sampler's law, the accountant, overflow, reuse of keys, and the
+epsilon that gradient canaries prove. Prints one line for each; with --workdir also writes
+check.json there. No model is trained. Exit code 1 if a check fails.
 """
 
 from __future__ import annotations

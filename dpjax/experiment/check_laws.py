@@ -18,10 +18,11 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
-from dpjax import noise, trees
+from dpjax import auditing, noise, trees
 from dpjax.experiment.check_types import BATCH, SEED, Row, Subject, not_applicable, row
 from dpjax.experiment.config import TrainConfig, to_dict
 from dpjax.plan import OVERFLOW_SHARE
+from dpjax.sampling import PoissonSampler
 from dpjax.types import ClippedSum, NeighboringRelation
 
 _Z = 6.0
@@ -29,6 +30,10 @@ _KS = 2.5  # sqrt(n) * distance; above it with a chance of 7e-6
 _VALUES = 300_000  # noise values to be drawn, at least
 _DRAWS = (50, 400)  # batches to be drawn: fewest and most
 _INDICES = 40_000_000  # of them, as many as this many coins allow
+_CANARIES = 1000
+_AUDIT_CONFIDENCE = (
+  0.99  # much more is out of reach: at delta > 0 p-values end near m * delta
+)
 _EPSILON_SLACK = 0.01  # relative: two discretisations of one privacy loss
 
 
@@ -326,6 +331,29 @@ def _release_faults(subject: Subject, random: Any) -> Iterator[str]:
     yield "release keys of fewer than 128 bits"
 
 
+def white_box_audit(subject: Subject) -> Row:
+  """Gradient canaries through the run's own sampler, transform and steps: what they prove
+  stays below what is claimed."""
+  name, plan = "white-box audit", subject.plan
+  if not plan.is_private or not isinstance(plan.sampler, PoissonSampler):
+    return not_applicable(name, "needs Poisson sampling and a claimed epsilon")
+  number = min(_CANARIES, len(subject.train))
+  small = dataclasses.replace(plan, sampler=plan.fitted_sampler(number))
+  scores = auditing.gradient_canaries(
+    small,
+    num_canaries=number,
+    seed=SEED,
+    key=_key(subject, 2),
+    transform=subject.transform,
+  )
+  found = auditing.one_run(scores, delta=plan.delta, confidence=_AUDIT_CONFIDENCE)
+  detail = (
+    f"epsilon that {number} gradient canaries in one run prove, with "
+    f"{100 * _AUDIT_CONFIDENCE:g}% confidence, against the claim"
+  )
+  return row(name, found, plan.epsilon(), detail)
+
+
 CHECKS: tuple[Callable[[Subject], Row], ...] = (
   divisor,
   noise_std,
@@ -334,4 +362,5 @@ CHECKS: tuple[Callable[[Subject], Row], ...] = (
   agreement,
   overflow,
   key_reuse,
+  white_box_audit,
 )

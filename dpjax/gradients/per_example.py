@@ -29,7 +29,7 @@ def _batch_size(batch: Any) -> int:
     raise validate.UserError(
       f"batch: every leaf needs the same leading axis, found {found}"
     )
-  return sizes.pop()
+  return int(str(sizes.pop()))
 
 
 def _check_scalar(loss_fn: LossFn, params: Params, batch: Any) -> None:

@@ -251,7 +251,7 @@ def _network(kinds, shared):
   return loss, {name: _layer_params(*spec) for name, spec in names.items()}
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
   kinds=st.lists(st.sampled_from(_LAYERS), min_size=1, max_size=4),
   shared=st.booleans(),
