@@ -23,13 +23,13 @@ METHODS = ("auto", "vmap", "ghost")
 
 
 def _batch_size(batch: Any) -> int:
-  sizes = {leaf.shape[0] if leaf.ndim else None for leaf in jax.tree.leaves(batch)}
-  if len(sizes) != 1 or None in sizes:
+  sizes = {leaf.shape[:1] for leaf in jax.tree.leaves(batch)}  # () for a scalar
+  if len(sizes) != 1 or () in sizes:
     found = sorted(map(str, sizes)) or "no arrays"
     raise validate.UserError(
       f"batch: every leaf needs the same leading axis, found {found}"
     )
-  return int(str(sizes.pop()))
+  return sizes.pop()[0]
 
 
 def _check_scalar(loss_fn: LossFn, params: Params, batch: Any) -> None:
