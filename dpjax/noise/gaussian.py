@@ -34,19 +34,15 @@ def init(key: jax.Array) -> NoiseState:
 def gaussian(key: jax.Array, like: Any, std: float) -> Any:
   """Independent N(0, std^2) for every scalar of `like`, in float32 or wider.
 
+  The tails reach 9.49 std. `jax.random.normal` in float32 ends at 5.42 std, and an output
+  beyond that, which only one of two neighbours can produce, comes about once in 10^6 to
+  10^7 draws of one coordinate: over a run that is no longer small against delta.
+
   >>> noise = gaussian(jax.random.key(0), {"w": jnp.zeros(3, jnp.bfloat16)}, 2.0)
   >>> noise["w"].shape, noise["w"].dtype
   ((3,), dtype('float32'))
   """
-  if secure.is_secure(key):
-    return secure.gaussian(key, like, std)
-  leaves, treedef = jax.tree.flatten(like)
-  keys = jax.random.split(key, max(len(leaves), 1))
-  noise = [
-    std * jax.random.normal(k, leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
-    for k, leaf in zip(keys, leaves)
-  ]
-  return jax.tree.unflatten(treedef, noise)
+  return secure.gaussian(key, like, std)
 
 
 def add_gaussian(state: NoiseState, tree: Any, std: float) -> tuple[Any, NoiseState]:

@@ -59,3 +59,11 @@ def test_the_state_alone_determines_the_next_draw():
   a, _ = noise.add_gaussian(state, jnp.zeros(4), 1.0)
   b, _ = noise.add_gaussian(rebuilt, jnp.zeros(4), 1.0)
   np.testing.assert_array_equal(a, b)
+
+
+def test_the_default_noise_has_tails_beyond_those_of_float32(monkeypatch):
+  """Extreme bits must give extreme noise; jax.random.normal cannot pass 5.42."""
+  smallest = lambda key, shape, dtype: jnp.zeros(shape, dtype)
+  monkeypatch.setattr(jax.random, "bits", smallest)
+  drawn = noise.gaussian(jax.random.key(0), jnp.zeros(4), 1.0)
+  assert float(jnp.abs(drawn).min()) > 9.0
