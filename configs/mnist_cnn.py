@@ -21,8 +21,9 @@ def get_config() -> TrainConfig:
     privacy=PrivacyConfig(
       epsilon=2.93, delta=1e-5, sampling_prob=1024 / 60000, l2_clip_norm=0.1
     ),
-    optimizer=OptimizerConfig(name="sgd", learning_rate=4.0, momentum=0.9),
-    num_steps=1500,
+    optimizer=OptimizerConfig(name="sgd", learning_rate=1.5, momentum=0.9),
+    num_steps=2000,
+    ema_decay=0.99,
     eval_every=250,
     checkpoint_every=250,
   )

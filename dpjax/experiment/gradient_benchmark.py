@@ -63,7 +63,7 @@ def _clipped(method: str) -> Callable[[Workload], Callable]:
 
 
 def _jax_privacy(work: Workload) -> Callable:
-  from jax_privacy import clipping
+  from jax_privacy import clipping  # pyright: ignore[reportMissingImports]
 
   return clipping.clipped_grad(work.loss_fn, l2_clip_norm=1.0, keep_batch_dim=False)
 
