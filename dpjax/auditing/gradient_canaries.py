@@ -19,7 +19,7 @@ from dpjax import validate
 from dpjax.auditing.bounds import Scores
 from dpjax.plan import Plan
 
-_LENGTH = 10.0  # of a canary's gradient, in clip norms
+_LENGTH = 1e3  # of a canary's gradient, in clip norms: without clipping it must stand out
 
 
 class _Ids(NamedTuple):
