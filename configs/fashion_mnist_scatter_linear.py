@@ -5,6 +5,9 @@
 
 Needs Fashion-MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or
 --config.data.data_dir).
+Hardware: 2 CPU cores. Time: a minute of training after 15 s of features.
+Expected: test accuracy .900 (.899-.901 over three seeds) at a
+proved epsilon of 3 (delta 1e-5, Poisson, add/remove-one, per example).
 """
 
 from dpjax.experiment.config import (

@@ -3,6 +3,9 @@
   python -m launch.train --config=configs/mnist_cnn.py --workdir=runs/mnist_cnn
 
 Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir).
+Hardware: 2 CPU cores. Time: MINUTES.
+Expected: test accuracy CNNACC at a proved epsilon of 2.93 (delta
+1e-5, Poisson, add/remove-one, per example).
 """
 
 from dpjax.experiment.config import (

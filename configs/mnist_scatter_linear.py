@@ -3,6 +3,9 @@
   python -m launch.train --config=configs/mnist_scatter_linear.py --workdir=runs/mnist_scatter
 
 Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir).
+Hardware: 2 CPU cores. Time: a minute of training after 15 s of features.
+Expected: test accuracy .987 (.987-.988 over three seeds) at a
+proved epsilon of 3 (delta 1e-5, Poisson, add/remove-one, per example).
 """
 
 from dpjax.experiment.config import (
