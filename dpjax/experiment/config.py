@@ -45,7 +45,7 @@ class PrivacyConfig:
   capacity: int | None = None  # slots of a Poisson batch; None: overflow is negligible
   neighboring_relation: str = "add_or_remove_one"
   accountant: str = "pld"  # pld | rdp
-  epsilon_budget: float | None = None  # refuse to spend more than this; None: the target
+  epsilon_budget: float | None = None  # refuse to start a run that would spend more
 
 
 @dataclasses.dataclass

@@ -193,13 +193,22 @@ def _fit(loop: _Loop, received: list[int]) -> None:
   bar.close()
 
 
+def _charged(loop: _Loop) -> float:
+  """Epsilon of the charges themselves, not of what the plan meant to run."""
+  plan = loop.run.plan
+  return loop.ledger.epsilon(
+    plan.accounted_delta(plan.delta),
+    neighboring_relation=plan.neighboring_relation,
+    accountant=plan.accountant,
+  )
+
+
 def _privacy_facts(loop: _Loop) -> dict[str, Any]:
   """What is promised for what ran, by the ledger."""
   plan = loop.run.plan
   private = plan.is_private and math.isfinite(loop.epsilons[plan.num_steps])
-  steps = loop.ledger.num_steps
   return {
-    "epsilon": plan.epsilon(steps=steps) if private else None,
+    "epsilon": _charged(loop) if private else None,
     "delta": plan.delta if private else None,
     "neighboring_relation": str(plan.neighboring_relation) if private else None,
     "unit": "example" if private else None,
