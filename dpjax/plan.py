@@ -145,8 +145,12 @@ class Plan:
     """What one step is to the accountant."""
     if self.noise_multiplier == 0:
       return NonPrivateDpEvent()
-    event = self.sampler.event(accounting.gaussian_event(self.noise_multiplier))
+    event = self.sampler.event(self._sum_event())
     return NonPrivateDpEvent() if event is None else event
+
+  def _sum_event(self) -> DpEvent:
+    """What one noisy sum is to the accountant, before sampling."""
+    return accounting.gaussian_event(self.noise_multiplier)
 
   def event(self, steps: int | None = None) -> DpEvent:
     """What `steps` steps (default: all) are to the accountant."""

@@ -1,4 +1,4 @@
-"""The Optax face of dpjax. Each transform only composes pieces of gradients/ and noise/."""
+"""Clip each example, sum, add Gaussian noise, divide by a public constant."""
 
 from __future__ import annotations
 
