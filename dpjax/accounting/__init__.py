@@ -3,6 +3,10 @@
 NumPy and dp_accounting only; nothing here needs JAX.
 """
 
+from dpjax.accounting import discrete as discrete
+from dpjax.accounting import gdp as gdp
+from dpjax.accounting import selection as selection
+from dpjax.accounting import shuffle as shuffle
 from dpjax.accounting.calibration import (
   calibrate_noise_multiplier as calibrate_noise_multiplier,
 )
@@ -22,9 +26,18 @@ from dpjax.accounting.events import gaussian_event as gaussian_event
 from dpjax.accounting.events import laplace_event as laplace_event
 from dpjax.accounting.events import poisson_sampled_event as poisson_sampled_event
 from dpjax.accounting.events import pure_dp_event as pure_dp_event
+from dpjax.accounting.events import repeat_and_select_event as repeat_and_select_event
+from dpjax.accounting.events import truncated_poisson_event as truncated_poisson_event
 from dpjax.accounting.ledger import Budget as Budget
 from dpjax.accounting.ledger import BudgetExceeded as BudgetExceeded
 from dpjax.accounting.ledger import Charge as Charge
 from dpjax.accounting.ledger import Ledger as Ledger
+from dpjax.accounting.matrix import amplified_costs as amplified_costs
+from dpjax.accounting.matrix import correlated_events as correlated_events
+from dpjax.accounting.matrix import joined as joined
+from dpjax.accounting.matrix import participation_costs as participation_costs
+from dpjax.accounting.matrix import sensitivity as sensitivity
+from dpjax.accounting.monte_carlo import MonteCarloEpsilon as MonteCarloEpsilon
+from dpjax.accounting.monte_carlo import balls_in_bins_epsilon as balls_in_bins_epsilon
 from dpjax.accounting.statement import delta_warning as delta_warning
 from dpjax.accounting.statement import privacy_statement as privacy_statement

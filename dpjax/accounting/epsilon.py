@@ -14,6 +14,11 @@ noise multiplier: its epsilon stands as it is under every relation.
 | Gaussian, Poisson sampled        | pld, rdp                           | refused     |
 | Laplace, Poisson sampled         | pld                                | refused     |
 | Gaussian, fixed-size batches     | refused                            | rdp         |
+| Gaussian, truncated Poisson      | replace_special only: pld          | refused     |
+| the best of K runs               | rdp, where one run has it          | as one run  |
+
+A truncated Poisson sample is charged as the mixture of two pairs, which `_pld_truncated`
+derives. Hyper-parameter selection is charged by `selection.select_rdp`.
 
 Both give upper bounds, and what rounding could take away is added back: see
 `_PLD_ROUNDING` and `_RDP_ROUNDING`.
@@ -26,7 +31,7 @@ import functools
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import dp_accounting as dpa
 import numpy as np
@@ -34,6 +39,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import validate
+from dpjax.accounting import selection
 from dpjax.accounting.events import DpEvent, composed, merged_parts
 from dpjax.validate import UserError
 
@@ -130,6 +136,11 @@ def epsilon_curve(
 
 def _accountable(event: DpEvent, neighboring_relation: str, accountant: str) -> _Parts:
   """The event's parts with noise relative to the sensitivity; refuses mismatches."""
+  if accountant == "gdp":
+    raise UserError(
+      "accountant='gdp': an approximation that can be too small and proves nothing; use "
+      "'pld' or 'rdp', or ask for it by name: dpjax.accounting.gdp.approximate"
+    )
   validate.one_of(ACCOUNTANTS, accountant=accountant)
   validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
   steps = merged_parts(event)
@@ -140,30 +151,53 @@ def _accountable(event: DpEvent, neighboring_relation: str, accountant: str) -> 
   return {_relative_to_two_clip_norms(part): times for part, times in steps.items()}
 
 
+class _Proved(NamedTuple):
+  """Where there is a proof for a kind of part."""
+
+  name: str
+  relations: Sequence[str]
+  accountants: Sequence[str]
+
+
+_ONE_SIDED = ("add_or_remove_one", "replace_special")
+_PROVED = {
+  dpa.PoissonSampledDpEvent: _Proved("sampler=poisson", _ONE_SIDED, ACCOUNTANTS),
+  dpa.SampledWithoutReplacementDpEvent: _Proved(
+    "sampler=fixed_size", ("replace_one",), ("rdp",)
+  ),
+  dpa.TruncatedSubsampledGaussianDpEvent: _Proved(
+    "sampler=truncated_poisson", ("replace_special",), ("pld",)
+  ),
+  dpa.dp_event.RepeatAndSelectDpEvent: _Proved(
+    "selection of the best run", RELATIONS, ("rdp",)
+  ),
+}
+_EVERYWHERE = _Proved("noise", RELATIONS, ACCOUNTANTS)
+_SAMPLED_LAPLACE = _Proved("sampler=poisson of Laplace noise", _ONE_SIDED, ("pld",))
+
+
+def _proved(part: Any) -> _Proved:
+  sampled = isinstance(part, dpa.PoissonSampledDpEvent)
+  if sampled and isinstance(part.event, dpa.LaplaceDpEvent):
+    return _SAMPLED_LAPLACE
+  return _PROVED.get(type(part), _EVERYWHERE)
+
+
 def _check_supported(part: Any, neighboring_relation: str, accountant: str) -> None:
-  relation = f"neighboring_relation={neighboring_relation!r}"
-  if isinstance(part, dpa.PoissonSampledDpEvent):
-    if neighboring_relation == "replace_one":
-      raise UserError(
-        f"sampler=poisson with {relation}: Poisson sampling is accounted under "
-        "add_or_remove_one or replace_special"
-      )
-    if accountant == "rdp" and isinstance(part.event, dpa.LaplaceDpEvent):
-      raise UserError(
-        "sampler=poisson with accountant='rdp': Poisson-sampled Laplace noise is "
-        "accounted by accountant='pld'"
-      )
-  if isinstance(part, dpa.SampledWithoutReplacementDpEvent):
-    if neighboring_relation != "replace_one":
-      raise UserError(
-        f"sampler=fixed_size with {relation}: fixed-size batches without replacement are "
-        "accounted under replace_one"
-      )
-    if accountant == "pld":
-      raise UserError(
-        "sampler=fixed_size with accountant='pld': fixed-size batches without "
-        "replacement have no PLD analysis; use accountant='rdp'"
-      )
+  proved = _proved(part)
+  if neighboring_relation not in proved.relations:
+    raise UserError(
+      f"{proved.name} with neighboring_relation={neighboring_relation!r}: it is accounted "
+      f"under {' or '.join(proved.relations)}"
+    )
+  if accountant not in proved.accountants:
+    raise UserError(
+      f"{proved.name} with accountant={accountant!r}: has no such analysis; use "
+      f"accountant={' or '.join(map(repr, proved.accountants))}"
+    )
+  if isinstance(part, dpa.dp_event.RepeatAndSelectDpEvent):
+    for inner in merged_parts(part.event):
+      _check_supported(inner, neighboring_relation, accountant)
 
 
 def _relative_to_two_clip_norms(part: Any) -> DpEvent:
@@ -172,6 +206,13 @@ def _relative_to_two_clip_norms(part: Any) -> DpEvent:
   if isinstance(part, dpa.SampledWithoutReplacementDpEvent):
     inner = _relative_to_two_clip_norms(part.event)
     return type(part)(part.source_dataset_size, part.sample_size, inner)
+  if isinstance(part, dpa.dp_event.RepeatAndSelectDpEvent):
+    run = tuple(
+      dpa.SelfComposedDpEvent(_relative_to_two_clip_norms(inner), times)
+      for inner, times in merged_parts(part.event).items()
+    )
+    whole = dpa.ComposedDpEvent(run)  # type: ignore[arg-type]  # hashable
+    return dpa.dp_event.RepeatAndSelectDpEvent(whole, part.mean, part.shape)
   return part
 
 
@@ -195,6 +236,11 @@ def _rdp(steps: _Parts) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def _rdp_one(part: DpEvent) -> np.ndarray:
+  if isinstance(part, dpa.dp_event.RepeatAndSelectDpEvent):
+    one_run = _rdp(merged_parts(part.event))
+    return selection.select_rdp(
+      rdp_lib.DEFAULT_RDP_ORDERS, one_run, mean_trials=part.mean, shape=part.shape
+    )
   replaces = isinstance(
     part, dpa.SampledWithoutReplacementDpEvent | dpa.RandomizedResponseDpEvent
   )
@@ -259,6 +305,8 @@ def _pld_one(part: DpEvent, interval: float) -> pld_lib.PrivacyLossDistribution:
     return pld_lib.from_randomized_response(
       part.noise_parameter, part.num_buckets, value_discretization_interval=interval
     )
+  if isinstance(part, dpa.TruncatedSubsampledGaussianDpEvent):
+    return _pld_truncated(part, interval)
   prob, noise = _sampling_and_noise(part)
   options: dict[str, Any] = {
     "sampling_prob": prob,
@@ -269,9 +317,36 @@ def _pld_one(part: DpEvent, interval: float) -> pld_lib.PrivacyLossDistribution:
   return pld_lib.from_gaussian_mechanism(noise.noise_multiplier, **options)
 
 
+def _pld_truncated(
+  part: dpa.TruncatedSubsampledGaussianDpEvent, interval: float
+) -> pld_lib.PrivacyLossDistribution:
+  """A Poisson draw of n records at rate q, cut to B at random, one record x or zeroed.
+
+  Let K ~ Bin(n - 1, q) be how many OTHERS are drawn. K < B: nothing is cut, with or without
+  x, and the pair is that of Poisson sampling. K >= B: let T be a uniform B-subset of the
+  others drawn, y uniform in T. x is kept with p = q E[B / (K + 1) | K >= B], then in the
+  place of y. Given (T, y) both neighbours are (1 - p) N(0) + p N(u), with ||u|| <= 2 C, and
+  (1 - p) N(0) + p N(v), with ||v|| <= C and ||u - v|| <= C. By advanced joint convexity
+  (Balle, Barthe, Gaboardi 2018, theorem 2) their hockey-stick divergence is, in both
+  directions and at every order >= 1, at most p times that of two Gaussians 2 C apart, hence
+  at most that of (1 - p) N(0) + p N(2 C) and (1 - p) N(0) + p N(-2 C). Whether K >= B is
+  revealed: the two pairs are mixed. dp_accounting builds the same (arXiv:2508.15089).
+  """
+  return pld_lib.from_truncated_subsampled_gaussian_mechanism(
+    part.dataset_size,
+    part.sampling_probability,
+    part.truncated_batch_size,
+    part.noise_multiplier,
+    value_discretization_interval=interval,
+    neighboring_relation=dpa.NeighboringRelation.REPLACE_SPECIAL,
+  )
+
+
 def _sampling_and_noise(part: Any) -> tuple[float, Any]:
   if isinstance(part, dpa.PoissonSampledDpEvent):
     return part.sampling_probability, part.event
+  if isinstance(part, dpa.TruncatedSubsampledGaussianDpEvent):  # a guide for the grid only
+    return part.sampling_probability, dpa.GaussianDpEvent(part.noise_multiplier)
   return 1.0, part
 
 

@@ -34,6 +34,11 @@ _FIELDS: dict[str, tuple[type[DpEvent], tuple[str, ...]]] = {
     dpa.SampledWithoutReplacementDpEvent,
     ("source_dataset_size", "sample_size", "event"),
   ),
+  "truncated_poisson": (
+    dpa.TruncatedSubsampledGaussianDpEvent,
+    ("dataset_size", "sampling_probability", "truncated_batch_size", "noise_multiplier"),
+  ),
+  "repeat_and_select": (dpa.dp_event.RepeatAndSelectDpEvent, ("event", "mean", "shape")),
 }
 _KINDS = {cls: kind for kind, (cls, _) in _FIELDS.items()}
 
@@ -101,6 +106,52 @@ def fixed_size_event(event: DpEvent, *, num_examples: int, batch_size: int) -> D
   return dpa.SampledWithoutReplacementDpEvent(int(num_examples), int(batch_size), event)
 
 
+def truncated_poisson_event(
+  event: DpEvent, *, sampling_prob: float, num_examples: int, capacity: int
+) -> DpEvent:
+  """A Gaussian sum over a Poisson sample of which at most `capacity` records are kept.
+
+  Where more are drawn, a uniformly random subset is kept. That is no Poisson sampling
+  (pitfall P12): it can be accounted only under replace_special and by PLD (`epsilon`).
+
+  >>> truncated_poisson_event(
+  ...   gaussian_event(1), sampling_prob=0.5, num_examples=10, capacity=6)
+  TruncatedSubsampledGaussianDpEvent(dataset_size=10, ..., noise_multiplier=1.0)
+  """
+  validate.probability(sampling_prob=sampling_prob)
+  validate.integer_at_least(1, num_examples=num_examples, capacity=capacity)
+  if not isinstance(event, dpa.GaussianDpEvent):
+    raise UserError(f"event={event!r}: a truncated Poisson sample takes a GaussianDpEvent")
+  return dpa.TruncatedSubsampledGaussianDpEvent(
+    int(num_examples), float(sampling_prob), int(capacity), event.noise_multiplier
+  )
+
+
+def repeat_and_select_event(
+  event: DpEvent, *, mean_trials: float, shape: float = 1.0
+) -> DpEvent:
+  """The best of K independent runs of `event`, where K is random, secret, and only the
+  best run is released (Papernot and Steinke 2022, arXiv:2110.03620).
+
+  Args:
+    event: ONE whole run, and whatever computes the score that selects, unless that looks
+      at public data only. Runs may differ in their hyper-parameters if these are drawn at
+      random, independently of the data, and every one of them costs at most `event`.
+    mean_trials: E[K] >= 1.
+    shape: of K's law. 1: geometric; 0: logarithmic; inf: Poisson; else truncated negative
+      binomial. A smaller shape costs less, and has longer tails.
+
+  >>> repeat_and_select_event(gaussian_event(2), mean_trials=10).mean
+  10.0
+  """
+  validate.positive(mean_trials=mean_trials)
+  if mean_trials < 1:
+    raise UserError(f"mean_trials={mean_trials!r}: must be >= 1")
+  if not (isinstance(shape, int | float) and shape >= 0):
+    raise UserError(f"shape={shape!r}: must be a number >= 0")
+  return dpa.dp_event.RepeatAndSelectDpEvent(event, float(mean_trials), float(shape))
+
+
 def composed(step_event: DpEvent, num_steps: int) -> DpEvent:
   """The event of `num_steps` adaptive runs of `step_event`; 0 steps cost nothing.
 
@@ -135,6 +186,8 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
     fields["event"] = event_to_json(fields["event"])
   if "events" in fields:
     fields["events"] = [event_to_json(inner) for inner in fields["events"]]
+  if fields.get("shape") == math.inf:  # strict JSON
+    fields["shape"] = "inf"
   return {"kind": kind, **fields}
 
 
@@ -155,6 +208,8 @@ def event_from_json(data: Mapping[str, Any]) -> DpEvent:
     fields["event"] = event_from_json(fields["event"])
   if "events" in fields:
     fields["events"] = [event_from_json(inner) for inner in fields["events"]]
+  if fields.get("shape") == "inf":
+    fields["shape"] = math.inf
   return cls(**fields)
 
 
@@ -207,6 +262,10 @@ def _elementary(event: Any, kind: str) -> list[DpEvent]:
     return _poisson(event)
   if kind == "sampled_without_replacement":
     return _fixed_size(event)
+  if kind == "truncated_poisson":
+    return _truncated_poisson(event)
+  if kind == "repeat_and_select":
+    return _repeat_and_select(event)
   if kind in ("gaussian", "laplace"):
     validate.non_negative(noise_multiplier=event.noise_multiplier)
     return [event if event.noise_multiplier > 0 else dpa.NonPrivateDpEvent()]
@@ -238,6 +297,29 @@ def _fixed_size(event: Any) -> list[DpEvent]:
   fixed_size_event(event.event, num_examples=total, batch_size=size)  # checks both
   rebuild = lambda inner: dpa.SampledWithoutReplacementDpEvent(total, size, inner)
   return _sampled(event, (dpa.GaussianDpEvent,), rebuild)
+
+
+def _truncated_poisson(event: Any) -> list[DpEvent]:
+  prob, capacity = event.sampling_probability, event.truncated_batch_size
+  if prob == 0 or capacity == 0 or event.dataset_size == 0:
+    return []
+  noise = gaussian_event(event.noise_multiplier)  # checks it
+  truncated_poisson_event(  # checks the rest
+    noise, sampling_prob=prob, num_examples=event.dataset_size, capacity=capacity
+  )
+  return [event if event.noise_multiplier > 0 else dpa.NonPrivateDpEvent()]
+
+
+def _repeat_and_select(event: Any) -> list[DpEvent]:
+  repeat_and_select_event(event.event, mean_trials=event.mean, shape=event.shape)  # checks
+  inner = merged_parts(event.event)
+  if not inner:
+    return []
+  if dpa.NonPrivateDpEvent() in inner:
+    return [dpa.NonPrivateDpEvent()]
+  run = [dpa.SelfComposedDpEvent(part, times) for part, times in inner.items()]
+  whole = dpa.ComposedDpEvent(tuple(run))  # type: ignore[arg-type]  # hashable
+  return [dpa.dp_event.RepeatAndSelectDpEvent(whole, event.mean, event.shape)]
 
 
 def _sampled(event: Any, allowed: tuple[type, ...], rebuild: Any) -> list[DpEvent]:

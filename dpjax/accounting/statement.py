@@ -18,6 +18,7 @@ from dpjax.validate import UserError
 EPSILON_KINDS = {
   "proved": "an upper bound, proved for the mechanism described below",
   "claimed": "claimed by a publication and NOT proved here",
+  "approximation": "an approximation in the limit of many steps, which may be too small",
   "audited_lower_bound": "a lower bound measured by an attack, the truth is no less",
 }
 _RELATIONS = {
@@ -32,6 +33,11 @@ _NOT_COVERED = (
   "several {unit}s that belong together; the noise key (a seed, or a checkpoint that holds "
   "it, is a secret); and the finite precision of floating-point noise"
 )
+
+
+def _not_covered(event: DpEvent) -> str:
+  selected = any(isinstance(p, dpa.dp_event.RepeatAndSelectDpEvent) for p in parts(event))
+  return f"beyond the selection above, {_NOT_COVERED}" if selected else _NOT_COVERED
 
 
 def delta_warning(delta: float, num_examples: int) -> str | None:
@@ -92,7 +98,7 @@ def privacy_statement(
     _adjacency(str(neighboring_relation), unit, num_examples),
     _mechanism(event, unit),
     f"Released: every iterate, hence also the last one. Not covered: "
-    f"{_NOT_COVERED.format(unit=unit)}.",
+    f"{_not_covered(event).format(unit=unit)}.",
   ]
   warning = delta_warning(delta, num_examples) if num_examples else None
   words += [f"WARNING: {warning}."] if warning else []
@@ -144,8 +150,12 @@ def _adjacency(relation: str, unit: str, num_examples: int | None) -> str:
 
 
 def _mechanism(event: DpEvent, unit: str) -> str:
+  return f"Charged: {_runs(event, unit) or 'nothing'}."
+
+
+def _runs(event: DpEvent, unit: str) -> str:
   each = [f"{times} x {_describe(part, unit)}" for part, times in parts(event).items()]
-  return f"Charged: {'; '.join(each) or 'nothing'}."
+  return "; ".join(each)
 
 
 def _describe(part: Any, unit: str) -> str:
@@ -158,6 +168,19 @@ def _describe(part: Any, unit: str) -> str:
     return (
       f"{_describe(part.event, unit)} on a fixed-size sample (assumed: {part.sample_size} "
       f"distinct {unit}s of {part.source_dataset_size}, drawn afresh and uniformly)"
+    )
+  if isinstance(part, dpa.TruncatedSubsampledGaussianDpEvent):
+    return (
+      f"{_describe(dpa.GaussianDpEvent(part.noise_multiplier), unit)} on a truncated Poisson "
+      f"sample (assumed: every {unit} of {part.dataset_size} joins each batch on its own, "
+      f"with probability {part.sampling_probability:.6g}, and of more than "
+      f"{part.truncated_batch_size} a uniformly random subset of that size is kept)"
+    )
+  if isinstance(part, dpa.dp_event.RepeatAndSelectDpEvent):
+    return (
+      f"the best of a random and secret number of runs, on average {part.mean:g} (assumed: "
+      "the score that selects sees public data and the run's output only, and no other run "
+      f"is released; law of shape {part.shape:g}), each run: {_runs(part.event, unit)}"
     )
   if isinstance(part, dpa.NonPrivateDpEvent):
     return "a release without noise"

@@ -24,7 +24,7 @@ _KNOWN = [
 ]
 _UNKNOWN = [
   dpa.UnsupportedDpEvent(),
-  dpa.TruncatedSubsampledGaussianDpEvent(1000, 0.01, 20, 1.0),
+  dpa.SingleEpochTreeAggregationDpEvent(1.0, 8),
   dpa.SampledWithReplacementDpEvent(100, 7, _GAUSSIAN),
   "gaussian",
 ]
@@ -38,7 +38,7 @@ def test_json_gives_back_the_same_event(event):
 
 @pytest.mark.parametrize("event", _UNKNOWN, ids=repr)
 def test_p12_an_unknown_event_is_refused_everywhere(event):
-  """A truncated Poisson batch is no Poisson batch: no reading of it may slip through."""
+  """What has no proof here has no reading either (truncation: test_truncated)."""
   with pytest.raises(UserError, match="known events"):
     accounting.event_to_json(event)
   for accountant in accounting.ACCOUNTANTS:

@@ -1,0 +1,191 @@
+"""What integer noise costs: Renyi curves of the discrete Gaussian and of Skellam noise.
+
+For integer vectors, so for sums under secure aggregation. A sensitivity here is that of the
+vector AFTER scaling and rounding, which rounding makes larger (pitfalls P21, P38; see
+`dpjax.noise.discrete.rounded_norm_bound`): the norm of one record under add_or_remove_one
+and replace_special, twice that under replace_one. Nothing is sampled: no amplification.
+
+| noise                            | Renyi divergence at order a                        | from |
+| -------------------------------- | -------------------------------------------------- | ---- |
+| discrete Gaussian, variance s2   | a D2^2 / (2 s2)                                    | [1]  |
+| sum of discrete Gaussians        | that of the sum's variance, and a rest tau         | [2]  |
+| Skellam, variance s2, integer a  | a D2^2 / (2 s2) + min(((2a - 1) D2^2 + 6 D1) /     | [3]  |
+|                                  | (4 s2^2), 3 D1 / (2 s2))                           |      |
+
+[1] Canonne, Kamath and Steinke 2020, arXiv:2004.00010, theorem 4. [2] Kairouz, Liu and
+Steinke 2021, arXiv:2102.06387, proposition 14. [3] Agarwal, Kairouz and Liu 2021,
+arXiv:2110.04995, corollary 3.6.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
+
+from dpjax import validate
+from dpjax.validate import UserError
+
+ORDERS = (*range(2, 129), 256, 512, 1024)
+NOISES = ("skellam", "discrete_gaussian")
+
+
+def l1_sensitivity(l2_sensitivity: float, dim: int) -> float:
+  """The largest L1 norm of an integer vector of this L2 norm: min(sqrt(d) D2, D2^2).
+
+  >>> l1_sensitivity(2.0, 100), l1_sensitivity(20.0, 100)
+  (4.0, 200.0)
+  """
+  validate.positive(l2_sensitivity=l2_sensitivity)
+  validate.integer_at_least(1, dim=dim)
+  return l2_sensitivity * min(math.sqrt(dim), l2_sensitivity)
+
+
+def discrete_gaussian_rdp(variance: float, *, l2_sensitivity: float) -> np.ndarray:
+  """[len(ORDERS)] of discrete Gaussian noise N_Z(0, variance) on each coordinate.
+
+  >>> float(discrete_gaussian_rdp(4.0, l2_sensitivity=2.0)[0])  # at order 2
+  1.0
+  """
+  validate.positive(variance=variance, l2_sensitivity=l2_sensitivity)
+  return np.array(ORDERS) * l2_sensitivity**2 / (2 * variance)
+
+
+def summed_discrete_gaussian_rdp(
+  share_variance: float, num_shares: int, *, l2_sensitivity: float, dim: int
+) -> np.ndarray:
+  """[len(ORDERS)] of the sum of `num_shares` discrete Gaussians, which is not one.
+
+  UserError: share_variance < 1/4, where the proposition says nothing.
+
+  >>> one = summed_discrete_gaussian_rdp(4.0, 1, l2_sensitivity=2.0, dim=3)
+  >>> bool(np.allclose(one, discrete_gaussian_rdp(4.0, l2_sensitivity=2.0)))
+  True
+  """
+  validate.positive(share_variance=share_variance, l2_sensitivity=l2_sensitivity)
+  validate.integer_at_least(1, num_shares=num_shares, dim=dim)
+  if share_variance < 0.25:
+    raise UserError(
+      f"share_variance={share_variance!r}: must be >= 0.25; scale up, or skellam"
+    )
+  order = np.array(ORDERS, float)
+  # the k-th addend is e^(-2 pi^2 s2 k / (k + 1)), which rises with k: exact, vectorised
+  k = np.arange(1, num_shares)
+  tau = 10 * float(np.exp(-2 * math.pi**2 * share_variance * k / (k + 1)).sum())
+  std = math.sqrt(num_shares * share_variance)
+  l2, l1 = l2_sensitivity / std, l1_sensitivity(l2_sensitivity, dim) / std
+  each = (
+    order / 2 * l2**2 + tau * dim,
+    order / 2 * (l2**2 + 2 * l1 * tau + tau**2 * dim),
+    order / 2 * (l2 + math.sqrt(dim) * tau) ** 2,
+  )
+  return np.min(each, axis=0)
+
+
+def skellam_rdp(
+  variance: float, *, l2_sensitivity: float, l1_sensitivity: float
+) -> np.ndarray:
+  """[len(ORDERS)] of Skellam noise of this variance on each coordinate.
+
+  Args:
+    l1_sensitivity: see the function `l1_sensitivity`.
+
+  >>> curve = skellam_rdp(1e6, l2_sensitivity=1.0, l1_sensitivity=1.0)
+  >>> round(float(curve[0]) * 1e6, 3)  # that of a Gaussian, here
+  1.0
+  """
+  validate.positive(
+    variance=variance, l2_sensitivity=l2_sensitivity, l1_sensitivity=l1_sensitivity
+  )
+  order, square = np.array(ORDERS, float), l2_sensitivity**2
+  few = ((2 * order - 1) * square + 6 * l1_sensitivity) / (4 * variance**2)
+  return order * square / (2 * variance) + np.minimum(
+    few, 3 * l1_sensitivity / (2 * variance)
+  )
+
+
+def epsilon_from_rdp(rdp: np.ndarray, *, delta: float, num_steps: int = 1) -> float:
+  """Epsilon at `delta` of `num_steps` adaptive steps, each with the curve `rdp` [ORDERS].
+
+  >>> round(epsilon_from_rdp(discrete_gaussian_rdp(4.0, l2_sensitivity=1.0), delta=1e-5), 3)
+  2.168
+  """
+  validate.open_unit(delta=delta)
+  validate.integer_at_least(0, num_steps=num_steps)
+  if num_steps == 0:
+    return 0.0
+  return float(rdp_lib.compute_epsilon(list(ORDERS), list(num_steps * rdp), delta)[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class DistributedNoise:
+  """Noise that clients add in shares, sized for the fewest of them who may survive.
+
+  Every client adds a share of variance `share_variance`. With `min_survivors` shares or
+  more in the sum it holds the noise that was promised: further shares only post-process.
+  With fewer it holds less (pitfall P37), which is refused, or charged as what it is.
+
+  Args:
+    noise: "skellam" (its shares add up to a Skellam) or "discrete_gaussian".
+    share_variance: of one client's share, on the integer grid.
+    min_survivors: HONEST clients whose shares are in every sum; those who collude know
+      their own shares, and do not count.
+
+  >>> noise = DistributedNoise.sized(total_variance=400.0, min_survivors=40)
+  >>> noise.share_variance
+  10.0
+  >>> noise.check_survivors(39)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: survivors=39: must be >= min_survivors=40, else the sum ...
+  """
+
+  share_variance: float
+  min_survivors: int
+  noise: str = "skellam"
+
+  def __post_init__(self):
+    validate.positive(share_variance=self.share_variance)
+    validate.integer_at_least(1, min_survivors=self.min_survivors)
+    validate.one_of(NOISES, noise=self.noise)
+
+  @classmethod
+  def sized(
+    cls, *, total_variance: float, min_survivors: int, noise: str = "skellam"
+  ) -> DistributedNoise:
+    """Shares of which `min_survivors` make up `total_variance`."""
+    validate.positive(total_variance=total_variance)
+    validate.integer_at_least(1, min_survivors=min_survivors)
+    return cls(total_variance / min_survivors, min_survivors, noise)
+
+  def check_survivors(self, survivors: int) -> None:
+    """Raises when a sum has too few shares to hold the noise that was promised."""
+    validate.integer_at_least(0, survivors=survivors)
+    if survivors < self.min_survivors:
+      raise UserError(
+        f"survivors={survivors}: must be >= min_survivors={self.min_survivors}, else the sum "
+        "holds less noise than promised; abort the round and release nothing"
+      )
+
+  def rdp(
+    self, *, l2_sensitivity: float, dim: int, survivors: int | None = None
+  ) -> np.ndarray:
+    """[len(ORDERS)] of one sum.
+
+    Args:
+      survivors: None for the promise; a number for what a sum with so many shares costs,
+        should it have been released: more than the promise where they were fewer.
+    """
+    shares = self.min_survivors if survivors is None else survivors
+    validate.integer_at_least(1, survivors=shares)
+    if self.noise == "discrete_gaussian":
+      return summed_discrete_gaussian_rdp(
+        self.share_variance, shares, l2_sensitivity=l2_sensitivity, dim=dim
+      )
+    return skellam_rdp(
+      self.share_variance * shares,
+      l2_sensitivity=l2_sensitivity,
+      l1_sensitivity=l1_sensitivity(l2_sensitivity, dim),
+    )

@@ -1,0 +1,80 @@
+"""Gaussian differential privacy by its central limit: an APPROXIMATION, never a proof.
+
+A run of many subsampled steps is nearly mu-GDP (Dong, Roth and Su 2019, arXiv:1905.02383,
+section 5; Bu, Dong, Long and Su 2020, arXiv:1911.11607), with
+
+  mu^2 = sum over steps of q^2 (e^(1 / z^2) - 1)        (Poisson, rate q, multiplier z)
+
+The limit is of many steps with q sqrt(steps) fixed. Before it, the epsilon is TOO SMALL, at
+small delta and little noise by far: a test holds it against the exact value. Useful to see
+how things scale, and as a check on the order of magnitude; nothing in dpjax calibrates by
+it. Unsampled Gaussian noise is exactly mu-GDP, mu = 1 / z, and is labelled proved.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import dp_accounting as dpa
+
+from dpjax import validate
+from dpjax.accounting.epsilon import _accountable
+from dpjax.accounting.events import DpEvent
+from dpjax.validate import UserError
+
+
+class Approximation(NamedTuple):
+  """An epsilon by the central limit, with what it is worth."""
+
+  epsilon: float
+  mu: float  # the run is (nearly) as private as N(0, 1) against N(mu, 1)
+  epsilon_kind: str  # "proved" for unsampled Gaussian noise, else "approximation"
+
+
+def approximate(
+  event: DpEvent, *, delta: float, neighboring_relation: str = "add_or_remove_one"
+) -> Approximation:
+  """Epsilon of `event` at `delta` by Gaussian differential privacy.
+
+  UserError: a part that is neither a Gaussian nor a Poisson-sampled Gaussian, or a relation
+  under which its sampler has no analysis.
+
+  >>> approximate(dpa.GaussianDpEvent(2.0), delta=1e-5).epsilon_kind
+  'proved'
+  >>> step = dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(1.1))
+  >>> result = approximate(dpa.SelfComposedDpEvent(step, 4000), delta=1e-5)
+  >>> round(result.epsilon, 2), round(result.mu, 3), result.epsilon_kind
+  (2.99, 0.717, 'approximation')
+  """
+  validate.open_unit(delta=delta)
+  steps = _accountable(event, neighboring_relation, "pld")
+  if dpa.NonPrivateDpEvent() in steps:
+    return Approximation(math.inf, math.inf, "proved")
+  squares = [times * _mu_squared(part) for part, times in steps.items()]
+  mu = math.sqrt(math.fsum(squares))
+  exact = all(isinstance(part, dpa.GaussianDpEvent) for part in steps)
+  return Approximation(epsilon(mu, delta=delta), mu, "proved" if exact else "approximation")
+
+
+def epsilon(mu: float, *, delta: float) -> float:
+  """The smallest epsilon of a mechanism that IS mu-GDP: exact, by inverting
+  delta = Phi(mu / 2 - eps / mu) - e^eps Phi(-mu / 2 - eps / mu).
+
+  >>> round(epsilon(0.5, delta=1e-5), 3)
+  1.993
+  """
+  validate.non_negative(mu=mu)
+  return float(dpa.get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0
+
+
+def _mu_squared(part: Any) -> float:
+  if isinstance(part, dpa.GaussianDpEvent):
+    return part.noise_multiplier**-2
+  sampled = isinstance(part, dpa.PoissonSampledDpEvent)
+  if sampled and isinstance(part.event, dpa.GaussianDpEvent):
+    return part.sampling_probability**2 * math.expm1(part.event.noise_multiplier**-2)
+  raise UserError(
+    f"event={part!r}: the central limit is known here for Gaussian noise, unsampled or "
+    "Poisson sampled; use accountant='pld' or 'rdp'"
+  )

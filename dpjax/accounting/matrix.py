@@ -1,0 +1,307 @@
+"""What correlated noise costs: the sensitivity of C x under bounded participation.
+
+The matrix mechanism C x + z (z white, of standard deviation noise_multiplier clip norms) is
+one Gaussian mechanism, also where later rows of x depend on earlier outputs, for C is lower
+triangular (Denisov et al. 2022, arXiv:2202.08312, theorem 2.1). Its sensitivity is the
+largest |C u|, u the clipped gradients of ONE example at the steps that it takes part in:
+
+  |C u|^2 = sum_ij (C^T C)_ij <u_i, u_j>  <=  sum_ij |C^T C|_ij   over its steps i, j,
+
+with equality, for equal u_i, where no entry of C^T C among them is negative
+(Choquette-Choo et al. 2022, arXiv:2211.06530). After t steps only the first t rows have been
+released. Their sensitivities s_t rise with t, so the run is charged step by step: step t is
+a Gaussian of noise multiplier z / sqrt(s_t^2 - s_{t-1}^2), and the charges of t steps compose
+to exactly the Gaussian z / s_t.
+
+| steps of one example                        | s_t                                          |
+| ------------------------------------------- | -------------------------------------------- |
+| cyclic: r, r + b, r + 2 b, ..               | exact: the worst of b patterns               |
+| at least b apart, C Toeplitz and falling    | exact: 0, b, 2 b, .. is worst (Kalinin 2024) |
+| at least b apart, C of at most b bands      | upper bound: worst column of each b          |
+| at least b apart, any other C               | refused                                      |
+| cyclic and sampled, C of at most b bands    | amplified: one sampled Gaussian per turn     |
+
+Under replace_one, u_i is the difference of two clipped gradients: s_t doubles, which
+`accounting.epsilon` does for every Gaussian event.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Protocol
+
+import dp_accounting as dpa
+import numpy as np
+
+from dpjax import validate
+from dpjax.accounting.events import DpEvent, composed, gaussian_event, poisson_sampled_event
+from dpjax.validate import UserError
+
+_DENSE = 4096  # steps up to which a dense matrix is made where none of the above helps
+_ZERO = 1e-12  # entries of C within this of zero count as not negative: rounding
+
+
+class Strategy(Protocol):
+  """A lower-triangular C >= 0, hashable; `dpjax.noise.correlated` has several."""
+
+  @property
+  def bands(self) -> int | None: ...  # C[i, j] = 0 where i - j >= bands
+  def multiply(self, x: np.ndarray) -> np.ndarray: ...  # C x for x [n, ...]
+
+
+def sensitivity(
+  matrix: np.ndarray,
+  *,
+  min_sep: int,
+  max_participations: int | None = None,
+  cyclic: bool = False,
+) -> float:
+  """Largest |C u| for one example with |u_i| <= 1 that takes part at most
+  `max_participations` times, at steps at least `min_sep` apart.
+
+  Args:
+    matrix: any C [m, n], dense.
+    cyclic: the example's steps are r, r + min_sep, r + 2 min_sep, .. for some r.
+
+  Exact where no two columns that one example may combine have a negative product, and the
+  steps are cyclic, or the columns orthogonal, or C Toeplitz, falling and not negative;
+  otherwise an upper bound.
+
+  >>> sensitivity(np.eye(4), min_sep=2)  # two participations at most
+  1.4142135623730951
+  """
+  matrix = np.asarray(matrix, np.float64)
+  if matrix.ndim != 2 or not np.isfinite(matrix).all():
+    raise UserError(f"matrix.shape={matrix.shape}: must be two axes of finite numbers")
+  validate.integer_at_least(1, min_sep=min_sep)
+  num_steps = matrix.shape[1]
+  times = -(-num_steps // min_sep)
+  if max_participations is not None:
+    validate.integer_at_least(1, max_participations=max_participations)
+    times = min(times, max_participations)
+  gram = np.abs(matrix.T @ matrix)
+  if cyclic:
+    return float(np.sqrt(_cyclic_squared(gram, min_sep, times)))
+  if _falling_toeplitz(matrix):
+    comb = np.arange(times) * min_sep
+    return float(np.sqrt(gram[np.ix_(comb, comb)].sum()))
+  far = np.abs(np.subtract.outer(np.arange(num_steps), np.arange(num_steps))) >= min_sep
+  if not gram[far].any():
+    return float(np.sqrt(_heaviest(np.diag(gram), min_sep, times)))
+  rows = np.array([gram[i, i] + _heaviest(gram[i] * far[i], min_sep, times - 1)
+                   for i in range(num_steps)])  # fmt: skip
+  return float(np.sqrt(_heaviest(rows, min_sep, times)))
+
+
+def _cyclic_squared(gram: np.ndarray, min_sep: int, times: int) -> float:
+  """The heaviest of `times` neighbouring steps of one turn."""
+  worst = 0.0
+  for start in range(len(gram)):
+    steps = np.arange(start, len(gram), min_sep)[:times]
+    worst = max(worst, gram[np.ix_(steps, steps)].sum())
+  return worst
+
+
+def _falling_toeplitz(matrix: np.ndarray) -> bool:
+  rows, columns = matrix.shape
+  if rows != columns or not np.array_equal(matrix[1:, 1:], matrix[:-1, :-1]):
+    return False
+  lower = not np.triu(matrix, 1).any()
+  return bool(lower and matrix.min() >= 0 and (np.diff(matrix[:, 0]) <= 0).all())
+
+
+def _heaviest(weights: np.ndarray, min_sep: int, times: int) -> float:
+  """Largest sum of at most `times` weights (>= 0) whose places differ by min_sep or more."""
+  best = np.zeros(len(weights) + min_sep)  # of the places from i on
+  for _ in range(times):
+    longer = np.zeros_like(best)
+    with_each = weights + best[min_sep:]
+    longer[: len(weights)] = np.maximum.accumulate(with_each[::-1])[::-1]
+    best = longer
+  return float(best[0])
+
+
+@functools.lru_cache(maxsize=8)
+def turn_images(
+  strategy: Strategy, num_steps: int, turns: int, factors: tuple[float, ...] = ()
+) -> np.ndarray:
+  """C' (e_r + e_{r + turns} + ..) for each turn r: [num_steps, turns].
+
+  C' is C with row t divided by factors[t]: noise that is larger there protects better.
+
+  >>> from dpjax.noise.correlated import Tree
+  >>> turn_images(Tree(restart_every=4), 4, 2)[3]
+  array([2., 2.])
+  """
+  steps = np.arange(num_steps)[:, None]
+  patterns = (steps % turns == np.arange(min(turns, num_steps))).astype(np.float64)
+  image = strategy.multiply(patterns)
+  if image.min() < -_ZERO:
+    raise UserError(f"correlation={strategy!r}: C must have no negative entry")
+  image = image / np.array(factors)[:, None] if factors else image
+  image.flags.writeable = False
+  return image
+
+
+def _column(strategy: Strategy, num_steps: int) -> np.ndarray:
+  return strategy.multiply(np.eye(num_steps, 1))[:, 0]
+
+
+@functools.lru_cache(maxsize=8)
+def participation_costs(
+  strategy: Strategy,
+  *,
+  num_steps: int,
+  min_sep: int,
+  cyclic: bool,
+  factors: tuple[float, ...] = (),
+) -> np.ndarray:
+  """Squared sensitivity s_t^2 of the first t rows of C, for t = 1 .. num_steps; rising.
+
+  Args:
+    strategy: C, with no negative entry (its own promise).
+    min_sep, cyclic: steps of one example are at least min_sep apart; multiples of it if
+      cyclic. Nothing else limits how often it takes part.
+    factors: of the white noise at each step, () for 1.
+
+  Guarantee: see the table above; UserError where no bound is known.
+
+  >>> from dpjax.noise.correlated import Independent
+  >>> participation_costs(Independent(), num_steps=5, min_sep=2, cyclic=True)
+  array([1., 1., 2., 2., 3.])
+  """
+  validate.integer_at_least(1, num_steps=num_steps, min_sep=min_sep)
+  _check_factors(factors, num_steps)
+  if cyclic:
+    squares = turn_images(strategy, num_steps, min_sep, factors) ** 2
+    costs = np.cumsum(squares, axis=0).max(axis=1)
+  else:
+    costs = _separated_costs(strategy, num_steps, min_sep, factors)
+  costs = np.maximum.accumulate(costs)
+  costs.flags.writeable = False
+  return costs
+
+
+def _check_factors(factors: Sequence[float], num_steps: int) -> None:
+  if factors and len(factors) != num_steps:
+    raise UserError(
+      f"noise_schedule: has {len(factors)} factors, must have one for each of "
+      f"num_steps={num_steps}"
+    )
+  validate.positive(**{f"noise_schedule[{i}]": f for i, f in enumerate(factors)})
+
+
+def _separated_costs(
+  strategy: Strategy, num_steps: int, min_sep: int, factors: tuple[float, ...]
+) -> np.ndarray:
+  if getattr(strategy, "toeplitz", False) and not factors:
+    column = _column(strategy, num_steps)
+    if column.min() >= -_ZERO and (np.diff(column) <= _ZERO).all():
+      comb = (np.arange(num_steps) % min_sep == 0).astype(np.float64)
+      return np.cumsum(strategy.multiply(comb[:, None])[:, 0] ** 2)
+  if strategy.bands is None or strategy.bands > min_sep or num_steps > _DENSE:
+    raise UserError(
+      f"correlation={type(strategy).__name__}: no sensitivity is known here for examples "
+      f"whose steps are only known to be min_sep={min_sep} apart; use a cyclic sampler, or "
+      f"at most {min_sep} bands"
+    )
+  rows = np.array(factors)[:, None] if factors else 1.0
+  norms = np.cumsum((strategy.multiply(np.eye(num_steps)) / rows) ** 2, axis=0)
+  windows = np.arange(0, num_steps, min_sep)
+  return np.maximum.reduceat(norms, windows, axis=1).sum(axis=1)
+
+
+@functools.lru_cache(maxsize=8)
+def amplified_costs(
+  strategy: Strategy,
+  *,
+  num_steps: int,
+  num_groups: int,
+  factors: tuple[float, ...] = (),
+) -> np.ndarray:
+  """Largest squared column norm in each turn of `num_groups` steps.
+
+  One example's turns touch disjoint rows where C has at most `num_groups` bands, so each is
+  a Gaussian mechanism of its own, sampled with the example's probability (Choquette-Choo et
+  al. 2023, arXiv:2306.08153). UserError: more bands.
+
+  >>> from dpjax.noise.correlated import BandedToeplitz
+  >>> amplified_costs(BandedToeplitz((1.0, 0.5)), num_steps=3, num_groups=2)
+  array([1.25, 1.  ])
+  """
+  validate.integer_at_least(1, num_steps=num_steps, num_groups=num_groups)
+  _check_factors(factors, num_steps)
+  if strategy.bands is None or strategy.bands > num_groups:
+    bands = "no" if strategy.bands is None else f"{strategy.bands}"
+    raise UserError(
+      f"correlation={type(strategy).__name__}: has {bands} bands; cyclic Poisson sampling "
+      f"amplifies only noise of at most num_groups={num_groups} bands"
+    )
+  squares = turn_images(strategy, num_steps, num_groups, factors) ** 2
+  turns = -(-num_steps // num_groups)
+  padded = np.zeros(((turns + 1) * num_groups, squares.shape[1]))
+  padded[:num_steps] = squares
+  norms = [
+    padded[group : group + turns * num_groups, group].reshape(turns, num_groups).sum(axis=1)
+    for group in range(squares.shape[1])
+  ]
+  costs = np.max(norms, axis=0)
+  costs.flags.writeable = False
+  return costs
+
+
+def correlated_events(
+  strategy: Strategy,
+  *,
+  noise_multiplier: float,
+  num_steps: int,
+  min_sep: int,
+  cyclic: bool,
+  sampling_prob: float = 1.0,
+  factors: tuple[float, ...] = (),
+) -> tuple[DpEvent, ...]:
+  """The event that each step is charged as; any first t of them compose to what the first t
+  rows cost.
+
+  Args:
+    noise_multiplier: of the white noise: its standard deviation / l2_clip_norm.
+    min_sep, cyclic, sampling_prob: a sampler's participation. Below 1, a turn of
+      min_sep steps is charged as one Poisson-sampled Gaussian, at its first step.
+
+  >>> from dpjax.noise.correlated import Independent
+  >>> correlated_events(
+  ...   Independent(), noise_multiplier=2.0, num_steps=3, min_sep=2, cyclic=True)
+  (GaussianDpEvent(noise_multiplier=2.0), NoOpDpEvent(), GaussianDpEvent(noise_multiplier=2.0))
+  """
+  options = dict(num_steps=num_steps, factors=tuple(factors))
+  if sampling_prob < 1:
+    costs = amplified_costs(strategy, num_groups=min_sep, **options)
+    turns = [_event(cost, noise_multiplier) for cost in costs]
+    sampled = [poisson_sampled_event(turn, sampling_prob=sampling_prob) for turn in turns]
+    quiet = [dpa.NoOpDpEvent()] * (min_sep - 1)
+    return tuple(itertools.chain.from_iterable([one, *quiet] for one in sampled))[
+      :num_steps
+    ]
+  costs = participation_costs(strategy, min_sep=min_sep, cyclic=cyclic, **options)
+  return tuple(_event(cost, noise_multiplier) for cost in np.diff(costs, prepend=0.0))
+
+
+def _event(cost: float, noise_multiplier: float) -> DpEvent:
+  """A Gaussian of squared sensitivity `cost`."""
+  if cost <= 0:
+    return dpa.NoOpDpEvent()
+  return gaussian_event(noise_multiplier / float(np.sqrt(cost)))
+
+
+def joined(events: Sequence[DpEvent]) -> DpEvent:
+  """One event for steps one after the other; equal neighbours are counted.
+
+  >>> joined([gaussian_event(1), gaussian_event(1), dpa.NoOpDpEvent()]).events[0].count
+  2
+  """
+  runs = [composed(event, len(list(group))) for event, group in itertools.groupby(events)]
+  if len(runs) > 1:
+    return dpa.ComposedDpEvent(runs)
+  return runs[0] if runs else dpa.NoOpDpEvent()

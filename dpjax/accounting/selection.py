@@ -1,0 +1,128 @@
+"""What choosing the best of several private runs costs, and how many runs to make.
+
+Trying a fixed number k of settings and keeping the best costs about k times one run. A
+RANDOM number of trials, kept secret, costs little more than twice one run (Papernot and
+Steinke 2022, arXiv:2110.03620). Their conditions, all of them ours to keep:
+
+- the number of trials is drawn by `draw_trials`, from a law fixed beforehand;
+- every trial draws its setting at random, independently of the data, and its own noise;
+- only the best trial is released: not the others, nor their scores, nor their number;
+- the score looks at public data and at the released output, or is charged in the event.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
+from scipy import optimize
+
+from dpjax import validate
+from dpjax.validate import UserError
+
+
+def select_rdp(
+  orders: Sequence[float], rdp: np.ndarray, *, mean_trials: float, shape: float = 1.0
+) -> np.ndarray:
+  """The Renyi divergence of the best of K runs, by order, from that of one run.
+
+  Args:
+    orders: Renyi orders, all > 1.
+    rdp: [len(orders)] an upper bound on one run's divergence at each order.
+    mean_trials, shape: of the law of K; see `draw_trials`.
+
+  Theorems 2 (truncated negative binomial) and 6 (Poisson) of arXiv:2110.03620.
+
+  >>> once = np.array([0.5, 1.0])  # at orders 2 and 4
+  >>> select_rdp([2, 4], once, mean_trials=1.0, shape=1.0).round(3)
+  array([1. , 1.5])
+  """
+  order = np.asarray(orders, float)
+  if np.any(order <= 1) or order.shape != np.shape(rdp):
+    raise UserError(f"orders={list(orders)!r}: must be > 1, one for each value of rdp")
+  _check_law(mean_trials, shape)
+  if shape == math.inf:
+    return _poisson_rdp(order, np.asarray(rdp, float), mean_trials)
+  gamma = stopping_prob(mean_trials, shape)
+  constant = (1 + shape) * np.min((1 - 1 / order) * rdp - math.log(gamma) / order)
+  at_each = rdp + math.log(_mean(gamma, shape)) / (order - 1) + constant
+  later = [np.min(at_each[order >= own]) for own in order]  # divergences grow with order
+  return np.array(later)
+
+
+def _poisson_rdp(order: np.ndarray, rdp: np.ndarray, mean_trials: float) -> np.ndarray:
+  failure = [
+    rdp_lib.compute_delta(list(order), list(rdp), math.log1p(1 / (own - 1)))[0]
+    for own in order
+  ]
+  return rdp + mean_trials * np.array(failure) + math.log(mean_trials) / (order - 1)
+
+
+def stopping_prob(mean_trials: float, shape: float) -> float:
+  """gamma of the truncated negative binomial law with this mean; rounded down.
+
+  >>> stopping_prob(10.0, 1.0)
+  0.1
+  """
+  _check_law(mean_trials, shape)
+  if shape == math.inf:
+    raise UserError("shape=inf: the Poisson law has no stopping probability")
+  if mean_trials == 1:
+    return 1.0
+  if shape == 1:
+    return 1 / mean_trials
+  excess = lambda log_gamma: math.log(_mean(math.exp(log_gamma), shape) / mean_trials)
+  low = math.log(min(1.0, 1 / mean_trials))
+  while excess(low) < 0:
+    low *= 2
+  root = float(optimize.brentq(excess, low, -1e-12, xtol=1e-13))  # type: ignore[arg-type]
+  return math.exp(root) * (1 - 1e-9)
+
+
+def _mean(gamma: float, shape: float) -> float:
+  """E[K] of definition 1: shape (1 - g) / (g (1 - g^shape)); its limit at shape 0."""
+  if gamma == 1:
+    return 1.0
+  log_gamma = math.log(gamma)
+  if shape == 0:
+    return math.expm1(-log_gamma) / -log_gamma
+  return shape * math.expm1(-log_gamma) / -math.expm1(shape * log_gamma)
+
+
+def draw_trials(rng: np.random.Generator, *, mean_trials: float, shape: float = 1.0) -> int:
+  """How many runs to make; keep the number secret.
+
+  Args:
+    rng: in a release seeded by the operating system, for the number must be unknown.
+    mean_trials: E[K] >= 1.
+    shape: 1: geometric; 0: logarithmic; inf: Poisson (which may say 0: then nothing is
+      released); any other: truncated negative binomial, P(K=k) prop. to
+      (1 - gamma)^k Gamma(k + shape) / k!.
+
+  >>> draw_trials(np.random.default_rng(0), mean_trials=1.0)
+  1
+  """
+  _check_law(mean_trials, shape)
+  if shape == math.inf:
+    return int(rng.poisson(mean_trials))
+  gamma = stopping_prob(mean_trials, shape)
+  if gamma == 1:
+    return 1
+  if shape == 0:
+    return int(rng.logseries(1 - gamma))
+  if shape == 1:
+    return int(rng.geometric(gamma))
+  drawn = 0
+  while drawn == 0:  # truncated: never zero
+    drawn = int(rng.negative_binomial(shape, gamma))
+  return drawn
+
+
+def _check_law(mean_trials: float, shape: float) -> None:
+  validate.positive(mean_trials=mean_trials)
+  if mean_trials < 1:
+    raise UserError(f"mean_trials={mean_trials!r}: must be >= 1")
+  if not (isinstance(shape, int | float) and shape >= 0):
+    raise UserError(f"shape={shape!r}: must be a number >= 0")

@@ -1,0 +1,24 @@
+"""Correlated noise for DP-FTRL: noise whose prefix sums nearly cancel.
+
+A strategy is an invertible lower-triangular matrix C with a unit diagonal. Instead of white
+noise z, the steps receive C^{-1} z: adding that to the sums x is post-processing of the
+Gaussian mechanism C x + z, whose cost depends on how the columns of C that ONE example takes
+part in add up (`dpjax.accounting.participation_costs`).
+
+| strategy         | C                                 | memory, copies of the parameters |
+| ---------------- | --------------------------------- | -------------------------------- |
+| Independent      | the identity: white noise         | 0                                |
+| Tree             | binary trees, one after the other | log2(steps of a tree) + 1        |
+| BandedToeplitz   | few diagonals, optimised          | bands - 1                        |
+| BufferedToeplitz | sums of decaying exponentials     | buffers                          |
+"""
+
+from dpjax.noise.correlated.draw import CorrelatedNoiseState as CorrelatedNoiseState
+from dpjax.noise.correlated.draw import add_correlated as add_correlated
+from dpjax.noise.correlated.draw import init as init
+from dpjax.noise.correlated.strategies import Correlation as Correlation
+from dpjax.noise.correlated.strategies import Independent as Independent
+from dpjax.noise.correlated.strategies import Tree as Tree
+from dpjax.noise.correlated.strategies import matrix as matrix
+from dpjax.noise.correlated.toeplitz import BandedToeplitz as BandedToeplitz
+from dpjax.noise.correlated.toeplitz import BufferedToeplitz as BufferedToeplitz

@@ -1,0 +1,86 @@
+"""Drawing correlated noise: white noise by `dpjax.noise`, then one row of C^{-1}."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import trees
+from dpjax.noise import secure
+from dpjax.noise.correlated.strategies import Correlation
+from dpjax.noise.gaussian import gaussian
+from dpjax.noise.gaussian import init as init_white
+from dpjax.validate import UserError
+
+
+class CorrelatedNoiseState(NamedTuple):
+  """What the next draw needs. Whoever holds it can subtract the noise: keep it secret."""
+
+  key: jax.Array  # typed key, never changes
+  count: jax.Array  # int32, draws so far
+  memory: Any  # of the strategy: earlier noise
+
+
+def init(key: jax.Array, correlation: Correlation, like: Any) -> CorrelatedNoiseState:
+  """State before the first draw; `like` has the structure and shapes of the parameters."""
+  started = init_white(key)
+  return CorrelatedNoiseState(started.key, started.count, correlation.init(like))
+
+
+def add_correlated(
+  state: CorrelatedNoiseState,
+  tree: Any,
+  std: float,
+  *,
+  correlation: Correlation,
+  num_steps: int,
+  factors: tuple[float, ...] = (),
+) -> tuple[Any, CorrelatedNoiseState]:
+  """tree + row `count` of C^{-1} z, and the state for the next row.
+
+  Args:
+    state: key, count and the strategy's memory.
+    tree: leaves are cast to at least float32 before the noise is added.
+    std: standard deviation of the white noise z; 0 returns the tree itself.
+    correlation: the strategy C, the same at every call.
+    num_steps: rows that were accounted for. A later one raises, or is NaN where the count
+      is traced: it never gives a number that nobody paid for.
+    factors: of std at each step, or () for 1 throughout.
+
+  The white noise of step t is the very draw that `noise.add_gaussian` makes at count t. With
+  a release key the noisy tree is rounded to a public grid, which is post-processing.
+
+  >>> from dpjax.noise.correlated import Independent
+  >>> state = init(jax.random.key(0), Independent(), jnp.ones(2))
+  >>> total, state = add_correlated(
+  ...   state, jnp.ones(2), 0.0, correlation=Independent(), num_steps=1)
+  >>> total, int(state.count)
+  (Array([1., 1.], dtype=float32), 1)
+  """
+  _check_paid(state.count, num_steps)
+  tree = jax.tree.map(trees.at_least_float32, tree)
+  if std == 0:
+    return tree, state._replace(count=state.count + 1)
+  white = gaussian(jax.random.fold_in(state.key, state.count), tree, std)
+  if factors:
+    white = trees.scale(white, jnp.asarray(factors, jnp.float32)[state.count])
+  row, memory = correlation.next(white, state.memory)
+  noisy = trees.add(tree, row)
+  if secure.is_secure(state.key):
+    noisy = secure.snap(noisy, secure.grid_step(std * min(factors, default=1.0)))
+  paid = state.count < num_steps
+  noisy = jax.tree.map(lambda leaf: jnp.where(paid, leaf, jnp.nan), noisy)
+  return noisy, CorrelatedNoiseState(state.key, state.count + 1, memory)
+
+
+def _check_paid(count: jax.Array, num_steps: int) -> None:
+  try:
+    done = int(count)
+  except jax.errors.ConcretizationTypeError:  # under jit: `add_correlated` gives NaN
+    return
+  if done >= num_steps:
+    raise UserError(
+      f"step={done}: the noise was accounted for num_steps={num_steps} steps only"
+    )

@@ -1,0 +1,177 @@
+"""Power series of Toeplitz strategies: their error on prefix sums, and the best of them.
+
+A lower-triangular Toeplitz matrix is a power series c(x); products of matrices are products
+of series. All in float64 NumPy, once, before training.
+
+The error of a strategy is that of the noise in the prefix sums x_1 + .. + x_t, which is what
+SGD with a constant rate applies: row norms of A C^{-1}, A the matrix of ones below the
+diagonal. (c(x) (1 - x))^{-1} = sum_s b_s x^s gives them: error_t = b_0^2 + .. + b_{t-1}^2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy import optimize, signal
+
+from dpjax import validate
+
+OBJECTIVES = ("mean", "max")
+
+
+def square_root(num_steps: int) -> np.ndarray:
+  """Coefficients of (1 - x)^{-1/2}: the best Toeplitz matrix for the largest error of a
+  prefix under one participation (Fichtenberger et al. 2022; Dvijotham et al. 2024).
+
+  >>> square_root(4)
+  array([1.    , 0.5   , 0.375 , 0.3125])
+  """
+  k = np.arange(1, num_steps)
+  return np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k)]))
+
+
+def prefix_noise(coefficients: np.ndarray, num_steps: int) -> np.ndarray:
+  """First column of A C^{-1}: b_0 .. b_{num_steps - 1}.
+
+  >>> prefix_noise(np.array([1.0, 0.5]), 3)
+  array([1.  , 0.5 , 0.75])
+  """
+  ones = np.ones(num_steps, coefficients.dtype)
+  return np.asarray(signal.lfilter([1.0], coefficients, ones))
+
+
+def _weights(num_steps: int, objective: str) -> np.ndarray:
+  """How often b_s^2 counts: mean over the prefixes, or the last (largest) one."""
+  validate.one_of(OBJECTIVES, objective=objective)
+  if objective == "max":
+    return np.ones(num_steps)
+  return 1 - np.arange(num_steps) / num_steps
+
+
+def prefix_error(coefficients, num_steps: int, objective: str = "mean") -> float:
+  """Variance of the noise in the prefix sums for white noise of variance 1: their mean, or
+  the largest.
+
+  >>> print(prefix_error(np.array([1.0]), 4, "max"), prefix_error(np.array([1.0]), 4))
+  4.0 2.5
+  """
+  coefficients = np.asarray(coefficients)[:num_steps]
+  noise = prefix_noise(coefficients, num_steps)
+  return (_weights(num_steps, objective) * noise**2).sum()
+
+
+def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, times: int):
+  """|C (e_0 + e_b + .. )|^2 for at most `times` participations b = min_sep apart: the squared
+  sensitivity where coefficients fall and none is negative (Kalinin and Lampert 2024,
+  arXiv:2405.13763, theorem 2).
+
+  >>> print(comb_norm_squared(np.array([1.0, 0.5]), 4, 2, 2))
+  2.5
+  """
+  comb = np.zeros(num_steps)
+  comb[: min_sep * times : min_sep] = 1
+  padded = np.zeros(num_steps, coefficients.dtype)
+  kept = min(num_steps, len(coefficients))
+  padded[:kept] = coefficients[:kept]
+  total, starts = padded.copy(), np.flatnonzero(comb)[1:]
+  for start in starts:
+    total[start:] = total[start:] + padded[: num_steps - start]
+  return (total**2).sum()
+
+
+def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.ndarray:
+  """The `bands` coefficients, first one 1, with the least error times column norm squared.
+
+  That product is what is paid for where an example's participations lie at least `bands`
+  steps apart, for then its columns do not overlap (Choquette-Choo et al. 2023).
+  L-BFGS from the square root's coefficients, with the exact gradient.
+
+  >>> optimized_bands(64, 1)
+  array([1.])
+  """
+  weights = _weights(num_steps, objective)
+
+  def loss(tail: np.ndarray) -> tuple[float, np.ndarray]:
+    c = np.concatenate([[1.0], tail])
+    noise = prefix_noise(c, num_steps)
+    slope = signal.lfilter([1.0], c, noise)  # -d noise / d c_j = x^j slope
+    error, norm = (weights * noise**2).sum(), (c**2).sum()
+    pull = weights * noise
+    overlaps = [pull[j:] @ slope[: num_steps - j] for j in range(1, bands)]
+    gradient = -2 * np.array(overlaps) / error + 2 * tail / norm
+    return np.log(error) + np.log(norm), gradient
+
+  start = square_root(bands)[1:]
+  if not start.size:
+    return np.ones(1)
+  found = optimize.minimize(
+    loss, start, jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * start.size,
+    options={"maxiter": 500, "ftol": 1e-12, "gtol": 1e-9},
+  )  # fmt: skip
+  falling = np.minimum.accumulate(found.x)  # the sensitivity theorem needs it
+  return np.concatenate([[1.0], falling])
+
+
+def buffered(scales: np.ndarray, decays: np.ndarray, num_steps: int) -> np.ndarray:
+  """Coefficients 1, sum_i w_i, sum_i w_i d_i, sum_i w_i d_i^2, ...
+
+  >>> buffered(np.array([0.5]), np.array([0.5]), 4)
+  array([1.   , 0.5  , 0.25 , 0.125])
+  """
+  powers = decays[:, None] ** np.arange(num_steps - 1)
+  return np.concatenate([np.ones(1, scales.dtype), scales @ powers])
+
+
+def optimized_buffers(
+  num_steps: int, buffers: int, min_sep: int, times: int, objective: str = "mean"
+) -> tuple[np.ndarray, np.ndarray]:
+  """(scales, decays) with the least error times squared sensitivity (McMahan et al. 2024,
+  arXiv:2408.08868), by L-BFGS over their logits with complex-step gradients."""
+
+  def unpack(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    shares, gaps = np.exp(free[:buffers]), 1 / (1 + np.exp(-free[buffers:]))
+    return shares / (1 + shares.sum()), 1 - gaps  # falling from 1: sum of the scales < 1
+
+  def log_loss(free: np.ndarray):
+    scales, decays = unpack(free)
+    c = buffered(scales, decays, num_steps)
+    noise = _buffered_prefix_noise(scales, decays, num_steps)
+    error = (_weights(num_steps, objective) * noise**2).sum()
+    return np.log(error) + np.log(comb_norm_squared(c, num_steps, min_sep, times))
+
+  gaps = np.minimum(num_steps ** -np.linspace(0.1, 0.9, buffers), 0.9)
+  start = np.concatenate([np.full(buffers, -np.log(buffers)), np.log(gaps / (1 - gaps))])
+  found = optimize.minimize(
+    _with_gradient(log_loss), start, jac=True, method="L-BFGS-B",
+    bounds=[(-12.0, 12.0)] * start.size, options={"maxiter": 500, "ftol": 1e-12},
+  )  # fmt: skip
+  return unpack(found.x)
+
+
+def _buffered_prefix_noise(
+  scales: np.ndarray, decays: np.ndarray, num_steps: int
+) -> np.ndarray:
+  """`prefix_noise` of `buffered`, as the ratio of two short polynomials."""
+  below = np.ones(1, decays.dtype)
+  for decay in decays:
+    below = np.convolve(below, [1.0, -decay])
+  above = np.zeros_like(below)
+  for i, scale in enumerate(scales):
+    others = np.ones(1, decays.dtype)
+    for decay in np.delete(decays, i):
+      others = np.convolve(others, [1.0, -decay])
+    above[1:] += scale * others
+  ones = np.ones(num_steps, decays.dtype)
+  return np.asarray(signal.lfilter(below, below + above, ones))
+
+
+def _with_gradient(loss: Callable) -> Callable:
+  """(loss, gradient), the latter by complex steps: exact to rounding."""
+  step = 1e-30
+
+  def both(free: np.ndarray) -> tuple[float, np.ndarray]:
+    sides = free + 1j * step * np.eye(free.size)
+    return float(loss(free)), np.array([loss(side).imag / step for side in sides])
+
+  return both

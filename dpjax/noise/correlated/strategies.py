@@ -1,0 +1,172 @@
+"""What a correlated-noise strategy is; white noise and tree aggregation."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import trees, validate
+
+
+class Correlation(Protocol):
+  """An invertible lower-triangular matrix C >= 0 with a unit diagonal, for any size.
+
+  `init` and `next` stream C^{-1}, one row after the other, in float32 or wider, under jit.
+  Frozen and hashable; every field is public.
+  """
+
+  @property
+  def bands(self) -> int | None: ...  # C[i, j] = 0 where i - j >= bands; None: never
+  @property
+  def toeplitz(self) -> bool: ...  # C[i, j] depends on i - j alone
+  @property
+  def buffers(self) -> int: ...  # copies of the parameters that the state holds
+  def multiply(self, x: np.ndarray) -> np.ndarray: ...  # C x: [n, ...], float64
+  def init(self, like: Any) -> Any: ...  # state before the first row
+  def next(self, white: Any, state: Any) -> tuple[Any, Any]: ...  # (row of C^{-1} z, state)
+
+
+def matrix(correlation: Correlation, num_steps: int) -> np.ndarray:
+  """The dense C of `num_steps` steps, [num_steps, num_steps] in float64.
+
+  >>> matrix(Tree(restart_every=2), 4)
+  array([[1., 0., 0., 0.],
+         [1., 1., 0., 0.],
+         [0., 0., 1., 0.],
+         [0., 0., 1., 1.]])
+  """
+  validate.integer_at_least(1, num_steps=num_steps)
+  return correlation.multiply(np.eye(num_steps))
+
+
+def zeros(like: Any, copies: int) -> Any:
+  """`copies` zero trees on a leading axis, in float32 or wider."""
+
+  def leaf(x):
+    dtype = jnp.promote_types(jnp.result_type(x), jnp.float32)
+    return jnp.zeros((copies, *jnp.shape(x)), dtype)
+
+  return jax.tree.map(leaf, like)
+
+
+def weighted(weights: jax.Array, stacked: Any) -> Any:
+  """sum_i weights[i] * leaf[i] for every leaf [copies, ...]."""
+  dot = lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1)
+  return jax.tree.map(dot, stacked)
+
+
+def subtract(a: Any, b: Any) -> Any:
+  """Leafwise a - b."""
+  return jax.tree.map(jnp.subtract, a, b)
+
+
+@dataclasses.dataclass(frozen=True)
+class Independent:
+  """White noise: C is the identity. DP-SGD's own noise, as a strategy.
+
+  >>> matrix(Independent(), 2)
+  array([[1., 0.],
+         [0., 1.]])
+  """
+
+  @property
+  def bands(self) -> int:
+    return 1
+
+  @property
+  def toeplitz(self) -> bool:
+    return True
+
+  @property
+  def buffers(self) -> int:
+    return 0
+
+  def multiply(self, x: np.ndarray) -> np.ndarray:
+    """x itself."""
+    return np.array(x, np.float64)
+
+  def init(self, like: Any) -> tuple[()]:
+    """No state."""
+    del like
+    return ()
+
+  def next(self, white: Any, state: tuple[()]) -> tuple[Any, tuple[()]]:
+    """The white noise itself."""
+    return white, state
+
+
+class TreeState(NamedTuple):
+  """The nodes whose sum is the noise of the prefix so far."""
+
+  count: jax.Array  # int32, rows done
+  nodes: Any  # leaves [levels, ...]; zero where the prefix has no node
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+  """Tree aggregation (Dwork et al. 2010; Chan et al. 2011), as in DP-FTRL (Kairouz et al.
+  2021), with a new tree every `restart_every` steps.
+
+  The noise of a prefix sum is that of at most log2(m) + 1 nodes. Only the nodes that some
+  prefix needs are drawn, one per step: row t (from 1 within a tree) of C sums the steps
+  t - lowbit(t) + 1 .. t. (Honaker's estimator, which also uses the other nodes, is not
+  square and not built here.) A step is in floor(log2 m) + 1 nodes at most, hence the cost.
+
+  Args:
+    restart_every: steps m of one tree; memory: floor(log2 m) + 1 copies of the parameters.
+
+  >>> tree = Tree(restart_every=4)
+  >>> matrix(tree, 4)[3], tree.buffers
+  (array([1., 1., 1., 1.]), 3)
+  """
+
+  restart_every: int
+
+  def __post_init__(self):
+    validate.integer_at_least(1, restart_every=self.restart_every)
+
+  @property
+  def bands(self) -> int:
+    return self.restart_every
+
+  @property
+  def toeplitz(self) -> bool:
+    return False
+
+  @property
+  def buffers(self) -> int:
+    return int(self.restart_every).bit_length()
+
+  def multiply(self, x: np.ndarray) -> np.ndarray:
+    """C x for x [n, ...], in float64."""
+    x = np.asarray(x, np.float64)
+    out = np.empty_like(x)
+    for row in range(len(x)):
+      place = row % self.restart_every + 1
+      out[row] = x[row + 1 - (place & -place) : row + 1].sum(axis=0)
+    return out
+
+  def init(self, like: Any) -> TreeState:
+    """No node yet."""
+    return TreeState(jnp.zeros((), jnp.int32), zeros(like, self.buffers))
+
+  def next(self, white: Any, state: TreeState) -> tuple[Any, TreeState]:
+    """The new node's noise less that of the nodes which it replaces."""
+    place = state.count % self.restart_every + 1
+    size = 2 ** jnp.arange(self.buffers)  # of a level's nodes
+    low_bit = place & -place
+    old = jnp.where(place == 1, jnp.zeros_like(size), size < low_bit)
+    row = subtract(white, weighted(old, state.nodes))
+    kept = jnp.where(place == 1, jnp.zeros_like(size), size > low_bit)
+
+    def updated(nodes, new):
+      shape = (-1,) + (1,) * new.ndim
+      fresh = jnp.where((size == low_bit).reshape(shape), new, 0)
+      return jnp.where((kept != 0).reshape(shape), nodes, fresh)
+
+    nodes = jax.tree.map(updated, state.nodes, jax.tree.map(trees.at_least_float32, white))
+    return row, TreeState(state.count + 1, nodes)

@@ -1,0 +1,209 @@
+"""Toeplitz strategies: a few bands, or a few decaying buffers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import signal
+
+from dpjax import trees, validate
+from dpjax.noise.correlated import series
+from dpjax.noise.correlated.strategies import subtract, weighted, zeros
+from dpjax.validate import UserError
+
+
+def _rounded(name: str, values: Any) -> tuple[float, ...]:
+  """As float32 numbers, so that the C that is analysed is the C that is run."""
+  values = tuple(values)
+  validate.non_negative(**{f"{name}[{i}]": value for i, value in enumerate(values)})
+  return tuple(float(np.float32(value)) for value in values)
+
+
+def _times(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
+  """Toeplitz matrix times x [n, ...], in float64."""
+  x = np.asarray(x, np.float64)
+  column = coefficients[: len(x)].reshape((-1,) + (1,) * (x.ndim - 1))
+  if column.size <= 64:
+    return np.asarray(signal.lfilter(column.ravel(), [1.0], x, axis=0))
+  return signal.fftconvolve(x, column, axes=0)[: len(x)]
+
+
+class BandState(NamedTuple):
+  """The last bands - 1 rows, in a ring."""
+
+  count: jax.Array  # int32, rows done
+  rows: Any  # leaves [bands - 1, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class BandedToeplitz:
+  """C[i, j] = coefficients[i - j] for 0 <= i - j < bands: banded matrix factorisation
+  (Choquette-Choo et al. 2023, arXiv:2306.08153; McKenna 2024, arXiv:2405.15913).
+
+  Args:
+    coefficients: the first is 1, none is negative. Rounded to float32, in which the noise
+      is computed. See `BandedToeplitz.optimized`. Memory: bands - 1 copies of the parameters.
+
+  Raises:
+    UserError: a negative coefficient (the sensitivity would not be exact), or a first
+      coefficient other than 1.
+
+  >>> from dpjax.noise.correlated import matrix
+  >>> matrix(BandedToeplitz((1.0, 0.5)), 3)
+  array([[1. , 0. , 0. ],
+         [0.5, 1. , 0. ],
+         [0. , 0.5, 1. ]])
+  """
+
+  coefficients: tuple[float, ...]
+
+  def __post_init__(self):
+    values = _rounded("coefficients", self.coefficients)
+    if not values or values[0] != 1:
+      raise UserError(f"coefficients={values[:1]!r}: the first must be 1")
+    object.__setattr__(self, "coefficients", values)
+
+  @classmethod
+  @functools.lru_cache(maxsize=32)
+  def optimized(
+    cls, *, num_steps: int, bands: int, objective: str = "mean"
+  ) -> BandedToeplitz:
+    """The coefficients with the least error on prefix sums at equal privacy.
+
+    Args:
+      num_steps: of the run.
+      bands: diagonals; at most the steps between two participations of an example, or the
+        columns overlap and cost more than was optimised for.
+      objective: "mean" or "max" squared error over the prefixes.
+
+    >>> BandedToeplitz.optimized(num_steps=100, bands=2).bands
+    2
+    """
+    validate.integer_at_least(1, num_steps=num_steps, bands=bands)
+    validate.one_of(series.OBJECTIVES, objective=objective)
+    return cls(tuple(series.optimized_bands(num_steps, min(bands, num_steps), objective)))
+
+  @property
+  def bands(self) -> int:
+    return len(self.coefficients)
+
+  @property
+  def toeplitz(self) -> bool:
+    return True
+
+  @property
+  def buffers(self) -> int:
+    return self.bands - 1
+
+  def multiply(self, x: np.ndarray) -> np.ndarray:
+    """C x for x [n, ...], in float64."""
+    return _times(np.array(self.coefficients), x)
+
+  def init(self, like: Any) -> BandState:
+    """No row yet."""
+    return BandState(jnp.zeros((), jnp.int32), zeros(like, self.buffers))
+
+  def next(self, white: Any, state: BandState) -> tuple[Any, BandState]:
+    """y_t = z_t - sum_j c_j y_{t-j}."""
+    if self.bands == 1:
+      return white, BandState(state.count + 1, state.rows)
+    age = (
+      state.count - 1 - jnp.arange(self.buffers)
+    ) % self.buffers  # of each slot, from 0
+    taps = jnp.asarray(self.coefficients[1:])[age]
+    row = subtract(white, weighted(taps, state.rows))
+    slot = state.count % self.buffers
+    put = lambda rows, new: jax.lax.dynamic_update_index_in_dim(
+      rows, new.astype(rows.dtype), slot, 0
+    )
+    return row, BandState(state.count + 1, jax.tree.map(put, state.rows, row))
+
+
+@dataclasses.dataclass(frozen=True)
+class BufferedToeplitz:
+  """C[i, j] = sum_b scales[b] * decays[b]^(i - j - 1) below a unit diagonal: buffered linear
+  Toeplitz, BLT (Dvijotham et al. 2024, arXiv:2404.16706; McMahan et al. 2024).
+
+  Args:
+    scales, decays: one per buffer; scales >= 0, 0 <= decays <= 1, both rounded to float32.
+      See `BufferedToeplitz.optimized`. Memory: one copy of the parameters per buffer.
+
+  >>> from dpjax.noise.correlated import matrix
+  >>> matrix(BufferedToeplitz((0.5,), (0.5,)), 3)
+  array([[1.  , 0.  , 0.  ],
+         [0.5 , 1.  , 0.  ],
+         [0.25, 0.5 , 1.  ]])
+  """
+
+  scales: tuple[float, ...]
+  decays: tuple[float, ...]
+
+  def __post_init__(self):
+    object.__setattr__(self, "scales", _rounded("scales", self.scales))
+    object.__setattr__(self, "decays", _rounded("decays", self.decays))
+    if len(self.scales) != len(self.decays) or not self.scales:
+      raise UserError(f"decays={self.decays!r}: must be as many as scales, at least one")
+    if max(self.decays) > 1:
+      raise UserError(f"decays={self.decays!r}: must be at most 1")
+
+  @classmethod
+  @functools.lru_cache(maxsize=32)
+  def optimized(
+    cls,
+    *,
+    num_steps: int,
+    buffers: int,
+    min_sep: int,
+    max_participations: int | None = None,
+    objective: str = "mean",
+  ) -> BufferedToeplitz:
+    """The buffers with the least error on prefix sums at equal privacy, for examples that
+    take part at most `max_participations` times, at least `min_sep` steps apart.
+
+    >>> BufferedToeplitz.optimized(num_steps=50, buffers=2, min_sep=10).buffers
+    2
+    """
+    validate.integer_at_least(1, num_steps=num_steps, buffers=buffers, min_sep=min_sep)
+    validate.one_of(series.OBJECTIVES, objective=objective)
+    times = -(-num_steps // min_sep)
+    if max_participations is not None:
+      validate.integer_at_least(1, max_participations=max_participations)
+      times = min(times, max_participations)
+    found = series.optimized_buffers(num_steps, buffers, min_sep, times, objective)
+    return cls(*(tuple(values) for values in found))
+
+  @property
+  def bands(self) -> None:
+    return None
+
+  @property
+  def toeplitz(self) -> bool:
+    return True
+
+  @property
+  def buffers(self) -> int:
+    return len(self.scales)
+
+  def multiply(self, x: np.ndarray) -> np.ndarray:
+    """C x for x [n, ...], in float64."""
+    scales, decays = np.array(self.scales), np.array(self.decays)
+    return _times(series.buffered(scales, decays, len(x)), x)
+
+  def init(self, like: Any) -> Any:
+    """Empty buffers: leaves [buffers, ...]."""
+    return zeros(like, self.buffers)
+
+  def next(self, white: Any, state: Any) -> tuple[Any, Any]:
+    """y_t = z_t - sum_b scales[b] s_b, then s_b <- decays[b] s_b + y_t."""
+    row = subtract(white, weighted(jnp.asarray(self.scales), state))
+
+    def decayed(held, new):
+      rates = jnp.asarray(self.decays, held.dtype).reshape((-1,) + (1,) * new.ndim)
+      return rates * held + trees.at_least_float32(new).astype(held.dtype)[None]
+
+    return row, jax.tree.map(decayed, state, row)

@@ -1,0 +1,325 @@
+"""Integer noise, and the way there and back: scale, clip, round, add noise, wrap.
+
+Secure aggregation adds integers modulo m, so a client sends
+
+  encode: x in R^d, ||x|| <= C  ->  scale * x  ->  rounded to Z^d  ->  + noise  ->  mod m
+
+and the server takes the sum, unwraps it and divides by the scale. What may go wrong, and
+where it is handled (pitfalls P21, P38):
+
+| rounding makes a vector longer | `rounded_norm_bound` is its sensitivity; `round_randomly`  |
+|                                | draws again until the bound holds, and checks it           |
+| the sum leaves [-m/2, m/2)     | `wrap_probability` bounds the chance; no harm to privacy   |
+| a float sampler is not exact   | `discrete_gaussian` is, in integer arithmetic              |
+| clipping before rounding only  | the bound after rounding is larger than C scale            |
+
+NumPy, on the client, by a `numpy.random.Generator`; in a release seed it with 128 bits or
+more of the operating system's entropy. `dpjax.accounting.discrete` has the price.
+
+| sampler             | its law                                                              |
+| ------------------- | -------------------------------------------------------------------- |
+| `discrete_gaussian` | exact, given uniform integers: rejection in 64-bit integers [1]      |
+| `skellam`           | difference of two `Generator.poisson`, whose rejection is in float64 |
+
+[1] Canonne, Kamath and Steinke 2020, arXiv:2004.00010, algorithms 1 to 3.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.validate import UserError
+
+MAX_VARIANCE = 2**24  # above, the integers of the rejection step would not fit 64 bits
+BETA = math.exp(-0.5)  # Kairouz et al. 2021: chance of drawing again is at most this
+_TRIES = 1000
+
+Shape = int | tuple[int, ...]
+
+
+# --- samplers
+
+
+def discrete_gaussian(
+  rng: np.random.Generator, shape: Shape, *, variance: int
+) -> np.ndarray:
+  """[shape] int64 of N_Z(0, variance): P(x) prop. to exp(-x^2 / (2 variance)), exactly.
+
+  Args:
+    variance: sigma^2, an integer in 1 .. 2^24, in units of the grid. (The variance of the
+      draws is slightly below it for sigma < 1.)
+
+  >>> discrete_gaussian(np.random.default_rng(0), 3, variance=4).dtype
+  dtype('int64')
+  """
+  validate.integer_at_least(1, variance=variance)
+  if variance > MAX_VARIANCE:
+    raise UserError(f"variance={variance}: must be <= {MAX_VARIANCE}; scale by less")
+  size = int(np.prod(shape))
+  found = np.zeros(0, np.int64)
+  while found.size < size:
+    found = np.append(found, _accepted_gaussians(rng, 2 * (size - found.size), variance))
+  return found[:size].reshape(shape)
+
+
+def _accepted_gaussians(rng: np.random.Generator, size: int, variance: int) -> np.ndarray:
+  """Discrete Laplace proposals y of scale t = floor(sigma) + 1, kept with probability
+  exp(-(|y| - variance / t)^2 / (2 variance)): algorithm 3."""
+  scale = math.isqrt(variance) + 1
+  y = _discrete_laplace(rng, size, scale)
+  y = y[np.abs(y) < 60 * scale]  # chance e^-60; keeps the next line within 64 bits
+  numerator = (np.abs(y) * scale - variance) ** 2
+  return y[_bernoulli_exp(rng, numerator, 2 * variance * scale**2)]
+
+
+def _discrete_laplace(rng: np.random.Generator, size: int, scale: int) -> np.ndarray:
+  """Fewer than `size` draws of P(x) prop. to exp(-|x| / scale): algorithm 2."""
+  low = rng.integers(0, scale, size)
+  low = low[_bernoulli_exp(rng, low, scale)]
+  high = _geometric_exp(rng, low.size)
+  negative = rng.integers(0, 2, low.size).astype(bool)
+  x = low + scale * high
+  keep = ~(negative & (x == 0))  # else zero would come twice
+  return np.where(negative, -x, x)[keep]
+
+
+def _geometric_exp(rng: np.random.Generator, size: int) -> np.ndarray:
+  """How many Bernoulli(1 / e) succeed in a row."""
+  count, alive = np.zeros(size, np.int64), np.arange(size)
+  while alive.size:
+    alive = alive[_bernoulli_exp(rng, np.ones(alive.size, np.int64), 1)]
+    count[alive] += 1
+  return count
+
+
+def _bernoulli_exp(
+  rng: np.random.Generator, numerator: np.ndarray, denominator: int
+) -> np.ndarray:
+  """[n] bool, true with probability exp(-numerator / denominator), exactly: algorithm 1."""
+  whole, rest = np.divmod(numerator, denominator)
+  result = _bernoulli_exp_of_fraction(rng, rest, denominator)
+  one = np.ones(1, np.int64)
+  for left in range(int(whole.max(initial=0))):
+    undecided = np.flatnonzero(result & (whole > left))
+    if not undecided.size:
+      break
+    again = np.broadcast_to(one, undecided.shape)
+    result[undecided] = _bernoulli_exp_of_fraction(rng, again, 1)
+  return result
+
+
+def _bernoulli_exp_of_fraction(
+  rng: np.random.Generator, numerator: np.ndarray, denominator: int
+) -> np.ndarray:
+  """As above for 0 <= numerator <= denominator: the number of draws is odd."""
+  draws = np.zeros(numerator.shape, np.int64)
+  alive, k = np.arange(numerator.size), 0
+  while alive.size:
+    k += 1
+    draws[alive] = k
+    uniform = rng.integers(0, denominator * k, alive.size)
+    alive = alive[uniform < numerator[alive]]
+  return draws % 2 == 1
+
+
+def skellam(rng: np.random.Generator, shape: Shape, *, variance: float) -> np.ndarray:
+  """[shape] int64, the difference of two Poisson variables of mean variance / 2.
+
+  Sums of independent Skellams are Skellam, so clients may add it in shares.
+
+  >>> skellam(np.random.default_rng(0), (2, 3), variance=0.5).shape
+  (2, 3)
+  """
+  validate.positive(variance=variance)
+  return rng.poisson(variance / 2, shape) - rng.poisson(variance / 2, shape)
+
+
+# --- rounding
+
+
+def rounded_norm_bound(l2_norm: float, *, dim: int, beta: float = BETA) -> float:
+  """Largest L2 norm of a vector of norm `l2_norm` in R^dim after conditional rounding.
+
+  min(l2 + sqrt(d), sqrt(l2^2 + d / 4 + sqrt(2 ln(1 / beta)) (l2 + sqrt(d) / 2))), on a grid
+  of step 1 (Kairouz, Liu and Steinke 2021, arXiv:2102.06387, proposition 22). It is the
+  sensitivity that noise must be accounted with, not `l2_norm`.
+
+  Args:
+    beta: in [0, 1): a rounded vector is within the bound with probability >= 1 - beta;
+      0 for the worst case, which never draws again.
+
+  >>> rounded_norm_bound(3.0, dim=4, beta=0.0), round(rounded_norm_bound(100.0, dim=4), 3)
+  (5.0, 100.509)
+  """
+  validate.positive(l2_norm=l2_norm)
+  validate.integer_at_least(1, dim=dim)
+  worst = l2_norm + math.sqrt(dim)
+  if beta == 0:
+    return worst
+  validate.open_unit(beta=beta)
+  typical = l2_norm**2 + dim / 4
+  typical += math.sqrt(2 * math.log(1 / beta)) * (l2_norm + math.sqrt(dim) / 2)
+  return min(worst, math.sqrt(typical))
+
+
+def round_randomly(
+  rng: np.random.Generator, vector: Any, *, l2_norm: float, beta: float = BETA
+) -> np.ndarray:
+  """`vector` [d] rounded up or down, with its mean kept, to int64 [d] within the bound.
+
+  Each coordinate is rounded at random; the whole is drawn again until its norm is at most
+  `rounded_norm_bound(l2_norm, dim=d, beta=beta)`, which also biases it very slightly.
+
+  Args:
+    l2_norm: bound on the vector's norm, in steps of the grid: scale * clip norm.
+
+  Raises:
+    UserError: a vector longer than `l2_norm`, or not finite: it was not clipped.
+
+  >>> round_randomly(np.random.default_rng(0), [2.0, -1.0], l2_norm=2.3)
+  array([ 2, -1])
+  """
+  vector = np.asarray(vector, np.float64)
+  if vector.ndim != 1 or not np.isfinite(vector).all():
+    raise UserError(f"vector: must be finite and flat, got shape {vector.shape}")
+  bound = rounded_norm_bound(l2_norm, dim=max(vector.size, 1), beta=beta)
+  if np.linalg.norm(vector) > l2_norm * (1 + 1e-6):
+    raise UserError(
+      f"vector: its norm {np.linalg.norm(vector):.6g} must be <= l2_norm={l2_norm!r}; clip it"
+    )
+  low = np.floor(vector)
+  for _ in range(_TRIES):
+    rounded = (low + (rng.random(vector.size) < vector - low)).astype(np.int64)
+    if within(rounded, bound):
+      return rounded
+  return np.trunc(vector).astype(np.int64)  # towards zero: never longer than the vector
+
+
+def within(rounded: np.ndarray, bound: float) -> bool:
+  """Whether an integer vector's L2 norm is at most `bound`; squares in exact integers.
+
+  >>> within(np.array([3, 4]), 5.0), within(np.array([3, 4]), 4.999)
+  (True, False)
+  """
+  square = sum(int(value) ** 2 for value in rounded) if _is_large(rounded) else None
+  square = int(rounded.astype(np.int64) @ rounded) if square is None else square
+  return square <= bound * bound
+
+
+def _is_large(rounded: np.ndarray) -> bool:
+  """Whether a sum of squares might not fit 63 bits."""
+  largest = int(np.abs(rounded).max(initial=0))
+  return largest**2 * max(rounded.size, 1) >= 2**63
+
+
+# --- the ring
+
+
+def wrap(values: Any, modulus: int) -> np.ndarray:
+  """Integers modulo `modulus`, represented in [-modulus // 2, modulus - modulus // 2).
+
+  >>> wrap(np.array([3, 4, -5, 8]), 8)
+  array([ 3, -4,  3,  0])
+  """
+  validate.integer_at_least(2, modulus=modulus)
+  values = np.asarray(values)
+  if values.dtype.kind not in "iu":
+    raise UserError(f"values: must be integers, got {values.dtype}; round them first")
+  half = modulus // 2
+  return np.mod(values.astype(np.int64) + half, modulus) - half
+
+
+def wrap_probability(
+  *, modulus: int, largest_sum: float, variance: float, dim: int, noise: str
+) -> float:
+  """At most this is the chance that a noisy sum wraps around in any coordinate.
+
+  Wrapping spoils the result, never the privacy: it is post-processing.
+
+  Args:
+    largest_sum: bound on the absolute value of every coordinate of the sum before noise;
+      num_clients * rounded_norm_bound(...) always is one.
+    variance: of the whole noise on one coordinate.
+    noise: "discrete_gaussian" (2 exp(-t^2 / 2 v), [1] corollary 17) or "skellam"
+      (Chernoff: exp(sqrt(v^2 + t^2) - v - t asinh(t / v))).
+
+  >>> wrap_probability(modulus=2**16, largest_sum=3e4, variance=1e4, dim=10, noise="skellam") < 1e-9
+  True
+  """
+  validate.integer_at_least(2, modulus=modulus)
+  validate.integer_at_least(1, dim=dim)
+  validate.positive(variance=variance)
+  validate.non_negative(largest_sum=largest_sum)
+  validate.one_of(("skellam", "discrete_gaussian"), noise=noise)
+  room = modulus // 2 - largest_sum
+  if room <= 0:
+    return 1.0
+  exponent = -(room**2) / (2 * variance)
+  if noise == "skellam":
+    exponent = math.hypot(variance, room) - variance - room * math.asinh(room / variance)
+  return min(1.0, 2 * dim * math.exp(exponent))
+
+
+def scale_for(
+  *,
+  l2_clip_norm: float,
+  noise_multiplier: float,
+  num_clients: int,
+  bits: int,
+  num_stds: float = 6.0,
+) -> float:
+  """Grid points per unit such that the sum fits `bits` bits, with `num_stds` of noise.
+
+  Finer is better: rounding then costs less. Each of `num_clients` vectors of norm
+  `l2_clip_norm` is scaled and rounded up by one at most; the noise has a standard deviation
+  of noise_multiplier * l2_clip_norm * scale. All in one direction they fill half the modulus.
+
+  Raises:
+    UserError: too few bits for so many clients.
+
+  >>> scale_for(l2_clip_norm=1.0, noise_multiplier=1.0, num_clients=58, bits=8)
+  1.09375
+  """
+  validate.positive(l2_clip_norm=l2_clip_norm, num_stds=num_stds)
+  validate.non_negative(noise_multiplier=noise_multiplier)
+  validate.integer_at_least(1, num_clients=num_clients, bits=bits)
+  room = 2.0 ** (bits - 1) - num_clients
+  if room <= 0:
+    raise UserError(f"bits={bits}: 2^(bits - 1) must be > num_clients={num_clients}")
+  return room / (l2_clip_norm * (num_clients + num_stds * noise_multiplier))
+
+
+def encode(
+  rng: np.random.Generator,
+  vector: Any,
+  *,
+  l2_clip_norm: float,
+  scale: float,
+  beta: float = BETA,
+) -> np.ndarray:
+  """A client's vector [d], clipped, scaled and rounded: int64 [d], before noise.
+
+  Guarantee: its norm is at most rounded_norm_bound(scale * l2_clip_norm, dim=d, beta=beta).
+
+  >>> encode(np.random.default_rng(0), [30.0, 40.0], l2_clip_norm=5.0, scale=2.0)
+  array([6, 8])
+  """
+  validate.positive(l2_clip_norm=l2_clip_norm, scale=scale)
+  vector = np.asarray(vector, np.float64)
+  norm = float(np.linalg.norm(vector))
+  clipped = vector * (scale * min(1.0, l2_clip_norm / norm if norm > 0 else 1.0))
+  return round_randomly(rng, clipped, l2_norm=scale * l2_clip_norm, beta=beta)
+
+
+def decode(total: Any, *, modulus: int, scale: float) -> np.ndarray:
+  """The server's side: the unwrapped sum, back in the vectors' units.
+
+  >>> decode(np.array([6, 254]), modulus=256, scale=2.0)
+  array([ 3., -1.])
+  """
+  validate.positive(scale=scale)
+  return wrap(total, modulus) / scale

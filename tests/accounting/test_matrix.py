@@ -1,0 +1,298 @@
+"""Sensitivity by brute force over every participation pattern; charges that add up to it."""
+
+import itertools
+import math
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize, stats
+
+from dpjax import accounting
+from dpjax.noise import correlated
+from dpjax.validate import UserError
+
+_STRATEGIES = {
+  "independent": correlated.Independent(),
+  "tree": correlated.Tree(restart_every=16),
+  "tree_restarts": correlated.Tree(restart_every=3),
+  "banded": correlated.BandedToeplitz.optimized(num_steps=11, bands=3),
+  "wide": correlated.BandedToeplitz.optimized(num_steps=11, bands=8),
+  "blt": correlated.BufferedToeplitz.optimized(num_steps=11, buffers=2, min_sep=3),
+}
+_every = pytest.mark.parametrize("strategy", _STRATEGIES.values(), ids=_STRATEGIES)
+_FACTORS = (1.0, 0.5, 2.0, 1.0, 1.0, 3.0, 0.7, 1.0, 1.2, 1.0, 0.9)
+
+
+def _separated(num_steps, min_sep, times=None):
+  """Every set of steps at least min_sep apart."""
+  for size in range(1, num_steps + 1 if times is None else times + 1):
+    for steps in itertools.combinations(range(num_steps), size):
+      if all(b - a >= min_sep for a, b in itertools.pairwise(steps)):
+        yield list(steps)
+
+
+def _cyclic(num_steps, min_sep):
+  """Every subset of every turn's steps."""
+  for start in range(min_sep):
+    turn = range(start, num_steps, min_sep)
+    for size in range(1, len(turn) + 1):
+      yield from map(list, itertools.combinations(turn, size))
+
+
+def _brute(matrix, patterns):
+  """Largest |C u| over the patterns and over all signs of the contributions."""
+  worst = 0.0
+  for steps in patterns:
+    for signs in itertools.product((1, -1), repeat=len(steps) - 1):
+      worst = max(worst, np.linalg.norm(matrix[:, steps] @ np.array([1, *signs])))
+  return worst
+
+
+# --- dense matrices
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+  seed=st.integers(0, 10**6),
+  min_sep=st.integers(1, 4),
+  times=st.integers(1, 3),
+  signed=st.booleans(),
+)
+def test_sensitivity_bounds_every_pattern_and_every_sign(seed, min_sep, times, signed):
+  matrix = np.tril(np.random.default_rng(seed).normal(size=(6, 6)))
+  matrix = matrix if signed else np.abs(matrix)
+  found = accounting.sensitivity(matrix, min_sep=min_sep, max_participations=times)
+  brute = _brute(matrix, _separated(6, min_sep, times))
+  assert brute <= found * (1 + 1e-12)
+  cyclic = accounting.sensitivity(matrix, min_sep=min_sep, cyclic=True)
+  exact = _brute(matrix, _cyclic(6, min_sep))
+  assert exact <= cyclic * (1 + 1e-12)
+  if not signed:
+    assert cyclic == pytest.approx(exact, rel=1e-12)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10**6), dim=st.integers(1, 4))
+def test_contributions_in_many_dimensions_stay_below_it(seed, dim):
+  rng = np.random.default_rng(seed)
+  matrix = np.tril(rng.normal(size=(6, 6)))
+  found = accounting.sensitivity(matrix, min_sep=2)
+  for steps in _separated(6, 2):
+    u = rng.normal(size=(len(steps), dim))
+    u /= np.linalg.norm(u, axis=1, keepdims=True)
+    assert np.linalg.norm(matrix[:, steps] @ u) <= found * (1 + 1e-12)
+
+
+def test_orthogonal_columns_are_exact_whatever_their_signs():
+  matrix = np.tril(np.random.default_rng(0).normal(size=(8, 8)))
+  matrix[np.tril_indices(8, -3)] = 0  # three bands
+  found = accounting.sensitivity(matrix, min_sep=3, max_participations=2)
+  assert found == pytest.approx(_brute(matrix, _separated(8, 3, 2)), rel=1e-12)
+
+
+def test_negative_products_raise_the_bound_above_equal_contributions():
+  matrix = np.array([[1.0, 0.0], [-1.0, 1.0]])
+  equal = np.linalg.norm(matrix @ np.ones(2))
+  found = accounting.sensitivity(matrix, min_sep=1)
+  assert found == pytest.approx(_brute(matrix, [[0], [1], [0, 1]]))
+  assert found > equal * 2
+
+
+@pytest.mark.parametrize("min_sep", [1, 3, 4, 11, 20])
+def test_falling_toeplitz_matrices_are_exact_and_agree_with_jax_privacy(min_sep):
+  toeplitz = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
+  strategy = _STRATEGIES["wide"]
+  matrix = correlated.matrix(strategy, 11)
+  for times in (1, 2, None):
+    found = accounting.sensitivity(matrix, min_sep=min_sep, max_participations=times)
+    brute = _brute(matrix, _separated(11, min_sep, times)) if min_sep > 2 else None
+    peer = toeplitz.minsep_sensitivity_squared(
+      np.array(strategy.coefficients), min_sep, times, n=11
+    )
+    assert found == pytest.approx(math.sqrt(float(peer)), rel=1e-5)
+    assert brute is None or found == pytest.approx(brute, rel=1e-12)
+
+
+# --- prefixes of strategies
+
+
+@_every
+@pytest.mark.parametrize("factors", [(), _FACTORS], ids=["constant", "scheduled"])
+@pytest.mark.parametrize("min_sep", [1, 2, 3, 5, 20])
+def test_p43_cyclic_costs_are_exact_at_every_prefix(strategy, factors, min_sep):
+  costs = accounting.participation_costs(
+    strategy, num_steps=11, min_sep=min_sep, cyclic=True, factors=factors
+  )
+  rows = np.array(factors or np.ones(11))[:, None]
+  matrix = correlated.matrix(strategy, 11) / rows
+  for t in (1, 2, 4, 7, 11):
+    whole = [range(start, t, min_sep) for start in range(min(min_sep, t))]
+    brute = max(np.linalg.norm(matrix[:t, list(steps)].sum(1)) for steps in whole)
+    assert costs[t - 1] == pytest.approx(brute**2, rel=1e-12)
+  assert (np.diff(costs) >= 0).all()
+
+
+@pytest.mark.parametrize("name", ["independent", "banded", "wide", "blt"])
+def test_separated_costs_of_toeplitz_strategies_are_exact_at_every_prefix(name):
+  strategy = _STRATEGIES[name]
+  costs = accounting.participation_costs(strategy, num_steps=11, min_sep=3, cyclic=False)
+  matrix = correlated.matrix(strategy, 11)
+  for t in (1, 3, 5, 8, 11):
+    brute = _brute(matrix[:t, :t], _separated(t, 3))
+    assert costs[t - 1] == pytest.approx(brute**2, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["tree_restarts", "banded"])
+def test_separated_costs_of_scheduled_bands_are_upper_bounds(name):
+  strategy = _STRATEGIES[name]
+  costs = accounting.participation_costs(
+    strategy, num_steps=11, min_sep=3, cyclic=False, factors=_FACTORS
+  )
+  matrix = correlated.matrix(strategy, 11) / np.array(_FACTORS)[:, None]
+  for t in (1, 3, 5, 8, 11):
+    brute = _brute(matrix[:t, :t], _separated(t, 3)) ** 2
+    assert brute <= costs[t - 1] * (1 + 1e-12) and costs[t - 1] < 2.5 * brute
+
+
+def test_what_has_no_analysis_is_refused():
+  with pytest.raises(UserError, match="Tree: no sensitivity is known"):
+    accounting.participation_costs(
+      _STRATEGIES["tree"], num_steps=11, min_sep=3, cyclic=False
+    )
+  with pytest.raises(UserError, match="BufferedToeplitz: has no bands"):
+    accounting.amplified_costs(_STRATEGIES["blt"], num_steps=11, num_groups=3)
+  with pytest.raises(UserError, match="has 8 bands; .* at most num_groups=3"):
+    accounting.amplified_costs(_STRATEGIES["wide"], num_steps=11, num_groups=3)
+
+
+class _Negative(correlated.Independent):
+  def multiply(self, x):
+    return -np.array(x)
+
+
+def test_a_strategy_with_negative_entries_is_refused():
+  with pytest.raises(UserError, match="no negative entry"):
+    accounting.participation_costs(_Negative(), num_steps=4, min_sep=2, cyclic=True)
+
+
+@pytest.mark.parametrize("name", ["independent", "tree_restarts", "banded"])
+@pytest.mark.parametrize("factors", [(), _FACTORS], ids=["constant", "scheduled"])
+def test_amplified_costs_are_the_largest_column_of_each_turn(name, factors):
+  strategy = _STRATEGIES[name]
+  costs = accounting.amplified_costs(strategy, num_steps=11, num_groups=4, factors=factors)
+  rows = np.array(factors or np.ones(11))[:, None]
+  norms = ((correlated.matrix(strategy, 11) / rows) ** 2).sum(0)
+  expected = [norms[start : start + 4].max() for start in (0, 4, 8)]
+  np.testing.assert_allclose(costs, expected, rtol=1e-12)
+
+
+# --- charges
+
+
+def _gaussian_epsilon(noise_multiplier, delta):
+  """Balle and Wang 2018, equation 6, solved for epsilon."""
+  shift = 1 / noise_multiplier
+
+  def excess(epsilon):
+    left = stats.norm.cdf(shift / 2 - epsilon / shift)
+    return left - np.exp(epsilon) * stats.norm.cdf(-shift / 2 - epsilon / shift) - delta
+
+  return optimize.brentq(excess, 0, 50)
+
+
+@_every
+@pytest.mark.parametrize("factors", [(), _FACTORS], ids=["constant", "scheduled"])
+def test_any_prefix_of_the_charges_is_the_gaussian_of_that_prefix(strategy, factors):
+  z = 4.0
+  events = accounting.correlated_events(
+    strategy, noise_multiplier=z, num_steps=11, min_sep=3, cyclic=True, factors=factors
+  )
+  rows = np.array(factors or np.ones(11))[:, None]
+  matrix = correlated.matrix(strategy, 11) / rows
+  for t in (1, 5, 11):
+    sensitivity = accounting.sensitivity(matrix[:t, :t], min_sep=3, cyclic=True)
+    expected = _gaussian_epsilon(z / sensitivity, 1e-5)
+    found = accounting.epsilon(accounting.joined(events[:t]), delta=1e-5)
+    assert expected <= found * (1 + 1e-9) and found < expected * 1.001
+
+
+def test_white_noise_in_fixed_order_costs_its_passes():
+  events = accounting.correlated_events(
+    correlated.Independent(), noise_multiplier=3.0, num_steps=10, min_sep=4, cyclic=True
+  )
+  assert [type(event).__name__ for event in events[:5]] == [
+    *("GaussianDpEvent", "NoOpDpEvent", "NoOpDpEvent", "NoOpDpEvent", "GaussianDpEvent")
+  ]
+  found = accounting.epsilon(accounting.joined(events), delta=1e-5)
+  assert found == pytest.approx(_gaussian_epsilon(3.0 / math.sqrt(3), 1e-5), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["pld", "rdp"])
+def test_amplified_bands_are_the_composition_of_sampled_gaussians(name):
+  strategy = correlated.BandedToeplitz.optimized(num_steps=40, bands=4)
+  events = accounting.correlated_events(
+    strategy, noise_multiplier=2.0, num_steps=38, min_sep=4, cyclic=True, sampling_prob=0.1
+  )
+  norm = math.sqrt(np.sum(np.square(strategy.coefficients)))
+  sampled = dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(2.0 / norm))
+  for steps, turns in ((1, 1), (4, 1), (5, 2), (36, 9)):
+    accountant = {"pld": PLDAccountant, "rdp": RdpAccountant}[name]()
+    expected = accountant.compose(sampled, turns).get_epsilon(1e-5)
+    prefix = accounting.joined(events[:steps])
+    found = accounting.epsilon(prefix, delta=1e-5, accountant=name)
+    assert found == pytest.approx(expected, rel=2e-3)
+  assert accounting.epsilon(
+    accounting.joined(events), delta=1e-5, accountant=name
+  ) < _gaussian_epsilon(2.0 / norm / math.sqrt(10), 1e-5)
+
+
+def test_one_group_of_white_noise_is_poisson_sampling():
+  events = accounting.correlated_events(
+    correlated.Independent(),
+    noise_multiplier=2.0,
+    num_steps=3,
+    min_sep=1,
+    cyclic=True,
+    sampling_prob=0.1,
+  )
+  assert events == (dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(2.0)),) * 3
+
+
+def test_p9_replace_one_costs_what_half_the_noise_would():
+  strategy = _STRATEGIES["banded"]
+  event = lambda z: accounting.joined(
+    accounting.correlated_events(
+      strategy, noise_multiplier=z, num_steps=11, min_sep=3, cyclic=True
+    )
+  )
+  doubled = accounting.epsilon(event(8.0), delta=1e-5, neighboring_relation="replace_one")
+  assert doubled == pytest.approx(accounting.epsilon(event(4.0), delta=1e-5), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("options", "match"),
+  [
+    ({"num_steps": 0}, "num_steps=0"),
+    ({"min_sep": 0}, "min_sep=0"),
+    ({"factors": (1.0, 2.0)}, "has 2 factors, must have one for each of num_steps=4"),
+    ({"factors": (1.0, 2.0, 0.0, 1.0)}, r"noise_schedule\[2\]=0.0"),
+  ],
+)
+def test_wrong_numbers_are_named(options, match):
+  defaults = dict(num_steps=4, min_sep=2, cyclic=True)
+  with pytest.raises(UserError, match=match):
+    accounting.participation_costs(correlated.Independent(), **{**defaults, **options})
+
+
+def test_wrong_matrices_are_named():
+  with pytest.raises(UserError, match=r"matrix.shape=\(3,\)"):
+    accounting.sensitivity(np.ones(3), min_sep=1)
+  with pytest.raises(UserError, match="max_participations=0"):
+    accounting.sensitivity(np.eye(3), min_sep=1, max_participations=0)
+  with pytest.raises(UserError, match="finite"):
+    accounting.sensitivity(np.full((2, 2), np.nan), min_sep=1)

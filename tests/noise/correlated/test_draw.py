@@ -1,0 +1,134 @@
+"""Correlated noise: the law, the key discipline, and what happens beyond the last step."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import noise
+from dpjax.noise import correlated
+from dpjax.validate import UserError
+
+_BANDED = correlated.BandedToeplitz((1.0, 0.6, 0.3))
+_ALL = [
+  correlated.Independent(),
+  correlated.Tree(restart_every=4),
+  _BANDED,
+  correlated.BufferedToeplitz((0.3, 0.2), (0.9, 0.5)),
+]
+
+
+def _rows(correlation, *, size, steps, key=None, std=1.0, **options):
+  """[steps, size]: what is added to nothing."""
+  key = jax.random.key(0) if key is None else key
+  zeros = jnp.zeros(size)
+
+  def step(state, _):
+    noisy, state = correlated.add_correlated(
+      state, zeros, std, correlation=correlation, num_steps=steps, **options
+    )
+    return state, noisy
+
+  start = correlated.init(key, correlation, zeros)
+  return np.asarray(jax.jit(lambda s: jax.lax.scan(step, s, None, length=steps)[1])(start))
+
+
+def _deviation(rows, covariance):
+  """Largest entry of the sample covariance's error, in standard errors."""
+  size = rows.shape[1]
+  sample = rows.astype(np.float64) @ rows.T / size
+  diagonal = np.diag(covariance)
+  error = np.sqrt((np.outer(diagonal, diagonal) + covariance**2) / size)
+  return np.abs((sample - covariance) / error).max()
+
+
+@pytest.mark.parametrize("correlation", _ALL, ids=lambda c: type(c).__name__)
+def test_the_covariance_is_that_of_c_inverse_and_of_nothing_else(correlation):
+  steps, std = 9, 1.5
+  rows = _rows(correlation, size=100_000, steps=steps, std=std)
+  inverse = np.linalg.inv(correlated.matrix(correlation, steps))
+  covariance = std**2 * inverse @ inverse.T
+  assert _deviation(rows, covariance) < 5
+  assert _deviation(rows, covariance * 1.05) > 6  # the right shape, too little noise
+  if not isinstance(correlation, correlated.Independent):
+    assert _deviation(rows, std**2 * np.eye(steps)) > 50
+
+
+def test_a_schedule_scales_the_white_noise_of_its_step():
+  factors = (1.0, 2.0, 0.5, 1.0)
+  rows = _rows(_BANDED, size=100_000, steps=4, factors=factors)
+  root = np.linalg.inv(correlated.matrix(_BANDED, 4)) @ np.diag(factors)
+  assert _deviation(rows, root @ root.T) < 5
+  wrong = np.diag(factors) @ np.linalg.inv(correlated.matrix(_BANDED, 4))
+  assert _deviation(rows, wrong @ wrong.T) > 50
+
+
+def test_the_identity_draws_exactly_what_plain_noise_draws():
+  tree = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(4)}
+  plain = noise.init(jax.random.key(5))
+  state = correlated.init(jax.random.key(5), correlated.Independent(), tree)
+  for _ in range(3):
+    expected, plain = noise.add_gaussian(plain, tree, 0.7)
+    found, state = correlated.add_correlated(
+      state, tree, 0.7, correlation=correlated.Independent(), num_steps=3
+    )
+    jax.tree.map(np.testing.assert_array_equal, expected, found)
+  assert int(state.count) == int(plain.count) == 3
+
+
+@pytest.mark.parametrize("correlation", _ALL, ids=lambda c: type(c).__name__)
+def test_p16_p35_a_resumed_state_goes_on_bit_for_bit_also_when_donated(correlation):
+  tree = {"w": jnp.ones((5, 3))}
+
+  def step(state):
+    return correlated.add_correlated(state, tree, 1.0, correlation=correlation, num_steps=9)
+
+  run = functools.partial(jax.jit, donate_argnums=0)(step)
+  whole, state = [], correlated.init(jax.random.key(1), correlation, tree)
+  for i in range(9):
+    if i == 5:
+      keys = jax.random.key_data(state.key)
+      rest = jax.tree.map(np.asarray, (state.count, state.memory))
+      saved = (np.asarray(keys), rest)
+    noisy, state = run(state)
+    whole.append(np.asarray(noisy["w"]))
+  count, memory = jax.tree.map(jnp.asarray, saved[1])
+  state = correlated.CorrelatedNoiseState(
+    jax.random.wrap_key_data(jnp.asarray(saved[0])), count, memory
+  )
+  for expected in whole[5:]:
+    noisy, state = run(state)
+    np.testing.assert_array_equal(noisy["w"], expected)
+  assert len({row.tobytes() for row in whole}) == 9  # no step repeats another's noise
+
+
+def test_p43_a_step_that_was_not_accounted_for_raises_or_is_nan():
+  state = correlated.init(jax.random.key(0), _BANDED, jnp.zeros(3))
+  step = functools.partial(correlated.add_correlated, correlation=_BANDED, num_steps=2)
+  for _ in range(2):
+    noisy, state = step(state, jnp.zeros(3), 1.0)
+    assert np.isfinite(noisy).all()
+  with pytest.raises(UserError, match="step=2: the noise was accounted for num_steps=2"):
+    step(state, jnp.zeros(3), 1.0)
+  noisy, _ = jax.jit(lambda s: step(s, jnp.zeros(3), 1.0))(state)
+  assert np.isnan(noisy).all()
+
+
+def test_release_keys_round_the_noisy_sum_to_a_public_grid():
+  key = noise.secure.key_from_bytes(bytes(range(32)))
+  rows = _rows(_BANDED, size=2000, steps=4, key=key, std=1.5, factors=(1.0, 1.0, 0.5, 1.0))
+  grid = noise.secure.grid_step(1.5 * 0.5)
+  np.testing.assert_array_equal(np.round(rows / grid) * grid, rows)
+  assert len(np.unique(rows)) > 50
+  plain = _rows(_BANDED, size=2000, steps=4, std=1.5)
+  assert not np.array_equal(np.round(plain / grid) * grid, plain)
+
+
+def test_half_precision_sums_are_noised_in_float32():
+  state = correlated.init(jax.random.key(0), _BANDED, jnp.zeros(3, jnp.bfloat16))
+  noisy, _ = correlated.add_correlated(
+    state, jnp.zeros(3, jnp.bfloat16), 1.0, correlation=_BANDED, num_steps=1
+  )
+  assert noisy.dtype == jnp.float32
