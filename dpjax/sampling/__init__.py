@@ -1,8 +1,22 @@
 """Who takes part in a step: samplers, each bound to its event."""
 
+from dpjax.sampling.capacity import fitted as fitted
+from dpjax.sampling.capacity import has_capacity as has_capacity
+from dpjax.sampling.participation import BallsInBinsSampler as BallsInBinsSampler
+from dpjax.sampling.participation import CyclicPoissonSampler as CyclicPoissonSampler
+from dpjax.sampling.participation import CyclicSampler as CyclicSampler
+from dpjax.sampling.participation import MinSepSampler as MinSepSampler
+from dpjax.sampling.participation import Participation as Participation
 from dpjax.sampling.samplers import FixedSizeSampler as FixedSizeSampler
 from dpjax.sampling.samplers import PoissonSampler as PoissonSampler
 from dpjax.sampling.samplers import Sampler as Sampler
 from dpjax.sampling.samplers import ShuffledSampler as ShuffledSampler
 from dpjax.sampling.samplers import generator as generator
 from dpjax.sampling.samplers import pad as pad
+from dpjax.sampling.slicing import slice_slots as slice_slots
+from dpjax.sampling.slicing import slices as slices
+from dpjax.sampling.truncated import TruncatedPoissonSampler as TruncatedPoissonSampler
+from dpjax.sampling.users import UserBlocks as UserBlocks
+from dpjax.sampling.users import UserSampler as UserSampler
+from dpjax.sampling.users import group_by_user as group_by_user
+from dpjax.sampling.users import user_loss as user_loss

@@ -8,7 +8,10 @@ function of (seed, step), so a resumed run draws what the interrupted one would 
 | ----------------- | -------------------------------- | ---------------------------------- |
 | PoissonSampler    | each example, independently      | PoissonSampled, add/remove or zero |
 | FixedSizeSampler  | uniform subset of fixed size     | SampledWithoutReplacement, replace |
-| ShuffledSampler   | permutation cut into batches     | none: no epsilon is proved here    |
+| ShuffledSampler   | permutation cut into batches     | a whole epoch, replace or zero;    |
+|                   |                                  | none where the size is not public  |
+
+Elsewhere in this room: `truncated.TruncatedPoissonSampler` (zero) and `users.UserSampler`.
 """
 
 from __future__ import annotations
@@ -176,19 +179,46 @@ class FixedSizeSampler:
 class ShuffledSampler:
   """Batches cut from a fresh permutation in every epoch; the remainder is dropped.
 
-  What most non-private code does. It has no event: no accountant here proves an epsilon
-  for it, and accounting it as Poisson would be wrong.
+  What most non-private code does. Accounting it as Poisson would be wrong (pitfall P13).
+  What is proved, when `num_examples` is given: an epoch costs at most ONE step on all data,
+  without any amplification. Proof: the permutation does not depend on the data, so let it
+  be known. The batches of an epoch are then fixed and disjoint, and the one record in which
+  two neighbours differ is in at most one of them. Every other step of the epoch, though it
+  may depend on all earlier outputs, is the same mechanism for both neighbours and loses
+  nothing; that one step is a Gaussian of sensitivity at most 2 C (replace_one) or C
+  (replace_special), whatever came before. Under add_or_remove_one the permutation itself
+  would change, and nothing is proved.
+
+  Args:
+    batch_size: examples per step.
+    num_examples: size of the data, which makes it public; None: no epsilon is proved.
 
   >>> sampler = ShuffledSampler(batch_size=2)
   >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]
   >>> sorted(np.concatenate(taken).tolist())
   [0, 1, 2, 3]
+  >>> inner = dp_accounting.GaussianDpEvent(1.0)
+  >>> sampler = ShuffledSampler(batch_size=2, num_examples=4)
+  >>> [type(sampler.event_at(step, inner)).__name__ for step in range(3)]
+  ['GaussianDpEvent', 'NoOpDpEvent', 'GaussianDpEvent']
   """
 
   batch_size: int
+  num_examples: int | None = None
 
   def __post_init__(self):
     validate.integer_at_least(1, batch_size=self.batch_size)
+    if self.num_examples is not None:
+      validate.integer_at_least(1, num_examples=self.num_examples)
+      self._check_size(self.num_examples)
+
+  def _check_size(self, num_examples: int) -> None:
+    if num_examples < self.batch_size:
+      raise UserError(
+        f"batch_size={self.batch_size}: the data have only {num_examples} examples"
+      )
+    if self.num_examples not in (None, num_examples):
+      raise UserError(f"num_examples={self.num_examples}: the data have {num_examples}")
 
   @property
   def slots(self) -> int:
@@ -196,16 +226,34 @@ class ShuffledSampler:
 
   @property
   def relations(self) -> tuple[NeighboringRelation, ...]:
-    return ()
+    return () if self.num_examples is None else (_REPLACE, _ZERO_OUT)
 
-  def event(self, inner: dp_accounting.DpEvent) -> None:
-    """None: there is no event."""
-    del inner
+  @property
+  def steps_per_epoch(self) -> int:
+    """Whole batches in the data, at least one."""
+    if self.num_examples is None:
+      raise UserError("num_examples=None: must be given to know how long an epoch is")
+    return self.num_examples // self.batch_size
+
+  def event(self, inner: dp_accounting.DpEvent) -> dp_accounting.DpEvent | None:
+    """One step charged by itself: as if every step saw the record. An upper bound that
+    `event_at` improves on; None where no size is public."""
+    return None if self.num_examples is None else inner
+
+  def event_at(
+    self, step: int, inner: dp_accounting.DpEvent
+  ) -> dp_accounting.DpEvent | None:
+    """What `step` adds to the bill: an epoch is paid in full at its first step, so that an
+    unfinished one costs as much as a whole one."""
+    validate.integer_at_least(0, step=step)
+    if self.num_examples is None:
+      return None
+    first = step % self.steps_per_epoch == 0
+    return inner if first else dp_accounting.NoOpDpEvent()
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     """Indices of the examples that take part in `step`."""
-    if num_examples < self.batch_size:
-      raise UserError(f"batch_size={self.batch_size}: the data have only {num_examples}")
+    self._check_size(num_examples)
     epoch, position = divmod(step, num_examples // self.batch_size)
     order = generator(seed, epoch).permutation(num_examples)
     return order[position * self.batch_size : (position + 1) * self.batch_size]

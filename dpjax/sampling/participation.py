@@ -1,0 +1,312 @@
+"""Samplers that bound how often, and how far apart, one example takes part.
+
+Correlated noise is paid for by the columns that one example touches, so its samplers must
+keep what they declare in `participation`; `dpjax.Plan` reads the cost off that and refuses
+samplers that declare nothing. All draws are pure functions of (seed, step).
+
+| sampler              | an example takes part in                        | adjacency              |
+| -------------------- | ----------------------------------------------- | ---------------------- |
+| CyclicSampler        | one fixed step of every pass                    | zero-out, replace      |
+| BallsInBinsSampler   | one step of every pass, drawn once, uniformly   | add/remove, zero, repl |
+| CyclicPoissonSampler | its group's turn, with probability `prob`       | add/remove, zero-out   |
+| MinSepSampler        | any step, at least `min_sep` after its last one | add/remove, zero, repl |
+
+Why CyclicSampler has no add/remove: its batches are cut from an order of ALL examples, so
+one example more moves the others to other steps. In the other three, every example draws
+its own group, bin or times, independently of how many others there are: the two runs can be
+coupled so that the others take part in the same steps.
+
+No amplification is claimed for a random position except by CyclicPoissonSampler; for balls
+in bins see `dpjax.accounting.balls_in_bins_epsilon`, a Monte-Carlo bound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import NamedTuple
+
+import dp_accounting
+import numpy as np
+from scipy import stats
+
+from dpjax import validate
+from dpjax.sampling.samplers import generator
+from dpjax.types import NeighboringRelation
+from dpjax.validate import UserError
+
+_ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+_REPLACE = NeighboringRelation.REPLACE_ONE
+_ZERO_OUT = NeighboringRelation.REPLACE_SPECIAL
+
+
+class Participation(NamedTuple):
+  """In which sets of steps one example may take part: public."""
+
+  min_sep: int  # any two of its steps differ by at least this
+  cyclic: bool  # and by a multiple of it
+  sampling_prob: float = 1.0  # with which it takes part in a step of its turn
+
+
+def _once(seed: int) -> np.random.Generator:
+  """A stream for what is drawn once per run, apart from those of the steps."""
+  sequence = np.random.SeedSequence(seed, spawn_key=(0, 0))
+  return np.random.Generator(np.random.Philox(sequence))
+
+
+def _checked(taken: np.ndarray, capacity: int, step: int) -> np.ndarray:
+  if taken.size > capacity:
+    raise UserError(
+      f"capacity={capacity}: the draw of step {step} took more examples; it is never cut "
+      "silently, choose a larger capacity and start again"
+    )
+  return taken
+
+
+def _log_binomial_tail(capacity: int, num_examples: int, rate: float) -> float:
+  if num_examples <= capacity:
+    return -math.inf
+  return float(stats.binom.logsf(capacity, num_examples, rate))
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicSampler:
+  """Every pass takes the same batches in the same order; they partition the examples.
+
+  The order is a permutation drawn once from the seed. No secret: nothing is claimed for it.
+
+  Args:
+    steps_per_pass: batches b of a pass; an example's steps are exactly b apart.
+    num_examples: size of the data, public under the relations that hold here.
+
+  >>> sampler = CyclicSampler(steps_per_pass=2, num_examples=4)
+  >>> first, second, again = (sampler.draw(4, seed=0, step=t) for t in range(3))
+  >>> sorted([*first.tolist(), *second.tolist()]), bool((first == again).all())
+  ([0, 1, 2, 3], True)
+  """
+
+  steps_per_pass: int
+  num_examples: int
+
+  def __post_init__(self):
+    validate.integer_at_least(
+      1, steps_per_pass=self.steps_per_pass, num_examples=self.num_examples
+    )
+    if self.steps_per_pass > self.num_examples:
+      raise UserError(
+        f"steps_per_pass={self.steps_per_pass}: must be <= num_examples={self.num_examples}"
+      )
+
+  @property
+  def slots(self) -> int:
+    return -(-self.num_examples // self.steps_per_pass)
+
+  @property
+  def relations(self) -> tuple[NeighboringRelation, ...]:
+    return (_ZERO_OUT, _REPLACE)
+
+  @property
+  def participation(self) -> Participation:
+    return Participation(self.steps_per_pass, cyclic=True)
+
+  def event(self, inner: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+    """Of a step that the example is in: no amplification."""
+    return inner
+
+  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    """Indices of the examples that take part in `step`, sorted."""
+    if num_examples != self.num_examples:
+      raise UserError(f"num_examples={self.num_examples}: the data have {num_examples}")
+    order = _once(seed).permutation(num_examples)
+    return np.sort(order[step % self.steps_per_pass :: self.steps_per_pass])
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicPoissonSampler:
+  """Groups take turns; in its group's turn an example takes part with probability `prob`.
+
+  An example's group is drawn once, uniformly and independently of all other examples. With
+  noise of at most `num_groups` bands, a run of n steps is dominated by ceil(n / num_groups)
+  Poisson-sampled Gaussians of probability `prob` whose sensitivity is the largest column
+  norm (Choquette-Choo et al. 2023, arXiv:2306.08153: then an example's turns
+  touch disjoint rows). `prob=1` is balls-in-bins.
+
+  Args:
+    prob: probability in (0, 1] to take part in a turn; the expected batch is
+      prob / num_groups of the examples.
+    num_groups: steps between an example's turns; 1 is Poisson sampling.
+    capacity: slots of a batch, as for PoissonSampler.
+
+  >>> sampler = CyclicPoissonSampler(prob=1.0, num_groups=2, capacity=4)
+  >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]
+  >>> sorted(np.concatenate(taken).tolist())
+  [0, 1, 2, 3]
+  """
+
+  prob: float
+  num_groups: int
+  capacity: int
+
+  def __post_init__(self):
+    validate.probability(sampling_prob=self.prob)
+    validate.integer_at_least(1, num_groups=self.num_groups, capacity=self.capacity)
+
+  @property
+  def slots(self) -> int:
+    return self.capacity
+
+  @property
+  def relations(self) -> tuple[NeighboringRelation, ...]:
+    return (_ADD_REMOVE, _ZERO_OUT)
+
+  @property
+  def participation(self) -> Participation:
+    return Participation(self.num_groups, cyclic=True, sampling_prob=self.prob)
+
+  def event(self, inner: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+    """Of one turn of a group."""
+    return dp_accounting.PoissonSampledDpEvent(self.prob, inner)
+
+  def log_overflow_prob(self, num_examples: int) -> float:
+    """log P(a draw from num_examples exceeds the capacity); -inf if it cannot."""
+    return _log_binomial_tail(self.capacity, num_examples, self.prob / self.num_groups)
+
+  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    """Indices of the examples that take part in `step`, sorted; may be empty.
+
+    Raises:
+      UserError: the draw exceeds the capacity.
+    """
+    groups = _once(seed).integers(self.num_groups, size=num_examples)
+    taken = generator(seed, step).random(num_examples) < self.prob
+    taken &= groups == step % self.num_groups
+    return _checked(np.flatnonzero(taken), self.capacity, step)
+
+
+@dataclasses.dataclass(frozen=True)
+class BallsInBinsSampler:
+  """Each example falls into one of `num_bins` bins, once and uniformly; step t takes bin
+  t mod num_bins (Choquette-Choo et al. 2024, arXiv:2410.06266; Chua et al. 2024).
+
+  Args:
+    num_bins: steps of a pass.
+    capacity: slots of a batch, as for PoissonSampler.
+
+  >>> sampler = BallsInBinsSampler(num_bins=2, capacity=4)
+  >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]
+  >>> sorted(np.concatenate(taken).tolist())
+  [0, 1, 2, 3]
+  """
+
+  num_bins: int
+  capacity: int
+
+  def __post_init__(self):
+    validate.integer_at_least(1, num_bins=self.num_bins, capacity=self.capacity)
+
+  @property
+  def slots(self) -> int:
+    return self.capacity
+
+  @property
+  def relations(self) -> tuple[NeighboringRelation, ...]:
+    return (_ADD_REMOVE, _ZERO_OUT, _REPLACE)
+
+  @property
+  def participation(self) -> Participation:
+    return Participation(self.num_bins, cyclic=True)
+
+  def event(self, inner: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+    """Of a step that the example is in: no amplification is proved here."""
+    return inner
+
+  def log_overflow_prob(self, num_examples: int) -> float:
+    """log P(a draw from num_examples exceeds the capacity); -inf if it cannot."""
+    return _log_binomial_tail(self.capacity, num_examples, 1 / self.num_bins)
+
+  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    """Indices of the examples that take part in `step`, sorted; may be empty."""
+    bins = _once(seed).integers(self.num_bins, size=num_examples)
+    return _checked(np.flatnonzero(bins == step % self.num_bins), self.capacity, step)
+
+
+@functools.lru_cache(maxsize=2)
+def _renewals(
+  prob: float, min_sep: int, num_steps: int, seed: int, num_examples: int
+) -> np.ndarray:
+  """Steps of each example, [at most ceil(num_steps / min_sep), num_examples], rising."""
+  rng = _once(seed)
+  times = -(-num_steps // min_sep)
+  waits = rng.geometric(prob, (times, num_examples)) - 1
+  rate = prob / (1 + (min_sep - 1) * prob)
+  locked = rng.random(num_examples) < (min_sep - 1) * rate  # as if running for ever
+  lock = rng.integers(1, max(min_sep, 2), num_examples)
+  first = np.where(locked, lock, 0)
+  steps = first + np.cumsum(waits, axis=0) + min_sep * np.arange(times)[:, None]
+  steps.flags.writeable = False
+  return steps
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSepSampler:
+  """Poisson sampling of those who did not take part in the last `min_sep` - 1 steps.
+
+  Started as if it had been running for ever, so that every batch has the same law: an
+  example is in it with probability prob / (1 + (min_sep - 1) prob).
+
+  Args:
+    prob: probability in (0, 1] of a free example to take part.
+    min_sep: least distance between two steps of one example.
+    num_steps: steps of the run; a later one raises.
+    capacity: slots of a batch, as for PoissonSampler.
+
+  >>> sampler = MinSepSampler(prob=1.0, min_sep=2, num_steps=4, capacity=4)
+  >>> taken = [sampler.draw(4, seed=0, step=t).tolist() for t in range(4)]
+  >>> taken[0] == taken[2] and sorted(taken[0] + taken[1]) == [0, 1, 2, 3]
+  True
+  """
+
+  prob: float
+  min_sep: int
+  num_steps: int
+  capacity: int
+
+  def __post_init__(self):
+    validate.probability(sampling_prob=self.prob)
+    validate.integer_at_least(
+      1, min_sep=self.min_sep, num_steps=self.num_steps, capacity=self.capacity
+    )
+
+  @property
+  def slots(self) -> int:
+    return self.capacity
+
+  @property
+  def rate(self) -> float:
+    """Probability of one example to be in a batch."""
+    return self.prob / (1 + (self.min_sep - 1) * self.prob)
+
+  @property
+  def relations(self) -> tuple[NeighboringRelation, ...]:
+    return (_ADD_REMOVE, _ZERO_OUT, _REPLACE)
+
+  @property
+  def participation(self) -> Participation:
+    return Participation(self.min_sep, cyclic=False)
+
+  def event(self, inner: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+    """Of a step that the example is in: no amplification is proved here."""
+    return inner
+
+  def log_overflow_prob(self, num_examples: int) -> float:
+    """log P(a draw from num_examples exceeds the capacity); -inf if it cannot."""
+    return _log_binomial_tail(self.capacity, num_examples, self.rate)
+
+  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    """Indices of the examples that take part in `step`, sorted; may be empty."""
+    if step >= self.num_steps:
+      raise UserError(f"step={step}: must be < num_steps={self.num_steps}")
+    steps = _renewals(self.prob, self.min_sep, self.num_steps, seed, num_examples)
+    taken = np.flatnonzero((steps == step).any(axis=0))
+    return _checked(taken, self.capacity, step)

@@ -1,0 +1,75 @@
+"""Poisson sampling with a hard limit on the batch, and the event that accounts for it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import dp_accounting
+import numpy as np
+
+from dpjax import validate
+from dpjax.sampling.samplers import generator
+from dpjax.types import NeighboringRelation
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedPoissonSampler:
+  """Each example joins with probability `prob`; of more than `capacity`, a uniformly random
+  `capacity` of them are kept.
+
+  A batch never overflows, so no share of delta is set aside and a small capacity may be
+  chosen. The price: where a batch was cut, whoever is in it pushed another one out, so that
+  one record moves the sum by up to 2 C. This is NOT Poisson sampling (pitfall P12): its
+  event is proved under replace_special, by PLD, and only for Gaussian noise; see
+  `accounting/epsilon.py` for the proof. A record that is zeroed out keeps its place.
+
+  Args:
+    prob: sampling probability in (0, 1].
+    capacity: slots of a batch, and the most examples that take part in a step.
+    num_examples: size of the data, the same for both neighbours, so it is public.
+
+  >>> sampler = TruncatedPoissonSampler(prob=0.9, capacity=3, num_examples=8)
+  >>> sampler.draw(8, seed=0, step=0).size
+  3
+  """
+
+  prob: float
+  capacity: int
+  num_examples: int
+
+  def __post_init__(self):
+    validate.probability(sampling_prob=self.prob)
+    validate.integer_at_least(1, capacity=self.capacity, num_examples=self.num_examples)
+
+  @property
+  def slots(self) -> int:
+    return self.capacity
+
+  @property
+  def relations(self) -> tuple[NeighboringRelation, ...]:
+    return (NeighboringRelation.REPLACE_SPECIAL,)
+
+  def event(self, inner: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+    """The accountant's name for one step; `inner` must be one Gaussian.
+
+    Raises:
+      UserError: other noise, for which nothing is proved.
+    """
+    if not isinstance(inner, dp_accounting.GaussianDpEvent):
+      raise UserError(
+        f"sampler=truncated_poisson: is proved for Gaussian noise only, not {inner!r}"
+      )
+    return dp_accounting.TruncatedSubsampledGaussianDpEvent(
+      self.num_examples, self.prob, self.capacity, inner.noise_multiplier
+    )
+
+  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    """Indices of the examples that take part in `step`, sorted; may be empty."""
+    if num_examples != self.num_examples:
+      raise UserError(f"num_examples={self.num_examples}: the data have {num_examples}")
+    rng = generator(seed, step)
+    taken = np.flatnonzero(rng.random(num_examples) < self.prob)
+    if taken.size <= self.capacity:
+      return taken
+    return np.sort(rng.choice(taken, self.capacity, replace=False, shuffle=False))

@@ -1,0 +1,158 @@
+"""User-level privacy: the unit is a user, with everything that user contributed.
+
+All examples of one user are grouped into ONE block, and a block is to the rest of dpjax
+what an example is elsewhere: it is sampled, clipped and charged as a whole.
+
+  blocks = group_by_user(train, user_ids, max_examples_per_user=8)
+  plan = dpjax.Plan.calibrated(sampler=UserSampler(prob=0.01, capacity=64), ...)
+  grad_fn = plan.clipped_grad(user_loss(loss_fn))     # the loss of ONE user
+  for batch in plan.batches(blocks, rng=2): ...       # [64 users, 8 examples, ...]
+
+Guarantee: the examples of user u influence u's block alone, so whatever u's data are, the
+clipped sum moves by at most C when u joins or leaves, and 2 C when u's data are exchanged.
+It needs that an example belongs to one user, and that which of u's examples are kept
+depends on u alone: both hold by construction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import validate
+from dpjax.sampling.samplers import PoissonSampler
+from dpjax.types import Array, Batch, LossFn
+from dpjax.validate import UserError
+
+REDUCTIONS = ("mean", "sum")
+CHOICES = ("first", "random")
+
+
+@dataclasses.dataclass(frozen=True)
+class UserSampler(PoissonSampler):
+  """Each USER joins a step independently with probability `prob`, with a whole block.
+
+  Args and event: as `PoissonSampler`; `capacity` counts users.
+
+  >>> UserSampler(prob=0.5, capacity=8).unit
+  'user'
+  """
+
+  @property
+  def unit(self) -> str:
+    """Whose presence the epsilon hides."""
+    return "user"
+
+
+@dataclasses.dataclass(frozen=True)
+class UserBlocks:
+  """Examples grouped by user; `len` counts users, and indexing gathers blocks.
+
+  `blocks[users]` is a `Batch` of examples [len(users), m, ...] and mask [len(users), m].
+  """
+
+  data: Any  # anything with len() whose data[indices] is a tree of stacked examples
+  members: np.ndarray  # [num_users, m] int: row of each example; padding repeats row 0
+  mask: np.ndarray  # [num_users, m] bool
+
+  def __len__(self) -> int:
+    return len(self.members)
+
+  def __getitem__(self, users: Any) -> Batch:
+    rows, mask = self.members[users], self.mask[users]
+    flat = self.data[rows.reshape(-1)]
+    block = jax.tree.map(lambda leaf: leaf.reshape(*rows.shape, *leaf.shape[1:]), flat)
+    return Batch(block, mask)
+
+
+def group_by_user(
+  data: Any,
+  user_ids: Sequence[Any] | np.ndarray,
+  *,
+  max_examples_per_user: int,
+  choose: str = "first",
+  seed: int = 0,
+) -> UserBlocks:
+  """The blocks of all users, of at most `max_examples_per_user` examples each.
+
+  Args:
+    data: n examples, with `len` and row indexing.
+    user_ids: [n] integers or strings: whose each example is.
+    max_examples_per_user: m, public; a user's further examples are never used.
+    choose: which are kept. "first" in the order of `data`, or "random" by a stream of
+      (seed, user id) alone: other users have no influence on it.
+
+  Raises:
+    UserError: ids that do not fit the data, or m < 1.
+
+  >>> blocks = group_by_user(np.arange(5.0), ["a", "b", "a", "a", "b"],
+  ...                        max_examples_per_user=2)
+  >>> len(blocks), blocks[np.array([0])].examples
+  (2, array([[0., 2.]]))
+  """
+  validate.integer_at_least(1, max_examples_per_user=max_examples_per_user)
+  validate.integer_at_least(0, seed=seed)
+  validate.one_of(CHOICES, choose=choose)
+  ids = np.asarray(user_ids)
+  if ids.shape != (len(data),) or not len(ids) or ids.dtype.kind not in "iuUS":
+    raise UserError(
+      f"user_ids: must be {len(data)} integers or strings, one per example (at least one), "
+      f"got shape {ids.shape} of {ids.dtype}"
+    )
+  order = np.argsort(ids, kind="stable")
+  names, starts = np.unique(ids[order], return_index=True)
+  rows = np.split(order, starts[1:])
+  keep = functools.partial(_kept, most=max_examples_per_user, choose=choose, seed=seed)
+  kept = [keep(name, own) for name, own in zip(names, rows)]
+  members = np.zeros((len(kept), max_examples_per_user), np.int64)
+  mask = np.zeros(members.shape, bool)
+  for user, own in enumerate(kept):
+    members[user, : own.size], mask[user, : own.size] = own, True
+  return UserBlocks(data, members, mask)
+
+
+def _kept(name: Any, own: np.ndarray, *, most: int, choose: str, seed: int) -> np.ndarray:
+  if own.size <= most or choose == "first":
+    return own[:most]
+  digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+  chosen = np.random.default_rng(int.from_bytes(digest, "big")).permutation(own.size)[:most]
+  return own[np.sort(chosen)]
+
+
+def user_loss(loss_fn: LossFn, *, reduction: str = "mean") -> LossFn:
+  """The loss of ONE user, given as a block of padded examples; it plugs in as a LossFn.
+
+  Args:
+    loss_fn: (params, ONE example) -> scalar.
+    reduction: "mean" over the user's examples, or their "sum". Padding contributes
+      nothing, not even where its own loss or gradient is NaN.
+
+  >>> square = lambda w, x: w * x
+  >>> block = Batch(jnp.array([1.0, 3.0, 9.0]), jnp.array([True, True, False]))
+  >>> float(user_loss(square)(2.0, block)), float(user_loss(square, reduction="sum")(2.0, block))
+  (4.0, 8.0)
+  """
+  validate.one_of(REDUCTIONS, reduction=reduction)
+
+  def of_one_user(params: Any, block: Batch) -> Array:
+    mask = jnp.asarray(block.mask)
+    # padding is replaced by a real example: 0 x NaN in its gradient would be NaN
+    real = jax.tree.map(lambda leaf: _padded_by_first(leaf, mask), block.examples)
+    losses = jax.vmap(loss_fn, in_axes=(None, 0))(params, real)
+    total = jnp.where(mask, losses, 0).sum()
+    return total / jnp.maximum(mask.sum(), 1) if reduction == "mean" else total
+
+  return of_one_user
+
+
+def _padded_by_first(leaf: Any, mask: Array) -> Any:
+  """[m, ...] with every padded row replaced by the first row, which is never padding."""
+  leaf = jnp.asarray(leaf)
+  return jnp.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, leaf[:1])

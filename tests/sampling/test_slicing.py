@@ -1,0 +1,55 @@
+"""Slices of one draw: nothing lost, nothing twice."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dpjax
+from dpjax import sampling
+from dpjax.validate import UserError
+
+
+@given(slots=st.integers(1, 60), count=st.integers(1, 9), share=st.floats(0, 1))
+def test_p15_every_drawn_example_is_in_exactly_one_slice(slots, count, share):
+  drawn = np.sort(np.random.default_rng(0).permutation(1000)[: int(share * slots)])
+  parts = list(sampling.slices(drawn, slots, count))
+  assert len(parts) == count
+  assert {len(i) for i, _ in parts} == {sampling.slice_slots(slots, count)}
+  taken = np.concatenate([indices[mask] for indices, mask in parts])
+  np.testing.assert_array_equal(taken, drawn)
+
+
+class _Ids:
+  """Data whose examples are their own indices."""
+
+  def __len__(self):
+    return 500
+
+  def __getitem__(self, indices):
+    return np.asarray(indices)
+
+
+def test_p15_in_a_plans_trace_no_example_appears_twice_in_a_logical_step():
+  options = dict(noise_multiplier=1.0, l2_clip_norm=1.0, normalize_by=100, delta=1e-5)
+  sampler = dpjax.PoissonSampler(prob=0.2, capacity=200)
+  whole = dpjax.Plan(sampler=sampler, num_steps=6, **options)
+  sliced = dpjax.Plan(sampler=sampler, num_steps=6, slices=4, **options)
+  batches = list(sliced.batches(_Ids(), rng=1))
+  assert len(batches) == 6 * 4
+  for step, logical in enumerate(whole.batches(_Ids(), rng=1)):
+    parts = batches[4 * step : 4 * step + 4]
+    taken = np.concatenate([part.examples[part.mask] for part in parts])
+    assert np.bincount(taken).max() == 1
+    np.testing.assert_array_equal(np.sort(taken), logical.examples[logical.mask])
+  resumed = list(sliced.batches(_Ids(), rng=1, start=4))
+  np.testing.assert_array_equal(resumed[0].examples, batches[16].examples)
+  independent = [next(iter(whole.batches(_Ids(), rng=r))) for r in range(4)]
+  drawn_alone = np.concatenate([b.examples[b.mask] for b in independent])
+  assert np.bincount(drawn_alone).max() > 1  # what the slices must not be
+
+
+@pytest.mark.parametrize("slices", [0, -1, 1.5, True])
+def test_wrong_numbers_of_slices_are_refused(slices):
+  with pytest.raises(UserError, match="slices="):
+    sampling.slice_slots(10, slices)

@@ -1,0 +1,218 @@
+"""Users as the unit: whatever one user's data are, the clipped sum moves by at most C."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dpjax
+from dpjax import gradients, sampling
+from dpjax.types import Batch, Example
+from dpjax.validate import UserError
+
+
+class _Data:
+  def __init__(self, x, y):
+    self.x, self.y = np.asarray(x, np.float32), np.asarray(y, np.float32)
+
+  def __len__(self):
+    return len(self.x)
+
+  def __getitem__(self, rows):
+    return Example(self.x[rows], self.y[rows])
+
+
+def _loss(params, example):
+  return (params["w"] @ example.x + params["b"] - example.y) ** 2
+
+
+def _data(seed=0, sizes=(3, 1, 6, 2), scale=1.0):
+  rng = np.random.default_rng(seed)
+  ids = np.repeat(np.arange(len(sizes)), sizes)
+  x = scale * rng.normal(size=(ids.size, 2))
+  return _Data(x, rng.normal(size=ids.size)), ids
+
+
+def _blocks(data, ids, **options):
+  return sampling.group_by_user(data, ids, **{"max_examples_per_user": 4} | options)
+
+
+_PARAMS = {"w": jnp.array([0.3, -0.2]), "b": jnp.array(0.1)}
+
+
+def _clipped_sum(blocks, users, clip=1.0, reduction="mean"):
+  batch = blocks[np.asarray(users)]
+  loss = sampling.user_loss(_loss, reduction=reduction)
+  grad_fn = gradients.clipped_grad(loss, l2_clip_norm=clip, method="vmap")
+  return grad_fn(_PARAMS, batch, jnp.ones(len(users), bool))
+
+
+def _moved(a, b):
+  squares = jax.tree.map(lambda x, y: ((x - y) ** 2).sum(), a.total, b.total)
+  return float(jnp.sqrt(sum(jax.tree.leaves(squares))))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+  seed=st.integers(0, 10**6),
+  scale=st.sampled_from([1e-3, 1.0, 1e6]),
+  reduction=st.sampled_from(["mean", "sum"]),
+  user=st.integers(0, 3),
+)
+def test_changing_all_data_of_one_user_moves_the_sum_by_at_most_its_bound(
+  seed, scale, reduction, user
+):
+  data, ids = _data()
+  other, _ = _data(seed, scale=scale)
+  changed = _Data(
+    np.where((ids == user)[:, None], other.x, data.x),
+    np.where(ids == user, other.y, data.y),
+  )
+  here = _clipped_sum(_blocks(data, ids), [0, 1, 2, 3], reduction=reduction)
+  there = _clipped_sum(_blocks(changed, ids), [0, 1, 2, 3], reduction=reduction)
+  assert _moved(here, there) <= 2.0 * (1 + 1e-5)  # exchanged: 2 C
+  without = _clipped_sum(
+    _blocks(data, ids), [u for u in range(4) if u != user], reduction=reduction
+  )
+  assert _moved(here, without) <= 1.0 + 1e-5  # joins or leaves: C
+
+
+def test_example_level_clipping_would_not_protect_a_user():
+  """The same user, clipped example by example, moves the sum by more than C."""
+  data = _Data(np.ones((6, 2)), np.full(6, 50.0))
+  grad_fn = gradients.clipped_grad(_loss, l2_clip_norm=1.0, method="vmap")
+  of_examples = grad_fn(
+    _PARAMS, Batch(data[np.arange(6)], None).examples, jnp.ones(6, bool)
+  )
+  length = np.sqrt(sum(float((g**2).sum()) for g in jax.tree.leaves(of_examples.total)))
+  assert length > 5.9
+  of_user = _clipped_sum(_blocks(data, np.zeros(6, int)), [0])
+  length = np.sqrt(sum(float((g**2).sum()) for g in jax.tree.leaves(of_user.total)))
+  assert length <= 1 + 1e-6
+
+
+def test_other_users_decide_nothing_about_a_block():
+  data, ids = _data()
+  for choose in sampling.users.CHOICES:
+    blocks = _blocks(data, ids, choose=choose)
+    alone = ids == 2
+    rows = np.flatnonzero(alone)
+    only = _blocks(_Data(data.x[rows], data.y[rows]), ids[rows], choose=choose)
+    np.testing.assert_array_equal(
+      blocks[np.array([2])].examples.x, only[np.array([0])].examples.x
+    )
+
+
+def test_a_random_choice_is_uniform_and_takes_whom_first_leaves():
+  data = _Data(np.arange(10)[:, None], np.zeros(10))
+  kept = [
+    _blocks(data, np.zeros(10, int), choose="random", seed=seed).members[0]
+    for seed in range(500)
+  ]
+  counts = np.bincount(np.concatenate(kept), minlength=10)
+  assert counts.min() > 140 and counts.max() < 260 and counts.sum() == 2000
+
+
+def test_the_fast_route_gives_the_same_sum():
+  data, ids = _data(scale=3.0)
+  batch = _blocks(data, ids)[np.arange(4)]
+  loss, mask = sampling.user_loss(_loss), jnp.array([True, True, True, False])
+  fast, slow = (
+    gradients.clipped_grad(loss, l2_clip_norm=1.0, method=method)(_PARAMS, batch, mask)
+    for method in ("auto", "vmap")
+  )
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), fast.total, slow.total
+  )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_p07_padding_changes_nothing_even_where_its_gradient_is_nan(reduction):
+  safe = lambda params, example: jnp.log(example.x.sum()) * params["b"] + params["w"].sum()
+  loss = sampling.user_loss(safe, reduction=reduction)
+  x = jnp.array([[1.0, 1.0], [2.0, 2.0], [-5.0, 0.0], [jnp.nan, 1.0]])
+  mask = jnp.array([True, True, False, False])
+  padded = jax.value_and_grad(loss)(_PARAMS, Batch(Example(x, jnp.zeros(4)), mask))
+  plain = jax.value_and_grad(loss)(_PARAMS, Batch(Example(x[:2], jnp.zeros(2)), mask[:2]))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), padded, plain)
+  direct = sum(float(safe(_PARAMS, Example(row, 0.0))) for row in x[:2])
+  assert float(padded[0]) == pytest.approx(direct / (2 if reduction == "mean" else 1))
+
+
+def test_blocks_hold_every_example_once_within_the_limit():
+  data, ids = _data(sizes=(3, 1, 6, 2))
+  blocks = _blocks(data, ids)
+  assert len(blocks) == 4 and blocks.mask.sum(1).tolist() == [3, 1, 4, 2]
+  kept = blocks.members[blocks.mask]
+  assert np.unique(kept).size == kept.size
+  for user in range(4):
+    assert (ids[blocks.members[user][blocks.mask[user]]] == user).all()
+  batch = blocks[np.array([2, 0])]
+  assert batch.examples.x.shape == (2, 4, 2) and batch.mask.shape == (2, 4)
+
+
+def test_the_sampler_is_poisson_over_users_and_says_user():
+  sampler = sampling.UserSampler(prob=0.3, capacity=40)
+  assert sampler.unit == "user" and isinstance(sampler, sampling.PoissonSampler)
+  fitted = sampling.UserSampler.fitted(prob=0.1, num_examples=500, log_overflow_prob=-30)
+  assert type(fitted) is sampling.UserSampler
+  plain = sampling.PoissonSampler(prob=0.3, capacity=40)
+  np.testing.assert_array_equal(
+    sampler.draw(40, seed=1, step=2), plain.draw(40, seed=1, step=2)
+  )
+
+
+@pytest.mark.parametrize(
+  ("make", "match"),
+  [
+    (lambda d, ids: _blocks(d, ids[:-1]), "user_ids: must be 12"),
+    (lambda d, ids: _blocks(d, ids + 0.5), "integers or strings"),
+    (lambda d, ids: _blocks(d, ids, max_examples_per_user=0), "max_examples_per_user=0"),
+    (lambda d, ids: _blocks(d, ids, choose="best"), "choose='best'"),
+    (lambda d, ids: sampling.user_loss(_loss, reduction="max"), "reduction='max'"),
+  ],
+)
+def test_wrong_arguments_are_named(make, match):
+  with pytest.raises(UserError, match=match) as caught:
+    make(*_data())
+  assert "\n" not in str(caught.value)
+
+
+def test_a_plan_takes_users_for_examples():
+  """Blocks through the plan's batches, clipped sum and noise: one compilation, and the
+  budget of a Poisson sample of users."""
+  data, ids = _data(sizes=(2, 5, 1) * 20)
+  blocks = _blocks(data, ids)
+  plan = dpjax.Plan(
+    sampler=sampling.UserSampler(prob=0.2, capacity=40),
+    noise_multiplier=1.0,
+    l2_clip_norm=1.0,
+    normalize_by=12,
+    num_steps=5,
+    delta=1e-3,
+  )
+  grad_fn = plan.clipped_grad(sampling.user_loss(_loss))
+  tx = plan.transform(jax.random.key(0))
+  state, traces = tx.init(_PARAMS), []
+
+  @jax.jit
+  def step(state, batch):
+    traces.append(None)
+    clipped = grad_fn(_PARAMS, batch.examples, batch.mask)
+    return *tx.update(clipped, state, _PARAMS), clipped.norms.shape
+
+  for batch in plan.batches(blocks, rng=1):
+    updates, state, norms_shape = step(state, batch)
+    assert np.isfinite(jax.tree.leaves(updates)[0]).all()
+  assert len(traces) == 1 and norms_shape == (40,)  # a norm per user, not per example
+  examples = dpjax.Plan(
+    **{
+      **{f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)},
+      "sampler": sampling.PoissonSampler(prob=0.2, capacity=40),
+    }
+  )
+  assert plan.epsilon() == examples.epsilon()

@@ -1,0 +1,128 @@
+"""Every sampler x accountant x relation: an epsilon, or one line that names the way out."""
+
+import itertools
+import math
+
+import dp_accounting
+import pytest
+
+import dpjax
+from dpjax import accounting, sampling
+from dpjax.validate import UserError
+
+_SAMPLERS = {
+  "poisson": sampling.PoissonSampler(prob=0.05, capacity=2000),
+  "user": sampling.UserSampler(prob=0.05, capacity=2000),
+  "truncated": sampling.TruncatedPoissonSampler(prob=0.05, capacity=70, num_examples=1000),
+  "fixed_size": sampling.FixedSizeSampler(batch_size=50, num_examples=1000),
+  "shuffled": sampling.ShuffledSampler(batch_size=50, num_examples=1000),
+}
+_NO_EVENT = sampling.ShuffledSampler(batch_size=50)
+_ADD, _REPLACE, _ZERO = "add_or_remove_one", "replace_one", "replace_special"
+_BOTH = ("pld", "rdp")
+# What is proved, written down a second time: relation -> accountants.
+_PROVED = {
+  "poisson": {_ADD: _BOTH, _ZERO: _BOTH},
+  "user": {_ADD: _BOTH, _ZERO: _BOTH},
+  "truncated": {_ZERO: ("pld",)},
+  "fixed_size": {_REPLACE: ("rdp",)},
+  "shuffled": {_REPLACE: _BOTH, _ZERO: _BOTH},
+}
+_WAYS_OUT = ("use accountant=", "is accounted under", "is proved only under", "dpjax.")
+_CASES = list(
+  itertools.product(_SAMPLERS, (*accounting.ACCOUNTANTS, "gdp"), accounting.RELATIONS)
+)
+
+
+def _plan(sampler, relation, accountant):
+  return dpjax.Plan(
+    sampler=sampler,
+    noise_multiplier=2.0,
+    l2_clip_norm=1.0,
+    normalize_by=50,
+    num_steps=20,
+    delta=1e-5,
+    neighboring_relation=relation,
+    accountant=accountant,
+  )
+
+
+def _one_line(error):
+  text = str(error.value)
+  assert "\n" not in text and any(way in text for way in _WAYS_OUT), text
+
+
+@pytest.mark.parametrize(("name", "accountant", "relation"), _CASES)
+def test_p13_p14_a_plan_has_an_epsilon_exactly_where_there_is_a_proof(
+  name, accountant, relation
+):
+  if accountant in _PROVED[name].get(relation, ()):
+    epsilon = _plan(_SAMPLERS[name], relation, accountant).epsilon()
+    assert 0 < epsilon < math.inf
+    return
+  with pytest.raises(UserError) as error:
+    _plan(_SAMPLERS[name], relation, accountant).epsilon()
+  _one_line(error)
+
+
+@pytest.mark.parametrize(("name", "accountant", "relation"), _CASES)
+def test_p13_p14_an_event_alone_is_refused_too(name, accountant, relation):
+  """Past the plan, straight to the accountant: the sampled events carry their sampler. (A
+  shuffled epoch is one Gaussian, which knows nothing of a sampler: the plan refuses.)"""
+  event = _SAMPLERS[name].event(accounting.gaussian_event(2.0))
+  options = {"neighboring_relation": relation, "accountant": accountant}
+  proved = _PROVED[name].get(relation, ())
+  if accountant in proved or (name == "shuffled" and accountant != "gdp"):
+    assert accounting.epsilon(event, delta=1e-5, **options) > 0
+    return
+  with pytest.raises(UserError) as error:
+    accounting.epsilon(event, delta=1e-5, **options)
+  _one_line(error)
+
+
+@pytest.mark.parametrize(("accountant", "relation"), [c[1:] for c in _CASES[:9]])
+def test_p13_no_public_size_no_event_no_epsilon(accountant, relation):
+  if accountant == "gdp":
+    return
+  plan = _plan(_NO_EVENT, relation, accountant)
+  assert plan.epsilon() == math.inf and not plan.is_private
+
+
+@pytest.mark.parametrize("relation", accounting.RELATIONS)
+@pytest.mark.parametrize("name", _SAMPLERS)
+def test_every_epsilon_is_at_least_that_of_poisson_sampling_at_the_same_rate(
+  name, relation
+):
+  """No sampler here may be charged less than Poisson under the weaker relation."""
+  for accountant in _PROVED[name].get(relation, ()):
+    epsilon = _plan(_SAMPLERS[name], relation, accountant).epsilon()
+    poisson = _plan(_SAMPLERS["poisson"], _ZERO, accountant)
+    least = accounting.epsilon(poisson.event(), delta=1e-5, accountant=accountant)
+    assert epsilon >= least * (1 - 1e-6)
+
+
+def test_p42_only_public_sizes_are_fields():
+  """A relation under which the size of the data is hidden never comes with a sampler that
+  prints it."""
+  for sampler in _SAMPLERS.values():
+    if hasattr(sampler, "num_examples"):
+      assert _ADD not in sampler.relations
+  assert not hasattr(_SAMPLERS["poisson"], "num_examples")
+
+
+def test_p24_gaussian_noise_at_epsilon_5_is_analytic():
+  """The classic formula is for epsilon < 1; at 5 the plan's noise is the exact one."""
+  plan = dpjax.Plan.calibrated(
+    epsilon=5.0,
+    delta=1e-5,
+    sampler=sampling.PoissonSampler(prob=1.0, capacity=1000),
+    num_steps=1,
+    l2_clip_norm=1.0,
+    normalize_by=50,
+  )
+
+  exact = dp_accounting.get_sigma_gaussian(5.0, plan.accounted_delta(1e-5))
+  assert plan.noise_multiplier == pytest.approx(exact, rel=2e-3)
+  assert plan.noise_multiplier >= exact * (1 - 1e-6)
+  classic = math.sqrt(2 * math.log(1.25e5)) / 5
+  assert plan.noise_multiplier != pytest.approx(classic, rel=0.02)
