@@ -7,7 +7,9 @@ between them cannot be written down.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,12 +18,13 @@ import numpy as np
 import optax
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
-from dpjax import accounting, gradients, sampling, transforms, validate
+from dpjax import accounting, gradients, noise, sampling, transforms, validate
 from dpjax.types import Batch, LossFn, NeighboringRelation
 from dpjax.validate import UserError
 
 # The share of delta that is set aside for a Poisson draw above the capacity.
 OVERFLOW_SHARE = 0.05
+MAX_NOISE_LEVELS = 32  # different factors of a noise_schedule under sampling, by PLD
 
 
 def _log_overflow_allowed(delta: float, epsilon: float, num_steps: int) -> float:
@@ -50,6 +53,17 @@ class Plan:
     neighboring_relation: "" for the sampler's own.
     accountant: "pld" (tight) or "rdp"; "" for the tightest that knows the sampler
       (fixed-size sampling is proved by "rdp" only).
+    clipping: "flat", "automatic" (see `dpjax.clipped_grad`), or an `AdaptiveClipping`, whose
+      count is released and charged with every step.
+    gamma: of automatic clipping.
+    clip_schedule: public factors of the clip norm, one for each step; they cost nothing.
+    noise_shares: each group's share of the privacy budget, a tree like `l2_clip_norm`; they
+      cost nothing (see `transforms/group_noise.py`).
+    slices: physical batches that make up one step; see `accumulated`.
+    correlation: a strategy of `dpjax.noise.correlated` (DP-FTRL), None for noise that is
+      independent from step to step. Needs a sampler that bounds the participation of one
+      example (`dpjax.sampling.participation`), from which its cost is computed.
+    noise_schedule: public factors of the noise multiplier, one for each step, or ().
 
   Guarantee: a run that uses `transform` on the batches of `batches`, for at most `steps`
   updates, is (epsilon(delta, steps), delta)-differentially private for one example under
@@ -69,6 +83,13 @@ class Plan:
   delta: float
   neighboring_relation: NeighboringRelation | str = ""
   accountant: str = ""
+  clipping: str | transforms.AdaptiveClipping = "flat"
+  gamma: float = 0.01
+  clip_schedule: tuple[float, ...] | None = None
+  noise_shares: Any = None
+  slices: int = 1
+  correlation: noise.correlated.Correlation | None = None
+  noise_schedule: tuple[float, ...] = ()
 
   def __post_init__(self):
     validate.non_negative(noise_multiplier=self.noise_multiplier)
@@ -76,10 +97,117 @@ class Plan:
     validate.integer_at_least(1, num_steps=self.num_steps)
     validate.open_unit(delta=self.delta)
     gradients.check_clip_norm(self.l2_clip_norm, False)
+    self._check_clipping()
     fixed = isinstance(self.sampler, sampling.FixedSizeSampler)
     accountant = self.accountant or ("rdp" if fixed else "pld")
     object.__setattr__(self, "accountant", accountant)
     object.__setattr__(self, "neighboring_relation", self._checked_relation())
+    object.__setattr__(self, "noise_schedule", tuple(self.noise_schedule))
+    self._check_noise()
+
+  @property
+  def _any_sampler(self) -> Any:
+    """The sampler, of which some kinds have more than every sampler has."""
+    return self.sampler
+
+  @property
+  def _participation(self) -> sampling.Participation | None:
+    return getattr(self.sampler, "participation", None)
+
+  def _check_noise(self) -> None:
+    transforms.check_schedule(self.noise_schedule, self.num_steps)
+    if self.noise_schedule and hasattr(self.sampler, "event_at"):
+      raise UserError(
+        f"noise_schedule: not with {type(self.sampler).__name__}, whose epoch is paid at the "
+        "noise of its first step"
+      )
+    self._check_noise_and_clipping()
+    if self._participation is not None:
+      _ = self._correlated_events  # refuses what has no analysis
+    elif not (self.correlation is None or self.correlation.bands == 1):
+      raise UserError(
+        f"correlation={type(self.correlation).__name__}: needs a sampler that bounds how "
+        "often an example takes part, such as CyclicSampler or CyclicPoissonSampler, not "
+        f"{type(self.sampler).__name__}"
+      )
+    levels = len(set(self.noise_schedule))
+    sampled = self._participation is None or self._participation.sampling_prob < 1
+    if sampled and levels > MAX_NOISE_LEVELS and self.accountant == "pld":
+      raise UserError(
+        f"noise_schedule: has {levels} different factors; must have at most "
+        f"{MAX_NOISE_LEVELS} for accountant='pld' (each is one more privacy loss "
+        "distribution), or use accountant='rdp'"
+      )
+
+  def _check_noise_and_clipping(self) -> None:
+    """Refuses what the transform of correlated noise does not know."""
+    shaped = self.correlation is not None or bool(self.noise_schedule)
+    refused = {
+      "clipping": shaped and self.clipping != "flat",
+      "noise_shares": shaped and self.noise_shares is not None,
+      "l2_clip_norm": shaped and 0 in jax.tree.leaves(self.l2_clip_norm),  # frozen groups
+    }
+    for name in [name for name, wrong in refused.items() if wrong]:
+      what = "correlated noise" if self.correlation is not None else "a noise_schedule"
+      raise UserError(f"{name}={getattr(self, name)!r}: not with {what}")
+
+  @property
+  def _strategy(self) -> noise.correlated.Correlation:
+    return self.correlation or noise.correlated.Independent()
+
+  @functools.cached_property
+  def _correlated_events(self) -> tuple[DpEvent, ...]:
+    """Of each step, where the sampler bounds participation and the noise is not zero."""
+    participation = self._participation
+    assert participation is not None
+    return accounting.correlated_events(
+      self._strategy,
+      noise_multiplier=self.noise_multiplier,
+      num_steps=self.num_steps,
+      factors=self.noise_schedule,
+      **participation._asdict(),
+    )
+
+  @property
+  def _adaptive(self) -> transforms.AdaptiveClipping | None:
+    return self.clipping if isinstance(self.clipping, transforms.AdaptiveClipping) else None
+
+  def _check_clipping(self) -> None:
+    validate.integer_at_least(1, slices=self.slices)
+    if self._adaptive is not None:
+      self._check_adaptive()
+    else:
+      validate.one_of(gradients.CLIPPINGS, clipping=self.clipping)
+      gamma = self.gamma if self.clipping == "automatic" else None
+      gradients.check_clip_norm(self.l2_clip_norm, False, gamma)
+    if self.noise_shares is not None:
+      transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, self.noise_shares)
+    if self.clip_schedule is not None:
+      self._check_schedule(self.clip_schedule)
+
+  def _check_adaptive(self) -> None:
+    if not isinstance(self.l2_clip_norm, (int, float)) or math.isinf(self.l2_clip_norm):
+      raise UserError(
+        f"l2_clip_norm={self.l2_clip_norm!r}: must be one finite number for adaptive clipping"
+      )
+    refused = {
+      "clip_schedule": self.clip_schedule is not None,
+      "noise_shares": self.noise_shares is not None,
+      "slices": self.slices != 1,
+      "sampler": getattr(self.sampler, "participation", None) is not None,
+    }
+    for name in [name for name, wrong in refused.items() if wrong]:
+      raise UserError(f"{name}={getattr(self, name)!r}: not with adaptive clipping")
+
+  def _check_schedule(self, scales: tuple[float, ...]) -> None:
+    transforms.check_scales(scales)
+    if len(scales) < self.num_steps:
+      raise UserError(
+        f"clip_schedule: has {len(scales)} factors, must have one for each of "
+        f"num_steps={self.num_steps}"
+      )
+    if self.clipping != "flat":
+      raise UserError(f"clip_schedule: not with clipping={self.clipping!r}")
 
   def _checked_relation(self) -> NeighboringRelation:
     allowed = self.sampler.relations
@@ -105,8 +233,11 @@ class Plan:
     normalize_by: float,
     neighboring_relation: NeighboringRelation | str = "",
     accountant: str = "",
+    **options: Any,
   ) -> Plan:
     """The plan with the least noise that keeps `num_steps` within (epsilon, delta).
+
+    `options` are further fields of the plan.
 
     Raises:
       UserError: epsilon <= 0 or unreachable, or a sampler that has no event.
@@ -121,6 +252,7 @@ class Plan:
       delta=delta,
       neighboring_relation=neighboring_relation,
       accountant=accountant,
+      **options,
     )
     if sampler.event(accounting.gaussian_event(1.0)) is None:
       raise UserError(
@@ -139,22 +271,78 @@ class Plan:
   @property
   def is_private(self) -> bool:
     """False where no epsilon can be proved: no noise, no clipping, or no event."""
-    return not isinstance(self.step_event(), NonPrivateDpEvent)
+    return not isinstance(self._event_at(0), NonPrivateDpEvent)
 
-  def step_event(self) -> DpEvent:
-    """What one step is to the accountant."""
+  @property
+  def steps_alike(self) -> bool:
+    """Whether every step is the same event."""
+    by_step = self._participation is not None or hasattr(self.sampler, "event_at")
+    return not (self.noise_schedule or by_step)
+
+  def step_event(self, step: int | None = None) -> DpEvent:
+    """What step `step`, from 0, adds to the bill; None where all steps are alike.
+
+    Composing the events of the first t steps gives what t steps cost, for every t.
+
+    Raises:
+      UserError: step None where the steps differ, or beyond the plan's steps.
+    """
+    if step is None and not self.steps_alike:
+      raise UserError("step=None: the steps of this plan differ in cost, name one of them")
+    if step is not None:
+      validate.integer_at_least(0, step=step)
+      if step >= self.num_steps:
+        raise UserError(f"step={step}: must be < num_steps={self.num_steps} of the plan")
+    return self._event_at(step or 0)
+
+  def _event_at(self, step: int) -> DpEvent:
     if self.noise_multiplier == 0:
       return NonPrivateDpEvent()
-    event = self.sampler.event(self._sum_event())
+    if self._participation is not None:
+      return self._correlated_events[step]
+    inner = self._sum_event()
+    if self.noise_schedule:
+      inner = accounting.gaussian_event(self.noise_multiplier * self.noise_schedule[step])
+    event_at = getattr(self.sampler, "event_at", None)
+    event = event_at(step, inner) if event_at else self.sampler.event(inner)
     return NonPrivateDpEvent() if event is None else event
 
   def _sum_event(self) -> DpEvent:
-    """What one noisy sum is to the accountant, before sampling."""
-    return accounting.gaussian_event(self.noise_multiplier)
+    """What one noisy sum is to the accountant, before sampling; with adaptive clipping,
+    the noisy sum and the noisy count together."""
+    multiplier = self.noise_multiplier
+    if self._adaptive is not None:
+      multiplier = self._adaptive.combined_noise_multiplier(multiplier, self.normalize_by)
+    return accounting.gaussian_event(multiplier)
 
   def event(self, steps: int | None = None) -> DpEvent:
     """What `steps` steps (default: all) are to the accountant."""
-    return accounting.composed(self.step_event(), self._steps(steps))
+    steps = self._steps(steps)
+    if self.steps_alike:
+      return accounting.composed(self.step_event(), steps)
+    return accounting.joined([self._event_at(step) for step in range(steps)])
+
+  def _total(self, steps: int | None) -> DpEvent:
+    """`event(steps)`, up to rounding: one Gaussian where it composes to one."""
+    steps, participation = self._steps(steps), self._participation
+    if participation is None or not steps or not self.noise_multiplier:
+      return self.event(steps)
+    if participation.sampling_prob < 1:
+      return self.event(steps)
+    costs = accounting.participation_costs(
+      self._strategy,
+      num_steps=self.num_steps,
+      min_sep=participation.min_sep,
+      cyclic=participation.cyclic,
+      factors=self.noise_schedule,
+    )
+    return accounting.gaussian_event(self.noise_multiplier / math.sqrt(costs[steps - 1]))
+
+  def remaining_event(self, start: int) -> DpEvent:
+    """What the steps from `start` to the last are to the accountant."""
+    if self.steps_alike:
+      return accounting.composed(self.step_event(), self.num_steps - start)
+    return accounting.joined([self._event_at(t) for t in range(start, self.num_steps)])
 
   def _steps(self, steps: int | None) -> int:
     if steps is None:
@@ -165,8 +353,8 @@ class Plan:
     return int(steps)
 
   def accounted_delta(self, delta: float) -> float:
-    """delta less what is set aside for a Poisson draw above the capacity."""
-    if not isinstance(self.sampler, sampling.PoissonSampler):
+    """delta less what is set aside for a random draw above the capacity."""
+    if not sampling.has_capacity(self.sampler):
       return delta
     left = delta - OVERFLOW_SHARE * self.delta
     if left <= 0:
@@ -178,8 +366,11 @@ class Plan:
 
   def epsilon(self, delta: float | None = None, steps: int | None = None) -> float:
     """epsilon at `delta` (default: the plan's) after `steps` (default: all) steps."""
+    return self._epsilon_of(self.event(steps), delta)
+
+  def _epsilon_of(self, event: DpEvent, delta: float | None) -> float:
     return accounting.epsilon(
-      self.event(steps),
+      event,
       delta=self.accounted_delta(self.delta if delta is None else delta),
       neighboring_relation=self.neighboring_relation,
       accountant=self.accountant,
@@ -187,6 +378,8 @@ class Plan:
 
   def epsilon_curve(self, steps: Any, delta: float | None = None) -> np.ndarray:
     """epsilon after each of the given step counts."""
+    if not self.steps_alike:
+      return np.array([self._epsilon_of(self._total(s), delta) for s in steps], float)
     return accounting.epsilon_curve(
       self.step_event(),
       [self._steps(int(step)) for step in steps],
@@ -196,50 +389,118 @@ class Plan:
     )
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
-    """`dpjax.clip_and_noise` with this plan's numbers."""
-    return transforms.clip_and_noise(
+    """`dpjax.clip_and_noise` with this plan's numbers, or its kin for other clippings."""
+    numbers: dict[str, Any] = dict(
       l2_clip_norm=self.l2_clip_norm,
       noise_multiplier=self.noise_multiplier,
       normalize_by=self.normalize_by,
       key=key,
     )
+    if self._adaptive is not None:
+      return transforms.adaptive_clip_and_noise(**numbers, adaptive=self._adaptive)
+    if self.correlation is not None or self.noise_schedule:
+      tx = self._correlated_transform(numbers)
+      scales = self.clip_schedule
+      return tx if scales is None else transforms.with_clip_schedule(tx, scales)
+    tx = transforms.clip_and_noise(
+      **numbers,
+      clipping=str(self.clipping),
+      gamma=self.gamma,
+      noise_shares=self.noise_shares,
+    )
+    if self.clip_schedule is None:
+      return tx
+    return transforms.with_clip_schedule(tx, self.clip_schedule)
+
+  def _correlated_transform(self, numbers: dict[str, Any]) -> Any:
+    return transforms.clip_and_correlated_noise(
+      **numbers,
+      correlation=self._strategy,
+      num_steps=self.num_steps,
+      noise_schedule=self.noise_schedule,
+    )
 
   def clipped_grad(self, loss_fn: LossFn, **options: Any) -> gradients.ClippedGrad:
-    """`dpjax.clipped_grad` with this plan's clip norm; feed its result to `transform`."""
+    """`dpjax.clipped_grad` with this plan's clip norm; feed its result to `transform`.
+
+    Where the clip norm changes from step to step, `loss_fn` must be the loss divided by
+    `transforms.clip_scale(state)` of the transform's state, as `training.dp_sgd` does it.
+    """
+    options = {
+      "clipping": "flat" if self._adaptive else self.clipping,
+      "gamma": self.gamma,
+      **options,
+    }
     return gradients.clipped_grad(loss_fn, l2_clip_norm=self.l2_clip_norm, **options)
 
-  def _poisson(self) -> sampling.PoissonSampler:
-    if not isinstance(self.sampler, sampling.PoissonSampler):
-      raise UserError(
-        f"sampler={self.sampler!r}: must be a PoissonSampler to have a capacity"
-      )
-    return self.sampler
+  def accumulated(self, tx: Any) -> Any:
+    """`tx` for this plan's slices: give it `optax.chain(plan.transform(key), optimizer)`.
 
-  def fitted_sampler(self, num_examples: int) -> sampling.PoissonSampler:
-    """This plan's Poisson sampler with the smallest capacity that delta's share allows."""
+    With slices > 1 the result takes the `slices` batches of one step one after the other;
+    noise, division and the optimizer's own state move with the last one, once per step.
+    """
+    if self.slices == 1:
+      return tx
+    return transforms.accumulate(
+      tx,
+      every=self.slices,
+      l2_clip_norm=self.l2_clip_norm,
+      slots=sampling.slice_slots(self.sampler.slots, self.slices),
+      gamma=self.gamma if self.clipping == "automatic" else None,
+    )
+
+  @property
+  def noise_std(self) -> Any:
+    """Standard deviation of the noise on the private MEAN gradient, the same at every step:
+    a number, or a prefix tree of numbers where it differs by group.
+
+    Raises:
+      UserError: it changes from step to step.
+    """
+    changing = {
+      "clipping": self._adaptive is not None,
+      "clip_schedule": self.clip_schedule is not None,
+      "noise_schedule": bool(self.noise_schedule),
+      "correlation": self.correlation is not None,
+    }
+    for name in [name for name, changes in changing.items() if changes]:
+      raise UserError(f"{name}={getattr(self, name)!r}: makes noise_std differ by step")
+    stds = transforms.group_stds(
+      self.l2_clip_norm, self.noise_multiplier, self.noise_shares
+    )
+    stds = jax.tree.map(lambda std: std / self.normalize_by, stds)
+    return jax.tree.leaves(stds)[0] if len(set(jax.tree.leaves(stds))) == 1 else stds
+
+  def fitted_sampler(self, num_examples: int) -> Any:
+    """This plan's sampler with the smallest capacity that delta's share allows."""
+    if not sampling.has_capacity(self.sampler):
+      raise UserError(
+        f"sampler={self.sampler!r}: must be a PoissonSampler or its kin to have a capacity"
+      )
     allowed = _log_overflow_allowed(self.delta, self.epsilon(), self.num_steps)
-    return sampling.PoissonSampler.fitted(
-      prob=self._poisson().prob,
+    return sampling.fitted(
+      self.sampler,
       num_examples=num_examples + 1,  # the neighbour may have one more
       log_overflow_prob=allowed,
     )
 
   def check_capacity(self, num_examples: int) -> None:
     """Raises unless the chance of a draw above the capacity fits into delta's share."""
-    if not isinstance(self.sampler, sampling.PoissonSampler):
+    if not sampling.has_capacity(self.sampler):
       return
-    needed = self.fitted_sampler(num_examples).capacity
-    if self.sampler.capacity < min(needed, num_examples + 1):
-      chance = math.exp(self.sampler.log_overflow_prob(num_examples + 1))
+    sampler, needed = self._any_sampler, self.fitted_sampler(num_examples).capacity
+    if sampler.capacity < min(needed, num_examples + 1):
+      chance = math.exp(sampler.log_overflow_prob(num_examples + 1))
       raise UserError(
-        f"capacity={self.sampler.capacity}: a Poisson draw from {num_examples} examples "
+        f"capacity={sampler.capacity}: a Poisson draw from {num_examples} examples "
         f"exceeds it with probability {chance:.1e} per step; must be >= {needed} for "
         f"delta={self.delta:g}"
       )
 
   def batches(self, data: Any, rng: int, start: int = 0) -> Iterator[Batch]:
     """Padded, masked batches for steps start .. num_steps - 1, each a function of
-    (rng, step) alone.
+    (rng, step) alone. With slices > 1, each step's draw comes as that many batches in a
+    row, and every drawn example is in exactly one of them.
 
     Args:
       data: anything with `len()` whose `data[indices]` is a tree of stacked examples.
@@ -256,8 +517,8 @@ class Plan:
     def generate() -> Iterator[Batch]:
       for step in range(start, self.num_steps):
         drawn = self.sampler.draw(num_examples, seed=rng, step=step)
-        indices, mask = sampling.pad(drawn, self.sampler.slots)
-        yield Batch(data[indices], mask)
+        for indices, mask in sampling.slices(drawn, self.sampler.slots, self.slices):
+          yield Batch(data[indices], mask)
 
     return generate()
 
@@ -270,12 +531,49 @@ class Plan:
     """The guarantee in words, with its assumptions; see accounting.privacy_statement."""
     if not self.is_private:
       return "Privacy statement\n\nNone: no epsilon is proved for this run."
-    fixed = isinstance(self.sampler, sampling.FixedSizeSampler)
-    return accounting.privacy_statement(
-      self.event(steps),
+    text = accounting.privacy_statement(
+      self._total(steps),
       delta=self.delta,
       neighboring_relation=self.neighboring_relation,
       num_examples=num_examples,
-      accountants=("rdp",) if fixed else ("pld", "rdp"),
+      accountants=self._accountants,
       delta_set_aside=self.delta - self.accounted_delta(self.delta),
+      unit=self.unit,
+    )
+    if self._participation is not None:
+      text = f"{text}\n\n{self._participation_statement()}"
+    if self._adaptive is None:
+      return text
+    return f"{text}\n\n{self._adaptive.statement(self.noise_multiplier, self.normalize_by)}"
+
+  @property
+  def unit(self) -> str:
+    """Whose data count as one record: "example", or "user" where users are sampled."""
+    return getattr(self.sampler, "unit", "example")
+
+  @property
+  def _accountants(self) -> tuple[str, ...]:
+    """Those that know the sampler."""
+    if isinstance(self.sampler, sampling.FixedSizeSampler):
+      return ("rdp",)
+    if isinstance(self.sampler, sampling.TruncatedPoissonSampler):
+      return ("pld",)
+    return ("pld", "rdp")
+
+  def _participation_statement(self) -> str:
+    name = type(self._strategy).__name__
+    min_sep, cyclic, prob = self._participation or (1, False, 1.0)
+    apart = f"exactly {min_sep} steps apart" if cyclic else f"{min_sep} steps apart or more"
+    amplified = (
+      f"each turn's noise on the largest column of C, with probability {prob:.6g}"
+      if prob < 1
+      else "one Gaussian mechanism on the columns of C that one example can touch"
+    )
+    return textwrap.fill(
+      f"Noise: C^-1 z (strategy {name}), where z is white and has {self.noise_multiplier:.6g} "
+      f"times the clip norm as its standard deviation. Assumed, and kept by "
+      f"{type(self.sampler).__name__}: the steps of one example are {apart}. Charged as "
+      f"{amplified}.",
+      width=92,
+      break_on_hyphens=False,
     )

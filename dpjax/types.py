@@ -61,6 +61,8 @@ class ClippedSum:
   norms: Array  # [B] l2 norms before clipping; not private
   losses: Array  # [B]; not private
   l2_bound: float = dataclasses.field(metadata={"static": True})  # of one term
+  # of each group of parameters, where they are clipped group by group; else (l2_bound,)
+  group_bounds: tuple[float, ...] = dataclasses.field(default=(), metadata={"static": True})
 
 
 class Algorithm(NamedTuple):

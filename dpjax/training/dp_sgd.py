@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import validate
+from dpjax import transforms, validate
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, Array, Batch, ClippedSum, LossFn, Params
 
@@ -17,7 +17,7 @@ class TrainState(NamedTuple):
   """What the next step needs. `opt_state` holds the noise key: keep it secret."""
 
   params: Params
-  opt_state: optax.OptState  # of chain(plan.transform(noise_key), tx)
+  opt_state: optax.OptState  # of plan.accumulated(chain(plan.transform(noise_key), tx))
   ema: Params | None  # exponential average of params, or None
   step: Array  # int32, updates done
 
@@ -35,10 +35,10 @@ def _masked_mean(values: Array, mask: Array) -> Array:
   return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
-def _info(summed: ClippedSum, mask: Array) -> StepInfo:
+def _info(summed: ClippedSum, mask: Array, scale: Any) -> StepInfo:
   return StepInfo(
-    train_loss=_masked_mean(summed.losses, mask),
-    mean_norm=_masked_mean(summed.norms, mask),
+    train_loss=_masked_mean(summed.losses, mask) * scale,
+    mean_norm=_masked_mean(summed.norms, mask) * scale,
     clip_fraction=_masked_mean((summed.norms > summed.l2_bound).astype(jnp.float32), mask),
     batch_size=jnp.sum(mask),
   )
@@ -49,6 +49,11 @@ def _with_keys(batch: Batch, key: Array | None, step: Array) -> Any:
     return batch.examples
   keys = jax.random.split(jax.random.fold_in(key, step), batch.mask.shape[0])
   return batch.examples._replace(key=keys)
+
+
+def _divided(loss_fn: LossFn, scale: Array) -> LossFn:
+  """To clip the gradient of this loss to C is to clip that of `loss_fn` to C * scale."""
+  return lambda params, example: loss_fn(params, example) / scale
 
 
 def _averaged(ema: Params, params: Params, step: Array, decay: float) -> Params:
@@ -68,6 +73,7 @@ def dp_sgd(
   ema_decay: float | None = None,
   method: str = "auto",
   microbatch_size: int | None = None,
+  memory_budget: float | None = None,
 ) -> Algorithm:
   """DP-SGD (Abadi et al. 2016) with any Optax optimizer after the private gradient.
 
@@ -79,11 +85,12 @@ def dp_sgd(
     example_key: typed key from which every example of every step gets its own
       `example.key` (augmentation, dropout); None leaves `example.key` as it is.
     ema_decay: keep an exponential average of the parameters (post-processing: free).
-    method, microbatch_size: see `dpjax.clipped_grad`.
+    method, microbatch_size, memory_budget: see `dpjax.clipped_grad`.
 
   Returns:
     `init(params) -> TrainState` and `step(state, batch) -> (TrainState, StepInfo)`, both
-    to be jitted by the caller; `step` may donate its state.
+    to be jitted by the caller; `step` may donate its state. A plan with slices > 1 takes
+    `plan.slices` calls for one step of the optimizer; `state.step` counts those.
 
   Guarantee: the sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one
   example, for the steps and sampler of the plan. StepInfo is not private.
@@ -99,8 +106,18 @@ def dp_sgd(
   """
   if ema_decay is not None:
     validate.open_unit(ema_decay=ema_decay)
-  grad_fn = plan.clipped_grad(loss_fn, method=method, microbatch_size=microbatch_size)
-  chain: Any = optax.chain(plan.transform(noise_key), tx)
+  options: dict[str, Any] = dict(
+    method=method, microbatch_size=microbatch_size, memory_budget=memory_budget
+  )
+  grad_fn = plan.clipped_grad(loss_fn, **options)
+  chain = plan.accumulated(optax.chain(plan.transform(noise_key), tx))
+
+  def clipped(state: TrainState, examples: Any, mask: Array) -> tuple[ClippedSum, Any]:
+    scale = transforms.clip_scale(_private_state(state))
+    if scale is None:
+      return grad_fn(state.params, examples, mask), 1
+    scaled_fn = plan.clipped_grad(_divided(loss_fn, scale), **options)
+    return scaled_fn(state.params, examples, mask), scale
 
   def init(params: Params) -> TrainState:
     params = jax.tree.map(jnp.copy, params)  # the caller's survive donation
@@ -108,14 +125,18 @@ def dp_sgd(
     return TrainState(params, chain.init(params), ema, jnp.zeros((), jnp.int32))
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
-    mask = jnp.asarray(batch.mask)
-    summed = grad_fn(state.params, _with_keys(batch, example_key, state.step), mask)
-    updates, opt_state = chain.update(summed, state.opt_state, state.params)
+    mask, slice_index = jnp.asarray(batch.mask), _slice_index(state)
+    call = state.step * plan.slices + slice_index
+    summed, scale = clipped(state, _with_keys(batch, example_key, call), mask)
+    updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=mask)
     params = optax.apply_updates(state.params, updates)
+    done = slice_index == plan.slices - 1
     ema = state.ema
     if ema_decay is not None:
       ema = _averaged(ema, params, state.step, ema_decay)
-    return TrainState(params, opt_state, ema, state.step + 1), _info(summed, mask)
+      ema = jax.tree.map(lambda new, old: jnp.where(done, new, old), ema, state.ema)
+    after = TrainState(params, opt_state, ema, state.step + jnp.int32(done))
+    return after, _info(summed, mask, scale)
 
   return Algorithm(init, step)
 
@@ -125,7 +146,30 @@ def eval_params(state: TrainState) -> Params:
   return state.params if state.ema is None else state.ema
 
 
+def _private_state(state: TrainState) -> Any:
+  """Of the plan's transform."""
+  chained: Any = state.opt_state
+  if isinstance(chained, transforms.AccumulateState):
+    chained = chained.inner
+  return chained[0]
+
+
+def _slice_index(state: TrainState) -> Any:
+  """How many slices of the current step were taken; 0 where a step is one batch."""
+  chained: Any = state.opt_state
+  return chained.count if isinstance(chained, transforms.AccumulateState) else 0
+
+
 def noise_state(state: TrainState) -> Any:
   """Key and count of the noise drawn so far."""
-  chained: Any = state.opt_state
-  return chained[0]
+  found = _private_state(state)
+  return found.inner if isinstance(found, transforms.ScaledState) else found
+
+
+def clip_scale(state: TrainState) -> float | None:
+  """The clip norm of the next step / `plan.l2_clip_norm`; None where it is constant.
+
+  Public, or an output of the mechanism: it may be logged and released.
+  """
+  scale = transforms.clip_scale(_private_state(state))
+  return None if scale is None else float(scale)

@@ -1,0 +1,132 @@
+"""Clip norms for groups of parameters that share one bound on the whole gradient.
+
+The noise of the sum is the same in every coordinate, so a group with a smaller bound gets
+a weaker signal under the same noise: relatively more noise. A group with bound 0 is
+frozen. Where such choices come from matters: a size, a name or a score from public data is
+free, a score computed from the private data is a release like any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from dpjax import trees, validate
+from dpjax.gradients.clipping import l2_bound
+from dpjax.validate import UserError
+
+RULES = ("uniform", "by_size", "by_score")
+ORIGINS = ("public", "released")
+
+
+def layers(params: Any) -> Any:
+  """The tree of sizes of the layers: a mapping that holds arrays is one layer.
+
+  >>> import numpy as np
+  >>> layers({"dense": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}, "scale": np.ones(4)})
+  {'dense': 9, 'scale': 4}
+  """
+  if isinstance(params, Mapping) and any(isinstance(v, Mapping) for v in params.values()):
+    return {name: layers(value) for name, value in params.items()}
+  return trees.size(params)
+
+
+def _root_sum_square_at_most(shares: Any, bound: float) -> Any:
+  """shares times a factor, with root-sum-square <= bound in floating point."""
+  factor = bound / l2_bound(shares)
+  while l2_bound(trees.scale(shares, factor)) > bound:
+    factor = math.nextafter(factor, 0.0)
+  return trees.scale(shares, factor)
+
+
+def allocate_clip_norms(
+  params: Any,
+  l2_clip_norm: float,
+  *,
+  rule: str = "uniform",
+  scores: Any = None,
+  scores_are: str = "",
+) -> Any:
+  """Splits one clip norm among the layers of a model.
+
+  Args:
+    params: of the model; a mapping that holds only arrays is one layer.
+    l2_clip_norm: bound C on the whole gradient, finite.
+    rule: "uniform", C / sqrt(number of layers) each; "by_size", C sqrt(d_l / d), so that
+      every coordinate has the same share; "by_score", C s_l / sqrt(sum s^2).
+    scores: for "by_score": a prefix tree of `params` with a number >= 0 for each group,
+      its share of the signal; 0 freezes the group. See `shares_from_sensitivity`.
+    scores_are: where the scores come from: "public" (nothing of the private data in them)
+      or "released" (the output of a DP mechanism whose event is charged to the same
+      ledger). There is no third kind: scores straight from the private data are refused.
+
+  Returns:
+    A prefix tree of clip norms for `l2_clip_norm=`.
+
+  Guarantee: the root of the sum of their squares is <= C, also after rounding, so the
+  sensitivity is that of flat clipping at C (pitfall P10).
+
+  >>> import numpy as np
+  >>> params = {"dense": {"w": np.ones((3, 3))}, "head": {"w": np.ones((4, 4))}}
+  >>> allocate_clip_norms(params, 5.0, rule="by_size")
+  {'dense': 3.0, 'head': 4.0}
+  >>> allocate_clip_norms(
+  ...   params, 1.0, rule="by_score", scores={"dense": 2, "head": 0}, scores_are="public")
+  {'dense': 1.0, 'head': 0.0}
+  """
+  validate.positive(l2_clip_norm=l2_clip_norm)
+  validate.one_of(RULES, rule=rule)
+  if rule == "by_score":
+    shares = _checked_scores(params, scores, scores_are)
+  elif scores is not None:
+    raise UserError(f"rule={rule!r}: must be 'by_score' where scores are given")
+  else:
+    share = (lambda size: 1.0) if rule == "uniform" else math.sqrt
+    shares = jax.tree.map(share, layers(params))
+  return _root_sum_square_at_most(shares, float(l2_clip_norm))
+
+
+def _checked_scores(params: Any, scores: Any, scores_are: str) -> Any:
+  if scores_are not in ORIGINS:
+    raise UserError(
+      f"scores_are={scores_are!r}: must be 'public', or 'released' by a mechanism that is "
+      "charged; scores computed from the private data are themselves a release"
+    )
+  _check_numbers(scores)
+  try:
+    jax.tree.map(lambda _, group: None, scores, params)
+  except ValueError:
+    raise UserError("scores: must be a prefix of the parameter tree") from None
+  return jax.tree.map(float, scores)
+
+
+def _check_numbers(scores: Any) -> None:
+  leaves = jax.tree.leaves(scores)
+  for score in leaves:
+    validate.non_negative(scores=score)
+  if not any(leaves):
+    raise UserError(f"scores={scores!r}: at least one must be > 0")
+
+
+def shares_from_sensitivity(scores: Any, *, freeze_below: float = 0.0) -> Any:
+  """Shares of the signal from sensitivity scores: the more sensitive, the more noise.
+
+  A group with score s gets the share 1 / s, so under the common noise its signal-to-noise
+  ratio is proportional to 1 / s; a group with s < `freeze_below`, or s = 0, is frozen
+  (share 0). Feed the result to `allocate_clip_norms(rule="by_score")`.
+
+  These scores are saliencies (how far the output moves with the input). They are NOT
+  sensitivities of differential privacy and prove nothing: the bound comes from clipping.
+
+  >>> shares_from_sensitivity({"dense": 4.0, "head": 2.0, "bias": 0.1}, freeze_below=0.5)
+  {'bias': 0.0, 'dense': 0.25, 'head': 0.5}
+  """
+  _check_numbers(scores)
+  validate.non_negative(freeze_below=freeze_below)
+  shares = jax.tree.map(lambda s: 0.0 if s == 0 or s < freeze_below else 1.0 / s, scores)
+  if not any(jax.tree.leaves(shares)):
+    raise UserError(f"freeze_below={freeze_below!r}: would freeze every group")
+  return shares

@@ -1,0 +1,104 @@
+"""Gradient accumulation: one logical batch in several physical ones, one noise, one update.
+
+The sensitivity of the accumulated sum is C only if an example is in at most ONE of the
+slices of a logical step. Slices that are cut from one draw are (`dpjax.sampling.slices`,
+`Plan(slices=k).batches`); independent draws per slice are not: an example drawn k times
+would move the sum by k C (pitfall P15).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import gradients, trees, validate
+from dpjax.transforms.clipped import clipped_sum
+from dpjax.transforms.group_noise import check_groups
+from dpjax.types import ClippedSum
+from dpjax.validate import UserError
+
+
+class AccumulateState(NamedTuple):
+  """`inner` moves once per logical step; `total` is not private and holds no noise."""
+
+  inner: Any
+  total: Any  # params-shaped, at least float32: clipped gradients of the slices so far
+  count: jax.Array  # int32, slices of this logical step so far
+
+
+def accumulate(
+  tx: optax.GradientTransformation,
+  *,
+  every: int,
+  l2_clip_norm: Any,
+  slots: int | None = None,
+  gamma: float | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  """Sums clipped gradients over `every` slices and hands `tx` the sum with the last one.
+
+  Args:
+    tx: the WHOLE chain, `optax.chain(clip_and_noise(...), optimizer)`: noise, division and
+      the optimizer's own state move once per logical step.
+    every: slices of a logical step.
+    l2_clip_norm: that of the private transform inside `tx`.
+    slots: rows of each slice; other sizes are then refused.
+    gamma: of automatic clipping, where stacked gradients are given.
+
+  Returns:
+    A transform that takes stacked gradients with `mask=`, or a ClippedSum, of one slice.
+    Its updates are zero but for the last slice of each logical step.
+
+  Guarantee: that of `tx` for the whole logical batch, provided that no example is in two of
+  its slices: take them from `Plan.batches`. State holds clipped gradients without noise:
+  keep it secret.
+
+  >>> from dpjax.transforms.clip_and_noise import clip_and_noise
+  >>> private = clip_and_noise(
+  ...   l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=2, key=jax.random.key(0))
+  >>> tx = accumulate(private, every=2, l2_clip_norm=1.0)
+  >>> state, mask = tx.init(jnp.zeros(2)), jnp.array([True])
+  >>> first, state = tx.update(jnp.array([[3.0, 4.0]]), state, mask=mask)
+  >>> first, tx.update(jnp.array([[0.0, 1.0]]), state, mask=mask)[0]
+  (Array([0., 0.], dtype=float32), Array([0.3, 0.9], dtype=float32))
+  """
+  validate.integer_at_least(1, every=every)
+  inner_tx = optax.with_extra_args_support(tx)
+  bounds = gradients.group_bounds(l2_clip_norm)
+  empty = jnp.zeros(0)
+
+  def init_fn(params) -> AccumulateState:
+    total = jax.tree.map(lambda p: jnp.zeros_like(trees.at_least_float32(p)), params)
+    return AccumulateState(tx.init(params), total, jnp.zeros((), jnp.int32))
+
+  def update_fn(updates, state, params=None, *, mask=None, **extra_args):
+    summed = clipped_sum(updates, params, mask, l2_clip_norm, gamma)
+    _check_slice(summed, slots)
+    if len(bounds) > 1:
+      check_groups(summed, l2_clip_norm)
+    total = trees.add(state.total, summed.total)
+
+    def apply(total):
+      whole: Any = ClippedSum(total, empty, empty, gradients.l2_bound(l2_clip_norm), bounds)
+      return inner_tx.update(whole, state.inner, params, **extra_args)
+
+    def wait(total):
+      shapes, _ = jax.eval_shape(apply, total)
+      return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), state.inner
+
+    last = state.count == every - 1
+    out, inner = jax.lax.cond(last, apply, wait, total)
+    total = jax.tree.map(lambda leaf: jnp.where(last, 0, leaf), total)
+    return out, AccumulateState(inner, total, jnp.where(last, 0, state.count + 1))
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _check_slice(summed: ClippedSum, slots: int | None) -> None:
+  if slots is not None and summed.norms.shape != (slots,):
+    raise UserError(
+      f"updates: a slice has {slots} rows, these have {summed.norms.shape[0]}; give the "
+      "slices of one logical batch, as Plan.batches yields them"
+    )

@@ -1,0 +1,181 @@
+"""Private adaptive clipping: the clip norm follows a quantile of the gradient norms.
+
+Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping"
+(arXiv:1905.03871), algorithm 1. At step t the noisy share of examples with norm <= C_t
+moves C_{t+1} = C_t exp(-learning_rate (share - target_quantile)).
+
+What each example adds, and what is paid for it:
+
+| query            | one example's term           | norm at most | noise          |
+| ---------------- | ---------------------------- | ------------ | -------------- |
+| gradient / s_t   | clip(g / s_t, C)             | C            | z_sum C        |
+| centred count    | 1[norm <= C_t] - 1/2         | 1/2          | count_noise_std|
+
+Both are released together, so one example moves the vector of both, each divided by its
+noise, by at most 1 / z with z^-2 = z_sum^-2 + (2 count_noise_std)^-2 (theorem 1 of the
+paper). That ONE Gaussian mechanism is the step's event. Under replace_one both terms double
+and so does the vector: the accountant's usual conversion covers it. Under replace_special
+the empty record adds nothing to either query, as padding does.
+
+The bits are compared, and the noise is scaled, by the C_t that clipped; the count is
+divided by the public expected batch size. C_t is an output of the mechanism: it may be
+logged and released.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import noise, trees, validate
+from dpjax.transforms.clip_and_noise import check_arguments
+from dpjax.transforms.clip_scale import MAX_SCALE, MIN_SCALE, ScaledState, unscaled
+from dpjax.transforms.clipped import checked_mask, clipped_sum
+from dpjax.types import ClippedSum
+from dpjax.validate import UserError
+
+_COUNT_SHARE = 1 / 20  # of the batch: default noise of the count, as in the paper
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveClipping:
+  """Public numbers of adaptive clipping. The first clip norm is the plan's `l2_clip_norm`.
+
+  Args:
+    target_quantile: share of examples that should not be clipped, in (0, 1).
+    learning_rate: of the geometric update.
+    count_noise_std: of the noise on the count, in examples; None for 1/20 of the expected
+      batch size, as in the paper.
+    expected_batch_size: public; None for the plan's `normalize_by`.
+    min_factor, max_factor: the clip norm stays within these multiples of the first one.
+
+  >>> round(AdaptiveClipping(count_noise_std=1.0).combined_noise_multiplier(2.0, 100), 4)
+  1.4142
+  """
+
+  target_quantile: float = 0.5
+  learning_rate: float = 0.2
+  count_noise_std: float | None = None
+  expected_batch_size: float | None = None
+  min_factor: float = 1e-3
+  max_factor: float = 1e3
+
+  def __post_init__(self):
+    validate.open_unit(target_quantile=self.target_quantile)
+    validate.non_negative(clip_learning_rate=self.learning_rate)
+    for name in ("count_noise_std", "expected_batch_size"):
+      if getattr(self, name) is not None:
+        validate.positive(**{name: getattr(self, name)})
+    validate.positive(min_factor=self.min_factor, max_factor=self.max_factor)
+    if not MIN_SCALE <= self.min_factor <= 1 <= self.max_factor <= MAX_SCALE:
+      raise UserError(
+        f"min_factor={self.min_factor!r}: must be in [{MIN_SCALE:g}, 1], and max_factor="
+        f"{self.max_factor!r} in [1, {MAX_SCALE:g}]"
+      )
+
+  def batch_size(self, normalize_by: float) -> float:
+    """The public number that the count is divided by."""
+    return self.expected_batch_size or normalize_by
+
+  def count_std(self, normalize_by: float) -> float:
+    """Standard deviation of the noise on the count, in examples."""
+    return self.count_noise_std or _COUNT_SHARE * self.batch_size(normalize_by)
+
+  def combined_noise_multiplier(
+    self, noise_multiplier: float, normalize_by: float
+  ) -> float:
+    """What the accountant is told: gradient and count as one Gaussian mechanism.
+
+    `noise_multiplier` is that of the gradient sum alone.
+    """
+    if noise_multiplier == 0:
+      return 0.0
+    return 1 / math.hypot(1 / noise_multiplier, 1 / (2 * self.count_std(normalize_by)))
+
+  def statement(self, noise_multiplier: float, normalize_by: float) -> str:
+    """What a privacy statement must add."""
+    combined = self.combined_noise_multiplier(noise_multiplier, normalize_by)
+    return textwrap.fill(
+      f"Adaptive clipping. Every step releases a sum with noise multiplier "
+      f"{noise_multiplier:.6g} and a count with noise of standard deviation "
+      f"{self.count_std(normalize_by):.6g} and sensitivity 1/2, charged together as one "
+      f"Gaussian mechanism with noise multiplier {combined:.6g}. The clip norms follow from "
+      "the noisy counts alone and may be released.",
+      width=92,
+      break_on_hyphens=False,
+    )
+
+
+def _count(summed: ClippedSum, mask: jax.Array) -> jax.Array:
+  """sum_i mask_i (1[norm_i <= C] - 1/2); a non-finite norm counts as above C."""
+  if summed.norms.shape != mask.shape:
+    raise UserError(
+      f"mask.shape={mask.shape}: must be {summed.norms.shape}, one per example"
+    )
+  inside = summed.norms <= summed.l2_bound
+  return jnp.sum(jnp.where(mask, jnp.where(inside, 0.5, -0.5), 0.0))
+
+
+def adaptive_clip_and_noise(
+  *,
+  l2_clip_norm: float,
+  noise_multiplier: float,
+  normalize_by: float,
+  key: jax.Array,
+  adaptive: AdaptiveClipping = AdaptiveClipping(),
+) -> optax.GradientTransformationExtraArgs:
+  """`clip_and_noise` with a clip norm that follows a quantile of the gradient norms.
+
+  Args:
+    l2_clip_norm: the first clip norm, ONE finite number.
+    noise_multiplier: z_sum; the noise on the sum of step t has standard deviation
+      z_sum C_t. The accountant must be told `adaptive.combined_noise_multiplier`, which is
+      smaller; `dpjax.Plan(clipping=AdaptiveClipping(...))` does so.
+    normalize_by: public divisor of the noisy sum.
+    key: a typed key; one draw per step serves the sum and the count.
+
+  Returns:
+    A transform whose `update` needs `mask=` always, and takes stacked gradients, or the
+    ClippedSum of the loss DIVIDED by `clip_scale(state)`, clipped to `l2_clip_norm`.
+
+  Guarantee: update and clip norm of each step are the post-processing of one Gaussian
+  mechanism with the combined noise multiplier, for any gradients and any mask.
+
+  >>> tx = adaptive_clip_and_noise(
+  ...   l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=2, key=jax.random.key(0))
+  >>> grads, mask = jnp.array([[3.0, 4.0], [6.0, 8.0]]), jnp.array([True, True])
+  >>> _, state = tx.update(grads, tx.init(jnp.zeros(2)), mask=mask)
+  >>> bool(state.scale == jnp.exp(0.2 * 0.5))  # all were clipped: up by half the rate
+  True
+  """
+  validate.positive(l2_clip_norm=l2_clip_norm)
+  check_arguments(l2_clip_norm, noise_multiplier, normalize_by, key)
+  std, batch_size = noise_multiplier * l2_clip_norm, adaptive.batch_size(normalize_by)
+  # In units in which its noise is that of the sum: one draw, one mechanism.
+  unit = std / adaptive.count_std(normalize_by) if std else 1.0
+
+  def moved(scale: jax.Array, noisy_count: jax.Array) -> jax.Array:
+    share = noisy_count / batch_size + 0.5
+    step = jnp.exp(-adaptive.learning_rate * (share - adaptive.target_quantile))
+    return jnp.clip(scale * step, adaptive.min_factor, adaptive.max_factor)
+
+  def init_fn(params) -> ScaledState:
+    del params
+    return ScaledState(noise.init(key), jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32))
+
+  def update_fn(updates, state, params=None, *, mask=None, **extra_args):
+    del extra_args
+    mask = checked_mask(mask)
+    scaled = unscaled(updates, state.scale)
+    summed = clipped_sum(scaled, params, mask, l2_clip_norm)
+    queries = {"sum": summed.total, "count": _count(summed, mask) * unit}
+    noisy, inner = noise.add_gaussian(state.inner, queries, std)
+    after = ScaledState(inner, moved(state.scale, noisy["count"] / unit), state.count + 1)
+    return trees.scale(noisy["sum"], state.scale / normalize_by), after
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,0 +1,119 @@
+"""A clip norm that changes from step to step, at the price of a constant one.
+
+To clip g to C_t = C s_t is to clip g / s_t to the constant C and to multiply by s_t. So
+the mechanism always sees terms of norm <= C and adds noise for C; the factor s_t, a public
+number or a function of earlier private outputs, is applied to the noisy result. The event
+is that of a constant clip norm, whatever s_t does.
+
+Where gradients are not stacked, whoever computes the ClippedSum divides the LOSS by s_t
+(`training.dp_sgd` does): its norms and losses are then in units of s_t.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import trees, validate
+from dpjax.types import ClippedSum
+from dpjax.validate import UserError
+
+# Public limits of s_t, so that neither losses nor gradients leave the range of float32.
+MIN_SCALE, MAX_SCALE = 1e-6, 1e6
+CLIP_SCHEDULES = ("constant", "linear", "cosine", "exponential")
+
+
+class ScaledState(NamedTuple):
+  """State of a transform whose clip norm changes; `inner` holds the noise key."""
+
+  inner: Any
+  scale: jax.Array  # float32: clip norm of the NEXT update / l2_clip_norm
+  count: jax.Array  # int32, updates so far
+
+
+def clip_scale(state: Any) -> jax.Array | None:
+  """s_t of the next update, from a transform's state; None where the clip norm is constant.
+
+  >>> clip_scale(ScaledState(None, jnp.float32(0.5), jnp.int32(0)))
+  Array(0.5, dtype=float32)
+  """
+  return state.scale if isinstance(state, ScaledState) else None
+
+
+def unscaled(updates: Any, scale: jax.Array) -> Any:
+  """Stacked gradients divided by s_t; a ClippedSum is of the divided loss already."""
+  if isinstance(updates, ClippedSum):
+    return updates
+  return jax.tree.map(lambda leaf: trees.at_least_float32(leaf) / scale, updates)
+
+
+def check_scales(scales: Sequence[float]) -> None:
+  """Raises unless there are factors, each a number within the public limits."""
+  for scale in scales:
+    validate.positive(clip_schedule=scale)
+    if not MIN_SCALE <= scale <= MAX_SCALE:
+      raise UserError(f"clip_schedule={scale!r}: must be in [{MIN_SCALE:g}, {MAX_SCALE:g}]")
+  if not len(scales):
+    raise UserError("clip_schedule=(): must hold one factor for each step")
+
+
+def scheduled_scales(name: str, num_steps: int, final: float) -> tuple[float, ...]:
+  """Factors for the clip norm from 1 at the first step to `final` at the last.
+
+  >>> scheduled_scales("linear", 3, 0.5)
+  (1.0, 0.75, 0.5)
+  >>> scheduled_scales("exponential", 3, 0.25)
+  (1.0, 0.5, 0.25)
+  """
+  validate.one_of(CLIP_SCHEDULES, clip_schedule=name)
+  validate.integer_at_least(1, num_steps=num_steps)
+  check_scales([final])
+  curves: dict[str, Callable[[float], float]] = {
+    "constant": lambda x: 1.0,
+    "linear": lambda x: 1 - (1 - final) * x,
+    "cosine": lambda x: final + (1 - final) * 0.5 * (1 + math.cos(math.pi * x)),
+    "exponential": lambda x: final**x,
+  }
+  return tuple(curves[name](t / max(num_steps - 1, 1)) for t in range(num_steps))
+
+
+def with_clip_schedule(
+  tx: optax.GradientTransformationExtraArgs, scales: Sequence[float]
+) -> optax.GradientTransformationExtraArgs:
+  """A private transform whose clip norm at step t is `scales[t]` times its own.
+
+  Args:
+    tx: `clip_and_noise`, or any private transform that takes what it takes.
+    scales: public factors, fixed before the data are seen; the last one stays in force.
+
+  Guarantee: that of `tx`, for any factors: they multiply its private output. The noise of
+  step t has standard deviation scales[t] times that of `tx`.
+
+  >>> from dpjax.transforms.clip_and_noise import clip_and_noise
+  >>> tx = with_clip_schedule(clip_and_noise(l2_clip_norm=1.0, noise_multiplier=0.0,
+  ...   normalize_by=1, key=jax.random.key(0)), [1.0, 0.5])
+  >>> g, mask = jnp.array([[3.0, 4.0]]), jnp.array([True])
+  >>> first, state = tx.update(g, tx.init(jnp.zeros(2)), mask=mask)
+  >>> first, tx.update(g, state, mask=mask)[0]
+  (Array([0.6, 0.8], dtype=float32), Array([0.3, 0.4], dtype=float32))
+  """
+  check_scales(scales)
+  table = jnp.asarray(scales, jnp.float32)
+
+  def state_at(inner, count) -> ScaledState:
+    return ScaledState(inner, table[jnp.minimum(count, len(scales) - 1)], count)
+
+  def init_fn(params) -> ScaledState:
+    return state_at(tx.init(params), jnp.zeros((), jnp.int32))
+
+  def update_fn(updates, state, params=None, **extra_args):
+    scaled = unscaled(updates, state.scale)
+    noisy, inner = tx.update(scaled, state.inner, params, **extra_args)
+    return trees.scale(noisy, state.scale), state_at(inner, state.count + 1)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,0 +1,106 @@
+"""DP-Adam whose second moment does not count the noise (DP-AdamBC).
+
+Adam divides by the root of a moving average of g^2. Of a private gradient g = signal +
+N(0, s^2) that average is E[signal^2] + s^2: with the noise of private training the second
+term rules, every coordinate is divided by about s, and Adam degenerates to a rescaled SGD
+with momentum. s is public, so it can be subtracted: Tang, Shpilevskiy and Lecuyer 2024,
+"DP-AdamBC" (arXiv:2312.14334), equation for Delta_t with gamma'. Post-processing: free.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import validate
+
+
+class DpAdamState(NamedTuple):
+  """Moving averages of the private gradient and of its square."""
+
+  count: jax.Array  # int32
+  mu: Any
+  nu: Any  # biased upwards by noise_std^2
+
+
+def scale_by_dp_adam(
+  *,
+  noise_std: Any,
+  b1: float = 0.9,
+  b2: float = 0.999,
+  eps: float = 1e-8,
+  noise_floor: float = 0.3,
+) -> optax.GradientTransformation:
+  """`optax.scale_by_adam` with the known variance of the noise taken off its second moment.
+
+  Update: m_hat / (sqrt(max(v_hat - s^2, (noise_floor s)^2)) + eps), s = noise_std.
+
+  Args:
+    noise_std: standard deviation of the noise on the MEAN gradient, the same at every step:
+      `plan.noise_std`. A number, or a prefix tree of numbers where it differs by group.
+    b1, b2, eps: of Adam.
+    noise_floor: least denominator, in units of noise_std. v_hat - s^2 is an estimate and
+      may be negative; the smaller the floor, the longer the steps where the signal is weak.
+
+  With noise_std 0 it is `optax.scale_by_adam`.
+
+  >>> tx = scale_by_dp_adam(noise_std=3.0)
+  >>> update, _ = tx.update(jnp.array([5.0]), tx.init(jnp.zeros(1)))
+  >>> update.round(4)  # 5 / sqrt(25 - 9)
+  Array([1.25], dtype=float32)
+  """
+  validate.non_negative(eps=eps, noise_floor=noise_floor)
+  validate.open_unit(b1=b1, b2=b2)
+  for std in jax.tree.leaves(noise_std):
+    validate.non_negative(noise_std=std)
+
+  def init_fn(params) -> DpAdamState:
+    zeros = lambda: jax.tree.map(jnp.zeros_like, params)
+    return DpAdamState(jnp.zeros((), jnp.int32), zeros(), zeros())
+
+  def direction(std, m, v):
+    squares = jnp.maximum(v - std**2, (noise_floor * std) ** 2)
+    return m / (jnp.sqrt(squares) + eps)
+
+  def update_fn(updates, state, params=None):
+    del params
+    count: Any = optax.safe_increment(state.count)
+    mu = optax.tree.update_moment(updates, state.mu, b1, 1)
+    nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
+    m_hat = optax.tree.bias_correction(mu, b1, count)
+    v_hat = optax.tree.bias_correction(nu, b2, count)
+    each = lambda std, ms, vs: jax.tree.map(lambda m, v: direction(std, m, v), ms, vs)
+    return jax.tree.map(each, noise_std, m_hat, v_hat), DpAdamState(count, mu, nu)
+
+  return optax.GradientTransformation(init_fn, update_fn)
+
+
+def dp_adam(
+  learning_rate: optax.ScalarOrSchedule, *, noise_std: Any, **options: Any
+) -> optax.GradientTransformation:
+  """Adam for private gradients; the options are those of `scale_by_dp_adam`.
+
+  >>> tx = dp_adam(0.1, noise_std=3.0)
+  >>> tx.update(jnp.array([5.0]), tx.init(jnp.zeros(1)))[0].round(4)
+  Array([-0.125], dtype=float32)
+  """
+  scale = scale_by_dp_adam(noise_std=noise_std, **options)
+  return optax.chain(scale, optax.scale_by_learning_rate(learning_rate))
+
+
+def second_moment(state: DpAdamState, *, noise_std: Any, b2: float = 0.999) -> Any:
+  """The estimate of E[signal^2] that the update takes the root of, before the floor.
+
+  Unbiased where the gradient's signal and the noise of the plan are independent.
+
+  >>> state = DpAdamState(jnp.int32(1), jnp.zeros(1), jnp.array([0.025]))
+  >>> second_moment(state, noise_std=3.0).round(2)
+  Array([16.], dtype=float32)
+  """
+  v_hat = optax.tree.bias_correction(state.nu, b2, state.count)
+  return jax.tree.map(
+    lambda std, group: jax.tree.map(lambda v: v - std**2, group), noise_std, v_hat
+  )

@@ -1,0 +1,124 @@
+"""Private Langevin dynamics: the noise that samples IS the noise that protects.
+
+Stochastic gradient Langevin dynamics (Welling and Teh 2011) on the energy
+U(theta) = sum_i loss_i(theta) + (prior_precision / 2) |theta|^2 at temperature tau is
+
+  theta <- theta - h grad U + sqrt(2 h tau) N(0, I).
+
+Take for grad U the private mean gradient g of a plan, times the number n of examples, with
+its noise N(0, noise_std^2): that noise enters as h n noise_std N(0, I), so
+
+  tau = h (n noise_std)^2 / 2,          noise_std = z C / L,
+
+and z = (L / (n C)) sqrt(2 tau / h), L the expected batch size. Nothing is added on top, so
+epsilon is the plan's, for every iterate ("one posterior sample", Wang, Fienberg and Smola
+2015, arXiv:1502.07645, with the accountant of DP-SGD in place of their closed form; Li et
+al. 2019, arXiv:1712.09097). The noise of SGLD on UNCLIPPED gradients proves nothing, at any
+temperature, and is not offered.
+
+Not claimed: that the iterates follow the posterior. Clipping changes the drift, and the
+sampling of batches adds variance.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import optax
+
+from dpjax import validate
+from dpjax.validate import UserError
+
+
+def sgld_temperature(*, step_size: float, noise_std: float, num_examples: int) -> float:
+  """tau = h (n noise_std)^2 / 2, the temperature that the noise of a plan amounts to.
+
+  >>> sgld_temperature(step_size=1e-4, noise_std=0.1, num_examples=1000)
+  0.5
+  """
+  _check(step_size, num_examples)
+  validate.non_negative(noise_std=noise_std)
+  return step_size * (num_examples * noise_std) ** 2 / 2
+
+
+def sgld_step_size(*, temperature: float, noise_std: float, num_examples: int) -> float:
+  """h = 2 tau / (n noise_std)^2, the step size at which a plan samples at temperature tau.
+
+  >>> round(sgld_step_size(temperature=0.5, noise_std=0.1, num_examples=1000), 10)
+  0.0001
+  """
+  validate.positive(temperature=temperature, noise_std=noise_std)
+  return 2 * temperature / (num_examples * noise_std) ** 2
+
+
+def sgld_noise_multiplier(
+  *,
+  temperature: float,
+  step_size: float,
+  num_examples: int,
+  l2_clip_norm: float,
+  expected_batch_size: float,
+) -> float:
+  """z = (L / (n C)) sqrt(2 tau / h): give it to a Plan to learn what that SGLD costs.
+
+  >>> round(sgld_noise_multiplier(temperature=1.0, step_size=2e-4, num_examples=1000,
+  ...   l2_clip_norm=1.0, expected_batch_size=10), 10)
+  1.0
+  """
+  _check(step_size, num_examples)
+  validate.positive(
+    temperature=temperature,
+    l2_clip_norm=l2_clip_norm,
+    expected_batch_size=expected_batch_size,
+  )
+  share = expected_batch_size / (num_examples * l2_clip_norm)
+  return share * math.sqrt(2 * temperature / step_size)
+
+
+def _check(step_size: float, num_examples: int) -> None:
+  validate.positive(step_size=step_size)
+  validate.integer_at_least(1, num_examples=num_examples)
+
+
+def dp_sgld(
+  step_size: optax.ScalarOrSchedule,
+  *,
+  noise_std: float,
+  num_examples: int,
+  prior_precision: float = 0.0,
+) -> optax.GradientTransformation:
+  """The Langevin step after a private transform: -h (n g + prior_precision theta).
+
+  Args:
+    step_size: h, of the energy SUMMED over the examples: an SGD learning rate of r on the
+      mean loss is h = r / n. A schedule changes the temperature from step to step.
+    noise_std: of the private mean gradient, `plan.noise_std`; it must be > 0, because this
+      transform adds no noise of its own. See `sgld_temperature` for what it amounts to.
+    num_examples: n; public, as in the plan's guarantee.
+    prior_precision: of a N(0, 1 / prior_precision) prior on every parameter.
+
+  >>> import jax.numpy as jnp
+  >>> tx = dp_sgld(0.01, noise_std=1.0, num_examples=10, prior_precision=2.0)
+  >>> tx.update(jnp.array([3.0]), tx.init(jnp.ones(1)), jnp.ones(1))[0].round(4)
+  Array([-0.32], dtype=float32)
+  """
+  if not callable(step_size):
+    validate.positive(step_size=step_size)
+  validate.integer_at_least(1, num_examples=num_examples)
+  validate.non_negative(prior_precision=prior_precision)
+  if not isinstance(noise_std, (int, float)) or not noise_std > 0:
+    raise UserError(
+      f"noise_std={noise_std!r}: must be one number > 0; the noise of DP-SGLD is the plan's, "
+      "and without it neither privacy nor a temperature is left"
+    )
+
+  def update_fn(updates: Any, state: Any, params: Any = None):
+    if params is None:
+      raise UserError("params=None: dp_sgld needs them for the prior")
+    pull = lambda g, p: num_examples * g + prior_precision * p.astype(g.dtype)
+    return jax.tree.map(pull, updates, params), state
+
+  drift = optax.GradientTransformation(lambda params: optax.EmptyState(), update_fn)
+  return optax.chain(drift, optax.scale_by_learning_rate(step_size))

@@ -1,0 +1,95 @@
+"""Noise that differs by group of parameters, at the price of one Gaussian mechanism.
+
+Group g, clipped to C_g, gets noise of standard deviation s_g. The mechanism is the Gaussian
+one on the vector (clip(g) / s_g)_g, whose norm is at most sqrt(sum C_g^2 / s_g^2) for one
+example: its noise multiplier z satisfies z^-2 = sum_g (C_g / s_g)^2 exactly. A group's
+share r_g of the budget 1 / z^2 gives s_g = z C_g / sqrt(r_g), sum r_g = 1. So nothing
+changes for the accountant. Without shares every group gets s_g = z sqrt(sum C_g^2).
+
+Both come from one draw of noise of standard deviation z C, C = sqrt(sum C_g^2): the groups
+are weighted by w_g = sqrt(r_g) C / C_g before the noise and divided by w_g after it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import gradients, validate
+from dpjax.types import ClippedSum
+from dpjax.validate import UserError
+
+
+def group_weights(l2_clip_norm: Any, noise_shares: Any = None) -> Any:
+  """The weights w_g of the groups: 0 for frozen ones (C_g = 0), 1 where there are no shares.
+
+  Raises:
+    UserError: shares that are not a tree of numbers like `l2_clip_norm`, or no share for a
+      group that is trained.
+
+  >>> group_weights({"a": 3.0, "b": 4.0}, {"a": 1, "b": 1})["a"] == math.sqrt(0.5) * 5 / 3
+  True
+  """
+  if noise_shares is None:
+    return jax.tree.map(lambda c: float(c > 0), l2_clip_norm)
+  if jax.tree.structure(noise_shares) != jax.tree.structure(l2_clip_norm):
+    raise UserError("noise_shares: must be a tree of numbers like l2_clip_norm")
+  for share in jax.tree.leaves(noise_shares):
+    validate.non_negative(noise_shares=share)
+  used = jax.tree.map(lambda r, c: float(r) if c else 0.0, noise_shares, l2_clip_norm)
+  return _normalized(used, l2_clip_norm)
+
+
+def _normalized(shares: Any, l2_clip_norm: Any) -> Any:
+  bound, total = gradients.l2_bound(l2_clip_norm), math.fsum(jax.tree.leaves(shares))
+
+  def weight(share, clip_norm):
+    if clip_norm and not (share and math.isfinite(clip_norm)):
+      raise UserError(
+        f"noise_shares={share!r}: must be > 0 for a group clipped to {clip_norm}"
+      )
+    return math.sqrt(share / total) * bound / clip_norm if clip_norm else 0.0
+
+  return jax.tree.map(weight, shares, l2_clip_norm)
+
+
+def check_groups(updates: ClippedSum, l2_clip_norm: Any) -> None:
+  """Raises unless the sum was clipped group by group to these bounds."""
+  allowed = gradients.group_bounds(l2_clip_norm)
+  seen = updates.group_bounds
+  if len(seen) != len(allowed) or any(s > a * (1 + 1e-12) for s, a in zip(seen, allowed)):
+    raise UserError(
+      f"noise_shares: the ClippedSum has group bounds {seen}, the noise is for {allowed}"
+    )
+
+
+def weighted(tree: Any, weights: Any) -> Any:
+  """Each group times its weight; a frozen group becomes exactly 0."""
+  return _per_group(lambda leaf, w: leaf * w if w else jnp.zeros_like(leaf), tree, weights)
+
+
+def unweighted(tree: Any, weights: Any) -> Any:
+  """The inverse of `weighted`; a frozen group stays exactly 0, whatever noise it got."""
+  return _per_group(lambda leaf, w: leaf / w if w else jnp.zeros_like(leaf), tree, weights)
+
+
+def _per_group(fn: Any, tree: Any, weights: Any) -> Any:
+  return jax.tree.map(
+    lambda w, group: jax.tree.map(lambda x: fn(x, w), group), weights, tree
+  )
+
+
+def group_stds(l2_clip_norm: Any, noise_multiplier: float, noise_shares: Any = None) -> Any:
+  """Standard deviation of the noise on the sum, group by group.
+
+  >>> group_stds({"a": 3.0, "b": 4.0}, 2.0)
+  {'a': 10.0, 'b': 10.0}
+  >>> group_stds({"a": 3.0, "b": 4.0}, 2.0, {"a": 9, "b": 16})
+  {'a': 10.0, 'b': 10.0}
+  """
+  std = noise_multiplier * gradients.l2_bound(l2_clip_norm) if noise_multiplier else 0.0
+  weights = group_weights(l2_clip_norm, noise_shares)
+  return jax.tree.map(lambda w: std / w if w else 0.0, weights)

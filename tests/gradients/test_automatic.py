@@ -1,0 +1,123 @@
+"""Automatic clipping: the bound for every input, the formula, and one sum on all routes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpjax import gradients, models, trees
+from dpjax.losses import softmax_cross_entropy
+from dpjax.types import Example
+from dpjax.validate import UserError
+
+_ENTRY = st.one_of(
+  st.floats(width=32, allow_nan=True, allow_infinity=True),
+  st.floats(-3, 3, width=32),
+  st.sampled_from([0.0, 1e-30, -1e-22, 3e38, 1e-45]),
+)
+
+
+def _sum(grads, clip_norm=1.0, gamma=0.01):
+  size = jax.tree.leaves(grads)[0].shape[0]
+  mask = jnp.ones(size, bool)
+  return gradients.clip_and_sum(grads, jnp.zeros(size), mask, clip_norm, gamma=gamma)
+
+
+def _norm(tree):
+  flat = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)]
+  return float(np.linalg.norm(np.concatenate(flat)))
+
+
+def test_the_formula_of_bu_et_al():
+  grads = {"w": jnp.array([[3.0, 4.0], [0.0, 0.5]])}
+  total = _sum(grads, clip_norm=2.0, gamma=0.25).total["w"]
+  expected = np.array([3.0, 4.0]) * 2 / 5.25 + np.array([0.0, 0.5]) * 2 / 0.75
+  np.testing.assert_allclose(total, expected, rtol=1e-6)
+
+
+def test_p1_p3_zero_nan_and_infinite_gradients_contribute_nothing():
+  rows = [[0.0, 0.0], [jnp.nan, 1.0], [jnp.inf, 1.0]]
+  np.testing.assert_array_equal(_sum({"w": jnp.array(rows)}).total["w"], 0)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+  row=st.lists(_ENTRY, min_size=6, max_size=6),
+  clip_norm=st.floats(1e-3, 1e3),
+  gamma=st.floats(1e-7, 1e3),
+  dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
+)
+def test_p4_one_example_never_exceeds_the_bound(row, clip_norm, gamma, dtype):
+  with np.errstate(over="ignore"):
+    grads = {"a": jnp.asarray([row[:4]], dtype), "b": jnp.asarray([row[4:]], dtype)}
+  summed = _sum(grads, clip_norm, gamma)
+  assert _norm(summed.total) <= clip_norm * (1 + 1e-6)
+  per_group = {"a": clip_norm, "b": 2 * clip_norm}
+  summed = _sum(grads, per_group, gamma)
+  assert _norm(summed.total) <= summed.l2_bound * (1 + 1e-6)
+  assert summed.l2_bound == pytest.approx(5**0.5 * clip_norm)
+
+
+@functools.cache
+def _setup():
+  model = models.Cnn(num_classes=3)
+  rng = np.random.default_rng(0)
+  x = rng.random((5, 28, 28, 1))
+  x[3] = np.nan
+  params = model.init(jax.random.key(0), jnp.asarray(x[:1], jnp.float32))
+  batch = Example(x.astype(np.float32), rng.integers(0, 3, 5))
+  return softmax_cross_entropy(model.apply), params, batch
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_all_routes_give_the_same_automatic_sum(microbatch_size):
+  loss_fn, params, batch = _setup()
+  mask = np.array([True, True, False, True, True])
+  bounds = gradients.allocate_clip_norms(params, 0.7, rule="by_size")
+  for clip_norm in (0.7, bounds):
+    sums = [
+      gradients.clipped_grad(
+        loss_fn,
+        l2_clip_norm=clip_norm,
+        clipping="automatic",
+        gamma=0.3,
+        method=method,
+        microbatch_size=microbatch_size,
+      )(params, batch, mask)
+      for method in ("vmap", "ghost")
+    ]
+    assert sums[0].l2_bound == sums[1].l2_bound == pytest.approx(0.7)
+    assert sums[0].group_bounds == sums[1].group_bounds
+    difference = trees.add(sums[0].total, trees.scale(sums[1].total, -1.0))
+    assert _norm(difference) < 1e-5 and _norm(sums[0].total) > 0.1
+
+
+def test_it_is_neither_flat_clipping_nor_independent_of_gamma():
+  loss_fn, params, batch = _setup()
+  make = functools.partial(gradients.clipped_grad, loss_fn, l2_clip_norm=0.7)
+  totals = [
+    make(**options)(params, batch, np.arange(5) < 3).total
+    for options in ({}, *({"clipping": "automatic", "gamma": g} for g in (1.0, 10.0)))
+  ]
+  for a, b in ((0, 1), (1, 2)):
+    assert _norm(trees.add(totals[a], trees.scale(totals[b], -1.0))) > 1e-3
+
+
+@pytest.mark.parametrize(
+  ("options", "match"),
+  [
+    ({"clipping": "auto"}, "clipping='auto'.*did you mean 'automatic'"),
+    ({"clipping": "automatic", "gamma": 0.0}, "gamma=0.0"),
+    ({"clipping": "automatic", "gamma": 1e-12}, "gamma=1e-12: must be >= 1e-08"),
+    ({"clipping": "automatic", "gamma": float("nan")}, "gamma=nan"),
+    ({"clipping": "automatic", "l2_clip_norm": float("inf")}, "l2_clip_norm=inf"),
+    ({"clipping": "automatic", "l2_clip_norm": 1e30}, "gamma=0.01: must be >= 1"),
+  ],
+)
+def test_wrong_arguments_are_named(options, match):
+  with pytest.raises(UserError, match=match):
+    gradients.clipped_grad(lambda w, x: w * x, **{"l2_clip_norm": 1.0, **options})

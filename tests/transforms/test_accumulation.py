@@ -1,0 +1,88 @@
+"""One logical batch in slices: one sum, one noise, one optimizer step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+from dpjax import transforms
+from dpjax.validate import UserError
+
+_PARAMS = {"w": jnp.ones((2, 2)), "b": jnp.zeros(2)}
+
+
+def _private(**changes):
+  options = dict(
+    l2_clip_norm=0.7, noise_multiplier=1.2, normalize_by=6.0, key=jax.random.key(1)
+  )
+  return dpjax.clip_and_noise(**{**options, **changes})
+
+
+def _grads(seed, size=6):
+  rng = np.random.default_rng(seed)
+  draw = lambda p: jnp.asarray(rng.normal(size=(size, *p.shape)), jnp.float32)
+  return jax.tree.map(draw, _PARAMS)
+
+
+def _rows(tree, start, stop):
+  return jax.tree.map(lambda leaf: leaf[start:stop], tree)
+
+
+@pytest.mark.parametrize("optimizer", [optax.sgd(0.5, momentum=0.9), optax.adam(0.1)])
+def test_p15_slices_give_the_update_of_the_whole_batch_with_one_draw_of_noise(optimizer):
+  chain = optax.chain(_private(), optimizer)
+  tx = transforms.accumulate(chain, every=3, l2_clip_norm=0.7)
+  update = jax.jit(lambda g, s, m: tx.update(g, s, _PARAMS, mask=m))
+  whole, state = chain.init(_PARAMS), tx.init(_PARAMS)
+  mask = jnp.array([True, True, False, True, False, False])  # the last slice is empty
+  for step in range(3):
+    grads = _grads(step)
+    expected, whole = chain.update(grads, whole, _PARAMS, mask=mask)
+    for part in range(3):
+      assert int(state.count) == part
+      cut = slice(2 * part, 2 * part + 2)
+      got, state = update(_rows(grads, cut.start, cut.stop), state, mask[cut])
+      if part < 2:
+        assert all(not leaf.any() for leaf in jax.tree.leaves(got))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, expected)
+    assert int(state.inner[0].count) == int(whole[0].count) == step + 1
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.inner[1], whole[1]
+  )
+  assert not any(leaf.any() for leaf in jax.tree.leaves(state.total))
+
+
+def test_clipped_sums_and_stacked_gradients_are_one_route():
+  loss = lambda p, x: jnp.sum((x @ p["w"] + p["b"]) ** 2)
+  batch, mask = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2))), jnp.ones(2, bool)
+  tx = transforms.accumulate(_private(), every=2, l2_clip_norm=0.7, slots=2)
+  fast, stacked = tx.init(_PARAMS), tx.init(_PARAMS)
+  for part in (batch[:2], batch[2:]):
+    summed = dpjax.clipped_grad(loss, l2_clip_norm=0.7)(_PARAMS, part, mask)
+    a, fast = tx.update(summed, fast, _PARAMS)
+    grads = dpjax.per_example_grads(loss)(_PARAMS, part)[1]
+    b, stacked = tx.update(grads, stacked, _PARAMS, mask=mask)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), a, b)
+
+
+def test_wrong_uses_are_refused():
+  tx = transforms.accumulate(_private(), every=2, l2_clip_norm=0.7, slots=2)
+  state = tx.init(_PARAMS)
+  with pytest.raises(UserError, match="slices of one logical batch"):
+    tx.update(_grads(0), state, _PARAMS, mask=jnp.ones(6, bool))  # a batch of its own
+  with pytest.raises(UserError, match="mask=batch.mask"):
+    tx.update(_grads(0, 2), state, _PARAMS)
+  loss = lambda p, x: jnp.sum(p["w"]) * x
+  wide = dpjax.clipped_grad(loss, l2_clip_norm=2.0)(_PARAMS, jnp.ones(2))
+  with pytest.raises(UserError, match="clipped to 2.0"):
+    tx.update(wide, state, _PARAMS)
+  with pytest.raises(UserError, match="every=0"):
+    transforms.accumulate(_private(), every=0, l2_clip_norm=0.7)
+  bounds = {"w": 0.6, "b": 0.8}
+  shares = _private(l2_clip_norm=bounds, noise_shares={"w": 1.0, "b": 1.0})
+  grouped = transforms.accumulate(shares, every=2, l2_clip_norm=bounds)
+  flat = dpjax.clipped_grad(loss, l2_clip_norm=1.0)(_PARAMS, jnp.ones(2))
+  with pytest.raises(UserError, match="group bounds"):
+    grouped.update(flat, grouped.init(_PARAMS), _PARAMS)

@@ -1,0 +1,122 @@
+"""clip_and_correlated_noise: an Optax transformation like any other; DP-SGD as its limit."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+from dpjax import transforms
+from dpjax.noise import correlated
+from dpjax.validate import UserError
+
+_PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
+_MASK = jnp.array([True, True, False, True])
+_BANDED = correlated.BandedToeplitz((1.0, 0.6, 0.3))
+
+
+def _tx(**changes):
+  options = dict(
+    l2_clip_norm=1.0,
+    noise_multiplier=1.0,
+    normalize_by=3.0,
+    key=jax.random.key(0),
+    correlation=_BANDED,
+    num_steps=6,
+  )
+  return transforms.clip_and_correlated_noise(**{**options, **changes})
+
+
+def _grads(seed=0, size=4):
+  rng = np.random.default_rng(seed)
+  draw = lambda *shape: jnp.asarray(rng.normal(size=(size, *shape)), jnp.float32)
+  return {"w": draw(3, 2), "b": draw(2)}
+
+
+def test_the_identity_is_clip_and_noise_bit_for_bit():
+  identity = _tx(correlation=correlated.Independent())
+  plain = dpjax.clip_and_noise(
+    l2_clip_norm=1.0, noise_multiplier=1.0, normalize_by=3.0, key=jax.random.key(0)
+  )
+  state, other = identity.init(_PARAMS), plain.init(_PARAMS)
+  update_identity, update_plain = jax.jit(identity.update), jax.jit(plain.update)
+  for i in range(3):
+    found, state = update_identity(_grads(i), state, _PARAMS, mask=_MASK)
+    expected, other = update_plain(_grads(i), other, _PARAMS, mask=_MASK)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_the_noise_is_the_dense_inverse_of_the_plain_noise_and_the_sum_is_untouched():
+  plain = _tx(correlation=correlated.Independent())
+  tx, noises, whites = _tx(), [], []
+  clean = _tx(noise_multiplier=0.0)
+  state, other, start = tx.init(_PARAMS), plain.init(_PARAMS), clean.init(_PARAMS)
+  updates = [jax.jit(one.update) for one in (clean, tx, plain)]
+  for i in range(6):
+    quiet, _ = updates[0](_grads(i), start, _PARAMS, mask=_MASK)
+    noisy, state = updates[1](_grads(i), state, _PARAMS, mask=_MASK)
+    white, other = updates[2](_grads(i), other, _PARAMS, mask=_MASK)
+    noises.append(np.asarray(noisy["w"] - quiet["w"]).ravel())
+    whites.append(np.asarray(white["w"] - quiet["w"]).ravel())
+  expected = np.linalg.solve(correlated.matrix(_BANDED, 6), np.array(whites))
+  np.testing.assert_allclose(np.array(noises), expected, atol=1e-6)
+  assert np.abs(np.array(noises) - np.array(whites)).max() > 0.05
+
+
+def test_stacked_gradients_and_clipped_sums_are_one_route():
+  loss = lambda params, x: jnp.sum((x @ params["w"] + params["b"]) ** 2)
+  batch = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3)), jnp.float32)
+  tx = _tx()
+  _, grads = dpjax.per_example_grads(loss)(_PARAMS, batch)
+  summed = dpjax.clipped_grad(loss, l2_clip_norm=1.0)(_PARAMS, batch, _MASK)
+  update = jax.jit(tx.update)
+  stacked, _ = update(grads, tx.init(_PARAMS), _PARAMS, mask=_MASK)
+  fast, _ = update(summed, tx.init(_PARAMS), _PARAMS)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), stacked, fast)
+
+
+@pytest.mark.parametrize(
+  "optimizer", [optax.sgd(0.1, momentum=0.9), optax.adam(1e-3)], ids=["sgd", "adam"]
+)
+def test_it_chains_under_jit_with_donated_state_and_one_compilation(optimizer):
+  tx, traces = optax.chain(_tx(), optimizer), []
+
+  @functools.partial(jax.jit, donate_argnums=(0, 1))
+  def step(params, state, grads, mask):
+    traces.append(None)
+    updates, state = tx.update(grads, state, params, mask=mask)
+    return optax.apply_updates(params, updates), state
+
+  params = jax.tree.map(jnp.copy, _PARAMS)
+  state = tx.init(params)
+  for i in range(6):
+    params, state = step(params, state, _grads(i), _MASK)
+  assert len(traces) == 1 and all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+  params, state = step(params, state, _grads(7), _MASK)  # step 7 of 6: nobody paid for it
+  assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(params))
+
+
+def test_a_forgotten_mask_is_an_error():
+  with pytest.raises(UserError, match="mask=batch.mask"):
+    _tx().update(_grads(), _tx().init(_PARAMS), _PARAMS)
+
+
+@pytest.mark.parametrize(
+  ("changes", "match"),
+  [
+    ({"l2_clip_norm": -1.0}, "l2_clip_norm=-1.0"),
+    ({"noise_multiplier": float("nan")}, "noise_multiplier=nan"),
+    ({"normalize_by": 0}, "normalize_by=0"),
+    ({"key": 0}, "key=0: must be a typed key"),
+    ({"num_steps": 0}, "num_steps=0"),
+    ({"l2_clip_norm": {"w": 1.0, "b": 0.0}}, "a bound of 0 would freeze"),
+    ({"noise_schedule": (1.0, 2.0)}, "has 2 factors, must have num_steps=6"),
+    ({"noise_schedule": (1.0,) * 5 + (-1.0,)}, r"noise_schedule\[5\]=-1.0"),
+  ],
+)
+def test_wrong_arguments_are_named(changes, match):
+  with pytest.raises(UserError, match=match):
+    _tx(**changes)

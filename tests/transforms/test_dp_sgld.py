@@ -1,0 +1,100 @@
+"""DP-SGLD: its noise is the plan's, and samples at the temperature that is reported."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+from dpjax import transforms
+from dpjax.validate import UserError
+
+
+def test_step_size_temperature_and_noise_multiplier_are_one_relation():
+  """radp.md: sigma = (L / (n C)) sqrt(2 tau / eta)."""
+  n, batch, clip, tau, eta = 1000, 50, 0.7, 2.0, 1e-5
+  z = transforms.sgld_noise_multiplier(
+    temperature=tau,
+    step_size=eta,
+    num_examples=n,
+    l2_clip_norm=clip,
+    expected_batch_size=batch,
+  )
+  assert z == pytest.approx(50 / (1000 * 0.7) * (2 * 2.0 / 1e-5) ** 0.5)
+  numbers = dict(noise_std=z * clip / batch, num_examples=n)
+  assert transforms.sgld_temperature(step_size=eta, **numbers) == pytest.approx(tau)
+  assert transforms.sgld_step_size(temperature=tau, **numbers) == pytest.approx(eta)
+
+
+def test_one_step_by_hand():
+  tx = transforms.dp_sgld(0.01, noise_std=0.5, num_examples=10, prior_precision=3.0)
+  params, grads = {"w": jnp.array([2.0, -1.0])}, {"w": jnp.array([0.3, 0.1])}
+  update, _ = tx.update(grads, tx.init(params), params)
+  np.testing.assert_allclose(update["w"], [-0.01 * (3 + 6), -0.01 * (1 - 3)], rtol=1e-6)
+
+
+def _chain_variance(step_size, noise_multiplier, n=20, width=4000, steps=400):
+  """Stationary variance on U = n |theta|^2 / 2, many chains side by side."""
+  private = dpjax.clip_and_noise(
+    l2_clip_norm=1e3,
+    noise_multiplier=noise_multiplier,
+    normalize_by=n,
+    key=jax.random.key(0),
+  )
+  std = noise_multiplier * 1e3 / n
+  sgld = transforms.dp_sgld(step_size, noise_std=std, num_examples=n)
+  tx = optax.chain(private, sgld)
+
+  def step(carry, _):
+    theta, state = carry
+    grads = jnp.broadcast_to(theta, (n, width))  # of |theta|^2 / 2, for each example
+    update, state = tx.update(grads, state, theta, mask=jnp.ones(n, bool))
+    return (theta + update, state), None
+
+  start = jnp.zeros(width)
+  (theta, _), _ = jax.jit(
+    lambda: jax.lax.scan(step, (start, tx.init(start)), None, length=steps)
+  )()
+  return float(jnp.var(theta)), std
+
+
+def test_the_chain_samples_at_the_reported_temperature():
+  """Stationary variance of the Euler scheme on a quadratic: (tau / n) / (1 - h n / 2)."""
+  n, h = 20, 0.002
+  variance, std = _chain_variance(h, 2e-4)
+  tau = transforms.sgld_temperature(step_size=h, noise_std=std, num_examples=n)
+  expected = tau / n / (1 - h * n / 2)
+  assert variance == pytest.approx(expected, rel=0.1)  # std of the estimate: 2.2 %
+  assert variance != pytest.approx(2 * expected, rel=0.1)  # noise counted twice
+
+
+def test_it_adds_no_noise_of_its_own_and_refuses_to_run_without_the_plans():
+  tx = transforms.dp_sgld(0.1, noise_std=1.0, num_examples=5)
+  zero = jnp.zeros(3)
+  np.testing.assert_array_equal(tx.update(zero, tx.init(zero), zero)[0], 0)
+  for bad in (0.0, -1.0, float("nan"), {"w": 1.0}):
+    with pytest.raises(UserError, match="noise_std=.*the plan's"):
+      transforms.dp_sgld(0.1, noise_std=bad, num_examples=5)
+  with pytest.raises(UserError, match="params=None"):
+    tx.update(zero, tx.init(zero))
+
+
+@pytest.mark.parametrize(
+  ("changes", "match"),
+  [
+    ({"step_size": 0.0}, "step_size=0.0"),
+    ({"num_examples": 0}, "num_examples=0"),
+    ({"temperature": float("inf")}, "temperature=inf"),
+  ],
+)
+def test_wrong_arguments_are_named(changes, match):
+  options = dict(
+    temperature=1.0,
+    step_size=1.0,
+    num_examples=1,
+    l2_clip_norm=1.0,
+    expected_batch_size=1.0,
+  )
+  with pytest.raises(UserError, match=match):
+    transforms.sgld_noise_multiplier(**{**options, **changes})
