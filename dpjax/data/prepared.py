@@ -24,7 +24,7 @@ from dpjax.data.dataset import Dataset, from_arrays
 from dpjax.data.dataset import first_line as first_line
 from dpjax.validate import UserError
 
-COMMON = ("digits", "mnist", "fashion_mnist", "cifar10")
+COMMON = ("digits", "mnist", "fashion_mnist", "cifar10", "shakespeare")
 _CHUNK = 1_000  # records decoded at once: bounds the memory of decoded Python objects
 _NAME = re.compile(r"(?P<folder>\w+(/[\w.+-]+)?)(:\d+\.\d+\.\d+)?")
 

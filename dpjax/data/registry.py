@@ -6,7 +6,7 @@ import os
 import pathlib
 
 from dpjax import validate
-from dpjax.data import digits, npz, prepared
+from dpjax.data import digits, npz, prepared, shakespeare
 from dpjax.data.dataset import Dataset
 from dpjax.validate import UserError
 
@@ -20,7 +20,8 @@ def load(
   """(train, test) of a data set: x float32 [n, H, W, C] in [0, 1], or int32 tokens [n, T].
 
   Args:
-    name: "digits" (embedded: works offline on a fresh machine); "mnist",
+    name: "digits" (embedded: works offline on a fresh machine); "shakespeare" (one line
+      says how to get it; `shakespeare_federation` keeps the roles apart); "mnist",
       "fashion_mnist", "cifar10" or any tensorflow-datasets name with an image or a text
       and a label, prepared beforehand; or a path ending in ".npz" (see `npz.load_npz`).
     data_dir: where prepared data lies; by default $TFDS_DATA_DIR, then
@@ -45,6 +46,8 @@ def load(
     return npz.load_npz(pathlib.Path(data_dir or ".") / pathlib.Path(name).expanduser())
   if name == "digits":
     return digits.load_digits()
+  if name == "shakespeare":
+    return shakespeare.load_shakespeare(data_dir)
   root = prepared.data_root(data_dir)
   if not prepared.is_prepared(name, root):
     prepared.check_known(name)

@@ -1,0 +1,498 @@
+"""A labelled data set cut over clients: who holds which rows, and how unlike they are.
+
+A partition is a list of index arrays, one for each client, and a pure function of
+(labels, seed): the same call gives the same clients on every machine and NumPy. Every
+example goes to exactly one client.
+
+| partition        | what differs between clients            | source                       |
+| ---------------- | --------------------------------------- | ---------------------------- |
+| `iid`            | nothing but chance                      | McMahan et al. 2017          |
+| `dirichlet`      | labels and sizes: Dir over CLIENTS      | Li et al. 2022 (NIID-Bench)  |
+| `dirichlet_hsu`  | labels, sizes equal: Dir over CLASSES   | Hsu et al. 2019              |
+| `shards`         | labels: a few classes each              | McMahan et al. 2017          |
+| `quantity_skew`  | sizes: Dirichlet                        | Li et al. 2022               |
+| `power_law`      | sizes: rank^-exponent                   |                              |
+| `feature_skew`   | inputs, by a SYNTHETIC style per client | after Li et al. 2022         |
+
+The two Dirichlet conventions share a name in the literature and are different laws: the same
+alpha is more heterogeneous in one than in the other. Say which.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.data.dataset import Dataset
+from dpjax.types import Example
+from dpjax.validate import UserError
+
+Indices = list[np.ndarray]  # one int64 array of rows for each client; views of one array
+
+_MAX_REDRAWS = 1_000
+
+
+# --- the container
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Federation:
+  """One data set and the rows that each client holds; nothing is copied per client.
+
+  `client(i)` gathers the rows of one client when asked, `indices[i]` names them, so that
+  `federation.dataset[federation.indices[i]]` is its `Example` batch. A client may be empty.
+  Rows that no client holds are allowed, rows that two hold are not.
+
+  >>> from dpjax.data.dataset import from_arrays
+  >>> d = from_arrays(np.arange(8.0).reshape(4, 2), [0, 1, 1, 0], num_classes=2)
+  >>> fed = Federation(d, [[0, 3], [], [2, 1]], client_ids=["ann", "bob", "cy"])
+  >>> fed
+  Federation(arrays/train: 4 examples over 3 clients of 0 to 2)
+  >>> fed.client("cy").x.tolist(), len(fed.client(1)), fed.sizes.tolist()
+  ([[4.0, 5.0], [2.0, 3.0]], 0, [2, 0, 2])
+  >>> fed.client("bo")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: client='bo': is none of the 3 clients (did you mean 'bob'?)
+  """
+
+  dataset: Dataset
+  indices: Sequence[Any]  # [num_clients] arrays of rows
+  client_ids: Sequence[str] = ()  # default: "0", "1", ...
+
+  def __post_init__(self):
+    rows = tuple(_as_rows(client) for client in self.indices)
+    if not rows:
+      raise UserError("indices: must hold at least one client")
+    _check_rows(rows, len(self.dataset))
+    ids = tuple(self.client_ids) or tuple(map(str, range(len(rows))))
+    _check_ids(ids, len(rows))
+    object.__setattr__(self, "indices", rows)
+    object.__setattr__(self, "client_ids", ids)
+
+  @property
+  def num_clients(self) -> int:
+    """How many clients there are, empty ones included."""
+    return len(self.indices)
+
+  @functools.cached_property
+  def sizes(self) -> np.ndarray:
+    """[num_clients] examples of each client; not private."""
+    return np.array([len(rows) for rows in self.indices], np.int64)
+
+  @functools.cached_property
+  def _positions(self) -> dict[str, int]:
+    return {name: position for position, name in enumerate(self.client_ids)}
+
+  def position(self, client: int | str) -> int:
+    """The place of a client, given its place or its id; UserError for an unknown one."""
+    if isinstance(client, str):
+      if client not in self._positions:
+        raise UserError(_unknown(client, self.client_ids))
+      return self._positions[client]
+    validate.integer_at_least(0, client=client)
+    if client >= self.num_clients:
+      raise UserError(f"client={client}: must be below the {self.num_clients} clients")
+    return int(client)
+
+  def client(self, client: int | str) -> Dataset:
+    """The examples of one client, by place or id: a copy of its rows, made now."""
+    return self.dataset.subset(self.indices[self.position(client)])
+
+  def examples(self, client: int | str) -> Example:
+    """As `client`, as bare arrays [n_i, ...]: cheaper inside a training loop."""
+    return self.dataset[self.indices[self.position(client)]]
+
+  def select(self, clients: Sequence[int | str]) -> Federation:
+    """The federation of these clients only, over the same data set."""
+    places = [self.position(client) for client in clients]
+    return Federation(
+      self.dataset,
+      [self.indices[place] for place in places],
+      [self.client_ids[place] for place in places],
+    )
+
+  def label_histograms(self) -> np.ndarray:
+    """[num_clients, num_classes] counts; not private."""
+    return label_histograms(
+      self.dataset.y, self.indices, num_classes=self.dataset.num_classes
+    )
+
+  def __len__(self) -> int:
+    return int(self.sizes.sum())
+
+  def __repr__(self) -> str:
+    sizes = f"{self.sizes.min()} to {self.sizes.max()}"
+    clients = f"{len(self)} examples over {self.num_clients} clients of {sizes}"
+    return f"Federation({self.dataset.name}/{self.dataset.split}: {clients})"
+
+
+def _as_rows(client: Any) -> np.ndarray:
+  rows = np.asarray(client)
+  rows = rows.astype(np.int64) if rows.size == 0 else rows
+  if rows.ndim != 1 or rows.dtype.kind not in "iu":
+    raise UserError(
+      f"indices: each client must be a vector of row numbers, got {rows.dtype} "
+      f"of shape {rows.shape}"
+    )
+  rows = rows.astype(np.int64, copy=False).view()
+  rows.flags.writeable = False
+  return rows
+
+
+def _check_rows(rows: Sequence[np.ndarray], num_examples: int) -> None:
+  flat = np.concatenate(rows)
+  if flat.size and not 0 <= flat.min() <= flat.max() < num_examples:
+    raise UserError(
+      f"indices: rows from {flat.min()} to {flat.max()}: must lie in [0, {num_examples})"
+    )
+  holders = np.bincount(flat, minlength=1)
+  if holders.max() > 1:
+    raise UserError(f"indices: row {holders.argmax()} is held {holders.max()} times")
+
+
+def _check_ids(ids: tuple[str, ...], num_clients: int) -> None:
+  if len(ids) != num_clients:
+    raise UserError(f"client_ids: {len(ids)} ids for {num_clients} clients")
+  if len(set(ids)) != len(ids):
+    twice = next(name for name in ids if ids.count(name) > 1)
+    raise UserError(f"client_ids: {twice!r} names more than one client")
+
+
+def _unknown(client: str, ids: Sequence[str]) -> str:
+  near = difflib.get_close_matches(client, ids, n=1)
+  hint = f" (did you mean {near[0]!r}?)" if near else ""
+  return f"client={client!r}: is none of the {len(ids)} clients{hint}"
+
+
+# --- how unlike the clients are
+
+
+def label_histograms(
+  labels: Any, indices: Sequence[np.ndarray], *, num_classes: int
+) -> np.ndarray:
+  """[num_clients, num_classes] label counts of each client; not private.
+
+  >>> label_histograms([0, 1, 1], [[0], [2, 1]], num_classes=2)
+  array([[1, 0],
+         [0, 2]])
+  """
+  labels = np.asarray(labels)
+  rows = [np.asarray(client, np.int64) for client in indices]
+  return np.stack([np.bincount(labels[row], minlength=num_classes) for row in rows])
+
+
+def heterogeneity(histograms: np.ndarray) -> float:
+  """Mean total-variation distance of the clients' label shares to the shares of all.
+
+  In [0, 1 - smallest share of a class]; 0 for clients that are all alike. The mean is over
+  clients that hold something, each counted once whatever its size. Finite clients are never
+  quite alike: read it beside the value of `iid` for the same sizes.
+
+  >>> heterogeneity(np.array([[2, 0], [0, 2]])), heterogeneity(np.array([[1, 1], [2, 2]]))
+  (0.5, 0.0)
+  """
+  held = histograms[histograms.sum(axis=1) > 0].astype(np.float64)
+  if not len(held):
+    return 0.0
+  share = held / held.sum(axis=1, keepdims=True)  # [clients, classes]
+  overall = held.sum(axis=0) / held.sum()
+  return float(np.abs(share - overall).sum(axis=1).mean() / 2)
+
+
+# --- partitions
+
+
+def iid(labels: Any, *, num_clients: int, seed: int) -> Indices:
+  """A random permutation cut into equal parts (sizes differ by at most one).
+
+  >>> [len(client) for client in iid(np.zeros(7), num_clients=3, seed=0)]
+  [3, 2, 2]
+  """
+  labels, random = _start(labels, num_clients, seed)
+  return np.array_split(random.permutation(len(labels)), num_clients)
+
+
+def dirichlet(
+  labels: Any, *, num_clients: int, alpha: float, seed: int, min_size: int = 10
+) -> Indices:
+  """NIID-Bench: each CLASS is dealt to the clients in shares drawn from Dir(alpha).
+
+  Smaller alpha, fewer classes per client; sizes differ too. A client that already holds
+  n / num_clients examples gets nothing of the classes that follow, and the whole draw is
+  repeated until every client has `min_size`, both as in NIID-Bench. alpha=inf is `iid`.
+  Source: Li, Diao, Chen and He 2022, arXiv:2102.02079, section 4.1.
+
+  Raises:
+    UserError: fewer than num_clients * min_size examples, or no such draw in 1,000.
+
+  >>> labels = np.repeat(np.arange(10), 100)
+  >>> parts = dirichlet(labels, num_clients=10, alpha=0.1, seed=0)
+  >>> sum(map(len, parts)), min(map(len, parts)) >= 10
+  (1000, True)
+  """
+  labels, random = _start(labels, num_clients, seed)
+  validate.positive_or_inf(alpha=alpha)
+  validate.integer_at_least(0, min_size=min_size)
+  if math.isinf(alpha):
+    return iid(labels, num_clients=num_clients, seed=seed)
+  if len(labels) < num_clients * min_size:
+    raise UserError(
+      f"min_size={min_size}: {num_clients} clients need {num_clients * min_size} examples, "
+      f"there are {len(labels)}"
+    )
+  classes = _rows_by_class(labels)
+  for _ in range(_MAX_REDRAWS):
+    owners = _deal_classes(random, classes, len(labels), num_clients, alpha)
+    if np.bincount(owners, minlength=num_clients).min() >= min_size:
+      return _rows_of(owners, num_clients, random)
+  raise UserError(
+    f"min_size={min_size}: no draw in {_MAX_REDRAWS} gave {num_clients} clients that many "
+    f"examples at alpha={alpha}; lower it"
+  )
+
+
+def dirichlet_hsu(labels: Any, *, num_clients: int, alpha: float, seed: int) -> Indices:
+  """Hsu 2019: each CLIENT has class shares drawn from Dir(alpha * shares of all), equal sizes.
+
+  alpha is the TOTAL concentration, as in the paper: alpha / K for each of K equal classes, so
+  alpha=0.5 and ten classes is Dir(0.05, ..., 0.05). A client draws its examples one by one by
+  its shares, without replacement; a class that is used up is drawn no more, and where all
+  classes of a client are used up it takes what is left, in proportion. So late clients are
+  nearer to each other than their shares are.
+  alpha=inf is `iid`. Source: Hsu, Qi and Brown 2019, arXiv:1909.06335, section 4.
+
+  >>> labels = np.repeat(np.arange(10), 100)
+  >>> [len(client) for client in dirichlet_hsu(labels, num_clients=4, alpha=0.1, seed=0)]
+  [250, 250, 250, 250]
+  """
+  labels, random = _start(labels, num_clients, seed)
+  validate.positive_or_inf(alpha=alpha)
+  if math.isinf(alpha):
+    return iid(labels, num_clients=num_clients, seed=seed)
+  queues = [random.permutation(rows) for rows in _rows_by_class(labels)]
+  left = np.array([len(queue) for queue in queues], np.int64)
+  prior = alpha * left / max(1, len(labels))
+  clients = []
+  for size in _equal_sizes(len(labels), num_clients):
+    taken = _draw_classes(random, _dirichlet(random, prior), left, size)
+    left = left - taken
+    parts = [queue[end : end + count] for queue, end, count in zip(queues, left, taken)]
+    clients.append(random.permutation(np.concatenate([_NO_ROWS, *parts])))
+  return clients
+
+
+def shards(
+  labels: Any, *, num_clients: int, seed: int, shards_per_client: int = 2
+) -> Indices:
+  """McMahan 2017: rows sorted by label, cut into shards, a few shards at random per client.
+
+  Sorting keeps the order of equal labels; shard sizes differ by at most one.
+  Source: McMahan et al. 2017, arXiv:1602.05629, section 3 (100 clients, 2 shards of 300).
+
+  >>> parts = shards(np.repeat(np.arange(10), 20), num_clients=10, seed=0)
+  >>> max(len(np.unique(part // 20)) for part in parts)  # rows 0..19 carry label 0, ...
+  2
+  """
+  labels, random = _start(labels, num_clients, seed)
+  validate.integer_at_least(1, shards_per_client=shards_per_client)
+  num_shards = num_clients * shards_per_client
+  if num_shards > len(labels):
+    raise UserError(
+      f"shards_per_client={shards_per_client}: {num_shards} shards of {len(labels)} "
+      "examples; each needs at least one"
+    )
+  pieces = np.array_split(np.argsort(labels, kind="stable"), num_shards)
+  hands = random.permutation(num_shards).reshape(num_clients, shards_per_client)
+  return [np.concatenate([pieces[shard] for shard in hand]) for hand in hands]
+
+
+def quantity_skew(
+  labels: Any, *, num_clients: int, alpha: float, seed: int, min_size: int = 0
+) -> Indices:
+  """Same label law everywhere, sizes in shares drawn from Dir(alpha); empty clients happen.
+
+  Every client first gets `min_size`, the shares deal out the rest. alpha=inf is `iid`.
+  Source: Li et al. 2022, arXiv:2102.02079, section 4.3.
+
+  >>> parts = quantity_skew(np.zeros(1000), num_clients=5, alpha=0.3, seed=0, min_size=1)
+  >>> sum(map(len, parts)), min(map(len, parts)) >= 1
+  (1000, True)
+  """
+  labels, random = _start(labels, num_clients, seed)
+  validate.positive_or_inf(alpha=alpha)
+  if math.isinf(alpha):
+    return iid(labels, num_clients=num_clients, seed=seed)
+  shares = _dirichlet(random, np.full(num_clients, float(alpha)))
+  return _cut(random, len(labels), shares, min_size)
+
+
+def power_law(
+  labels: Any, *, num_clients: int, exponent: float, seed: int, min_size: int = 0
+) -> Indices:
+  """Same label law everywhere, the r-th largest client holding a share of r^-exponent.
+
+  Which client is large is random; exponent=0 gives equal sizes. Every client first gets
+  `min_size`.
+
+  >>> parts = power_law(np.zeros(1100), num_clients=3, exponent=1.0, seed=0)
+  >>> sorted(map(len, parts))  # 1100 * (2, 3, 6) / 11
+  [200, 300, 600]
+  """
+  labels, random = _start(labels, num_clients, seed)
+  validate.non_negative(exponent=exponent)
+  ranks = 1.0 + random.permutation(num_clients)
+  shares = ranks**-exponent
+  return _cut(random, len(labels), shares / shares.sum(), min_size)
+
+
+def feature_skew(
+  federation: Federation,
+  *,
+  seed: int,
+  scale: float = 0.3,
+  shift: float = 0.3,
+  noise: float = 0.0,
+) -> Federation:
+  """A SYNTHETIC style for each client: x -> a_i x + b_i + noise * i / num_clients * N(0, 1).
+
+  a_i is uniform in 1 +- scale, b_i in +-shift, one pair for each client; the noise grows
+  with the client's place, as in NIID-Bench. Not a natural skew, and named so: the data set
+  becomes "NAME+synthetic-styles". The data set is copied once. Values may leave [0, 1].
+  Source: Li et al. 2022, arXiv:2102.02079, section 4.2 (the noise; the affine part is ours).
+
+  >>> from dpjax.data.dataset import from_arrays
+  >>> d = from_arrays(np.ones((4, 1)), [0, 0, 0, 0], num_classes=1)
+  >>> skewed = feature_skew(Federation(d, [[0, 1], [2, 3]]), seed=0)
+  >>> bool(skewed.client(0).x[0] == skewed.client(0).x[1]), skewed.dataset.name
+  (True, 'arrays+synthetic-styles')
+  """
+  validate.non_negative(scale=scale, shift=shift, noise=noise)
+  dataset = federation.dataset
+  if dataset.x.dtype != np.float32:
+    raise UserError("feature_skew: tokens have no style; x must be float32")
+  random = _random(seed)
+  scales = random.uniform(1 - scale, 1 + scale, federation.num_clients)
+  shifts = random.uniform(-shift, shift, federation.num_clients)
+  x = dataset.x.copy()
+  for place, rows in enumerate(federation.indices):
+    level = noise * (place + 1) / federation.num_clients
+    styled = scales[place] * x[rows] + shifts[place]
+    x[rows] = styled + level * random.standard_normal(styled.shape)
+  skewed = dataclasses.replace(dataset, x=x, name=f"{dataset.name}+synthetic-styles")
+  return dataclasses.replace(federation, dataset=skewed)
+
+
+# --- pieces
+
+_NO_ROWS = np.zeros(0, np.int64)
+
+
+def _random(seed: int) -> np.random.RandomState:
+  """`RandomState`: NumPy freezes its stream for ever, unlike that of `default_rng`."""
+  validate.integer_at_least(0, seed=seed)
+  return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(int(seed))))
+
+
+def _start(
+  labels: Any, num_clients: int, seed: int
+) -> tuple[np.ndarray, np.random.RandomState]:
+  validate.integer_at_least(1, num_clients=num_clients)
+  labels = np.asarray(labels)
+  if labels.ndim != 1:
+    raise UserError(f"labels: must be one label for each example, got {labels.shape}")
+  return labels, _random(seed)
+
+
+def _dirichlet(random: np.random.RandomState, alpha: np.ndarray) -> np.ndarray:
+  """Dir(alpha) for any alpha > 0: gamma(a) = gamma(a + 1) U^(1/a), kept as logarithms.
+
+  NumPy's frozen one divides 0 by 0 where all gammas underflow (alpha below about 0.001).
+  """
+  logs = np.log(random.standard_gamma(alpha + 1)) + np.log(
+    random.uniform(np.finfo(float).tiny, 1, len(alpha))
+  ) / np.maximum(alpha, np.finfo(float).tiny)
+  weights = np.exp(logs - logs.max())
+  return weights / weights.sum()
+
+
+def _rows_by_class(labels: np.ndarray) -> list[np.ndarray]:
+  return [np.flatnonzero(labels == label) for label in np.unique(labels)]
+
+
+def _deal_classes(
+  random: np.random.RandomState,
+  classes: list[np.ndarray],
+  num_examples: int,
+  num_clients: int,
+  alpha: float,
+) -> np.ndarray:
+  """[n] the owner of each row: one draw of the NIID-Bench partition."""
+  owners = np.zeros(num_examples, np.int64)
+  held = np.zeros(num_clients, np.int64)
+  for rows in classes:
+    room = held < num_examples / num_clients
+    shares = _dirichlet(random, np.full(num_clients, float(alpha))) * room
+    shares = shares if shares.sum() > 0 else room.astype(float)
+    counts = _counts(len(rows), shares / shares.sum())
+    owners[random.permutation(rows)] = np.repeat(np.arange(num_clients), counts)
+    held += counts
+  return owners
+
+
+def _rows_of(
+  owners: np.ndarray, num_clients: int, random: np.random.RandomState
+) -> Indices:
+  """The rows of each owner, in random order."""
+  order = random.permutation(len(owners))
+  order = order[np.argsort(owners[order], kind="stable")]
+  ends = np.cumsum(np.bincount(owners, minlength=num_clients))
+  return np.split(order, ends[:-1])
+
+
+def _draw_classes(
+  random: np.random.RandomState, shares: np.ndarray, left: np.ndarray, size: int
+) -> np.ndarray:
+  """[classes] how many of each: `size` draws by `shares`, none of a class used up."""
+  taken = np.zeros_like(left)
+  while (missing := size - taken.sum()) > 0:
+    room = left - taken
+    weights = np.where(room > 0, shares, 0.0)
+    weights = weights if weights.sum() > 0 else room.astype(float)
+    drawn = random.multinomial(missing, weights / weights.sum())
+    taken += np.minimum(drawn, room)  # what a used-up class was asked for is drawn again
+  return taken
+
+
+def _equal_sizes(num_examples: int, num_clients: int) -> list[int]:
+  small, more = divmod(num_examples, num_clients)
+  return [small + 1] * more + [small] * (num_clients - more)
+
+
+def _counts(total: int, shares: np.ndarray) -> np.ndarray:
+  """Integers near total * shares that sum to total."""
+  ends = np.round(np.cumsum(shares) * total).astype(np.int64)
+  ends[-1] = total
+  return np.diff(np.minimum(ends, total), prepend=0)
+
+
+def _cut(
+  random: np.random.RandomState, num_examples: int, shares: np.ndarray, min_size: int
+) -> Indices:
+  """A permutation cut into min_size + a share of the rest for each client."""
+  validate.integer_at_least(0, min_size=min_size)
+  rest = num_examples - min_size * len(shares)
+  if rest < 0:
+    raise UserError(
+      f"min_size={min_size}: {len(shares)} clients need {min_size * len(shares)} examples, "
+      f"there are {num_examples}"
+    )
+  sizes = min_size + _counts(rest, shares)
+  return np.split(random.permutation(num_examples), np.cumsum(sizes)[:-1])

