@@ -23,7 +23,7 @@ def get_config() -> TrainConfig:
     ),
     optimizer=OptimizerConfig(name="sgd", learning_rate=2.0, momentum=0.9),
     num_steps=1500,
-    microbatch_size=128,
+    memory_budget_gb=0.25,
     ema_decay=0.99,
     eval_every=150,
     checkpoint_every=150,

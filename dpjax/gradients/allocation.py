@@ -39,7 +39,14 @@ def _root_sum_square_at_most(shares: Any, bound: float) -> Any:
   factor = bound / l2_bound(shares)
   while l2_bound(trees.scale(shares, factor)) > bound:
     factor = math.nextafter(factor, 0.0)
-  return trees.scale(shares, factor)
+  bounds = trees.scale(shares, factor)
+  for share, own in zip(jax.tree.leaves(shares), jax.tree.leaves(bounds)):
+    if share and not own:
+      raise UserError(
+        f"scores={share!r}: vanishes beside the others, which would freeze its group; give "
+        "it 0 to mean that"
+      )
+  return bounds
 
 
 def allocate_clip_norms(

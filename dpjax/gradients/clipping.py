@@ -2,17 +2,21 @@
 
 The clip norm is a number, or a tree of numbers that is a prefix of the parameter tree:
 each number then bounds the subtree it stands for (per-layer clipping), and the whole
-gradient is bounded by sqrt(sum C_l^2).
+gradient is bounded by sqrt(sum C_l^2). "flat" clipping leaves short gradients alone;
+"automatic" clipping gives every gradient the length C norm / (norm + gamma) < C, so that C
+only scales the learning rate (AUTO-S of Bu et al. 2022, arXiv:2206.07136; the same as
+DP-NSGD of Yang et al. 2022, arXiv:2206.13033).
 
-| case                         | contribution of the example        |
-| ---------------------------- | ---------------------------------- |
-| norm <= C                    | g                                  |
-| norm > C                     | g * C / norm, computed in float32+ |
-| norm = 0                     | 0                                  |
-| any entry NaN or infinite    | 0 (the example is dropped)         |
-| mask False (padding)         | 0                                  |
-| C = inf                      | g; the sensitivity is inf          |
-| C <= 0 or NaN                | UserError                          |
+| case                         | flat                               | automatic             |
+| ---------------------------- | ---------------------------------- | --------------------- |
+| norm <= C                    | g                                  | g * C / (norm + gamma)|
+| norm > C                     | g * C / norm, computed in float32+ | g * C / (norm + gamma)|
+| norm = 0                     | 0                                  | 0                     |
+| any entry NaN or infinite    | 0 (the example is dropped)         | 0 (dropped)           |
+| mask False (padding)         | 0                                  | 0                     |
+| C = inf                      | g; the sensitivity is inf          | UserError             |
+| C <= 0 or NaN                | UserError                          | UserError             |
+| C = 0 for one group of many  | 0: the group is frozen             | 0: frozen             |
 """
 
 from __future__ import annotations
@@ -26,15 +30,38 @@ import jax.numpy as jnp
 from dpjax import trees, validate
 from dpjax.types import ClippedSum, NeighboringRelation
 
+CLIPPINGS = ("flat", "automatic")
+# Below this a norm that underflows in float32 could exceed its bound; the quotient limit
+# keeps every factor finite.
+_MIN_GAMMA, _MAX_QUOTIENT = 1e-8, 1e30
 
-def check_clip_norm(l2_clip_norm: Any, rescale_to_unit_norm: bool) -> None:
-  """Raises unless every clip norm is a number > 0 (finite where units are rescaled)."""
-  check = validate.positive if rescale_to_unit_norm else validate.positive_or_inf
+
+def check_clip_norm(
+  l2_clip_norm: Any, rescale_to_unit_norm: bool, gamma: float | None = None
+) -> None:
+  """Raises unless every clip norm is a number > 0 (finite where units are rescaled, or
+  clipping is automatic). In a tree some may be 0, which freezes their group."""
+  bounded = rescale_to_unit_norm or gamma is not None
+  check = validate.positive if bounded else validate.positive_or_inf
   leaves = jax.tree.leaves(l2_clip_norm)
-  if not leaves:
+  active = [leaf for leaf in leaves if not _is_zero(leaf)]
+  if not active or jax.tree.structure(l2_clip_norm).num_nodes == 1:
     check(l2_clip_norm=l2_clip_norm)
-  for leaf in leaves:
+  for leaf in active:
     check(l2_clip_norm=leaf)
+  if gamma is not None:
+    _check_gamma(gamma, max(active))
+
+
+def _is_zero(leaf: Any) -> bool:
+  return isinstance(leaf, (int, float)) and not isinstance(leaf, bool) and leaf == 0
+
+
+def _check_gamma(gamma: float, largest: float) -> None:
+  validate.positive(gamma=gamma)
+  least = max(_MIN_GAMMA, largest / _MAX_QUOTIENT)
+  if gamma < least:
+    raise validate.UserError(f"gamma={gamma!r}: must be >= {least:g}")
 
 
 def l2_bound(l2_clip_norm: Any, *, rescale_to_unit_norm: bool = False) -> float:
@@ -45,8 +72,19 @@ def l2_bound(l2_clip_norm: Any, *, rescale_to_unit_norm: bool = False) -> float:
   >>> l2_bound({"dense": 3.0, "head": 4.0}, rescale_to_unit_norm=True) == math.sqrt(2)
   True
   """
-  bounds = [float(c) for c in jax.tree.leaves(l2_clip_norm)]
-  return math.hypot(*([1.0] * len(bounds) if rescale_to_unit_norm else bounds))
+  return math.hypot(*group_bounds(l2_clip_norm, rescale_to_unit_norm=rescale_to_unit_norm))
+
+
+def group_bounds(
+  l2_clip_norm: Any, *, rescale_to_unit_norm: bool = False
+) -> tuple[float, ...]:
+  """The largest l2 norm of each group of one example's clipped gradient.
+
+  >>> group_bounds({"dense": 3.0, "head": 0.0}, rescale_to_unit_norm=True)
+  (1.0, 0.0)
+  """
+  bounds = tuple(float(c) for c in jax.tree.leaves(l2_clip_norm))
+  return tuple(float(c > 0) for c in bounds) if rescale_to_unit_norm else bounds
 
 
 def sensitivity(bound: float, relation: NeighboringRelation | str) -> float:
@@ -64,8 +102,11 @@ def _root_sum_squares(norms: list[jax.Array]) -> jax.Array:
   return norms[0] if len(norms) == 1 else trees.per_example_norms(norms)
 
 
-def _factor(norm, keep, clip_norm, unit):
-  shrink = jnp.minimum(1.0, clip_norm / norm)  # norm 0 -> inf -> 1; never NaN as C > 0
+def _factor(norm, keep, clip_norm, unit, gamma):
+  if clip_norm == 0:  # frozen
+    return jnp.zeros_like(norm)
+  flat = jnp.minimum(1.0, clip_norm / norm)  # norm 0 -> inf -> 1; never NaN as C > 0
+  shrink = flat if gamma is None else clip_norm / (norm + gamma)
   return jnp.where(keep, shrink / clip_norm if unit else shrink, 0.0)
 
 
@@ -75,6 +116,7 @@ def clip_factors(
   mask: jax.Array,
   *,
   rescale_to_unit_norm: bool = False,
+  gamma: float | None = None,
 ) -> tuple[Any, jax.Array]:
   """Factor by which each example's gradient is multiplied, group by group.
 
@@ -83,6 +125,7 @@ def clip_factors(
     l2_clip_norm: tree of numbers with the same structure.
     mask: [B] bool; False means padding.
     rescale_to_unit_norm: divide each group by its clip norm as well.
+    gamma: None for flat clipping; a number > 0 makes clipping automatic.
 
   Returns:
     (tree of [B] factors, total norms [B]). Factors of padding and of examples with a
@@ -95,7 +138,9 @@ def clip_factors(
   finite = [jnp.isfinite(norm) for norm in jax.tree.leaves(group_norms)]
   keep = jnp.all(jnp.stack([mask, *finite]), axis=0)
   factors = jax.tree.map(
-    lambda c, norm: _factor(norm, keep, c, rescale_to_unit_norm), l2_clip_norm, group_norms
+    lambda c, norm: _factor(norm, keep, c, rescale_to_unit_norm, gamma),
+    l2_clip_norm,
+    group_norms,
   )
   return factors, norms
 
@@ -107,6 +152,7 @@ def clip_and_sum(
   l2_clip_norm: Any,
   *,
   rescale_to_unit_norm: bool = False,
+  gamma: float | None = None,
 ) -> ClippedSum:
   """Clips stacked per-example gradients and sums them.
 
@@ -116,6 +162,7 @@ def clip_and_sum(
     mask: [B] bool.
     l2_clip_norm: number, or prefix tree of numbers.
     rescale_to_unit_norm: see `l2_bound`.
+    gamma: None for flat clipping; a number > 0 makes clipping automatic.
 
   Guarantee: changing, adding or removing one example moves `total` by at most
   `l2_bound` (add/remove) or twice that (replace), for any input, NaN included.
@@ -128,11 +175,15 @@ def clip_and_sum(
     lambda _, sub: trees.per_example_norms(sub), l2_clip_norm, grads
   )
   factors, norms = clip_factors(
-    group_norms, l2_clip_norm, mask, rescale_to_unit_norm=rescale_to_unit_norm
+    group_norms,
+    l2_clip_norm,
+    mask,
+    rescale_to_unit_norm=rescale_to_unit_norm,
+    gamma=gamma,
   )
   all_finite = jnp.all(jnp.isfinite(norms))
   total = jax.tree.map(
     lambda factor, sub: trees.weighted_sum(sub, factor, all_finite), factors, grads
   )
-  bound = l2_bound(l2_clip_norm, rescale_to_unit_norm=rescale_to_unit_norm)
-  return ClippedSum(total=total, norms=norms, losses=losses, l2_bound=bound)
+  bounds = group_bounds(l2_clip_norm, rescale_to_unit_norm=rescale_to_unit_norm)
+  return ClippedSum(total, norms, losses, math.hypot(*bounds), bounds)

@@ -10,12 +10,17 @@
 
 seconds = flops / rate + elements * cost. The constants below were measured, float32:
 
-- cpu (2 cores, 3x3 convolutions of 8x8 to 32x32 positions and 3 to 128 channels): batched
+- cpu (2 cores). Convolutions, 3x3 of 8x8 to 32x32 positions and 3 to 128 channels: batched
   products over a whole batch of patches ran at 7-15 Gflop/s, the same products one
   example at a time in a loop at 50-110 (patches stay in the cache and no memory is
   faulted in), XLA's own weight gradient at 40-90, gram products at 110-210 (square
-  matrices). A convolution inside a loop ran at 1, so it is never put there. Holding a
-  product cost 2.6 ns per element.
+  matrices). A convolution inside a loop ran at 1, so it is never put there.
+  Dense sites of 16 to 256 rows and 192 to 1024 columns, whose sides are the recorded
+  arrays themselves: products, gram products and weight gradients all ran at 140-195, in a
+  batch as in a loop; but a product freed after its norm still wants the loop, where it
+  stays in the cache.
+  Holding a product cost 0.1-0.3 ns per element up to the size of what its site has
+  recorded, which can be freed for it, and 1.5-1.9 ns beyond that: those pages are new.
 - gpu: not measured yet; nominal rates of a 60 Tflop/s, 2 TB/s part. Examples are looped
   over only in chunks of 2^28 numbers, to bound memory.
 """
@@ -34,20 +39,22 @@ class Platform(NamedTuple):
   product_rate: float  # flops per second of a^T g
   gram_rate: float
   transpose_rate: float  # of the second transpose
+  dense_rate: float  # of all three where the sides are the recorded arrays themselves
   element_seconds: float  # to write and read back one float32
   hold_seconds: float  # the same, of a product that outlives its norm
+  fault_seconds: float  # and of its elements beyond what its site has recorded
   loop_above: int  # elements per example from which examples are taken in a loop
   loop_elements: int  # elements in flight in that loop: at least one example
 
 
 _PLATFORMS = {
-  "cpu": Platform(80e9, 140e9, 70e9, 0.4e-9, 2.6e-9, 16_384, 0),
-  "gpu": Platform(30e12, 30e12, 40e12, 4e-12, 8e-12, 0, 2**28),
+  "cpu": Platform(80e9, 140e9, 70e9, 170e9, 0.4e-9, 0.3e-9, 1.3e-9, 16_384, 0),
+  "gpu": Platform(30e12, 30e12, 40e12, 40e12, 4e-12, 8e-12, 0.0, 0, 2**28),
 }
 
 # Products are held up to this share of the operands and cotangents that are held anyway,
 # so that memory stays a small multiple of an ordinary gradient's.
-_HOLD_SHARE = 1.5
+_HOLD_SHARE = 2.0
 _HOLD_AT_MOST = 2**20  # elements of a gradient per example under the general rule
 
 
@@ -62,17 +69,28 @@ class Cost(NamedTuple):
   flops: float
   elements: float  # float32 numbers written and read back
   is_gram: bool = False
-  fused: bool = False  # nothing large is formed: never worth a loop
+  fused: bool = False  # nothing large is formed, or it is held: never worth a loop
+  is_dense: bool = False  # the sides are the recorded arrays, already in the cache
 
   def seconds(self, platform: str) -> float:
     """Estimated time for one example."""
     machine = constants(platform)
+    if self.is_dense:
+      return self.flops / machine.dense_rate
     rate = machine.gram_rate if self.is_gram else machine.product_rate
     return self.flops / rate + self.elements * machine.element_seconds
 
 
 def _sides(form: RowForm) -> int:
   return form.blocks * form.rows * (form.left * (not form.one_hot) + form.right)
+
+
+def _recorded(forms: Sequence[RowForm]) -> int:
+  return sum(form.recorded for form in forms)
+
+
+def _dense(forms: Sequence[RowForm]) -> bool:
+  return all(form.plain for form in forms)
 
 
 def outer(form: RowForm) -> Cost:
@@ -85,7 +103,14 @@ def gram(forms: Sequence[RowForm]) -> Cost:
   rows = sum(form.rows for form in forms)
   flops = sum(2 * rows * _sides(form) for form in forms)
   pairs = 2 * rows * rows * forms[0].blocks
-  return Cost(flops, pairs + sum(map(_sides, forms)), is_gram=True)
+  patches = any(not (form.plain or form.one_hot) for form in forms)
+  return Cost(
+    flops,
+    pairs + sum(map(_sides, forms)),
+    is_gram=True,
+    fused=not patches and pairs <= _recorded(forms),
+    is_dense=_dense(forms),
+  )
 
 
 def size(form: RowForm) -> int:
@@ -95,11 +120,22 @@ def size(form: RowForm) -> int:
 
 def product(forms: Sequence[RowForm], platform: str) -> tuple[Cost, bool]:
   """a^T g of one example, and whether to hold it for the sum."""
-  flops = sum(_flops(form) for form in forms)
-  cost = Cost(flops, sum(map(_sides, forms)) + size(forms[0]))
-  held_seconds = size(forms[0]) * constants(platform).hold_seconds
-  light = size(forms[0]) <= _HOLD_SHARE * sum(form.recorded for form in forms)
-  return cost, light and held_seconds < contraction(forms, platform)
+  light = size(forms[0]) <= _HOLD_SHARE * _recorded(forms)
+  hold = light and holding(forms, platform) < contraction(forms, platform)
+  cost = Cost(
+    sum(map(_flops, forms)),
+    sum(map(_sides, forms)) + size(forms[0]),
+    fused=hold and _dense(forms),
+    is_dense=_dense(forms),
+  )
+  return cost, hold
+
+
+def holding(forms: Sequence[RowForm], platform: str) -> float:
+  """Seconds to hold one example's product until the sum, and to sum it."""
+  machine, elements = constants(platform), size(forms[0])
+  new = max(0, elements - _recorded(forms))
+  return elements * machine.hold_seconds + new * machine.fault_seconds
 
 
 def _flops(form: RowForm) -> int:
@@ -110,7 +146,9 @@ def _flops(form: RowForm) -> int:
 
 def contraction(forms: Sequence[RowForm], platform: str) -> float:
   """Seconds of the second transpose, for one example."""
-  return sum(_flops(form) for form in forms) / constants(platform).transpose_rate
+  machine = constants(platform)
+  rate = machine.dense_rate if _dense(forms) else machine.transpose_rate
+  return sum(map(_flops, forms)) / rate
 
 
 def gradient(work: int, leaf_size: int, heavy: bool) -> tuple[Cost, bool]:

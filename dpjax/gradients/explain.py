@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.gradients import cost_model, ghost
+from dpjax.gradients import cost_model, ghost, memory
 from dpjax.gradients.units import Unit
 from dpjax.types import LossFn, Params
 
@@ -42,6 +42,7 @@ class Explanation(NamedTuple):
   rows: tuple[Row, ...]
   platform: str
   uses_vmap: bool
+  bytes_per_example: float  # memory that one more example takes; see `gradients.memory`
 
   def __str__(self) -> str:
     header = ("parameter", "shape", "site", "norm", "sum", "at once", "Mflop", "MB", "why")
@@ -49,6 +50,7 @@ class Explanation(NamedTuple):
     widths = [max(map(len, column)) for column in zip(*table)]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in table]
     note = f"{self.platform}; flops and bytes of the norm, per example"
+    note += f"; memory: about {self.bytes_per_example / 1e6:.3g} MB per example"
     route = "; method=auto takes the vmap route" if self.uses_vmap else ""
     return "\n".join([*lines, note + route])
 
@@ -90,7 +92,9 @@ def explain(
   paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
   shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
   rows = tuple(_row(unit, paths, shapes, planned.platform) for unit in planned.units)
-  return Explanation(rows, planned.platform, not ghost.pays(planned.units, params))
+  pays = ghost.pays(planned.units, params)
+  needed = memory.estimate(loss_fn, params, example, planned if pays else None)
+  return Explanation(rows, planned.platform, not pays, needed.per_example)
 
 
 def _shaped(leaf: Any) -> Any:

@@ -24,6 +24,7 @@ Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced functio
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -101,6 +102,7 @@ def clipped_sum(
   l2_clip_norm: Any,
   *,
   rescale_to_unit_norm: bool = False,
+  gamma: float | None = None,
 ) -> ClippedSum:
   """The sum of clipped gradients, equal to the vmap route's (see `clip_and_sum`)."""
   leaves, treedef = jax.tree.flatten(params)
@@ -114,6 +116,7 @@ def clipped_sum(
     l2_clip_norm,
     mask,
     rescale_to_unit_norm=rescale_to_unit_norm,
+    gamma=gamma,
   )
   leaf_factors = _spread(factors, params)
   sums = [
@@ -122,9 +125,9 @@ def clipped_sum(
     )
     for unit, norms in zip(found, first)
   ]
-  bound = clipping.l2_bound(l2_clip_norm, rescale_to_unit_norm=rescale_to_unit_norm)
+  bounds = clipping.group_bounds(l2_clip_norm, rescale_to_unit_norm=rescale_to_unit_norm)
   total = treedef.unflatten(_by_leaf(found, sums))
-  return ClippedSum(total=total, norms=norms, losses=recorded.losses, l2_bound=bound)
+  return ClippedSum(total, norms, recorded.losses, math.hypot(*bounds), bounds)
 
 
 def _by_leaf(found: Sequence[Unit], values: Sequence[Sequence[Any]]) -> list[Any]:

@@ -115,6 +115,13 @@ class Tap(NamedTuple):
   loops: tuple[Loop, ...]
 
 
+class Cotangent(NamedTuple):
+  """Where the cotangent of a site's result is found: at taps, joined along an axis."""
+
+  taps: tuple[int, ...]
+  axis: int = 0
+
+
 class Lift(NamedTuple):
   """A PARAM value that becomes DATA at this position, by an identity site."""
 
@@ -153,7 +160,7 @@ class Program(NamedTuple):
   steps: tuple[Step, ...]
   outs: tuple[Value, ...]
   out_lifts: tuple[Lift, ...]
-  tap_of: dict[int, tuple[int, ...]]  # site -> taps of its results, in this jaxpr alone
+  cotangents: dict[int, tuple[Cotangent, ...]]  # of the results of each site of this jaxpr
 
   def sites(self) -> Iterator[Site]:
     """Every site, nested ones included."""
@@ -174,13 +181,14 @@ class Program(NamedTuple):
         yield from step.inner.taps()
     yield from (lift.tap for lift in self.out_lifts)
 
-  def all_taps_of(self) -> dict[int, tuple[int, ...]]:
-    """Site -> taps whose gradients are the cotangents of its results."""
-    found = dict(self.tap_of)
+  def all_cotangents(self) -> dict[int, tuple[Cotangent, ...]]:
+    """Site -> where the cotangents of its results are found, nested sites included."""
+    found = dict(self.cotangents)
+    lifts = list(self.out_lifts)
     for step in self.steps:
-      found.update({lift.site.index: (lift.tap.index,) for lift in step.lifts})
-      found.update(step.inner.all_taps_of() if step.inner is not None else {})
-    return found | {lift.site.index: (lift.tap.index,) for lift in self.out_lifts}
+      lifts += step.lifts
+      found.update(step.inner.all_cotangents() if step.inner is not None else {})
+    return found | {site.index: (Cotangent((tap.index,)),) for site, tap in lifts}
 
 
 def is_literal(atom: Any) -> bool:
@@ -273,8 +281,8 @@ def _analyse(jaxpr, consts, values, loops, builder, *, lift_outs) -> Program:
     for i, (atom, value) in enumerate(zip(jaxpr.outvars, outs))
     if lift_outs and value.kind is Kind.PARAM
   )
-  steps, tap_of = _place_taps(jaxpr, _without_dead_sites(jaxpr, steps), loops, builder)
-  return Program(jaxpr, tuple(consts), steps, outs, lifts, tap_of)
+  steps, found = _place_taps(jaxpr, _without_dead_sites(jaxpr, steps), loops, builder)
+  return Program(jaxpr, tuple(consts), steps, outs, lifts, found)
 
 
 def _without_dead_sites(jaxpr, steps) -> list[Step]:
@@ -295,43 +303,87 @@ def _without_dead_sites(jaxpr, steps) -> list[Step]:
 
 def _place_taps(jaxpr, steps, loops, builder):
   """Taps of every site's results; results that only end in one sum share its tap."""
-  uses = collections.Counter(v for v in jaxpr.outvars if not is_literal(v))
-  users, producers = {}, {}
-  for step in steps:
-    inputs = [v for v in step.eqn.invars if not is_literal(v)]
-    uses.update(inputs)
-    users.update({v: step for v in inputs})
-    producers.update({v: i for i, v in enumerate(step.eqn.outvars)})
-  taps: dict[Var, Tap] = {}
-
-  def tap_at(var) -> int:
-    end = _same_cotangent(var, uses, users)
-    if end not in taps:
-      taps[end] = builder.tap(producers[end], end.aval, loops)
-    return taps[end].index
-
-  tap_of = {
-    step.site.index: tuple(tap_at(step.eqn.outvars[i]) for i in step.site.outs)
+  graph = _Graph.of(jaxpr, steps)
+  results = [
+    (step.site.index, [step.eqn.outvars[i] for i in step.site.outs])
     for step in steps
     if step.site is not None
-  }
+  ]
+  ends = graph.ends([var for _, results in results for var in results])
+  taps: dict[Var, Tap] = {}
+
+  def tap_at(end) -> int:
+    if end not in taps:
+      taps[end] = builder.tap(graph.position[end], end.aval, loops)
+    return taps[end].index
+
+  def cotangent(var) -> Cotangent:
+    parts, axis = ends[var]
+    return Cotangent(tuple(map(tap_at, parts)), axis)
+
+  found = {index: tuple(map(cotangent, outvars)) for index, outvars in results}
   placed = (
     step._replace(taps=tuple(taps[v] for v in step.eqn.outvars if v in taps))
     for step in steps
   )
-  return tuple(placed), tap_of
+  return tuple(placed), found
 
 
-def _same_cotangent(var, uses, users) -> Var:
-  """Follows a value through sums that are its only use: their cotangents are its own."""
-  while uses[var] == 1 and var in users:
-    eqn = users[var].eqn
-    total = eqn.outvars[0]
-    same = (total.aval.shape, total.aval.dtype) == (var.aval.shape, var.aval.dtype)
-    if eqn.primitive.name not in ("add", "add_any") or not same:
-      break
-    var = total
-  return var
+class _Ends(NamedTuple):
+  """Values whose cotangents, joined along an axis, are that of another value."""
+
+  parts: tuple[Var, ...]
+  axis: int = 0
+
+
+class _Graph(NamedTuple):
+  """Who uses a value, and where it is among the results of its equation."""
+
+  uses: collections.Counter
+  users: dict[Var, Eqn]  # the last of them
+  position: dict[Var, int]
+
+  @classmethod
+  def of(cls, jaxpr, steps) -> _Graph:
+    uses = collections.Counter(v for v in jaxpr.outvars if not is_literal(v))
+    users, position = {}, {}
+    for step in steps:
+      inputs = [v for v in step.eqn.invars if not is_literal(v)]
+      uses.update(inputs)
+      users.update({v: step.eqn for v in inputs})
+      position.update({v: i for i, v in enumerate(step.eqn.outvars)})
+    return cls(uses, users, position)
+
+  def ends(self, results: Sequence[Var]) -> dict[Var, _Ends]:
+    """Each result's ends; the parts it is split into only where others end there too, as
+    the two products of a recurrent cell do whose gates are summed one by one."""
+    whole = {var: self.same_cotangent(var) for var in results}
+    split = {end: self._split(end) for end in whole.values()}
+    shared = collections.Counter(split.values())
+    best = {e: s if s and shared[s] > 1 else _Ends((e,)) for e, s in split.items()}
+    return {var: best[end] for var, end in whole.items()}
+
+  def same_cotangent(self, var: Var) -> Var:
+    """Follows a value through sums that are its only use: their cotangents are its own."""
+    while self._only_user(var) in ("add", "add_any"):
+      total = self.users[var].outvars[0]
+      if (total.aval.shape, total.aval.dtype) != (var.aval.shape, var.aval.dtype):
+        break
+      var = total
+    return var
+
+  def _only_user(self, var: Var) -> str | None:
+    alone = self.uses[var] == 1 and var in self.users
+    return self.users[var].primitive.name if alone else None
+
+  def _split(self, var: Var) -> _Ends | None:
+    """The sums in which the parts of a value end, where it is only split."""
+    if self._only_user(var) != "split":
+      return None
+    eqn = self.users[var]
+    parts = tuple(map(self.same_cotangent, eqn.outvars))
+    moved = all(part is not out for part, out in zip(parts, eqn.outvars))
+    return _Ends(parts, eqn.params["axis"]) if moved else None
 
 
 def _read(env, atom) -> Value:

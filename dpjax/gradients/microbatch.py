@@ -41,6 +41,16 @@ def _unroll(count: int) -> bool:
   return jax.default_backend() == "cpu" and count <= _MAX_UNROLLED_ON_CPU
 
 
+def _zero_once_known(total: Any) -> jax.Array:
+  """0, which XLA can tell only when every leaf of `total` is there.
+
+  An unrolled microbatch is found at a place to which this is added: otherwise XLA would run
+  all of them at once, in the memory of all of them (it drops optimization barriers first).
+  """
+  firsts = [jnp.ravel(leaf)[0] for leaf in jax.tree.leaves(total) if leaf.size]
+  return (sum(firsts, jnp.float32(0)) < -jnp.inf).astype(jnp.int32)
+
+
 def microbatched(
   fn: Callable[[Any, Any, jax.Array], ClippedSum], microbatch_size: int
 ) -> Callable[[Any, Any, jax.Array], ClippedSum]:
@@ -56,14 +66,17 @@ def microbatched(
       return fn(params, batch, mask)
     parts = _split((batch, mask), microbatch_size, count)
 
-    def body(total, part):
-      out = fn(params, *part)
+    def body(total, i):
+      place = i + _zero_once_known(total)
+      take = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, place, keepdims=False)
+      out = fn(params, *jax.tree.map(take, parts))
       return trees.add(total, out.total), (out.norms, out.losses)
 
     shapes = jax.eval_shape(fn, params, *jax.tree.map(lambda leaf: leaf[0], parts))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.total)
-    total, aux = jax.lax.scan(body, zero, parts, unroll=count if _unroll(count) else 1)
+    steps, unroll = jnp.arange(count), count if _unroll(count) else 1
+    total, aux = jax.lax.scan(body, zero, steps, unroll=unroll)
     norms, losses = (leaf.reshape(-1)[:batch_size] for leaf in aux)
-    return ClippedSum(total, norms, losses, shapes.l2_bound)
+    return ClippedSum(total, norms, losses, shapes.l2_bound, shapes.group_bounds)
 
   return wrapped

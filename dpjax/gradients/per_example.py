@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import validate
-from dpjax.gradients import clipping, ghost
+from dpjax.gradients import clipping, ghost, memory
+from dpjax.gradients.loss_checks import check_loss, explain_failure
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.microbatch import microbatched
 from dpjax.types import Array, ClippedSum, LossFn, NeighboringRelation, Params
@@ -30,16 +31,6 @@ def _batch_size(batch: Any) -> int:
       f"batch: every leaf needs the same leading axis, found {found}"
     )
   return sizes.pop()[0]
-
-
-def _check_scalar(loss_fn: LossFn, params: Params, batch: Any) -> None:
-  one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
-  loss = jax.eval_shape(loss_fn, params, one)
-  if getattr(loss, "shape", None) != ():
-    shape = getattr(loss, "shape", jax.tree.structure(loss))
-    raise validate.UserError(
-      f"loss_fn returned {shape}: must be a scalar for ONE example; dpjax adds the batch axis"
-    )
 
 
 def per_example_grads(
@@ -63,7 +54,7 @@ def per_example_grads(
   def grads(params: Params, batch: Any) -> tuple[Array, Params]:
     batch = jax.tree.map(jnp.asarray, batch)
     _batch_size(batch)
-    _check_scalar(loss_fn, params, batch)
+    check_loss(loss_fn, params, batch)
     return grad_fn(params, batch)
 
   return grads
@@ -78,12 +69,26 @@ class ClippedGrad:
   method: str = "auto"
   microbatch_size: int | None = None
   rescale_to_unit_norm: bool = False
+  clipping: str = "flat"
+  gamma: float = 0.01
+  memory_budget: float | None = None  # bytes
 
   def __post_init__(self):
-    clipping.check_clip_norm(self.l2_clip_norm, self.rescale_to_unit_norm)
     validate.one_of(METHODS, method=self.method)
+    validate.one_of(clipping.CLIPPINGS, clipping=self.clipping)
+    clipping.check_clip_norm(self.l2_clip_norm, self.rescale_to_unit_norm, self._gamma)
     if self.microbatch_size is not None:
       validate.integer_at_least(1, microbatch_size=self.microbatch_size)
+    if self.memory_budget is not None:
+      validate.positive(memory_budget=self.memory_budget)
+    if self.memory_budget is not None and self.microbatch_size is not None:
+      raise validate.UserError(
+        f"memory_budget={self.memory_budget!r}: must be None where microbatch_size is given"
+      )
+
+  @property
+  def _gamma(self) -> float | None:
+    return self.gamma if self.clipping == "automatic" else None
 
   @property
   def l2_bound(self) -> float:
@@ -103,12 +108,8 @@ class ClippedGrad:
 
   def _tapped(self, params, batch, mask) -> ClippedSum | None:
     """The fast route; None where the method is vmap, or auto and nothing is gained."""
-    if self.method == "vmap" or not mask.size:
-      return None
-    _check_scalar(self.loss_fn, params, batch)
-    ghost.check_params(params)
-    planned = ghost.plan(self.loss_fn, params, ghost.first_of(batch), self.l2_clip_norm)
-    if self.method == "auto" and not ghost.pays(planned.units, params):
+    planned = self._plan(params, batch) if mask.size else None
+    if planned is None:
       return None
     return ghost.clipped_sum(
       planned,
@@ -117,12 +118,37 @@ class ClippedGrad:
       mask,
       self.l2_clip_norm,
       rescale_to_unit_norm=self.rescale_to_unit_norm,
+      gamma=self._gamma,
     )
+
+  def _plan(self, params, batch) -> ghost.Plan | None:
+    if self.method == "vmap":
+      return None
+    check_loss(self.loss_fn, params, batch)
+    ghost.check_params(params)
+    planned = ghost.plan(self.loss_fn, params, ghost.first_of(batch), self.l2_clip_norm)
+    pays = self.method == "ghost" or ghost.pays(planned.units, params)
+    return planned if pays else None
+
+  def _fitting(self, params, batch, batch_size: int) -> int | None:
+    """The microbatch size, as given or for the memory budget."""
+    if self.memory_budget is None or not batch_size:
+      return self.microbatch_size
+    check_loss(self.loss_fn, params, batch)
+    params, example = jax.tree.map(jnp.asarray, params), ghost.first_of(batch)
+    planned = self._plan(params, batch)
+    estimate = memory.estimate(self.loss_fn, params, example, planned)
+    return memory.microbatch(self.memory_budget, estimate, batch_size)
 
   def _stacked(self, params, batch, mask):
     losses, grads = per_example_grads(self.loss_fn)(params, batch)
     return clipping.clip_and_sum(
-      grads, losses, mask, self.l2_clip_norm, rescale_to_unit_norm=self.rescale_to_unit_norm
+      grads,
+      losses,
+      mask,
+      self.l2_clip_norm,
+      rescale_to_unit_norm=self.rescale_to_unit_norm,
+      gamma=self._gamma,
     )
 
   def __call__(self, params: Params, batch: Any, mask: Array | None = None) -> ClippedSum:
@@ -133,10 +159,17 @@ class ClippedGrad:
       raise validate.UserError(
         f"mask.shape={mask.shape}: must be ({size},), the batch size"
       )
+    microbatch_size = self._fitting(params, batch, size)
     one_pass = self._one_pass
-    if self.microbatch_size is not None:
-      one_pass = microbatched(one_pass, self.microbatch_size)
-    return one_pass(params, batch, mask)
+    if microbatch_size is not None:
+      one_pass = microbatched(one_pass, microbatch_size)
+    try:
+      return one_pass(params, batch, mask)
+    except validate.UserError:
+      raise
+    except (ValueError, NotImplementedError):  # which JAX raises without a derivative
+      explain_failure(self.loss_fn, params, batch)
+      raise
 
 
 def clipped_grad(
@@ -146,13 +179,17 @@ def clipped_grad(
   method: str = "auto",
   microbatch_size: int | None = None,
   rescale_to_unit_norm: bool = False,
+  clipping: str = "flat",
+  gamma: float = 0.01,
+  memory_budget: float | None = None,
 ) -> ClippedGrad:
   """Sum of per-example gradients, each clipped to `l2_clip_norm` (Abadi et al. 2016).
 
   Args:
     loss_fn: `(params, example) -> scalar`, for ONE example.
     l2_clip_norm: bound C > 0 on each example's gradient norm (inf: no clipping); or a
-      tree of bounds that is a prefix of the parameters, one per group of parameters.
+      tree of bounds that is a prefix of the parameters, one per group of parameters
+      (see `allocate_clip_norms`); a bound of 0 freezes its group.
     method: "vmap" stacks a gradient per example; "ghost" never does (see
       `dpjax.gradients.ghost`, and `explain` for its choices); "auto" is "ghost" wherever
       that can gain. All are exact: the same sum to rounding.
@@ -160,6 +197,12 @@ def clipped_grad(
       changes memory and speed only, never the result or the sensitivity.
     rescale_to_unit_norm: divide each group by its own bound, so that one example's
       contribution has norm <= 1 (<= sqrt(number of groups) for per-layer bounds).
+    clipping: "flat", min(1, C / norm); or "automatic", C / (norm + gamma), which takes the
+      length out of every gradient, so that C need not be tuned (Bu et al. 2022).
+    gamma: of automatic clipping, in units of the gradient norm.
+    memory_budget: in bytes, in place of `microbatch_size`: the largest microbatch is taken
+      whose estimated temporaries fit (`dpjax.gradients.memory`; parameters, batch and
+      result come on top). UserError where by that estimate one example does not fit.
 
   Returns:
     A callable `(params, batch, mask=None) -> ClippedSum` with
@@ -174,4 +217,13 @@ def clipped_grad(
   >>> grad_fn.sensitivity("replace_one")
   2.0
   """
-  return ClippedGrad(loss_fn, l2_clip_norm, method, microbatch_size, rescale_to_unit_norm)
+  return ClippedGrad(
+    loss_fn,
+    l2_clip_norm,
+    method,
+    microbatch_size,
+    rescale_to_unit_norm,
+    clipping,
+    gamma,
+    memory_budget,
+  )

@@ -54,9 +54,18 @@ def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> 
     out_axes=((0, operand_axes), tap_axes),
   )(taps, list(examples))
   operands, at_taps = jax.tree.map(_settle, (operands, at_taps))
-  taps_of = program.all_taps_of()
-  cotangents = {i: tuple(at_taps[tap] for tap in taps) for i, taps in taps_of.items()}
-  return Recorded(losses, operands, cotangents)
+  return Recorded(losses, operands, _cotangents(program, at_taps, tap_axes))
+
+
+def _cotangents(program: Program, at_taps: Taps, batch_axes: dict[int, int]) -> Cotangents:
+  @functools.cache  # sites that share taps share the array that joins them
+  def joined(cotangent: jaxpr_sites.Cotangent) -> jax.Array:
+    parts = [at_taps[tap] for tap in cotangent.taps]
+    axis = batch_axes[cotangent.taps[0]] + 1 + cotangent.axis
+    return jnp.concatenate(parts, axis) if len(parts) > 1 else parts[0]
+
+  found = program.all_cotangents().items()
+  return {index: tuple(map(joined, cotangents)) for index, cotangents in found}
 
 
 def _settle(x: jax.Array) -> jax.Array:
@@ -218,8 +227,8 @@ def _collect(program: Program, inputs: Sequence[_Stacked | None], found: dict) -
 def _collect_step(step: Step, values: Sequence[_Stacked | None], found: dict) -> list:
   if step.inner is not None:
     return _collect(step.inner, _entering(step, values), found)
-  if any(value.kind is Kind.DATA for value in step.values):
-    return [None] * len(step.values)
+  if not step.values or any(value.kind is Kind.DATA for value in step.values):
+    return [None] * len(step.values)  # data, or a print, which has no result
   return _vectorised(step.eqn, [value for value in values if value is not None])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,10 @@ from dpjax.gradients.param_flow import ParamFlow
 from dpjax.gradients.row_forms import Rows
 from dpjax.gradients.tapped import Recorded
 from dpjax.gradients.units import ELEMENTWISE, Rule, Unit
+
+# Numbers per example from which it pays to skip the pass that drops examples; below, a
+# branch costs more to compile than the pass to run (models have dozens of biases).
+_BRANCH_ABOVE = 4096
 
 
 class Norms(NamedTuple):
@@ -231,7 +236,11 @@ def totals(
 
 
 def _weighted(x: jax.Array, factor: jax.Array) -> jax.Array:
-  return trees.weighted_sum(x, factor, jnp.all(factor != 0))
+  if math.prod(x.shape[1:]) > _BRANCH_ABOVE:
+    return trees.weighted_sum(x, factor, jnp.all(factor != 0))
+  x = trees.at_least_float32(x)
+  kept = jnp.where((factor != 0).reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
+  return jnp.tensordot(factor.astype(x.dtype), kept, axes=1)
 
 
 def _from_products(unit: Unit, flow: ParamFlow, product: jax.Array):

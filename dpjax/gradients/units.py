@@ -146,8 +146,8 @@ def _cheapest(forms: Sequence[RowForm], platform: str) -> tuple[Rule, Cost, bool
     return Rule.OUTER, cost_model.outer(forms[0]), False
   gram, (product, hold) = cost_model.gram(forms), cost_model.product(forms, platform)
   contraction = cost_model.contraction(forms, platform)
-  product_seconds = product.seconds(platform) + (0 if hold else contraction)
-  if gram.seconds(platform) + contraction < product_seconds:
+  after = cost_model.holding(forms, platform) if hold else contraction
+  if gram.seconds(platform) + contraction < product.seconds(platform) + after:
     return Rule.GRAM, gram, False
   return Rule.PRODUCT, product, hold
 

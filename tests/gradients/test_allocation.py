@@ -37,9 +37,7 @@ def test_the_rules_in_closed_form():
 
 @settings(max_examples=200, deadline=None)
 @given(
-  scores=st.lists(st.floats(0, 1e6), min_size=3, max_size=3).filter(
-    lambda s: max(s) > 1e-6
-  ),
+  scores=st.lists(st.just(0.0) | st.floats(1e-6, 1e6), min_size=3, max_size=3).filter(any),
   clip_norm=st.floats(1e-6, 1e6),
 )
 def test_p10_the_root_sum_square_never_exceeds_the_whole(scores, clip_norm):
@@ -132,3 +130,11 @@ def test_only_a_group_among_others_may_have_the_bound_zero():
   for bad in (0.0, {"w": 0.0}, {"w": 0.0, "b": -1.0}, {"w": 0.0, "b": float("nan")}):
     with pytest.raises(UserError, match="l2_clip_norm="):
       gradients.clipped_grad(lambda p, x: p["w"] * x, l2_clip_norm=bad)
+
+
+def test_a_score_that_would_freeze_its_group_by_rounding_is_refused():
+  scores = {"conv": 0.0, "block": 2.0, "head": 5e-324}
+  with pytest.raises(UserError, match="vanishes beside the others"):
+    gradients.allocate_clip_norms(
+      _PARAMS, 1.0, rule="by_score", scores=scores, scores_are="public"
+    )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from dpjax import gradients
 from dpjax.gradients import jaxpr_sites, row_forms, tapped
 
 
@@ -77,7 +78,7 @@ def test_a_layer_and_its_bias_share_one_tap():
   loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"] + p["b"]) * (x @ p["w"]))
   program = _program(loss, {"b": jnp.ones(3), "w": jnp.ones((4, 3))}, jnp.ones(4))
   dot, add, other = program.sites()
-  taps = program.all_taps_of()
+  taps = program.all_cotangents()
   assert taps[dot.index] == taps[add.index] != taps[other.index]
   assert len(list(program.taps())) == 2
 
@@ -89,6 +90,31 @@ def test_a_value_that_is_used_twice_does_not_share_its_tap():
 
   program = _program(loss, {"b": jnp.ones(3), "w": jnp.ones((4, 3))}, jnp.ones(4))
   assert len(list(program.taps())) == 2
+
+
+def _gates(p, x, *, used_whole=False):
+  """Two products, split alike, whose parts are summed one by one."""
+  one, two = x @ p["w"], jnp.cos(x) @ p["v"] + p["b"][None]
+  pairs = zip(jnp.split(one, [1], axis=-1), jnp.split(two, [1], axis=-1))
+  left, right = (a + b for a, b in pairs)
+  rest = jnp.sum(one**2) if used_whole else 0.0
+  return jnp.sum(jnp.sin(left) * 2) + jnp.sum(jnp.cos(right)) + rest
+
+
+@pytest.mark.parametrize("used_whole", [False, True])
+def test_products_that_are_split_and_summed_share_the_taps_of_the_sums(used_whole):
+  params = {"b": jnp.ones(3), "v": jnp.ones((4, 3)), "w": jnp.ones((4, 3))}
+  loss = lambda p, x: _gates(p, x, used_whole=used_whole)
+  program = _program(loss, params, jnp.ones((2, 4)))
+  one, two, bias = (program.all_cotangents()[site.index] for site in program.sites())
+  assert two == bias and (one == two) != used_whole
+  assert one[0].axis == (0 if used_whole else 1)
+  batch = jnp.sin(jnp.arange(24.0)).reshape(3, 2, 4)
+  norms = [
+    gradients.clipped_grad(loss, l2_clip_norm=1.0, method=method)(params, batch).norms
+    for method in ("vmap", "ghost")
+  ]
+  np.testing.assert_allclose(*norms, rtol=1e-5)
 
 
 def test_without_taps_the_program_is_the_loss():

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.experimental import io_callback
 
 from dpjax import gradients, losses, models
 from dpjax.types import Example
@@ -220,6 +222,90 @@ def test_a_wrong_loss_or_batch_is_one_clear_line(loss_fn, batch, match):
     with pytest.raises(UserError, match=match) as caught:
       function(jnp.float32(1.0), batch)
     assert "\n" not in str(caught.value)
+
+
+_BATCH = (jnp.ones((2, 4)), jnp.zeros(2, jnp.int32))
+_SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
+
+
+def _with_batch_axis(w, example):
+  x, y = example
+  return -jax.nn.log_softmax(x @ w)[jnp.arange(len(y)), y].mean()
+
+
+def _centred(w, example):
+  return jnp.sum((example[0] - lax.pmean(example[0], "batch")) @ w)
+
+
+def _counting(ordered):
+  def loss(w, example):
+    seen = io_callback(lambda x: np.float32(0), _SCALAR, example[0][0], ordered=ordered)
+    return jnp.sum(example[0] @ w) + seen
+
+  return loss
+
+
+_SEEN = jax.new_ref(jnp.zeros(()))
+
+
+def _remembering(w, example):
+  _SEEN[...] = _SEEN[...] + jnp.sum(example[0])
+  return jnp.sum(example[0] @ w) * _SEEN[...]
+
+
+def _while(w, example):
+  grow = lambda x: x + jnp.abs(x @ w @ w.T) + 1
+  return jnp.sum(lax.while_loop(lambda x: jnp.sum(x) < 10, grow, example[0]))
+
+
+def _callback(w, example):
+  shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+  return jnp.sum(jax.pure_callback(np.asarray, shape, example[0] @ w))
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize(
+  ("loss_fn", "match"),
+  [
+    (_with_batch_axis, "fails on ONE example but runs on a batch.*dpjax adds"),
+    (lambda w, example: example[0] @ w, r"returned \(3,\): must be a scalar"),
+    (_centred, "unbound axis name: batch: a collective would mix examples"),
+    (_counting(ordered=True), "'io_callback' has a side effect.*pure_callback"),
+    (_counting(ordered=False), "'io_callback' has a side effect"),
+    (jax.jit(_counting(ordered=False)), "'io_callback' has a side effect"),
+    (_remembering, "has a side effect, through which one example"),
+    (_while, "'while' has no reverse-mode derivative; write it with lax.scan"),
+    (_callback, "'pure_callback' has no reverse-mode derivative"),
+  ],
+)
+def test_bad_losses_are_one_line_that_names_the_primitive_and_the_way_out(
+  loss_fn, match, method
+):
+  grad_fn = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0, method=method)
+  with pytest.raises(UserError, match=match) as caught:
+    grad_fn(jnp.ones((4, 3)), _BATCH)
+  assert "\n" not in str(caught.value)
+
+
+def test_harmless_effects_and_stopped_gradients_are_no_mistake(capfd):
+  def loss(w, example):
+    jax.debug.print("seen {}", jnp.sum(example[0]))
+    scale = lax.stop_gradient(_while(w, example))
+    return jnp.sum(example[0] @ w) * scale
+
+  for method in ("auto", "vmap"):
+    grad_fn = gradients.clipped_grad(loss, l2_clip_norm=1.0, method=method)
+    assert np.isfinite(grad_fn(jnp.ones((4, 3)), _BATCH).norms).all()
+  jax.effects_barrier()
+  assert "seen 4.0" in capfd.readouterr().out
+
+
+def test_an_error_of_the_loss_itself_is_left_alone():
+  def loss(w, example):
+    raise ValueError("my own mistake")
+
+  with pytest.raises(ValueError, match="my own mistake"):
+    gradients.clipped_grad(loss, l2_clip_norm=1.0)(jnp.ones((4, 3)), _BATCH)
 
 
 def test_wrong_options_name_themselves():

@@ -1,0 +1,137 @@
+"""What is asked of a loss: one example, a scalar, no side effect, differentiable.
+
+Each is found by tracing, and each mistake is one line that says the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import validate
+from dpjax.gradients import jaxpr_sites
+from dpjax.types import LossFn, Params
+
+_HARMLESS = ("debug_callback", "debug_print")  # they return nothing to the program
+
+
+def check_loss(loss_fn: LossFn, params: Params, batch: Any) -> None:
+  """Raises UserError unless `loss_fn(params, ONE example)` is a scalar without effects."""
+  one = _example(batch)
+  closed, loss = _traced(loss_fn, params, one, batch)
+  if getattr(loss, "shape", None) != ():
+    shape = getattr(loss, "shape", jax.tree.structure(loss))
+    raise validate.UserError(
+      f"loss_fn returned {shape}: must be a scalar for ONE example; dpjax adds the batch axis"
+    )
+  for eqn in _equations(closed.jaxpr):
+    if eqn.effects and eqn.primitive.name not in _HARMLESS and not _inner(eqn):
+      raise validate.UserError(
+        f"loss_fn: '{eqn.primitive.name}' has a side effect, through which one example "
+        "could reach another; return what it computes, or use jax.pure_callback"
+      )
+
+
+def explain_failure(loss_fn: LossFn, params: Params, batch: Any) -> None:
+  """Raises UserError that names the primitive which cannot be differentiated, if any."""
+  closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(_shapes(params), _example(batch))
+  count = len(jax.tree.leaves(params))
+  for eqn in _on_the_way(closed.jaxpr, set(closed.jaxpr.invars[:count])):
+    if not _differentiable(eqn):
+      raise validate.UserError(
+        f"loss_fn: '{eqn.primitive.name}' has no reverse-mode derivative; write it with "
+        "lax.scan, give it a jax.custom_vjp, or put lax.stop_gradient around it"
+      )
+
+
+def _shapes(tree: Any) -> Any:
+  leaves = jax.tree.map(jnp.asarray, tree)
+  return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), leaves)
+
+
+def _example(batch: Any) -> Any:
+  return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
+
+
+def _traced(loss_fn: LossFn, params: Params, one: Any, batch: Any) -> tuple[Any, Any]:
+  trace = jax.make_jaxpr(lambda p, e: loss_fn(p, e), return_shape=True)
+  try:
+    return trace(params, one)
+  except Exception as error:
+    if "unbound axis name" in str(error):
+      raise validate.UserError(
+        f"loss_fn: {str(error).splitlines()[0].split('. ')[0]}: a collective would mix "
+        "examples; the loss of ONE example must not see the others"
+      ) from error
+    if _runs(trace, params, batch):
+      raise validate.UserError(
+        "loss_fn: fails on ONE example but runs on a batch; write it for one example, "
+        f"without a batch axis, which dpjax adds ({_first_line(error)})"
+      ) from error
+    raise
+
+
+def _first_line(error: Exception) -> str:
+  lines = str(error).splitlines() or [""]
+  return f"{type(error).__name__}: {lines[0][:100]}"
+
+
+def _runs(trace: Any, params: Params, batch: Any) -> bool:
+  try:
+    trace(params, batch)
+  except Exception:  # whatever the loss may raise: then this is not the reason
+    return False
+  return True
+
+
+def _inner(eqn: Any) -> list[Any]:
+  """The jaxprs inside an equation (calls, loops, branches)."""
+  found = []
+  for value in eqn.params.values():
+    several = value if isinstance(value, (tuple, list)) else (value,)
+    found += [getattr(each, "jaxpr", each) for each in several]
+  return [jaxpr for jaxpr in found if hasattr(jaxpr, "eqns")]
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+  for eqn in jaxpr.eqns:
+    yield eqn
+    for inner in _inner(eqn):
+      yield from _equations(inner)
+
+
+def _on_the_way(jaxpr: Any, sources: set[Any]) -> list[Any]:
+  """Equations through which a gradient flows from the results to `sources`."""
+  reached, between = set(sources), []
+  for eqn in jaxpr.eqns:
+    stops = eqn.primitive.name == "stop_gradient"
+    if not stops and reached.intersection(jaxpr_sites.operands(eqn)):
+      reached.update(eqn.outvars)
+      between.append(eqn)
+  live = {var for var in jaxpr.outvars if not jaxpr_sites.is_literal(var)}
+  kept = []
+  for eqn in reversed(between):
+    if live.intersection(eqn.outvars):
+      live.update(jaxpr_sites.operands(eqn))
+      kept.append(eqn)
+  return kept[::-1]
+
+
+def _differentiable(eqn: Any) -> bool:
+  fn, operands = jaxpr_sites.eqn_fn(eqn), jaxpr_sites.operands(eqn)
+  floats = [i for i, var in enumerate(operands) if jaxpr_sites.is_float(var.aval)]
+
+  def total(chosen, values):
+    known = dict(zip(floats, chosen))
+    results = fn(*(known.get(i, value) for i, value in enumerate(values)))
+    return sum(jnp.sum(x) for x in results if x is not None and jaxpr_sites.is_float(x))
+
+  shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
+  try:
+    jax.eval_shape(jax.grad(total), [shapes[i] for i in floats], shapes)
+  except Exception:  # of whatever type the primitive chose
+    return False
+  return True

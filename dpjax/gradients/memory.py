@@ -1,0 +1,186 @@
+"""How much memory a clipped sum takes, as a written model, and the microbatch that fits.
+
+Bytes for one example; the parameters, the batch and the sum itself come on top:
+
+| route  | bytes                                          |
+| ------ | ---------------------------------------------- |
+| tapped | max(R + A' + G, A + G + H) + W                 |
+| vmap   | R + 2.6 P: the stacked gradients, and copies   |
+
+R: what the forward pass keeps for the backward one, as JAX's own trace has it. A and G:
+operands and cotangents of all sites; outside of a scan an operand is a part of R already,
+in a scan it is stacked once more (A'). H: products and gradients that are held, beyond what
+can be freed for them. W: the largest that is formed for a norm and freed. P: the
+parameters in float32.
+
+XLA reuses what the model counts twice: against its account of its temporaries (CPU,
+float32, workloads of the benchmark) the estimate was 1.2 to 1.7 times as much on the tapped
+route and 1.0 to 2.2 times on the vmap route. It is a guide, not a guarantee.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import trees, validate
+from dpjax.gradients import cost_model, tapped
+from dpjax.gradients.ghost import Plan
+from dpjax.gradients.units import Rule, Unit
+
+_FLOAT32_BYTES = 4
+_VMAP_COPIES = 2.6  # of the stacked gradients: measured 0.7 to 2.6
+_MAX_UNROLLED = 16  # microbatches; see `microbatch`
+
+
+class Bytes(NamedTuple):
+  """Estimated temporaries of one pass over n examples: fixed + n * per_example."""
+
+  per_example: float
+  fixed: float = 0.0
+
+
+def estimate(loss_fn: Any, params: Any, example: Any, planned: Plan | None) -> Bytes:
+  """Temporaries of the route that is taken: tapped where there is a plan."""
+  if planned is None:
+    return vmap_route(loss_fn, params, example)
+  return tapped_route(planned, params, example)
+
+
+def tapped_route(planned: Plan, params: Any, example: Any) -> Bytes:
+  """Temporaries of the tapped route; arguments may be ShapeDtypeStructs."""
+  program, leaves = planned.program, jax.tree.leaves(params)
+  looped = {site.index for site in program.sites() if site.loops}
+
+  def forward(leaves, taps, examples):
+    def loss(taps, example):
+      outs, seen = tapped.run(program, [*leaves, *example], taps)
+      return outs[0], seen
+
+    return jax.vjp(lambda taps: jax.vmap(loss)(taps, examples), taps, has_aux=True)
+
+  def sizes(count: int) -> tuple[float, ...]:
+    taps = {tap.index: _stacked(_tap_shape(tap), count) for tap in program.taps()}
+    examples = [_stacked(leaf, count) for leaf in jax.tree.leaves(example)]
+    _, back, seen = jax.eval_shape(forward, list(map(_shape, leaves)), taps, examples)
+    stacked_again = {i: operands for i, operands in seen.items() if i in looped}
+    return tuple(map(_nbytes, (back, stacked_again, seen, taps)))
+
+  kept, again, operands, cotangents = _slope(sizes)
+  held = sum(_held_bytes(unit, leaves) for unit in planned.units)
+  peak = max(kept + again + cotangents, operands + cotangents + held)
+  work, loop_work = _work(planned)
+  return Bytes(peak + work + _nbytes(example), loop_work)
+
+
+def vmap_route(loss_fn: Any, params: Any, example: Any) -> Bytes:
+  """Temporaries of the vmap route; arguments may be ShapeDtypeStructs."""
+
+  def forward(params, examples):
+    losses = lambda params: jax.vmap(loss_fn, (None, 0))(params, examples)
+    return jax.vjp(losses, params)
+
+  def sizes(count: int) -> tuple[float, ...]:
+    examples = jax.tree.map(lambda leaf: _stacked(leaf, count), example)
+    return (_nbytes(jax.eval_shape(forward, jax.tree.map(_shape, params), examples)[1]),)
+
+  (kept,) = _slope(sizes)
+  stacked = _VMAP_COPIES * _FLOAT32_BYTES * trees.size(params)
+  return Bytes(kept + stacked + _nbytes(example))
+
+
+def microbatch(budget: float, estimate: Bytes, batch_size: int) -> int | None:
+  """The microbatch whose estimated temporaries fit in `budget` bytes; None: the batch.
+
+  The largest that fits, or up to twice as many smaller ones where these leave fewer slots
+  empty in the last; no more than 16 where that is possible, as the CPU wants few.
+
+  Raises:
+    UserError: not even one example fits.
+
+  >>> microbatch(1000, Bytes(per_example=10.0), 60) is None
+  True
+  >>> microbatch(500, Bytes(per_example=10.0), 60)  # 50 fit: two passes
+  30
+  """
+  least = estimate.fixed + estimate.per_example
+  if budget < least:
+    raise validate.UserError(
+      f"memory_budget={budget:g}: must be >= {math.ceil(least)} bytes, which one example "
+      "needs by estimate; or give microbatch_size"
+    )
+  fitting = int((budget - estimate.fixed) // max(estimate.per_example, 1.0))
+  if fitting >= batch_size:
+    return None
+  fewest = -(-batch_size // fitting)
+  most = min(2 * fewest, max(fewest, _MAX_UNROLLED))
+  sizes = [-(-batch_size // count) for count in range(fewest, most + 1)]
+  return min(sizes, key=lambda size: (-batch_size % size, -size))
+
+
+def _slope(sizes: Callable[[int], tuple[float, ...]]) -> list[float]:
+  """What one more example adds: the rest (weights, constants) is there once."""
+  return [two - one for one, two in zip(sizes(1), sizes(2))]
+
+
+def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _stacked(leaf: Any, count: int) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype)
+
+
+def _tap_shape(tap: Any) -> jax.ShapeDtypeStruct:
+  loops = tuple(loop.length for loop in tap.loops)
+  return jax.ShapeDtypeStruct((*loops, *tap.aval.shape), tap.aval.dtype)
+
+
+def _nbytes(tree: Any) -> float:
+  leaves = [leaf for leaf in jax.tree.leaves(tree) if not trees.is_key(leaf)]
+  return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def _width(leaf: Any) -> int:
+  """Bytes of one number of this leaf's gradient."""
+  return jnp.promote_types(leaf.dtype, jnp.float32).itemsize
+
+
+def _held_bytes(unit: Unit, leaves: Any) -> float:
+  """What is held, less what its sites have recorded where that is freed for it."""
+  if not unit.hold:
+    return 0.0
+  if unit.rule is Rule.GRADIENT:
+    held, recorded = sum(math.prod(leaves[i].shape) for i in unit.leaves), _results(unit)
+  else:
+    held, recorded = (
+      cost_model.size(unit.forms[0]),
+      sum(form.recorded for form in unit.forms),
+    )
+  new = max(0, held - recorded) if unit.cost.fused else held
+  return new * _width(leaves[unit.leaves[0]])
+
+
+def _results(unit: Unit) -> int:
+  """Elements of the cotangents of a unit's sites."""
+  return sum(
+    math.prod(loop.length for loop in site.loops) * math.prod(aval.shape)
+    for site in unit.sites
+    for aval in site.out_avals
+  )
+
+
+def _work(planned: Plan) -> tuple[float, float]:
+  """The most that a norm forms and frees: per example, and in a loop over chunks."""
+  chunks = [
+    (cost_model.chunk(unit.cost, planned.platform), unit.cost.elements * _FLOAT32_BYTES)
+    for unit in planned.units
+    if not unit.hold
+  ]
+  batched = [bytes_ for chunk, bytes_ in chunks if chunk is None]
+  looped = [chunk * bytes_ for chunk, bytes_ in chunks if chunk is not None]
+  return max(batched, default=0.0), max(looped, default=0.0)
