@@ -21,6 +21,17 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --sampler=fixed_size --noise_multiplier=4 --num_examples=60000 \\
     --batch_size=600 --num_steps=4000
 
+  # Poisson samples cut to 700 at random: replace_special, proved by PLD only
+  python -m launch.account --sampler=truncated_poisson --capacity=700 --noise_multiplier=1 \\
+    --num_examples=60000 --batch_size=600 --num_steps=4000
+
+  # shuffled batches: an epoch costs no more than one step on all data; here 40 epochs
+  python -m launch.account --sampler=none --noise_multiplier=20 --num_steps=40 \\
+    --neighboring_relation=replace_special
+
+  # beside the proofs an approximation by the central limit, which may be too small
+  python -m launch.account --gdp --noise_multiplier=1 --sampling_prob=0.01 --num_steps=100
+
   # published formulas beside the truth: where they promise too much, where too little
   python -m launch.account --compare_documents --out=/tmp/documents
 
@@ -45,7 +56,9 @@ from dpjax.accounting import documents
 from dpjax.validate import UserError
 from launch import app
 
-SAMPLERS = ("poisson", "fixed_size", "none")
+SAMPLERS = ("poisson", "truncated_poisson", "fixed_size", "none")
+_RELATIONS = {"fixed_size": "replace_one", "truncated_poisson": "replace_special"}
+_ACCOUNTANTS = {"fixed_size": ("rdp",), "truncated_poisson": ("pld",)}
 _UNKNOWNS = ("epsilon", "noise_multiplier", "num_steps", "sampling_prob")
 _CURVE_POINTS = 60
 _QUESTION_FLAGS = (
@@ -58,6 +71,8 @@ _QUESTION_FLAGS = (
   "accountant",
   "curve",
   "statement",
+  "capacity",
+  "gdp",
 )
 
 
@@ -73,6 +88,8 @@ class Question(NamedTuple):
   num_examples: Any  # int, or None where no sampler needs it
   options: dict[str, str]  # neighboring_relation
   accountants: tuple[str, ...]  # the first one solves
+  capacity: int | None = None  # of truncated_poisson
+  gdp: bool = False  # whether the approximation is shown, too
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
@@ -92,6 +109,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   number("sampling_prob", "chance of each example to be in a batch; for fixed_size b/n")
   whole("num_examples", "n, the size of the data set; treated as public")
   whole("batch_size", "b, the (expected) batch; with --num_examples for --sampling_prob")
+  whole("capacity", "the most examples of a batch, for --sampler=truncated_poisson")
   flags.DEFINE_enum(
     "sampler", "poisson", SAMPLERS, "who is in a batch; none: all data", flag_values=values
   )
@@ -99,7 +117,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     "neighboring_relation",
     None,
     accounting.RELATIONS,
-    "default: add_or_remove_one, for --sampler=fixed_size replace_one",
+    "default: add_or_remove_one; fixed_size: replace_one; truncated: replace_special",
     flag_values=values,
   )
   flags.DEFINE_enum(
@@ -110,6 +128,9 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     None,
     "directory for epsilon_curve.csv and .png: epsilon over the steps",
     flag_values=values,
+  )
+  flags.DEFINE_bool(
+    "gdp", False, "add the central limit's approximation, NOT a bound", flag_values=values
   )
   flags.DEFINE_bool("statement", False, "print the guarantee in words", flag_values=values)
   flags.DEFINE_bool(
@@ -139,6 +160,8 @@ def questions(values: Any) -> list[Question]:
     num_examples=values.num_examples,
     options={"neighboring_relation": _relation(values)},
     accountants=_accountants(values),
+    capacity=_capacity(values),
+    gdp=values.gdp,
   )
   levels = _noise_multipliers(values.noise_multiplier)
   asked = [found._replace(noise_multiplier=level) for level in levels or [None]]
@@ -147,14 +170,23 @@ def questions(values: Any) -> list[Question]:
 
 
 def _relation(values: Any) -> str:
-  default = "replace_one" if values.sampler == "fixed_size" else "add_or_remove_one"
+  default = _RELATIONS.get(values.sampler, "add_or_remove_one")
   return values.neighboring_relation or default
+
+
+def _capacity(values: Any) -> int | None:
+  if values.sampler != "truncated_poisson":
+    if values.capacity is not None:
+      raise UserError(f"capacity={values.capacity}: goes with sampler='truncated_poisson'")
+    return None
+  validate.integer_at_least(1, capacity=values.capacity)
+  return values.capacity
 
 
 def _accountants(values: Any) -> tuple[str, ...]:
   if values.accountant != "both":
     return (values.accountant,)
-  return ("rdp",) if values.sampler == "fixed_size" else ("pld", "rdp")
+  return _ACCOUNTANTS.get(values.sampler, ("pld", "rdp"))
 
 
 def _noise_multipliers(texts: Sequence[str] | None) -> list[float]:
@@ -175,8 +207,10 @@ def _sampling_prob(values: Any) -> float | None:
     if (batch, prob) != (None, None):
       raise UserError("sampler='none': takes no sampling_prob and no batch_size")
     return 1.0
-  if n is None and (batch is not None or values.sampler == "fixed_size"):
-    raise UserError("num_examples=None: must be given with batch_size or fixed_size")
+  if n is None and (batch is not None or values.sampler in _RELATIONS):
+    raise UserError(
+      "num_examples=None: must be given with batch_size, fixed_size or truncated_poisson"
+    )
   if batch is not None and prob is not None:
     raise UserError("batch_size, sampling_prob: give only one of the two")
   if batch is None:
@@ -216,6 +250,13 @@ def step_event(question: Question) -> accounting.DpEvent:
     return noise
   if question.sampler == "poisson":
     return accounting.poisson_sampled_event(noise, sampling_prob=prob)
+  if question.sampler == "truncated_poisson":
+    return accounting.truncated_poisson_event(
+      noise,
+      sampling_prob=prob,
+      num_examples=question.num_examples,
+      capacity=question.capacity or 0,
+    )
   size = _batch_size(question, prob)
   return accounting.fixed_size_event(
     noise, num_examples=question.num_examples, batch_size=size
@@ -286,7 +327,17 @@ def _rows(answer: Question) -> list[tuple[str, ...]]:
     f"{answer.num_steps}",
   )
   up = lambda value: math.ceil(value * 1e4) / 1e4 if math.isfinite(value) else value
-  return [(by, *known, f"{up(epsilon_of(answer, by)):.4f}") for by in answer.accountants]
+  rows = [(by, *known, f"{up(epsilon_of(answer, by)):.4f}") for by in answer.accountants]
+  return rows + ([_approximated(answer, known)] if answer.gdp else [])
+
+
+def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
+  """The row of --gdp, labelled with what it is worth."""
+  found = accounting.gdp.approximate(
+    run_event(answer), delta=answer.delta, **answer.options
+  )
+  kind = "exact" if found.epsilon_kind == "proved" else "APPROXIMATION, not a bound"
+  return (f"gdp ({kind})", *known, f"{found.epsilon:.4f}")
 
 
 def curve_rows(answers: Iterable[Question]) -> list[dict[str, Any]]:

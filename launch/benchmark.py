@@ -1,14 +1,22 @@
-"""Measures dpjax against an ordinary gradient and against its peers.
+"""Measures dpjax against an ordinary gradient, an ordinary loop, and against its peers.
 
   python -m launch.benchmark --suite=gradients
   python -m launch.benchmark --suite=gradients --workloads=small_cnn,mlp --methods=vmap,auto \\
     --repeats=9 --out=runs/benchmark
+  python -m launch.benchmark --suite=federated --workloads=cnn,mlp --methods=loop,vmap
 
 For each workload, in one process and in turns: the ordinary gradient, the vmap route, the
-fast route (ghost), auto, and jax_privacy.clipped_grad where it is installed. Prints the
-median time, compile time and memory of each with their ratio to the ordinary gradient; a
-method whose per-example gradients would not fit in 8 GB is skipped and says so. Writes
-gradients.csv and gradients.png to --out. Takes about ten minutes on two CPU cores.
+fast route (ghost), auto, and where they are installed (pip install -e '.[bench]')
+jax_privacy.clipped_grad, PyTorch's ordinary gradient of a twin (torch), and Opacus's clipped
+one by hooks (opacus) and by ghost norms (opacus_ghost). Prints the median time, compile time
+and memory of each with their ratio to OUR ordinary gradient; a method whose per-example
+gradients would not fit in 8 GB, or that cannot do a workload, is skipped and says so. Writes
+gradients.csv and gradients.png to --out after each workload. All of it takes half an hour or
+more on two idle CPU cores; name --workloads and --methods for less.
+
+--suite=federated measures one round of FedAvg (40 clients x 3 local steps) against a Python
+loop of jitted local steps, then the time of a round over the number of clients (--clients);
+it writes federated.csv and federated.png.
 """
 
 from __future__ import annotations
@@ -19,15 +27,27 @@ import sys
 from absl import flags
 
 from dpjax import validate
-from dpjax.experiment import gradient_benchmark, workloads
+from dpjax.experiment import federated_benchmark, gradient_benchmark, workloads
 from launch import app
 
-SUITES = ("gradients",)
+SUITES = ("gradients", "federated")
 
 flags.DEFINE_string("suite", "gradients", f"What to measure: {', '.join(SUITES)}.")
-flags.DEFINE_list("workloads", list(workloads.NAMES), "Which workloads.")
-flags.DEFINE_list("methods", list(gradient_benchmark.METHODS), "Which methods.")
-flags.DEFINE_string("out", None, "Directory for gradients.csv and gradients.png.")
+flags.DEFINE_list(
+  "workloads",
+  None,
+  f"Of gradients: {', '.join(workloads.NAMES)}; of "
+  f"federated: {', '.join(federated_benchmark.WORKLOADS)} (default: all).",
+)
+flags.DEFINE_list(
+  "methods",
+  None,
+  "Of gradients: "
+  f"{', '.join(gradient_benchmark.METHODS)} (default: all); of federated: "
+  f"{', '.join(federated_benchmark.METHODS)} (default: floor, loop).",
+)
+flags.DEFINE_list("clients", [], "federated: also time cohorts of these many clients.")
+flags.DEFINE_string("out", None, "Directory for the CSV and PNG files.")
 flags.DEFINE_integer("repeats", 5, "Timed rounds; medians are reported.")
 flags.DEFINE_bool("peak_rss", True, "Also run each entry alone, for its peak memory.")
 
@@ -37,16 +57,46 @@ def main() -> None:
   options = flags.FLAGS
   validate.one_of(SUITES, suite=options.suite)
   validate.integer_at_least(1, repeats=options.repeats)
-  gradient_benchmark.check(options.workloads, options.methods)
+  out = None if options.out is None else pathlib.Path(options.out)
+  run = {"gradients": _gradients, "federated": _federated}[options.suite]
+  run(options, out)
+
+
+def _gradients(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  names = options.workloads or list(workloads.NAMES)
+  methods = options.methods or list(gradient_benchmark.METHODS)
+  gradient_benchmark.check(names, methods)
   entries = []
-  for name in options.workloads:
+  for name in names:
     entries += gradient_benchmark.measure(
-      name, options.methods, repeats=options.repeats, fresh_process=options.peak_rss
+      name, methods, repeats=options.repeats, fresh_process=options.peak_rss
     )
     print(f"measured {name}", file=sys.stderr, flush=True)
-    if options.out is not None:  # after each workload: a stopped run keeps what it has
-      gradient_benchmark.write(entries, pathlib.Path(options.out))
+    if out is not None:  # after each workload: a stopped run keeps what it has
+      gradient_benchmark.write(entries, out)
   print(gradient_benchmark.table(entries))
+
+
+def _federated(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  names = options.workloads or list(federated_benchmark.WORKLOADS)
+  methods = options.methods or ["loop"]
+  counts = [_count(text) for text in options.clients]
+  for name in names:
+    validate.one_of(federated_benchmark.WORKLOADS, workloads=name)
+  entries = []
+  for name in names:
+    entries += federated_benchmark.measure(name, methods, repeats=options.repeats)
+    entries += federated_benchmark.scaling(name, methods[-1], counts)
+    print(f"measured {name}", file=sys.stderr, flush=True)
+    if out is not None:
+      federated_benchmark.write(entries, out)
+  print(federated_benchmark.table(entries))
+
+
+def _count(text: str) -> int:
+  if not text.isdigit() or int(text) < 1:
+    raise validate.UserError(f"clients={text!r}: must be integers >= 1")
+  return int(text)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,15 @@
 
   python -m launch.sweep --config=configs/sweeps/quickstart.py --workdir=runs/sweep
 
+  # instead: a random number of runs, of which the best is released and charged for
+  python -m launch.sweep --config=configs/sweeps/learning_rate.py --workdir=runs/best \\
+    --config.selection.enabled=True --config.selection.mean_trials=10
+
 Every field of the config (dpjax/experiment/sweep.py) can be overridden by its dotted name,
 such as --config.seeds=[0,1,2] or --config.base.num_steps=300. Writes to --workdir:
 sweep.json, curve.csv, curve.png, points/. Stop it at any time; the same command goes on
-where it stopped. Exit code 1 if one of its runs failed.
+where it stopped. Exit code 1 if one of its runs failed. A private selection writes best/
+(to be released), trials.json and trials/ (secret).
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import sys
 
 from absl import flags
 
-from dpjax.experiment import build, run, sweep
+from dpjax.experiment import build, run, selection, sweep
 from launch import app, config_flag
 
 config_flag.define(kind=sweep.SweepConfig)
@@ -25,13 +30,19 @@ flags.DEFINE_string("workdir", None, "Directory of this sweep.", required=True)
 def main() -> None:
   """Runs what is left of the sweep."""
   config, workdir = config_flag.get(), flags.FLAGS.workdir
+  rows: list[sweep.Row] = []
   try:
-    rows = sweep.run_sweep(config, workdir, run.train, build.load_data)
+    if config.selection.enabled:
+      selection.run_selection(config, workdir, run.train, build.load_data)
+    else:
+      rows = sweep.run_sweep(config, workdir, run.train, build.load_data)
   except (run.Interrupted, KeyboardInterrupt) as stop:
     print(
       f"stopped; the same command goes on from here (workdir {workdir})", file=sys.stderr
     )
     sys.exit(128 + getattr(stop, "signum", signal.SIGINT))
+  if config.selection.enabled:
+    return print(f"wrote {workdir}/{selection.BEST}/")
   failed = [f"{row['name']}: {row['error']}" for row in rows if row["status"] == "failed"]
   if failed:
     app.fail(f"{len(failed)} of {len(rows)} runs failed: {'; '.join(failed)}", code=1)

@@ -14,8 +14,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import auditing, data, losses, metrics, models, sampling, training, validate
-from dpjax.experiment import audit
+from dpjax import (
+  auditing,
+  data,
+  gradients,
+  losses,
+  metrics,
+  models,
+  sampling,
+  training,
+  transforms,
+  validate,
+)
+from dpjax.experiment import audit, ftrl
 from dpjax.experiment.config import (
   DataConfig,
   ModelConfig,
@@ -28,17 +39,48 @@ from dpjax.plan import Plan
 from dpjax.types import Algorithm, LossFn
 from dpjax.validate import UserError
 
-METHODS = ("dp_sgd", "sgd")
-SAMPLERS = ("poisson", "fixed_size", "shuffled")
+PRIVATE_METHODS = ("dp_sgd", "dp_ftrl")
+METHODS = (*PRIVATE_METHODS, "sgd")
+SAMPLERS = ("poisson", "truncated_poisson", "fixed_size", "shuffled")
+_PROVED_SHUFFLED = ("replace_one", "replace_special")  # relations of a shuffled epoch
 SCHEDULES = ("constant", "cosine", "linear")
+CLIPPINGS = (*gradients.CLIPPINGS, "adaptive", "per_layer")
+NOISE_ALLOCATIONS = ("shared", "uniform")
 AUGMENTATIONS = ("none", *sorted(training.AUGMENTATIONS))
 _OPTIMIZERS = {
-  "sgd": lambda rate, c: optax.sgd(rate, momentum=c.momentum or None),
-  "adam": lambda rate, c: optax.adam(rate),
-  "adamw": lambda rate, c: optax.adamw(rate, weight_decay=c.weight_decay),
-  "rmsprop": lambda rate, c: optax.rmsprop(rate, momentum=c.momentum),
-  "adagrad": lambda rate, c: optax.adagrad(rate),
+  "sgd": lambda rate, c, noise: optax.sgd(rate, momentum=c.momentum or None),
+  "adam": lambda rate, c, noise: optax.adam(rate),
+  "adamw": lambda rate, c, noise: optax.adamw(rate, weight_decay=c.weight_decay),
+  "rmsprop": lambda rate, c, noise: optax.rmsprop(rate, momentum=c.momentum),
+  "adagrad": lambda rate, c, noise: optax.adagrad(rate),
+  "dp_adam": lambda rate, c, noise: transforms.dp_adam(
+    rate, noise_std=noise.std, noise_floor=c.noise_floor
+  ),
+  "dp_sgld": lambda rate, c, noise: transforms.dp_sgld(
+    lambda step: rate(step) / noise.num_examples,
+    noise_std=noise.std,
+    num_examples=noise.num_examples,
+    prior_precision=c.prior_precision,
+  ),
 }
+_NOISE_AWARE = ("dp_adam", "dp_sgld")  # optimizers that must know the noise of the plan
+# Fields that came later. At their defaults they are left out of the digest of `streams`, so
+# that a run of before draws the same noise and the same batches.
+_LATER = {
+  "privacy": (
+    *("clipping", "gamma", "clip_quantile", "clip_learning_rate", "clip_count_noise_std"),
+    *("clip_allocation", "noise_allocation", "clip_schedule", "clip_schedule_final"),
+    *("noise_levels", "ftrl"),
+  ),
+  "optimizer": ("noise_floor", "prior_precision"),
+}
+
+
+class Noise(NamedTuple):
+  """What an optimizer may know of the private gradient: public numbers."""
+
+  std: Any  # of the mean gradient; see Plan.noise_std
+  num_examples: int
 
 
 class Task(NamedTuple):
@@ -87,6 +129,7 @@ def streams(config: TrainConfig) -> Streams:
     fields.pop("release")
   if not config.audit.enabled:
     fields.pop("audit")
+  _drop_later(fields)
   digest = hashlib.sha256(repr(sorted(fields.items())).encode()).digest()
   key = jax.random.key(config.seed)
   for word in np.frombuffer(digest[:16], np.uint32):
@@ -94,6 +137,18 @@ def streams(config: TrainConfig) -> Streams:
   noise_key, example_key = jax.random.split(key)
   init_key = jax.random.key(config.seed)
   return Streams(init_key, noise_key, example_key, int.from_bytes(digest[16:], "big"))
+
+
+def _drop_later(fields: dict[str, Any]) -> None:
+  defaults = to_dict(TrainConfig())
+  for room, names in _LATER.items():
+    for name in names:
+      if fields[room][name] == defaults[room][name]:
+        del fields[room][name]
+  if fields["slices"] == 1:
+    del fields["slices"]
+  if fields["memory_budget_gb"] is None:
+    del fields["memory_budget_gb"]
 
 
 class Run(NamedTuple):
@@ -110,12 +165,16 @@ class Run(NamedTuple):
   task: Task
   loss_fn: LossFn  # of ONE example, augmentation included: what is clipped
   canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
+  sgld_temperature: float | None = None  # that the plan's noise amounts to, at step 0
 
 
 def check(config: TrainConfig) -> None:
   """Raises UserError for what can be told without data."""
   privacy = config.privacy
   validate.one_of(METHODS, **{"privacy.method": privacy.method})
+  ftrl.check_levels(privacy)
+  if privacy.method == "dp_ftrl":
+    ftrl.check(privacy)
   validate.one_of(SAMPLERS, **{"privacy.sampler": privacy.sampler})
   validate.one_of(_OPTIMIZERS, **{"optimizer.name": config.optimizer.name})
   validate.one_of(SCHEDULES, **{"optimizer.schedule": config.optimizer.schedule})
@@ -128,19 +187,70 @@ def check(config: TrainConfig) -> None:
     1,
     num_steps=config.num_steps,
     augmult=config.augmult,
+    slices=config.slices,
     eval_every=config.eval_every,
     checkpoint_every=config.checkpoint_every,
   )
   if config.augmult > 1 and config.augmentation == "none":
     raise UserError(f"augmult={config.augmult}: must be 1 unless augmentation is set")
-  if config.release and privacy.method != "dp_sgd":
+  if config.memory_budget_gb is not None:
+    validate.positive(memory_budget_gb=config.memory_budget_gb)
+  if config.release and privacy.method not in PRIVATE_METHODS:
     raise UserError(
-      f"release=True: needs privacy.method='dp_sgd', not {privacy.method!r}; without noise "
-      "nothing may be released"
+      f"release=True: needs privacy.method='dp_sgd' or 'dp_ftrl', not {privacy.method!r}; "
+      "without noise nothing may be released"
     )
   audit.check(config.audit)
-  if privacy.method == "dp_sgd":
+  _check_clipping(config)
+  _check_sgld(config)
+  if privacy.method in PRIVATE_METHODS:
     _check_promise(privacy)
+
+
+def _check_clipping(config: TrainConfig) -> None:
+  privacy, name = config.privacy, config.optimizer.name
+  validate.one_of(CLIPPINGS, **{"privacy.clipping": privacy.clipping})
+  validate.one_of(
+    ("uniform", "by_size"), **{"privacy.clip_allocation": privacy.clip_allocation}
+  )
+  validate.one_of(
+    NOISE_ALLOCATIONS, **{"privacy.noise_allocation": privacy.noise_allocation}
+  )
+  validate.one_of(
+    transforms.CLIP_SCHEDULES, **{"privacy.clip_schedule": privacy.clip_schedule}
+  )
+  changing = privacy.clipping == "adaptive" or privacy.clip_schedule != "constant"
+  if privacy.noise_allocation != "shared" and privacy.clipping != "per_layer":
+    raise UserError(
+      f"privacy.noise_allocation={privacy.noise_allocation!r}: needs "
+      f"privacy.clipping='per_layer', not {privacy.clipping!r}"
+    )
+  if privacy.method == "sgd" and (changing or privacy.clipping != "flat"):
+    raise UserError(
+      f"privacy.clipping={privacy.clipping!r}, privacy.clip_schedule="
+      f"{privacy.clip_schedule!r}: not with privacy.method='sgd', which does not clip"
+    )
+  if name in _NOISE_AWARE and changing:
+    raise UserError(
+      f"optimizer.name={name!r}: needs noise of one standard deviation at every step, so "
+      "neither privacy.clipping='adaptive' nor a privacy.clip_schedule"
+    )
+
+
+def _check_sgld(config: TrainConfig) -> None:
+  privacy = config.privacy
+  if config.optimizer.name != "dp_sgld":
+    return
+  if privacy.method == "sgd" or privacy.noise_multiplier == 0:
+    raise UserError(
+      "optimizer.name='dp_sgld': its noise is that of the private gradient; without clipping "
+      "and noise (privacy.method='dp_sgd') nothing is proved, at any temperature"
+    )
+  if privacy.noise_allocation != "shared":
+    raise UserError(
+      f"privacy.noise_allocation={privacy.noise_allocation!r}: must be 'shared' for "
+      "optimizer.name='dp_sgld', or the parameters have different temperatures"
+    )
 
 
 def _check_promise(privacy: PrivacyConfig) -> None:
@@ -195,11 +305,71 @@ def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampli
     return sampling.PoissonSampler(prob=privacy.sampling_prob, capacity=capacity)
   if privacy.sampler == "fixed_size":
     return sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_examples)
-  return sampling.ShuffledSampler(batch_size=batch_size)
+  if privacy.sampler == "truncated_poisson":
+    return _truncated(privacy, num_examples)
+  proved = privacy.method != "sgd" and privacy.neighboring_relation in _PROVED_SHUFFLED
+  if proved and privacy.noise_levels:  # an epoch is paid at its first step's noise
+    raise UserError(
+      f"privacy.noise_levels={privacy.noise_levels!r}: must be empty for "
+      "privacy.sampler='shuffled', which pays an epoch at its first step"
+    )
+  return sampling.ShuffledSampler(
+    batch_size=batch_size, num_examples=num_examples if proved else None
+  )
 
 
-def make_plan(config: TrainConfig, num_examples: int) -> Plan:
-  """The plan of a config: noise calibrated or as given, capacity as given or safe."""
+def _truncated(privacy: PrivacyConfig, num_examples: int) -> sampling.Sampler:
+  """By default three standard deviations above the mean: one step in a thousand is cut."""
+  prob = privacy.sampling_prob
+  mean, deviation = prob * num_examples, math.sqrt(prob * (1 - prob) * num_examples)
+  return sampling.TruncatedPoissonSampler(
+    prob=prob,
+    capacity=privacy.capacity or 8 * math.ceil((mean + 3 * deviation) / 8),
+    num_examples=num_examples,
+  )
+
+
+def _clipping(config: TrainConfig, params: Any) -> dict[str, Any]:
+  """The fields of the plan that say how gradients are clipped, beyond one clip norm."""
+  privacy = config.privacy
+  options: dict[str, Any] = {"slices": config.slices}
+  if privacy.method == "sgd":
+    return options
+  if privacy.clip_schedule != "constant":
+    options["clip_schedule"] = transforms.scheduled_scales(
+      privacy.clip_schedule, config.num_steps, privacy.clip_schedule_final
+    )
+  kind = privacy.clipping
+  if kind == "automatic":
+    return options | {"clipping": kind, "gamma": privacy.gamma}
+  if kind == "adaptive":
+    return options | {"clipping": _adaptive(privacy)}
+  return options | (_per_layer(privacy, params) if kind == "per_layer" else {})
+
+
+def _adaptive(privacy: PrivacyConfig) -> transforms.AdaptiveClipping:
+  return transforms.AdaptiveClipping(
+    target_quantile=privacy.clip_quantile,
+    learning_rate=privacy.clip_learning_rate,
+    count_noise_std=privacy.clip_count_noise_std,
+  )
+
+
+def _per_layer(privacy: PrivacyConfig, params: Any) -> dict[str, Any]:
+  """Shares by the public shapes of the layers alone."""
+  bounds = gradients.allocate_clip_norms(
+    params, privacy.l2_clip_norm, rule=privacy.clip_allocation
+  )
+  equal = privacy.noise_allocation == "uniform"
+  shares = jax.tree.map(lambda _: 1.0, bounds) if equal else None
+  return {"l2_clip_norm": bounds, "noise_shares": shares}
+
+
+def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Plan:
+  """The plan of a config: noise calibrated or as given, capacity as given or safe.
+
+  `params`, of which only the shapes are read, are needed for clipping="per_layer".
+  """
   privacy = config.privacy
   numbers: dict[str, Any] = dict(
     num_steps=config.num_steps,
@@ -209,7 +379,11 @@ def make_plan(config: TrainConfig, num_examples: int) -> Plan:
     neighboring_relation=privacy.neighboring_relation,
     accountant=privacy.accountant,
   )
+  numbers |= _clipping(config, params) | ftrl.options(config)
   whole = _sampler(privacy, num_examples, num_examples + 1)  # cannot overflow
+  if privacy.method == "dp_ftrl":
+    whole = ftrl.sampler(privacy, config.num_steps, num_examples, num_examples + 1)
+    numbers["normalize_by"] = ftrl.expected_share(privacy) * num_examples
   if privacy.method == "sgd":
     numbers |= dict(l2_clip_norm=math.inf, neighboring_relation="", accountant="")
     plan = Plan(sampler=whole, noise_multiplier=0.0, **numbers)
@@ -221,11 +395,11 @@ def make_plan(config: TrainConfig, num_examples: int) -> Plan:
 
 
 def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Plan:
-  if privacy.sampler != "poisson":
+  if not sampling.has_capacity(plan.sampler):
     return plan
   sampler = plan.fitted_sampler(num_examples)
   if privacy.capacity is not None:
-    sampler = sampling.PoissonSampler(prob=privacy.sampling_prob, capacity=privacy.capacity)
+    sampler = dataclasses.replace(sampler, capacity=privacy.capacity)
   plan = dataclasses.replace(plan, sampler=sampler)
   plan.check_capacity(num_examples)
   return plan
@@ -242,10 +416,26 @@ def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Sch
 
 
 def optimizer(
-  config: OptimizerConfig, schedule: optax.Schedule
+  config: OptimizerConfig, schedule: optax.Schedule, noise: Noise | None = None
 ) -> optax.GradientTransformation:
-  """The Optax optimizer of a config."""
-  return _OPTIMIZERS[config.name](schedule, config)
+  """The Optax optimizer of a config; `noise` is for those that must know it."""
+  return _OPTIMIZERS[config.name](schedule, config, noise)
+
+
+def _noise(config: TrainConfig, plan: Plan, num_examples: int) -> Noise | None:
+  if config.optimizer.name not in _NOISE_AWARE:
+    return None
+  return Noise(plan.noise_std, num_examples)
+
+
+def _sgld_temperature(config: TrainConfig, plan: Plan, num_examples: int) -> float | None:
+  if config.optimizer.name != "dp_sgld":
+    return None
+  return transforms.sgld_temperature(
+    step_size=config.optimizer.learning_rate / num_examples,
+    noise_std=plan.noise_std,
+    num_examples=num_examples,
+  )
 
 
 def _task(config: TrainConfig, dataset: Any) -> Task:
@@ -256,6 +446,11 @@ def _task(config: TrainConfig, dataset: Any) -> Task:
       f"model.name='transformer': needs text, data.name={config.data.name!r} holds images"
     )
   return _LANGUAGE
+
+
+def memory_budget(config: TrainConfig) -> float | None:
+  """Bytes that a microbatch may take; None where no budget is set."""
+  return None if config.memory_budget_gb is None else config.memory_budget_gb * 1e9
 
 
 def _loss(config: TrainConfig, loss_fn: LossFn) -> LossFn:
@@ -274,26 +469,28 @@ def build(
   of the config unless given."""
   check(config)
   train, test = load_data(config) if loaded is None else loaded
-  plan = make_plan(config, len(train))  # of the whole set: canaries only take rows away
-  train, canaries = audit.insert(config, train)
   task = _task(config, train)
   # load_data has standardised the features of a scattering head already
   fixed = {"num_groups": None} if models.needs_features(config.model.name) else {}
   model = _model(config.model, task.width(train), **fixed)
   random = streams(config) if random is None else random
+  params = model.init(random.init, jnp.asarray(train.x[:1]))
+  # Of the whole set: canaries only take rows away.
+  plan, num_examples = make_plan(config, len(train), params), len(train)
+  train, canaries = audit.insert(config, train)
   loss_fn = _loss(config, task.loss(model.apply))
   schedule = learning_rate_schedule(config.optimizer, config.num_steps)
   algorithm = training.dp_sgd(
     loss_fn,
     plan,
-    optimizer(config.optimizer, schedule),
+    optimizer(config.optimizer, schedule, _noise(config, plan, num_examples)),
     noise_key=random.noise,
     example_key=None if config.augmentation == "none" else random.example,
     ema_decay=config.ema_decay,
     method=config.grad_method,
     microbatch_size=config.microbatch_size,
+    memory_budget=memory_budget(config),
   )
-  params = model.init(random.init, jnp.asarray(train.x[:1]))
   return Run(
     plan=plan,
     algorithm=algorithm,
@@ -306,4 +503,5 @@ def build(
     task=task,
     loss_fn=loss_fn,
     canaries=canaries,
+    sgld_temperature=_sgld_temperature(config, plan, num_examples),
   )

@@ -22,10 +22,10 @@ from dpjax.validate import UserError
 
 def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subject:
   """The parts of the run of a config, as they would be trained with."""
-  if config.privacy.method != "dp_sgd":
+  if config.privacy.method not in build.PRIVATE_METHODS:
     raise UserError(
       f"privacy.method={config.privacy.method!r}: promises nothing, so there is nothing to "
-      "check; use 'dp_sgd'"
+      "check; use 'dp_sgd' or 'dp_ftrl'"
     )
   make_streams = release.new_streams if config.release else build.streams
   run = build.build(config, loaded, make_streams(config))
@@ -35,7 +35,10 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     plan=plan,
     loss_fn=run.loss_fn,
     clipped_grad=plan.clipped_grad(
-      run.loss_fn, method=config.grad_method, microbatch_size=config.microbatch_size
+      run.loss_fn,
+      method=config.grad_method,
+      microbatch_size=config.microbatch_size,
+      memory_budget=build.memory_budget(config),
     ),
     transform=plan.transform,
     draw=plan.sampler.draw,

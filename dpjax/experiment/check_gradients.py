@@ -111,12 +111,14 @@ def influence(subject: Subject) -> Row:
   )
 
 
-def _clipped(grads: Any, l2_clip_norm: Any) -> Any:
+def _clipped(grads: Any, l2_clip_norm: Any, gamma: float | None) -> Any:
   """Clipping of ONE example's gradient, written out in NumPy: the oracle."""
 
   def clip(bound, group):
     norm = _norm(group)
     factor = min(1.0, bound / norm) if norm > 0 else 1.0
+    if gamma is not None:
+      factor = bound / (norm + gamma)
     return jax.tree.map(lambda leaf: leaf * (factor if np.isfinite(norm) else 0.0), group)
 
   return jax.tree.map(clip, l2_clip_norm, _numpy(grads))
@@ -128,7 +130,9 @@ def sum_of_terms(subject: Subject) -> Row:
   total = _total(subject)(subject.params, batch, np.ones(BATCH, bool))
   for i in range(BATCH):
     one = jax.tree.map(lambda leaf, i=i: leaf[i], batch)
-    term = _clipped(grad_fn(subject.params, one), subject.plan.l2_clip_norm)
+    plan = subject.plan
+    gamma = plan.gamma if plan.clipping == "automatic" else None
+    term = _clipped(grad_fn(subject.params, one), plan.l2_clip_norm, gamma)
     total = jax.tree.map(np.subtract, total, term)
   return row(
     "sum of clipped terms",

@@ -18,10 +18,10 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
-from dpjax import auditing, noise, trees
+from dpjax import accounting, auditing, gradients, noise, transforms, trees
 from dpjax.experiment.check_types import BATCH, SEED, Row, Subject, not_applicable, row
 from dpjax.experiment.config import TrainConfig, to_dict
-from dpjax.plan import OVERFLOW_SHARE
+from dpjax.plan import OVERFLOW_SHARE, Plan
 from dpjax.sampling import PoissonSampler
 from dpjax.types import ClippedSum, NeighboringRelation
 
@@ -39,10 +39,42 @@ _EPSILON_SLACK = 0.01  # relative: two discretisations of one privacy loss
 
 def _noise_multiplier(event: Any) -> float | None:
   """The Gaussian noise multiplier that the accountant was told of."""
-  if isinstance(event, dpa.GaussianDpEvent):
+  if isinstance(event, dpa.GaussianDpEvent | dpa.TruncatedSubsampledGaussianDpEvent):
     return event.noise_multiplier
   inner = getattr(event, "event", None)
   return None if inner is None else _noise_multiplier(inner)
+
+
+def _charged_multiplier(plan: Plan) -> float | None:
+  """Of the white noise that the accountant was told of; None where there is none."""
+  if not plan.is_private:
+    return None
+  if plan.correlation is not None or plan.noise_schedule:
+    return plan.noise_multiplier  # its charges are checked by `agreement`
+  charged = _noise_multiplier(plan.step_event() if plan.steps_alike else plan.step_event(0))
+  adaptive = _adaptive(plan)
+  if adaptive is None or charged is None:
+    return charged
+  # The sum's part of what is charged for sum and count.
+  return (charged**-2 - (2 * adaptive.count_std(plan.normalize_by)) ** -2) ** -0.5
+
+
+def _adaptive(plan: Plan) -> transforms.AdaptiveClipping | None:
+  return plan.clipping if isinstance(plan.clipping, transforms.AdaptiveClipping) else None
+
+
+def _relative_stds(plan: Plan, params: Any) -> list[float]:
+  """Noise of each leaf in units of the clip norm times the noise multiplier."""
+  stds = transforms.group_stds(plan.l2_clip_norm, 1.0, plan.noise_shares)
+  spread = lambda std, group: jax.tree.map(lambda _: std / plan.l2_bound, group)
+  return jax.tree.leaves(jax.tree.map(spread, stds, params))
+
+
+def _whitened(plan: Plan, rows: np.ndarray) -> np.ndarray:
+  """[steps, size]: C times the rows, each divided by its factor of the schedule."""
+  white = rows if plan.correlation is None else plan.correlation.multiply(rows)
+  factors = np.array(plan.noise_schedule[: len(rows)] or np.ones(len(rows)))
+  return white / factors[:, None]
 
 
 def _key(subject: Subject, number: int) -> jax.Array:
@@ -52,25 +84,35 @@ def _key(subject: Subject, number: int) -> jax.Array:
 
 
 def _noise(subject: Subject, number: int, steps: int) -> list[np.ndarray]:
-  """What the transform adds to nothing, in units of the sum: leaves [steps, size]."""
+  """What the transform adds to nothing, in units of the sum, with correlation, schedules
+  and shares undone: leaves [steps, size]. Frozen leaves, which get none, are left out."""
   tx = subject.transform(_key(subject, number))
   zeros = jax.tree.map(jnp.zeros_like, subject.params)
   empty = jnp.zeros(1)
-  nothing = ClippedSum(zeros, empty, empty, subject.plan.l2_bound)
+  plan = subject.plan
+  bounds = gradients.group_bounds(plan.l2_clip_norm)
+  nothing = ClippedSum(zeros, empty, empty, plan.l2_bound, bounds)
 
   def step(state, _):
+    scale = transforms.clip_scale(state)
     update, state = tx.update(nothing, state, subject.params, mask=jnp.zeros(1, bool))
-    return state, update
+    return state, update if scale is None else trees.scale(update, 1 / scale)
 
   _, drawn = jax.jit(lambda s: jax.lax.scan(step, s, None, length=steps))(tx.init(zeros))
-  return [
-    np.asarray(leaf, np.float64).reshape(steps, -1) * subject.plan.normalize_by
-    for leaf in jax.tree.leaves(drawn)
+  rows = [
+    np.asarray(leaf, np.float64).reshape(steps, -1) * plan.normalize_by / std
+    for leaf, std in zip(jax.tree.leaves(drawn), _relative_stds(plan, subject.params))
+    if std
   ]
+  return [_whitened(plan, leaf) for leaf in rows]
 
 
 def _steps(subject: Subject) -> int:
-  return int(np.clip(_VALUES // max(1, trees.size(subject.params)) + 1, 4, 4000))
+  plan = subject.plan
+  limited = plan.correlation is not None or plan.noise_schedule
+  most = plan.num_steps if limited else 4000
+  wanted = np.clip(_VALUES // max(1, trees.size(subject.params)) + 1, 4, 4000)
+  return int(min(wanted, most))
 
 
 def _variance_z(values: np.ndarray, std: float) -> float:
@@ -80,7 +122,7 @@ def _variance_z(values: np.ndarray, std: float) -> float:
 
 def noise_std(subject: Subject) -> Row:
   """The noise has the standard deviation that is paid for, leaf by leaf, and is Gaussian."""
-  name, multiplier = "noise as charged", _noise_multiplier(subject.plan.step_event())
+  name, multiplier = "noise as charged", _charged_multiplier(subject.plan)
   if multiplier is None:
     return not_applicable(name, "no noise is charged")
   std = multiplier * subject.plan.l2_bound
@@ -122,7 +164,7 @@ def _pairs(leaves: list[np.ndarray], other: list[np.ndarray]) -> Iterator[tuple[
 def noise_independence(subject: Subject) -> Row:
   """No two steps, leaves, coordinates or keys share noise."""
   name = "noise independent"
-  if _noise_multiplier(subject.plan.step_event()) is None:
+  if _charged_multiplier(subject.plan) is None:
     return not_applicable(name, "no noise is charged")
   steps = _steps(subject)
   pairs = _pairs(_noise(subject, 0, steps), _noise(subject, 1, steps))
@@ -160,7 +202,22 @@ def _law(event: Any, n: int) -> _Law | None:
     b, m = event.sample_size, event.source_dataset_size
     spread = b * (b / m) * (1 - b / m) * (m - b) / max(m - 1, 1)
     return _Law(m, b / m, 0.0, b * b / m, spread)
+  if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
+    return _truncated_law(event)
   return None
+
+
+def _truncated_law(event: dpa.TruncatedSubsampledGaussianDpEvent) -> _Law:
+  """Sizes are min(binomial, capacity), members uniform given the size."""
+  n, most = event.dataset_size, event.truncated_batch_size
+  drawn = np.arange(n + 1)
+  weight = stats.binom.pmf(drawn, n, event.sampling_probability)
+  size = np.minimum(drawn, most)
+  mean, square = float(weight @ size), float(weight @ size**2)
+  variance, missing = square - mean**2, mean - square / n
+  spread = missing**2 / max(n - 1, 1) + (square**2 - mean**4) / n**2
+  again = 2 * mean**2 * variance / n**2  # neighbouring overlaps share a batch
+  return _Law(n, mean / n, variance, mean**2 / n, spread + again)
 
 
 def _law_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float, str]]:
@@ -173,6 +230,11 @@ def _law_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float,
   expected = times * q * (1 - q)
   fourth = 2 * expected**2 + expected * (1 - 6 * q * (1 - q))
   yield _z(float(np.mean((counts - times * q) ** 2)), expected, fourth / n), "turn-taking"
+  # given its size, a batch is uniform: rows early and late in the data come alike
+  ranks = np.concatenate(draws) - (n - 1) / 2
+  spread_of_size = (n * n * q - law.size_variance - (n * q) ** 2) / max(n - 1, 1)
+  rank_variance = times * spread_of_size * (n * n - 1) / 12
+  yield _z(float(ranks.sum()), 0.0, rank_variance), "place in the data"
   overlaps = [np.intersect1d(a, b).size for a, b in itertools.pairwise(draws)]
   mean_variance = law.overlap_variance / (times - 1)
   yield _z(float(np.mean(overlaps)), law.overlap_mean, mean_variance), "overlap of batches"
@@ -181,7 +243,13 @@ def _law_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float,
 def sampler_law(subject: Subject) -> Row:
   """Batches are drawn by the law that is charged: sizes, members, and no memory."""
   name, n = "sampler as charged", len(subject.train)
-  law = _law(subject.plan.step_event(), n)
+  if getattr(subject.plan.sampler, "participation", None) is not None:
+    return _participation(subject, name, n)
+  if getattr(subject.plan.sampler, "num_examples", None) and hasattr(
+    subject.plan.sampler, "steps_per_epoch"
+  ):
+    return _once_an_epoch(subject, name, n)
+  law = _law(subject.plan.step_event(0), n)
   if law is None:
     return not_applicable(name, "no sampling is charged")
   times = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
@@ -190,6 +258,35 @@ def sampler_law(subject: Subject) -> Row:
   found = [*_law_deviations(draws, law), (math.inf if twice else 0.0, "repetitions")]
   worst, what = max(found)
   return row(name, worst, _Z, f"largest z of {len(found)} laws over {times} draws: {what}")
+
+
+def _once_an_epoch(subject: Subject, name: str, n: int) -> Row:
+  """No example comes twice in an epoch, which is charged as one step on all data."""
+  sampler: Any = subject.plan.sampler
+  length, epochs, twice = sampler.steps_per_epoch, 3, 0
+  for epoch in range(epochs):
+    steps = range(epoch * length, (epoch + 1) * length)
+    drawn = np.concatenate([subject.draw(n, seed=SEED, step=t) for t in steps])
+    twice += drawn.size - np.unique(drawn).size
+  return row(name, twice, 0, f"examples that came again within one of {epochs} epochs")
+
+
+def _participation(subject: Subject, name: str, n: int) -> Row:
+  """The steps of one example are as far apart as its noise was paid for."""
+  plan: Any = subject.plan
+  apart, cyclic, prob = plan.sampler.participation
+  times = int(min(plan.num_steps, max(3 * apart, _DRAWS[0])))
+  last, early, mean = np.full(n, -1), 0, 0.0
+  for step in range(times):
+    drawn = np.asarray(subject.draw(n, seed=SEED, step=step))
+    gaps = step - last[drawn][last[drawn] >= 0]
+    early += int((gaps < apart).sum() + (cyclic & (gaps % apart != 0)).sum())
+    early += drawn.size - np.unique(drawn).size
+    last[drawn] = step
+    mean += drawn.size / times
+  off = _z(mean, plan.normalize_by, n * prob / apart * (1 + 1e-9)) if cyclic else 0.0
+  detail = f"examples that came back too early in {times} steps ({apart} apart); "
+  return row(name, early + max(0.0, off - _Z), 0, f"{detail}mean batch {mean:.5g}")
 
 
 _RELATIONS = {
@@ -202,9 +299,15 @@ _RELATIONS = {
 def _derived_epsilon(subject: Subject) -> float:
   """Epsilon from the sampler's and the noise's public fields, by dp_accounting alone."""
   plan, sampler = subject.plan, subject.plan.sampler
+  if getattr(sampler, "participation", None) is not None:
+    return _derived_from_matrix(plan)
   relation = _RELATIONS[NeighboringRelation(plan.neighboring_relation)]
-  z = plan.noise_multiplier
+  z, adaptive = plan.noise_multiplier, _adaptive(plan)
+  if adaptive is not None:  # a count of sensitivity 1/2 is released as well
+    z = (z**-2 + (2 * adaptive.count_std(plan.normalize_by)) ** -2) ** -0.5
   prob = getattr(sampler, "prob", None)
+  if hasattr(sampler, "num_examples") and (prob or hasattr(sampler, "steps_per_epoch")):
+    return _derived_by_size(plan, z, relation)
   if prob is not None:
     event = dpa.PoissonSampledDpEvent(prob, dpa.GaussianDpEvent(z))
   else:  # RDP reads the multiplier relative to the sensitivity, which is 2 C here
@@ -216,6 +319,42 @@ def _derived_epsilon(subject: Subject) -> float:
   by_rdp = plan.accountant == "rdp" or prob is None
   accountant = (RdpAccountant if by_rdp else PLDAccountant)(neighboring_relation=relation)
   accountant.compose(event, plan.num_steps)
+  return float(accountant.get_epsilon(plan.accounted_delta(plan.delta)))
+
+
+def _derived_by_size(plan: Any, z: float, relation: Any) -> float:
+  """The same for truncated Poisson samples and for shuffled epochs."""
+  sampler, times = plan.sampler, plan.num_steps
+  if hasattr(sampler, "prob"):
+    event: Any = dpa.TruncatedSubsampledGaussianDpEvent(
+      sampler.num_examples, sampler.prob, sampler.capacity, z
+    )
+    accountant = PLDAccountant(relation)
+  else:  # sum of precisions of as many Gaussians as there are epochs, begun ones too
+    times = -(-plan.num_steps // (sampler.num_examples // sampler.batch_size))
+    sensitivity = 2 if plan.neighboring_relation == "replace_one" else 1
+    event = dpa.GaussianDpEvent(z / sensitivity)
+    accountant = RdpAccountant() if plan.accountant == "rdp" else PLDAccountant()
+  accountant.compose(event, times)
+  return float(accountant.get_epsilon(plan.accounted_delta(plan.delta)))
+
+
+def _derived_from_matrix(plan: Any) -> float:
+  """The same where participation is bounded, from the dense C."""
+  correlation = plan.correlation or noise.correlated.Independent()
+  matrix = noise.correlated.matrix(correlation, plan.num_steps)
+  matrix /= np.array(plan.noise_schedule or np.ones(plan.num_steps))[:, None]
+  apart, cyclic, prob = plan.sampler.participation
+  turns = 1 if prob == 1 else -(-plan.num_steps // apart)
+  if prob < 1:  # one column for each turn
+    sensitivity = np.sqrt((matrix**2).sum(axis=0).max())
+  else:
+    sensitivity = accounting.sensitivity(matrix, min_sep=apart, cyclic=cyclic)
+  halved = 2 if plan.neighboring_relation == "replace_one" else 1
+  event: Any = dpa.GaussianDpEvent(plan.noise_multiplier / sensitivity / halved)
+  event = event if prob == 1 else dpa.PoissonSampledDpEvent(prob, event)
+  accountant = (RdpAccountant if plan.accountant == "rdp" else PLDAccountant)()
+  accountant.compose(event, turns)
   return float(accountant.get_epsilon(plan.accounted_delta(plan.delta)))
 
 
@@ -253,8 +392,16 @@ def divisor(subject: Subject) -> Row:
   size = trees.size(subject.params)
   length = min(plan.l2_bound, 1.0) / math.sqrt(size)
   if not isinstance(plan.l2_clip_norm, (int, float)):
-    length = min(jax.tree.leaves(plan.l2_clip_norm)) / math.sqrt(size)
+    active = [c for c in jax.tree.leaves(plan.l2_clip_norm) if c]
+    length = min(active) / math.sqrt(size)
   grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), subject.params)
+
+  one = jax.tree.map(lambda leaf: leaf[:1], grads)
+  gamma = plan.gamma if plan.clipping == "automatic" else None
+  term = gradients.clip_and_sum(
+    one, jnp.zeros(1), jnp.ones(1, bool), plan.l2_clip_norm, gamma=gamma
+  )
+  unit = sum(np.sum(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(term.total))
 
   @jax.jit
   def update(mask):
@@ -268,7 +415,7 @@ def divisor(subject: Subject) -> Row:
       update(jnp.arange(BATCH) < k),
       update(jnp.zeros(BATCH, bool)),
     )
-    return float(sum(jax.tree.leaves(moved))) / (size * length) * plan.normalize_by
+    return float(sum(jax.tree.leaves(moved))) / unit * plan.normalize_by
 
   off = max(abs(seen(k) - k) for k in (1, BATCH))
   return row(
@@ -337,8 +484,10 @@ def white_box_audit(subject: Subject) -> Row:
   name, plan = "white-box audit", subject.plan
   if not plan.is_private or not isinstance(plan.sampler, PoissonSampler):
     return not_applicable(name, "needs Poisson sampling and a claimed epsilon")
+  if not isinstance(plan.l2_clip_norm, (int, float)):
+    return not_applicable(name, "canaries have one clip norm, this plan one per layer")
   number = min(_CANARIES, len(subject.train))
-  small = dataclasses.replace(plan, sampler=plan.fitted_sampler(number))
+  small = dataclasses.replace(plan, sampler=plan.fitted_sampler(number), slices=1)
   scores = auditing.gradient_canaries(
     small,
     num_canaries=number,

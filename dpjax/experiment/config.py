@@ -32,31 +32,62 @@ class ModelConfig:
 
 
 @dataclasses.dataclass
+class FtrlConfig:
+  """How the noise of privacy.method='dp_ftrl' is correlated; see `dpjax.noise.correlated`."""
+
+  sampler: str = "cyclic"  # cyclic | cyclic_poisson | balls_in_bins | min_sep
+  strategy: str = "banded"  # banded | blt | tree | identity
+  bands: int | None = None  # banded, and groups of cyclic_poisson; None: steps of a pass
+  buffers: int = 4  # blt
+  restart_every: int | None = None  # tree: steps of one tree; None: steps of a pass
+  objective: str = "mean"  # mean | max squared error of the prefix sums
+
+
+@dataclasses.dataclass
 class PrivacyConfig:
   """What is promised. Give `epsilon` or `noise_multiplier`, not both."""
 
-  method: str = "dp_sgd"  # dp_sgd | sgd (no clipping, no noise, no epsilon)
+  method: str = "dp_sgd"  # dp_sgd | dp_ftrl | sgd (no clipping, no noise, no epsilon)
   epsilon: float | None = 2.0  # target; the noise multiplier is calibrated to it
   delta: float = 1e-5
   noise_multiplier: float | None = None  # std of the noise on the sum / l2_clip_norm
   l2_clip_norm: float = 1.0
-  sampler: str = "poisson"  # poisson | fixed_size | shuffled
+  clipping: str = "flat"  # flat | automatic | adaptive | per_layer
+  gamma: float = 0.01  # automatic: C / (norm + gamma)
+  clip_quantile: float = 0.5  # adaptive: share of examples that should not be clipped
+  clip_learning_rate: float = 0.2  # adaptive: of the geometric update of the clip norm
+  clip_count_noise_std: float | None = None  # adaptive: in examples; None: batch size / 20
+  clip_allocation: str = "uniform"  # per_layer: uniform | by_size shares of l2_clip_norm
+  noise_allocation: str = "shared"  # per_layer: shared (one std) | uniform (equal budgets)
+  clip_schedule: str = "constant"  # constant | linear | cosine | exponential, by step
+  clip_schedule_final: float = 0.1  # factor of l2_clip_norm at the last step
+  # poisson | fixed_size (replace_one) | truncated_poisson (replace_special) | shuffled
+  # (an epoch as one step on all data under replace_one or replace_special, else no epsilon)
+  sampler: str = "poisson"
   sampling_prob: float = 0.05  # expected batch size / number of examples
-  capacity: int | None = None  # slots of a Poisson batch; None: overflow is negligible
+  # slots of a Poisson batch; None: overflow is negligible, or truncation is rare
+  capacity: int | None = None
   neighboring_relation: str = "add_or_remove_one"
   accountant: str = "pld"  # pld | rdp
   epsilon_budget: float | None = None  # refuse to start a run that would spend more
+  # factors of the noise multiplier, each for an equal share of the steps; none: constant
+  noise_levels: list[float] = dataclasses.field(default_factory=list)
+  ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)
 
 
 @dataclasses.dataclass
 class OptimizerConfig:
   """The Optax optimizer behind the private gradient."""
 
-  name: str = "sgd"  # sgd | adam | adamw | rmsprop | adagrad
+  name: str = "sgd"  # sgd | adam | adamw | rmsprop | adagrad | dp_adam | dp_sgld
   learning_rate: float = 0.5
   momentum: float = 0.9  # sgd and rmsprop
   schedule: str = "constant"  # constant | cosine | linear (to 0 over num_steps)
   weight_decay: float = 0.0  # adamw
+  noise_floor: float = (
+    0.3  # dp_adam: least denominator, in standard deviations of the noise
+  )
+  prior_precision: float = 0.0  # dp_sgld: of a normal prior on every parameter
 
 
 @dataclasses.dataclass
@@ -83,6 +114,8 @@ class TrainConfig:
   seed: int = 0
   grad_method: str = "auto"  # auto | vmap
   microbatch_size: int | None = None  # examples in memory at a time; None: the whole batch
+  memory_budget_gb: float | None = None  # in its place: what one microbatch may take, 1e9 B
+  slices: int = 1  # physical batches that make up one step (gradient accumulation)
   augmentation: str = "none"  # none | shift | flip_shift
   augmult: int = 1  # augmented copies per example, averaged before clipping
   ema_decay: float | None = None  # evaluate an exponential average of the parameters

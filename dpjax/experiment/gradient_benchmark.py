@@ -3,6 +3,10 @@
 All methods of a workload are compiled first and then timed in turns, round after round in
 one process, so that whatever else the machine does falls on each of them alike; the ratio
 is that of the medians. Peak memory comes from one fresh process per entry.
+
+PyTorch and Opacus run the twins of `opacus_twins`, in the same process and the same turns;
+their ratio is to OUR ordinary gradient, and the row "torch" is PyTorch's own. They compile
+nothing, and XLA's account of buffers does not know them.
 """
 
 from __future__ import annotations
@@ -24,14 +28,15 @@ import jax.numpy as jnp
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from dpjax import gradients, validate
-from dpjax.experiment import report, workloads
+from dpjax import gradients, trees, validate
+from dpjax.experiment import opacus_twins, report, workloads
 from dpjax.experiment.workloads import Workload
 
 ORDINARY = "ordinary"
-METHODS = (ORDINARY, "vmap", "ghost", "auto", "jax_privacy")
-_STACKS = ("vmap", "jax_privacy")  # hold a gradient per example
+METHODS = (ORDINARY, "vmap", "ghost", "auto", "jax_privacy", *opacus_twins.METHODS)
+_STACKS = ("vmap", "jax_privacy", "opacus")  # hold a gradient per example
 _MOST_STACKED_BYTES = 8e9
+_REST_SECONDS = 0.02  # in which the threads of the method before stop to spin
 
 
 class Entry(NamedTuple):
@@ -77,8 +82,10 @@ _BUILD: dict[str, Callable[[Workload], Callable]] = {
 }
 
 
-def why_not(work: Workload, method: str) -> str:
+def why_not(name: str, work: Workload, method: str) -> str:
   """Why a method is not run on a workload; "" where it is."""
+  if method in opacus_twins.METHODS and (reason := opacus_twins.why_not(name, method)):
+    return reason
   if method == "jax_privacy" and importlib.util.find_spec("jax_privacy") is None:
     return "not installed"
   if method in _STACKS and 2 * work.stacked_bytes > _MOST_STACKED_BYTES:
@@ -88,11 +95,14 @@ def why_not(work: Workload, method: str) -> str:
 
 class _Compiled(NamedTuple):
   run: Callable[[], Any]
-  seconds: float
-  bytes: float
+  seconds: float | None = None
+  bytes: float | None = None
 
 
-def _compile(work: Workload, method: str) -> _Compiled:
+def _compile(name: str, work: Workload, method: str) -> _Compiled:
+  if method in opacus_twins.METHODS:
+    twin = opacus_twins.build(name, work.batch, trees.size(work.params))
+    return _Compiled(opacus_twins.step(twin, method))
   start = time.perf_counter()
   compiled = jax.jit(_BUILD[method](work)).lower(work.params, work.batch).compile()
   seconds = time.perf_counter() - start
@@ -106,6 +116,7 @@ def _buffer_bytes(memory: Any) -> float:
 
 
 def _seconds(run: Callable[[], Any]) -> float:
+  time.sleep(_REST_SECONDS)
   start = time.perf_counter()
   run()
   return time.perf_counter() - start
@@ -124,8 +135,8 @@ def measure(
   """
   work = workloads.build(name, jax.default_backend())
   methods = list(dict.fromkeys([ORDINARY, *methods]))
-  reasons = {method: why_not(work, method) for method in methods}
-  compiled = {m: _compile(work, m) for m in methods if not reasons[m]}
+  reasons = {method: why_not(name, work, method) for method in methods}
+  compiled = {m: _compile(name, work, m) for m in methods if not reasons[m]}
   for each in compiled.values():
     each.run()
   times: dict[str, list[float]] = {method: [] for method in compiled}
@@ -146,13 +157,17 @@ def measure(
       medians[method],
       medians[method] / medians[ORDINARY],
       each.seconds,
-      each.seconds / base.seconds,
+      _ratio(each.seconds, base.seconds),
       each.bytes,
-      each.bytes / base.bytes,
+      _ratio(each.bytes, base.bytes),
       _peak_rss(name, method) if fresh_process else None,
     )
 
   return [entry(method) for method in methods]
+
+
+def _ratio(value: float | None, base: float | None) -> float | None:
+  return value / base if value is not None and base else None
 
 
 def _peak_rss(name: str, method: str) -> float | None:
@@ -163,7 +178,7 @@ def _peak_rss(name: str, method: str) -> float | None:
 
 def _run_alone(name: str, method: str) -> int:
   """Runs one entry once; bytes of this process at its peak."""
-  _compile(workloads.build(name, jax.default_backend()), method).run()
+  _compile(name, workloads.build(name, jax.default_backend()), method).run()
   unit = 1 if sys.platform == "darwin" else 1024
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

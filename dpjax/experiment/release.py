@@ -71,7 +71,8 @@ def streams(config: TrainConfig, workdir: pathlib.Path) -> build.Streams:
 
 def statement(plan: Plan) -> str:
   """What release mode adds to the privacy statement, and what it does not cover."""
-  step = noise.secure.grid_step(plan.noise_multiplier * plan.l2_bound)
+  least = plan.noise_multiplier * min(plan.noise_schedule, default=1.0)
+  step = noise.secure.grid_step(least * plan.l2_bound)
   return textwrap.fill(
     "Release mode. The noise key has 256 bits of the operating system's entropy and is "
     "stretched by ChaCha20; it is kept in the checkpoints only: delete them, or keep them "

@@ -32,11 +32,11 @@ _WHAT_EPSILON_MEANS = ("epsilon_kind", "delta", "neighboring_relation", "unit")
 Row = dict[str, Any]
 
 
-def train_report(workdir: str | os.PathLike) -> None:
+def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") -> None:
   """Writes `workdir`/report.png and report.csv from metrics.jsonl and result.json.
 
-  Two panels over the optimizer steps: test accuracy, and the epsilon spent so far with
-  what it means; a run without an epsilon has the first panel only. A run that has not
+  Two panels over the steps (`steps` is their name): test accuracy, and the epsilon spent
+  so far with what it means; a run without an epsilon has the first panel only. A run that has not
   finished (no result.json) is drawn as far as it came.
 
   Raises:
@@ -48,7 +48,7 @@ def train_report(workdir: str | os.PathLike) -> None:
     raise UserError(f"{workdir / writers.METRICS}: holds no metrics to report")
   path = workdir / writers.RESULT
   result = writers.read_json(path) if path.exists() else {}
-  _write_csv(workdir / "report.csv", rows)
+  write_csv(workdir / "report.csv", rows)
   panels = (
     [_draw_accuracy, _draw_epsilon] if _series(rows, "epsilon")[0] else [_draw_accuracy]
   )
@@ -56,7 +56,8 @@ def train_report(workdir: str | os.PathLike) -> None:
   axes = figure.subplots(1, len(panels), squeeze=False)[0]
   for axis, draw in zip(axes, panels):
     draw(axis, rows, result)
-  _save(figure, workdir / "report.png")
+    axis.set_xlabel(steps)
+  save_figure(figure, workdir / "report.png")
 
 
 def style(axes: Axes, *, title: str, xlabel: str, ylabel: str) -> None:
@@ -128,7 +129,7 @@ def sweep_report(
   groups = summarize(rows, x=x, y=y, series=series)
   header = [*([series] if series else []), x, "seeds", f"{y}_mean", f"{y}_min", f"{y}_max"]
   header = dict.fromkeys([*header, "epsilon", *_WHAT_EPSILON_MEANS])
-  _write_csv(out_dir / "curve.csv", groups, list(header))
+  write_csv(out_dir / "curve.csv", groups, list(header))
   figure = Figure(figsize=(7.2, 3.8), layout="constrained")
   axes = figure.subplots()
   _draw_groups(axes, groups, x, y, series)
@@ -136,7 +137,7 @@ def sweep_report(
   _label(axes, groups, x, y, title)
   _scale(axes, x, [group[x] for group in groups], [at for _, at, _ in references])
   _legend(axes)
-  _save(figure, out_dir / "curve.png")
+  save_figure(figure, out_dir / "curve.png")
 
 
 def summarize(
@@ -319,7 +320,8 @@ def _series(rows: list[Row], name: str) -> tuple[list[int], list[float]]:
   return [step for step, _ in found], [value for _, value in found]
 
 
-def _write_csv(path: pathlib.Path, rows: list[Row], header: Sequence[str] = ()) -> None:
+def write_csv(path: pathlib.Path, rows: list[Row], header: Sequence[str] = ()) -> None:
+  """Writes rows as a CSV file, atomically; columns in the order of the header."""
   header = list(header) or list(dict.fromkeys(name for row in rows for name in row))
   text = io.StringIO()
   table = csv.DictWriter(
@@ -330,7 +332,8 @@ def _write_csv(path: pathlib.Path, rows: list[Row], header: Sequence[str] = ()) 
   writers.replace_file(path, text.getvalue().encode())
 
 
-def _save(figure: Figure, path: pathlib.Path) -> None:
+def save_figure(figure: Figure, path: pathlib.Path) -> None:
+  """Writes a picture as PNG, atomically, without a display."""
   FigureCanvasAgg(figure)
   content = io.BytesIO()
   figure.savefig(content, format="png", dpi=150)

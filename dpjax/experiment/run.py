@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from dpjax import data as data_lib
-from dpjax import noise, trees
+from dpjax import noise, training, trees
 from dpjax.accounting import Budget, Ledger, delta_warning
 from dpjax.experiment import audit, build, provenance, release, report, writers
 from dpjax.experiment.checkpoint import Checkpoints
@@ -40,7 +40,7 @@ class Interrupted(Exception):
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
+def signals() -> Iterator[list[int]]:
   """Collects SIGINT and SIGTERM instead of dying in the middle of a step."""
   received: list[int] = []
   previous = {}
@@ -64,7 +64,7 @@ def _differences(old: Any, new: Any, prefix: str = "config") -> Iterator[str]:
     yield f"{prefix}: {old!r} there, {new!r} now"
 
 
-def claim_workdir(workdir: pathlib.Path, config: TrainConfig) -> None:
+def claim_workdir(workdir: pathlib.Path, config: Any) -> None:
   """Makes the directory this run's own, or raises if it holds another config's run."""
   wanted = writers.plain(to_dict(config))
   path = workdir / CONFIG
@@ -84,13 +84,11 @@ def claim_workdir(workdir: pathlib.Path, config: TrainConfig) -> None:
 def _check_budget(run: build.Run, config: TrainConfig, ledger: Ledger) -> None:
   """Refuses before the first step what would overspend at the last."""
   budget = config.privacy.epsilon_budget
-  if budget is None or config.privacy.method != "dp_sgd":
+  if budget is None or config.privacy.method not in build.PRIVATE_METHODS:
     return
-  left = run.plan.num_steps - ledger.num_steps
   ledger.check(
     Budget(epsilon=budget, delta=run.plan.accounted_delta(config.privacy.delta)),
-    proposed=run.plan.step_event(),
-    num_steps=left,
+    proposed=run.plan.remaining_event(ledger.num_steps),
     neighboring_relation=run.plan.neighboring_relation,
     accountant=run.plan.accountant,
   )
@@ -131,7 +129,7 @@ class _Loop:
 
   def charge(self) -> None:
     self.ledger = self.ledger.charge(
-      self.run.plan.step_event(),
+      self.run.plan.step_event(self.step),
       l2_clip_norm=self.run.plan.l2_bound,
       noise_key_id=self.key_id,
       first_step=self.step,
@@ -149,6 +147,9 @@ class _Loop:
       "epsilon": self.epsilons[self.step],
       "learning_rate": float(np.asarray(self.run.schedule(self.step - 1))),
     }
+    scale = training.clip_scale(self.state)
+    if scale is not None:  # public, or an output of the mechanism: no diagnostic
+      row["l2_clip_norm"] = self.run.plan.l2_bound * scale
     if self.config.diagnostics and not self.config.release:
       row |= {f"not_private/{name}": float(value) for name, value in info._asdict().items()}
     self.metrics.write(self.step, row)
@@ -178,8 +179,11 @@ def _fit(loop: _Loop, received: list[int]) -> None:
   bar = writers.progress(total, loop.step, "train")
   shown: dict[str, float] = {}
   train = data_lib.resident(run.train)
-  for batch in run.plan.batches(train, rng=run.random.sampler, start=loop.step):
+  batches = run.plan.batches(train, rng=run.random.sampler, start=loop.step)
+  for number, batch in enumerate(batches, start=1):
     loop.state, info = step_fn(loop.state, batch)
+    if number % run.plan.slices:  # the step is not complete: nothing is released yet
+      continue
     loop.charge()
     if loop.step in loop.epsilons:
       row = loop.record(info)
@@ -211,16 +215,29 @@ def _privacy_facts(loop: _Loop) -> dict[str, Any]:
     "epsilon": _charged(loop) if private else None,
     "delta": plan.delta if private else None,
     "neighboring_relation": str(plan.neighboring_relation) if private else None,
-    "unit": "example" if private else None,
+    "unit": getattr(plan.sampler, "unit", "example") if private else None,
     "epsilon_kind": "proved" if private else "none",
     "accountant": plan.accountant if private else None,
     "noise_multiplier": plan.noise_multiplier,
     "l2_clip_norm": plan.l2_clip_norm,
+    **_clipping_facts(loop),
     "sampler": repr(plan.sampler),
     "normalize_by": plan.normalize_by,
     "privacy_statement": _statement(loop),
     "release": loop.config.release,
     "ledger": loop.ledger.to_json(),
+  }
+
+
+def _clipping_facts(loop: _Loop) -> dict[str, Any]:
+  """How gradients were clipped. The last clip norm is public or an output of the mechanism."""
+  config, plan = loop.config, loop.run.plan
+  scale = training.clip_scale(loop.state)
+  temperature = loop.run.sgld_temperature
+  return {
+    "clipping": config.privacy.clipping if config.privacy.method != "sgd" else None,
+    **({} if scale is None else {"final_l2_clip_norm": plan.l2_bound * scale}),
+    **({} if temperature is None else {"sgld_temperature": temperature}),
   }
 
 
@@ -269,7 +286,7 @@ def _result(loop: _Loop) -> dict[str, Any]:
   }
 
 
-def _save_params(workdir: pathlib.Path, params: Any) -> None:
+def save_params(workdir: pathlib.Path, params: Any) -> None:
   """The released model alone, without the noise key: params.npz, one array per path."""
   leaves = jax.tree_util.tree_leaves_with_path(params)
   arrays: dict[str, Any] = {
@@ -311,12 +328,12 @@ def train(
   _warn(config, run)
   loop = _Loop(config, run, workdir)
   try:
-    with _signals() as received:
+    with signals() as received:
       _fit(loop, received)
     result = _result(loop)
   finally:
     loop.close()
-  _save_params(workdir, eval_params(loop.state))
+  save_params(workdir, eval_params(loop.state))
   writers.write_result(workdir, result)
   report.train_report(workdir)
   return result
@@ -324,5 +341,5 @@ def train(
 
 def _warn(config: TrainConfig, run: build.Run) -> None:
   warning = delta_warning(config.privacy.delta, len(run.train))
-  if warning and config.privacy.method == "dp_sgd":
+  if warning and config.privacy.method in build.PRIVATE_METHODS:
     writers.warn(warning)

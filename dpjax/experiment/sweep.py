@@ -31,22 +31,38 @@ LoadFn = Callable[[TrainConfig], Any]  # (config) -> (train, test)
 
 
 @dataclasses.dataclass
+class SelectionConfig:
+  """Private selection in place of a whole sweep; see `experiment/selection.py`."""
+
+  enabled: bool = False
+  mean_trials: float = 10.0  # mean of the random number of runs
+  shape: float = 1.0  # of its law: 1 geometric, 0 logarithmic, else neg. binomial
+  better: str = "max"  # of `y`: max | min
+
+
+@dataclasses.dataclass
 class SweepConfig:
   """A whole sweep: every combination of the grid's values, once per seed.
 
   Fields are dotted names of TrainConfig, such as "privacy.epsilon". `x` and `series` are
   such names or keys of a result; `y` is a key of a result. A reference is
   (label, epsilon, accuracy) of a published result, drawn beside the curve.
+
+  A variant is a name and the fields that it sets together, such as a method with the
+  learning rate that suits it; the whole grid is run for each. series="variant" draws one
+  line for each.
   """
 
   base: TrainConfig = dataclasses.field(default_factory=TrainConfig)
   grid: dict[str, list] = dataclasses.field(default_factory=dict)
+  variants: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   seeds: list[int] = dataclasses.field(default_factory=lambda: [0])
   references: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
   x: str = "privacy.epsilon"
   y: str = "test_accuracy"
   series: str | None = None  # one line per value of this field
   title: str = ""
+  selection: SelectionConfig = dataclasses.field(default_factory=SelectionConfig)
 
 
 class Point(NamedTuple):
@@ -58,7 +74,7 @@ class Point(NamedTuple):
 
 
 def points(config: SweepConfig) -> list[Point]:
-  """The runs of a sweep, in grid order with the seeds innermost.
+  """The runs of a sweep, in grid order, variants outermost and seeds innermost.
 
   Raises:
     UserError: empty grid, unknown field, ill-typed or repeated value, repeated seed.
@@ -71,8 +87,14 @@ def points(config: SweepConfig) -> list[Point]:
   grid = {path: list(values) for path, values in config.grid.items()}
   axes = [[(path, value) for value in values] for path, values in grid.items()]
   axes.append([("seed", seed) for seed in config.seeds])
-  found = [_point(config.base, dict(chosen)) for chosen in itertools.product(*axes)]
-  return found
+  chosen = [dict(choice) for choice in itertools.product(*axes)]
+  if not config.variants:
+    return [_point(config.base, choice) for choice in chosen]
+  bases = {
+    name: _replaced(config.base, fixed, f"variants[{name!r}]")
+    for name, fixed in config.variants.items()
+  }
+  return [_point(base, c, name) for name, base in bases.items() for c in chosen]
 
 
 def run_sweep(
@@ -175,8 +197,9 @@ def _bound(total: dict[str, Any]) -> str:
 
 
 def _check(config: SweepConfig) -> None:
-  if not config.grid:
-    raise UserError("grid={}: must name at least one field")
+  if not (config.grid or config.variants):
+    raise UserError("grid={}: must name at least one field, or give variants")
+  _check_variants(config)
   for path, values in config.grid.items():
     if not isinstance(values, (list, tuple)) or not values:
       raise UserError(f"grid[{path!r}]={values!r}: must be a list of at least one value")
@@ -192,17 +215,31 @@ def _check(config: SweepConfig) -> None:
     fields.get(config.base, path, name="x" if path == config.x else "series")
 
 
+def _check_variants(config: SweepConfig) -> None:
+  for name, fixed in config.variants.items():
+    twice = [path for path in fixed if path in config.grid or path == "seed"]
+    if twice:
+      raise UserError(f"variants[{name!r}]: sets {twice[0]!r}, which the grid varies")
+  if config.series == "variant" and not config.variants:
+    raise UserError("series='variant': there are no variants")
+
+
 def _unique(values: Any, name: str) -> None:
   repeated = [value for index, value in enumerate(values) if value in values[:index]]
   if repeated:
     raise UserError(f"{name}: {repeated[0]!r} comes twice; each must be different")
 
 
-def _point(base: TrainConfig, chosen: dict[str, Any]) -> Point:
-  config = base
+def _replaced(config: TrainConfig, chosen: dict[str, Any], name: str) -> TrainConfig:
   for path, value in chosen.items():
-    config = fields.replace(config, path, value, name="grid")
-  values = {path: fields.get(config, path) for path in chosen}
+    config = fields.replace(config, path, value, name=name)
+  return config
+
+
+def _point(base: TrainConfig, chosen: dict[str, Any], variant: str = "") -> Point:
+  config = _replaced(base, chosen, "grid")
+  values = {"variant": variant} if variant else {}
+  values |= {path: fields.get(config, path) for path in chosen}
   digest = hashlib.sha256(
     json.dumps(writers.plain(to_dict(config)), sort_keys=True).encode()
   )

@@ -30,7 +30,7 @@ RESULT_KEYS = (
   "delta",
   "neighboring_relation",
   "unit",  # whose presence is hidden: example | user
-  "epsilon_kind",  # proved | claimed | none
+  "epsilon_kind",  # proved | claimed | simulated (of a larger deployment) | none
   "test_accuracy",
   "num_steps",
   "seed",
@@ -38,7 +38,7 @@ RESULT_KEYS = (
   "wall_seconds",
   "versions",
 )
-EPSILON_KINDS = ("proved", "claimed", "none")
+EPSILON_KINDS = ("proved", "claimed", "simulated", "none")
 _LINE_SECONDS = 5.0  # between two progress lines where stderr is no terminal
 
 

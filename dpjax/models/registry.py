@@ -35,6 +35,7 @@ _ENTRIES = {
   "linear": _Entry(dense.Linear, dense.Linear, fixed=("features", "activation")),
   "mlp": _Entry(dense.Mlp, dense.Mlp),
   "cnn": _Entry(convnet.Cnn, convnet.Cnn),
+  "convnet": _Entry(convnet.ConvNet, convnet.ConvNet),
   "cifar_cnn": _Entry(convnet.CifarCnn, convnet.CifarCnn),
   "radp_mnist": _Entry(convnet.RadpCnn.mnist, convnet.RadpCnn),
   "radp_fashion_mnist": _Entry(convnet.RadpCnn.fashion_mnist, convnet.RadpCnn),

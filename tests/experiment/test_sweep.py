@@ -24,7 +24,7 @@ EPSILONS = [0.5, 2.0]
 def _no_pixels(monkeypatch):
   """Pictures are drawn in test_report; here only that they are written."""
   monkeypatch.setattr(
-    report, "_save", lambda figure, path: writers.replace_file(path, b"png")
+    report, "save_figure", lambda figure, path: writers.replace_file(path, b"png")
   )
 
 
@@ -283,3 +283,37 @@ def test_infinite_values_survive_the_comparison_of_configs(tmp_path):
   again = Fake()
   sweep.run_sweep(config, tmp_path, again)
   assert again.calls == []
+
+
+_VARIANTS = {
+  "slow": {"optimizer.learning_rate": 0.1},
+  "adam": {"optimizer.name": "adam", "optimizer.learning_rate": 0.01},
+}
+
+
+def test_variants_set_fields_together_and_are_a_series(tmp_path):
+  config = _config(variants=_VARIANTS, series="variant", seeds=[0])
+  rows = sweep.run_sweep(config, tmp_path, Fake())
+  found = [(row["variant"], row["privacy.epsilon"]) for row in rows]
+  assert found == [(name, epsilon) for name in _VARIANTS for epsilon in EPSILONS]
+  rates = {
+    (p.config.optimizer.name, p.config.optimizer.learning_rate)
+    for p in sweep.points(config)
+  }
+  assert rates == {("sgd", 0.1), ("adam", 0.01)}
+  with open(tmp_path / "curve.csv") as file:
+    assert {row["variant"] for row in csv.DictReader(file)} == set(_VARIANTS)
+
+
+@pytest.mark.parametrize(
+  ("changes", "says"),
+  [
+    ({"variants": {"a": {"privacy.epsilon": 1.0}}}, "which the grid varies"),
+    ({"variants": {"a": {"seed": 1}}}, "which the grid varies"),
+    ({"variants": {"a": {"optimizer.speed": 1.0}}}, r"variants\['a'\]"),
+    ({"series": "variant"}, "there are no variants"),
+  ],
+)
+def test_a_wrong_variant_is_refused(changes, says):
+  with pytest.raises(UserError, match=says):
+    sweep.points(_config(**changes))

@@ -213,3 +213,31 @@ def test_no_noise_costs_everything():
   answer = _answer("--noise_multiplier=0", "--sampling_prob=.5", "--num_steps=1")
   assert account.epsilon_of(answer, "pld") == math.inf
   assert "inf" in account.table([answer])
+
+
+def test_a_truncated_sample_is_replace_special_by_pld_and_costs_more():
+  given = ("--noise_multiplier=1.5", "--num_examples=1000", "--batch_size=20")
+  (cut,) = _ask("--sampler=truncated_poisson", "--capacity=24", "--num_steps=50", *given)
+  assert cut.options == {"neighboring_relation": "replace_special"}
+  assert cut.accountants == ("pld",)
+  (plain,) = _ask("--num_steps=50", *given)
+  assert account.epsilon_of(cut, "pld") > account.epsilon_of(plain, "pld")
+  assert "gdp" not in account.table([cut])
+  with pytest.raises(UserError, match="capacity"):
+    _ask("--sampler=truncated_poisson", "--num_steps=50", *given)
+  with pytest.raises(UserError, match="capacity=24: goes with"):
+    _ask("--capacity=24", "--num_steps=50", *given)
+  with pytest.raises(UserError, match="num_examples=None"):
+    _ask("--sampler=truncated_poisson", "--capacity=9", "--num_steps=5", "--epsilon=1")
+
+
+def test_the_approximation_is_shown_on_request_and_labelled():
+  given = ("--noise_multiplier=1.1", "--num_steps=100")
+  (asked,) = _ask("--gdp", "--sampling_prob=0.01", *given)
+  row = account.table([asked]).splitlines()[-1]
+  assert "gdp (APPROXIMATION, not a bound)" in row
+  assert float(row.split()[-1]) < account.epsilon_of(asked, "pld")  # too small, in truth
+  (unasked,) = _ask("--sampling_prob=0.01", *given)
+  assert "gdp" not in account.table([unasked])
+  (unsampled,) = _ask("--gdp", "--sampler=none", *given)
+  assert "gdp (exact)" in account.table([unsampled])

@@ -6,10 +6,13 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from dpjax import gradients, models
-from dpjax.experiment import gradient_benchmark, workloads
+from dpjax import gradients, models, trees
+from dpjax.experiment import gradient_benchmark, opacus_twins, workloads
+from dpjax.types import Example
 from dpjax.validate import UserError
 
 
@@ -50,20 +53,56 @@ def test_every_method_is_measured_against_the_ordinary_gradient(tiny, tmp_path):
 def test_stacked_gradients_that_do_not_fit_are_skipped_and_say_so(tiny):
   size = 4 * 170 * 4  # bytes of four float32 gradients of 170 parameters
   assert tiny.stacked_bytes == size
-  assert gradient_benchmark.why_not(tiny, "vmap") == ""
+  assert gradient_benchmark.why_not("mlp", tiny, "vmap") == ""
   big = tiny._replace(batch=tiny.batch._replace(y=range(10**8)))
-  assert "GB" in gradient_benchmark.why_not(big, "vmap")
-  assert gradient_benchmark.why_not(big, "auto") == ""
+  assert "GB" in gradient_benchmark.why_not("mlp", big, "vmap")
+  assert gradient_benchmark.why_not("mlp", big, "auto") == ""
 
 
-def test_a_method_that_is_not_installed_is_named(tiny, monkeypatch):
+@pytest.mark.parametrize("method", ["jax_privacy", "torch", "opacus", "opacus_ghost"])
+def test_a_method_that_is_not_installed_is_named(method, tiny, monkeypatch):
   find = lambda name: None
   monkeypatch.setattr(gradient_benchmark.importlib.util, "find_spec", find)
-  entries = gradient_benchmark.measure(
-    "mlp", ["jax_privacy"], repeats=1, fresh_process=False
-  )
+  entries = gradient_benchmark.measure("mlp", [method], repeats=1, fresh_process=False)
   assert entries[1].status == "not installed" and entries[1].ratio is None
   assert "not installed" in gradient_benchmark.table(entries)
+
+
+def test_every_workload_has_a_twin_or_a_reason(monkeypatch):
+  monkeypatch.setattr(opacus_twins.importlib.util, "find_spec", lambda name: name)
+  for name in workloads.NAMES:
+    reason = opacus_twins.why_not(name, "opacus")
+    assert (name in opacus_twins._TWINS) != reason.startswith("skipped: ")
+
+
+@pytest.mark.parametrize("name", sorted(opacus_twins._TWINS))
+def test_twins_have_the_parameters_of_their_workloads(name):
+  """Nothing is run: one image or sentence builds the twin, which counts for itself."""
+  pytest.importorskip("opacus")
+  shapes = []
+
+  def count():
+    shapes.append(workloads.build(name, "cpu"))
+    return 0
+
+  jax.eval_shape(count)
+  params, batch = shapes[0].params, shapes[0].batch
+  dtype = np.int32 if jnp.issubdtype(batch.x.dtype, jnp.integer) else np.float32
+  one = Example(np.zeros((2, *batch.x.shape[1:]), dtype), np.zeros(2, np.int32))
+  twin = opacus_twins.build(name, one, trees.size(params))
+  assert twin.losses(twin.model(twin.inputs)).shape == (2,)
+  with pytest.raises(RuntimeError, match="parameters"):
+    opacus_twins.build(name, one, trees.size(params) + 1)
+
+
+@pytest.mark.filterwarnings("ignore")  # of third parties
+def test_opacus_is_measured_in_the_same_run():
+  pytest.importorskip("opacus")
+  methods = opacus_twins.METHODS
+  entries = gradient_benchmark.measure("small_cnn", methods, repeats=1, fresh_process=False)
+  for entry in entries[1:]:
+    assert entry.status == "ok" and entry.ratio == entry.median_s / entries[0].median_s
+    assert entry.compile_s is None and entry.memory_ratio is None
 
 
 @pytest.mark.parametrize(

@@ -98,3 +98,28 @@ def test_terminated_sweep_goes_on_and_ends_equal(tmp_path):
   assert (first / "out" / "curve.csv").read_bytes() == (
     second / "out" / "curve.csv"
   ).read_bytes()
+
+
+SELECTION = """
+from dpjax.experiment.config import ModelConfig, PrivacyConfig, TrainConfig
+from dpjax.experiment.sweep import SelectionConfig, SweepConfig
+def get_config():
+  base = TrainConfig(
+    num_steps=3, eval_every=3, checkpoint_every=3, model=ModelConfig("mlp"),
+    privacy=PrivacyConfig(sampling_prob=0.05, accountant="rdp", epsilon=1.0))
+  grid = {"optimizer.learning_rate": [0.1, 0.5]}
+  selection = SelectionConfig(enabled=True, mean_trials=1.0)
+  return SweepConfig(base=base, grid=grid, x="optimizer.learning_rate", selection=selection)
+"""
+
+
+def test_p40_a_private_selection_prints_both_epsilons_and_releases_one_model(tmp_path):
+  command = _command(tmp_path)
+  (tmp_path / "sweep.py").write_text(SELECTION)
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  found = json.loads((tmp_path / "out" / "best" / "selection.json").read_text())
+  assert found["epsilon_of_one_run"] <= 1.0 < found["epsilon"]
+  assert "One run is (epsilon = " in done.stdout and "is charged" in done.stdout
+  assert (tmp_path / "out" / "best" / "params.npz").exists()
+  assert not (tmp_path / "out" / "best" / "result.json").exists()

@@ -1,0 +1,34 @@
+"""MNIST: scattering features and a linear model, trained with DP-FTRL: banded noise.
+
+  python -m launch.train --config=configs/mnist_scatter_ftrl.py --workdir=runs/mnist_ftrl
+
+Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir).
+Hardware: 2 CPU cores. Time: a minute of training after 15 s of features.
+Expected: test accuracy .987 (one seed) at a proved epsilon of 2 (delta 1e-5,
+replace_special, per example). At the same epsilon, one seed each: .986 in 20 passes
+(num_steps=300, learning_rate=8), .986 for cyclic Poisson sampling with 2 bands
+(privacy.ftrl.sampler=cyclic_poisson, bands=2, add_or_remove_one), .985 and .984 at learning
+rates 2 and 6. At epsilon 1: .981 (learning rate 3).
+
+No random sampling is needed, or trusted: 15 batches in a fixed order, 53 passes; the noise
+of 15 consecutive steps is correlated (Choquette-Choo et al. 2023). DP-SGD reaches .986
+(.985-.987 over three seeds) on as many passes at epsilon 2, if its batches really are
+Poisson samples that nobody sees.
+"""
+
+from configs import mnist_scatter_linear
+from dpjax.experiment.config import FtrlConfig, PrivacyConfig, TrainConfig
+
+
+def get_config() -> TrainConfig:
+  config = mnist_scatter_linear.get_config()
+  config.privacy = PrivacyConfig(
+    method="dp_ftrl",
+    epsilon=2.0,
+    delta=1e-5,
+    sampling_prob=1 / 15,
+    l2_clip_norm=0.1,
+    neighboring_relation="replace_special",
+    ftrl=FtrlConfig(sampler="cyclic", strategy="banded", bands=15),
+  )
+  return config

@@ -1,0 +1,40 @@
+"""MNIST, scattering features and a linear model: four private algorithms, epsilon 1, 2, 8.
+
+  python -m launch.sweep --config=configs/sweeps/mnist_algorithms.py \\
+    --workdir=runs/mnist_algorithms
+
+Same data passes, clip norm and adjacency (replace_special, delta 1e-5, per example) for all.
+DP-SGD, DP-Adam and DP-SGLD rest on secret Poisson sampling; DP-FTRL's batches come in a
+fixed, public order and its noise is correlated instead.
+"""
+
+from dpjax.experiment.sweep import SweepConfig
+
+VARIANTS = {
+  "DP-SGD": {"privacy.method": "dp_sgd"},
+  "DP-FTRL, banded": {"privacy.method": "dp_ftrl"},
+  "DP-Adam": {
+    "privacy.method": "dp_sgd",
+    "optimizer.name": "dp_adam",
+    "optimizer.learning_rate": 0.003,
+  },
+  "DP-SGLD": {
+    "privacy.method": "dp_sgd",
+    "optimizer.name": "dp_sgld",
+    "optimizer.learning_rate": 40.0,  # that of DP-SGD / (1 - its momentum)
+  },
+}
+
+
+def get_config() -> SweepConfig:
+  """Twenty-four runs of configs/mnist_scatter_ftrl.py."""
+  from configs import mnist_scatter_ftrl
+
+  return SweepConfig(
+    base=mnist_scatter_ftrl.get_config(),
+    variants=VARIANTS,
+    grid={"privacy.epsilon": [1.0, 2.0, 8.0]},
+    seeds=[0, 1],
+    series="variant",
+    title="MNIST, scattering + linear: four private algorithms, equal passes",
+  )
