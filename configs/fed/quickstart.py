@@ -1,0 +1,33 @@
+"""Federated quickstart: user-level DP-FedAvg on the embedded digits, 100 users, offline.
+
+  python -m launch.federate --config=configs/fed/quickstart.py --workdir=runs/fed_quickstart
+
+Hardware: 2 CPU cores, 7 s of training and a few seconds of compilation. Expected: test
+accuracy .93 to .95 (three runs) at a proved epsilon of 4 (delta 1e-3, Poisson sampling of
+users, add/remove-one, per USER: about 14 images each). Delta is below 1 / 100 users; with so
+few users a much smaller one would leave little to learn.
+"""
+
+from dpjax.experiment.config import DataConfig, ModelConfig, OptimizerConfig
+from dpjax.experiment.federate_config import (
+  FedConfig,
+  FedPrivacyConfig,
+  LocalConfig,
+  PartitionConfig,
+)
+
+
+def get_config() -> FedConfig:
+  return FedConfig(
+    data=DataConfig(name="digits", center=True),
+    partition=PartitionConfig(name="iid", num_clients=100),
+    model=ModelConfig(name="linear"),
+    local=LocalConfig(batch_size=None, epochs=5),
+    client_optimizer=OptimizerConfig(learning_rate=0.1, momentum=0.0),
+    server_optimizer=OptimizerConfig(learning_rate=1.0, momentum=0.9),
+    privacy=FedPrivacyConfig(epsilon=4.0, delta=1e-3, l2_clip_norm=0.15),
+    num_rounds=40,
+    clients_per_round=50,
+    eval_every=5,
+    checkpoint_every=20,
+  )

@@ -1,0 +1,285 @@
+"""One federated run from start to result.json: resumable, interruptible, never over budget.
+
+As `run.train`, with rounds for steps and users for examples: metrics of round k are written
+before the checkpoint of round k, which holds parameters, server optimizer, control variates,
+noise key and the ledger of the k rounds; a resumed run repeats later rounds exactly.
+
+On several processes (`federated.processes`) all call `federate` with the same config: each
+runs its share of every cohort, process 0 alone evaluates and holds the files.
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dpjax import federated, noise, trees
+from dpjax.accounting import Budget, Ledger, delta_warning
+from dpjax.data import partition
+from dpjax.experiment import federate_build, provenance, report, run, shared, writers
+from dpjax.experiment.federate_build import FedRun
+from dpjax.experiment.federate_config import FedConfig
+from dpjax.federated import processes
+from dpjax.validate import UserError
+
+Interrupted = run.Interrupted
+
+
+class _Loop:
+  """The state of a running federation; one object so that each phase is a short method."""
+
+  def __init__(
+    self, config: FedConfig, fed: FedRun, workdir: pathlib.Path, on_save: Callable
+  ):
+    self.config, self.fed, self.on_save = config, fed, on_save
+    self.checkpoints = shared.Checkpoints(workdir)
+    self.state: Any = fed.algorithm.init(fed.params, fed.federation.num_clients)
+    self.ledger, self.seconds, self.round = Ledger(), 0.0, 0
+    self.key_id = noise.key_id(_noise_key(config, fed))
+    if self.checkpoints.latest_step() is not None:
+      self._resume()
+    _check_budget(config, fed, self.ledger)
+    self.metrics = shared.metrics(workdir, resume_step=self.round or None)
+    self.started = time.monotonic() - self.seconds
+    every, last = config.eval_every, config.num_rounds
+    rounds = sorted({*range(every, last, every), last})
+    self.epsilons = dict(zip(rounds, map(float, fed.promise.curve(rounds))))
+
+  def _resume(self) -> None:
+    self.state, meta = self.checkpoints.restore(self.state)
+    self.ledger, self.seconds = Ledger.from_json(meta["ledger"]), meta["seconds"]
+    self.round = int(self.checkpoints.latest_step() or 0)
+    if self.ledger.num_steps != self.round:
+      raise UserError(
+        f"checkpoint={self.round}: its ledger holds {self.ledger.num_steps} rounds; it cannot "
+        "be trusted"
+      )
+    self.on_save(self.round)
+
+  def charge(self) -> None:
+    """Also for a round without clients: its noise was released."""
+    self.ledger = self.ledger.charge(
+      self.fed.promise.step_event(self.round),
+      l2_clip_norm=_clip_norm(self.config, self.fed),
+      noise_key_id=self.key_id,
+      first_step=self.round,
+    )
+    self.round += 1
+
+  def evaluate(self) -> dict[str, float]:
+    params = federated.params_of(self.state)
+    return self.fed.task.evaluate(self.fed.apply, params, self.fed.test)
+
+  def record(self, info: federated.RoundInfo) -> dict[str, float]:
+    scores = processes.on_first(self.evaluate)
+    row = {"test_accuracy": scores["accuracy"], "test_loss": scores["loss"]}
+    if self.fed.promise.kind != "none":
+      row["epsilon"] = self.epsilons[self.round]
+    if self.config.diagnostics:
+      shown = {**info._asdict()}
+      del shown["clients"]
+      row |= {f"not_private/{name}": float(value) for name, value in shown.items()}
+    self.metrics.write(self.round, row)
+    return row
+
+  def save(self) -> None:
+    self.seconds = time.monotonic() - self.started
+    meta = {"ledger": self.ledger.to_json(), "seconds": self.seconds}
+    self.checkpoints.save(self.round, self.state, meta)
+    self.on_save(self.round)
+
+  def close(self) -> None:
+    self.metrics.close()
+    self.checkpoints.close()
+
+
+def _noise_key(config: FedConfig, fed: FedRun) -> Any:
+  return fed.random.client if config.privacy.method == "local" else fed.random.noise
+
+
+def _clip_norm(config: FedConfig, fed: FedRun) -> float:
+  local = config.privacy.method == "local"
+  return config.privacy.l2_clip_norm if local else fed.plan.l2_bound
+
+
+def _check_budget(config: FedConfig, fed: FedRun, ledger: Ledger) -> None:
+  """Refuses before the first round what would overspend at the last."""
+  budget, left = config.privacy.epsilon_budget, config.num_rounds - ledger.num_steps
+  if budget is None or fed.promise.kind == "none":
+    return
+  ledger.check(
+    Budget(epsilon=budget, delta=_accounted_delta(config, fed)),
+    proposed=fed.promise.step_event(ledger.num_steps) if left else None,
+    num_steps=max(left, 1),
+    neighboring_relation=fed.promise.relation,
+    accountant=fed.plan.accountant,
+  )
+
+
+def _accounted_delta(config: FedConfig, fed: FedRun) -> float:
+  if config.privacy.method == "local":
+    return fed.promise.delta
+  return fed.plan.accounted_delta(fed.promise.delta)
+
+
+def _fit(loop: _Loop, received: list[int]) -> None:
+  """Runs the rounds that are left."""
+  config, fed, total = loop.config, loop.fed, loop.config.num_rounds
+  bar, shown = shared.progress(total, loop.round, "rounds"), {}
+  rng = fed.random.sampler
+  for cohort in federated.cohorts(
+    fed.plan, fed.federation, fed.work, rng=rng, start=loop.round
+  ):
+    loop.state, info = fed.algorithm.round(loop.state, cohort)
+    loop.charge()
+    if loop.round in loop.epsilons:
+      row = loop.record(info)
+      names = {"accuracy": "test_accuracy", "epsilon": "epsilon"}
+      shown = {name: row[key] for name, key in names.items() if key in row}
+    stop = processes.largest(received[0] if received else 0)  # whoever was told
+    if loop.round % config.checkpoint_every == 0 or loop.round == total or stop:
+      loop.save()
+    bar.update(1, **shown)
+    if stop and loop.round < total:
+      bar.close()
+      raise Interrupted(stop, loop.round)
+  bar.close()
+
+
+def _ledger_epsilon(loop: _Loop) -> float:
+  """Epsilon of the charges themselves, not of what was meant to run."""
+  fed = loop.fed
+  return loop.ledger.epsilon(
+    _accounted_delta(loop.config, fed),
+    neighboring_relation=fed.promise.relation,
+    accountant="pld" if loop.config.privacy.method == "local" else fed.plan.accountant,
+  )
+
+
+def _epsilon_facts(loop: _Loop) -> dict[str, Any]:
+  promise, rounds = loop.fed.promise, loop.config.num_rounds
+  names = ("epsilon", "delta", "neighboring_relation", "unit")
+  if promise.kind == "none" or not math.isfinite(loop.epsilons[rounds]):
+    return dict.fromkeys(names) | {"epsilon_kind": "none"}
+  facts = {"delta": promise.delta, "neighboring_relation": promise.relation, "unit": "user"}
+  spent = _ledger_epsilon(loop)
+  if promise.kind == "simulated":
+    return facts | {
+      "epsilon": loop.epsilons[rounds],
+      "epsilon_kind": "simulated",
+      "epsilon_of_this_run": spent,
+    }
+  return facts | {"epsilon": spent, "epsilon_kind": promise.kind}
+
+
+def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[str, Any]:
+  """The first evaluated round whose test accuracy reaches each target, or None.
+
+  >>> rounds_to([{"step": 1, "test_accuracy": 0.5}, {"step": 2, "test_accuracy": 0.98}],
+  ...           (0.97, 0.99))
+  {'0.97': 2, '0.99': None}
+  """
+  first = lambda target: (r["step"] for r in rows if r["test_accuracy"] >= target)
+  return {f"{target:g}": next(first(target), None) for target in targets}
+
+
+def _result(loop: _Loop, workdir: pathlib.Path) -> dict[str, Any]:
+  config, fed, scores = loop.config, loop.fed, loop.evaluate()
+  facts = _epsilon_facts(loop)
+  method = {"none": "", "central": "dp_"}.get(config.privacy.method, "ldp_")
+  histograms = fed.federation.label_histograms()
+  return {
+    "task": fed.task.name,
+    "dataset": config.data.name,
+    "model": config.model.name,
+    "method": f"{method}{config.algorithm.name}",
+    **facts,
+    "test_accuracy": scores["accuracy"],
+    **{f"test_{name}": value for name, value in scores.items() if name != "accuracy"},
+    "rounds_to_accuracy": rounds_to(writers.read_metrics(workdir), config.targets),
+    "num_steps": loop.ledger.num_steps,  # rounds
+    "num_clients": fed.federation.num_clients,
+    "clients_per_round": config.clients_per_round,
+    "partition": config.partition.name,
+    "heterogeneity": partition.heterogeneity(histograms),  # of labels; not private
+    "seed": config.seed,
+    "num_parameters": trees.size(fed.params),
+    "params_sha256": trees.sha256(federated.params_of(loop.state)),
+    "wall_seconds": round(time.monotonic() - loop.started, 3),
+    "device": provenance.device(),
+    "versions": provenance.versions(),
+    "noise_multiplier": fed.plan.noise_multiplier,
+    "l2_clip_norm": _clip_norm(config, fed),
+    "sampler": repr(fed.plan.sampler),
+    "privacy_statement": fed.promise.statement(loop.ledger.num_steps),
+    "ledger": loop.ledger.to_json(),
+  }
+
+
+def federate(
+  config: FedConfig,
+  workdir: pathlib.Path | str,
+  *,
+  data: tuple[Any, Any] | None = None,
+  on_save: Callable[[int], None] = lambda round: None,
+) -> dict[str, Any]:
+  """Trains over clients, or goes on training, and returns the content of result.json.
+
+  Args:
+    config: the whole run; equal configs and data give equal parameters, bit for bit, on the
+      same machine, software and execution.
+    workdir: new, empty, or of an earlier run of the same config.
+    data: (a `Federation`, the test set), in place of what the config names.
+    on_save: told each round that is saved, or resumed from.
+
+  Returns:
+    result.json's content. Also written: config.json, metrics.jsonl, TensorBoard events,
+    report.png and .csv, params.npz, checkpoints (secret: they hold the noise key).
+
+  Raises:
+    UserError: a wrong config, missing data, a foreign workdir, an overspent budget; nothing
+      is overwritten.
+    Interrupted: SIGINT or SIGTERM arrived, in any of the processes; the state is saved.
+    PeerLost: another process of this run is gone.
+  """
+  workdir = pathlib.Path(workdir)
+  federate_build.check(config)
+  done = processes.on_first(lambda: _finished(config, workdir))
+  if done is not None:
+    return done
+  fed = federate_build.build_run(config, data)
+  processes.on_first(lambda: run.claim_workdir(workdir, config))
+  if processes.is_first():
+    _warn(config, fed)
+  loop = _Loop(config, fed, workdir, on_save)
+  try:
+    with run.signals() as received:
+      _fit(loop, received)
+    result = processes.on_first(lambda: _result(loop, workdir))
+  finally:
+    loop.close()
+  processes.on_first(lambda: _write(loop, workdir, result))
+  return result
+
+
+def _finished(config: FedConfig, workdir: pathlib.Path) -> dict[str, Any] | None:
+  """The result of a run that is done; UserError if the directory is another run's."""
+  done = (workdir / writers.RESULT).exists()
+  if done or (workdir / run.CONFIG).exists():
+    run.claim_workdir(workdir, config)
+  return writers.read_json(workdir / writers.RESULT) if done else None
+
+
+def _write(loop: _Loop, workdir: pathlib.Path, result: dict[str, Any]) -> None:
+  run.save_params(workdir, federated.params_of(loop.state))
+  writers.write_result(workdir, result)
+  report.train_report(workdir, steps="communication rounds")
+
+
+def _warn(config: FedConfig, fed: FedRun) -> None:
+  warning = delta_warning(config.privacy.delta, fed.federation.num_clients)
+  if warning and fed.promise.kind != "none":
+    writers.warn(warning.replace("num_examples", "num_clients"))

@@ -1,0 +1,487 @@
+"""From a `FedConfig` to the objects of a federated run. No training happens here."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from dp_accounting import DpEvent
+
+from dpjax import accounting, federated, sampling, validate
+from dpjax.data import Federation, partition
+from dpjax.experiment import build
+from dpjax.experiment.config import OptimizerConfig, TrainConfig
+from dpjax.experiment.federate_config import FedConfig
+from dpjax.federated import execution, placement, processes
+from dpjax.plan import Plan
+from dpjax.types import NeighboringRelation
+from dpjax.validate import UserError
+
+METHODS = ("central", "local", "both", "none")
+SAMPLERS = ("poisson", "fixed_size")
+PARTITIONS = (
+  "iid",
+  "dirichlet",
+  "dirichlet_hsu",
+  "shards",
+  "quantity_skew",
+  "power_law",
+)
+ALGORITHMS = ("fed_avg", "fed_sgd", "fed_prox", "fed_nova", "scaffold", "mime_lite")
+AGGREGATORS = ("mean", "median", "trimmed_mean", "krum", "geometric_median")
+WEIGHTINGS = ("uniform", "examples", "capped")
+COMPRESSIONS = ("none", "quantize", "top_k", "rotated", "drive")
+_CENTRAL = ("central", "both")
+_OPTIMIZERS: dict[str, Callable[[OptimizerConfig], Any]] = {
+  "sgd": lambda c: optax.sgd(c.learning_rate, momentum=c.momentum or None),
+  "adam": lambda c: optax.adam(c.learning_rate, b1=0.9, b2=0.99, eps=1e-3),
+  "yogi": lambda c: optax.yogi(c.learning_rate, b1=0.9, b2=0.99, eps=1e-3),
+  "adagrad": lambda c: optax.adagrad(c.learning_rate, 0.0, eps=1e-3),
+}
+
+
+class Streams(NamedTuple):
+  """Every source of randomness of a federated run."""
+
+  init: jax.Array  # depends on the seed alone
+  noise: jax.Array  # the server's
+  client: jax.Array  # on clients: rounding, dropout, local noise
+  sampler: int  # 128 bits
+
+
+class Promise(NamedTuple):
+  """What is reported: whose epsilon, under which assumptions."""
+
+  kind: str  # proved | simulated | none
+  delta: float
+  relation: str
+  step_event: Callable[[int], DpEvent]  # what a round of THIS run is charged
+  curve: Callable[[Sequence[int]], np.ndarray]  # epsilon after so many rounds
+  statement: Callable[[int], str]  # in words, after so many rounds
+
+
+class FedRun(NamedTuple):
+  """What a federated loop needs."""
+
+  plan: Plan  # of what runs: sampler and server noise
+  promise: Promise
+  algorithm: federated.FederatedAlgorithm
+  params: Any
+  apply: Any
+  random: Streams
+  federation: Federation
+  work: federated.LocalWork
+  test: Any
+  task: build.Task
+
+
+def check(config: FedConfig) -> None:
+  """Raises UserError for what can be told without data."""
+  one_of = {
+    "partition.name": (PARTITIONS, config.partition.name),
+    "algorithm.name": (ALGORITHMS, config.algorithm.name),
+    "algorithm.weighting": (WEIGHTINGS, config.algorithm.weighting),
+    "algorithm.aggregator": (AGGREGATORS, config.algorithm.aggregator),
+    "algorithm.compression": (COMPRESSIONS, config.algorithm.compression),
+    "privacy.method": (METHODS, config.privacy.method),
+    "privacy.sampler": (SAMPLERS, config.privacy.sampler),
+    "client_optimizer.name": (_OPTIMIZERS, config.client_optimizer.name),
+    "server_optimizer.name": (_OPTIMIZERS, config.server_optimizer.name),
+    "execution": (execution.NAMES, config.execution),
+  }
+  for name, (choices, value) in one_of.items():
+    validate.one_of(choices, **{name: value})
+  validate.positive(
+    clients_per_round=config.clients_per_round,
+    **{"client_optimizer.learning_rate": config.client_optimizer.learning_rate},
+    **{"server_optimizer.learning_rate": config.server_optimizer.learning_rate},
+  )
+  validate.integer_at_least(0, seed=config.seed)
+  validate.integer_at_least(
+    1,
+    num_rounds=config.num_rounds,
+    eval_every=config.eval_every,
+    checkpoint_every=config.checkpoint_every,
+    **{"partition.num_clients": config.partition.num_clients},
+  )
+  if config.clients_per_round > config.partition.num_clients:
+    raise UserError(
+      f"clients_per_round={config.clients_per_round}: must be <= partition.num_clients="
+      f"{config.partition.num_clients}"
+    )
+  _check_combination(config)
+  _check_promise(config)
+
+
+def _check_combination(config: FedConfig) -> None:
+  algorithm, central = config.algorithm, config.privacy.method in _CENTRAL
+  if central and algorithm.aggregator != "mean":
+    raise UserError(
+      f"algorithm.aggregator={algorithm.aggregator!r}: must be 'mean' with privacy.method="
+      f"{config.privacy.method!r}: no epsilon is proved for it"
+    )
+  if config.privacy.method != "none" and algorithm.weighting == "examples":
+    raise UserError(
+      "algorithm.weighting='examples': a client's weight has no bound; use 'uniform' or "
+      "'capped' with privacy"
+    )
+  if config.privacy.method != "none" and algorithm.name == "mime_lite":
+    raise UserError(
+      "algorithm.name='mime_lite': releases two means a round, which is not charged here; "
+      "use privacy.method='none'"
+    )
+  wraps = algorithm.compression != "none" or config.privacy.method in ("local", "both")
+  if wraps and algorithm.name not in ("fed_avg", "fed_prox"):
+    raise UserError(
+      f"algorithm.name={algorithm.name!r}: must be 'fed_avg' or 'fed_prox' with compression "
+      "or noise on the client"
+    )
+
+
+def _check_promise(config: FedConfig) -> None:
+  privacy = config.privacy
+  if privacy.method == "none":
+    return
+  validate.open_unit(**{"privacy.delta": privacy.delta})
+  validate.positive(**{"privacy.l2_clip_norm": privacy.l2_clip_norm})
+  if (privacy.epsilon is None) == (privacy.noise_multiplier is None):
+    raise UserError(
+      f"privacy.epsilon={privacy.epsilon!r}: give it or privacy.noise_multiplier="
+      f"{privacy.noise_multiplier!r}, exactly one of them"
+    )
+  if privacy.epsilon is not None:
+    validate.positive(**{"privacy.epsilon": privacy.epsilon})
+  if (privacy.simulated_cohort is None) != (privacy.simulated_clients is None):
+    raise UserError(
+      f"privacy.simulated_cohort={privacy.simulated_cohort}: needs privacy.simulated_clients="
+      f"{privacy.simulated_clients}, and the other way round"
+    )
+  if privacy.simulated_cohort is not None:
+    _check_simulated(config)
+
+
+def _check_simulated(config: FedConfig) -> None:
+  privacy, cohort = config.privacy, config.privacy.simulated_cohort or 0
+  validate.integer_at_least(1, **{"privacy.simulated_cohort": cohort})
+  if privacy.method != "central" or cohort < config.clients_per_round:
+    raise UserError(
+      f"privacy.simulated_cohort={cohort}: needs privacy.method='central' and must be >= "
+      f"clients_per_round={config.clients_per_round}"
+    )
+  if cohort > (privacy.simulated_clients or 0):
+    raise UserError(
+      f"privacy.simulated_clients={privacy.simulated_clients}: must be >= "
+      f"privacy.simulated_cohort={cohort}"
+    )
+
+
+def digest(config: FedConfig) -> bytes:
+  """Of everything in the config but for where data lie and how the run is executed, in which
+  the processes of one run may differ."""
+  fields = dataclasses.asdict(config)
+  fields["data"].pop("data_dir")
+  for name in ("execution", "num_devices"):
+    fields.pop(name)
+  return hashlib.sha256(f"federated{sorted(fields.items())!r}".encode()).digest()
+
+
+def streams(config: FedConfig) -> Streams:
+  """Streams of the seed AND of all that `digest` covers: see `build.streams` for why two
+  configs may not share their noise."""
+  words = digest(config)
+  key = jax.random.key(config.seed)
+  for word in np.frombuffer(words[:16], np.uint32):
+    key = jax.random.fold_in(key, word)
+  noise_key, client_key = jax.random.split(key)
+  seed = int.from_bytes(words[16:], "big")
+  return Streams(jax.random.key(config.seed), noise_key, client_key, seed)
+
+
+def _partitioned(config: FedConfig, train: Any) -> Federation:
+  part = config.partition
+  options: dict[str, Any] = {
+    "iid": {},
+    "dirichlet": {"alpha": part.alpha},
+    "dirichlet_hsu": {"alpha": part.alpha},
+    "shards": {"shards_per_client": part.shards_per_client},
+    "quantity_skew": {"alpha": part.alpha},
+    "power_law": {"exponent": part.exponent},
+  }[part.name]
+  if part.min_size is not None and part.name in ("dirichlet", "quantity_skew", "power_law"):
+    options = options | {"min_size": part.min_size}
+  deal = getattr(partition, part.name)
+  indices = deal(train.y, num_clients=part.num_clients, seed=part.seed, **options)
+  return Federation(train, indices)
+
+
+def _sampler(config: FedConfig, num_clients: int) -> Any:
+  if config.privacy.sampler == "fixed_size":
+    size = config.clients_per_round
+    if size != int(size):
+      raise UserError(f"clients_per_round={size}: must be an integer for fixed_size")
+    return sampling.FixedSizeSampler(batch_size=int(size), num_examples=num_clients)
+  prob = config.clients_per_round / num_clients
+  return sampling.PoissonSampler(prob=prob, capacity=num_clients + 1)
+
+
+def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) -> Plan:
+  """A plan over clients; noise None: calibrated to the config's epsilon."""
+  privacy = config.privacy
+  numbers: dict[str, Any] = dict(
+    sampler=sampler,
+    num_steps=config.num_rounds,
+    l2_clip_norm=privacy.l2_clip_norm,
+    normalize_by=divisor,
+    delta=privacy.delta,
+    accountant=privacy.accountant,
+  )
+  if noise is None:
+    return Plan.calibrated(epsilon=privacy.epsilon or 0.0, **numbers)
+  return Plan(noise_multiplier=noise, **numbers)
+
+
+def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
+  """(what runs, what is reported). They differ for a simulated cohort alone.
+
+  The noise on the mean is that of the reported plan in both: z C / simulated_cohort.
+  """
+  privacy, sampler = config.privacy, _sampler(config, num_clients)
+  if privacy.method not in _CENTRAL:
+    plan = Plan(
+      sampler=sampler,
+      noise_multiplier=0.0,
+      l2_clip_norm=math.inf,
+      normalize_by=config.clients_per_round,
+      num_steps=config.num_rounds,
+      delta=privacy.delta,
+    )
+    return plan, plan
+  noise = privacy.noise_multiplier
+  cohort, population = privacy.simulated_cohort, privacy.simulated_clients
+  if cohort is None or population is None:
+    plan = _plan(config, sampler, config.clients_per_round, noise)
+    return plan, plan
+  whole = sampling.PoissonSampler(prob=cohort / population, capacity=population + 1)
+  reported = _plan(config, whole, cohort, noise)
+  scaled = reported.noise_multiplier * config.clients_per_round / cohort
+  return _plan(config, sampler, config.clients_per_round, scaled), reported
+
+
+def _words(event: DpEvent, promise: Any, num_clients: int) -> str:
+  return accounting.privacy_statement(
+    event, num_examples=num_clients, unit="user", **promise
+  )
+
+
+def _central_promise(config: FedConfig, ran: Plan, reported: Plan, clients: int) -> Promise:
+  simulated = reported is not ran
+  kind = "simulated" if simulated else "proved"
+  fixed = config.privacy.sampler == "fixed_size"
+  words = dict(
+    delta=reported.delta,
+    neighboring_relation=str(reported.neighboring_relation),
+    accountants=("rdp",) if fixed else ("pld", "rdp"),
+    delta_set_aside=reported.delta - reported.accounted_delta(reported.delta),
+  )
+  of = config.privacy.simulated_clients if simulated else clients
+
+  def statement(rounds: int) -> str:
+    text = _words(reported.event(rounds), words, of or clients)
+    return f"{_simulation_note(config)}\n\n{text}" if simulated else text
+
+  return Promise(
+    kind=kind if reported.is_private else "none",
+    delta=reported.delta,
+    relation=str(reported.neighboring_relation),
+    step_event=ran.step_event,
+    curve=reported.epsilon_curve,
+    statement=statement,
+  )
+
+
+def _simulation_note(config: FedConfig) -> str:
+  privacy = config.privacy
+  return (
+    f"SIMULATED. The noise is that of cohorts of {privacy.simulated_cohort} out of "
+    f"{privacy.simulated_clients} clients; this run had cohorts of "
+    f"{config.clients_per_round:g}. What follows holds for such a deployment. It is NOT a "
+    "guarantee for the clients whose data were used here."
+  )
+
+
+def _local_noise(config: FedConfig) -> float:
+  """Noise multiplier on a client's message; calibrated for a message in every round."""
+  privacy = config.privacy
+  if privacy.method == "both":
+    return privacy.local_noise_multiplier
+  if privacy.noise_multiplier is not None:
+    return privacy.noise_multiplier
+  return accounting.calibrate_noise_multiplier(
+    lambda z: placement.local_event(z, config.num_rounds),
+    epsilon=privacy.epsilon or 0.0,
+    delta=privacy.delta,
+    neighboring_relation=NeighboringRelation.REPLACE_ONE,
+  )
+
+
+def _local_promise(config: FedConfig, num_clients: int) -> Promise:
+  """Against the server itself; for a client that takes part in every round."""
+  noise, delta = _local_noise(config), config.privacy.delta
+  words = dict(delta=delta, neighboring_relation=str(NeighboringRelation.REPLACE_ONE))
+  return Promise(
+    kind="proved" if noise else "none",
+    delta=delta,
+    relation=str(NeighboringRelation.REPLACE_ONE),
+    step_event=lambda step: placement.local_event(noise),
+    curve=lambda rounds: np.array(
+      [placement.local_epsilon(noise, delta, int(t)) if t else 0.0 for t in rounds]
+    ),
+    statement=lambda rounds: _words(
+      placement.local_event(noise, rounds), words, num_clients
+    ),
+  )
+
+
+def _no_promise(plan: Plan) -> Promise:
+  text = "Privacy statement\n\nNone: no epsilon is proved for this run."
+  none = lambda rounds: np.full(len(rounds), math.inf)
+  return Promise("none", plan.delta, "", plan.step_event, none, lambda rounds: text)
+
+
+def _promise(config: FedConfig, ran: Plan, reported: Plan, num_clients: int) -> Promise:
+  if config.privacy.method in _CENTRAL:
+    return _central_promise(config, ran, reported, num_clients)
+  if config.privacy.method == "local":
+    return _local_promise(config, num_clients)
+  return _no_promise(ran)
+
+
+def _aggregator(config: FedConfig, plan: Plan, key: jax.Array) -> federated.Aggregator:
+  algorithm = config.algorithm
+  if config.privacy.method in _CENTRAL:
+    return federated.central(plan, key)
+  return {
+    "mean": federated.weighted_mean,
+    "median": federated.median,
+    "trimmed_mean": lambda: federated.trimmed_mean(algorithm.trim),
+    "krum": lambda: federated.krum(algorithm.num_byzantine),
+    "geometric_median": federated.geometric_median,
+  }[algorithm.aggregator]()
+
+
+def _compressor(config: FedConfig) -> federated.Compressor | None:
+  bits, share = config.algorithm.compression_bits, config.algorithm.compression_share
+  return {
+    "none": lambda: None,
+    "quantize": lambda: federated.quantize(bits),
+    "rotated": lambda: federated.rotated(bits),
+    "drive": federated.drive,
+    "top_k": lambda: federated.top_k(share),
+  }[config.algorithm.compression]()
+
+
+def _wrapping(config: FedConfig) -> dict[str, Any]:
+  """Noise on the client first, then compression: that is post-processing."""
+  compressor, feedback = _compressor(config), config.algorithm.compression == "top_k"
+  noisy = config.privacy.method in ("local", "both")
+  noise = _local_noise(config) if noisy else 0.0
+
+  def wrap(client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
+    if noisy:
+      client = federated.client_noise(
+        client, l2_clip_norm=config.privacy.l2_clip_norm, noise_multiplier=noise
+      )
+    if compressor is None:
+      return client
+    return federated.compressed(client, compressor, error_feedback=feedback)
+
+  memory = lambda params: federated.error_memory(None, {"delta": params})
+  return {"wrap": wrap, "memory": memory if feedback else None}
+
+
+def _weighting(config: FedConfig) -> Any:
+  return {
+    "uniform": federated.uniform,
+    "examples": federated.by_examples,
+    "capped": federated.capped(config.algorithm.weight_cap),
+  }[config.algorithm.weighting]
+
+
+def _algorithm(
+  config: FedConfig, loss_fn: Any, plan: Plan, random: Streams, num_clients: int
+) -> federated.FederatedAlgorithm:
+  algorithm, privacy = config.algorithm, config.privacy
+  client_tx = _OPTIMIZERS[config.client_optimizer.name](config.client_optimizer)
+  server_tx = _OPTIMIZERS[config.server_optimizer.name](config.server_optimizer)
+  inner = execution.by_name(config.execution, num_devices=config.num_devices)
+  common: dict[str, Any] = dict(
+    aggregator=_aggregator(config, plan, random.noise),
+    map_clients=processes.process_clients(inner),
+    key=random.client,
+  )
+  weighted = common | {"weighting": _weighting(config)}
+  if algorithm.name == "fed_avg":
+    return federated.fed_avg(loss_fn, client_tx, server_tx, **weighted, **_wrapping(config))
+  if algorithm.name == "fed_prox":
+    return federated.fed_prox(
+      loss_fn, client_tx, server_tx, mu=algorithm.mu, **weighted, **_wrapping(config)
+    )
+  if algorithm.name == "fed_nova":
+    momentum = federated.momentum_steps(config.client_optimizer.momentum)
+    tau_eff = algorithm.tau_eff
+    return federated.fed_nova(
+      loss_fn, client_tx, server_tx, steps=momentum, tau_eff=tau_eff, **weighted
+    )
+  if algorithm.name == "scaffold":
+    public = None if privacy.method == "none" else config.clients_per_round
+    return federated.scaffold(
+      loss_fn,
+      client_tx,
+      server_tx,
+      client_learning_rate=config.client_optimizer.learning_rate,
+      num_clients=num_clients,
+      expected_cohort=public,
+      **common,
+    )
+  if algorithm.name == "mime_lite":
+    return federated.mime_lite(loss_fn, client_tx, **weighted)
+  return federated.fed_sgd(loss_fn, server_tx, **weighted)
+
+
+def build_run(config: FedConfig, data: tuple[Any, Any] | None = None) -> FedRun:
+  """Every object of a federated run; deterministic in (config, data).
+
+  Args:
+    data: (a `Federation`, the test set); None to load and partition what the config names.
+  """
+  check(config)
+  central = TrainConfig(data=config.data, model=config.model)
+  if data is None:
+    train, test = build.load_data(central)
+    data = _partitioned(config, train), test
+  federation, test = data
+  num_clients = federation.num_clients
+  random = streams(config)
+  plan, reported = make_plan(config, num_clients)
+  task = build._task(central, federation.dataset)
+  model = build._model(config.model, task.width(federation.dataset))
+  first = jnp.asarray(federation.dataset.x[:1])
+  return FedRun(
+    plan=plan,
+    promise=_promise(config, plan, reported, num_clients),
+    algorithm=_algorithm(config, task.loss(model.apply), plan, random, num_clients),
+    params=model.init(random.init, first),
+    apply=model.apply,
+    random=random,
+    federation=federation,
+    work=federated.LocalWork(**dataclasses.asdict(config.local)),
+    test=test,
+    task=task,
+  )

@@ -1,0 +1,219 @@
+"""From the messages of a cohort to one update: means, private means, and client-side noise.
+
+An `Aggregator` is a pair of pure functions over stacked messages,
+`update(messages [C, *p], mask [C], state, weights [C]) -> ([*p], state)`. One that only needs
+a sum also gives its two halves, so that contributions can be added up as clients finish, over
+blocks and over devices: `update = finish(partial(...))`. Noise lives in `finish`: it is drawn
+once for the whole sum, whatever the execution.
+
+| case                                 | `weighted_mean`         | `dp_mean`                  |
+| ------------------------------------ | ----------------------- | -------------------------- |
+| a message that holds NaN or infinity | left out                | contributes 0              |
+| a weight of 1e6                      | counts 1e6 times        | moves at most l2_clip_norm |
+| a negative or non-finite weight      | left out                | moves at most l2_clip_norm |
+| a client without examples (weight 0) | left out                | contributes exactly 0      |
+| no clients at all                    | 0                       | noise / normalize_by       |
+| padding (mask False)                 | left out                | contributes 0              |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import gradients, noise, trees, validate
+from dpjax.federated.client import NOISE_KEY, ClientAlgorithm, Sent
+from dpjax.plan import Plan
+from dpjax.types import Array, ClippedSum
+from dpjax.validate import UserError
+
+
+class Aggregator(NamedTuple):
+  """How messages become one update. Everything is pure and can be jitted."""
+
+  init: Callable[..., Any]  # (a message, or its shapes) -> state
+  update: Callable[..., Any]  # (messages [C, *p], mask [C], state, weights=None)
+  partial: Callable[..., Any] | None = None  # (state, messages, weights, mask) -> sums
+  finish: Callable[..., Any] | None = None  # (sums, state) -> ([*p], state)
+
+
+def summed(init: Callable, partial: Callable, finish: Callable) -> Aggregator:
+  """The aggregator that adds `partial` sums up and hands them to `finish`."""
+
+  def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
+    mask = jnp.asarray(mask, bool)
+    weights = jnp.ones(mask.shape, jnp.float32) if weights is None else weights
+    messages, weights, mask = _at_least_one((messages, weights, mask))
+    return finish(partial(state, messages, weights, mask), state)
+
+  return Aggregator(init, update, partial, finish)
+
+
+def _at_least_one(stacked: Any) -> Any:
+  """The same, with a slot of padding where there is no client at all."""
+  pad = lambda leaf: leaf if leaf.shape[0] else jnp.zeros((1, *leaf.shape[1:]), leaf.dtype)
+  return jax.tree.map(pad, stacked)
+
+
+def finite(messages: Any, mask: Array) -> Array:
+  """[C] the clients of `mask` whose message holds neither NaN nor infinity."""
+  return jnp.asarray(mask, bool) & jnp.isfinite(trees.per_example_norms(messages))
+
+
+def weighted_mean() -> Aggregator:
+  """sum_i w_i m_i / sum_i w_i over the clients with a finite message and w_i > 0.
+
+  No privacy: the influence of a client has no bound. Without clients the update is 0.
+
+  >>> aggregator = weighted_mean()
+  >>> messages = jnp.array([[1.0], [4.0], [jnp.nan]])
+  >>> weights = jnp.array([2.0, 1.0, 1.0])
+  >>> aggregator.update(messages, jnp.ones(3, bool), aggregator.init(messages[0]), weights)[0]
+  Array([2.], dtype=float32)
+  """
+
+  def partial(state: Any, messages: Any, weights: Array, mask: Array) -> Any:
+    del state
+    counted = finite(messages, mask) & jnp.isfinite(weights) & (weights > 0)
+    weights = jnp.where(counted, weights, 0.0)
+    return trees.weighted_sum(messages, weights), jnp.sum(weights)
+
+  def finish(sums: Any, state: Any) -> Any:
+    total, weight = sums
+    return trees.scale(total, jnp.where(weight > 0, 1.0 / weight, 0.0)), state
+
+  return summed(lambda message: (), partial, finish)
+
+
+def dp_mean(
+  tx: Any, *, l2_clip_norm: float | None = None, gamma: float | None = None
+) -> Aggregator:
+  """Clip each client's weighted message, sum, add noise once, divide by a public constant.
+
+  Args:
+    tx: an Optax transformation that clips, adds noise and divides, such as
+      `plan.transform(key)`: the same one that serves for examples. What is a row to it is a
+      client here, so `normalize_by` is the EXPECTED number of clients in a cohort.
+    l2_clip_norm: the bound that `tx` was made for. Messages are then clipped here, as they
+      come in, and `tx` gets their `ClippedSum`: no two messages are in memory at once under
+      `loop_clients`. None hands `tx` the stacked messages and their mask, for a transform
+      whose bound is not a constant (adaptive clipping).
+    gamma: makes the clipping automatic; see `dpjax.clipped_grad`.
+
+  Guarantee: adding or removing one client (with any data, message and weight, NaN included)
+  moves the sum by at most `l2_clip_norm`. The weight is applied BEFORE the clipping, so no
+  weighting rule can break the bound. With a plan's transform and cohorts drawn by the plan's
+  sampler, all iterates together are (plan.epsilon(), plan.delta)-DP for one CLIENT.
+  An empty cohort still gets noise, and is to be charged. (McMahan et al. 2018, DP-FedAvg,
+  with a fixed denominator.)
+
+  Raises:
+    UserError: while tracing, where `tx` has noise for a smaller bound than `l2_clip_norm`.
+
+  >>> from dpjax.transforms import clip_and_noise
+  >>> tx = clip_and_noise(l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=2.0,
+  ...   key=jax.random.key(0))
+  >>> aggregator = dp_mean(tx, l2_clip_norm=1.0)
+  >>> messages = jnp.array([[9.0, 0.0], [0.0, 0.5]])
+  >>> state = aggregator.init(messages[0])
+  >>> aggregator.update(messages, jnp.ones(2, bool), state, jnp.array([1e6, 1.0]))[0]
+  Array([0.5 , 0.25], dtype=float32)
+  """
+  transform = optax.with_extra_args_support(tx)
+  if l2_clip_norm is None:
+    return _stacked_dp_mean(transform)
+  gradients.check_clip_norm(l2_clip_norm, False, gamma)
+
+  def partial(state: Any, messages: Any, weights: Array, mask: Array) -> Any:
+    del state
+    zeros = jnp.zeros(mask.shape, jnp.float32)
+    weighted = _weighted(messages, weights)
+    return gradients.clip_and_sum(weighted, zeros, mask, l2_clip_norm, gamma=gamma).total
+
+  def finish(total: Any, state: Any) -> Any:
+    nothing, bound = jnp.zeros(0, jnp.float32), float(l2_clip_norm)
+    summed: Any = ClippedSum(total, nothing, nothing, bound, (bound,))
+    return transform.update(summed, state, None, mask=jnp.zeros(0, bool))
+
+  return summed(transform.init, partial, finish)
+
+
+def _stacked_dp_mean(transform: optax.GradientTransformationExtraArgs) -> Aggregator:
+  def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
+    weighted = messages if weights is None else _weighted(messages, weights)
+    weighted, mask = _at_least_one((weighted, jnp.asarray(mask, bool)))
+    return transform.update(weighted, state, None, mask=mask)
+
+  return Aggregator(transform.init, update)
+
+
+def _weighted(messages: Any, weights: Array) -> Any:
+  """w_i m_i, exactly 0 where w_i is 0."""
+
+  def scaled(leaf: Array) -> Array:
+    leaf = trees.at_least_float32(leaf)
+    factor = weights.astype(leaf.dtype).reshape((-1,) + (1,) * (leaf.ndim - 1))
+    return jnp.where(factor == 0, 0, leaf * factor)
+
+  return jax.tree.map(scaled, messages)
+
+
+def central(plan: Plan, key: Array) -> Aggregator:
+  """`dp_mean` with a plan's own transform: clipped as messages come in where the clip norm is
+  a constant; stacked, and clipped by the transform, where it changes from round to round.
+
+  Raises:
+    UserError: a plan with one clip norm per group of parameters, or with slices.
+  """
+  one_bound = isinstance(plan.l2_clip_norm, (int, float))
+  if not one_bound or plan.noise_shares is not None:
+    raise UserError(
+      f"l2_clip_norm={plan.l2_clip_norm!r}: must be one number for clients, whose messages "
+      "may hold more than parameters"
+    )
+  if plan.slices != 1:
+    raise UserError(
+      f"slices={plan.slices}: must be 1 for clients, which are streamed anyway"
+    )
+  tx = plan.transform(key)
+  if plan.clip_schedule is not None or not isinstance(plan.clipping, str):
+    return dp_mean(tx)
+  gamma = plan.gamma if plan.clipping == "automatic" else None
+  return dp_mean(tx, l2_clip_norm=plan.l2_clip_norm, gamma=gamma)
+
+
+def client_noise(
+  client: ClientAlgorithm, *, l2_clip_norm: float, noise_multiplier: float
+) -> ClientAlgorithm:
+  """The client clips its own message to `l2_clip_norm` and adds noise before it sends it.
+
+  Local privacy: nobody has to be trusted. The noise has standard deviation
+  noise_multiplier * l2_clip_norm in every coordinate and comes from the client's own key of
+  the round. The weight is applied first and sent as 1: it would tell the client's size.
+
+  Guarantee: one message is the Gaussian mechanism with that multiplier under "zero-out"; a
+  client whose data are REPLACED moves it by 2 * l2_clip_norm, so what is promised against
+  the server is `local_event` under "replace_one". A client that takes part k times has sent
+  k messages; sampling does not amplify what the server sees.
+
+  Composes with `dp_mean`, which then clips the noisy message once more and adds its own.
+  """
+  validate.positive(l2_clip_norm=l2_clip_norm)
+  validate.non_negative(noise_multiplier=noise_multiplier)
+  std = noise_multiplier * l2_clip_norm
+
+  def finish(received: Any, local: Any) -> Any:
+    sent, memory, info = client.finish(received, local)
+    one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], sent.message)
+    weighted = _weighted(one, jnp.asarray(sent.weight)[None])
+    nothing = jnp.zeros(1, jnp.float32)
+    clipped = gradients.clip_and_sum(weighted, nothing, jnp.ones(1, bool), l2_clip_norm)
+    state = noise.init(jax.random.fold_in(local.key, NOISE_KEY))
+    noisy, _ = noise.add_gaussian(state, clipped.total, std)
+    return Sent(noisy, jnp.ones_like(sent.weight)), memory, info
+
+  return client._replace(finish=finish)

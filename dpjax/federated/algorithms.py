@@ -1,0 +1,589 @@
+"""Federated algorithms as `FederatedAlgorithm(init, round)`: pure values in, pure values out.
+
+Each is one call of `federated(client, server, ...)`: a client algorithm (what clients do), a
+server (what their mean does), an aggregator (how the mean is taken, and how private it is)
+and an execution. Any combination works.
+
+| algorithm   | client                            | server                                     |
+| ----------- | --------------------------------- | ------------------------------------------ |
+| `fed_avg`   | local training                    | any Optax optimizer on -mean difference    |
+| `fed_sgd`   | one gradient of all its data      | any Optax optimizer                        |
+| `fed_prox`  | + mu (w - w_server)               | as `fed_avg`                               |
+| `fed_nova`  | difference / its local steps      | x mean number of steps                     |
+| `scaffold`  | + c - c_i                         | also moves c                               |
+| `mime_lite` | the server's optimizer, frozen    | moves its statistics by full gradients     |
+
+FedOpt (Reddi et al. 2021) is `fed_avg` with `optax.adam`, `optax.yogi` or `optax.adagrad` as
+the server's optimizer: `fed_adam`, `fed_yogi` and `fed_adagrad` name the paper's settings.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import sampling, trees, validate
+from dpjax.federated import client as clients
+from dpjax.federated import execution
+from dpjax.federated.aggregation import Aggregator, weighted_mean
+from dpjax.federated.client import ClientAlgorithm, ClientInfo, Local, Received, Weighting
+from dpjax.federated.cohort import Cohort, bucket
+from dpjax.types import Array, LossFn, Params
+from dpjax.validate import UserError
+
+_CLIENTS = (
+  0xC11E  # keeps clients' streams apart, even if the server's noise has the same key
+)
+
+
+class FederatedAlgorithm(NamedTuple):
+  """A pair of functions: `init(params, num_clients=0)` and `round(state, cohort)`."""
+
+  init: Callable[..., Any]  # (params, num_clients=0) -> state
+  round: Callable[..., Any]  # (state, cohort) -> (state, info)
+
+
+class FederatedState(NamedTuple):
+  """What the next round needs. `aggregator` may hold a noise key: keep it secret."""
+
+  params: Params
+  server: Any  # the server's optimizer and what else it keeps
+  aggregator: Any
+  memories: Any  # leaves [N, ...], what each client keeps; None where it keeps nothing
+  key: Array  # of everything random on clients; never changes
+  round: Array  # int32, rounds done
+
+
+class RoundInfo(NamedTuple):
+  """For a person. Computed from raw client data: NOT private."""
+
+  train_loss: Any  # mean over the examples of all local steps; NumPy, as all here
+  mean_norm: Any  # of the clients' messages
+  num_clients: Any  # realised; itself a secret under Poisson sampling
+  num_steps: Any  # local steps of all clients
+  upload_bits: Any  # of all clients
+  clients: ClientInfo  # leaves [C]
+
+
+class Server(NamedTuple):
+  """What the server keeps beside the parameters, and how the mean message moves it."""
+
+  init: Callable[..., Any]  # (params) -> server state
+  extra: Callable[..., Any]  # (server state) -> what clients get as `received.extra`
+  apply: Callable[..., Any]  # (params, server state, mean, cohort size) -> (params, state)
+
+
+def _info(info: ClientInfo) -> RoundInfo:
+  info = jax.tree.map(np.asarray, info)
+  seen = info.num_examples * (info.num_steps > 0)
+  return RoundInfo(
+    train_loss=np.sum(info.train_loss * seen) / max(np.sum(seen), 1),
+    mean_norm=np.sum(info.update_norm) / max(len(info.num_steps), 1),
+    num_clients=np.int32(len(info.num_steps)),
+    num_steps=np.sum(info.num_steps),
+    upload_bits=np.sum(info.upload_bits, dtype=np.float64),
+    clients=info,
+  )
+
+
+@jax.jit
+def _rows(memories: Any, places: Array) -> Any:
+  return jax.tree.map(lambda leaf: jnp.take(leaf, places, axis=0), memories)
+
+
+def _gathered(memories: Any, ids: np.ndarray) -> Any:
+  """The memories of a cohort, in a shape of which there are few."""
+  if memories is None:
+    return None
+  return _rows(memories, sampling.pad(np.asarray(ids), max(1, bucket(len(ids))))[0])
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _scattered(memories: Any, places: Array, new: Any) -> Any:
+  return jax.tree.map(
+    lambda leaf, rows: leaf.at[places].set(rows, mode="drop"), memories, new
+  )
+
+
+def _remembered(memories: Any, ids: np.ndarray, parts: Any) -> Any:
+  """All memories, those of the cohort replaced; padding goes to no place at all."""
+  beyond = np.iinfo(np.int32).max
+  for part in parts:
+    places = np.where(part.mask, np.asarray(ids)[part.places], beyond).astype(np.int32)
+    memories = _scattered(memories, places, part.memories)
+  return memories
+
+
+def _padded(sent: Any, size: int) -> Any:
+  """Stacked messages with `size` rows: the shapes that a stacking aggregator compiles for."""
+  pad = lambda leaf: np.pad(leaf, [(0, size - leaf.shape[0])] + [(0, 0)] * (leaf.ndim - 1))
+  return jax.tree.map(pad, sent)
+
+
+def _combined(aggregator: Aggregator) -> Callable[..., Any]:
+  """(mapped, aggregator state) -> (mean message, aggregator state)."""
+  if aggregator.finish is not None:
+    finish = jax.jit(aggregator.finish)
+    return lambda mapped, state: finish(mapped.sums, state)
+  update = jax.jit(aggregator.update)
+
+  def stacked(mapped: Any, state: Any) -> Any:
+    count = mapped.sent.weight.shape[0]
+    size = max(1, bucket(count))
+    sent = _padded(mapped.sent, size)
+    return update(sent.message, np.arange(size) < count, state, sent.weight)
+
+  return stacked
+
+
+def _check(cohort: Cohort, memories: Any) -> None:
+  if memories is None or not cohort.size:
+    return
+  held = jax.tree.leaves(memories)[0].shape[0]
+  if int(np.max(cohort.ids)) >= held:
+    raise UserError(
+      f"client={int(np.max(cohort.ids))}: must be below num_clients={held} of init(params, "
+      "num_clients=)"
+    )
+
+
+def key_of_round(state: FederatedState) -> Array:
+  """Key of the clients in the round that comes next; each folds in its own number."""
+  return jax.random.fold_in(jax.random.fold_in(state.key, _CLIENTS), state.round)
+
+
+def federated(
+  client: ClientAlgorithm,
+  server: Server,
+  *,
+  key: Array,
+  aggregator: Aggregator | None = None,
+  map_clients: execution.MapClients | None = None,
+  memory: Callable[[Params], Any] | None = None,
+) -> FederatedAlgorithm:
+  """The one loop body that every algorithm here shares.
+
+  Args:
+    client: what a client does; see `local_training`.
+    server: what the mean message does to the server.
+    key: typed key of all randomness on clients (dropout, rounding, local noise); each client
+      of each round has its own.
+    aggregator: default `weighted_mean()`; `central(plan, noise_key)` for user-level privacy.
+    map_clients: default `auto_clients()`.
+    memory: `(params) -> what ONE client remembers before its first round`; kept for all
+      clients, which costs num_clients times its size.
+
+  Returns:
+    `init(params, num_clients=0)` and `round(state, cohort) -> (state, RoundInfo)`. `round` is
+    ordinary Python around compiled pieces: do not jit it.
+  """
+  if not trees.is_key(key):
+    raise UserError(f"key={key!r}: must be a typed key, jax.random.key(...)")
+  aggregator = weighted_mean() if aggregator is None else aggregator
+  map_clients = execution.auto_clients() if map_clients is None else map_clients
+  run, combine = map_clients(client, aggregator.partial), _combined(aggregator)
+  apply = jax.jit(server.apply)
+
+  def message_shapes(params: Params, own: Any) -> Any:
+    def message(params: Params) -> Any:
+      received = Received(params, server.extra(server.init(params)))
+      local = client.init(received, own, jnp.int32(0), key)
+      return client.finish(received, local)[0].message
+
+    return jax.eval_shape(message, params)
+
+  def init(params: Params, num_clients: int = 0) -> FederatedState:
+    params = jax.tree.map(jnp.array, params)
+    own = None if memory is None else memory(params)
+    if own is not None:
+      validate.integer_at_least(1, num_clients=num_clients)
+    like = jax.tree.map(
+      lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), message_shapes(params, own)
+    )
+    many = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], num_clients, axis=0), own)
+    return FederatedState(
+      params=params,
+      server=server.init(params),
+      aggregator=aggregator.init(like),
+      memories=many,
+      key=jnp.copy(key),
+      round=jnp.zeros((), jnp.int32),
+    )
+
+  def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:
+    _check(cohort, state.memories)
+    context = execution.Context(
+      received=Received(state.params, server.extra(state.server), cohort.data),
+      memories=_gathered(state.memories, cohort.ids),
+      key=key_of_round(state),
+      state=state.aggregator,
+    )
+    mapped = run(context, cohort)
+    mean, aggregated = combine(mapped, state.aggregator)
+    params, moved = apply(state.params, state.server, mean, jnp.float32(cohort.size))
+    after = FederatedState(
+      params=params,
+      server=moved,
+      aggregator=aggregated,
+      memories=_remembered(state.memories, cohort.ids, mapped.memories),
+      key=state.key,
+      round=state.round + 1,
+    )
+    return after, _info(mapped.info)
+
+  return FederatedAlgorithm(init, one_round)
+
+
+def _cast_like(updates: Any, params: Params) -> Any:
+  return jax.tree.map(lambda u, p: jnp.asarray(u, jnp.asarray(p).dtype), updates, params)
+
+
+def optimizing_server(server_tx: optax.GradientTransformation) -> Server:
+  """The server's optimizer sees -mean difference as its gradient (Reddi et al. 2021)."""
+
+  def apply(params: Params, opt_state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
+    del size
+    gradient = _cast_like(trees.scale(mean["delta"], -1.0), params)
+    updates, opt_state = server_tx.update(gradient, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+  return Server(server_tx.init, lambda opt_state: None, apply)
+
+
+def fed_avg(
+  loss_fn: LossFn,
+  client_tx: Any,
+  server_tx: optax.GradientTransformation | None = None,
+  aggregator: Aggregator | None = None,
+  map_clients: execution.MapClients | None = None,
+  *,
+  key: Array,
+  weighting: Weighting = clients.uniform,
+  wrap: Callable[[ClientAlgorithm], ClientAlgorithm] | None = None,
+  memory: Callable[[Params], Any] | None = None,
+  **local: Any,
+) -> FederatedAlgorithm:
+  """Federated averaging (McMahan et al. 2017), on differences.
+
+  Args:
+    loss_fn: `(params, example) -> scalar`, for ONE example.
+    client_tx: Optax optimizer of a client, fresh in every round, or a function of the
+      client's key that returns one.
+    server_tx: Optax optimizer of the server; None for `optax.sgd(1.0)`, plain averaging.
+    aggregator: None for the weighted mean; `central(plan, noise_key)` for user-level privacy.
+    map_clients: how clients are run; None chooses by platform.
+    key: typed key of the clients' randomness, not of the server's noise.
+    weighting: `uniform`, `capped(n)`, or, without privacy, `by_examples` as in the paper.
+    wrap: changes the client, such as `lambda c: compressed(c, quantize(4))`.
+    memory: what one client keeps between rounds; needed where `wrap` keeps something.
+    **local: hooks of `local_training`.
+
+  Guarantee: with `central(plan, noise_key)` and the cohorts of `cohorts(plan, ...)` the
+  sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one client, whatever the
+  client optimizer and the local work. RoundInfo is not private.
+
+  >>> from dpjax.federated.cohort import from_batches
+  >>> loss_fn = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
+  >>> algorithm = fed_avg(loss_fn, optax.sgd(1.0), key=jax.random.key(0))
+  >>> cohort = from_batches([np.array([[1.0]]), np.array([[4.0], [6.0]])])
+  >>> state, info = algorithm.round(algorithm.init(jnp.zeros(1)), cohort)
+  >>> state.params, int(info.num_clients)
+  (Array([3.], dtype=float32), 2)
+  """
+  client = clients.local_training(loss_fn, client_tx, weighting=weighting, **local)
+  server_tx = optax.sgd(1.0) if server_tx is None else server_tx
+  return federated(
+    client if wrap is None else wrap(client),
+    optimizing_server(server_tx),
+    key=key,
+    aggregator=aggregator,
+    map_clients=map_clients,
+    memory=memory,
+  )
+
+
+def _fed_opt(optimizer: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
+  def build(
+    loss_fn: LossFn, client_tx: Any, *, server_learning_rate: float, **options: Any
+  ):
+    validate.positive(server_learning_rate=server_learning_rate)
+    server_tx = optimizer(server_learning_rate, **fixed)
+    return fed_avg(loss_fn, client_tx, server_tx, **options)
+
+  return build
+
+
+# Reddi et al. 2021: beta_1 = 0.9, beta_2 = 0.99, tau = 1e-3.
+fed_adam = _fed_opt(optax.adam, b1=0.9, b2=0.99, eps=1e-3)
+fed_yogi = _fed_opt(optax.yogi, b1=0.9, b2=0.99, eps=1e-3)
+fed_adagrad = _fed_opt(optax.adagrad, initial_accumulator_value=0.0, eps=1e-3)
+
+
+def fed_sgd(
+  loss_fn: LossFn,
+  server_tx: optax.GradientTransformation,
+  aggregator: Aggregator | None = None,
+  map_clients: execution.MapClients | None = None,
+  *,
+  key: Array,
+  weighting: Weighting = clients.by_examples,
+) -> FederatedAlgorithm:
+  """One gradient of each client's whole data per round (McMahan et al. 2017).
+
+  With `by_examples` and all clients it is full-batch gradient descent on the pooled data.
+  Local batches only bound memory: give `LocalWork(epochs=1)`.
+  """
+  return federated(
+    clients.full_gradient(loss_fn, weighting=weighting),
+    optimizing_server(server_tx),
+    key=key,
+    aggregator=aggregator,
+    map_clients=map_clients,
+  )
+
+
+def fed_prox(loss_fn: LossFn, client_tx: Any, *args: Any, mu: float, **options: Any):
+  """`fed_avg` whose local loss has mu / 2 ||w - w_server||^2 added (Li et al. 2020).
+
+  mu = 0 is `fed_avg`, operation by operation.
+  """
+  validate.non_negative(mu=mu)
+  return fed_avg(loss_fn, client_tx, *args, adjust=proximal(mu) if mu else None, **options)
+
+
+def proximal(mu: float) -> Callable[..., Any]:
+  """The `adjust` hook that adds mu (w - w_server)."""
+
+  def adjust(gradient: Any, received: Received, local: Local) -> Any:
+    pull = lambda g, new, old: g + mu * (new - old)
+    return jax.tree.map(pull, gradient, local.params, received.params)
+
+  return adjust
+
+
+def momentum_steps(momentum: float) -> Callable[[Array], Array]:
+  """||a||_1 of Wang et al. 2020 for SGD with momentum: how far tau local steps go, in units
+  of one gradient.
+
+  >>> print(round(float(momentum_steps(0.5)(2)), 6))  # 1 + (1 + 0.5)
+  2.5
+  """
+  validate.non_negative(momentum=momentum)
+  if momentum >= 1:
+    raise UserError(f"momentum={momentum!r}: must be below 1")
+
+  def norm(tau: Array) -> Array:
+    tau = jnp.asarray(tau, jnp.float32)
+    lost = momentum * (1 - momentum**tau) / (1 - momentum)
+    return (tau - lost) / (1 - momentum)
+
+  return norm
+
+
+def fed_nova(
+  loss_fn: LossFn,
+  client_tx: Any,
+  server_tx: optax.GradientTransformation | None = None,
+  aggregator: Aggregator | None = None,
+  map_clients: execution.MapClients | None = None,
+  *,
+  key: Array,
+  weighting: Weighting = clients.uniform,
+  steps: Callable[[Array], Array] | None = None,
+  tau_eff: float | None = None,
+  adjust: Callable[..., Any] | None = None,
+) -> FederatedAlgorithm:
+  """Differences divided by local steps, so that clients with more steps do not pull the
+  optimum towards their own (FedNova, Wang et al. 2020).
+
+  Args:
+    steps: number of local steps -> ||a||_1; None for plain SGD, `momentum_steps(m)` for
+      momentum.
+    tau_eff: public constant that the mean direction is multiplied by; None for the weighted
+      mean of the clients' own, which they then send too. With a private aggregator give a
+      number: the step counts would use up most of the clip norm.
+  """
+  steps = (lambda tau: jnp.asarray(tau, jnp.float32)) if steps is None else steps
+  if tau_eff is not None:
+    validate.positive(tau_eff=tau_eff)
+  server = optimizing_server(optax.sgd(1.0) if server_tx is None else server_tx)
+
+  def message(received: Received, local: Local) -> tuple[Any, Any]:
+    tau = steps(local.num_steps)
+    inverse = jnp.where(local.num_steps > 0, 1 / jnp.maximum(tau, 1e-6), 0.0)
+    direction = trees.scale(clients.difference(received, local), inverse)
+    sent = {"direction": direction}
+    return sent if tau_eff is not None else sent | {"tau": tau}, local.memory
+
+  def apply(params: Params, state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
+    tau = mean["tau"] if tau_eff is None else tau_eff
+    return server.apply(params, state, {"delta": trees.scale(mean["direction"], tau)}, size)
+
+  client = clients.local_training(
+    loss_fn, client_tx, weighting=weighting, message=message, adjust=adjust
+  )
+  return federated(
+    client,
+    server._replace(apply=apply),
+    key=key,
+    aggregator=aggregator,
+    map_clients=map_clients,
+  )
+
+
+class ScaffoldServer(NamedTuple):
+  """The server of SCAFFOLD."""
+
+  opt_state: Any
+  control: Params  # c
+
+
+def _zeros(params: Params) -> Params:
+  return jax.tree.map(
+    lambda leaf: jnp.zeros_like(trees.at_least_float32(jnp.asarray(leaf))), params
+  )
+
+
+def scaffold(
+  loss_fn: LossFn,
+  client_tx: Any,
+  server_tx: optax.GradientTransformation | None = None,
+  aggregator: Aggregator | None = None,
+  map_clients: execution.MapClients | None = None,
+  *,
+  key: Array,
+  client_learning_rate: float,
+  num_clients: int,
+  expected_cohort: float | None = None,
+) -> FederatedAlgorithm:
+  """Control variates against client drift (SCAFFOLD option II, Karimireddy et al. 2020).
+
+  A client steps along g - c_i + c and then sets c_i to c_i - c + (w_server - w) / (K lr); the
+  server adds |cohort| / num_clients of the mean change to c. All c start at 0. Clients that
+  hold nothing keep their c_i. `init(params, num_clients)` keeps a c_i for every client.
+
+  Args:
+    client_tx: plain SGD with `client_learning_rate` (the formula for c_i is SGD's).
+    expected_cohort: public size of a cohort for the update of c; None for the realised one.
+      Give it with a private aggregator: the realised size is secret.
+  """
+  validate.positive(client_learning_rate=client_learning_rate)
+  validate.integer_at_least(1, num_clients=num_clients)
+  server_tx = optax.sgd(1.0) if server_tx is None else server_tx
+  inner = optimizing_server(server_tx)
+
+  def adjust(gradient: Any, received: Received, local: Local) -> Any:
+    return jax.tree.map(
+      lambda g, c, own: g + (c - own), gradient, received.extra, local.memory
+    )
+
+  def message(received: Received, local: Local) -> tuple[Any, Any]:
+    delta = clients.difference(received, local)
+    scale = 1.0 / (client_learning_rate * jnp.maximum(local.num_steps, 1))
+    moved = local.num_steps > 0
+    change = jax.tree.map(
+      lambda d, c: jnp.where(moved, -d * scale - c, 0), delta, received.extra
+    )
+    return {"delta": delta, "control": change}, trees.add(local.memory, change)
+
+  def apply(params: Params, state: ScaffoldServer, mean: Any, size: Array) -> Any:
+    params, opt_state = inner.apply(params, state.opt_state, mean, size)
+    share = (size if expected_cohort is None else expected_cohort) / num_clients
+    control = trees.add(state.control, trees.scale(mean["control"], share))
+    return params, ScaffoldServer(opt_state, control)
+
+  server = Server(
+    init=lambda params: ScaffoldServer(server_tx.init(params), _zeros(params)),
+    extra=lambda state: state.control,
+    apply=apply,
+  )
+  return federated(
+    clients.local_training(loss_fn, client_tx, adjust=adjust, message=message),
+    server,
+    key=key,
+    aggregator=aggregator,
+    map_clients=map_clients,
+    memory=_zeros,
+  )
+
+
+def mime_lite(
+  loss_fn: LossFn,
+  base_tx: optax.GradientTransformation,
+  map_clients: execution.MapClients | None = None,
+  *,
+  key: Array,
+  aggregator: Aggregator | None = None,
+  gradient_aggregator: Aggregator | None = None,
+  weighting: Weighting = clients.uniform,
+) -> FederatedAlgorithm:
+  """Clients use the server's optimizer with its statistics frozen; the server moves these by
+  the mean of full local gradients at its own parameters (MimeLite, Karimireddy et al. 2021).
+
+  Two passes over the cohort, so with private aggregators two releases: give both and charge
+  both. The client pass restores the statistics after each local step.
+  """
+
+  def start(opt_state: Any, received: Received) -> Any:
+    del opt_state
+    return received.extra
+
+  frozen = _frozen(base_tx)
+  client = clients.local_training(loss_fn, frozen, weighting=weighting, start=start)
+
+  def move(params: Params, state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
+    del size
+    return optax.apply_updates(params, _cast_like(mean["delta"], params)), state
+
+  moving = federated(
+    client,
+    Server(base_tx.init, lambda state: state, move),
+    key=jax.random.fold_in(key, 0),
+    aggregator=aggregator,
+    map_clients=map_clients,
+  )
+
+  def statistics(params: Params, state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
+    del size
+    gradient = _cast_like(trees.scale(mean["delta"], -1.0), params)
+    return params, base_tx.update(gradient, state, params)[1]
+
+  measuring = federated(
+    clients.full_gradient(loss_fn, weighting=weighting),
+    Server(base_tx.init, lambda state: None, statistics),
+    key=jax.random.fold_in(key, 1),
+    aggregator=gradient_aggregator,
+    map_clients=map_clients,
+  )
+
+  def init(params: Params, num_clients: int = 0) -> tuple[FederatedState, FederatedState]:
+    return moving.init(params, num_clients), measuring.init(params, num_clients)
+
+  def one_round(states: Any, cohort: Cohort) -> Any:
+    moved, measured = states
+    after, info = moving.round(moved._replace(server=measured.server), cohort)
+    measured, _ = measuring.round(measured._replace(params=moved.params), cohort)
+    measured = measured._replace(params=after.params)
+    return (after._replace(server=measured.server), measured), info
+
+  return FederatedAlgorithm(init, one_round)
+
+
+def _frozen(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+  """The updates of `tx` from a state that never moves."""
+
+  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    return tx.update(updates, state, params)[0], state
+
+  return optax.GradientTransformation(tx.init, update)
+
+
+def params_of(state: Any) -> Params:
+  """The server's parameters in the state of any algorithm here."""
+  return state.params if isinstance(state, FederatedState) else state[0].params

@@ -1,0 +1,100 @@
+"""Entity alignment: which ids two parties share, by private set intersection.
+
+The protocol is that of the library `openmined-psi` (extra `vertical`): elliptic-curve
+Diffie-Hellman, where each id is hashed to a point and raised to both parties' secret
+exponents, so that equal ids meet and unequal ones look random.
+
+| party     | learns                                                    |
+| --------- | --------------------------------------------------------- |
+| a, asks   | the shared ids, how many ids b has                        |
+| b, serves | how many ids a has, and the shared ids, as a tells them   |
+| others    | nothing but the two sizes                                 |
+
+For parties that follow the protocol. One that lies about its own ids learns which of them
+the other holds: private set intersection hides nothing from guesses. That an entity is
+shared is itself a fact about it, and no differential privacy is claimed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax.validate import UserError
+
+INSTALL = "pip install 'dpjax[vertical]'"
+
+
+class Alignment(NamedTuple):
+  """The entities that both parties hold, in an order that says nothing of either's own."""
+
+  ids: tuple[str, ...]  # sorted
+  rows_a: np.ndarray  # [n] rows of party a: ids_a[rows_a[i]] == ids[i]
+  rows_b: np.ndarray  # [n] rows of party b
+  bytes_a: int  # sent by party a
+  bytes_b: int
+
+
+def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
+  """The shared ids of two parties and where each of them holds the entity.
+
+  Exact: the other party's set is sent without compression, which could hold false matches.
+  Both parties run in this process, on keys made fresh for the call; what crosses between
+  them is serialised and counted.
+
+  Raises:
+    UserError: an id that is no string or comes twice, or the library is not installed.
+
+  >>> align(["ann", "ann"], ["bob"])
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: ids_a: 'ann' comes twice; an id must name one row
+  """
+  places_a, places_b = _places(ids_a, "ids_a"), _places(ids_b, "ids_b")
+  psi = _library()
+  client, server = (party.CreateWithNewKey(True) for party in (psi.client, psi.server))
+  setup = server.CreateSetupMessage(0.0, len(ids_a), list(ids_b), psi.DataStructure.RAW)
+  request = client.CreateRequest(list(ids_a)).SerializeToString()
+  response = server.ProcessRequest(_parsed(psi.Request, request)).SerializeToString()
+  sent = setup.SerializeToString()
+  found = client.GetIntersection(
+    _parsed(psi.ServerSetup, sent), _parsed(psi.Response, response)
+  )
+  ids = tuple(sorted(str(ids_a[place]) for place in found))
+  return Alignment(
+    ids=ids,
+    rows_a=np.array([places_a[name] for name in ids], np.int64),
+    rows_b=np.array([places_b[name] for name in ids], np.int64),
+    bytes_a=len(request) + sum(len(name.encode()) for name in ids),
+    bytes_b=len(sent) + len(response),
+  )
+
+
+def _places(ids: Sequence[str], name: str) -> dict[str, int]:
+  places: dict[str, int] = {}
+  for place, one in enumerate(ids):
+    if not isinstance(one, str):
+      raise UserError(f"{name}: must hold strings, got {one!r}")
+    if one in places:
+      raise UserError(f"{name}: {one!r} comes twice; an id must name one row")
+    places[one] = place
+  return places
+
+
+def _library() -> Any:
+  try:
+    import private_set_intersection.python as psi  # pyright: ignore[reportMissingImports]
+  except ImportError as error:
+    raise UserError(
+      f"align: private set intersection needs openmined-psi; {INSTALL}"
+    ) from error
+  return psi
+
+
+def _parsed(kind: Any, message: bytes) -> Any:
+  """What the other side reads from the bytes that were sent."""
+  out = kind()
+  out.ParseFromString(message)
+  return out

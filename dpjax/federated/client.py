@@ -1,0 +1,303 @@
+"""What one client does in a round, as three pure functions; nothing here maps over clients.
+
+`ClientAlgorithm(init, step, finish)` speaks of ONE client. The executors of `execution` run
+it for a cohort: in a Python loop, under vmap or under pmap, always with the same result. A
+step whose batch is all padding is skipped by the executor, so a client without examples
+sends exactly zero.
+
+Variants of local training do not copy the loop, they fill in its hooks:
+
+| hook       | what it may change                                   | used by                  |
+| ---------- | ---------------------------------------------------- | ------------------------ |
+| `grad`     | how a batch becomes a gradient (or a clipped sum)    | example-level privacy    |
+| `adjust`   | the gradient of a local step                         | FedProx, SCAFFOLD        |
+| `start`    | the optimizer's state at the first local step        | Mime-lite                |
+| `message`  | what is sent, and what the client remembers          | FedNova, SCAFFOLD        |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import trees, validate
+from dpjax.plan import Plan
+from dpjax.types import Array, LossFn, Params
+
+# What a client's key is folded with before it is used: no two uses share a stream.
+OPTIMIZER_KEY, EXAMPLE_KEY, NOISE_KEY, ROUNDING_KEY = range(4)
+
+
+class Received(NamedTuple):
+  """What every client of a round gets."""
+
+  params: Params  # the server's
+  extra: Any = None  # of the algorithm, such as SCAFFOLD's control variate
+  data: Any = (
+    None  # arrays [n, ...] that batches of rows refer to; None: batches hold examples
+  )
+
+
+class Local(NamedTuple):
+  """A client in the middle of its work."""
+
+  params: Params
+  opt_state: Any
+  memory: Any  # what this client kept from its last round
+  loss_sum: Array  # [] over the examples of all steps
+  num_seen: Array  # [] float32, examples of all steps
+  num_steps: Array  # [] int32, steps that had an example
+  num_examples: Array  # [] of the client
+  key: Array  # of this client in this round; fold it before use
+
+
+class ClientInfo(NamedTuple):
+  """For a person. Computed from raw examples: NOT private."""
+
+  train_loss: Array  # [] mean over all local steps
+  num_examples: Array  # []
+  num_steps: Array  # []
+  update_norm: Array  # [] l2 norm of what was sent
+  upload_bits: Array  # [] float32; 32 for each float sent unless compressed
+
+
+class Sent(NamedTuple):
+  """What a client sends. Stacked over clients every leaf has a leading axis."""
+
+  message: Any  # a tree; {"delta": w_local - w_server} for most algorithms
+  weight: Array  # [] before clipping; see `Weighting`
+
+
+class ClientAlgorithm(NamedTuple):
+  """The work of one client. Pure; all three are traced by the executor."""
+
+  init: Callable[..., Any]  # (received, memory, num_examples, key) -> local
+  step: Callable[..., Any]  # (received, local, examples [B, ...], mask [B]) -> local
+  finish: Callable[..., Any]  # (received, local) -> (Sent, memory, ClientInfo)
+
+
+Weighting = Callable[[Array], Array]  # number of examples (>= 1) -> weight
+
+
+def uniform(num_examples: Array) -> Array:
+  """Every client that holds anything counts alike: its weight is 1."""
+  return jnp.ones_like(jnp.asarray(num_examples, jnp.float32))
+
+
+def by_examples(num_examples: Array) -> Array:
+  """A client counts as often as it has examples (McMahan et al. 2017).
+
+  Its influence has no bound: for non-private runs.
+  """
+  return jnp.asarray(num_examples, jnp.float32)
+
+
+def capped(cap: int) -> Weighting:
+  """min(n_i, cap) / cap, in (0, 1]: the public rule of McMahan et al. 2018 (DP-FedAvg).
+
+  >>> [float(capped(10)(n)) for n in (5, 10, 10**6)]
+  [0.5, 1.0, 1.0]
+  """
+  validate.integer_at_least(1, cap=cap)
+  return lambda n: jnp.minimum(jnp.asarray(n, jnp.float32), cap) / cap
+
+
+def _weight(weighting: Weighting, num_examples: Array) -> Array:
+  return jnp.where(num_examples > 0, weighting(jnp.maximum(num_examples, 1)), 0.0)
+
+
+def take(received: Received, examples: Any) -> Any:
+  """The examples themselves, where a batch holds rows of `received.data`."""
+  if received.data is None:
+    return examples
+  return jax.tree.map(lambda leaf: jnp.take(leaf, examples, axis=0), received.data)
+
+
+def batch_loss(loss_fn: LossFn, params: Params, examples: Any, mask: Array) -> Any:
+  """(mean, sum) of the losses of the examples that are not padding."""
+  losses = jax.vmap(loss_fn, (None, 0))(params, examples)
+  total = jnp.sum(jnp.where(mask, losses, 0))
+  return total / jnp.maximum(jnp.sum(mask), 1), total
+
+
+def mean_grad(loss_fn: LossFn) -> Callable[..., Any]:
+  """`(params, examples, mask) -> (gradient of the mean loss, sum of the losses)`."""
+  value_and_grad = jax.value_and_grad(
+    lambda params, examples, mask: batch_loss(loss_fn, params, examples, mask), has_aux=True
+  )
+
+  def grad(params, examples, mask):
+    (_, total), found = value_and_grad(params, examples, mask)
+    return found, total
+
+  return grad
+
+
+def clipped_grad(loss_fn: LossFn, plan: Plan) -> Callable[..., Any]:
+  """As `mean_grad`, but a `ClippedSum` for a plan's transform: privacy for one EXAMPLE
+  inside its client. Use it with `client_tx=lambda key: optax.chain(plan.transform(key), tx)`.
+  """
+  summed_fn = plan.clipped_grad(loss_fn, method="vmap")
+
+  def grad(params, examples, mask):
+    summed = summed_fn(params, examples, mask)
+    return summed, jnp.sum(jnp.where(mask, summed.losses, 0))
+
+  return grad
+
+
+def make_tx(client_tx: Any, key: Array) -> optax.GradientTransformationExtraArgs:
+  """The client's optimizer: an Optax one, or a function of the client's own key.
+
+  An optimizer that draws noise must be such a function: built once, it would give every
+  client the same noise.
+  """
+  tx: Any = client_tx(key) if not isinstance(client_tx, tuple) else client_tx
+  return optax.with_extra_args_support(tx)
+
+
+def difference(received: Received, local: Local) -> Params:
+  """w_local - w_server in float32 or wider; exactly 0 without a local step."""
+  wide = trees.at_least_float32
+  return jax.tree.map(
+    lambda new, old: wide(jnp.asarray(new)) - wide(jnp.asarray(old)),
+    local.params,
+    received.params,
+  )
+
+
+def send_difference(received: Received, local: Local) -> tuple[Any, Any]:
+  """The `message` hook of FedAvg: the difference, and nothing to remember."""
+  return {"delta": difference(received, local)}, local.memory
+
+
+def info(local: Local, message: Any) -> ClientInfo:
+  """The diagnostics of a client that sends `message`."""
+  stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], message)
+  return ClientInfo(
+    train_loss=local.loss_sum / jnp.maximum(local.num_seen, 1),
+    num_examples=local.num_examples,
+    num_steps=local.num_steps,
+    update_norm=trees.per_example_norms(stacked)[0],
+    upload_bits=jnp.float32(32 * trees.size(message)),
+  )
+
+
+def local_training(
+  loss_fn: LossFn,
+  client_tx: Any,
+  *,
+  weighting: Weighting = uniform,
+  grad: Callable[..., Any] | None = None,
+  adjust: Callable[..., Any] | None = None,
+  start: Callable[..., Any] | None = None,
+  message: Callable[..., Any] = send_difference,
+  example_keys: bool = False,
+) -> ClientAlgorithm:
+  """Local training from the server's parameters with any Optax optimizer.
+
+  Args:
+    loss_fn: `(params, example) -> scalar`, for ONE example.
+    client_tx: an Optax optimizer, fresh in every round; or a function of the client's key
+      that returns one.
+    weighting: public rule for the client's weight; a client without examples weighs 0.
+    grad: `(params, examples, mask) -> (gradient, sum of losses)`; default `mean_grad`.
+    adjust: `(gradient, received, local) -> gradient`, before the optimizer.
+    start: `(opt_state, received) -> opt_state` at the first local step.
+    message: `(received, local) -> (message, memory)`.
+    example_keys: give each example of each step its own `example.key`.
+
+  >>> algorithm = local_training(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), optax.sgd(0.5))
+  >>> received = Received(jnp.zeros(1))
+  >>> local = algorithm.init(received, None, 2, jax.random.key(0))
+  >>> local = algorithm.step(received, local, jnp.array([[2.0], [9.0]]), jnp.array([True, False]))
+  >>> algorithm.finish(received, local)[0].message["delta"]
+  Array([1.], dtype=float32)
+  """
+  grad_fn = mean_grad(loss_fn) if grad is None else grad
+
+  def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
+    opt_state = make_tx(client_tx, jax.random.fold_in(key, OPTIMIZER_KEY)).init(
+      received.params
+    )
+    if start is not None:
+      opt_state = start(opt_state, received)
+    params = jax.tree.map(jnp.asarray, received.params)
+    zero = jnp.zeros((), jnp.float32)
+    num_examples = jnp.asarray(num_examples)
+    return Local(params, opt_state, memory, zero, zero, jnp.int32(0), num_examples, key)
+
+  def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
+    examples = take(received, examples)
+    if example_keys:
+      keys = jax.random.fold_in(jax.random.fold_in(local.key, EXAMPLE_KEY), local.num_steps)
+      examples = examples._replace(key=jax.random.split(keys, mask.shape[0]))
+    found, loss = grad_fn(local.params, examples, mask)
+    found = found if adjust is None else adjust(found, received, local)
+    tx = make_tx(client_tx, jax.random.fold_in(local.key, OPTIMIZER_KEY))
+    updates, opt_state = tx.update(found, local.opt_state, local.params, mask=mask)
+    return local._replace(
+      params=optax.apply_updates(local.params, updates),
+      opt_state=opt_state,
+      loss_sum=local.loss_sum + loss,
+      num_seen=local.num_seen + jnp.sum(mask),
+      num_steps=local.num_steps + 1,
+    )
+
+  def finish(received: Received, local: Local) -> tuple[Sent, Any, ClientInfo]:
+    sent, memory = message(received, local)
+    return Sent(sent, _weight(weighting, local.num_examples)), memory, info(local, sent)
+
+  return ClientAlgorithm(init, step, finish)
+
+
+def full_gradient(
+  loss_fn: LossFn, *, weighting: Weighting = by_examples
+) -> ClientAlgorithm:
+  """The gradient of the client's mean loss at the server's parameters, over all its batches.
+
+  One pass whatever the batch size, which only bounds memory. The message is {"delta": -g},
+  a step of length 1, so that aggregators and server optimizers serve it unchanged.
+
+  >>> algorithm = full_gradient(lambda w, x: 0.5 * jnp.sum((w - x) ** 2))
+  >>> received, local = Received(jnp.zeros(1)), None
+  >>> local = algorithm.init(received, None, 2, jax.random.key(0))
+  >>> for x in (2.0, 4.0):
+  ...   local = algorithm.step(received, local, jnp.array([[x]]), jnp.array([True]))
+  >>> algorithm.finish(received, local)[0].message["delta"]
+  Array([3.], dtype=float32)
+  """
+  grad_fn = jax.grad(
+    lambda params, examples, mask: batch_loss(loss_fn, params, examples, mask)[::-1],
+    has_aux=True,
+  )
+
+  def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
+    zeros = jax.tree.map(
+      lambda leaf: jnp.zeros_like(trees.at_least_float32(jnp.asarray(leaf))),
+      received.params,
+    )
+    zero, num_examples = jnp.zeros((), jnp.float32), jnp.asarray(num_examples)
+    return Local(zeros, None, memory, zero, zero, jnp.int32(0), num_examples, key)
+
+  def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
+    found, mean = grad_fn(received.params, take(received, examples), mask)
+    count = jnp.sum(mask)
+    return local._replace(
+      params=trees.add(local.params, found),
+      loss_sum=local.loss_sum + mean * count,
+      num_seen=local.num_seen + count,
+      num_steps=local.num_steps + 1,
+    )
+
+  def finish(received: Received, local: Local) -> tuple[Sent, Any, ClientInfo]:
+    del received
+    sent = {"delta": trees.scale(local.params, -1.0 / jnp.maximum(local.num_seen, 1))}
+    weight = _weight(weighting, local.num_examples)
+    return Sent(sent, weight), local.memory, info(local, sent)
+
+  return ClientAlgorithm(init, step, finish)

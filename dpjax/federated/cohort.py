@@ -1,0 +1,209 @@
+"""Who takes part in a round, and what each client trains on: index arrays, padded and masked.
+
+A client's local work is a list of steps; each step is a batch of rows. Batches are cut from
+a fresh permutation in every epoch and the last one of an epoch is padded, never filled up
+with rows of others. Clients stay ragged here; `execution` pads them to common shapes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import sampling, validate
+from dpjax.plan import Plan
+from dpjax.types import Example
+from dpjax.validate import UserError
+
+
+def bucket(n: int) -> int:
+  """The smallest of 0, 1, 2, 3, then 4 to 7 times a power of two, that is >= n.
+
+  Shapes are rounded up to these, so that ragged clients cost a few compilations instead of
+  one each, and at most a quarter more work.
+
+  >>> [bucket(n) for n in (0, 3, 9, 100, 300)]
+  [0, 3, 10, 112, 320]
+  """
+  step = 1 << max(0, (max(n, 1) - 1).bit_length() - 3)
+  return -(-n // step) * step
+
+
+class LocalBatches(NamedTuple):
+  """The local steps of one client, in order."""
+
+  examples: Any  # leaves [S, B, ...]; or rows [S, B] of a data set that all can see
+  mask: np.ndarray  # [S, B] bool; False is padding
+
+
+class Cohort(NamedTuple):
+  """The clients of one round. Who they are is secret under Poisson sampling."""
+
+  ids: np.ndarray  # [C] int64, places in the federation
+  num_examples: np.ndarray  # [C] int64, examples of each client
+  batches: Sequence[LocalBatches]  # [C]
+  data: Any = None  # where `batches` hold rows: the arrays [n, ...] that they are rows of
+
+  @property
+  def size(self) -> int:
+    """How many clients take part; 0 is a cohort too."""
+    return len(self.ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalWork:
+  """How much a client trains in one round. Public.
+
+  Args:
+    batch_size: examples of a local batch; None for all of the client's at once.
+    epochs: passes over the client's data.
+    max_examples: of a client in one round, a fresh random choice of its own; None for all.
+
+  >>> LocalWork(batch_size=10, epochs=5).num_steps(600)
+  300
+  """
+
+  batch_size: int | None = 10
+  epochs: int = 1
+  max_examples: int | None = None
+
+  def __post_init__(self):
+    validate.integer_at_least(1, epochs=self.epochs)
+    named = {"batch_size": self.batch_size, "max_examples": self.max_examples}
+    given = {name: value for name, value in named.items() if value is not None}
+    validate.integer_at_least(1, **given)
+
+  def num_used(self, num_examples: int) -> int:
+    """Examples of a client that one epoch uses."""
+    return min(num_examples, self.max_examples or num_examples)
+
+  def num_steps(self, num_examples: int) -> int:
+    """Local steps of a client that holds so many examples."""
+    used = self.num_used(num_examples)
+    return self.epochs * -(-used // (self.batch_size or max(used, 1)))
+
+  def rows(self, num_examples: int, rng: np.random.Generator) -> LocalBatches:
+    """Places 0 .. num_examples - 1 in batches [S, B]; padding repeats place 0.
+
+    >>> work = LocalWork(batch_size=2, epochs=2)
+    >>> work.rows(3, np.random.default_rng(0)).mask.tolist()
+    [[True, True], [True, False], [True, True], [True, False]]
+    """
+    used = self.num_used(num_examples)
+    size = self.batch_size or bucket(max(used, 1))
+    steps = -(-used // size)
+    places = np.zeros((self.epochs, steps * size), np.int64)
+    for epoch in range(self.epochs):
+      places[epoch, :used] = rng.permutation(num_examples)[:used]
+    mask = np.tile(np.arange(steps * size) < used, (self.epochs, 1))
+    shape = (self.epochs * steps, size)
+    return LocalBatches(places.reshape(shape), mask.reshape(shape))
+
+
+def _client_rows(held: np.ndarray, work: LocalWork, rng: np.random.Generator) -> Any:
+  places, mask = work.rows(len(held), rng)
+  rows = held[places] if len(held) else places
+  return LocalBatches(rows.astype(np.int32), mask)
+
+
+def resident(federation: Any) -> Example:
+  """The federation's arrays on the device; pass them to every `cohort_of`, made once."""
+  dataset = federation.dataset
+  return Example(jnp.asarray(dataset.x), jnp.asarray(dataset.y))
+
+
+def cohort_of(
+  federation: Any,
+  clients: Sequence[int | str] | np.ndarray,
+  work: LocalWork,
+  *,
+  seed: int,
+  round: int,
+  data: Any = None,
+) -> Cohort:
+  """The cohort of these clients (places or ids; none is allowed), with their batches.
+
+  Each client's order of examples is a function of (seed, round, client) alone: it does not
+  depend on who else takes part.
+
+  Args:
+    federation: as `dpjax.data.partition.Federation`: `.dataset`, `.indices`, `.position`.
+    data: what `resident(federation)` returned; None makes it again.
+
+  Raises:
+    UserError: an unknown client, or one that is named twice.
+  """
+  ids = np.array([federation.position(_native(c)) for c in clients], np.int64)
+  if len(set(ids.tolist())) != len(ids):
+    raise UserError("clients: each client can take part once in a round")
+  held = [federation.indices[i] for i in ids]
+  streams = [_stream(seed, round, int(i)) for i in ids]
+  return Cohort(
+    ids=ids,
+    num_examples=np.array([len(rows) for rows in held], np.int64),
+    batches=tuple(_client_rows(rows, work, rng) for rows, rng in zip(held, streams)),
+    data=resident(federation) if data is None else data,
+  )
+
+
+def _native(client: Any) -> int | str:
+  return client if isinstance(client, str) else int(client)
+
+
+def _stream(seed: int, round: int, client: int) -> np.random.Generator:
+  sequence = np.random.SeedSequence(seed, spawn_key=(1, round, client))
+  return np.random.Generator(np.random.Philox(sequence))
+
+
+def cohorts(
+  plan: Plan, federation: Any, work: LocalWork, *, rng: int, start: int = 0
+) -> Iterator[Cohort]:
+  """The cohorts of rounds start .. num_steps - 1, drawn by the plan's sampler over CLIENTS.
+
+  Each is a function of (rng, round) alone, so a resumed run draws what the interrupted one
+  would have. A Poisson cohort may be empty; it still has to be passed to `round`, which adds
+  the noise that the plan charges for.
+
+  Args:
+    plan: its unit is one client: `sampling_prob` of a client, `normalize_by` in clients.
+    rng: integer seed of the sampler; 128 bits or more for a release.
+
+  Raises:
+    UserError: the sampler's capacity is too small for so many clients.
+  """
+  validate.integer_at_least(0, rng=rng, start=start)
+  plan.check_capacity(federation.num_clients)
+
+  def generate() -> Iterator[Cohort]:
+    data = resident(federation)
+    for step in range(start, plan.num_steps):
+      ids = plan.sampler.draw(federation.num_clients, seed=rng, step=step)
+      yield cohort_of(federation, ids, work, seed=rng, round=step, data=data)
+
+  return generate()
+
+
+def from_batches(examples: Sequence[Any], *, batch_size: int | None = None) -> Cohort:
+  """A cohort of clients given by their own arrays, one pass in the order given.
+
+  >>> c = from_batches([np.array([[1.0], [2.0], [3.0]]), np.zeros((0, 1))], batch_size=2)
+  >>> [len(b.mask) for b in c.batches], c.num_examples.tolist()
+  ([2, 0], [3, 0])
+  """
+  batches = [_in_order(own, batch_size) for own in examples]
+  sizes = [int(own.mask.sum()) for own in batches]
+  return Cohort(np.arange(len(sizes)), np.array(sizes, np.int64), tuple(batches))
+
+
+def _in_order(own: Any, batch_size: int | None) -> LocalBatches:
+  n = len(jax.tree.leaves(own)[0])
+  size = batch_size or bucket(max(n, 1))
+  steps = -(-n // size)
+  places, mask = sampling.pad(np.arange(n), steps * size)
+  places, mask = places.reshape(steps, size), mask.reshape(steps, size)
+  return LocalBatches(jax.tree.map(lambda leaf: np.asarray(leaf)[places], own), mask)

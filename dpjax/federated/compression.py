@@ -1,0 +1,258 @@
+"""Messages in fewer bits: what a client uploads, counted exactly.
+
+A `Compressor` turns a message into codes (integer arrays and a few floats) and back. `bits`
+counts the codes as they would be packed; tests check that every code fits its width. Codes
+carry no random numbers: a shared rotation is drawn from a key that both sides know.
+
+| compressor    | bits for one leaf of d numbers        | expectation      | source                |
+| ------------- | ------------------------------------- | ---------------- | --------------------- |
+| `quantize(b)` | b d + 64                              | exact            | Alistarh et al. 2017  |
+| `top_k(r)`    | k (32 + ceil log2 d), k = max(1, r d) | `error_feedback` | Stich et al. 2018     |
+| `rotated(b)`  | b D + 64, D: d to a power of two      | exact            | Suresh et al. 2017    |
+| `drive()`     | D + 32                                | smallest error   | Vargaftik et al. 2021 |
+
+None of this is privacy. `dp_mean` clips whatever arrives, so its bound holds also where
+rounding has raised a norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import trees, validate
+from dpjax.federated.client import ROUNDING_KEY, ClientAlgorithm
+from dpjax.types import Array
+from dpjax.validate import UserError
+
+
+class Compressor(NamedTuple):
+  """A pair of pure functions on one message, and the length of its codes."""
+
+  encode: Callable[..., Any]  # (key, message) -> codes, a list with one entry per leaf
+  decode: Callable[..., Any]  # (key, codes, a message's shapes) -> message
+  bits: Callable[[Any], int]  # (a message's shapes) -> bits of its codes, known beforehand
+
+
+class Levels(NamedTuple):
+  """Numbers on an even grid between `low` and `high`."""
+
+  index: Array  # integers in [0, 2^bits)
+  low: Array  # []
+  high: Array  # []
+
+
+class Entries(NamedTuple):
+  """A few numbers and where they belong."""
+
+  value: Array  # [k]
+  place: Array  # [k] int32
+
+
+class Signs(NamedTuple):
+  """One sign each, and one length for all."""
+
+  positive: Array  # [D] bool
+  scale: Array  # []
+
+
+def _by_leaf(encode: Callable, decode: Callable, bits: Callable) -> Compressor:
+  """A compressor from functions of one flat leaf [d]; leaf i has its own key."""
+
+  def encode_all(key: Array, message: Any) -> list[Any]:
+    leaves = map(trees.at_least_float32, map(jnp.asarray, jax.tree.leaves(message)))
+    return [encode(jax.random.fold_in(key, i), x.ravel()) for i, x in enumerate(leaves)]
+
+  def decode_all(key: Array, codes: Any, like: Any) -> Any:
+    leaves, treedef = jax.tree.flatten(like)
+    flat = [
+      decode(jax.random.fold_in(key, i), code, math.prod(leaf.shape))
+      for i, (code, leaf) in enumerate(zip(codes, leaves))
+    ]
+    shaped = [x.reshape(leaf.shape) for x, leaf in zip(flat, leaves)]
+    return jax.tree.unflatten(treedef, shaped)
+
+  def bits_of_all(like: Any) -> int:
+    return sum(bits(math.prod(np.shape(leaf))) for leaf in jax.tree.leaves(like))
+
+  return Compressor(encode_all, decode_all, bits_of_all)
+
+
+def _round_to_levels(key: Array, x: Array, bits: int) -> Levels:
+  """Stochastic rounding: the expectation of the rounded number is the number."""
+  low, high = jnp.min(x), jnp.max(x)
+  width = jnp.where(high > low, high - low, 1.0)
+  exact = (x - low) / width * (2**bits - 1)
+  index = jnp.floor(exact + jax.random.uniform(key, x.shape))
+  return Levels(jnp.clip(index, 0, 2**bits - 1).astype(jnp.int32), low, high)
+
+
+def _from_levels(code: Levels, bits: int) -> Array:
+  return code.low + code.index * ((code.high - code.low) / (2**bits - 1))
+
+
+def _check_bits(bits: int) -> None:
+  validate.integer_at_least(1, bits=bits)
+  if bits > 16:
+    raise UserError(f"bits={bits}: must be in 1..16")
+
+
+def quantize(bits: int = 8) -> Compressor:
+  """Each leaf on 2^bits even levels between its smallest and largest number.
+
+  >>> compressor, x = quantize(1), {"w": jnp.array([0.0, 1.0, 1.0])}
+  >>> codes = compressor.encode(jax.random.key(0), x)
+  >>> compressor.decode(jax.random.key(0), codes, x)["w"], compressor.bits(x)
+  (Array([0., 1., 1.], dtype=float32), 67)
+  """
+  _check_bits(bits)
+  return _by_leaf(
+    lambda key, x: _round_to_levels(key, x, bits),
+    lambda key, code, size: _from_levels(code, bits),
+    lambda size: bits * size + 64,
+  )
+
+
+def top_k(share: float) -> Compressor:
+  """The largest entries of each leaf in absolute value, as (value, place).
+
+  Args:
+    share: of the entries of a leaf, in (0, 1]; at least one is sent.
+
+  >>> compressor, x = top_k(0.3), jnp.array([0.1, -5.0, 2.0, 0.0])
+  >>> codes = compressor.encode(jax.random.key(0), x)
+  >>> compressor.decode(jax.random.key(0), codes, x), compressor.bits(x)  # 1 * (32 + 2)
+  (Array([ 0., -5.,  0.,  0.], dtype=float32), 34)
+  """
+  validate.probability(share=share)
+  kept = lambda size: max(1, int(share * size))
+
+  def encode(key: Array, x: Array) -> Entries:
+    del key
+    _, places = jax.lax.top_k(jnp.abs(x), kept(x.size))
+    return Entries(x[places], places)
+
+  def decode(key: Array, code: Entries, size: int) -> Array:
+    del key
+    return jnp.zeros(size, code.value.dtype).at[code.place].set(code.value)
+
+  place_bits = lambda size: max(1, math.ceil(math.log2(size))) if size > 1 else 0
+  return _by_leaf(encode, decode, lambda size: kept(size) * (32 + place_bits(size)))
+
+
+def hadamard(x: Array) -> Array:
+  """The orthonormal Walsh-Hadamard transform of [D], D a power of two; its own inverse.
+
+  >>> hadamard(jnp.array([1.0, 0.0, 0.0, 0.0]))
+  Array([0.5, 0.5, 0.5, 0.5], dtype=float32)
+  """
+  size = x.shape[0]
+  for stride in (1 << i for i in range(size.bit_length() - 1)):
+    pairs = x.reshape(-1, 2, stride)
+    x = jnp.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).ravel()
+  return x / math.sqrt(size)
+
+
+def _padded_size(size: int) -> int:
+  return 1 << max(0, (size - 1).bit_length())
+
+
+def _random_signs(key: Array, size: int) -> Array:
+  return jax.random.rademacher(key, (size,), jnp.float32)
+
+
+def rotate(key: Array, x: Array) -> Array:
+  """H D x for random signs D, zero-padded to a power of two: entries of even size."""
+  size = _padded_size(x.size)
+  return hadamard(_random_signs(key, size) * jnp.pad(x, (0, size - x.size)))
+
+
+def unrotate(key: Array, y: Array, size: int) -> Array:
+  """The inverse of `rotate`.
+
+  >>> x = jnp.arange(3.0)
+  >>> bool(jnp.allclose(unrotate(jax.random.key(0), rotate(jax.random.key(0), x), 3), x,
+  ...                   atol=1e-6))
+  True
+  """
+  return (hadamard(y) * _random_signs(key, y.shape[0]))[:size]
+
+
+def rotated(bits: int = 4) -> Compressor:
+  """`quantize` after a random rotation: a few large entries no longer widen the grid."""
+  _check_bits(bits)
+
+  def encode(key: Array, x: Array) -> Levels:
+    rotation, rounding = jax.random.split(key)
+    return _round_to_levels(rounding, rotate(rotation, x), bits)
+
+  def decode(key: Array, code: Levels, size: int) -> Array:
+    rotation, _ = jax.random.split(key)
+    return unrotate(rotation, _from_levels(code, bits), size)
+
+  return _by_leaf(encode, decode, lambda size: bits * _padded_size(size) + 64)
+
+
+def drive() -> Compressor:
+  """One bit each: the signs of the rotated message, scaled by ||R x||_1 / D.
+
+  That scale has the smallest squared error (Vargaftik et al. 2021, section 4); the error is
+  about 1 - 2 / pi = 0.36 of the squared norm, whatever the message.
+  """
+
+  def encode(key: Array, x: Array) -> Signs:
+    y = rotate(key, x)
+    return Signs(y >= 0, jnp.mean(jnp.abs(y)))
+
+  def decode(key: Array, code: Signs, size: int) -> Array:
+    return unrotate(key, jnp.where(code.positive, code.scale, -code.scale), size)
+
+  return _by_leaf(encode, decode, lambda size: _padded_size(size) + 32)
+
+
+def compressed(
+  client: ClientAlgorithm, compressor: Compressor, *, error_feedback: bool = False
+) -> ClientAlgorithm:
+  """The client sends codes; the server gets what they decode to.
+
+  Args:
+    error_feedback: the client keeps what the codes left out and adds it to its next message
+      (Karimireddy et al. 2019). Its memory is then {"own": ..., "left_out": a message}:
+      initialise it with `error_memory`.
+  """
+
+  def init(received: Any, memory: Any, num_examples: Array, key: Array) -> Any:
+    own = memory["own"] if error_feedback else memory
+    local = client.init(received, own, num_examples, key)
+    return (local, memory["left_out"]) if error_feedback else local
+
+  def step(received: Any, carry: Any, examples: Any, mask: Array) -> Any:
+    if not error_feedback:
+      return client.step(received, carry, examples, mask)
+    return client.step(received, carry[0], examples, mask), carry[1]
+
+  def finish(received: Any, carry: Any) -> Any:
+    local, left_out = carry if error_feedback else (carry, None)
+    sent, memory, info = client.finish(received, local)
+    wanted = trees.add(sent.message, left_out) if error_feedback else sent.message
+    key = jax.random.fold_in(local.key, ROUNDING_KEY)
+    decoded = compressor.decode(key, compressor.encode(key, wanted), wanted)
+    counts = sent.weight > 0  # a client that does not count sends exactly nothing
+    decoded = jax.tree.map(lambda leaf: jnp.where(counts, leaf, 0), decoded)
+    if error_feedback:
+      memory = {"own": memory, "left_out": trees.add(wanted, trees.scale(decoded, -1.0))}
+    info = info._replace(upload_bits=jnp.float32(compressor.bits(wanted)))
+    return sent._replace(message=decoded), memory, info
+
+  return ClientAlgorithm(init, step, finish)
+
+
+def error_memory(own: Any, message: Any) -> Any:
+  """The first memory of a client under `compressed(..., error_feedback=True)`."""
+  zeros = jax.tree.map(lambda leaf: jnp.zeros_like(trees.at_least_float32(leaf)), message)
+  return {"own": own, "left_out": zeros}

@@ -1,0 +1,339 @@
+"""Clients that are separate programs: our client update and aggregator under Flower (flwr).
+
+Flower carries the messages; what clients compute, how it is summed, the noise and the ledger
+are ours. Its own wrappers for privacy are not used: they draw noise from NumPy's global
+generator and account without sampling. Install the `flower` extra. Set
+FLWR_TELEMETRY_ENABLED=0 unless usage is to be reported to Flower's makers.
+
+`client_app` answers for the clients, `Rounds` is a `flwr.serverapp.strategy.Strategy`. The
+result is that of the same algorithm in process, to rounding; in one program:
+
+    client = federated.local_training(loss_fn, optax.sgd(0.1))
+    strategy = flower.Rounds(algorithm, params, plan=plan, num_clients=20, rng=seed,
+                             noise_key=key)
+    run_simulation(flower.server_app(strategy, num_rounds=100),
+                   flower.client_app(client, local_data, params), num_supernodes=20)
+
+As separate programs, put `app = flower.server_app(...)` and `app = flower.client_app(...)`
+into the modules that [tool.flwr.app.components] of a Flower app's pyproject.toml names, then:
+
+    flower-superlink --insecure                                     # on the server
+    flower-supernode --insecure --superlink=HOST:9092 \
+      --node-config="partition-id=0"                                # on client 0, and so on
+    flwr run . CONNECTION --stream                                  # from anywhere
+
+(with certificates in place of --insecure outside of a test; CONNECTION names the superlink's
+address HOST:9093 in Flower's own configuration file). `partition-id` says which client a
+program is; `local_data(client, round)` gives its batches, so no data leave the program.
+
+What a client is told: the parameters, the round and its own key of the round. The sampler's
+seed stays on the server: whoever knows it knows who takes part, and epsilon counts on that
+being secret. A client that fails, or answers in other shapes, is left out; its round is
+charged all the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import noise, validate
+from dpjax.accounting import Ledger
+from dpjax.federated import algorithms, execution
+from dpjax.federated.aggregation import Aggregator, central, weighted_mean
+from dpjax.federated.client import ClientAlgorithm, Received
+from dpjax.federated.cohort import Cohort, LocalBatches, bucket
+from dpjax.plan import Plan
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+_ANSWER = "answer"
+
+
+def _flwr(module: str) -> Any:
+  """A module of flwr; UserError where it is not installed."""
+  try:
+    return importlib.import_module(module)
+  except ImportError as error:
+    raise UserError(
+      f"flwr: is not installed ({error}); pip install 'dpjax[flower]' for clients that are "
+      "separate programs"
+    ) from error
+
+
+def _arrays(tree: Any) -> Any:
+  leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+  return _flwr("flwr.app").ArrayRecord(leaves)
+
+
+def _tree(record: Any, like: Any) -> Any:
+  """The arrays of a record in the structure of `like`; ValueError for other shapes."""
+  leaves, treedef = jax.tree.flatten(like)
+  found = record.to_numpy_ndarrays()
+  facts = lambda leaf: (tuple(leaf.shape), np.dtype(leaf.dtype))
+  if [facts(leaf) for leaf in found] != [facts(leaf) for leaf in leaves]:
+    raise ValueError("arrays of other shapes or types")
+  return jax.tree.unflatten(treedef, found)
+
+
+# --- the client's program
+
+
+def client_app(
+  client: ClientAlgorithm,
+  local_data: Callable[[int, int], tuple[LocalBatches, int]],
+  like: Params,
+) -> Any:
+  """A `flwr.clientapp.ClientApp` that does the local work of one client.
+
+  Args:
+    client: the one that the server's algorithm was made of; see `local_training`.
+    local_data: `(client, round) -> (batches, number of examples)`, called in the client's
+      own program with its `partition-id`.
+    like: parameters whose structure, shapes and dtypes are the server's.
+
+  Raises:
+    UserError: flwr is not installed.
+  """
+  app = _flwr("flwr.clientapp").ClientApp()
+  flwr = _flwr("flwr.app")
+  runner = execution.loop_clients()(client, None)
+
+  @app.train()
+  def train(message: Any, context: Any) -> Any:
+    who, settings = int(context.node_config["partition-id"]), message.content["config"]
+    batches, count = local_data(who, int(settings["round"]))
+    received = Received(_tree(message.content["arrays"], like))
+    key = jax.random.wrap_key_data(np.array(settings["key"], np.uint32))
+    cohort = Cohort(np.array([who]), np.array([count], np.int64), (batches,))
+    mapped = runner(execution.Context(received, None, key, None), cohort)
+    answer = jax.tree.map(lambda leaf: leaf[0], (mapped.sent, mapped.info))
+    return flwr.Message(flwr.RecordDict({_ANSWER: _arrays(answer)}), reply_to=message)
+
+  @app.query()
+  def who(message: Any, context: Any) -> Any:
+    """Which client this program is."""
+    told = flwr.ConfigRecord({"client": int(context.node_config["partition-id"])})
+    return flwr.Message(flwr.RecordDict({"config": told}), reply_to=message)
+
+  return app
+
+
+# --- the server's program
+
+
+class _Answers:
+  """A `MapClients` whose clients have worked already: it hands their answers on."""
+
+  def __init__(self):
+    self.answers: dict[int, Any] = {}
+    self._client: Any = None
+
+  def __call__(self, client: ClientAlgorithm, partial: Any) -> execution.Run:
+    self._client = client
+    self._partial = None if partial is None else jax.jit(partial)
+    return self._run
+
+  def like(self, context: execution.Context) -> Any:
+    """Shapes of one client's (sent, info)."""
+    sent, memory, info = jax.eval_shape(self._one, context)
+    if memory is not None:
+      raise UserError("memory: must be None, programs of Flower keep nothing for the server")
+    return sent, info
+
+  def _one(self, context: execution.Context) -> Any:
+    local = self._client.init(context.received, None, jnp.int32(0), context.key)
+    return self._client.finish(context.received, local)
+
+  def _run(self, context: execution.Context, cohort: Cohort) -> execution.Mapped:
+    if not cohort.size:
+      empty = execution.loop_clients()(self._client, self._partial)
+      return empty(context, cohort)
+    answers = [self.answers[int(who)] for who in cohort.ids]
+    sent, info = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
+    if self._partial is None:
+      return execution.Mapped(None, sent, (), info)
+    size = bucket(cohort.size)
+    pad = lambda leaf: np.pad(
+      leaf, [(0, size - len(leaf))] + [(0, 0)] * (np.ndim(leaf) - 1)
+    )
+    message, weight = jax.tree.map(pad, tuple(sent))
+    sums = self._partial(context.state, message, weight, np.arange(size) < cohort.size)
+    return execution.Mapped(sums, None, (), info)
+
+
+class _Server:
+  """The state of the server: what `Rounds` asks, without a word of Flower."""
+
+  def __init__(
+    self,
+    make: Callable[[Aggregator, execution.MapClients], algorithms.FederatedAlgorithm],
+    params: Params,
+    *,
+    plan: Plan,
+    num_clients: int,
+    rng: int,
+    noise_key: Any = None,
+  ):
+    validate.integer_at_least(1, num_clients=num_clients)
+    validate.integer_at_least(0, rng=rng)
+    if plan.is_private != (noise_key is not None):
+      raise UserError(
+        f"noise_key={noise_key!r}: must be given with a private plan, and only with one"
+      )
+    plan.check_capacity(num_clients)
+    self.plan, self.num_clients, self._rng = plan, num_clients, rng
+    self._key_id = None if noise_key is None else noise.key_id(noise_key)
+    self._answers = _Answers()
+    aggregator = weighted_mean() if noise_key is None else central(plan, noise_key)
+    self._algorithm = make(aggregator, self._answers)
+    self.state = self._algorithm.init(params)
+    self._like = self._answers.like(
+      execution.Context(Received(self.state.params), None, self.state.key, None)
+    )
+    self.ledger = Ledger()
+    self.infos: list[algorithms.RoundInfo] = []
+
+  def draw(self) -> list[int]:
+    """Who takes part in the next round; UserError after the plan's last."""
+    step = int(self.state.round)
+    if step >= self.plan.num_steps:
+      raise UserError(
+        f"num_rounds={step + 1}: must be <= {self.plan.num_steps}, what the plan charges for"
+      )
+    drawn = self.plan.sampler.draw(self.num_clients, seed=self._rng, step=step)
+    return [int(client) for client in drawn]
+
+  def key(self) -> list[int]:
+    """Of the clients in this round, as integers."""
+    key = algorithms.key_of_round(self.state)
+    return [int(word) for word in np.asarray(jax.random.key_data(key))]
+
+  def answer(self, record: Any) -> Any:
+    """One client's (sent, info); ValueError for anything else."""
+    return _tree(record, self._like)
+
+  def close(self, answers: dict[int, Any]) -> None:
+    """Charges the round, then aggregates: also where nobody answered."""
+    if self._key_id is not None:
+      self.ledger = self.ledger.charge(
+        self.plan.step_event(int(self.state.round)),
+        l2_clip_norm=self.plan.l2_bound,
+        noise_key_id=self._key_id,
+        first_step=int(self.state.round),
+      )
+    ids = np.array(sorted(answers), np.int64)
+    self._answers.answers = answers
+    cohort = Cohort(ids, np.zeros(len(ids), np.int64), ())
+    self.state, info = self._algorithm.round(self.state, cohort)
+    self.infos.append(info)
+
+
+def Rounds(make: Callable, params: Params, **options: Any) -> Any:
+  """A `flwr.serverapp.strategy.Strategy`: cohorts, sums, noise and ledger of this library.
+
+  Args:
+    make: `(aggregator, map_clients) -> FederatedAlgorithm`, such as
+      `lambda a, m: fed_avg(loss_fn, optax.sgd(0.1), None, a, m, key=key)`; an algorithm whose
+      clients get the parameters and keep nothing (fed_avg, fed_prox, fed_nova, fed_sgd).
+    params: the initial parameters.
+    plan: draws the cohorts over clients and adds the noise; its unit is one client.
+    num_clients: with `partition-id` 0 to num_clients - 1; they need not all be connected.
+    rng: integer seed of the sampler; 128 bits or more for a release.
+    noise_key: for a private plan, and only for one.
+
+  Guarantee: that of `fed_avg` with `central(plan, noise_key)`, against the clients and
+  whoever sees the parameters; the server itself sees every message. `.server` holds
+  `.state`, `.ledger` (charged per round) and `.infos` (not private).
+
+  Raises:
+    UserError: flwr is not installed; a wrong argument; a round after the plan's last.
+  """
+  flwr = _flwr("flwr.app")
+  strategies = _flwr("flwr.serverapp.strategy")
+  server = _Server(make, params, **options)
+
+  class _Rounds(strategies.Strategy):
+    def __init__(self):
+      self.server = server
+      self._nodes: dict[int, int] = {}  # client -> node
+      self._asked: set[int] = set()
+
+    def configure_train(self, server_round, arrays, config, grid) -> Sequence[Any]:
+      del server_round, arrays, config  # the server's own state is what counts
+      self._find(grid)
+      state = self.server.state
+      content = {
+        "arrays": _arrays(state.params),
+        "config": flwr.ConfigRecord({"round": int(state.round), "key": self.server.key()}),
+      }
+      present = set(grid.get_node_ids())
+      nodes = [self._nodes.get(client) for client in self.server.draw()]
+      return [
+        flwr.Message(flwr.RecordDict(content), dst_node_id=node, message_type="train")
+        for node in nodes
+        if node in present
+      ]
+
+    def _find(self, grid: Any) -> None:
+      """Asks the nodes that came since which clients they are."""
+      new = [node for node in grid.get_node_ids() if node not in self._asked]
+      ask = lambda node: flwr.Message(
+        flwr.RecordDict(), dst_node_id=node, message_type="query"
+      )
+      for reply in grid.send_and_receive([ask(node) for node in new]) if new else ():
+        if not reply.has_error():
+          self._asked.add(reply.metadata.src_node_id)
+          client = int(reply.content["config"]["client"])
+          self._nodes[client] = reply.metadata.src_node_id
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
+      del server_round
+      clients = {node: client for client, node in self._nodes.items()}
+      answers = {}
+      for reply in replies:
+        try:
+          answer = self.server.answer(reply.content[_ANSWER])
+          answers[clients[reply.metadata.src_node_id]] = answer
+        except (ValueError, KeyError):  # an error, or not an answer: left out
+          continue
+      self.server.close(answers)
+      return _arrays(self.server.state.params), None
+
+    def configure_evaluate(self, server_round, arrays, config, grid) -> Sequence[Any]:
+      return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> None:
+      return None
+
+    def summary(self) -> None:
+      """Nothing: Flower's log is not for results."""
+
+  return _Rounds()
+
+
+def server_app(strategy: Any, *, num_rounds: int, min_clients: int | None = None) -> Any:
+  """A `flwr.serverapp.ServerApp` that runs `Rounds`.
+
+  Args:
+    min_clients: wait until so many programs are connected; None for all of the strategy's.
+  """
+  import time
+
+  app = _flwr("flwr.serverapp").ServerApp()
+  wanted = strategy.server.num_clients if min_clients is None else min_clients
+
+  @app.main()
+  def main(grid: Any, context: Any) -> None:
+    del context
+    while len(list(grid.get_node_ids())) < wanted:
+      time.sleep(0.2)
+    initial = _arrays(strategy.server.state.params)
+    strategy.start(grid=grid, initial_arrays=initial, num_rounds=num_rounds)
+
+  return app

@@ -1,0 +1,346 @@
+"""Federated ridge regression, the one problem whose every answer has a closed form.
+
+Over K clients with n_k rows each and n in all, with a column of ones in x for the bias,
+
+  F(w) = 1/n sum_k sum_i (y_i - x_i w)^2 + ridge |w|^2 = sum_k (n_k / n) F_k(w),
+
+and the bias is penalised too. A client's part is known by its statistics x^T x, x^T y and
+n_k alone, so that three ways to the optimum can be compared exactly:
+
+| function          | what the server gets                | result                            |
+| ----------------- | ----------------------------------- | --------------------------------- |
+| `closed_form`     | the sum of the statistics           | the optimum                       |
+| `fed_avg`         | weights after E local steps         | E = 1: the optimum; E > 1 on      |
+|                   |                                     | unlike clients: a biased point    |
+| `private_ridge`   | the sum of the statistics + noise   | epsilon for one example           |
+
+NumPy in float64: at these sizes nothing is to be compiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import accounting, mechanisms, noise, validate
+from dpjax.validate import UserError
+
+
+class Statistics(NamedTuple):
+  """What ridge regression needs of a client; sums over clients are sums of these."""
+
+  xx: np.ndarray  # [d, d] x^T x, the column of ones last
+  xy: np.ndarray  # [d] x^T y
+  count: float  # rows
+
+
+def statistics(x: np.ndarray, y: np.ndarray) -> Statistics:
+  """The statistics of one client: x [n, f] without the column of ones, y [n].
+
+  >>> s = statistics(np.array([[2.0], [4.0]]), np.array([1.0, 3.0]))
+  >>> s.xx.tolist(), s.xy.tolist(), s.count
+  ([[20.0, 6.0], [6.0, 2.0]], [14.0, 4.0], 2.0)
+  """
+  x, y = _rows(x, y)
+  x = np.column_stack([x, np.ones(len(x))])
+  return Statistics(x.T @ x, x.T @ y, float(len(x)))
+
+
+def _rows(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+  if x.ndim != 2:
+    raise UserError(f"x.shape={x.shape}: must be [n, features]")
+  if y.shape != (len(x),):
+    raise UserError(f"y.shape={y.shape}: must be ({len(x)},), one target for each row")
+  return x, y
+
+
+def total(clients: Sequence[Statistics]) -> Statistics:
+  """The statistics of all clients together; the only thing that secure summation reveals."""
+  return Statistics(*(np.sum(parts, axis=0) for parts in zip(*clients)))
+
+
+def closed_form(clients: Sequence[Statistics], *, ridge: float) -> np.ndarray:
+  """[d] the minimiser of F, the bias last: (x^T x / n + ridge I)^-1 x^T y / n.
+
+  >>> line = statistics(np.array([[0.0], [1.0], [2.0]]), np.array([1.0, 3.0, 5.0]))
+  >>> closed_form([line], ridge=0.0).round(6).tolist()  # y = 2 x + 1
+  [2.0, 1.0]
+  """
+  validate.non_negative(ridge=ridge)
+  pooled = total(clients)
+  if not pooled.count:
+    raise UserError("clients: hold no rows at all")
+  matrix = pooled.xx / pooled.count + ridge * np.eye(len(pooled.xy))
+  if np.linalg.matrix_rank(matrix, hermitian=True) < len(matrix):
+    raise UserError(f"ridge={ridge}: x^T x is singular; must be > 0")
+  return np.linalg.solve(matrix, pooled.xy / pooled.count)
+
+
+# --- FedAvg
+
+
+class _Quadratic(NamedTuple):
+  """F_k = w^T H w - 2 g^T w + constant, with H = x^T x / n_k + ridge I, g = x^T y / n_k."""
+
+  share: float  # n_k / n
+  matrix: np.ndarray
+  vector: np.ndarray
+
+
+def _quadratics(clients: Sequence[Statistics], ridge: float) -> list[_Quadratic]:
+  validate.non_negative(ridge=ridge)
+  held = [client for client in clients if client.count]
+  if not held:
+    raise UserError("clients: hold no rows at all")
+  count = sum(client.count for client in held)
+  eye = ridge * np.eye(len(held[0].xy))
+  return [_Quadratic(c.count / count, c.xx / c.count + eye, c.xy / c.count) for c in held]
+
+
+def fed_avg(
+  clients: Sequence[Statistics],
+  *,
+  ridge: float,
+  num_rounds: int,
+  num_local_steps: int,
+  learning_rate: float,
+) -> np.ndarray:
+  """[num_rounds + 1, d] weights after each round of FedAvg from zero, full-batch steps.
+
+  Every client takes `num_local_steps` gradient steps on its own F_k, and the server averages
+  with weights n_k / n. One local step is gradient descent on F.
+  Source: McMahan et al. 2017, arXiv:1602.05629, algorithm 1.
+
+  >>> line = statistics(np.array([[0.0], [1.0], [2.0]]), np.array([1.0, 3.0, 5.0]))
+  >>> path = fed_avg([line], ridge=0.0, num_rounds=100, num_local_steps=2, learning_rate=0.2)
+  >>> path[-1].round(4).tolist()
+  [2.0, 1.0]
+  """
+  validate.integer_at_least(1, num_rounds=num_rounds, num_local_steps=num_local_steps)
+  validate.positive(learning_rate=learning_rate)
+  quadratics = _quadratics(clients, ridge)
+  path = [np.zeros_like(quadratics[0].vector)]
+  for _ in range(num_rounds):
+    local = [_descend(q, path[-1], num_local_steps, learning_rate) for q in quadratics]
+    path.append(np.average(local, axis=0, weights=[q.share for q in quadratics]))
+  return np.stack(path)
+
+
+def _descend(client: _Quadratic, w: np.ndarray, steps: int, rate: float) -> np.ndarray:
+  for _ in range(steps):
+    w = w - 2 * rate * (client.matrix @ w - client.vector)
+  return w
+
+
+def fed_avg_fixed_point(
+  clients: Sequence[Statistics],
+  *,
+  ridge: float,
+  num_local_steps: int,
+  learning_rate: float,
+) -> np.ndarray:
+  """[d] where `fed_avg` comes to rest, in closed form.
+
+  E local steps are w -> M_k w + (I - M_k) w_k with M_k = (I - 2 rate H_k)^E and w_k the
+  client's own optimum, so the fixed point solves (I - sum p_k M_k) w = sum p_k (I - M_k) w_k.
+  It is the optimum of F for E = 1 or equal clients, and another point otherwise.
+
+  Raises:
+    UserError: a client of itself has no unique optimum (ridge=0 and too few rows).
+  """
+  validate.integer_at_least(1, num_local_steps=num_local_steps)
+  validate.positive(learning_rate=learning_rate)
+  left, right = 0.0, 0.0
+  for client in _quadratics(clients, ridge):
+    eye = np.eye(len(client.vector))
+    if np.linalg.matrix_rank(client.matrix, hermitian=True) < len(eye):
+      raise UserError(f"ridge={ridge}: a client's x^T x is singular; must be > 0")
+    power = np.linalg.matrix_power(eye - 2 * learning_rate * client.matrix, num_local_steps)
+    left = left + client.share * (eye - power)
+    own = np.linalg.solve(client.matrix, client.vector)
+    right = right + client.share * (eye - power) @ own
+  return np.linalg.solve(left, right)
+
+
+# --- the convergence theorem
+
+
+@dataclasses.dataclass(frozen=True)
+class FedAvgBound:
+  """Li et al. 2020, theorem 1: E F(w_T) - F* <= gap(T), for a decaying learning rate.
+
+  For full participation, F_k L-smooth and mu-strongly convex, stochastic gradients of
+  variance at most sigma_k^2 and second moment at most G^2 along the run, at step t the rate
+  2 / (mu (offset + t)) with offset = max(8 L / mu, E).
+  Source: Li, Huang, Yang, Wang and Zhang 2020, arXiv:1907.02189, theorem 1.
+  """
+
+  smoothness: float  # L
+  convexity: float  # mu
+  num_local_steps: int  # E
+  gradient_noise: float  # sum_k p_k^2 sigma_k^2
+  dissimilarity: float  # Gamma = F* - sum_k p_k F_k*
+  squared_gradient: float  # G^2
+  squared_start: float  # |w_1 - w*|^2
+
+  @property
+  def offset(self) -> float:
+    """gamma, the head start of the decaying rate."""
+    return max(8 * self.smoothness / self.convexity, self.num_local_steps)
+
+  def learning_rate(self, step: int) -> float:
+    """The rate of step 0, 1, ..., counted over all local steps."""
+    return 2 / (self.convexity * (self.offset + step))
+
+  def gap(self, num_steps: int) -> float:
+    """The bound after `num_steps` local steps: O(1 / num_steps)."""
+    drift = 8 * (self.num_local_steps - 1) ** 2 * self.squared_gradient
+    noise_term = self.gradient_noise + 6 * self.smoothness * self.dissimilarity + drift
+    start = self.convexity * self.offset / 2 * self.squared_start
+    scale = self.smoothness / self.convexity / (self.offset + num_steps - 1)
+    return scale * (2 * noise_term / self.convexity + start)
+
+
+def objective(clients: Sequence[Statistics], w: np.ndarray, *, ridge: float) -> float:
+  """F(w) without its constant y^T y / n: differences of it are differences of F."""
+  pooled = total(clients)
+  return float(
+    (w @ pooled.xx @ w - 2 * w @ pooled.xy) / pooled.count + ridge * np.dot(w, w)
+  )
+
+
+# --- the private version
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateStatistics:
+  """Noisy sums of the statistics of bounded rows: (epsilon, delta)-DP for one example.
+
+  Rows are bounded before they are summed: features clipped to an L2 norm of `x_bound`,
+  targets to +-`y_bound`, rows with NaN or infinity dropped. With s = x_bound^2 + 1 (the
+  column of ones) one row's (x x^T, x y) has norm sqrt(s^2 + s y_bound^2), the symmetric
+  matrix counted by its Frobenius norm: off-diagonal entries are summed once and weigh
+  sqrt(2). That is the sensitivity under add_or_remove_one, twice that under replace_one;
+  the number of rows is inside, so it is private too.
+
+  Guarantee: one Gaussian release. Everything computed from it (the weights, any ridge, the
+  repair of a matrix that noise made indefinite) is free. The unit is one EXAMPLE, whichever
+  client holds it. Noise is added once, to the sum: the server, or a secure sum, is trusted.
+  Source: Dwork, Talwar, Thakurta and Zhang 2014 ("Analyze Gauss"); Wang 2018,
+  arXiv:1803.02596.
+
+  >>> private = PrivateStatistics(noise_multiplier=2.0, x_bound=1.0, y_bound=1.0)
+  >>> round(private.l2_sensitivity, 6)  # sqrt(2^2 + 2)
+  2.44949
+  >>> round(private.epsilon(delta=1e-5), 3)
+  1.993
+  """
+
+  noise_multiplier: float  # std / l2_sensitivity of one row under add_or_remove_one
+  x_bound: float
+  y_bound: float
+  neighboring_relation: str = "add_or_remove_one"
+
+  def __post_init__(self) -> None:
+    validate.positive(
+      noise_multiplier=self.noise_multiplier, x_bound=self.x_bound, y_bound=self.y_bound
+    )
+    validate.one_of(accounting.RELATIONS, neighboring_relation=self.neighboring_relation)
+
+  @classmethod
+  def calibrated(
+    cls,
+    *,
+    epsilon: float,
+    delta: float,
+    x_bound: float,
+    y_bound: float,
+    neighboring_relation: str = "add_or_remove_one",
+  ) -> PrivateStatistics:
+    """The least noise that is (epsilon, delta)-DP."""
+    needed = mechanisms.analytic_noise_multiplier(epsilon, delta)
+    factor = 2.0 if neighboring_relation == "replace_one" else 1.0
+    return cls(needed * factor, x_bound, y_bound, neighboring_relation)
+
+  @property
+  def l2_sensitivity(self) -> float:
+    """Norm of one row's statistics at most: what adding or removing it can change."""
+    square = self.x_bound**2 + 1
+    return (square**2 + square * self.y_bound**2) ** 0.5
+
+  @property
+  def std(self) -> float:
+    """Of the noise on each coordinate of the isometric vector."""
+    return self.noise_multiplier * self.l2_sensitivity
+
+  @property
+  def event(self) -> accounting.DpEvent:
+    """One Gaussian release, its multiplier relative to one row, as `accounting` reads it."""
+    return accounting.gaussian_event(self.noise_multiplier)
+
+  def epsilon(self, *, delta: float) -> float:
+    """Proved, for one example, under `neighboring_relation`."""
+    return accounting.epsilon(
+      self.event, delta=delta, neighboring_relation=self.neighboring_relation
+    )
+
+  def bounded(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows as they enter the sums; a function of each row alone."""
+    x, y = _rows(x, y)
+    kept = np.isfinite(x).all(axis=1) & np.isfinite(y)
+    x, y = x[kept], y[kept]
+    largest = np.abs(x).max(axis=1, keepdims=True, initial=1e-300)
+    with np.errstate(over="ignore"):  # an infinite norm scales its row to zero
+      norms = largest * np.linalg.norm(x / largest, axis=1, keepdims=True)
+    # a hair inside, so that rounding cannot put a row outside
+    scale = np.minimum(1.0, self.x_bound * (1 - 1e-12) / np.maximum(norms, 1e-300))
+    return x * scale, np.clip(y, -self.y_bound, self.y_bound)
+
+  def release(
+    self, key: jax.Array, clients: Sequence[tuple[np.ndarray, np.ndarray]]
+  ) -> Statistics:
+    """The noisy statistics of all clients' rows [(x [n, f], y [n]), ...]."""
+    exact = total([statistics(*self.bounded(x, y)) for x, y in clients])
+    size = len(exact.xy)
+    vector = np.concatenate([_to_vector(exact.xx), exact.xy])
+    with jax.enable_x64(True):  # the sums are float64: rounding them would add to them
+      noisy, _ = noise.add_gaussian(noise.init(key), jnp.asarray(vector), self.std)
+    noisy = np.asarray(noisy, np.float64)
+    xx = _to_matrix(noisy[:-size], size)
+    return Statistics(xx, noisy[-size:], xx[-1, -1])
+
+
+def _to_vector(matrix: np.ndarray) -> np.ndarray:
+  """Upper triangle, off-diagonal times sqrt(2): an isometry from the Frobenius norm."""
+  rows, columns = np.triu_indices(len(matrix))
+  return matrix[rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2))
+
+
+def _to_matrix(vector: np.ndarray, size: int) -> np.ndarray:
+  rows, columns = np.triu_indices(size)
+  upper = np.zeros((size, size))
+  upper[rows, columns] = vector / np.where(rows == columns, 1.0, np.sqrt(2))
+  return upper + np.triu(upper, 1).T
+
+
+def private_ridge(released: Statistics, *, ridge: float, floor: float) -> np.ndarray:
+  """[d] weights from noisy statistics: `closed_form`, with eigenvalues raised to `floor`.
+
+  Post-processing of the release: no further epsilon. `floor` is in units of x^T x;
+  `PrivateStatistics.std` is a good one, for below it there is only noise.
+
+  >>> exact = statistics(np.array([[0.0], [1.0], [2.0]]), np.array([1.0, 3.0, 5.0]))
+  >>> private_ridge(exact, ridge=0.0, floor=1e-9).round(6).tolist()
+  [2.0, 1.0]
+  """
+  validate.non_negative(ridge=ridge)
+  validate.positive(floor=floor)
+  values, vectors = np.linalg.eigh(released.xx)
+  values = np.maximum(values, floor) + ridge * max(released.count, 1.0)
+  return vectors @ ((vectors.T @ released.xy) / values)

@@ -1,0 +1,108 @@
+"""Where the noise of a private mean is added, at one and the same guarantee: what it costs.
+
+One release of the mean of n clients' vectors, each clipped to norm C, under "replace one
+client" at (epsilon, delta), by Gaussian noise whose multiplier z is the smallest that the
+accountant proves for the sensitivity 2 C:
+
+| placement     | noise of one client | noise of the mean  | who sees what           |
+| ------------- | ------------------- | ------------------ | ----------------------- |
+| server        | 0                   | 2 z C / n          | the server sees all     |
+| client        | 2 z C               | 2 z C / sqrt(n)    | nobody is trusted       |
+| distributed   | 2 z C / sqrt(m)     | 2 z C sqrt(n/m) / n| needs secure summation  |
+
+m <= n are the clients that are sure to stay: noise of those that drop out is missing, so each
+must bring enough for m. The client's noise costs sqrt(n) times the server's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import dp_accounting as dpa
+
+from dpjax import accounting, validate
+from dpjax.types import NeighboringRelation
+from dpjax.validate import UserError
+
+
+class Placement(NamedTuple):
+  """One way to add noise; standard deviations per coordinate, in the units of the clip norm."""
+
+  name: str
+  trusted: str
+  client_std: float  # of what one client adds itself
+  server_std: float  # of what is added to the sum
+  mean_std: float  # of the released mean
+  rmse: float  # of the released mean, all coordinates: sqrt(E ||error||^2)
+
+
+def local_event(noise_multiplier: float, num_messages: int = 1) -> dpa.DpEvent:
+  """What `num_messages` messages of one client tell the server, under "replace_one".
+
+  Args:
+    noise_multiplier: as `client_noise` was given it, relative to the clip norm.
+    num_messages: the most rounds that one client takes part in.
+  """
+  return accounting.composed(accounting.gaussian_event(noise_multiplier), num_messages)
+
+
+def local_epsilon(noise_multiplier: float, delta: float, num_messages: int = 1) -> float:
+  """epsilon of a client's messages against the server: unit "user", "replace_one", proved.
+
+  No amplification by sampling or shuffling is claimed: the server sees who sends.
+
+  >>> central = accounting.epsilon(accounting.gaussian_event(1.0), delta=1e-5)
+  >>> abs(local_epsilon(2.0, 1e-5) - central) < 1e-3  # twice the sensitivity
+  True
+  """
+  return accounting.epsilon(
+    local_event(noise_multiplier, num_messages),
+    delta=delta,
+    neighboring_relation=NeighboringRelation.REPLACE_ONE,
+  )
+
+
+def compare_placements(
+  *,
+  epsilon: float,
+  delta: float,
+  num_clients: int,
+  l2_clip_norm: float = 1.0,
+  dimension: int = 1,
+  min_survivors: int | None = None,
+) -> tuple[Placement, ...]:
+  """Server-side, client-side and distributed noise at one (epsilon, delta), replace-one.
+
+  Args:
+    num_clients: n, public here.
+    dimension: of the vectors; only `rmse` depends on it.
+    min_survivors: m, clients that stay in a distributed sum; None for all.
+
+  >>> server, client, distributed = compare_placements(epsilon=2, delta=1e-5, num_clients=100)
+  >>> round(client.mean_std / server.mean_std, 9), distributed.mean_std == server.mean_std
+  (10.0, True)
+  """
+  validate.positive(epsilon=epsilon, l2_clip_norm=l2_clip_norm)
+  validate.integer_at_least(1, num_clients=num_clients, dimension=dimension)
+  stay = num_clients if min_survivors is None else min_survivors
+  validate.integer_at_least(1, min_survivors=stay)
+  if stay > num_clients:
+    raise UserError(f"min_survivors={stay}: must be <= num_clients={num_clients}")
+  std = l2_clip_norm * accounting.calibrate_noise_multiplier(
+    accounting.gaussian_event,
+    epsilon=epsilon,
+    delta=delta,
+    neighboring_relation=NeighboringRelation.REPLACE_ONE,
+  )
+  root = math.sqrt(num_clients)
+  share = std / math.sqrt(stay)
+
+  def placement(name: str, trusted: str, client: float, server: float, mean: float):
+    return Placement(name, trusted, client, server, mean, mean * math.sqrt(dimension))
+
+  return (
+    placement("server", "the server", 0.0, std, std / num_clients),
+    placement("client", "nobody", std, 0.0, std / root),
+    placement("distributed", "secure summation", share, 0.0, share * root / num_clients),
+  )

@@ -1,0 +1,92 @@
+"""Train over many clients, privately for each user.
+
+  python -m launch.federate --config=configs/fed/quickstart.py --workdir=runs/fed
+  python -m launch.federate --config=configs/fed/mnist_iid.py --workdir=runs/mnist_iid \\
+    --config.algorithm.name=scaffold --config.seed=1
+
+Every field of the config (dpjax/experiment/federate_config.py) can be overridden by its
+dotted name. Clients run in a loop on a CPU, under vmap on one accelerator and under pmap on
+several; --config.execution and --config.num_devices choose. The run writes to --workdir:
+config.json, metrics.jsonl, tensorboard/, result.json, report.png and .csv, params.npz (the
+model), checkpoints/ (holds the noise key: secret). Stop it at any time; the same command goes
+on where it stopped.
+
+On several machines, or several processes of one, each runs its share of every cohort:
+
+  python -m launch.federate --config=configs/fed/mnist_iid.py --workdir=runs/many \
+    --coordinator=10.0.0.1:9000 --num_processes=2 --process_id=0   # there: 1, and so on
+
+with the same command on all but for --process_id. Process 0 listens at --coordinator, writes
+and prints; the result is that of one process. If a process dies the others say so, within
+seconds, and end with exit code 1; the same commands go on from the last checkpoint of
+process 0's --workdir. Where process 0 itself dies JAX may print a stack trace under our line.
+The connections are neither encrypted nor authenticated: for networks that are trusted.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import sys
+
+from absl import flags
+
+from dpjax.experiment import federate, federate_build
+from dpjax.experiment.federate_config import FedConfig
+from dpjax.federated import processes
+from launch import app, config_flag, peers
+
+config_flag.define(kind=FedConfig, default="configs/fed/quickstart.py")
+flags.DEFINE_string(
+  "workdir", None, "Directory of this run (default: runs/fed_<config name>)."
+)
+peers.define()
+
+
+def line(result: dict) -> str:
+  """One line for people."""
+  promise = "no privacy"
+  if result["epsilon"] is not None:
+    promise = (
+      f"epsilon={result['epsilon']:.3f} ({result['epsilon_kind']}, "
+      f"delta={result['delta']:g}, {result['neighboring_relation']}, per {result['unit']})"
+    )
+  reached = [
+    f"{float(target):.0%} in {rounds}"
+    for target, rounds in result["rounds_to_accuracy"].items()
+    if rounds is not None
+  ]
+  return (
+    f"{result['dataset']} {result['model']} {result['method']}, {result['num_clients']} "
+    f"clients: test_accuracy={result['test_accuracy']:.4f}, {promise}, "
+    f"{result['num_steps']} rounds in {result['wall_seconds']:.0f} s"
+    f"{'; ' + ', '.join(reached) if reached else ''}"
+  )
+
+
+def _federate(config: FedConfig, workdir: str, rounds: list[int]) -> None:
+  """Appends the rounds that are saved to `rounds`."""
+  try:
+    result = federate.federate(config, workdir, on_save=rounds.append)
+  except federate.Interrupted as stop:
+    print(f"{stop} (workdir {workdir})", file=sys.stderr)
+    sys.exit(128 + stop.signum)
+  if processes.is_first():
+    print(line(result))
+    print(f"wrote {workdir}/result.json, report.png, metrics.jsonl, params.npz")
+
+
+def main() -> None:
+  config, many, rounds = config_flag.get(), peers.options(), []
+  workdir = flags.FLAGS.workdir or f"runs/fed_{pathlib.Path(flags.FLAGS.config).stem}"
+  work = functools.partial(_federate, config, workdir, rounds)
+  if many is None:
+    work()
+    return
+  where = f"in {workdir} of process 0"
+  saved = lambda: f"round {rounds[-1]} is saved {where}" if rounds else "nothing is saved"
+  peers.run(work, many, config=federate_build.digest(config).hex(), saved=saved)
+
+
+if __name__ == "__main__":
+  app.run(main)

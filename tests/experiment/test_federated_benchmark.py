@@ -1,0 +1,53 @@
+"""The federated benchmark measures rounds that do the same thing as the floor."""
+
+import csv
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax import models
+from dpjax.experiment import federated_benchmark as benchmark
+from dpjax.validate import UserError
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+  build = models.build
+  monkeypatch.setattr(
+    models, "build", lambda name, **options: build("linear", num_classes=10)
+  )
+
+
+def test_the_floor_and_ours_do_the_same_work(tiny):
+  work = benchmark.build("mlp", num_clients=3, steps=2, batch_size=4)
+  floor, ours = benchmark._floor(work)(), benchmark._ours(work, "loop")()
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), floor, ours
+  )
+
+
+def test_entries_have_ratios_and_files_are_written(tiny, tmp_path):
+  entries = benchmark.measure("mlp", ["loop"], num_clients=2, steps=1, repeats=2)
+  assert [entry.method for entry in entries] == ["floor", "loop"]
+  assert entries[0].ratio == 1.0
+  assert entries[1].ratio == entries[1].median_s / entries[0].median_s
+  entries += benchmark.scaling("mlp", "loop", [1, 2], repeats=1)
+  benchmark.write(entries, tmp_path)
+  with open(tmp_path / "federated.csv") as file:
+    assert [row["num_clients"] for row in csv.DictReader(file)] == ["2", "2", "1", "2"]
+  assert (tmp_path / "federated.png").read_bytes().startswith(b"\x89PNG")
+  assert "x floor" in benchmark.table(entries)
+
+
+@pytest.mark.parametrize(
+  ("arguments", "match"),
+  [
+    (dict(name="mpl", methods=["loop"]), "workloads='mpl'"),
+    (dict(name="mlp", methods=["loop", "pool"]), "methods='pool'"),
+    (dict(name="mlp", methods=["loop"], num_clients=0), "num_clients=0"),
+  ],
+)
+def test_mistakes_are_one_line(arguments, match):
+  with pytest.raises(UserError, match=match):
+    benchmark.measure(**arguments)

@@ -1,0 +1,196 @@
+"""Means of clients: what one client can do to them, and the noise they carry."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpjax import sampling, transforms
+from dpjax.federated import (
+  aggregation,
+  algorithms,
+  central,
+  client_noise,
+  dp_mean,
+  execution,
+  from_batches,
+  local_training,
+  weighted_mean,
+)
+from dpjax.plan import Plan
+from dpjax.validate import UserError
+
+_NUMBERS = st.floats(width=32, allow_nan=True, allow_infinity=True)
+
+
+def _tx(noise_multiplier=0.0, l2_clip_norm=1.5, normalize_by=4.0, seed=0):
+  return transforms.clip_and_noise(
+    l2_clip_norm=l2_clip_norm,
+    noise_multiplier=noise_multiplier,
+    normalize_by=normalize_by,
+    key=jax.random.key(seed),
+  )
+
+
+def _plan(**changes):
+  sampler = sampling.PoissonSampler(prob=0.5, capacity=40)
+  numbers = dict(
+    noise_multiplier=2.0, l2_clip_norm=0.5, normalize_by=10.0, num_steps=3, delta=1e-3
+  )
+  return Plan(**{"sampler": sampler, **numbers, **changes})
+
+
+_AGGREGATOR = dp_mean(_tx(), l2_clip_norm=1.5)
+_UPDATE = jax.jit(
+  lambda m, mask, w: _AGGREGATOR.update(m, mask, _AGGREGATOR.init(None), w)[0]
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+  st.lists(_NUMBERS, min_size=3, max_size=3),
+  st.one_of(_NUMBERS, st.sampled_from([1e6, -1e6, 0.0])),
+)
+def test_p23_one_client_moves_nothing_beyond_its_bound(message, weight):
+  """Whatever it sends and however much it claims to weigh: at most C / normalize_by."""
+  rng = np.random.default_rng(0)
+  messages = np.asarray(rng.normal(size=(4, 3)), np.float32)
+  weights = np.ones(4, np.float32)
+  messages[3], weights[3] = message, weight
+  mask = np.ones(4, bool)
+  with_it = np.asarray(_UPDATE(messages, mask, weights))
+  without = np.asarray(_UPDATE(messages, np.arange(4) < 3, weights))
+  assert np.linalg.norm(with_it - without) <= 1.5 / 4.0 * (1 + 1e-5)
+  assert np.isfinite(with_it).all()
+
+
+def test_p23_the_plain_mean_has_no_such_bound():
+  messages, weights = jnp.array([[1.0], [9.0]]), jnp.array([1.0, 1e6])
+  found, _ = weighted_mean().update(messages, jnp.ones(2, bool), (), weights)
+  assert float(found[0]) > 8.9
+
+
+def test_p1_a_client_that_sends_nan_contributes_exactly_nothing():
+  messages = {
+    "a": jnp.array([[1.0], [jnp.nan], [3.0]]),
+    "b": jnp.array([2.0, 5.0, jnp.inf]),
+  }
+  for aggregator in (weighted_mean(), dp_mean(_tx(), l2_clip_norm=1.5)):
+    state = aggregator.init(jax.tree.map(lambda leaf: leaf[0], messages))
+    whole, _ = aggregator.update(messages, jnp.ones(3, bool), state)
+    alone, _ = aggregator.update(messages, jnp.array([True, False, False]), state)
+    jax.tree.map(np.testing.assert_array_equal, whole, alone)
+
+
+def test_the_stacked_and_the_streamed_private_mean_are_one():
+  rng = np.random.default_rng(1)
+  messages = {"w": jnp.asarray(rng.normal(size=(5, 3)) * 2, jnp.float32)}
+  weights = jnp.array([1.0, 0.5, 0.0, 1.0, 2.0])
+  mask = jnp.array([True, True, True, False, True])
+  streamed = dp_mean(_tx(noise_multiplier=1.0), l2_clip_norm=1.5)
+  stacked = dp_mean(_tx(noise_multiplier=1.0))
+  state = streamed.init({"w": jnp.zeros(3)})
+  a, after_a = streamed.update(messages, mask, state, weights)
+  b, after_b = stacked.update(messages, mask, state, weights)
+  np.testing.assert_allclose(a["w"], b["w"], rtol=1e-5)
+  assert int(after_a.count) == int(after_b.count) == 1
+
+
+def test_parts_add_up_to_the_whole():
+  """What loop, blocks and devices rely on."""
+  rng = np.random.default_rng(2)
+  messages, weights = jnp.asarray(rng.normal(size=(6, 4))), jnp.asarray(rng.random(6))
+  for aggregator in (weighted_mean(), dp_mean(_tx(), l2_clip_norm=1.5)):
+    state, mask = aggregator.init(messages[0]), jnp.ones(6, bool)
+    parts = [
+      aggregator.partial(state, messages[i : i + 2], weights[i : i + 2], mask[:2])
+      for i in (0, 2, 4)
+    ]
+    summed = jax.tree.map(lambda *leaves: sum(leaves), *parts)
+    whole, _ = aggregator.update(messages, mask, state, weights)
+    np.testing.assert_allclose(aggregator.finish(summed, state)[0], whole, rtol=1e-5)
+
+
+def test_p5_p6_the_noise_is_that_of_the_plan_and_the_divisor_is_public():
+  aggregator = central(_plan(), jax.random.key(3))
+  state = aggregator.init({"delta": jnp.zeros(20_000)})
+  for count in (1, 7):  # clients that send 0
+    zero = {"delta": jnp.zeros((count, 20_000))}
+    found, _ = aggregator.update(zero, jnp.ones(count, bool), state)
+    sample, std = np.asarray(found["delta"]), 2.0 * 0.5 / 10.0
+    assert stats.kstest(sample / std, "norm").pvalue > 1e-3
+    assert stats.kstest(sample / (std * 0.9), "norm").pvalue < 1e-6
+
+
+def test_p8_no_clients_still_means_noise():
+  aggregator = central(_plan(), jax.random.key(3))
+  state = aggregator.init({"delta": jnp.zeros(100)})
+  nobody = {"delta": jnp.zeros((0, 100))}
+  found, after = aggregator.update(nobody, jnp.zeros(0, bool), state)
+  assert np.std(found["delta"]) > 0.05 and int(after.count) == 1
+
+
+def test_adaptive_clipping_plugs_in_unchanged():
+  """A transform whose bound moves gets the stacked messages; its norm finds the quantile."""
+  adaptive = transforms.AdaptiveClipping(target_quantile=0.5, learning_rate=0.5)
+  plan = _plan(clipping=adaptive, l2_clip_norm=1.0, noise_multiplier=0.0, num_steps=40)
+  aggregator = central(plan, jax.random.key(0))
+  assert aggregator.partial is None
+  messages = {"delta": 0.1 * jnp.arange(1.0, 11.0)[:, None] * jnp.ones((10, 1))}
+  state, update = aggregator.init({"delta": jnp.zeros(1)}), jax.jit(aggregator.update)
+  for _ in range(40):
+    _, state = update(messages, jnp.ones(10, bool), state)
+  assert 0.4 < float(transforms.clip_scale(state)) < 0.7  # half of 0.1 .. 1.0
+
+
+@pytest.mark.parametrize(
+  ("changes", "match"),
+  [({"l2_clip_norm": {"delta": 1.0}}, "l2_clip_norm="), ({"slices": 2}, "slices=2")],
+)
+def test_plans_that_make_no_sense_for_clients_are_refused(changes, match):
+  with pytest.raises(UserError, match=match):
+    central(_plan(**changes), jax.random.key(0))
+
+
+def test_a_bound_that_the_noise_does_not_cover_is_refused():
+  aggregator = dp_mean(_tx(l2_clip_norm=1.0), l2_clip_norm=2.0)
+  with pytest.raises(UserError, match="clipped to 2.0"):
+    aggregator.update(jnp.ones((2, 3)), jnp.ones(2, bool), aggregator.init(None))
+
+
+def _noisy_messages(ids, key=0, width=4_000, scale=100.0):
+  loss_fn = lambda w, x: jnp.sum(w * x)
+  client = client_noise(
+    local_training(loss_fn, optax.sgd(scale)), l2_clip_norm=0.5, noise_multiplier=3.0
+  )
+  cohort = from_batches([np.ones((1, width), np.float32)] * len(ids))
+  cohort = cohort._replace(ids=np.array(ids))
+  received = algorithms.Received(jnp.zeros(width))
+  context = execution.Context(received, None, jax.random.key(key), None)
+  run = execution.loop_clients()(client, None)
+  return np.asarray(run(context, cohort).sent.message["delta"])
+
+
+def test_p17_client_noise_has_its_std_and_no_two_clients_share_it():
+  messages = _noisy_messages([0, 1, 5])
+  clipped = -0.5 / np.sqrt(4_000)  # of norm 0.5, all coordinates alike
+  noise = messages - clipped
+  assert stats.kstest(noise.ravel() / 1.5, "norm").pvalue > 1e-3
+  assert stats.kstest(noise.ravel() / 1.35, "norm").pvalue < 1e-6
+  assert np.abs(np.corrcoef(noise)[np.triu_indices(3, 1)]).max() < 0.08
+  again = _noisy_messages([0, 1, 5], key=1)
+  assert np.abs(np.corrcoef(messages[0], again[0])[0, 1]) < 0.08
+
+
+@pytest.mark.parametrize(
+  "options", [{"l2_clip_norm": 0.0, "noise_multiplier": 1.0},
+              {"l2_clip_norm": 1.0, "noise_multiplier": -1.0}]
+)  # fmt: skip
+def test_wrong_client_noise_is_named(options):
+  client = local_training(lambda w, x: jnp.sum(w * x), optax.sgd(1.0))
+  with pytest.raises(UserError, match=r"(l2_clip_norm|noise_multiplier)="):
+    aggregation.client_noise(client, **options)

@@ -1,0 +1,279 @@
+"""Loop, vmap and pmap give one result; on several devices too, with the noise of one."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax.federated import (
+  by_examples,
+  execution,
+  fed_avg,
+  from_batches,
+  loop_clients,
+  median,
+  pmap_clients,
+  scaffold,
+  vmap_clients,
+)
+from dpjax.federated import client as clients
+from dpjax.validate import UserError
+from tests.federated import problems
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_KEY = jax.random.key(0)
+_EXECUTIONS = {
+  "loop": loop_clients(),
+  "unrolled": loop_clients(unroll=True),
+  "vmap": vmap_clients(),
+  "blocks": vmap_clients(clients_per_block=2),
+  "pmap": pmap_clients(),
+}
+
+
+def _after_two_rounds(make, map_clients):
+  cohort = from_batches(problems.ragged(), batch_size=2)
+  algorithm = make(map_clients)
+  state = algorithm.init(problems.network_params(), num_clients=5)
+  for _ in range(2):
+    state, info = algorithm.round(state, cohort)
+  return state, info
+
+
+def _fed_avg(map_clients):
+  tx = optax.sgd(0.1, momentum=0.9)
+  return fed_avg(
+    problems.network, tx, map_clients=map_clients, key=_KEY, weighting=by_examples
+  )
+
+
+def _scaffold(map_clients):
+  return scaffold(
+    problems.network, optax.sgd(0.1), map_clients=map_clients, key=_KEY,
+    client_learning_rate=0.1, num_clients=5,
+  )  # fmt: skip
+
+
+def _median(map_clients):
+  return fed_avg(problems.network, optax.sgd(0.1), None, median(), map_clients, key=_KEY)
+
+
+# Differ from a tested pair in nothing that the algorithm would notice.
+_SAME_CODE = {("blocks", _median), ("unrolled", _median), ("unrolled", _scaffold)}
+
+
+@pytest.fixture(scope="module")
+def by_the_book():
+  """What the plain Python twin finds, nothing compiled."""
+  twin = loop_clients(jit=False)
+  return {make: _after_two_rounds(make, twin) for make in (_fed_avg, _scaffold, _median)}
+
+
+@pytest.mark.parametrize("name", sorted(_EXECUTIONS))
+def test_every_execution_is_the_readable_twin(by_the_book, name):
+  for make, (expected, wanted) in by_the_book.items():
+    if (name, make) in _SAME_CODE:
+      continue
+    state, info = _after_two_rounds(make, _EXECUTIONS[name])
+    problems.assert_trees_close(state.params, expected.params)
+    if state.memories is not None:
+      problems.assert_trees_close(state.memories, expected.memories, atol=1e-5)
+    problems.assert_trees_close(info, wanted, rtol=1e-4)
+
+
+def test_infos_come_back_in_the_order_of_the_cohort():
+  """Blocks are sorted by length; nobody may notice."""
+  _, info = _after_two_rounds(_fed_avg, _EXECUTIONS["blocks"])
+  assert info.clients.num_examples.tolist() == [5, 1, 0, 7, 3]
+  assert info.clients.num_steps.tolist() == [3, 1, 0, 4, 2]
+
+
+_ON_DEVICES = """
+import json, sys
+sys.path.insert(0, ".")
+import jax, jax.numpy as jnp, numpy as np, optax
+from dpjax import data, sampling
+from dpjax.federated import (LocalWork, central, cohort_of, fed_avg, from_batches, loop_clients,
+                             median, pmap_clients)
+from dpjax.plan import Plan
+from tests.federated import problems
+
+assert jax.local_device_count() == 8
+key, noise_key = jax.random.key(0), jax.random.key(1)
+clients = problems.ragged((5, 1, 0, 7, 3, 2, 2, 9, 4, 1, 6), seed=1)
+cohort, params = from_batches(clients, batch_size=2), problems.network_params()
+plan = Plan(sampler=sampling.PoissonSampler(prob=0.5, capacity=99), noise_multiplier=1.0,
+            l2_clip_norm=0.5, normalize_by=4.0, num_steps=9, delta=1e-3)
+out = {}
+ways = {"loop": loop_clients(), "one": pmap_clients(num_devices=1), "eight": pmap_clients()}
+for name in ("loop", "eight"):
+  algorithm = fed_avg(problems.network, optax.sgd(0.1), None, central(plan, noise_key),
+                      ways[name], key=key)
+  state, info = algorithm.round(algorithm.init(params), cohort)
+  out[name] = [np.asarray(leaf).ravel().tolist() for leaf in jax.tree.leaves(state.params)]
+for name in ("one", "eight"):  # the noise alone: clients that have nothing to say
+  silent = fed_avg(lambda w, x: 0.0 * jnp.sum(w), optax.sgd(0.1), None,
+                   central(plan, noise_key), ways[name], key=key)
+  state, _ = silent.round(silent.init(jnp.zeros(8000)), from_batches([np.ones((1, 1))] * 9))
+  out[f"noise {name}"] = np.asarray(state.params).tolist()
+rows = data.from_arrays(np.concatenate(clients), np.zeros(40, int), num_classes=1)
+federation = data.Federation(rows, np.split(np.arange(40), 8))
+def convolve(p, example):
+  kernel = p["c"].T.reshape(2, 1, 1, 4)[..., :3]
+  return jnp.sum(jnp.tanh(jax.lax.conv(example.x.reshape(1, 1, 1, 3), kernel, (1, 1), "SAME")))
+for name in ("loop", "eight"):  # rows of a shared data set, and all messages at once
+  algorithm = fed_avg(convolve, optax.sgd(0.1), None, median(), ways[name], key=key)
+  drawn = cohort_of(federation, [6, 1, 3], LocalWork(2), seed=0, round=0)
+  state, _ = algorithm.round(algorithm.init(params), drawn)
+  out[f"median {name}"] = [np.asarray(leaf).ravel().tolist()
+                           for leaf in jax.tree.leaves(state.params)]
+print(json.dumps(out))
+"""
+
+
+@pytest.fixture(scope="module")
+def on_devices():
+  flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+  done = subprocess.run(
+    [sys.executable, "-c", _ON_DEVICES],
+    cwd=_ROOT,
+    env=os.environ | flags,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_p34_eight_devices_are_the_loop_convolutions_too(on_devices):
+  for prefix in ("", "median "):
+    for a, b in zip(on_devices[f"{prefix}eight"], on_devices[f"{prefix}loop"]):
+      np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_p19_the_noise_does_not_grow_with_the_devices(on_devices):
+  """Added once after the sum: bit for bit that of one device, with the plan's std."""
+  np.testing.assert_array_equal(on_devices["noise one"], on_devices["noise eight"])
+  assert np.std(on_devices["noise eight"]) == pytest.approx(1.0 * 0.5 / 4.0, rel=0.03)
+
+
+def _counting(calls):
+  def loss_fn(w, x):
+    calls.append(None)  # once for each trace
+    return 0.5 * jnp.sum((w["w"] - x) ** 2)
+
+  return loss_fn
+
+
+@pytest.mark.parametrize(
+  ("map_clients", "most"),
+  [(loop_clients(unroll=True), 4), (loop_clients(unroll=False), 12), (vmap_clients(), 12)],
+  ids=["unrolled", "while", "vmap"],
+)
+def test_ragged_clients_do_not_compile_one_by_one(map_clients, most):
+  """Forty different sizes; a step is traced a few times, not forty."""
+  calls = []
+  algorithm = fed_avg(_counting(calls), optax.sgd(0.1), map_clients=map_clients, key=_KEY)
+  state = algorithm.init({"w": jnp.zeros(2)})
+  for start in range(0, 40, 10):
+    own = problems.ragged(range(start, start + 10), width=2)
+    state, _ = algorithm.round(state, from_batches(own, batch_size=1))
+  traced_steps = sum((8, 4, 2, 1)) + sum((1, 2, 3, 4)) if most == 4 else most
+  assert len(calls) <= 2 * traced_steps  # a loop body may be traced twice
+  before = len(calls)  # other clients of sizes in the same range: nothing is compiled
+  own = problems.ragged((3, 39, 17, 8, 21, 30, 2, 5, 9, 12), width=2, seed=9)
+  algorithm.round(state, from_batches(own, batch_size=1))
+  assert len(calls) == before
+
+
+def test_a_client_of_ten_thousand_examples_beside_an_empty_one():
+  own = [np.full((n, 1), v, np.float32) for n, v in ((1, 1.0), (10_000, 3.0), (0, 9.0))]
+  cohort = from_batches(own, batch_size=100)
+  for map_clients in (loop_clients(), vmap_clients()):
+    algorithm = fed_avg(
+      problems.quadratic, optax.sgd(0.5), map_clients=map_clients, key=_KEY
+    )
+    state, info = algorithm.round(algorithm.init({"w": jnp.zeros(1)}), cohort)
+    assert float(state.params["w"][0]) == pytest.approx((0.5 + 3.0) / 2)
+    assert info.clients.num_steps.tolist() == [1, 100, 0]
+
+
+def test_more_clients_than_the_loop_holds_at_once_come_back_in_order():
+  values = np.arange(300, dtype=np.float32)
+  cohort = from_batches(
+    [np.full((1 + i % 2, 1), v, np.float32) for i, v in enumerate(values)]
+  )
+  algorithm = fed_avg(
+    problems.quadratic, optax.sgd(1.0), map_clients=loop_clients(), key=_KEY
+  )
+  state, info = algorithm.round(algorithm.init({"w": jnp.zeros(1)}), cohort)
+  assert float(state.params["w"][0]) == pytest.approx(149.5, rel=1e-5)
+  np.testing.assert_allclose(info.clients.update_norm, values, rtol=1e-6)
+
+
+def test_convolutions_are_seen():
+  kernel = jnp.ones((2, 2, 1, 1))
+
+  def convolve(w, x):
+    y = jax.lax.conv(x[None, None], w["w"].reshape(1, 1, 2, 2), (1, 1), "SAME")
+    return jnp.sum(y * y)
+
+  params = {"w": kernel.ravel()}
+  own = [np.ones((1, 3, 3), np.float32)]
+  cohort = from_batches(own)
+  context = execution.Context(clients.Received(params), None, _KEY, None)
+  seen = lambda loss_fn: execution.has_convolution(
+    clients.local_training(loss_fn, optax.sgd(0.1)), context, cohort.batches[0]
+  )
+  assert seen(convolve)
+  assert not seen(lambda w, x: jnp.sum(w["w"]) * jnp.sum(x))
+
+
+def test_an_error_says_which_client_it_came_from():
+  own = [np.ones((1, 2), np.float32), np.ones((1, 3), np.float32)]
+  cohort = from_batches(own)._replace(ids=np.array([4, 17]))
+  algorithm = fed_avg(
+    problems.quadratic, optax.sgd(0.1), map_clients=loop_clients(jit=False), key=_KEY
+  )
+  with pytest.raises(Exception) as caught:
+    algorithm.round(algorithm.init({"w": jnp.zeros(2)}), cohort)
+  assert "client 17" in "".join(getattr(caught.value, "__notes__", []))
+
+  def refuses(w, x):
+    raise UserError("x: is wrong")
+
+  algorithm = fed_avg(refuses, optax.sgd(0.1), map_clients=loop_clients(), key=_KEY)
+  with pytest.raises(UserError, match="client 4: x: is wrong"):
+    algorithm.round(algorithm.init({"w": jnp.zeros(2)}), cohort)
+
+
+@pytest.mark.parametrize(
+  ("make", "match"),
+  [
+    (lambda: pmap_clients(num_devices=99), "num_devices=99: this process has 1"),
+    (lambda: pmap_clients(num_devices=0), "num_devices=0"),
+    (lambda: pmap_clients(clients_per_device=0), "clients_per_device=0"),
+    (lambda: vmap_clients(clients_per_block=0), "clients_per_block=0"),
+    (lambda: execution.by_name("vmpa"), "did you mean 'vmap'"),
+    (
+      lambda: execution.by_name("loop", num_devices=2),
+      "num_devices=2: is for execution='pmap'",
+    ),
+  ],
+)
+def test_mistakes_are_one_line(make, match):
+  with pytest.raises(UserError, match=match) as caught:
+    make()
+  assert "\n" not in str(caught.value)
+
+
+def test_the_choice_follows_the_platform():
+  assert isinstance(execution.auto_clients()(clients.full_gradient(problems.quadratic), None),
+                    execution._Loop)  # fmt: skip

@@ -1,0 +1,271 @@
+"""Two processes are one: same parameters, same noise, nobody waits for ever."""
+
+import json
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from dpjax.federated import meeting, processes
+from dpjax.validate import UserError
+from tests.federated import programs
+
+_WORKER = """
+import json, sys
+sys.path.insert(0, ".")
+count, index, port = map(int, sys.argv[1:])
+from dpjax.federated import meeting, processes
+if count > 1:
+  where = dict(num_processes=count, process_id=index, timeout=120)
+  meeting.meet(f"127.0.0.1:{port}", config="same", **where)
+  meeting.start(f"127.0.0.1:{port}", local_devices=[0, 1], **where)
+import jax, jax.numpy as jnp, numpy as np, optax
+from dpjax import sampling, trees
+from dpjax.federated import (central, fed_avg, from_batches, loop_clients, median,
+                             pmap_clients, scaffold, vmap_clients)
+from dpjax.plan import Plan
+from dpjax.validate import UserError
+from tests.federated import problems
+
+assert jax.process_count() == count
+key, noise_key = jax.random.key(0), jax.random.key(1)
+params = problems.network_params()
+cohorts = [from_batches(problems.ragged(sizes, seed=len(sizes)), batch_size=2)
+           for sizes in ((4, 1, 0, 3, 4), (4,), ())]  # an empty share; nobody at all
+plan = Plan(sampler=sampling.PoissonSampler(prob=0.5, capacity=99), noise_multiplier=1.0,
+            l2_clip_norm=0.5, normalize_by=4.0, num_steps=9, delta=1e-3)
+def fed(inner, aggregator=None):
+  return fed_avg(problems.network, optax.sgd(0.1), None, aggregator,
+                 processes.process_clients(inner), key=key)
+def run(algorithm, what=cohorts):
+  state, infos = algorithm.init(params, num_clients=5), []
+  for cohort in what:
+    state, info = algorithm.round(state, cohort)
+    infos.append([np.asarray(leaf).tolist() for leaf in info.clients])
+  kept = (state.params, state.memories)
+  return [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(kept)], infos
+out = {
+  "pmap": run(fed(pmap_clients(num_devices=2 if count > 1 else 1), central(plan, noise_key))),
+  "median": run(fed(loop_clients(), median())),
+  "scaffold": run(scaffold(problems.network, optax.sgd(0.1), client_learning_rate=0.1,
+                           map_clients=processes.process_clients(vmap_clients()),
+                           num_clients=5, key=key)),
+}
+silent = fed_avg(lambda w, x: 0.0 * jnp.sum(w), optax.sgd(0.1), None,
+                 central(plan, noise_key), processes.process_clients(loop_clients()), key=key)
+state, _ = silent.round(silent.init(jnp.zeros(8000)), from_batches([np.ones((1, 1))] * 5))
+out["noise"] = [float(jnp.std(state.params)), trees.sha256(state.params)]
+
+def refuse():
+  raise UserError("workdir='x': is wrong")
+caught = []
+for call in (lambda: processes.on_first(refuse), lambda: processes.same(params=str(index))):
+  try:
+    call()
+  except UserError as error:
+    caught.append(str(error))
+processes.same(params="equal")
+out["errors"] = caught
+out["first"] = processes.on_first(lambda: {"by": index})
+out["largest"] = processes.largest(7 * index)
+odd = np.array([-0.0, np.nan, 1e-45 * (1 + index)], np.float32)
+out["bits"] = processes.arrays_from_first({"x": odd})["x"].view(np.int32).tolist()
+print(json.dumps(out), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+  """What one process finds, and what each of two finds."""
+  port, folder = programs.free_port(), tmp_path_factory.mktemp("processes")
+  running = [
+    programs.start(["-c", _WORKER, count, index, str(port)], folder, f"{count}{index}")
+    for count, index in ("10", "20", "21")
+  ]
+  try:
+    for program in running:
+      assert program.code() == 0, program.err.read_text()[-3000:]
+  finally:
+    programs.stop(running)
+  return [json.loads(program.out.read_text().splitlines()[-1]) for program in running]
+
+
+def _close(a, b, atol=1e-6):
+  assert type(a) is type(b)
+  if not isinstance(a, list):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=atol)
+    return
+  assert len(a) == len(b)
+  for x, y in zip(a, b):
+    _close(x, y, atol)
+
+
+@pytest.mark.parametrize("name", ["pmap", "median", "scaffold"])
+def test_two_processes_are_one(outcomes, name):
+  """Parameters, what clients keep and infos in order; with an empty share and nobody."""
+  one, first, second = (found[name] for found in outcomes)
+  assert first == second  # bit for bit
+  _close(one, first, atol=2e-6)
+
+
+def test_messages_that_are_gathered_are_those_of_one_process(outcomes):
+  """No sum, so no order of a sum: the median's parameters agree to the last bit."""
+  assert outcomes[0]["median"][0] == outcomes[1]["median"][0]
+
+
+def test_p19_the_noise_does_not_grow_with_the_processes(outcomes):
+  one, first, second = (found["noise"] for found in outcomes)
+  assert one == first == second
+  assert first[0] == pytest.approx(1.0 * 0.5 / 4.0, rel=0.03)
+
+
+def test_process_0_speaks_for_all(outcomes):
+  one, first, second = outcomes
+  assert first["errors"] == second["errors"] == [
+    "workdir='x': is wrong",
+    "params: differs between process 0 and process 1; all processes need the same command, "
+    "software and kind of device",
+  ]  # fmt: skip
+  assert one["errors"] == ["workdir='x': is wrong"]
+  assert first["first"] == second["first"] == {"by": 0}
+  assert first["largest"] == second["largest"] == 7
+  assert first["bits"] == second["bits"] == one["bits"]
+  assert first["bits"][0] == -(2**31)  # minus zero stays minus zero
+
+
+def test_the_deal_takes_everyone_once_and_balances():
+  sizes = np.array([100, 1, 90, 2, 80, 3, 70, 4])
+  shares = processes.deal(sizes, 3)
+  assert sorted(np.concatenate(shares).tolist()) == list(range(8))
+  work = [int(sizes[places].sum()) for places in shares]
+  assert max(work) - min(work) <= sizes.max()
+  assert [len(places) for places in processes.deal(np.zeros(1), 3)] == [1, 0, 0]
+
+
+# --- the meeting
+
+
+def _meet_all(arguments):
+  """What each thread's `meet` ends in."""
+  ended = [None] * len(arguments)
+
+  def one(place, options):
+    try:
+      ended[place] = meeting.meet(**options)
+    except UserError as error:
+      ended[place] = str(error)
+
+  threads = [threading.Thread(target=one, args=pair) for pair in enumerate(arguments)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(programs.PATIENCE)
+  return ended
+
+
+def _options(port, index, **changes):
+  options = dict(coordinator=f"127.0.0.1:{port}", num_processes=2, process_id=index,
+                 config="a", timeout=60.0)  # fmt: skip
+  return options | changes
+
+
+def test_a_meeting_notices_a_death_and_not_a_farewell():
+  port = programs.free_port()
+  both = _meet_all([_options(port, 0), _options(port, 1)])
+  assert all(isinstance(found, meeting.Meeting) for found in both)
+  lost, heard = [], threading.Event()
+  note = lambda meeting, who: (lost.append(who), heard.set())
+  for mine in both:
+    mine.watch(note)
+  both[1].leave()
+  both[0].leave(programs.PATIENCE)  # until the farewell of 1 is read
+  assert lost == []
+
+  for end in (_close_all, lambda mine: mine.abandon(0.0)):
+    lost, heard = [], threading.Event()
+    port = programs.free_port()
+    both = _meet_all([_options(port, 0), _options(port, 1)])
+    both[0].watch(note)
+    end(both[1])
+    assert heard.wait(programs.PATIENCE) and lost == [1]
+
+
+def _close_all(mine):
+  """As the kernel does for a process that was killed."""
+  for connection in mine._connections.values():
+    connection.close()
+
+
+@pytest.mark.parametrize(
+  ("second", "match"),
+  [
+    ({"config": "b"}, "config: differs between process 0 and process 1"),
+    (
+      {"num_processes": 3},
+      "num_processes: differs between process 0 and process 1 (2 and 3)",
+    ),
+  ],
+)
+def test_mismatched_processes_end_with_one_line_each(second, match):
+  port = programs.free_port()
+  for line in _meet_all([_options(port, 0), _options(port, 1, **second)]):
+    assert isinstance(line, str) and match in line and "\n" not in line
+
+
+def test_two_of_one_number_and_a_stranger():
+  port = programs.free_port()
+  three = [_options(port, index, num_processes=3) for index in (0, 1, 1)]
+  lines = _meet_all(three)
+  assert [line for line in lines if "process_id=1: two processes have it" in line] == lines
+
+  port = programs.free_port()
+  stranger = threading.Thread(target=_knock, args=(port,))
+  stranger.start()
+  both = _meet_all([_options(port, 0), _options(port, 1)])
+  stranger.join(programs.PATIENCE)
+  assert all(isinstance(found, meeting.Meeting) for found in both), both
+
+
+def _knock(port):
+  """Something else that connects and talks nonsense."""
+  for _ in range(500):
+    try:
+      with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n\n")
+        return
+    except OSError:
+      threading.Event().wait(0.01)
+
+
+def test_who_never_comes_is_named():
+  port = programs.free_port()
+  (line,) = _meet_all([_options(port, 0, num_processes=3, timeout=0.3)])
+  assert line.startswith("process_id=1, 2: did not come in time")
+  (line,) = _meet_all([_options(port, 1, timeout=0.3)])
+  assert "process 0 was not there in time" in line
+
+
+def test_a_port_in_use():
+  with socket.create_server(("127.0.0.1", 0)) as taken:
+    port = taken.getsockname()[1]
+    (line,) = _meet_all([_options(port, 0)])
+  assert f"coordinator=127.0.0.1:{port}: process 0 cannot listen there" in line
+
+
+@pytest.mark.parametrize(
+  ("changes", "match"),
+  [
+    ({"coordinator": "host"}, "coordinator='host': must be HOST:PORT"),
+    ({"coordinator": ":1"}, "must be HOST:PORT"),
+    ({"coordinator": "h:99999"}, "must be HOST:PORT"),
+    ({"process_id": 2}, "process_id=2: must be below num_processes=2"),
+    ({"process_id": -1}, "process_id=-1"),
+    ({"num_processes": 0}, "num_processes=0"),
+    ({"timeout": 0.0}, "connect_timeout=0"),
+  ],
+)
+def test_mistakes_are_one_line(changes, match):
+  with pytest.raises(UserError, match=match) as caught:
+    meeting.meet(**_options(1, 0, **changes))
+  assert "\n" not in str(caught.value)

@@ -1,0 +1,331 @@
+"""Split networks against the joint gradient; encrypted regression against the pooled one."""
+
+import builtins
+import functools
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from sklearn import datasets, linear_model, model_selection
+
+from dpjax.federated import encrypted_vectors, vertical
+from dpjax.types import Example
+from dpjax.validate import UserError
+
+
+@pytest.fixture(scope="module")
+def breast_cancer():
+  x, y = datasets.load_breast_cancer(return_X_y=True)
+  return np.asarray(x), np.asarray(y)
+
+
+@pytest.fixture
+def tenseal():
+  if importlib.util.find_spec("tenseal") is None:
+    pytest.skip(f"needs TenSEAL: {encrypted_vectors.INSTALL}")
+
+
+def halves(x):
+  return x[:, :15], x[:, 15:]
+
+
+# --- split network
+
+
+def bottom(params, x):
+  return jnp.tanh(x @ params["w"] + params["b"])
+
+
+def top_loss(params, sent, y):
+  logits = jnp.concatenate(sent, axis=1) @ params
+  return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+
+def split_params(widths, *, units=4, classes=3, seed=0):
+  keys = jax.random.split(jax.random.key(seed), len(widths) + 1)
+  bottoms = tuple(
+    {"w": jax.random.normal(key, (width, units)), "b": jnp.zeros((1, units))}
+    for key, width in zip(keys, widths)
+  )
+  return vertical.SplitParams(
+    bottoms, jax.random.normal(keys[-1], (units * len(widths), classes))
+  )
+
+
+def split_batch(widths, *, rows=7, seed=1):
+  random = np.random.default_rng(seed)
+  xs = tuple(jnp.asarray(random.normal(size=(rows, width))) for width in widths)
+  return Example(xs, jnp.asarray(random.integers(0, 3, rows)))
+
+
+@pytest.mark.parametrize("widths", [(5,), (2, 4, 1)])
+def test_messages_give_the_joint_gradient(x64, widths):
+  params, batch = split_params(widths), split_batch(widths)
+  params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
+  bottoms = [bottom] * len(widths)
+  by_messages = functools.partial(vertical.split_gradient, bottoms, top_loss)
+  gradients, info = jax.jit(by_messages)(params, batch)
+  joint = jax.value_and_grad(vertical.joint_loss(bottoms, top_loss))
+  loss, expected = jax.jit(joint)(params, batch)
+  assert jax.tree.structure(gradients) == jax.tree.structure(expected)
+  for got, want in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected)):
+    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+  np.testing.assert_allclose(info.loss, loss)
+  assert info.bytes_up == info.bytes_down == 7 * 4 * len(widths) * 8  # float64
+
+
+def test_training_equals_the_joint_model():
+  widths, bottoms, tx = (3, 2), [bottom] * 2, optax.adam(0.05)
+  batch, params = split_batch(widths), split_params(widths)
+  init, step = vertical.split_learning(bottoms, top_loss, tx)
+  state, opt_state = init(params), tx.init(params)
+  step = jax.jit(step)
+  gradient_fn = jax.jit(jax.grad(vertical.joint_loss(bottoms, top_loss)))
+  for _ in range(5):
+    state, _ = step(state, batch)
+    gradient = gradient_fn(params, batch)
+    updates, opt_state = tx.update(gradient, opt_state, params)
+    params = optax.apply_updates(params, updates)
+  for got, want in zip(jax.tree.leaves(state.params), jax.tree.leaves(params)):
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_a_party_sends_nothing_but_activations():
+  """What leaves a party is a function of its bottom's output: same output, same message."""
+  x = jnp.arange(6.0).reshape(3, 2)
+  params = {"w": jnp.zeros((2, 4)), "b": jnp.ones((1, 4))}
+  first, _ = vertical.party_forward(bottom, params, x)
+  second, _ = vertical.party_forward(bottom, params, -x)
+  np.testing.assert_array_equal(first, second)
+
+
+def test_split_network_learns_breast_cancer(breast_cancer):
+  x, y = breast_cancer
+  z = ((x - x[:400].mean(0)) / x[:400].std(0)).astype(np.float32)
+  init, step = vertical.split_learning([bottom] * 2, top_loss, optax.adam(0.02))
+  state, step = init(split_params((15, 15), classes=2)), jax.jit(step)
+  train = Example(halves(z[:400]), y[:400])
+  for _ in range(100):
+    state, _ = step(state, train)
+  sent = [bottom(p, part) for p, part in zip(state.params.bottoms, halves(z[400:]))]
+  predicted = np.argmax(np.concatenate(sent, axis=1) @ state.params.top, axis=1)
+  assert np.mean(predicted == y[400:]) > 0.93
+
+
+@pytest.mark.parametrize(
+  ("change", "says"),
+  [
+    (lambda b: b._replace(x=b.x[:1]), "batch.x: 1 parties, with 2 models"),
+    (
+      lambda b: b._replace(y=b.y[:3]),
+      "rows must be aligned, the parties and y have [7, 7, 3]",
+    ),
+    (lambda b: b._replace(x=(b.x[0][:2], b.x[1])), "have [2, 7, 7]"),
+  ],
+)
+def test_parties_that_do_not_fit(change, says):
+  params, batch = split_params((3, 2)), change(split_batch((3, 2)))
+  with pytest.raises(UserError) as caught:
+    vertical.split_gradient([bottom] * 2, top_loss, params, batch)
+  assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+# --- the loss polynomials
+
+
+def test_degree_one_is_the_derivative_of_the_taylor_loss(x64):
+  loss = lambda s, sign: jnp.log(2.0) - sign * s / 2 + s * s / 8
+  for score in (-3.0, 0.0, 2.0):
+    for label in (0, 1):
+      want = jax.grad(loss)(score, 2.0 * label - 1)
+      got = vertical.residuals(np.array([score]), np.array([label]))
+      np.testing.assert_allclose(got, want)
+  exact = jax.grad(lambda s: jnp.log1p(jnp.exp(-s)))  # and of the logistic loss, near 0
+  assert abs(exact(1e-3) - vertical.residuals(np.array([1e-3]), np.array([1]))[0]) < 1e-9
+
+
+def test_degree_three_is_near_the_sigmoid_and_wrong_beyond_eight():
+  error = lambda s: np.abs(
+    vertical.residuals(s, np.zeros(1), degree=3) - 1 / (1 + np.exp(-s))
+  )
+  assert error(np.linspace(-8, 8, 10_001)).max() < 0.115
+  assert error(np.array([16.0])).item() > 4
+
+
+# --- two-party regression
+
+
+def pooled_steps(x, y, *, num_steps, learning_rate, ridge=0.0, degree=1):
+  """The same gradient steps by one holder of all the data, in plain NumPy."""
+  x = np.column_stack([x, np.ones(len(x))])
+  w = np.zeros(x.shape[1])
+  for _ in range(num_steps):
+    gradient = x.T @ vertical.residuals(x @ w, y, degree=degree) / len(y)
+    w = w - learning_rate * (gradient + ridge * np.append(w[:-1], 0))
+  return w
+
+
+def two_party(keys, x, y, *, num_steps, **options):
+  init, step = vertical.two_party_logistic(keys, **options)
+  state, traffic = init((15, 15)), None
+  for _ in range(num_steps):
+    state, traffic = step(state, Example(halves(x), y))
+  return state, traffic
+
+
+def squashed(x, rows):
+  """Each feature by its owner's own mean and std, then tanh: scores stay within +-8."""
+  return np.tanh((x - x[rows].mean(0)) / x[rows].std(0))
+
+
+@pytest.mark.parametrize("degree", [1, 3])
+def test_plaintext_twin_equals_pooled_steps(breast_cancer, degree):
+  x, y = breast_cancer
+  z = squashed(x, slice(None))
+  options = dict(num_steps=20, learning_rate=0.3, ridge=0.01, degree=degree)
+  state, _ = two_party(encrypted_vectors.plaintext(), z, y, **options)
+  want = pooled_steps(z, y, **options)
+  np.testing.assert_allclose(
+    np.concatenate([state.weights_a, state.weights_b]), want, atol=1e-7
+  )
+
+
+def accuracies(x, y, *, seed):
+  """(two parties, scikit-learn on the pooled features, on party a's own), 5-fold."""
+  right = np.zeros((3, len(y)), bool)
+  folds = model_selection.StratifiedKFold(5, shuffle=True, random_state=seed)
+  for train, test in folds.split(x, y):
+    z = squashed(x, train)
+    keys = encrypted_vectors.plaintext()
+    options = dict(num_steps=200, learning_rate=0.3, degree=3)
+    state, _ = two_party(keys, z[train], y[train], **options)
+    scores = vertical.two_party_scores(state, Example(halves(z[test]), None))
+    right[0, test] = (scores > 0) == y[test]
+    z = (x - x[train].mean(0)) / x[train].std(0)
+    for row, columns in ((1, slice(0, 30)), (2, slice(0, 15))):
+      model = linear_model.LogisticRegression(max_iter=2_000)
+      model.fit(z[train][:, columns], y[train])
+      right[row, test] = model.predict(z[test][:, columns]) == y[test]
+  return right.mean(axis=1)
+
+
+def test_breast_cancer_within_half_a_point_of_pooled_logistic_regression(breast_cancer):
+  ours, pooled, alone = accuracies(*breast_cancer, seed=0)
+  assert abs(ours - pooled) <= 0.005 and ours > alone + 0.01
+  assert ours > 0.97
+
+
+@pytest.mark.parametrize("degree", [1, 3])
+def test_encrypted_equals_plaintext(tenseal, breast_cancer, degree):
+  x, y = breast_cancer
+  z = squashed(x, slice(None))
+  keys = encrypted_vectors.ckks(depth=(degree + 1) // 2)
+  options = dict(num_steps=4, learning_rate=0.3, degree=degree)
+  state, traffic = two_party(keys, z, y, **options)
+  twin, plain = two_party(encrypted_vectors.plaintext(), z, y, **options)
+  np.testing.assert_allclose(state.weights_a, twin.weights_a, atol=1e-5)
+  np.testing.assert_allclose(state.weights_b, twin.weights_b, atol=1e-5)
+  assert traffic.from_coordinator == plain.from_coordinator
+  assert traffic.to_coordinator > plain.to_coordinator
+  assert 300_000 < traffic.a_to_b < 3_000_000
+
+
+def test_public_keys_cannot_read(tenseal):
+  keys = encrypted_vectors.ckks()
+  cipher = keys.public.encrypt(np.array([1.0, 2.0]))
+  np.testing.assert_allclose(keys.decrypt(cipher), [1, 2], atol=1e-6)
+  with pytest.raises(ValueError, match="secret_key"):
+    keys.public._load(cipher).decrypt()
+  assert cipher != keys.public.encrypt(np.array([1.0, 2.0]))  # fresh randomness
+
+
+def test_bytes_sent_are_those_of_the_messages(breast_cancer):
+  x, y = breast_cancer
+  _, traffic = two_party(
+    encrypted_vectors.plaintext(), x / x.max(0), y, num_steps=1, learning_rate=0.1
+  )
+  copies = 4096 // len(y)
+  vector = 8 * copies * len(y)
+  ciphers = -(-15 // copies) + -(-16 // copies)  # b's columns and its bias
+  assert traffic == vertical.Traffic(vector, vector, ciphers * vector, 8 * 31)
+
+
+def test_the_coordinator_sees_masks(breast_cancer):
+  """What it decrypts is uniform at +-2^24; two runs of the same step share nothing."""
+  x, y = breast_cancer
+  seen = []
+  keys = encrypted_vectors.plaintext()
+  spy = keys._replace(decrypt=lambda cipher: seen.append(cipher) or keys.decrypt(cipher))
+  for _ in range(2):
+    two_party(spy, x / x.max(0), y, num_steps=1, learning_rate=0.1)
+  first, second = (np.frombuffer(seen[i]) for i in (0, len(seen) // 2))
+  assert not np.intersect1d(first, second).size
+  scale = 2.0**vertical.MASK_BITS
+  assert np.abs(first).max() <= scale * 1.001
+  assert abs(first.std() / (scale / np.sqrt(3)) - 1) < 0.05
+  assert abs(np.corrcoef(first, second)[0, 1]) < 0.08
+
+
+@pytest.mark.parametrize(
+  ("rows", "label", "says"),
+  [
+    (15, 1, "15 rows; must be more than the 15 features of party a"),
+    (5_000, 1, "at most 4096"),
+    (20, 2, "labels must be 0 or 1"),
+    (20, 0.5, "labels must be 0 or 1"),
+  ],
+)
+def test_wrong_batches(rows, label, says):
+  init, step = vertical.two_party_logistic(encrypted_vectors.plaintext(), learning_rate=0.1)
+  batch = Example((np.zeros((rows, 15)), np.zeros((rows, 15))), np.full(rows, label))
+  with pytest.raises(UserError) as caught:
+    step(init((15, 15)), batch)
+  assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_rows_and_parties_must_fit():
+  init, step = vertical.two_party_logistic(encrypted_vectors.plaintext(), learning_rate=0.1)
+  x = np.zeros((20, 3))
+  for batch, says in (
+    (Example((x, x[:9]), np.zeros(20)), "have [20, 9, 20]"),
+    (Example((x,), np.zeros(20)), "2 parties, got 1"),
+  ):
+    with pytest.raises(UserError) as caught:
+      step(init((3, 3)), batch)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("options", "says"),
+  [
+    (dict(learning_rate=0), "learning_rate=0"),
+    (dict(degree=2), "degree=2"),
+    (dict(ridge=-1), "ridge"),
+  ],
+)
+def test_wrong_options(options, says):
+  with pytest.raises(UserError, match=says):
+    vertical.two_party_logistic(
+      encrypted_vectors.plaintext(), **{"learning_rate": 0.1, **options}
+    )
+
+
+def test_without_tenseal_one_line_names_the_extra(monkeypatch):
+  real = builtins.__import__
+
+  def refuse(name, *args, **kwargs):
+    if name == "tenseal":
+      raise ImportError(name)
+    return real(name, *args, **kwargs)
+
+  monkeypatch.setattr(builtins, "__import__", refuse)
+  with pytest.raises(UserError, match=r"pip install 'dpjax\[vertical\]'"):
+    encrypted_vectors.ckks()
+
+
+def test_only_two_depths():
+  with pytest.raises(UserError, match="depth=3"):
+    encrypted_vectors.ckks(depth=3)

@@ -1,0 +1,41 @@
+"""launch.federate from the command line: what a user types, right and wrong."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _launch(*arguments):
+  command = [sys.executable, "-m", "launch.federate", *arguments]
+  return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+
+
+def test_quickstart_prints_a_result_and_writes_it(tmp_path):
+  done = _launch(f"--workdir={tmp_path / 'run'}", "--config.num_rounds=5")
+  assert done.returncode == 0, done.stderr
+  assert "dp_fed_avg, 100 clients: test_accuracy=" in done.stdout
+  assert "proved, delta=0.001, add_or_remove_one, per user" in done.stdout
+  result = json.loads((tmp_path / "run" / "result.json").read_text())
+  assert result["num_steps"] == 5 and result["unit"] == "user"
+  assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+  ("arguments", "words"),
+  [
+    (["--config.clients_per_round=0"], ["clients_per_round=0", "> 0"]),
+    (["--config.execution=pmap", "--config.num_devices=64"], ["num_devices=64", "<="]),
+    (["--config.privacy.epsilom=1"], ["epsilom", "epsilon"]),
+  ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, arguments, words):
+  done = _launch(f"--workdir={tmp_path / 'run'}", *arguments)
+  lines = done.stderr.strip().splitlines()
+  assert done.returncode == 2 and len(lines) == 1, done.stderr
+  assert all(word in lines[0] for word in words), lines
+  assert not (tmp_path / "run").exists()
