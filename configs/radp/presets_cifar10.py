@@ -1,0 +1,18 @@
+"""Which reading of the paper gives its numbers? Presets P1 to P5 on cifar10, paper mode.
+
+  python -m launch.relevance --config=configs/radp/presets_cifar10.py \\
+    --workdir=runs/presets_cifar10 --config.num_seeds=3
+
+Fewer epochs: --config.num_epochs=5. At the epsilon whose numbers the text states. P1 is
+Algorithm 3 as printed; P3 to P5 are the noise that the code of AdLM, its ancestor, really
+adds.
+"""
+
+from configs.radp import common
+from dpjax.experiment.relevance_config import RelevanceConfig
+
+
+def get_config() -> RelevanceConfig:
+  curves = {name: {"paper.preset": name} for name in ("P1", "P2", "P3", "P4", "P5")}
+  epsilons = [common.LAST["cifar10"]]
+  return common.on("cifar10", curves=curves, epsilons=epsilons, title="Presets: cifar10")

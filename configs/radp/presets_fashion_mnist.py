@@ -1,0 +1,21 @@
+"""Which reading of the paper gives its numbers? Presets P1 to P5 on fashion_mnist, paper
+mode.
+
+  python -m launch.relevance --config=configs/radp/presets_fashion_mnist.py \\
+    --workdir=runs/presets_fashion_mnist --config.num_seeds=3
+
+Fewer epochs: --config.num_epochs=5. At the epsilon whose numbers the text states. P1 is
+Algorithm 3 as printed; P3 to P5 are the noise that the code of AdLM, its ancestor, really
+adds.
+"""
+
+from configs.radp import common
+from dpjax.experiment.relevance_config import RelevanceConfig
+
+
+def get_config() -> RelevanceConfig:
+  curves = {name: {"paper.preset": name} for name in ("P1", "P2", "P3", "P4", "P5")}
+  epsilons = [common.LAST["fashion_mnist"]]
+  return common.on(
+    "fashion_mnist", curves=curves, epsilons=epsilons, title="Presets: fashion_mnist"
+  )

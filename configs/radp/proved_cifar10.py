@@ -1,0 +1,18 @@
+"""RADP with a proof beside DP-SGD on cifar10, all under replace_one, at the paper's
+epsilons.
+
+  python -m launch.relevance --config=configs/radp/proved_cifar10.py \\
+    --workdir=runs/proved_cifar10 --config.num_seeds=3
+
+Fewer epochs: --config.num_epochs=5. delta 1e-5. "RADP, proved" noises each record once
+(weighted L1 clip, 4 x 4 pooled), its label by randomised response, and hides the records
+behind a shuffler; relevance comes from a tenth of the records. "RADP + DP-SGD" spends
+epsilon 0.1 on relevance.
+"""
+
+from configs.radp import common
+from dpjax.experiment.relevance_config import RelevanceConfig
+
+
+def get_config() -> RelevanceConfig:
+  return common.on("cifar10", curves=common.PROVED, title="With a proof: cifar10")

@@ -1,0 +1,19 @@
+"""Test 3 of Kang and Wang 2024 (figures 7 and 8): cifar10, four methods and No_DP, three
+epsilons.
+
+  python -m launch.relevance --config=configs/radp/test3_cifar10.py \\
+    --workdir=runs/test3_cifar10 --config.num_seeds=3
+
+Fewer epochs: --config.num_epochs=5. The paper's numbers, the largest over epochs: at
+epsilon 12 (panel c), losses RADP 1.124, DPSGD 1.875, DPDLIGDO 2.01, AdLM about 120 (another
+loss); no accuracy is stated. RADP and AdLM are claimed there and here; DPSGD and DPDLIGDO
+are proved here (add/remove-one, delta 1e-5). Data: prepare it first, see `python -m
+launch.prepare --help`.
+"""
+
+from configs.radp import common
+from dpjax.experiment.relevance_config import RelevanceConfig
+
+
+def get_config() -> RelevanceConfig:
+  return common.on("cifar10", curves=common.COMPARED, title="Test 3: cifar10")

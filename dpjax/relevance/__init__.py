@@ -1,0 +1,35 @@
+"""Relevance: layer-wise relevance propagation, and noise that follows it.
+
+The adaptive-Laplace family (RADP, AdLM, ILM) in two modes: as the papers have it, where
+every epsilon is a claim beside the list of its failed assumptions; and rigorously, where
+it is proved. `pipeline.run` runs any method; `lrp.relevance` explains any feed-forward net.
+"""
+
+from dpjax.relevance import budget as budget
+from dpjax.relevance import lrp as lrp
+from dpjax.relevance import noise as noise
+from dpjax.relevance import rigorous as rigorous
+from dpjax.relevance.budget import PRESETS as PRESETS
+from dpjax.relevance.budget import Reading as Reading
+from dpjax.relevance.job import Job as Job
+from dpjax.relevance.job import Nets as Nets
+from dpjax.relevance.job import Noise as Noise
+from dpjax.relevance.job import OnEpoch as OnEpoch
+from dpjax.relevance.job import Outcome as Outcome
+from dpjax.relevance.job import Streams as Streams
+from dpjax.relevance.lrp import Lrp as Lrp
+from dpjax.relevance.lrp import Relevance as Relevance
+from dpjax.relevance.lrp import conservation_gap as conservation_gap
+from dpjax.relevance.lrp import heat_map as heat_map
+from dpjax.relevance.pipeline import NAMES as NAMES
+from dpjax.relevance.pipeline import run as run
+from dpjax.relevance.privacy import Privacy as Privacy
+from dpjax.relevance.relevance import mean_shares as mean_shares
+from dpjax.relevance.relevance import shares as shares
+from dpjax.relevance.rigorous import StageCharge as StageCharge
+from dpjax.relevance.rigorous import total as total
+from dpjax.relevance.settings import AdLM as AdLM
+from dpjax.relevance.settings import Paper as Paper
+from dpjax.relevance.settings import Private as Private
+from dpjax.relevance.settings import Rigorous as Rigorous
+from dpjax.relevance.settings import Training as Training

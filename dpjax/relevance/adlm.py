@@ -1,0 +1,123 @@
+"""AdLM and ILM (Phan et al. 2017) as their published code has them. Nothing is proved.
+
+One map of Laplace noise for ALL images of a batch, divided by the batch size; the last
+hidden layer normalised over the batch and clipped to [-1, 1]; a quadratic approximation of
+the sigmoid cross-entropy whose coefficients get noise once. The training loss holds the
+constants z^2 / 8 and N * W, so it is not comparable with a cross-entropy: report that of
+the logits instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import noise as noise_lib
+from dpjax.relevance.settings import AdLM
+from dpjax.types import Array
+
+_MOMENTUM = 0.9  # of the running statistics of the batch normalisation
+_TINY = 1e-3
+
+
+class Net(NamedTuple):
+  """init(key, x) -> params; apply(params, x) -> logits, with running statistics."""
+
+  init: Callable[..., Any]
+  apply: Callable[..., Array]
+  refresh: Callable[..., Any]  # (params, x of a batch) -> params with new statistics
+  in_batch: Callable[..., Array]  # logits with the statistics of the batch itself
+
+
+def net(body: Any, num_classes: int) -> Net:
+  """A body whose outputs [B, h] are normalised, clipped to [-1, 1] and read linearly.
+
+  The normalisation mixes the examples of a batch: one more reason why nothing holds for a
+  single record.
+  """
+
+  def init(key: Array, x: Any) -> Any:
+    params = body.init(key, x)
+    h = jax.eval_shape(body.apply, params, x).shape[1]
+    draw = jax.random.normal(jax.random.fold_in(key, 1), (h, num_classes)) / math.sqrt(h)
+    return {
+      "body": params,
+      "head": draw,
+      "bias": jnp.zeros(num_classes),
+      "stats": {"mean": jnp.zeros(h), "var": jnp.ones(h)},
+    }
+
+  def logits(params: Any, hidden: Array, mean: Array, var: Array) -> Array:
+    normal = (hidden - mean[None]) / jnp.sqrt(var + _TINY)[None]
+    return jnp.clip(normal, -1, 1) @ params["head"] + params["bias"][None]
+
+  def apply(params: Any, x: Any) -> Array:
+    stats = params["stats"]
+    return logits(params, body.apply(params["body"], x), stats["mean"], stats["var"])
+
+  def in_batch(params: Any, x: Any) -> Array:
+    hidden = body.apply(params["body"], x)
+    return logits(params, hidden, hidden.mean(axis=0), hidden.var(axis=0))
+
+  def refresh(params: Any, x: Any) -> Any:
+    hidden = body.apply(params["body"], x)
+    new = {"mean": hidden.mean(axis=0), "var": hidden.var(axis=0)}
+    mix = lambda old, now: _MOMENTUM * old + (1 - _MOMENTUM) * now
+    return {**params, "stats": jax.tree.map(mix, params["stats"], new)}
+
+  return Net(init, apply, refresh, in_batch)
+
+
+def input_scales(
+  beta: np.ndarray, how: AdLM, *, epsilon: float, batch_size: int
+) -> np.ndarray:
+  """Scales [d] of the map: Delta_h0 / (d beta_j eps2) / L.
+
+  >>> scales = input_scales(np.full(784, 1 / 784), AdLM(), epsilon=0.075, batch_size=1800)
+  >>> round(float(scales[0]), 1)  # the published code, at beta = 1
+  72.6
+  """
+  sensitivity = how.first_layer_sensitivity
+  if sensitivity is None:
+    sensitivity = 2 * (len(beta) / 4) * 25
+  return sensitivity / (len(beta) * beta * epsilon) / batch_size
+
+
+def loss_noise(
+  key: Array, how: AdLM, *, num_classes: int, epsilon: float, batch_size: int
+) -> Array:
+  """N [h, K]: Laplace of scale K (h + h^2 / 4) / eps3 / L, drawn once."""
+  scale = num_classes * (how.hidden + how.hidden**2 / 4) / epsilon / batch_size
+  like = jnp.zeros((how.hidden, num_classes), jnp.float32)
+  return noise_lib.secure.laplace(key, like, scale)
+
+
+def polynomial_loss(model: Net, noise: Array) -> Callable[..., Array]:
+  """sum_k max(z, 0) - z y + log 2 - |z| / 2 + z^2 / 8, less sum(N * W), mean over a batch.
+
+  The first part is the sigmoid cross-entropy with log(1 + e^-|z|) to second order.
+  """
+
+  def loss(params: Any, x: Any, y: Any) -> Array:
+    z = model.in_batch(params, x)
+    wanted = jax.nn.one_hot(y, z.shape[1])
+    terms = jnp.maximum(z, 0) - z * wanted + math.log(2) - jnp.abs(z) / 2 + z**2 / 8
+    return jnp.mean(terms.sum(axis=1)) - jnp.sum(noise * params["head"])
+
+  return loss
+
+
+FAILED = (
+  "AdLM-1: one noise map is shared by all records of a batch: the difference of two records "
+  "is free of noise, so no epsilon holds for one record",
+  "AdLM-2: the noise is divided by the batch size, which protects at most a batch sum",
+  "AdLM-3: batch normalisation mixes records, and the relevance model is trained without "
+  "privacy",
+  "AdLM-4: only the last layer's polynomial coefficients get noise; the labels reach every "
+  "other gradient raw",
+)

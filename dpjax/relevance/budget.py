@@ -1,0 +1,154 @@
+"""Shares of the budget: the paper's entropy rule, its repair, and what noise scales cost.
+
+`beta` [d] sums to 1; feature j gets beta_j of the feature budget, so noise of scale
+proportional to 1 / beta_j. Notation as in Kang and Wang 2024 (RADP), eqs. 10-16.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.validate import UserError
+
+BETA_NORMS = ("sum1", "mean1")
+DRAWS = ("record_once", "record_fresh", "batch", "run")
+
+
+def entropy_bits(shares: Any) -> np.ndarray:
+  """-R_j log2 R_j (eq. 15), 0 where R_j is 0: at most 0.5307 bits, at R_j = 1 / e.
+
+  >>> entropy_bits([0.5, 0.5, 0.0]).tolist()
+  [0.5, 0.5, 0.0]
+  """
+  shares = np.asarray(shares, np.float64)
+  if (shares < 0).any():
+    raise UserError("shares: must be >= 0 to have an entropy; see relevance.shares")
+  return shares * np.log2(1 / np.where(shares > 0, shares, 1.0))
+
+
+def default_entropy_floor(num_features: int) -> float:
+  """log2(d) / d: the entropy of a feature when all are alike. Public.
+
+  >>> round(default_entropy_floor(784), 4)
+  0.0123
+  """
+  return math.log2(num_features) / num_features
+
+
+def entropy_noise_scales(shares: Any, num_records: int, floor: float) -> np.ndarray:
+  """(1 / n) / max(eps_j, floor): the scale of the noise on R_j (Algorithm 2, step 14).
+
+  The paper has floor 0, where a feature without relevance gets infinite noise. The scale
+  depends on the data, so this noise is no epsilon-DP for any epsilon (C4).
+  """
+  validate.non_negative(floor=floor)
+  with np.errstate(divide="ignore"):
+    return (1 / num_records) / np.maximum(entropy_bits(shares), floor)
+
+
+def probability_negative(shares: Any, num_records: int) -> np.ndarray:
+  """P(R_j + Lap((1 / n) / eps_j) < 0) = exp(-n R_j eps_j) / 2 in the paper as printed.
+
+  >>> round(float(probability_negative([1 / 784] * 784, 60_000)[0]), 3)
+  0.196
+  """
+  shares = np.asarray(shares, np.float64)
+  return 0.5 * np.exp(-num_records * shares * entropy_bits(shares))
+
+
+def default_floor(num_features: int) -> float:
+  """0.1 / d: the least relevance that a feature is given. Public.
+
+  >>> default_floor(100)
+  0.001
+  """
+  return 0.1 / num_features
+
+
+def floor_normalized(noisy: Any, floor: float, power: float = 1.0) -> np.ndarray:
+  """beta_j = max(R_j, floor)^power / sum of them: > 0, sums to 1, monotone in R_j.
+
+  Post-processing of the noisy shares, so it costs nothing. The paper divides by the sum as
+  it is, and so gets negative shares and negative noise scales (C11).
+
+  >>> floor_normalized([0.6, -0.2, 0.2], floor=0.2).tolist()
+  [0.6, 0.2, 0.2]
+  """
+  validate.positive(floor=floor, power=power)
+  noisy = np.asarray(noisy, np.float64)
+  if noisy.ndim != 1 or not np.isfinite(noisy).all():
+    raise UserError("noisy relevance: must be finite numbers [d]")
+  raised = np.maximum(noisy, floor) ** power
+  return raised / raised.sum()
+
+
+def uniform(num_features: int) -> np.ndarray:
+  """beta without a relevance stage.
+
+  >>> uniform(4).tolist()
+  [0.25, 0.25, 0.25, 0.25]
+  """
+  return np.full(num_features, 1 / num_features)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+  """One way to read Algorithm 3 and the code it descends from: noise of scale
+  m / (beta'_j eps2), with m = L or 1 and beta' = beta or d * beta.
+
+  >>> PRESETS["P2"].scales(np.array([0.25, 0.75]), epsilon=2.0, batch_size=100).tolist()
+  [2.0, 0.6666666666666666]
+  """
+
+  beta_norm: str  # "sum1" | "mean1" (beta times d)
+  times_batch_size: bool  # Delta_x = L, as theorem 4 has it
+  draw: str  # "record_once" | "record_fresh" (each epoch) | "batch" | "run"
+
+  def __post_init__(self) -> None:
+    validate.one_of(BETA_NORMS, beta_norm=self.beta_norm)
+    validate.one_of(DRAWS, draw=self.draw)
+
+  def scales(self, beta: np.ndarray, *, epsilon: float, batch_size: int) -> np.ndarray:
+    """Scale [d] of the Laplace noise on each feature."""
+    validate.positive(epsilon=epsilon)
+    sensitivity = batch_size if self.times_batch_size else 1
+    weights = beta * len(beta) if self.beta_norm == "mean1" else beta
+    return sensitivity / (weights * epsilon)
+
+
+PRESETS = {
+  "P1": Reading("sum1", True, "record_once"),  # Algorithm 3 as printed
+  "P2": Reading("sum1", False, "record_once"),
+  "P3": Reading("mean1", False, "record_once"),  # divided by L, beta as in AdLM
+  "P4": Reading("mean1", False, "batch"),  # AdLM on MNIST: one map per batch
+  "P5": Reading("mean1", False, "run"),  # AdLM on CIFAR-10: one map per run
+}
+
+
+def local_epsilon(scales: Any, *, channels: int = 1, width: float = 1.0) -> float:
+  """sum_j channels * width / b_j: what independent, one-time Laplace noise proves for a
+  record whose entries lie in an interval of this width (pure local DP, replace-one).
+
+  >>> local_epsilon([2.0, 4.0], channels=2)
+  1.5
+  """
+  scales = np.asarray(scales, np.float64)
+  if not (scales > 0).all():
+    raise UserError("scales: must be > 0")
+  return float(np.sum(channels * width / scales))
+
+
+def best_power_shares(weights: Any) -> np.ndarray:
+  """beta proportional to w^(1/3): minimises sum_j w_j / beta_j^2, the weighted variance of
+  the noise, with minimum (sum_j w_j^(1/3))^3.
+
+  >>> best_power_shares([8.0, 1.0]).round(4).tolist()
+  [0.6667, 0.3333]
+  """
+  raised = np.cbrt(np.asarray(weights, np.float64))
+  return raised / raised.sum()

@@ -1,0 +1,328 @@
+"""The methods that perturb gradients: all of them a Plan with another optimizer behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import dp_accounting
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import accounting, losses, sampling, transforms
+from dpjax.plan import Plan
+from dpjax.relevance import budget, noise, privacy, relevance, rigorous, train
+from dpjax.relevance.job import GRADIENTS, MODEL_1, RELEVANCE, Job, Outcome
+from dpjax.relevance.privacy import Privacy
+from dpjax.relevance.rigorous import RELATION, StageCharge
+from dpjax.types import Example, LossFn
+
+_PAIRS = (
+  "G1: microbatches of two examples share one clipped gradient, so one example moves it by "
+  "twice what the accountant was told; counted rightly it is epsilon={corrected:.3g}"
+)
+
+
+# --- plans
+
+
+def steps_per_epoch(num_records: int, batch_size: int) -> int:
+  """Steps after which each record was drawn once, on average."""
+  return max(1, round(num_records / min(batch_size, num_records)))
+
+
+def make_plan(job: Job, num_records: int, epsilon: float, before: float = 0.0) -> Plan:
+  """The plan of a gradient method under the relation that its settings name.
+
+  Args:
+    before: a pure epsilon that the same total must also pay for (radp_dpsgd's relevance).
+  """
+  return _plan(
+    num_records,
+    min(job.training.batch_size, num_records),
+    job.training.num_epochs,
+    epsilon,
+    job.private.delta,
+    job.private.l2_clip_norm,
+    job.private.neighboring_relation,
+    before,
+  )
+
+
+def replace_one_plan(job: Job, num_records: int, epsilon: float, delta: float) -> Plan:
+  """Of stage A of the rigorous mode."""
+  size = min(job.training.batch_size, num_records)
+  clip = job.private.l2_clip_norm
+  epochs = job.training.num_epochs
+  return _plan(num_records, size, epochs, epsilon, delta, clip, RELATION, 0.0)
+
+
+@functools.lru_cache(maxsize=32)  # the seeds of one test share their calibration
+def _plan(
+  num_records: int,
+  batch_size: int,
+  num_epochs: int,
+  epsilon: float,
+  delta: float,
+  clip: float,
+  relation: str,
+  before: float,
+) -> Plan:
+  num_steps = steps_per_epoch(num_records, batch_size) * num_epochs
+  fixed = relation == RELATION
+  prob = batch_size / num_records
+  sampler: Any = (
+    sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_records)
+    if fixed
+    else sampling.PoissonSampler(prob=prob, capacity=num_records + 1)
+  )
+  plan = Plan(
+    sampler=sampler,
+    noise_multiplier=1.0,
+    l2_clip_norm=clip,
+    normalize_by=batch_size,
+    num_steps=num_steps,
+    delta=delta,
+    neighboring_relation=relation,
+  )
+  noise_multiplier = accounting.calibrate_noise_multiplier(
+    lambda z: _with(before, dataclasses.replace(plan, noise_multiplier=z).event()),
+    epsilon=epsilon,
+    delta=plan.accounted_delta(delta),
+    neighboring_relation=relation,
+    accountant=plan.accountant,
+  )
+  plan = dataclasses.replace(plan, noise_multiplier=noise_multiplier)
+  if fixed:
+    return plan
+  # An abort costs (1 + e^epsilon) times its chance, of the WHOLE epsilon.
+  careful = dataclasses.replace(plan, delta=delta * math.exp(-before))
+  return dataclasses.replace(plan, sampler=careful.fitted_sampler(num_records))
+
+
+def _with(before: float, event: Any) -> Any:
+  if before == 0:
+    return event
+  return dp_accounting.ComposedDpEvent([accounting.pure_dp_event(before), event])
+
+
+def _spent(plan: Plan, before: float = 0.0) -> float:
+  return accounting.epsilon(
+    _with(before, plan.event()),
+    delta=plan.accounted_delta(plan.delta),
+    neighboring_relation=plan.neighboring_relation,
+    accountant=plan.accountant,
+  )
+
+
+def _proved(plan: Plan) -> Privacy:
+  return privacy.proved(
+    _spent(plan),
+    plan.delta,
+    str(plan.neighboring_relation),
+    ledger=[StageCharge("gradients", "all", _spent(plan), plan.delta, _what(plan))],
+    **_numbers(plan),
+  )
+
+
+def _what(plan: Plan) -> str:
+  return f"{plan.num_steps} steps of {plan.sampler!r}, z = {plan.noise_multiplier:.4g}"
+
+
+def _numbers(plan: Plan) -> dict[str, Any]:
+  return {
+    "noise_multiplier": plan.noise_multiplier,
+    "l2_clip_norm": plan.l2_clip_norm,
+    "accountant": plan.accountant,
+  }
+
+
+# --- runs
+
+
+class _Task(NamedTuple):
+  """What a plan is to learn."""
+
+  model: Any
+  data: Any
+  loss_fn: LossFn
+  test: Any
+
+
+def _task(job: Job, model: Any) -> _Task:
+  return _Task(model, job.train, losses.softmax_cross_entropy(model.apply), job.test)
+
+
+def _outcome(job: Job, task: _Task, plan: Plan, tx: Any, found: Privacy, **more) -> Outcome:
+  apply = task.model.apply
+  initial = task.model.init(job.streams.init, jnp.asarray(task.test.x[:1]))
+  params = train.fit_private(
+    task.loss_fn,
+    initial,
+    task.data,
+    plan,
+    tx,
+    noise_key=job.streams.key(GRADIENTS),
+    batch_seed=job.streams.secret,
+    steps_per_epoch=max(1, plan.num_steps // job.training.num_epochs),
+    on_epoch=job.scored(apply, task.test),
+  )
+  return Outcome(apply, initial, params, found, plan.num_steps, task.test, **more)
+
+
+def _standard(job: Job, tx: Any, model: Any) -> Outcome:
+  plan = make_plan(job, job.size, job.epsilon)
+  return _outcome(job, _task(job, model), plan, tx, _proved(plan))
+
+
+def _sgd(job: Job) -> optax.GradientTransformation:
+  return optax.sgd(job.private.learning_rate, momentum=job.private.momentum or None)
+
+
+def dpsgd(job: Job) -> Outcome:
+  """DP-SGD (Abadi et al. 2016). Guarantee: (epsilon, delta) of the plan."""
+  return _standard(job, _sgd(job), job.nets.second)
+
+
+def tempered(job: Job) -> Outcome:
+  """DP-SGD on the same net with tempered sigmoids (Papernot et al. 2021)."""
+  return _standard(job, _sgd(job), job.nets.tempered)
+
+
+def dp_adam(job: Job) -> Outcome:
+  """Adam on the private gradient: post-processing, so DP-SGD's epsilon."""
+  return _standard(job, optax.adam(job.private.adaptive_learning_rate), job.nets.second)
+
+
+def iterative(job: Job) -> optax.GradientTransformation:
+  """The optimizer of PIAdam, PIAdaGrad or PIRMSProp."""
+  made = {"adam": optax.adam, "adagrad": optax.adagrad, "rmsprop": optax.rmsprop}
+  return made[job.private.iterative](job.private.adaptive_learning_rate)
+
+
+def dpdligdo(job: Job) -> Outcome:
+  """DPDLIGDO (Ding et al. 2022): an iterative optimizer on the clipped, noisy gradient.
+
+  With `legacy_microbatch` 2, as its published code has it, pairs are clipped together; the
+  epsilon that it reports is then a claim, and the corrected one stands beside it.
+  """
+  if job.private.legacy_microbatch == 1:
+    return _standard(job, iterative(job), job.nets.second)
+  return _in_pairs(job)
+
+
+class _Pairs:
+  """Examples two by two, as one element each; an odd last one is left out."""
+
+  def __init__(self, data: Any):
+    n = len(data.y) // 2 * 2
+    self.x = np.asarray(data.x[:n]).reshape(n // 2, 2, *data.x.shape[1:])
+    self.y = np.asarray(data.y[:n]).reshape(n // 2, 2)
+
+  def __len__(self) -> int:
+    return len(self.y)
+
+  def __getitem__(self, indices: Any) -> Example:
+    return Example(self.x[indices], self.y[indices])
+
+
+def pair_loss(loss_fn: LossFn) -> LossFn:
+  """The mean loss of a pair, taken as one example."""
+
+  def loss(params: Any, pair: Example) -> Any:
+    first, second = (Example(pair.x[i], pair.y[i]) for i in range(2))
+    return (loss_fn(params, first) + loss_fn(params, second)) / 2
+
+  return loss
+
+
+def _in_pairs(job: Job) -> Outcome:
+  model, pairs = job.nets.second, _Pairs(job.train)
+  half = dataclasses.replace(job.training, batch_size=max(1, job.training.batch_size // 2))
+  plan = make_plan(dataclasses.replace(job, training=half), job.size // 2, job.epsilon)
+  loss_fn = pair_loss(losses.softmax_cross_entropy(model.apply))
+  corrected = _spent(dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2))
+  found = Privacy(
+    kind="claimed",
+    epsilon=_spent(plan),
+    delta=plan.delta,
+    neighboring_relation=str(plan.neighboring_relation),
+    claimed_epsilon=_spent(plan),
+    failed_assumptions=(_PAIRS.format(corrected=corrected),),
+    details={"corrected_epsilon": corrected, **_numbers(plan)},
+  )
+  task = _Task(model, pairs, loss_fn, job.test)
+  return _outcome(job, task, plan, iterative(job), found)
+
+
+def dp_sgld(job: Job) -> Outcome:
+  """Langevin dynamics whose noise is the plan's; accounted as the DP-SGD that it equals."""
+  plan = make_plan(job, job.size, job.epsilon)
+  std = plan.noise_multiplier * plan.l2_bound / plan.normalize_by
+  step_size = job.private.learning_rate / job.size
+  tx = transforms.dp_sgld(step_size, noise_std=std, num_examples=job.size)
+  return _outcome(job, _task(job, job.nets.second), plan, tx, _proved(plan))
+
+
+# --- model 1 of the rigorous mode, and radp_dpsgd
+
+
+def train_model_1(job: Job, model: Any, data: Any, plan: Plan) -> Any:
+  """Model 1 by DP-SGD. Guarantee: (plan.epsilon(), plan.delta)-DP for D1."""
+  return train.fit_private(
+    losses.softmax_cross_entropy(model.apply),
+    model.init(job.streams.init, jnp.asarray(data.x[:1])),
+    data,
+    plan,
+    _sgd(job),
+    noise_key=job.streams.key(MODEL_1),
+    batch_seed=job.streams.secret + 1,
+    steps_per_epoch=plan.num_steps,
+  )
+
+
+def radp_dpsgd(job: Job) -> Outcome:
+  """DP relevance weights the inputs by (d beta_j)^kappa, then DP-SGD; composed.
+
+  Model 1 is untrained, so that it costs nothing. Guarantee: (epsilon, delta) of the
+  relevance's Laplace mechanism composed with the plan, under the plan's relation, with the
+  number of records public.
+  """
+  relation = job.private.neighboring_relation
+  weights, beta = _weights(job, relation)
+  before = job.private.epsilon_b
+  plan = make_plan(job, job.size, job.epsilon, before)
+  weigh = lambda data: dataclasses.replace(data, x=np.asarray(data.x * weights[None]))
+  weighed, test = weigh(job.train), weigh(job.test)
+  spent = _spent(plan, before)
+  parts = [
+    StageCharge("B", "all", job.private.epsilon_b, 0.0, "mean relevance, Laplace"),
+    StageCharge("gradients", "all", _spent(plan), plan.delta, _what(plan)),
+  ]
+  note = "the total is composed by the accountant: less than the sum of the stages"
+  found = privacy.proved(
+    spent, plan.delta, relation, ledger=parts, notes=[note], **_numbers(plan)
+  )
+  model = job.nets.second
+  task = _Task(model, weighed, losses.softmax_cross_entropy(model.apply), test)
+  prepare = lambda x: np.asarray(x * weights[None])
+  return _outcome(job, task, plan, _sgd(job), found, prepare=prepare, maps={"beta": beta})
+
+
+def _weights(job: Job, relation: str) -> tuple[np.ndarray, np.ndarray]:
+  model_1 = job.nets.first
+  theta_1 = model_1.init(job.streams.init, jnp.asarray(job.train.x[:1]))
+  share = relevance.mean_shares(model_1.apply, theta_1, job.train, job.lrp)
+  noisy = rigorous.noisy_relevance(
+    job.streams.key(RELEVANCE),
+    share * (len(job.train) / job.size),  # divided by the PUBLIC number of records
+    num_records=job.size,
+    epsilon=job.private.epsilon_b,
+    neighboring_relation=relation,
+  )
+  beta = budget.floor_normalized(noisy, budget.default_floor(len(noisy)))
+  weights = (len(beta) * beta) ** job.private.kappa
+  return noise.by_feature(weights, job.shape), beta

@@ -1,0 +1,130 @@
+"""One run of one method: what goes in, and what comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from dpjax import metrics
+from dpjax.relevance import relevance
+from dpjax.relevance.lrp import Lrp
+from dpjax.relevance.privacy import Privacy
+from dpjax.relevance.settings import AdLM, Paper, Private, Rigorous, Training
+
+OnEpoch = Callable[[int, dict[str, float]], None]  # (epochs done, test scores)
+# What fold_in(noise, purpose) is used for.
+RELEVANCE, FEATURES, LABELS, GRADIENTS, MODEL_1, LOSS = range(1, 7)
+
+
+class Streams(NamedTuple):
+  """Every source of randomness. `noise` and `secret` decide the noise: keep them secret."""
+
+  init: jax.Array  # key of initial parameters
+  noise: jax.Array  # key from which all noise comes
+  order: int  # seed of the order of batches: not secret, learns nothing of the data
+  secret: int  # seed of Poisson batches and of the shuffler
+
+  def key(self, purpose: int) -> jax.Array:
+    """The noise key of one purpose."""
+    return jax.random.fold_in(self.noise, purpose)
+
+
+class Nets(NamedTuple):
+  """Linen modules (or anything with init and apply)."""
+
+  first: Any  # model 1, whose relevance is propagated
+  second: Any  # model 2, which is released
+  body: Any  # of AdLM: outputs the last hidden layer
+  tempered: Any  # model 2 with tempered sigmoids
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+  """Everything that a method may use."""
+
+  epsilon: float
+  train: Any  # a dpjax.data.Dataset, pixels in [0, 1]
+  test: Any
+  nets: Nets
+  streams: Streams
+  training: Training = dataclasses.field(default_factory=Training)
+  lrp: Lrp = dataclasses.field(default_factory=Lrp)
+  paper: Paper = dataclasses.field(default_factory=Paper)
+  rigorous: Rigorous = dataclasses.field(default_factory=Rigorous)
+  private: Private = dataclasses.field(default_factory=Private)
+  adlm: AdLM = dataclasses.field(default_factory=AdLM)
+  public: Any = None  # data of the public model 1
+  relevance_records: int | None = None  # use only the first so many for relevance
+  public_size: int | None = (
+    None  # number of records that plans are made for; None: len(train)
+  )
+  on_epoch: OnEpoch | None = None
+
+  @property
+  def size(self) -> int:
+    """The public number of records."""
+    return len(self.train) if self.public_size is None else self.public_size
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Of one example."""
+    return self.train.x.shape[1:]
+
+  @property
+  def channels(self) -> int:
+    """Of an image; 1 for anything else."""
+    return self.shape[2] if len(self.shape) == 3 else 1
+
+  @property
+  def num_features(self) -> int:
+    """Places of an image."""
+    return relevance.num_features(self.shape)
+
+  def for_relevance(self) -> Any:
+    """The training records that the relevance is averaged over."""
+    wanted = self.relevance_records
+    return self.train if wanted is None else self.train.subset(slice(0, wanted))
+
+  def scored(self, apply: Callable, test: Any = None) -> Callable[[int, Any], None]:
+    """A callback that evaluates parameters on the test set after each epoch."""
+    test = self.test if test is None else test
+
+    def on_epoch(epoch: int, params: Any) -> None:
+      if self.on_epoch is not None:
+        scores = metrics.evaluate(apply, params, test)
+        self.on_epoch(
+          epoch, {"test_accuracy": scores["accuracy"], "test_loss": scores["loss"]}
+        )
+
+    return on_epoch
+
+
+class Noise(NamedTuple):
+  """The noise that records got, for whoever audits it."""
+
+  shape: tuple[int, ...]  # of one noised record
+  beta: np.ndarray  # [d]
+  scales: np.ndarray  # [d]
+  mechanism: str
+  shared_channels: bool = False
+  grid: float | None = None
+  l1_clip: float | None = None  # of a record before the noise, weighted by beta
+  clip_after: float | None = None  # noisy entries are cut to [-clip, clip]
+
+
+class Outcome(NamedTuple):
+  """What a method returns."""
+
+  apply: Callable
+  initial: Any  # parameters before training
+  params: Any
+  privacy: Privacy
+  num_steps: int
+  test: Any  # the test set as the model sees it
+  prepare: Callable[[np.ndarray], np.ndarray] = lambda x: x  # of other inputs alike
+  noise: Noise | None = None
+  maps: dict[str, np.ndarray] = {}  # noqa: RUF012  # pictures by name; some NOT private

@@ -1,0 +1,97 @@
+"""Labels under randomised response, and the loss that learns from them without bias."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import mechanisms, trees
+from dpjax.types import Array, Example, LossFn
+
+_LEAST_PRIOR = 0.01
+
+
+def noisy_labels(
+  key: jax.Array, record_ids: Any, labels: Any, *, epsilon: float, num_classes: int
+) -> np.ndarray:
+  """Each label kept with probability e^eps / (e^eps + K - 1), else another one; [n] int32.
+
+  The coins of record i come from fold_in(key, i): they are thrown once.
+
+  Guarantee: (epsilon, 0)-DP for each record under replace_one (local).
+
+  >>> noisy_labels(jax.random.key(0), [0, 1], [3, 3], epsilon=20.0, num_classes=10).tolist()
+  [3, 3]
+  """
+  ids = jnp.asarray(np.asarray(record_ids), jnp.uint32)
+  labels = jnp.asarray(np.asarray(labels), jnp.int32)
+  return np.asarray(_responses(epsilon, num_classes)(key, ids, labels), np.int32)
+
+
+@functools.cache
+def _responses(epsilon: float, num_classes: int) -> Callable:
+  respond = mechanisms.RandomizedResponse(epsilon, num_classes)
+  one = lambda key, i, label: respond(jax.random.fold_in(key, i), label)
+  return jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
+
+
+def keep_probability(epsilon: float, num_classes: int) -> float:
+  """Probability that a label survives.
+
+  >>> round(keep_probability(2.0, 10), 4), round(keep_probability(1.0, 10), 4)
+  (0.4509, 0.232)
+  """
+  return mechanisms.RandomizedResponse(epsilon, num_classes).keep_prob
+
+
+def transition(epsilon: float, num_classes: int) -> np.ndarray:
+  """T [K, K]: T[a, b] = P(the response is b | the label is a).
+
+  >>> transition(np.log(3.0), 2).round(6).tolist()
+  [[0.75, 0.25], [0.25, 0.75]]
+  """
+  keep = keep_probability(epsilon, num_classes)
+  other = (1 - keep) / (num_classes - 1)
+  return np.full((num_classes, num_classes), other) + np.eye(num_classes) * (keep - other)
+
+
+def priors(responses: Any, epsilon: float, num_classes: int) -> np.ndarray:
+  """Estimated shares [K] of the true labels, from the responses alone: post-processing.
+
+  >>> priors([0, 0, 0, 1], np.log(3.0), 2).round(3).tolist()  # 3/4 kept: all were 0
+  [0.99, 0.01]
+  """
+  respond = mechanisms.RandomizedResponse(epsilon, num_classes)
+  found = np.maximum(respond.frequencies(jnp.asarray(responses)), _LEAST_PRIOR)
+  return found / found.sum()
+
+
+def forward_corrected(
+  apply: Callable, transitions: Any, class_priors: Any = None
+) -> LossFn:
+  """Cross-entropy of T^T softmax(logits) with the noisy label (Patrini et al. 2017).
+
+  Its minimiser over noisy labels is that of the cross-entropy over the true ones. With
+  `class_priors` their logarithms are added to the logits, in training alone (Menon et al.
+  2021): where noise leaves little evidence in a record, a net would learn the priors and
+  answer with the largest of them, also for clean inputs.
+
+  >>> loss = forward_corrected(lambda params, x: x @ params, np.eye(2))
+  >>> example = Example(x=jnp.log(jnp.array([1.0, 3.0])), y=1)
+  >>> round(float(loss(jnp.eye(2), example)), 4)  # T = 1: -log(3 / 4)
+  0.2877
+  """
+  log_transitions = jnp.log(jnp.maximum(jnp.asarray(transitions, jnp.float32), 1e-30))
+  shift = jnp.zeros(()) if class_priors is None else jnp.log(jnp.asarray(class_priors))
+
+  def loss(params: Any, example: Example) -> Array:
+    logits = trees.at_least_float32(apply(params, jnp.asarray(example.x)[None])[0])
+    reached = jax.nn.log_softmax(logits + shift) + log_transitions[:, example.y]
+    return -jax.nn.logsumexp(reached)
+
+  return loss

@@ -1,0 +1,359 @@
+"""Layer-wise relevance propagation: which inputs a net's answer rests on.
+
+| layer                    | rule                                                          |
+| ------------------------ | ------------------------------------------------------------- |
+| dense, convolution, sum  | `rule`: epsilon, z_plus or alpha_beta (below), bias inside    |
+| the first such layer     | `input_rule`: the same, or z_box for inputs in a known box    |
+| max-pool, maximum        | the winner takes all; ties share                              |
+| sum of two branches      | in proportion to what each contributes                        |
+| activation, reshape, ... | unchanged                                                     |
+
+For a layer z = f(a) + b with f linear and relevance R of z (Bach et al. 2015, "On
+pixel-wise explanations"; the eqs. of section 2.2 there):
+
+- epsilon: a * f^T(R / (z + e sign(z))), sign(0) = 1 (eq. 58). The bias keeps its share.
+- alpha_beta: positive and negative contributions z+ and z- apart, without the bias:
+  alpha (share of z+) - beta (share of z-), alpha - beta = 1 (eq. 60). z_plus is (1, 0).
+  Where alpha_beta finds contributions of one sign only, those share all.
+- z_box: for inputs in [low, high]: x f^T s - low f+^T s - high f-^T s with
+  s = R / (f(x) - f+(low) - f-(high)) (Montavon et al. 2017, the z^B rule).
+
+Nothing here is private: relevance is computed from raw examples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import trees, validate
+from dpjax.relevance import tape as tapes
+from dpjax.relevance.tape import Cell, Kind, Node, Tape
+from dpjax.types import Array, Params
+from dpjax.validate import UserError
+
+RULES = ("epsilon", "z_plus", "alpha_beta")
+INPUT_RULES = ("same", "z_box")
+TARGETS = ("true_class", "predicted_class", "all_logits")
+_TINY = 1e-9  # below any contribution that matters, above rounding to zero
+Apply = Callable[[Params, Any], Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lrp:
+  """How relevance is propagated.
+
+  Args:
+    rule: of the weighted layers: "epsilon" | "z_plus" | "alpha_beta".
+    input_rule: of the first of them: "same" | "z_box" (inputs in [low, high]).
+    target: where it starts: the logit of the "true_class", of the "predicted_class", or
+      "all_logits".
+    stabilizer: e of the epsilon rule, >= 0; larger is smoother and conserves less.
+    alpha: of alpha_beta, >= 1; beta is alpha - 1.
+
+  >>> Lrp(rule="epsilo")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: rule='epsilo': must be one of ... (did you mean 'epsilon'?)
+  """
+
+  rule: str = "epsilon"
+  input_rule: str = "same"
+  target: str = "true_class"
+  stabilizer: float = 1e-2
+  alpha: float = 2.0
+  low: float = 0.0
+  high: float = 1.0
+
+  def __post_init__(self) -> None:
+    validate.one_of(RULES, rule=self.rule)
+    validate.one_of(INPUT_RULES, input_rule=self.input_rule)
+    validate.one_of(TARGETS, target=self.target)
+    validate.non_negative(stabilizer=self.stabilizer)
+    if not (validate.positive(alpha=self.alpha) is None and self.alpha >= 1):
+      raise UserError(f"alpha={self.alpha!r}: must be >= 1")
+    if not self.low < self.high:
+      raise UserError(f"low={self.low!r}: must be below high={self.high!r}")
+
+  def weights(self, above: Array, below: Array) -> tuple[Any, Any]:
+    """(alpha, beta) for sums of positive and of negative contributions."""
+    if self.rule == "z_plus":
+      return 1.0, 0.0
+    alpha = jnp.where(below == 0, 1.0, self.alpha)
+    return jnp.where(above == 0, 0.0, alpha), jnp.where(above == 0, -1.0, alpha - 1)
+
+
+class Relevance(NamedTuple):
+  """What was found, for each example. NOT private."""
+
+  scores: Array  # [B, *x.shape[1:]], the relevance of each input entry
+  logits: Array  # [B, K]
+  start: Array  # [B], the relevance that was handed down
+
+
+def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Relevance:
+  """The relevance of each entry of x [B, ...] for the logits [B, K] of `apply`.
+
+  Args:
+    y: [B] integer labels; used by target "true_class" only.
+
+  Raises:
+    UserError: while it is traced, for an operation without a rule, named.
+
+  >>> w = jnp.array([[1.0, -1.0], [2.0, 0.0]])
+  >>> how = Lrp(target="true_class", stabilizer=0.0)
+  >>> found = relevance(lambda w, x: x @ w, w, jnp.array([[1.0, 3.0]]), jnp.array([0]), how)
+  >>> found.scores.tolist(), found.start.tolist()  # 1 * 1 + 3 * 2 = 7
+  ([[1.0, 6.0]], [7.0])
+  """
+  x = trees.at_least_float32(jnp.asarray(x))
+  recorded = tapes.record(apply, params, x)
+  logits = recorded.out.value
+  if jnp.ndim(logits) != 2 or logits.shape[0] != x.shape[0]:
+    raise UserError(f"apply: must return logits [B, K], got {jnp.shape(logits)}")
+  start = _start(logits, jnp.asarray(y), how.target)
+  scores = _propagate(recorded, start, how)
+  return Relevance(scores, logits, start.sum(axis=1))
+
+
+def conservation_gap(found: Relevance) -> Array:
+  """[B] |sum of the scores - what was handed down| / max(|handed down|, 1e-9).
+
+  Zero where there are no biases and no stabilizer; otherwise what they absorbed.
+  """
+  total = found.scores.reshape(found.scores.shape[0], -1).sum(axis=1)
+  return jnp.abs(total - found.start) / jnp.maximum(jnp.abs(found.start), _TINY)
+
+
+def heat_map(scores: Any) -> np.ndarray:
+  """Scores [H, W] or [H, W, C] as a picture [H, W, 3] in [0, 1]: red speaks for the class,
+  blue against it, white not at all.
+
+  >>> heat_map(np.array([[1.0, -0.5, 0.0]])).tolist()
+  [[[1.0, 0.0, 0.0], [0.5, 0.5, 1.0], [1.0, 1.0, 1.0]]]
+  """
+  scores = np.asarray(scores, np.float64)
+  scores = scores.sum(axis=-1) if scores.ndim == 3 else scores
+  scaled = scores / max(np.abs(scores).max(), 1e-30)
+  fade = 1 - np.abs(scaled)
+  red, blue = np.where(scaled >= 0, 1.0, fade), np.where(scaled <= 0, 1.0, fade)
+  return np.stack([red, fade, blue], axis=-1)
+
+
+def _start(logits: Array, y: Array, target: str) -> Array:
+  if target == "all_logits":
+    return logits
+  chosen = y if target == "true_class" else jnp.argmax(logits, axis=1)
+  return logits * jax.nn.one_hot(chosen, logits.shape[1], dtype=logits.dtype)
+
+
+class _Credits:
+  """The relevance that has arrived at each cell so far."""
+
+  def __init__(self) -> None:
+    self._held: dict[int, Array] = {}
+
+  def add(self, cell: Cell, relevance_of: Array) -> None:
+    key = id(cell.root)
+    self._held[key] = self._held[key] + relevance_of if key in self._held else relevance_of
+
+  def take(self, cell: Cell) -> Array:
+    return self._held.pop(id(cell), jnp.zeros_like(cell.value))
+
+
+def _propagate(recorded: Tape, start: Array, how: Lrp) -> Array:
+  credits, done = _Credits(), set()
+  credits.add(recorded.out, start)
+  for node in reversed(recorded.nodes):
+    if id(node) in done:
+      continue
+    layer = _layer(node, recorded.x)
+    done.update(map(id, layer.nodes))
+    arrived = tuple(credits.take(out) for out in node.outs)
+    for cell, handed in zip(layer.data, _hand_down(layer, arrived, how)):
+      credits.add(cell, handed)
+  return credits.take(recorded.x)
+
+
+class _Layer(NamedTuple):
+  """Nodes that are one layer: alone, or a weighted sum with what follows it up to its
+  last bias."""
+
+  nodes: tuple[Node, ...]  # in the order of the forward pass
+  scales: tuple[Any, ...]  # scalar factor behind each node
+  is_first: bool  # its operand is the input, perhaps moved
+
+  @property
+  def data(self) -> tuple[Cell, ...]:
+    return self.nodes[0].data
+
+  @property
+  def kind(self) -> Kind:
+    return self.nodes[0].kind
+
+
+def _layer(node: Node, x: Cell) -> _Layer:
+  """The layer that ends with a node: a bias is joined to the weighted sum before it."""
+  nodes, scales = [node], [1.0]
+  while nodes[0].kind is not Kind.LINEAR and node.kind is Kind.BIAS:
+    before = _only_before(nodes[0])
+    if before is None:
+      nodes, scales = [node], [1.0]  # a bias of its own
+      break
+    scales.insert(0, nodes[0].data[0].scale)
+    nodes.insert(0, before)
+  return _Layer(tuple(nodes), tuple(scales), _comes_from(nodes[0].data[0], x))
+
+
+def _only_before(node: Node) -> Node | None:
+  """The node before, where nothing else uses what lies between; else None."""
+  cell = node.data[0]
+  before = cell.root.node
+  if cell.nonlinear or before is None or cell.uses != 1 or cell.root.uses != 1:
+    return None
+  chained = before.kind in (Kind.LINEAR, Kind.BIAS, Kind.SCALE, Kind.MOVE)
+  return before if chained and len(before.data) == len(before.outs) == 1 else None
+
+
+def _comes_from(cell: Cell, x: Cell) -> bool:
+  while cell.root is not x and not cell.nonlinear:
+    node = cell.root.node
+    if node is None or node.kind is not Kind.MOVE or len(node.data) != 1:
+      return False
+    cell = node.data[0]
+  return cell.root is x and not cell.nonlinear
+
+
+def _hand_down(layer: _Layer, arrived: tuple[Array, ...], how: Lrp) -> tuple[Array, ...]:
+  """The relevance of each data operand."""
+  node = layer.nodes[0]
+  values = tuple(cell.value for cell in layer.data)
+  if layer.kind in (Kind.MOVE, Kind.WINNER):
+    return jax.vjp(node.of_data, *values)[1](list(arrived))
+  if layer.kind is Kind.SCALE:
+    return (arrived[0],)
+  if layer.kind is Kind.LINEAR:
+    return (_weighted(layer, values[0], arrived[0], how),)
+  return _contributed(node, values, arrived[0], how)
+
+
+def _contributed(
+  node: Node, values: tuple[Array, ...], arrived: Array, how: Lrp
+) -> tuple[Array, ...]:
+  """A sum of branches, or a lone bias: each operand is its own contribution."""
+  if node.kind is Kind.BIAS:
+    parts: tuple[Array, ...] = (values[0],)
+  else:
+    parts = (values[0], -values[1] if node.name == "sub" else values[1])
+  if how.rule == "epsilon":
+    share = _ratio(arrived, _stabilized(node.outs[0].value, how.stabilizer))
+    return tuple(_summed_like(part * share, value) for part, value in zip(parts, values))
+  return tuple(
+    _summed_like(_signed_share(part, parts, arrived, how), value)
+    for part, value in zip(parts, values)
+  )
+
+
+def _signed_share(part: Array, parts: Any, arrived: Array, how: Lrp) -> Array:
+  above: Any = sum(jnp.maximum(p, 0) for p in parts)
+  below: Any = sum(jnp.minimum(p, 0) for p in parts)
+  alpha, beta = how.weights(above, below)
+  handed = jnp.maximum(part, 0) * _ratio(alpha * arrived, above)
+  return handed - jnp.minimum(part, 0) * _ratio(beta * arrived, below)
+
+
+def _summed_like(handed: Array, value: Array) -> Array:
+  """Sums over the axes along which an operand was broadcast."""
+  if handed.shape == value.shape:
+    return handed
+  axes = tuple(i for i, size in enumerate(value.shape) if size != handed.shape[i])
+  return handed.sum(axis=axes, keepdims=True)
+
+
+def _ratio(numerator: Array, denominator: Array) -> Array:
+  zero = denominator == 0
+  return jnp.where(zero, 0, numerator / jnp.where(zero, 1, denominator))
+
+
+def _stabilized(z: Array, stabilizer: float) -> Array:
+  return z + stabilizer * jnp.where(z >= 0, 1.0, -1.0).astype(z.dtype)
+
+
+def _weighted(layer: _Layer, a: Array, arrived: Array, how: Lrp) -> Array:
+  if layer.is_first and how.input_rule == "z_box":
+    return _z_box(layer, a, arrived, how)
+  if how.rule == "epsilon":
+    z = layer.nodes[-1].outs[0].value
+    share = _ratio(arrived, _stabilized(z, how.stabilizer))
+    return a * _transposed(lambda v: _linear(layer, v), a, share)
+  return _alpha_beta(layer, a, arrived, how)
+
+
+def _transposed(f: Callable[[Array], Array], a: Array, cotangent: Array) -> Array:
+  return jax.vjp(f, a)[1](cotangent)[0]
+
+
+def _linear(layer: _Layer, a: Array) -> Array:
+  """The layer without its biases."""
+  positive, negative = _parted(layer, a, split=False)
+  return positive + negative
+
+
+def _parted(layer: _Layer, a: Array, split: bool = True) -> tuple[Array, Array]:
+  """(f+(a), f-(a)): the layer with its positive, and with its negative weights alone."""
+  node = layer.nodes[0]
+  has_weights = len(node.operands) > 1
+  if split and has_weights:
+    (above,) = node.of_data(a, change=lambda w: jnp.maximum(w, 0))
+    (below,) = node.of_data(a, change=lambda w: jnp.minimum(w, 0))
+  else:
+    (above,) = node.of_data(a)
+    below = jnp.zeros_like(above)
+  parts = _scaled((above, below), layer.scales[0])
+  for step, scale in zip(layer.nodes[1:], layer.scales[1:]):
+    parts = _scaled(_follow(step, parts), scale)
+  return parts
+
+
+def _scaled(parts: tuple[Array, Array], factor: Any) -> tuple[Array, Array]:
+  above, below = parts
+  up, down = jnp.maximum(factor, 0), jnp.minimum(factor, 0)
+  return up * above + down * below, up * below + down * above
+
+
+def _follow(step: Node, parts: tuple[Array, Array]) -> tuple[Array, Array]:
+  if step.kind is Kind.BIAS:
+    return parts
+  if step.kind is Kind.MOVE:
+    return step.of_data(parts[0])[0], step.of_data(parts[1])[0]
+  (factor,) = step.of_data(jnp.ones_like(parts[0]))  # SCALE
+  return _scaled(parts, factor)
+
+
+def _alpha_beta(layer: _Layer, a: Array, arrived: Array, how: Lrp) -> Array:
+  """Contributions of either sign apart; inputs of either sign too."""
+  above, below = (lambda v: _parted(layer, v)[0]), (lambda v: _parted(layer, v)[1])
+  plus, minus = jnp.maximum(a, 0), jnp.minimum(a, 0)
+  sums = above(plus) + below(minus), above(minus) + below(plus)
+  alpha, beta = how.weights(*sums)
+  for_plus, for_minus = _ratio(alpha * arrived, sums[0]), _ratio(beta * arrived, sums[1])
+  rises = plus * _transposed(above, a, for_plus) + minus * _transposed(below, a, for_plus)
+  if how.rule == "z_plus":
+    return rises
+  falls = minus * _transposed(above, a, for_minus) + plus * _transposed(below, a, for_minus)
+  return rises - falls
+
+
+def _z_box(layer: _Layer, x: Array, arrived: Array, how: Lrp) -> Array:
+  above, below = (lambda v: _parted(layer, v)[0]), (lambda v: _parted(layer, v)[1])
+  whole = lambda v: _linear(layer, v)
+  low, high = jnp.full_like(x, how.low), jnp.full_like(x, how.high)
+  share = _ratio(arrived, whole(x) - above(low) - below(high))
+  handed = x * _transposed(whole, x, share)
+  handed = handed - low * _transposed(above, x, share)
+  return handed - high * _transposed(below, x, share)

@@ -1,0 +1,119 @@
+"""From relevance maps to each feature's share: p [n, d] on the simplex, and its mean R [d].
+
+A feature is a place of an image; its channels are summed. Everything that the privacy
+proofs need is in one fact: every row of p is >= 0 and sums to 1, whatever the record and
+whatever the model, so replacing a record moves the mean by at most 2 / n in the L1 norm.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import validate
+from dpjax.relevance import lrp
+from dpjax.relevance.lrp import Lrp
+from dpjax.validate import UserError
+
+NORMS = ("abs", "relu", "raw")
+_NOTHING = 1e-12  # a row that sums to less says nothing
+
+
+def num_features(shape: tuple[int, ...]) -> int:
+  """Features of one example: places of an image [H, W, C], entries of anything else.
+
+  >>> num_features((28, 28, 1)), num_features((32, 32, 3)), num_features((5,))
+  (784, 1024, 5)
+  """
+  return int(np.prod(shape[:2] if len(shape) == 3 else shape))
+
+
+def shares(scores: Any, norm: str = "abs") -> np.ndarray:
+  """Relevance scores [n, *features] as shares p [n, d], float64.
+
+  | norm   | share of feature j        | on the simplex?                         |
+  | ------ | ------------------------- | --------------------------------------- |
+  | "abs"  | abs(R_j) / sum abs(R)     | always                                  |
+  | "relu" | max(R_j, 0) / sum of them | always                                  |
+  | "raw"  | R_j / sum R (eq. 10)      | UserError unless every R has one sign   |
+
+  A row that sums to less than 1e-12, or is not finite, becomes 1 / d everywhere: dropping
+  it would make n depend on the data.
+
+  >>> shares([[[[3.0, -2.0]], [[-3.0, 0.0]]]])  # one image of 2 places, 2 channels
+  array([[0.25, 0.75]])
+  """
+  validate.one_of(NORMS, rel_norm=norm)
+  places = _by_place(np.asarray(scores, np.float64))
+  if norm == "raw":
+    return _raw(places)
+  weights = np.abs(places) if norm == "abs" else np.maximum(places, 0)
+  total = weights.sum(axis=1, keepdims=True)
+  useful = np.isfinite(total) & (total > _NOTHING)
+  uniform = 1 / places.shape[1]
+  return np.where(
+    useful, np.where(useful, weights, 0) / np.where(useful, total, 1), uniform
+  )
+
+
+def _by_place(scores: np.ndarray) -> np.ndarray:
+  if scores.ndim == 4:
+    scores = scores.sum(axis=3)
+  return scores.reshape(len(scores), -1)
+
+
+def _raw(places: np.ndarray) -> np.ndarray:
+  p = places / places.sum(axis=1, keepdims=True)
+  bad = int(np.count_nonzero(~np.isfinite(p).all(axis=1) | (p < 0).any(axis=1)))
+  if bad:
+    raise UserError(
+      f"rel_norm='raw': {bad} of {len(p)} relevance maps have shares outside [0, 1], which "
+      "eq. 10 of the paper rules out; use 'abs' or 'relu', or the rule 'z_plus' with relu"
+    )
+  return p
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(apply: Callable, how: Lrp) -> Callable[..., Any]:
+  return jax.jit(lambda params, x, y: lrp.relevance(apply, params, x, y, how).scores)
+
+
+def mean_shares(
+  apply: Callable, params: Any, data: Any, how: Lrp, *, norm: str = "abs", batch_size=200
+) -> np.ndarray:
+  """R [d]: the mean over `data` of each feature's share; sums to 1. NOT private.
+
+  Args:
+    apply: the same function each time, so that it is compiled once.
+    data: anything with arrays `.x` [n, ...] and `.y` [n].
+
+  Guarantee: with norm "abs" or "relu", replacing one record of `data` changes R by at most
+  2 / n in the L1 norm and sqrt(2) / n in the L2 norm, for parameters that do not depend
+  on the data (test T9).
+  """
+  if not isinstance(apply, Hashable):
+    raise UserError("apply: must be hashable: a function, or a bound method as model.apply")
+  run, total = _compiled(apply, how), 0.0
+  for start in range(0, len(data.y), batch_size):
+    x, y = data.x[start : start + batch_size], data.y[start : start + batch_size]
+    missing = batch_size - len(y) if start else 0  # the last batch is padded
+    x = np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
+    scores = np.asarray(run(params, x, np.pad(y, (0, missing))))[: len(y)]
+    total = total + shares(scores, norm).sum(axis=0)
+  return np.asarray(total) / len(data.y)
+
+
+def l1_sensitivity(num_records: int, neighboring_relation: str = "replace_one") -> float:
+  """How far one record moves the mean share in the L1 norm.
+
+  Under add_or_remove_one the divisor must be a public constant, not the realised number.
+
+  >>> l1_sensitivity(1000), l1_sensitivity(1000, "add_or_remove_one")
+  (0.002, 0.001)
+  """
+  validate.integer_at_least(1, num_records=num_records)
+  return (2 if neighboring_relation == "replace_one" else 1) / num_records

@@ -1,0 +1,188 @@
+"""What a person may choose, as frozen dataclasses: configs nest them as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dpjax import validate
+from dpjax.relevance.budget import BETA_NORMS, DRAWS, PRESETS, Reading
+from dpjax.relevance.relevance import NORMS
+from dpjax.validate import UserError
+
+MODES = ("paper", "rigorous")
+MECHANISMS = ("laplace", "gaussian")
+FEATURES = ("laplace", "laplace_clipped", "laplace_pld", "gaussian")  # C1, C2, C3, C4
+MODEL_1 = ("none", "untrained", "public", "dp_sgd")
+RELEVANCE_NOISE = ("laplace", "gaussian", "entropy")
+LABELS = ("randomized_response", "public", "raw")
+ITERATIVE = ("adam", "adagrad", "rmsprop")
+RELATIONS = ("add_or_remove_one", "replace_one")
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+  """How a net is trained; model 1 and model 2 alike."""
+
+  num_epochs: int = 40
+  batch_size: int = 600
+  learning_rate: float = 1e-3  # of Adam, where nothing else is said
+  weight_decay: float = 0.0  # decoupled, of model 2 on noisy records (rigorous mode)
+
+  def __post_init__(self) -> None:
+    validate.integer_at_least(1, num_epochs=self.num_epochs, batch_size=self.batch_size)
+    validate.positive(learning_rate=self.learning_rate)
+    validate.non_negative(weight_decay=self.weight_decay)
+
+
+@dataclasses.dataclass(frozen=True)
+class Paper:
+  """The paper's mode: which reading of it, and the repairs without which it does not run.
+
+  Nothing is proved in this mode, whatever is chosen here.
+  """
+
+  preset: str = "P3"  # P1 .. P5 of `budget.PRESETS`, or "custom" for the next three fields
+  beta_norm: str = "mean1"
+  times_batch_size: bool = False
+  draw: str = "record_once"  # record_once | record_fresh | batch | run
+  mechanism: str = "laplace"  # laplace | gaussian
+  delta: float = 1e-3  # of the Gaussian, which the paper counts per coordinate
+  rel_norm: str = "abs"  # abs | relu | raw (eq. 10 as printed)
+  entropy_floor: float | None = None  # None: log2(d) / d; the paper has 0
+  floor: float | None = None  # of the noisy relevance; None: 0.1 / d
+  shared_channels: bool = True  # one value for the channels of a place
+
+  def __post_init__(self) -> None:
+    validate.one_of((*PRESETS, "custom"), **{"paper.preset": self.preset})
+    validate.one_of(BETA_NORMS, **{"paper.beta_norm": self.beta_norm})
+    validate.one_of(DRAWS, **{"paper.draw": self.draw})
+    validate.one_of(MECHANISMS, **{"paper.mechanism": self.mechanism})
+    validate.one_of(NORMS, **{"paper.rel_norm": self.rel_norm})
+    validate.open_unit(**{"paper.delta": self.delta})
+
+  @property
+  def reading(self) -> Reading:
+    """The reading of Algorithm 3."""
+    if self.preset == "custom":
+      return Reading(self.beta_norm, self.times_batch_size, self.draw)
+    return PRESETS[self.preset]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rigorous:
+  """The mode in which the epsilon is proved; radp.md, section 4. Budgets are INPUTS.
+
+  `rel_noise`, `labels` and `draw` accept what the paper does only to refuse it by name.
+  """
+
+  split: bool = True  # disjoint records for relevance (D1) and features (D2): max, not sum
+  split_share: float = 0.2  # share of D1
+  budget_share_1: float = 0.2  # unsplit: share of epsilon for model 1 and relevance
+  # none (beta is uniform) | untrained (initial weights) | public (other data) | dp_sgd (D1)
+  model1: str = "none"
+  epsilon_b: float = 0.25  # of the relevance
+  rel_noise: str = "laplace"  # laplace | gaussian; "entropy" is refused
+  rel_norm: str = "abs"  # abs | relu
+  beta_power: float = 1.0
+  floor: float | None = None  # of the noisy relevance; None: 0.1 / d
+  features: str = "laplace_clipped"  # laplace | laplace_clipped | laplace_pld | gaussian
+  clip: float = 0.25  # weighted L1 (laplace_clipped) or L2 (gaussian) norm of a record
+  labels: str = "randomized_response"  # or public; "raw" is refused
+  label_share: float = 0.45  # of a record's local budget
+  draw: str = "record_once"  # or record_fresh with compose_fresh; batch and run are refused
+  compose_fresh: bool = False  # pay for every epoch's fresh noise
+  shuffle: bool = True  # a trusted shuffler: central (epsilon, delta) by amplification
+  delta: float = 1e-5
+  pool: int = 4  # average-pool the images first: a public transformation
+  seeded_noise: bool = False  # noise from the seed: reproducible, NOT fit for a release
+
+  def __post_init__(self) -> None:
+    named = lambda name: {f"rigorous.{name}": getattr(self, name)}
+    validate.one_of(MODEL_1, **named("model1"))
+    validate.one_of(RELEVANCE_NOISE, **named("rel_noise"))
+    validate.one_of(NORMS[:2], **named("rel_norm"))
+    validate.one_of(FEATURES, **named("features"))
+    validate.one_of(LABELS, **named("labels"))
+    validate.one_of(DRAWS, **named("draw"))
+    validate.integer_at_least(1, **named("pool"))
+    for name in ("epsilon_b", "beta_power", "clip"):
+      validate.positive(**named(name))
+    for name in ("split_share", "budget_share_1", "label_share", "delta"):
+      validate.open_unit(**named(name))
+    self._refuse()
+
+  def _refuse(self) -> None:
+    """What no proof covers, each by its name."""
+    if self.labels == "raw":
+      raise UserError(
+        "rigorous.labels='raw': raw labels are part of the record and are not protected "
+        "(C12); use 'randomized_response', or 'public' for an adjacency without labels"
+      )
+    if self.rel_noise == "entropy":
+      raise UserError(
+        "rigorous.rel_noise='entropy': data-dependent budgets: the scale of the noise "
+        "reveals the data and no finite epsilon holds (C4); use 'laplace' or 'gaussian'"
+      )
+    if self.draw in ("batch", "run"):
+      raise UserError(
+        f"rigorous.draw={self.draw!r}: shared noise: the difference of two records is free "
+        "of it, so no epsilon holds (C9); use 'record_once'"
+      )
+    if self.draw == "record_fresh" and not self.compose_fresh:
+      raise UserError(
+        "rigorous.draw='record_fresh': fresh noise without composition: E epochs are E "
+        "releases and averaging recovers the record (C10); set compose_fresh, or use "
+        "'record_once'"
+      )
+    if self.shuffle and self.features in ("laplace_pld", "gaussian"):
+      raise UserError(
+        f"rigorous.shuffle=True with features={self.features!r}: the amplification theorem "
+        "used here needs pure local privacy; use 'laplace' or 'laplace_clipped'"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Private:
+  """The gradient-perturbing methods: DPSGD, DP-Adam, DPDLIGDO, DP-SGLD, radp_dpsgd."""
+
+  l2_clip_norm: float = 1.0
+  delta: float = 1e-5
+  neighboring_relation: str = "add_or_remove_one"  # Poisson, PLD; replace_one: fixed, RDP
+  learning_rate: float = 0.5  # of SGD
+  momentum: float = 0.9
+  adaptive_learning_rate: float = 2e-3  # of Adam, AdaGrad and RMSProp
+  iterative: str = "adam"  # DPDLIGDO: PIAdam | PIAdaGrad | PIRMSProp
+  legacy_microbatch: int = 1  # 2: DPDLIGDO's pairs, whose epsilon is claimed only
+  epsilon_b: float = 0.1  # radp_dpsgd: of the relevance
+  kappa: float = 0.5  # radp_dpsgd: inputs are weighted by (d beta_j)^kappa
+
+  def __post_init__(self) -> None:
+    validate.one_of(
+      RELATIONS, **{"private.neighboring_relation": self.neighboring_relation}
+    )
+    validate.one_of(ITERATIVE, **{"private.iterative": self.iterative})
+    validate.open_unit(**{"private.delta": self.delta})
+    for name in ("l2_clip_norm", "learning_rate", "adaptive_learning_rate", "epsilon_b"):
+      validate.positive(**{f"private.{name}": getattr(self, name)})
+    validate.non_negative(
+      **{"private.kappa": self.kappa, "private.momentum": self.momentum}
+    )
+    if self.legacy_microbatch not in (1, 2):
+      raise UserError(
+        f"private.legacy_microbatch={self.legacy_microbatch!r}: must be 1 or 2"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class AdLM:
+  """AdLM and ILM (Phan et al. 2017), as their code has it. Nothing is proved."""
+
+  first_layer_sensitivity: float | None = None  # None: 2 (d / 4) 25, 9800 on MNIST
+  hidden: int = 30  # units of the last hidden layer
+  input_clip: float = 10.0  # of the noisy inputs
+
+  def __post_init__(self) -> None:
+    validate.integer_at_least(1, **{"adlm.hidden": self.hidden})
+    validate.positive(**{"adlm.input_clip": self.input_clip})
+    if self.first_layer_sensitivity is not None:
+      validate.positive(**{"adlm.first_layer_sensitivity": self.first_layer_sensitivity})

@@ -1,0 +1,314 @@
+"""The forward pass of a feed-forward net, recorded as the layers that relevance knows.
+
+`record` walks the jaxpr of `apply(params, x)`. What depends on the parameters alone is a
+constant; each equation that sees the input becomes a node of one of the kinds below, or,
+when it is a function of single entries (an activation, however it is spelt), no node at
+all: its result shares the *root* of its operand, and relevance passes to the root
+unchanged. Calls (jit, custom derivatives, remat) are entered.
+
+Of JAX this relies on `jax.make_jaxpr`, `jax.extend.core.Literal` and the names and
+parameters of the primitives listed here; tests pin them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as jex
+
+from dpjax.validate import UserError
+
+Array = jax.Array
+
+
+class Kind(enum.Enum):
+  """What a node does to its data operands."""
+
+  LINEAR = enum.auto()  # a weighted sum: dense, convolution, sum-pool
+  BIAS = enum.auto()  # plus a constant
+  SCALE = enum.auto()  # times a constant array
+  MOVE = enum.auto()  # entries go elsewhere, unchanged
+  ADD = enum.auto()  # two branches meet
+  WINNER = enum.auto()  # a maximum of several entries
+
+
+_BODIES = {
+  "jit": "jaxpr",
+  "pjit": "jaxpr",
+  "closed_call": "call_jaxpr",
+  "core_call": "call_jaxpr",
+  "custom_jvp_call": "call_jaxpr",
+  "custom_vjp_call": "call_jaxpr",
+  "custom_vjp_call_jaxpr": "fun_jaxpr",
+  "remat": "jaxpr",
+  "remat2": "jaxpr",
+  "checkpoint": "jaxpr",
+}
+_LINEAR = {
+  "dot_general", "conv_general_dilated", "reduce_sum", "reduce_window_sum", "cumsum"
+}  # fmt: skip
+_MOVE = {
+  "reshape", "transpose", "squeeze", "expand_dims", "slice", "rev", "broadcast_in_dim",
+  "pad", "concatenate", "gather", "dynamic_slice", "split",
+}  # fmt: skip
+_WINNER = {"reduce_window_max", "reduce_max"}
+_AFFINE_ENTRYWISE = {"add", "add_any", "sub", "mul", "div", "neg"}
+_SAME = {
+  "convert_element_type",
+  "copy",
+  "copy_p",
+  "reduce_precision",
+  "optimization_barrier",
+}
+_ACTIVATION = {
+  "abs", "acos", "acosh", "and", "asin", "asinh", "atan", "atan2", "cbrt", "ceil", "clamp",
+  "cos", "cosh", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt",
+  "integer_pow", "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "ne",
+  "not", "or", "pow", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt",
+  "square", "stop_gradient", "tan", "tanh", "xor",
+}  # fmt: skip
+_WAY_OUT = (
+  "relevance is propagated through dense, convolution, pooling, activation, reshape and add "
+  "only; return the logits of such a net (no softmax, no normalisation across entries)"
+)
+
+
+@dataclasses.dataclass(eq=False)
+class Cell:
+  """A value of the forward pass."""
+
+  value: Any
+  data: bool = False  # depends on the input
+  node: Node | None = None  # that made it; None: an input, a constant, an activation
+  source: Cell | None = None  # the root, where it is an entrywise function of another cell
+  scale: Any = 1.0  # value == scale * root.value, unless nonlinear
+  nonlinear: bool = False
+  uses: int = 0
+
+  @property
+  def root(self) -> Cell:
+    """The cell whose relevance this one's is."""
+    return self if self.source is None else self.source
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+  """One equation between cells."""
+
+  kind: Kind
+  name: str
+  operands: tuple[Cell, ...]
+  outs: tuple[Cell, ...]
+  call: Callable[..., list[Any]]  # (*operand values) -> values
+
+  @property
+  def data(self) -> tuple[Cell, ...]:
+    """The operands that depend on the input."""
+    return tuple(cell for cell in self.operands if cell.data)
+
+  def of_data(self, *values: Array, change: Callable = lambda constant: constant) -> list:
+    """The results for other values of the data operands, with constants changed."""
+    given = iter(values)
+    return self.call(
+      *(next(given) if cell.data else change(cell.value) for cell in self.operands)
+    )
+
+
+class Tape(NamedTuple):
+  """A recorded forward pass."""
+
+  x: Cell
+  nodes: tuple[Node, ...]
+  out: Cell
+
+
+def record(apply: Callable[..., Array], params: Any, x: Array) -> Tape:
+  """The forward pass of `apply(params, x)`, x [B, ...].
+
+  Raises:
+    UserError: an operation that relevance has no rule for, by the name of its primitive;
+      or a result that does not depend on x.
+
+  >>> tape = record(lambda w, x: jnp.tanh(x @ w), jnp.ones((3, 2)), jnp.ones((1, 3)))
+  >>> [node.kind.name for node in tape.nodes], tape.out.root is tape.nodes[0].outs[0]
+  (['LINEAR'], True)
+  """
+  closed, shape = jax.make_jaxpr(apply, return_shape=True)(params, x)
+  if not hasattr(shape, "shape"):
+    raise UserError("apply: must return one array of logits [B, K]")
+  leaves = jax.tree.leaves(params)
+  cell = Cell(x, data=True)
+  recorder = _Recorder()
+  (out,) = recorder.walk(closed, [*map(Cell, leaves), cell])
+  if not out.data:
+    raise UserError("apply: the logits do not depend on x")
+  out.uses += 1
+  return Tape(cell, tuple(recorder.nodes), out)
+
+
+class _Recorder:
+  def __init__(self) -> None:
+    self.nodes: list[Node] = []
+
+  def walk(self, closed: Any, inputs: Sequence[Cell]) -> list[Cell]:
+    """Evaluates a closed jaxpr on cells and records what sees the input."""
+    jaxpr = getattr(closed, "jaxpr", closed)
+    constants = [Cell(value) for value in getattr(closed, "consts", ())]
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *inputs)))
+    read = lambda atom: Cell(atom.val) if isinstance(atom, jex.Literal) else env[atom]
+    for eqn in jaxpr.eqns:
+      env.update(zip(eqn.outvars, self._equation(eqn, [read(a) for a in eqn.invars])))
+    return [read(atom) for atom in jaxpr.outvars]
+
+  def _equation(self, eqn: Any, operands: list[Cell]) -> list[Cell]:
+    if not any(cell.data for cell in operands):
+      return [Cell(value) for value in _bind(eqn)(*_values(operands))]
+    if eqn.primitive.name in _BODIES:
+      return self._call(eqn, operands)
+    for cell in operands:
+      cell.uses += 1
+    return self._first_order(eqn, operands)
+
+  def _call(self, eqn: Any, operands: list[Cell]) -> list[Cell]:
+    body = eqn.params[_BODIES[eqn.primitive.name]]
+    if not _is_activation(eqn, operands):
+      return self.walk(body, operands)
+    (cell,) = (operand for operand in operands if operand.data)
+    cell.uses += 1
+    (out,) = _Recorder().walk(body, [Cell(operand.value) for operand in operands])
+    return [_entrywise(cell, out.value, nonlinear=True)]
+
+  def _first_order(self, eqn: Any, operands: list[Cell]) -> list[Cell]:
+    name, call = eqn.primitive.name, _bind(eqn)
+    values = call(*_values(operands))
+    data = [cell for cell in operands if cell.data]
+    if name in _SAME:
+      return [_entrywise(data[0], values[0], data[0].nonlinear, data[0].scale)]
+    same_root = len({id(cell.root) for cell in data}) == 1
+    if name in _ACTIVATION and same_root and _same_shape(data, values[0]):
+      return [_entrywise(data[0], values[0], nonlinear=True)]
+    if name in _AFFINE_ENTRYWISE and same_root:
+      cell = _affine(name, operands, data, values[0])
+      if cell is not None:
+        return [cell]
+    return self._add(_kind(name, operands), name, operands, call, values)
+
+  def _add(self, kind: Kind, name: str, operands: list, call: Any, values: Any) -> list:
+    outs = tuple(Cell(value, data=True) for value in values)
+    node = Node(kind, name, tuple(operands), outs, call)
+    for out in outs:
+      out.node = node
+    self.nodes.append(node)
+    return list(outs)
+
+
+def _values(cells: Sequence[Cell]) -> list[Any]:
+  return [cell.value for cell in cells]
+
+
+def _bind(eqn: Any) -> Callable[..., list[Any]]:
+  """The equation as a function of all its operands, literals included."""
+  invars = [var for var in eqn.invars if not isinstance(var, jex.Literal)]
+  places = [isinstance(var, jex.Literal) for var in eqn.invars]
+  distinct = list(dict.fromkeys(invars))
+  alone = _template().replace(
+    invars=distinct, outvars=list(eqn.outvars), eqns=[eqn], effects=eqn.effects
+  )
+  evaluate = jex.jaxpr_as_fun(jex.ClosedJaxpr(alone, []))
+  if distinct == invars and not any(places):
+    return evaluate
+  given = lambda values: dict(
+    zip(invars, (value for value, fixed in zip(values, places) if not fixed))
+  )
+  return lambda *values: evaluate(*(given(values)[var] for var in distinct))
+
+
+@functools.cache
+def _template() -> Any:
+  """An empty jaxpr to be filled: its constructor is not public."""
+  return jax.make_jaxpr(lambda: ())().jaxpr
+
+
+def _same_shape(data: Sequence[Cell], value: Any) -> bool:
+  return all(jnp.shape(cell.value) == jnp.shape(value) for cell in data)
+
+
+def _entrywise(of: Cell, value: Any, nonlinear: bool, scale: Any = 1.0) -> Cell:
+  return Cell(value, data=True, source=of.root, scale=scale, nonlinear=nonlinear)
+
+
+def _affine(name: str, operands: list, data: list, value: Any) -> Cell | None:
+  """The cell of an affine equation that is entrywise in ONE root; None: a node is due.
+
+  A scalar factor keeps the root. After a nonlinearity, so does a scalar constant of any
+  kind: it is part of the activation, as in (1 + tanh(x)) / 2.
+  """
+  if len(data) > 1:  # x + x^3, x * sigmoid(x)
+    return _entrywise(data[0], value, nonlinear=True)
+  (cell,) = data
+  factor = _scalar_factor(name, operands)
+  if cell.nonlinear and (factor is not None or _scalars_only(operands)):
+    return _entrywise(cell, value, nonlinear=True)
+  if factor is None or not _same_shape(data, value):
+    return None
+  return _entrywise(cell, value, nonlinear=False, scale=cell.scale * factor)
+
+
+def _scalars_only(operands: list[Cell]) -> bool:
+  return all(cell.data or jnp.size(cell.value) == 1 for cell in operands)
+
+
+def _scalar_factor(name: str, operands: list[Cell]) -> Any:
+  """What the equation multiplies by, where that is one number; else None."""
+  if name == "neg":
+    return -1.0
+  if name not in ("mul", "div") or not _scalars_only(operands):
+    return None
+  constant = next(cell.value for cell in operands if not cell.data)
+  if name == "mul":
+    return jnp.reshape(constant, ())
+  return 1 / jnp.reshape(constant, ()) if operands[0].data else None
+
+
+def _kind(name: str, operands: list[Cell]) -> Kind:
+  data = sum(cell.data for cell in operands)
+  first = operands[0].data
+  rules: tuple[tuple[bool, Kind], ...] = (
+    (name in _LINEAR and data == 1 and (first or name == "dot_general"), Kind.LINEAR),
+    (name in _MOVE and (first or name == "concatenate"), Kind.MOVE),
+    (name in _WINNER or (name == "max" and data == 2), Kind.WINNER),
+    (name in ("add", "add_any", "sub") and data == 1 and first, Kind.BIAS),
+    (name in ("add", "add_any") and data == 1, Kind.BIAS),
+    (name in ("add", "add_any", "sub") and data == 2, Kind.ADD),
+    (name in ("mul", "div") and data == 1 and (first or name == "mul"), Kind.SCALE),
+  )
+  for holds, kind in rules:
+    if holds:
+      return kind
+  raise UserError(f"apply: no relevance rule for the primitive {name!r} here: {_WAY_OUT}")
+
+
+def _is_activation(eqn: Any, operands: list[Cell]) -> bool:
+  """Whether a call is one nonlinear function of the entries of one operand."""
+  data = [cell for cell in operands if cell.data]
+  shape = jnp.shape(data[0].value)
+  if len(data) != 1 or len(eqn.outvars) != 1 or eqn.outvars[0].aval.shape != shape:
+    return False
+  names = set(_primitives(eqn.params[_BODIES[eqn.primitive.name]], shape))
+  entrywise = _ACTIVATION | _AFFINE_ENTRYWISE | _SAME | {"broadcast_in_dim"}
+  return names <= entrywise and bool(names & _ACTIVATION)
+
+
+def _primitives(closed: Any, shape: tuple[int, ...]) -> Iterator[str]:
+  for eqn in getattr(closed, "jaxpr", closed).eqns:
+    name = eqn.primitive.name
+    if name in _BODIES:
+      yield from _primitives(eqn.params[_BODIES[name]], shape)
+    else:
+      yield name

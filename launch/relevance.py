@@ -1,0 +1,69 @@
+"""RADP and its relatives: as the paper claims them, and with a proof.
+
+  python -m launch.relevance --config=configs/radp/quickstart.py --workdir=runs/radp \\
+    --config.mode=rigorous
+  python -m launch.relevance --config=configs/radp/test1_mnist.py --workdir=runs/test1
+
+Every field of the config (dpjax/experiment/relevance_config.py) can be overridden by its
+dotted name, such as --config.num_seeds=3 --config.num_epochs=5 --config.epsilons=[1,2].
+A single run writes result.json, metrics.jsonl, params.npz, heat_maps.png to --workdir;
+several write them under points/. Always: report.png and .csv (both metrics by epoch) and
+claims.csv and .md: what is claimed, what is proved, what an attack shows (--audit), and
+the accuracy. Stop it at any time; the same command goes on with the runs that are left.
+Exit code 1 if an attack refutes a PROVED epsilon.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+import sys
+
+from absl import flags
+
+from dpjax.experiment import fields, relevance_run, relevance_table, report
+from dpjax.experiment.relevance_config import RelevanceConfig
+from launch import app, config_flag
+
+config_flag.define(kind=RelevanceConfig, default="configs/radp/quickstart.py")
+flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<config name>).")
+flags.DEFINE_bool("audit", False, "Attack each run; short for --config.audit.enabled.")
+
+
+def line(result: dict) -> str:
+  """One line for people; a claim never comes without what fails."""
+  accuracy = f"test_accuracy={result['test_accuracy']:.4f}"
+  head = f"{result['dataset']} {result['curve']}: {accuracy}"
+  if result["epsilon_kind"] == "none":
+    return f"{head}, not private"
+  epsilon = f"epsilon={report.upper(result['epsilon'])}"
+  under = f"delta={result['delta']:g}, {result['neighboring_relation']}"
+  if result["epsilon_kind"] == "proved":
+    return f"{head}, {epsilon} (proved, {under}, per example)"
+  by_theorem = result["claimed_epsilon_thm7"]
+  own = f"; {report.upper(by_theorem)} by its own theorem 7" if by_theorem else ""
+  failed = " ".join(text.split(":")[0] for text in result["failed_assumptions"])
+  return f"{head}, {epsilon} (CLAIMED, {under}{own}; nothing is proved, fails: {failed})"
+
+
+def main() -> None:
+  """Runs what is left of the experiment."""
+  config = config_flag.get()
+  if flags.FLAGS.audit:
+    config = fields.replace(config, "audit.enabled", True)
+  workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(flags.FLAGS.config).stem}"
+  try:
+    results = relevance_run.run_all(config, workdir)
+  except KeyboardInterrupt:
+    print(f"stopped; the same command goes on (workdir {workdir})", file=sys.stderr)
+    sys.exit(128 + signal.SIGINT)
+  for result in results:
+    print(line(result))
+  print(f"wrote {workdir}/claims.md, claims.csv, report.png, report.csv")
+  refuted = [r for r in results if relevance_table.verdict([r]) == "PROOF REFUTED"]
+  if refuted:
+    app.fail(f"audit: a proved epsilon is refuted: {line(refuted[0])}", code=1)
+
+
+if __name__ == "__main__":
+  app.run(main)

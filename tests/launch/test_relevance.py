@@ -1,0 +1,68 @@
+"""launch.relevance from the command line: what a user types, right and wrong."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from dpjax.experiment.relevance_config import RelevanceConfig, points
+from launch import config_flag
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_CONFIGS = sorted(
+  path
+  for path in (_ROOT / "configs" / "radp").glob("*.py")
+  if path.stem not in ("__init__", "common")
+)
+_SMALL = ("--config.num_epochs=2", "--config.data.limit=200", "--config.batch_size=50")
+
+
+def _launch(*arguments):
+  command = [sys.executable, "-m", "launch.relevance", *arguments]
+  return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+
+
+def test_paper_mode_never_prints_a_claim_without_what_fails(tmp_path):
+  done = _launch(f"--workdir={tmp_path / 'run'}", *_SMALL)
+  assert done.returncode == 0, done.stderr
+  (line,) = [text for text in done.stdout.splitlines() if "epsilon=" in text]
+  assert "CLAIMED" in line and "nothing is proved" in line and "C1 C4 C5 C6" in line
+  result = json.loads((tmp_path / "run" / "result.json").read_text())
+  assert result["proved_epsilon"] is None and result["num_examples"] == 200
+
+
+def test_rigorous_mode_prints_its_proof(tmp_path):
+  done = _launch(f"--workdir={tmp_path / 'run'}", "--config.mode=rigorous", *_SMALL)
+  assert done.returncode == 0, done.stderr
+  assert "epsilon=8 (proved, delta=0, replace_one, per example)" in done.stdout
+  result = json.loads((tmp_path / "run" / "result.json").read_text())
+  assert result["epsilon"] == result["proved_epsilon"]
+  assert result["failed_assumptions"] == []
+
+
+@pytest.mark.parametrize(
+  ("arguments", "words"),
+  [
+    (["--config.mode=proved"], ["mode='proved'", "paper, rigorous"]),
+    (["--config.mode=rigorous", "--config.rigorous.labels=raw"], ["raw labels"]),
+    (["--config.rigorous.rel_noise=entropy"], ["data-dependent budgets"]),
+    (["--config.paper.preset=P9"], ["paper.preset='P9'"]),
+  ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, arguments, words):
+  done = _launch(f"--workdir={tmp_path / 'run'}", *arguments)
+  lines = done.stderr.strip().splitlines()
+  assert done.returncode == 2 and len(lines) == 1, done.stderr
+  assert all(word in lines[0] for word in words), lines
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("path", _CONFIGS, ids=lambda path: path.stem)
+def test_every_published_config_is_ready_to_run(path):
+  config = config_flag.load(str(path), RelevanceConfig)
+  runs = points(config)
+  assert runs and len({run.name for run in runs}) == len(runs)
+  text = path.read_text()
+  assert f"--config=configs/radp/{path.name}" in text

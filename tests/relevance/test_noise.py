@@ -1,0 +1,139 @@
+"""The noise of records and labels: oracles T8, T11, T13, and independence of records."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import noise as noise_lib
+from dpjax.relevance import labels, noise
+from dpjax.types import Example
+from dpjax.validate import UserError
+
+_KEY = jax.random.key(3)
+_IDS = np.arange(4000)
+
+
+def _drawn(scales, shape=(2, 2, 2), **options):
+  x = np.full((len(_IDS), *shape), 0.5, np.float32)
+  return noise.noisy_records(_KEY, _IDS, x, scales, grid=None, **options) - x
+
+
+def test_t8_mean_absolute_noise_is_the_scale_of_each_feature():
+  scales = np.array([0.5, 1.0, 2.0, 8.0])
+  drawn = np.abs(_drawn(scales)).mean(axis=(0, 3)).ravel()
+  np.testing.assert_allclose(drawn, scales, rtol=0.05)
+  assert not np.allclose(drawn, scales * 1.1, rtol=0.05)
+  gaussian = _drawn(scales, mechanism="gaussian").std(axis=(0, 3)).ravel()
+  np.testing.assert_allclose(gaussian, scales, rtol=0.05)
+
+
+def test_records_and_channels_are_independent():
+  drawn = _drawn(np.ones(4)).reshape(len(_IDS), -1)
+  between = np.corrcoef(drawn.T) - np.eye(8)
+  assert np.abs(between).max() < 0.08
+  assert abs(np.corrcoef(drawn[:-1].ravel(), drawn[1:].ravel())[0, 1]) < 0.03
+
+
+def test_c17_shared_channels_leave_their_difference_without_noise():
+  drawn = _drawn(np.ones(4), shared_channels=True)
+  np.testing.assert_array_equal(drawn[..., 0], drawn[..., 1])
+
+
+def test_t13_drawn_once_means_the_same_noise_in_every_order_and_epoch():
+  x = np.random.default_rng(0).random((50, 3, 3, 1)).astype(np.float32)
+  ids, order = np.arange(50), np.random.default_rng(1).permutation(50)
+  once = noise.noisy_records(_KEY, ids, x, np.ones(9))
+  again = noise.noisy_records(_KEY, ids[order], x[order], np.ones(9))
+  np.testing.assert_array_equal(once[order], again)
+  fresh = noise.noisy_records(jax.random.fold_in(_KEY, 1), ids, x, np.ones(9))
+  assert not np.array_equal(once, fresh)
+
+
+def test_t13_the_noise_of_a_batch_cancels_in_differences():
+  x = jax.random.uniform(jax.random.key(0), (5, 3, 3, 1))
+  scales = jnp.asarray(noise.by_feature(np.ones(9), (3, 3, 1)))
+  noisy = noise.noisy_batch(_KEY, x, scales)
+  np.testing.assert_allclose(noisy[1:] - noisy[:1], x[1:] - x[:1], atol=2e-6)
+  assert np.abs(noisy - x).mean() > 0.3
+
+
+def test_outputs_lie_on_the_public_grid():
+  x = np.random.default_rng(0).random((20, 4)).astype(np.float32)
+  noisy = noise.noisy_records(_KEY, np.arange(20), x, np.ones(4))
+  np.testing.assert_array_equal(noisy * 64, np.round(noisy * 64))
+
+
+def test_release_keys_serve_as_well():
+  key = noise_lib.secure.key_from_bytes(bytes(range(32)))
+  x = np.zeros((3000, 2), np.float32)
+  drawn = noise.noisy_records(key, np.arange(3000), x, [1.0, 3.0], grid=None)
+  np.testing.assert_allclose(np.abs(drawn).mean(axis=0), [1.0, 3.0], rtol=0.06)
+
+
+@pytest.mark.parametrize("ids", [[0, 0], [0]])
+def test_a_record_id_twice_would_share_noise_and_is_refused(ids):
+  with pytest.raises(UserError, match="all different"):
+    noise.noisy_records(_KEY, ids, np.zeros((2, 3)), np.ones(3))
+
+
+def test_a_wrong_number_of_scales_is_refused():
+  with pytest.raises(UserError, match="one for each of 3 features"):
+    noise.noisy_records(_KEY, [0, 1], np.zeros((2, 3)), np.ones(4))
+
+
+# --- labels
+
+
+@pytest.mark.parametrize(("epsilon", "keep"), [(2.0, 0.4509), (1.0, 0.2320)])
+def test_t11_the_keep_rate_and_the_log_ratio_of_randomised_response(epsilon, keep):
+  n = 40_000
+  y = np.full(n, 7)
+  out = labels.noisy_labels(_KEY, np.arange(n), y, epsilon=epsilon, num_classes=10)
+  rate = np.mean(out == 7)
+  assert rate == pytest.approx(keep, abs=0.01)
+  assert abs(rate - keep) < 0.03 < abs(rate - 1 / 10)
+  others = np.bincount(out, minlength=10)[:7] / n
+  np.testing.assert_allclose(others, (1 - keep) / 9, atol=0.008)
+  t = labels.transition(epsilon, 10)
+  assert np.log(t.max() / t.min()) == pytest.approx(epsilon)
+  np.testing.assert_allclose(t.sum(axis=1), 1)
+
+
+def test_labels_are_answered_once():
+  y = np.arange(100) % 10
+  draw = lambda ids: labels.noisy_labels(_KEY, ids, y[ids], epsilon=1.0, num_classes=10)
+  whole = draw(np.arange(100))
+  np.testing.assert_array_equal(draw(np.arange(50, 100)), whole[50:])
+
+
+def test_forward_correction_is_minimised_by_the_true_distribution():
+  """Over noisy labels, the corrected loss is least at the CLEAN class probabilities."""
+  clean = np.array([0.7, 0.2, 0.1])
+  t = labels.transition(1.0, 3)
+  loss = labels.forward_corrected(lambda logits, x: logits[None], t)
+  noisy = clean @ t
+  expected = lambda p: sum(
+    noisy[k] * float(loss(jnp.log(jnp.asarray(p)), Example(jnp.zeros(1), k)))
+    for k in range(3)
+  )
+  at_clean = expected(clean)
+  for other in ([0.6, 0.3, 0.1], [0.8, 0.1, 0.1], list(noisy), [0.7, 0.1, 0.2]):
+    assert expected(other) > at_clean
+
+
+def test_class_priors_are_learnt_apart_from_the_logits():
+  """The corrected loss with priors pi is the one without, at logits + log pi."""
+  t, pi = labels.transition(1.0, 3), np.array([0.6, 0.3, 0.1])
+  apply = lambda logits, x: logits[None]
+  logits, example = jnp.array([0.2, -0.4, 1.0]), Example(jnp.zeros(1), 2)
+  with_priors = labels.forward_corrected(apply, t, pi)(logits, example)
+  shifted = labels.forward_corrected(apply, t)(logits + jnp.log(pi), example)
+  assert float(with_priors) == pytest.approx(float(shifted))
+
+
+def test_priors_come_from_the_responses_alone():
+  rng, pi = np.random.default_rng(0), np.array([0.7, 0.2, 0.1])
+  y = rng.choice(3, 60_000, p=pi)
+  out = labels.noisy_labels(_KEY, np.arange(len(y)), y, epsilon=1.0, num_classes=3)
+  np.testing.assert_allclose(labels.priors(out, 1.0, 3), pi, atol=0.02)

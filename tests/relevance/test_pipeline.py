@@ -1,0 +1,232 @@
+"""Every method from data to outcome, on 200 digits and a net of eight hidden units."""
+
+import dataclasses
+import math
+
+import dp_accounting
+import jax
+import numpy as np
+import pytest
+
+from dpjax import accounting, data, models, relevance, trees
+from dpjax.relevance import gradients
+from dpjax.relevance.settings import Paper, Private, Rigorous, Training
+from dpjax.validate import UserError
+
+_TRAIN, _TEST = data.load("digits")
+_SMALL, _FEW = _TRAIN.subset(slice(0, 200)), _TEST.subset(slice(0, 40))
+
+
+def _mlp(width, activation="tanh"):
+  return models.build("mlp", num_classes=width, features=(8,), activation=activation)
+
+
+_NETS = relevance.Nets(_mlp(10, "relu"), _mlp(10), _mlp(30), _mlp(10, "tempered_sigmoid"))
+_LINEAR = relevance.Nets(*[models.build("linear", num_classes=10)] * 4)
+_STREAMS = relevance.Streams(jax.random.key(0), jax.random.key(1), 0, 2**200 + 1)
+_LOCAL = Rigorous(
+  model1="untrained", split=False, shuffle=False, epsilon_b=0.5, budget_share_1=0.1, pool=2
+)
+
+
+def _job(epsilon=8.0, **fields):
+  standard = dict(
+    nets=_NETS, training=Training(num_epochs=2, batch_size=50), rigorous=_LOCAL
+  )
+  return relevance.Job(
+    epsilon=epsilon, train=_SMALL, test=_FEW, streams=_STREAMS, **{**standard, **fields}
+  )
+
+
+@pytest.mark.parametrize("method", ["adlm", "no_dp", "radp"])
+def test_what_is_not_proved_has_no_proved_epsilon(method):
+  scores = []
+  outcome = relevance.run(
+    method, "paper", _job(on_epoch=lambda e, s: scores.append((e, s)))
+  )
+  assert outcome.privacy.proved_epsilon is None
+  assert outcome.privacy.kind == ("none" if method == "no_dp" else "claimed")
+  assert [epoch for epoch, _ in scores] == [1, 2]
+  assert set(scores[0][1]) == {"test_accuracy", "test_loss"}
+  assert outcome.num_steps == 8
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.params))
+
+
+@pytest.mark.parametrize("preset", ["P1", "P5"])
+def test_the_presets_of_radp_are_functions_of_their_streams(preset):
+  job = _job(paper=Paper(preset=preset))
+  other = dataclasses.replace(job, streams=_STREAMS._replace(noise=jax.random.key(9)))
+  one, same, different = (
+    relevance.run("radp", "paper", each) for each in (job, job, other)
+  )
+  assert trees.sha256(one.params) == trees.sha256(same.params)
+  assert trees.sha256(one.params) != trees.sha256(different.params)
+  assert one.privacy.details["draw"] == {"P1": "record_once", "P5": "run"}[preset]
+
+
+def test_fresh_noise_each_epoch_differs_from_noise_drawn_once():
+  once, fresh = (
+    relevance.run("radp", "paper", _job(paper=Paper(preset="custom", draw=draw)))
+    for draw in ("record_once", "record_fresh")
+  )
+  assert trees.sha256(once.params) != trees.sha256(fresh.params)
+
+
+# --- gradient methods
+
+
+@pytest.mark.parametrize(
+  ("method", "relation"),
+  [("dpsgd", "replace_one"), ("radp_dpsgd", "add_or_remove_one")],
+)
+def test_gradient_methods_are_calibrated_to_their_target(method, relation):
+  job = _job(epsilon=2.0, private=Private(neighboring_relation=relation), nets=_LINEAR)
+  found = relevance.run(method, "paper", job).privacy
+  assert found.kind == "proved" and found.neighboring_relation == relation
+  assert 1.99 < found.epsilon <= 2.0 and found.claimed_epsilon == found.epsilon
+  assert math.fsum(c.epsilon for c in found.ledger) >= found.epsilon * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+def test_the_relevance_of_radp_dpsgd_is_paid_for_with_noise(relation):
+  job = _job(private=Private(neighboring_relation=relation))
+  alone, beside = (gradients.make_plan(job, 200, 2.0, before) for before in (0.0, 0.5))
+  assert beside.noise_multiplier > alone.noise_multiplier
+  event = dp_accounting.ComposedDpEvent([accounting.pure_dp_event(0.5), beside.event()])
+  spent = accounting.epsilon(
+    event, delta=beside.accounted_delta(1e-5), neighboring_relation=relation,
+    accountant=beside.accountant,
+  )  # fmt: skip
+  assert 1.99 < spent <= 2.0
+
+
+def test_dpdligdo_is_the_gradient_of_dp_sgd_behind_another_optimizer():
+  outcome = relevance.run(
+    "dpdligdo", "paper", _job(private=Private(iterative="adagrad"), nets=_LINEAR)
+  )
+  plan = gradients.make_plan(_job(), 200, 8.0)
+  assert outcome.privacy.details["noise_multiplier"] == plan.noise_multiplier
+  assert outcome.privacy.kind == "proved"
+
+
+def test_pairs_claim_less_than_they_cost():
+  found = relevance.run(
+    "dpdligdo", "paper", _job(2.0, private=Private(legacy_microbatch=2), nets=_LINEAR)
+  ).privacy
+  assert found.kind == "claimed" and found.proved_epsilon is None
+  assert found.details["corrected_epsilon"] > 1.8 * found.claimed_epsilon
+  assert found.failed_assumptions[0].startswith("G1")
+
+
+def test_the_loss_of_a_pair_is_the_mean_of_its_two():
+  from dpjax.types import Example
+
+  loss_fn = lambda params, e: params * e.x.sum() + e.y
+  pair = Example(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([0, 1]))
+  assert gradients.pair_loss(loss_fn)(2.0, pair) == (6 + 0 + 14 + 1) / 2
+
+
+def test_dp_sgld_is_dp_sgd_without_momentum():
+  job = _job(epsilon=2.0, private=Private(momentum=0.0), nets=_LINEAR)
+  sgld, sgd = (relevance.run(m, "paper", job) for m in ("dp_sgld", "dpsgd"))
+  for a, b in zip(jax.tree.leaves(sgld.params), jax.tree.leaves(sgd.params)):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+# --- rigorous mode
+
+
+def test_the_ledger_of_rigorous_mode_is_the_target():
+  outcome = relevance.run("radp", "rigorous", _job())
+  assert [c.stage for c in outcome.privacy.ledger] == ["A", "B", "C", "L"]
+  assert outcome.privacy.epsilon == pytest.approx(8.0)
+  assert outcome.privacy.neighboring_relation == "replace_one"
+  assert outcome.privacy.delta == 0
+  assert set(outcome.maps) == {"beta"}  # nothing that is not private
+
+
+def test_t17_split_data_pays_the_larger_of_both():
+  how = dataclasses.replace(_LOCAL, split=True, split_share=0.5, epsilon_b=3.0)
+  outcome = relevance.run("radp", "rigorous", _job(rigorous=how))
+  spent = {c.records: 0.0 for c in outcome.privacy.ledger}
+  for c in outcome.privacy.ledger:
+    spent[c.records] += c.epsilon
+  assert spent == pytest.approx({"D1": 3.0, "D2": 8.0})
+  assert outcome.privacy.epsilon == pytest.approx(8.0)
+
+
+def test_t17_fresh_noise_costs_every_epoch():
+  how = dataclasses.replace(_LOCAL, draw="record_fresh", compose_fresh=True)
+  job = _job(rigorous=how)
+  fresh, once = (
+    relevance.run("radp", "rigorous", j).privacy
+    for j in (job, dataclasses.replace(job, rigorous=_LOCAL))
+  )
+  assert fresh.epsilon == pytest.approx(once.epsilon)
+  ratio = fresh.details["mean_noise_scale"] / once.details["mean_noise_scale"]
+  assert ratio == pytest.approx(2)  # epochs: each copy has half of the budget
+
+
+def test_a_private_model_1_is_charged_to_the_records_that_it_saw():
+  how = dataclasses.replace(
+    _LOCAL, model1="dp_sgd", split=True, split_share=0.5, epsilon_b=1.0
+  )
+  outcome = relevance.run("radp", "rigorous", _job(rigorous=how, nets=_LINEAR))
+  stages = {c.stage: c for c in outcome.privacy.ledger}
+  assert stages["A"].records == "D1" and 6.9 < stages["A"].epsilon <= 7.0
+  assert outcome.privacy.epsilon == pytest.approx(8.0, rel=2e-3)
+  assert 0 < outcome.privacy.delta <= 1e-5
+
+
+def test_a_public_model_1_costs_nothing():
+  how = dataclasses.replace(_LOCAL, model1="public")
+  job = _job(rigorous=how, nets=_LINEAR, public=_FEW)
+  charges = relevance.run("radp", "rigorous", job).privacy.ledger
+  assert charges[0].epsilon == 0 and "public data (digits)" in charges[0].what
+
+
+def test_public_labels_are_said_to_be_public():
+  how = dataclasses.replace(_LOCAL, labels="public", features="gaussian", delta=1e-6)
+  found = relevance.run("radp", "rigorous", _job(rigorous=how)).privacy
+  assert any("WITHOUT labels" in note for note in found.notes)
+  assert [c.stage for c in found.ledger] == ["A", "B", "C"]
+  assert 0 < found.delta <= 1e-6
+
+
+def test_a_shuffler_buys_local_budget():
+  how = dataclasses.replace(_LOCAL, shuffle=True, model1="none", delta=1e-2)
+  found = relevance.run("radp", "rigorous", _job(1.0, rigorous=how)).privacy
+  assert found.details["epsilon_local"] > 1.5 and found.epsilon == 1.0
+  assert found.delta == 1e-2 and found.ledger[-1].stage == "C+L+S"
+
+
+def test_with_a_huge_budget_rigorous_mode_learns():
+  """Not private, but it shows that what remains without noise is the task."""
+  how = dataclasses.replace(_LOCAL, pool=1, features="laplace", epsilon_b=100.0)
+  nets = _NETS._replace(second=models.build("linear", num_classes=10))
+  scores = []
+  job = dataclasses.replace(
+    _job(20_000.0, rigorous=how, on_epoch=lambda e, s: scores.append(s["test_accuracy"])),
+    train=_TRAIN, test=_TEST, nets=nets, training=Training(15, 50, 0.05),
+  )  # fmt: skip
+  relevance.run("radp", "rigorous", job)
+  assert scores[-1] > 0.85
+
+
+def test_budgets_that_do_not_fit_are_refused():
+  with pytest.raises(UserError, match="rigorous.epsilon_b=0.5: must leave room"):
+    relevance.run("radp", "rigorous", _job(epsilon=1.0))
+  public = dataclasses.replace(_LOCAL, model1="public")
+  with pytest.raises(UserError, match="needs public data"):
+    relevance.run("radp", "rigorous", _job(rigorous=public))
+  with pytest.raises(UserError, match=r"method='rapd'.*did you mean 'radp'"):
+    relevance.run("rapd", "paper", _job())
+
+
+def test_the_plan_of_a_gradient_method_is_the_accountants():
+  job = _job(epsilon=2.0)
+  plan = gradients.make_plan(job, 200, 2.0)
+  assert plan.num_steps == 8 and plan.sampler.prob == 0.25
+  spent = accounting.epsilon(plan.event(), delta=plan.accounted_delta(1e-5))
+  assert 1.99 < spent <= 2.0
+  plan.check_capacity(200)
