@@ -312,8 +312,8 @@ def train(
     report.png and .csv, params.npz (the model to release), checkpoints (secret).
 
   Raises:
-    UserError: a wrong config, missing data, a foreign workdir, an overspent budget; in
-      each case nothing is overwritten.
+    UserError: a wrong config, missing data, a foreign workdir, one where another process is
+      at work, an overspent budget; in each case nothing is overwritten.
     Interrupted: SIGINT or SIGTERM arrived; the state is saved.
   """
   workdir = pathlib.Path(workdir)
@@ -326,6 +326,11 @@ def train(
   run = build.build(config, data, release.streams(config, workdir))
   claim_workdir(workdir, config)
   _warn(config, run)
+  with writers.alone(workdir / CONFIG):
+    return _train(config, run, workdir)
+
+
+def _train(config: TrainConfig, run: build.Run, workdir: pathlib.Path) -> dict[str, Any]:
   loop = _Loop(config, run, workdir)
   try:
     with signals() as received:

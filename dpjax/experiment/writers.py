@@ -7,12 +7,15 @@ moment leaves the old one or the new one.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import pathlib
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tqdm import tqdm
@@ -55,6 +58,26 @@ def replace_file(path: str | os.PathLike, content: bytes) -> None:
     os.replace(new, path)
   finally:
     new.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(path: pathlib.Path) -> Iterator[None]:
+  """Keeps every other process out of the same block for an existing file.
+
+  The operating system releases the lock with the process, however that ends. Two runs in one
+  folder would overwrite each other's checkpoints and charge noise twice.
+
+  Raises:
+    UserError: another process holds it.
+  """
+  with open(path, "rb") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+      raise UserError(
+        f"workdir={path.parent}: another process is at work there; wait for it, or stop it"
+      ) from None
+    yield
 
 
 def plain(value: Any) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -203,3 +205,26 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch, capsys):
 def test_warning_is_one_line(capsys):
   writers.warn("two\n  lines")
   assert capsys.readouterr().err == "warning: two lines\n"
+
+
+_HOLDER = """
+import pathlib, sys, time
+from dpjax.experiment import writers
+with writers.alone(pathlib.Path(sys.argv[1])):
+  print("held", flush=True)
+  time.sleep(60)
+"""
+
+
+def test_two_processes_never_work_in_one_folder(tmp_path):
+  path = tmp_path / "config.json"
+  path.write_text("{}")
+  command = [sys.executable, "-c", _HOLDER, str(path)]
+  with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(UserError, match="another process"), writers.alone(path):
+      pass
+    holder.kill()  # even so the lock is gone
+    holder.wait()
+  with writers.alone(path):
+    pass
