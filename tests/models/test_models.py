@@ -21,6 +21,7 @@ SMALL = {
   "linear": (dict(), IMAGE),
   "mlp": (dict(features=(5, 4)), IMAGE),
   "cnn": (dict(features=(4, 4), kernel_sizes=(3, 3), strides=(1, 1), hidden=8), IMAGE),
+  "convnet": (dict(filters=(4,), pool_after=(1,), dense_sizes=(8,)), IMAGE),
   "cifar_cnn": (dict(filters=(4, 4), pool_after=(2,), dense_sizes=(8,)), IMAGE),
   "radp_mnist": (dict(filters=(2, 2, 2)), IMAGE),
   "radp_fashion_mnist": (dict(filters=(2, 2, 2), dense_sizes=(8,)), IMAGE),
