@@ -527,8 +527,14 @@ class Plan:
     """Largest norm of one example's contribution to the sum."""
     return gradients.l2_bound(self.l2_clip_norm)
 
-  def statement(self, num_examples: int | None = None, steps: int | None = None) -> str:
-    """The guarantee in words, with its assumptions; see accounting.privacy_statement."""
+  def statement(
+    self, num_examples: int | None = None, steps: int | None = None, *, unit: str = ""
+  ) -> str:
+    """The guarantee in words, with its assumptions; see accounting.privacy_statement.
+
+    `unit` is whose data count as one record; "" for the sampler's own word.
+    """
+    unit = unit or self.unit
     if not self.is_private:
       return "Privacy statement\n\nNone: no epsilon is proved for this run."
     text = accounting.privacy_statement(
@@ -538,10 +544,10 @@ class Plan:
       num_examples=num_examples,
       accountants=self._accountants,
       delta_set_aside=self.delta - self.accounted_delta(self.delta),
-      unit=self.unit,
+      unit=unit,
     )
     if self._participation is not None:
-      text = f"{text}\n\n{self._participation_statement()}"
+      text = f"{text}\n\n{self._participation_statement(unit)}"
     if self._adaptive is None:
       return text
     return f"{text}\n\n{self._adaptive.statement(self.noise_multiplier, self.normalize_by)}"
@@ -560,19 +566,19 @@ class Plan:
       return ("pld",)
     return ("pld", "rdp")
 
-  def _participation_statement(self) -> str:
+  def _participation_statement(self, unit: str) -> str:
     name = type(self._strategy).__name__
     min_sep, cyclic, prob = self._participation or (1, False, 1.0)
     apart = f"exactly {min_sep} steps apart" if cyclic else f"{min_sep} steps apart or more"
     amplified = (
       f"each turn's noise on the largest column of C, with probability {prob:.6g}"
       if prob < 1
-      else "one Gaussian mechanism on the columns of C that one example can touch"
+      else f"one Gaussian mechanism on the columns of C that one {unit} can touch"
     )
     return textwrap.fill(
       f"Noise: C^-1 z (strategy {name}), where z is white and has {self.noise_multiplier:.6g} "
       f"times the clip norm as its standard deviation. Assumed, and kept by "
-      f"{type(self.sampler).__name__}: the steps of one example are {apart}. Charged as "
+      f"{type(self.sampler).__name__}: the steps of one {unit} are {apart}. Charged as "
       f"{amplified}.",
       width=92,
       break_on_hyphens=False,

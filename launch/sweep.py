@@ -7,8 +7,9 @@
     --config.selection.enabled=True --config.selection.mean_trials=10
 
 Every field of the config (dpjax/experiment/sweep.py) can be overridden by its dotted name,
-such as --config.seeds=[0,1,2] or --config.base.num_steps=300. Writes to --workdir:
-sweep.json, curve.csv, curve.png, points/. Stop it at any time; the same command goes on
+such as --config.seeds=[0,1,2] or --config.base.num_steps=300. A base that is a FedConfig
+runs over clients, as launch.federate does (configs/sweeps/fed_*.py). Writes to --workdir:
+sweep.json, curve.csv, curve.png, table.md, points/. Stop it at any time; the same command goes on
 where it stopped. Exit code 1 if one of its runs failed. A private selection writes best/
 (to be released), trials.json and trials/ (secret).
 """
@@ -20,22 +21,31 @@ import sys
 
 from absl import flags
 
-from dpjax.experiment import build, run, selection, sweep
+from dpjax.experiment import build, federate, federate_build, run, selection, sweep
+from dpjax.experiment.federate_config import FedConfig
 from launch import app, config_flag
 
 config_flag.define(kind=sweep.SweepConfig)
 flags.DEFINE_string("workdir", None, "Directory of this sweep.", required=True)
 
 
+def _functions(config: sweep.SweepConfig) -> tuple[sweep.TrainFn, sweep.LoadFn]:
+  """(what runs a point, what loads its data), by the type of the base."""
+  if isinstance(config.base, FedConfig):
+    return federate.federate, federate_build.load_data
+  return run.train, build.load_data
+
+
 def main() -> None:
   """Runs what is left of the sweep."""
   config, workdir = config_flag.get(), flags.FLAGS.workdir
+  train_fn, load_fn = _functions(config)
   rows: list[sweep.Row] = []
   try:
     if config.selection.enabled:
-      selection.run_selection(config, workdir, run.train, build.load_data)
+      selection.run_selection(config, workdir, train_fn, load_fn)
     else:
-      rows = sweep.run_sweep(config, workdir, run.train, build.load_data)
+      rows = sweep.run_sweep(config, workdir, train_fn, load_fn)
   except (run.Interrupted, KeyboardInterrupt) as stop:
     print(
       f"stopped; the same command goes on from here (workdir {workdir})", file=sys.stderr
@@ -46,7 +56,7 @@ def main() -> None:
   failed = [f"{row['name']}: {row['error']}" for row in rows if row["status"] == "failed"]
   if failed:
     app.fail(f"{len(failed)} of {len(rows)} runs failed: {'; '.join(failed)}", code=1)
-  print(f"wrote {workdir}/curve.png, curve.csv, sweep.json")
+  print(f"wrote {workdir}/curve.png, curve.csv, table.md, sweep.json")
 
 
 if __name__ == "__main__":

@@ -14,17 +14,17 @@ import numpy as np
 import optax
 from dp_accounting import DpEvent
 
-from dpjax import accounting, federated, sampling, validate
-from dpjax.data import Federation, partition
-from dpjax.experiment import build
-from dpjax.experiment.config import OptimizerConfig, TrainConfig
+from dpjax import accounting, federated, models, sampling, transforms, validate
+from dpjax.data import Federation, partition, shakespeare
+from dpjax.experiment import build, ftrl
+from dpjax.experiment.config import OptimizerConfig, PrivacyConfig, TrainConfig
 from dpjax.experiment.federate_config import FedConfig
 from dpjax.federated import execution, placement, processes
 from dpjax.plan import Plan
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
-METHODS = ("central", "local", "both", "none")
+METHODS = ("central", "local", "both", "none", "dp_ftrl")
 SAMPLERS = ("poisson", "fixed_size")
 PARTITIONS = (
   "iid",
@@ -33,17 +33,27 @@ PARTITIONS = (
   "shards",
   "quantity_skew",
   "power_law",
+  "shakespeare",
 )
 ALGORITHMS = ("fed_avg", "fed_sgd", "fed_prox", "fed_nova", "scaffold", "mime_lite")
 AGGREGATORS = ("mean", "median", "trimmed_mean", "krum", "geometric_median")
 WEIGHTINGS = ("uniform", "examples", "capped")
 COMPRESSIONS = ("none", "quantize", "top_k", "rotated", "drive")
-_CENTRAL = ("central", "both")
+CLIPPINGS = ("flat", "adaptive")
+_CENTRAL = ("central", "both", "dp_ftrl")
 _OPTIMIZERS: dict[str, Callable[[OptimizerConfig], Any]] = {
   "sgd": lambda c: optax.sgd(c.learning_rate, momentum=c.momentum or None),
   "adam": lambda c: optax.adam(c.learning_rate, b1=0.9, b2=0.99, eps=1e-3),
   "yogi": lambda c: optax.yogi(c.learning_rate, b1=0.9, b2=0.99, eps=1e-3),
   "adagrad": lambda c: optax.adagrad(c.learning_rate, 0.0, eps=1e-3),
+}
+# Fields that came later. At their defaults they are left out of `digest`, so that a run of
+# before draws the same noise and the same cohorts.
+_LATER = {
+  "partition": ("min_chars",),
+  "privacy": (
+    *("clipping", "clip_quantile", "clip_learning_rate", "clip_count_noise_std", "ftrl"),
+  ),
 }
 
 
@@ -63,6 +73,7 @@ class Promise(NamedTuple):
   delta: float
   relation: str
   step_event: Callable[[int], DpEvent]  # what a round of THIS run is charged
+  remaining_event: Callable[[int], DpEvent]  # ... and its rounds from this one to the last
   curve: Callable[[Sequence[int]], np.ndarray]  # epsilon after so many rounds
   statement: Callable[[int], str]  # in words, after so many rounds
 
@@ -92,6 +103,7 @@ def check(config: FedConfig) -> None:
     "algorithm.compression": (COMPRESSIONS, config.algorithm.compression),
     "privacy.method": (METHODS, config.privacy.method),
     "privacy.sampler": (SAMPLERS, config.privacy.sampler),
+    "privacy.clipping": (CLIPPINGS, config.privacy.clipping),
     "client_optimizer.name": (_OPTIMIZERS, config.client_optimizer.name),
     "server_optimizer.name": (_OPTIMIZERS, config.server_optimizer.name),
     "execution": (execution.NAMES, config.execution),
@@ -111,13 +123,48 @@ def check(config: FedConfig) -> None:
     checkpoint_every=config.checkpoint_every,
     **{"partition.num_clients": config.partition.num_clients},
   )
-  if config.clients_per_round > config.partition.num_clients:
-    raise UserError(
-      f"clients_per_round={config.clients_per_round}: must be <= partition.num_clients="
-      f"{config.partition.num_clients}"
-    )
+  if config.partition.name == "shakespeare":
+    _check_natural(config)
+  else:
+    _check_cohort(config, config.partition.num_clients)
+  _check_stop(config)
   _check_combination(config)
   _check_promise(config)
+
+
+def _check_cohort(config: FedConfig, num_clients: int) -> None:
+  if config.clients_per_round > num_clients:
+    raise UserError(
+      f"clients_per_round={config.clients_per_round}: must be <= partition.num_clients="
+      f"{num_clients}"
+    )
+
+
+def _check_natural(config: FedConfig) -> None:
+  """Clients that the data decide: nothing of the data is dealt or cut."""
+  wanted = {"data.name": "shakespeare", "data.limit": None, "data.center": False}
+  wanted["model.name"] = "transformer"  # the language model here
+  rooms = {"data": config.data, "model": config.model}
+  for path, value in wanted.items():
+    room, _, name = path.partition(".")
+    if getattr(rooms[room], name) != value:
+      raise UserError(
+        f"{path}={getattr(rooms[room], name)!r}: must be {value!r} for "
+        "partition.name='shakespeare'"
+      )
+
+
+def _check_stop(config: FedConfig) -> None:
+  """A stopping time that depends on the run has no epsilon of its own here."""
+  target = config.stop_at_accuracy
+  if target is None:
+    return
+  validate.probability(stop_at_accuracy=target)
+  if config.privacy.method != "none":
+    raise UserError(
+      f"stop_at_accuracy={target}: needs privacy.method='none'; a private run pays for its "
+      "num_rounds, which must not depend on what it sees"
+    )
 
 
 def _check_combination(config: FedConfig) -> None:
@@ -147,6 +194,8 @@ def _check_combination(config: FedConfig) -> None:
 
 def _check_promise(config: FedConfig) -> None:
   privacy = config.privacy
+  if privacy.clipping == "adaptive":
+    _check_adaptive(config)
   if privacy.method == "none":
     return
   validate.open_unit(**{"privacy.delta": privacy.delta})
@@ -165,6 +214,15 @@ def _check_promise(config: FedConfig) -> None:
     )
   if privacy.simulated_cohort is not None:
     _check_simulated(config)
+
+
+def _check_adaptive(config: FedConfig) -> None:
+  privacy = config.privacy
+  if privacy.method != "central" or privacy.simulated_cohort is not None:
+    raise UserError(
+      "privacy.clipping='adaptive': needs privacy.method='central', not "
+      f"{privacy.method!r}, and no privacy.simulated_cohort"
+    )
 
 
 def _check_simulated(config: FedConfig) -> None:
@@ -189,7 +247,18 @@ def digest(config: FedConfig) -> bytes:
   fields["data"].pop("data_dir")
   for name in ("execution", "num_devices"):
     fields.pop(name)
+  _drop_later(fields)
   return hashlib.sha256(f"federated{sorted(fields.items())!r}".encode()).digest()
+
+
+def _drop_later(fields: dict[str, Any]) -> None:
+  defaults = dataclasses.asdict(FedConfig())
+  for room, names in _LATER.items():
+    for name in names:
+      if fields[room][name] == defaults[room][name]:
+        del fields[room][name]
+  if fields["stop_at_accuracy"] is None:
+    del fields["stop_at_accuracy"]
 
 
 def streams(config: FedConfig) -> Streams:
@@ -202,6 +271,21 @@ def streams(config: FedConfig) -> Streams:
   noise_key, client_key = jax.random.split(key)
   seed = int.from_bytes(words[16:], "big")
   return Streams(jax.random.key(config.seed), noise_key, client_key, seed)
+
+
+def load_data(config: FedConfig) -> tuple[Federation, Any]:
+  """(the federation, the test set) that a config names; `federate` takes them as `data`.
+
+  Raises:
+    UserError: data that are not there; the line says how to get them.
+  """
+  if config.partition.name == "shakespeare":
+    train, test = shakespeare.shakespeare_federation(
+      config.data.data_dir, min_chars=config.partition.min_chars
+    )
+    return train, test.dataset
+  train, test = build.load_data(TrainConfig(data=config.data, model=config.model))
+  return _partitioned(config, train), test
 
 
 def _partitioned(config: FedConfig, train: Any) -> Federation:
@@ -242,9 +326,39 @@ def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) 
     delta=privacy.delta,
     accountant=privacy.accountant,
   )
+  if privacy.clipping == "adaptive":
+    numbers["clipping"] = transforms.AdaptiveClipping(
+      target_quantile=privacy.clip_quantile,
+      learning_rate=privacy.clip_learning_rate,
+      count_noise_std=privacy.clip_count_noise_std,
+    )
+  return _with_noise(config, noise, numbers)
+
+
+def _with_noise(config: FedConfig, noise: float | None, numbers: dict[str, Any]) -> Plan:
   if noise is None:
-    return Plan.calibrated(epsilon=privacy.epsilon or 0.0, **numbers)
+    return Plan.calibrated(epsilon=config.privacy.epsilon or 0.0, **numbers)
   return Plan(noise_multiplier=noise, **numbers)
+
+
+def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
+  """DP-FTRL on the server: as `build.make_plan`, with clients for examples."""
+  privacy = PrivacyConfig(
+    method="dp_ftrl",
+    sampling_prob=config.clients_per_round / num_clients,
+    ftrl=config.privacy.ftrl,
+  )
+  ftrl.check(privacy)
+  numbers: dict[str, Any] = dict(
+    sampler=ftrl.sampler(privacy, config.num_rounds, num_clients, num_clients + 1),
+    num_steps=config.num_rounds,
+    l2_clip_norm=config.privacy.l2_clip_norm,
+    normalize_by=ftrl.expected_share(privacy) * num_clients,
+    delta=config.privacy.delta,
+    accountant=config.privacy.accountant,
+    correlation=ftrl.correlation(privacy, config.num_rounds),
+  )
+  return _with_noise(config, config.privacy.noise_multiplier, numbers)
 
 
 def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
@@ -252,7 +366,12 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
 
   The noise on the mean is that of the reported plan in both: z C / simulated_cohort.
   """
-  privacy, sampler = config.privacy, _sampler(config, num_clients)
+  privacy = config.privacy
+  _check_cohort(config, num_clients)
+  if privacy.method == "dp_ftrl":
+    plan = _ftrl_plan(config, num_clients)
+    return plan, plan
+  sampler = _sampler(config, num_clients)
   if privacy.method not in _CENTRAL:
     plan = Plan(
       sampler=sampler,
@@ -274,26 +393,13 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
   return _plan(config, sampler, config.clients_per_round, scaled), reported
 
 
-def _words(event: DpEvent, promise: Any, num_clients: int) -> str:
-  return accounting.privacy_statement(
-    event, num_examples=num_clients, unit="user", **promise
-  )
-
-
 def _central_promise(config: FedConfig, ran: Plan, reported: Plan, clients: int) -> Promise:
   simulated = reported is not ran
   kind = "simulated" if simulated else "proved"
-  fixed = config.privacy.sampler == "fixed_size"
-  words = dict(
-    delta=reported.delta,
-    neighboring_relation=str(reported.neighboring_relation),
-    accountants=("rdp",) if fixed else ("pld", "rdp"),
-    delta_set_aside=reported.delta - reported.accounted_delta(reported.delta),
-  )
   of = config.privacy.simulated_clients if simulated else clients
 
   def statement(rounds: int) -> str:
-    text = _words(reported.event(rounds), words, of or clients)
+    text = reported.statement(of or clients, rounds, unit="user")
     return f"{_simulation_note(config)}\n\n{text}" if simulated else text
 
   return Promise(
@@ -301,6 +407,7 @@ def _central_promise(config: FedConfig, ran: Plan, reported: Plan, clients: int)
     delta=reported.delta,
     relation=str(reported.neighboring_relation),
     step_event=ran.step_event,
+    remaining_event=ran.remaining_event,
     curve=reported.epsilon_curve,
     statement=statement,
   )
@@ -334,17 +441,20 @@ def _local_noise(config: FedConfig) -> float:
 def _local_promise(config: FedConfig, num_clients: int) -> Promise:
   """Against the server itself; for a client that takes part in every round."""
   noise, delta = _local_noise(config), config.privacy.delta
-  words = dict(delta=delta, neighboring_relation=str(NeighboringRelation.REPLACE_ONE))
+  words: dict[str, Any] = dict(
+    delta=delta, neighboring_relation=str(NeighboringRelation.REPLACE_ONE)
+  )
   return Promise(
     kind="proved" if noise else "none",
     delta=delta,
     relation=str(NeighboringRelation.REPLACE_ONE),
     step_event=lambda step: placement.local_event(noise),
+    remaining_event=lambda start: placement.local_event(noise, config.num_rounds - start),
     curve=lambda rounds: np.array(
       [placement.local_epsilon(noise, delta, int(t)) if t else 0.0 for t in rounds]
     ),
-    statement=lambda rounds: _words(
-      placement.local_event(noise, rounds), words, num_clients
+    statement=lambda rounds: accounting.privacy_statement(
+      placement.local_event(noise, rounds), num_examples=num_clients, unit="user", **words
     ),
   )
 
@@ -352,7 +462,15 @@ def _local_promise(config: FedConfig, num_clients: int) -> Promise:
 def _no_promise(plan: Plan) -> Promise:
   text = "Privacy statement\n\nNone: no epsilon is proved for this run."
   none = lambda rounds: np.full(len(rounds), math.inf)
-  return Promise("none", plan.delta, "", plan.step_event, none, lambda rounds: text)
+  return Promise(
+    kind="none",
+    delta=plan.delta,
+    relation="",
+    step_event=plan.step_event,
+    remaining_event=plan.remaining_event,
+    curve=none,
+    statement=lambda rounds: text,
+  )
 
 
 def _promise(config: FedConfig, ran: Plan, reported: Plan, num_clients: int) -> Promise:
@@ -459,19 +577,18 @@ def build_run(config: FedConfig, data: tuple[Any, Any] | None = None) -> FedRun:
   """Every object of a federated run; deterministic in (config, data).
 
   Args:
-    data: (a `Federation`, the test set); None to load and partition what the config names.
+    data: what `load_data` returns; None to load what the config names.
   """
   check(config)
   central = TrainConfig(data=config.data, model=config.model)
-  if data is None:
-    train, test = build.load_data(central)
-    data = _partitioned(config, train), test
-  federation, test = data
+  federation, test = load_data(config) if data is None else data
   num_clients = federation.num_clients
   random = streams(config)
   plan, reported = make_plan(config, num_clients)
   task = build._task(central, federation.dataset)
-  model = build._model(config.model, task.width(federation.dataset))
+  # load_data has standardised the features of a scattering head already
+  fixed = {"num_groups": None} if models.needs_features(config.model.name) else {}
+  model = build._model(config.model, task.width(federation.dataset), **fixed)
   first = jnp.asarray(federation.dataset.x[:1])
   return FedRun(
     plan=plan,

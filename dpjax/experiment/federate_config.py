@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 
-from dpjax.experiment.config import DataConfig, ModelConfig, OptimizerConfig
+from dpjax.experiment.config import DataConfig, FtrlConfig, ModelConfig, OptimizerConfig
 
 
 @dataclasses.dataclass
 class PartitionConfig:
   """How the training data are dealt to clients; see `dpjax.data.partition`."""
 
-  name: str = "iid"  # iid | dirichlet | dirichlet_hsu | shards | quantity_skew | power_law
+  # iid | dirichlet | dirichlet_hsu | shards | quantity_skew | power_law; or shakespeare: one
+  # client for each role, with data.name="shakespeare", which decides num_clients
+  name: str = "iid"
   num_clients: int = 100
   alpha: float = 0.5  # dirichlet, dirichlet_hsu, quantity_skew; inf: iid
   shards_per_client: int = 2  # shards
   exponent: float = 1.0  # power_law
   min_size: int | None = None  # dirichlet (10), quantity_skew, power_law (0)
+  min_chars: int | None = None  # shakespeare: roles with less text are left out
   seed: int = 0  # of the partition alone, so that seeds of a run share their clients
 
 
@@ -54,13 +57,19 @@ class AlgorithmConfig:
 class FedPrivacyConfig:
   """What is promised to one user. Give `epsilon` or `noise_multiplier`, not both."""
 
-  method: str = "central"  # central | local | both | none
+  # central | local | both | none | dp_ftrl (central, noise correlated over the rounds)
+  method: str = "central"
   epsilon: float | None = 8.0  # target for num_rounds rounds
   delta: float = 1e-5
   noise_multiplier: float | None = None  # std of the noise / l2_clip_norm
   l2_clip_norm: float = 1.0  # of one client's message
   local_noise_multiplier: float = 1.0  # both: what clients add themselves
-  sampler: str = "poisson"  # poisson | fixed_size, over clients
+  clipping: str = "flat"  # flat | adaptive (central only), of clients' messages
+  clip_quantile: float = 0.5  # adaptive: share of clients that should not be clipped
+  clip_learning_rate: float = 0.2  # adaptive: of the geometric update of the clip norm
+  clip_count_noise_std: float | None = None  # adaptive: in clients; None: cohort / 20
+  sampler: str = "poisson"  # poisson | fixed_size, over clients; dp_ftrl has its own
+  ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)  # dp_ftrl, over clients
   accountant: str = ""  # pld | rdp; "": the tightest for the sampler
   epsilon_budget: float | None = None  # refuse to start a run that would spend more
   simulated_cohort: int | None = None  # central: noise as if so many clients took part
@@ -91,4 +100,5 @@ class FedConfig:
   eval_every: int = 10  # rounds
   checkpoint_every: int = 10  # rounds
   targets: tuple[float, ...] = (0.97, 0.99)  # rounds to these accuracies are reported
+  stop_at_accuracy: float | None = None  # end at the first evaluation that reaches it
   diagnostics: bool = True  # log losses, norms and cohort sizes: NOT private

@@ -140,6 +140,8 @@ def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
 
 
 def _check_union(value: Any, hint: Any, name: str) -> Any:
+  if type(value) in _members(hint) and dataclasses.is_dataclass(value):
+    return _check_dataclass(value, type(value), name)  # its error names the field at fault
   for option in _members(hint):
     try:
       return check(value, option, name)

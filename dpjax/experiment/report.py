@@ -116,7 +116,8 @@ def sweep_report(
   Args:
     rows: one per finished run, with the keys x, y, series and those of a result.
     out_dir: folder to write to.
-    x: numeric key; a key that ends in "epsilon" gets a logarithmic axis.
+    x: numeric key; a key that ends in "epsilon" gets a logarithmic axis. Where one value is
+      infinite, all are drawn side by side, without a scale.
     y: numeric key of the result.
     series: key whose values become separate lines.
     references: (label, x, y) of published results, listed in the legend.
@@ -130,14 +131,32 @@ def sweep_report(
   header = [*([series] if series else []), x, "seeds", f"{y}_mean", f"{y}_min", f"{y}_max"]
   header = dict.fromkeys([*header, "epsilon", *_WHAT_EPSILON_MEANS])
   write_csv(out_dir / "curve.csv", groups, list(header))
+  places = _places([group[x] for group in groups] + [at for _, at, _ in references])
   figure = Figure(figsize=(7.2, 3.8), layout="constrained")
   axes = figure.subplots()
-  _draw_groups(axes, groups, x, y, series)
-  _draw_references(axes, references)
+  drawn = [{**group, x: places.get(group[x], group[x])} for group in groups]
+  _draw_groups(axes, drawn, x, y, series)
+  _draw_references(axes, references, places)
   _label(axes, groups, x, y, title)
-  _scale(axes, x, [group[x] for group in groups], [at for _, at, _ in references])
+  if places:
+    axes.set_xticks(list(places.values()), [f"{at:g}" for at in places])
+  else:
+    _scale(axes, x, [group[x] for group in groups], [at for _, at, _ in references])
   _legend(axes)
   save_figure(figure, out_dir / "curve.png")
+
+
+def _places(values: Sequence[float | None]) -> dict[float | None, float]:
+  """Where each value of x is drawn, if one of them is infinite: side by side, in order.
+  Otherwise nothing: each has its own place on an axis.
+
+  >>> _places([0.1, math.inf, 0.5]), _places([0.1, 0.5])
+  ({0.1: 0.0, 0.5: 1.0, inf: 2.0}, {})
+  """
+  found = sorted({value for value in values if value is not None})
+  if not found or not math.isinf(found[-1]):
+    return {}
+  return {value: float(place) for place, value in enumerate(found)}
 
 
 def summarize(
@@ -263,12 +282,14 @@ def _legend(axes: Axes) -> None:
     )
 
 
-def _draw_references(axes: Axes, references: list[tuple[str, float, float]]) -> None:
+def _draw_references(
+  axes: Axes, references: list[tuple[str, float, float]], places: dict[Any, float]
+) -> None:
   """Each reference has its own marker; the legend names it, so labels never collide."""
   for index, (label, x, y) in enumerate(references):
     axes.plot(
-      [x], [y], linestyle="none", marker=_MARKERS[index % len(_MARKERS)], markersize=8,
-      color="#555555", label=f"{label} ({x:g}: {y:g})",
+      [places.get(x, x)], [y], linestyle="none", marker=_MARKERS[index % len(_MARKERS)],
+      markersize=8, color="#555555", label=f"{label} ({x:g}: {y:g})",
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """A sweep: one training run per point of a grid and per seed, a curve, and what it costs.
 
 A sweep can be killed at any moment and started again: finished points are kept, the
-interrupted one resumes, and the curve is redrawn after each.
+interrupted one resumes, and the curve is redrawn after each. The base is a central run
+(`TrainConfig`) or a federated one (`FedConfig`).
 
 The runs of one sweep do not share randomness, though they may share a seed: every run
 derives its noise and batches from its whole config (`build.streams`).
@@ -21,13 +22,22 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from dpjax import validate
-from dpjax.experiment import fields, provenance, report, writers
-from dpjax.experiment.config import TrainConfig, to_dict
+from dpjax.experiment import fields, provenance, report, sweep_table, writers
+from dpjax.experiment.config import TrainConfig
+from dpjax.experiment.federate_config import FedConfig
 from dpjax.validate import UserError
 
 Row = dict[str, Any]
+Config = TrainConfig | FedConfig
 TrainFn = Callable[..., Row]  # (config, workdir, *, data) -> the content of result.json
-LoadFn = Callable[[TrainConfig], Any]  # (config) -> (train, test)
+LoadFn = Callable[[Any], Any]  # (config) -> (train, test)
+# Kept of a federated result, beside RESULT_KEYS.
+_FEDERATED_KEYS = (
+  "rounds_to_accuracy",
+  "num_clients",
+  "clients_per_round",
+  "heterogeneity",
+)
 
 
 @dataclasses.dataclass
@@ -44,16 +54,17 @@ class SelectionConfig:
 class SweepConfig:
   """A whole sweep: every combination of the grid's values, once per seed.
 
-  Fields are dotted names of TrainConfig, such as "privacy.epsilon". `x` and `series` are
-  such names or keys of a result; `y` is a key of a result. A reference is
-  (label, epsilon, accuracy) of a published result, drawn beside the curve.
+  Fields are dotted names of the base's type (a TrainConfig, or a FedConfig for runs over
+  clients), such as "privacy.epsilon". `x` and `series` are such names or keys of a result;
+  `y` is a key of a result. A reference is (label, x, accuracy) of a published result, drawn
+  beside the curve.
 
   A variant is a name and the fields that it sets together, such as a method with the
   learning rate that suits it; the whole grid is run for each. series="variant" draws one
   line for each.
   """
 
-  base: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+  base: TrainConfig | FedConfig = dataclasses.field(default_factory=TrainConfig)
   grid: dict[str, list] = dataclasses.field(default_factory=dict)
   variants: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   seeds: list[int] = dataclasses.field(default_factory=lambda: [0])
@@ -69,7 +80,7 @@ class Point(NamedTuple):
   """One run of a sweep."""
 
   name: str  # folder name: readable, unique, the same in every process
-  config: TrainConfig
+  config: Any  # a Config
   overrides: dict[str, Any]  # dotted field -> value, and "seed" -> the sweep's seed
 
 
@@ -113,6 +124,8 @@ def run_sweep(
     load_fn: loads the data of a config; called once for all runs that share data and
       model (the model may choose the features). None: the runs load their own.
 
+  Also written: table.md, the same numbers for a person.
+
   Returns:
     One row per point, in the order of `points`: name, status ("done" or "failed"), error,
     the point's fields, and the keys of its result.
@@ -138,7 +151,8 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   Basic composition (Dwork and Roth 2014, theorem 3.16): independent runs that are
   (epsilon_i, delta_i) each are (sum epsilon_i, sum delta_i) together, and so is any choice
   among them. It holds for runs with independent randomness, one neighbouring relation and
-  one unit; otherwise, and where a run promises nothing, epsilon and delta are None.
+  one unit; otherwise, and where a run promises nothing (or only for a larger deployment:
+  "simulated"), epsilon and delta are None.
 
   >>> run = {"status": "done", "epsilon": 1.0, "delta": 0.25, "epsilon_kind": "proved",
   ...        "neighboring_relation": "add_or_remove_one", "unit": "example"}
@@ -149,7 +163,7 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   done = [row for row in rows if row["status"] == "done"]
   kinds = {row["epsilon_kind"] for row in done}
   meanings = {(row["neighboring_relation"], row["unit"]) for row in done}
-  if not done or "none" in kinds or len(meanings) > 1:
+  if not done or kinds & {"none", "simulated"} or len(meanings) > 1:
     return {"runs": len(done), "epsilon": None, "delta": None, "epsilon_kind": "none"}
   relation, unit = meanings.pop()
   return {
@@ -197,6 +211,7 @@ def _bound(total: dict[str, Any]) -> str:
 
 
 def _check(config: SweepConfig) -> None:
+  _check_selection(config)
   if not (config.grid or config.variants):
     raise UserError("grid={}: must name at least one field, or give variants")
   _check_variants(config)
@@ -215,6 +230,14 @@ def _check(config: SweepConfig) -> None:
     fields.get(config.base, path, name="x" if path == config.x else "series")
 
 
+def _check_selection(config: SweepConfig) -> None:
+  if config.selection.enabled and not isinstance(config.base, TrainConfig):
+    raise UserError(
+      "selection.enabled=True: base must be a TrainConfig; a private selection among "
+      "federated runs is not charged here"
+    )
+
+
 def _check_variants(config: SweepConfig) -> None:
   for name, fixed in config.variants.items():
     twice = [path for path in fixed if path in config.grid or path == "seed"]
@@ -230,18 +253,18 @@ def _unique(values: Any, name: str) -> None:
     raise UserError(f"{name}: {repeated[0]!r} comes twice; each must be different")
 
 
-def _replaced(config: TrainConfig, chosen: dict[str, Any], name: str) -> TrainConfig:
+def _replaced(config: Any, chosen: dict[str, Any], name: str) -> Any:
   for path, value in chosen.items():
     config = fields.replace(config, path, value, name=name)
   return config
 
 
-def _point(base: TrainConfig, chosen: dict[str, Any], variant: str = "") -> Point:
+def _point(base: Any, chosen: dict[str, Any], variant: str = "") -> Point:
   config = _replaced(base, chosen, "grid")
   values = {"variant": variant} if variant else {}
   values |= {path: fields.get(config, path) for path in chosen}
   digest = hashlib.sha256(
-    json.dumps(writers.plain(to_dict(config)), sort_keys=True).encode()
+    json.dumps(writers.plain(dataclasses.asdict(config)), sort_keys=True).encode()
   )
   words = "_".join(
     f"{path.split('.')[-1]}={_word(value)}" for path, value in values.items()
@@ -261,8 +284,10 @@ def _grouped(found: list[Point]) -> Iterator[Point]:
   yield from sorted(found, key=lambda point: keys.index(_data_key(point.config)))
 
 
-def _data_key(config: TrainConfig) -> str:
-  return json.dumps(writers.plain([to_dict(config)["data"], to_dict(config)["model"]]))
+def _data_key(config: Any) -> str:
+  held = dataclasses.asdict(config)
+  rooms = [held[room] for room in ("data", "model", "partition") if room in held]
+  return json.dumps(writers.plain(rooms))
 
 
 class _LastData:
@@ -271,7 +296,7 @@ class _LastData:
   def __init__(self, load_fn: LoadFn | None):
     self._load_fn, self._key, self._data = load_fn, "", None
 
-  def __call__(self, config: TrainConfig) -> Any:
+  def __call__(self, config: Any) -> Any:
     if self._load_fn is None:
       return None
     if self._key != _data_key(config):
@@ -293,14 +318,15 @@ def _run(
   except UserError as error:
     line = " ".join(str(error).split())
     return {**row, **axes, **point.overrides, "status": "failed", "error": line}
-  wanted = (*writers.RESULT_KEYS[:-1], config.x, config.y, config.series)  # not versions
+  wanted = (*writers.RESULT_KEYS[:-1], *_FEDERATED_KEYS)  # not versions
+  wanted = (*wanted, config.x, config.y, config.series)
   kept = {key: result[key] for key in wanted if key in result}
   return {**row, **kept, **axes, **point.overrides}
 
 
 def _config_axes(config: SweepConfig) -> list[str]:
-  """Those of x and series that name a field of TrainConfig, not a key of the result."""
-  known = {field.name for field in dataclasses.fields(TrainConfig)}
+  """Those of x and series that name a field of the base, not a key of the result."""
+  known = {field.name for field in dataclasses.fields(config.base)}
   return [
     path for path in (config.x, config.series) if path and ("." in path or path in known)
   ]
@@ -311,7 +337,7 @@ def _finished(point: Point, folder: pathlib.Path) -> Row | None:
   if not (folder / writers.RESULT).exists() or not (folder / "config.json").exists():
     return None
   written = writers.read_json(folder / "config.json")
-  if written != writers.plain(to_dict(point.config)):
+  if written != writers.plain(dataclasses.asdict(point.config)):
     raise UserError(f"{folder / 'config.json'}: holds another config; use a new workdir")
   return writers.read_json(folder / writers.RESULT)
 
@@ -319,7 +345,7 @@ def _finished(point: Point, folder: pathlib.Path) -> Row | None:
 def _train(point: Point, folder: pathlib.Path, train_fn: TrainFn, load: LoadFn) -> Row:
   result = train_fn(point.config, folder, data=load(point.config))
   if not (folder / "config.json").exists():
-    writers.write_json(folder / "config.json", to_dict(point.config))
+    writers.write_json(folder / "config.json", dataclasses.asdict(point.config))
   if not (folder / writers.RESULT).exists():
     writers.write_result(folder, result)
   return writers.read_json(folder / writers.RESULT)  # as a later start will see it
@@ -347,6 +373,7 @@ def _save(
     done, workdir, x=config.x, y=config.y, series=config.series,
     references=config.references, title=config.title,
   )  # fmt: skip
+  sweep_table.write(done, workdir, x=config.x, y=config.y, series=config.series)
 
 
 def _told(row: Row, y: str) -> str:

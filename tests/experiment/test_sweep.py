@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib
 import math
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import noise
-from dpjax.experiment import build, report, sweep, writers
+from dpjax.experiment import build, federate_build, fields, report, sweep, writers
 from dpjax.experiment.config import TrainConfig, to_dict
+from dpjax.experiment.federate_config import FedConfig
 from dpjax.experiment.sweep import SweepConfig
 from dpjax.validate import UserError
 
@@ -317,3 +320,122 @@ def test_variants_set_fields_together_and_are_a_series(tmp_path):
 def test_a_wrong_variant_is_refused(changes, says):
   with pytest.raises(UserError, match=says):
     sweep.points(_config(**changes))
+
+
+# --- over clients
+
+
+class FakeFederated:
+  """A federated train function: the keys of a real result, an accuracy that knows alpha."""
+
+  def __init__(self):
+    self.data = []
+
+  def __call__(self, config, workdir, *, data=None):
+    assert isinstance(config, FedConfig)
+    self.data.append(data)
+    better = {"fed_avg": 0.0, "scaffold": 0.05}[config.algorithm.name]
+    result = dict.fromkeys(writers.RESULT_KEYS, 0) | {
+      "epsilon": None,
+      "epsilon_kind": "none",
+      "test_accuracy": 0.5 + better + min(config.partition.alpha, 1.0) / 10,
+      "num_steps": 7,
+      "rounds_to_accuracy": {"0.5": 3, "0.99": None},
+      "num_clients": config.partition.num_clients,
+    }
+    writers.write_json(workdir / "config.json", dataclasses.asdict(config))
+    writers.write_result(workdir, result)
+    return result
+
+
+def _federated(**changes):
+  defaults = {
+    "base": FedConfig(),
+    "grid": {"partition.alpha": [0.5, math.inf, 0.1]},
+    "variants": {
+      "FedAvg": {"algorithm.name": "fed_avg"},
+      "SCAFFOLD": {"algorithm.name": "scaffold"},
+    },
+    "x": "partition.alpha",
+    "series": "variant",
+  }
+  return SweepConfig(**defaults | changes)
+
+
+def test_a_federated_sweep_has_alpha_infinity_and_a_table(tmp_path):
+  fake = FakeFederated()
+  rows = sweep.run_sweep(_federated(), tmp_path, fake, lambda c: c.partition.alpha)
+  assert [row["partition.alpha"] for row in rows] == [0.5, math.inf, 0.1] * 2
+  assert rows[0]["num_clients"] == 100 and rows[0]["rounds_to_accuracy"]["0.5"] == 3
+  assert sorted(fake.data) == [0.1, 0.1, 0.5, 0.5, math.inf, math.inf]
+  assert (tmp_path / "table.md").read_text().splitlines() == [
+    "| variant \\ partition.alpha | 0.1 | 0.5 | inf |",
+    "| --- | --- | --- | --- |",
+    "| FedAvg | .5100 | .5500 | .6000 |",
+    "| SCAFFOLD | .5600 | .6000 | .6500 |",
+    "",
+    "| rounds to | 0.5 | 0.99 |",
+    "| --- | --- | --- |",
+    "| FedAvg | 3 | - |",
+    "| SCAFFOLD | 3 | - |",
+  ]
+  with (tmp_path / "curve.csv").open() as file:
+    assert [row["partition.alpha"] for row in csv.DictReader(file)][:3] == [
+      "0.1",
+      "0.5",
+      "inf",
+    ]
+  again = FakeFederated()
+  assert sweep.run_sweep(_federated(), tmp_path, again, lambda c: 1 / 0) == rows
+  assert again.data == []
+
+
+def test_x_may_be_the_rounds_of_a_result(tmp_path):
+  config = _federated(grid={"local.epochs": [1, 5]}, x="num_steps")
+  rows = sweep.run_sweep(config, tmp_path, FakeFederated())
+  assert [row["num_steps"] for row in rows] == [7] * 4
+
+
+@pytest.mark.parametrize(
+  ("changes", "says"),
+  [
+    ({"grid": {"partition.alhpa": [1.0]}}, "did you mean 'alpha'"),
+    ({"grid": {"optimizer.learning_rate": [1.0]}}, "optimizer"),
+    ({"x": "privacy.sampling_prob"}, "x.privacy.sampling_prob"),
+    ({"selection": sweep.SelectionConfig(enabled=True)}, "must be a TrainConfig"),
+  ],
+)
+def test_a_wrong_federated_sweep_is_refused(changes, says):
+  with pytest.raises(UserError, match=re.escape(says)):
+    sweep.points(_federated(**changes))
+
+
+def test_p17_federated_points_share_no_noise():
+  config = _federated(grid={"privacy.epsilon": [1.0, 2.0]}, x="privacy.epsilon")
+  found = [federate_build.streams(point.config) for point in sweep.points(config)]
+  assert len({noise.key_id(streams.noise) for streams in found}) == 4
+
+
+def test_p44_a_simulated_epsilon_is_never_added_up_as_a_proof(tmp_path):
+  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  assert sweep.charge([{**rows[0], "epsilon_kind": "simulated"}])["epsilon"] is None
+
+
+def test_a_wrong_field_of_a_federated_base_is_named():
+  wrong: Any = "many"
+  config = _federated(base=FedConfig(num_rounds=wrong))
+  with pytest.raises(UserError, match="config.base.num_rounds='many': must be an integer"):
+    fields.check(config, SweepConfig, "config")
+
+
+@pytest.mark.parametrize(
+  ("module", "runs"),
+  [("fed_dirichlet", 12), ("fed_user_level", 4), ("fed_mcmahan", 3)],
+)
+def test_federated_sweeps_of_the_repository_are_sound(module, runs):
+  config = importlib.import_module(f"configs.sweeps.{module}").get_config()
+  config = fields.check(config, SweepConfig, "config")
+  found = sweep.points(config)
+  assert len(found) == runs
+  for point in found:
+    federate_build.check(point.config)

@@ -123,3 +123,30 @@ def test_p40_a_private_selection_prints_both_epsilons_and_releases_one_model(tmp
   assert "One run is (epsilon = " in done.stdout and "is charged" in done.stdout
   assert (tmp_path / "out" / "best" / "params.npz").exists()
   assert not (tmp_path / "out" / "best" / "result.json").exists()
+
+
+FEDERATED = """
+import math
+from configs.fed import quickstart
+from dpjax.experiment import fields
+from dpjax.experiment.sweep import SweepConfig
+def get_config():
+  base = quickstart.get_config()
+  base.num_rounds, base.eval_every, base.data.limit = 2, 2, 200
+  base.local.epochs, base.partition.min_size = 1, 0
+  base.partition.name, base.partition.num_clients, base.clients_per_round = "dirichlet", 20, 5
+  base.privacy.epsilon, base.privacy.noise_multiplier = None, 1.0
+  return SweepConfig(base=base, grid={"partition.alpha": [1.0, math.inf]}, x="partition.alpha")
+"""
+
+
+def test_a_federated_sweep_runs_over_clients(tmp_path):
+  command = _command(tmp_path)
+  (tmp_path / "sweep.py").write_text(FEDERATED)
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  saved = json.loads((tmp_path / "out" / "sweep.json").read_text())
+  assert [row["unit"] for row in saved["rows"]] == ["user", "user"]
+  assert [row["method"] for row in saved["rows"]] == ["dp_fed_avg"] * 2
+  assert (tmp_path / "out" / "curve.png").exists()
+  assert "| test_accuracy |" in (tmp_path / "out" / "table.md").read_text()
