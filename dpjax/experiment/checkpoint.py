@@ -19,13 +19,17 @@ from dpjax.validate import UserError
 _KEEP = 2  # the newest, and one before it
 
 
-def _to_arrays(tree: Any) -> Any:
-  return jax.tree.map(
+def to_arrays(tree: Any) -> Any:
+  """Keys as their data. One process of several writes copies of its own."""
+  arrays = jax.tree.map(
     lambda leaf: jax.random.key_data(leaf) if trees.is_key(leaf) else leaf, tree
   )
+  return jax.device_get(arrays) if jax.process_count() > 1 else arrays
 
 
-def _to_keys(arrays: Any, like: Any) -> Any:
+def to_keys(arrays: Any, like: Any) -> Any:
+  """The inverse of `to_arrays`; `like` tells what was a key."""
+
   def wrap(array, leaf):
     if not trees.is_key(leaf):
       return array
@@ -53,8 +57,15 @@ class Checkpoints:
   def __init__(self, workdir: pathlib.Path):
     logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every save at INFO
     self.directory = pathlib.Path(workdir).resolve() / "checkpoints"
+    self.directory.mkdir(parents=True, exist_ok=True)  # orbax will not where it is alone
+    alone = ocp.options.MultiprocessingOptions(
+      primary_host=jax.process_index(), active_processes={jax.process_index()}
+    )
     options = ocp.CheckpointManagerOptions(
-      max_to_keep=_KEEP, enable_async_checkpointing=False, create=True
+      max_to_keep=_KEEP,
+      enable_async_checkpointing=False,
+      create=False,
+      multiprocessing_options=alone,
     )
     self._manager = ocp.CheckpointManager(self.directory, options=options)
 
@@ -67,7 +78,7 @@ class Checkpoints:
     if step == self.latest_step():
       return
     args = ocp.args.Composite(
-      state=ocp.args.StandardSave(_to_arrays(state)), meta=ocp.args.JsonSave(meta)
+      state=ocp.args.StandardSave(to_arrays(state)), meta=ocp.args.JsonSave(meta)
     )
     self._manager.save(step, args=args, force=True)
 
@@ -78,7 +89,7 @@ class Checkpoints:
       UserError: it cannot be read, or is of another structure. Nothing is deleted.
     """
     step = self.latest_step()
-    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _to_arrays(like))
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, to_arrays(like))
     args = ocp.args.Composite(
       state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()
     )
@@ -86,7 +97,7 @@ class Checkpoints:
       restored: Any = self._manager.restore(step, args=args)
     except Exception as error:  # orbax and tensorstore raise many types for a broken file
       raise self._unreadable(step, error) from error
-    return _to_keys(restored.state, like), restored.meta
+    return to_keys(restored.state, like), restored.meta
 
   def meta(self) -> dict[str, Any]:
     """The meta data of the newest checkpoint alone; UserError as for `restore`."""

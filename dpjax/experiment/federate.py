@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dpjax import federated, noise, trees
+from dpjax import federated, noise, transforms, trees
 from dpjax.accounting import Budget, Ledger, delta_warning
 from dpjax.data import partition
 from dpjax.experiment import federate_build, provenance, report, run, shared, writers
@@ -38,6 +38,7 @@ class _Loop:
     self.checkpoints = shared.Checkpoints(workdir)
     self.state: Any = fed.algorithm.init(fed.params, fed.federation.num_clients)
     self.ledger, self.seconds, self.round = Ledger(), 0.0, 0
+    self.reached = False  # config.stop_at_accuracy
     self.key_id = noise.key_id(_noise_key(config, fed))
     if self.checkpoints.latest_step() is not None:
       self._resume()
@@ -51,6 +52,7 @@ class _Loop:
   def _resume(self) -> None:
     self.state, meta = self.checkpoints.restore(self.state)
     self.ledger, self.seconds = Ledger.from_json(meta["ledger"]), meta["seconds"]
+    self.reached = meta.get("reached", False)
     self.round = int(self.checkpoints.latest_step() or 0)
     if self.ledger.num_steps != self.round:
       raise UserError(
@@ -78,16 +80,23 @@ class _Loop:
     row = {"test_accuracy": scores["accuracy"], "test_loss": scores["loss"]}
     if self.fed.promise.kind != "none":
       row["epsilon"] = self.epsilons[self.round]
+    row |= _changing_clip_norm(self, "l2_clip_norm")
     if self.config.diagnostics:
       shown = {**info._asdict()}
       del shown["clients"]
       row |= {f"not_private/{name}": float(value) for name, value in shown.items()}
     self.metrics.write(self.round, row)
+    target = self.config.stop_at_accuracy
+    self.reached = target is not None and scores["accuracy"] >= target
     return row
 
   def save(self) -> None:
     self.seconds = time.monotonic() - self.started
-    meta = {"ledger": self.ledger.to_json(), "seconds": self.seconds}
+    meta = {
+      "ledger": self.ledger.to_json(),
+      "seconds": self.seconds,
+      "reached": self.reached,
+    }
     self.checkpoints.save(self.round, self.state, meta)
     self.on_save(self.round)
 
@@ -105,15 +114,20 @@ def _clip_norm(config: FedConfig, fed: FedRun) -> float:
   return config.privacy.l2_clip_norm if local else fed.plan.l2_bound
 
 
+def _changing_clip_norm(loop: _Loop, name: str) -> dict[str, float]:
+  """{name: that of the next round} with adaptive clipping: an output of the mechanism."""
+  scale = transforms.clip_scale(getattr(loop.state, "aggregator", None))
+  return {} if scale is None else {name: loop.fed.plan.l2_bound * float(scale)}
+
+
 def _check_budget(config: FedConfig, fed: FedRun, ledger: Ledger) -> None:
   """Refuses before the first round what would overspend at the last."""
-  budget, left = config.privacy.epsilon_budget, config.num_rounds - ledger.num_steps
+  budget = config.privacy.epsilon_budget
   if budget is None or fed.promise.kind == "none":
     return
   ledger.check(
     Budget(epsilon=budget, delta=_accounted_delta(config, fed)),
-    proposed=fed.promise.step_event(ledger.num_steps) if left else None,
-    num_steps=max(left, 1),
+    proposed=fed.promise.remaining_event(ledger.num_steps),
     neighboring_relation=fed.promise.relation,
     accountant=fed.plan.accountant,
   )
@@ -130,6 +144,8 @@ def _fit(loop: _Loop, received: list[int]) -> None:
   config, fed, total = loop.config, loop.fed, loop.config.num_rounds
   bar, shown = shared.progress(total, loop.round, "rounds"), {}
   rng = fed.random.sampler
+  if loop.reached:  # stopped here before, but killed before its result was written
+    return bar.close()
   for cohort in federated.cohorts(
     fed.plan, fed.federation, fed.work, rng=rng, start=loop.round
   ):
@@ -140,10 +156,13 @@ def _fit(loop: _Loop, received: list[int]) -> None:
       names = {"accuracy": "test_accuracy", "epsilon": "epsilon"}
       shown = {name: row[key] for name, key in names.items() if key in row}
     stop = processes.largest(received[0] if received else 0)  # whoever was told
-    if loop.round % config.checkpoint_every == 0 or loop.round == total or stop:
+    last = loop.round == total or loop.reached
+    if loop.round % config.checkpoint_every == 0 or last or stop:
       loop.save()
     bar.update(1, **shown)
-    if stop and loop.round < total:
+    if last:
+      break
+    if stop:
       bar.close()
       raise Interrupted(stop, loop.round)
   bar.close()
@@ -189,7 +208,8 @@ def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[st
 def _result(loop: _Loop, workdir: pathlib.Path) -> dict[str, Any]:
   config, fed, scores = loop.config, loop.fed, loop.evaluate()
   facts = _epsilon_facts(loop)
-  method = {"none": "", "central": "dp_"}.get(config.privacy.method, "ldp_")
+  names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_"}
+  method = names.get(config.privacy.method, "ldp_")
   histograms = fed.federation.label_histograms()
   return {
     "task": fed.task.name,
@@ -213,6 +233,7 @@ def _result(loop: _Loop, workdir: pathlib.Path) -> dict[str, Any]:
     "versions": provenance.versions(),
     "noise_multiplier": fed.plan.noise_multiplier,
     "l2_clip_norm": _clip_norm(config, fed),
+    **_changing_clip_norm(loop, "final_l2_clip_norm"),
     "sampler": repr(fed.plan.sampler),
     "privacy_statement": fed.promise.statement(loop.ledger.num_steps),
     "ledger": loop.ledger.to_json(),

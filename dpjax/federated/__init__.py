@@ -54,6 +54,7 @@ from dpjax.federated.personalization import fine_tune as fine_tune
 from dpjax.federated.personalization import hyp_cluster as hyp_cluster
 from dpjax.federated.placement import compare_placements as compare_placements
 from dpjax.federated.placement import local_epsilon as local_epsilon
+from dpjax.federated.processes import process_clients as process_clients
 from dpjax.federated.robust import geometric_median as geometric_median
 from dpjax.federated.robust import krum as krum
 from dpjax.federated.robust import median as median

@@ -1,15 +1,15 @@
-"""Clients that are separate programs: our client update and aggregator under Flower (flwr).
+r"""Clients that are separate programs: our client update and aggregator under Flower (flwr).
 
 Flower carries the messages; what clients compute, how it is summed, the noise and the ledger
 are ours. Its own wrappers for privacy are not used: they draw noise from NumPy's global
 generator and account without sampling. Install the `flower` extra. Set
 FLWR_TELEMETRY_ENABLED=0 unless usage is to be reported to Flower's makers.
 
-`client_app` answers for the clients, `Rounds` is a `flwr.serverapp.strategy.Strategy`. The
-result is that of the same algorithm in process, to rounding; in one program:
+`client_app` answers for the clients; `rounds` is a `flwr.serverapp.strategy.Strategy`. The
+result is that of the same algorithm in process, to rounding. In one program:
 
     client = federated.local_training(loss_fn, optax.sgd(0.1))
-    strategy = flower.Rounds(algorithm, params, plan=plan, num_clients=20, rng=seed,
+    strategy = flower.rounds(algorithm, params, plan=plan, num_clients=20, rng=seed,
                              noise_key=key)
     run_simulation(flower.server_app(strategy, num_rounds=100),
                    flower.client_app(client, local_data, params), num_supernodes=20)
@@ -17,14 +17,15 @@ result is that of the same algorithm in process, to rounding; in one program:
 As separate programs, put `app = flower.server_app(...)` and `app = flower.client_app(...)`
 into the modules that [tool.flwr.app.components] of a Flower app's pyproject.toml names, then:
 
-    flower-superlink --insecure                                     # on the server
-    flower-supernode --insecure --superlink=HOST:9092 \
-      --node-config="partition-id=0"                                # on client 0, and so on
-    flwr run . CONNECTION --stream                                  # from anywhere
+    flower-superlink --insecure --host 0.0.0.0 --port 8000     # on the server
+    flower-supernode --insecure --superlink HOST:8000 \
+      --port 8001 --node-config "partition-id=0"               # on client 0, and so on
+    flwr run . NAME                                            # submits the app
 
-(with certificates in place of --insecure outside of a test; CONNECTION names the superlink's
-address HOST:9093 in Flower's own configuration file). `partition-id` says which client a
-program is; `local_data(client, round)` gives its batches, so no data leave the program.
+(with certificates in place of --insecure outside of a test; NAME is a section
+[superlink.NAME] with `address = "HOST:8000"` in Flower's config.toml). Flower starts a fresh
+process for each message, so a client compiles anew in every round. `partition-id` says which
+client a program is; `local_data(client, round)` gives its batches: no data leave the program.
 
 What a client is told: the parameters, the round and its own key of the round. The sampler's
 seed stays on the server: whoever knows it knows who takes part, and epsilon counts on that
@@ -35,7 +36,8 @@ charged all the same.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -109,7 +111,7 @@ def client_app(
     who, settings = int(context.node_config["partition-id"]), message.content["config"]
     batches, count = local_data(who, int(settings["round"]))
     received = Received(_tree(message.content["arrays"], like))
-    key = jax.random.wrap_key_data(np.array(settings["key"], np.uint32))
+    key = jax.random.wrap_key_data(jnp.array(settings["key"], jnp.uint32))
     cohort = Cohort(np.array([who]), np.array([count], np.int64), (batches,))
     mapped = runner(execution.Context(received, None, key, None), cohort)
     answer = jax.tree.map(lambda leaf: leaf[0], (mapped.sent, mapped.info))
@@ -141,9 +143,7 @@ class _Answers:
 
   def like(self, context: execution.Context) -> Any:
     """Shapes of one client's (sent, info)."""
-    sent, memory, info = jax.eval_shape(self._one, context)
-    if memory is not None:
-      raise UserError("memory: must be None, programs of Flower keep nothing for the server")
+    sent, _, info = jax.eval_shape(self._one, context)
     return sent, info
 
   def _one(self, context: execution.Context) -> Any:
@@ -151,6 +151,10 @@ class _Answers:
     return self._client.finish(context.received, local)
 
   def _run(self, context: execution.Context, cohort: Cohort) -> execution.Mapped:
+    if context.received.extra is not None:
+      raise UserError(
+        "make: clients that get more than the parameters are not run over Flower"
+      )
     if not cohort.size:
       empty = execution.loop_clients()(self._client, self._partial)
       return empty(context, cohort)
@@ -168,7 +172,7 @@ class _Answers:
 
 
 class _Server:
-  """The state of the server: what `Rounds` asks, without a word of Flower."""
+  """The state of the server: what `rounds` asks, without a word of Flower."""
 
   def __init__(
     self,
@@ -183,8 +187,9 @@ class _Server:
     validate.integer_at_least(1, num_clients=num_clients)
     validate.integer_at_least(0, rng=rng)
     if plan.is_private != (noise_key is not None):
+      given = "None" if noise_key is None else "(given)"  # a secret: never shown
       raise UserError(
-        f"noise_key={noise_key!r}: must be given with a private plan, and only with one"
+        f"noise_key={given}: must be given with a private plan, and only with one"
       )
     plan.check_capacity(num_clients)
     self.plan, self.num_clients, self._rng = plan, num_clients, rng
@@ -192,7 +197,12 @@ class _Server:
     self._answers = _Answers()
     aggregator = weighted_mean() if noise_key is None else central(plan, noise_key)
     self._algorithm = make(aggregator, self._answers)
-    self.state = self._algorithm.init(params)
+    self.state = self._algorithm.init(params, num_clients)
+    if getattr(self.state, "memories", ()) is not None:
+      raise UserError(
+        "make: clients that keep something between rounds, or that work twice in one, are "
+        "not run over Flower"
+      )
     self._like = self._answers.like(
       execution.Context(Received(self.state.params), None, self.state.key, None)
     )
@@ -209,10 +219,10 @@ class _Server:
     drawn = self.plan.sampler.draw(self.num_clients, seed=self._rng, step=step)
     return [int(client) for client in drawn]
 
-  def key(self) -> list[int]:
-    """Of the clients in this round, as integers."""
-    key = algorithms.key_of_round(self.state)
-    return [int(word) for word in np.asarray(jax.random.key_data(key))]
+  def settings(self) -> dict[str, Any]:
+    """What clients are told beside the parameters."""
+    key = jax.random.key_data(algorithms.key_of_round(self.state))
+    return {"round": int(self.state.round), "key": [int(word) for word in np.asarray(key)]}
 
   def answer(self, record: Any) -> Any:
     """One client's (sent, info); ValueError for anything else."""
@@ -234,7 +244,65 @@ class _Server:
     self.infos.append(info)
 
 
-def Rounds(make: Callable, params: Params, **options: Any) -> Any:
+class _Strategy:
+  """The methods of `rounds`; flwr's base class is added where flwr is known to be there."""
+
+  def __init__(self, server: _Server):
+    self.server = server
+    self._nodes: dict[int, int] = {}  # client -> node
+    self._clients: dict[int, int] = {}  # node -> client
+
+  def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list:
+    del server_round, arrays, config  # the server's own state is what counts
+    self._find(grid)
+    content = {
+      "arrays": _arrays(self.server.state.params),
+      "config": _flwr("flwr.app").ConfigRecord(self.server.settings()),
+    }
+    present = set(grid.get_node_ids())
+    drawn = [c for c in self.server.draw() if self._nodes.get(c) in present]
+    return [_message("train", self._nodes[client], content) for client in drawn]
+
+  def _find(self, grid: Any) -> None:
+    """Asks the nodes that came since which clients they are."""
+    new = [node for node in grid.get_node_ids() if node not in self._clients]
+    asked = [_message("query", node, {}) for node in new]
+    for reply in grid.send_and_receive(asked) if asked else ():
+      if not reply.has_error():
+        client = int(reply.content["config"]["client"])
+        self._nodes[client] = reply.metadata.src_node_id
+        self._clients[reply.metadata.src_node_id] = client
+
+  def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
+    del server_round
+    answers = {}
+    for reply in replies:
+      try:
+        answer = self.server.answer(reply.content[_ANSWER])
+      except (ValueError, KeyError):  # an error, or not an answer: left out
+        continue
+      answers[self._clients[reply.metadata.src_node_id]] = answer
+    self.server.close(answers)
+    return _arrays(self.server.state.params), None
+
+  def configure_evaluate(
+    self, server_round: int, arrays: Any, config: Any, grid: Any
+  ) -> list:
+    return []
+
+  def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> None:
+    return None
+
+  def summary(self) -> None:
+    """Nothing: Flower's log is not for results."""
+
+
+def _message(kind: str, node: int, content: dict[str, Any]) -> Any:
+  flwr = _flwr("flwr.app")
+  return flwr.Message(flwr.RecordDict(content), dst_node_id=node, message_type=kind)
+
+
+def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
   """A `flwr.serverapp.strategy.Strategy`: cohorts, sums, noise and ledger of this library.
 
   Args:
@@ -254,77 +322,16 @@ def Rounds(make: Callable, params: Params, **options: Any) -> Any:
   Raises:
     UserError: flwr is not installed; a wrong argument; a round after the plan's last.
   """
-  flwr = _flwr("flwr.app")
-  strategies = _flwr("flwr.serverapp.strategy")
-  server = _Server(make, params, **options)
-
-  class _Rounds(strategies.Strategy):
-    def __init__(self):
-      self.server = server
-      self._nodes: dict[int, int] = {}  # client -> node
-      self._asked: set[int] = set()
-
-    def configure_train(self, server_round, arrays, config, grid) -> Sequence[Any]:
-      del server_round, arrays, config  # the server's own state is what counts
-      self._find(grid)
-      state = self.server.state
-      content = {
-        "arrays": _arrays(state.params),
-        "config": flwr.ConfigRecord({"round": int(state.round), "key": self.server.key()}),
-      }
-      present = set(grid.get_node_ids())
-      nodes = [self._nodes.get(client) for client in self.server.draw()]
-      return [
-        flwr.Message(flwr.RecordDict(content), dst_node_id=node, message_type="train")
-        for node in nodes
-        if node in present
-      ]
-
-    def _find(self, grid: Any) -> None:
-      """Asks the nodes that came since which clients they are."""
-      new = [node for node in grid.get_node_ids() if node not in self._asked]
-      ask = lambda node: flwr.Message(
-        flwr.RecordDict(), dst_node_id=node, message_type="query"
-      )
-      for reply in grid.send_and_receive([ask(node) for node in new]) if new else ():
-        if not reply.has_error():
-          self._asked.add(reply.metadata.src_node_id)
-          client = int(reply.content["config"]["client"])
-          self._nodes[client] = reply.metadata.src_node_id
-
-    def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
-      del server_round
-      clients = {node: client for client, node in self._nodes.items()}
-      answers = {}
-      for reply in replies:
-        try:
-          answer = self.server.answer(reply.content[_ANSWER])
-          answers[clients[reply.metadata.src_node_id]] = answer
-        except (ValueError, KeyError):  # an error, or not an answer: left out
-          continue
-      self.server.close(answers)
-      return _arrays(self.server.state.params), None
-
-    def configure_evaluate(self, server_round, arrays, config, grid) -> Sequence[Any]:
-      return []
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> None:
-      return None
-
-    def summary(self) -> None:
-      """Nothing: Flower's log is not for results."""
-
-  return _Rounds()
+  base = _flwr("flwr.serverapp.strategy").Strategy
+  return type("Rounds", (_Strategy, base), {})(_Server(make, params, **options))
 
 
 def server_app(strategy: Any, *, num_rounds: int, min_clients: int | None = None) -> Any:
-  """A `flwr.serverapp.ServerApp` that runs `Rounds`.
+  """A `flwr.serverapp.ServerApp` that runs the rounds of `rounds(...)`.
 
   Args:
     min_clients: wait until so many programs are connected; None for all of the strategy's.
   """
-  import time
-
   app = _flwr("flwr.serverapp").ServerApp()
   wanted = strategy.server.num_clients if min_clients is None else min_clients
 

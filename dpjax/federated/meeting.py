@@ -77,7 +77,8 @@ class Meeting:
 
   def _watch(self, who: int, connection: socket.socket, lost: Callable) -> None:
     try:
-      said = connection.recv(len(_FAREWELL))
+      with connection:
+        said = connection.recv(len(_FAREWELL))
     except OSError:
       said = b""
     if said != _FAREWELL and not self._leaving.is_set():
@@ -100,6 +101,11 @@ class Meeting:
     deadline = time.monotonic() + seconds
     for thread in self._threads:
       thread.join(max(deadline - time.monotonic(), 0.0))
+
+  def close(self) -> None:
+    """Closes the connections without a word, as the end of the process does."""
+    for connection in self._connections.values():
+      connection.close()
 
   def abandon(self, seconds: float = 1.0) -> None:
     """Says that the run is over because a process died, and gives the others a moment."""
@@ -193,6 +199,8 @@ def _host(at: Address, mine: dict[str, Any], timeout: float) -> dict[int, socket
   for connection in heard:
     with contextlib.suppress(OSError):
       _say(connection, {"wrong": wrong})
+    if wrong:
+      connection.close()
   if wrong:
     raise UserError(wrong)
   return present
@@ -216,8 +224,11 @@ def _reach(at: Address, deadline: float) -> socket.socket:
 def _join(at: Address, mine: dict[str, Any], timeout: float) -> dict[int, socket.socket]:
   deadline = time.monotonic() + timeout
   connection = _reach(at, deadline)
-  _say(connection, mine)
+  with contextlib.suppress(OSError):
+    _say(connection, mine)
   answer = _hear(connection, timeout + _PATIENCE)
+  if answer.get("wrong", "no answer"):
+    connection.close()
   if "wrong" not in answer:
     raise UserError(
       f"coordinator={at.host}:{at.port}: no answer from a process 0 there; is it another "

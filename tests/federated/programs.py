@@ -33,12 +33,13 @@ class Program(NamedTuple):
 
 def start(arguments, folder, name, **environment):
   """`python ARGUMENTS...` in the root of the repository."""
+  inherited = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
   out, err = folder / f"{name}.out", folder / f"{name}.err"
   with out.open("w") as printed, err.open("w") as errors:
     process = subprocess.Popen(
       [sys.executable, *arguments],
       cwd=ROOT,
-      env=os.environ | _ENVIRONMENT | environment,
+      env=inherited | _ENVIRONMENT | environment,  # JAX warns of proxies on stderr
       stdout=printed,
       stderr=errors,
     )

@@ -182,19 +182,14 @@ def test_a_meeting_notices_a_death_and_not_a_farewell():
   both[0].leave(programs.PATIENCE)  # until the farewell of 1 is read
   assert lost == []
 
-  for end in (_close_all, lambda mine: mine.abandon(0.0)):
+  for end in (meeting.Meeting.close, lambda mine: mine.abandon(0.0)):
     lost, heard = [], threading.Event()
     port = programs.free_port()
     both = _meet_all([_options(port, 0), _options(port, 1)])
     both[0].watch(note)
     end(both[1])
     assert heard.wait(programs.PATIENCE) and lost == [1]
-
-
-def _close_all(mine):
-  """As the kernel does for a process that was killed."""
-  for connection in mine._connections.values():
-    connection.close()
+    both[1].close()
 
 
 @pytest.mark.parametrize(
@@ -225,6 +220,8 @@ def test_two_of_one_number_and_a_stranger():
   both = _meet_all([_options(port, 0), _options(port, 1)])
   stranger.join(programs.PATIENCE)
   assert all(isinstance(found, meeting.Meeting) for found in both), both
+  for mine in both:
+    mine.close()
 
 
 def _knock(port):

@@ -1,0 +1,160 @@
+"""`--coordinator --num_processes --process_id`: one launcher as several processes, on one
+machine or many. Each machine gets the same command but for its --process_id."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from dpjax.federated import meeting
+from dpjax.federated.processes import PeerLost
+from dpjax.validate import UserError
+
+flags.disclaim_key_flags()  # so that --help lists the flags with their launcher
+
+_NAMES = ("coordinator", "num_processes", "process_id")
+_MOMENT = 0.5  # seconds for the others to come to the same error by themselves
+
+
+class Options(NamedTuple):
+  """Where this process is among how many."""
+
+  coordinator: str
+  num_processes: int
+  process_id: int
+  timeout: float
+  local_devices: list[int] | None
+
+
+def define() -> None:
+  """Defines the flags; call it at import time."""
+  flags.DEFINE_string(
+    "coordinator", None, "HOST:PORT of process 0, reachable by all: run on many processes."
+  )
+  flags.DEFINE_integer("num_processes", None, "How many processes there are.")
+  flags.DEFINE_integer("process_id", None, "Which one this is: 0 to num_processes - 1.")
+  flags.DEFINE_list(
+    "local_devices",
+    None,
+    "Ids of this process's accelerators, as 0,1 (default: all of the machine).",
+  )
+  flags.DEFINE_float("connect_timeout", 60.0, "Seconds to wait for the other processes.")
+
+
+def options() -> Options | None:
+  """What the flags ask for; None for a run of one process.
+
+  Raises:
+    UserError: some of the flags without the others, or no ids in --local_devices.
+  """
+  values: dict[str, Any] = {name: flags.FLAGS[name].value for name in _NAMES}
+  given = [name for name, value in values.items() if value is not None]
+  if not given:
+    return None
+  for name in _NAMES:
+    if name not in given:
+      raise UserError(f"--{name}: must be given with --{given[0]}={values[given[0]]}")
+  return Options(
+    *values.values(), timeout=flags.FLAGS.connect_timeout, local_devices=_ids()
+  )
+
+
+def _ids() -> list[int] | None:
+  texts = flags.FLAGS.local_devices
+  if texts is None:
+    return None
+  if not texts or not all(text.strip().isdigit() for text in texts):
+    raise UserError(f"--local_devices={','.join(texts)!r}: must be ids as 0,1")
+  return [int(text) for text in texts]
+
+
+def _own_stdout() -> None:
+  """Python keeps stdout; native code, where gloo greets each peer, gets nowhere."""
+  sys.stdout.flush()
+  kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+  os.dup2(nowhere, 1)
+  os.close(nowhere)
+  sys.stdout = os.fdopen(kept, "w", buffering=1)
+
+
+class _Ending:
+  """How a process ends when the run cannot go on: one line, and no barrier to wait at.
+
+  An ordinary exit would wait for the dead peer and then print a stack trace.
+  """
+
+  def __init__(self, options: Options, saved: Callable[[], str]):
+    self._me = f"process {options.process_id} of {options.num_processes}"
+    self._saved = saved
+    self._once = threading.Lock()  # taken for good by whoever is first to know
+
+  def lost(self, meeting: meeting.Meeting, who: str) -> None:
+    """A peer is gone."""
+    self._once.acquire()
+    text = (
+      f"lost {who}; {self._saved()}; the same command on all machines goes on from there"
+    )
+    self._say(text)
+    self._exit(meeting, 1)
+
+  def error(self, meeting: meeting.Meeting, error: Exception, code: int) -> None:
+    """This process found a mistake; the others have most likely found the same."""
+    self._once.acquire()
+    self._say(str(error))
+    time.sleep(_MOMENT)
+    self._exit(meeting, code)
+
+  def bug(self, meeting: meeting.Meeting) -> None:
+    """This process has failed; its traceback is for us."""
+    self._once.acquire()
+    traceback.print_exc()
+    self._exit(meeting, 1)
+
+  def _say(self, text: str) -> None:
+    print(f"error: {self._me}: {' '.join(text.split())}", file=sys.stderr, flush=True)
+
+  def _exit(self, meeting: meeting.Meeting, code: int) -> None:
+    meeting.abandon()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run(
+  work: Callable[[], None], options: Options, *, config: str, saved: Callable[[], str]
+) -> None:
+  """Runs `work()` on JAX's multi-process runtime.
+
+  Args:
+    config: digest of what runs; all processes must have the same.
+    saved: says, when a peer is lost, what is saved.
+
+  UserError: one line, exit code 2. A process that dies: one line in each of the others, exit
+  code 1.
+  """
+  _own_stdout()
+  where: dict[str, Any] = options._asdict()
+  devices = where.pop("local_devices")
+  ending = _Ending(options, saved)
+  met = meeting.meet(config=config, **where)
+  met.watch(lambda met, who: ending.lost(met, f"process {who}"))
+  try:
+    meeting.start(**where, local_devices=devices)
+    work()
+  except PeerLost as error:
+    ending.lost(met, f"another process ({error})")
+  except UserError as error:
+    ending.error(met, error, 2)
+  except OSError as error:
+    ending.error(met, error, 1)
+  except Exception:
+    ending.bug(met)
+  finally:
+    met.leave()

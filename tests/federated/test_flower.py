@@ -1,0 +1,194 @@
+"""Clients as programs of Flower: the numbers of the same algorithm in process."""
+
+import importlib.util
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax import sampling
+from dpjax.federated import central, fed_avg, flower, from_batches, scaffold
+from dpjax.plan import Plan
+from dpjax.validate import UserError
+from tests.federated import problems, programs
+
+_HERE = importlib.util.find_spec("flwr") is not None
+_KEY, _NOISE = jax.random.key(0), jax.random.key(1)
+
+_SIMULATION = """
+import json, sys
+sys.path.insert(0, ".")
+import jax, jax.numpy as jnp, numpy as np, optax
+from flwr.simulation import run_simulation
+from dpjax.federated import flower, local_training
+from tests.federated import problems, test_flower
+
+params, out = problems.network_params(), {}
+client = local_training(problems.network, optax.sgd(0.1))
+for name in ("plain", "private"):
+  strategy = test_flower.server(name)
+  run_simulation(flower.server_app(strategy, num_rounds=3),
+                 flower.client_app(client, test_flower.local_data, params),
+                 num_supernodes=4, backend_config={"client_resources": {"num_cpus": 1}})
+  server = strategy.server
+  leaves = jax.tree.leaves(server.state.params)
+  out[name] = {"params": [np.asarray(leaf).ravel().tolist() for leaf in leaves],
+               "charged": server.ledger.num_steps,
+               "clients": [int(info.num_clients) for info in server.infos]}
+print(json.dumps(out))
+"""
+
+
+def plan(name):
+  """Half of four clients in a round; three rounds."""
+  private = name == "private"
+  return Plan(
+    sampler=sampling.PoissonSampler(prob=0.5, capacity=9),
+    noise_multiplier=1.0 if private else 0.0,
+    l2_clip_norm=0.5 if private else np.inf,
+    normalize_by=2.0,
+    num_steps=3,
+    delta=1e-3,
+  )
+
+
+def _own():
+  return problems.ragged((5, 1, 0, 7), seed=1)
+
+
+def local_data(client, round):
+  """What one client holds: the same in every round."""
+  own = _own()[client]
+  return from_batches([own], batch_size=2).batches[0], len(own)
+
+
+def server(name):
+  """The strategy of a run."""
+  make = lambda aggregator, map_clients: fed_avg(
+    problems.network, optax.sgd(0.1), None, aggregator, map_clients, key=_KEY
+  )
+  noise_key = _NOISE if name == "private" else None
+  return flower.rounds(
+    make, problems.network_params(), plan=plan(name), num_clients=4, rng=7,
+    noise_key=noise_key,
+  )  # fmt: skip
+
+
+def _in_process(name):
+  aggregator = central(plan(name), _NOISE) if name == "private" else None
+  algorithm = fed_avg(problems.network, optax.sgd(0.1), None, aggregator, key=_KEY)
+  everyone = from_batches(_own(), batch_size=2)
+  state, sizes = algorithm.init(problems.network_params()), []
+  for step in range(3):
+    ids = plan(name).sampler.draw(4, seed=7, step=step)
+    batches = [everyone.batches[i] for i in ids]
+    cohort = everyone._replace(
+      ids=ids, num_examples=everyone.num_examples[ids], batches=batches
+    )
+    state, info = algorithm.round(state, cohort)
+    sizes.append(int(info.num_clients))
+  return state, sizes
+
+
+@pytest.mark.skipif(not _HERE, reason="needs the flower extra")
+def test_a_simulation_is_the_run_in_process(tmp_path):
+  program = programs.start(
+    ["-c", _SIMULATION], tmp_path, "flower", FLWR_TELEMETRY_ENABLED="0"
+  )
+  try:
+    assert program.code() == 0, program.err.read_text()[-3000:]
+  finally:
+    programs.stop([program])
+  found = json.loads(program.out.read_text().splitlines()[-1])
+  for name in ("plain", "private"):
+    state, sizes = _in_process(name)
+    expected = [np.asarray(leaf).ravel() for leaf in jax.tree.leaves(state.params)]
+    for a, b in zip(found[name]["params"], expected):
+      np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert found[name]["clients"] == sizes
+  assert found["plain"]["charged"] == 0 and found["private"]["charged"] == 3
+  assert found["plain"]["params"] != found["private"]["params"]
+
+
+def _server(name="private", **changes):
+  """The part of the server that knows nothing of Flower."""
+  make = lambda aggregator, map_clients: fed_avg(
+    problems.network, optax.sgd(0.1), None, aggregator, map_clients, key=_KEY
+  )
+  options = dict(plan=plan(name), num_clients=4, rng=7, noise_key=_NOISE)
+  return flower._Server(make, problems.network_params(), **options | changes)
+
+
+def test_a_round_that_nobody_answers_is_charged_and_noised():
+  server = _server()
+  before = server.state.params
+  server.draw()
+  server.close({})
+  assert server.ledger.num_steps == 1 and int(server.state.round) == 1
+  moved = jax.tree.map(
+    lambda a, b: float(jnp.sum(jnp.abs(a - b))), before, server.state.params
+  )
+  assert all(value > 0 for value in jax.tree.leaves(moved))
+
+
+def test_no_round_after_the_plans_last():
+  server = _server()
+  for _ in range(3):
+    server.draw()
+    server.close({})
+  with pytest.raises(UserError, match="num_rounds=4: must be <= 3"):
+    server.draw()
+
+
+class _Record:
+  def __init__(self, arrays):
+    self._arrays = arrays
+
+  def to_numpy_ndarrays(self):
+    return self._arrays
+
+
+def test_an_answer_of_other_shapes_is_refused():
+  server = _server()
+  good = [np.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(server._like)]
+  server.answer(_Record(good))
+  for bad in (good[:-1], [np.zeros(7), *good[1:]], [good[0].astype(np.float64), *good[1:]]):
+    with pytest.raises(ValueError, match="other shapes"):
+      server.answer(_Record(bad))
+
+
+def test_clients_that_keep_something_are_refused():
+  def make(aggregator, map_clients):
+    return scaffold(
+      problems.network, optax.sgd(0.1), None, aggregator, map_clients, key=_KEY,
+      client_learning_rate=0.1, num_clients=4,
+    )  # fmt: skip
+
+  with pytest.raises(UserError, match="Flower"):
+    flower._Server(
+      make, problems.network_params(), plan=plan("plain"), num_clients=4, rng=7
+    )
+
+
+@pytest.mark.parametrize(
+  ("changes", "match"),
+  [
+    ({"noise_key": None}, "noise_key=None: must be given with a private plan"),
+    ({"plan": plan("plain")}, "only with one"),
+    ({"num_clients": 0}, "num_clients=0"),
+    ({"rng": -1}, "rng=-1"),
+  ],
+)
+def test_mistakes_are_one_line(changes, match):
+  with pytest.raises(UserError, match=match) as caught:
+    _server(**changes)
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(_HERE, reason="flwr is installed")
+def test_without_flwr_one_line_says_what_to_install():
+  with pytest.raises(UserError, match=r"flwr: is not installed .*dpjax\[flower\]"):
+    server("plain")

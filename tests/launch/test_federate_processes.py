@@ -1,0 +1,189 @@
+"""launch.federate as several processes: one result, a killed process, resuming, mistakes."""
+
+import functools
+import json
+import signal
+import time
+
+import numpy as np
+import pytest
+from absl import flags as absl_flags
+
+from dpjax.validate import UserError
+from launch import peers
+from tests.federated import programs
+
+_CONFIG = [
+  "--config.partition.num_clients=12",
+  "--config.clients_per_round=5",
+  "--config.num_rounds=60",
+  "--config.local.epochs=1",
+  "--config.eval_every=20",
+  "--config.checkpoint_every=3",
+]
+
+
+def _start(folder, name, workdir, *more):
+  arguments = ["-m", "launch.federate", f"--workdir={workdir}", *_CONFIG, *more]
+  return programs.start(arguments, folder, name)
+
+
+def _two(folder, workdir):
+  """Both processes of a run, started."""
+  where = [f"--coordinator=127.0.0.1:{programs.free_port()}", "--num_processes=2"]
+  options = [(*where, "--connect_timeout=200", f"--process_id={index}") for index in (0, 1)]
+  name = f"{workdir.name}{time.monotonic_ns()}"
+  return [
+    _start(folder, f"{name}_{index}", workdir / str(index), *options[index])
+    for index in (0, 1)
+  ]
+
+
+def _ended(running):
+  try:
+    return [program.code() for program in running]
+  finally:
+    programs.stop(running)
+
+
+def _latest(workdir):
+  """The newest checkpoint of process 0, or 0."""
+  names = (workdir / "0" / "checkpoints").glob("*")
+  return max([int(path.name) for path in names if path.name.isdigit()], default=0)
+
+
+def _kill_in_the_middle(folder, workdir, which):
+  """Kills one of two when a new checkpoint is there; the exit code and stderr of the other."""
+  before, running = _latest(workdir), _two(folder, workdir)
+  try:
+    while _latest(workdir) == before and running[which].process.poll() is None:
+      time.sleep(0.02)
+    running[which].process.send_signal(signal.SIGKILL)
+    assert running[which].code() == -signal.SIGKILL, running[which].err.read_text()
+    other = running[1 - which]
+    return other.code(), other.err.read_text()
+  finally:
+    programs.stop(running)
+
+
+def _result(workdir):
+  return json.loads((workdir / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+  """A run of one process and an uninterrupted one of two, started together."""
+  folder = tmp_path_factory.mktemp("whole")
+  running = [_start(folder, "one", folder / "one"), *_two(folder, folder / "two")]
+  assert _ended(running) == [0, 0, 0], [program.err.read_text() for program in running]
+  return folder, running
+
+
+def test_two_processes_give_the_result_of_one(whole):
+  folder, _ = whole
+  one, two = (np.load(folder / path / "params.npz") for path in ("one", "two/0"))
+  for name in one.files:
+    scale = np.abs(one[name]).max()  # sixty rounds, sums in another order
+    np.testing.assert_allclose(two[name], one[name], rtol=0, atol=1e-6 * scale)
+  one, two = _result(folder / "one"), _result(folder / "two" / "0")
+  for name in ("epsilon", "noise_multiplier", "ledger", "num_steps", "test_accuracy"):
+    assert one[name] == two[name], name
+
+
+def test_only_process_0_writes_and_prints(whole):
+  folder, (_, first, second) = whole
+  assert not (folder / "two" / "1").exists()
+  assert first.out.read_text().startswith("digits linear dp_fed_avg")
+  assert second.out.read_text() == "" and second.err.read_text() == ""
+
+
+def _finishes_as(whole, workdir, folder):
+  """Both processes started again end with what an uninterrupted run has."""
+  assert 0 < _latest(workdir) < 60
+  running = _two(folder, workdir)
+  assert _ended(running) == [0, 0], [program.err.read_text() for program in running]
+  resumed, expected = _result(workdir / "0"), _result(whole / "two" / "0")
+  assert resumed["params_sha256"] == expected["params_sha256"]
+  assert resumed["ledger"] == expected["ledger"]
+  metrics = [path / "0" / "metrics.jsonl" for path in (workdir, whole / "two")]
+  assert metrics[0].read_bytes() == metrics[1].read_bytes()
+
+
+def test_a_killed_process_ends_the_other_and_the_run_resumes(whole, tmp_path):
+  workdir = tmp_path / "killed"
+  code, said = _kill_in_the_middle(tmp_path, workdir, 1)
+  lines = [line for line in said.splitlines() if not line.startswith("rounds: ")]
+  assert code == 1 and len(lines) == 1, said
+  assert "error: process 0 of 2: lost " in said and "the same command" in said
+  assert f"round {_latest(workdir)} is saved" in said
+  _finishes_as(whole[0], workdir, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_coordinator_may_die_too(whole, tmp_path):
+  """JAX may be first to notice, with its own words; it may come again and again."""
+  workdir = tmp_path / "killed"
+  for _ in range(2):
+    code, said = _kill_in_the_middle(tmp_path, workdir, 0)
+    assert code != 0 and "Traceback" not in said
+    assert "error: process 1 of 2: lost " in said or "JAX distributed service" in said
+  _finishes_as(whole[0], workdir, tmp_path)
+
+
+def test_mistakes_are_one_line(tmp_path):
+  where = f"--coordinator=127.0.0.1:{programs.free_port()}"
+  cases = {
+    "--coordinator: must be given with --num_processes=2": [
+      "--num_processes=2", "--process_id=0",
+    ],
+    "process_id=1: did not come in time; see --connect_timeout": [
+      where, "--num_processes=2", "--process_id=0", "--connect_timeout=0.5",
+    ],
+  }  # fmt: skip
+  running = [
+    _start(tmp_path, str(place), tmp_path / "run", *options)
+    for place, options in enumerate(cases.values())
+  ]
+  assert _ended(running) == [2] * len(cases)
+  for program, words in zip(running, cases):
+    lines = program.err.read_text().splitlines()
+    assert len(lines) == 1 and words in lines[0], lines
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def flags(monkeypatch):
+  """The flags of `peers` alone."""
+  values = absl_flags.FlagValues()
+  monkeypatch.setattr(peers.flags, "FLAGS", values)
+  for define in ("DEFINE_string", "DEFINE_integer", "DEFINE_list", "DEFINE_float"):
+    real = getattr(absl_flags, define)
+    bound = functools.partial(real, flag_values=values)
+    monkeypatch.setattr(peers.flags, define, bound)
+  peers.define()
+  return lambda *given: values(["launch", *given])
+
+
+def test_the_flags_say_who_this_process_is(flags):
+  flags()
+  assert peers.options() is None
+  flags("--coordinator=h:1", "--num_processes=2", "--process_id=1", "--local_devices=0,3")
+  assert peers.options() == peers.Options("h:1", 2, 1, 60.0, [0, 3])
+
+
+@pytest.mark.parametrize(
+  ("given", "match"),
+  [
+    (["--coordinator=h:1"], "--num_processes: must be given with --coordinator=h:1"),
+    (["--coordinator=h:1", "--num_processes=2"], "--process_id: must be given"),
+    (["--process_id=0"], "--coordinator: must be given with --process_id=0"),
+    (
+      ["--coordinator=h:1", "--num_processes=2", "--process_id=0", "--local_devices=x"],
+      "--local_devices='x': must be ids",
+    ),
+  ],
+)
+def test_flags_that_do_not_fit(flags, given, match):
+  flags(*given)
+  with pytest.raises(UserError, match=match):
+    peers.options()
