@@ -4,6 +4,8 @@
   python -m launch.benchmark --suite=gradients --workloads=small_cnn,mlp --methods=vmap,auto \\
     --repeats=9 --out=runs/benchmark
   python -m launch.benchmark --suite=federated --workloads=cnn,mlp --methods=loop,vmap
+  python -m launch.benchmark --suite=training \
+    --configs=configs/mnist_cnn.py,configs/cifar10_cnn.py --methods=auto,vmap
 
 For each workload, in one process and in turns: the ordinary gradient, the vmap route, the
 fast route (ghost), auto, and where they are installed (pip install -e '.[bench]')
@@ -17,6 +19,9 @@ more on two idle CPU cores; name --workloads and --methods for less.
 --suite=federated measures one round of FedAvg (40 clients x 3 local steps) against a Python
 loop of jitted local steps, then the time of a round over the number of clients (--clients);
 it writes federated.csv and federated.png.
+
+--suite=training times the steps of whole configs by gradient method, in turns, and says how
+many minutes their runs take by each; it writes training.csv.
 """
 
 from __future__ import annotations
@@ -26,11 +31,17 @@ import sys
 
 from absl import flags
 
-from dpjax import validate
-from dpjax.experiment import federated_benchmark, gradient_benchmark, workloads
-from launch import app
+from dpjax import gradients, validate
+from dpjax.experiment import (
+  federated_benchmark,
+  gradient_benchmark,
+  training_benchmark,
+  workloads,
+)
+from dpjax.experiment.config import TrainConfig
+from launch import app, config_flag
 
-SUITES = ("gradients", "federated")
+SUITES = ("gradients", "federated", "training")
 
 flags.DEFINE_string("suite", "gradients", f"What to measure: {', '.join(SUITES)}.")
 flags.DEFINE_list(
@@ -47,6 +58,9 @@ flags.DEFINE_list(
   f"{', '.join(federated_benchmark.METHODS)} (default: floor, loop).",
 )
 flags.DEFINE_list("clients", [], "federated: also time cohorts of these many clients.")
+flags.DEFINE_list(
+  "configs", ["configs/mnist_cnn.py"], "training: config files, each one run."
+)
 flags.DEFINE_string("out", None, "Directory for the CSV and PNG files.")
 flags.DEFINE_integer("repeats", 5, "Timed rounds; medians are reported.")
 flags.DEFINE_bool("peak_rss", True, "Also run each entry alone, for its peak memory.")
@@ -58,8 +72,8 @@ def main() -> None:
   validate.one_of(SUITES, suite=options.suite)
   validate.integer_at_least(1, repeats=options.repeats)
   out = None if options.out is None else pathlib.Path(options.out)
-  run = {"gradients": _gradients, "federated": _federated}[options.suite]
-  run(options, out)
+  suites = {"gradients": _gradients, "federated": _federated, "training": _training}
+  suites[options.suite](options, out)
 
 
 def _gradients(options: flags.FlagValues, out: pathlib.Path | None) -> None:
@@ -91,6 +105,23 @@ def _federated(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     if out is not None:
       federated_benchmark.write(entries, out)
   print(federated_benchmark.table(entries))
+
+
+def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  methods = options.methods or list(training_benchmark.METHODS)
+  for method in methods:
+    validate.one_of(gradients.METHODS, methods=method)
+  configs = {
+    pathlib.Path(path).stem: config_flag.load(path, TrainConfig, name="--configs")
+    for path in options.configs
+  }
+  entries = []
+  for name, config in configs.items():
+    entries += training_benchmark.measure(name, config, methods, repeats=options.repeats)
+    print(f"measured {name}", file=sys.stderr, flush=True)
+    if out is not None:
+      training_benchmark.write(entries, out)
+  print(training_benchmark.table(entries))
 
 
 def _count(text: str) -> int:

@@ -9,6 +9,7 @@ from dpjax.gradients.clipping import group_bounds as group_bounds
 from dpjax.gradients.clipping import l2_bound as l2_bound
 from dpjax.gradients.clipping import sensitivity as sensitivity
 from dpjax.gradients.explain import explain as explain
+from dpjax.gradients.per_example import METHODS as METHODS
 from dpjax.gradients.per_example import ClippedGrad as ClippedGrad
 from dpjax.gradients.per_example import clipped_grad as clipped_grad
 from dpjax.gradients.per_example import per_example_grads as per_example_grads

@@ -151,3 +151,24 @@ def test_the_fast_route_knows_every_workload_for_what_it_is(name):
     kernels = any(site in row.sites for site in ("dot_general", "conv"))
     transformed = "transformed" in row.reason or "combined" in row.reason
     assert row.rule != "gradient" or not kernels or transformed, row
+
+
+def test_a_config_is_timed_by_both_routes(tmp_path):
+  flags = ("--suite=training", "--configs=configs/quickstart.py", "--repeats=1")
+  done = _launch(*flags, f"--out={tmp_path}")
+  assert done.returncode == 0, done.stderr
+  with open(tmp_path / "training.csv") as file:
+    rows = list(csv.DictReader(file))
+  assert [(row["config"], row["method"]) for row in rows] == [
+    ("quickstart", "auto"),
+    ("quickstart", "vmap"),
+  ]
+  for row in rows:
+    seconds = float(row["median_s"]) * int(row["num_steps"])
+    assert float(row["minutes"]) == pytest.approx(seconds / 60)
+
+
+def test_an_unknown_config_file_is_one_line():
+  done = _launch("--suite=training", "--configs=configs/nowhere.py")
+  assert done.returncode == 2 and done.stderr.count("\n") == 1
+  assert "--configs" in done.stderr
