@@ -194,7 +194,7 @@ class Plan:
       "clip_schedule": self.clip_schedule is not None,
       "noise_shares": self.noise_shares is not None,
       "slices": self.slices != 1,
-      "sampler": getattr(self.sampler, "participation", None) is not None,
+      "sampler": self._participation is not None,
     }
     for name in [name for name, wrong in refused.items() if wrong]:
       raise UserError(f"{name}={getattr(self, name)!r}: not with adaptive clipping")
@@ -400,14 +400,13 @@ class Plan:
       return transforms.adaptive_clip_and_noise(**numbers, adaptive=self._adaptive)
     if self.correlation is not None or self.noise_schedule:
       tx = self._correlated_transform(numbers)
-      scales = self.clip_schedule
-      return tx if scales is None else transforms.with_clip_schedule(tx, scales)
-    tx = transforms.clip_and_noise(
-      **numbers,
-      clipping=str(self.clipping),
-      gamma=self.gamma,
-      noise_shares=self.noise_shares,
-    )
+    else:
+      tx = transforms.clip_and_noise(
+        **numbers,
+        clipping=str(self.clipping),
+        gamma=self.gamma,
+        noise_shares=self.noise_shares,
+      )
     if self.clip_schedule is None:
       return tx
     return transforms.with_clip_schedule(tx, self.clip_schedule)

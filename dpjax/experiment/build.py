@@ -131,20 +131,31 @@ def streams(config: TrainConfig) -> Streams:
     fields.pop("audit")
   _drop_later(fields)
   digest = hashlib.sha256(repr(sorted(fields.items())).encode()).digest()
-  key = jax.random.key(config.seed)
+  return Streams(*derived(config.seed, digest))
+
+
+def derived(seed: int, digest: bytes) -> tuple[jax.Array, jax.Array, jax.Array, int]:
+  """(a key of the seed alone, two keys of seed and digest, a 128-bit seed of the digest);
+  digest: 32 bytes."""
+  key = jax.random.key(seed)
   for word in np.frombuffer(digest[:16], np.uint32):
     key = jax.random.fold_in(key, word)
-  noise_key, example_key = jax.random.split(key)
-  init_key = jax.random.key(config.seed)
-  return Streams(init_key, noise_key, example_key, int.from_bytes(digest[16:], "big"))
+  first, second = jax.random.split(key)
+  return jax.random.key(seed), first, second, int.from_bytes(digest[16:], "big")
 
 
-def _drop_later(fields: dict[str, Any]) -> None:
-  defaults = to_dict(TrainConfig())
-  for room, names in _LATER.items():
+def drop_defaults(
+  fields: dict[str, Any], defaults: dict[str, Any], later: dict[str, tuple[str, ...]]
+) -> None:
+  """Takes the fields of `later` that are at their defaults out of `fields`."""
+  for room, names in later.items():
     for name in names:
       if fields[room][name] == defaults[room][name]:
         del fields[room][name]
+
+
+def _drop_later(fields: dict[str, Any]) -> None:
+  drop_defaults(fields, to_dict(TrainConfig()), _LATER)
   if fields["slices"] == 1:
     del fields["slices"]
   if fields["memory_budget_gb"] is None:

@@ -10,6 +10,7 @@ runs its share of every cohort, process 0 alone evaluates and holds the files.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pathlib
 import time
@@ -261,8 +262,8 @@ def federate(
     report.png and .csv, params.npz, checkpoints (secret: they hold the noise key).
 
   Raises:
-    UserError: a wrong config, missing data, a foreign workdir, an overspent budget; nothing
-      is overwritten.
+    UserError: a wrong config, missing data, a foreign workdir, one where another run is at
+      work, an overspent budget; nothing is overwritten.
     Interrupted: SIGINT or SIGTERM arrived, in any of the processes; the state is saved.
     PeerLost: another process of this run is gone.
   """
@@ -275,6 +276,14 @@ def federate(
   processes.on_first(lambda: run.claim_workdir(workdir, config))
   if processes.is_first():
     _warn(config, fed)
+  with contextlib.ExitStack() as held:
+    processes.on_first(lambda: held.enter_context(writers.alone(workdir / run.CONFIG)))
+    return _federate(config, fed, workdir, on_save)
+
+
+def _federate(
+  config: FedConfig, fed: FedRun, workdir: pathlib.Path, on_save: Callable
+) -> dict[str, Any]:
   loop = _Loop(config, fed, workdir, on_save)
   try:
     with run.signals() as received:

@@ -252,11 +252,7 @@ def digest(config: FedConfig) -> bytes:
 
 
 def _drop_later(fields: dict[str, Any]) -> None:
-  defaults = dataclasses.asdict(FedConfig())
-  for room, names in _LATER.items():
-    for name in names:
-      if fields[room][name] == defaults[room][name]:
-        del fields[room][name]
+  build.drop_defaults(fields, dataclasses.asdict(FedConfig()), _LATER)
   if fields["stop_at_accuracy"] is None:
     del fields["stop_at_accuracy"]
 
@@ -264,13 +260,7 @@ def _drop_later(fields: dict[str, Any]) -> None:
 def streams(config: FedConfig) -> Streams:
   """Streams of the seed AND of all that `digest` covers: see `build.streams` for why two
   configs may not share their noise."""
-  words = digest(config)
-  key = jax.random.key(config.seed)
-  for word in np.frombuffer(words[:16], np.uint32):
-    key = jax.random.fold_in(key, word)
-  noise_key, client_key = jax.random.split(key)
-  seed = int.from_bytes(words[16:], "big")
-  return Streams(jax.random.key(config.seed), noise_key, client_key, seed)
+  return Streams(*build.derived(config.seed, digest(config)))
 
 
 def load_data(config: FedConfig) -> tuple[Federation, Any]:

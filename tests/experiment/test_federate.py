@@ -1,5 +1,6 @@
 """A federated run from config to result.json: resume, charges, what is promised."""
 
+import dataclasses
 import os
 import signal
 
@@ -219,3 +220,11 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, match):
     federate.federate(_config(**overrides), tmp_path / "run")
   assert "\n" not in str(caught.value)
   assert not (tmp_path / "run").exists()
+
+
+def test_two_processes_never_train_in_one_folder(tmp_path):
+  config, path = _config(), tmp_path / "run" / "config.json"
+  writers.write_json(path, writers.plain(dataclasses.asdict(config)))
+  with writers.alone(path), pytest.raises(UserError, match="another process"):
+    federate.federate(config, path.parent)
+  assert not (path.parent / writers.RESULT).exists()
