@@ -17,8 +17,9 @@ gradients.csv and gradients.png to --out after each workload. All of it takes ha
 more on two idle CPU cores; name --workloads and --methods for less.
 
 --suite=federated measures one round of FedAvg (40 clients x 3 local steps) against a Python
-loop of jitted local steps, then the time of a round over the number of clients (--clients);
-it writes federated.csv and federated.png.
+loop of jitted local steps, then the time of a round of the last method over the number of
+clients (--clients); it writes federated.csv and federated.png. "loop" is one thread,
+"threads" what launch.federate does on a CPU, "fedjax" FedJAX where it is installed.
 
 --suite=training times the steps of whole configs by gradient method, in turns, and says how
 many minutes their runs take by each; it writes training.csv.
@@ -55,7 +56,7 @@ flags.DEFINE_list(
   None,
   "Of gradients: "
   f"{', '.join(gradient_benchmark.METHODS)} (default: all); of federated: "
-  f"{', '.join(federated_benchmark.METHODS)} (default: floor, loop).",
+  f"{', '.join(federated_benchmark.METHODS)} (default: floor, loop, threads).",
 )
 flags.DEFINE_list("clients", [], "federated: also time cohorts of these many clients.")
 flags.DEFINE_list(
@@ -93,7 +94,7 @@ def _gradients(options: flags.FlagValues, out: pathlib.Path | None) -> None:
 
 def _federated(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   names = options.workloads or list(federated_benchmark.WORKLOADS)
-  methods = options.methods or ["loop"]
+  methods = options.methods or ["loop", "threads"]
   counts = [_count(text) for text in options.clients]
   for name in names:
     validate.one_of(federated_benchmark.WORKLOADS, workloads=name)

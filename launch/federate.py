@@ -31,7 +31,7 @@ import sys
 
 from absl import flags
 
-from dpjax.experiment import federate, federate_build
+from dpjax.experiment import checkpoint, federate, federate_build
 from dpjax.experiment.federate_config import FedConfig
 from dpjax.federated import processes
 from launch import app, config_flag, peers
@@ -76,6 +76,14 @@ def _federate(config: FedConfig, workdir: str, rounds: list[int]) -> None:
     print(f"wrote {workdir}/result.json, report.png, metrics.jsonl, params.npz")
 
 
+def _saved(workdir: str, heard: int | None, *, owner: bool) -> str:
+  """What is saved when a peer is lost, perhaps while process 0, the owner, was writing it."""
+  round = checkpoint.newest(pathlib.Path(workdir)) if owner else heard
+  if round is None:
+    return "nothing is saved"
+  return f"round {round} is saved in {workdir} of process 0"
+
+
 def main() -> None:
   config, many, rounds = config_flag.get(), peers.options(), []
   workdir = flags.FLAGS.workdir or f"runs/fed_{pathlib.Path(flags.FLAGS.config).stem}"
@@ -83,8 +91,8 @@ def main() -> None:
   if many is None:
     work()
     return
-  where = f"in {workdir} of process 0"
-  saved = lambda: f"round {rounds[-1]} is saved {where}" if rounds else "nothing is saved"
+  heard = lambda: rounds[-1] if rounds else None
+  saved = lambda: _saved(workdir, heard(), owner=many.process_id == 0)
   peers.run(work, many, config=federate_build.digest(config).hex(), saved=saved)
 
 

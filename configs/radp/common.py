@@ -27,6 +27,11 @@ COMPARED: dict[str, dict[str, Any]] = {
   "DPDLIGDO": {"method": "dpdligdo"},
   "No_DP": {"method": "no_dp"},
 }
+# Ways to read Algorithm 3.
+READINGS: dict[str, dict[str, Any]] = {
+  **{name: {"paper.preset": name} for name in ("P1", "P2", "P3", "P4", "P5")},
+  "P3, fresh": {"paper.preset": "custom", "paper.draw": "record_fresh"},
+}
 # With a proof, all under replace_one.
 PROVED: dict[str, dict[str, Any]] = {
   "RADP, proved": {

@@ -5,7 +5,7 @@
 
 Fewer epochs: --config.num_epochs=5. At the epsilon whose numbers the text states. P1 is
 Algorithm 3 as printed; P3 to P5 are the noise that the code of AdLM, its ancestor, really
-adds.
+adds; "P3, fresh" draws it anew in each epoch.
 """
 
 from configs.radp import common
@@ -13,6 +13,6 @@ from dpjax.experiment.relevance_config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:
-  curves = {name: {"paper.preset": name} for name in ("P1", "P2", "P3", "P4", "P5")}
+  curves = common.READINGS
   epsilons = [common.LAST["cifar10"]]
   return common.on("cifar10", curves=curves, epsilons=epsilons, title="Presets: cifar10")

@@ -38,6 +38,15 @@ def to_keys(arrays: Any, like: Any) -> Any:
   return jax.tree.map(wrap, arrays, like)
 
 
+def newest(workdir: pathlib.Path) -> int | None:
+  """The newest complete checkpoint under `workdir`, as its files have it at this moment.
+
+  For whoever cannot wait for a `Checkpoints` that another thread is writing with.
+  """
+  names = [path.name for path in (workdir / "checkpoints").glob("*")]
+  return max((int(name) for name in names if name.isdigit()), default=None)
+
+
 class Checkpoints:
   """Saves and restores (state, meta) under `<workdir>/checkpoints`.
 

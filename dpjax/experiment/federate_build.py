@@ -245,7 +245,7 @@ def digest(config: FedConfig) -> bytes:
   the processes of one run may differ."""
   fields = dataclasses.asdict(config)
   fields["data"].pop("data_dir")
-  for name in ("execution", "num_devices"):
+  for name in ("execution", "num_devices", "num_threads"):
     fields.pop(name)
   _drop_later(fields)
   return hashlib.sha256(f"federated{sorted(fields.items())!r}".encode()).digest()
@@ -528,7 +528,9 @@ def _algorithm(
   algorithm, privacy = config.algorithm, config.privacy
   client_tx = _OPTIMIZERS[config.client_optimizer.name](config.client_optimizer)
   server_tx = _OPTIMIZERS[config.server_optimizer.name](config.server_optimizer)
-  inner = execution.by_name(config.execution, num_devices=config.num_devices)
+  inner = execution.by_name(
+    config.execution, num_devices=config.num_devices, num_threads=config.num_threads
+  )
   common: dict[str, Any] = dict(
     aggregator=_aggregator(config, plan, random.noise),
     map_clients=processes.process_clients(inner),

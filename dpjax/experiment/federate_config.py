@@ -97,6 +97,7 @@ class FedConfig:
   seed: int = 0
   execution: str = "auto"  # auto | loop | vmap | pmap
   num_devices: int | None = None  # pmap; None: all
+  num_threads: int | None = None  # loop: clients at once; None: as many as there are cores
   eval_every: int = 10  # rounds
   checkpoint_every: int = 10  # rounds
   targets: tuple[float, ...] = (0.97, 0.99)  # rounds to these accuracies are reported

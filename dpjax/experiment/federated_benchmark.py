@@ -1,5 +1,5 @@
 """Rounds per second of federated averaging against the floor: a Python loop of jitted local
-steps that does nothing else (no padding, no clipping, no diagnostics).
+steps that does nothing else (no padding, no clipping, no diagnostics); and against FedJAX.
 
 All ways are compiled first and then timed in turns, so that whatever else the machine does
 falls on each of them alike; the ratio is that of the medians.
@@ -22,11 +22,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from dpjax import data, federated, losses, models, validate
-from dpjax.experiment import report
+from dpjax.experiment import fedjax_peer, report
 from dpjax.federated import execution
+from dpjax.validate import UserError
 
 FLOOR = "floor"
-METHODS = (FLOOR, "loop", "vmap", "pmap")
+METHODS = (FLOOR, "loop", "threads", "vmap", "pmap", "fedjax")
 WORKLOADS = ("cnn", "mlp")
 _KEY_SEED, _RATE = 0, 0.1
 
@@ -105,10 +106,15 @@ def _floor(work: Work) -> Callable[[], Any]:
 
 
 def _ours(work: Work, method: str) -> Callable[[], Any]:
+  if method == "fedjax":
+    return fedjax_peer.one_round(work.loss_fn, work.params, work.cohort, _RATE)
+  threads = method == "threads"  # what launch.federate does on a CPU
   algorithm = federated.fed_avg(
     work.loss_fn,
     optax.sgd(_RATE),
-    map_clients=execution.by_name(method),
+    map_clients=execution.by_name(
+      "loop" if threads else method, num_threads=None if threads else 1
+    ),
     key=jax.random.key(_KEY_SEED),
   )
   state = algorithm.init(work.params)
@@ -132,11 +138,15 @@ def measure(
   """One entry per method, the floor first.
 
   Raises:
-    UserError: an unknown workload or method.
+    UserError: an unknown workload or method, or one that is not installed.
   """
   validate.one_of(
     METHODS, **{"methods": next((m for m in methods if m not in METHODS), FLOOR)}
   )
+  if "fedjax" in methods and not fedjax_peer.is_installed():
+    raise UserError(
+      "methods='fedjax': is not installed, see dpjax/experiment/fedjax_peer.py"
+    )
   validate.integer_at_least(1, num_clients=num_clients, steps=steps, repeats=repeats)
   work = build(name, num_clients, steps)
   methods = [FLOOR, *(method for method in methods if method != FLOOR)]

@@ -205,7 +205,7 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
     neighboring_relation=relation,
   )
   again = dataclasses.replace(
-    job, train=mixed, public_size=len(job.train), on_epoch=None,
+    job, train=mixed, public_size=len(job.train), on_epoch=None, memo={},
     streams=_other_streams(job.streams, name),
   )  # fmt: skip
   attacked = relevance.run(config.method, config.mode, again)

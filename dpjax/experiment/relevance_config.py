@@ -73,14 +73,14 @@ class Point(NamedTuple):
 
 
 def points(config: RelevanceConfig) -> list[Point]:
-  """Every run of an experiment, checked before the first one begins.
+  """Every run of an experiment, checked before the first one begins; seed after seed.
 
   >>> config = RelevanceConfig(epsilons=[1.0, 2.0], num_seeds=2)
   >>> [point.name for point in points(config)]
-  ['radp-eps1-seed0', 'radp-eps1-seed1', 'radp-eps2-seed0', 'radp-eps2-seed1']
+  ['radp-eps1-seed0', 'radp-eps2-seed0', 'radp-eps1-seed1', 'radp-eps2-seed1']
   """
   check(config)
-  found = list(_points(config))
+  found = sorted(_points(config), key=lambda point: point.config.seed)
   if len({point.name for point in found}) < len(found):
     raise UserError("curves: two labels or two epsilons give runs of the same name")
   for point in found:

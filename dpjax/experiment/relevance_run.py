@@ -1,8 +1,9 @@
 """Runs an experiment of `dpjax.relevance`: each point to result.json, then report and table.
 
-A point that has its result.json is not run again, so the same command goes on where it was
-stopped; a point that was cut off starts afresh. The raw noise of rigorous mode comes from
-the operating system and is never written down.
+Points that differ only in what follows model 1 of the paper share it (its seconds count for
+the first of them). A point that has its result.json is not run again, so the same command
+goes on where it was stopped; a point that was cut off starts afresh. The raw noise of
+rigorous mode comes from the operating system and is never written down.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import dataclasses
 import hashlib
 import pathlib
 import secrets
+import shutil
 import time
 from typing import Any
 
@@ -64,9 +66,20 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[dict[s
 
 def run_point(point: Point, workdir: pathlib.Path, loaded: dict) -> dict[str, Any]:
   """One run; its result.json if it is there already."""
-  config = point.config
+  done = loaded.setdefault("no_dp", {})  # folders by what decides them: not by epsilon
+  alike = repr(dataclasses.replace(point.config, epsilons=[]))
   if (workdir / writers.RESULT).exists():
-    return writers.read_json(workdir / writers.RESULT)
+    result = writers.read_json(workdir / writers.RESULT)
+  elif point.config.method == "no_dp" and alike in done:
+    result = _copied(done[alike], workdir, point)
+  else:
+    result = _run(point, workdir, loaded)
+  done[alike] = workdir
+  return result
+
+
+def _run(point: Point, workdir: pathlib.Path, loaded: dict) -> dict[str, Any]:
+  config = point.config
   train, test = _data(config, loaded)
   started = time.monotonic()
   with (
@@ -82,6 +95,16 @@ def run_point(point: Point, workdir: pathlib.Path, loaded: dict) -> dict[str, An
   _warn(outcome, len(train))
   _save(workdir, outcome)
   relevance_report.pictures(workdir, outcome, config.lrp)
+  writers.write_result(workdir, result)
+  return result
+
+
+def _copied(source: pathlib.Path, workdir: pathlib.Path, point: Point) -> dict[str, Any]:
+  """The run without privacy, for another panel."""
+  for name in (writers.METRICS, "params.npz"):
+    shutil.copy(source / name, workdir / name)
+  result = writers.read_json(source / writers.RESULT)
+  result |= {"epsilon_target": point.epsilon, "copied_from": source.name}
   writers.write_result(workdir, result)
   return result
 
@@ -131,6 +154,7 @@ def make_job(
     public=public,
     relevance_records=config.relevance_records,
     on_epoch=on_epoch,
+    memo=loaded.setdefault("memo", {}),
   )
 
 

@@ -30,8 +30,8 @@ class Net(NamedTuple):
 
   init: Callable[..., Any]
   apply: Callable[..., Array]
-  refresh: Callable[..., Any]  # (params, x of a batch) -> params with new statistics
-  in_batch: Callable[..., Array]  # logits with the statistics of the batch itself
+  refresh: Callable[..., Any]  # (params, statistics) -> params with newer running ones
+  in_batch: Callable[..., Any]  # (params, x) -> logits by the batch's own statistics, these
 
 
 def net(body: Any, num_classes: int) -> Net:
@@ -60,13 +60,12 @@ def net(body: Any, num_classes: int) -> Net:
     stats = params["stats"]
     return logits(params, body.apply(params["body"], x), stats["mean"], stats["var"])
 
-  def in_batch(params: Any, x: Any) -> Array:
+  def in_batch(params: Any, x: Any) -> tuple[Array, Any]:
     hidden = body.apply(params["body"], x)
-    return logits(params, hidden, hidden.mean(axis=0), hidden.var(axis=0))
+    stats = {"mean": hidden.mean(axis=0), "var": hidden.var(axis=0)}
+    return logits(params, hidden, **stats), stats
 
-  def refresh(params: Any, x: Any) -> Any:
-    hidden = body.apply(params["body"], x)
-    new = {"mean": hidden.mean(axis=0), "var": hidden.var(axis=0)}
+  def refresh(params: Any, new: Any) -> Any:
     mix = lambda old, now: _MOMENTUM * old + (1 - _MOMENTUM) * now
     return {**params, "stats": jax.tree.map(mix, params["stats"], new)}
 
@@ -100,14 +99,15 @@ def loss_noise(
 def polynomial_loss(model: Net, noise: Array) -> Callable[..., Array]:
   """sum_k max(z, 0) - z y + log 2 - |z| / 2 + z^2 / 8, less sum(N * W), mean over a batch.
 
-  The first part is the sigmoid cross-entropy with log(1 + e^-|z|) to second order.
+  The first part is the sigmoid cross-entropy with log(1 + e^-|z|) to second order. Returned
+  with the statistics of the batch.
   """
 
-  def loss(params: Any, x: Any, y: Any) -> Array:
-    z = model.in_batch(params, x)
+  def loss(params: Any, x: Any, y: Any) -> tuple[Array, Any]:
+    z, stats = model.in_batch(params, x)
     wanted = jax.nn.one_hot(y, z.shape[1])
     terms = jnp.maximum(z, 0) - z * wanted + math.log(2) - jnp.abs(z) / 2 + z**2 / 8
-    return jnp.mean(terms.sum(axis=1)) - jnp.sum(noise * params["head"])
+    return jnp.mean(terms.sum(axis=1)) - jnp.sum(noise * params["head"]), stats
 
   return loss
 

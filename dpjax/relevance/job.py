@@ -63,6 +63,8 @@ class Job:
     None  # number of records that plans are made for; None: len(train)
   )
   on_epoch: OnEpoch | None = None
+  # What several jobs may compute once (model 1 of the paper, its relevance); see `once`.
+  memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
   @property
   def size(self) -> int:
@@ -83,6 +85,16 @@ class Job:
   def num_features(self) -> int:
     """Places of an image."""
     return relevance.num_features(self.shape)
+
+  def once(self, make: Callable[[], Any], *what: Any) -> Any:
+    """make(), or what a job with the same memo got for the same `what`, training records,
+    model 1, training, initial key and order of batches. Not for anything that draws noise.
+    """
+    init = np.asarray(jax.random.key_data(self.streams.init)).tobytes()
+    mine = (id(self.train), self.nets.first, self.training, init, self.streams.order)
+    if (*mine, *what) not in self.memo:
+      self.memo[*mine, *what] = self.train, make()  # held, so that its id stays its own
+    return self.memo[*mine, *what][1]
 
   def for_relevance(self) -> Any:
     """The training records that the relevance is averaged over."""

@@ -85,18 +85,13 @@ def _num_steps(job: Job, num_records: int) -> int:
 
 def radp_paper(job: Job) -> Outcome:
   """Algorithms 1 to 3. The result is claimed, never proved."""
-  source = job.for_relevance()
-  model_1 = job.nets.first
-  theta_1 = _plain(job, model_1, _init(job, model_1, job.train.x, 1), job.train)
-  share = relevance.mean_shares(
-    model_1.apply, theta_1, source, job.lrp, norm=job.paper.rel_norm
-  )
+  share = _share(job, job.paper.rel_norm)
   found = paper.features(
     job.streams.key(RELEVANCE),
     share,
     job.paper,
     epsilon=job.epsilon,
-    num_records=len(source),
+    num_records=len(job.for_relevance()),
     batch_size=job.training.batch_size,
   )
   initial = _init(job, job.nets.second, job.train.x, 2)
@@ -115,6 +110,19 @@ def radp_paper(job: Job) -> Outcome:
     noise=made,
     maps=maps,
   )
+
+
+def _share(job: Job, norm: str) -> np.ndarray:
+  """R [d] by model 1, trained on the raw records: NOT private. Computed once per memo."""
+
+  def make() -> np.ndarray:
+    model = job.nets.first
+    fitted = lambda: _plain(job, model, _init(job, model, job.train.x, 1), job.train)
+    theta = job.once(fitted, "model 1")
+    source = job.for_relevance()
+    return relevance.mean_shares(model.apply, theta, source, job.lrp, norm=norm)
+
+  return job.once(make, "share", job.lrp, norm, job.relevance_records)
 
 
 def _paper_model_2(job: Job, found: paper.Features, initial: Any) -> Any:
@@ -479,12 +487,10 @@ def _uniform_places(job: Job) -> np.ndarray:
 
 
 def _adlm_beta(job: Job, epsilon: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-  source, model_1 = job.for_relevance(), job.nets.first
-  theta_1 = _plain(job, model_1, _init(job, model_1, job.train.x, 1), job.train)
-  share = relevance.mean_shares(model_1.apply, theta_1, source, job.lrp)
+  share = _share(job, "abs")
   spread = share - share.min()
   scaled = spread / max(spread.max(), 1e-30)  # to [0, 1] by the data's own range
-  d, n = len(share), len(source)
+  d, n = len(share), len(job.for_relevance())
   drawn = noise.sample(
     job.streams.key(RELEVANCE), jnp.full(d, 2 * d / (n * epsilon), jnp.float32), (d,)
   )

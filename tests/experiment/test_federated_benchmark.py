@@ -8,6 +8,7 @@ import pytest
 
 from dpjax import models
 from dpjax.experiment import federated_benchmark as benchmark
+from dpjax.experiment import fedjax_peer
 from dpjax.validate import UserError
 
 
@@ -19,11 +20,16 @@ def tiny(monkeypatch):
   )
 
 
-def test_the_floor_and_ours_do_the_same_work(tiny):
-  work = benchmark.build("mlp", num_clients=3, steps=2, batch_size=4)
-  floor, ours = benchmark._floor(work)(), benchmark._ours(work, "loop")()
+_THERE = ["fedjax"] if fedjax_peer.is_installed() else []
+
+
+@pytest.mark.parametrize("method", ["loop", "threads", *_THERE])
+def test_the_floor_and_the_others_do_the_same_work(tiny, method):
+  steps = 1 if method == "fedjax" else 2  # it shuffles
+  work = benchmark.build("mlp", num_clients=3, steps=steps, batch_size=4)
+  floor, other = benchmark._floor(work)(), benchmark._ours(work, method)()
   jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), floor, ours
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), floor, other
   )
 
 
@@ -46,6 +52,11 @@ def test_entries_have_ratios_and_files_are_written(tiny, tmp_path):
     (dict(name="mpl", methods=["loop"]), "workloads='mpl'"),
     (dict(name="mlp", methods=["loop", "pool"]), "methods='pool'"),
     (dict(name="mlp", methods=["loop"], num_clients=0), "num_clients=0"),
+    pytest.param(
+      dict(name="mlp", methods=["fedjax"]),
+      "methods='fedjax': is not installed",
+      marks=pytest.mark.skipif(fedjax_peer.is_installed(), reason="FedJAX is there"),
+    ),
   ],
 )
 def test_mistakes_are_one_line(arguments, match):

@@ -42,8 +42,8 @@ def test_points_are_curves_by_epsilons_by_seeds():
     epsilons=[1.0, 2.0], num_seeds=2, seed=3,
   )  # fmt: skip
   found = points(config)
-  assert [p.name for p in found[:2]] == ["a-eps1-seed3", "a-eps1-seed4"]
-  assert [p.name for p in found[4:]] == ["b-x-eps7-seed3", "b-x-eps7-seed4"]
+  of_one_seed = ["a-eps1", "a-eps2", "b-x-eps7"]
+  assert [p.name for p in found] == [f"{p}-seed{s}" for s in (3, 4) for p in of_one_seed]
   assert found[-1].curve == "B" and found[-1].config.paper.preset == "P5"
   assert found[0].config.curves == {} and found[0].config.num_seeds == 1
 
@@ -121,6 +121,22 @@ def test_a_grid_of_methods_and_modes_writes_one_table(tmp_path):
   assert json.loads((tmp_path / "results.json").read_text()) == writers.plain(results)
   maps = np.load(tmp_path / "points" / "radp-proved-eps2-seed0" / "maps.npz")
   assert list(maps) == ["beta"]  # the relevance itself is not private
+
+
+def test_without_privacy_one_run_serves_every_epsilon(tmp_path, monkeypatch):
+  made = []
+  run = relevance_run.relevance.run
+  monkeypatch.setattr(
+    relevance_run.relevance, "run", lambda *a: made.append(a[0]) or run(*a)
+  )
+  config = _config(method="no_dp", epsilons=[1.0, 2.0], num_seeds=2)
+  results = relevance_run.run_all(config, tmp_path)
+  assert made == ["no_dp"] * 2  # one for each seed
+  assert [r["epsilon_target"] for r in results] == [1.0, 2.0] * 2
+  assert results[0]["params_sha256"] == results[1]["params_sha256"]
+  assert results[0]["params_sha256"] != results[2]["params_sha256"]
+  assert results[1]["copied_from"] == "no-dp-eps1-seed0"
+  assert len((tmp_path / "report.csv").read_text().splitlines()) == 1 + 4 * 2
 
 
 # --- the table

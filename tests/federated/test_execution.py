@@ -236,6 +236,56 @@ def test_convolutions_are_seen():
   assert not seen(lambda w, x: jnp.sum(w["w"]) * jnp.sum(x))
 
 
+def _convolving(w, x):
+  kernel = w["w"].reshape(1, 1, 2, 2)
+  y = jax.lax.conv(x[None, None], kernel, (1, 1), "SAME")
+  return jnp.mean((y - 1) ** 2)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3, None])
+def test_threads_do_not_change_the_result(num_threads):
+  """Ragged clients, an empty one, more clients than threads, two rounds."""
+  rng = np.random.default_rng(3)
+  own = [rng.normal(size=(n, 3, 3)).astype(np.float32) for n in (1, 9, 0, 4, 17, 2, 6)]
+  cohort, found = from_batches(own, batch_size=2), []
+  for threads in (2, num_threads):
+    algorithm = fed_avg(
+      _convolving,
+      optax.sgd(0.1),
+      map_clients=loop_clients(num_threads=threads),
+      key=_KEY,
+    )
+    state = algorithm.init({"w": jnp.arange(4, dtype=jnp.float32)})
+    for _ in range(2):
+      state, info = algorithm.round(state, cohort)
+    found.append((np.asarray(state.params["w"]), info.clients.num_steps.tolist()))
+  one = num_threads == 1
+  np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-6 if one else 0)
+  assert found[0][1] == found[1][1] == [1, 5, 0, 2, 9, 1, 3]
+
+
+def test_an_error_in_a_thread_says_which_client_it_came_from():
+  own = [np.ones((1, 3, 3), np.float32)] * 3
+  cohort = from_batches(own)._replace(ids=np.array([4, 17, 30]))
+
+  def client_17_fails(client, partial):
+    run = loop_clients(num_threads=2)(client, partial)
+    trained = run._trained
+
+    def fails(context, place, *rest):
+      if place == 1:
+        raise RuntimeError("here")
+      return trained(context, place, *rest)
+
+    run._trained = fails
+    return run
+
+  algorithm = fed_avg(_convolving, optax.sgd(0.1), map_clients=client_17_fails, key=_KEY)
+  with pytest.raises(RuntimeError) as caught:
+    algorithm.round(algorithm.init({"w": jnp.ones(4)}), cohort)
+  assert "client 17" in "".join(getattr(caught.value, "__notes__", []))
+
+
 def test_an_error_says_which_client_it_came_from():
   own = [np.ones((1, 2), np.float32), np.ones((1, 3), np.float32)]
   cohort = from_batches(own)._replace(ids=np.array([4, 17]))
@@ -261,6 +311,7 @@ def test_an_error_says_which_client_it_came_from():
     (lambda: pmap_clients(num_devices=0), "num_devices=0"),
     (lambda: pmap_clients(clients_per_device=0), "clients_per_device=0"),
     (lambda: vmap_clients(clients_per_block=0), "clients_per_block=0"),
+    (lambda: loop_clients(num_threads=0), "num_threads=0"),
     (lambda: execution.by_name("vmpa"), "did you mean 'vmap'"),
     (
       lambda: execution.by_name("loop", num_devices=2),

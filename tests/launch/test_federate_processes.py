@@ -10,7 +10,7 @@ import pytest
 from absl import flags as absl_flags
 
 from dpjax.validate import UserError
-from launch import peers
+from launch import federate, peers
 from tests.federated import programs
 
 _CONFIG = [
@@ -187,3 +187,12 @@ def test_flags_that_do_not_fit(flags, given, match):
   flags(*given)
   with pytest.raises(UserError, match=match):
     peers.options()
+
+
+def test_process_0_tells_what_its_files_hold_not_what_it_was_told(tmp_path):
+  """A peer may die between the last byte of a checkpoint and the word that it is written."""
+  assert federate._saved(str(tmp_path), None, owner=True) == "nothing is saved"
+  for name in ("3", "6", "9.orbax-checkpoint-tmp-1"):
+    (tmp_path / "checkpoints" / name).mkdir(parents=True)
+  assert "round 6 is saved" in federate._saved(str(tmp_path), 3, owner=True)
+  assert "round 3 is saved" in federate._saved(str(tmp_path), 3, owner=False)

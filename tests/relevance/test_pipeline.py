@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax import accounting, data, models, relevance, trees
-from dpjax.relevance import gradients
+from dpjax.relevance import gradients, pipeline
 from dpjax.relevance.settings import Paper, Private, Rigorous, Training
 from dpjax.validate import UserError
 
@@ -33,9 +33,8 @@ def _job(epsilon=8.0, **fields):
   standard = dict(
     nets=_NETS, training=Training(num_epochs=2, batch_size=50), rigorous=_LOCAL
   )
-  return relevance.Job(
-    epsilon=epsilon, train=_SMALL, test=_FEW, streams=_STREAMS, **{**standard, **fields}
-  )
+  standard |= {"train": _SMALL, "test": _FEW, "streams": _STREAMS}
+  return relevance.Job(epsilon=epsilon, **{**standard, **fields})
 
 
 @pytest.mark.parametrize("method", ["adlm", "no_dp", "radp"])
@@ -50,6 +49,49 @@ def test_what_is_not_proved_has_no_proved_epsilon(method):
   assert set(scores[0][1]) == {"test_accuracy", "test_loss"}
   assert outcome.num_steps == 8
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.params))
+
+
+def test_jobs_with_one_memo_train_model_1_once_and_change_nothing(monkeypatch):
+  fits, fit = [], pipeline.train.fit
+  monkeypatch.setattr(
+    pipeline.train, "fit", lambda *a, **k: fits.append(k["seed"]) or fit(*a, **k)
+  )
+  ways = [("radp", Paper(preset="P3")), ("radp", Paper(preset="P5")), ("adlm", Paper())]
+  apart = [relevance.run(m, "paper", _job(paper=p)) for m, p in ways]
+  assert len(fits) == 6
+  memo = {}
+  shared = [relevance.run(m, "paper", _job(paper=p, memo=memo)) for m, p in ways]
+  assert len(fits) == 6 + 4
+  digests = [[trees.sha256(o.params) for o in outcomes] for outcomes in (apart, shared)]
+  assert digests[0] == digests[1]
+  others = [
+    {"streams": _STREAMS._replace(init=jax.random.key(3))},
+    {"streams": _STREAMS._replace(order=1)},
+    {"training": Training(num_epochs=1, batch_size=50)},
+    {"train": _TRAIN.subset(slice(0, 200))},
+  ]
+  for changed in others:
+    relevance.run("radp", "paper", _job(**changed, memo=memo))
+  assert len(fits) == 10 + 2 * len(others)
+
+
+def test_the_parts_of_a_batch_give_the_gradient_of_the_whole():
+  x, y = jax.numpy.asarray(_SMALL.x[:192]), jax.numpy.asarray(_SMALL.y[:192])
+  net = _NETS.second
+  loss, params = pipeline.train.cross_entropy(net.apply), net.init(jax.random.key(4), x)
+  assert pipeline.train.num_parts(192, "cpu") == 3
+  parts, nothing = pipeline.train._in_parts(loss, 3)(params, x, y)
+  whole = jax.grad(loss)(params, x, y)
+  assert nothing is None
+  for a, b in zip(jax.tree.leaves(parts), jax.tree.leaves(whole)):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 600, 1000, 1009, 4096, 4097])
+def test_a_batch_is_cut_into_equal_parts_or_not_at_all(size):
+  count = pipeline.train.num_parts(size, "cpu")
+  assert size % count == 0 and (count == 1 or size // count <= 64)
+  assert pipeline.train.num_parts(size, "gpu") == 1
 
 
 @pytest.mark.parametrize("preset", ["P1", "P5"])
