@@ -4,7 +4,7 @@ epsilons.
   python -m launch.relevance --config=configs/radp/proved_fashion_mnist.py \\
     --workdir=runs/proved_fashion_mnist --config.num_seeds=3
 
-Fewer epochs: --config.num_epochs=5. delta 1e-5. "RADP, proved" noises each record once
+More epochs: --config.num_epochs=40. delta 1e-5. "RADP, proved" noises each record once
 (weighted L1 clip, 4 x 4 pooled), its label by randomised response, and hides the records
 behind a shuffler; relevance comes from a tenth of the records. "RADP + DP-SGD" spends
 epsilon 0.1 on relevance.

@@ -4,7 +4,7 @@ epsilons.
   python -m launch.relevance --config=configs/radp/test1_mnist.py \\
     --workdir=runs/test1_mnist --config.num_seeds=3
 
-Fewer epochs: --config.num_epochs=5. The paper's numbers, the largest over epochs: at
+More epochs: --config.num_epochs=40. The paper's numbers, the largest over epochs: at
 epsilon 2 (panel c), RADP .949, DPDLIGDO .921, AdLM .914, DPSGD .903; losses .367, .392,
 about 50 (another loss), .736. RADP and AdLM are claimed there and here; DPSGD and DPDLIGDO
 are proved here (add/remove-one, delta 1e-5). Data: prepare it first, see `python -m

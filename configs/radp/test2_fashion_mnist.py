@@ -4,7 +4,7 @@ three epsilons.
   python -m launch.relevance --config=configs/radp/test2_fashion_mnist.py \\
     --workdir=runs/test2_fashion_mnist --config.num_seeds=3
 
-Fewer epochs: --config.num_epochs=5. The paper's numbers, the largest over epochs: at
+More epochs: --config.num_epochs=40. The paper's numbers, the largest over epochs: at
 epsilon 5 (panel c), RADP .858, AdLM .84, DPSGD .823, DPDLIGDO .818. RADP and AdLM are
 claimed there and here; DPSGD and DPDLIGDO are proved here (add/remove-one, delta 1e-5).
 Data: prepare it first, see `python -m launch.prepare --help`.

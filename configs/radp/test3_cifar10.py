@@ -4,7 +4,7 @@ epsilons.
   python -m launch.relevance --config=configs/radp/test3_cifar10.py \\
     --workdir=runs/test3_cifar10 --config.num_seeds=3
 
-Fewer epochs: --config.num_epochs=5. The paper's numbers, the largest over epochs: at
+More epochs: --config.num_epochs=40. The paper's numbers, the largest over epochs: at
 epsilon 12 (panel c), losses RADP 1.124, DPSGD 1.875, DPDLIGDO 2.01, AdLM about 120 (another
 loss); no accuracy is stated. RADP and AdLM are claimed there and here; DPSGD and DPDLIGDO
 are proved here (add/remove-one, delta 1e-5). Data: prepare it first, see `python -m

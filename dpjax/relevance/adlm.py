@@ -96,7 +96,7 @@ def loss_noise(
   return noise_lib.secure.laplace(key, like, scale)
 
 
-def polynomial_loss(model: Net, noise: Array) -> Callable[..., Array]:
+def polynomial_loss(model: Net, noise: Array) -> Callable[..., tuple[Array, Any]]:
   """sum_k max(z, 0) - z y + log 2 - |z| / 2 + z^2 / 8, less sum(N * W), mean over a batch.
 
   The first part is the sigmoid cross-entropy with log(1 + e^-|z|) to second order. Returned
