@@ -5,8 +5,10 @@
     --config.algorithm.name=scaffold --config.seed=1
 
 Every field of the config (dpjax/experiment/federate_config.py) can be overridden by its
-dotted name. Clients run in a loop on a CPU, under vmap on one accelerator and under pmap on
-several; --config.execution and --config.num_devices choose. The run writes to --workdir:
+dotted name. Clients run in a loop on a CPU (convolutions in a thread per core), under vmap on
+one accelerator and under pmap on several; --config.execution, --config.num_threads and
+--config.num_devices choose. --config.release=true takes every key from the operating system
+and logs nothing private. The run writes to --workdir:
 config.json, metrics.jsonl, tensorboard/, result.json, report.png and .csv, params.npz (the
 model), checkpoints/ (holds the noise key: secret). Stop it at any time; the same command goes
 on where it stopped.

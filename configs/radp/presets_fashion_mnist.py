@@ -18,5 +18,10 @@ def get_config() -> RelevanceConfig:
   curves = common.READINGS
   epsilons = [common.LAST["fashion_mnist"]]
   return common.on(
-    "fashion_mnist", curves=curves, epsilons=epsilons, title="Presets: fashion_mnist"
+    "fashion_mnist",
+    curves=curves,
+    epsilons=epsilons,
+    batch_size=100,
+    num_epochs=6,
+    title="Presets: fashion_mnist",
   )

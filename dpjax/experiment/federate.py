@@ -17,10 +17,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from dpjax import federated, noise, transforms, trees
 from dpjax.accounting import Budget, Ledger, delta_warning
 from dpjax.data import partition
-from dpjax.experiment import federate_build, provenance, report, run, shared, writers
+from dpjax.experiment import (
+  federate_build,
+  provenance,
+  release,
+  report,
+  run,
+  shared,
+  writers,
+)
 from dpjax.experiment.federate_build import FedRun
 from dpjax.experiment.federate_config import FedConfig
 from dpjax.federated import processes
@@ -41,8 +51,11 @@ class _Loop:
     self.ledger, self.seconds, self.round = Ledger(), 0.0, 0
     self.reached = False  # config.stop_at_accuracy
     self.key_id = noise.key_id(_noise_key(config, fed))
+    self.started = time.monotonic()
     if self.checkpoints.latest_step() is not None:
       self._resume()
+    elif config.release:  # its keys must be kept before anything is computed with them
+      self.save()
     _check_budget(config, fed, self.ledger)
     self.metrics = shared.metrics(workdir, resume_step=self.round or None)
     self.started = time.monotonic() - self.seconds
@@ -82,7 +95,7 @@ class _Loop:
     if self.fed.promise.kind != "none":
       row["epsilon"] = self.epsilons[self.round]
     row |= _changing_clip_norm(self, "l2_clip_norm")
-    if self.config.diagnostics:
+    if self.config.diagnostics and not self.config.release:
       shown = {**info._asdict()}
       del shown["clients"]
       row |= {f"not_private/{name}": float(value) for name, value in shown.items()}
@@ -98,6 +111,8 @@ class _Loop:
       "seconds": self.seconds,
       "reached": self.reached,
     }
+    if self.config.release:
+      meta |= release.to_meta(self.fed.random)
     self.checkpoints.save(self.round, self.state, meta)
     self.on_save(self.round)
 
@@ -206,12 +221,23 @@ def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[st
   return {f"{target:g}": next(first(target), None) for target in targets}
 
 
+def _heterogeneity(config: FedConfig, fed: FedRun) -> dict[str, float]:
+  """Of labels over clients: not private, so not of a release."""
+  if config.release:
+    return {}
+  return {"heterogeneity": partition.heterogeneity(fed.federation.label_histograms())}
+
+
+def _statement(loop: _Loop) -> str:
+  text = loop.fed.promise.statement(loop.ledger.num_steps)
+  return f"{text}\n\n{release.statement(loop.fed.plan)}" if loop.config.release else text
+
+
 def _result(loop: _Loop, workdir: pathlib.Path) -> dict[str, Any]:
   config, fed, scores = loop.config, loop.fed, loop.evaluate()
   facts = _epsilon_facts(loop)
   names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_"}
   method = names.get(config.privacy.method, "ldp_")
-  histograms = fed.federation.label_histograms()
   return {
     "task": fed.task.name,
     "dataset": config.data.name,
@@ -225,7 +251,8 @@ def _result(loop: _Loop, workdir: pathlib.Path) -> dict[str, Any]:
     "num_clients": fed.federation.num_clients,
     "clients_per_round": config.clients_per_round,
     "partition": config.partition.name,
-    "heterogeneity": partition.heterogeneity(histograms),  # of labels; not private
+    **_heterogeneity(config, fed),
+    "release": config.release,
     "seed": config.seed,
     "num_parameters": trees.size(fed.params),
     "params_sha256": trees.sha256(federated.params_of(loop.state)),
@@ -236,7 +263,7 @@ def _result(loop: _Loop, workdir: pathlib.Path) -> dict[str, Any]:
     "l2_clip_norm": _clip_norm(config, fed),
     **_changing_clip_norm(loop, "final_l2_clip_norm"),
     "sampler": repr(fed.plan.sampler),
-    "privacy_statement": fed.promise.statement(loop.ledger.num_steps),
+    "privacy_statement": _statement(loop),
     "ledger": loop.ledger.to_json(),
   }
 
@@ -272,13 +299,24 @@ def federate(
   done = processes.on_first(lambda: _finished(config, workdir))
   if done is not None:
     return done
-  fed = federate_build.build_run(config, data)
+  fed = federate_build.build_run(config, data, _release_streams(config, workdir))
   processes.on_first(lambda: run.claim_workdir(workdir, config))
   if processes.is_first():
     _warn(config, fed)
   with contextlib.ExitStack() as held:
     processes.on_first(lambda: held.enter_context(writers.alone(workdir / run.CONFIG)))
     return _federate(config, fed, workdir, on_save)
+
+
+def _release_streams(config: FedConfig, workdir: pathlib.Path) -> Any:
+  if not config.release:
+    return None
+  if jax.process_count() > 1:
+    raise UserError(
+      f"release=True: must be run by one process, not {jax.process_count()}: its keys leave "
+      "no machine"
+    )
+  return release.streams(config, workdir, federate_build.Streams)
 
 
 def _federate(

@@ -128,6 +128,7 @@ def check(config: FedConfig) -> None:
   else:
     _check_cohort(config, config.partition.num_clients)
   _check_stop(config)
+  _check_release(config)
   _check_combination(config)
   _check_promise(config)
 
@@ -164,6 +165,18 @@ def _check_stop(config: FedConfig) -> None:
     raise UserError(
       f"stop_at_accuracy={target}: needs privacy.method='none'; a private run pays for its "
       "num_rounds, which must not depend on what it sees"
+    )
+
+
+def _check_release(config: FedConfig) -> None:
+  privacy = config.privacy
+  if not config.release:
+    return
+  if privacy.method not in ("central", "dp_ftrl") or privacy.simulated_cohort is not None:
+    raise UserError(
+      "release=True: needs privacy.method='central' or 'dp_ftrl' and no "
+      f"privacy.simulated_cohort, not {privacy.method!r} and {privacy.simulated_cohort!r}; "
+      "only what the server's noise covers may be released"
     )
 
 
@@ -247,6 +260,8 @@ def digest(config: FedConfig) -> bytes:
   fields["data"].pop("data_dir")
   for name in ("execution", "num_devices", "num_threads"):
     fields.pop(name)
+  if not config.release:  # later than the rest
+    fields.pop("release")
   _drop_later(fields)
   return hashlib.sha256(f"federated{sorted(fields.items())!r}".encode()).digest()
 
@@ -565,17 +580,20 @@ def _algorithm(
   return federated.fed_sgd(loss_fn, server_tx, **weighted)
 
 
-def build_run(config: FedConfig, data: tuple[Any, Any] | None = None) -> FedRun:
-  """Every object of a federated run; deterministic in (config, data).
+def build_run(
+  config: FedConfig, data: tuple[Any, Any] | None = None, random: Streams | None = None
+) -> FedRun:
+  """Every object of a federated run; deterministic in its arguments.
 
   Args:
     data: what `load_data` returns; None to load what the config names.
+    random: None for `streams(config)`.
   """
   check(config)
   central = TrainConfig(data=config.data, model=config.model)
   federation, test = load_data(config) if data is None else data
   num_clients = federation.num_clients
-  random = streams(config)
+  random = streams(config) if random is None else random
   plan, reported = make_plan(config, num_clients)
   task = build._task(central, federation.dataset)
   # load_data has standardised the features of a scattering head already

@@ -103,3 +103,4 @@ class FedConfig:
   targets: tuple[float, ...] = (0.97, 0.99)  # rounds to these accuracies are reported
   stop_at_accuracy: float | None = None  # end at the first evaluation that reaches it
   diagnostics: bool = True  # log losses, norms and cohort sizes: NOT private
+  release: bool = False  # keys from the operating system, noise on a grid, no diagnostics

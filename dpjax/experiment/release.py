@@ -14,7 +14,6 @@ import numpy as np
 from dpjax import noise
 from dpjax.experiment import build
 from dpjax.experiment.checkpoint import Checkpoints
-from dpjax.experiment.config import TrainConfig
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
@@ -22,19 +21,20 @@ _SAMPLER_BITS = 256
 _STREAMS = "release_streams"  # in a checkpoint's meta data
 
 
-def new_streams(config: TrainConfig) -> build.Streams:
-  """Fresh streams of 256 bits each; only the initial parameters depend on the seed."""
-  return build.Streams(
-    init=jax.random.key(config.seed),
-    noise=noise.secure.new_key(),
-    example=noise.secure.new_key(),
-    sampler=secrets.randbits(_SAMPLER_BITS),
-  )
+def new_streams(config: Any, kind: Any = build.Streams) -> Any:
+  """Fresh streams of 256 bits each; only the initial parameters depend on the seed.
+
+  Args:
+    config: with a `seed`.
+    kind: a NamedTuple (init, two other keys, sampler).
+  """
+  keys = noise.secure.new_key(), noise.secure.new_key()
+  return kind(jax.random.key(config.seed), *keys, secrets.randbits(_SAMPLER_BITS))
 
 
-def to_meta(random: build.Streams) -> dict[str, Any]:
+def to_meta(random: Any) -> dict[str, Any]:
   """The secrets, for the meta data of a checkpoint. Never write them anywhere else."""
-  keys = {name: _hex(getattr(random, name)) for name in ("noise", "example")}
+  keys = {name: _hex(getattr(random, name)) for name in random._fields[1:3]}
   return {_STREAMS: {**keys, "sampler": f"{random.sampler:x}"}}
 
 
@@ -42,29 +42,25 @@ def _hex(key: jax.Array) -> str:
   return np.asarray(jax.random.key_data(key)).tobytes().hex()
 
 
-def from_meta(config: TrainConfig, meta: dict[str, Any]) -> build.Streams:
+def from_meta(config: Any, meta: dict[str, Any], kind: Any = build.Streams) -> Any:
   """The streams that `to_meta` wrote."""
   if _STREAMS not in meta:
     raise UserError("checkpoint: holds no release keys, so it cannot be gone on from")
   held = meta[_STREAMS]
   key = lambda name: noise.secure.key_from_bytes(bytes.fromhex(held[name]))
   init = jax.random.key(config.seed)
-  return build.Streams(init, key("noise"), key("example"), int(held["sampler"], 16))
+  return kind(init, *map(key, kind._fields[1:3]), int(held["sampler"], 16))
 
 
-def streams(config: TrainConfig, workdir: pathlib.Path) -> build.Streams:
-  """The streams of a run: of its newest checkpoint, or fresh ones where there is none.
-
-  Outside of release mode they are a function of the config.
-  """
-  if not config.release:
-    return build.streams(config)
+def streams(config: Any, workdir: pathlib.Path, kind: Any = build.Streams) -> Any:
+  """The streams of a release: of its newest checkpoint, or fresh ones where there is none."""
   if not (workdir / "checkpoints").is_dir():
-    return new_streams(config)
+    return new_streams(config, kind)
   checkpoints = Checkpoints(workdir)
   try:
-    found = checkpoints.latest_step() is not None
-    return from_meta(config, checkpoints.meta()) if found else new_streams(config)
+    if checkpoints.latest_step() is None:
+      return new_streams(config, kind)
+    return from_meta(config, checkpoints.meta(), kind)
   finally:
     checkpoints.close()
 

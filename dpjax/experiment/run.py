@@ -323,7 +323,8 @@ def train(
     return writers.read_json(workdir / writers.RESULT)
   if (workdir / CONFIG).exists():
     claim_workdir(workdir, config)  # before its checkpoints are looked into
-  run = build.build(config, data, release.streams(config, workdir))
+  random = release.streams(config, workdir) if config.release else build.streams(config)
+  run = build.build(config, data, random)
   claim_workdir(workdir, config)
   _warn(config, run)
   with writers.alone(workdir / CONFIG):

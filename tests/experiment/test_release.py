@@ -96,8 +96,8 @@ def test_killed_before_its_first_checkpoint_it_starts_with_new_keys(tmp_path, mo
   made = []
   new_streams = release.new_streams
 
-  def remember(config):
-    made.append(new_streams(config))
+  def remember(*what):
+    made.append(new_streams(*what))
     return made[-1]
 
   monkeypatch.setattr(release, "new_streams", remember)
