@@ -5,8 +5,8 @@
 
 At the epsilon whose numbers the text states. P1 is Algorithm 3 as printed; P3 to P5 are the
 noise that the code of AdLM, its ancestor, really adds; "P3, fresh" draws it anew in each
-epoch. 12 epochs in batches of 100: the paper names neither, the noise of P3 to P5 depends on
-neither, and it is as many steps as 72 epochs of the batches that DP-SGD has here.
+epoch. 10 epochs in batches of 100: the paper names neither, the noise of P3 to P5 depends on
+neither, and it is as many steps as 60 epochs of the batches that DP-SGD has here.
 """
 
 from configs.radp import common
@@ -21,6 +21,6 @@ def get_config() -> RelevanceConfig:
     curves=curves,
     epsilons=epsilons,
     batch_size=100,
-    num_epochs=12,
+    num_epochs=10,
     title="Presets: mnist",
   )
