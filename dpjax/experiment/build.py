@@ -291,7 +291,7 @@ def load_data(config: TrainConfig) -> tuple[Any, Any]:
     validate.integer_at_least(1, **{"data.limit": config.data.limit})
     train = train.subset(np.arange(min(config.data.limit, len(train))))
   if models.needs_features(config.model.name) == "scattering":
-    num_groups = _model(config.model, train.num_classes).num_groups
+    num_groups = make_model(config.model, train.num_classes).num_groups
     train, test = (_scattered(part, num_groups) for part in (train, test))
   return train, test
 
@@ -300,7 +300,8 @@ def _preprocessed(dataset: Any, config: DataConfig) -> Any:
   return data.preprocess.center(dataset) if config.center else dataset
 
 
-def _model(config: ModelConfig, width: int, **fixed: Any) -> Any:
+def make_model(config: ModelConfig, width: int, **fixed: Any) -> Any:
+  """The model that a config names, with `width` outputs; `fixed` goes before its options."""
   return models.build(config.name, num_classes=width, **{**config.options, **fixed})
 
 
@@ -449,7 +450,8 @@ def _sgld_temperature(config: TrainConfig, plan: Plan, num_examples: int) -> flo
   )
 
 
-def _task(config: TrainConfig, dataset: Any) -> Task:
+def make_task(config: TrainConfig, dataset: Any) -> Task:
+  """Classification, or the next token where the model is a transformer over text."""
   if config.model.name != "transformer":
     return _CLASSIFICATION
   if dataset.vocab_size is None:
@@ -480,10 +482,10 @@ def build(
   of the config unless given."""
   check(config)
   train, test = load_data(config) if loaded is None else loaded
-  task = _task(config, train)
+  task = make_task(config, train)
   # load_data has standardised the features of a scattering head already
   fixed = {"num_groups": None} if models.needs_features(config.model.name) else {}
-  model = _model(config.model, task.width(train), **fixed)
+  model = make_model(config.model, task.width(train), **fixed)
   random = streams(config) if random is None else random
   params = model.init(random.init, jnp.asarray(train.x[:1]))
   # Of the whole set: canaries only take rows away.

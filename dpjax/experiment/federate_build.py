@@ -595,10 +595,10 @@ def build_run(
   num_clients = federation.num_clients
   random = streams(config) if random is None else random
   plan, reported = make_plan(config, num_clients)
-  task = build._task(central, federation.dataset)
+  task = build.make_task(central, federation.dataset)
   # load_data has standardised the features of a scattering head already
   fixed = {"num_groups": None} if models.needs_features(config.model.name) else {}
-  model = build._model(config.model, task.width(federation.dataset), **fixed)
+  model = build.make_model(config.model, task.width(federation.dataset), **fixed)
   first = jnp.asarray(federation.dataset.x[:1])
   return FedRun(
     plan=plan,

@@ -45,17 +45,25 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[dict[s
   claims.csv and .md (what is claimed, proved and refuted, and the accuracy).
 
   Raises:
-    UserError: a wrong config, missing data, a foreign folder; nothing is overwritten.
+    UserError: a wrong config, missing data, a foreign folder, one where another process is
+      at work; nothing is overwritten.
   """
   workdir = pathlib.Path(workdir)
   todo = points(config)
-  run.claim_workdir(workdir, config)  # type: ignore[arg-type]  # any config dataclass
+  run.claim_workdir(workdir, config)
+  with writers.alone(workdir / run.CONFIG):
+    return _run_all(config, workdir, todo)
+
+
+def _run_all(
+  config: RelevanceConfig, workdir: pathlib.Path, todo: list[Point]
+) -> list[dict[str, Any]]:
   folder = lambda point: workdir if len(todo) == 1 else workdir / "points" / point.name
   loaded: dict[tuple, Any] = {}
   results = []
   for point in todo:
     if len(todo) > 1:
-      run.claim_workdir(folder(point), point.config)  # type: ignore[arg-type]
+      run.claim_workdir(folder(point), point.config)
     results.append(run_point(point, folder(point), loaded))
   relevance_report.report(workdir, config, [(p, folder(p)) for p in todo], results)
   relevance_table.write(workdir, results)

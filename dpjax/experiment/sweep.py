@@ -132,9 +132,23 @@ def run_sweep(
 
   Raises:
     UserError: a fault of the sweep itself, before anything runs. A UserError of one run is
-      recorded in its row, and the sweep goes on.
+      recorded in its row, and the sweep goes on. Another process at work in the folder.
   """
   workdir, found = pathlib.Path(workdir), points(config)
+  workdir.mkdir(parents=True, exist_ok=True)
+  lock = workdir / "lock"
+  lock.touch()
+  with writers.alone(lock):
+    return _run_all(config, workdir, found, train_fn, load_fn)
+
+
+def _run_all(
+  config: SweepConfig,
+  workdir: pathlib.Path,
+  found: list[Point],
+  train_fn: TrainFn,
+  load_fn: LoadFn | None,
+) -> list[Row]:
   rows: dict[str, Row] = {}
   load = _LastData(load_fn)
   for count, point in enumerate(_grouped(found), start=1):

@@ -123,6 +123,15 @@ def test_a_grid_of_methods_and_modes_writes_one_table(tmp_path):
   assert list(maps) == ["beta"]  # the relevance itself is not private
 
 
+def test_a_folder_where_another_process_works_is_left_alone(tmp_path):
+  config = _config(method="no_dp")
+  relevance_run.run.claim_workdir(tmp_path / "run", config)
+  busy = writers.alone(tmp_path / "run" / "config.json")
+  with busy, pytest.raises(UserError, match="another process is at work"):
+    relevance_run.run_all(config, tmp_path / "run")
+  assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
+
+
 def test_without_privacy_one_run_serves_every_epsilon(tmp_path, monkeypatch):
   made = []
   run = relevance_run.relevance.run

@@ -95,6 +95,14 @@ def test_finished_points_never_run_twice(tmp_path):
   assert len(more.calls) == 2  # only the new seed of each epsilon
 
 
+def test_two_processes_do_not_work_on_one_sweep(tmp_path):
+  (tmp_path / "lock").touch()
+  fake = Fake()
+  with writers.alone(tmp_path / "lock"), pytest.raises(UserError, match="another process"):
+    sweep.run_sweep(_config(), tmp_path, fake)
+  assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
 def test_killed_sweep_resumes_at_the_interrupted_point(tmp_path):
   killed = Fake(kill_at=3)
   with pytest.raises(KeyboardInterrupt):
