@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpjax.experiment.config import DataConfig, ModelConfig
-from dpjax.experiment.relevance_config import RelevanceConfig
+from dpjax.experiment.relevance_config import RelevanceAuditConfig, RelevanceConfig
 from dpjax.relevance import Paper, Rigorous
 
 EPSILONS = {
@@ -80,6 +80,8 @@ def on(dataset: str, **fields: Any) -> RelevanceConfig:
     num_epochs=8 if dataset == "mnist" else 4,
     batch_size=1000 if cifar else 600,
     relevance_records=10_000,
+    # Attacks on the noise of one record, in seconds; canaries would train everything thrice.
+    audit=RelevanceAuditConfig(enabled=True, canary_runs=False),
   )
   return RelevanceConfig(**{**standard, **fields})
 

@@ -43,8 +43,10 @@ class Bound(NamedTuple):
 def facts(
   config: RelevanceConfig, job: relevance.Job, outcome: relevance.Outcome
 ) -> dict[str, Any]:
-  """The audit's part of result.json."""
+  """The audit's part of result.json; nothing where no attack applies without canaries."""
   attacks = _attacks(config, job, outcome)
+  if not attacks:
+    return {}
   confidence = 1 - (1 - CONFIDENCE) / len(attacks)
   bounds = {name: attack(confidence) for name, attack in attacks.items()}
   total = {name: b.epsilon_lower for name, b in bounds.items() if b.target == "total"}

@@ -132,6 +132,17 @@ def test_a_folder_where_another_process_works_is_left_alone(tmp_path):
   assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
 
 
+def test_without_canaries_only_noisy_inputs_are_attacked(tmp_path):
+  config = _config(
+    curves={"P5": {"paper.preset": "P5"}, "DPSGD": {"method": "dpsgd"}},
+    audit=RelevanceAuditConfig(True, 50, 20, canary_runs=False),
+  )
+  shared, clipped = relevance_run.run_all(config, tmp_path)
+  assert shared["audit"]["strongest"] == "U2"
+  assert "audit" not in clipped and "epsilon_audited_lower" not in clipped
+  assert "not audited" in (tmp_path / "claims.md").read_text()
+
+
 def test_without_privacy_one_run_serves_every_epsilon(tmp_path, monkeypatch):
   made = []
   run = relevance_run.relevance.run
