@@ -8,8 +8,8 @@ seed of a test run in a quarter of an hour on two cores; an accelerator may take
 
 The noisy relevance, a part of which comes out negative, is floored at its mean, 1 / d, so
 that no place gets more than about four times the noise of a uniform share. The paper has no
-floor and does not run without one; a floor at a tenth of that ("P3, low floor") costs several
-points.
+floor and does not run without one; a floor at a tenth of that ("P3, low floor") costs 3 points
+on MNIST and 13 on Fashion-MNIST.
 """
 
 from __future__ import annotations

@@ -56,6 +56,8 @@ def report(
   figure.suptitle(
     f"{title}\nsolid: proved, dashed: claimed (no guarantee), dotted: not private",
     fontsize=9,
+    x=0.01,
+    ha="left",  # the legend stands on the right
   )
   reports.save_figure(figure, workdir / "report.png")
 
