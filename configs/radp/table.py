@@ -12,7 +12,7 @@ membership (one run each).
 
 from dpjax.experiment.config import DataConfig, ModelConfig
 from dpjax.experiment.relevance_config import RelevanceAuditConfig, RelevanceConfig
-from dpjax.relevance import Rigorous
+from dpjax.relevance import Private, Rigorous
 
 
 def get_config() -> RelevanceConfig:
@@ -46,6 +46,7 @@ def get_config() -> RelevanceConfig:
       budget_share_1=0.1,
       pool=2,
     ),
+    private=Private(learning_rate=0.1),
     audit=RelevanceAuditConfig(enabled=True),
     title="Claimed, proved, refuted: digits",
   )
