@@ -17,7 +17,11 @@ def _as_bytes(text: str | bytes) -> bytes:
   if isinstance(text, bytes):
     return text
   if isinstance(text, str):
-    return text.encode("utf-8")
+    try:
+      return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+      code = f"U+{ord(text[error.start]):04X} at position {error.start}"
+      raise UserError(f"texts: must be Unicode, got a lone surrogate, {code}") from None
   raise UserError(f"texts: must hold str or bytes, got {type(text).__name__}")
 
 

@@ -10,7 +10,8 @@ from dpjax.validate import UserError
 
 
 @hypothesis.given(
-  st.lists(st.text(st.characters(exclude_characters="\0"))), st.integers(1, 9)
+  st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"))),
+  st.integers(1, 9),
 )
 @hypothesis.settings(deadline=None)
 def test_tokens_decode_to_the_head_of_the_bytes(texts, max_length):
@@ -29,6 +30,11 @@ def test_str_and_its_bytes_give_the_same_tokens():
 def test_other_types_are_refused(bad):
   with pytest.raises(UserError, match="must hold str or bytes"):
     encode_text(bad, max_length=3)
+
+
+def test_half_a_surrogate_pair_is_no_text():
+  with pytest.raises(UserError, match=r"lone surrogate, U\+D800 at position 1"):
+    encode_text(["a", "b\ud800"], max_length=1)
 
 
 def test_max_length_must_be_positive():
