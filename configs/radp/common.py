@@ -2,8 +2,8 @@
 
 Chosen where the paper is silent: Adam at 1e-3; batches of 100 for RADP and No_DP, of 600
 (CIFAR-10: 1000) for what perturbs gradients or batches; relu for model 1 and tanh for model 2,
-pixels / 255, clean test images, the last epoch. 8 epochs on MNIST and 4 on the others let one
-seed of a test run in a quarter of an hour on two cores; an accelerator may take
+pixels / 255, clean test images, the last epoch. With 8 epochs on MNIST and 4 on the others one
+seed of a test took 16 to 19 minutes on one of two busy cores; an accelerator may take
 --config.num_epochs=40.
 
 The noisy relevance, a part of which comes out negative, is floored at its mean, 1 / d, so

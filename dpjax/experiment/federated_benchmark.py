@@ -7,7 +7,6 @@ falls on each of them alike; the ratio is that of the medians.
 
 from __future__ import annotations
 
-import csv
 import pathlib
 import statistics
 import time
@@ -106,7 +105,9 @@ def _floor(work: Work) -> Callable[[], Any]:
   return one_round
 
 
-def _ours(work: Work, method: str) -> Callable[[], Any]:
+def _runner(work: Work, method: str) -> Callable[[], Any]:
+  if method == FLOOR:
+    return _floor(work)
   if method == "fedjax":
     return fedjax_peer.one_round(work.loss_fn, work.params, work.cohort, _RATE)
   threads = method == "threads"  # what launch.federate does on a CPU
@@ -151,7 +152,7 @@ def measure(
   validate.integer_at_least(1, num_clients=num_clients, steps=steps, repeats=repeats)
   work = build(name, num_clients, steps)
   methods = [FLOOR, *(method for method in methods if method != FLOOR)]
-  runs = [_floor(work) if m == FLOOR else _ours(work, m) for m in methods]
+  runs = [_runner(work, m) for m in methods]
   for run in runs:
     run()
   times = [[_timed(run) for run in runs] for _ in range(repeats)]
@@ -168,7 +169,7 @@ def scaling(
   """Entries of one method alone for several numbers of clients, one local step each."""
   entries = []
   for count in counts:
-    run = _ours(build(name, count, 1), method)
+    run = _runner(build(name, count, 1), method)
     run()
     median = statistics.median(_timed(run) for _ in range(repeats))
     entries.append(Entry(name, method, count, 1, median, None, 1 / median))
@@ -206,11 +207,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/federated.csv and `out`/federated.png."""
-  out.mkdir(parents=True, exist_ok=True)
-  with open(out / "federated.csv", "w", newline="") as file:
-    writer = csv.writer(file)
-    writer.writerow([*Entry._fields, "platform", "jax"])
-    writer.writerows([*e, jax.default_backend(), jax.__version__] for e in entries)
+  report.write_entries(out / "federated.csv", entries)
   _draw(entries, out / "federated.png")
 
 

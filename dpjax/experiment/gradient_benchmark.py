@@ -11,7 +11,6 @@ nothing, and XLA's account of buffers does not know them.
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import json
 import pathlib
@@ -236,12 +235,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/gradients.csv and `out`/gradients.png."""
-  out.mkdir(parents=True, exist_ok=True)
-  with open(out / "gradients.csv", "w", newline="") as file:
-    writer = csv.writer(file)
-    versions = ("platform", "jax")
-    writer.writerow([*Entry._fields, *versions])
-    writer.writerows([*e, jax.default_backend(), jax.__version__] for e in entries)
+  report.write_entries(out / "gradients.csv", entries)
   _draw(entries, out / "gradients.png")
 
 

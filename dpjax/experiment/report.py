@@ -16,6 +16,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -351,6 +352,13 @@ def write_csv(path: pathlib.Path, rows: list[Row], header: Sequence[str] = ()) -
   table.writeheader()
   table.writerows(rows)
   writers.replace_file(path, text.getvalue().encode())
+
+
+def write_entries(path: pathlib.Path, entries: Sequence[Any]) -> None:
+  """A benchmark's entries (NamedTuples) as CSV, each with the platform and JAX's version."""
+  where = {"platform": jax.default_backend(), "jax": jax.__version__}
+  path.parent.mkdir(parents=True, exist_ok=True)
+  write_csv(path, [{**entry._asdict(), **where} for entry in entries])
 
 
 def save_figure(figure: Figure, path: pathlib.Path) -> None:

@@ -7,7 +7,6 @@ times its number of steps: evaluation, compilation and the loading of data come 
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import itertools
 import pathlib
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 
 from dpjax import data as data_lib
-from dpjax.experiment import build
+from dpjax.experiment import build, report
 from dpjax.experiment.config import TrainConfig
 
 METHODS = ("auto", "vmap")
@@ -97,8 +96,4 @@ def table(entries: Sequence[Entry]) -> str:
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/training.csv."""
-  out.mkdir(parents=True, exist_ok=True)
-  with open(out / "training.csv", "w", newline="") as file:
-    writer = csv.writer(file)
-    writer.writerow([*Entry._fields, "platform", "jax"])
-    writer.writerows([*e, jax.default_backend(), jax.__version__] for e in entries)
+  report.write_entries(out / "training.csv", entries)

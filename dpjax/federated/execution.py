@@ -538,10 +538,10 @@ def _from_devices(results: Any, *, summed: bool) -> Any:
 # --- which
 
 
-def auto_clients() -> MapClients:
-  """The loop on a CPU, vmap on one accelerator, pmap on several."""
+def auto_clients(*, num_threads: int | None = 1) -> MapClients:
+  """The loop on a CPU (with `num_threads`), vmap on one accelerator, pmap on several."""
   if jax.default_backend() == "cpu":
-    return loop_clients()
+    return loop_clients(num_threads=num_threads)
   return pmap_clients() if jax.local_device_count() > 1 else vmap_clients()
 
 
@@ -562,6 +562,5 @@ def by_name(
     raise UserError(f"num_devices={num_devices}: is for execution='pmap', not {name!r}")
   if name == "vmap":
     return vmap_clients()
-  if name == "loop" or jax.default_backend() == "cpu":
-    return loop_clients(num_threads=num_threads)
-  return auto_clients()
+  make = auto_clients if name == "auto" else loop_clients
+  return make(num_threads=num_threads)

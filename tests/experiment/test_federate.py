@@ -1,8 +1,6 @@
 """A federated run from config to result.json: resume, charges, what is promised."""
 
 import dataclasses
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from dpjax import noise
 from dpjax.accounting import Ledger
 from dpjax.experiment import federate, federate_build, fields, writers
 from dpjax.validate import UserError
+from tests.experiment.stops import stop_after
 
 
 def _config(**overrides):
@@ -66,18 +65,6 @@ def test_the_ledger_holds_every_round(finished):
   assert plan.normalize_by == 6.0 and plan.sampler.prob == 6 / 30
 
 
-def _stop_at(monkeypatch, stop_at, marker):
-  original = federate._Loop.charge
-
-  def charge(loop):
-    original(loop)
-    if loop.round == stop_at and not marker.exists():
-      marker.touch()
-      os.kill(os.getpid(), signal.SIGTERM)
-
-  monkeypatch.setattr(federate._Loop, "charge", charge)
-
-
 @pytest.mark.parametrize(
   "overrides",
   [_EIGHT, {"algorithm.name": "scaffold", "server_optimizer.name": "adam"}],
@@ -90,7 +77,7 @@ def test_p16_stopped_and_resumed_equals_uninterrupted(
   config = _config(**overrides)
   there = finished[0] if overrides is _EIGHT else tmp_path / "whole"
   whole = federate.federate(config, there)
-  _stop_at(monkeypatch, 3, tmp_path / "stopped")
+  stop_after(monkeypatch, federate._Loop, 3)
   with pytest.raises(federate.Interrupted, match="step 3 .*run the same command"):
     federate.federate(config, tmp_path / "run")
   resumed = federate.federate(config, tmp_path / "run")

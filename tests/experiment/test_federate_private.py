@@ -2,13 +2,11 @@
 
 import dataclasses
 import math
-import os
-import signal
 
 import numpy as np
 import pytest
 
-from configs.fed import quickstart, shakespeare
+from configs.fed import shakespeare
 from dpjax import noise
 from dpjax.accounting import Ledger
 from dpjax.experiment import federate, federate_build, fields, writers
@@ -16,20 +14,9 @@ from dpjax.experiment.config import FtrlConfig
 from dpjax.experiment.federate_config import FedConfig
 from dpjax.transforms import AdaptiveClipping
 from dpjax.validate import UserError
+from tests.experiment.stops import stop_after
+from tests.experiment.test_federate import _config as small_config
 
-_SMALL = {
-  "num_rounds": 6,
-  "eval_every": 2,
-  "checkpoint_every": 2,
-  "data.limit": 150,
-  "partition.num_clients": 30,
-  "clients_per_round": 6.0,
-  "local.batch_size": 4,
-  "local.epochs": 1,
-  "privacy.delta": 1e-3,
-  "privacy.epsilon": None,
-  "privacy.noise_multiplier": 2.0,
-}
 _ADAPTIVE = {"privacy.clipping": "adaptive", "privacy.clip_count_noise_std": 2.0}
 _FTRL = {"privacy.method": "dp_ftrl"}  # cyclic over 5 groups, 5 bands
 _PUBLIC = {
@@ -48,19 +35,7 @@ def _with(config, overrides):
 
 
 def _config(**overrides):
-  return _with(quickstart.get_config(), {**_SMALL, **overrides})
-
-
-def _stop_at(monkeypatch, stop_at, marker):
-  original = federate._Loop.charge
-
-  def charge(loop):
-    original(loop)
-    if loop.round == stop_at and not marker.exists():
-      marker.touch()
-      os.kill(os.getpid(), signal.SIGTERM)
-
-  monkeypatch.setattr(federate._Loop, "charge", charge)
+  return small_config(**{"privacy.noise_multiplier": 2.0, **overrides})
 
 
 @pytest.mark.parametrize("overrides", [_ADAPTIVE, _FTRL], ids=["adaptive", "dp_ftrl"])
@@ -74,7 +49,7 @@ def test_p16_resumed_equals_uninterrupted_and_pays_what_its_plan_says(
   assert Ledger.from_json(whole["ledger"]).num_steps == 6
   assert whole["unit"] == "user" and whole["epsilon_kind"] == "proved"
   assert whole["neighboring_relation"] == str(plan.neighboring_relation)
-  _stop_at(monkeypatch, 3, tmp_path / "stopped")
+  stop_after(monkeypatch, federate._Loop, 3)
   with pytest.raises(federate.Interrupted):
     federate.federate(config, tmp_path / "run")
   resumed = federate.federate(config, tmp_path / "run")

@@ -1,8 +1,6 @@
 """Release mode across clients: secrets from the operating system, nothing private logged."""
 
-import os
 import shutil
-import signal
 
 import jax
 import numpy as np
@@ -17,6 +15,7 @@ from dpjax.experiment import (
   writers,
 )
 from dpjax.validate import UserError
+from tests.experiment.stops import die, sigterm, stop_after
 from tests.experiment.test_federate import _config
 
 
@@ -30,26 +29,6 @@ def finished(tmp_path_factory):
   return workdir, federate.federate(_release(), workdir)
 
 
-def _stop_at(monkeypatch, round, error):
-  original = federate._Loop.charge
-
-  def charge(loop):
-    original(loop)
-    if loop.round == round:
-      monkeypatch.setattr(federate._Loop, "charge", original)
-      error()
-
-  monkeypatch.setattr(federate._Loop, "charge", charge)
-
-
-def _sigterm():
-  os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _die():
-  raise KeyboardInterrupt
-
-
 def test_p18_two_releases_of_one_config_share_no_key(finished, tmp_path):
   again = federate.federate(_release(), tmp_path / "run")
   ids = [r["ledger"]["charges"][0]["noise_key_id"] for r in (finished[1], again)]
@@ -60,13 +39,13 @@ def test_p16_a_resumed_release_equals_the_uninterrupted_one(tmp_path, monkeypatc
   """Noise and cohorts come back: keys are saved before the first round, so that the copy of
   that checkpoint, run to its end, is the uninterrupted run."""
   workdir, whole_dir = tmp_path / "run", tmp_path / "whole"
-  _stop_at(monkeypatch, 1, _die)
+  stop_after(monkeypatch, federate._Loop, 1, die)
   with pytest.raises(KeyboardInterrupt):
     federate.federate(_release(), workdir)
   assert checkpoint.newest(workdir) == 0
   shutil.copytree(workdir, whole_dir)
   whole = federate.federate(_release(), whole_dir)
-  _stop_at(monkeypatch, 3, _sigterm)
+  stop_after(monkeypatch, federate._Loop, 3, sigterm)
   with pytest.raises(federate.Interrupted):
     federate.federate(_release(), workdir)
   resumed = federate.federate(_release(), workdir)

@@ -27,7 +27,7 @@ _THERE = ["fedjax"] if fedjax_peer.is_installed() else []
 def test_the_floor_and_the_others_do_the_same_work(tiny, method):
   steps = 1 if method == "fedjax" else 2  # it shuffles
   work = benchmark.build("mlp", num_clients=3, steps=steps, batch_size=4)
-  floor, other = benchmark._floor(work)(), benchmark._ours(work, method)()
+  floor, other = benchmark._floor(work)(), benchmark._runner(work, method)()
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), floor, other
   )

@@ -1,9 +1,7 @@
 """Release mode: fresh keys, kept in checkpoints alone, restored exactly, nothing logged."""
 
 import json
-import os
 import shutil
-import signal
 
 import pytest
 
@@ -11,6 +9,7 @@ from configs import quickstart
 from dpjax import noise
 from dpjax.experiment import build, checkpoint, fields, release, run, writers
 from dpjax.validate import UserError
+from tests.experiment.stops import die, sigterm, stop_after
 
 
 def _config(**overrides):
@@ -30,26 +29,6 @@ def finished(tmp_path_factory):
   return workdir, run.train(_config(), workdir)
 
 
-def _stop_at(monkeypatch, step, error):
-  original = run._Loop.charge
-
-  def charge(loop):
-    original(loop)
-    if loop.step == step:
-      monkeypatch.setattr(run._Loop, "charge", original)
-      error()
-
-  monkeypatch.setattr(run._Loop, "charge", charge)
-
-
-def _sigterm():
-  os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _die():
-  raise KeyboardInterrupt
-
-
 def test_p18_two_runs_of_one_config_share_no_key(finished, tmp_path):
   again = run.train(_config(), tmp_path / "run")
   assert again["params_sha256"] != finished[1]["params_sha256"]
@@ -59,18 +38,18 @@ def test_p18_two_runs_of_one_config_share_no_key(finished, tmp_path):
   assert derived not in ids
 
 
-@pytest.mark.parametrize("how", [_sigterm, _die])
+@pytest.mark.parametrize("how", [sigterm, die])
 def test_p16_a_resumed_release_equals_the_uninterrupted_one(tmp_path, monkeypatch, how):
   """All three streams come back: noise, augmentation and batches. (The copy of the first
   checkpoint, run to its end without a stop, is the uninterrupted run.)"""
-  config = _config(augmentation="shift" if how is _sigterm else "none")
+  config = _config(augmentation="shift" if how is sigterm else "none")
   workdir, whole_dir = tmp_path / "run", tmp_path / "whole"
-  _stop_at(monkeypatch, 1, _sigterm)
+  stop_after(monkeypatch, run._Loop, 1, sigterm)
   with pytest.raises(run.Interrupted):
     run.train(config, workdir)
   shutil.copytree(workdir, whole_dir)
   whole = run.train(config, whole_dir)
-  _stop_at(monkeypatch, 3, how)
+  stop_after(monkeypatch, run._Loop, 3, how)
   with pytest.raises((run.Interrupted, KeyboardInterrupt)):
     run.train(config, workdir)
   resumed = run.train(config, workdir)
@@ -80,7 +59,7 @@ def test_p16_a_resumed_release_equals_the_uninterrupted_one(tmp_path, monkeypatc
 
 
 def test_keys_are_saved_before_the_first_step(tmp_path, monkeypatch):
-  _stop_at(monkeypatch, 1, _die)
+  stop_after(monkeypatch, run._Loop, 1, die)
   with pytest.raises(KeyboardInterrupt):
     run.train(_config(), tmp_path / "run")
   checkpoints = checkpoint.Checkpoints(tmp_path / "run")
@@ -101,7 +80,7 @@ def test_killed_before_its_first_checkpoint_it_starts_with_new_keys(tmp_path, mo
     return made[-1]
 
   monkeypatch.setattr(release, "new_streams", remember)
-  monkeypatch.setattr(run._Loop, "save", lambda loop: _die())
+  monkeypatch.setattr(run._Loop, "save", lambda loop: die())
   with pytest.raises(KeyboardInterrupt):
     run.train(_config(), tmp_path / "run")
   monkeypatch.undo()
