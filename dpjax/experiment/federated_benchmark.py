@@ -110,13 +110,11 @@ def _runner(work: Work, method: str) -> Callable[[], Any]:
     return _floor(work)
   if method == "fedjax":
     return fedjax_peer.one_round(work.loss_fn, work.params, work.cohort, _RATE)
-  threads = method == "threads"  # what launch.federate does on a CPU
+  name = "loop" if method == "threads" else method  # threads: as launch.federate on a CPU
   algorithm = federated.fed_avg(
     work.loss_fn,
     optax.sgd(_RATE),
-    map_clients=execution.by_name(
-      "loop" if threads else method, num_threads=None if threads else 1
-    ),
+    map_clients=execution.by_name(name, num_threads=1 if method == "loop" else None),
     key=jax.random.key(_KEY_SEED),
   )
   state = algorithm.init(work.params)

@@ -46,13 +46,32 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[dict[s
 
   Raises:
     UserError: a wrong config, missing data, a foreign folder, one where another process is
-      at work; nothing is overwritten.
+      at work; nothing is overwritten. A folder of several points may get more seeds.
   """
   workdir = pathlib.Path(workdir)
   todo = points(config)
-  run.claim_workdir(workdir, config)
-  with writers.alone(workdir / run.CONFIG):
+  known = _before(config, workdir)
+  run.claim_workdir(workdir, known)
+  lock = workdir / "lock"
+  lock.touch()
+  with writers.alone(lock):
+    if known != config:
+      writers.write_json(workdir / run.CONFIG, writers.plain(dataclasses.asdict(config)))
     return _run_all(config, workdir, todo)
+
+
+def _before(config: RelevanceConfig, workdir: pathlib.Path) -> RelevanceConfig:
+  """The config with the number of seeds that the folder's had, if that was smaller.
+
+  A single point lives in the folder itself, so its folder cannot grow.
+  """
+  if not (workdir / run.CONFIG).exists():
+    return config
+  num_seeds = writers.read_json(workdir / run.CONFIG).get("num_seeds")
+  if not isinstance(num_seeds, int) or not 1 <= num_seeds < config.num_seeds:
+    return config
+  fewer = dataclasses.replace(config, num_seeds=num_seeds)
+  return fewer if len(points(fewer)) > 1 else config
 
 
 def _run_all(

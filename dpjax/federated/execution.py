@@ -546,9 +546,10 @@ def auto_clients(*, num_threads: int | None = 1) -> MapClients:
 
 
 def by_name(
-  name: str, *, num_devices: int | None = None, num_threads: int | None = 1
+  name: str, *, num_devices: int | None = None, num_threads: int | None = None
 ) -> MapClients:
-  """The execution of that name; `num_devices` concerns pmap alone, `num_threads` the loop.
+  """The execution of that name; `num_devices` concerns pmap alone, `num_threads` the loop
+  (None: one for each core).
 
   >>> by_name("pmpa")
   Traceback (most recent call last):
@@ -556,11 +557,14 @@ def by_name(
   dpjax.validate.UserError: execution='pmpa': must be one of ... (did you mean 'pmap'?)
   """
   validate.one_of(NAMES, execution=name)
-  if name == "pmap":
-    return pmap_clients(num_devices=num_devices)
-  if num_devices is not None:
+  if num_devices is not None and name != "pmap":
     raise UserError(f"num_devices={num_devices}: is for execution='pmap', not {name!r}")
-  if name == "vmap":
-    return vmap_clients()
-  make = auto_clients if name == "auto" else loop_clients
-  return make(num_threads=num_threads)
+  if num_threads is not None and name in ("pmap", "vmap"):
+    raise UserError(f"num_threads={num_threads}: is for execution='loop', not {name!r}")
+  makers: dict[str, Callable[[], MapClients]] = {
+    "auto": lambda: auto_clients(num_threads=num_threads),
+    "loop": lambda: loop_clients(num_threads=num_threads),
+    "vmap": vmap_clients,
+    "pmap": lambda: pmap_clients(num_devices=num_devices),
+  }
+  return makers[name]()

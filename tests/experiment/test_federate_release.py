@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dpjax import noise
+from dpjax.accounting import Ledger
 from dpjax.experiment import (
   checkpoint,
   federate,
@@ -35,23 +36,29 @@ def test_p18_two_releases_of_one_config_share_no_key(finished, tmp_path):
   assert ids[0] != ids[1] and finished[1]["params_sha256"] != again["params_sha256"]
 
 
-def test_p16_a_resumed_release_equals_the_uninterrupted_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  "overrides", [{}, {"privacy.method": "dp_ftrl"}], ids=["independent", "correlated"]
+)
+def test_p16_a_resumed_release_equals_the_uninterrupted_one(
+  tmp_path, monkeypatch, overrides
+):
   """Noise and cohorts come back: keys are saved before the first round, so that the copy of
   that checkpoint, run to its end, is the uninterrupted run."""
+  config = _release(**overrides)
   workdir, whole_dir = tmp_path / "run", tmp_path / "whole"
   stop_after(monkeypatch, federate._Loop, 1, die)
   with pytest.raises(KeyboardInterrupt):
-    federate.federate(_release(), workdir)
+    federate.federate(config, workdir)
   assert checkpoint.newest(workdir) == 0
   shutil.copytree(workdir, whole_dir)
-  whole = federate.federate(_release(), whole_dir)
+  whole = federate.federate(config, whole_dir)
   stop_after(monkeypatch, federate._Loop, 3, sigterm)
   with pytest.raises(federate.Interrupted):
-    federate.federate(_release(), workdir)
-  resumed = federate.federate(_release(), workdir)
+    federate.federate(config, workdir)
+  resumed = federate.federate(config, workdir)
   for name in ("params_sha256", "ledger", "epsilon", "test_accuracy"):
     assert resumed[name] == whole[name], name
-  assert resumed["ledger"]["charges"][0]["num_steps"] == 6
+  assert Ledger.from_json(resumed["ledger"]).num_steps == 6
 
 
 def test_p32_a_release_logs_nothing_private(finished):

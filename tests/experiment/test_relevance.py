@@ -126,10 +126,27 @@ def test_a_grid_of_methods_and_modes_writes_one_table(tmp_path):
 def test_a_folder_where_another_process_works_is_left_alone(tmp_path):
   config = _config(method="no_dp")
   relevance_run.run.claim_workdir(tmp_path / "run", config)
-  busy = writers.alone(tmp_path / "run" / "config.json")
+  (tmp_path / "run" / "lock").touch()
+  busy = writers.alone(tmp_path / "run" / "lock")
   with busy, pytest.raises(UserError, match="another process is at work"):
     relevance_run.run_all(config, tmp_path / "run")
-  assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
+  assert {p.name for p in (tmp_path / "run").iterdir()} == {"config.json", "lock"}
+
+
+def test_an_experiment_may_get_more_seeds_in_its_folder(tmp_path):
+  config = _config(method="no_dp", curves={"a": {}, "b": {"activation": "relu"}})
+  first = relevance_run.run_all(config, tmp_path)
+  params = tmp_path / "points" / "a-eps2-seed0" / "params.npz"
+  before = params.stat().st_mtime_ns
+  more = dataclasses.replace(config, num_seeds=2)
+  results = relevance_run.run_all(more, tmp_path)
+  assert len(results) == 4 and params.stat().st_mtime_ns == before
+  assert [r["params_sha256"] for r in results[:2]] == [r["params_sha256"] for r in first]
+  assert json.loads((tmp_path / "config.json").read_text())["num_seeds"] == 2
+  for other in (config, dataclasses.replace(more, num_seeds=3, num_epochs=9)):
+    with pytest.raises(UserError, match="another config"):
+      relevance_run.run_all(other, tmp_path)
+  assert json.loads((tmp_path / "config.json").read_text())["num_seeds"] == 2
 
 
 def test_without_canaries_only_noisy_inputs_are_attacked(tmp_path):

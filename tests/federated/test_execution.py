@@ -317,6 +317,10 @@ def test_an_error_says_which_client_it_came_from():
       lambda: execution.by_name("loop", num_devices=2),
       "num_devices=2: is for execution='pmap'",
     ),
+    (
+      lambda: execution.by_name("vmap", num_threads=2),
+      "num_threads=2: is for execution='loop', not 'vmap'",
+    ),
   ],
 )
 def test_mistakes_are_one_line(make, match):
