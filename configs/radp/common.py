@@ -53,7 +53,7 @@ PROVED: dict[str, dict[str, Any]] = {
     "learning_rate": 5e-3,
     "weight_decay": 0.5,
   },
-  "RADP + DP-SGD": {"method": "radp_dpsgd", **_PRIVATE},
+  "RADP + DP-SGD": {"method": "radp_dpsgd", "private.epsilon_b": 0.01, **_PRIVATE},
   "DP-SGD": {"method": "dpsgd", **_PRIVATE},
   "tempered sigmoid": {"method": "tempered", **_PRIVATE},
 }

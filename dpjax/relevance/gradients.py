@@ -8,6 +8,7 @@ import math
 from typing import Any, NamedTuple
 
 import dp_accounting
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -287,9 +288,13 @@ def train_model_1(job: Job, model: Any, data: Any, plan: Plan) -> Any:
 def radp_dpsgd(job: Job) -> Outcome:
   """DP relevance weights the inputs by (d beta_j)^kappa, then DP-SGD; composed.
 
-  Model 1 is untrained, so that it costs nothing. Guarantee: (epsilon, delta) of the
-  relevance's Laplace mechanism composed with the plan, under the plan's relation, with the
-  number of records public.
+  Model 1 is untrained, so that it costs nothing; images have one relevance for each block
+  of `private.relevance_pool` by as many places, which drowns less in the same noise. The
+  weights are drawn smoothly between the blocks' centres, and scaled so that their square
+  is 1 on average where relevance is: the optimizer sees inputs of the usual size.
+
+  Guarantee: (epsilon, delta) of the relevance's Laplace mechanism composed with the plan,
+  under the plan's relation, with the number of records public.
   """
   relation = job.private.neighboring_relation
   weights, beta = _weights(job, relation)
@@ -316,13 +321,36 @@ def _weights(job: Job, relation: str) -> tuple[np.ndarray, np.ndarray]:
   model_1 = job.nets.first
   theta_1 = model_1.init(job.streams.init, jnp.asarray(job.train.x[:1]))
   share = relevance.mean_shares(model_1.apply, theta_1, job.train, job.lrp)
+  factor = job.private.relevance_pool
+  blocks = rigorous.pooled_shares(share, job.shape, factor, "private.relevance_pool")
   noisy = rigorous.noisy_relevance(
     job.streams.key(RELEVANCE),
-    share * (len(job.train) / job.size),  # divided by the PUBLIC number of records
+    blocks * (len(job.train) / job.size),  # divided by the PUBLIC number of records
     num_records=job.size,
     epsilon=job.private.epsilon_b,
     neighboring_relation=relation,
   )
   beta = budget.floor_normalized(noisy, budget.default_floor(len(noisy)))
-  weights = (len(beta) * beta) ** job.private.kappa
-  return noise.by_feature(weights, job.shape), beta
+  return input_weights(beta, job.private.kappa, job.shape, factor), beta
+
+
+def input_weights(
+  beta: np.ndarray, kappa: float, shape: tuple[int, ...], pool: int
+) -> np.ndarray:
+  """(d beta_j)^kappa, scaled so that sum_j beta_j w_j^2 = 1, in the shape of one example.
+
+  Args:
+    beta: [d], one for each feature, or for each block of `pool` x `pool` places of an image.
+    shape: of one example; an image's channels share the weight of their place.
+
+  Post-processing of a private beta: free.
+
+  >>> input_weights(np.array([0.5, 0.5]), 0.5, (2,), 1).tolist()
+  [1.0, 1.0]
+  """
+  weights = (len(beta) * beta) ** kappa
+  weights = weights / np.sqrt(np.sum(beta * weights**2))
+  if len(shape) == 3 and pool > 1:
+    blocks = weights.reshape(shape[0] // pool, shape[1] // pool)
+    weights = np.ravel(jax.image.resize(jnp.asarray(blocks), shape[:2], "linear"))
+  return noise.by_feature(weights, shape)

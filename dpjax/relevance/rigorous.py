@@ -136,19 +136,21 @@ def pooled(x: np.ndarray, factor: int) -> np.ndarray:
   return _blocks(x, factor).mean(axis=(2, 4))
 
 
-def pooled_shares(shares: np.ndarray, shape: tuple[int, ...], factor: int) -> np.ndarray:
-  """Shares [d] of places, added up over the same blocks."""
+def pooled_shares(
+  shares: np.ndarray, shape: tuple[int, ...], factor: int, name: str = "rigorous.pool"
+) -> np.ndarray:
+  """Shares [d] of places, added up over the same blocks; `name` is that of the setting."""
   if len(shape) != 3 or factor == 1:
     return shares
   places = np.reshape(shares, (1, *shape[:2], 1))
-  return _blocks(places, factor).sum(axis=(2, 4)).ravel()
+  return _blocks(places, factor, name).sum(axis=(2, 4)).ravel()
 
 
-def _blocks(x: np.ndarray, factor: int) -> np.ndarray:
+def _blocks(x: np.ndarray, factor: int, name: str = "rigorous.pool") -> np.ndarray:
   n, height, width, channels = x.shape
   rows, columns = height // factor, width // factor
   if rows == 0 or columns == 0:
-    raise UserError(f"rigorous.pool={factor}: larger than the images {height}x{width}")
+    raise UserError(f"{name}={factor}: larger than the images {height}x{width}")
   top, left = (height - rows * factor) // 2, (width - columns * factor) // 2
   kept = x[:, top : top + rows * factor, left : left + columns * factor]
   return kept.reshape(n, rows, factor, columns, factor, channels)

@@ -154,7 +154,8 @@ class Private:
   iterative: str = "adam"  # DPDLIGDO: PIAdam | PIAdaGrad | PIRMSProp
   legacy_microbatch: int = 1  # 2: DPDLIGDO's pairs, whose epsilon is claimed only
   epsilon_b: float = 0.1  # radp_dpsgd: of the relevance
-  kappa: float = 0.5  # radp_dpsgd: inputs are weighted by (d beta_j)^kappa
+  kappa: float = 0.25  # radp_dpsgd: inputs are weighted by (d beta_j)^kappa
+  relevance_pool: int = 4  # radp_dpsgd: one relevance for so many by so many places
 
   def __post_init__(self) -> None:
     validate.one_of(
@@ -167,6 +168,7 @@ class Private:
     validate.non_negative(
       **{"private.kappa": self.kappa, "private.momentum": self.momentum}
     )
+    validate.integer_at_least(1, **{"private.relevance_pool": self.relevance_pool})
     if self.legacy_microbatch not in (1, 2):
       raise UserError(
         f"private.legacy_microbatch={self.legacy_microbatch!r}: must be 1 or 2"

@@ -142,6 +142,28 @@ def test_the_relevance_of_radp_dpsgd_is_paid_for_with_noise(relation):
   assert 1.99 < spent <= 2.0
 
 
+@pytest.mark.parametrize(("shape", "pool"), [((8, 8, 3), 4), ((9, 10, 1), 4), ((6,), 4)])
+@pytest.mark.parametrize("kappa", [0.0, 0.25, 1.0])
+def test_weights_of_inputs_are_smooth_and_of_unit_square(shape, pool, kappa):
+  blocks = (shape[0] // pool) * (shape[1] // pool) if len(shape) == 3 else shape[0]
+  beta = np.arange(1.0, blocks + 1) / np.arange(1.0, blocks + 1).sum()
+  weights = gradients.input_weights(beta, kappa, shape, pool)
+  assert weights.shape == ((*shape[:2], 1) if len(shape) == 3 else shape)
+  low, high = ((blocks * b) ** kappa for b in (beta.min(), beta.max()))
+  scale = math.sqrt(np.sum(beta * (blocks * beta) ** (2 * kappa)))
+  assert low / scale * 0.999 <= weights.min() <= weights.max() <= high / scale * 1.001
+  if len(shape) == 1:
+    np.testing.assert_allclose(np.sum(beta * weights**2), 1, rtol=1e-6)
+  if kappa == 0:
+    np.testing.assert_allclose(weights, 1, rtol=1e-6)
+
+
+def test_blocks_of_relevance_larger_than_the_image_are_one_line():
+  job = _job(private=Private(relevance_pool=9), nets=_LINEAR)
+  with pytest.raises(UserError, match=r"private\.relevance_pool=9: larger than the images"):
+    relevance.run("radp_dpsgd", "paper", job)
+
+
 def test_dpdligdo_is_the_gradient_of_dp_sgd_behind_another_optimizer():
   outcome = relevance.run(
     "dpdligdo", "paper", _job(private=Private(iterative="adagrad"), nets=_LINEAR)
