@@ -53,7 +53,13 @@ PROVED: dict[str, dict[str, Any]] = {
     "learning_rate": 5e-3,
     "weight_decay": 0.5,
   },
-  "RADP + DP-SGD": {"method": "radp_dpsgd", "private.epsilon_b": 0.01, **_PRIVATE},
+  "RADP + DP-SGD": {
+    "method": "radp_dpsgd",
+    "private.epsilon_b": 0.01,
+    "private.kappa": 0.25,
+    "private.relevance_pool": 4,
+    **_PRIVATE,
+  },
   "DP-SGD": {"method": "dpsgd", **_PRIVATE},
   "tempered sigmoid": {"method": "tempered", **_PRIVATE},
 }

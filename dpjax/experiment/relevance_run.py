@@ -23,6 +23,7 @@ from dpjax import data as data_lib
 from dpjax import models, noise, relevance, trees
 from dpjax.accounting import delta_warning
 from dpjax.experiment import (
+  build,
   provenance,
   relevance_audit,
   relevance_report,
@@ -35,6 +36,7 @@ from dpjax.experiment.relevance_config import Point, RelevanceConfig, points
 from dpjax.validate import UserError
 
 _TEMPERED = "tempered_sigmoid"
+_LATER = {"private": ("relevance_pool",)}  # as in `build`: earlier runs keep their noise
 
 
 def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[dict[str, Any]]:
@@ -215,6 +217,7 @@ def streams(config: RelevanceConfig) -> relevance.Streams:
   plain = dataclasses.asdict(config)
   plain["data"].pop("data_dir")
   plain.pop("audit")
+  build.drop_defaults(plain, dataclasses.asdict(RelevanceConfig()), _LATER)
   digest = hashlib.sha256(repr(sorted(plain.items())).encode()).digest()
   key = jax.random.key(config.seed)
   for word in np.frombuffer(digest[:16], np.uint32):

@@ -154,8 +154,8 @@ class Private:
   iterative: str = "adam"  # DPDLIGDO: PIAdam | PIAdaGrad | PIRMSProp
   legacy_microbatch: int = 1  # 2: DPDLIGDO's pairs, whose epsilon is claimed only
   epsilon_b: float = 0.1  # radp_dpsgd: of the relevance
-  kappa: float = 0.25  # radp_dpsgd: inputs are weighted by (d beta_j)^kappa
-  relevance_pool: int = 4  # radp_dpsgd: one relevance for so many by so many places
+  kappa: float = 0.5  # radp_dpsgd: inputs are weighted by (d beta_j)^kappa
+  relevance_pool: int = 1  # radp_dpsgd: one relevance for so many by so many places
 
   def __post_init__(self) -> None:
     validate.one_of(

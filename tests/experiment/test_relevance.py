@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import auditing, relevance
+from dpjax import auditing, noise, relevance
 from dpjax.experiment import relevance_audit, relevance_run, relevance_table, writers
 from dpjax.experiment.config import DataConfig, ModelConfig
 from dpjax.experiment.relevance_config import (
@@ -78,6 +78,13 @@ def test_noise_comes_from_the_seed_only_where_it_is_said():
   assert same(paper) and same(seeded) and not same(proved)
   other = dataclasses.replace(paper, epsilons=[3.0])
   assert not bool(relevance_run.streams(paper).noise == relevance_run.streams(other).noise)
+
+
+def test_p17_new_fields_leave_earlier_noise_alone_and_are_part_of_new():
+  name = lambda config: noise.key_id(relevance_run.streams(config).noise)
+  assert name(RelevanceConfig()) == "eeb5363e47cf961b"  # before those fields were there
+  pooled = relevance.Private(relevance_pool=4)
+  assert name(RelevanceConfig(private=pooled)) != name(RelevanceConfig())
 
 
 # --- runs
