@@ -10,6 +10,10 @@ Four epochs in batches of 100; more: --config.num_epochs=40. MNIST at 1.5, Fashi
 each. The corrected comparison noises the record as ONE vector, (epsilon, 1e-5)-locally
 private under replace_one, labels public: Laplace accounted by its privacy loss
 distribution, and the analytic Gaussian.
+
+Hardware: one of 2 CPU cores, 10 minutes. Seen on MNIST / Fashion-MNIST / CIFAR-10 (one seed,
+last epoch): Laplace .870 / .761 / .452, Gaussian .686 / .646 / .360, as the paper has it. As a
+vector it is the other way round: Gaussian .478 / .590 / .267, Laplace .333 / .567 / .221.
 """
 
 from configs.radp import common

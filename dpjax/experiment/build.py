@@ -26,7 +26,7 @@ from dpjax import (
   transforms,
   validate,
 )
-from dpjax.experiment import audit, ftrl
+from dpjax.experiment import audit, ftrl, writers
 from dpjax.experiment.config import (
   DataConfig,
   ModelConfig,
@@ -306,8 +306,16 @@ def make_model(config: ModelConfig, width: int, **fixed: Any) -> Any:
 
 
 def _scattered(dataset: Any, num_groups: int | None) -> Any:
-  features = models.scattering_features(dataset.x)
-  features = models.standardized_features(features, num_groups)
+  done = 0
+
+  def tell(count: int, _: int) -> None:
+    nonlocal done
+    bar.update(count - done)
+    done = count
+
+  with writers.progress(len(dataset), 0, "scattering features") as bar:
+    features = models.scattering_features(dataset.x, progress=tell)
+  features = models.standardized_features(features, num_groups, in_place=True)
   return dataclasses.replace(dataset, x=features)
 
 

@@ -47,20 +47,26 @@ def group_standardize(
 
 
 def standardized_features(
-  features: np.ndarray, num_groups: int | None, *, batch_size: int = 1000
+  features: np.ndarray,
+  num_groups: int | None,
+  *,
+  batch_size: int = 1000,
+  in_place: bool = False,
 ) -> np.ndarray:
   """`group_standardize` of a whole data set, chunk by chunk: [n, h, w, C] -> the same.
 
   Each example is standardised by itself, once, instead of in every step that draws it;
-  the head is then built with num_groups=None.
+  the head is then built with num_groups=None. `in_place` overwrites `features`, which may
+  be gigabytes.
 
   >>> x = np.random.default_rng(0).random((3, 2, 2, 4), np.float32)
-  >>> bool(np.allclose(standardized_features(x, 2, batch_size=2), group_standardize(x, 2)))
+  >>> wanted = group_standardize(x, 2)
+  >>> bool(np.allclose(standardized_features(x, 2, batch_size=2), wanted))
   True
   """
   if num_groups is None:
     return features
-  out = np.empty_like(features)
+  out = features if in_place else np.empty_like(features)
   standardize = jax.jit(functools.partial(group_standardize, num_groups=num_groups))
   for start in range(0, len(features), batch_size):
     out[start : start + batch_size] = standardize(features[start : start + batch_size])
