@@ -5,6 +5,10 @@
 
 Four epochs in batches of 100; more: --config.num_epochs=40. MNIST at 1.5, Fashion-MNIST at
 3, CIFAR-10 at 8, paper mode. The paper finds sigmoid and tanh above relu and leaky_relu.
+
+Hardware: one of 2 CPU cores, 15 minutes. Seen on MNIST / Fashion-MNIST / CIFAR-10 (one seed,
+last epoch): tanh .870 / .761 / .452, relu .824 / .771 / .464, leaky_relu .801 / .775 / .458,
+sigmoid .724 / .739 / .304 and still rising: of the paper's verdict, tanh on MNIST is left.
 """
 
 from configs.radp import common
