@@ -7,11 +7,11 @@ epsilons.
 More epochs: --config.num_epochs=40. delta 1e-5. "RADP, proved" noises each record once
 (weighted L1 clip, 4 x 4 pooled), its label by randomised response, and hides the records
 behind a shuffler; relevance comes from a tenth of the records. "RADP + DP-SGD" spends
-epsilon 0.1 on relevance.
+epsilon 0.01 on the relevance of 4 x 4 blocks, which weights the inputs.
 
-Hardware: one of 2 CPU cores, 16 minutes. Seen at 2 / 8 / 12 (one seed, last epoch): RADP .12 /
-.10 / .12, RADP + DP-SGD .403 / .395 / .388, DP-SGD .410 / .407 / .405, tempered sigmoid .409 /
-.404 / .409.
+Hardware: one of 2 CPU cores, 12 minutes a seed. Seen at 2 / 8 / 12 (mean of three seeds, last
+epoch): RADP .11 / .10 / .14, RADP + DP-SGD .412 / .409 / .406, DP-SGD .419 / .409 / .409,
+tempered sigmoid .414 / .412 / .413.
 """
 
 from configs.radp import common
