@@ -5,6 +5,10 @@
 
 Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir) and
 8 GB of memory: the features take 3.7.
+Hardware: 2 CPU cores. Time: 100 s of training after a minute of features.
+Expected: test accuracy .629 (.627-.632 over three seeds) at a proved epsilon of 3 (delta
+1e-5, Poisson, add/remove-one, per example); .606 after 100 steps, at 1.44. The paper's .670
+normalises by private statistics of the data.
 """
 
 from dpjax.experiment.config import (
@@ -23,8 +27,9 @@ def get_config() -> TrainConfig:
     privacy=PrivacyConfig(
       epsilon=3.0, delta=1e-5, sampling_prob=4096 / 50000, l2_clip_norm=0.1
     ),
-    optimizer=OptimizerConfig(name="sgd", learning_rate=4.0, momentum=0.9),
-    num_steps=800,
-    eval_every=200,
-    checkpoint_every=400,
+    optimizer=OptimizerConfig(name="sgd", learning_rate=8.0, momentum=0.9),
+    num_steps=400,
+    ema_decay=0.99,
+    eval_every=100,
+    checkpoint_every=200,
   )
