@@ -9,9 +9,9 @@ adds; "P3, fresh" draws it anew in each epoch. 6 epochs in batches of 100: the p
 neither, the noise of P3 to P5 depends on neither, and it is as many steps as 60 epochs of
 the batches that DP-SGD has here.
 
-Hardware: one of 2 CPU cores, 7 minutes. Seen (one seed, last epoch; losses, the paper's least
-over epochs 1.124): P3 1.31, P4 1.32, P3 fresh 1.35, P5 1.85, P3 low floor 1.94; accuracies
-.534, .534, .523, .382, .346.
+Hardware: 2 CPU cores with two other runs, 12 minutes. Seen (one seed, last epoch; losses, the
+paper's least over epochs 1.124): P3 1.31, P4 1.32, P3 fresh 1.35, P5 1.85, P3 low floor 1.94;
+accuracies .534, .534, .523, .382, .346.
 """
 
 from configs.radp import common

@@ -137,11 +137,16 @@ def streams(config: TrainConfig) -> Streams:
 def derived(seed: int, digest: bytes) -> tuple[jax.Array, jax.Array, jax.Array, int]:
   """(a key of the seed alone, two keys of seed and digest, a 128-bit seed of the digest);
   digest: 32 bytes."""
+  first, second = jax.random.split(bound_key(seed, digest))
+  return jax.random.key(seed), first, second, int.from_bytes(digest[16:], "big")
+
+
+def bound_key(seed: int, digest: bytes) -> jax.Array:
+  """A key of the seed and of the first 16 bytes of the digest."""
   key = jax.random.key(seed)
   for word in np.frombuffer(digest[:16], np.uint32):
     key = jax.random.fold_in(key, word)
-  first, second = jax.random.split(key)
-  return jax.random.key(seed), first, second, int.from_bytes(digest[16:], "big")
+  return key
 
 
 def drop_defaults(

@@ -27,9 +27,9 @@ from dpjax.validate import UserError
 
 FLOOR = "floor"
 METHODS = (FLOOR, "loop", "threads", "vmap", "pmap", "fedjax")
-WORKLOADS = ("cnn", "mlp")
 _KEY_SEED, _RATE = 0, 0.1
 _MARKERS = {"cnn": "o", "mlp": "s"}  # the colours begin again after seven lines
+WORKLOADS = tuple(_MARKERS)
 
 
 class Entry(NamedTuple):

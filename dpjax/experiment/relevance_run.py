@@ -54,9 +54,7 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[dict[s
   todo = points(config)
   known = _before(config, workdir)
   run.claim_workdir(workdir, known)
-  lock = workdir / "lock"
-  lock.touch()
-  with writers.alone(lock):
+  with writers.alone_in(workdir):
     if known != config:
       writers.write_json(workdir / run.CONFIG, writers.plain(dataclasses.asdict(config)))
     return _run_all(config, workdir, todo)
@@ -219,9 +217,7 @@ def streams(config: RelevanceConfig) -> relevance.Streams:
   plain.pop("audit")
   build.drop_defaults(plain, dataclasses.asdict(RelevanceConfig()), _LATER)
   digest = hashlib.sha256(repr(sorted(plain.items())).encode()).digest()
-  key = jax.random.key(config.seed)
-  for word in np.frombuffer(digest[:16], np.uint32):
-    key = jax.random.fold_in(key, word)
+  key = build.bound_key(config.seed, digest)
   secret = int.from_bytes(digest[16:], "big")
   if is_released(config):
     key, secret = noise.secure.new_key(), secrets.randbits(256)

@@ -136,9 +136,7 @@ def run_sweep(
   """
   workdir, found = pathlib.Path(workdir), points(config)
   workdir.mkdir(parents=True, exist_ok=True)
-  lock = workdir / "lock"
-  lock.touch()
-  with writers.alone(lock):
+  with writers.alone_in(workdir):
     return _run_all(config, workdir, found, train_fn, load_fn)
 
 

@@ -80,6 +80,15 @@ def alone(path: pathlib.Path) -> Iterator[None]:
     yield
 
 
+@contextmanager
+def alone_in(workdir: pathlib.Path) -> Iterator[None]:
+  """`alone` for an existing folder that has no file of its own yet: by `workdir`/lock."""
+  lock = workdir / "lock"
+  lock.touch()
+  with alone(lock):
+    yield
+
+
 def plain(value: Any) -> Any:
   """The value as strict JSON data: NaN becomes None, infinity "inf" or "-inf".
 

@@ -561,10 +561,9 @@ def by_name(
     raise UserError(f"num_devices={num_devices}: is for execution='pmap', not {name!r}")
   if num_threads is not None and name in ("pmap", "vmap"):
     raise UserError(f"num_threads={num_threads}: is for execution='loop', not {name!r}")
-  makers: dict[str, Callable[[], MapClients]] = {
-    "auto": lambda: auto_clients(num_threads=num_threads),
-    "loop": lambda: loop_clients(num_threads=num_threads),
-    "vmap": vmap_clients,
-    "pmap": lambda: pmap_clients(num_devices=num_devices),
-  }
-  return makers[name]()
+  if name == "pmap":
+    return pmap_clients(num_devices=num_devices)
+  if name == "vmap":
+    return vmap_clients()
+  make = auto_clients if name == "auto" else loop_clients
+  return make(num_threads=num_threads)

@@ -116,8 +116,9 @@ def fit(
   if anneal:
     rate = optax.cosine_decay_schedule(rate, steps)
   tx = optax.adamw(rate, weight_decay=weight_decay)
-  whole = lambda: jax.jit(jax.grad(loss, has_aux=True))
-  grad = whole() if refresh else _in_parts(loss, num_parts(size))
+  grad = (
+    jax.jit(jax.grad(loss, has_aux=True)) if refresh else _in_parts(loss, num_parts(size))
+  )
 
   @jax.jit
   def step(params, opt_state, found):

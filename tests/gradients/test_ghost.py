@@ -1,9 +1,7 @@
 """The fast route equals the vmap route for every kind of site, in float64."""
 
 import functools
-import importlib.util
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -20,12 +18,7 @@ from dpjax.gradients.units import Rule
 from dpjax.models.wide_resnet import WsConv
 from dpjax.types import Example
 from dpjax.validate import UserError
-
-_SPEC = importlib.util.spec_from_file_location(
-  "ghost_oracle", pathlib.Path(__file__).with_name("ghost_oracle.py")
-)
-oracle = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(oracle)
+from tests.gradients import ghost_oracle as oracle
 
 SIZE = 4
 pytestmark = pytest.mark.usefixtures("x64")

@@ -1,8 +1,5 @@
 """Losses written with other libraries: the fast route needs no change to the user's model."""
 
-import importlib.util
-import pathlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,12 +8,7 @@ from flax import nnx
 
 from dpjax import gradients, losses
 from dpjax.types import Example
-
-_SPEC = importlib.util.spec_from_file_location(
-  "ghost_oracle", pathlib.Path(__file__).with_name("ghost_oracle.py")
-)
-oracle = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(oracle)
+from tests.gradients import ghost_oracle as oracle
 
 pytestmark = pytest.mark.usefixtures("x64")
 
