@@ -52,12 +52,16 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[dict[s
   """
   workdir = pathlib.Path(workdir)
   todo = points(config)
+  loaded: dict[Any, Any] = {}
+  if not (workdir / run.CONFIG).exists():
+    for point in todo:  # data that are missing or wrong must not claim the folder
+      _data(point.config, loaded)
   known = _before(config, workdir)
   run.claim_workdir(workdir, known)
   with writers.alone_in(workdir):
     if known != config:
       writers.write_json(workdir / run.CONFIG, writers.plain(dataclasses.asdict(config)))
-    return _run_all(config, workdir, todo)
+    return _run_all(config, workdir, todo, loaded)
 
 
 def _before(config: RelevanceConfig, workdir: pathlib.Path) -> RelevanceConfig:
@@ -75,10 +79,9 @@ def _before(config: RelevanceConfig, workdir: pathlib.Path) -> RelevanceConfig:
 
 
 def _run_all(
-  config: RelevanceConfig, workdir: pathlib.Path, todo: list[Point]
+  config: RelevanceConfig, workdir: pathlib.Path, todo: list[Point], loaded: dict[Any, Any]
 ) -> list[dict[str, Any]]:
   folder = lambda point: workdir if len(todo) == 1 else workdir / "points" / point.name
-  loaded: dict[tuple, Any] = {}
   results = []
   for point in todo:
     if len(todo) > 1:

@@ -140,6 +140,13 @@ def test_a_folder_where_another_process_works_is_left_alone(tmp_path):
   assert {p.name for p in (tmp_path / "run").iterdir()} == {"config.json", "lock"}
 
 
+def test_data_that_are_not_there_do_not_claim_the_folder(tmp_path):
+  wrong = _config(data=DataConfig(name="dgits"), curves={"a": {}, "b": {"seed": 1}})
+  with pytest.raises(UserError, match="did you mean 'digits'"):
+    relevance_run.run_all(wrong, tmp_path / "run")
+  assert not (tmp_path / "run").exists()
+
+
 def test_an_experiment_may_get_more_seeds_in_its_folder(tmp_path):
   config = _config(method="no_dp", curves={"a": {}, "b": {"activation": "relu"}})
   first = relevance_run.run_all(config, tmp_path)
