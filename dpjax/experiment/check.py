@@ -12,7 +12,14 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dpjax.experiment import build, check_gradients, check_laws, release
+from dpjax.experiment import (
+  build,
+  check_gradients,
+  check_laws,
+  check_noise,
+  check_sampler,
+  release,
+)
 from dpjax.experiment.check_gradients import cross_example_leakage as cross_example_leakage
 from dpjax.experiment.check_types import Row as Row
 from dpjax.experiment.check_types import Subject as Subject
@@ -51,8 +58,9 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
 
 def checks(checked: Subject) -> Iterator[Row]:
   """Every check, one after the other."""
-  for one in (*check_gradients.CHECKS, *check_laws.CHECKS):
-    yield one(checked)
+  for room in (check_gradients, check_noise, check_sampler, check_laws):
+    for one in room.CHECKS:
+      yield one(checked)
 
 
 def failed(rows: list[Row]) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import gradients, trees
-from dpjax.experiment.check_types import BATCH, Row, Subject, row
+from dpjax.experiment.check_types import BATCH, SEED, Row, Subject, row
 from dpjax.types import NeighboringRelation
 
 _SLACK = 1e-3  # float32: relative to the sensitivity
 _SUM_SLACK = 0.02  # of a clip norm for each example; covers bfloat16 models
 _LEAK = 1e-5  # relative: one row of a matrix product does not depend on another's
+_SPOILT = (float("nan"), float("inf"), 1e38)
 _FACTORS = (1.0, 1e2, 1e4)  # of inputs and parameters: adversarially large gradients
 
 
@@ -166,6 +168,87 @@ def padding(subject: Subject) -> Row:
   )
 
 
+def _spoilt(batch: Any, j: int, value: float) -> Any:
+  """Example j with every number of it replaced."""
+  put = lambda leaf: jnp.asarray(leaf).at[j].set(value) if _is_float(leaf) else leaf
+  return jax.tree.map(put, batch)
+
+
+def _dropped_from_sum(subject: Subject) -> Iterator[float]:
+  """Clip norms by which an example moves the sum whose own gradient is not finite."""
+  total, batch = _total(subject), subject.batch()
+  own_grad, everyone = jax.jit(jax.grad(subject.loss_fn)), np.ones(BATCH, bool)
+  for value in _SPOILT:
+    for j in (0, BATCH - 1):
+      spoilt = _spoilt(batch, j, value)
+      own = own_grad(subject.params, jax.tree.map(lambda leaf, j=j: leaf[j], spoilt))
+      moved = _norm(
+        _minus(
+          total(subject.params, spoilt, everyone),
+          total(subject.params, spoilt, _without(j)),
+        )
+      )
+      finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(_numpy(own)))
+      # A finite gradient may move the sum by its bound; that is what `influence` measures.
+      yield moved if not finite else moved - subject.plan.l2_bound * (1 + _SLACK)
+
+
+def _dropped_from_stack(subject: Subject) -> Iterator[float]:
+  """The same for stacked gradients of which one is spoilt, through the transform."""
+  plan, key = subject.plan, jax.random.key(SEED)
+  length = min(plan.l2_bound, 1.0) / math.sqrt(max(1, trees.size(subject.params)))
+  grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), subject.params)
+
+  @jax.jit
+  def update(grads, mask):
+    tx = subject.transform(key)
+    return tx.update(grads, tx.init(subject.params), subject.params, mask=mask)[0]
+
+  def spoil(tree, value, whole):
+    leaves, treedef = jax.tree.flatten(tree)
+    spoilt = leaves[:1] if not whole else leaves  # one entry of one leaf, or all of it
+    put = lambda leaf: (
+      leaf.at[0].set(value) if whole else leaf.at[(0,) * leaf.ndim].set(value)
+    )
+    return treedef.unflatten([*map(put, spoilt), *leaves[len(spoilt) :]])
+
+  without = update(grads, jnp.asarray(_without(0)))
+  for value in _SPOILT[:2]:
+    for whole in (False, True):
+      seen = update(spoil(grads, value, whole), jnp.ones(BATCH, bool))
+      yield _norm(_minus(seen, without)) * plan.normalize_by / min(plan.l2_bound, 1.0)
+
+
+def dropped(subject: Subject) -> Row:
+  """An example whose gradient is NaN or infinite contributes nothing, and spoils nothing."""
+  moves = [*_dropped_from_sum(subject), *_dropped_from_stack(subject)]
+  worst = max(0.0, *moves) if np.isfinite(moves).all() else float("nan")
+  noise = 1e-6 * subject.plan.noise_multiplier * math.sqrt(trees.size(subject.params))
+  return row(
+    "non-finite example dropped",
+    worst,
+    _SLACK + noise,
+    "move of the sum, in clip norms, by an example of NaN, infinity or 1e38",
+  )
+
+
+def no_memory(subject: Subject) -> Row:
+  """The sum of a batch does not depend on the batches before it (error feedback)."""
+  batch, everyone = subject.batch(), jnp.ones(BATCH, bool)
+  other = _scaled(_copied(batch, 0), -3.0)
+
+  @jax.jit
+  def second(params, first):  # one trace: what the first call leaves, the second one sees
+    before = subject.clipped_grad(params, first, everyone).total
+    return before, subject.clipped_grad(params, batch, everyone).total
+
+  after = lambda first: second(subject.params, first)[1]
+  moved = _norm(_minus(after(batch), after(other))) / subject.plan.l2_bound
+  return row(
+    "sum without memory", moved, _SLACK, "clip norms that an earlier batch moves it"
+  )
+
+
 def _perturbations(batch: Any, j: int) -> Iterator[Any]:
   """The batch with example j changed: exchanged for its neighbour, blown up, shifted."""
   size = jax.tree.leaves(batch)[0].shape[0]
@@ -248,4 +331,4 @@ def cross_example(subject: Subject) -> Row:
   )
 
 
-CHECKS = (influence, sum_of_terms, padding, cross_example)
+CHECKS = (influence, sum_of_terms, padding, dropped, no_memory, cross_example)

@@ -6,7 +6,7 @@ import pytest
 
 from configs import quickstart
 from dpjax import sampling
-from dpjax.experiment import check, check_laws, fields
+from dpjax.experiment import check, check_laws, check_sampler, fields
 
 
 def _subject(sampler, relation):
@@ -37,7 +37,7 @@ def shuffled():
 
 def test_sound_samplers_pass(truncated, shuffled):
   for subject in (truncated, shuffled):
-    assert check_laws.sampler_law(subject).passed
+    assert check_sampler.sampler_law(subject).passed
     assert check_laws.agreement(subject).passed
 
 
@@ -46,12 +46,12 @@ def test_p12_keeping_the_first_of_a_batch_that_is_too_large_is_found(truncated):
   sampler = truncated.plan.sampler
   whole = sampling.PoissonSampler(prob=sampler.prob, capacity=400)
   first = lambda n, **at: whole.draw(n, **at)[: sampler.capacity]
-  assert not check_laws.sampler_law(truncated._replace(draw=first)).passed
+  assert not check_sampler.sampler_law(truncated._replace(draw=first)).passed
 
 
 def test_p12_a_batch_that_is_not_cut_is_found(truncated):
   whole = sampling.PoissonSampler(prob=truncated.plan.sampler.prob, capacity=400)
-  assert not check_laws.sampler_law(truncated._replace(draw=whole.draw)).passed
+  assert not check_sampler.sampler_law(truncated._replace(draw=whole.draw)).passed
 
 
 def test_p13_a_fresh_shuffle_at_every_step_is_found(shuffled):
@@ -61,4 +61,4 @@ def test_p13_a_fresh_shuffle_at_every_step_is_found(shuffled):
   def draw(n, *, seed, step):
     return np.sort(sampling.generator(seed, step).permutation(n)[:size])
 
-  assert not check_laws.sampler_law(shuffled._replace(draw=draw)).passed
+  assert not check_sampler.sampler_law(shuffled._replace(draw=draw)).passed

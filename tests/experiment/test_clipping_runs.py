@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from configs import quickstart
-from dpjax.experiment import build, check, check_laws, fields, run, writers
+from dpjax.experiment import build, check, check_laws, check_noise, fields, run, writers
 from dpjax.transforms import AdaptiveClipping
 from dpjax.validate import UserError
 
@@ -129,6 +129,6 @@ def test_new_fields_at_their_defaults_keep_the_noise_of_earlier_runs():
 def test_p22_launch_check_sees_an_uncharged_count(monkeypatch):
   subject = check.subject(_config(**{"privacy.clipping": "adaptive"}))
   assert check_laws.agreement(subject).passed
-  assert check_laws.noise_std(subject).passed
+  assert check_noise.noise_std(subject).passed
   monkeypatch.setattr(AdaptiveClipping, "combined_noise_multiplier", lambda self, z, n: z)
   assert not check_laws.agreement(subject).passed

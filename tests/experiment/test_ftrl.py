@@ -8,7 +8,15 @@ import pytest
 
 from configs import quickstart
 from dpjax.accounting import Ledger
-from dpjax.experiment import build, check, check_laws, fields, run
+from dpjax.experiment import (
+  build,
+  check,
+  check_laws,
+  check_noise,
+  check_sampler,
+  fields,
+  run,
+)
 from dpjax.validate import UserError
 
 _SMALL = {
@@ -97,9 +105,11 @@ def test_every_strategy_and_sampler_meets_its_epsilon_and_passes_the_checks(extr
 
 def _rows(subject):
   laws = (
-    check_laws.noise_std,
-    check_laws.noise_independence,
-    check_laws.sampler_law,
+    check_noise.noise_std,
+    check_noise.noise_independence,
+    check_sampler.sampler_law,
+    check_sampler.sampler_seed,
+    check_laws.own_sum,
     check_laws.agreement,
     check_laws.overflow,
   )
