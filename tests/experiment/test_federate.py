@@ -88,13 +88,14 @@ def test_p16_stopped_and_resumed_equals_uninterrupted(
 
 
 def test_p46_another_seed_is_another_run_and_other_streams():
-  one, other = (federate_build.streams(_config(seed=seed)) for seed in (0, 1))
+  streams = lambda **changes: federate_build.streams(_config(**changes), bytes(32))
+  one, other = (streams(seed=seed) for seed in (0, 1))
   assert one.sampler != other.sampler and one.sampler > 2**64
   assert noise.key_id(one.noise) != noise.key_id(other.noise)
   assert noise.key_id(one.noise) != noise.key_id(one.client)
-  louder = federate_build.streams(_config(**{"privacy.noise_multiplier": 2.0}))
+  louder = streams(**{"privacy.noise_multiplier": 2.0})
   assert noise.key_id(one.noise) != noise.key_id(louder.noise)
-  elsewhere = federate_build.streams(_config(execution="vmap"))
+  elsewhere = streams(execution="vmap")
   assert noise.key_id(one.noise) == noise.key_id(elsewhere.noise)
 
 
