@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from dpjax import models, validate
+from dpjax import validate
 from dpjax.experiment import fields, provenance, report, sweep_table, writers
 from dpjax.experiment.config import TrainConfig
 from dpjax.experiment.federate_config import FedConfig
@@ -123,7 +123,7 @@ def run_sweep(
     train_fn: `train(config, workdir, *, data=None)`, which resumes by itself and returns
       the content of result.json.
     load_fn: loads the data of a config; called once for all runs that share data and
-      features (which the model may choose). None: the runs load their own.
+      model (the model may choose the features). None: the runs load their own.
 
   Also written: table.md, the same numbers for a person.
 
@@ -221,7 +221,8 @@ def statement(rows: list[Row], others: int = 0) -> str:
   text = (
     f"Each epsilon holds for its own run alone. Picking the best of these {total['runs']} "
     "runs, or reporting them side by side, is itself a query on the private data. "
-    f"{_bound(total)}{_overlap(rows, total)} Unfinished and failed runs are not in it: release nothing of them."
+    f"{_bound(total)}{_overlap(rows, total)} Unfinished and failed runs are not in it: "
+    "release nothing of them."
   )
   if others:
     text += (
@@ -330,11 +331,8 @@ def _grouped(found: list[Point]) -> Iterator[Point]:
 
 
 def _data_key(config: Any) -> str:
-  """Equal for configs that load the same; of the model, what chooses the features."""
   held = dataclasses.asdict(config)
-  rooms = [held[room] for room in ("data", "partition") if room in held]
-  if models.needs_features(config.model.name):
-    rooms.append(held["model"])
+  rooms = [held[room] for room in ("data", "model", "partition") if room in held]
   return json.dumps(writers.plain(rooms))
 
 

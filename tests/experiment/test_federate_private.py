@@ -11,7 +11,6 @@ from dpjax import noise
 from dpjax.accounting import Ledger
 from dpjax.experiment import federate, federate_build, fields, writers
 from dpjax.experiment.config import FtrlConfig
-from dpjax.experiment.federate_config import FedConfig
 from dpjax.transforms import AdaptiveClipping
 from dpjax.validate import UserError
 from tests.experiment.stops import stop_after
