@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from dpjax import (
@@ -256,13 +255,24 @@ def load_data(config: TrainConfig) -> tuple[Any, Any]:
 def load_arrays(config: TrainConfig) -> tuple[Any, Any]:
   """As `load_data` without features: `dpjax.data.digest` of the two is the same."""
   train, test = data.load(
-    config.data.name, data_dir=config.data.data_dir, max_length=config.data.max_length
+    config.data.name,
+    data_dir=config.data.data_dir,
+    max_length=config.data.max_length,
+    num_classes=config.data.num_classes,
   )
   train, test = _preprocessed(train, config.data), _preprocessed(test, config.data)
-  if config.data.limit is not None:
-    validate.integer_at_least(1, **{"data.limit": config.data.limit})
-    train = train.subset(np.arange(min(config.data.limit, len(train))))
-  return train, test
+  return limited(train, config.data.limit), test
+
+
+def limited(train: Any, limit: int | None) -> Any:
+  """The first `limit` examples. More than there are is refused: then the number that a config
+  states would not be the number that the run treats as public."""
+  if limit is None:
+    return train
+  validate.integer_at_least(1, **{"data.limit": limit})
+  if limit > len(train):
+    raise UserError(f"data.limit={limit}: must be <= the {len(train)} training examples")
+  return train.subset(slice(0, limit))
 
 
 def _preprocessed(dataset: Any, config: DataConfig) -> Any:
@@ -433,7 +443,8 @@ def make_task(config: TrainConfig, dataset: Any) -> Task:
     return _CLASSIFICATION
   if dataset.vocab_size is None:
     raise UserError(
-      f"model.name='transformer': needs text, data.name={config.data.name!r} holds images"
+      f"model.name='transformer': needs text of a declared vocabulary, which data.name="
+      f"{config.data.name!r} does not hold"
     )
   return _LANGUAGE
 

@@ -234,10 +234,22 @@ def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[st
 
 
 def _heterogeneity(config: FedConfig, fed: FedRun) -> dict[str, float]:
-  """Of labels over clients: not private, so not of a release."""
-  if config.release:
+  """An exact function of the users' labels: named as such where users are promised privacy,
+  and left out with the other diagnostics."""
+  public = config.privacy.method == "none"
+  if not public and (config.release or not config.diagnostics):
     return {}
-  return {"heterogeneity": partition.heterogeneity(fed.federation.label_histograms())}
+  name = "heterogeneity" if public else "not_private/heterogeneity"
+  return {name: partition.heterogeneity(fed.federation.label_histograms())}
+
+
+def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
+  """`noise_multiplier` is of the noise that the epsilon is for; clients' own beside it."""
+  local = federate_build.local_noise(config)
+  if local is None:
+    return {"noise_multiplier": fed.plan.noise_multiplier}
+  charged = local if config.privacy.method == "local" else fed.plan.noise_multiplier
+  return {"noise_multiplier": charged, "local_noise_multiplier": local}
 
 
 def _statement(loop: _Loop) -> str:
@@ -271,7 +283,7 @@ def _result(loop: _Loop, workdir: pathlib.Path) -> dict[str, Any]:
     "wall_seconds": round(time.monotonic() - loop.started, 3),
     "device": provenance.device(),
     "versions": provenance.versions(),
-    "noise_multiplier": fed.plan.noise_multiplier,
+    **_noise_facts(config, fed),
     "l2_clip_norm": _clip_norm(config, fed),
     **_changing_clip_norm(loop, "final_l2_clip_norm"),
     "sampler": repr(fed.plan.sampler),

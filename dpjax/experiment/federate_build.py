@@ -137,6 +137,7 @@ def _check_cohort(config: FedConfig, num_clients: int) -> None:
 def _check_natural(config: FedConfig) -> None:
   """Clients that the data decide: nothing of the data is dealt or cut."""
   wanted = {"data.name": "shakespeare", "data.limit": None, "data.center": False}
+  wanted["data.num_classes"] = None  # declared by the task
   wanted["model.name"] = "transformer"  # the language model here
   rooms = {"data": config.data, "model": config.model}
   for path, value in wanted.items():
@@ -291,6 +292,8 @@ def _load(config: FedConfig, load: Callable) -> tuple[Federation, Any]:
 
 
 def _partitioned(config: FedConfig, train: Any) -> Federation:
+  """A simulated federation: who holds what is part of the question, decided before any
+  mechanism runs, so its law may read the labels. The number of users is the config's."""
   part = config.partition
   options: dict[str, Any] = {
     "iid": {},
@@ -425,9 +428,12 @@ def _simulation_note(config: FedConfig) -> str:
   )
 
 
-def _local_noise(config: FedConfig) -> float:
-  """Noise multiplier on a client's message; calibrated for a message in every round."""
+def local_noise(config: FedConfig) -> float | None:
+  """Noise multiplier on a client's message, calibrated for a message in every round; None
+  where clients add no noise."""
   privacy = config.privacy
+  if privacy.method not in ("local", "both"):
+    return None
   if privacy.method == "both":
     return privacy.local_noise_multiplier
   if privacy.noise_multiplier is not None:
@@ -442,7 +448,7 @@ def _local_noise(config: FedConfig) -> float:
 
 def _local_promise(config: FedConfig, num_clients: int) -> Promise:
   """Against the server itself; for a client that takes part in every round."""
-  noise, delta = _local_noise(config), config.privacy.delta
+  noise, delta = local_noise(config) or 0.0, config.privacy.delta
   words: dict[str, Any] = dict(
     delta=delta, neighboring_relation=str(NeighboringRelation.REPLACE_ONE)
   )
@@ -510,11 +516,10 @@ def _compressor(config: FedConfig) -> federated.Compressor | None:
 def _wrapping(config: FedConfig) -> dict[str, Any]:
   """Noise on the client first, then compression: that is post-processing."""
   compressor, feedback = _compressor(config), config.algorithm.compression == "top_k"
-  noisy = config.privacy.method in ("local", "both")
-  noise = _local_noise(config) if noisy else 0.0
+  noise = local_noise(config)
 
   def wrap(client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
-    if noisy:
+    if noise is not None:
       client = federated.client_noise(
         client, l2_clip_norm=config.privacy.l2_clip_norm, noise_multiplier=noise
       )

@@ -24,6 +24,7 @@ from dpjax import data as data_lib
 from dpjax import models, noise, relevance, trees
 from dpjax.accounting import delta_warning
 from dpjax.experiment import (
+  build,
   provenance,
   relevance_audit,
   relevance_report,
@@ -178,14 +179,14 @@ def _recorder(metrics: writers.MetricsWriter, bar: writers.Progress) -> relevanc
 
 
 def _data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
-  key = (config.data.name, config.data.data_dir, config.data.limit)
+  key = tuple(dataclasses.asdict(config.data).values())
   if key not in loaded:
-    train, test = data_lib.load(config.data.name, data_dir=config.data.data_dir)
+    train, test = data_lib.load(
+      config.data.name, data_dir=config.data.data_dir, num_classes=config.data.num_classes
+    )
     if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
       raise UserError(f"data.name={config.data.name!r}: must be images in [0, 1]")
-    if config.data.limit is not None:
-      train = train.subset(slice(0, config.data.limit))
-    loaded[key] = train, test
+    loaded[key] = build.limited(train, config.data.limit), test
   return loaded[key]
 
 

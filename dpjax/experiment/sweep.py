@@ -38,6 +38,7 @@ _FEDERATED_KEYS = (
   "num_clients",
   "clients_per_round",
   "heterogeneity",
+  "not_private/heterogeneity",
 )
 
 

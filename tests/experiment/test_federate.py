@@ -146,6 +146,22 @@ def test_local_noise_is_promised_against_the_server(tmp_path):
   assert Ledger.from_json(result["ledger"]).charges[0].l2_clip_norm == 0.15
 
 
+@pytest.mark.parametrize("method", ["central", "local", "both"])
+def test_p32_what_the_labels_say_of_private_users_is_called_not_private(method, tmp_path):
+  config = {"privacy.method": method, "num_rounds": 2}
+  result = federate.federate(_config(**config), tmp_path / "shown")
+  assert "heterogeneity" not in result and result["not_private/heterogeneity"] > 0
+  result = federate.federate(_config(**config, diagnostics=False), tmp_path / "off")
+  assert not [name for name in result if "heterogeneity" in name]
+  # the noise that the epsilon is for, and the clients' own
+  local = {"local": 1.5, "both": 0.7}.get(method)
+  noisy = _config(
+    **config, **{"privacy.noise_multiplier": 1.5, "privacy.local_noise_multiplier": 0.7}
+  )
+  result = federate.federate(noisy, tmp_path / "noise")
+  assert result["noise_multiplier"] == 1.5 and result.get("local_noise_multiplier") == local
+
+
 def test_without_privacy_there_is_no_epsilon(tmp_path):
   overrides = {
     "privacy.method": "none", "privacy.sampler": "fixed_size", "algorithm.aggregator": "median",
