@@ -389,7 +389,15 @@ class Plan:
     )
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
-    """`dpjax.clip_and_noise` with this plan's numbers, or its kin for other clippings."""
+    """`dpjax.clip_and_noise` with this plan's numbers, or its kin for other clippings.
+
+    Args:
+      key: of the noise, for ONE run on ONE data set. It is the caller's, and no transform
+        sees the whole data, so it cannot be checked here: two runs with one key, on data or
+        settings that differ in anything, have the same noise, and the difference of what
+        they release is exact. Give every run a key of its own:
+        `dpjax.noise.secure.new_key()`, or a seed that no other run has.
+    """
     numbers: dict[str, Any] = dict(
       l2_clip_norm=self.l2_clip_norm,
       noise_multiplier=self.noise_multiplier,
@@ -503,7 +511,10 @@ class Plan:
 
     Args:
       data: anything with `len()` whose `data[indices]` is a tree of stacked examples.
-      rng: integer seed of the sampler; 128 bits or more for a release.
+      rng: integer seed of the sampler; 128 bits or more for a release. As the key of
+        `transform`, of one run on one data set: the costs of runs add up only where they
+        sample independently. The batches are a function of (rng, step), not of the data, so
+        that they are the same wherever the data are kept.
       start: first step, to go on where a run stopped.
 
     Raises:

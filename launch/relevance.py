@@ -9,7 +9,8 @@ dotted name, such as --config.num_seeds=3 --config.num_epochs=5 --config.epsilon
 A single run writes result.json, metrics.jsonl, params.npz, heat_maps.png to --workdir;
 several write them under points/. Always: report.png and .csv (both metrics by epoch) and
 claims.csv and .md: what is claimed, what is proved, what an attack shows (--audit), and
-the accuracy. Stop it at any time; the same command goes on with the runs that are left.
+the accuracy. checkpoints/ in a run's folder tells its data from others: keep it as secret as
+the data. Stop it at any time; the same command goes on with the runs that are left.
 Exit code 1 if an attack refutes a PROVED epsilon.
 """
 

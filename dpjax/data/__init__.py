@@ -11,6 +11,8 @@ from dpjax.data import partition as partition
 from dpjax.data import preprocess as preprocess
 from dpjax.data.dataset import Dataset as Dataset
 from dpjax.data.dataset import from_arrays as from_arrays
+from dpjax.data.identity import computed as computed
+from dpjax.data.identity import digest as digest
 from dpjax.data.partition import Federation as Federation
 from dpjax.data.registry import load as load
 from dpjax.data.resident import resident as resident

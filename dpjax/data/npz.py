@@ -13,6 +13,10 @@ from dpjax.data.dataset import Dataset, first_line, from_arrays
 from dpjax.validate import UserError
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+UNDECLARED = (
+  "must be declared, since counting private labels would let one record decide the shape of "
+  "the model: give it as num_classes= (--config.data.num_classes)"
+)
 _UNREADABLE = (
   ValueError,  # a pickle, or a damaged header
   RuntimeError,  # encrypted
@@ -38,17 +42,24 @@ def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
     ) from error
 
 
-def _largest_label(y: np.ndarray) -> int:
-  return int(y.max(initial=0)) if y.dtype.kind in "iu" else 0  # from_arrays refuses it
-
-
-def _num_classes(arrays: dict[str, np.ndarray]) -> int:
-  declared = arrays.get("num_classes")
+def _declared(arrays: dict[str, np.ndarray], key: str) -> int | None:
+  declared = arrays.get(key)
   if declared is None:
-    return 1 + max(_largest_label(arrays[key]) for key in ("y_train", "y_test"))
+    return None
   if declared.ndim or declared.dtype.kind not in "iu":
-    raise UserError(f"num_classes: must be one integer, got {declared!r}")
+    raise UserError(f"{key}: must be one integer, got {declared!r}")
   return int(declared)
+
+
+def _num_classes(arrays: dict[str, np.ndarray], given: int | None) -> int:
+  declared = _declared(arrays, "num_classes")
+  if declared is None and given is None:
+    raise UserError(
+      f"num_classes: {UNDECLARED}, or as an integer `num_classes` in the file"
+    )
+  if None not in (declared, given) and declared != given:
+    raise UserError(f"num_classes={given}: the file declares {declared}")
+  return given if declared is None else declared  # type: ignore[return-value]
 
 
 def _split(arrays: dict[str, np.ndarray], split: str, **common: Any) -> Dataset:
@@ -61,34 +72,44 @@ def _split(arrays: dict[str, np.ndarray], split: str, **common: Any) -> Dataset:
     raise UserError(f"{split} split: {error}") from error
 
 
-def _both(arrays: dict[str, np.ndarray], name: str) -> tuple[Dataset, Dataset]:
+def _both(
+  arrays: dict[str, np.ndarray], name: str, given: int | None
+) -> tuple[Dataset, Dataset]:
   missing = [key for key in KEYS if key not in arrays]
   if missing:
     have = ", ".join(sorted(arrays)) or "nothing"
     raise UserError(f"has no {', '.join(missing)} (it holds {have})")
-  num_classes = _num_classes(arrays)
-  train = _split(arrays, "train", num_classes=num_classes, name=name)
-  test = _split(arrays, "test", num_classes=num_classes, name=name)
+  public = {
+    "num_classes": _num_classes(arrays, given),
+    "vocab_size": _declared(arrays, "vocab_size"),
+  }
+  train = _split(arrays, "train", name=name, **public)
+  test = _split(arrays, "test", name=name, **public)
   if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
     shapes = f"{train.x.dtype} {train.x.shape[1:]} and {test.x.dtype} {test.x.shape[1:]}"
     raise UserError(f"x_train and x_test differ in what one example is: {shapes}")
   return train, test
 
 
-def load_npz(path: str | pathlib.Path) -> tuple[Dataset, Dataset]:
+def load_npz(
+  path: str | pathlib.Path, *, num_classes: int | None = None
+) -> tuple[Dataset, Dataset]:
   """(train, test) from `x_train`, `y_train`, `x_test`, `y_test`, each as `from_arrays`.
 
-  uint8 images are divided by 255; floats must be finite and are left alone. An optional
-  scalar `num_classes` is used where it is there; otherwise it is 1 + the largest label of
-  the file, and is from then on public, as the shape of x is.
+  uint8 images are divided by 255; floats must be finite and are left alone. The number of
+  classes is public and must be declared: by an integer `num_classes` in the file or as the
+  argument. It is never counted from the labels. So is the vocabulary of integer tokens, by
+  an integer `vocab_size` in the file, for models that need it. The shape of one example is
+  public, being that of the array.
 
   Raises:
     UserError: one line, for a missing or unreadable file, a missing key, a pickled
-      (object) array, a wrong dtype or shape, NaN, or splits that do not match.
+      (object) array, a wrong dtype or shape, NaN, splits that do not match, or a number of
+      classes that is not declared, twice differently, or not above every label.
   """
   path = pathlib.Path(path)
   arrays = _read(path)
   try:
-    return _both(arrays, name=path.stem)
+    return _both(arrays, path.stem, num_classes)
   except UserError as error:
     raise UserError(f"name='{path}': {error}") from error

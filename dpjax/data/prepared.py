@@ -22,6 +22,7 @@ import numpy as np
 from dpjax.data import text
 from dpjax.data.dataset import Dataset, from_arrays
 from dpjax.data.dataset import first_line as first_line
+from dpjax.data.npz import UNDECLARED
 from dpjax.validate import UserError
 
 COMMON = ("digits", "mnist", "fashion_mnist", "cifar10", "shakespeare")
@@ -163,17 +164,22 @@ def _read(source: Any, keys: tuple[str, str], max_length: int) -> tuple[Any, Any
   return np.concatenate(xs), np.concatenate(ys)
 
 
-def _num_classes(info: Any, label_key: str, labels: list[np.ndarray]) -> int:
-  declared = getattr(info.features[label_key], "num_classes", None)
-  return declared or 1 + max(int(np.max(y)) for y in labels)
+def _num_classes(info: Any, label_key: str, given: int | None) -> int:
+  """As dataset_info.json declares it, which is public."""
+  declared = getattr(info.features[label_key], "num_classes", None) or given
+  if declared is None:
+    raise UserError(f"num_classes: {UNDECLARED}")
+  return declared
 
 
-def _read_all(name: str, root: pathlib.Path, max_length: int) -> tuple[Dataset, Dataset]:
+def _read_all(
+  name: str, root: pathlib.Path, max_length: int, given: int | None
+) -> tuple[Dataset, Dataset]:
   sources = _pick_splits(_open(name, root))
   info = sources[0].dataset_info
   keys = _pick_keys(info)
+  num_classes = _num_classes(info, keys[1], given)
   arrays = [_read(source, keys, max_length) for source in sources]
-  num_classes = _num_classes(info, keys[1], [y for _, y in arrays])
   is_text = arrays[0][0].dtype == np.int32
   make = functools.partial(
     from_arrays,
@@ -185,13 +191,14 @@ def _read_all(name: str, root: pathlib.Path, max_length: int) -> tuple[Dataset, 
 
 
 def load_prepared(
-  name: str, root: pathlib.Path, *, max_length: int
+  name: str, root: pathlib.Path, *, max_length: int, num_classes: int | None = None
 ) -> tuple[Dataset, Dataset]:
   """(train, test) of a prepared data set; the caller has checked `is_prepared`.
 
   Raises:
     UserError: one line, where the files are damaged or of another format, or the features
-      are not an image or a text with an integer label.
+      are not an image or a text with an integer label, or a number of classes that neither
+      the files nor `num_classes` declare.
   """
   with _quiet(), _one_line_errors(name, root):
-    return _read_all(name, root, max_length)
+    return _read_all(name, root, max_length, num_classes)

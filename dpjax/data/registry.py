@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+from typing import Any
 
 from dpjax import validate
 from dpjax.data import digits, npz, prepared, shakespeare
@@ -16,6 +17,7 @@ def load(
   data_dir: str | os.PathLike[str] | None = None,
   *,
   max_length: int = 256,
+  num_classes: int | None = None,
 ) -> tuple[Dataset, Dataset]:
   """(train, test) of a data set: x float32 [n, H, W, C] in [0, 1], or int32 tokens [n, T].
 
@@ -27,13 +29,16 @@ def load(
     data_dir: where prepared data lies; by default $TFDS_DATA_DIR, then
       ~/tensorflow_datasets. A relative .npz path is looked up in it too.
     max_length: for text, the number of bytes kept of each example (padded with 0).
+    num_classes: how many classes there are, for data that do not declare it; data that do
+      must declare the same. Public: it is never counted from the labels.
 
   The order of the records is that of the prepared files: public, and fixed. Nothing is
   ever downloaded here.
 
   Raises:
-    UserError: one line: an unknown name (with the nearest one), or data that is not there
-      (with where it was looked for and the command that prepares it).
+    UserError: one line: an unknown name (with the nearest one), data that is not there
+      (with where it was looked for and the command that prepares it), or a number of classes
+      that nobody declares.
 
   >>> train, test = load("digits")
   >>> train, test
@@ -42,8 +47,20 @@ def load(
   """
   name = os.fspath(name)
   validate.integer_at_least(1, max_length=max_length)
+  if num_classes is not None:
+    validate.integer_at_least(1, num_classes=num_classes)
+  train, test = _load(name, data_dir, max_length, num_classes)
+  if num_classes not in (None, train.num_classes):
+    raise UserError(f"num_classes={num_classes}: {name!r} declares {train.num_classes}")
+  return train, test
+
+
+def _load(
+  name: str, data_dir: Any, max_length: int, num_classes: int | None
+) -> tuple[Dataset, Dataset]:
   if name.endswith(".npz"):
-    return npz.load_npz(pathlib.Path(data_dir or ".") / pathlib.Path(name).expanduser())
+    path = pathlib.Path(data_dir or ".") / pathlib.Path(name).expanduser()
+    return npz.load_npz(path, num_classes=num_classes)
   if name == "digits":
     return digits.load_digits()
   if name == "shakespeare":
@@ -55,4 +72,4 @@ def load(
       f"name={name!r}: not found in {root} (data_dir=, else $TFDS_DATA_DIR, else "
       f"~/tensorflow_datasets); prepare it with: {prepared.prepare_command(name, root)}"
     )
-  return prepared.load_prepared(name, root, max_length=max_length)
+  return prepared.load_prepared(name, root, max_length=max_length, num_classes=num_classes)

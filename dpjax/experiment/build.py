@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from dpjax import (
@@ -27,6 +25,7 @@ from dpjax import (
   validate,
 )
 from dpjax.experiment import audit, ftrl, writers
+from dpjax.experiment import streams as streams_lib
 from dpjax.experiment.config import (
   DataConfig,
   ModelConfig,
@@ -64,16 +63,6 @@ _OPTIMIZERS = {
   ),
 }
 _NOISE_AWARE = ("dp_adam", "dp_sgld")  # optimizers that must know the noise of the plan
-# Fields that came later. At their defaults they are left out of the digest of `streams`, so
-# that a run of before draws the same noise and the same batches.
-_LATER = {
-  "privacy": (
-    *("clipping", "gamma", "clip_quantile", "clip_learning_rate", "clip_count_noise_std"),
-    *("clip_allocation", "noise_allocation", "clip_schedule", "clip_schedule_final"),
-    *("noise_levels", "ftrl"),
-  ),
-  "optimizer": ("noise_floor", "prior_precision"),
-}
 
 
 class Noise(NamedTuple):
@@ -115,56 +104,24 @@ class Streams(NamedTuple):
   sampler: int  # 128 bits or more
 
 
-def streams(config: TrainConfig) -> Streams:
-  """Streams that depend on the seed AND on everything else in the config.
-
-  Two runs with one seed and, say, two epsilons must not share their noise: from two sums
-  with the same noise at two scales the exact sums follow. Nor may they share batches: the
-  cost of both together is the sum of their costs only if they sample independently.
-  Where the data lie is left out, so that a run can be repeated on another machine.
-  """
+def config_digest(config: TrainConfig) -> bytes:
+  """Of everything in the config but for where data lie, so that a run can be repeated on
+  another machine, and what an audit that is switched off would do. Public."""
   fields = to_dict(config)
   fields["data"].pop("data_dir")
-  if not config.release:
-    fields.pop("release")
   if not config.audit.enabled:
     fields.pop("audit")
-  _drop_later(fields)
-  digest = hashlib.sha256(repr(sorted(fields.items())).encode()).digest()
-  return Streams(*derived(config.seed, digest))
+  return streams_lib.config_digest("central", fields)
 
 
-def derived(seed: int, digest: bytes) -> tuple[jax.Array, jax.Array, jax.Array, int]:
-  """(a key of the seed alone, two keys of seed and digest, a 128-bit seed of the digest);
-  digest: 32 bytes."""
-  first, second = jax.random.split(bound_key(seed, digest))
-  return jax.random.key(seed), first, second, int.from_bytes(digest[16:], "big")
+def streams(config: TrainConfig, data: bytes) -> Streams:
+  """Streams that depend on the seed, on everything else in the config and on the data.
 
-
-def bound_key(seed: int, digest: bytes) -> jax.Array:
-  """A key of the seed and of the first 16 bytes of the digest."""
-  key = jax.random.key(seed)
-  for word in np.frombuffer(digest[:16], np.uint32):
-    key = jax.random.fold_in(key, word)
-  return key
-
-
-def drop_defaults(
-  fields: dict[str, Any], defaults: dict[str, Any], later: dict[str, tuple[str, ...]]
-) -> None:
-  """Takes the fields of `later` that are at their defaults out of `fields`."""
-  for room, names in later.items():
-    for name in names:
-      if fields[room][name] == defaults[room][name]:
-        del fields[room][name]
-
-
-def _drop_later(fields: dict[str, Any]) -> None:
-  drop_defaults(fields, to_dict(TrainConfig()), _LATER)
-  if fields["slices"] == 1:
-    del fields["slices"]
-  if fields["memory_budget_gb"] is None:
-    del fields["memory_budget_gb"]
+  Args:
+    data: `dpjax.data.digest` of the training data, before canaries.
+  """
+  keys = streams_lib.keys(config.seed, config_digest(config), data)
+  return Streams(keys.init, keys.first, keys.second, keys.sampler)
 
 
 class Run(NamedTuple):
@@ -288,17 +245,34 @@ def _check_promise(privacy: PrivacyConfig) -> None:
 
 def load_data(config: TrainConfig) -> tuple[Any, Any]:
   """(train, test), preprocessed by public constants only, with features computed."""
-  train, test = data.load(
-    config.data.name, data_dir=config.data.data_dir, max_length=config.data.max_length
-  )
-  train, test = _preprocessed(train, config.data), _preprocessed(test, config.data)
-  if config.data.limit is not None:
-    validate.integer_at_least(1, **{"data.limit": config.data.limit})
-    train = train.subset(np.arange(min(config.data.limit, len(train))))
+  train, test = load_arrays(config)
   if models.needs_features(config.model.name) == "scattering":
     num_groups = make_model(config.model, train.num_classes).num_groups
     train, test = (_scattered(part, num_groups) for part in (train, test))
   return train, test
+
+
+def load_arrays(config: TrainConfig) -> tuple[Any, Any]:
+  """As `load_data` without features: `dpjax.data.digest` of the two is the same."""
+  train, test = data.load(
+    config.data.name,
+    data_dir=config.data.data_dir,
+    max_length=config.data.max_length,
+    num_classes=config.data.num_classes,
+  )
+  train, test = _preprocessed(train, config.data), _preprocessed(test, config.data)
+  return limited(train, config.data.limit), test
+
+
+def limited(train: Any, limit: int | None) -> Any:
+  """The first `limit` examples. More than there are is refused: then the number that a config
+  states would not be the number that the run treats as public."""
+  if limit is None:
+    return train
+  validate.integer_at_least(1, **{"data.limit": limit})
+  if limit > len(train):
+    raise UserError(f"data.limit={limit}: must be <= the {len(train)} training examples")
+  return train.subset(slice(0, limit))
 
 
 def _preprocessed(dataset: Any, config: DataConfig) -> Any:
@@ -321,7 +295,7 @@ def _scattered(dataset: Any, num_groups: int | None) -> Any:
   with writers.progress(len(dataset), 0, "scattering features") as bar:
     features = models.scattering_features(dataset.x, progress=tell)
   features = models.standardized_features(features, num_groups, in_place=True)
-  return dataclasses.replace(dataset, x=features)
+  return data.computed(dataset, features)
 
 
 def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampling.Sampler:
@@ -469,7 +443,8 @@ def make_task(config: TrainConfig, dataset: Any) -> Task:
     return _CLASSIFICATION
   if dataset.vocab_size is None:
     raise UserError(
-      f"model.name='transformer': needs text, data.name={config.data.name!r} holds images"
+      f"model.name='transformer': needs text of a declared vocabulary, which data.name="
+      f"{config.data.name!r} does not hold"
     )
   return _LANGUAGE
 
@@ -492,15 +467,16 @@ def build(
   random: Streams | None = None,
 ) -> Run:
   """Every object of a run. Deterministic in (config, data, streams); the streams are those
-  of the config unless given."""
+  of config and data unless given."""
   check(config)
   train, test = load_data(config) if loaded is None else loaded
   task = make_task(config, train)
   # load_data has standardised the features of a scattering head already
   fixed = {"num_groups": None} if models.needs_features(config.model.name) else {}
   model = make_model(config.model, task.width(train), **fixed)
-  random = streams(config) if random is None else random
-  params = model.init(random.init, jnp.asarray(train.x[:1]))
+  random = streams(config, data.digest(train)) if random is None else random
+  # of the shape of an example, never of one: no model may start from somebody's record
+  params = model.init(random.init, jnp.zeros_like(train.x[:1]))
   # Of the whole set: canaries only take rows away.
   plan, num_examples = make_plan(config, len(train), params), len(train)
   train, canaries = audit.insert(config, train)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from dpjax import data
 from dpjax.experiment import (
   build,
   check_gradients,
@@ -34,8 +35,9 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
       f"privacy.method={config.privacy.method!r}: promises nothing, so there is nothing to "
       "check; use 'dp_sgd' or 'dp_ftrl'"
     )
-  make_streams = release.new_streams if config.release else build.streams
-  run = build.build(config, loaded, make_streams(config))
+  loaded = build.load_data(config) if loaded is None else loaded
+  whole = data.digest(loaded[0])
+  run = build.build(config, loaded, _streams(config, whole))
   plan = run.plan
   return Subject(
     config=config,
@@ -50,10 +52,14 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     transform=plan.transform,
     draw=plan.sampler.draw,
     apply=run.apply,
-    streams=lambda c: (release.new_streams if c.release else build.streams)(c),
+    streams=lambda c, digest=whole: _streams(c, digest),
     params=run.params,
     train=run.train,
   )
+
+
+def _streams(config: TrainConfig, digest: bytes) -> build.Streams:
+  return release.new_streams(config) if config.release else build.streams(config, digest)
 
 
 def checks(checked: Subject) -> Iterator[Row]:

@@ -16,7 +16,7 @@ import numpy as np
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax import accounting, auditing, gradients, noise, transforms, trees
+from dpjax import accounting, auditing, data, gradients, noise, transforms, trees
 from dpjax.experiment import noise_record
 from dpjax.experiment.check_noise import adaptive_clipping
 from dpjax.experiment.check_types import BATCH, SEED, Row, Subject, not_applicable, row
@@ -253,6 +253,9 @@ def key_reuse(subject: Subject) -> Row:
     name for name, other in _neighbours(config)
     if not own.isdisjoint(_identities(subject.streams(other)))
   ]  # fmt: skip
+  fewer = data.digest(subject.train.subset(slice(1, None)))
+  if not own.isdisjoint(_identities(subject.streams(config, fewer))):
+    shared.append("one record of the data")
   if len(own) < 3 or noise.key_id(random.init) in own:
     shared.append("one key for two purposes")
   if random.sampler.bit_length() < 64:

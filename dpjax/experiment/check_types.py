@@ -51,7 +51,7 @@ class Subject(NamedTuple):
   transform: Callable[[jax.Array], Any]  # key -> optax transformation
   draw: Callable[..., np.ndarray]  # (num_examples, seed=, step=) -> indices
   apply: Callable[[Any, Any], Any]  # (params, x [B, ...]) -> outputs [B, ...]
-  streams: Callable[[TrainConfig], build.Streams]
+  streams: Callable[..., build.Streams]  # (config, digest of other data than its own)
   params: Any
   train: Any
 

@@ -1,7 +1,7 @@
 """Checkpoints: everything the next step needs, in one atomic directory per step.
 
-A checkpoint holds the noise key. Whoever reads it can subtract the noise from the
-updates: keep it as secret as the data.
+A checkpoint holds the noise key and a digest of the data. Whoever reads it can subtract the
+noise from the updates, or confirm a guess of the data: keep it as secret as the data.
 """
 
 from __future__ import annotations
@@ -45,6 +45,21 @@ def newest(workdir: pathlib.Path) -> int | None:
   """
   names = [path.name for path in (workdir / "checkpoints").glob("*")]
   return max((int(name) for name in names if name.isdigit()), default=None)
+
+
+def meta_of(workdir: pathlib.Path) -> dict[str, Any] | None:
+  """The meta data of the newest checkpoint under `workdir`; None where there is none.
+
+  Raises:
+    UserError: it cannot be read.
+  """
+  if newest(workdir) is None:
+    return None
+  checkpoints = Checkpoints(workdir)
+  try:
+    return checkpoints.meta() if checkpoints.latest_step() is not None else None
+  finally:
+    checkpoints.close()
 
 
 class Checkpoints:

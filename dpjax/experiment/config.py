@@ -21,6 +21,7 @@ class DataConfig:
   center: bool = False  # (x - 0.5) / 0.5: public constants, nothing estimated from data
   limit: int | None = None  # use only the first n training examples
   max_length: int = 256  # text: bytes kept of each example
+  num_classes: int | None = None  # public; for data that do not declare it themselves
 
 
 @dataclasses.dataclass

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 
+from dpjax import data as data_lib
 from dpjax import federated, noise, transforms, trees
 from dpjax.accounting import Budget, Ledger, delta_warning
 from dpjax.data import partition
@@ -29,6 +30,7 @@ from dpjax.experiment import (
   report,
   run,
   shared,
+  streams,
   writers,
 )
 from dpjax.experiment.federate_build import FedRun
@@ -43,18 +45,23 @@ class _Loop:
   """The state of a running federation; one object so that each phase is a short method."""
 
   def __init__(
-    self, config: FedConfig, fed: FedRun, workdir: pathlib.Path, on_save: Callable
+    self,
+    config: FedConfig,
+    fed: FedRun,
+    workdir: pathlib.Path,
+    on_save: Callable,
+    data: bytes,
   ):
-    self.config, self.fed, self.on_save = config, fed, on_save
+    self.config, self.fed, self.on_save, self.data = config, fed, on_save, data
     self.checkpoints = shared.Checkpoints(workdir)
     self.state: Any = fed.algorithm.init(fed.params, fed.federation.num_clients)
     self.ledger, self.seconds, self.round = Ledger(), 0.0, 0
     self.reached = False  # config.stop_at_accuracy
-    self.key_id = noise.key_id(_noise_key(config, fed))
+    self.key_id = _key_name(config, fed)
     self.started = time.monotonic()
     if self.checkpoints.latest_step() is not None:
-      self._resume()
-    elif config.release:  # its keys must be kept before anything is computed with them
+      self._resume(workdir)
+    else:  # keys and data must be remembered before anything is computed with them
       self.save()
     _check_budget(config, fed, self.ledger)
     self.metrics = shared.metrics(workdir, resume_step=self.round or None)
@@ -63,8 +70,9 @@ class _Loop:
     rounds = sorted({*range(every, last, every), last})
     self.epsilons = dict(zip(rounds, map(float, fed.promise.curve(rounds))))
 
-  def _resume(self) -> None:
+  def _resume(self, workdir: pathlib.Path) -> None:
     self.state, meta = self.checkpoints.restore(self.state)
+    streams.check_data(meta, self.data, name=self.config.data.name, workdir=workdir)
     self.ledger, self.seconds = Ledger.from_json(meta["ledger"]), meta["seconds"]
     self.reached = meta.get("reached", False)
     self.round = int(self.checkpoints.latest_step() or 0)
@@ -110,6 +118,7 @@ class _Loop:
       "ledger": self.ledger.to_json(),
       "seconds": self.seconds,
       "reached": self.reached,
+      **streams.to_meta(self.data),
     }
     if self.config.release:
       meta |= release.to_meta(self.fed.random)
@@ -121,8 +130,11 @@ class _Loop:
     self.checkpoints.close()
 
 
-def _noise_key(config: FedConfig, fed: FedRun) -> Any:
-  return fed.random.client if config.privacy.method == "local" else fed.random.noise
+def _key_name(config: FedConfig, fed: FedRun) -> str:
+  """What the ledger calls the noise key: nothing that follows from the data."""
+  if config.release:
+    return noise.key_id(fed.random.noise)
+  return streams.ledger_name(federate_build.digest(config))
 
 
 def _clip_norm(config: FedConfig, fed: FedRun) -> float:
@@ -222,10 +234,22 @@ def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[st
 
 
 def _heterogeneity(config: FedConfig, fed: FedRun) -> dict[str, float]:
-  """Of labels over clients: not private, so not of a release."""
-  if config.release:
+  """An exact function of the users' labels: named as such where users are promised privacy,
+  and left out with the other diagnostics."""
+  public = config.privacy.method == "none"
+  if not public and (config.release or not config.diagnostics):
     return {}
-  return {"heterogeneity": partition.heterogeneity(fed.federation.label_histograms())}
+  name = "heterogeneity" if public else "not_private/heterogeneity"
+  return {name: partition.heterogeneity(fed.federation.label_histograms())}
+
+
+def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
+  """`noise_multiplier` is of the noise that the epsilon is for; clients' own beside it."""
+  local = federate_build.local_noise(config)
+  if local is None:
+    return {"noise_multiplier": fed.plan.noise_multiplier}
+  charged = local if config.privacy.method == "local" else fed.plan.noise_multiplier
+  return {"noise_multiplier": charged, "local_noise_multiplier": local}
 
 
 def _statement(loop: _Loop) -> str:
@@ -259,7 +283,7 @@ def _result(loop: _Loop, workdir: pathlib.Path) -> dict[str, Any]:
     "wall_seconds": round(time.monotonic() - loop.started, 3),
     "device": provenance.device(),
     "versions": provenance.versions(),
-    "noise_multiplier": fed.plan.noise_multiplier,
+    **_noise_facts(config, fed),
     "l2_clip_norm": _clip_norm(config, fed),
     **_changing_clip_norm(loop, "final_l2_clip_norm"),
     "sampler": repr(fed.plan.sampler),
@@ -280,7 +304,7 @@ def federate(
   Args:
     config: the whole run; equal configs and data give equal parameters, bit for bit, on the
       same machine, software and execution.
-    workdir: new, empty, or of an earlier run of the same config.
+    workdir: new, empty, or of an earlier run of the same config on the same data.
     data: (a `Federation`, the test set), in place of what the config names.
     on_save: told each round that is saved, or resumed from.
 
@@ -289,40 +313,58 @@ def federate(
     report.png and .csv, params.npz, checkpoints (secret: they hold the noise key).
 
   Raises:
-    UserError: a wrong config, missing data, a foreign workdir, one where another run is at
-      work, an overspent budget; nothing is overwritten.
+    UserError: a wrong config, missing data, a workdir of another config or of other data,
+      one where another run is at work, an overspent budget, processes whose data differ;
+      nothing is overwritten.
     Interrupted: SIGINT or SIGTERM arrived, in any of the processes; the state is saved.
     PeerLost: another process of this run is gone.
   """
   workdir = pathlib.Path(workdir)
   federate_build.check(config)
-  done = processes.on_first(lambda: _finished(config, workdir))
+  _check_processes(config)
+  done = processes.on_first(lambda: _finished(config, workdir, data))
   if done is not None:
     return done
-  fed = federate_build.build_run(config, data, _release_streams(config, workdir))
+  data = federate_build.load_data(config) if data is None else data
+  digest = data_lib.digest(data[0])
+  processes.same(data=digest.hex())  # compared by what follows from it, and never shown
+  meta = processes.on_first(lambda: _of_these_data(config, workdir, digest))
+  fed = federate_build.build_run(config, data, _streams(config, meta, digest))
   processes.on_first(lambda: run.claim_workdir(workdir, config))
   if processes.is_first():
     _warn(config, fed)
   with contextlib.ExitStack() as held:
     processes.on_first(lambda: held.enter_context(writers.alone(workdir / run.CONFIG)))
-    return _federate(config, fed, workdir, on_save)
+    return _federate(config, fed, workdir, on_save, digest)
 
 
-def _release_streams(config: FedConfig, workdir: pathlib.Path) -> Any:
+def _of_these_data(
+  config: FedConfig, workdir: pathlib.Path, data: bytes
+) -> dict[str, Any] | None:
+  """`run.known`, and UserError where it is of other data."""
+  meta = run.known(config, workdir)
+  streams.check_data(meta, data, name=config.data.name, workdir=workdir)
+  return meta
+
+
+def _streams(config: FedConfig, meta: dict[str, Any] | None, data: bytes) -> Any:
   if not config.release:
-    return None
-  if jax.process_count() > 1:
+    return federate_build.streams(config, data)
+  return release.streams(config, meta, federate_build.Streams)
+
+
+def _check_processes(config: FedConfig) -> None:
+  if config.release and jax.process_count() > 1:
     raise UserError(
       f"release=True: must be run by one process, not {jax.process_count()}: its keys leave "
       "no machine"
     )
-  return release.streams(config, workdir, federate_build.Streams)
 
 
 def _federate(
-  config: FedConfig, fed: FedRun, workdir: pathlib.Path, on_save: Callable
+  config: FedConfig, fed: FedRun, workdir: pathlib.Path, on_save: Callable, data: bytes
 ) -> dict[str, Any]:
-  loop = _Loop(config, fed, workdir, on_save)
+  loop = _Loop(config, fed, workdir, on_save, data)
   try:
     with run.signals() as received:
       _fit(loop, received)
@@ -333,12 +375,16 @@ def _federate(
   return result
 
 
-def _finished(config: FedConfig, workdir: pathlib.Path) -> dict[str, Any] | None:
+def _finished(config: FedConfig, workdir: pathlib.Path, data: Any) -> dict[str, Any] | None:
   """The result of a run that is done; UserError if the directory is another run's."""
-  done = (workdir / writers.RESULT).exists()
-  if done or (workdir / run.CONFIG).exists():
-    run.claim_workdir(workdir, config)
-  return writers.read_json(workdir / writers.RESULT) if done else None
+  meta = run.known(config, workdir)
+  if not (workdir / writers.RESULT).exists():
+    return None
+  if streams.remembers(meta):
+    federation, _ = federate_build.load_arrays(config) if data is None else data
+    digest = data_lib.digest(federation)
+    streams.check_data(meta, digest, name=config.data.name, workdir=workdir)
+  return writers.read_json(workdir / writers.RESULT)
 
 
 def _write(loop: _Loop, workdir: pathlib.Path, result: dict[str, Any]) -> None:

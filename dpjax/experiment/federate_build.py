@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,8 +14,10 @@ import optax
 from dp_accounting import DpEvent
 
 from dpjax import accounting, federated, models, sampling, transforms, validate
+from dpjax import data as data_lib
 from dpjax.data import Federation, partition, shakespeare
 from dpjax.experiment import build, ftrl
+from dpjax.experiment import streams as streams_lib
 from dpjax.experiment.config import OptimizerConfig, PrivacyConfig, TrainConfig
 from dpjax.experiment.federate_config import FedConfig
 from dpjax.federated import execution, placement, processes
@@ -46,14 +47,6 @@ _OPTIMIZERS: dict[str, Callable[[OptimizerConfig], Any]] = {
   "adam": lambda c: optax.adam(c.learning_rate, b1=0.9, b2=0.99, eps=1e-3),
   "yogi": lambda c: optax.yogi(c.learning_rate, b1=0.9, b2=0.99, eps=1e-3),
   "adagrad": lambda c: optax.adagrad(c.learning_rate, 0.0, eps=1e-3),
-}
-# Fields that came later. At their defaults they are left out of `digest`, so that a run of
-# before draws the same noise and the same cohorts.
-_LATER = {
-  "partition": ("min_chars",),
-  "privacy": (
-    *("clipping", "clip_quantile", "clip_learning_rate", "clip_count_noise_std", "ftrl"),
-  ),
 }
 
 
@@ -144,6 +137,7 @@ def _check_cohort(config: FedConfig, num_clients: int) -> None:
 def _check_natural(config: FedConfig) -> None:
   """Clients that the data decide: nothing of the data is dealt or cut."""
   wanted = {"data.name": "shakespeare", "data.limit": None, "data.center": False}
+  wanted["data.num_classes"] = None  # declared by the task
   wanted["model.name"] = "transformer"  # the language model here
   rooms = {"data": config.data, "model": config.model}
   for path, value in wanted.items():
@@ -255,27 +249,22 @@ def _check_simulated(config: FedConfig) -> None:
 
 def digest(config: FedConfig) -> bytes:
   """Of everything in the config but for where data lie and how the run is executed, in which
-  the processes of one run may differ."""
+  the processes of one run may differ. Public."""
   fields = dataclasses.asdict(config)
   fields["data"].pop("data_dir")
   for name in ("execution", "num_devices", "num_threads"):
     fields.pop(name)
-  if not config.release:  # later than the rest
-    fields.pop("release")
-  _drop_later(fields)
-  return hashlib.sha256(f"federated{sorted(fields.items())!r}".encode()).digest()
+  return streams_lib.config_digest("federated", fields)
 
 
-def _drop_later(fields: dict[str, Any]) -> None:
-  build.drop_defaults(fields, dataclasses.asdict(FedConfig()), _LATER)
-  if fields["stop_at_accuracy"] is None:
-    del fields["stop_at_accuracy"]
+def streams(config: FedConfig, data: bytes) -> Streams:
+  """Streams of the seed, of all that `digest` covers, and of the data: who holds which.
 
-
-def streams(config: FedConfig) -> Streams:
-  """Streams of the seed AND of all that `digest` covers: see `build.streams` for why two
-  configs may not share their noise."""
-  return Streams(*build.derived(config.seed, digest(config)))
+  Args:
+    data: `dpjax.data.digest` of the federation.
+  """
+  keys = streams_lib.keys(config.seed, digest(config), data)
+  return Streams(keys.init, keys.first, keys.second, keys.sampler)
 
 
 def load_data(config: FedConfig) -> tuple[Federation, Any]:
@@ -284,16 +273,27 @@ def load_data(config: FedConfig) -> tuple[Federation, Any]:
   Raises:
     UserError: data that are not there; the line says how to get them.
   """
+  return _load(config, build.load_data)
+
+
+def load_arrays(config: FedConfig) -> tuple[Federation, Any]:
+  """As `load_data` without features: `dpjax.data.digest` of the two is the same."""
+  return _load(config, build.load_arrays)
+
+
+def _load(config: FedConfig, load: Callable) -> tuple[Federation, Any]:
   if config.partition.name == "shakespeare":
     train, test = shakespeare.shakespeare_federation(
       config.data.data_dir, min_chars=config.partition.min_chars
     )
     return train, test.dataset
-  train, test = build.load_data(TrainConfig(data=config.data, model=config.model))
+  train, test = load(TrainConfig(data=config.data, model=config.model))
   return _partitioned(config, train), test
 
 
 def _partitioned(config: FedConfig, train: Any) -> Federation:
+  """A simulated federation: who holds what is part of the question, decided before any
+  mechanism runs, so its law may read the labels. The number of users is the config's."""
   part = config.partition
   options: dict[str, Any] = {
     "iid": {},
@@ -428,9 +428,12 @@ def _simulation_note(config: FedConfig) -> str:
   )
 
 
-def _local_noise(config: FedConfig) -> float:
-  """Noise multiplier on a client's message; calibrated for a message in every round."""
+def local_noise(config: FedConfig) -> float | None:
+  """Noise multiplier on a client's message, calibrated for a message in every round; None
+  where clients add no noise."""
   privacy = config.privacy
+  if privacy.method not in ("local", "both"):
+    return None
   if privacy.method == "both":
     return privacy.local_noise_multiplier
   if privacy.noise_multiplier is not None:
@@ -445,7 +448,7 @@ def _local_noise(config: FedConfig) -> float:
 
 def _local_promise(config: FedConfig, num_clients: int) -> Promise:
   """Against the server itself; for a client that takes part in every round."""
-  noise, delta = _local_noise(config), config.privacy.delta
+  noise, delta = local_noise(config) or 0.0, config.privacy.delta
   words: dict[str, Any] = dict(
     delta=delta, neighboring_relation=str(NeighboringRelation.REPLACE_ONE)
   )
@@ -513,11 +516,10 @@ def _compressor(config: FedConfig) -> federated.Compressor | None:
 def _wrapping(config: FedConfig) -> dict[str, Any]:
   """Noise on the client first, then compression: that is post-processing."""
   compressor, feedback = _compressor(config), config.algorithm.compression == "top_k"
-  noisy = config.privacy.method in ("local", "both")
-  noise = _local_noise(config) if noisy else 0.0
+  noise = local_noise(config)
 
   def wrap(client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
-    if noisy:
+    if noise is not None:
       client = federated.client_noise(
         client, l2_clip_norm=config.privacy.l2_clip_norm, noise_multiplier=noise
       )
@@ -587,19 +589,19 @@ def build_run(
 
   Args:
     data: what `load_data` returns; None to load what the config names.
-    random: None for `streams(config)`.
+    random: None for the streams of config and data.
   """
   check(config)
   central = TrainConfig(data=config.data, model=config.model)
   federation, test = load_data(config) if data is None else data
   num_clients = federation.num_clients
-  random = streams(config) if random is None else random
+  random = streams(config, data_lib.digest(federation)) if random is None else random
   plan, reported = make_plan(config, num_clients)
   task = build.make_task(central, federation.dataset)
   # load_data has standardised the features of a scattering head already
   fixed = {"num_groups": None} if models.needs_features(config.model.name) else {}
   model = build.make_model(config.model, task.width(federation.dataset), **fixed)
-  first = jnp.asarray(federation.dataset.x[:1])
+  first = jnp.zeros_like(federation.dataset.x[:1])  # its shape alone: see build.build
   return FedRun(
     plan=plan,
     promise=_promise(config, plan, reported, num_clients),

@@ -3,9 +3,9 @@ checkpoints alone, so the config, which gets published, tells nothing about them
 
 from __future__ import annotations
 
-import pathlib
 import secrets
 import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,7 +13,6 @@ import numpy as np
 
 from dpjax import noise
 from dpjax.experiment import build
-from dpjax.experiment.checkpoint import Checkpoints
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
@@ -42,7 +41,7 @@ def _hex(key: jax.Array) -> str:
   return np.asarray(jax.random.key_data(key)).tobytes().hex()
 
 
-def from_meta(config: Any, meta: dict[str, Any], kind: Any = build.Streams) -> Any:
+def from_meta(config: Any, meta: Mapping[str, Any], kind: Any = build.Streams) -> Any:
   """The streams that `to_meta` wrote."""
   if _STREAMS not in meta:
     raise UserError("checkpoint: holds no release keys, so it cannot be gone on from")
@@ -52,17 +51,10 @@ def from_meta(config: Any, meta: dict[str, Any], kind: Any = build.Streams) -> A
   return kind(init, *map(key, kind._fields[1:3]), int(held["sampler"], 16))
 
 
-def streams(config: Any, workdir: pathlib.Path, kind: Any = build.Streams) -> Any:
-  """The streams of a release: of its newest checkpoint, or fresh ones where there is none."""
-  if not (workdir / "checkpoints").is_dir():
-    return new_streams(config, kind)
-  checkpoints = Checkpoints(workdir)
-  try:
-    if checkpoints.latest_step() is None:
-      return new_streams(config, kind)
-    return from_meta(config, checkpoints.meta(), kind)
-  finally:
-    checkpoints.close()
+def streams(config: Any, meta: Mapping[str, Any] | None, kind: Any = build.Streams) -> Any:
+  """The streams of a release: of the meta data of its newest checkpoint, or fresh ones where
+  there is none."""
+  return new_streams(config, kind) if meta is None else from_meta(config, meta, kind)
 
 
 def statement(plan: Plan) -> str:

@@ -3,13 +3,14 @@
 Points that differ only in what follows model 1 of the paper share it (its seconds count for
 the first of them). A point that has its result.json is not run again, so the same command
 goes on where it was stopped; a point that was cut off starts afresh. The raw noise of
-rigorous mode comes from the operating system and is never written down.
+rigorous mode comes from the operating system and is never written down. What is written is
+which data a point had (`checkpoints/data.json` in its folder, as secret as the data), so that
+points on other data are not mixed with it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import pathlib
 import secrets
 import shutil
@@ -31,12 +32,12 @@ from dpjax.experiment import (
   run,
   writers,
 )
+from dpjax.experiment import streams as streams_lib
 from dpjax.experiment.config import ModelConfig
 from dpjax.experiment.relevance_config import Point, RelevanceConfig, points
 from dpjax.validate import UserError
 
 _TEMPERED = "tempered_sigmoid"
-_LATER = {"private": ("relevance_pool",)}  # as in `build`: earlier runs keep their noise
 
 
 def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[dict[str, Any]]:
@@ -47,8 +48,9 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[dict[s
   claims.csv and .md (what is claimed, proved and refuted, and the accuracy).
 
   Raises:
-    UserError: a wrong config, missing data, a foreign folder, one where another process is
-      at work; nothing is overwritten. A folder of several points may get more seeds.
+    UserError: a wrong config, missing data, a folder of another config or of other data, one
+      where another process is at work; nothing is overwritten. A folder of several points
+      may get more seeds.
   """
   workdir = pathlib.Path(workdir)
   todo = points(config)
@@ -82,6 +84,7 @@ def _run_all(
   config: RelevanceConfig, workdir: pathlib.Path, todo: list[Point], loaded: dict[Any, Any]
 ) -> list[dict[str, Any]]:
   folder = lambda point: workdir if len(todo) == 1 else workdir / "points" / point.name
+  _check_data(workdir, [(point, folder(point)) for point in todo], loaded)
   results = []
   for point in todo:
     if len(todo) > 1:
@@ -92,6 +95,30 @@ def _run_all(
   if len(todo) > 1:
     writers.write_json(workdir / "results.json", results)
   return results
+
+
+def _check_data(
+  workdir: pathlib.Path, points: list[tuple[Point, pathlib.Path]], loaded: dict
+) -> None:
+  """Raises UserError, before anything runs, where points that were run had other data."""
+  done = [folder for _, folder in points if (folder / writers.RESULT).exists()]
+  for point, folder in points:
+    held = streams_lib.held(folder)
+    if held is None and folder in done and len(done) < len(points):
+      held = {}  # an earlier version's: what it ran on is not known, so nothing is added
+    if held is not None:
+      digest = data_digest(point.config, loaded)
+      streams_lib.check_data(held, digest, name=point.config.data.name, workdir=workdir)
+
+
+def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
+  """Of all that a point trains on: the private data, and the public ones of model 1."""
+  train, public = _data(config, loaded)[0], _public(config, loaded)
+  key = ("digest", id(train), id(public))  # `loaded` holds them, so the ids stay theirs
+  if key not in loaded:
+    digests = map(data_lib.digest, [train] if public is None else [train, public])
+    loaded[key] = streams_lib.joined(*digests)
+  return loaded[key]
 
 
 def run_point(point: Point, workdir: pathlib.Path, loaded: dict) -> dict[str, Any]:
@@ -111,6 +138,7 @@ def run_point(point: Point, workdir: pathlib.Path, loaded: dict) -> dict[str, An
 def _run(point: Point, workdir: pathlib.Path, loaded: dict) -> dict[str, Any]:
   config = point.config
   train, test = _data(config, loaded)
+  streams_lib.hold(workdir, data_digest(config, loaded))
   started = time.monotonic()
   with (
     writers.MetricsWriter(workdir) as metrics,
@@ -131,6 +159,9 @@ def _run(point: Point, workdir: pathlib.Path, loaded: dict) -> dict[str, Any]:
 
 def _copied(source: pathlib.Path, workdir: pathlib.Path, point: Point) -> dict[str, Any]:
   """The run without privacy, for another panel."""
+  held = streams_lib.held(source)
+  if held is not None:
+    streams_lib.hold(workdir, bytes.fromhex(held[streams_lib.DATA]))
   for name in (writers.METRICS, "params.npz"):
     shutil.copy(source / name, workdir / name)
   result = writers.read_json(source / writers.RESULT)
@@ -148,40 +179,44 @@ def _recorder(metrics: writers.MetricsWriter, bar: writers.Progress) -> relevanc
 
 
 def _data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
-  key = (config.data.name, config.data.data_dir, config.data.limit)
+  key = tuple(dataclasses.asdict(config.data).values())
   if key not in loaded:
-    train, test = data_lib.load(config.data.name, data_dir=config.data.data_dir)
+    train, test = data_lib.load(
+      config.data.name, data_dir=config.data.data_dir, num_classes=config.data.num_classes
+    )
     if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
       raise UserError(f"data.name={config.data.name!r}: must be images in [0, 1]")
-    if config.data.limit is not None:
-      train = train.subset(slice(0, config.data.limit))
-    loaded[key] = train, test
+    loaded[key] = build.limited(train, config.data.limit), test
   return loaded[key]
+
+
+def _public(config: RelevanceConfig, loaded: dict) -> Any:
+  """The data of a public model 1, or None."""
+  if config.public_data is None:
+    return None
+  other = dataclasses.replace(
+    config, data=dataclasses.replace(config.data, name=config.public_data)
+  )
+  return _data(other, loaded)[0]
 
 
 def make_job(
   config: RelevanceConfig, train: Any, test: Any, loaded: dict, on_epoch: Any = None
 ) -> relevance.Job:
   """The job of a point's config."""
-  public = None
-  if config.public_data is not None:
-    other = dataclasses.replace(
-      config, data=dataclasses.replace(config.data, name=config.public_data)
-    )
-    public = _data(other, loaded)[0]
   return relevance.Job(
     epsilon=config.epsilons[0],
     train=train,
     test=test,
     nets=_nets(config, train.num_classes),
-    streams=streams(config),
+    streams=streams(config, data_digest(config, loaded)),
     training=relevance.Training(config.num_epochs, config.batch_size, config.learning_rate),
     lrp=config.lrp,
     paper=config.paper,
     rigorous=config.rigorous,
     private=config.private,
     adlm=config.adlm,
-    public=public,
+    public=_public(config, loaded),
     relevance_records=config.relevance_records,
     on_epoch=on_epoch,
     memo=loaded.setdefault("memo", {}),
@@ -212,19 +247,26 @@ def is_released(config: RelevanceConfig) -> bool:
   return rigorous and not config.rigorous.seeded_noise
 
 
-def streams(config: RelevanceConfig) -> relevance.Streams:
-  """Streams that depend on the seed and on everything else in the config (two runs never
-  share their noise); in rigorous mode, fresh entropy unless `seeded_noise` is set."""
-  plain = dataclasses.asdict(config)
-  plain["data"].pop("data_dir")
-  plain.pop("audit")
-  build.drop_defaults(plain, dataclasses.asdict(RelevanceConfig()), _LATER)
-  digest = hashlib.sha256(repr(sorted(plain.items())).encode()).digest()
-  key = build.bound_key(config.seed, digest)
-  secret = int.from_bytes(digest[16:], "big")
+def streams(config: RelevanceConfig, data: bytes) -> relevance.Streams:
+  """Streams of the seed, of everything else in the config and of the data (two runs never
+  share their noise); in rigorous mode, fresh entropy unless `seeded_noise` is set.
+
+  The order of batches depends on seed and data alone, so that runs that differ in what
+  follows model 1 can share it. In rigorous mode it must NOT depend on the data, for the model
+  that is released depends on it.
+
+  Args:
+    data: `data_digest`.
+  """
   if is_released(config):
-    key, secret = noise.secure.new_key(), secrets.randbits(256)
-  return relevance.Streams(jax.random.key(config.seed), key, config.seed, secret)
+    fresh = noise.secure.new_key(), secrets.randbits(64), secrets.randbits(256)
+    return relevance.Streams(jax.random.key(config.seed), *fresh)
+  fields = dataclasses.asdict(config)
+  fields["data"].pop("data_dir")
+  fields.pop("audit")
+  named = streams_lib.config_digest("relevance", fields)
+  keys = streams_lib.keys(config.seed, named, data)
+  return relevance.Streams(keys.init, keys.first, keys.order, keys.sampler)
 
 
 def _result(

@@ -22,7 +22,16 @@ import numpy as np
 from dpjax import data as data_lib
 from dpjax import noise, training, trees
 from dpjax.accounting import Budget, Ledger, delta_warning
-from dpjax.experiment import audit, build, provenance, release, report, writers
+from dpjax.experiment import (
+  audit,
+  build,
+  checkpoint,
+  provenance,
+  release,
+  report,
+  streams,
+  writers,
+)
 from dpjax.experiment.checkpoint import Checkpoints
 from dpjax.experiment.config import TrainConfig, to_dict
 from dpjax.training import TrainState, eval_params
@@ -97,17 +106,20 @@ def _check_budget(run: build.Run, config: TrainConfig, ledger: Ledger) -> None:
 class _Loop:
   """The state of a running loop; one object so that each phase stays a short method."""
 
-  def __init__(self, config: TrainConfig, run: build.Run, workdir: pathlib.Path):
-    self.config, self.run, self.workdir = config, run, workdir
+  def __init__(
+    self, config: TrainConfig, run: build.Run, workdir: pathlib.Path, data: bytes
+  ):
+    self.config, self.run, self.workdir, self.data = config, run, workdir, data
     self.checkpoints = Checkpoints(workdir)
     self.state: TrainState = run.algorithm.init(run.params)
     self.ledger, self.seconds = Ledger(), 0.0
-    self.key_id = noise.key_id(run.random.noise)
+    self.key_id = _key_name(config, run)
     step = self.checkpoints.latest_step()
     if step is not None:
       self.state, meta = self.checkpoints.restore(self.state)
+      streams.check_data(meta, data, name=config.data.name, workdir=workdir)
       self.ledger, self.seconds = Ledger.from_json(meta["ledger"]), meta["seconds"]
-    elif config.release:  # its keys must be kept before anything is computed with them
+    else:  # keys and data must be remembered before anything is computed with them
       self.step = 0
       self.started = time.monotonic()
       self.save()
@@ -161,6 +173,7 @@ class _Loop:
       "ledger": self.ledger.to_json(),
       "seconds": self.seconds,
       "seed": self.config.seed,
+      **streams.to_meta(self.data),
     }
     if self.config.release:
       meta |= release.to_meta(self.run.random)
@@ -169,6 +182,13 @@ class _Loop:
   def close(self) -> None:
     self.metrics.close()
     self.checkpoints.close()
+
+
+def _key_name(config: TrainConfig, run: build.Run) -> str:
+  """What the ledger calls the noise key: nothing that follows from the data."""
+  if config.release:
+    return noise.key_id(run.random.noise)
+  return streams.ledger_name(build.config_digest(config))
 
 
 def _fit(loop: _Loop, received: list[int]) -> None:
@@ -304,7 +324,8 @@ def train(
   Args:
     config: the whole run; equal configs and data give equal parameters, bit for bit,
       on the same machine and software.
-    workdir: new, empty, or of an earlier (unfinished or finished) run of the same config.
+    workdir: new, empty, or of an earlier (unfinished or finished) run of the same config on
+      the same data.
     data: `(train, test)` as `build.load_data` returns them, to share between runs.
 
   Returns:
@@ -312,27 +333,51 @@ def train(
     report.png and .csv, params.npz (the model to release), checkpoints (secret).
 
   Raises:
-    UserError: a wrong config, missing data, a foreign workdir, one where another process is
-      at work, an overspent budget; in each case nothing is overwritten.
+    UserError: a wrong config, missing data, a workdir of another config or of other data,
+      one where another process is at work, an overspent budget; in each case nothing is
+      overwritten.
     Interrupted: SIGINT or SIGTERM arrived; the state is saved.
   """
   workdir = pathlib.Path(workdir)
   build.check(config)
+  meta = known(config, workdir)
   if (workdir / writers.RESULT).exists():
-    claim_workdir(workdir, config)
+    if streams.remembers(meta):
+      train, _ = build.load_arrays(config) if data is None else data
+      _check_data(config, workdir, meta, data_lib.digest(train))
     return writers.read_json(workdir / writers.RESULT)
-  if (workdir / CONFIG).exists():
-    claim_workdir(workdir, config)  # before its checkpoints are looked into
-  random = release.streams(config, workdir) if config.release else build.streams(config)
+  data = build.load_data(config) if data is None else data
+  digest = data_lib.digest(data[0])
+  _check_data(config, workdir, meta, digest)
+  derive = lambda: build.streams(config, digest)
+  random = release.streams(config, meta) if config.release else derive()
   run = build.build(config, data, random)
   claim_workdir(workdir, config)
   _warn(config, run)
   with writers.alone(workdir / CONFIG):
-    return _train(config, run, workdir)
+    return _train(config, run, workdir, digest)
 
 
-def _train(config: TrainConfig, run: build.Run, workdir: pathlib.Path) -> dict[str, Any]:
-  loop = _Loop(config, run, workdir)
+def known(config: Any, workdir: pathlib.Path) -> dict[str, Any] | None:
+  """The meta data of the newest checkpoint of this very config; None: there is none yet.
+
+  Raises:
+    UserError: the directory holds another config's run, or a checkpoint that cannot be read.
+  """
+  if not ((workdir / writers.RESULT).exists() or (workdir / CONFIG).exists()):
+    return None
+  claim_workdir(workdir, config)  # before its checkpoints are looked into
+  return checkpoint.meta_of(workdir)
+
+
+def _check_data(config: TrainConfig, workdir: pathlib.Path, meta: Any, data: bytes) -> None:
+  streams.check_data(meta, data, name=config.data.name, workdir=workdir)
+
+
+def _train(
+  config: TrainConfig, run: build.Run, workdir: pathlib.Path, data: bytes
+) -> dict[str, Any]:
+  loop = _Loop(config, run, workdir, data)
   try:
     with signals() as received:
       _fit(loop, received)

@@ -31,7 +31,7 @@ import numpy as np
 from dpjax import accounting, validate
 from dpjax.experiment import build, fields, report, writers
 from dpjax.experiment.config import TrainConfig
-from dpjax.experiment.sweep import LoadFn, Point, SweepConfig, TrainFn, points
+from dpjax.experiment.sweep import LastData, LoadFn, Point, SweepConfig, TrainFn, points
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
@@ -66,12 +66,12 @@ def run_selection(
   """
   _check(config)
   workdir, settings = pathlib.Path(workdir), points(config)
-  data = load_fn(settings[0].config)
-  plan = _common_plan(settings, data, plan_fn or _plan)
+  load = LastData(load_fn)
+  plan = _common_plan(settings, load, plan_fn or _plan)
   cost = charged(plan, config)  # before anything runs: it may be refused
   drawn = _trials(workdir, config, len(settings))
   results = [
-    _run_trial(workdir, index, settings[choice], seed, train_fn, data)
+    _run_trial(workdir, index, settings[choice], seed, train_fn, load)
     for index, (choice, seed) in enumerate(drawn)
   ]
   found = _best(config, [settings[choice] for choice, _ in drawn], results) | cost
@@ -148,12 +148,12 @@ def _plan(config: TrainConfig, data: Any) -> Plan:
   return build.build(config, data).plan
 
 
-def _common_plan(settings: list[Point], data: Any, plan_fn: PlanFn) -> Plan:
+def _common_plan(settings: list[Point], load: LoadFn, plan_fn: PlanFn) -> Plan:
   """The plan of any setting; refuses settings of which one might cost more."""
   for point in settings:
     if point.config.data != settings[0].config.data:
       raise UserError("grid: must not vary the data in a private selection")
-  plans = [plan_fn(point.config, data) for point in settings]
+  plans = [plan_fn(point.config, load(point.config)) for point in settings]
   facts = lambda plan: (plan.event(), plan.delta, plan.neighboring_relation)
   for point, plan in zip(settings, plans):
     if not plan.is_private:
@@ -198,11 +198,11 @@ def _run_trial(
   point: Point,
   seed: int,
   train_fn: TrainFn,
-  data: Any,
+  load: LoadFn,
 ) -> dict[str, Any]:
   """One run, with a seed of its own, so that a setting drawn twice has other noise."""
   config = fields.replace(point.config, "seed", seed, name="seeds")
-  return train_fn(config, workdir / "trials" / f"{index:04d}", data=data)
+  return train_fn(config, workdir / "trials" / f"{index:04d}", data=load(config))
 
 
 def _best(

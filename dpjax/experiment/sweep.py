@@ -5,7 +5,8 @@ interrupted one resumes, and the curve is redrawn after each. The base is a cent
 (`TrainConfig`) or a federated one (`FedConfig`).
 
 The runs of one sweep do not share randomness, though they may share a seed: every run
-derives its noise and batches from its whole config (`build.streams`).
+derives its noise and batches from its whole config and its data (`build.streams`). What they
+cost together is their sum, on whichever data they ran: see `charge`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _FEDERATED_KEYS = (
   "num_clients",
   "clients_per_round",
   "heterogeneity",
+  "not_private/heterogeneity",
 )
 
 
@@ -148,7 +150,7 @@ def _run_all(
   load_fn: LoadFn | None,
 ) -> list[Row]:
   rows: dict[str, Row] = {}
-  load = _LastData(load_fn)
+  load = LastData(load_fn)
   for count, point in enumerate(_grouped(found), start=1):
     rows[point.name] = _run(config, point, workdir / "points" / point.name, train_fn, load)
     print(f"[{count}/{len(found)}] {_told(rows[point.name], config.y)}", flush=True)
@@ -166,6 +168,11 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   one unit; otherwise, and where a run promises nothing (or only for a larger deployment:
   "simulated"), epsilon and delta are None.
 
+  Runs on different data are summed too, as for somebody who has one record in each data set:
+  that no record is in two of them is never assumed. Users whose records are dealt anew for
+  each run have no such sum: what one run hides as one user belongs to many users of another.
+  There epsilon and delta are None.
+
   >>> run = {"status": "done", "epsilon": 1.0, "delta": 0.25, "epsilon_kind": "proved",
   ...        "neighboring_relation": "add_or_remove_one", "unit": "example"}
   >>> total = charge([run, run, {"status": "failed"}])
@@ -175,7 +182,8 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   done = [row for row in rows if row["status"] == "done"]
   kinds = {row["epsilon_kind"] for row in done}
   meanings = {(row["neighboring_relation"], row["unit"]) for row in done}
-  if not done or kinds & {"none", "simulated"} or len(meanings) > 1:
+  dealt = len(_populations(done)) > 1 and any(row["unit"] == "user" for row in done)
+  if not done or kinds & {"none", "simulated"} or len(meanings) > 1 or dealt:
     return {"runs": len(done), "epsilon": None, "delta": None, "epsilon_kind": "none"}
   relation, unit = meanings.pop()
   return {
@@ -186,6 +194,21 @@ def charge(rows: list[Row]) -> dict[str, Any]:
     "neighboring_relation": relation,
     "unit": unit,
   }
+
+
+def _populations(rows: list[Row]) -> set[str | None]:
+  return {row.get("population") for row in rows}
+
+
+def _population(config: Any) -> str:
+  """Whose data a run is on, and for a federated one what makes them one user; where two are
+  equal, so are the units that are hidden."""
+  held = {name: getattr(config.data, name) for name in ("name", "data_dir", "limit")}
+  part = getattr(config, "partition", None)
+  if part is not None:  # roles are the same users, however many of them are left out
+    natural = part.name == "shakespeare"
+    held["partition"] = part.name if natural else dataclasses.asdict(part)
+  return json.dumps(writers.plain(held))
 
 
 def statement(rows: list[Row], others: int = 0) -> str:
@@ -199,7 +222,8 @@ def statement(rows: list[Row], others: int = 0) -> str:
   text = (
     f"Each epsilon holds for its own run alone. Picking the best of these {total['runs']} "
     "runs, or reporting them side by side, is itself a query on the private data. "
-    f"{_bound(total)} Unfinished and failed runs are not in it: release nothing of them."
+    f"{_bound(total)}{_overlap(rows, total)} Unfinished and failed runs are not in it: "
+    "release nothing of them."
   )
   if others:
     text += (
@@ -212,13 +236,24 @@ def _bound(total: dict[str, Any]) -> str:
   if total["epsilon"] is None:
     return (
       "For all of them together no finite epsilon is known: none has finished, a run "
-      "promises none, or their neighbouring relations or units differ."
+      "promises none, their neighbouring relations or units differ, or the records of one "
+      "user are dealt to other users in another run."
     )
   epsilon, delta = report.upper(total["epsilon"]), report.upper(total["delta"])
   return (
     f"All of them together are at most (epsilon = {epsilon}, delta = {delta})-private by "
     f"basic composition ({total['epsilon_kind']}, {total['neighboring_relation']}, per "
     f"{total['unit']})."
+  )
+
+
+def _overlap(rows: list[Row], total: dict[str, Any]) -> str:
+  count = len(_populations([row for row in rows if row["status"] == "done"]))
+  if total["epsilon"] is None or count < 2:
+    return ""
+  return (
+    f" They are on {count} data sets, which may overlap: that is the bound for somebody with "
+    "one record in each of them."
   )
 
 
@@ -302,7 +337,7 @@ def _data_key(config: Any) -> str:
   return json.dumps(writers.plain(rooms))
 
 
-class _LastData:
+class LastData:
   """`load_fn` with a memory of one: the data of the last config asked for."""
 
   def __init__(self, load_fn: LoadFn | None):
@@ -322,10 +357,12 @@ def _run(
   config: SweepConfig, point: Point, folder: pathlib.Path, train_fn: TrainFn, load: LoadFn
 ) -> Row:
   row = {"name": point.name, "status": "done", "error": None}
+  row["population"] = _population(point.config)
   axes = {path: fields.get(point.config, path) for path in _config_axes(config)}
   try:
     result = _finished(point, folder)
-    if result is None:
+    # A run that remembers its data compares them itself, also when it has ended.
+    if result is None or (folder / "checkpoints").is_dir():
       result = _train(point, folder, train_fn, load)
   except UserError as error:
     line = " ".join(str(error).split())

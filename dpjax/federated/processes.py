@@ -106,7 +106,7 @@ def same(**named: str) -> None:
     if odd:
       raise UserError(
         f"{name}: differs between process 0 and process {odd[0]}; all processes need the "
-        "same command, software and kind of device"
+        "same command, data, software and kind of device"
       )
 
 

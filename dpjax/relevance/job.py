@@ -25,7 +25,7 @@ class Streams(NamedTuple):
 
   init: jax.Array  # key of initial parameters
   noise: jax.Array  # key from which all noise comes
-  order: int  # seed of the order of batches: not secret, learns nothing of the data
+  order: int  # seed of the order of batches where nothing is sampled for privacy
   secret: int  # seed of Poisson batches and of the shuffler
 
   def key(self, purpose: int) -> jax.Array:

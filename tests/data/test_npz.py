@@ -19,6 +19,7 @@ def good(**changes):
     y_train=np.array([0, 1, 2, 0]),
     x_test=np.zeros((2, 2, 2), np.uint8),
     y_test=np.array([0, 1], np.uint8),
+    num_classes=np.int64(3),
   )
   arrays.update(changes)
   return {key: value for key, value in arrays.items() if value is not None}
@@ -44,8 +45,38 @@ def test_relative_path_is_looked_up_in_data_dir(tmp_path):
   assert len(data.load("mine.npz", data_dir=tmp_path)[0]) == 4
 
 
-def test_declared_num_classes_wins_over_the_largest_label(tmp_path):
-  assert data.load(save(tmp_path, num_classes=np.int64(7)))[1].num_classes == 7
+def test_the_number_of_classes_is_declared_never_counted(tmp_path):
+  """One record with a new label would change the shape of the model that is released."""
+  for largest in (2, 5):
+    path = save(tmp_path, num_classes=None, y_train=np.array([0, 1, largest, 0]))
+    with pytest.raises(UserError, match="num_classes: must be declared") as caught:
+      data.load(path)
+    assert "--config.data.num_classes" in str(caught.value)
+    reason = str(caught.value).partition(": num_classes: ")[2]
+    assert reason and "\n" not in reason and not any(map(str.isdigit, reason))
+    assert data.load(path, num_classes=6)[0].num_classes == 6
+
+
+def test_a_number_of_classes_is_declared_once_or_twice_alike(tmp_path):
+  path = save(tmp_path, num_classes=np.int64(7))
+  assert (
+    data.load(path)[1].num_classes == data.load(path, num_classes=7)[0].num_classes == 7
+  )
+  with pytest.raises(UserError, match="num_classes=8: the file declares 7"):
+    data.load(path, num_classes=8)
+  with pytest.raises(UserError, match="num_classes=9: 'digits' declares 10"):
+    data.load("digits", num_classes=9)
+  assert data.load("digits", num_classes=10)[0].num_classes == 10
+  with pytest.raises(UserError, match="num_classes=0"):
+    data.load("digits", num_classes=0)
+
+
+def test_the_vocabulary_of_tokens_is_declared_never_counted(tmp_path):
+  tokens = dict(x_train=np.full((4, 3), 6), x_test=np.zeros((2, 3), int))
+  assert data.load(save(tmp_path, **tokens))[0].vocab_size is None
+  assert data.load(save(tmp_path, **tokens, vocab_size=np.int64(9)))[0].vocab_size == 9
+  with pytest.raises(UserError, match=r"outside \[0, vocab_size=6\)"):
+    data.load(save(tmp_path, **tokens, vocab_size=np.int64(6)))
 
 
 @hypothesis.given(
@@ -55,17 +86,22 @@ def test_declared_num_classes_wins_over_the_largest_label(tmp_path):
 @hypothesis.settings(max_examples=20, deadline=None)
 def test_floats_are_left_alone(x, y):
   with tempfile.TemporaryDirectory() as folder:
-    path = save(pathlib.Path(folder), x_train=x, y_train=y, x_test=x, y_test=y)
-    train, test = data.load(path)
+    path = save(
+      pathlib.Path(folder), x_train=x, y_train=y, x_test=x, y_test=y, num_classes=None
+    )
+    train, test = data.load(path, num_classes=10)
   np.testing.assert_array_equal(train.x, x.astype(np.float32))
   np.testing.assert_array_equal(test.y, y)
-  assert train.num_classes == y.max() + 1
+  assert train.num_classes == test.num_classes == 10
 
 
 @pytest.mark.parametrize(
   ("changes", "says"),
   [
-    (dict(x_test=None, y_test=None), "has no x_test, y_test (it holds x_train, y_train)"),
+    (
+      dict(x_test=None, y_test=None, num_classes=None),
+      "has no x_test, y_test (it holds x_train, y_train)",
+    ),
     (dict(y_train=np.zeros(3, int)), "train split: y.shape=(3,): must be (4,)"),
     (dict(x_test=np.zeros((2, 3, 3), np.uint8)), "differ in what one example is"),
     (dict(x_test=np.zeros((2, 2), int)), "float32 (2, 2, 1) and int32 (2,)"),

@@ -99,6 +99,20 @@ def test_text_becomes_bytes(text_dir):
   assert train.vocab_size == 256 and len(test) == 1
 
 
+def test_labels_without_a_declared_number_of_classes_are_not_counted(tmp_path, tfds_files):
+  number = "tensorflow_datasets.core.features.tensor_feature.Tensor"
+  plain = {"pythonClassName": number,
+           "tensor": {"shape": {}, "dtype": "int64", "encoding": "none"}}  # fmt: skip
+  features = {"text": tfds_files.text_feature(), "label": plain}
+  examples = [{"text": b"good", "label": 1}, {"text": b"bad", "label": 0}]
+  tfds_files.write(tmp_path, "counted", features, {"train": examples, "test": examples[:1]})
+  with pytest.raises(UserError, match="name='counted': num_classes: must be declared"):
+    data.load("counted", tmp_path)
+  assert data.load("counted", tmp_path, num_classes=2)[0].num_classes == 2
+  with pytest.raises(UserError, match=r"outside \[0, num_classes=1\)"):
+    data.load("counted", tmp_path, num_classes=1)
+
+
 def test_images_and_a_validation_split_for_the_test(image_folder):
   train, test = data.load("tiny_image", image_folder.parents[1])
   np.testing.assert_array_equal(train.x[:, 0, 0, 0] * 255, [0, 10, 20])

@@ -243,15 +243,22 @@ def capacity_too_small(subject):
 
 
 def keys_of_the_seed_alone(subject):
-  def streams(config):
-    return build.streams(_config(seed=config.seed))
+  def streams(config, digest=bytes(32)):
+    return build.streams(_config(seed=config.seed), digest)
+
+  return subject._replace(streams=streams)
+
+
+def keys_of_the_config_alone(subject):
+  def streams(config, digest=b""):
+    return build.streams(config, bytes(32))
 
   return subject._replace(streams=streams)
 
 
 def one_key_for_noise_and_augmentation(subject):
-  def streams(config):
-    honest = build.streams(config)
+  def streams(config, digest=bytes(32)):
+    honest = build.streams(config, digest)
     return honest._replace(example=honest.noise)
 
   return subject._replace(streams=streams)
@@ -259,7 +266,9 @@ def one_key_for_noise_and_augmentation(subject):
 
 def release_keys_from_the_config(subject):
   config = dataclasses.replace(subject.config, release=True)
-  return subject._replace(config=config, streams=build.streams)
+  return subject._replace(
+    config=config, streams=lambda c, digest=bytes(32): build.streams(c, digest)
+  )
 
 
 def transform_that_does_not_clip(subject):
@@ -289,7 +298,7 @@ _BUGS = {
   check_laws.agreement: (wrong_adjacency, epsilon_too_small),
   check_laws.overflow: (capacity_too_small,),
   check_laws.key_reuse: (
-    keys_of_the_seed_alone, one_key_for_noise_and_augmentation,
+    keys_of_the_seed_alone, keys_of_the_config_alone, one_key_for_noise_and_augmentation,
     release_keys_from_the_config,
   ),
   check_laws.white_box_audit: (transform_that_does_not_clip,),

@@ -88,13 +88,14 @@ def test_p16_stopped_and_resumed_equals_uninterrupted(
 
 
 def test_p46_another_seed_is_another_run_and_other_streams():
-  one, other = (federate_build.streams(_config(seed=seed)) for seed in (0, 1))
+  streams = lambda **changes: federate_build.streams(_config(**changes), bytes(32))
+  one, other = (streams(seed=seed) for seed in (0, 1))
   assert one.sampler != other.sampler and one.sampler > 2**64
   assert noise.key_id(one.noise) != noise.key_id(other.noise)
   assert noise.key_id(one.noise) != noise.key_id(one.client)
-  louder = federate_build.streams(_config(**{"privacy.noise_multiplier": 2.0}))
+  louder = streams(**{"privacy.noise_multiplier": 2.0})
   assert noise.key_id(one.noise) != noise.key_id(louder.noise)
-  elsewhere = federate_build.streams(_config(execution="vmap"))
+  elsewhere = streams(execution="vmap")
   assert noise.key_id(one.noise) == noise.key_id(elsewhere.noise)
 
 
@@ -143,6 +144,22 @@ def test_local_noise_is_promised_against_the_server(tmp_path):
   assert result["neighboring_relation"] == "replace_one" and result["unit"] == "user"
   assert result["epsilon_kind"] == "proved" and 7.9 < result["epsilon"] <= 8.0
   assert Ledger.from_json(result["ledger"]).charges[0].l2_clip_norm == 0.15
+
+
+@pytest.mark.parametrize("method", ["central", "local", "both"])
+def test_p32_what_the_labels_say_of_private_users_is_called_not_private(method, tmp_path):
+  config = {"privacy.method": method, "num_rounds": 2}
+  result = federate.federate(_config(**config), tmp_path / "shown")
+  assert "heterogeneity" not in result and result["not_private/heterogeneity"] > 0
+  result = federate.federate(_config(**config, diagnostics=False), tmp_path / "off")
+  assert not [name for name in result if "heterogeneity" in name]
+  # the noise that the epsilon is for, and the clients' own
+  local = {"local": 1.5, "both": 0.7}.get(method)
+  noisy = _config(
+    **config, **{"privacy.noise_multiplier": 1.5, "privacy.local_noise_multiplier": 0.7}
+  )
+  result = federate.federate(noisy, tmp_path / "noise")
+  assert result["noise_multiplier"] == 1.5 and result.get("local_noise_multiplier") == local
 
 
 def test_without_privacy_there_is_no_epsilon(tmp_path):

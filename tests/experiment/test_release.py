@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from configs import quickstart
-from dpjax import noise
+from dpjax import data, noise
 from dpjax.experiment import build, checkpoint, fields, release, run, writers
 from dpjax.validate import UserError
 from tests.experiment.stops import die, sigterm, stop_after
@@ -34,7 +34,8 @@ def test_p18_two_runs_of_one_config_share_no_key(finished, tmp_path):
   assert again["params_sha256"] != finished[1]["params_sha256"]
   ids = [r["ledger"]["charges"][0]["noise_key_id"] for r in (again, finished[1])]
   assert ids[0] != ids[1]
-  derived = noise.key_id(build.streams(_config()).noise)
+  digest = data.digest(build.load_data(_config())[0])
+  derived = noise.key_id(build.streams(_config(), digest).noise)
   assert derived not in ids
 
 
@@ -138,12 +139,12 @@ def test_what_cannot_be_released_is_refused(tmp_path):
   assert not (tmp_path / "run").exists()
 
 
-def test_an_experiment_keeps_its_streams_when_release_and_audit_are_off():
-  """The two fields are part of a run's identity only when they are on."""
+def test_what_an_audit_would_do_is_no_part_of_a_run_without_one():
   config = _config(release=False)
-  before = build.streams(config)
-  other = build.streams(fields.replace(config, "audit.num_canaries", 10))
+  streams = lambda config: build.streams(config, bytes(32))
+  before = streams(config)
+  other = streams(fields.replace(config, "audit.num_canaries", 10))
   assert noise.key_id(before.noise) == noise.key_id(other.noise)
-  audited = build.streams(fields.replace(config, "audit.enabled", True))
+  audited = streams(fields.replace(config, "audit.enabled", True))
   assert noise.key_id(before.noise) != noise.key_id(audited.noise)
   assert json.dumps(build.to_dict(config)["audit"])

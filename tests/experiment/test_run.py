@@ -211,6 +211,8 @@ def test_fixed_size_sampling_is_proved_under_replace_one(tmp_path):
     ({"model.options": {"depth": 3}}, "depth"),
     ({"data.name": "digit"}, "digit"),
     ({"data.limit": 0}, "data.limit=0"),
+    ({"data.limit": 1438}, "data.limit=1438: must be <= the 1437"),
+    ({"data.num_classes": 11}, "num_classes=11: 'digits' declares 10"),
     ({"num_steps": 0}, "num_steps=0"),
     ({"augmult": 4}, "augmult=4"),
     ({"ema_decay": 1.5}, "ema_decay=1.5"),
@@ -276,9 +278,10 @@ def test_a_transformer_learns_text_and_refuses_images(tmp_path):
 
 def test_p17_one_seed_at_two_epsilons_shares_neither_noise_nor_batches():
   """Equal noise at two scales would give the exact sums away."""
-  one, other = (build.streams(_config(**{"privacy.epsilon": e})) for e in (1.0, 2.0))
+  streams = lambda **changes: build.streams(_config(**changes), bytes(32))
+  one, other = (streams(**{"privacy.epsilon": e}) for e in (1.0, 2.0))
   assert noise.key_id(one.noise) != noise.key_id(other.noise)
   assert one.sampler != other.sampler and one.sampler > 2**64
   assert noise.key_id(one.init) == noise.key_id(other.init)  # public: paired comparisons
-  again = build.streams(_config(**{"privacy.epsilon": 1.0, "data.data_dir": "elsewhere"}))
+  again = streams(**{"privacy.epsilon": 1, "data.data_dir": "elsewhere"})
   assert noise.key_id(again.noise) == noise.key_id(one.noise)

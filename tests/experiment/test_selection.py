@@ -71,6 +71,20 @@ def test_p40_both_epsilons_are_printed_and_the_choice_is_charged(tmp_path, capsy
     assert f"epsilon = {report.upper(found[name])}," in shown
 
 
+def test_each_setting_gets_the_features_of_its_own_model(tmp_path):
+  seen = []
+
+  class Train(_Train):
+    def __call__(self, config, workdir, *, data):
+      seen.append((config.model.name, data))
+      return super().__call__(config, workdir, data=data)
+
+  grid = {"model.name": ["linear", "scatter_linear"]}
+  sweep = _sweep(grid=grid, x="optimizer.learning_rate", law={"mean_trials": 40.0})
+  selection.run_selection(sweep, tmp_path, Train(), lambda c: c.model.name, _plan)
+  assert seen and all(model == data for model, data in seen)
+
+
 def test_p40_a_batch_above_capacity_is_paid_for_once_per_run(tmp_path):
   """delta' + (1 + e^eps) E[K] B, with (1 + e^eps_run) B what one run set aside."""
   found, _ = _run(tmp_path)

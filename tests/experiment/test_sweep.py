@@ -192,7 +192,7 @@ def test_names_are_stable_unique_and_safe(epsilons, names, seeds):
 def test_p17_points_share_no_noise():
   """Equal noise draws under two noise multipliers solve for the exact gradient sum."""
   found = sweep.points(_config(seeds=list(range(5))))
-  streams = [build.streams(point.config) for point in found]
+  streams = [build.streams(point.config, bytes(32)) for point in found]
   assert len({noise.key_id(stream.noise) for stream in streams}) == len(found)
   assert len({stream.sampler for stream in streams}) == len(found)
 
@@ -336,8 +336,8 @@ def test_a_wrong_variant_is_refused(changes, says):
 class FakeFederated:
   """A federated train function: the keys of a real result, an accuracy that knows alpha."""
 
-  def __init__(self):
-    self.data = []
+  def __init__(self, **promise):
+    self.data, self.promise = [], promise
 
   def __call__(self, config, workdir, *, data=None):
     assert isinstance(config, FedConfig)
@@ -350,6 +350,7 @@ class FakeFederated:
       "num_steps": 7,
       "rounds_to_accuracy": {"0.5": 3, "0.99": None},
       "num_clients": config.partition.num_clients,
+      **self.promise,
     }
     writers.write_json(workdir / "config.json", dataclasses.asdict(config))
     writers.write_result(workdir, result)
@@ -420,8 +421,52 @@ def test_a_wrong_federated_sweep_is_refused(changes, says):
 
 def test_p17_federated_points_share_no_noise():
   config = _federated(grid={"privacy.epsilon": [1.0, 2.0]}, x="privacy.epsilon")
-  found = [federate_build.streams(point.config) for point in sweep.points(config)]
+  found = [
+    federate_build.streams(point.config, bytes(32)) for point in sweep.points(config)
+  ]
   assert len({noise.key_id(streams.noise) for streams in found}) == 4
+
+
+_PRIVATE = {
+  "epsilon": 2.0,
+  "delta": 1e-5,
+  "epsilon_kind": "proved",
+  "neighboring_relation": "add_or_remove_one",
+  "unit": "user",
+}
+
+
+@pytest.mark.parametrize(
+  ("grid", "sums"),
+  [
+    ({"privacy.epsilon": [1.0, 2.0]}, True),
+    ({"partition.seed": [0, 1]}, False),  # each run deals the same records to other users
+    ({"partition.num_clients": [100, 200]}, False),
+    ({"data.limit": [100, 200]}, False),
+    ({"data.name": ["mnist", "digits"]}, False),
+    ({"partition.name": ["shakespeare"], "partition.min_chars": [99, 500]}, True),
+  ],
+)
+def test_p40_users_who_are_dealt_anew_have_no_sum(grid, sums, tmp_path):
+  """What one run hides as one user belongs to many users of another: by group privacy the
+  sum of their epsilons bounds neither."""
+  config = sweep.SweepConfig(FedConfig(), grid, x="seed", seeds=[0, 1])
+
+  rows = sweep.run_sweep(config, tmp_path, FakeFederated(**_PRIVATE))
+  total, text = sweep.charge(rows), sweep.statement(rows)
+  assert total["epsilon"] == (2.0 * len(rows) if sums else None)
+  assert ("dealt to other users" in text) == (not sums)
+  one_partition = [row for row in rows if row["population"] == rows[0]["population"]]
+  assert sweep.charge(one_partition)["epsilon"] == 2.0 * len(one_partition)
+
+
+def test_p40_data_sets_are_never_taken_to_be_disjoint(tmp_path):
+  config = _config(grid={"data.name": ["digits", "mnist"]}, x="seed", seeds=[0])
+  rows = sweep.run_sweep(config, tmp_path, Fake())
+  total = sweep.charge(rows)
+  assert total["epsilon"] == sum(row["epsilon"] for row in rows) and total["runs"] == 2
+  assert "on 2 data sets, which may overlap" in sweep.statement(rows)
+  assert "may overlap" not in sweep.statement(rows[:1])
 
 
 def test_p44_a_simulated_epsilon_is_never_added_up_as_a_proof(tmp_path):

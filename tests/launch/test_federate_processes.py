@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from absl import flags as absl_flags
 
+from dpjax import data
 from dpjax.validate import UserError
 from launch import federate, peers
 from tests.federated import programs
@@ -149,6 +150,33 @@ def test_mistakes_are_one_line(tmp_path):
     lines = program.err.read_text().splitlines()
     assert len(lines) == 1 and words in lines[0], lines
   assert not (tmp_path / "run").exists()
+
+
+def test_processes_that_hold_other_data_end_in_one_line_without_a_digest(tmp_path):
+  """One pixel of one record, with the same config: each would send its own sums."""
+  rng = np.random.default_rng(0)
+  x, y = rng.random((60, 4, 4, 1)).astype(np.float32), rng.integers(0, 3, 60)
+  digests = []
+  for name in "01":
+    (tmp_path / name).mkdir()
+    path, x[7, 1, 1, 0] = tmp_path / name / "mine.npz", float(name)
+    np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y, num_classes=3)
+    digests.append(data.digest(data.load(path)[0]).hex())
+  where = [f"--coordinator=127.0.0.1:{programs.free_port()}", "--num_processes=2"]
+  running = [
+    _start(
+      tmp_path, f"data_{name}", tmp_path / "run", *where, "--connect_timeout=200",
+      f"--process_id={name}", "--config.data.name=mine.npz",
+      f"--config.data.data_dir={tmp_path / name}",
+    )
+    for name in "01"
+  ]  # fmt: skip
+  assert _ended(running) == [2, 2], [program.err.read_text() for program in running]
+  for program in running:
+    (line,) = program.err.read_text().splitlines()
+    assert "data: differs between process 0 and process 1" in line
+    assert not any(digest[:8] in line for digest in digests)
+  assert len({*digests}) == 2 and not (tmp_path / "run").exists()
 
 
 @pytest.fixture
