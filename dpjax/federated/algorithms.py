@@ -143,6 +143,13 @@ def _combined(aggregator: Aggregator) -> Callable[..., Any]:
 
 
 def _check(cohort: Cohort, memories: Any) -> None:
+  """A client's number makes its key and finds its memory: one client, one number."""
+  ids = np.asarray(cohort.ids)
+  if len(np.unique(ids)) != len(ids):
+    raise UserError("clients: each client can take part once in a round")
+  if len(ids) and not 0 <= ids.min() <= ids.max() <= np.iinfo(np.int32).max:
+    wrong = ids.min() if ids.min() < 0 else ids.max()
+    raise UserError(f"clients: must be numbered from 0 to 2^31 - 1, not {wrong}")
   if memories is None or not cohort.size:
     return
   held = jax.tree.leaves(memories)[0].shape[0]
