@@ -443,6 +443,14 @@ def _local_noise(config: FedConfig) -> float:
   )
 
 
+_LOCAL_NOTE = (
+  "Against a server that gets the clients' noisy messages and nothing else. In this run one "
+  "program simulated server and clients: it held all data and the key of every client's noise, "
+  "so nothing is promised against whoever runs it or knows its seed. Clients that draw their "
+  "own noise are those of dpjax.federated.flower."
+)
+
+
 def _local_promise(config: FedConfig, num_clients: int) -> Promise:
   """Against the server itself; for a client that takes part in every round."""
   noise, delta = _local_noise(config), config.privacy.delta
@@ -458,7 +466,8 @@ def _local_promise(config: FedConfig, num_clients: int) -> Promise:
     curve=lambda rounds: np.array(
       [placement.local_epsilon(noise, delta, int(t)) if t else 0.0 for t in rounds]
     ),
-    statement=lambda rounds: accounting.privacy_statement(
+    statement=lambda rounds: f"{_LOCAL_NOTE}\n\n"
+    + accounting.privacy_statement(
       placement.local_event(noise, rounds), num_examples=num_clients, unit="user", **words
     ),
   )

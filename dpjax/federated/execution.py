@@ -45,7 +45,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpjax import sampling, trees, validate
@@ -552,9 +551,10 @@ def pmap_clients(
 ) -> MapClients:
   """Blocks of devices x clients: vmap on each device, then one `psum` over the devices.
 
-  The server's parameters, the keys and the aggregator's state go to every device once a round,
-  the data set once in all (`in_axes=None` of arrays that are there already); the sum comes back once (`out_axes=None`), so that whatever is added to
-  it afterwards, noise above all, is added once.
+  The server's parameters, the keys and the aggregator's state go to every device once a
+  round, the data set once in all (`in_axes=None` of arrays that are there already); the sum
+  comes back once (`out_axes=None`), so that whatever is added to it afterwards, noise above
+  all, is added once.
 
   Args:
     num_devices: of this process; None for all.
