@@ -466,9 +466,11 @@ def _local_promise(config: FedConfig, num_clients: int) -> Promise:
     curve=lambda rounds: np.array(
       [placement.local_epsilon(noise, delta, int(t)) if t else 0.0 for t in rounds]
     ),
-    statement=lambda rounds: f"{_LOCAL_NOTE}\n\n"
-    + accounting.privacy_statement(
-      placement.local_event(noise, rounds), num_examples=num_clients, unit="user", **words
+    statement=lambda rounds: (
+      f"{_LOCAL_NOTE}\n\n"
+      + accounting.privacy_statement(
+        placement.local_event(noise, rounds), num_examples=num_clients, unit="user", **words
+      )
     ),
   )
 
