@@ -112,8 +112,12 @@ def _scattered(memories: Any, places: Array, new: Any) -> Any:
 
 
 def _remembered(memories: Any, ids: np.ndarray, parts: Any) -> Any:
-  """All memories, those of the cohort replaced; padding goes to no place at all."""
+  """All memories, those of the cohort replaced; padding goes to no place at all.
+
+  What was given stays as it is: a round can be run again from its state.
+  """
   beyond = np.iinfo(np.int32).max
+  memories = jax.tree.map(jnp.copy, memories) if parts else memories
   for part in parts:
     places = np.where(part.mask, np.asarray(ids)[part.places], beyond).astype(np.int32)
     memories = _scattered(memories, places, part.memories)
