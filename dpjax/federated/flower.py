@@ -212,13 +212,14 @@ def _told(messages: Any) -> ClientInfo:
   norms = np.asarray(trees.per_example_norms(jax.tree.map(jnp.asarray, messages)))
   unknown = np.zeros(len(norms), np.int32)
   bits = 32.0 * sum(leaf[0].size for leaf in jax.tree.leaves(messages))
-  return ClientInfo(
+  facts: dict[str, Any] = dict(
     train_loss=np.full(len(norms), np.nan, np.float32),
     num_examples=unknown,
     num_steps=unknown,
     update_norm=norms,
     upload_bits=np.full(len(norms), bits, np.float32),
   )
+  return ClientInfo(**facts)
 
 
 class _Server:
