@@ -4,6 +4,7 @@
   python -m launch.benchmark --suite=gradients --workloads=small_cnn,mlp --methods=vmap,auto \\
     --repeats=9 --out=runs/benchmark
   python -m launch.benchmark --suite=federated --workloads=cnn,mlp --methods=loop,vmap
+  python -m launch.benchmark --suite=federated --cpu_devices=8
   python -m launch.benchmark --suite=training \
     --configs=configs/mnist_cnn.py,configs/cifar10_cnn.py --methods=auto,vmap
 
@@ -17,9 +18,10 @@ gradients.csv and gradients.png to --out after each workload. All of it takes ha
 more on two idle CPU cores; name --workloads and --methods for less.
 
 --suite=federated measures one round of FedAvg (40 clients x 3 local steps) against a Python
-loop of jitted local steps, then the time of a round of the last method over the number of
-clients (--clients); it writes federated.csv and federated.png. "loop" is one thread,
-"threads" what launch.federate does on a CPU, "fedjax" FedJAX where it is installed.
+loop of jitted local steps, then the time of a round of the last of --methods (threads, where
+none are given) over the number of clients (--clients); it writes federated.csv and
+federated.png. "loop" is one thread, "threads" what launch.federate does on a CPU, "pmap" runs
+over all devices (--cpu_devices=8 makes 8 of one CPU), "fedjax" is FedJAX where it is installed.
 
 --suite=training times the steps of whole configs by gradient method, in turns, and says how
 many minutes their runs take by each; it writes training.csv.
@@ -56,7 +58,10 @@ flags.DEFINE_list(
   None,
   "Of gradients: "
   f"{', '.join(gradient_benchmark.METHODS)} (default: all); of federated: "
-  f"{', '.join(federated_benchmark.METHODS)} (default: floor, loop, threads).",
+  f"{', '.join(federated_benchmark.METHODS)} (default: all that are installed).",
+)
+flags.DEFINE_integer(
+  "cpu_devices", None, "federated: devices to make of one CPU, for pmap (default: one)."
 )
 flags.DEFINE_list("clients", [], "federated: also time cohorts of these many clients.")
 flags.DEFINE_list(
@@ -73,6 +78,10 @@ def main() -> None:
   validate.one_of(SUITES, suite=options.suite)
   validate.integer_at_least(1, repeats=options.repeats)
   out = None if options.out is None else pathlib.Path(options.out)
+  if options.cpu_devices is not None and options.suite != "federated":
+    raise validate.UserError(
+      f"cpu_devices={options.cpu_devices}: is for suite='federated', not {options.suite!r}"
+    )
   suites = {"gradients": _gradients, "federated": _federated, "training": _training}
   suites[options.suite](options, out)
 
@@ -94,14 +103,22 @@ def _gradients(options: flags.FlagValues, out: pathlib.Path | None) -> None:
 
 def _federated(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   names = options.workloads or list(federated_benchmark.WORKLOADS)
-  methods = options.methods or ["loop", "threads"]
+  methods = options.methods or federated_benchmark.default_methods()
+  if options.cpu_devices is not None and "pmap" not in methods:
+    raise validate.UserError(
+      f"cpu_devices={options.cpu_devices}: is for pmap, which is not in methods="
+      f"{','.join(methods)}"
+    )
+  if options.cpu_devices is not None:
+    federated_benchmark.use_cpu_devices(options.cpu_devices)
+  scaled = options.methods[-1] if options.methods else "threads"
   counts = [_count(text) for text in options.clients]
   for name in names:
     validate.one_of(federated_benchmark.WORKLOADS, workloads=name)
   entries = []
   for name in names:
     entries += federated_benchmark.measure(name, methods, repeats=options.repeats)
-    entries += federated_benchmark.scaling(name, methods[-1], counts)
+    entries += federated_benchmark.scaling(name, scaled, counts)
     print(f"measured {name}", file=sys.stderr, flush=True)
     if out is not None:
       federated_benchmark.write(entries, out)

@@ -20,9 +20,10 @@ On several machines, or several processes of one, each runs its share of every c
 
 with the same command on all but for --process_id. Process 0 listens at --coordinator, writes
 and prints; the result is that of one process. If a process dies the others say so, within
-seconds, and end with exit code 1; the same commands go on from the last checkpoint of
-process 0's --workdir. Where process 0 itself dies JAX may print a stack trace under our line.
-The connections are neither encrypted nor authenticated: for networks that are trusted.
+seconds (if it hangs, after --peer_timeout), and end with exit code 1; the same commands go on
+from the last checkpoint of process 0's --workdir. Where process 0 itself dies JAX may print a
+stack trace before our line. The connections are neither encrypted nor authenticated: for
+networks that are trusted.
 """
 
 from __future__ import annotations

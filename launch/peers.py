@@ -4,6 +4,7 @@ machine or many. Each machine gets the same command but for its --process_id."""
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ class Options(NamedTuple):
   num_processes: int
   process_id: int
   timeout: float
+  peer_timeout: float
   local_devices: list[int] | None
 
 
@@ -46,6 +48,11 @@ def define() -> None:
     "Ids of this process's accelerators, as 0,1 (default: all of the machine).",
   )
   flags.DEFINE_float("connect_timeout", 60.0, "Seconds to wait for the other processes.")
+  flags.DEFINE_float(
+    "peer_timeout",
+    30.0,
+    "Seconds without a sign of life after which a process is given up.",
+  )
 
 
 def options() -> Options | None:
@@ -62,7 +69,10 @@ def options() -> Options | None:
     if name not in given:
       raise UserError(f"--{name}: must be given with --{given[0]}={values[given[0]]}")
   return Options(
-    *values.values(), timeout=flags.FLAGS.connect_timeout, local_devices=_ids()
+    *values.values(),
+    timeout=flags.FLAGS.connect_timeout,
+    peer_timeout=flags.FLAGS.peer_timeout,
+    local_devices=_ids(),
   )
 
 
@@ -91,18 +101,27 @@ class _Ending:
   """
 
   def __init__(self, options: Options, saved: Callable[[], str]):
+    self._number = options.process_id
     self._me = f"process {options.process_id} of {options.num_processes}"
     self._saved = saved
     self._once = threading.Lock()  # taken for good by whoever is first to know
 
-  def lost(self, meeting: meeting.Meeting, who: str) -> None:
-    """A peer is gone."""
+  def lost(self, meeting: meeting.Meeting, who: int, why: str) -> None:
+    """A peer is gone or hangs, or the others have given this process up."""
+    self._end(meeting, f"lost process {who}: {why}", who, why)
+
+  def broken(self, meeting: meeting.Meeting, error: Exception) -> None:
+    """What processes exchange has failed; who it was is most likely just being said."""
+    time.sleep(_MOMENT)
+    self._end(meeting, f"lost another process ({error})", None, "has ended")
+
+  def _end(self, meeting: meeting.Meeting, text: str, who: int | None, why: str) -> None:
     self._once.acquire()
-    text = (
-      f"lost {who}; {self._saved()}; the same command on all machines goes on from there"
-    )
-    self._say(text)
-    self._exit(meeting, 1)
+    if who == self._number:
+      text = f"given up by the other processes: {why}"
+    then = "the same command on all machines goes on from there"
+    self._say(f"{text}; {self._saved()}; {then}")
+    self._exit(meeting, 1, who, why)
 
   def error(self, meeting: meeting.Meeting, error: Exception, code: int) -> None:
     """This process found a mistake; the others have most likely found the same."""
@@ -119,9 +138,18 @@ class _Ending:
 
   def _say(self, text: str) -> None:
     print(f"error: {self._me}: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    os.dup2(
+      os.open(os.devnull, os.O_WRONLY), 2
+    )  # what JAX's runtime says of it comes after
 
-  def _exit(self, meeting: meeting.Meeting, code: int) -> None:
-    meeting.abandon()
+  def _exit(
+    self,
+    meeting: meeting.Meeting,
+    code: int,
+    who: int | None = None,
+    why: str = "has ended",
+  ) -> None:
+    meeting.abandon(who, why)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -140,16 +168,18 @@ def run(
   code 1.
   """
   _own_stdout()
+  if hasattr(signal, "SIGPIPE"):  # gloo writes to peers that are gone
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
   where: dict[str, Any] = options._asdict()
   devices = where.pop("local_devices")
   ending = _Ending(options, saved)
   met = meeting.meet(config=config, **where)
-  met.watch(lambda met, who: ending.lost(met, f"process {who}"))
+  met.watch(ending.lost)
   try:
     meeting.start(**where, local_devices=devices)
     work()
   except PeerLost as error:
-    ending.lost(met, f"another process ({error})")
+    ending.broken(met, error)
   except UserError as error:
     ending.error(met, error, 2)
   except OSError as error:
@@ -157,4 +187,4 @@ def run(
   except Exception:
     ending.bug(met)
   finally:
-    met.leave()
+    met.leave(options.peer_timeout)

@@ -66,9 +66,23 @@ class _Loop:
     _check_budget(config, fed, self.ledger)
     self.metrics = shared.metrics(workdir, resume_step=self.round or None)
     self.started = time.monotonic() - self.seconds
-    every, last = config.eval_every, config.num_rounds
-    rounds = sorted({*range(every, last, every), last})
-    self.epsilons = dict(zip(rounds, map(float, fed.promise.curve(rounds))))
+    # Now, so that what cannot be accounted at the end is refused at the beginning.
+    self.final_epsilon: float = processes.on_first(
+      lambda: self._epsilon_after(config.num_rounds)
+    )
+
+  def _epsilon_after(self, round: int) -> float:
+    return float(self.fed.promise.curve([round])[0])
+
+  def epsilon(self) -> float:
+    """Of the rounds so far, when it is asked for: a point of the curve costs as much as the
+    accounting of a whole run."""
+    last = self.round == self.config.num_rounds
+    return self.final_epsilon if last else self._epsilon_after(self.round)
+
+  def is_evaluated(self) -> bool:
+    """Whether this round is one that is evaluated: each `eval_every`, and the last."""
+    return not self.round % self.config.eval_every or self.round == self.config.num_rounds
 
   def _resume(self, workdir: pathlib.Path) -> None:
     self.state, meta = self.checkpoints.restore(self.state)
@@ -97,11 +111,13 @@ class _Loop:
     params = federated.params_of(self.state)
     return self.fed.task.evaluate(self.fed.apply, params, self.fed.test)
 
-  def record(self, info: federated.RoundInfo) -> dict[str, float]:
-    scores = processes.on_first(self.evaluate)
+  def _measured(self) -> dict[str, float]:
+    scores = self.evaluate()
     row = {"test_accuracy": scores["accuracy"], "test_loss": scores["loss"]}
-    if self.fed.promise.kind != "none":
-      row["epsilon"] = self.epsilons[self.round]
+    return row if self.fed.promise.kind == "none" else row | {"epsilon": self.epsilon()}
+
+  def record(self, info: federated.RoundInfo) -> dict[str, float]:
+    row = processes.on_first(self._measured)
     row |= _changing_clip_norm(self, "l2_clip_norm")
     if self.config.diagnostics and not self.config.release:
       shown = {**info._asdict()}
@@ -109,7 +125,7 @@ class _Loop:
       row |= {f"not_private/{name}": float(value) for name, value in shown.items()}
     self.metrics.write(self.round, row)
     target = self.config.stop_at_accuracy
-    self.reached = target is not None and scores["accuracy"] >= target
+    self.reached = target is not None and row["test_accuracy"] >= target
     return row
 
   def save(self) -> None:
@@ -179,7 +195,7 @@ def _fit(loop: _Loop, received: list[int]) -> None:
   ):
     loop.state, info = fed.algorithm.round(loop.state, cohort)
     loop.charge()
-    if loop.round in loop.epsilons:
+    if loop.is_evaluated():
       row = loop.record(info)
       names = {"accuracy": "test_accuracy", "epsilon": "epsilon"}
       shown = {name: row[key] for name, key in names.items() if key in row}
@@ -207,15 +223,15 @@ def _ledger_epsilon(loop: _Loop) -> float:
 
 
 def _epsilon_facts(loop: _Loop) -> dict[str, Any]:
-  promise, rounds = loop.fed.promise, loop.config.num_rounds
+  promise = loop.fed.promise
   names = ("epsilon", "delta", "neighboring_relation", "unit")
-  if promise.kind == "none" or not math.isfinite(loop.epsilons[rounds]):
+  if promise.kind == "none" or not math.isfinite(loop.final_epsilon):
     return dict.fromkeys(names) | {"epsilon_kind": "none"}
   facts = {"delta": promise.delta, "neighboring_relation": promise.relation, "unit": "user"}
   spent = _ledger_epsilon(loop)
   if promise.kind == "simulated":
     return facts | {
-      "epsilon": loop.epsilons[rounds],
+      "epsilon": loop.final_epsilon,
       "epsilon_kind": "simulated",
       "epsilon_of_this_run": spent,
     }

@@ -446,6 +446,14 @@ def local_noise(config: FedConfig) -> float | None:
   )
 
 
+_LOCAL_NOTE = (
+  "Against a server that gets the clients' noisy messages and nothing else. In this run one "
+  "program simulated server and clients: it held all data and the key of every client's noise, "
+  "so nothing is promised against whoever runs it or knows its seed. Clients that draw their "
+  "own noise are those of dpjax.federated.flower."
+)
+
+
 def _local_promise(config: FedConfig, num_clients: int) -> Promise:
   """Against the server itself; for a client that takes part in every round."""
   noise, delta = local_noise(config) or 0.0, config.privacy.delta
@@ -461,8 +469,11 @@ def _local_promise(config: FedConfig, num_clients: int) -> Promise:
     curve=lambda rounds: np.array(
       [placement.local_epsilon(noise, delta, int(t)) if t else 0.0 for t in rounds]
     ),
-    statement=lambda rounds: accounting.privacy_statement(
-      placement.local_event(noise, rounds), num_examples=num_clients, unit="user", **words
+    statement=lambda rounds: (
+      f"{_LOCAL_NOTE}\n\n"
+      + accounting.privacy_statement(
+        placement.local_event(noise, rounds), num_examples=num_clients, unit="user", **words
+      )
     ),
   )
 

@@ -42,6 +42,7 @@ class Entry(NamedTuple):
   median_s: float | None = None  # of one round
   ratio: float | None = None  # to the floor, medians
   rounds_per_s: float | None = None
+  num_devices: int = 1  # that the method runs on
 
 
 class Work(NamedTuple):
@@ -50,6 +51,34 @@ class Work(NamedTuple):
   loss_fn: Any
   params: Any
   cohort: federated.Cohort
+
+
+def default_methods() -> list[str]:
+  """All that can run here."""
+  there = [FLOOR, "loop", "threads", "vmap", "pmap"]
+  return [*there, "fedjax"] if fedjax_peer.is_installed() else there
+
+
+def use_cpu_devices(count: int) -> None:
+  """Makes so many devices of one CPU, for pmap; before anything touches a device.
+
+  Raises:
+    UserError: count < 1, JAX runs on something else than a CPU, or runs already.
+  """
+  validate.integer_at_least(1, cpu_devices=count)
+  try:
+    jax.config.update("jax_num_cpu_devices", count)
+  except (RuntimeError, ValueError) as error:
+    if jax.local_device_count("cpu") != count:
+      raise UserError(
+        f"cpu_devices={count}: must be asked for before JAX runs, which has "
+        f"{jax.local_device_count('cpu')} already, and not beside XLA_FLAGS"
+      ) from error
+  if jax.default_backend() != "cpu" or jax.local_device_count() != count:
+    raise UserError(
+      f"cpu_devices={count}: is for a CPU; JAX has {jax.local_device_count()} devices of "
+      f"{jax.default_backend()!r} here"
+    )
 
 
 def build(name: str, num_clients: int, steps: int, batch_size: int = 20) -> Work:
@@ -121,6 +150,10 @@ def _runner(work: Work, method: str) -> Callable[[], Any]:
   return lambda: jax.block_until_ready(algorithm.round(state, work.cohort)[0].params)
 
 
+def _num_devices(method: str) -> int:
+  return jax.local_device_count() if method == "pmap" else 1
+
+
 def _timed(run: Callable[[], Any]) -> float:
   start = time.perf_counter()
   run()
@@ -156,7 +189,16 @@ def measure(
   times = [[_timed(run) for run in runs] for _ in range(repeats)]
   medians = [statistics.median(column) for column in zip(*times)]
   return [
-    Entry(name, method, num_clients, steps, median, median / medians[0], 1 / median)
+    Entry(
+      name,
+      method,
+      num_clients,
+      steps,
+      median,
+      median / medians[0],
+      1 / median,
+      _num_devices(method),
+    )
     for method, median in zip(methods, medians)
   ]
 
@@ -170,19 +212,29 @@ def scaling(
     run = _runner(build(name, count, 1), method)
     run()
     median = statistics.median(_timed(run) for _ in range(repeats))
-    entries.append(Entry(name, method, count, 1, median, None, 1 / median))
+    devices = _num_devices(method)
+    entries.append(Entry(name, method, count, 1, median, None, 1 / median, devices))
   return entries
 
 
-_HEADER = ("workload", "method", "clients", "steps", "round", "x floor", "rounds/s")
+_HEADER = (
+  "workload",
+  "method",
+  "devices",
+  "clients",
+  "steps",
+  "round",
+  "x floor",
+  "rounds/s",
+)
 
 
 def table(entries: Sequence[Entry]) -> str:
   """The entries for people.
 
   >>> print(table([Entry("mlp", "loop", 10, 3, 0.5, 1.25, 2.0)]))
-  workload  method  clients  steps  round     x floor  rounds/s
-  mlp       loop    10       3      500.0 ms  1.25     2.00
+  workload  method  devices  clients  steps  round     x floor  rounds/s
+  mlp       loop    1        10       3      500.0 ms  1.25     2.00
   """
   rows = [_HEADER, *map(_cells, entries)]
   widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
@@ -195,6 +247,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
   return (
     entry.workload,
     entry.method,
+    str(entry.num_devices),
     str(entry.num_clients),
     str(entry.steps_per_client),
     show(entry.median_s, "{:.1f} ms", 1e3),

@@ -132,12 +132,21 @@ class _Loop:
     _check_budget(run, config, self.ledger)
     self.metrics = writers.MetricsWriter(workdir, resume_step=self.step or None)
     self.started = time.monotonic() - self.seconds
-    self.epsilons = dict(self._epsilons())
+    # Now, so that what cannot be accounted at the end is refused at the beginning.
+    self.final_epsilon = self._epsilon_after(run.plan.num_steps)
 
-  def _epsilons(self) -> Iterator[tuple[int, float]]:
-    every = self.config.eval_every
-    steps = sorted({*range(every, self.run.plan.num_steps, every), self.run.plan.num_steps})
-    return zip(steps, map(float, self.run.plan.epsilon_curve(steps)))
+  def _epsilon_after(self, step: int) -> float:
+    return float(self.run.plan.epsilon_curve([step])[0])
+
+  def epsilon(self) -> float:
+    """Of the steps so far, when it is asked for: a point of the curve costs as much as the
+    accounting of a whole run."""
+    last = self.step == self.run.plan.num_steps
+    return self.final_epsilon if last else self._epsilon_after(self.step)
+
+  def is_evaluated(self) -> bool:
+    """Whether this step is one that is evaluated: each `eval_every`, and the last."""
+    return not self.step % self.config.eval_every or self.step == self.run.plan.num_steps
 
   def charge(self) -> None:
     self.ledger = self.ledger.charge(
@@ -156,7 +165,7 @@ class _Loop:
     row = {
       "test_accuracy": scores["accuracy"],
       "test_loss": scores["loss"],
-      "epsilon": self.epsilons[self.step],
+      "epsilon": self.epsilon(),
       "learning_rate": float(np.asarray(self.run.schedule(self.step - 1))),
     }
     scale = training.clip_scale(self.state)
@@ -205,7 +214,7 @@ def _fit(loop: _Loop, received: list[int]) -> None:
     if number % run.plan.slices:  # the step is not complete: nothing is released yet
       continue
     loop.charge()
-    if loop.step in loop.epsilons:
+    if loop.is_evaluated():
       row = loop.record(info)
       shown = {"accuracy": row["test_accuracy"], "epsilon": row["epsilon"]}
     if loop.step % config.checkpoint_every == 0 or loop.step == total or received:
@@ -230,7 +239,7 @@ def _charged(loop: _Loop) -> float:
 def _privacy_facts(loop: _Loop) -> dict[str, Any]:
   """What is promised for what ran, by the ledger."""
   plan = loop.run.plan
-  private = plan.is_private and math.isfinite(loop.epsilons[plan.num_steps])
+  private = plan.is_private and math.isfinite(loop.final_epsilon)
   return {
     "epsilon": _charged(loop) if private else None,
     "delta": plan.delta if private else None,

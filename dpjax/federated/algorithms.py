@@ -112,8 +112,12 @@ def _scattered(memories: Any, places: Array, new: Any) -> Any:
 
 
 def _remembered(memories: Any, ids: np.ndarray, parts: Any) -> Any:
-  """All memories, those of the cohort replaced; padding goes to no place at all."""
+  """All memories, those of the cohort replaced; padding goes to no place at all.
+
+  What was given stays as it is: a round can be run again from its state.
+  """
   beyond = np.iinfo(np.int32).max
+  memories = jax.tree.map(jnp.copy, memories) if parts else memories
   for part in parts:
     places = np.where(part.mask, np.asarray(ids)[part.places], beyond).astype(np.int32)
     memories = _scattered(memories, places, part.memories)
@@ -143,6 +147,13 @@ def _combined(aggregator: Aggregator) -> Callable[..., Any]:
 
 
 def _check(cohort: Cohort, memories: Any) -> None:
+  """A client's number makes its key and finds its memory: one client, one number."""
+  ids = np.asarray(cohort.ids)
+  if len(np.unique(ids)) != len(ids):
+    raise UserError("clients: each client can take part once in a round")
+  if len(ids) and not 0 <= ids.min() <= ids.max() <= np.iinfo(np.int32).max:
+    wrong = ids.min() if ids.min() < 0 else ids.max()
+    raise UserError(f"clients: must be numbered from 0 to 2^31 - 1, not {wrong}")
   if memories is None or not cohort.size:
     return
   held = jax.tree.leaves(memories)[0].shape[0]

@@ -23,6 +23,13 @@ client. A small convolution keeps one core busy, so unrolled clients may run in 
 thread does the local work of a client, and what they send is added up in the order of the
 cohort, so that the number of threads does not change the result.
 
+What all clients share goes to where they run once: the data set once in all, the parameters
+once a round. A block or a client takes along its own rows and nothing else.
+
+Every client of a round has its own key, folded from the round's by its number. One program
+holds all of them: this is a simulation, and noise that a client adds here hides nothing from
+who runs it. Clients that draw where nobody else can look are those of `flower`.
+
 This is the only file with pmap in it.
 """
 
@@ -38,6 +45,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpjax import sampling, trees, validate
 from dpjax.federated.client import ClientAlgorithm, ClientInfo
@@ -129,6 +137,26 @@ def _shapes_of_one(client: ClientAlgorithm, partial: Any, context: Context) -> A
   return jax.eval_shape(one, context)
 
 
+class _Empty:
+  """`_empty` for each shape of context: traced once, as it does not depend on the cohort."""
+
+  def __init__(self, client: ClientAlgorithm, partial: Any):
+    self._client, self._partial = client, partial
+    self._known: dict[Any, Mapped] = {}
+
+  def __call__(self, context: Context) -> Mapped:
+    received = context.received._replace(data=None)  # of any length
+    one = jax.tree.map(lambda leaf: leaf[0], context.memories)
+    told = (received, one, context.state)
+    facts = tuple(
+      (jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(told)
+    )
+    shapes = (jax.tree.structure(told), facts)
+    if shapes not in self._known:
+      self._known[shapes] = _empty(self._client, self._partial, context)
+    return self._known[shapes]
+
+
 def _empty(client: ClientAlgorithm, partial: Any, context: Context) -> Mapped:
   """What comes back from no clients: sums that are zero, everything else of length 0."""
   collected, _, info = _shapes_of_one(client, partial, context)
@@ -157,6 +185,43 @@ def has_convolution(
   )
 
 
+# --- where what all clients share lies
+
+
+class _Shared:
+  """Puts the context of a round where its programs run, so that calling them moves nothing.
+
+  The data set is kept until another comes: a JAX array never changes, so one that is there
+  is known by its identity. NumPy arrays do change, and are placed once a round.
+
+  Args:
+    sharding: of every leaf; None: where JAX puts it.
+  """
+
+  def __init__(self, sharding: NamedSharding | None = None):
+    self._sharding = sharding
+    self._kept: list[tuple[Any, Any]] = []  # (an array of the data set, its placed twin)
+
+  def _place(self, leaf: Any) -> Any:
+    if self._sharding is not None:
+      return jax.device_put(leaf, self._sharding)
+    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+
+  def _found(self, leaf: Any) -> Any:
+    twins = [placed for given, placed in self._kept if given is leaf]
+    return twins[0] if twins else self._place(leaf)
+
+  def __call__(self, context: Context) -> Context:
+    data = context.received.data
+    leaves, treedef = jax.tree.flatten(data)
+    placed = [self._found(leaf) for leaf in leaves]
+    self._kept = [pair for pair in zip(leaves, placed) if isinstance(pair[0], jax.Array)]
+    received = context.received._replace(data=None)
+    rest = jax.tree.map(self._place, context._replace(received=received))
+    received = rest.received._replace(data=jax.tree.unflatten(treedef, placed))
+    return rest._replace(received=received)
+
+
 # --- one client after another
 
 
@@ -177,7 +242,8 @@ class _Loop:
     # One program is a few percent faster but rounds differently from its pieces: for those
     # who ask for one thread, not for those who happen to have one core.
     self._at_once = _AT_ONCE if num_threads == 1 else 0
-    self._jit, self._nothing = jit, None
+    self._jit = jit
+    self._empty, self._shared = _Empty(client, partial), _Shared()
     self._first_program = compiled(self._first)
     self._pieces_program = compiled(self._pieces)
     self._last_program = compiled(self._last)
@@ -269,9 +335,9 @@ class _Loop:
         yield ahead.popleft().result()
 
   def __call__(self, context: Context, cohort: Cohort) -> Mapped:
-    if self._nothing is None:  # traced once: it does not depend on the cohort
-      self._nothing = _empty(self.client, self.partial, context)
-    sums, rows, done = self._nothing.sums, [], []
+    context = self._shared(context)
+    nothing = self._empty(context)
+    sums, rows, done = nothing.sums, [], []
     for place, finish in enumerate(self._all_begun(context, cohort)):
       with _naming(cohort.ids[place]):
         collected, memory, info = finish(sums)
@@ -280,7 +346,7 @@ class _Loop:
       if len(rows) == _FLUSH or place + 1 == cohort.size:
         done, rows = [*done, _stacked_on_host(rows)], []
     if not done:
-      return self._nothing
+      return nothing
     joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *done)
     sent, memories, infos = joined
     kept = () if memories is None else (_remembered(memories, cohort.size),)
@@ -408,18 +474,24 @@ def _run_block(
 class _Blocks:
   """What `vmap_clients` and `pmap_clients` share: cutting into blocks, adding up."""
 
-  def __init__(self, client: ClientAlgorithm, partial: Any, run_block: Any, size: Any):
+  def __init__(
+    self,
+    client: ClientAlgorithm,
+    partial: Any,
+    run_block: Any,
+    size: Any,
+    sharding: NamedSharding | None = None,
+  ):
     self.client, self.partial = client, partial
     self._run_block, self._size = run_block, size  # size: (clients) -> clients in a block
-    self._nothing = None
+    self._empty, self._shared = _Empty(client, partial), _Shared(sharding)
     self._add = jax.jit(trees.add)
     self._rows = jax.jit(_row)
 
   def __call__(self, context: Context, cohort: Cohort) -> Mapped:
-    if self._nothing is None:
-      self._nothing = _empty(self.client, self.partial, context)
-    sums, kept, rows, places = self._nothing.sums, [], [], []
-    memories, context = context.memories, context._replace(memories=None)
+    nothing = self._empty(context)
+    sums, kept, rows, places = nothing.sums, [], [], []
+    memories, context = context.memories, self._shared(context._replace(memories=None))
     for block in _blocks(cohort, self._size(cohort.size)):
       held = self._rows(memories, block.places)
       collected, remembered, info = self._run_block(context, held, block)
@@ -431,7 +503,7 @@ class _Blocks:
       if remembered is not None:
         kept.append(Remembered(block.places, block.mask, remembered))
     if not rows:
-      return self._nothing
+      return nothing
     back = np.argsort(np.concatenate(places))
     sent, info = jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *rows)
     return Mapped(sums, sent, tuple(kept), info)
@@ -479,9 +551,10 @@ def pmap_clients(
 ) -> MapClients:
   """Blocks of devices x clients: vmap on each device, then one `psum` over the devices.
 
-  The server's parameters, the keys and the aggregator's state go to every device as they are
-  (`in_axes=None`); the sum comes back once (`out_axes=None`), so that whatever is added to
-  it afterwards, noise above all, is added once.
+  The server's parameters, the keys and the aggregator's state go to every device once a
+  round, the data set once in all (`in_axes=None` of arrays that are there already); the sum
+  comes back once (`out_axes=None`), so that whatever is added to it afterwards, noise above
+  all, is added once.
 
   Args:
     num_devices: of this process; None for all.
@@ -517,7 +590,8 @@ def pmap_clients(
       shares = _to_devices((memories, block), len(devices))
       return _from_devices(mapped(context, *shares), summed=partial is not None)
 
-    return _Blocks(client, partial, run_block, size)
+    everywhere = NamedSharding(Mesh(np.array(devices), (_AXIS,)), PartitionSpec())
+    return _Blocks(client, partial, run_block, size, everywhere)
 
   return bind
 

@@ -6,13 +6,16 @@ generator and account without sampling. Install the `flower` extra. Set
 FLWR_TELEMETRY_ENABLED=0 unless usage is to be reported to Flower's makers.
 
 `client_app` answers for the clients; `rounds` is a `flwr.serverapp.strategy.Strategy`. The
-result is that of the same algorithm in process, to rounding. In one program:
+result is that of the same algorithm in process, to rounding, where clients draw nothing at
+random; where they do (local noise, dropout, rounding) it is another draw of the same law.
+In one program:
 
     client = federated.local_training(loss_fn, optax.sgd(0.1))
     strategy = flower.rounds(algorithm, params, plan=plan, num_clients=20, rng=seed,
                              noise_key=key)
     run_simulation(flower.server_app(strategy, num_rounds=100),
-                   flower.client_app(client, local_data, params), num_supernodes=20)
+                   flower.client_app(client, local_data, params, num_rounds=100,
+                                     folder="/data/clients"), num_supernodes=20)
 
 As separate programs, put `app = flower.server_app(...)` and `app = flower.client_app(...)`
 into the modules that [tool.flwr.app.components] of a Flower app's pyproject.toml names, then:
@@ -27,16 +30,32 @@ into the modules that [tool.flwr.app.components] of a Flower app's pyproject.tom
 process for each message, so a client compiles anew in every round. `partition-id` says which
 client a program is; `local_data(client, round)` gives its batches: no data leave the program.
 
-What a client is told: the parameters, the round and its own key of the round. The sampler's
-seed stays on the server: whoever knows it knows who takes part, and epsilon counts on that
-being secret. A client that fails, or answers in other shapes, is left out; its round is
-charged all the same.
+| who           | gets                                                              |
+| ------------- | ----------------------------------------------------------------- |
+| a client      | the parameters and the number of the round                        |
+| the server    | a client's message and weight, its number, and when it answers    |
+| the server    | not: losses, norms, example counts (but in the weight of          |
+|               | `by_examples` and `capped`), the text of an error, any key        |
+
+The sampler's seed stays on the server: whoever knows it knows who takes part, and epsilon
+counts on that being secret. Everything random on a client is drawn from a key of its own
+operating system, new for each answer, which is neither sent nor kept. So a server cannot
+subtract the noise of `client_noise`, and a run is not repeated bit for bit where clients draw.
+A client answers a round once, and `num_rounds` times in all, whatever the server asks; it
+notes the round in its own folder before it looks at its data. So with
+`client_noise(client, l2_clip_norm=C, noise_multiplier=z)` its answers to the server together
+are (`local_epsilon(z, delta, num_rounds)`, delta)-private for the whole client under
+"replace_one". How long an answer takes is not hidden. A client that fails, or answers in other
+shapes, is left out; its round is charged all the same.
 """
 
 from __future__ import annotations
 
 import importlib
+import pathlib
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -44,17 +63,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import noise, validate
+from dpjax import noise, trees, validate
 from dpjax.accounting import Ledger
-from dpjax.federated import algorithms, execution
+from dpjax.federated import algorithms, execution, remote
 from dpjax.federated.aggregation import Aggregator, central, weighted_mean
-from dpjax.federated.client import ClientAlgorithm, Received
+from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
 from dpjax.federated.cohort import Cohort, LocalBatches, bucket
 from dpjax.plan import Plan
 from dpjax.types import Params
 from dpjax.validate import UserError
 
 _ANSWER = "answer"
+_RAISED = 2  # flwr's code of an error of the client's program
 
 
 def _flwr(module: str) -> Any:
@@ -90,32 +110,40 @@ def client_app(
   client: ClientAlgorithm,
   local_data: Callable[[int, int], tuple[LocalBatches, int]],
   like: Params,
+  *,
+  num_rounds: int,
+  folder: pathlib.Path | str,
 ) -> Any:
   """A `flwr.clientapp.ClientApp` that does the local work of one client.
 
   Args:
-    client: the one that the server's algorithm was made of; see `local_training`.
+    client: the one that the server's algorithm was made of; see `local_training`, and
+      `client_noise` for privacy against the server.
     local_data: `(client, round) -> (batches, number of examples)`, called in the client's
       own program with its `partition-id`.
     like: parameters whose structure, shapes and dtypes are the server's.
+    num_rounds: the most answers that this client ever gives; rounds are 0 .. num_rounds - 1.
+    folder: absolute, of the client's own, where it notes the rounds that it has answered. It
+      must outlive programs and runs: who empties it begins another guarantee.
+
+  Guarantee: see the top of this module. A round whose work was cut off stays answered.
 
   Raises:
-    UserError: flwr is not installed.
+    UserError: flwr is not installed; num_rounds < 1; a relative folder.
   """
   app = _flwr("flwr.clientapp").ClientApp()
   flwr = _flwr("flwr.app")
-  runner = execution.loop_clients()(client, None)
+  own = remote.Client(client, local_data, like, num_rounds=num_rounds, folder=folder)
 
   @app.train()
   def train(message: Any, context: Any) -> Any:
-    who, settings = int(context.node_config["partition-id"]), message.content["config"]
-    batches, count = local_data(who, int(settings["round"]))
-    received = Received(_tree(message.content["arrays"], like))
-    key = jax.random.wrap_key_data(jnp.array(settings["key"], jnp.uint32))
-    cohort = Cohort(np.array([who]), np.array([count], np.int64), (batches,))
-    mapped = runner(execution.Context(received, None, key, None), cohort)
-    answer = jax.tree.map(lambda leaf: leaf[0], (mapped.sent, mapped.info))
-    return flwr.Message(flwr.RecordDict({_ANSWER: _arrays(answer)}), reply_to=message)
+    try:
+      who, asked = int(context.node_config["partition-id"]), message.content["config"]
+      sent = own.answer(who, asked["round"], _tree(message.content["arrays"], own.like))
+    except Exception as error:  # Flower would send its text, which may hold data
+      _say(error)
+      return flwr.Message(flwr.Error(_RAISED, "left out"), reply_to=message)
+    return flwr.Message(flwr.RecordDict({_ANSWER: _arrays(sent)}), reply_to=message)
 
   @app.query()
   def who(message: Any, context: Any) -> Any:
@@ -124,6 +152,14 @@ def client_app(
     return flwr.Message(flwr.RecordDict({"config": told}), reply_to=message)
 
   return app
+
+
+def _say(error: Exception) -> None:
+  """On the client's own stderr: one line for a mistake, the traceback for anything else."""
+  if isinstance(error, UserError):
+    print(f"error: {error}", file=sys.stderr, flush=True)
+  else:
+    traceback.print_exception(error)
 
 
 # --- the server's program
@@ -142,9 +178,8 @@ class _Answers:
     return self._run
 
   def like(self, context: execution.Context) -> Any:
-    """Shapes of one client's (sent, info)."""
-    sent, _, info = jax.eval_shape(self._one, context)
-    return sent, info
+    """Shapes of what one client sends."""
+    return jax.eval_shape(self._one, context)[0]
 
   def _one(self, context: execution.Context) -> Any:
     local = self._client.init(context.received, None, jnp.int32(0), context.key)
@@ -159,7 +194,8 @@ class _Answers:
       empty = execution.loop_clients()(self._client, self._partial)
       return empty(context, cohort)
     answers = [self.answers[int(who)] for who in cohort.ids]
-    sent, info = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
+    sent = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
+    info = _told(sent.message)
     if self._partial is None:
       return execution.Mapped(None, sent, (), info)
     size = bucket(cohort.size)
@@ -169,6 +205,21 @@ class _Answers:
     message, weight = jax.tree.map(pad, tuple(sent))
     sums = self._partial(context.state, message, weight, np.arange(size) < cohort.size)
     return execution.Mapped(sums, None, (), info)
+
+
+def _told(messages: Any) -> ClientInfo:
+  """What the server can say of clients by their messages alone; they tell nothing else."""
+  norms = np.asarray(trees.per_example_norms(jax.tree.map(jnp.asarray, messages)))
+  unknown = np.zeros(len(norms), np.int32)
+  bits = 32.0 * sum(leaf[0].size for leaf in jax.tree.leaves(messages))
+  facts: dict[str, Any] = dict(
+    train_loss=np.full(len(norms), np.nan, np.float32),
+    num_examples=unknown,
+    num_steps=unknown,
+    update_norm=norms,
+    upload_bits=np.full(len(norms), bits, np.float32),
+  )
+  return ClientInfo(**facts)
 
 
 class _Server:
@@ -220,12 +271,11 @@ class _Server:
     return [int(client) for client in drawn]
 
   def settings(self) -> dict[str, Any]:
-    """What clients are told beside the parameters."""
-    key = jax.random.key_data(algorithms.key_of_round(self.state))
-    return {"round": int(self.state.round), "key": [int(word) for word in np.asarray(key)]}
+    """What clients are told beside the parameters: nothing that their noise depends on."""
+    return {"round": int(self.state.round)}
 
   def answer(self, record: Any) -> Any:
-    """One client's (sent, info); ValueError for anything else."""
+    """What one client sent; ValueError for anything else."""
     return _tree(record, self._like)
 
   def close(self, answers: dict[int, Any]) -> None:
@@ -247,10 +297,13 @@ class _Server:
 class _Strategy:
   """The methods of `rounds`; flwr's base class is added where flwr is known to be there."""
 
+  timeout = 3600.0  # seconds for the answers of a round
+
   def __init__(self, server: _Server):
     self.server = server
     self._nodes: dict[int, int] = {}  # client -> node
-    self._clients: dict[int, int] = {}  # node -> client
+    self._known: set[int] = set()  # nodes that have said who they are
+    self._asked: dict[int, int] = {}  # node -> client, in this round
 
   def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list:
     del server_round, arrays, config  # the server's own state is what counts
@@ -261,27 +314,32 @@ class _Strategy:
     }
     present = set(grid.get_node_ids())
     drawn = [c for c in self.server.draw() if self._nodes.get(c) in present]
-    return [_message("train", self._nodes[client], content) for client in drawn]
+    self._asked = {self._nodes[client]: client for client in drawn}
+    return [_message("train", node, content) for node in self._asked]
 
   def _find(self, grid: Any) -> None:
     """Asks the nodes that came since which clients they are."""
-    new = [node for node in grid.get_node_ids() if node not in self._clients]
-    asked = [_message("query", node, {}) for node in new]
-    for reply in grid.send_and_receive(asked) if asked else ():
-      if not reply.has_error():
-        client = int(reply.content["config"]["client"])
-        self._nodes[client] = reply.metadata.src_node_id
-        self._clients[reply.metadata.src_node_id] = client
+    present = set(grid.get_node_ids())
+    asked = [_message("query", node, {}) for node in present - self._known]
+    for reply in grid.send_and_receive(asked, timeout=self.timeout) if asked else ():
+      node, client = reply.metadata.src_node_id, _claimed(reply)
+      if client is None:
+        continue
+      self._known.add(node)
+      if self._nodes.get(client) not in present:  # who was first keeps its place
+        self._nodes[client] = node
 
   def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
     del server_round
     answers = {}
     for reply in replies:
+      client = self._asked.pop(reply.metadata.src_node_id, None)  # a first answer
       try:
         answer = self.server.answer(reply.content[_ANSWER])
-      except (ValueError, KeyError):  # an error, or not an answer: left out
+      except Exception:  # an error, or no answer: whatever comes, the round goes on
         continue
-      answers[self._clients[reply.metadata.src_node_id]] = answer
+      if client is not None:
+        answers[client] = answer
     self.server.close(answers)
     return _arrays(self.server.state.params), None
 
@@ -295,6 +353,14 @@ class _Strategy:
 
   def summary(self) -> None:
     """Nothing: Flower's log is not for results."""
+
+
+def _claimed(reply: Any) -> int | None:
+  """Which client a program says that it is; None where it says nothing of use."""
+  try:
+    return int(reply.content["config"]["client"])
+  except Exception:  # as in `aggregate_train`
+    return None
 
 
 def _message(kind: str, node: int, content: dict[str, Any]) -> Any:
@@ -326,21 +392,53 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
   return type("Rounds", (_Strategy, base), {})(_Server(make, params, **options))
 
 
-def server_app(strategy: Any, *, num_rounds: int, min_clients: int | None = None) -> Any:
+def server_app(
+  strategy: Any,
+  *,
+  num_rounds: int,
+  min_clients: int | None = None,
+  timeout: float = 3600.0,
+) -> Any:
   """A `flwr.serverapp.ServerApp` that runs the rounds of `rounds(...)`.
 
   Args:
     min_clients: wait until so many programs are connected; None for all of the strategy's.
+    timeout: seconds to wait for them, and then for the answers of each round; a client that
+      has not answered by then is left out of the round.
+
+  Raises:
+    UserError: a wrong argument, more rounds than the plan has left; while it runs: programs
+      that are not connected in time.
   """
+  server = strategy.server
+  wanted = server.num_clients if min_clients is None else min_clients
+  validate.integer_at_least(1, num_rounds=num_rounds, min_clients=wanted)
+  validate.positive(timeout=timeout)
+  left = server.plan.num_steps - int(server.state.round)
+  if num_rounds > left:
+    raise UserError(
+      f"num_rounds={num_rounds}: must be <= {left}, what the plan charges for"
+    )
+  strategy.timeout = timeout
   app = _flwr("flwr.serverapp").ServerApp()
-  wanted = strategy.server.num_clients if min_clients is None else min_clients
 
   @app.main()
   def main(grid: Any, context: Any) -> None:
     del context
-    while len(list(grid.get_node_ids())) < wanted:
-      time.sleep(0.2)
-    initial = _arrays(strategy.server.state.params)
-    strategy.start(grid=grid, initial_arrays=initial, num_rounds=num_rounds)
+    _wait(grid, wanted, timeout)
+    initial = _arrays(server.state.params)
+    strategy.start(
+      grid=grid, initial_arrays=initial, num_rounds=num_rounds, timeout=timeout
+    )
 
   return app
+
+
+def _wait(grid: Any, wanted: int, timeout: float) -> None:
+  deadline = time.monotonic() + timeout
+  while (there := len(list(grid.get_node_ids()))) < wanted:
+    if time.monotonic() > deadline:
+      raise UserError(
+        f"min_clients={wanted}: {there} are connected after timeout={timeout:g} seconds"
+      )
+    time.sleep(0.2)

@@ -10,6 +10,7 @@ from dpjax import models
 from dpjax.experiment import federated_benchmark as benchmark
 from dpjax.experiment import fedjax_peer
 from dpjax.validate import UserError
+from tests.federated import programs
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def tiny(monkeypatch):
 _THERE = ["fedjax"] if fedjax_peer.is_installed() else []
 
 
-@pytest.mark.parametrize("method", ["loop", "threads", *_THERE])
+@pytest.mark.parametrize("method", ["loop", "threads", "vmap", "pmap", *_THERE])
 def test_the_floor_and_the_others_do_the_same_work(tiny, method):
   steps = 1 if method == "fedjax" else 2  # it shuffles
   work = benchmark.build("mlp", num_clients=3, steps=steps, batch_size=4)
@@ -44,6 +45,49 @@ def test_entries_have_ratios_and_files_are_written(tiny, tmp_path):
     assert [row["num_clients"] for row in csv.DictReader(file)] == ["2", "2", "1", "2"]
   assert (tmp_path / "federated.png").read_bytes().startswith(b"\x89PNG")
   assert "x floor" in benchmark.table(entries)
+
+
+_EIGHT = """
+import sys
+sys.path.insert(0, ".")
+from dpjax import models
+build = models.build
+models.build = lambda name, **options: build("linear", num_classes=10)
+from dpjax.experiment import federated_benchmark as benchmark
+measure = benchmark.measure
+benchmark.measure = lambda name, methods, repeats: measure(
+  name, methods, num_clients=11, steps=1, repeats=1)
+from launch import app, benchmark as launcher
+app.run(launcher.main)
+"""
+
+
+def test_pmap_is_timed_over_eight_devices_of_a_cpu(tmp_path):
+  arguments = ["--suite=federated", "--workloads=mlp", "--cpu_devices=8"]
+  program = programs.start(
+    ["-c", _EIGHT, *arguments, f"--out={tmp_path / 'out'}"], tmp_path, "eight"
+  )
+  try:
+    assert program.code() == 0, program.err.read_text()[-3000:]
+  finally:
+    programs.stop([program])
+  with open(tmp_path / "out" / "federated.csv") as file:
+    rows = {row["method"]: row for row in csv.DictReader(file)}
+  assert list(rows) == benchmark.default_methods()
+  assert {"loop", "threads", "vmap", "pmap"} <= set(rows)
+  assert rows["pmap"]["num_devices"] == "8" and rows["vmap"]["num_devices"] == "1"
+  assert all(float(row["ratio"]) > 0 for row in rows.values())
+
+
+@pytest.mark.parametrize(
+  ("count", "match"),
+  [(0, "cpu_devices=0"), (8, "cpu_devices=8: must be asked for before JAX runs")],
+)
+def test_devices_that_cannot_be_made_are_one_line(count, match):
+  assert jax.local_device_count() == 1  # JAX runs
+  with pytest.raises(UserError, match=match) as caught:
+    benchmark.use_cpu_devices(count)
+  assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

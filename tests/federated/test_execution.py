@@ -88,6 +88,21 @@ def test_every_execution_is_the_readable_twin(by_the_book, name):
     problems.assert_trees_close(info, wanted, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["loop", "blocks", "pmap"])
+@pytest.mark.parametrize("make", [_fed_avg, _scaffold])
+def test_a_round_takes_nothing_away_from_its_state(name, make):
+  """Values in, values out: the same state again gives the same round, memories included."""
+  cohort = from_batches(problems.ragged(), batch_size=2)
+  algorithm = make(_EXECUTIONS[name])
+  state = algorithm.init(problems.network_params(), num_clients=5)
+  state, _ = algorithm.round(state, cohort)
+  values = lambda state: jax.tree.leaves((state.params, state.memories, state.round))
+  once, again = (values(algorithm.round(state, cohort)[0]) for _ in range(2))
+  for a, b in zip(once, again):
+    np.testing.assert_array_equal(a, b)
+  assert int(state.round) == 1
+
+
 def test_infos_come_back_in_the_order_of_the_cohort():
   """Blocks are sorted by length; nobody may notice."""
   _, info = _after_two_rounds(_fed_avg, _EXECUTIONS["blocks"])
@@ -101,7 +116,7 @@ sys.path.insert(0, ".")
 import jax, jax.numpy as jnp, numpy as np, optax
 from dpjax import data, sampling
 from dpjax.federated import (LocalWork, central, cohort_of, fed_avg, from_batches, loop_clients,
-                             median, pmap_clients)
+                             median, pmap_clients, scaffold)
 from dpjax.plan import Plan
 from tests.federated import problems
 
@@ -118,6 +133,15 @@ for name in ("loop", "eight"):
                       ways[name], key=key)
   state, info = algorithm.round(algorithm.init(params), cohort)
   out[name] = [np.asarray(leaf).ravel().tolist() for leaf in jax.tree.leaves(state.params)]
+for count in (0, 1, 7, 8, 9, 11):  # fewer, as many and more clients than devices; nobody
+  own = from_batches(clients[:count], batch_size=2)
+  for name in ("loop", "eight"):
+    algorithm = scaffold(problems.network, optax.sgd(0.1), None, central(plan, noise_key),
+                         ways[name], key=key, client_learning_rate=0.1, num_clients=11,
+                         expected_cohort=4)
+    state, info = algorithm.round(algorithm.init(params, num_clients=11), own)
+    out[f"of {count} {name}"] = [np.asarray(leaf).ravel().tolist() for leaf in
+                                 jax.tree.leaves((state.params, state.memories, info))]
 for name in ("one", "eight"):  # the noise alone: clients that have nothing to say
   silent = fed_avg(lambda w, x: 0.0 * jnp.sum(w), optax.sgd(0.1), None,
                    central(plan, noise_key), ways[name], key=key)
@@ -156,6 +180,12 @@ def test_p34_eight_devices_are_the_loop_convolutions_too(on_devices):
   for prefix in ("", "median "):
     for a, b in zip(on_devices[f"{prefix}eight"], on_devices[f"{prefix}loop"]):
       np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 11])
+def test_eight_devices_serve_cohorts_of_any_size(on_devices, count):
+  for a, b in zip(on_devices[f"of {count} eight"], on_devices[f"of {count} loop"]):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
 
 
 def test_p19_the_noise_does_not_grow_with_the_devices(on_devices):

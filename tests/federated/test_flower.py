@@ -25,19 +25,44 @@ import jax, jax.numpy as jnp, numpy as np, optax
 from flwr.simulation import run_simulation
 from dpjax.federated import flower, local_training
 from tests.federated import problems, test_flower
+folder = sys.argv[1]
 
 params, out = problems.network_params(), {}
 client = local_training(problems.network, optax.sgd(0.1))
 for name in ("plain", "private"):
   strategy = test_flower.server(name)
   run_simulation(flower.server_app(strategy, num_rounds=3),
-                 flower.client_app(client, test_flower.local_data, params),
+                 flower.client_app(client, test_flower.local_data, params, num_rounds=3,
+                                   folder=f"{folder}/{name}"),
                  num_supernodes=4, backend_config={"client_resources": {"num_cpus": 1}})
   server = strategy.server
   leaves = jax.tree.leaves(server.state.params)
   out[name] = {"params": [np.asarray(leaf).ravel().tolist() for leaf in leaves],
                "charged": server.ledger.num_steps,
                "clients": [int(info.num_clients) for info in server.infos]}
+
+# Noise on the clients, one of whom fails with its data in the error.
+from tests.federated import test_remote
+world, kept = test_remote.World(folder), []
+strategy = flower.rounds(world.make, world.params, **world.options)
+aggregate = strategy.aggregate_train
+def recording(server_round, replies):
+  replies = list(replies)
+  kept.extend(replies)
+  return aggregate(server_round, replies)
+strategy.aggregate_train = recording
+world.server = strategy.server
+sent = [world.held()]
+app = flower.client_app(world.client, test_remote.failing, world.params,
+                        num_rounds=2, folder=f"{folder}/local")
+run_simulation(flower.server_app(strategy, num_rounds=2), app, num_supernodes=3,
+               backend_config={"client_resources": {"num_cpus": 1}})
+errors = [reply.error.reason for reply in kept if reply.has_error()]
+answers = [reply.content for reply in kept if not reply.has_error()]
+world.answers = [strategy.server.answer(content["answer"]) for content in answers]
+out["local"] = {"errors": errors, "words": [sorted(map(str, content)) for content in answers],
+                "weights": [float(answer.weight) for answer in world.answers],
+                "found": world.reproduced(), "charged": len(strategy.server.infos)}
 print(json.dumps(out))
 """
 
@@ -94,9 +119,9 @@ def _in_process(name):
 
 
 @pytest.mark.skipif(not _HERE, reason="needs the flower extra")
-def test_a_simulation_is_the_run_in_process(tmp_path):
+def test_a_simulation_is_the_run_in_process_and_hides_local_noise(tmp_path):
   program = programs.start(
-    ["-c", _SIMULATION], tmp_path, "flower", FLWR_TELEMETRY_ENABLED="0"
+    ["-c", _SIMULATION, str(tmp_path)], tmp_path, "flower", FLWR_TELEMETRY_ENABLED="0"
   )
   try:
     assert program.code() == 0, program.err.read_text()[-3000:]
@@ -111,6 +136,10 @@ def test_a_simulation_is_the_run_in_process(tmp_path):
     assert found[name]["clients"] == sizes
   assert found["plain"]["charged"] == 0 and found["private"]["charged"] == 3
   assert found["plain"]["params"] != found["private"]["params"]
+  local = found["local"]
+  assert local["errors"] == ["left out"] * 2  # not the text, which names a secret
+  assert local["words"] == [["answer"]] * 4 and local["weights"] == [1.0] * 4
+  assert local["found"] == [] and local["charged"] == 2
 
 
 def _server(name="private", **changes):

@@ -1,14 +1,11 @@
 """Two processes are one: same parameters, same noise, nobody waits for ever."""
 
 import json
-import socket
-import threading
 
 import numpy as np
 import pytest
 
-from dpjax.federated import meeting, processes
-from dpjax.validate import UserError
+from dpjax.federated import processes
 from tests.federated import programs
 
 _WORKER = """
@@ -141,128 +138,3 @@ def test_the_deal_takes_everyone_once_and_balances():
   work = [int(sizes[places].sum()) for places in shares]
   assert max(work) - min(work) <= sizes.max()
   assert [len(places) for places in processes.deal(np.zeros(1), 3)] == [1, 0, 0]
-
-
-# --- the meeting
-
-
-def _meet_all(arguments):
-  """What each thread's `meet` ends in."""
-  ended = [None] * len(arguments)
-
-  def one(place, options):
-    try:
-      ended[place] = meeting.meet(**options)
-    except UserError as error:
-      ended[place] = str(error)
-
-  threads = [threading.Thread(target=one, args=pair) for pair in enumerate(arguments)]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join(programs.PATIENCE)
-  return ended
-
-
-def _options(port, index, **changes):
-  options = dict(coordinator=f"127.0.0.1:{port}", num_processes=2, process_id=index,
-                 config="a", timeout=60.0)  # fmt: skip
-  return options | changes
-
-
-def test_a_meeting_notices_a_death_and_not_a_farewell():
-  port = programs.free_port()
-  both = _meet_all([_options(port, 0), _options(port, 1)])
-  assert all(isinstance(found, meeting.Meeting) for found in both)
-  lost, heard = [], threading.Event()
-  note = lambda meeting, who: (lost.append(who), heard.set())
-  for mine in both:
-    mine.watch(note)
-  both[1].leave()
-  both[0].leave(programs.PATIENCE)  # until the farewell of 1 is read
-  assert lost == []
-
-  for end in (meeting.Meeting.close, lambda mine: mine.abandon(0.0)):
-    lost, heard = [], threading.Event()
-    port = programs.free_port()
-    both = _meet_all([_options(port, 0), _options(port, 1)])
-    both[0].watch(note)
-    end(both[1])
-    assert heard.wait(programs.PATIENCE) and lost == [1]
-    both[1].close()
-
-
-@pytest.mark.parametrize(
-  ("second", "match"),
-  [
-    ({"config": "b"}, "config: differs between process 0 and process 1"),
-    (
-      {"num_processes": 3},
-      "num_processes: differs between process 0 and process 1 (2 and 3)",
-    ),
-  ],
-)
-def test_mismatched_processes_end_with_one_line_each(second, match):
-  port = programs.free_port()
-  for line in _meet_all([_options(port, 0), _options(port, 1, **second)]):
-    assert isinstance(line, str) and match in line and "\n" not in line
-
-
-def test_two_of_one_number_and_a_stranger():
-  port = programs.free_port()
-  three = [_options(port, index, num_processes=3) for index in (0, 1, 1)]
-  lines = _meet_all(three)
-  assert [line for line in lines if "process_id=1: two processes have it" in line] == lines
-
-  port = programs.free_port()
-  stranger = threading.Thread(target=_knock, args=(port,))
-  stranger.start()
-  both = _meet_all([_options(port, 0), _options(port, 1)])
-  stranger.join(programs.PATIENCE)
-  assert all(isinstance(found, meeting.Meeting) for found in both), both
-  for mine in both:
-    mine.close()
-
-
-def _knock(port):
-  """Something else that connects and talks nonsense."""
-  for _ in range(500):
-    try:
-      with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\n\r\n\n")
-        return
-    except OSError:
-      threading.Event().wait(0.01)
-
-
-def test_who_never_comes_is_named():
-  port = programs.free_port()
-  (line,) = _meet_all([_options(port, 0, num_processes=3, timeout=0.3)])
-  assert line.startswith("process_id=1, 2: did not come in time")
-  (line,) = _meet_all([_options(port, 1, timeout=0.3)])
-  assert "process 0 was not there in time" in line
-
-
-def test_a_port_in_use():
-  with socket.create_server(("127.0.0.1", 0)) as taken:
-    port = taken.getsockname()[1]
-    (line,) = _meet_all([_options(port, 0)])
-  assert f"coordinator=127.0.0.1:{port}: process 0 cannot listen there" in line
-
-
-@pytest.mark.parametrize(
-  ("changes", "match"),
-  [
-    ({"coordinator": "host"}, "coordinator='host': must be HOST:PORT"),
-    ({"coordinator": ":1"}, "must be HOST:PORT"),
-    ({"coordinator": "h:99999"}, "must be HOST:PORT"),
-    ({"process_id": 2}, "process_id=2: must be below num_processes=2"),
-    ({"process_id": -1}, "process_id=-1"),
-    ({"num_processes": 0}, "num_processes=0"),
-    ({"timeout": 0.0}, "connect_timeout=0"),
-  ],
-)
-def test_mistakes_are_one_line(changes, match):
-  with pytest.raises(UserError, match=match) as caught:
-    meeting.meet(**_options(1, 0, **changes))
-  assert "\n" not in str(caught.value)

@@ -196,7 +196,7 @@ def test_the_flags_say_who_this_process_is(flags):
   flags()
   assert peers.options() is None
   flags("--coordinator=h:1", "--num_processes=2", "--process_id=1", "--local_devices=0,3")
-  assert peers.options() == peers.Options("h:1", 2, 1, 60.0, [0, 3])
+  assert peers.options() == peers.Options("h:1", 2, 1, 60.0, 30.0, [0, 3])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,262 @@
+"""Where the processes of one run meet: process 0 listens, each of the others says who it is.
+
+Whoever else connects is let go: each connection has its own few seconds and bytes, and none
+keeps the others waiting. Process 0 gives each a word that its hello must repeat, so a hello
+that was overheard is of no use later. All waiting ends at a time that is known beforehand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import selectors
+import socket
+import time
+from typing import Any, NamedTuple
+
+from dpjax.validate import UserError
+
+_MOST = 4096  # bytes of one message
+_CROWD = 64  # connections that have not said who they are
+_PATIENCE = 5.0  # seconds for one message of a peer that is there
+_RETRY = 0.1
+
+
+class Address(NamedTuple):
+  """Where process 0 is to be found."""
+
+  host: str
+  port: int
+
+
+def address(coordinator: str) -> Address:
+  """From "HOST:PORT".
+
+  >>> address("10.0.0.1:9000")
+  Address(host='10.0.0.1', port=9000)
+  """
+  host, _, port = str(coordinator).rpartition(":")
+  host = host.strip("[]")
+  if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    raise UserError(f"coordinator={coordinator!r}: must be HOST:PORT, as 10.0.0.1:9000")
+  return Address(host, int(port))
+
+
+def is_loopback(host: str) -> bool:
+  return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def message(data: bytes) -> dict[str, Any]:
+  """A JSON object; {} for anything else."""
+  try:
+    message = json.loads(data)
+  except (ValueError, RecursionError):
+    return {}
+  return message if isinstance(message, dict) else {}
+
+
+def _say(connection: socket.socket, message: dict[str, Any]) -> None:
+  connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _hear(connection: socket.socket, deadline: float) -> dict[str, Any]:
+  """One message that is there by the deadline; {} for what is none."""
+  data = b""
+  try:
+    while not data.endswith(b"\n") and len(data) < _MOST:
+      connection.settimeout(max(deadline - time.monotonic(), 0.001))
+      more = connection.recv(_MOST)
+      if not more:
+        break
+      data += more
+  except OSError:
+    return {}
+  return message(data)
+
+
+def _listen(at: Address) -> socket.socket:
+  try:
+    if is_loopback(at.host):
+      family = socket.AF_INET6 if ":" in at.host else socket.AF_INET
+      return socket.create_server((at.host, at.port), family=family)
+    if socket.has_dualstack_ipv6():
+      return socket.create_server(
+        ("", at.port), family=socket.AF_INET6, dualstack_ipv6=True
+      )
+    return socket.create_server(("", at.port))
+  except OSError as error:
+    raise UserError(
+      f"coordinator={at.host}:{at.port}: process 0 cannot listen there ({error.strerror}); "
+      "is the port in use?"
+    ) from error
+
+
+def _wrong(mine: dict[str, Any], theirs: dict[str, Any], present: Any) -> str | None:
+  """Why this peer cannot take part, or None."""
+  who = theirs["process_id"]
+  for name, value in mine.items():
+    if name != "process_id" and theirs.get(name) != value:
+      shown = f" ({value} and {theirs.get(name)})" if name != "config" else ""
+      return f"{name}: differs between process 0 and process {who}{shown}; nothing was run"
+  if not 0 <= who < mine["num_processes"]:
+    return f"process_id={who}: must be below num_processes={mine['num_processes']}; nothing was run"
+  if who in (0, *present):
+    return f"process_id={who}: two processes have it; nothing was run"
+  return None
+
+
+class _Guest:
+  """Somebody who has connected."""
+
+  def __init__(self, connection: socket.socket):
+    self.connection, self.data = connection, b""
+    self.until = time.monotonic() + _PATIENCE
+    self.word = secrets.token_hex(16)
+    connection.setblocking(False)
+    with contextlib.suppress(OSError):
+      _say(connection, {"word": self.word})
+
+  def read(self) -> dict[str, Any] | None:
+    """Its hello; {} for a stranger or one that has left, None while it is not complete."""
+    try:
+      more = self.connection.recv(_MOST)
+    except BlockingIOError:
+      return None
+    except OSError:
+      return {}
+    self.data += more
+    if more and not self.data.endswith(b"\n") and len(self.data) < _MOST:
+      return None
+    theirs = message(self.data)
+    mine = type(theirs.get("process_id")) is int and theirs.pop("word", "") == self.word
+    return theirs if mine else {}
+
+
+class _Lobby:
+  """Where process 0 waits for the others, and for as long as it takes with none of them."""
+
+  def __init__(self, server: socket.socket, mine: dict[str, Any]):
+    self._server, self._mine = server, mine
+    server.setblocking(False)
+    self._waiting: list[_Guest] = []
+    self.present: dict[int, socket.socket] = {}
+    self.heard: list[socket.socket] = []
+
+  def gather(self, deadline: float) -> str | None:
+    """None when all are there, else what is wrong."""
+    wanted = {*range(1, self._mine["num_processes"])}
+    while {*self.present} != wanted:
+      if time.monotonic() > deadline:
+        missing = ", ".join(map(str, sorted(wanted - {*self.present})))
+        return f"process_id={missing}: did not come in time; see --connect_timeout"
+      wrong = self._turn(min(deadline, time.monotonic() + _RETRY))
+      if wrong:
+        return wrong
+    return None
+
+  def _turn(self, until: float) -> str | None:
+    """Hears whoever has something to say; what is wrong with it."""
+    self._let_go()
+    with selectors.DefaultSelector() as ready:
+      ready.register(self._server, selectors.EVENT_READ)
+      for guest in self._waiting:
+        ready.register(guest.connection, selectors.EVENT_READ, guest)
+      for who, connection in self.present.items():
+        ready.register(connection, selectors.EVENT_READ, who)
+      events = ready.select(max(until - time.monotonic(), 0.001))
+    wrongs = [self._serve(key.data) for key, _ in events]
+    return next((wrong for wrong in wrongs if wrong), None)
+
+  def _let_go(self) -> None:
+    """Those whose time is over, and the oldest of a crowd."""
+    now = time.monotonic()
+    keep = [guest for guest in self._waiting if guest.until > now][-_CROWD:]
+    for guest in self._waiting:
+      if guest not in keep:
+        guest.connection.close()
+    self._waiting = keep
+
+  def _serve(self, guest: _Guest | int | None) -> str | None:
+    if guest is None:
+      with contextlib.suppress(OSError):
+        self._waiting.append(_Guest(self._server.accept()[0]))
+      return None
+    if isinstance(guest, int):  # is here, and has nothing to say: it has left
+      gone = self.present.pop(guest)
+      self.heard.remove(gone)
+      gone.close()
+      return None
+    return self._admit(guest)
+
+  def _admit(self, guest: _Guest) -> str | None:
+    theirs = guest.read()
+    if theirs is None:
+      return None
+    self._waiting.remove(guest)
+    if not theirs:
+      guest.connection.close()
+      return None
+    self.heard.append(guest.connection)
+    wrong = _wrong(self._mine, theirs, self.present)
+    if not wrong:
+      self.present[theirs["process_id"]] = guest.connection
+    return wrong
+
+  def close(self) -> None:
+    """Lets go whoever has not said who it is."""
+    for guest in self._waiting:
+      guest.connection.close()
+
+
+def host(at: Address, mine: dict[str, Any], timeout: float) -> dict[int, socket.socket]:
+  """The connections to all peers; whatever is wrong is said to all that are there."""
+  deadline = time.monotonic() + timeout
+  with _listen(at) as server, contextlib.closing(_Lobby(server, mine)) as lobby:
+    wrong = lobby.gather(deadline)
+  for connection in lobby.heard:
+    with contextlib.suppress(OSError):
+      connection.settimeout(_PATIENCE)
+      _say(connection, {"wrong": wrong})
+    if wrong:
+      connection.close()
+  if wrong:
+    raise UserError(wrong)
+  return lobby.present
+
+
+def _reach(at: Address, deadline: float) -> socket.socket:
+  while True:
+    left = max(deadline - time.monotonic(), _RETRY)
+    try:
+      return socket.create_connection(at, timeout=min(left, _PATIENCE))
+    except socket.gaierror as error:
+      raise UserError(f"coordinator={at.host}:{at.port}: no such host") from error
+    except OSError as error:
+      if time.monotonic() > deadline:
+        raise UserError(
+          f"coordinator={at.host}:{at.port}: process 0 was not there in time "
+          f"({error.strerror or 'timed out'}); see --connect_timeout"
+        ) from error
+    time.sleep(_RETRY)
+
+
+def join(at: Address, mine: dict[str, Any], timeout: float) -> dict[int, socket.socket]:
+  deadline = time.monotonic() + timeout
+  connection = _reach(at, deadline)
+  greeting = _hear(connection, deadline)
+  with contextlib.suppress(OSError):
+    _say(connection, mine | {"word": greeting.get("word")})
+  # Process 0 may have come a little later, and waits as long for the others.
+  answer = _hear(connection, deadline + timeout + _PATIENCE) if greeting else {}
+  if answer.get("wrong", "no answer"):
+    connection.close()
+  if "wrong" not in answer:
+    raise UserError(
+      f"coordinator={at.host}:{at.port}: no answer from a process 0 there within "
+      f"{timeout:g} seconds (--connect_timeout); is it another program's port, or did process "
+      "0 end or hang?"
+    )
+  if answer["wrong"]:
+    raise UserError(str(answer["wrong"]))
+  return {0: connection}

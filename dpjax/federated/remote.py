@@ -1,0 +1,105 @@
+"""One client's side of a federation of separate programs: what it answers, to whom it owes
+nothing.
+
+The server chooses the parameters and the round, and may choose them with malice. So nothing
+that it sends or holds decides what is random here: the key of an answer is drawn from this
+machine's own entropy, used for one answer and dropped. A round is answered once, also where
+the question comes again, at the same time, after a restart or in another run.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import noise, validate
+from dpjax.federated import execution
+from dpjax.federated.client import ClientAlgorithm, Received
+from dpjax.federated.cohort import Cohort, LocalBatches
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+
+def _new_key() -> jax.Array:
+  """Of everything random in one answer: nobody else can have it, and it is not kept."""
+  return noise.secure.new_key()
+
+
+def _spend(folder: pathlib.Path, round: int) -> None:
+  """Notes on the disk that a round is answered; UserError where it was before.
+
+  Creating the file is what decides, so two requests at once get one answer.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  try:
+    note = os.open(folder / f"round_{round}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+  except FileExistsError as error:
+    raise UserError(
+      f"round={round}: was answered before; a second answer would tell more than was charged"
+    ) from error
+  os.fsync(note)
+  os.close(note)
+  inside = os.open(folder, os.O_RDONLY)
+  os.fsync(inside)
+  os.close(inside)
+
+
+class Client:
+  """What one client answers to a server that it need not trust.
+
+  Args:
+    client: what it does; `client_noise` for privacy against the server.
+    local_data: `(client, round) -> (batches, number of examples)`.
+    like: parameters whose structure, shapes and dtypes are the server's.
+    num_rounds: the most answers that it ever gives; rounds are 0 .. num_rounds - 1.
+    folder: absolute; where it notes the rounds that it has answered. It must outlive programs
+      and runs: who empties it begins another guarantee.
+
+  Guarantee: with `client_noise(client, l2_clip_norm=C, noise_multiplier=z)` all answers
+  together are (`local_epsilon(z, delta, num_rounds)`, delta)-private against whoever gets
+  them and chooses what is asked, for the whole client under "replace_one".
+
+  Raises:
+    UserError: num_rounds < 1, or a folder that depends on where the program runs.
+  """
+
+  def __init__(
+    self,
+    client: ClientAlgorithm,
+    local_data: Callable[[int, int], tuple[LocalBatches, int]],
+    like: Params,
+    *,
+    num_rounds: int,
+    folder: pathlib.Path | str,
+  ):
+    validate.integer_at_least(1, num_rounds=num_rounds)
+    self._folder, self._num_rounds = pathlib.Path(folder), num_rounds
+    if not self._folder.is_absolute():
+      raise UserError(
+        f"folder={str(folder)!r}: must be absolute, so that every program of this client finds "
+        "the same"
+      )
+    self._local_data, self.like = local_data, like
+    self._run = execution.loop_clients()(client, None)
+
+  def answer(self, who: int, round: Any, params: Params) -> Any:
+    """What client `who` sends in this round: a `Sent`, and nothing else.
+
+    Raises:
+      UserError: no round of the run, or one that was answered; then nothing is computed.
+    """
+    if type(round) is not int or not 0 <= round < self._num_rounds:
+      raise UserError(
+        f"round={round!r}: must be an integer from 0 to num_rounds - 1 = "
+        f"{self._num_rounds - 1}"
+      )
+    _spend(self._folder / f"client_{who}", round)
+    batches, count = self._local_data(who, round)
+    cohort = Cohort(np.array([who]), np.array([count], np.int64), (batches,))
+    context = execution.Context(Received(params), None, _new_key(), None)
+    return jax.tree.map(lambda leaf: leaf[0], self._run(context, cohort).sent)

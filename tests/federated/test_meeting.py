@@ -1,0 +1,483 @@
+"""Processes find each other and end with one line: whoever else knocks, dies or hangs."""
+
+import json
+import pathlib
+import signal
+import socket
+import struct
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpjax.federated import lobby, meeting
+from dpjax.validate import UserError
+from tests.federated import programs
+
+_SOON = 60  # seconds; nothing here takes one, unless the machine is loaded
+
+
+class _Calls:
+  """`meet` with these arguments, each in a thread."""
+
+  def __init__(self, arguments):
+    self.ended = [None] * len(arguments)
+    self._threads = [
+      threading.Thread(target=self._one, args=pair, daemon=True)
+      for pair in enumerate(arguments)
+    ]
+    for thread in self._threads:
+      thread.start()
+
+  def _one(self, place, options):
+    try:
+      self.ended[place] = meeting.meet(**options)
+    except UserError as error:
+      self.ended[place] = str(error)
+
+  def wait(self):
+    """What each ended in; None where it did not."""
+    for thread in self._threads:
+      thread.join(_SOON)
+    return self.ended
+
+
+def _meet_all(arguments):
+  return _Calls(arguments).wait()
+
+
+def _options(port, index, **changes):
+  options = dict(coordinator=f"127.0.0.1:{port}", num_processes=2, process_id=index,
+                 config="a", timeout=50.0)  # fmt: skip
+  return options | changes
+
+
+def _close(found):
+  assert all(isinstance(one, meeting.Meeting) for one in found), found
+  for mine in found:
+    mine.close()
+
+
+def _knock(port):
+  """A connection to process 0, as soon as it listens."""
+  for _ in range(1000):
+    try:
+      return socket.create_connection(("127.0.0.1", port), timeout=_SOON)
+    except OSError:
+      time.sleep(0.01)
+  raise AssertionError("nobody listens")
+
+
+# --- strangers
+
+
+def _deep(text):
+  return text.encode()
+
+
+_NONSENSE = {
+  "http": b"GET / HTTP/1.1\r\n\r\n\n",
+  "a huge length": b"\xff\xff\xff\x7f" + b"x" * 100 + b"\n",
+  "endless": b"\0" * 9000,
+  "no object": b"[1, 2]\n",
+  "no text": b"\xff\xfe\n",
+  "deep": b"[" * 4000 + b"\n",
+  "a huge number": b'{"process_id": ' + b"9" * 4000 + b"}\n",
+  "true is no number": b'{"process_id": true}\n',
+  "half": b'{"process_id": 1',
+  "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", _NONSENSE)
+@pytest.mark.parametrize("ends", ["stays", "closes", "resets"])
+def test_a_stranger_is_let_go(name, ends):
+  port = programs.free_port()
+  calls = _Calls([_options(port, 0)])
+  stranger = _knock(port)
+  stranger.sendall(_NONSENSE[name])
+  if ends == "resets":
+    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+  if ends != "stays":
+    stranger.close()
+  second = _Calls([_options(port, 1)])
+  _close([*calls.wait(), *second.wait()])
+  stranger.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.binary(max_size=200) | st.text(max_size=60).map(_deep)
+       | st.dictionaries(st.sampled_from(["process_id", "word", "config", "x"]),
+                         st.integers() | st.booleans() | st.none() | st.text(max_size=9)
+                         ).map(lambda d: json.dumps(d).encode() + b"\n"))  # fmt: skip
+def test_no_hello_but_the_right_one_is_one(data):
+  """Whatever is said without the word that was given: a stranger, and no traceback."""
+  ours, theirs = socket.socketpair()
+  with ours, theirs:
+    guest = lobby._Guest(ours)
+    theirs.sendall(data)
+    theirs.shutdown(socket.SHUT_WR)
+    said = None
+    while said is None:
+      said = guest.read()
+    assert said == {}
+
+
+def test_a_hundred_silent_strangers_keep_nobody_waiting():
+  port = programs.free_port()
+  calls = _Calls([_options(port, 0, num_processes=3)])
+  strangers = [_knock(port) for _ in range(100)]
+  others = _Calls([_options(port, index, num_processes=3) for index in (1, 2)])
+  _close([*calls.wait(), *others.wait()])
+  for stranger in strangers:
+    stranger.close()
+
+
+class _Trickle(threading.Thread):
+  """Sends a byte every now and then, for as long as somebody takes them."""
+
+  def __init__(self, connection):
+    super().__init__(daemon=True)
+    self._connection, self.done = connection, threading.Event()
+    self.start()
+
+  def run(self):
+    while not self.done.wait(0.05):
+      try:
+        self._connection.sendall(b" ")
+      except OSError:
+        return
+
+
+def test_a_stranger_who_trickles_does_not_hold_the_meeting_past_its_limit():
+  port = programs.free_port()
+  calls = _Calls([_options(port, 0, timeout=1.0)])
+  with _knock(port) as stranger:
+    trickle = _Trickle(stranger)
+    (line,) = calls.wait()
+    trickle.done.set()
+    trickle.join(_SOON)
+  assert line == "process_id=1: did not come in time; see --connect_timeout"
+
+
+@pytest.mark.parametrize("says", ["nothing", "trickle", "garbage", "greets"])
+def test_a_process_0_that_says_nothing_of_use_is_not_waited_for_for_ever(says, monkeypatch):
+  monkeypatch.setattr(lobby, "_PATIENCE", 0.5)
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    port = server.getsockname()[1]
+    calls = _Calls([_options(port, 1, timeout=1.0)])
+    connection, _ = server.accept()
+    if says == "greets":
+      connection.sendall(b'{"word": "x"}\n')
+    if says == "garbage":
+      connection.sendall(b"\x16\x03\x01\n")
+    trickle = _Trickle(connection) if says == "trickle" else None
+    (line,) = calls.wait()
+    if trickle:
+      trickle.done.set()
+      trickle.join(_SOON)
+    connection.close()
+  assert f"coordinator=127.0.0.1:{port}: no answer from a process 0 there" in line
+  assert "--connect_timeout" in line and "\n" not in line
+
+
+def test_a_hello_that_was_overheard_is_of_no_use():
+  """Recorded from a meeting, said again at the next: a stranger, before or after."""
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    calls = _Calls([_options(server.getsockname()[1], 1, timeout=1.0)])
+    connection, _ = server.accept()
+    connection.sendall(b'{"word": "heard"}\n')
+    overheard = connection.recv(4096)
+    connection.close()
+  calls.wait()
+  assert json.loads(overheard)["process_id"] == 1
+  port = programs.free_port()
+  calls = _Calls([_options(port, 0)])
+  with _knock(port) as replay:
+    replay.sendall(overheard)
+    second = _Calls([_options(port, 1)])
+    _close([*calls.wait(), *second.wait()])
+
+
+# --- peers with a mistake
+
+
+@pytest.mark.parametrize(
+  ("second", "match"),
+  [
+    ({"config": "b"}, "config: differs between process 0 and process 1"),
+    (
+      {"num_processes": 3},
+      "num_processes: differs between process 0 and process 1 (2 and 3)",
+    ),
+    (
+      {"peer_timeout": 9.0},
+      "peer_timeout: differs between process 0 and process 1 (30.0 and 9.0)",
+    ),
+  ],
+)
+def test_mismatched_processes_end_with_one_line_each(second, match):
+  port = programs.free_port()
+  for line in _meet_all([_options(port, 0), _options(port, 1, **second)]):
+    assert isinstance(line, str) and match in line and "\n" not in line
+
+
+def test_two_of_one_number_end_with_one_line_each():
+  port = programs.free_port()
+  three = [_options(port, index, num_processes=3) for index in (0, 1, 1)]
+  lines = _meet_all(three)
+  assert [line for line in lines if "process_id=1: two processes have it" in line] == lines
+
+
+@pytest.mark.parametrize("number", [0, 2, 7, -1])
+def test_a_number_that_nobody_may_have_is_said_and_not_waited_for(number):
+  """A peer of our own kind whose own check was passed by."""
+  port = programs.free_port()
+  calls = _Calls([_options(port, 0)])
+  with _knock(port) as peer:
+    word = json.loads(peer.recv(4096))["word"]
+    told = {"num_processes": 2, "jax": meeting.jax.__version__, "config": "a",
+            "peer_timeout": 30.0, "process_id": number, "word": word}  # fmt: skip
+    peer.sendall(json.dumps(told).encode() + b"\n")
+    (line,) = calls.wait()
+    assert f"process_id={number}: " in line
+    assert json.loads(peer.recv(4096)) == {"wrong": line}
+
+
+def test_one_that_dies_before_the_others_come_may_come_again():
+  port = programs.free_port()
+  first = _Calls([_options(port, 0, num_processes=3)])
+  dying = _knock(port)
+  word = json.loads(dying.recv(4096))["word"]
+  told = {"num_processes": 3, "jax": meeting.jax.__version__, "config": "a",
+          "peer_timeout": 30.0, "process_id": 1, "word": word}  # fmt: skip
+  dying.sendall(json.dumps(told).encode() + b"\n")
+  dying.close()
+  time.sleep(0.5)  # until process 0 has seen both
+  others = _Calls([_options(port, index, num_processes=3) for index in (1, 2)])
+  _close([*first.wait(), *others.wait()])
+
+
+def test_who_never_comes_is_named():
+  port = programs.free_port()
+  (line,) = _meet_all([_options(port, 0, num_processes=3, timeout=0.3)])
+  assert line.startswith("process_id=1, 2: did not come in time")
+  (line,) = _meet_all([_options(port, 1, timeout=0.3)])
+  assert "process 0 was not there in time" in line
+
+
+def test_a_port_in_use():
+  with socket.create_server(("127.0.0.1", 0)) as taken:
+    port = taken.getsockname()[1]
+    (line,) = _meet_all([_options(port, 0)])
+  assert f"coordinator=127.0.0.1:{port}: process 0 cannot listen there" in line
+
+
+@pytest.mark.parametrize(
+  ("changes", "match"),
+  [
+    ({"coordinator": "host"}, "coordinator='host': must be HOST:PORT"),
+    ({"coordinator": ":1"}, "must be HOST:PORT"),
+    ({"coordinator": "h:99999"}, "must be HOST:PORT"),
+    ({"process_id": 2}, "process_id=2: must be below num_processes=2"),
+    ({"process_id": -1}, "process_id=-1"),
+    ({"num_processes": 0}, "num_processes=0"),
+    ({"timeout": 0.0}, "connect_timeout=0"),
+    ({"peer_timeout": 0.0}, "peer_timeout=0"),
+    ({"peer_timeout": 0.5}, "peer_timeout=0.5: must be >= 1 seconds"),
+  ],
+)
+def test_mistakes_are_one_line(changes, match):
+  with pytest.raises(UserError, match=match) as caught:
+    meeting.meet(**_options(1, 0, **changes))
+  assert "\n" not in str(caught.value)
+
+
+# --- after the meeting
+
+
+class _Heard(list):
+  """What `watch` reports."""
+
+  def __init__(self):
+    super().__init__()
+    self.any = threading.Event()
+
+  def __call__(self, met, who, why):
+    self.append((who, why))
+    self.any.set()
+
+
+def _met(count=2, **changes):
+  """The meetings of all, and what each hears."""
+  port = programs.free_port()
+  options = dict(num_processes=count, peer_timeout=1.0) | changes
+  found = _meet_all([_options(port, index, **options) for index in range(count)])
+  assert all(isinstance(one, meeting.Meeting) for one in found), found
+  return found, [_Heard() for _ in found]
+
+
+def test_a_farewell_is_no_loss():
+  both, heard = _met(peer_timeout=30.0)
+  for mine, notes in zip(both, heard):
+    mine.watch(notes)
+  both[1].leave()
+  both[0].leave(_SOON)  # until the farewell of 1 is read
+  assert heard == [[], []]
+  _close(both)
+
+
+def test_a_closed_connection_is_known_at_once_whatever_the_limit():
+  both, heard = _met(peer_timeout=10_000.0)
+  both[0].watch(heard[0])
+  both[1].close()
+  assert heard[0].any.wait(_SOON)
+  assert heard[0] == [(1, "closed its connection")]
+  both[0].close()
+
+
+def test_one_that_is_silent_is_given_up_and_its_limit_named():
+  """Process 1 is there, and gives no sign of life."""
+  both, heard = _met()
+  both[0].watch(heard[0])
+  assert heard[0].any.wait(_SOON)
+  assert heard[0] == [(1, "gave no sign of life for 1 seconds; see --peer_timeout")]
+  _close(both)
+
+
+def test_signs_of_life_keep_a_run_alive_for_longer_than_its_limit():
+  both, heard = _met()
+  for mine, notes in zip(both, heard):
+    mine.watch(notes)
+  time.sleep(3.0)
+  assert heard == [[], []]
+  _close(both)
+
+
+def test_all_are_told_who_was_lost_and_why():
+  three, heard = _met(3, peer_timeout=30.0)
+  for mine, notes in zip(three, heard):
+    mine.watch(notes)
+  three[0].abandon(1, "gave no sign of life", seconds=0.0)
+  for notes in heard[1:]:
+    assert notes.any.wait(_SOON) and notes[0] == (1, "gave no sign of life")
+  _close(three)
+
+
+@pytest.mark.parametrize(
+  ("said", "expected"),
+  [
+    (b"", (2, "closed its connection")),
+    (b"\xff\n", (2, "closed its connection")),
+    (b'{"lost": true, "why": 3}', (2, "closed its connection")),
+    (b'{"lost": -5, "why": "\x1b[2J"}', (2, "closed its connection")),
+    (b'{"lost": null, "why": "has ended"}', (2, "has ended")),
+    (b'{"lost": 4, "why": "x"}', (4, "x")),
+  ],
+)
+def test_a_last_word_is_read_with_care(said, expected):
+  assert meeting._loss(said, 2) == expected
+
+
+# --- real processes that hang
+
+_ENDLESS = """
+import sys
+sys.path.insert(0, ".")
+import numpy as np
+from absl import flags
+from dpjax.federated import processes
+from launch import app, peers
+peers.define()
+flags.DEFINE_string("progress", None, "")
+def main():
+  def work():
+    for step in range(10**9):
+      processes.exchange(np.ones(3), ())
+      with open(flags.FLAGS.progress, "w") as file:
+        file.write(f"{step + 1:09d}")
+  peers.run(work, peers.options(), config="same", saved=lambda: "round 7 is saved")
+app.run(main)
+"""
+
+
+def _endless(folder, port, index, limit):
+  where = [f"--coordinator=127.0.0.1:{port}", "--num_processes=2", "--connect_timeout=120"]
+  more = [f"--process_id={index}", f"--peer_timeout={limit}"]
+  progress = f"--progress={folder / str(index)}"
+  return programs.start(
+    ["-c", _ENDLESS, *where, *more, progress], folder, f"endless{index}"
+  )
+
+
+def _steps(path):
+  text = path.read_text() if path.exists() else ""
+  return int(text or 0)
+
+
+def _wait_for_steps(folder, more, running):
+  path = pathlib.Path(folder) / "0"
+  start, deadline = _steps(path), time.monotonic() + programs.PATIENCE
+  while _steps(path) < start + more:
+    assert all(one.process.poll() is None for one in running), [
+      one.err.read_text() for one in running
+    ]
+    assert time.monotonic() < deadline
+    time.sleep(0.02)
+
+
+@pytest.mark.parametrize("hangs", [0, 1])
+def test_a_suspended_process_ends_the_run_with_one_line_each(tmp_path, hangs):
+  """In mid-round; and when it wakes up it ends too."""
+  port = programs.free_port()
+  running = [_endless(tmp_path, port, index, 4) for index in (0, 1)]
+  try:
+    _wait_for_steps(tmp_path, 5, running)
+    running[hangs].process.send_signal(signal.SIGSTOP)
+    other = running[1 - hangs]
+    assert other.code() == 1
+    assert other.err.read_text().splitlines() == [
+      f"error: process {1 - hangs} of 2: lost process {hangs}: gave no sign of life for 4 "
+      "seconds; see --peer_timeout; round 7 is saved; the same command on all machines goes "
+      "on from there"
+    ]
+    running[hangs].process.send_signal(signal.SIGCONT)
+    assert running[hangs].code() == 1
+    said = running[hangs].err.read_text()  # JAX's own words may be faster than ours
+    assert f"error: process {hangs} of 2: " in said.splitlines()[-1], said
+    assert "Traceback" not in said
+  finally:
+    programs.stop(running)
+
+
+def test_processes_that_were_suspended_together_go_on(tmp_path):
+  """A laptop that is closed: each finds the others silent, and itself too."""
+  port = programs.free_port()
+  running = [_endless(tmp_path, port, index, 2) for index in (0, 1)]
+  try:
+    _wait_for_steps(tmp_path, 5, running)
+    for one in running:
+      one.process.send_signal(signal.SIGSTOP)
+    time.sleep(4.0)
+    for one in running:
+      one.process.send_signal(signal.SIGCONT)
+    _wait_for_steps(tmp_path, 50, running)
+  finally:
+    programs.stop(running)
+
+
+def test_one_that_hangs_right_after_the_meeting_is_given_up(tmp_path):
+  """It has met the others and is suspended before the runtime starts."""
+  port = programs.free_port()
+  running = [_endless(tmp_path, port, 0, 2)]
+  try:
+    (met,) = _meet_all([_options(port, 1, timeout=120.0, peer_timeout=2.0, config="same")])
+    assert isinstance(met, meeting.Meeting), met
+    assert running[0].code() == 1
+    (line,) = running[0].err.read_text().splitlines()
+    assert "lost process 1: gave no sign of life for 2 seconds; see --peer_timeout" in line
+    met.close()
+  finally:
+    programs.stop(running)
