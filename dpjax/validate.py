@@ -10,7 +10,14 @@ from typing import Any
 
 
 class UserError(ValueError):
-  """A mistake in what the user asked for; its text is one line, fit to be printed."""
+  """A mistake in what the user asked for; its text is one line, fit to be printed.
+
+  >>> print(UserError("x=[[1]\\n [2]]: must be a number"))
+  x=[[1] [2]]: must be a number
+  """
+
+  def __init__(self, text: str = ""):
+    super().__init__(" ".join(line.strip() for line in str(text).splitlines()))
 
 
 def _require(condition: bool, name: str, value: Any, bound: str) -> None:

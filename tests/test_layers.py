@@ -13,13 +13,12 @@ _LAYERS = (
     "noise",
     "sampling",
     "accounting",
-    "mechanisms",
     "models",
     "data",
     "losses",
     "metrics",
   },
-  {"transforms"},
+  {"transforms", "mechanisms"},  # which draw from noise/ and state events of accounting/
   {"plan"},
   {"training", "federated", "relevance", "secure"},
   {"attacks", "auditing"},
@@ -77,4 +76,7 @@ def test_the_check_can_fail():
   assert _violations("noise", ["dpjax.gradients.clipping"])  # sideways
   assert _violations("gradients", ["dpjax.plan.Plan"])  # upward
   assert _violations("plan", ["launch.train"])
+  assert _violations("mechanisms", ["dpjax.transforms.clip_and_noise"])  # sideways
+  assert _violations("noise", ["dpjax.mechanisms.Laplace"])  # upward
+  assert not (_violations("mechanisms", ["dpjax.noise.secure", "dpjax.accounting"]))
   assert not (_violations("plan", ["dpjax.gradients", "jax.numpy", "dpjax.trees.add"]))

@@ -127,9 +127,10 @@ def with_lora(loss_fn: LossFn, frozen: Any, *, rank: int, key: jax.Array) -> tup
   flat = {jax.tree_util.keystr(path): leaf for path, leaf in _paths(frozen)}
   kernels = {name: leaf for name, leaf in flat.items() if "kernel" in name}
   embed = next(name for name in flat if "embed" in name)
+  unit = jax.nn.initializers.normal(1.0)
   adapters = {
     name: {
-      "a": jax.random.normal(jax.random.fold_in(key, i), (leaf.shape[0], rank)) * 0.02,
+      "a": 0.02 * unit(jax.random.fold_in(key, i), (leaf.shape[0], rank)),
       "b": jnp.full((rank, leaf.shape[1]), 0.01),
     }
     for i, (name, leaf) in enumerate(kernels.items())

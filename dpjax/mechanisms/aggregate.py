@@ -5,8 +5,8 @@ over is used by no shard. One record then sits in at most one shard, so exchangi
 at most one of the shards' outputs, whatever the function does. The function itself needs no
 sensitivity, but its outputs must be bounded: the mean of unclipped outputs has none.
 
-Both are private under replace_one only. With one record more or fewer all shards could be
-cut differently, so add_or_remove_one is refused.
+Both are private under replace_one only: shards are drawn from the records' places. With one
+record more or fewer all of them could be cut differently, so add_or_remove_one is refused.
 
 Source: Nissim, Raskhodnikova and Smith 2007; the vote: Papernot et al. 2017,
 arXiv:1610.05755 (PATE).
@@ -19,12 +19,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import dp_accounting
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from dpjax import validate
-from dpjax.mechanisms import stated
+from dpjax import accounting, validate
+from dpjax.mechanisms import finite, stated
 from dpjax.mechanisms.additive import Gaussian, Laplace, calibrated
 from dpjax.mechanisms.selection import ReportNoisyMax
 from dpjax.validate import UserError
@@ -62,12 +62,16 @@ class SampleAndAggregateMean:
 
   def __post_init__(self) -> None:
     validate.integer_at_least(2, num_shards=self.num_shards)
+    _check_few(num_shards=self.num_shards)
     stated.interval(self.lower, self.upper)
     self.noise(1)  # checks epsilon and delta
 
   def noise(self, num_coordinates: int) -> Laplace | Gaussian:
     """What is added to the mean of outputs with `num_coordinates` entries."""
-    each = (self.upper - self.lower) / self.num_shards
+    validate.integer_at_least(1, num_coordinates=num_coordinates)
+    return self._noise(num_coordinates, (self.upper - self.lower) / int(self.num_shards))
+
+  def _noise(self, num_coordinates: int, each: float) -> Laplace | Gaussian:
     return calibrated(
       epsilon=self.epsilon,
       delta=self.delta,
@@ -83,10 +87,14 @@ class SampleAndAggregateMean:
 
     `fn` sees the shard's records as leaves [n // num_shards, ...], under vmap.
     """
+    finite.check_key(key)
     for_shards, for_noise = jax.random.split(key)
-    outputs = jax.vmap(fn)(shards(for_shards, examples, self.num_shards))  # [k, *out]
-    mean = jnp.mean(stated.clipped(outputs, self.lower, self.upper), axis=0)
-    return self.noise(mean.size)(for_noise, mean)
+    outputs = _outputs(fn, shards(for_shards, examples, self.num_shards))  # [k, *out]
+    lower, upper, k = float(self.lower), float(self.upper), int(self.num_shards)
+    shares = finite.units("fn", outputs, lower, upper)
+    noise = self._noise(shares[0].size, 1.0)  # on the sum of the shards' shares
+    total = noise.on(for_noise, *finite.total(shares))
+    return lower + (upper - lower) * (total / k)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
     """For `dpjax.accounting`, of one call, whatever the number of coordinates."""
@@ -119,6 +127,7 @@ class SampleAndAggregateVote:
 
   def __post_init__(self) -> None:
     validate.integer_at_least(2, num_shards=self.num_shards, num_classes=self.num_classes)
+    _check_few(num_shards=self.num_shards, num_classes=self.num_classes)
     _ = self.selection  # checks epsilon and noise
 
   @property
@@ -128,15 +137,16 @@ class SampleAndAggregateVote:
 
   def counts(self, votes: jax.Array) -> jax.Array:
     """Votes [k, *queries] -> counts [*queries, num_classes]; not private."""
-    hits = votes[..., None] == jnp.arange(self.num_classes)[(None,) * votes.ndim]
+    hits = votes[..., None] == jnp.arange(int(self.num_classes))[(None,) * votes.ndim]
     return jnp.sum(hits, axis=0)
 
   def __call__(
     self, key: jax.Array, examples: Any, fn: Callable[[Any], jax.Array]
   ) -> jax.Array:
     """The winners [*queries] of `fn(shard) -> integer labels [*queries]`."""
+    finite.check_key(key)
     for_shards, for_noise = jax.random.split(key)
-    votes = jax.vmap(fn)(shards(for_shards, examples, self.num_shards))
+    votes = _outputs(fn, shards(for_shards, examples, self.num_shards))
     if not jnp.issubdtype(votes.dtype, jnp.integer):
       raise UserError(f"fn: must return integer labels, not {votes.dtype}")
     return self.selection(for_noise, self.counts(votes))
@@ -147,7 +157,13 @@ class SampleAndAggregateVote:
     """For `dpjax.accounting`, of `num_queries` labels released."""
     validate.integer_at_least(1, num_queries=num_queries)
     one = self.selection.event(neighboring_relation)
-    return dp_accounting.SelfComposedDpEvent(one, int(num_queries))
+    return accounting.composed(one, int(num_queries))
+
+
+def _check_few(**named: int) -> None:
+  for name, value in named.items():
+    if value > finite.MAX_RECORDS:
+      raise UserError(f"{name}={value}: must be at most {finite.MAX_RECORDS}")
 
 
 def shards(key: jax.Array, examples: Any, num_shards: int) -> Any:
@@ -158,17 +174,24 @@ def shards(key: jax.Array, examples: Any, num_shards: int) -> Any:
   >>> sorted(shards(jax.random.key(0), jnp.arange(4), 2).reshape(-1).tolist())
   [0, 1, 2, 3]
   """
-  sizes = {
-    jnp.shape(leaf)[0] if jnp.ndim(leaf) else None for leaf in jax.tree.leaves(examples)
-  }
-  n = sizes.pop() if len(sizes) == 1 else None
-  if n is None:
+  leaves = jax.tree.map(lambda leaf: finite.array("examples", leaf), examples)
+  sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(leaves)}
+  if len(sizes) != 1 or sizes == {()}:
     raise UserError("examples: every leaf must have the same leading axis [n, ...]")
+  (n,) = sizes.pop()
   if n < num_shards:
     raise UserError(f"num_shards={num_shards}: must be at most the number of records, {n}")
-  size = n // num_shards
+  size, num_shards = n // int(num_shards), int(num_shards)
   order = jax.random.permutation(key, n)[: num_shards * size]
   cut = lambda leaf: jnp.asarray(leaf)[order].reshape(
     num_shards, size, *jnp.shape(leaf)[1:]
   )
-  return jax.tree.map(cut, examples)
+  return jax.tree.map(cut, leaves)
+
+
+def _outputs(fn: Callable[[Any], jax.Array], cut: Any) -> jax.Array:
+  """[num_shards, *out]: what `fn` says of each shard."""
+  found = jax.vmap(fn)(cut)
+  if not isinstance(found, jax.Array) or not found.size:
+    raise UserError("fn: must return one array of at least one number")
+  return finite.array("fn", found)

@@ -2,21 +2,28 @@
 
 Values are clipped into public bounds first, so that a sensitivity exists; a NaN counts as
 the middle of them. Where one call releases several numbers, one epsilon covers all of them.
+
+A clipped value is rounded to one of 2^23 (in float64: 2^38; quantiles: 2^30) equal parts of
+the bounds, each by itself, which moves no sensitivity; from there on sums and ranks are
+integers, so that no rounding of a sum adds to what one record can do. At most 2^24 records.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import validate
-from dpjax.mechanisms import stated
+from dpjax.mechanisms import finite, stated
 from dpjax.mechanisms.additive import Gaussian, Laplace, calibrated
 from dpjax.mechanisms.sensitivity import histogram_sensitivity, mean_sensitivity
+from dpjax.noise import secure
 from dpjax.validate import UserError
 
+_MOST_BINS = 2**31 - 2
 _MEAN_RELATIONS = ("replace_one", "add_or_remove_one")
 
 
@@ -59,6 +66,9 @@ class BoundedMean:
       l1, l2 = 2.0, 2.0**0.5
     else:
       l1 = l2 = mean_sensitivity(self.lower, self.upper, num_records=num_records)
+    return self._calibrated(l1, l2)
+
+  def _calibrated(self, l1: float, l2: float) -> Laplace | Gaussian:
     return calibrated(
       epsilon=self.epsilon,
       delta=self.delta,
@@ -69,16 +79,20 @@ class BoundedMean:
 
   def __call__(self, key: jax.Array, values: jax.Array) -> jax.Array:
     """The private mean, a scalar, of `values` [n]."""
-    if jnp.ndim(values) != 1:
-      raise UserError(f"values: must have shape [n], not {jnp.shape(values)}")
-    values = stated.clipped(values, self.lower, self.upper)
+    finite.check_key(key)
+    shares = _shares(values, self.lower, self.upper)
+    n, lower, upper = shares.size, float(self.lower), float(self.upper)
     if self.neighboring_relation == "replace_one":
-      return self.noise(num_records=values.size)(key, jnp.mean(values))
-    middle, half = (self.lower + self.upper) / 2, (self.upper - self.lower) / 2
-    pair = jnp.stack([jnp.sum((values - middle) / half), jnp.asarray(values.size, float)])
-    total, count = self.noise(num_records=1)(key, pair)
-    mean = middle + half * total / jnp.maximum(count, 1)
-    return jnp.clip(mean, self.lower, self.upper)
+      self.noise(num_records=n)  # checks n
+      whole = self._calibrated(1.0, 1.0).on(key, *finite.total(shares))  # of all shares
+      return lower + (upper - lower) * (whole / n)
+    whole, rest = finite.total(shares)
+    count = jnp.full((), n, whole.dtype)
+    high = jnp.stack([2 * whole - count, count])  # sum of the centred values, number
+    low = jnp.stack([2 * rest, jnp.zeros_like(rest)])
+    total, count = self.noise(num_records=1).on(key, high, low)
+    mean = (lower + upper) / 2 + (upper - lower) / 2 * (total / jnp.maximum(count, 1))
+    return jnp.clip(mean, lower, upper)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
     """For `dpjax.accounting`, under `neighboring_relation`."""
@@ -112,6 +126,8 @@ class Histogram:
 
   def __post_init__(self) -> None:
     validate.integer_at_least(1, num_bins=self.num_bins)
+    if self.num_bins > _MOST_BINS:
+      raise UserError(f"num_bins={self.num_bins}: must be below 2^31 - 1")
     _ = self.noise  # checks the other fields
 
   @property
@@ -128,12 +144,13 @@ class Histogram:
 
   def counts(self, bins: jax.Array) -> jax.Array:
     """The exact counts [num_bins] of `bins` [n]; not private."""
-    bins = jnp.asarray(bins)
-    if bins.ndim != 1 or not jnp.issubdtype(bins.dtype, jnp.integer):
-      raise UserError(f"bins: must be integers [n], not {bins.dtype} {bins.shape}")
-    inside = (bins >= 0) & (bins < self.num_bins)
-    places = jnp.where(inside, bins, self.num_bins)
-    return jnp.bincount(places, length=self.num_bins + 1)[: self.num_bins]
+    found = finite.array("bins", bins)
+    if found.ndim != 1 or not finite.is_integer(found):
+      raise UserError(f"bins: must be integers [n], not {found.dtype} {found.shape}")
+    k = int(self.num_bins)
+    places = finite.indices("bins", found, -1, k)
+    places = jnp.where(places < 0, k, places)
+    return jnp.bincount(places, length=k + 1)[:k]
 
   def __call__(self, key: jax.Array, bins: jax.Array) -> jax.Array:
     """The private counts [num_bins], not rounded; rounding or clipping them is free."""
@@ -174,38 +191,70 @@ class Quantile:
   neighboring_relation: str = "add_or_remove_one"
 
   def __post_init__(self) -> None:
-    validate.positive(epsilon=self.epsilon)
+    stated.positive(epsilon=self.epsilon)
     validate.open_unit(quantile=self.quantile)
     stated.interval(self.lower, self.upper)
+    stated.positive(scale=self.scale)
     validate.one_of(_MEAN_RELATIONS, neighboring_relation=self.neighboring_relation)
 
   @property
   def scale(self) -> float:
     """2 * sensitivity of the utility / epsilon."""
     if self.neighboring_relation == "replace_one":
-      return 2 / self.epsilon
-    return 2 * max(self.quantile, 1 - self.quantile) / self.epsilon
+      return 2 / float(self.epsilon)
+    return 2 * max(float(self.quantile), 1 - float(self.quantile)) / float(self.epsilon)
 
   def intervals(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Edges [n + 2] and log-probabilities [n + 1] of the intervals between; not private."""
-    if jnp.ndim(values) != 1:
-      raise UserError(f"values: must have shape [n], not {jnp.shape(values)}")
-    values = jnp.sort(stated.clipped(values, self.lower, self.upper))
-    ends = jnp.array([self.lower, self.upper], values.dtype)
-    edges = jnp.concatenate([ends[:1], values, ends[1:]])
-    ranks = jnp.arange(values.size + 1, dtype=values.dtype)
-    utilities = -jnp.abs(ranks - self.quantile * values.size)
-    log_mass = jnp.log(jnp.diff(edges)) + utilities / self.scale
-    return edges, jax.nn.log_softmax(log_mass)
+    """(edges [n + 2], log-weights [n + 1] of the intervals between); not private.
+
+    The edges are integers, 0 .. 2^30 (2^23 in float32) from `lower` to `upper`; the largest
+    log-weight is about 0.
+    """
+    shares = _shares(values, self.lower, self.upper)
+    parts = _parts(shares.dtype)
+    inner = jnp.sort(jnp.round(shares * parts).astype(jnp.int32))
+    edges = jnp.concatenate([jnp.zeros(1, jnp.int32), inner, jnp.full(1, parts, jnp.int32)])
+    widths = jnp.diff(edges)
+    target = float(self.quantile) * shares.size
+    whole = math.floor(target)
+    apart = (
+      jnp.arange(widths.size, dtype=jnp.int32) - whole
+    )  # |apart - part| is the misrank
+    part = jnp.where(apart > 0, whole - target, target - whole)
+    apart = jnp.abs(apart)
+    apart = apart - jnp.min(jnp.where(widths > 0, apart, shares.size + 1))  # exactly
+    misrank = apart.astype(shares.dtype) + part.astype(shares.dtype)
+    return edges, jnp.log(widths.astype(shares.dtype)) - misrank / self.scale
 
   def __call__(self, key: jax.Array, values: jax.Array) -> jax.Array:
     """The private quantile, a scalar, of `values` [n]."""
-    edges, log_probs = self.intervals(values)
+    finite.check_key(key)
+    edges, log_weights = self.intervals(values)
+    secure.check_scale(self.scale, log_weights.dtype, "scale")
     for_interval, for_point = jax.random.split(key)
-    index = jax.random.categorical(for_interval, log_probs, mode="high")
-    share = jax.random.uniform(for_point, (), edges.dtype)
-    return edges[index] + share * (edges[index + 1] - edges[index])
+    index = jnp.argmax(log_weights + secure.gumbel(for_interval, log_weights))
+    low, high = edges[index], edges[index + 1]
+    part = jax.random.randint(for_point, (), low, high).astype(log_weights.dtype) + 0.5
+    share = part / _parts(log_weights.dtype)
+    lower, upper = float(self.lower), float(self.upper)
+    return jnp.clip(lower + (upper - lower) * share, lower, upper)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
     """For `dpjax.accounting`, under `neighboring_relation`."""
-    return stated.pure_event(self.epsilon, self.neighboring_relation, neighboring_relation)
+    return stated.pure_event(
+      float(self.epsilon), self.neighboring_relation, neighboring_relation
+    )
+
+
+def _shares(values: jax.Array, lower: float, upper: float) -> jax.Array:
+  found = finite.array("values", values)
+  if found.ndim != 1:
+    raise UserError(f"values: must have shape [n], not {found.shape}")
+  if found.size > finite.MAX_RECORDS:
+    raise UserError(f"values: at most {finite.MAX_RECORDS} records, got {found.size}")
+  return finite.units("values", found, lower, upper)
+
+
+def _parts(dtype: jnp.dtype) -> int:
+  """Equal parts of the bounds, to which quantiles are rounded."""
+  return 2**30 if dtype == jnp.float64 else 2**23

@@ -81,7 +81,7 @@ class BudgetLedger:
   charges: tuple[BudgetCharge, ...] = ()
 
   def __post_init__(self) -> None:
-    validate.positive(epsilon=self.epsilon)
+    stated.positive(epsilon=self.epsilon)
     _check_amounts(self.epsilon, self.delta)
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
 
@@ -102,7 +102,7 @@ class BudgetLedger:
     >>> BudgetLedger(epsilon=2.0).split(0.3, 0.3, 0.4)
     (0.6, 0.6, 0.8)
     """
-    validate.positive(**{f"shares[{i}]": share for i, share in enumerate(shares)})
+    stated.positive(**{f"shares[{i}]": share for i, share in enumerate(shares)})
     if sum(map(_exact, shares)) != 1:
       raise UserError(f"shares={shares!r}: must sum to 1")
     return tuple(float(_exact(share) * _exact(self.epsilon)) for share in shares)
@@ -132,15 +132,26 @@ class BudgetLedger:
     """This ledger with charges on disjoint shards: parallel composition, a maximum.
 
     Args:
-      records_may_move: True where a record's contents decide its shard. Under replace_one
-        a record can then leave one shard and enter another, so the two largest charges
-        are summed; it changes nothing under the other relations.
-    Overspent: the charge does not fit. OverlappingShards: a record in two shards.
+      records_may_move: what decides a record's shard. False: its place in the data, public
+        and the same for all data. True: its own contents or identity alone (a hash of its
+        user, its country).
+
+    | relation            | by its place (False)        | by itself (True)                 |
+    | ------------------- | --------------------------- | -------------------------------- |
+    | add_or_remove_one   | refused: without one record | the largest charge               |
+    |                     | those after it move up      |                                  |
+    | replace_one         | the largest charge          | the two largest, for the record  |
+    |                     |                             | may leave a shard and enter one  |
+    | replace_special     | the largest charge          | the largest charge               |
+
+    Overspent: the charge does not fit. OverlappingShards: a record in two shards. UserError:
+    add_or_remove_one with shards by place.
 
     >>> halves = [ShardCharge(range(0, 50), 0.3), ShardCharge(range(50, 100), 0.5)]
-    >>> BudgetLedger(epsilon=1.0).spend_parallel("halves", halves).spent
+    >>> ledger = BudgetLedger(epsilon=1.0, neighboring_relation="replace_one")
+    >>> ledger.spend_parallel("halves", halves).spent
     (0.5, 0.0)
-    >>> BudgetLedger(epsilon=1.0).spend_parallel(
+    >>> ledger.spend_parallel(
     ...   "halves", [ShardCharge(range(0, 51), 0.3), ShardCharge(range(50, 100), 0.5)])
     Traceback (most recent call last):
     ...
@@ -149,12 +160,22 @@ class BudgetLedger:
     if not shards:
       raise UserError("shards: must hold at least one shard")
     _check_disjoint([shard.records for shard in shards])
+    self._check_placed(records_may_move)
     hit = 2 if records_may_move and self.neighboring_relation == "replace_one" else 1
     largest = lambda name: float(
       sum(sorted((_exact(getattr(shard, name)) for shard in shards), reverse=True)[:hit])
     )
     event = _common_event([shard.event for shard in shards]) if hit == 1 else None
     return self.spend(name, epsilon=largest("epsilon"), delta=largest("delta"), event=event)
+
+  def _check_placed(self, by_itself: bool) -> None:
+    stated.flag(records_may_move=by_itself)
+    if not by_itself and self.neighboring_relation == "add_or_remove_one":
+      raise UserError(
+        "records_may_move=False: under 'add_or_remove_one' removing a record moves those "
+        "after it into other shards; use 'replace_one' or 'replace_special', or shards that "
+        "each record decides by itself (records_may_move=True)"
+      )
 
   def event(self) -> stated.DpEvent:
     """All charges as one event, for `dpjax.accounting` under the same relation.
@@ -199,6 +220,7 @@ def _total(charges: Iterable[BudgetCharge], name: str) -> Fraction:
 
 def _check_amounts(epsilon: float, delta: float) -> None:
   validate.non_negative(epsilon=epsilon, delta=delta)
+  stated.number(epsilon=epsilon, delta=delta)
   if delta >= 1:
     raise UserError(f"delta={delta!r}: must be in [0, 1)")
 

@@ -11,8 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import validate
-from dpjax.mechanisms import stated
+from dpjax.mechanisms import finite, stated
+from dpjax.noise import secure
 from dpjax.validate import UserError
+
+_MOST_CATEGORIES = 2**31 - 1
+_ROUNDING = 1 + 2.0**-48  # of a probability computed in float64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +31,8 @@ class RandomizedResponse:
   | ------------------- | -------------------------------------- |
   | below 0, above k-1  | the nearest of 0 and k-1 responds      |
   | floats              | UserError                              |
+
+  A coin's probability is exact to 2^-128, rounded up: a lie is never rarer than promised.
 
   >>> mechanism = RandomizedResponse(epsilon=math.log(3), num_categories=2)
   >>> round(mechanism.keep_prob, 6)
@@ -43,30 +49,31 @@ class RandomizedResponse:
   neighboring_relation = "replace_one"
 
   def __post_init__(self) -> None:
-    validate.positive(epsilon=self.epsilon)
+    stated.positive(epsilon=self.epsilon)
     validate.integer_at_least(2, num_categories=self.num_categories)
+    if self.num_categories > _MOST_CATEGORIES:
+      raise UserError(f"num_categories={self.num_categories}: must be below 2^31")
 
   @property
   def noise_parameter(self) -> float:
     """Probability that the response is drawn uniformly, whatever the label."""
-    k = self.num_categories
-    return k * math.exp(-self.epsilon) / (1 + (k - 1) * math.exp(-self.epsilon))
+    k, unlikely = int(self.num_categories), math.exp(-float(self.epsilon))
+    return k * unlikely / (1 + (k - 1) * unlikely)
 
   @property
   def keep_prob(self) -> float:
     """Probability that the response is the label."""
-    return 1 - self.noise_parameter * (1 - 1 / self.num_categories)
+    return 1 - self.noise_parameter * (1 - 1 / int(self.num_categories))
 
   def __call__(self, key: jax.Array, labels: jax.Array) -> jax.Array:
     """Responses, int32 [...], one for each label [...]."""
-    labels = jnp.asarray(labels)
-    if not (jnp.issubdtype(labels.dtype, jnp.integer) or labels.dtype == bool):
-      raise UserError(f"labels: must be integers, not {labels.dtype}")
-    labels = jnp.clip(labels.astype(jnp.int32), 0, self.num_categories - 1)
+    finite.check_key(key)
+    k = int(self.num_categories)
+    labels = finite.indices("labels", labels, 0, k - 1)
     for_coins, for_answers = jax.random.split(key)
-    # A uniform float is a multiple of 2^-23: rounding makes lies more likely, never less.
-    lies = jax.random.uniform(for_coins, labels.shape) < self.noise_parameter
-    answers = jax.random.randint(for_answers, labels.shape, 0, self.num_categories)
+    chance = min(1.0, self.noise_parameter * _ROUNDING)
+    lies = secure.bernoulli(for_coins, chance, labels.shape)
+    answers = jax.random.randint(for_answers, labels.shape, 0, k)
     return jnp.where(lies, answers, labels)
 
   def frequencies(self, responses: jax.Array) -> np.ndarray:
@@ -76,15 +83,17 @@ class RandomizedResponse:
     >>> mechanism.frequencies(np.array([0, 0, 0, 1])).round(6)  # 3/4 kept: all were 0
     array([1., 0.])
     """
-    counts = np.bincount(np.ravel(responses), minlength=self.num_categories)
+    k = int(self.num_categories)
+    checked = np.asarray(finite.indices("responses", responses, -1, k)).ravel()
+    if np.any((checked < 0) | (checked >= k)):
+      raise UserError(f"responses: must be in 0 .. {k - 1}")
+    counts = np.bincount(checked, minlength=k)
     shares = counts / max(1, counts.sum())
-    return (shares - self.noise_parameter / self.num_categories) / (
-      1 - self.noise_parameter
-    )
+    return (shares - self.noise_parameter / k) / (1 - self.noise_parameter)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
     """For `dpjax.accounting`, of one response; k > 2 composes better than its epsilon."""
-    stated.pure_event(self.epsilon, self.neighboring_relation, neighboring_relation)
+    stated.pure_event(float(self.epsilon), self.neighboring_relation, neighboring_relation)
     return dp_accounting.RandomizedResponseDpEvent(
-      self.noise_parameter, self.num_categories
+      self.noise_parameter, int(self.num_categories)
     )

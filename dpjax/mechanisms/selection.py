@@ -9,27 +9,34 @@ which costs epsilon.
 | utilities                  | outcome                                               |
 | -------------------------- | ----------------------------------------------------- |
 | -infinity                  | never chosen; only for what is excluded publicly      |
-| NaN or +infinity, or k = 0 | UserError (values are unseen while being traced)      |
-| all equal                  | uniform                                               |
+| NaN, +infinity, nothing    | UserError; while being traced the row's answer is -1  |
+| but -infinity, or k = 0    |                                                       |
+| all equal, also at 1e30    | uniform                                               |
 
-Draws are made in floating point: what has a probability below about 1e-7 may have another
-probability of that order.
+All three add noise to the utilities, less the row's largest, and take the maximum. The
+noise is `dpjax.noise`'s: Gumbel noise reaches 87 scales, the others 133, so what should have
+a chance of e^-80 has it. In float32 a chance is right up to a factor of about 1 +- 2^-16.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax import validate
-from dpjax.mechanisms import stated
+from dpjax.mechanisms import finite, stated
+from dpjax.noise import secure
 from dpjax.validate import UserError
 
-NOISES = ("laplace", "gumbel", "exponential")
+_SAMPLERS = {
+  "laplace": secure.laplace,
+  "gumbel": secure.gumbel,
+  "exponential": secure.exponential,
+}
+NOISES = tuple(_SAMPLERS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +47,10 @@ class _Selection:
   neighboring_relation: str = "add_or_remove_one"
 
   def __post_init__(self) -> None:
-    validate.positive(epsilon=self.epsilon, utility_sensitivity=self.utility_sensitivity)
+    stated.positive(epsilon=self.epsilon, utility_sensitivity=self.utility_sensitivity)
+    stated.positive(scale=self.scale)
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
+    stated.flag(monotonic=self.monotonic)
     if self.monotonic and self.neighboring_relation == "replace_one":
       raise UserError(
         "monotonic=True: replacing a record can raise one utility and lower another; "
@@ -51,11 +60,26 @@ class _Selection:
   @property
   def scale(self) -> float:
     """Of the noise on a utility: 2 * utility_sensitivity / epsilon, or half of it."""
-    return (1 if self.monotonic else 2) * self.utility_sensitivity / self.epsilon
+    shifts = 1 if self.monotonic else 2
+    return shifts * float(self.utility_sensitivity) / float(self.epsilon)
+
+  def _chosen(self, noise: str, key: jax.Array, utilities: jax.Array) -> jax.Array:
+    finite.check_key(key)
+    gaps, sound = finite.gaps("utilities", utilities)
+    scale = secure.check_scale(self.scale, gaps.dtype, "scale")
+    noisy = gaps / scale + _SAMPLERS[noise](key, gaps, 1.0)
+    return jnp.where(sound, jnp.argmax(noisy, axis=-1), -1).astype(jnp.int32)
+
+  def _logits(self, utilities: np.ndarray) -> np.ndarray:
+    finite.gaps("utilities", utilities)  # checks them
+    exact = np.asarray(utilities, np.float64)
+    return (exact - exact.max(-1, keepdims=True)) / self.scale
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
     """For `dpjax.accounting`: one selection, of which only its pure epsilon is used."""
-    return stated.pure_event(self.epsilon, self.neighboring_relation, neighboring_relation)
+    return stated.pure_event(
+      float(self.epsilon), self.neighboring_relation, neighboring_relation
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,14 +98,12 @@ class Exponential(_Selection):
 
   def probs(self, utilities: np.ndarray) -> np.ndarray:
     """The exact law [..., k]; it depends on the data, so it must not be released."""
-    logits = np.asarray(utilities, np.float64) / self.scale
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights = np.exp(self._logits(utilities))
     return weights / weights.sum(-1, keepdims=True)
 
   def __call__(self, key: jax.Array, utilities: jax.Array) -> jax.Array:
     """The index of the chosen candidate, int32 [...]."""
-    logits = _checked(utilities) / self.scale
-    return jax.random.categorical(key, logits, axis=-1, mode="high").astype(jnp.int32)
+    return self._chosen("gumbel", key, utilities)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +112,8 @@ class PermuteAndFlip(_Selection):
 
   Guarantee: (epsilon, 0)-DP, and for every data set an expected utility at least that of
   the exponential mechanism.
-  Source: McKenna and Sheldon 2020, arXiv:2010.12603, algorithm 1.
+  Source: McKenna and Sheldon 2020, arXiv:2010.12603, algorithm 1; drawn as the noisy maximum
+  with exponential noise, which has the same law (Ding et al. 2021, arXiv:2105.07260).
 
   >>> mechanism = PermuteAndFlip(epsilon=2.0)
   >>> mechanism.probs(np.log([1.0, 1.0])).round(3)
@@ -105,8 +128,9 @@ class PermuteAndFlip(_Selection):
 
     A polynomial of degree k - 1, which Gauss-Legendre integrates exactly.
     """
-    logits = np.asarray(utilities, np.float64) / self.scale
-    accept = np.exp(logits - logits.max())
+    accept = np.exp(self._logits(utilities))
+    if accept.ndim != 1:
+      raise UserError(f"utilities: must have shape [k], not {accept.shape}")
     nodes, weights = np.polynomial.legendre.leggauss(accept.size // 2 + 1)
     passed = 1 - accept[:, None] * (nodes + 1) / 2  # [k, nodes]: not taken by time t
     others = [np.delete(passed, r, axis=0).prod(0) for r in range(accept.size)]
@@ -114,18 +138,7 @@ class PermuteAndFlip(_Selection):
 
   def __call__(self, key: jax.Array, utilities: jax.Array) -> jax.Array:
     """The index of the chosen candidate, int32 [...]."""
-    logits = _checked(utilities) / self.scale
-    accept = jnp.exp(logits - logits.max(-1, keepdims=True))
-    for_order, for_coins = jax.random.split(key)
-    turn = jax.random.permutation(
-      for_order,
-      jnp.broadcast_to(jnp.arange(logits.shape[-1]), logits.shape),
-      axis=-1,
-      independent=True,
-    )
-    heads = jax.random.uniform(for_coins, logits.shape) < accept
-    first = jnp.argmin(jnp.where(heads, turn, logits.shape[-1]), axis=-1)
-    return first.astype(jnp.int32)
+    return self._chosen("exponential", key, utilities)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,24 +166,4 @@ class ReportNoisyMax(_Selection):
 
   def __call__(self, key: jax.Array, utilities: jax.Array) -> jax.Array:
     """The index of the chosen candidate, int32 [...]."""
-    utilities = _checked(utilities)
-    noise = _SAMPLERS[self.noise](key, utilities.shape, utilities.dtype)
-    return jnp.argmax(utilities + self.scale * noise, axis=-1).astype(jnp.int32)
-
-
-_SAMPLERS = {
-  "laplace": jax.random.laplace,
-  "gumbel": functools.partial(jax.random.gumbel, mode="high"),
-  "exponential": jax.random.exponential,
-}
-
-
-def _checked(utilities: jax.Array) -> jax.Array:
-  utilities = jnp.asarray(utilities)
-  if utilities.ndim == 0 or utilities.shape[-1] == 0:
-    raise UserError(
-      f"utilities: must have shape [..., k] with k >= 1, not {utilities.shape}"
-    )
-  excluded = utilities == -jnp.inf
-  stated.finite(utilities=jnp.where(excluded, 0, utilities))
-  return stated.as_floats(utilities)
+    return self._chosen(self.noise, key, utilities)

@@ -46,9 +46,10 @@ def sum_sensitivity(
   """
   validate.one_of(stated.RELATIONS, neighboring_relation=neighboring_relation)
   stated.interval(lower, upper)
+  lower, upper = float(lower), float(upper)
   if neighboring_relation == "replace_one":
-    return float(upper - lower)
-  return float(max(abs(lower), abs(upper)))
+    return upper - lower
+  return max(abs(lower), abs(upper))
 
 
 def mean_sensitivity(
@@ -73,7 +74,9 @@ def mean_sensitivity(
       "a noisy sum and a noisy count, or use replace_one"
     )
   total = sum_sensitivity(lower, upper, neighboring_relation=neighboring_relation)
-  return total / num_records
+  if num_records > 1e300:
+    raise UserError("num_records: must be a finite float64 number")
+  return total / int(num_records)
 
 
 def histogram_sensitivity(
@@ -102,6 +105,6 @@ def vector_sum_sensitivity(
   ...   1.5, neighboring_relation="replace_one")
   (1.5, 3.0)
   """
-  validate.positive(norm_bound=norm_bound)
+  stated.positive(norm_bound=norm_bound)
   validate.one_of(stated.RELATIONS, neighboring_relation=neighboring_relation)
   return float(norm_bound) * (2 if neighboring_relation == "replace_one" else 1)

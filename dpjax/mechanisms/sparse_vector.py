@@ -17,16 +17,20 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 
-from dpjax import validate
-from dpjax.mechanisms import stated
+from dpjax import accounting, validate
+from dpjax.mechanisms import finite, stated
+from dpjax.mechanisms.additive import Laplace
+from dpjax.noise import secure
 from dpjax.validate import UserError
+
+_MOST_ABOVE = 2**31 - 1
 
 
 class SparseVectorState(NamedTuple):
-  """What the next query needs. It holds the noisy threshold: keep it secret."""
+  """What the next query needs. It holds the threshold's noise: keep it secret."""
 
   key: jax.Array
-  noisy_threshold: jax.Array  # scalar float
+  threshold_noise: jax.Array  # scalar float, of the noisy threshold less the public one
   num_asked: jax.Array  # scalar int32
   num_above: jax.Array  # scalar int32
 
@@ -73,13 +77,19 @@ class SparseVector:
   neighboring_relation: str = "add_or_remove_one"
 
   def __post_init__(self) -> None:
-    validate.positive(epsilon=self.epsilon, sensitivity=self.sensitivity)
+    stated.positive(epsilon=self.epsilon, sensitivity=self.sensitivity)
     validate.non_negative(epsilon_values=self.epsilon_values)
+    stated.number(epsilon_values=self.epsilon_values)
     validate.integer_at_least(1, max_above=self.max_above)
+    if self.max_above > _MOST_ABOVE:
+      raise UserError(f"max_above={self.max_above}: must be below 2^31")
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
     stated.number(threshold=self.threshold)
+    stated.flag(monotonic=self.monotonic)
     if self.monotonic and self.neighboring_relation == "replace_one":
       raise UserError("monotonic=True: must be False under replace_one")
+    stated.positive(threshold_scale=self.threshold_scale, query_scale=self.query_scale)
+    _ = self._values  # checks its scale
 
   @property
   def _shifts(self) -> int:
@@ -89,29 +99,30 @@ class SparseVector:
   @property
   def threshold_epsilon(self) -> float:
     """Share of epsilon for the threshold: the split that minimises the noise."""
-    return self.epsilon / (1 + (self._shifts * self.max_above) ** (2 / 3))
+    return float(self.epsilon) / (1 + (self._shifts * int(self.max_above)) ** (2 / 3))
 
   @property
   def hit_epsilon(self) -> float:
     """What each hit costs: an equal part of the rest of epsilon."""
-    return (self.epsilon - self.threshold_epsilon) / self.max_above
+    return (float(self.epsilon) - self.threshold_epsilon) / int(self.max_above)
 
   @property
   def threshold_scale(self) -> float:
     """Scale of the Laplace noise on the threshold."""
-    return self.sensitivity / self.threshold_epsilon
+    return float(self.sensitivity) / self.threshold_epsilon
 
   @property
   def query_scale(self) -> float:
     """Scale of the Laplace noise on each query, for its comparison."""
-    return self._shifts * self.sensitivity / self.hit_epsilon
+    return self._shifts * float(self.sensitivity) / self.hit_epsilon
 
   def init(self, key: jax.Array) -> SparseVectorState:
     """Draws the noisy threshold."""
+    finite.check_key(key)
     for_threshold, for_queries = jax.random.split(key)
-    noise = self.threshold_scale * jax.random.laplace(for_threshold)
+    noise = secure.laplace(for_threshold, jnp.zeros(()), self.threshold_scale)
     none = jnp.zeros((), jnp.int32)
-    return SparseVectorState(for_queries, self.threshold + noise, none, none)
+    return SparseVectorState(for_queries, noise, none, none)
 
   def step(
     self, state: SparseVectorState, query: jax.Array
@@ -123,36 +134,54 @@ class SparseVector:
     >>> bool(answer.above), int(state.num_above)
     (True, 1)
     """
-    stated.finite(query=query)
-    query = stated.as_floats(query)
+    query = finite.array("query", query)
+    if query.ndim:
+      raise UserError(f"query: must be a scalar, not of shape {query.shape}")
+    return self._step(state, *self._compared("query", query))
+
+  @property
+  def _values(self) -> Laplace | None:
+    """The noise on the values of hits: on a query, never on what was compared, which would
+    give the threshold away."""
+    if self.epsilon_values == 0:
+      return None
+    each = float(self.epsilon_values) / int(self.max_above)
+    return Laplace(each, self.sensitivity, self.neighboring_relation)
+
+  def _compared(self, name: str, queries: jax.Array) -> tuple[jax.Array, tuple | None]:
+    """Queries less the threshold, and the exact pairs to be released, if any are."""
+    above = finite.above(name, queries, float(self.threshold))
+    if self._values is None:
+      return above, None
+    return above, finite.pair(name, queries, self._values.scale)
+
+  def _step(
+    self, state: SparseVectorState, gap: jax.Array, query: tuple | None
+  ) -> tuple[SparseVectorAnswer, SparseVectorState]:
     key = jax.random.fold_in(state.key, state.num_asked)
     for_comparison, for_value = jax.random.split(key)
-    asked = state.num_above < self.max_above
-    noisy = query + self.query_scale * jax.random.laplace(for_comparison)
-    above = asked & (noisy >= state.noisy_threshold)
-    value = jnp.where(above, self._value(for_value, query), jnp.nan)
+    asked = state.num_above < int(self.max_above)
+    like = state.threshold_noise
+    noisy = gap + secure.laplace(for_comparison, like, self.query_scale)
+    above = asked & (noisy >= state.threshold_noise)
+    fresh = jnp.full_like(gap, jnp.nan)
+    if query is not None:
+      fresh = self._values.on(for_value, *query)  # pyright: ignore[reportOptionalMemberAccess]
+    value = jnp.where(above, fresh, jnp.nan)
     later = state._replace(num_asked=state.num_asked + 1, num_above=state.num_above + above)
     return SparseVectorAnswer(asked, above, value), later
 
-  def _value(self, key: jax.Array, query: jax.Array) -> jax.Array:
-    """A fresh noisy value: the one that was compared would give the threshold away."""
-    if self.epsilon_values == 0:
-      return jnp.full_like(query, jnp.nan)
-    scale = self.max_above * self.sensitivity / self.epsilon_values
-    return query + scale * jax.random.laplace(key, query.shape, query.dtype)
-
   def __call__(self, key: jax.Array, queries: jax.Array) -> SparseVectorAnswer:
     """The answers [n] to `queries` [n], in order."""
-    stated.finite(queries=queries)
-    queries = stated.as_floats(queries)
+    queries = finite.array("queries", queries)
     if queries.ndim != 1:
       raise UserError(f"queries: must have shape [n], not {queries.shape}")
 
     def step(state, query):
-      answer, state = self.step(state, query)
+      answer, state = self._step(state, *query)
       return state, answer
 
-    return jax.lax.scan(step, self.init(key), queries)[1]
+    return jax.lax.scan(step, self.init(key), self._compared("queries", queries))[1]
 
   def event(
     self,
@@ -180,9 +209,7 @@ class SparseVector:
     relations = self.neighboring_relation, neighboring_relation
     spent = self.threshold_epsilon + hits * self.hit_epsilon
     comparisons = stated.pure_event(spent, *relations)
-    if self.epsilon_values == 0 or hits == 0:
+    if self._values is None or hits == 0:
       return comparisons
-    values = stated.laplace_event(self.max_above / self.epsilon_values, *relations)
-    return dp_accounting.ComposedDpEvent(
-      [comparisons, dp_accounting.SelfComposedDpEvent(values, int(hits))]
-    )
+    values = accounting.composed(self._values.event(neighboring_relation), int(hits))
+    return dp_accounting.ComposedDpEvent([comparisons, values])

@@ -18,19 +18,12 @@ from __future__ import annotations
 import math
 import numbers
 
-import dp_accounting
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import core
-
-from dpjax import validate
-from dpjax.trees import at_least_float32
-from dpjax.types import NeighboringRelation
+from dpjax import accounting, validate
 from dpjax.validate import UserError
 
-RELATIONS = tuple(relation.value for relation in NeighboringRelation)
-DpEvent = dp_accounting.DpEvent
+RELATIONS = accounting.RELATIONS
+DpEvent = accounting.DpEvent
+_MOST = 1e300
 
 
 def gaussian_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
@@ -40,7 +33,7 @@ def gaussian_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
   GaussianDpEvent(noise_multiplier=6.0)
   """
   _check(stated, asked)
-  return dp_accounting.GaussianDpEvent(noise_multiplier * _doubled(stated))
+  return accounting.gaussian_event(noise_multiplier * _doubled(stated))
 
 
 def laplace_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
@@ -50,23 +43,17 @@ def laplace_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
   LaplaceDpEvent(noise_multiplier=3.0)
   """
   _check(stated, asked)
-  return dp_accounting.LaplaceDpEvent(noise_multiplier * _doubled(stated))
+  return accounting.laplace_event(noise_multiplier * _doubled(stated))
 
 
 def pure_event(epsilon: float, stated: str, asked: str) -> DpEvent:
   """A mechanism of which only its (epsilon, 0)-DP under `stated` is known.
 
-  Binary randomised response at that epsilon dominates it (Kairouz et al. 2015,
-  arXiv:1311.0776); Laplace noise of scale 1 / epsilon would not.
-
   >>> pure_event(math.log(3), "add_or_remove_one", "add_or_remove_one")
   RandomizedResponseDpEvent(noise_parameter=0.5, num_buckets=2)
   """
   _check(stated, asked)
-  total = epsilon if asked == stated else 2 * epsilon
-  return dp_accounting.RandomizedResponseDpEvent(
-    2 * math.exp(-total) / (1 + math.exp(-total)), 2
-  )
+  return accounting.pure_dp_event(epsilon if asked == stated else 2 * epsilon)
 
 
 def _check(stated: str, asked: str) -> None:
@@ -82,16 +69,32 @@ def _doubled(stated: str) -> int:
   return 2 if stated == "replace_one" else 1
 
 
-def finite(**named: jax.Array) -> None:
-  """Raises unless every entry is finite; values that are being traced pass unseen."""
+def positive(**named: float) -> None:
+  """Raises unless each value and its inverse are finite float64 numbers > 0.
+
+  >>> positive(epsilon=10**400)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: epsilon: must be a finite float64 number > 0, as its inverse
+  """
+  validate.positive(**named)
   for name, value in named.items():
-    if not isinstance(value, core.Tracer) and not np.all(np.isfinite(value)):
-      raise UserError(f"{name}: must be finite, for nothing bounds what noise would hide")
+    if not 1 / _MOST <= _float(value) <= _MOST:
+      raise UserError(f"{name}: must be a finite float64 number > 0, as its inverse")
 
 
-def as_floats(value: jax.Array) -> jax.Array:
-  """At least float32: noise in half precision has too few values (pitfall P20)."""
-  return at_least_float32(jnp.asarray(value))
+def _float(value: float) -> float:
+  try:
+    return float(value)
+  except OverflowError:
+    return math.inf
+
+
+def flag(**named: bool) -> None:
+  """Raises unless each value is True or False: "no" would count as True."""
+  for name, value in named.items():
+    if not isinstance(value, bool):
+      raise UserError(f"{name}={value!r}: must be True or False")
 
 
 def number(**named: float) -> None:
@@ -104,7 +107,7 @@ def number(**named: float) -> None:
   """
   for name, value in named.items():
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (real and math.isfinite(value)):
+    if not (real and math.isfinite(_float(value))):
       raise UserError(f"{name}={value!r}: must be a finite number")
 
 
@@ -117,16 +120,5 @@ def interval(lower: float, upper: float) -> None:
   dpjax.validate.UserError: upper=1.0: must be a number above lower=1.0
   """
   number(lower=lower, upper=upper)
-  if not lower < upper:
+  if not 0 < float(upper) - float(lower) < math.inf:
     raise UserError(f"upper={upper!r}: must be a number above lower={lower!r}")
-
-
-def clipped(values: jax.Array, lower: float, upper: float) -> jax.Array:
-  """Entries clipped into [lower, upper]; NaN becomes the middle, which is public.
-
-  >>> clipped(jnp.array([-5.0, 2.0, jnp.nan, jnp.inf]), 0.0, 10.0)
-  Array([ 0.,  2.,  5., 10.], dtype=float32)
-  """
-  values = as_floats(values)
-  middle = lower + (upper - lower) / 2
-  return jnp.clip(jnp.where(jnp.isnan(values), middle, values), lower, upper)

@@ -59,7 +59,7 @@ def add_gaussian(state: NoiseState, tree: Any, std: float) -> tuple[Any, NoiseSt
   >>> total, int(state.count)
   (Array([1., 1.], dtype=float32), 1)
   """
-  tree = jax.tree.map(trees.at_least_float32, tree)
+  tree = secure.as_floats(tree)
   after = NoiseState(state.key, state.count + 1)
   if std == 0:
     return tree, after

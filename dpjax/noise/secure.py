@@ -1,27 +1,41 @@
 """Release mode: 256-bit keys from the operating system, noise with true tails, on a grid.
 
 `jax.random.key(seed)` is for experiments: its key has 64 bits, and a small seed has fewer
-still, so whoever guesses it subtracts the noise. Its float32 normal also ends at 5.42
-standard deviations: an output beyond that proves one of the inputs impossible. A key of
-this module is a JAX key like any other (`jax.random.fold_in`, `split` and `bits` take it),
-but it has 256 bits, comes from `secrets`, and every bit is drawn from it by ChaCha20, a
-cipher's generator (RFC 8439). `dpjax.noise` sees the kind of key and then draws by
-`gaussian` below and rounds the noisy sum to a public grid by `snap`.
+still, so whoever guesses it subtracts the noise. A key of this module is a JAX key like any
+other (`jax.random.fold_in`, `split` and `bits` take it), but it has 256 bits, comes from
+`secrets`, and every bit is drawn from it by ChaCha20, a cipher's generator (RFC 8439).
 
-What the rounding is for: in floating point, which numbers fl(x + noise) can be at all
-depends on x, and tells x (Mironov 2012). What is guaranteed, and what is not:
+ALL privacy noise of dpjax is drawn here, under either kind of key; a test reads the source
+and refuses the float samplers of JAX and NumPy, whose tails end (float32 normal: 5.42
+standard deviations; an output beyond that proves one of the inputs impossible). Noise has
+the resolution of what it is added to: float64 leaves get float64 noise, because noise on a
+coarser lattice leaves their low bits bare.
+
+| draw                         | ends at               | mass that is missing, per number |
+| ---------------------------- | --------------------- | -------------------------------- |
+| float32 `gaussian`           | 9.49 std              | 2^-65 = 3e-20                    |
+| float64, or `long_tails`     | 16.3 std              | 2^-192                           |
+| `laplace`, `exponential`     | 133 scales            | 2^-192                           |
+| `gumbel`                     | -4.89 and 87 or more  | 2^-125 in float32                |
+
+Missing mass m adds at most (1 + e^epsilon) m to delta, for each number and each draw.
+
+With a release key `dpjax.noise` rounds the noisy sum to a public grid by `snap`. What the
+rounding is for: in floating point, which numbers fl(x + noise) can be at all depends on x,
+and tells x (Mironov 2012). What is guaranteed, and what is not:
 
 | claim                                                    | status                        |
 | -------------------------------------------------------- | ----------------------------- |
 | rounding weakens no guarantee                            | proved: post-processing       |
 | outputs are multiples of a step fixed by public numbers  | exact                         |
 | every grid point within 9 std can be output for every x  | by counting floats per cell   |
-| the chance of a grid point is that of a rounded Gaussian | up to about 2^-15, NOT proved |
-| tails beyond 9.49 std                                    | missing: 2e-21 per coordinate |
+| the chance of a grid point is that of a rounded Gaussian | up to about 2^-15 in float32, |
+|                                                          | 2^-44 in float64, NOT proved  |
 | timing, and copies of the key in memory                  | not protected                 |
 
 The step is between 1/32 and 1/16 of the standard deviation, so that one grid cell holds
-about 2^15 floats; the rounding adds less than 0.02 % to the standard deviation.
+about 2^15 floats (2^44 in float64); a number beyond 2^23 steps (2^52) is a multiple already.
+The rounding adds less than 0.02 % to the standard deviation.
 """
 
 from __future__ import annotations
@@ -37,10 +51,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import trees, validate
+from dpjax.noise import laws
 from dpjax.validate import UserError
 
 KEY_BYTES = 32
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", np.uint32)
+FLOATS = (jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64)
 _BITS, _SPLIT, _FOLD = 0, 1, 2  # first word of the nonce: what a block is used for
 # One column round, one diagonal round.
 _QUARTERS = (
@@ -155,6 +171,54 @@ def is_secure(key: Any) -> bool:
   return trees.is_key(key) and jax.random.key_impl(key) == IMPL
 
 
+# --- draws
+
+
+def noise_dtype(dtype: Any, name: str = "tree") -> Any:
+  """The type in which a number of `dtype` gets noise: its own, and at least float32.
+
+  >>> noise_dtype(jnp.bfloat16)
+  dtype('float32')
+  """
+  if not any(dtype == kind for kind in FLOATS):
+    raise UserError(
+      f"{name}: holds {dtype}; noise is added to real floating-point numbers only"
+    )
+  return jnp.promote_types(jax.dtypes.canonicalize_dtype(dtype), jnp.float32)
+
+
+def as_floats(tree: Any) -> Any:
+  """Every leaf in the type in which it gets noise; integers and complex are refused."""
+  tree = jax.tree.map(jnp.asarray, tree)
+  return jax.tree.map(lambda leaf: leaf.astype(noise_dtype(leaf.dtype)), tree)
+
+
+def check_scale(scale: Any, dtype: Any, name: str = "std") -> Any:
+  """The scale as a number, refused where its noise would overflow or vanish in `dtype`.
+
+  A scale that is being traced passes unseen.
+
+  >>> check_scale(1e37, jnp.float32)  # doctest: +ELLIPSIS
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: std=1e+37: must be in [4.93e-32, 1.33e+36], or its noise ...
+  """
+  if isinstance(scale, jax.core.Tracer):
+    return scale
+  if isinstance(scale, jax.Array | np.ndarray) and scale.ndim == 0:
+    scale = scale.item()
+  validate.positive(**{name: scale})
+  info = jnp.finfo(dtype)
+  least = float(info.tiny) * 2.0 ** (info.nmant - 1)
+  most = float(info.max) / 2.0**8  # laws.WORDS words: noise of up to 134 scales
+  if not least <= scale <= most:
+    raise UserError(
+      f"{name}={scale!r}: must be in [{least:.3g}, {most:.3g}], or its noise leaves the "
+      f"range of {jnp.dtype(dtype)}"
+    )
+  return float(scale)
+
+
 def _tail_exponential(high: jax.Array, low: jax.Array) -> jax.Array:
   """-log of a uniform number in (0, 1) made of 64 bits: at most 45.1."""
   uniform = (
@@ -163,66 +227,126 @@ def _tail_exponential(high: jax.Array, low: jax.Array) -> jax.Array:
   return -jnp.log(jnp.minimum(uniform, 1.0))
 
 
-def _normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  """N(0, 1) in float32 by Box and Muller 1958, with tails up to 9.49."""
+def _short_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """N(0, 1) in float32 by Box and Muller 1958 from 96 bits, with tails up to 9.49."""
   high, low, turn = jax.random.bits(key, (3, *shape), jnp.uint32)
   angle = 2 * jnp.pi * ((turn >> 8).astype(jnp.float32) + 0.5) * 2.0**-24
   return jnp.sqrt(2 * _tail_exponential(high, low)) * jnp.cos(angle)
 
 
-def _laplace(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  high, low, sign = jax.random.bits(key, (3, *shape), jnp.uint32)
-  return jnp.where(sign >> 31, 1.0, -1.0) * _tail_exponential(high, low)
+def _long_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+  return laws.normal(*laws.words(key, shape), dtype)
 
 
-def _per_leaf(draw: Callable, key: jax.Array, like: Any, scale: float) -> Any:
+def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+  if dtype == jnp.float32:
+    return _short_normal(key, shape)
+  return _long_normal(key, shape, dtype)
+
+
+def _laplace(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+  bits, sign = laws.words(key, shape)
+  return laws.laplace(bits, sign[0], dtype)
+
+
+def _gumbel(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+  return laws.gumbel(laws.words(key, shape)[0], dtype)
+
+
+def _exponential(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+  return laws.exponential(laws.words(key, shape)[0], dtype)
+
+
+def _per_leaf(draw: Callable, key: jax.Array, like: Any, scale: Any, name: str) -> Any:
   leaves, treedef = jax.tree.flatten(like)
   keys = jax.random.split(key, max(len(leaves), 1))
-  noise = [
-    (scale * draw(k, leaf.shape)).astype(jnp.promote_types(leaf.dtype, jnp.float32))
-    for k, leaf in zip(keys, leaves)
-  ]
-  return jax.tree.unflatten(treedef, noise)
+
+  def one(k: jax.Array, leaf: Any) -> jax.Array:
+    dtype = noise_dtype(getattr(leaf, "dtype", None) or jnp.result_type(leaf), "like")
+    factor = check_scale(scale, dtype, name)
+    return (factor * draw(k, jnp.shape(leaf), dtype)).astype(dtype)
+
+  return jax.tree.unflatten(treedef, [one(k, leaf) for k, leaf in zip(keys, leaves)])
 
 
-def gaussian(key: jax.Array, like: Any, std: float) -> Any:
-  """Independent N(0, std^2) for every scalar of `like`, with tails up to 9.49 std.
+def gaussian(key: jax.Array, like: Any, std: float, *, long_tails: bool = False) -> Any:
+  """Independent N(0, std^2) for every scalar of `like`, in the resolution of its type.
+
+  Tails reach 9.49 std in float32 and 16.3 std in float64, or, with `long_tails`, in both.
+
+  UserError: leaves that are not real floats; std so large or small that noise would
+  overflow or vanish.
 
   >>> gaussian(key_from_bytes(bytes(32)), {"w": jnp.zeros(3)}, 2.0)["w"].shape
   (3,)
   """
-  return _per_leaf(_normal, key, like, std)
+  return _per_leaf(_long_normal if long_tails else _normal, key, like, std, "std")
 
 
 def laplace(key: jax.Array, like: Any, scale: float) -> Any:
-  """Independent Laplace noise for every scalar of `like`, with tails up to 45 scales."""
-  return _per_leaf(_laplace, key, like, scale)
+  """Independent Laplace noise for every scalar of `like`, with tails up to 133 scales."""
+  return _per_leaf(_laplace, key, like, scale, "scale")
 
 
-def grid_step(std: float) -> float:
-  """The public grid: the power of two between std / 32 (excluded) and std / 16.
+def gumbel(key: jax.Array, like: Any, scale: float = 1.0) -> Any:
+  """Independent Gumbel noise for every scalar of `like`; its maximum selects."""
+  return _per_leaf(_gumbel, key, like, scale, "scale")
 
-  >>> grid_step(1.0), grid_step(1.9)
-  (0.0625, 0.0625)
+
+def exponential(key: jax.Array, like: Any, scale: float = 1.0) -> Any:
+  """Independent exponential noise of mean `scale` for every scalar of `like`."""
+  return _per_leaf(_exponential, key, like, scale, "scale")
+
+
+def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
+  """Coins [shape] of probability `prob`, exact to 2^-128; a float32 uniform has 2^-23.
+
+  >>> int(bernoulli(key_from_bytes(bytes(32)), 1.0, (5,)).sum())
+  5
+  """
+  if not 0 <= prob <= 1:
+    raise UserError(f"prob={prob!r}: must be in [0, 1]")
+  first = jax.random.bits(key, shape, jnp.uint32)
+  more = (laws.BERNOULLI_WORDS - 1, *shape)
+  rest = jax.random.bits(jax.random.fold_in(key, 1), more, jnp.uint32)
+  return laws.bernoulli((first, *rest), prob)
+
+
+# --- the grid
+
+
+def grid_step(std: float, bits: int = 4) -> float:
+  """The public grid: the power of two between std / 2^(bits + 1) (excluded) and std / 2^bits.
+
+  >>> grid_step(1.0), grid_step(1.9), grid_step(1.0, bits=12)
+  (0.0625, 0.0625, 0.000244140625)
   """
   validate.positive(std=std)
-  return 2.0 ** (math.floor(math.log2(std)) - 4)
+  step = math.ldexp(1.0, math.frexp(std)[1] - 1 - bits)
+  if step == 0:
+    raise UserError(f"std={std!r}: too small for a grid")
+  return step
 
 
 def snap(tree: Any, step: float) -> Any:
   """Every scalar rounded to the nearest multiple of `step`, a power of two.
 
-  Exact in binary floating point; a number too large to be rounded in its type is a
-  multiple already, and is left alone.
+  Exact in binary floating point. A number beyond 2^23 steps in float32, 2^52 in float64,
+  cannot lie between two multiples, and is left alone.
 
   >>> snap(jnp.array([0.26, -0.3, 1e30]), 0.25)
   Array([ 2.5e-01, -2.5e-01,  1.0e+30], dtype=float32)
   """
   validate.positive(step=step)
-  if math.log2(step) % 1:
+  if math.frexp(step)[0] != 0.5:
     raise UserError(f"step={step!r}: must be a power of two, so that rounding is exact")
 
   def rounded(leaf):
-    return jnp.where(jnp.abs(leaf) < 2.0**23 * step, jnp.round(leaf / step) * step, leaf)
+    noise_dtype(leaf.dtype)
+    info = jnp.finfo(leaf.dtype)
+    if not float(info.tiny) <= step <= float(info.max):
+      raise UserError(f"step={step!r}: outside the range of {leaf.dtype}")
+    limit = min(step * 2.0**info.nmant, float(info.max))
+    return jnp.where(jnp.abs(leaf) <= limit, jnp.round(leaf / step) * step, leaf)
 
-  return jax.tree.map(rounded, tree)
+  return jax.tree.map(rounded, jax.tree.map(jnp.asarray, tree))

@@ -44,7 +44,8 @@ def net(body: Any, num_classes: int) -> Net:
   def init(key: Array, x: Any) -> Any:
     params = body.init(key, x)
     h = jax.eval_shape(body.apply, params, x).shape[1]
-    draw = jax.random.normal(jax.random.fold_in(key, 1), (h, num_classes)) / math.sqrt(h)
+    unit = jax.nn.initializers.normal(1.0)(jax.random.fold_in(key, 1), (h, num_classes))
+    draw = unit / math.sqrt(h)
     return {
       "body": params,
       "head": draw,

@@ -12,9 +12,10 @@ here to be measured and attacked.
 | "batch"        | one map for a batch           | nothing: differences are noise-free |
 | "run"          | one map for the whole run     | nothing: differences are noise-free |
 
-Samples come from `dpjax.noise.secure`: tails to 45 scales. They are float32, whose lattice
-depends on the value (Mironov 2012); rounding to `GRID` afterwards is post-processing and
-bounds which numbers can be seen, it does not prove the last bit.
+Samples come from `dpjax.noise.secure`: tails to 133 scales (Gaussian: 9.49 standard
+deviations), in the float type of the records. Its lattice depends on the value (Mironov
+2012); rounding to `GRID` afterwards is post-processing and bounds which numbers can be seen,
+it does not prove the last bit.
 """
 
 from __future__ import annotations
@@ -60,15 +61,18 @@ def sample(
   *,
   mechanism: str = "laplace",
   shared_channels: bool = False,
+  dtype: Any = jnp.float32,
 ) -> jax.Array:
   """One map of noise in the shape of an example; `scales` as `by_feature` gives them.
+
+  `dtype` is that of what it is added to: coarser noise would leave low bits bare.
 
   For "gaussian" the scales are standard deviations. With `shared_channels` one value is
   used for all channels of a place (C17: then their differences are noise-free).
   """
   validate.one_of(MECHANISMS, mechanism=mechanism)
   drawn = scales.shape if shared_channels else shape
-  unit = _SAMPLE[mechanism](key, jnp.zeros(drawn, jnp.float32), 1.0)
+  unit = _SAMPLE[mechanism](key, jnp.zeros(drawn, dtype), 1.0)
   return jnp.broadcast_to(unit * scales, shape)
 
 
@@ -145,7 +149,13 @@ def noisy_batch(
   >>> jnp.allclose(noisy[0] - noisy[1], x[0] - x[1], atol=1e-5).item()
   True
   """
+  x = noise_lib.secure.as_floats(x)
   drawn = sample(
-    key, scales, x.shape[1:], mechanism=mechanism, shared_channels=shared_channels
+    key,
+    scales,
+    x.shape[1:],
+    mechanism=mechanism,
+    shared_channels=shared_channels,
+    dtype=x.dtype,
   )
   return x + drawn[None]

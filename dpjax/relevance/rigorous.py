@@ -32,7 +32,6 @@ import jax
 import numpy as np
 
 from dpjax import accounting, mechanisms, validate
-from dpjax import noise as noise_lib
 from dpjax.accounting import shuffle as shuffle_lib
 from dpjax.relevance.relevance import l1_sensitivity
 from dpjax.relevance.settings import Rigorous
@@ -107,18 +106,20 @@ def noisy_relevance(
 
   Guarantee: (epsilon, delta)-DP under `neighboring_relation` for a mean of rows on the
   simplex (L1 sensitivity 2 / n, L2 sqrt(2) / n under replace_one; half, and 1 / n, under
-  add_or_remove_one with a public n), for real-valued noise.
+  add_or_remove_one with a public n). Value and noise are float64: float32 noise would leave
+  the low bits of the mean bare. `mechanisms.finite` says what its grid leaves open.
   """
-  relevance = np.asarray(relevance, np.float64)
   l1 = l1_sensitivity(num_records, neighboring_relation)
-  like = np.zeros(relevance.shape, np.float32)
-  if delta == 0:
-    drawn = noise_lib.secure.laplace(key, like, l1 / epsilon)
-  else:
-    l2 = (math.sqrt(2) if neighboring_relation == RELATION else 1.0) / num_records
-    multiplier = mechanisms.analytic_noise_multiplier(epsilon, delta)
-    drawn = noise_lib.secure.gaussian(key, like, l2 * multiplier)
-  return relevance + np.asarray(drawn, np.float64)
+  l2 = (math.sqrt(2) if neighboring_relation == RELATION else 1.0) / num_records
+  noise = mechanisms.additive.calibrated(
+    epsilon=epsilon,
+    delta=delta,
+    l1=l1,
+    l2=l2,
+    neighboring_relation=neighboring_relation,
+  )
+  with jax.enable_x64(True):
+    return np.asarray(noise(key, np.asarray(relevance, np.float64)))
 
 
 # --- public transformations

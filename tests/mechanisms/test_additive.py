@@ -22,7 +22,7 @@ _GAUSSIAN = mechanisms.Gaussian(noise_multiplier=2.0, l2_sensitivity=3.0)  # std
 
 @pytest.mark.parametrize("mechanism, law", [(_LAPLACE, "laplace"), (_GAUSSIAN, "norm")])
 def test_the_law_is_the_stated_one_and_no_other(mechanism, law):
-  value = jnp.full(_SIZE, 100.0)
+  value = jnp.full(3 * _SIZE, 100.0)
   sample = np.asarray(mechanism(jax.random.key(0), value)) - 100
   assert stats.kstest(sample / 6, law).pvalue > 1e-3
   for wrong in (2 / 3, 0.9, 1.1, 3 / 2):

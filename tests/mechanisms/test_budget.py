@@ -53,7 +53,7 @@ def test_sequential_is_the_sum_and_never_above_the_total(amounts, total):
 @settings(deadline=None)
 @given(amounts=st.lists(_amount, min_size=1, max_size=8))
 def test_t17_disjoint_shards_cost_the_maximum_and_the_same_records_the_sum(amounts):
-  ledger = BudgetLedger(epsilon=10.0)
+  ledger = BudgetLedger(epsilon=10.0, neighboring_relation="replace_one")
   shards = [
     ShardCharge(range(10 * i, 10 * i + 10), amount) for i, amount in enumerate(amounts)
   ]
@@ -86,7 +86,7 @@ def test_overlapping_shards_are_refused(one, other, index):
 def test_shards_are_refused_exactly_when_some_record_is_in_two(shards, as_lists):
   total = sum(map(len, shards))
   charges = [ShardCharge(sorted(s) if as_lists else s, 0.1) for s in shards]
-  ledger = BudgetLedger(epsilon=1.0)
+  ledger = BudgetLedger(epsilon=1.0, neighboring_relation="replace_one")
   if total == len(set().union(*shards)):
     assert ledger.spend_parallel("a", charges).spent == (0.1, 0.0)
   else:
@@ -96,7 +96,8 @@ def test_shards_are_refused_exactly_when_some_record_is_in_two(shards, as_lists)
 
 def test_huge_ranges_are_compared_by_their_ends():
   big = [ShardCharge(range(0, 10**15), 0.1), ShardCharge(range(10**15, 10**16), 0.2)]
-  assert BudgetLedger(epsilon=1.0).spend_parallel("a", big).spent == (0.2, 0.0)
+  ledger = BudgetLedger(epsilon=1.0, neighboring_relation="replace_one")
+  assert ledger.spend_parallel("a", big).spent == (0.2, 0.0)
 
 
 def test_a_record_that_can_change_shards_pays_for_two_under_replace_one():
@@ -109,6 +110,35 @@ def test_a_record_that_can_change_shards_pays_for_two_under_replace_one():
     ledger = BudgetLedger(epsilon=1.0, neighboring_relation=relation)
     found = ledger.spend_parallel("a", shards, records_may_move=moving).spent
     assert found == (cost, 0.0)
+
+
+def _worst_release(data, neighbour, shard_of):
+  """How many shards' contents differ: as many as one record's exchange is charged for."""
+  cut = lambda rows: [
+    [r for i, r in enumerate(rows) if shard_of(i, r) == s] for s in range(3)
+  ]
+  return sum(one != other for one, other in zip(cut(data), cut(neighbour)))
+
+
+def test_one_record_fewer_moves_all_shards_by_place_which_is_refused():
+  """The counter-example: three shards by place all change when the first record leaves."""
+  data = list(range(12))
+  by_place, by_itself = lambda i, r: i // 4, lambda i, r: r % 3
+  assert _worst_release(data, data[1:], by_place) == 3
+  assert _worst_release(data, data[1:], by_itself) == 1
+  assert _worst_release(data, [99, *data[1:]], by_place) == 1  # replaced, not removed
+  assert _worst_release(data, [2, *data[1:]], by_itself) == 2  # leaves one, enters another
+  shards = [ShardCharge(range(4 * i, 4 * i + 4), 0.2) for i in range(3)]
+  ledger = BudgetLedger(epsilon=1.0)  # add_or_remove_one
+  with pytest.raises(UserError, match="records_may_move=False") as info:
+    ledger.spend_parallel("a", shards)
+  assert "\n" not in str(info.value)
+  assert ledger.spend_parallel("a", shards, records_may_move=True).spent == (0.2, 0.0)
+  for relation in ("replace_one", "replace_special"):
+    ledger = BudgetLedger(epsilon=1.0, neighboring_relation=relation)
+    assert ledger.spend_parallel("a", shards).spent == (0.2, 0.0)
+  with pytest.raises(UserError, match="True or False"):
+    ledger.spend_parallel("a", shards, records_may_move="no")
 
 
 def test_delta_has_its_own_budget():
@@ -144,7 +174,7 @@ def test_row_10_composition_by_pld_is_the_sum_at_most_and_far_less_for_many():
 
 
 def test_parallel_events_stand_for_the_largest_charge():
-  ledger = BudgetLedger(epsilon=2.0)
+  ledger = BudgetLedger(epsilon=2.0, neighboring_relation="replace_special")
   event = mechanisms.Laplace(1.0, 1.0).event()
   halves = [ShardCharge(range(i, i + 1), 1.0, event=event) for i in range(2)]
   assert ledger.spend_parallel("same", halves).event().events == [event]

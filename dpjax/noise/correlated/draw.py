@@ -60,7 +60,7 @@ def add_correlated(
   (Array([1., 1.], dtype=float32), 1)
   """
   _check_paid(state.count, num_steps)
-  tree = jax.tree.map(trees.at_least_float32, tree)
+  tree = secure.as_floats(tree)
   if std == 0:
     return tree, state._replace(count=state.count + 1)
   white = gaussian(jax.random.fold_in(state.key, state.count), tree, std)

@@ -1,0 +1,317 @@
+"""Finite precision: exact values before the noise, a public grid after it.
+
+A guarantee is proved for real numbers. In floats four things could break it:
+
+| fault                                             | what is done here                      |
+| ------------------------------------------------- | -------------------------------------- |
+| a value is rounded before its noise (integers     | it is split into two floats whose sum  |
+| above 2^24, float64 without x64)                  | is exact: `pair`                       |
+| a float sum moves by more than its sensitivity    | sums are sums of integers: `total`     |
+| outputs lie on a lattice that the value decides   | they are rounded to multiples of a     |
+| (Mironov 2012)                                    | public step: `noised`                  |
+| noise is lost beside large scores (1e30)          | scores are taken relative to the       |
+|                                                   | largest one, exactly: `gaps`           |
+
+The step is the power of two between scale / 2^13 and scale / 2^12 in float32, 2^-42 and
+2^-41 in float64. What is left, stated and not proved: the chance of one grid point is that
+of rounded real noise up to a factor 1 +- 2^-11 within four scales of the value and 1 +- 2^-6
+at 40 scales (2^-40 and 2^-35 in float64), for that is how few floats lie in a cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import trees
+from dpjax.noise import secure
+from dpjax.validate import UserError
+
+_FINE = 11  # bits of a float's fraction that are left to the noise below the grid
+_LIMB = 8  # bits that are summed at once
+MAX_RECORDS = 2**24  # then neither a limb's sum nor a count in float32 is rounded
+_MOST_INT = 2**53  # what float64 holds exactly
+
+
+def check_key(key: Any) -> None:
+  """Raises unless `key` is one typed key."""
+  if not trees.is_key(key) or key.ndim:
+    raise UserError(f"key: must be one typed key, jax.random.key(...), not {_kind(key)}")
+
+
+def _kind(value: Any) -> str:
+  return f"{getattr(value, 'dtype', type(value).__name__)}{getattr(value, 'shape', '')}"
+
+
+def array(name: str, value: Any) -> Any:
+  """`value` as an array of real numbers, of NumPy where it is not JAX's; else UserError.
+
+  >>> array("value", "three")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: value: must be real numbers, not <U5()
+  """
+  if not isinstance(value, jax.Array):
+    value = _from_host(name, value)
+  floats = any(value.dtype == kind for kind in secure.FLOATS)
+  if not (floats or is_integer(value) or value.dtype == bool):
+    raise UserError(f"{name}: must be real numbers, not {_kind(value)}")
+  return value
+
+
+def _from_host(name: str, value: Any) -> Any:
+  try:
+    found = np.asarray(value)
+  except jax.errors.TracerArrayConversionError:
+    found = jnp.asarray(value)
+  except (TypeError, ValueError, OverflowError):
+    raise UserError(
+      f"{name}: must be an array of real numbers, not {_kind(value)}"
+    ) from None
+  return found.astype(np.float64) if found.dtype == np.longdouble else found
+
+
+def is_integer(value: Any) -> bool:
+  """Whether an array holds integers (bool is none)."""
+  return bool(jnp.issubdtype(value.dtype, jnp.integer))
+
+
+def _too_wide(value: Any) -> bool:
+  """Whether JAX would cut these 64-bit numbers to 32 bits."""
+  host = isinstance(value, np.ndarray)
+  return host and jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype
+
+
+def _known(value: Any) -> bool:
+  return not isinstance(value, jax.core.Tracer)
+
+
+def finite(name: str, value: Any) -> None:
+  """Raises unless every entry is finite; values that are being traced pass unseen."""
+  if _known(value) and not np.all(np.isfinite(value)):
+    raise UserError(f"{name}: must be finite, for nothing bounds what noise would hide")
+
+
+def _exact_floats(name: str, value: np.ndarray) -> np.ndarray:
+  """64-bit host numbers as float64, none of them rounded."""
+  if value.dtype.kind in "iu" and np.any(np.abs(value.astype(np.float64)) > _MOST_INT):
+    raise UserError(f"{name}: integers beyond 2^53 are not supported")
+  return value.astype(np.float64)
+
+
+def _to_float32(value: np.ndarray) -> jax.Array:
+  with np.errstate(over="ignore", under="ignore"):  # beyond float32 is infinite
+    return jnp.asarray(value.astype(np.float32))
+
+
+def _small_integers(value: jax.Array) -> jax.Array:
+  """bool and integers of 8 or 16 bits as int32."""
+  return value.astype(jnp.int32) if value.dtype.itemsize < 4 else value
+
+
+def _integer_pair(value: jax.Array) -> tuple[jax.Array, jax.Array]:
+  value = _small_integers(value)
+  bits, dtype = (12, jnp.float32) if value.dtype.itemsize == 4 else (32, jnp.float64)
+  low = value & jnp.asarray(2**bits - 1, value.dtype)
+  return (value - low).astype(dtype), low.astype(dtype)
+
+
+def pair(name: str, value: Any, scale: float) -> tuple[jax.Array, jax.Array]:
+  """(high, low), floats whose sum is exactly `value`; low is of the size of the noise.
+
+  A float that is JAX's own is its own low part. UserError: NaN or infinity; 64-bit numbers
+  so large beside the noise that float32 could not even show it.
+
+  >>> high, low = pair("value", np.array([2**24 + 1]), 1.0)
+  >>> int(high[0]) + int(low[0]) == 2**24 + 1
+  True
+  """
+  value = array(name, value)
+  finite(name, value)
+  if _too_wide(value):
+    return _wide_pair(name, value, scale)
+  value = jnp.asarray(value)
+  if is_integer(value) or value.dtype == bool:
+    return _integer_pair(value)
+  low = secure.as_floats(value)
+  return jnp.zeros_like(low), low
+
+
+def _wide_pair(name: str, value: np.ndarray, scale: float) -> tuple[jax.Array, jax.Array]:
+  scale = secure.check_scale(scale, jnp.float32, "scale")
+  value, unit = _exact_floats(name, value), 2.0 * secure.grid_step(scale, 0)
+  if np.any(np.abs(value) > MAX_RECORDS * unit):
+    raise UserError(
+      f"{name}: beyond 2^24 times the noise's scale={scale:.6g}, float32 cannot hold the "
+      "sum; enable x64"
+    )
+  high = np.round(value / unit) * unit
+  return _to_float32(high), _to_float32(value - high)
+
+
+def fine_step(scale: float, dtype: Any) -> float:
+  """The public step of outputs with noise of `scale`.
+
+  >>> fine_step(1.0, jnp.float32) == 2.0**-12
+  True
+  """
+  return secure.grid_step(scale, int(jnp.finfo(dtype).nmant) - _FINE)
+
+
+def noised(
+  draw: Callable, key: jax.Array, high: jax.Array, low: jax.Array, scale: float
+) -> jax.Array:
+  """high + low + draw(key, like, scale), rounded to a multiple of `fine_step`.
+
+  The small parts are added up first, so the result is that of adding exactly and rounding.
+
+  >>> out = noised(secure.laplace, jax.random.key(0), jnp.zeros(3), jnp.ones(3), 1.0)
+  >>> bool((out * 2**12 == jnp.round(out * 2**12)).all())
+  True
+  """
+  scale = secure.check_scale(scale, low.dtype, "scale")
+  step = fine_step(scale, low.dtype)
+  beside = jnp.remainder(high, step)  # 0 unless the step is larger than what high is cut to
+  noisy = secure.snap((low + beside) + draw(key, low, scale), step)
+  return (high - beside) + noisy
+
+
+def units(name: str, values: Any, lower: float, upper: float) -> jax.Array:
+  """Each value clipped to [lower, upper], as a share of the way: [0, 1]; NaN is 1/2.
+
+  >>> units("values", jnp.array([-5.0, 2.0, jnp.nan, jnp.inf]), 0.0, 10.0).tolist()
+  [0.0, 0.20000000298023224, 0.5, 1.0]
+  """
+  values = array(name, values)
+  lower, upper = float(lower), float(upper)
+  half = upper / 2 - lower / 2
+  if _too_wide(values):
+    with np.errstate(invalid="ignore", over="ignore"):
+      share = (values.astype(np.float64) / 2 - lower / 2) / half
+    values = _to_float32(np.clip(share, 0, 1))
+    return jnp.where(jnp.isnan(values), 0.5, values)
+  values = jnp.asarray(values)
+  if not any(values.dtype == kind for kind in secure.FLOATS):
+    wide = values.dtype.itemsize == 8
+    values = values.astype(jnp.float64 if wide else jnp.float32)
+  values = secure.as_floats(values)
+  info = jnp.finfo(values.dtype)
+  if max(abs(lower), abs(upper)) > info.max or half < info.tiny:
+    raise UserError(
+      f"upper={upper!r}: with lower={lower!r} outside of what {values.dtype} can tell apart"
+    )
+  share = jnp.clip((values / 2 - lower / 2) / half, 0, 1)
+  return jnp.where(jnp.isnan(share), 0.5, share)
+
+
+def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The exact sum over axis 0 of shares in [0, 1], each rounded to a multiple of 2^-23
+  (2^-38 in float64), as (whole number, rest in [0, 1)).
+
+  A float sum depends on its order and may move by more than one record's share.
+
+  >>> whole, rest = total(jnp.full(1000, 0.75))
+  >>> float(whole), float(rest)
+  (750.0, 0.0)
+  """
+  if len(shares) > MAX_RECORDS:
+    raise UserError(f"values: at most {MAX_RECORDS} records, got {len(shares)}")
+  if shares.dtype == jnp.float64:
+    summed = jnp.sum(jnp.round(shares * 2.0**38).astype(jnp.int64), axis=0)
+    rest = summed & (2**38 - 1)
+    return (summed >> 38).astype(shares.dtype), rest.astype(shares.dtype) * 2.0**-38
+  counts, carry = jnp.round(shares * 2.0**23).astype(jnp.uint32), jnp.uint32(0)
+  limbs = []
+  for place in range(3):
+    limb = (counts >> (_LIMB * place)) & 0xFF
+    carry = jnp.sum(limb, axis=0, dtype=jnp.uint32) + carry
+    if place < 2:
+      limbs.append(carry & 0xFF)
+      carry = carry >> _LIMB
+  rest = ((carry & 0x7F) << (2 * _LIMB)) | (limbs[1] << _LIMB) | limbs[0]
+  return (carry >> 7).astype(jnp.float32), rest.astype(jnp.float32) * 2.0**-23
+
+
+def above(name: str, values: Any, public: float) -> jax.Array:
+  """values - public, in floats, rounded once: what is compared with noise.
+
+  >>> above("queries", np.array([2**24 + 1]), 2.0**24).tolist()
+  [1.0]
+  """
+  values = array(name, values)
+  finite(name, values)
+  if _too_wide(values):
+    with np.errstate(over="ignore"):
+      return _to_float32(_exact_floats(name, values) - public)
+  values = jnp.asarray(values)
+  if is_integer(values) or values.dtype == bool:
+    high, low = _integer_pair(values)
+    near = float(round(public / 2**12) * 2**12)
+    return (high - near) + (low - (public - near))
+  return secure.as_floats(values) - public
+
+
+def gaps(name: str, scores: Any) -> tuple[jax.Array, jax.Array]:
+  """Scores [..., k] less the largest of their row, and which rows [...] are sound.
+
+  A row is sound unless it holds NaN or +infinity, or -infinity alone. Known scores that are
+  not sound raise; of traced ones the second result tells.
+
+  >>> gaps("scores", jnp.array([1e30, 1e30, -jnp.inf]))[0].tolist()
+  [0.0, 0.0, -inf]
+  """
+  scores = array(name, scores)
+  if scores.ndim == 0 or scores.shape[-1] == 0:
+    raise UserError(f"{name}: must have shape [..., k] with k >= 1, not {scores.shape}")
+  library = np if isinstance(scores, np.ndarray) else jnp
+  high = scores.max(-1, keepdims=True)
+  if is_integer(scores) or scores.dtype == bool:
+    sound = jnp.ones(scores.shape[:-1], bool)
+    return _integer_gaps(library, scores, high), sound
+  sound = (library.abs(high) < np.inf)[..., 0]  # a NaN is the largest of its row
+  if _known(sound) and not np.all(sound):
+    raise UserError(
+      f"{name}: must be numbers below infinity, and one of each row above -infinity"
+    )
+  if _too_wide(scores):
+    with np.errstate(over="ignore"):
+      return _to_float32(scores - high), jnp.asarray(sound)
+  scores, high = (secure.as_floats(x) for x in (scores, high))
+  return scores - high, jnp.asarray(sound)
+
+
+def _integer_gaps(library: Any, scores: Any, high: Any) -> jax.Array:
+  """Differences of integers as unsigned ones, which do not overflow."""
+  wide = scores.dtype.itemsize == 8
+  unsigned = library.uint64 if wide else library.uint32
+  signed = scores if wide else scores.astype(library.int64 if wide else _word(scores))
+  top = high if wide else high.astype(signed.dtype)
+  apart = top.astype(unsigned) - signed.astype(unsigned)
+  dtype = jnp.float64 if wide and not _too_wide(scores) else jnp.float32
+  return -jnp.asarray(apart.astype(np.float64 if wide else np.float32), dtype)
+
+
+def _word(scores: Any) -> Any:
+  return np.uint32 if scores.dtype == np.uint32 else np.int32
+
+
+def indices(name: str, values: Any, lowest: int, highest: int) -> jax.Array:
+  """Integers (or bool) clipped into [lowest, highest], int32.
+
+  >>> indices("bins", np.array([2**40, -7]), -1, 5).tolist()
+  [5, -1]
+  """
+  values = array(name, values)
+  if not (is_integer(values) or values.dtype == bool):
+    raise UserError(f"{name}: must be integers, not {_kind(values)}")
+  library = np if isinstance(values, np.ndarray) else jnp
+  if values.dtype.itemsize < 4:
+    values = values.astype(library.int32)
+  values = library.minimum(values, library.asarray(highest, values.dtype))
+  if jnp.issubdtype(values.dtype, jnp.signedinteger):
+    values = library.maximum(values, library.asarray(lowest, values.dtype))
+  return jnp.asarray(values.astype(library.int32))

@@ -1,0 +1,125 @@
+"""From random bits to noise: pure functions, one for each law, in float32 and float64.
+
+Everything starts from one number u in (0, 1), written as the 192 bits of `WORDS` words,
+and from E = -log(u), which is exponential. No law ends where a float type's uniform numbers
+would: u is read from its first bit that is not zero (and 1 - u where u is near 1), so the
+resolution is that of the float type at every size of E.
+
+| law         | from                         | float32 and float64 end at         |
+| ----------- | ---------------------------- | ---------------------------------- |
+| exponential | E                            | 133.7                              |
+| Laplace     | E with a random sign         | 133.7 scales                       |
+| normal      | sqrt(2 E) cos(angle)         | 16.3 standard deviations           |
+| Gumbel      | -log(E)                      | -4.89, and 87 (133.7 in float64)   |
+| Bernoulli   | u < prob, in integers        | probabilities are multiples of 2^-128 |
+
+A law cut off there differs from the true one with probability 2^-192 per number.
+"""
+
+from __future__ import annotations
+
+import fractions
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax.types import Array
+
+WORDS = 6  # uint32 words behind one exponential
+BERNOULLI_WORDS = 4
+HALF = 2**31
+NEAR_ONE = 2**32 - 2**24  # u above 1 - 2^-8
+_SCALE = 2.0**-32
+
+
+def _leading(words: Sequence[Array]) -> tuple[Array, Array, Array, Array]:
+  """The first word that is not zero, the two after it, and how many bits stand before."""
+  found = tuple(words[-3:])
+  shift = jnp.full(jnp.shape(words[0]), 32 * (len(words) - 3), jnp.int32)
+  for place in reversed(range(len(words) - 3)):
+    here = words[place] != 0
+    found = tuple(
+      jnp.where(here, new, old) for new, old in zip(words[place : place + 3], found)
+    )
+    shift = jnp.where(here, 32 * place, shift)
+  return (*found, shift)
+
+
+def _fraction(words: Sequence[Array], dtype: Any) -> tuple[Array, Array]:
+  """(m, shift): the number with these bits behind the point is m 2^-shift, m in (0, 1]."""
+  lead, second, third, shift = _leading(words)
+  low = (third.astype(dtype) + 0.5) * _SCALE
+  return (lead.astype(dtype) + (second.astype(dtype) + low) * _SCALE) * _SCALE, shift
+
+
+def exponential(words: Sequence[Array], dtype: Any, near_one: int = HALF) -> Array:
+  """E = -log(u) > 0, falling in u; to full relative precision for u >= near_one / 2^32.
+
+  Args:
+    words: `WORDS` arrays of uint32, the most significant first.
+    dtype: float32 or float64.
+
+  >>> nothing = (jnp.uint32(0),) * WORDS
+  >>> round(float(exponential(nothing, jnp.float32)), 1)
+  133.8
+  """
+  high, shift = _fraction(words, dtype)
+  away = -jnp.log(jnp.minimum(high, 1)) + shift.astype(dtype) * math.log(2)
+  low, small = _fraction([~word for word in words], dtype)  # 1 - u
+  rest = jnp.maximum(low * jnp.exp2(-small.astype(dtype)), jnp.finfo(dtype).tiny)
+  return jnp.where(words[0] >= jnp.uint32(near_one), -jnp.log1p(-rest), away)
+
+
+def laplace(words: Sequence[Array], sign: Array, dtype: Any) -> Array:
+  """Laplace noise of scale 1; the sign is the first bit of `sign`, a uint32."""
+  return jnp.where(sign >> 31, 1.0, -1.0).astype(dtype) * exponential(
+    words, dtype, NEAR_ONE
+  )
+
+
+def gumbel(words: Sequence[Array], dtype: Any) -> Array:
+  """Gumbel noise, -log(E): rising in u."""
+  return -jnp.log(exponential(words, dtype))
+
+
+def normal(words: Sequence[Array], turn: Sequence[Array], dtype: Any) -> Array:
+  """N(0, 1) by Box and Muller 1958; the angle has 24 bits of `turn`, in float64 all 64."""
+  angle = (turn[0] >> 8).astype(dtype) + 0.5
+  if jnp.dtype(dtype) == jnp.float64:
+    fine = (turn[1].astype(dtype) + 0.5) * _SCALE
+    angle = (turn[0].astype(dtype) + fine) * 2.0**-8
+  return jnp.sqrt(2 * exponential(words, dtype)) * jnp.cos(2 * jnp.pi * angle * 2.0**-24)
+
+
+def bernoulli(words: Sequence[Array], prob: float) -> Array:
+  """Whether u < prob, compared bit by bit; `prob` is rounded up to a multiple of 2^-128.
+
+  Args:
+    words: `BERNOULLI_WORDS` arrays of uint32, the most significant first.
+
+  >>> one = (jnp.uint32(0), jnp.uint32(2**31), jnp.uint32(0), jnp.uint32(0))  # u = 2^-33
+  >>> bool(bernoulli(one, 2**-33)), bool(bernoulli(one, 1.01 * 2**-33))
+  (False, True)
+  """
+  bound = math.ceil(fractions.Fraction(prob) * 2 ** (32 * BERNOULLI_WORDS))
+  if bound >= 2 ** (32 * BERNOULLI_WORDS):
+    return jnp.ones(jnp.shape(words[0]), bool)
+  below = jnp.zeros(jnp.shape(words[0]), bool)
+  for word in reversed(words):  # the least significant first
+    limit = jnp.uint32(bound % 2**32)
+    below = (word < limit) | ((word == limit) & below)
+    bound >>= 32
+  return below
+
+
+def words(key: jax.Array, shape: tuple[int, ...]) -> tuple[tuple, tuple]:
+  """(the `WORDS` words of u, two words for a sign or an angle), all from one key.
+
+  The first three are those from which float32 noise was always drawn.
+  """
+  high, low, turn = jax.random.bits(key, (3, *shape), jnp.uint32)
+  more = jax.random.bits(jax.random.fold_in(key, 1), (WORDS - 1, *shape), jnp.uint32)
+  return (high, low, *more[1:]), (turn, more[0])

@@ -1,0 +1,158 @@
+"""Whatever a user passes ends in a result or in one UserError line; nobody is left out.
+
+The mechanisms are those of `dpjax.mechanisms.__all__`, found by introspection: one that is
+added is covered by being exported.
+"""
+
+import dataclasses
+import fractions
+import inspect
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from dpjax import mechanisms
+from dpjax.validate import UserError
+
+_KEY = jax.random.key(0)
+_PUBLIC = {name: getattr(mechanisms, name) for name in mechanisms.__all__}
+_MECHANISMS = {
+  name: kind
+  for name, kind in _PUBLIC.items()
+  if dataclasses.is_dataclass(kind) and "__call__" in vars(kind)
+}
+_CHECKED = {name: _PUBLIC[name] for name in ("BudgetLedger", "ShardCharge")} | _MECHANISMS
+_FUNCTIONS = {name: f for name, f in _PUBLIC.items() if inspect.isfunction(f)}
+_USUAL = {"lower": 0.0, "upper": 10.0, "records": range(3), "delta": 1e-5}
+_BY_TYPE = {"float": 1.0, "int": 3}
+
+_STRANGE_SETTINGS = (
+  math.nan, math.inf, -math.inf, -1.0, 0, -0.0, True, None, "1", 1j, 10**400, -(10**400), 1e308,
+  1e-308, 5e-324, 1e-40, 1e38, 1e200, 2.5, 2**31, 2**24 + 1, np.float32(2.0), np.float64(0.5),
+  np.int64(3), fractions.Fraction(1, 3), np.zeros((2, 2)), np.array(1.0), [1.0], "replace_one",
+  "replace_special", "laplace", "no",
+)  # fmt: skip
+_STRANGE_DATA = (
+  math.nan, math.inf, 3.0, 7, -5, 2**40, 10**30, 1e300, True, 1 + 2j, None, "x", b"x", [], [[]],
+  [1, "a"], [[1.0], [1.0, 2.0]], {"a": [1.0]}, object(), [None], np.array(["2020"], "M8[D]"),
+  [1.0, 2.0, 3.0], (1, 2, 3), np.array([1e30, 1e30, -1e30]), np.array([-np.inf] * 3),
+  np.array([-np.inf, 0.0, 1.0]), np.array([2**63 - 1, -(2**63), 0]), _KEY,
+  np.array([2**64 - 1, 0, 1], np.uint64), np.array([3e38, -3e38, 0], np.float32),
+  np.array([1, 2], object), np.longdouble(3.0), jnp.array([1, 2, 0], jnp.bfloat16),
+)  # fmt: skip
+_arrays = st.sampled_from(
+  ["bool", "i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8"]
+).flatmap(lambda kind: npst.arrays(kind, st.sampled_from([(), (0,), (3,), (2, 3), (3, 0)])))
+_data = st.one_of(st.sampled_from(_STRANGE_DATA), _arrays, _arrays.map(jnp.asarray))
+
+
+def _usual(call):
+  """Settings that are accepted, by name, default and annotation."""
+  found = {}
+  for name, parameter in inspect.signature(call).parameters.items():
+    if name in _USUAL and parameter.default is parameter.empty:
+      found[name] = _USUAL[name]
+    elif parameter.default is not parameter.empty:
+      found[name] = parameter.default
+    else:
+      found[name] = _BY_TYPE[str(parameter.annotation)]
+  return found
+
+
+def _label(shard):
+  leaf = jax.tree.leaves(shard)[0]
+  return (jnp.sum(leaf.astype(jnp.float32)) > 0).astype(jnp.int32)
+
+
+def _called(mechanism, data, key=_KEY):
+  extra = [_label] * ("fn" in inspect.signature(type(mechanism).__call__).parameters)
+  return mechanism(key, data, *extra)
+
+
+def _ends_well(call):
+  """The result, or None after one UserError line."""
+  try:
+    result = call()
+  except UserError as error:
+    assert "\n" not in str(error) and 10 < len(str(error)) < 400, error
+    return None
+  for leaf in jax.tree.leaves(result):
+    if isinstance(leaf, float | jax.Array | np.ndarray):
+      ok = isinstance(result, mechanisms.SparseVectorAnswer) or not np.isnan(leaf).any()
+      assert ok, result
+  return result
+
+
+def test_introspection_finds_them_all():
+  assert set(_MECHANISMS) >= {
+    "Laplace", "Gaussian", "Exponential", "PermuteAndFlip", "ReportNoisyMax", "BoundedMean",
+    "Histogram", "Quantile", "RandomizedResponse", "SparseVector", "SampleAndAggregateMean",
+    "SampleAndAggregateVote",
+  }  # fmt: skip
+  exported = {name for name in vars(mechanisms) if name[0].isupper()}
+  assert exported == {name for name in mechanisms.__all__ if name[0].isupper()}
+  for name, call in (_CHECKED | _FUNCTIONS).items():
+    assert _ends_well(lambda: call(**_usual(call))) is not None, name
+
+
+@pytest.mark.parametrize("name", _MECHANISMS)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=_data)
+def test_any_data(name, data):
+  mechanism = _MECHANISMS[name](**_usual(_MECHANISMS[name]))
+  _ends_well(lambda: _called(mechanism, data))
+
+
+@pytest.mark.parametrize("name", _MECHANISMS)
+@pytest.mark.parametrize("index", range(len(_STRANGE_DATA)))
+def test_strange_data(name, index):
+  mechanism = _MECHANISMS[name](**_usual(_MECHANISMS[name]))
+  _ends_well(lambda: _called(mechanism, _STRANGE_DATA[index]))
+
+
+@pytest.mark.parametrize("name", _MECHANISMS)
+@pytest.mark.parametrize("key", [None, 0, jnp.zeros(2, jnp.uint32), "key"])
+def test_strange_keys_are_refused(name, key):
+  mechanism = _MECHANISMS[name](**_usual(_MECHANISMS[name]))
+  for one in (key, jax.random.split(_KEY, 2)):
+    with pytest.raises(UserError, match="key"):
+      _called(mechanism, np.zeros(30, int), one)
+
+
+@pytest.mark.parametrize("name", _CHECKED)
+def test_strange_settings(name):
+  """Each setting in turn takes every strange value; what is then accepted must also run."""
+  kind = _CHECKED[name]
+  for setting in _usual(kind):
+    if setting in ("charges", "event", "records"):
+      continue
+    for value in _STRANGE_SETTINGS:
+      made = _ends_well(lambda: kind(**{**_usual(kind), setting: value}))
+      if made is not None and name in _MECHANISMS and setting != "num_bins":
+        _ends_well(lambda: _called(made, np.arange(30)))
+        relation = made.neighboring_relation
+        _ends_well(lambda: made.event(relation))
+
+
+@pytest.mark.parametrize("name", _FUNCTIONS)
+def test_strange_arguments_of_functions(name):
+  call = _FUNCTIONS[name]
+  for argument in _usual(call):
+    for value in _STRANGE_SETTINGS:
+      _ends_well(lambda: call(**{**_usual(call), argument: value}))
+
+
+def test_the_check_can_fail():
+  def broken():
+    raise TypeError("unsupported operand")
+
+  with pytest.raises(TypeError):
+    _ends_well(broken)
+  with pytest.raises(AssertionError):
+    _ends_well(lambda: jnp.nan)
