@@ -173,8 +173,12 @@ def _bounds(
   n, m = len(scores.inside), len(scores.outside)
   ones = n - np.searchsorted(np.sort(scores.inside), levels, side="left")
   zeros = m - np.searchsorted(np.sort(scores.outside), levels, side="left")
-  cases = ((ones, n, zeros, m), (zeros, m, ones, n),
-           (n - ones, n, m - zeros, m), (m - zeros, m, n - ones, n))  # fmt: skip
+  cases = (
+    (ones, n, zeros, m),
+    (zeros, m, ones, n),
+    (n - ones, n, m - zeros, m),
+    (m - zeros, m, n - ones, n),
+  )
   significance = (1 - confidence) / 2
   return np.stack([_log_ratio(*case, delta, significance) for case in cases], axis=1)
 
@@ -193,27 +197,28 @@ def _log_ratio(
 # --- adversaries
 
 
-def _features(outputs: np.ndarray) -> np.ndarray:
-  """Numbers that a covariance can take: what is not finite becomes 0, and a flag."""
-  finite = np.isfinite(outputs)
-  kept = np.where(finite, outputs, 0.0)
-  return np.concatenate([np.sign(kept) * np.log1p(np.abs(kept) / 1e9), kept, ~finite], axis=1)
-
-
 def linear(zero: np.ndarray, one: np.ndarray) -> Score:
   """Fisher's discriminant: the best score where the outputs are Gaussian with one covariance,
-  whatever their number. An output without noise gets all the weight."""
-  zero, one = _features(zero), _features(one)
-  both = np.concatenate([zero, one])
-  spread = both.std(axis=0)
+  whatever their number. An output without noise gets all the weight; heavy tails are seen on
+  a logarithmic scale too."""
+  both = np.where(np.isfinite(found := np.concatenate([zero, one])), found, 0.0)
+  middle = np.median(both, axis=0)
+  width = np.median(np.abs(both - middle), axis=0) + 1e-30
+
+  def features(outputs: np.ndarray) -> np.ndarray:
+    finite = np.isfinite(outputs)
+    kept = np.where(finite, outputs, 0.0)
+    return np.concatenate([np.arcsinh((kept - middle) / width), kept, ~finite], axis=1)
+
+  zero, one = features(zero), features(one)
+  centre, spread = np.mean(both := np.concatenate([zero, one]), axis=0), both.std(axis=0)
   used = spread > 0
-  scaled = lambda x: (x[:, used] - both.mean(axis=0)[used]) / spread[used]
-  within = [scaled(x) - scaled(x).mean(axis=0) for x in (zero, one)]
-  covariance = np.concatenate(within).T @ np.concatenate(within) / len(both)
-  covariance = np.atleast_2d(covariance) + 1e-6 * np.eye(used.sum())
+  scaled = lambda x: (x[:, used] - centre[used]) / spread[used]
+  within = np.concatenate([scaled(x) - scaled(x).mean(axis=0) for x in (zero, one)])
+  covariance = within.T @ within / len(within) + 1e-6 * np.eye(int(used.sum()))
   gap = scaled(one).mean(axis=0) - scaled(zero).mean(axis=0)
   weights = np.linalg.solve(covariance, gap)
-  return lambda outputs: np.round(scaled(_features(outputs)) @ weights, 6)
+  return lambda outputs: np.round(scaled(features(outputs)) @ weights, 6)
 
 
 def frequency(zero: np.ndarray, one: np.ndarray) -> Score:

@@ -20,7 +20,11 @@ from dpjax.auditing.games.game import Adversary, Claim, Game, binned, frequency,
 
 ROOM = "mechanisms"
 NOISES = ("laplace", "gumbel", "exponential")
-DELTAS = (1e-5, 0.01, 0.1)  # points of a curve: where tails count, and where the middle does
+DELTAS = (
+  1e-5,
+  0.01,
+  0.1,
+)  # points of a curve: where tails count, and where the middle does
 _ADD, _REPLACE = "add_or_remove_one", "replace_one"
 _NAN, _HUGE = math.nan, 1e30
 
@@ -78,11 +82,19 @@ def _array(*values: float) -> np.ndarray:
 def _laplace(kind: Callable) -> list[Game]:
   unit = lambda eps: kind(epsilon=eps, l1_sensitivity=1.0)
   one = functools.partial(game, adversary=linear, relation=_ADD, subject="Laplace")
-  far = (np.array([1e9 + 31.9]), np.array([1e9 + 32.9]))  # float64: rounding must not part them
+  far = (
+    np.array([1e9 + 31.9]),
+    np.array([1e9 + 32.9]),
+  )  # float64: rounding must not part them
   return [
     one(unit(0.5), "0, 1", (_array(0), _array(1))),
     one(unit(4.0), "0, 1, high epsilon", (_array(0), _array(1))),
-    one(unit(1.0), "(0, 0), (.5, -.5)", (_array(0, 0), _array(0.5, -0.5)), adversary=_two_laplace),
+    one(
+      unit(1.0),
+      "(0, 0), (.5, -.5)",
+      (_array(0, 0), _array(0.5, -0.5)),
+      adversary=_two_laplace,
+    ),
     one(unit(1.0), "1e30, 1e30 + 1", (_array(_HUGE), _array(_HUGE + 1))),
     one(unit(1.0), "1e9 + 31.9, 1e9 + 32.9 in float64", far),
   ]
@@ -110,13 +122,27 @@ def _bounded_mean(kind: Callable) -> list[Game]:
   none = np.zeros(0, np.float32)
   return [
     one(replace(epsilon=1.0), "n = 1: lower, upper", (_array(-1), _array(3))),
-    one(replace(epsilon=4.0), "-1e30, 1e30 among 3", (_array(0, 0, -_HUGE), _array(0, 0, _HUGE))),
-    one(replace(epsilon=1.0), "NaN, infinity among duplicates", (_array(-1, -1, _NAN), _array(-1, -1, math.inf))),
-    one(replace(epsilon=1.0, delta=0.01), "Gaussian: lower, upper", (_array(-1, 0), _array(3, 0))),
+    one(
+      replace(epsilon=4.0),
+      "-1e30, 1e30 among 3",
+      (_array(0, 0, -_HUGE), _array(0, 0, _HUGE)),
+    ),
+    one(
+      replace(epsilon=1.0),
+      "NaN, infinity among duplicates",
+      (_array(-1, -1, _NAN), _array(-1, -1, math.inf)),
+    ),
+    one(
+      replace(epsilon=1.0, delta=0.01),
+      "Gaussian: lower, upper",
+      (_array(-1, 0), _array(3, 0)),
+    ),
     grow(either(epsilon=1.0), "no record, one record", (none, _array(3))),
     grow(either(epsilon=4.0), "NaN added", (_array(-1), _array(-1, _NAN))),
-    grow(either(epsilon=1.0, delta=0.01), "Gaussian: one added", (_array(-1), _array(-1, 3))),
-  ]  # fmt: skip
+    grow(
+      either(epsilon=1.0, delta=0.01), "Gaussian: one added", (_array(-1), _array(-1, 3))
+    ),
+  ]
 
 
 def _histogram(kind: Callable) -> list[Game]:
@@ -133,8 +159,13 @@ def _histogram(kind: Callable) -> list[Game]:
     one(plain(epsilon=1.0), "a bin out of range added", (bins(0), bins(0, -7))),
     one(plain(epsilon=1.0, delta=0.01), "Gaussian: one added", (bins(0), bins(0, 1))),
     two(swap(epsilon=1.0), "bin 0, bin 1: a singleton moves", (bins(0), bins(1))),
-    one(swap(epsilon=1.0, delta=0.01), "Gaussian: a singleton moves", (bins(0), bins(1)), relation=_REPLACE),
-  ]  # fmt: skip
+    one(
+      swap(epsilon=1.0, delta=0.01),
+      "Gaussian: a singleton moves",
+      (bins(0), bins(1)),
+      relation=_REPLACE,
+    ),
+  ]
 
 
 def _two_laplace(zero: np.ndarray, one: np.ndarray) -> Callable:
@@ -156,8 +187,12 @@ def _quantile(kind: Callable) -> list[Game]:
     one(median(epsilon=4.0), "a record added below a gap", (near, _array(0, 4.9, 5.1))),
     one(median(epsilon=1.0), "no record, one record", (none, _array(10))),
     one(median(epsilon=1.0), "NaN added to duplicates", (_array(5, 5), _array(5, 5, _NAN))),
-    two(swap(epsilon=4.0), "-1e30, infinity among 3", (_array(5, 5, -_HUGE), _array(5, 5, math.inf))),
-  ]  # fmt: skip
+    two(
+      swap(epsilon=4.0),
+      "-1e30, infinity among 3",
+      (_array(5, 5, -_HUGE), _array(5, 5, math.inf)),
+    ),
+  ]
 
 
 def _randomized_response(kind: Callable) -> list[Game]:
@@ -181,44 +216,78 @@ def _selection(kind: Callable, name: str, **options: Any) -> list[Game]:
   return [
     one(made(epsilon=1.0), f"one up, two down{tag}", apart),
     one(made(epsilon=4.0), f"one up, one down{tag}", (_array(1, -1), _array(0, 0))),
-    one(made(epsilon=1.0, monotonic=True), f"monotonic: one up{tag}", (_array(1, 0), _array(0, 0))),
+    one(
+      made(epsilon=1.0, monotonic=True),
+      f"monotonic: one up{tag}",
+      (_array(1, 0), _array(0, 0)),
+    ),
     one(made(epsilon=1.0), f"1e9 + 31.9, 1e9 + 32.9 in float64{tag}", far),
-  ]  # fmt: skip
+  ]
 
 
 def _noisy_max(kind: Callable) -> list[Game]:
   laplace = _selection(kind, "ReportNoisyMax", noise="laplace")
-  others = [_selection(kind, "ReportNoisyMax", noise=n)[0] for n in NOISES if n != "laplace"]
+  others = [
+    _selection(kind, "ReportNoisyMax", noise=n)[0] for n in NOISES if n != "laplace"
+  ]
   return [*laplace, *others]
 
 
 def _aggregate_mean(kind: Callable) -> list[Game]:
   made = functools.partial(kind, num_shards=2, lower=0.0, upper=1.0)
   swap = lambda mechanism, case, data, fn: game(
-    mechanism, case, data, linear, relation=_REPLACE, subject="SampleAndAggregateMean",
+    mechanism,
+    case,
+    data,
+    linear,
+    relation=_REPLACE,
+    subject="SampleAndAggregateMean",
     call=lambda key, examples: mechanism(key, examples, fn),
-  )  # fmt: skip
+  )
   total, root = (lambda shard: jnp.sum(shard)), (lambda shard: jnp.log(jnp.sum(shard)))
   return [
-    swap(made(epsilon=1.0), "one record a shard: 0, 1", (_array(0, 0), _array(0, 1)), total),
-    swap(made(epsilon=4.0), "-1e30, 1e30", (_array(0, 0, 0, -_HUGE), _array(0, 0, 0, _HUGE)), total),
-    swap(made(epsilon=1.0), "the shard's answer is NaN", (_array(2, 2, -9), _array(2, 2, 2)), root),
-    swap(made(epsilon=1.0, delta=0.01), "Gaussian: 0, 1", (_array(0, 0), _array(0, 1)), total),
-  ]  # fmt: skip
+    swap(
+      made(epsilon=1.0), "one record a shard: 0, 1", (_array(0, 0), _array(0, 1)), total
+    ),
+    swap(
+      made(epsilon=4.0),
+      "-1e30, 1e30",
+      (_array(0, 0, 0, -_HUGE), _array(0, 0, 0, _HUGE)),
+      total,
+    ),
+    swap(
+      made(epsilon=1.0),
+      "the shard's answer is NaN",
+      (_array(2, 2, -9), _array(2, 2, 2)),
+      root,
+    ),
+    swap(
+      made(epsilon=1.0, delta=0.01), "Gaussian: 0, 1", (_array(0, 0), _array(0, 1)), total
+    ),
+  ]
 
 
 def _aggregate_vote(kind: Callable) -> list[Game]:
   made = functools.partial(kind, num_shards=2, num_classes=2)
   swap = lambda mechanism, case, data: game(
-    mechanism, case, data, frequency, relation=_REPLACE, subject="SampleAndAggregateVote",
+    mechanism,
+    case,
+    data,
+    frequency,
+    relation=_REPLACE,
+    subject="SampleAndAggregateVote",
     call=lambda key, examples: mechanism(key, examples, lambda shard: shard[0]),
-  )  # fmt: skip
+  )
   votes = lambda *values: np.array(values, np.int32)
   return [
     swap(made(epsilon=1.0), "a vote moves", (votes(0, 1), votes(1, 1))),
-    swap(made(epsilon=4.0, noise="exponential"), "a vote moves, exponential noise", (votes(0, 1), votes(1, 1))),
+    swap(
+      made(epsilon=4.0, noise="exponential"),
+      "a vote moves, exponential noise",
+      (votes(0, 1), votes(1, 1)),
+    ),
     swap(made(epsilon=1.0), "a vote for no class", (votes(0, 1), votes(99, 1))),
-  ]  # fmt: skip
+  ]
 
 
 def _sparse_vector(kind: Callable) -> list[Game]:
@@ -227,15 +296,24 @@ def _sparse_vector(kind: Callable) -> list[Game]:
   above = lambda mechanism: lambda key, queries: mechanism(key, queries).above
   seen = lambda mechanism: lambda key, queries: mechanism(key, queries)[1:]
   many = (_array(*[0] * 5, 1), _array(*[1] * 5, 0))
-  low, high, paid = made(epsilon=1.0), made(epsilon=4.0, max_above=2), made(
-    epsilon=0.5, epsilon_values=1.0)  # fmt: skip
+  low, high, paid = (
+    made(epsilon=1.0),
+    made(epsilon=4.0, max_above=2),
+    made(epsilon=0.5, epsilon_values=1.0),
+  )
   same = made(epsilon=2.0, monotonic=True)
   return [
     one(low, "all but the last move up", many, frequency, call=above(low)),
     one(high, "two hits", many, frequency, call=above(high)),
-    one(same, "monotonic: all move up", (_array(0, 0, 0), _array(1, 1, 1)), frequency, call=above(same)),
+    one(
+      same,
+      "monotonic: all move up",
+      (_array(0, 0, 0), _array(1, 1, 1)),
+      frequency,
+      call=above(same),
+    ),
     one(paid, "with values", (_array(9, 0), _array(10, 0)), binned, call=seen(paid)),
-  ]  # fmt: skip
+  ]
 
 
 GAMES: dict[str, Callable[[Any], list[Game]]] = {

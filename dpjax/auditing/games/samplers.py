@@ -52,9 +52,14 @@ def _games(
 ) -> list[Game]:
   """Every relation with nobody else in the batch; the first one also against a crowd."""
   made = functools.partial(
-    make_plan, sampler=sampler, l2_clip_norm=0.5, normalize_by=2.0, num_steps=STEPS,
-    delta=_DELTA, **options,
-  )  # fmt: skip
+    make_plan,
+    sampler=sampler,
+    l2_clip_norm=0.5,
+    normalize_by=2.0,
+    num_steps=STEPS,
+    delta=_DELTA,
+    **options,
+  )
   cases = [(relation, 0.0, MUCH) for relation in sampler.relations]
   cases.append((sampler.relations[0], -1.0, LITTLE))
   return [_game(subject, made, *case, tag) for case in cases]

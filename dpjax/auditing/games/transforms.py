@@ -88,9 +88,7 @@ def game(
   return Game(ROOM, subject, case, relation, claims, outputs, linear)
 
 
-_NUMBERS: dict[str, Any] = dict(
-  l2_clip_norm=_CLIP, noise_multiplier=_Z, normalize_by=2.0
-)
+_NUMBERS: dict[str, Any] = dict(l2_clip_norm=_CLIP, noise_multiplier=_Z, normalize_by=2.0)
 _AWAY = (_FAR, 0.0)
 
 
@@ -103,14 +101,25 @@ def _clip_and_noise(tx: Callable, base: Callable) -> list[Game]:
   strange = {"1e30": (1e30, 1e30), "NaN": (math.nan, 1.0), "infinity": (-math.inf, 0.0)}
   return [
     one("a record added, against another", plain, _present(_AWAY)),
-    one("replaced by its opposite", twice, _exchanged(_AWAY, (-_FAR, 0.0)),
-        relation=_REPLACE, noise_multiplier=2 * _Z),
+    one(
+      "replaced by its opposite",
+      twice,
+      _exchanged(_AWAY, (-_FAR, 0.0)),
+      relation=_REPLACE,
+      noise_multiplier=2 * _Z,
+    ),
     *[one(f"{word} added", plain, _present(row)) for word, row in strange.items()],
     one("bfloat16 added", plain, _present(_AWAY, jnp.bfloat16)),
-    one("nobody, one record", plain, ((np.zeros((1, 2), np.float32), np.array([False])),
-        (np.array([_AWAY], np.float32), np.array([True])))),
+    one(
+      "nobody, one record",
+      plain,
+      (
+        (np.zeros((1, 2), np.float32), np.array([False])),
+        (np.array([_AWAY], np.float32), np.array([True])),
+      ),
+    ),
     one("automatic clipping", made(clipping="automatic", gamma=0.01), _present(_AWAY)),
-  ]  # fmt: skip
+  ]
 
 
 def _adaptive(tx: Callable, base: Callable) -> list[Game]:
@@ -133,7 +142,9 @@ def _correlated(tx: Callable, base: Callable) -> list[Game]:
   strategy = noise.correlated.BandedToeplitz((1.0, 0.5))
   make = lambda key: tx(**_NUMBERS, key=key, correlation=strategy, num_steps=STEPS)
   matrix = noise.correlated.strategies.matrix(strategy, STEPS)
-  together = float(np.linalg.norm(matrix.sum(axis=1)))  # |C (1, 1)|: what one Gaussian hides
+  together = float(
+    np.linalg.norm(matrix.sum(axis=1))
+  )  # |C (1, 1)|: what one Gaussian hides
   one = functools.partial(game, "clip_and_correlated_noise", steps=STEPS)
   effective = _Z / together * math.sqrt(STEPS)
   return [
