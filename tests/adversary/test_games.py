@@ -7,10 +7,10 @@ import dataclasses
 import functools
 
 import numpy as np
-import plants
 import pytest
 
 from dpjax.auditing.games import CONFIDENCE, play, registry
+from tests.adversary import plants
 
 _DRAWS = {
   "mechanisms": 3000,
