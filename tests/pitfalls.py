@@ -80,7 +80,7 @@ def cited(name: str) -> list[int]:
   return [int(part[1:]) for part in found[1].split("_") if part] if found else []
 
 
-def tests() -> Iterator[tuple[int, str]]:
+def citing() -> Iterator[tuple[int, str]]:
   """(number, "path::name") of every test that cites a pitfall, without importing any."""
   for path in sorted(ROOT.rglob("test_*.py")):
     for node in ast.walk(ast.parse(path.read_text())):
@@ -92,7 +92,7 @@ def tests() -> Iterator[tuple[int, str]]:
 def by_number() -> dict[int, list[str]]:
   """The tests of each number that is cited, sorted."""
   found: dict[int, list[str]] = {}
-  for number, where in tests():
+  for number, where in citing():
     found.setdefault(number, []).append(where)
   return {number: sorted(found[number]) for number in sorted(found)}
 
