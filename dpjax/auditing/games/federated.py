@@ -30,6 +30,7 @@ _ADD, _REPLACE = "add_or_remove_one", "replace_one"
 _Z, _CLIP, _SIZE = 1.5, 0.5, 2.0
 _FAR = 1e6
 _SHARE, _FEW = 0.2, 0.04  # of the draws: a round is ordinary Python; edges only leak or not
+_MANY = 64  # parameters by which the size of the noise itself shows
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
 
 Aggregate = Callable[[Plan, Any], Any]  # `federated.central`, or a broken one
@@ -48,9 +49,9 @@ def the_plan(num_steps: int = ROUNDS) -> Plan:
   )
 
 
-def _client(x: float) -> np.ndarray:
-  """One example of a client, two numbers."""
-  return np.array([[x, 0.0]], np.float32)
+def _client(x: float, width: int = 2) -> np.ndarray:
+  """One example of a client, `width` numbers."""
+  return np.array([[x, *[0.0] * (width - 1)]], np.float32)
 
 
 _JOINS = "a client joins another"
@@ -83,6 +84,14 @@ def _with_keys(state: Any, draw: int) -> Any:
   return state._replace(memories=jax.tree.map(jnp.copy, state.memories))  # rounds donate it
 
 
+def _shown(leaf: Any) -> np.ndarray:
+  """Its numbers; of many of them only the first, and how far they spread."""
+  values = np.ravel(np.asarray(leaf, np.float64))
+  if values.size < _MANY:
+    return values
+  return np.append(values[:2], np.log(values[2:].std() + 1e-30))
+
+
 def game(
   subject: str,
   case: str,
@@ -90,24 +99,25 @@ def game(
   worlds: tuple[list[float], list[float]],
   *,
   params: Any = None,
+  width: int = 2,
   num_clients: int = 0,
   releases: int = 1,
 ) -> Game:
   """`ROUNDS` rounds of what `build` makes, `releases` noisy sums in each."""
   made = functools.cache(build)
-  start = jnp.zeros(2) if params is None else params
+  start = jnp.zeros(width) if params is None else params
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
     algorithm = made()
     first = algorithm.init(start, num_clients) if num_clients else algorithm.init(start)
-    cohort = federated.from_batches([_client(x) for x in worlds[world]])
+    cohort = federated.from_batches([_client(x, width) for x in worlds[world]])
     seen = []
     for draw in range(n):
       state, leaves = _with_keys(first, (2 * seed + world) * n + draw), []
       for _ in range(ROUNDS):
         state, _info = algorithm.round(state, cohort)
         leaves += _released(state)
-      seen.append(np.concatenate([np.ravel(np.asarray(leaf)) for leaf in leaves]))
+      seen.append(np.concatenate([_shown(leaf) for leaf in leaves]))
     return np.array(seen, np.float64)
 
   plan = the_plan(ROUNDS * releases)
@@ -116,7 +126,9 @@ def game(
   return Game(ROOM, subject, case, _ADD, claims, outputs, linear, share)
 
 
-def _algorithm(subject: str, worlds: dict, *arguments: Any, **options: Any) -> Callable:
+def _algorithm(
+  subject: str, worlds: dict, *arguments: Any, width: int = 2, **options: Any
+) -> Callable:
   """The games of an algorithm that takes `aggregator=`, `map_clients=` and `key=`."""
 
   def games(kind: Any, aggregate: Aggregate) -> list[Game]:
@@ -131,7 +143,7 @@ def _algorithm(subject: str, worlds: dict, *arguments: Any, **options: Any) -> C
       )
 
     clients = {"num_clients": 4} if subject in ("scaffold", "apfl") else {}
-    one = functools.partial(game, subject, build=build, **clients)
+    one = functools.partial(game, subject, build=build, width=width, **clients)
     return [one(case, worlds=pair) for case, pair in worlds.items()]
 
   return games
@@ -142,7 +154,7 @@ def _scaffold(kind: Any, aggregate: Aggregate) -> list[Game]:
   server = (optax.sgd(0.5), optax.sgd(1.0))
   public = _algorithm("scaffold", _WORLDS, *server, **given, expected_cohort=_SIZE)
   joins = {"the size of the cohort is not given": ([-_FAR], [-_FAR, _FAR])}
-  realised = _algorithm("scaffold", joins, *server, **given)
+  realised = _algorithm("scaffold", joins, *server, **given, width=_MANY)
   return [*public(kind, aggregate), *realised(kind, aggregate)]
 
 

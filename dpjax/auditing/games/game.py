@@ -221,6 +221,23 @@ def linear(zero: np.ndarray, one: np.ndarray) -> Score:
   return lambda outputs: np.round(scaled(features(outputs)) @ weights, 6)
 
 
+def two_sided(zero: np.ndarray, one: np.ndarray) -> Score:
+  """Each entry cut at its two medians, the log-ratio of Laplace noise; NaN shows."""
+  middles = (
+    np.nanmedian(np.nan_to_num(zero), axis=0),
+    np.nanmedian(np.nan_to_num(one), axis=0),
+  )
+  low, high = np.minimum(*middles), np.maximum(*middles)
+  scale = np.abs(np.nan_to_num(zero) - middles[0]).mean(axis=0) + 1e-30
+  sign = np.sign(middles[1] - middles[0]) / scale
+
+  def score(outputs: np.ndarray) -> np.ndarray:
+    cut = np.round(np.clip(np.nan_to_num(outputs), low, high) @ sign, 6)
+    return np.where(np.isfinite(outputs).all(axis=1), cut, 1e12)
+
+  return score
+
+
 def frequency(zero: np.ndarray, one: np.ndarray) -> Score:
   """The log-ratio of how often each output was seen: the best score for few outputs."""
   seen: dict[bytes, list[int]] = {}

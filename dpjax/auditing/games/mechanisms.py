@@ -16,7 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import accounting
-from dpjax.auditing.games.game import Adversary, Claim, Game, binned, frequency, linear
+from dpjax.auditing.games.game import (
+  Adversary,
+  Claim,
+  Game,
+  binned,
+  frequency,
+  linear,
+  two_sided,
+)
 
 ROOM = "mechanisms"
 NOISES = ("laplace", "gumbel", "exponential")
@@ -93,7 +101,7 @@ def _laplace(kind: Callable) -> list[Game]:
       unit(1.0),
       "(0, 0), (.5, -.5)",
       (_array(0, 0), _array(0.5, -0.5)),
-      adversary=_two_laplace,
+      adversary=two_sided,
     ),
     one(unit(1.0), "1e30, 1e30 + 1", (_array(_HUGE), _array(_HUGE + 1))),
     one(unit(1.0), "1e9 + 31.9, 1e9 + 32.9 in float64", far),
@@ -149,9 +157,7 @@ def _histogram(kind: Callable) -> list[Game]:
   bins = lambda *values: np.array(values, np.int32)
   swap = functools.partial(kind, num_bins=2, neighboring_relation=_REPLACE)
   one = functools.partial(game, adversary=linear, relation=_ADD, subject="Histogram")
-  two = functools.partial(
-    game, adversary=_two_laplace, relation=_REPLACE, subject="Histogram"
-  )
+  two = functools.partial(game, adversary=two_sided, relation=_REPLACE, subject="Histogram")
   plain = functools.partial(kind, num_bins=2)
   return [
     one(plain(epsilon=0.5), "no record, one record", (bins(), bins(1))),
@@ -166,14 +172,6 @@ def _histogram(kind: Callable) -> list[Game]:
       relation=_REPLACE,
     ),
   ]
-
-
-def _two_laplace(zero: np.ndarray, one: np.ndarray) -> Callable:
-  """Entries cut at the two medians: the log-ratio of Laplace noise, up to a factor."""
-  middle = np.median(zero, axis=0), np.median(one, axis=0)
-  low, high = np.minimum(*middle), np.maximum(*middle)
-  sign = np.sign(middle[1] - middle[0])
-  return lambda outputs: np.round(np.clip(outputs, low, high) @ sign, 6)
 
 
 def _quantile(kind: Callable) -> list[Game]:
@@ -303,6 +301,7 @@ def _sparse_vector(kind: Callable) -> list[Game]:
   )
   same = made(epsilon=2.0, monotonic=True)
   return [
+    one(paid, "with values", (_array(9, 0), _array(10, 0)), binned, call=seen(paid)),
     one(low, "all but the last move up", many, frequency, call=above(low)),
     one(high, "two hits", many, frequency, call=above(high)),
     one(
@@ -312,7 +311,6 @@ def _sparse_vector(kind: Callable) -> list[Game]:
       frequency,
       call=above(same),
     ),
-    one(paid, "with values", (_array(9, 0), _array(10, 0)), binned, call=seen(paid)),
   ]
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from dpjax import data, models, relevance
 from dpjax.auditing.games import plans
-from dpjax.auditing.games.game import Claim, Game, frequency, linear
+from dpjax.auditing.games.game import Claim, Game, frequency, linear, two_sided
 from dpjax.relevance import labels as labels_lib
 from dpjax.relevance import noise as noise_lib
 from dpjax.relevance import relevance as shares_lib
@@ -58,23 +58,6 @@ def _key(seed: int, world: int) -> Any:
 # --- stages
 
 
-def _two_sided(zero: np.ndarray, one: np.ndarray) -> Callable:
-  """Each entry cut at its two medians, the log-ratio of Laplace noise; NaN shows."""
-  middles = (
-    np.nanmedian(np.nan_to_num(zero), axis=0),
-    np.nanmedian(np.nan_to_num(one), axis=0),
-  )
-  low, high = np.minimum(*middles), np.maximum(*middles)
-  scale = np.abs(np.nan_to_num(zero) - middles[0]).mean(axis=0) + 1e-30
-  sign = np.sign(middles[1] - middles[0]) / scale
-
-  def score(outputs: np.ndarray) -> np.ndarray:
-    cut = np.round(np.clip(np.nan_to_num(outputs), low, high) @ sign, 6)
-    return np.where(np.isfinite(outputs).all(axis=1), cut, 1e12)
-
-  return score
-
-
 def _accepted(how: settings.Rigorous, record: np.ndarray) -> None:
   """Raises the UserError that the method has for such a record."""
   x = np.tile(record[None], (4, 1))
@@ -86,7 +69,7 @@ def _accepted(how: settings.Rigorous, record: np.ndarray) -> None:
 def _features(name: str) -> Callable[..., list[Game]]:
   def games(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
     how = settings.Rigorous(features=name, shuffle=False, delta=_DELTA, pool=1, clip=0.25)
-    adversary = linear if name == "gaussian" else _two_sided
+    adversary = linear if name == "gaussian" else two_sided
 
     def one(case: str, epsilon: float, worlds: Worlds) -> Game:
       made = functools.cache(
@@ -96,7 +79,8 @@ def _features(name: str) -> Callable[..., list[Game]]:
       def outputs(world: int, seed: int, n: int) -> np.ndarray:
         record = np.asarray(worlds[world], np.float32)
         _accepted(how, record)
-        x = rigorous.clipped(np.tile(record[None], (n, 1)), _BETA, how)
+        with np.errstate(over="ignore"):
+          x = rigorous.clipped(np.tile(record[None], (n, 1)), _BETA, how)
         return noisy_records(
           _key(seed, world), np.arange(n), x, made().scales, mechanism=made().mechanism
         )
@@ -124,7 +108,7 @@ def _relevance(name: str) -> Callable[..., list[Game]]:
 
   def games(noisy_relevance: Callable = rigorous.noisy_relevance) -> list[Game]:
     delta = _DELTA if name == "gaussian" else 0.0
-    adversary = linear if name == "gaussian" else _two_sided
+    adversary = linear if name == "gaussian" else two_sided
 
     def one(case: str, epsilon: float, scores: Worlds) -> Game:
       def outputs(world: int, seed: int, n: int) -> np.ndarray:

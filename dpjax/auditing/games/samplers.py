@@ -28,7 +28,7 @@ from dpjax.types import NeighboringRelation
 ROOM = "samplers"
 OTHERS = 3
 STEPS = 2
-MUCH, LITTLE = 1.2, 0.7  # noise, as multiples of the sensitivity
+MUCH, LITTLE = 1.2, 0.9  # noise, as multiples of the sensitivity
 _DELTA = 1e-5
 
 MakePlan = Callable[..., Plan]
