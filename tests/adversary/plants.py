@@ -88,7 +88,7 @@ def _loud_labels(key, ids, given, *, epsilon, num_classes):
 
 
 def _loud_relevance(key, relevance, *, epsilon, **options):
-  return rigorous.noisy_relevance(key, relevance, epsilon=_WEAKER * epsilon, **options)
+  return rigorous.noisy_relevance(key, relevance, epsilon=4 * epsilon, **options)
 
 
 def _mechanism(name):

@@ -29,7 +29,7 @@ ROUNDS = 2
 _ADD, _REPLACE = "add_or_remove_one", "replace_one"
 _Z, _CLIP, _SIZE = 1.5, 0.5, 2.0
 _FAR = 1e6
-_SHARE, _FEW = 0.2, 0.04  # of the draws: a round is ordinary Python; edges only leak or not
+_SHARE, _FEW = 0.2, 0.16  # of the draws: a round is ordinary Python; edges leak or not
 _MANY = 64  # parameters by which the size of the noise itself shows
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
 

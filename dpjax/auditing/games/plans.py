@@ -60,12 +60,12 @@ def game(
   Args:
     plan: with ONE clip norm.
     worlds: gradients [n], [m] of the two neighbours; each is scaled up far beyond the clip.
-    epsilon, delta: what somebody else says that the plan costs; None for its own curve.
+    epsilon, delta: what somebody else says that the plan costs; it takes the place of all but
+      the last point of the plan's own curve.
   """
+  claims = tuple(Claim(plan.epsilon(d), d) for d in DELTAS)
   if epsilon is not None and delta is not None:
-    claims: tuple[Claim, ...] = (Claim(epsilon, delta),)
-  else:
-    claims = tuple(Claim(plan.epsilon(d), d) for d in DELTAS)
+    claims = (Claim(epsilon, delta), claims[-1])
   clip = plan.l2_bound
   run = functools.cache(lambda: _runner(plan))
 

@@ -215,7 +215,6 @@ def _method(name: str) -> Callable[..., list[Game]]:
           worlds,
           epsilon=privacy.epsilon,
           delta=privacy.delta,
-          draws=0.5,
         )
       )
     return found
