@@ -1,0 +1,12 @@
+"""Distinguishing games: every promise of the library, attacked on its worst neighbours.
+
+`registry` finds what there is to attack and which games do it; `game.play` plays one. The
+tests play all of them in a minute, `python -m launch.audit --all` for as long as you like.
+"""
+
+from dpjax.auditing.games.game import CONFIDENCE as CONFIDENCE
+from dpjax.auditing.games.game import Claim as Claim
+from dpjax.auditing.games.game import Game as Game
+from dpjax.auditing.games.game import Result as Result
+from dpjax.auditing.games.game import held_out_bound as held_out_bound
+from dpjax.auditing.games.game import play as play

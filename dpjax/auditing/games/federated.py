@@ -1,0 +1,343 @@
+"""Games against federated algorithms: one client is there, or not, and pulls without bound.
+
+A game runs the algorithm as it is, from `init`, for two rounds with `central` noise. After
+each round the adversary sees every leaf of the state that is not kept by clients and is not
+the noise key: parameters, the optimizer of the server, its control variates. Draws differ
+in the noise key alone, so an algorithm is built and compiled once.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import federated, sampling
+from dpjax.auditing.games.game import Claim, Game, linear
+from dpjax.noise.gaussian import NoiseState
+from dpjax.plan import Plan
+
+ROOM = "federated"
+DELTAS = (1e-5, 0.01, 0.1)
+ROUNDS = 2
+_ADD, _REPLACE = "add_or_remove_one", "replace_one"
+_Z, _CLIP, _SIZE = 1.5, 0.5, 2.0
+_FAR = 1e6
+_SHARE, _FEW = 0.2, 0.16  # of the draws: a round is ordinary Python; edges leak or not
+_MANY = 64  # parameters by which the size of the noise itself shows
+_LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
+
+Aggregate = Callable[[Plan, Any], Any]  # `federated.central`, or a broken one
+
+
+def the_plan(num_steps: int = ROUNDS) -> Plan:
+  """Every client in every round: nothing is hidden by sampling."""
+  sampler = sampling.PoissonSampler(prob=1.0, capacity=8)
+  return Plan(
+    sampler=sampler,
+    noise_multiplier=_Z,
+    l2_clip_norm=_CLIP,
+    normalize_by=_SIZE,
+    num_steps=num_steps,
+    delta=1e-5,
+  )
+
+
+def _client(x: float, width: int = 2) -> np.ndarray:
+  """One example of a client, `width` numbers."""
+  return np.array([[x, *[0.0] * (width - 1)]], np.float32)
+
+
+_JOINS = "a client joins another"
+_WORLDS: dict[str, tuple[list[float], list[float]]] = {
+  _JOINS: ([-_FAR], [-_FAR, _FAR]),
+  "NaN joins": ([-_FAR], [-_FAR, math.nan]),
+}
+_ALONE = {"nobody, one client": ([], [_FAR])}
+
+
+def _released(state: Any) -> list[Any]:
+  """Leaves of all that the server shows."""
+  if isinstance(state, federated.FederatedState):
+    return jax.tree.leaves((state.params, state.server))
+  return [leaf for part in state for leaf in _released(part)]
+
+
+def _with_keys(state: Any, draw: int) -> Any:
+  """The state with noise keys of this draw; two of them never get the same."""
+  keys = iter(range(8))
+
+  def fresh(leaf: Any) -> Any:
+    if not isinstance(leaf, NoiseState):
+      return leaf
+    return leaf._replace(key=jax.random.fold_in(jax.random.key(draw), next(keys)))
+
+  state = jax.tree.map(fresh, state, is_leaf=lambda leaf: isinstance(leaf, NoiseState))
+  if getattr(state, "memories", None) is None:
+    return state
+  return state._replace(memories=jax.tree.map(jnp.copy, state.memories))  # rounds donate it
+
+
+def _shown(leaf: Any) -> np.ndarray:
+  """Its numbers; of many of them only the first, and how far they spread."""
+  values = np.ravel(np.asarray(leaf, np.float64))
+  if values.size < _MANY:
+    return values
+  return np.append(values[:2], np.log(values[2:].std() + 1e-30))
+
+
+def game(
+  subject: str,
+  case: str,
+  build: Callable[[], Any],
+  worlds: tuple[list[float], list[float]],
+  *,
+  params: Any = None,
+  width: int = 2,
+  num_clients: int = 0,
+  releases: int = 1,
+) -> Game:
+  """`ROUNDS` rounds of what `build` makes, `releases` noisy sums in each."""
+  made = functools.cache(build)
+  start = jnp.zeros(width) if params is None else params
+
+  def outputs(world: int, seed: int, n: int) -> np.ndarray:
+    algorithm = made()
+    first = algorithm.init(start, num_clients) if num_clients else algorithm.init(start)
+    cohort = federated.from_batches([_client(x, width) for x in worlds[world]])
+    seen = []
+    for draw in range(n):
+      state, leaves = _with_keys(first, (2 * seed + world) * n + draw), []
+      for _ in range(ROUNDS):
+        state, _info = algorithm.round(state, cohort)
+        leaves += _released(state)
+      seen.append(np.concatenate([_shown(leaf) for leaf in leaves]))
+    return np.array(seen, np.float64)
+
+  plan = the_plan(ROUNDS * releases)
+  claims = tuple(Claim(plan.epsilon(delta), delta) for delta in DELTAS)
+  share = _SHARE if case == _JOINS else _FEW
+  return Game(ROOM, subject, case, _ADD, claims, outputs, linear, share)
+
+
+def _algorithm(
+  subject: str, worlds: dict, *arguments: Any, width: int = 2, **options: Any
+) -> Callable:
+  """The games of an algorithm that takes `aggregator=`, `map_clients=` and `key=`."""
+
+  def games(kind: Any, aggregate: Aggregate) -> list[Game]:
+    def build() -> Any:
+      return kind(
+        _LOSS,
+        *arguments,
+        key=jax.random.key(1),
+        map_clients=federated.vmap_clients(),
+        aggregator=aggregate(the_plan(), jax.random.key(0)),
+        **options,
+      )
+
+    clients = {"num_clients": 4} if subject in ("scaffold", "apfl") else {}
+    one = functools.partial(game, subject, build=build, width=width, **clients)
+    return [one(case, worlds=pair) for case, pair in worlds.items()]
+
+  return games
+
+
+def _scaffold(kind: Any, aggregate: Aggregate) -> list[Game]:
+  given = dict(client_learning_rate=0.5, num_clients=4)
+  server = (optax.sgd(0.5), optax.sgd(1.0))
+  public = _algorithm("scaffold", _WORLDS, *server, **given, expected_cohort=_SIZE)
+  joins = {"the size of the cohort is not given": ([-_FAR], [-_FAR, _FAR])}
+  realised = _algorithm("scaffold", joins, *server, **given, width=_MANY)
+  return [*public(kind, aggregate), *realised(kind, aggregate)]
+
+
+def _fed_nova(kind: Any, aggregate: Aggregate) -> list[Game]:
+  public = _algorithm("fed_nova", _WORLDS, optax.sgd(0.5), tau_eff=1.0)
+  sent = {"clients send their steps": ([-_FAR], [-_FAR, _FAR])}
+  return [
+    *public(kind, aggregate),
+    *_algorithm("fed_nova", sent, optax.sgd(0.5))(kind, aggregate),
+  ]
+
+
+def _mime_lite(kind: Any, aggregate: Aggregate) -> list[Game]:
+  """Two releases a round, both with noise; with one aggregator it must refuse."""
+
+  def build(both: bool) -> Any:
+    make = lambda seed: aggregate(the_plan(), jax.random.key(seed))
+    second = {"gradient_aggregator": make(2)} if both else {}
+    return kind(
+      _LOSS,
+      optax.sgd(0.5, momentum=0.9),
+      federated.vmap_clients(),
+      key=jax.random.key(1),
+      aggregator=make(0),
+      **second,
+    )
+
+  one = functools.partial(game, "mime_lite", releases=2)
+  pair = _WORLDS[_JOINS]
+  return [
+    *[one(case, lambda: build(True), worlds) for case, worlds in _WORLDS.items()],
+    one("no aggregator of gradients is given", lambda: build(False), pair),
+  ]
+
+
+def _hyp_cluster(kind: Any, aggregate: Aggregate) -> list[Game]:
+  """The newcomer chooses the other cluster, near enough that its choice survives the clip."""
+
+  def build() -> Any:
+    return kind(
+      _LOSS,
+      optax.sgd(0.5),
+      federated.vmap_clients(),
+      key=jax.random.key(1),
+      num_clients=4,
+      aggregator=aggregate(the_plan(), jax.random.key(0)),
+    )
+
+  start = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
+  one = functools.partial(game, "hyp_cluster", build=build, params=start)
+  near = {_JOINS: ([-1.5], [-1.5, 1.5])}
+  return [one(case, worlds=pair) for case, pair in (_WORLDS | _ALONE | near).items()]
+
+
+def _federated(kind: Any, aggregate: Aggregate) -> list[Game]:
+  """The loop itself, with the parts of FedAvg."""
+  client = federated.local_training(_LOSS, optax.sgd(0.5))
+  server = federated.algorithms.optimizing_server(optax.adam(0.1))
+
+  def build() -> Any:
+    return kind(
+      client,
+      server,
+      key=jax.random.key(1),
+      map_clients=federated.loop_clients(),
+      aggregator=aggregate(the_plan(), jax.random.key(0)),
+    )
+
+  return [game("federated", case, build, pair) for case, pair in _ALONE.items()]
+
+
+# --- aggregators: pure functions, so many draws at once
+
+
+def _aggregator(
+  subject: str, make: Callable[[Any], Any], aggregate: Any = None
+) -> list[Game]:
+  """Messages with weights, one of which is there or not."""
+  del aggregate
+  far = jnp.array([[-_FAR, 0.0], [_FAR, 0.0]])
+
+  @jax.jit
+  @functools.partial(jax.vmap, in_axes=(0, None, None, None))
+  def run(key: Any, messages: Any, mask: Any, weights: Any) -> Any:
+    aggregator = make(key)
+    state = aggregator.init(messages[0])
+    first, state = aggregator.update(messages, mask, state, weights)
+    return jnp.concatenate([first, aggregator.update(messages, mask, state, weights)[0]])
+
+  def one(case: str, messages: Any, weight: float) -> Game:
+    def outputs(world: int, seed: int, n: int) -> np.ndarray:
+      keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
+      mask = jnp.array([True, bool(world)])
+      return np.asarray(run(keys, messages, mask, jnp.array([1.0, weight])))
+
+    plan = the_plan()
+    claims = tuple(Claim(plan.epsilon(delta), delta) for delta in DELTAS)
+    return Game(ROOM, subject, case, _ADD, claims, outputs, linear)
+
+  return [
+    one(_JOINS, far, 1.0),
+    one("with a weight of 1e6", far * 1e-6, 1e6),
+    one("with a weight of NaN", far, math.nan),
+    one("with NaN", far.at[1, 0].set(math.nan), 1.0),
+    one("with 1e30", far.at[1, 0].set(1e30), 1.0),
+  ]
+
+
+def _dp_mean(kind: Any, aggregate: Aggregate) -> list[Game]:
+  del aggregate
+  make = lambda key: kind(the_plan().transform(key), l2_clip_norm=_CLIP)
+  return _aggregator("dp_mean", make)
+
+
+def _central(kind: Any, aggregate: Aggregate) -> list[Game]:
+  del aggregate
+  return _aggregator("central", lambda key: kind(the_plan(), key))
+
+
+def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
+  """What one client sends, to a server that nobody trusts: its data are replaced."""
+  del aggregate
+  client = federated.local_training(_LOSS, optax.sgd(0.5), weighting=federated.by_examples)
+  local = kind(client, l2_clip_norm=_CLIP, noise_multiplier=2 * _Z)
+
+  @jax.jit
+  @functools.partial(jax.vmap, in_axes=(0, None, None))
+  def run(key: Any, x: Any, size: Any) -> Any:
+    received = federated.algorithms.Received(jnp.zeros(2))
+    own = local.init(received, None, size, key)
+    own = local.step(received, own, x, jnp.ones(1, bool))
+    sent = local.finish(received, own)[0]
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(sent)])
+
+  def one(case: str, values: tuple[float, float], sizes: tuple[int, int] = (1, 1)) -> Game:
+    def outputs(world: int, seed: int, n: int) -> np.ndarray:
+      keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
+      return np.asarray(run(keys, _client(values[world]), jnp.int32(sizes[world])))
+
+    claims = tuple(Claim(federated.local_epsilon(2 * _Z, d), d) for d in DELTAS)
+    return Game(ROOM, "client_noise", case, _REPLACE, claims, outputs, linear)
+
+  return [
+    one("its data turn round", (-_FAR, _FAR)),
+    one("its number of examples", (_FAR, _FAR), (1, 10**6)),
+    one("its data become NaN", (-_FAR, math.nan)),
+  ]
+
+
+_SERVER = {"server_learning_rate": 0.1}
+_SGD = optax.sgd(0.5)
+
+GAMES: dict[str, Callable[[Any, Aggregate], list[Game]]] = {
+  "fed_avg": _algorithm("fed_avg", _WORLDS | _ALONE, _SGD),
+  "fed_sgd": _algorithm("fed_sgd", _WORLDS, optax.sgd(1.0)),
+  "fed_prox": _algorithm("fed_prox", _WORLDS, _SGD, mu=0.1),
+  "fed_adam": _algorithm("fed_adam", _WORLDS, _SGD, **_SERVER),
+  "fed_yogi": _algorithm("fed_yogi", _WORLDS, _SGD, **_SERVER),
+  "fed_adagrad": _algorithm("fed_adagrad", _WORLDS, _SGD, **_SERVER),
+  "fed_nova": _fed_nova,
+  "scaffold": _scaffold,
+  "mime_lite": _mime_lite,
+  "apfl": _algorithm("apfl", _WORLDS, _SGD, alpha=0.5),
+  "hyp_cluster": _hyp_cluster,
+  "federated": _federated,
+  "dp_mean": _dp_mean,
+  "central": _central,
+  "client_noise": _client_noise,
+}
+_ROBUST = "robust, and private by nobody's claim"
+NO_CLAIM = {
+  "weighted_mean": "the mean without privacy",
+  "median": _ROBUST,
+  "trimmed_mean": _ROBUST,
+  "krum": _ROBUST,
+  "geometric_median": _ROBUST,
+  "fine_tune": "what it makes is sent to nobody",
+  "local_training": "the client inside every algorithm, played with it",
+  "compressed": "changes what a client sends, before the clip that is played",
+  "clipped_grad": "a client's gradient under its own plan, played as a plan",
+}
+
+
+def games(subject: str, kind: Any, aggregate: Aggregate | None = None) -> list[Game]:
+  """The games of one algorithm or aggregator."""
+  return GAMES[subject](kind, federated.central if aggregate is None else aggregate)

@@ -1,0 +1,269 @@
+"""One distinguishing game: two neighbouring inputs, an adversary, and a claim to refute.
+
+The game draws the released outputs on both inputs many times. The adversary learns a score
+from the first third of the draws, and picks the one event {score >= t}, or its complement,
+and the direction, that look worst for the claim. Only then the other two thirds are opened:
+on them the event has two error rates, each bounded exactly (Clopper and Pearson 1934), and
+
+  P(event | one input) <= e^epsilon P(event | the other) + delta
+
+gives the lower bound on epsilon. Nothing is chosen on the draws that it is counted on, so
+one claim needs no correction; a game with several claims divides its significance by their
+number.
+
+A bound above the claim REFUTES it. A bound below it proves nothing: no attack can.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from dpjax import validate
+from dpjax.auditing.bounds import Scores
+from dpjax.validate import UserError
+
+CONFIDENCE = 0.999
+_THRESHOLDS = 400  # events that the adversary looks at, on its own draws
+_CHUNK = 20_000  # draws that are made at once
+_FIT = 3  # one in so many draws is the adversary's to learn from
+
+Outputs = Callable[[int, int, int], np.ndarray]  # (which input, seed, n) -> [n, features]
+Score = Callable[[np.ndarray], np.ndarray]  # outputs [n, features] -> [n]
+Adversary = Callable[[np.ndarray, np.ndarray], Score]  # outputs on input 0, on input 1
+
+
+class Claim(NamedTuple):
+  """What is promised of the outputs on ANY two neighbours."""
+
+  epsilon: float
+  delta: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Game:
+  """One pair of neighbours, played against one promise.
+
+  Args:
+    room, subject: what is attacked, such as "mechanisms" and "Laplace".
+    case: the neighbours and the setting, in words.
+    relation: under which they are neighbours.
+    claims: points of the promised curve; all of them hold if the promise does.
+    outputs: everything that is released, as numbers [n, features]; NaN counts as seen.
+    adversary: how the score is learned.
+    draws: as a share of what a game is given, where one draw is dear.
+  """
+
+  room: str
+  subject: str
+  case: str
+  relation: str
+  claims: tuple[Claim, ...]
+  outputs: Outputs
+  adversary: Adversary
+  draws: float = 1.0
+
+  @property
+  def name(self) -> str:
+    """Unique among all games."""
+    return f"{self.room}.{self.subject}: {self.case}"
+
+
+class Result(NamedTuple):
+  """What one game showed of one claim."""
+
+  game: Game
+  claim: Claim
+  epsilon_lower: float
+  num_draws: int  # on each input, the adversary's own included
+  confidence: float
+  seconds: float
+
+  @property
+  def refuted(self) -> bool:
+    """Whether the claim is false, with `confidence`."""
+    return self.epsilon_lower > self.claim.epsilon
+
+
+def play(
+  game: Game, *, num_draws: int, seed: int = 0, confidence: float = CONFIDENCE
+) -> list[Result]:
+  """The lower bound that the game gives on each of its claims; they hold together.
+
+  Args:
+    num_draws: on each of the two inputs, before `game.draws` is applied.
+    seed: of all draws; the same seed gives the same result.
+
+  >>> rng = lambda world, seed: np.random.default_rng([world, seed])
+  >>> laplace = lambda world, seed, n: rng(world, seed).laplace(world, 1.0, (n, 1))
+  >>> game = Game("x", "laplace", "0, 1", "any", (Claim(0.5, 0.0),), laplace, linear)
+  >>> play(game, num_draws=9_000)[0].refuted  # its epsilon is 1
+  True
+  """
+  validate.integer_at_least(1, num_draws=num_draws)
+  started, n = time.perf_counter(), max(30, round(num_draws * game.draws))
+  outputs = _visible([_drawn(game, world, seed, n) for world in range(2)], n)
+  cut = n // _FIT
+  score = game.adversary(*(drawn[:cut] for drawn in outputs))
+  outside, inside = (np.asarray(score(drawn), np.float64) for drawn in outputs)
+  fit, test = Scores(inside[:cut], outside[:cut]), Scores(inside[cut:], outside[cut:])
+  each = 1 - (1 - confidence) / len(game.claims)
+  bounds = [held_out_bound(fit, test, delta=c.delta, confidence=each) for c in game.claims]
+  seconds = time.perf_counter() - started
+  return [
+    Result(game, claim, bound, n, confidence, seconds)
+    for claim, bound in zip(game.claims, bounds)
+  ]
+
+
+def _drawn(game: Game, world: int, seed: int, n: int) -> np.ndarray | None:
+  """[n, features], or None where this input is refused."""
+  size = min(n, _CHUNK)
+  try:
+    parts = [
+      np.asarray(game.outputs(world, seed * 1_000_003 + part, size), np.float64)
+      for part in range(-(-n // size))
+    ]
+  except UserError:
+    return None
+  return np.concatenate([part.reshape(size, -1) for part in parts])[:n]
+
+
+def _visible(outputs: list[np.ndarray | None], n: int) -> list[np.ndarray]:
+  """A refusal is an output too: it shows where only one of two neighbours is refused."""
+  width = max(1 if drawn is None else drawn.shape[1] for drawn in outputs)
+  return [np.full((n, width), np.nan) if drawn is None else drawn for drawn in outputs]
+
+
+# --- bounds
+
+
+def held_out_bound(
+  fit: Scores, test: Scores, *, delta: float, confidence: float = CONFIDENCE
+) -> float:
+  """Lower bound on epsilon at `delta` from the event that `fit` picks, counted on `test`.
+
+  Guarantee: above the true epsilon with probability at most 1 - confidence, for any
+  mechanism, where the scores of `test` are those of independent runs and do not depend on
+  `fit` otherwise than by the event picked.
+
+  >>> apart = Scores(inside=np.ones(1000), outside=np.zeros(1000))
+  >>> round(held_out_bound(apart, apart, delta=0.0, confidence=0.95), 2)
+  5.6
+  """
+  found = np.concatenate([fit.inside, fit.outside])
+  levels = np.quantile(found, np.linspace(0, 1, _THRESHOLDS), method="nearest")
+  levels = np.unique(np.concatenate([levels, [np.inf]]))
+  learned = _bounds(fit, levels, delta, confidence)  # [events, directions]
+  event, direction = np.unravel_index(np.argmax(learned), learned.shape)
+  bound = _bounds(test, levels[[event]], delta, confidence)[0, direction]
+  return max(0.0, float(bound))
+
+
+def _bounds(
+  scores: Scores, levels: np.ndarray, delta: float, confidence: float
+) -> np.ndarray:
+  """[levels, 4]: of {score >= level} and of its complement, in both directions."""
+  n, m = len(scores.inside), len(scores.outside)
+  ones = n - np.searchsorted(np.sort(scores.inside), levels, side="left")
+  zeros = m - np.searchsorted(np.sort(scores.outside), levels, side="left")
+  cases = (
+    (ones, n, zeros, m),
+    (zeros, m, ones, n),
+    (n - ones, n, m - zeros, m),
+    (m - zeros, m, n - ones, n),
+  )
+  significance = (1 - confidence) / 2
+  return np.stack([_log_ratio(*case, delta, significance) for case in cases], axis=1)
+
+
+def _log_ratio(
+  often: np.ndarray, n: int, rarely: np.ndarray, m: int, delta: float, significance: float
+) -> np.ndarray:
+  low = np.where(often > 0, stats.beta.ppf(significance, often, n - often + 1), 0.0)
+  high = stats.beta.ppf(1 - significance, rarely + 1, np.maximum(m - rarely, 1e-9))
+  high = np.where(rarely < m, high, 1.0)
+  excess = low - delta
+  ratio = np.log(np.where(excess > 0, excess, 1.0) / high)
+  return np.where(excess > 0, ratio, -math.inf)
+
+
+# --- adversaries
+
+
+def linear(zero: np.ndarray, one: np.ndarray) -> Score:
+  """Fisher's discriminant: the best score where the outputs are Gaussian with one covariance,
+  whatever their number. An output without noise gets all the weight; heavy tails are seen on
+  a logarithmic scale too."""
+  both = np.where(np.isfinite(found := np.concatenate([zero, one])), found, 0.0)
+  middle = np.median(both, axis=0)
+  width = np.median(np.abs(both - middle), axis=0) + 1e-30
+
+  def features(outputs: np.ndarray) -> np.ndarray:
+    finite = np.isfinite(outputs)
+    kept = np.where(finite, outputs, 0.0)
+    return np.concatenate([np.arcsinh((kept - middle) / width), kept, ~finite], axis=1)
+
+  zero, one = features(zero), features(one)
+  centre, spread = np.mean(both := np.concatenate([zero, one]), axis=0), both.std(axis=0)
+  used = spread > 0
+  scaled = lambda x: (x[:, used] - centre[used]) / spread[used]
+  within = np.concatenate([scaled(x) - scaled(x).mean(axis=0) for x in (zero, one)])
+  covariance = within.T @ within / len(within) + 1e-6 * np.eye(int(used.sum()))
+  gap = scaled(one).mean(axis=0) - scaled(zero).mean(axis=0)
+  weights = np.linalg.solve(covariance, gap)
+  return lambda outputs: np.round(scaled(features(outputs)) @ weights, 6)
+
+
+def two_sided(zero: np.ndarray, one: np.ndarray) -> Score:
+  """Each entry cut at its two medians, the log-ratio of Laplace noise; NaN shows."""
+  middles = (
+    np.nanmedian(np.nan_to_num(zero), axis=0),
+    np.nanmedian(np.nan_to_num(one), axis=0),
+  )
+  low, high = np.minimum(*middles), np.maximum(*middles)
+  scale = np.abs(np.nan_to_num(zero) - middles[0]).mean(axis=0) + 1e-30
+  sign = np.sign(middles[1] - middles[0]) / scale
+
+  def score(outputs: np.ndarray) -> np.ndarray:
+    cut = np.round(np.clip(np.nan_to_num(outputs), low, high) @ sign, 6)
+    return np.where(np.isfinite(outputs).all(axis=1), cut, 1e12)
+
+  return score
+
+
+def frequency(zero: np.ndarray, one: np.ndarray) -> Score:
+  """The log-ratio of how often each output was seen: the best score for few outputs."""
+  seen: dict[bytes, list[int]] = {}
+  for which, outputs in enumerate((zero, one)):
+    for row in np.ascontiguousarray(outputs):
+      seen.setdefault(row.tobytes(), [0, 0])[which] += 1
+  ratio = {row: math.log((b + 0.5) / (a + 0.5)) for row, (a, b) in seen.items()}
+  return lambda outputs: np.array(
+    [ratio.get(row.tobytes(), 0.0) for row in np.ascontiguousarray(outputs)]
+  )
+
+
+def binned(zero: np.ndarray, one: np.ndarray, bins: int = 24) -> Score:
+  """`frequency` of the bin of each entry, the bins equally full; atoms get their own."""
+  both = np.concatenate([zero, one])
+  shares = np.linspace(0, 1, bins + 1)[1:-1]
+  edges = [np.unique(np.nanquantile(np.nan_to_num(x), shares)) for x in both.T]
+
+  def places(outputs: np.ndarray) -> np.ndarray:
+    clean = np.nan_to_num(outputs, nan=np.inf)
+    # an output that equals an edge is an atom, or rare
+    columns = [
+      np.searchsorted(edge, x, side="left") + np.searchsorted(edge, x, side="right")
+      for edge, x in zip(edges, clean.T)
+    ]
+    return np.stack(columns, axis=1).astype(np.float64)
+
+  learned = frequency(places(zero), places(one))
+  return lambda outputs: learned(places(outputs))

@@ -1,0 +1,181 @@
+"""Which games there must be: one for everything that a registry, or a look at the code, finds.
+
+Nothing is listed by hand: a room FINDS its subjects, and a subject without a game, or
+without a reason why it claims nothing, is `uncovered` and fails the tests on the day that it
+is added.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import dpjax.federated
+import dpjax.mechanisms
+import dpjax.sampling
+import dpjax.transforms
+from dpjax import validate
+from dpjax.auditing.games import federated, mechanisms, relevance, samplers, transforms
+from dpjax.auditing.games.game import Game
+from dpjax.validate import UserError
+
+
+class Room(NamedTuple):
+  """One kind of subject."""
+
+  find: Callable[[], dict[str, Any]]  # name -> class or function
+  play: Callable[[str, Any], list[Game]]
+  covered: Mapping[str, Any]  # names that have games
+  no_claim: Mapping[str, str]  # names that promise nothing, and why
+
+
+def public(package: ModuleType) -> dict[str, Any]:
+  """Every public class and function of a package, exported or not.
+
+  >>> sorted(n for n in public(dpjax.mechanisms) if n.endswith("Vector"))
+  ['SparseVector']
+  """
+  found: dict[str, Any] = {}
+  for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+    module = importlib.import_module(info.name)
+    own = lambda o, name=info.name: getattr(o, "__module__", "") == name
+    found |= {n: o for n, o in vars(module).items() if own(o) and not n.startswith("_")}
+  return found | {n: o for n, o in vars(package).items() if _defined_in(o, package)}
+
+
+def _defined_in(found: Any, package: ModuleType) -> bool:
+  inside = str(getattr(found, "__module__", "")).startswith(package.__name__)
+  return inside and not isinstance(found, ModuleType)
+
+
+def is_mechanism(found: Any) -> bool:
+  """A class whose objects are called and have an event."""
+  return inspect.isclass(found) and {"__call__", "event"} <= _own_names(found)
+
+
+def _own_names(kind: type) -> set[str]:
+  """What its objects have, object itself left out."""
+  return {name for base in kind.__mro__[:-1] for name in vars(base)}
+
+
+def is_sampler(found: Any) -> bool:
+  """A class that draws and has an event; not the protocol."""
+  if not inspect.isclass(found) or getattr(found, "_is_protocol", False):
+    return False
+  return {"draw", "event"} <= _own_names(found)
+
+
+def _returns(found: Any, *words: str) -> bool:
+  if not inspect.isfunction(found):
+    return False
+  annotation = str(inspect.signature(found).return_annotation)
+  return any(word in annotation for word in words)
+
+
+def is_transform(found: Any) -> bool:
+  """A function that makes an Optax transform."""
+  return _returns(found, "GradientTransformation")
+
+
+def is_federated(found: Any) -> bool:
+  """A function that makes an algorithm, a client or an aggregator."""
+  if not inspect.isfunction(found):
+    return False
+  first = next(iter(inspect.signature(found).parameters), "")
+  return first == "loss_fn" or _returns(
+    found, "Aggregator", "ClientAlgorithm", "FederatedAlgorithm"
+  )
+
+
+def _only(kind: Callable[[Any], bool], found: Mapping[str, Any]) -> dict[str, Any]:
+  return {name: one for name, one in sorted(found.items()) if kind(one)}
+
+
+def _exported(package: ModuleType) -> dict[str, Any]:
+  return {n: o for n, o in vars(package).items() if not n.startswith("_")}
+
+
+ROOMS: dict[str, Room] = {
+  "mechanisms": Room(
+    lambda: _only(is_mechanism, public(dpjax.mechanisms)),
+    lambda name, kind: mechanisms.GAMES[name](kind),
+    mechanisms.GAMES,
+    {},
+  ),
+  "samplers": Room(
+    lambda: _only(is_sampler, public(dpjax.sampling)),
+    lambda name, kind: samplers.GAMES[name](kind),
+    samplers.GAMES,
+    {},
+  ),
+  "transforms": Room(
+    lambda: _only(is_transform, _exported(dpjax.transforms)),
+    transforms.games,
+    transforms.GAMES,
+    {},
+  ),
+  "federated": Room(
+    lambda: _only(is_federated, _exported(dpjax.federated)),
+    federated.games,
+    federated.GAMES,
+    federated.NO_CLAIM,
+  ),
+  "relevance": Room(
+    lambda: dict.fromkeys(relevance.names()),
+    lambda name, _: relevance.GAMES[name](),
+    relevance.GAMES,
+    relevance.NO_CLAIM,
+  ),
+}
+
+
+def uncovered(room: str, found: Mapping[str, Any] | None = None) -> list[str]:
+  """Subjects without a game and without a reason for having none.
+
+  >>> uncovered("mechanisms")
+  []
+  """
+  validate.one_of(ROOMS, room=room)
+  known = ROOMS[room]
+  names = known.find() if found is None else found
+  return [
+    name for name in names if name not in known.covered and name not in known.no_claim
+  ]
+
+
+def stale(room: str) -> list[str]:
+  """Games and reasons whose subject is gone, and subjects that have both."""
+  known, found = ROOMS[room], ROOMS[room].find()
+  gone = [name for name in (*known.covered, *known.no_claim) if name not in found]
+  return gone + [name for name in known.covered if name in known.no_claim]
+
+
+@functools.cache
+def subjects(only: str = "") -> tuple[tuple[str, str], ...]:
+  """(room, name) of everything that has a game; `only` is a room, a name or room.name.
+
+  Raises:
+    UserError: nothing is called that.
+
+  >>> subjects("Laplace")
+  (('mechanisms', 'Laplace'),)
+  """
+  every = [(room, name) for room, known in ROOMS.items() for name in known.covered]
+  chosen = [
+    (room, name) for room, name in every if only in ("", room, name, f"{room}.{name}")
+  ]
+  if not chosen:
+    names = [*ROOMS, *(name for _, name in every)]
+    validate.one_of(names, only=only)
+    raise UserError(f"only={only!r}: nothing is called that")
+  return tuple(chosen)
+
+
+def games(room: str, name: str) -> list[Game]:
+  """The games of one subject, the strongest first."""
+  return ROOMS[room].play(name, ROOMS[room].find().get(name))

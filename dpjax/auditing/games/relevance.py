@@ -1,0 +1,279 @@
+"""Games against what `dpjax.relevance` proves: stage by stage, and method by method.
+
+| subject            | what is played                                                       |
+| ------------------ | -------------------------------------------------------------------- |
+| features:NAME      | one record's noisy features (stage C), local                         |
+| relevance:NAME     | the noisy mean relevance of one record (stage B)                     |
+| labels:NAME        | one record's response (stage L), local                               |
+| method:radp        | features and response together, at the price of the method's ledger  |
+| method:NAME        | the plan that the method hands to its trainer, at the price it prints |
+
+A method runs once, with a trainer that only writes down what it was given.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+
+from dpjax import data, models, relevance
+from dpjax.auditing.games import plans
+from dpjax.auditing.games.game import Claim, Game, frequency, linear, two_sided
+from dpjax.relevance import labels as labels_lib
+from dpjax.relevance import noise as noise_lib
+from dpjax.relevance import relevance as shares_lib
+from dpjax.relevance import rigorous, settings, train
+from dpjax.types import NeighboringRelation
+
+ROOM = "relevance"
+_RELATION = "replace_one"
+_DELTA = 0.01  # of the stages that have one
+_BETA = np.array([0.5, 0.5])
+_CLASSES = 3
+
+Worlds = tuple[np.ndarray, np.ndarray]
+
+
+def names() -> tuple[str, ...]:
+  """Every method, kind of features, relevance noise and label that there is."""
+  kinds = {
+    "method": relevance.NAMES,
+    "features": settings.FEATURES,
+    "relevance": settings.RELEVANCE_NOISE,
+    "labels": settings.LABELS,
+  }
+  return tuple(f"{kind}:{name}" for kind, found in kinds.items() for name in found)
+
+
+def _key(seed: int, world: int) -> Any:
+  return jax.random.fold_in(jax.random.key(seed), world)
+
+
+# --- stages
+
+
+def _accepted(how: settings.Rigorous, record: np.ndarray) -> None:
+  """Raises the UserError that the method has for such a record."""
+  x = np.tile(record[None], (4, 1))
+  job = _job(x, rigorous=how)
+  with _recorded("fit"):
+    relevance.run("radp", "rigorous", job)
+
+
+def _features(name: str) -> Callable[..., list[Game]]:
+  def games(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
+    how = settings.Rigorous(features=name, shuffle=False, delta=_DELTA, pool=1, clip=0.25)
+    adversary = linear if name == "gaussian" else two_sided
+
+    def one(case: str, epsilon: float, worlds: Worlds) -> Game:
+      made = functools.cache(
+        lambda: rigorous.feature_noise(_BETA, how, epsilon=epsilon, channels=1)
+      )
+
+      def outputs(world: int, seed: int, n: int) -> np.ndarray:
+        record = np.asarray(worlds[world], np.float32)
+        _accepted(how, record)
+        with np.errstate(over="ignore"):
+          x = rigorous.clipped(np.tile(record[None], (n, 1)), _BETA, how)
+        return noisy_records(
+          _key(seed, world), np.arange(n), x, made().scales, mechanism=made().mechanism
+        )
+
+      delta = _DELTA if name in ("laplace_pld", "gaussian") else 0.0
+      claims = (Claim(epsilon, delta),)
+      return Game(ROOM, f"features:{name}", case, _RELATION, claims, outputs, adversary)
+
+    corner = {"laplace_clipped": ([1.0, 0.0], [0.0, 1.0])}.get(
+      name, ([0.0, 0.0], [1.0, 1.0])
+    )
+    far = (np.array([-1e30, 0.5]), np.array([1e30, 0.5]))
+    return [
+      one("opposite corners", 1.0, corner),  # type: ignore[arg-type]
+      one("opposite corners, high epsilon", 4.0, corner),  # type: ignore[arg-type]
+      one("outside of the range", 1.0, (np.array([-3.0, 0.5]), np.array([4.0, 0.5]))),
+      one("-1e30, 1e30", 1.0, far),
+    ]
+
+  return games
+
+
+def _relevance(name: str) -> Callable[..., list[Game]]:
+  """One record, all of whose relevance is on the first feature, or on the second."""
+
+  def games(noisy_relevance: Callable = rigorous.noisy_relevance) -> list[Game]:
+    delta = _DELTA if name == "gaussian" else 0.0
+    adversary = linear if name == "gaussian" else two_sided
+
+    def one(case: str, epsilon: float, scores: Worlds) -> Game:
+      def outputs(world: int, seed: int, n: int) -> np.ndarray:
+        share = shares_lib.shares(np.asarray(scores[world])[None]).mean(axis=0)
+        rows = np.tile(share[None], (n, 1))  # noise of its own for every entry
+        key = _key(seed, world)
+        return noisy_relevance(key, rows, num_records=1, epsilon=epsilon, delta=delta)
+
+      claims = (Claim(epsilon, delta),)
+      return Game(ROOM, f"relevance:{name}", case, _RELATION, claims, outputs, adversary)
+
+    strange = (np.array([math.nan, 1.0]), np.array([1e300, -1e300]))
+    return [
+      one("the other feature", 1.0, (np.array([1.0, 0.0]), np.array([0.0, -5.0]))),
+      one(
+        "the other feature, high epsilon", 4.0, (np.array([1.0, 0.0]), np.array([0.0, 9.0]))
+      ),
+      one("NaN, 1e300", 1.0, strange),
+    ]
+
+  return games
+
+
+def _responses(noisy_labels: Callable = labels_lib.noisy_labels) -> list[Game]:
+  def one(case: str, epsilon: float, labels: tuple[int, int]) -> Game:
+    def outputs(world: int, seed: int, n: int) -> np.ndarray:
+      given = np.full(n, labels[world])
+      return noisy_labels(
+        _key(seed, world), np.arange(n), given, epsilon=epsilon, num_classes=_CLASSES
+      )[:, None].astype(np.float64)
+
+    claims = (Claim(epsilon, 0.0),)
+    subject = "labels:randomized_response"
+    return Game(ROOM, subject, case, _RELATION, claims, outputs, frequency)
+
+  return [
+    one("a singleton class", 0.5, (0, 2)),
+    one("high epsilon", 4.0, (1, 2)),
+    one("labels that there are not", 1.0, (-1, 99)),
+  ]
+
+
+# --- methods
+
+
+def _job(x: Any = None, epsilon: float = 2.0, **fields: Any) -> relevance.Job:
+  x = np.array([[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, 0.0]]) if x is None else x
+  y = np.arange(len(x)) % _CLASSES
+  rows = data.from_arrays(np.asarray(x, np.float32), y, num_classes=_CLASSES)
+  test = data.from_arrays(np.ones((2, 2), np.float32), [0, 1], num_classes=_CLASSES)
+  net = models.build("linear", num_classes=_CLASSES)
+  streams = relevance.Streams(jax.random.key(0), jax.random.key(1), 0, 2**100 + 1)
+  fields = {"training": settings.Training(num_epochs=2, batch_size=2), **fields}
+  return relevance.Job(
+    epsilon=epsilon,
+    train=rows,
+    test=test,
+    nets=relevance.Nets(net, net, net, net),
+    streams=streams,
+    **fields,
+  )
+
+
+def _recorded(trainer: str, calls: list[Any] | None = None) -> Any:
+  """Within it, that trainer learns nothing and notes (loss, parameters, data, plan)."""
+
+  def note(*given: Any, **options: Any) -> Any:
+    del options
+    if calls is not None:
+      calls.append(given)
+    return given[1]
+
+  return mock.patch.object(train, trainer, note)
+
+
+def _gradients(method: str, relation: str) -> tuple[Any, Any]:
+  """(privacy that the method prints, plan that it trains with)."""
+  calls: list[Any] = []
+  job = _job(
+    epsilon=1.0, private=settings.Private(neighboring_relation=relation, delta=_DELTA)
+  )
+  with _recorded("fit_private", calls):
+    outcome = relevance.run(method, "rigorous", job)
+  return outcome.privacy, calls[0][3]
+
+
+def _method(name: str) -> Callable[..., list[Game]]:
+  """Of a data set that nobody else is in, but for records without a gradient."""
+
+  def games(attacked: Callable[[Any], Any] = lambda plan: plan) -> list[Game]:
+    found = []
+    for relation in settings.RELATIONS:
+      privacy, plan = _gradients(name, relation)
+      rest = np.zeros(3)
+      add = relation == NeighboringRelation.ADD_OR_REMOVE_ONE
+      first = rest if add else np.append(-1.0, rest)
+      worlds = (first, np.append(1.0, rest))
+      found.append(
+        plans.game(
+          ROOM,
+          f"method:{name}",
+          f"{relation}, alone",
+          attacked(plan),
+          worlds,
+          epsilon=privacy.epsilon,
+          delta=privacy.delta,
+        )
+      )
+    return found
+
+  return games
+
+
+def _radp(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
+  """A record with its label against the opposite one, at the ledger's total."""
+  how = settings.Rigorous(features="laplace", shuffle=False, pool=1)
+  corners = (np.zeros(2, np.float32), np.ones(2, np.float32))
+
+  @functools.cache
+  def run() -> Any:
+    with _recorded("fit"):
+      return relevance.run("radp", "rigorous", _job(rigorous=how, epsilon=2.0))
+
+  def outputs(world: int, seed: int, n: int) -> np.ndarray:
+    made, details = run().noise, run().privacy.details
+    x = noisy_records(
+      _key(seed, world),
+      np.arange(n),
+      np.tile(corners[world][None], (n, 1)),
+      made.scales,
+      mechanism=made.mechanism,
+      grid=made.grid,
+    )
+    y = labels_lib.noisy_labels(
+      _key(seed + 1, world),
+      np.arange(n),
+      np.full(n, world),
+      epsilon=details["epsilon_labels"],
+      num_classes=_CLASSES,
+    )
+    return np.concatenate([x, np.eye(_CLASSES)[y]], axis=1)
+
+  claims = (Claim(2.0, 0.0),)
+  case = "opposite corners with another label"
+  return [Game(ROOM, "method:radp", case, _RELATION, claims, outputs, linear)]
+
+
+_PLANNED = ("radp_dpsgd", "dpsgd", "tempered", "dp_adam", "dpdligdo", "dp_sgld")
+
+GAMES: dict[str, Callable[..., list[Game]]] = {
+  **{
+    f"features:{name}": _features(name)
+    for name in ("laplace", "laplace_clipped", "laplace_pld", "gaussian")
+  },
+  **{f"relevance:{name}": _relevance(name) for name in ("laplace", "gaussian")},
+  "labels:randomized_response": _responses,
+  "method:radp": _radp,
+  **{f"method:{name}": _method(name) for name in _PLANNED},
+}
+_CLAIMED = "claims an epsilon, proves none; `launch.relevance --audit` attacks it"
+NO_CLAIM = {
+  "method:adlm": _CLAIMED,
+  "method:ilm": _CLAIMED,
+  "method:no_dp": "no privacy",
+  "relevance:entropy": "refused by `Rigorous`",
+  "labels:public": "labels count as public",
+  "labels:raw": "refused by `Rigorous`",
+}

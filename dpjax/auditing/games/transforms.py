@@ -1,0 +1,226 @@
+"""Games against Optax transforms: stacked gradients go in, what they release comes out.
+
+A transform that only transforms private gradients (`dp_adam`, `dp_sgld`) or wraps a private
+one (`accumulate`, `with_clip_schedule`) is played around `base`, which is `clip_and_noise`
+or a broken one. The adversary sees every update and every state that may be released.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import accounting, noise, transforms
+from dpjax.auditing.games.game import Claim, Game, linear
+
+ROOM = "transforms"
+DELTAS = (1e-5, 0.01, 0.1)
+STEPS = 2
+_ADD, _REPLACE = "add_or_remove_one", "replace_one"
+_Z, _CLIP = 1.5, 0.5  # noise multiplier; clip norm of everything that is played here
+_FAR = 1e3 * _CLIP
+_PARAMS = 2
+
+Make = Callable[[Any], Any]  # key -> transform
+Batch = tuple[np.ndarray, np.ndarray]  # gradients [records, params], mask [records]
+
+
+def claims_of(noise_multiplier: float, steps: int, relation: str) -> tuple[Claim, ...]:
+  """What that many Gaussian sums cost."""
+  event = accounting.composed(accounting.gaussian_event(noise_multiplier), steps)
+  price = functools.partial(accounting.epsilon, event, neighboring_relation=relation)
+  return tuple(Claim(price(delta=delta), delta) for delta in DELTAS)
+
+
+def _rows(*targets: tuple[float, float], dtype: Any = np.float32) -> np.ndarray:
+  """The target's gradients, and one other record that pulls the other way."""
+  return np.array([*targets, (-_FAR, 0.0)], dtype)
+
+
+def _present(target: tuple[float, float], dtype: Any = np.float32) -> tuple[Batch, Batch]:
+  rows = _rows(target, dtype=dtype)
+  return (rows, np.array([False, True])), (rows, np.array([True, True]))
+
+
+def _exchanged(one: tuple[float, float], other: tuple[float, float]) -> tuple[Batch, Batch]:
+  both = np.array([True, True])
+  return (_rows(one), both), (_rows(other), both)
+
+
+def game(
+  subject: str,
+  case: str,
+  make: Make,
+  worlds: tuple[Batch, Batch],
+  *,
+  relation: str = _ADD,
+  steps: int = STEPS,
+  noise_multiplier: float = _Z,
+  released: Callable[[Any], Any] = lambda state: (),
+  calls: int = 1,
+) -> Game:
+  """`steps` updates on the same batch, `calls` of them to a charged one."""
+  dtype = worlds[0][0].dtype
+
+  @jax.jit
+  @functools.partial(jax.vmap, in_axes=(0, None, None))
+  def run(key: Any, grads: Any, mask: Any) -> Any:
+    tx, params = make(key), jnp.zeros(_PARAMS, dtype)
+    state, seen = tx.init(params), []
+    for _ in range(steps * calls):
+      updates, state = tx.update(grads, state, params, mask=mask)
+      seen.append((updates, released(state)))
+    return [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(seen)]
+
+  def outputs(world: int, seed: int, n: int) -> np.ndarray:
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
+    leaves = run(keys, *(jnp.asarray(part) for part in worlds[world]))
+    return np.concatenate([np.asarray(leaf, np.float64) for leaf in leaves], axis=1)
+
+  claims = claims_of(noise_multiplier, steps, relation)
+  return Game(ROOM, subject, case, relation, claims, outputs, linear)
+
+
+_NUMBERS: dict[str, Any] = dict(l2_clip_norm=_CLIP, noise_multiplier=_Z, normalize_by=2.0)
+_AWAY = (_FAR, 0.0)
+
+
+def _clip_and_noise(tx: Callable, base: Callable) -> list[Game]:
+  del base
+  made = lambda **options: lambda key: tx(**{**_NUMBERS, "key": key, **options})
+  one = functools.partial(game, "clip_and_noise")
+  plain = made()
+  twice = made(noise_multiplier=2 * _Z)
+  strange = {"1e30": (1e30, 1e30), "NaN": (math.nan, 1.0), "infinity": (-math.inf, 0.0)}
+  return [
+    one("a record added, against another", plain, _present(_AWAY)),
+    one(
+      "replaced by its opposite",
+      twice,
+      _exchanged(_AWAY, (-_FAR, 0.0)),
+      relation=_REPLACE,
+      noise_multiplier=2 * _Z,
+    ),
+    *[one(f"{word} added", plain, _present(row)) for word, row in strange.items()],
+    one("bfloat16 added", plain, _present(_AWAY, jnp.bfloat16)),
+    one(
+      "nobody, one record",
+      plain,
+      (
+        (np.zeros((1, 2), np.float32), np.array([False])),
+        (np.array([_AWAY], np.float32), np.array([True])),
+      ),
+    ),
+    one("automatic clipping", made(clipping="automatic", gamma=0.01), _present(_AWAY)),
+  ]
+
+
+def _adaptive(tx: Callable, base: Callable) -> list[Game]:
+  del base
+  how = transforms.AdaptiveClipping(count_noise_std=0.7, learning_rate=0.5)
+  make = lambda key: tx(**_NUMBERS, key=key, adaptive=how)
+  z = how.combined_noise_multiplier(_Z, _NUMBERS["normalize_by"])
+  one = functools.partial(
+    game, "adaptive_clip_and_noise", noise_multiplier=z, released=transforms.clip_scale
+  )
+  return [
+    one("a record above the quantile added", make, _present(_AWAY)),
+    one("NaN added", make, _present((math.nan, 0.0))),
+  ]
+
+
+def _correlated(tx: Callable, base: Callable) -> list[Game]:
+  """The record takes part in both of two steps; the noise is banded, so that costs s_2."""
+  del base
+  strategy = noise.correlated.BandedToeplitz((1.0, 0.5))
+  make = lambda key: tx(**_NUMBERS, key=key, correlation=strategy, num_steps=STEPS)
+  matrix = noise.correlated.strategies.matrix(strategy, STEPS)
+  together = float(
+    np.linalg.norm(matrix.sum(axis=1))
+  )  # |C (1, 1)|: what one Gaussian hides
+  one = functools.partial(game, "clip_and_correlated_noise", steps=STEPS)
+  effective = _Z / together * math.sqrt(STEPS)
+  return [
+    one("a record in both steps", make, _present(_AWAY), noise_multiplier=effective),
+    one("1e30 in both steps", make, _present((1e30, 0.0)), noise_multiplier=effective),
+  ]
+
+
+def _accumulate(tx: Callable, base: Callable) -> list[Game]:
+  """Of two slices of a step the second one is always empty of the record."""
+
+  def make(key: Any) -> Any:
+    return tx(base(**_NUMBERS, key=key), every=2, l2_clip_norm=_CLIP)
+
+  once = functools.partial(_in_first_slice, make)
+  one = functools.partial(game, "accumulate", calls=2, steps=1)
+  return [
+    one("a record in the first slice", once, _present(_AWAY)),
+    one("NaN in the first slice", once, _present((math.nan, 0.0))),
+  ]
+
+
+def _in_first_slice(make: Make, key: Any) -> Any:
+  """The transform, fed with the batch and then with an empty one."""
+  tx = make(key)
+
+  def update(grads: Any, state: Any, params: Any = None, *, mask: Any = None) -> Any:
+    first = state.count == 0
+    return tx.update(grads, state, params, mask=mask & first)
+
+  return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+def _scheduled(tx: Callable, base: Callable) -> list[Game]:
+  make = lambda key: tx(base(**_NUMBERS, key=key), [1.0, 0.1])
+  one = functools.partial(game, "with_clip_schedule", make=make)
+  return [
+    one("a record added", worlds=_present(_AWAY)),
+    one("1e30 added", worlds=_present((1e30, 0.0))),
+  ]
+
+
+def _post(
+  name: str, after: Callable[[Callable], Any], released: Callable[[Any], Any]
+) -> Callable[..., list[Game]]:
+  """An optimizer behind the base: post-processing, whatever it keeps."""
+
+  def games(tx: Callable, base: Callable) -> list[Game]:
+    make = lambda key: optax.chain(base(**_NUMBERS, key=key), after(tx))
+    one = functools.partial(game, name, make=make, released=released)
+    return [
+      one("a record added", worlds=_present(_AWAY)),
+      one("infinity added", worlds=_present((math.inf, 0.0))),
+    ]
+
+  return games
+
+
+_STD = _Z * _CLIP / 2.0
+
+GAMES: dict[str, Callable[..., list[Game]]] = {
+  "clip_and_noise": _clip_and_noise,
+  "adaptive_clip_and_noise": _adaptive,
+  "clip_and_correlated_noise": _correlated,
+  "accumulate": _accumulate,
+  "with_clip_schedule": _scheduled,
+  "dp_adam": _post("dp_adam", lambda tx: tx(0.1, noise_std=_STD), lambda s: s[1:]),
+  "scale_by_dp_adam": _post(
+    "scale_by_dp_adam", lambda tx: tx(noise_std=_STD), lambda s: s[1:]
+  ),
+  "dp_sgld": _post(
+    "dp_sgld", lambda tx: tx(0.1, noise_std=_STD, num_examples=10), lambda s: s[1:]
+  ),
+}
+
+
+def games(subject: str, tx: Callable, base: Callable | None = None) -> list[Game]:
+  """The games of one transform; `base` is the private transform inside of it."""
+  return GAMES[subject](tx, transforms.clip_and_noise if base is None else base)

@@ -1,0 +1,140 @@
+"""What must be refuted: broken twins of everything that has a game."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import federated, mechanisms, sampling, transforms
+from dpjax.auditing.games import federated as federated_games
+from dpjax.auditing.games import mechanisms as mechanism_games
+from dpjax.auditing.games import relevance as relevance_games
+from dpjax.auditing.games import samplers as sampler_games
+from dpjax.auditing.games import transforms as transform_games
+from dpjax.plan import Plan
+from dpjax.relevance import labels, noise, rigorous
+
+_WEAKER = 2.5
+
+
+class _Weak:
+  """States what the honest mechanism states, and draws with 2.5 times its epsilon."""
+
+  def __init__(self, kind, **settings):
+    loud = {"epsilon", "epsilon_values"}
+    broken = {k: v * _WEAKER if k in loud else v for k, v in settings.items()}
+    if "noise_multiplier" in broken:
+      broken["noise_multiplier"] /= _WEAKER
+    self.honest, self.broken = kind(**settings), kind(**broken)
+
+  def __call__(self, *arguments):
+    return self.broken(*arguments)
+
+  def __getattr__(self, name):
+    return getattr(self.__dict__["honest"], name)
+
+
+@dataclasses.dataclass(frozen=True)
+class HalfNoise(Plan):
+  """Charges for all of its noise and adds half of it."""
+
+  def transform(self, key):
+    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(Plan)}
+    fields["noise_multiplier"] = self.noise_multiplier / 2
+    return Plan(**fields).transform(key)
+
+
+def _half_noise(make):
+  def broken(*arguments, **options):
+    if "noise_multiplier" in options:
+      options["noise_multiplier"] /= 2
+    return make(*arguments, **options)
+
+  return broken
+
+
+def _half_central(plan, key):
+  quiet = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2)
+  return federated.central(quiet, key)
+
+
+def _no_noise(plan, key):
+  quiet = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 1000)
+  return federated.central(quiet, key)
+
+
+def _leaky_mean(tx, **options):
+  """The private mean, and with it a millionth of the raw one."""
+  honest = federated.dp_mean(tx, **options)
+
+  def update(messages, mask, state, weights=None):
+    found, state = honest.update(messages, mask, state, weights)
+    return found + 1e-4 * jnp.sum(jnp.where(mask[:, None], messages, 0), axis=0), state
+
+  return federated.Aggregator(honest.init, update)
+
+
+def _divided(scale):
+  """Noise on records as if each scale were a third of what it is."""
+  return lambda key, ids, x, scales, **options: noise.noisy_records(
+    key, ids, x, np.asarray(scales) / scale, **options
+  )
+
+
+def _loud_labels(key, ids, given, *, epsilon, num_classes):
+  return labels.noisy_labels(
+    key, ids, given, epsilon=_WEAKER * epsilon, num_classes=num_classes
+  )
+
+
+def _loud_relevance(key, relevance, *, epsilon, **options):
+  return rigorous.noisy_relevance(key, relevance, epsilon=4 * epsilon, **options)
+
+
+def _mechanism(name):
+  kind = getattr(mechanisms, name)
+  return mechanism_games.GAMES[name](lambda **settings: _Weak(kind, **settings))
+
+
+def _sampler(name):
+  return sampler_games.GAMES[name](getattr(sampling, name), HalfNoise)
+
+
+def _transform(name):
+  broken = _half_noise(getattr(transforms, name))
+  return transform_games.games(name, broken, _half_noise(transforms.clip_and_noise))
+
+
+def _federated(name):
+  own = {
+    "dp_mean": _leaky_mean,
+    "central": _half_central,
+    "client_noise": _half_noise(federated.client_noise),
+  }
+  weaker = _half_central if name == "fed_avg" else _no_noise
+  return federated_games.games(name, own.get(name, getattr(federated, name)), weaker)
+
+
+def _relevance(name):
+  kind, _, which = name.partition(":")
+  broken = {
+    "features": _divided(3),
+    "relevance": _loud_relevance,
+    "labels": _loud_labels,
+    "method": _divided(3) if which == "radp" else _quiet_plan,
+  }[kind]
+  return relevance_games.GAMES[name](broken)
+
+
+def _quiet_plan(plan):
+  fields = {f.name: getattr(plan, f.name) for f in dataclasses.fields(Plan)}
+  return HalfNoise(**fields)
+
+
+GAMES = {
+  "mechanisms": _mechanism,
+  "samplers": _sampler,
+  "transforms": _transform,
+  "federated": _federated,
+  "relevance": _relevance,
+}

@@ -1,0 +1,85 @@
+"""What is added without a game fails here on the day that it is added."""
+
+import dataclasses
+
+import optax
+import pytest
+
+from dpjax import sampling
+from dpjax.auditing.games import registry
+from dpjax.federated import Aggregator
+from dpjax.validate import UserError
+
+
+@pytest.mark.parametrize("room", registry.ROOMS)
+def test_everything_has_a_game_or_a_reason(room):
+  assert registry.ROOMS[room].find()
+  assert registry.uncovered(room) == []
+  assert registry.stale(room) == []
+  assert all(registry.ROOMS[room].no_claim.values())
+
+
+class FakeMechanism:
+  """Neither tested nor true."""
+
+  def __call__(self, key, data):
+    return data
+
+  def event(self, neighboring_relation):
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeSampler(sampling.PoissonSampler):
+  """Everybody, always, at the price of a few."""
+
+
+def fake_transform() -> optax.GradientTransformation:
+  """Adds nothing."""
+  return optax.identity()
+
+
+def fake_algorithm(loss_fn, **options):
+  """Sends everything."""
+
+
+def fake_aggregator() -> Aggregator:
+  """Adds nothing."""
+  raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+  ("room", "kind", "fake"),
+  [
+    ("mechanisms", registry.is_mechanism, FakeMechanism),
+    ("samplers", registry.is_sampler, FakeSampler),
+    ("transforms", registry.is_transform, fake_transform),
+    ("federated", registry.is_federated, fake_algorithm),
+    ("federated", registry.is_federated, fake_aggregator),
+  ],
+)
+def test_a_new_one_is_found_and_has_no_game(room, kind, fake):
+  assert kind(fake)
+  view = registry.ROOMS[room].find() | {fake.__name__: fake}
+  assert registry.uncovered(room, view) == [fake.__name__]
+
+
+def test_a_new_class_in_a_module_is_found_without_being_exported(monkeypatch):
+  from dpjax.mechanisms import response
+
+  FakeMechanism.__module__ = response.__name__
+  monkeypatch.setattr(response, "FakeMechanism", FakeMechanism, raising=False)
+  assert registry.uncovered("mechanisms") == ["FakeMechanism"]
+
+
+def test_a_new_relevance_method_is_found(monkeypatch):
+  names = (*registry.relevance.relevance.NAMES, "new")
+  monkeypatch.setattr(registry.relevance.relevance, "NAMES", names)
+  assert registry.uncovered("relevance") == ["method:new"]
+
+
+def test_names_are_chosen_or_refused_in_one_line():
+  assert registry.subjects("mechanisms.Laplace") == (("mechanisms", "Laplace"),)
+  assert len(registry.subjects("samplers")) == len(registry.ROOMS["samplers"].covered)
+  with pytest.raises(UserError, match="did you mean 'Laplace'"):
+    registry.subjects("Laplac")

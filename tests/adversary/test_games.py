@@ -1,0 +1,68 @@
+"""Every game: the honest subject is not refuted, a broken twin is, and so is a NaN.
+
+Keys are fixed. The long form, with more draws, is `python -m launch.audit --all`.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from dpjax.auditing.games import CONFIDENCE, play, registry
+from tests.adversary import plants
+
+_DRAWS = {
+  "mechanisms": 3000,
+  "samplers": 1500,
+  "transforms": 3000,
+  "federated": 1000,
+  "relevance": 3000,
+}
+_PLANTED = {**_DRAWS, "samplers": 2400}
+_FAINT = {"fed_avg", "central", "client_noise"}  # half of the noise, where others have none
+
+
+def _subjects():
+  return [pytest.param(*one, id=".".join(one)) for one in registry.subjects()]
+
+
+def _remembered(game):
+  """The same game, which makes each draw once."""
+  return dataclasses.replace(game, outputs=functools.cache(game.outputs))
+
+
+def _with_nan(game):
+  """The same game where the second input comes out as NaN."""
+
+  def outputs(world, seed, n):
+    drawn = np.asarray(game.outputs(0, seed, n), float)
+    return np.full_like(drawn, np.nan) if world else drawn
+
+  return dataclasses.replace(game, outputs=outputs)
+
+
+def _broken(results):
+  return [
+    f"{r.game.name}: {r.epsilon_lower:.3g} > {r.claim.epsilon:.3g} at delta {r.claim.delta:g}"
+    for r in results
+    if r.refuted
+  ]
+
+
+@pytest.mark.parametrize(("room", "name"), _subjects())
+def test_the_claim_stands(room, name):
+  games = [_remembered(game) for game in registry.games(room, name)]
+  assert games and len({game.name for game in games}) == len(games)
+  found = [r for g in games for r in play(g, num_draws=_DRAWS[room])]
+  assert not _broken(found)
+  assert all(r.confidence == CONFIDENCE for r in found)
+  for game in games:  # and each of them can fail
+    assert _broken(play(_with_nan(game), num_draws=_DRAWS[room])), game.name
+
+
+@pytest.mark.parametrize(("room", "name"), _subjects())
+def test_a_broken_twin_is_refuted(room, name):
+  strongest = plants.GAMES[room](name)[0]
+  draws = 3000 if name in _FAINT else _PLANTED[room]
+  assert _broken(play(strongest, num_draws=draws))

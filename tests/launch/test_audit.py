@@ -1,0 +1,104 @@
+"""launch.audit: rows as they end, resumable, exit codes, one-line mistakes."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dpjax.auditing.games import Claim, Game, registry
+from dpjax.auditing.games.game import linear
+from dpjax.experiment import audit_games
+from dpjax.validate import UserError
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _laplace(name, claim):
+  def outputs(world, seed, n):
+    return np.random.default_rng([world, seed]).laplace(world, 1.0, (n, 1))
+
+  return [Game("toys", name, "0, 1", "replace_one", (Claim(claim, 0.0),), outputs, linear)]
+
+
+@pytest.fixture
+def toys(monkeypatch):
+  """A registry of a true claim and a false one; and how often each was played."""
+  played = []
+
+  def play(name, kind):
+    played.append(name)
+    return _laplace(name, kind)
+
+  room = registry.Room(
+    lambda: {"honest": 1.0, "broken": 0.5}, play, {"honest": 1, "broken": 1}, {"x": "none"}
+  )
+  monkeypatch.setattr(registry, "ROOMS", {"toys": room})
+  registry.subjects.cache_clear()
+  yield played
+  registry.subjects.cache_clear()
+
+
+def test_rows_bounds_and_what_is_refuted(toys, tmp_path):
+  rows = audit_games.run(audit_games.Settings(minutes=0.01), tmp_path)
+  assert [row["what"] for row in rows] == ["toys.honest", "toys.broken"]
+  assert [audit_games.nearest(row)["refuted"] for row in rows] == [False, True]
+  assert "toys.broken (0, 1): epsilon >= " in audit_games.refuted(rows)[0]
+  found = json.loads((tmp_path / "result.json").read_text())
+  assert found["rows"][1]["games"][0]["epsilon_claimed"] == 0.5
+  assert found["versions"]["jax"] and found["no_claim"] == {"toys.x": "none"}
+  table = (tmp_path / "table.md").read_text().splitlines()
+  assert table[2].startswith("| toys.honest | 1 | 0 | replace_one | proved | 0.9")
+  assert len((tmp_path / "table.csv").read_text().splitlines()) == 3
+
+
+def test_a_stopped_audit_goes_on_with_what_is_left(toys, tmp_path, monkeypatch):
+  settings, subject = audit_games.Settings(minutes=0.01), audit_games._subject
+
+  def stopping(room, name, *rest):
+    if name == "broken":
+      raise KeyboardInterrupt
+    return subject(room, name, *rest)
+
+  monkeypatch.setattr(audit_games, "_subject", stopping)
+  with pytest.raises(KeyboardInterrupt):
+    audit_games.run(settings, tmp_path)
+  assert "toys.honest" in (tmp_path / "table.md").read_text()
+  monkeypatch.setattr(audit_games, "_subject", subject)
+  toys.clear()
+  assert len(audit_games.run(settings, tmp_path)) == 2 and toys == ["broken"]
+  toys.clear()
+  assert len(audit_games.run(settings, tmp_path)) == 2 and toys == []
+
+
+def test_another_audit_is_not_overwritten(toys, tmp_path):
+  audit_games.run(audit_games.Settings(minutes=0.01, only="honest"), tmp_path)
+  with pytest.raises(UserError, match="holds an audit with other settings"):
+    audit_games.run(audit_games.Settings(minutes=0.01), tmp_path)
+  (tmp_path / "result.json").write_text("[]")
+  with pytest.raises(UserError, match="is not that of an audit"):
+    audit_games.run(audit_games.Settings(minutes=0.01), tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [{"minutes": 0}, {"seed": -1}, {"only": "nobody"}])
+def test_wrong_settings_are_named(wrong):
+  with pytest.raises(UserError, match=next(iter(wrong))):
+    audit_games.Settings(**wrong)
+
+
+def _launch(*arguments):
+  command = [sys.executable, "-m", "launch.audit", *arguments]
+  return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+
+
+def test_from_the_command_line(tmp_path):
+  out = f"--out={tmp_path / 'audit'}"
+  done = _launch("--only=RandomizedResponse", "--minutes=0.02", out)
+  assert done.returncode == 0, done.stderr
+  assert "| mechanisms.RandomizedResponse | " in done.stdout
+  assert (tmp_path / "audit" / "table.md").read_text() in done.stdout
+  wrong = _launch(out)
+  lines = wrong.stderr.strip().splitlines()
+  assert wrong.returncode == 2 and len(lines) == 1 and "give --all, or --only" in lines[0]

@@ -1,0 +1,42 @@
+"""The page of pitfalls is complete, true and fresh."""
+
+import pathlib
+
+import pytest
+
+import dpjax
+from tests import pitfalls
+
+
+def test_every_number_that_is_cited_is_known_and_every_pitfall_has_a_test():
+  assert set(pitfalls.by_number()) == set(pitfalls.PITFALLS)
+
+
+def test_the_page_is_what_the_program_writes():
+  assert pitfalls.PAGE.read_text() == pitfalls.page(), "run python -m tests.pitfalls"
+
+
+def test_staleness_unknown_numbers_and_missing_tests_are_seen(monkeypatch, tmp_path):
+  monkeypatch.setattr(pitfalls, "ROOT", tmp_path)
+  monkeypatch.setattr(pitfalls, "PAGE", tmp_path / "PITFALLS.md")
+  (tmp_path / "test_x.py").write_text("def test_p99_p1_unheard_of(): pass\n")
+  assert pitfalls.by_number() == {
+    1: ["test_x.py::test_p99_p1_unheard_of"],
+    99: ["test_x.py::test_p99_p1_unheard_of"],
+  }
+  assert pitfalls.main([]) == 0 == pitfalls.main(["--check"])
+  (tmp_path / "test_y.py").write_text("def test_p1_one_more(): pass\n")
+  assert pitfalls.main(["--check"]) == 1
+  assert pitfalls.main(["--what"]) == 2
+
+
+@pytest.mark.parametrize("number", pitfalls.PITFALLS)
+def test_texts_are_one_sentence_on_one_line(number):
+  text = pitfalls.PITFALLS[number]
+  assert text.endswith(".") and "\n" not in text and len(text) < 92
+
+
+def test_p36_there_is_no_secure_aggregation_that_could_break():
+  """Whoever adds it takes this test away, and adds those of its masks."""
+  package = pathlib.Path(dpjax.__file__).parent
+  assert not (package / "secure").exists() and not hasattr(dpjax, "secure")
