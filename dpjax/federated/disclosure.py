@@ -74,12 +74,12 @@ class Disclosure:
   >>> seen, rng = Disclosure(), np.random.default_rng(0)
   >>> x_a, x_b, y = rng.normal(size=(9, 2)), rng.normal(size=(9, 1)), np.arange(9) % 2
   >>> x_b = np.column_stack([x_b, np.ones(9)])
-  >>> for _ in range(8):  # b: 2 equations a step, for the 9 * 2 - 1 numbers of a
+  >>> for _ in range(8):  # a: 2 equations a step, for b's 9 features and 9 labels
   ...   seen.admit(x_a, x_b, y)
   >>> seen.admit(x_a, x_b, y)
   Traceback (most recent call last):
   ...
-  dpjax.validate.UserError: batch: step 9 on these rows would give party b 18 equations ...
+  dpjax.validate.UserError: batch: step 9 on these rows would give party a 18 equations; ...
   """
 
   def __init__(self):
@@ -97,12 +97,14 @@ class Disclosure:
       UserError: a rule of this module is broken; nothing is counted then.
     """
     rows = _digests(x_a, x_b, np.asarray(y, np.float64))
-    first = [rows.index(row) for row in sorted(set(rows))]
+    first = list({row: i for i, row in enumerate(rows)}.values())  # one of each
     batch = hashlib.sha256(b"".join(sorted(rows))).digest()
     if batch not in self._steps:
       self._check_batch(rows)
-      _check_rows("a", x_a[first])
-      _check_rows("b", x_b[first])
+      own = {"a": x_a[first], "b": x_b[first]}
+      for check in (_check_rows, _check_leverages):
+        for party, matrix in own.items():
+          check(party, matrix)
     self._check_steps(batch, len(first), x_a.shape[1], x_b.shape[1])
     self._steps[batch] = self._steps.get(batch, 0) + 1
     self._seen.update(rows)
@@ -121,7 +123,7 @@ class Disclosure:
       "b": numbers_held(num_rows, width_a, labels=False),
     }
     for party, width in {"a": width_a, "b": width_b}.items():
-      if step * width >= held[party]:
+      if held[party] and step * width >= held[party]:
         raise UserError(
           f"batch: step {step} on these rows would give party {party} {step * width} "
           f"equations; must be fewer than the {held[party]} numbers that the other holds"
@@ -135,6 +137,9 @@ def _check_rows(party: str, matrix: np.ndarray) -> None:
       f"batch: {num_rows} different rows; must be more than the {width} columns of party "
       f"{party} (its gradient would tell every residual)"
     )
+
+
+def _check_leverages(party: str, matrix: np.ndarray) -> None:
   highest = leverages(matrix).max()
   if highest > MAX_LEVERAGE:
     raise UserError(

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import core as jax_core
 
 from dpjax import trees, validate
 from dpjax.federated.aggregation import Aggregator, finite
@@ -71,7 +72,7 @@ def _robust(
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
     del state
     kept = _kept(messages, mask, weights)
-    if not isinstance(kept, jax.core.Tracer):
+    if not isinstance(kept, jax_core.Tracer):
       check(messages, mask, weights)
     clean = jax.tree.map(
       lambda leaf: jnp.where(_along(kept, leaf), trees.at_least_float32(leaf), 0), messages

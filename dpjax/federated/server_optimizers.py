@@ -80,7 +80,7 @@ def fed_opt(
       jax.tree.map(lambda leaf: jnp.full_like(leaf, tau**2), wide),
     )
 
-  def update(updates: Any, state: FedOptState, params: Any = None) -> Any:
+  def update(updates: Any, state: Any, params: Any = None) -> Any:
     del params
     first = jax.tree.map(lambda m, g: beta_1 * m + (1 - beta_1) * g, state.first, updates)
     second = jax.tree.map(lambda v, g: moved(v, g * g, beta_2), state.second, updates)

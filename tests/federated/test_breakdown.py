@@ -169,7 +169,7 @@ def test_the_geometric_median_is_the_minimum_where_attackers_nearly_balance():
 # --- too few messages
 
 
-@pytest.mark.parametrize("f", [0, 1, 2])
+@pytest.mark.parametrize("f", [0, 2])
 def test_krum_refuses_too_few_messages(f):
   aggregator, rows = krum(f), np.zeros((2 * f + 3, 2), np.float32)
   everyone = np.ones(len(rows), bool)

@@ -175,7 +175,7 @@ def test_repeated_runs_are_counted_together():
     except UserError as error:
       least = str(error)
       break
-  assert runs == 2 and "step 9" in least and "party b 18 equations" in least
+  assert runs == 2 and "step 9" in least and "party a 18 equations" in least
   assert "\n" not in least
 
 
