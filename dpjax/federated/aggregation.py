@@ -54,13 +54,13 @@ def summed(init: Callable, partial: Callable, finish: Callable, **facts: Any) ->
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
     mask = jnp.asarray(mask, bool)
     weights = jnp.ones(mask.shape, jnp.float32) if weights is None else weights
-    messages, weights, mask = _at_least_one((messages, weights, mask))
+    messages, weights, mask = at_least_one((messages, weights, mask))
     return finish(partial(state, messages, weights, mask), state)
 
   return Aggregator(init, update, partial, finish, **facts)
 
 
-def _at_least_one(stacked: Any) -> Any:
+def at_least_one(stacked: Any) -> Any:
   """The same, with a slot of padding where there is no client at all."""
   pad = lambda leaf: leaf if leaf.shape[0] else jnp.zeros((1, *leaf.shape[1:]), leaf.dtype)
   return jax.tree.map(pad, stacked)
@@ -152,7 +152,7 @@ def dp_mean(
 def _stacked_dp_mean(transform: optax.GradientTransformationExtraArgs) -> Aggregator:
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
     weighted = messages if weights is None else _weighted(messages, weights)
-    weighted, mask = _at_least_one((weighted, jnp.asarray(mask, bool)))
+    weighted, mask = at_least_one((weighted, jnp.asarray(mask, bool)))
     return transform.update(weighted, state, None, mask=mask)
 
   return Aggregator(transform.init, update, private=True)

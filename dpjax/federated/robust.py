@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax import core as jax_core
 
 from dpjax import trees, validate
-from dpjax.federated.aggregation import Aggregator, finite
+from dpjax.federated.aggregation import Aggregator, at_least_one, finite
 from dpjax.types import Array
 from dpjax.validate import UserError
 
@@ -65,12 +65,16 @@ def _robust(
   """
 
   def check(messages: Any, mask: Array, weights: Array | None = None) -> None:
+    if not len(mask):
+      return
     count = int(jnp.sum(_kept(messages, mask, weights)))
     if 0 < count < least:
       raise UserError(f"{wants}: {count} clients sent a message; must be >= {least}")
 
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
     del state
+    mask = jnp.asarray(mask, bool)
+    messages, mask, weights = at_least_one((messages, mask, weights))
     kept = _kept(messages, mask, weights)
     if not isinstance(kept, jax_core.Tracer):
       check(messages, mask, weights)

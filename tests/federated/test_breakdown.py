@@ -187,6 +187,8 @@ def test_krum_refuses_too_few_messages(f):
   assert np.isnan(jax.jit(aggregator.update)(rows, less, ())[0]).all()  # cannot raise
   found, _ = aggregator.update(rows, np.zeros(len(rows), bool), ())
   np.testing.assert_array_equal(found, 0)  # nobody is nobody
+  found, _ = aggregator.update(rows[:0], np.zeros(0, bool), ())
+  np.testing.assert_array_equal(found, 0)
 
 
 def test_multi_krum_selects_no_more_than_are_honest():
