@@ -186,11 +186,6 @@ def _check_combination(config: FedConfig) -> None:
       "algorithm.weighting='examples': a client's weight has no bound; use 'uniform' or "
       "'capped' with privacy"
     )
-  if config.privacy.method != "none" and algorithm.name == "mime_lite":
-    raise UserError(
-      "algorithm.name='mime_lite': releases two means a round, which is not charged here; "
-      "use privacy.method='none'"
-    )
   wraps = algorithm.compression != "none" or config.privacy.method in ("local", "both")
   if wraps and algorithm.name not in ("fed_avg", "fed_prox"):
     raise UserError(

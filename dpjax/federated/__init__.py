@@ -16,15 +16,11 @@ from dpjax.federated.algorithms import RoundInfo as RoundInfo
 from dpjax.federated.algorithms import fed_adagrad as fed_adagrad
 from dpjax.federated.algorithms import fed_adam as fed_adam
 from dpjax.federated.algorithms import fed_avg as fed_avg
-from dpjax.federated.algorithms import fed_nova as fed_nova
 from dpjax.federated.algorithms import fed_prox as fed_prox
 from dpjax.federated.algorithms import fed_sgd as fed_sgd
 from dpjax.federated.algorithms import fed_yogi as fed_yogi
 from dpjax.federated.algorithms import federated as federated
-from dpjax.federated.algorithms import mime_lite as mime_lite
-from dpjax.federated.algorithms import momentum_steps as momentum_steps
 from dpjax.federated.algorithms import params_of as params_of
-from dpjax.federated.algorithms import scaffold as scaffold
 from dpjax.federated.client import ClientAlgorithm as ClientAlgorithm
 from dpjax.federated.client import ClientInfo as ClientInfo
 from dpjax.federated.client import by_examples as by_examples
@@ -45,6 +41,10 @@ from dpjax.federated.compression import error_memory as error_memory
 from dpjax.federated.compression import quantize as quantize
 from dpjax.federated.compression import rotated as rotated
 from dpjax.federated.compression import top_k as top_k
+from dpjax.federated.corrections import fed_nova as fed_nova
+from dpjax.federated.corrections import mime_lite as mime_lite
+from dpjax.federated.corrections import momentum_steps as momentum_steps
+from dpjax.federated.corrections import scaffold as scaffold
 from dpjax.federated.execution import auto_clients as auto_clients
 from dpjax.federated.execution import loop_clients as loop_clients
 from dpjax.federated.execution import pmap_clients as pmap_clients
@@ -59,3 +59,4 @@ from dpjax.federated.robust import geometric_median as geometric_median
 from dpjax.federated.robust import krum as krum
 from dpjax.federated.robust import median as median
 from dpjax.federated.robust import trimmed_mean as trimmed_mean
+from dpjax.federated.server_optimizers import fed_opt as fed_opt

@@ -33,27 +33,34 @@ from dpjax.validate import UserError
 
 
 class Aggregator(NamedTuple):
-  """How messages become one update. Everything is pure and can be jitted."""
+  """How messages become one update. Everything is pure and can be jitted.
+
+  A `private` one says so, and algorithms keep to it: whatever they release is a function of
+  its output alone, and they refuse what would not be (a realised count, a second mean).
+  """
 
   init: Callable[..., Any]  # (a message, or its shapes) -> state
   update: Callable[..., Any]  # (messages [C, *p], mask [C], state, weights=None)
   partial: Callable[..., Any] | None = None  # (state, messages, weights, mask) -> sums
   finish: Callable[..., Any] | None = None  # (sums, state) -> ([*p], state)
+  private: bool = False  # clips each message, adds noise, divides by a public constant
+  plan: Plan | None = None  # whose noise it adds, where that is known
+  check: Callable[..., Any] | None = None  # (messages, mask, weights): raises for too few
 
 
-def summed(init: Callable, partial: Callable, finish: Callable) -> Aggregator:
+def summed(init: Callable, partial: Callable, finish: Callable, **facts: Any) -> Aggregator:
   """The aggregator that adds `partial` sums up and hands them to `finish`."""
 
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
     mask = jnp.asarray(mask, bool)
     weights = jnp.ones(mask.shape, jnp.float32) if weights is None else weights
-    messages, weights, mask = _at_least_one((messages, weights, mask))
+    messages, weights, mask = at_least_one((messages, weights, mask))
     return finish(partial(state, messages, weights, mask), state)
 
-  return Aggregator(init, update, partial, finish)
+  return Aggregator(init, update, partial, finish, **facts)
 
 
-def _at_least_one(stacked: Any) -> Any:
+def at_least_one(stacked: Any) -> Any:
   """The same, with a slot of padding where there is no client at all."""
   pad = lambda leaf: leaf if leaf.shape[0] else jnp.zeros((1, *leaf.shape[1:]), leaf.dtype)
   return jax.tree.map(pad, stacked)
@@ -139,16 +146,16 @@ def dp_mean(
     summed: Any = ClippedSum(total, nothing, nothing, bound, (bound,))
     return transform.update(summed, state, None, mask=jnp.zeros(0, bool))
 
-  return summed(transform.init, partial, finish)
+  return summed(transform.init, partial, finish, private=True)
 
 
 def _stacked_dp_mean(transform: optax.GradientTransformationExtraArgs) -> Aggregator:
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
     weighted = messages if weights is None else _weighted(messages, weights)
-    weighted, mask = _at_least_one((weighted, jnp.asarray(mask, bool)))
+    weighted, mask = at_least_one((weighted, jnp.asarray(mask, bool)))
     return transform.update(weighted, state, None, mask=mask)
 
-  return Aggregator(transform.init, update)
+  return Aggregator(transform.init, update, private=True)
 
 
 def _weighted(messages: Any, weights: Array) -> Any:
@@ -166,6 +173,8 @@ def central(plan: Plan, key: Array) -> Aggregator:
   """`dp_mean` with a plan's own transform: clipped as messages come in where the clip norm is
   a constant; stacked, and clipped by the transform, where it changes from round to round.
 
+  The plan goes with it: a round refuses a cohort that another plan has drawn.
+
   Raises:
     UserError: a plan with one clip norm per group of parameters, or with slices.
   """
@@ -181,9 +190,10 @@ def central(plan: Plan, key: Array) -> Aggregator:
     )
   tx = plan.transform(key)
   if plan.clip_schedule is not None or not isinstance(plan.clipping, str):
-    return dp_mean(tx)
+    return dp_mean(tx)._replace(plan=plan)
   gamma = plan.gamma if plan.clipping == "automatic" else None
-  return dp_mean(tx, l2_clip_norm=plan.l2_clip_norm, gamma=gamma)
+  aggregator = dp_mean(tx, l2_clip_norm=plan.l2_clip_norm, gamma=gamma)
+  return aggregator._replace(plan=plan)
 
 
 def client_noise(
@@ -214,6 +224,7 @@ def client_noise(
     clipped = gradients.clip_and_sum(weighted, nothing, jnp.ones(1, bool), l2_clip_norm)
     state = noise.init(jax.random.fold_in(local.key, NOISE_KEY))
     noisy, _ = noise.add_gaussian(state, clipped.total, std)
+    info = info._replace(upload_bits=jnp.float32(32 * trees.size(noisy)))
     return Sent(noisy, jnp.ones_like(sent.weight)), memory, info
 
   return client._replace(finish=finish)

@@ -1,8 +1,8 @@
 """Federated algorithms as `FederatedAlgorithm(init, round)`: pure values in, pure values out.
 
-Each is one call of `federated(client, server, ...)`: a client algorithm (what clients do), a
-server (what their mean does), an aggregator (how the mean is taken, and how private it is)
-and an execution. Any combination works.
+Each, here and in `corrections` and `personalization`, is one call of
+`federated(client, server, ...)`: a client algorithm (what clients do), a server (what their
+mean does), an aggregator (how the mean is taken, and how private it is) and an execution.
 
 | algorithm   | client                            | server                                     |
 | ----------- | --------------------------------- | ------------------------------------------ |
@@ -13,13 +13,16 @@ and an execution. Any combination works.
 | `scaffold`  | + c - c_i                         | also moves c                               |
 | `mime_lite` | the server's optimizer, frozen    | moves its statistics by full gradients     |
 
-FedOpt (Reddi et al. 2021) is `fed_avg` with `optax.adam`, `optax.yogi` or `optax.adagrad` as
-the server's optimizer: `fed_adam`, `fed_yogi` and `fed_adagrad` name the paper's settings.
+FedOpt (Reddi et al. 2021) is `fed_avg` with a server's optimizer of `server_optimizers`:
+`fed_adam`, `fed_yogi` and `fed_adagrad`.
+
+What a round releases is a function of the aggregator's output alone, so that a private one
+covers it: second quantities (SCAFFOLD's control, Mime's gradient) are part of the message
+that is clipped, and what can not be (a realised count) is refused with a private aggregator.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,7 +36,8 @@ from dpjax.federated import client as clients
 from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Local, Received, Weighting
-from dpjax.federated.cohort import Cohort, bucket
+from dpjax.federated.cohort import Cohort, bucket, check_drawn
+from dpjax.federated.server_optimizers import fed_opt
 from dpjax.types import Array, LossFn, Params
 from dpjax.validate import UserError
 
@@ -76,7 +80,9 @@ class Server(NamedTuple):
 
   init: Callable[..., Any]  # (params) -> server state
   extra: Callable[..., Any]  # (server state) -> what clients get as `received.extra`
-  apply: Callable[..., Any]  # (params, server state, mean, cohort size) -> (params, state)
+  # (params, server state, mean, cohort size) -> (params, state); the size is None with a
+  # private aggregator: how many took part is a secret
+  apply: Callable[..., Any]
 
 
 def _info(info: ClientInfo) -> RoundInfo:
@@ -104,8 +110,18 @@ def _gathered(memories: Any, ids: np.ndarray) -> Any:
   return _rows(memories, sampling.pad(np.asarray(ids), max(1, bucket(len(ids))))[0])
 
 
-@functools.partial(jax.jit, donate_argnums=0)
+def _finite_rows(tree: Any) -> Array:
+  """[K] whether a row of leaves [K, ...] holds neither NaN nor infinity."""
+  leaves = [
+    leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)
+  ]
+  finite = [jnp.all(jnp.isfinite(leaf.reshape(leaf.shape[0], -1)), 1) for leaf in leaves]
+  return jnp.all(jnp.stack(finite), 0) if finite else jnp.bool_(True)
+
+
+@jax.jit
 def _scattered(memories: Any, places: Array, new: Any) -> Any:
+  places = jnp.where(_finite_rows(new), places, np.iinfo(np.int32).max)
   return jax.tree.map(
     lambda leaf, rows: leaf.at[places].set(rows, mode="drop"), memories, new
   )
@@ -114,10 +130,10 @@ def _scattered(memories: Any, places: Array, new: Any) -> Any:
 def _remembered(memories: Any, ids: np.ndarray, parts: Any) -> Any:
   """All memories, those of the cohort replaced; padding goes to no place at all.
 
-  What was given stays as it is: a round can be run again from its state.
+  A client whose new memory is not finite keeps its old one: it would send nothing that
+  counts ever after. Nothing is donated: the state before the round stays what it was.
   """
   beyond = np.iinfo(np.int32).max
-  memories = jax.tree.map(jnp.copy, memories) if parts else memories
   for part in parts:
     places = np.where(part.mask, np.asarray(ids)[part.places], beyond).astype(np.int32)
     memories = _scattered(memories, places, part.memories)
@@ -140,8 +156,10 @@ def _combined(aggregator: Aggregator) -> Callable[..., Any]:
   def stacked(mapped: Any, state: Any) -> Any:
     count = mapped.sent.weight.shape[0]
     size = max(1, bucket(count))
-    sent = _padded(mapped.sent, size)
-    return update(sent.message, np.arange(size) < count, state, sent.weight)
+    sent, mask = _padded(mapped.sent, size), np.arange(size) < count
+    if aggregator.check is not None:
+      aggregator.check(sent.message, mask, sent.weight)
+    return update(sent.message, mask, state, sent.weight)
 
   return stacked
 
@@ -150,10 +168,12 @@ def _check(cohort: Cohort, memories: Any) -> None:
   """A client's number makes its key and finds its memory: one client, one number."""
   ids = np.asarray(cohort.ids)
   if len(np.unique(ids)) != len(ids):
-    raise UserError("clients: each client can take part once in a round")
+    raise UserError(
+      "cohort.ids: each client can take part once in a round; twice is twice its bound"
+    )
   if len(ids) and not 0 <= ids.min() <= ids.max() <= np.iinfo(np.int32).max:
     wrong = ids.min() if ids.min() < 0 else ids.max()
-    raise UserError(f"clients: must be numbered from 0 to 2^31 - 1, not {wrong}")
+    raise UserError(f"cohort.ids: must be numbered from 0 to 2^31 - 1, not {wrong}")
   if memories is None or not cohort.size:
     return
   held = jax.tree.leaves(memories)[0].shape[0]
@@ -192,7 +212,12 @@ def federated(
 
   Returns:
     `init(params, num_clients=0)` and `round(state, cohort) -> (state, RoundInfo)`. `round` is
-    ordinary Python around compiled pieces: do not jit it.
+    ordinary Python around compiled pieces: do not jit it. It is a pure function: the same
+    state and cohort give the same bits again, and the state stays usable.
+
+  Raises:
+    UserError: by `round`: a client twice in a cohort; a cohort that a plan has drawn for
+      other noise than the aggregator's, or for another round.
   """
   if not trees.is_key(key):
     raise UserError(f"key={key!r}: must be a typed key, jax.random.key(...)")
@@ -229,6 +254,7 @@ def federated(
 
   def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:
     _check(cohort, state.memories)
+    check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
     context = execution.Context(
       received=Received(state.params, server.extra(state.server), cohort.data),
       memories=_gathered(state.memories, cohort.ids),
@@ -237,7 +263,8 @@ def federated(
     )
     mapped = run(context, cohort)
     mean, aggregated = combine(mapped, state.aggregator)
-    params, moved = apply(state.params, state.server, mean, jnp.float32(cohort.size))
+    size = None if aggregator.private else jnp.float32(cohort.size)
+    params, moved = apply(state.params, state.server, mean, size)
     after = FederatedState(
       params=params,
       server=moved,
@@ -251,7 +278,8 @@ def federated(
   return FederatedAlgorithm(init, one_round)
 
 
-def _cast_like(updates: Any, params: Params) -> Any:
+def cast_like(updates: Any, params: Params) -> Any:
+  """The updates in the dtypes of the parameters."""
   return jax.tree.map(lambda u, p: jnp.asarray(u, jnp.asarray(p).dtype), updates, params)
 
 
@@ -260,7 +288,7 @@ def optimizing_server(server_tx: optax.GradientTransformation) -> Server:
 
   def apply(params: Params, opt_state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
     del size
-    gradient = _cast_like(trees.scale(mean["delta"], -1.0), params)
+    gradient = cast_like(trees.scale(mean["delta"], -1.0), params)
     updates, opt_state = server_tx.update(gradient, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
@@ -319,21 +347,39 @@ def fed_avg(
   )
 
 
-def _fed_opt(optimizer: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
-  def build(
-    loss_fn: LossFn, client_tx: Any, *, server_learning_rate: float, **options: Any
-  ):
-    validate.positive(server_learning_rate=server_learning_rate)
-    server_tx = optimizer(server_learning_rate, **fixed)
-    return fed_avg(loss_fn, client_tx, server_tx, **options)
-
-  return build
+def _fed_opt(name: str, loss_fn: LossFn, client_tx: Any, given: dict) -> FederatedAlgorithm:
+  of_server = ("beta_1", "beta_2", "tau")
+  numbers = {key: given.pop(key) for key in of_server if key in given}
+  server_tx = fed_opt(name, given.pop("server_learning_rate"), **numbers)
+  return fed_avg(loss_fn, client_tx, server_tx, **given)
 
 
-# Reddi et al. 2021: beta_1 = 0.9, beta_2 = 0.99, tau = 1e-3.
-fed_adam = _fed_opt(optax.adam, b1=0.9, b2=0.99, eps=1e-3)
-fed_yogi = _fed_opt(optax.yogi, b1=0.9, b2=0.99, eps=1e-3)
-fed_adagrad = _fed_opt(optax.adagrad, initial_accumulator_value=0.0, eps=1e-3)
+def fed_adam(
+  loss_fn: LossFn, client_tx: Any, *, server_learning_rate: float, **options: Any
+) -> FederatedAlgorithm:
+  """`fed_avg` with the server's FedAdam (Reddi et al. 2021, algorithm 2; see `fed_opt`).
+
+  Args:
+    options: `beta_1` (0.9), `beta_2` (0.99), `tau` (1e-3), and those of `fed_avg`.
+  """
+  options["server_learning_rate"] = server_learning_rate
+  return _fed_opt("adam", loss_fn, client_tx, options)
+
+
+def fed_yogi(
+  loss_fn: LossFn, client_tx: Any, *, server_learning_rate: float, **options: Any
+) -> FederatedAlgorithm:
+  """`fed_avg` with the server's FedYogi; see `fed_adam`."""
+  options["server_learning_rate"] = server_learning_rate
+  return _fed_opt("yogi", loss_fn, client_tx, options)
+
+
+def fed_adagrad(
+  loss_fn: LossFn, client_tx: Any, *, server_learning_rate: float, **options: Any
+) -> FederatedAlgorithm:
+  """`fed_avg` with the server's FedAdagrad; see `fed_adam`. `beta_1` is 0 unless given."""
+  options["server_learning_rate"] = server_learning_rate
+  return _fed_opt("adagrad", loss_fn, client_tx, options)
 
 
 def fed_sgd(
@@ -359,7 +405,9 @@ def fed_sgd(
   )
 
 
-def fed_prox(loss_fn: LossFn, client_tx: Any, *args: Any, mu: float, **options: Any):
+def fed_prox(
+  loss_fn: LossFn, client_tx: Any, *args: Any, mu: float, **options: Any
+) -> FederatedAlgorithm:
   """`fed_avg` whose local loss has mu / 2 ||w - w_server||^2 added (Li et al. 2020).
 
   mu = 0 is `fed_avg`, operation by operation.
@@ -378,223 +426,6 @@ def proximal(mu: float) -> Callable[..., Any]:
   return adjust
 
 
-def momentum_steps(momentum: float) -> Callable[[Array], Array]:
-  """||a||_1 of Wang et al. 2020 for SGD with momentum: how far tau local steps go, in units
-  of one gradient.
-
-  >>> print(round(float(momentum_steps(0.5)(2)), 6))  # 1 + (1 + 0.5)
-  2.5
-  """
-  validate.non_negative(momentum=momentum)
-  if momentum >= 1:
-    raise UserError(f"momentum={momentum!r}: must be below 1")
-
-  def norm(tau: Array) -> Array:
-    tau = jnp.asarray(tau, jnp.float32)
-    lost = momentum * (1 - momentum**tau) / (1 - momentum)
-    return (tau - lost) / (1 - momentum)
-
-  return norm
-
-
-def fed_nova(
-  loss_fn: LossFn,
-  client_tx: Any,
-  server_tx: optax.GradientTransformation | None = None,
-  aggregator: Aggregator | None = None,
-  map_clients: execution.MapClients | None = None,
-  *,
-  key: Array,
-  weighting: Weighting = clients.uniform,
-  steps: Callable[[Array], Array] | None = None,
-  tau_eff: float | None = None,
-  adjust: Callable[..., Any] | None = None,
-) -> FederatedAlgorithm:
-  """Differences divided by local steps, so that clients with more steps do not pull the
-  optimum towards their own (FedNova, Wang et al. 2020).
-
-  Args:
-    steps: number of local steps -> ||a||_1; None for plain SGD, `momentum_steps(m)` for
-      momentum.
-    tau_eff: public constant that the mean direction is multiplied by; None for the weighted
-      mean of the clients' own, which they then send too. With a private aggregator give a
-      number: the step counts would use up most of the clip norm.
-  """
-  steps = (lambda tau: jnp.asarray(tau, jnp.float32)) if steps is None else steps
-  if tau_eff is not None:
-    validate.positive(tau_eff=tau_eff)
-  server = optimizing_server(optax.sgd(1.0) if server_tx is None else server_tx)
-
-  def message(received: Received, local: Local) -> tuple[Any, Any]:
-    tau = steps(local.num_steps)
-    inverse = jnp.where(local.num_steps > 0, 1 / jnp.maximum(tau, 1e-6), 0.0)
-    direction = trees.scale(clients.difference(received, local), inverse)
-    sent = {"direction": direction}
-    return sent if tau_eff is not None else sent | {"tau": tau}, local.memory
-
-  def apply(params: Params, state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
-    tau = mean["tau"] if tau_eff is None else tau_eff
-    return server.apply(params, state, {"delta": trees.scale(mean["direction"], tau)}, size)
-
-  client = clients.local_training(
-    loss_fn, client_tx, weighting=weighting, message=message, adjust=adjust
-  )
-  return federated(
-    client,
-    server._replace(apply=apply),
-    key=key,
-    aggregator=aggregator,
-    map_clients=map_clients,
-  )
-
-
-class ScaffoldServer(NamedTuple):
-  """The server of SCAFFOLD."""
-
-  opt_state: Any
-  control: Params  # c
-
-
-def _zeros(params: Params) -> Params:
-  return jax.tree.map(
-    lambda leaf: jnp.zeros_like(trees.at_least_float32(jnp.asarray(leaf))), params
-  )
-
-
-def scaffold(
-  loss_fn: LossFn,
-  client_tx: Any,
-  server_tx: optax.GradientTransformation | None = None,
-  aggregator: Aggregator | None = None,
-  map_clients: execution.MapClients | None = None,
-  *,
-  key: Array,
-  client_learning_rate: float,
-  num_clients: int,
-  expected_cohort: float | None = None,
-) -> FederatedAlgorithm:
-  """Control variates against client drift (SCAFFOLD option II, Karimireddy et al. 2020).
-
-  A client steps along g - c_i + c and then sets c_i to c_i - c + (w_server - w) / (K lr); the
-  server adds |cohort| / num_clients of the mean change to c. All c start at 0. Clients that
-  hold nothing keep their c_i. `init(params, num_clients)` keeps a c_i for every client.
-
-  Args:
-    client_tx: plain SGD with `client_learning_rate` (the formula for c_i is SGD's).
-    expected_cohort: public size of a cohort for the update of c; None for the realised one.
-      Give it with a private aggregator: the realised size is secret.
-  """
-  validate.positive(client_learning_rate=client_learning_rate)
-  validate.integer_at_least(1, num_clients=num_clients)
-  server_tx = optax.sgd(1.0) if server_tx is None else server_tx
-  inner = optimizing_server(server_tx)
-
-  def adjust(gradient: Any, received: Received, local: Local) -> Any:
-    return jax.tree.map(
-      lambda g, c, own: g + (c - own), gradient, received.extra, local.memory
-    )
-
-  def message(received: Received, local: Local) -> tuple[Any, Any]:
-    delta = clients.difference(received, local)
-    scale = 1.0 / (client_learning_rate * jnp.maximum(local.num_steps, 1))
-    moved = local.num_steps > 0
-    change = jax.tree.map(
-      lambda d, c: jnp.where(moved, -d * scale - c, 0), delta, received.extra
-    )
-    return {"delta": delta, "control": change}, trees.add(local.memory, change)
-
-  def apply(params: Params, state: ScaffoldServer, mean: Any, size: Array) -> Any:
-    params, opt_state = inner.apply(params, state.opt_state, mean, size)
-    share = (size if expected_cohort is None else expected_cohort) / num_clients
-    control = trees.add(state.control, trees.scale(mean["control"], share))
-    return params, ScaffoldServer(opt_state, control)
-
-  server = Server(
-    init=lambda params: ScaffoldServer(server_tx.init(params), _zeros(params)),
-    extra=lambda state: state.control,
-    apply=apply,
-  )
-  return federated(
-    clients.local_training(loss_fn, client_tx, adjust=adjust, message=message),
-    server,
-    key=key,
-    aggregator=aggregator,
-    map_clients=map_clients,
-    memory=_zeros,
-  )
-
-
-def mime_lite(
-  loss_fn: LossFn,
-  base_tx: optax.GradientTransformation,
-  map_clients: execution.MapClients | None = None,
-  *,
-  key: Array,
-  aggregator: Aggregator | None = None,
-  gradient_aggregator: Aggregator | None = None,
-  weighting: Weighting = clients.uniform,
-) -> FederatedAlgorithm:
-  """Clients use the server's optimizer with its statistics frozen; the server moves these by
-  the mean of full local gradients at its own parameters (MimeLite, Karimireddy et al. 2021).
-
-  Two passes over the cohort, so with private aggregators two releases: give both and charge
-  both. The client pass restores the statistics after each local step.
-  """
-
-  def start(opt_state: Any, received: Received) -> Any:
-    del opt_state
-    return received.extra
-
-  frozen = _frozen(base_tx)
-  client = clients.local_training(loss_fn, frozen, weighting=weighting, start=start)
-
-  def move(params: Params, state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
-    del size
-    return optax.apply_updates(params, _cast_like(mean["delta"], params)), state
-
-  moving = federated(
-    client,
-    Server(base_tx.init, lambda state: state, move),
-    key=jax.random.fold_in(key, 0),
-    aggregator=aggregator,
-    map_clients=map_clients,
-  )
-
-  def statistics(params: Params, state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
-    del size
-    gradient = _cast_like(trees.scale(mean["delta"], -1.0), params)
-    return params, base_tx.update(gradient, state, params)[1]
-
-  measuring = federated(
-    clients.full_gradient(loss_fn, weighting=weighting),
-    Server(base_tx.init, lambda state: None, statistics),
-    key=jax.random.fold_in(key, 1),
-    aggregator=gradient_aggregator,
-    map_clients=map_clients,
-  )
-
-  def init(params: Params, num_clients: int = 0) -> tuple[FederatedState, FederatedState]:
-    return moving.init(params, num_clients), measuring.init(params, num_clients)
-
-  def one_round(states: Any, cohort: Cohort) -> Any:
-    moved, measured = states
-    after, info = moving.round(moved._replace(server=measured.server), cohort)
-    measured, _ = measuring.round(measured._replace(params=moved.params), cohort)
-    measured = measured._replace(params=after.params)
-    return (after._replace(server=measured.server), measured), info
-
-  return FederatedAlgorithm(init, one_round)
-
-
-def _frozen(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-  """The updates of `tx` from a state that never moves."""
-
-  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-    return tx.update(updates, state, params)[0], state
-
-  return optax.GradientTransformation(tx.init, update)
-
-
 def params_of(state: Any) -> Params:
   """The server's parameters in the state of any algorithm here."""
-  return state.params if isinstance(state, FederatedState) else state[0].params
+  return state.params

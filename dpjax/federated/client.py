@@ -29,7 +29,7 @@ from dpjax.plan import Plan
 from dpjax.types import Array, LossFn, Params
 
 # What a client's key is folded with before it is used: no two uses share a stream.
-OPTIMIZER_KEY, EXAMPLE_KEY, NOISE_KEY, ROUNDING_KEY = range(4)
+OPTIMIZER_KEY, EXAMPLE_KEY, NOISE_KEY, ROUNDING_KEY, PERSONAL_KEY = range(5)
 
 
 class Received(NamedTuple):

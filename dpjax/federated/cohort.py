@@ -41,6 +41,13 @@ class LocalBatches(NamedTuple):
   mask: np.ndarray  # [S, B] bool; False is padding
 
 
+class Drawn(NamedTuple):
+  """Who drew a cohort, and for which round; nothing of it is secret but the cohort."""
+
+  plan: Plan
+  round: int
+
+
 class Cohort(NamedTuple):
   """The clients of one round. Who they are is secret under Poisson sampling."""
 
@@ -48,6 +55,7 @@ class Cohort(NamedTuple):
   num_examples: np.ndarray  # [C] int64, examples of each client
   batches: Sequence[LocalBatches]  # [C]
   data: Any = None  # where `batches` hold rows: the arrays [n, ...] that they are rows of
+  drawn: Drawn | None = None  # by `cohorts`; None: put together by hand
 
   @property
   def size(self) -> int:
@@ -167,7 +175,8 @@ def cohorts(
 
   Each is a function of (rng, round) alone, so a resumed run draws what the interrupted one
   would have. A Poisson cohort may be empty; it still has to be passed to `round`, which adds
-  the noise that the plan charges for.
+  the noise that the plan charges for. Each knows its plan and its round: `round` refuses it
+  where an aggregator adds the noise of another plan, or none, or in another round.
 
   Args:
     plan: its unit is one client: `sampling_prob` of a client, `normalize_by` in clients.
@@ -183,9 +192,47 @@ def cohorts(
     data = resident(federation)
     for step in range(start, plan.num_steps):
       ids = plan.sampler.draw(federation.num_clients, seed=rng, step=step)
-      yield cohort_of(federation, ids, work, seed=rng, round=step, data=data)
+      cohort = cohort_of(federation, ids, work, seed=rng, round=step, data=data)
+      yield cohort._replace(drawn=Drawn(plan, step))
 
   return generate()
+
+
+def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) -> None:
+  """Refuses a cohort for which an epsilon is promised that this round would not keep.
+
+  Args:
+    plan: of the aggregator, None where it is not known; private: whether it adds noise.
+
+  Raises:
+    UserError: no noise, the noise of another plan, or another round.
+  """
+  if cohort.drawn is None:
+    return
+  drawn = cohort.drawn
+  if not private and drawn.plan.is_private:
+    raise UserError(
+      "aggregator: adds no noise, but the cohort was drawn by a private plan; use "
+      "central(plan, key), or draw by a plan with noise_multiplier=0"
+    )
+  if plan is None:
+    return
+  if drawn.plan != plan:
+    raise UserError(
+      "cohort: was drawn by another plan than the aggregator's, "
+      f"{_difference(drawn.plan, plan)}"
+    )
+  if drawn.round != round:
+    raise UserError(
+      f"cohort: was drawn for round={drawn.round}, must be for round={round} of the state"
+    )
+
+
+def _difference(plan: Plan, other: Plan) -> str:
+  """The first number in which two plans differ."""
+  names = [field.name for field in dataclasses.fields(plan)]
+  name = next(n for n in names if getattr(plan, n) != getattr(other, n))
+  return f"{name}={getattr(plan, name)!r}: must be {getattr(other, name)!r}"
 
 
 def from_batches(examples: Sequence[Any], *, batch_size: int | None = None) -> Cohort:

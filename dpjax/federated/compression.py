@@ -12,7 +12,7 @@ carry no random numbers: a shared rotation is drawn from a key that both sides k
 | `drive()`     | D + 32                                | smallest error   | Vargaftik et al. 2021 |
 
 None of this is privacy. `dp_mean` clips whatever arrives, so its bound holds also where
-rounding has raised a norm.
+rounding has raised a norm; noise of the client itself goes inside, before the codes.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from dpjax import trees, validate
 from dpjax.federated.client import ROUNDING_KEY, ClientAlgorithm
 from dpjax.types import Array
 from dpjax.validate import UserError
+
+_MEMORY = {"own", "left_out"}
 
 
 class Compressor(NamedTuple):
@@ -223,10 +225,18 @@ def compressed(
   Args:
     error_feedback: the client keeps what the codes left out and adds it to its next message
       (Karimireddy et al. 2019). Its memory is then {"own": ..., "left_out": a message}:
-      initialise it with `error_memory`.
+      initialise it with `error_memory`. It never leaves the client; what was left out is sent
+      as part of a later message, within that message's clip norm.
+
+  Raises:
+    UserError: while tracing, error feedback without that memory.
   """
 
   def init(received: Any, memory: Any, num_examples: Array, key: Array) -> Any:
+    if error_feedback and not (isinstance(memory, dict) and set(memory) == _MEMORY):
+      raise UserError(
+        "error_feedback=True: needs memory=lambda params: error_memory(own, message)"
+      )
     own = memory["own"] if error_feedback else memory
     local = client.init(received, own, num_examples, key)
     return (local, memory["left_out"]) if error_feedback else local

@@ -21,6 +21,7 @@ from dpjax.federated.algorithms import (
   FederatedAlgorithm,
   FederatedState,
   Server,
+  cast_like,
   federated,
   optimizing_server,
 )
@@ -61,12 +62,20 @@ def fine_tune(
   return tune
 
 
+class PersonalMemory(NamedTuple):
+  """What a client of APFL keeps between rounds."""
+
+  params: Params  # v, the client's own model
+  alpha: Array  # [] share of v in the model that it uses
+
+
 class Personal(NamedTuple):
   """A client of APFL in the middle of its work."""
 
   local: Local
-  params: Params  # v, the client's own model
+  params: Params  # v
   opt_state: Any
+  alpha: Array  # []
 
   @property
   def key(self) -> Array:
@@ -77,33 +86,54 @@ class Personal(NamedTuple):
     return self.local.num_steps
 
 
-def mixed(own: Params, shared: Params, alpha: float) -> Params:
+def mixed(own: Params, shared: Params, alpha: Any) -> Params:
   """alpha * own + (1 - alpha) * shared: the model that a client of APFL uses."""
   return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, own, shared)
 
 
-def apfl_client(loss_fn: LossFn, client_tx: Any, *, alpha: float) -> ClientAlgorithm:
+def _moved_alpha(
+  own: Personal, gradient: Any, learning_rate: float, num_steps: Array
+) -> Array:
+  """One projected gradient step on alpha, at the first local step of a round."""
+  slope = jax.tree.map(
+    lambda v, w, g: jnp.sum((v - w) * g), own.params, own.local.params, gradient
+  )
+  step = jnp.where(num_steps == 0, learning_rate * sum(jax.tree.leaves(slope)), 0.0)
+  return jnp.clip(own.alpha - step, 0.0, 1.0)
+
+
+def apfl_client(
+  loss_fn: LossFn, client_tx: Any, *, alpha_learning_rate: float = 0.0
+) -> ClientAlgorithm:
   """Local training of w, which is sent, and of the client's own v, which is kept: v follows
-  the gradient of the loss of alpha v + (1 - alpha) w with respect to v."""
+  the gradient of the loss of alpha v + (1 - alpha) w with respect to v. All of w, v and alpha
+  move from where they stood before the step."""
   shared = clients.local_training(loss_fn, client_tx)
   grad_fn = clients.mean_grad(loss_fn)
+  own_tx = lambda key: clients.make_tx(
+    client_tx, jax.random.fold_in(key, clients.PERSONAL_KEY)
+  )
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Personal:
     local = shared.init(received, None, num_examples, key)
-    return Personal(local, memory, clients.make_tx(client_tx, key).init(memory))
+    return Personal(local, memory.params, own_tx(key).init(memory.params), memory.alpha)
 
   def step(received: Received, own: Personal, examples: Any, mask: Array) -> Personal:
-    local = shared.step(received, own.local, examples, mask)
-    mixture = mixed(own.params, local.params, alpha)
+    mixture = mixed(own.params, own.local.params, own.alpha)
     gradient, _ = grad_fn(mixture, clients.take(received, examples), mask)
-    tx = clients.make_tx(client_tx, own.key)
-    gradient = trees.scale(gradient, alpha)
-    updates, opt_state = tx.update(gradient, own.opt_state, own.params)
-    return Personal(local, optax.apply_updates(own.params, updates), opt_state)
+    updates, opt_state = own_tx(own.key).update(
+      trees.scale(gradient, own.alpha), own.opt_state, own.params, mask=mask
+    )
+    return Personal(
+      local=shared.step(received, own.local, examples, mask),
+      params=optax.apply_updates(own.params, updates),
+      opt_state=opt_state,
+      alpha=_moved_alpha(own, gradient, alpha_learning_rate, own.num_steps),
+    )
 
   def finish(received: Received, own: Personal) -> Any:
     sent, _, info = shared.finish(received, own.local)
-    return sent, own.params, info
+    return sent, PersonalMemory(own.params, own.alpha), info
 
   return ClientAlgorithm(init, step, finish)
 
@@ -117,22 +147,31 @@ def apfl(
   *,
   key: Array,
   alpha: float = 0.5,
+  alpha_learning_rate: float = 0.0,
 ) -> FederatedAlgorithm:
-  """Adaptive personalized federated learning with a fixed mixture (Deng et al. 2020, alg. 1).
+  """Adaptive personalized federated learning (Deng et al. 2020, arXiv:2003.13461, alg. 1).
 
-  `state.memories` holds every client's v; `mixed(v, state.params, alpha)` is its model.
-  alpha = 0 is `fed_avg`; alpha = 1 trains each client alone.
+  A local step moves, all from the values before it, w by the gradient at w, and v by alpha
+  times the gradient at the mixture alpha v + (1 - alpha) w. With `alpha_learning_rate` > 0
+  the first step of a round also moves the client's own alpha along -<v - w, that gradient>
+  (section 4), kept within [0, 1].
+
+  `state.memories` holds every client's v and alpha (`PersonalMemory`);
+  `mixed(v, state.params, alpha)` is its model. alpha = 0 is `fed_avg`; alpha = 1 trains each
+  client alone.
   """
-  validate.non_negative(alpha=alpha)
+  validate.non_negative(alpha=alpha, alpha_learning_rate=alpha_learning_rate)
   if alpha > 1:
     raise UserError(f"alpha={alpha!r}: must be in [0, 1]")
   return federated(
-    apfl_client(loss_fn, client_tx, alpha=alpha),
+    apfl_client(loss_fn, client_tx, alpha_learning_rate=alpha_learning_rate),
     optimizing_server(optax.sgd(1.0) if server_tx is None else server_tx),
     key=key,
     aggregator=aggregator,
     map_clients=map_clients,
-    memory=lambda params: jax.tree.map(jnp.array, params),
+    memory=lambda params: PersonalMemory(
+      jax.tree.map(jnp.array, params), jnp.float32(alpha)
+    ),
   )
 
 
@@ -164,8 +203,9 @@ def _scores(loss_fn: LossFn) -> ClientAlgorithm:
   return ClientAlgorithm(init, step, finish)
 
 
-def _in_cluster(client: ClientAlgorithm) -> ClientAlgorithm:
-  """Trains the model that the client's memory names; sends it in that model's place."""
+def _in_cluster(client: ClientAlgorithm, counted: bool) -> ClientAlgorithm:
+  """Trains the model that the client's memory names; sends it in that model's place, and,
+  where it is `counted`, whose member it is."""
 
   def chosen(received: Received, choice: Array) -> Received:
     return received._replace(
@@ -186,10 +226,26 @@ def _in_cluster(client: ClientAlgorithm) -> ClientAlgorithm:
     placed = jax.tree.map(
       lambda leaf: jnp.tensordot(mine, leaf, axes=0), sent.message["delta"]
     )
-    members = mine * (local.num_steps > 0)
-    return sent._replace(message={"delta": placed, "members": members}), local.memory, info
+    message: dict[str, Any] = {"delta": placed}
+    if counted:
+      message["members"] = mine * (local.num_steps > 0)
+    return sent._replace(message=message), local.memory, info
 
   return ClientAlgorithm(init, step, finish)
+
+
+def _check_clusters(aggregator: Aggregator | None, cluster_share: float | None) -> None:
+  if cluster_share is not None:
+    validate.probability(cluster_share=cluster_share)
+  if aggregator is None:
+    return
+  if aggregator.private and cluster_share is None:
+    raise UserError(
+      "cluster_share=None: must be a public number with a private aggregator, such as 1 / "
+      "the number of models"
+    )
+  if not aggregator.private and aggregator.finish is None:
+    raise UserError("aggregator: must be a mean; clients send models in different places")
 
 
 def hyp_cluster(
@@ -200,29 +256,44 @@ def hyp_cluster(
   key: Array,
   num_clients: int,
   aggregator: Aggregator | None = None,
+  cluster_share: float | None = None,
 ) -> FederatedAlgorithm:
   """K models; each client trains the one that fits its data best (HypCluster, Mansour et al.
   2020; IFCA, Ghosh et al. 2020).
 
   `init(params)` takes K stacked models, leaves [K, *p], which must differ. The message is the
-  difference in the place of the chosen model, and who chose it, so a private aggregator
-  covers the choice too. `state.memories` holds every client's last choice.
+  difference in the place of the chosen model, so a private aggregator covers the choice too.
+  `state.memories` holds every client's last choice, which stays with the client.
+
+  Args:
+    cluster_share: public share of a cohort, in (0, 1], that a model's mean difference is
+      divided by, such as 1 / K. None divides by the share of those who chose it, which they
+      then send too.
+
+  Raises:
+    UserError: a private aggregator without `cluster_share` (a noisy sum would be divided by
+      a noisy count, which is close to 0 for a model that nobody chose), or an aggregator that
+      is no mean: a median of messages in different places is not a model's.
   """
   validate.integer_at_least(1, num_clients=num_clients)
+  _check_clusters(aggregator, cluster_share)
   map_clients = execution.auto_clients() if map_clients is None else map_clients
   score = map_clients(_scores(loss_fn), None)
 
   def apply(params: Params, state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
     del size
-    share = mean["members"]
-    inverse = jnp.where(share > 1e-6, 1 / jnp.maximum(share, 1e-6), 0.0)
-    move = lambda p, d: (
-      p + (d * inverse.reshape((-1,) + (1,) * (d.ndim - 1))).astype(p.dtype)
-    )
-    return jax.tree.map(move, params, mean["delta"]), state
+    delta = mean["delta"]
+    if cluster_share is not None:
+      update = trees.scale(delta, 1.0 / cluster_share)
+    else:
+      share = mean["members"]
+      inverse = jnp.where(share > 1e-6, 1 / jnp.maximum(share, 1e-6), 0.0)
+      along = lambda d: inverse.reshape((-1,) + (1,) * (d.ndim - 1))
+      update = jax.tree.map(lambda d: d * along(d), delta)
+    return optax.apply_updates(params, cast_like(update, params)), state
 
   training = federated(
-    _in_cluster(clients.local_training(loss_fn, client_tx)),
+    _in_cluster(clients.local_training(loss_fn, client_tx), cluster_share is None),
     Server(lambda params: (), lambda state: None, apply),
     key=key,
     aggregator=aggregator,
@@ -239,6 +310,7 @@ def hyp_cluster(
     received = Received(state.params, None, cohort.data)
     context = execution.Context(received, None, state.key, None)
     losses = score(context, cohort).sent.message["losses"]  # [C, K]
+    losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)  # a broken model wins nobody
     choice = jnp.argmin(losses, axis=1).astype(jnp.int32)
     memories = jnp.asarray(state.memories).at[cohort.ids].set(choice)
     return training.round(state._replace(memories=memories), cohort)

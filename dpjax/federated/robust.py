@@ -2,46 +2,92 @@
 
 None of them is private by itself. Each leaves out padding, clients of weight 0 and messages
 that hold NaN or infinity; ignores how large weights are (a weight is a way to steer); and
-returns 0 where nobody is left.
+returns 0 where nobody is left. n is the number of messages that are left.
 
 | aggregator         | stands up to                   | source                                |
 | ------------------ | ------------------------------ | ------------------------------------- |
 | `median`           | fewer than half, per coordinate| Yin et al. 2018                       |
-| `trimmed_mean`     | `trim` of them at either end   | Yin et al. 2018                       |
-| `krum`             | f with n > 2 f + 2             | Blanchard et al. 2017                 |
+| `trimmed_mean`     | floor(trim n) of them          | Yin et al. 2018                       |
+| `krum`             | f; refuses n <= 2 f + 2        | Blanchard et al. 2017                 |
 | `geometric_median` | fewer than half                | Pillutla et al. 2022 (RFA), Weiszfeld |
+
+That is for ANY numbers that float32 holds: distances are computed without overflow, and what
+is summed is bounded by what the honest majority spans. How far f arbitrary messages of n can
+carry the result (tests/federated/test_breakdown.py):
+
+| aggregator               | at most                                                        |
+| ------------------------ | -------------------------------------------------------------- |
+| `median`, `trimmed_mean` | within the honest messages' range, coordinate by coordinate    |
+| `krum`                   | (1 + sqrt(n - f - 2)) honest diameters from an honest message  |
+| `geometric_median`       | 2 (n - f) / (n - 2 f) honest radii from the honest centre      |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import core as jax_core
 
 from dpjax import trees, validate
-from dpjax.federated.aggregation import Aggregator, finite
+from dpjax.federated.aggregation import Aggregator, at_least_one, finite
 from dpjax.types import Array
 from dpjax.validate import UserError
 
-_SMOOTHING = 1e-6  # of a distance in Weiszfeld's algorithm, in units of the messages
+# In units of the messages' own spread (their median distance from the median of each
+# coordinate): how far a message is looked at, and how near is the same point.
+_FAR, _NEAR = 1e15, 1e-5
+_TINY = 1e-37  # below this float32 loses its digits: treated as zero
+_TOLERANCE = 1e-4  # of the geometric median's certificate, per message
 
 
-def _robust(combine: Callable[[Any, Array], Any]) -> Aggregator:
-  """`combine(messages, kept [C])`, with nothing that is not finite in the messages."""
+class Certificate(NamedTuple):
+  """How good the last geometric median was. Computed from raw messages: NOT private."""
+
+  residual: Array  # [] least subgradient there / n; 0 at the exact minimum
+  num_iterations: Array  # []
+
+
+def _kept(messages: Any, mask: Array, weights: Array | None) -> Array:
+  """[C] the messages that count."""
+  kept = finite(messages, mask)
+  return kept if weights is None else kept & (jnp.asarray(weights) > 0)
+
+
+def _robust(
+  combine: Callable[[Any, Array], Any], least: int = 1, wants: str = ""
+) -> Aggregator:
+  """`combine(messages, kept [C]) -> (update, state)`, with finite numbers in the messages.
+
+  Fewer than `least` messages, but some, are refused; NaN under jit, where nothing can be.
+  """
+
+  def check(messages: Any, mask: Array, weights: Array | None = None) -> None:
+    if not len(mask):
+      return
+    count = int(jnp.sum(_kept(messages, mask, weights)))
+    if 0 < count < least:
+      raise UserError(f"{wants}: {count} clients sent a message; must be >= {least}")
 
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
-    kept = finite(messages, mask)
-    kept = kept if weights is None else kept & (weights > 0)
+    del state
+    mask = jnp.asarray(mask, bool)
+    messages, mask, weights = at_least_one((messages, mask, weights))
+    kept = _kept(messages, mask, weights)
+    if not isinstance(kept, jax_core.Tracer):
+      check(messages, mask, weights)
     clean = jax.tree.map(
       lambda leaf: jnp.where(_along(kept, leaf), trees.at_least_float32(leaf), 0), messages
     )
-    found = combine(clean, kept)
-    some = jnp.any(kept)
-    return jax.tree.map(lambda leaf: jnp.where(some, leaf, 0), found), state
+    found, after = combine(clean, kept)
+    count = jnp.sum(kept)
+    wrong = jnp.where(count == 0, 0.0, jnp.nan)
+    usable = count >= least
+    return jax.tree.map(lambda leaf: jnp.where(usable, leaf, wrong), found), after
 
-  return Aggregator(lambda message: (), update)
+  return Aggregator(lambda message: (), update, check=check)
 
 
 def _along(values: Array, leaf: Array) -> Array:
@@ -60,6 +106,13 @@ def _by_rank(messages: Any, kept: Array, weight_of_rank: Array) -> Any:
   return jax.tree.map(leaf, messages)
 
 
+def _median(messages: Any, kept: Array) -> Any:
+  count, ranks = jnp.sum(kept), jnp.arange(kept.shape[0])
+  low, high = (count - 1) // 2, count // 2
+  weights = 0.5 * (ranks == low) + 0.5 * (ranks == high)
+  return _by_rank(messages, kept, weights.astype(jnp.float32))
+
+
 def median() -> Aggregator:
   """The median of each coordinate; the mean of the middle two for an even number.
 
@@ -67,14 +120,7 @@ def median() -> Aggregator:
   >>> update[0]
   Array([2.], dtype=float32)
   """
-
-  def combine(messages: Any, kept: Array) -> Any:
-    count, ranks = jnp.sum(kept), jnp.arange(kept.shape[0])
-    low, high = (count - 1) // 2, count // 2
-    weights = 0.5 * (ranks == low) + 0.5 * (ranks == high)
-    return _by_rank(messages, kept, weights.astype(jnp.float32))
-
-  return _robust(combine)
+  return _robust(lambda messages, kept: (_median(messages, kept), ()))
 
 
 def trimmed_mean(trim: float) -> Aggregator:
@@ -95,17 +141,39 @@ def trimmed_mean(trim: float) -> Aggregator:
     count, ranks = jnp.sum(kept), jnp.arange(kept.shape[0])
     cut = jnp.floor(trim * count + 1e-6).astype(count.dtype)  # 0.2 * 5 is 1 in floats too
     inside = (ranks >= cut) & (ranks < count - cut)
-    return _by_rank(messages, kept, inside / jnp.maximum(jnp.sum(inside), 1))
+    return _by_rank(messages, kept, inside / jnp.maximum(jnp.sum(inside), 1)), ()
 
   return _robust(combine)
 
 
-def _squared_distances(messages: Any) -> Array:
+def _largest(tree: Any) -> Array:
+  """[C] the largest absolute entry of each row of leaves [C, ...]."""
+  rows = [jnp.abs(leaf).reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(tree)]
+  return jnp.max(jnp.stack([jnp.max(row, axis=1, initial=0.0) for row in rows]), axis=0)
+
+
+def _lengths(tree: Any) -> Array:
+  """[C] l2 norms of rows, in which no square over- or underflows; inf beyond float32."""
+  largest = _largest(tree)
+  usable = (largest > _TINY) & jnp.isfinite(largest)
+  # A power of two first: the reciprocal of a huge number would be flushed to zero.
+  power = jnp.where(largest > 1, 2.0**-64, 2.0**64)
+  safe = jnp.where(usable, largest * power, 1.0)
+
+  def squares(leaf: Array) -> Array:
+    rows = leaf.reshape(leaf.shape[0], -1) * power[:, None] / safe[:, None]
+    return jnp.sum(rows * rows, axis=1)
+
+  root = jnp.sqrt(sum(squares(leaf) for leaf in jax.tree.leaves(tree)))
+  lengths = safe * root / power
+  return jnp.where(usable, lengths, jnp.where(jnp.isfinite(largest), 0.0, jnp.inf))
+
+
+def _distances(messages: Any) -> Array:
   """[C, C], by differences: no cancellation where messages nearly agree."""
 
   def to_all(one: Any) -> Array:
-    differences = jax.tree.map(lambda a, b: a[None] - b, one, messages)
-    return trees.per_example_norms(differences) ** 2
+    return _lengths(jax.tree.map(lambda a, b: a[None] - b, one, messages))
 
   return jax.lax.map(to_all, messages)
 
@@ -114,8 +182,12 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   """The mean of the `num_selected` messages nearest to their n - f - 2 nearest others.
 
   Args:
-    num_byzantine: f; the guarantee of the paper needs n > 2 f + 2.
-    num_selected: 1 is Krum, more is multi-Krum.
+    num_byzantine: f; the guarantee of the paper needs n > 2 f + 2, and a round with fewer
+      messages is refused.
+    num_selected: 1 is Krum, more is multi-Krum; at most n - f.
+
+  Raises:
+    UserError: by `update` and by a round: too few messages.
 
   >>> messages = jnp.array([[0.0], [0.1], [0.3], [9.0], [-7.0]])
   >>> krum(1).update(messages, jnp.ones(5, bool), ())[0]
@@ -125,40 +197,118 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   validate.integer_at_least(1, num_selected=num_selected)
 
   def combine(messages: Any, kept: Array) -> Any:
-    count = jnp.sum(kept)
     apart = kept[:, None] & kept[None, :] & ~jnp.eye(kept.shape[0], dtype=bool)
-    distances = jnp.sort(jnp.where(apart, _squared_distances(messages), jnp.inf), axis=1)
-    near = jnp.arange(kept.shape[0]) < jnp.maximum(count - num_byzantine - 2, 1)
-    near = near[None] & jnp.isfinite(distances)
-    scores = jnp.sum(jnp.where(near, distances, 0), axis=1)
-    ranks = jnp.argsort(jnp.argsort(jnp.where(kept, scores, jnp.inf)))
+    distances = jnp.sort(jnp.where(apart, _distances(messages), jnp.inf), axis=1)
+    near = jnp.arange(kept.shape[0]) < jnp.sum(kept) - num_byzantine - 2
+    # A root orders as its square does, and is finite for every message of the majority.
+    scores = _lengths(jnp.where(near[None], distances, 0.0))
+    ranks = jnp.argsort(jnp.argsort(jnp.where(kept, scores, jnp.nan)))  # NaN comes last
     chosen = kept & (ranks < num_selected)
-    return trees.weighted_sum(messages, chosen / jnp.maximum(jnp.sum(chosen), 1))
+    return trees.weighted_sum(messages, chosen / jnp.maximum(jnp.sum(chosen), 1)), ()
 
-  return _robust(combine)
+  byzantine, selected = 2 * num_byzantine + 3, num_byzantine + num_selected
+  if selected > byzantine:
+    return _robust(combine, selected, f"num_selected={num_selected}")
+  return _robust(combine, byzantine, f"num_byzantine={num_byzantine}")
 
 
-def geometric_median(num_iterations: int = 32) -> Aggregator:
-  """The point with the smallest sum of distances to the messages, by smoothed Weiszfeld.
+def _centred(messages: Any, kept: Array) -> tuple[Any, Array, Any]:
+  """(centre, unit, points): messages = centre + unit * points, `kept` ones near 1 for most.
+
+  The centre is the median of each coordinate and the unit the median distance from it:
+  neither is in the hands of a minority. A point beyond `_FAR` is drawn in to there, which
+  turns no direction by more than 1 / _FAR.
+  """
+  biggest = jnp.finfo(jnp.float32).max
+  centre = _median(messages, kept)
+  away = jax.tree.map(
+    lambda leaf, c: jnp.where(
+      _along(kept, leaf), jnp.clip(leaf - c[None], -biggest, biggest), 0
+    ),
+    messages,
+    centre,
+  )
+  lengths = _largest(away)
+  ordered = jnp.sort(jnp.where(kept, lengths, jnp.inf))
+  unit = ordered[jnp.sum(kept) // 2 % kept.shape[0]]
+  unit = jnp.where((unit > _TINY) & jnp.isfinite(unit), unit, 1.0)
+  far = lengths > _FAR * unit
+  factor = jnp.where(far, _FAR / jnp.where(far, lengths, 1.0), 1.0 / unit)
+  points = jax.tree.map(lambda leaf: leaf * _along(factor, leaf), away)
+  return centre, unit, points
+
+
+class _Look(NamedTuple):
+  """What Weiszfeld's algorithm sees from a point."""
+
+  residual: Array  # [] norm of the least subgradient / n
+  step: Any  # to the next point
+  nearest: Array  # [] of the messages
+
+
+def _look(points: Any, kept: Array, point: Any) -> _Look:
+  """Vardi and Zhang 2000: messages at the point itself hold it with one unit each."""
+  away = jax.tree.map(lambda leaf, p: leaf - p[None], points, point)
+  distances = _lengths(away)
+  apart = kept & (distances > _NEAR)
+  inverse = jnp.where(apart, 1 / jnp.maximum(distances, _NEAR), 0.0)
+  pull = jax.tree.map(lambda leaf: jnp.tensordot(inverse, leaf, axes=1), away)
+  strength = _lengths(jax.tree.map(lambda leaf: leaf[None], pull))[0]
+  free = jnp.maximum(strength - jnp.sum(kept & ~apart), 0.0)
+  scale = free / jnp.maximum(strength, _TINY) / jnp.maximum(jnp.sum(inverse), _TINY)
+  return _Look(
+    free / jnp.maximum(jnp.sum(kept), 1),
+    trees.scale(pull, scale),
+    jnp.argmin(jnp.where(kept, distances, jnp.inf)),
+  )
+
+
+def _weiszfeld(points: Any, kept: Array, most: int) -> tuple[Any, Certificate]:
+  """(the geometric median of the kept points, its certificate)."""
+  look = lambda point: _look(points, kept, point)
+
+  def or_nearest(point: Any) -> tuple[Any, _Look]:
+    """The point, or the message nearest to it where that is a minimum: an exact end."""
+    there = look(point)
+    message = jax.tree.map(lambda leaf: leaf[there.nearest], points)
+    here = look(message)
+    ends = (here.residual <= _TOLERANCE) & (here.residual <= there.residual)
+    return jax.tree.map(lambda a, b: jnp.where(ends, a, b), (message, here), (point, there))
+
+  def step(carry: Any) -> Any:
+    count, point, seen = carry
+    return count + 1, *or_nearest(trees.add(point, seen.step))
+
+  def goes_on(carry: Any) -> Array:
+    count, _, seen = carry
+    return (seen.residual > _TOLERANCE) & (count < most)
+
+  start = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), points)
+  count, point, seen = jax.lax.while_loop(goes_on, step, (jnp.int32(0), *or_nearest(start)))
+  return point, Certificate(seen.residual, count)
+
+
+def geometric_median(num_iterations: int = 1000) -> Aggregator:
+  """The point with the smallest sum of distances to the messages, by Weiszfeld's algorithm
+  from the median of each coordinate.
 
   The whole message is one point: unlike `median`, the result does not depend on the basis.
+  The state is a `Certificate`: the sum of distances is minimal within `residual` * n times
+  the distance to the minimum; iterations end where `residual` <= 1e-4 (almost always).
+
+  Args:
+    num_iterations: at most; a few dozen are usual, a minimum beside a message takes more.
 
   >>> messages = jnp.array([[0.0], [1.0], [50.0]])  # on a line it is the median
-  >>> found = geometric_median(100).update(messages, jnp.ones(3, bool), ())[0]
-  >>> bool(jnp.abs(found[0] - 1.0) < 1e-3)
-  True
+  >>> geometric_median().update(messages, jnp.ones(3, bool), ())[0]
+  Array([1.], dtype=float32)
   """
   validate.integer_at_least(1, num_iterations=num_iterations)
 
   def combine(messages: Any, kept: Array) -> Any:
-    share = kept / jnp.maximum(jnp.sum(kept), 1)
+    centre, unit, points = _centred(messages, kept)
+    point, certificate = _weiszfeld(points, kept, num_iterations)
+    return jax.tree.map(lambda c, p: c + unit * p, centre, point), certificate
 
-    def step(_: Any, point: Any) -> Any:
-      away = jax.tree.map(lambda leaf, p: leaf - p[None], messages, point)
-      pull = jnp.where(kept, 1 / jnp.maximum(trees.per_example_norms(away), _SMOOTHING), 0)
-      return trees.weighted_sum(messages, pull / jnp.maximum(jnp.sum(pull), 1e-30))
-
-    start = trees.weighted_sum(messages, share.astype(jnp.float32))
-    return jax.lax.fori_loop(0, num_iterations, step, start)
-
-  return _robust(combine)
+  nothing = lambda message: Certificate(jnp.float32(0), jnp.int32(0))
+  return _robust(combine)._replace(init=nothing)

@@ -27,6 +27,7 @@ import numpy as np
 import optax
 
 from dpjax import validate
+from dpjax.federated.disclosure import Disclosure
 from dpjax.federated.encrypted_vectors import Keys, Vectors
 from dpjax.types import Algorithm, Array, Example, Params
 from dpjax.validate import UserError
@@ -215,7 +216,12 @@ def residuals(scores: np.ndarray, y: np.ndarray, *, degree: int = 1) -> np.ndarr
 
 
 def two_party_logistic(
-  keys: Keys, *, learning_rate: float, ridge: float = 0.0, degree: int = 1
+  keys: Keys,
+  *,
+  learning_rate: float,
+  ridge: float = 0.0,
+  degree: int = 1,
+  disclosure: Disclosure | None = None,
 ) -> Algorithm:
   """(init, step) of logistic regression over features of a, and features and labels of b.
 
@@ -236,20 +242,24 @@ def two_party_logistic(
   | a and c, or | everything of the other party: the two must not collude         |
   | b and c     |                                                                 |
 
-  A party's gradient is f equations for B residuals, and residuals tell labels: a batch of
-  at most f_a rows is refused. Many steps on the same rows give more equations; that leak is
-  part of the protocol, and nothing here is differentially private.
+  A party's gradient is one equation for each of its columns (b's bias is one), for B
+  residuals, which tell labels to a and scores to b. `disclosure` counts them for both
+  parties over all steps and refuses the batch or the step that would let one of them solve
+  for a residual or for the other's features. Nothing here is differentially private.
   Source: Hardy et al. 2017, arXiv:1711.10677; degree 3, packing and masks per row are ours.
 
   Args:
     keys: of `encrypted_vectors`; `ckks(depth=2)` for degree 3.
     degree: 1 or 3. 3 is closer to logistic regression where scores stay within +-8: bound
       the features (clip them, or tanh), for beyond that it diverges.
+    disclosure: what the parties remember of earlier runs over the same entities; None for a
+      new one. Every step that runs is counted, also from a state that was used before.
 
   Raises:
-    UserError: labels other than 0 and 1, rows that differ, a batch of at most f_a rows or
-      of more than `keys.public.slots`.
+    UserError: labels other than 0 and 1, rows that differ, more rows than
+      `keys.public.slots`, or what `disclosure` refuses.
   """
+  seen = Disclosure() if disclosure is None else disclosure
   validate.positive(learning_rate=learning_rate)
   validate.non_negative(ridge=ridge)
   validate.one_of(map(str, POLYNOMIALS), degree=degree)
@@ -259,6 +269,7 @@ def two_party_logistic(
 
   def step(state: TwoPartyState, batch: Example) -> tuple[TwoPartyState, Traffic]:
     x_a, x_b, y = _two_parties(batch, keys.public.slots)
+    seen.admit(x_a, x_b, y)
     copies = keys.public.slots // len(y)
     powers = _powers(keys.public, np.tile(x_a @ state.weights_a, copies), degree)
     scores_b, labels = np.tile(x_b @ state.weights_b, copies), np.tile(y, copies)
@@ -363,9 +374,8 @@ def _two_parties(batch: Example, slots: int) -> tuple[np.ndarray, np.ndarray, np
     )
   if not np.isin(y, (0, 1)).all():
     raise UserError("batch.y: labels must be 0 or 1")
-  if not x_a.shape[1] < len(y) <= slots:
-    raise UserError(
-      f"batch: {len(y)} rows; must be more than the {x_a.shape[1]} features of party a "
-      f"(its gradient would tell every label) and at most {slots}"
-    )
+  if not 0 < len(y) <= slots:
+    raise UserError(f"batch: {len(y)} rows; must be at least 1 and at most {slots}")
+  if not (np.isfinite(x_a).all() and np.isfinite(x_b).all()):
+    raise UserError("batch.x: must hold finite numbers only")
   return x_a, np.column_stack([x_b, np.ones(len(y))]), y

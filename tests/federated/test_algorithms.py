@@ -240,7 +240,7 @@ def test_mime_lite_without_statistics_is_fed_avg_and_with_momentum_uses_the_serv
   problems.assert_trees_close(params_of(plain), averaged.params)
   tx = optax.sgd(0.1, momentum=0.5)
   state, _ = _run(mime_lite(_sharp, tx, **_options()), start, cohort, 1)
-  trace = float(jax.tree.leaves(state[0].server)[0][0])
+  trace = float(jax.tree.leaves(state.server)[0][0])
   assert trace == pytest.approx(
     1 / 3, rel=1e-5
   )  # the mean gradient at 0, not along the way
@@ -269,7 +269,7 @@ def test_apfl_mixes_between_the_shared_and_the_own_model():
   problems.assert_trees_close(state.params, shared.params)  # what is sent is FedAvg's
   for place, optimum in enumerate((1.0, -3.0)):
     own = jax.tree.map(lambda leaf: leaf[place], state.memories)
-    model = mixed(own, state.params, 0.5)["w"]
+    model = mixed(own.params, state.params, own.alpha)["w"]
     away = abs(float(state.params["w"][0]) - optimum)
     assert abs(float(model[0]) - optimum) < 0.3 * away
 

@@ -272,7 +272,8 @@ def test_the_coordinator_sees_masks(breast_cancer):
 @pytest.mark.parametrize(
   ("rows", "label", "says"),
   [
-    (15, 1, "15 rows; must be more than the 15 features of party a"),
+    (15, 1, "15 different rows; must be more than the 15 columns of party a"),
+    (16, 1, "16 different rows; must be more than the 16 columns of party b"),
     (5_000, 1, "at most 4096"),
     (20, 2, "labels must be 0 or 1"),
     (20, 0.5, "labels must be 0 or 1"),
@@ -280,7 +281,8 @@ def test_the_coordinator_sees_masks(breast_cancer):
 )
 def test_wrong_batches(rows, label, says):
   init, step = vertical.two_party_logistic(encrypted_vectors.plaintext(), learning_rate=0.1)
-  batch = Example((np.zeros((rows, 15)), np.zeros((rows, 15))), np.full(rows, label))
+  x = np.random.default_rng(0).normal(size=(2, rows, 15))
+  batch = Example((x[0], x[1]), np.full(rows, label))
   with pytest.raises(UserError) as caught:
     step(init((15, 15)), batch)
   assert says in str(caught.value) and "\n" not in str(caught.value)
