@@ -352,41 +352,72 @@ class Plan:
       raise UserError(f"steps={steps}: must be <= num_steps={self.num_steps} of the plan")
     return int(steps)
 
-  def accounted_delta(self, delta: float) -> float:
-    """delta less what is set aside for a random draw above the capacity."""
-    if not sampling.has_capacity(self.sampler):
+  def accounted_delta(self, delta: float, steps: int | None = None) -> float:
+    """delta less what pays for a random draw above the capacity, in a run of `steps`.
+
+    A run overflows with probability B at most, of which `check_capacity` makes sure at the
+    plan's own delta and epsilon. It costs (1 + e^epsilon) B of delta at ANY delta: below
+    the plan's own delta, where epsilon is larger, more than `OVERFLOW_SHARE` is needed, and
+    the least amount x >= (1 + e^epsilon(delta - x)) B is set aside.
+
+    Raises:
+      UserError: no epsilon makes the run private at such a small delta.
+    """
+    validate.open_unit(delta=delta)
+    steps = self._steps(steps)
+    if not sampling.has_capacity(self.sampler) or not steps or not self.is_private:
       return delta
-    left = delta - OVERFLOW_SHARE * self.delta
-    if left <= 0:
+    share = OVERFLOW_SHARE * self.delta
+    if delta == self.delta or (delta > self.delta and math.isfinite(self._own_epsilon)):
+      return delta - share
+    return delta - self._set_aside(delta, steps)
+
+  @functools.cached_property
+  def _own_epsilon(self) -> float:
+    """Of all steps at the plan's delta: it decides which capacity is enough."""
+    return self._accounted(self.event(), self.delta * (1 - OVERFLOW_SHARE))
+
+  def _set_aside(self, delta: float, steps: int) -> float:
+    """What `steps` steps need, where the plan's own share may not be enough."""
+    allowed = _log_overflow_allowed(self.delta, self._own_epsilon, self.num_steps)
+    event = self._total(steps)
+    aside = accounting.overflow.set_aside(
+      lambda left: self._accounted(event, left),
+      delta=delta,
+      log_abort_prob=allowed + math.log(steps),
+      least=OVERFLOW_SHARE * self.delta,
+    )
+    if aside is None:
       raise UserError(
-        f"delta={delta!r}: must be > {OVERFLOW_SHARE * self.delta!r}, which the plan sets "
-        "aside for batch overflow"
+        f"delta={delta!r}: is too small for this plan, whose capacity was chosen for delta="
+        f"{self.delta!r}: batch overflow alone may cost more; make a plan with this delta"
       )
-    return left
+    return aside
 
   def epsilon(self, delta: float | None = None, steps: int | None = None) -> float:
-    """epsilon at `delta` (default: the plan's) after `steps` (default: all) steps."""
-    return self._epsilon_of(self.event(steps), delta)
+    """epsilon at `delta` (default: the plan's) after `steps` (default: all) steps.
 
-  def _epsilon_of(self, event: DpEvent, delta: float | None) -> float:
+    Guarantee: it holds for runs on `batches`, whose abort on a draw above the capacity is
+    paid for at every delta.
+    """
+    return self._epsilon_of(self.event(steps), delta, steps)
+
+  def _epsilon_of(self, event: DpEvent, delta: float | None, steps: int | None) -> float:
+    delta = self.delta if delta is None else delta
+    return self._accounted(event, self.accounted_delta(delta, steps))
+
+  def _accounted(self, event: DpEvent, left: float) -> float:
     return accounting.epsilon(
       event,
-      delta=self.accounted_delta(self.delta if delta is None else delta),
+      delta=left,
       neighboring_relation=self.neighboring_relation,
       accountant=self.accountant,
     )
 
   def epsilon_curve(self, steps: Any, delta: float | None = None) -> np.ndarray:
-    """epsilon after each of the given step counts."""
-    if not self.steps_alike:
-      return np.array([self._epsilon_of(self._total(s), delta) for s in steps], float)
-    return accounting.epsilon_curve(
-      self.step_event(),
-      [self._steps(int(step)) for step in steps],
-      delta=self.accounted_delta(self.delta if delta is None else delta),
-      neighboring_relation=self.neighboring_relation,
-      accountant=self.accountant,
-    )
+    """epsilon after each of the given step counts, each as `epsilon(delta, steps)`."""
+    counts = [self._steps(int(count)) for count in steps]
+    return np.array([self._epsilon_of(self._total(n), delta, n) for n in counts], float)
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
     """`dpjax.clip_and_noise` with this plan's numbers, or its kin for other clippings."""
@@ -476,7 +507,7 @@ class Plan:
       raise UserError(
         f"sampler={self.sampler!r}: must be a PoissonSampler or its kin to have a capacity"
       )
-    allowed = _log_overflow_allowed(self.delta, self.epsilon(), self.num_steps)
+    allowed = _log_overflow_allowed(self.delta, self._own_epsilon, self.num_steps)
     return sampling.fitted(
       self.sampler,
       num_examples=num_examples + 1,  # the neighbour may have one more

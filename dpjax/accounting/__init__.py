@@ -5,6 +5,7 @@ NumPy and dp_accounting only; nothing here needs JAX.
 
 from dpjax.accounting import discrete as discrete
 from dpjax.accounting import gdp as gdp
+from dpjax.accounting import overflow as overflow
 from dpjax.accounting import selection as selection
 from dpjax.accounting import shuffle as shuffle
 from dpjax.accounting.calibration import (
