@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +23,7 @@ from dpjax.validate import UserError
 
 # The share of delta that is set aside for a Poisson draw above the capacity.
 OVERFLOW_SHARE = 0.05
+_MAX_DENSE = 1024  # steps up to which a statement looks at the whole of C
 MAX_NOISE_LEVELS = 32  # different factors of a noise_schedule under sampling, by PLD
 
 
@@ -524,7 +524,7 @@ class Plan:
       raise UserError(
         f"capacity={sampler.capacity}: a Poisson draw from {num_examples} examples "
         f"exceeds it with probability {chance:.1e} per step; must be >= {needed} for "
-        f"delta={self.delta:g}"
+        f"delta={self.delta!r}"
       )
 
   def batches(self, data: Any, rng: int, start: int = 0) -> Iterator[Batch]:
@@ -567,7 +567,7 @@ class Plan:
     unit = unit or self.unit
     if not self.is_private:
       return "Privacy statement\n\nNone: no epsilon is proved for this run."
-    text = accounting.privacy_statement(
+    return accounting.privacy_statement(
       self._total(steps),
       delta=self.delta,
       neighboring_relation=self.neighboring_relation,
@@ -575,12 +575,25 @@ class Plan:
       accountants=self._accountants,
       delta_set_aside=self.delta - self.accounted_delta(self.delta),
       unit=unit,
+      noise=self._noise_in_words(unit),
     )
+
+  def _noise_in_words(self, unit: str) -> str:
+    """Of a step, where it differs from what the accountant is told; else nothing."""
     if self._participation is not None:
-      text = f"{text}\n\n{self._participation_statement(unit)}"
-    if self._adaptive is None:
-      return text
-    return f"{text}\n\n{self._adaptive.statement(self.noise_multiplier, self.normalize_by)}"
+      return self._correlated_noise_in_words(unit)
+    if self._adaptive is not None:
+      return self._adaptive.statement(self.noise_multiplier, self.normalize_by)
+    if self.noise_shares is None:
+      return ""
+    stds = jax.tree.leaves(
+      transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, self.noise_shares)
+    )
+    low, high = (accounting.lower(std, digits=6) for std in (min(stds), max(stds)))
+    return (
+      f"Noise by group: its standard deviation on the sum is {low} to {high}, by the public "
+      "shares of the groups; after division by the shares it is the noise above."
+    )
 
   @property
   def unit(self) -> str:
@@ -596,20 +609,35 @@ class Plan:
       return ("pld",)
     return ("pld", "rdp")
 
-  def _participation_statement(self, unit: str) -> str:
-    name = type(self._strategy).__name__
+  def _correlated_noise_in_words(self, unit: str) -> str:
+    name, shown = type(self._strategy).__name__, self._noise_std_in_words()
     min_sep, cyclic, prob = self._participation or (1, False, 1.0)
     apart = f"exactly {min_sep} steps apart" if cyclic else f"{min_sep} steps apart or more"
     amplified = (
-      f"each turn's noise on the largest column of C, with probability {prob:.6g}"
+      "each turn's noise on the largest column of C, with probability "
+      f"{accounting.upper(prob, digits=6)}"
       if prob < 1
       else f"one Gaussian mechanism on the columns of C that one {unit} can touch"
     )
-    return textwrap.fill(
-      f"Noise: C^-1 z (strategy {name}), where z is white and has {self.noise_multiplier:.6g} "
-      f"times the clip norm as its standard deviation. Assumed, and kept by "
+    return (
+      f"Noise: C^-1 z (strategy {name}), z white. {shown}\nAssumed, and kept by "
       f"{type(self.sampler).__name__}: the steps of one {unit} are {apart}. Charged as "
-      f"{amplified}.",
-      width=92,
-      break_on_hyphens=False,
+      f"{amplified}."
     )
+
+  def _noise_std_in_words(self) -> str:
+    """Standard deviations of the noise on the sum: C has a unit diagonal, so what is new in
+    step t is z_t, and what comes from earlier steps is independent of it."""
+    factors = np.array(self.noise_schedule or np.ones(self.num_steps))
+    number = lambda value: accounting.lower(self.noise_multiplier * value, digits=6)
+    low, high = number(factors.min()), number(factors.max())
+    new = low if low == high else f"{low} to {high}"
+    words = (
+      f"Given the noise of all earlier steps, that of a step has {new} times the clip norm as "
+      "its standard deviation"
+    )
+    if self.num_steps > _MAX_DENSE:
+      return f"{words}; taken alone it has more."
+    matrix = noise.correlated.matrix(self._strategy, self.num_steps)
+    alone = np.linalg.norm(np.linalg.inv(matrix) * factors, axis=1)
+    return f"{words}; taken alone it has up to {number(alone.max())}."

@@ -37,7 +37,7 @@ def line(result: dict) -> str:
   if result["epsilon_kind"] == "none":
     return f"{head}, not private"
   epsilon = f"epsilon={report.upper(result['epsilon'])}"
-  under = f"delta={result['delta']:g}, {result['neighboring_relation']}"
+  under = f"delta={report.upper(result['delta'])}, {result['neighboring_relation']}"
   if result["epsilon_kind"] == "proved":
     return f"{head}, {epsilon} (proved, {under}, per example)"
   by_theorem = result["claimed_epsilon_thm7"]

@@ -270,7 +270,7 @@ def _pld_epsilon(steps: _Parts, delta: float) -> float:
   rounding = _pld_rounding(steps)
   if delta < 2 * rounding:
     raise UserError(
-      f"delta={delta:g}: too small for accountant='pld' over {sum(steps.values())} steps, "
+      f"delta={delta!r}: too small for accountant='pld' over {sum(steps.values())} steps, "
       f"whose rounding is {rounding:.1g}; use accountant='rdp'"
     )
   return _pld(steps).get_epsilon_for_delta(delta - rounding) if steps else 0.0

@@ -325,7 +325,7 @@ def _scattered(dataset: Any, num_groups: int | None) -> Any:
 
 
 def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampling.Sampler:
-  batch_size = max(1, round(privacy.sampling_prob * num_examples))
+  batch_size = sampling.whole_batch_size(privacy.sampling_prob, num_examples)
   if privacy.sampler == "poisson":
     return sampling.PoissonSampler(prob=privacy.sampling_prob, capacity=capacity)
   if privacy.sampler == "fixed_size":

@@ -47,7 +47,7 @@ def report(
     mine = [
       row for row in rows if (row["dataset"], row["epsilon_target"]) == (dataset, epsilon)
     ]
-    title = f"({chr(97 + column)}) {dataset}, epsilon = {epsilon:g}"
+    title = f"({chr(97 + column)}) {dataset}, epsilon = {reports.upper(epsilon)}"
     for axis, (metric, label) in zip(axes[:, column], _METRICS):
       _panel(axis, mine, curves, metric)
       reports.style(axis, title=title, xlabel="epoch", ylabel=label)

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import validate
+from dpjax import accounting, validate
 from dpjax.relevance import (
   adlm,
   budget,
@@ -414,7 +414,7 @@ def _record_charges(
   spent, delta = drawn.epsilon * copies, drawn.delta * copies
   fresh = f", {copies} fresh copies" if copies > 1 else ""
   if how.shuffle:
-    what = f"shuffled reports of local epsilon {spent + epsilon_l:.4g}{fresh}"
+    what = f"shuffled reports of local epsilon {accounting.upper(spent + epsilon_l)}{fresh}"
     return [StageCharge("C+L+S", where, epsilon, _delta_s(job), what)]
   charges = [StageCharge("C", where, spent, delta, f"features, {how.features}{fresh}")]
   if epsilon_l:
