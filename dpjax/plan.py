@@ -533,7 +533,8 @@ class Plan:
     row, and every drawn example is in exactly one of them.
 
     Args:
-      data: anything with `len()` whose `data[indices]` is a tree of stacked examples.
+      data: anything with `len()` whose `data[indices]` is a tree of stacked examples. Rows
+        that its `present` [n] (where it has one) calls empty are drawn, and contribute zero.
       rng: integer seed of the sampler; 128 bits or more for a release.
       start: first step, to go on where a run stopped.
 
@@ -541,14 +542,14 @@ class Plan:
       UserError: the sampler's capacity is too small for these data.
     """
     validate.integer_at_least(0, rng=rng, start=start)
-    num_examples = len(data)
+    num_examples, present = len(data), getattr(data, "present", None)
     self.check_capacity(num_examples)
 
     def generate() -> Iterator[Batch]:
       for step in range(start, self.num_steps):
         drawn = self.sampler.draw(num_examples, seed=rng, step=step)
         for indices, mask in sampling.slices(drawn, self.sampler.slots, self.slices):
-          yield Batch(data[indices], mask)
+          yield Batch(data[indices], mask if present is None else mask & present[indices])
 
     return generate()
 

@@ -501,9 +501,9 @@ def build(
   model = make_model(config.model, task.width(train), **fixed)
   random = streams(config) if random is None else random
   params = model.init(random.init, jnp.asarray(train.x[:1]))
-  # Of the whole set: canaries only take rows away.
+  # Of the whole set: canaries take rows away or exchange them.
   plan, num_examples = make_plan(config, len(train), params), len(train)
-  train, canaries = audit.insert(config, train)
+  train, canaries = audit.insert(config, train, plan)
   loss_fn = _loss(config, task.loss(model.apply))
   schedule = learning_rate_schedule(config.optimizer, config.num_steps)
   algorithm = training.dp_sgd(
