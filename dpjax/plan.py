@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +23,7 @@ from dpjax.validate import UserError
 
 # The share of delta that is set aside for a Poisson draw above the capacity.
 OVERFLOW_SHARE = 0.05
+_MAX_DENSE = 1024  # steps up to which a statement looks at the whole of C
 MAX_NOISE_LEVELS = 32  # different factors of a noise_schedule under sampling, by PLD
 
 
@@ -352,41 +352,72 @@ class Plan:
       raise UserError(f"steps={steps}: must be <= num_steps={self.num_steps} of the plan")
     return int(steps)
 
-  def accounted_delta(self, delta: float) -> float:
-    """delta less what is set aside for a random draw above the capacity."""
-    if not sampling.has_capacity(self.sampler):
+  def accounted_delta(self, delta: float, steps: int | None = None) -> float:
+    """delta less what pays for a random draw above the capacity, in a run of `steps`.
+
+    A run overflows with probability B at most, of which `check_capacity` makes sure at the
+    plan's own delta and epsilon. It costs (1 + e^epsilon) B of delta at ANY delta: below
+    the plan's own delta, where epsilon is larger, more than `OVERFLOW_SHARE` is needed, and
+    the least amount x >= (1 + e^epsilon(delta - x)) B is set aside.
+
+    Raises:
+      UserError: no epsilon makes the run private at such a small delta.
+    """
+    validate.open_unit(delta=delta)
+    steps = self._steps(steps)
+    if not sampling.has_capacity(self.sampler) or not steps or not self.is_private:
       return delta
-    left = delta - OVERFLOW_SHARE * self.delta
-    if left <= 0:
+    share = OVERFLOW_SHARE * self.delta
+    if delta == self.delta or (delta > self.delta and math.isfinite(self._own_epsilon)):
+      return delta - share
+    return delta - self._set_aside(delta, steps)
+
+  @functools.cached_property
+  def _own_epsilon(self) -> float:
+    """Of all steps at the plan's delta: it decides which capacity is enough."""
+    return self._accounted(self.event(), self.delta * (1 - OVERFLOW_SHARE))
+
+  def _set_aside(self, delta: float, steps: int) -> float:
+    """What `steps` steps need, where the plan's own share may not be enough."""
+    allowed = _log_overflow_allowed(self.delta, self._own_epsilon, self.num_steps)
+    event = self._total(steps)
+    aside = accounting.overflow.set_aside(
+      lambda left: self._accounted(event, left),
+      delta=delta,
+      log_abort_prob=allowed + math.log(steps),
+      least=OVERFLOW_SHARE * self.delta,
+    )
+    if aside is None:
       raise UserError(
-        f"delta={delta!r}: must be > {OVERFLOW_SHARE * self.delta!r}, which the plan sets "
-        "aside for batch overflow"
+        f"delta={delta!r}: is too small for this plan, whose capacity was chosen for delta="
+        f"{self.delta!r}: batch overflow alone may cost more; make a plan with this delta"
       )
-    return left
+    return aside
 
   def epsilon(self, delta: float | None = None, steps: int | None = None) -> float:
-    """epsilon at `delta` (default: the plan's) after `steps` (default: all) steps."""
-    return self._epsilon_of(self.event(steps), delta)
+    """epsilon at `delta` (default: the plan's) after `steps` (default: all) steps.
 
-  def _epsilon_of(self, event: DpEvent, delta: float | None) -> float:
+    Guarantee: it holds for runs on `batches`, whose abort on a draw above the capacity is
+    paid for at every delta.
+    """
+    return self._epsilon_of(self.event(steps), delta, steps)
+
+  def _epsilon_of(self, event: DpEvent, delta: float | None, steps: int | None) -> float:
+    delta = self.delta if delta is None else delta
+    return self._accounted(event, self.accounted_delta(delta, steps))
+
+  def _accounted(self, event: DpEvent, left: float) -> float:
     return accounting.epsilon(
       event,
-      delta=self.accounted_delta(self.delta if delta is None else delta),
+      delta=left,
       neighboring_relation=self.neighboring_relation,
       accountant=self.accountant,
     )
 
   def epsilon_curve(self, steps: Any, delta: float | None = None) -> np.ndarray:
-    """epsilon after each of the given step counts."""
-    if not self.steps_alike:
-      return np.array([self._epsilon_of(self._total(s), delta) for s in steps], float)
-    return accounting.epsilon_curve(
-      self.step_event(),
-      [self._steps(int(step)) for step in steps],
-      delta=self.accounted_delta(self.delta if delta is None else delta),
-      neighboring_relation=self.neighboring_relation,
-      accountant=self.accountant,
-    )
+    """epsilon after each of the given step counts, each as `epsilon(delta, steps)`."""
+    counts = [self._steps(int(count)) for count in steps]
+    return np.array([self._epsilon_of(self._total(n), delta, n) for n in counts], float)
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
     """`dpjax.clip_and_noise` with this plan's numbers, or its kin for other clippings.
@@ -484,7 +515,7 @@ class Plan:
       raise UserError(
         f"sampler={self.sampler!r}: must be a PoissonSampler or its kin to have a capacity"
       )
-    allowed = _log_overflow_allowed(self.delta, self.epsilon(), self.num_steps)
+    allowed = _log_overflow_allowed(self.delta, self._own_epsilon, self.num_steps)
     return sampling.fitted(
       self.sampler,
       num_examples=num_examples + 1,  # the neighbour may have one more
@@ -501,7 +532,7 @@ class Plan:
       raise UserError(
         f"capacity={sampler.capacity}: a Poisson draw from {num_examples} examples "
         f"exceeds it with probability {chance:.1e} per step; must be >= {needed} for "
-        f"delta={self.delta:g}"
+        f"delta={self.delta!r}"
       )
 
   def batches(self, data: Any, rng: int, start: int = 0) -> Iterator[Batch]:
@@ -510,7 +541,8 @@ class Plan:
     row, and every drawn example is in exactly one of them.
 
     Args:
-      data: anything with `len()` whose `data[indices]` is a tree of stacked examples.
+      data: anything with `len()` whose `data[indices]` is a tree of stacked examples. Rows
+        that its `present` [n] (where it has one) calls empty are drawn, and contribute zero.
       rng: integer seed of the sampler; 128 bits or more for a release. As the key of
         `transform`, of one run on one data set: the costs of runs add up only where they
         sample independently. The batches are a function of (rng, step), not of the data, so
@@ -521,14 +553,14 @@ class Plan:
       UserError: the sampler's capacity is too small for these data.
     """
     validate.integer_at_least(0, rng=rng, start=start)
-    num_examples = len(data)
+    num_examples, present = len(data), getattr(data, "present", None)
     self.check_capacity(num_examples)
 
     def generate() -> Iterator[Batch]:
       for step in range(start, self.num_steps):
         drawn = self.sampler.draw(num_examples, seed=rng, step=step)
         for indices, mask in sampling.slices(drawn, self.sampler.slots, self.slices):
-          yield Batch(data[indices], mask)
+          yield Batch(data[indices], mask if present is None else mask & present[indices])
 
     return generate()
 
@@ -547,7 +579,7 @@ class Plan:
     unit = unit or self.unit
     if not self.is_private:
       return "Privacy statement\n\nNone: no epsilon is proved for this run."
-    text = accounting.privacy_statement(
+    return accounting.privacy_statement(
       self._total(steps),
       delta=self.delta,
       neighboring_relation=self.neighboring_relation,
@@ -555,12 +587,25 @@ class Plan:
       accountants=self._accountants,
       delta_set_aside=self.delta - self.accounted_delta(self.delta),
       unit=unit,
+      noise=self._noise_in_words(unit),
     )
+
+  def _noise_in_words(self, unit: str) -> str:
+    """Of a step, where it differs from what the accountant is told; else nothing."""
     if self._participation is not None:
-      text = f"{text}\n\n{self._participation_statement(unit)}"
-    if self._adaptive is None:
-      return text
-    return f"{text}\n\n{self._adaptive.statement(self.noise_multiplier, self.normalize_by)}"
+      return self._correlated_noise_in_words(unit)
+    if self._adaptive is not None:
+      return self._adaptive.statement(self.noise_multiplier, self.normalize_by)
+    if self.noise_shares is None:
+      return ""
+    stds = jax.tree.leaves(
+      transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, self.noise_shares)
+    )
+    low, high = (accounting.lower(std, digits=6) for std in (min(stds), max(stds)))
+    return (
+      f"Noise by group: its standard deviation on the sum is {low} to {high}, by the public "
+      "shares of the groups; after division by the shares it is the noise above."
+    )
 
   @property
   def unit(self) -> str:
@@ -576,20 +621,35 @@ class Plan:
       return ("pld",)
     return ("pld", "rdp")
 
-  def _participation_statement(self, unit: str) -> str:
-    name = type(self._strategy).__name__
+  def _correlated_noise_in_words(self, unit: str) -> str:
+    name, shown = type(self._strategy).__name__, self._noise_std_in_words()
     min_sep, cyclic, prob = self._participation or (1, False, 1.0)
     apart = f"exactly {min_sep} steps apart" if cyclic else f"{min_sep} steps apart or more"
     amplified = (
-      f"each turn's noise on the largest column of C, with probability {prob:.6g}"
+      "each turn's noise on the largest column of C, with probability "
+      f"{accounting.upper(prob, digits=6)}"
       if prob < 1
       else f"one Gaussian mechanism on the columns of C that one {unit} can touch"
     )
-    return textwrap.fill(
-      f"Noise: C^-1 z (strategy {name}), where z is white and has {self.noise_multiplier:.6g} "
-      f"times the clip norm as its standard deviation. Assumed, and kept by "
+    return (
+      f"Noise: C^-1 z (strategy {name}), z white. {shown}\nAssumed, and kept by "
       f"{type(self.sampler).__name__}: the steps of one {unit} are {apart}. Charged as "
-      f"{amplified}.",
-      width=92,
-      break_on_hyphens=False,
+      f"{amplified}."
     )
+
+  def _noise_std_in_words(self) -> str:
+    """Standard deviations of the noise on the sum: C has a unit diagonal, so what is new in
+    step t is z_t, and what comes from earlier steps is independent of it."""
+    factors = np.array(self.noise_schedule or np.ones(self.num_steps))
+    number = lambda value: accounting.lower(self.noise_multiplier * value, digits=6)
+    low, high = number(factors.min()), number(factors.max())
+    new = low if low == high else f"{low} to {high}"
+    words = (
+      f"Given the noise of all earlier steps, that of a step has {new} times the clip norm as "
+      "its standard deviation"
+    )
+    if self.num_steps > _MAX_DENSE:
+      return f"{words}; taken alone it has more."
+    matrix = noise.correlated.matrix(self._strategy, self.num_steps)
+    alone = np.linalg.norm(np.linalg.inv(matrix) * factors, axis=1)
+    return f"{words}; taken alone it has up to {number(alone.max())}."

@@ -51,8 +51,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import flags
 
-from dpjax import accounting, validate
+from dpjax import accounting, sampling, validate
 from dpjax.accounting import documents
+from dpjax.plan import OVERFLOW_SHARE
 from dpjax.validate import UserError
 from launch import app
 
@@ -213,12 +214,21 @@ def _sampling_prob(values: Any) -> float | None:
     )
   if batch is not None and prob is not None:
     raise UserError("batch_size, sampling_prob: give only one of the two")
+  if n is not None:
+    validate.integer_at_least(1, num_examples=n)
   if batch is None:
-    validate.probability(**({} if prob is None else {"sampling_prob": prob}))
-    return prob
-  validate.integer_at_least(1, num_examples=n, batch_size=batch)
+    return None if prob is None else _given_prob(values.sampler, prob, n)
+  validate.integer_at_least(1, batch_size=batch)
   validate.probability(**{"batch_size / num_examples": batch / n})
   return batch / n
+
+
+def _given_prob(sampler: str, prob: float, num_examples: Any) -> float:
+  """As it is; for fixed-size batches that of the whole batch which training would draw."""
+  validate.probability(sampling_prob=prob)
+  if sampler != "fixed_size":
+    return prob
+  return sampling.whole_batch_size(prob, num_examples) / num_examples
 
 
 def _num_steps(values: Any, prob: float | None) -> int | None:
@@ -296,7 +306,7 @@ def solve(question: Question) -> Question:
 
 
 def _batch_size(question: Question, prob: float) -> int:
-  return max(1, math.floor(prob * question.num_examples + 1e-9))
+  return sampling.whole_batch_size(prob, question.num_examples)
 
 
 def _rounded(value: float, to_integer: Any) -> float:
@@ -306,10 +316,18 @@ def _rounded(value: float, to_integer: Any) -> float:
 
 
 def epsilon_of(question: Question, accountant: str) -> float:
-  """Epsilon of the whole run."""
+  """Epsilon of the whole run, with the sampler as its law says."""
   return accounting.epsilon(
     run_event(question), delta=question.delta, accountant=accountant, **question.options
   )
+
+
+def epsilon_in_training(question: Question, accountant: str) -> float:
+  """What `launch.train` prints for this run: its Poisson batches have a capacity, and a
+  share of delta pays for a draw above it."""
+  share = OVERFLOW_SHARE if question.sampler == "poisson" else 0.0
+  smaller = question._replace(delta=question.delta - share * question.delta)
+  return epsilon_of(smaller, accountant)
 
 
 def table(answers: Iterable[Question]) -> str:
@@ -322,13 +340,19 @@ def table(answers: Iterable[Question]) -> str:
 
 def _rows(answer: Question) -> list[tuple[str, ...]]:
   known = (
-    f"{answer.noise_multiplier:.6g}",
-    f"{answer.sampling_prob:.6g}",
+    accounting.lower(answer.noise_multiplier or 0.0, digits=6),
+    accounting.upper(answer.sampling_prob or 0.0, digits=6),
     f"{answer.num_steps}",
   )
-  up = lambda value: math.ceil(value * 1e4) / 1e4 if math.isfinite(value) else value
-  rows = [(by, *known, f"{up(epsilon_of(answer, by)):.4f}") for by in answer.accountants]
+  rows = [(by, *known, _up(epsilon_of(answer, by))) for by in answer.accountants]
+  if answer.sampler == "poisson":
+    by = answer.accountants[0]
+    rows.append((f"launch.train ({by})", *known, _up(epsilon_in_training(answer, by))))
   return rows + ([_approximated(answer, known)] if answer.gdp else [])
+
+
+def _up(epsilon: float) -> str:
+  return accounting.upper(epsilon, decimals=4)
 
 
 def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -337,7 +361,7 @@ def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
     run_event(answer), delta=answer.delta, **answer.options
   )
   kind = "exact" if found.epsilon_kind == "proved" else "APPROXIMATION, not a bound"
-  return (f"gdp ({kind})", *known, f"{found.epsilon:.4f}")
+  return (f"gdp ({kind})", *known, _up(found.epsilon))
 
 
 def curve_rows(answers: Iterable[Question]) -> list[dict[str, Any]]:
@@ -395,7 +419,7 @@ def _plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
   first = rows[0]
   probs = sorted({f"{row['sampling_prob']:.4g}" for row in rows})
   axes.set_xlabel("steps")
-  axes.set_ylabel(f"epsilon at delta = {first['delta']:g}")
+  axes.set_ylabel(f"epsilon at delta = {accounting.upper(first['delta'])}")
   axes.set_title(
     f"Privacy cost, sampling probability {', '.join(probs)}, "
     f"{first['neighboring_relation'].replace('_', ' ')}"
@@ -410,11 +434,10 @@ def _plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
 def headline(asked: Question) -> str:
   """One line above the table: what was solved for, and under which assumptions."""
   unknown = next(name for name in _UNKNOWNS if getattr(asked, name) is None)
-  goal = (
-    f" for epsilon {asked.epsilon:g} by {asked.accountants[0]}" if asked.epsilon else ""
-  )
+  target = accounting.upper(asked.epsilon or 0.0)
+  goal = f" for epsilon {target} by {asked.accountants[0]}" if asked.epsilon else ""
   return (
-    f"{unknown}{goal} at delta {asked.delta:g}; sampler {asked.sampler}, "
+    f"{unknown}{goal} at delta {accounting.upper(asked.delta)}; sampler {asked.sampler}, "
     f"{asked.options['neighboring_relation']}"
   )
 
@@ -428,7 +451,7 @@ def compare_documents(values: Any) -> None:
   print(documents_table(rows))
   counts = {name: sum(row.verdict == name for row in rows) for name in documents.VERDICTS}
   print(
-    f"delta {values.delta:g}; "
+    f"delta {accounting.upper(values.delta)}; "
     + ", ".join(f"{count} {name}" for name, count in counts.items())
     + "; unsound: the truth is worse than promised"
   )
@@ -439,7 +462,7 @@ def compare_documents(values: Any) -> None:
 
 def documents_table(rows: Sequence[documents.Comparison]) -> str:
   """One line for each formula and setting, in columns."""
-  number = lambda value: "-" if value is None else f"{value:.4g}"
+  number = lambda value: "-" if value is None else accounting.upper(value)
   lines = [("document", "formula", "setting", "claimed", "pld", "rdp", "verdict")]
   for row in rows:
     claimed, pld, rdp = map(number, (row.claimed, row.pld, row.rdp))
@@ -473,7 +496,7 @@ def _plot_documents(
   left, right = figure.subplots(1, 2)
   _plot_claims(left, rows)
   _plot_closed_form(right, delta)
-  figure.suptitle(f"Published formulas and the truth, delta = {delta:g}")
+  figure.suptitle(f"Published formulas and the truth, delta = {accounting.upper(delta)}")
   figure.savefig(path, dpi=150)
 
 

@@ -34,6 +34,7 @@ import sys
 
 from absl import flags
 
+from dpjax.accounting import upper
 from dpjax.experiment import checkpoint, federate, federate_build
 from dpjax.experiment.federate_config import FedConfig
 from dpjax.federated import processes
@@ -51,8 +52,8 @@ def line(result: dict) -> str:
   promise = "no privacy"
   if result["epsilon"] is not None:
     promise = (
-      f"epsilon={result['epsilon']:.3f} ({result['epsilon_kind']}, "
-      f"delta={result['delta']:g}, {result['neighboring_relation']}, per {result['unit']})"
+      f"epsilon={upper(result['epsilon'], decimals=3)} ({result['epsilon_kind']}, "
+      f"delta={upper(result['delta'])}, {result['neighboring_relation']}, per {result['unit']})"
     )
   reached = [
     f"{float(target):.0%} in {rounds}"

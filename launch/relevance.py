@@ -38,9 +38,9 @@ def line(result: dict) -> str:
   if result["epsilon_kind"] == "none":
     return f"{head}, not private"
   epsilon = f"epsilon={report.upper(result['epsilon'])}"
-  under = f"delta={result['delta']:g}, {result['neighboring_relation']}"
+  under = f"delta={report.upper(result['delta'])}, {result['neighboring_relation']}"
   if result["epsilon_kind"] == "proved":
-    return f"{head}, {epsilon} (proved, {under}, per example)"
+    return f"{head}, {epsilon} (proved, {under}, per {result['unit']})"
   by_theorem = result["claimed_epsilon_thm7"]
   own = f"; {report.upper(by_theorem)} by its own theorem 7" if by_theorem else ""
   failed = " ".join(text.split(":")[0] for text in result["failed_assumptions"])

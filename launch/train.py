@@ -21,6 +21,7 @@ import sys
 
 from absl import flags
 
+from dpjax.accounting import upper
 from dpjax.experiment import fields, run
 from dpjax.experiment.config import TrainConfig
 from launch import app, config_flag
@@ -35,7 +36,7 @@ def line(result: dict) -> str:
   promise = "no privacy"
   if result["epsilon_kind"] == "proved":
     promise = (
-      f"epsilon={result['epsilon']:.3f} (proved, delta={result['delta']:g}, "
+      f"epsilon={upper(result['epsilon'], decimals=3)} (proved, delta={upper(result['delta'])}, "
       f"{result['neighboring_relation']}, per {result['unit']})"
     )
   return (

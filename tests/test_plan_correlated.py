@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import dp_accounting
 import jax
@@ -308,3 +309,49 @@ def test_a_shuffled_epoch_refuses_a_noise_schedule():
       delta=1e-5,
       noise_schedule=(4.0, 1.0, 1.0, 1.0),
     )
+
+
+def _measured_stds(one, draws=4000):
+  """Standard deviation of the noise on the SUM, step by step, of the plan's transform."""
+  tx = one.transform(jax.random.key(3))
+  params = np.zeros(draws, np.float32)
+  state, stds = tx.init(params), []
+  for _ in range(one.num_steps):
+    noisy, state = tx.update(
+      np.zeros((1, draws), np.float32), state, params, mask=np.ones(1, bool)
+    )
+    stds.append(float(np.std(noisy)) * one.normalize_by / one.l2_bound)
+  return np.array(stds)
+
+
+@pytest.mark.parametrize(
+  "changes", [{}, {"noise_schedule": (1.0,) * 4 + (0.5,) * 4}, {"correlation": None}]
+)
+def test_the_statement_names_the_noise_that_the_transform_adds(changes):
+  one = plan.Plan(
+    **{
+      "sampler": sampling.CyclicSampler(steps_per_pass=4, num_examples=40),
+      "noise_multiplier": 2.0,
+      "l2_clip_norm": 0.5,
+      "normalize_by": 10.0,
+      "num_steps": 8,
+      "delta": 1e-5,
+      "correlation": correlated.BandedToeplitz((1.0, 0.5, 0.25)),
+      **changes,
+    }
+  )
+  text = " ".join(one.statement(40).split())
+  new = re.search(r"that of a step has ([\d.]+)(?: to ([\d.]+))? times the clip", text)
+  alone = re.search(r"taken alone it has up to ([\d.]+)\.", text)
+  assert new and alone
+  stds = _measured_stds(one)
+  assert stds[0] == pytest.approx(float(new[2] or new[1]), rel=0.05)
+  assert stds.max() == pytest.approx(float(alone[1]), rel=0.05)
+  assert stds.min() >= 0.95 * float(new[1])
+  charged = re.search(
+    r"Charged as no worse than (.*?): 1 x Gaussian noise of ([\d.]+)", text
+  )
+  assert charged and "not the noise of a step" in charged[1]
+  assert (
+    abs(float(charged[2]) / stds.min() - 1) > 0.1
+  )  # what the old words called the noise

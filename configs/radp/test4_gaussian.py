@@ -23,8 +23,8 @@ from dpjax.experiment.relevance_config import RelevanceConfig
 def get_config() -> RelevanceConfig:
   vector = {
     "mode": "rigorous",
-    "rigorous.labels": "public",
     "rigorous.shuffle": False,
+    "rigorous.labels": "public",
     "rigorous.clip": 0.5,  # a centred grey pixel is at most 1/2: nothing is clipped
     "num_epochs": 20,
     "batch_size": 1000,

@@ -5,6 +5,7 @@ NumPy and dp_accounting only; nothing here needs JAX.
 
 from dpjax.accounting import discrete as discrete
 from dpjax.accounting import gdp as gdp
+from dpjax.accounting import overflow as overflow
 from dpjax.accounting import selection as selection
 from dpjax.accounting import shuffle as shuffle
 from dpjax.accounting.calibration import (
@@ -41,3 +42,6 @@ from dpjax.accounting.monte_carlo import MonteCarloEpsilon as MonteCarloEpsilon
 from dpjax.accounting.monte_carlo import balls_in_bins_epsilon as balls_in_bins_epsilon
 from dpjax.accounting.statement import delta_warning as delta_warning
 from dpjax.accounting.statement import privacy_statement as privacy_statement
+from dpjax.accounting.text import by_name as by_name
+from dpjax.accounting.text import lower as lower
+from dpjax.accounting.text import upper as upper

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dpjax import validate
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.events import DpEvent, composed
+from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
 MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER = 1e-2, 1e6
@@ -50,7 +51,7 @@ def calibrate_noise_multiplier(
   if answer is None:
     raise UserError(
       f"epsilon={epsilon!r}: unreachable, even noise_multiplier={MAX_NOISE_MULTIPLIER:g} "
-      f"costs epsilon={cost(accountant)(MAX_NOISE_MULTIPLIER):.3g} at delta={delta!r}"
+      f"costs epsilon={upper(cost(accountant)(MAX_NOISE_MULTIPLIER))} at delta={delta!r}"
     )
   return answer
 
@@ -81,7 +82,7 @@ def calibrate_sampling_prob(
   if answer is None:
     raise UserError(
       f"epsilon={epsilon!r}: unreachable, even sampling_prob={MIN_SAMPLING_PROB:g} costs "
-      f"epsilon={cost(accountant)(1 / MIN_SAMPLING_PROB):.3g} at delta={delta!r}"
+      f"epsilon={upper(cost(accountant)(1 / MIN_SAMPLING_PROB))} at delta={delta!r}"
     )
   return 1 / answer
 
@@ -111,7 +112,7 @@ def calibrate_num_steps(
   if answer == 0:
     raise UserError(
       f"epsilon={epsilon!r}: unreachable, one step costs "
-      f"epsilon={cost(accountant)(1):.3g} at delta={delta!r}"
+      f"epsilon={upper(cost(accountant)(1))} at delta={delta!r}"
     )
   if answer >= MAX_NUM_STEPS:
     raise UserError(

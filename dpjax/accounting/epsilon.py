@@ -56,6 +56,7 @@ _PLD_ROUNDING = (1e-13, 1e-16)  # (once, per composed step)
 # or negative, which dp_accounting would read as "costs nothing".
 _RDP_ROUNDING = 1e-14
 _INTERVAL = 4e-4  # widest grid of privacy losses, unless they are huge
+_WIDEST = 100.0  # a grid that would have to be wider shows no finite epsilon worth having
 _MAX_POINTS = (2e5, 4e6)  # of one step's grid, of the composed grid
 
 
@@ -270,15 +271,21 @@ def _pld_epsilon(steps: _Parts, delta: float) -> float:
   rounding = _pld_rounding(steps)
   if delta < 2 * rounding:
     raise UserError(
-      f"delta={delta:g}: too small for accountant='pld' over {sum(steps.values())} steps, "
+      f"delta={delta!r}: too small for accountant='pld' over {sum(steps.values())} steps, "
       f"whose rounding is {rounding:.1g}; use accountant='rdp'"
     )
-  return _pld(steps).get_epsilon_for_delta(delta - rounding) if steps else 0.0
+  if not steps:
+    return 0.0
+  if _interval(steps) > _WIDEST:
+    return math.inf
+  return _pld(steps).get_epsilon_for_delta(delta - rounding)
 
 
 def _pld_delta(steps: _Parts, epsilon: float) -> float:
   if not steps:
     return 0.0
+  if _interval(steps) > _WIDEST:
+    return 1.0
   return float(_pld(steps).get_delta_for_epsilon(float(epsilon))) + _pld_rounding(steps)
 
 

@@ -40,6 +40,7 @@ _FIELDS: dict[str, tuple[type[DpEvent], tuple[str, ...]]] = {
   ),
   "repeat_and_select": (dpa.dp_event.RepeatAndSelectDpEvent, ("event", "mean", "shape")),
 }
+_NOISE_LEVELS = (1e-100, 1e100)  # squares of noise multipliers between them are floats
 _KINDS = {cls: kind for kind, (cls, _) in _FIELDS.items()}
 
 
@@ -268,8 +269,17 @@ def _elementary(event: Any, kind: str) -> list[DpEvent]:
     return _repeat_and_select(event)
   if kind in ("gaussian", "laplace"):
     validate.non_negative(noise_multiplier=event.noise_multiplier)
-    return [event if event.noise_multiplier > 0 else dpa.NonPrivateDpEvent()]
+    level = _level(event.noise_multiplier)
+    return [type(event)(level) if level else dpa.NonPrivateDpEvent()]
   return _randomized_response(event) if kind == "randomized_response" else [event]
+
+
+def _level(noise_multiplier: float) -> float:
+  """The noise multiplier where its square is a float; beyond, on the private side: none
+  (0) for so little noise, and no more than the largest for more."""
+  if noise_multiplier < _NOISE_LEVELS[0]:
+    return 0.0
+  return min(noise_multiplier, _NOISE_LEVELS[1])
 
 
 def _randomized_response(event: Any) -> list[DpEvent]:
@@ -307,7 +317,10 @@ def _truncated_poisson(event: Any) -> list[DpEvent]:
   truncated_poisson_event(  # checks the rest
     noise, sampling_prob=prob, num_examples=event.dataset_size, capacity=capacity
   )
-  return [event if event.noise_multiplier > 0 else dpa.NonPrivateDpEvent()]
+  level = _level(event.noise_multiplier)
+  if not level:
+    return [dpa.NonPrivateDpEvent()]
+  return [dpa.TruncatedSubsampledGaussianDpEvent(event.dataset_size, prob, capacity, level)]
 
 
 def _repeat_and_select(event: Any) -> list[DpEvent]:

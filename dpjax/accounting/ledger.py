@@ -23,6 +23,7 @@ from dpjax.accounting.events import (
   event_to_json,
   parts,
 )
+from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
 
@@ -179,7 +180,7 @@ class Ledger:
     if spent > budget.epsilon:
       raise BudgetExceeded(
         f"epsilon={budget.epsilon!r}: the budget at delta={budget.delta!r} is exceeded, "
-        f"the run would cost {spent:.6g}"
+        f"the run would cost {upper(spent, digits=6)}"
       )
     return spent
 

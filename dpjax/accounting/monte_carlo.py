@@ -74,7 +74,7 @@ def balls_in_bins_epsilon(
   if num_samples * -math.log1p(-delta) < log_miss:
     raise UserError(
       f"num_samples={num_samples}: must be >= {math.ceil(log_miss / delta)} to certify "
-      f"delta={delta:g} at confidence={confidence:g}"
+      f"delta={delta!r} at confidence={confidence:g}"
     )
   images = turn_images(strategy, num_steps, num_bins)
   losses = _losses(images.T @ images, noise_multiplier, num_samples, seed)

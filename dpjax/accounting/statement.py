@@ -13,6 +13,7 @@ from dpjax import validate
 from dpjax.accounting.epsilon import RELATIONS
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.events import DpEvent, parts
+from dpjax.accounting.text import lower, upper
 from dpjax.validate import UserError
 
 EPSILON_KINDS = {
@@ -52,7 +53,7 @@ def delta_warning(delta: float, num_examples: int) -> str | None:
   if delta < 1 / num_examples:
     return None
   return (
-    f"delta={delta:g} is not below 1/num_examples={1 / num_examples:g}: publishing one "
+    f"delta={upper(delta)} is not below 1/num_examples={1 / num_examples:g}: publishing one "
     "record, picked at random, in the clear would satisfy such a guarantee; choose delta "
     "well below it"
   )
@@ -69,6 +70,7 @@ def privacy_statement(
   epsilon_kind: str = "proved",
   epsilons: Mapping[str, float] | None = None,
   delta_set_aside: float = 0.0,
+  noise: str = "",
 ) -> str:
   """The guarantee of the whole run `event`, in words, with a table accountant -> epsilon.
 
@@ -76,6 +78,8 @@ def privacy_statement(
     epsilons: replaces the table, for values that no accountant computes (claimed, audited).
     delta_set_aside: share of delta that pays for a failure outside of `event`, such as a
       batch above its capacity; epsilon is taken at what is left.
+    noise: what is added in a step, in words, where that is not the noise of `event`: the
+      event is then described as what the run is accounted as, and these words follow.
 
   >>> text = privacy_statement(dpa.GaussianDpEvent(2.0), delta=1e-5)
   >>> print(text[text.index("accountant"):])
@@ -92,11 +96,12 @@ def privacy_statement(
       name: _row(event, left, str(neighboring_relation), name) for name in accountants
     }
   else:
-    rows = {name: _rounded_up(value) for name, value in epsilons.items()}
+    rows = {name: upper(value, decimals=4) for name, value in epsilons.items()}
   words = [
     _headline(rows, delta, delta_set_aside, epsilon_kind),
     _adjacency(str(neighboring_relation), unit, num_examples),
-    _mechanism(event, unit),
+    _mechanism(event, unit, as_if=bool(noise)),
+    *noise.splitlines(),
     f"Released: every iterate, hence also the last one. Not covered: "
     f"{_not_covered(event).format(unit=unit)}.",
   ]
@@ -115,11 +120,7 @@ def _row(event: DpEvent, delta: float, relation: str, accountant: str) -> str:
     )
   except UserError as error:
     return f"not available ({error})"
-  return _rounded_up(value)
-
-
-def _rounded_up(value: float) -> str:
-  return f"{math.ceil(value * 1e4) / 1e4:.4f}" if math.isfinite(value) else f"{value}"
+  return upper(value, decimals=4)
 
 
 def _table(rows: Mapping[str, str]) -> str:
@@ -132,9 +133,9 @@ def _headline(
   rows: Mapping[str, str], delta: float, delta_set_aside: float, epsilon_kind: str
 ) -> str:
   known = [f"{value} ({name})" for name, value in rows.items() if value[0] != "n"]
-  aside = f" (of which {delta_set_aside:g} is set aside for batches above capacity)"
+  aside = f" (of which {lower(delta_set_aside)} is set aside for batches above capacity)"
   return (
-    f"Epsilon {' or '.join(known) or 'unknown'} at delta {delta:g}"
+    f"Epsilon {' or '.join(known) or 'unknown'} at delta {upper(delta)}"
     f"{aside if delta_set_aside else ''}; kind: {epsilon_kind.replace('_', ' ')}, that is "
     f"{EPSILON_KINDS[epsilon_kind]}."
   )
@@ -149,8 +150,11 @@ def _adjacency(relation: str, unit: str, num_examples: int | None) -> str:
   )
 
 
-def _mechanism(event: DpEvent, unit: str) -> str:
-  return f"Charged: {_runs(event, unit) or 'nothing'}."
+def _mechanism(event: DpEvent, unit: str, as_if: bool) -> str:
+  runs = _runs(event, unit) or "nothing"
+  if not as_if:
+    return f"Charged: {runs}."
+  return f"Charged as no worse than (this is not the noise of a step): {runs}."
 
 
 def _runs(event: DpEvent, unit: str) -> str:
@@ -162,7 +166,7 @@ def _describe(part: Any, unit: str) -> str:
   if isinstance(part, dpa.PoissonSampledDpEvent):
     return (
       f"{_describe(part.event, unit)} on a Poisson sample (assumed: every {unit} joins "
-      f"each batch on its own, with probability {part.sampling_probability:.6g})"
+      f"each batch on its own, with probability {upper(part.sampling_probability, digits=6)})"
     )
   if isinstance(part, dpa.SampledWithoutReplacementDpEvent):
     return (
@@ -173,19 +177,20 @@ def _describe(part: Any, unit: str) -> str:
     return (
       f"{_describe(dpa.GaussianDpEvent(part.noise_multiplier), unit)} on a truncated Poisson "
       f"sample (assumed: every {unit} of {part.dataset_size} joins each batch on its own, "
-      f"with probability {part.sampling_probability:.6g}, and of more than "
+      f"with probability {upper(part.sampling_probability, digits=6)}, and of more than "
       f"{part.truncated_batch_size} a uniformly random subset of that size is kept)"
     )
   if isinstance(part, dpa.dp_event.RepeatAndSelectDpEvent):
     return (
-      f"the best of a random and secret number of runs, on average {part.mean:g} (assumed: "
-      "the score that selects sees public data and the run's output only, and no other run "
+      "the best of a random and secret number of runs, on average "
+      f"{upper(part.mean, digits=6)} (assumed: the score that selects "
+      "sees public data and the run's output only, and no other run "
       f"is released; law of shape {part.shape:g}), each run: {_runs(part.event, unit)}"
     )
   if isinstance(part, dpa.NonPrivateDpEvent):
     return "a release without noise"
   if isinstance(part, dpa.RandomizedResponseDpEvent):
     loss = math.log1p((1 - part.noise_parameter) * part.num_buckets / part.noise_parameter)
-    return f"a mechanism that is ({loss:.6g}, 0)-private by itself"
+    return f"a mechanism that is ({upper(loss, digits=6)}, 0)-private by itself"
   kind = "Laplace" if isinstance(part, dpa.LaplaceDpEvent) else "Gaussian"
-  return f"{kind} noise of {part.noise_multiplier:.6g} times the clip norm"
+  return f"{kind} noise of {lower(part.noise_multiplier, digits=6)} times the clip norm"

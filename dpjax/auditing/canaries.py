@@ -2,8 +2,14 @@
 
 The canary rows LEAVE the training data first; each comes back, changed, if its coin says
 so. So nobody is in the data twice, the data never grow beyond the size that the plan was
-made for, and one coin changes exactly one record. Under replace-one the row of a losing
-coin stays as it was, because there a record may only be exchanged.
+made for, and one coin changes exactly one record. What a losing coin leaves is what the
+neighbouring relation says:
+
+| relation           | a canary that is out                                           |
+| ------------------ | -------------------------------------------------------------- |
+| add_or_remove_one  | no row                                                         |
+| replace_one        | the original row                                               |
+| replace_special    | an empty record: it keeps its place, is drawn, and adds zero   |
 
 The coins are a pure function of the seed, and whoever knows them can finish the audit.
 They say nothing about the other records.
@@ -71,6 +77,7 @@ def insert_canaries(
   seed: int,
   kind: str = "mislabelled",
   neighboring_relation: str = "add_or_remove_one",
+  keep_labels: bool = False,
 ) -> tuple[Dataset, Canaries]:
   """Training data in which `num_canaries` rows are canaries, each in by a fair coin.
 
@@ -79,12 +86,12 @@ def insert_canaries(
     num_canaries: m <= len(train) rows that become canaries.
     seed: of the choice of rows, of their change, and of the coins.
     kind: "mislabelled" (a wrong label) or "random" (noise with a random label).
-    neighboring_relation: under "replace_one" a canary that is out leaves the original row
-      in its place; otherwise it leaves none.
+    neighboring_relation: what a canary that is out leaves; see the table above.
+    keep_labels: a canary has the label of its row, for promises that do not cover labels.
 
   Returns:
     (data to train on, with len <= len(train); the canaries). Train with a plan made for
-    len(train): the realised length depends on the coins.
+    len(train): under add_or_remove_one the realised length depends on the coins.
 
   >>> from dpjax.data import from_arrays
   >>> train = from_arrays(np.zeros((100, 1)), np.zeros(100, int), num_classes=2)
@@ -103,11 +110,26 @@ def insert_canaries(
   )
   rows = np.sort(rows_rng.choice(len(train), num_canaries, replace=False))
   changed = _MAKE[kind](train.subset(rows), change_rng)
+  if keep_labels:
+    if kind == "mislabelled":
+      raise UserError("kind='mislabelled': not with keep_labels=True; use 'random'")
+    changed = dataclasses.replace(changed, y=train.y[rows])
   included = coin_rng.random(num_canaries) < 0.5
   mixed = _with_rows(train, rows[included], changed.subset(included))
-  if neighboring_relation != NeighboringRelation.REPLACE_ONE:
-    mixed = mixed.subset(np.setdiff1d(np.arange(len(train)), rows[~included]))
-  return mixed, Canaries(changed, included, kind)
+  return _without(mixed, rows[~included], neighboring_relation), Canaries(
+    changed, included, kind
+  )
+
+
+def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:
+  """What is left of the rows whose coins lost."""
+  if relation == NeighboringRelation.REPLACE_ONE:
+    return train
+  if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
+    return train.subset(np.setdiff1d(np.arange(len(train)), rows))
+  present = np.ones(len(train), bool)
+  present[rows] = False
+  return dataclasses.replace(train, present=present)
 
 
 def _with_rows(train: Dataset, rows: np.ndarray, new: Dataset) -> Dataset:

@@ -3,11 +3,15 @@
 Each canary is an example whose gradient lies along a coordinate of its own, far longer
 than the clip norm, so that it contributes the most that clipping allows and nothing hides
 it but the noise. The plan's own sampler, padding, clipping and noise do the rest; there is
-no model. (Canary gradients: Nasr et al. 2023; one run: Steinke et al. 2023.)
+no model. What a canary that is out leaves is what the plan's relation says: nothing
+(add_or_remove_one), an empty record in its place (replace_special), or the opposite
+gradient, which is as far away as clipping allows (replace_one).
+(Canary gradients: Nasr et al. 2023; one run: Steinke et al. 2023.)
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,20 +22,44 @@ import numpy as np
 from dpjax import validate
 from dpjax.auditing.bounds import Scores
 from dpjax.plan import Plan
+from dpjax.types import NeighboringRelation
+from dpjax.validate import UserError
 
 _LENGTH = 1e3  # of a canary's gradient, in clip norms: without clipping it must stand out
 
 
 class _Ids(NamedTuple):
-  """Data whose examples are the numbers of the canaries that are in."""
+  """Data whose examples are canaries: the number of each, and the sign of its gradient."""
 
   ids: np.ndarray
+  signs: np.ndarray
+  present: np.ndarray
 
   def __getitem__(self, indices: Any) -> Any:  # type: ignore[override]
-    return self.ids[indices]
+    return self.ids[indices], self.signs[indices]
 
   def __len__(self) -> int:
     return len(self.ids)
+
+
+def _records(plan: Plan, coins: np.ndarray) -> _Ids:
+  """The data of the run: of the size that the sampler was made for, where it has one."""
+  ids, signs = np.arange(len(coins)), np.ones(len(coins), np.float32)
+  size = getattr(plan.sampler, "num_examples", None)
+  if size is not None and size < len(coins):
+    raise UserError(
+      f"num_canaries={len(coins)}: must be <= num_examples={size} of the plan's sampler"
+    )
+  if plan.neighboring_relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
+    kept = np.flatnonzero(coins)
+    return _Ids(kept, signs[kept], np.ones(len(kept), bool))
+  if plan.neighboring_relation == NeighboringRelation.REPLACE_ONE:
+    signs, present = np.where(coins, 1, -1).astype(np.float32), np.ones_like(coins)
+  else:
+    present = coins
+  others = (size or len(coins)) - len(coins)  # empty records, the same on both sides
+  fill = lambda values, dtype: np.concatenate([values, np.zeros(others, dtype)])
+  return _Ids(fill(ids, int), fill(signs, np.float32), fill(present, bool))
 
 
 def gradient_canaries(
@@ -47,7 +75,8 @@ def gradient_canaries(
   Args:
     plan: its batches, its transform and its number of steps are what runs.
     num_canaries: also the number of parameters.
-    seed: of the coins and of the sampler.
+    seed: of the coins and of the sampler. Where the sampler knows the number of examples,
+      num_canaries must not exceed it; the rest are empty records.
     key: of the noise.
     transform: `key -> optax transformation` in place of `plan.transform`, to audit
       another implementation against the plan's claim.
@@ -64,17 +93,21 @@ def gradient_canaries(
   True
   """
   validate.integer_at_least(2, num_canaries=num_canaries)
+  if not isinstance(plan.l2_clip_norm, (int, float)):
+    raise UserError("l2_clip_norm: must be one number, canaries have no groups")
+  plan = dataclasses.replace(plan, slices=1)  # the same sums, in one physical batch
   coins = np.random.default_rng([seed, 0x0C01]).random(num_canaries) < 0.5
   tx = (transform or plan.transform)(key)
   length = _LENGTH * plan.l2_bound
 
   @jax.jit
-  def step(state, ids, mask):
-    grads = length * jax.nn.one_hot(ids, num_canaries)  # [slots, m]
+  def step(state, ids, signs, mask):
+    grads = length * signs[:, None] * jax.nn.one_hot(ids, num_canaries)  # [slots, m]
     return tx.update(grads, state, jnp.zeros(num_canaries), mask=mask)
 
   state, total = tx.init(jnp.zeros(num_canaries)), np.zeros(num_canaries)
-  for batch in plan.batches(_Ids(np.flatnonzero(coins)), rng=seed):
-    update, state = step(state, jnp.asarray(batch.examples), jnp.asarray(batch.mask))
+  for batch in plan.batches(_records(plan, coins), rng=seed):
+    ids, signs = map(jnp.asarray, batch.examples)
+    update, state = step(state, ids, signs, jnp.asarray(batch.mask))
     total += np.asarray(update, np.float64)
   return Scores(total[coins], total[~coins])

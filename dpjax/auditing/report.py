@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from dpjax import validate
+from dpjax.accounting import lower, upper
 from dpjax.auditing import bounds
 from dpjax.auditing.bounds import Scores
 
@@ -43,12 +44,12 @@ class Audit:
     'epsilon >= 2.5 (one_run, 95% confidence, delta=1e-05); no epsilon is claimed'
     """
     found = (
-      f"epsilon >= {self.epsilon_lower:.4g} ({self.method}, "
-      f"{100 * self.confidence:.4g}% confidence, delta={self.delta:g})"
+      f"epsilon >= {lower(self.epsilon_lower)} ({self.method}, "
+      f"{100 * self.confidence:.4g}% confidence, delta={upper(self.delta)})"
     )
     if self.epsilon_claimed is None:
       return f"{found}; no epsilon is claimed"
-    claim = f"the claimed {self.epsilon_claimed:.4g}"
+    claim = f"the claimed {upper(self.epsilon_claimed)}"
     if self.refuted:
       return f"REFUTED: {found}, above {claim}"
     return f"not refuted: {found}, {claim}; an audit cannot show that a run is private"

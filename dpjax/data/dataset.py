@@ -42,6 +42,11 @@ def _check_y(y: Any, n: int) -> None:
     raise UserError(f"y.shape={y.shape}: must be ({n},), one label for each row of x")
 
 
+def _check_present(present: Any, n: int) -> None:
+  if not isinstance(present, np.ndarray) or present.dtype != bool or present.shape != (n,):
+    raise UserError(f"present: must be a bool NumPy array [{n}], one for each row of x")
+
+
 def _read_only(array: np.ndarray) -> np.ndarray:
   view = array.view()
   view.flags.writeable = False
@@ -72,6 +77,9 @@ class Dataset:
   num_classes: int
   split: str  # "train" | "test"
   vocab_size: int | None = None  # for tokens; None: unknown
+  # [n] bool; a row that is not present is an empty record: it keeps its place, may be drawn,
+  # and contributes zero (replace_special). `Plan.batches` masks it. None: all are present.
+  present: np.ndarray | None = None
 
   def __post_init__(self):
     validate.integer_at_least(1, num_classes=self.num_classes)
@@ -82,6 +90,9 @@ class Dataset:
       _check_range(self.x, self.vocab_size, "x", "vocab_size")
     object.__setattr__(self, "x", _read_only(self.x))
     object.__setattr__(self, "y", _read_only(self.y))
+    if self.present is not None:
+      _check_present(self.present, len(self.x))
+      object.__setattr__(self, "present", _read_only(self.present))
 
   def __len__(self) -> int:
     return len(self.y)
@@ -95,7 +106,8 @@ class Dataset:
 
   def subset(self, indices: Any) -> Dataset:
     """The data set of these rows, in this order (indices, a slice or a boolean mask)."""
-    return dataclasses.replace(self, x=self.x[indices], y=self.y[indices])
+    present = None if self.present is None else self.present[indices]
+    return dataclasses.replace(self, x=self.x[indices], y=self.y[indices], present=present)
 
 
 def first_line(error: Exception) -> str:

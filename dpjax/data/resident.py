@@ -31,6 +31,7 @@ class Resident:
 
   def __init__(self, dataset: Any):
     self._arrays = Example(jnp.asarray(dataset.x), jnp.asarray(dataset.y))
+    self.present = getattr(dataset, "present", None)  # read where batches are masked
 
   def __len__(self) -> int:
     return self._arrays.y.shape[0]

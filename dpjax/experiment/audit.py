@@ -6,6 +6,8 @@ from typing import Any
 
 from dpjax import auditing, validate
 from dpjax.experiment.config import AuditConfig, TrainConfig
+from dpjax.plan import Plan
+from dpjax.types import NeighboringRelation
 
 NOTE = (
   "Canaries are part of the training data of this run: {out_of} rows were taken out of the "
@@ -25,17 +27,24 @@ def check(config: AuditConfig) -> None:
   validate.open_unit(**{"audit.confidence": config.confidence})
 
 
-def insert(config: TrainConfig, train: Any) -> tuple[Any, auditing.Canaries | None]:
-  """(data to train on, canaries), or the data as they are where no audit is asked for."""
+def insert(
+  config: TrainConfig, train: Any, plan: Plan
+) -> tuple[Any, auditing.Canaries | None]:
+  """(data to train on, canaries), or the data as they are where no audit is asked for.
+
+  The plan's relation decides what a canary that is out leaves, so that a sampler which knows
+  the number of examples still fits; where nothing is proved, rows are exchanged.
+  """
   if not config.audit.enabled:
     return train, None
-  relation = config.privacy.neighboring_relation if config.privacy.method != "sgd" else ""
+  proved = plan.sampler.relations
+  relation = plan.neighboring_relation if proved else NeighboringRelation.REPLACE_ONE
   return auditing.insert_canaries(
     train,
     num_canaries=config.audit.num_canaries,
     seed=config.seed,
     kind=config.audit.kind,
-    neighboring_relation=relation or "add_or_remove_one",
+    neighboring_relation=relation,
   )
 
 

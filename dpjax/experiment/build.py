@@ -299,7 +299,7 @@ def _scattered(dataset: Any, num_groups: int | None) -> Any:
 
 
 def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampling.Sampler:
-  batch_size = max(1, round(privacy.sampling_prob * num_examples))
+  batch_size = sampling.whole_batch_size(privacy.sampling_prob, num_examples)
   if privacy.sampler == "poisson":
     return sampling.PoissonSampler(prob=privacy.sampling_prob, capacity=capacity)
   if privacy.sampler == "fixed_size":
@@ -477,9 +477,9 @@ def build(
   random = streams(config, data.digest(train)) if random is None else random
   # of the shape of an example, never of one: no model may start from somebody's record
   params = model.init(random.init, jnp.zeros_like(train.x[:1]))
-  # Of the whole set: canaries only take rows away.
+  # Of the whole set: canaries take rows away or exchange them.
   plan, num_examples = make_plan(config, len(train), params), len(train)
-  train, canaries = audit.insert(config, train)
+  train, canaries = audit.insert(config, train, plan)
   loss_fn = _loss(config, task.loss(model.apply))
   schedule = learning_rate_schedule(config.optimizer, config.num_steps)
   algorithm = training.dp_sgd(

@@ -113,7 +113,8 @@ def agreement(subject: Subject) -> Row:
     return Row(name, False, math.inf, 0.0, f"{plan.neighboring_relation}: {why}")
   derived, claimed = _derived_epsilon(subject), plan.epsilon()
   off = abs(claimed - derived) / max(derived, 1e-12)
-  detail = f"epsilon {claimed:.5g}, derived anew {derived:.5g}, {plan.neighboring_relation}"
+  shown = [accounting.upper(value, digits=5) for value in (claimed, derived)]
+  detail = f"epsilon {shown[0]}, derived anew {shown[1]}, {plan.neighboring_relation}"
   return row(name, off, _EPSILON_SLACK, f"relative difference: {detail}")
 
 

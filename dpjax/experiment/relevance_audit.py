@@ -5,7 +5,7 @@
 | U1     | a record's noisy features at the worst pair, by their  | noise of its own per record |
 |        | likelihood ratio                                       |                             |
 | U2     | a record, by subtracting another one that is known     | noise shared by records     |
-| U3     | canaries with a wrong label, by their loss (one run)   | every method                |
+| U3     | canaries with a wrong label, by their loss (one run)   | where labels are private    |
 | U4     | members among random canaries, by their loss (one run) | every method                |
 
 Each bound holds with confidence 1 - 0.05 / (number of attacks), so the largest of them
@@ -26,6 +26,7 @@ import numpy as np
 from dpjax import auditing, losses, relevance
 from dpjax.experiment.relevance_config import RelevanceConfig
 from dpjax.relevance import noise as noise_lib
+from dpjax.relevance import rigorous
 
 CONFIDENCE = 0.95
 _KINDS = {"U3": "mislabelled", "U4": "random"}
@@ -73,9 +74,15 @@ def _attacks(config: RelevanceConfig, job: relevance.Job, outcome: relevance.Out
   elif outcome.noise is not None:
     found["U1"] = lambda c: _features(config, job, outcome, c)
   if config.audit.canary_runs:
-    for name in _KINDS:
+    for name in _kinds(outcome):
       found[name] = lambda c, name=name: _canaries(config, job, outcome, name, c)
   return found
+
+
+def _kinds(outcome: relevance.Outcome) -> list[str]:
+  """Canaries that differ from their rows in what the promise covers: not in a public label."""
+  public = outcome.privacy.neighboring_relation == rigorous.FEATURES_ONLY
+  return [name for name in _KINDS if not (public and _KINDS[name] == "mislabelled")]
 
 
 # --- U1 and U2: the mechanism itself
@@ -199,12 +206,16 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
   """
   found = outcome.privacy
   relation = found.neighboring_relation if found.kind == "proved" else "replace_one"
+  features_only = relation == rigorous.FEATURES_ONLY
+  if features_only:
+    relation = rigorous.RELATION
   mixed, canaries = auditing.insert_canaries(
     job.train,
     num_canaries=min(config.audit.num_canaries, len(job.train)),
     seed=config.seed,
     kind=_KINDS[name],
     neighboring_relation=relation,
+    keep_labels=features_only,
   )
   again = dataclasses.replace(
     job, train=mixed, public_size=len(job.train), on_epoch=None, memo={},

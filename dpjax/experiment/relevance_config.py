@@ -124,6 +124,10 @@ def check(config: RelevanceConfig) -> None:
     raise UserError("epsilons=[]: must hold at least one epsilon")
   for index, epsilon in enumerate(config.epsilons):
     validate.positive(**{f"epsilons[{index}]": epsilon})
+  if config.public_data is not None and config.public_data == config.data.name:
+    raise UserError(
+      f"public_data={config.public_data!r}: must not be data.name, whose records are private"
+    )
   if config.relevance_records is not None:
     validate.integer_at_least(1, relevance_records=config.relevance_records)
   if config.data.center:

@@ -47,7 +47,7 @@ def report(
     mine = [
       row for row in rows if (row["dataset"], row["epsilon_target"]) == (dataset, epsilon)
     ]
-    title = f"({chr(97 + column)}) {dataset}, epsilon = {epsilon:g}"
+    title = f"({chr(97 + column)}) {dataset}, epsilon = {reports.upper(epsilon)}"
     for axis, (metric, label) in zip(axes[:, column], _METRICS):
       _panel(axis, mine, curves, metric)
       reports.style(axis, title=title, xlabel="epoch", ylabel=label)
@@ -67,7 +67,14 @@ def _rows(folders: Sequence[tuple[Point, pathlib.Path]], results: Sequence[Row])
   for (point, folder), result in zip(folders, results):
     meaning = {
       name: result[name]
-      for name in ("epsilon_kind", "claimed_epsilon_thm7", "proved_epsilon", "delta")
+      for name in (
+        "epsilon_kind",
+        "claimed_epsilon_thm7",
+        "proved_epsilon",
+        "delta",
+        "neighboring_relation",
+        "unit",
+      )
     }
     for line in writers.read_metrics(folder):
       scores = {name: line[name] for name, _ in _METRICS}
@@ -108,7 +115,9 @@ def _panel(axis: Axes, rows: list[Row], curves: list[str], metric: str) -> None:
 
 def _kind(row: Row) -> str:
   kind = row["epsilon_kind"]
-  return "not private" if kind == "none" else kind
+  if kind == "none":
+    return "not private"
+  return kind if row["unit"] == "example" else f"{kind}, per {row['unit']}"
 
 
 def _tame(axis: Axes, losses: list[float]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import pathlib
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from dpjax.accounting import lower, upper
 from dpjax.experiment import report, writers
 
 Row = dict[str, Any]
@@ -111,9 +111,6 @@ def _cell(value: Any, name: str) -> str:
     return "-"
   if not isinstance(value, float):
     return str(value)
-  if math.isinf(value):
-    return "inf"
   if name == "test_accuracy":
     return f"{value:.3f}"
-  lower = name == "audited_lower_bound"
-  return f"{math.floor(value * 1000) / 1000:g}" if lower else report.upper(value)
+  return lower(value) if name == "audited_lower_bound" else upper(value)

@@ -7,7 +7,6 @@ display is needed. Colours are those of Okabe and Ito (2008), told apart by ever
 from __future__ import annotations
 
 import csv
-import decimal
 import io
 import math
 import os
@@ -23,6 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from dpjax.accounting import by_name
+from dpjax.accounting import upper as upper
 from dpjax.experiment import writers
 from dpjax.validate import UserError
 
@@ -88,16 +89,6 @@ def meaning(result: Row) -> str:
   return f"{kind}, delta = {upper(delta)}, {relation}, per {unit}"
 
 
-def upper(value: float) -> str:
-  """An epsilon or a delta in four digits, rounded up: rounded down it promises too much.
-
-  >>> upper(2.0001), upper(0.5), upper(1e-5), upper(math.inf)
-  ('2.001', '0.5', '1e-05', 'inf')
-  """
-  context = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)
-  return f"{float(context.create_decimal(f'{value:.12g}')):.4g}"
-
-
 def sweep_report(
   rows: Sequence[Row],
   out_dir: str | os.PathLike,
@@ -137,10 +128,12 @@ def sweep_report(
   axes = figure.subplots()
   drawn = [{**group, x: places.get(group[x], group[x])} for group in groups]
   _draw_groups(axes, drawn, x, y, series)
-  _draw_references(axes, references, places)
+  _draw_references(axes, references, places, x)
   _label(axes, groups, x, y, title)
   if places:
-    axes.set_xticks(list(places.values()), [f"{at:g}" for at in places])
+    axes.set_xticks(
+      list(places.values()), [by_name(x, at) if at is not None else "" for at in places]
+    )
   else:
     _scale(axes, x, [group[x] for group in groups], [at for _, at, _ in references])
   _legend(axes)
@@ -173,7 +166,7 @@ def summarize(
   """
   groups: dict[tuple, list[Row]] = {}
   for row in rows:
-    label = _label_of(row[series]) if series else ""
+    label = _label_of(row[series], series) if series else ""
     groups.setdefault((label, _position(row, x)), []).append(row)
   labels = [label for label, _ in groups]  # series stay in the order they came in
   order = sorted(groups, key=lambda at: (labels.index(at[0]), at[1] or -math.inf))
@@ -217,8 +210,8 @@ def _common(values: Iterable[Any]) -> Any:
   return different[0] if len(different) == 1 else " / ".join(map(str, different))
 
 
-def _label_of(value: Any) -> str:
-  return f"{value:g}" if isinstance(value, float) else str(value)
+def _label_of(value: Any, name: str) -> str:
+  return by_name(name, value, digits=6) if isinstance(value, float) else str(value)
 
 
 def _draw_accuracy(axes: Axes, rows: list[Row], result: Row) -> None:
@@ -284,13 +277,16 @@ def _legend(axes: Axes) -> None:
 
 
 def _draw_references(
-  axes: Axes, references: list[tuple[str, float, float]], places: dict[Any, float]
+  axes: Axes,
+  references: list[tuple[str, float, float]],
+  places: dict[Any, float],
+  x_name: str,
 ) -> None:
   """Each reference has its own marker; the legend names it, so labels never collide."""
   for index, (label, x, y) in enumerate(references):
     axes.plot(
       [places.get(x, x)], [y], linestyle="none", marker=_MARKERS[index % len(_MARKERS)],
-      markersize=8, color="#555555", label=f"{label} ({x:g}: {y:g})",
+      markersize=8, color="#555555", label=f"{label} ({by_name(x_name, x)}: {y:g})",
     )  # fmt: skip
 
 
@@ -325,7 +321,7 @@ def _scale(axes: Axes, x: str, ours: list[float | None], theirs: list[float]) ->
     return
   axes.set_xscale("log")
   axes.xaxis.set_major_locator(FixedLocator(ticks or sorted(set(theirs))))
-  axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+  axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: upper(value)))
   axes.xaxis.set_minor_locator(NullLocator())
 
 

@@ -121,11 +121,11 @@ def charged(plan: Plan, config: SweepConfig) -> dict[str, Any]:
 
 def _told(plan: Plan, one_run: float, epsilon: float, delta: float) -> str:
   return (
-    f"One run is (epsilon = {report.upper(one_run)}, delta = {plan.delta:g})-private. The "
-    f"choice of the best of a random number of runs is charged: what is in {BEST}/ is "
-    f"(epsilon = {report.upper(epsilon)}, delta = {report.upper(delta)})-private (proved, "
-    f"{plan.neighboring_relation}), if the test data that it was chosen on are public, and "
-    "nothing of the other runs is released, not even how many there were."
+    f"One run is (epsilon = {report.upper(one_run)}, delta = {report.upper(plan.delta)})"
+    "-private. The choice of the best of a random number of runs is charged: what is in "
+    f"{BEST}/ is (epsilon = {report.upper(epsilon)}, delta = {report.upper(delta)})-private "
+    f"(proved, {plan.neighboring_relation}), if the test data that it was chosen on are "
+    "public, and nothing of the other runs is released, not even how many there were."
   )
 
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from dpjax import validate
+from dpjax.accounting import by_name
 from dpjax.experiment import fields, provenance, report, sweep_table, writers
 from dpjax.experiment.config import TrainConfig
 from dpjax.experiment.federate_config import FedConfig
@@ -431,4 +432,4 @@ def _told(row: Row, y: str) -> str:
   private = row["epsilon_kind"] != "none"
   epsilon = f"epsilon = {report.upper(row['epsilon'])}" if private else "no epsilon"
   value = writers.number(row.get(y))
-  return f"{row['name']}: {y} = {value:.4g}, {epsilon}, {row['wall_seconds']:.1f} s"
+  return f"{row['name']}: {y} = {by_name(y, value)}, {epsilon}, {row['wall_seconds']:.1f} s"

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from dpjax.accounting.text import by_name, is_promised
 from dpjax.experiment import report, writers
 
 TABLE = "table.md"
@@ -47,7 +48,10 @@ def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> 
   columns = sorted({group[x] for group in groups}, key=lambda at: (at is None, at or 0))
   labels = list(dict.fromkeys(_label(group, series, y) for group in groups))
   cells = {(_label(group, series, y), group[x]): _cell(group, y) for group in groups}
-  head = [f"{series or y} \\ {x}", *("none" if c is None else f"{c:g}" for c in columns)]
+  head = [
+    f"{series or y} \\ {x}",
+    *("none" if c is None else by_name(x, c, digits=6) for c in columns),
+  ]
   body = [[label, *(cells.get((label, at), "") for at in columns)] for label in labels]
   return _markdown([head, *body])
 
@@ -83,13 +87,15 @@ def _label(group: Row, series: str | None, y: str) -> str:
 
 
 def _cell(group: Row, y: str) -> str:
-  mean, low, high = (_number(group[f"{y}_{part}"]) for part in ("mean", "min", "max"))
+  mean, low, high = (_number(group[f"{y}_{part}"], y) for part in ("mean", "min", "max"))
   return mean if group["seeds"] == 1 else f"{mean} ({low}-{high})"
 
 
-def _number(value: float) -> str:
+def _number(value: float, y: str) -> str:
   """Four decimals below 1, without the leading zero; else as short as it is."""
-  return f"{value:.4f}".lstrip("0") if 0 < abs(value) < 1 else f"{value:g}"
+  if not is_promised(y) and 0 < abs(value) < 1:
+    return f"{value:.4f}".lstrip("0")
+  return by_name(y, value, digits=6)
 
 
 def _markdown(lines: list[list[str]]) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 from tqdm import tqdm
 
 from dpjax import validate
+from dpjax.accounting import by_name
 from dpjax.validate import UserError
 
 METRICS = "metrics.jsonl"
@@ -307,7 +308,9 @@ class Progress:
     now = time.monotonic()
     self._next, self._said = now + _LINE_SECONDS, self._count
     speed = (self._count - self._initial) / max(now - self._start, 1e-9)
-    values = "".join(f" {name}={_short(value)}" for name, value in self._postfix.items())
+    values = "".join(
+      f" {name}={_short(name, value)}" for name, value in self._postfix.items()
+    )
     head = f"{self._desc}: " if self._desc else ""
     text = f"{head}{self._count}/{self._total} {speed:.3g}/s{values}"
     print(text, file=sys.stderr, flush=True)
@@ -328,7 +331,7 @@ class _Bar(Progress):
 
   def update(self, n: int = 1, **postfix: Any) -> None:
     if postfix:
-      self._postfix.update({name: _short(value) for name, value in postfix.items()})
+      self._postfix.update({name: _short(name, value) for name, value in postfix.items()})
       self._bar.set_postfix(self._postfix, refresh=False)
     self._bar.update(n)
 
@@ -336,5 +339,5 @@ class _Bar(Progress):
     self._bar.close()
 
 
-def _short(value: Any) -> str:
-  return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _short(name: str, value: Any) -> str:
+  return by_name(name, value) if isinstance(value, float) else str(value)

@@ -23,7 +23,7 @@ from dpjax.types import Example, LossFn
 
 _PAIRS = (
   "G1: microbatches of two examples share one clipped gradient, so one example moves it by "
-  "twice what the accountant was told; counted rightly it is epsilon={corrected:.3g}"
+  "twice what the accountant was told; counted rightly it is epsilon={corrected}"
 )
 
 
@@ -252,7 +252,7 @@ def _in_pairs(job: Job) -> Outcome:
     delta=plan.delta,
     neighboring_relation=str(plan.neighboring_relation),
     claimed_epsilon=_spent(plan),
-    failed_assumptions=(_PAIRS.format(corrected=corrected),),
+    failed_assumptions=(_PAIRS.format(corrected=accounting.upper(corrected)),),
     details={"corrected_epsilon": corrected, **_numbers(plan)},
   )
   task = _Task(model, pairs, loss_fn, job.test)

@@ -13,6 +13,7 @@ import numpy as np
 
 from dpjax import noise as noise_lib
 from dpjax import validate
+from dpjax.accounting import upper
 from dpjax.relevance import budget
 from dpjax.relevance.settings import Paper
 
@@ -36,8 +37,8 @@ CRITIQUE = {
   "C13": "epsilon_2 alone is reported, where theorem 7 adds epsilon_1",
   "C14": "the L2 sensitivity is taken as L where it is sqrt(L)",
   "C15": "the Gaussian is compared coordinate by coordinate, not as a vector",
-  "C16": "delta is counted per coordinate: d * delta = {d_delta:.3g} for the record, and "
-  "n * delta = {n_delta:.3g} records may be published in clear",
+  "C16": "delta is counted per coordinate: d * delta = {d_delta} for the record, and "
+  "n * delta = {n_delta} records may be published in clear",
   "C17": "the channels of a place share their noise: their differences are noise-free",
 }
 _C9 = {
@@ -125,7 +126,10 @@ def failed_assumptions(
     "C16": gaussian,
     "C17": how.shared_channels and num_channels > 1,
   }
-  numbers = {"d_delta": num_features * how.delta, "n_delta": num_records * how.delta}
+  numbers = {
+    "d_delta": upper(num_features * how.delta, digits=3),
+    "n_delta": upper(num_records * how.delta, digits=3),
+  }
   lines = {name: text.format(**numbers) for name, text in CRITIQUE.items()}
   lines["C9"] += _C9["shared" if shared else reading.beta_norm]
   return [f"{name}: {lines[name]}" for name in CRITIQUE if applies.get(name, True)]

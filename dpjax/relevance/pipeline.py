@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import validate
+from dpjax import accounting, validate
 from dpjax.relevance import (
   adlm,
   budget,
@@ -37,10 +38,19 @@ from dpjax.relevance import (
   rigorous,
   train,
 )
-from dpjax.relevance.job import FEATURES, LABELS, LOSS, RELEVANCE, Job, Noise, Outcome
+from dpjax.relevance.job import (
+  FEATURES,
+  LABELS,
+  LOSS,
+  RELEVANCE,
+  Job,
+  Noise,
+  Outcome,
+  Streams,
+)
 from dpjax.relevance.privacy import NOT_PRIVATE, Privacy
 from dpjax.relevance.rigorous import StageCharge
-from dpjax.relevance.settings import MODES
+from dpjax.relevance.settings import MODES, Rigorous
 from dpjax.validate import UserError
 
 _PIXEL_VARIANCE = 0.1  # a public guess, to weigh signal against noise; any number is safe
@@ -202,14 +212,18 @@ class _Prepared(NamedTuple):
 
 
 def radp_rigorous(job: Job) -> Outcome:
-  """Stages A, B, C, L and S of `rigorous`; then any training is post-processing."""
-  how, n = job.rigorous, len(job.train)
-  uses_relevance = how.model1 != "none"
-  if uses_relevance and how.split:
-    ids_1, ids_2 = rigorous.split_by_hash(n, how.split_share)
-  else:
-    ids_1 = ids_2 = np.arange(n)
-  beta, charges = _stages_a_b(job, ids_1) if uses_relevance else (_uniform(job), [])
+  """Stages A, B, C, L and S of `rigorous`; then any training is post-processing.
+
+  The noise is bound to the settings and to the records: a second run with the same streams
+  and another epsilon, or other records, shares no noise with the first.
+  """
+  rigorous.check_domain(**{"train.x": job.train.x, "test.x": job.test.x})
+  told, job = job, dataclasses.replace(job, streams=_bound(job, job.rigorous))
+  uses_relevance = job.rigorous.model1 != "none"
+  ids_1, ids_2 = _ids(job)
+  beta, charges = (
+    _stages_a_b(_of_stages_a_b(told), ids_1) if uses_relevance else (_uniform(job), [])
+  )
   left = _left_for_records(job, charges)
   prepared = _stages_c_l_s(job, beta, ids_2, left)
   model = job.nets.second
@@ -218,8 +232,15 @@ def radp_rigorous(job: Job) -> Outcome:
   charges = [*charges, *prepared.charges]
   epsilon, delta = rigorous.total(charges)
   notes = [_FLOAT_NOTE, *_rigorous_notes(job)]
+  public = job.rigorous.labels == "public"
   found = privacy.proved(
-    epsilon, delta, rigorous.RELATION, ledger=charges, notes=notes, **prepared.details
+    epsilon,
+    delta,
+    rigorous.FEATURES_ONLY if public else rigorous.RELATION,
+    unit=rigorous.FEATURES_UNIT if public else "example",
+    ledger=charges,
+    notes=notes,
+    **prepared.details,
   )
   return Outcome(
     model.apply,
@@ -232,6 +253,53 @@ def radp_rigorous(job: Job) -> Outcome:
     prepared.noise,
     {"beta": beta},
   )
+
+
+def _ids(job: Job) -> tuple[np.ndarray, np.ndarray]:
+  """The records of D1 and of D2: all of them twice, unless they are split."""
+  how, n = job.rigorous, len(job.train)
+  if how.model1 == "none" or not how.split:
+    parts = np.arange(n), np.arange(n)
+  else:
+    parts = rigorous.split_by_hash(n, how.split_share)
+  if not all(map(len, parts)):
+    raise UserError(
+      f"train: its {n} records leave {len(parts[0])} for the relevance and {len(parts[1])} "
+      "for the features; both must be >= 1"
+    )
+  return parts
+
+
+def _of_stages_a_b(job: Job) -> Job:
+  """The job whose noise is bound to what decides stages A and B alone: settings of the later
+  stages leave their release as it is."""
+  later = ("features", "clip", "labels", "label_share", "draw", "compose_fresh")
+  default = {name: getattr(Rigorous(), name) for name in (*later, "beta_power", "floor")}
+  how = dataclasses.replace(job.rigorous, **default)
+  return dataclasses.replace(job, streams=_bound(job, how))
+
+
+def _bound(job: Job, how: Rigorous) -> Streams:
+  """The streams, their noise a function of the settings and of the records as well.
+
+  With one noise at two scales the records could be solved for, and with one noise on two
+  data sets their difference is free of it. Under a secret key the noise of every (settings,
+  records) is a draw of its own.
+  """
+  told = (job.epsilon, how, job.training, job.lrp, job.private, job.nets)
+  told += (job.train.num_classes, job.streams.order)
+  digest = hashlib.sha256(repr(told).encode())
+  public = [] if job.public is None else [job.public.x, job.public.y]
+  init = np.asarray(jax.random.key_data(job.streams.init))
+  for array in (job.train.x, job.train.y, init, *public):
+    digest.update(repr(array.shape).encode())
+    digest.update(np.ascontiguousarray(array).tobytes())
+  key, words = job.streams.noise, np.frombuffer(digest.digest()[:16], np.uint32)
+  for word in words:
+    key = jax.random.fold_in(key, word)
+  secret = [job.streams.secret, int.from_bytes(digest.digest()[16:], "big")]
+  mixed = np.random.SeedSequence(secret).generate_state(8, np.uint32)
+  return job.streams._replace(noise=key, secret=int.from_bytes(mixed.tobytes(), "big"))
 
 
 def _pool(job: Job) -> int:
@@ -286,6 +354,7 @@ def _model_1(
   if how.model1 == "public":
     if job.public is None:
       raise UserError("rigorous.model1='public': needs public data of the same shape")
+    _check_public(job)
     what = f"trained on public data ({job.public.name})"
     theta = _plain(job, model, _init(job, model, job.public.x, 1), job.public)
     return theta, [StageCharge("A", where, 0.0, 0.0, what)]
@@ -293,6 +362,17 @@ def _model_1(
   theta = gradients.train_model_1(job, model, data, plan)
   spent = plan.epsilon()
   return theta, [StageCharge("A", where, spent, plan.delta, "model 1 by DP-SGD")]
+
+
+def _check_public(job: Job) -> None:
+  """Raises where what is called public holds private records: that would go uncharged."""
+  private = {row.tobytes() for row in np.asarray(job.train.x)}
+  shared = sum(row.tobytes() in private for row in np.asarray(job.public.x))
+  if shared:
+    raise UserError(
+      f"public={job.public.name!r}: {shared} of its records are in the training data "
+      f"{job.train.name!r}, which are private; use other data, or rigorous.model1='dp_sgd'"
+    )
 
 
 def _left_for_records(job: Job, charges: list[StageCharge]) -> float:
@@ -414,7 +494,7 @@ def _record_charges(
   spent, delta = drawn.epsilon * copies, drawn.delta * copies
   fresh = f", {copies} fresh copies" if copies > 1 else ""
   if how.shuffle:
-    what = f"shuffled reports of local epsilon {spent + epsilon_l:.4g}{fresh}"
+    what = f"shuffled reports of local epsilon {accounting.upper(spent + epsilon_l)}{fresh}"
     return [StageCharge("C+L+S", where, epsilon, _delta_s(job), what)]
   charges = [StageCharge("C", where, spent, delta, f"features, {how.features}{fresh}")]
   if epsilon_l:

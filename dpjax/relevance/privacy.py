@@ -23,6 +23,7 @@ class Privacy:
   epsilon: float | None
   delta: float | None
   neighboring_relation: str | None
+  unit: str = "example"
   claimed_epsilon: float | None = None
   claimed_epsilon_thm7: float | None = None
   failed_assumptions: tuple[str, ...] = ()
@@ -48,7 +49,7 @@ class Privacy:
       "epsilon": self.epsilon,
       "delta": self.delta,
       "neighboring_relation": self.neighboring_relation,
-      "unit": None if self.kind == "none" else "example",
+      "unit": None if self.kind == "none" else self.unit,
       "epsilon_kind": self.kind,
       "claimed_epsilon": self.claimed_epsilon,
       "claimed_epsilon_thm7": self.claimed_epsilon_thm7,
@@ -68,6 +69,7 @@ def proved(
   delta: float,
   neighboring_relation: str,
   *,
+  unit: str = "example",
   ledger: Sequence[StageCharge] = (),
   notes: Sequence[str] = (),
   **details: Any,
@@ -82,6 +84,7 @@ def proved(
     epsilon=epsilon,
     delta=delta,
     neighboring_relation=neighboring_relation,
+    unit=unit,
     claimed_epsilon=epsilon,
     ledger=tuple(ledger),
     notes=tuple(notes),

@@ -1,6 +1,7 @@
 """RADP with a proof: stages A (model 1), B (relevance), C (features), L (labels), S (shuffle).
 
-Neighbours: replace_one on (image, label), n and all settings public. Stage by stage:
+Neighbours: replace_one on (image, label), n and all settings public; with labels="public"
+replace_one on the image alone. Records lie in [0, 1]; others are refused. Stage by stage:
 
 | stage | mechanism                                         | cost of a record in it         |
 | ----- | ------------------------------------------------- | ------------------------------ |
@@ -38,6 +39,9 @@ from dpjax.relevance.settings import Rigorous
 from dpjax.validate import UserError
 
 RELATION = "replace_one"
+# What is promised where labels are used as they are: the name says what is NOT covered.
+FEATURES_ONLY = f"{RELATION} (features only, label public)"
+FEATURES_UNIT = "example's features"
 _SALT = b"dpjax relevance split"
 _SLACK = 1 + 1e-6  # what float32 may add to a clipped norm
 _TOLERANCE = 1e-4  # of a search, relative; it ends on the private side
@@ -157,8 +161,34 @@ def _blocks(x: np.ndarray, factor: int, name: str = "rigorous.pool") -> np.ndarr
   return kept.reshape(n, rows, factor, columns, factor, channels)
 
 
+def check_domain(**named: Any) -> None:
+  """Raises unless each array [n, ...] holds float32 numbers in [0, 1].
+
+  >>> check_domain(x=np.array([[0.5, 1.5]], np.float32))
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: x: must be float32 numbers in [0, 1], found 0.5 to 1.5; the ...
+  """
+  for name, x in named.items():
+    x = np.asarray(x)
+    why = f"found dtype {x.dtype}"
+    if x.dtype == np.float32:
+      if x.size == 0 or (x.min() >= 0 and x.max() <= 1):  # False for NaN
+        continue
+      why = f"found {x.min():g} to {x.max():g}"
+    raise UserError(
+      f"{name}: must be float32 numbers in [0, 1], {why}; the noise is proved for no others"
+    )
+
+
 def clipped(x: np.ndarray, beta: np.ndarray, how: Rigorous) -> np.ndarray:
-  """Records as stage C noises them: scaled down to the clip, centred for C4."""
+  """Records as stage C noises them: scaled down to the clip, centred for C4.
+
+  Raises:
+    UserError: a record that is not float32 numbers in [0, 1], for which no scale of
+      `feature_noise` proves anything.
+  """
+  check_domain(x=x)
   if how.features == "laplace_clipped":
     return _scaled_to(x, _weighted_norm(np.abs(x), beta), how.clip)
   if how.features == "gaussian":

@@ -134,6 +134,12 @@ class Rigorous:
         "releases and averaging recovers the record (C10); set compose_fresh, or use "
         "'record_once'"
       )
+    if self.shuffle and self.labels == "public":
+      raise UserError(
+        "rigorous.shuffle=True with labels='public': a report carries its label, so a record "
+        "hides among those of its own class alone, and the amplification counts all of them; "
+        "use shuffle=False, or labels='randomized_response'"
+      )
     if self.shuffle and self.features in ("laplace_pld", "gaussian"):
       raise UserError(
         f"rigorous.shuffle=True with features={self.features!r}: the amplification theorem "

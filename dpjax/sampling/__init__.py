@@ -13,6 +13,7 @@ from dpjax.sampling.samplers import Sampler as Sampler
 from dpjax.sampling.samplers import ShuffledSampler as ShuffledSampler
 from dpjax.sampling.samplers import generator as generator
 from dpjax.sampling.samplers import pad as pad
+from dpjax.sampling.samplers import whole_batch_size as whole_batch_size
 from dpjax.sampling.slicing import slice_slots as slice_slots
 from dpjax.sampling.slicing import slices as slices
 from dpjax.sampling.truncated import TruncatedPoissonSampler as TruncatedPoissonSampler

@@ -259,6 +259,18 @@ class ShuffledSampler:
     return order[position * self.batch_size : (position + 1) * self.batch_size]
 
 
+def whole_batch_size(sampling_prob: float, num_examples: int) -> int:
+  """The batch of fixed size that a sampling probability stands for: sampling_prob * n,
+  rounded, at least 1. The ONE place that decides it, for what runs and for what is charged.
+
+  >>> whole_batch_size(0.015, 100), whole_batch_size(1e-6, 100)
+  (2, 1)
+  """
+  validate.probability(sampling_prob=sampling_prob)
+  validate.integer_at_least(1, num_examples=num_examples)
+  return max(1, round(sampling_prob * num_examples))
+
+
 def pad(indices: np.ndarray, slots: int) -> tuple[np.ndarray, np.ndarray]:
   """Pads indices to `slots`; returns (indices, mask). Padding repeats index 0.
 

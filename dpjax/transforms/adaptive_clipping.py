@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -100,14 +99,12 @@ class AdaptiveClipping:
   def statement(self, noise_multiplier: float, normalize_by: float) -> str:
     """What a privacy statement must add."""
     combined = self.combined_noise_multiplier(noise_multiplier, normalize_by)
-    return textwrap.fill(
+    return (
       f"Adaptive clipping. Every step releases a sum with noise multiplier "
       f"{noise_multiplier:.6g} and a count with noise of standard deviation "
       f"{self.count_std(normalize_by):.6g} and sensitivity 1/2, charged together as one "
       f"Gaussian mechanism with noise multiplier {combined:.6g}. The clip norms follow from "
-      "the noisy counts alone and may be released.",
-      width=92,
-      break_on_hyphens=False,
+      "the noisy counts alone and may be released."
     )
 
 

@@ -1,0 +1,56 @@
+"""What it costs that a run aborts on a batch above its capacity.
+
+A run that aborts with probability at most B, on the data and on their neighbour, is within B
+of the analysed one in total variation: (epsilon, d) becomes (epsilon, d + (1 + e^eps) B).
+The price grows with epsilon, hence as delta falls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from dpjax import validate
+
+LADDER = 1.01  # ratio of the amounts that may be set aside
+
+
+def set_aside(
+  epsilon_at: Callable[[float], float],
+  *,
+  delta: float,
+  log_abort_prob: float,
+  least: float,
+) -> float | None:
+  """The least x >= `least` on a fixed ladder with x >= (1 + e^epsilon_at(delta - x)) B.
+
+  Guarantee: with such an x, (epsilon_at(delta - x), delta) holds with the aborts paid for.
+
+  Args:
+    epsilon_at: accounted delta -> epsilon of the analysed run, falling in delta.
+    delta: of the guarantee, in (0, 1).
+    log_abort_prob: log B, B a bound on the chance of an abort, > 0.
+    least: first rung of the ladder, > 0.
+
+  Returns:
+    x, or None where no x < delta is enough. What is needed grows with x, as less is left
+    for the noise: from below, no rung that is enough is passed over, so that a smaller
+    delta never gets a smaller epsilon.
+
+  >>> set_aside(lambda left: 0.0, delta=1e-5, log_abort_prob=math.log(1e-7), least=2e-7)
+  2e-07
+  >>> set_aside(lambda left: 9.0, delta=1e-5, log_abort_prob=math.log(1e-7), least=2e-7)
+  """
+  validate.open_unit(delta=delta)
+  validate.positive(least=least)
+  rung = 0
+  while (aside := least * LADDER**rung) < delta:
+    price = log_abort_prob + float(np.logaddexp(0.0, epsilon_at(delta - aside)))
+    if price <= math.log(aside) + 1e-12:
+      return aside
+    if math.isinf(price):
+      return None
+    rung = max(rung + 1, math.floor((price - math.log(least)) / math.log(LADDER)))
+  return None

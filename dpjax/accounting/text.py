@@ -1,0 +1,70 @@
+"""Numbers of a guarantee as text: never rounded to the side that promises more.
+
+An epsilon or a delta that is promised is rounded UP, a lower bound that an attack proves is
+rounded DOWN. Both take the number as JSON writes it, so that 1e-5 stays 1e-05.
+"""
+
+from __future__ import annotations
+
+import decimal
+import math
+
+_LOWER = ("audited", "lower")  # words in the name of a lower bound
+_PROMISED = ("epsilon", "delta")
+
+
+def upper(value: float, *, digits: int = 4, decimals: int | None = None) -> str:
+  """An epsilon or a delta with `digits` significant digits, or with `decimals` places after
+  the point, rounded up: rounded down it promises too much.
+
+  >>> upper(2.0001), upper(0.5), upper(1e-5), upper(math.inf)
+  ('2.001', '0.5', '1e-05', 'inf')
+  >>> upper(1.48001, decimals=3)
+  '1.481'
+  """
+  return _rounded(value, digits, decimals, decimal.ROUND_CEILING)
+
+
+def lower(value: float, *, digits: int = 4, decimals: int | None = None) -> str:
+  """A lower bound, rounded down: rounded up it claims more than was seen.
+
+  >>> lower(2.4999), lower(0.0), lower(-math.inf), lower(1.9999, decimals=2)
+  ('2.499', '0', '-inf', '1.99')
+  """
+  return _rounded(value, digits, decimals, decimal.ROUND_FLOOR)
+
+
+def by_name(name: str, value: float, *, digits: int = 4) -> str:
+  """Any number under its name: down for a lower bound, up for an epsilon or a delta, else to
+  nearest.
+
+  >>> by_name("epsilon", 1.00001), by_name("epsilon_audited_lower", 1.99999)
+  ('1.001', '1.999')
+  >>> by_name("test_accuracy", 0.98765)
+  '0.9877'
+  """
+  if is_promised(name):
+    bound = lower if any(word in name for word in _LOWER) else upper
+    return bound(value, digits=digits)
+  return f"{value:.{digits}g}"
+
+
+def is_promised(name: str) -> bool:
+  """Whether numbers of this name are part of a guarantee or of a bound on one.
+
+  >>> is_promised("privacy.epsilon"), is_promised("num_steps")
+  (True, False)
+  """
+  return any(word in name for word in _PROMISED)
+
+
+def _rounded(value: float, digits: int, decimals: int | None, rounding: str) -> str:
+  value = float(value)
+  if not math.isfinite(value):
+    return f"{value}"
+  exact = decimal.Decimal(repr(value))
+  if decimals is not None:
+    with decimal.localcontext(prec=400):
+      return f"{exact.quantize(decimal.Decimal(1).scaleb(-decimals), rounding):f}"
+  context = decimal.Context(prec=digits, rounding=rounding)
+  return f"{float(context.plus(exact)):.{digits}g}"

@@ -1,0 +1,163 @@
+"""Every sampler under each of its relations: audited soundly, and found out when it cheats."""
+
+import dataclasses
+import inspect
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax import auditing, data, sampling
+from dpjax.experiment import build
+from dpjax.experiment.config import AuditConfig, FtrlConfig, PrivacyConfig, TrainConfig
+from dpjax.plan import Plan
+from dpjax.types import NeighboringRelation
+from dpjax.validate import UserError
+
+_N, _STEPS = 120, 6
+_FIELDS = {
+  "prob": 0.4, "capacity": _N + 1, "batch_size": 30, "num_examples": _N, "steps_per_pass": 3,
+  "num_groups": 3, "num_bins": 3, "min_sep": 2, "num_steps": _STEPS,
+}  # fmt: skip
+
+
+def _every_sampler():
+  """All of `dpjax.sampling`, found by what they can do."""
+  kinds = [
+    kind
+    for _, kind in inspect.getmembers(sampling, inspect.isclass)
+    if hasattr(kind, "draw") and dataclasses.is_dataclass(kind)
+  ]
+  assert len(kinds) >= 9
+  for kind in kinds:
+    values = {field.name: _FIELDS[field.name] for field in dataclasses.fields(kind)}
+    if kind is sampling.TruncatedPoissonSampler:
+      values["capacity"] = 30  # cuts most batches
+    yield kind(**values)
+
+
+_PAIRS = [
+  pytest.param(sampler, relation, id=f"{type(sampler).__name__}-{relation}")
+  for sampler in _every_sampler()
+  for relation in sampler.relations
+]
+
+
+def _plan(sampler, relation, **changes):
+  plan = Plan(
+    **{
+      "sampler": sampler,
+      "noise_multiplier": 2.0,
+      "l2_clip_norm": 1.0,
+      "normalize_by": 30.0,
+      "num_steps": _STEPS,
+      "delta": 1e-5,
+      "neighboring_relation": relation,
+      **changes,
+    }
+  )
+  if sampling.has_capacity(plan.sampler):
+    plan = dataclasses.replace(plan, sampler=plan.fitted_sampler(_N))
+  return plan
+
+
+@pytest.mark.parametrize(("sampler", "relation"), _PAIRS)
+def test_gradient_canaries_run_and_stay_below_the_proof(sampler, relation):
+  plan = _plan(sampler, relation, slices=2)
+  scores = auditing.gradient_canaries(plan, num_canaries=100, seed=1, key=jax.random.key(0))
+  assert len(scores.inside) + len(scores.outside) == 100
+  assert auditing.one_run(scores, delta=1e-5) <= plan.epsilon()
+  silent = dataclasses.replace(plan, noise_multiplier=1e-3)  # a run without its noise
+  told = auditing.gradient_canaries(
+    plan, num_canaries=100, seed=1, key=jax.random.key(0), transform=silent.transform
+  )
+  assert told.inside.mean() > told.outside.mean() + 0.01
+  if relation == NeighboringRelation.REPLACE_ONE:  # the farthest pair there is
+    assert np.abs(told.inside.mean() + told.outside.mean()) < 0.3 * told.inside.mean()
+  else:
+    assert np.abs(told.outside).max() < 0.01  # a canary that is out adds nothing
+
+
+@pytest.mark.parametrize(("sampler", "relation"), _PAIRS)
+def test_canaries_leave_what_the_relation_says_and_every_batch_can_be_drawn(
+  sampler, relation
+):
+  train = data.from_arrays(
+    np.random.default_rng(0).normal(size=(_N, 3)), np.arange(_N) % 2, num_classes=2
+  )
+  mixed, canaries = auditing.insert_canaries(
+    train, num_canaries=60, seed=0, neighboring_relation=relation
+  )
+  out = int((~canaries.included).sum())
+  empty = relation == NeighboringRelation.REPLACE_SPECIAL
+  kept = _N - out if relation == NeighboringRelation.ADD_OR_REMOVE_ONE else _N
+  assert len(mixed) == kept and (mixed.present is not None) == empty
+  plan, full = _plan(sampler, relation), _plan(sampler, relation)
+  resident = data.resident(mixed)
+  taken = absent = 0
+  for batch, whole in zip(plan.batches(resident, rng=3), full.batches(train, rng=3)):
+    taken += int(batch.mask.sum())
+    absent += int(whole.mask.sum()) - int(batch.mask.sum())
+  assert taken > 0
+  if empty:  # drawn, and masked: the others' places are those of the run with the record
+    assert absent > 0
+
+
+def test_an_empty_record_contributes_zero_and_moves_nobody():
+  train = data.from_arrays(np.ones((_N, 2)), np.zeros(_N, int), num_classes=2)
+  present = np.ones(_N, bool)
+  present[::2] = False
+  cut = sampling.TruncatedPoissonSampler(prob=0.4, capacity=30, num_examples=_N)
+  plan = _plan(cut, "replace_special")
+  holed = dataclasses.replace(train, present=present)
+  for batch, whole in zip(plan.batches(holed, rng=0), plan.batches(train, rng=0)):
+    assert batch.mask.shape == whole.mask.shape
+    assert not (batch.mask & ~whole.mask).any() and batch.mask.sum() < whole.mask.sum()
+  assert holed.subset(slice(0, 4)).present.tolist() == [False, True, False, True]
+  with pytest.raises(UserError, match="present: must be a bool"):
+    dataclasses.replace(train, present=np.ones(3, bool))
+
+
+def test_more_canaries_than_examples_is_one_line():
+  plan = _plan(sampling.FixedSizeSampler(batch_size=30, num_examples=_N), "replace_one")
+  with pytest.raises(UserError, match=r"num_canaries=121: must be <= num_examples=120"):
+    auditing.gradient_canaries(plan, num_canaries=121, seed=0, key=jax.random.key(0))
+  groups = _plan(sampling.PoissonSampler(0.1, 500), "", l2_clip_norm={"a": 1.0})
+  with pytest.raises(UserError, match="l2_clip_norm: must be one number"):
+    auditing.gradient_canaries(groups, num_canaries=9, seed=0, key=jax.random.key(0))
+
+
+_CONFIGS = [
+  *((s, r, "dp_sgd") for s, r in [
+    ("poisson", "add_or_remove_one"), ("poisson", "replace_special"),
+    ("truncated_poisson", "replace_special"), ("fixed_size", "replace_one"),
+    ("shuffled", "replace_one"), ("shuffled", "replace_special"),
+  ]),
+  *((s, "add_or_remove_one", "sgd") for s in build.SAMPLERS),
+  *((s, r, "dp_ftrl") for s, rs in [
+    ("cyclic", ("replace_special", "replace_one")),
+    ("cyclic_poisson", ("add_or_remove_one", "replace_special")),
+    ("balls_in_bins", tuple(NeighboringRelation)), ("min_sep", tuple(NeighboringRelation)),
+  ] for r in rs),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sampler", "relation", "method"), _CONFIGS)
+def test_a_training_run_with_canaries_draws_all_of_its_batches(sampler, relation, method):
+  train = data.from_arrays(
+    np.random.default_rng(0).normal(size=(_N, 4)), np.arange(_N) % 3, num_classes=3
+  )
+  privacy = PrivacyConfig(
+    method=method, epsilon=None, noise_multiplier=2.0, sampling_prob=0.25,
+    sampler=sampler if method != "dp_ftrl" else "poisson", neighboring_relation=str(relation),
+    ftrl=FtrlConfig(sampler=sampler if method == "dp_ftrl" else "cyclic", bands=2),
+    accountant="rdp" if sampler == "fixed_size" else "pld",
+  )  # fmt: skip
+  config = TrainConfig(
+    privacy=privacy, num_steps=_STEPS, audit=AuditConfig(enabled=True, num_canaries=60)
+  )
+  config.model.name, config.model.options = "linear", {}
+  run = build.build(config, (train, train))
+  batches = list(run.plan.batches(data.resident(run.train), rng=run.random.sampler))
+  assert len(batches) == _STEPS and any(batch.mask.any() for batch in batches)
+  assert run.canaries is not None and run.canaries.included.sum() < 60

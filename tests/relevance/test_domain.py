@@ -1,0 +1,200 @@
+"""What the proof of the rigorous mode needs of its records, its labels and its keys."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax import auditing, data, models, relevance
+from dpjax.experiment import (
+  relevance_audit,
+  relevance_config,
+  relevance_report,
+  relevance_table,
+)
+from dpjax.experiment.relevance_config import RelevanceAuditConfig, RelevanceConfig
+from dpjax.relevance import pipeline, rigorous
+from dpjax.relevance.settings import FEATURES, Rigorous, Training
+from dpjax.validate import UserError
+from launch import relevance as launcher
+
+_SHAPE = (4, 4, 1)
+_LINEAR = relevance.Nets(*[models.build("linear", num_classes=3)] * 4)
+_LOCAL = Rigorous(shuffle=False, model1="none", pool=2, delta=1e-6)
+
+
+class _Records:
+  """A data set that checks nothing: the library may be handed anything."""
+
+  name, num_classes, vocab_size = "mine", 3, None
+
+  def __init__(self, x, y):
+    self.x, self.y = x, y
+
+  def __len__(self):
+    return len(self.y)
+
+  def subset(self, ids):
+    return _Records(self.x[ids], self.y[ids])
+
+
+def _records(n=30, seed=0):
+  rng = np.random.default_rng(seed)
+  x = rng.random((n, *_SHAPE)).astype(np.float32)
+  return data.from_arrays(x, np.arange(n) % 3, num_classes=3)
+
+
+def _job(epsilon=4.0, how=_LOCAL, **fields):
+  streams = relevance.Streams(jax.random.key(0), jax.random.key(1), 0, 7)
+  standard = {"train": _records(), "test": _records(9, 1), "nets": _LINEAR}
+  standard |= {"streams": streams, "training": Training(num_epochs=1, batch_size=10)}
+  return relevance.Job(epsilon=epsilon, rigorous=how, **{**standard, **fields})
+
+
+def _noisy(monkeypatch, *jobs):
+  """The noise of each job's features, in units of its scale."""
+  seen, real = [], pipeline.noise.noisy_records
+
+  def spy(key, ids, x, scales, **options):
+    out = real(key, ids, x, scales, **{**options, "grid": None})
+    seen.append((out - x) / pipeline.noise.by_feature(scales, x.shape[1:]))
+    return out
+
+  monkeypatch.setattr(pipeline.noise, "noisy_records", spy)
+  last = []
+  for job in jobs:
+    relevance.run("radp", "rigorous", job)
+    last.append(seen[-1])
+  return last
+
+
+# --- records
+
+
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize(
+  ("change", "found"),
+  [
+    (lambda x: 3 * x, "found"),
+    (lambda x: x - 0.5, "found"),
+    (lambda x: np.where(x > 0.9, np.nan, x).astype(np.float32), "found nan"),
+    (lambda x: np.where(x > 0.9, np.inf, x).astype(np.float32), "found"),
+    (lambda x: (255 * x).astype(np.uint8), "dtype uint8"),
+    (lambda x: x.astype(np.float64), "dtype float64"),
+  ],
+)
+def test_records_outside_the_unit_interval_are_refused(features, change, found):
+  how, good = dataclasses.replace(_LOCAL, features=features), _records()
+  bad = _Records(change(good.x), good.y)
+  for name, fields in (("train.x", {"train": bad}), ("test.x", {"test": bad})):
+    with pytest.raises(UserError, match=f"{name}: must be float32 .*{found}") as caught:
+      relevance.run("radp", "rigorous", _job(how=how, **fields))
+    assert "\n" not in str(caught.value)
+  with pytest.raises(UserError, match="x: must be float32"):
+    rigorous.clipped(bad.x, np.full(16, 1 / 16), how)
+
+
+def test_too_few_records_for_both_parts_are_one_line():
+  how = dataclasses.replace(_LOCAL, model1="untrained", split=True)
+  with pytest.raises(UserError, match="train: its 1 records leave"):
+    relevance.run("radp", "rigorous", _job(how=how, train=_records(1)))
+  one = relevance.run("radp", "rigorous", _job(train=_records(1)))  # nothing to split
+  assert one.privacy.epsilon == pytest.approx(4.0)
+
+
+# --- labels
+
+
+def test_public_labels_behind_a_shuffler_are_refused():
+  for features in ("laplace", "laplace_clipped"):
+    with pytest.raises(UserError, match="hides among those of its own class") as caught:
+      Rigorous(labels="public", shuffle=True, features=features)
+    assert "\n" not in str(caught.value)
+  with pytest.raises(UserError, match="own class"):
+    dataclasses.replace(_LOCAL, labels="public", shuffle=True)
+
+
+def test_why_a_class_of_its_own_hides_nobody():
+  """One record of class 0 among 999 of class 1: reports carry their labels, so its own report
+  stands alone, and an attacker gets the whole LOCAL budget, whatever was shuffled."""
+  central, n, trials = 0.5, 1000, 4000
+  local = rigorous.local_epsilon_for(central, n, 1e-5)
+  rng = np.random.default_rng(0)
+  of_class_0 = [value + rng.laplace(0, 1 / local, trials) for value in (0.0, 1.0)]
+  scores = auditing.Scores(inside=of_class_0[1], outside=of_class_0[0])
+  assert auditing.clopper_pearson(scores, delta=1e-5) > 1.8 * central
+
+
+def test_public_labels_are_named_wherever_the_epsilon_is_printed():
+  how = dataclasses.replace(_LOCAL, labels="public")
+  outcome = relevance.run("radp", "rigorous", _job(how=how))
+  told = outcome.privacy.to_json()
+  assert "features only, label public" in told["neighboring_relation"]
+  assert told["unit"] == "example's features"
+  result = {
+    **json.loads(json.dumps(told)), "dataset": "d", "curve": "radp", "test_accuracy": 0.5,
+    "epsilon_target": 4.0,
+  }  # fmt: skip
+  line = launcher.line(result)
+  assert "features only, label public" in line and "per example's features" in line
+  assert "features only, label public" in relevance_table.markdown(
+    relevance_table.rows_of([result])
+  )
+  assert relevance_report._kind(result) == "proved, per example's features"
+  private = relevance.run("radp", "rigorous", _job()).privacy.to_json()
+  assert (private["neighboring_relation"], private["unit"]) == ("replace_one", "example")
+
+
+def test_an_audit_changes_no_label_that_is_public():
+  how = dataclasses.replace(_LOCAL, labels="public")
+  job = _job(how=how)
+  outcome = relevance.run("radp", "rigorous", job)
+  audit = RelevanceAuditConfig(enabled=True, num_trials=40, num_canaries=20)
+  config = RelevanceConfig(mode="rigorous", rigorous=how, audit=audit)
+  found = relevance_audit.facts(config, job, outcome)["audit"]
+  assert set(found["bounds"]) == {"U1", "U4"} and not found["refuted"]
+  mixed, canaries = auditing.insert_canaries(
+    job.train, num_canaries=20, seed=0, kind="random", neighboring_relation="replace_one",
+    keep_labels=True,
+  )  # fmt: skip
+  np.testing.assert_array_equal(mixed.y, job.train.y)
+  assert canaries.included.any() and (mixed.x != job.train.x).any()
+  with pytest.raises(UserError, match="mislabelled"):
+    auditing.insert_canaries(job.train, num_canaries=20, seed=0, keep_labels=True)
+
+
+# --- keys
+
+
+def test_one_key_gives_no_noise_twice(monkeypatch):
+  """With one noise at two scales, or on two data sets, the records could be solved for."""
+  base = _job()
+  jobs = [
+    base,
+    dataclasses.replace(base, epsilon=5.0),
+    dataclasses.replace(base, train=_records(30, seed=5)),
+    dataclasses.replace(base, rigorous=dataclasses.replace(_LOCAL, label_share=0.3)),
+    _job(),  # the first once more: the same release, which tells nothing new
+  ]
+  noise = _noisy(monkeypatch, *jobs)
+  np.testing.assert_allclose(noise[0], noise[-1], atol=1e-5)
+  for index, one in enumerate(noise[:-1]):
+    for other in noise[:index]:
+      assert np.abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.4
+      assert np.median(np.abs(one - other)) > 0.1
+
+
+def test_private_records_are_not_public():
+  how = dataclasses.replace(_LOCAL, model1="public", split=False, epsilon_b=0.2)
+  train = _records()
+  mixed = np.concatenate([_records(10, 3).x, train.x[:2]])
+  public = data.from_arrays(mixed, np.zeros(12, int), num_classes=3, name="elsewhere")
+  for other in (train, train.subset(slice(0, 5)), public):
+    with pytest.raises(UserError, match="which are private"):
+      relevance.run("radp", "rigorous", _job(how=how, train=train, public=other))
+  with pytest.raises(UserError, match="public_data='mnist'"):
+    config = RelevanceConfig(public_data="mnist")
+    config.data.name = "mnist"
+    relevance_config.check(config)
