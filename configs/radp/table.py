@@ -18,7 +18,7 @@ from dpjax.relevance import Private, Rigorous
 def get_config() -> RelevanceConfig:
   curves = {
     **{f"RADP {p}": {"paper.preset": p} for p in ("P1", "P2", "P3", "P4", "P5")},
-    "RADP, proved": {"mode": "rigorous", "weight_decay": 3.0},
+    "RADP, proved": {"mode": "rigorous"},
     "RADP + DP-SGD": {"method": "radp_dpsgd"},
     "AdLM": {"method": "adlm"},
     "ILM": {"method": "ilm"},

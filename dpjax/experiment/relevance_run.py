@@ -28,7 +28,9 @@ from dpjax.experiment import (
   relevance_audit,
   relevance_report,
   relevance_table,
+  relevance_unused,
   run,
+  unused,
   writers,
 )
 from dpjax.experiment.config import ModelConfig
@@ -55,7 +57,8 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[dict[s
   loaded: dict[Any, Any] = {}
   if not (workdir / run.CONFIG).exists():
     for point in todo:  # data that are missing or wrong must not claim the folder
-      _data(point.config, loaded)
+      train, _ = _data(point.config, loaded)
+      unused.refuse(point.config, relevance_unused.of_dataset(train))
   known = _before(config, workdir)
   run.claim_workdir(workdir, known)
   with writers.alone_in(workdir):
@@ -175,7 +178,7 @@ def make_job(
     test=test,
     nets=_nets(config, train.num_classes),
     streams=streams(config),
-    training=relevance.Training(config.num_epochs, config.batch_size, config.learning_rate),
+    training=_training(config),
     lrp=config.lrp,
     paper=config.paper,
     rigorous=config.rigorous,
@@ -186,6 +189,12 @@ def make_job(
     on_epoch=on_epoch,
     memo=loaded.setdefault("memo", {}),
   )
+
+
+def _training(config: RelevanceConfig) -> relevance.Training:
+  """Field by field by name: one that both have cannot be left out."""
+  names = (field.name for field in dataclasses.fields(relevance.Training))
+  return relevance.Training(**{name: getattr(config, name) for name in names})
 
 
 def _nets(config: RelevanceConfig, num_classes: int) -> relevance.Nets:

@@ -22,7 +22,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from dpjax import validate
-from dpjax.experiment import fields, provenance, report, sweep_table, writers
+from dpjax.experiment import (
+  fields,
+  provenance,
+  report,
+  sweep_table,
+  sweep_unused,
+  writers,
+)
 from dpjax.experiment.config import TrainConfig
 from dpjax.experiment.federate_config import FedConfig
 from dpjax.validate import UserError
@@ -88,7 +95,8 @@ def points(config: SweepConfig) -> list[Point]:
   """The runs of a sweep, in grid order, variants outermost and seeds innermost.
 
   Raises:
-    UserError: empty grid, unknown field, ill-typed or repeated value, repeated seed.
+    UserError: empty grid, unknown field, ill-typed or repeated value, repeated seed; a
+      field that a run, or all of them, would ignore.
 
   >>> sweep = SweepConfig(grid={"privacy.epsilon": [1, 2]}, seeds=[0, 1])
   >>> [point.name[:16] for point in points(sweep)][:3]
@@ -99,13 +107,13 @@ def points(config: SweepConfig) -> list[Point]:
   axes = [[(path, value) for value in values] for path, values in grid.items()]
   axes.append([("seed", seed) for seed in config.seeds])
   chosen = [dict(choice) for choice in itertools.product(*axes)]
-  if not config.variants:
-    return [_point(config.base, choice) for choice in chosen]
   bases = {
     name: _replaced(config.base, fixed, f"variants[{name!r}]")
     for name, fixed in config.variants.items()
-  }
-  return [_point(base, c, name) for name, base in bases.items() for c in chosen]
+  } or {"": config.base}
+  found = [_point(base, c, name) for name, base in bases.items() for c in chosen]
+  sweep_unused.refuse(config, found)
+  return found
 
 
 def run_sweep(

@@ -4,6 +4,7 @@ Each is a Flax linen module: `params = model.init(key, x[:1])`, then
 `model.apply(params, x[B, ...])` gives logits [B, num_classes] of at least float32.
 """
 
+from dpjax.models.activations import ACTIVATIONS as ACTIVATIONS
 from dpjax.models.activations import activation_fn as activation_fn
 from dpjax.models.activations import tempered_sigmoid as tempered_sigmoid
 from dpjax.models.convnet import CifarCnn as CifarCnn
