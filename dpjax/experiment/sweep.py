@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from dpjax import validate
 from dpjax.experiment import (
+  bounds,
   fields,
   provenance,
   report,
@@ -231,6 +232,7 @@ def _bound(total: dict[str, Any]) -> str:
 
 
 def _check(config: SweepConfig) -> None:
+  bounds.typed(config)
   _check_selection(config)
   if not (config.grid or config.variants):
     raise UserError("grid={}: must name at least one field, or give variants")
@@ -251,6 +253,10 @@ def _check(config: SweepConfig) -> None:
 
 
 def _check_selection(config: SweepConfig) -> None:
+  law = config.selection
+  validate.positive(**{"selection.mean_trials": law.mean_trials})
+  validate.non_negative(**{"selection.shape": law.shape})
+  validate.one_of(("max", "min"), **{"selection.better": law.better})
   if config.selection.enabled and not isinstance(config.base, TrainConfig):
     raise UserError(
       "selection.enabled=True: base must be a TrainConfig; a private selection among "
@@ -338,10 +344,20 @@ def _run(
   except UserError as error:
     line = " ".join(str(error).split())
     return {**row, **axes, **point.overrides, "status": "failed", "error": line}
+  _check_keys(config, result)
   wanted = (*writers.RESULT_KEYS[:-1], *_FEDERATED_KEYS)  # not versions
   wanted = (*wanted, config.x, config.y, config.series)
   kept = {key: result[key] for key in wanted if key in result}
   return {**row, **kept, **axes, **point.overrides}
+
+
+def _check_keys(config: SweepConfig, result: Row) -> None:
+  """Raises unless what is to be drawn is a field of the config or a key of the result."""
+  drawn = {"x": config.x, "y": config.y, "series": config.series}
+  of_config = {*_config_axes(config), "variant" if config.variants else None, None}
+  for name, key in drawn.items():
+    if name == "y" or key not in of_config:
+      validate.one_of(result, **{name: key})
 
 
 def _config_axes(config: SweepConfig) -> list[str]:
