@@ -4,7 +4,8 @@ an attack shows, and the accuracy. On the embedded digits, offline.
   python -m launch.relevance --config=configs/radp/table.py \\
     --workdir=runs/table
 
-For MNIST: --config.data.name=mnist --config.model.name=radp_mnist --config.batch_size=600.
+For MNIST: --config.data.name=mnist --config.model.name=radp_mnist --config.model.options={}
+--config.batch_size=600.
 "RADP, proved" has no weight decay: a setting of 3.0 that stood here was never read.
 Writes claims.md and claims.csv. The attacks: U1 likelihood ratio of one record's noisy
 features, U2 subtraction where records share their noise, U3 wrong-label canaries and U4

@@ -14,6 +14,7 @@ from dpjax.experiment.config import (
   TrainConfig,
 )
 from dpjax.experiment.federate_config import FedConfig
+from dpjax.validate import UserError
 
 SCHEDULES = ("constant", "cosine", "linear")
 ACCOUNTANTS = ("", "pld", "rdp")
@@ -48,12 +49,19 @@ def data(config: DataConfig) -> None:
   validate.integer_at_least(1, **named("data", config, "limit", "max_length"))
 
 
+def limit(config: DataConfig, num_examples: int) -> None:
+  """Raises UserError for a limit that leaves all of that many examples."""
+  if config.limit is not None and config.limit > num_examples:
+    raise UserError(
+      f"data.limit={config.limit}: must be <= {num_examples}, the training examples of "
+      f"data.name={config.name!r}, or none"
+    )
+
+
 def model(config: ModelConfig, room: str = "model") -> None:
   """Raises UserError for a model or an option that does not exist."""
   validate.one_of(models.names(), **{f"{room}.name": config.name})
-  known = models.options(config.name)
-  for option in config.options:
-    validate.one_of(known, **{f"{room}.options.{option}": option})
+  models.check_options(config.name, config.options)
 
 
 def optimizer(config: OptimizerConfig, room: str = "optimizer") -> None:

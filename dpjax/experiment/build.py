@@ -282,8 +282,8 @@ def load_data(config: TrainConfig) -> tuple[Any, Any]:
   unused.refuse(config, unused.of_dataset(train))
   train, test = _preprocessed(train, config.data), _preprocessed(test, config.data)
   if config.data.limit is not None:
-    validate.integer_at_least(1, **{"data.limit": config.data.limit})
-    train = train.subset(np.arange(min(config.data.limit, len(train))))
+    bounds.limit(config.data, len(train))
+    train = train.subset(np.arange(config.data.limit))
   if models.needs_features(config.model.name) == "scattering":
     num_groups = make_model(config.model, train.num_classes).num_groups
     train, test = (_scattered(part, num_groups) for part in (train, test))

@@ -23,6 +23,7 @@ from dpjax import data as data_lib
 from dpjax import models, noise, relevance, trees
 from dpjax.accounting import delta_warning
 from dpjax.experiment import (
+  bounds,
   build,
   provenance,
   relevance_audit,
@@ -157,6 +158,7 @@ def _data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
     if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
       raise UserError(f"data.name={config.data.name!r}: must be images in [0, 1]")
     if config.data.limit is not None:
+      bounds.limit(config.data, len(train))
       train = train.subset(slice(0, config.data.limit))
     loaded[key] = train, test
   return loaded[key]

@@ -93,7 +93,9 @@ def refuse(config: Any, unused: Unused, name: str = "") -> None:
 
 def of(config: TrainConfig | FedConfig) -> Unused:
   """Those of either kind of run."""
-  return (of_federation if isinstance(config, FedConfig) else of_training)(config)
+  if isinstance(config, FedConfig):
+    return of_federation(config)
+  return of_training(config)
 
 
 # --- central runs

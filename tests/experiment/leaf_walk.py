@@ -84,7 +84,7 @@ def _dicts(value):
   for key, inner in value.items():
     found.append({k: v for k, v in value.items() if k != key})
     if isinstance(inner, int) and not isinstance(inner, bool):
-      found.append({**value, key: inner + 1})
+      found += [{**value, key: other} for other in (inner + 1, inner // 3, 3 * inner)]
   return found
 
 

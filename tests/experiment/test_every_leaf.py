@@ -153,7 +153,16 @@ def _shows(config, path, values, folder):
   return _SHOWN[key]
 
 
-@pytest.mark.parametrize("name", _RUNS)
+def _first_of_its_kind(configs, used):
+  """Parameters of a test: configs that read the same fields as one before them are slow."""
+  seen = set()
+  for name, config in configs.items():
+    ways = repr((type(config), sorted(used(config)), config.data.name == "shakespeare"))
+    yield pytest.param(name, marks=[pytest.mark.slow] if ways in seen else [])
+    seen.add(ways)
+
+
+@pytest.mark.parametrize("name", _first_of_its_kind(_RUNS, unused.of))
 def test_every_field_of_a_published_run_changes_it_or_is_refused(name, tmp_path):
   config = _RUNS[name]
   with descriptions.fast():
@@ -311,7 +320,16 @@ def _reset(curve, path, defaults):
 _EXPERIMENTS = _relevance()
 
 
-@pytest.mark.parametrize("name", _EXPERIMENTS)
+_QUICK = ("radp.quickstart", "radp.quickstart_proved")  # the others take half a minute each
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=[] if name in _QUICK else [pytest.mark.slow])
+    for name in _EXPERIMENTS
+  ],
+)
 def test_every_field_of_a_relevance_method_changes_it_or_is_refused(name):
   config = _EXPERIMENTS[name]
   silent = _silent(config, relevance_description.run, relevance_config.points)
