@@ -67,6 +67,18 @@ def open_unit(**named: Any) -> None:
     _require(_is_number(value) and 0 < value < 1, name, value, "in (0, 1)")
 
 
+def share(**named: Any) -> None:
+  """Raises unless each value is in [0, 1).
+
+  >>> share(momentum=1.5)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: momentum=1.5: must be in [0, 1)
+  """
+  for name, value in named.items():
+    _require(_is_number(value) and 0 <= value < 1, name, value, "in [0, 1)")
+
+
 def integer_at_least(bound: int, **named: Any) -> None:
   """Raises unless each value is an integer >= bound."""
   for name, value in named.items():

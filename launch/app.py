@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from absl import app, flags, logging
 
@@ -17,6 +17,19 @@ def fail(message: object, code: int = 2) -> None:
   line = " ".join(str(message).split())
   print(f"error: {line}", file=sys.stderr, flush=True)
   sys.exit(code)
+
+
+def refuse_given(names: Iterable[str], what: str) -> None:
+  """Raises UserError, one line for all, where the command line holds one of these flags.
+
+  Args:
+    names: of flags that would be ignored.
+    what: they would need, in words.
+  """
+  given = [name for name in names if flags.FLAGS[name].present]
+  if given:
+    told = ", ".join(f"--{name}={flags.FLAGS[name].value}" for name in given)
+    raise UserError(f"{told}: would be ignored, it needs {what}")
 
 
 def _parse(argv: Sequence[str]) -> list[str]:

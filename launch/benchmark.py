@@ -45,6 +45,13 @@ from dpjax.experiment.config import TrainConfig
 from launch import app, config_flag
 
 SUITES = ("gradients", "federated", "training")
+_OF_SUITES = {  # flags that not every suite reads
+  "workloads": ("gradients", "federated"),
+  "clients": ("federated",),
+  "cpu_devices": ("federated",),
+  "configs": ("training",),
+  "peak_rss": ("gradients",),
+}
 
 flags.DEFINE_string("suite", "gradients", f"What to measure: {', '.join(SUITES)}.")
 flags.DEFINE_list(
@@ -77,13 +84,12 @@ def main() -> None:
   options = flags.FLAGS
   validate.one_of(SUITES, suite=options.suite)
   validate.integer_at_least(1, repeats=options.repeats)
+  for name, suites in _OF_SUITES.items():
+    if options.suite not in suites:
+      app.refuse_given([name], f"--suite={' or '.join(suites)}, not {options.suite}")
   out = None if options.out is None else pathlib.Path(options.out)
-  if options.cpu_devices is not None and options.suite != "federated":
-    raise validate.UserError(
-      f"cpu_devices={options.cpu_devices}: is for suite='federated', not {options.suite!r}"
-    )
-  suites = {"gradients": _gradients, "federated": _federated, "training": _training}
-  suites[options.suite](options, out)
+  run = {"gradients": _gradients, "federated": _federated, "training": _training}
+  run[options.suite](options, out)
 
 
 def _gradients(options: flags.FlagValues, out: pathlib.Path | None) -> None:

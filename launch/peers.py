@@ -17,6 +17,7 @@ from absl import flags
 from dpjax.federated import meeting
 from dpjax.federated.processes import PeerLost
 from dpjax.validate import UserError
+from launch import app
 
 flags.disclaim_key_flags()  # so that --help lists the flags with their launcher
 
@@ -64,6 +65,7 @@ def options() -> Options | None:
   values: dict[str, Any] = {name: flags.FLAGS[name].value for name in _NAMES}
   given = [name for name, value in values.items() if value is not None]
   if not given:
+    app.refuse_given(("local_devices", "connect_timeout"), "--coordinator")
     return None
   for name in _NAMES:
     if name not in given:

@@ -87,6 +87,7 @@ def prepare(name: str, root: pathlib.Path) -> dict[str, int]:
 def main() -> None:
   name, root = _DATASET.value, prepared.data_root(_DATA_DIR.value)
   if name == "digits":
+    app.refuse_given(["data_dir"], "a data set that is written to a folder")
     print("digits is embedded: nothing to prepare")
     return
   sizes = prepare(name, root)

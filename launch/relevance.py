@@ -50,8 +50,8 @@ def line(result: dict) -> str:
 def main() -> None:
   """Runs what is left of the experiment."""
   config = config_flag.get()
-  if flags.FLAGS.audit:
-    config = fields.replace(config, "audit.enabled", True)
+  if flags.FLAGS["audit"].present:  # --noaudit switches off what the file switches on
+    config = fields.replace(config, "audit.enabled", flags.FLAGS.audit)
   workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(flags.FLAGS.config).stem}"
   try:
     results = relevance_run.run_all(config, workdir)

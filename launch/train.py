@@ -57,8 +57,8 @@ def report_audit(result: dict) -> None:
 
 def main() -> None:
   config = config_flag.get()
-  if flags.FLAGS.audit:
-    config = fields.replace(config, "audit.enabled", True)
+  if flags.FLAGS["audit"].present:  # --noaudit switches off what the file switches on
+    config = fields.replace(config, "audit.enabled", flags.FLAGS.audit)
   workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(flags.FLAGS.config).stem}"
   try:
     result = run.train(config, workdir)

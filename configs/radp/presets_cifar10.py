@@ -23,6 +23,7 @@ def get_config() -> RelevanceConfig:
   epsilons = [common.LAST["cifar10"]]
   return common.on(
     "cifar10",
+    **common.paper("cifar10"),
     curves=curves,
     epsilons=epsilons,
     batch_size=100,

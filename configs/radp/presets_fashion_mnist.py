@@ -23,6 +23,7 @@ def get_config() -> RelevanceConfig:
   epsilons = [common.LAST["fashion_mnist"]]
   return common.on(
     "fashion_mnist",
+    **common.paper("fashion_mnist"),
     curves=curves,
     epsilons=epsilons,
     batch_size=100,

@@ -21,6 +21,7 @@ def get_config() -> RelevanceConfig:
   epsilons = [common.LAST["mnist"]]
   return common.on(
     "mnist",
+    **common.paper("mnist"),
     curves=curves,
     epsilons=epsilons,
     batch_size=100,

@@ -19,4 +19,9 @@ from dpjax.experiment.relevance_config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:
-  return common.on("cifar10", curves=common.PROVED, title="With a proof: cifar10")
+  return common.on(
+    "cifar10",
+    **common.proof(clip=0.13),
+    curves=common.PROVED,
+    title="With a proof: cifar10",
+  )

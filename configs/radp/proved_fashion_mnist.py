@@ -20,5 +20,8 @@ from dpjax.experiment.relevance_config import RelevanceConfig
 
 def get_config() -> RelevanceConfig:
   return common.on(
-    "fashion_mnist", curves=common.PROVED, title="With a proof: fashion_mnist"
+    "fashion_mnist",
+    **common.proof(clip=0.13),
+    curves=common.PROVED,
+    title="With a proof: fashion_mnist",
   )

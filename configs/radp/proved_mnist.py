@@ -18,4 +18,6 @@ from dpjax.experiment.relevance_config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:
-  return common.on("mnist", curves=common.PROVED, title="With a proof: mnist")
+  return common.on(
+    "mnist", **common.proof(clip=0.13), curves=common.PROVED, title="With a proof: mnist"
+  )

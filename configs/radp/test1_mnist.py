@@ -19,4 +19,6 @@ from dpjax.experiment.relevance_config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:
-  return common.on("mnist", curves=common.COMPARED, title="Test 1: mnist")
+  return common.on(
+    "mnist", **common.paper("mnist"), curves=common.COMPARED, title="Test 1: mnist"
+  )

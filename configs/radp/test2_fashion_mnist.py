@@ -18,4 +18,9 @@ from dpjax.experiment.relevance_config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:
-  return common.on("fashion_mnist", curves=common.COMPARED, title="Test 2: fashion_mnist")
+  return common.on(
+    "fashion_mnist",
+    **common.paper("fashion_mnist"),
+    curves=common.COMPARED,
+    title="Test 2: fashion_mnist",
+  )

@@ -20,4 +20,6 @@ from dpjax.experiment.relevance_config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:
-  return common.on("cifar10", curves=common.COMPARED, title="Test 3: cifar10")
+  return common.on(
+    "cifar10", **common.paper("cifar10"), curves=common.COMPARED, title="Test 3: cifar10"
+  )

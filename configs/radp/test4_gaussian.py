@@ -25,11 +25,9 @@ def get_config() -> RelevanceConfig:
     "mode": "rigorous",
     "rigorous.shuffle": False,
     "rigorous.labels": "public",
-    "rigorous.clip": 0.5,  # a centred grey pixel is at most 1/2: nothing is clipped
     "num_epochs": 20,
     "batch_size": 1000,
     "learning_rate": 5e-3,
-    "weight_decay": 0.5,
   }
   curves = {
     "Laplace": {},
@@ -37,5 +35,10 @@ def get_config() -> RelevanceConfig:
     "Laplace, as a vector": {**vector, "rigorous.features": "laplace_pld"},
     "Gaussian, as a vector": {**vector, "rigorous.features": "gaussian"},
   }
-  curves = common.everywhere(curves)
-  return common.on("mnist", curves=curves, num_epochs=4, batch_size=100, title="Test 4")
+  return common.everywhere(
+    curves,
+    **common.proof(clip=0.5),  # a centred grey pixel is at most 1/2: nothing is clipped
+    num_epochs=4,
+    batch_size=100,
+    title="Test 4",
+  )

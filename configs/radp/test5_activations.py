@@ -18,5 +18,4 @@ from dpjax.experiment.relevance_config import RelevanceConfig
 def get_config() -> RelevanceConfig:
   activations = ("relu", "sigmoid", "leaky_relu", "tanh")
   curves = {name: {"activation": name} for name in activations}
-  curves = common.everywhere(curves)
-  return common.on("mnist", curves=curves, num_epochs=4, batch_size=100, title="Test 5")
+  return common.everywhere(curves, num_epochs=4, batch_size=100, title="Test 5")

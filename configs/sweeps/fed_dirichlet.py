@@ -21,7 +21,7 @@ VARIANTS = {
   "FedAvg": {"algorithm.name": "fed_avg"},
   "FedProx": {"algorithm.name": "fed_prox", "algorithm.mu": 0.1},
   "FedNova": {"algorithm.name": "fed_nova"},
-  "SCAFFOLD": {"algorithm.name": "scaffold"},
+  "SCAFFOLD": {"algorithm.name": "scaffold", "algorithm.weighting": "uniform"},
 }
 
 

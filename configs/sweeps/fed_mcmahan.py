@@ -32,19 +32,16 @@ _2NN = {
 VARIANTS = {
   "2NN, IID": {
     **_2NN,
-    "client_optimizer.learning_rate": 0.1,
     "num_rounds": 200,
   },
   "2NN, two shards": {
     **_2NN,
     "partition.name": "shards",
-    "client_optimizer.learning_rate": 0.1,
     "num_rounds": 1000,
   },
   "CNN, IID": {
     "client_optimizer.learning_rate": 0.2,
     "stop_at_accuracy": 0.99,
-    "num_rounds": 60,
   },
 }
 
@@ -53,8 +50,10 @@ def get_config() -> SweepConfig:
   """Three runs of configs/fed/mnist_iid.py."""
   from configs.fed import mnist_iid
 
+  base = mnist_iid.get_config()
+  base.num_rounds = 60
   return SweepConfig(
-    base=mnist_iid.get_config(),
+    base=base,
     variants=VARIANTS,
     seeds=[0],
     x="num_steps",  # rounds until the target

@@ -43,7 +43,6 @@ def _base() -> FedConfig:
     partition=PartitionConfig(name="iid", num_clients=2_000),
     model=ModelConfig(name="linear"),
     local=LocalConfig(batch_size=None, epochs=5),
-    client_optimizer=OptimizerConfig(learning_rate=0.02, momentum=0.0),
     server_optimizer=OptimizerConfig(learning_rate=1.0, momentum=0.9),
     privacy=FedPrivacyConfig(epsilon=8.0, delta=1e-4),
     num_rounds=80,

@@ -21,7 +21,5 @@ def get_config() -> SweepConfig:
   return SweepConfig(
     base=base,
     grid={"optimizer.learning_rate": [0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 4.0]},
-    x="optimizer.learning_rate",
     selection=SelectionConfig(enabled=True, mean_trials=10.0),
-    title="digits, learning rate",
   )

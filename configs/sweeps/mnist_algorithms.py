@@ -12,18 +12,17 @@ Hardware: 2 CPU cores. Time: about a minute a run when alone. Measured, one seed
 DP-SGLD .980 / .985 / .989.
 """
 
+from dpjax.experiment.config import FtrlConfig
 from dpjax.experiment.sweep import SweepConfig
 
 VARIANTS = {
-  "DP-SGD": {"privacy.method": "dp_sgd"},
-  "DP-FTRL, banded": {"privacy.method": "dp_ftrl"},
+  "DP-SGD": {},
+  "DP-FTRL, banded": {"privacy.method": "dp_ftrl", "privacy.ftrl.bands": 15},
   "DP-Adam": {
-    "privacy.method": "dp_sgd",
     "optimizer.name": "dp_adam",
     "optimizer.learning_rate": 0.003,
   },
   "DP-SGLD": {
-    "privacy.method": "dp_sgd",
     "optimizer.name": "dp_sgld",
     "optimizer.learning_rate": 40.0,  # that of DP-SGD / (1 - its momentum)
   },
@@ -34,8 +33,10 @@ def get_config() -> SweepConfig:
   """Twelve runs of configs/mnist_scatter_ftrl.py."""
   from configs import mnist_scatter_ftrl
 
+  base = mnist_scatter_ftrl.get_config()
+  base.privacy.method, base.privacy.ftrl = "dp_sgd", FtrlConfig()
   return SweepConfig(
-    base=mnist_scatter_ftrl.get_config(),
+    base=base,
     variants=VARIANTS,
     grid={"privacy.epsilon": [1.0, 2.0, 8.0]},
     seeds=[0],

@@ -19,8 +19,10 @@ def get_config() -> SweepConfig:
   """Fifteen runs of configs/mnist_scatter_linear.py."""
   from configs import mnist_scatter_linear
 
+  base = mnist_scatter_linear.get_config()
+  base.privacy.epsilon = None  # the grid has it
   return SweepConfig(
-    base=mnist_scatter_linear.get_config(),
+    base=base,
     grid={"privacy.epsilon": [0.5, 1.0, 2.0, 3.0, 8.0]},
     seeds=[0, 1, 2],
     references=[

@@ -15,8 +15,10 @@ def get_config() -> SweepConfig:
   """Fifteen runs of configs/quickstart.py."""
   from configs import quickstart
 
+  base = quickstart.get_config()
+  base.privacy.epsilon = None  # the grid has it
   return SweepConfig(
-    base=quickstart.get_config(),
+    base=base,
     grid={"privacy.epsilon": [0.5, 1.0, 2.0, 4.0, 8.0]},
     seeds=[0, 1, 2],
     title="digits",

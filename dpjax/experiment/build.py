@@ -24,7 +24,7 @@ from dpjax import (
   transforms,
   validate,
 )
-from dpjax.experiment import audit, ftrl, writers
+from dpjax.experiment import audit, bounds, ftrl, unused, writers
 from dpjax.experiment import streams as streams_lib
 from dpjax.experiment.config import (
   DataConfig,
@@ -42,7 +42,6 @@ PRIVATE_METHODS = ("dp_sgd", "dp_ftrl")
 METHODS = (*PRIVATE_METHODS, "sgd")
 SAMPLERS = ("poisson", "truncated_poisson", "fixed_size", "shuffled")
 _PROVED_SHUFFLED = ("replace_one", "replace_special")  # relations of a shuffled epoch
-SCHEDULES = ("constant", "cosine", "linear")
 CLIPPINGS = (*gradients.CLIPPINGS, "adaptive", "per_layer")
 NOISE_ALLOCATIONS = ("shared", "uniform")
 AUGMENTATIONS = ("none", *sorted(training.AUGMENTATIONS))
@@ -143,6 +142,7 @@ class Run(NamedTuple):
 
 def check(config: TrainConfig) -> None:
   """Raises UserError for what can be told without data."""
+  bounds.typed(config)
   privacy = config.privacy
   validate.one_of(METHODS, **{"privacy.method": privacy.method})
   ftrl.check_levels(privacy)
@@ -150,24 +150,10 @@ def check(config: TrainConfig) -> None:
     ftrl.check(privacy)
   validate.one_of(SAMPLERS, **{"privacy.sampler": privacy.sampler})
   validate.one_of(_OPTIMIZERS, **{"optimizer.name": config.optimizer.name})
-  validate.one_of(SCHEDULES, **{"optimizer.schedule": config.optimizer.schedule})
   validate.one_of(AUGMENTATIONS, augmentation=config.augmentation)
-  validate.one_of(models.names(), **{"model.name": config.model.name})
-  validate.probability(**{"privacy.sampling_prob": privacy.sampling_prob})
-  validate.positive(**{"optimizer.learning_rate": config.optimizer.learning_rate})
-  validate.integer_at_least(0, seed=config.seed)
-  validate.integer_at_least(
-    1,
-    num_steps=config.num_steps,
-    augmult=config.augmult,
-    slices=config.slices,
-    eval_every=config.eval_every,
-    checkpoint_every=config.checkpoint_every,
-  )
+  bounds.training(config)
   if config.augmult > 1 and config.augmentation == "none":
     raise UserError(f"augmult={config.augmult}: must be 1 unless augmentation is set")
-  if config.memory_budget_gb is not None:
-    validate.positive(memory_budget_gb=config.memory_budget_gb)
   if config.release and privacy.method not in PRIVATE_METHODS:
     raise UserError(
       f"release=True: needs privacy.method='dp_sgd' or 'dp_ftrl', not {privacy.method!r}; "
@@ -178,6 +164,7 @@ def check(config: TrainConfig) -> None:
   _check_sgld(config)
   if privacy.method in PRIVATE_METHODS:
     _check_promise(privacy)
+  unused.refuse(config, unused.of_training(config))
 
 
 def _check_clipping(config: TrainConfig) -> None:
@@ -212,9 +199,15 @@ def _check_clipping(config: TrainConfig) -> None:
 
 def _check_sgld(config: TrainConfig) -> None:
   privacy = config.privacy
+  noiseless = privacy.method == "sgd" or privacy.noise_multiplier == 0
+  if config.optimizer.name == "dp_adam" and noiseless:
+    raise UserError(
+      "optimizer.name='dp_adam': corrects for the noise of the private gradient, and there "
+      "is none; use 'adam'"
+    )
   if config.optimizer.name != "dp_sgld":
     return
-  if privacy.method == "sgd" or privacy.noise_multiplier == 0:
+  if noiseless:
     raise UserError(
       "optimizer.name='dp_sgld': its noise is that of the private gradient; without clipping "
       "and noise (privacy.method='dp_sgd') nothing is proved, at any temperature"
@@ -236,11 +229,6 @@ def _check_promise(privacy: PrivacyConfig) -> None:
       f"privacy.noise_multiplier={privacy.noise_multiplier!r}: give it or privacy.epsilon="
       f"{privacy.epsilon!r}, not both (--config.privacy.epsilon=none)"
     )
-  named = {
-    "privacy.epsilon": privacy.epsilon,
-    "privacy.epsilon_budget": privacy.epsilon_budget,
-  }
-  validate.positive(**{name: value for name, value in named.items() if value is not None})
 
 
 def load_data(config: TrainConfig) -> tuple[Any, Any]:
@@ -260,19 +248,18 @@ def load_arrays(config: TrainConfig) -> tuple[Any, Any]:
     max_length=config.data.max_length,
     num_classes=config.data.num_classes,
   )
+  unused.refuse(config, unused.of_dataset(train))
   train, test = _preprocessed(train, config.data), _preprocessed(test, config.data)
-  return limited(train, config.data.limit), test
+  return limited(train, config.data), test
 
 
-def limited(train: Any, limit: int | None) -> Any:
-  """The first `limit` examples. More than there are is refused: then the number that a config
-  states would not be the number that the run treats as public."""
-  if limit is None:
+def limited(train: Any, config: DataConfig) -> Any:
+  """The first `config.limit` examples. More than there are is refused: then the number that
+  a config states would not be the number that the run treats as public."""
+  if config.limit is None:
     return train
-  validate.integer_at_least(1, **{"data.limit": limit})
-  if limit > len(train):
-    raise UserError(f"data.limit={limit}: must be <= the {len(train)} training examples")
-  return train.subset(slice(0, limit))
+  bounds.limit(config, len(train))
+  return train.subset(slice(0, config.limit))
 
 
 def _preprocessed(dataset: Any, config: DataConfig) -> Any:

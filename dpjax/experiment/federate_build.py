@@ -16,7 +16,7 @@ from dp_accounting import DpEvent
 from dpjax import accounting, federated, models, sampling, transforms, validate
 from dpjax import data as data_lib
 from dpjax.data import Federation, partition, shakespeare
-from dpjax.experiment import build, ftrl
+from dpjax.experiment import bounds, build, ftrl, unused
 from dpjax.experiment import streams as streams_lib
 from dpjax.experiment.config import OptimizerConfig, PrivacyConfig, TrainConfig
 from dpjax.experiment.federate_config import FedConfig
@@ -42,12 +42,13 @@ WEIGHTINGS = ("uniform", "examples", "capped")
 COMPRESSIONS = ("none", "quantize", "top_k", "rotated", "drive")
 CLIPPINGS = ("flat", "adaptive")
 _CENTRAL = ("central", "both", "dp_ftrl")
-_OPTIMIZERS: dict[str, Callable[[OptimizerConfig], Any]] = {
-  "sgd": lambda c: optax.sgd(c.learning_rate, momentum=c.momentum or None),
-  "adam": lambda c: optax.adam(c.learning_rate, b1=0.9, b2=0.99, eps=1e-3),
-  "yogi": lambda c: optax.yogi(c.learning_rate, b1=0.9, b2=0.99, eps=1e-3),
-  "adagrad": lambda c: optax.adagrad(c.learning_rate, 0.0, eps=1e-3),
+_OPTIMIZERS: dict[str, Callable[[Any, OptimizerConfig], Any]] = {
+  "sgd": lambda rate, c: optax.sgd(rate, momentum=c.momentum or None),
+  "adam": lambda rate, c: optax.adam(rate, b1=0.9, b2=0.99, eps=1e-3),
+  "yogi": lambda rate, c: optax.yogi(rate, b1=0.9, b2=0.99, eps=1e-3),
+  "adagrad": lambda rate, c: optax.adagrad(rate, 0.0, eps=1e-3),
 }
+_OF_SGD = ("fed_nova", "scaffold")  # derived for clients that take steps of plain SGD
 
 
 class Streams(NamedTuple):
@@ -88,6 +89,7 @@ class FedRun(NamedTuple):
 
 def check(config: FedConfig) -> None:
   """Raises UserError for what can be told without data."""
+  bounds.typed(config)
   one_of = {
     "partition.name": (PARTITIONS, config.partition.name),
     "algorithm.name": (ALGORITHMS, config.algorithm.name),
@@ -103,19 +105,7 @@ def check(config: FedConfig) -> None:
   }
   for name, (choices, value) in one_of.items():
     validate.one_of(choices, **{name: value})
-  validate.positive(
-    clients_per_round=config.clients_per_round,
-    **{"client_optimizer.learning_rate": config.client_optimizer.learning_rate},
-    **{"server_optimizer.learning_rate": config.server_optimizer.learning_rate},
-  )
-  validate.integer_at_least(0, seed=config.seed)
-  validate.integer_at_least(
-    1,
-    num_rounds=config.num_rounds,
-    eval_every=config.eval_every,
-    checkpoint_every=config.checkpoint_every,
-    **{"partition.num_clients": config.partition.num_clients},
-  )
+  bounds.federation(config)
   if config.partition.name == "shakespeare":
     _check_natural(config)
   else:
@@ -124,6 +114,7 @@ def check(config: FedConfig) -> None:
   _check_release(config)
   _check_combination(config)
   _check_promise(config)
+  unused.refuse(config, unused.of_federation(config))
 
 
 def _check_cohort(config: FedConfig, num_clients: int) -> None:
@@ -186,11 +177,27 @@ def _check_combination(config: FedConfig) -> None:
       "algorithm.weighting='examples': a client's weight has no bound; use 'uniform' or "
       "'capped' with privacy"
     )
+  _check_client_optimizer(config)
   wraps = algorithm.compression != "none" or config.privacy.method in ("local", "both")
   if wraps and algorithm.name not in ("fed_avg", "fed_prox"):
     raise UserError(
       f"algorithm.name={algorithm.name!r}: must be 'fed_avg' or 'fed_prox' with compression "
       "or noise on the client"
+    )
+
+
+def _check_client_optimizer(config: FedConfig) -> None:
+  """The control variates of SCAFFOLD and the step counts of FedNova are those of SGD."""
+  name, optimizer = config.algorithm.name, config.client_optimizer
+  if name in _OF_SGD and optimizer.name != "sgd":
+    raise UserError(
+      f"client_optimizer.name={optimizer.name!r}: must be 'sgd' for algorithm.name={name!r}, "
+      "whose derivation counts plain gradient steps"
+    )
+  if name == "scaffold" and optimizer.momentum != 0:
+    raise UserError(
+      f"client_optimizer.momentum={optimizer.momentum!r}: must be 0 for algorithm.name="
+      "'scaffold', whose control variates are means of plain gradients"
     )
 
 
@@ -200,15 +207,11 @@ def _check_promise(config: FedConfig) -> None:
     _check_adaptive(config)
   if privacy.method == "none":
     return
-  validate.open_unit(**{"privacy.delta": privacy.delta})
-  validate.positive(**{"privacy.l2_clip_norm": privacy.l2_clip_norm})
   if (privacy.epsilon is None) == (privacy.noise_multiplier is None):
     raise UserError(
       f"privacy.epsilon={privacy.epsilon!r}: give it or privacy.noise_multiplier="
       f"{privacy.noise_multiplier!r}, exactly one of them"
     )
-  if privacy.epsilon is not None:
-    validate.positive(**{"privacy.epsilon": privacy.epsilon})
   if (privacy.simulated_cohort is None) != (privacy.simulated_clients is None):
     raise UserError(
       f"privacy.simulated_cohort={privacy.simulated_cohort}: needs privacy.simulated_clients="
@@ -545,12 +548,21 @@ def _weighting(config: FedConfig) -> Any:
   }[config.algorithm.weighting]
 
 
+def optimizer(config: OptimizerConfig, num_rounds: int = 0) -> Any:
+  """The Optax optimizer of a client, or of the server: its learning rate may follow a
+  schedule over `num_rounds`."""
+  rate: Any = config.learning_rate
+  if config.schedule != "constant":
+    rate = build.learning_rate_schedule(config, num_rounds)
+  return _OPTIMIZERS[config.name](rate, config)
+
+
 def _algorithm(
   config: FedConfig, loss_fn: Any, plan: Plan, random: Streams, num_clients: int
 ) -> federated.FederatedAlgorithm:
   algorithm, privacy = config.algorithm, config.privacy
-  client_tx = _OPTIMIZERS[config.client_optimizer.name](config.client_optimizer)
-  server_tx = _OPTIMIZERS[config.server_optimizer.name](config.server_optimizer)
+  client_tx = optimizer(config.client_optimizer)
+  server_tx = optimizer(config.server_optimizer, config.num_rounds)
   inner = execution.by_name(
     config.execution, num_devices=config.num_devices, num_threads=config.num_threads
   )

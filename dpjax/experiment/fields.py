@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -106,13 +107,18 @@ def parse(text: str, hint: Any, name: str) -> Any:
   return check(_literal(text), hint, name)
 
 
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+  return typing.get_type_hints(kind)
+
+
 def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any) -> Any:
   head, _, rest = path.partition(".")
   if isinstance(config, dict):
     return _update_dict(config, path, change, name, hint)
   if not dataclasses.is_dataclass(config) or isinstance(config, type):
     raise UserError(f"{name}.{path}: {name} holds {config!r}, which has no fields")
-  hints = typing.get_type_hints(type(config))
+  hints = _hints(type(config))
   validate.one_of(hints, **{f"{name}.{head}": head})
   at, value = f"{name}.{head}", getattr(config, head)
   hint = hints[head]
@@ -131,7 +137,7 @@ def _update_dict(config: dict, path: str, change: Callable, name: str, hint: Any
 def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
   if not isinstance(value, kind):
     raise _wrong(value, kind, name)
-  hints = typing.get_type_hints(kind)
+  hints = _hints(kind)
   fields = {
     field.name: check(getattr(value, field.name), hints[field.name], f"{name}.{field.name}")
     for field in dataclasses.fields(kind)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from dpjax import models, relevance, validate
-from dpjax.experiment import fields
+from dpjax.experiment import bounds, fields, relevance_unused
 from dpjax.experiment.config import DataConfig, ModelConfig
 from dpjax.relevance.settings import MODES
 from dpjax.validate import UserError
@@ -80,6 +80,7 @@ def points(config: RelevanceConfig) -> list[Point]:
   ['radp-eps1-seed0', 'radp-eps2-seed0', 'radp-eps1-seed1', 'radp-eps2-seed1']
   """
   check(config)
+  relevance_unused.refuse(config)
   found = sorted(_points(config), key=lambda point: point.config.seed)
   if len({point.name for point in found}) < len(found):
     raise UserError("curves: two labels or two epsilons give runs of the same name")
@@ -109,9 +110,15 @@ def _slug(label: str) -> str:
 
 def check(config: RelevanceConfig) -> None:
   """Raises UserError for what can be told without data."""
+  bounds.typed(config)
   validate.one_of(relevance.NAMES, method=config.method)
   validate.one_of(MODES, mode=config.mode)
-  validate.one_of(models.names(), **{"model.name": config.model.name})
+  bounds.data(config.data)
+  bounds.model(config.model)
+  if config.rigorous_model is not None:
+    bounds.model(config.rigorous_model, "rigorous_model")
+  validate.one_of(models.ACTIVATIONS, activation=config.activation)
+  validate.one_of(models.ACTIVATIONS, activation_1=config.activation_1)
   validate.integer_at_least(
     1,
     num_epochs=config.num_epochs,
@@ -120,6 +127,7 @@ def check(config: RelevanceConfig) -> None:
   )
   validate.integer_at_least(0, seed=config.seed)
   validate.positive(learning_rate=config.learning_rate)
+  validate.non_negative(weight_decay=config.weight_decay)
   if not config.epsilons:
     raise UserError("epsilons=[]: must hold at least one epsilon")
   for index, epsilon in enumerate(config.epsilons):

@@ -29,7 +29,9 @@ from dpjax.experiment import (
   relevance_audit,
   relevance_report,
   relevance_table,
+  relevance_unused,
   run,
+  unused,
   writers,
 )
 from dpjax.experiment import streams as streams_lib
@@ -57,7 +59,8 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[dict[s
   loaded: dict[Any, Any] = {}
   if not (workdir / run.CONFIG).exists():
     for point in todo:  # data that are missing or wrong must not claim the folder
-      _data(point.config, loaded)
+      train, _ = _data(point.config, loaded)
+      unused.refuse(point.config, relevance_unused.of_dataset(train))
   known = _before(config, workdir)
   run.claim_workdir(workdir, known)
   with writers.alone_in(workdir):
@@ -186,7 +189,7 @@ def _data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
     )
     if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
       raise UserError(f"data.name={config.data.name!r}: must be images in [0, 1]")
-    loaded[key] = build.limited(train, config.data.limit), test
+    loaded[key] = build.limited(train, config.data), test
   return loaded[key]
 
 
@@ -210,7 +213,7 @@ def make_job(
     test=test,
     nets=_nets(config, train.num_classes),
     streams=streams(config, data_digest(config, loaded)),
-    training=relevance.Training(config.num_epochs, config.batch_size, config.learning_rate),
+    training=_training(config),
     lrp=config.lrp,
     paper=config.paper,
     rigorous=config.rigorous,
@@ -221,6 +224,12 @@ def make_job(
     on_epoch=on_epoch,
     memo=loaded.setdefault("memo", {}),
   )
+
+
+def _training(config: RelevanceConfig) -> relevance.Training:
+  """Field by field by name: one that both have cannot be left out."""
+  names = (field.name for field in dataclasses.fields(relevance.Training))
+  return relevance.Training(**{name: getattr(config, name) for name in names})
 
 
 def _nets(config: RelevanceConfig, num_classes: int) -> relevance.Nets:

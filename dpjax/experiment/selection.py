@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import accounting, validate
+from dpjax import accounting
 from dpjax.experiment import build, fields, report, writers
 from dpjax.experiment.config import TrainConfig
 from dpjax.experiment.sweep import LastData, LoadFn, Point, SweepConfig, TrainFn, points
@@ -130,7 +130,6 @@ def _told(plan: Plan, one_run: float, epsilon: float, delta: float) -> str:
 
 
 def _check(config: SweepConfig) -> None:
-  law = config.selection
   if len(config.seeds) != 1:
     raise UserError(f"seeds={config.seeds!r}: must be one seed for a private selection")
   if not config.y.startswith("test_"):
@@ -138,10 +137,6 @@ def _check(config: SweepConfig) -> None:
       f"y={config.y!r}: must be a score on test data (test_...) for a private selection; one "
       "on training data would be a further query on them"
     )
-  validate.one_of(("max", "min"), **{"selection.better": law.better})
-  if not math.isfinite(law.shape) or law.shape < 0:
-    raise UserError(f"selection.shape={law.shape!r}: must be finite and >= 0")
-  validate.positive(**{"selection.mean_trials": law.mean_trials})
 
 
 def _plan(config: TrainConfig, data: Any) -> Plan:

@@ -24,7 +24,15 @@ from typing import Any, NamedTuple
 
 from dpjax import validate
 from dpjax.accounting import by_name
-from dpjax.experiment import fields, provenance, report, sweep_table, writers
+from dpjax.experiment import (
+  bounds,
+  fields,
+  provenance,
+  report,
+  sweep_table,
+  sweep_unused,
+  writers,
+)
 from dpjax.experiment.config import TrainConfig
 from dpjax.experiment.federate_config import FedConfig
 from dpjax.validate import UserError
@@ -91,7 +99,8 @@ def points(config: SweepConfig) -> list[Point]:
   """The runs of a sweep, in grid order, variants outermost and seeds innermost.
 
   Raises:
-    UserError: empty grid, unknown field, ill-typed or repeated value, repeated seed.
+    UserError: empty grid, unknown field, ill-typed or repeated value, repeated seed; a
+      field that a run, or all of them, would ignore.
 
   >>> sweep = SweepConfig(grid={"privacy.epsilon": [1, 2]}, seeds=[0, 1])
   >>> [point.name[:16] for point in points(sweep)][:3]
@@ -102,13 +111,13 @@ def points(config: SweepConfig) -> list[Point]:
   axes = [[(path, value) for value in values] for path, values in grid.items()]
   axes.append([("seed", seed) for seed in config.seeds])
   chosen = [dict(choice) for choice in itertools.product(*axes)]
-  if not config.variants:
-    return [_point(config.base, choice) for choice in chosen]
   bases = {
     name: _replaced(config.base, fixed, f"variants[{name!r}]")
     for name, fixed in config.variants.items()
-  }
-  return [_point(base, c, name) for name, base in bases.items() for c in chosen]
+  } or {"": config.base}
+  found = [_point(base, c, name) for name, base in bases.items() for c in chosen]
+  sweep_unused.refuse(config, found)
+  return found
 
 
 def run_sweep(
@@ -259,6 +268,7 @@ def _overlap(rows: list[Row], total: dict[str, Any]) -> str:
 
 
 def _check(config: SweepConfig) -> None:
+  bounds.typed(config)
   _check_selection(config)
   if not (config.grid or config.variants):
     raise UserError("grid={}: must name at least one field, or give variants")
@@ -279,6 +289,10 @@ def _check(config: SweepConfig) -> None:
 
 
 def _check_selection(config: SweepConfig) -> None:
+  law = config.selection
+  validate.positive(**{"selection.mean_trials": law.mean_trials})
+  validate.non_negative(**{"selection.shape": law.shape})
+  validate.one_of(("max", "min"), **{"selection.better": law.better})
   if config.selection.enabled and not isinstance(config.base, TrainConfig):
     raise UserError(
       "selection.enabled=True: base must be a TrainConfig; a private selection among "
@@ -368,10 +382,20 @@ def _run(
   except UserError as error:
     line = " ".join(str(error).split())
     return {**row, **axes, **point.overrides, "status": "failed", "error": line}
+  _check_keys(config, result)
   wanted = (*writers.RESULT_KEYS[:-1], *_FEDERATED_KEYS)  # not versions
   wanted = (*wanted, config.x, config.y, config.series)
   kept = {key: result[key] for key in wanted if key in result}
   return {**row, **kept, **axes, **point.overrides}
+
+
+def _check_keys(config: SweepConfig, result: Row) -> None:
+  """Raises unless what is to be drawn is a field of the config or a key of the result."""
+  drawn = {"x": config.x, "y": config.y, "series": config.series}
+  of_config = {*_config_axes(config), "variant" if config.variants else None, None}
+  for name, key in drawn.items():
+    if name == "y" or key not in of_config:
+      validate.one_of(result, **{name: key})
 
 
 def _config_axes(config: SweepConfig) -> list[str]:

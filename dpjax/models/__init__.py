@@ -4,6 +4,7 @@ Each is a Flax linen module: `params = model.init(key, x[:1])`, then
 `model.apply(params, x[B, ...])` gives logits [B, num_classes] of at least float32.
 """
 
+from dpjax.models.activations import ACTIVATIONS as ACTIVATIONS
 from dpjax.models.activations import activation_fn as activation_fn
 from dpjax.models.activations import tempered_sigmoid as tempered_sigmoid
 from dpjax.models.convnet import CifarCnn as CifarCnn
@@ -14,6 +15,7 @@ from dpjax.models.dense import Linear as Linear
 from dpjax.models.dense import Mlp as Mlp
 from dpjax.models.pooling import max_pool as max_pool
 from dpjax.models.registry import build as build
+from dpjax.models.registry import check_options as check_options
 from dpjax.models.registry import names as names
 from dpjax.models.registry import needs_features as needs_features
 from dpjax.models.registry import options as options

@@ -100,6 +100,18 @@ def _check_option(name: str, option: str, value: Any) -> None:
   raise UserError(f"{option}={value!r}: not an option of model {name!r}: {listed}{hint}")
 
 
+def check_options(name: str, model_options: dict[str, Any]) -> None:
+  """Raises UserError for an option that the model of that name does not have.
+
+  >>> check_options("linear", {"depth": 3})
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: depth=3: not an option of model 'linear': dtype
+  """
+  for option, value in model_options.items():
+    _check_option(name, option, value)
+
+
 def build(name: str, *, num_classes: int, **model_options: Any) -> nn.Module:
   """The model of that name; `init(key, x[:1])` and `apply(params, x)` -> logits.
 
@@ -120,6 +132,5 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> nn.Module:
   """
   entry = _entry(name)
   validate.integer_at_least(1, num_classes=num_classes)
-  for option, value in model_options.items():
-    _check_option(name, option, value)
+  check_options(name, model_options)
   return entry.make(num_classes=num_classes, **model_options)

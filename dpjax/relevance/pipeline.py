@@ -633,6 +633,12 @@ def run(method: str, mode: str, job: Job) -> Outcome:
   validate.one_of(NAMES, method=method)
   validate.one_of(MODES, mode=mode)
   validate.positive(epsilon=job.epsilon)
+  decay = job.training.weight_decay
+  if decay and (method, mode) != ("radp", "rigorous"):
+    raise UserError(
+      f"weight_decay={decay!r}: must be 0 for method={method!r} in mode={mode!r}: only "
+      "method='radp' in mode='rigorous' trains with it"
+    )
   if method == "radp":
     return radp_paper(job) if mode == "paper" else radp_rigorous(job)
   return METHODS[method](job)

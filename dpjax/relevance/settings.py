@@ -59,6 +59,10 @@ class Paper:
     validate.one_of(MECHANISMS, **{"paper.mechanism": self.mechanism})
     validate.one_of(NORMS, **{"paper.rel_norm": self.rel_norm})
     validate.open_unit(**{"paper.delta": self.delta})
+    if self.entropy_floor is not None:
+      validate.non_negative(**{"paper.entropy_floor": self.entropy_floor})
+    if self.floor is not None:
+      validate.positive(**{"paper.floor": self.floor})
 
   @property
   def reading(self) -> Reading:
@@ -109,6 +113,8 @@ class Rigorous:
       validate.positive(**named(name))
     for name in ("split_share", "budget_share_1", "label_share", "delta"):
       validate.open_unit(**named(name))
+    if self.floor is not None:
+      validate.positive(**named("floor"))
     self._refuse()
 
   def _refuse(self) -> None:
@@ -171,9 +177,8 @@ class Private:
     validate.open_unit(**{"private.delta": self.delta})
     for name in ("l2_clip_norm", "learning_rate", "adaptive_learning_rate", "epsilon_b"):
       validate.positive(**{f"private.{name}": getattr(self, name)})
-    validate.non_negative(
-      **{"private.kappa": self.kappa, "private.momentum": self.momentum}
-    )
+    validate.non_negative(**{"private.kappa": self.kappa})
+    validate.share(**{"private.momentum": self.momentum})
     validate.integer_at_least(1, **{"private.relevance_pool": self.relevance_pool})
     if self.legacy_microbatch not in (1, 2):
       raise UserError(

@@ -38,7 +38,8 @@ def test_a_sound_run_is_not_refuted_and_its_canaries_are_in_the_data(tmp_path):
   assert "part of the training data" in found["note"]
   built = build.build(config)
   assert len(built.train) == 1437 - 400 + found["num_included"]
-  assert built.plan == build.build(_config(**{"audit.enabled": False})).plan
+  without = {"audit.enabled": False, "audit.num_canaries": 1000}
+  assert built.plan == build.build(_config(**without)).plan
   assert f"({len(built.train)} examples)" in result["privacy_statement"].replace("\n", " ")
 
 
@@ -46,6 +47,7 @@ def test_a_sound_run_is_not_refuted_and_its_canaries_are_in_the_data(tmp_path):
 def test_p39_a_non_private_run_claims_nothing_and_its_canaries_are_found(tmp_path, score):
   """Plain gradient descent that memorises: the bound is far above any private claim."""
   overrides = {**_MEMORISE, "privacy.method": "sgd", "audit.score": score}
+  overrides |= {"privacy.epsilon": None, "privacy.l2_clip_norm": 1.0}
   result = run.train(_config(**overrides), tmp_path / "run")
   found = result["audit"]
   assert result["epsilon"] is None and not found["refuted"]

@@ -14,13 +14,13 @@ from dpjax.experiment.config import FtrlConfig
 from dpjax.transforms import AdaptiveClipping
 from dpjax.validate import UserError
 from tests.experiment.stops import stop_after
+from tests.experiment.test_federate import _NONE
 from tests.experiment.test_federate import _config as small_config
 
 _ADAPTIVE = {"privacy.clipping": "adaptive", "privacy.clip_count_noise_std": 2.0}
 _FTRL = {"privacy.method": "dp_ftrl"}  # cyclic over 5 groups, 5 bands
 _PUBLIC = {
-  "privacy.method": "none",
-  "privacy.noise_multiplier": None,
+  **_NONE,
   "stop_at_accuracy": 0.2,
   "eval_every": 1,
   "checkpoint_every": 6,

@@ -22,6 +22,9 @@ _DATA = bytes(32)  # a digest
 _PNG = b"\x89PNG"
 
 
+_PROVED = Rigorous(model1="none", shuffle=False, pool=2)
+
+
 def _config(**fields):
   standard = dict(
     data=DataConfig(name="digits", limit=200),
@@ -29,8 +32,9 @@ def _config(**fields):
     num_epochs=2,
     batch_size=50,
     epsilons=[2.0],
-    rigorous=Rigorous(model1="none", split=False, shuffle=False, pool=2),
   )
+  if "rigorous" in repr((fields.get("mode"), fields.get("curves"))):
+    standard["rigorous"] = _PROVED
   return RelevanceConfig(**{**standard, **fields})
 
 
@@ -88,7 +92,7 @@ def test_noise_comes_from_the_seed_only_where_it_is_said():
 
 
 def test_a_claimed_run_writes_what_the_contract_wants(tmp_path):
-  config = _config(audit=RelevanceAuditConfig(True, 200, 40, canary_runs=False))
+  config = _config(audit=RelevanceAuditConfig(True, 200, canary_runs=False))
   (result,) = relevance_run.run_all(config, tmp_path / "run")
   assert set(writers.RESULT_KEYS) <= set(result)
   assert result["epsilon_kind"] == "claimed" and result["epsilon"] == 2.0
@@ -163,7 +167,7 @@ def test_an_experiment_may_get_more_seeds_in_its_folder(tmp_path):
 def test_without_canaries_only_noisy_inputs_are_attacked(tmp_path):
   config = _config(
     curves={"P5": {"paper.preset": "P5"}, "DPSGD": {"method": "dpsgd"}},
-    audit=RelevanceAuditConfig(True, 50, 20, canary_runs=False),
+    audit=RelevanceAuditConfig(True, 50, canary_runs=False),
   )
   shared, clipped = relevance_run.run_all(config, tmp_path)
   assert shared["audit"]["strongest"] == "U2"
@@ -268,6 +272,6 @@ def test_u3_raw_labels_are_found_and_randomised_ones_are_not(tmp_path):
   )  # fmt: skip
   (result,) = relevance_run.run_all(raw, tmp_path / "raw")
   assert result["audit"]["bounds"]["U3"]["epsilon_lower"] > 0.5
-  proved = dataclasses.replace(raw, mode="rigorous", epsilons=[0.5])
+  proved = dataclasses.replace(raw, mode="rigorous", epsilons=[0.5], rigorous=_PROVED)
   (result,) = relevance_run.run_all(proved, tmp_path / "proved")
   assert result["epsilon_audited_lower"] <= 0.5

@@ -169,7 +169,8 @@ def test_a_corrupt_checkpoint_is_one_line_and_nothing_is_lost(tmp_path, monkeypa
 
 
 def test_sgd_has_no_epsilon_and_says_so(tmp_path):
-  config = _config(**{"privacy.method": "sgd", "optimizer.learning_rate": 0.1})
+  unset = {"privacy.epsilon": None, "privacy.l2_clip_norm": 1.0}
+  config = _config(**{"privacy.method": "sgd", "optimizer.learning_rate": 0.1}, **unset)
   result = run.train(config, tmp_path / "run")
   assert result["epsilon"] is None and result["epsilon_kind"] == "none"
 

@@ -104,3 +104,9 @@ def test_written_files_are_what_load_reads(tmp_path):
   train, _ = data.load("tiny_digits", tmp_path)
   assert train.x.shape == (20, 28, 28, 1) and train.num_classes == 10
   assert TinyDigits.name == "tiny_digits"
+
+
+def test_a_folder_for_the_embedded_digits_is_refused(tmp_path):
+  done = prepare("--dataset=digits", f"--data_dir={tmp_path}")
+  assert done.returncode == 2 and done.stderr.count("\n") == 1
+  assert "--data_dir" in done.stderr and not list(tmp_path.iterdir())

@@ -34,7 +34,8 @@ def test_paper_mode_never_prints_a_claim_without_what_fails(tmp_path):
 
 
 def test_rigorous_mode_prints_its_proof(tmp_path):
-  done = _launch(f"--workdir={tmp_path / 'run'}", "--config.mode=rigorous", *_SMALL)
+  proved = "--config=configs/radp/quickstart_proved.py"
+  done = _launch(f"--workdir={tmp_path / 'run'}", proved, *_SMALL)
   assert done.returncode == 0, done.stderr
   assert "epsilon=8 (proved, delta=0, replace_one, per example)" in done.stdout
   result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -49,6 +50,7 @@ def test_rigorous_mode_prints_its_proof(tmp_path):
     (["--config.mode=rigorous", "--config.rigorous.labels=raw"], ["raw labels"]),
     (["--config.rigorous.rel_noise=entropy"], ["data-dependent budgets"]),
     (["--config.paper.preset=P9"], ["paper.preset='P9'"]),
+    (["--config.weight_decay=0.5"], ["weight_decay=0.5: would be ignored", "rigorous"]),
   ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, arguments, words):

@@ -6,6 +6,7 @@ import math
 import dp_accounting
 import jax
 import numpy as np
+import optax
 import pytest
 
 from dpjax import accounting, data, models, relevance, trees
@@ -294,3 +295,48 @@ def test_the_plan_of_a_gradient_method_is_the_accountants():
   spent = accounting.epsilon(plan.event(), delta=plan.accounted_delta(1e-5))
   assert 1.99 < spent <= 2.0
   plan.check_capacity(200)
+
+
+# --- weight decay
+
+
+def _one_step(weight_decay):
+  """(parameters before, after) one step of plain training."""
+  net, x = _mlp(10), np.asarray(_SMALL.x[:20])
+  before = net.init(jax.random.key(4), x[:1])
+  after = pipeline.train.fit(
+    pipeline.train.cross_entropy(net.apply),
+    before,
+    lambda epoch: (x, np.asarray(_SMALL.y[:20])),
+    Training(num_epochs=1, batch_size=20, learning_rate=0.02),
+    num_records=20,
+    seed=0,
+    weight_decay=weight_decay,
+  )
+  return before, after
+
+
+def test_weight_decay_takes_its_share_of_every_parameter():
+  """Decoupled (Loshchilov and Hutter 2019): a step is shorter by rate * decay * w."""
+  before, plain = _one_step(0.0)
+  _, decayed = _one_step(0.5)
+  for w, without, with_decay in zip(*map(jax.tree.leaves, (before, plain, decayed))):
+    np.testing.assert_allclose(without - with_decay, 0.02 * 0.5 * w, rtol=1e-3, atol=1e-6)
+  assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(before)) > 0.1
+
+
+def test_weight_decay_reaches_model_2_of_the_rigorous_mode():
+  nets = _LINEAR
+  how = lambda decay: Training(num_epochs=2, batch_size=50, weight_decay=decay)
+  norms = []
+  for decay in (0.0, 30.0):
+    outcome = relevance.run("radp", "rigorous", _job(nets=nets, training=how(decay)))
+    norms.append(float(optax.global_norm(outcome.params)))
+  assert norms[1] < 0.9 * norms[0], norms
+
+
+@pytest.mark.parametrize("method", ["radp", "adlm", "dpsgd", "no_dp"])
+def test_weight_decay_that_a_method_does_not_use_is_refused(method):
+  job = _job(training=Training(num_epochs=1, weight_decay=0.5))
+  with pytest.raises(UserError, match="weight_decay=0.5: must be 0"):
+    relevance.run(method, "paper", job)
