@@ -69,7 +69,8 @@ def exponential(words: Sequence[Array], dtype: Any, near_one: int = HALF) -> Arr
   high, shift = _fraction(words, dtype)
   away = -jnp.log(jnp.minimum(high, 1)) + shift.astype(dtype) * math.log(2)
   low, small = _fraction([~word for word in words], dtype)  # 1 - u
-  rest = jnp.maximum(low * jnp.exp2(-small.astype(dtype)), jnp.finfo(dtype).tiny)
+  powers = jnp.asarray([2.0 ** (-32 * place) for place in range(WORDS)], dtype)
+  rest = jnp.maximum(low * powers[small // 32], jnp.finfo(dtype).tiny)
   return jnp.where(words[0] >= jnp.uint32(near_one), -jnp.log1p(-rest), away)
 
 
