@@ -26,6 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 
 from dpjax import trees
 from dpjax.noise import secure
@@ -87,7 +88,7 @@ def _too_wide(value: Any) -> bool:
 
 
 def _known(value: Any) -> bool:
-  return not isinstance(value, jax.core.Tracer)
+  return not isinstance(value, core.Tracer)
 
 
 def finite(name: str, value: Any) -> None:
