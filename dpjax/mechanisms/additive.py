@@ -237,6 +237,7 @@ def calibrated(
   >>> calibrated(epsilon=1.0, delta=0, l1=2.0, l2=1.5, neighboring_relation="replace_one")
   Laplace(epsilon=1.0, l1_sensitivity=2.0, neighboring_relation='replace_one')
   """
+  validate.non_negative(delta=delta)
   if delta == 0:
     return Laplace(epsilon, l1, neighboring_relation)
   return Gaussian.calibrated(

@@ -194,8 +194,8 @@ class Quantile:
     stated.positive(epsilon=self.epsilon)
     validate.open_unit(quantile=self.quantile)
     stated.interval(self.lower, self.upper)
-    stated.positive(scale=self.scale)
     validate.one_of(_MEAN_RELATIONS, neighboring_relation=self.neighboring_relation)
+    stated.positive(scale=self.scale)
 
   @property
   def scale(self) -> float:
@@ -211,6 +211,7 @@ class Quantile:
     log-weight is about 0.
     """
     shares = _shares(values, self.lower, self.upper)
+    secure.check_scale(self.scale, shares.dtype, "scale")
     parts = _parts(shares.dtype)
     inner = jnp.sort(jnp.round(shares * parts).astype(jnp.int32))
     edges = jnp.concatenate([jnp.zeros(1, jnp.int32), inner, jnp.full(1, parts, jnp.int32)])
@@ -230,7 +231,6 @@ class Quantile:
     """The private quantile, a scalar, of `values` [n]."""
     finite.check_key(key)
     edges, log_weights = self.intervals(values)
-    secure.check_scale(self.scale, log_weights.dtype, "scale")
     for_interval, for_point = jax.random.split(key)
     index = jnp.argmax(log_weights + secure.gumbel(for_interval, log_weights))
     low, high = edges[index], edges[index + 1]

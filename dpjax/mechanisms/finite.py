@@ -26,6 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 
 from dpjax import trees
 from dpjax.noise import secure
@@ -87,7 +88,7 @@ def _too_wide(value: Any) -> bool:
 
 
 def _known(value: Any) -> bool:
-  return not isinstance(value, jax.core.Tracer)
+  return not isinstance(value, core.Tracer)
 
 
 def finite(name: str, value: Any) -> None:
@@ -132,13 +133,17 @@ def pair(name: str, value: Any, scale: float) -> tuple[jax.Array, jax.Array]:
   """
   value = array(name, value)
   finite(name, value)
-  if _too_wide(value):
+  if _too_wide(value) and not _fits_int32(value):
     return _wide_pair(name, value, scale)
-  value = jnp.asarray(value)
+  value = jnp.asarray(value.astype(np.int32) if _too_wide(value) else value)
   if is_integer(value) or value.dtype == bool:
     return _integer_pair(value)
   low = secure.as_floats(value)
   return jnp.zeros_like(low), low
+
+
+def _fits_int32(value: np.ndarray) -> bool:
+  return value.dtype.kind in "iu" and bool(np.all((value >= -(2**31)) & (value < 2**31)))
 
 
 def _wide_pair(name: str, value: np.ndarray, scale: float) -> tuple[jax.Array, jax.Array]:
@@ -189,6 +194,8 @@ def units(name: str, values: Any, lower: float, upper: float) -> jax.Array:
   values = array(name, values)
   lower, upper = float(lower), float(upper)
   half = upper / 2 - lower / 2
+  if half < float(np.finfo(np.float64).tiny):
+    raise UserError(f"upper={upper!r}: too near to lower={lower!r}")
   if _too_wide(values):
     with np.errstate(invalid="ignore", over="ignore"):
       share = (values.astype(np.float64) / 2 - lower / 2) / half
@@ -200,7 +207,7 @@ def units(name: str, values: Any, lower: float, upper: float) -> jax.Array:
     values = values.astype(jnp.float64 if wide else jnp.float32)
   values = secure.as_floats(values)
   info = jnp.finfo(values.dtype)
-  if max(abs(lower), abs(upper)) > info.max or half < info.tiny:
+  if max(abs(lower), abs(upper)) > float(info.max) or half < float(info.tiny):
     raise UserError(
       f"upper={upper!r}: with lower={lower!r} outside of what {values.dtype} can tell apart"
     )

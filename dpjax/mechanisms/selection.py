@@ -47,10 +47,10 @@ class _Selection:
   neighboring_relation: str = "add_or_remove_one"
 
   def __post_init__(self) -> None:
+    stated.flag(monotonic=self.monotonic)
     stated.positive(epsilon=self.epsilon, utility_sensitivity=self.utility_sensitivity)
     stated.positive(scale=self.scale)
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
-    stated.flag(monotonic=self.monotonic)
     if self.monotonic and self.neighboring_relation == "replace_one":
       raise UserError(
         "monotonic=True: replacing a record can raise one utility and lower another; "

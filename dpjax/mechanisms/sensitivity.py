@@ -68,6 +68,7 @@ def mean_sensitivity(
   0.1
   """
   validate.integer_at_least(1, num_records=num_records)
+  validate.one_of(stated.RELATIONS, neighboring_relation=neighboring_relation)
   if neighboring_relation == "add_or_remove_one":
     raise UserError(
       "neighboring_relation='add_or_remove_one': num_records is private there; release "

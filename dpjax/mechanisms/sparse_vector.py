@@ -77,6 +77,7 @@ class SparseVector:
   neighboring_relation: str = "add_or_remove_one"
 
   def __post_init__(self) -> None:
+    stated.flag(monotonic=self.monotonic)
     stated.positive(epsilon=self.epsilon, sensitivity=self.sensitivity)
     validate.non_negative(epsilon_values=self.epsilon_values)
     stated.number(epsilon_values=self.epsilon_values)
@@ -85,7 +86,6 @@ class SparseVector:
       raise UserError(f"max_above={self.max_above}: must be below 2^31")
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
     stated.number(threshold=self.threshold)
-    stated.flag(monotonic=self.monotonic)
     if self.monotonic and self.neighboring_relation == "replace_one":
       raise UserError("monotonic=True: must be False under replace_one")
     stated.positive(threshold_scale=self.threshold_scale, query_scale=self.query_scale)

@@ -37,15 +37,15 @@ _SCALE = 2.0**-32
 
 def _leading(words: Sequence[Array]) -> tuple[Array, Array, Array, Array]:
   """The first word that is not zero, the two after it, and how many bits stand before."""
-  found = tuple(words[-3:])
+  first, second, third = words[-3:]
   shift = jnp.full(jnp.shape(words[0]), 32 * (len(words) - 3), jnp.int32)
   for place in reversed(range(len(words) - 3)):
     here = words[place] != 0
-    found = tuple(
-      jnp.where(here, new, old) for new, old in zip(words[place : place + 3], found)
-    )
+    first = jnp.where(here, words[place], first)
+    second = jnp.where(here, words[place + 1], second)
+    third = jnp.where(here, words[place + 2], third)
     shift = jnp.where(here, 32 * place, shift)
-  return (*found, shift)
+  return first, second, third, shift
 
 
 def _fraction(words: Sequence[Array], dtype: Any) -> tuple[Array, Array]:
@@ -69,7 +69,8 @@ def exponential(words: Sequence[Array], dtype: Any, near_one: int = HALF) -> Arr
   high, shift = _fraction(words, dtype)
   away = -jnp.log(jnp.minimum(high, 1)) + shift.astype(dtype) * math.log(2)
   low, small = _fraction([~word for word in words], dtype)  # 1 - u
-  rest = jnp.maximum(low * jnp.exp2(-small.astype(dtype)), jnp.finfo(dtype).tiny)
+  powers = jnp.asarray([2.0 ** (-32 * place) for place in range(WORDS)], dtype)
+  rest = jnp.maximum(low * powers[small // 32], jnp.finfo(dtype).tiny)
   return jnp.where(words[0] >= jnp.uint32(near_one), -jnp.log1p(-rest), away)
 
 

@@ -49,6 +49,7 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 
 from dpjax import trees, validate
 from dpjax.noise import laws
@@ -203,7 +204,7 @@ def check_scale(scale: Any, dtype: Any, name: str = "std") -> Any:
   ...
   dpjax.validate.UserError: std=1e+37: must be in [4.93e-32, 1.33e+36], or its noise ...
   """
-  if isinstance(scale, jax.core.Tracer):
+  if isinstance(scale, core.Tracer):
     return scale
   if isinstance(scale, jax.Array | np.ndarray) and scale.ndim == 0:
     scale = scale.item()

@@ -30,10 +30,12 @@ from typing import Any
 
 import dp_accounting
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax import accounting, mechanisms, validate
 from dpjax.accounting import shuffle as shuffle_lib
+from dpjax.mechanisms import additive
 from dpjax.relevance.relevance import l1_sensitivity
 from dpjax.relevance.settings import Rigorous
 from dpjax.validate import UserError
@@ -115,7 +117,7 @@ def noisy_relevance(
   """
   l1 = l1_sensitivity(num_records, neighboring_relation)
   l2 = (math.sqrt(2) if neighboring_relation == RELATION else 1.0) / num_records
-  noise = mechanisms.additive.calibrated(
+  noise = additive.calibrated(
     epsilon=epsilon,
     delta=delta,
     l1=l1,
@@ -123,7 +125,7 @@ def noisy_relevance(
     neighboring_relation=neighboring_relation,
   )
   with jax.enable_x64(True):
-    return np.asarray(noise(key, np.asarray(relevance, np.float64)))
+    return np.asarray(noise(key, jnp.asarray(relevance, jnp.float64)))
 
 
 # --- public transformations

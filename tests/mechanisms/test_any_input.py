@@ -30,10 +30,10 @@ _MECHANISMS = {
 _CHECKED = {name: _PUBLIC[name] for name in ("BudgetLedger", "ShardCharge")} | _MECHANISMS
 _FUNCTIONS = {name: f for name, f in _PUBLIC.items() if inspect.isfunction(f)}
 _USUAL = {"lower": 0.0, "upper": 10.0, "records": range(3), "delta": 1e-5}
-_BY_TYPE = {"float": 1.0, "int": 3}
+_BY_TYPE = {"float": 0.5, "int": 3}
 
 _STRANGE_SETTINGS = (
-  math.nan, math.inf, -math.inf, -1.0, 0, -0.0, True, None, "1", 1j, 10**400, -(10**400), 1e308,
+  math.nan, math.inf, -math.inf, -1.0, 0, -0.0, True, None, "1", 1j, 10**310, -(10**310), 1e308,
   1e-308, 5e-324, 1e-40, 1e38, 1e200, 2.5, 2**31, 2**24 + 1, np.float32(2.0), np.float64(0.5),
   np.int64(3), fractions.Fraction(1, 3), np.zeros((2, 2)), np.array(1.0), [1.0], "replace_one",
   "replace_special", "laplace", "no",
@@ -49,7 +49,14 @@ _STRANGE_DATA = (
 _arrays = st.sampled_from(
   ["bool", "i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8"]
 ).flatmap(lambda kind: npst.arrays(kind, st.sampled_from([(), (0,), (3,), (2, 3), (3, 0)])))
-_data = st.one_of(st.sampled_from(_STRANGE_DATA), _arrays, _arrays.map(jnp.asarray))
+
+
+def _to_jax(array):
+  with np.errstate(all="ignore"):  # float64 that float32 cannot hold
+    return jnp.asarray(array)
+
+
+_data = st.one_of(st.sampled_from(_STRANGE_DATA), _arrays, _arrays.map(_to_jax))
 
 
 def _usual(call):
@@ -80,7 +87,7 @@ def _ends_well(call):
   try:
     result = call()
   except UserError as error:
-    assert "\n" not in str(error) and 10 < len(str(error)) < 400, error
+    assert "\n" not in str(error) and 10 < len(str(error)) < 600, error
     return None
   for leaf in jax.tree.leaves(result):
     if isinstance(leaf, float | jax.Array | np.ndarray):
@@ -102,7 +109,7 @@ def test_introspection_finds_them_all():
 
 
 @pytest.mark.parametrize("name", _MECHANISMS)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=_data)
 def test_any_data(name, data):
   mechanism = _MECHANISMS[name](**_usual(_MECHANISMS[name]))
@@ -135,7 +142,8 @@ def test_strange_settings(name):
     for value in _STRANGE_SETTINGS:
       made = _ends_well(lambda: kind(**{**_usual(kind), setting: value}))
       if made is not None and name in _MECHANISMS and setting != "num_bins":
-        _ends_well(lambda: _called(made, np.arange(30)))
+        with jax.disable_jit():  # else each value would be compiled for
+          _ends_well(lambda: _called(made, np.arange(6)))
         relation = made.neighboring_relation
         _ends_well(lambda: made.event(relation))
 
