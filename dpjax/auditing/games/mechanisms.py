@@ -62,15 +62,17 @@ def game(
   subject: str = "",
 ) -> Game:
   """The game on `data` = (one input, its neighbour); `call(key, data)` releases leaves."""
-  call = mechanism if call is None else call
+  released = mechanism if call is None else call
   traced = data[0].shape == data[1].shape and data[0].dtype != np.float64
 
   @functools.cache
   def many(world: int) -> Callable:
     if traced:  # both inputs share one program
-      return jax.jit(jax.vmap(call, in_axes=(0, None)))
+      return jax.jit(jax.vmap(released, in_axes=(0, None)))
     # concrete data: what the mechanism does on the host, refusing included, is played too
-    given = jax.jit(jax.vmap(lambda key: jax.tree.map(jnp.asarray, call(key, data[world]))))
+    given = jax.jit(
+      jax.vmap(lambda key: jax.tree.map(jnp.asarray, released(key, data[world])))
+    )
     return lambda keys, _: given(keys)
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:

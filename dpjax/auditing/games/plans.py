@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import noise, sampling
+from dpjax import sampling
 from dpjax.auditing.games.game import Claim, Game, Score
+from dpjax.noise.correlated.strategies import matrix
 from dpjax.plan import Plan
 
 DELTAS = (1e-5, 0.01, 0.1)
@@ -90,7 +91,7 @@ def _runner(plan: Plan) -> Callable[..., Any]:
   """(keys [n], gradients [n, steps, slots], mask) -> updates [n, steps]."""
 
   def one(key: Any, grads: Any, mask: Any) -> Any:
-    tx = plan.transform(key)
+    tx: Any = plan.transform(key)
     state = tx.init(jnp.zeros(1))
 
     def step(state: Any, batch: Any) -> Any:
@@ -106,7 +107,7 @@ def _whitened(plan: Plan, sums: np.ndarray) -> np.ndarray:
   """[n, steps] multiplied by C, after which the noise is white."""
   if plan.correlation is None:
     return sums
-  return sums @ noise.correlated.strategies.matrix(plan.correlation, plan.num_steps).T
+  return sums @ matrix(plan.correlation, plan.num_steps).T
 
 
 def _mixture(plan: Plan, grads: np.ndarray, world: int) -> tuple[np.ndarray, np.ndarray]:
