@@ -212,7 +212,7 @@ def _selection(kind: Callable, name: str, **options: Any) -> list[Game]:
   tag = "".join(f", {value} noise" for value in options.values())
   one = functools.partial(game, adversary=frequency, relation=_ADD, subject=name)
   apart = (_array(1, -1, -1), _array(0, 0, 0))
-  far = (np.array([1e9 + 31.9, 1e9]), np.array([1e9 + 32.9, 1e9]))
+  far = (np.array([1e9, 1e9 + 31.9]), np.array([1e9, 1e9 + 32.9]))
   return [
     one(made(epsilon=1.0), f"one up, two down{tag}", apart),
     one(made(epsilon=4.0), f"one up, one down{tag}", (_array(1, -1), _array(0, 0))),
