@@ -64,9 +64,10 @@ def game(
     epsilon, delta: what somebody else says that the plan costs; it takes the place of all but
       the last point of the plan's own curve.
   """
-  claims = tuple(Claim(plan.epsilon(d), d) for d in DELTAS)
+  stated = epsilon is not None and delta is not None
+  claims = tuple(Claim(plan.epsilon(d), d) for d in DELTAS[-1 if stated else 0 :])
   if epsilon is not None and delta is not None:
-    claims = (Claim(epsilon, delta), claims[-1])
+    claims = (Claim(epsilon, delta), *claims)
   clip = plan.l2_bound
   run = functools.cache(lambda: _runner(plan))
 
