@@ -20,6 +20,8 @@ import optax
 
 from dpjax import federated, sampling
 from dpjax.auditing.games.game import Claim, Game, linear
+from dpjax.federated.algorithms import optimizing_server
+from dpjax.federated.client import Received
 from dpjax.noise.gaussian import NoiseState
 from dpjax.plan import Plan
 
@@ -150,7 +152,7 @@ def _algorithm(
 
 
 def _scaffold(kind: Any, aggregate: Aggregate) -> list[Game]:
-  given = dict(client_learning_rate=0.5, num_clients=4)
+  given: dict[str, Any] = dict(client_learning_rate=0.5, num_clients=4)
   server = (optax.sgd(0.5), optax.sgd(1.0))
   public = _algorithm("scaffold", _WORLDS, *server, **given, expected_cohort=_SIZE)
   joins = {"the size of the cohort is not given": ([-_FAR], [-_FAR, _FAR])}
@@ -212,7 +214,7 @@ def _hyp_cluster(kind: Any, aggregate: Aggregate) -> list[Game]:
 def _federated(kind: Any, aggregate: Aggregate) -> list[Game]:
   """The loop itself, with the parts of FedAvg."""
   client = federated.local_training(_LOSS, optax.sgd(0.5))
-  server = federated.algorithms.optimizing_server(optax.adam(0.1))
+  server = optimizing_server(optax.adam(0.1))
 
   def build() -> Any:
     return kind(
@@ -283,7 +285,7 @@ def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
   @jax.jit
   @functools.partial(jax.vmap, in_axes=(0, None, None))
   def run(key: Any, x: Any, size: Any) -> Any:
-    received = federated.algorithms.Received(jnp.zeros(2))
+    received = Received(jnp.zeros(2))
     own = local.init(received, None, size, key)
     own = local.step(received, own, x, jnp.ones(1, bool))
     sent = local.finish(received, own)[0]
@@ -304,7 +306,7 @@ def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
   ]
 
 
-_SERVER = {"server_learning_rate": 0.1}
+_SERVER: dict[str, Any] = {"server_learning_rate": 0.1}
 _SGD = optax.sgd(0.5)
 
 GAMES: dict[str, Callable[[Any, Aggregate], list[Game]]] = {

@@ -62,15 +62,17 @@ def game(
   subject: str = "",
 ) -> Game:
   """The game on `data` = (one input, its neighbour); `call(key, data)` releases leaves."""
-  call = mechanism if call is None else call
+  released = mechanism if call is None else call
   traced = data[0].shape == data[1].shape and data[0].dtype != np.float64
 
   @functools.cache
   def many(world: int) -> Callable:
     if traced:  # both inputs share one program
-      return jax.jit(jax.vmap(call, in_axes=(0, None)))
+      return jax.jit(jax.vmap(released, in_axes=(0, None)))
     # concrete data: what the mechanism does on the host, refusing included, is played too
-    given = jax.jit(jax.vmap(lambda key: jax.tree.map(jnp.asarray, call(key, data[world]))))
+    given = jax.jit(
+      jax.vmap(lambda key: jax.tree.map(jnp.asarray, released(key, data[world])))
+    )
     return lambda keys, _: given(keys)
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
@@ -210,7 +212,7 @@ def _selection(kind: Callable, name: str, **options: Any) -> list[Game]:
   tag = "".join(f", {value} noise" for value in options.values())
   one = functools.partial(game, adversary=frequency, relation=_ADD, subject=name)
   apart = (_array(1, -1, -1), _array(0, 0, 0))
-  far = (np.array([1e9 + 31.9, 1e9]), np.array([1e9 + 32.9, 1e9]))
+  far = (np.array([1e9, 1e9 + 31.9]), np.array([1e9, 1e9 + 32.9]))
   return [
     one(made(epsilon=1.0), f"one up, two down{tag}", apart),
     one(made(epsilon=4.0), f"one up, one down{tag}", (_array(1, -1), _array(0, 0))),

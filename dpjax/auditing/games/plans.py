@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import noise, sampling
+from dpjax import sampling
 from dpjax.auditing.games.game import Claim, Game, Score
+from dpjax.noise.correlated.strategies import matrix
 from dpjax.plan import Plan
 
 DELTAS = (1e-5, 0.01, 0.1)
@@ -63,9 +64,10 @@ def game(
     epsilon, delta: what somebody else says that the plan costs; it takes the place of all but
       the last point of the plan's own curve.
   """
-  claims = tuple(Claim(plan.epsilon(d), d) for d in DELTAS)
+  stated = epsilon is not None and delta is not None
+  claims = tuple(Claim(plan.epsilon(d), d) for d in DELTAS[-1 if stated else 0 :])
   if epsilon is not None and delta is not None:
-    claims = (Claim(epsilon, delta), claims[-1])
+    claims = (Claim(epsilon, delta), *claims)
   clip = plan.l2_bound
   run = functools.cache(lambda: _runner(plan))
 
@@ -90,7 +92,7 @@ def _runner(plan: Plan) -> Callable[..., Any]:
   """(keys [n], gradients [n, steps, slots], mask) -> updates [n, steps]."""
 
   def one(key: Any, grads: Any, mask: Any) -> Any:
-    tx = plan.transform(key)
+    tx: Any = plan.transform(key)
     state = tx.init(jnp.zeros(1))
 
     def step(state: Any, batch: Any) -> Any:
@@ -106,7 +108,7 @@ def _whitened(plan: Plan, sums: np.ndarray) -> np.ndarray:
   """[n, steps] multiplied by C, after which the noise is white."""
   if plan.correlation is None:
     return sums
-  return sums @ noise.correlated.strategies.matrix(plan.correlation, plan.num_steps).T
+  return sums @ matrix(plan.correlation, plan.num_steps).T
 
 
 def _mixture(plan: Plan, grads: np.ndarray, world: int) -> tuple[np.ndarray, np.ndarray]:

@@ -62,7 +62,7 @@ def _accepted(how: settings.Rigorous, record: np.ndarray) -> None:
   """Raises the UserError that the method has for such a record."""
   x = np.tile(record[None], (4, 1))
   job = _job(x, rigorous=how)
-  with _recorded("fit"):
+  with _recorded("fit"), np.errstate(over="ignore"):
     relevance.run("radp", "rigorous", job)
 
 

@@ -17,8 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import accounting, noise, transforms
+from dpjax import accounting, transforms
 from dpjax.auditing.games.game import Claim, Game, linear
+from dpjax.noise.correlated import BandedToeplitz
+from dpjax.noise.correlated.strategies import matrix
 
 ROOM = "transforms"
 DELTAS = (1e-5, 0.01, 0.1)
@@ -139,11 +141,11 @@ def _adaptive(tx: Callable, base: Callable) -> list[Game]:
 def _correlated(tx: Callable, base: Callable) -> list[Game]:
   """The record takes part in both of two steps; the noise is banded, so that costs s_2."""
   del base
-  strategy = noise.correlated.BandedToeplitz((1.0, 0.5))
+  strategy = BandedToeplitz((1.0, 0.5))
   make = lambda key: tx(**_NUMBERS, key=key, correlation=strategy, num_steps=STEPS)
-  matrix = noise.correlated.strategies.matrix(strategy, STEPS)
+  columns = matrix(strategy, STEPS)
   together = float(
-    np.linalg.norm(matrix.sum(axis=1))
+    np.linalg.norm(columns.sum(axis=1))
   )  # |C (1, 1)|: what one Gaussian hides
   one = functools.partial(game, "clip_and_correlated_noise", steps=STEPS)
   effective = _Z / together * math.sqrt(STEPS)
@@ -171,9 +173,9 @@ def _in_first_slice(make: Make, key: Any) -> Any:
   """The transform, fed with the batch and then with an empty one."""
   tx = make(key)
 
-  def update(grads: Any, state: Any, params: Any = None, *, mask: Any = None) -> Any:
-    first = state.count == 0
-    return tx.update(grads, state, params, mask=mask & first)
+  def update(updates: Any, state: Any, params: Any = None, **given: Any) -> Any:
+    mask = given["mask"] & (state.count == 0)
+    return tx.update(updates, state, params, mask=mask)
 
   return optax.GradientTransformationExtraArgs(tx.init, update)
 
