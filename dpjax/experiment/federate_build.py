@@ -548,13 +548,21 @@ def _weighting(config: FedConfig) -> Any:
   }[config.algorithm.weighting]
 
 
-def optimizer(config: OptimizerConfig, num_rounds: int = 0) -> Any:
-  """The Optax optimizer of a client, or of the server: its learning rate may follow a
-  schedule over `num_rounds`."""
+def optimizer(config: OptimizerConfig) -> Any:
+  """The Optax optimizer of a client; it starts afresh in every round, at one rate."""
+  return _OPTIMIZERS[config.name](config.learning_rate, config)
+
+
+def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
+  """The server's: SGD, or algorithm 2 of Reddi et al. 2021. Its learning rate may follow a
+  schedule over the rounds."""
   rate: Any = config.learning_rate
   if config.schedule != "constant":
     rate = build.learning_rate_schedule(config, num_rounds)
-  return _OPTIMIZERS[config.name](rate, config)
+  if config.name == "sgd":
+    return _OPTIMIZERS["sgd"](rate, config)
+  scale = optax.scale_by_schedule(rate) if callable(rate) else optax.scale(rate)
+  return optax.chain(federated.fed_opt(config.name, 1.0), scale)
 
 
 def _algorithm(
@@ -562,7 +570,7 @@ def _algorithm(
 ) -> federated.FederatedAlgorithm:
   algorithm, privacy = config.algorithm, config.privacy
   client_tx = optimizer(config.client_optimizer)
-  server_tx = optimizer(config.server_optimizer, config.num_rounds)
+  server_tx = server_optimizer(config.server_optimizer, config.num_rounds)
   inner = execution.by_name(
     config.execution, num_devices=config.num_devices, num_threads=config.num_threads
   )

@@ -2,13 +2,15 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs.fed import quickstart
 from dpjax import noise
 from dpjax.accounting import Ledger
-from dpjax.experiment import federate, federate_build, fields, writers
+from dpjax.experiment import build, federate, federate_build, fields, writers
+from dpjax.experiment.config import OptimizerConfig
 from dpjax.validate import UserError
 from tests.experiment.stops import stop_after
 
@@ -237,3 +239,24 @@ def test_two_processes_never_train_in_one_folder(tmp_path):
   with writers.alone(path), pytest.raises(UserError, match="another process"):
     federate.federate(config, path.parent)
   assert not (path.parent / writers.RESULT).exists()
+
+
+@pytest.mark.parametrize("name", ["adam", "yogi", "adagrad"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_the_server_s_optimizer_is_that_of_the_paper(name, schedule):
+  """FedAdam and kin by algorithm 2 of Reddi et al. 2021: no bias correction, tau outside."""
+  config = OptimizerConfig(name=name, learning_rate=0.1, schedule=schedule)
+  tx, params = federate_build.server_optimizer(config, 5), jnp.ones(2)
+  state, m, v = tx.init(params), 0.0, 1e-6  # v_-1 = tau^2
+  beta_1 = 0.0 if name == "adagrad" else 0.9
+  for step in range(5):
+    delta = np.array([0.3, -2.0]) * (step + 1)
+    update, state = tx.update(jnp.asarray(-delta), state, params)
+    m = beta_1 * m + (1 - beta_1) * delta
+    v = {
+      "adam": 0.99 * v + 0.01 * delta**2,
+      "yogi": v - 0.01 * delta**2 * np.sign(v - delta**2),
+      "adagrad": v + delta**2,
+    }[name]
+    rate = build.learning_rate_schedule(config, 5)(step) if schedule == "cosine" else 0.1
+    np.testing.assert_allclose(update, rate * m / (np.sqrt(v) + 1e-3), rtol=1e-5)

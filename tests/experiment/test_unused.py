@@ -108,7 +108,7 @@ def test_fed_nova_takes_momentum_for_which_its_step_counts_are_proved():
 
 def test_the_server_follows_its_schedule_over_the_rounds():
   how = OptimizerConfig(learning_rate=2.0, momentum=0.0, schedule="linear")
-  tx = federate_build.optimizer(how, num_rounds=4)
+  tx = federate_build.server_optimizer(how, 4)
   params, state, moved = jnp.zeros(1), tx.init(jnp.zeros(1)), []
   for _ in range(5):
     updates, state = tx.update(jnp.ones(1), state, params)
