@@ -108,4 +108,4 @@ def test_json_ledger_and_statement_know_it():
   )
   assert accounting.Ledger.from_json(ledger.to_json()) == ledger
   words = accounting.privacy_statement(event, delta=1e-5)
-  assert "(1.09861, 0)-private" in words.replace("\n", " ")
+  assert "(1.09862, 0)-private" in words.replace("\n", " ")
