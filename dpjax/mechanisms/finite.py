@@ -194,9 +194,8 @@ def units(name: str, values: Any, lower: float, upper: float) -> jax.Array:
   values = array(name, values)
   lower, upper = float(lower), float(upper)
   half = upper / 2 - lower / 2
-  if half < float(np.finfo(np.float64).tiny):
-    raise UserError(f"upper={upper!r}: too near to lower={lower!r}")
   if _too_wide(values):
+    _check_bounds(lower, upper, jnp.float32)
     with np.errstate(invalid="ignore", over="ignore"):
       share = (values.astype(np.float64) / 2 - lower / 2) / half
     values = _to_float32(np.clip(share, 0, 1))
@@ -206,13 +205,20 @@ def units(name: str, values: Any, lower: float, upper: float) -> jax.Array:
     wide = values.dtype.itemsize == 8
     values = values.astype(jnp.float64 if wide else jnp.float32)
   values = secure.as_floats(values)
-  info = jnp.finfo(values.dtype)
-  if max(abs(lower), abs(upper)) > float(info.max) or half < float(info.tiny):
-    raise UserError(
-      f"upper={upper!r}: with lower={lower!r} outside of what {values.dtype} can tell apart"
-    )
+  _check_bounds(lower, upper, values.dtype)
   share = jnp.clip((values / 2 - lower / 2) / half, 0, 1)
   return jnp.where(jnp.isnan(share), 0.5, share)
+
+
+def _check_bounds(lower: float, upper: float, dtype: Any) -> None:
+  """Raises unless bounds and the distance between them are numbers of `dtype`."""
+  info = jnp.finfo(dtype)
+  if upper - lower > float(info.max) or upper / 2 - lower / 2 < float(info.tiny):
+    raise UserError(
+      f"upper={upper!r}: with lower={lower!r} outside of what {jnp.dtype(dtype)} can hold"
+    )
+  if max(abs(lower), abs(upper)) > float(info.max):
+    raise UserError(f"upper={upper!r}, lower={lower!r}: beyond {jnp.dtype(dtype)}")
 
 
 def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
