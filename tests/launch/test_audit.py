@@ -33,7 +33,7 @@ def toys(monkeypatch):
     return _laplace(name, kind)
 
   room = registry.Room(
-    lambda: {"honest": 1.0, "broken": 0.5}, play, {"honest": 1, "broken": 1}, {"x": "none"}
+    lambda: {"honest": 1.2, "broken": 0.3}, play, {"honest": 1, "broken": 1}, {"x": "none"}
   )
   monkeypatch.setattr(registry, "ROOMS", {"toys": room})
   registry.subjects.cache_clear()
@@ -47,10 +47,10 @@ def test_rows_bounds_and_what_is_refuted(toys, tmp_path):
   assert [audit_games.nearest(row)["refuted"] for row in rows] == [False, True]
   assert "toys.broken (0, 1): epsilon >= " in audit_games.refuted(rows)[0]
   found = json.loads((tmp_path / "result.json").read_text())
-  assert found["rows"][1]["games"][0]["epsilon_claimed"] == 0.5
+  assert found["rows"][1]["games"][0]["epsilon_claimed"] == 0.3
   assert found["versions"]["jax"] and found["no_claim"] == {"toys.x": "none"}
   table = (tmp_path / "table.md").read_text().splitlines()
-  assert table[2].startswith("| toys.honest | 1 | 0 | replace_one | proved | 0.9")
+  assert table[2].startswith("| toys.honest | 1.2 | 0 | replace_one | proved | 0.")
   assert len((tmp_path / "table.csv").read_text().splitlines()) == 3
 
 
