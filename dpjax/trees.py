@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-# Squares of float32 numbers beyond 2**64 overflow; scaled by this they do not.
-_RESCUE = 2.0**-64
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
@@ -22,24 +21,75 @@ def at_least_float32(x: jax.Array) -> jax.Array:
   return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def _per_example_square(leaf: jax.Array, scale: float = 1.0) -> jax.Array:
-  flat = at_least_float32(leaf).reshape(leaf.shape[0], -1) * scale
-  return jnp.sum(flat * flat, axis=1)
+def _rows(leaf: jax.Array) -> jax.Array:
+  """[B, ...] -> [B, n] real, in float32 or wider."""
+  wide = at_least_float32(leaf).reshape(leaf.shape[0], math.prod(leaf.shape[1:]))
+  return jnp.abs(wide) if jnp.iscomplexobj(wide) else wide
 
 
-def per_example_norms(tree: Any) -> jax.Array:
+def per_example_norms(tree: Any, *, exact_above: float = 0.0) -> jax.Array:
   """L2 norm of each example's slice over all leaves: leaves [B, ...] -> [B].
 
-  Computed in float32 or wider. A finite gradient whose square overflows still gets
-  its true norm; a non-finite one gets a non-finite norm.
+  Computed in float32 or wider, and true for every finite input: numbers whose squares
+  would leave the normal range of floats are scaled before they are squared. A non-finite
+  slice gets a non-finite norm.
+
+  Args:
+    tree: leaves [B, ...].
+    exact_above: a norm up to this need not be exact, only <= this; it saves the scaling
+      where gradients are exactly zero.
 
   >>> per_example_norms({"a": jnp.array([[3.0], [0.0]]), "b": jnp.array([4.0, 2.0])})
   Array([5., 2.], dtype=float32)
+  >>> per_example_norms(jnp.array([[3e-30, 4e-30]])) == 5e-30
+  Array([ True], dtype=bool)
   """
-  leaves = jax.tree.leaves(tree)
-  plain = jnp.sqrt(sum(_per_example_square(leaf) for leaf in leaves))
-  scaled = sum(_per_example_square(leaf, _RESCUE) for leaf in leaves)
-  return jnp.where(jnp.isfinite(plain), plain, jnp.sqrt(scaled) / _RESCUE)
+  leaves = [_rows(leaf) for leaf in jax.tree.leaves(tree)]
+  squares = sum(jnp.sum(leaf * leaf, axis=1) for leaf in leaves)
+  plain = jnp.sqrt(squares)
+  if not leaves:
+    return plain
+  # Squares below the normal numbers are lost: at most this much of the sum.
+  lost = jnp.finfo(plain.dtype).tiny * sum(leaf.shape[1] for leaf in leaves)
+  sound = jnp.isfinite(plain) & (squares * jnp.finfo(plain.dtype).eps >= lost)
+  harmless = jnp.sqrt(squares + lost) <= exact_above
+  keep = sound | harmless
+  return jax.lax.cond(jnp.all(keep), _as_they_are, _rescued, plain, keep, leaves)
+
+
+# Branches are functions of the module: JAX then finds their traces again, also eagerly.
+def _as_they_are(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> jax.Array:
+  del keep, leaves
+  return plain
+
+
+def _rescued(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> jax.Array:
+  """Row by row: no example decides how another's norm is rounded."""
+  return jnp.where(keep, plain, scaled_norms(leaves).astype(plain.dtype))
+
+
+def scaled_norms(leaves: list[jax.Array]) -> jax.Array:
+  """Norms of the rows of real leaves [B, n], each scaled by about its largest entry: [B]."""
+  largest = functools.reduce(
+    jnp.maximum, (jnp.max(jnp.abs(leaf), axis=1, initial=0) for leaf in leaves)
+  )
+  # XLA may multiply by the inverse, which must be a normal number as well.
+  most = float(jnp.finfo(largest.dtype).max) ** 0.8
+  unit = jnp.clip(largest, 1 / most, most)
+  squares = sum(jnp.sum(jnp.square(leaf / unit[:, None]), axis=1) for leaf in leaves)
+  return jnp.where(jnp.isfinite(largest), jnp.sqrt(squares) * unit, largest)
+
+
+def root_sum_squares(norms: list[jax.Array]) -> jax.Array:
+  """sqrt(sum_l norms[l]^2), elementwise, without squares that underflow or overflow.
+
+  >>> root_sum_squares([jnp.array([3e-30]), jnp.array([4e-30])]) == 5e-30
+  Array([ True], dtype=bool)
+  """
+  if len(norms) == 1:
+    return norms[0]
+  stacked = jnp.stack(norms, axis=1)
+  return scaled_norms([at_least_float32(stacked)])
 
 
 def weighted_sum(tree: Any, weights: jax.Array, all_finite: Any = False) -> Any:
@@ -56,17 +106,25 @@ def weighted_sum(tree: Any, weights: jax.Array, all_finite: Any = False) -> Any:
   Array([0.5, 1. ], dtype=float32)
   """
 
-  def dot(leaf):
-    leaf = at_least_float32(leaf)
-    return jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1)
+  return jax.lax.cond(all_finite, _dot_all, _dot_kept, tree, weights)
 
-  def dropped(leaf):
+
+def _dot_all(tree: Any, weights: jax.Array) -> Any:
+  return jax.tree.map(lambda leaf: dot_examples(weights, at_least_float32(leaf)), tree)
+
+
+def _dot_kept(tree: Any, weights: jax.Array) -> Any:
+  def kept(leaf):
     return jnp.where((weights != 0).reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0)
 
-  def careful(tree):
-    return jax.tree.map(lambda leaf: dot(dropped(leaf)), tree)
+  return _dot_all(jax.tree.map(kept, tree), weights)
 
-  return jax.lax.cond(all_finite, lambda tree: jax.tree.map(dot, tree), careful, tree)
+
+def dot_examples(weights: jax.Array, leaf: jax.Array) -> jax.Array:
+  """sum_i weights[i] leaf[i] in full precision: where the default of a platform is less
+  (TF32), a term could be longer than the norm it was weighted by."""
+  highest = jax.lax.Precision.HIGHEST
+  return jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1, precision=highest)
 
 
 def is_key(leaf: Any) -> bool:

@@ -63,6 +63,7 @@ class ClippedSum:
   l2_bound: float = dataclasses.field(metadata={"static": True})  # of one term
   # of each group of parameters, where they are clipped group by group; else (l2_bound,)
   group_bounds: tuple[float, ...] = dataclasses.field(default=(), metadata={"static": True})
+  mask: Any = None  # [B] bool, the one that was applied; None where it is not known
 
 
 class Algorithm(NamedTuple):

@@ -61,7 +61,7 @@ def _ordinary(work: Workload) -> Callable:
 def _clipped(method: str) -> Callable[[Workload], Callable]:
   def build(work: Workload) -> Callable:
     grad_fn = gradients.clipped_grad(work.loss_fn, l2_clip_norm=1.0, method=method)
-    return lambda p, b: grad_fn(p, b).total
+    return lambda p, b: grad_fn(p, b, True).total
 
   return build
 

@@ -68,7 +68,8 @@ def at_least_one(stacked: Any) -> Any:
 
 def finite(messages: Any, mask: Array) -> Array:
   """[C] the clients of `mask` whose message holds neither NaN nor infinity."""
-  return jnp.asarray(mask, bool) & jnp.isfinite(trees.per_example_norms(messages))
+  lengths = trees.per_example_norms(messages)
+  return gradients.checked_mask(mask, lengths.shape[0]) & jnp.isfinite(lengths)
 
 
 def weighted_mean() -> Aggregator:
@@ -152,7 +153,8 @@ def dp_mean(
 def _stacked_dp_mean(transform: optax.GradientTransformationExtraArgs) -> Aggregator:
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
     weighted = messages if weights is None else _weighted(messages, weights)
-    weighted, mask = at_least_one((weighted, jnp.asarray(mask, bool)))
+    mask = gradients.checked_mask(mask, jax.tree.leaves(messages)[0].shape[0])
+    weighted, mask = at_least_one((weighted, mask))
     return transform.update(weighted, state, None, mask=mask)
 
   return Aggregator(transform.init, update, private=True)

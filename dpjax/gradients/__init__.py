@@ -2,6 +2,8 @@
 
 from dpjax.gradients.allocation import allocate_clip_norms as allocate_clip_norms
 from dpjax.gradients.allocation import shares_from_sensitivity as shares_from_sensitivity
+from dpjax.gradients.arguments import check_real as check_real
+from dpjax.gradients.arguments import checked_mask as checked_mask
 from dpjax.gradients.clipping import CLIPPINGS as CLIPPINGS
 from dpjax.gradients.clipping import check_clip_norm as check_clip_norm
 from dpjax.gradients.clipping import clip_and_sum as clip_and_sum

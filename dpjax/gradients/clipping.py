@@ -14,9 +14,17 @@ DP-NSGD of Yang et al. 2022, arXiv:2206.13033).
 | norm = 0                     | 0                                  | 0                     |
 | any entry NaN or infinite    | 0 (the example is dropped)         | 0 (dropped)           |
 | mask False (padding)         | 0                                  | 0                     |
+| squares outside float32      | norm from scaled numbers: as above | as above              |
+| norm * C beyond float32      | 0                                  | 0                     |
 | C = inf                      | g; the sensitivity is inf          | UserError             |
-| C <= 0 or NaN                | UserError                          | UserError             |
+| C <= 0, NaN, or not in       | UserError                          | UserError             |
+| [1e-25, 1e30]                |                                    |                       |
 | C = 0 for one group of many  | 0: the group is frozen             | 0: frozen             |
+| gradient complex or integer  | UserError                          | UserError             |
+
+While they are summed, terms are kept away from the ends of the range of floats: what makes
+them longer (C / gamma, 1 / C for unit norms), or very short (C < 1e-6), is a number that the
+finished sum is multiplied by.
 """
 
 from __future__ import annotations
@@ -28,12 +36,18 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import trees, validate
+from dpjax.gradients.arguments import check_real, checked_mask
+from dpjax.gradients.settling import on_settled
 from dpjax.types import ClippedSum, NeighboringRelation
 
 CLIPPINGS = ("flat", "automatic")
-# Below this a norm that underflows in float32 could exceed its bound; the quotient limit
-# keeps every factor finite.
+# Within these a bound, and every term as long as it, are normal numbers of float32.
+_MIN_NORM, _MAX_NORM = 1e-25, 1e30
+_LEAST_TERM = 1e-6
+# The quotient limit keeps every factor finite.
 _MIN_GAMMA, _MAX_QUOTIENT = 1e-8, 1e30
+# Of the clip norm (of gamma): errors of a norm below this do not show in its factor.
+_NEGLIGIBLE = 1e-7
 
 
 def check_clip_norm(
@@ -49,6 +63,11 @@ def check_clip_norm(
     check(l2_clip_norm=l2_clip_norm)
   for leaf in active:
     check(l2_clip_norm=leaf)
+    if not (_MIN_NORM <= leaf <= _MAX_NORM or math.isinf(leaf)):
+      raise validate.UserError(
+        f"l2_clip_norm={leaf!r}: must be in [{_MIN_NORM:g}, {_MAX_NORM:g}], the range in "
+        "which float32 can bound a gradient"
+      )
   if gamma is not None:
     _check_gamma(gamma, max(active))
 
@@ -62,6 +81,8 @@ def _check_gamma(gamma: float, largest: float) -> None:
   least = max(_MIN_GAMMA, largest / _MAX_QUOTIENT)
   if gamma < least:
     raise validate.UserError(f"gamma={gamma!r}: must be >= {least:g}")
+  if gamma > _MAX_NORM:
+    raise validate.UserError(f"gamma={gamma!r}: must be <= {_MAX_NORM:g}")
 
 
 def l2_bound(l2_clip_norm: Any, *, rescale_to_unit_norm: bool = False) -> float:
@@ -98,16 +119,61 @@ def sensitivity(bound: float, relation: NeighboringRelation | str) -> float:
   return 2 * bound if exchanged else bound
 
 
-def _root_sum_squares(norms: list[jax.Array]) -> jax.Array:
-  return norms[0] if len(norms) == 1 else trees.per_example_norms(norms)
+def check_prefix(l2_clip_norm: Any, params: Any) -> None:
+  """Raises unless the tree of bounds is a prefix of the parameters, which hold arrays."""
+  if not jax.tree.leaves(params):
+    raise validate.UserError("params: must hold at least one array")
+  try:
+    jax.tree.map(lambda _, group: None, l2_clip_norm, params)
+  except ValueError:
+    raise validate.UserError(
+      "l2_clip_norm: must be a number, or a prefix of the parameter tree"
+    ) from None
 
 
-def _factor(norm, keep, clip_norm, unit, gamma):
+def _top(clip_norm: float, gamma: float | None) -> float:
+  """A factor is this / norm, or this / (norm + gamma)."""
+  return clip_norm if gamma is None else min(clip_norm, gamma)
+
+
+def _lift(top: float) -> float:
+  """A power of two that takes tiny terms away from the smallest floats while they are
+  summed: there c_i g_i would round to 0 in part, and what is left could be longer."""
+  return (
+    2.0 ** max(0, math.ceil(math.log2(_LEAST_TERM / top))) if top < _LEAST_TERM else 1.0
+  )
+
+
+def _factor(longest, keep, clip_norm, gamma):
   if clip_norm == 0:  # frozen
-    return jnp.zeros_like(norm)
-  flat = jnp.minimum(1.0, clip_norm / norm)  # norm 0 -> inf -> 1; never NaN as C > 0
-  shrink = flat if gamma is None else clip_norm / (norm + gamma)
-  return jnp.where(keep, shrink / clip_norm if unit else shrink, 0.0)
+    return jnp.zeros_like(longest)
+  top = _top(clip_norm, gamma)
+  lift = _lift(top)
+  if gamma is None:
+    shrink = jnp.minimum(lift, top * lift / longest)  # 0 -> inf -> lift; never NaN
+  else:
+    shrink = top * lift / (longest + gamma)
+  return jnp.where(keep, shrink, 0.0)
+
+
+def _after_sum(clip_norm: float, unit: bool, gamma: float | None) -> float:
+  if clip_norm == 0:
+    return 1.0
+  top = _top(clip_norm, gamma)
+  length = 1.0 if gamma is None else clip_norm / top
+  return length / _lift(top) / (clip_norm if unit else 1.0)
+
+
+def rescaled(
+  total: Any, l2_clip_norm: Any, *, rescale_to_unit_norm: bool, gamma: float | None
+) -> Any:
+  """The sum, times what `clip_factors` has left out of the factors."""
+
+  def times(clip_norm, group):
+    left = _after_sum(clip_norm, rescale_to_unit_norm, gamma)
+    return group if left == 1 else trees.scale(group, left)
+
+  return jax.tree.map(times, l2_clip_norm, total)
 
 
 def clip_factors(
@@ -115,7 +181,7 @@ def clip_factors(
   l2_clip_norm: Any,
   mask: jax.Array,
   *,
-  rescale_to_unit_norm: bool = False,
+  longest: Any = None,
   gamma: float | None = None,
 ) -> tuple[Any, jax.Array]:
   """Factor by which each example's gradient is multiplied, group by group.
@@ -124,24 +190,22 @@ def clip_factors(
     group_norms: tree of [B] norms, one per clip norm.
     l2_clip_norm: tree of numbers with the same structure.
     mask: [B] bool; False means padding.
-    rescale_to_unit_norm: divide each group by its clip norm as well.
+    longest: what each norm may be at most, where it may have lost something to underflow;
+      the factors are for these. None: the norms are exact.
     gamma: None for flat clipping; a number > 0 makes clipping automatic.
 
   Returns:
     (tree of [B] factors, total norms [B]). Factors of padding and of examples with a
-    non-finite norm in any group are exactly 0.
+    non-finite norm in any group are exactly 0. The sum is to be `rescaled`.
 
   >>> clip_factors(jnp.array([2.0, 0.5, jnp.nan]), 1.0, jnp.array([True, True, True]))[0]
   Array([0.5, 1. , 0. ], dtype=float32)
   """
-  norms = _root_sum_squares(jax.tree.leaves(group_norms))
-  finite = [jnp.isfinite(norm) for norm in jax.tree.leaves(group_norms)]
+  longest = group_norms if longest is None else longest
+  norms = trees.root_sum_squares(jax.tree.leaves(group_norms))
+  finite = [jnp.isfinite(norm) for norm in jax.tree.leaves(longest)]
   keep = jnp.all(jnp.stack([mask, *finite]), axis=0)
-  factors = jax.tree.map(
-    lambda c, norm: _factor(norm, keep, c, rescale_to_unit_norm, gamma),
-    l2_clip_norm,
-    group_norms,
-  )
+  factors = jax.tree.map(lambda c, n: _factor(n, keep, c, gamma), l2_clip_norm, longest)
   return factors, norms
 
 
@@ -157,9 +221,9 @@ def clip_and_sum(
   """Clips stacked per-example gradients and sums them.
 
   Args:
-    grads: params-shaped tree with leaves [B, *param].
+    grads: params-shaped tree with leaves [B, *param], real floating point.
     losses: [B], passed through.
-    mask: [B] bool.
+    mask: [B] bool, or True: every row is an example.
     l2_clip_norm: number, or prefix tree of numbers.
     rescale_to_unit_norm: see `l2_bound`.
     gamma: None for flat clipping; a number > 0 makes clipping automatic.
@@ -168,22 +232,48 @@ def clip_and_sum(
   `l2_bound` (add/remove) or twice that (replace), for any input, NaN included.
 
   >>> g = {"w": jnp.array([[3.0, 4.0], [0.0, 0.5], [jnp.nan, 0.0]])}
-  >>> clip_and_sum(g, jnp.zeros(3), jnp.ones(3, bool), 1.0).total["w"]
+  >>> clip_and_sum(g, jnp.zeros(3), True, 1.0).total["w"]
   Array([0.6, 1.3], dtype=float32)
   """
+  mask = _checked(grads, mask, l2_clip_norm)
+
+  def clip(grads):
+    total, norms = _clipped(grads, mask, l2_clip_norm, gamma)
+    unit = rescale_to_unit_norm
+    total = rescaled(total, l2_clip_norm, rescale_to_unit_norm=unit, gamma=gamma)
+    return total, norms
+
+  total, norms = on_settled(clip, grads)
+  bounds = group_bounds(l2_clip_norm, rescale_to_unit_norm=rescale_to_unit_norm)
+  return ClippedSum(total, norms, losses, math.hypot(*bounds), bounds, mask)
+
+
+def _clipped(grads, mask, l2_clip_norm, gamma):
   group_norms = jax.tree.map(
-    lambda _, sub: trees.per_example_norms(sub), l2_clip_norm, grads
-  )
-  factors, norms = clip_factors(
-    group_norms,
+    lambda c, sub: _norms(sub, mask.shape, (c or 1.0) if gamma is None else gamma),
     l2_clip_norm,
-    mask,
-    rescale_to_unit_norm=rescale_to_unit_norm,
-    gamma=gamma,
+    grads,
   )
+  factors, norms = clip_factors(group_norms, l2_clip_norm, mask, gamma=gamma)
   all_finite = jnp.all(jnp.isfinite(norms))
   total = jax.tree.map(
     lambda factor, sub: trees.weighted_sum(sub, factor, all_finite), factors, grads
   )
-  bounds = group_bounds(l2_clip_norm, rescale_to_unit_norm=rescale_to_unit_norm)
-  return ClippedSum(total, norms, losses, math.hypot(*bounds), bounds)
+  return total, norms
+
+
+def _norms(group: Any, shape: tuple[int, ...], unit: float) -> jax.Array:
+  """Exact where it can show in the factor; a group without arrays has norm 0."""
+  norms = trees.per_example_norms(group, exact_above=unit * _NEGLIGIBLE)
+  return jnp.broadcast_to(norms, shape)
+
+
+def _checked(grads: Any, mask: Any, l2_clip_norm: Any) -> jax.Array:
+  check_prefix(l2_clip_norm, grads)
+  check_real(grads=grads)
+  sizes = {leaf.shape[:1] for leaf in jax.tree.leaves(grads)}
+  if len(sizes) != 1 or () in sizes:
+    raise validate.UserError(
+      f"grads: must be stacked per example, [B, *param], found {sorted(map(str, sizes))}"
+    )
+  return checked_mask(mask, sizes.pop()[0])

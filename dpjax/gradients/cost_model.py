@@ -6,7 +6,7 @@
 | gram         | 2 N T^2 (K + P)      | N T (K + P + 2 T)    | second transpose, 2 N T K P  |
 | product      | 2 N T K P            | N (T (K + P) + K P)  | second transpose, 2 N T K P  |
 | product held | 2 N T K P            | N (T (K + P) + 3 K P)| none: sum_i c_i a_i^T g_i    |
-| gradient     | the sites' transpose | sites' arrays + leaf | second transpose, or held    |
+| gradient     | the sites' transpose | sites' arrays + leaf | held, or the same once more  |
 
 seconds = flops / rate + elements * cost. The constants below were measured, float32:
 
@@ -55,6 +55,7 @@ _PLATFORMS = {
 # Products are held up to this share of the operands and cotangents that are held anyway,
 # so that memory stays a small multiple of an ordinary gradient's.
 _HOLD_SHARE = 2.0
+_IN_CACHE = 2**18  # elements of the gradients that a CPU forms at once for a sum
 _HOLD_AT_MOST = 2**20  # elements of a gradient per example under the general rule
 
 
@@ -156,6 +157,12 @@ def gradient(work: int, leaf_size: int, heavy: bool) -> tuple[Cost, bool]:
   small = leaf_size * 4 <= work or leaf_size <= 4096
   cost = Cost(2 * work, work + 2 * leaf_size, fused=not heavy)
   return cost, small and leaf_size <= _HOLD_AT_MOST
+
+
+def in_flight(cost: Cost, platform: str) -> int:
+  """Examples whose gradients are formed at once for the sum, where they are not held."""
+  at_most = constants(platform).loop_elements or _IN_CACHE
+  return max(1, int(at_most // max(cost.elements, 1)))
 
 
 def chunk(cost: Cost, platform: str) -> int | None:

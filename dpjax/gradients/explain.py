@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.gradients import cost_model, ghost, memory
-from dpjax.gradients.units import Unit
+from dpjax.gradients.arguments import check_real
+from dpjax.gradients.units import Unit, sum_of
 from dpjax.types import LossFn, Params
 
 _RULES = {
@@ -29,7 +30,7 @@ class Row(NamedTuple):
   params: tuple[str, ...]  # paths in the parameter tree
   shapes: tuple[tuple[int, ...], ...]
   rule: str  # how the norm is taken: outer | gram | product | gradient | unused
-  sum: str  # how the sum is formed: "transpose", or "held" from what the norm left
+  sum: str  # how the sum is formed: transpose | held | again | zero (`units.Sum`)
   chunk: int | None  # examples at a time in a compiled loop; None: the whole batch
   flops: float  # of the norm, per example
   bytes: float  # moved by the norm, per example
@@ -87,7 +88,7 @@ def explain(
   ('outer', 'dot_general', 10)
   """
   params, example = jax.tree.map(_shaped, (params, example))
-  ghost.check_params(params)
+  check_real(params=params)
   planned = ghost.plan(loss_fn, params, example, platform=platform)
   paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
   shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
@@ -108,7 +109,7 @@ def _row(unit: Unit, paths: Sequence[str], shapes: Sequence[Any], platform: str)
     params=tuple(paths[i] or "params" for i in unit.leaves),
     shapes=tuple(shapes[i] for i in unit.leaves),
     rule=str(unit.rule),
-    sum="zero" if unit.rule == "unused" else "held" if unit.hold else "transpose",
+    sum=str(sum_of(unit)),
     chunk=cost_model.chunk(unit.cost, platform),
     flops=unit.cost.flops,
     bytes=unit.cost.elements * np.dtype(np.float32).itemsize,

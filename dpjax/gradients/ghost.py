@@ -9,13 +9,17 @@ Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced functio
 | case                                          | what happens                              |
 | --------------------------------------------- | ----------------------------------------- |
 | NaN or infinite gradient, padding             | contributes exactly 0                     |
-| finite gradient, squared norm beyond float32  | norm is inf, contributes 0                |
+| a square overflows on the way to a norm       | norm is not finite, contributes 0         |
+| squares underflow                             | what they may have lost is added to the   |
+|                                               | norm that clips (`lengths`)               |
+| complex numbers meet a parameter              | its (real) gradient per example           |
 | parameter the loss does not use               | gradient 0                                |
 | bfloat16 or float16 activations               | norms and sums in float32                 |
 | rows of an example that cancel                | their rounding is added to the norm, so   |
 |                                               | that the bound holds; else below 1e-5     |
 | parameter joined with, or transformed by,     | its gradient per example, pulled back and |
-| others; used in several layouts               | freed after its norm                      |
+| others; used in several layouts               | freed after its norm; if so, formed again |
+|                                               | for the sum and held to that norm         |
 | cond, while, custom_vjp that see a parameter  | a site as a whole, in the same way        |
 
 `explain` shows the choices for a loss.
@@ -23,7 +27,6 @@ Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced functio
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -31,22 +34,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax import trees, validate
-from dpjax.gradients import clipping, jaxpr_sites, tapped, unit_rules, units
+from dpjax import trees
+from dpjax.gradients import clipping, jaxpr_sites, lengths, tapped, unit_rules, units
 from dpjax.gradients.jaxpr_sites import Program
 from dpjax.gradients.param_flow import ParamFlow
+from dpjax.gradients.settling import on_settled
 from dpjax.gradients.units import Rule, Unit
 from dpjax.types import ClippedSum, LossFn
 
 _SMALL = 4096  # parameters whose per-example gradients are cheap to stack
-
-
-def check_params(params: Any) -> None:
-  """Raises UserError unless every leaf is a real floating-point array."""
-  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
-      name = jax.tree_util.keystr(path)
-      raise validate.UserError(f"params{name}: dtype {leaf.dtype} must be floating point")
 
 
 def first_of(batch: Any) -> Any:
@@ -109,25 +105,37 @@ def clipped_sum(
   program, found, platform = planned
   flow = ParamFlow.of(program, leaves)
   recorded = tapped.record(program, leaves, jax.tree.leaves(batch))
-  first = unit_rules.norms(found, flow, recorded, platform)
-  squares = _by_leaf(found, [norms.squares for norms in first])
-  factors, norms = clipping.clip_factors(
-    _group_norms(l2_clip_norm, treedef.unflatten(squares)),
-    l2_clip_norm,
-    mask,
-    rescale_to_unit_norm=rescale_to_unit_norm,
-    gamma=gamma,
-  )
-  leaf_factors = _spread(factors, params)
-  sums = [
-    unit_rules.totals(
-      unit, flow, recorded, norms.held, [leaf_factors[i] for i in unit.leaves]
-    )
-    for unit, norms in zip(found, first)
-  ]
+  held, rest = [[u for u in found if u.hold is hold] for hold in (True, False)]
+  early = unit_rules.norms(held, flow, recorded, platform)
+
+  def clip(settled):
+    early, recorded = settled
+    late = unit_rules.norms(rest, flow, recorded, platform)
+    first = [*map(unit_rules.finished, early), *late]
+    pairs = [*zip([*held, *rest], first)]
+    factors, norms = _factors(pairs, treedef, l2_clip_norm, mask, gamma)
+    leaf_factors = _spread(factors, params)
+    sums = [
+      unit_rules.totals(unit, flow, recorded, each, [leaf_factors[i] for i in unit.leaves])
+      for unit, each in pairs
+    ]
+    return treedef.unflatten(_by_leaf([unit for unit, _ in pairs], sums)), norms
+
+  total, norms = on_settled(clip, (early, unit_rules.sites_only(rest, recorded)))
+  unit = rescale_to_unit_norm
+  total = clipping.rescaled(total, l2_clip_norm, rescale_to_unit_norm=unit, gamma=gamma)
   bounds = clipping.group_bounds(l2_clip_norm, rescale_to_unit_norm=rescale_to_unit_norm)
-  total = treedef.unflatten(_by_leaf(found, sums))
-  return ClippedSum(total, norms, recorded.losses, math.hypot(*bounds), bounds)
+  return ClippedSum(total, norms, recorded.losses, math.hypot(*bounds), bounds, mask)
+
+
+def _factors(pairs, treedef, l2_clip_norm, mask, gamma):
+  units, first = zip(*pairs)
+  by_leaf = _by_leaf(units, [norms.lengths for norms in first])
+  groups = _group_lengths(l2_clip_norm, treedef.unflatten(by_leaf))
+  pick = lambda field: jax.tree.map(lambda _, g: getattr(g, field), l2_clip_norm, groups)
+  return clipping.clip_factors(
+    pick("norm"), l2_clip_norm, mask, longest=pick("longest"), gamma=gamma
+  )
 
 
 def _by_leaf(found: Sequence[Unit], values: Sequence[Sequence[Any]]) -> list[Any]:
@@ -136,8 +144,11 @@ def _by_leaf(found: Sequence[Unit], values: Sequence[Sequence[Any]]) -> list[Any
   return [value for _, value in sorted(pairs, key=lambda pair: pair[0])]
 
 
-def _group_norms(l2_clip_norm: Any, squares: Any) -> Any:
-  def norm(_, group):
-    return jnp.sqrt(functools.reduce(jnp.add, jax.tree.leaves(group)))
-
-  return jax.tree.map(norm, l2_clip_norm, squares)
+def _group_lengths(l2_clip_norm: Any, by_leaf: Any) -> Any:
+  """A Length [B] for each clip norm; of a group without parameters it is 0."""
+  is_length = lambda x: isinstance(x, lengths.Length)
+  some = jax.tree.leaves(by_leaf, is_leaf=is_length)[0]
+  none = jax.tree.map(jnp.zeros_like, some)
+  found = lambda group: jax.tree.leaves(group, is_leaf=is_length)
+  joined = lambda _, group: lengths.joined(found(group) or [none])
+  return jax.tree.map(joined, l2_clip_norm, by_leaf)

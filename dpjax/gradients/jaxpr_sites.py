@@ -201,6 +201,12 @@ def is_float(aval: Any) -> bool:
   return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
+def is_complex(site: Site) -> bool:
+  """Whether a site takes or gives complex numbers, also from real parameters."""
+  avals = [*(var.aval for var in (*site.params, *site.data)), *site.out_avals]
+  return any(jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in avals)
+
+
 def operands(eqn: Eqn) -> tuple[Var, ...]:
   """The distinct variables that an equation reads."""
   return tuple(dict.fromkeys(atom for atom in eqn.invars if not is_literal(atom)))
@@ -262,7 +268,7 @@ def trace(loss_fn: Callable, params: Any, example: Any) -> Program:
 
 
 def _leaf_value(index: int, aval: Any) -> Value:
-  if not is_float(aval):
+  if not is_float(aval) or not aval.size:
     return _CONST
   return Value(Kind.PARAM, Source(frozenset([index]), True, tuple(range(len(aval.shape)))))
 

@@ -27,6 +27,10 @@ def check_loss(loss_fn: LossFn, params: Params, batch: Any) -> None:
     raise validate.UserError(
       f"loss_fn returned {shape}: must be a scalar for ONE example; dpjax adds the batch axis"
     )
+  if not jnp.issubdtype(loss.dtype, jnp.floating):
+    raise validate.UserError(
+      f"loss_fn returned {loss.dtype}: must be a real floating-point number"
+    )
   for eqn in _equations(closed.jaxpr):
     if eqn.effects and eqn.primitive.name not in _HARMLESS and not _inner(eqn):
       raise validate.UserError(

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from dpjax import trees, validate
 from dpjax.gradients import cost_model, tapped
 from dpjax.gradients.ghost import Plan
-from dpjax.gradients.units import Rule, Unit
+from dpjax.gradients.units import Rule, Sum, Unit, sum_of
 
 _FLOAT32_BYTES = 4
 _VMAP_COPIES = 2.6  # of the stacked gradients: measured 0.7 to 2.6
@@ -175,11 +175,17 @@ def _results(unit: Unit) -> int:
 
 
 def _work(planned: Plan) -> tuple[float, float]:
-  """The most that a norm forms and frees: per example, and in a loop over chunks."""
+  """The most that a norm, or a sum that forms gradients again, forms and frees: per
+  example, and in a loop over chunks."""
   chunks = [
     (cost_model.chunk(unit.cost, planned.platform), unit.cost.elements * _FLOAT32_BYTES)
     for unit in planned.units
     if not unit.hold
+  ]
+  chunks += [
+    (cost_model.in_flight(unit.cost, planned.platform), unit.cost.elements * _FLOAT32_BYTES)
+    for unit in planned.units
+    if sum_of(unit) is Sum.AGAIN
   ]
   batched = [bytes_ for chunk, bytes_ in chunks if chunk is None]
   looped = [chunk * bytes_ for chunk, bytes_ in chunks if chunk is not None]

@@ -77,6 +77,6 @@ def microbatched(
     steps, unroll = jnp.arange(count), count if _unroll(count) else 1
     total, aux = jax.lax.scan(body, zero, steps, unroll=unroll)
     norms, losses = (leaf.reshape(-1)[:batch_size] for leaf in aux)
-    return ClippedSum(total, norms, losses, shapes.l2_bound, shapes.group_bounds)
+    return ClippedSum(total, norms, losses, shapes.l2_bound, shapes.group_bounds, mask)
 
   return wrapped

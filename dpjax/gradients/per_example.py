@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from dpjax import validate
 from dpjax.gradients import clipping, ghost, memory
+from dpjax.gradients.arguments import check_real, checked_mask, examples_and_mask
 from dpjax.gradients.loss_checks import check_loss, explain_failure
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.microbatch import microbatched
@@ -33,6 +34,18 @@ def _batch_size(batch: Any) -> int:
   return sizes.pop()[0]
 
 
+def _check_params(params: Any) -> None:
+  check_real(params=params)
+  if not jax.tree.leaves(params):
+    raise validate.UserError("params: must hold at least one array")
+
+
+def _zeros(fn: Callable, *args: Any) -> Any:
+  """What `fn` returns, with zeros: for a batch without rows, which nothing is traced for."""
+  shapes = jax.eval_shape(fn, *args)
+  return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+
 def per_example_grads(
   loss_fn: LossFn,
 ) -> Callable[[Params, Any], tuple[Array, Params]]:
@@ -43,7 +56,11 @@ def per_example_grads(
 
   Returns:
     `(params, batch) -> (losses [B], grads)` with grad leaves [B, *param]. Neither is
-    private: pass the gradients to `dpjax.clip_and_noise`.
+    private: pass the gradients to `dpjax.clip_and_noise`, with the batch's mask. Rows of
+    padding have gradients like any other.
+
+  Raises:
+    UserError: a parameter that is not real floating point, a loss that is not a scalar.
 
   >>> loss_fn = lambda w, example: 0.5 * (w - example) ** 2
   >>> per_example_grads(loss_fn)(jnp.float32(1.0), jnp.array([0.0, 3.0]))
@@ -52,17 +69,19 @@ def per_example_grads(
   grad_fn = jax.vmap(jax.value_and_grad(loss_fn), in_axes=(None, 0))
 
   def grads(params: Params, batch: Any) -> tuple[Array, Params]:
+    batch, _ = examples_and_mask(batch, None)
     batch = jax.tree.map(jnp.asarray, batch)
-    _batch_size(batch)
+    size = _batch_size(batch)
+    _check_params(params)
     check_loss(loss_fn, params, batch)
-    return grad_fn(params, batch)
+    return grad_fn(params, batch) if size else _zeros(grad_fn, params, batch)
 
   return grads
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashable also where bounds are a dict
 class ClippedGrad:
-  """`(params, batch, mask=None) -> ClippedSum`, which knows its own sensitivity."""
+  """`(params, batch, mask) -> ClippedSum`, which knows its own sensitivity."""
 
   loss_fn: LossFn
   l2_clip_norm: Any
@@ -108,7 +127,7 @@ class ClippedGrad:
 
   def _tapped(self, params, batch, mask) -> ClippedSum | None:
     """The fast route; None where the method is vmap, or auto and nothing is gained."""
-    planned = self._plan(params, batch) if mask.size else None
+    planned = self._plan(params, batch)
     if planned is None:
       return None
     return ghost.clipped_sum(
@@ -125,14 +144,13 @@ class ClippedGrad:
     if self.method == "vmap":
       return None
     check_loss(self.loss_fn, params, batch)
-    ghost.check_params(params)
     planned = ghost.plan(self.loss_fn, params, ghost.first_of(batch), self.l2_clip_norm)
     pays = self.method == "ghost" or ghost.pays(planned.units, params)
     return planned if pays else None
 
   def _fitting(self, params, batch, batch_size: int) -> int | None:
     """The microbatch size, as given or for the memory budget."""
-    if self.memory_budget is None or not batch_size:
+    if self.memory_budget is None:
       return self.microbatch_size
     check_loss(self.loss_fn, params, batch)
     params, example = jax.tree.map(jnp.asarray, params), ghost.first_of(batch)
@@ -151,14 +169,15 @@ class ClippedGrad:
       gamma=self._gamma,
     )
 
-  def __call__(self, params: Params, batch: Any, mask: Array | None = None) -> ClippedSum:
+  def __call__(self, params: Params, batch: Any, mask: Any = None) -> ClippedSum:
+    batch, mask = examples_and_mask(batch, mask)
     batch = jax.tree.map(jnp.asarray, batch)
     size = _batch_size(batch)
-    mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask, bool)
-    if mask.shape != (size,):
-      raise validate.UserError(
-        f"mask.shape={mask.shape}: must be ({size},), the batch size"
-      )
+    mask = checked_mask(mask, size)
+    clipping.check_prefix(self.l2_clip_norm, params)
+    _check_params(params)
+    if not size:
+      return self._stacked(params, batch, mask)
     microbatch_size = self._fitting(params, batch, size)
     one_pass = self._one_pass
     if microbatch_size is not None:
@@ -187,7 +206,7 @@ def clipped_grad(
 
   Args:
     loss_fn: `(params, example) -> scalar`, for ONE example.
-    l2_clip_norm: bound C > 0 on each example's gradient norm (inf: no clipping); or a
+    l2_clip_norm: bound C in [1e-25, 1e30] on each example's gradient norm (inf: no clipping); or a
       tree of bounds that is a prefix of the parameters, one per group of parameters
       (see `allocate_clip_norms`); a bound of 0 freezes its group.
     method: "vmap" stacks a gradient per example; "ghost" never does (see
@@ -205,14 +224,20 @@ def clipped_grad(
       result come on top). UserError where by that estimate one example does not fit.
 
   Returns:
-    A callable `(params, batch, mask=None) -> ClippedSum` with
-    `.sensitivity(neighboring_relation)`; batch leaves [B, ...], mask [B] bool.
+    A callable `(params, batch, mask) -> ClippedSum` with
+    `.sensitivity(neighboring_relation)`; batch leaves [B, ...]; mask [B] bool, False for
+    padding, or True: every row is an example. A `dpjax.types.Batch` brings its own mask
+    and takes none beside it. Without rows the sum is 0.
 
-  Guarantee: the l2 norm of one example's term is <= `.l2_bound` for every input;
-  non-finite examples and padding contribute exactly 0.
+  Guarantee: the l2 norm of one example's term is <= `.l2_bound` (1 + 1e-5) for every
+  input; non-finite examples and padding contribute exactly 0.
+
+  Raises:
+    UserError: no mask, or one of another length; parameters that are not real floating
+      point, or none; bounds that are not a prefix of them; a loss that is not a real scalar.
 
   >>> grad_fn = clipped_grad(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), l2_clip_norm=1.0)
-  >>> grad_fn(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.25, 0.0]])).total
+  >>> grad_fn(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.25, 0.0]]), mask=True).total
   Array([-0.85, -0.8 ], dtype=float32)
   >>> grad_fn.sensitivity("replace_one")
   2.0

@@ -19,7 +19,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpjax import trees
-from dpjax.gradients.jaxpr_sites import Site, is_float
+from dpjax.gradients import lengths
+from dpjax.gradients.jaxpr_sites import Site, is_complex, is_float
+from dpjax.gradients.lengths import Length
 
 
 class Rows(NamedTuple):
@@ -47,10 +49,10 @@ class RowForm:
 
 
 def find(site: Site) -> RowForm | None:
-  """The row form of a site, or None where it has none."""
+  """The row form of a site, or None where it has none: squares are of real numbers."""
   finder = _FINDERS.get(site.name)
   simple = finder and len(site.params) == len(site.data) == len(site.outs) == 1
-  return finder(site) if finder and simple else None
+  return finder(site) if finder and simple and not is_complex(site) else None
 
 
 def _split_loops(site: Site) -> tuple[list[int], list[int]]:
@@ -298,20 +300,32 @@ def _side_gram(a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.where(a[:, :, None] >= 0, jnp.swapaxes(columns, 1, 2), 0)
 
 
-def outer_square(rows: Rows) -> jax.Array:
-  """|left^T right|^2 where there is one row: |left|^2 |right|^2."""
-  left = trees.at_least_float32(rows.left) if is_float(rows.left) else None
-  right = jnp.sum(jnp.square(trees.at_least_float32(rows.right)), axis=(1, 2))
-  return jnp.sum(right if left is None else jnp.sum(left * left, axis=(1, 2)) * right)
+def outer_length(rows: Rows) -> Length:
+  """|left^T right| where there is one row: |left| |right|, block by block."""
+  right = lengths.of(rows.right, axis=(1, 2))
+  if not is_float(rows.left):
+    return _over_blocks(right)
+  left = lengths.of(rows.left, axis=(1, 2))
+  return _over_blocks(Length(left.norm * right.norm, left.longest * right.longest))
 
 
-def gram_square(parts: Sequence[Rows]) -> jax.Array:
-  """|sum of left^T right|^2 through the T x T products of rows (ghost norm).
+def _over_blocks(each: Length) -> Length:
+  """[N] -> []: the square of a product of norms can leave the range of floats."""
+  if each.norm.shape == (1,):
+    return Length(each.norm[0], each.longest[0])
+  norms = trees.scaled_norms([jnp.stack([each.norm, each.longest])])
+  return Length(norms[0], norms[1])
+
+
+def gram_length(parts: Sequence[Rows]) -> Length:
+  """|sum of left^T right| through the T x T products of rows (ghost norm).
 
   Rounding is charged to the norm: where rows cancel, the sum of pairs could otherwise
-  come out below the square of the gradient that is then clipped with it.
+  come out below the square of the gradient that is then clipped with it. So is underflow
+  of the products of either side, and of the pairs.
   """
   total, size, reach = jnp.float32(0), jnp.float32(0), jnp.float32(0)
+  left_trace, right_trace = jnp.float32(0), jnp.float32(0)
   for i, a in enumerate(parts):
     for b in parts[i:]:
       left, right = _side_gram(a.left, b.left), _side_gram(a.right, b.right)
@@ -319,8 +333,16 @@ def gram_square(parts: Sequence[Rows]) -> jax.Array:
       total, size = total + jnp.sum(pairs), size + jnp.sum(jnp.abs(pairs))
       if a is b:
         reach = reach + jnp.sum(jnp.sqrt(_diagonal(pairs)))
-  eps = jnp.finfo(total.dtype).eps
-  return _with_reach(jnp.maximum(total, 0) + 4 * eps * size, reach)
+        left_trace = left_trace + jnp.sum(_diagonal(left))
+        right_trace = right_trace + jnp.sum(_diagonal(right))
+  eps, rows = jnp.finfo(total.dtype).eps, sum(part.right.shape[1] for part in parts)
+  blocks, _, width = parts[0].right.shape
+  inner = max(part.left.shape[2] if is_float(part.left) else 1 for part in parts)
+  lost = inner * right_trace + width * left_trace + rows * blocks
+  lost = rows * (lengths.tiny(total) * lost)
+  square = jnp.maximum(total, 0) + 4 * eps * size
+  more = eps * jnp.sqrt(rows * lost)
+  return lengths.from_square(square, lost, eps * reach, more)
 
 
 def _diagonal(pairs: jax.Array) -> jax.Array:
@@ -328,24 +350,24 @@ def _diagonal(pairs: jax.Array) -> jax.Array:
   return jnp.sum(jnp.where(jnp.eye(pairs.shape[-1], dtype=bool)[None], pairs, 0), axis=2)
 
 
-def with_rounding(square: jax.Array, parts: Sequence[Rows]) -> jax.Array:
-  """The square of (norm + rounding of a second evaluation of sum_t a_t g_t^T).
+def with_rounding(product: jax.Array, parts: Sequence[Rows]) -> Length:
+  """Norm of sum_t a_t g_t^T, plus the rounding of a second evaluation of it.
 
   The bound eps sum_t |a_t| |g_t| is far below the norm, unless rows cancel.
   """
-  reach = sum(jnp.sum(_row_norms(p.left) * _row_norms(p.right)) for p in parts)
-  return _with_reach(square, reach)
+  sides = [(_row_lengths(p.left), _row_lengths(p.right)) for p in parts]
+  eps = jnp.finfo(product.dtype).eps
+  reach = eps * sum(jnp.sum(left.norm * right.norm) for left, right in sides)
+  most = eps * sum(jnp.sum(left.longest * right.longest) for left, right in sides)
+  own = lengths.of(product)
+  return Length(own.norm + reach, own.longest + most)
 
 
-def _with_reach(square: jax.Array, reach: Any) -> jax.Array:
-  return jnp.square(jnp.sqrt(square) + jnp.finfo(square.dtype).eps * reach)
-
-
-def _row_norms(side: jax.Array) -> jax.Array:
+def _row_lengths(side: jax.Array) -> Length:
   if not is_float(side):
-    return (side >= 0).astype(jnp.float32)
-  side = trees.at_least_float32(side)
-  return jnp.sqrt(jnp.sum(side * side, axis=-1))
+    inside = (side >= 0).astype(jnp.float32)
+    return Length(inside, inside)
+  return lengths.of(side, axis=-1)
 
 
 def product(rows: Rows, left_size: int) -> jax.Array:

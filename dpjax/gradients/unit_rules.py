@@ -17,29 +17,46 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpjax import trees
-from dpjax.gradients import cost_model, jaxpr_sites, row_forms, tapped
+from dpjax.gradients import cost_model, jaxpr_sites, lengths, row_forms, tapped
 from dpjax.gradients.jaxpr_sites import Site, Source
+from dpjax.gradients.lengths import Length
+from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.param_flow import ParamFlow
 from dpjax.gradients.row_forms import Rows
 from dpjax.gradients.tapped import Recorded
-from dpjax.gradients.units import ELEMENTWISE, Rule, Unit
+from dpjax.gradients.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
 
 # Numbers per example from which it pays to skip the pass that drops examples; below, a
 # branch costs more to compile than the pass to run (models have dozens of biases).
 _BRANCH_ABOVE = 4096
+_ROUNDING = 1e-6  # two evaluations of one gradient may differ by this much of its norm
 
 
 class Norms(NamedTuple):
   """What the first pass over a unit gives."""
 
-  squares: tuple[jax.Array, ...]  # per leaf of the unit: [B]
+  lengths: tuple[Length, ...]  # per leaf of the unit: [B]
   held: Any  # per-example products or gradients [B, ...]; None where they were freed
+
+
+def sites_only(units: Sequence[Unit], recorded: Recorded) -> Recorded:
+  """What was recorded at the sites of these units."""
+  data, cotangents, _ = _arrays(units, recorded)
+  return Recorded(recorded.losses, data, cotangents)
+
+
+def finished(first: Norms) -> Norms:
+  """With the norms of gradients that are held, taken of the arrays that are summed."""
+  if first.lengths or first.held is None:
+    return first
+  each = tuple(lengths.of(x, axis=tuple(range(1, x.ndim))) for x in first.held)
+  return first._replace(lengths=each)
 
 
 def norms(
   units: Sequence[Unit], flow: ParamFlow, recorded: Recorded, platform: str
 ) -> list[Norms]:
-  """Squared norms of each example's gradient, unit by unit and leaf by leaf.
+  """Norms of each example's gradient, unit by unit and leaf by leaf.
 
   Units that take the examples in chunks of one size share one compiled loop.
   """
@@ -55,10 +72,13 @@ def norms(
 
 
 def _complete(unit: Unit, result: Any) -> Norms:
-  """Joined leaves share one square; unused ones have none."""
-  squares, held = result
-  rest = (jnp.zeros_like(squares[0]),) * (len(unit.leaves) - len(squares))
-  return Norms((*squares, *rest), held)
+  """Joined leaves share one norm; unused ones have none; see `finished`."""
+  found, held = result
+  if not found:
+    return Norms((), held)
+  zero = jnp.zeros_like(found[0].norm)
+  rest = (Length(zero, zero),) * (len(unit.leaves) - len(found))
+  return Norms((*found, *rest), held)
 
 
 def _together(units: Sequence[Unit], flow: ParamFlow) -> Callable:
@@ -67,9 +87,9 @@ def _together(units: Sequence[Unit], flow: ParamFlow) -> Callable:
 
 
 def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
-  """(loss, operands, cotangents) of one example -> (squares, what is held)."""
+  """(loss, operands, cotangents) of one example -> (lengths, what is held)."""
   if unit.rule is Rule.UNUSED:
-    return lambda loss, data, cotangents: ((jnp.zeros(loss.shape, jnp.float32),), None)
+    return lambda loss, data, cotangents: ((_no_length(loss),), None)
   one = _gradient_norms(unit, flow) if unit.rule is Rule.GRADIENT else _row_norms(unit)
   return lambda loss, data, cotangents: one(data, cotangents)
 
@@ -77,26 +97,34 @@ def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
 def _over_examples(
   one: Callable, units: Sequence[Unit], recorded: Recorded, chunk: int | None
 ) -> Any:
+  data, cotangents, depth = _arrays(units, recorded)
+  if chunk is None or chunk >= recorded.losses.shape[0]:
+    axes = [{i: (d,) * len(x[i]) for i, d in depth.items()} for x in (data, cotangents)]
+    return jax.vmap(one, in_axes=(0, *axes))(recorded.losses, data, cotangents)
+  seen = (recorded.losses, _in_front(data, depth), _in_front(cotangents, depth))
+  return lax.map(lambda x: one(*x), seen, batch_size=chunk if chunk > 1 else None)
+
+
+def _arrays(units: Sequence[Unit], recorded: Recorded) -> tuple[Any, Any, dict[int, int]]:
+  """Operands and cotangents of these units' sites, and the axis of the examples."""
   sites = [site for unit in units for site in unit.sites]
 
   def pick(arrays):
     return {site.index: arrays[site.index] for site in sites}
 
-  data, cotangents = pick(recorded.operands), pick(recorded.cotangents)
   depth = {site.index: len(site.loops) for site in sites}
-  if chunk is None or chunk >= recorded.losses.shape[0]:
-    axes = [{i: (d,) * len(x[i]) for i, d in depth.items()} for x in (data, cotangents)]
-    return jax.vmap(one, in_axes=(0, *axes))(recorded.losses, data, cotangents)
-  front = lambda tree: {
-    i: tuple(jnp.moveaxis(x, depth[i], 0) for x in arrays) for i, arrays in tree.items()
+  return pick(recorded.operands), pick(recorded.cotangents), depth
+
+
+def _in_front(arrays: dict[int, Any], depth: dict[int, int]) -> dict[int, Any]:
+  return {
+    i: tuple(jnp.moveaxis(x, depth[i], 0) for x in each) for i, each in arrays.items()
   }
-  seen = (recorded.losses, front(data), front(cotangents))
-  return lax.map(lambda x: one(*x), seen, batch_size=chunk if chunk > 1 else None)
 
 
-def _square(x: jax.Array) -> jax.Array:
-  x = trees.at_least_float32(x)
-  return jnp.sum(x * x)
+def _no_length(loss: jax.Array) -> Length:
+  zero = jnp.zeros(loss.shape, jnp.float32)
+  return Length(zero, zero)
 
 
 def _row_norms(unit: Unit) -> Callable:
@@ -106,14 +134,14 @@ def _row_norms(unit: Unit) -> Callable:
       for site, form, swapped in zip(unit.sites, unit.forms, unit.swapped)
     ]
     if unit.rule is Rule.OUTER:
-      return (row_forms.outer_square(parts[0]),), None
+      return (row_forms.outer_length(parts[0]),), None
     if unit.rule is Rule.GRAM:
-      return (row_forms.gram_square(parts),), None
+      return (row_forms.gram_length(parts),), None
     size = unit.forms[0].right if unit.swapped[0] else unit.forms[0].left
     product = functools.reduce(jnp.add, (row_forms.product(p, size) for p in parts))
     if unit.hold:
-      return (_square(product),), product
-    return (row_forms.with_rounding(_square(product), parts),), None
+      return (lengths.of(product),), product
+    return (row_forms.with_rounding(product, parts),), None
 
   return one
 
@@ -123,10 +151,21 @@ def _swap(rows: Rows, swapped: bool) -> Rows:
 
 
 def _gradient_norms(unit: Unit, flow: ParamFlow) -> Callable:
-  seen, back = flow.pull(unit.leaves, unit.sites)
+  gradients = _one_gradient(unit, flow)
 
   def one(data, cotangents):
-    grads = back(
+    grads = gradients(data, cotangents)
+    return ((), grads) if unit.hold else (tuple(map(lengths.of, grads)), None)
+
+  return one
+
+
+def _one_gradient(unit: Unit, flow: ParamFlow) -> Callable:
+  """(operands, cotangents) of one example -> its gradient for each leaf of the unit."""
+  seen, back = flow.pull(unit.leaves, unit.sites)
+
+  def gradients(data, cotangents):
+    return back(
       {
         site.index: _site_gradient(
           site, seen[site.index], data[site.index], cotangents[site.index]
@@ -134,9 +173,8 @@ def _gradient_norms(unit: Unit, flow: ParamFlow) -> Callable:
         for site in unit.sites
       }
     )
-    return tuple(map(_square, grads)), grads if unit.hold else None
 
-  return one
+  return gradients
 
 
 def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
@@ -203,9 +241,11 @@ def _as_seen(x, var, wide: bool):
 
 
 def _widened(eqn: Any) -> Any:
-  if "preferred_element_type" not in eqn.params:
-    return eqn
-  return eqn.replace(params={**eqn.params, "preferred_element_type": None})
+  """In full precision, as the norm is: where a platform's default is less (TF32), a term
+  could come out longer than its norm."""
+  full = {"preferred_element_type": None, "precision": (lax.Precision.HIGHEST,) * 2}
+  known = {name: value for name, value in full.items() if name in eqn.params}
+  return eqn.replace(params={**eqn.params, **known}) if known else eqn
 
 
 def _over_loops(fn: Callable, site: Site) -> Callable:
@@ -219,20 +259,63 @@ def totals(
   unit: Unit,
   flow: ParamFlow,
   recorded: Recorded,
-  held: Any,
+  first: Norms,
   factors: Sequence[jax.Array],
 ) -> tuple[jax.Array, ...]:
   """sum_i factors[l][i] * gradient_i of leaf l, for each leaf of the unit.
 
   A factor of exactly 0 drops its example, whatever its operands hold.
   """
-  if unit.rule is Rule.UNUSED:
+  how = sum_of(unit)
+  if how is Sum.ZERO:
     return tuple(jnp.zeros_like(flow.leaves[i]) for i in unit.leaves)
-  if held is not None and unit.rule is Rule.GRADIENT:
-    return tuple(_weighted(x, factor) for x, factor in zip(held, factors))
-  if held is not None:
-    return _from_products(unit, flow, _weighted(held, factors[0]))
+  if how is Sum.HELD and unit.rule is Rule.GRADIENT:
+    return tuple(_weighted(x, factor) for x, factor in zip(first.held, factors))
+  if how is Sum.HELD:
+    return _from_products(unit, flow, _weighted(first.held, factors[0]))
+  if how is Sum.AGAIN:
+    return _one_by_one(unit, flow, recorded, first, factors)
   return _transposed(unit, flow, recorded, factors)
+
+
+def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, factors):
+  """Each example's gradient once more, in a compiled loop, times its factor.
+
+  Where terms cancel, or a custom derivative is not linear, the transpose at c_i g_i is not
+  c_i times the gradient that the norm was taken of. Formed again, the gradient is held to
+  that norm.
+  """
+  gradients = _one_gradient(unit, flow)
+  data, cotangents, depth = _arrays([unit], recorded)
+  longest = tuple(length.longest for length in first.lengths)
+  seen = (_in_front(data, depth), _in_front(cotangents, depth), tuple(factors), longest)
+  count = recorded.losses.shape[0]
+  chunk = _divisor(count, cost_model.in_flight(unit.cost, jax.default_backend()))
+  cut = lambda x: x.reshape(count // chunk, chunk, *x.shape[1:])
+
+  def one(data, cotangents, factors, longest):
+    return tuple(map(_held_to, gradients(data, cotangents), factors, longest))
+
+  def body(total, part):
+    terms = jax.vmap(one)(*part)
+    return tuple(t + jnp.sum(each, axis=0) for t, each in zip(total, terms)), None
+
+  zero = tuple(jnp.zeros_like(flow.leaves[i]) for i in unit.leaves)
+  zero = as_varying_as(seen, zero)
+  return lax.scan(body, zero, jax.tree.map(cut, seen))[0]
+
+
+def _held_to(grad: jax.Array, factor: jax.Array, longest: jax.Array) -> jax.Array:
+  again = lengths.of(grad).longest
+  over = again > longest * (1 + _ROUNDING)
+  factor = factor * jnp.where(over, longest / again, 1)
+  keep = (factor != 0) & jnp.isfinite(again)
+  return jnp.where(keep, grad * factor.astype(grad.dtype), 0)
+
+
+def _divisor(count: int, most: int) -> int:
+  """The largest divisor of count that is at most `most`, and 1 at least."""
+  return max(d for d in range(1, max(1, min(count, most)) + 1) if count % d == 0)
 
 
 def _weighted(x: jax.Array, factor: jax.Array) -> jax.Array:
@@ -240,7 +323,7 @@ def _weighted(x: jax.Array, factor: jax.Array) -> jax.Array:
     return trees.weighted_sum(x, factor, jnp.all(factor != 0))
   x = trees.at_least_float32(x)
   kept = jnp.where((factor != 0).reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
-  return jnp.tensordot(factor.astype(x.dtype), kept, axes=1)
+  return trees.dot_examples(factor, kept)
 
 
 def _from_products(unit: Unit, flow: ParamFlow, product: jax.Array):

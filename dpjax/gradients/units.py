@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from dpjax.gradients import cost_model, row_forms
 from dpjax.gradients.cost_model import Cost
-from dpjax.gradients.jaxpr_sites import Program, Site
+from dpjax.gradients.jaxpr_sites import Program, Site, is_complex
 from dpjax.gradients.row_forms import RowForm
 
 # Sites whose transpose is a sum or product with a broadcast parameter.
@@ -36,6 +36,15 @@ class Rule(enum.StrEnum):
   UNUSED = "unused"  # no site: the gradient is zero
 
 
+class Sum(enum.StrEnum):
+  """How the clipped sum of a unit's gradients is formed, once their norms are known."""
+
+  ZERO = "zero"
+  HELD = "held"  # from what the norm has left
+  TRANSPOSE = "transpose"  # of each site, at c_i g_i
+  AGAIN = "again"  # each example's gradient once more, in a loop, held to its norm
+
+
 class Unit(NamedTuple):
   """Leaves and sites that belong together, with the rule chosen for them."""
 
@@ -47,6 +56,27 @@ class Unit(NamedTuple):
   cost: Cost  # of the rule, per example
   hold: bool  # keep per-example products or gradients and contract those
   reason: str  # why the general rule had to be taken; "" where it had not
+
+
+def sum_of(unit: Unit) -> Sum:
+  """A transpose at c_i g_i serves where it is c_i times the one at g_i, up to a rounding
+  that the norm is charged with (`row_forms`), and 0 at 0: rows, and entrywise sums."""
+  if unit.rule is Rule.UNUSED:
+    return Sum.ZERO
+  if unit.hold:
+    return Sum.HELD
+  again = unit.rule is Rule.GRADIENT and not _entrywise(unit)
+  return Sum.AGAIN if again else Sum.TRANSPOSE
+
+
+def _entrywise(unit: Unit) -> bool:
+  """Whether each entry of the gradient is one entry of a cotangent."""
+  site, *more = unit.sites
+  if more or site.name not in ("add", "add_any", "sub", "parameter"):
+    return False
+  alone = len(site.params) == 1 and site.sources[0].is_view
+  alike = site.out_avals[0].shape == site.params[0].aval.shape and not is_complex(site)
+  return alone and alike and len(site.loops) == len(site.sources[0].loops)
 
 
 def find_units(
@@ -101,6 +131,8 @@ def _forms(group, sites, one_clip_norm) -> tuple[list[RowForm], str]:
   joined = len(sites) == 1 and one_clip_norm and sites[0].sources[0].is_view
   if len(group) > 1 and not joined:
     return [], f"{len(group)} parameters are combined before they meet the data"
+  if any(map(is_complex, sites)):
+    return [], "complex numbers meet the parameter"
   if any(len(site.params) > 1 for site in sites):
     return [], f"{sites[0].name} takes the parameter more than once"
   if not all(site.sources[0].is_view for site in sites):

@@ -47,7 +47,8 @@ def _info(summed: ClippedSum, mask: Array, scale: Any) -> StepInfo:
 def _with_keys(batch: Batch, key: Array | None, step: Array) -> Any:
   if key is None:
     return batch.examples
-  keys = jax.random.split(jax.random.fold_in(key, step), batch.mask.shape[0])
+  size = jax.tree.leaves(batch.examples)[0].shape[0]
+  keys = jax.random.split(jax.random.fold_in(key, step), size)
   return batch.examples._replace(key=keys)
 
 
@@ -125,9 +126,10 @@ def dp_sgd(
     return TrainState(params, chain.init(params), ema, jnp.zeros((), jnp.int32))
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
-    mask, slice_index = jnp.asarray(batch.mask), _slice_index(state)
+    slice_index = _slice_index(state)
     call = state.step * plan.slices + slice_index
-    summed, scale = clipped(state, _with_keys(batch, example_key, call), mask)
+    summed, scale = clipped(state, _with_keys(batch, example_key, call), batch.mask)
+    mask: Any = summed.mask
     updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=mask)
     params = optax.apply_updates(state.params, updates)
     done = slice_index == plan.slices - 1

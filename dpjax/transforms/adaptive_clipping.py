@@ -26,15 +26,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import noise, trees, validate
+from dpjax import gradients, noise, trees, validate
 from dpjax.transforms.clip_and_noise import check_arguments
 from dpjax.transforms.clip_scale import MAX_SCALE, MIN_SCALE, ScaledState, unscaled
-from dpjax.transforms.clipped import checked_mask, clipped_sum
+from dpjax.transforms.clipped import clipped_sum
 from dpjax.types import ClippedSum
 from dpjax.validate import UserError
 
@@ -110,12 +111,17 @@ class AdaptiveClipping:
 
 def _count(summed: ClippedSum, mask: jax.Array) -> jax.Array:
   """sum_i mask_i (1[norm_i <= C] - 1/2); a non-finite norm counts as above C."""
-  if summed.norms.shape != mask.shape:
-    raise UserError(
-      f"mask.shape={mask.shape}: must be {summed.norms.shape}, one per example"
-    )
   inside = summed.norms <= summed.l2_bound
   return jnp.sum(jnp.where(mask, jnp.where(inside, 0.5, -0.5), 0.0))
+
+
+def _mask(summed: ClippedSum, given: Any) -> jax.Array:
+  """Rows that are counted. A ClippedSum knows which rows it holds: counted as real, its
+  padding would let one example move the count by 1, twice what is paid for."""
+  known = summed.mask
+  if known is None:
+    return gradients.checked_mask(given, summed.norms.shape[0])
+  return known if given is None else known & gradients.checked_mask(given, known.shape[0])
 
 
 def adaptive_clip_and_noise(
@@ -137,8 +143,8 @@ def adaptive_clip_and_noise(
     key: a typed key; one draw per step serves the sum and the count.
 
   Returns:
-    A transform whose `update` needs `mask=` always, and takes stacked gradients, or the
-    ClippedSum of the loss DIVIDED by `clip_scale(state)`, clipped to `l2_clip_norm`.
+    A transform that takes stacked gradients with `mask=`, or the ClippedSum of the loss
+    DIVIDED by `clip_scale(state)`, clipped to `l2_clip_norm`, which knows its mask.
 
   Guarantee: update and clip norm of each step are the post-processing of one Gaussian
   mechanism with the combined noise multiplier, for any gradients and any mask.
@@ -167,10 +173,10 @@ def adaptive_clip_and_noise(
 
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):
     del extra_args
-    mask = checked_mask(mask)
     scaled = unscaled(updates, state.scale)
     summed = clipped_sum(scaled, params, mask, l2_clip_norm)
-    queries = {"sum": summed.total, "count": _count(summed, mask) * unit}
+    count = _count(summed, _mask(summed, mask))
+    queries = {"sum": summed.total, "count": count * unit}
     noisy, inner = noise.add_gaussian(state.inner, queries, std)
     after = ScaledState(inner, moved(state.scale, noisy["count"] / unit), state.count + 1)
     return trees.scale(noisy["sum"], state.scale / normalize_by), after

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import trees, validate
+from dpjax.transforms.clipped import check_updates
 from dpjax.types import ClippedSum
 from dpjax.validate import UserError
 
@@ -47,6 +48,7 @@ def clip_scale(state: Any) -> jax.Array | None:
 
 def unscaled(updates: Any, scale: jax.Array) -> Any:
   """Stacked gradients divided by s_t; a ClippedSum is of the divided loss already."""
+  check_updates(updates, None)  # before integers become floats
   if isinstance(updates, ClippedSum):
     return updates
   return jax.tree.map(lambda leaf: trees.at_least_float32(leaf) / scale, updates)

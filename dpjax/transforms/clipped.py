@@ -11,18 +11,6 @@ from dpjax import gradients
 from dpjax.types import ClippedSum
 from dpjax.validate import UserError
 
-_NO_MASK = (
-  "mask=None: a private transform needs update(grads, state, params, mask=batch.mask); "
-  "padding that is not masked would be trained on"
-)
-
-
-def checked_mask(mask: Any) -> jax.Array:
-  """The mask as an array; a forgotten one is an error, never a default of ones."""
-  if mask is None:
-    raise UserError(_NO_MASK)
-  return jnp.asarray(mask, bool)
-
 
 def check_bound(updates: ClippedSum, bound: float) -> None:
   """Raises where the noise for `bound` would be too small for this sum."""
@@ -33,17 +21,28 @@ def check_bound(updates: ClippedSum, bound: float) -> None:
     )
 
 
-def _check_stacked(updates: Any, mask: jax.Array, params: Any) -> None:
-  for leaf in jax.tree.leaves(updates):
-    if leaf.shape[:1] != mask.shape:
-      raise UserError(
-        f"mask.shape={mask.shape}: gradients must be stacked per example, [B, *param], "
-        f"but a leaf has shape {leaf.shape}"
-      )
+def check_updates(updates: Any, params: Any) -> None:
+  """Raises unless gradients (and parameters, where given) are real floating point."""
+  tree = updates.total if isinstance(updates, ClippedSum) else updates
+  gradients.check_real(updates=tree)
   if params is not None:
-    stacked = [leaf.shape[1:] for leaf in jax.tree.leaves(updates)]
+    gradients.check_real(params=params)
+  if not jax.tree.leaves(tree):
+    raise UserError("updates: must hold at least one array")
+
+
+def _check_stacked(updates: Any, params: Any) -> int:
+  sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(updates)}
+  if len(sizes) != 1 or () in sizes:
+    raise UserError(
+      "updates: gradients must be stacked per example, [B, *param], but leading axes are "
+      f"{sorted(map(str, sizes))}"
+    )
+  if params is not None:
+    stacked = [jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(updates)]
     if stacked != [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]:
       raise UserError("updates: must be per-example gradients, [B, *param] for every leaf")
+  return sizes.pop()[0]
 
 
 def clipped_sum(
@@ -54,19 +53,20 @@ def clipped_sum(
   Args:
     updates: leaves [B, *param], or a ClippedSum (its mask is then already applied).
     params: to check shapes with, or None.
-    mask: [B] bool, needed for stacked gradients.
+    mask: [B] bool, or True; needed for stacked gradients.
     l2_clip_norm: number or prefix tree; gamma: of automatic clipping, or None.
 
   Raises:
-    UserError: no mask, no batch axis, or a sum clipped to a larger bound.
+    UserError: no mask, no batch axis, gradients that are not real floating point, or a
+      sum clipped to a larger bound.
 
-  >>> clipped_sum(jnp.array([[3.0, 4.0]]), None, [True], 1.0).total
+  >>> clipped_sum(jnp.array([[3.0, 4.0]]), None, jnp.array([True]), 1.0).total
   Array([0.6, 0.8], dtype=float32)
   """
+  check_updates(updates, params)
   if isinstance(updates, ClippedSum):
     check_bound(updates, gradients.l2_bound(l2_clip_norm))
     return updates
-  mask = checked_mask(mask)
-  _check_stacked(updates, mask, params)
+  mask = gradients.checked_mask(mask, _check_stacked(updates, params))
   losses = jnp.zeros(mask.shape)
   return gradients.clip_and_sum(updates, losses, mask, l2_clip_norm, gamma=gamma)

@@ -15,7 +15,7 @@ def as_float64(tree):
   return jax.tree.map(cast, tree)
 
 
-def both(loss_fn, params, batch, *, clip_norm=0.5, mask=None, **options):
+def both(loss_fn, params, batch, *, clip_norm=0.5, mask=True, **options):
   """(vmap, ghost) clipped sums, compiled together."""
   slow, fast = (
     gradients.clipped_grad(loss_fn, l2_clip_norm=clip_norm, method=method, **options)

@@ -89,12 +89,14 @@ def test_a_frozen_group_gets_exactly_zero_and_does_not_disturb_the_others(method
   bounds = {"params": {names[0]: 0.0, names[1]: 0.5}}
   batch = Example(x, np.zeros(4, int))
   summed = gradients.clipped_grad(loss_fn, l2_clip_norm=bounds, method=method)(
-    params, batch
+    params, batch, True
   )
   for leaf in jax.tree.leaves(summed.total["params"][names[0]]):
     np.testing.assert_array_equal(leaf, 0)
   head = lambda p, e: loss_fn({"params": {**params["params"], names[1]: p}}, e)
-  alone = gradients.clipped_grad(head, l2_clip_norm=0.5)(params["params"][names[1]], batch)
+  alone = gradients.clipped_grad(head, l2_clip_norm=0.5)(
+    params["params"][names[1]], batch, True
+  )
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
     summed.total["params"][names[1]],

@@ -524,7 +524,7 @@ def test_works_inside_a_scan():
   params, batch = dict(w=_normal(4, 3), b=_normal(3), v=_normal(3, 2)), _normal(SIZE, 4)
   expected, _ = oracle.both(_mlp_loss, params, batch)
   grad_fn = gradients.clipped_grad(_mlp_loss, l2_clip_norm=0.5, method="ghost")
-  body = lambda total, x: (trees.add(total, grad_fn(params, x[None]).total), None)
+  body = lambda total, x: (trees.add(total, grad_fn(params, x[None], True).total), None)
   zero = jax.tree.map(jnp.zeros_like, params)
   total, _ = jax.jit(lambda xs: lax.scan(body, zero, xs))(batch)
   assert oracle.relative_error(expected.total, total) < 1e-10
@@ -543,8 +543,8 @@ mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
 P = jax.sharding.PartitionSpec
 for method in ("vmap", "ghost"):
   grad_fn = gradients.clipped_grad(loss, l2_clip_norm=0.5, method=method)
-  expected = grad_fn(params, batch).total
-  total = lambda p, x: jax.tree.map(lambda t: lax.psum(t, "d"), grad_fn(p, x).total)
+  expected = grad_fn(params, batch, True).total
+  total = lambda p, x: jax.tree.map(lambda t: lax.psum(t, "d"), grad_fn(p, x, True).total)
   for check in (True, False):
     sharded = jax.shard_map(
       total, mesh=mesh, in_specs=(P(), P("d")), out_specs=P(), check_vma=check
@@ -572,4 +572,4 @@ def test_examples_are_clipped_before_devices_are_added_up():
 def test_wrong_parameters_are_one_clear_line():
   grad_fn = gradients.clipped_grad(lambda p, x: jnp.sum(p["n"] * x), l2_clip_norm=1.0)
   with pytest.raises(UserError, match=r"params\['n'\]: dtype int32"):
-    grad_fn({"n": jnp.arange(3, dtype=jnp.int32)}, _normal(SIZE, 3))
+    grad_fn({"n": jnp.arange(3, dtype=jnp.int32)}, _normal(SIZE, 3), True)

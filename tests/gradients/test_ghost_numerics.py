@@ -17,7 +17,7 @@ def _sum(loss_fn, params, batch, method="ghost", clip_norm=0.5, **options):
   grad_fn = gradients.clipped_grad(
     loss_fn, l2_clip_norm=clip_norm, method=method, **options
   )
-  return jax.jit(grad_fn)(params, batch)
+  return jax.jit(grad_fn)(params, batch, True)
 
 
 def _normal(*shape, seed=0):
@@ -183,7 +183,11 @@ def test_memory_does_not_grow_with_batch_times_parameters():
   def peak(method):
     grad_fn = gradients.clipped_grad(loss, l2_clip_norm=1.0, method=method)
     return (
-      jax.jit(grad_fn).lower(params, batch).compile().memory_analysis().temp_size_in_bytes
+      jax.jit(grad_fn)
+      .lower(params, batch, True)
+      .compile()
+      .memory_analysis()
+      .temp_size_in_bytes
     )
 
   assert peak("auto") < peak("vmap") / 10

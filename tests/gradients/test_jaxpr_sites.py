@@ -111,7 +111,7 @@ def test_products_that_are_split_and_summed_share_the_taps_of_the_sums(used_whol
   assert one[0].axis == (0 if used_whole else 1)
   batch = jnp.sin(jnp.arange(24.0)).reshape(3, 2, 4)
   norms = [
-    gradients.clipped_grad(loss, l2_clip_norm=1.0, method=method)(params, batch).norms
+    gradients.clipped_grad(loss, l2_clip_norm=1.0, method=method)(params, batch, True).norms
     for method in ("vmap", "ghost")
   ]
   np.testing.assert_allclose(*norms, rtol=1e-5)

@@ -70,7 +70,7 @@ _LEAST, _MOST = 0.8, 2.5  # of XLA's own account
 
 
 def _xla_temporaries(grad_fn, params, batch):
-  compiled = jax.jit(grad_fn).lower(params, batch).compile()
+  compiled = jax.jit(grad_fn).lower(params, batch, True).compile()
   return compiled.memory_analysis().temp_size_in_bytes
 
 
@@ -103,7 +103,7 @@ def test_a_budget_bounds_the_memory_and_changes_no_result(name):
   small, large = (_xla_temporaries(fn, params, batch) for fn in (bounded, whole))
   small -= 2 * 4 * trees.size(params)  # the sum and what is added to it
   assert small <= budget and small < 0.6 * large  # unrolled, yet one after the other
-  a, b = (jax.jit(grad_fn)(params, batch) for grad_fn in (whole, bounded))
+  a, b = (jax.jit(grad_fn)(params, batch, True) for grad_fn in (whole, bounded))
   close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
   jax.tree.map(close, (a.total, a.norms, a.losses), (b.total, b.norms, b.losses))
 
@@ -118,7 +118,7 @@ def test_a_budget_that_one_example_exceeds_is_one_clear_line():
   loss, params, batch = _mlp()
   grad_fn = gradients.clipped_grad(loss, l2_clip_norm=1.0, memory_budget=100)
   with pytest.raises(UserError, match=r"memory_budget=100: must be >= \d+ bytes") as caught:
-    grad_fn(params, batch)
+    grad_fn(params, batch, True)
   assert "\n" not in str(caught.value)
   needed = float(re.search(r">= (\d+)", str(caught.value)).group(1))
   enough = gradients.clipped_grad(loss, l2_clip_norm=1.0, memory_budget=needed)
@@ -172,4 +172,4 @@ def test_keys_in_the_batch_are_no_obstacle():
     loss, l2_clip_norm=1.0, method="ghost", memory_budget=2000
   )
   assert grad_fn._fitting(jnp.ones((30, 2)), batch, 8) < 8
-  assert grad_fn(jnp.ones((30, 2)), batch).losses.shape == (8,)
+  assert grad_fn(jnp.ones((30, 2)), batch, True).losses.shape == (8,)

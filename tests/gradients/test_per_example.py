@@ -94,7 +94,7 @@ def test_clipped_sum_equals_jax_privacy(name):
   ours = gradients.clipped_grad(loss_fn, l2_clip_norm=0.7, method="vmap")
   jax.tree.map(
     functools.partial(np.testing.assert_allclose, atol=1e-5),
-    ours(params, batch).total,
+    ours(params, batch, True).total,
     theirs(params, batch),
   )
 
@@ -118,7 +118,7 @@ def test_p7_padding_changes_nothing_even_where_its_gradient_is_not_finite():
   mask = jnp.arange(7) < 4
   grad_fn = gradients.clipped_grad(loss_fn, l2_clip_norm=0.5)
   np.testing.assert_allclose(
-    grad_fn(params, padded, mask).total, grad_fn(params, real).total, rtol=1e-6
+    grad_fn(params, padded, mask).total, grad_fn(params, real, True).total, rtol=1e-6
   )
 
 
@@ -139,9 +139,11 @@ def test_microbatches_carry_keys_and_loop_beyond_the_unrolled_length():
   batch = Example(
     jnp.ones(size), jnp.zeros(size, int), jax.random.split(jax.random.key(0), size)
   )
-  whole = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0)(jnp.float32(1), batch)
+  whole = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0)(jnp.float32(1), batch, True)
   parts = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0, microbatch_size=2)
-  np.testing.assert_allclose(parts(jnp.float32(1), batch).total, whole.total, rtol=1e-5)
+  np.testing.assert_allclose(
+    parts(jnp.float32(1), batch, True).total, whole.total, rtol=1e-5
+  )
 
 
 def test_microbatches_bound_the_memory():
@@ -150,7 +152,7 @@ def test_microbatches_bound_the_memory():
 
   def peak(size):
     grad_fn = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0, microbatch_size=size)
-    compiled = jax.jit(grad_fn).lower(params, batch).compile()
+    compiled = jax.jit(grad_fn).lower(params, batch, True).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
   assert peak(16) < peak(None) / 4
@@ -158,7 +160,7 @@ def test_microbatches_bound_the_memory():
 
 def test_losses_and_norms_are_per_example():
   loss_fn, params, batch = _toy()
-  summed = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0)(params, batch)
+  summed = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0)(params, batch, True)
   stacked_losses, grads = gradients.per_example_grads(loss_fn)(params, batch)
   assert summed.losses.shape == summed.norms.shape == (8,)
   np.testing.assert_allclose(summed.losses, stacked_losses, rtol=1e-6)
@@ -169,7 +171,7 @@ def test_losses_and_norms_are_per_example():
 def test_no_clipping_is_the_ordinary_gradient_of_the_sum():
   loss_fn, params, batch = _toy()
   ordinary = jax.grad(lambda p: jnp.sum(jax.vmap(loss_fn, (None, 0))(p, batch)))(params)
-  summed = gradients.clipped_grad(loss_fn, l2_clip_norm=float("inf"))(params, batch)
+  summed = gradients.clipped_grad(loss_fn, l2_clip_norm=float("inf"))(params, batch, True)
   jax.tree.map(
     functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5),
     summed.total,
@@ -180,7 +182,9 @@ def test_no_clipping_is_the_ordinary_gradient_of_the_sum():
 def test_p28_no_parameter_is_dropped_even_if_unused():
   params = {"used": jnp.ones(2), "unused": jnp.ones(3)}
   loss_fn = lambda p, x: jnp.sum(p["used"] * x)
-  total = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0)(params, jnp.ones((4, 2))).total
+  total = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0)(
+    params, jnp.ones((4, 2)), True
+  ).total
   assert set(total) == {"used", "unused"}
   np.testing.assert_array_equal(total["unused"], 0)
 
@@ -217,7 +221,7 @@ def test_p29_batch_norm_sees_one_example_only_and_cannot_mix_the_batch():
 def test_a_wrong_loss_or_batch_is_one_clear_line(loss_fn, batch, match):
   for function in (
     gradients.per_example_grads(loss_fn),
-    gradients.clipped_grad(loss_fn, l2_clip_norm=1.0),
+    functools.partial(gradients.clipped_grad(loss_fn, l2_clip_norm=1.0), mask=True),
   ):
     with pytest.raises(UserError, match=match) as caught:
       function(jnp.float32(1.0), batch)
@@ -283,7 +287,7 @@ def test_bad_losses_are_one_line_that_names_the_primitive_and_the_way_out(
 ):
   grad_fn = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0, method=method)
   with pytest.raises(UserError, match=match) as caught:
-    grad_fn(jnp.ones((4, 3)), _BATCH)
+    grad_fn(jnp.ones((4, 3)), _BATCH, True)
   assert "\n" not in str(caught.value)
 
 
@@ -295,7 +299,7 @@ def test_harmless_effects_and_stopped_gradients_are_no_mistake(capfd):
 
   for method in ("auto", "vmap"):
     grad_fn = gradients.clipped_grad(loss, l2_clip_norm=1.0, method=method)
-    assert np.isfinite(grad_fn(jnp.ones((4, 3)), _BATCH).norms).all()
+    assert np.isfinite(grad_fn(jnp.ones((4, 3)), _BATCH, True).norms).all()
   jax.effects_barrier()
   assert "seen 4.0" in capfd.readouterr().out
 
@@ -305,7 +309,7 @@ def test_an_error_of_the_loss_itself_is_left_alone():
     raise ValueError("my own mistake")
 
   with pytest.raises(ValueError, match="my own mistake"):
-    gradients.clipped_grad(loss, l2_clip_norm=1.0)(jnp.ones((4, 3)), _BATCH)
+    gradients.clipped_grad(loss, l2_clip_norm=1.0)(jnp.ones((4, 3)), _BATCH, True)
 
 
 def test_wrong_options_name_themselves():

@@ -146,7 +146,7 @@ def test_augmentation_averages_before_clipping_so_sensitivity_stays():
   example = Example(jnp.full((2, 2, 1), 100.0), 0, key)
   grad_fn = dpjax.clipped_grad(averaged, l2_clip_norm=1.0)
   batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], example)
-  total = grad_fn(_PARAMS, batch).total["w"]
+  total = grad_fn(_PARAMS, batch, True).total["w"]
   assert float(jnp.linalg.norm(total)) == pytest.approx(1.0, rel=1e-5)
   scales = jax.vmap(jax.random.normal)(jax.random.split(key, 64))
   expected = 400.0 * float(scales.mean())  # the mean gradient, not the mean of clipped ones

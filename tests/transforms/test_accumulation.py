@@ -75,7 +75,7 @@ def test_wrong_uses_are_refused():
   with pytest.raises(UserError, match="mask=batch.mask"):
     tx.update(_grads(0, 2), state, _PARAMS)
   loss = lambda p, x: jnp.sum(p["w"]) * x
-  wide = dpjax.clipped_grad(loss, l2_clip_norm=2.0)(_PARAMS, jnp.ones(2))
+  wide = dpjax.clipped_grad(loss, l2_clip_norm=2.0)(_PARAMS, jnp.ones(2), True)
   with pytest.raises(UserError, match="clipped to 2.0"):
     tx.update(wide, state, _PARAMS)
   with pytest.raises(UserError, match="every=0"):
@@ -83,6 +83,6 @@ def test_wrong_uses_are_refused():
   bounds = {"w": 0.6, "b": 0.8}
   shares = _private(l2_clip_norm=bounds, noise_shares={"w": 1.0, "b": 1.0})
   grouped = transforms.accumulate(shares, every=2, l2_clip_norm=bounds)
-  flat = dpjax.clipped_grad(loss, l2_clip_norm=1.0)(_PARAMS, jnp.ones(2))
+  flat = dpjax.clipped_grad(loss, l2_clip_norm=1.0)(_PARAMS, jnp.ones(2), True)
   with pytest.raises(UserError, match="group bounds"):
     grouped.update(flat, grouped.init(_PARAMS), _PARAMS)

@@ -75,10 +75,10 @@ def test_gradients_without_a_batch_axis_are_refused():
 
 
 def test_a_sum_clipped_to_a_larger_bound_is_refused():
-  summed = dpjax.clipped_grad(_loss, l2_clip_norm=2.0)(_PARAMS, _BATCH)
+  summed = dpjax.clipped_grad(_loss, l2_clip_norm=2.0)(_PARAMS, _BATCH, _MASK)
   with pytest.raises(UserError, match="clipped to 2.0"):
     _tx().update(summed, _tx().init(_PARAMS), _PARAMS)
-  tighter = dpjax.clipped_grad(_loss, l2_clip_norm=0.5)(_PARAMS, _BATCH)
+  tighter = dpjax.clipped_grad(_loss, l2_clip_norm=0.5)(_PARAMS, _BATCH, _MASK)
   _tx().update(tighter, _tx().init(_PARAMS), _PARAMS)  # more noise than needed is sound
 
 

@@ -72,9 +72,9 @@ def test_equal_stds_without_shares_and_sums_of_other_groups_are_refused():
   assert transforms.group_stds({"a": 3.0, "b": 4.0}, 2.0) == {"a": 10.0, "b": 10.0}
   loss = lambda p, x: jnp.sum(p["a"]) * x + jnp.sum(p["b"]) + jnp.sum(p["frozen"])
   params = {name: jnp.zeros(2) for name in _BOUNDS}
-  right = dpjax.clipped_grad(loss, l2_clip_norm=_BOUNDS)(params, jnp.ones(2))
+  right = dpjax.clipped_grad(loss, l2_clip_norm=_BOUNDS)(params, jnp.ones(2), True)
   _tx().update(right, _tx().init(params), params)
-  flat = dpjax.clipped_grad(loss, l2_clip_norm=5.0)(params, jnp.ones(2))
+  flat = dpjax.clipped_grad(loss, l2_clip_norm=5.0)(params, jnp.ones(2), True)
   assert flat.l2_bound == right.l2_bound  # the same bound on the whole is not enough
   with pytest.raises(UserError, match="group bounds"):
     _tx().update(flat, _tx().init(params), params)

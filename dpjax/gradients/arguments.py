@@ -1,0 +1,73 @@
+"""What is asked of every gradient and every batch, on every route.
+
+Real numbers; and which rows are examples and which padding is said, never assumed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import trees
+from dpjax.types import Array, Batch
+from dpjax.validate import UserError
+
+_NO_MASK = (
+  "mask=None: must be given: mask=batch.mask, or True where every row is an example; padding "
+  "that is not masked would be trained on"
+)
+
+
+def checked_mask(mask: Any, size: int) -> Array:
+  """The mask as a [size] bool array; a forgotten one is an error, not a default of ones.
+
+  >>> checked_mask(True, 2)
+  Array([ True,  True], dtype=bool)
+  >>> checked_mask(None, 2)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: mask=None: must be given: mask=batch.mask, or True where ...
+  """
+  if mask is None:
+    raise UserError(_NO_MASK)
+  mask = jnp.asarray(mask)
+  if mask.dtype != bool:
+    raise UserError(f"mask.dtype={mask.dtype}: must be bool")
+  if mask.shape not in ((), (size,)):
+    raise UserError(f"mask.shape={mask.shape}: must be ({size},), the batch size")
+  return jnp.broadcast_to(mask, (size,))
+
+
+def examples_and_mask(batch: Any, mask: Any) -> tuple[Any, Any]:
+  """The two parts of a `Batch`, or what was given apart.
+
+  Raises:
+    UserError: a `Batch` and a mask beside it: which one holds?
+  """
+  if not isinstance(batch, Batch):
+    return batch, mask
+  if mask is not None:
+    raise UserError(
+      "mask: must be left out where the batch is a dpjax.types.Batch, which has its own"
+    )
+  return batch.examples, batch.mask
+
+
+def check_real(**named: Any) -> None:
+  """Raises unless every leaf of each tree is a real floating-point array.
+
+  Integers have no gradient, and of complex numbers a real Gaussian would cover one part.
+
+  >>> check_real(params={"w": jnp.ones(2, jnp.complex64)})
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: params['w']: dtype complex64 must be real floating point
+  """
+  for name, tree in named.items():
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+      dtype = jnp.result_type(leaf) if not trees.is_key(leaf) else leaf.dtype
+      if not jnp.issubdtype(dtype, jnp.floating):
+        place = f"{name}{jax.tree_util.keystr(path)}"
+        raise UserError(f"{place}: dtype {dtype} must be real floating point")

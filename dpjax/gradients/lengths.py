@@ -1,0 +1,56 @@
+"""Norms of one example that know how far underflow may have let them fall short.
+
+A square below the smallest normal number (1e-38 in float32) comes out as 0, so a sum of n
+squares may lack n times that number; a product of two such sums lacks more. `longest` is
+the norm with all of it added: never less than the true norm (rounding apart), and equal to
+`norm` bit by bit where the squares are normal numbers. What overflows is infinite or NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import trees
+
+
+class Length(NamedTuple):
+  """The norm of a gradient as computed, and the most that it can be."""
+
+  norm: Any
+  longest: Any
+
+
+def tiny(x: Any) -> float:
+  """The smallest normal number of an array's type: what underflow takes from a square."""
+  return float(jnp.finfo(x.dtype).tiny)
+
+
+def from_square(square: jax.Array, lost: Any, reach: Any = 0.0, more: Any = 0.0) -> Length:
+  """sqrt(square) where `lost` may be missing from the square, plus `reach` at the end.
+
+  `more` is what may be missing from `reach`.
+  """
+  norm, longest = jnp.sqrt(square), jnp.sqrt(square + lost)
+  return Length(norm + reach, longest + (reach + more))
+
+
+def of(x: jax.Array, axis: int | tuple[int, ...] | None = None) -> Length:
+  """Norms along `axis` (None: of everything), in float32 or wider.
+
+  >>> of(jnp.array([3.0, 4.0]))
+  Length(norm=Array(5., dtype=float32), longest=Array(5., dtype=float32))
+  """
+  x = trees.at_least_float32(x)
+  square = jnp.sum(x * x, axis=axis)
+  count = x.size // max(square.size, 1)
+  return from_square(square, count * tiny(x))
+
+
+def joined(lengths: Sequence[Length]) -> Length:
+  """Of a gradient whose parts have these lengths."""
+  norms, longest = zip(*lengths)
+  return Length(trees.root_sum_squares(list(norms)), trees.root_sum_squares(list(longest)))

@@ -1,0 +1,43 @@
+"""Numbers that are in memory before they are used: rounded once, for every use of them.
+
+XLA may compute a value anew inside each fusion that reads it, with other roundings (fused
+multiply-add, more digits of half precision). Where terms cancel, a norm and the sum that it
+bounds would then belong to different gradients. XLA's CPU backend drops optimization barriers
+before it fuses, but it looks through no conditional whose outcome it cannot tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpjax.gradients.manual_axes import as_varying_as
+
+
+def on_settled(fn: Callable[[Any], Any], tree: Any) -> Any:
+  """fn(tree), where fn sees every array of the tree as it is in memory.
+
+  Outside of a trace nothing is fused, and under an outer `jax.vmap` a conditional is no
+  longer one: there this is an ordinary call.
+
+  >>> float(jax.jit(lambda x: on_settled(jnp.sum, x * 2.0))(jnp.ones(3)))
+  6.0
+  """
+  known = [leaf for leaf in jax.tree.leaves(tree) if _has_number(leaf)]
+  if not any(isinstance(leaf, jax.core.Tracer) for leaf in known):
+    return fn(tree)
+  shapes = jax.eval_shape(fn, tree)
+
+  def never(tree):
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return as_varying_as(tree, zeros)
+
+  return lax.cond(jnp.ravel(known[0])[0] < -jnp.inf, never, fn, tree)
+
+
+def _has_number(leaf: Any) -> bool:
+  return bool(leaf.size) and jnp.issubdtype(leaf.dtype, jnp.floating)
