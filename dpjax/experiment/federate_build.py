@@ -561,7 +561,8 @@ def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
     rate = build.learning_rate_schedule(config, num_rounds)
   if config.name == "sgd":
     return _OPTIMIZERS["sgd"](rate, config)
-  scale = optax.scale_by_schedule(rate) if callable(rate) else optax.scale(rate)
+  constant = config.schedule == "constant"
+  scale = optax.scale(rate) if constant else optax.scale_by_schedule(rate)
   return optax.chain(federated.fed_opt(config.name, 1.0), scale)
 
 
