@@ -26,7 +26,6 @@ def get_config() -> RelevanceConfig:
     split=False,
     shuffle=False,
     epsilon_b=0.5,
-    budget_share_1=0.1,
     pool=2,
     clip=0.15,
   )

@@ -45,7 +45,6 @@ def get_config() -> RelevanceConfig:
       split=False,
       shuffle=False,
       epsilon_b=0.15,
-      budget_share_1=0.1,
       pool=2,
     ),
     private=Private(learning_rate=0.1),

@@ -19,7 +19,8 @@ from dpjax import validate
 from dpjax.validate import UserError
 
 _UNIONS = (typing.Union, types.UnionType)
-_WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text"}
+_WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text",
+          list: "a list", tuple: "a tuple", dict: "a dict"}  # fmt: skip
 
 
 def get(config: Any, path: str, *, name: str = "config") -> Any:

@@ -177,8 +177,8 @@ def _rigorous(how: Rigorous) -> Unused:
       guided and how.split, f"{room}.split and a {room}.model1", f"{room}.split_share"
     )
     | needs(
-      guided and not how.split,
-      f"{room}.split=False and a {room}.model1",
+      how.model1 == "dp_sgd" and not how.split,
+      f"{room}.split=False and {room}.model1='dp_sgd'",
       f"{room}.budget_share_1",
     )
     | needs(clips, f"{room}.features='laplace_clipped' or 'gaussian'", f"{room}.clip")

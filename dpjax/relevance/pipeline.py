@@ -319,8 +319,10 @@ def _stages_a_b(job: Job, ids: np.ndarray) -> tuple[np.ndarray, list[StageCharge
   how = job.rigorous
   where = "D1" if how.split else "all"
   data = job.train.subset(ids)
-  cap = job.epsilon if how.split else job.epsilon * how.budget_share_1
-  if (how.epsilon_b >= cap and how.model1 == "dp_sgd") or how.epsilon_b > cap:
+  shared = how.model1 == "dp_sgd" and not how.split
+  cap = job.epsilon * how.budget_share_1 if shared else job.epsilon
+  more = how.model1 == "dp_sgd" or not how.split  # is paid by the same records
+  if how.epsilon_b > cap or (how.epsilon_b >= cap and more):
     raise UserError(
       f"rigorous.epsilon_b={how.epsilon_b!r}: must leave room in the {cap:g} that model 1 "
       "and the relevance may cost"

@@ -81,7 +81,7 @@ class Rigorous:
 
   split: bool = True  # disjoint records for relevance (D1) and features (D2): max, not sum
   split_share: float = 0.2  # share of D1
-  budget_share_1: float = 0.2  # unsplit: share of epsilon for model 1 and relevance
+  budget_share_1: float = 0.2  # unsplit dp_sgd: share of epsilon for model 1 and relevance
   # none (beta is uniform) | untrained (initial weights) | public (other data) | dp_sgd (D1)
   model1: str = "none"
   epsilon_b: float = 0.25  # of the relevance

@@ -17,7 +17,7 @@ _KEY = jax.random.key(3)
 def loaded(config):
   """(train, test): the first digits; another name or folder, other digits."""
   name = repr((config.data.name, config.data.data_dir))
-  skip = 0 if name == "('digits', None)" else 100 + sum(name.encode())
+  skip = 0 if name == "('digits', None)" else 100 + sum(name.encode()) % 1000
   train, test = digits.load_digits()
   count = min(_RECORDS, config.data.limit or _RECORDS)
   return train.subset(slice(skip, skip + count)), test.subset(slice(0, 10))

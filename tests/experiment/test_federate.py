@@ -41,6 +41,7 @@ _NONE = {  # without privacy: its fields at their defaults
   "privacy.l2_clip_norm": 1.0,
   "privacy.delta": 1e-5,
 }
+_ADAM = {"server_optimizer.name": "adam", "server_optimizer.momentum": 0.0}
 _EIGHT = {"privacy.epsilon": 8.0, "privacy.noise_multiplier": None}
 
 
@@ -75,7 +76,7 @@ def test_the_ledger_holds_every_round(finished):
 
 @pytest.mark.parametrize(
   "overrides",
-  [_EIGHT, {"algorithm.name": "scaffold", "server_optimizer.name": "adam"}],
+  [_EIGHT, {"algorithm.name": "scaffold", **_ADAM}],
   ids=["fed_avg", "scaffold"],
 )
 def test_p16_stopped_and_resumed_equals_uninterrupted(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dpjax import noise
 from dpjax.experiment import build, federate_build, fields, report, sweep, writers
 from dpjax.experiment.config import TrainConfig, to_dict
-from dpjax.experiment.federate_config import FedConfig
+from dpjax.experiment.federate_config import FedConfig, PartitionConfig
 from dpjax.experiment.sweep import SweepConfig
 from dpjax.validate import UserError
 
@@ -359,7 +359,7 @@ class FakeFederated:
 
 def _federated(**changes):
   defaults = {
-    "base": FedConfig(),
+    "base": FedConfig(partition=PartitionConfig(name="dirichlet")),
     "grid": {"partition.alpha": [0.5, math.inf, 0.1]},
     "variants": {
       "FedAvg": {"algorithm.name": "fed_avg"},

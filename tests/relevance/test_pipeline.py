@@ -280,7 +280,7 @@ def test_with_a_huge_budget_rigorous_mode_learns():
 
 def test_budgets_that_do_not_fit_are_refused():
   with pytest.raises(UserError, match="rigorous.epsilon_b=0.5: must leave room"):
-    relevance.run("radp", "rigorous", _job(epsilon=1.0))
+    relevance.run("radp", "rigorous", _job(epsilon=0.5))
   public = dataclasses.replace(_LOCAL, model1="public")
   with pytest.raises(UserError, match="needs public data"):
     relevance.run("radp", "rigorous", _job(rigorous=public))
