@@ -207,6 +207,11 @@ def radp_rigorous(job: Job) -> Outcome:
   uses_relevance = how.model1 != "none"
   if uses_relevance and how.split:
     ids_1, ids_2 = rigorous.split_by_hash(n, how.split_share)
+    if not (len(ids_1) and len(ids_2)):
+      raise UserError(
+        f"rigorous.split_share={how.split_share!r}: leaves {len(ids_1)} of {n} records for "
+        f"the relevance and {len(ids_2)} for the features; both need some"
+      )
   else:
     ids_1 = ids_2 = np.arange(n)
   beta, charges = _stages_a_b(job, ids_1) if uses_relevance else (_uniform(job), [])
