@@ -161,7 +161,7 @@ def check(config: TrainConfig) -> None:
     )
   audit.check(config.audit)
   _check_clipping(config)
-  _check_sgld(config)
+  _check_noise_aware(config)
   if privacy.method in PRIVATE_METHODS:
     _check_promise(privacy)
   unused.refuse(config, unused.of_training(config))
@@ -197,7 +197,7 @@ def _check_clipping(config: TrainConfig) -> None:
     )
 
 
-def _check_sgld(config: TrainConfig) -> None:
+def _check_noise_aware(config: TrainConfig) -> None:
   privacy = config.privacy
   noiseless = privacy.method == "sgd" or privacy.noise_multiplier == 0
   if config.optimizer.name == "dp_adam" and noiseless:

@@ -85,9 +85,11 @@ class FedConfig:
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
   algorithm: AlgorithmConfig = dataclasses.field(default_factory=AlgorithmConfig)
   local: LocalConfig = dataclasses.field(default_factory=LocalConfig)
+  # sgd | adam | yogi | adagrad; a client's starts afresh in every round, at a constant rate
   client_optimizer: OptimizerConfig = dataclasses.field(
     default_factory=lambda: OptimizerConfig(learning_rate=0.1, momentum=0.0)
   )
+  # the same; its schedule runs over num_rounds
   server_optimizer: OptimizerConfig = dataclasses.field(
     default_factory=lambda: OptimizerConfig(learning_rate=1.0, momentum=0.0)
   )

@@ -317,7 +317,8 @@ def _relevance():
       for path, value in changes.items():
         curve = fields.replace(curve, path, value)
       used = relevance_unused.of(curve)
-      ways = (curve.method, curve.mode, curve.data.name == "cifar10", tuple(sorted(used)))
+      unread = tuple(sorted(path for path in used if not path.startswith("data.")))
+      ways = (curve.method, curve.mode, unread)
       if ways not in seen:
         seen.add(ways)
         found[f"{name} {label}".strip()] = _alone(curve, used)

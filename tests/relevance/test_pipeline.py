@@ -281,6 +281,9 @@ def test_with_a_huge_budget_rigorous_mode_learns():
 def test_budgets_that_do_not_fit_are_refused():
   with pytest.raises(UserError, match="rigorous.epsilon_b=0.5: must leave room"):
     relevance.run("radp", "rigorous", _job(epsilon=0.5))
+  split = dataclasses.replace(_LOCAL, split=True, split_share=1e-6)
+  with pytest.raises(UserError, match="rigorous.split_share=1e-06: leaves 0 of 200"):
+    relevance.run("radp", "rigorous", _job(rigorous=split))
   public = dataclasses.replace(_LOCAL, model1="public")
   with pytest.raises(UserError, match="needs public data"):
     relevance.run("radp", "rigorous", _job(rigorous=public))
