@@ -175,7 +175,7 @@ def fast():
 def training_run(config: Any) -> Any:
   """What a TrainConfig builds. UserError where it is refused."""
   build.check(config)
-  whole = build.streams(config)
+  whole = build.streams(config, bytes(32))
   random = build.Streams(init=whole.init, noise=_KEY, example=_KEY, sampler=3)
   options: dict[str, Any] = {}
 
@@ -217,7 +217,7 @@ class _Recorder:
 def federated_run(config: Any) -> Any:
   """What a FedConfig builds. UserError where it is refused."""
   federate_build.check(config)
-  whole = federate_build.streams(config)
+  whole = federate_build.streams(config, bytes(32))
   random = federate_build.Streams(init=whole.init, noise=_KEY, client=_KEY, sampler=3)
   by_name = lambda name, **options: Call(name, (), tuple(options.items()))
   with (

@@ -101,7 +101,7 @@ def _curve(name, config, steps):
   """By the plan itself, all points at once."""
   if name == "federated":
     return federate_build.build_run(config).promise.curve(steps)
-  return build.build(config, None, build.streams(config)).plan.epsilon_curve(steps)
+  return build.build(config).plan.epsilon_curve(steps)
 
 
 @pytest.mark.parametrize("name", ["central", "federated"])

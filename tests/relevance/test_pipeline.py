@@ -282,7 +282,7 @@ def test_budgets_that_do_not_fit_are_refused():
   with pytest.raises(UserError, match="rigorous.epsilon_b=0.5: must leave room"):
     relevance.run("radp", "rigorous", _job(epsilon=0.5))
   split = dataclasses.replace(_LOCAL, split=True, split_share=1e-6)
-  with pytest.raises(UserError, match="rigorous.split_share=1e-06: leaves 0 of 200"):
+  with pytest.raises(UserError, match="train: its 200 records leave 0 for the relevance"):
     relevance.run("radp", "rigorous", _job(rigorous=split))
   public = dataclasses.replace(_LOCAL, model1="public")
   with pytest.raises(UserError, match="needs public data"):
