@@ -98,6 +98,8 @@ class Plan:
     validate.open_unit(delta=self.delta)
     gradients.check_clip_norm(self.l2_clip_norm, False)
     self._check_clipping()
+    if self.noise_multiplier:  # without such a number z is not what runs
+      validate.positive(noise_std=float(self.noise_multiplier) * self.l2_bound)
     fixed = isinstance(self.sampler, sampling.FixedSizeSampler)
     accountant = self.accountant or ("rdp" if fixed else "pld")
     object.__setattr__(self, "accountant", accountant)
@@ -368,7 +370,9 @@ class Plan:
     if not sampling.has_capacity(self.sampler) or not steps or not self.is_private:
       return delta
     share = OVERFLOW_SHARE * self.delta
-    if delta == self.delta or (delta > self.delta and math.isfinite(self._own_epsilon)):
+    if delta >= self.delta and (
+      steps == self.num_steps or math.isfinite(self._own_epsilon)
+    ):
       return delta - share
     return delta - self._set_aside(delta, steps)
 

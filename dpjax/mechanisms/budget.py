@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 
 import dp_accounting
@@ -44,6 +44,10 @@ class ShardCharge:
 
   def __post_init__(self) -> None:
     _check_amounts(self.epsilon, self.delta)
+    if not isinstance(self.records, Iterable) or isinstance(self.records, Iterator):
+      raise UserError(
+        f"records={self.records!r}: must be a collection of integers that can be read again"
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,12 +144,13 @@ class BudgetLedger:
     | ------------------- | --------------------------- | -------------------------------- |
     | add_or_remove_one   | refused: without one record | the largest charge               |
     |                     | those after it move up      |                                  |
-    | replace_one         | the largest charge          | the two largest, for the record  |
-    |                     |                             | may leave a shard and enter one  |
-    | replace_special     | the largest charge          | the largest charge               |
+    | replace_one,        | the largest charge          | refused: a record that leaves    |
+    | replace_special     |                             | its shard changes the shard's    |
+    |                     |                             | size, which is public there      |
 
     Overspent: the charge does not fit. OverlappingShards: a record in two shards. UserError:
-    add_or_remove_one with shards by place.
+    add_or_remove_one with shards by place; any other relation with shards by itself (account
+    under add_or_remove_one; exchanging a record is two such hops).
 
     >>> halves = [ShardCharge(range(0, 50), 0.3), ShardCharge(range(50, 100), 0.5)]
     >>> ledger = BudgetLedger(epsilon=1.0, neighboring_relation="replace_one")
@@ -161,11 +166,8 @@ class BudgetLedger:
       raise UserError("shards: must hold at least one shard")
     _check_disjoint([shard.records for shard in shards])
     self._check_placed(records_may_move)
-    hit = 2 if records_may_move and self.neighboring_relation == "replace_one" else 1
-    largest = lambda name: float(
-      sum(sorted((_exact(getattr(shard, name)) for shard in shards), reverse=True)[:hit])
-    )
-    event = _common_event([shard.event for shard in shards]) if hit == 1 else None
+    largest = lambda name: max((getattr(shard, name) for shard in shards), key=_exact)
+    event = _common_event([shard.event for shard in shards])
     return self.spend(name, epsilon=largest("epsilon"), delta=largest("delta"), event=event)
 
   def _check_placed(self, by_itself: bool) -> None:
@@ -175,6 +177,12 @@ class BudgetLedger:
         "records_may_move=False: under 'add_or_remove_one' removing a record moves those "
         "after it into other shards; use 'replace_one' or 'replace_special', or shards that "
         "each record decides by itself (records_may_move=True)"
+      )
+    if by_itself and self.neighboring_relation != "add_or_remove_one":
+      raise UserError(
+        f"records_may_move=True: under {str(self.neighboring_relation)!r} a shard's size is "
+        "public, and a record that leaves it changes it; use 'add_or_remove_one' (exchanging "
+        "a record costs two such hops)"
       )
 
   def event(self) -> stated.DpEvent:
@@ -231,7 +239,7 @@ def _common_event(events: Sequence[stated.DpEvent | None]) -> stated.DpEvent | N
 
 
 def _check_disjoint(shards: Sequence[Iterable[int]]) -> None:
-  if all(isinstance(shard, range) and shard.step == 1 for shard in shards):
+  if all(_is_plain(shard) for shard in shards):
     return _check_disjoint_ranges(shards)  # type: ignore[arg-type]
   seen: set[int] = set()
   for index, shard in enumerate(shards):
@@ -249,9 +257,14 @@ def _check_disjoint_ranges(shards: Sequence[range]) -> None:
       raise _overlap(max(one, other), start)
 
 
+def _is_plain(shard: Iterable[int]) -> bool:
+  return isinstance(shard, range) and shard.step == 1 and shard.start >= 0
+
+
 def _record(record: int) -> int:
-  if isinstance(record, bool) or not isinstance(record, numbers.Integral):
-    raise UserError(f"records: must be integers, not {record!r}")
+  whole = isinstance(record, numbers.Integral) and not isinstance(record, bool)
+  if not whole or record < 0:  # -1 would be a second name of the last record
+    raise UserError(f"records: must be integers >= 0, not {record!r}")
   return int(record)
 
 

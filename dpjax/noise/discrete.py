@@ -35,6 +35,7 @@ from dpjax import validate
 from dpjax.validate import UserError
 
 MAX_VARIANCE = 2**24  # above, the integers of the rejection step would not fit 64 bits
+MAX_SKELLAM = 2.0**32  # above, float64 rejection errs; from 2^54 on only even numbers come
 BETA = math.exp(-0.5)  # Kairouz et al. 2021: chance of drawing again is at most this
 _TRIES = 1000
 
@@ -129,12 +130,16 @@ def _bernoulli_exp_of_fraction(
 def skellam(rng: np.random.Generator, shape: Shape, *, variance: float) -> np.ndarray:
   """[shape] int64, the difference of two Poisson variables of mean variance / 2.
 
-  Sums of independent Skellams are Skellam, so clients may add it in shares.
+  Sums of independent Skellams are Skellam, so clients may add it in shares. The variance is
+  at most 2^32: NumPy's sampler works in float64, and far above its draws lie on a lattice
+  that leaves the low bits of what they are added to bare.
 
   >>> skellam(np.random.default_rng(0), (2, 3), variance=0.5).shape
   (2, 3)
   """
   validate.positive(variance=variance)
+  if variance > MAX_SKELLAM:
+    raise UserError(f"variance={variance!r}: must be <= 2^32; scale by less")
   return rng.poisson(variance / 2, shape) - rng.poisson(variance / 2, shape)
 
 

@@ -24,7 +24,7 @@ def check_arguments(
   if not trees.is_key(key):
     raise UserError(f"key={key!r}: must be a typed key, jax.random.key(...)")
   if noise_multiplier:
-    validate.non_negative(noise_std=noise_multiplier * gradients.l2_bound(l2_clip_norm))
+    validate.positive(noise_std=noise_multiplier * gradients.l2_bound(l2_clip_norm))
 
 
 def clip_and_noise(

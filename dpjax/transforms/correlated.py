@@ -10,6 +10,7 @@ import optax
 from dpjax import gradients, noise, trees, validate
 from dpjax.noise.correlated import CorrelatedNoiseState, Correlation
 from dpjax.transforms.clip_and_noise import check_arguments
+from dpjax.transforms.clip_scale import MAX_SCALE, MIN_SCALE
 from dpjax.transforms.clipped import clipped_sum
 from dpjax.validate import UserError
 
@@ -82,7 +83,8 @@ def clip_and_correlated_noise(
 
 
 def check_schedule(noise_schedule: Any, num_steps: int) -> None:
-  """Raises unless the schedule is empty or has one factor > 0 for each step.
+  """Raises unless the schedule is empty or has one factor for each step, within the bounds
+  of a clip schedule: far beyond them the factor vanishes in float32, and the noise with it.
 
   >>> check_schedule((1.0,), 2)
   Traceback (most recent call last):
@@ -94,3 +96,8 @@ def check_schedule(noise_schedule: Any, num_steps: int) -> None:
       f"noise_schedule: has {len(noise_schedule)} factors, must have num_steps={num_steps}"
     )
   validate.positive(**{f"noise_schedule[{i}]": f for i, f in enumerate(noise_schedule)})
+  for factor in noise_schedule:
+    if not MIN_SCALE <= factor <= MAX_SCALE:
+      raise UserError(
+        f"noise_schedule={factor!r}: must be in [{MIN_SCALE:g}, {MAX_SCALE:g}]"
+      )

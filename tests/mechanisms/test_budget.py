@@ -100,16 +100,27 @@ def test_huge_ranges_are_compared_by_their_ends():
   assert ledger.spend_parallel("a", big).spent == (0.2, 0.0)
 
 
-def test_a_record_that_can_change_shards_pays_for_two_under_replace_one():
+def test_a_record_that_can_change_shards_needs_add_or_remove_one():
+  """Under replace_one a shard's size is public and costs nothing, yet here it would tell."""
   shards = [ShardCharge([0], 0.3), ShardCharge([1], 0.1), ShardCharge([2], 0.4)]
-  for relation, moving, cost in (
-    ("replace_one", True, 0.7),
-    ("replace_one", False, 0.4),
-    ("add_or_remove_one", True, 0.4),
-  ):
+  for relation in ("replace_one", "replace_special"):
     ledger = BudgetLedger(epsilon=1.0, neighboring_relation=relation)
-    found = ledger.spend_parallel("a", shards, records_may_move=moving).spent
-    assert found == (cost, 0.0)
+    assert ledger.spend_parallel("a", shards).spent == (0.4, 0.0)
+    with pytest.raises(UserError, match="records_may_move=True"):
+      ledger.spend_parallel("a", shards, records_may_move=True)
+  ledger = BudgetLedger(epsilon=1.0)
+  assert ledger.spend_parallel("a", shards, records_may_move=True).spent == (0.4, 0.0)
+
+
+def test_records_that_could_hide_an_overlap_are_refused():
+  both = iter(range(9))
+  for records in (both, 5, map(int, "12")):
+    with pytest.raises(UserError, match="read again"):
+      ShardCharge(records, 0.1)
+  ledger = BudgetLedger(epsilon=1.0, neighboring_relation="replace_one")
+  for records in ([-1], range(-5, 0), range(-2, 3)):
+    with pytest.raises(UserError, match="integers >= 0"):
+      ledger.spend_parallel("a", [ShardCharge(records, 0.1), ShardCharge([99], 0.1)])
 
 
 def _worst_release(data, neighbour, shard_of):

@@ -266,3 +266,30 @@ def test_p4_the_divided_loss_never_exceeds_the_bound_at_the_limits_of_the_scale(
       for size in (1e-38, 1e-3, 1.0, 1e30, 3e38, float("inf"), float("nan")):
         total = grad_fn(jnp.ones(3), jnp.full((1, 3), size, jnp.float32), True).total
         assert float(np.linalg.norm(np.asarray(total, np.float64))) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize(
+  ("changes", "match"),
+  [
+    ({"l2_clip_norm": float("inf")}, "noise_std=inf"),
+    ({"l2_clip_norm": {"w": float("inf"), "b": 1.0}}, "noise_std=inf"),
+    ({"l2_clip_norm": 5e-324, "noise_multiplier": 0.4}, "noise_std=0.0"),
+    ({"noise_schedule": (1e-46,) * 6, "noise_multiplier": 1e46}, "noise_schedule=1e-46"),
+    ({"noise_schedule": (1e39,) * 6, "noise_multiplier": 1e-39}, "noise_schedule=1e"),
+  ],
+)
+def test_a_plan_whose_noise_is_none_in_floats_promises_no_epsilon(changes, match):
+  """Each had a finite epsilon, "proved": unbounded examples, or noise that float32 loses."""
+  with pytest.raises(UserError, match=match):
+    _plan(**changes)
+
+
+def test_fewer_steps_of_a_plan_without_a_finite_epsilon_still_pay_for_overflow():
+  plan = _plan(
+    sampler=dpjax.PoissonSampler(prob=1e-3, capacity=64),
+    noise_multiplier=0.03,
+    num_steps=200_000,
+  )
+  assert plan.epsilon() == float("inf")
+  with pytest.raises(UserError, match="delta"):
+    plan.epsilon(steps=1)  # (1 + e^625) times the chance of an abort is more than delta

@@ -65,6 +65,9 @@ def add_correlated(
     return tree, state._replace(count=state.count + 1)
   white = gaussian(jax.random.fold_in(state.key, state.count), tree, std)
   if factors:
+    for leaf in jax.tree.leaves(tree):  # std alone was checked by the draw
+      for end in (min(factors), max(factors)):
+        secure.check_scale(std * end, leaf.dtype, "std * noise_schedule")
     white = trees.scale(white, jnp.asarray(factors, jnp.float32)[state.count])
   row, memory = correlation.next(white, state.memory)
   noisy = trees.add(tree, row)
