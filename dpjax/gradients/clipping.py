@@ -34,12 +34,15 @@ CLIPPINGS = ("flat", "automatic")
 # Below this a norm that underflows in float32 could exceed its bound; the quotient limit
 # keeps every factor finite.
 _MIN_GAMMA, _MAX_QUOTIENT = 1e-8, 1e30
+# The square of a float32 entry below 1e-19 is 0: even a billion of them, none of which a
+# norm would count, are far below this.
+_LEAST = 1e-12
 
 
 def check_clip_norm(
   l2_clip_norm: Any, rescale_to_unit_norm: bool, gamma: float | None = None
 ) -> None:
-  """Raises unless every clip norm is a number > 0 (finite where units are rescaled, or
+  """Raises unless every clip norm is a number >= 1e-12 (finite where units are rescaled, or
   clipping is automatic). In a tree some may be 0, which freezes their group."""
   bounded = rescale_to_unit_norm or gamma is not None
   check = validate.positive if bounded else validate.positive_or_inf
@@ -49,6 +52,10 @@ def check_clip_norm(
     check(l2_clip_norm=l2_clip_norm)
   for leaf in active:
     check(l2_clip_norm=leaf)
+    if leaf < _LEAST:
+      raise validate.UserError(
+        f"l2_clip_norm={leaf!r}: must be >= {_LEAST:g}; norms as small underflow in float32"
+      )
   if gamma is not None:
     _check_gamma(gamma, max(active))
 
