@@ -364,6 +364,23 @@ def _masks(size: int) -> np.ndarray:
   return (bits >> (63 - MASK_BITS - 28)) / 2.0**28
 
 
+def _check_types(*arrays: Any) -> None:
+  for x in arrays:
+    if np.asarray(x).dtype.kind not in "biuf":
+      raise UserError(f"batch: must hold real numbers, not {np.asarray(x).dtype}")
+
+
+def _check_sizes(x_a: np.ndarray, x_b: np.ndarray) -> None:
+  if not (np.isfinite(x_a).all() and np.isfinite(x_b).all()):
+    raise UserError("batch.x: must hold finite numbers only")
+  largest = max(np.abs(x).max(initial=0.0) for x in (x_a, x_b))
+  if largest > MAX_FEATURE:
+    raise UserError(
+      f"batch.x: holds {largest:g}; must be within +-{MAX_FEATURE:g}, beyond which the masks "
+      "no longer hide its products from the coordinator: scale the features"
+    )
+
+
 def _check_widths(state: TwoPartyState, x_a: np.ndarray, x_b: np.ndarray) -> None:
   given, wanted = (
     (x_a.shape[1], x_b.shape[1] - 1),
@@ -377,9 +394,7 @@ def _two_parties(batch: Example, slots: int) -> tuple[np.ndarray, np.ndarray, np
   """(x_a, x_b with a column of ones, labels), checked."""
   if len(batch.x) != 2:
     raise UserError(f"batch.x: must hold the features of 2 parties, got {len(batch.x)}")
-  for x in (*batch.x, batch.y):
-    if np.asarray(x).dtype.kind not in "biuf":
-      raise UserError(f"batch: must hold real numbers, not {np.asarray(x).dtype}")
+  _check_types(*batch.x, batch.y)
   x_a, x_b = (np.asarray(x, np.float64) for x in batch.x)
   y = np.asarray(batch.y)
   if (x_a.ndim, x_b.ndim, y.ndim) != (2, 2, 1):
@@ -393,12 +408,5 @@ def _two_parties(batch: Example, slots: int) -> tuple[np.ndarray, np.ndarray, np
     raise UserError("batch.y: labels must be 0 or 1")
   if not 0 < len(y) <= slots:
     raise UserError(f"batch: {len(y)} rows; must be at least 1 and at most {slots}")
-  if not (np.isfinite(x_a).all() and np.isfinite(x_b).all()):
-    raise UserError("batch.x: must hold finite numbers only")
-  largest = max(np.abs(x).max(initial=0.0) for x in (x_a, x_b))
-  if largest > MAX_FEATURE:
-    raise UserError(
-      f"batch.x: holds {largest:g}; must be within +-{MAX_FEATURE:g}, beyond which the masks "
-      "no longer hide its products from the coordinator: scale the features"
-    )
+  _check_sizes(x_a, x_b)
   return x_a, np.column_stack([x_b, np.ones(len(y))]), y
