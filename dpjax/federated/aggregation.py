@@ -215,6 +215,7 @@ def client_noise(
   Composes with `dp_mean`, which then clips the noisy message once more and adds its own.
   """
   validate.positive(l2_clip_norm=l2_clip_norm)
+  gradients.check_clip_norm(l2_clip_norm, False)
   validate.non_negative(noise_multiplier=noise_multiplier)
   std = noise_multiplier * l2_clip_norm
 

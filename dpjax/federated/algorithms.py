@@ -80,8 +80,8 @@ class Server(NamedTuple):
 
   init: Callable[..., Any]  # (params) -> server state
   extra: Callable[..., Any]  # (server state) -> what clients get as `received.extra`
-  # (params, server state, mean, cohort size) -> (params, state); the size is None with a
-  # private aggregator: how many took part is a secret
+  # (params, server state, mean, count) -> (params, state): of the clients whose work the
+  # mean is of; None with a private aggregator: how many took part is a secret
   apply: Callable[..., Any]
 
 
@@ -184,6 +184,12 @@ def _check(cohort: Cohort, memories: Any) -> None:
     )
 
 
+def _num_counted(info: ClientInfo) -> int:
+  """The clients that worked and sent finite numbers: those whose memories moved."""
+  worked = np.asarray(info.num_steps) > 0
+  return int(np.sum(worked & np.isfinite(np.asarray(info.update_norm))))
+
+
 def key_of_round(state: FederatedState) -> Array:
   """Key of the clients in the round that comes next; each folds in its own number."""
   return jax.random.fold_in(jax.random.fold_in(state.key, _CLIENTS), state.round)
@@ -263,7 +269,7 @@ def federated(
     )
     mapped = run(context, cohort)
     mean, aggregated = combine(mapped, state.aggregator)
-    size = None if aggregator.private else jnp.float32(cohort.size)
+    size = None if aggregator.private else jnp.float32(_num_counted(mapped.info))
     params, moved = apply(state.params, state.server, mean, size)
     after = FederatedState(
       params=params,

@@ -205,7 +205,8 @@ def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) ->
     plan: of the aggregator, None where it is not known; private: whether it adds noise.
 
   Raises:
-    UserError: no noise, the noise of another plan, or another round.
+    UserError: no noise, noise that nothing vouches for, that of another plan, or another
+      round.
   """
   if cohort.drawn is None:
     return
@@ -214,6 +215,11 @@ def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) ->
     raise UserError(
       "aggregator: adds no noise, but the cohort was drawn by a private plan; use "
       "central(plan, key), or draw by a plan with noise_multiplier=0"
+    )
+  if plan is None and drawn.plan.is_private:
+    raise UserError(
+      "aggregator: whose noise it adds is not known, but the cohort was drawn by a private "
+      "plan; use central(plan, key)"
     )
   if plan is None:
     return

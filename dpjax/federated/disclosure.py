@@ -2,7 +2,7 @@
 
 In a step on B rows a party with a matrix X [B, d] of its own (b's has the column of ones)
 learns X^T r, d linear equations for the B residuals r. A residual is the other party's secret
-and, with it, labels or scores. Three rules, the same for a and b, over ALL steps that one
+and, with it, labels or scores. The rules, the same for a and b, over ALL steps that one
 `Disclosure` has seen, whichever run or state they belonged to:
 
 | rule                                         | what would happen without it                 |
@@ -14,6 +14,8 @@ and, with it, labels or scores. Three rules, the same for a and b, over ALL step
 | again                                        | one row in common is that row's residual     |
 | steps on a batch * d < numbers that the      | residuals change with the weights: new       |
 | other party holds in it                      | equations, until its features are determined |
+| bits of a's equations < B, where b's weights | residuals are 1/2 - y then: one sum over the |
+| are all 0                                    | labels tells as many of them as it has bits  |
 
 A residual r_i is determined by X^T r alone exactly where h_i = 1; X^T r then fixes r up to
 the null space, which holds (1 - h_i) of e_i. What a batch holds of the other party's is known
@@ -26,13 +28,18 @@ is not caught. None of this is differential privacy: what is learnt is still tru
 from __future__ import annotations
 
 import hashlib
+import math
 
 import numpy as np
 
 from dpjax.validate import UserError
 
 MAX_LEVERAGE = 0.9
-_RANK = 1e-9  # singular values below this share of the largest are rounding
+# What is too small to be learnt: a share of the largest singular value, and no more than the
+# step of the masks' lattice, for small columns may stand beside large ones.
+_RANK, _STEP = 1e-9, 2.0**-28
+_ROUNDING = 1e-14  # of the singular values themselves, as a share of the largest
+_BITS = 20  # below the point of a sum over rows that CKKS decrypts: errors of about 1e-6
 
 
 def leverages(matrix: np.ndarray) -> np.ndarray:
@@ -42,7 +49,8 @@ def leverages(matrix: np.ndarray) -> np.ndarray:
   array([0.5, 0.5, 1. ])
   """
   left, values, _ = np.linalg.svd(matrix, full_matrices=False)
-  kept = values > _RANK * max(values.max(initial=0.0), np.finfo(float).tiny)
+  largest = max(values.max(initial=0.0), np.finfo(float).tiny)
+  kept = values > max(_ROUNDING * largest, min(_RANK * largest, _STEP))
   return np.sum(left[:, kept] ** 2, axis=1)
 
 
@@ -58,7 +66,8 @@ def numbers_held(num_rows: int, num_features: int, *, labels: bool) -> int:
 
 def _digests(*arrays: np.ndarray) -> list[bytes]:
   """[B] fingerprints of rows."""
-  rows = [np.ascontiguousarray(array).reshape(len(array), -1) for array in arrays]
+  # + 0.0: 0 and -0 are one number
+  rows = [np.ascontiguousarray(array + 0.0).reshape(len(array), -1) for array in arrays]
   return [
     hashlib.sha256(b"".join(part.tobytes() for part in row)).digest() for row in zip(*rows)
   ]
@@ -86,12 +95,15 @@ class Disclosure:
     self._seen: set[bytes] = set()  # rows of all batches
     self._steps: dict[bytes, int] = {}  # batch -> steps on it
 
-  def admit(self, x_a: np.ndarray, x_b: np.ndarray, y: np.ndarray) -> None:
+  def admit(
+    self, x_a: np.ndarray, x_b: np.ndarray, y: np.ndarray, only_labels: bool = False
+  ) -> None:
     """Counts one step, or raises.
 
     Args:
       x_a, x_b: [B, f_a], and [B, f_b + 1] with the column of ones last.
       y: [B] labels, which b holds.
+      only_labels: b's weights are all 0, so that its residuals hold nothing but labels.
 
     Raises:
       UserError: a rule of this module is broken; nothing is counted then.
@@ -105,6 +117,8 @@ class Disclosure:
       for check in (_check_rows, _check_leverages):
         for party, matrix in own.items():
           check(party, matrix)
+    if only_labels:
+      _check_labels(x_a[first])
     self._check_steps(batch, len(first), x_a.shape[1], x_b.shape[1])
     self._steps[batch] = self._steps.get(batch, 0) + 1
     self._seen.update(rows)
@@ -136,6 +150,16 @@ def _check_rows(party: str, matrix: np.ndarray) -> None:
     raise UserError(
       f"batch: {num_rows} different rows; must be more than the {width} columns of party "
       f"{party} (its gradient would tell every residual)"
+    )
+
+
+def _check_labels(matrix: np.ndarray) -> None:
+  bits = float(np.sum(np.log2(1 + np.abs(matrix).sum(axis=0) * 2.0**_BITS)))
+  if bits >= len(matrix):
+    raise UserError(
+      f"batch: {len(matrix)} different rows while b's weights are 0; must be more than "
+      f"{math.ceil(bits)}, the bits of party a's {matrix.shape[1]} equations (they would tell "
+      "every label); begin with weights of b that are secret, or with more rows"
     )
 
 

@@ -36,6 +36,7 @@ Bottom = Callable[[Params, Array], Array]  # (params, x [B, f]) -> activations [
 TopLoss = Callable[[Params, tuple, Array], Array]  # (params, activations, y) -> mean loss
 
 MASK_BITS = 24  # of the masks that hide gradients from the coordinator
+MAX_FEATURE = 1024.0  # times a residual: moves a uniform mask's law by 3e-5 of its mass
 POLYNOMIALS = {  # degree -> (linear, cubic) coefficients of 1/2 + ... for the sigmoid
   1: (1 / 4, 0.0),
   3: (1.20096 / 8, -0.81562 / 8**3),
@@ -257,7 +258,7 @@ def two_party_logistic(
 
   Raises:
     UserError: labels other than 0 and 1, rows that differ, more rows than
-      `keys.public.slots`, or what `disclosure` refuses.
+      `keys.public.slots`, features beyond +-1024, or what `disclosure` refuses.
   """
   seen = Disclosure() if disclosure is None else disclosure
   validate.positive(learning_rate=learning_rate)
@@ -269,7 +270,8 @@ def two_party_logistic(
 
   def step(state: TwoPartyState, batch: Example) -> tuple[TwoPartyState, Traffic]:
     x_a, x_b, y = _two_parties(batch, keys.public.slots)
-    seen.admit(x_a, x_b, y)
+    _check_widths(state, x_a, x_b)
+    seen.admit(x_a, x_b, y, not np.any(state.weights_b))
     copies = keys.public.slots // len(y)
     powers = _powers(keys.public, np.tile(x_a @ state.weights_a, copies), degree)
     scores_b, labels = np.tile(x_b @ state.weights_b, copies), np.tile(y, copies)
@@ -362,12 +364,42 @@ def _masks(size: int) -> np.ndarray:
   return (bits >> (63 - MASK_BITS - 28)) / 2.0**28
 
 
+def _check_types(*arrays: Any) -> None:
+  for x in arrays:
+    if np.asarray(x).dtype.kind not in "biuf":
+      raise UserError(f"batch: must hold real numbers, not {np.asarray(x).dtype}")
+
+
+def _check_sizes(x_a: np.ndarray, x_b: np.ndarray) -> None:
+  if not (np.isfinite(x_a).all() and np.isfinite(x_b).all()):
+    raise UserError("batch.x: must hold finite numbers only")
+  largest = max(np.abs(x).max(initial=0.0) for x in (x_a, x_b))
+  if largest > MAX_FEATURE:
+    raise UserError(
+      f"batch.x: holds {largest:g}; must be within +-{MAX_FEATURE:g}, beyond which the masks "
+      "no longer hide its products from the coordinator: scale the features"
+    )
+
+
+def _check_widths(state: TwoPartyState, x_a: np.ndarray, x_b: np.ndarray) -> None:
+  given, wanted = (
+    (x_a.shape[1], x_b.shape[1] - 1),
+    (len(state.weights_a), len(state.weights_b) - 1),
+  )
+  if given != wanted:
+    raise UserError(f"batch.x: has {given} features, must have {wanted} as the weights")
+
+
 def _two_parties(batch: Example, slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """(x_a, x_b with a column of ones, labels), checked."""
   if len(batch.x) != 2:
     raise UserError(f"batch.x: must hold the features of 2 parties, got {len(batch.x)}")
+  _check_types(*batch.x, batch.y)
   x_a, x_b = (np.asarray(x, np.float64) for x in batch.x)
   y = np.asarray(batch.y)
+  if (x_a.ndim, x_b.ndim, y.ndim) != (2, 2, 1):
+    shapes = [x_a.shape, x_b.shape, y.shape]
+    raise UserError(f"batch: x must be two arrays [B, features] and y [B], not {shapes}")
   if not len(x_a) == len(x_b) == len(y):
     raise UserError(
       f"batch: rows must be aligned, the parties and y have {[len(x_a), len(x_b), len(y)]}"
@@ -376,6 +408,5 @@ def _two_parties(batch: Example, slots: int) -> tuple[np.ndarray, np.ndarray, np
     raise UserError("batch.y: labels must be 0 or 1")
   if not 0 < len(y) <= slots:
     raise UserError(f"batch: {len(y)} rows; must be at least 1 and at most {slots}")
-  if not (np.isfinite(x_a).all() and np.isfinite(x_b).all()):
-    raise UserError("batch.x: must hold finite numbers only")
+  _check_sizes(x_a, x_b)
   return x_a, np.column_stack([x_b, np.ones(len(y))]), y

@@ -166,8 +166,8 @@ def test_repeated_runs_are_counted_together():
   batch, seen = _batch(9, 2, 1), disclosure.Disclosure()
   least, runs = None, 0
   for _ in range(9):
-    init, step = _protocol(disclosure=seen)
-    state = init((2, 1))  # from the start again, as if nothing had been asked
+    _, step = _protocol(disclosure=seen)
+    state = _started(batch)  # from the start again, as if nothing had been asked
     try:
       for _ in range(3):
         state, _ = step(state, batch)
@@ -205,8 +205,8 @@ def test_within_the_count_the_features_stay_open_and_beyond_it_they_are_determin
 
   assert rank(allowed) < held
   assert rank(held) > rank(allowed)  # more steps do tell more
-  init, step = _protocol()
-  state = init((2, 3))
+  _, step = _protocol()
+  state = _started(batch)
   for _ in range(allowed):
     state, _ = step(state, batch)
   with pytest.raises(UserError, match="step 4 on these rows would give party b 16"):
@@ -229,3 +229,55 @@ def test_features_must_be_finite():
   batch.x[1][3, 0] = np.nan
   with pytest.raises(UserError, match="finite"):
     _protocol()[1](_started(batch), batch)
+
+
+def test_a_small_column_of_one_row_is_found_beside_a_large_one():
+  """Its sum is read to the step of the masks' lattice, whatever the scale of the others."""
+  alone = np.zeros(40)
+  alone[7] = 1e-6
+  large = 1e3 * np.random.default_rng(0).normal(size=40)
+  assert disclosure.leverages(np.column_stack([large, alone])).max() > 0.99
+  assert disclosure.leverages(np.column_stack([large, large])).max() < 0.5  # rank 1
+
+
+def test_labels_alone_are_not_asked_for_in_sums_that_tell_them(monkeypatch):
+  """b's weights at 0: one sum over 16 labels has one solution among the 2^16."""
+  batch = _batch(16, 1, 3)
+  with pytest.raises(UserError, match="16 different rows while b's weights are 0"):
+    _protocol()[1](vertical.TwoPartyState(np.zeros(1), np.zeros(4)), batch)
+  _unguarded(monkeypatch)
+  init, step = _protocol()
+  view, _ = _views(init((1, 3)), step(init((1, 3)), batch)[0])
+  every = (np.arange(2**16)[:, None] >> np.arange(16)) & 1
+  best = np.argmin(np.abs((0.5 - every) @ batch.x[0][:, 0] - view[0] * 16))
+  np.testing.assert_array_equal(every[best], batch.y)
+
+
+def test_zero_has_one_sign():
+  batch, seen = _batch(20, 2, 2), disclosure.Disclosure()
+  batch.x[0][::2, 0] = 0.0
+  _, step = _protocol(disclosure=seen)
+  step(_started(batch), batch)
+  other = _batch(20, 2, 2, seed=1)
+  for mine, theirs in zip(other.x, batch.x):
+    mine[::2] = np.where(theirs[::2] == 0, -0.0, theirs[::2])
+  other.y[::2] = batch.y[::2]
+  with pytest.raises(UserError, match="a row of another batch"):
+    step(_started(batch), other)
+
+
+@pytest.mark.parametrize(
+  "x_a, y",
+  [
+    (np.ones(20), np.zeros(20)),
+    (np.ones((20, 2)) * 1j, np.zeros(20)),
+    (np.array([["a", "b"]] * 20), np.zeros(20)),
+    (np.ones((20, 2)), np.zeros((20, 1))),
+    (np.ones((20, 3)), np.zeros(20)),
+    (np.full((20, 2), 1e12), np.zeros(20)),
+  ],
+)
+def test_what_is_no_batch_ends_in_one_line(x_a, y):
+  batch = _batch(20, 2, 2)
+  with pytest.raises(UserError, match="batch"):
+    _protocol()[1](_started(batch), Example((x_a, batch.x[1]), y))

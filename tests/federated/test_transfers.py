@@ -196,6 +196,6 @@ def test_clients_that_would_share_a_key_are_refused(ids):
     made = fed_avg(
       problems.quadratic, optax.sgd(1.0), map_clients=_EXECUTIONS[name], key=_KEY
     )
-    with pytest.raises(UserError, match="clients: ") as caught:
+    with pytest.raises(UserError, match="cohort.ids: ") as caught:
       made.round(made.init({"w": jnp.zeros(1)}), own)
     assert "\n" not in str(caught.value)

@@ -1,0 +1,75 @@
+"""Attacks by a stranger on the federated room that once succeeded."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+from dpjax import federated
+from dpjax.federated.cohort import Drawn, from_batches
+from dpjax.validate import UserError
+
+_KEY = jax.random.key(0)
+
+
+def _loss(w, x):
+  return 0.5 * jnp.sum((w - x) ** 2)
+
+
+def _tx(clip, noise=1.0):
+  return dpjax.clip_and_noise(
+    l2_clip_norm=clip, noise_multiplier=noise, normalize_by=1.0, key=_KEY
+  )
+
+
+@pytest.mark.parametrize("bound", [1e-24, 1e-20, 1e-12])
+@pytest.mark.parametrize("length", [1e-20, 1e-14, 1e-3])
+def test_messages_whose_squares_underflow_stay_within_a_tiny_clip_norm(bound, length):
+  """Messages of 1e-20 had norm 0 and passed a clip norm of 1e-25 whole."""
+  aggregator, many = federated.dp_mean(_tx(bound, 0.0), l2_clip_norm=bound), 10_000
+  messages = jnp.full((1, many), length)
+  mean, _ = aggregator.update(messages, jnp.ones(1, bool), aggregator.init(messages[0]))
+  assert np.linalg.norm(np.asarray(mean, np.float64)) <= bound * (1 + 1e-5)
+
+
+def test_a_clip_norm_beyond_what_float32_can_bound_is_refused():
+  with pytest.raises(UserError, match="l2_clip_norm=1e-30: must be in"):
+    federated.dp_mean(_tx(1.0), l2_clip_norm=1e-30)
+  client = federated.local_training(_loss, optax.sgd(0.1))
+  with pytest.raises(UserError, match="l2_clip_norm=1e-30: must be in"):
+    federated.client_noise(client, l2_clip_norm=1e-30, noise_multiplier=1.0)
+
+
+@pytest.mark.parametrize("tx", [optax.sgd(1.0), _tx(1.0, 0.0), _tx(1.0)])
+def test_a_private_cohort_wants_an_aggregator_that_is_vouched_for(tx):
+  """`dp_mean` of a transformation without noise, or of any other plan's, went unnoticed."""
+  plan = dpjax.Plan(
+    sampler=dpjax.PoissonSampler(prob=0.5, capacity=4),
+    noise_multiplier=1.0,
+    l2_clip_norm=1.0,
+    normalize_by=1.0,
+    num_steps=2,
+    delta=1e-3,
+  )
+  cohort = from_batches([np.ones((1, 2), np.float32)])
+  made = federated.fed_avg(
+    _loss, optax.sgd(0.1), aggregator=federated.dp_mean(tx), key=_KEY
+  )
+  with pytest.raises(UserError, match="aggregator: whose noise"):
+    made.round(made.init(jnp.zeros(2)), cohort._replace(drawn=Drawn(plan, 0)))
+
+
+def test_scaffold_keeps_its_control_at_the_mean_of_the_clients():
+  """Clients without examples, or with NaN, moved c by the others' change."""
+  own = [np.ones((2, 1)), np.zeros((0, 1)), np.full((1, 1), np.nan), np.full((1, 1), 5.0)]
+  made = federated.scaffold(
+    _loss, optax.sgd(0.1), client_learning_rate=0.1, num_clients=5, key=_KEY
+  )
+  state = made.init(jnp.zeros(1), 5)
+  for _ in range(3):
+    state, _ = made.round(state, from_batches([x.astype(np.float32) for x in own]))
+    mean = np.mean(state.memories, axis=0)
+    assert np.abs(mean).max() > 0.1
+    np.testing.assert_allclose(state.server.control, mean, rtol=1e-5)
