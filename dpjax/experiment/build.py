@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from dpjax import (
   sampling,
   training,
   transforms,
+  trees,
   validate,
 )
 from dpjax.data.dataset import first_line
@@ -277,9 +279,17 @@ def init_params(config: ModelConfig, model: Any, key: jax.Array, first: jax.Arra
 
   Raises:
     UserError: the model cannot be built with its options on examples of this shape, in
-      whatever way it fails: a module checks its fields where it is first applied.
+      whatever way it fails: a module checks its fields where it is first applied; or it has
+      more parameters than the machine has memory for.
   """
   try:
+    size = trees.size(jax.eval_shape(model.init, key, first))
+    if 4 * size > _memory():
+      told = f"model.name={config.name!r}, model.options={config.options!r}"
+      raise UserError(
+        f"{told}: has {size} parameters, more than the {_memory() / 1e9:.0f} GB of this "
+        "machine hold; width, classes or the size of an example must be smaller"
+      )
     return model.init(key, first)
   except UserError:
     raise
@@ -289,6 +299,11 @@ def init_params(config: ModelConfig, model: Any, key: jax.Array, first: jax.Arra
       f"model.options={config.options!r}: model.name={config.name!r} cannot be built with "
       f"them on examples of shape {tuple(first.shape[1:])} ({type(error).__name__}: {reason})"
     ) from error
+
+
+def _memory() -> int:
+  """Bytes of the machine."""
+  return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _scattered(dataset: Any, num_groups: int | None) -> Any:
