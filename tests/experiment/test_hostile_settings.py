@@ -6,15 +6,27 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from absl import flags
 
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
-from dpjax.experiment import build, federate, fields, report, run, selection, sweep, writers
+from dpjax.experiment import (
+  audit_games,
+  build,
+  federate,
+  fields,
+  report,
+  run,
+  selection,
+  sweep,
+  writers,
+)
 from dpjax.experiment.config import TrainConfig
 from dpjax.experiment.federate_config import FedConfig
 from dpjax.experiment.relevance_config import RelevanceConfig
 from dpjax.experiment.unused import leaves
 from dpjax.validate import UserError
+from launch import account
 
 _HUGE = ("1" + "0" * 30, "-1" + "0" * 30, "1" + "0" * 400, "[1" + "0" * 400 + "]")
 
@@ -86,9 +98,9 @@ def test_an_option_of_the_wrong_kind_is_one_line(tmp_path, name, options):
 
 
 def test_a_refused_run_leaves_its_folder_to_the_mended_config(tmp_path):
-  refused = [{"privacy__epsilon_budget": 1.0}, {"privacy__l2_clip_norm": 1e300}]
+  refused = [{"privacy__epsilon_budget": 1.0}, {"privacy__l2_clip_norm": 3e38}]
   for changes in refused:
-    with pytest.raises(UserError, match="privacy.epsilon_budget=1.0|1.33e|float32"):
+    with pytest.raises(UserError, match="privacy.epsilon_budget=1.0|std=.*float32"):
       run.train(_config(**changes), tmp_path)
     assert not list(tmp_path.iterdir()), changes
   assert run.train(_config(), tmp_path)["num_steps"] == 2
@@ -102,20 +114,30 @@ def test_a_refused_run_leaves_its_folder_to_the_mended_config(tmp_path):
 def test_a_refused_federated_run_leaves_its_folder_to_the_mended_config(tmp_path):
   config = fed_quickstart.get_config()
   config.num_rounds, config.data.limit = 1, 200
-  for path, value in {"epsilon_budget": 1.0, "l2_clip_norm": 1e300}.items():
-    with pytest.raises(UserError, match="privacy.epsilon_budget=1.0|float32"):
+  for path, value in {"epsilon_budget": 1.0, "l2_clip_norm": 3e38}.items():
+    with pytest.raises(UserError, match="privacy.epsilon_budget=1.0|std=.*float32"):
       federate.federate(fields.replace(config, f"privacy.{path}", value), tmp_path)
     assert not list(tmp_path.iterdir()), path
+
+
+@pytest.mark.parametrize("norm", [1e300, 1e-300, 4e38])
+def test_a_clip_norm_beyond_float32_is_named(tmp_path, norm):
+  with pytest.raises(UserError, match="privacy.l2_clip_norm=.*float32"):
+    build.check(_config(privacy__l2_clip_norm=norm))
+  config = fields.replace(fed_quickstart.get_config(), "privacy.l2_clip_norm", norm)
+  with pytest.raises(UserError, match="privacy.l2_clip_norm=.*float32"):
+    federate.federate(config, tmp_path)
 
 
 def test_scores_of_an_attempt_with_other_noise_are_not_left_behind(tmp_path):
   with writers.MetricsWriter(tmp_path) as metrics:
     metrics.write(1, {"test_accuracy": 0.123})
-  first = set((tmp_path / writers.EVENTS).iterdir())
+  first = tmp_path / writers.EVENTS / "of-the-first-attempt"
+  first.touch()
   with writers.MetricsWriter(tmp_path, resume_step=1):
-    assert first <= set((tmp_path / writers.EVENTS).iterdir())  # the same run goes on
+    assert first.exists()  # the same run goes on
   with writers.MetricsWriter(tmp_path):
-    assert not first & set((tmp_path / writers.EVENTS).iterdir())
+    assert not first.exists() and list(first.parent.iterdir())
   assert not (tmp_path / writers.METRICS).read_text()
 
 
@@ -128,3 +150,25 @@ def test_two_selections_in_one_folder_are_refused(tmp_path):
   with writers.alone_in(tmp_path), pytest.raises(UserError, match="another process"):
     selection.run_selection(config, tmp_path, run.train, build.load_data)
   assert not (tmp_path / selection.TRIALS).exists()
+
+
+def test_an_audit_of_a_seed_or_a_time_beyond_bounds_is_refused():
+  for name, value in {"seed": 10**400, "minutes": 1e308}.items():
+    with pytest.raises(UserError, match=f"{name}=.*must be"):
+      audit_games.Settings(only="Laplace", **{name: value})
+
+
+@pytest.mark.parametrize(
+  ("given", "named"),
+  [
+    (["--num_steps=1" + "0" * 400, "--sampling_prob=.1"], "num_steps"),
+    (["--batch_size=1" + "0" * 400, "--num_examples=9", "--num_steps=2"], "batch_size"),
+    (["--epochs=1e308", "--sampling_prob=1e-10"], "epochs"),
+  ],
+)
+def test_a_count_beyond_every_float_is_refused(given, named):
+  values = flags.FlagValues()
+  account.define_flags(values)
+  values(["account", "--noise_multiplier=1", *given])
+  with pytest.raises(UserError, match=f"{named}.*must be"):
+    account.questions(values)
