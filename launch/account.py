@@ -62,6 +62,7 @@ _RELATIONS = {"fixed_size": "replace_one", "truncated_poisson": "replace_special
 _ACCOUNTANTS = {"fixed_size": ("rdp",), "truncated_poisson": ("pld",)}
 _UNKNOWNS = ("epsilon", "noise_multiplier", "num_steps", "sampling_prob")
 _CURVE_POINTS = 60
+_MOST = 2**53
 _QUESTION_FLAGS = (
   *_UNKNOWNS,
   "epochs",
@@ -150,6 +151,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 def questions(values: Any) -> list[Question]:
   """One question for each noise multiplier, from flag values; UserError when unclear."""
+  _check_counts(values)
   prob = _sampling_prob(values)
   found = Question(
     epsilon=values.epsilon,
@@ -168,6 +170,14 @@ def questions(values: Any) -> list[Question]:
   asked = [found._replace(noise_multiplier=level) for level in levels or [None]]
   _check_one_missing(asked[0])
   return asked
+
+
+def _check_counts(values: Any) -> None:
+  """UserError for a count beyond what a float tells from the next: ratios are taken."""
+  for name in ("num_steps", "batch_size", "num_examples", "capacity"):
+    value = getattr(values, name)
+    if value is not None and abs(value) >= _MOST:
+      raise UserError(f"{name}={hex(value)[:20]}: must be below 2**53 in size")
 
 
 def _relation(values: Any) -> str:
@@ -241,6 +251,7 @@ def _num_steps(values: Any, prob: float | None) -> int | None:
   if prob is None:
     raise UserError("epochs: needs --sampling_prob or --batch_size; else give --num_steps")
   validate.positive(epochs=values.epochs)
+  validate.positive(**{"epochs / sampling_prob": values.epochs / prob})
   return math.ceil(values.epochs / prob * (1 - 1e-12))  # 40 / 0.01 is 4000, not 4001
 
 

@@ -25,6 +25,7 @@ from dpjax.validate import UserError
 RESULT, TABLE, CSV = "result.json", "table.md", "table.csv"
 PILOT = 600  # draws by which the speed of a game is measured; they count for nothing else
 MOST = 200_000  # draws of one game
+_YEAR = 366 * 24 * 60  # minutes
 _GAMES_MINUTES = 0.9  # share of the time that is given to the counted draws
 
 Say = Callable[[str], None]
@@ -46,7 +47,11 @@ class Settings:
 
   def __post_init__(self) -> None:
     validate.positive(minutes=self.minutes)
+    if self.minutes > _YEAR:
+      raise UserError(f"minutes={self.minutes!r}: must be at most {_YEAR}, a year")
     validate.integer_at_least(0, seed=self.seed)
+    if self.seed >= 2**62:
+      raise UserError(f"seed={hex(self.seed)[:20]}: must be below 2**62")
     registry.subjects(self.only)  # refuses a name that there is not
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from dpjax import gradients, models, validate
 from dpjax.experiment import fields
 from dpjax.experiment.config import (
@@ -19,6 +21,7 @@ from dpjax.validate import UserError
 SCHEDULES = ("constant", "cosine", "linear")
 ACCOUNTANTS = ("", "pld", "rdp")
 OBJECTIVES = ("mean", "max")
+_FLOAT32 = np.finfo(np.float32)
 
 
 def typed(config: Any) -> None:
@@ -77,6 +80,12 @@ def privacy(config: Any) -> None:
   """Raises UserError for what both kinds of runs promise, and how they clip."""
   names = ("epsilon", "epsilon_budget", "l2_clip_norm", "clip_learning_rate")
   validate.positive(**named("privacy", config, *names, "clip_count_noise_std"))
+  low, high = (float(bound) for bound in (_FLOAT32.tiny, _FLOAT32.max))
+  if not low <= config.l2_clip_norm <= high:  # beyond them it is 0, or clips nothing
+    raise UserError(
+      f"privacy.l2_clip_norm={config.l2_clip_norm!r}: must be in [{low:.3g}, {high:.3g}], "
+      "the range of float32"
+    )
   validate.non_negative(**named("privacy", config, "noise_multiplier"))
   validate.open_unit(**named("privacy", config, "delta", "clip_quantile"))
   validate.one_of(ACCOUNTANTS, **named("privacy", config, "accountant"))

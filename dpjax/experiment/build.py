@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,8 +23,10 @@ from dpjax import (
   sampling,
   training,
   transforms,
+  trees,
   validate,
 )
+from dpjax.data.dataset import first_line
 from dpjax.experiment import audit, bounds, ftrl, unused, writers
 from dpjax.experiment import streams as streams_lib
 from dpjax.experiment.config import (
@@ -271,6 +274,38 @@ def make_model(config: ModelConfig, width: int, **fixed: Any) -> Any:
   return models.build(config.name, num_classes=width, **{**config.options, **fixed})
 
 
+def init_params(config: ModelConfig, model: Any, key: jax.Array, first: jax.Array) -> Any:
+  """`model.init(key, first)`.
+
+  Raises:
+    UserError: the model cannot be built with its options on examples of this shape, in
+      whatever way it fails: a module checks its fields where it is first applied; or it has
+      more parameters than the machine has memory for.
+  """
+  try:
+    size = trees.size(jax.eval_shape(model.init, key, first))
+    if 4 * size > _memory():
+      told = f"model.name={config.name!r}, model.options={config.options!r}"
+      raise UserError(
+        f"{told}: has {size} parameters, more than the {_memory() / 1e9:.0f} GB of this "
+        "machine hold; width, classes or the size of an example must be smaller"
+      )
+    return model.init(key, first)
+  except UserError:
+    raise
+  except Exception as error:
+    reason = first_line(error)
+    raise UserError(
+      f"model.options={config.options!r}: model.name={config.name!r} cannot be built with "
+      f"them on examples of shape {tuple(first.shape[1:])} ({type(error).__name__}: {reason})"
+    ) from error
+
+
+def _memory() -> int:
+  """Bytes of the machine."""
+  return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _scattered(dataset: Any, num_groups: int | None) -> Any:
   done = 0
 
@@ -463,7 +498,7 @@ def build(
   model = make_model(config.model, task.width(train), **fixed)
   random = streams(config, data.digest(train)) if random is None else random
   # of the shape of an example, never of one: no model may start from somebody's record
-  params = model.init(random.init, jnp.zeros_like(train.x[:1]))
+  params = init_params(config.model, model, random.init, jnp.zeros_like(train.x[:1]))
   # Of the whole set: canaries take rows away or exchange them.
   plan, num_examples = make_plan(config, len(train), params), len(train)
   train, canaries = audit.insert(config, train, plan)

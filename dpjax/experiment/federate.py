@@ -169,7 +169,8 @@ def _check_budget(config: FedConfig, fed: FedRun, ledger: Ledger) -> None:
   budget = config.privacy.epsilon_budget
   if budget is None or fed.promise.kind == "none":
     return
-  ledger.check(
+  run.within_budget(
+    ledger,
     Budget(epsilon=budget, delta=_accounted_delta(config, fed)),
     proposed=fed.promise.remaining_event(ledger.num_steps),
     neighboring_relation=fed.promise.relation,
@@ -346,11 +347,16 @@ def federate(
   processes.same(data=digest.hex())  # compared by what follows from it, and never shown
   meta = processes.on_first(lambda: _of_these_data(config, workdir, digest))
   fed = federate_build.build_run(config, data, _streams(config, meta, digest))
+  if meta is None:
+    _check_budget(config, fed, Ledger())
+  fresh = processes.is_first() and not (workdir / run.CONFIG).exists()
+  fresh = fresh and not config.release and jax.process_count() == 1
   processes.on_first(lambda: run.claim_workdir(workdir, config))
   if processes.is_first():
     _warn(config, fed)
   with contextlib.ExitStack() as held:
     processes.on_first(lambda: held.enter_context(writers.alone(workdir / run.CONFIG)))
+    held.enter_context(run.given_back(workdir, fresh=fresh))
     return _federate(config, fed, workdir, on_save, digest)
 
 

@@ -633,7 +633,7 @@ def build_run(
     plan=plan,
     promise=_promise(config, plan, reported, num_clients),
     algorithm=_algorithm(config, task.loss(model.apply), plan, random, num_clients),
-    params=model.init(random.init, first),
+    params=build.init_params(config.model, model, random.init, first),
     apply=model.apply,
     random=random,
     federation=federation,

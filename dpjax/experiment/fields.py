@@ -21,6 +21,7 @@ from dpjax.validate import UserError
 _UNIONS = (typing.Union, types.UnionType)
 _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text",
           list: "a list", tuple: "a tuple", dict: "a dict"}  # fmt: skip
+_INT_BITS = 64  # JAX and NumPy take no larger one
 
 
 def get(config: Any, path: str, *, name: str = "config") -> Any:
@@ -75,10 +76,11 @@ def check(value: Any, hint: Any, name: str) -> Any:
   """The value, if it conforms to the annotation; an int becomes a float where one is due.
 
   Raises:
-    UserError: naming the field, its value and what it must be. NaN is never a number.
+    UserError: naming the field, its value and what it must be. NaN is never a number, and
+      an integer of more than 64 bits is refused.
   """
   if hint in (Any, object) or (value is None and hint in (None, type(None))):
-    return value
+    return _bounded(value, name)
   if dataclasses.is_dataclass(hint):
     return _check_dataclass(value, hint, name)
   if typing.get_origin(hint) in _UNIONS:
@@ -88,7 +90,7 @@ def check(value: Any, hint: Any, name: str) -> Any:
   if hint is float and _is_number(value):
     return float(value)
   if isinstance(value, hint) and (hint is not int or not isinstance(value, bool)):
-    return value
+    return _bounded(value, name)
   raise _wrong(value, hint, name)
 
 
@@ -104,7 +106,7 @@ def parse(text: str, hint: Any, name: str) -> Any:
   if type(None) in options and text.strip().lower() == "none":
     return None
   if str in options:
-    return text
+    return _bounded(text, name)
   return check(_literal(text), hint, name)
 
 
@@ -178,8 +180,38 @@ def _members(hint: Any) -> tuple:
 
 
 def _is_number(value: Any) -> typing.TypeGuard[float]:
-  ok = isinstance(value, (int, float)) and not isinstance(value, bool)
-  return ok and not math.isnan(value)
+  if isinstance(value, bool) or not isinstance(value, (int, float)):
+    return False
+  try:
+    return not math.isnan(value)
+  except OverflowError:  # an integer beyond every float
+    return False
+
+
+def _bounded(value: Any, name: str) -> Any:
+  """The value, unless it is, or holds, an integer or a text that can be kept nowhere."""
+  entries = value.values() if isinstance(value, dict) else value
+  for entry in entries if isinstance(value, (dict, list, tuple)) else ():
+    _bounded(entry, name)
+  if isinstance(value, str) and not _is_writable(value):
+    raise UserError(f"{name}={value!a}: must be text that UTF-8 can write")
+  if isinstance(value, int) and value.bit_length() >= _INT_BITS:
+    raise UserError(f"{name}={_shown(value)}: must be below 2**{_INT_BITS - 1} in size")
+  return value
+
+
+def _is_writable(text: str) -> bool:
+  """False for bytes of the command line that are no UTF-8."""
+  try:
+    return bool(text.encode()) or not text
+  except UnicodeEncodeError:
+    return False
+
+
+def _shown(value: Any) -> str:
+  """Of an integer some digits: Python refuses to write them all where they are thousands."""
+  long = isinstance(value, int) and value.bit_length() > 2 * _INT_BITS
+  return f"{hex(value)[:12]}..." if long else repr(value)
 
 
 def _literal(text: str) -> Any:
@@ -194,7 +226,7 @@ def _literal(text: str) -> Any:
 
 
 def _wrong(value: Any, hint: Any, name: str) -> UserError:
-  return UserError(f"{name}={value!r}: must be {_describe(hint)}")
+  return UserError(f"{name}={_shown(value)}: must be {_describe(hint)}")
 
 
 def _describe(hint: Any) -> str:

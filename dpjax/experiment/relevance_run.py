@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax import data as data_lib
@@ -62,8 +63,9 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[dict[s
       train, _ = _data(point.config, loaded)
       unused.refuse(point.config, relevance_unused.of_dataset(train))
   known = _before(config, workdir)
+  fresh = len(todo) == 1 and not (workdir / run.CONFIG).exists()
   run.claim_workdir(workdir, known)
-  with writers.alone_in(workdir):
+  with writers.alone_in(workdir), run.given_back(workdir, fresh=fresh):
     if known != config:
       writers.write_json(workdir / run.CONFIG, writers.plain(dataclasses.asdict(config)))
     return _run_all(config, workdir, todo, loaded)
@@ -207,6 +209,9 @@ def make_job(
   config: RelevanceConfig, train: Any, test: Any, loaded: dict, on_epoch: Any = None
 ) -> relevance.Job:
   """The job of a point's config."""
+  first = jnp.zeros_like(train.x[:1])  # refused before anything is trained or spent
+  net = _build(config.model, train.num_classes, config.activation_1)
+  jax.eval_shape(lambda: build.init_params(config.model, net, jax.random.key(0), first))
   return relevance.Job(
     epsilon=config.epsilons[0],
     train=train,

@@ -17,9 +17,11 @@ from typing import Any
 
 import jax
 from matplotlib.axes import Axes
+from matplotlib.axis import Tick
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from dpjax.accounting import by_name
@@ -358,8 +360,20 @@ def write_entries(path: pathlib.Path, entries: Sequence[Any]) -> None:
 
 
 def save_figure(figure: Figure, path: pathlib.Path) -> None:
-  """Writes a picture as PNG, atomically, without a display."""
+  """Writes a picture as PNG, atomically, without a display; names in it stay as they are."""
   FigureCanvasAgg(figure)
+  _take_literally(figure)
   content = io.BytesIO()
   figure.savefig(content, format="png", dpi=150)
   writers.replace_file(path, content.getvalue())
+
+
+def _take_literally(figure: Figure) -> None:
+  """A title or a label may hold a path or a person's words: "$" begins no formula there.
+
+  Ticks of logarithmic axes do hold formulas, matplotlib's own.
+  """
+  ticks = {id(text) for tick in figure.findobj(Tick) for text in tick.findobj(Text)}
+  for text in figure.findobj(Text):
+    if isinstance(text, Text) and id(text) not in ticks:
+      text.set_parse_math(False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ import numpy as np
 
 from dpjax import data as data_lib
 from dpjax import noise, training, trees
-from dpjax.accounting import Budget, Ledger, delta_warning
+from dpjax.accounting import Budget, BudgetExceeded, Ledger, delta_warning
 from dpjax.experiment import (
   audit,
   build,
@@ -90,12 +91,43 @@ def claim_workdir(workdir: pathlib.Path, config: Any) -> None:
     writers.write_json(path, wanted)
 
 
+@contextmanager
+def given_back(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
+  """Empties a folder that a run has claimed if it is refused before its first step.
+
+  The setting that is mended makes another config, which the folder would otherwise refuse.
+
+  Args:
+    fresh: the folder was claimed by this very process, and the run is no release: the keys
+      of a release are never drawn twice for one folder.
+  """
+  try:
+    yield
+  except UserError:
+    if fresh and not checkpoint.newest(workdir) and not writers.read_metrics(workdir):
+      for name in ("checkpoints", writers.EVENTS):
+        shutil.rmtree(workdir / name, ignore_errors=True)
+      for name in (writers.METRICS, writers.LOCK, CONFIG):
+        (workdir / name).unlink(missing_ok=True)
+    raise
+
+
+def within_budget(ledger: Ledger, budget: Budget, **how: Any) -> None:
+  """`Ledger.check`, whose error names the field of the config."""
+  try:
+    ledger.check(budget, **how)
+  except BudgetExceeded as error:
+    told = str(error).removeprefix("epsilon=")
+    raise BudgetExceeded(f"privacy.epsilon_budget={told}") from error
+
+
 def _check_budget(run: build.Run, config: TrainConfig, ledger: Ledger) -> None:
   """Refuses before the first step what would overspend at the last."""
   budget = config.privacy.epsilon_budget
   if budget is None or config.privacy.method not in build.PRIVATE_METHODS:
     return
-  ledger.check(
+  within_budget(
+    ledger,
     Budget(epsilon=budget, delta=run.plan.accounted_delta(config.privacy.delta)),
     proposed=run.plan.remaining_event(ledger.num_steps),
     neighboring_relation=run.plan.neighboring_relation,
@@ -361,9 +393,12 @@ def train(
   derive = lambda: build.streams(config, digest)
   random = release.streams(config, meta) if config.release else derive()
   run = build.build(config, data, random)
+  if meta is None:
+    _check_budget(run, config, Ledger())
+  fresh = not (workdir / CONFIG).exists() and not config.release
   claim_workdir(workdir, config)
   _warn(config, run)
-  with writers.alone(workdir / CONFIG):
+  with writers.alone(workdir / CONFIG), given_back(workdir, fresh=fresh):
     return _train(config, run, workdir, digest)
 
 

@@ -62,13 +62,27 @@ def run_selection(
 
   Raises:
     UserError: settings that do not cost the same event, a score that is not on test data, a
-      run without a proof, or an RDP analysis that does not exist for the sampler.
+      run without a proof, an RDP analysis that does not exist for the sampler, or another
+      process at work in the folder.
   """
   _check(config)
   workdir, settings = pathlib.Path(workdir), points(config)
   load = LastData(load_fn)
   plan = _common_plan(settings, load, plan_fn or _plan)
   cost = charged(plan, config)  # before anything runs: it may be refused
+  workdir.mkdir(parents=True, exist_ok=True)
+  with writers.alone_in(workdir):  # two at once would draw two numbers of trials
+    return _run_all(config, workdir, settings, load, train_fn, cost)
+
+
+def _run_all(
+  config: SweepConfig,
+  workdir: pathlib.Path,
+  settings: list[Point],
+  load: LoadFn,
+  train_fn: TrainFn,
+  cost: dict[str, Any],
+) -> dict[str, Any]:
   drawn = _trials(workdir, config, len(settings))
   results = [
     _run_trial(workdir, index, settings[choice], seed, train_fn, load)
@@ -182,7 +196,6 @@ def _trials(
   )
   settings = rng.integers(count, size=number).tolist()
   drawn = list(zip(settings, rng.integers(2**31, size=number).tolist()))
-  workdir.mkdir(parents=True, exist_ok=True)
   writers.write_json(path, {"secret": True, "config": identity, "trials": drawn})
   return drawn
 

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ from dpjax.accounting import by_name
 from dpjax.validate import UserError
 
 METRICS = "metrics.jsonl"
+EVENTS = "tensorboard"
+LOCK = "lock"
 RESULT = "result.json"
 RESULT_KEYS = (
   "task",
@@ -84,7 +87,7 @@ def alone(path: pathlib.Path) -> Iterator[None]:
 @contextmanager
 def alone_in(workdir: pathlib.Path) -> Iterator[None]:
   """`alone` for an existing folder that has no file of its own yet: by `workdir`/lock."""
-  lock = workdir / "lock"
+  lock = workdir / LOCK
   lock.touch()
   with alone(lock):
     yield
@@ -147,7 +150,8 @@ class MetricsWriter:
   Args:
     workdir: folder of the run; created if missing.
     resume_step: keep the lines of steps <= this one and drop the others, among them a
-      last line that was cut off; None starts an empty file.
+      last line that was cut off; None starts an empty file and drops earlier event files:
+      scores of a run that starts again with other noise would be released beside its own.
     tensorboard: also write event files to `workdir`/tensorboard.
 
   Raises:
@@ -172,6 +176,8 @@ class MetricsWriter:
     kept = [line for line, entry in _lines(workdir) if entry["step"] <= last_kept]
     replace_file(workdir / METRICS, "".join(kept).encode())
     self._file = (workdir / METRICS).open("a", encoding="utf-8")
+    if resume_step is None:
+      shutil.rmtree(workdir / EVENTS, ignore_errors=True)
     self._events = _event_writer(workdir, last_kept) if tensorboard else None
 
   def write(self, step: int, values: dict[str, Any]) -> None:
@@ -237,7 +243,7 @@ def _entry(line: str) -> dict[str, Any] | None:
 def _event_writer(workdir: pathlib.Path, last_kept: int) -> Any:
   from tensorboardX import SummaryWriter
 
-  folder = str(workdir / "tensorboard")
+  folder = str(workdir / EVENTS)
   return SummaryWriter(folder, purge_step=last_kept + 1)  # hides what a resume redoes
 
 

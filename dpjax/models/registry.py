@@ -133,4 +133,10 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> nn.Module:
   entry = _entry(name)
   validate.integer_at_least(1, num_classes=num_classes)
   check_options(name, model_options)
-  return entry.make(num_classes=num_classes, **model_options)
+  try:
+    return entry.make(num_classes=num_classes, **model_options)
+  except (TypeError, OverflowError) as error:  # an option of a kind that no field takes
+    reason = str(error).splitlines()[0]
+    raise UserError(
+      f"options={model_options!r}: not for model {name!r} ({reason})"
+    ) from error

@@ -80,7 +80,7 @@ def test_each_setting_gets_the_features_of_its_own_model(tmp_path):
       return super().__call__(config, workdir, data=data)
 
   grid = {"model.name": ["linear", "scatter_linear"]}
-  sweep = _sweep(grid=grid, x="optimizer.learning_rate", law={"mean_trials": 40.0})
+  sweep = _sweep(grid=grid, law={"mean_trials": 40.0})
   selection.run_selection(sweep, tmp_path, Train(), lambda c: c.model.name, _plan)
   assert seen and all(model == data for model, data in seen)
 
