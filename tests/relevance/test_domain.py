@@ -142,7 +142,9 @@ def test_public_labels_are_named_wherever_the_epsilon_is_printed():
   assert "features only, label public" in relevance_table.markdown(
     relevance_table.rows_of([result])
   )
-  assert relevance_report._kind(result) == "proved, per example's features"
+  assert relevance_report._kind(result) == (
+    "proved, replace_one (features only, label public), per example's features"
+  )
   private = relevance.run("radp", "rigorous", _job()).privacy.to_json()
   assert (private["neighboring_relation"], private["unit"]) == ("replace_one", "example")
 
