@@ -106,7 +106,10 @@ def _every_value(recorded: Record, grid: float) -> Iterator[tuple[float, str]]:
     size, energy, by_place = by_place.size, energy / rounded, by_place / rounded
     yield _energy_z(energy, size), "a leaf at one step"
     for part in np.array_split(energy, min(4, times)):
-      yield _energy_z(np.sum(part, keepdims=True), size * len(part)), "all values in a quarter of the run"
+      yield (
+        _energy_z(np.array([part.sum()]), size * len(part)),
+        "all values in a quarter of the run",
+      )
     ends = np.array([by_place.min(), by_place.max()], np.float64)
     tails = np.minimum(stats.chi2.cdf(ends, times), stats.chi2.sf(ends, times))
     yield _as_z(2 * float(tails.min()), size), "one coordinate over the run"

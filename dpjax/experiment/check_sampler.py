@@ -19,6 +19,7 @@ _Z = 6.0
 _DRAWS = (50, 400)  # batches whose law is looked at: fewest and most
 _INDICES = 40_000_000  # of them, as many as this many coins allow
 _PAIRED = 2048  # examples of which every two are compared; of more, neighbours
+_ROWS = 2000  # batches in which each row is counted, of a run that has fewer steps
 _REPEATS = 200_000_000  # the same for batches that are only compared with each other
 _OTHER_SEEDS = (SEED + 1, SEED + (1 << 40), SEED + (1 << 100))  # low and high bits differ
 
@@ -95,10 +96,9 @@ def _most(counts: np.ndarray, times: int, chance: float) -> float:
   return float(stats.norm.isf(min(1.0, p * max(1, counts.size)) / 2))
 
 
-def _row_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float, str]]:
-  """No row comes oftener than it may, and no two come together oftener."""
+def _pair_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float, str]]:
+  """No two rows come together oftener than they may."""
   times, n = len(draws), law.n
-  yield _most(np.bincount(np.concatenate(draws), minlength=n), times, law.rate), "one row"
   taken = np.zeros((times, n), np.float32)
   for member, drawn in zip(taken, draws):
     member[drawn] = 1
@@ -111,24 +111,34 @@ def _row_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float,
   yield _most(together, times, chance), "two rows together"
 
 
-def _largest_batch(subject: Subject, law: _Law) -> tuple[float, str]:
-  """Of all steps of the run, as many as are compared: the size that is least likely."""
-  sizes = [np.asarray(drawn).size for drawn in _of_run(subject, law.n)]
+def _run_deviations(subject: Subject, law: _Law) -> Iterator[tuple[float, str]]:
+  """No step of the run has an unlikely size, and no row comes oftener than it may."""
+  sizes, counts, more = [], np.zeros(law.n, int), max(_DRAWS[1], _INDICES // max(law.n, 1))
+  for drawn in _of_run(subject, law.n, at_least=min(more, _ROWS)):
+    sizes.append(drawn.size)
+    counts[drawn] += 1
+  yield _most(counts, len(sizes), law.rate), "one row"
+  yield _unlikely_size(sizes, law), "size of a batch"
+
+
+def _unlikely_size(sizes: list[int], law: _Law) -> float:
+  """z of the size that is least likely."""
   mean, most = law.n * law.rate, np.array([min(sizes), max(sizes)])
   if law.size_variance < 1e-9:
-    return (0.0 if (np.abs(most - mean) < 1e-6).all() else math.inf), "size of a batch"
-  tails = [stats.binom.cdf(most[0], law.n, law.rate)]
+    return 0.0 if (np.abs(most - mean) < 1e-6).all() else math.inf
+  tails: list[Any] = [stats.binom.cdf(most[0], law.n, law.rate)]
   if law.capacity is None:
     tails.append(stats.binom.sf(most[1] - 1, law.n, law.rate))
   elif most[1] > law.capacity:
     tails.append(0.0)
   p = float(min(tails)) * 2 * len(sizes)
-  return float(stats.norm.isf(min(1.0, p) / 2)), "size of a batch"
+  return float(stats.norm.isf(min(1.0, p) / 2))
 
 
-def _of_run(subject: Subject, n: int) -> Iterator[np.ndarray]:
-  """The batches of the run, or as many as can be afforded."""
+def _of_run(subject: Subject, n: int, at_least: int = 0) -> Iterator[np.ndarray]:
+  """The batches of the run, or as many as can be afforded; of a short one, some beyond."""
   times = int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
+  times = max(times, at_least)
   return (np.asarray(subject.draw(n, seed=SEED, step=step)) for step in range(times))
 
 
@@ -155,7 +165,7 @@ def sampler_law(subject: Subject) -> Row:
     drawn = [np.asarray(subject.draw(n, seed=SEED, step=t)) for t in steps]
     found += _law_deviations(drawn, law)
     draws += drawn
-  found += [*_row_deviations(draws, law), _largest_batch(subject, law)]
+  found += [*_pair_deviations(draws, law), *_run_deviations(subject, law)]
   twice = sum(d.size - np.unique(d).size for d in draws)
   found += [
     (math.inf if twice else 0.0, "repetitions"),

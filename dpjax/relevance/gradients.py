@@ -20,6 +20,7 @@ from dpjax.relevance.job import GRADIENTS, MODEL_1, RELEVANCE, Job, Outcome
 from dpjax.relevance.privacy import Privacy
 from dpjax.relevance.rigorous import RELATION, StageCharge
 from dpjax.types import Example, LossFn
+from dpjax.validate import UserError
 
 _PAIRS = (
   "G1: microbatches of two examples share one clipped gradient, so one example moves it by "
@@ -243,6 +244,8 @@ def pair_loss(loss_fn: LossFn) -> LossFn:
 
 
 def _in_pairs(job: Job) -> Outcome:
+  if min(job.size, len(job.train)) < 2:
+    raise UserError("private.legacy_microbatch=2: needs at least two training records")
   model, pairs = job.nets.second, _Pairs(job.train)
   half = dataclasses.replace(job.training, batch_size=max(1, job.training.batch_size // 2))
   plan = make_plan(dataclasses.replace(job, training=half), job.size // 2, job.epsilon)

@@ -637,8 +637,9 @@ def reads(method: str, mode: str, how: Rigorous) -> frozenset[str]:
 
 
 def _refuse_unread(method: str, mode: str, job: Job) -> None:
-  """Raises for parts of the job that the method would leave unread."""
+  """Raises for parts of the job that the method would leave unread, or cannot take."""
   read = reads(method, mode, job.rigorous)
+  validate.integer_at_least(1, public_size=job.size)
   if job.relevance_records is not None:
     validate.integer_at_least(1, relevance_records=job.relevance_records)
     if "relevance_records" not in read:
