@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpjax import validate
+from dpjax.accounting import lower, upper
 from dpjax.auditing.games import CONFIDENCE, Game, Result, play, registry
 from dpjax.experiment import provenance, writers
 from dpjax.validate import UserError
@@ -132,8 +133,9 @@ def nearest(row: dict[str, Any]) -> dict[str, Any]:
 def refuted(rows: Sequence[dict[str, Any]]) -> list[str]:
   """Each claim that a game broke, in words."""
   return [
-    f"{row['what']} ({g['case']}): epsilon >= {g['epsilon_lower']:.4g} at delta "
-    f"{g['delta']:g}, above the claimed {g['epsilon_claimed']:.4g}"
+    f"{row['what']} ({g['case']}): epsilon >= {lower(g['epsilon_lower'])} at delta "
+    f"{g['delta']:g}, {g['neighboring_relation']}, above the claimed "
+    f"{upper(g['epsilon_claimed'])}"
     for row in rows
     for g in row["games"]
     if g["refuted"]
@@ -200,11 +202,11 @@ _COLUMNS = (
 def _cells(row: dict[str, Any], game: dict[str, Any]) -> list[str]:
   return [
     row["what"],
-    f"{game['epsilon_claimed']:.4g}",
+    upper(game["epsilon_claimed"]),
     f"{game['delta']:g}",
     game["neighboring_relation"],
     row["kind"],
-    f"{game['epsilon_lower']:.4g}" + (" REFUTED" if game["refuted"] else ""),
+    lower(game["epsilon_lower"]) + (" REFUTED" if game["refuted"] else ""),
     str(game["draws"]),
     f"{row['minutes']:.1f}",
   ]

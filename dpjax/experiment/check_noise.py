@@ -78,7 +78,9 @@ def _stretches(rows: np.ndarray) -> Iterator[np.ndarray]:
     yield rows[start : start + length]
 
 
-def _law_deviations(recorded: Record, std: float) -> Iterator[tuple[float, str]]:
+def _law_deviations(
+  recorded: Record, std: float, grid: float
+) -> Iterator[tuple[float, str]]:
   leaves = [leaf / std for leaf in recorded.sampled]
   together = np.concatenate(leaves, axis=1)
   for whole in recorded.whole:
@@ -89,6 +91,31 @@ def _law_deviations(recorded: Record, std: float) -> Iterator[tuple[float, str]]
   for stretch in _stretches(together):
     yield _variance_z(stretch), "a stretch of steps"
   yield _energy_z(np.sum(together**2, axis=1), together.shape[1]), "one step"
+  yield from _every_value(recorded, grid / std)
+
+
+def _every_value(recorded: Record, grid: float) -> Iterator[tuple[float, str]]:
+  """The same of every value of white noise, and not of the sample alone: no step, and no
+  coordinate of any leaf, may lack what the others have.
+
+  Rounding to a grid (in standard deviations) adds its variance, and what is near may be
+  half a step farther.
+  """
+  times, rounded = len(recorded.steps), 1 + grid**2 / 12
+  for energy, (by_place, near) in zip(recorded.energy or (), recorded.places or ()):
+    size, energy, by_place = by_place.size, energy / rounded, by_place / rounded
+    yield _energy_z(energy, size), "a leaf at one step"
+    for part in np.array_split(energy, min(4, times)):
+      yield (
+        _energy_z(np.array([part.sum()]), size * len(part)),
+        "all values in a quarter of the run",
+      )
+    ends = np.array([by_place.min(), by_place.max()], np.float64)
+    tails = np.minimum(stats.chi2.cdf(ends, times), stats.chi2.sf(ends, times))
+    yield _as_z(2 * float(tails.min()), size), "one coordinate over the run"
+    chance = 2 * stats.norm.cdf(noise_record.NEAR + grid / 2) - 1
+    often = stats.binom.sf(int(near.max()) - 1, times, chance)
+    yield _as_z(2 * float(often), size), "one coordinate, close to 0 too often"
 
 
 def noise_std(subject: Subject) -> Row:
@@ -99,9 +126,9 @@ def noise_std(subject: Subject) -> Row:
     return not_applicable(name, "no noise is charged")
   std = multiplier * subject.plan.l2_bound
   (recorded,) = noise_record.records(subject, [noise_record.test_key(subject, 0)])
-  worst, where = max(_law_deviations(recorded, std), key=_nan_first)
-  pooled = np.concatenate([leaf.ravel() for leaf in recorded.whole])
   grid = noise.secure.grid_step(std) if subject.config.release else 0.0
+  worst, where = max(_law_deviations(recorded, std, grid), key=_nan_first)
+  pooled = np.concatenate([leaf.ravel() for leaf in recorded.whole])
   spread = np.random.default_rng(SEED).uniform(-grid / 2, grid / 2, pooled.size)
   distance: Any = stats.kstest((pooled + spread) / std, "norm")
   shape = float(distance.statistic) * math.sqrt(pooled.size)

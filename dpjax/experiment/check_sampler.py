@@ -18,6 +18,8 @@ from dpjax.experiment.check_types import SEED, Row, Subject, not_applicable, row
 _Z = 6.0
 _DRAWS = (50, 400)  # batches whose law is looked at: fewest and most
 _INDICES = 40_000_000  # of them, as many as this many coins allow
+_PAIRED = 2048  # examples of which every two are compared; of more, neighbours
+_ROWS = 2000  # batches in which each row is counted, of a run that has fewer steps
 _REPEATS = 200_000_000  # the same for batches that are only compared with each other
 _OTHER_SEEDS = (SEED + 1, SEED + (1 << 40), SEED + (1 << 100))  # low and high bits differ
 
@@ -38,6 +40,7 @@ class _Law:
   size_variance: float
   overlap_mean: float  # |S_t and S_{t+1}|
   overlap_variance: float  # of the mean over many t, times their number
+  capacity: int | None = None  # where larger draws are cut
 
 
 def _law(event: Any, n: int) -> _Law | None:
@@ -64,7 +67,7 @@ def _truncated_law(event: dpa.TruncatedSubsampledGaussianDpEvent) -> _Law:
   variance, missing = square - mean**2, mean - square / n
   spread = missing**2 / max(n - 1, 1) + (square**2 - mean**4) / n**2
   again = 2 * mean**2 * variance / n**2  # neighbouring overlaps share a batch
-  return _Law(n, mean / n, variance, mean**2 / n, spread + again)
+  return _Law(n, mean / n, variance, mean**2 / n, spread + again, most)
 
 
 def _law_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float, str]]:
@@ -85,6 +88,58 @@ def _law_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float,
   overlaps = [np.intersect1d(a, b).size for a, b in itertools.pairwise(draws)]
   mean_variance = law.overlap_variance / (times - 1)
   yield _z(float(np.mean(overlaps)), law.overlap_mean, mean_variance), "overlap of batches"
+
+
+def _most(counts: np.ndarray, times: int, chance: float) -> float:
+  """z of the largest of binomial counts, exact, for as many as there are."""
+  p = float(stats.binom.sf(int(counts.max(initial=0)) - 1, times, chance))
+  return float(stats.norm.isf(min(1.0, p * max(1, counts.size)) / 2))
+
+
+def _pair_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float, str]]:
+  """No two rows come together oftener than they may."""
+  times, n = len(draws), law.n
+  taken = np.zeros((times, n), np.float32)
+  for member, drawn in zip(taken, draws):
+    member[drawn] = 1
+  square = law.size_variance + (n * law.rate) ** 2
+  chance = min(1.0, max(0.0, (square - n * law.rate) / max(1, n * (n - 1))))
+  if n <= _PAIRED:
+    together = np.triu(taken.T @ taken, 1)[np.triu_indices(n, 1)]
+  else:
+    together = np.sum(taken[:, 1:] * taken[:, :-1], axis=0)
+  yield _most(together, times, chance), "two rows together"
+
+
+def _run_deviations(subject: Subject, law: _Law) -> Iterator[tuple[float, str]]:
+  """No step of the run has an unlikely size, and no row comes oftener than it may."""
+  sizes, counts, more = [], np.zeros(law.n, int), max(_DRAWS[1], _INDICES // max(law.n, 1))
+  for drawn in _of_run(subject, law.n, at_least=min(more, _ROWS)):
+    sizes.append(drawn.size)
+    counts[drawn] += 1
+  yield _most(counts, len(sizes), law.rate), "one row"
+  yield _unlikely_size(sizes, law), "size of a batch"
+
+
+def _unlikely_size(sizes: list[int], law: _Law) -> float:
+  """z of the size that is least likely."""
+  mean, most = law.n * law.rate, np.array([min(sizes), max(sizes)])
+  if law.size_variance < 1e-9:
+    return 0.0 if (np.abs(most - mean) < 1e-6).all() else math.inf
+  tails: list[Any] = [stats.binom.cdf(most[0], law.n, law.rate)]
+  if law.capacity is None:
+    tails.append(stats.binom.sf(most[1] - 1, law.n, law.rate))
+  elif most[1] > law.capacity:
+    tails.append(0.0)
+  p = float(min(tails)) * 2 * len(sizes)
+  return float(stats.norm.isf(min(1.0, p) / 2))
+
+
+def _of_run(subject: Subject, n: int, at_least: int = 0) -> Iterator[np.ndarray]:
+  """The batches of the run, or as many as can be afforded; of a short one, some beyond."""
+  times = int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
+  times = max(times, at_least)
+  return (np.asarray(subject.draw(n, seed=SEED, step=step)) for step in range(times))
 
 
 def _stretches(plan: Any, n: int) -> tuple[range, range]:
@@ -110,6 +165,7 @@ def sampler_law(subject: Subject) -> Row:
     drawn = [np.asarray(subject.draw(n, seed=SEED, step=t)) for t in steps]
     found += _law_deviations(drawn, law)
     draws += drawn
+  found += [*_pair_deviations(draws, law), *_run_deviations(subject, law)]
   twice = sum(d.size - np.unique(d).size for d in draws)
   found += [
     (math.inf if twice else 0.0, "repetitions"),
@@ -151,17 +207,43 @@ def sampler_seed(subject: Subject) -> Row:
   name, n, plan = "sampler from its seed", len(subject.train), subject.plan
   if getattr(plan.sampler, "prob", None) == 1:
     return not_applicable(name, "every example takes part in every step")
-  steps = range(min(plan.num_steps, _DRAWS[0]))
+  steps = np.unique(np.linspace(0, plan.num_steps - 1, _DRAWS[0]).astype(int)).tolist()
   drawn = lambda seed: [np.asarray(subject.draw(n, seed=seed, step=t)) for t in steps]
   own = drawn(SEED)
   again = all(map(np.array_equal, own, drawn(SEED)))
   found = [(0.0 if again else math.inf, "one seed, two outcomes")]
   for seed in _OTHER_SEEDS:
     found.append((_shared_z(own, drawn(seed), n), f"seeds {SEED} and {seed}"))
+  found.append(_unused_bits(subject, own, steps, n))
   if getattr(plan.sampler, "participation", None) is None:
     found.append((_comes_again(subject, n), "steps with one batch"))
   worst, what = max(found)
   return row(name, worst, _Z, f"z of what two draws share, largest of {len(found)}: {what}")
+
+
+def _unused_bits(
+  subject: Subject, own: list[np.ndarray], steps: list[int], n: int
+) -> tuple[float, str]:
+  """Infinite where a bit of the run's own kind of seed changes no batch."""
+  several = [i for i, drawn in enumerate(own) if _ways(drawn.size, n) > 1][:8]
+  same = lambda i, seed: np.array_equal(
+    own[i], np.asarray(subject.draw(n, seed=seed, step=steps[i]))
+  )
+  width = subject.streams(subject.config).sampler.bit_length()
+  idle = [
+    bit
+    for bit in range(width)
+    if several and all(same(i, SEED ^ 1 << bit) for i in several)
+  ]
+  if sum(_ways(own[i].size, n) for i in several) < 25:  # too few batches to tell
+    return 0.0, "bits of the seed"
+  return (math.inf if idle else 0.0), f"seeds that differ in bit {idle[:1]}"
+
+
+def _ways(size: int, n: int) -> float:
+  """The logarithm of the number of subsets of this size."""
+  ways = special.gammaln(n + 1) - special.gammaln(size + 1)
+  return float(ways - special.gammaln(n - size + 1))
 
 
 def _shared_z(own: list[np.ndarray], other: list[np.ndarray], n: int) -> float:
@@ -178,11 +260,8 @@ def _comes_again(subject: Subject, n: int) -> float:
   """Infinite where a batch comes again that by chance would not (p < 1e-9), else 0."""
   times = int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
   seen: set[bytes] = set()
-  for step in range(times):
-    drawn = np.sort(np.asarray(subject.draw(n, seed=SEED, step=step)))
-    ways = special.gammaln(n + 1) - special.gammaln(drawn.size + 1)
-    ways -= special.gammaln(n - drawn.size + 1)  # log of the subsets of this size
-    if ways - 2 * math.log(times) < 21:
+  for drawn in map(np.sort, _of_run(subject, n)):
+    if _ways(drawn.size, n) - 2 * math.log(times) < 21:
       continue
     name = hashlib.sha256(drawn.astype(np.int64).tobytes()).digest()
     if name in seen:

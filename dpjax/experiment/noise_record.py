@@ -21,6 +21,7 @@ from dpjax.experiment.check_types import SEED, Subject
 from dpjax.plan import Plan
 from dpjax.types import ClippedSum
 
+NEAR = 0.05  # standard deviations: noise below is counted, value by value
 COORDINATES = 512  # of one step, over all leaves
 _VALUES = 300_000  # noise values to be seen whole, at least
 _LONGEST = 4000  # steps of a plan that has fewer, so that small models give enough values
@@ -39,6 +40,12 @@ class Record(NamedTuple):
   sums: list[np.ndarray]  # of each such leaf: [T, s] sums over one axis, of unit variance
   whole: list[np.ndarray]  # of each such leaf: [W, size] every value of the first W steps
   stepped_over: int  # steps that were skipped
+  # White noise alone; None where it is correlated.
+  energy: list[np.ndarray] | None  # of each such leaf: [T] sum of squares of all its values
+  places: (
+    list[tuple[np.ndarray, np.ndarray]] | None
+  )  # [size] sum of squares over the steps,
+  # and number of steps with less than NEAR standard deviations, of each of its values
 
 
 def test_key(subject: Subject, number: int) -> jax.Array:
@@ -54,14 +61,16 @@ def records(subject: Subject, keys: Sequence[jax.Array]) -> list[Record]:
   size = max(1, trees.size(subject.params))
   affordable = min(_LONG, _WORK // size + 4)
   if len(steps) > affordable:
-    walks = _walks(subject, keys[0])
-    steps = _covering(len(steps)) if walks else steps[:affordable]
+    covered = walks(subject, keys[0])
+    steps = _covering(len(steps)) if covered else steps[:affordable]
   whole = int(np.clip(_VALUES // size + 1, 4, len(steps)))
   run = _runner(subject, steps, whole)
   return [_undone(subject.plan, subject.params, steps, *run(key)) for key in keys]
 
 
-def _undone(plan: Plan, params: Any, steps: np.ndarray, sampled, sums, whole) -> Record:
+def _undone(
+  plan: Plan, params: Any, steps: np.ndarray, sampled, sums, energy, places, whole
+) -> Record:
   live = [std for std in _relative_stds(plan, params) if std]
 
   def undo(leaves, at):
@@ -72,7 +81,12 @@ def _undone(plan: Plan, params: Any, steps: np.ndarray, sampled, sums, whole) ->
 
   first = steps[: len(whole[0])] if whole else steps
   skipped = int(steps[-1]) + 1 - len(steps)
-  return Record(steps, undo(sampled, steps), undo(sums, steps), undo(whole, first), skipped)
+  white = plan.correlation is None
+  return Record(
+    steps, undo(sampled, steps), undo(sums, steps), undo(whole, first), skipped,
+    [np.asarray(leaf, np.float64) for leaf in energy] if white else None,
+    [(np.asarray(x), np.asarray(near)) for x, near in places] if white else None,
+  )  # fmt: skip
 
 
 def _steps(subject: Subject) -> np.ndarray:
@@ -95,6 +109,11 @@ def _relative_stds(plan: Plan, params: Any) -> list[float]:
   stds = transforms.group_stds(plan.l2_clip_norm, 1.0, plan.noise_shares)
   spread = lambda std, group: jax.tree.map(lambda _: std / plan.l2_bound, group)
   return jax.tree.leaves(jax.tree.map(spread, stds, params))
+
+
+def _std(plan: Plan) -> float:
+  """Of the noise on the sum that is charged, in an ungrouped leaf; 1 where there is none."""
+  return plan.noise_multiplier * plan.l2_bound or 1.0
 
 
 def _whitened(plan: Plan, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
@@ -123,7 +142,7 @@ def _updater(subject: Subject, key: jax.Array):
   return tx.init(zeros), step
 
 
-def _walks(subject: Subject, key: jax.Array) -> bool:
+def walks(subject: Subject, key: jax.Array) -> bool:
   """Whether the state is small, so that going on without drawing costs next to nothing."""
   leaves = jax.tree.leaves(_updater(subject, key)[0])
   return sum(int(np.size(leaf)) for leaf in leaves if not trees.is_key(leaf)) <= _SMALL
@@ -162,9 +181,11 @@ def _runner(subject: Subject, steps: np.ndarray, whole: int):
   shapes = [jax.tree.leaves(subject.params)[i] for i in live]
   places = _places(shapes)
   gaps = np.diff(steps, prepend=-1) - 1
+  unit = subject.plan.normalize_by / _std(subject.plan)
+  factors = np.array(subject.plan.noise_schedule or np.ones(int(steps[-1]) + 1))[steps]
 
-  def one(step, carry, gap_and_row):
-    (state, kept), (gap, row) = carry, gap_and_row
+  def one(step, carry, inputs):
+    (state, kept, seen), (gap, row, factor) = carry, inputs
     if gaps.any():
       # of a step that is passed over only the state is used: XLA draws no noise there
       state = jax.lax.fori_loop(0, gap, lambda _, s: step(s)[1], state)
@@ -172,16 +193,23 @@ def _runner(subject: Subject, steps: np.ndarray, whole: int):
     leaves = [drawn[i] for i in live]
     kept = [all_rows.at[row].set(x.ravel()) for all_rows, x in zip(kept, leaves)]
     sampled = [leaf.ravel()[place] for leaf, place in zip(leaves, places)]
-    return (state, kept), (sampled, [_axis_sums(leaf) for leaf in leaves])
+    unity = [leaf.ravel() * (unit / stds[i] / factor) for leaf, i in zip(leaves, live)]
+    seen = [
+      (energy + x**2, near + (jnp.abs(x) < NEAR)) for (energy, near), x in zip(seen, unity)
+    ]
+    energy = [jnp.sum(x**2) for x in unity]
+    return (state, kept, seen), (sampled, [_axis_sums(leaf) for leaf in leaves], energy)
 
   @jax.jit
   def run(key):
     state, step = _updater(subject, key)
     kept = [jnp.zeros((whole + 1, np.size(leaf))) for leaf in shapes]
     rows = np.minimum(np.arange(len(steps)), whole)  # the last row holds what is not kept
-    inputs = (jnp.asarray(gaps), jnp.asarray(rows))
-    (_, kept), seen = jax.lax.scan(functools.partial(one, step), (state, kept), inputs)
-    return (*seen, [all_rows[:whole] for all_rows in kept])
+    none = [(jnp.zeros(np.size(x)), jnp.zeros(np.size(x), jnp.int32)) for x in shapes]
+    inputs = (jnp.asarray(gaps), jnp.asarray(rows), jnp.asarray(factors, jnp.float32))
+    carry = (state, kept, none)
+    (_, kept, places), seen = jax.lax.scan(functools.partial(one, step), carry, inputs)
+    return (*seen, places, [all_rows[:whole] for all_rows in kept])
 
   return run
 

@@ -30,6 +30,7 @@ from dpjax.relevance import rigorous
 
 CONFIDENCE = 0.95
 _KINDS = {"U3": "mislabelled", "U4": "random"}
+_LOCAL = "features, local"
 _DIGITS = 4  # of a likelihood ratio: float32 noise has no more
 
 
@@ -54,15 +55,24 @@ def facts(
   strongest = max(total, key=lambda name: total[name]) if total else None
   lower = total[strongest] if strongest else 0.0
   stated = outcome.privacy.epsilon
+  local = {name: b.epsilon_lower for name, b in bounds.items() if b.target == _LOCAL}
+  over = [name for name, bound in local.items() if bound > _local_epsilon(outcome)]
   return {
     "epsilon_audited_lower": lower,
     "audit": {
       "strongest": strongest,
       "confidence": CONFIDENCE,
-      "refuted": stated is not None and lower > stated,
+      "refuted": bool(over) or (stated is not None and lower > stated),
+      "refuted_locally": over,
       "bounds": {name: bound._asdict() for name, bound in bounds.items()},
     },
   }
+
+
+def _local_epsilon(outcome: relevance.Outcome) -> float:
+  """What the features of one record may cost before the shuffler, as the run charged it."""
+  details = outcome.privacy.details
+  return details["epsilon_local"] - details["epsilon_labels"]
 
 
 def _attacks(config: RelevanceConfig, job: relevance.Job, outcome: relevance.Outcome):
@@ -129,7 +139,7 @@ def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
   lower = auditing.clopper_pearson(scores, delta=delta, confidence=confidence)
   local = config.method == "radp" and config.mode == "rigorous" and config.rigorous.shuffle
   what = f"likelihood ratio of one record's noisy features, {n} draws on each side"
-  return Bound(lower, "features, local" if local else "total", what)
+  return Bound(lower, _LOCAL if local else "total", what)
 
 
 def _log_ratio(pair: Any, scales: np.ndarray, mechanism: str) -> Callable:

@@ -114,9 +114,10 @@ def _panel(axis: Axes, rows: list[Row], curves: list[str], metric: str) -> None:
 
 
 def _kind(row: Row) -> str:
-  kind = row["epsilon_kind"]
-  if kind == "none":
+  """What an epsilon of the panel's title means for this line."""
+  if row["epsilon_kind"] == "none":
     return "not private"
+  kind = f"{row['epsilon_kind']}, {row['neighboring_relation']}"
   return kind if row["unit"] == "example" else f"{kind}, per {row['unit']}"
 
 

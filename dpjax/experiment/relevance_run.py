@@ -208,7 +208,8 @@ def _public(config: RelevanceConfig, loaded: dict) -> Any:
 def make_job(
   config: RelevanceConfig, train: Any, test: Any, loaded: dict, on_epoch: Any = None
 ) -> relevance.Job:
-  """The job of a point's config."""
+  """The job of a point's config: what another curve of the experiment reads is left out."""
+  read = relevance.reads(config.method, config.mode, config.rigorous)
   first = jnp.zeros_like(train.x[:1])  # refused before anything is trained or spent
   net = _build(config.model, train.num_classes, config.activation_1)
   jax.eval_shape(lambda: build.init_params(config.model, net, jax.random.key(0), first))
@@ -224,8 +225,8 @@ def make_job(
     rigorous=config.rigorous,
     private=config.private,
     adlm=config.adlm,
-    public=_public(config, loaded),
-    relevance_records=config.relevance_records,
+    public=_public(config, loaded) if "public" in read else None,
+    relevance_records=config.relevance_records if "relevance_records" in read else None,
     on_epoch=on_epoch,
     memo=loaded.setdefault("memo", {}),
   )

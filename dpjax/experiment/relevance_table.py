@@ -90,6 +90,9 @@ def verdict(group: Sequence[Row]) -> str:
   if group[0]["epsilon"] is None:
     return "no epsilon is stated"
   over = any(writers.number(r["epsilon_audited_lower"]) > r["epsilon"] for r in audited)
+  over |= any(
+    r.get("audit", {}).get("refuted", False) for r in audited
+  )  # before a shuffler
   if not over:
     return "not refuted"
   return "claim refuted" if group[0]["epsilon_kind"] == "claimed" else "PROOF REFUTED"

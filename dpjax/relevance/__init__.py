@@ -22,6 +22,7 @@ from dpjax.relevance.lrp import Relevance as Relevance
 from dpjax.relevance.lrp import conservation_gap as conservation_gap
 from dpjax.relevance.lrp import heat_map as heat_map
 from dpjax.relevance.pipeline import NAMES as NAMES
+from dpjax.relevance.pipeline import reads as reads
 from dpjax.relevance.pipeline import run as run
 from dpjax.relevance.privacy import Privacy as Privacy
 from dpjax.relevance.relevance import mean_shares as mean_shares

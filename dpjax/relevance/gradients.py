@@ -20,10 +20,13 @@ from dpjax.relevance.job import GRADIENTS, MODEL_1, RELEVANCE, Job, Outcome
 from dpjax.relevance.privacy import Privacy
 from dpjax.relevance.rigorous import RELATION, StageCharge
 from dpjax.types import Example, LossFn
+from dpjax.validate import UserError
 
 _PAIRS = (
   "G1: microbatches of two examples share one clipped gradient, so one example moves it by "
-  "twice what the accountant was told; counted rightly it is epsilon={corrected}"
+  "twice what the accountant was told; counted rightly it is at most epsilon={corrected} "
+  "(delta={delta}, replace_one: the record exchanged in its place; nothing holds under "
+  "add_or_remove_one, where one record more or less shifts every pair behind it)"
 )
 
 
@@ -241,10 +244,14 @@ def pair_loss(loss_fn: LossFn) -> LossFn:
 
 
 def _in_pairs(job: Job) -> Outcome:
+  if min(job.size, len(job.train)) < 2:
+    raise UserError("private.legacy_microbatch=2: needs at least two training records")
   model, pairs = job.nets.second, _Pairs(job.train)
   half = dataclasses.replace(job.training, batch_size=max(1, job.training.batch_size // 2))
   plan = make_plan(dataclasses.replace(job, training=half), job.size // 2, job.epsilon)
   loss_fn = pair_loss(losses.softmax_cross_entropy(model.apply))
+  # of a record that is exchanged: a step tells (1 - q) N(0) + q N(u) from (1 - q) N(0) +
+  # q N(v), |u - v| <= 2 C, no better than removal at the distance 2 C (joint convexity)
   corrected = _spent(dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2))
   found = Privacy(
     kind="claimed",
@@ -252,8 +259,16 @@ def _in_pairs(job: Job) -> Outcome:
     delta=plan.delta,
     neighboring_relation=str(plan.neighboring_relation),
     claimed_epsilon=_spent(plan),
-    failed_assumptions=(_PAIRS.format(corrected=accounting.upper(corrected)),),
-    details={"corrected_epsilon": corrected, **_numbers(plan)},
+    failed_assumptions=(
+      _PAIRS.format(
+        corrected=accounting.upper(corrected), delta=accounting.upper(plan.delta)
+      ),
+    ),
+    details={
+      "corrected_epsilon": corrected,
+      "corrected_neighboring_relation": RELATION,
+      **_numbers(plan),
+    },
   )
   task = _Task(model, pairs, loss_fn, job.test)
   return _outcome(job, task, plan, iterative(job), found)

@@ -55,7 +55,7 @@ from dpjax.validate import UserError
 
 _PIXEL_VARIANCE = 0.1  # a public guess, to weigh signal against noise; any number is safe
 _FLOAT_NOTE = (
-  "Laplace and Gaussian samples are float32 with tails to 45 scales and 9.49 std, rounded "
+  "Laplace and Gaussian samples are float32 with tails to 133 scales and 9.49 std, rounded "
   "with the record to multiples of 1/64; the proof is for real-valued noise"
 )
 
@@ -626,6 +626,44 @@ METHODS: dict[str, Callable[[Job], Outcome]] = {
 NAMES = ("radp", *METHODS)
 
 
+def reads(method: str, mode: str, how: Rigorous) -> frozenset[str]:
+  """Which of the optional parts of a Job a method reads; `run` refuses the others.
+
+  >>> sorted(reads("radp", "paper", Rigorous())), sorted(reads("dpsgd", "paper", Rigorous()))
+  (['relevance_records'], [])
+  """
+  averages = method == "adlm" or (method, mode) == ("radp", "paper")
+  public = (method, mode) == ("radp", "rigorous") and how.model1 == "public"
+  names = {"relevance_records": averages, "public": public}
+  return frozenset(name for name, is_read in names.items() if is_read)
+
+
+def _refuse_unread(method: str, mode: str, job: Job) -> None:
+  """Raises for parts of the job that the method would leave unread, or cannot take."""
+  read = reads(method, mode, job.rigorous)
+  validate.integer_at_least(1, public_size=job.size)
+  if job.relevance_records is not None:
+    validate.integer_at_least(1, relevance_records=job.relevance_records)
+    if "relevance_records" not in read:
+      raise UserError(
+        f"relevance_records={job.relevance_records!r}: must be None for method={method!r} "
+        f"in mode={mode!r}: only 'adlm', and 'radp' in mode='paper', average over fewer "
+        "records than the training data hold"
+      )
+  if job.public is not None and "public" not in read:
+    raise UserError(
+      f"public={job.public.name!r}: must be None unless method='radp' in mode='rigorous' "
+      "with rigorous.model1='public': nothing else reads it"
+    )
+  present = getattr(job.train, "present", None)
+  if present is not None and not np.all(present):
+    raise UserError(
+      f"train: {np.count_nonzero(~np.asarray(present))} of its records are empty "
+      "(present=False); every record is averaged over, noised and counted here: leave them "
+      "out"
+    )
+
+
 def run(method: str, mode: str, job: Job) -> Outcome:
   """Runs one method; `mode` decides for "radp" alone.
 
@@ -635,6 +673,7 @@ def run(method: str, mode: str, job: Job) -> Outcome:
   validate.one_of(NAMES, method=method)
   validate.one_of(MODES, mode=mode)
   validate.positive(epsilon=job.epsilon)
+  _refuse_unread(method, mode, job)
   decay = job.training.weight_decay
   if decay and (method, mode) != ("radp", "rigorous"):
     raise UserError(

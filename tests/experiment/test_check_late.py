@@ -225,6 +225,100 @@ def nan_kept_in_stacked_gradients(subject):
   return subject._replace(transform=transform)
 
 
+def _with_noise(subject, change):
+  """change(noise alone, step, total, mask) -> noise, in units of the update; 1-to-1 sums."""
+
+  def transform(key):
+    base, each = subject.transform(key), subject.plan.normalize_by
+
+    def update(updates, state, params=None, *, mask=None, **_):
+      inner, step = state
+      out, inner = base.update(updates, inner, params, mask=mask)
+      total = getattr(updates, "total", None)
+      if total is not None:
+        own = _scaled(total, 1 / each)
+        noise = change(jax.tree.map(jnp.subtract, out, own), step, total, mask)
+        out = jax.tree.map(jnp.add, noise, own)
+      return out, (inner, step + 1)
+
+    begin = lambda params: (base.init(params), jnp.int32(0))
+    return optax.GradientTransformationExtraArgs(begin, update)
+
+  return subject._replace(transform=transform)
+
+
+def noise_that_shrinks_with_the_length_of_the_sum(subject):
+  def change(noise, step, total, mask):
+    size = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(total)))
+    return _scaled(noise, 1 - 0.7 * jnp.minimum(size / subject.plan.l2_bound, 1))
+
+  return _with_noise(subject, change)
+
+
+def noise_that_shrinks_in_large_batches(subject):
+  return _with_noise(
+    subject,
+    lambda noise, step, total, mask: _scaled(noise, jnp.where(mask.sum() > 4, 0.3, 1.0)),
+  )
+
+
+def sums_longer_late(subject):
+  def change(out, memory, step, total):
+    more = 0 if total is None else jnp.where(step > _STEPS / 2, 1 / 100, 0.0)
+    return jax.tree.map(
+      lambda a, b: a + more * b, out, out if total is None else total
+    ), memory
+
+  return _with_update(subject, change)
+
+
+def error_feedback_late(subject):
+  def change(out, memory, step, total):
+    scale = jnp.where(step > _STEPS / 2, 1.0 / subject.plan.normalize_by, 0.0)
+    return jax.tree.map(lambda a, b: a + scale * b, out, memory), total
+
+  return _with_update(subject, change, lambda p: jax.tree.map(jnp.zeros_like, p))
+
+
+def realised_batch_as_divisor_late(subject):
+  def transform(key):
+    base = subject.transform(key)
+
+    def update(updates, state, params=None, *, mask=None, **_):
+      inner, step = state
+      out, inner = base.update(updates, inner, params, mask=mask)
+      late = (step > _STEPS / 2) & (mask.sum() > 1)
+      wrong = subject.plan.normalize_by / jnp.maximum(mask.sum(), 1)
+      return _scaled(out, jnp.where(late, wrong, 1.0)), (inner, step + 1)
+
+    begin = lambda params: (base.init(params), jnp.int32(0))
+    return optax.GradientTransformationExtraArgs(begin, update)
+
+  return subject._replace(transform=transform)
+
+
+def few_coordinates_without_noise_late(subject):
+  """One in a hundred, in the middle of each leaf, where no sample is sure to look."""
+
+  def change(noise, step, total, mask):
+    def quiet(leaf):
+      place = jnp.arange(leaf.size)
+      few = (place % 97 == 50) & (place > leaf.size // 3) & (step > _STEPS // 2)
+      return leaf * jnp.where(few, 0.02, 1.0).reshape(leaf.shape)
+
+    return jax.tree.map(quiet, noise)
+
+  return _with_noise(subject, change)
+
+
+def one_coordinate_without_noise(subject):
+  def change(noise, step, total, mask):
+    mute = lambda leaf: leaf.ravel().at[leaf.size // 2 + 1].set(0.0).reshape(leaf.shape)
+    return jax.tree.map(mute, noise)
+
+  return _with_noise(subject, change)
+
+
 # --- batches ------------------------------------------------------------------------------
 
 
@@ -261,23 +355,76 @@ def a_batch_much_like_an_earlier_one(subject):
   return subject._replace(draw=draw)
 
 
+def late_seed_ignored(subject):
+  def draw(n, seed, step):
+    return subject.draw(n, seed=seed if step < 0.2 * _STEPS else 3, step=step)
+
+  return subject._replace(draw=draw)
+
+
+def bits_within_the_seed_ignored(subject):
+  some = ~(((1 << 20) - 1) << 45)
+  draw = lambda n, seed, step: subject.draw(n, seed=seed & some, step=step)
+  return subject._replace(draw=draw)
+
+
+def a_row_at_twice_its_rate(subject):
+  def draw(n, seed, step):
+    drawn = subject.draw(n, seed=seed, step=step)
+    again = 7 in subject.draw(n, seed=seed + 99_991, step=step)
+    return np.union1d(drawn, [7]) if again else drawn
+
+  return subject._replace(draw=draw)
+
+
+def rows_that_come_in_pairs(subject):
+  def draw(n, seed, step):
+    taken = np.isin(np.arange(n), subject.draw(n, seed=seed, step=step))
+    taken[1:20:2] = taken[0:20:2]
+    return np.flatnonzero(taken)
+
+  return subject._replace(draw=draw)
+
+
+def one_step_takes_many(subject):
+  def draw(n, seed, step):
+    drawn = subject.draw(n, seed=seed, step=step)
+    return np.union1d(drawn, np.arange(n // 2)) if step == _STEPS // 2 else drawn
+
+  return subject._replace(draw=draw)
+
+
 _BUGS = {
-  check_noise.noise_std: (noise_fades_late, last_step_without_noise),
+  check_noise.noise_std: (
+    noise_fades_late, last_step_without_noise, few_coordinates_without_noise_late,
+    one_coordinate_without_noise,
+  ),
   check_noise.noise_independence: (
     noise_with_a_long_period, leaf_is_the_end_of_another, leaf_is_another_in_some_order,
     leaf_is_the_sum_of_another_s_rows, step_is_the_last_one_reversed,
   ),
-  check_laws.own_sum: (error_feedback, noise_that_sees_the_sum),
+  check_laws.own_sum: (
+    error_feedback, noise_that_sees_the_sum, noise_that_shrinks_in_large_batches,
+    noise_that_shrinks_with_the_length_of_the_sum, sums_longer_late, error_feedback_late,
+    realised_batch_as_divisor_late,
+  ),
   check_gradients.no_memory: (error_feedback_before_the_noise,),
   check_gradients.dropped: (
     nan_becomes_a_number, nan_goes_through, nan_kept_in_stacked_gradients,
   ),
   check_sampler.sampler_seed: (
     seed_ignored, high_bits_of_the_seed_ignored, batches_with_a_long_period,
+    late_seed_ignored, bits_within_the_seed_ignored,
   ),
-  check_sampler.sampler_law: (late_batches_from_one_half, a_batch_much_like_an_earlier_one),
+  check_sampler.sampler_law: (
+    late_batches_from_one_half, a_batch_much_like_an_earlier_one, a_row_at_twice_its_rate,
+    rows_that_come_in_pairs, one_step_takes_many,
+  ),
 }  # fmt: skip
-_ON_LARGE = (noise_fades_late, noise_with_a_long_period, error_feedback)  # the rest: slow
+_ON_LARGE = (
+  noise_fades_late, noise_with_a_long_period, error_feedback,
+  few_coordinates_without_noise_late,
+)  # the rest: slow  # fmt: skip
 
 
 def _pairs(every_bug):

@@ -142,7 +142,9 @@ def test_public_labels_are_named_wherever_the_epsilon_is_printed():
   assert "features only, label public" in relevance_table.markdown(
     relevance_table.rows_of([result])
   )
-  assert relevance_report._kind(result) == "proved, per example's features"
+  assert relevance_report._kind(result) == (
+    "proved, replace_one (features only, label public), per example's features"
+  )
   private = relevance.run("radp", "rigorous", _job()).privacy.to_json()
   assert (private["neighboring_relation"], private["unit"]) == ("replace_one", "example")
 
@@ -198,3 +200,29 @@ def test_private_records_are_not_public():
     config = RelevanceConfig(public_data="mnist")
     config.data.name = "mnist"
     relevance_config.check(config)
+
+
+@pytest.mark.parametrize("method", ["radp", "dpsgd", "radp_dpsgd", "ilm", "no_dp"])
+@pytest.mark.parametrize("name", ["relevance_records", "public"])
+def test_what_a_method_would_leave_unread_is_refused(method, name):
+  job = _job()
+  value = 10 if name == "relevance_records" else job.test
+  with pytest.raises(UserError, match=f"^{name}="):
+    relevance.run(method, "rigorous", dataclasses.replace(job, **{name: value}))
+
+
+@pytest.mark.parametrize("method", ["radp", "dpsgd", "radp_dpsgd", "adlm"])
+def test_empty_records_are_refused(method):
+  job = _job()
+  present = np.arange(len(job.train)) > 0
+  train = dataclasses.replace(job.train, present=present)
+  with pytest.raises(UserError, match="^train: 1 of its records"):
+    relevance.run(method, "rigorous", dataclasses.replace(job, train=train))
+
+
+def test_a_local_release_that_breaks_its_promise_is_refuted_under_the_shuffler():
+  result = {
+    "epsilon": 1.0, "epsilon_kind": "proved", "epsilon_audited_lower": 0.0,
+    "audit": {"refuted": True},
+  }  # fmt: skip
+  assert relevance_table.verdict([result]) == "PROOF REFUTED"
