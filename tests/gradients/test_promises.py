@@ -93,8 +93,12 @@ def test_a_batch_and_a_mask_beside_it_are_one_too_many():
   grad_fn = gradients.clipped_grad(_LINEAR, l2_clip_norm=1.0)
   with pytest.raises(UserError, match="has its own"):
     grad_fn(jnp.ones(2), batch, True)
-  with pytest.raises(UserError, match="mask=None"):
-    grad_fn(jnp.ones(2), Batch(jnp.ones((4, 2)), None))
+  for missing in (
+    Batch(jnp.ones((4, 2)), None),
+    Batch(jnp.ones((4, 3, 2)), jnp.ones((4, 3), bool)),  # of users, each with 3 examples
+  ):
+    with pytest.raises(UserError, match="mask=None"):
+      grad_fn(jnp.ones(2), missing)
 
 
 def _private_transforms():
