@@ -49,7 +49,9 @@ def named(room: str, config: Any, *names: str) -> dict[str, Any]:
 
 def data(config: DataConfig) -> None:
   """Raises UserError for a number of examples, bytes or classes below one."""
-  validate.integer_at_least(1, **named("data", config, "limit", "max_length", "num_classes"))
+  validate.integer_at_least(
+    1, **named("data", config, "limit", "max_length", "num_classes")
+  )
 
 
 def limit(config: DataConfig, num_examples: int) -> None:

@@ -41,12 +41,15 @@ def checked_mask(mask: Any, size: int) -> Array:
 
 
 def examples_and_mask(batch: Any, mask: Any) -> tuple[Any, Any]:
-  """The two parts of a `Batch`, or what was given apart.
+  """The two parts of a padded `Batch`, or what was given apart.
+
+  A `Batch` whose mask has two axes holds what belongs to each of several users
+  (`dpjax.sampling.user_loss`): it is data, and which users are real is said beside it.
 
   Raises:
-    UserError: a `Batch` and a mask beside it: which one holds?
+    UserError: a padded `Batch` and a mask beside it: which one holds?
   """
-  if not isinstance(batch, Batch):
+  if not isinstance(batch, Batch) or jnp.ndim(batch.mask) > 1:
     return batch, mask
   if mask is not None:
     raise UserError(

@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import core, lax
+from jax import lax
+from jax.core import Tracer
 
 from dpjax.gradients.manual_axes import as_varying_as
 
@@ -28,7 +29,7 @@ def on_settled(fn: Callable[[Any], Any], tree: Any) -> Any:
   6.0
   """
   known = [leaf for leaf in jax.tree.leaves(tree) if _has_number(leaf)]
-  if not any(isinstance(leaf, core.Tracer) for leaf in known):
+  if not any(isinstance(leaf, Tracer) for leaf in known):
     return fn(tree)
   shapes = jax.eval_shape(fn, tree)
 

@@ -99,7 +99,7 @@ def _complex(x):
 
 
 def _phase(x, w):
-  z = lax.complex(x, w) * lax.complex(w, x)
+  z = lax.complex(x, w) * lax.complex(w, 2 * x)
   return z.real * z.imag
 
 
