@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from dpjax import accounting, data, federated, models, training, trees
-from dpjax.data import digits, shakespeare
+from dpjax.data import digits, registry, shakespeare
 from dpjax.experiment import build, federate_build
 from dpjax.types import Example
 
@@ -155,13 +155,13 @@ def fast():
       known[what] = read(config)
     return known[what]
 
-  load = lambda name, data_dir=None, *, max_length=256: _loaded(name, data_dir, max_length)
+  load = lambda name, data_dir, max_length, num_classes: _loaded(name, data_dir, max_length)
   with (
     mock.patch.object(accounting, "calibrate_noise_multiplier", _calibrated),
     mock.patch.object(accounting, "epsilon", _spent),
     mock.patch.object(accounting, "privacy_statement", _stated),
     mock.patch.object(build, "make_model", lambda *a, **k: _Remembered(make(*a, **k))),
-    mock.patch.object(build.data, "load", load),
+    mock.patch.object(registry, "_load", load),
     mock.patch.object(build, "load_data", load_once),
     mock.patch.object(models, "scattering_features", _features),
     mock.patch.object(shakespeare, "shakespeare_federation", _roles),
