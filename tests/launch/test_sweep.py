@@ -109,7 +109,7 @@ def get_config():
     privacy=PrivacyConfig(sampling_prob=0.05, accountant="rdp", epsilon=1.0))
   grid = {"optimizer.learning_rate": [0.1, 0.5]}
   selection = SelectionConfig(enabled=True, mean_trials=1.0)
-  return SweepConfig(base=base, grid=grid, x="optimizer.learning_rate", selection=selection)
+  return SweepConfig(base=base, grid=grid, selection=selection)
 """
 
 
