@@ -134,7 +134,7 @@ def refuted(rows: Sequence[dict[str, Any]]) -> list[str]:
   """Each claim that a game broke, in words."""
   return [
     f"{row['what']} ({g['case']}): epsilon >= {lower(g['epsilon_lower'])} at delta "
-    f"{g['delta']:g}, {g['neighboring_relation']}, above the claimed "
+    f"{upper(g['delta'])}, {g['neighboring_relation']}, above the claimed "
     f"{upper(g['epsilon_claimed'])}"
     for row in rows
     for g in row["games"]

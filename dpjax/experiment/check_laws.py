@@ -343,7 +343,7 @@ def white_box_audit(subject: Subject) -> Row:
   detail = (
     f"epsilon that {number} gradient canaries in one run prove, with "
     f"{100 * _AUDIT_CONFIDENCE:g}% confidence, against the claim "
-    f"(delta={plan.delta:g}, {plan.neighboring_relation})"
+    f"(delta={accounting.upper(plan.delta)}, {plan.neighboring_relation})"
   )
   return row(name, found, plan.epsilon(), detail)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dpjax.auditing.games import CONFIDENCE, play, registry
+from dpjax.validate import UserError
 from tests.adversary import plants
 
 _DRAWS = {
@@ -52,6 +53,14 @@ def _with_nan(game):
   return dataclasses.replace(game, outputs=outputs)
 
 
+def _is_refused(game):
+  try:
+    game.outputs(0, 1, 8)
+  except UserError:
+    return True
+  return False
+
+
 def _broken(results):
   return [
     f"{r.game.name}: {r.epsilon_lower:.3g} > {r.claim.epsilon:.3g} at delta {r.claim.delta:g}"
@@ -67,7 +76,9 @@ def test_the_claim_stands(room, name):
   found = [r for g in games for r in play(g, num_draws=_DRAWS[room])]
   assert not _broken(found)
   assert all(r.confidence == CONFIDENCE for r in found)
-  for game in games:  # and each of them can fail
+  played = [game for game in games if not _is_refused(game)]
+  assert played
+  for game in played:  # and each of them can fail
     assert _broken(play(_with_nan(game), num_draws=_DRAWS[room])), game.name
 
 

@@ -148,10 +148,11 @@ def test_a_training_run_with_canaries_draws_all_of_its_batches(sampler, relation
     np.random.default_rng(0).normal(size=(_N, 4)), np.arange(_N) % 3, num_classes=3
   )
   privacy = PrivacyConfig(
-    method=method, epsilon=None, noise_multiplier=2.0, sampling_prob=0.25,
+    method=method, epsilon=None, noise_multiplier=None if method == "sgd" else 2.0,
     sampler=sampler if method != "dp_ftrl" else "poisson", neighboring_relation=str(relation),
-    ftrl=FtrlConfig(sampler=sampler if method == "dp_ftrl" else "cyclic", bands=2),
-    accountant="rdp" if sampler == "fixed_size" else "pld",
+    ftrl=FtrlConfig(sampler=sampler, bands=2) if method == "dp_ftrl" else FtrlConfig(),
+    accountant="rdp" if (sampler, method) == ("fixed_size", "dp_sgd") else "pld",
+    sampling_prob=0.25,
   )  # fmt: skip
   config = TrainConfig(
     privacy=privacy, num_steps=_STEPS, audit=AuditConfig(enabled=True, num_canaries=60)

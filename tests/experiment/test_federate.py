@@ -192,7 +192,7 @@ def test_every_algorithm_has_a_name(name, tmp_path):
 
 
 def test_a_budget_is_checked_before_the_first_round(tmp_path):
-  with pytest.raises(UserError, match="epsilon=1.0: the budget"):
+  with pytest.raises(UserError, match="privacy.epsilon_budget=1.0: the budget"):
     federate.federate(_config(**{"privacy.epsilon_budget": 1.0}), tmp_path / "run")
   assert not (tmp_path / "run" / "metrics.jsonl").exists()
 

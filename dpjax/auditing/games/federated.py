@@ -103,9 +103,8 @@ def game(
   params: Any = None,
   width: int = 2,
   num_clients: int = 0,
-  releases: int = 1,
 ) -> Game:
-  """`ROUNDS` rounds of what `build` makes, `releases` noisy sums in each."""
+  """`ROUNDS` rounds of what `build` makes, one noisy sum in each."""
   made = functools.cache(build)
   start = jnp.zeros(width) if params is None else params
 
@@ -122,7 +121,7 @@ def game(
       seen.append(np.concatenate([_shown(leaf) for leaf in leaves]))
     return np.array(seen, np.float64)
 
-  plan = the_plan(ROUNDS * releases)
+  plan = the_plan(ROUNDS)
   claims = tuple(Claim(plan.epsilon(delta), delta) for delta in DELTAS)
   share = _SHARE if case == _JOINS else _FEW
   return Game(ROOM, subject, case, _ADD, claims, outputs, linear, share)
@@ -170,32 +169,24 @@ def _fed_nova(kind: Any, aggregate: Aggregate) -> list[Game]:
 
 
 def _mime_lite(kind: Any, aggregate: Aggregate) -> list[Game]:
-  """Two releases a round, both with noise; with one aggregator it must refuse."""
+  """Difference and gradient are one message: one release a round."""
 
-  def build(both: bool) -> Any:
-    make = lambda seed: aggregate(the_plan(), jax.random.key(seed))
-    second = {"gradient_aggregator": make(2)} if both else {}
+  def build() -> Any:
     return kind(
       _LOSS,
       optax.sgd(0.5, momentum=0.9),
       federated.vmap_clients(),
       key=jax.random.key(1),
-      aggregator=make(0),
-      **second,
+      aggregator=aggregate(the_plan(), jax.random.key(0)),
     )
 
-  one = functools.partial(game, "mime_lite", releases=2)
-  pair = _WORLDS[_JOINS]
-  return [
-    *[one(case, lambda: build(True), worlds) for case, worlds in _WORLDS.items()],
-    one("no aggregator of gradients is given", lambda: build(False), pair),
-  ]
+  return [game("mime_lite", case, build, worlds) for case, worlds in _WORLDS.items()]
 
 
 def _hyp_cluster(kind: Any, aggregate: Aggregate) -> list[Game]:
   """The newcomer chooses the other cluster, near enough that its choice survives the clip."""
 
-  def build() -> Any:
+  def build(**share: float) -> Any:
     return kind(
       _LOSS,
       optax.sgd(0.5),
@@ -203,12 +194,17 @@ def _hyp_cluster(kind: Any, aggregate: Aggregate) -> list[Game]:
       key=jax.random.key(1),
       num_clients=4,
       aggregator=aggregate(the_plan(), jax.random.key(0)),
+      **share,
     )
 
+  public = functools.partial(build, cluster_share=0.5)
   start = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
-  one = functools.partial(game, "hyp_cluster", build=build, params=start)
+  one = functools.partial(game, "hyp_cluster", params=start)
   near = {_JOINS: ([-1.5], [-1.5, 1.5])}
-  return [one(case, worlds=pair) for case, pair in (_WORLDS | _ALONE | near).items()]
+  return [
+    *[one(case, public, pair) for case, pair in (_WORLDS | _ALONE | near).items()],
+    one("models are divided by their members", build, near[_JOINS]),
+  ]
 
 
 def _federated(kind: Any, aggregate: Aggregate) -> list[Game]:
