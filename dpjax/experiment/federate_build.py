@@ -21,6 +21,7 @@ from dpjax.experiment import streams as streams_lib
 from dpjax.experiment.config import OptimizerConfig, PrivacyConfig, TrainConfig
 from dpjax.experiment.federate_config import FedConfig
 from dpjax.federated import execution, placement, processes
+from dpjax.federated.server_optimizers import fed_opt
 from dpjax.plan import Plan
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
@@ -563,7 +564,7 @@ def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
     return _OPTIMIZERS["sgd"](rate, config)
   constant = config.schedule == "constant"
   scale = optax.scale(rate) if constant else optax.scale_by_schedule(rate)
-  return optax.chain(federated.fed_opt(config.name, 1.0), scale)
+  return optax.chain(fed_opt(config.name, 1.0), scale)
 
 
 def _algorithm(

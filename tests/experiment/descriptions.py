@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import core
 
 from dpjax import accounting, data, federated, models, training, trees
 from dpjax.data import digits, registry, shakespeare
@@ -135,6 +136,8 @@ class _Remembered(NamedTuple):
     return getattr(self.module, name)
 
   def init(self, key: Any, x: Any) -> Any:
+    if isinstance(key, core.Tracer):  # who asks for the shapes alone
+      return self.module.init(key, x)
     what = repr((self.module, x.shape, jax.random.key_data(key).tolist()))
     if what not in _PARAMS:
       _PARAMS[what] = self.module.init(key, x)

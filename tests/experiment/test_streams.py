@@ -306,7 +306,7 @@ def test_a_run_of_an_earlier_version_is_not_gone_on_with(kind, tmp_path, monkeyp
 
 def test_an_earlier_experiment_of_relevance_gets_no_more_points(tmp_path):
   _write(tmp_path)
-  config = _relevance(curves={"a": {}, "b": {"learning_rate": 0.01}})
+  config = _relevance(curves={"a": {}, "b": {"num_epochs": 2}})
   _run("relevance", config, tmp_path / "run", tmp_path)
   for path in (tmp_path / "run").rglob("data.json"):
     path.unlink()
@@ -317,7 +317,7 @@ def test_an_earlier_experiment_of_relevance_gets_no_more_points(tmp_path):
 
 def test_points_on_changed_data_do_not_join_an_experiment(tmp_path):
   _write(tmp_path)
-  config = _relevance(curves={"a": {}, "b": {"learning_rate": 0.01}})
+  config = _relevance(curves={"a": {}, "b": {"num_epochs": 2}})
   _run("relevance", config, tmp_path / "run", tmp_path)
   _write(tmp_path, **_changes()["one label"])
   more = dataclasses.replace(config, num_seeds=2)
@@ -329,7 +329,7 @@ def test_points_on_changed_data_do_not_join_an_experiment(tmp_path):
 def test_a_sweep_on_changed_data_does_not_keep_what_it_had(tmp_path):
   """Else one curve would be of two data sets, and say so nowhere."""
   _write(tmp_path)
-  base = _central(**{"data.data_dir": str(tmp_path)})
+  base = _central(**{"data.data_dir": str(tmp_path), "privacy.noise_multiplier": None})
   name = "privacy.noise_multiplier"
   config = sweep.SweepConfig(base, {name: [2.0, 3.0]}, x=name)
   rows = sweep.run_sweep(config, tmp_path / "sweep", run.train, build.load_data)
