@@ -154,11 +154,11 @@ def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]
   key = jax.random.fold_in(jax.random.key(SEED + 1 + number), step)
   keys = jax.random.split(key, len(leaves) + 1)
   drawn = [
-    length * jax.random.rademacher(k, jnp.shape(p), jnp.float32)
+    length * jnp.where(jax.random.bits(k, jnp.shape(p)) >> 31, 1.0, -1.0)
     for k, p in zip(keys, leaves)
   ]
   total = jax.tree.unflatten(jax.tree.structure(subject.params), drawn)
-  seen = jax.random.uniform(keys[-1], (2, BATCH)) * 2 * min(plan.l2_bound, 1e6)
+  seen = jax.random.bits(keys[-1], (2, BATCH)) * 2.0**-31 * min(plan.l2_bound, 1e6)
   mask = jnp.arange(BATCH) < (5 * step + (BATCH // 2 + 1) * number) % (BATCH + 1)
   bounds = gradients.group_bounds(plan.l2_clip_norm)
   return ClippedSum(total, seen[0], seen[1], plan.l2_bound, bounds), mask

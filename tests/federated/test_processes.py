@@ -122,7 +122,7 @@ def test_process_0_speaks_for_all(outcomes):
   assert first["errors"] == second["errors"] == [
     "workdir='x': is wrong",
     "params: differs between process 0 and process 1; all processes need the same command, "
-    "software and kind of device",
+    "data, software and kind of device",
   ]  # fmt: skip
   assert one["errors"] == ["workdir='x': is wrong"]
   assert first["first"] == second["first"] == {"by": 0}

@@ -39,6 +39,8 @@ _EXCEPTIONS = {
   "dpjax/federated/compression.py": {"uniform", "rademacher"},
   # Monte-Carlo estimate of an epsilon: simulates a mechanism, releases nothing
   "dpjax/accounting/monte_carlo.py": {"standard_normal"},
+  # signs and sizes of sums that a check feeds to a transform: its input, not its noise
+  "dpjax/experiment/check_laws.py": {"bits"},
   # the random NUMBER of trials of private selection: an integer, by a 53-bit generator
   "dpjax/accounting/selection.py": {"poisson"},
   # makes synthetic clients differ in style: data, not protection
