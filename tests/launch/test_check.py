@@ -34,7 +34,7 @@ def test_quickstart_passes_and_writes_its_table(tmp_path):
   done = _launch(f"--workdir={tmp_path / 'run'}", "--config.model.name=linear",
                  "--config.model.options={}")  # fmt: skip
   assert done.returncode == 0, done.stderr
-  assert done.stdout.count("pass  ") == 12 and "FAIL" not in done.stdout
+  assert done.stdout.count("pass  ") == 16 and "FAIL" not in done.stdout
   result = json.loads((tmp_path / "run" / "check.json").read_text())
   assert result["passed"] and len(result["checks"]) == 16
 

@@ -273,7 +273,7 @@ def test_p4_the_divided_loss_never_exceeds_the_bound_at_the_limits_of_the_scale(
   [
     ({"l2_clip_norm": float("inf")}, "noise_std=inf"),
     ({"l2_clip_norm": {"w": float("inf"), "b": 1.0}}, "noise_std=inf"),
-    ({"l2_clip_norm": 5e-324, "noise_multiplier": 0.4}, "noise_std=0.0"),
+    ({"l2_clip_norm": 5e-324, "noise_multiplier": 0.4}, "l2_clip_norm=5e-324"),
     ({"noise_schedule": (1e-46,) * 6, "noise_multiplier": 1e46}, "noise_schedule=1e-46"),
     ({"noise_schedule": (1e39,) * 6, "noise_multiplier": 1e-39}, "noise_schedule=1e"),
   ],
