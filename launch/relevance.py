@@ -22,29 +22,13 @@ import sys
 
 from absl import flags
 
-from dpjax.experiment import fields, relevance_run, relevance_table, report
+from dpjax.experiment import fields, relevance_run, relevance_table
 from dpjax.experiment.relevance_config import RelevanceConfig
 from launch import app, config_flag
 
 config_flag.define(kind=RelevanceConfig, default="configs/radp/quickstart.py")
 flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<config name>).")
 flags.DEFINE_bool("audit", False, "Attack each run; short for --config.audit.enabled.")
-
-
-def line(result: dict) -> str:
-  """One line for people; a claim never comes without what fails."""
-  accuracy = f"test_accuracy={result['test_accuracy']:.4f}"
-  head = f"{result['dataset']} {result['curve']}: {accuracy}"
-  if result["epsilon_kind"] == "none":
-    return f"{head}, not private"
-  epsilon = f"epsilon={report.upper(result['epsilon'])}"
-  under = f"delta={report.upper(result['delta'])}, {result['neighboring_relation']}"
-  if result["epsilon_kind"] == "proved":
-    return f"{head}, {epsilon} (proved, {under}, per {result['unit']})"
-  by_theorem = result["claimed_epsilon_thm7"]
-  own = f"; {report.upper(by_theorem)} by its own theorem 7" if by_theorem else ""
-  failed = " ".join(text.split(":")[0] for text in result["failed_assumptions"])
-  return f"{head}, {epsilon} (CLAIMED, {under}{own}; nothing is proved, fails: {failed})"
 
 
 def main() -> None:
@@ -59,11 +43,13 @@ def main() -> None:
     print(f"stopped; the same command goes on (workdir {workdir})", file=sys.stderr)
     sys.exit(128 + signal.SIGINT)
   for result in results:
-    print(line(result))
+    print(relevance_table.line(result))
   print(f"wrote {workdir}/claims.md, claims.csv, report.png, report.csv")
   refuted = [r for r in results if relevance_table.verdict([r]) == "PROOF REFUTED"]
   if refuted:
-    app.fail(f"audit: a proved epsilon is refuted: {line(refuted[0])}", code=1)
+    app.fail(
+      f"audit: a proved epsilon is refuted: {relevance_table.line(refuted[0])}", code=1
+    )
 
 
 if __name__ == "__main__":

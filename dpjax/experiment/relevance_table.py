@@ -34,6 +34,22 @@ _NOTE = (
 )
 
 
+def line(result: dict) -> str:
+  """One line for people; a claim never comes without what fails."""
+  accuracy = f"test_accuracy={result['test_accuracy']:.4f}"
+  head = f"{result['dataset']} {result['curve']}: {accuracy}"
+  if result["epsilon_kind"] == "none":
+    return f"{head}, not private"
+  epsilon = f"epsilon={upper(result['epsilon'])}"
+  under = f"delta={upper(result['delta'])}, {result['neighboring_relation']}"
+  if result["epsilon_kind"] == "proved":
+    return f"{head}, {epsilon} (proved, {under}, per {result['unit']})"
+  by_theorem = result["claimed_epsilon_thm7"]
+  own = f"; {upper(by_theorem)} by its own theorem 7" if by_theorem else ""
+  failed = " ".join(text.split(":")[0] for text in result["failed_assumptions"])
+  return f"{head}, {epsilon} (CLAIMED, {under}{own}; nothing is proved, fails: {failed})"
+
+
 def write(workdir: pathlib.Path, results: Sequence[Row]) -> None:
   """Writes claims.csv and claims.md."""
   rows = rows_of(results)

@@ -18,7 +18,6 @@ from dpjax.experiment.relevance_config import RelevanceAuditConfig, RelevanceCon
 from dpjax.relevance import pipeline, rigorous
 from dpjax.relevance.settings import FEATURES, Rigorous, Training
 from dpjax.validate import UserError
-from launch import relevance as launcher
 
 _SHAPE = (4, 4, 1)
 _LINEAR = relevance.Nets(*[models.build("linear", num_classes=3)] * 4)
@@ -137,7 +136,7 @@ def test_public_labels_are_named_wherever_the_epsilon_is_printed():
     **json.loads(json.dumps(told)), "dataset": "d", "curve": "radp", "test_accuracy": 0.5,
     "epsilon_target": 4.0,
   }  # fmt: skip
-  line = launcher.line(result)
+  line = relevance_table.line(result)
   assert "features only, label public" in line and "per example's features" in line
   assert "features only, label public" in relevance_table.markdown(
     relevance_table.rows_of([result])
