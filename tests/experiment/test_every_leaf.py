@@ -218,7 +218,10 @@ def _swept(config, workdir):
   def train(config, folder, *, data=None):
     folder.mkdir(parents=True)
     (folder / "params.npz").write_bytes(b"")
-    return {**values, **names, "dataset": config.data.name, "method": "m"}
+    scores = {}
+    if isinstance(config, TrainConfig):  # ties would hide which of two scores is preferred
+      scores = {"test_accuracy": 1 / (1 + config.optimizer.learning_rate)}
+    return {**values, **names, **scores, "dataset": config.data.name, "method": "m"}
 
   if config.selection.enabled:
     with mock.patch.object(selection.secrets, "randbits", lambda bits: 4):
