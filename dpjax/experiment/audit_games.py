@@ -203,7 +203,7 @@ def _cells(row: dict[str, Any], game: dict[str, Any]) -> list[str]:
   return [
     row["what"],
     upper(game["epsilon_claimed"]),
-    f"{game['delta']:g}",
+    f"{upper(game['delta'])}",
     game["neighboring_relation"],
     row["kind"],
     lower(game["epsilon_lower"]) + (" REFUTED" if game["refuted"] else ""),
