@@ -200,6 +200,11 @@ def _optimizer(optimizer: OptimizerConfig, room: str = "optimizer") -> Unused:
     "noise_floor": ("dp_adam",),
     "prior_precision": ("dp_sgld",),
   }
+  return _of_names(room, name, used)
+
+
+def _of_names(room: str, name: str, used: dict[str, tuple[str, ...]]) -> Unused:
+  """The fields of a room that its name does not use; used: field -> names that do."""
   unused = {}
   for field, names in used.items():
     wanted = " or ".join(map(repr, names))
@@ -244,11 +249,7 @@ def _partition(config: FedConfig) -> Unused:
     "min_size": ("dirichlet", "quantity_skew", "power_law"),
     "min_chars": ("shakespeare",),
   }
-  unused = {}
-  for field, names in used.items():
-    wanted = " or ".join(map(repr, names))
-    unused |= needs(name in names, f"{room}.name={wanted}", f"{room}.{field}")
-  return unused
+  return _of_names(room, name, used)
 
 
 def _algorithm(config: FedConfig) -> Unused:
