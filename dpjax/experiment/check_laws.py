@@ -16,7 +16,7 @@ import numpy as np
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax import accounting, auditing, data, gradients, noise, transforms, trees
+from dpjax import accounting, auditing, data, gradients, noise, trees
 from dpjax.experiment import noise_record
 from dpjax.experiment.check_noise import adaptive_clipping
 from dpjax.experiment.check_types import BATCH, SEED, Row, Subject, not_applicable, row
@@ -172,16 +172,12 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
   frozen = lambda bound, group: trees.scale(group, float(bound > 0))
 
   def update(number, state, offered, mask):
-    tx, scale = subject.transform(key), transforms.clip_scale(state)
-    out, state = tx.update(offered, state, params[number], mask=mask)
-    return (out if scale is None else trees.scale(out, 1 / scale)), state
+    tx = subject.transform(key)
+    return noise_record.updated(tx, offered, state, params[number], mask)
 
   def idle(number, state):
     offered, mask = _offered(subject, number, 0)
-    nothing = offered.__class__(
-      trees.scale(offered.total, 0), offered.norms, offered.losses,
-      offered.l2_bound, offered.group_bounds,
-    )  # fmt: skip
+    nothing = dataclasses.replace(offered, total=trees.scale(offered.total, 0))
     return update(number, state, nothing, jnp.zeros_like(mask))[1]
 
   def one(states, gap_and_step):

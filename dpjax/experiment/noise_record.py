@@ -126,6 +126,13 @@ def _whitened(plan: Plan, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
   return white / factors[:, None]
 
 
+def updated(tx: Any, summed: ClippedSum, state: Any, params: Any, mask: Any):
+  """(the transform's update as at a constant clip norm, its next state)."""
+  scale = transforms.clip_scale(state)
+  update, state = tx.update(summed, state, params, mask=mask)
+  return (update if scale is None else trees.scale(update, 1 / scale)), state
+
+
 def _updater(subject: Subject, key: jax.Array):
   """(state at step 0, state -> (noise leaves in units of the update, next state))."""
   tx, plan = subject.transform(key), subject.plan
@@ -134,9 +141,7 @@ def _updater(subject: Subject, key: jax.Array):
   nothing = ClippedSum(zeros, empty, empty, plan.l2_bound, bounds)
 
   def step(state):
-    scale = transforms.clip_scale(state)
-    update, state = tx.update(nothing, state, subject.params, mask=jnp.zeros(1, bool))
-    update = update if scale is None else trees.scale(update, 1 / scale)
+    update, state = updated(tx, nothing, state, subject.params, jnp.zeros(1, bool))
     return jax.tree.leaves(update), state
 
   return tx.init(zeros), step
