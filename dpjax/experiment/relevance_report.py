@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from dpjax import relevance
+from dpjax.accounting import upper
 from dpjax.experiment import report as reports
 from dpjax.experiment import writers
 from dpjax.experiment.relevance_config import Point, RelevanceConfig
@@ -47,7 +48,7 @@ def report(
     mine = [
       row for row in rows if (row["dataset"], row["epsilon_target"]) == (dataset, epsilon)
     ]
-    title = f"({chr(97 + column)}) {dataset}, epsilon = {reports.upper(epsilon)}"
+    title = f"({chr(97 + column)}) {dataset}, epsilon = {upper(epsilon)}"
     for axis, (metric, label) in zip(axes[:, column], _METRICS):
       _panel(axis, mine, curves, metric)
       reports.style(axis, title=title, xlabel="epoch", ylabel=label)

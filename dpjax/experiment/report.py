@@ -24,8 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from dpjax.accounting import by_name
-from dpjax.accounting import upper as upper
+from dpjax.accounting import by_name, upper
 from dpjax.experiment import writers
 from dpjax.validate import UserError
 

@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 
 from dpjax import accounting
-from dpjax.experiment import build, fields, report, writers
+from dpjax.accounting import upper
+from dpjax.experiment import build, fields, writers
 from dpjax.experiment.config import TrainConfig
 from dpjax.experiment.sweep import LastData, LoadFn, Point, SweepConfig, TrainFn, points
 from dpjax.plan import Plan
@@ -135,9 +136,9 @@ def charged(plan: Plan, config: SweepConfig) -> dict[str, Any]:
 
 def _told(plan: Plan, one_run: float, epsilon: float, delta: float) -> str:
   return (
-    f"One run is (epsilon = {report.upper(one_run)}, delta = {report.upper(plan.delta)})"
+    f"One run is (epsilon = {upper(one_run)}, delta = {upper(plan.delta)})"
     "-private. The choice of the best of a random number of runs is charged: what is in "
-    f"{BEST}/ is (epsilon = {report.upper(epsilon)}, delta = {report.upper(delta)})-private "
+    f"{BEST}/ is (epsilon = {upper(epsilon)}, delta = {upper(delta)})-private "
     f"(proved, {plan.neighboring_relation}), if the test data that it was chosen on are "
     "public, and nothing of the other runs is released, not even how many there were."
   )

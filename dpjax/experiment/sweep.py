@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from dpjax import validate
-from dpjax.accounting import by_name
+from dpjax.accounting import by_name, upper
 from dpjax.experiment import (
   bounds,
   fields,
@@ -249,7 +249,7 @@ def _bound(total: dict[str, Any]) -> str:
       "promises none, their neighbouring relations or units differ, or the records of one "
       "user are dealt to other users in another run."
     )
-  epsilon, delta = report.upper(total["epsilon"]), report.upper(total["delta"])
+  epsilon, delta = upper(total["epsilon"]), upper(total["delta"])
   return (
     f"All of them together are at most (epsilon = {epsilon}, delta = {delta})-private by "
     f"basic composition ({total['epsilon_kind']}, {total['neighboring_relation']}, per "
@@ -454,6 +454,6 @@ def _told(row: Row, y: str) -> str:
   if row["status"] == "failed":
     return f"{row['name']}: failed: {row['error']}"
   private = row["epsilon_kind"] != "none"
-  epsilon = f"epsilon = {report.upper(row['epsilon'])}" if private else "no epsilon"
+  epsilon = f"epsilon = {upper(row['epsilon'])}" if private else "no epsilon"
   value = writers.number(row.get(y))
   return f"{row['name']}: {y} = {by_name(y, value)}, {epsilon}, {row['wall_seconds']:.1f} s"

@@ -53,8 +53,8 @@ _NEGLIGIBLE = 1e-7
 def check_clip_norm(
   l2_clip_norm: Any, rescale_to_unit_norm: bool, gamma: float | None = None
 ) -> None:
-  """Raises unless every clip norm is a number >= 1e-12 (finite where units are rescaled, or
-  clipping is automatic). In a tree some may be 0, which freezes their group."""
+  """Raises unless every clip norm is a number in [1e-25, 1e30], or inf (but not where units
+  are rescaled or clipping is automatic). In a tree some may be 0: their group is frozen."""
   bounded = rescale_to_unit_norm or gamma is not None
   check = validate.positive if bounded else validate.positive_or_inf
   leaves = jax.tree.leaves(l2_clip_norm)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax import accounting, plan, sampling
-from dpjax.experiment import report, selection
+from dpjax.experiment import selection
 from dpjax.experiment.config import TrainConfig
 from dpjax.experiment.sweep import SelectionConfig, SweepConfig
 from dpjax.validate import UserError
@@ -68,7 +68,7 @@ def test_p40_both_epsilons_are_printed_and_the_choice_is_charged(tmp_path, capsy
   assert found["epsilon"] > 1.5 * found["epsilon_of_one_run"]
   assert accounting.event_from_json(found["event"]) == charged
   for name in ("epsilon_of_one_run", "epsilon"):
-    assert f"epsilon = {report.upper(found[name])}," in shown
+    assert f"epsilon = {accounting.upper(found[name])}," in shown
 
 
 def test_each_setting_gets_the_features_of_its_own_model(tmp_path):
