@@ -8,7 +8,7 @@ trains longer (.662). Expected: test accuracy .579 (one seed) at a proved epsilo
 (delta 1e-5, Poisson, add/remove-one, per example).
 """
 
-from dpjax.experiment.config import (
+from dpjax.runs.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,

@@ -12,7 +12,7 @@ normalises by private statistics of the data.
 """
 
 from configs import mnist_scatter_linear
-from dpjax.experiment.config import TrainConfig
+from dpjax.runs.central.config import TrainConfig
 
 
 def get_config() -> TrainConfig:

@@ -9,7 +9,7 @@ Expected: test accuracy .979 to .981 over four seeds at a proved epsilon of 2.93
 Poisson, add/remove-one, per example).
 """
 
-from dpjax.experiment.config import (
+from dpjax.runs.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,

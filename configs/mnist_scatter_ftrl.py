@@ -17,7 +17,7 @@ Poisson samples that nobody sees.
 """
 
 from configs import mnist_scatter_linear
-from dpjax.experiment.config import FtrlConfig, PrivacyConfig, TrainConfig
+from dpjax.runs.central.config import FtrlConfig, PrivacyConfig, TrainConfig
 
 
 def get_config() -> TrainConfig:

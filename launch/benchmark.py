@@ -35,13 +35,8 @@ import sys
 from absl import flags
 
 from dpjax import gradients, validate
-from dpjax.experiment import (
-  federated_benchmark,
-  gradient_benchmark,
-  training_benchmark,
-  workloads,
-)
-from dpjax.experiment.config import TrainConfig
+from dpjax.benchmarks import federated_speed, gradient_speed, training_speed, workloads
+from dpjax.runs.central.config import TrainConfig
 from launch import app, config_flag
 
 SUITES = ("gradients", "federated", "training")
@@ -58,14 +53,14 @@ flags.DEFINE_list(
   "workloads",
   None,
   f"Of gradients: {', '.join(workloads.NAMES)}; of "
-  f"federated: {', '.join(federated_benchmark.WORKLOADS)} (default: all).",
+  f"federated: {', '.join(federated_speed.WORKLOADS)} (default: all).",
 )
 flags.DEFINE_list(
   "methods",
   None,
   "Of gradients: "
-  f"{', '.join(gradient_benchmark.METHODS)} (default: all); of federated: "
-  f"{', '.join(federated_benchmark.METHODS)} (default: all that are installed).",
+  f"{', '.join(gradient_speed.METHODS)} (default: all); of federated: "
+  f"{', '.join(federated_speed.METHODS)} (default: all that are installed).",
 )
 flags.DEFINE_integer(
   "cpu_devices", None, "federated: devices to make of one CPU, for pmap (default: one)."
@@ -94,45 +89,45 @@ def main() -> None:
 
 def _gradients(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   names = options.workloads or list(workloads.NAMES)
-  methods = options.methods or list(gradient_benchmark.METHODS)
-  gradient_benchmark.check(names, methods)
+  methods = options.methods or list(gradient_speed.METHODS)
+  gradient_speed.check(names, methods)
   entries = []
   for name in names:
-    entries += gradient_benchmark.measure(
+    entries += gradient_speed.measure(
       name, methods, repeats=options.repeats, fresh_process=options.peak_rss
     )
     print(f"measured {name}", file=sys.stderr, flush=True)
     if out is not None:  # after each workload: a stopped run keeps what it has
-      gradient_benchmark.write(entries, out)
-  print(gradient_benchmark.table(entries))
+      gradient_speed.write(entries, out)
+  print(gradient_speed.table(entries))
 
 
 def _federated(options: flags.FlagValues, out: pathlib.Path | None) -> None:
-  names = options.workloads or list(federated_benchmark.WORKLOADS)
-  methods = options.methods or federated_benchmark.default_methods()
+  names = options.workloads or list(federated_speed.WORKLOADS)
+  methods = options.methods or federated_speed.default_methods()
   if options.cpu_devices is not None and "pmap" not in methods:
     raise validate.UserError(
       f"cpu_devices={options.cpu_devices}: is for pmap, which is not in methods="
       f"{','.join(methods)}"
     )
   if options.cpu_devices is not None:
-    federated_benchmark.use_cpu_devices(options.cpu_devices)
+    federated_speed.use_cpu_devices(options.cpu_devices)
   scaled = options.methods[-1] if options.methods else "threads"
   counts = [_count(text) for text in options.clients]
   for name in names:
-    validate.one_of(federated_benchmark.WORKLOADS, workloads=name)
+    validate.one_of(federated_speed.WORKLOADS, workloads=name)
   entries = []
   for name in names:
-    entries += federated_benchmark.measure(name, methods, repeats=options.repeats)
-    entries += federated_benchmark.scaling(name, scaled, counts)
+    entries += federated_speed.measure(name, methods, repeats=options.repeats)
+    entries += federated_speed.scaling(name, scaled, counts)
     print(f"measured {name}", file=sys.stderr, flush=True)
     if out is not None:
-      federated_benchmark.write(entries, out)
-  print(federated_benchmark.table(entries))
+      federated_speed.write(entries, out)
+  print(federated_speed.table(entries))
 
 
 def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
-  methods = options.methods or list(training_benchmark.METHODS)
+  methods = options.methods or list(training_speed.METHODS)
   for method in methods:
     validate.one_of(gradients.METHODS, methods=method)
   configs = {
@@ -141,11 +136,11 @@ def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   }
   entries = []
   for name, config in configs.items():
-    entries += training_benchmark.measure(name, config, methods, repeats=options.repeats)
+    entries += training_speed.measure(name, config, methods, repeats=options.repeats)
     print(f"measured {name}", file=sys.stderr, flush=True)
     if out is not None:
-      training_benchmark.write(entries, out)
-  print(training_benchmark.table(entries))
+      training_speed.write(entries, out)
+  print(training_speed.table(entries))
 
 
 def _count(text: str) -> int:

@@ -18,8 +18,9 @@ import pathlib
 
 from absl import flags
 
-from dpjax.experiment import check, writers
-from dpjax.experiment.config import TrainConfig
+from dpjax.checks import table as check
+from dpjax.runs import writers
+from dpjax.runs.central.config import TrainConfig
 from launch import app, config_flag
 
 config_flag.define(kind=TrainConfig, default="configs/quickstart.py")

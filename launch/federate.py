@@ -4,7 +4,7 @@
   python -m launch.federate --config=configs/fed/mnist_iid.py --workdir=runs/mnist_iid \\
     --config.algorithm.name=fed_prox --config.seed=1
 
-Every field of the config (dpjax/experiment/federate_config.py) can be overridden by its
+Every field of the config (dpjax/runs/federated/config.py) can be overridden by its
 dotted name. Clients run in a loop on a CPU (convolutions in a thread per core), under vmap on
 one accelerator and under pmap on several; --config.execution, --config.num_threads and
 --config.num_devices choose. --config.release=true takes every key from the operating system
@@ -35,9 +35,11 @@ import sys
 from absl import flags
 
 from dpjax.accounting import upper
-from dpjax.experiment import checkpoint, federate, federate_build
-from dpjax.experiment.federate_config import FedConfig
 from dpjax.federated import processes
+from dpjax.runs import checkpoint
+from dpjax.runs.federated import build as federate_build
+from dpjax.runs.federated import run as federate
+from dpjax.runs.federated.config import FedConfig
 from launch import app, config_flag, peers
 
 config_flag.define(kind=FedConfig, default="configs/fed/quickstart.py")

@@ -4,7 +4,7 @@
     --config.mode=rigorous
   python -m launch.relevance --config=configs/radp/test1_mnist.py --workdir=runs/test1
 
-Every field of the config (dpjax/experiment/relevance_config.py) can be overridden by its
+Every field of the config (dpjax/runs/relevance/config.py) can be overridden by its
 dotted name, such as --config.num_seeds=3 --config.num_epochs=5 --config.epsilons=[1,2].
 A single run writes result.json, metrics.jsonl, params.npz, heat_maps.png to --workdir;
 several write them under points/. Always: report.png and .csv (both metrics by epoch) and
@@ -22,8 +22,10 @@ import sys
 
 from absl import flags
 
-from dpjax.experiment import fields, relevance_run, relevance_table
-from dpjax.experiment.relevance_config import RelevanceConfig
+from dpjax.runs import fields
+from dpjax.runs.relevance import run as relevance_run
+from dpjax.runs.relevance import table as relevance_table
+from dpjax.runs.relevance.config import RelevanceConfig
 from launch import app, config_flag
 
 config_flag.define(kind=RelevanceConfig, default="configs/radp/quickstart.py")

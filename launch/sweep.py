@@ -6,7 +6,7 @@
   python -m launch.sweep --config=configs/sweeps/learning_rate.py --workdir=runs/best \\
     --config.selection.enabled=True --config.selection.mean_trials=10
 
-Every field of the config (dpjax/experiment/sweep.py) can be overridden by its dotted name,
+Every field of the config (dpjax/sweeps/grid.py) can be overridden by its dotted name,
 such as --config.seeds=[0,1,2] or --config.base.num_steps=300. A base that is a FedConfig
 runs over clients, as launch.federate does (configs/sweeps/fed_*.py). Writes to --workdir:
 sweep.json, curve.csv, curve.png, table.md, points/. Stop it at any time; the same command goes on
@@ -21,15 +21,18 @@ import sys
 
 from absl import flags
 
-from dpjax.experiment import build, federate, federate_build, run, selection, sweep
-from dpjax.experiment.federate_config import FedConfig
+from dpjax.runs.central import build, run
+from dpjax.runs.federated import build as federate_build
+from dpjax.runs.federated import run as federate
+from dpjax.runs.federated.config import FedConfig
+from dpjax.sweeps import grid, tuning
 from launch import app, config_flag
 
-config_flag.define(kind=sweep.SweepConfig)
+config_flag.define(kind=grid.SweepConfig)
 flags.DEFINE_string("workdir", None, "Directory of this sweep.", required=True)
 
 
-def _functions(config: sweep.SweepConfig) -> tuple[sweep.TrainFn, sweep.LoadFn]:
+def _functions(config: grid.SweepConfig) -> tuple[grid.TrainFn, grid.LoadFn]:
   """(what runs a point, what loads its data), by the type of the base."""
   if isinstance(config.base, FedConfig):
     return federate.federate, federate_build.load_data
@@ -40,19 +43,19 @@ def main() -> None:
   """Runs what is left of the sweep."""
   config, workdir = config_flag.get(), flags.FLAGS.workdir
   train_fn, load_fn = _functions(config)
-  rows: list[sweep.Row] = []
+  rows: list[grid.Row] = []
   try:
     if config.selection.enabled:
-      selection.run_selection(config, workdir, train_fn, load_fn)
+      tuning.run_selection(config, workdir, train_fn, load_fn)
     else:
-      rows = sweep.run_sweep(config, workdir, train_fn, load_fn)
+      rows = grid.run_sweep(config, workdir, train_fn, load_fn)
   except (run.Interrupted, KeyboardInterrupt) as stop:
     print(
       f"stopped; the same command goes on from here (workdir {workdir})", file=sys.stderr
     )
     sys.exit(128 + getattr(stop, "signum", signal.SIGINT))
   if config.selection.enabled:
-    return print(f"wrote {workdir}/{selection.BEST}/")
+    return print(f"wrote {workdir}/{tuning.BEST}/")
   failed = [f"{row['name']}: {row['error']}" for row in rows if row["status"] == "failed"]
   if failed:
     app.fail(f"{len(failed)} of {len(rows)} runs failed: {'; '.join(failed)}", code=1)

@@ -4,7 +4,7 @@
   python -m launch.train --config=configs/mnist_scatter_linear.py --workdir=runs/mnist \\
     --config.privacy.epsilon=2 --config.seed=1
 
-Every field of the config (dpjax/experiment/config.py) can be overridden by its dotted
+Every field of the config (dpjax/runs/central/config.py) can be overridden by its dotted
 name. The run writes to --workdir: config.json, metrics.jsonl, tensorboard/, result.json,
 report.png and .csv, params.npz (the model), checkpoints/ (holds the noise key: secret).
 Stop it at any time; the same command goes on where it stopped.
@@ -22,8 +22,9 @@ import sys
 from absl import flags
 
 from dpjax.accounting import upper
-from dpjax.experiment import fields, run
-from dpjax.experiment.config import TrainConfig
+from dpjax.runs import fields
+from dpjax.runs.central import run
+from dpjax.runs.central.config import TrainConfig
 from launch import app, config_flag
 
 config_flag.define(kind=TrainConfig, default="configs/quickstart.py")

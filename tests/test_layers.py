@@ -22,7 +22,8 @@ _LAYERS = (
   {"plan"},
   {"training", "federated", "relevance", "secure"},
   {"attacks", "auditing"},
-  {"experiment"},  # runs whatever is below it
+  {"runs"},  # ONE run, whatever it trains
+  {"sweeps", "checks", "benchmarks"},  # of runs
 )
 _LEVEL = {room: level for level, rooms in enumerate(_LAYERS) for room in rooms}
 

@@ -10,7 +10,7 @@ fed_nova, scaffold}. Needs MNIST prepared by tensorflow-datasets.
 """
 
 from configs.fed import mnist_shards
-from dpjax.experiment.federate_config import FedConfig, PartitionConfig
+from dpjax.runs.federated.config import FedConfig, PartitionConfig
 
 
 def get_config() -> FedConfig:

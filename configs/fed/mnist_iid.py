@@ -12,8 +12,8 @@ Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data
 rounds with the CNN; table 1: 97 % in 87 rounds with the 2NN at E=1.
 """
 
-from dpjax.experiment.config import DataConfig, ModelConfig, OptimizerConfig
-from dpjax.experiment.federate_config import (
+from dpjax.runs.central.config import DataConfig, ModelConfig, OptimizerConfig
+from dpjax.runs.federated.config import (
   AlgorithmConfig,
   FedConfig,
   FedPrivacyConfig,

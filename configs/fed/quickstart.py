@@ -8,8 +8,8 @@ users, add/remove-one, per USER: about 14 images each). Delta is below 1 / 100 u
 few users a much smaller one would leave little to learn.
 """
 
-from dpjax.experiment.config import DataConfig, ModelConfig, OptimizerConfig
-from dpjax.experiment.federate_config import (
+from dpjax.runs.central.config import DataConfig, ModelConfig, OptimizerConfig
+from dpjax.runs.federated.config import (
   FedConfig,
   FedPrivacyConfig,
   LocalConfig,

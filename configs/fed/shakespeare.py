@@ -22,8 +22,8 @@ epsilon of 8 leaves room for a small model and few rounds: compare with the row 
 privacy before believing that a private model of this size has learnt to write.
 """
 
-from dpjax.experiment.config import DataConfig, ModelConfig, OptimizerConfig
-from dpjax.experiment.federate_config import (
+from dpjax.runs.central.config import DataConfig, ModelConfig, OptimizerConfig
+from dpjax.runs.federated.config import (
   FedConfig,
   FedPrivacyConfig,
   LocalConfig,

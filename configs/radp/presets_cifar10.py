@@ -15,7 +15,7 @@ accuracies .534, .534, .523, .382, .346.
 """
 
 from configs.radp import common
-from dpjax.experiment.relevance_config import RelevanceConfig
+from dpjax.runs.relevance.config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:

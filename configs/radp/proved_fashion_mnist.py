@@ -15,7 +15,7 @@ tempered sigmoid .812 / .815 / .813.
 """
 
 from configs.radp import common
-from dpjax.experiment.relevance_config import RelevanceConfig
+from dpjax.runs.relevance.config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:

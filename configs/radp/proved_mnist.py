@@ -14,7 +14,7 @@ tempered sigmoid .840 / .940 / .943; seeds differ by .01 to .04.
 """
 
 from configs.radp import common
-from dpjax.experiment.relevance_config import RelevanceConfig
+from dpjax.runs.relevance.config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:

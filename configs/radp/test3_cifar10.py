@@ -16,7 +16,7 @@ the paper's order; accuracies .476, .528, .471, .100.
 """
 
 from configs.radp import common
-from dpjax.experiment.relevance_config import RelevanceConfig
+from dpjax.runs.relevance.config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:

@@ -15,7 +15,7 @@ Hardware: 2 CPU cores, about a minute a run. Needs MNIST prepared by tensorflow-
 
 import math
 
-from dpjax.experiment.sweep import SweepConfig
+from dpjax.sweeps.grid import SweepConfig
 
 VARIANTS = {
   "FedAvg": {"algorithm.name": "fed_avg"},

@@ -14,14 +14,14 @@ The users are an IID split of MNIST, not people: what is measured is the price o
 not of real heterogeneity. Needs MNIST prepared by tensorflow-datasets.
 """
 
-from dpjax.experiment.config import DataConfig, ModelConfig, OptimizerConfig
-from dpjax.experiment.federate_config import (
+from dpjax.runs.central.config import DataConfig, ModelConfig, OptimizerConfig
+from dpjax.runs.federated.config import (
   FedConfig,
   FedPrivacyConfig,
   LocalConfig,
   PartitionConfig,
 )
-from dpjax.experiment.sweep import SweepConfig
+from dpjax.sweeps.grid import SweepConfig
 
 VARIANTS = {
   "linear": {

@@ -12,8 +12,8 @@ Hardware: 2 CPU cores. Time: about a minute a run when alone. Measured, one seed
 DP-SGLD .980 / .985 / .989.
 """
 
-from dpjax.experiment.config import FtrlConfig
-from dpjax.experiment.sweep import SweepConfig
+from dpjax.runs.central.config import FtrlConfig
+from dpjax.sweeps.grid import SweepConfig
 
 VARIANTS = {
   "DP-SGD": {},

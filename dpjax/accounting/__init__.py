@@ -6,8 +6,8 @@ NumPy and dp_accounting only; nothing here needs JAX.
 from dpjax.accounting import discrete as discrete
 from dpjax.accounting import gdp as gdp
 from dpjax.accounting import overflow as overflow
-from dpjax.accounting import selection as selection
 from dpjax.accounting import shuffle as shuffle
+from dpjax.accounting import tuning as tuning
 from dpjax.accounting.calibration import (
   calibrate_noise_multiplier as calibrate_noise_multiplier,
 )

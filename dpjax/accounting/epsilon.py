@@ -18,7 +18,7 @@ noise multiplier: its epsilon stands as it is under every relation.
 | the best of K runs               | rdp, where one run has it          | as one run  |
 
 A truncated Poisson sample is charged as the mixture of two pairs, which `_pld_truncated`
-derives. Hyper-parameter selection is charged by `selection.select_rdp`.
+derives. Hyper-parameter selection is charged by `tuning.select_rdp`.
 
 Both give upper bounds, and what rounding could take away is added back: see
 `_PLD_ROUNDING` and `_RDP_ROUNDING`.
@@ -39,7 +39,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import validate
-from dpjax.accounting import selection
+from dpjax.accounting import tuning
 from dpjax.accounting.events import DpEvent, composed, merged_parts
 from dpjax.validate import UserError
 
@@ -239,7 +239,7 @@ def _rdp(steps: _Parts) -> np.ndarray:
 def _rdp_one(part: DpEvent) -> np.ndarray:
   if isinstance(part, dpa.dp_event.RepeatAndSelectDpEvent):
     one_run = _rdp(merged_parts(part.event))
-    return selection.select_rdp(
+    return tuning.select_rdp(
       rdp_lib.DEFAULT_RDP_ORDERS, one_run, mean_trials=part.mean, shape=part.shape
     )
   replaces = isinstance(

@@ -1,9 +1,5 @@
 """Federated training: clients, executions (loop, vmap, pmap), aggregators, algorithms."""
 
-from dpjax.federated import alignment as alignment
-from dpjax.federated import encrypted_vectors as encrypted_vectors
-from dpjax.federated import linear_regression as linear_regression
-from dpjax.federated import transfer as transfer
 from dpjax.federated import vertical as vertical
 from dpjax.federated.aggregation import Aggregator as Aggregator
 from dpjax.federated.aggregation import central as central
@@ -60,3 +56,7 @@ from dpjax.federated.robust import krum as krum
 from dpjax.federated.robust import median as median
 from dpjax.federated.robust import trimmed_mean as trimmed_mean
 from dpjax.federated.server_optimizers import fed_opt as fed_opt
+from dpjax.federated.vertical import alignment as alignment
+from dpjax.federated.vertical import encrypted_vectors as encrypted_vectors
+from dpjax.federated.vertical import linear_regression as linear_regression
+from dpjax.federated.vertical import transfer as transfer

@@ -67,7 +67,7 @@ def _rounded_to_nearest(source):
 
 
 # Names of files and folders, not numbers of a guarantee.
-_KEPT = {("dpjax/experiment/relevance_config.py", "epsilon")}
+_KEPT = {("dpjax/runs/relevance/config.py", "epsilon")}
 
 
 @pytest.mark.parametrize("folder", ["dpjax", "launch"])

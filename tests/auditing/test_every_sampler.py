@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dpjax import auditing, data, sampling
-from dpjax.experiment import build
-from dpjax.experiment.config import AuditConfig, FtrlConfig, PrivacyConfig, TrainConfig
 from dpjax.plan import Plan
+from dpjax.runs.central import build
+from dpjax.runs.central.config import AuditConfig, FtrlConfig, PrivacyConfig, TrainConfig
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 

@@ -10,7 +10,8 @@ import optax
 import pytest
 
 from dpjax import sampling
-from dpjax.federated import central, fed_avg, flower, from_batches, scaffold
+from dpjax.federated import central, fed_avg, from_batches, scaffold
+from dpjax.federated.transport import flower
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 from tests.federated import problems, programs

@@ -15,16 +15,15 @@ from dpjax.federated import (
   client_noise,
   execution,
   fed_avg,
-  flower,
   from_batches,
   local_training,
   loop_clients,
   pmap_clients,
-  remote,
   vmap_clients,
 )
 from dpjax.federated.client import Received
 from dpjax.federated.cohort import Cohort
+from dpjax.federated.transport import flower, remote
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 

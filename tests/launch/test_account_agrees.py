@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import accounting, sampling
-from dpjax.experiment import build, federate_build
-from dpjax.experiment.config import PrivacyConfig, TrainConfig
-from dpjax.experiment.federate_config import FedConfig
+from dpjax.runs.central import build
+from dpjax.runs.central.config import PrivacyConfig, TrainConfig
+from dpjax.runs.federated import build as federate_build
+from dpjax.runs.federated.config import FedConfig
 from launch import account
 
 _FLAGS = {"fixed_size": "rdp", "truncated_poisson": "pld", "poisson": "rdp"}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpjax import gradients, models, trees
-from dpjax.experiment import gradient_benchmark, opacus_twins, workloads
+from dpjax.benchmarks import gradient_speed, opacus_twins, workloads
 from dpjax.types import Example
 from dpjax.validate import UserError
 
@@ -35,37 +35,37 @@ def _launch(*flags):
 
 def test_every_method_is_measured_against_the_ordinary_gradient(tiny, tmp_path):
   methods = ("vmap", "ghost", "auto")
-  entries = gradient_benchmark.measure("mlp", methods, repeats=2, fresh_process=False)
+  entries = gradient_speed.measure("mlp", methods, repeats=2, fresh_process=False)
   assert [entry.method for entry in entries] == ["ordinary", *methods]
   assert entries[0].ratio == entries[0].memory_ratio == entries[0].compile_ratio == 1.0
   for entry in entries:
     assert entry.status == "ok" and entry.median_s > 0
     assert entry.ratio == entry.median_s / entries[0].median_s
-  gradient_benchmark.write(entries, tmp_path)
+  gradient_speed.write(entries, tmp_path)
   with open(tmp_path / "gradients.csv") as file:
     rows = list(csv.DictReader(file))
   assert [row["method"] for row in rows] == ["ordinary", *methods]
   assert {row["platform"] for row in rows} == {jax.default_backend()}
   assert (tmp_path / "gradients.png").read_bytes().startswith(b"\x89PNG")
-  assert "ghost" in gradient_benchmark.table(entries)
+  assert "ghost" in gradient_speed.table(entries)
 
 
 def test_stacked_gradients_that_do_not_fit_are_skipped_and_say_so(tiny):
   size = 4 * 170 * 4  # bytes of four float32 gradients of 170 parameters
   assert tiny.stacked_bytes == size
-  assert gradient_benchmark.why_not("mlp", tiny, "vmap") == ""
+  assert gradient_speed.why_not("mlp", tiny, "vmap") == ""
   big = tiny._replace(batch=tiny.batch._replace(y=range(10**8)))
-  assert "GB" in gradient_benchmark.why_not("mlp", big, "vmap")
-  assert gradient_benchmark.why_not("mlp", big, "auto") == ""
+  assert "GB" in gradient_speed.why_not("mlp", big, "vmap")
+  assert gradient_speed.why_not("mlp", big, "auto") == ""
 
 
 @pytest.mark.parametrize("method", ["jax_privacy", "torch", "opacus", "opacus_ghost"])
 def test_a_method_that_is_not_installed_is_named(method, tiny, monkeypatch):
   find = lambda name: None
-  monkeypatch.setattr(gradient_benchmark.importlib.util, "find_spec", find)
-  entries = gradient_benchmark.measure("mlp", [method], repeats=1, fresh_process=False)
+  monkeypatch.setattr(gradient_speed.importlib.util, "find_spec", find)
+  entries = gradient_speed.measure("mlp", [method], repeats=1, fresh_process=False)
   assert entries[1].status == "not installed" and entries[1].ratio is None
-  assert "not installed" in gradient_benchmark.table(entries)
+  assert "not installed" in gradient_speed.table(entries)
 
 
 def test_every_workload_has_a_twin_or_a_reason(monkeypatch):
@@ -99,7 +99,7 @@ def test_twins_have_the_parameters_of_their_workloads(name):
 def test_opacus_is_measured_in_the_same_run():
   pytest.importorskip("opacus")
   methods = opacus_twins.METHODS
-  entries = gradient_benchmark.measure("small_cnn", methods, repeats=1, fresh_process=False)
+  entries = gradient_speed.measure("small_cnn", methods, repeats=1, fresh_process=False)
   for entry in entries[1:]:
     assert entry.status == "ok" and entry.ratio == entry.median_s / entries[0].median_s
     assert entry.compile_s is None and entry.memory_ratio is None
@@ -111,7 +111,7 @@ def test_opacus_is_measured_in_the_same_run():
 )
 def test_unknown_names_suggest_the_nearest(names, methods, match):
   with pytest.raises(UserError, match=match):
-    gradient_benchmark.check(names, methods)
+    gradient_speed.check(names, methods)
 
 
 def test_the_command_prints_a_table_and_writes_the_files(tmp_path):

@@ -10,14 +10,14 @@ import sys
 
 import pytest
 
-from dpjax.experiment.config import TrainConfig
-from dpjax.experiment.sweep import SweepConfig
+from dpjax.runs.central.config import TrainConfig
+from dpjax.sweeps.grid import SweepConfig
 from dpjax.validate import UserError
 from launch import config_flag
 
 DRIVER = """
 import io, json, os, sys, traceback
-from dpjax.experiment.config import TrainConfig, to_dict
+from dpjax.runs.central.config import TrainConfig, to_dict
 from launch import app, config_flag
 
 def launch(arguments, default):  # what a launcher does, in a child of its own
@@ -46,7 +46,7 @@ for name, arguments, default in json.loads(sys.argv[1]):
 print(json.dumps(codes))
 """
 GOOD = """
-from dpjax.experiment.config import ModelConfig, TrainConfig
+from dpjax.runs.central.config import ModelConfig, TrainConfig
 def get_config():
   return TrainConfig(num_steps=7, model=ModelConfig(options={"width": 8}))
 """
@@ -138,7 +138,7 @@ def test_failing_file_names_its_line(folder):
     ("def get_config():\n  raise RuntimeError('a\\nb')", r"RuntimeError: a b \(line 2\)"),
     ("def get_config(name):\n  pass", "TypeError"),
     (
-      "from dpjax.experiment.config import *\n"
+      "from dpjax.runs.central.config import *\n"
       "def get_config():\n  return TrainConfig(privacy=PrivacyConfig(epsilon='2'))",
       r"--config\.privacy\.epsilon='2': must be a number or none",
     ),

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dpjax.experiment.relevance_config import RelevanceConfig, points
+from dpjax.runs.relevance.config import RelevanceConfig, points
 from launch import config_flag
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -14,8 +14,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = """
-from dpjax.experiment.config import ModelConfig, PrivacyConfig, TrainConfig
-from dpjax.experiment.sweep import SweepConfig
+from dpjax.runs.central.config import ModelConfig, PrivacyConfig, TrainConfig
+from dpjax.sweeps.grid import SweepConfig
 def get_config():
   base = TrainConfig(
     num_steps=4, eval_every=2, checkpoint_every=2, model=ModelConfig("mlp"),
@@ -70,10 +70,10 @@ def test_mistake_is_one_line(tmp_path):
 def test_configs_of_the_repository_are_sweeps():
   pytest.importorskip("sklearn")
   from configs.sweeps import mnist_scatter_linear, quickstart
-  from dpjax.experiment import sweep
+  from dpjax.sweeps import grid
 
   small, large = quickstart.get_config(), mnist_scatter_linear.get_config()
-  assert len(sweep.points(small)) >= 10 and len(sweep.points(large)) == 15
+  assert len(grid.points(small)) >= 10 and len(grid.points(large)) == 15
   assert [round(x, 2) for _, x, _ in large.references] == [2.93, 3.0]
 
 
@@ -101,8 +101,8 @@ def test_terminated_sweep_goes_on_and_ends_equal(tmp_path):
 
 
 SELECTION = """
-from dpjax.experiment.config import ModelConfig, PrivacyConfig, TrainConfig
-from dpjax.experiment.sweep import SelectionConfig, SweepConfig
+from dpjax.runs.central.config import ModelConfig, PrivacyConfig, TrainConfig
+from dpjax.sweeps.grid import SelectionConfig, SweepConfig
 def get_config():
   base = TrainConfig(
     num_steps=3, eval_every=3, checkpoint_every=3, model=ModelConfig("mlp"),
@@ -128,8 +128,8 @@ def test_p40_a_private_selection_prints_both_epsilons_and_releases_one_model(tmp
 FEDERATED = """
 import math
 from configs.fed import quickstart
-from dpjax.experiment import fields
-from dpjax.experiment.sweep import SweepConfig
+from dpjax.runs import fields
+from dpjax.sweeps.grid import SweepConfig
 def get_config():
   base = quickstart.get_config()
   base.num_rounds, base.eval_every, base.data.limit = 2, 2, 200

@@ -13,7 +13,7 @@ _BROKEN = """
 import dataclasses
 
 from configs import quickstart
-from dpjax.experiment import fields
+from dpjax.runs import fields
 from dpjax.plan import Plan
 
 grad, transform = Plan.clipped_grad, Plan.transform

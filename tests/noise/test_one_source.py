@@ -40,14 +40,14 @@ _EXCEPTIONS = {
   # Monte-Carlo estimate of an epsilon: simulates a mechanism, releases nothing
   "dpjax/accounting/monte_carlo.py": {"standard_normal"},
   # signs and sizes of sums that a check feeds to a transform: its input, not its noise
-  "dpjax/experiment/check_laws.py": {"bits"},
+  "dpjax/checks/laws.py": {"bits"},
   # the random NUMBER of trials of private selection: an integer, by a 53-bit generator
-  "dpjax/accounting/selection.py": {"poisson"},
+  "dpjax/accounting/tuning.py": {"poisson"},
   # makes synthetic clients differ in style: data, not protection
   "dpjax/data/partition.py": {"standard_normal"},
   # initial weights
   "dpjax/relevance/adlm.py": {"jax.nn.initializers"},
-  "dpjax/experiment/workloads.py": {"jax.nn.initializers"},
+  "dpjax/benchmarks/workloads.py": {"jax.nn.initializers"},
 }
 
 

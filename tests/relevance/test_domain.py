@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 
 from dpjax import auditing, data, models, relevance
-from dpjax.experiment import (
-  relevance_audit,
-  relevance_config,
-  relevance_report,
-  relevance_table,
-)
-from dpjax.experiment.relevance_config import RelevanceAuditConfig, RelevanceConfig
 from dpjax.relevance import pipeline, rigorous
 from dpjax.relevance.settings import FEATURES, Rigorous, Training
+from dpjax.runs.relevance import audit as relevance_audit
+from dpjax.runs.relevance import config as relevance_config
+from dpjax.runs.relevance import pictures
+from dpjax.runs.relevance import table as relevance_table
+from dpjax.runs.relevance.config import RelevanceAuditConfig, RelevanceConfig
 from dpjax.validate import UserError
 
 _SHAPE = (4, 4, 1)
@@ -141,7 +139,7 @@ def test_public_labels_are_named_wherever_the_epsilon_is_printed():
   assert "features only, label public" in relevance_table.markdown(
     relevance_table.rows_of([result])
   )
-  assert relevance_report._kind(result) == (
+  assert pictures._kind(result) == (
     "proved, replace_one (features only, label public), per example's features"
   )
   private = relevance.run("radp", "rigorous", _job()).privacy.to_json()

@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 
-from dpjax.experiment import run
+from dpjax.runs.central import run
 from dpjax.validate import UserError
 
 _FLOORS = {

@@ -1,0 +1,100 @@
+"""Minutes of a whole training run by the fast route and by vmap, from timed steps in turns.
+
+Both step functions of a config are compiled first and then timed step by step in turns, so
+that whatever else the machine does falls on both alike. A run's minutes are the median step
+times its number of steps: evaluation, compilation and the loading of data come on top.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from dpjax import data as data_lib
+from dpjax.runs import report
+from dpjax.runs.central import build
+from dpjax.runs.central.config import TrainConfig
+
+METHODS = ("auto", "vmap")
+
+
+class Entry(NamedTuple):
+  """One gradient method on one config."""
+
+  config: str
+  method: str
+  median_s: float  # of one step
+  num_steps: int
+  minutes: float  # median_s * num_steps
+  ratio: float  # to the first method
+
+
+def _stepper(config: TrainConfig, method: str, loaded: Any) -> Callable[[], float]:
+  """Runs one more step of the run; seconds."""
+  run = build.build(dataclasses.replace(config, grad_method=method), loaded)
+  step_fn = jax.jit(run.algorithm.step, donate_argnums=0)
+  state = run.algorithm.init(run.params)
+  train = data_lib.resident(run.train)
+  batches = itertools.cycle(
+    itertools.islice(run.plan.batches(train, rng=run.random.sampler), 4)
+  )
+
+  def step() -> float:
+    nonlocal state
+    batch = next(batches)
+    start = time.perf_counter()
+    state, info = step_fn(state, batch)
+    jax.block_until_ready((state.params, info))
+    return time.perf_counter() - start
+
+  return step
+
+
+def measure(
+  name: str, config: TrainConfig, methods: Sequence[str] = METHODS, *, repeats: int = 5
+) -> list[Entry]:
+  """One config: a step of each method to compile it, then `repeats` of each in turns."""
+  loaded = build.load_data(config)
+  steppers = {method: _stepper(config, method, loaded) for method in methods}
+  for step in steppers.values():
+    step()
+  times: dict[str, list[float]] = {method: [] for method in methods}
+  for _ in range(repeats):
+    for method, step in steppers.items():
+      times[method].append(step())
+  medians = {method: statistics.median(seconds) for method, seconds in times.items()}
+  steps, first = config.num_steps, medians[methods[0]]
+  return [
+    Entry(name, method, median, steps, median * steps / 60, median / first)
+    for method, median in medians.items()
+  ]
+
+
+def table(entries: Sequence[Entry]) -> str:
+  """Aligned text, one line per entry.
+
+  >>> print(table([Entry("mnist_cnn", "auto", 0.12, 2000, 4.0, 1.0)]))
+  config     method  s / step  steps  minutes  ratio
+  mnist_cnn  auto    0.120     2000   4.0      1.00
+  """
+  header = ("config", "method", "s / step", "steps", "minutes", "ratio")
+  rows = [header] + [
+    (e.config, e.method, f"{e.median_s:.3f}", f"{e.num_steps}", f"{e.minutes:.1f}",
+     f"{e.ratio:.2f}")
+    for e in entries
+  ]  # fmt: skip
+  widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+  lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows]
+  return "\n".join(lines)
+
+
+def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
+  """`out`/training.csv."""
+  report.write_entries(out / "training.csv", entries)

@@ -1,0 +1,236 @@
+"""The long form of all games, with a table that is written as they end: `launch.audit`.
+
+Each row of the table is one subject. It shows the game that came nearest to its claim; the
+significance of 0.1 % is divided among the subject's games and their claims, so that all
+bounds of a row hold together with 99.9 %. A pass is evidence, not a proof.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dpjax import validate
+from dpjax.accounting import lower, upper
+from dpjax.auditing.games import CONFIDENCE, Game, Result, play, registry
+from dpjax.runs import provenance, writers
+from dpjax.validate import UserError
+
+RESULT, TABLE, CSV = "result.json", "table.md", "table.csv"
+PILOT = 600  # draws by which the speed of a game is measured; they count for nothing else
+MOST = 200_000  # draws of one game
+_YEAR = 366 * 24 * 60  # minutes
+_GAMES_MINUTES = 0.9  # share of the time that is given to the counted draws
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What an audit is asked to do.
+
+  Args:
+    minutes: for all games together, about.
+    only: a room, a subject or room.subject; "" for all.
+    seed: of all draws.
+  """
+
+  minutes: float = 10.0
+  only: str = ""
+  seed: int = 0
+
+  def __post_init__(self) -> None:
+    validate.positive(minutes=self.minutes)
+    if self.minutes > _YEAR:
+      raise UserError(f"minutes={self.minutes!r}: must be at most {_YEAR}, a year")
+    validate.integer_at_least(0, seed=self.seed)
+    if self.seed >= 2**62:
+      raise UserError(f"seed={hex(self.seed)[:20]}: must be below 2**62")
+    registry.subjects(self.only)  # refuses a name that there is not
+
+
+def _name(room: str, subject: str) -> str:
+  return f"{room}.{subject}"
+
+
+def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
+  """Plays what is left to play, writes after each subject, and returns all rows.
+
+  Raises:
+    UserError: `out` holds an audit with other settings or versions.
+  """
+  path = pathlib.Path(out)
+  done = _resumed(settings, path)
+  todo = registry.subjects(settings.only)
+  seconds = settings.minutes * 60 / len(todo)
+  with writers.progress(len(todo), len(done), "audit") as bar:
+    for room, subject in todo:
+      name = _name(room, subject)
+      if name in done:
+        continue
+      done[name] = _subject(room, subject, seconds, settings.seed)
+      _write(settings, done, path)
+      bar.update(1, last=name)
+  _write(settings, done, path)
+  return list(done.values())
+
+
+def _subject(room: str, subject: str, seconds: float, seed: int) -> dict[str, Any]:
+  started, games = time.perf_counter(), registry.games(room, subject)
+  confidence = 1 - (1 - CONFIDENCE) / len(games)
+  each = seconds / len(games)
+  results = [r for game in games for r in _play(game, each, seed, confidence)]
+  minutes = (time.perf_counter() - started) / 60
+  return {
+    "what": _name(room, subject),
+    "kind": "proved",
+    "minutes": minutes,
+    "games": [_facts(result) for result in results],
+  }
+
+
+def _play(game: Game, seconds: float, seed: int, confidence: float) -> list[Result]:
+  """As many draws as fit; their number is chosen by the clock, before they are made."""
+  draws = max(PILOT, round(PILOT / game.draws))
+  play(game, num_draws=draws, seed=seed + 1_000_000)  # compiles
+  started = time.perf_counter()
+  play(game, num_draws=draws, seed=seed + 1_000_001)
+  speed = draws / max(time.perf_counter() - started, 1e-3)
+  wanted = round(speed * seconds * _GAMES_MINUTES)
+  return play(
+    game,
+    num_draws=min(max(wanted, draws), round(MOST / game.draws)),
+    seed=seed,
+    confidence=confidence,
+  )
+
+
+def _facts(result: Result) -> dict[str, Any]:
+  return {
+    "case": result.game.case,
+    "neighboring_relation": result.game.relation,
+    "epsilon_claimed": result.claim.epsilon,
+    "delta": result.claim.delta,
+    "epsilon_lower": result.epsilon_lower,
+    "draws": result.num_draws,
+    "refuted": result.refuted,
+  }
+
+
+def nearest(row: dict[str, Any]) -> dict[str, Any]:
+  """The game whose bound came nearest to its claim, or went furthest beyond it."""
+  ratio = lambda g: g["epsilon_lower"] / max(g["epsilon_claimed"], 1e-9)
+  return max(row["games"], key=lambda g: (g["refuted"], ratio(g)))
+
+
+def refuted(rows: Sequence[dict[str, Any]]) -> list[str]:
+  """Each claim that a game broke, in words."""
+  return [
+    f"{row['what']} ({g['case']}): epsilon >= {lower(g['epsilon_lower'])} at delta "
+    f"{upper(g['delta'])}, {g['neighboring_relation']}, above the claimed "
+    f"{upper(g['epsilon_claimed'])}"
+    for row in rows
+    for g in row["games"]
+    if g["refuted"]
+  ]
+
+
+# --- files
+
+
+def _stated(settings: Settings) -> dict[str, Any]:
+  return {"settings": dataclasses.asdict(settings), "versions": provenance.versions()}
+
+
+def _resumed(settings: Settings, path: pathlib.Path) -> dict[str, dict[str, Any]]:
+  file = path / RESULT
+  if not file.exists():
+    return {}
+  try:
+    found = json.loads(file.read_text())
+    same = {key: found[key] for key in ("settings", "versions")} == _stated(settings)
+    rows = {row["what"]: row for row in found["rows"]}
+  except (ValueError, KeyError, TypeError):
+    raise UserError(f"out={path}: {RESULT} there is not that of an audit") from None
+  if not same:
+    raise UserError(
+      f"out={path}: holds an audit with other settings or versions; choose another folder"
+    )
+  return rows
+
+
+def _write(settings: Settings, done: dict[str, Any], path: pathlib.Path) -> None:
+  rows = list(done.values())
+  writers.write_json(
+    path / RESULT,
+    {
+      **_stated(settings),
+      "device": provenance.device(),
+      "confidence": CONFIDENCE,
+      "refuted": refuted(rows),
+      "no_claim": {
+        _name(room, name): why
+        for room, known in registry.ROOMS.items()
+        for name, why in known.no_claim.items()
+      },
+      "rows": rows,
+    },
+  )
+  writers.replace_file(path / TABLE, table(rows).encode())
+  writers.replace_file(path / CSV, _csv(rows).encode())
+
+
+_COLUMNS = (
+  "what",
+  "claim: epsilon",
+  "delta",
+  "relation",
+  "kind",
+  "strongest lower bound (99.9 %)",
+  "draws",
+  "minutes",
+)
+
+
+def _cells(row: dict[str, Any], game: dict[str, Any]) -> list[str]:
+  return [
+    row["what"],
+    upper(game["epsilon_claimed"]),
+    f"{upper(game['delta'])}",
+    game["neighboring_relation"],
+    row["kind"],
+    lower(game["epsilon_lower"]) + (" REFUTED" if game["refuted"] else ""),
+    str(game["draws"]),
+    f"{row['minutes']:.1f}",
+  ]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+  """One line per subject, as Markdown.
+
+  >>> game = {"case": "0, 1", "neighboring_relation": "replace_one", "delta": 0.0,
+  ...   "epsilon_claimed": 1.0, "epsilon_lower": 0.9, "draws": 10, "refuted": False}
+  >>> row = {"what": "x.y", "kind": "proved", "minutes": 0.5, "games": [game]}
+  >>> print(table([row]).splitlines()[2])
+  | x.y | 1 | 0 | replace_one | proved | 0.9 | 10 | 0.5 |
+  """
+  body = [_cells(row, nearest(row)) for row in rows]
+  rule = ["---"] * len(_COLUMNS)
+  return "".join(f"| {' | '.join(line)} |\n" for line in (list(_COLUMNS), rule, *body))
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+  """One line per game and claim."""
+  text = io.StringIO()
+  writer = csv.writer(text, lineterminator="\n")
+  writer.writerow([*_COLUMNS, "case"])
+  for row in rows:
+    writer.writerows([*_cells(row, game), game["case"]] for game in row["games"])
+  return text.getvalue()

@@ -1,0 +1,334 @@
+"""Checks of the gradient: one example's influence, the sum, padding, cross-example leaks."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import gradients, trees
+from dpjax.checks.subject import BATCH, SEED, Row, Subject, row
+from dpjax.types import NeighboringRelation
+
+_SLACK = 1e-3  # float32: relative to the sensitivity
+_SUM_SLACK = 0.02  # of a clip norm for each example; covers bfloat16 models
+_LEAK = 1e-5  # relative: one row of a matrix product does not depend on another's
+_SPOILT = (float("nan"), float("inf"), 1e38)
+_FACTORS = (1.0, 1e2, 1e4)  # of inputs and parameters: adversarially large gradients
+
+
+def _numpy(tree: Any) -> Any:
+  return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
+
+
+def _norm(tree: Any) -> float:
+  squares = [float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(_numpy(tree))]
+  return float(np.sqrt(sum(squares)))
+
+
+def _minus(a: Any, b: Any) -> Any:
+  return jax.tree.map(np.subtract, _numpy(a), _numpy(b))
+
+
+def _is_float(leaf: Any) -> bool:
+  return not trees.is_key(leaf) and jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating)
+
+
+def _scaled(tree: Any, factor: float) -> Any:
+  """Floats times a factor; integers, labels and keys as they are."""
+  return jax.tree.map(
+    lambda leaf: jnp.asarray(leaf) * factor if _is_float(leaf) else leaf, tree
+  )
+
+
+@functools.lru_cache(maxsize=4)  # one compilation for all checks of one subject
+def _compiled_total(clipped_grad: Callable[..., Any]) -> Callable[..., Any]:
+  return jax.jit(lambda params, batch, mask: clipped_grad(params, batch, mask).total)
+
+
+def _total(subject: Subject) -> Callable[..., Any]:
+  """(params, batch, mask) -> the sum that noise is added to."""
+  fn = _compiled_total(subject.clipped_grad)
+  return lambda params, batch, mask: _numpy(fn(params, batch, jnp.asarray(mask)))
+
+
+def _without(j: int) -> np.ndarray:
+  return np.arange(BATCH) != j
+
+
+def _moved(total: Any, exchange: bool) -> Callable[[Any, Any, int], Any]:
+  """By how much the sum moves when example j goes (or is exchanged for its neighbour)."""
+
+  def move(params, batch, j):
+    whole = np.ones(BATCH, bool)
+    if exchange:
+      return _minus(total(params, batch, whole), total(params, _copied(batch, j), whole))
+    return _minus(total(params, batch, whole), total(params, batch, _without(j)))
+
+  return move
+
+
+def _scaled_one(batch: Any, j: int, factor: float) -> Any:
+  """Example j alone blown up: its term is as long as clipping allows, the others' are not."""
+  scale = lambda leaf: jnp.asarray(leaf).at[j].multiply(factor) if _is_float(leaf) else leaf
+  return jax.tree.map(scale, batch)
+
+
+def _copied(batch: Any, j: int) -> Any:
+  """The batch in which example j is a copy of the next one."""
+
+  def copy(leaf):
+    leaf = leaf if trees.is_key(leaf) else jnp.asarray(leaf)
+    return leaf.at[j].set(leaf[(j + 1) % BATCH])
+
+  return jax.tree.map(copy, batch)
+
+
+def influence(subject: Subject) -> Row:
+  """No example moves the sum by more than the sensitivity that the noise covers."""
+  relation = subject.plan.neighboring_relation
+  exchange = relation is NeighboringRelation.REPLACE_ONE
+  move = _moved(_total(subject), exchange)
+  batch = subject.batch()
+  norms = [
+    _norm(move(_scaled(subject.params, p), changed, j))
+    for p in _FACTORS[:2]
+    for x in _FACTORS
+    for j in range(3)
+    for changed in (_scaled(batch, x), _scaled_one(batch, j, x))
+  ]
+  bound = gradients.sensitivity(subject.plan.l2_bound, relation)
+  # A plain max would drop NaN, which must fail.
+  worst = max(norms) if np.isfinite(norms).all() else float("nan")
+  return row(
+    "influence of one example",
+    worst,
+    bound * (1 + _SLACK),
+    f"largest move of the sum, {relation}, inputs and parameters up to x{_FACTORS[-1]:g}",
+  )
+
+
+def _clipped(grads: Any, l2_clip_norm: Any, gamma: float | None) -> Any:
+  """Clipping of ONE example's gradient, written out in NumPy: the oracle."""
+
+  def clip(bound, group):
+    norm = _norm(group)
+    factor = min(1.0, bound / norm) if norm > 0 else 1.0
+    if gamma is not None:
+      factor = bound / (norm + gamma)
+    return jax.tree.map(lambda leaf: leaf * (factor if np.isfinite(norm) else 0.0), group)
+
+  return jax.tree.map(clip, l2_clip_norm, _numpy(grads))
+
+
+def sum_of_terms(subject: Subject) -> Row:
+  """The sum equals that of the examples' own gradients, each taken alone and clipped."""
+  batch, grad_fn = subject.batch(), jax.jit(jax.grad(subject.loss_fn))
+  total = _total(subject)(subject.params, batch, np.ones(BATCH, bool))
+  for i in range(BATCH):
+    one = jax.tree.map(lambda leaf, i=i: leaf[i], batch)
+    plan = subject.plan
+    gamma = plan.gamma if plan.clipping == "automatic" else None
+    term = _clipped(grad_fn(subject.params, one), plan.l2_clip_norm, gamma)
+    total = jax.tree.map(np.subtract, total, term)
+  return row(
+    "sum of clipped terms",
+    _norm(total) / (BATCH * subject.plan.l2_bound),
+    _SUM_SLACK,
+    "error per example in clip norms, against jax.grad of each example alone",
+  )
+
+
+def padding(subject: Subject) -> Row:
+  """What lies in padded slots, NaN included, changes nothing."""
+  total, batch, half = _total(subject), subject.batch(), np.arange(BATCH) < BATCH // 2
+
+  def filled(value):
+    def fill(leaf):
+      return jnp.asarray(leaf).at[BATCH // 2 :].set(value) if _is_float(leaf) else leaf
+
+    return jax.tree.map(fill, batch)
+
+  clean = total(subject.params, _copied(batch, BATCH - 1), half)
+  moves = [
+    _norm(_minus(total(subject.params, filled(value), half), clean))
+    for value in (0.0, 1e4, float("nan"))
+  ]
+  worst = max(moves) if np.isfinite(moves).all() else float("nan")
+  return row(
+    "padding contributes nothing",
+    worst / subject.plan.l2_bound,
+    _SLACK,
+    "move of the sum, in clip norms, when padded slots hold 0, 1e4 or NaN",
+  )
+
+
+def _spoilt(batch: Any, j: int, value: float) -> Any:
+  """Example j with every number of it replaced."""
+  put = lambda leaf: jnp.asarray(leaf).at[j].set(value) if _is_float(leaf) else leaf
+  return jax.tree.map(put, batch)
+
+
+def _dropped_from_sum(subject: Subject) -> Iterator[float]:
+  """Clip norms by which an example moves the sum whose own gradient is not finite."""
+  total, batch = _total(subject), subject.batch()
+  own_grad, everyone = jax.jit(jax.grad(subject.loss_fn)), np.ones(BATCH, bool)
+  for value in _SPOILT:
+    for j in (0, BATCH - 1):
+      spoilt = _spoilt(batch, j, value)
+      own = own_grad(subject.params, jax.tree.map(lambda leaf, j=j: leaf[j], spoilt))
+      moved = _norm(
+        _minus(
+          total(subject.params, spoilt, everyone),
+          total(subject.params, spoilt, _without(j)),
+        )
+      )
+      finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(_numpy(own)))
+      # A finite gradient may move the sum by its bound; that is what `influence` measures.
+      yield moved if not finite else moved - subject.plan.l2_bound * (1 + _SLACK)
+
+
+def _dropped_from_stack(subject: Subject) -> Iterator[float]:
+  """The same for stacked gradients of which one is spoilt, through the transform."""
+  plan, key = subject.plan, jax.random.key(SEED)
+  length = min(plan.l2_bound, 1.0) / math.sqrt(max(1, trees.size(subject.params)))
+  grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), subject.params)
+
+  @jax.jit
+  def update(grads, mask):
+    tx = subject.transform(key)
+    return tx.update(grads, tx.init(subject.params), subject.params, mask=mask)[0]
+
+  def spoil(tree, value, whole):
+    leaves, treedef = jax.tree.flatten(tree)
+    spoilt = leaves[:1] if not whole else leaves  # one entry of one leaf, or all of it
+    put = lambda leaf: (
+      leaf.at[0].set(value) if whole else leaf.at[(0,) * leaf.ndim].set(value)
+    )
+    return treedef.unflatten([*map(put, spoilt), *leaves[len(spoilt) :]])
+
+  without = update(grads, jnp.asarray(_without(0)))
+  for value in _SPOILT[:2]:
+    for whole in (False, True):
+      seen = update(spoil(grads, value, whole), jnp.ones(BATCH, bool))
+      yield _norm(_minus(seen, without)) * plan.normalize_by / min(plan.l2_bound, 1.0)
+
+
+def dropped(subject: Subject) -> Row:
+  """An example whose gradient is NaN or infinite contributes nothing, and spoils nothing."""
+  moves = [*_dropped_from_sum(subject), *_dropped_from_stack(subject)]
+  worst = max(0.0, *moves) if np.isfinite(moves).all() else float("nan")
+  noise = 1e-6 * subject.plan.noise_multiplier * math.sqrt(trees.size(subject.params))
+  return row(
+    "non-finite example dropped",
+    worst,
+    _SLACK + noise,
+    "move of the sum, in clip norms, by an example of NaN, infinity or 1e38",
+  )
+
+
+def no_memory(subject: Subject) -> Row:
+  """The sum of a batch does not depend on the batches before it (error feedback)."""
+  batch, everyone = subject.batch(), jnp.ones(BATCH, bool)
+  other = _scaled(_copied(batch, 0), -3.0)
+
+  @jax.jit
+  def second(params, first):  # one trace: what the first call leaves, the second one sees
+    before = subject.clipped_grad(params, first, everyone).total
+    return before, subject.clipped_grad(params, batch, everyone).total
+
+  after = lambda first: second(subject.params, first)[1]
+  moved = _norm(_minus(after(batch), after(other))) / subject.plan.l2_bound
+  return row(
+    "sum without memory", moved, _SLACK, "clip norms that an earlier batch moves it"
+  )
+
+
+def _perturbations(batch: Any, j: int) -> Iterator[Any]:
+  """The batch with example j changed: exchanged for its neighbour, blown up, shifted."""
+  size = jax.tree.leaves(batch)[0].shape[0]
+
+  def put(change):
+    def one(leaf):
+      leaf = leaf if trees.is_key(leaf) else jnp.asarray(leaf)
+      return leaf.at[j].set(change(leaf[j], leaf[(j + 1) % size]))
+
+    return jax.tree.map(one, batch)
+
+  yield put(lambda own, other: other)
+  yield put(lambda own, other: own * -30 + 7 if _is_float(own) else other)
+  yield put(lambda own, other: own + 1e3 if _is_float(own) else other)
+
+
+def cross_example_leakage(fn: Callable[[Any, Any], Any], params: Any, batch: Any) -> float:
+  """How far changing one example of a batch moves what `fn` gives for the OTHERS.
+
+  Args:
+    fn: `(params, batch) -> tree with leaves [B, ...]`: logits, losses or gradients, one row
+      for each example. Any code that takes a whole batch.
+    batch: tree with leaves [B, ...], B >= 2.
+
+  Returns:
+    The largest move of another example's row, relative to the largest entry; 0 where the
+    examples do not see each other. Batch normalisation, a softmax or a top-k over the batch,
+    a loss with pairs: all of them show, whatever they are called.
+
+  >>> batch = jnp.arange(6.0).reshape(3, 2)
+  >>> cross_example_leakage(lambda w, x: w * x, 2.0, batch)
+  0.0
+  >>> cross_example_leakage(lambda w, x: w * x.cumsum(axis=0), 2.0, batch) > 0.1
+  True
+  """
+  fn = jax.jit(fn)
+  clean = jax.tree.leaves(_numpy(fn(params, batch)))
+  size = clean[0].shape[0]
+  worst = 0.0
+  for j in {0, size - 1}:
+    for changed in _perturbations(batch, j):
+      moved = jax.tree.leaves(_numpy(fn(params, changed)))
+      leaks = [_leak(a, b, j) for a, b in zip(clean, moved)]
+      worst = max(worst, *leaks)
+  return worst
+
+
+def _leak(clean: np.ndarray, moved: np.ndarray, j: int) -> float:
+  others = np.arange(len(clean)) != j
+  largest = max(float(np.abs(clean[others]).max(initial=0.0)), 1e-30)
+  leak = float(np.abs(moved[others] - clean[others]).max(initial=0.0)) / largest
+  return leak if np.isfinite(leak) else float("inf")
+
+
+def _sum_leakage(subject: Subject) -> float:
+  """The same for the sum: what the others contribute must not depend on example j."""
+  total, batch, worst = _total(subject), subject.batch(), 0.0
+  own = np.arange(BATCH) == 0
+  rest = lambda b: _minus(
+    total(subject.params, b, np.ones(BATCH, bool)), total(subject.params, b, own)
+  )
+  clean = rest(batch)
+  for changed in _perturbations(batch, 0):
+    leak = _norm(_minus(rest(changed), clean)) / subject.plan.l2_bound
+    worst = max(worst, leak if np.isfinite(leak) else float("inf"))
+  return worst
+
+
+def cross_example(subject: Subject) -> Row:
+  """No example reaches another's outputs in the model, or its gradient in the sum."""
+  x = jnp.asarray(subject.batch().x)
+  model = cross_example_leakage(subject.apply, subject.params, x)
+  summed = _sum_leakage(subject)
+  return row(
+    "no cross-example leakage",
+    max(model / _LEAK, summed / _SLACK),
+    1.0,
+    f"model outputs move by {model:.1e} (<= {_LEAK:g}), the others' gradients by "
+    f"{summed:.1e} clip norms (<= {_SLACK:g})",
+  )
+
+
+CHECKS = (influence, sum_of_terms, padding, dropped, no_memory, cross_example)

@@ -1,0 +1,104 @@
+"""Checks of a user's own run before it is trusted: `python -m launch.check`.
+
+The promise of a run rests on facts about code: nobody moves the sum by more than the
+sensitivity, the noise is as large as charged, batches are drawn as charged. Each is
+measured on the run's own model, gradient, transform, sampler and keys, against a bound.
+A pass is evidence, not a proof; a failure is a bug that voids the epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax import data
+from dpjax.checks import batches, influence, laws, noise_laws
+from dpjax.checks.influence import cross_example_leakage as cross_example_leakage
+from dpjax.checks.subject import Row as Row
+from dpjax.checks.subject import Subject as Subject
+from dpjax.runs import release
+from dpjax.runs.central import build
+from dpjax.runs.central.config import TrainConfig
+from dpjax.validate import UserError
+
+
+def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subject:
+  """The parts of the run of a config, as they would be trained with."""
+  if config.privacy.method not in build.PRIVATE_METHODS:
+    raise UserError(
+      f"privacy.method={config.privacy.method!r}: promises nothing, so there is nothing to "
+      "check; use 'dp_sgd' or 'dp_ftrl'"
+    )
+  loaded = build.load_data(config) if loaded is None else loaded
+  whole = data.digest(loaded[0])
+  run = build.build(config, loaded, _streams(config, whole))
+  plan = run.plan
+  return Subject(
+    config=config,
+    plan=plan,
+    loss_fn=run.loss_fn,
+    clipped_grad=plan.clipped_grad(
+      run.loss_fn,
+      method=config.grad_method,
+      microbatch_size=config.microbatch_size,
+      memory_budget=build.memory_budget(config),
+    ),
+    transform=plan.transform,
+    draw=plan.sampler.draw,
+    apply=run.apply,
+    streams=lambda c, digest=whole: _streams(c, digest),
+    params=run.params,
+    train=run.train,
+  )
+
+
+def _streams(config: TrainConfig, digest: bytes) -> build.Streams:
+  return release.new_streams(config) if config.release else build.streams(config, digest)
+
+
+def checks(checked: Subject) -> Iterator[Row]:
+  """Every check, one after the other."""
+  for room in (influence, noise_laws, batches, laws):
+    for one in room.CHECKS:
+      yield one(checked)
+
+
+def failed(rows: list[Row]) -> list[Row]:
+  """The checks that do not hold; those that do not apply are not among them."""
+  return [row for row in rows if row.passed is False]
+
+
+def table(rows: list[Row]) -> str:
+  """The rows for people.
+
+  >>> print(table([Row("noise", True, 0.5, 1.0, "z-score")]))
+  pass  noise  0.5 <= 1  z-score
+  """
+  width = max(len(row.name) for row in rows)
+  return "\n".join(_line(row, width) for row in rows)
+
+
+def _line(row: Row, width: int) -> str:
+  if row.passed is None:
+    return f"n/a   {row.name:<{width}}  {row.detail}"
+  word, sign = ("pass", "<=") if row.passed else ("FAIL", "> ")
+  return (
+    f"{word}  {row.name:<{width}}  {row.measured:.4g} {sign} {row.bound:.4g}  {row.detail}"
+  )
+
+
+def to_json(rows: list[Row]) -> dict[str, Any]:
+  """The rows as data, for check.json."""
+  finite = lambda value: value if math.isfinite(value) else str(value)
+  return {
+    "passed": not failed(rows),
+    "checks": [
+      {
+        **row._asdict(),
+        "measured": finite(row.measured),
+        "bound": finite(row.bound),
+      }
+      for row in rows
+    ],
+  }

@@ -1,0 +1,445 @@
+r"""Clients that are separate programs: our client update and aggregator under Flower (flwr).
+
+Flower carries the messages; what clients compute, how it is summed, the noise and the ledger
+are ours. Its own wrappers for privacy are not used: they draw noise from NumPy's global
+generator and account without sampling. Install the `flower` extra. Set
+FLWR_TELEMETRY_ENABLED=0 unless usage is to be reported to Flower's makers.
+
+`client_app` answers for the clients; `rounds` is a `flwr.serverapp.strategy.Strategy`. The
+result is that of the same algorithm in process, to rounding, where clients draw nothing at
+random; where they do (local noise, dropout, rounding) it is another draw of the same law.
+In one program:
+
+    client = federated.local_training(loss_fn, optax.sgd(0.1))
+    strategy = flower.rounds(algorithm, params, plan=plan, num_clients=20, rng=seed,
+                             noise_key=key)
+    run_simulation(flower.server_app(strategy, num_rounds=100),
+                   flower.client_app(client, local_data, params, num_rounds=100,
+                                     folder="/data/clients"), num_supernodes=20)
+
+As separate programs, put `app = flower.server_app(...)` and `app = flower.client_app(...)`
+into the modules that [tool.flwr.app.components] of a Flower app's pyproject.toml names, then:
+
+    flower-superlink --insecure --host 0.0.0.0 --port 8000     # on the server
+    flower-supernode --insecure --superlink HOST:8000 \
+      --port 8001 --node-config "partition-id=0"               # on client 0, and so on
+    flwr run . NAME                                            # submits the app
+
+(with certificates in place of --insecure outside of a test; NAME is a section
+[superlink.NAME] with `address = "HOST:8000"` in Flower's config.toml). Flower starts a fresh
+process for each message, so a client compiles anew in every round. `partition-id` says which
+client a program is; `local_data(client, round)` gives its batches: no data leave the program.
+
+| who           | gets                                                              |
+| ------------- | ----------------------------------------------------------------- |
+| a client      | the parameters and the number of the round                        |
+| the server    | a client's message and weight, its number, and when it answers    |
+| the server    | not: losses, norms, example counts (but in the weight of          |
+|               | `by_examples` and `capped`), the text of an error, any key        |
+
+The sampler's seed stays on the server: whoever knows it knows who takes part, and epsilon
+counts on that being secret. Everything random on a client is drawn from a key of its own
+operating system, new for each answer, which is neither sent nor kept. So a server cannot
+subtract the noise of `client_noise`, and a run is not repeated bit for bit where clients draw.
+A client answers a round once, and `num_rounds` times in all, whatever the server asks; it
+notes the round in its own folder before it looks at its data. So with
+`client_noise(client, l2_clip_norm=C, noise_multiplier=z)` its answers to the server together
+are (`local_epsilon(z, delta, num_rounds)`, delta)-private for the whole client under
+"replace_one". How long an answer takes is not hidden. A client that fails, or answers in other
+shapes, is left out; its round is charged all the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import noise, trees, validate
+from dpjax.accounting import Ledger
+from dpjax.federated import algorithms, execution
+from dpjax.federated.aggregation import Aggregator, central, weighted_mean
+from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
+from dpjax.federated.cohort import Cohort, LocalBatches, bucket
+from dpjax.federated.transport import remote
+from dpjax.plan import Plan
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+_ANSWER = "answer"
+_RAISED = 2  # flwr's code of an error of the client's program
+
+
+def _flwr(module: str) -> Any:
+  """A module of flwr; UserError where it is not installed."""
+  try:
+    return importlib.import_module(module)
+  except ImportError as error:
+    raise UserError(
+      f"flwr: is not installed ({error}); pip install 'dpjax[flower]' for clients that are "
+      "separate programs"
+    ) from error
+
+
+def _arrays(tree: Any) -> Any:
+  leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+  return _flwr("flwr.app").ArrayRecord(leaves)
+
+
+def _tree(record: Any, like: Any) -> Any:
+  """The arrays of a record in the structure of `like`; ValueError for other shapes."""
+  leaves, treedef = jax.tree.flatten(like)
+  found = record.to_numpy_ndarrays()
+  facts = lambda leaf: (tuple(leaf.shape), np.dtype(leaf.dtype))
+  if [facts(leaf) for leaf in found] != [facts(leaf) for leaf in leaves]:
+    raise ValueError("arrays of other shapes or types")
+  return jax.tree.unflatten(treedef, found)
+
+
+# --- the client's program
+
+
+def client_app(
+  client: ClientAlgorithm,
+  local_data: Callable[[int, int], tuple[LocalBatches, int]],
+  like: Params,
+  *,
+  num_rounds: int,
+  folder: pathlib.Path | str,
+) -> Any:
+  """A `flwr.clientapp.ClientApp` that does the local work of one client.
+
+  Args:
+    client: the one that the server's algorithm was made of; see `local_training`, and
+      `client_noise` for privacy against the server.
+    local_data: `(client, round) -> (batches, number of examples)`, called in the client's
+      own program with its `partition-id`.
+    like: parameters whose structure, shapes and dtypes are the server's.
+    num_rounds: the most answers that this client ever gives; rounds are 0 .. num_rounds - 1.
+    folder: absolute, of the client's own, where it notes the rounds that it has answered. It
+      must outlive programs and runs: who empties it begins another guarantee.
+
+  Guarantee: see the top of this module. A round whose work was cut off stays answered.
+
+  Raises:
+    UserError: flwr is not installed; num_rounds < 1; a relative folder.
+  """
+  app = _flwr("flwr.clientapp").ClientApp()
+  flwr = _flwr("flwr.app")
+  own = remote.Client(client, local_data, like, num_rounds=num_rounds, folder=folder)
+
+  @app.train()
+  def train(message: Any, context: Any) -> Any:
+    try:
+      who, asked = int(context.node_config["partition-id"]), message.content["config"]
+      sent = own.answer(who, asked["round"], _tree(message.content["arrays"], own.like))
+    except Exception as error:  # Flower would send its text, which may hold data
+      _say(error)
+      return flwr.Message(flwr.Error(_RAISED, "left out"), reply_to=message)
+    return flwr.Message(flwr.RecordDict({_ANSWER: _arrays(sent)}), reply_to=message)
+
+  @app.query()
+  def who(message: Any, context: Any) -> Any:
+    """Which client this program is."""
+    told = flwr.ConfigRecord({"client": int(context.node_config["partition-id"])})
+    return flwr.Message(flwr.RecordDict({"config": told}), reply_to=message)
+
+  return app
+
+
+def _say(error: Exception) -> None:
+  """On the client's own stderr: one line for a mistake, the traceback for anything else."""
+  if isinstance(error, UserError):
+    print(f"error: {error}", file=sys.stderr, flush=True)
+  else:
+    traceback.print_exception(error)
+
+
+# --- the server's program
+
+
+class _Answers:
+  """A `MapClients` whose clients have worked already: it hands their answers on."""
+
+  def __init__(self):
+    self.answers: dict[int, Any] = {}
+    self._client: Any = None
+
+  def __call__(self, client: ClientAlgorithm, partial: Any) -> execution.Run:
+    self._client = client
+    self._partial = None if partial is None else jax.jit(partial)
+    return self._run
+
+  def like(self, context: execution.Context) -> Any:
+    """Shapes of what one client sends."""
+    return jax.eval_shape(self._one, context)[0]
+
+  def _one(self, context: execution.Context) -> Any:
+    local = self._client.init(context.received, None, jnp.int32(0), context.key)
+    return self._client.finish(context.received, local)
+
+  def _run(self, context: execution.Context, cohort: Cohort) -> execution.Mapped:
+    if context.received.extra is not None:
+      raise UserError(
+        "make: clients that get more than the parameters are not run over Flower"
+      )
+    if not cohort.size:
+      empty = execution.loop_clients()(self._client, self._partial)
+      return empty(context, cohort)
+    answers = [self.answers[int(who)] for who in cohort.ids]
+    sent = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
+    info = _told(sent.message)
+    if self._partial is None:
+      return execution.Mapped(None, sent, (), info)
+    size = bucket(cohort.size)
+    pad = lambda leaf: np.pad(
+      leaf, [(0, size - len(leaf))] + [(0, 0)] * (np.ndim(leaf) - 1)
+    )
+    message, weight = jax.tree.map(pad, tuple(sent))
+    sums = self._partial(context.state, message, weight, np.arange(size) < cohort.size)
+    return execution.Mapped(sums, None, (), info)
+
+
+def _told(messages: Any) -> ClientInfo:
+  """What the server can say of clients by their messages alone; they tell nothing else."""
+  norms = np.asarray(trees.per_example_norms(jax.tree.map(jnp.asarray, messages)))
+  unknown = np.zeros(len(norms), np.int32)
+  bits = 32.0 * sum(leaf[0].size for leaf in jax.tree.leaves(messages))
+  facts: dict[str, Any] = dict(
+    train_loss=np.full(len(norms), np.nan, np.float32),
+    num_examples=unknown,
+    num_steps=unknown,
+    update_norm=norms,
+    upload_bits=np.full(len(norms), bits, np.float32),
+  )
+  return ClientInfo(**facts)
+
+
+class _Server:
+  """The state of the server: what `rounds` asks, without a word of Flower."""
+
+  def __init__(
+    self,
+    make: Callable[[Aggregator, execution.MapClients], algorithms.FederatedAlgorithm],
+    params: Params,
+    *,
+    plan: Plan,
+    num_clients: int,
+    rng: int,
+    noise_key: Any = None,
+  ):
+    validate.integer_at_least(1, num_clients=num_clients)
+    validate.integer_at_least(0, rng=rng)
+    if plan.is_private != (noise_key is not None):
+      given = "None" if noise_key is None else "(given)"  # a secret: never shown
+      raise UserError(
+        f"noise_key={given}: must be given with a private plan, and only with one"
+      )
+    plan.check_capacity(num_clients)
+    self.plan, self.num_clients, self._rng = plan, num_clients, rng
+    self._key_id = None if noise_key is None else noise.key_id(noise_key)
+    self._answers = _Answers()
+    aggregator = weighted_mean() if noise_key is None else central(plan, noise_key)
+    self._algorithm = make(aggregator, self._answers)
+    self.state = self._algorithm.init(params, num_clients)
+    if getattr(self.state, "memories", ()) is not None:
+      raise UserError(
+        "make: clients that keep something between rounds, or that work twice in one, are "
+        "not run over Flower"
+      )
+    self._like = self._answers.like(
+      execution.Context(Received(self.state.params), None, self.state.key, None)
+    )
+    self.ledger = Ledger()
+    self.infos: list[algorithms.RoundInfo] = []
+
+  def draw(self) -> list[int]:
+    """Who takes part in the next round; UserError after the plan's last."""
+    step = int(self.state.round)
+    if step >= self.plan.num_steps:
+      raise UserError(
+        f"num_rounds={step + 1}: must be <= {self.plan.num_steps}, what the plan charges for"
+      )
+    drawn = self.plan.sampler.draw(self.num_clients, seed=self._rng, step=step)
+    return [int(client) for client in drawn]
+
+  def settings(self) -> dict[str, Any]:
+    """What clients are told beside the parameters: nothing that their noise depends on."""
+    return {"round": int(self.state.round)}
+
+  def answer(self, record: Any) -> Any:
+    """What one client sent; ValueError for anything else."""
+    return _tree(record, self._like)
+
+  def close(self, answers: dict[int, Any]) -> None:
+    """Charges the round, then aggregates: also where nobody answered."""
+    if self._key_id is not None:
+      self.ledger = self.ledger.charge(
+        self.plan.step_event(int(self.state.round)),
+        l2_clip_norm=self.plan.l2_bound,
+        noise_key_id=self._key_id,
+        first_step=int(self.state.round),
+      )
+    ids = np.array(sorted(answers), np.int64)
+    self._answers.answers = answers
+    cohort = Cohort(ids, np.zeros(len(ids), np.int64), ())
+    self.state, info = self._algorithm.round(self.state, cohort)
+    self.infos.append(info)
+
+
+class _Strategy:
+  """The methods of `rounds`; flwr's base class is added where flwr is known to be there."""
+
+  timeout = 3600.0  # seconds for the answers of a round
+
+  def __init__(self, server: _Server):
+    self.server = server
+    self._nodes: dict[int, int] = {}  # client -> node
+    self._known: set[int] = set()  # nodes that have said who they are
+    self._asked: dict[int, int] = {}  # node -> client, in this round
+
+  def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list:
+    del server_round, arrays, config  # the server's own state is what counts
+    self._find(grid)
+    content = {
+      "arrays": _arrays(self.server.state.params),
+      "config": _flwr("flwr.app").ConfigRecord(self.server.settings()),
+    }
+    present = set(grid.get_node_ids())
+    drawn = [c for c in self.server.draw() if self._nodes.get(c) in present]
+    self._asked = {self._nodes[client]: client for client in drawn}
+    return [_message("train", node, content) for node in self._asked]
+
+  def _find(self, grid: Any) -> None:
+    """Asks the nodes that came since which clients they are."""
+    present = set(grid.get_node_ids())
+    asked = [_message("query", node, {}) for node in present - self._known]
+    for reply in grid.send_and_receive(asked, timeout=self.timeout) if asked else ():
+      node, client = reply.metadata.src_node_id, _claimed(reply)
+      if client is None:
+        continue
+      self._known.add(node)
+      if self._nodes.get(client) not in present:  # who was first keeps its place
+        self._nodes[client] = node
+
+  def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
+    del server_round
+    answers = {}
+    for reply in replies:
+      client = self._asked.pop(reply.metadata.src_node_id, None)  # a first answer
+      try:
+        answer = self.server.answer(reply.content[_ANSWER])
+      except Exception:  # an error, or no answer: whatever comes, the round goes on
+        continue
+      if client is not None:
+        answers[client] = answer
+    self.server.close(answers)
+    return _arrays(self.server.state.params), None
+
+  def configure_evaluate(
+    self, server_round: int, arrays: Any, config: Any, grid: Any
+  ) -> list:
+    return []
+
+  def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> None:
+    return None
+
+  def summary(self) -> None:
+    """Nothing: Flower's log is not for results."""
+
+
+def _claimed(reply: Any) -> int | None:
+  """Which client a program says that it is; None where it says nothing of use."""
+  try:
+    return int(reply.content["config"]["client"])
+  except Exception:  # as in `aggregate_train`
+    return None
+
+
+def _message(kind: str, node: int, content: dict[str, Any]) -> Any:
+  flwr = _flwr("flwr.app")
+  return flwr.Message(flwr.RecordDict(content), dst_node_id=node, message_type=kind)
+
+
+def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
+  """A `flwr.serverapp.strategy.Strategy`: cohorts, sums, noise and ledger of this library.
+
+  Args:
+    make: `(aggregator, map_clients) -> FederatedAlgorithm`, such as
+      `lambda a, m: fed_avg(loss_fn, optax.sgd(0.1), None, a, m, key=key)`; an algorithm whose
+      clients get the parameters and keep nothing (fed_avg, fed_prox, fed_nova, fed_sgd).
+    params: the initial parameters.
+    plan: draws the cohorts over clients and adds the noise; its unit is one client.
+    num_clients: with `partition-id` 0 to num_clients - 1; they need not all be connected.
+    rng: integer seed of the sampler; 128 bits or more for a release.
+    noise_key: for a private plan, and only for one.
+
+  Guarantee: that of `fed_avg` with `central(plan, noise_key)`, against the clients and
+  whoever sees the parameters; the server itself sees every message. `.server` holds
+  `.state`, `.ledger` (charged per round) and `.infos` (not private).
+
+  Raises:
+    UserError: flwr is not installed; a wrong argument; a round after the plan's last.
+  """
+  base = _flwr("flwr.serverapp.strategy").Strategy
+  return type("Rounds", (_Strategy, base), {})(_Server(make, params, **options))
+
+
+def server_app(
+  strategy: Any,
+  *,
+  num_rounds: int,
+  min_clients: int | None = None,
+  timeout: float = 3600.0,
+) -> Any:
+  """A `flwr.serverapp.ServerApp` that runs the rounds of `rounds(...)`.
+
+  Args:
+    min_clients: wait until so many programs are connected; None for all of the strategy's.
+    timeout: seconds to wait for them, and then for the answers of each round; a client that
+      has not answered by then is left out of the round.
+
+  Raises:
+    UserError: a wrong argument, more rounds than the plan has left; while it runs: programs
+      that are not connected in time.
+  """
+  server = strategy.server
+  wanted = server.num_clients if min_clients is None else min_clients
+  validate.integer_at_least(1, num_rounds=num_rounds, min_clients=wanted)
+  validate.positive(timeout=timeout)
+  left = server.plan.num_steps - int(server.state.round)
+  if num_rounds > left:
+    raise UserError(
+      f"num_rounds={num_rounds}: must be <= {left}, what the plan charges for"
+    )
+  strategy.timeout = timeout
+  app = _flwr("flwr.serverapp").ServerApp()
+
+  @app.main()
+  def main(grid: Any, context: Any) -> None:
+    del context
+    _wait(grid, wanted, timeout)
+    initial = _arrays(server.state.params)
+    strategy.start(
+      grid=grid, initial_arrays=initial, num_rounds=num_rounds, timeout=timeout
+    )
+
+  return app
+
+
+def _wait(grid: Any, wanted: int, timeout: float) -> None:
+  deadline = time.monotonic() + timeout
+  while (there := len(list(grid.get_node_ids()))) < wanted:
+    if time.monotonic() > deadline:
+      raise UserError(
+        f"min_clients={wanted}: {there} are connected after timeout={timeout:g} seconds"
+      )
+    time.sleep(0.2)

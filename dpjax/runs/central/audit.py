@@ -1,0 +1,85 @@
+"""An audit inside a training run: canaries go in, a lower bound on epsilon comes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpjax import auditing, validate
+from dpjax.runs.central.config import AuditConfig, TrainConfig
+from dpjax.plan import Plan
+from dpjax.types import NeighboringRelation
+
+NOTE = (
+  "Canaries are part of the training data of this run: {out_of} rows were taken out of the "
+  "training set and {included} of them came back as {kind} canaries. The accuracy and the "
+  "model are those of that changed data set."
+)
+
+
+def check(config: AuditConfig) -> None:
+  """Raises UserError for what can be told without data."""
+  if not config.enabled:
+    return
+  validate.integer_at_least(2, **{"audit.num_canaries": config.num_canaries})
+  validate.one_of(auditing.KINDS, **{"audit.kind": config.kind})
+  validate.one_of(auditing.SCORES, **{"audit.score": config.score})
+  validate.one_of(auditing.METHODS, **{"audit.method": config.method})
+  validate.open_unit(**{"audit.confidence": config.confidence})
+
+
+def insert(
+  config: TrainConfig, train: Any, plan: Plan
+) -> tuple[Any, auditing.Canaries | None]:
+  """(data to train on, canaries), or the data as they are where no audit is asked for.
+
+  The plan's relation decides what a canary that is out leaves, so that a sampler which knows
+  the number of examples still fits; where nothing is proved, rows are exchanged.
+  """
+  if not config.audit.enabled:
+    return train, None
+  proved = plan.sampler.relations
+  relation = plan.neighboring_relation if proved else NeighboringRelation.REPLACE_ONE
+  return auditing.insert_canaries(
+    train,
+    num_canaries=config.audit.num_canaries,
+    seed=config.seed,
+    kind=config.audit.kind,
+    neighboring_relation=relation,
+  )
+
+
+def facts(
+  config: TrainConfig,
+  *,
+  loss_fn: Any,
+  before: Any,
+  after: Any,
+  canaries: auditing.Canaries,
+  epsilon: float | None,
+) -> dict[str, Any]:
+  """The audit's part of result.json, at the delta of the claim."""
+  scored = {"loss": auditing.loss_scores, "gradient": auditing.gradient_scores}
+  scores = scored[config.audit.score](loss_fn, before, after, canaries)
+  found = auditing.audit(
+    scores,
+    delta=config.privacy.delta,
+    epsilon_claimed=epsilon,
+    method=config.audit.method,
+    confidence=config.audit.confidence,
+  ).to_json()
+  num_included = int(canaries.included.sum())
+  note = NOTE.format(
+    out_of=len(canaries.included), included=num_included, kind=canaries.kind
+  )
+  return {
+    "epsilon_audited_lower": found["epsilon_audited_lower"],
+    "audit": {
+      **found,
+      "score": config.audit.score,
+      "kind": canaries.kind,
+      "num_canaries": len(canaries.included),
+      "num_included": num_included,
+      "coins_seed": config.seed,
+      "note": note,
+    },
+  }

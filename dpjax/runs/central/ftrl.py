@@ -1,0 +1,134 @@
+"""DP-FTRL from a config: which strategy correlates the noise, which sampler bounds who
+takes part when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpjax import sampling, validate
+from dpjax.runs.central.config import PrivacyConfig, TrainConfig
+from dpjax.noise import correlated
+from dpjax.validate import UserError
+
+SAMPLERS = ("cyclic", "cyclic_poisson", "balls_in_bins", "min_sep")
+STRATEGIES = ("banded", "blt", "tree", "identity")
+
+
+def check_levels(privacy: PrivacyConfig) -> None:
+  """Raises unless the noise levels are factors of some noise."""
+  levels = {f"privacy.noise_levels[{i}]": f for i, f in enumerate(privacy.noise_levels)}
+  validate.positive(**levels)
+  if levels and privacy.method == "sgd":
+    raise UserError(
+      f"privacy.noise_levels={privacy.noise_levels!r}: not with privacy.method='sgd', which "
+      "adds no noise"
+    )
+
+
+def check(privacy: PrivacyConfig) -> None:
+  """Raises UserError for what can be told without data."""
+  ftrl = privacy.ftrl
+  validate.one_of(SAMPLERS, **{"privacy.ftrl.sampler": ftrl.sampler})
+  validate.one_of(STRATEGIES, **{"privacy.ftrl.strategy": ftrl.strategy})
+  counts = {"bands": ftrl.bands, "restart_every": ftrl.restart_every}
+  given = {f"privacy.ftrl.{name}": n for name, n in counts.items() if n is not None}
+  validate.integer_at_least(1, **given, **{"privacy.ftrl.buffers": ftrl.buffers})
+  if separation(privacy) * privacy.sampling_prob > 1 + 1e-9 and not _cyclic(privacy):
+    raise UserError(
+      f"privacy.ftrl.bands={ftrl.bands}: must be <= 1 / sampling_prob = "
+      f"{1 / privacy.sampling_prob:.6g} for privacy.ftrl.sampler={ftrl.sampler!r}, whose "
+      "examples take part every that many steps"
+    )
+
+
+def _cyclic(privacy: PrivacyConfig) -> bool:
+  return privacy.ftrl.sampler in ("cyclic", "balls_in_bins")
+
+
+def steps_per_pass(privacy: PrivacyConfig) -> int:
+  """Steps of a pass: 1 / sampling_prob, rounded.
+
+  >>> steps_per_pass(PrivacyConfig(sampling_prob=0.3))
+  3
+  """
+  return max(1, round(1 / privacy.sampling_prob))
+
+
+def separation(privacy: PrivacyConfig) -> int:
+  """Least number of steps between two participations of one example: a pass, unless the
+  sampler lets it come back as soon as `bands` allow.
+
+  >>> from dpjax.runs.central.config import FtrlConfig
+  >>> separation(PrivacyConfig(ftrl=FtrlConfig(sampler="cyclic_poisson", bands=4)))
+  4
+  """
+  if _cyclic(privacy):
+    return steps_per_pass(privacy)
+  return privacy.ftrl.bands or max(1, int(1 / privacy.sampling_prob + 1e-9))
+
+
+def sampler(
+  privacy: PrivacyConfig, num_steps: int, num_examples: int, capacity: int
+) -> sampling.Sampler:
+  """The sampler of a DP-FTRL run, with the expected batch of `sampling_prob` (rounded to
+  whole passes where they are cyclic)."""
+  apart, rate = separation(privacy), privacy.sampling_prob
+  if privacy.ftrl.sampler == "cyclic":
+    return sampling.CyclicSampler(steps_per_pass=apart, num_examples=num_examples)
+  if privacy.ftrl.sampler == "balls_in_bins":
+    return sampling.BallsInBinsSampler(num_bins=apart, capacity=capacity)
+  if privacy.ftrl.sampler == "cyclic_poisson":
+    prob = min(1.0, rate * apart)
+    return sampling.CyclicPoissonSampler(prob=prob, num_groups=apart, capacity=capacity)
+  prob = min(1.0, rate / max(1 - (apart - 1) * rate, rate))
+  return sampling.MinSepSampler(
+    prob=prob, min_sep=apart, num_steps=num_steps, capacity=capacity
+  )
+
+
+def expected_share(privacy: PrivacyConfig) -> float:
+  """Expected batch size / number of examples.
+
+  >>> expected_share(PrivacyConfig(sampling_prob=0.3)) == 1 / 3
+  True
+  """
+  return 1 / steps_per_pass(privacy) if _cyclic(privacy) else privacy.sampling_prob
+
+
+def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlation:
+  """The strategy, optimised for this run's steps where it has coefficients.
+
+  >>> correlation(PrivacyConfig(sampling_prob=0.5), 10).bands
+  2
+  """
+  ftrl, apart = privacy.ftrl, separation(privacy)
+  if ftrl.strategy == "banded":
+    return correlated.BandedToeplitz.optimized(
+      num_steps=num_steps, bands=ftrl.bands or apart, objective=ftrl.objective
+    )
+  if ftrl.strategy == "blt":
+    return correlated.BufferedToeplitz.optimized(
+      num_steps=num_steps, buffers=ftrl.buffers, min_sep=apart, objective=ftrl.objective
+    )
+  if ftrl.strategy == "tree":
+    return correlated.Tree(restart_every=ftrl.restart_every or apart)
+  return correlated.Independent()
+
+
+def options(config: TrainConfig) -> dict[str, Any]:
+  """The fields of the plan that say how noise is shaped over the steps."""
+  privacy, chosen = config.privacy, {}
+  if privacy.noise_levels:
+    chosen["noise_schedule"] = staircase(privacy.noise_levels, config.num_steps)
+  if privacy.method == "dp_ftrl":
+    chosen["correlation"] = correlation(privacy, config.num_steps)
+  return chosen
+
+
+def staircase(levels: list[float], num_steps: int) -> tuple[float, ...]:
+  """Each level for an equal share of the steps, in their order.
+
+  >>> staircase([1.5, 0.5], 5)
+  (1.5, 1.5, 1.5, 0.5, 0.5)
+  """
+  return tuple(levels[step * len(levels) // num_steps] for step in range(num_steps))

@@ -1,0 +1,108 @@
+"""Typed configuration of a federated run. A config file returns a `FedConfig`.
+
+Units: a round is one update of the server; privacy is for one USER, that is one client with
+all of its data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dpjax.runs.central.config import DataConfig, FtrlConfig, ModelConfig, OptimizerConfig
+
+
+@dataclasses.dataclass
+class PartitionConfig:
+  """How the training data are dealt to clients; see `dpjax.data.partition`."""
+
+  # iid | dirichlet | dirichlet_hsu | shards | quantity_skew | power_law; or shakespeare: one
+  # client for each role, with data.name="shakespeare", which decides num_clients
+  name: str = "iid"
+  num_clients: int = 100
+  alpha: float = 0.5  # dirichlet, dirichlet_hsu, quantity_skew; inf: iid
+  shards_per_client: int = 2  # shards
+  exponent: float = 1.0  # power_law
+  min_size: int | None = None  # dirichlet (10), quantity_skew, power_law (0)
+  min_chars: int | None = None  # shakespeare: roles with less text are left out
+  seed: int = 0  # of the partition alone, so that seeds of a run share their clients
+
+
+@dataclasses.dataclass
+class LocalConfig:
+  """What a client does in one round."""
+
+  batch_size: int | None = 10  # None: all of the client's examples at once
+  epochs: int = 1
+  max_examples: int | None = None  # of a client in a round, chosen afresh; None: all
+
+
+@dataclasses.dataclass
+class AlgorithmConfig:
+  """Which algorithm; see `dpjax.federated`."""
+
+  name: str = "fed_avg"  # fed_avg | fed_sgd | fed_prox | fed_nova | scaffold | mime_lite
+  mu: float = 0.01  # fed_prox
+  tau_eff: float | None = None  # fed_nova: public; None: the clients' mean
+  weighting: str = "uniform"  # uniform | examples (not with privacy) | capped
+  weight_cap: int = 100  # capped: min(n, cap) / cap
+  aggregator: str = "mean"  # mean | median | trimmed_mean | krum | geometric_median
+  trim: float = 0.1  # trimmed_mean
+  num_byzantine: int = 1  # krum
+  compression: str = "none"  # none | quantize | top_k | rotated | drive
+  compression_bits: int = 8  # quantize, rotated
+  compression_share: float = 0.1  # top_k, always with error feedback
+
+
+@dataclasses.dataclass
+class FedPrivacyConfig:
+  """What is promised to one user. Give `epsilon` or `noise_multiplier`, not both."""
+
+  # central | local | both | none | dp_ftrl (central, noise correlated over the rounds)
+  method: str = "central"
+  epsilon: float | None = 8.0  # target for num_rounds rounds
+  delta: float = 1e-5
+  noise_multiplier: float | None = None  # std of the noise / l2_clip_norm
+  l2_clip_norm: float = 1.0  # of one client's message
+  local_noise_multiplier: float = 1.0  # both: what clients add themselves
+  clipping: str = "flat"  # flat | adaptive (central only), of clients' messages
+  clip_quantile: float = 0.5  # adaptive: share of clients that should not be clipped
+  clip_learning_rate: float = 0.2  # adaptive: of the geometric update of the clip norm
+  clip_count_noise_std: float | None = None  # adaptive: in clients; None: cohort / 20
+  sampler: str = "poisson"  # poisson | fixed_size, over clients; dp_ftrl has its own
+  ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)  # dp_ftrl, over clients
+  accountant: str = ""  # pld | rdp; "": the tightest for the sampler
+  epsilon_budget: float | None = None  # refuse to start a run that would spend more
+  simulated_cohort: int | None = None  # central: noise as if so many clients took part
+  simulated_clients: int | None = None  # of so many; the epsilon is then "simulated"
+
+
+@dataclasses.dataclass
+class FedConfig:
+  """A whole federated run."""
+
+  data: DataConfig = dataclasses.field(default_factory=DataConfig)
+  partition: PartitionConfig = dataclasses.field(default_factory=PartitionConfig)
+  model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+  algorithm: AlgorithmConfig = dataclasses.field(default_factory=AlgorithmConfig)
+  local: LocalConfig = dataclasses.field(default_factory=LocalConfig)
+  # sgd | adam | yogi | adagrad; a client's starts afresh in every round, at a constant rate
+  client_optimizer: OptimizerConfig = dataclasses.field(
+    default_factory=lambda: OptimizerConfig(learning_rate=0.1, momentum=0.0)
+  )
+  # the same; its schedule runs over num_rounds
+  server_optimizer: OptimizerConfig = dataclasses.field(
+    default_factory=lambda: OptimizerConfig(learning_rate=1.0, momentum=0.0)
+  )
+  privacy: FedPrivacyConfig = dataclasses.field(default_factory=FedPrivacyConfig)
+  num_rounds: int = 100
+  clients_per_round: float = 10  # expected, under poisson; exact, under fixed_size
+  seed: int = 0
+  execution: str = "auto"  # auto | loop | vmap | pmap
+  num_devices: int | None = None  # pmap; None: all
+  num_threads: int | None = None  # loop: clients at once; None: as many as there are cores
+  eval_every: int = 10  # rounds
+  checkpoint_every: int = 10  # rounds
+  targets: tuple[float, ...] = (0.97, 0.99)  # rounds to these accuracies are reported
+  stop_at_accuracy: float | None = None  # end at the first evaluation that reaches it
+  diagnostics: bool = True  # log losses, norms and cohort sizes: NOT private
+  release: bool = False  # keys from the operating system, noise on a grid, no diagnostics

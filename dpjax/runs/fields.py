@@ -1,0 +1,239 @@
+"""Typed, dotted fields of a config dataclass: look up, check, replace, read from text.
+
+A dataclass does not check what it is given, so `PrivacyConfig(epsilon="two")` would fail
+minutes later, far from its cause. The annotations are the one source of truth here.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import math
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from dpjax import validate
+from dpjax.validate import UserError
+
+_UNIONS = (typing.Union, types.UnionType)
+_WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text",
+          list: "a list", tuple: "a tuple", dict: "a dict"}  # fmt: skip
+_INT_BITS = 64  # JAX and NumPy take no larger one
+
+
+def get(config: Any, path: str, *, name: str = "config") -> Any:
+  """The value of one dotted field; None where a dict has no such key.
+
+  Raises:
+    UserError: an unknown field.
+
+  >>> from dpjax.runs.central.config import TrainConfig
+  >>> get(TrainConfig(), "privacy.delta")
+  1e-05
+  """
+  head, _, rest = path.partition(".")
+  if isinstance(config, dict):
+    value = config.get(head)
+  else:
+    known = [field.name for field in dataclasses.fields(config)]
+    validate.one_of(known, **{f"{name}.{head}": head})
+    value = getattr(config, head)
+  return get(value, rest, name=f"{name}.{head}") if rest else value
+
+
+def replace(config: Any, path: str, value: Any, *, name: str = "config") -> Any:
+  """A copy of the config with one dotted field replaced, checked against its annotation.
+
+  >>> from dpjax.runs.central.config import TrainConfig
+  >>> replace(TrainConfig(), "privacy.epsilon", 8).privacy.epsilon
+  8.0
+  >>> replace(TrainConfig(), "num_steps", 2.5)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: config.num_steps=2.5: must be an integer
+  """
+  return _update(config, path, lambda hint, at: check(value, hint, at), name)
+
+
+def override(config: Any, path: str, text: str, *, name: str = "config") -> Any:
+  """Like `replace`, with the value read from command-line text by its annotation.
+
+  "none" empties an optional field. A key of a dict field is given as one more name.
+
+  >>> from dpjax.runs.central.config import TrainConfig
+  >>> override(TrainConfig(), "privacy.epsilon", "none").privacy.epsilon is None
+  True
+  >>> override(TrainConfig(), "model.options.width", "64").model.options
+  {'width': 64}
+  """
+  return _update(config, path, lambda hint, at: parse(text, hint, at), name)
+
+
+def check(value: Any, hint: Any, name: str) -> Any:
+  """The value, if it conforms to the annotation; an int becomes a float where one is due.
+
+  Raises:
+    UserError: naming the field, its value and what it must be. NaN is never a number, and
+      an integer of more than 64 bits is refused.
+  """
+  if hint in (Any, object) or (value is None and hint in (None, type(None))):
+    return _bounded(value, name)
+  if dataclasses.is_dataclass(hint):
+    return _check_dataclass(value, hint, name)
+  if typing.get_origin(hint) in _UNIONS:
+    return _check_union(value, hint, name)
+  if typing.get_origin(hint) is not None:
+    return _check_container(value, hint, name)
+  if hint is float and _is_number(value):
+    return float(value)
+  if isinstance(value, hint) and (hint is not int or not isinstance(value, bool)):
+    return _bounded(value, name)
+  raise _wrong(value, hint, name)
+
+
+def parse(text: str, hint: Any, name: str) -> Any:
+  """The value that a text stands for, under an annotation.
+
+  >>> parse("none", float | None, "epsilon"), parse("1e-5", float | None, "delta")
+  (None, 1e-05)
+  >>> parse("[1, 2]", list[float], "values")
+  [1.0, 2.0]
+  """
+  options = _members(hint)
+  if type(None) in options and text.strip().lower() == "none":
+    return None
+  if str in options:
+    return _bounded(text, name)
+  return check(_literal(text), hint, name)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+  return typing.get_type_hints(kind)
+
+
+def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any) -> Any:
+  head, _, rest = path.partition(".")
+  if isinstance(config, dict):
+    return _update_dict(config, path, change, name, hint)
+  if not dataclasses.is_dataclass(config) or isinstance(config, type):
+    raise UserError(f"{name}.{path}: {name} holds {config!r}, which has no fields")
+  hints = _hints(type(config))
+  validate.one_of(hints, **{f"{name}.{head}": head})
+  at, value = f"{name}.{head}", getattr(config, head)
+  hint = hints[head]
+  new = _update(value, rest, change, at, hint) if rest else change(hint, at)
+  return dataclasses.replace(config, **{head: new})
+
+
+def _update_dict(config: dict, path: str, change: Callable, name: str, hint: Any) -> dict:
+  head, _, rest = path.partition(".")
+  value_hint = (typing.get_args(hint) or (str, Any))[1]
+  if rest and isinstance(config.get(head), dict):
+    return {**config, head: _update_dict(config[head], rest, change, name, Any)}
+  return {**config, path: change(value_hint, f"{name}.{path}")}  # keys may hold dots
+
+
+def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
+  if not isinstance(value, kind):
+    raise _wrong(value, kind, name)
+  hints = _hints(kind)
+  fields = {
+    field.name: check(getattr(value, field.name), hints[field.name], f"{name}.{field.name}")
+    for field in dataclasses.fields(kind)
+  }
+  return dataclasses.replace(value, **fields)
+
+
+def _check_union(value: Any, hint: Any, name: str) -> Any:
+  if type(value) in _members(hint) and dataclasses.is_dataclass(value):
+    return _check_dataclass(value, type(value), name)  # its error names the field at fault
+  for option in _members(hint):
+    try:
+      return check(value, option, name)
+    except UserError:
+      continue
+  raise _wrong(value, hint, name)
+
+
+def _check_container(value: Any, hint: Any, name: str) -> Any:
+  kind, inner = typing.get_origin(hint), typing.get_args(hint)
+  if kind is list and isinstance(value, tuple):
+    value = list(value)
+  if not isinstance(value, kind):
+    raise _wrong(value, hint, name)
+  if kind is dict:
+    return {check(k, inner[0], name): check(v, inner[1], f"{name}[{k!r}]")
+            for k, v in value.items()}  # fmt: skip
+  if kind is list or inner[-1] is ...:
+    return kind(check(v, inner[0], f"{name}[{i}]") for i, v in enumerate(value))
+  if len(value) != len(inner):
+    raise UserError(f"{name}={value!r}: must have {len(inner)} entries")
+  return tuple(check(v, h, f"{name}[{i}]") for i, (v, h) in enumerate(zip(value, inner)))
+
+
+def _members(hint: Any) -> tuple:
+  return typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else (hint,)
+
+
+def _is_number(value: Any) -> typing.TypeGuard[float]:
+  if isinstance(value, bool) or not isinstance(value, (int, float)):
+    return False
+  try:
+    return not math.isnan(value)
+  except OverflowError:  # an integer beyond every float
+    return False
+
+
+def _bounded(value: Any, name: str) -> Any:
+  """The value, unless it is, or holds, an integer or a text that can be kept nowhere."""
+  entries = value.values() if isinstance(value, dict) else value
+  for entry in entries if isinstance(value, (dict, list, tuple)) else ():
+    _bounded(entry, name)
+  if isinstance(value, str) and not _is_writable(value):
+    raise UserError(f"{name}={value!a}: must be text that UTF-8 can write")
+  if isinstance(value, int) and value.bit_length() >= _INT_BITS:
+    raise UserError(f"{name}={_shown(value)}: must be below 2**{_INT_BITS - 1} in size")
+  return value
+
+
+def _is_writable(text: str) -> bool:
+  """False for bytes of the command line that are no UTF-8."""
+  try:
+    return bool(text.encode()) or not text
+  except UnicodeEncodeError:
+    return False
+
+
+def _shown(value: Any) -> str:
+  """Of an integer some digits: Python refuses to write them all where they are thousands."""
+  long = isinstance(value, int) and value.bit_length() > 2 * _INT_BITS
+  return f"{hex(value)[:12]}..." if long else repr(value)
+
+
+def _literal(text: str) -> Any:
+  text = text.strip()
+  words = {"true": True, "false": False, "inf": math.inf, "none": None}
+  if text.lower() in words:
+    return words[text.lower()]
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError, MemoryError, RecursionError):
+    return text
+
+
+def _wrong(value: Any, hint: Any, name: str) -> UserError:
+  return UserError(f"{name}={_shown(value)}: must be {_describe(hint)}")
+
+
+def _describe(hint: Any) -> str:
+  if hint is type(None):
+    return "none"
+  if typing.get_origin(hint) in _UNIONS:
+    return " or ".join(_describe(option) for option in typing.get_args(hint))
+  if dataclasses.is_dataclass(hint):
+    return f"a {hint.__name__} (set its fields one by one)"  # type: ignore[union-attr]
+  return _WORDS.get(hint, f"of type {hint}")

@@ -1,0 +1,155 @@
+"""Typed configuration of `launch.relevance`: curves x epsilons x seeds of one experiment."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from dpjax import models, relevance, validate
+from dpjax.runs import bounds
+from dpjax.runs import fields
+from dpjax.runs.relevance import unused
+from dpjax.runs.central.config import DataConfig, ModelConfig
+from dpjax.relevance.settings import MODES
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass
+class RelevanceAuditConfig:
+  """Attacks on each point; bounds at 95 % together (Bonferroni over the attacks)."""
+
+  enabled: bool = False
+  num_trials: int = 1000  # of U1 (the features' noise) and U2 (shared noise), on each side
+  num_canaries: int = 200  # of U3 (wrong labels) and U4 (membership)
+  canary_runs: bool = True  # U3 and U4 train the method once more each
+
+
+@dataclasses.dataclass
+class RelevanceConfig:
+  """One experiment with the methods of `dpjax.relevance`.
+
+  `curves` maps a label to fields that differ from this config, by dotted name, such as
+  {"RADP": {}, "DPSGD": {"method": "dpsgd"}}; none is one curve. Every curve is run at every
+  epsilon with seeds seed, seed + 1, ... What follows " @ " in a label only tells runs apart:
+  {"tanh @ mnist": {...}, "tanh @ cifar10": {...}} are one line in two panels.
+  """
+
+  data: DataConfig = dataclasses.field(default_factory=DataConfig)
+  model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+  rigorous_model: ModelConfig | None = None  # on the reduced features; None: `model`
+  activation_1: str = "relu"  # of model 1, whose relevance is propagated
+  activation: str = "tanh"  # of model 2, which is released
+  method: str = "radp"  # see dpjax.relevance.NAMES
+  mode: str = "paper"  # paper | rigorous; decides for method radp alone
+  epsilons: list[float] = dataclasses.field(default_factory=lambda: [2.0])
+  curves: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+  num_epochs: int = 40
+  batch_size: int = 600
+  learning_rate: float = 1e-3  # of Adam, for everything that is trained without noise
+  weight_decay: float = 0.0  # of model 2 on noisy records (rigorous mode)
+  num_seeds: int = 1
+  seed: int = 0
+  lrp: relevance.Lrp = dataclasses.field(default_factory=relevance.Lrp)
+  paper: relevance.Paper = dataclasses.field(default_factory=relevance.Paper)
+  rigorous: relevance.Rigorous = dataclasses.field(default_factory=relevance.Rigorous)
+  private: relevance.Private = dataclasses.field(default_factory=relevance.Private)
+  adlm: relevance.AdLM = dataclasses.field(default_factory=relevance.AdLM)
+  public_data: str | None = None  # name of the data of a public model 1
+  relevance_records: int | None = None  # average the relevance over the first so many
+  audit: RelevanceAuditConfig = dataclasses.field(default_factory=RelevanceAuditConfig)
+  title: str = ""
+
+
+class Point(NamedTuple):
+  """One run."""
+
+  name: str  # of its folder
+  curve: str
+  config: RelevanceConfig  # with one epsilon, one seed and no curves
+
+  @property
+  def epsilon(self) -> float:
+    """The target."""
+    return self.config.epsilons[0]
+
+
+def points(config: RelevanceConfig) -> list[Point]:
+  """Every run of an experiment, checked before the first one begins; seed after seed.
+
+  >>> config = RelevanceConfig(epsilons=[1.0, 2.0], num_seeds=2)
+  >>> [point.name for point in points(config)]
+  ['radp-eps1-seed0', 'radp-eps2-seed0', 'radp-eps1-seed1', 'radp-eps2-seed1']
+  """
+  check(config)
+  unused.refuse(config)
+  found = sorted(_points(config), key=lambda point: point.config.seed)
+  if len({point.name for point in found}) < len(found):
+    raise UserError("curves: two labels or two epsilons give runs of the same name")
+  for point in found:
+    check(point.config)
+  return found
+
+
+def _points(config: RelevanceConfig) -> Iterator[Point]:
+  for label, changes in (config.curves or {config.method: {}}).items():
+    curve = config
+    for path, value in changes.items():
+      curve = fields.replace(curve, path, value, name=f"config.curves[{label!r}]")
+    for epsilon in curve.epsilons:
+      for seed in range(curve.seed, curve.seed + curve.num_seeds):
+        one = dataclasses.replace(
+          curve, epsilons=[epsilon], seed=seed, num_seeds=1, curves={}, title=""
+        )
+        name = f"{_slug(label)}-eps{epsilon:g}-seed{seed}"
+        yield Point(name, label.split(" @ ")[0], one)
+
+
+def _slug(label: str) -> str:
+  kept = "".join(c if c.isalnum() else "-" for c in label.lower())
+  return "-".join(filter(None, kept.split("-")))
+
+
+def check(config: RelevanceConfig) -> None:
+  """Raises UserError for what can be told without data."""
+  bounds.typed(config)
+  validate.one_of(relevance.NAMES, method=config.method)
+  validate.one_of(MODES, mode=config.mode)
+  bounds.data(config.data)
+  bounds.model(config.model)
+  if config.rigorous_model is not None:
+    bounds.model(config.rigorous_model, "rigorous_model")
+  validate.one_of(models.ACTIVATIONS, activation=config.activation)
+  validate.one_of(models.ACTIVATIONS, activation_1=config.activation_1)
+  validate.integer_at_least(
+    1,
+    num_epochs=config.num_epochs,
+    batch_size=config.batch_size,
+    num_seeds=config.num_seeds,
+  )
+  validate.integer_at_least(0, seed=config.seed)
+  validate.positive(learning_rate=config.learning_rate)
+  validate.non_negative(weight_decay=config.weight_decay)
+  if not config.epsilons:
+    raise UserError("epsilons=[]: must hold at least one epsilon")
+  for index, epsilon in enumerate(config.epsilons):
+    validate.positive(**{f"epsilons[{index}]": epsilon})
+  if config.public_data is not None and config.public_data == config.data.name:
+    raise UserError(
+      f"public_data={config.public_data!r}: must not be data.name, whose records are private"
+    )
+  if config.relevance_records is not None:
+    validate.integer_at_least(1, relevance_records=config.relevance_records)
+  if config.data.center:
+    raise UserError(
+      "data.center=True: must be false, the noise is made for pixels in [0, 1]"
+    )
+  if models.needs_features(config.model.name):
+    raise UserError(f"model.name={config.model.name!r}: must take images as they are")
+  _check_audit(config.audit)
+
+
+def _check_audit(audit: RelevanceAuditConfig) -> None:
+  validate.integer_at_least(
+    20, **{"audit.num_trials": audit.num_trials, "audit.num_canaries": audit.num_canaries}
+  )

@@ -1,0 +1,136 @@
+"""The table: what each method claims, what is proved, what an attack shows, how well it does."""
+
+from __future__ import annotations
+
+import pathlib
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from dpjax.accounting import lower, upper
+from dpjax.runs import report
+from dpjax.runs import writers
+
+Row = dict[str, Any]
+COLUMNS = (
+  "method",
+  "dataset",
+  "claimed_epsilon",
+  "epsilon_by_theorem_7",
+  "proved_epsilon",
+  "delta",
+  "neighboring_relation",
+  "audited_lower_bound",
+  "audited_by",
+  "verdict",
+  "test_accuracy",
+  "accuracy_range",
+  "seeds",
+  "failed_assumptions",
+)
+_NOTE = (
+  "Claimed epsilons are the methods' own and come with the assumptions that fail for them; "
+  "only the column `proved_epsilon` is a guarantee. An audited bound above an epsilon refutes "
+  "it (95 % confidence); one below it proves nothing. Accuracies are those of the last epoch.\n"
+)
+
+
+def line(result: dict) -> str:
+  """One line for people; a claim never comes without what fails."""
+  accuracy = f"test_accuracy={result['test_accuracy']:.4f}"
+  head = f"{result['dataset']} {result['curve']}: {accuracy}"
+  if result["epsilon_kind"] == "none":
+    return f"{head}, not private"
+  epsilon = f"epsilon={upper(result['epsilon'])}"
+  under = f"delta={upper(result['delta'])}, {result['neighboring_relation']}"
+  if result["epsilon_kind"] == "proved":
+    return f"{head}, {epsilon} (proved, {under}, per {result['unit']})"
+  by_theorem = result["claimed_epsilon_thm7"]
+  own = f"; {upper(by_theorem)} by its own theorem 7" if by_theorem else ""
+  failed = " ".join(text.split(":")[0] for text in result["failed_assumptions"])
+  return f"{head}, {epsilon} (CLAIMED, {under}{own}; nothing is proved, fails: {failed})"
+
+
+def write(workdir: pathlib.Path, results: Sequence[Row]) -> None:
+  """Writes claims.csv and claims.md."""
+  rows = rows_of(results)
+  report.write_csv(workdir / "claims.csv", rows, COLUMNS)
+  writers.replace_file(workdir / "claims.md", f"{_NOTE}\n{markdown(rows)}".encode())
+
+
+def rows_of(results: Sequence[Row]) -> list[Row]:
+  """One row for each (curve, data set, target epsilon), over its seeds."""
+  groups: dict[tuple, list[Row]] = {}
+  for result in results:
+    key = (result["curve"], result["dataset"], result["epsilon_target"])
+    groups.setdefault(key, []).append(result)
+  return [_row(key, group) for key, group in groups.items()]
+
+
+def _row(key: tuple, group: list[Row]) -> Row:
+  accuracies = [result["test_accuracy"] for result in group]
+  first = group[0]
+  return {
+    "method": key[0],
+    "dataset": key[1],
+    "claimed_epsilon": _largest(group, "claimed_epsilon"),
+    "epsilon_by_theorem_7": _largest(group, "claimed_epsilon_thm7"),
+    "proved_epsilon": _largest(group, "proved_epsilon"),
+    "delta": _largest(group, "delta"),
+    "neighboring_relation": first["neighboring_relation"],
+    "audited_lower_bound": _largest(group, "epsilon_audited_lower"),
+    "audited_by": first.get("audit", {}).get("strongest"),
+    "verdict": verdict(group),
+    "test_accuracy": statistics.mean(accuracies),
+    "accuracy_range": f"{min(accuracies):.3f}-{max(accuracies):.3f}",
+    "seeds": len(group),
+    "failed_assumptions": " ".join(
+      line.split(":")[0] for line in first["failed_assumptions"]
+    ),
+  }
+
+
+def _largest(group: list[Row], name: str) -> float | None:
+  values = [writers.number(r[name]) for r in group if r.get(name) is not None]
+  return max(values, default=None)
+
+
+def verdict(group: Sequence[Row]) -> str:
+  """What the attacks say of the epsilon that the method states.
+
+  >>> verdict([{"epsilon": 2.0, "epsilon_audited_lower": 5.0, "epsilon_kind": "claimed"}])
+  'claim refuted'
+  """
+  audited = [r for r in group if r.get("epsilon_audited_lower") is not None]
+  if not audited:
+    return "not audited"
+  if group[0]["epsilon"] is None:
+    return "no epsilon is stated"
+  over = any(writers.number(r["epsilon_audited_lower"]) > r["epsilon"] for r in audited)
+  over |= any(
+    r.get("audit", {}).get("refuted", False) for r in audited
+  )  # before a shuffler
+  if not over:
+    return "not refuted"
+  return "claim refuted" if group[0]["epsilon_kind"] == "claimed" else "PROOF REFUTED"
+
+
+def markdown(rows: Sequence[Row]) -> str:
+  """The rows as a Markdown table.
+
+  >>> print(markdown([{"method": "radp", "claimed_epsilon": 2.0}]).splitlines()[2][:36])
+  | radp | - | 2 | - | - | - | - | - |
+  """
+  lines = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]
+  lines += [" | ".join(_cell(row.get(name), name) for name in COLUMNS) for row in rows]
+  return "".join(f"| {line} |\n" for line in lines)
+
+
+def _cell(value: Any, name: str) -> str:
+  if value is None or value == "":
+    return "-"
+  if not isinstance(value, float):
+    return str(value)
+  if name == "test_accuracy":
+    return f"{value:.3f}"
+  return lower(value) if name == "audited_lower_bound" else upper(value)

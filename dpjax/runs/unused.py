@@ -1,0 +1,314 @@
+"""Settings that nothing would read are refused, for every config, in one place.
+
+A config holds the fields of all methods; a run reads those of its own. `of_training` and
+`of_federation` say which fields the others are and what each would need; `refuse` raises one
+line where such a field is set. A field at its default, or an optional one at None, is not set.
+`tests/runs/test_every_leaf.py` changes every field of every published config: what
+changes nothing there and is not refused here fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.runs.central.config import (
+  AuditConfig,
+  DataConfig,
+  FtrlConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+from dpjax.runs.federated.config import FedConfig
+from dpjax.validate import UserError
+
+Unused = dict[str, str]  # dotted field, or room of fields -> what it would need
+_NO_TEXT = ("digits", "shakespeare")  # shakespeare comes in windows of its own length
+
+
+def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+  """(dotted name, value) of every field that is no dataclass itself, in order.
+
+  >>> dict(leaves(TrainConfig()))["privacy.ftrl.buffers"]
+  4
+  """
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    if dataclasses.is_dataclass(value):
+      yield from leaves(value, f"{prefix}{field.name}.")
+    else:
+      yield f"{prefix}{field.name}", value
+
+
+def needs(condition: bool, what: str, *fields: str) -> Unused:
+  """The fields, where the condition that they need does not hold.
+
+  >>> needs(False, "privacy.clipping='automatic'", "privacy.gamma")
+  {'privacy.gamma': "privacy.clipping='automatic'"}
+  """
+  return {} if condition else dict.fromkeys(fields, what)
+
+
+def reason(path: str, unused: Unused) -> str | None:
+  """What a field would need; None where it is used.
+
+  >>> reason("audit.kind", {"audit": "audit"}), reason("audits", {"audit": "audit"})
+  ('audit', None)
+  """
+  names = path.split(".")
+  prefixes = (".".join(names[:count]) for count in range(len(names), 0, -1))
+  return next((unused[prefix] for prefix in prefixes if prefix in unused), None)
+
+
+def set_fields(config: Any) -> dict[str, tuple[Any, Any]]:
+  """Field -> (value, default) of those that are neither at their default nor None."""
+  defaults = dict(leaves(type(config)()))
+  found = dict(leaves(config))
+  return {
+    path: (value, defaults.get(path))
+    for path, value in found.items()
+    if value is not None and value != defaults.get(path)
+  }
+
+
+def refuse(config: Any, unused: Unused, name: str = "") -> None:
+  """Raises UserError, one line for all, where a field is set that would be ignored.
+
+  >>> refuse(TrainConfig(num_steps=3), {"num_steps": "more"})
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: num_steps=3: would be ignored, it needs more; leave it at 200
+  """
+  faults = [
+    f"{name}{path}={value!r}: would be ignored, it needs {what}; leave it at {default!r}"
+    for path, (value, default) in set_fields(config).items()
+    if (what := reason(path, unused)) is not None
+  ]
+  if faults:
+    raise UserError("; ".join(faults))
+
+
+def of(config: TrainConfig | FedConfig) -> Unused:
+  """Those of either kind of run."""
+  if isinstance(config, FedConfig):
+    return of_federation(config)
+  return of_training(config)
+
+
+# --- central runs
+
+
+def of_training(config: TrainConfig) -> Unused:
+  """The fields that this run does not read, and what each would need.
+
+  >>> of_training(TrainConfig())["optimizer.weight_decay"]
+  "optimizer.name='adamw'"
+  """
+  privacy = config.privacy
+  private = privacy.method != "sgd"
+  promise = ("epsilon", "noise_multiplier", "l2_clip_norm", "neighboring_relation")
+  promise += ("accountant", "epsilon_budget")
+  named = [f"privacy.{name}" for name in promise]
+  reported = private or config.audit.enabled
+  return (
+    _data(config.data)
+    | needs(private, "privacy.method='dp_sgd' or 'dp_ftrl'", *named)
+    | needs(reported, "a private privacy.method or audit.enabled", "privacy.delta")
+    | _clipping(privacy)
+    | _adaptive(privacy)
+    | _sampling(privacy)
+    | _ftrl(privacy.ftrl, privacy.method)
+    | _optimizer(config.optimizer)
+    | _audit(config.audit)
+    | needs(not config.release, "release=False", "diagnostics")
+  )
+
+
+def _data(data: DataConfig) -> Unused:
+  """What can be told from the name; `of_dataset` tells the rest."""
+  path, is_file = pathlib.Path(data.name).expanduser(), data.name.endswith(".npz")
+  embedded = data.name == "digits" or (is_file and path.is_absolute())
+  text = data.name not in _NO_TEXT and not is_file
+  return needs(not embedded, "data that lie in a folder", "data.data_dir") | needs(
+    text, "a text of tensorflow-datasets", "data.max_length"
+  )
+
+
+def of_dataset(dataset: Any) -> Unused:
+  """What can only be told from the loaded data."""
+  return needs(dataset.vocab_size is not None, "text", "data.max_length")
+
+
+def _clipping(privacy: PrivacyConfig) -> Unused:
+  layers = "privacy.clip_allocation", "privacy.noise_allocation"
+  return (
+    needs(privacy.clipping == "automatic", "privacy.clipping='automatic'", "privacy.gamma")
+    | needs(privacy.clipping == "per_layer", "privacy.clipping='per_layer'", *layers)
+    | needs(
+      privacy.clip_schedule != "constant",
+      "a privacy.clip_schedule",
+      "privacy.clip_schedule_final",
+    )
+  )
+
+
+def _adaptive(privacy: Any) -> Unused:
+  names = ("clip_quantile", "clip_learning_rate", "clip_count_noise_std")
+  named = (f"privacy.{name}" for name in names)
+  return needs(privacy.clipping == "adaptive", "privacy.clipping='adaptive'", *named)
+
+
+def _sampling(privacy: PrivacyConfig) -> Unused:
+  correlated = privacy.method == "dp_ftrl"
+  sampler = privacy.ftrl.sampler if correlated else privacy.sampler
+  fixed = sampler in ("fixed_size", "shuffled", "cyclic")
+  return needs(
+    not correlated, "another privacy.method than 'dp_ftrl'", "privacy.sampler"
+  ) | needs(
+    not fixed,
+    f"a sampler whose batches differ in size, not {sampler!r}",
+    "privacy.capacity",
+  )
+
+
+def _ftrl(ftrl: FtrlConfig, method: str) -> Unused:
+  if method != "dp_ftrl":
+    return {"privacy.ftrl": "privacy.method='dp_ftrl'"}
+  room = "privacy.ftrl"
+  grouped = ftrl.sampler in ("cyclic_poisson", "min_sep")
+  optimised = ftrl.strategy in ("banded", "blt")
+  return (
+    needs(
+      grouped or ftrl.strategy == "banded",
+      f"{room}.strategy='banded', or a sampler with groups",
+      f"{room}.bands",
+    )
+    | needs(ftrl.strategy == "blt", f"{room}.strategy='blt'", f"{room}.buffers")
+    | needs(ftrl.strategy == "tree", f"{room}.strategy='tree'", f"{room}.restart_every")
+    | needs(optimised, f"{room}.strategy='banded' or 'blt'", f"{room}.objective")
+  )
+
+
+def _optimizer(optimizer: OptimizerConfig, room: str = "optimizer") -> Unused:
+  name = optimizer.name
+  used = {
+    "momentum": ("sgd", "rmsprop"),
+    "weight_decay": ("adamw",),
+    "noise_floor": ("dp_adam",),
+    "prior_precision": ("dp_sgld",),
+  }
+  return _of_names(room, name, used)
+
+
+def _of_names(room: str, name: str, used: dict[str, tuple[str, ...]]) -> Unused:
+  """The fields of a room that its name does not use; used: field -> names that do."""
+  unused = {}
+  for field, names in used.items():
+    wanted = " or ".join(map(repr, names))
+    unused |= needs(name in names, f"{room}.name={wanted}", f"{room}.{field}")
+  return unused
+
+
+def _audit(audit: AuditConfig) -> Unused:
+  others = (field.name for field in dataclasses.fields(audit) if field.name != "enabled")
+  return needs(audit.enabled, "audit.enabled", *(f"audit.{name}" for name in others))
+
+
+# --- runs over clients
+
+
+def of_federation(config: FedConfig) -> Unused:
+  """The fields that this run does not read, and what each would need.
+
+  >>> of_federation(FedConfig())["algorithm.mu"]
+  "algorithm.name='fed_prox'"
+  """
+  return (
+    _data(config.data)
+    | _partition(config)
+    | _algorithm(config)
+    | _federated_optimizers(config)
+    | _federated_privacy(config)
+    | needs(not config.release, "release=False", "diagnostics")
+  )
+
+
+def _partition(config: FedConfig) -> Unused:
+  name, room = config.partition.name, "partition"
+  if name == "shakespeare":
+    others = (field.name for field in dataclasses.fields(config.partition))
+    dealt = [f"{room}.{other}" for other in others if other not in ("name", "min_chars")]
+    return dict.fromkeys(dealt, "another partition.name than 'shakespeare'")
+  used = {
+    "alpha": ("dirichlet", "dirichlet_hsu", "quantity_skew"),
+    "shards_per_client": ("shards",),
+    "exponent": ("power_law",),
+    "min_size": ("dirichlet", "quantity_skew", "power_law"),
+    "min_chars": ("shakespeare",),
+  }
+  return _of_names(room, name, used)
+
+
+def _algorithm(config: FedConfig) -> Unused:
+  algorithm, room = config.algorithm, "algorithm"
+  weighted = algorithm.name != "scaffold" and algorithm.aggregator == "mean"
+  capped = weighted and algorithm.weighting == "capped"
+  bits = algorithm.compression in ("quantize", "rotated")
+  robust = algorithm.aggregator
+  return (
+    needs(algorithm.name == "fed_prox", f"{room}.name='fed_prox'", f"{room}.mu")
+    | needs(algorithm.name == "fed_nova", f"{room}.name='fed_nova'", f"{room}.tau_eff")
+    | needs(
+      weighted,
+      f"{room}.aggregator='mean' and another {room}.name than 'scaffold'",
+      f"{room}.weighting",
+    )
+    | needs(capped, f"{room}.weighting='capped'", f"{room}.weight_cap")
+    | needs(robust == "trimmed_mean", f"{room}.aggregator='trimmed_mean'", f"{room}.trim")
+    | needs(robust == "krum", f"{room}.aggregator='krum'", f"{room}.num_byzantine")
+    | needs(bits, f"{room}.compression='quantize' or 'rotated'", f"{room}.compression_bits")
+    | needs(
+      algorithm.compression == "top_k",
+      f"{room}.compression='top_k'",
+      f"{room}.compression_share",
+    )
+    | needs(algorithm.name != "fed_sgd", "an algorithm with local steps", "local.epochs")
+  )
+
+
+def _federated_optimizers(config: FedConfig) -> Unused:
+  name = config.algorithm.name
+  unused = _optimizer(config.client_optimizer, "client_optimizer") | _optimizer(
+    config.server_optimizer, "server_optimizer"
+  )
+  unused |= {"client_optimizer.schedule": "'constant': a client starts afresh every round"}
+  if name == "fed_sgd":
+    unused["client_optimizer"] = "an algorithm with local steps, not 'fed_sgd'"
+  if name == "mime_lite":
+    unused["server_optimizer"] = "an algorithm whose server has one, not 'mime_lite'"
+  return unused
+
+
+def _federated_privacy(config: FedConfig) -> Unused:
+  privacy, room = config.privacy, "privacy"
+  method = privacy.method
+  promise = ("epsilon", "delta", "noise_multiplier", "l2_clip_norm", "epsilon_budget")
+  simulated = f"{room}.simulated_cohort", f"{room}.simulated_clients"
+  return (
+    needs(
+      method != "none", "privacy (privacy.method)", *(f"{room}.{name}" for name in promise)
+    )
+    | needs(
+      method in ("central", "both", "dp_ftrl"),
+      "noise of the server (privacy.method)",
+      f"{room}.accountant",
+    )
+    | needs(method == "both", f"{room}.method='both'", f"{room}.local_noise_multiplier")
+    | needs(method == "central", f"{room}.method='central'", *simulated)
+    | needs(method != "dp_ftrl", "another privacy.method than 'dp_ftrl'", f"{room}.sampler")
+    | _adaptive(privacy)
+    | _ftrl(privacy.ftrl, method)
+  )

@@ -1,0 +1,103 @@
+"""A sweep as a Markdown table: one row per line of its picture, one column per x."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from dpjax.accounting.text import by_name, is_promised
+from dpjax.runs import report, writers
+
+TABLE = "table.md"
+Row = dict[str, Any]
+
+
+def write(
+  rows: Sequence[Row],
+  out_dir: str | os.PathLike,
+  *,
+  x: str,
+  y: str,
+  series: str | None = None,
+) -> None:
+  """Writes `out_dir`/table.md: mean y (smallest to largest of the seeds) by series and x;
+  for federated runs also the rounds to each target accuracy, the most of the seeds.
+
+  Args:
+    rows: one per finished run, as for `report.sweep_report`.
+  """
+  text = table(rows, x=x, y=y, series=series)
+  rounds = rounds_table(rows, series=series)
+  content = f"{text}\n{rounds}" if rounds else text
+  writers.replace_file(pathlib.Path(out_dir) / TABLE, content.encode())
+
+
+def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> str:
+  """The table of y by series and x.
+
+  >>> runs = [{"alpha": 0.5, "acc": 0.9, "name": "avg"}, {"alpha": 0.5, "acc": 0.8, "name": "avg"}]
+  >>> print(table(runs, x="alpha", y="acc", series="name"))
+  | name \\ alpha | 0.5 |
+  | --- | --- |
+  | avg | .8500 (.8000-.9000) |
+  <BLANKLINE>
+  """
+  groups = report.summarize(rows, x=x, y=y, series=series)
+  columns = sorted({group[x] for group in groups}, key=lambda at: (at is None, at or 0))
+  labels = list(dict.fromkeys(_label(group, series, y) for group in groups))
+  cells = {(_label(group, series, y), group[x]): _cell(group, y) for group in groups}
+  head = [
+    f"{series or y} \\ {x}",
+    *("none" if c is None else by_name(x, c, digits=6) for c in columns),
+  ]
+  body = [[label, *(cells.get((label, at), "") for at in columns)] for label in labels]
+  return _markdown([head, *body])
+
+
+def rounds_table(rows: Sequence[Row], *, series: str | None = None) -> str:
+  """Rounds to each target by series; "" where no run reports them, "-" where one of the
+  seeds (or of the other settings) never got there.
+
+  >>> print(rounds_table([{"rounds_to_accuracy": {"0.97": 12, "0.99": None}}]))
+  | rounds to | 0.97 | 0.99 |
+  | --- | --- | --- |
+  | all | 12 | - |
+  <BLANKLINE>
+  """
+  told = [row for row in rows if row.get("rounds_to_accuracy")]
+  if not told:
+    return ""
+  targets = list(dict.fromkeys(t for row in told for t in row["rounds_to_accuracy"]))
+  label = lambda row: str(row[series]) if series else "all"
+  lines = [["rounds to", *targets]]
+  for name in dict.fromkeys(map(label, told)):
+    mine = [row["rounds_to_accuracy"] for row in told if label(row) == name]
+    lines.append([name, *(_most([own.get(t) for own in mine]) for t in targets)])
+  return _markdown(lines)
+
+
+def _most(rounds: list[Any]) -> str:
+  return "-" if None in rounds else str(max(rounds))
+
+
+def _label(group: Row, series: str | None, y: str) -> str:
+  return str(group[series]) if series else y
+
+
+def _cell(group: Row, y: str) -> str:
+  mean, low, high = (_number(group[f"{y}_{part}"], y) for part in ("mean", "min", "max"))
+  return mean if group["seeds"] == 1 else f"{mean} ({low}-{high})"
+
+
+def _number(value: float, y: str) -> str:
+  """Four decimals below 1, without the leading zero; else as short as it is."""
+  if not is_promised(y) and 0 < abs(value) < 1:
+    return f"{value:.4f}".lstrip("0")
+  return by_name(y, value, digits=6)
+
+
+def _markdown(lines: list[list[str]]) -> str:
+  rule = ["---"] * len(lines[0])
+  return "".join(f"| {' | '.join(line)} |\n" for line in [lines[0], rule, *lines[1:]])

@@ -1,0 +1,236 @@
+"""Choosing hyper-parameters privately: the best of a random number of runs, charged.
+
+An ordinary sweep costs the sum of its runs (`grid.charge`). Here the number of runs is
+random and secret, each draws its setting from the grid at random, and only the best one is
+released: that costs little more than twice one run, however large the grid (Papernot and
+Steinke 2022, arXiv:2110.03620; `accounting.tuning`).
+
+What is compared is a score on the TEST data, which are treated as public: the score is then
+post-processing of the released parameters and costs nothing more. A score on training data
+would be a further query on them, so such a `y` is refused. Where the test data are private
+too, their part in the choice is NOT covered.
+
+Every setting of the grid must cost the same event (learning rates may differ, the noise may
+not): the charge holds for whichever run wins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import secrets
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dpjax import accounting
+from dpjax.accounting import upper
+from dpjax.plan import Plan
+from dpjax.runs import fields, writers
+from dpjax.runs.central import build
+from dpjax.runs.central.config import TrainConfig
+from dpjax.sweeps.grid import LastData, LoadFn, Point, SweepConfig, TrainFn, points
+from dpjax.validate import UserError
+
+TRIALS = "trials.json"  # secret: how many runs there are, and which settings they took
+BEST = "best"  # folder of what may be released
+_MODEL = "params.npz"  # result.json and config.json stay secret: they hold the seed
+PlanFn = Callable[[TrainConfig, Any], Plan]
+
+
+def run_selection(
+  config: SweepConfig,
+  workdir: str | os.PathLike,
+  train_fn: TrainFn,
+  load_fn: LoadFn,
+  plan_fn: PlanFn | None = None,
+) -> dict[str, Any]:
+  """Draws the trials, runs what is left of them, and writes the best one to `workdir`/best.
+
+  Args:
+    config: a sweep with `selection.enabled` and one seed; its grid holds the settings.
+    workdir: `trials.json` and `trials/` in it are secret, `best/` may be released.
+    train_fn, load_fn: as for `grid.run_sweep`.
+    plan_fn: (config, data) -> the plan of a run; default: that of `build.build`.
+
+  Returns:
+    The content of best/selection.json: the winning setting, its score, and both epsilons:
+    `epsilon_of_one_run` and `epsilon`, which is charged for the choice.
+
+  Raises:
+    UserError: settings that do not cost the same event, a score that is not on test data, a
+      run without a proof, an RDP analysis that does not exist for the sampler, or another
+      process at work in the folder.
+  """
+  _check(config)
+  workdir, settings = pathlib.Path(workdir), points(config)
+  load = LastData(load_fn)
+  plan = _common_plan(settings, load, plan_fn or _plan)
+  cost = charged(plan, config)  # before anything runs: it may be refused
+  workdir.mkdir(parents=True, exist_ok=True)
+  with writers.alone_in(workdir):  # two at once would draw two numbers of trials
+    return _run_all(config, workdir, settings, load, train_fn, cost)
+
+
+def _run_all(
+  config: SweepConfig,
+  workdir: pathlib.Path,
+  settings: list[Point],
+  load: LoadFn,
+  train_fn: TrainFn,
+  cost: dict[str, Any],
+) -> dict[str, Any]:
+  drawn = _trials(workdir, config, len(settings))
+  results = [
+    _run_trial(workdir, index, settings[choice], seed, train_fn, load)
+    for index, (choice, seed) in enumerate(drawn)
+  ]
+  found = _best(config, [settings[choice] for choice, _ in drawn], results) | cost
+  _release(workdir, found.pop("trial"), found)
+  print(found["statement"], flush=True)
+  return found
+
+
+def charged(plan: Plan, config: SweepConfig) -> dict[str, Any]:
+  """Epsilon of one run and of the selection, with its delta.
+
+  A run that draws a batch above its capacity aborts, and the selection with it: by a union
+  bound over the runs that has at most E[K] times one run's chance B, which adds
+  (1 + e^epsilon) E[K] B to delta, where one run set aside (1 + e^epsilon_run) B.
+  """
+  law = config.selection
+  event = accounting.repeat_and_select_event(
+    plan.event(), mean_trials=law.mean_trials, shape=law.shape
+  )
+  options = {"neighboring_relation": plan.neighboring_relation, "accountant": "rdp"}
+  left = plan.accounted_delta(plan.delta)
+  epsilon = accounting.epsilon(event, delta=left, **options)
+  one_run = plan.epsilon()
+  growth = math.exp(np.logaddexp(0, epsilon) - np.logaddexp(0, one_run))
+  delta = left + (plan.delta - left) * law.mean_trials * growth
+  unit = getattr(plan.sampler, "unit", "example")
+  words = accounting.privacy_statement(
+    event,
+    delta=delta,
+    neighboring_relation=plan.neighboring_relation,
+    unit=unit,
+    accountants=("rdp",),
+    delta_set_aside=delta - left,
+  )
+  return {
+    "epsilon_of_one_run": one_run,
+    "epsilon": epsilon,
+    "delta": delta,
+    "epsilon_kind": "proved",
+    "neighboring_relation": str(plan.neighboring_relation),
+    "unit": unit,
+    "event": accounting.event_to_json(event),
+    "statement": _told(plan, one_run, epsilon, delta),
+    "privacy_statement": words,
+  }
+
+
+def _told(plan: Plan, one_run: float, epsilon: float, delta: float) -> str:
+  return (
+    f"One run is (epsilon = {upper(one_run)}, delta = {upper(plan.delta)})"
+    "-private. The choice of the best of a random number of runs is charged: what is in "
+    f"{BEST}/ is (epsilon = {upper(epsilon)}, delta = {upper(delta)})-private "
+    f"(proved, {plan.neighboring_relation}), if the test data that it was chosen on are "
+    "public, and nothing of the other runs is released, not even how many there were."
+  )
+
+
+def _check(config: SweepConfig) -> None:
+  if len(config.seeds) != 1:
+    raise UserError(f"seeds={config.seeds!r}: must be one seed for a private selection")
+  if not config.y.startswith("test_"):
+    raise UserError(
+      f"y={config.y!r}: must be a score on test data (test_...) for a private selection; one "
+      "on training data would be a further query on them"
+    )
+
+
+def _plan(config: TrainConfig, data: Any) -> Plan:
+  return build.build(config, data).plan
+
+
+def _common_plan(settings: list[Point], load: LoadFn, plan_fn: PlanFn) -> Plan:
+  """The plan of any setting; refuses settings of which one might cost more."""
+  for point in settings:
+    if point.config.data != settings[0].config.data:
+      raise UserError("grid: must not vary the data in a private selection")
+  plans = [plan_fn(point.config, load(point.config)) for point in settings]
+  facts = lambda plan: (plan.event(), plan.delta, plan.neighboring_relation)
+  for point, plan in zip(settings, plans):
+    if not plan.is_private:
+      raise UserError(f"grid: {point.name} has no proved epsilon, so the choice has none")
+    if facts(plan) != facts(plans[0]):
+      raise UserError(
+        f"grid: {point.name} does not cost the same event as {settings[0].name}; in a private "
+        "selection all settings must (same noise_multiplier, sampler, steps and delta)"
+      )
+  return plans[0]
+
+
+def _trials(
+  workdir: pathlib.Path, config: SweepConfig, count: int
+) -> list[tuple[int, int]]:
+  """(setting, seed) of each run, drawn once from the operating system's entropy, then kept.
+
+  The seeds are random, not in a row: that of the winner must not tell how many ran.
+  """
+  path = workdir / TRIALS
+  identity = json.loads(json.dumps(writers.plain(dataclasses.asdict(config)), default=str))
+  if path.exists():
+    saved = writers.read_json(path)
+    if saved["config"] != identity:
+      raise UserError(f"{path}: holds the trials of another config; use a new workdir")
+    return [(choice, seed) for choice, seed in saved["trials"]]
+  rng = np.random.default_rng(secrets.randbits(256))
+  law = config.selection
+  number = accounting.tuning.draw_trials(rng, mean_trials=law.mean_trials, shape=law.shape)
+  settings = rng.integers(count, size=number).tolist()
+  drawn = list(zip(settings, rng.integers(2**31, size=number).tolist()))
+  writers.write_json(path, {"secret": True, "config": identity, "trials": drawn})
+  return drawn
+
+
+def _run_trial(
+  workdir: pathlib.Path,
+  index: int,
+  point: Point,
+  seed: int,
+  train_fn: TrainFn,
+  load: LoadFn,
+) -> dict[str, Any]:
+  """One run, with a seed of its own, so that a setting drawn twice has other noise."""
+  config = fields.replace(point.config, "seed", seed, name="seeds")
+  return train_fn(config, workdir / "trials" / f"{index:04d}", data=load(config))
+
+
+def _best(
+  config: SweepConfig, chosen: list[Point], results: list[dict[str, Any]]
+) -> dict[str, Any]:
+  sign = 1.0 if config.selection.better == "max" else -1.0
+  scores = [sign * writers.number(result[config.y]) for result in results]
+  order = [score if math.isfinite(score) else -math.inf for score in scores]
+  winner = int(np.argmax(order))
+  overrides = chosen[winner].overrides
+  return {
+    "trial": winner,
+    "setting": {path: value for path, value in overrides.items() if path != "seed"},
+    "y": config.y,
+    "score": results[winner][config.y],
+  }
+
+
+def _release(workdir: pathlib.Path, winner: int, found: dict[str, Any]) -> None:
+  source, target = workdir / "trials" / f"{winner:04d}", workdir / BEST
+  target.mkdir(exist_ok=True)
+  shutil.copyfile(source / _MODEL, target / _MODEL)
+  writers.write_json(target / "selection.json", found)

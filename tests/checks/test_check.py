@@ -1,0 +1,438 @@
+"""Each check passes on a sound run and fails on the bug that it is for."""
+
+import copy
+import dataclasses
+import json
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from configs import quickstart
+from dpjax import gradients, losses
+from dpjax.checks import batches, influence, laws, noise_laws
+from dpjax.checks import table as check
+from dpjax.plan import Plan
+from dpjax.runs import fields
+from dpjax.runs.central import build
+from dpjax.sampling import PoissonSampler, ShuffledSampler
+from dpjax.types import ClippedSum, NeighboringRelation
+from dpjax.validate import UserError
+
+
+def _config(**overrides):
+  config = quickstart.get_config()
+  small = {"model.name": "linear", "model.options": {}, "data.limit": 400, "num_steps": 20}
+  for path, value in {**small, **overrides}.items():
+    config = fields.replace(config, path, value)
+  return config
+
+
+@pytest.fixture(scope="module")
+def sound():
+  return check.subject(_config())
+
+
+# --- planted bugs: each takes a sound subject and returns a broken one ------------------
+
+
+def _with_sum(subject, change):
+  """The clipped sum, changed: (ClippedSum, mask) -> total."""
+
+  def clipped_grad(params, batch, mask):
+    summed = subject.clipped_grad(params, batch, mask)
+    return dataclasses.replace(summed, total=change(summed, mask))
+
+  return subject._replace(clipped_grad=clipped_grad)
+
+
+def _scale(tree, factor):
+  return jax.tree.map(lambda leaf: leaf * factor, tree)
+
+
+def mean_instead_of_sum(subject):
+  return _with_sum(
+    subject, lambda s, mask: _scale(s.total, 1 / jnp.maximum(jnp.sum(mask), 1))
+  )
+
+
+def mask_ignored(subject):
+  return subject._replace(
+    clipped_grad=lambda params, batch, mask: subject.clipped_grad(
+      params, batch, jnp.ones_like(mask)
+    )
+  )
+
+
+def clipping_removed(subject):
+  loose = gradients.clipped_grad(subject.loss_fn, l2_clip_norm=1e6)
+  return subject._replace(clipped_grad=loose)
+
+
+def clip_after_sum(subject):
+  def clipped_grad(params, batch, mask):
+    _, grads = gradients.per_example_grads(subject.loss_fn)(params, batch)
+    total = jax.tree.map(lambda g: jnp.tensordot(mask.astype(g.dtype), g, axes=1), grads)
+    norm = optax.global_norm(total)
+    total = _scale(total, jnp.minimum(1.0, subject.plan.l2_bound / norm))
+    empty = jnp.zeros(1)
+    return ClippedSum(total, empty, empty, subject.plan.l2_bound)
+
+  return subject._replace(clipped_grad=clipped_grad)
+
+
+def weight_tying_ignored(subject):
+  """The loss uses its kernel twice; the gradient that is clipped knows of one use."""
+
+  def loss(params, example, second):
+    return subject.loss_fn(params, example) + sum(
+      jnp.sum(leaf**2) for leaf in jax.tree.leaves(second)
+    )
+
+  whole = lambda params, example: loss(params, example, params)
+  half = lambda params, example: loss(params, example, jax.lax.stop_gradient(params))
+  return subject._replace(loss_fn=whole, clipped_grad=subject.plan.clipped_grad(half))
+
+
+def batch_norm(subject):
+  def apply(params, x):
+    logits = subject.apply(params, x)
+    centred = logits - logits.mean(axis=0, keepdims=True)
+    return centred / (logits.std(axis=0, keepdims=True) + 1e-3)
+
+  return subject._replace(apply=apply)
+
+
+def gradients_that_see_the_batch(subject):
+  """Each term shrinks by a factor that depends on the others: every term stays clipped."""
+
+  def change(summed, mask):
+    del mask
+    return _scale(summed.total, 1 / (1 + jnp.mean(summed.losses)))
+
+  return _with_sum(subject, change)
+
+
+def realised_batch_as_divisor(subject):
+  def transform(key):
+    base = subject.transform(key)
+
+    def update(updates, state, params=None, *, mask=None, **_):
+      out, state = base.update(updates, state, params, mask=mask)
+      factor = subject.plan.normalize_by / jnp.maximum(jnp.sum(mask), 1)
+      return _scale(out, factor), state
+
+    return optax.GradientTransformationExtraArgs(base.init, update)
+
+  return subject._replace(transform=transform)
+
+
+def noise_halved(subject):
+  less = dataclasses.replace(
+    subject.plan, noise_multiplier=subject.plan.noise_multiplier / 2
+  )
+  return subject._replace(transform=less.transform)
+
+
+def noise_of_one_leaf_missing(subject):
+  def transform(key):
+    base = subject.transform(key)
+
+    def update(updates, state, params=None, *, mask=None, **_):
+      out, state = base.update(updates, state, params, mask=mask)
+      leaves, treedef = jax.tree.flatten(out)
+      leaves[0] = jnp.zeros_like(leaves[0])
+      return jax.tree.unflatten(treedef, leaves), state
+
+    return optax.GradientTransformationExtraArgs(base.init, update)
+
+  return subject._replace(transform=transform)
+
+
+def uniform_noise(subject):
+  """Right standard deviation, wrong law."""
+  plan = subject.plan
+  width = plan.noise_multiplier * plan.l2_bound * 3**0.5 / plan.normalize_by
+
+  def transform(key):
+    def update(updates, state, params=None, *, mask=None, **_):
+      keys = jax.random.split(jax.random.fold_in(key, state), 2)
+      leaves, treedef = jax.tree.flatten(params)
+      drawn = [
+        jax.random.uniform(k, leaf.shape, minval=-width, maxval=width)
+        for k, leaf in zip(keys, leaves)
+      ]
+      return jax.tree.unflatten(treedef, drawn), state + 1
+
+    return optax.GradientTransformationExtraArgs(lambda params: jnp.int32(0), update)
+
+  return subject._replace(transform=transform)
+
+
+def noise_key_reused_every_step(subject):
+  def transform(key):
+    base = subject.transform(key)
+
+    def update(updates, state, params=None, *, mask=None, **_):
+      return base.update(updates, state, params, mask=mask)[0], state
+
+    return optax.GradientTransformationExtraArgs(base.init, update)
+
+  return subject._replace(transform=transform)
+
+
+def noise_key_ignored(subject):
+  fixed = jax.random.key(0)
+  return subject._replace(transform=lambda key: subject.transform(fixed))
+
+
+def sampler_shuffled(subject):
+  return subject._replace(draw=ShuffledSampler(batch_size=80).draw)
+
+
+def sampler_of_another_rate(subject):
+  return subject._replace(draw=PoissonSampler(prob=0.22, capacity=400).draw)
+
+
+def sampler_with_memory(subject):
+  """Poisson sizes and fair turns, but steps 2t and 2t + 1 draw the same batch."""
+  draw = lambda n, seed, step: subject.draw(n, seed=seed, step=step - step % 2)
+  return subject._replace(draw=draw)
+
+
+def sampler_that_leaves_one_half_out(subject):
+  """Right sizes; but half of the examples are drawn twice as often."""
+  half = PoissonSampler(prob=0.4, capacity=400)
+  return subject._replace(
+    draw=lambda n, seed, step: half.draw(n // 2, seed=seed, step=step)
+  )
+
+
+def wrong_adjacency(subject):
+  plan = copy.copy(subject.plan)
+  object.__setattr__(plan, "neighboring_relation", NeighboringRelation.REPLACE_ONE)
+  return subject._replace(plan=plan)
+
+
+class _LyingPlan(Plan):
+  def step_event(self):
+    honest = Plan(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+    return dataclasses.replace(
+      honest, noise_multiplier=1.1 * self.noise_multiplier
+    ).step_event()
+
+
+def epsilon_too_small(subject):
+  fields_ = {
+    f.name: getattr(subject.plan, f.name) for f in dataclasses.fields(subject.plan)
+  }
+  return subject._replace(plan=_LyingPlan(**fields_))
+
+
+def capacity_too_small(subject):
+  sampler = PoissonSampler(prob=0.2, capacity=100)
+  return subject._replace(plan=dataclasses.replace(subject.plan, sampler=sampler))
+
+
+def keys_of_the_seed_alone(subject):
+  def streams(config, digest=bytes(32)):
+    return build.streams(_config(seed=config.seed), digest)
+
+  return subject._replace(streams=streams)
+
+
+def keys_of_the_config_alone(subject):
+  def streams(config, digest=b""):
+    return build.streams(config, bytes(32))
+
+  return subject._replace(streams=streams)
+
+
+def one_key_for_noise_and_augmentation(subject):
+  def streams(config, digest=bytes(32)):
+    honest = build.streams(config, digest)
+    return honest._replace(example=honest.noise)
+
+  return subject._replace(streams=streams)
+
+
+def release_keys_from_the_config(subject):
+  config = dataclasses.replace(subject.config, release=True)
+  return subject._replace(
+    config=config, streams=lambda c, digest=bytes(32): build.streams(c, digest)
+  )
+
+
+def transform_that_does_not_clip(subject):
+  """At a claimed epsilon near 0.4: a run of 400 canaries cannot show more than 3.4."""
+  plan = dataclasses.replace(
+    subject.plan, noise_multiplier=5.0 * subject.plan.noise_multiplier
+  )
+  z = plan.noise_multiplier
+  loose = dataclasses.replace(plan, l2_clip_norm=1e6, noise_multiplier=z / 1e6)
+  return subject._replace(plan=plan, transform=loose.transform)
+
+
+_BUGS = {
+  influence.influence: (clipping_removed, clip_after_sum),
+  influence.sum_of_terms: (
+    mean_instead_of_sum, clip_after_sum, weight_tying_ignored, clipping_removed,
+  ),
+  influence.padding: (mask_ignored,),
+  influence.cross_example: (batch_norm, gradients_that_see_the_batch),
+  laws.divisor: (realised_batch_as_divisor,),
+  noise_laws.noise_std: (noise_halved, noise_of_one_leaf_missing, uniform_noise),
+  noise_laws.noise_independence: (noise_key_reused_every_step, noise_key_ignored),
+  batches.sampler_law: (
+    sampler_shuffled, sampler_of_another_rate, sampler_with_memory,
+    sampler_that_leaves_one_half_out,
+  ),
+  laws.agreement: (wrong_adjacency, epsilon_too_small),
+  laws.overflow: (capacity_too_small,),
+  laws.key_reuse: (
+    keys_of_the_seed_alone, keys_of_the_config_alone, one_key_for_noise_and_augmentation,
+    release_keys_from_the_config,
+  ),
+  laws.white_box_audit: (transform_that_does_not_clip,),
+}  # fmt: skip
+_PAIRS = [
+  pytest.param(one, bug, id=f"{one.__name__}-{bug.__name__}")
+  for one, bugs in _BUGS.items()
+  for bug in bugs
+]
+
+
+@pytest.mark.parametrize(("one", "bug"), _PAIRS)
+def test_planted_bug_is_found(sound, one, bug):
+  row = one(bug(sound))
+  assert row.passed is False, row
+
+
+def test_a_sound_run_passes_every_check(sound):
+  rows = list(check.checks(sound))
+  assert [row.name for row in rows if row.passed is not True] == []
+  assert all(np.isfinite(row.measured) for row in rows)
+  text = check.table(rows)
+  assert text.count("\n") == len(rows) - 1 and "FAIL" not in text
+  assert json.loads(json.dumps(check.to_json(rows)))["passed"] is True
+
+
+@pytest.mark.parametrize(
+  "overrides",
+  [
+    {
+      "privacy.sampler": "fixed_size",
+      "privacy.neighboring_relation": "replace_one",
+      "privacy.accountant": "rdp",
+    },
+    {"privacy.sampling_prob": 1.0},
+    {"grad_method": "vmap", "microbatch_size": 3, "augmentation": "shift", "augmult": 2},
+    {"release": True},
+  ],
+)
+def test_other_sound_runs_pass(overrides):
+  rows = list(check.checks(check.subject(_config(**overrides))))
+  assert [row for row in rows if row.passed is False] == []
+
+
+def test_what_promises_nothing_is_not_applicable_and_never_passes():
+  overrides = {
+    "privacy.sampler": "shuffled",
+    "privacy.epsilon": None,
+    "privacy.noise_multiplier": 1.0,
+  }
+  rows = list(check.checks(check.subject(_config(**overrides))))
+  skipped = {row.name for row in rows if row.passed is None}
+  assert {"accountant agrees", "sampler as charged"} <= skipped
+  with pytest.raises(UserError, match="promises nothing"):
+    check.subject(_config(**{"privacy.method": "sgd"}))
+
+
+def test_a_failure_is_in_the_table_and_in_the_data(sound):
+  rows = [noise_laws.noise_std(noise_halved(sound)), influence.padding(sound)]
+  assert [row.name for row in check.failed(rows)] == ["noise as charged"]
+  assert check.table(rows).startswith("FAIL  noise as charged")
+  data = check.to_json(rows)
+  assert data["passed"] is False and data["checks"][0]["passed"] is False
+  nan = check.Row("x", False, float("inf"), 0.0, "")
+  assert json.loads(json.dumps(check.to_json([nan]), allow_nan=False))
+
+
+# --- cross_example_leakage on a user's own batch functions ------------------------------
+
+
+class _WithBatchNorm(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    x = nn.Dense(6)(x)
+    x = nn.BatchNorm(use_running_average=False)(x)
+    return nn.Dense(3)(nn.relu(x))
+
+
+class _WithLayerNorm(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    return nn.Dense(3)(nn.relu(nn.LayerNorm()(nn.Dense(6)(x))))
+
+
+def _logits(model):
+  x = jax.random.normal(jax.random.key(0), (5, 4))
+  variables = model.init(jax.random.key(1), x)
+
+  def fn(variables, x):
+    out = model.apply(variables, x, mutable=["batch_stats"])
+    return out[0]
+
+  return fn, variables, x
+
+
+def test_p29_batch_norm_is_found_and_layer_norm_is_not():
+  assert check.cross_example_leakage(*_logits(_WithBatchNorm())) > 0.01
+  assert check.cross_example_leakage(*_logits(_WithLayerNorm())) < 1e-5
+
+
+def test_p29_a_batched_gradient_of_a_batch_norm_model_is_found():
+  """What Jacobian code gives a user: one gradient for each example's loss in the batch."""
+  fn, variables, x = _logits(_WithBatchNorm())
+  losses_of = lambda v, x: jnp.sum(fn(v, x) ** 2, axis=1)
+  grads = lambda v, x: jax.jacrev(losses_of)(v, x)["params"]
+  assert check.cross_example_leakage(grads, variables, x) > 0.01
+
+
+@pytest.mark.parametrize(
+  "mix",
+  [
+    lambda z: z - z.mean(axis=0, keepdims=True),
+    lambda z: jax.nn.softmax(z, axis=0),
+    lambda z: z * (z[:, :1] >= jax.lax.top_k(z[:, 0], 2)[0][-1]),  # routing, top 2
+    lambda z: z + jnp.roll(z, 1, axis=0),
+    lambda z: z / jnp.linalg.norm(z),
+  ],
+  ids=["mean", "softmax", "top_k", "neighbour", "norm"],
+)
+def test_n6_every_way_to_mix_examples_is_found(mix):
+  x = jax.random.normal(jax.random.key(0), (6, 4))
+  w = jax.random.normal(jax.random.key(1), (4, 3))
+  assert check.cross_example_leakage(lambda w, x: mix(x @ w), w, x) > 1e-3
+
+
+def test_integers_and_keys_are_perturbed_too():
+  tokens = jnp.arange(12, dtype=jnp.int32).reshape(4, 3)
+  table = jax.random.normal(jax.random.key(0), (12, 2))
+  clean = lambda table, tokens: table[tokens].sum(axis=1)
+  mixed = lambda table, tokens: clean(table, tokens).cumsum(axis=0)
+  assert check.cross_example_leakage(clean, table, tokens) == 0
+  assert check.cross_example_leakage(mixed, table, tokens) > 0.01
+
+
+def test_an_ordinary_loss_does_not_leak():
+  apply = lambda w, x: x @ w
+  grad_fn = gradients.per_example_grads(losses.softmax_cross_entropy(apply))
+  from dpjax.types import Example
+
+  batch = Example(jax.random.normal(jax.random.key(0), (4, 3)), jnp.arange(4) % 2)
+  fn = lambda w, batch: grad_fn(w, batch)[1]
+  assert check.cross_example_leakage(fn, jnp.ones((3, 2)), batch) == 0

@@ -1,0 +1,479 @@
+"""Bugs that show late, seldom, or only across leaves: launch.check finds them on a small
+model and on one of 100,000 parameters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from configs import quickstart
+from dpjax import trees
+from dpjax.checks import batches, influence, laws, noise_laws, noise_record
+from dpjax.checks import table as check
+from dpjax.runs import fields
+from tests.checks import test_check
+
+_STEPS = 600
+_MODELS = {
+  "650": {"model.name": "linear", "model.options": {}},
+  "100k": {"model.name": "mlp", "model.options": {"features": (1400,)}},
+}
+
+
+def _subject(**changes):
+  config = quickstart.get_config()
+  base = {"data.limit": 400, "num_steps": _STEPS, "privacy.sampling_prob": 0.1}
+  for path, value in {**base, **changes}.items():
+    config = fields.replace(config, path, value)
+  return check.subject(config)
+
+
+@pytest.fixture(scope="module")
+def small():
+  return _subject(**_MODELS["650"])
+
+
+@pytest.fixture(scope="module")
+def large():
+  return _subject(**_MODELS["100k"])
+
+
+def _with_update(subject, change, init=lambda params: ()):
+  """The transform with a state of its own: change(update, memory, step, total)."""
+
+  def transform(key):
+    base = subject.transform(key)
+
+    def begin(params):
+      return base.init(params), init(params), jnp.int32(0)
+
+    def update(updates, state, params=None, *, mask=None, **_):
+      inner, memory, step = state
+      out, inner = base.update(updates, inner, params, mask=mask)
+      total = getattr(updates, "total", None)
+      out, memory = change(out, memory, step, total)
+      return out, (inner, memory, step + 1)
+
+    return optax.GradientTransformationExtraArgs(begin, update)
+
+  return subject._replace(transform=transform)
+
+
+def _scaled(tree, factor):
+  return jax.tree.map(lambda leaf: leaf * factor, tree)
+
+
+# --- noise ------------------------------------------------------------------------------
+
+
+def noise_fades_late(subject):
+  def change(out, memory, step, total):
+    return _scaled(out, jnp.where(step < 0.9 * _STEPS, 1.0, 0.8)), memory
+
+  return _with_update(subject, change)
+
+
+def last_step_without_noise(subject):
+  def change(out, memory, step, total):
+    return _scaled(out, jnp.where(step == _STEPS - 1, 0.0, 1.0)), memory
+
+  return _with_update(subject, change)
+
+
+def _again_after(subject, period):
+  """The draw of step t + period is that of step t."""
+
+  def transform(key):
+    base = subject.transform(key)
+
+    def update(updates, state, params=None, *, mask=None, **_):
+      out, state = base.update(updates, state, params, mask=mask)
+      return out, state._replace(count=state.count % period)
+
+    return optax.GradientTransformationExtraArgs(base.init, update)
+
+  return subject._replace(transform=transform)
+
+
+def noise_with_a_long_period(subject):
+  return _again_after(subject, 577)
+
+
+def _from_leaf_to_leaf(subject, derive):
+  """The noise of the last leaf is made of another's: derive(donor, leaf) -> leaf."""
+
+  def change(out, memory, step, total):
+    leaves, treedef = jax.tree.flatten(out)
+    order = sorted(range(len(leaves)), key=lambda i: leaves[i].size)
+    small, large = order[0], order[-1]
+    leaves[small] = derive(leaves[large], leaves[small])
+    return jax.tree.unflatten(treedef, leaves), memory
+
+  return _with_update(subject, change)
+
+
+def leaf_is_the_end_of_another(subject):
+  return _from_leaf_to_leaf(subject, lambda a, b: -a.ravel()[-b.size :].reshape(b.shape))
+
+
+def leaf_is_another_in_some_order(subject):
+  def derive(a, b):
+    places = np.random.default_rng(5).choice(a.size, b.size, replace=False)
+    return a.ravel()[places].reshape(b.shape)
+
+  return _from_leaf_to_leaf(subject, derive)
+
+
+def leaf_is_the_sum_of_another_s_rows(subject):
+  def derive(a, b):
+    summed = a.sum(axis=0) / a.shape[0] ** 0.5
+    return jnp.resize(summed, b.shape) if summed.size >= b.size else b * 0 + summed[0]
+
+  return _from_leaf_to_leaf(subject, derive)
+
+
+def step_is_the_last_one_reversed(subject):
+  def change(out, memory, step, total):
+    turned = jax.tree.map(lambda leaf: leaf.ravel()[::-1].reshape(leaf.shape), memory)
+    odd = step % 2 == 1
+    kept = jax.tree.map(lambda new, old: jnp.where(odd, old, new), out, turned)
+    return kept, out
+
+  return _with_update(subject, change, lambda p: jax.tree.map(jnp.zeros_like, p))
+
+
+# --- sums ---------------------------------------------------------------------------------
+
+
+def error_feedback(subject):
+  def change(out, memory, step, total):
+    scale = 1.0 / subject.plan.normalize_by
+    return jax.tree.map(lambda a, b: a + scale * b, out, memory), total
+
+  return _with_update(subject, change, lambda p: jax.tree.map(jnp.zeros_like, p))
+
+
+def error_feedback_before_the_noise(subject):
+  """In the sum itself: the last batch's sum is added again."""
+  held = []
+
+  def clipped_grad(params, batch, mask):
+    summed = subject.clipped_grad(params, batch, mask)
+    before = held[-1] if held else jax.tree.map(jnp.zeros_like, summed.total)
+    held.append(summed.total)
+    total = jax.tree.map(jnp.add, summed.total, before)
+    return summed.__class__(total, summed.norms, summed.losses, summed.l2_bound)
+
+  return subject._replace(clipped_grad=clipped_grad)
+
+
+def noise_that_sees_the_sum(subject):
+  def change(out, memory, step, total):
+    if total is None:
+      return out, memory
+    size = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(total)))
+    first = jax.tree.leaves(total)[0].ravel()[0]
+    return _scaled(out, 1 + 0.2 * jnp.sign(first) * jnp.minimum(size, 1)), memory
+
+  return _with_update(subject, change)
+
+
+def nan_becomes_a_number(subject):
+  def clipped_grad(params, batch, mask):
+    fixed = jax.tree.map(
+      lambda leaf: jnp.nan_to_num(leaf) if leaf.dtype.kind == "f" else leaf, batch
+    )
+    return subject.clipped_grad(params, fixed, mask)
+
+  return subject._replace(clipped_grad=clipped_grad)
+
+
+def nan_goes_through(subject):
+  def clipped_grad(params, batch, mask):
+    summed = subject.clipped_grad(params, batch, mask)
+    bad = jnp.where(jnp.all(jnp.isfinite(summed.norms)), 0.0, jnp.nan)
+    total = jax.tree.map(lambda leaf: leaf + bad, summed.total)
+    return summed.__class__(total, summed.norms, summed.losses, summed.l2_bound)
+
+  return subject._replace(clipped_grad=clipped_grad)
+
+
+def nan_kept_in_stacked_gradients(subject):
+  """As one library does: a NaN norm gets the factor 1."""
+
+  def transform(key):
+    base = subject.transform(key)
+
+    def update(updates, state, params=None, *, mask=None, **_):
+      out, after = base.update(updates, state, params, mask=mask)
+      if hasattr(updates, "total"):
+        return out, after
+      spoilt = [
+        jnp.where(jnp.isnan(leaf), leaf, 0).sum() for leaf in jax.tree.leaves(updates)
+      ]
+      return jax.tree.map(lambda leaf: leaf + sum(spoilt), out), after
+
+    return optax.GradientTransformationExtraArgs(base.init, update)
+
+  return subject._replace(transform=transform)
+
+
+def _with_noise(subject, change):
+  """change(noise alone, step, total, mask) -> noise, in units of the update; 1-to-1 sums."""
+
+  def transform(key):
+    base, each = subject.transform(key), subject.plan.normalize_by
+
+    def update(updates, state, params=None, *, mask=None, **_):
+      inner, step = state
+      out, inner = base.update(updates, inner, params, mask=mask)
+      total = getattr(updates, "total", None)
+      if total is not None:
+        own = _scaled(total, 1 / each)
+        noise = change(jax.tree.map(jnp.subtract, out, own), step, total, mask)
+        out = jax.tree.map(jnp.add, noise, own)
+      return out, (inner, step + 1)
+
+    begin = lambda params: (base.init(params), jnp.int32(0))
+    return optax.GradientTransformationExtraArgs(begin, update)
+
+  return subject._replace(transform=transform)
+
+
+def noise_that_shrinks_with_the_length_of_the_sum(subject):
+  def change(noise, step, total, mask):
+    size = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(total)))
+    return _scaled(noise, 1 - 0.7 * jnp.minimum(size / subject.plan.l2_bound, 1))
+
+  return _with_noise(subject, change)
+
+
+def noise_that_shrinks_in_large_batches(subject):
+  return _with_noise(
+    subject,
+    lambda noise, step, total, mask: _scaled(noise, jnp.where(mask.sum() > 4, 0.3, 1.0)),
+  )
+
+
+def sums_longer_late(subject):
+  def change(out, memory, step, total):
+    more = 0 if total is None else jnp.where(step > _STEPS / 2, 1 / 100, 0.0)
+    return jax.tree.map(
+      lambda a, b: a + more * b, out, out if total is None else total
+    ), memory
+
+  return _with_update(subject, change)
+
+
+def error_feedback_late(subject):
+  def change(out, memory, step, total):
+    scale = jnp.where(step > _STEPS / 2, 1.0 / subject.plan.normalize_by, 0.0)
+    return jax.tree.map(lambda a, b: a + scale * b, out, memory), total
+
+  return _with_update(subject, change, lambda p: jax.tree.map(jnp.zeros_like, p))
+
+
+def realised_batch_as_divisor_late(subject):
+  def transform(key):
+    base = subject.transform(key)
+
+    def update(updates, state, params=None, *, mask=None, **_):
+      inner, step = state
+      out, inner = base.update(updates, inner, params, mask=mask)
+      late = (step > _STEPS / 2) & (mask.sum() > 1)
+      wrong = subject.plan.normalize_by / jnp.maximum(mask.sum(), 1)
+      return _scaled(out, jnp.where(late, wrong, 1.0)), (inner, step + 1)
+
+    begin = lambda params: (base.init(params), jnp.int32(0))
+    return optax.GradientTransformationExtraArgs(begin, update)
+
+  return subject._replace(transform=transform)
+
+
+def few_coordinates_without_noise_late(subject):
+  """One in a hundred, in the middle of each leaf, where no sample is sure to look."""
+
+  def change(noise, step, total, mask):
+    def quiet(leaf):
+      place = jnp.arange(leaf.size)
+      few = (place % 97 == 50) & (place > leaf.size // 3) & (step > _STEPS // 2)
+      return leaf * jnp.where(few, 0.02, 1.0).reshape(leaf.shape)
+
+    return jax.tree.map(quiet, noise)
+
+  return _with_noise(subject, change)
+
+
+def one_coordinate_without_noise(subject):
+  def change(noise, step, total, mask):
+    mute = lambda leaf: leaf.ravel().at[leaf.size // 2 + 1].set(0.0).reshape(leaf.shape)
+    return jax.tree.map(mute, noise)
+
+  return _with_noise(subject, change)
+
+
+# --- batches ------------------------------------------------------------------------------
+
+
+def seed_ignored(subject):
+  return subject._replace(draw=lambda n, seed, step: subject.draw(n, seed=7, step=step))
+
+
+def high_bits_of_the_seed_ignored(subject):
+  draw = lambda n, seed, step: subject.draw(n, seed=seed % 2**32, step=step)
+  return subject._replace(draw=draw)
+
+
+def batches_with_a_long_period(subject):
+  draw = lambda n, seed, step: subject.draw(n, seed=seed, step=step % 577)
+  return subject._replace(draw=draw)
+
+
+def late_batches_from_one_half(subject):
+  def draw(n, seed, step):
+    drawn = subject.draw(n, seed=seed, step=step)
+    return drawn if step < 0.8 * _STEPS else np.unique(drawn // 2)
+
+  return subject._replace(draw=draw)
+
+
+def a_batch_much_like_an_earlier_one(subject):
+  def draw(n, seed, step):
+    drawn = subject.draw(n, seed=seed, step=step)
+    if step != _STEPS - 1:
+      return drawn
+    old = subject.draw(n, seed=seed, step=3)
+    return np.unique([*old[::2], *drawn[: drawn.size // 2]])
+
+  return subject._replace(draw=draw)
+
+
+def late_seed_ignored(subject):
+  def draw(n, seed, step):
+    return subject.draw(n, seed=seed if step < 0.2 * _STEPS else 3, step=step)
+
+  return subject._replace(draw=draw)
+
+
+def bits_within_the_seed_ignored(subject):
+  some = ~(((1 << 20) - 1) << 45)
+  draw = lambda n, seed, step: subject.draw(n, seed=seed & some, step=step)
+  return subject._replace(draw=draw)
+
+
+def a_row_at_twice_its_rate(subject):
+  def draw(n, seed, step):
+    drawn = subject.draw(n, seed=seed, step=step)
+    again = 7 in subject.draw(n, seed=seed + 99_991, step=step)
+    return np.union1d(drawn, [7]) if again else drawn
+
+  return subject._replace(draw=draw)
+
+
+def rows_that_come_in_pairs(subject):
+  def draw(n, seed, step):
+    taken = np.isin(np.arange(n), subject.draw(n, seed=seed, step=step))
+    taken[1:20:2] = taken[0:20:2]
+    return np.flatnonzero(taken)
+
+  return subject._replace(draw=draw)
+
+
+def one_step_takes_many(subject):
+  def draw(n, seed, step):
+    drawn = subject.draw(n, seed=seed, step=step)
+    return np.union1d(drawn, np.arange(n // 2)) if step == _STEPS // 2 else drawn
+
+  return subject._replace(draw=draw)
+
+
+_BUGS = {
+  noise_laws.noise_std: (
+    noise_fades_late, last_step_without_noise, few_coordinates_without_noise_late,
+    one_coordinate_without_noise,
+  ),
+  noise_laws.noise_independence: (
+    noise_with_a_long_period, leaf_is_the_end_of_another, leaf_is_another_in_some_order,
+    leaf_is_the_sum_of_another_s_rows, step_is_the_last_one_reversed,
+  ),
+  laws.own_sum: (
+    error_feedback, noise_that_sees_the_sum, noise_that_shrinks_in_large_batches,
+    noise_that_shrinks_with_the_length_of_the_sum, sums_longer_late, error_feedback_late,
+    realised_batch_as_divisor_late,
+  ),
+  influence.no_memory: (error_feedback_before_the_noise,),
+  influence.dropped: (
+    nan_becomes_a_number, nan_goes_through, nan_kept_in_stacked_gradients,
+  ),
+  batches.sampler_seed: (
+    seed_ignored, high_bits_of_the_seed_ignored, batches_with_a_long_period,
+    late_seed_ignored, bits_within_the_seed_ignored,
+  ),
+  batches.sampler_law: (
+    late_batches_from_one_half, a_batch_much_like_an_earlier_one, a_row_at_twice_its_rate,
+    rows_that_come_in_pairs, one_step_takes_many,
+  ),
+}  # fmt: skip
+_ON_LARGE = (
+  noise_fades_late, noise_with_a_long_period, error_feedback,
+  few_coordinates_without_noise_late,
+)  # the rest: slow  # fmt: skip
+
+
+def _pairs(every_bug):
+  return [
+    pytest.param(
+      one,
+      bug,
+      id=f"{one.__name__}-{bug.__name__}",
+      marks=() if every_bug or bug in _ON_LARGE else pytest.mark.slow,
+    )
+    for one, bugs in _BUGS.items()
+    for bug in bugs
+  ]
+
+
+@pytest.mark.parametrize(("one", "bug"), _pairs(every_bug=True))
+def test_planted_bug_is_found(small, one, bug):
+  row = one(bug(small))
+  assert row.passed is False, row
+
+
+@pytest.mark.parametrize(("one", "bug"), _pairs(every_bug=False))
+def test_planted_bug_is_found_in_100_000_parameters(large, one, bug):
+  row = one(bug(large))
+  assert row.passed is False, row
+
+
+@pytest.mark.parametrize("one", _BUGS)
+def test_sound_runs_pass(small, large, one):
+  assert one(small).passed is True, one(small)
+  assert one(large).passed is True, one(large)
+
+
+def test_every_check_has_a_bug_to_find():
+  rooms = (influence, noise_laws, batches, laws)
+  assert {*_BUGS, *test_check._BUGS} == {one for room in rooms for one in room.CHECKS}
+
+
+def test_steps_are_skipped_where_the_model_is_too_large_to_draw_them_all(monkeypatch):
+  monkeypatch.setattr(noise_record, "_WORK", 100_000)
+  subject = _subject(**_MODELS["650"], num_steps=5000)
+  assert noise_laws.noise_std(subject).passed
+  assert noise_laws.noise_independence(subject).passed
+  assert "skipped" in noise_laws.noise_std(subject).detail
+  assert not noise_laws.noise_independence(_again_after(subject, 4001)).passed
+
+
+def test_every_lag_is_among_the_steps_that_are_kept():
+  steps = noise_record._covering(1000)
+  lags = {int(b - a) for a in steps for b in steps if b > a}
+  assert lags == set(range(1, 1000)) and len(steps) < 80
+
+
+def test_the_models_are_of_the_size_that_they_are_called():
+  sizes = {
+    name: trees.size(_subject(**options).params) for name, options in _MODELS.items()
+  }
+  assert sizes["650"] == 650 and sizes["100k"] > 95_000

@@ -1,0 +1,250 @@
+"""What a config builds, as a tree of plain values that two configs can be compared by.
+
+Nothing is trained: calibration is replaced by its arguments, data by small arrays of the same
+kind, and the constructors of the federated algorithms by a record of their call.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import core
+
+from dpjax import accounting, data, federated, models, training, trees
+from dpjax.data import digits, registry, shakespeare
+from dpjax.runs.central import build
+from dpjax.runs.federated import build as federate_build
+from dpjax.types import Example
+
+_KEY = jax.random.key(7)
+_TREE = {"w": jnp.array([[0.5, -1.0], [2.0, 0.25]]), "b": jnp.array([0.1, -3.0])}
+_STEPS = 4
+
+
+class Call(NamedTuple):
+  """A constructor and its arguments."""
+
+  name: str
+  args: tuple
+  kwargs: tuple
+
+
+def plain(value: Any) -> Any:
+  """Anything as comparable data; functions by what they do to fixed inputs."""
+  if isinstance(value, optax.GradientTransformation):
+    return ("optimizer", moves(value))
+  if isinstance(value, Call):
+    return (value.name, plain(value.args), plain(value.kwargs))
+  if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    names = [field.name for field in dataclasses.fields(value)]
+    return (type(value).__name__, [(n, plain(getattr(value, n))) for n in names])
+  if isinstance(value, dict):
+    return [(key, plain(value[key])) for key in value]
+  if isinstance(value, (list, tuple)):
+    return [plain(entry) for entry in value]
+  if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+    return jax.random.key_data(value).tolist()
+  if isinstance(value, (np.ndarray, jax.Array)):
+    return digest(value)
+  return repr(value) if not callable(value) else getattr(value, "__qualname__", "function")
+
+
+def digest(array: Any) -> str:
+  array = np.ascontiguousarray(array)
+  return f"{array.shape} {hashlib.sha256(array.tobytes()).hexdigest()[:12]}"
+
+
+@functools.cache
+def _gradients(step: int) -> Any:
+  rng = np.random.default_rng(step)
+  return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), _TREE)
+
+
+def moves(tx: optax.GradientTransformation) -> list:
+  """Where an optimizer goes in a few steps from fixed parameters, by fixed gradients."""
+  params, state, found = _TREE, tx.init(_TREE), []
+  for step in range(_STEPS):
+    updates, state = tx.update(_gradients(step), state, params)
+    params = optax.apply_updates(params, updates)
+    found.append([np.asarray(leaf).tolist() for leaf in jax.tree.leaves(params)])
+  return found
+
+
+# --- what stands in for the slow parts
+
+
+def _calibrated(make_event: Any, **options: Any) -> float:
+  """A number that depends on everything that the calibration would depend on."""
+  return _spent(make_event(1.5), **options)
+
+
+def _stated(event: Any, **options: Any) -> str:
+  return repr((event, sorted(options.items())))
+
+
+def _spent(event: Any, **options: Any) -> float:
+  text = repr((event, sorted(options.items())))
+  word = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+  return 1.0 + word / 2**32
+
+
+@functools.cache
+def _loaded(name: str, data_dir: Any, max_length: int) -> tuple[Any, Any]:
+  if name == "digits":
+    return digits.load_digits()
+  text = name in ("imdb_reviews", "shakespeare")
+  side, depth = (32, 3) if name == "cifar10" else (28, 1)
+  word = hashlib.sha256(repr((name, data_dir)).encode()).digest()
+  rng = np.random.default_rng(list(word))
+  n, classes = 500 if depth == 3 else 2100, 2 if text else 10
+  y = rng.integers(0, classes, n).astype(np.int32)
+  if text:
+    x = rng.integers(1, 256, size=(n, min(max_length, 300))).astype(np.int32)
+  else:
+    x = rng.random((n, side, side, depth), np.float32)
+  made = data.Dataset(x, y, name, classes, "train", 256 if text else None)
+  return made, dataclasses.replace(made, split="test")
+
+
+def _features(x: Any, progress: Any = None) -> np.ndarray:
+  """As many channels as scattering has, in a twinkling."""
+  return np.repeat(x[:, ::4, ::4], 81, axis=3)
+
+
+def _roles(data_dir: Any, *, min_chars: Any = None) -> tuple[Any, Any]:
+  dataset = _loaded("shakespeare", data_dir, 80)[0]
+  size = 7 if min_chars is None else 6
+  indices = np.split(np.arange(len(dataset)), len(dataset) // size)
+  return data.Federation(dataset, indices), data.Federation(dataset, indices)
+
+
+_PARAMS: dict[str, Any] = {}
+
+
+class _Remembered(NamedTuple):
+  """A model whose parameters are drawn once for each shape and key."""
+
+  module: Any
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self.module, name)
+
+  def init(self, key: Any, x: Any) -> Any:
+    if isinstance(key, core.Tracer):  # who asks for the shapes alone
+      return self.module.init(key, x)
+    what = repr((self.module, x.shape, jax.random.key_data(key).tolist()))
+    if what not in _PARAMS:
+      _PARAMS[what] = self.module.init(key, x)
+    return _PARAMS[what]
+
+
+@contextlib.contextmanager
+def fast():
+  """Within it builds are quick, and still depend on all that they depend on."""
+  make, read, known = build.make_model, build.load_data, {}
+
+  def load_once(
+    config: Any,
+  ) -> Any:  # what this key forgets shows as a field without effect
+    what = repr((config.data, config.model))
+    if what not in known:
+      known.clear()
+      known[what] = read(config)
+    return known[what]
+
+  load = lambda name, data_dir, max_length, num_classes: _loaded(name, data_dir, max_length)
+  with (
+    mock.patch.object(accounting, "calibrate_noise_multiplier", _calibrated),
+    mock.patch.object(accounting, "epsilon", _spent),
+    mock.patch.object(accounting, "privacy_statement", _stated),
+    mock.patch.object(build, "make_model", lambda *a, **k: _Remembered(make(*a, **k))),
+    mock.patch.object(registry, "_load", load),
+    mock.patch.object(build, "load_data", load_once),
+    mock.patch.object(models, "scattering_features", _features),
+    mock.patch.object(shakespeare, "shakespeare_federation", _roles),
+  ):
+    yield
+
+
+# --- central runs
+
+
+def training_run(config: Any) -> Any:
+  """What a TrainConfig builds. UserError where it is refused."""
+  build.check(config)
+  whole = build.streams(config, bytes(32))
+  random = build.Streams(init=whole.init, noise=_KEY, example=_KEY, sampler=3)
+  options: dict[str, Any] = {}
+
+  def spied(loss_fn: Any, plan: Any, tx: Any, **given: Any) -> Any:
+    options.update(given, tx=tx)
+    return training.TrainState  # nobody runs it
+
+  with mock.patch.object(build.training, "dp_sgd", spied):
+    run = build.build(config, None, random)
+  rates = [float(run.schedule(step)) for step in (0, 1, 7, config.num_steps - 1)]
+  facts = [run.plan, options, rates, trees.sha256(run.params), run.task.name]
+  facts += [_loss(config, run), run.train.x[:40], run.train.y, run.sgld_temperature]
+  return plain([*facts, None if run.canaries is None else run.canaries.included])
+
+
+def _loss(config: Any, run: Any) -> str:
+  """The gradient of one example, traced once for all configs that should agree on it: what
+  this key forgets shows as a field that changes nothing."""
+  what = repr((config.model, config.augmentation, config.augmult, run.train.x.shape[1:]))
+  if what not in _PARAMS:
+    example = Example(run.train.x[0], run.train.y[0], _KEY)
+    _PARAMS[what] = str(jax.make_jaxpr(jax.grad(run.loss_fn))(run.params, example))
+  return _PARAMS[what]
+
+
+# --- runs over clients
+
+
+class _Recorder:
+  """Stands for the module `dpjax.federated`: its functions record how they are called."""
+
+  def __getattr__(self, name: str) -> Any:
+    found = getattr(federated, name)
+    if isinstance(found, type) or not callable(found) or name in ("uniform", "by_examples"):
+      return found
+    return lambda *args, **kwargs: Call(name, args, tuple(kwargs.items()))
+
+
+def federated_run(config: Any) -> Any:
+  """What a FedConfig builds. UserError where it is refused."""
+  federate_build.check(config)
+  whole = federate_build.streams(config, bytes(32))
+  random = federate_build.Streams(init=whole.init, noise=_KEY, client=_KEY, sampler=3)
+  by_name = lambda name, **options: Call(name, (), tuple(options.items()))
+  with (
+    mock.patch.object(federate_build, "federated", _Recorder()),
+    mock.patch.object(federate_build.execution, "by_name", by_name),
+    mock.patch.object(federate_build.processes, "process_clients", lambda inner: inner),
+  ):
+    run = federate_build.build_run(config, None, random)
+    algorithm = _unwrapped(run.algorithm)
+    words = run.promise.statement(config.num_rounds)
+  promise, dealt = run.promise, run.federation
+  facts = [run.plan, promise.kind, promise.delta, promise.relation, words, algorithm]
+  facts += [run.work, trees.sha256(run.params), run.task.name, promise.step_event(0)]
+  facts += [np.concatenate(dealt.indices), [len(rows) for rows in dealt.indices]]
+  return plain([*facts, dealt.dataset.x[:40]])
+
+
+def _unwrapped(algorithm: Call) -> Any:
+  """The algorithm with what it wraps clients in, and what they remember, spelled out."""
+  kwargs = dict(algorithm.kwargs)
+  if "wrap" in kwargs:
+    kwargs["wrap"] = kwargs["wrap"]("client")
+    kwargs["memory"] = kwargs["memory"] is not None
+  if callable(kwargs.get("steps")):
+    kwargs["steps"] = [float(kwargs["steps"](tau)) for tau in (1, 2, 5)]
+  return Call(algorithm.name, algorithm.args, tuple(kwargs.items()))

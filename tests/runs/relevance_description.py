@@ -1,0 +1,58 @@
+"""What one run of `dpjax.relevance` does on a handful of digits, as comparable data."""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from dpjax import relevance, trees
+from dpjax.data import digits
+from dpjax.runs.relevance import config as relevance_config
+from dpjax.runs.relevance import run as relevance_run
+from dpjax.runs.relevance import unused as relevance_unused
+from dpjax.runs import unused
+from tests.runs import descriptions
+
+_RECORDS = 24
+_KEY = jax.random.key(3)
+
+
+def loaded(config):
+  """(train, test): the first digits; another name or folder, other digits."""
+  name = repr((config.data.name, config.data.data_dir))
+  skip = 0 if name == "('digits', None)" else 100 + sum(name.encode()) % 1000
+  train, test = digits.load_digits()
+  count = min(_RECORDS, config.data.limit or _RECORDS)
+  return train.subset(slice(skip, skip + count)), test.subset(slice(0, 10))
+
+
+def run(config):
+  """Every point of an experiment, each with the streams of its seed but not of its digest."""
+  return [_point(point) for point in relevance_config.points(config)]
+
+
+def _point(point):
+  config = point.config
+  train, test = loaded(config)
+  unused.refuse(config, relevance_unused.of_dataset(train))
+  job = relevance_run.make_job(config, train, test, {}, lambda epoch, scores: None)
+  public = None if config.public_data is None else loaded(_named(config))[0]
+  streams = relevance.Streams(jax.random.key(config.seed), _KEY, config.seed, 5)
+  job = dataclasses.replace(job, streams=streams, public=public)
+  with jax.disable_jit():
+    outcome = relevance.run(config.method, config.mode, job)
+  heat = _heat(outcome, config)
+  facts = [point.curve, config.epsilons, relevance_run.is_released(config), heat]
+  facts += [trees.sha256(outcome.params), outcome.privacy.to_json(), outcome.num_steps]
+  return descriptions.plain([*facts, outcome.noise, dict(outcome.maps), len(train)])
+
+
+def _heat(outcome, config):
+  x, y = np.asarray(outcome.test.x[:3]), np.asarray(outcome.test.y[:3])
+  found = relevance.lrp.relevance(outcome.apply, outcome.params, x, y, config.lrp)
+  return np.asarray(found.scores)
+
+
+def _named(config):
+  named = dataclasses.replace(config.data, name=str(config.public_data))
+  return dataclasses.replace(config, data=named)

@@ -1,0 +1,130 @@
+"""Every way of clipping and every private optimizer as a run: facts, refusals, resume."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from configs import quickstart
+from dpjax.runs.central import build
+from dpjax.checks import table as check
+from dpjax.checks import laws
+from dpjax.checks import noise_laws
+from dpjax.runs import fields
+from dpjax.runs.central import run
+from dpjax.runs import writers
+from dpjax.transforms import AdaptiveClipping
+from dpjax.validate import UserError
+
+
+def _config(**overrides):
+  config = quickstart.get_config()
+  small = {
+    "grad_method": "vmap",
+    "num_steps": 4,
+    "eval_every": 4,
+    "checkpoint_every": 2,
+    "model.name": "linear",
+    "model.options": {},
+    "data.limit": 300,
+    "privacy.epsilon": None,
+    "privacy.noise_multiplier": 2.0,
+  }
+  for path, value in {**small, **overrides}.items():
+    config = fields.replace(config, path, value)
+  return config
+
+
+_RUNS = {
+  "automatic": {"privacy.clipping": "automatic"},
+  "adaptive, release": {"privacy.clipping": "adaptive", "release": True},
+  "noise by layer": {
+    "privacy.clipping": "per_layer",
+    "privacy.noise_allocation": "uniform",
+    "model.name": "mlp",
+    "model.options": {"features": (8,)},
+  },
+  "dp_adam": {"optimizer.name": "dp_adam", "optimizer.learning_rate": 0.01},
+  "dp_sgld": {"optimizer.name": "dp_sgld", "optimizer.learning_rate": 1.0},
+  "schedule, slices": {"privacy.clip_schedule": "cosine", "slices": 3},
+}
+
+
+@pytest.mark.parametrize("name", sorted(_RUNS))
+def test_a_run_ends_with_true_facts(name, tmp_path):
+  config = _config(**_RUNS[name])
+  result = run.train(config, tmp_path / "run")
+  plan = build.make_plan(config, 300, build.build(config).params)
+  assert result["epsilon"] == pytest.approx(plan.epsilon()) and result["num_steps"] == 4
+  assert result["clipping"] == config.privacy.clipping
+  assert result["epsilon_kind"] == "proved"
+  flat = build.make_plan(_config(), 300).epsilon()
+  charged_more = name.startswith("adaptive")
+  assert (result["epsilon"] > flat * 1.0001) == charged_more
+  rows = writers.read_metrics(tmp_path / "run")
+  changing = charged_more or name.startswith("schedule")
+  assert all(("l2_clip_norm" in row) == changing for row in rows)
+  assert ("final_l2_clip_norm" in result) == changing
+  if name == "dp_sgld":  # h (n std)^2 / 2 with h = rate / n
+    std = 2.0 * 0.5 / (0.2 * 300)
+    assert result["sgld_temperature"] == pytest.approx(1.0 / 300 * (300 * std) ** 2 / 2)
+  json.dumps(result, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+  "overrides",
+  [
+    {"slices": 2, "privacy.clip_schedule": "linear"},
+    pytest.param({"privacy.clipping": "adaptive"}, marks=pytest.mark.slow),
+  ],
+)
+def test_p16_p27_stopped_and_resumed_equals_uninterrupted(overrides, tmp_path, monkeypatch):
+  config = _config(**overrides, num_steps=5)
+  whole = run.train(config, tmp_path / "whole")
+  original = run._Loop.charge
+
+  def charge(loop):
+    original(loop)
+    if loop.step == 3 and not (tmp_path / "stopped").exists():
+      (tmp_path / "stopped").touch()
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  monkeypatch.setattr(run._Loop, "charge", charge)
+  with pytest.raises(run.Interrupted, match="step 3"):
+    run.train(config, tmp_path / "run")
+  resumed = run.train(config, tmp_path / "run")
+  for name in ("params_sha256", "ledger", "epsilon", "clipping"):
+    assert resumed[name] == whole[name], name
+  assert sum(charge["num_steps"] for charge in resumed["ledger"]["charges"]) == 5
+
+
+@pytest.mark.parametrize(
+  ("overrides", "match"),
+  [
+    ({"privacy.clipping": "adaptiv"}, "did you mean 'adaptive'"),
+    ({"privacy.clip_allocation": "x"}, "privacy.clip_allocation='x'"),
+    ({"privacy.clip_schedule": "x"}, "privacy.clip_schedule='x'"),
+    ({"privacy.noise_allocation": "uniform"}, "needs privacy.clipping='per_layer'"),
+    ({"privacy.method": "sgd", "privacy.clipping": "automatic"}, "does not clip"),
+    ({"privacy.method": "sgd", "optimizer.name": "dp_sgld"}, "at any temperature"),
+    ({"optimizer.name": "dp_adam", "privacy.clipping": "adaptive"}, "one standard"),
+    ({"optimizer.name": "dp_sgld", "privacy.clip_schedule": "linear"}, "one standard"),
+    ({"slices": 0}, "slices=0"),
+    ({"privacy.clipping": "adaptive", "slices": 2}, "not with adaptive"),
+    ({"privacy.clipping": "automatic", "privacy.gamma": 0.0}, "gamma=0.0"),
+    ({"privacy.clip_schedule": "linear", "privacy.clip_schedule_final": 0.0}, "clip_sched"),
+  ],
+)
+def test_what_cannot_run_is_refused_in_one_line(overrides, match):
+  with pytest.raises(UserError, match=match) as caught:
+    build.build(_config(**overrides))
+  assert "\n" not in str(caught.value)
+
+
+def test_p22_launch_check_sees_an_uncharged_count(monkeypatch):
+  subject = check.subject(_config(**{"privacy.clipping": "adaptive"}))
+  assert laws.agreement(subject).passed
+  assert noise_laws.noise_std(subject).passed
+  monkeypatch.setattr(AdaptiveClipping, "combined_noise_multiplier", lambda self, z, n: z)
+  assert not laws.agreement(subject).passed

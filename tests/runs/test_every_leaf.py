@@ -1,0 +1,384 @@
+"""Every field of every config: a change of it changes what is built or run, or is refused.
+
+No list of fields is kept here: `leaf_walk` finds them, and other values for them.
+"""
+
+import dataclasses
+import importlib
+import pathlib
+from unittest import mock
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from dpjax.runs.central import build
+from dpjax.runs.federated import run as federate
+from dpjax.runs.federated import build as federate_build
+from dpjax.runs import fields
+from dpjax.runs.relevance import config as relevance_config
+from dpjax.runs.relevance import run as relevance_run
+from dpjax.runs.relevance import unused as relevance_unused
+from dpjax.runs.central import run
+from dpjax.sweeps import tuning
+from dpjax.sweeps import grid
+from dpjax.runs import unused
+from dpjax.runs import writers
+from dpjax.runs.central.config import ModelConfig, TrainConfig
+from dpjax.runs.federated.config import FedConfig
+from dpjax.runs.relevance.config import RelevanceAuditConfig, RelevanceConfig
+from dpjax.plan import Plan
+from dpjax.sampling import PoissonSampler
+from dpjax.validate import UserError
+from tests.runs import descriptions, leaf_walk, relevance_description
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2] / "configs"
+
+
+def _published():
+  """Name -> config of every file of configs/ that returns one."""
+  found = {}
+  for path in sorted(_ROOT.rglob("*.py")):
+    name = ".".join(path.relative_to(_ROOT.parent).with_suffix("").parts)
+    module = importlib.import_module(name)
+    if hasattr(module, "get_config"):
+      found[name.removeprefix("configs.")] = module.get_config()
+  return found
+
+
+_CONFIGS = _published()
+
+
+def _of(kind):
+  return {name: config for name, config in _CONFIGS.items() if isinstance(config, kind)}
+
+
+def _runs():
+  """Every published run, those of sweeps included: the last of each variant."""
+  found = _of((TrainConfig, FedConfig))
+  for name, config in _of(grid.SweepConfig).items():
+    for point in grid.points(config):
+      found[f"{name} {point.overrides.get('variant', '')}".strip()] = point.config
+  return found
+
+
+_RUNS = _runs()
+
+
+def _check(config):
+  (federate_build if isinstance(config, FedConfig) else build).check(config)
+
+
+def _described(config):
+  federated = isinstance(config, FedConfig)
+  return (descriptions.federated_run if federated else descriptions.training_run)(config)
+
+
+def _silent(config, describe, check):
+  """Field -> values that are accepted, none of which changes the description."""
+  before, silent = describe(config), {}
+  for path, hint, value in leaf_walk.leaves(config):
+    unchanged = []
+    for other in leaf_walk.candidates(config, path, hint, value, check):
+      found = _attempt(lambda: describe(fields.replace(config, path, other)))
+      if found is not None and found != before:
+        break
+      unchanged += [] if found is None else [other]
+    else:
+      if unchanged:
+        silent[path] = unchanged
+  return silent
+
+
+def _attempt(make):
+  """What it returns; None where it is refused in one line."""
+  try:
+    return make()
+  except UserError as error:
+    assert str(error) and "\n" not in str(error)
+    return None
+
+
+# --- what shows only when it runs: files and their cadence
+
+
+def _small(config):
+  """The config as a run of a second, with its own settings of how it is run."""
+  small = {"data.name": "digits", "data.limit": 60, "model.name": "linear"}
+  if isinstance(config, FedConfig):
+    small |= {"data.limit": 400}  # some partitions want ten for each client
+  small |= {"model.options": {}, "eval_every": 2, "checkpoint_every": 2}
+  if config.privacy.method not in ("sgd", "none"):  # calibration takes longer than the run
+    small |= {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
+  if isinstance(config, FedConfig):
+    small |= {"num_rounds": 4, "partition.num_clients": 12, "clients_per_round": 4.0}
+    small |= {"local.epochs": 1}
+  else:
+    small |= {"num_steps": 4}
+  for path, value in small.items():
+    config = fields.replace(config, path, value)
+  return config
+
+
+_OF_ONE_RUN = ("wall_seconds", "versions", "device", "ledger", "params_sha256")
+
+
+def _ran(config, workdir):
+  """What a run leaves behind: its result, its metrics, its files, and when it was saved."""
+  saved, federated = [], isinstance(config, FedConfig)
+  kind = (federate.shared if federated else run).Checkpoints
+  save = lambda self, step, *args: (saved.append(step), original(self, step, *args))
+  original = kind.save
+  with mock.patch.object(kind, "save", save):
+    result = (federate.federate if federated else run.train)(config, workdir)
+  kept = {key: value for key, value in result.items() if key not in _OF_ONE_RUN}
+  columns = [sorted(row) for row in writers.read_metrics(workdir)]
+  files = sorted(path.name for path in workdir.iterdir())
+  return repr((kept, columns, files, saved))
+
+
+_SHOWN = {}  # (kind of run, field) -> whether a real run showed a change of it
+
+
+def _shows(config, path, values, folder):
+  """Whether a real run of seconds differs in what it leaves, or is refused at its start."""
+  key = (type(config), path)
+  if key not in _SHOWN:
+    small = _small(config)
+    before = _ran(small, folder / "before")
+    runs = (
+      _attempt(lambda: _ran(fields.replace(small, path, v), folder / f"{i}"))
+      for i, v in enumerate(values)
+    )
+    _SHOWN[key] = any(found != before for found in runs)
+  return _SHOWN[key]
+
+
+def _first_of_its_kind(configs, used):
+  """Parameters of a test: configs that read the same fields as one before them are slow."""
+  seen = set()
+  for name, config in configs.items():
+    ways = repr((type(config), sorted(used(config)), config.data.name == "shakespeare"))
+    yield pytest.param(name, marks=[pytest.mark.slow] if ways in seen else [])
+    seen.add(ways)
+
+
+@pytest.mark.parametrize("name", _first_of_its_kind(_RUNS, unused.of))
+def test_every_field_of_a_published_run_changes_it_or_is_refused(name, tmp_path):
+  config = _RUNS[name]
+  with descriptions.fast():
+    silent = _silent(config, _described, _check)
+  for path, values in silent.items():
+    folder = tmp_path / path
+    folder.mkdir()
+    assert _shows(config, path, values, folder), f"{path}={values!r} is ignored"
+
+
+def _choices():
+  """(config, field, word): the default configs with one choice that is not the default."""
+  for kind in (TrainConfig, FedConfig):
+    for path, hint, value in leaf_walk.leaves(kind()):
+      words = leaf_walk.choices(kind(), path, _check) if hint is str else []
+      for word in words:
+        if word and word != value and not path.startswith("model"):
+          yield pytest.param(kind, path, word, id=f"{kind.__name__}-{path}-{word}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "path", "word"), _choices())
+def test_every_field_beside_every_choice_changes_the_run_or_is_refused(
+  kind, path, word, tmp_path
+):
+  config = fields.replace(kind(), path, word)
+  with descriptions.fast():
+    if _attempt(lambda: _described(config)) is None:
+      pytest.skip("needs other settings, too")
+    silent = _silent(config, _described, _check)
+  for field, values in silent.items():
+    folder = tmp_path / field
+    folder.mkdir()
+    assert _shows(kind(), field, values, folder), f"{field}={values!r} is ignored"
+
+
+# --- sweeps
+
+
+def _points(config):
+  return repr([(point.overrides, point.config) for point in grid.points(config)])
+
+
+def _swept(config, workdir):
+  """What a sweep of runs that take no time leaves behind."""
+  values = {name: 0.5 for name in writers.RESULT_KEYS} | {"num_steps": 3, "seed": 1}
+  names = {"epsilon_kind": "proved", "unit": "example", "task": "t", "versions": {}}
+  names |= {"neighboring_relation": "add_or_remove_one", "params_sha256": "0"}
+
+  def train(config, folder, *, data=None):
+    folder.mkdir(parents=True)
+    (folder / "params.npz").write_bytes(b"")
+    scores = {}
+    if isinstance(config, TrainConfig):  # ties would hide which of two scores is preferred
+      scores = {"test_accuracy": 1 / (1 + config.optimizer.learning_rate)}
+    return {**values, **names, **scores, "dataset": config.data.name, "method": "m"}
+
+  if config.selection.enabled:
+    with mock.patch.object(tuning.secrets, "randbits", lambda bits: 4):
+      found = tuning.run_selection(config, workdir, train, lambda _: None, _plan)
+  else:
+    found = grid.run_sweep(config, workdir, train)
+  told = [path.read_bytes() for path in sorted(workdir.glob("*.[cpm]*"))]
+  trials = len(list(workdir.glob("trials/*")))
+  return repr((found, told, trials))
+
+
+def _plan(config, data):
+  del data
+  return Plan(
+    sampler=PoissonSampler(prob=0.01, capacity=100),
+    noise_multiplier=2.0,
+    l2_clip_norm=1.0,
+    normalize_by=10,
+    num_steps=config.num_steps,
+    delta=1e-5,
+  )
+
+
+@pytest.mark.parametrize("name", _of(grid.SweepConfig))
+def test_every_field_of_a_published_sweep_changes_it_or_is_refused(name, tmp_path):
+  config = _CONFIGS[name]
+  silent = _silent(config, _points, grid.points)
+  before = _swept(config, tmp_path / "before")
+  for path, values in silent.items():
+    runs = (
+      _attempt(lambda: _swept(fields.replace(config, path, v), tmp_path / f"{path}{i}"))
+      for i, v in enumerate(values)
+    )
+    assert any(found != before for found in runs), f"{path}={values!r} is ignored"
+
+
+# --- the checks themselves
+
+
+def test_a_field_that_nothing_reads_is_found():
+  """The walk is not blind: a build that drops a field is caught at that field."""
+  config = _CONFIGS["quickstart"]
+  blind = lambda c: _described(fields.replace(c, "optimizer.momentum", 0.9))
+  with descriptions.fast():
+    silent = _silent(config, blind, _check)
+  assert "optimizer.momentum" in silent and "optimizer.learning_rate" not in silent
+
+
+@pytest.mark.parametrize(
+  "kind", [TrainConfig, FedConfig, RelevanceConfig, grid.SweepConfig]
+)
+def test_no_value_of_any_field_ends_in_a_traceback(kind):
+  """Wrong types, NaN and, but for coordinates, infinite and negative numbers: one line."""
+  for path, hint, value in leaf_walk.leaves(kind()):
+    for wrong in leaf_walk.nonsense(path, hint, value):
+      with pytest.raises(UserError) as caught:
+        _any_check(leaf_walk.forced(kind(), path, wrong))
+        pytest.fail(f"{path}={wrong!r} was accepted")
+      assert "\n" not in str(caught.value) and len(str(caught.value)) > 5
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, FedConfig, RelevanceConfig])
+@hypothesis.given(data=st.data())
+@hypothesis.settings(max_examples=150, deadline=None)
+def test_any_number_in_any_field_is_checked_or_refused(kind, data):
+  numeric = [
+    path for path, hint, _ in leaf_walk.leaves(kind()) if leaf_walk.is_number(hint)
+  ]
+  path = data.draw(st.sampled_from(numeric))
+  number = st.one_of(st.floats(), st.integers(-50, 50), st.booleans())
+  value = data.draw(number)
+  try:
+    _any_check(leaf_walk.forced(kind(), path, value))
+  except UserError as error:
+    assert "\n" not in str(error)
+    return
+  assert not isinstance(value, bool) and value == value
+  assert value >= 0 or path == "lrp.low"
+
+
+def _any_check(config):
+  if isinstance(config, grid.SweepConfig):
+    return grid.points(config)
+  if isinstance(config, RelevanceConfig):
+    return relevance_config.points(config)
+  return _check(config)
+
+
+# --- experiments with relevance
+
+
+def _relevance():
+  """One experiment for each way to use the methods that a published config has."""
+  found, seen = {}, set()
+  for name, config in _of(RelevanceConfig).items():
+    for label, changes in (config.curves or {"": {}}).items():
+      curve = config
+      for path, value in changes.items():
+        curve = fields.replace(curve, path, value)
+      used = relevance_unused.of(curve)
+      unread = tuple(sorted(path for path in used if not path.startswith("data.")))
+      ways = (curve.method, curve.mode, unread)
+      if ways not in seen:
+        seen.add(ways)
+        found[f"{name} {label}".strip()] = _alone(curve, used)
+  return found
+
+
+def _alone(curve, used):
+  """A curve as an experiment of its own, small: what only its neighbours read is dropped."""
+  small = {"curves": {}, "num_seeds": 1, "num_epochs": 2, "batch_size": 12}
+  small |= {"model": ModelConfig("mlp", {"features": (3,)}), "epsilons": [8.0]}
+  small |= {"relevance_records": 15, "audit": RelevanceAuditConfig()}
+  defaults = dict(unused.leaves(RelevanceConfig()))
+  for path, value in small.items():
+    curve = fields.replace(curve, path, value)
+  for path in unused.set_fields(curve):
+    if unused.reason(path, used) is not None:
+      curve = _reset(curve, path, defaults)
+  return curve
+
+
+def _reset(curve, path, defaults):
+  if path.startswith("rigorous_model"):
+    return dataclasses.replace(curve, rigorous_model=None)
+  return fields.replace(curve, path, defaults[path])
+
+
+_EXPERIMENTS = _relevance()
+
+
+_QUICK = ("radp.quickstart_proved",)  # the others take half a minute each
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=[] if name in _QUICK else [pytest.mark.slow])
+    for name in _EXPERIMENTS
+  ],
+)
+def test_every_field_of_a_relevance_method_changes_it_or_is_refused(name, tmp_path):
+  config = _EXPERIMENTS[name]
+  silent = _silent(config, relevance_description.run, relevance_config.points)
+  before = _wrote(config, tmp_path / "before") if silent else None
+  for path, values in silent.items():
+    runs = (
+      _attempt(lambda: _wrote(fields.replace(config, path, v), tmp_path / f"{path}{i}"))
+      for i, v in enumerate(values)
+    )
+    assert any(found != before for found in runs), f"{path}={values!r} is ignored"
+
+
+def _wrote(config, workdir):
+  """The files of an experiment, but for what differs between any two runs of one config."""
+  with mock.patch.object(
+    relevance_run, "_data", lambda config, _: relevance_description.loaded(config)
+  ):
+    results = relevance_run.run_all(config, workdir)
+  kept = [{k: v for k, v in r.items() if k not in _OF_ONE_RUN} for r in results]
+  told = [workdir / name for name in ("report.png", "report.csv", "claims.md")]
+  return repr((kept, [path.read_bytes() for path in told]))

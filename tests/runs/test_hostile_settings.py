@@ -1,0 +1,176 @@
+"""What a stranger typed: numbers beyond every type, options of the wrong kind, and folders
+that a refused run must leave as it found them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from absl import flags
+
+from configs import quickstart
+from configs.fed import quickstart as fed_quickstart
+from dpjax.checks import games
+from dpjax.runs.central import build
+from dpjax.runs.federated import run as federate
+from dpjax.runs import fields
+from dpjax.runs import report
+from dpjax.runs.central import run
+from dpjax.sweeps import tuning
+from dpjax.sweeps import grid as sweep
+from dpjax.runs import writers
+from dpjax.runs.central.config import TrainConfig
+from dpjax.runs.federated.config import FedConfig
+from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.runs.unused import leaves
+from dpjax.validate import UserError
+from launch import account
+
+_HUGE = ("1" + "0" * 30, "-1" + "0" * 30, "1" + "0" * 400, "[1" + "0" * 400 + "]")
+
+
+def _config(**changes) -> TrainConfig:
+  config = quickstart.get_config()
+  config.num_steps, config.data.limit = 2, 60
+  for path, value in changes.items():
+    config = fields.replace(config, path.replace("__", "."), value)
+  return config
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, FedConfig, RelevanceConfig])
+def test_an_integer_beyond_every_array_is_refused_or_a_number(kind):
+  for path, _ in leaves(kind()):
+    for text in _HUGE:
+      try:
+        value = fields.get(fields.override(kind(), path, text), path)
+      except UserError as error:
+        assert path.split(".")[-1] in str(error) and len(str(error)) < 1200
+      else:  # text, a number of float's range, or a list of those
+        assert isinstance(value, (str, float, list, tuple)), (path, value)
+
+
+def test_an_integer_that_python_does_not_write_out_is_refused():
+  with pytest.raises(UserError, match="num_steps=0x.*must be below"):
+    fields.check(
+      dataclasses.replace(TrainConfig(), num_steps=1 << 20_000), TrainConfig, "c"
+    )
+  with pytest.raises(UserError, match="delta=0x.*must be a number"):
+    fields.replace(TrainConfig(), "privacy.delta", 1 << 20_000)
+  with pytest.raises(UserError, match="features.*must be below"):
+    fields.replace(TrainConfig(), "model.options", {"features": (1 << 20_000,)})
+
+
+def test_bytes_that_are_no_text_are_refused():
+  for path in ("data.name", "model.options.activation", "data.data_dir", "optimizer.name"):
+    with pytest.raises(UserError, match=f"{path}=.*UTF-8"):
+      fields.override(TrainConfig(), path, "a\udcff.npz")
+
+
+def test_a_title_or_a_name_is_no_formula(tmp_path):
+  row = {"a": 1.0, "b": 0.5, "s": "$\\frac{$", "epsilon_kind": "none"}
+  title = "$\\nosuch$ {a} \\ $x_"
+  report.sweep_report(
+    [row], tmp_path, x="a", y="b", series="s", title=title, references=[(title, 1.0, 0.2)]
+  )
+  assert (tmp_path / "curve.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+  ("name", "options"),
+  [
+    ("mlp", {"features": 2}),
+    ("mlp", {"activation": 3.5}),
+    ("mlp", {"activation": ("leaky_relu", "a")}),
+    ("mlp", {"activation": ("relu", 1, 2, 3)}),
+    ("mlp", {"dtype": "nothing"}),
+    ("linear", {"dtype": (1,)}),
+    ("cnn", {"features": 3}),
+    ("mlp", {"features": (1 << 40,)}),
+  ],
+)
+def test_an_option_of_the_wrong_kind_is_one_line(tmp_path, name, options):
+  config = _config(model__name=name, model__options=options)
+  with pytest.raises(UserError, match=next(iter(options))):
+    run.train(config, tmp_path / "run")
+  assert not (tmp_path / "run").exists()
+
+
+def test_a_refused_run_leaves_its_folder_to_the_mended_config(tmp_path):
+  refused = [{"privacy__epsilon_budget": 1.0}, {"privacy__l2_clip_norm": 3e38}]
+  for changes in refused:
+    with pytest.raises(
+      UserError, match="privacy.epsilon_budget=1.0|l2_clip_norm=3e.38: .*float32"
+    ):
+      run.train(_config(**changes), tmp_path)
+    assert not list(tmp_path.iterdir()), changes
+  assert run.train(_config(), tmp_path)["num_steps"] == 2
+  # A run that has begun keeps what is there, whatever is wrong with the next command.
+  before = sorted(tmp_path.rglob("*"))
+  with pytest.raises(UserError, match="another config"):
+    run.train(_config(**refused[0]), tmp_path)
+  assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_refused_federated_run_leaves_its_folder_to_the_mended_config(tmp_path):
+  config = fed_quickstart.get_config()
+  config.num_rounds, config.data.limit = 1, 200
+  for path, value in {"epsilon_budget": 1.0, "l2_clip_norm": 3e38}.items():
+    with pytest.raises(
+      UserError, match="privacy.epsilon_budget=1.0|l2_clip_norm=3e.38: .*float32"
+    ):
+      federate.federate(fields.replace(config, f"privacy.{path}", value), tmp_path)
+    assert not list(tmp_path.iterdir()), path
+
+
+@pytest.mark.parametrize("norm", [1e300, 1e-300, 4e38])
+def test_a_clip_norm_beyond_float32_is_named(tmp_path, norm):
+  with pytest.raises(UserError, match="privacy.l2_clip_norm=.*float32"):
+    build.check(_config(privacy__l2_clip_norm=norm))
+  config = fields.replace(fed_quickstart.get_config(), "privacy.l2_clip_norm", norm)
+  with pytest.raises(UserError, match="privacy.l2_clip_norm=.*float32"):
+    federate.federate(config, tmp_path)
+
+
+def test_scores_of_an_attempt_with_other_noise_are_not_left_behind(tmp_path):
+  with writers.MetricsWriter(tmp_path) as metrics:
+    metrics.write(1, {"test_accuracy": 0.123})
+  first = tmp_path / writers.EVENTS / "of-the-first-attempt"
+  first.touch()
+  with writers.MetricsWriter(tmp_path, resume_step=1):
+    assert first.exists()  # the same run goes on
+  with writers.MetricsWriter(tmp_path):
+    assert not first.exists() and list(first.parent.iterdir())
+  assert not (tmp_path / writers.METRICS).read_text()
+
+
+def test_two_selections_in_one_folder_are_refused(tmp_path):
+  config = sweep.SweepConfig(
+    base=_config(privacy__epsilon=None, privacy__noise_multiplier=2.0),
+    grid={"optimizer.learning_rate": [0.1, 0.2]},
+    selection=sweep.SelectionConfig(enabled=True, mean_trials=2.0),
+  )
+  with writers.alone_in(tmp_path), pytest.raises(UserError, match="another process"):
+    tuning.run_selection(config, tmp_path, run.train, build.load_data)
+  assert not (tmp_path / tuning.TRIALS).exists()
+
+
+def test_an_audit_of_a_seed_or_a_time_beyond_bounds_is_refused():
+  for name, value in {"seed": 10**400, "minutes": 1e308}.items():
+    with pytest.raises(UserError, match=f"{name}=.*must be"):
+      games.Settings(only="Laplace", **{name: value})
+
+
+@pytest.mark.parametrize(
+  ("given", "named"),
+  [
+    (["--num_steps=1" + "0" * 400, "--sampling_prob=.1"], "num_steps"),
+    (["--batch_size=1" + "0" * 400, "--num_examples=9", "--num_steps=2"], "batch_size"),
+    (["--epochs=1e308", "--sampling_prob=1e-10"], "epochs"),
+  ],
+)
+def test_a_count_beyond_every_float_is_refused(given, named):
+  values = flags.FlagValues()
+  account.define_flags(values)
+  values(["account", "--noise_multiplier=1", *given])
+  with pytest.raises(UserError, match=f"{named}.*must be"):
+    account.questions(values)

@@ -1,0 +1,280 @@
+"""Experiments of relevance: points, files, pictures, the table, and the attacks."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax import auditing, noise, relevance
+from dpjax.runs.relevance import audit as relevance_audit
+from dpjax.runs.relevance import run as relevance_run
+from dpjax.runs.relevance import table as relevance_table
+from dpjax.runs import writers
+from dpjax.runs.central.config import DataConfig, ModelConfig
+from dpjax.runs.relevance.config import (
+  RelevanceAuditConfig,
+  RelevanceConfig,
+  points,
+)
+from dpjax.relevance import Paper, Rigorous
+from dpjax.validate import UserError
+
+_DATA = bytes(32)  # a digest
+_PNG = b"\x89PNG"
+
+
+_PROVED = Rigorous(model1="none", shuffle=False, pool=2)
+
+
+def _config(**fields):
+  standard = dict(
+    data=DataConfig(name="digits", limit=200),
+    model=ModelConfig(name="mlp", options={"features": (8,)}),
+    num_epochs=2,
+    batch_size=50,
+    epsilons=[2.0],
+  )
+  if "rigorous" in repr((fields.get("mode"), fields.get("curves"))):
+    standard["rigorous"] = _PROVED
+  return RelevanceConfig(**{**standard, **fields})
+
+
+# --- configs
+
+
+def test_points_are_curves_by_epsilons_by_seeds():
+  config = _config(
+    curves={"A": {"method": "dpsgd"}, "B @ x": {"paper.preset": "P5", "epsilons": [7.0]}},
+    epsilons=[1.0, 2.0], num_seeds=2, seed=3,
+  )  # fmt: skip
+  found = points(config)
+  of_one_seed = ["a-eps1", "a-eps2", "b-x-eps7"]
+  assert [p.name for p in found] == [f"{p}-seed{s}" for s in (3, 4) for p in of_one_seed]
+  assert found[-1].curve == "B" and found[-1].config.paper.preset == "P5"
+  assert found[0].config.curves == {} and found[0].config.num_seeds == 1
+
+
+@pytest.mark.parametrize(
+  ("fields", "words"),
+  [
+    ({"method": "radpp"}, "did you mean 'radp'"),
+    ({"mode": "proof"}, "mode='proof'"),
+    ({"epsilons": []}, "at least one epsilon"),
+    ({"epsilons": [-1.0]}, "epsilons[0]=-1.0"),
+    ({"curves": {"A": {"paper.presett": "P1"}}}, "config.curves['A'].paper.presett"),
+    ({"curves": {"a": {}, "A": {}}}, "same name"),
+    ({"data": DataConfig(center=True)}, "data.center=True"),
+    ({"model": ModelConfig(name="scatter_linear")}, "must take images as they are"),
+  ],
+)
+def test_a_wrong_config_is_one_line_before_anything_runs(fields, words):
+  with pytest.raises(UserError) as error:
+    points(_config(**fields))
+  assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_noise_comes_from_the_seed_only_where_it_is_said():
+  paper, proved = _config(), _config(mode="rigorous")
+  seeded = _config(
+    mode="rigorous", rigorous=dataclasses.replace(proved.rigorous, seeded_noise=True)
+  )
+  same = lambda config: bool(
+    relevance_run.streams(config, _DATA).noise == relevance_run.streams(config, _DATA).noise
+  )
+  assert same(paper) and same(seeded) and not same(proved)
+  other = dataclasses.replace(paper, epsilons=[3.0])
+  name = lambda config: noise.key_id(relevance_run.streams(config, _DATA).noise)
+  assert name(paper) != name(other)
+  pooled = relevance.Private(relevance_pool=4)
+  assert name(RelevanceConfig(private=pooled)) != name(RelevanceConfig())
+
+
+# --- runs
+
+
+def test_a_claimed_run_writes_what_the_contract_wants(tmp_path):
+  config = _config(audit=RelevanceAuditConfig(True, 200, canary_runs=False))
+  (result,) = relevance_run.run_all(config, tmp_path / "run")
+  assert set(writers.RESULT_KEYS) <= set(result)
+  assert result["epsilon_kind"] == "claimed" and result["epsilon"] == 2.0
+  assert result["proved_epsilon"] is None and result["claimed_epsilon_thm7"] > 2.0
+  assert any(line.startswith("C12") for line in result["failed_assumptions"])
+  assert result["epsilon_audited_lower"] > 2.0  # P3: 64 times the claim
+  assert [row["step"] for row in writers.read_metrics(tmp_path / "run")] == [1, 2]
+  for name in ("report.png", "heat_maps.png", "maps.png"):
+    assert (tmp_path / "run" / name).read_bytes().startswith(_PNG)
+  table = (tmp_path / "run" / "claims.md").read_text()
+  assert "claim refuted" in table and "C1 C4" in table
+  before = (tmp_path / "run" / "params.npz").stat().st_mtime_ns
+  assert relevance_run.run_all(config, tmp_path / "run") == [writers.plain(result)]
+  assert (tmp_path / "run" / "params.npz").stat().st_mtime_ns == before
+  with pytest.raises(UserError, match="another config"):
+    relevance_run.run_all(_config(epsilons=[3.0]), tmp_path / "run")
+
+
+def test_a_grid_of_methods_and_modes_writes_one_table(tmp_path):
+  config = _config(
+    curves={
+      "RADP": {},
+      "RADP, proved": {"mode": "rigorous"},
+      "No_DP": {"method": "no_dp"},
+    }
+  )
+  results = relevance_run.run_all(config, tmp_path)
+  assert [r["epsilon_kind"] for r in results] == ["claimed", "proved", "none"]
+  assert results[1]["proved_epsilon"] == pytest.approx(2.0)
+  assert results[1]["noise_from_seed"] is False and results[0]["noise_from_seed"] is True
+  lines = (tmp_path / "claims.csv").read_text().splitlines()
+  assert len(lines) == 4 and lines[0].startswith("method,dataset,claimed_epsilon")
+  assert len((tmp_path / "report.csv").read_text().splitlines()) == 1 + 3 * 2
+  assert json.loads((tmp_path / "results.json").read_text()) == writers.plain(results)
+  maps = np.load(tmp_path / "points" / "radp-proved-eps2-seed0" / "maps.npz")
+  assert list(maps) == ["beta"]  # the relevance itself is not private
+
+
+def test_a_folder_where_another_process_works_is_left_alone(tmp_path):
+  config = _config(method="no_dp")
+  relevance_run.run.claim_workdir(tmp_path / "run", config)
+  (tmp_path / "run" / "lock").touch()
+  busy = writers.alone(tmp_path / "run" / "lock")
+  with busy, pytest.raises(UserError, match="another process is at work"):
+    relevance_run.run_all(config, tmp_path / "run")
+  assert {p.name for p in (tmp_path / "run").iterdir()} == {"config.json", "lock"}
+
+
+def test_data_that_are_not_there_do_not_claim_the_folder(tmp_path):
+  wrong = _config(data=DataConfig(name="dgits"), curves={"a": {}, "b": {"seed": 1}})
+  with pytest.raises(UserError, match="did you mean 'digits'"):
+    relevance_run.run_all(wrong, tmp_path / "run")
+  assert not (tmp_path / "run").exists()
+
+
+def test_an_experiment_may_get_more_seeds_in_its_folder(tmp_path):
+  config = _config(method="no_dp", curves={"a": {}, "b": {"activation": "relu"}})
+  first = relevance_run.run_all(config, tmp_path)
+  params = tmp_path / "points" / "a-eps2-seed0" / "params.npz"
+  before = params.stat().st_mtime_ns
+  more = dataclasses.replace(config, num_seeds=2)
+  results = relevance_run.run_all(more, tmp_path)
+  assert len(results) == 4 and params.stat().st_mtime_ns == before
+  assert [r["params_sha256"] for r in results[:2]] == [r["params_sha256"] for r in first]
+  assert json.loads((tmp_path / "config.json").read_text())["num_seeds"] == 2
+  for other in (config, dataclasses.replace(more, num_seeds=3, num_epochs=9)):
+    with pytest.raises(UserError, match="another config"):
+      relevance_run.run_all(other, tmp_path)
+  assert json.loads((tmp_path / "config.json").read_text())["num_seeds"] == 2
+
+
+def test_without_canaries_only_noisy_inputs_are_attacked(tmp_path):
+  config = _config(
+    curves={"P5": {"paper.preset": "P5"}, "DPSGD": {"method": "dpsgd"}},
+    audit=RelevanceAuditConfig(True, 50, canary_runs=False),
+  )
+  shared, clipped = relevance_run.run_all(config, tmp_path)
+  assert shared["audit"]["strongest"] == "U2"
+  assert "audit" not in clipped and "epsilon_audited_lower" not in clipped
+  assert "not audited" in (tmp_path / "claims.md").read_text()
+
+
+def test_without_privacy_one_run_serves_every_epsilon(tmp_path, monkeypatch):
+  made = []
+  run = relevance_run.relevance.run
+  monkeypatch.setattr(
+    relevance_run.relevance, "run", lambda *a: made.append(a[0]) or run(*a)
+  )
+  config = _config(method="no_dp", epsilons=[1.0, 2.0], num_seeds=2)
+  results = relevance_run.run_all(config, tmp_path)
+  assert made == ["no_dp"] * 2  # one for each seed
+  assert [r["epsilon_target"] for r in results] == [1.0, 2.0] * 2
+  assert results[0]["params_sha256"] == results[1]["params_sha256"]
+  assert results[0]["params_sha256"] != results[2]["params_sha256"]
+  assert results[1]["copied_from"] == "no-dp-eps1-seed0"
+  assert len((tmp_path / "report.csv").read_text().splitlines()) == 1 + 4 * 2
+
+
+# --- the table
+
+
+def test_a_proof_is_refuted_by_a_larger_bound_only():
+  row = {"epsilon": 1.0, "epsilon_kind": "proved", "epsilon_audited_lower": 0.9}
+  assert relevance_table.verdict([row]) == "not refuted"
+  assert relevance_table.verdict([row | {"epsilon_audited_lower": 1.1}]) == "PROOF REFUTED"
+  assert relevance_table.verdict([row | {"epsilon": None}]) == "no epsilon is stated"
+  assert relevance_table.verdict([{"epsilon": 1.0}]) == "not audited"
+
+
+# --- attacks
+
+
+def test_u2_shared_noise_is_refuted_whatever_its_scale():
+  scales = np.full(16, 1e3)
+  scores = relevance_audit.shared_noise_scores(jax.random.key(0), scales, (4, 4, 1), 1000)
+  assert scores.inside.min() > scores.outside.max() + 0.5  # free of error
+  bound = auditing.clopper_pearson(scores, delta=0.0)
+  assert bound > 5.0
+
+
+def test_u2_clipping_the_noisy_pixels_does_not_help():
+  """AdLM cuts them to [-10, 10]: one pixel that is not cut gives the record away."""
+  run = lambda scale: relevance_audit.shared_noise_scores(
+    jax.random.key(0), np.full(16, scale), (4, 4, 1), 1000, clip_after=10.0
+  )
+  assert auditing.clopper_pearson(run(24.0), delta=0.0) > 4.0
+  assert (
+    auditing.clopper_pearson(run(1e6), delta=0.0) < 0.5
+  )  # everything is cut: nothing left
+
+
+def _bound(job, outcome, num_trials=4000):
+  config = _config(audit=RelevanceAuditConfig(True, num_trials, 40, False))
+  return relevance_audit._features(config, job, outcome, 0.95).epsilon_lower
+
+
+def _noise(scales, beta, clip=None):
+  made = relevance.job.Noise((2, 2, 1), beta, scales, "laplace", grid=2.0**-6, l1_clip=clip)
+  privacy = relevance.Privacy("none", None, None, None)
+  return relevance.Outcome(None, None, None, privacy, 0, None, noise=made)
+
+
+class _Job:
+  streams = relevance.Streams(jax.random.key(0), jax.random.key(1), 0, 0)
+
+
+def test_u1_one_feature_reaches_epsilon_and_never_passes_it():
+  beta = np.array([1.0 - 3e-6, 1e-6, 1e-6, 1e-6])
+  bound = _bound(_Job, _noise(1 / (beta * 2.0), beta))
+  assert 1.6 < bound <= 2.0
+
+
+def test_u1_spread_noise_is_far_below_its_pure_epsilon():
+  beta = np.full(4, 0.25)
+  spread = _bound(_Job, _noise(1 / (beta * 2.0), beta))
+  assert spread <= 2.0
+  wrong = _bound(_Job, _noise(1 / (beta * 8.0), beta))  # noise for 8, claimed as 2
+  assert wrong > 2.0
+
+
+def test_u1_takes_the_worst_pair_within_the_clip():
+  beta = np.full(4, 0.25)
+  one, other = relevance_audit.worst_pair((2, 2, 1), beta, 0.25)
+  assert one.sum() == other.sum() == 1 and not (one * other).any()
+  one, other = relevance_audit.worst_pair((2, 2, 1), beta, 0.9)
+  assert np.abs(one - other).sum() == 4
+
+
+def test_u3_raw_labels_are_found_and_randomised_ones_are_not(tmp_path):
+  """C12: with a net that memorises, wrong labels are told from right ones; behind randomised
+  response the bound stays below the proof."""
+  audit = RelevanceAuditConfig(True, 100, 100)
+  raw = _config(
+    epsilons=[2000.0], num_epochs=60, learning_rate=0.02, audit=audit,
+    model=ModelConfig(name="mlp", options={"features": (64,)}), activation="relu",
+    paper=Paper(preset="P3"),
+  )  # fmt: skip
+  (result,) = relevance_run.run_all(raw, tmp_path / "raw")
+  assert result["audit"]["bounds"]["U3"]["epsilon_lower"] > 0.5
+  proved = dataclasses.replace(raw, mode="rigorous", epsilons=[0.5], rigorous=_PROVED)
+  (result,) = relevance_run.run_all(proved, tmp_path / "proved")
+  assert result["epsilon_audited_lower"] <= 0.5

@@ -1,0 +1,181 @@
+"""Reports: the numbers in the tables, and what the pictures say about an epsilon."""
+
+from __future__ import annotations
+
+import csv
+import sys
+
+import pytest
+from matplotlib.figure import Figure
+
+from dpjax.runs import report
+from dpjax.runs import writers
+from dpjax.validate import UserError
+
+PRIVATE = {
+  "epsilon_kind": "proved",
+  "epsilon": 0.99,
+  "delta": 1e-5,
+  "neighboring_relation": "add_or_remove_one",
+  "unit": "example",
+}
+
+
+@pytest.fixture
+def figures(monkeypatch):
+  """Every figure that is saved."""
+  saved = []
+  save = Figure.savefig
+  monkeypatch.setattr(
+    Figure, "savefig", lambda self, *a, **k: (saved.append(self), save(self, *a, **k))[1]
+  )
+  return saved
+
+
+def _table(path):
+  with path.open() as file:
+    return list(csv.DictReader(file))
+
+
+def _is_png(path):
+  return path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+
+
+def _run(workdir, *, epsilon):
+  with writers.MetricsWriter(workdir, tensorboard=False) as metrics:
+    for step in (10, 20):
+      metrics.write(step, {"test_accuracy": step / 100})
+      metrics.write(step, {"not_private/train_loss": 2.0} | epsilon(step))
+
+
+def _result(workdir, **changes):
+  result = dict.fromkeys(writers.RESULT_KEYS, 0) | PRIVATE
+  names = {"dataset": "digits", "method": "dp_sgd", "test_accuracy": 0.2}
+  writers.write_result(workdir, result | names | changes)
+
+
+def test_train_report_states_the_epsilon_and_its_meaning(tmp_path, figures):
+  _run(tmp_path, epsilon=lambda step: {"epsilon": step / 20})
+  _result(tmp_path)
+  report.train_report(tmp_path)
+  assert _is_png(tmp_path / "report.png")
+  assert _table(tmp_path / "report.csv")[1] == {
+    "step": "20",
+    "test_accuracy": "0.2",
+    "not_private/train_loss": "2.0",
+    "epsilon": "1.0",
+  }
+  (figure,) = figures
+  accuracy, epsilon = figure.axes
+  assert list(accuracy.lines[0].get_ydata()) == [0.1, 0.2]
+  assert list(epsilon.lines[0].get_ydata()) == [0.5, 1.0]
+  title = epsilon.get_title(loc="left")
+  assert "1e-05" in title and "add_or_remove_one" in title and "proved" in title
+  assert (
+    "matplotlib.pyplot" not in sys.modules
+    or not sys.modules["matplotlib.pyplot"].get_fignums()
+  )
+
+
+def test_train_report_without_an_epsilon(tmp_path, figures):
+  _run(tmp_path, epsilon=lambda step: {"epsilon": float("inf")})
+  none = {"epsilon": None, "epsilon_kind": "none", "method": "sgd", "delta": None}
+  _result(tmp_path, **none)
+  report.train_report(tmp_path)
+  (axes,) = figures[0].axes
+  assert "not private" in axes.get_title(loc="left")
+
+
+def test_train_report_of_an_unfinished_or_empty_run(tmp_path, figures):
+  with pytest.raises(UserError, match=r"metrics\.jsonl"):
+    report.train_report(tmp_path)
+  _run(tmp_path, epsilon=lambda step: {"epsilon": 1.0})
+  report.train_report(tmp_path)
+  assert len(figures[0].axes) == 2
+
+
+def _rows(accuracy=lambda epsilon, seed: epsilon / 10 + seed / 100, seeds=(0, 1, 2)):
+  return [
+    PRIVATE
+    | {
+      "privacy.epsilon": e,
+      "epsilon": e - 0.01,
+      "test_accuracy": accuracy(e, s),
+      "seed": s,
+    }
+    for e in (4.0, 1.0)
+    for s in seeds
+  ]
+
+
+def test_sweep_report_means_and_extremes(tmp_path, figures):
+  references = [("A 2021", 2.93, 0.2), ("B 2021", 3.0, 0.2)]  # almost on top of each other
+  report.sweep_report(_rows(), tmp_path, references=references, title="t")
+  assert _is_png(tmp_path / "curve.png")
+  first, second = _table(tmp_path / "curve.csv")
+  assert (first["privacy.epsilon"], second["privacy.epsilon"]) == ("1.0", "4.0")
+  assert first["seeds"] == "3" and float(first["test_accuracy_mean"]) == pytest.approx(0.11)
+  assert float(first["test_accuracy_min"]) == pytest.approx(0.1)
+  assert float(first["test_accuracy_max"]) == pytest.approx(0.12)
+  assert first["epsilon"] == "0.99" and first["delta"] == "1e-05"
+  assert first["neighboring_relation"] == "add_or_remove_one" and first["unit"] == "example"
+  (axes,) = figures[0].axes
+  assert axes.get_xscale() == "log" and "proved" in axes.get_xlabel()
+  assert "min to max" in axes.get_title(loc="left")
+  texts = figures[0].axes[0].get_legend().get_texts()
+  assert {"A 2021 (2.93: 0.2)", "B 2021 (3: 0.2)"} < {text.get_text() for text in texts}
+  boxes = [text.get_window_extent() for text in texts]
+  assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_one_seed_has_no_interval(tmp_path, figures):
+  report.sweep_report(_rows(seeds=(0,)), tmp_path)
+  axes = figures[0].axes[0]
+  assert "one seed" in axes.get_title(loc="left")
+  assert not axes.collections  # error bars are line collections
+
+
+def test_series_are_lines_of_their_own(tmp_path, figures):
+  rows = [row | {"model.name": name} for name in ("mlp", "cnn") for row in _rows()]
+  report.sweep_report(rows, tmp_path, series="model.name")
+  assert [row["model.name"] for row in _table(tmp_path / "curve.csv")] == ["mlp"] * 2 + [
+    "cnn"
+  ] * 2
+  assert len(figures[0].axes[0].containers) == 2
+
+
+def test_a_run_without_privacy_is_never_drawn_at_its_configs_epsilon(tmp_path, figures):
+  sgd = {
+    "epsilon_kind": "none",
+    "epsilon": None,
+    "privacy.epsilon": 1.0,
+    "test_accuracy": 0.99,
+  }
+  report.sweep_report([*_rows(), sgd], tmp_path)
+  table = _table(tmp_path / "curve.csv")
+  assert table[0]["privacy.epsilon"] == "" and table[0]["test_accuracy_mean"] == "0.99"
+  assert [row["seeds"] for row in table] == ["1", "3", "3"]
+  axes = figures[0].axes[0]
+  labels = axes.get_legend_handles_labels()[1]
+  assert "not private" in labels
+
+
+def test_an_epsilon_of_mixed_meaning_says_so(tmp_path):
+  rows = _rows(seeds=(0, 1))
+  rows[0]["epsilon_kind"] = "claimed"
+  kinds = {row["privacy.epsilon"]: row["epsilon_kind"] for row in report.summarize(
+    rows, x="privacy.epsilon", y="test_accuracy")}  # fmt: skip
+  assert kinds == {4.0: "claimed / proved", 1.0: "proved"}
+
+
+def test_another_axis_is_linear_and_a_missing_key_named(tmp_path, figures):
+  rows = [row | {"num_steps": 10 * (1 + row["seed"])} for row in _rows()]
+  report.sweep_report(rows, tmp_path, x="num_steps")
+  assert figures[0].axes[0].get_xscale() == "linear"
+  with pytest.raises(UserError, match=r"accuracy_of_test=None: must be a number"):
+    report.sweep_report(rows, tmp_path, y="accuracy_of_test")
+
+
+def test_no_finished_run_still_writes_the_files(tmp_path):
+  report.sweep_report([], tmp_path)
+  assert _is_png(tmp_path / "curve.png") and _table(tmp_path / "curve.csv") == []

@@ -1,0 +1,80 @@
+"""From the words of a config to samplers and plans, each with its proof or its refusal."""
+
+import dataclasses
+import math
+
+import pytest
+
+from dpjax import accounting, sampling
+from dpjax.runs.central import build
+from dpjax.runs.central.config import PrivacyConfig, TrainConfig
+from dpjax.validate import UserError
+
+_N = 1000
+
+
+def _plan(num_steps=40, **privacy):
+  given = {"sampling_prob": 0.05, "noise_multiplier": 4.0, "epsilon": None} | privacy
+  config = TrainConfig(num_steps=num_steps, privacy=PrivacyConfig(**given))
+  build.check(config)
+  return build.make_plan(config, _N)
+
+
+def test_p12_truncated_poisson_with_a_capacity_of_its_own_or_a_safe_one():
+  plan = _plan(sampler="truncated_poisson", neighboring_relation="replace_special")
+  deviation = math.sqrt(_N * 0.05 * 0.95)
+  assert isinstance(plan.sampler, sampling.TruncatedPoissonSampler)
+  assert 50 + 3 * deviation <= plan.sampler.capacity < 50 + 3 * deviation + 8
+  small = _plan(
+    sampler="truncated_poisson", neighboring_relation="replace_special", capacity=50
+  )
+  assert small.sampler.slots == 50 and small.epsilon() > 1.05 * plan.epsilon()
+  assert small.accounted_delta(1e-5) == 1e-5  # nothing overflows, nothing is set aside
+  poisson = _plan(neighboring_relation="replace_special")
+  assert plan.epsilon() >= poisson.epsilon() * 0.98  # which pays overflow from delta
+  with pytest.raises(UserError, match="only under replace_special"):
+    _plan(sampler="truncated_poisson")
+
+
+@pytest.mark.parametrize(
+  ("relation", "sensitivity"), [("replace_one", 2.0), ("replace_special", 1.0)]
+)
+def test_p13_a_shuffled_run_pays_by_the_epoch(relation, sensitivity):
+  """20 steps an epoch, 40 steps: two Gaussians; the 41st step begins a third."""
+  plan = _plan(sampler="shuffled", neighboring_relation=relation)
+  one = accounting.gaussian_event(4.0 / sensitivity)
+  cost = lambda epochs: accounting.epsilon(accounting.composed(one, epochs), delta=1e-5)
+  assert plan.epsilon() == pytest.approx(cost(2), rel=1e-6)
+  assert plan.epsilon(steps=1) == pytest.approx(cost(1), rel=1e-6)
+  assert plan.epsilon(steps=20) == plan.epsilon(steps=1)
+  longer = _plan(41, sampler="shuffled", neighboring_relation=relation)
+  assert longer.epsilon() == pytest.approx(cost(3), rel=1e-6)
+
+
+def test_p13_a_shuffled_run_is_calibrated_to_its_epochs():
+  plan = _plan(
+    sampler="shuffled",
+    neighboring_relation="replace_special",
+    noise_multiplier=None,
+    epsilon=2.0,
+  )
+  assert 1.99 < plan.epsilon() <= 2.0
+  epochs = accounting.composed(accounting.gaussian_event(plan.noise_multiplier), 2)
+  assert accounting.epsilon(epochs, delta=1e-5) <= 2.0
+
+
+def test_p13_without_a_relation_that_makes_the_size_public_nothing_is_proved():
+  plan = _plan(sampler="shuffled")
+  assert plan.epsilon() == math.inf and not plan.is_private
+  config = TrainConfig(privacy=PrivacyConfig(sampler="shuffled"))
+  with pytest.raises(UserError, match="no event"):
+    build.make_plan(config, _N)
+  plain = dataclasses.replace(config, privacy=PrivacyConfig("sgd", sampler="shuffled"))
+  assert not build.make_plan(plain, _N).is_private
+
+
+def test_less_noise_later_in_an_epoch_that_was_paid_at_its_start_is_refused():
+  with pytest.raises(UserError, match="noise_levels"):
+    _plan(
+      sampler="shuffled", neighboring_relation="replace_special", noise_levels=[2.0, 1.0]
+    )

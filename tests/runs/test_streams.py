@@ -1,0 +1,340 @@
+"""Streams are bound to config and data: one record apart, nothing is shared; other data under
+a run are noticed; what follows from the data without noise stands in checkpoints alone."""
+
+import dataclasses
+import json
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from configs import quickstart
+from configs.fed import quickstart as fed_quickstart
+from dpjax import data, noise
+from dpjax.runs.central import build
+from dpjax.runs import checkpoint
+from dpjax.runs.federated import run as federate
+from dpjax.runs.federated import build as federate_build
+from dpjax.runs import fields
+from dpjax.runs import release
+from dpjax.runs.relevance import run as relevance_run
+from dpjax.runs.central import run
+from dpjax.runs import streams
+from dpjax.sweeps import grid
+from dpjax.runs.central.config import DataConfig, ModelConfig
+from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.validate import UserError
+from tests.runs.stops import stop_after
+
+_ROWS = 120
+
+
+def _with(config, overrides):
+  for path, value in overrides.items():
+    config = fields.replace(config, path, value)
+  return config
+
+
+def _central(**overrides):
+  small = {
+    "grad_method": "vmap", "num_steps": 4, "eval_every": 2, "checkpoint_every": 2,
+    "model.name": "linear", "model.options": {}, "privacy.epsilon": None,
+    "privacy.noise_multiplier": 2.0, "privacy.sampling_prob": 0.2,
+    "data.name": "mine.npz",
+  }  # fmt: skip
+  return _with(quickstart.get_config(), {**small, **overrides})
+
+
+def _federated(**overrides):
+  small = {
+    "num_rounds": 4, "eval_every": 2, "checkpoint_every": 2, "data.name": "mine.npz",
+    "partition.num_clients": 12, "clients_per_round": 4.0, "local.epochs": 1,
+    "privacy.epsilon": None, "privacy.noise_multiplier": 1.0, "model.name": "linear",
+    "model.options": {},
+  }  # fmt: skip
+  return _with(fed_quickstart.get_config(), {**small, **overrides})
+
+
+def _relevance(**overrides):
+  base = RelevanceConfig(
+    data=DataConfig(name="mine.npz"), model=ModelConfig(name="linear"),
+    method="dpsgd", num_epochs=1, batch_size=40, epsilons=[4.0],
+  )  # fmt: skip
+  return _with(base, overrides)
+
+
+_KINDS = {
+  "central": (_central, run.train),
+  "federated": (_federated, federate.federate),
+  "relevance": (_relevance, relevance_run.run_all),
+}
+
+
+def _arrays(seed=0):
+  rng = np.random.default_rng(seed)
+  x, y = rng.random((_ROWS, 4, 4, 1)).astype(np.float32), rng.integers(0, 3, _ROWS)
+  return dict(
+    x_train=x,
+    y_train=y,
+    x_test=x[:20].copy(),
+    y_test=y[:20].copy(),
+    num_classes=np.int64(3),
+  )
+
+
+def _write(folder, **changes):
+  arrays = {**_arrays(), **changes}
+  np.savez(folder / "mine.npz", **arrays)
+  return arrays
+
+
+def _changes():
+  """Relatives of one record changed: every name is a way in which data can differ."""
+  arrays = _arrays()
+  x, y = arrays["x_train"], arrays["y_train"]
+  touched = x.copy()
+  touched[17, 2, 1, 0] = np.nextafter(touched[17, 2, 1, 0], np.float32(2))
+  labelled = y.copy()
+  labelled[3] = (labelled[3] + 1) % 3
+  order = np.r_[1, 0, 2:_ROWS]
+  return {
+    "one bit of one pixel": dict(x_train=touched),
+    "one label": dict(y_train=labelled),
+    "one record fewer": dict(x_train=x[1:], y_train=y[1:]),
+    "one record more": dict(x_train=np.r_[x, x[:1]], y_train=np.r_[y, y[:1]]),
+    "two records swapped": dict(x_train=x[order], y_train=y[order]),
+    "another shape": dict(
+      x_train=x.reshape(-1, 2, 8, 1), x_test=x[:20].reshape(-1, 2, 8, 1)
+    ),
+    "one class more": dict(num_classes=np.int64(4)),
+  }
+
+
+def _digest_of(kind, config, folder):
+  config = _with(config, {"data.data_dir": str(folder)})
+  if kind == "relevance":
+    return relevance_run.data_digest(config, {})
+  load = build.load_arrays if kind == "central" else federate_build.load_arrays
+  return data.digest(load(config)[0])
+
+
+def _streams_of(kind, config, digest):
+  found = {
+    "central": build.streams, "federated": federate_build.streams,
+    "relevance": relevance_run.streams,
+  }[kind](config, digest)  # fmt: skip
+  keys = [noise.key_id(key) for key in found[1:] if not isinstance(key, int)]
+  return {*keys, *(seed for seed in found if isinstance(seed, int))}, found.init
+
+
+# --- the digest
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_p46_data_one_record_apart_share_neither_noise_nor_batches(kind, tmp_path):
+  config = _KINDS[kind][0]()
+  _write(tmp_path)
+  first, init = _streams_of(kind, config, _digest_of(kind, config, tmp_path))
+  assert first == _streams_of(kind, config, _digest_of(kind, config, tmp_path))[0]
+  assert len(first) == 3
+  for name, change in _changes().items():
+    _write(tmp_path, **change)
+    other, other_init = _streams_of(kind, config, _digest_of(kind, config, tmp_path))
+    assert first.isdisjoint(other), name
+    assert bool(init == other_init)  # of the seed alone
+
+
+def test_the_test_set_and_names_are_no_part_of_the_data(tmp_path):
+  arrays = _write(tmp_path)
+  before = _digest_of("central", _central(), tmp_path)
+  _write(tmp_path, y_test=(arrays["y_test"] + 1) % 3)
+  assert _digest_of("central", _central(), tmp_path) == before
+
+
+@hypothesis.given(st.data())
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_two_federations_have_one_digest_only_where_they_are_equal(draw):
+  """Rows, owners, their order and their names; the bounds between clients too."""
+  base = data.from_arrays(np.arange(5.0)[:, None], [0, 1, 1, 0, 1], num_classes=2)
+
+  def drawn():
+    rows = draw.draw(st.permutations(range(5)))
+    cut = draw.draw(st.integers(0, 5))
+    names = draw.draw(st.sampled_from([("a", "b"), ("b", "a"), ("0", "1")]))
+    return data.Federation(base, [rows[:cut], rows[cut:]], names)
+
+  one, other = drawn(), drawn()
+  what = lambda f: ([rows.tolist() for rows in f.indices], f.client_ids)
+  assert (data.digest(one) == data.digest(other)) == (what(one) == what(other))
+
+
+_VALUES = st.recursive(
+  st.none()
+  | st.booleans()
+  | st.integers(-4, 4)
+  | st.floats(-4, 4)
+  | st.sampled_from("01x"),
+  lambda inner: (
+    st.lists(inner, max_size=3)
+    | st.dictionaries(
+      st.sampled_from(["0", "1", "a", "mapping", "number"]), inner, max_size=3
+    )
+  ),
+  max_leaves=6,
+)
+
+
+@hypothesis.given(_VALUES, _VALUES)
+@hypothesis.settings(max_examples=300, deadline=None)
+def test_configs_have_one_digest_exactly_where_they_are_equal(one, other):
+  """As `claim_workdir` compares them: 1 == 1.0, and dicts have no order."""
+  digest = lambda value: streams.config_digest("kind", {"field": value})
+  assert (digest(one) == digest(other)) == (one == other)
+  assert digest(one) == digest(json.loads(json.dumps(one)))
+
+
+def test_features_are_known_by_what_they_were_computed_from(tmp_path):
+  _write(tmp_path, x_train=np.zeros((9, 8, 8), np.uint8), y_train=np.zeros(9, int),
+         x_test=np.zeros((2, 8, 8), np.uint8), y_test=np.zeros(2, int))  # fmt: skip
+  config = _central(**{"model.name": "scatter_linear", "data.data_dir": str(tmp_path)})
+  features, arrays = build.load_data(config)[0], build.load_arrays(config)[0]
+  assert features.x.shape != arrays.x.shape
+  assert data.digest(features) == data.digest(arrays)
+
+
+# --- runs
+
+
+def _run(kind, config, workdir, folder):
+  return _KINDS[kind][1](_with(config, {"data.data_dir": str(folder)}), workdir)
+
+
+def _secrets_of(digest):
+  return digest, digest.hex().encode()
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("ends", ["finished", "cut off"])
+def test_a_run_does_not_go_on_with_other_data(kind, ends, tmp_path, monkeypatch):
+  make, _ = _KINDS[kind]
+  _write(tmp_path)
+  digest, workdir = _digest_of(kind, make(), tmp_path), tmp_path / "run"
+  if ends == "cut off":
+    _cut_off(kind, make(), workdir, tmp_path, monkeypatch)
+  else:
+    _run(kind, make(), workdir, tmp_path)
+  for change in list(_changes().values())[:2]:
+    _write(tmp_path, **change)
+    before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"data.name='mine.npz': .*nothing was") as caught:
+      _run(kind, make(), workdir, tmp_path)
+    assert str(workdir) in str(caught.value) and "\n" not in str(caught.value)
+    assert not any(s.hex()[:12] in str(caught.value) for s in (digest,))
+    assert before == {p: p.read_bytes() for p in workdir.rglob("*") if p.is_file()}
+  _write(tmp_path)
+  _run(kind, make(), workdir, tmp_path)  # nothing was lost
+  held = [p for p in workdir.rglob("*") if p.is_file() and "checkpoints" not in p.parts]
+  assert len(held) > 3
+  for path in held:
+    content = path.read_bytes()
+    assert not any(secret in content for secret in _secrets_of(digest)), path
+
+
+def _cut_off(kind, config, workdir, folder, monkeypatch):
+  if kind == "relevance":
+    monkeypatch.setattr(relevance_run, "_save", lambda *a: _die())
+    with pytest.raises(KeyboardInterrupt):
+      _run(kind, config, workdir, folder)
+    return monkeypatch.undo()
+  stop_after(monkeypatch, (run if kind == "central" else federate)._Loop, 1, _die)
+  with pytest.raises(KeyboardInterrupt):
+    _run(kind, config, workdir, folder)
+  assert checkpoint.newest(workdir) == 0  # the data are remembered before the first step
+
+
+def _die():
+  raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", ["central", "federated"])
+def test_a_release_does_not_go_on_with_other_data(kind, tmp_path, monkeypatch):
+  make, _ = _KINDS[kind]
+  config, workdir = make(release=True), tmp_path / "run"
+  _write(tmp_path)
+  _cut_off(kind, config, workdir, tmp_path, monkeypatch)
+  held = checkpoint.meta_of(workdir)
+  _write(tmp_path, **_changes()["one label"])
+  with pytest.raises(UserError, match=r"are not the data of the run in workdir="):
+    _run(kind, config, workdir, tmp_path)
+  _write(tmp_path)
+  result = _run(kind, config, workdir, tmp_path)
+  kinds = {"central": build.Streams, "federated": federate_build.Streams}
+  kept = release.from_meta(config, held, kinds[kind])
+  assert result["ledger"]["charges"][0]["noise_key_id"] == noise.key_id(kept.noise)
+
+
+@pytest.mark.parametrize("kind", ["central", "federated"])
+def test_nothing_but_noisy_parameters_tells_two_data_sets_apart(kind, tmp_path):
+  """What is written of two runs on data one record apart: no name, no id that differs."""
+  make, _ = _KINDS[kind]
+  results = []
+  for name, change in (("a", {}), ("b", _changes()["one bit of one pixel"])):
+    _write(tmp_path, **change)
+    results.append(_run(kind, make(diagnostics=False), tmp_path / name, tmp_path))
+  assert results[0]["params_sha256"] != results[1]["params_sha256"]
+  noisy = {"params_sha256", "wall_seconds", "test_accuracy", "test_loss"}
+  left = [{k: v for k, v in result.items() if k not in noisy} for result in results]
+  assert left[0] == left[1]
+  assert "noise_key_id" in json.dumps(left[0])
+
+
+@pytest.mark.parametrize("kind", ["central", "federated"])
+def test_a_run_of_an_earlier_version_is_not_gone_on_with(kind, tmp_path, monkeypatch):
+  make, _ = _KINDS[kind]
+  _write(tmp_path)
+  with monkeypatch.context() as older:
+    older.setattr(streams, "to_meta", lambda digest: {})
+    older.setattr(streams, "check_data", lambda *a, **k: None)
+    _cut_off(kind, make(), tmp_path / "run", tmp_path, older)
+  with pytest.raises(UserError, match="earlier version.*nothing was changed") as caught:
+    _run(kind, make(), tmp_path / "run", tmp_path)
+  assert "\n" not in str(caught.value)
+
+
+def test_an_earlier_experiment_of_relevance_gets_no_more_points(tmp_path):
+  _write(tmp_path)
+  config = _relevance(curves={"a": {}, "b": {"num_epochs": 2}})
+  _run("relevance", config, tmp_path / "run", tmp_path)
+  for path in (tmp_path / "run").rglob("data.json"):
+    path.unlink()
+  _run("relevance", config, tmp_path / "run", tmp_path)  # nothing is left to run
+  with pytest.raises(UserError, match="earlier version"):
+    _run("relevance", dataclasses.replace(config, num_seeds=2), tmp_path / "run", tmp_path)
+
+
+def test_points_on_changed_data_do_not_join_an_experiment(tmp_path):
+  _write(tmp_path)
+  config = _relevance(curves={"a": {}, "b": {"num_epochs": 2}})
+  _run("relevance", config, tmp_path / "run", tmp_path)
+  _write(tmp_path, **_changes()["one label"])
+  more = dataclasses.replace(config, num_seeds=2)
+  with pytest.raises(UserError, match="are not the data of the run"):
+    _run("relevance", more, tmp_path / "run", tmp_path)
+  assert not list((tmp_path / "run" / "points").glob("*seed1"))
+
+
+def test_a_sweep_on_changed_data_does_not_keep_what_it_had(tmp_path):
+  """Else one curve would be of two data sets, and say so nowhere."""
+  _write(tmp_path)
+  base = _central(**{"data.data_dir": str(tmp_path), "privacy.noise_multiplier": None})
+  name = "privacy.noise_multiplier"
+  config = grid.SweepConfig(base, {name: [2.0, 3.0]}, x=name)
+  rows = grid.run_sweep(config, tmp_path / "sweep", run.train, build.load_data)
+  assert [row["status"] for row in rows] == ["done", "done"]
+  again = grid.run_sweep(config, tmp_path / "sweep", run.train, build.load_data)
+  assert [r["params_sha256"] for r in again] == [r["params_sha256"] for r in rows]
+  _write(tmp_path, **_changes()["one label"])
+  rows = grid.run_sweep(config, tmp_path / "sweep", run.train, build.load_data)
+  assert [row["status"] for row in rows] == ["failed", "failed"]
+  assert "are not the data of the run" in rows[0]["error"]

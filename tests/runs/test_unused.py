@@ -1,0 +1,168 @@
+"""What is refused because nothing would read it, in one line that says what it needs."""
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+from configs.fed import quickstart as federated
+from configs.radp import common, proved_mnist, test4_gaussian
+from configs.sweeps import mnist_algorithms
+from dpjax.runs.central import build
+from dpjax.runs.federated import build as federate_build
+from dpjax.runs import fields
+from dpjax.runs.relevance import config as relevance_config
+from dpjax.runs.relevance import run as relevance_run
+from dpjax.sweeps import grid
+from dpjax.runs.central.config import OptimizerConfig, PrivacyConfig, TrainConfig
+from dpjax.validate import UserError
+
+
+def _with(config, **changes):
+  for path, value in changes.items():
+    config = fields.replace(config, path.replace("__", "."), value)
+  return config
+
+
+@pytest.mark.parametrize(
+  ("changes", "match"),
+  [
+    ({"optimizer__weight_decay": 0.1}, "weight_decay=0.1.*'adamw'; leave it at 0.0"),
+    ({"optimizer__noise_floor": 0.5}, "optimizer.noise_floor=0.5.*'dp_adam'"),
+    ({"optimizer__momentum": 1.5}, r"optimizer.momentum=1.5: must be in \[0, 1\)"),
+    ({"optimizer__momentum": 0.5, "optimizer__name": "adam"}, "optimizer.momentum=0.5"),
+    ({"privacy__gamma": 0.5}, "privacy.gamma=0.5.*'automatic'"),
+    ({"privacy__ftrl__buffers": 3}, "privacy.ftrl.buffers=3.*'dp_ftrl'"),
+    ({"audit__score": "gradient"}, "audit.score='gradient'.*audit.enabled"),
+    ({"data__data_dir": "here"}, "data.data_dir='here'"),
+    ({"data__max_length": 9}, "data.max_length=9"),
+    ({"release": True, "diagnostics": False}, "diagnostics=False.*release=False"),
+    ({"privacy__method": "sgd", "privacy__epsilon": 3.0}, "privacy.epsilon=3.0"),
+    (
+      {"privacy__gamma": 0.5, "audit__kind": "random"},
+      "privacy.gamma=0.5.*; audit.kind='random'",
+    ),
+  ],
+)
+def test_a_central_run_names_all_that_it_would_ignore(changes, match):
+  with pytest.raises(UserError, match=match) as caught:
+    build.check(_with(TrainConfig(), **changes))
+  assert "\n" not in str(caught.value)
+
+
+def test_a_default_of_another_method_is_not_a_setting():
+  build.check(_with(TrainConfig(), optimizer__name="adam"))  # momentum stays at 0.9
+  build.check(TrainConfig(privacy=PrivacyConfig(method="sgd", epsilon=None)))
+
+
+def test_dp_adam_without_noise_is_adam_and_refused():
+  with pytest.raises(UserError, match="use 'adam'"):
+    build.check(_with(TrainConfig(), optimizer__name="dp_adam", privacy__method="sgd"))
+
+
+@pytest.mark.parametrize(
+  ("changes", "match"),
+  [
+    ({"client_optimizer__schedule": "cosine"}, "client_optimizer.schedule='cosine'"),
+    ({"client_optimizer__weight_decay": 0.1}, "client_optimizer.weight_decay=0.1"),
+    ({"server_optimizer__prior_precision": 2.0}, "server_optimizer.prior_precision=2.0"),
+    ({"client_optimizer__momentum": 1.5}, r"client_optimizer.momentum=1.5: .*\[0, 1\)"),
+    (
+      {"algorithm__name": "fed_sgd", "client_optimizer__learning_rate": 0.7},
+      "client_optimizer.learning_rate=0.7.*local steps",
+    ),
+    ({"algorithm__name": "fed_sgd", "local__epochs": 3}, "local.epochs=3"),
+    (
+      {"algorithm__name": "scaffold", "client_optimizer__name": "adam"},
+      "must be 'sgd' for algorithm.name='scaffold'",
+    ),
+    (
+      {"algorithm__name": "fed_nova", "client_optimizer__name": "yogi"},
+      "must be 'sgd' for algorithm.name='fed_nova'",
+    ),
+    (
+      {"algorithm__name": "scaffold", "client_optimizer__momentum": 0.5},
+      "client_optimizer.momentum=0.5: must be 0",
+    ),
+    (
+      {"algorithm__name": "scaffold", "algorithm__weighting": "capped"},
+      "algorithm.weighting='capped'",
+    ),
+    ({"algorithm__mu": 0.5}, "algorithm.mu=0.5.*'fed_prox'"),
+    ({"partition__alpha": 0.9}, "partition.alpha=0.9.*'dirichlet'"),
+    ({"privacy__local_noise_multiplier": 2.0}, "local_noise_multiplier=2.0.*'both'"),
+    ({"privacy__method": "local", "privacy__accountant": "rdp"}, "accountant='rdp'"),
+  ],
+)
+def test_a_run_over_clients_names_what_it_would_ignore(changes, match):
+  with pytest.raises(UserError, match=match) as caught:
+    federate_build.check(_with(federated.get_config(), **changes))
+  assert "\n" not in str(caught.value)
+
+
+def test_fed_nova_takes_momentum_for_which_its_step_counts_are_proved():
+  changes = {"algorithm__name": "fed_nova", "client_optimizer__momentum": 0.5}
+  federate_build.check(_with(federated.get_config(), **changes))
+
+
+def test_the_server_follows_its_schedule_over_the_rounds():
+  how = OptimizerConfig(learning_rate=2.0, momentum=0.0, schedule="linear")
+  tx = federate_build.server_optimizer(how, 4)
+  params, state, moved = jnp.zeros(1), tx.init(jnp.zeros(1)), []
+  for _ in range(5):
+    updates, state = tx.update(jnp.ones(1), state, params)
+    params = optax.apply_updates(params, updates)
+    moved.append(-float(updates[0]))
+  assert moved == pytest.approx([2.0, 1.5, 1.0, 0.5, 0.0])
+
+
+# --- experiments and sweeps
+
+
+def test_every_field_of_a_training_comes_from_the_experiment_by_name():
+  config = relevance_config.RelevanceConfig(weight_decay=0.25, batch_size=7, num_epochs=3)
+  made = relevance_run._training(config)
+  assert (made.weight_decay, made.batch_size, made.num_epochs) == (0.25, 7, 3)
+
+
+@pytest.mark.parametrize(
+  ("curves", "match"),
+  [
+    (
+      {"DPSGD": {"method": "dpsgd", "weight_decay": 0.1}},
+      r"curves\['DPSGD'\].weight_decay",
+    ),
+    ({"A": {"private.kappa": 0.9}}, r"curves\['A'\].private.kappa=0.9"),
+    ({"A": {"title": "mine"}}, "of the whole experiment"),
+    ({"A": {"rigorous.clip": 0.3}}, "rigorous.clip=0.3.*mode='rigorous'"),
+  ],
+)
+def test_a_curve_names_what_it_would_ignore(curves, match):
+  config = common.on("mnist", curves=curves)
+  with pytest.raises(UserError, match=match):
+    relevance_config.points(config)
+
+
+def test_a_setting_of_an_experiment_is_read_by_a_curve_that_keeps_it():
+  config = proved_mnist.get_config()
+  relevance_config.points(config)
+  with pytest.raises(UserError, match="paper.preset='P5': would be ignored"):
+    relevance_config.points(_with(config, paper__preset="P5"))
+  with pytest.raises(UserError, match="weight_decay=0.3: would be ignored"):
+    claimed = {**common.paper("mnist"), "curves": common.COMPARED}
+    relevance_config.points(common.on("mnist", **claimed, weight_decay=0.3))
+  vectors = _with(test4_gaussian.get_config(), weight_decay=0.3)
+  assert relevance_config.points(vectors)[-1].config.weight_decay == 0.3
+
+
+def test_a_sweep_refuses_what_no_run_keeps_and_what_a_run_ignores():
+  config = mnist_algorithms.get_config()
+  assert len(grid.points(config)) == 12
+  with pytest.raises(UserError, match="base.privacy.epsilon=3.5: would be ignored"):
+    grid.points(_with(config, base__privacy__epsilon=3.5))
+  with pytest.raises(UserError, match="base.seed=4: would be ignored"):
+    grid.points(_with(config, base__seed=4))
+  ignored = fields.replace(config, "grid", {"optimizer.weight_decay": [0.1, 0.2]})
+  with pytest.raises(UserError, match="weight_decay=0.1: .*'adamw'"):
+    grid.points(ignored)
+  with pytest.raises(UserError, match="selection.mean_trials=3.0.*selection.enabled"):
+    grid.points(_with(config, selection__mean_trials=3.0))

@@ -1,0 +1,230 @@
+"""Files of a run: strict JSON, whole or not at all, equal after an interruption."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpjax.runs import writers
+from dpjax.validate import UserError
+
+RESULT = {
+  "task": "classification",
+  "dataset": "digits",
+  "method": "dp_sgd",
+  "epsilon": 1.5,
+  "delta": 1e-5,
+  "neighboring_relation": "add_or_remove_one",
+  "unit": "example",
+  "epsilon_kind": "proved",
+  "test_accuracy": 0.9,
+  "num_steps": 10,
+  "seed": 0,
+  "params_sha256": "00",
+  "wall_seconds": 1.0,
+  "versions": {"jax": "0"},
+}
+
+
+def _strict(text):
+  def refuse(word):
+    raise AssertionError(f"{word} is not JSON")
+
+  return json.loads(text, parse_constant=refuse)
+
+
+def test_json_is_strict_and_keeps_order(tmp_path):
+  data = {
+    "z": math.inf,
+    "a": [math.nan, -math.inf],
+    "n": np.float32(0.5),
+    "j": jnp.int32(3),
+  }
+  writers.write_json(tmp_path / "new" / "a.json", data)
+  text = (tmp_path / "new" / "a.json").read_text()
+  assert _strict(text) == {"z": "inf", "a": [None, "-inf"], "n": 0.5, "j": 3}
+  assert list(writers.read_json(tmp_path / "new" / "a.json")) == ["z", "a", "n", "j"]
+
+
+def test_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+  path = tmp_path / "a.json"
+  writers.write_json(path, 1)
+
+  def full(descriptor):
+    raise OSError("no space left")
+
+  monkeypatch.setattr(os, "fsync", full)
+  with pytest.raises(OSError):
+    writers.write_json(path, 2)
+  with pytest.raises(TypeError):
+    writers.write_json(path, object())
+  assert writers.read_json(path) == 1 and os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"\xff\xfe", b""])
+def test_missing_or_corrupt_json_is_one_line(tmp_path, content):
+  path = tmp_path / "a.json"
+  if content is not None:
+    path.write_bytes(content)
+  with pytest.raises(UserError) as error:
+    writers.read_json(path)
+  assert "a.json" in str(error.value) and "\n" not in str(error.value)
+
+
+def _metrics(workdir, steps, resume_step=None):
+  with writers.MetricsWriter(workdir, resume_step, tensorboard=False) as metrics:
+    for step in steps:
+      metrics.write(step, {"loss": 1 / step})
+      metrics.write(step, {"epsilon": math.inf, "gone": math.nan})
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+  total=st.integers(1, 6), reached=st.integers(0, 6), saved=st.integers(0, 6),
+  cut=st.integers(0, 20),
+)  # fmt: skip
+def test_p16_interrupted_metrics_equal_uninterrupted(tmp_path, total, reached, saved, cut):
+  reached = min(reached, total)
+  saved = min(saved, reached)
+  _metrics(tmp_path / "whole", range(1, total + 1))
+  _metrics(tmp_path / "resumed", range(1, reached + 1))
+  path = tmp_path / "resumed" / "metrics.jsonl"
+  with path.open("a") as file:  # killed while it wrote the next line
+    file.write('{"step": 1, "loss": 1.0}\n'[:cut])
+  _metrics(tmp_path / "resumed", range(saved + 1, total + 1), resume_step=saved)
+  assert path.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
+def test_metrics_read_back_as_floats(tmp_path):
+  _metrics(tmp_path, [2])
+  first, second = writers.read_metrics(tmp_path)
+  assert first == {"step": 2, "loss": 0.5}
+  assert second["epsilon"] == math.inf and math.isnan(second["gone"])
+  for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+    _strict(line)
+
+
+def test_new_run_starts_an_empty_file(tmp_path):
+  _metrics(tmp_path, [1, 2])
+  _metrics(tmp_path, [1])
+  assert [entry["step"] for entry in writers.read_metrics(tmp_path)] == [1, 1]
+  assert writers.read_metrics(tmp_path / "nowhere") == []
+
+
+def test_cut_last_line_is_ignored_and_a_corrupt_middle_one_named(tmp_path):
+  _metrics(tmp_path, [1])
+  path = tmp_path / "metrics.jsonl"
+  whole = path.read_text()
+  path.write_text(whole + '{"step": 2, "loss": 0.5}')  # no newline: it was being written
+  assert len(writers.read_metrics(tmp_path)) == 2
+  path.write_text("garbage\n" + whole)
+  with pytest.raises(UserError, match=r"metrics\.jsonl: line 1 "):
+    writers.read_metrics(tmp_path)
+
+
+def test_tensorboard_gets_the_scalars(tmp_path):
+  pytest.importorskip("tensorboardX")
+  for resume in (None, 1):
+    with writers.MetricsWriter(tmp_path, resume_step=resume) as metrics:
+      metrics.write(2, {"loss_of_run": 0.25})
+  events = sorted((tmp_path / "tensorboard").iterdir())
+  assert events and all(b"loss_of_run" in path.read_bytes() for path in events)
+
+
+def test_result_needs_every_key(tmp_path):
+  writers.write_result(tmp_path, {**RESULT, "more": 1})
+  assert writers.read_json(tmp_path / "result.json") == {**RESULT, "more": 1}
+  for key in writers.RESULT_KEYS:
+    with pytest.raises(ValueError, match=key):
+      writers.write_result(tmp_path, {k: v for k, v in RESULT.items() if k != key})
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"epsilon": None},
+    {"epsilon": math.inf},
+    {"epsilon": "inf"},
+    {"epsilon": math.nan},
+    {"epsilon": -1.0},
+    {"epsilon": math.inf, "epsilon_kind": "claimed"},
+    {"epsilon": 1.0, "epsilon_kind": "none"},
+    {"epsilon_kind": "certain"},
+    {"delta": 1.0},
+    {"delta": None},
+    {"neighboring_relation": None},
+    {"unit": ""},
+  ],
+)
+def test_result_refuses_an_epsilon_that_means_nothing(tmp_path, changes):
+  with pytest.raises(ValueError):
+    writers.write_result(tmp_path, {**RESULT, **changes})
+  assert not (tmp_path / "result.json").exists()
+
+
+@pytest.mark.parametrize("epsilon", [None, math.inf, "inf"])
+def test_result_without_privacy_says_so(tmp_path, epsilon):
+  nothing = {"epsilon": epsilon, "epsilon_kind": "none", "delta": None, "unit": None}
+  writers.write_result(tmp_path, {**RESULT, **nothing, "neighboring_relation": None})
+  assert writers.read_json(tmp_path / "result.json")["epsilon"] in (None, "inf")
+
+
+def test_progress_speaks_every_five_seconds_and_at_the_end(monkeypatch, capsys):
+  clock = [0.0]
+  monkeypatch.setattr(writers.time, "monotonic", lambda: clock[0])
+  bar = writers.progress(100, 10, "train")
+  for _ in range(12):  # one update a second
+    clock[0] += 1
+    bar.update(1, epsilon=0.123456)
+  bar.close()
+  bar.close()
+  assert capsys.readouterr().err.splitlines() == [
+    "train: 15/100 1/s epsilon=0.1235",
+    "train: 20/100 1/s epsilon=0.1235",
+    "train: 22/100 1/s epsilon=0.1235",
+  ]
+
+
+def test_progress_is_a_bar_on_a_terminal(monkeypatch, capsys):
+  monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+  with writers.progress(4, 1, "train") as bar:
+    bar.update(3, accuracy=0.5)
+  text = capsys.readouterr().err
+  assert "4/4" in text and "train" in text and "accuracy=0.5" in text
+
+
+def test_warning_is_one_line(capsys):
+  writers.warn("two\n  lines")
+  assert capsys.readouterr().err == "warning: two lines\n"
+
+
+_HOLDER = """
+import pathlib, sys, time
+from dpjax.runs import writers
+with writers.alone(pathlib.Path(sys.argv[1])):
+  print("held", flush=True)
+  time.sleep(60)
+"""
+
+
+def test_two_processes_never_work_in_one_folder(tmp_path):
+  path = tmp_path / "config.json"
+  path.write_text("{}")
+  command = [sys.executable, "-c", _HOLDER, str(path)]
+  with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(UserError, match="another process"), writers.alone(path):
+      pass
+    holder.kill()  # even so the lock is gone
+    holder.wait()
+  with writers.alone(path):
+    pass

@@ -1,0 +1,497 @@
+"""Sweeps with a fake training function: never twice, resumed, honest about their cost."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib
+import math
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpjax import noise
+from dpjax.runs import fields, report, writers
+from dpjax.runs.central import build
+from dpjax.runs.central.config import TrainConfig, to_dict
+from dpjax.runs.federated import build as federate_build
+from dpjax.runs.federated.config import FedConfig, PartitionConfig
+from dpjax.sweeps import grid as sweep
+from dpjax.sweeps.grid import SweepConfig
+from dpjax.validate import UserError
+
+EPSILONS = [0.5, 2.0]
+
+
+@pytest.fixture(autouse=True)
+def _no_pixels(monkeypatch):
+  """Pictures are drawn in test_report; here only that they are written."""
+  monkeypatch.setattr(
+    report, "save_figure", lambda figure, path: writers.replace_file(path, b"png")
+  )
+
+
+class Fake:
+  """A train function that counts its calls and can be told to fail or to be killed."""
+
+  def __init__(self, *, fail=(), kill_at=None):
+    self.calls, self.fail, self.kill_at, self.data = [], fail, kill_at, []
+
+  def __call__(self, config, workdir, *, data=None):
+    self.calls.append(workdir.name)
+    self.data.append(data)
+    writers.write_json(workdir / "config.json", to_dict(config))
+    if len(self.calls) == self.kill_at:
+      raise KeyboardInterrupt
+    if config.privacy.epsilon in self.fail:
+      raise UserError("privacy.epsilon: cannot\nbe reached")
+    private = config.privacy.method == "dp_sgd"
+    result = dict.fromkeys(writers.RESULT_KEYS, 0) | {
+      "epsilon": config.privacy.epsilon if private else None,
+      "delta": config.privacy.delta if private else None,
+      "epsilon_kind": "proved" if private else "none",
+      "neighboring_relation": config.privacy.neighboring_relation,
+      "unit": "example",
+      "test_accuracy": 0.5 + config.privacy.epsilon / 10,
+      "seed": config.seed,
+      "test_loss": 1.0,
+    }
+    writers.write_result(workdir, result)
+    return result
+
+
+def _config(**changes):
+  return SweepConfig(**{"grid": {"privacy.epsilon": EPSILONS}, "seeds": [0, 1]} | changes)
+
+
+def _files(workdir):
+  return {path: path.read_bytes() for path in sorted(workdir.glob("points/*/result.json"))}
+
+
+def test_sweep_runs_every_point_and_writes_the_curve(tmp_path, capsys):
+  fake = Fake()
+  rows = sweep.run_sweep(_config(), tmp_path, fake)
+  assert [(row["privacy.epsilon"], row["seed"]) for row in rows] == [
+    (0.5, 0), (0.5, 1), (2.0, 0), (2.0, 1)
+  ]  # fmt: skip
+  assert [row["test_accuracy"] for row in rows] == [0.55, 0.55, 0.7, 0.7]
+  with (tmp_path / "curve.csv").open() as file:
+    curve = list(csv.DictReader(file))
+  assert [float(row["test_accuracy_mean"]) for row in curve] == [0.55, 0.7]
+  assert (tmp_path / "curve.png").exists()
+  saved = writers.read_json(tmp_path / "sweep.json")
+  assert saved["rows"] == rows and saved["points"] == 4
+  assert saved["statement"] in capsys.readouterr().out
+
+
+def test_finished_points_never_run_twice(tmp_path):
+  sweep.run_sweep(_config(), tmp_path, Fake())
+  before = _files(tmp_path)
+  again = Fake()
+  rows = sweep.run_sweep(_config(), tmp_path, again)
+  assert again.calls == [] and _files(tmp_path) == before and len(rows) == 4
+  more = Fake()
+  sweep.run_sweep(_config(seeds=[0, 1, 2]), tmp_path, more)
+  assert len(more.calls) == 2  # only the new seed of each epsilon
+
+
+def test_two_processes_do_not_work_on_one_sweep(tmp_path):
+  (tmp_path / "lock").touch()
+  fake = Fake()
+  with writers.alone(tmp_path / "lock"), pytest.raises(UserError, match="another process"):
+    sweep.run_sweep(_config(), tmp_path, fake)
+  assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_killed_sweep_resumes_at_the_interrupted_point(tmp_path):
+  killed = Fake(kill_at=3)
+  with pytest.raises(KeyboardInterrupt):
+    sweep.run_sweep(_config(), tmp_path, killed)
+  assert len(writers.read_json(tmp_path / "sweep.json")["rows"]) == 2  # what was finished
+  resumed = Fake()
+  rows = sweep.run_sweep(_config(), tmp_path, resumed)
+  assert resumed.calls == [killed.calls[2], rows[3]["name"]]
+  assert rows == sweep.run_sweep(_config(), tmp_path / "other", Fake())
+
+
+def test_failed_point_is_recorded_and_the_sweep_goes_on(tmp_path):
+  fake = Fake(fail=(0.5,))
+  rows = sweep.run_sweep(_config(), tmp_path, fake)
+  assert [row["status"] for row in rows] == ["failed", "failed", "done", "done"]
+  assert rows[0]["error"] == "privacy.epsilon: cannot be reached"
+  assert rows[0]["privacy.epsilon"] == 0.5
+  assert writers.read_json(tmp_path / "sweep.json")["all_runs_together"]["epsilon"] == 4.0
+  retried = Fake()
+  rows = sweep.run_sweep(_config(), tmp_path, retried)
+  assert len(retried.calls) == 2 and {row["status"] for row in rows} == {"done"}
+
+
+def test_all_points_failing_still_reports(tmp_path):
+  rows = sweep.run_sweep(_config(), tmp_path, Fake(fail=EPSILONS))
+  assert {row["status"] for row in rows} == {"failed"}
+  assert "no finite epsilon" in writers.read_json(tmp_path / "sweep.json")["statement"]
+
+
+def test_a_bug_is_not_taken_for_a_failed_point(tmp_path):
+  def broken(config, workdir, *, data=None):
+    raise ZeroDivisionError
+
+  with pytest.raises(ZeroDivisionError):
+    sweep.run_sweep(_config(), tmp_path, broken)
+
+
+def test_a_folder_that_holds_another_config_is_not_trusted(tmp_path):
+  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  path = tmp_path / "points" / rows[0]["name"] / "config.json"
+  writers.write_json(path, to_dict(TrainConfig(num_steps=7)))
+  again = Fake()
+  rows = sweep.run_sweep(_config(), tmp_path, again)
+  assert again.calls == [] and rows[0]["status"] == "failed"
+  assert "another config" in rows[0]["error"]
+
+
+@pytest.mark.parametrize(
+  "changes, says",
+  [
+    ({"grid": {}}, "grid"),
+    ({"grid": {"privacy.epsilon": []}}, "at least one value"),
+    ({"grid": {"privacy.epsilon": 2.0}}, "must be a list"),
+    ({"grid": {"privacy.epsilom": [1.0]}}, "did you mean 'epsilon'"),
+    ({"grid": {"privacy.epsilon": ["two"]}}, "grid.privacy.epsilon='two'"),
+    ({"grid": {"privacy.epsilon": [1, 1.0]}}, "comes twice"),
+    ({"grid": {"seed": [1]}}, "seeds"),
+    ({"seeds": []}, "seeds"),
+    ({"seeds": [0, 1, 0]}, "seeds: 0 comes twice"),
+    ({"seeds": [-1]}, "seeds=-1"),
+    ({"x": "privacy.epsilom"}, "x.privacy.epsilom"),
+    ({"series": "modell.name"}, "series.modell"),
+  ],
+)
+def test_a_wrong_sweep_is_refused_before_anything_runs(tmp_path, changes, says):
+  fake = Fake()
+  with pytest.raises(UserError, match=re.escape(says)) as error:
+    sweep.run_sweep(_config(**changes), tmp_path, fake)
+  assert fake.calls == [] and "\n" not in str(error.value) and not list(tmp_path.iterdir())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+  epsilons=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=4, unique=True),
+  names=st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=3, unique=True),
+  seeds=st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True),
+)
+def test_names_are_stable_unique_and_safe(epsilons, names, seeds):
+  config = SweepConfig(grid={"privacy.epsilon": epsilons, "data.name": names}, seeds=seeds)
+  found = sweep.points(config)
+  assert len(found) == len(epsilons) * len(names) * len(seeds)
+  assert len({point.name.lower() for point in found}) == len(found)
+  assert all(re.fullmatch(r"[A-Za-z0-9.=_-]{1,100}", point.name) for point in found)
+  assert found == sweep.points(config)
+
+
+def test_p17_points_share_no_noise():
+  """Equal noise draws under two noise multipliers solve for the exact gradient sum."""
+  found = sweep.points(_config(seeds=list(range(5))))
+  streams = [build.streams(point.config, bytes(32)) for point in found]
+  assert len({noise.key_id(stream.noise) for stream in streams}) == len(found)
+  assert len({stream.sampler for stream in streams}) == len(found)
+
+
+def test_p40_the_choice_among_runs_is_charged(tmp_path, capsys):
+  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  total = writers.read_json(tmp_path / "sweep.json")["all_runs_together"]
+  assert total["epsilon"] == 5.0 and total["delta"] == pytest.approx(4e-5)
+  assert total["runs"] == 4 and total["epsilon_kind"] == "proved"
+  said = capsys.readouterr().out
+  assert "holds for its own run alone" in said and "query on the private data" in said
+  assert "epsilon = 5" in said and "add_or_remove_one" in said
+  assert sweep.charge(rows[:1])["epsilon"] == 0.5
+
+
+@pytest.mark.parametrize(
+  "change",
+  [{"epsilon_kind": "none"}, {"neighboring_relation": "replace_one"}, {"unit": "user"}],
+)
+def test_p40_runs_that_cannot_be_added_have_no_bound(tmp_path, change):
+  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  total = sweep.charge([{**rows[0], **change}, *rows[1:]])
+  assert total["epsilon"] is None
+  assert "no finite epsilon" in sweep.statement([{**rows[0], **change}, *rows[1:]])
+
+
+def test_p40_a_claimed_epsilon_never_becomes_a_proof(tmp_path):
+  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  assert sweep.charge([{**rows[0], "epsilon_kind": "claimed"}, *rows[1:]])[
+    "epsilon_kind"
+  ] == ("claimed")
+
+
+def test_p40_runs_of_an_earlier_grid_are_mentioned(tmp_path):
+  sweep.run_sweep(_config(), tmp_path, Fake())
+  sweep.run_sweep(_config(grid={"privacy.epsilon": [2.0]}), tmp_path, Fake())
+  assert (
+    "2 further finished runs" in writers.read_json(tmp_path / "sweep.json")["statement"]
+  )
+
+
+def test_data_are_loaded_once_per_data_and_model(tmp_path):
+  loaded = []
+
+  def load(config):
+    loaded.append(config.model.name)
+    return config.model.name, len(loaded)
+
+  fake = Fake()
+  config = _config(grid={"privacy.epsilon": EPSILONS, "model.name": ["mlp", "cnn"]})
+  rows = sweep.run_sweep(config, tmp_path, fake, load)
+  assert loaded == ["mlp", "cnn"]  # grouped, though the grid alternates
+  assert fake.data == [("mlp", 1)] * 4 + [("cnn", 2)] * 4
+  assert [row["model.name"] for row in rows] == ["mlp"] * 2 + ["cnn"] * 2 + ["mlp"] * 2 + [
+    "cnn"
+  ] * 2
+  sweep.run_sweep(config, tmp_path, fake, load)
+  assert len(loaded) == 2  # nothing left to run, nothing to load
+
+
+def test_x_and_series_may_be_fields_outside_the_grid_or_result_keys(tmp_path):
+  config = _config(grid={"num_steps": [5, 6]}, x="privacy.epsilon", series="model.name")
+  rows = sweep.run_sweep(config, tmp_path / "a", Fake())
+  assert {(row["privacy.epsilon"], row["model.name"]) for row in rows} == {(2.0, "mlp")}
+  rows = sweep.run_sweep(_config(x="epsilon", y="test_loss"), tmp_path / "b", Fake())
+  assert [row["test_loss"] for row in rows] == [1.0] * 4
+  assert "versions" not in rows[0]
+
+
+def test_a_train_function_that_writes_nothing_is_still_recorded(tmp_path):
+  class Silent(Fake):
+    def __call__(self, config, workdir, *, data=None):
+      result = super().__call__(config, workdir, data=data)
+      (workdir / "config.json").unlink()
+      (workdir / "result.json").unlink()
+      return result
+
+  sweep.run_sweep(_config(), tmp_path, Silent())
+  again = Fake()
+  sweep.run_sweep(_config(), tmp_path, again)
+  assert again.calls == []
+
+
+def test_sgd_beside_dp_sgd_has_no_epsilon(tmp_path):
+  config = _config(grid={"privacy.epsilon": [2.0], "privacy.method": ["dp_sgd", "sgd"]})
+  rows = sweep.run_sweep(config, tmp_path, Fake())
+  assert [row["epsilon"] for row in rows] == [2.0, 2.0, None, None]
+  with (tmp_path / "curve.csv").open() as file:
+    assert [row["privacy.epsilon"] for row in csv.DictReader(file)] == ["", "2.0"]
+
+
+def test_infinite_values_survive_the_comparison_of_configs(tmp_path):
+  base = TrainConfig()
+  base = dataclasses.replace(
+    base, privacy=dataclasses.replace(base.privacy, l2_clip_norm=math.inf)
+  )
+  config = _config(base=base)
+  sweep.run_sweep(config, tmp_path, Fake())
+  again = Fake()
+  sweep.run_sweep(config, tmp_path, again)
+  assert again.calls == []
+
+
+_VARIANTS = {
+  "slow": {"optimizer.learning_rate": 0.1},
+  "adam": {"optimizer.name": "adam", "optimizer.learning_rate": 0.01},
+}
+
+
+def test_variants_set_fields_together_and_are_a_series(tmp_path):
+  config = _config(variants=_VARIANTS, series="variant", seeds=[0])
+  rows = sweep.run_sweep(config, tmp_path, Fake())
+  found = [(row["variant"], row["privacy.epsilon"]) for row in rows]
+  assert found == [(name, epsilon) for name in _VARIANTS for epsilon in EPSILONS]
+  rates = {
+    (p.config.optimizer.name, p.config.optimizer.learning_rate)
+    for p in sweep.points(config)
+  }
+  assert rates == {("sgd", 0.1), ("adam", 0.01)}
+  with open(tmp_path / "curve.csv") as file:
+    assert {row["variant"] for row in csv.DictReader(file)} == set(_VARIANTS)
+
+
+@pytest.mark.parametrize(
+  ("changes", "says"),
+  [
+    ({"variants": {"a": {"privacy.epsilon": 1.0}}}, "which the grid varies"),
+    ({"variants": {"a": {"seed": 1}}}, "which the grid varies"),
+    ({"variants": {"a": {"optimizer.speed": 1.0}}}, r"variants\['a'\]"),
+    ({"series": "variant"}, "there are no variants"),
+  ],
+)
+def test_a_wrong_variant_is_refused(changes, says):
+  with pytest.raises(UserError, match=says):
+    sweep.points(_config(**changes))
+
+
+# --- over clients
+
+
+class FakeFederated:
+  """A federated train function: the keys of a real result, an accuracy that knows alpha."""
+
+  def __init__(self, **promise):
+    self.data, self.promise = [], promise
+
+  def __call__(self, config, workdir, *, data=None):
+    assert isinstance(config, FedConfig)
+    self.data.append(data)
+    better = {"fed_avg": 0.0, "scaffold": 0.05}[config.algorithm.name]
+    result = dict.fromkeys(writers.RESULT_KEYS, 0) | {
+      "epsilon": None,
+      "epsilon_kind": "none",
+      "test_accuracy": 0.5 + better + min(config.partition.alpha, 1.0) / 10,
+      "num_steps": 7,
+      "rounds_to_accuracy": {"0.5": 3, "0.99": None},
+      "num_clients": config.partition.num_clients,
+      **self.promise,
+    }
+    writers.write_json(workdir / "config.json", dataclasses.asdict(config))
+    writers.write_result(workdir, result)
+    return result
+
+
+def _federated(**changes):
+  defaults = {
+    "base": FedConfig(partition=PartitionConfig(name="dirichlet")),
+    "grid": {"partition.alpha": [0.5, math.inf, 0.1]},
+    "variants": {
+      "FedAvg": {"algorithm.name": "fed_avg"},
+      "SCAFFOLD": {"algorithm.name": "scaffold"},
+    },
+    "x": "partition.alpha",
+    "series": "variant",
+  }
+  return SweepConfig(**defaults | changes)
+
+
+def test_a_federated_sweep_has_alpha_infinity_and_a_table(tmp_path):
+  fake = FakeFederated()
+  rows = sweep.run_sweep(_federated(), tmp_path, fake, lambda c: c.partition.alpha)
+  assert [row["partition.alpha"] for row in rows] == [0.5, math.inf, 0.1] * 2
+  assert rows[0]["num_clients"] == 100 and rows[0]["rounds_to_accuracy"]["0.5"] == 3
+  assert sorted(fake.data) == [0.1, 0.1, 0.5, 0.5, math.inf, math.inf]
+  assert (tmp_path / "table.md").read_text().splitlines() == [
+    "| variant \\ partition.alpha | 0.1 | 0.5 | inf |",
+    "| --- | --- | --- | --- |",
+    "| FedAvg | .5100 | .5500 | .6000 |",
+    "| SCAFFOLD | .5600 | .6000 | .6500 |",
+    "",
+    "| rounds to | 0.5 | 0.99 |",
+    "| --- | --- | --- |",
+    "| FedAvg | 3 | - |",
+    "| SCAFFOLD | 3 | - |",
+  ]
+  with (tmp_path / "curve.csv").open() as file:
+    assert [row["partition.alpha"] for row in csv.DictReader(file)][:3] == [
+      "0.1",
+      "0.5",
+      "inf",
+    ]
+  again = FakeFederated()
+  assert sweep.run_sweep(_federated(), tmp_path, again, lambda c: 1 / 0) == rows
+  assert again.data == []
+
+
+def test_x_may_be_the_rounds_of_a_result(tmp_path):
+  config = _federated(grid={"local.epochs": [1, 5]}, x="num_steps")
+  rows = sweep.run_sweep(config, tmp_path, FakeFederated())
+  assert [row["num_steps"] for row in rows] == [7] * 4
+
+
+@pytest.mark.parametrize(
+  ("changes", "says"),
+  [
+    ({"grid": {"partition.alhpa": [1.0]}}, "did you mean 'alpha'"),
+    ({"grid": {"optimizer.learning_rate": [1.0]}}, "optimizer"),
+    ({"x": "privacy.sampling_prob"}, "x.privacy.sampling_prob"),
+    ({"selection": sweep.SelectionConfig(enabled=True)}, "must be a TrainConfig"),
+  ],
+)
+def test_a_wrong_federated_sweep_is_refused(changes, says):
+  with pytest.raises(UserError, match=re.escape(says)):
+    sweep.points(_federated(**changes))
+
+
+def test_p17_federated_points_share_no_noise():
+  config = _federated(grid={"privacy.epsilon": [1.0, 2.0]}, x="privacy.epsilon")
+  found = [
+    federate_build.streams(point.config, bytes(32)) for point in sweep.points(config)
+  ]
+  assert len({noise.key_id(streams.noise) for streams in found}) == 4
+
+
+_PRIVATE = {
+  "epsilon": 2.0,
+  "delta": 1e-5,
+  "epsilon_kind": "proved",
+  "neighboring_relation": "add_or_remove_one",
+  "unit": "user",
+}
+
+
+@pytest.mark.parametrize(
+  ("grid", "sums"),
+  [
+    ({"privacy.epsilon": [1.0, 2.0]}, True),
+    ({"partition.seed": [0, 1]}, False),  # each run deals the same records to other users
+    ({"partition.num_clients": [100, 200]}, False),
+    ({"data.limit": [100, 200]}, False),
+    ({"data.name": ["mnist", "digits"]}, False),
+    ({"partition.name": ["shakespeare"], "partition.min_chars": [99, 500]}, True),
+  ],
+)
+def test_p40_users_who_are_dealt_anew_have_no_sum(grid, sums, tmp_path):
+  """What one run hides as one user belongs to many users of another: by group privacy the
+  sum of their epsilons bounds neither."""
+  config = sweep.SweepConfig(FedConfig(), grid, x="seed", seeds=[0, 1])
+
+  rows = sweep.run_sweep(config, tmp_path, FakeFederated(**_PRIVATE))
+  total, text = sweep.charge(rows), sweep.statement(rows)
+  assert total["epsilon"] == (2.0 * len(rows) if sums else None)
+  assert ("dealt to other users" in text) == (not sums)
+  one_partition = [row for row in rows if row["population"] == rows[0]["population"]]
+  assert sweep.charge(one_partition)["epsilon"] == 2.0 * len(one_partition)
+
+
+def test_p40_data_sets_are_never_taken_to_be_disjoint(tmp_path):
+  config = _config(grid={"data.name": ["digits", "mnist"]}, x="seed", seeds=[0])
+  rows = sweep.run_sweep(config, tmp_path, Fake())
+  total = sweep.charge(rows)
+  assert total["epsilon"] == sum(row["epsilon"] for row in rows) and total["runs"] == 2
+  assert "on 2 data sets, which may overlap" in sweep.statement(rows)
+  assert "may overlap" not in sweep.statement(rows[:1])
+
+
+def test_p44_a_simulated_epsilon_is_never_added_up_as_a_proof(tmp_path):
+  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  assert sweep.charge([{**rows[0], "epsilon_kind": "simulated"}])["epsilon"] is None
+
+
+def test_a_wrong_field_of_a_federated_base_is_named():
+  wrong: Any = "many"
+  config = _federated(base=FedConfig(num_rounds=wrong))
+  with pytest.raises(UserError, match="config.base.num_rounds='many': must be an integer"):
+    fields.check(config, SweepConfig, "config")
+
+
+@pytest.mark.parametrize(
+  ("module", "runs"),
+  [("fed_dirichlet", 12), ("fed_user_level", 4), ("fed_mcmahan", 3)],
+)
+def test_federated_sweeps_of_the_repository_are_sound(module, runs):
+  config = importlib.import_module(f"configs.sweeps.{module}").get_config()
+  config = fields.check(config, SweepConfig, "config")
+  found = sweep.points(config)
+  assert len(found) == runs
+  for point in found:
+    federate_build.check(point.config)

@@ -1,0 +1,182 @@
+"""Private selection: random and secret number of runs, both epsilons, nothing else out."""
+
+import dataclasses
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+from dpjax import accounting, plan, sampling
+from dpjax.runs.central.config import TrainConfig
+from dpjax.sweeps import tuning
+from dpjax.sweeps.grid import SelectionConfig, SweepConfig
+from dpjax.validate import UserError
+
+_GRID = {"optimizer.learning_rate": [0.1, 0.2, 0.4, 0.8]}
+
+
+def _sweep(**changes):
+  law = changes.pop("law", {})
+  options = dict(grid=_GRID)
+  options["selection"] = SelectionConfig(**({"enabled": True, "mean_trials": 6.0} | law))
+  return SweepConfig(**(options | changes))
+
+
+def _plan(config, data):
+  del data
+  return plan.Plan(
+    sampler=sampling.PoissonSampler(prob=0.05, capacity=200),
+    noise_multiplier=config.privacy.noise_multiplier or 2.0,
+    l2_clip_norm=1.0,
+    normalize_by=50,
+    num_steps=30,
+    delta=1e-5,
+  )
+
+
+class _Train:
+  """Writes a model; the score is the learning rate, and each call is remembered."""
+
+  def __init__(self):
+    self.configs, self.folders = [], []
+
+  def __call__(self, config, workdir, *, data):
+    self.configs.append(config)
+    self.folders.append(workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
+    np.savez(workdir / "params.npz", w=np.array([config.optimizer.learning_rate]))
+    (workdir / "result.json").write_text(json.dumps({"seed": config.seed}))
+    return {"test_accuracy": config.optimizer.learning_rate, "train_loss": 0.0}
+
+
+def _run(folder, sweep=None, train=None):
+  train = train or _Train()
+  found = tuning.run_selection(sweep or _sweep(), folder, train, lambda _: "data", _plan)
+  return found, train
+
+
+def test_p40_both_epsilons_are_printed_and_the_choice_is_charged(tmp_path, capsys):
+  found, _ = _run(tmp_path)
+  shown = capsys.readouterr().out
+  one, event = _plan(TrainConfig(), None), _plan(TrainConfig(), None).event()
+  assert found["epsilon_of_one_run"] == pytest.approx(one.epsilon())
+  charged = accounting.repeat_and_select_event(event, mean_trials=6.0)
+  expected = accounting.epsilon(charged, delta=one.accounted_delta(1e-5), accountant="rdp")
+  assert found["epsilon"] == pytest.approx(expected)
+  assert found["epsilon"] > 1.5 * found["epsilon_of_one_run"]
+  assert accounting.event_from_json(found["event"]) == charged
+  for name in ("epsilon_of_one_run", "epsilon"):
+    assert f"epsilon = {accounting.upper(found[name])}," in shown
+
+
+def test_each_setting_gets_the_features_of_its_own_model(tmp_path):
+  seen = []
+
+  class Train(_Train):
+    def __call__(self, config, workdir, *, data):
+      seen.append((config.model.name, data))
+      return super().__call__(config, workdir, data=data)
+
+  grid = {"model.name": ["linear", "scatter_linear"]}
+  sweep = _sweep(grid=grid, law={"mean_trials": 40.0})
+  tuning.run_selection(sweep, tmp_path, Train(), lambda c: c.model.name, _plan)
+  assert seen and all(model == data for model, data in seen)
+
+
+def test_p40_a_batch_above_capacity_is_paid_for_once_per_run(tmp_path):
+  """delta' + (1 + e^eps) E[K] B, with (1 + e^eps_run) B what one run set aside."""
+  found, _ = _run(tmp_path)
+  one = _plan(TrainConfig(), None)
+  overflow = (1e-5 - one.accounted_delta(1e-5)) / (1 + math.exp(one.epsilon()))
+  expected = one.accounted_delta(1e-5) + (1 + math.exp(found["epsilon"])) * 6.0 * overflow
+  assert found["delta"] == pytest.approx(expected)
+  assert found["delta"] > 1e-5
+
+
+def test_the_best_alone_is_released_without_seed_or_number_of_runs(tmp_path):
+  found, train = _run(tmp_path)
+  best = max(config.optimizer.learning_rate for config in train.configs)
+  assert found["score"] == best
+  assert found["setting"] == {"optimizer.learning_rate": best}
+  released = {path.name for path in (tmp_path / "best").iterdir()}
+  assert released == {"params.npz", "selection.json"}
+  text = (tmp_path / "best" / "selection.json").read_text()
+  assert not any(str(config.seed) in text for config in train.configs if config.seed > 999)
+  assert "trial" not in json.loads(text)
+  assert np.load(tmp_path / "best" / "params.npz")["w"][0] == best
+
+
+def test_p17_every_run_has_a_seed_of_its_own(tmp_path):
+  _, train = _run(tmp_path, _sweep(law={"mean_trials": 40.0}))
+  seeds = [config.seed for config in train.configs]
+  assert len(set(seeds)) == len(seeds) and 0 not in seeds
+  assert set(np.diff(seeds)) != {1}
+
+
+def test_p16_a_second_start_repeats_the_same_trials_and_another_folder_draws_others(
+  tmp_path,
+):
+  sweep = _sweep(law={"mean_trials": 30.0})
+  _, first = _run(tmp_path / "a", sweep)
+  _, again = _run(tmp_path / "a", sweep)
+  assert [c.seed for c in first.configs] == [c.seed for c in again.configs]
+  _, other = _run(tmp_path / "b", sweep)
+  assert [c.seed for c in first.configs] != [c.seed for c in other.configs]
+  with pytest.raises(UserError, match="trials of another config"):
+    _run(tmp_path / "a", _sweep(law={"mean_trials": 31.0}))
+
+
+def test_the_number_of_runs_is_random_with_the_stated_mean(tmp_path, monkeypatch):
+  fixed = itertools.count()  # in place of the operating system's entropy
+  monkeypatch.setattr(tuning.secrets, "randbits", lambda bits: next(fixed))
+  numbers = []
+  for index in range(60):
+    _, train = _run(tmp_path / str(index))
+    numbers.append(len(train.configs))
+  assert min(numbers) >= 1 and len(set(numbers)) > 5
+  assert 6 - 4 * 5.5 / math.sqrt(60) < np.mean(numbers) < 6 + 4 * 5.5 / math.sqrt(60)
+
+
+def test_smaller_may_be_better(tmp_path):
+  sweep = _sweep(law={"better": "min"}, y="test_accuracy")
+  found, train = _run(tmp_path, sweep)
+  assert found["score"] == min(c.optimizer.learning_rate for c in train.configs)
+
+
+@pytest.mark.parametrize(
+  ("changes", "match"),
+  [
+    ({"y": "train_loss"}, "a further query"),
+    ({"y": "not_private/loss"}, "a further query"),
+    ({"seeds": [0, 1]}, "must be one seed"),
+    ({"law": {"mean_trials": 0.5}}, "mean_trials=0.5"),
+    ({"law": {"shape": -1.0}}, "selection.shape=-1.0"),
+    ({"law": {"better": "best"}}, "selection.better='best'"),
+    ({"grid": {"privacy.noise_multiplier": [2.0, 1.0]}}, "does not cost the same event"),
+    ({"grid": {"data.name": ["mnist", "digits"]}}, "must not vary the data"),
+  ],
+)
+def test_what_has_no_proof_is_refused_before_anything_runs(tmp_path, changes, match):
+  train = _Train()
+  with pytest.raises(UserError, match=match) as caught:
+    _run(tmp_path, _sweep(**changes), train)
+  assert not train.configs and "\n" not in str(caught.value)
+  assert not (tmp_path / tuning.TRIALS).exists()
+
+
+def test_samplers_without_rdp_or_without_proof_are_refused(tmp_path):
+  def cut(config, data):
+    sampler = sampling.TruncatedPoissonSampler(prob=0.05, capacity=60, num_examples=1000)
+    return dataclasses.replace(
+      _plan(config, data), sampler=sampler, neighboring_relation=""
+    )
+
+  def shuffled(config, data):
+    sampler = sampling.ShuffledSampler(batch_size=50)
+    return dataclasses.replace(_plan(config, data), sampler=sampler)
+
+  for plan_fn, match in ((cut, "truncated_poisson"), (shuffled, "no proved epsilon")):
+    with pytest.raises(UserError, match=match):
+      tuning.run_selection(_sweep(), tmp_path, _Train(), lambda _: None, plan_fn)
