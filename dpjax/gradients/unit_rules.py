@@ -23,6 +23,7 @@ from dpjax.gradients.lengths import Length
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.param_flow import ParamFlow
 from dpjax.gradients.row_forms import Rows
+from dpjax.gradients.settling import on_settled
 from dpjax.gradients.tapped import Recorded
 from dpjax.gradients.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
 
@@ -335,7 +336,25 @@ def _from_products(unit: Unit, flow: ParamFlow, product: jax.Array):
   return back({site.index: (form.unflatten(product),)})
 
 
-def _transposed(unit: Unit, flow: ParamFlow, recorded: Recorded, factors):
+def convolves(unit: Unit) -> bool:
+  """Whether the sum of a unit is an ordinary convolution."""
+  named = any(site.name == "conv_general_dilated" for site in unit.sites)
+  return named and sum_of(unit) is Sum.TRANSPOSE
+
+
+def convolutions(
+  unit: Unit, flow: ParamFlow, recorded: Recorded, factors: Sequence[jax.Array]
+) -> tuple[jax.Array, ...]:
+  """`totals` of a unit that `convolves`, outside of the branch that took the norms.
+
+  What is convolved, c_i g_i, is formed from the numbers in memory that the norms saw.
+  """
+  return _transposed(unit, flow, recorded, factors, on_settled)
+
+
+def _transposed(
+  unit: Unit, flow: ParamFlow, recorded: Recorded, factors, call=lambda fn, tree: fn(tree)
+):
   """Book-keeping: each site's ordinary transpose at c_i g_i, once per distinct factor."""
   seen, back = flow.pull(unit.leaves, unit.sites)
   by_factor: dict[int, tuple[jax.Array, ...]] = {}
@@ -343,32 +362,36 @@ def _transposed(unit: Unit, flow: ParamFlow, recorded: Recorded, factors):
     if id(factor) not in by_factor:
       by_factor[id(factor)] = back(
         {
-          site.index: _clipped_transpose(site, seen[site.index], recorded, factor)
+          site.index: _clipped_transpose(site, seen[site.index], recorded, factor, call)
           for site in unit.sites
         }
       )
   return tuple(by_factor[id(factor)][i] for i, factor in enumerate(factors))
 
 
-def _clipped_transpose(site: Site, seen, recorded: Recorded, factor: jax.Array):
+def _clipped_transpose(site: Site, seen, recorded: Recorded, factor: jax.Array, call):
   depth = len(site.loops)
-  keep = factor != 0
 
   def along(x, values):
     return values.reshape((1,) * depth + (-1,) + (1,) * (x.ndim - depth - 1))
 
-  def clip(g):
+  def clip(g, factor):
     g = trees.at_least_float32(g)
-    return jnp.where(along(g, keep), g * along(g, factor).astype(g.dtype), 0)
+    return jnp.where(along(g, factor != 0), g * along(g, factor).astype(g.dtype), 0)
 
-  def clean(a):
-    return jnp.where(along(a, keep), a, 0) if jaxpr_sites.is_float(a) else a
+  def clean(a, factor):
+    return jnp.where(along(a, factor != 0), a, 0) if jaxpr_sites.is_float(a) else a
+
+  def clipped(settled):
+    factor, data, cotangents = settled
+    cleaned = tuple(clean(a, factor) for a in data)
+    return cleaned, tuple(clip(g, factor) for g in cotangents)
 
   batch = dataclasses.replace(
     site, loops=(*site.loops, jaxpr_sites.Loop(-1, factor.shape[0]))
   )
-  cotangents = tuple(map(clip, recorded.cotangents[site.index]))
-  data = tuple(map(clean, recorded.operands[site.index]))
+  seen_by_norms = (recorded.operands[site.index], recorded.cotangents[site.index])
+  data, cotangents = call(clipped, (factor, *seen_by_norms))
   form = row_forms.find(batch)  # the batch as one more loop around the site
   if form is not None and form.plain:
     return (form.unflatten(row_forms.product(form.build(data, cotangents), form.left)),)
