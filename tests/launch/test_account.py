@@ -4,8 +4,6 @@ import csv
 import math
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 from absl import flags
@@ -13,13 +11,13 @@ from absl import flags
 from dpjax import accounting
 from dpjax.validate import UserError
 from launch import account
+from tests import commands
 
 _ROOT = pathlib.Path(account.__file__).parents[1]
 
 
 def _run(*args):
-  command = [sys.executable, "-m", "launch.account", *args]
-  return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=300)
+  return commands.run("launch.account", *args)
 
 
 def _ask(*args):

@@ -3,19 +3,17 @@
 import csv
 import math
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from launch import account
+from tests import commands
 
 _ROOT = pathlib.Path(account.__file__).parents[1]
 
 
 def _run(*args):
-  command = [sys.executable, "-m", "launch.account", *args]
-  return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=300)
+  return commands.run("launch.account", *args)
 
 
 def test_the_command_prints_and_draws_the_comparison(tmp_path):

@@ -2,8 +2,6 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from dpjax.auditing.games import Claim, Game, registry
 from dpjax.auditing.games.game import linear
 from dpjax.checks import games
 from dpjax.validate import UserError
+from tests import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -89,8 +88,7 @@ def test_wrong_settings_are_named(wrong):
 
 
 def _launch(*arguments):
-  command = [sys.executable, "-m", "launch.audit", *arguments]
-  return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+  return commands.run("launch.audit", *arguments)
 
 
 def test_from_the_command_line(tmp_path):

@@ -1,9 +1,6 @@
 """The benchmark measures what it says, in one command; mistakes are one line."""
 
 import csv
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +11,7 @@ from dpjax import gradients, models, trees
 from dpjax.benchmarks import gradient_speed, opacus_twins, workloads
 from dpjax.types import Example
 from dpjax.validate import UserError
+from tests import commands
 
 
 @pytest.fixture
@@ -25,12 +23,7 @@ def tiny(monkeypatch):
 
 
 def _launch(*flags):
-  return subprocess.run(
-    [sys.executable, "-m", "launch.benchmark", *flags],
-    capture_output=True,
-    text=True,
-    env=os.environ | {"JAX_PLATFORMS": "cpu"},
-  )
+  return commands.run("launch.benchmark", *flags)
 
 
 def test_every_method_is_measured_against_the_ordinary_gradient(tiny, tmp_path):

@@ -2,8 +2,8 @@
 
 import json
 import pathlib
-import subprocess
-import sys
+
+from tests import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _BROKEN = """
@@ -26,8 +26,7 @@ def get_config():
 
 
 def _launch(*arguments):
-  command = [sys.executable, "-m", "launch.check", *arguments]
-  return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+  return commands.run("launch.check", *arguments)
 
 
 def test_quickstart_passes_and_writes_its_table(tmp_path):

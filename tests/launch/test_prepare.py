@@ -3,10 +3,10 @@
 import importlib.util
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
+
+from tests import commands
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared" / "data" / "tfds"
@@ -15,13 +15,7 @@ HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 
 def prepare(*flags, **environment):
   env = {key: value for key, value in os.environ.items() if key != "TFDS_DATA_DIR"}
-  return subprocess.run(
-    [sys.executable, "-m", "launch.prepare", *flags],
-    capture_output=True,
-    text=True,
-    cwd=ROOT,
-    env=env | environment,
-  )
+  return commands.run("launch.prepare", *flags, env=env | environment)
 
 
 def assert_one_line(done, says, code=2):

@@ -2,13 +2,12 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from dpjax.runs.relevance.config import RelevanceConfig, points
 from launch import config_flag
+from tests import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _CONFIGS = sorted(
@@ -20,8 +19,7 @@ _SMALL = ("--config.num_epochs=2", "--config.data.limit=200", "--config.batch_si
 
 
 def _launch(*arguments):
-  command = [sys.executable, "-m", "launch.relevance", *arguments]
-  return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+  return commands.run("launch.relevance", *arguments)
 
 
 def test_paper_mode_never_prints_a_claim_without_what_fails(tmp_path):

@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from tests import commands
+
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = """
 from dpjax.runs.central.config import ModelConfig, PrivacyConfig, TrainConfig
@@ -28,13 +30,11 @@ def get_config():
 def _command(folder, *arguments):
   (folder / "sweep.py").write_text(CONFIG)
   flags = [f"--config={folder / 'sweep.py'}", f"--workdir={folder / 'out'}"]
-  return [sys.executable, "-m", "launch.sweep", *flags, *arguments]
+  return ["launch.sweep", *flags, *arguments]
 
 
 def _launch(folder, *arguments):
-  return subprocess.run(
-    _command(folder, *arguments), cwd=ROOT, capture_output=True, text=True
-  )
+  return commands.run(*_command(folder, *arguments))
 
 
 def _written(folder):
@@ -84,7 +84,10 @@ def test_terminated_sweep_goes_on_and_ends_equal(tmp_path):
   for folder in (first, second):
     folder.mkdir()
   process = subprocess.Popen(
-    _command(first, *steps), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    [sys.executable, "-m", *_command(first, *steps)],
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
   )
   while not list(first.glob("out/points/*/checkpoints/*")) and process.poll() is None:
     time.sleep(0.05)
@@ -116,7 +119,7 @@ def get_config():
 def test_p40_a_private_selection_prints_both_epsilons_and_releases_one_model(tmp_path):
   command = _command(tmp_path)
   (tmp_path / "sweep.py").write_text(SELECTION)
-  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  done = commands.run(*command)
   assert done.returncode == 0, done.stderr
   found = json.loads((tmp_path / "out" / "best" / "selection.json").read_text())
   assert found["epsilon_of_one_run"] <= 1.0 < found["epsilon"]
@@ -143,7 +146,7 @@ def get_config():
 def test_a_federated_sweep_runs_over_clients(tmp_path):
   command = _command(tmp_path)
   (tmp_path / "sweep.py").write_text(FEDERATED)
-  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  done = commands.run(*command)
   assert done.returncode == 0, done.stderr
   saved = json.loads((tmp_path / "out" / "sweep.json").read_text())
   assert [row["unit"] for row in saved["rows"]] == ["user", "user"]

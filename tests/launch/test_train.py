@@ -2,17 +2,16 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
+
+from tests import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def _launch(*arguments, env=None):
-  command = [sys.executable, "-m", "launch.train", *arguments]
-  return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, env=env)
+  return commands.run("launch.train", *arguments, env=env)
 
 
 def test_quickstart_prints_a_result_and_writes_it(tmp_path):

@@ -2,10 +2,10 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
+
+from tests import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # A config file can hold any code, so it can plant what a patched installation would.
@@ -35,8 +35,7 @@ def get_config():
 
 
 def _launch(*arguments):
-  command = [sys.executable, "-m", "launch.train", *arguments]
-  return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+  return commands.run("launch.train", *arguments)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,87 @@
+"""Commands as users type them, each in a process of its own that is forked after the imports.
+
+A fresh interpreter needs longer to import JAX than most commands need to run. So every test
+worker starts one process that imports all of dpjax, never starts JAX's backend, and forks
+for each command: what a command does stays in its child.
+"""
+
+import atexit
+import functools
+import importlib
+import json
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def run(module, *arguments, cwd=ROOT, env=None):
+  """`python -m MODULE ARGUMENTS...` in `cwd`, with `env` in place of the environment.
+
+  Returns:
+    a `subprocess.CompletedProcess` with the exit code and both streams as text.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    out, err = (pathlib.Path(folder) / name for name in ("out", "err"))
+    order = [module, list(arguments), str(cwd), dict(env or os.environ), str(out), str(err)]
+    server = _server()
+    print(json.dumps(order), file=server.stdin, flush=True)
+    code = json.loads(server.stdout.readline())
+    return subprocess.CompletedProcess(
+      [module, *arguments], code, out.read_text(), err.read_text()
+    )
+
+
+@functools.cache
+def _server():
+  server = subprocess.Popen(
+    [sys.executable, __file__],
+    cwd=ROOT,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,  # JAX warns of every fork; its backend is not started
+    text=True,
+  )
+  atexit.register(server.communicate)  # closes its orders, upon which it ends
+  return server
+
+
+def _import_everything():
+  for path in sorted((ROOT / "dpjax").rglob("*.py")):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+
+
+def _orders():
+  """Serves; returns in each child, with the order that it is to carry out."""
+  for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+      return json.loads(line)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+  sys.exit()
+
+
+def _become(module, arguments, cwd, env, out, err):
+  for number, path, flags in (
+    (0, os.devnull, os.O_RDONLY),
+    (1, out, os.O_CREAT | os.O_WRONLY),
+    (2, err, os.O_CREAT | os.O_WRONLY),
+  ):
+    os.dup2(os.open(path, flags), number)
+  os.environ.clear()
+  os.environ.update(env)
+  os.chdir(cwd)
+  sys.path[0] = cwd
+  sys.argv = [module, *arguments]
+  runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+  sys.path.insert(0, str(ROOT))
+  _import_everything()
+  _become(*_orders())
