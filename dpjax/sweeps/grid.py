@@ -140,6 +140,7 @@ def run_sweep(
       recorded in its row, and the sweep goes on. Another process at work in the folder.
   """
   workdir, found = pathlib.Path(workdir), points(config)
+  _check_positions(config, found)
   workdir.mkdir(parents=True, exist_ok=True)
   with writers.alone_in(workdir):
     return _run_all(config, workdir, found, train_fn, load_fn)
@@ -302,6 +303,20 @@ def _check_variants(config: SweepConfig) -> None:
     raise UserError("series='variant': there are no variants")
 
 
+def _check_positions(config: SweepConfig, found: list[Point]) -> None:
+  """Raises UserError for an x that is known beforehand to place a run nowhere."""
+  if config.x == "variant":
+    raise UserError("x='variant': must be a number; series='variant' draws one line for each")
+  for point in found if config.x in _config_axes(config) else ():
+    value = fields.get(point.config, config.x)
+    private = point.config.privacy.method != "none"  # others are drawn without a position
+    if value is not None and not isinstance(value, str | bool) or not private:
+      continue
+    raise UserError(
+      f"x={config.x!r}: must be a number in every run; it is {value!r} in {point.name}"
+    )
+
+
 def _unique(values: Any, name: str) -> None:
   repeated = [value for index, value in enumerate(values) if value in values[:index]]
   if repeated:
@@ -389,6 +404,8 @@ def _check_keys(config: SweepConfig, result: Row) -> None:
   for name, key in drawn.items():
     if name == "y" or key not in of_config:
       validate.one_of(result, **{name: key})
+  for key in (config.y, *({config.x} - of_config)):
+    report.numeric(result, key)
 
 
 def _config_axes(config: SweepConfig) -> list[str]:
@@ -448,5 +465,4 @@ def _told(row: Row, y: str) -> str:
     return f"{row['name']}: failed: {row['error']}"
   private = row["epsilon_kind"] != "none"
   epsilon = f"epsilon = {upper(row['epsilon'])}" if private else "no epsilon"
-  value = writers.number(row.get(y))
-  return f"{row['name']}: {y} = {by_name(y, value)}, {epsilon}, {row['wall_seconds']:.1f} s"
+  return f"{row['name']}: {y} = {by_name(y, report.numeric(row, y))}, {epsilon}, {row['wall_seconds']:.1f} s"

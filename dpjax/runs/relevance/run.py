@@ -11,6 +11,7 @@ points on other data are not mixed with it.
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 import secrets
 import shutil
@@ -288,6 +289,7 @@ def _result(
   config = point.config
   curve = writers.read_metrics(workdir)
   last = curve[-1]
+  losses = [row["test_loss"] for row in curve if not math.isnan(row["test_loss"])]
   return {
     "task": "classification",
     "dataset": config.data.name,
@@ -300,7 +302,7 @@ def _result(
     "test_accuracy": last["test_accuracy"],
     "test_loss": last["test_loss"],
     "best_epoch_test_accuracy": max(row["test_accuracy"] for row in curve),
-    "best_epoch_test_loss": min(row["test_loss"] for row in curve),
+    "best_epoch_test_loss": min(losses, default=math.nan),
     "num_steps": outcome.num_steps,
     "num_epochs": config.num_epochs,
     "num_examples": len(train),
