@@ -155,6 +155,7 @@ def test_a_score_that_is_missing_is_said_after_the_first_run(tmp_path):
 @pytest.mark.parametrize("lost", [math.nan, math.inf, None, "-inf"])
 def test_a_run_that_diverged_is_never_chosen(tmp_path, lost, monkeypatch):
   monkeypatch.setattr(tuning.secrets, "randbits", lambda bits: 5)  # many trials
+
   class Train(_Train):
     def __call__(self, config, workdir, *, data):
       result = super().__call__(config, workdir, data=data)

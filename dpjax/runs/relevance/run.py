@@ -26,6 +26,7 @@ from dpjax import data as data_lib
 from dpjax import models, noise, relevance, trees
 from dpjax.accounting import delta_warning
 from dpjax.runs.central import build
+from dpjax.runs import bounds
 from dpjax.runs import provenance
 from dpjax.runs.relevance import audit
 from dpjax.runs.relevance import pictures
@@ -42,6 +43,7 @@ from dpjax.validate import UserError
 _TEMPERED = "tempered_sigmoid"
 
 
+@bounds.names_fields
 def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[dict[str, Any]]:
   """Every point, in order; returns their results.
 
