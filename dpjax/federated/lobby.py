@@ -3,7 +3,8 @@
 Whoever else connects is let go: each connection has its own few seconds and bytes, and none
 keeps the others waiting. Of a crowd those go first that share an address with most others, and
 a peer that was let go comes again, until its time is over. Process 0 gives each a word that its
-hello must repeat, so a hello that was overheard is of no use later. All waiting ends at a time that is known beforehand.
+hello must repeat, so a hello that was overheard is of no use later. All waiting ends at a time
+that is known beforehand.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -27,7 +28,9 @@ OBJECTIVES = ("mean", "max")
 _FLOAT32 = np.finfo(np.float32)
 # Numbers that size a loop or an array, so that a slip of the keyboard is not a run without end.
 MOST_STEPS = 10**8  # of a run; rounds, epochs
-MOST_SHAPED = 10**6  # steps whose noise has a plan of its own for each: correlated, or levels
+MOST_SHAPED = (
+  10**6
+)  # steps whose noise has a plan of its own for each: correlated, or levels
 MOST_EPOCHS = 10**4  # of a client in a round, or of a net without noise
 MOST_CLIENTS = 10**7
 MOST_THREADS = 1024
@@ -37,6 +40,7 @@ MOST_RUNS = 10**5  # of one sweep, or one experiment
 MOST_DRAWS = 10**7  # attacks of an audit
 _MOST_TOKENS = 10**6  # of an example
 _MOST_PASSES = 10**9  # steps until each example was drawn once, 1 / sampling_prob
+_LEAST_COHORT = 1e-3  # clients expected in a round
 _LEAST_ALPHA, _MOST_EXPONENT = 1e-9, 50.0  # beyond them shares are 0 or 1 anyway
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -212,6 +216,10 @@ def federation(config: FedConfig) -> None:
   validate.integer_in(1, MOST_THREADS, **named("", config, "num_threads"))
   validate.integer_at_least(0, seed=config.seed)
   validate.positive(clients_per_round=config.clients_per_round)
+  if config.clients_per_round < _LEAST_COHORT:
+    raise UserError(
+      f"clients_per_round={config.clients_per_round!r}: must be >= {_LEAST_COHORT:g}"
+    )
   targets = {f"targets[{index}]": value for index, value in enumerate(config.targets)}
   validate.probability(**targets, **named("", config, "stop_at_accuracy"))
 
@@ -224,8 +232,11 @@ def _partition(config: FedConfig) -> None:
   validate.integer_at_least(0, **named("partition", room, "min_size", "seed"))
   validate.positive_or_inf(**named("partition", room, "alpha"))
   validate.non_negative(**named("partition", room, "exponent"))
-  if room.alpha < _LEAST_ALPHA:
-    raise UserError(f"partition.alpha={room.alpha!r}: must be >= {_LEAST_ALPHA:g}")
+  if not (_LEAST_ALPHA <= room.alpha <= 1 / _LEAST_ALPHA or math.isinf(room.alpha)):
+    low, high = _LEAST_ALPHA, 1 / _LEAST_ALPHA
+    raise UserError(
+      f"partition.alpha={room.alpha!r}: must be in [{low:g}, {high:g}] or inf"
+    )
   if room.exponent > _MOST_EXPONENT:
     raise UserError(f"partition.exponent={room.exponent!r}: must be <= {_MOST_EXPONENT:g}")
 

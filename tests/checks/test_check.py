@@ -84,6 +84,33 @@ def clip_after_sum(subject):
   return subject._replace(clipped_grad=clipped_grad)
 
 
+def wrong_for_large_batches(subject):
+  """A bug of one route: right for small batches, unclipped beyond."""
+  loose = gradients.clipped_grad(subject.loss_fn, l2_clip_norm=1e6)
+
+  def clipped_grad(params, batch, mask):
+    small = mask.shape[0] <= 8
+    return (subject.clipped_grad if small else loose)(params, batch, mask)
+
+  return subject._replace(clipped_grad=clipped_grad)
+
+
+def mask_ignored_in_large_batches(subject):
+  def clipped_grad(params, batch, mask):
+    mask = mask if mask.shape[0] <= 8 else jnp.ones_like(mask)
+    return subject.clipped_grad(params, batch, mask)
+
+  return subject._replace(clipped_grad=clipped_grad)
+
+
+def last_example_forgotten_in_large_batches(subject):
+  def clipped_grad(params, batch, mask):
+    mask = mask if mask.shape[0] <= 8 else mask.at[-1].set(False)
+    return subject.clipped_grad(params, batch, mask)
+
+  return subject._replace(clipped_grad=clipped_grad)
+
+
 def weight_tying_ignored(subject):
   """The loss uses its kernel twice; the gradient that is clipped knows of one use."""
 
@@ -280,6 +307,10 @@ _BUGS = {
   influence.influence: (clipping_removed, clip_after_sum),
   influence.sum_of_terms: (
     mean_instead_of_sum, clip_after_sum, weight_tying_ignored, clipping_removed,
+  ),
+  influence.whole_batch: (
+    wrong_for_large_batches, mask_ignored_in_large_batches,
+    last_example_forgotten_in_large_batches, mean_instead_of_sum,
   ),
   influence.padding: (mask_ignored,),
   influence.cross_example: (batch_norm, gradients_that_see_the_batch),

@@ -24,6 +24,7 @@ from dpjax.sweeps.grid import SweepConfig
 from dpjax.validate import UserError
 
 EPSILONS = [0.5, 2.0]
+_MANY = ("privacy.epsilon", "privacy.delta", "optimizer.learning_rate", "privacy.gamma")
 
 
 @pytest.fixture(autouse=True)
@@ -180,6 +181,8 @@ def test_a_y_that_is_no_number_is_one_line(tmp_path):
 @pytest.mark.parametrize(
   "changes, says",
   [
+    ({"grid": {n: [float(i) for i in range(1, 100)] for n in _MANY}}, "grid: has"),
+    ({"selection": sweep.SelectionConfig(mean_trials=1e9)}, "selection.mean_trials="),
     ({"x": "model.name"}, "x='model.name': must be a number"),
     ({"x": "data.limit"}, "it is None"),
     ({"x": "variant", "variants": {"a": {"num_steps": 7}}}, "x='variant'"),
