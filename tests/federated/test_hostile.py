@@ -85,23 +85,25 @@ _EXECUTIONS = {
 _HOSTILE = (1e-30, 1e10, -1e30, 3e38, np.inf, -np.inf, np.nan)
 
 
-def _released(map_clients, examples):
-  """What a round without noise adds to the parameters."""
+def _runner(map_clients):
+  """Clients' examples -> what a round without noise adds to the parameters."""
   made = federated.fed_avg(
     _loss, optax.sgd(1.0), aggregator=federated.dp_mean(_tx(0.5, 0.0), l2_clip_norm=0.5),
     key=_KEY, map_clients=map_clients,
   )  # fmt: skip
-  state = made.init(jnp.zeros(3))
-  state, _ = made.round(state, from_batches(examples))
-  return np.asarray(federated.params_of(state), np.float64)
+
+  def run(examples):
+    state, _ = made.round(made.init(jnp.zeros(3)), from_batches(examples))
+    return np.asarray(federated.params_of(state), np.float64)
+
+  return run
 
 
 @pytest.mark.parametrize("name", _EXECUTIONS)
 def test_a_hostile_client_moves_no_execution_by_more_than_the_bound(name):
-  """All of its examples, or one entry of one; beside others, and alone."""
-  rng = np.random.default_rng(0)
-  others = [rng.normal(size=(n, 3)).astype(np.float32) for n in (2, 1, 3)]
-  run = lambda clients: _released(_EXECUTIONS[name], clients)
+  """All of its examples, or one entry of one, beside others."""
+  rng, run = np.random.default_rng(0), _runner(_EXECUTIONS[name])
+  others = [rng.normal(size=(n, 3)).astype(np.float32) for n in (2, 1)]
   without = run([*others, np.zeros((0, 3), np.float32)])
   for value in _HOSTILE:
     whole, entry = np.full((2, 3), value, np.float32), np.ones((2, 3), np.float32)
@@ -109,5 +111,4 @@ def test_a_hostile_client_moves_no_execution_by_more_than_the_bound(name):
     for mine in (whole, entry):
       moved = np.linalg.norm(run([*others, mine]) - without)
       assert moved <= 0.5 * (1 + 1e-4), (value, moved)  # and no NaN
-  far = np.full((2, 3), 1e10, np.float32)
-  assert np.linalg.norm(run([*others, far]) - without) > 0.4  # the attack does arrive
+      assert moved > 0.4 or value != 1e10  # the attack does arrive
