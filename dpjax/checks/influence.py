@@ -170,7 +170,8 @@ def padding(subject: Subject) -> Row:
 
 def whole_batch(subject: Subject) -> Row:
   """A batch of the run's own size is the sum of its parts of `BATCH`, one of its examples far
-  beyond the clip and padding that is NaN or an example: a gradient may take another way where batches are large."""
+  beyond the clip and padding that is NaN or an example: a gradient may take another way where
+  batches are large."""
   size, rng = max(subject.plan.sampler.slots, 2 * BATCH), np.random.default_rng(SEED)
   batch = subject.batch(size)
   mask = rng.random(size) < 0.75

@@ -292,9 +292,11 @@ def _names(path, value, text):
   assert "\n" not in text and not re.search(r"typing\.|<class|of type", text), text
 
 
-def _with_choices(kind):
-  """The default config, and with each choice that it has, beside what each is refused for."""
-  yield kind(), None
+def _with_choices(kind, chosen):
+  """The default config, or with each choice that it has, beside what each is refused for."""
+  if not chosen:
+    yield kind(), None
+    return
   for path, hint, value in leaf_walk.leaves(kind()):
     words = leaf_walk.choices(kind(), path, _check) if hint is str else []
     for word in words if not path.startswith(("model", "data")) else ():
@@ -311,11 +313,12 @@ def _refusal(config):
 
 
 @pytest.mark.parametrize("kind", [TrainConfig, FedConfig])
-def test_an_error_of_a_lower_room_names_the_field(kind):
+@pytest.mark.parametrize("chosen", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_error_of_a_lower_room_names_the_field(kind, chosen):
   """Extreme values of every number under every choice: whatever is raised while the run is
   checked and built, for this value and not for the default, names the field."""
   with descriptions.fast():
-    for config, before in _with_choices(kind):
+    for config, before in _with_choices(kind, chosen):
       for path, hint, _ in leaf_walk.leaves(config):
         for extreme in leaf_walk.extremes(hint):
           told = _refusal(leaf_walk.forced(config, path, extreme))
