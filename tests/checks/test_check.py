@@ -369,6 +369,35 @@ def test_other_sound_runs_pass(overrides):
   assert [row for row in rows if row.passed is False] == []
 
 
+_FTRL = {"privacy.method": "dp_ftrl", "privacy.ftrl.sampler": "balls_in_bins"}
+_LARGE_OR_ODD = {
+  "100,000 parameters": {"model.name": "mlp", "model.options": {"features": (1300,)}},
+  "bfloat16": {
+    "model.name": "mlp",
+    "model.options": {"features": (32,), "dtype": "bfloat16"},
+  },
+  "augmult": {"augmentation": "shift", "augmult": 4},
+  "tree": {**_FTRL, "privacy.ftrl.strategy": "tree"},
+  "blt": {**_FTRL, "privacy.ftrl.strategy": "blt"},
+  "dp_adam": {"optimizer.name": "dp_adam", "optimizer.learning_rate": 0.01},
+  "dp_sgld": {"optimizer.name": "dp_sgld", "optimizer.learning_rate": 1e-4},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _LARGE_OR_ODD)
+def test_large_or_odd_runs_pass_and_their_bugs_are_found(name):
+  subject = check.subject(_config(**_LARGE_OR_ODD[name]))
+  assert [row for row in check.checks(subject) if row.passed is False] == []
+  for one, bug in (
+    (influence.influence, clipping_removed),
+    (influence.whole_batch, wrong_for_large_batches),
+    (noise_laws.noise_std, noise_halved),
+    (noise_laws.noise_independence, noise_key_reused_every_step),
+  ):
+    assert one(bug(subject)).passed is False, (name, bug)
+
+
 def test_what_promises_nothing_is_not_applicable_and_never_passes():
   overrides = {
     "privacy.sampler": "shuffled",
