@@ -86,6 +86,21 @@ def integer_at_least(bound: int, **named: Any) -> None:
     _require(ok and int(value) >= bound, name, value, f"an integer >= {bound}")
 
 
+def integer_in(low: int, high: int, **named: Any) -> None:
+  """Raises unless each value is an integer in [low, high].
+
+  >>> integer_in(1, 1000, num_seeds=10**9)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: num_seeds=1000000000: must be an integer in [1, 1000]
+  """
+  for name, value in named.items():
+    ok = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    _require(
+      ok and low <= int(value) <= high, name, value, f"an integer in [{low}, {high}]"
+    )
+
+
 def one_of(choices: Iterable[str], **named: Any) -> None:
   """Raises unless each value is one of the choices; suggests the nearest.
 

@@ -26,7 +26,7 @@ flags.DEFINE_bool("all", False, "Attack everything that has a game.")
 flags.DEFINE_string("only", "", "Attack one room (mechanisms, samplers, transforms, "
                     "federated, relevance) or one subject, such as Laplace.")  # fmt: skip
 flags.DEFINE_float("minutes", 10.0, "About how long, shared among the subjects.")
-flags.DEFINE_integer("seed", 0, "Of all draws.")
+flags.DEFINE_integer("seed", 0, "Of all draws.", lower_bound=0, upper_bound=2**62 - 1)
 flags.DEFINE_string("out", "runs/audits", "Directory for table.md, table.csv, result.json.")
 
 

@@ -63,14 +63,24 @@ flags.DEFINE_list(
   f"{', '.join(federated_speed.METHODS)} (default: all that are installed).",
 )
 flags.DEFINE_integer(
-  "cpu_devices", None, "federated: devices to make of one CPU, for pmap (default: one)."
+  "cpu_devices",
+  None,
+  "federated: devices to make of one CPU, for pmap (default: one).",
+  lower_bound=1,
+  upper_bound=1024,
 )
 flags.DEFINE_list("clients", [], "federated: also time cohorts of these many clients.")
 flags.DEFINE_list(
   "configs", ["configs/mnist_cnn.py"], "training: config files, each one run."
 )
 flags.DEFINE_string("out", None, "Directory for the CSV and PNG files.")
-flags.DEFINE_integer("repeats", 5, "Timed rounds; medians are reported.")
+flags.DEFINE_integer(
+  "repeats",
+  5,
+  "Timed rounds; medians are reported.",
+  lower_bound=1,
+  upper_bound=10**6,
+)
 flags.DEFINE_bool("peak_rss", True, "Also run each entry alone, for its peak memory.")
 
 
@@ -78,7 +88,6 @@ def main() -> None:
   """Runs the suite, a line on stderr as each workload is done."""
   options = flags.FLAGS
   validate.one_of(SUITES, suite=options.suite)
-  validate.integer_at_least(1, repeats=options.repeats)
   for name, suites in _OF_SUITES.items():
     if options.suite not in suites:
       app.refuse_given([name], f"--suite={' or '.join(suites)}, not {options.suite}")
@@ -144,8 +153,8 @@ def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
 
 
 def _count(text: str) -> int:
-  if not text.isdigit() or int(text) < 1:
-    raise validate.UserError(f"clients={text!r}: must be integers >= 1")
+  if not (text.isascii() and text.isdigit() and len(text) < 9) or int(text) < 1:
+    raise validate.UserError(f"clients={text[:40]!r}: must be integers in [1, 99999999]")
   return int(text)
 
 

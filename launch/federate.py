@@ -21,9 +21,8 @@ On several machines, or several processes of one, each runs its share of every c
 with the same command on all but for --process_id. Process 0 listens at --coordinator, writes
 and prints; the result is that of one process. If a process dies the others say so, within
 seconds (if it hangs, after --peer_timeout), and end with exit code 1; the same commands go on
-from the last checkpoint of process 0's --workdir. Where process 0 itself dies JAX may print a
-stack trace before our line. The connections are neither encrypted nor authenticated: for
-networks that are trusted.
+from the last checkpoint of process 0's --workdir. The connections are neither encrypted nor
+authenticated: for networks that are trusted.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from absl import flags
 
 from dpjax.accounting import upper
 from dpjax.federated import processes
-from dpjax.runs import checkpoint
+from dpjax.runs import checkpoint, writers
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.federated import run as federate
 from dpjax.runs.federated.config import FedConfig
@@ -65,7 +64,7 @@ def line(result: dict) -> str:
   return (
     f"{result['dataset']} {result['model']} {result['method']}, {result['num_clients']} "
     f"clients: test_accuracy={result['test_accuracy']:.4f}, {promise}, "
-    f"{result['num_steps']} rounds in {result['wall_seconds']:.0f} s"
+    f"{result['num_steps']} rounds{writers.took(result)}"
     f"{'; ' + ', '.join(reached) if reached else ''}"
   )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -17,11 +18,12 @@ from absl import flags
 from dpjax.federated import meeting
 from dpjax.federated.processes import PeerLost
 from dpjax.validate import UserError
-from launch import app
+from launch import app, native_words
 
 flags.disclaim_key_flags()  # so that --help lists the flags with their launcher
 
 _NAMES = ("coordinator", "num_processes", "process_id")
+_THEN = "the same command on all machines goes on from there"
 _MOMENT = 0.5  # seconds for the others to come to the same error by themselves
 
 
@@ -41,8 +43,21 @@ def define() -> None:
   flags.DEFINE_string(
     "coordinator", None, "HOST:PORT of process 0, reachable by all: run on many processes."
   )
-  flags.DEFINE_integer("num_processes", None, "How many processes there are.")
-  flags.DEFINE_integer("process_id", None, "Which one this is: 0 to num_processes - 1.")
+  most = meeting.MOST_PROCESSES
+  flags.DEFINE_integer(
+    "num_processes",
+    None,
+    "How many processes there are.",
+    lower_bound=1,
+    upper_bound=most,
+  )
+  flags.DEFINE_integer(
+    "process_id",
+    None,
+    "Which one this is: 0 to num_processes - 1.",
+    lower_bound=0,
+    upper_bound=most - 1,
+  )
   flags.DEFINE_list(
     "local_devices",
     None,
@@ -96,6 +111,19 @@ def _own_stdout() -> None:
   sys.stdout = os.fdopen(kept, "w", buffering=1)
 
 
+def _own_stderr(me: str) -> None:
+  """Python keeps stderr; the words of native code go through `native_words`."""
+  sys.stderr.flush()
+  line = f"error: {me}: lost another process, most likely process 0; {_THEN}"
+  command = [sys.executable, "-S", native_words.__file__, line]
+  words = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+  assert words.stdin is not None
+  kept = os.dup(2)
+  os.dup2(words.stdin.fileno(), 2)
+  words.stdin.close()
+  sys.stderr = os.fdopen(kept, "w", buffering=1)
+
+
 class _Ending:
   """How a process ends when the run cannot go on: one line, and no barrier to wait at.
 
@@ -121,8 +149,7 @@ class _Ending:
     self._once.acquire()
     if who == self._number:
       text = f"given up by the other processes: {why}"
-    then = "the same command on all machines goes on from there"
-    self._say(f"{text}; {self._saved()}; {then}")
+    self._say(f"{text}; {self._saved()}; {_THEN}")
     self._exit(meeting, 1, who, why)
 
   def error(self, meeting: meeting.Meeting, error: Exception, code: int) -> None:
@@ -136,13 +163,12 @@ class _Ending:
     """This process has failed; its traceback is for us."""
     self._once.acquire()
     traceback.print_exc()
+    os.write(2, native_words.SAID)
     self._exit(meeting, 1)
 
   def _say(self, text: str) -> None:
     print(f"error: {self._me}: {' '.join(text.split())}", file=sys.stderr, flush=True)
-    os.dup2(
-      os.open(os.devnull, os.O_WRONLY), 2
-    )  # what JAX's runtime says of it comes after
+    os.write(2, native_words.SAID)  # what JAX's runtime says of it comes before or after
 
   def _exit(
     self,
@@ -170,6 +196,7 @@ def run(
   code 1.
   """
   _own_stdout()
+  _own_stderr(f"process {options.process_id} of {options.num_processes}")
   if hasattr(signal, "SIGPIPE"):  # gloo writes to peers that are gone
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
   where: dict[str, Any] = options._asdict()

@@ -22,7 +22,7 @@ import sys
 from absl import flags
 
 from dpjax.accounting import upper
-from dpjax.runs import fields
+from dpjax.runs import fields, writers
 from dpjax.runs.central import run
 from dpjax.runs.central.config import TrainConfig
 from launch import app, config_flag
@@ -42,7 +42,7 @@ def line(result: dict) -> str:
     )
   return (
     f"{result['dataset']} {result['model']}: test_accuracy={result['test_accuracy']:.4f}, "
-    f"{promise}, {result['num_steps']} steps in {result['wall_seconds']:.0f} s"
+    f"{promise}, {result['num_steps']} steps{writers.took(result)}"
   )
 
 

@@ -168,6 +168,35 @@ def padding(subject: Subject) -> Row:
   )
 
 
+def whole_batch(subject: Subject) -> Row:
+  """A batch of the run's own size is the sum of its parts of `BATCH`, one of its examples far
+  beyond the clip and padding that is NaN or an example: a gradient may take another way where
+  batches are large."""
+  size, rng = max(subject.plan.sampler.slots, 2 * BATCH), np.random.default_rng(SEED)
+  batch = subject.batch(size)
+  mask = rng.random(size) < 0.75
+  mask[[BATCH + 1, -1]] = True
+  batch = _scaled_one(batch, BATCH + 1, _FACTORS[-1])
+  hole = np.flatnonzero(~mask)[::2]  # others are padded by examples
+  put = lambda leaf: leaf.at[hole].set(float("nan")) if _is_float(leaf) else leaf
+  batch = jax.tree.map(
+    lambda leaf: put(leaf if trees.is_key(leaf) else jnp.asarray(leaf)), batch
+  )
+  total = _total(subject)
+  rest = total(subject.params, batch, mask)
+  for start in range(0, size, BATCH):
+    take = np.arange(start, start + BATCH)
+    part = jax.tree.map(lambda leaf, at=take % size: leaf[at], batch)
+    here = (take < size) & mask[take % size]
+    rest = _minus(rest, total(subject.params, part, here))
+  return row(
+    "whole batch is its parts",
+    _norm(rest) / (math.sqrt(size) * subject.plan.l2_bound),
+    _SUM_SLACK,
+    f"{size} slots against sums of {BATCH}: error in clip norms / sqrt(slots)",
+  )
+
+
 def _spoilt(batch: Any, j: int, value: float) -> Any:
   """Example j with every number of it replaced."""
   put = lambda leaf: jnp.asarray(leaf).at[j].set(value) if _is_float(leaf) else leaf
@@ -331,4 +360,4 @@ def cross_example(subject: Subject) -> Row:
   )
 
 
-CHECKS = (influence, sum_of_terms, padding, dropped, no_memory, cross_example)
+CHECKS = (influence, sum_of_terms, whole_batch, padding, dropped, no_memory, cross_example)

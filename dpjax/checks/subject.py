@@ -55,10 +55,10 @@ class Subject(NamedTuple):
   params: Any
   train: Any
 
-  def batch(self) -> Example:
-    """A few training examples, with keys if the loss needs them; leaves [BATCH, ...]."""
+  def batch(self, size: int = BATCH) -> Example:
+    """A few training examples, with keys if the loss needs them; leaves [size, ...]."""
     rng = np.random.default_rng(SEED)
-    taken = self.train[rng.integers(0, len(self.train), BATCH)]
+    taken = self.train[rng.integers(0, len(self.train), size)]
     if self.config.augmentation == "none":
       return taken
-    return taken._replace(key=jax.random.split(jax.random.key(SEED), BATCH))
+    return taken._replace(key=jax.random.split(jax.random.key(SEED), size))

@@ -1,8 +1,10 @@
 """Where the processes of one run meet: process 0 listens, each of the others says who it is.
 
 Whoever else connects is let go: each connection has its own few seconds and bytes, and none
-keeps the others waiting. Process 0 gives each a word that its hello must repeat, so a hello
-that was overheard is of no use later. All waiting ends at a time that is known beforehand.
+keeps the others waiting. Of a crowd those go first that share an address with most others, and
+a peer that was let go comes again, until its time is over. Process 0 gives each a word that its
+hello must repeat, so a hello that was overheard is of no use later. All waiting ends at a time
+that is known beforehand.
 """
 
 from __future__ import annotations
@@ -13,12 +15,15 @@ import secrets
 import selectors
 import socket
 import time
+from collections import Counter
 from typing import Any, NamedTuple
 
 from dpjax.validate import UserError
 
 _MOST = 4096  # bytes of one message
-_CROWD = 64  # connections that have not said who they are
+_CROWD = (
+  64  # connections that have not said who they are; twice the processes if these are more
+)
 _PATIENCE = 5.0  # seconds for one message of a peer that is there
 _RETRY = 0.1
 
@@ -109,8 +114,9 @@ def _wrong(mine: dict[str, Any], theirs: dict[str, Any], present: Any) -> str | 
 class _Guest:
   """Somebody who has connected."""
 
-  def __init__(self, connection: socket.socket):
+  def __init__(self, connection: socket.socket, address: Any = ("",)):
     self.connection, self.data = connection, b""
+    self.host = address[0] if address else ""
     self.until = time.monotonic() + _PATIENCE
     self.word = secrets.token_hex(16)
     connection.setblocking(False)
@@ -139,6 +145,7 @@ class _Lobby:
   def __init__(self, server: socket.socket, mine: dict[str, Any]):
     self._server, self._mine = server, mine
     server.setblocking(False)
+    self._most = max(_CROWD, 2 * mine["num_processes"])
     self._waiting: list[_Guest] = []
     self.present: dict[int, socket.socket] = {}
     self.heard: list[socket.socket] = []
@@ -169,18 +176,22 @@ class _Lobby:
     return next((wrong for wrong in wrongs if wrong), None)
 
   def _let_go(self) -> None:
-    """Those whose time is over, and the oldest of a crowd."""
+    """Those whose time is over; of a crowd, the oldest of the address with the most."""
     now = time.monotonic()
-    keep = [guest for guest in self._waiting if guest.until > now][-_CROWD:]
-    for guest in self._waiting:
-      if guest not in keep:
-        guest.connection.close()
-    self._waiting = keep
+    for guest in [guest for guest in self._waiting if guest.until <= now]:
+      self._dismiss(guest)
+    while len(self._waiting) > self._most:
+      (crowded, _), *_ = Counter(guest.host for guest in self._waiting).most_common(1)
+      self._dismiss(next(guest for guest in self._waiting if guest.host == crowded))
+
+  def _dismiss(self, guest: _Guest) -> None:
+    self._waiting.remove(guest)
+    guest.connection.close()
 
   def _serve(self, guest: _Guest | int | None) -> str | None:
     if guest is None:
       with contextlib.suppress(OSError):
-        self._waiting.append(_Guest(self._server.accept()[0]))
+        self._waiting.append(_Guest(*self._server.accept()))
       return None
     if isinstance(guest, int):  # is here, and has nothing to say: it has left
       gone = self.present.pop(guest)
@@ -193,10 +204,10 @@ class _Lobby:
     theirs = guest.read()
     if theirs is None:
       return None
-    self._waiting.remove(guest)
     if not theirs:
-      guest.connection.close()
+      self._dismiss(guest)
       return None
+    self._waiting.remove(guest)
     self.heard.append(guest.connection)
     wrong = _wrong(self._mine, theirs, self.present)
     if not wrong:
@@ -241,8 +252,10 @@ def _reach(at: Address, deadline: float) -> socket.socket:
     time.sleep(_RETRY)
 
 
-def join(at: Address, mine: dict[str, Any], timeout: float) -> dict[int, socket.socket]:
-  deadline = time.monotonic() + timeout
+def _ask(
+  at: Address, mine: dict[str, Any], deadline: float, timeout: float
+) -> tuple[socket.socket, dict[str, Any]]:
+  """A connection and what process 0 answers on it; {}: it was let go, or nobody is there."""
   connection = _reach(at, deadline)
   greeting = _hear(connection, deadline)
   with contextlib.suppress(OSError):
@@ -251,6 +264,15 @@ def join(at: Address, mine: dict[str, Any], timeout: float) -> dict[int, socket.
   answer = _hear(connection, deadline + timeout + _PATIENCE) if greeting else {}
   if answer.get("wrong", "no answer"):
     connection.close()
+  return connection, answer
+
+
+def join(at: Address, mine: dict[str, Any], timeout: float) -> dict[int, socket.socket]:
+  deadline = time.monotonic() + timeout
+  connection, answer = _ask(at, mine, deadline, timeout)
+  while "wrong" not in answer and time.monotonic() < deadline:  # lost in a crowd: again
+    time.sleep(_RETRY)
+    connection, answer = _ask(at, mine, deadline, timeout)
   if "wrong" not in answer:
     raise UserError(
       f"coordinator={at.host}:{at.port}: no answer from a process 0 there within "

@@ -31,6 +31,7 @@ _MOST = 4096  # bytes of one message
 _FAREWELL, _ALIVE = b"bye", b"alive"
 _TICKS = 8  # parts of the time limit; so many silent ones in a row are a hanging peer
 _LATER = 10  # JAX's own heartbeat may not be missed before ours: so many times the limit
+MOST_PROCESSES = 4096
 SHORTEST = 1.0  # seconds; a busy process may be silent for a fraction of one
 
 
@@ -179,7 +180,7 @@ def meet(
       number, or that wants another run; the same line in all processes that are there.
   """
   at = lobby.address(coordinator)
-  validate.integer_at_least(1, num_processes=num_processes)
+  validate.integer_in(1, MOST_PROCESSES, num_processes=num_processes)
   validate.integer_at_least(0, process_id=process_id)
   validate.positive(connect_timeout=timeout, peer_timeout=peer_timeout)
   if peer_timeout < SHORTEST:

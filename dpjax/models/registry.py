@@ -90,18 +90,20 @@ def needs_features(name: str) -> str | None:
   return _entry(name).features
 
 
-def _check_option(name: str, option: str, value: Any) -> None:
+def _check_option(name: str, option: str, value: Any, prefix: str) -> None:
   known = options(name)
   if option in known:
     return
   near = difflib.get_close_matches(option, known, n=1)
   hint = f" (did you mean {near[0]!r}?)" if near else ""
   listed = ", ".join(known)
-  raise UserError(f"{option}={value!r}: not an option of model {name!r}: {listed}{hint}")
+  at = f"{prefix}{option}"
+  raise UserError(f"{at}={value!r}: not an option of model {name!r}: {listed}{hint}")
 
 
-def check_options(name: str, model_options: dict[str, Any]) -> None:
-  """Raises UserError for an option that the model of that name does not have.
+def check_options(name: str, model_options: dict[str, Any], prefix: str = "") -> None:
+  """Raises UserError for an option that the model of that name does not have; `prefix` is
+  where the options stand.
 
   >>> check_options("linear", {"depth": 3})
   Traceback (most recent call last):
@@ -109,7 +111,7 @@ def check_options(name: str, model_options: dict[str, Any]) -> None:
   dpjax.validate.UserError: depth=3: not an option of model 'linear': dtype
   """
   for option, value in model_options.items():
-    _check_option(name, option, value)
+    _check_option(name, option, value, prefix)
 
 
 def build(name: str, *, num_classes: int, **model_options: Any) -> nn.Module:

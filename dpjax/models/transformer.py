@@ -80,11 +80,11 @@ class Transformer(nn.Module):
     validate.integer_at_least(
       1,
       vocab_size=self.vocab_size,
-      num_layers=self.num_layers,
       num_heads=self.num_heads,
       features=self.features,
       max_length=self.max_length,
     )
+    validate.integer_in(1, 1000, num_layers=self.num_layers)
     if self.features % self.num_heads:
       raise UserError(f"features={self.features!r}: must be a multiple of num_heads")
     super().__post_init__()

@@ -162,7 +162,7 @@ def _task(job: Job, model: Any) -> _Task:
 
 def _outcome(job: Job, task: _Task, plan: Plan, tx: Any, found: Privacy, **more) -> Outcome:
   apply = task.model.apply
-  initial = task.model.init(job.streams.init, jnp.asarray(task.test.x[:1]))
+  initial = job.initial(task.model, task.test.x)
   params = train.fit_private(
     task.loss_fn,
     initial,
@@ -290,7 +290,7 @@ def train_model_1(job: Job, model: Any, data: Any, plan: Plan) -> Any:
   """Model 1 by DP-SGD. Guarantee: (plan.epsilon(), plan.delta)-DP for D1."""
   return train.fit_private(
     losses.softmax_cross_entropy(model.apply),
-    model.init(job.streams.init, jnp.asarray(data.x[:1])),
+    job.initial(model, data.x),
     data,
     plan,
     _sgd(job),
@@ -334,7 +334,7 @@ def radp_dpsgd(job: Job) -> Outcome:
 
 def _weights(job: Job, relation: str) -> tuple[np.ndarray, np.ndarray]:
   model_1 = job.nets.first
-  theta_1 = model_1.init(job.streams.init, jnp.asarray(job.train.x[:1]))
+  theta_1 = job.initial(model_1, job.train.x)
   share = relevance.mean_shares(model_1.apply, theta_1, job.train, job.lrp)
   factor = job.private.relevance_pool
   blocks = rigorous.pooled_shares(share, job.shape, factor, "private.relevance_pool")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax import metrics
@@ -21,7 +22,11 @@ RELEVANCE, FEATURES, LABELS, GRADIENTS, MODEL_1, LOSS = range(1, 7)
 
 
 class Streams(NamedTuple):
-  """Every source of randomness. `noise` and `secret` decide the noise: keep them secret."""
+  """Every source of randomness. `noise` and `secret` decide the noise: keep them secret.
+
+  `run` binds these two to the method, the settings and the records, so that one value for two
+  data sets, or for two settings, draws noise and batches of its own for each.
+  """
 
   init: jax.Array  # key of initial parameters
   noise: jax.Array  # key from which all noise comes
@@ -85,6 +90,17 @@ class Job:
   def num_features(self) -> int:
     """Places of an image."""
     return relevance.num_features(self.shape)
+
+  def initial(self, model: Any, x: Any, index: int | None = None) -> Any:
+    """`model.init` on zeros in the shape of one of these examples: an initialiser that looks
+    at its input sees no record.
+
+    Args:
+      index: of the net, where several begin with keys of their own.
+    """
+    key = self.streams.init
+    key = key if index is None else jax.random.fold_in(key, index)
+    return model.init(key, jnp.zeros((1, *x.shape[1:]), x.dtype))
 
   def once(self, make: Callable[[], Any], *what: Any) -> Any:
     """make(), or what a job with the same memo got for the same `what`, training records,

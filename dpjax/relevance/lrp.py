@@ -24,6 +24,7 @@ Nothing here is private: relevance is computed from raw examples.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -77,8 +78,11 @@ class Lrp:
     validate.non_negative(stabilizer=self.stabilizer)
     if not (validate.positive(alpha=self.alpha) is None and self.alpha >= 1):
       raise UserError(f"alpha={self.alpha!r}: must be >= 1")
+    for name in ("low", "high"):
+      if not math.isfinite(getattr(self, name)):
+        raise UserError(f"{name}={getattr(self, name)!r}: must be a finite number")
     if not self.low < self.high:
-      raise UserError(f"low={self.low!r}: must be below high={self.high!r}")
+      raise UserError(f"high={self.high!r}: must be above low={self.low!r}")
 
   def weights(self, above: Array, below: Array) -> tuple[Any, Any]:
     """(alpha, beta) for sums of positive and of negative contributions."""

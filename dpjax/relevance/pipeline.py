@@ -63,14 +63,10 @@ _FLOAT_NOTE = (
 def no_dp(job: Job) -> Outcome:
   """Plain training."""
   model = job.nets.second
-  initial = _init(job, model, job.train.x, 2)
+  initial = job.initial(model, job.train.x, 2)
   params = _plain(job, model, initial, job.train, job.scored(model.apply))
   steps = _num_steps(job, len(job.train))
   return Outcome(model.apply, initial, params, NOT_PRIVATE, steps, job.test)
-
-
-def _init(job: Job, model: Any, x: Any, index: int) -> Any:
-  return model.init(jax.random.fold_in(job.streams.init, index), jnp.asarray(x[:1]))
 
 
 def _plain(job: Job, model: Any, params: Any, data: Any, on_epoch: Any = None) -> Any:
@@ -104,7 +100,7 @@ def radp_paper(job: Job) -> Outcome:
     num_records=len(job.for_relevance()),
     batch_size=job.training.batch_size,
   )
-  initial = _init(job, job.nets.second, job.train.x, 2)
+  initial = job.initial(job.nets.second, job.train.x, 2)
   params = _paper_model_2(job, found, initial)
   maps = {"not_private_relevance": share, "beta": found.beta}
   made = Noise(
@@ -127,7 +123,7 @@ def _share(job: Job, norm: str) -> np.ndarray:
 
   def make() -> np.ndarray:
     model = job.nets.first
-    fitted = lambda: _plain(job, model, _init(job, model, job.train.x, 1), job.train)
+    fitted = lambda: _plain(job, model, job.initial(model, job.train.x, 1), job.train)
     theta = job.once(fitted, "model 1")
     source = job.for_relevance()
     return relevance.mean_shares(model.apply, theta, source, job.lrp, norm=norm)
@@ -227,7 +223,7 @@ def radp_rigorous(job: Job) -> Outcome:
   left = _left_for_records(job, charges)
   prepared = _stages_c_l_s(job, beta, ids_2, left)
   model = job.nets.second
-  initial = _init(job, model, prepared.test.x, 2)
+  initial = job.initial(model, prepared.test.x, 2)
   params = _model_2(job, model, initial, prepared)
   charges = [*charges, *prepared.charges]
   epsilon, delta = rigorous.total(charges)
@@ -279,14 +275,15 @@ def _of_stages_a_b(job: Job) -> Job:
   return dataclasses.replace(job, streams=_bound(job, how))
 
 
-def _bound(job: Job, how: Rigorous) -> Streams:
-  """The streams, their noise a function of the settings and of the records as well.
+def _bound(job: Job, *how: Any) -> Streams:
+  """The streams, their noise a function of the settings (`how` among them) and of the records
+  as well.
 
   With one noise at two scales the records could be solved for, and with one noise on two
   data sets their difference is free of it. Under a secret key the noise of every (settings,
   records) is a draw of its own.
   """
-  told = (job.epsilon, how, job.training, job.lrp, job.private, job.nets)
+  told = (job.epsilon, *how, job.training, job.lrp, job.private, job.nets)
   told += (job.train.num_classes, job.streams.order)
   digest = hashlib.sha256(repr(told).encode())
   public = [] if job.public is None else [job.public.x, job.public.y]
@@ -352,13 +349,13 @@ def _model_1(
   how, model = job.rigorous, job.nets.first
   if how.model1 == "untrained":
     what = "initial parameters: independent of the data"
-    return _init(job, model, data.x, 1), [StageCharge("A", where, 0.0, 0.0, what)]
+    return job.initial(model, data.x, 1), [StageCharge("A", where, 0.0, 0.0, what)]
   if how.model1 == "public":
     if job.public is None:
       raise UserError("rigorous.model1='public': needs public data of the same shape")
     _check_public(job)
     what = f"trained on public data ({job.public.name})"
-    theta = _plain(job, model, _init(job, model, job.public.x, 1), job.public)
+    theta = _plain(job, model, job.initial(model, job.public.x, 1), job.public)
     return theta, [StageCharge("A", where, 0.0, 0.0, what)]
   plan = gradients.replace_one_plan(job, len(data), epsilon, how.delta / 2)
   theta = gradients.train_model_1(job, model, data, plan)
@@ -547,7 +544,7 @@ def adlm_method(job: Job, *, with_relevance: bool = True) -> Outcome:
     beta, job.adlm, epsilon=share, batch_size=job.training.batch_size
   )
   net = adlm.net(job.nets.body, job.train.num_classes)
-  initial = net.init(jax.random.fold_in(job.streams.init, 2), jnp.asarray(job.train.x[:1]))
+  initial = job.initial(net, job.train.x, 2)
   params = _fit_adlm(job, net, initial, scales, share)
   found = Privacy(
     kind="claimed",
@@ -665,7 +662,8 @@ def _refuse_unread(method: str, mode: str, job: Job) -> None:
 
 
 def run(method: str, mode: str, job: Job) -> Outcome:
-  """Runs one method; `mode` decides for "radp" alone.
+  """Runs one method; `mode` decides for "radp" alone. Noise and batches are bound to method,
+  settings and records: see `Streams`.
 
   Raises:
     UserError: an unknown method or mode, or what rigorous mode refuses, by name.
@@ -680,6 +678,8 @@ def run(method: str, mode: str, job: Job) -> Outcome:
       f"weight_decay={decay!r}: must be 0 for method={method!r} in mode={mode!r}: only "
       "method='radp' in mode='rigorous' trains with it"
     )
-  if method == "radp":
-    return radp_paper(job) if mode == "paper" else radp_rigorous(job)
-  return METHODS[method](job)
+  if (method, mode) == ("radp", "rigorous"):
+    return radp_rigorous(job)
+  settings = (method, job.paper, job.adlm, job.size, job.relevance_records)
+  job = dataclasses.replace(job, streams=_bound(job, *settings))
+  return radp_paper(job) if method == "radp" else METHODS[method](job)

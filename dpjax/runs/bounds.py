@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
-from dpjax import gradients, models, validate
-from dpjax.runs import fields
+from dpjax import gradients, models, transforms, validate
+from dpjax.runs import fields, unused
 from dpjax.runs.central.config import (
   DataConfig,
   FtrlConfig,
   ModelConfig,
   OptimizerConfig,
+  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.runs.federated.config import FedConfig
@@ -22,6 +26,23 @@ SCHEDULES = ("constant", "cosine", "linear")
 ACCOUNTANTS = ("", "pld", "rdp")
 OBJECTIVES = ("mean", "max")
 _FLOAT32 = np.finfo(np.float32)
+# Numbers that size a loop or an array, so that a slip of the keyboard is not a run without end.
+MOST_STEPS = 10**8  # of a run; rounds, epochs
+MOST_SHAPED = (
+  10**6
+)  # steps whose noise has a plan of its own for each: correlated, or levels
+MOST_EPOCHS = 10**4  # of a client in a round, or of a net without noise
+MOST_CLIENTS = 10**7
+MOST_THREADS = 1024
+MOST_VIEWS = 1024  # of one example
+MOST_BUFFERS = 64  # of correlated noise, each as large as the model
+MOST_RUNS = 10**5  # of one sweep, or one experiment
+MOST_DRAWS = 10**7  # attacks of an audit
+_MOST_TOKENS = 10**6  # of an example
+_MOST_PASSES = 10**9  # steps until each example was drawn once, 1 / sampling_prob
+_LEAST_COHORT = 1e-3  # clients expected in a round
+_LEAST_ALPHA, _MOST_EXPONENT = 1e-9, 50.0  # beyond them shares are 0 or 1 anyway
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def typed(config: Any) -> None:
@@ -33,6 +54,37 @@ def typed(config: Any) -> None:
   dpjax.validate.UserError: config.momentum='a lot': must be a number
   """
   fields.check(config, type(config), "config")
+
+
+def names_fields(call: _F) -> _F:
+  """`call(config, ...)` with errors that name fields of the config by their dotted names,
+  also where a lower room raised them about an argument."""
+
+  @functools.wraps(call)
+  def told(config: Any, *args: Any, **kwargs: Any) -> Any:
+    try:
+      return call(config, *args, **kwargs)
+    except UserError as error:
+      raise UserError(dotted(str(error), config)) from error
+
+  return told  # type: ignore[return-value]
+
+
+def dotted(text: str, config: Any) -> str:
+  """The text of an error, with the room of the one field that it begins with, by name and
+  value; as it is, where there is none or more than one.
+
+  >>> dotted("delta=2.0: must be in (0, 1)", TrainConfig(privacy=PrivacyConfig(delta=2.0)))
+  'privacy.delta=2.0: must be in (0, 1)'
+  >>> dotted("delta=3.0: must be in (0, 1)", TrainConfig())
+  'delta=3.0: must be in (0, 1)'
+  """
+  found = [
+    path
+    for path, value in unused.leaves(config)
+    if text.startswith(f"{path.rpartition('.')[2]}={value!r}:")
+  ]
+  return f"{found[0].rpartition('.')[0]}.{text}".lstrip(".") if len(found) == 1 else text
 
 
 def named(room: str, config: Any, *names: str) -> dict[str, Any]:
@@ -49,9 +101,8 @@ def named(room: str, config: Any, *names: str) -> dict[str, Any]:
 
 def data(config: DataConfig) -> None:
   """Raises UserError for a number of examples, bytes or classes below one."""
-  validate.integer_at_least(
-    1, **named("data", config, "limit", "max_length", "num_classes")
-  )
+  validate.integer_at_least(1, **named("data", config, "limit", "num_classes"))
+  validate.integer_in(1, _MOST_TOKENS, **named("data", config, "max_length"))
 
 
 def limit(config: DataConfig, num_examples: int) -> None:
@@ -66,13 +117,25 @@ def limit(config: DataConfig, num_examples: int) -> None:
 def model(config: ModelConfig, room: str = "model") -> None:
   """Raises UserError for a model or an option that does not exist."""
   validate.one_of(models.names(), **{f"{room}.name": config.name})
-  models.check_options(config.name, config.options)
+  models.check_options(config.name, config.options, prefix=f"{room}.options.")
+
+
+def in_float32(name: str, value: Any) -> None:
+  """Raises UserError for a positive number that float32 turns into 0 or infinity."""
+  low, high = float(_FLOAT32.tiny), float(_FLOAT32.max)
+  if isinstance(value, (int, float)) and value > 0 and not low <= value <= high:
+    raise UserError(
+      f"{name}={value!r}: must be in [{low:.3g}, {high:.3g}], the range of float32"
+    )
 
 
 def optimizer(config: OptimizerConfig, room: str = "optimizer") -> None:
   """Raises UserError for a rate, a momentum or a penalty outside its range."""
   validate.positive(**named(room, config, "learning_rate"))
   validate.share(**named(room, config, "momentum"))
+  numbers = ("learning_rate", "weight_decay", "noise_floor", "prior_precision")
+  for name, value in named(room, config, *numbers).items():
+    in_float32(name, value)
   names = ("weight_decay", "noise_floor", "prior_precision")
   validate.non_negative(**named(room, config, *names))
   validate.one_of(SCHEDULES, **named(room, config, "schedule"))
@@ -82,22 +145,28 @@ def privacy(config: Any) -> None:
   """Raises UserError for what both kinds of runs promise, and how they clip."""
   names = ("epsilon", "epsilon_budget", "l2_clip_norm", "clip_learning_rate")
   validate.positive(**named("privacy", config, *names, "clip_count_noise_std"))
-  low, high = (float(bound) for bound in (_FLOAT32.tiny, _FLOAT32.max))
-  if not low <= config.l2_clip_norm <= high:  # beyond them it is 0, or clips nothing
-    raise UserError(
-      f"privacy.l2_clip_norm={config.l2_clip_norm!r}: must be in [{low:.3g}, {high:.3g}], "
-      "the range of float32"
-    )
+  in_float32("privacy.l2_clip_norm", config.l2_clip_norm)
   validate.non_negative(**named("privacy", config, "noise_multiplier"))
   validate.open_unit(**named("privacy", config, "delta", "clip_quantile"))
   validate.one_of(ACCOUNTANTS, **named("privacy", config, "accountant"))
   ftrl(config.ftrl)
+  if getattr(config, "sampling_prob", 1) < 1 / _MOST_PASSES:
+    raise UserError(
+      f"privacy.sampling_prob={config.sampling_prob!r}: must be in [{1 / _MOST_PASSES:g}, 1]"
+    )
+
+
+def steps(name: str, num_steps: int, privacy: Any) -> None:
+  """Raises UserError for a number of steps or rounds without end."""
+  shaped = privacy.method == "dp_ftrl" or bool(getattr(privacy, "noise_levels", ()))
+  validate.integer_in(1, MOST_SHAPED if shaped else MOST_STEPS, **{name: num_steps})
 
 
 def ftrl(config: FtrlConfig) -> None:
   """Raises UserError for a count below one, or an unknown aim."""
-  names = ("bands", "buffers", "restart_every")
-  validate.integer_at_least(1, **named("privacy.ftrl", config, *names))
+  validate.integer_in(1, MOST_SHAPED, **named("privacy.ftrl", config, "bands"))
+  validate.integer_in(1, MOST_BUFFERS, **named("privacy.ftrl", config, "buffers"))
+  validate.integer_at_least(1, **named("privacy.ftrl", config, "restart_every"))
   validate.one_of(OBJECTIVES, **named("privacy.ftrl", config, "objective"))
 
 
@@ -110,9 +179,17 @@ def training(config: TrainConfig) -> None:
   validate.one_of(gradients.METHODS, grad_method=config.grad_method)
   validate.probability(**named("privacy", config.privacy, "sampling_prob"))
   validate.positive(**named("privacy", config.privacy, "gamma", "clip_schedule_final"))
+  low, high = transforms.MIN_SCALE, transforms.MAX_SCALE
+  if not low <= config.privacy.clip_schedule_final <= high:
+    raise UserError(
+      f"privacy.clip_schedule_final={config.privacy.clip_schedule_final!r}: must be in "
+      f"[{low:g}, {high:g}]"
+    )
   validate.integer_at_least(1, **named("privacy", config.privacy, "capacity"))
-  counts = ("num_steps", "augmult", "slices", "eval_every", "checkpoint_every")
-  validate.integer_at_least(1, **named("", config, *counts, "microbatch_size"))
+  counts = ("slices", "eval_every", "checkpoint_every", "microbatch_size")
+  validate.integer_at_least(1, **named("", config, *counts))
+  steps("num_steps", config.num_steps, config.privacy)
+  validate.integer_in(1, MOST_VIEWS, augmult=config.augmult)
   validate.integer_at_least(0, seed=config.seed)
   validate.positive(**named("", config, "memory_budget_gb"))
   validate.open_unit(**named("", config, "ema_decay"))
@@ -130,23 +207,38 @@ def federation(config: FedConfig) -> None:
   validate.integer_at_least(1, **simulated)
   _partition(config)
   _algorithm(config)
-  local = named("local", config.local, "batch_size", "epochs", "max_examples")
+  local = named("local", config.local, "batch_size", "max_examples")
   validate.integer_at_least(1, **local)
-  counts = ("num_rounds", "eval_every", "checkpoint_every", "num_devices", "num_threads")
+  validate.integer_in(1, MOST_EPOCHS, **named("local", config.local, "epochs"))
+  counts = ("eval_every", "checkpoint_every", "num_devices")
   validate.integer_at_least(1, **named("", config, *counts))
+  steps("num_rounds", config.num_rounds, config.privacy)
+  validate.integer_in(1, MOST_THREADS, **named("", config, "num_threads"))
   validate.integer_at_least(0, seed=config.seed)
   validate.positive(clients_per_round=config.clients_per_round)
+  if config.clients_per_round < _LEAST_COHORT:
+    raise UserError(
+      f"clients_per_round={config.clients_per_round!r}: must be >= {_LEAST_COHORT:g}"
+    )
   targets = {f"targets[{index}]": value for index, value in enumerate(config.targets)}
   validate.probability(**targets, **named("", config, "stop_at_accuracy"))
 
 
 def _partition(config: FedConfig) -> None:
   room = config.partition
-  counts = ("num_clients", "shards_per_client", "min_chars")
-  validate.integer_at_least(1, **named("partition", room, *counts))
+  validate.integer_at_least(1, **named("partition", room, "min_chars"))
+  counts = ("num_clients", "shards_per_client")
+  validate.integer_in(1, MOST_CLIENTS, **named("partition", room, *counts))
   validate.integer_at_least(0, **named("partition", room, "min_size", "seed"))
   validate.positive_or_inf(**named("partition", room, "alpha"))
   validate.non_negative(**named("partition", room, "exponent"))
+  if not (_LEAST_ALPHA <= room.alpha <= 1 / _LEAST_ALPHA or math.isinf(room.alpha)):
+    low, high = _LEAST_ALPHA, 1 / _LEAST_ALPHA
+    raise UserError(
+      f"partition.alpha={room.alpha!r}: must be in [{low:g}, {high:g}] or inf"
+    )
+  if room.exponent > _MOST_EXPONENT:
+    raise UserError(f"partition.exponent={room.exponent!r}: must be <= {_MOST_EXPONENT:g}")
 
 
 def _algorithm(config: FedConfig) -> None:
@@ -155,5 +247,5 @@ def _algorithm(config: FedConfig) -> None:
   validate.positive(**named("algorithm", room, "tau_eff"))
   validate.integer_at_least(0, **named("algorithm", room, "num_byzantine"))
   validate.integer_at_least(1, **named("algorithm", room, "weight_cap"))
-  validate.integer_at_least(1, **named("algorithm", room, "compression_bits"))
+  validate.integer_in(1, 16, **named("algorithm", room, "compression_bits"))
   validate.probability(**named("algorithm", room, "compression_share"))

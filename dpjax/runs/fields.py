@@ -126,7 +126,16 @@ def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any
   at, value = f"{name}.{head}", getattr(config, head)
   hint = hints[head]
   new = _update(value, rest, change, at, hint) if rest else change(hint, at)
-  return dataclasses.replace(config, **{head: new})
+  return _replaced(config, {head: new}, name)
+
+
+def _replaced(config: Any, values: dict[str, Any], name: str) -> Any:
+  """A copy; what the dataclass itself refuses of a field names where that stands."""
+  try:
+    return dataclasses.replace(config, **values)
+  except UserError as error:
+    at = f"{name}." if str(error).partition("=")[0] in values else ""
+    raise UserError(f"{at}{error}") from error
 
 
 def _update_dict(config: dict, path: str, change: Callable, name: str, hint: Any) -> dict:
@@ -145,7 +154,7 @@ def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
     field.name: check(getattr(value, field.name), hints[field.name], f"{name}.{field.name}")
     for field in dataclasses.fields(kind)
   }
-  return dataclasses.replace(value, **fields)
+  return _replaced(value, fields, name)
 
 
 def _check_union(value: Any, hint: Any, name: str) -> Any:
@@ -236,4 +245,10 @@ def _describe(hint: Any) -> str:
     return " or ".join(_describe(option) for option in typing.get_args(hint))
   if dataclasses.is_dataclass(hint):
     return f"a {hint.__name__} (set its fields one by one)"  # type: ignore[union-attr]
+  if hint in (Any, object):
+    return "anything"
+  kind, inner = typing.get_origin(hint), typing.get_args(hint)
+  if kind is not None:
+    kept = inner[1:] if kind is dict else [one for one in inner if one is not ...]
+    return f"{_WORDS[kind]} of {', '.join(map(_describe, kept))}"
   return _WORDS.get(hint, f"of type {hint}")

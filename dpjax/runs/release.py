@@ -69,7 +69,9 @@ def statement(plan: Plan) -> str:
     f"grid of multiples of {step:g} before anything is computed from it, so that which "
     "numbers can occur does not depend on the data; that the probabilities on the grid are "
     "those of an ideal rounded Gaussian is not proved to the last bit. Per-example "
-    "diagnostics were switched off.",
+    "diagnostics were switched off. How long anything took follows the private sizes of "
+    "batches and cohorts and is not covered: result.json does not say it, but times of "
+    "files, TensorBoard's events and progress on a terminal do, so release none of these.",
     width=92,
     break_on_hyphens=False,
   )

@@ -104,14 +104,15 @@ def sweep_report(
 
   The bars span the smallest and the largest of the seeds (no claim about other seeds);
   a single seed is a point without a bar. Runs that promise no epsilon are drawn as a
-  horizontal line, never at the epsilon that their config happens to hold.
+  horizontal line, never at the epsilon that their config happens to hold. A run whose y is
+  not finite (it diverged) is counted, in the column `not_finite`, and is in no mean.
 
   Args:
     rows: one per finished run, with the keys x, y, series and those of a result.
     out_dir: folder to write to.
     x: numeric key; a key that ends in "epsilon" gets a logarithmic axis. Where one value is
       infinite, all are drawn side by side, without a scale.
-    y: numeric key of the result.
+    y: numeric key of the result; None and "inf" are what JSON holds of one that diverged.
     series: key whose values become separate lines.
     references: (label, x, y) of published results, listed in the legend.
     title: of the picture.
@@ -121,8 +122,9 @@ def sweep_report(
   """
   out_dir, references = pathlib.Path(out_dir), list(references)
   groups = summarize(rows, x=x, y=y, series=series)
-  header = [*([series] if series else []), x, "seeds", f"{y}_mean", f"{y}_min", f"{y}_max"]
-  header = dict.fromkeys([*header, "epsilon", *_WHAT_EPSILON_MEANS])
+  header = [*([series] if series else []), x, "seeds", "not_finite"]
+  header += [f"{y}_mean", f"{y}_min", f"{y}_max", "epsilon", *_WHAT_EPSILON_MEANS]
+  header = dict.fromkeys(header)
   write_csv(out_dir / "curve.csv", groups, list(header))
   places = _places([group[x] for group in groups] + [at for _, at, _ in references])
   figure = Figure(figsize=(7.2, 3.8), layout="constrained")
@@ -157,9 +159,11 @@ def _places(values: Sequence[float | None]) -> dict[float | None, float]:
 def summarize(
   rows: Sequence[Row], *, x: str, y: str, series: str | None = None
 ) -> list[Row]:
-  """One row per (series, x): number of seeds; mean, smallest and largest y.
+  """One row per (series, x): number of seeds and how many of them ended without a finite y;
+  mean, smallest and largest y of the others, NaN where there are none.
 
-  The epsilon of a group is the largest of its runs. x is None without an epsilon.
+  The epsilon of a group is the largest of its runs. x is None without an epsilon; runs whose
+  x is NaN have no place and are left out.
 
   >>> runs = [{"e": 1.0, "a": 0.5}, {"e": 1.0, "a": 0.75}]
   >>> [(g["e"], g["seeds"], g["a_mean"]) for g in summarize(runs, x="e", y="a")]
@@ -168,14 +172,16 @@ def summarize(
   groups: dict[tuple, list[Row]] = {}
   for row in rows:
     label = _label_of(row[series], series) if series else ""
-    groups.setdefault((label, _position(row, x)), []).append(row)
+    at = _position(row, x)
+    if at is None or not math.isnan(at):
+      groups.setdefault((label, at), []).append(row)
   labels = [label for label, _ in groups]  # series stay in the order they came in
   order = sorted(groups, key=lambda at: (labels.index(at[0]), at[1] or -math.inf))
   return [_summary(key, groups[key], x, y, series) for key in order]
 
 
 def _summary(key: tuple, rows: list[Row], x: str, y: str, series: str | None) -> Row:
-  values = [_numeric(row, y) for row in rows]
+  values = [value for row in rows if math.isfinite(value := numeric(row, y))]
   epsilons = [
     writers.number(row["epsilon"]) for row in rows if row.get("epsilon") is not None
   ]
@@ -185,20 +191,29 @@ def _summary(key: tuple, rows: list[Row], x: str, y: str, series: str | None) ->
     "epsilon": max(epsilons, default=None),
     x: key[1],
     "seeds": len(rows),
-    f"{y}_mean": statistics.mean(values),  # exact before it rounds: min <= mean <= max
-    f"{y}_min": min(values),
-    f"{y}_max": max(values),
+    "not_finite": len(rows) - len(values),
+    # exact before it rounds: min <= mean <= max
+    f"{y}_mean": statistics.mean(values or [math.nan]),
+    f"{y}_min": min(values, default=math.nan),
+    f"{y}_max": max(values, default=math.nan),
   }
 
 
 def _position(row: Row, x: str) -> float | None:
   if x.endswith("epsilon") and row.get("epsilon_kind") == "none":
     return None
-  return _numeric(row, x)
+  return numeric(row, x)
 
 
-def _numeric(row: Row, key: str) -> float:
+def numeric(row: Row, key: str) -> float:
+  """A number of a result, also one that is not finite, as JSON has it (`writers.number`).
+
+  Raises:
+    UserError: there is no such key, or it holds something else.
+  """
   value = row.get(key)
+  if value in ("inf", "-inf") or (value is None and key in row):
+    return writers.number(value)
   if isinstance(value, bool) or not isinstance(value, (int, float)):
     keys = sorted(k for k, v in row.items() if isinstance(v, (int, float)))
     raise UserError(f"{key}={value!r}: must be a number; numbers are {', '.join(keys)}")
@@ -243,10 +258,12 @@ def _draw_groups(axes: Axes, groups: list[Row], x: str, y: str, series: str | No
   for index, label in enumerate(labels):
     color = PALETTE[index % len(PALETTE)]
     mine = [group for group in groups if not series or group[series] == label]
-    placed = [group for group in mine if group[x] is not None]
+    placed = [
+      g for g in mine if g[x] is not None and math.isfinite(g[f"{y}_mean"])
+    ]
     _draw_line(axes, placed, x, y, color, label or _OURS)
     for group in mine:
-      if group[x] is None:
+      if group[x] is None and math.isfinite(group[f"{y}_mean"]):
         name = f"{label}, not private" if label else "not private"
         axes.axhline(group[f"{y}_mean"], color=color, ls="--", lw=1, label=name)
 
@@ -297,6 +314,8 @@ def _label(axes: Axes, groups: list[Row], x: str, y: str, title: str) -> None:
     " to ".join(str(n) for n in dict.fromkeys((seeds[0], seeds[-1]))) if seeds else "0"
   )
   note = "one seed each" if seeds == [1] else f"mean of {counts} seeds; bars: min to max"
+  lost = sum(group["not_finite"] for group in groups)
+  note += f"; not drawn: {lost} that ended without a finite number" if lost else ""
   private = [group for group in groups if group["epsilon_kind"] not in (None, "none")]
   xlabel = x
   if private:

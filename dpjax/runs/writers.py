@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from tqdm import tqdm
@@ -250,6 +251,9 @@ def _event_writer(workdir: pathlib.Path, last_kept: int) -> Any:
 def write_result(workdir: str | os.PathLike, result: dict[str, Any]) -> None:
   """Writes `workdir`/result.json after checking that it says what its epsilon means.
 
+  Of a release `wall_seconds` is None: how long steps took follows the sizes of their batches,
+  which are private.
+
   Raises:
     ValueError: a key of RESULT_KEYS is missing, or epsilon_kind contradicts epsilon: a
       proved or claimed one is finite and comes with delta, relation and unit; where the
@@ -260,7 +264,19 @@ def write_result(workdir: str | os.PathLike, result: dict[str, Any]) -> None:
     raise ValueError(f"result lacks {', '.join(missing)}")
   validate.one_of(EPSILON_KINDS, epsilon_kind=result["epsilon_kind"])
   _check_epsilon(result)
+  if result.get("release"):
+    result = {**result, "wall_seconds": None}
   write_json(pathlib.Path(workdir) / RESULT, result)
+
+
+def took(result: Mapping[str, Any]) -> str:
+  """How long a run took, for a line; nothing where its result does not say.
+
+  >>> took({"wall_seconds": 12.3}), took({"wall_seconds": None})
+  (' in 12 s', '')
+  """
+  seconds = result["wall_seconds"]
+  return "" if seconds is None else f" in {seconds:.0f} s"
 
 
 def _check_epsilon(result: dict[str, Any]) -> None:

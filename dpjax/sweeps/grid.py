@@ -103,6 +103,9 @@ def points(config: SweepConfig) -> list[Point]:
   grid = {path: list(values) for path, values in config.grid.items()}
   axes = [[(path, value) for value in values] for path, values in grid.items()]
   axes.append([("seed", seed) for seed in config.seeds])
+  count = math.prod(map(len, axes)) * max(1, len(config.variants))
+  if count > bounds.MOST_RUNS:
+    raise UserError(f"grid: has {count} runs; must be at most {bounds.MOST_RUNS}")
   chosen = [dict(choice) for choice in itertools.product(*axes)]
   bases = {
     name: _replaced(config.base, fixed, f"variants[{name!r}]")
@@ -140,6 +143,7 @@ def run_sweep(
       recorded in its row, and the sweep goes on. Another process at work in the folder.
   """
   workdir, found = pathlib.Path(workdir), points(config)
+  _check_positions(config, found)
   workdir.mkdir(parents=True, exist_ok=True)
   with writers.alone_in(workdir):
     return _run_all(config, workdir, found, train_fn, load_fn)
@@ -284,6 +288,10 @@ def _check(config: SweepConfig) -> None:
 def _check_selection(config: SweepConfig) -> None:
   law = config.selection
   validate.positive(**{"selection.mean_trials": law.mean_trials})
+  if not 1 <= law.mean_trials <= bounds.MOST_RUNS:
+    raise UserError(
+      f"selection.mean_trials={law.mean_trials!r}: must be in [1, {bounds.MOST_RUNS}]"
+    )
   validate.non_negative(**{"selection.shape": law.shape})
   validate.one_of(("max", "min"), **{"selection.better": law.better})
   if config.selection.enabled and not isinstance(config.base, TrainConfig):
@@ -300,6 +308,22 @@ def _check_variants(config: SweepConfig) -> None:
       raise UserError(f"variants[{name!r}]: sets {twice[0]!r}, which the grid varies")
   if config.series == "variant" and not config.variants:
     raise UserError("series='variant': there are no variants")
+
+
+def _check_positions(config: SweepConfig, found: list[Point]) -> None:
+  """Raises UserError for an x that is known beforehand to place a run nowhere."""
+  if config.x == "variant":
+    raise UserError(
+      "x='variant': must be a number; series='variant' draws one line for each"
+    )
+  for point in found if config.x in _config_axes(config) else ():
+    value = fields.get(point.config, config.x)
+    private = point.config.privacy.method != "none"  # others are drawn without a position
+    if (value is not None and not isinstance(value, str | bool)) or not private:
+      continue
+    raise UserError(
+      f"x={config.x!r}: must be a number in every run; it is {value!r} in {point.name}"
+    )
 
 
 def _unique(values: Any, name: str) -> None:
@@ -389,6 +413,8 @@ def _check_keys(config: SweepConfig, result: Row) -> None:
   for name, key in drawn.items():
     if name == "y" or key not in of_config:
       validate.one_of(result, **{name: key})
+  for key in (config.y, *({config.x} - of_config)):
+    report.numeric(result, key)
 
 
 def _config_axes(config: SweepConfig) -> list[str]:
@@ -448,5 +474,5 @@ def _told(row: Row, y: str) -> str:
     return f"{row['name']}: failed: {row['error']}"
   private = row["epsilon_kind"] != "none"
   epsilon = f"epsilon = {upper(row['epsilon'])}" if private else "no epsilon"
-  value = writers.number(row.get(y))
-  return f"{row['name']}: {y} = {by_name(y, value)}, {epsilon}, {row['wall_seconds']:.1f} s"
+  value = by_name(y, report.numeric(row, y))
+  return f"{row['name']}: {y} = {value}, {epsilon}{writers.took(row)}"

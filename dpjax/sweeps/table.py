@@ -87,8 +87,13 @@ def _label(group: Row, series: str | None, y: str) -> str:
 
 
 def _cell(group: Row, y: str) -> str:
+  """Of the seeds that ended with a finite number, and how many did not."""
+  lost, seeds = group["not_finite"], group["seeds"]
+  if lost == seeds:
+    return "not finite"
   mean, low, high = (_number(group[f"{y}_{part}"], y) for part in ("mean", "min", "max"))
-  return mean if group["seeds"] == 1 else f"{mean} ({low}-{high})"
+  told = f"; {lost} of {seeds} not finite" if lost else ""
+  return mean if seeds == 1 else f"{mean} ({low}-{high}{told})"
 
 
 def _number(value: float, y: str) -> str:

@@ -31,7 +31,7 @@ import numpy as np
 from dpjax import accounting
 from dpjax.accounting import upper
 from dpjax.plan import Plan
-from dpjax.runs import fields, writers
+from dpjax.runs import fields, report, writers
 from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
 from dpjax.sweeps.grid import LastData, LoadFn, Point, SweepConfig, TrainFn, points
@@ -87,7 +87,7 @@ def _run_all(
 ) -> dict[str, Any]:
   drawn = _trials(workdir, config, len(settings))
   results = [
-    _run_trial(workdir, index, settings[choice], seed, train_fn, load)
+    _run_trial(workdir, index, settings[choice], seed, train_fn, load, config.y)
     for index, (choice, seed) in enumerate(drawn)
   ]
   found = _best(config, [settings[choice] for choice, _ in drawn], results) | cost
@@ -207,17 +207,20 @@ def _run_trial(
   seed: int,
   train_fn: TrainFn,
   load: LoadFn,
+  y: str,
 ) -> dict[str, Any]:
   """One run, with a seed of its own, so that a setting drawn twice has other noise."""
   config = fields.replace(point.config, "seed", seed, name="seeds")
-  return train_fn(config, workdir / "trials" / f"{index:04d}", data=load(config))
+  result = train_fn(config, workdir / "trials" / f"{index:04d}", data=load(config))
+  report.numeric(result, y)  # a fault of the config: after the first run, not after all
+  return result
 
 
 def _best(
   config: SweepConfig, chosen: list[Point], results: list[dict[str, Any]]
 ) -> dict[str, Any]:
   sign = 1.0 if config.selection.better == "max" else -1.0
-  scores = [sign * writers.number(result[config.y]) for result in results]
+  scores = [sign * report.numeric(result, config.y) for result in results]
   order = [score if math.isfinite(score) else -math.inf for score in scores]
   winner = int(np.argmax(order))
   overrides = chosen[winner].overrides

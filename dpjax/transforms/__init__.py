@@ -8,6 +8,8 @@ from dpjax.transforms.adaptive_clipping import (
 )
 from dpjax.transforms.clip_and_noise import clip_and_noise as clip_and_noise
 from dpjax.transforms.clip_scale import CLIP_SCHEDULES as CLIP_SCHEDULES
+from dpjax.transforms.clip_scale import MAX_SCALE as MAX_SCALE
+from dpjax.transforms.clip_scale import MIN_SCALE as MIN_SCALE
 from dpjax.transforms.clip_scale import ScaledState as ScaledState
 from dpjax.transforms.clip_scale import check_scales as check_scales
 from dpjax.transforms.clip_scale import clip_scale as clip_scale

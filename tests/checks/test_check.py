@@ -84,6 +84,33 @@ def clip_after_sum(subject):
   return subject._replace(clipped_grad=clipped_grad)
 
 
+def wrong_for_large_batches(subject):
+  """A bug of one route: right for small batches, unclipped beyond."""
+  loose = gradients.clipped_grad(subject.loss_fn, l2_clip_norm=1e6)
+
+  def clipped_grad(params, batch, mask):
+    small = mask.shape[0] <= 8
+    return (subject.clipped_grad if small else loose)(params, batch, mask)
+
+  return subject._replace(clipped_grad=clipped_grad)
+
+
+def mask_ignored_in_large_batches(subject):
+  def clipped_grad(params, batch, mask):
+    mask = mask if mask.shape[0] <= 8 else jnp.ones_like(mask)
+    return subject.clipped_grad(params, batch, mask)
+
+  return subject._replace(clipped_grad=clipped_grad)
+
+
+def last_example_forgotten_in_large_batches(subject):
+  def clipped_grad(params, batch, mask):
+    mask = mask if mask.shape[0] <= 8 else mask.at[-1].set(False)
+    return subject.clipped_grad(params, batch, mask)
+
+  return subject._replace(clipped_grad=clipped_grad)
+
+
 def weight_tying_ignored(subject):
   """The loss uses its kernel twice; the gradient that is clipped knows of one use."""
 
@@ -281,6 +308,10 @@ _BUGS = {
   influence.sum_of_terms: (
     mean_instead_of_sum, clip_after_sum, weight_tying_ignored, clipping_removed,
   ),
+  influence.whole_batch: (
+    wrong_for_large_batches, mask_ignored_in_large_batches,
+    last_example_forgotten_in_large_batches, mean_instead_of_sum,
+  ),
   influence.padding: (mask_ignored,),
   influence.cross_example: (batch_norm, gradients_that_see_the_batch),
   laws.divisor: (realised_batch_as_divisor,),
@@ -336,6 +367,35 @@ def test_a_sound_run_passes_every_check(sound):
 def test_other_sound_runs_pass(overrides):
   rows = list(check.checks(check.subject(_config(**overrides))))
   assert [row for row in rows if row.passed is False] == []
+
+
+_FTRL = {"privacy.method": "dp_ftrl", "privacy.ftrl.sampler": "balls_in_bins"}
+_LARGE_OR_ODD = {
+  "100,000 parameters": {"model.name": "mlp", "model.options": {"features": (1300,)}},
+  "bfloat16": {
+    "model.name": "mlp",
+    "model.options": {"features": (32,), "dtype": "bfloat16"},
+  },
+  "augmult": {"augmentation": "shift", "augmult": 4},
+  "tree": {**_FTRL, "privacy.ftrl.strategy": "tree"},
+  "blt": {**_FTRL, "privacy.ftrl.strategy": "blt"},
+  "dp_adam": {"optimizer.name": "dp_adam", "optimizer.learning_rate": 0.01},
+  "dp_sgld": {"optimizer.name": "dp_sgld", "optimizer.learning_rate": 1e-4},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _LARGE_OR_ODD)
+def test_large_or_odd_runs_pass_and_their_bugs_are_found(name):
+  subject = check.subject(_config(**_LARGE_OR_ODD[name]))
+  assert [row for row in check.checks(subject) if row.passed is False] == []
+  for one, bug in (
+    (influence.influence, clipping_removed),
+    (influence.whole_batch, wrong_for_large_batches),
+    (noise_laws.noise_std, noise_halved),
+    (noise_laws.noise_independence, noise_key_reused_every_step),
+  ):
+    assert one(bug(subject)).passed is False, (name, bug)
 
 
 def test_what_promises_nothing_is_not_applicable_and_never_passes():

@@ -73,3 +73,42 @@ def test_scaffold_keeps_its_control_at_the_mean_of_the_clients():
     mean = np.mean(state.memories, axis=0)
     assert np.abs(mean).max() > 0.1
     np.testing.assert_allclose(state.server.control, mean, rtol=1e-5)
+
+
+_EXECUTIONS = {
+  "loop": federated.loop_clients(),
+  "unrolled": federated.loop_clients(unroll=True),
+  "vmap": federated.vmap_clients(),
+  "blocks": federated.vmap_clients(clients_per_block=2),
+  "pmap": federated.pmap_clients(),
+}
+_HOSTILE = (1e-30, 1e10, -1e30, 3e38, np.inf, -np.inf, np.nan)
+
+
+def _runner(map_clients):
+  """Clients' examples -> what a round without noise adds to the parameters."""
+  made = federated.fed_avg(
+    _loss, optax.sgd(1.0), aggregator=federated.dp_mean(_tx(0.5, 0.0), l2_clip_norm=0.5),
+    key=_KEY, map_clients=map_clients,
+  )  # fmt: skip
+
+  def run(examples):
+    state, _ = made.round(made.init(jnp.zeros(3)), from_batches(examples))
+    return np.asarray(federated.params_of(state), np.float64)
+
+  return run
+
+
+@pytest.mark.parametrize("name", _EXECUTIONS)
+def test_a_hostile_client_moves_no_execution_by_more_than_the_bound(name):
+  """All of its examples, or one entry of one, beside others."""
+  rng, run = np.random.default_rng(0), _runner(_EXECUTIONS[name])
+  others = [rng.normal(size=(n, 3)).astype(np.float32) for n in (2, 1)]
+  without = run([*others, np.zeros((0, 3), np.float32)])
+  for value in _HOSTILE:
+    whole, entry = np.full((2, 3), value, np.float32), np.ones((2, 3), np.float32)
+    entry[1, 2] = value
+    for mine in (whole, entry):
+      moved = np.linalg.norm(run([*others, mine]) - without)
+      assert moved <= 0.5 * (1 + 1e-4), (value, moved)  # and no NaN
+      assert moved > 0.4 or value != 1e10  # the attack does arrive

@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+from dpjax.runs.central import build, ftrl
 from tests import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -73,3 +74,37 @@ def test_a_sound_run_prints_its_bound_and_never_the_word_passed(tmp_path):
   result = json.loads((tmp_path / "run" / "result.json").read_text())
   assert result["epsilon_audited_lower"] <= result["epsilon"]
   assert "part of the training data" in result["audit"]["note"]
+
+
+_RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
+
+
+def _samplers():
+  """Every sampler that a config names, under each relation that somebody proves it for."""
+  kinds = [("dp_sgd", "privacy.sampler", name) for name in build.SAMPLERS]
+  kinds += [("dp_ftrl", "privacy.ftrl.sampler", name) for name in ftrl.SAMPLERS]
+  for method, field, name in kinds:
+    for relation in _RELATIONS:
+      given = {"privacy.method": method, field: name}
+      given |= {"privacy.neighboring_relation": relation}
+      yield pytest.param(given, id=f"{method}-{name}-{relation}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", _samplers())
+def test_every_sampler_is_audited_or_refused_in_one_line(given, tmp_path):
+  """Canaries go in and out as the relation says; a bound comes out, below the claim."""
+  small = {"num_steps": 6, "eval_every": 6, "data.limit": 300, "model.name": "linear"}
+  small |= {"model.options": "{}", "audit.num_canaries": 100, "privacy.epsilon": "none"}
+  small |= {"privacy.noise_multiplier": 2.0, **given}
+  flags = [f"--config.{path}={value}" for path, value in small.items()]
+  done = _launch("--audit", f"--workdir={tmp_path / 'run'}", *flags)
+  if done.returncode == 2:
+    (line,) = done.stderr.strip().splitlines()
+    assert "neighboring_relation" in line or "no event" in line, line
+    return
+  assert done.returncode == 0, done.stderr
+  result = json.loads((tmp_path / "run" / "result.json").read_text())
+  told = result["epsilon"] if result["epsilon"] is not None else float("inf")
+  assert 0 <= result["epsilon_audited_lower"] <= told
+  assert ("audit: not refuted" in done.stdout) or result["epsilon"] is None

@@ -191,7 +191,8 @@ def test_the_loss_of_a_pair_is_the_mean_of_its_two():
   assert gradients.pair_loss(loss_fn)(2.0, pair) == (6 + 0 + 14 + 1) / 2
 
 
-def test_dp_sgld_is_dp_sgd_without_momentum():
+def test_dp_sgld_is_dp_sgd_without_momentum(monkeypatch):
+  monkeypatch.setattr(pipeline, "_bound", lambda job, *how: job.streams)  # one noise
   job = _job(epsilon=2.0, private=Private(momentum=0.0), nets=_LINEAR)
   sgld, sgd = (relevance.run(m, "paper", job) for m in ("dp_sgld", "dpsgd"))
   for a, b in zip(jax.tree.leaves(sgld.params), jax.tree.leaves(sgd.params)):

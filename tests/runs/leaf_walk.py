@@ -103,14 +103,22 @@ def nonsense(path, hint, value):
   """Values that no field of this type takes."""
   kinds = typing.get_args(hint) or (hint,)
   if typing.get_origin(hint) in (dict, list, tuple):
-    return [3, "text", None]
+    return [3, "text", None, {1: 2}, {"no_such_key": 1}, ["text"], [None], (-1,)]
   if bool in kinds:
     return ["yes", 1, None]
   if is_number(hint) and str not in kinds:
     wrong = ["a lot", True, math.nan, [1]]
     wrong += [] if path in _COORDINATES else [-1, -0.5]
     return wrong + ([] if path in _UNBOUNDED else [math.inf])
-  return [3, 2.5, ["text"]] if str in kinds else []
+  return [3, 2.5, ["text"], {"a": 1}] if str in kinds else []
+
+
+def extremes(hint):
+  """Numbers that a slip of the keyboard makes."""
+  if not is_number(hint):
+    return []
+  kinds = typing.get_args(hint) or (hint,)
+  return [1e308, 1e-320, 0.0] if float in kinds else [0, 2**62, 10**9]
 
 
 def forced(config, path, value):

@@ -6,6 +6,7 @@ No list of fields is kept here: `leaf_walk` finds them, and other values for the
 import dataclasses
 import importlib
 import pathlib
+import re
 from unittest import mock
 
 import hypothesis
@@ -268,17 +269,69 @@ def test_a_field_that_nothing_reads_is_found():
   assert "optimizer.momentum" in silent and "optimizer.learning_rate" not in silent
 
 
-@pytest.mark.parametrize(
-  "kind", [TrainConfig, FedConfig, RelevanceConfig, grid.SweepConfig]
-)
-def test_no_value_of_any_field_ends_in_a_traceback(kind):
-  """Wrong types, NaN and, but for coordinates, infinite and negative numbers: one line."""
-  for path, hint, value in leaf_walk.leaves(kind()):
+_GRID = {"optimizer.learning_rate": [0.1, 0.2]}  # a sweep without one is refused for that
+_DEFAULTS = [TrainConfig(), FedConfig(), RelevanceConfig(), grid.SweepConfig(grid=_GRID)]
+
+
+@pytest.mark.parametrize("config", _DEFAULTS, ids=lambda config: type(config).__name__)
+def test_no_value_of_any_field_ends_in_a_traceback(config):
+  """Wrong types, NaN and, but for coordinates, infinite and negative numbers: one line that
+  names the whole field and speaks of no type of Python's."""
+  for path, hint, value in leaf_walk.leaves(config):
+    if path.startswith("base."):  # a run's own fault, recorded in its row
+      continue
     for wrong in leaf_walk.nonsense(path, hint, value):
       with pytest.raises(UserError) as caught:
-        _any_check(leaf_walk.forced(kind(), path, wrong))
+        _any_check(leaf_walk.forced(config, path, wrong))
         pytest.fail(f"{path}={wrong!r} was accepted")
-      assert "\n" not in str(caught.value) and len(str(caught.value)) > 5
+      _names(path, wrong, str(caught.value))
+
+
+def _names(path, value, text):
+  assert path in text, (path, value, text)
+  assert "\n" not in text and not re.search(r"typing\.|<class|of type", text), text
+
+
+def _with_choices(kind, chosen):
+  """The default config, or with each choice that it has, beside what each is refused for."""
+  if not chosen:
+    yield kind(), None
+    return
+  for path, hint, value in leaf_walk.leaves(kind()):
+    words = leaf_walk.choices(kind(), path, _check) if hint is str else []
+    for word in words if not path.startswith(("model", "data")) else ():
+      config = fields.replace(kind(), path, word)
+      yield config, _refusal(config)
+
+
+def _refusal(config):
+  try:
+    _described(config)
+  except UserError as error:
+    return str(error)
+  return None
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, FedConfig])
+@pytest.mark.parametrize("chosen", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_error_of_a_lower_room_names_the_field(kind, chosen):
+  """Extreme values of every number under every choice: whatever is raised while the run is
+  checked and built, for this value and not for the default, names the field."""
+  with descriptions.fast():
+    for config, before in _with_choices(kind, chosen):
+      for path, hint, _ in leaf_walk.leaves(config):
+        for extreme in leaf_walk.extremes(hint):
+          told = _refusal(leaf_walk.forced(config, path, extreme))
+          if told not in (None, before) and not _of_another(told, path):
+            _names(path, extreme, told)
+
+
+def _of_another(text, path):
+  """Whether the error names other fields that do not go with this one: the first of those
+  that were wrong from the beginning, or a number that this one is measured against."""
+  named = re.match(r"([a-z_]+(?:\.[a-z_]+)+|[a-z_]+)=", text)
+  known = {p for kind in (TrainConfig, FedConfig) for p, _ in unused.leaves(kind())}
+  return bool(named) and named[1] in known and named[1] != path
 
 
 @pytest.mark.parametrize("kind", [TrainConfig, FedConfig, RelevanceConfig])

@@ -105,6 +105,14 @@ def test_p32_release_logs_no_diagnostics_and_says_what_it_is(finished):
     assert words in " ".join(result["privacy_statement"].split())
 
 
+def test_p32_how_long_a_release_took_is_not_written(finished):
+  workdir, _ = finished
+  result = writers.read_json(workdir / "result.json")
+  assert result["wall_seconds"] is None
+  assert "is not covered" in " ".join(result["privacy_statement"].split())
+  assert writers.took(result) == ""
+
+
 def test_no_file_but_the_checkpoints_holds_a_key(finished):
   workdir, _ = finished
   checkpoints = checkpoint.Checkpoints(workdir)

@@ -62,6 +62,9 @@ def test_points_are_curves_by_epsilons_by_seeds():
     ({"method": "radpp"}, "did you mean 'radp'"),
     ({"mode": "proof"}, "mode='proof'"),
     ({"epsilons": []}, "at least one epsilon"),
+    ({"num_seeds": 10**6}, "num_seeds=1000000: must be an integer in"),
+    ({"num_seeds": 10**5, "epsilons": [1.0, 2.0]}, "more than 100000 runs"),
+    ({"num_epochs": 10**9}, "num_epochs="),
     ({"epsilons": [-1.0]}, "epsilons[0]=-1.0"),
     ({"curves": {"A": {"paper.presett": "P1"}}}, "config.curves['A'].paper.presett"),
     ({"curves": {"a": {}, "A": {}}}, "same name"),
@@ -112,6 +115,18 @@ def test_a_claimed_run_writes_what_the_contract_wants(tmp_path):
   assert (tmp_path / "run" / "params.npz").stat().st_mtime_ns == before
   with pytest.raises(UserError, match="another config"):
     relevance_run.run_all(_config(epsilons=[3.0]), tmp_path / "run")
+
+
+@pytest.mark.parametrize("method", ["no_dp", "radp"])
+def test_a_run_that_diverges_is_a_row_like_any_other(tmp_path, method):
+  config = _config(
+    method=method, learning_rate=1e37, num_seeds=2, audit=RelevanceAuditConfig(False)
+  )
+  first = relevance_run.run_all(config, tmp_path)
+  assert not np.isfinite(first[0]["test_loss"])
+  assert relevance_run.run_all(config, tmp_path) == [writers.plain(row) for row in first]
+  assert len((tmp_path / "claims.csv").read_text().splitlines()) == 2
+  assert (tmp_path / "report.png").read_bytes().startswith(_PNG)
 
 
 def test_a_grid_of_methods_and_modes_writes_one_table(tmp_path):

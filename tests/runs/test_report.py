@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from dpjax.runs import report
 from dpjax.runs import writers
+from dpjax.sweeps import table
 from dpjax.validate import UserError
 
 PRIVATE = {
@@ -179,3 +180,28 @@ def test_another_axis_is_linear_and_a_missing_key_named(tmp_path, figures):
 def test_no_finished_run_still_writes_the_files(tmp_path):
   report.sweep_report([], tmp_path)
   assert _is_png(tmp_path / "curve.png") and _table(tmp_path / "curve.csv") == []
+
+
+@pytest.mark.parametrize("lost", [None, "inf", "-inf", float("nan"), float("inf")])
+def test_runs_that_diverged_are_counted_and_in_no_mean(tmp_path, figures, lost):
+  rows = _rows(accuracy=lambda e, seed: 0.5 if seed else lost)
+  rows += [row | {"privacy.epsilon": 9.0} for row in _rows(accuracy=lambda *_: lost)[:3]]
+  rows += [row | {"epsilon_kind": "none"} for row in _rows(accuracy=lambda *_: lost)[:1]]
+  report.sweep_report(rows, tmp_path)
+  found = {row["privacy.epsilon"]: row for row in _table(tmp_path / "curve.csv")}
+  assert [(row["seeds"], row["not_finite"]) for row in found.values()] == [
+    ("1", "1"), ("3", "1"), ("3", "1"), ("3", "3")
+  ]  # fmt: skip
+  assert found["1.0"]["test_accuracy_mean"] == "0.5"
+  assert found["9.0"]["test_accuracy_mean"] == "nan"
+  (axes,) = figures[0].axes
+  assert list(axes.containers[0].lines[0].get_xdata()) == [1.0, 4.0]
+  assert "not drawn: 6 " in axes.get_title(loc="left")
+  cells = table.table(rows, x="privacy.epsilon", y="test_accuracy")
+  assert ".5000 (.5000-.5000; 1 of 3 not finite)" in cells and "| not finite |" in cells
+
+
+def test_a_run_without_a_position_is_left_out(tmp_path):
+  rows = [row | {"test_loss": None if row["seed"] else 1.0} for row in _rows()]
+  report.sweep_report(rows, tmp_path, x="test_loss")
+  assert [row["test_loss"] for row in _table(tmp_path / "curve.csv")] == ["1.0"]

@@ -24,6 +24,7 @@ from dpjax.sweeps.grid import SweepConfig
 from dpjax.validate import UserError
 
 EPSILONS = [0.5, 2.0]
+_MANY = ("privacy.epsilon", "privacy.delta", "optimizer.learning_rate", "privacy.gamma")
 
 
 @pytest.fixture(autouse=True)
@@ -153,9 +154,38 @@ def test_a_folder_that_holds_another_config_is_not_trusted(tmp_path):
   assert "another config" in rows[0]["error"]
 
 
+@pytest.mark.parametrize("y", ["test_accuracy", "test_loss"])
+@pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf])
+def test_a_run_that_diverged_keeps_its_row_and_the_sweep_goes_on(tmp_path, capsys, y, lost):
+  class Diverging(Fake):
+    def __call__(self, config, workdir, *, data=None):
+      result = super().__call__(config, workdir, data=data)
+      if config.seed == 0:
+        writers.write_result(workdir, result | {y: lost})
+      return result
+
+  rows = sweep.run_sweep(_config(y=y), tmp_path, Diverging())
+  assert {row["status"] for row in rows} == {"done"} and len(rows) == 4
+  assert rows[0][y] == writers.plain(lost) and sweep.charge(rows)["runs"] == 4
+  assert f"{y} = {lost}" in capsys.readouterr().out
+  assert "1 of 2 not finite" in (tmp_path / "table.md").read_text()
+  again = Fake()
+  assert sweep.run_sweep(_config(y=y), tmp_path, again) == rows and again.calls == []
+
+
+def test_a_y_that_is_no_number_is_one_line(tmp_path):
+  with pytest.raises(UserError, match="unit='example': must be a number"):
+    sweep.run_sweep(_config(y="unit"), tmp_path, Fake())
+
+
 @pytest.mark.parametrize(
   "changes, says",
   [
+    ({"grid": {n: [float(i) for i in range(1, 100)] for n in _MANY}}, "grid: has"),
+    ({"selection": sweep.SelectionConfig(mean_trials=1e9)}, "selection.mean_trials="),
+    ({"x": "model.name"}, "x='model.name': must be a number"),
+    ({"x": "data.limit"}, "it is None"),
+    ({"x": "variant", "variants": {"a": {"num_steps": 7}}}, "x='variant'"),
     ({"grid": {}}, "grid"),
     ({"grid": {"privacy.epsilon": []}}, "at least one value"),
     ({"grid": {"privacy.epsilon": 2.0}}, "must be a list"),

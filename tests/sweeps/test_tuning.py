@@ -145,6 +145,28 @@ def test_smaller_may_be_better(tmp_path):
   assert found["score"] == min(c.optimizer.learning_rate for c in train.configs)
 
 
+def test_a_score_that_is_missing_is_said_after_the_first_run(tmp_path):
+  train = _Train()
+  with pytest.raises(UserError, match="test_recall=None: must be a number"):
+    _run(tmp_path, _sweep(y="test_recall", law={"mean_trials": 99.0}), train)
+  assert len(train.configs) == 1
+
+
+@pytest.mark.parametrize("lost", [math.nan, math.inf, None, "-inf"])
+def test_a_run_that_diverged_is_never_chosen(tmp_path, lost, monkeypatch):
+  monkeypatch.setattr(tuning.secrets, "randbits", lambda bits: 5)  # many trials
+
+  class Train(_Train):
+    def __call__(self, config, workdir, *, data):
+      result = super().__call__(config, workdir, data=data)
+      rate = config.optimizer.learning_rate
+      return result | {"test_loss": 1.0 if rate < 0.2 else lost}
+
+  for better in ("min", "max"):
+    sweep = _sweep(y="test_loss", law={"better": better, "mean_trials": 60.0})
+    assert _run(tmp_path / better, sweep, Train())[0]["score"] == 1.0
+
+
 @pytest.mark.parametrize(
   ("changes", "match"),
   [

@@ -147,9 +147,11 @@ class Run(NamedTuple):
   sgld_temperature: float | None = None  # that the plan's noise amounts to, at step 0
 
 
+@bounds.names_fields
 def check(config: TrainConfig) -> None:
   """Raises UserError for what can be told without data."""
   bounds.typed(config)
+  bounds.training(config)
   privacy = config.privacy
   validate.one_of(METHODS, **{"privacy.method": privacy.method})
   ftrl.check_levels(privacy)
@@ -158,7 +160,6 @@ def check(config: TrainConfig) -> None:
   validate.one_of(SAMPLERS, **{"privacy.sampler": privacy.sampler})
   validate.one_of(_OPTIMIZERS, **{"optimizer.name": config.optimizer.name})
   validate.one_of(AUGMENTATIONS, augmentation=config.augmentation)
-  bounds.training(config)
   if config.augmult > 1 and config.augmentation == "none":
     raise UserError(f"augmult={config.augmult}: must be 1 unless augmentation is set")
   if config.release and privacy.method not in PRIVATE_METHODS:
@@ -238,6 +239,7 @@ def _check_promise(privacy: PrivacyConfig) -> None:
     )
 
 
+@bounds.names_fields
 def load_data(config: TrainConfig) -> tuple[Any, Any]:
   """(train, test), preprocessed by public constants only, with features computed."""
   train, test = load_arrays(config)
@@ -247,6 +249,7 @@ def load_data(config: TrainConfig) -> tuple[Any, Any]:
   return train, test
 
 
+@bounds.names_fields
 def load_arrays(config: TrainConfig) -> tuple[Any, Any]:
   """As `load_data` without features: `dpjax.data.digest` of the two is the same."""
   train, test = data.load(
@@ -295,8 +298,9 @@ def init_params(config: ModelConfig, model: Any, key: jax.Array, first: jax.Arra
         "machine hold; width, classes or the size of an example must be smaller"
       )
     return model.init(key, first)
-  except UserError:
-    raise
+  except UserError as error:
+    named = str(error).startswith("model.")
+    raise UserError(f"{'' if named else f'model.name={config.name!r}: '}{error}") from error
   except Exception as error:
     reason = first_line(error)
     raise UserError(
@@ -390,6 +394,7 @@ def _per_layer(privacy: PrivacyConfig, params: Any) -> dict[str, Any]:
   return {"l2_clip_norm": bounds, "noise_shares": shares}
 
 
+@bounds.names_fields
 def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Plan:
   """The plan of a config: noise calibrated or as given, capacity as given or safe.
 
@@ -487,6 +492,7 @@ def _loss(config: TrainConfig, loss_fn: LossFn) -> LossFn:
   return training.augmented(loss_fn, augment, augmult=config.augmult)
 
 
+@bounds.names_fields
 def build(
   config: TrainConfig,
   loaded: tuple[Any, Any] | None = None,

@@ -91,9 +91,11 @@ class FedRun(NamedTuple):
   task: build.Task
 
 
+@bounds.names_fields
 def check(config: FedConfig) -> None:
   """Raises UserError for what can be told without data."""
   bounds.typed(config)
+  bounds.federation(config)
   one_of = {
     "partition.name": (PARTITIONS, config.partition.name),
     "algorithm.name": (ALGORITHMS, config.algorithm.name),
@@ -109,7 +111,6 @@ def check(config: FedConfig) -> None:
   }
   for name, (choices, value) in one_of.items():
     validate.one_of(choices, **{name: value})
-  bounds.federation(config)
   if config.partition.name == "shakespeare":
     _check_natural(config)
   else:
@@ -269,6 +270,7 @@ def streams(config: FedConfig, data: bytes) -> Streams:
   return Streams(keys.init, keys.first, keys.second, keys.sampler)
 
 
+@bounds.names_fields
 def load_data(config: FedConfig) -> tuple[Federation, Any]:
   """(the federation, the test set) that a config names; `federate` takes them as `data`.
 
@@ -278,6 +280,7 @@ def load_data(config: FedConfig) -> tuple[Federation, Any]:
   return _load(config, build.load_data)
 
 
+@bounds.names_fields
 def load_arrays(config: FedConfig) -> tuple[Federation, Any]:
   """As `load_data` without features: `dpjax.data.digest` of the two is the same."""
   return _load(config, build.load_arrays)
@@ -368,6 +371,7 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
   return _with_noise(config, config.privacy.noise_multiplier, numbers)
 
 
+@bounds.names_fields
 def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
   """(what runs, what is reported). They differ for a simulated cohort alone.
 
@@ -613,6 +617,7 @@ def _algorithm(
   return federated.fed_sgd(loss_fn, server_tx, **weighted)
 
 
+@bounds.names_fields
 def build_run(
   config: FedConfig, data: tuple[Any, Any] | None = None, random: Streams | None = None
 ) -> FedRun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -74,6 +75,7 @@ class Point(NamedTuple):
     return self.config.epsilons[0]
 
 
+@bounds.names_fields
 def points(config: RelevanceConfig) -> list[Point]:
   """Every run of an experiment, checked before the first one begins; seed after seed.
 
@@ -83,7 +85,13 @@ def points(config: RelevanceConfig) -> list[Point]:
   """
   check(config)
   unused.refuse(config)
-  found = sorted(_points(config), key=lambda point: point.config.seed)
+  found = list(itertools.islice(_points(config), bounds.MOST_RUNS + 1))
+  if len(found) > bounds.MOST_RUNS:
+    raise UserError(
+      f"num_seeds={config.num_seeds}: with its curves and epsilons the experiment has more "
+      f"than {bounds.MOST_RUNS} runs"
+    )
+  found = sorted(found, key=lambda point: point.config.seed)
   if len({point.name for point in found}) < len(found):
     raise UserError("curves: two labels or two epsilons give runs of the same name")
   for point in found:
@@ -110,6 +118,7 @@ def _slug(label: str) -> str:
   return "-".join(filter(None, kept.split("-")))
 
 
+@bounds.names_fields
 def check(config: RelevanceConfig) -> None:
   """Raises UserError for what can be told without data."""
   bounds.typed(config)
@@ -121,12 +130,9 @@ def check(config: RelevanceConfig) -> None:
     bounds.model(config.rigorous_model, "rigorous_model")
   validate.one_of(models.ACTIVATIONS, activation=config.activation)
   validate.one_of(models.ACTIVATIONS, activation_1=config.activation_1)
-  validate.integer_at_least(
-    1,
-    num_epochs=config.num_epochs,
-    batch_size=config.batch_size,
-    num_seeds=config.num_seeds,
-  )
+  validate.integer_at_least(1, batch_size=config.batch_size)
+  validate.integer_in(1, bounds.MOST_EPOCHS, num_epochs=config.num_epochs)
+  validate.integer_in(1, bounds.MOST_RUNS, num_seeds=config.num_seeds)
   validate.integer_at_least(0, seed=config.seed)
   validate.positive(learning_rate=config.learning_rate)
   validate.non_negative(weight_decay=config.weight_decay)
@@ -150,6 +156,5 @@ def check(config: RelevanceConfig) -> None:
 
 
 def _check_audit(audit: RelevanceAuditConfig) -> None:
-  validate.integer_at_least(
-    20, **{"audit.num_trials": audit.num_trials, "audit.num_canaries": audit.num_canaries}
-  )
+  counts = bounds.named("audit", audit, "num_trials", "num_canaries")
+  validate.integer_in(20, bounds.MOST_DRAWS, **counts)

@@ -11,6 +11,7 @@ points on other data are not mixed with it.
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 import secrets
 import shutil
@@ -25,6 +26,7 @@ from dpjax import data as data_lib
 from dpjax import models, noise, relevance, trees
 from dpjax.accounting import delta_warning
 from dpjax.runs.central import build
+from dpjax.runs import bounds
 from dpjax.runs import provenance
 from dpjax.runs.relevance import audit
 from dpjax.runs.relevance import pictures
@@ -41,6 +43,7 @@ from dpjax.validate import UserError
 _TEMPERED = "tempered_sigmoid"
 
 
+@bounds.names_fields
 def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[dict[str, Any]]:
   """Every point, in order; returns their results.
 
@@ -288,6 +291,7 @@ def _result(
   config = point.config
   curve = writers.read_metrics(workdir)
   last = curve[-1]
+  losses = [row["test_loss"] for row in curve if not math.isnan(row["test_loss"])]
   return {
     "task": "classification",
     "dataset": config.data.name,
@@ -300,7 +304,7 @@ def _result(
     "test_accuracy": last["test_accuracy"],
     "test_loss": last["test_loss"],
     "best_epoch_test_accuracy": max(row["test_accuracy"] for row in curve),
-    "best_epoch_test_loss": min(row["test_loss"] for row in curve),
+    "best_epoch_test_loss": min(losses, default=math.nan),
     "num_steps": outcome.num_steps,
     "num_epochs": config.num_epochs,
     "num_examples": len(train),

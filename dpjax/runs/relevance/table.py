@@ -106,7 +106,8 @@ def verdict(group: Sequence[Row]) -> str:
     return "not audited"
   if group[0]["epsilon"] is None:
     return "no epsilon is stated"
-  over = any(writers.number(r["epsilon_audited_lower"]) > r["epsilon"] for r in audited)
+  number = writers.number
+  over = any(number(r["epsilon_audited_lower"]) > number(r["epsilon"]) for r in audited)
   over |= any(
     r.get("audit", {}).get("refuted", False) for r in audited
   )  # before a shuffler
