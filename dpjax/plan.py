@@ -100,31 +100,25 @@ class Plan:
     self._check_clipping()
     if self.noise_multiplier:  # without such a number z is not what runs
       validate.positive(noise_std=float(self.noise_multiplier) * self.l2_bound)
-    fixed = isinstance(self.sampler, sampling.FixedSizeSampler)
-    accountant = self.accountant or ("rdp" if fixed else "pld")
+    accountant = self.accountant or self._proved.accountants[0]
     object.__setattr__(self, "accountant", accountant)
     object.__setattr__(self, "neighboring_relation", self._checked_relation())
     object.__setattr__(self, "noise_schedule", tuple(self.noise_schedule))
     self._check_noise()
 
   @property
-  def _any_sampler(self) -> Any:
-    """The sampler, of which some kinds have more than every sampler has."""
-    return self.sampler
-
-  @property
-  def _participation(self) -> sampling.Participation | None:
-    return getattr(self.sampler, "participation", None)
+  def _proved(self) -> accounting.Proved:
+    return accounting.proved_for(self.sampler.law)
 
   def _check_noise(self) -> None:
     transforms.check_schedule(self.noise_schedule, self.num_steps)
-    if self.noise_schedule and hasattr(self.sampler, "event_at"):
+    if self.noise_schedule and not self.sampler.steps_alike:
       raise UserError(
         f"noise_schedule: not with {type(self.sampler).__name__}, whose epoch is paid at the "
         "noise of its first step"
       )
     self._check_noise_and_clipping()
-    if self._participation is not None:
+    if self.sampler.participation is not None:
       _ = self._correlated_events  # refuses what has no analysis
     elif not (self.correlation is None or self.correlation.bands == 1):
       raise UserError(
@@ -133,7 +127,9 @@ class Plan:
         f"{type(self.sampler).__name__}"
       )
     levels = len(set(self.noise_schedule))
-    sampled = self._participation is None or self._participation.sampling_prob < 1
+    sampled = (
+      self.sampler.participation is None or self.sampler.participation.sampling_prob < 1
+    )
     if sampled and levels > MAX_NOISE_LEVELS and self.accountant == "pld":
       raise UserError(
         f"noise_schedule: has {levels} different factors; must have at most "
@@ -160,7 +156,7 @@ class Plan:
   @functools.cached_property
   def _correlated_events(self) -> tuple[DpEvent, ...]:
     """Of each step, where the sampler bounds participation and the noise is not zero."""
-    participation = self._participation
+    participation = self.sampler.participation
     assert participation is not None
     return accounting.correlated_events(
       self._strategy,
@@ -196,7 +192,7 @@ class Plan:
       "clip_schedule": self.clip_schedule is not None,
       "noise_shares": self.noise_shares is not None,
       "slices": self.slices != 1,
-      "sampler": self._participation is not None,
+      "sampler": self.sampler.participation is not None,
     }
     for name in [name for name, wrong in refused.items() if wrong]:
       raise UserError(f"{name}={getattr(self, name)!r}: not with adaptive clipping")
@@ -212,7 +208,7 @@ class Plan:
       raise UserError(f"clip_schedule: not with clipping={self.clipping!r}")
 
   def _checked_relation(self) -> NeighboringRelation:
-    allowed = self.sampler.relations
+    allowed = self._proved.relations
     default = allowed[0] if allowed else NeighboringRelation.ADD_OR_REMOVE_ONE
     relation = self.neighboring_relation or default
     validate.one_of(NeighboringRelation, neighboring_relation=str(relation))
@@ -278,8 +274,8 @@ class Plan:
   @property
   def steps_alike(self) -> bool:
     """Whether every step is the same event."""
-    by_step = self._participation is not None or hasattr(self.sampler, "event_at")
-    return not (self.noise_schedule or by_step)
+    correlated = self.sampler.participation is not None
+    return self.sampler.steps_alike and not (self.noise_schedule or correlated)
 
   def step_event(self, step: int | None = None) -> DpEvent:
     """What step `step`, from 0, adds to the bill; None where all steps are alike.
@@ -300,13 +296,12 @@ class Plan:
   def _event_at(self, step: int) -> DpEvent:
     if self.noise_multiplier == 0:
       return NonPrivateDpEvent()
-    if self._participation is not None:
+    if self.sampler.participation is not None:
       return self._correlated_events[step]
     inner = self._sum_event()
     if self.noise_schedule:
       inner = accounting.gaussian_event(self.noise_multiplier * self.noise_schedule[step])
-    event_at = getattr(self.sampler, "event_at", None)
-    event = event_at(step, inner) if event_at else self.sampler.event(inner)
+    event = self.sampler.event_at(step, inner)
     return NonPrivateDpEvent() if event is None else event
 
   def _sum_event(self) -> DpEvent:
@@ -326,7 +321,7 @@ class Plan:
 
   def _total(self, steps: int | None) -> DpEvent:
     """`event(steps)`, up to rounding: one Gaussian where it composes to one."""
-    steps, participation = self._steps(steps), self._participation
+    steps, participation = self._steps(steps), self.sampler.participation
     if participation is None or not steps or not self.noise_multiplier:
       return self.event(steps)
     if participation.sampling_prob < 1:
@@ -367,7 +362,7 @@ class Plan:
     """
     validate.open_unit(delta=delta)
     steps = self._steps(steps)
-    if not sampling.has_capacity(self.sampler) or not steps or not self.is_private:
+    if not self.sampler.can_overflow or not steps or not self.is_private:
       return delta
     share = OVERFLOW_SHARE * self.delta
     if delta >= self.delta and (
@@ -515,26 +510,19 @@ class Plan:
 
   def fitted_sampler(self, num_examples: int) -> Any:
     """This plan's sampler with the smallest capacity that delta's share allows."""
-    if not sampling.has_capacity(self.sampler):
-      raise UserError(
-        f"sampler={self.sampler!r}: must be a PoissonSampler or its kin to have a capacity"
-      )
     allowed = _log_overflow_allowed(self.delta, self._own_epsilon, self.num_steps)
-    return sampling.fitted(
-      self.sampler,
-      num_examples=num_examples + 1,  # the neighbour may have one more
-      log_overflow_prob=allowed,
-    )
+    # the neighbour may have one more
+    return self.sampler.fitted_to(num_examples + 1, log_overflow_prob=allowed)
 
   def check_capacity(self, num_examples: int) -> None:
     """Raises unless the chance of a draw above the capacity fits into delta's share."""
-    if not sampling.has_capacity(self.sampler):
+    if not self.sampler.can_overflow:
       return
-    sampler, needed = self._any_sampler, self.fitted_sampler(num_examples).capacity
-    if sampler.capacity < min(needed, num_examples + 1):
-      chance = math.exp(sampler.log_overflow_prob(num_examples + 1))
+    slots, needed = self.sampler.slots, self.fitted_sampler(num_examples).slots
+    if slots < min(needed, num_examples + 1):
+      chance = math.exp(self.sampler.log_overflow_prob(num_examples + 1))
       raise UserError(
-        f"capacity={sampler.capacity}: a Poisson draw from {num_examples} examples "
+        f"capacity={slots}: a Poisson draw from {num_examples} examples "
         f"exceeds it with probability {chance:.1e} per step; must be >= {needed} for "
         f"delta={self.delta!r}"
       )
@@ -588,7 +576,7 @@ class Plan:
       delta=self.delta,
       neighboring_relation=self.neighboring_relation,
       num_examples=num_examples,
-      accountants=self._accountants,
+      accountants=self._proved.accountants,
       delta_set_aside=self.delta - self.accounted_delta(self.delta),
       unit=unit,
       noise=self._noise_in_words(unit),
@@ -596,7 +584,7 @@ class Plan:
 
   def _noise_in_words(self, unit: str) -> str:
     """Of a step, where it differs from what the accountant is told; else nothing."""
-    if self._participation is not None:
+    if self.sampler.participation is not None:
       return self._correlated_noise_in_words(unit)
     if self._adaptive is not None:
       return self._adaptive.statement(self.noise_multiplier, self.normalize_by)
@@ -614,20 +602,11 @@ class Plan:
   @property
   def unit(self) -> str:
     """Whose data count as one record: "example", or "user" where users are sampled."""
-    return getattr(self.sampler, "unit", "example")
-
-  @property
-  def _accountants(self) -> tuple[str, ...]:
-    """Those that know the sampler."""
-    if isinstance(self.sampler, sampling.FixedSizeSampler):
-      return ("rdp",)
-    if isinstance(self.sampler, sampling.TruncatedPoissonSampler):
-      return ("pld",)
-    return ("pld", "rdp")
+    return self.sampler.unit
 
   def _correlated_noise_in_words(self, unit: str) -> str:
     name, shown = type(self._strategy).__name__, self._noise_std_in_words()
-    min_sep, cyclic, prob = self._participation or (1, False, 1.0)
+    min_sep, cyclic, prob = self.sampler.participation or (1, False, 1.0)
     apart = f"exactly {min_sep} steps apart" if cyclic else f"{min_sep} steps apart or more"
     amplified = (
       "each turn's noise on the largest column of C, with probability "

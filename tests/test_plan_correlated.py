@@ -75,7 +75,11 @@ def test_the_ledger_after_t_steps_is_the_plan_after_t_steps_also_when_interrupte
     if step == 9:  # a checkpoint
       ledger = accounting.Ledger.from_json(ledger.to_json())
     ledger = ledger.charge(
-      one.step_event(step), l2_clip_norm=1.0, noise_key_id="k", first_step=step
+      one.step_event(step),
+      l2_clip_norm=1.0,
+      neighboring_relation=one.neighboring_relation,
+      noise_key_id="k",
+      first_step=step,
     )
     if step + 1 in (1, 10, 17, 24):
       spent = ledger.epsilon(

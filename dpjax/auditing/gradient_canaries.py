@@ -45,7 +45,7 @@ class _Ids(NamedTuple):
 def _records(plan: Plan, coins: np.ndarray) -> _Ids:
   """The data of the run: of the size that the sampler was made for, where it has one."""
   ids, signs = np.arange(len(coins)), np.ones(len(coins), np.float32)
-  size = getattr(plan.sampler, "num_examples", None)
+  size = plan.sampler.only_size
   if size is not None and size < len(coins):
     raise UserError(
       f"num_canaries={len(coins)}: must be <= num_examples={size} of the plan's sampler"

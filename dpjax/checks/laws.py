@@ -42,27 +42,30 @@ _RELATIONS = {
 }
 
 
-def _derived_epsilon(subject: Subject) -> float:
-  """Epsilon from the sampler's and the noise's public fields, by dp_accounting alone."""
+def _derived_epsilon(subject: Subject) -> float | None:
+  """Epsilon from the sampler's and the noise's public fields, by dp_accounting alone; None
+  where no second derivation is written here."""
   plan, sampler = subject.plan, subject.plan.sampler
-  if getattr(sampler, "participation", None) is not None:
+  if sampler.participation is not None:
     return _derived_from_matrix(plan)
   relation = _RELATIONS[NeighboringRelation(plan.neighboring_relation)]
   z, adaptive = plan.noise_multiplier, adaptive_clipping(plan)
   if adaptive is not None:  # a count of sensitivity 1/2 is released as well
     z = (z**-2 + (2 * adaptive.count_std(plan.normalize_by)) ** -2) ** -0.5
-  prob = getattr(sampler, "prob", None)
-  if hasattr(sampler, "num_examples") and (prob or hasattr(sampler, "steps_per_epoch")):
+  fields: Any = sampler
+  if sampler.law in ("truncated_poisson", "shuffled"):
     return _derived_by_size(plan, z, relation)
-  if prob is not None:
-    event = dpa.PoissonSampledDpEvent(prob, dpa.GaussianDpEvent(z))
-  else:  # RDP reads the multiplier relative to the sensitivity, which is 2 C here
-    fields: Any = sampler
+  if sampler.law == "poisson":
+    event = dpa.PoissonSampledDpEvent(fields.prob, dpa.GaussianDpEvent(z))
+  elif sampler.law == "fixed_size":
+    # RDP reads the multiplier relative to the sensitivity, which is 2 C here
     inner = dpa.GaussianDpEvent(z / 2)
     event = dpa.SampledWithoutReplacementDpEvent(
       fields.num_examples, fields.batch_size, inner
     )
-  by_rdp = plan.accountant == "rdp" or prob is None
+  else:
+    return None
+  by_rdp = plan.accountant == "rdp" or sampler.law == "fixed_size"
   accountant = (RdpAccountant if by_rdp else PLDAccountant)(neighboring_relation=relation)
   accountant.compose(event, plan.num_steps)
   return float(accountant.get_epsilon(plan.accounted_delta(plan.delta)))
@@ -71,7 +74,7 @@ def _derived_epsilon(subject: Subject) -> float:
 def _derived_by_size(plan: Any, z: float, relation: Any) -> float:
   """The same for truncated Poisson samples and for shuffled epochs."""
   sampler, times = plan.sampler, plan.num_steps
-  if hasattr(sampler, "prob"):
+  if sampler.law == "truncated_poisson":
     event: Any = dpa.TruncatedSubsampledGaussianDpEvent(
       sampler.num_examples, sampler.prob, sampler.capacity, z
     )
@@ -109,11 +112,14 @@ def agreement(subject: Subject) -> Row:
   name, plan = "accountant agrees", subject.plan
   if not plan.is_private:
     return not_applicable(name, "no epsilon is claimed")
-  allowed = ", ".join(plan.sampler.relations)
-  if plan.neighboring_relation not in plan.sampler.relations:
-    why = f"{type(plan.sampler).__name__} is proved under {allowed or 'no relation'} only"
+  relations = accounting.proved_for(plan.sampler.law).relations
+  if plan.neighboring_relation not in relations:
+    allowed = ", ".join(relations) or "no relation"
+    why = f"{type(plan.sampler).__name__} is proved under {allowed} only"
     return Row(name, False, math.inf, 0.0, f"{plan.neighboring_relation}: {why}")
   derived, claimed = _derived_epsilon(subject), plan.epsilon()
+  if derived is None:
+    return not_applicable(name, f"sampler={plan.sampler.law} is not derived a second time")
   off = abs(claimed - derived) / max(derived, 1e-12)
   shown = [accounting.upper(value, digits=5) for value in (claimed, derived)]
   detail = f"epsilon {shown[0]}, derived anew {shown[1]}, {plan.neighboring_relation}"
@@ -123,10 +129,10 @@ def agreement(subject: Subject) -> Row:
 def overflow(subject: Subject) -> Row:
   """A draw above the capacity is rare enough to be paid for by delta's share."""
   name, plan = "overflow fits delta", subject.plan
-  log_prob = getattr(plan.sampler, "log_overflow_prob", None)
-  if log_prob is None or not plan.is_private:
+  if not (plan.sampler.can_overflow and plan.is_private):
     return not_applicable(name, "the batch size is fixed, or nothing is claimed")
-  each = log_prob(len(subject.train) + 1)  # the neighbour may have one more
+  # the neighbour may have one more
+  each = plan.sampler.log_overflow_prob(len(subject.train) + 1)
   epsilon = plan.epsilon()
   share = math.exp(np.logaddexp(0.0, epsilon) + each + math.log(plan.num_steps))
   allowed = OVERFLOW_SHARE * plan.delta

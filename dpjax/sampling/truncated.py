@@ -8,13 +8,12 @@ import dp_accounting
 import numpy as np
 
 from dpjax import validate
-from dpjax.sampling.samplers import generator
-from dpjax.types import NeighboringRelation
+from dpjax.sampling.samplers import DpEvent, Sampler, Settings, generator
 from dpjax.validate import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class TruncatedPoissonSampler:
+class TruncatedPoissonSampler(Sampler):
   """Each example joins with probability `prob`; of more than `capacity`, a uniformly random
   `capacity` of them are kept.
 
@@ -47,10 +46,14 @@ class TruncatedPoissonSampler:
     return self.capacity
 
   @property
-  def relations(self) -> tuple[NeighboringRelation, ...]:
-    return (NeighboringRelation.REPLACE_SPECIAL,)
+  def law(self) -> str:
+    return "truncated_poisson"
 
-  def event(self, inner: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+  @property
+  def only_size(self) -> int:
+    return self.num_examples
+
+  def event(self, inner: DpEvent) -> DpEvent:
     """The accountant's name for one step; `inner` must be one Gaussian.
 
     Raises:
@@ -73,3 +76,10 @@ class TruncatedPoissonSampler:
     if taken.size <= self.capacity:
       return taken
     return np.sort(rng.choice(taken, self.capacity, replace=False, shuffle=False))
+
+  @classmethod
+  def small(cls, num_examples: int, num_steps: int) -> Settings:
+    cuts = ((0.5, num_examples - 1), (0.7, 1))
+    return tuple(
+      {"prob": prob, "capacity": most, "num_examples": num_examples} for prob, most in cuts
+    )

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import validate
-from dpjax.sampling.samplers import PoissonSampler
+from dpjax.sampling.samplers import PoissonSampler, Settings
 from dpjax.types import Array, Batch, LossFn
 from dpjax.validate import UserError
 
@@ -47,8 +47,11 @@ class UserSampler(PoissonSampler):
 
   @property
   def unit(self) -> str:
-    """Whose presence the epsilon hides."""
     return "user"
+
+  @classmethod
+  def small(cls, num_examples: int, num_steps: int) -> Settings:
+    return ({"prob": 0.2, "capacity": num_examples + 1},)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -420,7 +420,7 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
 
 
 def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Plan:
-  if not sampling.has_capacity(plan.sampler):
+  if not plan.sampler.can_overflow:
     return plan
   sampler = plan.fitted_sampler(num_examples)
   if privacy.capacity is not None:

@@ -100,6 +100,7 @@ class _Loop:
     self.ledger = self.ledger.charge(
       self.fed.promise.step_event(self.round),
       l2_clip_norm=_clip_norm(self.config, self.fed),
+      neighboring_relation=self.fed.promise.relation,
       noise_key_id=self.key_id,
       first_step=self.round,
     )
