@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import dp_accounting as dpa
 
 from dpjax import validate
+from dpjax.validate import UserError
 
 ACCOUNTANTS = ("pld", "rdp")
-RELATIONS = tuple(relation.name.lower() for relation in dpa.NeighboringRelation)
-_ADD, _REPLACE, _ZERO = RELATIONS
+_ADD, _REPLACE, _ZERO = "add_or_remove_one", "replace_one", "replace_special"
+RELATIONS = (_ADD, _REPLACE, _ZERO)
 
 
 class Proved(NamedTuple):
@@ -62,6 +63,22 @@ def accountants_for(law: str, neighboring_relation: str) -> tuple[str, ...]:
   """
   row = proved_for(law)
   return row.accountants if neighboring_relation in row.relations else ()
+
+
+def checked_relation(law: str, asked: str, name: str) -> str:
+  """The relation that is asked for, "" for the row's own; UserError where nothing is proved.
+
+  >>> checked_relation("fixed_size", "", "FixedSizeSampler")
+  'replace_one'
+  """
+  allowed = proved_for(law).relations
+  relation = asked or (*allowed, _ADD)[0]
+  validate.one_of(RELATIONS, neighboring_relation=relation)
+  if allowed and relation not in allowed:
+    raise UserError(
+      f"neighboring_relation={relation!r}: {name} is proved only under {', '.join(allowed)}"
+    )
+  return relation
 
 
 def law_of(part: Any) -> str:

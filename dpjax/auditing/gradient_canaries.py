@@ -93,7 +93,7 @@ def gradient_canaries(
   True
   """
   validate.integer_at_least(2, num_canaries=num_canaries)
-  if not isinstance(plan.l2_clip_norm, (int, float)):
+  if not plan.l2_clip_norm.is_one_number:
     raise UserError("l2_clip_norm: must be one number, canaries have no groups")
   plan = dataclasses.replace(plan, slices=1)  # the same sums, in one physical batch
   coins = np.random.default_rng([seed, 0x0C01]).random(num_canaries) < 0.5

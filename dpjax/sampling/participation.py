@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any, ClassVar
 
 import dp_accounting
 import numpy as np
@@ -34,7 +35,6 @@ from dpjax.sampling.samplers import (
   PaddedSampler,
   Participation,
   Sampler,
-  Settings,
   generator,
 )
 from dpjax.validate import UserError
@@ -62,6 +62,9 @@ class CyclicSampler(Sampler):
   ([0, 1, 2, 3], True)
   """
 
+  law: ClassVar[str] = "cyclic"
+  small: ClassVar[Any] = ({"steps_per_pass": 2, "num_examples": 4},)
+
   steps_per_pass: int
   num_examples: int
 
@@ -77,10 +80,6 @@ class CyclicSampler(Sampler):
   @property
   def slots(self) -> int:
     return -(-self.num_examples // self.steps_per_pass)
-
-  @property
-  def law(self) -> str:
-    return "cyclic"
 
   @property
   def only_size(self) -> int:
@@ -100,10 +99,6 @@ class CyclicSampler(Sampler):
       raise UserError(f"num_examples={self.num_examples}: the data have {num_examples}")
     order = _once(seed).permutation(num_examples)
     return np.sort(order[step % self.steps_per_pass :: self.steps_per_pass])
-
-  @classmethod
-  def small(cls, num_examples: int, num_steps: int) -> Settings:
-    return ({"steps_per_pass": 2, "num_examples": num_examples},)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +123,9 @@ class CyclicPoissonSampler(PaddedSampler):
   [0, 1, 2, 3]
   """
 
+  law: ClassVar[str] = "cyclic_poisson"
+  small: ClassVar[Any] = ({"prob": 0.5, "num_groups": 2, "capacity": 5},)
+
   prob: float
   num_groups: int
   capacity: int
@@ -135,10 +133,6 @@ class CyclicPoissonSampler(PaddedSampler):
   def __post_init__(self):
     validate.probability(sampling_prob=self.prob)
     validate.integer_at_least(1, num_groups=self.num_groups, capacity=self.capacity)
-
-  @property
-  def law(self) -> str:
-    return "cyclic_poisson"
 
   @property
   def rate(self) -> float:
@@ -163,10 +157,6 @@ class CyclicPoissonSampler(PaddedSampler):
     taken &= groups == step % self.num_groups
     return self.checked(np.flatnonzero(taken), step)
 
-  @classmethod
-  def small(cls, num_examples: int, num_steps: int) -> Settings:
-    return ({"prob": 0.5, "num_groups": 2, "capacity": num_examples + 1},)
-
 
 @dataclasses.dataclass(frozen=True)
 class BallsInBinsSampler(PaddedSampler):
@@ -183,15 +173,14 @@ class BallsInBinsSampler(PaddedSampler):
   [0, 1, 2, 3]
   """
 
+  law: ClassVar[str] = "balls_in_bins"
+  small: ClassVar[Any] = ({"num_bins": 2, "capacity": 5},)
+
   num_bins: int
   capacity: int
 
   def __post_init__(self):
     validate.integer_at_least(1, num_bins=self.num_bins, capacity=self.capacity)
-
-  @property
-  def law(self) -> str:
-    return "balls_in_bins"
 
   @property
   def rate(self) -> float:
@@ -209,10 +198,6 @@ class BallsInBinsSampler(PaddedSampler):
     """Indices of the examples that take part in `step`, sorted; may be empty."""
     bins = _once(seed).integers(self.num_bins, size=num_examples)
     return self.checked(np.flatnonzero(bins == step % self.num_bins), step)
-
-  @classmethod
-  def small(cls, num_examples: int, num_steps: int) -> Settings:
-    return ({"num_bins": 2, "capacity": num_examples + 1},)
 
 
 @functools.lru_cache(maxsize=2)
@@ -251,6 +236,9 @@ class MinSepSampler(PaddedSampler):
   True
   """
 
+  law: ClassVar[str] = "min_sep"
+  small: ClassVar[Any] = ({"prob": 1.0, "min_sep": 2, "num_steps": 2, "capacity": 5},)
+
   prob: float
   min_sep: int
   num_steps: int
@@ -268,10 +256,6 @@ class MinSepSampler(PaddedSampler):
     return self.prob / (1 + (self.min_sep - 1) * self.prob)
 
   @property
-  def law(self) -> str:
-    return "min_sep"
-
-  @property
   def participation(self) -> Participation:
     return Participation(self.min_sep, cyclic=False)
 
@@ -286,8 +270,3 @@ class MinSepSampler(PaddedSampler):
     steps = _renewals(self.prob, self.min_sep, self.num_steps, seed, num_examples)
     taken = np.flatnonzero((steps == step).any(axis=0))
     return self.checked(taken, step)
-
-  @classmethod
-  def small(cls, num_examples: int, num_steps: int) -> Settings:
-    apart = {"prob": 1.0, "min_sep": 2, "num_steps": num_steps}
-    return ({**apart, "capacity": num_examples + 1},)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import dp_accounting
 import numpy as np
@@ -30,7 +30,6 @@ from dpjax import validate
 from dpjax.validate import UserError
 
 DpEvent = dp_accounting.DpEvent
-Settings = tuple[dict[str, Any], ...]
 
 
 class Participation(NamedTuple):
@@ -47,6 +46,13 @@ class Sampler(abc.ABC):
   Subclasses are frozen dataclasses whose fields are public.
   """
 
+  law: ClassVar[str] = "unproved"  # the sampler's row in `dpjax.accounting.proved`
+  unit: ClassVar[str] = "example"  # whose presence the epsilon hides
+  steps_alike: ClassVar[bool] = True  # whether every step is the same event
+  can_overflow: ClassVar[bool] = False  # whether a draw can exceed `slots`: then it raises
+  # settings over 4 examples and 2 steps, by which games play it
+  small: ClassVar[tuple[dict[str, Any], ...]] = ()
+
   @property
   @abc.abstractmethod
   def slots(self) -> int:
@@ -56,31 +62,16 @@ class Sampler(abc.ABC):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     """Indices of the examples that take part in `step`: a function of (seed, step)."""
 
-  @property
-  def law(self) -> str:
-    """The sampler's row in `dpjax.accounting.proved`."""
-    return "unproved"
-
   def event(self, inner: DpEvent) -> DpEvent | None:
     """The accountant's name for one step that adds `inner`; None: no epsilon is proved."""
     del inner
     return None
-
-  @property
-  def steps_alike(self) -> bool:
-    """Whether every step is the same event."""
-    return True
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
     """What `step` adds to the bill; the events of the first t steps compose to what t steps
     cost."""
     del step
     return self.event(inner)
-
-  @property
-  def unit(self) -> str:
-    """Whose presence the epsilon hides."""
-    return "example"
 
   @property
   def participation(self) -> Participation | None:
@@ -91,11 +82,6 @@ class Sampler(abc.ABC):
   def only_size(self) -> int | None:
     """The size of the data that it was made for, which makes it public; None: any."""
     return None
-
-  @property
-  def can_overflow(self) -> bool:
-    """Whether a draw can exceed `slots`, and raises where it does."""
-    return False
 
   def log_overflow_prob(self, num_examples: int) -> float:
     """log P(a draw from num_examples exceeds the slots), or an upper bound; -inf if it
@@ -110,11 +96,6 @@ class Sampler(abc.ABC):
       f"sampler={self!r}: must be a PoissonSampler or its kin to have a capacity"
     )
 
-  @classmethod
-  def small(cls, num_examples: int, num_steps: int) -> Settings:
-    """Arguments of samplers over a handful of examples, which games and tests play."""
-    raise NotImplementedError(f"{cls.__name__} names no settings to be played with")
-
 
 class PaddedSampler(Sampler):
   """A sampler of a random number of examples: each with probability `rate`, on its own.
@@ -123,6 +104,7 @@ class PaddedSampler(Sampler):
   `dpjax.Plan` refuses to start unless the chance of that fits into delta.
   """
 
+  can_overflow: ClassVar[bool] = True
   capacity: int
 
   @property
@@ -133,10 +115,6 @@ class PaddedSampler(Sampler):
   @property
   def slots(self) -> int:
     return self.capacity
-
-  @property
-  def can_overflow(self) -> bool:
-    return True
 
   def log_overflow_prob(self, num_examples: int) -> float:
     """log P(a draw from num_examples exceeds the capacity); -inf if it cannot. Where that is
@@ -215,6 +193,9 @@ class PoissonSampler(PaddedSampler):
   True
   """
 
+  law: ClassVar[str] = "poisson"
+  small: ClassVar[Any] = ({"prob": 0.5, "capacity": 5},)
+
   prob: float
   capacity: int
 
@@ -232,10 +213,6 @@ class PoissonSampler(PaddedSampler):
     return cls(prob, 1).fitted_to(num_examples, log_overflow_prob=log_overflow_prob)
 
   @property
-  def law(self) -> str:
-    return "poisson"
-
-  @property
   def rate(self) -> float:
     return self.prob
 
@@ -251,10 +228,6 @@ class PoissonSampler(PaddedSampler):
     taken = np.flatnonzero(generator(seed, step).random(num_examples) < self.prob)
     return self.checked(taken, step)
 
-  @classmethod
-  def small(cls, num_examples: int, num_steps: int) -> Settings:
-    return ({"prob": 0.5, "capacity": num_examples + 1},)
-
 
 @dataclasses.dataclass(frozen=True)
 class FixedSizeSampler(Sampler):
@@ -267,6 +240,12 @@ class FixedSizeSampler(Sampler):
   >>> FixedSizeSampler(batch_size=2, num_examples=4).draw(4, seed=0, step=0).size
   2
   """
+
+  law: ClassVar[str] = "fixed_size"
+  small: ClassVar[Any] = (
+    {"batch_size": 4, "num_examples": 4},
+    {"batch_size": 1, "num_examples": 4},
+  )
 
   batch_size: int
   num_examples: int
@@ -283,10 +262,6 @@ class FixedSizeSampler(Sampler):
     return self.batch_size
 
   @property
-  def law(self) -> str:
-    return "fixed_size"
-
-  @property
   def only_size(self) -> int:
     return self.num_examples
 
@@ -301,11 +276,6 @@ class FixedSizeSampler(Sampler):
       raise UserError(f"num_examples={self.num_examples}: the data have {num_examples}")
     rng = generator(seed, step)
     return np.sort(rng.choice(num_examples, self.batch_size, replace=False, shuffle=False))
-
-  @classmethod
-  def small(cls, num_examples: int, num_steps: int) -> Settings:
-    sizes = (num_examples, 1)
-    return tuple({"batch_size": size, "num_examples": num_examples} for size in sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,6 +305,9 @@ class ShuffledSampler(Sampler):
   >>> [type(sampler.event_at(step, inner)).__name__ for step in range(3)]
   ['GaussianDpEvent', 'NoOpDpEvent', 'GaussianDpEvent']
   """
+
+  steps_alike: ClassVar[bool] = False
+  small: ClassVar[Any] = ({"batch_size": 2, "num_examples": 4},)
 
   batch_size: int
   num_examples: int | None = None
@@ -366,10 +339,6 @@ class ShuffledSampler(Sampler):
     return self.num_examples
 
   @property
-  def steps_alike(self) -> bool:
-    return False
-
-  @property
   def steps_per_epoch(self) -> int:
     """Whole batches in the data, at least one."""
     if self.num_examples is None:
@@ -396,10 +365,6 @@ class ShuffledSampler(Sampler):
     epoch, position = divmod(step, num_examples // self.batch_size)
     order = generator(seed, epoch).permutation(num_examples)
     return order[position * self.batch_size : (position + 1) * self.batch_size]
-
-  @classmethod
-  def small(cls, num_examples: int, num_steps: int) -> Settings:
-    return ({"batch_size": max(1, num_examples // 2), "num_examples": num_examples},)
 
 
 def whole_batch_size(sampling_prob: float, num_examples: int) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, ClassVar
 
 import dp_accounting
 import numpy as np
 
 from dpjax import validate
-from dpjax.sampling.samplers import DpEvent, Sampler, Settings, generator
+from dpjax.sampling.samplers import DpEvent, Sampler, generator
 from dpjax.validate import UserError
 
 
@@ -33,6 +34,12 @@ class TruncatedPoissonSampler(Sampler):
   3
   """
 
+  law: ClassVar[str] = "truncated_poisson"
+  small: ClassVar[Any] = (
+    {"prob": 0.5, "capacity": 3, "num_examples": 4},
+    {"prob": 0.7, "capacity": 1, "num_examples": 4},
+  )
+
   prob: float
   capacity: int
   num_examples: int
@@ -44,10 +51,6 @@ class TruncatedPoissonSampler(Sampler):
   @property
   def slots(self) -> int:
     return self.capacity
-
-  @property
-  def law(self) -> str:
-    return "truncated_poisson"
 
   @property
   def only_size(self) -> int:
@@ -76,10 +79,3 @@ class TruncatedPoissonSampler(Sampler):
     if taken.size <= self.capacity:
       return taken
     return np.sort(rng.choice(taken, self.capacity, replace=False, shuffle=False))
-
-  @classmethod
-  def small(cls, num_examples: int, num_steps: int) -> Settings:
-    cuts = ((0.5, num_examples - 1), (0.7, 1))
-    return tuple(
-      {"prob": prob, "capacity": most, "num_examples": num_examples} for prob, most in cuts
-    )

@@ -20,14 +20,14 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax import validate
-from dpjax.sampling.samplers import PoissonSampler, Settings
+from dpjax.sampling.samplers import PoissonSampler
 from dpjax.types import Array, Batch, LossFn
 from dpjax.validate import UserError
 
@@ -45,13 +45,8 @@ class UserSampler(PoissonSampler):
   'user'
   """
 
-  @property
-  def unit(self) -> str:
-    return "user"
-
-  @classmethod
-  def small(cls, num_examples: int, num_steps: int) -> Settings:
-    return ({"prob": 0.2, "capacity": num_examples + 1},)
+  unit: ClassVar[str] = "user"
+  small: ClassVar[Any] = ({"prob": 0.2, "capacity": 5},)
 
 
 @dataclasses.dataclass(frozen=True)

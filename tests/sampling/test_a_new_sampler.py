@@ -14,6 +14,7 @@ from dpjax.validate import UserError
 
 _FILE = '''
 import dataclasses
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,15 +25,14 @@ from dpjax.sampling import samplers
 class HalvesSampler(samplers.Sampler):
   """A coin decides which half of the examples takes part."""
 
+  law: ClassVar[str] = "halves"
+  small: ClassVar[Any] = ({"num_examples": 4},)
+
   num_examples: int
 
   @property
   def slots(self):
     return self.num_examples // 2
-
-  @property
-  def law(self):
-    return "halves"
 
   @property
   def only_size(self):
@@ -45,9 +45,6 @@ class HalvesSampler(samplers.Sampler):
     second = samplers.generator(seed, step).random() < 0.5
     return np.arange(self.slots) + second * self.slots
 
-  @classmethod
-  def small(cls, num_examples, num_steps):
-    return ({"num_examples": num_examples},)
 '''
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from dpjax import accounting
 from dpjax.auditing.games import plans
 from dpjax.auditing.games.game import Game
+from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.plan import Plan
 from dpjax.types import NeighboringRelation
@@ -80,12 +81,13 @@ def _game(
 def games(kind: Any, make_plan: MakePlan = Plan) -> list[Game]:
   """The games of one class of samplers, on its own small settings; with a bound on who takes
   part when, also under correlated noise."""
-  subject, settings, found = kind.__name__, kind.small(OTHERS + 1, STEPS), []
+  subject, settings, found = kind.__name__, kind.small, []
   for one in settings:
     tag = f" ({', '.join(f'{k} {v}' for k, v in one.items())})"
     found += _games(subject, kind(**one), make_plan, tag=tag)
   first = kind(**settings[0])
   if first.participation is not None:
-    made = functools.partial(make_plan, correlation=BandedToeplitz((1.0, 0.5)))
+    shape = NoiseShape(correlation=BandedToeplitz((1.0, 0.5)))
+    made = functools.partial(make_plan, noise_shape=shape)
     found.append(_games(subject, first, made, tag=", banded noise")[0])
   return found

@@ -279,7 +279,7 @@ def _privacy_facts(loop: _Loop) -> dict[str, Any]:
     "epsilon_kind": "proved" if private else "none",
     "accountant": plan.accountant if private else None,
     "noise_multiplier": plan.noise_multiplier,
-    "l2_clip_norm": plan.l2_clip_norm,
+    "l2_clip_norm": plan.l2_clip_norm.norms,
     **_clipping_facts(loop),
     "sampler": repr(plan.sampler),
     "normalize_by": plan.normalize_by,

@@ -190,9 +190,7 @@ def _fit(loop: _Loop, received: list[int]) -> None:
   rng = fed.random.sampler
   if loop.reached:  # stopped here before, but killed before its result was written
     return bar.close()
-  for cohort in federated.cohorts(
-    fed.plan, fed.federation, fed.work, rng=rng, start=loop.round
-  ):
+  for cohort in fed.algorithm.cohorts(fed.federation, fed.work, rng=rng, start=loop.round):
     loop.state, info = fed.algorithm.round(loop.state, cohort)
     loop.charge()
     if loop.is_evaluated():
