@@ -94,7 +94,6 @@ class CyclicSampler(Sampler):
     return inner
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`, sorted."""
     if num_examples != self.num_examples:
       raise UserError(f"num_examples={self.num_examples}: the data have {num_examples}")
     order = _once(seed).permutation(num_examples)
@@ -147,11 +146,6 @@ class CyclicPoissonSampler(PaddedSampler):
     return dp_accounting.PoissonSampledDpEvent(self.prob, inner)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`, sorted; may be empty.
-
-    Raises:
-      UserError: the draw exceeds the capacity.
-    """
     groups = _once(seed).integers(self.num_groups, size=num_examples)
     taken = generator(seed, step).random(num_examples) < self.prob
     taken &= groups == step % self.num_groups
@@ -195,7 +189,6 @@ class BallsInBinsSampler(PaddedSampler):
     return inner
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`, sorted; may be empty."""
     bins = _once(seed).integers(self.num_bins, size=num_examples)
     return self.checked(np.flatnonzero(bins == step % self.num_bins), step)
 
@@ -264,7 +257,6 @@ class MinSepSampler(PaddedSampler):
     return inner
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`, sorted; may be empty."""
     if step >= self.num_steps:
       raise UserError(f"step={step}: must be < num_steps={self.num_steps}")
     steps = _renewals(self.prob, self.min_sep, self.num_steps, seed, num_examples)

@@ -60,7 +60,12 @@ class Sampler(abc.ABC):
 
   @abc.abstractmethod
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`: a function of (seed, step)."""
+    """Indices of the examples that take part in `step`, a function of (seed, step); there may
+    be none.
+
+    Raises:
+      UserError: data of another size than it was made for; a draw above the capacity.
+    """
 
   def event(self, inner: DpEvent) -> DpEvent | None:
     """The accountant's name for one step that adds `inner`; None: no epsilon is proved."""
@@ -186,7 +191,7 @@ class PoissonSampler(PaddedSampler):
 
   Args:
     prob: sampling probability in (0, 1].
-    capacity: slots of a batch. See `PoissonSampler.fitted` to have it chosen.
+    capacity: slots of a batch. `Plan.fitted_sampler` chooses it.
 
   >>> sampler = PoissonSampler(prob=0.5, capacity=8)
   >>> sampler.draw(6, seed=0, step=0).size <= 8
@@ -203,15 +208,6 @@ class PoissonSampler(PaddedSampler):
     validate.probability(sampling_prob=self.prob)
     validate.integer_at_least(1, capacity=self.capacity)
 
-  @classmethod
-  def fitted(cls, *, prob: float, num_examples: int, log_overflow_prob: float) -> Any:
-    """The sampler of the smallest capacity that is enough; see `fitted_to`.
-
-    >>> PoissonSampler.fitted(prob=0.01, num_examples=60_000, log_overflow_prob=-30).capacity
-    792
-    """
-    return cls(prob, 1).fitted_to(num_examples, log_overflow_prob=log_overflow_prob)
-
   @property
   def rate(self) -> float:
     return self.prob
@@ -220,11 +216,6 @@ class PoissonSampler(PaddedSampler):
     return dp_accounting.PoissonSampledDpEvent(self.prob, inner)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`, sorted; may be empty.
-
-    Raises:
-      UserError: the draw exceeds the capacity.
-    """
     taken = np.flatnonzero(generator(seed, step).random(num_examples) < self.prob)
     return self.checked(taken, step)
 
@@ -271,7 +262,6 @@ class FixedSizeSampler(Sampler):
     )
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`, sorted."""
     if num_examples != self.num_examples:
       raise UserError(f"num_examples={self.num_examples}: the data have {num_examples}")
     rng = generator(seed, step)
@@ -360,7 +350,6 @@ class ShuffledSampler(Sampler):
     return inner if first else dp_accounting.NoOpDpEvent()
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`."""
     self._check_size(num_examples)
     epoch, position = divmod(step, num_examples // self.batch_size)
     order = generator(seed, epoch).permutation(num_examples)

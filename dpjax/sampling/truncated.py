@@ -71,7 +71,6 @@ class TruncatedPoissonSampler(Sampler):
     )
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`, sorted; may be empty."""
     if num_examples != self.num_examples:
       raise UserError(f"num_examples={self.num_examples}: the data have {num_examples}")
     rng = generator(seed, step)

@@ -178,9 +178,7 @@ def test_p12_a_draw_above_capacity_raises_and_its_chance_is_known():
 
 def test_fitting_finds_the_smallest_capacity():
   for prob, n in itertools.product((0.01, 0.3), (1000, 60_000)):
-    found = sampling.PoissonSampler.fitted(
-      prob=prob, num_examples=n, log_overflow_prob=-25.0
-    )
+    found = sampling.PoissonSampler(prob, 1).fitted_to(n, log_overflow_prob=-25.0)
     less = sampling.PoissonSampler(prob, found.capacity - 8)
     assert found.capacity % 8 == 0
     assert found.log_overflow_prob(n) <= -25 < less.log_overflow_prob(n)
