@@ -33,8 +33,8 @@ def _noise_multiplier(event: Any) -> float | None:
   """The Gaussian noise multiplier that the accountant was told of."""
   if isinstance(event, dpa.GaussianDpEvent | dpa.TruncatedSubsampledGaussianDpEvent):
     return event.noise_multiplier
-  inner = getattr(event, "event", None)
-  return None if inner is None else _noise_multiplier(inner)
+  sampled = dpa.PoissonSampledDpEvent | dpa.SampledWithoutReplacementDpEvent
+  return _noise_multiplier(event.event) if isinstance(event, sampled) else None
 
 
 def _charged_multiplier(plan: Plan) -> float | None:
