@@ -11,9 +11,11 @@ from dpjax import noise as noise
 from dpjax import relevance as relevance
 from dpjax import sampling as sampling
 from dpjax import training as training
+from dpjax.gradients import Clip as Clip
 from dpjax.gradients import clipped_grad as clipped_grad
 from dpjax.gradients import per_example_grads as per_example_grads
 from dpjax.metrics import accuracy as accuracy
+from dpjax.noise import NoiseShape as NoiseShape
 from dpjax.plan import Plan as Plan
 from dpjax.sampling import BallsInBinsSampler as BallsInBinsSampler
 from dpjax.sampling import CyclicPoissonSampler as CyclicPoissonSampler

@@ -79,6 +79,25 @@ def share(**named: Any) -> None:
     _require(_is_number(value) and 0 <= value < 1, name, value, "in [0, 1)")
 
 
+MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6
+
+
+def factors(**named: Iterable[float]) -> None:
+  """Raises unless each value is a sequence of numbers in [1e-6, 1e6], which no product with a
+  number of float32 range takes out of it.
+
+  >>> factors(clip_schedule=(1.0, 0.0))
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: clip_schedule[1]=0.0: must be in [1e-06, 1e+06]
+  """
+  for name, values in named.items():
+    for index, value in enumerate(values):
+      ok = _is_number(value) and MIN_FACTOR <= value <= MAX_FACTOR
+      bound = f"in [{MIN_FACTOR:g}, {MAX_FACTOR:g}]"
+      _require(ok, f"{name}[{index}]", value, bound)
+
+
 def integer_at_least(bound: int, **named: Any) -> None:
   """Raises unless each value is an integer >= bound."""
   for name, value in named.items():

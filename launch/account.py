@@ -58,8 +58,7 @@ from dpjax.validate import UserError
 from launch import app
 
 SAMPLERS = ("poisson", "truncated_poisson", "fixed_size", "none")
-_RELATIONS = {"fixed_size": "replace_one", "truncated_poisson": "replace_special"}
-_ACCOUNTANTS = {"fixed_size": ("rdp",), "truncated_poisson": ("pld",)}
+_OF_SIZE = ("fixed_size", "truncated_poisson")  # samplers for a known number of examples
 _UNKNOWNS = ("epsilon", "noise_multiplier", "num_steps", "sampling_prob")
 _CURVE_POINTS = 60
 _MOST = 2**53
@@ -181,8 +180,7 @@ def _check_counts(values: Any) -> None:
 
 
 def _relation(values: Any) -> str:
-  default = _RELATIONS.get(values.sampler, "add_or_remove_one")
-  return values.neighboring_relation or default
+  return values.neighboring_relation or accounting.proved_for(values.sampler).relations[0]
 
 
 def _capacity(values: Any) -> int | None:
@@ -197,7 +195,7 @@ def _capacity(values: Any) -> int | None:
 def _accountants(values: Any) -> tuple[str, ...]:
   if values.accountant != "both":
     return (values.accountant,)
-  return _ACCOUNTANTS.get(values.sampler, ("pld", "rdp"))
+  return accounting.proved_for(values.sampler).accountants
 
 
 def _noise_multipliers(texts: Sequence[str] | None) -> list[float]:
@@ -218,7 +216,7 @@ def _sampling_prob(values: Any) -> float | None:
     if (batch, prob) != (None, None):
       raise UserError("sampler='none': takes no sampling_prob and no batch_size")
     return 1.0
-  if n is None and (batch is not None or values.sampler in _RELATIONS):
+  if n is None and (batch is not None or values.sampler in _OF_SIZE):
     raise UserError(
       "num_examples=None: must be given with batch_size, fixed_size or truncated_poisson"
     )

@@ -14,7 +14,8 @@ from dp_accounting.rdp import RdpAccountant
 
 import dpjax
 from dpjax import accounting, plan, sampling, transforms
-from dpjax.noise import correlated
+from dpjax.gradients import Clip
+from dpjax.noise import NoiseShape, correlated
 from dpjax.validate import UserError
 
 _BANDED = correlated.BandedToeplitz.optimized(num_steps=24, bands=4)
@@ -36,6 +37,10 @@ class _Data:
     return self.x[indices]
 
 
+def _shape(correlation=_BANDED, schedule=(), **more):
+  return NoiseShape(correlation=correlation, schedule=schedule, **more)
+
+
 def _plan(**changes):
   options = dict(
     sampler=_CYCLIC,
@@ -44,25 +49,27 @@ def _plan(**changes):
     normalize_by=25,
     num_steps=24,
     delta=1e-5,
-    correlation=_BANDED,
+    noise_shape=_shape(),
   )
   return dpjax.Plan(**{**options, **changes})
 
 
 _PLANS = {
   "banded": _plan(),
-  "white": _plan(correlation=None),
-  "tree": _plan(correlation=correlated.Tree(restart_every=4)),
+  "white": _plan(noise_shape=_shape(None)),
+  "tree": _plan(noise_shape=_shape(correlated.Tree(restart_every=4))),
   "blt": _plan(
-    correlation=correlated.BufferedToeplitz.optimized(num_steps=24, buffers=2, min_sep=4)
+    noise_shape=_shape(
+      correlated.BufferedToeplitz.optimized(num_steps=24, buffers=2, min_sep=4)
+    )
   ),
-  "scheduled": _plan(noise_schedule=_SCHEDULE),
+  "scheduled": _plan(noise_shape=_shape(schedule=_SCHEDULE)),
   "amplified": _plan(sampler=_POISSON),
-  "amplified_scheduled": _plan(sampler=_POISSON, noise_schedule=_SCHEDULE),
+  "amplified_scheduled": _plan(sampler=_POISSON, noise_shape=_shape(schedule=_SCHEDULE)),
   "bins": _plan(sampler=sampling.BallsInBinsSampler(num_bins=4, capacity=101)),
   "min_sep": _plan(sampler=sampling.MinSepSampler(0.5, 4, 24, 101)),
   "poisson_scheduled": _plan(
-    sampler=dpjax.PoissonSampler(0.2, 101), correlation=None, noise_schedule=_SCHEDULE
+    sampler=dpjax.PoissonSampler(0.2, 101), noise_shape=_shape(None, _SCHEDULE)
   ),
 }
 _every = pytest.mark.parametrize("one", _PLANS.values(), ids=_PLANS)
@@ -75,7 +82,11 @@ def test_the_ledger_after_t_steps_is_the_plan_after_t_steps_also_when_interrupte
     if step == 9:  # a checkpoint
       ledger = accounting.Ledger.from_json(ledger.to_json())
     ledger = ledger.charge(
-      one.step_event(step), l2_clip_norm=1.0, noise_key_id="k", first_step=step
+      one.step_event(step),
+      l2_clip_norm=1.0,
+      neighboring_relation=one.neighboring_relation,
+      noise_key_id="k",
+      first_step=step,
     )
     if step + 1 in (1, 10, 17, 24):
       spent = ledger.epsilon(
@@ -129,14 +140,14 @@ def test_a_schedule_is_composed_step_by_step():
   delta = 1e-5 * (1 - plan.OVERFLOW_SHARE)
   found = dataclasses.replace(_PLANS["poisson_scheduled"], accountant="rdp")
   assert found.epsilon() == pytest.approx(accountant.get_epsilon(delta), rel=1e-6)
-  constant = dataclasses.replace(found, noise_schedule=())
+  constant = dataclasses.replace(found, noise_shape=NoiseShape())
   assert found.epsilon() < constant.epsilon()
 
 
 @pytest.mark.parametrize("name", ["banded", "amplified", "scheduled", "poisson_scheduled"])
 def test_p25_calibrated_plans_stay_within_the_target(name):
   one = _PLANS[name]
-  fields = ("sampler", "num_steps", "correlation", "noise_schedule", "l2_clip_norm")
+  fields = ("sampler", "num_steps", "noise_shape", "l2_clip_norm")
   options = {field: getattr(one, field) for field in fields}
   found = dpjax.Plan.calibrated(epsilon=2.0, delta=1e-5, normalize_by=25, **options)
   assert 1.99 <= found.epsilon() <= 2.0
@@ -159,8 +170,8 @@ def _noise_rows(one, key=0):
 @pytest.mark.parametrize("name", ["banded", "tree", "blt", "scheduled", "amplified"])
 def test_the_transform_draws_the_noise_that_is_charged(name):
   one = _PLANS[name]
-  white = correlated.matrix(one.correlation, 24) @ _noise_rows(one)
-  factors = np.array(one.noise_schedule or np.ones(24))
+  white = correlated.matrix(one.noise_shape.correlation, 24) @ _noise_rows(one)
+  factors = np.array(one.noise_shape.schedule or np.ones(24))
   z = white.std(axis=1) / (4.0 * factors)
   assert np.abs(z - 1).max() < 0.03
   correlation = np.corrcoef(white)[np.triu_indices(24, 1)]
@@ -176,8 +187,8 @@ def test_p43_the_batches_of_a_plan_stay_within_its_sensitivity(name):
   taken = np.zeros((24, 100), bool)
   for step, batch in enumerate(one.batches(_Data(), rng=5)):
     taken[step, batch.examples[batch.mask]] = True
-  strategy = one.correlation or correlated.Independent()
-  factors = np.array(one.noise_schedule or np.ones(24))[:, None]
+  strategy = one.noise_shape.strategy
+  factors = np.array(one.noise_shape.schedule or np.ones(24))[:, None]
   image = (correlated.matrix(strategy, 24) / factors) @ taken
   participation = one.sampler.participation
   charged = accounting.participation_costs(
@@ -185,7 +196,7 @@ def test_p43_the_batches_of_a_plan_stay_within_its_sensitivity(name):
     num_steps=24,
     min_sep=participation.min_sep,
     cyclic=participation.cyclic,
-    factors=one.noise_schedule,
+    factors=one.noise_shape.schedule,
   )
   worst = np.cumsum(image**2, axis=0).max(axis=1)
   assert (worst <= charged * (1 + 1e-9)).all()
@@ -204,7 +215,7 @@ def test_p43_a_poisson_trace_would_exceed_it():
 def test_p43_a_step_beyond_the_plan_raises():
   for one in (
     _PLANS["banded"],
-    _plan(sampler=dpjax.PoissonSampler(0.2, 101), correlation=None),
+    _plan(sampler=dpjax.PoissonSampler(0.2, 101), noise_shape=_shape(None)),
   ):
     with pytest.raises(UserError, match="step=24: must be < num_steps=24"):
       one.step_event(24)
@@ -228,50 +239,53 @@ def test_p13_a_strategy_without_its_participation_is_refused():
     dpjax.FixedSizeSampler(20, 100),
     dpjax.ShuffledSampler(25),
   ):
-    with pytest.raises(UserError, match="BandedToeplitz: needs a sampler that bounds"):
+    with pytest.raises(UserError, match="several bands, which needs a sampler that bounds"):
       _plan(sampler=sampler)
   wide = correlated.BandedToeplitz.optimized(num_steps=24, bands=6)
   with pytest.raises(UserError, match="has 6 bands; .* at most num_groups=4"):
-    _plan(sampler=_POISSON, correlation=wide)
+    _plan(sampler=_POISSON, noise_shape=_shape(wide))
   with pytest.raises(UserError, match="Tree: no sensitivity is known"):
     _plan(
       sampler=sampling.MinSepSampler(0.5, 4, 24, 101),
-      correlation=correlated.Tree(restart_every=8),
+      noise_shape=_shape(correlated.Tree(restart_every=8)),
     )
   white = _plan(
-    sampler=dpjax.PoissonSampler(0.2, 101), correlation=correlated.Independent()
+    sampler=dpjax.PoissonSampler(0.2, 101), noise_shape=_shape(correlated.Independent())
   )
-  assert white.epsilon() == dataclasses.replace(white, correlation=None).epsilon()
+  assert white.epsilon() == dataclasses.replace(white, noise_shape=_shape(None)).epsilon()
 
 
 @pytest.mark.parametrize(
   ("changes", "match"),
   [
     ({"neighboring_relation": "add_or_remove_one"}, "CyclicSampler is proved only under"),
-    ({"clipping": "automatic"}, "clipping='automatic': not with correlated noise"),
+    ({"l2_clip_norm": Clip(1.0, "automatic")}, r"Automatic\(.*not with correlated noise"),
     (
-      {"clipping": transforms.AdaptiveClipping(), "correlation": None},
+      {
+        "l2_clip_norm": Clip(1.0, transforms.AdaptiveClipping()),
+        "noise_shape": _shape(None),
+      },
       "CyclicSampler.*: not with adaptive clipping",
     ),
     (
       {
-        "clipping": transforms.AdaptiveClipping(),
+        "l2_clip_norm": Clip(1.0, transforms.AdaptiveClipping()),
         "sampler": dpjax.PoissonSampler(0.2, 101),
-        "correlation": None,
-        "noise_schedule": _SCHEDULE,
+        "noise_shape": _shape(None, _SCHEDULE),
       },
-      "not with a noise_schedule",
+      "noise_schedule=.*not with adaptive clipping",
     ),
     ({"l2_clip_norm": {"w": 1.0, "b": 0.0}}, "not with correlated noise"),
-    ({"noise_shares": {"w": 1.0}, "l2_clip_norm": {"w": 1.0}}, "noise_shares"),
-    ({"noise_schedule": (1.0,)}, "has 1 factors, must have num_steps=24"),
-    ({"noise_schedule": (1.0,) * 23 + (0.0,)}, r"noise_schedule\[23\]=0.0"),
+    (
+      {"noise_shape": _shape(shares={"w": 1.0}), "l2_clip_norm": {"w": 1.0}},
+      "noise_shares=.*not with correlated noise",
+    ),
+    ({"noise_shape": _shape(schedule=(1.0,))}, "has 1 factors, must have num_steps=24"),
     (
       {
         "sampler": dpjax.PoissonSampler(0.2, 101),
-        "correlation": None,
         "num_steps": 40,
-        "noise_schedule": tuple(1 + t / 40 for t in range(40)),
+        "noise_shape": _shape(None, tuple(1 + t / 40 for t in range(40))),
       },
       "has 40 different factors; must have at most 32",
     ),
@@ -281,6 +295,11 @@ def test_wrong_combinations_are_named(changes, match):
   with pytest.raises(UserError, match=match) as caught:
     _plan(**changes)
   assert "\n" not in str(caught.value)
+
+
+def test_a_factor_of_nothing_is_named():
+  with pytest.raises(UserError, match=r"noise_schedule\[23\]=0.0"):
+    _shape(schedule=(1.0,) * 23 + (0.0,))
 
 
 def test_no_noise_is_no_privacy():
@@ -299,7 +318,7 @@ def test_the_statement_names_the_strategy_the_assumption_and_one_number():
 def test_a_shuffled_epoch_refuses_a_noise_schedule():
   """Its epoch is paid at the first step: quieter later steps would go unpaid."""
   sampler = sampling.ShuffledSampler(batch_size=10, num_examples=40)
-  with pytest.raises(UserError, match="noise_schedule: not with ShuffledSampler"):
+  with pytest.raises(UserError, match="ShuffledSampler.*not with a noise schedule"):
     plan.Plan(
       sampler=sampler,
       noise_multiplier=1.0,
@@ -307,7 +326,7 @@ def test_a_shuffled_epoch_refuses_a_noise_schedule():
       normalize_by=10,
       num_steps=4,
       delta=1e-5,
-      noise_schedule=(4.0, 1.0, 1.0, 1.0),
+      noise_shape=NoiseShape((4.0, 1.0, 1.0, 1.0)),
     )
 
 
@@ -325,7 +344,7 @@ def _measured_stds(one, draws=4000):
 
 
 @pytest.mark.parametrize(
-  "changes", [{}, {"noise_schedule": (1.0,) * 4 + (0.5,) * 4}, {"correlation": None}]
+  "changes", [{}, {"schedule": (1.0,) * 4 + (0.5,) * 4}, {"correlation": None}]
 )
 def test_the_statement_names_the_noise_that_the_transform_adds(changes):
   one = plan.Plan(
@@ -336,8 +355,9 @@ def test_the_statement_names_the_noise_that_the_transform_adds(changes):
       "normalize_by": 10.0,
       "num_steps": 8,
       "delta": 1e-5,
-      "correlation": correlated.BandedToeplitz((1.0, 0.5, 0.25)),
-      **changes,
+      "noise_shape": _shape(
+        **{"correlation": correlated.BandedToeplitz((1.0, 0.5, 0.25)), **changes}
+      ),
     }
   )
   text = " ".join(one.statement(40).split())

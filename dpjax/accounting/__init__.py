@@ -13,8 +13,6 @@ from dpjax.accounting.calibration import (
 )
 from dpjax.accounting.calibration import calibrate_num_steps as calibrate_num_steps
 from dpjax.accounting.calibration import calibrate_sampling_prob as calibrate_sampling_prob
-from dpjax.accounting.epsilon import ACCOUNTANTS as ACCOUNTANTS
-from dpjax.accounting.epsilon import RELATIONS as RELATIONS
 from dpjax.accounting.epsilon import delta as delta
 from dpjax.accounting.epsilon import epsilon as epsilon
 from dpjax.accounting.epsilon import epsilon_curve as epsilon_curve
@@ -40,6 +38,13 @@ from dpjax.accounting.matrix import participation_costs as participation_costs
 from dpjax.accounting.matrix import sensitivity as sensitivity
 from dpjax.accounting.monte_carlo import MonteCarloEpsilon as MonteCarloEpsilon
 from dpjax.accounting.monte_carlo import balls_in_bins_epsilon as balls_in_bins_epsilon
+from dpjax.accounting.proved import ACCOUNTANTS as ACCOUNTANTS
+from dpjax.accounting.proved import PROVED as PROVED
+from dpjax.accounting.proved import RELATIONS as RELATIONS
+from dpjax.accounting.proved import Proved as Proved
+from dpjax.accounting.proved import accountants_for as accountants_for
+from dpjax.accounting.proved import checked_relation as checked_relation
+from dpjax.accounting.proved import proved_for as proved_for
 from dpjax.accounting.statement import delta_warning as delta_warning
 from dpjax.accounting.statement import privacy_statement as privacy_statement
 from dpjax.accounting.text import by_name as by_name

@@ -7,16 +7,7 @@ std / sensitivity, PLD: std / C), a factor of 2 in the noise; here the conversio
 done before either of them is asked. A randomised response (so also `pure_dp_event`) has no
 noise multiplier: its epsilon stands as it is under every relation.
 
-| mechanism                        | add_or_remove_one, replace_special | replace_one |
-|----------------------------------|------------------------------------|-------------|
-| Gaussian, Laplace, not sampled   | pld, rdp                           | pld, rdp    |
-| randomised response, pure DP     | pld, rdp                           | pld, rdp    |
-| Gaussian, Poisson sampled        | pld, rdp                           | refused     |
-| Laplace, Poisson sampled         | pld                                | refused     |
-| Gaussian, fixed-size batches     | refused                            | rdp         |
-| Gaussian, truncated Poisson      | replace_special only: pld          | refused     |
-| the best of K runs               | rdp, where one run has it          | as one run  |
-
+Which sampler is proved under which relation by which accountant stands in `proved`.
 A truncated Poisson sample is charged as the mixture of two pairs, which `_pld_truncated`
 derives. Hyper-parameter selection is charged by `tuning.select_rdp`.
 
@@ -31,7 +22,7 @@ import functools
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
@@ -41,10 +32,8 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 from dpjax import validate
 from dpjax.accounting import tuning
 from dpjax.accounting.events import DpEvent, composed, merged_parts
+from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS, law_of, proved_for
 from dpjax.validate import UserError
-
-ACCOUNTANTS = ("pld", "rdp")
-RELATIONS = tuple(relation.name.lower() for relation in dpa.NeighboringRelation)
 
 _Parts = Mapping[DpEvent, int]
 
@@ -152,48 +141,17 @@ def _accountable(event: DpEvent, neighboring_relation: str, accountant: str) -> 
   return {_relative_to_two_clip_norms(part): times for part, times in steps.items()}
 
 
-class _Proved(NamedTuple):
-  """Where there is a proof for a kind of part."""
-
-  name: str
-  relations: Sequence[str]
-  accountants: Sequence[str]
-
-
-_ONE_SIDED = ("add_or_remove_one", "replace_special")
-_PROVED = {
-  dpa.PoissonSampledDpEvent: _Proved("sampler=poisson", _ONE_SIDED, ACCOUNTANTS),
-  dpa.SampledWithoutReplacementDpEvent: _Proved(
-    "sampler=fixed_size", ("replace_one",), ("rdp",)
-  ),
-  dpa.TruncatedSubsampledGaussianDpEvent: _Proved(
-    "sampler=truncated_poisson", ("replace_special",), ("pld",)
-  ),
-  dpa.dp_event.RepeatAndSelectDpEvent: _Proved(
-    "selection of the best run", RELATIONS, ("rdp",)
-  ),
-}
-_EVERYWHERE = _Proved("noise", RELATIONS, ACCOUNTANTS)
-_SAMPLED_LAPLACE = _Proved("sampler=poisson of Laplace noise", _ONE_SIDED, ("pld",))
-
-
-def _proved(part: Any) -> _Proved:
-  sampled = isinstance(part, dpa.PoissonSampledDpEvent)
-  if sampled and isinstance(part.event, dpa.LaplaceDpEvent):
-    return _SAMPLED_LAPLACE
-  return _PROVED.get(type(part), _EVERYWHERE)
-
-
 def _check_supported(part: Any, neighboring_relation: str, accountant: str) -> None:
-  proved = _proved(part)
+  law = law_of(part)
+  proved = proved_for(law)
   if neighboring_relation not in proved.relations:
     raise UserError(
-      f"{proved.name} with neighboring_relation={neighboring_relation!r}: it is accounted "
+      f"sampler={law} with neighboring_relation={neighboring_relation!r}: it is accounted "
       f"under {' or '.join(proved.relations)}"
     )
   if accountant not in proved.accountants:
     raise UserError(
-      f"{proved.name} with accountant={accountant!r}: has no such analysis; use "
+      f"sampler={law} with accountant={accountant!r}: has no such analysis; use "
       f"accountant={' or '.join(map(repr, proved.accountants))}"
     )
   if isinstance(part, dpa.dp_event.RepeatAndSelectDpEvent):

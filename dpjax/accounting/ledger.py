@@ -23,6 +23,7 @@ from dpjax.accounting.events import (
   event_to_json,
   parts,
 )
+from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
@@ -54,6 +55,7 @@ class Charge:
   event: DpEvent  # of ONE step, sampling included
   num_steps: int
   l2_clip_norm: float
+  neighboring_relation: str  # under which the event is true of what ran; "" for none
   noise_key_id: str  # a fingerprint that tells keys apart, never the key
   first_step: int
 
@@ -64,10 +66,13 @@ class Charge:
     if not (isinstance(self.noise_key_id, str) and self.noise_key_id):
       raise UserError(f"noise_key_id={self.noise_key_id!r}: must be a string, not empty")
     known = parts(self.event)  # also refuses events that nobody could account
-    if math.isinf(self.l2_clip_norm) and known and dpa.NonPrivateDpEvent() not in known:
+    proves = bool(known) and dpa.NonPrivateDpEvent() not in known
+    if math.isinf(self.l2_clip_norm) and proves:
       raise UserError(
         f"l2_clip_norm={self.l2_clip_norm!r}: must be finite for event={self.event!r}"
       )
+    if proves or self.neighboring_relation != "":
+      validate.one_of(RELATIONS, neighboring_relation=self.neighboring_relation)
 
   @property
   def next_step(self) -> int:
@@ -82,10 +87,12 @@ class Ledger:
   >>> step = dpa.GaussianDpEvent(20.0)
   >>> ledger = Ledger()
   >>> for i in range(100):
-  ...   ledger = ledger.charge(step, l2_clip_norm=1.0, noise_key_id="a", first_step=i)
+  ...   ledger = ledger.charge(step, l2_clip_norm=1.0, noise_key_id="a", first_step=i,
+  ...     neighboring_relation="add_or_remove_one")
   >>> len(ledger.charges), ledger.num_steps, round(ledger.epsilon(1e-5), 3)
   (1, 100, 1.993)
-  >>> ledger.charge(step, l2_clip_norm=1.0, noise_key_id="a", first_step=99)
+  >>> ledger.charge(step, l2_clip_norm=1.0, noise_key_id="a", first_step=99,
+  ...   neighboring_relation="add_or_remove_one")
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: first_step=99: step 99 of noise_key_id='a' was ...
@@ -104,17 +111,22 @@ class Ledger:
     *,
     num_steps: int = 1,
     l2_clip_norm: float,
+    neighboring_relation: str,
     noise_key_id: str,
     first_step: int,
   ) -> Ledger:
-    """This ledger and `num_steps` steps of `event`, the event of ONE step.
+    """This ledger and `num_steps` steps of `event`, the event of ONE step, which is true of
+    what ran under `neighboring_relation`.
 
     A key's steps follow each other without gap or repetition. A new key begins at step 0
     (another run on the same data) or where another key ended (the same run went on).
     Merged with the key's last charge when both are alike.
     UserError: a step already charged to this key, or a step left out.
     """
-    return self._add(Charge(event, num_steps, l2_clip_norm, noise_key_id, first_step))
+    relation = str(neighboring_relation)
+    return self._add(
+      Charge(event, num_steps, l2_clip_norm, relation, noise_key_id, first_step)
+    )
 
   def _add(self, charge: Charge) -> Ledger:
     _check_follows(self.charges, charge)
@@ -136,18 +148,30 @@ class Ledger:
       return dpa.ComposedDpEvent(runs)
     return runs[0] if runs else dpa.NoOpDpEvent()
 
+  def _relation(self, asked: str) -> str:
+    """The one under which everything was charged; UserError where another is asked for."""
+    recorded = dict.fromkeys(c.neighboring_relation for c in self.charges)
+    recorded.pop("", None)  # of charges that prove nothing
+    asked = str(asked) or next(iter(recorded), "add_or_remove_one")
+    if set(recorded) - {asked}:
+      raise UserError(
+        f"neighboring_relation={asked!r}: steps of this ledger were charged under "
+        f"{' and '.join(recorded)}, where their events were proved"
+      )
+    return asked
+
   def epsilon(
-    self,
-    delta: float,
-    *,
-    neighboring_relation: str = "add_or_remove_one",
-    accountant: str = "pld",
+    self, delta: float, *, neighboring_relation: str = "", accountant: str = "pld"
   ) -> float:
-    """What everything that ran cost: `epsilon(self.event(), delta=delta)`."""
+    """What everything that ran cost: `epsilon(self.event(), delta=delta)`.
+
+    Raises:
+      UserError: a relation (default: the recorded one) under which no step was charged.
+    """
     return epsilon_of(
       self.event(),
       delta=delta,
-      neighboring_relation=neighboring_relation,
+      neighboring_relation=self._relation(neighboring_relation),
       accountant=accountant,
     )
 
@@ -157,7 +181,7 @@ class Ledger:
     proposed: DpEvent | None = None,
     num_steps: int = 1,
     *,
-    neighboring_relation: str = "add_or_remove_one",
+    neighboring_relation: str = "",
     accountant: str = "pld",
   ) -> float:
     """Epsilon after `num_steps` more steps of `proposed`, by default after nothing more.
@@ -174,7 +198,7 @@ class Ledger:
     spent = epsilon_of(
       dpa.ComposedDpEvent([self.event(), more]),
       delta=budget.delta,
-      neighboring_relation=neighboring_relation,
+      neighboring_relation=self._relation(neighboring_relation),
       accountant=accountant,
     )
     if spent > budget.epsilon:
@@ -186,7 +210,7 @@ class Ledger:
 
   def to_json(self) -> dict[str, Any]:
     """The ledger as a dict that `json` can write; `from_json` gives back an equal one."""
-    return {"version": 1, "charges": [_charge_to_json(charge) for charge in self.charges]}
+    return {"version": 2, "charges": [_charge_to_json(charge) for charge in self.charges]}
 
   @classmethod
   def from_json(cls, data: Mapping[str, Any]) -> Ledger:
@@ -195,8 +219,8 @@ class Ledger:
     >>> Ledger.from_json(Ledger().to_json())
     Ledger(charges=())
     """
-    if not isinstance(data, Mapping) or data.get("version") != 1:
-      raise UserError(f"ledger={data!r}: must be a mapping with version 1")
+    if not isinstance(data, Mapping) or data.get("version") != 2:
+      raise UserError(f"ledger={data!r}: must be a mapping with version 2")
     ledger = cls()
     for charge in data.get("charges", ()):
       ledger = ledger._add(_charge_from_json(charge))
@@ -211,7 +235,8 @@ def _last_of_key(charges: tuple[Charge, ...], noise_key_id: str) -> int | None:
 
 
 def _alike(last: Charge, charge: Charge) -> bool:
-  return (last.event, last.l2_clip_norm) == (charge.event, charge.l2_clip_norm)
+  facts = lambda c: (c.event, c.l2_clip_norm, c.neighboring_relation)
+  return facts(last) == facts(charge)
 
 
 def _check_follows(charges: tuple[Charge, ...], charge: Charge) -> None:

@@ -48,6 +48,8 @@ class Strategy(Protocol):
 
   @property
   def bands(self) -> int | None: ...  # C[i, j] = 0 where i - j >= bands
+  @property
+  def toeplitz(self) -> bool: ...  # C[i, j] depends on i - j alone
   def multiply(self, x: np.ndarray) -> np.ndarray: ...  # C x for x [n, ...]
 
 
@@ -196,7 +198,7 @@ def _check_factors(factors: Sequence[float], num_steps: int) -> None:
 def _separated_costs(
   strategy: Strategy, num_steps: int, min_sep: int, factors: tuple[float, ...]
 ) -> np.ndarray:
-  if getattr(strategy, "toeplitz", False) and not factors:
+  if strategy.toeplitz and not factors:
     column = _column(strategy, num_steps)
     if column.min() >= -_ZERO and (np.diff(column) <= _ZERO).all():
       comb = (np.arange(num_steps) % min_sep == 0).astype(np.float64)

@@ -14,7 +14,19 @@ import numpy as np
 
 from dpjax import validate
 
+OVERFLOW_SHARE = 0.05  # of delta, set aside for a Poisson draw above the capacity
 LADDER = 1.01  # ratio of the amounts that may be set aside
+
+
+def log_allowed(delta: float, epsilon: float, num_steps: int) -> float:
+  """log of the largest per-draw overflow probability b with
+  (1 + e^epsilon) * num_steps * b <= OVERFLOW_SHARE * delta.
+
+  >>> round(log_allowed(1e-5, 2.0, 1000))
+  -24
+  """
+  epsilon = epsilon if math.isfinite(epsilon) else 0.0
+  return math.log(OVERFLOW_SHARE * delta / max(num_steps, 1)) - np.logaddexp(0.0, epsilon)
 
 
 def set_aside(

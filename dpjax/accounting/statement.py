@@ -10,9 +10,9 @@ from typing import Any
 import dp_accounting as dpa
 
 from dpjax import validate
-from dpjax.accounting.epsilon import RELATIONS
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.events import DpEvent, parts
+from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import lower, upper
 from dpjax.validate import UserError
 

@@ -45,7 +45,7 @@ class _Ids(NamedTuple):
 def _records(plan: Plan, coins: np.ndarray) -> _Ids:
   """The data of the run: of the size that the sampler was made for, where it has one."""
   ids, signs = np.arange(len(coins)), np.ones(len(coins), np.float32)
-  size = getattr(plan.sampler, "num_examples", None)
+  size = plan.sampler.only_size
   if size is not None and size < len(coins):
     raise UserError(
       f"num_canaries={len(coins)}: must be <= num_examples={size} of the plan's sampler"
@@ -93,7 +93,7 @@ def gradient_canaries(
   True
   """
   validate.integer_at_least(2, num_canaries=num_canaries)
-  if not isinstance(plan.l2_clip_norm, (int, float)):
+  if not plan.l2_clip_norm.is_one_number:
     raise UserError("l2_clip_norm: must be one number, canaries have no groups")
   plan = dataclasses.replace(plan, slices=1)  # the same sums, in one physical batch
   coins = np.random.default_rng([seed, 0x0C01]).random(num_canaries) < 0.5

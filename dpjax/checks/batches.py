@@ -13,6 +13,7 @@ import dp_accounting as dpa
 import numpy as np
 from scipy import special, stats
 
+from dpjax import sampling
 from dpjax.checks.subject import SEED, Row, Subject, not_applicable, row
 
 _Z = 6.0
@@ -153,9 +154,9 @@ def sampler_law(subject: Subject) -> Row:
   """Batches are drawn by the law that is charged: sizes, members, and no memory, at the
   start of the run and at its end."""
   name, n = "sampler as charged", len(subject.train)
-  if getattr(subject.plan.sampler, "participation", None) is not None:
+  if subject.plan.sampler.participation is not None:
     return _participation(subject, name, n)
-  if _shuffles(subject):
+  if subject.plan.sampler.law == "shuffled":
     return _once_an_epoch(subject, name, n)
   law = _law(subject.plan.step_event(0), n)
   if law is None:
@@ -174,13 +175,6 @@ def sampler_law(subject: Subject) -> Row:
   worst, what = max(found)
   many = len(draws)
   return row(name, worst, _Z, f"largest z of {len(found)} laws over {many} draws: {what}")
-
-
-def _shuffles(subject: Subject) -> bool:
-  sampler = subject.plan.sampler
-  return bool(getattr(sampler, "num_examples", None)) and hasattr(
-    sampler, "steps_per_epoch"
-  )
 
 
 def _overlap_law(a: Any, b: Any, n: int) -> tuple[Any, Any]:
@@ -205,7 +199,7 @@ def _most_alike(draws: list[np.ndarray], n: int) -> float:
 def sampler_seed(subject: Subject) -> Row:
   """Batches follow from the seed, from all of it, and never come again in the run."""
   name, n, plan = "sampler from its seed", len(subject.train), subject.plan
-  if getattr(plan.sampler, "prob", None) == 1:
+  if isinstance(plan.sampler, sampling.PoissonSampler) and plan.sampler.prob == 1:
     return not_applicable(name, "every example takes part in every step")
   steps = np.unique(np.linspace(0, plan.num_steps - 1, _DRAWS[0]).astype(int)).tolist()
   drawn = lambda seed: [np.asarray(subject.draw(n, seed=seed, step=t)) for t in steps]
@@ -215,7 +209,7 @@ def sampler_seed(subject: Subject) -> Row:
   for seed in _OTHER_SEEDS:
     found.append((_shared_z(own, drawn(seed), n), f"seeds {SEED} and {seed}"))
   found.append(_unused_bits(subject, own, steps, n))
-  if getattr(plan.sampler, "participation", None) is None:
+  if plan.sampler.participation is None:
     found.append((_comes_again(subject, n), "steps with one batch"))
   worst, what = max(found)
   return row(name, worst, _Z, f"z of what two draws share, largest of {len(found)}: {what}")

@@ -113,17 +113,15 @@ def influence(subject: Subject) -> Row:
   )
 
 
-def _clipped(grads: Any, l2_clip_norm: Any, gamma: float | None) -> Any:
-  """Clipping of ONE example's gradient, written out in NumPy: the oracle."""
+def _clipped(grads: Any, clip: gradients.Clip) -> Any:
+  """Clipping of ONE example's gradient by the rule's own formula: the oracle."""
 
-  def clip(bound, group):
+  def shortened(bound, group):
     norm = _norm(group)
-    factor = min(1.0, bound / norm) if norm > 0 else 1.0
-    if gamma is not None:
-      factor = bound / (norm + gamma)
-    return jax.tree.map(lambda leaf: leaf * (factor if np.isfinite(norm) else 0.0), group)
+    factor = float(clip.rule.factors(norm, bound, 1.0)) if 0 < norm < math.inf else 0.0
+    return jax.tree.map(lambda leaf: leaf * factor, group)
 
-  return jax.tree.map(clip, l2_clip_norm, _numpy(grads))
+  return jax.tree.map(shortened, clip.norms, _numpy(grads))
 
 
 def sum_of_terms(subject: Subject) -> Row:
@@ -133,8 +131,7 @@ def sum_of_terms(subject: Subject) -> Row:
   for i in range(BATCH):
     one = jax.tree.map(lambda leaf, i=i: leaf[i], batch)
     plan = subject.plan
-    gamma = plan.gamma if plan.clipping == "automatic" else None
-    term = _clipped(grad_fn(subject.params, one), plan.l2_clip_norm, gamma)
+    term = _clipped(grad_fn(subject.params, one), plan.l2_clip_norm)
     total = jax.tree.map(np.subtract, total, term)
   return row(
     "sum of clipped terms",

@@ -18,7 +18,6 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpjax import accounting, auditing, data, gradients, noise, trees
 from dpjax.checks import noise_record
-from dpjax.checks.noise_laws import adaptive_clipping
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, not_applicable, row
 from dpjax.plan import OVERFLOW_SHARE
 from dpjax.runs.central.config import TrainConfig, to_dict
@@ -42,27 +41,30 @@ _RELATIONS = {
 }
 
 
-def _derived_epsilon(subject: Subject) -> float:
-  """Epsilon from the sampler's and the noise's public fields, by dp_accounting alone."""
+def _derived_epsilon(subject: Subject) -> float | None:
+  """Epsilon from the sampler's and the noise's public fields, by dp_accounting alone; None
+  where no second derivation is written here."""
   plan, sampler = subject.plan, subject.plan.sampler
-  if getattr(sampler, "participation", None) is not None:
+  if sampler.participation is not None:
     return _derived_from_matrix(plan)
   relation = _RELATIONS[NeighboringRelation(plan.neighboring_relation)]
-  z, adaptive = plan.noise_multiplier, adaptive_clipping(plan)
-  if adaptive is not None:  # a count of sensitivity 1/2 is released as well
-    z = (z**-2 + (2 * adaptive.count_std(plan.normalize_by)) ** -2) ** -0.5
-  prob = getattr(sampler, "prob", None)
-  if hasattr(sampler, "num_examples") and (prob or hasattr(sampler, "steps_per_epoch")):
+  z, rule = plan.noise_multiplier, plan.l2_clip_norm.rule
+  if rule.adapts:  # a count of sensitivity 1/2 is released as well
+    z = (z**-2 + (2 * rule.count_std(plan.normalize_by)) ** -2) ** -0.5
+  fields: Any = sampler
+  if sampler.law in ("truncated_poisson", "shuffled"):
     return _derived_by_size(plan, z, relation)
-  if prob is not None:
-    event = dpa.PoissonSampledDpEvent(prob, dpa.GaussianDpEvent(z))
-  else:  # RDP reads the multiplier relative to the sensitivity, which is 2 C here
-    fields: Any = sampler
+  if sampler.law == "poisson":
+    event = dpa.PoissonSampledDpEvent(fields.prob, dpa.GaussianDpEvent(z))
+  elif sampler.law == "fixed_size":
+    # RDP reads the multiplier relative to the sensitivity, which is 2 C here
     inner = dpa.GaussianDpEvent(z / 2)
     event = dpa.SampledWithoutReplacementDpEvent(
       fields.num_examples, fields.batch_size, inner
     )
-  by_rdp = plan.accountant == "rdp" or prob is None
+  else:
+    return None
+  by_rdp = plan.accountant == "rdp" or sampler.law == "fixed_size"
   accountant = (RdpAccountant if by_rdp else PLDAccountant)(neighboring_relation=relation)
   accountant.compose(event, plan.num_steps)
   return float(accountant.get_epsilon(plan.accounted_delta(plan.delta)))
@@ -71,7 +73,7 @@ def _derived_epsilon(subject: Subject) -> float:
 def _derived_by_size(plan: Any, z: float, relation: Any) -> float:
   """The same for truncated Poisson samples and for shuffled epochs."""
   sampler, times = plan.sampler, plan.num_steps
-  if hasattr(sampler, "prob"):
+  if sampler.law == "truncated_poisson":
     event: Any = dpa.TruncatedSubsampledGaussianDpEvent(
       sampler.num_examples, sampler.prob, sampler.capacity, z
     )
@@ -87,9 +89,9 @@ def _derived_by_size(plan: Any, z: float, relation: Any) -> float:
 
 def _derived_from_matrix(plan: Any) -> float:
   """The same where participation is bounded, from the dense C."""
-  correlation = plan.correlation or noise.correlated.Independent()
-  matrix = noise.correlated.matrix(correlation, plan.num_steps)
-  matrix /= np.array(plan.noise_schedule or np.ones(plan.num_steps))[:, None]
+  shape = plan.noise_shape
+  matrix = noise.correlated.matrix(shape.strategy, plan.num_steps)
+  matrix /= np.array(shape.schedule or np.ones(plan.num_steps))[:, None]
   apart, cyclic, prob = plan.sampler.participation
   turns = 1 if prob == 1 else -(-plan.num_steps // apart)
   if prob < 1:  # one column for each turn
@@ -109,11 +111,14 @@ def agreement(subject: Subject) -> Row:
   name, plan = "accountant agrees", subject.plan
   if not plan.is_private:
     return not_applicable(name, "no epsilon is claimed")
-  allowed = ", ".join(plan.sampler.relations)
-  if plan.neighboring_relation not in plan.sampler.relations:
-    why = f"{type(plan.sampler).__name__} is proved under {allowed or 'no relation'} only"
+  relations = accounting.proved_for(plan.sampler.law).relations
+  if plan.neighboring_relation not in relations:
+    allowed = ", ".join(relations) or "no relation"
+    why = f"{type(plan.sampler).__name__} is proved under {allowed} only"
     return Row(name, False, math.inf, 0.0, f"{plan.neighboring_relation}: {why}")
   derived, claimed = _derived_epsilon(subject), plan.epsilon()
+  if derived is None:
+    return not_applicable(name, f"sampler={plan.sampler.law} is not derived a second time")
   off = abs(claimed - derived) / max(derived, 1e-12)
   shown = [accounting.upper(value, digits=5) for value in (claimed, derived)]
   detail = f"epsilon {shown[0]}, derived anew {shown[1]}, {plan.neighboring_relation}"
@@ -123,10 +128,10 @@ def agreement(subject: Subject) -> Row:
 def overflow(subject: Subject) -> Row:
   """A draw above the capacity is rare enough to be paid for by delta's share."""
   name, plan = "overflow fits delta", subject.plan
-  log_prob = getattr(plan.sampler, "log_overflow_prob", None)
-  if log_prob is None or not plan.is_private:
+  if not (plan.sampler.can_overflow and plan.is_private):
     return not_applicable(name, "the batch size is fixed, or nothing is claimed")
-  each = log_prob(len(subject.train) + 1)  # the neighbour may have one more
+  # the neighbour may have one more
+  each = plan.sampler.log_overflow_prob(len(subject.train) + 1)
   epsilon = plan.epsilon()
   share = math.exp(np.logaddexp(0.0, epsilon) + each + math.log(plan.num_steps))
   allowed = OVERFLOW_SHARE * plan.delta
@@ -160,7 +165,7 @@ def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]
   total = jax.tree.unflatten(jax.tree.structure(subject.params), drawn)
   seen = jax.random.bits(keys[-1], (2, BATCH)) * 2.0**-31 * min(plan.l2_bound, 1e6)
   mask = jnp.arange(BATCH) < (5 * step + (BATCH // 2 + 1) * number) % (BATCH + 1)
-  bounds = gradients.group_bounds(plan.l2_clip_norm)
+  bounds = plan.l2_clip_norm.group_bounds()
   return ClippedSum(total, seen[0], seen[1], plan.l2_bound, bounds), mask
 
 
@@ -188,7 +193,7 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
         state = jax.lax.fori_loop(0, gap, lambda _, s, k=number: idle(k, s), state)
       offered, mask = _offered(subject, number, step)
       out, state = update(number, state, offered, mask)
-      wanted = jax.tree.map(frozen, plan.l2_clip_norm, offered.total)
+      wanted = jax.tree.map(frozen, plan.l2_clip_norm.norms, offered.total)
       seen.append((out, wanted))
       after.append(state)
     (a, sum_a), (b, sum_b) = seen
@@ -228,16 +233,13 @@ def divisor(subject: Subject) -> Row:
   plan, key = subject.plan, jax.random.key(SEED)
   size = trees.size(subject.params)
   length = min(plan.l2_bound, 1.0) / math.sqrt(size)
-  if not isinstance(plan.l2_clip_norm, (int, float)):
-    active = [c for c in jax.tree.leaves(plan.l2_clip_norm) if c]
+  if not plan.l2_clip_norm.is_one_number:
+    active = [c for c in plan.l2_clip_norm.group_bounds() if c]
     length = min(active) / math.sqrt(size)
   grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), subject.params)
 
   one = jax.tree.map(lambda leaf: leaf[:1], grads)
-  gamma = plan.gamma if plan.clipping == "automatic" else None
-  term = gradients.clip_and_sum(
-    one, jnp.zeros(1), jnp.ones(1, bool), plan.l2_clip_norm, gamma=gamma
-  )
+  term = gradients.clip_and_sum(one, jnp.zeros(1), jnp.ones(1, bool), plan.l2_clip_norm)
   unit = sum(np.sum(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(term.total))
 
   @jax.jit
@@ -324,7 +326,7 @@ def white_box_audit(subject: Subject) -> Row:
   name, plan = "white-box audit", subject.plan
   if not plan.is_private or not isinstance(plan.sampler, PoissonSampler):
     return not_applicable(name, "needs Poisson sampling and a claimed epsilon")
-  if not isinstance(plan.l2_clip_norm, (int, float)):
+  if not plan.l2_clip_norm.is_one_number:
     return not_applicable(name, "canaries have one clip norm, this plan one per layer")
   number = min(_CANARIES, len(subject.train))
   small = dataclasses.replace(plan, sampler=plan.fitted_sampler(number), slices=1)

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from scipy import stats
 
-from dpjax import noise, transforms
+from dpjax import noise
 from dpjax.checks import noise_record
 from dpjax.checks.noise_record import Record
 from dpjax.checks.subject import SEED, Row, Subject, not_applicable, row
@@ -33,27 +33,22 @@ def _noise_multiplier(event: Any) -> float | None:
   """The Gaussian noise multiplier that the accountant was told of."""
   if isinstance(event, dpa.GaussianDpEvent | dpa.TruncatedSubsampledGaussianDpEvent):
     return event.noise_multiplier
-  inner = getattr(event, "event", None)
-  return None if inner is None else _noise_multiplier(inner)
-
-
-def adaptive_clipping(plan: Plan) -> transforms.AdaptiveClipping | None:
-  """Of a plan that has it."""
-  return plan.clipping if isinstance(plan.clipping, transforms.AdaptiveClipping) else None
+  sampled = dpa.PoissonSampledDpEvent | dpa.SampledWithoutReplacementDpEvent
+  return _noise_multiplier(event.event) if isinstance(event, sampled) else None
 
 
 def _charged_multiplier(plan: Plan) -> float | None:
   """Of the white noise that the accountant was told of; None where there is none."""
   if not plan.is_private:
     return None
-  if plan.correlation is not None or plan.noise_schedule:
+  if plan.noise_shape.by_step:
     return plan.noise_multiplier  # its charges are checked by `agreement`
   charged = _noise_multiplier(plan.step_event() if plan.steps_alike else plan.step_event(0))
-  adaptive = adaptive_clipping(plan)
-  if adaptive is None or charged is None:
+  rule = plan.l2_clip_norm.rule
+  if charged is None or not rule.adapts:
     return charged
   # The sum's part of what is charged for sum and count.
-  return (charged**-2 - (2 * adaptive.count_std(plan.normalize_by)) ** -2) ** -0.5
+  return (charged**-2 - (2 * rule.count_std(plan.normalize_by)) ** -2) ** -0.5
 
 
 def _as_z(p: float, looked_at: int = 1) -> float:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import gradients, noise, transforms, trees
+from dpjax import noise, transforms, trees
 from dpjax.checks.subject import SEED, Subject
 from dpjax.plan import Plan
 from dpjax.types import ClippedSum
@@ -81,7 +81,7 @@ def _undone(
 
   first = steps[: len(whole[0])] if whole else steps
   skipped = int(steps[-1]) + 1 - len(steps)
-  white = plan.correlation is None
+  white = plan.noise_shape.correlation is None
   return Record(
     steps, undo(sampled, steps), undo(sums, steps), undo(whole, first), skipped,
     [np.asarray(leaf, np.float64) for leaf in energy] if white else None,
@@ -92,7 +92,7 @@ def _undone(
 def _steps(subject: Subject) -> np.ndarray:
   plan, size = subject.plan, max(1, trees.size(subject.params))
   count = plan.num_steps
-  if plan.correlation is None and not plan.noise_schedule:  # these end with the plan
+  if not plan.noise_shape.by_step:  # these end with the plan
     count = max(count, min(_LONGEST, _VALUES // size + 1), 4)
   return np.arange(count)
 
@@ -106,7 +106,7 @@ def _covering(count: int) -> np.ndarray:
 
 def _relative_stds(plan: Plan, params: Any) -> list[float]:
   """Noise of each leaf in units of the clip norm times the noise multiplier."""
-  stds = transforms.group_stds(plan.l2_clip_norm, 1.0, plan.noise_shares)
+  stds = transforms.group_stds(plan.l2_clip_norm, 1.0, plan.noise_shape.shares)
   spread = lambda std, group: jax.tree.map(lambda _: std / plan.l2_bound, group)
   return jax.tree.leaves(jax.tree.map(spread, stds, params))
 
@@ -121,8 +121,9 @@ def _whitened(plan: Plan, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
   rows = rows.astype(np.float64)
   if not rows.size:
     return rows
-  white = rows if plan.correlation is None else plan.correlation.multiply(rows)
-  factors = np.array(plan.noise_schedule or np.ones(int(steps[-1]) + 1))[steps]
+  shape = plan.noise_shape
+  white = rows if shape.correlation is None else shape.correlation.multiply(rows)
+  factors = np.array(shape.schedule or np.ones(int(steps[-1]) + 1))[steps]
   return white / factors[:, None]
 
 
@@ -137,7 +138,7 @@ def _updater(subject: Subject, key: jax.Array):
   """(state at step 0, state -> (noise leaves in units of the update, next state))."""
   tx, plan = subject.transform(key), subject.plan
   zeros, empty = jax.tree.map(jnp.zeros_like, subject.params), jnp.zeros(1)
-  bounds = gradients.group_bounds(plan.l2_clip_norm)
+  bounds = plan.l2_clip_norm.group_bounds()
   nothing = ClippedSum(zeros, empty, empty, plan.l2_bound, bounds)
 
   def step(state):
@@ -187,7 +188,9 @@ def _runner(subject: Subject, steps: np.ndarray, whole: int):
   places = _places(shapes)
   gaps = np.diff(steps, prepend=-1) - 1
   unit = subject.plan.normalize_by / _std(subject.plan)
-  factors = np.array(subject.plan.noise_schedule or np.ones(int(steps[-1]) + 1))[steps]
+  factors = np.array(subject.plan.noise_shape.schedule or np.ones(int(steps[-1]) + 1))[
+    steps
+  ]
 
   def one(step, carry, inputs):
     (state, kept, seen), (gap, row, factor) = carry, inputs

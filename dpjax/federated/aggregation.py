@@ -44,20 +44,43 @@ class Aggregator(NamedTuple):
   partial: Callable[..., Any] | None = None  # (state, messages, weights, mask) -> sums
   finish: Callable[..., Any] | None = None  # (sums, state) -> ([*p], state)
   private: bool = False  # clips each message, adds noise, divides by a public constant
-  plan: Plan | None = None  # whose noise it adds, where that is known
+  plan: Plan | None = None  # that draws the cohorts, and whose noise it adds
   check: Callable[..., Any] | None = None  # (messages, mask, weights): raises for too few
+
+  def drawn_by(self, plan: Plan) -> Aggregator:
+    """The same without privacy, for the cohorts of a plan that promises none.
+
+    Raises:
+      UserError: a plan that promises an epsilon, which needs the noise of `central`.
+    """
+    if plan.is_private:
+      raise UserError(
+        "plan: promises an epsilon; use central(plan, key), which adds its noise"
+      )
+    return self._replace(plan=plan)
 
 
 def summed(init: Callable, partial: Callable, finish: Callable, **facts: Any) -> Aggregator:
   """The aggregator that adds `partial` sums up and hands them to `finish`."""
 
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
-    mask = jnp.asarray(mask, bool)
-    weights = jnp.ones(mask.shape, jnp.float32) if weights is None else weights
+    mask, weights = _checked(messages, mask, weights)
     messages, weights, mask = at_least_one((messages, weights, mask))
     return finish(partial(state, messages, weights, mask), state)
 
   return Aggregator(init, update, partial, finish, **facts)
+
+
+def _checked(messages: Any, mask: Any, weights: Any) -> tuple[Array, Array]:
+  """(mask [C], weights [C]) of C messages; UserError where one has another length."""
+  size = jax.tree.leaves(messages)[0].shape[0]
+  mask = gradients.checked_mask(mask, size)
+  weights = jnp.ones(size, jnp.float32) if weights is None else jnp.asarray(weights)
+  if weights.shape != (size,):
+    raise UserError(
+      f"weights: must be one number for each of {size} messages, got shape {weights.shape}"
+    )
+  return mask, weights
 
 
 def at_least_one(stacked: Any) -> Any:
@@ -97,20 +120,17 @@ def weighted_mean() -> Aggregator:
   return summed(lambda message: (), partial, finish)
 
 
-def dp_mean(
-  tx: Any, *, l2_clip_norm: float | None = None, gamma: float | None = None
-) -> Aggregator:
+def dp_mean(tx: Any, *, l2_clip_norm: Any = None) -> Aggregator:
   """Clip each client's weighted message, sum, add noise once, divide by a public constant.
 
   Args:
     tx: an Optax transformation that clips, adds noise and divides, such as
       `plan.transform(key)`: the same one that serves for examples. What is a row to it is a
       client here, so `normalize_by` is the EXPECTED number of clients in a cohort.
-    l2_clip_norm: the bound that `tx` was made for. Messages are then clipped here, as they
-      come in, and `tx` gets their `ClippedSum`: no two messages are in memory at once under
+    l2_clip_norm: the bound, or the `Clip`, that `tx` was made for. Messages are then clipped
+      here, as they come in, and `tx` gets their `ClippedSum`: no two are in memory at once under
       `loop_clients`. None hands `tx` the stacked messages and their mask, for a transform
       whose bound is not a constant (adaptive clipping).
-    gamma: makes the clipping automatic; see `dpjax.clipped_grad`.
 
   Guarantee: adding or removing one client (with any data, message and weight, NaN included)
   moves the sum by at most `l2_clip_norm`. The weight is applied BEFORE the clipping, so no
@@ -134,16 +154,17 @@ def dp_mean(
   transform = optax.with_extra_args_support(tx)
   if l2_clip_norm is None:
     return _stacked_dp_mean(transform)
-  gradients.check_clip_norm(l2_clip_norm, False, gamma)
+  clip = gradients.Clip.of(l2_clip_norm)
+  bound = clip.l2_bound
 
   def partial(state: Any, messages: Any, weights: Array, mask: Array) -> Any:
     del state
     zeros = jnp.zeros(mask.shape, jnp.float32)
     weighted = _weighted(messages, weights)
-    return gradients.clip_and_sum(weighted, zeros, mask, l2_clip_norm, gamma=gamma).total
+    return gradients.clip_and_sum(weighted, zeros, mask, clip).total
 
   def finish(total: Any, state: Any) -> Any:
-    nothing, bound = jnp.zeros(0, jnp.float32), float(l2_clip_norm)
+    nothing = jnp.zeros(0, jnp.float32)
     summed: Any = ClippedSum(total, nothing, nothing, bound, (bound,))
     return transform.update(summed, state, None, mask=jnp.zeros(0, bool))
 
@@ -152,9 +173,8 @@ def dp_mean(
 
 def _stacked_dp_mean(transform: optax.GradientTransformationExtraArgs) -> Aggregator:
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
-    weighted = messages if weights is None else _weighted(messages, weights)
-    mask = gradients.checked_mask(mask, jax.tree.leaves(messages)[0].shape[0])
-    weighted, mask = at_least_one((weighted, mask))
+    mask, weights = _checked(messages, mask, weights)
+    weighted, mask = at_least_one((_weighted(messages, weights), mask))
     return transform.update(weighted, state, None, mask=mask)
 
   return Aggregator(transform.init, update, private=True)
@@ -180,10 +200,10 @@ def central(plan: Plan, key: Array) -> Aggregator:
   Raises:
     UserError: a plan with one clip norm per group of parameters, or with slices.
   """
-  one_bound = isinstance(plan.l2_clip_norm, (int, float))
-  if not one_bound or plan.noise_shares is not None:
+  clip = plan.l2_clip_norm
+  if not clip.is_one_number or plan.noise_shape.shares is not None:
     raise UserError(
-      f"l2_clip_norm={plan.l2_clip_norm!r}: must be one number for clients, whose messages "
+      f"l2_clip_norm={clip.norms!r}: must be one number for clients, whose messages "
       "may hold more than parameters"
     )
   if plan.slices != 1:
@@ -191,11 +211,8 @@ def central(plan: Plan, key: Array) -> Aggregator:
       f"slices={plan.slices}: must be 1 for clients, which are streamed anyway"
     )
   tx = plan.transform(key)
-  if plan.clip_schedule is not None or not isinstance(plan.clipping, str):
-    return dp_mean(tx)._replace(plan=plan)
-  gamma = plan.gamma if plan.clipping == "automatic" else None
-  aggregator = dp_mean(tx, l2_clip_norm=plan.l2_clip_norm, gamma=gamma)
-  return aggregator._replace(plan=plan)
+  constant = not (clip.schedule or clip.rule.adapts)
+  return dp_mean(tx, l2_clip_norm=clip if constant else None)._replace(plan=plan)
 
 
 def client_noise(
@@ -214,8 +231,7 @@ def client_noise(
 
   Composes with `dp_mean`, which then clips the noisy message once more and adds its own.
   """
-  validate.positive(l2_clip_norm=l2_clip_norm)
-  gradients.check_clip_norm(l2_clip_norm, False)
+  gradients.Clip(l2_clip_norm).check_finite()
   validate.non_negative(noise_multiplier=noise_multiplier)
   std = noise_multiplier * l2_clip_norm
 

@@ -1,4 +1,4 @@
-"""Federated algorithms as `FederatedAlgorithm(init, round)`: pure values in, pure values out.
+"""Federated algorithms as `(init, round, cohorts)`: pure values in, pure values out.
 
 Each, here and in `corrections` and `personalization`, is one call of
 `federated(client, server, ...)`: a client algorithm (what clients do), a server (what their
@@ -23,7 +23,8 @@ that is clipped, and what can not be (a realised count) is refused with a privat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -36,7 +37,7 @@ from dpjax.federated import client as clients
 from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Local, Received, Weighting
-from dpjax.federated.cohort import Cohort, bucket, check_drawn
+from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts
 from dpjax.federated.server_optimizers import fed_opt
 from dpjax.types import Array, LossFn, Params
 from dpjax.validate import UserError
@@ -47,10 +48,13 @@ _CLIENTS = (
 
 
 class FederatedAlgorithm(NamedTuple):
-  """A pair of functions: `init(params, num_clients=0)` and `round(state, cohort)`."""
+  """Three functions. A private algorithm gets its plan once, in its aggregator, which adds
+  the noise of that plan to cohorts that the same plan draws."""
 
   init: Callable[..., Any]  # (params, num_clients=0) -> state
   round: Callable[..., Any]  # (state, cohort) -> (state, info)
+  # (federation, work, *, rng, start=0) -> the cohorts of rounds start, start + 1, ...
+  cohorts: Callable[..., Iterator[Cohort]]
 
 
 class FederatedState(NamedTuple):
@@ -217,13 +221,15 @@ def federated(
       clients, which costs num_clients times its size.
 
   Returns:
-    `init(params, num_clients=0)` and `round(state, cohort) -> (state, RoundInfo)`. `round` is
-    ordinary Python around compiled pieces: do not jit it. It is a pure function: the same
-    state and cohort give the same bits again, and the state stays usable.
+    `init(params, num_clients=0)`, `round(state, cohort) -> (state, RoundInfo)` and
+    `cohorts(federation, work, rng=)`, drawn by the aggregator's plan. `round` is ordinary
+    Python around compiled pieces: do not jit it. It is a pure function: the same state and
+    cohort give the same bits again, and the state stays usable.
 
   Raises:
     UserError: by `round`: a client twice in a cohort; a cohort that a plan has drawn for
-      other noise than the aggregator's, or for another round.
+      other noise than the aggregator's, or for another round; by `cohorts`: an aggregator
+      that knows no plan.
   """
   if not trees.is_key(key):
     raise UserError(f"key={key!r}: must be a typed key, jax.random.key(...)")
@@ -281,7 +287,7 @@ def federated(
     )
     return after, _info(mapped.info)
 
-  return FederatedAlgorithm(init, one_round)
+  return FederatedAlgorithm(init, one_round, functools.partial(cohorts, aggregator.plan))
 
 
 def cast_like(updates: Any, params: Params) -> Any:
@@ -329,9 +335,9 @@ def fed_avg(
     memory: what one client keeps between rounds; needed where `wrap` keeps something.
     **local: hooks of `local_training`.
 
-  Guarantee: with `central(plan, noise_key)` and the cohorts of `cohorts(plan, ...)` the
-  sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one client, whatever the
-  client optimizer and the local work. RoundInfo is not private.
+  Guarantee: with `central(plan, noise_key)`, and the algorithm's own `cohorts`, the sequence
+  of all parameters is (plan.epsilon(), plan.delta)-DP for one client, whatever the client
+  optimizer and the local work. RoundInfo is not private.
 
   >>> from dpjax.federated.cohort import from_batches
   >>> loss_fn = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)

@@ -169,7 +169,7 @@ def _stream(seed: int, round: int, client: int) -> np.random.Generator:
 
 
 def cohorts(
-  plan: Plan, federation: Any, work: LocalWork, *, rng: int, start: int = 0
+  plan: Plan | None, federation: Any, work: LocalWork, *, rng: int, start: int = 0
 ) -> Iterator[Cohort]:
   """The cohorts of rounds start .. num_steps - 1, drawn by the plan's sampler over CLIENTS.
 
@@ -179,12 +179,18 @@ def cohorts(
   where an aggregator adds the noise of another plan, or none, or in another round.
 
   Args:
-    plan: its unit is one client: `sampling_prob` of a client, `normalize_by` in clients.
+    plan: its unit is one client: `sampling_prob` of a client, `normalize_by` in clients;
+      None (of an algorithm whose aggregator knows none) draws nothing.
     rng: integer seed of the sampler; 128 bits or more for a release.
 
   Raises:
-    UserError: the sampler's capacity is too small for so many clients.
+    UserError: no plan; the sampler's capacity is too small for so many clients.
   """
+  if plan is None:
+    raise UserError(
+      "aggregator: knows no plan that could draw cohorts; give central(plan, key), or, "
+      "without privacy, weighted_mean().drawn_by(plan)"
+    )
   validate.integer_at_least(0, rng=rng, start=start)
   plan.check_capacity(federation.num_clients)
 

@@ -315,4 +315,4 @@ def hyp_cluster(
     memories = jnp.asarray(state.memories).at[cohort.ids].set(choice)
     return training.round(state._replace(memories=memories), cohort)
 
-  return FederatedAlgorithm(init, one_round)
+  return FederatedAlgorithm(init, one_round, training.cohorts)

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 
 from dpjax import trees, validate
-from dpjax.gradients.clipping import l2_bound
 from dpjax.validate import UserError
 
 RULES = ("uniform", "by_size", "by_score")
@@ -36,8 +35,9 @@ def layers(params: Any) -> Any:
 
 def _root_sum_square_at_most(shares: Any, bound: float) -> Any:
   """shares times a factor, with root-sum-square <= bound in floating point."""
-  factor = bound / l2_bound(shares)
-  while l2_bound(trees.scale(shares, factor)) > bound:
+  length = lambda shares: math.hypot(*jax.tree.leaves(shares))
+  factor = bound / length(shares)
+  while length(trees.scale(shares, factor)) > bound:
     factor = math.nextafter(factor, 0.0)
   bounds = trees.scale(shares, factor)
   for share, own in zip(jax.tree.leaves(shares), jax.tree.leaves(bounds)):

@@ -36,6 +36,7 @@ import jax.numpy as jnp
 
 from dpjax import trees
 from dpjax.gradients import clipping, jaxpr_sites, lengths, tapped, unit_rules, units
+from dpjax.gradients.clip import Clip
 from dpjax.gradients.jaxpr_sites import Program
 from dpjax.gradients.param_flow import ParamFlow
 from dpjax.gradients.settling import on_settled
@@ -95,10 +96,9 @@ def clipped_sum(
   params: Any,
   batch: Any,
   mask: jax.Array,
-  l2_clip_norm: Any,
+  clip: Clip,
   *,
   rescale_to_unit_norm: bool = False,
-  gamma: float | None = None,
 ) -> ClippedSum:
   """The sum of clipped gradients, equal to the vmap route's (see `clip_and_sum`)."""
   leaves, treedef = jax.tree.flatten(params)
@@ -108,11 +108,11 @@ def clipped_sum(
   held, rest = [[u for u in found if u.hold is hold] for hold in (True, False)]
   early = unit_rules.norms(held, flow, recorded, platform)
 
-  def clip(settled):
+  def clipped(settled):
     early, recorded = settled
     late = unit_rules.norms(rest, flow, recorded, platform)
     first = [*map(unit_rules.finished, early), *late]
-    factors, norms = _factors([*zip(ordered, first)], treedef, l2_clip_norm, mask, gamma)
+    factors, norms = _factors([*zip(ordered, first)], treedef, clip, mask)
     leaf_factors = _spread(factors, params)
     sums = [
       None
@@ -124,7 +124,7 @@ def clipped_sum(
 
   ordered, of = [*held, *rest], lambda unit, leaves: [leaves[i] for i in unit.leaves]
   sums, norms, leaf_factors = on_settled(
-    clip, (early, unit_rules.sites_only(rest, recorded))
+    clipped, (early, unit_rules.sites_only(rest, recorded))
   )
   # Inside a branch XLA's CPU backend takes three times as long for a convolution.
   sums = [
@@ -135,19 +135,17 @@ def clipped_sum(
   ]
   total = treedef.unflatten(_by_leaf(ordered, sums))
   unit = rescale_to_unit_norm
-  total = clipping.rescaled(total, l2_clip_norm, rescale_to_unit_norm=unit, gamma=gamma)
-  bounds = clipping.group_bounds(l2_clip_norm, rescale_to_unit_norm=rescale_to_unit_norm)
+  total = clipping.rescaled(total, clip, rescale_to_unit_norm=unit)
+  bounds = clip.group_bounds(rescale_to_unit_norm=unit)
   return ClippedSum(total, norms, recorded.losses, math.hypot(*bounds), bounds, mask)
 
 
-def _factors(pairs, treedef, l2_clip_norm, mask, gamma):
+def _factors(pairs, treedef, clip, mask):
   units, first = zip(*pairs)
   by_leaf = _by_leaf(units, [norms.lengths for norms in first])
-  groups = _group_lengths(l2_clip_norm, treedef.unflatten(by_leaf))
-  pick = lambda field: jax.tree.map(lambda _, g: getattr(g, field), l2_clip_norm, groups)
-  return clipping.clip_factors(
-    pick("norm"), l2_clip_norm, mask, longest=pick("longest"), gamma=gamma
-  )
+  groups = _group_lengths(clip.norms, treedef.unflatten(by_leaf))
+  pick = lambda field: jax.tree.map(lambda _, g: getattr(g, field), clip.norms, groups)
+  return clipping.clip_factors(pick("norm"), clip, mask, longest=pick("longest"))
 
 
 def _by_leaf(found: Sequence[Unit], values: Sequence[Sequence[Any]]) -> list[Any]:

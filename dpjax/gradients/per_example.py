@@ -7,6 +7,7 @@ gradient per example, so its memory grows with batch x parameters (see `microbat
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from dpjax import validate
 from dpjax.gradients import clipping, ghost, memory
 from dpjax.gradients.arguments import check_real, checked_mask, examples_and_mask
+from dpjax.gradients.clip import Clip, sensitivity
 from dpjax.gradients.loss_checks import check_loss, explain_failure
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.microbatch import microbatched
@@ -84,18 +86,17 @@ class ClippedGrad:
   """`(params, batch, mask) -> ClippedSum`, which knows its own sensitivity."""
 
   loss_fn: LossFn
-  l2_clip_norm: Any
+  l2_clip_norm: Any  # a Clip, whatever it was given as
   method: str = "auto"
   microbatch_size: int | None = None
   rescale_to_unit_norm: bool = False
-  clipping: str = "flat"
-  gamma: float = 0.01
   memory_budget: float | None = None  # bytes
 
   def __post_init__(self):
     validate.one_of(METHODS, method=self.method)
-    validate.one_of(clipping.CLIPPINGS, clipping=self.clipping)
-    clipping.check_clip_norm(self.l2_clip_norm, self.rescale_to_unit_norm, self._gamma)
+    object.__setattr__(self, "l2_clip_norm", Clip.of(self.l2_clip_norm))
+    if self.rescale_to_unit_norm:
+      self.l2_clip_norm.check_finite()
     if self.microbatch_size is not None:
       validate.integer_at_least(1, microbatch_size=self.microbatch_size)
     if self.memory_budget is not None:
@@ -106,19 +107,14 @@ class ClippedGrad:
       )
 
   @property
-  def _gamma(self) -> float | None:
-    return self.gamma if self.clipping == "automatic" else None
-
-  @property
   def l2_bound(self) -> float:
     """Largest l2 norm of one example's contribution to the sum."""
-    return clipping.l2_bound(
-      self.l2_clip_norm, rescale_to_unit_norm=self.rescale_to_unit_norm
-    )
+    unit = self.rescale_to_unit_norm
+    return math.hypot(*self.l2_clip_norm.group_bounds(rescale_to_unit_norm=unit))
 
   def sensitivity(self, relation: NeighboringRelation | str) -> float:
     """L2 sensitivity of the sum under the given neighbouring relation."""
-    return clipping.sensitivity(self.l2_bound, relation)
+    return sensitivity(self.l2_bound, relation)
 
   def _one_pass(self, params, batch, mask):
     params = as_varying_as(batch, jax.tree.map(jnp.asarray, params))
@@ -137,14 +133,14 @@ class ClippedGrad:
       mask,
       self.l2_clip_norm,
       rescale_to_unit_norm=self.rescale_to_unit_norm,
-      gamma=self._gamma,
     )
 
   def _plan(self, params, batch) -> ghost.Plan | None:
     if self.method == "vmap":
       return None
     check_loss(self.loss_fn, params, batch)
-    planned = ghost.plan(self.loss_fn, params, ghost.first_of(batch), self.l2_clip_norm)
+    norms = self.l2_clip_norm.norms
+    planned = ghost.plan(self.loss_fn, params, ghost.first_of(batch), norms)
     pays = self.method == "ghost" or ghost.pays(planned.units, params)
     return planned if pays else None
 
@@ -166,7 +162,6 @@ class ClippedGrad:
       mask,
       self.l2_clip_norm,
       rescale_to_unit_norm=self.rescale_to_unit_norm,
-      gamma=self._gamma,
     )
 
   def __call__(self, params: Params, batch: Any, mask: Any = None) -> ClippedSum:
@@ -174,7 +169,7 @@ class ClippedGrad:
     batch = jax.tree.map(jnp.asarray, batch)
     size = _batch_size(batch)
     mask = checked_mask(mask, size)
-    clipping.check_prefix(self.l2_clip_norm, params)
+    self.l2_clip_norm.check_prefix(params)
     _check_params(params)
     if not size:
       return self._stacked(params, batch, mask)
@@ -198,17 +193,16 @@ def clipped_grad(
   method: str = "auto",
   microbatch_size: int | None = None,
   rescale_to_unit_norm: bool = False,
-  clipping: str = "flat",
-  gamma: float = 0.01,
   memory_budget: float | None = None,
 ) -> ClippedGrad:
   """Sum of per-example gradients, each clipped to `l2_clip_norm` (Abadi et al. 2016).
 
   Args:
     loss_fn: `(params, example) -> scalar`, for ONE example.
-    l2_clip_norm: bound C in [1e-25, 1e30] on each example's gradient norm (inf: no clipping); or a
-      tree of bounds that is a prefix of the parameters, one per group of parameters
-      (see `allocate_clip_norms`); a bound of 0 freezes its group.
+    l2_clip_norm: bound C in [1e-25, 1e30] on each example's gradient norm (inf: no clipping);
+      or a tree of bounds that is a prefix of the parameters, one per group of parameters
+      (see `allocate_clip_norms`); or a `Clip`, which also names the rule. Its schedule is for
+      the transform: here the norms are those of the first step.
     method: "vmap" stacks a gradient per example; "ghost" never does (see
       `dpjax.gradients.ghost`, and `explain` for its choices); "auto" is "ghost" wherever
       that can gain. All are exact: the same sum to rounding.
@@ -216,9 +210,6 @@ def clipped_grad(
       changes memory and speed only, never the result or the sensitivity.
     rescale_to_unit_norm: divide each group by its own bound, so that one example's
       contribution has norm <= 1 (<= sqrt(number of groups) for per-layer bounds).
-    clipping: "flat", min(1, C / norm); or "automatic", C / (norm + gamma), which takes the
-      length out of every gradient, so that C need not be tuned (Bu et al. 2022).
-    gamma: of automatic clipping, in units of the gradient norm.
     memory_budget: in bytes, in place of `microbatch_size`: the largest microbatch is taken
       whose estimated temporaries fit (`dpjax.gradients.memory`; parameters, batch and
       result come on top). UserError where by that estimate one example does not fit.
@@ -248,7 +239,5 @@ def clipped_grad(
     method,
     microbatch_size,
     rescale_to_unit_norm,
-    clipping,
-    gamma,
     memory_budget,
   )

@@ -9,3 +9,5 @@ from dpjax.noise.gaussian import add_gaussian as add_gaussian
 from dpjax.noise.gaussian import gaussian as gaussian
 from dpjax.noise.gaussian import init as init
 from dpjax.noise.gaussian import key_id as key_id
+from dpjax.noise.shape import WHITE as WHITE
+from dpjax.noise.shape import NoiseShape as NoiseShape

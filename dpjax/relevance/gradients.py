@@ -139,7 +139,7 @@ def _what(plan: Plan) -> str:
 def _numbers(plan: Plan) -> dict[str, Any]:
   return {
     "noise_multiplier": plan.noise_multiplier,
-    "l2_clip_norm": plan.l2_clip_norm,
+    "l2_clip_norm": plan.l2_clip_norm.norms,
     "accountant": plan.accountant,
   }
 

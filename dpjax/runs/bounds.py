@@ -179,7 +179,7 @@ def training(config: TrainConfig) -> None:
   validate.one_of(gradients.METHODS, grad_method=config.grad_method)
   validate.probability(**named("privacy", config.privacy, "sampling_prob"))
   validate.positive(**named("privacy", config.privacy, "gamma", "clip_schedule_final"))
-  low, high = transforms.MIN_SCALE, transforms.MAX_SCALE
+  low, high = validate.MIN_FACTOR, validate.MAX_FACTOR
   if not low <= config.privacy.clip_schedule_final <= high:
     raise UserError(
       f"privacy.clip_schedule_final={config.privacy.clip_schedule_final!r}: must be in "

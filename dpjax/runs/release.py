@@ -59,7 +59,7 @@ def streams(config: Any, meta: Mapping[str, Any] | None, kind: Any = build.Strea
 
 def statement(plan: Plan) -> str:
   """What release mode adds to the privacy statement, and what it does not cover."""
-  least = plan.noise_multiplier * min(plan.noise_schedule, default=1.0)
+  least = plan.noise_multiplier * min(plan.noise_shape.schedule, default=1.0)
   step = noise.secure.grid_step(least * plan.l2_bound)
   return textwrap.fill(
     "Release mode. The noise key has 256 bits of the operating system's entropy and is "

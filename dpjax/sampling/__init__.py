@@ -1,13 +1,12 @@
 """Who takes part in a step: samplers, each bound to its event."""
 
-from dpjax.sampling.capacity import fitted as fitted
-from dpjax.sampling.capacity import has_capacity as has_capacity
 from dpjax.sampling.participation import BallsInBinsSampler as BallsInBinsSampler
 from dpjax.sampling.participation import CyclicPoissonSampler as CyclicPoissonSampler
 from dpjax.sampling.participation import CyclicSampler as CyclicSampler
 from dpjax.sampling.participation import MinSepSampler as MinSepSampler
-from dpjax.sampling.participation import Participation as Participation
 from dpjax.sampling.samplers import FixedSizeSampler as FixedSizeSampler
+from dpjax.sampling.samplers import PaddedSampler as PaddedSampler
+from dpjax.sampling.samplers import Participation as Participation
 from dpjax.sampling.samplers import PoissonSampler as PoissonSampler
 from dpjax.sampling.samplers import Sampler as Sampler
 from dpjax.sampling.samplers import ShuffledSampler as ShuffledSampler

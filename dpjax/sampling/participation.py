@@ -4,12 +4,12 @@ Correlated noise is paid for by the columns that one example touches, so its sam
 keep what they declare in `participation`; `dpjax.Plan` reads the cost off that and refuses
 samplers that declare nothing. All draws are pure functions of (seed, step).
 
-| sampler              | an example takes part in                        | adjacency              |
-| -------------------- | ----------------------------------------------- | ---------------------- |
-| CyclicSampler        | one fixed step of every pass                    | zero-out, replace      |
-| BallsInBinsSampler   | one step of every pass, drawn once, uniformly   | add/remove, zero, repl |
-| CyclicPoissonSampler | its group's turn, with probability `prob`       | add/remove, zero-out   |
-| MinSepSampler        | any step, at least `min_sep` after its last one | add/remove, zero, repl |
+| sampler              | an example takes part in                        |
+| -------------------- | ----------------------------------------------- |
+| CyclicSampler        | one fixed step of every pass                    |
+| BallsInBinsSampler   | one step of every pass, drawn once, uniformly   |
+| CyclicPoissonSampler | its group's turn, with probability `prob`       |
+| MinSepSampler        | any step, at least `min_sep` after its last one |
 
 Why CyclicSampler has no add/remove: its batches are cut from an order of ALL examples, so
 one example more moves the others to other steps. In the other three, every example draws
@@ -24,29 +24,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from typing import NamedTuple
+from typing import Any, ClassVar
 
 import dp_accounting
 import numpy as np
-from scipy import stats
 
 from dpjax import validate
-from dpjax.sampling.samplers import generator
-from dpjax.types import NeighboringRelation
+from dpjax.sampling.samplers import (
+  DpEvent,
+  PaddedSampler,
+  Participation,
+  Sampler,
+  generator,
+)
 from dpjax.validate import UserError
-
-_ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
-_REPLACE = NeighboringRelation.REPLACE_ONE
-_ZERO_OUT = NeighboringRelation.REPLACE_SPECIAL
-
-
-class Participation(NamedTuple):
-  """In which sets of steps one example may take part: public."""
-
-  min_sep: int  # any two of its steps differ by at least this
-  cyclic: bool  # and by a multiple of it
-  sampling_prob: float = 1.0  # with which it takes part in a step of its turn
 
 
 def _once(seed: int) -> np.random.Generator:
@@ -55,23 +46,8 @@ def _once(seed: int) -> np.random.Generator:
   return np.random.Generator(np.random.Philox(sequence))
 
 
-def _checked(taken: np.ndarray, capacity: int, step: int) -> np.ndarray:
-  if taken.size > capacity:
-    raise UserError(
-      f"capacity={capacity}: the draw of step {step} took more examples; it is never cut "
-      "silently, choose a larger capacity and start again"
-    )
-  return taken
-
-
-def _log_binomial_tail(capacity: int, num_examples: int, rate: float) -> float:
-  if num_examples <= capacity:
-    return -math.inf
-  return float(stats.binom.logsf(capacity, num_examples, rate))
-
-
 @dataclasses.dataclass(frozen=True)
-class CyclicSampler:
+class CyclicSampler(Sampler):
   """Every pass takes the same batches in the same order; they partition the examples.
 
   The order is a permutation drawn once from the seed. No secret: nothing is claimed for it.
@@ -85,6 +61,9 @@ class CyclicSampler:
   >>> sorted([*first.tolist(), *second.tolist()]), bool((first == again).all())
   ([0, 1, 2, 3], True)
   """
+
+  law: ClassVar[str] = "cyclic"
+  small: ClassVar[Any] = ({"steps_per_pass": 2, "num_examples": 4},)
 
   steps_per_pass: int
   num_examples: int
@@ -103,19 +82,18 @@ class CyclicSampler:
     return -(-self.num_examples // self.steps_per_pass)
 
   @property
-  def relations(self) -> tuple[NeighboringRelation, ...]:
-    return (_ZERO_OUT, _REPLACE)
+  def only_size(self) -> int:
+    return self.num_examples
 
   @property
   def participation(self) -> Participation:
     return Participation(self.steps_per_pass, cyclic=True)
 
-  def event(self, inner: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+  def event(self, inner: DpEvent) -> DpEvent:
     """Of a step that the example is in: no amplification."""
     return inner
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`, sorted."""
     if num_examples != self.num_examples:
       raise UserError(f"num_examples={self.num_examples}: the data have {num_examples}")
     order = _once(seed).permutation(num_examples)
@@ -123,7 +101,7 @@ class CyclicSampler:
 
 
 @dataclasses.dataclass(frozen=True)
-class CyclicPoissonSampler:
+class CyclicPoissonSampler(PaddedSampler):
   """Groups take turns; in its group's turn an example takes part with probability `prob`.
 
   An example's group is drawn once, uniformly and independently of all other examples. With
@@ -144,6 +122,9 @@ class CyclicPoissonSampler:
   [0, 1, 2, 3]
   """
 
+  law: ClassVar[str] = "cyclic_poisson"
+  small: ClassVar[Any] = ({"prob": 0.5, "num_groups": 2, "capacity": 5},)
+
   prob: float
   num_groups: int
   capacity: int
@@ -153,39 +134,26 @@ class CyclicPoissonSampler:
     validate.integer_at_least(1, num_groups=self.num_groups, capacity=self.capacity)
 
   @property
-  def slots(self) -> int:
-    return self.capacity
-
-  @property
-  def relations(self) -> tuple[NeighboringRelation, ...]:
-    return (_ADD_REMOVE, _ZERO_OUT)
+  def rate(self) -> float:
+    return self.prob / self.num_groups
 
   @property
   def participation(self) -> Participation:
     return Participation(self.num_groups, cyclic=True, sampling_prob=self.prob)
 
-  def event(self, inner: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+  def event(self, inner: DpEvent) -> DpEvent:
     """Of one turn of a group."""
     return dp_accounting.PoissonSampledDpEvent(self.prob, inner)
 
-  def log_overflow_prob(self, num_examples: int) -> float:
-    """log P(a draw from num_examples exceeds the capacity); -inf if it cannot."""
-    return _log_binomial_tail(self.capacity, num_examples, self.prob / self.num_groups)
-
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`, sorted; may be empty.
-
-    Raises:
-      UserError: the draw exceeds the capacity.
-    """
     groups = _once(seed).integers(self.num_groups, size=num_examples)
     taken = generator(seed, step).random(num_examples) < self.prob
     taken &= groups == step % self.num_groups
-    return _checked(np.flatnonzero(taken), self.capacity, step)
+    return self.checked(np.flatnonzero(taken), step)
 
 
 @dataclasses.dataclass(frozen=True)
-class BallsInBinsSampler:
+class BallsInBinsSampler(PaddedSampler):
   """Each example falls into one of `num_bins` bins, once and uniformly; step t takes bin
   t mod num_bins (Choquette-Choo et al. 2024, arXiv:2410.06266; Chua et al. 2024).
 
@@ -199,6 +167,9 @@ class BallsInBinsSampler:
   [0, 1, 2, 3]
   """
 
+  law: ClassVar[str] = "balls_in_bins"
+  small: ClassVar[Any] = ({"num_bins": 2, "capacity": 5},)
+
   num_bins: int
   capacity: int
 
@@ -206,29 +177,20 @@ class BallsInBinsSampler:
     validate.integer_at_least(1, num_bins=self.num_bins, capacity=self.capacity)
 
   @property
-  def slots(self) -> int:
-    return self.capacity
-
-  @property
-  def relations(self) -> tuple[NeighboringRelation, ...]:
-    return (_ADD_REMOVE, _ZERO_OUT, _REPLACE)
+  def rate(self) -> float:
+    return 1 / self.num_bins
 
   @property
   def participation(self) -> Participation:
     return Participation(self.num_bins, cyclic=True)
 
-  def event(self, inner: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+  def event(self, inner: DpEvent) -> DpEvent:
     """Of a step that the example is in: no amplification is proved here."""
     return inner
 
-  def log_overflow_prob(self, num_examples: int) -> float:
-    """log P(a draw from num_examples exceeds the capacity); -inf if it cannot."""
-    return _log_binomial_tail(self.capacity, num_examples, 1 / self.num_bins)
-
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`, sorted; may be empty."""
     bins = _once(seed).integers(self.num_bins, size=num_examples)
-    return _checked(np.flatnonzero(bins == step % self.num_bins), self.capacity, step)
+    return self.checked(np.flatnonzero(bins == step % self.num_bins), step)
 
 
 @functools.lru_cache(maxsize=2)
@@ -249,7 +211,7 @@ def _renewals(
 
 
 @dataclasses.dataclass(frozen=True)
-class MinSepSampler:
+class MinSepSampler(PaddedSampler):
   """Poisson sampling of those who did not take part in the last `min_sep` - 1 steps.
 
   Started as if it had been running for ever, so that every batch has the same law: an
@@ -267,6 +229,9 @@ class MinSepSampler:
   True
   """
 
+  law: ClassVar[str] = "min_sep"
+  small: ClassVar[Any] = ({"prob": 1.0, "min_sep": 2, "num_steps": 2, "capacity": 5},)
+
   prob: float
   min_sep: int
   num_steps: int
@@ -279,34 +244,21 @@ class MinSepSampler:
     )
 
   @property
-  def slots(self) -> int:
-    return self.capacity
-
-  @property
   def rate(self) -> float:
     """Probability of one example to be in a batch."""
     return self.prob / (1 + (self.min_sep - 1) * self.prob)
 
   @property
-  def relations(self) -> tuple[NeighboringRelation, ...]:
-    return (_ADD_REMOVE, _ZERO_OUT, _REPLACE)
-
-  @property
   def participation(self) -> Participation:
     return Participation(self.min_sep, cyclic=False)
 
-  def event(self, inner: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+  def event(self, inner: DpEvent) -> DpEvent:
     """Of a step that the example is in: no amplification is proved here."""
     return inner
 
-  def log_overflow_prob(self, num_examples: int) -> float:
-    """log P(a draw from num_examples exceeds the capacity); -inf if it cannot."""
-    return _log_binomial_tail(self.capacity, num_examples, self.rate)
-
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`, sorted; may be empty."""
     if step >= self.num_steps:
       raise UserError(f"step={step}: must be < num_steps={self.num_steps}")
     steps = _renewals(self.prob, self.min_sep, self.num_steps, seed, num_examples)
     taken = np.flatnonzero((steps == step).any(axis=0))
-    return _checked(taken, self.capacity, step)
+    return self.checked(taken, step)

@@ -4,44 +4,174 @@ A sampler's fields are public: they may be printed. The size of the data and the
 arguments of its methods, because they belong to the data holder. Every draw is a pure
 function of (seed, step), so a resumed run draws what the interrupted one would have.
 
-| sampler           | law                              | event                              |
+| sampler           | who takes part                   | event                              |
 | ----------------- | -------------------------------- | ---------------------------------- |
-| PoissonSampler    | each example, independently      | PoissonSampled, add/remove or zero |
-| FixedSizeSampler  | uniform subset of fixed size     | SampledWithoutReplacement, replace |
-| ShuffledSampler   | permutation cut into batches     | a whole epoch, replace or zero;    |
-|                   |                                  | none where the size is not public  |
+| PoissonSampler    | each example, independently      | PoissonSampled                     |
+| FixedSizeSampler  | uniform subset of fixed size     | SampledWithoutReplacement          |
+| ShuffledSampler   | permutation cut into batches     | a whole epoch; none where the size |
+|                   |                                  | is not public                      |
 
-Elsewhere in this room: `truncated.TruncatedPoissonSampler` (zero) and `users.UserSampler`.
+Under which relations an event is true is said in `dpjax.accounting.proved`, in the row that
+the sampler names. Elsewhere in this room: `truncated`, `users` and `participation`.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
-from typing import Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import dp_accounting
 import numpy as np
 from scipy import stats
 
 from dpjax import validate
-from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
-_ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
-_REPLACE = NeighboringRelation.REPLACE_ONE
-_ZERO_OUT = NeighboringRelation.REPLACE_SPECIAL
+DpEvent = dp_accounting.DpEvent
 
 
-class Sampler(Protocol):
-  """What a plan needs of a sampler."""
+class Participation(NamedTuple):
+  """In which sets of steps one example may take part: public."""
+
+  min_sep: int  # any two of its steps differ by at least this
+  cyclic: bool  # and by a multiple of it
+  sampling_prob: float = 1.0  # with which it takes part in a step of its turn
+
+
+class Sampler(abc.ABC):
+  """What a plan needs of a sampler. What is not abstract has a default that claims nothing.
+
+  Subclasses are frozen dataclasses whose fields are public.
+  """
+
+  law: ClassVar[str] = "unproved"  # the sampler's row in `dpjax.accounting.proved`
+  unit: ClassVar[str] = "example"  # whose presence the epsilon hides
+  steps_alike: ClassVar[bool] = True  # whether every step is the same event
+  can_overflow: ClassVar[bool] = False  # whether a draw can exceed `slots`: then it raises
+  # settings over 4 examples and 2 steps, by which games play it
+  small: ClassVar[tuple[dict[str, Any], ...]] = ()
 
   @property
-  def slots(self) -> int: ...  # leading axis of every batch: one compilation
+  @abc.abstractmethod
+  def slots(self) -> int:
+    """Leading axis of every batch: one compilation."""
+
+  @abc.abstractmethod
+  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    """Indices of the examples that take part in `step`, a function of (seed, step); there may
+    be none.
+
+    Raises:
+      UserError: data of another size than it was made for; a draw above the capacity.
+    """
+
+  def event(self, inner: DpEvent) -> DpEvent | None:
+    """The accountant's name for one step that adds `inner`; None: no epsilon is proved."""
+    del inner
+    return None
+
+  def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
+    """What `step` adds to the bill; the events of the first t steps compose to what t steps
+    cost."""
+    del step
+    return self.event(inner)
+
   @property
-  def relations(self) -> tuple[NeighboringRelation, ...]: ...  # under which event() is true
-  def event(self, inner: dp_accounting.DpEvent) -> dp_accounting.DpEvent | None: ...
-  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray: ...
+  def participation(self) -> Participation | None:
+    """How far apart one example's steps are; None: nothing is kept."""
+    return None
+
+  @property
+  def only_size(self) -> int | None:
+    """The size of the data that it was made for, which makes it public; None: any."""
+    return None
+
+  def log_overflow_prob(self, num_examples: int) -> float:
+    """log P(a draw from num_examples exceeds the slots), or an upper bound; -inf if it
+    cannot."""
+    del num_examples
+    return -math.inf
+
+  def fitted_to(self, num_examples: int, *, log_overflow_prob: float) -> Sampler:
+    """This sampler with the fewest slots (a multiple of 8) that one draw exceeds with
+    log-probability at most `log_overflow_prob`."""
+    raise UserError(
+      f"sampler={self!r}: must be a PoissonSampler or its kin to have a capacity"
+    )
+
+
+class PaddedSampler(Sampler):
+  """A sampler of a random number of examples: each with probability `rate`, on its own.
+
+  Batches are padded to a field `capacity`. A draw above it is never cut: it raises, and
+  `dpjax.Plan` refuses to start unless the chance of that fits into delta.
+  """
+
+  can_overflow: ClassVar[bool] = True
+  capacity: int
+
+  @property
+  @abc.abstractmethod
+  def rate(self) -> float:
+    """Probability of one example to be in a batch."""
+
+  @property
+  def slots(self) -> int:
+    return self.capacity
+
+  def log_overflow_prob(self, num_examples: int) -> float:
+    """log P(a draw from num_examples exceeds the capacity); -inf if it cannot. Where that is
+    too small for a float, Chernoff's bound on it.
+
+    >>> PoissonSampler(prob=0.5, capacity=10).log_overflow_prob(10)
+    -inf
+    >>> round(PoissonSampler(prob=0.1, capacity=9999).log_overflow_prob(10_000))
+    -23026
+    """
+    n, rate = num_examples, self.rate
+    if n <= self.capacity:
+      return -math.inf
+    exact = float(stats.binom.logsf(self.capacity, n, rate))
+    return exact if math.isfinite(exact) else _log_chernoff(self.capacity + 1, n, rate)
+
+  def fitted_to(self, num_examples: int, *, log_overflow_prob: float) -> Sampler:
+    """
+    >>> sampler = PoissonSampler(prob=0.01, capacity=1)
+    >>> sampler.fitted_to(60_000, log_overflow_prob=-30).capacity
+    792
+    """
+
+    def of(eighths: int) -> Any:
+      return dataclasses.replace(self, capacity=8 * eighths)  # type: ignore[type-var]
+
+    low, high = 0, 1
+    while of(high).log_overflow_prob(num_examples) > log_overflow_prob:
+      low, high = high, 2 * high
+    while high - low > 1:
+      middle = (low + high) // 2
+      enough = of(middle).log_overflow_prob(num_examples) <= log_overflow_prob
+      low, high = (low, middle) if enough else (middle, high)
+    return of(high)
+
+  def checked(self, taken: np.ndarray, step: int) -> np.ndarray:
+    """The draw of a step; UserError where it exceeds the capacity."""
+    if taken.size > self.capacity:
+      raise UserError(
+        f"capacity={self.capacity}: the draw of step {step} took more examples; it is never "
+        "cut silently, choose a larger capacity and start again"
+      )
+    return taken
+
+
+def _log_chernoff(count: int, num_examples: int, rate: float) -> float:
+  """An upper bound on log P(Bin(n, rate) >= count): -n KL(count / n, rate), above the mean."""
+  share, n = count / num_examples, num_examples
+  if share <= rate:
+    return 0.0
+  rest = (1 - share) * math.log((1 - share) / (1 - rate)) if share < 1 else 0.0
+  return min(0.0, -n * (share * math.log(share / rate) + rest) * (1 - 1e-12))
 
 
 def generator(seed: int, step: int) -> np.random.Generator:
@@ -56,20 +186,20 @@ def generator(seed: int, step: int) -> np.random.Generator:
 
 
 @dataclasses.dataclass(frozen=True)
-class PoissonSampler:
+class PoissonSampler(PaddedSampler):
   """Each example takes part independently with probability `prob`.
-
-  Batches are padded to `capacity` slots. A draw above the capacity is never cut: it
-  raises, and `dpjax.Plan` refuses to start unless the chance of that fits into delta.
 
   Args:
     prob: sampling probability in (0, 1].
-    capacity: slots of a batch. See `PoissonSampler.fitted` to have it chosen.
+    capacity: slots of a batch. `Plan.fitted_sampler` chooses it.
 
   >>> sampler = PoissonSampler(prob=0.5, capacity=8)
   >>> sampler.draw(6, seed=0, step=0).size <= 8
   True
   """
+
+  law: ClassVar[str] = "poisson"
+  small: ClassVar[Any] = ({"prob": 0.5, "capacity": 5},)
 
   prob: float
   capacity: int
@@ -78,61 +208,20 @@ class PoissonSampler:
     validate.probability(sampling_prob=self.prob)
     validate.integer_at_least(1, capacity=self.capacity)
 
-  @classmethod
-  def fitted(
-    cls, *, prob: float, num_examples: int, log_overflow_prob: float
-  ) -> PoissonSampler:
-    """The smallest capacity (a multiple of 8) that one draw exceeds with log-probability
-    at most `log_overflow_prob`.
-
-    >>> PoissonSampler.fitted(prob=0.01, num_examples=60_000, log_overflow_prob=-30).capacity
-    792
-    """
-    validate.probability(sampling_prob=prob)
-    capacity = max(8, math.ceil(prob * num_examples / 8) * 8)
-    while cls(prob, capacity).log_overflow_prob(num_examples) > log_overflow_prob:
-      capacity += 8
-    return cls(prob, capacity)
-
   @property
-  def slots(self) -> int:
-    return self.capacity
+  def rate(self) -> float:
+    return self.prob
 
-  @property
-  def relations(self) -> tuple[NeighboringRelation, ...]:
-    return (_ADD_REMOVE, _ZERO_OUT)
-
-  def event(self, inner: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-    """The accountant's name for one step."""
+  def event(self, inner: DpEvent) -> DpEvent:
     return dp_accounting.PoissonSampledDpEvent(self.prob, inner)
 
-  def log_overflow_prob(self, num_examples: int) -> float:
-    """log P(a draw from num_examples exceeds the capacity); -inf if it cannot.
-
-    >>> PoissonSampler(prob=0.5, capacity=10).log_overflow_prob(10)
-    -inf
-    """
-    if num_examples <= self.capacity:
-      return -math.inf
-    return float(stats.binom.logsf(self.capacity, num_examples, self.prob))
-
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`, sorted; may be empty.
-
-    Raises:
-      UserError: the draw exceeds the capacity.
-    """
     taken = np.flatnonzero(generator(seed, step).random(num_examples) < self.prob)
-    if taken.size > self.capacity:
-      raise UserError(
-        f"capacity={self.capacity}: the Poisson draw of step {step} took more examples; "
-        "it is never cut silently, choose a larger capacity and start again"
-      )
-    return taken
+    return self.checked(taken, step)
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedSizeSampler:
+class FixedSizeSampler(Sampler):
   """`batch_size` distinct examples, uniformly among all subsets of that size.
 
   Args:
@@ -142,6 +231,12 @@ class FixedSizeSampler:
   >>> FixedSizeSampler(batch_size=2, num_examples=4).draw(4, seed=0, step=0).size
   2
   """
+
+  law: ClassVar[str] = "fixed_size"
+  small: ClassVar[Any] = (
+    {"batch_size": 4, "num_examples": 4},
+    {"batch_size": 1, "num_examples": 4},
+  )
 
   batch_size: int
   num_examples: int
@@ -158,17 +253,15 @@ class FixedSizeSampler:
     return self.batch_size
 
   @property
-  def relations(self) -> tuple[NeighboringRelation, ...]:
-    return (_REPLACE,)
+  def only_size(self) -> int:
+    return self.num_examples
 
-  def event(self, inner: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-    """The accountant's name for one step."""
+  def event(self, inner: DpEvent) -> DpEvent:
     return dp_accounting.SampledWithoutReplacementDpEvent(
       self.num_examples, self.batch_size, inner
     )
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`, sorted."""
     if num_examples != self.num_examples:
       raise UserError(f"num_examples={self.num_examples}: the data have {num_examples}")
     rng = generator(seed, step)
@@ -176,7 +269,7 @@ class FixedSizeSampler:
 
 
 @dataclasses.dataclass(frozen=True)
-class ShuffledSampler:
+class ShuffledSampler(Sampler):
   """Batches cut from a fresh permutation in every epoch; the remainder is dropped.
 
   What most non-private code does. Accounting it as Poisson would be wrong (pitfall P13).
@@ -203,6 +296,9 @@ class ShuffledSampler:
   ['GaussianDpEvent', 'NoOpDpEvent', 'GaussianDpEvent']
   """
 
+  steps_alike: ClassVar[bool] = False
+  small: ClassVar[Any] = ({"batch_size": 2, "num_examples": 4},)
+
   batch_size: int
   num_examples: int | None = None
 
@@ -225,8 +321,12 @@ class ShuffledSampler:
     return self.batch_size
 
   @property
-  def relations(self) -> tuple[NeighboringRelation, ...]:
-    return () if self.num_examples is None else (_REPLACE, _ZERO_OUT)
+  def law(self) -> str:
+    return "unproved" if self.num_examples is None else "shuffled"
+
+  @property
+  def only_size(self) -> int | None:
+    return self.num_examples
 
   @property
   def steps_per_epoch(self) -> int:
@@ -235,14 +335,12 @@ class ShuffledSampler:
       raise UserError("num_examples=None: must be given to know how long an epoch is")
     return self.num_examples // self.batch_size
 
-  def event(self, inner: dp_accounting.DpEvent) -> dp_accounting.DpEvent | None:
+  def event(self, inner: DpEvent) -> DpEvent | None:
     """One step charged by itself: as if every step saw the record. An upper bound that
     `event_at` improves on; None where no size is public."""
     return None if self.num_examples is None else inner
 
-  def event_at(
-    self, step: int, inner: dp_accounting.DpEvent
-  ) -> dp_accounting.DpEvent | None:
+  def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
     """What `step` adds to the bill: an epoch is paid in full at its first step, so that an
     unfinished one costs as much as a whole one."""
     validate.integer_at_least(0, step=step)
@@ -252,7 +350,6 @@ class ShuffledSampler:
     return inner if first else dp_accounting.NoOpDpEvent()
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`."""
     self._check_size(num_examples)
     epoch, position = divmod(step, num_examples // self.batch_size)
     order = generator(seed, epoch).permutation(num_examples)

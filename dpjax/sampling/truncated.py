@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, ClassVar
 
 import dp_accounting
 import numpy as np
 
 from dpjax import validate
-from dpjax.sampling.samplers import generator
-from dpjax.types import NeighboringRelation
+from dpjax.sampling.samplers import DpEvent, Sampler, generator
 from dpjax.validate import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class TruncatedPoissonSampler:
+class TruncatedPoissonSampler(Sampler):
   """Each example joins with probability `prob`; of more than `capacity`, a uniformly random
   `capacity` of them are kept.
 
@@ -34,6 +34,12 @@ class TruncatedPoissonSampler:
   3
   """
 
+  law: ClassVar[str] = "truncated_poisson"
+  small: ClassVar[Any] = (
+    {"prob": 0.5, "capacity": 3, "num_examples": 4},
+    {"prob": 0.7, "capacity": 1, "num_examples": 4},
+  )
+
   prob: float
   capacity: int
   num_examples: int
@@ -47,10 +53,10 @@ class TruncatedPoissonSampler:
     return self.capacity
 
   @property
-  def relations(self) -> tuple[NeighboringRelation, ...]:
-    return (NeighboringRelation.REPLACE_SPECIAL,)
+  def only_size(self) -> int:
+    return self.num_examples
 
-  def event(self, inner: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+  def event(self, inner: DpEvent) -> DpEvent:
     """The accountant's name for one step; `inner` must be one Gaussian.
 
     Raises:
@@ -65,7 +71,6 @@ class TruncatedPoissonSampler:
     )
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`, sorted; may be empty."""
     if num_examples != self.num_examples:
       raise UserError(f"num_examples={self.num_examples}: the data have {num_examples}")
     rng = generator(seed, step)

@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -45,10 +45,8 @@ class UserSampler(PoissonSampler):
   'user'
   """
 
-  @property
-  def unit(self) -> str:
-    """Whose presence the epsilon hides."""
-    return "user"
+  unit: ClassVar[str] = "user"
+  small: ClassVar[Any] = ({"prob": 0.2, "capacity": 5},)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -113,12 +113,11 @@ def charged(plan: Plan, config: SweepConfig) -> dict[str, Any]:
   one_run = plan.epsilon()
   growth = math.exp(np.logaddexp(0, epsilon) - np.logaddexp(0, one_run))
   delta = left + (plan.delta - left) * law.mean_trials * growth
-  unit = getattr(plan.sampler, "unit", "example")
   words = accounting.privacy_statement(
     event,
     delta=delta,
     neighboring_relation=plan.neighboring_relation,
-    unit=unit,
+    unit=plan.unit,
     accountants=("rdp",),
     delta_set_aside=delta - left,
   )
@@ -128,7 +127,7 @@ def charged(plan: Plan, config: SweepConfig) -> dict[str, Any]:
     "delta": delta,
     "epsilon_kind": "proved",
     "neighboring_relation": str(plan.neighboring_relation),
-    "unit": unit,
+    "unit": plan.unit,
     "event": accounting.event_to_json(event),
     "statement": _told(plan, one_run, epsilon, delta),
     "privacy_statement": words,

@@ -8,14 +8,10 @@ from dpjax.transforms.adaptive_clipping import (
 )
 from dpjax.transforms.clip_and_noise import clip_and_noise as clip_and_noise
 from dpjax.transforms.clip_scale import CLIP_SCHEDULES as CLIP_SCHEDULES
-from dpjax.transforms.clip_scale import MAX_SCALE as MAX_SCALE
-from dpjax.transforms.clip_scale import MIN_SCALE as MIN_SCALE
 from dpjax.transforms.clip_scale import ScaledState as ScaledState
-from dpjax.transforms.clip_scale import check_scales as check_scales
 from dpjax.transforms.clip_scale import clip_scale as clip_scale
 from dpjax.transforms.clip_scale import scheduled_scales as scheduled_scales
 from dpjax.transforms.clip_scale import with_clip_schedule as with_clip_schedule
-from dpjax.transforms.correlated import check_schedule as check_schedule
 from dpjax.transforms.correlated import (
   clip_and_correlated_noise as clip_and_correlated_noise,
 )
@@ -27,3 +23,6 @@ from dpjax.transforms.dp_sgld import sgld_noise_multiplier as sgld_noise_multipl
 from dpjax.transforms.dp_sgld import sgld_step_size as sgld_step_size
 from dpjax.transforms.dp_sgld import sgld_temperature as sgld_temperature
 from dpjax.transforms.group_noise import group_stds as group_stds
+from dpjax.transforms.together import check_together as check_together
+from dpjax.transforms.together import features as features
+from dpjax.transforms.words import noise_in_words as noise_in_words

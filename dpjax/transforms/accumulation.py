@@ -35,7 +35,6 @@ def accumulate(
   every: int,
   l2_clip_norm: Any,
   slots: int | None = None,
-  gamma: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Sums clipped gradients over `every` slices and hands `tx` the sum with the last one.
 
@@ -45,7 +44,6 @@ def accumulate(
     every: slices of a logical step.
     l2_clip_norm: that of the private transform inside `tx`.
     slots: rows of each slice; other sizes are then refused.
-    gamma: of automatic clipping, where stacked gradients are given.
 
   Returns:
     A transform that takes stacked gradients with `mask=`, or a ClippedSum, of one slice.
@@ -66,7 +64,8 @@ def accumulate(
   """
   validate.integer_at_least(1, every=every)
   inner_tx = optax.with_extra_args_support(tx)
-  bounds = gradients.group_bounds(l2_clip_norm)
+  clip = gradients.Clip.of(l2_clip_norm)
+  bounds, bound = clip.group_bounds(), clip.l2_bound
   empty = jnp.zeros(0)
 
   def init_fn(params) -> AccumulateState:
@@ -74,14 +73,14 @@ def accumulate(
     return AccumulateState(tx.init(params), total, jnp.zeros((), jnp.int32))
 
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):
-    summed = clipped_sum(updates, params, mask, l2_clip_norm, gamma)
+    summed = clipped_sum(updates, params, mask, clip)
     _check_slice(summed, slots)
     if len(bounds) > 1:
-      check_groups(summed, l2_clip_norm)
+      check_groups(summed, clip)
     total = trees.add(state.total, summed.total)
 
     def apply(total):
-      whole: Any = ClippedSum(total, empty, empty, gradients.l2_bound(l2_clip_norm), bounds)
+      whole: Any = ClippedSum(total, empty, empty, bound, bounds)
       return inner_tx.update(whole, state.inner, params, **extra_args)
 
     def wait(total):

@@ -26,16 +26,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import gradients, noise, trees, validate
-from dpjax.transforms.clip_and_noise import check_arguments
-from dpjax.transforms.clip_scale import MAX_SCALE, MIN_SCALE, ScaledState, unscaled
+from dpjax import accounting, gradients, noise, trees, validate
+from dpjax.transforms.clip_and_noise import checked_clip
+from dpjax.transforms.clip_scale import ScaledState, unscaled
 from dpjax.transforms.clipped import clipped_sum
+from dpjax.transforms.group_noise import noise_std
 from dpjax.types import ClippedSum
 from dpjax.validate import UserError
 
@@ -43,8 +44,9 @@ _COUNT_SHARE = 1 / 20  # of the batch: default noise of the count, as in the pap
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveClipping:
-  """Public numbers of adaptive clipping. The first clip norm is the plan's `l2_clip_norm`.
+class AdaptiveClipping(gradients.Flat):
+  """The rule of a `Clip` whose norm adapts, and its public numbers. The first norm is that of
+  the clip; to what it is at a step, gradients are clipped flat.
 
   Args:
     target_quantile: share of examples that should not be clipped, in (0, 1).
@@ -58,6 +60,9 @@ class AdaptiveClipping:
   1.4142
   """
 
+  adapts: ClassVar[bool] = True
+  may_be_unbounded: ClassVar[bool] = False
+
   target_quantile: float = 0.5
   learning_rate: float = 0.2
   count_noise_std: float | None = None
@@ -68,14 +73,15 @@ class AdaptiveClipping:
   def __post_init__(self):
     validate.open_unit(target_quantile=self.target_quantile)
     validate.non_negative(clip_learning_rate=self.learning_rate)
-    for name in ("count_noise_std", "expected_batch_size"):
-      if getattr(self, name) is not None:
-        validate.positive(**{name: getattr(self, name)})
+    sizes = {"count_noise_std": self.count_noise_std}
+    sizes["expected_batch_size"] = self.expected_batch_size
+    validate.positive(**{name: size for name, size in sizes.items() if size is not None})
     validate.positive(min_factor=self.min_factor, max_factor=self.max_factor)
-    if not MIN_SCALE <= self.min_factor <= 1 <= self.max_factor <= MAX_SCALE:
+    low, high = validate.MIN_FACTOR, validate.MAX_FACTOR
+    if not low <= self.min_factor <= 1 <= self.max_factor <= high:
       raise UserError(
-        f"min_factor={self.min_factor!r}: must be in [{MIN_SCALE:g}, 1], and max_factor="
-        f"{self.max_factor!r} in [1, {MAX_SCALE:g}]"
+        f"min_factor={self.min_factor!r}: must be in [{low:g}, 1], and max_factor="
+        f"{self.max_factor!r} in [1, {high:g}]"
       )
 
   def batch_size(self, normalize_by: float) -> float:
@@ -100,12 +106,13 @@ class AdaptiveClipping:
   def statement(self, noise_multiplier: float, normalize_by: float) -> str:
     """What a privacy statement must add."""
     combined = self.combined_noise_multiplier(noise_multiplier, normalize_by)
+    stds = (noise_multiplier, self.count_std(normalize_by), combined)
+    of_sum, of_count, of_both = (accounting.lower(std, digits=6) for std in stds)
     return (
-      f"Adaptive clipping. Every step releases a sum with noise multiplier "
-      f"{noise_multiplier:.6g} and a count with noise of standard deviation "
-      f"{self.count_std(normalize_by):.6g} and sensitivity 1/2, charged together as one "
-      f"Gaussian mechanism with noise multiplier {combined:.6g}. The clip norms follow from "
-      "the noisy counts alone and may be released."
+      f"Adaptive clipping. Every step releases a sum with noise multiplier {of_sum} and a "
+      f"count with noise of standard deviation {of_count} and sensitivity 1/2, charged "
+      f"together as one Gaussian mechanism with noise multiplier {of_both}. The clip norms "
+      "follow from the noisy counts alone and may be released."
     )
 
 
@@ -126,19 +133,19 @@ def _mask(summed: ClippedSum, given: Any) -> jax.Array:
 
 def adaptive_clip_and_noise(
   *,
-  l2_clip_norm: float,
+  l2_clip_norm: Any,
   noise_multiplier: float,
   normalize_by: float,
   key: jax.Array,
-  adaptive: AdaptiveClipping = AdaptiveClipping(),
 ) -> optax.GradientTransformationExtraArgs:
   """`clip_and_noise` with a clip norm that follows a quantile of the gradient norms.
 
   Args:
-    l2_clip_norm: the first clip norm, ONE finite number.
+    l2_clip_norm: a `Clip` of ONE finite number, the first clip norm, and of an
+      `AdaptiveClipping`; a number is short for the one by its defaults.
     noise_multiplier: z_sum; the noise on the sum of step t has standard deviation
-      z_sum C_t. The accountant must be told `adaptive.combined_noise_multiplier`, which is
-      smaller; `dpjax.Plan(clipping=AdaptiveClipping(...))` does so.
+      z_sum C_t. The accountant must be told `combined_noise_multiplier` of the rule, which
+      is smaller; `dpjax.Plan` does so.
     normalize_by: public divisor of the noisy sum.
     key: a typed key; one draw per step serves the sum and the count.
 
@@ -156,9 +163,12 @@ def adaptive_clip_and_noise(
   >>> bool(state.scale == jnp.exp(0.2 * 0.5))  # all were clipped: up by half the rate
   True
   """
-  validate.positive(l2_clip_norm=l2_clip_norm)
-  check_arguments(l2_clip_norm, noise_multiplier, normalize_by, key)
-  std, batch_size = noise_multiplier * l2_clip_norm, adaptive.batch_size(normalize_by)
+  given = isinstance(l2_clip_norm, gradients.Clip)
+  whole = l2_clip_norm if given else gradients.Clip(l2_clip_norm, AdaptiveClipping())
+  clip, adaptive = checked_clip(whole, noise_multiplier, normalize_by, key), whole.rule
+  if not isinstance(adaptive, AdaptiveClipping):
+    raise UserError(f"l2_clip_norm={clip!r}: must be a Clip of an AdaptiveClipping")
+  std, batch_size = noise_std(clip, noise_multiplier), adaptive.batch_size(normalize_by)
   # In units in which its noise is that of the sum: one draw, one mechanism.
   unit = std / adaptive.count_std(normalize_by) if std else 1.0
 
@@ -174,7 +184,7 @@ def adaptive_clip_and_noise(
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):
     del extra_args
     scaled = unscaled(updates, state.scale)
-    summed = clipped_sum(scaled, params, mask, l2_clip_norm)
+    summed = clipped_sum(scaled, params, mask, clip)
     count = _count(summed, _mask(summed, mask))
     queries = {"sum": summed.total, "count": count * unit}
     noisy, inner = noise.add_gaussian(state.inner, queries, std)

@@ -7,24 +7,34 @@ from typing import Any
 import jax
 import optax
 
-from dpjax import gradients, noise, trees, validate
-from dpjax.noise import NoiseState
+from dpjax import noise, trees, validate
+from dpjax.gradients import Clip
+from dpjax.noise import WHITE, NoiseShape, NoiseState
 from dpjax.transforms import group_noise
+from dpjax.transforms.clip_scale import scheduled
 from dpjax.transforms.clipped import clipped_sum
+from dpjax.transforms.together import check_together
 from dpjax.validate import UserError
 
 
-def check_arguments(
-  l2_clip_norm: Any, noise_multiplier: float, normalize_by: float, key: Any
-) -> None:
-  """Raises UserError, naming the argument, unless a private transform can be made of them."""
-  gradients.check_clip_norm(l2_clip_norm, False)
+def checked_clip(
+  l2_clip_norm: Any,
+  noise_multiplier: float,
+  normalize_by: float,
+  key: Any,
+  shape: NoiseShape = WHITE,
+) -> Clip:
+  """The clip of a private transform. UserError, naming the argument, unless one can be made
+  of these numbers."""
+  clip = Clip.of(l2_clip_norm)
+  check_together(clip, shape)
   validate.non_negative(noise_multiplier=noise_multiplier)
   validate.positive(normalize_by=normalize_by)
   if not trees.is_key(key):
     raise UserError(f"key={key!r}: must be a typed key, jax.random.key(...)")
   if noise_multiplier:
-    validate.positive(noise_std=noise_multiplier * gradients.l2_bound(l2_clip_norm))
+    validate.positive(noise_std=noise_multiplier * clip.l2_bound)
+  return clip
 
 
 def clip_and_noise(
@@ -33,9 +43,7 @@ def clip_and_noise(
   noise_multiplier: float,
   normalize_by: float,
   key: jax.Array,
-  clipping: str = "flat",
-  gamma: float = 0.01,
-  noise_shares: Any = None,
+  noise_shape: NoiseShape = WHITE,
 ) -> optax.GradientTransformationExtraArgs:
   """Clips per-example gradients, sums, adds Gaussian noise, divides by a public constant.
 
@@ -45,16 +53,15 @@ def clip_and_noise(
   already applied). Works in `optax.chain`, under jit, with donated state.
 
   Args:
-    l2_clip_norm: bound C on one example's gradient, or a prefix tree of bounds.
+    l2_clip_norm: bound C on one example's gradient, a prefix tree of bounds, or a `Clip`.
     noise_multiplier: z; the noise on the SUM has standard deviation z * C in every
       coordinate (C = sqrt(sum C_l^2) for a tree of bounds). 0 adds no noise.
     normalize_by: public constant that the noisy sum is divided by, such as the EXPECTED
       batch size; never the realised one.
     key: a typed key, `jax.random.key(...)`. There is no default.
-    clipping, gamma: of stacked gradients; see `dpjax.clipped_grad`.
-    noise_shares: tree like `l2_clip_norm` of each group's share of the privacy budget;
-      group g then gets noise of standard deviation z C_g / sqrt(share_g), at the same
-      noise multiplier z for the accountant (see `transforms/group_noise.py`).
+    noise_shape: its `shares`, a tree like the clip norms, are each group's share of the
+      privacy budget; group g then gets noise of standard deviation z C_g / sqrt(share_g), at
+      the same noise multiplier z for the accountant (see `transforms/group_noise.py`).
 
   A group whose bound is 0 is frozen: its update is exactly 0.
 
@@ -75,12 +82,14 @@ def clip_and_noise(
   >>> tx.update(grads, tx.init(params), params, mask=mask)[0]["w"]
   Array([0.3 , 0.65], dtype=float32)
   """
-  check_arguments(l2_clip_norm, noise_multiplier, normalize_by, key)
-  validate.one_of(gradients.CLIPPINGS, clipping=clipping)
-  automatic = gamma if clipping == "automatic" else None
-  gradients.check_clip_norm(l2_clip_norm, False, automatic)
-  std = noise_multiplier * gradients.l2_bound(l2_clip_norm) if noise_multiplier else 0.0
-  weights = group_noise.group_weights(l2_clip_norm, noise_shares)
+  clip = checked_clip(l2_clip_norm, noise_multiplier, normalize_by, key, noise_shape)
+  if clip.rule.adapts or noise_shape.by_step:
+    raise UserError(
+      "clip_and_noise: noise that differs by step is that of clip_and_correlated_noise, a "
+      "clip norm that follows a quantile that of adaptive_clip_and_noise"
+    )
+  std, shares = group_noise.noise_std(clip, noise_multiplier), noise_shape.shares
+  weights = group_noise.group_weights(clip, shares)
   alike = all(weight == 1 for weight in jax.tree.leaves(weights))
 
   def init_fn(params) -> NoiseState:
@@ -89,12 +98,12 @@ def clip_and_noise(
 
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):
     del extra_args
-    summed = clipped_sum(updates, params, mask, l2_clip_norm, automatic)
-    if noise_shares is not None:
-      group_noise.check_groups(summed, l2_clip_norm)
+    summed = clipped_sum(updates, params, mask, clip)
+    if shares is not None:
+      group_noise.check_groups(summed, clip)
     total = summed.total if alike else group_noise.weighted(summed.total, weights)
     noisy, state = noise.add_gaussian(state, total, std)
     noisy = noisy if alike else group_noise.unweighted(noisy, weights)
     return trees.scale(noisy, 1.0 / normalize_by), state
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  return scheduled(optax.GradientTransformationExtraArgs(init_fn, update_fn), clip)

@@ -19,13 +19,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import trees, validate
+from dpjax import gradients, trees, validate
 from dpjax.transforms.clipped import check_updates
 from dpjax.types import ClippedSum
 from dpjax.validate import UserError
 
-# Public limits of s_t, so that neither losses nor gradients leave the range of float32.
-MIN_SCALE, MAX_SCALE = 1e-6, 1e6
 CLIP_SCHEDULES = ("constant", "linear", "cosine", "exponential")
 
 
@@ -54,16 +52,6 @@ def unscaled(updates: Any, scale: jax.Array) -> Any:
   return jax.tree.map(lambda leaf: trees.at_least_float32(leaf) / scale, updates)
 
 
-def check_scales(scales: Sequence[float]) -> None:
-  """Raises unless there are factors, each a number within the public limits."""
-  for scale in scales:
-    validate.positive(clip_schedule=scale)
-    if not MIN_SCALE <= scale <= MAX_SCALE:
-      raise UserError(f"clip_schedule={scale!r}: must be in [{MIN_SCALE:g}, {MAX_SCALE:g}]")
-  if not len(scales):
-    raise UserError("clip_schedule=(): must hold one factor for each step")
-
-
 def scheduled_scales(name: str, num_steps: int, final: float) -> tuple[float, ...]:
   """Factors for the clip norm from 1 at the first step to `final` at the last.
 
@@ -74,7 +62,7 @@ def scheduled_scales(name: str, num_steps: int, final: float) -> tuple[float, ..
   """
   validate.one_of(CLIP_SCHEDULES, clip_schedule=name)
   validate.integer_at_least(1, num_steps=num_steps)
-  check_scales([final])
+  validate.factors(clip_schedule=[final])
   curves: dict[str, Callable[[float], float]] = {
     "constant": lambda x: 1.0,
     "linear": lambda x: 1 - (1 - final) * x,
@@ -104,7 +92,9 @@ def with_clip_schedule(
   >>> first, tx.update(g, state, mask=mask)[0]
   (Array([0.6, 0.8], dtype=float32), Array([0.3, 0.4], dtype=float32))
   """
-  check_scales(scales)
+  if not len(scales):
+    raise UserError("clip_schedule=(): must hold one factor for each step")
+  validate.factors(clip_schedule=scales)
   table = jnp.asarray(scales, jnp.float32)
 
   def state_at(inner, count) -> ScaledState:
@@ -119,3 +109,8 @@ def with_clip_schedule(
     return trees.scale(noisy, state.scale), state_at(inner, state.count + 1)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def scheduled(tx: Any, clip: gradients.Clip) -> Any:
+  """A transform made for the clip's norms, with the clip's schedule where it has one."""
+  return with_clip_schedule(tx, clip.schedule) if clip.schedule else tx

@@ -45,16 +45,14 @@ def _check_stacked(updates: Any, params: Any) -> int:
   return sizes.pop()[0]
 
 
-def clipped_sum(
-  updates: Any, params: Any, mask: Any, l2_clip_norm: Any, gamma: float | None = None
-) -> ClippedSum:
+def clipped_sum(updates: Any, params: Any, mask: Any, l2_clip_norm: Any) -> ClippedSum:
   """The sum to which noise is added; checked, whichever form it comes in.
 
   Args:
     updates: leaves [B, *param], or a ClippedSum (its mask is then already applied).
     params: to check shapes with, or None.
     mask: [B] bool, or True; needed for stacked gradients.
-    l2_clip_norm: number or prefix tree; gamma: of automatic clipping, or None.
+    l2_clip_norm: a `Clip`, or the number or prefix tree of a flat one.
 
   Raises:
     UserError: no mask, no batch axis, gradients that are not real floating point, or a
@@ -63,10 +61,10 @@ def clipped_sum(
   >>> clipped_sum(jnp.array([[3.0, 4.0]]), None, jnp.array([True]), 1.0).total
   Array([0.6, 0.8], dtype=float32)
   """
+  clip = gradients.Clip.of(l2_clip_norm)
   check_updates(updates, params)
   if isinstance(updates, ClippedSum):
-    check_bound(updates, gradients.l2_bound(l2_clip_norm))
+    check_bound(updates, clip.l2_bound)
     return updates
   mask = gradients.checked_mask(mask, _check_stacked(updates, params))
-  losses = jnp.zeros(mask.shape)
-  return gradients.clip_and_sum(updates, losses, mask, l2_clip_norm, gamma=gamma)
+  return gradients.clip_and_sum(updates, jnp.zeros(mask.shape), mask, clip)

@@ -33,18 +33,15 @@ def group_weights(l2_clip_norm: Any, noise_shares: Any = None) -> Any:
   >>> group_weights({"a": 3.0, "b": 4.0}, {"a": 1, "b": 1})["a"] == math.sqrt(0.5) * 5 / 3
   True
   """
+  clip = gradients.Clip.of(l2_clip_norm)
   if noise_shares is None:
-    return jax.tree.map(lambda c: float(c > 0), l2_clip_norm)
-  if jax.tree.structure(noise_shares) != jax.tree.structure(l2_clip_norm):
+    return jax.tree.map(lambda c: float(c > 0), clip.norms)
+  if jax.tree.structure(noise_shares) != jax.tree.structure(clip.norms):
     raise UserError("noise_shares: must be a tree of numbers like l2_clip_norm")
   for share in jax.tree.leaves(noise_shares):
     validate.non_negative(noise_shares=share)
-  used = jax.tree.map(lambda r, c: float(r) if c else 0.0, noise_shares, l2_clip_norm)
-  return _normalized(used, l2_clip_norm)
-
-
-def _normalized(shares: Any, l2_clip_norm: Any) -> Any:
-  bound, total = gradients.l2_bound(l2_clip_norm), math.fsum(jax.tree.leaves(shares))
+  shares = jax.tree.map(lambda r, c: float(r) if c else 0.0, noise_shares, clip.norms)
+  bound, total = clip.l2_bound, math.fsum(jax.tree.leaves(shares))
 
   def weight(share, clip_norm):
     if clip_norm and not (share and math.isfinite(clip_norm)):
@@ -53,12 +50,12 @@ def _normalized(shares: Any, l2_clip_norm: Any) -> Any:
       )
     return math.sqrt(share / total) * bound / clip_norm if clip_norm else 0.0
 
-  return jax.tree.map(weight, shares, l2_clip_norm)
+  return jax.tree.map(weight, shares, clip.norms)
 
 
 def check_groups(updates: ClippedSum, l2_clip_norm: Any) -> None:
   """Raises unless the sum was clipped group by group to these bounds."""
-  allowed = gradients.group_bounds(l2_clip_norm)
+  allowed = gradients.Clip.of(l2_clip_norm).group_bounds()
   seen = updates.group_bounds
   if len(seen) != len(allowed) or any(s > a * (1 + 1e-12) for s, a in zip(seen, allowed)):
     raise UserError(
@@ -82,6 +79,11 @@ def _per_group(fn: Any, tree: Any, weights: Any) -> Any:
   )
 
 
+def noise_std(clip: gradients.Clip, noise_multiplier: float) -> float:
+  """Of the whole sum, without shares; 0 where there is no noise, also without clipping."""
+  return noise_multiplier * clip.l2_bound if noise_multiplier else 0.0
+
+
 def group_stds(l2_clip_norm: Any, noise_multiplier: float, noise_shares: Any = None) -> Any:
   """Standard deviation of the noise on the sum, group by group.
 
@@ -90,6 +92,6 @@ def group_stds(l2_clip_norm: Any, noise_multiplier: float, noise_shares: Any = N
   >>> group_stds({"a": 3.0, "b": 4.0}, 2.0, {"a": 9, "b": 16})
   {'a': 10.0, 'b': 10.0}
   """
-  std = noise_multiplier * gradients.l2_bound(l2_clip_norm) if noise_multiplier else 0.0
-  weights = group_weights(l2_clip_norm, noise_shares)
+  clip = gradients.Clip.of(l2_clip_norm)
+  std, weights = noise_std(clip, noise_multiplier), group_weights(clip, noise_shares)
   return jax.tree.map(lambda w: std / w if w else 0.0, weights)

@@ -17,11 +17,17 @@ _OTHER = accounting.poisson_sampled_event(
 )
 
 
-def _charge(ledger, first_step, num_steps=1, *, event=_STEP, key="a", clip=1.0):
+_ADD = "add_or_remove_one"
+
+
+def _charge(
+  ledger, first_step, num_steps=1, *, event=_STEP, key="a", clip=1.0, relation=_ADD
+):
   return ledger.charge(
     event,
     num_steps=num_steps,
     l2_clip_norm=clip,
+    neighboring_relation=relation,
     noise_key_id=key,
     first_step=first_step,
   )
@@ -139,7 +145,7 @@ def _spoil(change):
     lambda data: data["charges"][0].update(event={"kind": "unknown"}),
     lambda data: data["charges"][0].pop("l2_clip_norm"),
     lambda data: data["charges"].append("?"),
-    lambda data: data.update(version=2),
+    lambda data: data.update(version=1),
   ],
 )
 def test_a_spoilt_ledger_is_refused(change):
@@ -157,6 +163,8 @@ def test_a_spoilt_ledger_is_refused(change):
     {"l2_clip_norm": 0.0},
     {"l2_clip_norm": math.inf},
     {"l2_clip_norm": None},
+    {"neighboring_relation": ""},
+    {"neighboring_relation": "adjacent"},
     {"noise_key_id": ""},
     {"noise_key_id": 7},
     {"event": dpa.UnsupportedDpEvent()},
@@ -167,6 +175,7 @@ def test_bad_charges_are_user_errors(change):
     "event": _STEP,
     "num_steps": 1,
     "l2_clip_norm": 1.0,
+    "neighboring_relation": _ADD,
     "noise_key_id": "a",
     "first_step": 0,
   }
@@ -204,13 +213,31 @@ def test_a_calibrated_run_fits_its_budget_to_the_last_step():
 
 def test_the_relation_reaches_the_accountant():
   gaussian = accounting.gaussian_event(4.0)
-  ledger = _charge(Ledger(), 0, event=gaussian)
+  ledger = _charge(Ledger(), 0, event=gaussian, relation="replace_one")
   replaced = ledger.epsilon(1e-5, neighboring_relation="replace_one")
   assert replaced == pytest.approx(
     accounting.epsilon(accounting.gaussian_event(2.0), delta=1e-5), rel=1e-9
   )
   with pytest.raises(BudgetExceeded):
     ledger.check(Budget(replaced * 0.99, 1e-5), neighboring_relation="replace_one")
+  assert ledger.epsilon(1e-5) == replaced  # the recorded one, unless another is asked for
+
+
+def test_p14_a_relation_under_which_nothing_was_charged_is_refused():
+  """A shuffled epoch is a plain Gaussian, which no longer knows where it was proved."""
+  epoch = accounting.gaussian_event(2.0)
+  ledger = _charge(Ledger(), 0, event=epoch, relation="replace_special")
+  match = "neighboring_relation='add_or_remove_one': .* charged under replace_special"
+  with pytest.raises(UserError, match=match):
+    ledger.epsilon(1e-5, neighboring_relation=_ADD)
+  with pytest.raises(UserError, match=match):
+    ledger.check(Budget(9.0, 1e-5), epoch, neighboring_relation=_ADD)
+  both = _charge(ledger, 0, event=epoch, key="b")
+  with pytest.raises(UserError, match="replace_special and add_or_remove_one"):
+    both.epsilon(1e-5)
+  assert Ledger.from_json(both.to_json()) == both
+  silent = _charge(Ledger(), 0, event=dpa.NonPrivateDpEvent(), relation="")
+  assert silent.epsilon(1e-5) == math.inf
 
 
 @pytest.mark.parametrize("bad", [{"epsilon": 0.0}, {"delta": 1.0}, {"delta": 0.0}])

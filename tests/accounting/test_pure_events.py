@@ -104,7 +104,11 @@ def test_json_ledger_and_statement_know_it():
   text = json.dumps(accounting.event_to_json(event))
   assert accounting.event_from_json(json.loads(text)) == event
   ledger = accounting.Ledger().charge(
-    event, l2_clip_norm=1.0, noise_key_id="a", first_step=0
+    event,
+    l2_clip_norm=1.0,
+    neighboring_relation="add_or_remove_one",
+    noise_key_id="a",
+    first_step=0,
   )
   assert accounting.Ledger.from_json(ledger.to_json()) == ledger
   words = accounting.privacy_statement(event, delta=1e-5)

@@ -97,7 +97,7 @@ def _mechanism(name):
 
 
 def _sampler(name):
-  return sampler_games.GAMES[name](getattr(sampling, name), HalfNoise)
+  return sampler_games.games(getattr(sampling, name), HalfNoise)
 
 
 def _transform(name):

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import auditing, data, sampling
+from dpjax import accounting, auditing, data, sampling
 from dpjax.plan import Plan
 from dpjax.runs.central import build
 from dpjax.runs.central.config import AuditConfig, FtrlConfig, PrivacyConfig, TrainConfig
@@ -39,7 +39,7 @@ def _every_sampler():
 _PAIRS = [
   pytest.param(sampler, relation, id=f"{type(sampler).__name__}-{relation}")
   for sampler in _every_sampler()
-  for relation in sampler.relations
+  for relation in accounting.proved_for(sampler.law).relations
 ]
 
 
@@ -56,7 +56,7 @@ def _plan(sampler, relation, **changes):
       **changes,
     }
   )
-  if sampling.has_capacity(plan.sampler):
+  if plan.sampler.can_overflow:
     plan = dataclasses.replace(plan, sampler=plan.fitted_sampler(_N))
   return plan
 

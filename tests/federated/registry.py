@@ -17,6 +17,7 @@ from dpjax.federated import (
   quantize,
   top_k,
 )
+from dpjax.gradients import Clip
 from dpjax.plan import Plan
 from tests.federated import problems
 
@@ -111,12 +112,17 @@ def _by_hand():
 
 PRIVATE = {
   "flat": lambda: central(plan(), NOISE),
-  "automatic": lambda: central(plan(clipping="automatic"), NOISE),
-  "adaptive": lambda: central(plan(clipping=transforms.AdaptiveClipping()), NOISE),
-  "scheduled": lambda: central(plan(clip_schedule=(1.0, 0.5, 0.5)), NOISE),
+  "automatic": lambda: central(plan(l2_clip_norm=Clip(CLIP, "automatic")), NOISE),
+  "adaptive": lambda: central(
+    plan(l2_clip_norm=Clip(CLIP, transforms.AdaptiveClipping())), NOISE
+  ),
+  "scheduled": lambda: central(
+    plan(l2_clip_norm=Clip(CLIP, schedule=(1.0, 0.5, 0.5))), NOISE
+  ),
   "correlated": lambda: central(
     plan(
-      sampler=sampling.CyclicSampler(2, NUM_CLIENTS), correlation=noise.correlated.Tree(3)
+      sampler=sampling.CyclicSampler(2, NUM_CLIENTS),
+      noise_shape=noise.NoiseShape(correlation=noise.correlated.Tree(3)),
     ),
     NOISE,
   ),

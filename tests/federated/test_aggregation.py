@@ -21,6 +21,7 @@ from dpjax.federated import (
   local_training,
   weighted_mean,
 )
+from dpjax.gradients import Clip
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
@@ -134,10 +135,25 @@ def test_p8_no_clients_still_means_noise():
   assert np.std(found["delta"]) > 0.05 and int(after.count) == 1
 
 
+@pytest.mark.parametrize("name", ["streamed", "stacked", "mean"])
+def test_a_mask_or_weights_of_another_length_are_one_line(name):
+  clip = 0.5 if name == "streamed" else Clip(0.5, transforms.AdaptiveClipping())
+  private = central(_plan(l2_clip_norm=clip), jax.random.key(0))
+  aggregator = weighted_mean() if name == "mean" else private
+  messages, state = {"delta": jnp.ones((4, 2))}, aggregator.init({"delta": jnp.zeros(2)})
+  for mask, weights, match in (
+    (np.ones(3, bool), None, "mask"),
+    (np.ones(4, bool), np.ones(5), "weights: must be one number for each of 4"),
+  ):
+    with pytest.raises(UserError, match=match) as caught:
+      aggregator.update(messages, mask, state, weights)
+    assert "\n" not in str(caught.value)
+
+
 def test_adaptive_clipping_plugs_in_unchanged():
   """A transform whose bound moves gets the stacked messages; its norm finds the quantile."""
   adaptive = transforms.AdaptiveClipping(target_quantile=0.5, learning_rate=0.5)
-  plan = _plan(clipping=adaptive, l2_clip_norm=1.0, noise_multiplier=0.0, num_steps=40)
+  plan = _plan(l2_clip_norm=Clip(1.0, adaptive), noise_multiplier=0.0, num_steps=40)
   aggregator = central(plan, jax.random.key(0))
   assert aggregator.partial is None
   messages = {"delta": 0.1 * jnp.arange(1.0, 11.0)[:, None] * jnp.ones((10, 1))}

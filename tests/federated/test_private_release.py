@@ -272,11 +272,40 @@ def test_a_plans_cohorts_with_its_own_noise_are_a_run():
   assert int(_rounds(registry.PRIVATE["flat"](), _drawn(registry.plan())).round) == 3
 
 
+@pytest.mark.parametrize("change", [{}, {"l2_clip_norm": 1.0}, {"num_steps": 4}])
+def test_an_algorithm_draws_the_cohorts_of_the_plan_whose_noise_it_adds(change):
+  """The plan is given once; only by hand can the two be another's."""
+  plan = registry.plan(**change)
+  algorithm = registry.build(
+    "fed_avg", federated.central(plan, registry.NOISE), loss_fn=_loss
+  )
+  work, state = federated.LocalWork(2), algorithm.init({"w": jnp.zeros(3)})
+  drawn = algorithm.cohorts(_federation(), work, rng=5)
+  for cohort, other in zip(drawn, _drawn(plan), strict=True):
+    np.testing.assert_array_equal(cohort.ids, other.ids)
+    state, _ = algorithm.round(state, cohort)
+  assert int(state.round) == plan.num_steps
+  (late,) = algorithm.cohorts(_federation(), work, rng=5, start=plan.num_steps - 1)
+  np.testing.assert_array_equal(late.ids, cohort.ids)
+
+
+def test_without_privacy_a_plan_is_named_or_nothing_is_drawn():
+  with pytest.raises(UserError, match="aggregator: knows no plan") as caught:
+    registry.build("fed_avg").cohorts(_federation(), federated.LocalWork(2), rng=5)
+  assert "\n" not in str(caught.value)
+  with pytest.raises(UserError, match="plan: promises an epsilon"):
+    median().drawn_by(registry.plan())
+  quiet = registry.plan(noise_multiplier=0.0)
+  algorithm = registry.build("fed_avg", median().drawn_by(quiet), loss_fn=_loss)
+  drawn = algorithm.cohorts(_federation(), federated.LocalWork(2), rng=5)
+  assert len(list(drawn)) == quiet.num_steps
+
+
 @pytest.mark.parametrize(
   ("change", "match"),
   [
     ({"noise_multiplier": 9.0}, r"noise_multiplier=9.0: must be 2.0"),
-    ({"l2_clip_norm": 1.0}, r"l2_clip_norm=1.0: must be 0.5"),
+    ({"l2_clip_norm": 1.0}, r"l2_clip_norm=Clip\(norms=1.0,.*must be Clip\(norms=0.5,"),
     ({"normalize_by": 3.0}, r"normalize_by=3.0: must be 4.0"),
     ({"sampler": sampling.PoissonSampler(prob=0.25, capacity=40)}, "sampler="),
     ({"num_steps": 4}, r"num_steps=4: must be 3"),

@@ -45,7 +45,7 @@ def test_p10_the_root_sum_square_never_exceeds_the_whole(scores, clip_norm):
   bounds = gradients.allocate_clip_norms(
     _PARAMS, clip_norm, rule="by_score", scores=tree, scores_are="public"
   )
-  assert clip_norm * (1 - 1e-12) <= gradients.l2_bound(bounds) <= clip_norm
+  assert clip_norm * (1 - 1e-12) <= gradients.Clip(bounds).l2_bound <= clip_norm
   for name, score in tree.items():
     assert (bounds[name] == 0) == (score == 0)
     np.testing.assert_allclose(

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import gradients, models, trees
+from dpjax.gradients import Automatic, Clip
 from dpjax.losses import softmax_cross_entropy
 from dpjax.types import Example
 from dpjax.validate import UserError
@@ -24,7 +25,8 @@ _ENTRY = st.one_of(
 def _sum(grads, clip_norm=1.0, gamma=0.01):
   size = jax.tree.leaves(grads)[0].shape[0]
   mask = jnp.ones(size, bool)
-  return gradients.clip_and_sum(grads, jnp.zeros(size), mask, clip_norm, gamma=gamma)
+  clip = Clip(clip_norm, Automatic(gamma))
+  return gradients.clip_and_sum(grads, jnp.zeros(size), mask, clip)
 
 
 def _norm(tree):
@@ -82,9 +84,7 @@ def test_all_routes_give_the_same_automatic_sum(microbatch_size):
     sums = [
       gradients.clipped_grad(
         loss_fn,
-        l2_clip_norm=clip_norm,
-        clipping="automatic",
-        gamma=0.3,
+        l2_clip_norm=Clip(clip_norm, Automatic(0.3)),
         method=method,
         microbatch_size=microbatch_size,
       )(params, batch, mask)
@@ -98,10 +98,12 @@ def test_all_routes_give_the_same_automatic_sum(microbatch_size):
 
 def test_it_is_neither_flat_clipping_nor_independent_of_gamma():
   loss_fn, params, batch = _setup()
-  make = functools.partial(gradients.clipped_grad, loss_fn, l2_clip_norm=0.7)
+  clips = (0.7, *(Clip(0.7, Automatic(gamma)) for gamma in (1.0, 10.0)))
   totals = [
-    make(**options)(params, batch, np.arange(5) < 3).total
-    for options in ({}, *({"clipping": "automatic", "gamma": g} for g in (1.0, 10.0)))
+    gradients.clipped_grad(loss_fn, l2_clip_norm=clip)(
+      params, batch, np.arange(5) < 3
+    ).total
+    for clip in clips
   ]
   for a, b in ((0, 1), (1, 2)):
     assert _norm(trees.add(totals[a], trees.scale(totals[b], -1.0))) > 1e-3
@@ -110,14 +112,15 @@ def test_it_is_neither_flat_clipping_nor_independent_of_gamma():
 @pytest.mark.parametrize(
   ("options", "match"),
   [
-    ({"clipping": "auto"}, "clipping='auto'.*did you mean 'automatic'"),
-    ({"clipping": "automatic", "gamma": 0.0}, "gamma=0.0"),
-    ({"clipping": "automatic", "gamma": 1e-12}, "gamma=1e-12: must be >= 1e-08"),
-    ({"clipping": "automatic", "gamma": float("nan")}, "gamma=nan"),
-    ({"clipping": "automatic", "l2_clip_norm": float("inf")}, "l2_clip_norm=inf"),
-    ({"clipping": "automatic", "l2_clip_norm": 1e30}, "gamma=0.01: must be >= 1"),
+    ((1.0, "auto"), "clipping='auto'.*did you mean 'automatic'"),
+    ((1.0, 0.01), "clipping=0.01: must be a Rule"),
+    ((1.0, Automatic(0.0)), "gamma=0.0"),
+    ((1.0, Automatic(1e-12)), "gamma=1e-12: must be >= 1e-08"),
+    ((1.0, Automatic(float("nan"))), "gamma=nan"),
+    ((float("inf"), "automatic"), "l2_clip_norm=inf"),
+    ((1e30, "automatic"), "gamma=0.01: must be >= 1"),
   ],
 )
 def test_wrong_arguments_are_named(options, match):
   with pytest.raises(UserError, match=match):
-    gradients.clipped_grad(lambda w, x: w * x, **{"l2_clip_norm": 1.0, **options})
+    Clip(*options)

@@ -94,11 +94,11 @@ def test_p4_the_bound_holds_for_millions_of_parameters():
 
 
 def test_p9_sensitivity_by_relation():
-  assert clipping.sensitivity(1.5, "add_or_remove_one") == 1.5
-  assert clipping.sensitivity(1.5, "replace_special") == 1.5
-  assert clipping.sensitivity(1.5, "replace_one") == 3.0
+  assert gradients.sensitivity(1.5, "add_or_remove_one") == 1.5
+  assert gradients.sensitivity(1.5, "replace_special") == 1.5
+  assert gradients.sensitivity(1.5, "replace_one") == 3.0
   with pytest.raises(UserError, match="did you mean 'replace_one'"):
-    clipping.sensitivity(1.5, "replace-one")
+    gradients.sensitivity(1.5, "replace-one")
 
 
 @settings(max_examples=30, deadline=None)
@@ -108,7 +108,7 @@ def test_p9_changing_one_example_moves_the_sum_by_at_most_the_sensitivity(seed, 
   other = jax.tree.map(lambda leaf: leaf.at[1].multiply(-17.0), grads)
   moved = trees.add(_sum(grads).total, trees.scale(_sum(other).total, -1.0))
   norm = float(trees.per_example_norms(jax.tree.map(lambda leaf: leaf[None], moved))[0])
-  assert norm <= clipping.sensitivity(1.0, "replace_one") * (1 + 1e-5)
+  assert norm <= gradients.sensitivity(1.0, "replace_one") * (1 + 1e-5)
 
 
 def test_p10_per_layer_bounds_saturate_exactly_the_stated_sensitivity():

@@ -111,7 +111,9 @@ def _private_transforms():
   yield transforms.clip_and_correlated_noise(
     l2_clip_norm=1.0,
     key=key,
-    correlation=dpjax.noise.correlated.BandedToeplitz((1.0, 0.5)),
+    noise_shape=dpjax.NoiseShape(
+      correlation=dpjax.noise.correlated.BandedToeplitz((1.0, 0.5))
+    ),
     num_steps=3,
     **public,
   )
@@ -125,8 +127,8 @@ def _update(tx, updates, mask, params=None):
 def test_the_count_of_adaptive_clipping_leaves_out_what_the_sum_leaves_out():
   adaptive = transforms.AdaptiveClipping(count_noise_std=1.0, learning_rate=1.0)
   tx = transforms.adaptive_clip_and_noise(
-    l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=4, key=jax.random.key(0),
-    adaptive=adaptive,
+    l2_clip_norm=gradients.Clip(1.0, adaptive), noise_multiplier=0.0, normalize_by=4,
+    key=jax.random.key(0),
   )  # fmt: skip
   real = jnp.array([True, False, False, False])
   summed = _sum(_LINEAR, jnp.ones(2), jnp.ones((4, 2)) * 5, real)
@@ -298,18 +300,20 @@ def test_p2_stacked_gradients_of_any_size_have_their_true_norm(clip_norm, size, 
   grads = {"a": jnp.asarray(_normal(3, 4) * size, dtype), "b": jnp.asarray(
     _normal(3, 2, seed=1) * size, dtype)}  # fmt: skip
   exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), grads)
-  for options in ({}, {"rescale_to_unit_norm": True}, {"gamma": max(0.01, clip_norm)}):
-    summed = gradients.clip_and_sum(grads, jnp.zeros(3), True, clip_norm, **options)
+  flat, gamma = gradients.Clip(clip_norm), max(0.01, clip_norm)
+  automatic = gradients.Clip(clip_norm, gradients.Automatic(gamma))
+  for clip, unit in ((flat, False), (flat, True), (automatic, False)):
+    options = {"rescale_to_unit_norm": unit}
+    summed = gradients.clip_and_sum(grads, jnp.zeros(3), True, clip, **options)
     for i in range(3):
       alone = gradients.clip_and_sum(
-        grads, jnp.zeros(3), np.arange(3) == i, clip_norm, **options
+        grads, jnp.zeros(3), np.arange(3) == i, clip, **options
       )
       length = _norm(jax.tree.map(lambda leaf: leaf[i], exact))
-      gamma = options.get("gamma")
       wanted = (
-        min(length, clip_norm) if gamma is None else length / (length + gamma) * clip_norm
+        min(length, clip_norm) if clip is flat else length / (length + gamma) * clip_norm
       )
-      wanted /= clip_norm if "rescale_to_unit_norm" in options else 1
+      wanted /= clip_norm if unit else 1
       got = _norm(alone.total)
       assert got <= alone.l2_bound * (1 + 1e-5)
       if wanted > 1e-34:

@@ -202,7 +202,11 @@ def test_the_charges_of_mechanisms_enter_the_accounting_ledger():
   """The pillars meet in the event alone."""
   mean = mechanisms.BoundedMean(epsilon=0.5, lower=0.0, upper=1.0)
   ledger = accounting.Ledger().charge(
-    mean.event("replace_one"), l2_clip_norm=1.0, noise_key_id="a", first_step=0
+    mean.event("replace_one"),
+    l2_clip_norm=1.0,
+    neighboring_relation="replace_one",
+    noise_key_id="a",
+    first_step=0,
   )
   found = ledger.epsilon(1e-9, neighboring_relation="replace_one")
   assert found == pytest.approx(0.5, rel=2e-3)

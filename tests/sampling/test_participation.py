@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpjax import sampling
+from dpjax import accounting, sampling
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
@@ -137,11 +137,12 @@ def test_the_partition_is_apart_from_the_steps_coins():
 
 def test_p13_relations_and_events_are_declared():
   cyclic, balls, poisson, min_sep = _samplers(5, 40)
+  proved = lambda sampler: accounting.proved_for(sampler.law).relations
   add_remove = NeighboringRelation.ADD_OR_REMOVE_ONE
-  assert add_remove not in cyclic.relations  # one example more moves the others
+  assert add_remove not in proved(cyclic)  # one example more moves the others
   for sampler in (balls, poisson, min_sep):
-    assert add_remove in sampler.relations
-  assert NeighboringRelation.REPLACE_ONE not in poisson.relations
+    assert add_remove in proved(sampler)
+  assert NeighboringRelation.REPLACE_ONE not in proved(poisson)
   for sampler in (cyclic, balls, min_sep):
     assert sampler.event(_INNER) == _INNER and sampler.participation.sampling_prob == 1
   assert poisson.event(_INNER) == dp_accounting.PoissonSampledDpEvent(0.5, _INNER)
@@ -171,18 +172,30 @@ def test_p12_a_draw_above_capacity_raises_and_its_chance_is_known():
     exact = stats.binom.logsf(3, _N, 0.5)
     assert sampler.log_overflow_prob(_N) == pytest.approx(exact)
     assert sampler.log_overflow_prob(3) == -np.inf
-    fitted = sampling.fitted(sampler, num_examples=_N, log_overflow_prob=-20)
+    fitted = sampler.fitted_to(_N, log_overflow_prob=-20)
     assert fitted.log_overflow_prob(_N) <= -20 and fitted.capacity % 8 == 0
 
 
 def test_fitting_finds_the_smallest_capacity():
   for prob, n in itertools.product((0.01, 0.3), (1000, 60_000)):
-    sampler = sampling.PoissonSampler(prob, 8)
-    found = sampling.fitted(sampler, num_examples=n, log_overflow_prob=-25.0)
-    expected = sampling.PoissonSampler.fitted(
-      prob=prob, num_examples=n, log_overflow_prob=-25.0
-    )
-    assert found == expected
+    found = sampling.PoissonSampler(prob, 1).fitted_to(n, log_overflow_prob=-25.0)
+    less = sampling.PoissonSampler(prob, found.capacity - 8)
+    assert found.capacity % 8 == 0
+    assert found.log_overflow_prob(n) <= -25 < less.log_overflow_prob(n)
+
+
+def test_p12_the_chance_of_an_overflow_is_a_number_also_below_the_smallest_float():
+  """log P(Bin(n, p) > k), against the sum of its largest terms in extended precision."""
+  n, prob = 4000, 0.01
+  for capacity in (900, 1500, 3990):
+    terms = stats.binom.logpmf(np.arange(capacity + 1, n + 1), n, prob)
+    exact = np.logaddexp.reduce(terms)
+    found = sampling.PoissonSampler(prob, capacity).log_overflow_prob(n)
+    assert exact <= found <= exact + 10 and np.isfinite(found)
+  falling = [
+    sampling.PoissonSampler(prob, k).log_overflow_prob(n) for k in range(40, 3999, 40)
+  ]
+  assert all(later < earlier for earlier, later in itertools.pairwise(falling))
 
 
 @pytest.mark.parametrize(

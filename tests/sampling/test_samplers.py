@@ -1,5 +1,7 @@
 """The law of each sampler, its event, and exact resume."""
 
+import dataclasses
+
 import dp_accounting
 import numpy as np
 import pytest
@@ -79,7 +81,7 @@ def test_p13_each_sampler_declares_its_event_or_none():
   fixed = sampling.FixedSizeSampler(3, 10).event(_INNER)
   assert fixed == dp_accounting.SampledWithoutReplacementDpEvent(10, 3, _INNER)
   assert sampling.ShuffledSampler(3).event(_INNER) is None
-  assert sampling.ShuffledSampler(3).relations == ()
+  assert sampling.ShuffledSampler(3).law == "unproved"
 
 
 def test_p12_a_draw_above_capacity_raises_and_is_never_cut():
@@ -95,8 +97,8 @@ def test_overflow_probability_against_simulation_and_fitted_capacity():
   assert np.exp(sampler.log_overflow_prob(40)) == pytest.approx(
     (sizes > 14).mean(), rel=0.03
   )
-  fitted = sampling.PoissonSampler.fitted(
-    prob=0.01, num_examples=60_000, log_overflow_prob=np.log(1e-12)
+  fitted = sampling.PoissonSampler(0.01, 1).fitted_to(
+    60_000, log_overflow_prob=np.log(1e-12)
   )
   assert fitted.log_overflow_prob(60_000) <= np.log(1e-12)
   smaller = sampling.PoissonSampler(0.01, fitted.capacity - 8)
@@ -110,7 +112,7 @@ def test_p8_an_empty_draw_is_a_batch_like_any_other():
 
 
 def test_p42_the_data_size_is_an_argument_not_a_field():
-  fields = set(sampling.PoissonSampler(0.1, 4).__dataclass_fields__)
+  fields = {field.name for field in dataclasses.fields(sampling.PoissonSampler)}
   assert fields == {"prob", "capacity"}  # nothing about the data can be printed
 
 

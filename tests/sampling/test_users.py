@@ -158,7 +158,7 @@ def test_blocks_hold_every_example_once_within_the_limit():
 def test_the_sampler_is_poisson_over_users_and_says_user():
   sampler = sampling.UserSampler(prob=0.3, capacity=40)
   assert sampler.unit == "user" and isinstance(sampler, sampling.PoissonSampler)
-  fitted = sampling.UserSampler.fitted(prob=0.1, num_examples=500, log_overflow_prob=-30)
+  fitted = sampling.UserSampler(0.1, 1).fitted_to(500, log_overflow_prob=-30)
   assert type(fitted) is sampling.UserSampler
   plain = sampling.PoissonSampler(prob=0.3, capacity=40)
   np.testing.assert_array_equal(

@@ -8,6 +8,7 @@ import pytest
 
 import dpjax
 from dpjax import transforms
+from dpjax.noise import NoiseShape
 from dpjax.validate import UserError
 
 _PARAMS = {"w": jnp.ones((2, 2)), "b": jnp.zeros(2)}
@@ -81,7 +82,9 @@ def test_wrong_uses_are_refused():
   with pytest.raises(UserError, match="every=0"):
     transforms.accumulate(_private(), every=0, l2_clip_norm=0.7)
   bounds = {"w": 0.6, "b": 0.8}
-  shares = _private(l2_clip_norm=bounds, noise_shares={"w": 1.0, "b": 1.0})
+  shares = _private(
+    l2_clip_norm=bounds, noise_shape=NoiseShape(shares={"w": 1.0, "b": 1.0})
+  )
   grouped = transforms.accumulate(shares, every=2, l2_clip_norm=bounds)
   flat = dpjax.clipped_grad(loss, l2_clip_norm=1.0)(_PARAMS, jnp.ones(2), True)
   with pytest.raises(UserError, match="group bounds"):

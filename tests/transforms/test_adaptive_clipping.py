@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax import transforms
+from dpjax.gradients import Clip
 from dpjax.transforms import adaptive_clipping
 from dpjax.transforms.adaptive_clipping import AdaptiveClipping
 from dpjax.validate import UserError
@@ -20,11 +21,10 @@ _NORMS = np.random.default_rng(0).lognormal(1.0, 0.7, 400)
 
 
 def _tx(adaptive=None, **changes):
-  options = dict(
-    l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=400, key=jax.random.key(0)
-  )
-  adaptive = adaptive or AdaptiveClipping()
-  return transforms.adaptive_clip_and_noise(**{**options, **changes}, adaptive=adaptive)
+  options = dict(noise_multiplier=0.0, normalize_by=400, key=jax.random.key(0))
+  norms = changes.pop("l2_clip_norm", 1.0)
+  clip = norms if adaptive is None else Clip(norms, adaptive)
+  return transforms.adaptive_clip_and_noise(l2_clip_norm=clip, **{**options, **changes})
 
 
 def _final_clip_norm(quantile, steps=150):
@@ -43,6 +43,15 @@ def _final_clip_norm(quantile, steps=150):
 def _finds_the_quantile(quantile):
   share = float(np.mean(_final_clip_norm(quantile) >= _NORMS))
   return abs(share - quantile) < 0.04
+
+
+def test_the_statement_rounds_noise_down_so_that_it_promises_no_more():
+  adaptive = AdaptiveClipping(count_noise_std=2.00000099)
+  words = adaptive.statement(1.23456789, 100.0)
+  assert "noise multiplier 1.23456 and" in words and "deviation 2 and" in words
+  combined = adaptive.combined_noise_multiplier(1.23456789, 100.0)
+  shown = float(words.split("noise multiplier ")[2].split(" ")[0].rstrip("."))
+  assert combined * (1 - 1e-5) <= shown <= combined
 
 
 @pytest.mark.parametrize("quantile", [0.3, 0.5, 0.8])

@@ -10,7 +10,8 @@ import pytest
 
 import dpjax
 from dpjax import transforms
-from dpjax.noise import correlated
+from dpjax.gradients import Clip
+from dpjax.noise import NoiseShape, correlated
 from dpjax.validate import UserError
 
 _PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
@@ -24,7 +25,7 @@ def _tx(**changes):
     noise_multiplier=1.0,
     normalize_by=3.0,
     key=jax.random.key(0),
-    correlation=_BANDED,
+    noise_shape=NoiseShape(correlation=_BANDED),
     num_steps=6,
   )
   return transforms.clip_and_correlated_noise(**{**options, **changes})
@@ -37,7 +38,7 @@ def _grads(seed=0, size=4):
 
 
 def test_the_identity_is_clip_and_noise_bit_for_bit():
-  identity = _tx(correlation=correlated.Independent())
+  identity = _tx(noise_shape=NoiseShape())
   plain = dpjax.clip_and_noise(
     l2_clip_norm=1.0, noise_multiplier=1.0, normalize_by=3.0, key=jax.random.key(0)
   )
@@ -50,7 +51,7 @@ def test_the_identity_is_clip_and_noise_bit_for_bit():
 
 
 def test_the_noise_is_the_dense_inverse_of_the_plain_noise_and_the_sum_is_untouched():
-  plain = _tx(correlation=correlated.Independent())
+  plain = _tx(noise_shape=NoiseShape())
   tx, noises, whites = _tx(), [], []
   clean = _tx(noise_multiplier=0.0)
   state, other, start = tx.init(_PARAMS), plain.init(_PARAMS), clean.init(_PARAMS)
@@ -112,9 +113,13 @@ def test_a_forgotten_mask_is_an_error():
     ({"normalize_by": 0}, "normalize_by=0"),
     ({"key": 0}, "key=0: must be a typed key"),
     ({"num_steps": 0}, "num_steps=0"),
-    ({"l2_clip_norm": {"w": 1.0, "b": 0.0}}, "a bound of 0 would freeze"),
-    ({"noise_schedule": (1.0, 2.0)}, "has 2 factors, must have num_steps=6"),
-    ({"noise_schedule": (1.0,) * 5 + (-1.0,)}, r"noise_schedule\[5\]=-1.0"),
+    ({"l2_clip_norm": {"w": 1.0, "b": 0.0}}, "l2_clip_norm=.*not with correlated noise"),
+    ({"noise_shape": NoiseShape((1.0, 2.0))}, "has 2 factors, must have num_steps=6"),
+    ({"l2_clip_norm": Clip(1.0, "automatic")}, "not with correlated noise"),
+    (
+      {"noise_shape": NoiseShape(shares=1.0)},
+      "noise_shares=1.0: not with correlated noise",
+    ),
   ],
 )
 def test_wrong_arguments_are_named(changes, match):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import dpjax
 from dpjax import transforms
+from dpjax.noise import NoiseShape
 from dpjax.validate import UserError
 
 _BOUNDS = {"a": 3.0, "b": 4.0, "frozen": 0.0}
@@ -23,7 +24,7 @@ def _tx(**changes):
     noise_multiplier=2.0,
     normalize_by=1.0,
     key=jax.random.key(0),
-    noise_shares=_SHARES,
+    noise_shape=NoiseShape(shares=_SHARES),
   )
   return dpjax.clip_and_noise(**{**options, **changes})
 
@@ -91,4 +92,4 @@ def test_equal_stds_without_shares_and_sums_of_other_groups_are_refused():
 )
 def test_wrong_shares_are_refused(shares, match):
   with pytest.raises(UserError, match=match):
-    _tx(noise_shares=shares)
+    _tx(noise_shape=NoiseShape(shares=shares))

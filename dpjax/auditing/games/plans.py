@@ -106,9 +106,9 @@ def _runner(plan: Plan) -> Callable[..., Any]:
 
 def _whitened(plan: Plan, sums: np.ndarray) -> np.ndarray:
   """[n, steps] multiplied by C, after which the noise is white."""
-  if plan.correlation is None:
+  if plan.noise_shape.correlation is None:
     return sums
-  return sums @ matrix(plan.correlation, plan.num_steps).T
+  return sums @ matrix(plan.noise_shape.correlation, plan.num_steps).T
 
 
 def _mixture(plan: Plan, grads: np.ndarray, world: int) -> tuple[np.ndarray, np.ndarray]:

@@ -64,10 +64,9 @@ def _own_names(kind: type) -> set[str]:
 
 
 def is_sampler(found: Any) -> bool:
-  """A class that draws and has an event; not the protocol."""
-  if not inspect.isclass(found) or getattr(found, "_is_protocol", False):
-    return False
-  return {"draw", "event"} <= _own_names(found)
+  """A class that draws and has an event; not the base classes."""
+  concrete = inspect.isclass(found) and not inspect.isabstract(found)
+  return concrete and {"draw", "event"} <= _own_names(found)
 
 
 def _returns(found: Any, *words: str) -> bool:
@@ -109,8 +108,10 @@ ROOMS: dict[str, Room] = {
   ),
   "samplers": Room(
     lambda: _only(is_sampler, public(dpjax.sampling)),
-    lambda name, kind: samplers.GAMES[name](kind),
-    samplers.GAMES,
+    lambda name, kind: samplers.games(kind),
+    _only(
+      lambda found: is_sampler(found) and "small" in vars(found), public(dpjax.sampling)
+    ),
     {},
   ),
   "transforms": Room(

@@ -7,8 +7,8 @@
 | replace_one       | it pulls one way, and the other                                         |
 
 The others have no gradient (nothing hides the record) or pull the other way, all alike (then
-whoever is pushed out of a batch shows). `GAMES` names the settings by which a sampler is
-played; the relations are those that the sampler says it is proved under.
+whoever is pushed out of a batch shows). A sampler says by which settings it is played
+(`Sampler.small`); the relations are those of its row in `dpjax.accounting.proved`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from dpjax import accounting
 from dpjax.auditing.games import plans
 from dpjax.auditing.games.game import Game
+from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.plan import Plan
 from dpjax.types import NeighboringRelation
@@ -60,8 +62,9 @@ def _games(
     delta=_DELTA,
     **options,
   )
-  cases = [(relation, 0.0, MUCH) for relation in sampler.relations]
-  cases.append((sampler.relations[0], -1.0, LITTLE))
+  relations = accounting.proved_for(sampler.law).relations
+  cases = [(relation, 0.0, MUCH) for relation in relations]
+  cases.append((relations[0], -1.0, LITTLE))
   return [_game(subject, made, *case, tag) for case in cases]
 
 
@@ -75,52 +78,16 @@ def _game(
   return plans.game(ROOM, subject, case, plan, worlds(str(relation), others))
 
 
-def _of(subject: str, *settings: dict[str, Any]) -> Callable[..., list[Game]]:
-  def games(kind: Any, make_plan: MakePlan = Plan) -> list[Game]:
-    found = []
-    for one in settings:
-      tag = f" ({', '.join(f'{k} {v}' for k, v in one.items())})"
-      found += _games(subject, kind(**one), make_plan, tag=tag)
-    return found
-
-  return games
-
-
-def _banded(subject: str, settings: dict[str, Any]) -> Callable[..., list[Game]]:
-  """Also with correlated noise."""
-  plain = _of(subject, settings)
-
-  def games(kind: Any, make_plan: MakePlan = Plan) -> list[Game]:
-    strategy = BandedToeplitz((1.0, 0.5))
-    made = functools.partial(make_plan, correlation=strategy)
-    correlated = _games(subject, kind(**settings), made, tag=", banded noise")
-    return [*plain(kind, make_plan), correlated[0]]
-
-  return games
-
-
-_SIZE, _ROOM = OTHERS + 1, OTHERS + 2
-
-GAMES: dict[str, Callable[..., list[Game]]] = {
-  "PoissonSampler": _of("PoissonSampler", {"prob": 0.5, "capacity": _ROOM}),
-  "UserSampler": _of("UserSampler", {"prob": 0.2, "capacity": _ROOM}),
-  "TruncatedPoissonSampler": _of(
-    "TruncatedPoissonSampler",
-    {"prob": 0.5, "capacity": 3, "num_examples": _SIZE},
-    {"prob": 0.7, "capacity": 1, "num_examples": _SIZE},
-  ),
-  "FixedSizeSampler": _of(
-    "FixedSizeSampler",
-    {"batch_size": _SIZE, "num_examples": _SIZE},
-    {"batch_size": 1, "num_examples": _SIZE},
-  ),
-  "ShuffledSampler": _of("ShuffledSampler", {"batch_size": 2, "num_examples": _SIZE}),
-  "CyclicSampler": _banded("CyclicSampler", {"steps_per_pass": 2, "num_examples": _SIZE}),
-  "CyclicPoissonSampler": _banded(
-    "CyclicPoissonSampler", {"prob": 0.5, "num_groups": 2, "capacity": _ROOM}
-  ),
-  "BallsInBinsSampler": _banded("BallsInBinsSampler", {"num_bins": 2, "capacity": _ROOM}),
-  "MinSepSampler": _banded(
-    "MinSepSampler", {"prob": 1.0, "min_sep": 2, "num_steps": STEPS, "capacity": _ROOM}
-  ),
-}
+def games(kind: Any, make_plan: MakePlan = Plan) -> list[Game]:
+  """The games of one class of samplers, on its own small settings; with a bound on who takes
+  part when, also under correlated noise."""
+  subject, settings, found = kind.__name__, kind.small, []
+  for one in settings:
+    tag = f" ({', '.join(f'{k} {v}' for k, v in one.items())})"
+    found += _games(subject, kind(**one), make_plan, tag=tag)
+  first = kind(**settings[0])
+  if first.participation is not None:
+    shape = NoiseShape(correlation=BandedToeplitz((1.0, 0.5)))
+    made = functools.partial(make_plan, noise_shape=shape)
+    found.append(_games(subject, first, made, tag=", banded noise")[0])
+  return found

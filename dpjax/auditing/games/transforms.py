@@ -19,6 +19,8 @@ import optax
 
 from dpjax import accounting, transforms
 from dpjax.auditing.games.game import Claim, Game, linear
+from dpjax.gradients import RULES, Clip
+from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.noise.correlated.strategies import matrix
 
@@ -120,14 +122,18 @@ def _clip_and_noise(tx: Callable, base: Callable) -> list[Game]:
         (np.array([_AWAY], np.float32), np.array([True])),
       ),
     ),
-    one("automatic clipping", made(clipping="automatic", gamma=0.01), _present(_AWAY)),
+    *[
+      one(f"{rule} clipping", made(l2_clip_norm=Clip(_CLIP, rule)), _present(_AWAY))
+      for rule in RULES
+      if rule != "flat"
+    ],
   ]
 
 
 def _adaptive(tx: Callable, base: Callable) -> list[Game]:
   del base
   how = transforms.AdaptiveClipping(count_noise_std=0.7, learning_rate=0.5)
-  make = lambda key: tx(**_NUMBERS, key=key, adaptive=how)
+  make = lambda key: tx(**{**_NUMBERS, "l2_clip_norm": Clip(_CLIP, how)}, key=key)
   z = how.combined_noise_multiplier(_Z, _NUMBERS["normalize_by"])
   one = functools.partial(
     game, "adaptive_clip_and_noise", noise_multiplier=z, released=transforms.clip_scale
@@ -142,7 +148,8 @@ def _correlated(tx: Callable, base: Callable) -> list[Game]:
   """The record takes part in both of two steps; the noise is banded, so that costs s_2."""
   del base
   strategy = BandedToeplitz((1.0, 0.5))
-  make = lambda key: tx(**_NUMBERS, key=key, correlation=strategy, num_steps=STEPS)
+  shape = NoiseShape(correlation=strategy)
+  make = lambda key: tx(**_NUMBERS, key=key, noise_shape=shape, num_steps=STEPS)
   columns = matrix(strategy, STEPS)
   together = float(
     np.linalg.norm(columns.sum(axis=1))

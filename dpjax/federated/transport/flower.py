@@ -285,6 +285,7 @@ class _Server:
       self.ledger = self.ledger.charge(
         self.plan.step_event(int(self.state.round)),
         l2_clip_norm=self.plan.l2_bound,
+        neighboring_relation=self.plan.neighboring_relation,
         noise_key_id=self._key_id,
         first_step=int(self.state.round),
       )

@@ -37,8 +37,8 @@ def insert(
   """
   if not config.audit.enabled:
     return train, None
-  proved = plan.sampler.relations
-  relation = plan.neighboring_relation if proved else NeighboringRelation.REPLACE_ONE
+  known = plan.sampler.law != "unproved"
+  relation = plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE
   return auditing.insert_canaries(
     train,
     num_canaries=config.audit.num_canaries,

@@ -49,7 +49,7 @@ PRIVATE_METHODS = ("dp_sgd", "dp_ftrl")
 METHODS = (*PRIVATE_METHODS, "sgd")
 SAMPLERS = ("poisson", "truncated_poisson", "fixed_size", "shuffled")
 _PROVED_SHUFFLED = ("replace_one", "replace_special")  # relations of a shuffled epoch
-CLIPPINGS = (*gradients.CLIPPINGS, "adaptive", "per_layer")
+CLIPPINGS = (*gradients.RULES, "adaptive", "per_layer")
 NOISE_ALLOCATIONS = ("shared", "uniform")
 AUGMENTATIONS = ("none", *sorted(training.AUGMENTATIONS))
 _OPTIMIZERS = {
@@ -358,40 +358,32 @@ def _truncated(privacy: PrivacyConfig, num_examples: int) -> sampling.Sampler:
   )
 
 
-def _clipping(config: TrainConfig, params: Any) -> dict[str, Any]:
-  """The fields of the plan that say how gradients are clipped, beyond one clip norm."""
-  privacy = config.privacy
-  options: dict[str, Any] = {"slices": config.slices}
+def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
+  """Per-layer norms follow from the public shapes of the layers alone."""
+  privacy, schedule = config.privacy, ()
   if privacy.method == "sgd":
-    return options
+    return gradients.Clip(math.inf)
   if privacy.clip_schedule != "constant":
-    options["clip_schedule"] = transforms.scheduled_scales(
+    schedule = transforms.scheduled_scales(
       privacy.clip_schedule, config.num_steps, privacy.clip_schedule_final
     )
-  kind = privacy.clipping
-  if kind == "automatic":
-    return options | {"clipping": kind, "gamma": privacy.gamma}
-  if kind == "adaptive":
-    return options | {"clipping": _adaptive(privacy)}
-  return options | (_per_layer(privacy, params) if kind == "per_layer" else {})
+  if privacy.clipping == "per_layer":
+    bounds = gradients.allocate_clip_norms(
+      params, privacy.l2_clip_norm, rule=privacy.clip_allocation
+    )
+    return gradients.Clip(bounds, schedule=schedule)
+  rules = {"automatic": gradients.Automatic(privacy.gamma), "adaptive": adaptive(privacy)}
+  rule = rules.get(privacy.clipping, privacy.clipping)
+  return gradients.Clip(privacy.l2_clip_norm, rule, schedule)
 
 
-def _adaptive(privacy: PrivacyConfig) -> transforms.AdaptiveClipping:
+def adaptive(privacy: Any) -> transforms.AdaptiveClipping:
+  """The rule of clipping="adaptive", for examples and for clients."""
   return transforms.AdaptiveClipping(
     target_quantile=privacy.clip_quantile,
     learning_rate=privacy.clip_learning_rate,
     count_noise_std=privacy.clip_count_noise_std,
   )
-
-
-def _per_layer(privacy: PrivacyConfig, params: Any) -> dict[str, Any]:
-  """Shares by the public shapes of the layers alone."""
-  bounds = gradients.allocate_clip_norms(
-    params, privacy.l2_clip_norm, rule=privacy.clip_allocation
-  )
-  equal = privacy.noise_allocation == "uniform"
-  shares = jax.tree.map(lambda _: 1.0, bounds) if equal else None
-  return {"l2_clip_norm": bounds, "noise_shares": shares}
 
 
 @bounds.names_fields
@@ -403,19 +395,22 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   privacy = config.privacy
   numbers: dict[str, Any] = dict(
     num_steps=config.num_steps,
-    l2_clip_norm=privacy.l2_clip_norm,
+    l2_clip_norm=_clip(config, params),
     normalize_by=privacy.sampling_prob * num_examples,
     delta=privacy.delta,
     neighboring_relation=privacy.neighboring_relation,
     accountant=privacy.accountant,
+    slices=config.slices,
   )
-  numbers |= _clipping(config, params) | ftrl.options(config)
+  uniform = privacy.noise_allocation == "uniform"
+  shares = jax.tree.map(lambda _: 1.0, numbers["l2_clip_norm"].norms) if uniform else None
+  numbers["noise_shape"] = ftrl.noise_shape(config, shares)
   whole = _sampler(privacy, num_examples, num_examples + 1)  # cannot overflow
   if privacy.method == "dp_ftrl":
     whole = ftrl.sampler(privacy, config.num_steps, num_examples, num_examples + 1)
     numbers["normalize_by"] = ftrl.expected_share(privacy) * num_examples
   if privacy.method == "sgd":
-    numbers |= dict(l2_clip_norm=math.inf, neighboring_relation="", accountant="")
+    numbers |= dict(neighboring_relation="", accountant="")
     plan = Plan(sampler=whole, noise_multiplier=0.0, **numbers)
   elif privacy.noise_multiplier is not None:
     plan = Plan(sampler=whole, noise_multiplier=privacy.noise_multiplier, **numbers)
@@ -425,7 +420,7 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
 
 
 def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Plan:
-  if not sampling.has_capacity(plan.sampler):
+  if not plan.sampler.can_overflow:
     return plan
   sampler = plan.fitted_sampler(num_examples)
   if privacy.capacity is not None:

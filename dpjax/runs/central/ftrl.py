@@ -7,7 +7,7 @@ from typing import Any
 
 from dpjax import sampling, validate
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
-from dpjax.noise import correlated
+from dpjax.noise import NoiseShape, correlated
 from dpjax.validate import UserError
 
 SAMPLERS = ("cyclic", "cyclic_poisson", "balls_in_bins", "min_sep")
@@ -115,14 +115,14 @@ def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlatio
   return correlated.Independent()
 
 
-def options(config: TrainConfig) -> dict[str, Any]:
-  """The fields of the plan that say how noise is shaped over the steps."""
-  privacy, chosen = config.privacy, {}
-  if privacy.noise_levels:
-    chosen["noise_schedule"] = staircase(privacy.noise_levels, config.num_steps)
-  if privacy.method == "dp_ftrl":
-    chosen["correlation"] = correlation(privacy, config.num_steps)
-  return chosen
+def noise_shape(config: TrainConfig, shares: Any = None) -> NoiseShape:
+  """How noise is shaped over the steps, and over groups by their shares."""
+  privacy, steps = config.privacy, config.num_steps
+  return NoiseShape(
+    schedule=staircase(privacy.noise_levels, steps) if privacy.noise_levels else (),
+    correlation=correlation(privacy, steps) if privacy.method == "dp_ftrl" else None,
+    shares=shares,
+  )
 
 
 def staircase(levels: list[float], num_steps: int) -> tuple[float, ...]:

@@ -182,6 +182,7 @@ class _Loop:
     self.ledger = self.ledger.charge(
       self.run.plan.step_event(self.step),
       l2_clip_norm=self.run.plan.l2_bound,
+      neighboring_relation=self.run.plan.neighboring_relation,
       noise_key_id=self.key_id,
       first_step=self.step,
     )
@@ -274,11 +275,11 @@ def _privacy_facts(loop: _Loop) -> dict[str, Any]:
     "epsilon": _charged(loop) if private else None,
     "delta": plan.delta if private else None,
     "neighboring_relation": str(plan.neighboring_relation) if private else None,
-    "unit": getattr(plan.sampler, "unit", "example") if private else None,
+    "unit": plan.unit if private else None,
     "epsilon_kind": "proved" if private else "none",
     "accountant": plan.accountant if private else None,
     "noise_multiplier": plan.noise_multiplier,
-    "l2_clip_norm": plan.l2_clip_norm,
+    "l2_clip_norm": plan.l2_clip_norm.norms,
     **_clipping_facts(loop),
     "sampler": repr(plan.sampler),
     "normalize_by": plan.normalize_by,

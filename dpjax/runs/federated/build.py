@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from dp_accounting import DpEvent
 
-from dpjax import accounting, federated, models, sampling, transforms, validate
+from dpjax import accounting, federated, gradients, models, sampling, validate
 from dpjax import data as data_lib
 from dpjax.data import Federation, partition, shakespeare
 from dpjax.runs import bounds
@@ -25,6 +25,7 @@ from dpjax.runs.central.config import OptimizerConfig, PrivacyConfig, TrainConfi
 from dpjax.runs.federated.config import FedConfig
 from dpjax.federated import execution, placement, processes
 from dpjax.federated.server_optimizers import fed_opt
+from dpjax.noise import NoiseShape
 from dpjax.plan import Plan
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
@@ -337,11 +338,7 @@ def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) 
     accountant=privacy.accountant,
   )
   if privacy.clipping == "adaptive":
-    numbers["clipping"] = transforms.AdaptiveClipping(
-      target_quantile=privacy.clip_quantile,
-      learning_rate=privacy.clip_learning_rate,
-      count_noise_std=privacy.clip_count_noise_std,
-    )
+    numbers["l2_clip_norm"] = gradients.Clip(privacy.l2_clip_norm, build.adaptive(privacy))
   return _with_noise(config, noise, numbers)
 
 
@@ -366,7 +363,7 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
     normalize_by=ftrl.expected_share(privacy) * num_clients,
     delta=config.privacy.delta,
     accountant=config.privacy.accountant,
-    correlation=ftrl.correlation(privacy, config.num_rounds),
+    noise_shape=NoiseShape(correlation=ftrl.correlation(privacy, config.num_rounds)),
   )
   return _with_noise(config, config.privacy.noise_multiplier, numbers)
 
@@ -510,13 +507,14 @@ def _aggregator(config: FedConfig, plan: Plan, key: jax.Array) -> federated.Aggr
   algorithm = config.algorithm
   if config.privacy.method in _CENTRAL:
     return federated.central(plan, key)
-  return {
+  chosen = {
     "mean": federated.weighted_mean,
     "median": federated.median,
     "trimmed_mean": lambda: federated.trimmed_mean(algorithm.trim),
     "krum": lambda: federated.krum(algorithm.num_byzantine),
     "geometric_median": federated.geometric_median,
   }[algorithm.aggregator]()
+  return chosen.drawn_by(plan)
 
 
 def _compressor(config: FedConfig) -> federated.Compressor | None:

@@ -100,6 +100,7 @@ class _Loop:
     self.ledger = self.ledger.charge(
       self.fed.promise.step_event(self.round),
       l2_clip_norm=_clip_norm(self.config, self.fed),
+      neighboring_relation=self.fed.promise.relation,
       noise_key_id=self.key_id,
       first_step=self.round,
     )
@@ -189,9 +190,7 @@ def _fit(loop: _Loop, received: list[int]) -> None:
   rng = fed.random.sampler
   if loop.reached:  # stopped here before, but killed before its result was written
     return bar.close()
-  for cohort in federated.cohorts(
-    fed.plan, fed.federation, fed.work, rng=rng, start=loop.round
-  ):
+  for cohort in fed.algorithm.cohorts(fed.federation, fed.work, rng=rng, start=loop.round):
     loop.state, info = fed.algorithm.round(loop.state, cohort)
     loop.charge()
     if loop.is_evaluated():

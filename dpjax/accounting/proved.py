@@ -1,0 +1,93 @@
+"""What is proved: for which sampler, under which relation, by which accountant. One table.
+
+A sampler names its row (`Sampler.law`). A row may also name the kind of event that carries
+the sampler with it: such an event is refused wherever the row does not hold, also by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import dp_accounting as dpa
+
+from dpjax import validate
+from dpjax.validate import UserError
+
+ACCOUNTANTS = ("pld", "rdp")
+_ADD, _REPLACE, _ZERO = "add_or_remove_one", "replace_one", "replace_special"
+RELATIONS = (_ADD, _REPLACE, _ZERO)
+
+
+class Proved(NamedTuple):
+  """One row: the relations, the default one first, and the accountants, the tightest first."""
+
+  relations: tuple[str, ...]
+  accountants: tuple[str, ...] = ACCOUNTANTS
+  event: type | None = None
+
+
+PROVED: dict[str, Proved] = {
+  "none": Proved(RELATIONS),  # every record in every step
+  "unproved": Proved(()),
+  "poisson": Proved((_ADD, _ZERO), ACCOUNTANTS, dpa.PoissonSampledDpEvent),
+  "fixed_size": Proved((_REPLACE,), ("rdp",), dpa.SampledWithoutReplacementDpEvent),
+  "truncated_poisson": Proved((_ZERO,), ("pld",), dpa.TruncatedSubsampledGaussianDpEvent),
+  "shuffled": Proved((_REPLACE, _ZERO)),
+  "cyclic": Proved((_ZERO, _REPLACE)),
+  "balls_in_bins": Proved((_ADD, _ZERO, _REPLACE)),
+  "cyclic_poisson": Proved((_ADD, _ZERO)),
+  "min_sep": Proved((_ADD, _ZERO, _REPLACE)),
+  # no samplers, but events of the same kind
+  "poisson of Laplace noise": Proved((_ADD, _ZERO), ("pld",)),
+  "the best of several runs": Proved(
+    RELATIONS, ("rdp",), dpa.dp_event.RepeatAndSelectDpEvent
+  ),
+}
+
+
+def proved_for(law: str) -> Proved:
+  """The row of a sampler's law.
+
+  >>> proved_for("truncated_poisson").relations
+  ('replace_special',)
+  """
+  validate.one_of(PROVED, sampler=law)
+  return PROVED[law]
+
+
+def accountants_for(law: str, neighboring_relation: str) -> tuple[str, ...]:
+  """Those that prove an epsilon for a sampler under a relation; () where none does.
+
+  >>> accountants_for("fixed_size", "replace_one"), accountants_for("poisson", "replace_one")
+  (('rdp',), ())
+  """
+  row = proved_for(law)
+  return row.accountants if neighboring_relation in row.relations else ()
+
+
+def checked_relation(law: str, asked: str, name: str) -> str:
+  """The relation that is asked for, "" for the row's own; UserError where nothing is proved.
+
+  >>> checked_relation("fixed_size", "", "FixedSizeSampler")
+  'replace_one'
+  """
+  allowed = proved_for(law).relations
+  relation = asked or (*allowed, _ADD)[0]
+  validate.one_of(RELATIONS, neighboring_relation=relation)
+  if allowed and relation not in allowed:
+    raise UserError(
+      f"neighboring_relation={relation!r}: {name} is proved only under {', '.join(allowed)}"
+    )
+  return relation
+
+
+def law_of(part: Any) -> str:
+  """The row that an elementary event (`events.parts`) belongs to.
+
+  >>> law_of(dpa.GaussianDpEvent(1.0))
+  'none'
+  """
+  sampled = isinstance(part, dpa.PoissonSampledDpEvent)
+  if sampled and isinstance(part.event, dpa.LaplaceDpEvent):
+    return "poisson of Laplace noise"
+  return next((law for law, row in PROVED.items() if row.event is type(part)), "none")

@@ -1,0 +1,210 @@
+"""How gradients are clipped, as ONE value that gradients, transforms and plan pass on.
+
+A rule says by how much a gradient of some length is shortened. `RULES` names those that are
+known; a new one is a class and a row there. What changes from step to step is in the clip,
+too, and costs nothing (`transforms/clip_scale.py`): a public schedule, or a rule that
+`adapts`, whose norm follows what the mechanism releases (`transforms/adaptive_clipping.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import validate
+from dpjax.types import NeighboringRelation
+from dpjax.validate import UserError
+
+# Within these a bound, and every term as long as it, are normal numbers of float32.
+_MIN_NORM, _MAX_NORM = 1e-25, 1e30
+# The quotient limit keeps every factor finite.
+_MIN_GAMMA, _MAX_QUOTIENT = 1e-8, 1e30
+
+
+class Rule:
+  """Shortens a gradient of length n to at most C. Subclasses are frozen dataclasses.
+
+  Guarantee that a subclass owes: n * factors(n, top(C), 1) <= top(C) <= C and factors <= 1,
+  for every n >= 0. `tests/gradients/test_rules.py` tries those of `RULES`.
+  """
+
+  adapts: ClassVar[bool] = False  # C follows what the mechanism releases
+  may_be_unbounded: ClassVar[bool] = False  # C = inf means: do not clip
+
+  def check(self, largest: float) -> None:
+    """Raises UserError unless the rule's numbers go with clip norms up to `largest`."""
+
+  def top(self, bound: float) -> float:
+    """What clipped lengths are measured against while they are summed; the finished sum is
+    multiplied by bound / top(bound), where short terms would lose digits."""
+    return bound
+
+  def visible(self, bound: float) -> float:
+    """A length of which a small share does not show in the factor."""
+    return bound or 1.0
+
+  def factors(self, lengths: Any, top: float, most: float) -> Any:
+    """[B] factors of gradients of these lengths, all multiplied by the number `most`, by
+    which `top` was multiplied already."""
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat(Rule):
+  """min(1, C / norm): short gradients stay as they are (Abadi et al. 2016)."""
+
+  may_be_unbounded: ClassVar[bool] = True
+
+  def factors(self, lengths: Any, top: float, most: float) -> Any:
+    return jnp.minimum(most, top / lengths)  # 0 -> inf -> most; never NaN
+
+
+@dataclasses.dataclass(frozen=True)
+class Automatic(Rule):
+  """C / (norm + gamma): every gradient gets the length C norm / (norm + gamma) < C, so that C
+  only scales the learning rate (AUTO-S of Bu et al. 2022, arXiv:2206.07136; the same as
+  DP-NSGD of Yang et al. 2022, arXiv:2206.13033).
+
+  Args:
+    gamma: in units of the gradient norm.
+  """
+
+  gamma: float = 0.01
+
+  def check(self, largest: float) -> None:
+    validate.positive(gamma=self.gamma)
+    least = max(_MIN_GAMMA, largest / _MAX_QUOTIENT)
+    if self.gamma < least:
+      raise UserError(f"gamma={self.gamma!r}: must be >= {least:g}")
+    if self.gamma > _MAX_NORM:
+      raise UserError(f"gamma={self.gamma!r}: must be <= {_MAX_NORM:g}")
+
+  def top(self, bound: float) -> float:
+    return min(bound, self.gamma)
+
+  def visible(self, bound: float) -> float:
+    return self.gamma
+
+  def factors(self, lengths: Any, top: float, most: float) -> Any:
+    return top / (lengths + self.gamma)
+
+
+RULES: dict[str, type[Rule]] = {"flat": Flat, "automatic": Automatic}
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+  """Bounds on one example's gradient. A number, or a tree, is short for the flat clip.
+
+  Args:
+    norms: a number C in [1e-25, 1e30]; or a tree of numbers that is a prefix of the parameter
+      tree: each bounds the subtree it stands for, and the whole gradient is bounded by
+      sqrt(sum C_l^2); a group of bound 0 is frozen. inf: no clipping, where the rule can.
+    rule: how a gradient is shortened, or its name in `RULES`.
+    schedule: public factors of the norms, one for each step; they cost nothing.
+
+  >>> Clip({"dense": 3.0, "head": 4.0}).l2_bound
+  5.0
+  >>> Clip(1.5).sensitivity("replace_one"), Clip(1.0, "automatic").rule
+  (3.0, Automatic(gamma=0.01))
+  """
+
+  norms: Any
+  rule: Any = Flat()  # Rule | str
+  schedule: tuple[float, ...] = ()
+
+  def __post_init__(self):
+    if isinstance(self.rule, str):
+      validate.one_of(RULES, clipping=self.rule)
+      object.__setattr__(self, "rule", RULES[self.rule]())
+    if not isinstance(self.rule, Rule):
+      raise UserError(
+        f"clipping={self.rule!r}: must be a Rule, or one of {', '.join(RULES)}"
+      )
+    object.__setattr__(self, "schedule", tuple(self.schedule))
+    validate.factors(clip_schedule=self.schedule)
+    unbounded = self.rule.may_be_unbounded
+    self._check_norms(validate.positive_or_inf if unbounded else validate.positive)
+
+  @classmethod
+  def of(cls, given: Any) -> Clip:
+    """The clip that is given, or that a number or a tree is short for."""
+    return given if isinstance(given, Clip) else cls(given)
+
+  def _check_norms(self, check: Any) -> None:
+    active = [leaf for leaf in jax.tree.leaves(self.norms) if not _is_zero(leaf)]
+    if not active or jax.tree.structure(self.norms).num_nodes == 1:
+      check(l2_clip_norm=self.norms)
+    for leaf in active:
+      check(l2_clip_norm=leaf)
+      if not (_MIN_NORM <= leaf <= _MAX_NORM or math.isinf(leaf)):
+        raise UserError(
+          f"l2_clip_norm={leaf!r}: must be in [{_MIN_NORM:g}, {_MAX_NORM:g}], the range in "
+          "which float32 can bound a gradient"
+        )
+    self.rule.check(max(active))
+
+  def check_steps(self, num_steps: int) -> None:
+    """Raises unless the schedule is empty or has a factor for each step."""
+    if self.schedule and len(self.schedule) < num_steps:
+      raise UserError(
+        f"clip_schedule: has {len(self.schedule)} factors, must have one for each of "
+        f"num_steps={num_steps}"
+      )
+
+  def check_finite(self) -> None:
+    """Raises unless every bound is finite."""
+    self._check_norms(validate.positive)
+
+  @property
+  def is_one_number(self) -> bool:
+    """Whether the whole gradient has one bound; else each group of parameters has its own."""
+    return isinstance(self.norms, (int, float))
+
+  @property
+  def l2_bound(self) -> float:
+    """The largest l2 norm that one example's clipped gradient can have."""
+    return math.hypot(*self.group_bounds())
+
+  def group_bounds(self, *, rescale_to_unit_norm: bool = False) -> tuple[float, ...]:
+    """The largest l2 norm of each group of one example's clipped gradient.
+
+    >>> Clip({"dense": 3.0, "head": 0.0}).group_bounds(rescale_to_unit_norm=True)
+    (1.0, 0.0)
+    """
+    bounds = tuple(float(c) for c in jax.tree.leaves(self.norms))
+    return tuple(float(c > 0) for c in bounds) if rescale_to_unit_norm else bounds
+
+  def sensitivity(self, relation: NeighboringRelation | str) -> float:
+    """L2 sensitivity of the sum of clipped gradients."""
+    return sensitivity(self.l2_bound, relation)
+
+  def check_prefix(self, params: Any) -> None:
+    """Raises unless the norms are a prefix of the parameters, which hold arrays."""
+    if not jax.tree.leaves(params):
+      raise UserError("params: must hold at least one array")
+    try:
+      jax.tree.map(lambda _, group: None, self.norms, params)
+    except ValueError:
+      raise UserError(
+        "l2_clip_norm: must be a number, or a prefix of the parameter tree"
+      ) from None
+
+
+def _is_zero(leaf: Any) -> bool:
+  return isinstance(leaf, (int, float)) and not isinstance(leaf, bool) and leaf == 0
+
+
+def sensitivity(bound: float, relation: NeighboringRelation | str) -> float:
+  """L2 sensitivity of a sum whose terms have norm <= bound.
+
+  >>> sensitivity(1.5, "add_or_remove_one"), sensitivity(1.5, "replace_one")
+  (1.5, 3.0)
+  """
+  validate.one_of(NeighboringRelation, neighboring_relation=str(relation))
+  exchanged = NeighboringRelation(relation) is NeighboringRelation.REPLACE_ONE
+  return 2 * bound if exchanged else bound

@@ -1,0 +1,54 @@
+"""How the noise of a run is shaped, as ONE value that transforms and plan pass on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from dpjax import validate
+from dpjax.noise.correlated import Correlation, Independent
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseShape:
+  """What noise has beside its level: by default nothing, it is white and the same everywhere.
+
+  Args:
+    schedule: public factors of the noise multiplier, one for each step, or ().
+    correlation: a strategy of `dpjax.noise.correlated` (DP-FTRL), None for noise that is
+      independent from step to step.
+    shares: each group's share of the privacy budget, a tree like the clip norms; they cost
+      nothing (see `transforms/group_noise.py`).
+
+  >>> NoiseShape().by_step, NoiseShape(schedule=(2.0, 1.0)).by_step
+  (False, True)
+  """
+
+  schedule: tuple[float, ...] = ()
+  correlation: Correlation | None = None
+  shares: Any = None
+
+  def __post_init__(self):
+    object.__setattr__(self, "schedule", tuple(self.schedule))
+    validate.factors(noise_schedule=self.schedule)
+
+  @property
+  def by_step(self) -> bool:
+    """Whether a step's noise depends on which step it is, or on other steps."""
+    return self.correlation is not None or bool(self.schedule)
+
+  @property
+  def strategy(self) -> Correlation:
+    """The correlation, the identity where there is none."""
+    return self.correlation or Independent()
+
+  def check_steps(self, num_steps: int) -> None:
+    """Raises unless the schedule is empty or has one factor for each step."""
+    if len(self.schedule) not in (0, num_steps):
+      raise UserError(
+        f"noise_schedule: has {len(self.schedule)} factors, must have num_steps={num_steps}"
+      )
+
+
+WHITE = NoiseShape()

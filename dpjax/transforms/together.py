@@ -1,0 +1,75 @@
+"""What does not combine: one table, for transforms and plans."""
+
+from __future__ import annotations
+
+import jax
+
+from dpjax.gradients import Clip, Flat
+from dpjax.noise import NoiseShape
+from dpjax.sampling import Sampler
+from dpjax.validate import UserError
+
+_SHAPED = ("clipping that is not flat", "noise shares", "a frozen group")
+_EPOCHS = "epochs that are paid at the noise of their first step"
+_BANDS = (
+  "noise of several bands, which needs a sampler that bounds how often an example takes "
+  "part, such as CyclicSampler or CyclicPoissonSampler"
+)
+# A feature, and those that have no analysis, or no implementation, beside it.
+APART = {
+  "adaptive clipping": (
+    *("several clip norms", "a clip schedule", "noise shares", "a noise schedule"),
+    *("correlated noise", "slices", "bounded participation"),
+  ),
+  "a clip schedule": ("clipping that is not flat",),
+  "correlated noise": _SHAPED,
+  "a noise schedule": (*_SHAPED, _EPOCHS),
+  _BANDS: ("free participation",),
+}
+
+
+def features(
+  clip: Clip, shape: NoiseShape, *, sampler: Sampler | None = None, slices: int = 1
+) -> dict[str, str]:
+  """Those that these have of all in `APART`, each with the argument that brings it.
+
+  >>> features(Clip(1.0), NoiseShape(schedule=(2.0, 1.0)))
+  {'a noise schedule': 'noise_schedule=(2.0, 1.0)'}
+  """
+  norms, rule = f"l2_clip_norm={clip.norms!r}", f"clipping={clip.rule!r}"
+  strategy = f"correlation={type(shape.correlation).__name__}"
+  found = {
+    "adaptive clipping": (clip.rule.adapts, rule),
+    "clipping that is not flat": (type(clip.rule) is not Flat, rule),
+    "several clip norms": (not clip.is_one_number, norms),
+    "a frozen group": (0 in jax.tree.leaves(clip.norms), norms),
+    "a clip schedule": (clip.schedule, f"clip_schedule={clip.schedule!r}"),
+    "noise shares": (shape.shares is not None, f"noise_shares={shape.shares!r}"),
+    "a noise schedule": (shape.schedule, f"noise_schedule={shape.schedule!r}"),
+    "correlated noise": (shape.correlation is not None, strategy),
+    _BANDS: (shape.strategy.bands != 1, strategy),
+    "slices": (slices != 1, f"slices={slices}"),
+  }
+  if sampler is not None:
+    free, drawn = sampler.participation is None, f"sampler={sampler!r}"
+    found["free participation"] = (free, drawn)
+    found["bounded participation"] = (not free, drawn)
+    found[_EPOCHS] = (not sampler.steps_alike, drawn)
+  return {name: argument for name, (has, argument) in found.items() if has}
+
+
+def check_together(
+  clip: Clip, shape: NoiseShape, *, sampler: Sampler | None = None, slices: int = 1
+) -> None:
+  """Raises UserError for the first pair of `APART`.
+
+  >>> check_together(Clip(1.0, "automatic"), NoiseShape(schedule=(2.0, 1.0)))
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: clipping=Automatic(gamma=0.01): not with a noise schedule
+  """
+  found = features(clip, shape, sampler=sampler, slices=slices)
+  pairs = [(one, other) for one, apart in APART.items() for other in apart]
+  for one, other in pairs:
+    if one in found and other in found:
+      raise UserError(f"{found[other]}: not with {one}")

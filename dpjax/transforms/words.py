@@ -1,0 +1,80 @@
+"""What a step adds, in words, where that is not what the accountant is told."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from dpjax import accounting, noise
+from dpjax.gradients import Clip
+from dpjax.noise import NoiseShape
+from dpjax.sampling import Sampler
+from dpjax.transforms.group_noise import group_stds
+
+_MAX_DENSE = 1024  # steps up to which the whole of C is looked at
+
+
+def noise_in_words(
+  clip: Clip,
+  noise_shape: NoiseShape,
+  sampler: Sampler,
+  unit: str,
+  noise_multiplier: float,
+  normalize_by: float,
+  num_steps: int,
+) -> str:
+  """A part of a privacy statement; "" where the noise is what the event says.
+
+  >>> from dpjax.sampling import PoissonSampler
+  >>> sampler = PoissonSampler(0.5, 16)
+  >>> noise_in_words(Clip(1.0), NoiseShape(), sampler, "example", 1.0, 8.0, num_steps=1)
+  ''
+  """
+  if sampler.participation is not None:
+    shown = _stds_in_words(noise_shape, noise_multiplier, num_steps)
+    return _correlated(noise_shape, sampler, shown, unit)
+  if clip.rule.adapts:
+    return clip.rule.statement(noise_multiplier, normalize_by)
+  if noise_shape.shares is None:
+    return ""
+  stds = jax.tree.leaves(group_stds(clip, noise_multiplier, noise_shape.shares))
+  low, high = (accounting.lower(std, digits=6) for std in (min(stds), max(stds)))
+  return (
+    f"Noise by group: its standard deviation on the sum is {low} to {high}, by the public "
+    "shares of the groups; after division by the shares it is the noise above."
+  )
+
+
+def _correlated(noise_shape: NoiseShape, sampler: Sampler, shown: str, unit: str) -> str:
+  name = type(noise_shape.strategy).__name__
+  min_sep, cyclic, prob = sampler.participation or (1, False, 1.0)
+  apart = f"exactly {min_sep} steps apart" if cyclic else f"{min_sep} steps apart or more"
+  amplified = (
+    "each turn's noise on the largest column of C, with probability "
+    f"{accounting.upper(prob, digits=6)}"
+    if prob < 1
+    else f"one Gaussian mechanism on the columns of C that one {unit} can touch"
+  )
+  return (
+    f"Noise: C^-1 z (strategy {name}), z white. {shown}\nAssumed, and kept by "
+    f"{type(sampler).__name__}: the steps of one {unit} are {apart}. Charged as "
+    f"{amplified}."
+  )
+
+
+def _stds_in_words(noise_shape: NoiseShape, noise_multiplier: float, num_steps: int) -> str:
+  """Standard deviations of the noise on the sum: C has a unit diagonal, so what is new in
+  step t is z_t, and what comes from earlier steps is independent of it."""
+  factors = np.array(noise_shape.schedule or np.ones(num_steps))
+  number = lambda value: accounting.lower(noise_multiplier * value, digits=6)
+  low, high = number(factors.min()), number(factors.max())
+  new = low if low == high else f"{low} to {high}"
+  words = (
+    f"Given the noise of all earlier steps, that of a step has {new} times the clip norm as "
+    "its standard deviation"
+  )
+  if num_steps > _MAX_DENSE:
+    return f"{words}; taken alone it has more."
+  matrix = noise.correlated.matrix(noise_shape.strategy, num_steps)
+  alone = np.linalg.norm(np.linalg.inv(matrix) * factors, axis=1)
+  return f"{words}; taken alone it has up to {number(alone.max())}."

@@ -1,0 +1,117 @@
+"""Every clipping rule keeps its bound; a new one is a class and a row of `RULES`."""
+
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax import gradients, sampling
+from dpjax.auditing.games import play, transforms
+from dpjax.federated import central
+from dpjax.gradients import RULES, Clip
+
+_LENGTHS = np.concatenate([[0.0], np.geomspace(1e-38, 1e38, 400)]).astype(np.float32)
+_PARAMS = {"w": jnp.ones(3), "b": jnp.zeros(())}
+
+_FILE = '''
+import dataclasses
+
+from dpjax.gradients import Rule
+
+
+@dataclasses.dataclass(frozen=True)
+class Psac(Rule):
+  """Xia et al. 2023, arXiv:2212.00328: C / (norm + r / (norm + r))."""
+
+  r: float = 0.1
+
+  def top(self, bound):
+    return min(bound, 2 * self.r**0.5 - self.r)  # the least denominator
+
+  def factors(self, lengths, top, most):
+    return top / (lengths + self.r / (lengths + self.r))
+'''
+
+
+@pytest.fixture
+def psac(monkeypatch):
+  module = types.ModuleType("dpjax.gradients.psac")
+  monkeypatch.setitem(sys.modules, module.__name__, module)
+  exec(_FILE, vars(module))
+  monkeypatch.setitem(RULES, "psac", module.Psac)
+  return module.Psac
+
+
+def _longest(rule, bound):
+  """What is left of the longest gradient, in units of what the rule promises."""
+  top = rule.top(bound)
+  assert 0 < top <= bound
+  factors = np.asarray(rule.factors(jnp.asarray(_LENGTHS), top, 1.0), np.float64)
+  assert np.isfinite(factors).all() and (factors >= 0).all() and (factors <= 1 + 1e-6).all()
+  return (factors * _LENGTHS.astype(np.float64)).max() / top
+
+
+def _keep_their_bound():
+  for rule in RULES.values():
+    for bound in (1e-25, 1e-3, 1.0, 1e5):
+      assert _longest(rule(), bound) <= 1 + 1e-6
+
+
+def test_p4_every_rule_keeps_its_bound():
+  _keep_their_bound()
+
+
+def test_a_rule_that_does_not_is_found(psac, monkeypatch):
+  monkeypatch.setattr(psac, "factors", lambda self, lengths, top, most: lengths * 0 + most)
+  with pytest.raises(AssertionError):
+    _keep_their_bound()
+
+
+def _loss(params, x):
+  return 0.5 * (x @ params["w"] + params["b"]) ** 2
+
+
+def test_a_new_rule_is_known_by_its_name_everywhere(psac):
+  _keep_their_bound()
+  clip = Clip(0.5, "psac")
+  assert clip.rule == psac() and clip.l2_bound == 0.5
+  x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
+  sums = [
+    gradients.clipped_grad(_loss, l2_clip_norm=clip, method=method)(_PARAMS, x, True)
+    for method in ("vmap", "ghost")
+  ]
+  grads = gradients.per_example_grads(_loss)(_PARAMS, x)[1]
+  norms = np.asarray(dpjax.trees.per_example_norms(grads), np.float64)
+  factors = 0.5 / (norms + 0.1 / (norms + 0.1))
+  expected = jax.tree.map(lambda g: np.tensordot(factors, np.asarray(g), 1), grads)
+  for summed in sums:
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+      summed.total,
+      expected,
+    )
+
+
+def test_plan_cohorts_and_games_take_a_new_rule_as_it_is(psac):
+  numbers = dict(noise_multiplier=2.0, normalize_by=4, num_steps=3, delta=1e-5)
+  sampler = sampling.PoissonSampler(0.5, 9)
+  plan = dpjax.Plan(sampler=sampler, l2_clip_norm=Clip(0.5, "psac"), **numbers)
+  flat = dpjax.Plan(sampler=sampler, l2_clip_norm=0.5, **numbers)
+  assert plan.event() == flat.event() and plan.noise_std == flat.noise_std
+  tx, state = plan.transform(jax.random.key(0)), None
+  state = tx.init(_PARAMS)
+  mask = jnp.ones(2, bool)
+  long = {"w": jnp.full((2, 3), 1e6), "b": jnp.full(2, 1e6)}
+  assert all(
+    np.isfinite(u).all() for u in jax.tree.leaves(tx.update(long, state, mask=mask)[0])
+  )
+  assert (
+    central(plan, jax.random.key(0)).partial is not None
+  )  # streamed, as flat clipping is
+  games = transforms.games("clip_and_noise", dpjax.clip_and_noise)
+  (game,) = [one for one in games if one.case == "psac clipping"]
+  assert not any(one.refuted for one in play(game, num_draws=400))

@@ -1,0 +1,101 @@
+"""A sampler is added by one file and one row of the table of what is proved: here as a
+module of its own, which plan, ledger and games take as it is."""
+
+import sys
+import types
+
+import pytest
+
+import dpjax
+from dpjax import accounting
+from dpjax.accounting import Ledger, Proved
+from dpjax.auditing.games import play, registry, samplers
+from dpjax.validate import UserError
+
+_FILE = '''
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dpjax.sampling import samplers
+
+
+@dataclasses.dataclass(frozen=True)
+class HalvesSampler(samplers.Sampler):
+  """A coin decides which half of the examples takes part."""
+
+  law: ClassVar[str] = "halves"
+  small: ClassVar[Any] = ({"num_examples": 4},)
+
+  num_examples: int
+
+  @property
+  def slots(self):
+    return self.num_examples // 2
+
+  @property
+  def only_size(self):
+    return self.num_examples
+
+  def event(self, inner):
+    return inner
+
+  def draw(self, num_examples, *, seed, step):
+    second = samplers.generator(seed, step).random() < 0.5
+    return np.arange(self.slots) + second * self.slots
+
+'''
+
+
+@pytest.fixture
+def halves(monkeypatch):
+  module = types.ModuleType("dpjax.sampling.halves")
+  monkeypatch.setitem(sys.modules, module.__name__, module)
+  exec(_FILE, vars(module))
+  row = Proved(("replace_special", "replace_one"))
+  monkeypatch.setitem(accounting.PROVED, "halves", row)
+  return module.HalvesSampler
+
+
+def _plan(sampler, **changes):
+  numbers = dict(noise_multiplier=2.0, l2_clip_norm=1.0, normalize_by=4, num_steps=3)
+  return dpjax.Plan(**{**numbers, "sampler": sampler, "delta": 1e-5, **changes})
+
+
+def test_plan_and_ledger_take_it_as_it_is(halves):
+  plan = _plan(halves(8))
+  assert (plan.neighboring_relation, plan.accountant) == ("replace_special", "pld")
+  three = accounting.composed(accounting.gaussian_event(2.0), 3)
+  assert plan.epsilon() == accounting.epsilon(three, delta=1e-5)
+  rows = list(plan.batches(dpjax.data.load("digits")[0].subset(slice(0, 8)), rng=1))
+  assert [batch.mask.sum() for batch in rows] == [4, 4, 4]
+  assert "Unit: one example" in plan.statement(8)
+  with pytest.raises(UserError, match="HalvesSampler is proved only under"):
+    _plan(halves(8), neighboring_relation="add_or_remove_one")
+  ledger = Ledger().charge(
+    plan.step_event(),
+    num_steps=3,
+    l2_clip_norm=1.0,
+    neighboring_relation=plan.neighboring_relation,
+    noise_key_id="a",
+    first_step=0,
+  )
+  assert ledger.epsilon(1e-5) == plan.epsilon()
+
+
+def test_its_games_are_found_and_played(halves):
+  assert registry.is_sampler(halves)
+  found = samplers.games(halves)
+  assert {game.relation for game in found} == {"replace_special", "replace_one"}
+  results = [one for game in found for one in play(game, num_draws=400, seed=3)]
+  assert results and not any(one.refuted for one in results)
+
+
+def test_without_a_row_nothing_is_proved(halves, monkeypatch):
+  monkeypatch.delitem(accounting.PROVED, "halves")
+  with pytest.raises(UserError, match="sampler='halves'"):
+    _plan(halves(8))
+  monkeypatch.setattr(halves, "law", dpjax.sampling.Sampler.law)
+  monkeypatch.setattr(halves, "event", dpjax.sampling.Sampler.event)
+  assert not _plan(halves(8)).is_private
