@@ -18,14 +18,14 @@ from dpjax.checks.influence import cross_example_leakage as cross_example_leakag
 from dpjax.checks.subject import Row as Row
 from dpjax.checks.subject import Subject as Subject
 from dpjax.runs import release
-from dpjax.runs.central import build
+from dpjax.runs.central import build, privacy
 from dpjax.runs.central.config import TrainConfig
 from dpjax.validate import UserError
 
 
 def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subject:
   """The parts of the run of a config, as they would be trained with."""
-  if config.privacy.method not in build.PRIVATE_METHODS:
+  if config.privacy.method not in privacy.PRIVATE_METHODS:
     raise UserError(
       f"privacy.method={config.privacy.method!r}: promises nothing, so there is nothing to "
       "check; use 'dp_sgd' or 'dp_ftrl'"

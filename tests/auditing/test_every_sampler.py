@@ -11,6 +11,7 @@ from dpjax import auditing, data, sampling
 from dpjax.plan import Plan
 from dpjax.runs.central import build
 from dpjax.runs.central.config import AuditConfig, FtrlConfig, PrivacyConfig, TrainConfig
+from dpjax.runs.central.privacy import SAMPLERS
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
@@ -133,7 +134,7 @@ _CONFIGS = [
     ("truncated_poisson", "replace_special"), ("fixed_size", "replace_one"),
     ("shuffled", "replace_one"), ("shuffled", "replace_special"),
   ]),
-  *((s, "add_or_remove_one", "sgd") for s in build.SAMPLERS),
+  *((s, "add_or_remove_one", "sgd") for s in SAMPLERS),
   *((s, r, "dp_ftrl") for s, rs in [
     ("cyclic", ("replace_special", "replace_one")),
     ("cyclic_poisson", ("add_or_remove_one", "replace_special")),

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from configs import quickstart
-from dpjax.runs.central import build
+from dpjax.plan import Plan
 from dpjax.runs import fields
-from dpjax.runs.central import run
+from dpjax.runs.central import build, run
 from dpjax.validate import UserError
 
 # Full batches, Adam, and twice as many weights as a canary needs: it learns them by heart.
@@ -61,16 +61,16 @@ def test_p39_a_non_private_run_claims_nothing_and_its_canaries_are_found(tmp_pat
 
 def test_a_run_that_neither_clips_nor_adds_its_noise_is_refuted(tmp_path, monkeypatch):
   """The plan claims epsilon .5; the transform that runs is another one's."""
-  honest = build.Plan.transform
+  honest = Plan.transform
 
   def broken(plan, key):
     wrong = dataclasses.replace(plan, l2_clip_norm=1e6, noise_multiplier=1e-9)
     return honest(wrong, key)
 
-  grad = build.Plan.clipped_grad
-  monkeypatch.setattr(build.Plan, "transform", broken)
+  grad = Plan.clipped_grad
+  monkeypatch.setattr(Plan, "transform", broken)
   monkeypatch.setattr(
-    build.Plan,
+    Plan,
     "clipped_grad",
     lambda plan, loss_fn, **options: grad(
       dataclasses.replace(plan, l2_clip_norm=1e6), loss_fn, **options

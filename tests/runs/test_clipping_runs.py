@@ -7,13 +7,11 @@ import signal
 import pytest
 
 from configs import quickstart
-from dpjax.runs.central import build
+from dpjax.checks import laws, noise_laws
 from dpjax.checks import table as check
-from dpjax.checks import laws
-from dpjax.checks import noise_laws
-from dpjax.runs import fields
-from dpjax.runs.central import run
-from dpjax.runs import writers
+from dpjax.runs import fields, writers
+from dpjax.runs.central import build, run
+from dpjax.runs.central.privacy import make_plan
 from dpjax.transforms import AdaptiveClipping
 from dpjax.validate import UserError
 
@@ -55,11 +53,11 @@ _RUNS = {
 def test_a_run_ends_with_true_facts(name, tmp_path):
   config = _config(**_RUNS[name])
   result = run.train(config, tmp_path / "run")
-  plan = build.make_plan(config, 300, build.build(config).params)
+  plan = make_plan(config, 300, build.build(config).params)
   assert result["epsilon"] == pytest.approx(plan.epsilon()) and result["num_steps"] == 4
   assert result["clipping"] == config.privacy.clipping
   assert result["epsilon_kind"] == "proved"
-  flat = build.make_plan(_config(), 300).epsilon()
+  flat = make_plan(_config(), 300).epsilon()
   charged_more = name.startswith("adaptive")
   assert (result["epsilon"] > flat * 1.0001) == charged_more
   rows = writers.read_metrics(tmp_path / "run")

@@ -9,12 +9,12 @@ import pytest
 from configs.fed import quickstart
 from dpjax import noise
 from dpjax.accounting import Ledger
+from dpjax.runs import fields, writers
 from dpjax.runs.central import build
-from dpjax.runs.federated import run as federate
-from dpjax.runs.federated import build as federate_build
-from dpjax.runs import fields
-from dpjax.runs import writers
 from dpjax.runs.central.config import OptimizerConfig
+from dpjax.runs.federated import build as federate_build
+from dpjax.runs.federated import privacy as federate_privacy
+from dpjax.runs.federated import run as federate
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after
 
@@ -146,7 +146,7 @@ def test_p44_a_simulated_cohort_is_never_called_proved(tmp_path):
   assert result["epsilon_kind"] == "simulated" and result["epsilon"] < 2.0
   assert result["epsilon_of_this_run"] > 10 * result["epsilon"]
   assert result["privacy_statement"].startswith("SIMULATED")
-  deployed = federate_build.make_plan(config, 30)[1]
+  deployed = federate_privacy.make_plan(config, 30)[1]
   on_the_mean = [p.noise_multiplier / p.normalize_by for p in (run.plan, deployed)]
   assert on_the_mean[0] == pytest.approx(on_the_mean[1], rel=1e-12)
 

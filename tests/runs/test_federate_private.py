@@ -9,11 +9,11 @@ import pytest
 from configs.fed import shakespeare
 from dpjax import noise
 from dpjax.accounting import Ledger
-from dpjax.runs.federated import run as federate
-from dpjax.runs.federated import build as federate_build
-from dpjax.runs import fields
-from dpjax.runs import writers
+from dpjax.runs import fields, writers
 from dpjax.runs.central.config import FtrlConfig
+from dpjax.runs.federated import build as federate_build
+from dpjax.runs.federated import privacy as federate_privacy
+from dpjax.runs.federated import run as federate
 from dpjax.transforms import AdaptiveClipping
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after
@@ -46,7 +46,7 @@ def test_p16_resumed_equals_uninterrupted_and_pays_what_its_plan_says(
 ):
   config = _config(**overrides)
   whole = federate.federate(config, tmp_path / "whole")
-  plan = federate_build.make_plan(config, 30)[0]
+  plan = federate_privacy.make_plan(config, 30)[0]
   assert whole["epsilon"] == pytest.approx(plan.epsilon(), rel=1e-6)
   assert Ledger.from_json(whole["ledger"]).num_steps == 6
   assert whole["unit"] == "user" and whole["epsilon_kind"] == "proved"
@@ -69,8 +69,8 @@ def test_adaptive_clipping_moves_the_bound_and_pays_for_its_count(tmp_path):
   result = federate.federate(_config(**_ADAPTIVE), tmp_path / "run")
   norms = [row["l2_clip_norm"] for row in writers.read_metrics(tmp_path / "run")]
   assert len(set(norms)) == 3 and result["final_l2_clip_norm"] == norms[-1] != 0.15
-  flat = federate_build.make_plan(_config(), 30)[0]
-  adaptive = federate_build.make_plan(_config(**_ADAPTIVE), 30)[0]
+  flat = federate_privacy.make_plan(_config(), 30)[0]
+  adaptive = federate_privacy.make_plan(_config(**_ADAPTIVE), 30)[0]
   assert isinstance(adaptive.clipping, AdaptiveClipping)
   assert result["epsilon"] > flat.epsilon()  # 1 / z^2 = 1 / 2^2 + 1 / 4^2
   combined = AdaptiveClipping(count_noise_std=2.0).combined_noise_multiplier(2.0, 6)
@@ -89,7 +89,7 @@ def test_dp_ftrl_is_calibrated_and_its_users_take_turns(tmp_path):
   assert "CyclicSampler" in result["sampler"]
   assert "one user" in result["privacy_statement"]
   assert "example" not in result["privacy_statement"].split("Noise:")[1]
-  plan = federate_build.make_plan(config, 30)[0]
+  plan = federate_privacy.make_plan(config, 30)[0]
   drawn = [plan.sampler.draw(30, seed=1, step=t) for t in range(5)]
   assert sorted(np.concatenate(drawn)) == list(range(30)) and plan.normalize_by == 6
 
@@ -98,12 +98,12 @@ def test_dp_ftrl_is_calibrated_and_its_users_take_turns(tmp_path):
 def test_every_participation_has_a_plan(sampler):
   ftrl = FtrlConfig(sampler=sampler, strategy="tree")
   config = _config(**_FTRL, **{"privacy.ftrl": ftrl})
-  plan = federate_build.make_plan(config, 30)[0]
+  plan = federate_privacy.make_plan(config, 30)[0]
   assert plan.is_private and math.isfinite(plan.epsilon())
 
 
 def test_a_budget_counts_all_rounds_of_dp_ftrl(tmp_path):
-  epsilon = federate_build.make_plan(_config(**_FTRL), 30)[0].epsilon()
+  epsilon = federate_privacy.make_plan(_config(**_FTRL), 30)[0].epsilon()
   budget = {"privacy.epsilon_budget": epsilon * 0.99}
   with pytest.raises(UserError, match="the budget"):
     federate.federate(_config(**_FTRL, **budget), tmp_path / "run")

@@ -8,13 +8,12 @@ import pytest
 
 from configs import quickstart
 from dpjax.accounting import Ledger
-from dpjax.runs.central import build
-from dpjax.checks import table as check
+from dpjax.checks import batches, noise_laws
 from dpjax.checks import laws as check_laws
-from dpjax.checks import noise_laws
-from dpjax.checks import batches
+from dpjax.checks import table as check
 from dpjax.runs import fields
-from dpjax.runs.central import run
+from dpjax.runs.central import build, run
+from dpjax.runs.central.privacy import make_plan
 from dpjax.validate import UserError
 
 _SMALL = {
@@ -50,7 +49,7 @@ def finished(tmp_path_factory):
 
 def test_the_result_is_what_the_charges_add_up_to(finished):
   workdir, result = finished
-  plan = build.make_plan(_config(), 400)
+  plan = make_plan(_config(), 400)
   ledger = Ledger.from_json(result["ledger"])
   assert ledger.num_steps == 12 and result["method"] == "dp_ftrl"
   assert result["neighboring_relation"] == "replace_special"
@@ -93,7 +92,7 @@ def test_p16_an_interrupted_run_ends_as_the_uninterrupted_one(tmp_path, extra):
 )
 def test_every_strategy_and_sampler_meets_its_epsilon_and_passes_the_checks(extra):
   config = _config(**extra)
-  plan = build.make_plan(config, 400)
+  plan = make_plan(config, 400)
   assert 2.97 < plan.epsilon() <= 3.0 and plan.is_private
   rows = _rows(check.subject(config))
   assert not check.failed(rows), check.table(check.failed(rows))
@@ -162,5 +161,5 @@ def test_wrong_configs_are_one_line(extra, match):
   with pytest.raises(UserError, match=match) as caught:
     config = _config(**extra)
     build.check(config)
-    build.make_plan(config, 400)
+    make_plan(config, 400)
   assert "\n" not in str(caught.value)

@@ -23,16 +23,10 @@ import numpy as np
 from dpjax import data as data_lib
 from dpjax import noise, training, trees
 from dpjax.accounting import Budget, BudgetExceeded, Ledger, delta_warning
-from dpjax.runs.central import audit
-from dpjax.runs.central import build
-from dpjax.runs import checkpoint
-from dpjax.runs import provenance
-from dpjax.runs import release
-from dpjax.runs import report
-from dpjax.runs import streams
-from dpjax.runs import writers
-from dpjax.runs.checkpoint import Checkpoints
+from dpjax.runs import checkpoint, provenance, release, report, streams, writers
+from dpjax.runs.central import audit, build, privacy
 from dpjax.runs.central.config import TrainConfig, to_dict
+from dpjax.runs.checkpoint import Checkpoints
 from dpjax.training import TrainState, eval_params
 from dpjax.validate import UserError
 
@@ -122,7 +116,7 @@ def within_budget(ledger: Ledger, budget: Budget, **how: Any) -> None:
 def _check_budget(run: build.Run, config: TrainConfig, ledger: Ledger) -> None:
   """Refuses before the first step what would overspend at the last."""
   budget = config.privacy.epsilon_budget
-  if budget is None or config.privacy.method not in build.PRIVATE_METHODS:
+  if budget is None or config.privacy.method not in privacy.PRIVATE_METHODS:
     return
   within_budget(
     ledger,
@@ -434,5 +428,5 @@ def _train(
 
 def _warn(config: TrainConfig, run: build.Run) -> None:
   warning = delta_warning(config.privacy.delta, len(run.train))
-  if warning and config.privacy.method in build.PRIVATE_METHODS:
+  if warning and config.privacy.method in privacy.PRIVATE_METHODS:
     writers.warn(warning)

@@ -23,17 +23,12 @@ from dpjax import data as data_lib
 from dpjax import federated, noise, transforms, trees
 from dpjax.accounting import Budget, Ledger, delta_warning
 from dpjax.data import partition
-from dpjax.runs.federated import build
-from dpjax.runs import provenance
-from dpjax.runs import release
-from dpjax.runs import report
+from dpjax.federated import processes
+from dpjax.runs import provenance, release, report, shared, streams, writers
 from dpjax.runs.central import run
-from dpjax.runs import shared
-from dpjax.runs import streams
-from dpjax.runs import writers
+from dpjax.runs.federated import build, privacy
 from dpjax.runs.federated.build import FedRun
 from dpjax.runs.federated.config import FedConfig
-from dpjax.federated import processes
 from dpjax.validate import UserError
 
 Interrupted = run.Interrupted
@@ -260,7 +255,7 @@ def _heterogeneity(config: FedConfig, fed: FedRun) -> dict[str, float]:
 
 def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
   """`noise_multiplier` is of the noise that the epsilon is for; clients' own beside it."""
-  local = build.local_noise(config)
+  local = privacy.local_noise(config)
   if local is None:
     return {"noise_multiplier": fed.plan.noise_multiplier}
   charged = local if config.privacy.method == "local" else fed.plan.noise_multiplier
