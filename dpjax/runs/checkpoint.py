@@ -6,16 +6,21 @@ noise from the updates, or confirm a guess of the data: keep it as secret as the
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import pathlib
+import shutil
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
 from dpjax import trees
+from dpjax.runs import writers
 from dpjax.validate import UserError
 
+FOLDER = "checkpoints"
 _KEEP = 2  # the newest, and one before it
 
 
@@ -39,27 +44,21 @@ def to_keys(arrays: Any, like: Any) -> Any:
 
 
 def newest(workdir: pathlib.Path) -> int | None:
-  """The newest complete checkpoint under `workdir`, as its files have it at this moment.
+  """The newest complete checkpoint under `workdir`, of whichever phase, as its files have it
+  at this moment.
 
   For whoever cannot wait for a `Checkpoints` that another thread is writing with.
   """
-  names = [path.name for path in (workdir / "checkpoints").glob("*")]
+  found = (workdir / FOLDER).glob("*"), (workdir / FOLDER).glob("*/*")
+  names = [path.name for paths in found for path in paths if path.is_dir()]
   return max((int(name) for name in names if name.isdigit()), default=None)
 
 
-def meta_of(workdir: pathlib.Path) -> dict[str, Any] | None:
-  """The meta data of the newest checkpoint under `workdir`; None where there is none.
-
-  Raises:
-    UserError: it cannot be read.
-  """
-  if newest(workdir) is None:
-    return None
-  checkpoints = Checkpoints(workdir)
-  try:
-    return checkpoints.meta() if checkpoints.latest_step() is not None else None
-  finally:
-    checkpoints.close()
+def remove(workdir: pathlib.Path) -> None:
+  """Takes every checkpoint of every phase away."""
+  for path in (workdir / FOLDER).glob("*"):
+    if path.is_dir():
+      shutil.rmtree(path)
 
 
 class Checkpoints:
@@ -67,6 +66,7 @@ class Checkpoints:
 
   Args:
     workdir: of the run.
+    phase: folder in it, for a run of several trainings; "" for one training.
 
   >>> import tempfile
   >>> checkpoints = Checkpoints(pathlib.Path(tempfile.mkdtemp()))
@@ -78,9 +78,9 @@ class Checkpoints:
   (True, {'ledger': []})
   """
 
-  def __init__(self, workdir: pathlib.Path):
+  def __init__(self, workdir: pathlib.Path, phase: str = ""):
     logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every save at INFO
-    self.directory = pathlib.Path(workdir).resolve() / "checkpoints"
+    self.directory = pathlib.Path(workdir).resolve() / FOLDER / phase
     self.directory.mkdir(parents=True, exist_ok=True)  # orbax will not where it is alone
     alone = ocp.options.MultiprocessingOptions(
       primary_host=jax.process_index(), active_processes={jax.process_index()}
@@ -98,13 +98,22 @@ class Checkpoints:
     return self._manager.latest_step()
 
   def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-    """Writes state (a tree of arrays and keys) and meta (JSON data), all or nothing."""
+    """Writes state (a tree of arrays and keys) and meta (JSON data), all or nothing.
+
+    Raises:
+      OSError: the disk is full; earlier checkpoints are as they were.
+    """
     if step == self.latest_step():
       return
     args = ocp.args.Composite(
       state=ocp.args.StandardSave(to_arrays(state)), meta=ocp.args.JsonSave(meta)
     )
-    self._manager.save(step, args=args, force=True)
+    try:
+      self._manager.save(step, args=args, force=True)
+    except Exception as error:  # of many types, and told in many lines
+      if not writers.is_full(error):
+        raise
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
 
   def restore(self, like: Any) -> tuple[Any, dict[str, Any]]:
     """The newest checkpoint, with the structure, shapes and dtypes of `like`.
@@ -122,15 +131,6 @@ class Checkpoints:
     except Exception as error:  # orbax and tensorstore raise many types for a broken file
       raise self._unreadable(step, error) from error
     return to_keys(restored.state, like), restored.meta
-
-  def meta(self) -> dict[str, Any]:
-    """The meta data of the newest checkpoint alone; UserError as for `restore`."""
-    step = self.latest_step()
-    try:
-      args = ocp.args.Composite(meta=ocp.args.JsonRestore())
-      return self._manager.restore(step, args=args).meta  # type: ignore[union-attr]
-    except Exception as error:  # as in restore
-      raise self._unreadable(step, error) from error
 
   def _unreadable(self, step: int | None, error: Exception) -> UserError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]

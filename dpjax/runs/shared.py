@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import trees
-from dpjax.runs import checkpoint
-from dpjax.runs import writers
 from dpjax.federated import processes
+from dpjax.runs import checkpoint, writers
 
 
 class Checkpoints:
@@ -24,10 +23,12 @@ class Checkpoints:
 
   Args:
     workdir: of the run; only process 0 looks at it.
+    phase: as there.
   """
 
-  def __init__(self, workdir: pathlib.Path):
-    self._files = checkpoint.Checkpoints(workdir) if processes.is_first() else None
+  def __init__(self, workdir: pathlib.Path, phase: str = ""):
+    first = processes.is_first()
+    self._files = checkpoint.Checkpoints(workdir, phase) if first else None
     self._latest = processes.on_first(lambda: self._held().latest_step())
 
   def _held(self) -> checkpoint.Checkpoints:

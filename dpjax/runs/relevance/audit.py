@@ -228,7 +228,7 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
     keep_labels=features_only,
   )
   again = dataclasses.replace(
-    job, train=mixed, public_size=len(job.train), on_epoch=None, memo={},
+    job, train=mixed, public_size=len(job.train), trainer=None, memo={},
     streams=_other_streams(job.streams, name),
   )  # fmt: skip
   attacked = relevance.run(config.method, config.mode, again)
