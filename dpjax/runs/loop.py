@@ -70,17 +70,6 @@ class Work(NamedTuple):
   describe: Callable[[Any, Result, list[Result]], Result] = lambda state, facts, rows: {}
 
 
-class Fitted(NamedTuple):
-  """A work that is done."""
-
-  state: Any
-  ledger: Ledger
-  epsilon: float  # by the curve, after all steps
-
-
-Fit = Callable[[Work], Fitted]
-
-
 class Ended(NamedTuple):
   """What a run leaves."""
 
@@ -90,6 +79,7 @@ class Ended(NamedTuple):
   finish: Callable[[pathlib.Path], None] = lambda folder: None  # and what needs it
 
 
+Fit = Callable[[Work], "Running"]  # does a work, or what is left of it
 Play = Callable[[Fit], Ended]  # does the works of a run, in a row
 
 
@@ -128,10 +118,10 @@ def single(work: Work) -> Play:
   return play
 
 
-def _result(work: Work, fitted: Fitted, folder: pathlib.Path) -> Result:
+def _result(work: Work, fitted: Running, folder: pathlib.Path) -> Result:
   facts: Result = {"epsilon": None, "epsilon_kind": "none"}
   if work.promise is not None:
-    facts = work.promise.facts(fitted.ledger, fitted.epsilon)
+    facts = work.promise.facts(fitted.ledger, fitted.final_epsilon)
     facts["privacy_statement"] = work.promise.statement(fitted.ledger.num_steps)
   scores = {} if work.evaluate is None else work.evaluate(fitted.state)
   return {
@@ -296,15 +286,12 @@ class _Fit:
     """Of all starts together."""
     return self.before + time.monotonic() - self.started
 
-  def __call__(self, work: Work) -> Fitted:
+  def __call__(self, work: Work) -> Running:
     """A `Fit`: from the newest checkpoint of that work, if it has one."""
     running = Running(work, self)
-    try:
-      with signals() as received:
-        running.go(received)
-    finally:
-      running.close()
-    return Fitted(running.state, running.ledger, running.final_epsilon)
+    with contextlib.closing(running), signals() as received:
+      running.go(received)
+    return running
 
 
 class Running:

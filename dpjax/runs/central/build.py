@@ -346,18 +346,33 @@ def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     loaded: what `load_data` returns, to share them between runs.
   """
   check(config)
-  read = functools.cache(lambda: load_arrays(config) if loaded is None else loaded)
+  work = lambda *parts: _work(config, assemble(config, *parts))
+  return job_on_data(config, digest(config), load_arrays, loaded, work)
+
+
+def job_on_data(
+  config: Any,
+  named: bytes,
+  load: Callable[[Any], Any],
+  loaded: Any,
+  work: Callable[[Any, Streams], Work],
+) -> Job:
+  """The job of a run that is one training on the data of its config.
+
+  Args:
+    named: digest of the config. load: its data, without features. loaded: given ones, with.
+    work: (data, None for those of the config with their features, streams) -> work.
+  """
+  read = functools.cache(lambda: load(config) if loaded is None else loaded)
   # A digest needs no features, so a run that is done does not compute them.
   whole = models.needs_features(config.model.name) and loaded is None
   return Job(
     config=config,
-    digest=digest(config),
+    digest=named,
     seed=config.seed,
     data_name=config.data.name,
     data=lambda: data.digest(read()[0]),
-    start=lambda random: single(
-      _work(config, assemble(config, None if whole else read(), random))
-    ),
+    start=lambda random: single(work(None if whole else read(), random)),
     release=config.release,
   )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from dpjax.runs.central import build as build_central
 from dpjax.runs.central.config import OptimizerConfig, TrainConfig
 from dpjax.runs.federated import facts, privacy
 from dpjax.runs.federated.config import FedConfig
-from dpjax.runs.loop import Job, Work, every, single
+from dpjax.runs.loop import Job, Work, every
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
 from dpjax.validate import UserError
@@ -375,20 +374,8 @@ def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
     data: what `load_data` returns, to share them between runs.
   """
   check(config)
-  read = functools.cache(lambda: load_arrays(config) if data is None else data)
-  # A digest needs no features, so a run that is done does not compute them.
-  whole = models.needs_features(config.model.name) and data is None
-  return Job(
-    config=config,
-    digest=digest(config),
-    seed=config.seed,
-    data_name=config.data.name,
-    data=lambda: data_lib.digest(read()[0]),
-    start=lambda random: single(
-      _work(config, assemble(config, None if whole else read(), random))
-    ),
-    release=config.release,
-  )
+  work = lambda *parts: _work(config, assemble(config, *parts))
+  return build_central.job_on_data(config, digest(config), load_arrays, data, work)
 
 
 def _work(config: FedConfig, fed: FedRun) -> Work:
