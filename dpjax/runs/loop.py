@@ -57,9 +57,7 @@ class Work(NamedTuple):
   released: Callable[[Any], Any]  # of a state: what may leave
   evaluate: Callable[[Any], Scores] | None  # of a state, on public data; None: no rows
   promise: Promise | None = None  # what each step is charged; None: it is charged elsewhere
-  row_at: Callable[[int], int | None] = lambda step: (
-    step
-  )  # number of its row, if it has one
+  row_at: Callable[[int], int | None] = lambda step: step  # number of its row, if any
   observe: Callable[[Any, Any, int], Scores] = lambda state, info, step: {}  # more of a row
   enough: Callable[[Scores], bool] = lambda row: False  # whether a row ends it early
   save_every: int | None = None  # steps; None: by the clock
@@ -203,7 +201,7 @@ def run(
     processes.on_first(lambda: held.enter_context(writers.alone(folder / owner.CONFIG)))
     held.enter_context(owner.given_back(folder, fresh=fresh))
     secrets = streams.to_meta(data, random if job.release else None)
-    processes.on_first(lambda: owner.remember(folder, secrets))
+    processes.on_first(lambda: owner.remember(folder, secrets, before=meta))
     return _played(job, folder, play, _Fit(folder, _key_name(job, random), on_save))
 
 

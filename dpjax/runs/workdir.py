@@ -90,9 +90,22 @@ def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
   return {} if begun else None
 
 
-def remember(workdir: pathlib.Path, meta: dict[str, Any]) -> None:
-  """Keeps what a run must know when it goes on (`streams.to_meta`), as secret as the data."""
-  writers.write_json(_memory(workdir), meta)
+def remember(
+  workdir: pathlib.Path, meta: dict[str, Any], *, before: dict[str, Any] | None
+) -> None:
+  """Keeps what a run must know when it goes on (`streams.to_meta`), as secret as the data.
+
+  Raises:
+    UserError: the folder does not remember `before` (None: nothing) any more: since it was
+      looked into, another process has drawn keys there.
+  """
+  if remembered(workdir) != before:
+    raise UserError(
+      f"workdir={workdir}: another process has just been at work there; run the same "
+      "command again"
+    )
+  if meta != before:
+    writers.write_json(_memory(workdir), meta)
 
 
 def save_params(path: pathlib.Path, params: Any) -> None:

@@ -82,7 +82,7 @@ def forget(folder: pathlib.Path) -> None:
   that is done could only take its noise away."""
   known = owner.remembered(folder)
   if known:
-    owner.remember(folder, streams_lib.without_keys(known))
+    owner.remember(folder, streams_lib.without_keys(known), before=known)
     checkpoint.remove(folder)
 
 

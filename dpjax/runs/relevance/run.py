@@ -110,7 +110,8 @@ def run_point(
 def _copied(source: pathlib.Path, workdir: pathlib.Path, point: Point) -> dict[str, Any]:
   """The run without privacy, for another panel."""
   owner.claim(workdir, point.config)
-  owner.remember(workdir, owner.remembered(source) or {})
+  held = owner.remembered(source) or {}
+  owner.remember(workdir, held, before=owner.remembered(workdir))
   for name in (writers.METRICS, owner.PARAMS):
     shutil.copy(source / name, workdir / name)
   result = writers.read_json(source / writers.RESULT)
