@@ -110,6 +110,7 @@ def promise(found: relevance.Privacy, num_records: int) -> Promise:
     delta=found.delta,
     relation=found.neighboring_relation or "",
     unit=found.unit,
+    accountant=found.details.get("accountant", ""),
     curve=lambda steps: found.epsilon or 0.0,
     num_records=num_records,
     failed_assumptions=found.failed_assumptions,
