@@ -14,9 +14,11 @@ import shutil
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from dpjax import trees
+from dpjax.federated import processes
 from dpjax.runs import writers
 from dpjax.validate import UserError
 
@@ -64,6 +66,9 @@ def remove(workdir: pathlib.Path) -> None:
 class Checkpoints:
   """Saves and restores (state, meta) under `<workdir>/checkpoints`.
 
+  Of several processes all make the same calls; process 0 alone looks at the files, and what
+  it reads goes to all.
+
   Args:
     workdir: of the run.
     phase: folder in it, for a run of several trainings; "" for one training.
@@ -79,32 +84,28 @@ class Checkpoints:
   """
 
   def __init__(self, workdir: pathlib.Path, phase: str = ""):
-    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every save at INFO
     self.directory = pathlib.Path(workdir).resolve() / FOLDER / phase
-    self.directory.mkdir(parents=True, exist_ok=True)  # orbax will not where it is alone
-    alone = ocp.options.MultiprocessingOptions(
-      primary_host=jax.process_index(), active_processes={jax.process_index()}
-    )
-    options = ocp.CheckpointManagerOptions(
-      max_to_keep=_KEEP,
-      enable_async_checkpointing=False,
-      create=False,
-      multiprocessing_options=alone,
-    )
-    self._manager = ocp.CheckpointManager(self.directory, options=options)
+    self._manager: Any = _manager(self.directory) if processes.is_first() else None
+    self._latest = processes.on_first(lambda: self._manager.latest_step())
 
   def latest_step(self) -> int | None:
     """The newest complete checkpoint, or None. A save that was cut off does not count."""
-    return self._manager.latest_step()
+    return self._latest
 
   def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
     """Writes state (a tree of arrays and keys) and meta (JSON data), all or nothing.
 
     Raises:
+      UserError: the processes do not hold the same state.
       OSError: the disk is full; earlier checkpoints are as they were.
     """
-    if step == self.latest_step():
-      return
+    if jax.process_count() > 1:
+      processes.same(state=trees.sha256(to_arrays(state)))
+    if step != self._latest:
+      processes.on_first(lambda: self._write(step, state, meta))
+    self._latest = step
+
+  def _write(self, step: int, state: Any, meta: dict[str, Any]) -> None:
     args = ocp.args.Composite(
       state=ocp.args.StandardSave(to_arrays(state)), meta=ocp.args.JsonSave(meta)
     )
@@ -121,24 +122,46 @@ class Checkpoints:
     Raises:
       UserError: it cannot be read, or is of another structure. Nothing is deleted.
     """
-    step = self.latest_step()
-    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, to_arrays(like))
+    like_arrays, read = to_arrays(like), []
+    meta = processes.on_first(lambda: self._read(like_arrays, read))
+    arrays = read[0] if read else like_arrays
+    if jax.process_count() > 1:
+      arrays = jax.tree.map(jnp.asarray, processes.arrays_from_first(to_arrays(arrays)))
+    return to_keys(arrays, like), meta
+
+  def _read(self, like: Any, into: list[Any]) -> dict[str, Any]:
+    """The meta data; the arrays go `into` a list."""
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     args = ocp.args.Composite(
       state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()
     )
     try:
-      restored: Any = self._manager.restore(step, args=args)
+      restored = self._manager.restore(self._latest, args=args)
     except Exception as error:  # orbax and tensorstore raise many types for a broken file
-      raise self._unreadable(step, error) from error
-    return to_keys(restored.state, like), restored.meta
-
-  def _unreadable(self, step: int | None, error: Exception) -> UserError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
-    return UserError(
-      f"checkpoint={self.directory / str(step)}: cannot be read ({reason}); nothing was "
-      "changed, remove this directory to go on from an earlier step"
-    )
+      reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+      raise UserError(
+        f"checkpoint={self.directory / str(self._latest)}: cannot be read ({reason}); nothing "
+        "was changed, remove this directory to go on from an earlier step"
+      ) from error
+    into.append(restored.state)
+    return restored.meta
 
   def close(self) -> None:
     """Waits for writes and releases the directory."""
-    self._manager.close()
+    if self._manager is not None:
+      self._manager.close()
+
+
+def _manager(directory: pathlib.Path) -> ocp.CheckpointManager:
+  logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every save at INFO
+  directory.mkdir(parents=True, exist_ok=True)  # orbax will not where it is alone
+  alone = ocp.options.MultiprocessingOptions(
+    primary_host=jax.process_index(), active_processes={jax.process_index()}
+  )
+  options = ocp.CheckpointManagerOptions(
+    max_to_keep=_KEEP,
+    enable_async_checkpointing=False,
+    create=False,
+    multiprocessing_options=alone,
+  )
+  return ocp.CheckpointManager(directory, options=options)

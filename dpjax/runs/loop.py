@@ -28,7 +28,7 @@ import jax
 from dpjax import noise, trees
 from dpjax.accounting import Ledger
 from dpjax.federated import processes
-from dpjax.runs import checkpoint, provenance, report, shared, streams, writers
+from dpjax.runs import checkpoint, provenance, report, streams, writers
 from dpjax.runs import workdir as owner
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
@@ -300,7 +300,7 @@ class Running:
     self.state, self.ledger, self.step = work.init(), Ledger(), 0
     self.reached = False  # work.enough
     self.saved_at = time.monotonic()
-    self.checkpoints = shared.Checkpoints(fit.folder, work.phase)
+    self.checkpoints = checkpoint.Checkpoints(fit.folder, work.phase)
     if self.checkpoints.latest_step() is None:
       self.save()
     else:
@@ -311,8 +311,8 @@ class Running:
       # Now, so that what cannot be accounted at the end is refused at the beginning.
       self.final_epsilon = processes.on_first(lambda: self._epsilon_after(work.num_steps))
       processes.on_first(work.promise.warn)
-    if work.evaluate is not None:
-      self.metrics = shared.metrics(fit.folder, resume_step=self._last_row())
+    if work.evaluate is not None and processes.is_first():
+      self.metrics = writers.MetricsWriter(fit.folder, resume_step=self._last_row())
 
   def _resume(self) -> None:
     self.state, meta = self.checkpoints.restore(self.state)
@@ -363,8 +363,8 @@ class Running:
     """Writes a row, and says what of it the bar shows."""
     row = processes.on_first(self._measured)
     row |= self.work.observe(self.state, info, self.step)
-    assert self.metrics is not None
-    self.metrics.write(row_number, row)
+    if self.metrics is not None:
+      self.metrics.write(row_number, row)
     self.reached = self.work.enough(row)
     names = {"accuracy": "test_accuracy", "epsilon": "epsilon"}
     return {name: row[key] for name, key in names.items() if key in row}
@@ -390,21 +390,28 @@ class Running:
     work = self.work
     if self.step == work.num_steps or self.reached:  # killed before its result was written
       return
-    with contextlib.closing(shared.progress(work.num_steps, self.step, work.name)) as bar:
+    with self._bar() as bar:
       for draw in work.draws(self.step):
         self.state, info = work.step(self.state, draw)
         self.charge()
-        row = None if self.metrics is None else work.row_at(self.step)
+        row = None if work.evaluate is None else work.row_at(self.step)
         shown = {} if row is None else self.record(row, info)
         stop = processes.largest(received[0] if received else 0)  # whoever was told
         last = self.step == work.num_steps or self.reached
         if last or stop or self.is_due():
           self.save()
-        bar.update(1, **shown)
+        if bar is not None:
+          bar.update(1, **shown)
         if last:
           return
         if stop:
           raise Interrupted(stop, self.step)
+
+  def _bar(self) -> contextlib.AbstractContextManager[writers.Progress | None]:
+    """Of process 0."""
+    if not processes.is_first():
+      return contextlib.nullcontext()
+    return writers.progress(self.work.num_steps, self.step, self.work.name)
 
   def close(self) -> None:
     try:

@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 import pytest
 
 from dpjax.plan import Plan
-from dpjax.runs import fields, loop, shared, unused, writers
+from dpjax.runs import checkpoint, fields, loop, unused, writers
 from dpjax.runs.central import build
 from dpjax.runs.central.config import ModelConfig, TrainConfig
 from dpjax.runs.federated import build as federate_build
@@ -122,7 +122,7 @@ _OF_ONE_RUN = ("wall_seconds", "versions", "device", "ledger", "params_sha256")
 def _ran(config, workdir):
   """What a run leaves behind: its result, its metrics, its files, and when it was saved."""
   saved = []
-  kind = shared.Checkpoints
+  kind = checkpoint.Checkpoints
   save = lambda self, step, *args: (saved.append(step), original(self, step, *args))
   original = kind.save
   with mock.patch.object(kind, "save", save):
