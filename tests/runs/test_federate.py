@@ -79,7 +79,7 @@ def test_p46_another_seed_is_another_run_and_other_streams():
   one, other = (streams(seed=seed) for seed in (0, 1))
   assert one.sampler != other.sampler and one.sampler > 2**64
   assert noise.key_id(one.noise) != noise.key_id(other.noise)
-  assert noise.key_id(one.noise) != noise.key_id(one.client)
+  assert noise.key_id(one.noise) != noise.key_id(one.local)
   louder = streams(**{"privacy.noise_multiplier": 2.0})
   assert noise.key_id(one.noise) != noise.key_id(louder.noise)
   elsewhere = streams(execution="vmap")
