@@ -50,7 +50,7 @@ def test_p16_resumed_equals_uninterrupted_and_pays_what_its_plan_says(
   assert Ledger.from_json(whole["ledger"]).num_steps == 6
   assert whole["unit"] == "user" and whole["epsilon_kind"] == "proved"
   assert whole["neighboring_relation"] == str(plan.neighboring_relation)
-  stop_after(monkeypatch, loop.Running, 3)
+  stop_after(monkeypatch, 3)
   with pytest.raises(loop.Interrupted):
     loop.train(config, tmp_path / "run")
   resumed = loop.train(config, tmp_path / "run")
