@@ -2,6 +2,7 @@
 folder; other data, another config, a full disk; keys of a release."""
 
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from configs import quickstart
@@ -415,3 +417,34 @@ def test_a_full_disk_is_one_line_and_nothing_that_was_saved_is_lost(name, whole,
   assert not (kept / writers.RESULT).exists()
   _KINDS[name].go(kept)
   _same(kept, whole(name)[0])
+
+
+def _no_space(step: int, honest: Any, error: Exception) -> Any:
+  """`honest`, a method that is told the step first, until that step is there."""
+
+  def act(self: Any, at: int, *args: Any, **options: Any) -> Any:
+    if at >= step:
+      raise error
+    return honest(self, at, *args, **options)
+
+  return act
+
+
+@pytest.mark.parametrize(
+  ("owns", "name", "error"),
+  [
+    (writers.MetricsWriter, "write", OSError(errno.ENOSPC, "No space left on device")),
+    (ocp.CheckpointManager, "save", ValueError("RESOURCE_EXHAUSTED: No space left on device")),
+  ],
+)  # fmt: skip
+def test_no_space_for_metrics_or_a_checkpoint_is_one_line(
+  owns, name, error, whole, tmp_path, monkeypatch
+):
+  kind, workdir = _KINDS["central"], tmp_path / "run"
+  with monkeypatch.context() as full:
+    full.setattr(owns, name, _no_space(4, getattr(owns, name), error))
+    with pytest.raises(UserError, match="no space left on the device; step 2") as caught:
+      kind.go(workdir)
+  assert "\n" not in str(caught.value)
+  kind.go(workdir)
+  _same(workdir, whole("central")[0])

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from dpjax import (
@@ -28,7 +27,7 @@ from dpjax.data.dataset import first_line
 from dpjax.plan import Plan
 from dpjax.runs import bounds, promise, unused, writers
 from dpjax.runs import streams as streams_lib
-from dpjax.runs.central import audit, privacy
+from dpjax.runs.central import audit, facts, privacy
 from dpjax.runs.central.config import (
   DataConfig,
   ModelConfig,
@@ -403,53 +402,7 @@ def _work(config: TrainConfig, run: Run) -> Work:
     ),
     promise=run.promise,
     row_at=lambda step: every(config.eval_every, step, config.num_steps),
-    observe=lambda state, info, step: _observed(config, run, state, info, step),
+    observe=lambda state, info, step: facts.observed(config, run, state, info, step),
     save_every=config.checkpoint_every,
-    describe=lambda state, facts, rows: _facts(config, run, state, facts["epsilon"]),
-  )
-
-
-def _changing_clip_norm(run: Run, state: Any, name: str) -> dict[str, float]:
-  """{name: that of the next step} where it changes: public, or an output of the mechanism."""
-  scale = training.clip_scale(state)
-  return {} if scale is None else {name: run.plan.l2_bound * scale}
-
-
-def _observed(
-  config: TrainConfig, run: Run, state: Any, info: Any, step: int
-) -> dict[str, float]:
-  rate = float(np.asarray(run.schedule(step - 1)))
-  row = {"learning_rate": rate} | _changing_clip_norm(run, state, "l2_clip_norm")
-  if not config.diagnostics or config.release:
-    return row
-  shown = info._asdict().items()
-  return row | {f"not_private/{name}": float(value) for name, value in shown}
-
-
-def _facts(
-  config: TrainConfig, run: Run, state: Any, epsilon: float | None
-) -> dict[str, Any]:
-  plan, temperature = run.plan, run.sgld_temperature
-  found: dict[str, Any] = {
-    "task": run.task.name,
-    "dataset": config.data.name,
-    "model": config.model.name,
-    "method": config.privacy.method,
-    "noise_multiplier": plan.noise_multiplier,
-    "l2_clip_norm": plan.l2_clip_norm,
-    "clipping": config.privacy.clipping if config.privacy.method != "sgd" else None,
-    **_changing_clip_norm(run, state, "final_l2_clip_norm"),
-    **({} if temperature is None else {"sgld_temperature": temperature}),
-    "sampler": repr(plan.sampler),
-    "normalize_by": plan.normalize_by,
-  }
-  if run.canaries is None:
-    return found
-  return found | audit.facts(
-    config,
-    loss_fn=run.task.loss(run.apply),  # without augmentation
-    before=run.params,
-    after=training.eval_params(state),
-    canaries=run.canaries,
-    epsilon=epsilon,
+    describe=lambda state, stated, rows: facts.of(config, run, state, stated["epsilon"]),
   )

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import auditing, losses, relevance
-from dpjax.runs.relevance.config import RelevanceConfig
 from dpjax.relevance import noise as noise_lib
 from dpjax.relevance import rigorous
+from dpjax.runs.relevance.config import RelevanceConfig
 
 CONFIDENCE = 0.95
 _KINDS = {"U3": "mislabelled", "U4": "random"}
