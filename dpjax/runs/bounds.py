@@ -9,14 +9,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dpjax import gradients, models, transforms, validate
+from dpjax import gradients, models, validate
 from dpjax.runs import fields, unused
 from dpjax.runs.central.config import (
   DataConfig,
   FtrlConfig,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.runs.federated.config import FedConfig

@@ -258,9 +258,7 @@ def _draw_groups(axes: Axes, groups: list[Row], x: str, y: str, series: str | No
   for index, label in enumerate(labels):
     color = PALETTE[index % len(PALETTE)]
     mine = [group for group in groups if not series or group[series] == label]
-    placed = [
-      g for g in mine if g[x] is not None and math.isfinite(g[f"{y}_mean"])
-    ]
+    placed = [g for g in mine if g[x] is not None and math.isfinite(g[f"{y}_mean"])]
     _draw_line(axes, placed, x, y, color, label or _OURS)
     for group in mine:
       if group[x] is None and math.isfinite(group[f"{y}_mean"]):

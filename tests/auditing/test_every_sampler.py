@@ -11,6 +11,7 @@ from dpjax import accounting, auditing, data, sampling
 from dpjax.plan import Plan
 from dpjax.runs.central import build
 from dpjax.runs.central.config import AuditConfig, FtrlConfig, PrivacyConfig, TrainConfig
+from dpjax.runs.central.privacy import SAMPLERS
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
@@ -133,7 +134,7 @@ _CONFIGS = [
     ("truncated_poisson", "replace_special"), ("fixed_size", "replace_one"),
     ("shuffled", "replace_one"), ("shuffled", "replace_special"),
   ]),
-  *((s, "add_or_remove_one", "sgd") for s in build.SAMPLERS),
+  *((s, "add_or_remove_one", "sgd") for s in SAMPLERS),
   *((s, r, "dp_ftrl") for s, rs in [
     ("cyclic", ("replace_special", "replace_one")),
     ("cyclic_poisson", ("add_or_remove_one", "replace_special")),
@@ -158,7 +159,7 @@ def test_a_training_run_with_canaries_draws_all_of_its_batches(sampler, relation
     privacy=privacy, num_steps=_STEPS, audit=AuditConfig(enabled=True, num_canaries=60)
   )
   config.model.name, config.model.options = "linear", {}
-  run = build.build(config, (train, train))
+  run = build.assemble(config, (train, train))
   batches = list(run.plan.batches(data.resident(run.train), rng=run.random.sampler))
   assert len(batches) == _STEPS and any(batch.mask.any() for batch in batches)
   assert run.canaries is not None and run.canaries.included.sum() < 60

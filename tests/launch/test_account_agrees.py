@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import accounting, sampling
-from dpjax.runs.central import build
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
-from dpjax.runs.federated import build as federate_build
+from dpjax.runs.central.privacy import make_plan
+from dpjax.runs.federated import privacy as federate_privacy
 from dpjax.runs.federated.config import FedConfig
 from launch import account
 
@@ -37,7 +37,7 @@ def _trained(sampler, prob, n, z, steps, **changes):
     accountant=_FLAGS[sampler],
     **changes,
   )
-  return build.make_plan(TrainConfig(privacy=privacy, num_steps=steps), n)
+  return make_plan(TrainConfig(privacy=privacy, num_steps=steps), n)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -101,7 +101,7 @@ def test_a_federation_charges_what_account_says(clients, share, fixed):
     config.privacy, method="central", sampler=name, noise_multiplier=1.5, epsilon=None,
     accountant="rdp",
   )  # fmt: skip
-  plan, reported = federate_build.make_plan(
+  plan, reported = federate_privacy.make_plan(
     dataclasses.replace(config, privacy=privacy), clients
   )
   question = _asked(

@@ -8,6 +8,7 @@ import pytest
 from dpjax import accounting, sampling
 from dpjax.runs.central import build
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
+from dpjax.runs.central.privacy import make_plan
 from dpjax.validate import UserError
 
 _N = 1000
@@ -17,7 +18,7 @@ def _plan(num_steps=40, **privacy):
   given = {"sampling_prob": 0.05, "noise_multiplier": 4.0, "epsilon": None} | privacy
   config = TrainConfig(num_steps=num_steps, privacy=PrivacyConfig(**given))
   build.check(config)
-  return build.make_plan(config, _N)
+  return make_plan(config, _N)
 
 
 def test_p12_truncated_poisson_with_a_capacity_of_its_own_or_a_safe_one():
@@ -68,9 +69,9 @@ def test_p13_without_a_relation_that_makes_the_size_public_nothing_is_proved():
   assert plan.epsilon() == math.inf and not plan.is_private
   config = TrainConfig(privacy=PrivacyConfig(sampler="shuffled"))
   with pytest.raises(UserError, match="no event"):
-    build.make_plan(config, _N)
+    make_plan(config, _N)
   plain = dataclasses.replace(config, privacy=PrivacyConfig("sgd", sampler="shuffled"))
-  assert not build.make_plan(plain, _N).is_private
+  assert not make_plan(plain, _N).is_private
 
 
 def test_less_noise_later_in_an_epoch_that_was_paid_at_its_start_is_refused():

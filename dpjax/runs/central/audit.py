@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dpjax import auditing, validate
-from dpjax.runs.central.config import AuditConfig, TrainConfig
 from dpjax.plan import Plan
+from dpjax.runs.central.config import AuditConfig, TrainConfig
 from dpjax.types import NeighboringRelation
 
 NOTE = (

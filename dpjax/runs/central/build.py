@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -16,41 +15,32 @@ import optax
 from dpjax import (
   auditing,
   data,
-  gradients,
   losses,
   metrics,
   models,
-  sampling,
   training,
   transforms,
   trees,
   validate,
 )
 from dpjax.data.dataset import first_line
-from dpjax.runs.central import audit
-from dpjax.runs import bounds
-from dpjax.runs.central import ftrl
-from dpjax.runs import unused
-from dpjax.runs import writers
+from dpjax.plan import Plan
+from dpjax.runs import bounds, promise, unused, writers
 from dpjax.runs import streams as streams_lib
+from dpjax.runs.central import audit, facts, privacy
 from dpjax.runs.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
   to_dict,
 )
-from dpjax.plan import Plan
+from dpjax.runs.loop import Job, Work, every, single
+from dpjax.runs.promise import Promise
+from dpjax.runs.streams import Streams
 from dpjax.types import Algorithm, LossFn
 from dpjax.validate import UserError
 
-PRIVATE_METHODS = ("dp_sgd", "dp_ftrl")
-METHODS = (*PRIVATE_METHODS, "sgd")
-SAMPLERS = ("poisson", "truncated_poisson", "fixed_size", "shuffled")
-_PROVED_SHUFFLED = ("replace_one", "replace_special")  # relations of a shuffled epoch
-CLIPPINGS = (*gradients.RULES, "adaptive", "per_layer")
-NOISE_ALLOCATIONS = ("shared", "uniform")
 AUGMENTATIONS = ("none", *sorted(training.AUGMENTATIONS))
 _OPTIMIZERS = {
   "sgd": lambda rate, c, noise: optax.sgd(rate, momentum=c.momentum or None),
@@ -68,7 +58,6 @@ _OPTIMIZERS = {
     prior_precision=c.prior_precision,
   ),
 }
-_NOISE_AWARE = ("dp_adam", "dp_sgld")  # optimizers that must know the noise of the plan
 
 
 class Noise(NamedTuple):
@@ -101,16 +90,7 @@ _LANGUAGE = Task(
 )
 
 
-class Streams(NamedTuple):
-  """Every source of randomness of a run. In release mode: see runs/release.py."""
-
-  init: jax.Array  # key of the initial parameters; depends on the seed alone
-  noise: jax.Array
-  example: jax.Array  # augmentation
-  sampler: int  # 128 bits or more
-
-
-def config_digest(config: TrainConfig) -> bytes:
+def digest(config: TrainConfig) -> bytes:
   """Of everything in the config but for where data lie, so that a run can be repeated on
   another machine, and what an audit that is switched off would do. Public."""
   fields = to_dict(config)
@@ -126,14 +106,14 @@ def streams(config: TrainConfig, data: bytes) -> Streams:
   Args:
     data: `dpjax.data.digest` of the training data, before canaries.
   """
-  keys = streams_lib.keys(config.seed, config_digest(config), data)
-  return Streams(keys.init, keys.first, keys.second, keys.sampler)
+  return streams_lib.derived(config.seed, digest(config), data)
 
 
 class Run(NamedTuple):
-  """What a training loop needs."""
+  """Every object of a training run."""
 
   plan: Plan
+  promise: Promise
   algorithm: Algorithm
   params: Any  # at step 0
   apply: Any  # (params, x [B, ...]) -> logits
@@ -152,91 +132,14 @@ def check(config: TrainConfig) -> None:
   """Raises UserError for what can be told without data."""
   bounds.typed(config)
   bounds.training(config)
-  privacy = config.privacy
-  validate.one_of(METHODS, **{"privacy.method": privacy.method})
-  ftrl.check_levels(privacy)
-  if privacy.method == "dp_ftrl":
-    ftrl.check(privacy)
-  validate.one_of(SAMPLERS, **{"privacy.sampler": privacy.sampler})
+  privacy.check_names(config.privacy)
   validate.one_of(_OPTIMIZERS, **{"optimizer.name": config.optimizer.name})
   validate.one_of(AUGMENTATIONS, augmentation=config.augmentation)
   if config.augmult > 1 and config.augmentation == "none":
     raise UserError(f"augmult={config.augmult}: must be 1 unless augmentation is set")
-  if config.release and privacy.method not in PRIVATE_METHODS:
-    raise UserError(
-      f"release=True: needs privacy.method='dp_sgd' or 'dp_ftrl', not {privacy.method!r}; "
-      "without noise nothing may be released"
-    )
   audit.check(config.audit)
-  _check_clipping(config)
-  _check_noise_aware(config)
-  if privacy.method in PRIVATE_METHODS:
-    _check_promise(privacy)
+  privacy.check(config)
   unused.refuse(config, unused.of_training(config))
-
-
-def _check_clipping(config: TrainConfig) -> None:
-  privacy, name = config.privacy, config.optimizer.name
-  validate.one_of(CLIPPINGS, **{"privacy.clipping": privacy.clipping})
-  validate.one_of(
-    ("uniform", "by_size"), **{"privacy.clip_allocation": privacy.clip_allocation}
-  )
-  validate.one_of(
-    NOISE_ALLOCATIONS, **{"privacy.noise_allocation": privacy.noise_allocation}
-  )
-  validate.one_of(
-    transforms.CLIP_SCHEDULES, **{"privacy.clip_schedule": privacy.clip_schedule}
-  )
-  changing = privacy.clipping == "adaptive" or privacy.clip_schedule != "constant"
-  if privacy.noise_allocation != "shared" and privacy.clipping != "per_layer":
-    raise UserError(
-      f"privacy.noise_allocation={privacy.noise_allocation!r}: needs "
-      f"privacy.clipping='per_layer', not {privacy.clipping!r}"
-    )
-  if privacy.method == "sgd" and (changing or privacy.clipping != "flat"):
-    raise UserError(
-      f"privacy.clipping={privacy.clipping!r}, privacy.clip_schedule="
-      f"{privacy.clip_schedule!r}: not with privacy.method='sgd', which does not clip"
-    )
-  if name in _NOISE_AWARE and changing:
-    raise UserError(
-      f"optimizer.name={name!r}: needs noise of one standard deviation at every step, so "
-      "neither privacy.clipping='adaptive' nor a privacy.clip_schedule"
-    )
-
-
-def _check_noise_aware(config: TrainConfig) -> None:
-  privacy = config.privacy
-  noiseless = privacy.method == "sgd" or privacy.noise_multiplier == 0
-  if config.optimizer.name == "dp_adam" and noiseless:
-    raise UserError(
-      "optimizer.name='dp_adam': corrects for the noise of the private gradient, and there "
-      "is none; use 'adam'"
-    )
-  if config.optimizer.name != "dp_sgld":
-    return
-  if noiseless:
-    raise UserError(
-      "optimizer.name='dp_sgld': its noise is that of the private gradient; without clipping "
-      "and noise (privacy.method='dp_sgd') nothing is proved, at any temperature"
-    )
-  if privacy.noise_allocation != "shared":
-    raise UserError(
-      f"privacy.noise_allocation={privacy.noise_allocation!r}: must be 'shared' for "
-      "optimizer.name='dp_sgld', or the parameters have different temperatures"
-    )
-
-
-def _check_promise(privacy: PrivacyConfig) -> None:
-  if privacy.epsilon is None and privacy.noise_multiplier is None:
-    raise UserError(
-      "privacy.epsilon=None: give privacy.epsilon or privacy.noise_multiplier"
-    )
-  if privacy.epsilon is not None and privacy.noise_multiplier is not None:
-    raise UserError(
-      f"privacy.noise_multiplier={privacy.noise_multiplier!r}: give it or privacy.epsilon="
-      f"{privacy.epsilon!r}, not both (--config.privacy.epsilon=none)"
-    )
 
 
 @bounds.names_fields
@@ -328,108 +231,6 @@ def _scattered(dataset: Any, num_groups: int | None) -> Any:
   return data.computed(dataset, features)
 
 
-def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampling.Sampler:
-  batch_size = sampling.whole_batch_size(privacy.sampling_prob, num_examples)
-  if privacy.sampler == "poisson":
-    return sampling.PoissonSampler(prob=privacy.sampling_prob, capacity=capacity)
-  if privacy.sampler == "fixed_size":
-    return sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_examples)
-  if privacy.sampler == "truncated_poisson":
-    return _truncated(privacy, num_examples)
-  proved = privacy.method != "sgd" and privacy.neighboring_relation in _PROVED_SHUFFLED
-  if proved and privacy.noise_levels:  # an epoch is paid at its first step's noise
-    raise UserError(
-      f"privacy.noise_levels={privacy.noise_levels!r}: must be empty for "
-      "privacy.sampler='shuffled', which pays an epoch at its first step"
-    )
-  return sampling.ShuffledSampler(
-    batch_size=batch_size, num_examples=num_examples if proved else None
-  )
-
-
-def _truncated(privacy: PrivacyConfig, num_examples: int) -> sampling.Sampler:
-  """By default three standard deviations above the mean: one step in a thousand is cut."""
-  prob = privacy.sampling_prob
-  mean, deviation = prob * num_examples, math.sqrt(prob * (1 - prob) * num_examples)
-  return sampling.TruncatedPoissonSampler(
-    prob=prob,
-    capacity=privacy.capacity or 8 * math.ceil((mean + 3 * deviation) / 8),
-    num_examples=num_examples,
-  )
-
-
-def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
-  """Per-layer norms follow from the public shapes of the layers alone."""
-  privacy, schedule = config.privacy, ()
-  if privacy.method == "sgd":
-    return gradients.Clip(math.inf)
-  if privacy.clip_schedule != "constant":
-    schedule = transforms.scheduled_scales(
-      privacy.clip_schedule, config.num_steps, privacy.clip_schedule_final
-    )
-  if privacy.clipping == "per_layer":
-    bounds = gradients.allocate_clip_norms(
-      params, privacy.l2_clip_norm, rule=privacy.clip_allocation
-    )
-    return gradients.Clip(bounds, schedule=schedule)
-  rules = {"automatic": gradients.Automatic(privacy.gamma), "adaptive": adaptive(privacy)}
-  rule = rules.get(privacy.clipping, privacy.clipping)
-  return gradients.Clip(privacy.l2_clip_norm, rule, schedule)
-
-
-def adaptive(privacy: Any) -> transforms.AdaptiveClipping:
-  """The rule of clipping="adaptive", for examples and for clients."""
-  return transforms.AdaptiveClipping(
-    target_quantile=privacy.clip_quantile,
-    learning_rate=privacy.clip_learning_rate,
-    count_noise_std=privacy.clip_count_noise_std,
-  )
-
-
-@bounds.names_fields
-def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Plan:
-  """The plan of a config: noise calibrated or as given, capacity as given or safe.
-
-  `params`, of which only the shapes are read, are needed for clipping="per_layer".
-  """
-  privacy = config.privacy
-  numbers: dict[str, Any] = dict(
-    num_steps=config.num_steps,
-    l2_clip_norm=_clip(config, params),
-    normalize_by=privacy.sampling_prob * num_examples,
-    delta=privacy.delta,
-    neighboring_relation=privacy.neighboring_relation,
-    accountant=privacy.accountant,
-    slices=config.slices,
-  )
-  uniform = privacy.noise_allocation == "uniform"
-  shares = jax.tree.map(lambda _: 1.0, numbers["l2_clip_norm"].norms) if uniform else None
-  numbers["noise_shape"] = ftrl.noise_shape(config, shares)
-  whole = _sampler(privacy, num_examples, num_examples + 1)  # cannot overflow
-  if privacy.method == "dp_ftrl":
-    whole = ftrl.sampler(privacy, config.num_steps, num_examples, num_examples + 1)
-    numbers["normalize_by"] = ftrl.expected_share(privacy) * num_examples
-  if privacy.method == "sgd":
-    numbers |= dict(neighboring_relation="", accountant="")
-    plan = Plan(sampler=whole, noise_multiplier=0.0, **numbers)
-  elif privacy.noise_multiplier is not None:
-    plan = Plan(sampler=whole, noise_multiplier=privacy.noise_multiplier, **numbers)
-  else:
-    plan = Plan.calibrated(epsilon=privacy.epsilon or 0.0, sampler=whole, **numbers)
-  return _with_capacity(plan, privacy, num_examples)
-
-
-def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Plan:
-  if not plan.sampler.can_overflow:
-    return plan
-  sampler = plan.fitted_sampler(num_examples)
-  if privacy.capacity is not None:
-    sampler = dataclasses.replace(sampler, capacity=privacy.capacity)
-  plan = dataclasses.replace(plan, sampler=sampler)
-  plan.check_capacity(num_examples)
-  return plan
-
-
 def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
   """Learning rate by step; fixed in advance, so it costs no privacy."""
   rate = config.learning_rate
@@ -448,7 +249,7 @@ def optimizer(
 
 
 def _noise(config: TrainConfig, plan: Plan, num_examples: int) -> Noise | None:
-  if config.optimizer.name not in _NOISE_AWARE:
+  if config.optimizer.name not in privacy.NOISE_AWARE:
     return None
   return Noise(plan.noise_std, num_examples)
 
@@ -488,7 +289,7 @@ def _loss(config: TrainConfig, loss_fn: LossFn) -> LossFn:
 
 
 @bounds.names_fields
-def build(
+def assemble(
   config: TrainConfig,
   loaded: tuple[Any, Any] | None = None,
   random: Streams | None = None,
@@ -505,7 +306,7 @@ def build(
   # of the shape of an example, never of one: no model may start from somebody's record
   params = init_params(config.model, model, random.init, jnp.zeros_like(train.x[:1]))
   # Of the whole set: canaries take rows away or exchange them.
-  plan, num_examples = make_plan(config, len(train), params), len(train)
+  plan, num_examples = privacy.make_plan(config, len(train), params), len(train)
   train, canaries = audit.insert(config, train, plan)
   loss_fn = _loss(config, task.loss(model.apply))
   schedule = learning_rate_schedule(config.optimizer, config.num_steps)
@@ -514,7 +315,7 @@ def build(
     plan,
     optimizer(config.optimizer, schedule, _noise(config, plan, num_examples)),
     noise_key=random.noise,
-    example_key=None if config.augmentation == "none" else random.example,
+    example_key=None if config.augmentation == "none" else random.local,
     ema_decay=config.ema_decay,
     method=config.grad_method,
     microbatch_size=config.microbatch_size,
@@ -522,6 +323,12 @@ def build(
   )
   return Run(
     plan=plan,
+    promise=promise.of_plan(
+      plan,
+      len(train),
+      budget=config.privacy.epsilon_budget,
+      release=config.release,
+    ),
     algorithm=algorithm,
     params=params,
     apply=model.apply,
@@ -533,4 +340,74 @@ def build(
     loss_fn=loss_fn,
     canaries=canaries,
     sgld_temperature=_sgld_temperature(config, plan, num_examples),
+  )
+
+
+def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
+  """The job of a training run.
+
+  Args:
+    loaded: what `load_data` returns, to share them between runs.
+  """
+  check(config)
+  work = lambda *parts: _work(config, assemble(config, *parts))
+  return job_on_data(config, digest(config), load_arrays, loaded, work)
+
+
+def job_on_data(
+  config: Any,
+  named: bytes,
+  load: Callable[[Any], Any],
+  loaded: Any,
+  work: Callable[[Any, Streams], Work],
+) -> Job:
+  """The job of a run that is one training on the data of its config.
+
+  Args:
+    named: digest of the config. load: its data, without features. loaded: given ones, with.
+    work: (data, None for those of the config with their features, streams) -> work.
+  """
+  read = functools.cache(lambda: load(config) if loaded is None else loaded)
+  # A digest needs no features, so a run that is done does not compute them.
+  whole = models.needs_features(config.model.name) and loaded is None
+  return Job(
+    config=config,
+    digest=named,
+    seed=config.seed,
+    data_name=config.data.name,
+    data=lambda: data.digest(read()[0]),
+    start=lambda random: single(work(None if whole else read(), random)),
+    release=config.release,
+  )
+
+
+def _work(config: TrainConfig, run: Run) -> Work:
+  step_fn = jax.jit(run.algorithm.step, donate_argnums=0)
+
+  def step(state: Any, slices: Iterator[Any]) -> tuple[Any, Any]:
+    info = None
+    for batch in slices:  # a step is complete with the last of them
+      state, info = step_fn(state, batch)
+    return state, info
+
+  def draws(start: int) -> Iterator[Iterator[Any]]:
+    train = data.resident(run.train)
+    batches = iter(run.plan.batches(train, rng=run.random.sampler, start=start))
+    for _ in range(start, config.num_steps):
+      yield itertools.islice(batches, run.plan.slices)
+
+  return Work(
+    num_steps=config.num_steps,
+    init=lambda: run.algorithm.init(run.params),
+    step=step,
+    draws=draws,
+    released=training.eval_params,
+    evaluate=lambda state: run.task.evaluate(
+      run.apply, training.eval_params(state), run.test
+    ),
+    promise=run.promise,
+    row_at=lambda step: every(config.eval_every, step, config.num_steps),
+    observe=lambda state, info, step: facts.observed(config, run, state, info, step),
+    save_every=config.checkpoint_every,
+    describe=lambda state, stated, rows: facts.of(config, run, state, stated["epsilon"]),
   )

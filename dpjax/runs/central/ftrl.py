@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from dpjax import sampling, validate
-from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.noise import NoiseShape, correlated
+from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.validate import UserError
 
 SAMPLERS = ("cyclic", "cyclic_poisson", "balls_in_bins", "min_sep")

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from dp_accounting import DpEvent
 
-from dpjax import accounting, federated, gradients, models, sampling, validate
 from dpjax import data as data_lib
+from dpjax import federated, models, validate
 from dpjax.data import Federation, partition, shakespeare
-from dpjax.runs import bounds
-from dpjax.runs.central import build
-from dpjax.runs.central import ftrl
-from dpjax.runs import unused
-from dpjax.runs import streams as streams_lib
-from dpjax.runs.central.config import OptimizerConfig, PrivacyConfig, TrainConfig
-from dpjax.runs.federated.config import FedConfig
-from dpjax.federated import execution, placement, processes
+from dpjax.federated import execution, processes
 from dpjax.federated.server_optimizers import fed_opt
-from dpjax.noise import NoiseShape
 from dpjax.plan import Plan
-from dpjax.types import NeighboringRelation
+from dpjax.runs import bounds, unused
+from dpjax.runs import streams as streams_lib
+from dpjax.runs.central import build as build_central
+from dpjax.runs.central.config import OptimizerConfig, TrainConfig
+from dpjax.runs.federated import facts, privacy
+from dpjax.runs.federated.config import FedConfig
+from dpjax.runs.loop import Job, Work, every
+from dpjax.runs.promise import Promise
+from dpjax.runs.streams import Streams
 from dpjax.validate import UserError
 
-METHODS = ("central", "local", "both", "none", "dp_ftrl")
-SAMPLERS = ("poisson", "fixed_size")
 PARTITIONS = (
   "iid",
   "dirichlet",
@@ -45,8 +40,6 @@ ALGORITHMS = ("fed_avg", "fed_sgd", "fed_prox", "fed_nova", "scaffold", "mime_li
 AGGREGATORS = ("mean", "median", "trimmed_mean", "krum", "geometric_median")
 WEIGHTINGS = ("uniform", "examples", "capped")
 COMPRESSIONS = ("none", "quantize", "top_k", "rotated", "drive")
-CLIPPINGS = ("flat", "adaptive")
-_CENTRAL = ("central", "both", "dp_ftrl")
 _OPTIMIZERS: dict[str, Callable[[Any, OptimizerConfig], Any]] = {
   "sgd": lambda rate, c: optax.sgd(rate, momentum=c.momentum or None),
   "adam": lambda rate, c: optax.adam(rate, b1=0.9, b2=0.99, eps=1e-3),
@@ -56,29 +49,8 @@ _OPTIMIZERS: dict[str, Callable[[Any, OptimizerConfig], Any]] = {
 _OF_SGD = ("fed_nova", "scaffold")  # derived for clients that take steps of plain SGD
 
 
-class Streams(NamedTuple):
-  """Every source of randomness of a federated run."""
-
-  init: jax.Array  # depends on the seed alone
-  noise: jax.Array  # the server's
-  client: jax.Array  # on clients: rounding, dropout, local noise
-  sampler: int  # 128 bits
-
-
-class Promise(NamedTuple):
-  """What is reported: whose epsilon, under which assumptions."""
-
-  kind: str  # proved | simulated | none
-  delta: float
-  relation: str
-  step_event: Callable[[int], DpEvent]  # what a round of THIS run is charged
-  remaining_event: Callable[[int], DpEvent]  # ... and its rounds from this one to the last
-  curve: Callable[[Sequence[int]], np.ndarray]  # epsilon after so many rounds
-  statement: Callable[[int], str]  # in words, after so many rounds
-
-
 class FedRun(NamedTuple):
-  """What a federated loop needs."""
+  """Every object of a federated run."""
 
   plan: Plan  # of what runs: sampler and server noise
   promise: Promise
@@ -89,7 +61,7 @@ class FedRun(NamedTuple):
   federation: Federation
   work: federated.LocalWork
   test: Any
-  task: build.Task
+  task: build_central.Task
 
 
 @bounds.names_fields
@@ -103,9 +75,9 @@ def check(config: FedConfig) -> None:
     "algorithm.weighting": (WEIGHTINGS, config.algorithm.weighting),
     "algorithm.aggregator": (AGGREGATORS, config.algorithm.aggregator),
     "algorithm.compression": (COMPRESSIONS, config.algorithm.compression),
-    "privacy.method": (METHODS, config.privacy.method),
-    "privacy.sampler": (SAMPLERS, config.privacy.sampler),
-    "privacy.clipping": (CLIPPINGS, config.privacy.clipping),
+    "privacy.method": (privacy.METHODS, config.privacy.method),
+    "privacy.sampler": (privacy.SAMPLERS, config.privacy.sampler),
+    "privacy.clipping": (privacy.CLIPPINGS, config.privacy.clipping),
     "client_optimizer.name": (_OPTIMIZERS, config.client_optimizer.name),
     "server_optimizer.name": (_OPTIMIZERS, config.server_optimizer.name),
     "execution": (execution.NAMES, config.execution),
@@ -115,20 +87,11 @@ def check(config: FedConfig) -> None:
   if config.partition.name == "shakespeare":
     _check_natural(config)
   else:
-    _check_cohort(config, config.partition.num_clients)
+    privacy.check_cohort(config, config.partition.num_clients)
   _check_stop(config)
-  _check_release(config)
   _check_combination(config)
-  _check_promise(config)
+  privacy.check(config)
   unused.refuse(config, unused.of_federation(config))
-
-
-def _check_cohort(config: FedConfig, num_clients: int) -> None:
-  if config.clients_per_round > num_clients:
-    raise UserError(
-      f"clients_per_round={config.clients_per_round}: must be <= partition.num_clients="
-      f"{num_clients}"
-    )
 
 
 def _check_natural(config: FedConfig) -> None:
@@ -159,20 +122,8 @@ def _check_stop(config: FedConfig) -> None:
     )
 
 
-def _check_release(config: FedConfig) -> None:
-  privacy = config.privacy
-  if not config.release:
-    return
-  if privacy.method not in ("central", "dp_ftrl") or privacy.simulated_cohort is not None:
-    raise UserError(
-      "release=True: needs privacy.method='central' or 'dp_ftrl' and no "
-      f"privacy.simulated_cohort, not {privacy.method!r} and {privacy.simulated_cohort!r}; "
-      "only what the server's noise covers may be released"
-    )
-
-
 def _check_combination(config: FedConfig) -> None:
-  algorithm, central = config.algorithm, config.privacy.method in _CENTRAL
+  algorithm, central = config.algorithm, config.privacy.method in privacy.CENTRAL
   if central and algorithm.aggregator != "mean":
     raise UserError(
       f"algorithm.aggregator={algorithm.aggregator!r}: must be 'mean' with privacy.method="
@@ -207,50 +158,6 @@ def _check_client_optimizer(config: FedConfig) -> None:
     )
 
 
-def _check_promise(config: FedConfig) -> None:
-  privacy = config.privacy
-  if privacy.clipping == "adaptive":
-    _check_adaptive(config)
-  if privacy.method == "none":
-    return
-  if (privacy.epsilon is None) == (privacy.noise_multiplier is None):
-    raise UserError(
-      f"privacy.epsilon={privacy.epsilon!r}: give it or privacy.noise_multiplier="
-      f"{privacy.noise_multiplier!r}, exactly one of them"
-    )
-  if (privacy.simulated_cohort is None) != (privacy.simulated_clients is None):
-    raise UserError(
-      f"privacy.simulated_cohort={privacy.simulated_cohort}: needs privacy.simulated_clients="
-      f"{privacy.simulated_clients}, and the other way round"
-    )
-  if privacy.simulated_cohort is not None:
-    _check_simulated(config)
-
-
-def _check_adaptive(config: FedConfig) -> None:
-  privacy = config.privacy
-  if privacy.method != "central" or privacy.simulated_cohort is not None:
-    raise UserError(
-      "privacy.clipping='adaptive': needs privacy.method='central', not "
-      f"{privacy.method!r}, and no privacy.simulated_cohort"
-    )
-
-
-def _check_simulated(config: FedConfig) -> None:
-  privacy, cohort = config.privacy, config.privacy.simulated_cohort or 0
-  validate.integer_at_least(1, **{"privacy.simulated_cohort": cohort})
-  if privacy.method != "central" or cohort < config.clients_per_round:
-    raise UserError(
-      f"privacy.simulated_cohort={cohort}: needs privacy.method='central' and must be >= "
-      f"clients_per_round={config.clients_per_round}"
-    )
-  if cohort > (privacy.simulated_clients or 0):
-    raise UserError(
-      f"privacy.simulated_clients={privacy.simulated_clients}: must be >= "
-      f"privacy.simulated_cohort={cohort}"
-    )
-
-
 def digest(config: FedConfig) -> bytes:
   """Of everything in the config but for where data lie and how the run is executed, in which
   the processes of one run may differ. Public."""
@@ -267,24 +174,23 @@ def streams(config: FedConfig, data: bytes) -> Streams:
   Args:
     data: `dpjax.data.digest` of the federation.
   """
-  keys = streams_lib.keys(config.seed, digest(config), data)
-  return Streams(keys.init, keys.first, keys.second, keys.sampler)
+  return streams_lib.derived(config.seed, digest(config), data)
 
 
 @bounds.names_fields
 def load_data(config: FedConfig) -> tuple[Federation, Any]:
-  """(the federation, the test set) that a config names; `federate` takes them as `data`.
+  """(the federation, the test set) that a config names; `build` takes them as `data`.
 
   Raises:
     UserError: data that are not there; the line says how to get them.
   """
-  return _load(config, build.load_data)
+  return _load(config, build_central.load_data)
 
 
 @bounds.names_fields
 def load_arrays(config: FedConfig) -> tuple[Federation, Any]:
   """As `load_data` without features: `dpjax.data.digest` of the two is the same."""
-  return _load(config, build.load_arrays)
+  return _load(config, build_central.load_arrays)
 
 
 def _load(config: FedConfig, load: Callable) -> tuple[Federation, Any]:
@@ -293,8 +199,12 @@ def _load(config: FedConfig, load: Callable) -> tuple[Federation, Any]:
       config.data.data_dir, min_chars=config.partition.min_chars
     )
     return train, test.dataset
-  train, test = load(TrainConfig(data=config.data, model=config.model))
+  train, test = load(_central(config))
   return _partitioned(config, train), test
+
+
+def _central(config: FedConfig) -> TrainConfig:
+  return TrainConfig(data=config.data, model=config.model)
 
 
 def _partitioned(config: FedConfig, train: Any) -> Federation:
@@ -316,196 +226,9 @@ def _partitioned(config: FedConfig, train: Any) -> Federation:
   return Federation(train, indices)
 
 
-def _sampler(config: FedConfig, num_clients: int) -> Any:
-  if config.privacy.sampler == "fixed_size":
-    size = config.clients_per_round
-    if size != int(size):
-      raise UserError(f"clients_per_round={size}: must be an integer for fixed_size")
-    return sampling.FixedSizeSampler(batch_size=int(size), num_examples=num_clients)
-  prob = config.clients_per_round / num_clients
-  return sampling.PoissonSampler(prob=prob, capacity=num_clients + 1)
-
-
-def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) -> Plan:
-  """A plan over clients; noise None: calibrated to the config's epsilon."""
-  privacy = config.privacy
-  numbers: dict[str, Any] = dict(
-    sampler=sampler,
-    num_steps=config.num_rounds,
-    l2_clip_norm=privacy.l2_clip_norm,
-    normalize_by=divisor,
-    delta=privacy.delta,
-    accountant=privacy.accountant,
-  )
-  if privacy.clipping == "adaptive":
-    numbers["l2_clip_norm"] = gradients.Clip(privacy.l2_clip_norm, build.adaptive(privacy))
-  return _with_noise(config, noise, numbers)
-
-
-def _with_noise(config: FedConfig, noise: float | None, numbers: dict[str, Any]) -> Plan:
-  if noise is None:
-    return Plan.calibrated(epsilon=config.privacy.epsilon or 0.0, **numbers)
-  return Plan(noise_multiplier=noise, **numbers)
-
-
-def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
-  """DP-FTRL on the server: as `build.make_plan`, with clients for examples."""
-  privacy = PrivacyConfig(
-    method="dp_ftrl",
-    sampling_prob=config.clients_per_round / num_clients,
-    ftrl=config.privacy.ftrl,
-  )
-  ftrl.check(privacy)
-  numbers: dict[str, Any] = dict(
-    sampler=ftrl.sampler(privacy, config.num_rounds, num_clients, num_clients + 1),
-    num_steps=config.num_rounds,
-    l2_clip_norm=config.privacy.l2_clip_norm,
-    normalize_by=ftrl.expected_share(privacy) * num_clients,
-    delta=config.privacy.delta,
-    accountant=config.privacy.accountant,
-    noise_shape=NoiseShape(correlation=ftrl.correlation(privacy, config.num_rounds)),
-  )
-  return _with_noise(config, config.privacy.noise_multiplier, numbers)
-
-
-@bounds.names_fields
-def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
-  """(what runs, what is reported). They differ for a simulated cohort alone.
-
-  The noise on the mean is that of the reported plan in both: z C / simulated_cohort.
-  """
-  privacy = config.privacy
-  _check_cohort(config, num_clients)
-  if privacy.method == "dp_ftrl":
-    plan = _ftrl_plan(config, num_clients)
-    return plan, plan
-  sampler = _sampler(config, num_clients)
-  if privacy.method not in _CENTRAL:
-    plan = Plan(
-      sampler=sampler,
-      noise_multiplier=0.0,
-      l2_clip_norm=math.inf,
-      normalize_by=config.clients_per_round,
-      num_steps=config.num_rounds,
-      delta=privacy.delta,
-    )
-    return plan, plan
-  noise = privacy.noise_multiplier
-  cohort, population = privacy.simulated_cohort, privacy.simulated_clients
-  if cohort is None or population is None:
-    plan = _plan(config, sampler, config.clients_per_round, noise)
-    return plan, plan
-  whole = sampling.PoissonSampler(prob=cohort / population, capacity=population + 1)
-  reported = _plan(config, whole, cohort, noise)
-  scaled = reported.noise_multiplier * config.clients_per_round / cohort
-  return _plan(config, sampler, config.clients_per_round, scaled), reported
-
-
-def _central_promise(config: FedConfig, ran: Plan, reported: Plan, clients: int) -> Promise:
-  simulated = reported is not ran
-  kind = "simulated" if simulated else "proved"
-  of = config.privacy.simulated_clients if simulated else clients
-
-  def statement(rounds: int) -> str:
-    text = reported.statement(of or clients, rounds, unit="user")
-    return f"{_simulation_note(config)}\n\n{text}" if simulated else text
-
-  return Promise(
-    kind=kind if reported.is_private else "none",
-    delta=reported.delta,
-    relation=str(reported.neighboring_relation),
-    step_event=ran.step_event,
-    remaining_event=ran.remaining_event,
-    curve=reported.epsilon_curve,
-    statement=statement,
-  )
-
-
-def _simulation_note(config: FedConfig) -> str:
-  privacy = config.privacy
-  return (
-    f"SIMULATED. The noise is that of cohorts of {privacy.simulated_cohort} out of "
-    f"{privacy.simulated_clients} clients; this run had cohorts of "
-    f"{config.clients_per_round:g}. What follows holds for such a deployment. It is NOT a "
-    "guarantee for the clients whose data were used here."
-  )
-
-
-def local_noise(config: FedConfig) -> float | None:
-  """Noise multiplier on a client's message, calibrated for a message in every round; None
-  where clients add no noise."""
-  privacy = config.privacy
-  if privacy.method not in ("local", "both"):
-    return None
-  if privacy.method == "both":
-    return privacy.local_noise_multiplier
-  if privacy.noise_multiplier is not None:
-    return privacy.noise_multiplier
-  return accounting.calibrate_noise_multiplier(
-    lambda z: placement.local_event(z, config.num_rounds),
-    epsilon=privacy.epsilon or 0.0,
-    delta=privacy.delta,
-    neighboring_relation=NeighboringRelation.REPLACE_ONE,
-  )
-
-
-_LOCAL_NOTE = (
-  "Against a server that gets the clients' noisy messages and nothing else. In this run one "
-  "program simulated server and clients: it held all data and the key of every client's noise, "
-  "so nothing is promised against whoever runs it or knows its seed. Clients that draw their "
-  "own noise are those of dpjax.federated.transport.flower."
-)
-
-
-def _local_promise(config: FedConfig, num_clients: int) -> Promise:
-  """Against the server itself; for a client that takes part in every round."""
-  noise, delta = local_noise(config) or 0.0, config.privacy.delta
-  words: dict[str, Any] = dict(
-    delta=delta, neighboring_relation=str(NeighboringRelation.REPLACE_ONE)
-  )
-  return Promise(
-    kind="proved" if noise else "none",
-    delta=delta,
-    relation=str(NeighboringRelation.REPLACE_ONE),
-    step_event=lambda step: placement.local_event(noise),
-    remaining_event=lambda start: placement.local_event(noise, config.num_rounds - start),
-    curve=lambda rounds: np.array(
-      [placement.local_epsilon(noise, delta, int(t)) if t else 0.0 for t in rounds]
-    ),
-    statement=lambda rounds: (
-      f"{_LOCAL_NOTE}\n\n"
-      + accounting.privacy_statement(
-        placement.local_event(noise, rounds), num_examples=num_clients, unit="user", **words
-      )
-    ),
-  )
-
-
-def _no_promise(plan: Plan) -> Promise:
-  text = "Privacy statement\n\nNone: no epsilon is proved for this run."
-  none = lambda rounds: np.full(len(rounds), math.inf)
-  return Promise(
-    kind="none",
-    delta=plan.delta,
-    relation="",
-    step_event=plan.step_event,
-    remaining_event=plan.remaining_event,
-    curve=none,
-    statement=lambda rounds: text,
-  )
-
-
-def _promise(config: FedConfig, ran: Plan, reported: Plan, num_clients: int) -> Promise:
-  if config.privacy.method in _CENTRAL:
-    return _central_promise(config, ran, reported, num_clients)
-  if config.privacy.method == "local":
-    return _local_promise(config, num_clients)
-  return _no_promise(ran)
-
-
 def _aggregator(config: FedConfig, plan: Plan, key: jax.Array) -> federated.Aggregator:
   algorithm = config.algorithm
-  if config.privacy.method in _CENTRAL:
+  if config.privacy.method in privacy.CENTRAL:
     return federated.central(plan, key)
   chosen = {
     "mean": federated.weighted_mean,
@@ -531,7 +254,7 @@ def _compressor(config: FedConfig) -> federated.Compressor | None:
 def _wrapping(config: FedConfig) -> dict[str, Any]:
   """Noise on the client first, then compression: that is post-processing."""
   compressor, feedback = _compressor(config), config.algorithm.compression == "top_k"
-  noise = local_noise(config)
+  noise = privacy.local_noise(config)
 
   def wrap(client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
     if noise is not None:
@@ -564,7 +287,7 @@ def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
   schedule over the rounds."""
   rate: Any = config.learning_rate
   if config.schedule != "constant":
-    rate = build.learning_rate_schedule(config, num_rounds)
+    rate = build_central.learning_rate_schedule(config, num_rounds)
   if config.name == "sgd":
     return _OPTIMIZERS["sgd"](rate, config)
   constant = config.schedule == "constant"
@@ -575,7 +298,7 @@ def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
 def _algorithm(
   config: FedConfig, loss_fn: Any, plan: Plan, random: Streams, num_clients: int
 ) -> federated.FederatedAlgorithm:
-  algorithm, privacy = config.algorithm, config.privacy
+  algorithm = config.algorithm
   client_tx = optimizer(config.client_optimizer)
   server_tx = server_optimizer(config.server_optimizer, config.num_rounds)
   inner = execution.by_name(
@@ -584,7 +307,7 @@ def _algorithm(
   common: dict[str, Any] = dict(
     aggregator=_aggregator(config, plan, random.noise),
     map_clients=processes.process_clients(inner),
-    key=random.client,
+    key=random.local,
   )
   weighted = common | {"weighting": _weighting(config)}
   if algorithm.name == "fed_avg":
@@ -600,7 +323,7 @@ def _algorithm(
       loss_fn, client_tx, server_tx, steps=momentum, tau_eff=tau_eff, **weighted
     )
   if algorithm.name == "scaffold":
-    public = None if privacy.method == "none" else config.clients_per_round
+    public = None if config.privacy.method == "none" else config.clients_per_round
     return federated.scaffold(
       loss_fn,
       client_tx,
@@ -616,7 +339,7 @@ def _algorithm(
 
 
 @bounds.names_fields
-def build_run(
+def assemble(
   config: FedConfig, data: tuple[Any, Any] | None = None, random: Streams | None = None
 ) -> FedRun:
   """Every object of a federated run; deterministic in its arguments.
@@ -626,25 +349,59 @@ def build_run(
     random: None for the streams of config and data.
   """
   check(config)
-  central = TrainConfig(data=config.data, model=config.model)
   federation, test = load_data(config) if data is None else data
   num_clients = federation.num_clients
   random = streams(config, data_lib.digest(federation)) if random is None else random
-  plan, reported = make_plan(config, num_clients)
-  task = build.make_task(central, federation.dataset)
+  plan, reported = privacy.make_plan(config, num_clients)
+  task = build_central.make_task(_central(config), federation.dataset)
   # load_data has standardised the features of a scattering head already
   fixed = {"num_groups": None} if models.needs_features(config.model.name) else {}
-  model = build.make_model(config.model, task.width(federation.dataset), **fixed)
-  first = jnp.zeros_like(federation.dataset.x[:1])  # its shape alone: see build.build
+  model = build_central.make_model(config.model, task.width(federation.dataset), **fixed)
+  first = jnp.zeros_like(federation.dataset.x[:1])  # its shape alone: see central.build
   return FedRun(
     plan=plan,
-    promise=_promise(config, plan, reported, num_clients),
+    promise=privacy.make_promise(config, plan, reported, num_clients),
     algorithm=_algorithm(config, task.loss(model.apply), plan, random, num_clients),
-    params=build.init_params(config.model, model, random.init, first),
+    params=build_central.init_params(config.model, model, random.init, first),
     apply=model.apply,
     random=random,
     federation=federation,
     work=federated.LocalWork(**dataclasses.asdict(config.local)),
     test=test,
     task=task,
+  )
+
+
+def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
+  """The job of a federated run: rounds for steps, users for examples.
+
+  Args:
+    data: what `load_data` returns, to share them between runs.
+  """
+  check(config)
+  work = lambda *parts: _work(config, assemble(config, *parts))
+  return build_central.job_on_data(config, digest(config), load_arrays, data, work)
+
+
+def _work(config: FedConfig, fed: FedRun) -> Work:
+  target, total = config.stop_at_accuracy, config.num_rounds
+  return Work(
+    num_steps=total,
+    init=lambda: fed.algorithm.init(fed.params, fed.federation.num_clients),
+    step=fed.algorithm.round,
+    draws=lambda start: fed.algorithm.cohorts(
+      fed.federation, fed.work, rng=fed.random.sampler, start=start
+    ),
+    released=federated.params_of,
+    evaluate=lambda state: fed.task.evaluate(
+      fed.apply, federated.params_of(state), fed.test
+    ),
+    promise=fed.promise,
+    row_at=lambda step: every(config.eval_every, step, total),
+    observe=lambda state, info, step: facts.observed(config, fed, state, info),
+    enough=lambda row: target is not None and row["test_accuracy"] >= target,
+    save_every=config.checkpoint_every,
+    name="rounds",
+    steps_are="communication rounds",
+    describe=lambda state, stated, rows: facts.of(config, fed, state, rows),
   )

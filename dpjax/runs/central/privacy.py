@@ -1,0 +1,213 @@
+"""What a training run promises, and the plan that keeps it: from a `TrainConfig`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+
+from dpjax import gradients, sampling, transforms, validate
+from dpjax.plan import Plan
+from dpjax.runs import bounds
+from dpjax.runs.central import ftrl
+from dpjax.runs.central.config import PrivacyConfig, TrainConfig
+from dpjax.validate import UserError
+
+PRIVATE_METHODS = ("dp_sgd", "dp_ftrl")
+METHODS = (*PRIVATE_METHODS, "sgd")
+SAMPLERS = ("poisson", "truncated_poisson", "fixed_size", "shuffled")
+_PROVED_SHUFFLED = ("replace_one", "replace_special")  # relations of a shuffled epoch
+CLIPPINGS = (*gradients.RULES, "adaptive", "per_layer")
+NOISE_ALLOCATIONS = ("shared", "uniform")
+NOISE_AWARE = ("dp_adam", "dp_sgld")  # optimizers that must know the noise of the plan
+
+
+def check_names(privacy: PrivacyConfig) -> None:
+  """Raises UserError for a method, a sampler or noise levels that do not exist."""
+  validate.one_of(METHODS, **{"privacy.method": privacy.method})
+  ftrl.check_levels(privacy)
+  if privacy.method == "dp_ftrl":
+    ftrl.check(privacy)
+  validate.one_of(SAMPLERS, **{"privacy.sampler": privacy.sampler})
+
+
+def check(config: TrainConfig) -> None:
+  """Raises UserError for what does not go together, as can be told without data."""
+  privacy = config.privacy
+  if config.release and privacy.method not in PRIVATE_METHODS:
+    raise UserError(
+      f"release=True: needs privacy.method='dp_sgd' or 'dp_ftrl', not {privacy.method!r}; "
+      "without noise nothing may be released"
+    )
+  _check_clipping(config)
+  _check_noise_aware(config)
+  if privacy.method in PRIVATE_METHODS:
+    _check_promise(privacy)
+
+
+def _check_clipping(config: TrainConfig) -> None:
+  privacy, name = config.privacy, config.optimizer.name
+  validate.one_of(CLIPPINGS, **{"privacy.clipping": privacy.clipping})
+  validate.one_of(
+    ("uniform", "by_size"), **{"privacy.clip_allocation": privacy.clip_allocation}
+  )
+  validate.one_of(
+    NOISE_ALLOCATIONS, **{"privacy.noise_allocation": privacy.noise_allocation}
+  )
+  validate.one_of(
+    transforms.CLIP_SCHEDULES, **{"privacy.clip_schedule": privacy.clip_schedule}
+  )
+  changing = privacy.clipping == "adaptive" or privacy.clip_schedule != "constant"
+  if privacy.noise_allocation != "shared" and privacy.clipping != "per_layer":
+    raise UserError(
+      f"privacy.noise_allocation={privacy.noise_allocation!r}: needs "
+      f"privacy.clipping='per_layer', not {privacy.clipping!r}"
+    )
+  if privacy.method == "sgd" and (changing or privacy.clipping != "flat"):
+    raise UserError(
+      f"privacy.clipping={privacy.clipping!r}, privacy.clip_schedule="
+      f"{privacy.clip_schedule!r}: not with privacy.method='sgd', which does not clip"
+    )
+  if name in NOISE_AWARE and changing:
+    raise UserError(
+      f"optimizer.name={name!r}: needs noise of one standard deviation at every step, so "
+      "neither privacy.clipping='adaptive' nor a privacy.clip_schedule"
+    )
+
+
+def _check_noise_aware(config: TrainConfig) -> None:
+  privacy = config.privacy
+  noiseless = privacy.method == "sgd" or privacy.noise_multiplier == 0
+  if config.optimizer.name == "dp_adam" and noiseless:
+    raise UserError(
+      "optimizer.name='dp_adam': corrects for the noise of the private gradient, and there "
+      "is none; use 'adam'"
+    )
+  if config.optimizer.name != "dp_sgld":
+    return
+  if noiseless:
+    raise UserError(
+      "optimizer.name='dp_sgld': its noise is that of the private gradient; without clipping "
+      "and noise (privacy.method='dp_sgd') nothing is proved, at any temperature"
+    )
+  if privacy.noise_allocation != "shared":
+    raise UserError(
+      f"privacy.noise_allocation={privacy.noise_allocation!r}: must be 'shared' for "
+      "optimizer.name='dp_sgld', or the parameters have different temperatures"
+    )
+
+
+def _check_promise(privacy: PrivacyConfig) -> None:
+  if privacy.epsilon is None and privacy.noise_multiplier is None:
+    raise UserError(
+      "privacy.epsilon=None: give privacy.epsilon or privacy.noise_multiplier"
+    )
+  if privacy.epsilon is not None and privacy.noise_multiplier is not None:
+    raise UserError(
+      f"privacy.noise_multiplier={privacy.noise_multiplier!r}: give it or privacy.epsilon="
+      f"{privacy.epsilon!r}, not both (--config.privacy.epsilon=none)"
+    )
+
+
+def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampling.Sampler:
+  batch_size = sampling.whole_batch_size(privacy.sampling_prob, num_examples)
+  if privacy.sampler == "poisson":
+    return sampling.PoissonSampler(prob=privacy.sampling_prob, capacity=capacity)
+  if privacy.sampler == "fixed_size":
+    return sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_examples)
+  if privacy.sampler == "truncated_poisson":
+    return _truncated(privacy, num_examples)
+  proved = privacy.method != "sgd" and privacy.neighboring_relation in _PROVED_SHUFFLED
+  if proved and privacy.noise_levels:  # an epoch is paid at its first step's noise
+    raise UserError(
+      f"privacy.noise_levels={privacy.noise_levels!r}: must be empty for "
+      "privacy.sampler='shuffled', which pays an epoch at its first step"
+    )
+  return sampling.ShuffledSampler(
+    batch_size=batch_size, num_examples=num_examples if proved else None
+  )
+
+
+def _truncated(privacy: PrivacyConfig, num_examples: int) -> sampling.Sampler:
+  """By default three standard deviations above the mean: one step in a thousand is cut."""
+  prob = privacy.sampling_prob
+  mean, deviation = prob * num_examples, math.sqrt(prob * (1 - prob) * num_examples)
+  return sampling.TruncatedPoissonSampler(
+    prob=prob,
+    capacity=privacy.capacity or 8 * math.ceil((mean + 3 * deviation) / 8),
+    num_examples=num_examples,
+  )
+
+
+def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
+  """Per-layer norms follow from the public shapes of the layers alone."""
+  privacy, schedule = config.privacy, ()
+  if privacy.method == "sgd":
+    return gradients.Clip(math.inf)
+  if privacy.clip_schedule != "constant":
+    schedule = transforms.scheduled_scales(
+      privacy.clip_schedule, config.num_steps, privacy.clip_schedule_final
+    )
+  if privacy.clipping == "per_layer":
+    bounds = gradients.allocate_clip_norms(
+      params, privacy.l2_clip_norm, rule=privacy.clip_allocation
+    )
+    return gradients.Clip(bounds, schedule=schedule)
+  rules = {"automatic": gradients.Automatic(privacy.gamma), "adaptive": adaptive(privacy)}
+  rule = rules.get(privacy.clipping, privacy.clipping)
+  return gradients.Clip(privacy.l2_clip_norm, rule, schedule)
+
+
+def adaptive(privacy: Any) -> transforms.AdaptiveClipping:
+  """The rule of clipping="adaptive", for examples and for clients."""
+  return transforms.AdaptiveClipping(
+    target_quantile=privacy.clip_quantile,
+    learning_rate=privacy.clip_learning_rate,
+    count_noise_std=privacy.clip_count_noise_std,
+  )
+
+
+@bounds.names_fields
+def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Plan:
+  """The plan of a config: noise calibrated or as given, capacity as given or safe.
+
+  `params`, of which only the shapes are read, are needed for clipping="per_layer".
+  """
+  privacy = config.privacy
+  numbers: dict[str, Any] = dict(
+    num_steps=config.num_steps,
+    l2_clip_norm=_clip(config, params),
+    normalize_by=privacy.sampling_prob * num_examples,
+    delta=privacy.delta,
+    neighboring_relation=privacy.neighboring_relation,
+    accountant=privacy.accountant,
+    slices=config.slices,
+  )
+  uniform = privacy.noise_allocation == "uniform"
+  shares = jax.tree.map(lambda _: 1.0, numbers["l2_clip_norm"].norms) if uniform else None
+  numbers["noise_shape"] = ftrl.noise_shape(config, shares)
+  whole = _sampler(privacy, num_examples, num_examples + 1)  # cannot overflow
+  if privacy.method == "dp_ftrl":
+    whole = ftrl.sampler(privacy, config.num_steps, num_examples, num_examples + 1)
+    numbers["normalize_by"] = ftrl.expected_share(privacy) * num_examples
+  if privacy.method == "sgd":
+    numbers |= dict(neighboring_relation="", accountant="")
+    plan = Plan(sampler=whole, noise_multiplier=0.0, **numbers)
+  elif privacy.noise_multiplier is not None:
+    plan = Plan(sampler=whole, noise_multiplier=privacy.noise_multiplier, **numbers)
+  else:
+    plan = Plan.calibrated(epsilon=privacy.epsilon or 0.0, sampler=whole, **numbers)
+  return _with_capacity(plan, privacy, num_examples)
+
+
+def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Plan:
+  if not plan.sampler.can_overflow:
+    return plan
+  sampler = plan.fitted_sampler(num_examples)
+  if privacy.capacity is not None:
+    sampler = dataclasses.replace(sampler, capacity=privacy.capacity)
+  plan = dataclasses.replace(plan, sampler=sampler)
+  plan.check_capacity(num_examples)
+  return plan
