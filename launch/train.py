@@ -35,10 +35,10 @@ flags.DEFINE_bool("audit", False, "Train with canaries; short for --config.audit
 def line(result: dict) -> str:
   """One line for people."""
   promise = "no privacy"
-  if result["epsilon_kind"] == "proved":
+  if result["epsilon"] is not None:
     promise = (
-      f"epsilon={upper(result['epsilon'], decimals=3)} (proved, delta={upper(result['delta'])}, "
-      f"{result['neighboring_relation']}, per {result['unit']})"
+      f"epsilon={upper(result['epsilon'], decimals=3)} ({result['epsilon_kind']}, "
+      f"delta={upper(result['delta'])}, {result['neighboring_relation']}, per {result['unit']})"
     )
   return (
     f"{result['dataset']} {result['model']}: test_accuracy={result['test_accuracy']:.4f}, "

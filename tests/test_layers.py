@@ -8,6 +8,7 @@ import pytest
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LAYERS = (
   {"types", "validate", "trees"},
+  {"names"},  # of a user's own code
   {
     "gradients",
     "noise",

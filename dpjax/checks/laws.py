@@ -21,6 +21,7 @@ from dpjax.checks import noise_record
 from dpjax.checks.noise_laws import adaptive_clipping
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, not_applicable, row
 from dpjax.plan import OVERFLOW_SHARE
+from dpjax.runs import user_code
 from dpjax.runs.central.config import TrainConfig, to_dict
 from dpjax.sampling import PoissonSampler
 from dpjax.types import ClippedSum, NeighboringRelation
@@ -109,6 +110,9 @@ def agreement(subject: Subject) -> Row:
   name, plan = "accountant agrees", subject.plan
   if not plan.is_private:
     return not_applicable(name, "no epsilon is claimed")
+  if user_code.kind(plan.sampler) != "proved":
+    why = f"the event of {type(plan.sampler).__name__} is its author's; see its law"
+    return not_applicable(name, why)
   allowed = ", ".join(plan.sampler.relations)
   if plan.neighboring_relation not in plan.sampler.relations:
     why = f"{type(plan.sampler).__name__} is proved under {allowed or 'no relation'} only"

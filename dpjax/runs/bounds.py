@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import gradients, models, validate
+from dpjax import gradients, models, names, validate
 from dpjax.runs import fields
 from dpjax.runs.central.config import (
   DataConfig,
@@ -18,6 +18,7 @@ from dpjax.runs.central.config import (
 from dpjax.runs.federated.config import FedConfig
 from dpjax.validate import UserError
 
+LOSSES = ("auto",)
 SCHEDULES = ("constant", "cosine", "linear")
 ACCOUNTANTS = ("", "pld", "rdp")
 OBJECTIVES = ("mean", "max")
@@ -48,10 +49,13 @@ def named(room: str, config: Any, *names: str) -> dict[str, Any]:
 
 
 def data(config: DataConfig) -> None:
-  """Raises UserError for a number of examples, bytes or classes below one."""
+  """Raises UserError for a number of examples, bytes or classes below one, or an import path
+  that leads nowhere."""
   validate.integer_at_least(
     1, **named("data", config, "limit", "max_length", "num_classes")
   )
+  if names.is_path(config.name):
+    names.find(config.name, "data.name")
 
 
 def limit(config: DataConfig, num_examples: int) -> None:
@@ -65,7 +69,7 @@ def limit(config: DataConfig, num_examples: int) -> None:
 
 def model(config: ModelConfig, room: str = "model") -> None:
   """Raises UserError for a model or an option that does not exist."""
-  validate.one_of(models.names(), **{f"{room}.name": config.name})
+  names.one_of(models.names(), **{f"{room}.name": config.name})
   models.check_options(config.name, config.options)
 
 
@@ -73,15 +77,15 @@ def optimizer(config: OptimizerConfig, room: str = "optimizer") -> None:
   """Raises UserError for a rate, a momentum or a penalty outside its range."""
   validate.positive(**named(room, config, "learning_rate"))
   validate.share(**named(room, config, "momentum"))
-  names = ("weight_decay", "noise_floor", "prior_precision")
-  validate.non_negative(**named(room, config, *names))
+  others = ("weight_decay", "noise_floor", "prior_precision")
+  validate.non_negative(**named(room, config, *others))
   validate.one_of(SCHEDULES, **named(room, config, "schedule"))
 
 
 def privacy(config: Any) -> None:
   """Raises UserError for what both kinds of runs promise, and how they clip."""
-  names = ("epsilon", "epsilon_budget", "l2_clip_norm", "clip_learning_rate")
-  validate.positive(**named("privacy", config, *names, "clip_count_noise_std"))
+  positive = ("epsilon", "epsilon_budget", "l2_clip_norm", "clip_learning_rate")
+  validate.positive(**named("privacy", config, *positive, "clip_count_noise_std"))
   low, high = (float(bound) for bound in (_FLOAT32.tiny, _FLOAT32.max))
   if not low <= config.l2_clip_norm <= high:  # beyond them it is 0, or clips nothing
     raise UserError(
@@ -96,8 +100,8 @@ def privacy(config: Any) -> None:
 
 def ftrl(config: FtrlConfig) -> None:
   """Raises UserError for a count below one, or an unknown aim."""
-  names = ("bands", "buffers", "restart_every")
-  validate.integer_at_least(1, **named("privacy.ftrl", config, *names))
+  counts = ("bands", "buffers", "restart_every")
+  validate.integer_at_least(1, **named("privacy.ftrl", config, *counts))
   validate.one_of(OBJECTIVES, **named("privacy.ftrl", config, "objective"))
 
 
@@ -105,6 +109,7 @@ def training(config: TrainConfig) -> None:
   """Raises UserError for a number of a central run outside its range."""
   data(config.data)
   model(config.model)
+  names.one_of(LOSSES, loss=config.loss)
   privacy(config.privacy)
   optimizer(config.optimizer)
   validate.one_of(gradients.METHODS, grad_method=config.grad_method)
@@ -122,6 +127,7 @@ def federation(config: FedConfig) -> None:
   """Raises UserError for a number of a run over clients outside its range."""
   data(config.data)
   model(config.model)
+  names.one_of(LOSSES, loss=config.loss)
   optimizer(config.client_optimizer, "client_optimizer")
   optimizer(config.server_optimizer, "server_optimizer")
   privacy(config.privacy)

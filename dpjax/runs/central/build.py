@@ -20,6 +20,7 @@ from dpjax import (
   losses,
   metrics,
   models,
+  names,
   sampling,
   training,
   transforms,
@@ -31,6 +32,7 @@ from dpjax.runs.central import audit
 from dpjax.runs import bounds
 from dpjax.runs.central import ftrl
 from dpjax.runs import unused
+from dpjax.runs import user_code
 from dpjax.runs import writers
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.central.config import (
@@ -155,8 +157,8 @@ def check(config: TrainConfig) -> None:
   ftrl.check_levels(privacy)
   if privacy.method == "dp_ftrl":
     ftrl.check(privacy)
-  validate.one_of(SAMPLERS, **{"privacy.sampler": privacy.sampler})
-  validate.one_of(_OPTIMIZERS, **{"optimizer.name": config.optimizer.name})
+  names.one_of(SAMPLERS, **{"privacy.sampler": privacy.sampler})
+  names.one_of(_OPTIMIZERS, **{"optimizer.name": config.optimizer.name})
   validate.one_of(AUGMENTATIONS, augmentation=config.augmentation)
   bounds.training(config)
   if config.augmult > 1 and config.augmentation == "none":
@@ -325,6 +327,13 @@ def _scattered(dataset: Any, num_groups: int | None) -> Any:
 
 
 def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampling.Sampler:
+  if names.is_path(privacy.sampler):
+    return user_code.sampler(
+      privacy.sampler,
+      "privacy.sampler",
+      num_examples=num_examples,
+      prob=privacy.sampling_prob,
+    )
   batch_size = sampling.whole_batch_size(privacy.sampling_prob, num_examples)
   if privacy.sampler == "poisson":
     return sampling.PoissonSampler(prob=privacy.sampling_prob, capacity=capacity)
@@ -421,6 +430,7 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
 
 def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Plan:
   if not sampling.has_capacity(plan.sampler):
+    _check_no_capacity(privacy)
     return plan
   sampler = plan.fitted_sampler(num_examples)
   if privacy.capacity is not None:
@@ -428,6 +438,16 @@ def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Pla
   plan = dataclasses.replace(plan, sampler=sampler)
   plan.check_capacity(num_examples)
   return plan
+
+
+def _check_no_capacity(privacy: PrivacyConfig) -> None:
+  """Of a user's sampler it is known only when it is made; of ours, `unused` knows."""
+  name = privacy.ftrl.sampler if privacy.method == "dp_ftrl" else privacy.sampler
+  if names.is_path(name) and privacy.capacity is not None:
+    raise UserError(
+      f"privacy.capacity={privacy.capacity}: would be ignored, it needs a sampler with "
+      f"log_overflow_prob, which {name!r} is not; leave it at None"
+    )
 
 
 def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
@@ -444,6 +464,8 @@ def optimizer(
   config: OptimizerConfig, schedule: optax.Schedule, noise: Noise | None = None
 ) -> optax.GradientTransformation:
   """The Optax optimizer of a config; `noise` is for those that must know it."""
+  if names.is_path(config.name):
+    return user_code.optimizer(config.name, schedule)
   return _OPTIMIZERS[config.name](schedule, config, noise)
 
 
@@ -464,7 +486,13 @@ def _sgld_temperature(config: TrainConfig, plan: Plan, num_examples: int) -> flo
 
 
 def make_task(config: TrainConfig, dataset: Any) -> Task:
-  """Classification, or the next token where the model is a transformer over text."""
+  """Classification, or the next token where the model is a transformer over text; with a
+  user's own loss where the config names one. The scores stay those of the task."""
+  task = _standard_task(config, dataset)
+  return task if config.loss == "auto" else task._replace(loss=user_code.loss(config.loss))
+
+
+def _standard_task(config: TrainConfig, dataset: Any) -> Task:
   if config.model.name != "transformer":
     return _CLASSIFICATION
   if dataset.vocab_size is None:

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from dpjax import data as data_lib
-from dpjax import noise, training, trees
+from dpjax import names, noise, training, trees
 from dpjax.accounting import Budget, BudgetExceeded, Ledger, delta_warning
 from dpjax.runs.central import audit
 from dpjax.runs.central import build
@@ -30,6 +30,7 @@ from dpjax.runs import provenance
 from dpjax.runs import release
 from dpjax.runs import report
 from dpjax.runs import streams
+from dpjax.runs import user_code
 from dpjax.runs import writers
 from dpjax.runs.checkpoint import Checkpoints
 from dpjax.runs.central.config import TrainConfig, to_dict
@@ -275,7 +276,7 @@ def _privacy_facts(loop: _Loop) -> dict[str, Any]:
     "delta": plan.delta if private else None,
     "neighboring_relation": str(plan.neighboring_relation) if private else None,
     "unit": getattr(plan.sampler, "unit", "example") if private else None,
-    "epsilon_kind": "proved" if private else "none",
+    "epsilon_kind": user_code.kind(plan.sampler) if private else "none",
     "accountant": plan.accountant if private else None,
     "noise_multiplier": plan.noise_multiplier,
     "l2_clip_norm": plan.l2_clip_norm,
@@ -341,6 +342,7 @@ def _result(loop: _Loop) -> dict[str, Any]:
     "wall_seconds": round(time.monotonic() - loop.started, 3),
     "device": provenance.device(),
     "versions": provenance.versions(),
+    "user_code": names.sources(to_dict(config)),
     **facts,
   }
 

@@ -13,13 +13,14 @@ import numpy as np
 import optax
 from dp_accounting import DpEvent
 
-from dpjax import accounting, federated, models, sampling, transforms, validate
+from dpjax import accounting, federated, models, names, sampling, transforms, validate
 from dpjax import data as data_lib
 from dpjax.data import Federation, partition, shakespeare
 from dpjax.runs import bounds
 from dpjax.runs.central import build
 from dpjax.runs.central import ftrl
 from dpjax.runs import unused
+from dpjax.runs import user_code
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.central.config import OptimizerConfig, PrivacyConfig, TrainConfig
 from dpjax.runs.federated.config import FedConfig
@@ -96,19 +97,23 @@ def check(config: FedConfig) -> None:
   bounds.typed(config)
   one_of = {
     "partition.name": (PARTITIONS, config.partition.name),
-    "algorithm.name": (ALGORITHMS, config.algorithm.name),
     "algorithm.weighting": (WEIGHTINGS, config.algorithm.weighting),
-    "algorithm.aggregator": (AGGREGATORS, config.algorithm.aggregator),
     "algorithm.compression": (COMPRESSIONS, config.algorithm.compression),
     "privacy.method": (METHODS, config.privacy.method),
-    "privacy.sampler": (SAMPLERS, config.privacy.sampler),
     "privacy.clipping": (CLIPPINGS, config.privacy.clipping),
-    "client_optimizer.name": (_OPTIMIZERS, config.client_optimizer.name),
-    "server_optimizer.name": (_OPTIMIZERS, config.server_optimizer.name),
     "execution": (execution.NAMES, config.execution),
   }
   for name, (choices, value) in one_of.items():
     validate.one_of(choices, **{name: value})
+  or_path = {
+    "algorithm.name": (ALGORITHMS, config.algorithm.name),
+    "algorithm.aggregator": (AGGREGATORS, config.algorithm.aggregator),
+    "privacy.sampler": (SAMPLERS, config.privacy.sampler),
+    "client_optimizer.name": (_OPTIMIZERS, config.client_optimizer.name),
+    "server_optimizer.name": (_OPTIMIZERS, config.server_optimizer.name),
+  }
+  for name, (choices, value) in or_path.items():
+    names.one_of(choices, **{name: value})
   bounds.federation(config)
   if config.partition.name == "shakespeare":
     _check_natural(config)
@@ -319,6 +324,10 @@ def _sampler(config: FedConfig, num_clients: int) -> Any:
       raise UserError(f"clients_per_round={size}: must be an integer for fixed_size")
     return sampling.FixedSizeSampler(batch_size=int(size), num_examples=num_clients)
   prob = config.clients_per_round / num_clients
+  if names.is_path(config.privacy.sampler):
+    return user_code.sampler(
+      config.privacy.sampler, "privacy.sampler", num_examples=num_clients, prob=prob
+    )
   return sampling.PoissonSampler(prob=prob, capacity=num_clients + 1)
 
 
@@ -402,7 +411,7 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
 
 def _central_promise(config: FedConfig, ran: Plan, reported: Plan, clients: int) -> Promise:
   simulated = reported is not ran
-  kind = "simulated" if simulated else "proved"
+  kind = "simulated" if simulated else user_code.kind(ran.sampler)
   of = config.privacy.simulated_clients if simulated else clients
 
   def statement(rounds: int) -> str:
@@ -506,6 +515,8 @@ def _aggregator(config: FedConfig, plan: Plan, key: jax.Array) -> federated.Aggr
   algorithm = config.algorithm
   if config.privacy.method in _CENTRAL:
     return federated.central(plan, key)
+  if names.is_path(algorithm.aggregator):
+    return user_code.aggregator(algorithm.aggregator)
   return {
     "mean": federated.weighted_mean,
     "median": federated.median,
@@ -554,6 +565,8 @@ def _weighting(config: FedConfig) -> Any:
 
 def optimizer(config: OptimizerConfig) -> Any:
   """The Optax optimizer of a client; it starts afresh in every round, at one rate."""
+  if names.is_path(config.name):
+    return user_code.optimizer(config.name, config.learning_rate, "client_optimizer")
   return _OPTIMIZERS[config.name](config.learning_rate, config)
 
 
@@ -563,6 +576,8 @@ def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
   rate: Any = config.learning_rate
   if config.schedule != "constant":
     rate = build.learning_rate_schedule(config, num_rounds)
+  if names.is_path(config.name):
+    return user_code.optimizer(config.name, rate, "server_optimizer")
   if config.name == "sgd":
     return _OPTIMIZERS["sgd"](rate, config)
   constant = config.schedule == "constant"
@@ -585,6 +600,15 @@ def _algorithm(
     key=random.client,
   )
   weighted = common | {"weighting": _weighting(config)}
+  if names.is_path(algorithm.name):
+    return user_code.algorithm(
+      algorithm.name,
+      loss_fn,
+      client_tx,
+      server_tx,
+      private=privacy.method != "none",
+      **weighted,
+    )
   if algorithm.name == "fed_avg":
     return federated.fed_avg(loss_fn, client_tx, server_tx, **weighted, **_wrapping(config))
   if algorithm.name == "fed_prox":
@@ -623,7 +647,7 @@ def build_run(
     random: None for the streams of config and data.
   """
   check(config)
-  central = TrainConfig(data=config.data, model=config.model)
+  central = TrainConfig(data=config.data, model=config.model, loss=config.loss)
   federation, test = load_data(config) if data is None else data
   num_clients = federation.num_clients
   random = streams(config, data_lib.digest(federation)) if random is None else random

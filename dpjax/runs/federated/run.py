@@ -11,6 +11,7 @@ runs its share of every cohort, process 0 alone evaluates and holds the files.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import pathlib
 import time
@@ -20,7 +21,7 @@ from typing import Any
 import jax
 
 from dpjax import data as data_lib
-from dpjax import federated, noise, transforms, trees
+from dpjax import federated, names, noise, transforms, trees
 from dpjax.accounting import Budget, Ledger, delta_warning
 from dpjax.data import partition
 from dpjax.runs.federated import build
@@ -275,8 +276,8 @@ def _statement(loop: _Loop) -> str:
 def _result(loop: _Loop, workdir: pathlib.Path) -> dict[str, Any]:
   config, fed, scores = loop.config, loop.fed, loop.evaluate()
   facts = _epsilon_facts(loop)
-  names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_"}
-  method = names.get(config.privacy.method, "ldp_")
+  prefixes = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_"}
+  method = prefixes.get(config.privacy.method, "ldp_")
   return {
     "task": fed.task.name,
     "dataset": config.data.name,
@@ -298,6 +299,7 @@ def _result(loop: _Loop, workdir: pathlib.Path) -> dict[str, Any]:
     "wall_seconds": round(time.monotonic() - loop.started, 3),
     "device": provenance.device(),
     "versions": provenance.versions(),
+    "user_code": names.sources(dataclasses.asdict(config)),
     **_noise_facts(config, fed),
     "l2_clip_norm": _clip_norm(config, fed),
     **_changing_clip_norm(loop, "final_l2_clip_norm"),
