@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import gradients, validate
-from dpjax.auditing.bounds import Scores
+from dpjax.auditing.lower_bounds import Scores
 from dpjax.data import Dataset
 from dpjax.types import Example, LossFn, NeighboringRelation
 from dpjax.validate import UserError

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from dpjax import validate
-from dpjax.auditing import bounds
-from dpjax.auditing.bounds import Scores
+from dpjax.auditing import lower_bounds
+from dpjax.auditing.lower_bounds import Scores
 from dpjax.validate import UserError
 
 _DIGITS = 9  # of a log-likelihood ratio
@@ -71,7 +71,7 @@ def likelihood_ratio(
   True
   """
   scores = trial_scores(draw, score, num_trials=num_trials, seed=seed)
-  return bounds.clopper_pearson(scores, delta=delta, confidence=confidence)
+  return lower_bounds.clopper_pearson(scores, delta=delta, confidence=confidence)
 
 
 def _summed(terms: np.ndarray) -> np.ndarray:

@@ -50,7 +50,7 @@ def first_of(batch: Any) -> Any:
   return jax.tree.map(lambda leaf: leaf[0], batch)
 
 
-class Plan(NamedTuple):
+class Recipe(NamedTuple):
   """The traced program of one example, and the rule of every unit of its parameters."""
 
   program: Program
@@ -64,13 +64,13 @@ def plan(
   example: Any,
   l2_clip_norm: Any = 1.0,
   platform: str | None = None,
-) -> Plan:
+) -> Recipe:
   """Traces the loss once and chooses the rules; arguments may be ShapeDtypeStructs."""
   leaves, clip_groups = jax.tree.leaves(params), _clip_groups(l2_clip_norm, params)
   platform = platform or jax.default_backend()
   program = jaxpr_sites.trace(loss_fn, params, example)
   found = units.find_units(program, leaves, clip_groups, platform)
-  return Plan(program, found, platform)
+  return Recipe(program, found, platform)
 
 
 def _clip_groups(l2_clip_norm: Any, params: Any) -> list[int]:
@@ -91,7 +91,7 @@ def pays(found: Sequence[Unit], params: Any) -> bool:
 
 
 def clipped_sum(
-  planned: Plan,
+  planned: Recipe,
   params: Any,
   batch: Any,
   mask: jax.Array,

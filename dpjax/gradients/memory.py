@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from dpjax import trees, validate
 from dpjax.gradients import cost_model, tapped
-from dpjax.gradients.ghost import Plan
+from dpjax.gradients.ghost import Recipe
 from dpjax.gradients.units import Rule, Sum, Unit, sum_of
 
 _FLOAT32_BYTES = 4
@@ -44,14 +44,14 @@ class Bytes(NamedTuple):
   fixed: float = 0.0
 
 
-def estimate(loss_fn: Any, params: Any, example: Any, planned: Plan | None) -> Bytes:
+def estimate(loss_fn: Any, params: Any, example: Any, planned: Recipe | None) -> Bytes:
   """Temporaries of the route that is taken: tapped where there is a plan."""
   if planned is None:
     return vmap_route(loss_fn, params, example)
   return tapped_route(planned, params, example)
 
 
-def tapped_route(planned: Plan, params: Any, example: Any) -> Bytes:
+def tapped_route(planned: Recipe, params: Any, example: Any) -> Bytes:
   """Temporaries of the tapped route; arguments may be ShapeDtypeStructs."""
   program, leaves = planned.program, jax.tree.leaves(params)
   looped = {site.index for site in program.sites() if site.loops}
@@ -174,7 +174,7 @@ def _results(unit: Unit) -> int:
   )
 
 
-def _work(planned: Plan) -> tuple[float, float]:
+def _work(planned: Recipe) -> tuple[float, float]:
   """The most that a norm, or a sum that forms gradients again, forms and frees: per
   example, and in a loop over chunks."""
   chunks = [

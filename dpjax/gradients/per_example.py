@@ -140,7 +140,7 @@ class ClippedGrad:
       gamma=self._gamma,
     )
 
-  def _plan(self, params, batch) -> ghost.Plan | None:
+  def _plan(self, params, batch) -> ghost.Recipe | None:
     if self.method == "vmap":
       return None
     check_loss(self.loss_fn, params, batch)

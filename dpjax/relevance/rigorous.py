@@ -36,7 +36,7 @@ import numpy as np
 from dpjax import accounting, mechanisms, validate
 from dpjax.accounting import shuffle as shuffle_lib
 from dpjax.mechanisms import additive
-from dpjax.relevance.relevance import l1_sensitivity
+from dpjax.relevance.feature_shares import l1_sensitivity
 from dpjax.relevance.settings import Rigorous
 from dpjax.validate import UserError
 

@@ -27,7 +27,7 @@ that file imports is in neither.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import optax
 from dp_accounting import DpEvent
@@ -52,10 +52,10 @@ def loss(path: str) -> Callable[[Any], LossFn]:
   """
 
   def made(apply: Any) -> LossFn:
-    loss_fn: Any = names.call(path, "loss", apply)
+    loss_fn = names.call(path, "loss", apply)
     if not callable(loss_fn):
       raise _wrong("loss", path, "a function of (params, example)", loss_fn)
-    return loss_fn
+    return cast(LossFn, loss_fn)
 
   return made
 

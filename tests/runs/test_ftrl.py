@@ -10,7 +10,7 @@ from configs import quickstart
 from dpjax.accounting import Ledger
 from dpjax.runs.central import build
 from dpjax.checks import table as check
-from dpjax.checks import laws as check_laws
+from dpjax.checks import charges as check_laws
 from dpjax.checks import noise_laws
 from dpjax.checks import batches
 from dpjax.runs import fields

@@ -13,7 +13,7 @@ import pytest
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax import federated, sampling, training
-from dpjax.checks import batches, influence, laws, table
+from dpjax.checks import batches, charges, influence, table
 from dpjax.plan import Plan
 from dpjax.runs import fields, user_code
 from dpjax.runs.central import build, run
@@ -121,7 +121,7 @@ def test_an_own_event_is_claimed_and_check_finds_a_wrong_one():
   config = _central(privacy__sampler=f"{__name__}:own_poisson")
   subject = table.subject(config)
   assert user_code.kind(subject.plan.sampler) == "claimed"
-  assert laws.agreement(subject).passed is None
+  assert charges.agreement(subject).passed is None
   assert batches.sampler_law(subject).passed is False
 
 

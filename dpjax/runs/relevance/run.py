@@ -205,13 +205,13 @@ def _public(config: RelevanceConfig, loaded: dict) -> Any:
 
 def make_job(
   config: RelevanceConfig, train: Any, test: Any, loaded: dict, on_epoch: Any = None
-) -> relevance.Job:
+) -> relevance.Inputs:
   """The job of a point's config: what another curve of the experiment reads is left out."""
   read = relevance.reads(config.method, config.mode, config.rigorous)
   first = jnp.zeros_like(train.x[:1])  # refused before anything is trained or spent
   net = _build(config.model, train.num_classes, config.activation_1)
   jax.eval_shape(lambda: build.init_params(config.model, net, jax.random.key(0), first))
-  return relevance.Job(
+  return relevance.Inputs(
     epsilon=config.epsilons[0],
     train=train,
     test=test,

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from dpjax import metrics
-from dpjax.relevance import relevance
+from dpjax.relevance import feature_shares
 from dpjax.relevance.lrp import Lrp
 from dpjax.relevance.privacy import Privacy
 from dpjax.relevance.settings import AdLM, Paper, Private, Rigorous, Training
@@ -43,7 +43,7 @@ class Nets(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Job:
+class Inputs:
   """Everything that a method may use."""
 
   epsilon: float
@@ -84,7 +84,7 @@ class Job:
   @property
   def num_features(self) -> int:
     """Places of an image."""
-    return relevance.num_features(self.shape)
+    return feature_shares.num_features(self.shape)
 
   def once(self, make: Callable[[], Any], *what: Any) -> Any:
     """make(), or what a job with the same memo got for the same `what`, training records,
@@ -115,7 +115,7 @@ class Job:
     return on_epoch
 
 
-class Noise(NamedTuple):
+class RecordNoise(NamedTuple):
   """The noise that records got, for whoever audits it."""
 
   shape: tuple[int, ...]  # of one noised record
@@ -138,5 +138,5 @@ class Outcome(NamedTuple):
   num_steps: int
   test: Any  # the test set as the model sees it
   prepare: Callable[[np.ndarray], np.ndarray] = lambda x: x  # of other inputs alike
-  noise: Noise | None = None
+  noise: RecordNoise | None = None
   maps: dict[str, np.ndarray] = {}  # noqa: RUF012  # pictures by name; some NOT private
