@@ -24,7 +24,7 @@ from dpjax.validate import UserError
 FORM = "package.module:name"
 _DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _PATH = re.compile(f"{_DOTTED}:{_DOTTED}")
-_FILES: dict[str, str] = {}  # file that was imported by its path -> the field that named it
+_FIELDS_OF: dict[str, str] = {}  # file of a user's code -> the field that names it
 
 
 def is_path(name: str) -> bool:
@@ -80,7 +80,15 @@ def find(path: str, field: str) -> Callable[..., Any]:
   if not callable(found):
     kind = type(found).__name__
     raise UserError(f"{at}: must be a class or a function, not of type {kind}")
+  _FIELDS_OF.update(dict.fromkeys(_files(home, found), at))
   return found
+
+
+def _files(home: str, found: Any) -> list[str]:
+  """Of the module that a path names, and of the one that what is found there comes from."""
+  homes = dict.fromkeys((home, str(getattr(found, "__module__", home))))
+  files = (getattr(sys.modules.get(name), "__file__", None) for name in homes)
+  return [file for file in files if file is not None]
 
 
 def call(path: str, field: str, *args: Any, **named: Any) -> Any:
@@ -107,7 +115,7 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
 
 def _module(home: str, at: str) -> Any:
   try:
-    module = importlib.import_module(home)
+    return importlib.import_module(home)
   except ModuleNotFoundError as error:
     missing = str(error.name)
     if home != missing and not home.startswith(f"{missing}."):
@@ -116,8 +124,6 @@ def _module(home: str, at: str) -> Any:
     raise UserError(f"{at}: there is no module {missing!r}{hint}") from error
   except (Exception, SystemExit) as error:  # whatever a user's module does
     raise UserError(f"{at}: {reason(error, _file(home))}") from error
-  _FILES[str(getattr(module, "__file__", None))] = at
-  return module
 
 
 def _file(home: str) -> str | None:
@@ -144,8 +150,8 @@ def reason(error: BaseException, file: str | None) -> str:
 def blame(error: Exception) -> str | None:
   """`reason` with the config's field, where an error went through a user's own file."""
   files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
-  own = next((file for file in _FILES if file in files and not _is_ours(file)), None)
-  return None if own is None else f"{_FILES[own]}: {reason(error, own)}"
+  own = next((file for file in _FIELDS_OF if file in files and not _is_ours(file)), None)
+  return None if own is None else f"{_FIELDS_OF[own]}: {reason(error, own)}"
 
 
 def _is_ours(file: str) -> bool:
@@ -157,19 +163,18 @@ def _is_ours(file: str) -> bool:
 _FIELDS = ("name", "loss", "sampler", "aggregator")  # of a config, that take a path
 
 
-def sources(
-  fields: Mapping[str, Any], prefix: str = ""
-) -> dict[str, dict[str, str | None]]:
-  """Field -> {"path", "sha256" of the file} of every import path in a config's fields.
+def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, str]]:
+  """Field -> {"path", "sha256" of the code} of every import path in a config's fields.
 
-  The file alone: what it imports is not read.
+  The code is the file that the path names and, where that one only imports what the path
+  names, the file that it comes from. What else they import is not read.
 
   >>> sources({"model": {"name": "mlp", "options": {"name": "a:b"}}, "loss": "auto"})
   {}
   >>> list(sources({"model": {"name": "dpjax.models:Linear"}}))
   ['model.name']
   """
-  found: dict[str, dict[str, str | None]] = {}
+  found: dict[str, dict[str, str]] = {}
   for name, value in fields.items():
     if isinstance(value, Mapping) and name != "options":
       found |= sources(value, f"{prefix}{name}.")
@@ -178,9 +183,7 @@ def sources(
   return found
 
 
-def _sha256(path: str, field: str) -> str | None:
-  find(path, field)
-  file = getattr(sys.modules[path.partition(":")[0]], "__file__", None)
-  return (
-    None if file is None else hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest()
-  )
+def _sha256(path: str, field: str) -> str:
+  files = _files(path.partition(":")[0], find(path, field))
+  code = b"".join(pathlib.Path(file).read_bytes() for file in files)
+  return hashlib.sha256(code).hexdigest()

@@ -30,7 +30,7 @@ def own_modules(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(tmp_path)
   yield
-  for name in _MODULES:
+  for name in (*_MODULES, "own_front"):
     sys.modules.pop(name, None)
 
 
@@ -88,6 +88,20 @@ def test_streams_and_record_follow_the_code_and_not_its_path_alone(tmp_path):
   assert recorded["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
   file.write_text(_MODULES["own_parts"] + "# another loss\n")
   assert streams.config_digest("central", config) != before
+
+
+def test_code_that_a_module_only_imports_is_part_of_the_record_and_of_the_blame(tmp_path):
+  (tmp_path / "own_front.py").write_text("from own_parts import Net, net\n")
+  config = {"model": {"name": "own_front:net"}}
+  before = names.sources(config)
+  file = tmp_path / "own_parts.py"
+  file.write_text(file.read_text() + "\n")
+  assert names.sources(config) != before
+  with pytest.raises(TypeError) as caught:
+    names.find("own_front:net", "model.name")(num_classes=2, nothing=1)
+  told = names.blame(caught.value)
+  assert told is not None and told.startswith("model.name='own_front:net': TypeError: ")
+  assert told.endswith("(line 8)") and names.blame(ValueError("ours")) is None
 
 
 def test_a_dict_field_takes_json_and_python():

@@ -12,7 +12,7 @@ import numpy as np
 from dpjax.gradients import cost_model, ghost, memory
 from dpjax.gradients.arguments import check_real
 from dpjax.gradients.units import Unit, sum_of
-from dpjax.types import LossFn, Params
+from dpjax.types import ArrayTree, LossFn, Params
 
 _RULES = {
   "outer": "|a|^2 |g|^2",
@@ -71,7 +71,7 @@ def _cells(row: UnitRow) -> tuple[str, ...]:
 
 
 def explain(
-  loss_fn: LossFn, params: Params, example: Any, *, platform: str | None = None
+  loss_fn: LossFn, params: Params, example: ArrayTree, *, platform: str | None = None
 ) -> Explanation:
   """How `clipped_grad(loss_fn, ...)` treats each parameter; `print` it.
 

@@ -40,12 +40,12 @@ from dpjax.gradients.jaxpr_sites import Program
 from dpjax.gradients.param_flow import ParamFlow
 from dpjax.gradients.settling import on_settled
 from dpjax.gradients.units import Rule, Unit
-from dpjax.types import ClippedSum, LossFn
+from dpjax.types import ArrayTree, ClippedSum, LossFn, Params
 
 _SMALL = 4096  # parameters whose per-example gradients are cheap to stack
 
 
-def first_of(batch: Any) -> Any:
+def first_of(batch: ArrayTree) -> Any:
   """The first example of a batch, to trace with: its values are not used."""
   return jax.tree.map(lambda leaf: leaf[0], batch)
 
@@ -60,8 +60,8 @@ class Recipe(NamedTuple):
 
 def plan(
   loss_fn: LossFn,
-  params: Any,
-  example: Any,
+  params: Params,
+  example: ArrayTree,
   l2_clip_norm: Any = 1.0,
   platform: str | None = None,
 ) -> Recipe:
@@ -84,7 +84,7 @@ def _spread(prefix: Any, params: Any) -> list[Any]:
   return jax.tree.leaves(jax.tree.map(spread, prefix, params))
 
 
-def pays(found: Sequence[Unit], params: Any) -> bool:
+def pays(found: Sequence[Unit], params: Params) -> bool:
   """Whether this route can gain on vmap: some unit has a rule, or memory is at stake."""
   general = all(unit.rule in (Rule.GRADIENT, Rule.UNUSED) for unit in found)
   return not general or trees.size(params) > _SMALL
@@ -92,8 +92,8 @@ def pays(found: Sequence[Unit], params: Any) -> bool:
 
 def clipped_sum(
   planned: Recipe,
-  params: Any,
-  batch: Any,
+  params: Params,
+  batch: ArrayTree,
   mask: jax.Array,
   l2_clip_norm: Any,
   *,

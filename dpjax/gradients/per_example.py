@@ -19,7 +19,15 @@ from dpjax.gradients.arguments import check_real, checked_mask, examples_and_mas
 from dpjax.gradients.loss_checks import check_loss, explain_failure
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.microbatch import microbatched
-from dpjax.types import Array, ClippedSum, LossFn, NeighboringRelation, Params
+from dpjax.types import (
+  Array,
+  ArrayLike,
+  ArrayTree,
+  ClippedSum,
+  LossFn,
+  NeighboringRelation,
+  Params,
+)
 
 METHODS = ("auto", "vmap", "ghost")
 
@@ -169,7 +177,9 @@ class ClippedGrad:
       gamma=self._gamma,
     )
 
-  def __call__(self, params: Params, batch: Any, mask: Any = None) -> ClippedSum:
+  def __call__(
+    self, params: Params, batch: ArrayTree, mask: ArrayLike | None = None
+  ) -> ClippedSum:
     batch, mask = examples_and_mask(batch, mask)
     batch = jax.tree.map(jnp.asarray, batch)
     size = _batch_size(batch)

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from dpjax import accounting, losses, sampling, transforms
+from dpjax.data import Dataset
 from dpjax.plan import Plan
 from dpjax.relevance import (
   feature_budget,
@@ -295,7 +296,7 @@ def dp_sgld(job: Inputs) -> Outcome:
 # --- model 1 of the rigorous mode, and radp_dpsgd
 
 
-def train_model_1(job: Inputs, model: Any, data: Any, plan: Plan) -> Any:
+def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> Any:
   """Model 1 by DP-SGD. Guarantee: (plan.epsilon(), plan.delta)-DP for D1."""
   return train.fit_private(
     losses.softmax_cross_entropy(model.apply),

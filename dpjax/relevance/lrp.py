@@ -34,7 +34,7 @@ import numpy as np
 from dpjax import trees, validate
 from dpjax.relevance import tape as tapes
 from dpjax.relevance.tape import Cell, Node, NodeKind, Tape
-from dpjax.types import Array, Params
+from dpjax.types import Array, HostArray, Params
 from dpjax.validate import UserError
 
 RULES = ("epsilon", "z_plus", "alpha_beta")
@@ -130,7 +130,7 @@ def conservation_gap(found: Relevance) -> Array:
   return jnp.abs(total - found.start) / jnp.maximum(jnp.abs(found.start), _TINY)
 
 
-def heat_map(scores: Any) -> np.ndarray:
+def heat_map(scores: HostArray) -> np.ndarray:
   """Scores [H, W] or [H, W, C] as a picture [H, W, 3] in [0, 1]: red speaks for the class,
   blue against it, white not at all.
 

@@ -6,7 +6,7 @@ The numbers that it claims are returned as claims. No epsilon is proved for this
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from dpjax import validate
 from dpjax.accounting import upper
 from dpjax.relevance import feature_budget
 from dpjax.relevance.settings import Paper
+from dpjax.types import HostArray
 
 # The critique C1-C18 of the design, in one line each.
 CRITIQUE = {
@@ -59,7 +60,7 @@ class Features(NamedTuple):
 
 def features(
   key: jax.Array,
-  relevance: Any,
+  relevance: HostArray,
   how: Paper,
   *,
   epsilon: float,

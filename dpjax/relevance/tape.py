@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
+from dpjax.types import Params
 from dpjax.validate import UserError
 
 Array = jax.Array
@@ -128,7 +129,7 @@ class Tape(NamedTuple):
   out: Cell
 
 
-def record(apply: Callable[..., Array], params: Any, x: Array) -> Tape:
+def record(apply: Callable[..., Array], params: Params, x: Array) -> Tape:
   """The forward pass of `apply(params, x)`, x [B, ...].
 
   Raises:

@@ -13,13 +13,14 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from dpjax.types import ArrayTree
 from dpjax import trees
 from dpjax.validate import UserError
 
 _KEEP = 2  # the newest, and one before it
 
 
-def to_arrays(tree: Any) -> Any:
+def to_arrays(tree: ArrayTree) -> Any:
   """Keys as their data. One process of several writes copies of its own."""
   arrays = jax.tree.map(
     lambda leaf: jax.random.key_data(leaf) if trees.is_key(leaf) else leaf, tree
@@ -27,7 +28,7 @@ def to_arrays(tree: Any) -> Any:
   return jax.device_get(arrays) if jax.process_count() > 1 else arrays
 
 
-def to_keys(arrays: Any, like: Any) -> Any:
+def to_keys(arrays: ArrayTree, like: ArrayTree) -> Any:
   """The inverse of `to_arrays`; `like` tells what was a key."""
 
   def wrap(array, leaf):
@@ -97,7 +98,7 @@ class Checkpoints:
     """The newest complete checkpoint, or None. A save that was cut off does not count."""
     return self._manager.latest_step()
 
-  def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
+  def save(self, step: int, state: ArrayTree, meta: dict[str, Any]) -> None:
     """Writes state (a tree of arrays and keys) and meta (JSON data), all or nothing."""
     if step == self.latest_step():
       return
@@ -106,7 +107,7 @@ class Checkpoints:
     )
     self._manager.save(step, args=args, force=True)
 
-  def restore(self, like: Any) -> tuple[Any, dict[str, Any]]:
+  def restore(self, like: ArrayTree) -> tuple[Any, dict[str, Any]]:
     """The newest checkpoint, with the structure, shapes and dtypes of `like`.
 
     Raises:

@@ -1,27 +1,29 @@
 """A user's own parts of a run, by import path (`dpjax.names`): how each is called, what it
 must return, and what is promised then.
 
-| field                                     | called with                            | returns                   |
-| ----------------------------------------- | -------------------------------------- | ------------------------- |
-| `model.name`                              | num_classes=, **model.options          | a linen module            |
-| `loss`                                    | apply                                  | loss(params, ONE example) |
-| `data.name`                               | nothing                                | (train, test), `Dataset`s |
-| `optimizer.name`, `client_optimizer.name` | a learning rate or a schedule          | an Optax transformation   |
-| `server_optimizer.name`                   |                                        |                           |
-| `privacy.sampler`, `privacy.ftrl.sampler` | num_examples=, sampling_prob=          | a sampler                 |
-| `algorithm.aggregator`                    | nothing                                | `federated.Aggregator`    |
-| `algorithm.name`                          | loss_fn, client_tx, server_tx=, ...    | `ClientAlgorithm`, or     |
-|                                           | (see `algorithm`)                      | `FederatedAlgorithm`      |
+| field                    | called with                           | returns                    |
+| ------------------------ | ------------------------------------- | -------------------------- |
+| `model.name`             | num_classes=, **model.options         | a linen module             |
+| `loss`                   | apply                                 | loss(params, ONE example)  |
+| `data.name`              | nothing                               | (train, test), `Dataset`s  |
+| `optimizer.name` [1]     | a learning rate or a schedule         | an Optax transformation    |
+| `privacy.sampler` [2]    | num_examples=, sampling_prob=         | a sampler                  |
+| `algorithm.aggregator`   | nothing                               | `federated.Aggregator`     |
+| `algorithm.name`         | loss_fn, client_tx, and by their      | `ClientAlgorithm`, or      |
+|                          | names what `algorithm` below says     | `FederatedAlgorithm`       |
+
+[1] and `client_optimizer.name`, `server_optimizer.name`; [2] and `privacy.ftrl.sampler`.
 
 What a promise rests on stays dpjax's own: one example at a time reaches a loss; an optimizer
 sees nothing but the noisy mean; a client's message is clipped whatever it holds. The event of
-a sampler that is none of dpjax's is its author's claim, and `epsilon_kind` says "claimed"; without one there is no
-epsilon. An aggregator, or a whole federated algorithm, of one's own is proved by nobody, so it
-is refused with privacy. A layer that mixes examples is found by `launch.check`.
+a sampler that is none of dpjax's is its author's claim, and `epsilon_kind` says "claimed";
+without an event there is no epsilon. An aggregator, or a whole federated algorithm, of one's
+own is proved by nobody, so it is refused with privacy. A layer that mixes examples is found by
+`launch.check`.
 
-The file at a path is part of the digest that decides every stream (edited code never shares
-its noise with the code before), and result.json names it with its sha256 in `user_code`. What
-that file imports is in neither.
+The code at a path (see `names.sources`) is part of the digest that decides every stream, so
+edited code never shares its noise with the code before, and result.json names it with its
+sha256 in `user_code`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from dpjax.runs import fields, user_code
 from dpjax.runs.central import build, run
 from dpjax.runs.federated import build as federated_build
 from dpjax.runs.federated import run as federated_run
-from dpjax.types import Batch
+from dpjax.types import Batch, NeighboringRelation
 from dpjax.validate import UserError
 
 _NOTEBOOKS = pathlib.Path(__file__).resolve().parents[2] / "notebooks"
@@ -80,6 +80,24 @@ def no_relations(num_examples, sampling_prob):
   return NoRelations(sampling_prob, num_examples + 1)
 
 
+@dataclasses.dataclass(frozen=True)
+class Everybody(sampling.Sampler):
+  """All examples in every step, without amplification."""
+
+  slots: int
+  relations = (NeighboringRelation.ADD_OR_REMOVE_ONE,)
+
+  def event(self, inner):
+    return inner
+
+  def draw(self, num_examples, *, seed, step):
+    return np.arange(num_examples)
+
+
+def everybody(num_examples, sampling_prob):
+  return Everybody(num_examples)
+
+
 def private_median():
   return federated.median()._replace(private=True)
 
@@ -123,6 +141,13 @@ def test_an_own_event_is_claimed_and_check_finds_a_wrong_one():
   assert user_code.kind(subject.plan.sampler) == "claimed"
   assert charges.agreement(subject).passed is None
   assert batches.sampler_law(subject).passed is False
+
+
+def test_a_step_that_draws_an_example_twice_is_found():
+  subject = table.subject(_central(privacy__sampler=f"{__name__}:everybody"))
+  assert batches.sampler_law(subject).passed is True
+  twice = subject._replace(draw=lambda n, **at: np.repeat(subject.draw(n, **at), 2))
+  assert batches.sampler_law(twice).passed is False
 
 
 def test_an_event_needs_relations():
