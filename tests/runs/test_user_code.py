@@ -84,8 +84,12 @@ def no_relations(num_examples, sampling_prob):
 class Everybody(sampling.Sampler):
   """All examples in every step, without amplification."""
 
-  slots: int
+  num_examples: int
   relations = (NeighboringRelation.ADD_OR_REMOVE_ONE,)
+
+  @property
+  def slots(self):
+    return self.num_examples
 
   def event(self, inner):
     return inner
