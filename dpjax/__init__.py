@@ -1,36 +1,86 @@
-"""dpjax: train on private data in JAX, with every epsilon proved and tested."""
+"""dpjax: train on private data in JAX, with every epsilon proved and tested.
 
-from dpjax import accounting as accounting
-from dpjax import data as data
-from dpjax import gradients as gradients
-from dpjax import losses as losses
-from dpjax import mechanisms as mechanisms
-from dpjax import metrics as metrics
-from dpjax import models as models
-from dpjax import noise as noise
-from dpjax import relevance as relevance
-from dpjax import sampling as sampling
-from dpjax import training as training
-from dpjax.gradients import Clip as Clip
-from dpjax.gradients import clipped_grad as clipped_grad
-from dpjax.gradients import per_example_grads as per_example_grads
-from dpjax.metrics import accuracy as accuracy
-from dpjax.noise import NoiseShape as NoiseShape
-from dpjax.plan import Plan as Plan
-from dpjax.sampling import BallsInBinsSampler as BallsInBinsSampler
-from dpjax.sampling import CyclicPoissonSampler as CyclicPoissonSampler
-from dpjax.sampling import CyclicSampler as CyclicSampler
-from dpjax.sampling import FixedSizeSampler as FixedSizeSampler
-from dpjax.sampling import MinSepSampler as MinSepSampler
-from dpjax.sampling import PoissonSampler as PoissonSampler
-from dpjax.sampling import ShuffledSampler as ShuffledSampler
-from dpjax.sampling import TruncatedPoissonSampler as TruncatedPoissonSampler
-from dpjax.sampling import UserSampler as UserSampler
-from dpjax.transforms import clip_and_noise as clip_and_noise
-from dpjax.types import Batch as Batch
-from dpjax.types import ClippedSum as ClippedSum
-from dpjax.types import Example as Example
-from dpjax.types import NeighboringRelation as NeighboringRelation
-from dpjax.validate import UserError as UserError
+Every room is an attribute of dpjax, and is imported when it is first asked for: whoever only
+accounts waits for no model, and nobody waits for what he does not use.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and editors
+  from dpjax import accounting as accounting
+  from dpjax import auditing as auditing
+  from dpjax import data as data
+  from dpjax import federated as federated
+  from dpjax import gradients as gradients
+  from dpjax import losses as losses
+  from dpjax import mechanisms as mechanisms
+  from dpjax import metrics as metrics
+  from dpjax import models as models
+  from dpjax import names as names
+  from dpjax import noise as noise
+  from dpjax import plan as plan
+  from dpjax import relevance as relevance
+  from dpjax import sampling as sampling
+  from dpjax import training as training
+  from dpjax import transforms as transforms
+  from dpjax import trees as trees
+  from dpjax import types as types
+  from dpjax import validate as validate
+  from dpjax.gradients import Clip as Clip
+  from dpjax.gradients import clipped_grad as clipped_grad
+  from dpjax.gradients import per_example_grads as per_example_grads
+  from dpjax.metrics import accuracy as accuracy
+  from dpjax.noise import NoiseShape as NoiseShape
+  from dpjax.plan import Plan as Plan
+  from dpjax.sampling import BallsInBinsSampler as BallsInBinsSampler
+  from dpjax.sampling import CyclicPoissonSampler as CyclicPoissonSampler
+  from dpjax.sampling import CyclicSampler as CyclicSampler
+  from dpjax.sampling import FixedSizeSampler as FixedSizeSampler
+  from dpjax.sampling import MinSepSampler as MinSepSampler
+  from dpjax.sampling import PoissonSampler as PoissonSampler
+  from dpjax.sampling import ShuffledSampler as ShuffledSampler
+  from dpjax.sampling import TruncatedPoissonSampler as TruncatedPoissonSampler
+  from dpjax.sampling import UserSampler as UserSampler
+  from dpjax.transforms import clip_and_noise as clip_and_noise
+  from dpjax.types import Batch as Batch
+  from dpjax.types import ClippedSum as ClippedSum
+  from dpjax.types import Example as Example
+  from dpjax.types import NeighboringRelation as NeighboringRelation
+  from dpjax.validate import UserError as UserError
 
 __version__ = "0.1.0"
+_ROOMS = (
+  *("accounting", "auditing", "data", "federated", "gradients", "losses", "mechanisms"),
+  *("metrics", "models", "names", "noise", "plan", "relevance", "sampling", "training"),
+  *("transforms", "trees", "types", "validate"),
+)
+_SAMPLERS = (
+  *("BallsInBinsSampler", "CyclicPoissonSampler", "CyclicSampler", "FixedSizeSampler"),
+  *("MinSepSampler", "PoissonSampler", "ShuffledSampler", "TruncatedPoissonSampler"),
+  "UserSampler",
+)
+_HOMES = {  # name -> its room
+  "Clip": "gradients",
+  "clipped_grad": "gradients",
+  "per_example_grads": "gradients",
+  "accuracy": "metrics",
+  "NoiseShape": "noise",
+  "Plan": "plan",
+  **dict.fromkeys(_SAMPLERS, "sampling"),
+  "clip_and_noise": "transforms",
+  **dict.fromkeys(("Batch", "ClippedSum", "Example", "NeighboringRelation"), "types"),
+  "UserError": "validate",
+}
+
+
+def __getattr__(name: str) -> Any:
+  if name in _ROOMS:
+    return importlib.import_module(f"dpjax.{name}")
+  if name in _HOMES:
+    return getattr(importlib.import_module(f"dpjax.{_HOMES[name]}"), name)
+  raise AttributeError(f"module 'dpjax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *_ROOMS, *_HOMES})

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import trees, validate
-from dpjax.types import Array, Params
+from dpjax.types import Array, Labelled, Params
 from dpjax.validate import UserError
 
 Apply = Callable[[Params, Any], Array]  # (params, x [B, ...]) -> logits [B, K]
@@ -75,7 +75,7 @@ def _arrays(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def evaluate(
-  apply: Apply, params: Params, dataset: Any, *, batch_size: int = 500
+  apply: Apply, params: Params, dataset: Labelled, *, batch_size: int = 500
 ) -> dict[str, float]:
   """{"accuracy", "loss"} over a data set: the mean hit rate and mean cross-entropy (nats).
 
@@ -102,7 +102,9 @@ def evaluate(
   return {"accuracy": float(correct / len(y)), "loss": float(loss / len(y))}
 
 
-def accuracy(apply: Apply, params: Params, dataset: Any, *, batch_size: int = 500) -> float:
+def accuracy(
+  apply: Apply, params: Params, dataset: Labelled, *, batch_size: int = 500
+) -> float:
   """The share of examples whose largest logit is their label; see `evaluate`.
 
   >>> from dpjax.types import Example
@@ -129,7 +131,12 @@ def _compiled_next_token(apply: Apply, padding_id: int) -> Callable[..., Array]:
 
 
 def evaluate_next_token(
-  apply: Apply, params: Params, dataset: Any, *, padding_id: int = 0, batch_size: int = 50
+  apply: Apply,
+  params: Params,
+  dataset: Labelled,
+  *,
+  padding_id: int = 0,
+  batch_size: int = 50,
 ) -> dict[str, float]:
   """{"accuracy", "loss", "perplexity"} of predicting each token from those before it,
   over all tokens of the data set that are not padding.

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax.types import ArrayLike, ArrayTree
+
 
 def at_least_float32(x: jax.Array) -> jax.Array:
   """Casts half-precision floats up to float32; leaves float32 and float64 alone.
@@ -27,7 +29,7 @@ def _rows(leaf: jax.Array) -> jax.Array:
   return jnp.abs(wide) if jnp.iscomplexobj(wide) else wide
 
 
-def per_example_norms(tree: Any, *, exact_above: float = 0.0) -> jax.Array:
+def per_example_norms(tree: ArrayTree, *, exact_above: float = 0.0) -> jax.Array:
   """L2 norm of each example's slice over all leaves: leaves [B, ...] -> [B].
 
   Computed in float32 or wider, and true for every finite input: numbers whose squares
@@ -92,7 +94,7 @@ def root_sum_squares(norms: list[jax.Array]) -> jax.Array:
   return scaled_norms([at_least_float32(stacked)])
 
 
-def weighted_sum(tree: Any, weights: jax.Array, all_finite: Any = False) -> Any:
+def weighted_sum(tree: ArrayTree, weights: jax.Array, all_finite: Any = False) -> Any:
   """sum_i weights[i] * leaf[i], in float32 or wider; a weight of exactly 0 drops its
   example even where the leaf holds NaN or infinity.
 
@@ -127,7 +129,7 @@ def dot_examples(weights: jax.Array, leaf: jax.Array) -> jax.Array:
   return jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1, precision=highest)
 
 
-def is_key(leaf: Any) -> bool:
+def is_key(leaf: object) -> bool:
   """Whether a leaf is a typed random key (or an array of them).
 
   >>> is_key(jax.random.key(0)), is_key(jnp.zeros(2)), is_key(None)
@@ -137,17 +139,17 @@ def is_key(leaf: Any) -> bool:
   return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def add(a: Any, b: Any) -> Any:
+def add(a: ArrayTree, b: ArrayTree) -> Any:
   """Leafwise a + b."""
   return jax.tree.map(jnp.add, a, b)
 
 
-def scale(tree: Any, factor: Any) -> Any:
+def scale(tree: ArrayTree, factor: ArrayLike) -> Any:
   """Leafwise tree * factor."""
   return jax.tree.map(lambda leaf: leaf * factor, tree)
 
 
-def size(tree: Any) -> int:
+def size(tree: ArrayTree) -> int:
   """Number of scalars in the tree.
 
   >>> size({"w": jnp.zeros((3, 4)), "b": jnp.zeros(4)})
@@ -156,7 +158,7 @@ def size(tree: Any) -> int:
   return sum(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))
 
 
-def sha256(tree: Any) -> str:
+def sha256(tree: ArrayTree) -> str:
   """Fingerprint of a tree: paths, dtypes, shapes and every byte.
 
   >>> sha256({"w": jnp.zeros(2)}) == sha256({"w": jnp.zeros(2)})

@@ -9,14 +9,33 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy.typing
+import optax
 
 Array = jax.Array
+ArrayLike = jax.typing.ArrayLike  # an array of JAX or NumPy, or a number
+HostArray = numpy.typing.ArrayLike  # whatever NumPy reads as an array
+DType = jax.typing.DTypeLike
+ArrayTree = Any  # pytree of arrays
 Params = Any  # pytree of arrays
 Updates = Any  # pytree with the structure of Params
 LossFn = Callable[[Params, Any], Array]  # (params, ONE example) -> scalar loss
+
+
+# an optimizer of a client, or a function of the client's own key that returns one
+ClientTx = optax.GradientTransformation | Callable[[Array], optax.GradientTransformation]
+
+
+class Labelled(Protocol):
+  """Examples and their labels, such as `dpjax.data.Dataset`."""
+
+  @property
+  def x(self) -> Any: ...  # [n, *features]
+  @property
+  def y(self) -> Any: ...  # [n]
 
 
 class NeighboringRelation(enum.StrEnum):

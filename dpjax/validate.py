@@ -130,6 +130,15 @@ def one_of(choices: Iterable[str], **named: Any) -> None:
   """
   choices = tuple(str(choice) for choice in choices)
   for name, value in named.items():
-    near = difflib.get_close_matches(str(value), choices, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    _require(str(value) in choices, name, value, f"one of {', '.join(choices)}{hint}")
+    bound = f"one of {', '.join(choices)}{did_you_mean(str(value), choices)}"
+    _require(str(value) in choices, name, value, bound)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+  """The end of a message about an unknown word: the nearest known one, or nothing.
+
+  >>> did_you_mean("adan", ("sgd", "adam")), did_you_mean("x", ("sgd", "adam"))
+  (" (did you mean 'adam'?)", '')
+  """
+  near = difflib.get_close_matches(word, tuple(known), n=1)
+  return f" (did you mean {near[0]!r}?)" if near else ""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from absl import app, flags, logging
 
+from dpjax import names
 from dpjax.validate import UserError
 
 
@@ -50,7 +51,8 @@ def run(main: Callable[[], None]) -> None:
   """Runs `main()` under absl with one-line errors.
 
   UserError: exit code 2. OSError (a missing or unwritable file): exit code 1.
-  Anything else is a bug of ours and keeps its traceback.
+  An error in a user's own code that a config names by its import path: one line, exit code
+  2. Anything else is a bug of ours and keeps its traceback.
   """
 
   if hasattr(signal, "SIGPIPE"):  # `... | head` is no error either
@@ -65,5 +67,10 @@ def run(main: Callable[[], None]) -> None:
       fail(error)
     except OSError as error:
       fail(error, code=1)
+    except Exception as error:
+      blamed = names.blame(error)
+      if blamed is None:
+        raise
+      fail(blamed)
 
   app.run(guarded, flags_parser=_parse)

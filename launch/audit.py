@@ -18,7 +18,7 @@ import sys
 
 from absl import flags
 
-from dpjax.checks import games
+from dpjax.checks import long_games
 from dpjax.validate import UserError
 from launch import app
 
@@ -35,15 +35,15 @@ def main() -> None:
   options = flags.FLAGS
   if options.all == bool(options.only):
     raise UserError(f"only={options.only!r}: give --all, or --only=NAME, and not both")
-  settings = games.Settings(options.minutes, options.only, options.seed)
+  settings = long_games.Settings(options.minutes, options.only, options.seed)
   try:
-    rows = games.run(settings, options.out)
+    rows = long_games.run(settings, options.out)
   except KeyboardInterrupt:
     print(f"stopped; the same command goes on (out {options.out})", file=sys.stderr)
     sys.exit(128 + signal.SIGINT)
-  print(games.table(rows), end="")
+  print(long_games.table(rows), end="")
   print(f"wrote {options.out}/table.md, table.csv, result.json")
-  broken = games.refuted(rows)
+  broken = long_games.refuted(rows)
   if broken:
     app.fail(f"{len(broken)} claims are refuted: {'; '.join(broken)}", code=1)
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import importlib.util
 import pathlib
 import sys
-import traceback
 from types import ModuleType
 from typing import Any
 
 from absl import flags
 
+from dpjax import names, validate
 from dpjax.runs import fields
 from dpjax.validate import UserError
 
@@ -74,7 +74,8 @@ def load(path: str, kind: type, *, name: str = "--config") -> Any:
 
 def _module(path: str, at: str) -> ModuleType:
   if not pathlib.Path(path).is_file():
-    raise UserError(f"{at}: no such file")
+    near = (str(file) for file in pathlib.Path(path).parent.glob("*.py"))
+    raise UserError(f"{at}: no such file{validate.did_you_mean(path, near)}")
   spec = importlib.util.spec_from_file_location("_dpjax_config", path)
   if spec is None or spec.loader is None:
     raise UserError(f"{at}: must be a Python file (.py)")
@@ -88,11 +89,7 @@ def _guarded(call: Any, path: str, at: str) -> Any:
   try:
     return call()
   except Exception as error:  # whatever a user's file does, it ends in one line
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-    where = f" (line {lines[-1]})" if lines else ""
-    text = " ".join(str(error).split())
-    raise UserError(f"{at}: {type(error).__name__}: {text}{where}") from error
+    raise UserError(f"{at}: {names.reason(error, str(path))}") from error
 
 
 def _overridden(name: str) -> list[str]:

@@ -7,7 +7,8 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LAYERS = (
-  {"types", "validate", "trees"},
+  {"types", "validate"},
+  {"names", "trees"},
   {
     "gradients",
     "noise",

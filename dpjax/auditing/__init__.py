@@ -17,17 +17,6 @@ that, only the Gaussian bound can refute. A crowd of canaries cannot see a clip 
 share.
 """
 
-from dpjax.auditing.bounds import METHODS as METHODS
-from dpjax.auditing.bounds import Scores as Scores
-from dpjax.auditing.bounds import clopper_pearson as clopper_pearson
-from dpjax.auditing.bounds import clopper_pearson_interval as clopper_pearson_interval
-from dpjax.auditing.bounds import delta_from_mu as delta_from_mu
-from dpjax.auditing.bounds import epsilon_from_mu as epsilon_from_mu
-from dpjax.auditing.bounds import gdp_lower_bound as gdp_lower_bound
-from dpjax.auditing.bounds import mu_from_epsilon as mu_from_epsilon
-from dpjax.auditing.bounds import one_run as one_run
-from dpjax.auditing.bounds import one_run_fdp as one_run_fdp
-from dpjax.auditing.bounds import one_run_p_value as one_run_p_value
 from dpjax.auditing.canaries import KINDS as KINDS
 from dpjax.auditing.canaries import SCORES as SCORES
 from dpjax.auditing.canaries import Canaries as Canaries
@@ -41,5 +30,16 @@ from dpjax.auditing.likelihood import gaussian_log_ratio as gaussian_log_ratio
 from dpjax.auditing.likelihood import laplace_log_ratio as laplace_log_ratio
 from dpjax.auditing.likelihood import likelihood_ratio as likelihood_ratio
 from dpjax.auditing.likelihood import trial_scores as trial_scores
-from dpjax.auditing.report import Audit as Audit
-from dpjax.auditing.report import audit as audit
+from dpjax.auditing.lower_bounds import METHODS as METHODS
+from dpjax.auditing.lower_bounds import Scores as Scores
+from dpjax.auditing.lower_bounds import clopper_pearson as clopper_pearson
+from dpjax.auditing.lower_bounds import clopper_pearson_interval as clopper_pearson_interval
+from dpjax.auditing.lower_bounds import delta_from_mu as delta_from_mu
+from dpjax.auditing.lower_bounds import epsilon_from_mu as epsilon_from_mu
+from dpjax.auditing.lower_bounds import gdp_lower_bound as gdp_lower_bound
+from dpjax.auditing.lower_bounds import mu_from_epsilon as mu_from_epsilon
+from dpjax.auditing.lower_bounds import one_run as one_run
+from dpjax.auditing.lower_bounds import one_run_fdp as one_run_fdp
+from dpjax.auditing.lower_bounds import one_run_p_value as one_run_p_value
+from dpjax.auditing.verdict import Audit as Audit
+from dpjax.auditing.verdict import audit as audit

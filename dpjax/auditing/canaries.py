@@ -19,16 +19,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax import gradients, validate
-from dpjax.auditing.bounds import Scores
+from dpjax.auditing.lower_bounds import Scores
 from dpjax.data import Dataset
-from dpjax.types import Example, LossFn, NeighboringRelation
+from dpjax.types import Example, HostArray, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
 
 KINDS = ("mislabelled", "random")
@@ -138,7 +138,7 @@ def _with_rows(train: Dataset, rows: np.ndarray, new: Dataset) -> Dataset:
   return dataclasses.replace(train, x=x, y=y)
 
 
-def split_scores(values: Any, canaries: Canaries) -> Scores:
+def split_scores(values: HostArray, canaries: Canaries) -> Scores:
   """One score for each canary, parted by their coins.
 
   >>> canaries = Canaries(None, np.array([True, False, True]), "random")
@@ -159,7 +159,9 @@ def _chunks(examples: Dataset) -> Iterator[Example]:
     yield Example(jnp.asarray(batch.x), jnp.asarray(batch.y))
 
 
-def loss_scores(loss_fn: LossFn, before: Any, after: Any, canaries: Canaries) -> Scores:
+def loss_scores(
+  loss_fn: LossFn, before: Params, after: Params, canaries: Canaries
+) -> Scores:
   """How much training lowered the loss of each canary: what a black-box attacker sees.
 
   Args:
@@ -175,7 +177,9 @@ def loss_scores(loss_fn: LossFn, before: Any, after: Any, canaries: Canaries) ->
   return split_scores(np.nan_to_num(gains, nan=0.0), canaries)
 
 
-def gradient_scores(loss_fn: LossFn, before: Any, after: Any, canaries: Canaries) -> Scores:
+def gradient_scores(
+  loss_fn: LossFn, before: Params, after: Params, canaries: Canaries
+) -> Scores:
   """How far training moved the parameters down each canary's own gradient, taken as a unit
   vector at `before`: what an attacker sees who knows the first and the last parameters."""
   moved = jax.tree.map(lambda a, b: jnp.asarray(b) - jnp.asarray(a), after, before)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import validate
-from dpjax.auditing.bounds import Scores
+from dpjax.auditing.lower_bounds import Scores
 from dpjax.plan import Plan
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError

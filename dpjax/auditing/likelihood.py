@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from dpjax import validate
-from dpjax.auditing import bounds
-from dpjax.auditing.bounds import Scores
+from dpjax.auditing import lower_bounds
+from dpjax.auditing.lower_bounds import Scores
+from dpjax.types import HostArray
 from dpjax.validate import UserError
 
 _DIGITS = 9  # of a log-likelihood ratio
@@ -71,7 +72,7 @@ def likelihood_ratio(
   True
   """
   scores = trial_scores(draw, score, num_trials=num_trials, seed=seed)
-  return bounds.clopper_pearson(scores, delta=delta, confidence=confidence)
+  return lower_bounds.clopper_pearson(scores, delta=delta, confidence=confidence)
 
 
 def _summed(terms: np.ndarray) -> np.ndarray:
@@ -80,7 +81,7 @@ def _summed(terms: np.ndarray) -> np.ndarray:
   return np.round(terms.reshape(len(terms), -1).sum(axis=1), _DIGITS)
 
 
-def gaussian_log_ratio(mean_0: Any, mean_1: Any, std: Any) -> Score:
+def gaussian_log_ratio(mean_0: HostArray, mean_1: HostArray, std: HostArray) -> Score:
   """log N(z; mean_1, std^2) - log N(z; mean_0, std^2), summed over coordinates.
 
   >>> gaussian_log_ratio(0.0, 1.0, 1.0)(np.array([0.5, 1.5]))
@@ -95,7 +96,7 @@ def gaussian_log_ratio(mean_0: Any, mean_1: Any, std: Any) -> Score:
   return score
 
 
-def laplace_log_ratio(mean_0: Any, mean_1: Any, scale: Any) -> Score:
+def laplace_log_ratio(mean_0: HostArray, mean_1: HostArray, scale: HostArray) -> Score:
   """log Laplace(z; mean_1, scale) - log Laplace(z; mean_0, scale), over coordinates.
 
   >>> laplace_log_ratio(0.0, 1.0, 0.5)(np.array([-3.0, 0.5, 4.0]))
@@ -110,7 +111,7 @@ def laplace_log_ratio(mean_0: Any, mean_1: Any, scale: Any) -> Score:
   return score
 
 
-def discrete_log_ratio(probs_0: Any, probs_1: Any) -> Score:
+def discrete_log_ratio(probs_0: HostArray, probs_1: HostArray) -> Score:
   """log probs_1[z] - log probs_0[z] for outputs that are indices z; infinite where one
   input cannot give z.
 

@@ -15,6 +15,7 @@ from scipy import special, stats
 
 from dpjax import sampling
 from dpjax.checks.subject import SEED, Row, Subject, not_applicable, row
+from dpjax.runs import user_code
 
 _Z = 6.0
 _DRAWS = (50, 400)  # batches whose law is looked at: fewest and most
@@ -160,7 +161,7 @@ def sampler_law(subject: Subject) -> Row:
     return _once_an_epoch(subject, name, n)
   law = _law(subject.plan.step_event(0), n)
   if law is None:
-    return not_applicable(name, "no sampling is charged")
+    return _each_once(subject, name, n)
   found, draws = [], []
   for steps in _stretches(subject.plan, n):
     drawn = [np.asarray(subject.draw(n, seed=SEED, step=t)) for t in steps]
@@ -175,6 +176,19 @@ def sampler_law(subject: Subject) -> Row:
   worst, what = max(found)
   many = len(draws)
   return row(name, worst, _Z, f"largest z of {len(found)} laws over {many} draws: {what}")
+
+
+def _each_once(subject: Subject, name: str, n: int) -> Row:
+  """Where no sampling is charged: of a sampler that is not ours, that no step draws an example
+  twice, which would be twice its bound."""
+  if user_code.kind(subject.plan.sampler) == "proved":
+    return not_applicable(name, "no sampling is charged")
+  steps = (step for stretch in _stretches(subject.plan, n) for step in stretch)
+  draws = [np.asarray(subject.draw(n, seed=SEED, step=step)) for step in steps]
+  twice = sum(drawn.size - np.unique(drawn).size for drawn in draws)
+  return row(
+    name, twice, 0, f"examples drawn again in the same step, of {len(draws)} steps"
+  )
 
 
 def _overlap_law(a: Any, b: Any, n: int) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpjax import gradients, trees
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, row
-from dpjax.types import NeighboringRelation
+from dpjax.types import ArrayTree, NeighboringRelation, Params
 
 _SLACK = 1e-3  # float32: relative to the sensitivity
 _SUM_SLACK = 0.02  # of a clip norm for each example; covers bfloat16 models
@@ -291,7 +291,9 @@ def _perturbations(batch: Any, j: int) -> Iterator[Any]:
   yield put(lambda own, other: own + 1e3 if _is_float(own) else other)
 
 
-def cross_example_leakage(fn: Callable[[Any, Any], Any], params: Any, batch: Any) -> float:
+def cross_example_leakage(
+  fn: Callable[[Any, Any], Any], params: Params, batch: ArrayTree
+) -> float:
   """How far changing one example of a batch moves what `fn` gives for the OTHERS.
 
   Args:

@@ -19,7 +19,7 @@ import numpy as np
 from dpjax import noise, transforms, trees
 from dpjax.checks.subject import SEED, Subject
 from dpjax.plan import Plan
-from dpjax.types import ClippedSum
+from dpjax.types import Array, ArrayTree, ClippedSum, Params
 
 NEAR = 0.05  # standard deviations: noise below is counted, value by value
 COORDINATES = 512  # of one step, over all leaves
@@ -127,7 +127,7 @@ def _whitened(plan: Plan, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
   return white / factors[:, None]
 
 
-def updated(tx: Any, summed: ClippedSum, state: Any, params: Any, mask: Any):
+def updated(tx: Any, summed: ClippedSum, state: ArrayTree, params: Params, mask: Array):
   """(the transform's update as at a constant clip norm, its next state)."""
   scale = transforms.clip_scale(state)
   update, state = tx.update(summed, state, params, mask=mask)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpjax import validate
-from dpjax.types import Example
+from dpjax.types import Example, HostArray
 from dpjax.validate import UserError
 
 
@@ -104,7 +104,7 @@ class Dataset:
     x = f"{len(self)} x {self.x.shape[1:]} {self.x.dtype}"
     return f"Dataset({self.name}/{self.split}: {x}, {self.num_classes} classes)"
 
-  def subset(self, indices: Any) -> Dataset:
+  def subset(self, indices: np.ndarray | slice) -> Dataset:
     """The data set of these rows, in this order (indices, a slice or a boolean mask)."""
     present = None if self.present is None else self.present[indices]
     return dataclasses.replace(self, x=self.x[indices], y=self.y[indices], present=present)
@@ -160,8 +160,8 @@ def _as_labels(value: Any) -> np.ndarray:
 
 
 def from_arrays(
-  x: Any,
-  y: Any,
+  x: HostArray,
+  y: HostArray,
   *,
   num_classes: int,
   vocab_size: int | None = None,

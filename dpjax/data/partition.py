@@ -31,7 +31,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.data.dataset import Dataset
-from dpjax.types import Example
+from dpjax.types import Example, HostArray
 from dpjax.validate import UserError
 
 Indices = list[np.ndarray]  # one int64 array of rows for each client; views of one array
@@ -176,7 +176,7 @@ def _unknown(client: str, ids: Sequence[str]) -> str:
 
 
 def label_histograms(
-  labels: Any, indices: Sequence[np.ndarray], *, num_classes: int
+  labels: HostArray, indices: Sequence[np.ndarray], *, num_classes: int
 ) -> np.ndarray:
   """[num_clients, num_classes] label counts of each client; not private.
 
@@ -210,7 +210,7 @@ def heterogeneity(histograms: np.ndarray) -> float:
 # --- partitions
 
 
-def iid(labels: Any, *, num_clients: int, seed: int) -> Indices:
+def iid(labels: HostArray, *, num_clients: int, seed: int) -> Indices:
   """A random permutation cut into equal parts (sizes differ by at most one).
 
   >>> [len(client) for client in iid(np.zeros(7), num_clients=3, seed=0)]
@@ -221,7 +221,7 @@ def iid(labels: Any, *, num_clients: int, seed: int) -> Indices:
 
 
 def dirichlet(
-  labels: Any, *, num_clients: int, alpha: float, seed: int, min_size: int = 10
+  labels: HostArray, *, num_clients: int, alpha: float, seed: int, min_size: int = 10
 ) -> Indices:
   """NIID-Bench: each CLASS is dealt to the clients in shares drawn from Dir(alpha).
 
@@ -259,7 +259,9 @@ def dirichlet(
   )
 
 
-def dirichlet_hsu(labels: Any, *, num_clients: int, alpha: float, seed: int) -> Indices:
+def dirichlet_hsu(
+  labels: HostArray, *, num_clients: int, alpha: float, seed: int
+) -> Indices:
   """Hsu 2019: each CLIENT has class shares drawn from Dir(alpha * shares of all), equal sizes.
 
   alpha is the TOTAL concentration, as in the paper: alpha / K for each of K equal classes, so
@@ -290,7 +292,7 @@ def dirichlet_hsu(labels: Any, *, num_clients: int, alpha: float, seed: int) -> 
 
 
 def shards(
-  labels: Any, *, num_clients: int, seed: int, shards_per_client: int = 2
+  labels: HostArray, *, num_clients: int, seed: int, shards_per_client: int = 2
 ) -> Indices:
   """McMahan 2017: rows sorted by label, cut into shards, a few shards at random per client.
 
@@ -315,7 +317,7 @@ def shards(
 
 
 def quantity_skew(
-  labels: Any, *, num_clients: int, alpha: float, seed: int, min_size: int = 0
+  labels: HostArray, *, num_clients: int, alpha: float, seed: int, min_size: int = 0
 ) -> Indices:
   """Same label law everywhere, sizes in shares drawn from Dir(alpha); empty clients happen.
 
@@ -335,7 +337,7 @@ def quantity_skew(
 
 
 def power_law(
-  labels: Any, *, num_clients: int, exponent: float, seed: int, min_size: int = 0
+  labels: HostArray, *, num_clients: int, exponent: float, seed: int, min_size: int = 0
 ) -> Indices:
   """Same label law everywhere, the r-th largest client holding a share of r^-exponent.
 

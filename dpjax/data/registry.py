@@ -6,7 +6,7 @@ import os
 import pathlib
 from typing import Any
 
-from dpjax import validate
+from dpjax import names, validate
 from dpjax.data import digits, npz, prepared, shakespeare
 from dpjax.data.dataset import Dataset
 from dpjax.validate import UserError
@@ -25,7 +25,8 @@ def load(
     name: "digits" (embedded: works offline on a fresh machine); "shakespeare" (one line
       says how to get it; `shakespeare_federation` keeps the roles apart); "mnist",
       "fashion_mnist", "cifar10" or any tensorflow-datasets name with an image or a text
-      and a label, prepared beforehand; or a path ending in ".npz" (see `npz.load_npz`).
+      and a label, prepared beforehand; a path ending in ".npz" (see `npz.load_npz`); or
+      `package.module:name`, a user's own function of no arguments that returns the two.
     data_dir: where prepared data lies; by default $TFDS_DATA_DIR, then
       ~/tensorflow_datasets. A relative .npz path is looked up in it too.
     max_length: for text, the number of bytes kept of each example (padded with 0).
@@ -61,6 +62,8 @@ def _load(
   if name.endswith(".npz"):
     path = pathlib.Path(data_dir or ".") / pathlib.Path(name).expanduser()
     return npz.load_npz(path, num_classes=num_classes)
+  if names.is_path(name):
+    return _of_user(names.call(name, "data.name"), name)
   if name == "digits":
     return digits.load_digits()
   if name == "shakespeare":
@@ -73,3 +76,12 @@ def _load(
       f"~/tensorflow_datasets); prepare it with: {prepared.prepare_command(name, root)}"
     )
   return prepared.load_prepared(name, root, max_length=max_length, num_classes=num_classes)
+
+
+def _of_user(made: Any, name: str) -> tuple[Dataset, Dataset]:
+  pair = isinstance(made, tuple) and len(made) == 2
+  if not pair or not all(isinstance(part, Dataset) for part in made):
+    raise UserError(
+      f"data.name={name!r}: must return (train, test), two dpjax.data.Dataset, not {made!r:.60}"
+    )
+  return made

@@ -26,7 +26,7 @@ import optax
 
 from dpjax import trees, validate
 from dpjax.plan import Plan
-from dpjax.types import Array, LossFn, Params
+from dpjax.types import Array, ArrayTree, ClientTx, LossFn, Params
 
 # What a client's key is folded with before it is used: no two uses share a stream.
 OPTIMIZER_KEY, EXAMPLE_KEY, NOISE_KEY, ROUNDING_KEY, PERSONAL_KEY = range(5)
@@ -110,14 +110,14 @@ def _weight(weighting: Weighting, num_examples: Array) -> Array:
   return jnp.where(num_examples > 0, weighting(jnp.maximum(num_examples, 1)), 0.0)
 
 
-def take(received: Received, examples: Any) -> Any:
+def take(received: Received, examples: ArrayTree) -> Any:
   """The examples themselves, where a batch holds rows of `received.data`."""
   if received.data is None:
     return examples
   return jax.tree.map(lambda leaf: jnp.take(leaf, examples, axis=0), received.data)
 
 
-def batch_loss(loss_fn: LossFn, params: Params, examples: Any, mask: Array) -> Any:
+def batch_loss(loss_fn: LossFn, params: Params, examples: ArrayTree, mask: Array) -> Any:
   """(mean, sum) of the losses of the examples that are not padding."""
   losses = jax.vmap(loss_fn, (None, 0))(params, examples)
   total = jnp.sum(jnp.where(mask, losses, 0))
@@ -150,7 +150,7 @@ def clipped_grad(loss_fn: LossFn, plan: Plan) -> Callable[..., Any]:
   return grad
 
 
-def make_tx(client_tx: Any, key: Array) -> optax.GradientTransformationExtraArgs:
+def make_tx(client_tx: ClientTx, key: Array) -> optax.GradientTransformationExtraArgs:
   """The client's optimizer: an Optax one, or a function of the client's own key.
 
   An optimizer that draws noise must be such a function: built once, it would give every
@@ -175,7 +175,7 @@ def send_difference(received: Received, local: Local) -> tuple[Any, Any]:
   return {"delta": difference(received, local)}, local.memory
 
 
-def info(local: Local, message: Any) -> ClientInfo:
+def info(local: Local, message: ArrayTree) -> ClientInfo:
   """The diagnostics of a client that sends `message`."""
   stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], message)
   return ClientInfo(
@@ -189,7 +189,7 @@ def info(local: Local, message: Any) -> ClientInfo:
 
 def local_training(
   loss_fn: LossFn,
-  client_tx: Any,
+  client_tx: ClientTx,
   *,
   weighting: Weighting = uniform,
   grad: Callable[..., Any] | None = None,

@@ -27,7 +27,7 @@ import numpy as np
 
 from dpjax import trees, validate
 from dpjax.federated.client import ROUNDING_KEY, ClientAlgorithm
-from dpjax.types import Array
+from dpjax.types import Array, ArrayTree
 from dpjax.validate import UserError
 
 _MEMORY = {"own", "left_out"}
@@ -262,7 +262,7 @@ def compressed(
   return ClientAlgorithm(init, step, finish)
 
 
-def error_memory(own: Any, message: Any) -> Any:
+def error_memory(own: ArrayTree, message: ArrayTree) -> Any:
   """The first memory of a client under `compressed(..., error_feedback=True)`."""
   zeros = jax.tree.map(lambda leaf: jnp.zeros_like(trees.at_least_float32(leaf)), message)
   return {"own": own, "left_out": zeros}

@@ -25,7 +25,7 @@ from dpjax.federated.algorithms import (
   optimizing_server,
 )
 from dpjax.federated.client import ClientAlgorithm, Local, Received, Weighting
-from dpjax.types import Array, LossFn, Params
+from dpjax.types import Array, ClientTx, LossFn, Params
 from dpjax.validate import UserError
 
 
@@ -50,7 +50,7 @@ def momentum_steps(momentum: float) -> Callable[[Array], Array]:
 
 def fed_nova(
   loss_fn: LossFn,
-  client_tx: Any,
+  client_tx: ClientTx,
   server_tx: optax.GradientTransformation | None = None,
   aggregator: Aggregator | None = None,
   map_clients: execution.MapClients | None = None,
@@ -122,7 +122,7 @@ def _zeros(params: Params) -> Params:
 
 def scaffold(
   loss_fn: LossFn,
-  client_tx: Any,
+  client_tx: ClientTx,
   server_tx: optax.GradientTransformation | None = None,
   aggregator: Aggregator | None = None,
   map_clients: execution.MapClients | None = None,

@@ -27,13 +27,13 @@ from dpjax.federated.algorithms import (
 )
 from dpjax.federated.client import ClientAlgorithm, Local, Received
 from dpjax.federated.cohort import Cohort
-from dpjax.types import Array, LossFn, Params
+from dpjax.types import Array, ArrayLike, ClientTx, LossFn, Params
 from dpjax.validate import UserError
 
 
 def fine_tune(
   loss_fn: LossFn,
-  client_tx: Any,
+  client_tx: ClientTx,
   map_clients: execution.MapClients | None = None,
   *,
   key: Array,
@@ -86,7 +86,7 @@ class Personal(NamedTuple):
     return self.local.num_steps
 
 
-def mixed(own: Params, shared: Params, alpha: Any) -> Params:
+def mixed(own: Params, shared: Params, alpha: ArrayLike) -> Params:
   """alpha * own + (1 - alpha) * shared: the model that a client of APFL uses."""
   return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, own, shared)
 
@@ -103,7 +103,7 @@ def _moved_alpha(
 
 
 def apfl_client(
-  loss_fn: LossFn, client_tx: Any, *, alpha_learning_rate: float = 0.0
+  loss_fn: LossFn, client_tx: ClientTx, *, alpha_learning_rate: float = 0.0
 ) -> ClientAlgorithm:
   """Local training of w, which is sent, and of the client's own v, which is kept: v follows
   the gradient of the loss of alpha v + (1 - alpha) w with respect to v. All of w, v and alpha
@@ -140,7 +140,7 @@ def apfl_client(
 
 def apfl(
   loss_fn: LossFn,
-  client_tx: Any,
+  client_tx: ClientTx,
   server_tx: optax.GradientTransformation | None = None,
   aggregator: Aggregator | None = None,
   map_clients: execution.MapClients | None = None,
@@ -250,7 +250,7 @@ def _check_clusters(aggregator: Aggregator | None, cluster_share: float | None) 
 
 def hyp_cluster(
   loss_fn: LossFn,
-  client_tx: Any,
+  client_tx: ClientTx,
   map_clients: execution.MapClients | None = None,
   *,
   key: Array,

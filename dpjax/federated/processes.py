@@ -27,6 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import Cohort, bucket
 from dpjax.federated.execution import Context, MapClients, Mapped, Remembered, Run
+from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
 _AXIS = "processes"
@@ -67,7 +68,7 @@ def _spread(leaf: Any) -> jax.Array:
   return jax.make_array_from_process_local_data(_sharding(True), row, shape)
 
 
-def exchange(added: Any, gathered: Any) -> tuple[Any, Any]:
+def exchange(added: ArrayTree, gathered: ArrayTree) -> tuple[Any, Any]:
   """(the sum of `added` over processes, `gathered` with a leading axis of processes).
 
   Leaves are NumPy arrays, of the same shapes and dtypes in every process; the results are
@@ -148,7 +149,7 @@ def _unpacked(data: bytes) -> Any:
   return answer["result"]
 
 
-def arrays_from_first(tree: Any) -> Any:
+def arrays_from_first(tree: ArrayTree) -> Any:
   """The arrays of process 0, bit for bit, in all processes.
 
   Args:

@@ -15,13 +15,14 @@ from typing import Any
 import jax
 
 from dpjax import trees, validate
+from dpjax.types import ArrayTree, Params
 from dpjax.validate import UserError
 
 RULES = ("uniform", "by_size", "by_score")
 ORIGINS = ("public", "released")
 
 
-def layers(params: Any) -> Any:
+def layers(params: Params) -> Any:
   """The tree of sizes of the layers: a mapping that holds arrays is one layer.
 
   >>> import numpy as np
@@ -50,11 +51,11 @@ def _root_sum_square_at_most(shares: Any, bound: float) -> Any:
 
 
 def allocate_clip_norms(
-  params: Any,
+  params: Params,
   l2_clip_norm: float,
   *,
   rule: str = "uniform",
-  scores: Any = None,
+  scores: ArrayTree = None,
   scores_are: str = "",
 ) -> Any:
   """Splits one clip norm among the layers of a model.
@@ -118,7 +119,7 @@ def _check_numbers(scores: Any) -> None:
     raise UserError(f"scores={scores!r}: at least one must be > 0")
 
 
-def shares_from_sensitivity(scores: Any, *, freeze_below: float = 0.0) -> Any:
+def shares_from_sensitivity(scores: ArrayTree, *, freeze_below: float = 0.0) -> Any:
   """Shares of the signal from sensitivity scores: the more sensitive, the more noise.
 
   A group with score s gets the share 1 / s, so under the common noise its signal-to-noise

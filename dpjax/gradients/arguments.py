@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import trees
-from dpjax.types import Array, Batch
+from dpjax.types import Array, ArrayLike, ArrayTree, Batch
 from dpjax.validate import UserError
 
 _NO_MASK = (
@@ -20,7 +20,7 @@ _NO_MASK = (
 )
 
 
-def checked_mask(mask: Any, size: int) -> Array:
+def checked_mask(mask: ArrayLike | None, size: int) -> Array:
   """The mask as a [size] bool array; a forgotten one is an error, not a default of ones.
 
   >>> checked_mask(True, 2)
@@ -40,7 +40,7 @@ def checked_mask(mask: Any, size: int) -> Array:
   return jnp.broadcast_to(mask, (size,))
 
 
-def examples_and_mask(batch: Any, mask: Any) -> tuple[Any, Any]:
+def examples_and_mask(batch: ArrayTree, mask: ArrayLike | None) -> tuple[Any, Any]:
   """The two parts of a padded `Batch`, or what was given apart.
 
   A `Batch` whose mask has two axes holds what belongs to each of several users

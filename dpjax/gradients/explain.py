@@ -12,7 +12,7 @@ import numpy as np
 from dpjax.gradients import cost_model, ghost, memory
 from dpjax.gradients.arguments import check_real
 from dpjax.gradients.units import Unit, sum_of
-from dpjax.types import LossFn, Params
+from dpjax.types import ArrayTree, LossFn, Params
 
 _RULES = {
   "outer": "|a|^2 |g|^2",
@@ -23,7 +23,7 @@ _RULES = {
 }
 
 
-class Row(NamedTuple):
+class UnitRow(NamedTuple):
   """One unit of parameters (see `dpjax.gradients.units`)."""
 
   sites: str  # the primitives where the parameter meets data, in program order
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 class Explanation(NamedTuple):
   """Rows by parameter; `str()` is a table. `uses_vmap`: auto takes the vmap route."""
 
-  rows: tuple[Row, ...]
+  rows: tuple[UnitRow, ...]
   platform: str
   uses_vmap: bool
   bytes_per_example: float  # memory that one more example takes; see `gradients.memory`
@@ -56,7 +56,7 @@ class Explanation(NamedTuple):
     return "\n".join([*lines, note + route])
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: UnitRow) -> tuple[str, ...]:
   return (
     ", ".join(row.params),
     ", ".join("x".join(map(str, shape)) or "scalar" for shape in row.shapes),
@@ -71,7 +71,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def explain(
-  loss_fn: LossFn, params: Params, example: Any, *, platform: str | None = None
+  loss_fn: LossFn, params: Params, example: ArrayTree, *, platform: str | None = None
 ) -> Explanation:
   """How `clipped_grad(loss_fn, ...)` treats each parameter; `print` it.
 
@@ -102,9 +102,9 @@ def _shaped(leaf: Any) -> Any:
   return leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else jnp.asarray(leaf)
 
 
-def _row(unit: Unit, paths: Sequence[str], shapes: Sequence[Any], platform: str) -> Row:
+def _row(unit: Unit, paths: Sequence[str], shapes: Sequence[Any], platform: str) -> UnitRow:
   names = dict.fromkeys(site.name for site in unit.sites)
-  return Row(
+  return UnitRow(
     sites=", ".join(names),
     params=tuple(paths[i] or "params" for i in unit.leaves),
     shapes=tuple(shapes[i] for i in unit.leaves),

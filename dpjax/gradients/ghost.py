@@ -41,17 +41,17 @@ from dpjax.gradients.jaxpr_sites import Program
 from dpjax.gradients.param_flow import ParamFlow
 from dpjax.gradients.settling import on_settled
 from dpjax.gradients.units import Rule, Unit
-from dpjax.types import ClippedSum, LossFn
+from dpjax.types import ArrayTree, ClippedSum, LossFn, Params
 
 _SMALL = 4096  # parameters whose per-example gradients are cheap to stack
 
 
-def first_of(batch: Any) -> Any:
+def first_of(batch: ArrayTree) -> Any:
   """The first example of a batch, to trace with: its values are not used."""
   return jax.tree.map(lambda leaf: leaf[0], batch)
 
 
-class Plan(NamedTuple):
+class Recipe(NamedTuple):
   """The traced program of one example, and the rule of every unit of its parameters."""
 
   program: Program
@@ -61,17 +61,17 @@ class Plan(NamedTuple):
 
 def plan(
   loss_fn: LossFn,
-  params: Any,
-  example: Any,
+  params: Params,
+  example: ArrayTree,
   l2_clip_norm: Any = 1.0,
   platform: str | None = None,
-) -> Plan:
+) -> Recipe:
   """Traces the loss once and chooses the rules; arguments may be ShapeDtypeStructs."""
   leaves, clip_groups = jax.tree.leaves(params), _clip_groups(l2_clip_norm, params)
   platform = platform or jax.default_backend()
   program = jaxpr_sites.trace(loss_fn, params, example)
   found = units.find_units(program, leaves, clip_groups, platform)
-  return Plan(program, found, platform)
+  return Recipe(program, found, platform)
 
 
 def _clip_groups(l2_clip_norm: Any, params: Any) -> list[int]:
@@ -85,16 +85,16 @@ def _spread(prefix: Any, params: Any) -> list[Any]:
   return jax.tree.leaves(jax.tree.map(spread, prefix, params))
 
 
-def pays(found: Sequence[Unit], params: Any) -> bool:
+def pays(found: Sequence[Unit], params: Params) -> bool:
   """Whether this route can gain on vmap: some unit has a rule, or memory is at stake."""
   general = all(unit.rule in (Rule.GRADIENT, Rule.UNUSED) for unit in found)
   return not general or trees.size(params) > _SMALL
 
 
 def clipped_sum(
-  planned: Plan,
-  params: Any,
-  batch: Any,
+  planned: Recipe,
+  params: Params,
+  batch: ArrayTree,
   mask: jax.Array,
   clip: Clip,
   *,

@@ -25,6 +25,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
+from dpjax.types import ArrayTree, Params
+
 Var = Any  # jax.extend.core.Var
 Eqn = Any  # jax.extend.core.JaxprEqn
 
@@ -253,7 +255,7 @@ class _Builder:
     return Loop(next(self._loops), length)
 
 
-def trace(loss_fn: Callable, params: Any, example: Any) -> Program:
+def trace(loss_fn: Callable, params: Params, example: ArrayTree) -> Program:
   """The program of `loss_fn(params, ONE example)`; arguments may be ShapeDtypeStructs.
 
   Its inputs are the leaves of params, then those of the example; its one output is DATA.

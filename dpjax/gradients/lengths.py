@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import trees
+from dpjax.types import Array
 
 
 class Length(NamedTuple):
@@ -24,12 +25,17 @@ class Length(NamedTuple):
   longest: Any
 
 
-def tiny(x: Any) -> float:
+def tiny(x: Array) -> float:
   """The smallest normal number of an array's type: what underflow takes from a square."""
   return float(jnp.finfo(x.dtype).tiny)
 
 
-def from_square(square: jax.Array, lost: Any, reach: Any = 0.0, more: Any = 0.0) -> Length:
+def from_square(
+  square: jax.Array,
+  lost: Array | float,
+  reach: Array | float = 0.0,
+  more: Array | float = 0.0,
+) -> Length:
   """sqrt(square) where `lost` may be missing from the square, plus `reach` at the end.
 
   `more` is what may be missing from `reach`.

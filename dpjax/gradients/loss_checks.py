@@ -13,12 +13,12 @@ import jax.numpy as jnp
 
 from dpjax import validate
 from dpjax.gradients import jaxpr_sites
-from dpjax.types import LossFn, Params
+from dpjax.types import ArrayTree, LossFn, Params
 
 _HARMLESS = ("debug_callback", "debug_print")  # they return nothing to the program
 
 
-def check_loss(loss_fn: LossFn, params: Params, batch: Any) -> None:
+def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
   """Raises UserError unless `loss_fn(params, ONE example)` is a scalar without effects."""
   one = _example(batch)
   closed, loss = _traced(loss_fn, params, one, batch)
@@ -39,7 +39,7 @@ def check_loss(loss_fn: LossFn, params: Params, batch: Any) -> None:
       )
 
 
-def explain_failure(loss_fn: LossFn, params: Params, batch: Any) -> None:
+def explain_failure(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
   """Raises UserError that names the primitive which cannot be differentiated, if any."""
   closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(_shapes(params), _example(batch))
   count = len(jax.tree.leaves(params))

@@ -12,13 +12,15 @@ from typing import Any
 import jax
 from jax import lax
 
+from dpjax.types import ArrayTree
+
 
 def _varying_axes(tree: Any) -> frozenset[str]:
   types = [getattr(jax.typeof(x), "manual_axis_type", None) for x in jax.tree.leaves(tree)]
   return frozenset().union(*(getattr(each, "varying", ()) for each in types))
 
 
-def as_varying_as(reference: Any, tree: Any) -> Any:
+def as_varying_as(reference: ArrayTree, tree: ArrayTree) -> Any:
   """The same tree, marked as different on every device along the axes of `reference`.
 
   Outside `shard_map` this changes nothing.

@@ -29,8 +29,9 @@ import jax.numpy as jnp
 
 from dpjax import trees, validate
 from dpjax.gradients import cost_model, tapped
-from dpjax.gradients.ghost import Plan
+from dpjax.gradients.ghost import Recipe
 from dpjax.gradients.units import Rule, Sum, Unit, sum_of
+from dpjax.types import ArrayTree, LossFn, Params
 
 _FLOAT32_BYTES = 4
 _VMAP_COPIES = 2.6  # of the stacked gradients: measured 0.7 to 2.6
@@ -44,14 +45,16 @@ class Bytes(NamedTuple):
   fixed: float = 0.0
 
 
-def estimate(loss_fn: Any, params: Any, example: Any, planned: Plan | None) -> Bytes:
+def estimate(
+  loss_fn: LossFn, params: Params, example: ArrayTree, planned: Recipe | None
+) -> Bytes:
   """Temporaries of the route that is taken: tapped where there is a plan."""
   if planned is None:
     return vmap_route(loss_fn, params, example)
   return tapped_route(planned, params, example)
 
 
-def tapped_route(planned: Plan, params: Any, example: Any) -> Bytes:
+def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
   """Temporaries of the tapped route; arguments may be ShapeDtypeStructs."""
   program, leaves = planned.program, jax.tree.leaves(params)
   looped = {site.index for site in program.sites() if site.loops}
@@ -77,7 +80,7 @@ def tapped_route(planned: Plan, params: Any, example: Any) -> Bytes:
   return Bytes(peak + work + _nbytes(example), loop_work)
 
 
-def vmap_route(loss_fn: Any, params: Any, example: Any) -> Bytes:
+def vmap_route(loss_fn: LossFn, params: Params, example: ArrayTree) -> Bytes:
   """Temporaries of the vmap route; arguments may be ShapeDtypeStructs."""
 
   def forward(params, examples):
@@ -174,7 +177,7 @@ def _results(unit: Unit) -> int:
   )
 
 
-def _work(planned: Plan) -> tuple[float, float]:
+def _work(planned: Recipe) -> tuple[float, float]:
   """The most that a norm, or a sum that forms gradients again, forms and frees: per
   example, and in a loop over chunks."""
   chunks = [

@@ -21,7 +21,15 @@ from dpjax.gradients.clip import Clip, sensitivity
 from dpjax.gradients.loss_checks import check_loss, explain_failure
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.microbatch import microbatched
-from dpjax.types import Array, ClippedSum, LossFn, NeighboringRelation, Params
+from dpjax.types import (
+  Array,
+  ArrayLike,
+  ArrayTree,
+  ClippedSum,
+  LossFn,
+  NeighboringRelation,
+  Params,
+)
 
 METHODS = ("auto", "vmap", "ghost")
 
@@ -135,7 +143,7 @@ class ClippedGrad:
       rescale_to_unit_norm=self.rescale_to_unit_norm,
     )
 
-  def _plan(self, params, batch) -> ghost.Plan | None:
+  def _plan(self, params, batch) -> ghost.Recipe | None:
     if self.method == "vmap":
       return None
     check_loss(self.loss_fn, params, batch)
@@ -164,7 +172,9 @@ class ClippedGrad:
       rescale_to_unit_norm=self.rescale_to_unit_norm,
     )
 
-  def __call__(self, params: Params, batch: Any, mask: Any = None) -> ClippedSum:
+  def __call__(
+    self, params: Params, batch: ArrayTree, mask: ArrayLike | None = None
+  ) -> ClippedSum:
     batch, mask = examples_and_mask(batch, mask)
     batch = jax.tree.map(jnp.asarray, batch)
     size = _batch_size(batch)

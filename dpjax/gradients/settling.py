@@ -17,9 +17,10 @@ from jax import lax
 from jax.core import Tracer
 
 from dpjax.gradients.manual_axes import as_varying_as
+from dpjax.types import ArrayTree
 
 
-def on_settled(fn: Callable[[Any], Any], tree: Any) -> Any:
+def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   """fn(tree), where fn sees every array of the tree as it is in memory.
 
   Outside of a trace nothing is fused, and under an outer `jax.vmap` a conditional is no

@@ -18,6 +18,7 @@ from jax import lax
 from dpjax.gradients import jaxpr_sites
 from dpjax.gradients.jaxpr_sites import Action, Kind, Lift, Loop, Program, Step, Tap
 from dpjax.gradients.manual_axes import as_varying_as
+from dpjax.types import Array, DType
 
 Taps = dict[int, Any]  # tap index -> array [*loops, ...]
 Operands = dict[int, tuple[Any, ...]]  # site index -> its data operands
@@ -274,6 +275,6 @@ def _narrows(eqn: Any) -> bool:
   return floats and jnp.finfo(after.dtype).bits < jnp.finfo(before.dtype).bits
 
 
-def cast(x: Any, dtype: Any) -> Any:
+def cast(x: Array, dtype: DType) -> Any:
   """x in the given dtype; untouched where it has it already (keys, tokens)."""
   return x if x.dtype == dtype else x.astype(dtype)

@@ -27,6 +27,7 @@ from dpjax import accounting, validate
 from dpjax.mechanisms import finite, stated
 from dpjax.mechanisms.additive import Gaussian, Laplace, calibrated
 from dpjax.mechanisms.selection import ReportNoisyMax
+from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
 _RELATION = "replace_one"
@@ -81,7 +82,7 @@ class SampleAndAggregateMean:
     )
 
   def __call__(
-    self, key: jax.Array, examples: Any, fn: Callable[[Any], jax.Array]
+    self, key: jax.Array, examples: ArrayTree, fn: Callable[[Any], jax.Array]
   ) -> jax.Array:
     """The private mean [*out] of `fn(shard) -> [*out]`; every leaf of examples is [n, ...].
 
@@ -141,7 +142,7 @@ class SampleAndAggregateVote:
     return jnp.sum(hits, axis=0)
 
   def __call__(
-    self, key: jax.Array, examples: Any, fn: Callable[[Any], jax.Array]
+    self, key: jax.Array, examples: ArrayTree, fn: Callable[[Any], jax.Array]
   ) -> jax.Array:
     """The winners [*queries] of `fn(shard) -> integer labels [*queries]`."""
     finite.check_key(key)
@@ -166,7 +167,7 @@ def _check_few(**named: int) -> None:
       raise UserError(f"{name}={value}: must be at most {finite.MAX_RECORDS}")
 
 
-def shards(key: jax.Array, examples: Any, num_shards: int) -> Any:
+def shards(key: jax.Array, examples: ArrayTree, num_shards: int) -> Any:
   """Disjoint random shards of equal size: leaves [n, ...] -> [num_shards, n // k, ...].
 
   UserError: fewer records than shards, or leaves that disagree about n.

@@ -30,6 +30,7 @@ from jax import core
 
 from dpjax import trees
 from dpjax.noise import secure
+from dpjax.types import Array, DType
 from dpjax.validate import UserError
 
 _FINE = 11  # bits of a float's fraction that are left to the noise below the grid
@@ -38,7 +39,7 @@ MAX_RECORDS = 2**24  # then neither a limb's sum nor a count in float32 is round
 _MOST_INT = 2**53  # what float64 holds exactly
 
 
-def check_key(key: Any) -> None:
+def check_key(key: Array) -> None:
   """Raises unless `key` is one typed key."""
   if not trees.is_key(key) or key.ndim:
     raise UserError(f"key: must be one typed key, jax.random.key(...), not {_kind(key)}")
@@ -158,7 +159,7 @@ def _wide_pair(name: str, value: np.ndarray, scale: float) -> tuple[jax.Array, j
   return _to_float32(high), _to_float32(value - high)
 
 
-def fine_step(scale: float, dtype: Any) -> float:
+def fine_step(scale: float, dtype: DType) -> float:
   """The public step of outputs with noise of `scale`.
 
   >>> fine_step(1.0, jnp.float32) == 2.0**-12

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 
+from dpjax import names as names_lib
 from dpjax import validate
 from dpjax.models import convnet, dense, scatter_heads, transformer, wide_resnet
 from dpjax.validate import UserError
@@ -17,7 +17,7 @@ from dpjax.validate import UserError
 
 class _Entry(NamedTuple):
   make: Callable[..., nn.Module]  # (*, num_classes, **options)
-  module: type[nn.Module]  # whose fields are the options
+  module: Callable[..., nn.Module]  # whose parameters are the options
   fixed: tuple[str, ...] = ()  # fields that the name decides
   features: str | None = None  # what the input must be turned into first
 
@@ -65,7 +65,10 @@ def names() -> tuple[str, ...]:
 
 
 def _entry(name: str) -> _Entry:
-  validate.one_of(_ENTRIES, model=name)
+  names_lib.one_of(_ENTRIES, model=name)
+  if names_lib.is_path(name):
+    make = functools.partial(names_lib.call, name, "model")
+    return _Entry(make, names_lib.find(name, "model"))
   return _ENTRIES[name]
 
 
@@ -77,8 +80,11 @@ def options(name: str) -> tuple[str, ...]:
   """
   entry = _entry(name)
   hidden = {"num_classes", "parent", "name", *entry.fixed}
-  fields = (field.name for field in dataclasses.fields(entry.module))
-  return tuple(field for field in fields if field not in hidden)
+  return tuple(name for name in _parameters(entry.module) if name not in hidden)
+
+
+def _parameters(module: Callable[..., nn.Module]) -> Mapping[str, inspect.Parameter]:
+  return inspect.signature(module).parameters
 
 
 def needs_features(name: str) -> str | None:
@@ -92,10 +98,10 @@ def needs_features(name: str) -> str | None:
 
 def _check_option(name: str, option: str, value: Any, prefix: str) -> None:
   known = options(name)
-  if option in known:
+  kinds = {parameter.kind for parameter in _parameters(_entry(name).module).values()}
+  if option in known or inspect.Parameter.VAR_KEYWORD in kinds:
     return
-  near = difflib.get_close_matches(option, known, n=1)
-  hint = f" (did you mean {near[0]!r}?)" if near else ""
+  hint = validate.did_you_mean(option, known)
   listed = ", ".join(known)
   at = f"{prefix}{option}"
   raise UserError(f"{at}={value!r}: not an option of model {name!r}: {listed}{hint}")
@@ -118,7 +124,8 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> nn.Module:
   """The model of that name; `init(key, x[:1])` and `apply(params, x)` -> logits.
 
   Args:
-    name: one of `names()`.
+    name: one of `names()`; or `package.module:name`, a user's own linen module class, or a
+      function that returns one, called with num_classes and the options.
     num_classes: width of the logits; for "transformer" the size of the vocabulary.
     **model_options: fields of the model, see `options(name)`.
 
@@ -136,7 +143,10 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> nn.Module:
   validate.integer_at_least(1, num_classes=num_classes)
   check_options(name, model_options)
   try:
-    return entry.make(num_classes=num_classes, **model_options)
+    made = entry.make(num_classes=num_classes, **model_options)
+    if not isinstance(made, nn.Module):
+      raise UserError(f"model={name!r}: must return a linen module, not {made!r}")
+    return made
   except (TypeError, OverflowError) as error:  # an option of a kind that no field takes
     reason = str(error).splitlines()[0]
     raise UserError(

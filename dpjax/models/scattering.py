@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import trees, validate
+from dpjax.types import DType, HostArray
 from dpjax.validate import UserError
 
 _PI = 3.1415  # Kymatio's rounded pi in the filter norm; kept, so that features agree
@@ -234,7 +235,7 @@ def _check(images: Any, J: int, L: int) -> tuple[int, int]:
   return images.shape[1], images.shape[2]
 
 
-def scattering(images: Any, *, J: int = 2, L: int = 8) -> jax.Array:
+def scattering(images: HostArray, *, J: int = 2, L: int = 8) -> jax.Array:
   """Scattering features of images: [B, H, W, C] -> [B, H // 2**J, W // 2**J, P * C].
 
   P = `num_channels(J, L)`, 81 by default. Channel c * P + p is path p of colour c; the
@@ -270,7 +271,7 @@ def scattering_features(
   J: int = 2,
   L: int = 8,
   batch_size: int | None = None,
-  dtype: Any = np.float32,
+  dtype: DType = np.float32,
   progress: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
   """Scattering features of a whole data set, chunk by chunk, with one compilation.

@@ -27,11 +27,11 @@ more of the operating system's entropy. `dpjax.accounting.discrete` has the pric
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from dpjax import validate
+from dpjax.types import HostArray
 from dpjax.validate import UserError
 
 MAX_VARIANCE = 2**24  # above, the integers of the rejection step would not fit 64 bits
@@ -172,7 +172,7 @@ def rounded_norm_bound(l2_norm: float, *, dim: int, beta: float = BETA) -> float
 
 
 def round_randomly(
-  rng: np.random.Generator, vector: Any, *, l2_norm: float, beta: float = BETA
+  rng: np.random.Generator, vector: HostArray, *, l2_norm: float, beta: float = BETA
 ) -> np.ndarray:
   """`vector` [d] rounded up or down, with its mean kept, to int64 [d] within the bound.
 
@@ -224,7 +224,7 @@ def _is_large(rounded: np.ndarray) -> bool:
 # --- the ring
 
 
-def wrap(values: Any, modulus: int) -> np.ndarray:
+def wrap(values: HostArray, modulus: int) -> np.ndarray:
   """Integers modulo `modulus`, represented in [-modulus // 2, modulus - modulus // 2).
 
   >>> wrap(np.array([3, 4, -5, 8]), 8)
@@ -300,7 +300,7 @@ def scale_for(
 
 def encode(
   rng: np.random.Generator,
-  vector: Any,
+  vector: HostArray,
   *,
   l2_clip_norm: float,
   scale: float,
@@ -320,7 +320,7 @@ def encode(
   return round_randomly(rng, clipped, l2_norm=scale * l2_clip_norm, beta=beta)
 
 
-def decode(total: Any, *, modulus: int, scale: float) -> np.ndarray:
+def decode(total: HostArray, *, modulus: int, scale: float) -> np.ndarray:
   """The server's side: the unwrapped sum, back in the vectors' units.
 
   >>> decode(np.array([6, 254]), modulus=256, scale=2.0)

@@ -16,6 +16,7 @@ import numpy as np
 
 from dpjax import trees
 from dpjax.noise import secure
+from dpjax.types import ArrayTree
 
 
 class NoiseState(NamedTuple):
@@ -31,7 +32,7 @@ def init(key: jax.Array) -> NoiseState:
   return NoiseState(jnp.copy(key), jnp.zeros((), jnp.int32))
 
 
-def gaussian(key: jax.Array, like: Any, std: float) -> Any:
+def gaussian(key: jax.Array, like: ArrayTree, std: float) -> Any:
   """Independent N(0, std^2) for every scalar of `like`, in float32 or wider.
 
   The tails reach 9.49 std. `jax.random.normal` in float32 ends at 5.42 std, and an output
@@ -45,7 +46,7 @@ def gaussian(key: jax.Array, like: Any, std: float) -> Any:
   return secure.gaussian(key, like, std)
 
 
-def add_gaussian(state: NoiseState, tree: Any, std: float) -> tuple[Any, NoiseState]:
+def add_gaussian(state: NoiseState, tree: ArrayTree, std: float) -> tuple[Any, NoiseState]:
   """tree + N(0, std^2 I), and the state for the next draw.
 
   Args:

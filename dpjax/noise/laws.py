@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax.types import Array
+from dpjax.types import Array, DType
 
 WORDS = 6  # uint32 words behind one exponential
 BERNOULLI_WORDS = 4
@@ -55,7 +55,7 @@ def _fraction(words: Sequence[Array], dtype: Any) -> tuple[Array, Array]:
   return (lead.astype(dtype) + (second.astype(dtype) + low) * _SCALE) * _SCALE, shift
 
 
-def exponential(words: Sequence[Array], dtype: Any, near_one: int = HALF) -> Array:
+def exponential(words: Sequence[Array], dtype: DType, near_one: int = HALF) -> Array:
   """E = -log(u) > 0, falling in u; to full relative precision for u >= near_one / 2^32.
 
   Args:
@@ -74,19 +74,19 @@ def exponential(words: Sequence[Array], dtype: Any, near_one: int = HALF) -> Arr
   return jnp.where(words[0] >= jnp.uint32(near_one), -jnp.log1p(-rest), away)
 
 
-def laplace(words: Sequence[Array], sign: Array, dtype: Any) -> Array:
+def laplace(words: Sequence[Array], sign: Array, dtype: DType) -> Array:
   """Laplace noise of scale 1; the sign is the first bit of `sign`, a uint32."""
   return jnp.where(sign >> 31, 1.0, -1.0).astype(dtype) * exponential(
     words, dtype, NEAR_ONE
   )
 
 
-def gumbel(words: Sequence[Array], dtype: Any) -> Array:
+def gumbel(words: Sequence[Array], dtype: DType) -> Array:
   """Gumbel noise, -log(E): rising in u."""
   return -jnp.log(exponential(words, dtype))
 
 
-def normal(words: Sequence[Array], turn: Sequence[Array], dtype: Any) -> Array:
+def normal(words: Sequence[Array], turn: Sequence[Array], dtype: DType) -> Array:
   """N(0, 1) by Box and Muller 1958; the angle has 24 bits of `turn`, in float64 all 64."""
   angle = (turn[0] >> 8).astype(dtype) + 0.5
   if jnp.dtype(dtype) == jnp.float64:

@@ -53,6 +53,7 @@ from jax import core
 
 from dpjax import trees, validate
 from dpjax.noise import laws
+from dpjax.types import Array, ArrayTree, DType
 from dpjax.validate import UserError
 
 KEY_BYTES = 32
@@ -163,7 +164,7 @@ def new_key() -> jax.Array:
   return key_from_bytes(secrets.token_bytes(KEY_BYTES))
 
 
-def is_secure(key: Any) -> bool:
+def is_secure(key: Array) -> bool:
   """Whether a key is one of this module's; works while tracing.
 
   >>> is_secure(jax.random.key(0))
@@ -175,7 +176,7 @@ def is_secure(key: Any) -> bool:
 # --- draws
 
 
-def noise_dtype(dtype: Any, name: str = "tree") -> Any:
+def noise_dtype(dtype: DType, name: str = "tree") -> Any:
   """The type in which a number of `dtype` gets noise: its own, and at least float32.
 
   >>> noise_dtype(jnp.bfloat16)
@@ -188,13 +189,13 @@ def noise_dtype(dtype: Any, name: str = "tree") -> Any:
   return jnp.promote_types(jax.dtypes.canonicalize_dtype(dtype), jnp.float32)
 
 
-def as_floats(tree: Any) -> Any:
+def as_floats(tree: ArrayTree) -> Any:
   """Every leaf in the type in which it gets noise; integers and complex are refused."""
   tree = jax.tree.map(jnp.asarray, tree)
   return jax.tree.map(lambda leaf: leaf.astype(noise_dtype(leaf.dtype)), tree)
 
 
-def check_scale(scale: Any, dtype: Any, name: str = "std") -> Any:
+def check_scale(scale: Any, dtype: DType, name: str = "std") -> Any:
   """The scale as a number, refused where its noise would overflow or vanish in `dtype`.
 
   A scale that is being traced passes unseen.
@@ -270,7 +271,9 @@ def _per_leaf(draw: Callable, key: jax.Array, like: Any, scale: Any, name: str) 
   return jax.tree.unflatten(treedef, [one(k, leaf) for k, leaf in zip(keys, leaves)])
 
 
-def gaussian(key: jax.Array, like: Any, std: float, *, long_tails: bool = False) -> Any:
+def gaussian(
+  key: jax.Array, like: ArrayTree, std: float, *, long_tails: bool = False
+) -> Any:
   """Independent N(0, std^2) for every scalar of `like`, in the resolution of its type.
 
   Tails reach 9.49 std in float32 and 16.3 std in float64, or, with `long_tails`, in both.
@@ -284,17 +287,17 @@ def gaussian(key: jax.Array, like: Any, std: float, *, long_tails: bool = False)
   return _per_leaf(_long_normal if long_tails else _normal, key, like, std, "std")
 
 
-def laplace(key: jax.Array, like: Any, scale: float) -> Any:
+def laplace(key: jax.Array, like: ArrayTree, scale: float) -> Any:
   """Independent Laplace noise for every scalar of `like`, with tails up to 133 scales."""
   return _per_leaf(_laplace, key, like, scale, "scale")
 
 
-def gumbel(key: jax.Array, like: Any, scale: float = 1.0) -> Any:
+def gumbel(key: jax.Array, like: ArrayTree, scale: float = 1.0) -> Any:
   """Independent Gumbel noise for every scalar of `like`; its maximum selects."""
   return _per_leaf(_gumbel, key, like, scale, "scale")
 
 
-def exponential(key: jax.Array, like: Any, scale: float = 1.0) -> Any:
+def exponential(key: jax.Array, like: ArrayTree, scale: float = 1.0) -> Any:
   """Independent exponential noise of mean `scale` for every scalar of `like`."""
   return _per_leaf(_exponential, key, like, scale, "scale")
 
@@ -329,7 +332,7 @@ def grid_step(std: float, bits: int = 4) -> float:
   return step
 
 
-def snap(tree: Any, step: float) -> Any:
+def snap(tree: ArrayTree, step: float) -> Any:
   """Every scalar rounded to the nearest multiple of `step`, a power of two.
 
   Exact in binary floating point. A number beyond 2^23 steps in float32, 2^52 in float64,

@@ -5,17 +5,19 @@ every epsilon is a claim beside the list of its failed assumptions; and rigorous
 it is proved. `pipeline.run` runs any method; `lrp.relevance` explains any feed-forward net.
 """
 
-from dpjax.relevance import budget as budget
+from dpjax.relevance import feature_budget as feature_budget
 from dpjax.relevance import lrp as lrp
-from dpjax.relevance import noise as noise
+from dpjax.relevance import record_noise as record_noise
 from dpjax.relevance import rigorous as rigorous
-from dpjax.relevance.budget import PRESETS as PRESETS
-from dpjax.relevance.budget import Reading as Reading
-from dpjax.relevance.job import Job as Job
-from dpjax.relevance.job import Nets as Nets
-from dpjax.relevance.job import Noise as Noise
-from dpjax.relevance.job import Outcome as Outcome
-from dpjax.relevance.job import Streams as Streams
+from dpjax.relevance.feature_budget import PRESETS as PRESETS
+from dpjax.relevance.feature_budget import Reading as Reading
+from dpjax.relevance.feature_shares import mean_shares as mean_shares
+from dpjax.relevance.feature_shares import shares as shares
+from dpjax.relevance.inputs import Inputs as Inputs
+from dpjax.relevance.inputs import Nets as Nets
+from dpjax.relevance.inputs import Outcome as Outcome
+from dpjax.relevance.inputs import RecordNoise as RecordNoise
+from dpjax.relevance.inputs import Streams as Streams
 from dpjax.relevance.lrp import Lrp as Lrp
 from dpjax.relevance.lrp import Relevance as Relevance
 from dpjax.relevance.lrp import conservation_gap as conservation_gap
@@ -24,8 +26,6 @@ from dpjax.relevance.pipeline import NAMES as NAMES
 from dpjax.relevance.pipeline import reads as reads
 from dpjax.relevance.pipeline import run as run
 from dpjax.relevance.privacy import Privacy as Privacy
-from dpjax.relevance.relevance import mean_shares as mean_shares
-from dpjax.relevance.relevance import shares as shares
 from dpjax.relevance.rigorous import StageCharge as StageCharge
 from dpjax.relevance.rigorous import total as total
 from dpjax.relevance.settings import AdLM as AdLM

@@ -11,13 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import mechanisms, trees
-from dpjax.types import Array, Example, LossFn
+from dpjax.types import Array, Example, HostArray, LossFn
 
 _LEAST_PRIOR = 0.01
 
 
 def noisy_labels(
-  key: jax.Array, record_ids: Any, labels: Any, *, epsilon: float, num_classes: int
+  key: jax.Array,
+  record_ids: HostArray,
+  labels: HostArray,
+  *,
+  epsilon: float,
+  num_classes: int,
 ) -> np.ndarray:
   """Each label kept with probability e^eps / (e^eps + K - 1), else another one; [n] int32.
 
@@ -60,7 +65,7 @@ def transition(epsilon: float, num_classes: int) -> np.ndarray:
   return np.full((num_classes, num_classes), other) + np.eye(num_classes) * (keep - other)
 
 
-def priors(responses: Any, epsilon: float, num_classes: int) -> np.ndarray:
+def priors(responses: HostArray, epsilon: float, num_classes: int) -> np.ndarray:
   """Estimated shares [K] of the true labels, from the responses alone: post-processing.
 
   >>> priors([0, 0, 0, 1], np.log(3.0), 2).round(3).tolist()  # 3/4 kept: all were 0
@@ -72,7 +77,7 @@ def priors(responses: Any, epsilon: float, num_classes: int) -> np.ndarray:
 
 
 def forward_corrected(
-  apply: Callable, transitions: Any, class_priors: Any = None
+  apply: Callable, transitions: HostArray, class_priors: HostArray | None = None
 ) -> LossFn:
   """Cross-entropy of T^T softmax(logits) with the noisy label (Patrini et al. 2017).
 

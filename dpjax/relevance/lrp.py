@@ -34,8 +34,8 @@ import numpy as np
 
 from dpjax import trees, validate
 from dpjax.relevance import tape as tapes
-from dpjax.relevance.tape import Cell, Kind, Node, Tape
-from dpjax.types import Array, Params
+from dpjax.relevance.tape import Cell, Node, NodeKind, Tape
+from dpjax.types import Array, HostArray, Params
 from dpjax.validate import UserError
 
 RULES = ("epsilon", "z_plus", "alpha_beta")
@@ -134,7 +134,7 @@ def conservation_gap(found: Relevance) -> Array:
   return jnp.abs(total - found.start) / jnp.maximum(jnp.abs(found.start), _TINY)
 
 
-def heat_map(scores: Any) -> np.ndarray:
+def heat_map(scores: HostArray) -> np.ndarray:
   """Scores [H, W] or [H, W, C] as a picture [H, W, 3] in [0, 1]: red speaks for the class,
   blue against it, white not at all.
 
@@ -197,14 +197,14 @@ class _Layer(NamedTuple):
     return self.nodes[0].data
 
   @property
-  def kind(self) -> Kind:
+  def kind(self) -> NodeKind:
     return self.nodes[0].kind
 
 
 def _layer(node: Node, x: Cell) -> _Layer:
   """The layer that ends with a node: a bias is joined to the weighted sum before it."""
   nodes, scales = [node], [1.0]
-  while nodes[0].kind is not Kind.LINEAR and node.kind is Kind.BIAS:
+  while nodes[0].kind is not NodeKind.LINEAR and node.kind is NodeKind.BIAS:
     before = _only_before(nodes[0])
     if before is None:
       nodes, scales = [node], [1.0]  # a bias of its own
@@ -220,14 +220,14 @@ def _only_before(node: Node) -> Node | None:
   before = cell.root.node
   if cell.nonlinear or before is None or cell.uses != 1 or cell.root.uses != 1:
     return None
-  chained = before.kind in (Kind.LINEAR, Kind.BIAS, Kind.SCALE, Kind.MOVE)
+  chained = before.kind in (NodeKind.LINEAR, NodeKind.BIAS, NodeKind.SCALE, NodeKind.MOVE)
   return before if chained and len(before.data) == len(before.outs) == 1 else None
 
 
 def _comes_from(cell: Cell, x: Cell) -> bool:
   while cell.root is not x and not cell.nonlinear:
     node = cell.root.node
-    if node is None or node.kind is not Kind.MOVE or len(node.data) != 1:
+    if node is None or node.kind is not NodeKind.MOVE or len(node.data) != 1:
       return False
     cell = node.data[0]
   return cell.root is x and not cell.nonlinear
@@ -237,11 +237,11 @@ def _hand_down(layer: _Layer, arrived: tuple[Array, ...], how: Lrp) -> tuple[Arr
   """The relevance of each data operand."""
   node = layer.nodes[0]
   values = tuple(cell.value for cell in layer.data)
-  if layer.kind in (Kind.MOVE, Kind.WINNER):
+  if layer.kind in (NodeKind.MOVE, NodeKind.WINNER):
     return jax.vjp(node.of_data, *values)[1](list(arrived))
-  if layer.kind is Kind.SCALE:
+  if layer.kind is NodeKind.SCALE:
     return (arrived[0],)
-  if layer.kind is Kind.LINEAR:
+  if layer.kind is NodeKind.LINEAR:
     return (_weighted(layer, values[0], arrived[0], how),)
   return _contributed(node, values, arrived[0], how)
 
@@ -250,7 +250,7 @@ def _contributed(
   node: Node, values: tuple[Array, ...], arrived: Array, how: Lrp
 ) -> tuple[Array, ...]:
   """A sum of branches, or a lone bias: each operand is its own contribution."""
-  if node.kind is Kind.BIAS:
+  if node.kind is NodeKind.BIAS:
     parts: tuple[Array, ...] = (values[0],)
   else:
     parts = (values[0], -values[1] if node.name == "sub" else values[1])
@@ -331,9 +331,9 @@ def _scaled(parts: tuple[Array, Array], factor: Any) -> tuple[Array, Array]:
 
 
 def _follow(step: Node, parts: tuple[Array, Array]) -> tuple[Array, Array]:
-  if step.kind is Kind.BIAS:
+  if step.kind is NodeKind.BIAS:
     return parts
-  if step.kind is Kind.MOVE:
+  if step.kind is NodeKind.MOVE:
     return step.of_data(parts[0])[0], step.of_data(parts[1])[0]
   (factor,) = step.of_data(jnp.ones_like(parts[0]))  # SCALE
   return _scaled(parts, factor)

@@ -6,7 +6,7 @@ The numbers that it claims are returned as claims. No epsilon is proved for this
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,8 +14,9 @@ import numpy as np
 from dpjax import noise as noise_lib
 from dpjax import validate
 from dpjax.accounting import upper
-from dpjax.relevance import budget
+from dpjax.relevance import feature_budget
 from dpjax.relevance.settings import Paper
+from dpjax.types import HostArray
 
 # The critique C1-C18 of the design, in one line each.
 CRITIQUE = {
@@ -59,7 +60,7 @@ class Features(NamedTuple):
 
 def features(
   key: jax.Array,
-  relevance: Any,
+  relevance: HostArray,
   how: Paper,
   *,
   epsilon: float,
@@ -76,17 +77,17 @@ def features(
   validate.positive(epsilon=epsilon)
   relevance = np.asarray(relevance, np.float64)
   d = relevance.size
-  default = budget.default_entropy_floor(d)
+  default = feature_budget.default_entropy_floor(d)
   floor = default if how.entropy_floor is None else how.entropy_floor
-  b = budget.entropy_noise_scales(relevance, num_records, floor)
+  b = feature_budget.entropy_noise_scales(relevance, num_records, floor)
   with jax.enable_x64(True):  # the relevance is float64, and so must its noise be
     unit = np.asarray(noise_lib.secure.laplace(key, np.zeros(d), 1.0))
-  at_least = budget.default_floor(d) if how.floor is None else how.floor
+  at_least = feature_budget.default_floor(d) if how.floor is None else how.floor
   # A feature without budget would get infinite noise; as a share that is the floor or all.
   noisy = np.nan_to_num(np.clip(relevance + unit * b, -1e12, 1e12))
-  beta = budget.floor_normalized(noisy, at_least)
+  beta = feature_budget.floor_normalized(noisy, at_least)
   scales = how.reading.scales(beta, epsilon=epsilon, batch_size=batch_size)
-  bits = float(budget.entropy_bits(relevance).sum())
+  bits = float(feature_budget.entropy_bits(relevance).sum())
   return Features(relevance, beta, scales * _gaussian_factor(how), bits)
 
 
@@ -144,4 +145,4 @@ def local_epsilon(found: Features, how: Paper, num_channels: int) -> float:
   once = how.reading.draw == "record_once" and how.mechanism == "laplace"
   if not once or (how.shared_channels and num_channels > 1):
     return math.inf
-  return budget.local_epsilon(found.scales, channels=num_channels)
+  return feature_budget.local_epsilon(found.scales, channels=num_channels)

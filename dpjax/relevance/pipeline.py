@@ -1,4 +1,4 @@
-"""All methods of the paper's tests, and ours, through one door: a Job in, an Outcome out.
+"""All methods of the paper's tests, and ours, through one door: a Inputs in, an Outcome out.
 
 | method          | mode of proof                                                            |
 | --------------- | ------------------------------------------------------------------------ |
@@ -28,24 +28,24 @@ import numpy as np
 from dpjax import accounting, validate
 from dpjax.relevance import (
   adlm,
-  budget,
-  gradients,
+  feature_budget,
+  feature_shares,
+  gradient_methods,
   labels,
-  noise,
   paper,
   privacy,
-  relevance,
+  record_noise,
   rigorous,
   train,
 )
-from dpjax.relevance.job import (
+from dpjax.relevance.inputs import (
   FEATURES,
   LABELS,
   LOSS,
   RELEVANCE,
-  Job,
-  Noise,
+  Inputs,
   Outcome,
+  RecordNoise,
   Streams,
 )
 from dpjax.relevance.privacy import NOT_PRIVATE, Privacy
@@ -60,7 +60,7 @@ _FLOAT_NOTE = (
 )
 
 
-def no_dp(job: Job) -> Outcome:
+def no_dp(job: Inputs) -> Outcome:
   """Plain training."""
   model = job.nets.second
   initial = job.initial(model, job.train.x, 2)
@@ -70,7 +70,7 @@ def no_dp(job: Job) -> Outcome:
 
 
 def _plain(
-  job: Job, model: Any, params: Any, data: Any, name: str, scored: Any = None
+  job: Inputs, model: Any, params: Any, data: Any, name: str, scored: Any = None
 ) -> Any:
   return train.fit(
     train.cross_entropy(model.apply),
@@ -85,7 +85,7 @@ def _plain(
   )
 
 
-def _num_steps(job: Job, num_records: int) -> int:
+def _num_steps(job: Inputs, num_records: int) -> int:
   per_epoch = num_records // min(job.training.batch_size, num_records)
   return per_epoch * job.training.num_epochs
 
@@ -93,7 +93,7 @@ def _num_steps(job: Job, num_records: int) -> int:
 # --- RADP as the paper has it
 
 
-def radp_paper(job: Job) -> Outcome:
+def radp_paper(job: Inputs) -> Outcome:
   """Algorithms 1 to 3. The result is claimed, never proved."""
   share = _share(job, job.paper.rel_norm)
   found = paper.features(
@@ -107,7 +107,7 @@ def radp_paper(job: Job) -> Outcome:
   initial = job.initial(job.nets.second, job.train.x, 2)
   params = _paper_model_2(job, found, initial)
   maps = {"not_private_relevance": share, "beta": found.beta}
-  made = Noise(
+  made = RecordNoise(
     job.shape, found.beta, found.scales, job.paper.mechanism, job.paper.shared_channels
   )
   return Outcome(
@@ -122,7 +122,7 @@ def radp_paper(job: Job) -> Outcome:
   )
 
 
-def _share(job: Job, norm: str) -> np.ndarray:
+def _share(job: Inputs, norm: str) -> np.ndarray:
   """R [d] by model 1, trained on the raw records: NOT private. Computed once per memo."""
 
   def make() -> np.ndarray:
@@ -132,12 +132,12 @@ def _share(job: Job, norm: str) -> np.ndarray:
     )
     theta = job.once(fitted, "model 1")
     source = job.for_relevance()
-    return relevance.mean_shares(model.apply, theta, source, job.lrp, norm=norm)
+    return feature_shares.mean_shares(model.apply, theta, source, job.lrp, norm=norm)
 
   return job.once(make, "share", job.lrp, norm, job.relevance_records)
 
 
-def _paper_model_2(job: Job, found: paper.Features, initial: Any) -> Any:
+def _paper_model_2(job: Inputs, found: paper.Features, initial: Any) -> Any:
   how, model = job.paper, job.nets.second
   records, corrupt = _paper_feed(job, found, how)
   return train.fit(
@@ -154,7 +154,7 @@ def _paper_model_2(job: Job, found: paper.Features, initial: Any) -> Any:
   )
 
 
-def _paper_feed(job: Job, found: paper.Features, how: Any) -> tuple[Callable, Callable]:
+def _paper_feed(job: Inputs, found: paper.Features, how: Any) -> tuple[Callable, Callable]:
   """(records of an epoch, change of a batch) for each way to draw."""
   key, draw = job.streams.key(FEATURES), how.reading.draw
   options: dict[str, Any] = dict(
@@ -162,19 +162,21 @@ def _paper_feed(job: Job, found: paper.Features, how: Any) -> tuple[Callable, Ca
   )
   x, y = job.train.x, job.train.y
   if draw in ("batch", "run"):
-    scales = jnp.asarray(noise.by_feature(found.scales, job.shape))
-    add = jax.jit(lambda key, x: noise.noisy_batch(key, x, scales, **options))
+    scales = jnp.asarray(record_noise.by_feature(found.scales, job.shape))
+    add = jax.jit(lambda key, x: record_noise.noisy_batch(key, x, scales, **options))
     at = (lambda step: step) if draw == "batch" else (lambda step: 0)
     return lambda epoch: (x, y), lambda x, step: add(jax.random.fold_in(key, at(step)), x)
   ids = np.arange(len(y))
-  noisy = lambda key: noise.noisy_records(key, ids, x, found.scales, grid=None, **options)
+  noisy = lambda key: record_noise.noisy_records(
+    key, ids, x, found.scales, grid=None, **options
+  )
   if draw == "record_once":
     once = noisy(key)
     return lambda epoch: (once, y), lambda x, step: x
   return lambda epoch: (noisy(jax.random.fold_in(key, epoch)), y), lambda x, step: x
 
 
-def _paper_privacy(job: Job, found: paper.Features) -> Privacy:
+def _paper_privacy(job: Inputs, found: paper.Features) -> Privacy:
   how = job.paper
   failed = paper.failed_assumptions(
     how,
@@ -210,12 +212,12 @@ class _Prepared(NamedTuple):
   class_priors: np.ndarray
   test: Any
   prepare: Callable[[np.ndarray], np.ndarray]
-  noise: Noise
+  noise: RecordNoise
   charges: list[StageCharge]
   details: dict[str, Any]
 
 
-def radp_rigorous(job: Job) -> Outcome:
+def radp_rigorous(job: Inputs) -> Outcome:
   """Stages A, B, C, L and S of `rigorous`; then any training is post-processing.
 
   The noise is bound to the settings and to the records: a second run with the same streams
@@ -259,7 +261,7 @@ def radp_rigorous(job: Job) -> Outcome:
   )
 
 
-def _ids(job: Job) -> tuple[np.ndarray, np.ndarray]:
+def _ids(job: Inputs) -> tuple[np.ndarray, np.ndarray]:
   """The records of D1 and of D2: all of them twice, unless they are split."""
   how, n = job.rigorous, len(job.train)
   if how.model1 == "none" or not how.split:
@@ -274,7 +276,7 @@ def _ids(job: Job) -> tuple[np.ndarray, np.ndarray]:
   return parts
 
 
-def _of_stages_a_b(job: Job) -> Job:
+def _of_stages_a_b(job: Inputs) -> Inputs:
   """The job whose noise is bound to what decides stages A and B alone: settings of the later
   stages leave their release as it is."""
   later = ("features", "clip", "labels", "label_share", "draw", "compose_fresh")
@@ -283,7 +285,7 @@ def _of_stages_a_b(job: Job) -> Job:
   return dataclasses.replace(job, streams=_bound(job, how))
 
 
-def _bound(job: Job, *how: Any) -> Streams:
+def _bound(job: Inputs, *how: Any) -> Streams:
   """The streams, their noise a function of the settings (`how` among them) and of the records
   as well.
 
@@ -307,19 +309,19 @@ def _bound(job: Job, *how: Any) -> Streams:
   return job.streams._replace(noise=key, secret=int.from_bytes(mixed.tobytes(), "big"))
 
 
-def _pool(job: Job) -> int:
+def _pool(job: Inputs) -> int:
   return job.rigorous.pool if len(job.shape) == 3 else 1
 
 
-def _pooled_shape(job: Job) -> tuple[int, ...]:
+def _pooled_shape(job: Inputs) -> tuple[int, ...]:
   return rigorous.pooled(job.train.x[:1], _pool(job)).shape[1:]
 
 
-def _uniform(job: Job) -> np.ndarray:
-  return budget.uniform(relevance.num_features(_pooled_shape(job)))
+def _uniform(job: Inputs) -> np.ndarray:
+  return feature_budget.uniform(feature_shares.num_features(_pooled_shape(job)))
 
 
-def _stages_a_b(job: Job, ids: np.ndarray) -> tuple[np.ndarray, list[StageCharge]]:
+def _stages_a_b(job: Inputs, ids: np.ndarray) -> tuple[np.ndarray, list[StageCharge]]:
   """beta from the records of D1, and what that costs them."""
   how = job.rigorous
   where = "D1" if how.split else "all"
@@ -333,7 +335,7 @@ def _stages_a_b(job: Job, ids: np.ndarray) -> tuple[np.ndarray, list[StageCharge
       "and the relevance may cost"
     )
   theta_1, charges = _model_1(job, data, cap - how.epsilon_b, where)
-  share = relevance.mean_shares(
+  share = feature_shares.mean_shares(
     job.nets.first.apply, theta_1, data, job.lrp, norm=how.rel_norm
   )
   noisy = rigorous.noisy_relevance(
@@ -343,15 +345,15 @@ def _stages_a_b(job: Job, ids: np.ndarray) -> tuple[np.ndarray, list[StageCharge
     epsilon=how.epsilon_b,
     delta=how.delta / 4 if how.rel_noise == "gaussian" else 0.0,
   )
-  floor = budget.default_floor(len(noisy)) if how.floor is None else how.floor
+  floor = feature_budget.default_floor(len(noisy)) if how.floor is None else how.floor
   delta_b = how.delta / 4 if how.rel_noise == "gaussian" else 0.0
   what = f"mean relevance of {len(data)} records with {how.rel_noise} noise"
   charges.append(StageCharge("B", where, how.epsilon_b, delta_b, what))
-  return budget.floor_normalized(noisy, floor, how.beta_power), charges
+  return feature_budget.floor_normalized(noisy, floor, how.beta_power), charges
 
 
 def _model_1(
-  job: Job, data: Any, epsilon: float, where: str
+  job: Inputs, data: Any, epsilon: float, where: str
 ) -> tuple[Any, list[StageCharge]]:
   """Parameters of model 1: untrained, from public data, or by DP-SGD on D1."""
   how, model = job.rigorous, job.nets.first
@@ -365,13 +367,13 @@ def _model_1(
     what = f"trained on public data ({job.public.name})"
     theta = _plain(job, model, job.initial(model, job.public.x, 1), job.public, train.FIRST)
     return theta, [StageCharge("A", where, 0.0, 0.0, what)]
-  plan = gradients.replace_one_plan(job, len(data), epsilon, how.delta / 2)
-  theta = gradients.train_model_1(job, model, data, plan)
+  plan = gradient_methods.replace_one_plan(job, len(data), epsilon, how.delta / 2)
+  theta = gradient_methods.train_model_1(job, model, data, plan)
   spent = plan.epsilon()
   return theta, [StageCharge("A", where, spent, plan.delta, "model 1 by DP-SGD")]
 
 
-def _check_public(job: Job) -> None:
+def _check_public(job: Inputs) -> None:
   """Raises where what is called public holds private records: that would go uncharged."""
   private = {row.tobytes() for row in np.asarray(job.train.x)}
   shared = sum(row.tobytes() in private for row in np.asarray(job.public.x))
@@ -382,26 +384,28 @@ def _check_public(job: Job) -> None:
     )
 
 
-def _left_for_records(job: Job, charges: list[StageCharge]) -> float:
+def _left_for_records(job: Inputs, charges: list[StageCharge]) -> float:
   if job.rigorous.split or not charges:
     return job.epsilon
   return job.epsilon - math.fsum(charge.epsilon for charge in charges)
 
 
-def _local_budget(job: Job, epsilon: float, num_records: int) -> float:
+def _local_budget(job: Inputs, epsilon: float, num_records: int) -> float:
   """What a record may spend locally."""
   if not job.rigorous.shuffle:
     return epsilon
   return rigorous.local_epsilon_for(epsilon, num_records, _delta_s(job))
 
 
-def _delta_s(job: Job) -> float:
+def _delta_s(job: Inputs) -> float:
   """Of the records' stages; unsplit, what stages A and B leave of delta."""
   how = job.rigorous
   return how.delta if how.split or how.model1 == "none" else how.delta / 4
 
 
-def _stages_c_l_s(job: Job, beta: np.ndarray, ids: np.ndarray, epsilon: float) -> _Prepared:
+def _stages_c_l_s(
+  job: Inputs, beta: np.ndarray, ids: np.ndarray, epsilon: float
+) -> _Prepared:
   how = job.rigorous
   local = _local_budget(job, epsilon, len(ids))
   epsilon_l = local * how.label_share if how.labels == "randomized_response" else 0.0
@@ -435,39 +439,43 @@ def _stages_c_l_s(job: Job, beta: np.ndarray, ids: np.ndarray, epsilon: float) -
   )
 
 
-def _noise_of(job: Job, beta: np.ndarray, drawn: Any) -> Noise:
+def _noise_of(job: Inputs, beta: np.ndarray, drawn: Any) -> RecordNoise:
   clip = job.rigorous.clip if job.rigorous.features == "laplace_clipped" else None
   shape = _pooled_shape(job)
-  return Noise(shape, beta, drawn.scales, drawn.mechanism, grid=noise.GRID, l1_clip=clip)
+  return RecordNoise(
+    shape, beta, drawn.scales, drawn.mechanism, grid=record_noise.GRID, l1_clip=clip
+  )
 
 
-def _per_copy(job: Job, copies: int) -> Any:
+def _per_copy(job: Inputs, copies: int) -> Any:
   """The settings with the delta that one copy of the features may spend."""
   return dataclasses.replace(job.rigorous, delta=_delta_s(job) / copies)
 
 
-def _scale(job: Job, drawn: Any, noisy: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+def _scale(
+  job: Inputs, drawn: Any, noisy: np.ndarray
+) -> Callable[[np.ndarray], np.ndarray]:
   """Centres by the mean of the NOISY records (post-processing) and scales by the public
   noise, so that every input of model 2 has about unit variance."""
   per = math.sqrt(2) if drawn.mechanism == "laplace" else 1.0
   std = np.sqrt(_PIXEL_VARIANCE + (per * drawn.scales) ** 2)
-  shaped = noise.by_feature(std, _pooled_shape(job))
+  shaped = record_noise.by_feature(std, _pooled_shape(job))
   mean = noisy.mean(axis=0)
   return lambda x: np.asarray((x - mean[None]) / shaped[None], np.float32)
 
 
 def _noisy_features(
-  job: Job, ids: np.ndarray, x: np.ndarray, drawn: Any
+  job: Inputs, ids: np.ndarray, x: np.ndarray, drawn: Any
 ) -> Callable[[int], np.ndarray]:
   """copy -> the records' features with the noise of that copy."""
   key = job.streams.key(FEATURES)
-  return lambda copy: noise.noisy_records(
+  return lambda copy: record_noise.noisy_records(
     jax.random.fold_in(key, copy), ids, x, drawn.scales, mechanism=drawn.mechanism
   )
 
 
 def _responses(
-  job: Job, ids: np.ndarray, epsilon_l: float
+  job: Inputs, ids: np.ndarray, epsilon_l: float
 ) -> tuple[np.ndarray, np.ndarray]:
   """(labels after randomised response, class shares estimated from them alone)."""
   y, k = job.train.y[ids], job.train.num_classes
@@ -480,7 +488,7 @@ def _responses(
 
 
 def _shuffled(
-  job: Job, features: Callable[[int], np.ndarray], y: np.ndarray, copies: int
+  job: Inputs, features: Callable[[int], np.ndarray], y: np.ndarray, copies: int
 ) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
   """epoch -> (x, y) in a secret order, which drops the records' ids."""
   order = np.arange(len(y))
@@ -493,7 +501,7 @@ def _shuffled(
 
 
 def _record_charges(
-  job: Job, drawn: Any, epsilon_l: float, copies: int, epsilon: float
+  job: Inputs, drawn: Any, epsilon_l: float, copies: int, epsilon: float
 ) -> list[StageCharge]:
   """`epsilon` is the central one that `_local_budget` turned into a local budget."""
   how = job.rigorous
@@ -509,7 +517,7 @@ def _record_charges(
   return charges
 
 
-def _model_2(job: Job, model: Any, initial: Any, prepared: _Prepared) -> Any:
+def _model_2(job: Inputs, model: Any, initial: Any, prepared: _Prepared) -> Any:
   epsilon_l = prepared.details["epsilon_labels"]
   k = job.train.num_classes
   transitions = labels.transition(epsilon_l, k) if epsilon_l else np.eye(k)
@@ -529,7 +537,7 @@ def _model_2(job: Job, model: Any, initial: Any, prepared: _Prepared) -> Any:
   )
 
 
-def _rigorous_notes(job: Job) -> list[str]:
+def _rigorous_notes(job: Inputs) -> list[str]:
   how, notes = job.rigorous, []
   if how.labels == "public":
     notes.append("adjacency WITHOUT labels: they count as public and are used raw")
@@ -543,7 +551,7 @@ def _rigorous_notes(job: Job) -> list[str]:
 # --- AdLM and ILM
 
 
-def adlm_method(job: Job, *, with_relevance: bool = True) -> Outcome:
+def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
   """Relevance, one noise map per batch, a noisy polynomial loss. Claimed only."""
   thirds = 3 if with_relevance else 2
   share = job.epsilon / thirds
@@ -567,36 +575,38 @@ def adlm_method(job: Job, *, with_relevance: bool = True) -> Outcome:
   )
   steps = _num_steps(job, len(job.train))
   clip = job.adlm.input_clip
-  made = Noise(job.shape, beta, scales, "laplace", True, clip_after=clip)
+  made = RecordNoise(job.shape, beta, scales, "laplace", True, clip_after=clip)
   return Outcome(net.apply, initial, params, found, steps, job.test, noise=made, maps=maps)
 
 
-def _uniform_places(job: Job) -> np.ndarray:
-  return budget.uniform(job.num_features)
+def _uniform_places(job: Inputs) -> np.ndarray:
+  return feature_budget.uniform(job.num_features)
 
 
-def _adlm_beta(job: Job, epsilon: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _adlm_beta(job: Inputs, epsilon: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
   share = _share(job, "abs")
   spread = share - share.min()
   scaled = spread / max(spread.max(), 1e-30)  # to [0, 1] by the data's own range
   d, n = len(share), len(job.for_relevance())
-  drawn = noise.sample(
+  drawn = record_noise.sample(
     job.streams.key(RELEVANCE), jnp.full(d, 2 * d / (n * epsilon), jnp.float32), (d,)
   )
-  beta = budget.floor_normalized(scaled + np.asarray(drawn, np.float64), 0.1)
+  beta = feature_budget.floor_normalized(scaled + np.asarray(drawn, np.float64), 0.1)
   return beta, {"not_private_relevance": share, "beta": beta}
 
 
 def _fit_adlm(
-  job: Job, net: adlm.Net, initial: Any, scales: np.ndarray, epsilon: float
+  job: Inputs, net: adlm.Net, initial: Any, scales: np.ndarray, epsilon: float
 ) -> Any:
-  shaped = jnp.asarray(noise.by_feature(scales, job.shape))
+  shaped = jnp.asarray(record_noise.by_feature(scales, job.shape))
   key, limit = job.streams.key(FEATURES), job.adlm.input_clip
 
   @jax.jit
   def corrupt(x, step):
     mine = jax.random.fold_in(key, step)
-    return jnp.clip(noise.noisy_batch(mine, x, shaped, shared_channels=True), -limit, limit)
+    return jnp.clip(
+      record_noise.noisy_batch(mine, x, shaped, shared_channels=True), -limit, limit
+    )
 
   coefficients = adlm.loss_noise(
     job.streams.key(LOSS),
@@ -621,22 +631,22 @@ def _fit_adlm(
   )
 
 
-METHODS: dict[str, Callable[[Job], Outcome]] = {
-  "radp_dpsgd": gradients.radp_dpsgd,
+METHODS: dict[str, Callable[[Inputs], Outcome]] = {
+  "radp_dpsgd": gradient_methods.radp_dpsgd,
   "adlm": adlm_method,
   "ilm": lambda job: adlm_method(job, with_relevance=False),
-  "dpsgd": gradients.dpsgd,
-  "tempered": gradients.tempered,
-  "dp_adam": gradients.dp_adam,
-  "dpdligdo": gradients.dpdligdo,
-  "dp_sgld": gradients.dp_sgld,
+  "dpsgd": gradient_methods.dpsgd,
+  "tempered": gradient_methods.tempered,
+  "dp_adam": gradient_methods.dp_adam,
+  "dpdligdo": gradient_methods.dpdligdo,
+  "dp_sgld": gradient_methods.dp_sgld,
   "no_dp": no_dp,
 }
 NAMES = ("radp", *METHODS)
 
 
 def reads(method: str, mode: str, how: Rigorous) -> frozenset[str]:
-  """Which of the optional parts of a Job a method reads; `run` refuses the others.
+  """Which of the optional parts of a Inputs a method reads; `run` refuses the others.
 
   >>> sorted(reads("radp", "paper", Rigorous())), sorted(reads("dpsgd", "paper", Rigorous()))
   (['relevance_records'], [])
@@ -647,7 +657,7 @@ def reads(method: str, mode: str, how: Rigorous) -> frozenset[str]:
   return frozenset(name for name, is_read in names.items() if is_read)
 
 
-def _refuse_unread(method: str, mode: str, job: Job) -> None:
+def _refuse_unread(method: str, mode: str, job: Inputs) -> None:
   """Raises for parts of the job that the method would leave unread, or cannot take."""
   read = reads(method, mode, job.rigorous)
   validate.integer_at_least(1, public_size=job.size)
@@ -673,7 +683,7 @@ def _refuse_unread(method: str, mode: str, job: Job) -> None:
     )
 
 
-def run(method: str, mode: str, job: Job) -> Outcome:
+def run(method: str, mode: str, job: Inputs) -> Outcome:
   """Runs one method; `mode` decides for "radp" alone. Noise and batches are bound to method,
   settings and records: see `Streams`.
 

@@ -36,8 +36,9 @@ import numpy as np
 from dpjax import accounting, mechanisms, validate
 from dpjax.accounting import shuffle as shuffle_lib
 from dpjax.mechanisms import additive
-from dpjax.relevance.relevance import l1_sensitivity
+from dpjax.relevance.feature_shares import l1_sensitivity
 from dpjax.relevance.settings import Rigorous
+from dpjax.types import HostArray
 from dpjax.validate import UserError
 
 RELATION = "replace_one"
@@ -101,7 +102,7 @@ def split_by_hash(num_records: int, share: float) -> tuple[np.ndarray, np.ndarra
 
 def noisy_relevance(
   key: jax.Array,
-  relevance: Any,
+  relevance: HostArray,
   *,
   num_records: int,
   epsilon: float,

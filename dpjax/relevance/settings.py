@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from dpjax import validate
-from dpjax.relevance.budget import BETA_NORMS, DRAWS, PRESETS, Reading
-from dpjax.relevance.relevance import NORMS
+from dpjax.relevance.feature_budget import BETA_NORMS, DRAWS, PRESETS, Reading
+from dpjax.relevance.feature_shares import NORMS
 from dpjax.validate import UserError
 
 MODES = ("paper", "rigorous")

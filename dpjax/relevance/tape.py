@@ -22,12 +22,13 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
+from dpjax.types import Params
 from dpjax.validate import UserError
 
 Array = jax.Array
 
 
-class Kind(enum.Enum):
+class NodeKind(enum.Enum):
   """What a node does to its data operands."""
 
   LINEAR = enum.auto()  # a weighted sum: dense, convolution, sum-pool
@@ -101,7 +102,7 @@ class Cell:
 class Node:
   """One equation between cells."""
 
-  kind: Kind
+  kind: NodeKind
   name: str
   operands: tuple[Cell, ...]
   outs: tuple[Cell, ...]
@@ -128,7 +129,7 @@ class Tape(NamedTuple):
   out: Cell
 
 
-def record(apply: Callable[..., Array], params: Any, x: Array) -> Tape:
+def record(apply: Callable[..., Array], params: Params, x: Array) -> Tape:
   """The forward pass of `apply(params, x)`, x [B, ...].
 
   Raises:
@@ -199,7 +200,7 @@ class _Recorder:
         return [cell]
     return self._add(_kind(name, operands), name, operands, call, values)
 
-  def _add(self, kind: Kind, name: str, operands: list, call: Any, values: Any) -> list:
+  def _add(self, kind: NodeKind, name: str, operands: list, call: Any, values: Any) -> list:
     outs = tuple(Cell(value, data=True) for value in values)
     node = Node(kind, name, tuple(operands), outs, call)
     for out in outs:
@@ -276,17 +277,17 @@ def _scalar_factor(name: str, operands: list[Cell]) -> Any:
   return 1 / jnp.reshape(constant, ()) if operands[0].data else None
 
 
-def _kind(name: str, operands: list[Cell]) -> Kind:
+def _kind(name: str, operands: list[Cell]) -> NodeKind:
   data = sum(cell.data for cell in operands)
   first = operands[0].data
-  rules: tuple[tuple[bool, Kind], ...] = (
-    (name in _LINEAR and data == 1 and (first or name == "dot_general"), Kind.LINEAR),
-    (name in _MOVE and (first or name == "concatenate"), Kind.MOVE),
-    (name in _WINNER or (name == "max" and data == 2), Kind.WINNER),
-    (name in ("add", "add_any", "sub") and data == 1 and first, Kind.BIAS),
-    (name in ("add", "add_any") and data == 1, Kind.BIAS),
-    (name in ("add", "add_any", "sub") and data == 2, Kind.ADD),
-    (name in ("mul", "div") and data == 1 and (first or name == "mul"), Kind.SCALE),
+  rules: tuple[tuple[bool, NodeKind], ...] = (
+    (name in _LINEAR and data == 1 and (first or name == "dot_general"), NodeKind.LINEAR),
+    (name in _MOVE and (first or name == "concatenate"), NodeKind.MOVE),
+    (name in _WINNER or (name == "max" and data == 2), NodeKind.WINNER),
+    (name in ("add", "add_any", "sub") and data == 1 and first, NodeKind.BIAS),
+    (name in ("add", "add_any") and data == 1, NodeKind.BIAS),
+    (name in ("add", "add_any", "sub") and data == 2, NodeKind.ADD),
+    (name in ("mul", "div") and data == 1 and (first or name == "mul"), NodeKind.SCALE),
   )
   for holds, kind in rules:
     if holds:

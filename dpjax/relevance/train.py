@@ -11,10 +11,11 @@ import numpy as np
 import optax
 
 from dpjax import trees
+from dpjax.data import Dataset
 from dpjax.plan import Plan
 from dpjax.relevance import labels
 from dpjax.relevance.settings import Training
-from dpjax.types import Array, Example, LossFn
+from dpjax.types import Array, Example, HostArray, LossFn, Params
 
 # On a CPU a convolution over 600 images leaves the caches and takes twice as long for each as
 # one over 60, so a batch is cut into equal parts whose gradients are added.
@@ -70,7 +71,9 @@ def cross_entropy(apply: Callable) -> BatchLoss:
   return loss
 
 
-def corrected(apply: Callable, transitions: Any, class_priors: Any) -> BatchLoss:
+def corrected(
+  apply: Callable, transitions: HostArray, class_priors: HostArray | None
+) -> BatchLoss:
   """Mean of `labels.forward_corrected` over a batch."""
   loss_fn = labels.forward_corrected(apply, transitions, class_priors)
 
@@ -122,7 +125,7 @@ def _same(x: Any, step: int) -> Any:
 
 def fit(
   loss: BatchLoss,
-  params: Any,
+  params: Params,
   records: Callable[[int], tuple[np.ndarray, np.ndarray]],
   how: Training,
   *,
@@ -184,8 +187,8 @@ def fit(
 
 def fit_private(
   loss_fn: LossFn,
-  params: Any,
-  data: Any,
+  params: Params,
+  data: Dataset,
   plan: Plan,
   tx: optax.GradientTransformation,
   *,

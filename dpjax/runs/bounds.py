@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dpjax import gradients, models, validate
+from dpjax import gradients, models, names, validate
 from dpjax.runs import fields, unused
 from dpjax.runs.central.config import (
   DataConfig,
@@ -21,6 +21,7 @@ from dpjax.runs.central.config import (
 from dpjax.runs.federated.config import FedConfig
 from dpjax.validate import UserError
 
+LOSSES = ("auto",)
 SCHEDULES = ("constant", "cosine", "linear")
 ACCOUNTANTS = ("", "pld", "rdp")
 OBJECTIVES = ("mean", "max")
@@ -102,6 +103,8 @@ def data(config: DataConfig) -> None:
   """Raises UserError for a number of examples, bytes or classes below one."""
   validate.integer_at_least(1, **named("data", config, "limit", "num_classes"))
   validate.integer_in(1, _MOST_TOKENS, **named("data", config, "max_length"))
+  if names.is_path(config.name):
+    names.find(config.name, "data.name")
 
 
 def limit(config: DataConfig, num_examples: int) -> None:
@@ -115,7 +118,7 @@ def limit(config: DataConfig, num_examples: int) -> None:
 
 def model(config: ModelConfig, room: str = "model") -> None:
   """Raises UserError for a model or an option that does not exist."""
-  validate.one_of(models.names(), **{f"{room}.name": config.name})
+  names.one_of(models.names(), **{f"{room}.name": config.name})
   models.check_options(config.name, config.options, prefix=f"{room}.options.")
 
 
@@ -135,15 +138,15 @@ def optimizer(config: OptimizerConfig, room: str = "optimizer") -> None:
   numbers = ("learning_rate", "weight_decay", "noise_floor", "prior_precision")
   for name, value in named(room, config, *numbers).items():
     in_float32(name, value)
-  names = ("weight_decay", "noise_floor", "prior_precision")
-  validate.non_negative(**named(room, config, *names))
+  others = ("weight_decay", "noise_floor", "prior_precision")
+  validate.non_negative(**named(room, config, *others))
   validate.one_of(SCHEDULES, **named(room, config, "schedule"))
 
 
 def privacy(config: Any) -> None:
   """Raises UserError for what both kinds of runs promise, and how they clip."""
-  names = ("epsilon", "epsilon_budget", "l2_clip_norm", "clip_learning_rate")
-  validate.positive(**named("privacy", config, *names, "clip_count_noise_std"))
+  positive = ("epsilon", "epsilon_budget", "l2_clip_norm", "clip_learning_rate")
+  validate.positive(**named("privacy", config, *positive, "clip_count_noise_std"))
   in_float32("privacy.l2_clip_norm", config.l2_clip_norm)
   validate.non_negative(**named("privacy", config, "noise_multiplier"))
   validate.open_unit(**named("privacy", config, "delta", "clip_quantile"))
@@ -173,6 +176,7 @@ def training(config: TrainConfig) -> None:
   """Raises UserError for a number of a central run outside its range."""
   data(config.data)
   model(config.model)
+  names.one_of(LOSSES, loss=config.loss)
   privacy(config.privacy)
   optimizer(config.optimizer)
   validate.one_of(gradients.METHODS, grad_method=config.grad_method)
@@ -198,6 +202,7 @@ def federation(config: FedConfig) -> None:
   """Raises UserError for a number of a run over clients outside its range."""
   data(config.data)
   model(config.model)
+  names.one_of(LOSSES, loss=config.loss)
   optimizer(config.client_optimizer, "client_optimizer")
   optimizer(config.server_optimizer, "server_optimizer")
   privacy(config.privacy)

@@ -20,13 +20,14 @@ import orbax.checkpoint as ocp
 from dpjax import trees
 from dpjax.federated import processes
 from dpjax.runs import writers
+from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
 FOLDER = "checkpoints"
 _KEEP = 2  # the newest, and one before it
 
 
-def to_arrays(tree: Any) -> Any:
+def to_arrays(tree: ArrayTree) -> Any:
   """Keys as their data. One process of several writes copies of its own."""
   arrays = jax.tree.map(
     lambda leaf: jax.random.key_data(leaf) if trees.is_key(leaf) else leaf, tree
@@ -34,7 +35,7 @@ def to_arrays(tree: Any) -> Any:
   return jax.device_get(arrays) if jax.process_count() > 1 else arrays
 
 
-def to_keys(arrays: Any, like: Any) -> Any:
+def to_keys(arrays: ArrayTree, like: ArrayTree) -> Any:
   """The inverse of `to_arrays`; `like` tells what was a key."""
 
   def wrap(array, leaf):
@@ -116,7 +117,7 @@ class Checkpoints:
         raise
       raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
 
-  def restore(self, like: Any) -> tuple[Any, dict[str, Any]]:
+  def restore(self, like: ArrayTree) -> tuple[Any, dict[str, Any]]:
     """The newest checkpoint, with the structure, shapes and dtypes of `like`.
 
     Raises:

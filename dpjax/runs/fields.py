@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import functools
+import json
 import math
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from dpjax import validate
 from dpjax.validate import UserError
 
 _UNIONS = (typing.Union, types.UnionType)
 _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text",
-          list: "a list", tuple: "a tuple", dict: "a dict"}  # fmt: skip
+          list: "a list", tuple: "a tuple", dict: "a dict or JSON"}  # fmt: skip
 _INT_BITS = 64  # JAX and NumPy take no larger one
 
 
@@ -38,8 +39,7 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
   if isinstance(config, dict):
     value = config.get(head)
   else:
-    known = [field.name for field in dataclasses.fields(config)]
-    validate.one_of(known, **{f"{name}.{head}": head})
+    _check_field(config, head, name)
     value = getattr(config, head)
   return get(value, rest, name=f"{name}.{head}") if rest else value
 
@@ -110,6 +110,26 @@ def parse(text: str, hint: Any, name: str) -> Any:
   return check(_literal(text), hint, name)
 
 
+def _check_field(config: Any, head: str, name: str) -> None:
+  """Raises unless the config has such a field; names the nearest, also of its rooms."""
+  known = [field.name for field in dataclasses.fields(config)]
+  if head in known:
+    return
+  deep_first = sorted(_paths(config), key=lambda path: -path.count("."))
+  places = {path.rpartition(".")[2]: path for path in deep_first}
+  near = [places[close] for close in difflib.get_close_matches(head, places, n=1)]
+  hint = f" (did you mean {near[0]!r}?)" if near else ""
+  raise UserError(f"{name}.{head}: no such field; must be one of {', '.join(known)}{hint}")
+
+
+def _paths(config: Any, prefix: str = "") -> Iterator[str]:
+  for field in dataclasses.fields(config):
+    yield f"{prefix}{field.name}"
+    value = getattr(config, field.name)
+    if dataclasses.is_dataclass(value):
+      yield from _paths(value, f"{prefix}{field.name}.")
+
+
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
   return typing.get_type_hints(kind)
@@ -122,7 +142,7 @@ def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any
   if not dataclasses.is_dataclass(config) or isinstance(config, type):
     raise UserError(f"{name}.{path}: {name} holds {config!r}, which has no fields")
   hints = _hints(type(config))
-  validate.one_of(hints, **{f"{name}.{head}": head})
+  _check_field(config, head, name)
   at, value = f"{name}.{head}", getattr(config, head)
   hint = hints[head]
   new = _update(value, rest, change, at, hint) if rest else change(hint, at)
@@ -228,10 +248,12 @@ def _literal(text: str) -> Any:
   words = {"true": True, "false": False, "inf": math.inf, "none": None}
   if text.lower() in words:
     return words[text.lower()]
-  try:
-    return ast.literal_eval(text)
-  except (ValueError, SyntaxError, MemoryError, RecursionError):
-    return text
+  for read in (ast.literal_eval, json.loads) if text[:1] in "{[" else (ast.literal_eval,):
+    try:
+      return read(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+      continue
+  return text
 
 
 def _wrong(value: Any, hint: Any, name: str) -> UserError:

@@ -16,6 +16,7 @@ evaluates and holds the files.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import pathlib
 import signal
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from dpjax import noise, trees
+from dpjax import names, noise, trees
 from dpjax.accounting import Ledger
 from dpjax.federated import processes
 from dpjax.runs import checkpoint, provenance, report, streams, writers
@@ -243,6 +244,7 @@ def _played(job: Job, folder: pathlib.Path, play: Play, fit: _Fit) -> Result:
       "wall_seconds": round(fit.seconds(), 3),
       "device": provenance.device(),
       "versions": provenance.versions(),
+      "user_code": names.sources(dataclasses.asdict(job.config)),
     }
     owner.save_params(folder / owner.PARAMS, ended.params)
     ended.write(folder)

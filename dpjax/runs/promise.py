@@ -17,7 +17,7 @@ from dp_accounting import DpEvent, NoOpDpEvent
 from dpjax import noise, validate
 from dpjax.accounting import Budget, BudgetExceeded, Ledger, by_name, delta_warning, upper
 from dpjax.plan import Plan
-from dpjax.runs import writers
+from dpjax.runs import user_code, writers
 
 KINDS = writers.EPSILON_KINDS
 NOTHING = "Privacy statement\n\nNone: no epsilon is proved for this run."
@@ -137,7 +137,8 @@ def of_plan(
     release: noise on a grid, keys of the operating system; see `released`.
   """
   runs = plan if ran is None else ran
-  kind = "proved" if ran is None else "simulated"
+  own = user_code.assumption(plan.sampler)
+  kind = "claimed" if own else ("proved" if ran is None else "simulated")
 
   def statement(steps: int) -> str:
     text = plan.statement(deployed or num_records, steps, unit=unit or plan.unit)
@@ -158,6 +159,7 @@ def of_plan(
     l2_bound=runs.l2_bound,
     num_records=num_records,
     budget=budget,
+    failed_assumptions=(own,) if own else (),
   )
 
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpjax import noise
+from dpjax import names, noise
 from dpjax.validate import UserError
 
 _DATA, _STREAMS = "data_sha256", "release_streams"  # names in what a run remembers
@@ -47,13 +47,14 @@ class Streams(NamedTuple):
 
 
 def config_digest(kind: str, fields: Mapping[str, Any]) -> bytes:
-  """32 bytes that name a config: equal for equal ones, whatever the order of their dicts and
-  whether a number is written 1 or 1.0. Public.
+  """32 bytes that name a config and the files of the user's own code that it names: equal for
+  equal ones, whatever the order of their dicts and whether a number is written 1 or 1.0. Public.
 
   Args:
     kind: of run. fields: all that decides what it computes, the seed included.
   """
-  text = json.dumps([kind, _canonical(fields)])
+  own = names.sources(fields)  # edited code is another config
+  text = json.dumps([kind, _canonical(fields), *([_canonical(own)] if own else [])])
   return hashlib.sha256(f"dpjax config {text}".encode()).digest()
 
 

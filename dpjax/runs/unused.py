@@ -14,6 +14,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from dpjax.names import is_path
 from dpjax.runs.central.config import (
   AuditConfig,
   DataConfig,
@@ -130,8 +131,9 @@ def of_training(config: TrainConfig) -> Unused:
 def _data(data: DataConfig) -> Unused:
   """What can be told from the name; `of_dataset` tells the rest."""
   path, is_file = pathlib.Path(data.name).expanduser(), data.name.endswith(".npz")
-  embedded = data.name == "digits" or (is_file and path.is_absolute())
-  text = data.name not in _NO_TEXT and not is_file
+  own = is_path(data.name)
+  embedded = data.name == "digits" or own or (is_file and path.is_absolute())
+  text = data.name not in _NO_TEXT and not is_file and not own
   return needs(not embedded, "data that lie in a folder", "data.data_dir") | needs(
     text, "a text of tensorflow-datasets", "data.max_length"
   )
@@ -254,7 +256,8 @@ def _partition(config: FedConfig) -> Unused:
 
 def _algorithm(config: FedConfig) -> Unused:
   algorithm, room = config.algorithm, "algorithm"
-  weighted = algorithm.name != "scaffold" and algorithm.aggregator == "mean"
+  weighs = algorithm.aggregator == "mean" or is_path(algorithm.aggregator)
+  weighted = algorithm.name != "scaffold" and weighs
   capped = weighted and algorithm.weighting == "capped"
   bits = algorithm.compression in ("quantize", "rotated")
   robust = algorithm.aggregator

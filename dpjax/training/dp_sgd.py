@@ -81,7 +81,8 @@ def dp_sgd(
   Args:
     loss_fn: `(params, example) -> scalar` for ONE example.
     plan: clip norm, noise and divisor; also yields the batches.
-    tx: optimizer; sees only the privatised gradient, so it costs no privacy.
+    tx: optimizer; sees only the privatised gradient, and no extra argument such as the mask,
+      whose sum is a secret, so it costs no privacy.
     noise_key: typed key of the noise.
     example_key: typed key from which every example of every step gets its own
       `example.key` (augmentation, dropout); None leaves `example.key` as it is.
@@ -111,7 +112,10 @@ def dp_sgd(
     method=method, microbatch_size=microbatch_size, memory_budget=memory_budget
   )
   grad_fn = plan.clipped_grad(loss_fn, **options)
-  chain = plan.accumulated(optax.chain(plan.transform(noise_key), tx))
+  blind = optax.GradientTransformation(
+    tx.init, lambda updates, state, params=None: tx.update(updates, state, params)
+  )
+  chain = plan.accumulated(optax.chain(plan.transform(noise_key), blind))
 
   def clipped(state: TrainState, examples: Any, mask: Array) -> tuple[ClippedSum, Any]:
     scale = transforms.clip_scale(_private_state(state))

@@ -12,7 +12,7 @@ from dpjax.auditing.games import relevance as relevance_games
 from dpjax.auditing.games import samplers as sampler_games
 from dpjax.auditing.games import transforms as transform_games
 from dpjax.plan import Plan
-from dpjax.relevance import labels, noise, rigorous
+from dpjax.relevance import labels, record_noise, rigorous
 
 _WEAKER = 2.5
 
@@ -76,7 +76,7 @@ def _leaky_mean(tx, **options):
 
 def _divided(scale):
   """Noise on records as if each scale were a third of what it is."""
-  return lambda key, ids, x, scales, **options: noise.noisy_records(
+  return lambda key, ids, x, scales, **options: record_noise.noisy_records(
     key, ids, x, np.asarray(scales) / scale, **options
   )
 

@@ -13,7 +13,7 @@ import pytest
 
 from configs import quickstart
 from dpjax import gradients, losses
-from dpjax.checks import batches, influence, laws, noise_laws
+from dpjax.checks import batches, charges, influence, noise_laws
 from dpjax.checks import table as check
 from dpjax.plan import Plan
 from dpjax.runs import fields
@@ -314,20 +314,20 @@ _BUGS = {
   ),
   influence.padding: (mask_ignored,),
   influence.cross_example: (batch_norm, gradients_that_see_the_batch),
-  laws.divisor: (realised_batch_as_divisor,),
+  charges.divisor: (realised_batch_as_divisor,),
   noise_laws.noise_std: (noise_halved, noise_of_one_leaf_missing, uniform_noise),
   noise_laws.noise_independence: (noise_key_reused_every_step, noise_key_ignored),
   batches.sampler_law: (
     sampler_shuffled, sampler_of_another_rate, sampler_with_memory,
     sampler_that_leaves_one_half_out,
   ),
-  laws.agreement: (wrong_adjacency, epsilon_too_small),
-  laws.overflow: (capacity_too_small,),
-  laws.key_reuse: (
+  charges.agreement: (wrong_adjacency, epsilon_too_small),
+  charges.overflow: (capacity_too_small,),
+  charges.key_reuse: (
     keys_of_the_seed_alone, keys_of_the_config_alone, one_key_for_noise_and_augmentation,
     release_keys_from_the_config,
   ),
-  laws.white_box_audit: (transform_that_does_not_clip,),
+  charges.white_box_audit: (transform_that_does_not_clip,),
 }  # fmt: skip
 _PAIRS = [
   pytest.param(one, bug, id=f"{one.__name__}-{bug.__name__}")

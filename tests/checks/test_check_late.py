@@ -9,7 +9,7 @@ import pytest
 
 from configs import quickstart
 from dpjax import trees
-from dpjax.checks import batches, influence, laws, noise_laws, noise_record
+from dpjax.checks import batches, charges, influence, noise_laws, noise_record
 from dpjax.checks import table as check
 from dpjax.runs import fields
 from tests.checks import test_check
@@ -397,7 +397,7 @@ _BUGS = {
     noise_with_a_long_period, leaf_is_the_end_of_another, leaf_is_another_in_some_order,
     leaf_is_the_sum_of_another_s_rows, step_is_the_last_one_reversed,
   ),
-  laws.own_sum: (
+  charges.own_sum: (
     error_feedback, noise_that_sees_the_sum, noise_that_shrinks_in_large_batches,
     noise_that_shrinks_with_the_length_of_the_sum, sums_longer_late, error_feedback_late,
     realised_batch_as_divisor_late,
@@ -453,7 +453,7 @@ def test_sound_runs_pass(small, large, one):
 
 
 def test_every_check_has_a_bug_to_find():
-  rooms = (influence, noise_laws, batches, laws)
+  rooms = (influence, noise_laws, batches, charges)
   assert {*_BUGS, *test_check._BUGS} == {one for room in rooms for one in room.CHECKS}
 
 

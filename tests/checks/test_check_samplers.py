@@ -6,7 +6,7 @@ import pytest
 
 from configs import quickstart
 from dpjax import sampling
-from dpjax.checks import batches, laws
+from dpjax.checks import batches, charges
 from dpjax.checks import table as check
 from dpjax.runs import fields
 
@@ -40,7 +40,7 @@ def shuffled():
 def test_sound_samplers_pass(truncated, shuffled):
   for subject in (truncated, shuffled):
     assert batches.sampler_law(subject).passed
-    assert laws.agreement(subject).passed
+    assert charges.agreement(subject).passed
 
 
 def test_p12_keeping_the_first_of_a_batch_that_is_too_large_is_found(truncated):

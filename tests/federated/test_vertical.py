@@ -264,7 +264,7 @@ def test_the_coordinator_sees_masks(breast_cancer):
     two_party(spy, x / x.max(0), y, num_steps=1, learning_rate=0.1)
   first, second = (np.frombuffer(seen[i]) for i in (0, len(seen) // 2))
   assert not np.intersect1d(first, second).size
-  scale = 2.0**vertical.MASK_BITS
+  scale = 2.0**vertical.network.MASK_BITS
   assert np.abs(first).max() <= scale * 1.001
   assert abs(first.std() / (scale / np.sqrt(3)) - 1) < 0.05
   assert abs(np.corrcoef(first, second)[0, 1]) < 0.08

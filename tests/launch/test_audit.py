@@ -8,7 +8,7 @@ import pytest
 
 from dpjax.auditing.games import Claim, Game, registry
 from dpjax.auditing.games.game import linear
-from dpjax.checks import games
+from dpjax.checks import long_games
 from dpjax.validate import UserError
 from tests import commands
 
@@ -41,10 +41,10 @@ def toys(monkeypatch):
 
 
 def test_rows_bounds_and_what_is_refuted(toys, tmp_path):
-  rows = games.run(games.Settings(minutes=0.01), tmp_path)
+  rows = long_games.run(long_games.Settings(minutes=0.01), tmp_path)
   assert [row["what"] for row in rows] == ["toys.honest", "toys.broken"]
-  assert [games.nearest(row)["refuted"] for row in rows] == [False, True]
-  assert "toys.broken (0, 1): epsilon >= " in games.refuted(rows)[0]
+  assert [long_games.nearest(row)["refuted"] for row in rows] == [False, True]
+  assert "toys.broken (0, 1): epsilon >= " in long_games.refuted(rows)[0]
   found = json.loads((tmp_path / "result.json").read_text())
   assert found["rows"][1]["games"][0]["epsilon_claimed"] == 0.3
   assert found["versions"]["jax"] and found["no_claim"] == {"toys.x": "none"}
@@ -54,37 +54,37 @@ def test_rows_bounds_and_what_is_refuted(toys, tmp_path):
 
 
 def test_a_stopped_audit_goes_on_with_what_is_left(toys, tmp_path, monkeypatch):
-  settings, subject = games.Settings(minutes=0.01), games._subject
+  settings, subject = long_games.Settings(minutes=0.01), long_games._subject
 
   def stopping(room, name, *rest):
     if name == "broken":
       raise KeyboardInterrupt
     return subject(room, name, *rest)
 
-  monkeypatch.setattr(games, "_subject", stopping)
+  monkeypatch.setattr(long_games, "_subject", stopping)
   with pytest.raises(KeyboardInterrupt):
-    games.run(settings, tmp_path)
+    long_games.run(settings, tmp_path)
   assert "toys.honest" in (tmp_path / "table.md").read_text()
-  monkeypatch.setattr(games, "_subject", subject)
+  monkeypatch.setattr(long_games, "_subject", subject)
   toys.clear()
-  assert len(games.run(settings, tmp_path)) == 2 and toys == ["broken"]
+  assert len(long_games.run(settings, tmp_path)) == 2 and toys == ["broken"]
   toys.clear()
-  assert len(games.run(settings, tmp_path)) == 2 and toys == []
+  assert len(long_games.run(settings, tmp_path)) == 2 and toys == []
 
 
 def test_another_audit_is_not_overwritten(toys, tmp_path):
-  games.run(games.Settings(minutes=0.01, only="honest"), tmp_path)
+  long_games.run(long_games.Settings(minutes=0.01, only="honest"), tmp_path)
   with pytest.raises(UserError, match="holds an audit with other settings"):
-    games.run(games.Settings(minutes=0.01), tmp_path)
+    long_games.run(long_games.Settings(minutes=0.01), tmp_path)
   (tmp_path / "result.json").write_text("[]")
   with pytest.raises(UserError, match="is not that of an audit"):
-    games.run(games.Settings(minutes=0.01), tmp_path)
+    long_games.run(long_games.Settings(minutes=0.01), tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [{"minutes": 0}, {"seed": -1}, {"only": "nobody"}])
 def test_wrong_settings_are_named(wrong):
   with pytest.raises(UserError, match=next(iter(wrong))):
-    games.Settings(**wrong)
+    long_games.Settings(**wrong)
 
 
 def _launch(*arguments):

@@ -40,7 +40,7 @@ _EXCEPTIONS = {
   # Monte-Carlo estimate of an epsilon: simulates a mechanism, releases nothing
   "dpjax/accounting/monte_carlo.py": {"standard_normal"},
   # signs and sizes of sums that a check feeds to a transform: its input, not its noise
-  "dpjax/checks/laws.py": {"bits"},
+  "dpjax/checks/charges.py": {"bits"},
   # the random NUMBER of trials of private selection: an integer, by a 53-bit generator
   "dpjax/accounting/tuning.py": {"poisson"},
   # makes synthetic clients differ in style: data, not protection

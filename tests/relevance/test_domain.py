@@ -47,19 +47,19 @@ def _job(epsilon=4.0, how=_LOCAL, **fields):
   streams = relevance.Streams(jax.random.key(0), jax.random.key(1), 0, 7)
   standard = {"train": _records(), "test": _records(9, 1), "nets": _LINEAR}
   standard |= {"streams": streams, "training": Training(num_epochs=1, batch_size=10)}
-  return relevance.Job(epsilon=epsilon, rigorous=how, **{**standard, **fields})
+  return relevance.Inputs(epsilon=epsilon, rigorous=how, **{**standard, **fields})
 
 
 def _noisy(monkeypatch, *jobs):
   """The noise of each job's features, in units of its scale."""
-  seen, real = [], pipeline.noise.noisy_records
+  seen, real = [], pipeline.record_noise.noisy_records
 
   def spy(key, ids, x, scales, **options):
     out = real(key, ids, x, scales, **{**options, "grid": None})
-    seen.append((out - x) / pipeline.noise.by_feature(scales, x.shape[1:]))
+    seen.append((out - x) / pipeline.record_noise.by_feature(scales, x.shape[1:]))
     return out
 
-  monkeypatch.setattr(pipeline.noise, "noisy_records", spy)
+  monkeypatch.setattr(pipeline.record_noise, "noisy_records", spy)
   last = []
   for job in jobs:
     relevance.run("radp", "rigorous", job)

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from dpjax import accounting, data, models, relevance, trees
-from dpjax.relevance import gradients, pipeline
+from dpjax.relevance import gradient_methods, pipeline
 from dpjax.relevance.settings import Paper, Private, Rigorous, Training
 from dpjax.validate import UserError
 
@@ -35,7 +35,7 @@ def _job(epsilon=8.0, **fields):
     nets=_NETS, training=Training(num_epochs=2, batch_size=50), rigorous=_LOCAL
   )
   standard |= {"train": _SMALL, "test": _FEW, "streams": _STREAMS}
-  return relevance.Job(epsilon=epsilon, **{**standard, **fields})
+  return relevance.Inputs(epsilon=epsilon, **{**standard, **fields})
 
 
 @pytest.mark.parametrize("method", ["adlm", "no_dp", "radp"])
@@ -133,7 +133,9 @@ def test_gradient_methods_are_calibrated_to_their_target(method, relation):
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 def test_the_relevance_of_radp_dpsgd_is_paid_for_with_noise(relation):
   job = _job(private=Private(neighboring_relation=relation))
-  alone, beside = (gradients.make_plan(job, 200, 2.0, before) for before in (0.0, 0.5))
+  alone, beside = (
+    gradient_methods.make_plan(job, 200, 2.0, before) for before in (0.0, 0.5)
+  )
   assert beside.noise_multiplier > alone.noise_multiplier
   event = dp_accounting.ComposedDpEvent([accounting.pure_dp_event(0.5), beside.event()])
   spent = accounting.epsilon(
@@ -148,7 +150,7 @@ def test_the_relevance_of_radp_dpsgd_is_paid_for_with_noise(relation):
 def test_weights_of_inputs_are_smooth_and_of_unit_square(shape, pool, kappa):
   blocks = (shape[0] // pool) * (shape[1] // pool) if len(shape) == 3 else shape[0]
   beta = np.arange(1.0, blocks + 1) / np.arange(1.0, blocks + 1).sum()
-  weights = gradients.input_weights(beta, kappa, shape, pool)
+  weights = gradient_methods.input_weights(beta, kappa, shape, pool)
   assert weights.shape == ((*shape[:2], 1) if len(shape) == 3 else shape)
   low, high = ((blocks * b) ** kappa for b in (beta.min(), beta.max()))
   scale = math.sqrt(np.sum(beta * (blocks * beta) ** (2 * kappa)))
@@ -169,7 +171,7 @@ def test_dpdligdo_is_the_gradient_of_dp_sgd_behind_another_optimizer():
   outcome = relevance.run(
     "dpdligdo", "paper", _job(private=Private(iterative="adagrad"), nets=_LINEAR)
   )
-  plan = gradients.make_plan(_job(), 200, 8.0)
+  plan = gradient_methods.make_plan(_job(), 200, 8.0)
   assert outcome.privacy.details["noise_multiplier"] == plan.noise_multiplier
   assert outcome.privacy.kind == "proved"
 
@@ -188,7 +190,7 @@ def test_the_loss_of_a_pair_is_the_mean_of_its_two():
 
   loss_fn = lambda params, e: params * e.x.sum() + e.y
   pair = Example(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([0, 1]))
-  assert gradients.pair_loss(loss_fn)(2.0, pair) == (6 + 0 + 14 + 1) / 2
+  assert gradient_methods.pair_loss(loss_fn)(2.0, pair) == (6 + 0 + 14 + 1) / 2
 
 
 def test_dp_sgld_is_dp_sgd_without_momentum(monkeypatch):
@@ -294,7 +296,7 @@ def test_budgets_that_do_not_fit_are_refused():
 
 def test_the_plan_of_a_gradient_method_is_the_accountants():
   job = _job(epsilon=2.0)
-  plan = gradients.make_plan(job, 200, 2.0)
+  plan = gradient_methods.make_plan(job, 200, 2.0)
   assert plan.num_steps == 8 and plan.sampler.prob == 0.25
   spent = accounting.epsilon(plan.event(), delta=plan.accounted_delta(1e-5))
   assert 1.99 < spent <= 2.0

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from configs import quickstart
-from dpjax.checks import laws, noise_laws
+from dpjax.checks import charges, noise_laws
 from dpjax.checks import table as check
 from dpjax.runs import fields, loop, writers
 from dpjax.runs.central import build
@@ -113,7 +113,7 @@ def test_what_cannot_run_is_refused_in_one_line(overrides, match):
 
 def test_p22_launch_check_sees_an_uncharged_count(monkeypatch):
   subject = check.subject(_config(**{"privacy.clipping": "adaptive"}))
-  assert laws.agreement(subject).passed
+  assert charges.agreement(subject).passed
   assert noise_laws.noise_std(subject).passed
   monkeypatch.setattr(AdaptiveClipping, "combined_noise_multiplier", lambda self, z, n: z)
-  assert not laws.agreement(subject).passed
+  assert not charges.agreement(subject).passed

@@ -9,7 +9,7 @@ import pytest
 from configs import quickstart
 from dpjax.accounting import Ledger
 from dpjax.checks import batches, noise_laws
-from dpjax.checks import laws as check_laws
+from dpjax.checks import charges as check_laws
 from dpjax.checks import table as check
 from dpjax.runs import fields, loop
 from dpjax.runs.central import build

@@ -10,7 +10,7 @@ from absl import flags
 
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
-from dpjax.checks import games
+from dpjax.checks import long_games
 from dpjax.runs import fields, loop, report, writers
 from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
@@ -153,7 +153,7 @@ def test_two_selections_in_one_folder_are_refused(tmp_path):
 def test_an_audit_of_a_seed_or_a_time_beyond_bounds_is_refused():
   for name, value in {"seed": 10**400, "minutes": 1e308}.items():
     with pytest.raises(UserError, match=f"{name}=.*must be"):
-      games.Settings(only="Laplace", **{name: value})
+      long_games.Settings(only="Laplace", **{name: value})
 
 
 @pytest.mark.parametrize(

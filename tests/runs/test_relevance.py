@@ -249,7 +249,9 @@ def _bound(job, outcome, num_trials=4000):
 
 
 def _noise(scales, beta, clip=None):
-  made = relevance.job.Noise((2, 2, 1), beta, scales, "laplace", grid=2.0**-6, l1_clip=clip)
+  made = relevance.RecordNoise(
+    (2, 2, 1), beta, scales, "laplace", grid=2.0**-6, l1_clip=clip
+  )
   privacy = relevance.Privacy("none", None, None, None)
   return relevance.Outcome(None, None, None, privacy, 0, None, noise=made)
 

@@ -24,6 +24,7 @@ from dpjax.federated.algorithms import optimizing_server
 from dpjax.federated.client import Received
 from dpjax.noise.gaussian import NoiseState
 from dpjax.plan import Plan
+from dpjax.types import Params
 
 ROOM = "federated"
 DELTAS = (1e-5, 0.01, 0.1)
@@ -100,7 +101,7 @@ def game(
   build: Callable[[], Any],
   worlds: tuple[list[float], list[float]],
   *,
-  params: Any = None,
+  params: Params = None,
   width: int = 2,
   num_clients: int = 0,
 ) -> Game:

@@ -26,7 +26,7 @@ import numpy as np
 from scipy import stats
 
 from dpjax import validate
-from dpjax.auditing.bounds import Scores
+from dpjax.auditing.lower_bounds import Scores
 from dpjax.validate import UserError
 
 CONFIDENCE = 0.999

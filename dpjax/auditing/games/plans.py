@@ -20,6 +20,7 @@ from dpjax import sampling
 from dpjax.auditing.games.game import Claim, Game, Score
 from dpjax.noise.correlated.strategies import matrix
 from dpjax.plan import Plan
+from dpjax.sampling import Sampler
 
 DELTAS = (1e-5, 0.01, 0.1)
 _SIMULATED = 1500  # draws of the sampler by which the adversary learns its mixtures
@@ -29,7 +30,7 @@ _SEED = 7_919  # of the adversary's own simulation: apart from those of the game
 
 @functools.lru_cache(maxsize=16)  # the games of one sampler share its draws
 def batches(
-  sampler: Any, num_steps: int, num_examples: int, seed: int, n: int
+  sampler: Sampler, num_steps: int, num_examples: int, seed: int, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
   """(rows [n, steps, slots], mask) of n runs, each with its own seed."""
   shape = (n, num_steps, sampler.slots)

@@ -53,7 +53,7 @@ def _defined_in(found: Any, package: ModuleType) -> bool:
   return inside and not isinstance(found, ModuleType)
 
 
-def is_mechanism(found: Any) -> bool:
+def is_mechanism(found: object) -> bool:
   """A class whose objects are called and have an event."""
   return inspect.isclass(found) and {"__call__", "event"} <= _own_names(found)
 
@@ -63,10 +63,11 @@ def _own_names(kind: type) -> set[str]:
   return {name for base in kind.__mro__[:-1] for name in vars(base)}
 
 
-def is_sampler(found: Any) -> bool:
+def is_sampler(found: object) -> bool:
   """A class that draws and has an event; not the base classes."""
-  concrete = inspect.isclass(found) and not inspect.isabstract(found)
-  return concrete and {"draw", "event"} <= _own_names(found)
+  if not inspect.isclass(found) or inspect.isabstract(found):
+    return False
+  return {"draw", "event"} <= _own_names(found)
 
 
 def _returns(found: Any, *words: str) -> bool:
@@ -76,12 +77,12 @@ def _returns(found: Any, *words: str) -> bool:
   return any(word in annotation for word in words)
 
 
-def is_transform(found: Any) -> bool:
+def is_transform(found: object) -> bool:
   """A function that makes an Optax transform."""
   return _returns(found, "GradientTransformation")
 
 
-def is_federated(found: Any) -> bool:
+def is_federated(found: object) -> bool:
   """A function that makes an algorithm, a client or an aggregator."""
   if not inspect.isfunction(found):
     return False

@@ -25,9 +25,9 @@ import numpy as np
 from dpjax import data, models, relevance
 from dpjax.auditing.games import plans
 from dpjax.auditing.games.game import Claim, Game, frequency, linear, two_sided
+from dpjax.relevance import feature_shares as shares_lib
 from dpjax.relevance import labels as labels_lib
-from dpjax.relevance import noise as noise_lib
-from dpjax.relevance import relevance as shares_lib
+from dpjax.relevance import record_noise as noise_lib
 from dpjax.relevance import rigorous, settings, train
 from dpjax.types import NeighboringRelation
 
@@ -154,7 +154,7 @@ def _responses(noisy_labels: Callable = labels_lib.noisy_labels) -> list[Game]:
 # --- methods
 
 
-def _job(x: Any = None, epsilon: float = 2.0, **fields: Any) -> relevance.Job:
+def _job(x: Any = None, epsilon: float = 2.0, **fields: Any) -> relevance.Inputs:
   x = np.array([[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, 0.0]]) if x is None else x
   y = np.arange(len(x)) % _CLASSES
   rows = data.from_arrays(np.asarray(x, np.float32), y, num_classes=_CLASSES)
@@ -162,7 +162,7 @@ def _job(x: Any = None, epsilon: float = 2.0, **fields: Any) -> relevance.Job:
   net = models.build("linear", num_classes=_CLASSES)
   streams = relevance.Streams(jax.random.key(0), jax.random.key(1), 0, 2**100 + 1)
   fields = {"training": settings.Training(num_epochs=2, batch_size=2), **fields}
-  return relevance.Job(
+  return relevance.Inputs(
     epsilon=epsilon,
     train=rows,
     test=test,

@@ -1,7 +1,7 @@
 """Vectors under additively homomorphic encryption: CKKS, and plain floats as its twin.
 
 What crosses between parties is bytes. Whoever holds a `Vectors` can encrypt, add and
-multiply by numbers of its own; only the holder of `Keys.decrypt` can read.
+multiply by numbers of its own; only the holder of `KeyPair.decrypt` can read.
 
 | keys        | library                | for                                   |
 | ----------- | ---------------------- | ------------------------------------- |
@@ -44,7 +44,7 @@ class Vectors(Protocol):
   ) -> bytes: ...  # sum of cipher * factor, plus terms, entry by entry
 
 
-class Keys(NamedTuple):
+class KeyPair(NamedTuple):
   """A key pair: `public` may go to every party, `decrypt` stays with one."""
 
   public: Vectors
@@ -67,7 +67,7 @@ class _Plain:
     return self.encrypt(sum(products) + terms)
 
 
-def plaintext() -> Keys:
+def plaintext() -> KeyPair:
   """No encryption: float64 as they are. For tests, and to read the protocol by.
 
   >>> keys = plaintext()
@@ -75,7 +75,7 @@ def plaintext() -> Keys:
   >>> keys.decrypt(keys.public.combine([cipher], [np.array([3.0, 0.0])], np.ones(2)))
   array([4., 1.])
   """
-  return Keys(_Plain(), np.frombuffer)
+  return KeyPair(_Plain(), np.frombuffer)
 
 
 class _Ckks:
@@ -103,7 +103,7 @@ class _Ckks:
     return (total + terms.tolist()).serialize()
 
 
-def ckks(*, depth: int = 1) -> Keys:
+def ckks(*, depth: int = 1) -> KeyPair:
   """A fresh CKKS key pair by TenSEAL at scale 2^40, for `depth` products in a row (1 or 2).
 
   Numbers below about 2^50 fit; a product comes back with an error of about 1e-6.
@@ -125,7 +125,7 @@ def ckks(*, depth: int = 1) -> Keys:
     save_secret_key=False, save_galois_keys=False, save_relin_keys=False
   )
   decrypt = lambda cipher: np.array(tenseal.ckks_vector_from(secret, cipher).decrypt())
-  return Keys(_Ckks(tenseal, public, degree // 2), decrypt)
+  return KeyPair(_Ckks(tenseal, public, degree // 2), decrypt)
 
 
 def _library() -> Any:

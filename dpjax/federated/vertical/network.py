@@ -28,7 +28,7 @@ import optax
 
 from dpjax import validate
 from dpjax.federated.vertical.disclosure import Disclosure
-from dpjax.federated.vertical.encrypted_vectors import Keys, Vectors
+from dpjax.federated.vertical.encrypted_vectors import KeyPair, Vectors
 from dpjax.types import Algorithm, Array, Example, Params
 from dpjax.validate import UserError
 
@@ -217,7 +217,7 @@ def residuals(scores: np.ndarray, y: np.ndarray, *, degree: int = 1) -> np.ndarr
 
 
 def two_party_logistic(
-  keys: Keys,
+  keys: KeyPair,
   *,
   learning_rate: float,
   ridge: float = 0.0,
@@ -325,7 +325,7 @@ def two_party_scores(state: TwoPartyState, batch: Example) -> np.ndarray:
 
 
 def masked_sums(
-  keys: Keys, encrypted: bytes, columns: np.ndarray
+  keys: KeyPair, encrypted: bytes, columns: np.ndarray
 ) -> tuple[np.ndarray, int]:
   """(columns^T residuals [f], bytes to the coordinator): steps 3 to 5 for one party.
 
@@ -353,7 +353,7 @@ def masked_sums(
   return np.concatenate(sums), sent
 
 
-def _coordinator(keys: Keys, cipher: bytes, num_rows: int, num_sums: int) -> np.ndarray:
+def _coordinator(keys: KeyPair, cipher: bytes, num_rows: int, num_sums: int) -> np.ndarray:
   """[num_sums] sums over rows: all that the coordinator does, and all that it returns."""
   return keys.decrypt(cipher).reshape(-1, num_rows)[:num_sums].sum(axis=1)
 

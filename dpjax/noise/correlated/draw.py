@@ -12,6 +12,7 @@ from dpjax.noise import secure
 from dpjax.noise.correlated.strategies import Correlation
 from dpjax.noise.gaussian import gaussian
 from dpjax.noise.gaussian import init as init_white
+from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
 
@@ -23,7 +24,7 @@ class CorrelatedNoiseState(NamedTuple):
   memory: Any  # of the strategy: earlier noise
 
 
-def init(key: jax.Array, correlation: Correlation, like: Any) -> CorrelatedNoiseState:
+def init(key: jax.Array, correlation: Correlation, like: ArrayTree) -> CorrelatedNoiseState:
   """State before the first draw; `like` has the structure and shapes of the parameters."""
   started = init_white(key)
   return CorrelatedNoiseState(started.key, started.count, correlation.init(like))
@@ -31,7 +32,7 @@ def init(key: jax.Array, correlation: Correlation, like: Any) -> CorrelatedNoise
 
 def add_correlated(
   state: CorrelatedNoiseState,
-  tree: Any,
+  tree: ArrayTree,
   std: float,
   *,
   correlation: Correlation,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import trees, validate
+from dpjax.types import ArrayTree
 
 
 class Correlation(Protocol):
@@ -26,8 +27,10 @@ class Correlation(Protocol):
   @property
   def buffers(self) -> int: ...  # copies of the parameters that the state holds
   def multiply(self, x: np.ndarray) -> np.ndarray: ...  # C x: [n, ...], float64
-  def init(self, like: Any) -> Any: ...  # state before the first row
-  def next(self, white: Any, state: Any) -> tuple[Any, Any]: ...  # (row of C^{-1} z, state)
+  def init(self, like: ArrayTree) -> Any: ...  # state before the first row
+  def next(
+    self, white: ArrayTree, state: ArrayTree
+  ) -> tuple[Any, Any]: ...  # (row of C^{-1} z, state)
 
 
 def matrix(correlation: Correlation, num_steps: int) -> np.ndarray:
@@ -43,7 +46,7 @@ def matrix(correlation: Correlation, num_steps: int) -> np.ndarray:
   return correlation.multiply(np.eye(num_steps))
 
 
-def zeros(like: Any, copies: int) -> Any:
+def zeros(like: ArrayTree, copies: int) -> Any:
   """`copies` zero trees on a leading axis, in float32 or wider."""
 
   def leaf(x):
@@ -53,13 +56,13 @@ def zeros(like: Any, copies: int) -> Any:
   return jax.tree.map(leaf, like)
 
 
-def weighted(weights: jax.Array, stacked: Any) -> Any:
+def weighted(weights: jax.Array, stacked: ArrayTree) -> Any:
   """sum_i weights[i] * leaf[i] for every leaf [copies, ...]."""
   dot = lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1)
   return jax.tree.map(dot, stacked)
 
 
-def subtract(a: Any, b: Any) -> Any:
+def subtract(a: ArrayTree, b: ArrayTree) -> Any:
   """Leafwise a - b."""
   return jax.tree.map(jnp.subtract, a, b)
 
@@ -89,12 +92,12 @@ class Independent:
     """x itself."""
     return np.array(x, np.float64)
 
-  def init(self, like: Any) -> tuple[()]:
+  def init(self, like: ArrayTree) -> tuple[()]:
     """No state."""
     del like
     return ()
 
-  def next(self, white: Any, state: tuple[()]) -> tuple[Any, tuple[()]]:
+  def next(self, white: ArrayTree, state: tuple[()]) -> tuple[Any, tuple[()]]:
     """The white noise itself."""
     return white, state
 
@@ -150,11 +153,11 @@ class Tree:
       out[row] = x[row + 1 - (place & -place) : row + 1].sum(axis=0)
     return out
 
-  def init(self, like: Any) -> TreeState:
+  def init(self, like: ArrayTree) -> TreeState:
     """No node yet."""
     return TreeState(jnp.zeros((), jnp.int32), zeros(like, self.buffers))
 
-  def next(self, white: Any, state: TreeState) -> tuple[Any, TreeState]:
+  def next(self, white: ArrayTree, state: TreeState) -> tuple[Any, TreeState]:
     """The new node's noise less that of the nodes which it replaces."""
     place = state.count % self.restart_every + 1
     size = 2 ** jnp.arange(self.buffers)  # of a level's nodes

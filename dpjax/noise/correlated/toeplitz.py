@@ -14,6 +14,7 @@ from scipy import signal
 from dpjax import trees, validate
 from dpjax.noise.correlated import series
 from dpjax.noise.correlated.strategies import subtract, weighted, zeros
+from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
 
@@ -104,11 +105,11 @@ class BandedToeplitz:
     """C x for x [n, ...], in float64."""
     return _times(np.array(self.coefficients), x)
 
-  def init(self, like: Any) -> BandState:
+  def init(self, like: ArrayTree) -> BandState:
     """No row yet."""
     return BandState(jnp.zeros((), jnp.int32), zeros(like, self.buffers))
 
-  def next(self, white: Any, state: BandState) -> tuple[Any, BandState]:
+  def next(self, white: ArrayTree, state: BandState) -> tuple[Any, BandState]:
     """y_t = z_t - sum_j c_j y_{t-j}."""
     if self.bands == 1:
       return white, BandState(state.count + 1, state.rows)
@@ -194,11 +195,11 @@ class BufferedToeplitz:
     scales, decays = np.array(self.scales), np.array(self.decays)
     return _times(series.buffered(scales, decays, len(x)), x)
 
-  def init(self, like: Any) -> Any:
+  def init(self, like: ArrayTree) -> Any:
     """Empty buffers: leaves [buffers, ...]."""
     return zeros(like, self.buffers)
 
-  def next(self, white: Any, state: Any) -> tuple[Any, Any]:
+  def next(self, white: ArrayTree, state: ArrayTree) -> tuple[Any, Any]:
     """y_t = z_t - sum_b scales[b] s_b, then s_b <- decays[b] s_b + y_t."""
     row = subtract(white, weighted(jnp.asarray(self.scales), state))
 

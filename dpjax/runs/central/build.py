@@ -18,6 +18,7 @@ from dpjax import (
   losses,
   metrics,
   models,
+  names,
   training,
   transforms,
   trees,
@@ -25,7 +26,7 @@ from dpjax import (
 )
 from dpjax.data.dataset import first_line
 from dpjax.plan import Plan
-from dpjax.runs import bounds, promise, unused, writers
+from dpjax.runs import bounds, promise, unused, user_code, writers
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.central import audit, facts, privacy
 from dpjax.runs.central.config import (
@@ -92,11 +93,14 @@ _LANGUAGE = Task(
 
 def digest(config: TrainConfig) -> bytes:
   """Of everything in the config but for where data lie, so that a run can be repeated on
-  another machine, and what an audit that is switched off would do. Public."""
+  another machine, what an audit that is switched off would do, and the loss of the task.
+  Public."""
   fields = to_dict(config)
   fields["data"].pop("data_dir")
   if not config.audit.enabled:
     fields.pop("audit")
+  if config.loss == "auto":
+    fields.pop("loss")
   return streams_lib.config_digest("central", fields)
 
 
@@ -133,7 +137,7 @@ def check(config: TrainConfig) -> None:
   bounds.typed(config)
   bounds.training(config)
   privacy.check_names(config.privacy)
-  validate.one_of(_OPTIMIZERS, **{"optimizer.name": config.optimizer.name})
+  names.one_of(_OPTIMIZERS, **{"optimizer.name": config.optimizer.name})
   validate.one_of(AUGMENTATIONS, augmentation=config.augmentation)
   if config.augmult > 1 and config.augmentation == "none":
     raise UserError(f"augmult={config.augmult}: must be 1 unless augmentation is set")
@@ -245,6 +249,8 @@ def optimizer(
   config: OptimizerConfig, schedule: optax.Schedule, noise: Noise | None = None
 ) -> optax.GradientTransformation:
   """The Optax optimizer of a config; `noise` is for those that must know it."""
+  if names.is_path(config.name):
+    return user_code.optimizer(config.name, schedule)
   return _OPTIMIZERS[config.name](schedule, config, noise)
 
 
@@ -265,7 +271,13 @@ def _sgld_temperature(config: TrainConfig, plan: Plan, num_examples: int) -> flo
 
 
 def make_task(config: TrainConfig, dataset: Any) -> Task:
-  """Classification, or the next token where the model is a transformer over text."""
+  """Classification, or the next token where the model is a transformer over text; with a
+  user's own loss where the config names one. The scores stay those of the task."""
+  task = _standard_task(config, dataset)
+  return task if config.loss == "auto" else task._replace(loss=user_code.loss(config.loss))
+
+
+def _standard_task(config: TrainConfig, dataset: Any) -> Task:
   if config.model.name != "transformer":
     return _CLASSIFICATION
   if dataset.vocab_size is None:

@@ -1,7 +1,9 @@
 """Typed configuration of a training run. A config file returns one of these.
 
 Units: norms in gradient units, steps in optimizer updates. Fields left at None are
-solved for (`noise_multiplier` from `epsilon`) or chosen safely (`capacity`).
+solved for (`noise_multiplier` from `epsilon`) or chosen safely (`capacity`). A name of a
+model, loss, data set, optimizer or sampler may be a user's own, `package.module:name`; see
+`dpjax.runs.user_code`.
 """
 
 from __future__ import annotations
@@ -109,6 +111,7 @@ class TrainConfig:
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+  loss: str = "auto"  # of one example; auto: that of the task
   privacy: PrivacyConfig = dataclasses.field(default_factory=PrivacyConfig)
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
   num_steps: int = 200

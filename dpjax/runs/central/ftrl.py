@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpjax import sampling, validate
+from dpjax import names, sampling, validate
 from dpjax.noise import NoiseShape, correlated
+from dpjax.runs import user_code
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.validate import UserError
 
@@ -28,7 +29,7 @@ def check_levels(privacy: PrivacyConfig) -> None:
 def check(privacy: PrivacyConfig) -> None:
   """Raises UserError for what can be told without data."""
   ftrl = privacy.ftrl
-  validate.one_of(SAMPLERS, **{"privacy.ftrl.sampler": ftrl.sampler})
+  names.one_of(SAMPLERS, **{"privacy.ftrl.sampler": ftrl.sampler})
   validate.one_of(STRATEGIES, **{"privacy.ftrl.strategy": ftrl.strategy})
   counts = {"bands": ftrl.bands, "restart_every": ftrl.restart_every}
   given = {f"privacy.ftrl.{name}": n for name, n in counts.items() if n is not None}
@@ -73,6 +74,11 @@ def sampler(
   """The sampler of a DP-FTRL run, with the expected batch of `sampling_prob` (rounded to
   whole passes where they are cyclic)."""
   apart, rate = separation(privacy), privacy.sampling_prob
+  if names.is_path(privacy.ftrl.sampler):
+    field = "privacy.ftrl.sampler"
+    return user_code.sampler(
+      privacy.ftrl.sampler, field, num_examples=num_examples, prob=rate
+    )
   if privacy.ftrl.sampler == "cyclic":
     return sampling.CyclicSampler(steps_per_pass=apart, num_examples=num_examples)
   if privacy.ftrl.sampler == "balls_in_bins":

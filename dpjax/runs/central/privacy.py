@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from dpjax import gradients, sampling, transforms, validate
+from dpjax import gradients, names, sampling, transforms, validate
 from dpjax.plan import Plan
-from dpjax.runs import bounds
+from dpjax.runs import bounds, user_code
 from dpjax.runs.central import ftrl
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.validate import UserError
@@ -30,7 +30,7 @@ def check_names(privacy: PrivacyConfig) -> None:
   ftrl.check_levels(privacy)
   if privacy.method == "dp_ftrl":
     ftrl.check(privacy)
-  validate.one_of(SAMPLERS, **{"privacy.sampler": privacy.sampler})
+  names.one_of(SAMPLERS, **{"privacy.sampler": privacy.sampler})
 
 
 def check(config: TrainConfig) -> None:
@@ -112,6 +112,13 @@ def _check_promise(privacy: PrivacyConfig) -> None:
 
 
 def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampling.Sampler:
+  if names.is_path(privacy.sampler):
+    return user_code.sampler(
+      privacy.sampler,
+      "privacy.sampler",
+      num_examples=num_examples,
+      prob=privacy.sampling_prob,
+    )
   batch_size = sampling.whole_batch_size(privacy.sampling_prob, num_examples)
   if privacy.sampler == "poisson":
     return sampling.PoissonSampler(prob=privacy.sampling_prob, capacity=capacity)
@@ -204,6 +211,7 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
 
 def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Plan:
   if not plan.sampler.can_overflow:
+    _check_no_capacity(privacy)
     return plan
   sampler = plan.fitted_sampler(num_examples)
   if privacy.capacity is not None:
@@ -211,3 +219,13 @@ def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Pla
   plan = dataclasses.replace(plan, sampler=sampler)
   plan.check_capacity(num_examples)
   return plan
+
+
+def _check_no_capacity(privacy: PrivacyConfig) -> None:
+  """Of a user's sampler it is known only when it is made; of ours, `unused` knows."""
+  name = privacy.ftrl.sampler if privacy.method == "dp_ftrl" else privacy.sampler
+  if names.is_path(name) and privacy.capacity is not None:
+    raise UserError(
+      f"privacy.capacity={privacy.capacity}: would be ignored, it needs a sampler that can "
+      f"overflow, which {name!r} is not; leave it at None"
+    )

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import data as data_lib
-from dpjax import federated, models, validate
+from dpjax import federated, models, names, validate
 from dpjax.data import Federation, partition, shakespeare
 from dpjax.federated import execution, processes
 from dpjax.federated.server_optimizers import fed_opt
 from dpjax.plan import Plan
-from dpjax.runs import bounds, unused
+from dpjax.runs import bounds, unused, user_code
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.central import build as build_central
 from dpjax.runs.central.config import OptimizerConfig, TrainConfig
@@ -71,19 +71,23 @@ def check(config: FedConfig) -> None:
   bounds.federation(config)
   one_of = {
     "partition.name": (PARTITIONS, config.partition.name),
-    "algorithm.name": (ALGORITHMS, config.algorithm.name),
     "algorithm.weighting": (WEIGHTINGS, config.algorithm.weighting),
-    "algorithm.aggregator": (AGGREGATORS, config.algorithm.aggregator),
     "algorithm.compression": (COMPRESSIONS, config.algorithm.compression),
     "privacy.method": (privacy.METHODS, config.privacy.method),
-    "privacy.sampler": (privacy.SAMPLERS, config.privacy.sampler),
     "privacy.clipping": (privacy.CLIPPINGS, config.privacy.clipping),
-    "client_optimizer.name": (_OPTIMIZERS, config.client_optimizer.name),
-    "server_optimizer.name": (_OPTIMIZERS, config.server_optimizer.name),
     "execution": (execution.NAMES, config.execution),
   }
   for name, (choices, value) in one_of.items():
     validate.one_of(choices, **{name: value})
+  or_path = {
+    "algorithm.name": (ALGORITHMS, config.algorithm.name),
+    "algorithm.aggregator": (AGGREGATORS, config.algorithm.aggregator),
+    "privacy.sampler": (privacy.SAMPLERS, config.privacy.sampler),
+    "client_optimizer.name": (_OPTIMIZERS, config.client_optimizer.name),
+    "server_optimizer.name": (_OPTIMIZERS, config.server_optimizer.name),
+  }
+  for name, (choices, value) in or_path.items():
+    names.one_of(choices, **{name: value})
   if config.partition.name == "shakespeare":
     _check_natural(config)
   else:
@@ -165,6 +169,8 @@ def digest(config: FedConfig) -> bytes:
   fields["data"].pop("data_dir")
   for name in ("execution", "num_devices", "num_threads"):
     fields.pop(name)
+  if config.loss == "auto":
+    fields.pop("loss")
   return streams_lib.config_digest("federated", fields)
 
 
@@ -204,7 +210,7 @@ def _load(config: FedConfig, load: Callable) -> tuple[Federation, Any]:
 
 
 def _central(config: FedConfig) -> TrainConfig:
-  return TrainConfig(data=config.data, model=config.model)
+  return TrainConfig(data=config.data, model=config.model, loss=config.loss)
 
 
 def _partitioned(config: FedConfig, train: Any) -> Federation:
@@ -230,6 +236,8 @@ def _aggregator(config: FedConfig, plan: Plan, key: jax.Array) -> federated.Aggr
   algorithm = config.algorithm
   if config.privacy.method in privacy.CENTRAL:
     return federated.central(plan, key)
+  if names.is_path(algorithm.aggregator):
+    return user_code.aggregator(algorithm.aggregator).drawn_by(plan)
   chosen = {
     "mean": federated.weighted_mean,
     "median": federated.median,
@@ -279,6 +287,8 @@ def _weighting(config: FedConfig) -> Any:
 
 def optimizer(config: OptimizerConfig) -> Any:
   """The Optax optimizer of a client; it starts afresh in every round, at one rate."""
+  if names.is_path(config.name):
+    return user_code.optimizer(config.name, config.learning_rate, "client_optimizer")
   return _OPTIMIZERS[config.name](config.learning_rate, config)
 
 
@@ -288,6 +298,8 @@ def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
   rate: Any = config.learning_rate
   if config.schedule != "constant":
     rate = build_central.learning_rate_schedule(config, num_rounds)
+  if names.is_path(config.name):
+    return user_code.optimizer(config.name, rate, "server_optimizer")
   if config.name == "sgd":
     return _OPTIMIZERS["sgd"](rate, config)
   constant = config.schedule == "constant"
@@ -310,6 +322,15 @@ def _algorithm(
     key=random.local,
   )
   weighted = common | {"weighting": _weighting(config)}
+  if names.is_path(algorithm.name):
+    return user_code.algorithm(
+      algorithm.name,
+      loss_fn,
+      client_tx,
+      server_tx,
+      private=config.privacy.method != "none",
+      **weighted,
+    )
   if algorithm.name == "fed_avg":
     return federated.fed_avg(loss_fn, client_tx, server_tx, **weighted, **_wrapping(config))
   if algorithm.name == "fed_prox":

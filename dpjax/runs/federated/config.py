@@ -1,7 +1,8 @@
 """Typed configuration of a federated run. A config file returns a `FedConfig`.
 
 Units: a round is one update of the server; privacy is for one USER, that is one client with
-all of its data.
+all of its data. A name of a model, loss, data set, optimizer, algorithm, aggregator or sampler
+may be a user's own, `package.module:name`; see `dpjax.runs.user_code`.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class FedConfig:
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   partition: PartitionConfig = dataclasses.field(default_factory=PartitionConfig)
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+  loss: str = "auto"  # of one example; auto: that of the task
   algorithm: AlgorithmConfig = dataclasses.field(default_factory=AlgorithmConfig)
   local: LocalConfig = dataclasses.field(default_factory=LocalConfig)
   # sgd | adam | yogi | adagrad; a client's starts afresh in every round, at a constant rate

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dpjax import accounting, gradients, sampling, validate
+from dpjax import accounting, gradients, names, sampling, validate
 from dpjax.federated import placement
 from dpjax.noise import NoiseShape
 from dpjax.plan import Plan
-from dpjax.runs import bounds, promise
+from dpjax.runs import bounds, promise, user_code
 from dpjax.runs.central import ftrl
 from dpjax.runs.central.config import PrivacyConfig
 from dpjax.runs.central.privacy import adaptive
@@ -102,6 +102,10 @@ def _sampler(config: FedConfig, num_clients: int) -> Any:
       raise UserError(f"clients_per_round={size}: must be an integer for fixed_size")
     return sampling.FixedSizeSampler(batch_size=int(size), num_examples=num_clients)
   prob = config.clients_per_round / num_clients
+  if names.is_path(config.privacy.sampler):
+    return user_code.sampler(
+      config.privacy.sampler, "privacy.sampler", num_examples=num_clients, prob=prob
+    )
   return sampling.PoissonSampler(prob=prob, capacity=num_clients + 1)
 
 

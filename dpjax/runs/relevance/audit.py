@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import auditing, losses, relevance
-from dpjax.relevance import noise as noise_lib
+from dpjax.relevance import record_noise as noise_lib
 from dpjax.relevance import rigorous
 from dpjax.runs.relevance.config import RelevanceConfig
 
@@ -43,7 +43,7 @@ class Bound(NamedTuple):
 
 
 def facts(
-  config: RelevanceConfig, job: relevance.Job, outcome: relevance.Outcome
+  config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.Outcome
 ) -> dict[str, Any]:
   """The audit's part of result.json; nothing where no attack applies without canaries."""
   attacks = _attacks(config, job, outcome)
@@ -75,7 +75,7 @@ def _local_epsilon(outcome: relevance.Outcome) -> float:
   return details["epsilon_local"] - details["epsilon_labels"]
 
 
-def _attacks(config: RelevanceConfig, job: relevance.Job, outcome: relevance.Outcome):
+def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.Outcome):
   """name -> (confidence -> Bound), chosen before anything is looked at."""
   found: dict[str, Callable[[float], Bound]] = {}
   draw = outcome.privacy.details.get("draw")

@@ -157,13 +157,13 @@ def make_job(
   loaded: dict,
   random: Streams,
   trainer: Any = None,
-) -> relevance.Job:
+) -> relevance.Inputs:
   """The job of a point's config: what another curve of the experiment reads is left out."""
   read = relevance.reads(config.method, config.mode, config.rigorous)
   first = jnp.zeros_like(train.x[:1])  # refused before anything is trained or spent
   net = _build(config.model, train.num_classes, config.activation_1)
   jax.eval_shape(lambda: central.init_params(config.model, net, jax.random.key(0), first))
-  return relevance.Job(
+  return relevance.Inputs(
     epsilon=config.epsilons[0],
     train=train,
     test=test,
@@ -237,7 +237,7 @@ def streams(config: RelevanceConfig, data: bytes) -> Streams:
 
 
 def _result(
-  point: Point, job: relevance.Job, outcome: relevance.Outcome, folder: pathlib.Path
+  point: Point, job: relevance.Inputs, outcome: relevance.Outcome, folder: pathlib.Path
 ) -> dict[str, Any]:
   config, curve = point.config, writers.read_metrics(folder)
   last, stated = curve[-1], promise(outcome.privacy, len(job.train))

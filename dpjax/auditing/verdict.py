@@ -7,8 +7,8 @@ from typing import Any
 
 from dpjax import validate
 from dpjax.accounting import lower, upper
-from dpjax.auditing import bounds
-from dpjax.auditing.bounds import Scores
+from dpjax.auditing import lower_bounds
+from dpjax.auditing.lower_bounds import Scores
 
 _MEANING = {
   "one_run": "valid for any (epsilon, delta)-DP training",
@@ -89,10 +89,10 @@ def audit(
   >>> audit(scores, delta=1e-5, epsilon_claimed=1.0).refuted
   True
   """
-  validate.one_of(bounds.METHODS, method=method)
+  validate.one_of(lower_bounds.METHODS, method=method)
   found = {
     name: bound(scores, delta=delta, confidence=confidence)
-    for name, bound in bounds.METHODS.items()
+    for name, bound in lower_bounds.METHODS.items()
   }
   chosen = found.pop(method)
   return Audit(chosen, method, confidence, delta, epsilon_claimed, found)

@@ -14,9 +14,17 @@ import numpy as np
 import optax
 
 from dpjax import accounting, losses, sampling, transforms
+from dpjax.data import Dataset
 from dpjax.plan import Plan
-from dpjax.relevance import budget, noise, privacy, relevance, rigorous, train
-from dpjax.relevance.job import GRADIENTS, MODEL_1, RELEVANCE, Job, Outcome
+from dpjax.relevance import (
+  feature_budget,
+  feature_shares,
+  privacy,
+  record_noise,
+  rigorous,
+  train,
+)
+from dpjax.relevance.inputs import GRADIENTS, MODEL_1, RELEVANCE, Inputs, Outcome
 from dpjax.relevance.privacy import Privacy
 from dpjax.relevance.rigorous import RELATION, StageCharge
 from dpjax.types import Example, LossFn
@@ -38,7 +46,7 @@ def steps_per_epoch(num_records: int, batch_size: int) -> int:
   return max(1, round(num_records / min(batch_size, num_records)))
 
 
-def make_plan(job: Job, num_records: int, epsilon: float, before: float = 0.0) -> Plan:
+def make_plan(job: Inputs, num_records: int, epsilon: float, before: float = 0.0) -> Plan:
   """The plan of a gradient method under the relation that its settings name.
 
   Args:
@@ -56,7 +64,7 @@ def make_plan(job: Job, num_records: int, epsilon: float, before: float = 0.0) -
   )
 
 
-def replace_one_plan(job: Job, num_records: int, epsilon: float, delta: float) -> Plan:
+def replace_one_plan(job: Inputs, num_records: int, epsilon: float, delta: float) -> Plan:
   """Of stage A of the rigorous mode."""
   size = min(job.training.batch_size, num_records)
   clip = job.private.l2_clip_norm
@@ -156,11 +164,13 @@ class _Task(NamedTuple):
   test: Any
 
 
-def _task(job: Job, model: Any) -> _Task:
+def _task(job: Inputs, model: Any) -> _Task:
   return _Task(model, job.train, losses.softmax_cross_entropy(model.apply), job.test)
 
 
-def _outcome(job: Job, task: _Task, plan: Plan, tx: Any, found: Privacy, **more) -> Outcome:
+def _outcome(
+  job: Inputs, task: _Task, plan: Plan, tx: Any, found: Privacy, **more
+) -> Outcome:
   apply = task.model.apply
   initial = job.initial(task.model, task.test.x)
   params = train.fit_private(
@@ -179,37 +189,37 @@ def _outcome(job: Job, task: _Task, plan: Plan, tx: Any, found: Privacy, **more)
   return Outcome(apply, initial, params, found, plan.num_steps, task.test, **more)
 
 
-def _standard(job: Job, tx: Any, model: Any) -> Outcome:
+def _standard(job: Inputs, tx: Any, model: Any) -> Outcome:
   plan = make_plan(job, job.size, job.epsilon)
   return _outcome(job, _task(job, model), plan, tx, _proved(plan))
 
 
-def _sgd(job: Job) -> optax.GradientTransformation:
+def _sgd(job: Inputs) -> optax.GradientTransformation:
   return optax.sgd(job.private.learning_rate, momentum=job.private.momentum or None)
 
 
-def dpsgd(job: Job) -> Outcome:
+def dpsgd(job: Inputs) -> Outcome:
   """DP-SGD (Abadi et al. 2016). Guarantee: (epsilon, delta) of the plan."""
   return _standard(job, _sgd(job), job.nets.second)
 
 
-def tempered(job: Job) -> Outcome:
+def tempered(job: Inputs) -> Outcome:
   """DP-SGD on the same net with tempered sigmoids (Papernot et al. 2021)."""
   return _standard(job, _sgd(job), job.nets.tempered)
 
 
-def dp_adam(job: Job) -> Outcome:
+def dp_adam(job: Inputs) -> Outcome:
   """Adam on the private gradient: post-processing, so DP-SGD's epsilon."""
   return _standard(job, optax.adam(job.private.adaptive_learning_rate), job.nets.second)
 
 
-def iterative(job: Job) -> optax.GradientTransformation:
+def iterative(job: Inputs) -> optax.GradientTransformation:
   """The optimizer of PIAdam, PIAdaGrad or PIRMSProp."""
   made = {"adam": optax.adam, "adagrad": optax.adagrad, "rmsprop": optax.rmsprop}
   return made[job.private.iterative](job.private.adaptive_learning_rate)
 
 
-def dpdligdo(job: Job) -> Outcome:
+def dpdligdo(job: Inputs) -> Outcome:
   """DPDLIGDO (Ding et al. 2022): an iterative optimizer on the clipped, noisy gradient.
 
   With `legacy_microbatch` 2, as its published code has it, pairs are clipped together; the
@@ -245,7 +255,7 @@ def pair_loss(loss_fn: LossFn) -> LossFn:
   return loss
 
 
-def _in_pairs(job: Job) -> Outcome:
+def _in_pairs(job: Inputs) -> Outcome:
   if min(job.size, len(job.train)) < 2:
     raise UserError("private.legacy_microbatch=2: needs at least two training records")
   model, pairs = job.nets.second, _Pairs(job.train)
@@ -276,7 +286,7 @@ def _in_pairs(job: Job) -> Outcome:
   return _outcome(job, task, plan, iterative(job), found)
 
 
-def dp_sgld(job: Job) -> Outcome:
+def dp_sgld(job: Inputs) -> Outcome:
   """Langevin dynamics whose noise is the plan's; accounted as the DP-SGD that it equals."""
   plan = make_plan(job, job.size, job.epsilon)
   std = plan.noise_multiplier * plan.l2_bound / plan.normalize_by
@@ -288,7 +298,7 @@ def dp_sgld(job: Job) -> Outcome:
 # --- model 1 of the rigorous mode, and radp_dpsgd
 
 
-def train_model_1(job: Job, model: Any, data: Any, plan: Plan) -> Any:
+def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> Any:
   """Model 1 by DP-SGD. Guarantee: (plan.epsilon(), plan.delta)-DP for D1."""
   return train.fit_private(
     losses.softmax_cross_entropy(model.apply),
@@ -304,7 +314,7 @@ def train_model_1(job: Job, model: Any, data: Any, plan: Plan) -> Any:
   )
 
 
-def radp_dpsgd(job: Job) -> Outcome:
+def radp_dpsgd(job: Inputs) -> Outcome:
   """DP relevance weights the inputs by (d beta_j)^kappa, then DP-SGD; composed.
 
   Model 1 is untrained, so that it costs nothing; images have one relevance for each block
@@ -336,10 +346,10 @@ def radp_dpsgd(job: Job) -> Outcome:
   return _outcome(job, task, plan, _sgd(job), found, prepare=prepare, maps={"beta": beta})
 
 
-def _weights(job: Job, relation: str) -> tuple[np.ndarray, np.ndarray]:
+def _weights(job: Inputs, relation: str) -> tuple[np.ndarray, np.ndarray]:
   model_1 = job.nets.first
   theta_1 = job.initial(model_1, job.train.x)
-  share = relevance.mean_shares(model_1.apply, theta_1, job.train, job.lrp)
+  share = feature_shares.mean_shares(model_1.apply, theta_1, job.train, job.lrp)
   factor = job.private.relevance_pool
   blocks = rigorous.pooled_shares(share, job.shape, factor, "private.relevance_pool")
   noisy = rigorous.noisy_relevance(
@@ -349,7 +359,7 @@ def _weights(job: Job, relation: str) -> tuple[np.ndarray, np.ndarray]:
     epsilon=job.private.epsilon_b,
     neighboring_relation=relation,
   )
-  beta = budget.floor_normalized(noisy, budget.default_floor(len(noisy)))
+  beta = feature_budget.floor_normalized(noisy, feature_budget.default_floor(len(noisy)))
   return input_weights(beta, job.private.kappa, job.shape, factor), beta
 
 
@@ -372,4 +382,4 @@ def input_weights(
   if len(shape) == 3 and pool > 1:
     blocks = weights.reshape(shape[0] // pool, shape[1] // pool)
     weights = np.ravel(jax.image.resize(jnp.asarray(blocks), shape[:2], "linear"))
-  return noise.by_feature(weights, shape)
+  return record_noise.by_feature(weights, shape)

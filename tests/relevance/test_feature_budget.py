@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dpjax.relevance import budget, rigorous
-from dpjax.relevance.relevance import l1_sensitivity, shares
+from dpjax.relevance import feature_budget, rigorous
+from dpjax.relevance.feature_shares import l1_sensitivity, shares
 from dpjax.relevance.settings import Rigorous
 from dpjax.validate import UserError
 
@@ -68,7 +68,7 @@ def test_t9_two_corners_of_the_simplex_attain_the_bound():
 )
 @settings(max_examples=60, deadline=None)
 def test_t6_beta_sums_to_one_is_floored_and_monotone(noisy, floor, power):
-  beta = budget.floor_normalized(noisy, floor, power)
+  beta = feature_budget.floor_normalized(noisy, floor, power)
   assert beta.sum() == pytest.approx(1)
   total = (np.maximum(noisy, floor) ** power).sum()
   assert (beta >= floor**power / total * (1 - 1e-9)).all() and (beta > 0).all()
@@ -79,7 +79,7 @@ def test_t6_beta_sums_to_one_is_floored_and_monotone(noisy, floor, power):
 def test_the_power_one_third_minimises_the_weighted_variance():
   w = np.array([4.0, 1.0, 0.5, 2.0])
   cost = lambda beta: (w / beta**2).sum()
-  best = budget.best_power_shares(w)
+  best = feature_budget.best_power_shares(w)
   assert cost(best) == pytest.approx(np.cbrt(w).sum() ** 3)
   rng = np.random.default_rng(0)
   for _ in range(20):
@@ -92,33 +92,37 @@ def test_the_power_one_third_minimises_the_weighted_variance():
 
 def test_t7_entropy_peaks_at_one_over_e_and_sums_to_at_most_log2_d():
   grid = np.linspace(1e-4, 1, 20_001)
-  assert grid[budget.entropy_bits(grid).argmax()] == pytest.approx(1 / math.e, abs=1e-4)
-  assert budget.entropy_bits([1 / math.e])[0] == pytest.approx(0.5307, abs=1e-4)
+  assert grid[feature_budget.entropy_bits(grid).argmax()] == pytest.approx(
+    1 / math.e, abs=1e-4
+  )
+  assert feature_budget.entropy_bits([1 / math.e])[0] == pytest.approx(0.5307, abs=1e-4)
   for d, bits in ((784, 9.6147), (1024, 10.0)):
-    assert budget.entropy_bits(np.full(d, 1 / d)).sum() == pytest.approx(bits, abs=1e-4)
+    assert feature_budget.entropy_bits(np.full(d, 1 / d)).sum() == pytest.approx(
+      bits, abs=1e-4
+    )
   rng = np.random.default_rng(0)
-  assert budget.entropy_bits(rng.dirichlet(np.ones(784))).sum() < math.log2(784)
+  assert feature_budget.entropy_bits(rng.dirichlet(np.ones(784))).sum() < math.log2(784)
 
 
 @pytest.mark.parametrize(("r", "ratio"), [(1 / 784, 1.066), (5e-3, 0.087), (1e-4, 125)])
 def test_t7_noise_to_signal(r, ratio):
-  b = budget.entropy_noise_scales([r], 60_000, 0.0)[0]
+  b = feature_budget.entropy_noise_scales([r], 60_000, 0.0)[0]
   assert b / r == pytest.approx(ratio, rel=0.01)
 
 
 def test_t7_the_share_of_negative_features_by_simulation():
   d, n = 784, 60_000
   r = np.full(d, 1 / d)
-  b = budget.entropy_noise_scales(r, n, 0.0)
+  b = feature_budget.entropy_noise_scales(r, n, 0.0)
   draws = r + np.random.default_rng(0).laplace(scale=b, size=(300, d))
-  expected = budget.probability_negative(r, n)[0]
+  expected = feature_budget.probability_negative(r, n)[0]
   assert expected == pytest.approx(0.196, abs=5e-4)
   assert (draws < 0).mean() == pytest.approx(expected, abs=0.01 * 0.5)
 
 
 def test_a_feature_without_relevance_gets_infinite_noise_unless_floored():
-  assert budget.entropy_noise_scales([0.0, 1.0], 10, 0.0).tolist() == [math.inf] * 2
-  assert budget.entropy_noise_scales([0.0], 10, 0.5).tolist() == [0.2]
+  assert feature_budget.entropy_noise_scales([0.0, 1.0], 10, 0.0).tolist() == [math.inf] * 2
+  assert feature_budget.entropy_noise_scales([0.0], 10, 0.5).tolist() == [0.2]
 
 
 def test_t10_noise_whose_scale_depends_on_the_data_has_no_finite_epsilon():
@@ -126,7 +130,7 @@ def test_t10_noise_whose_scale_depends_on_the_data_has_no_finite_epsilon():
   their densities grows without bound."""
   n, y = 100, np.array([10.0, 100.0, 1000.0])
   r, other = 0.30, 0.30 + 1 / n
-  b, c = (budget.entropy_noise_scales([share], n, 0.0)[0] for share in (r, other))
+  b, c = (feature_budget.entropy_noise_scales([share], n, 0.0)[0] for share in (r, other))
   log_density = lambda y, mean, scale: -np.abs(y - mean) / scale - np.log(2 * scale)
   ratio = log_density(y, r, b) - log_density(y, other, c)
   slope = 1 / c - 1 / b
@@ -142,18 +146,18 @@ def test_t10_noise_whose_scale_depends_on_the_data_has_no_finite_epsilon():
   [("P1", 256 * 784 / 2), ("P2", 784 / 2), ("P3", 0.5), ("P4", 0.5), ("P5", 0.5)],
 )
 def test_t8_the_scale_of_each_preset_at_uniform_beta(preset, scale):
-  beta = budget.uniform(784)
-  b = budget.PRESETS[preset].scales(beta, epsilon=2.0, batch_size=256)
+  beta = feature_budget.uniform(784)
+  b = feature_budget.PRESETS[preset].scales(beta, epsilon=2.0, batch_size=256)
   np.testing.assert_allclose(b, scale)
   draws = {"P4": "batch", "P5": "run"}
-  assert budget.PRESETS[preset].draw == draws.get(preset, "record_once")
+  assert feature_budget.PRESETS[preset].draw == draws.get(preset, "record_once")
 
 
 def test_what_each_preset_proves_for_a_record():
   beta = np.random.default_rng(0).dirichlet(np.ones(784))
   proved = {
-    name: budget.local_epsilon(reading.scales(beta, epsilon=2.0, batch_size=256))
-    for name, reading in budget.PRESETS.items()
+    name: feature_budget.local_epsilon(reading.scales(beta, epsilon=2.0, batch_size=256))
+    for name, reading in feature_budget.PRESETS.items()
   }
   assert proved["P1"] == pytest.approx(2 / 256)
   assert proved["P2"] == pytest.approx(2)
@@ -167,4 +171,4 @@ def test_t12_the_scales_of_c1_cost_exactly_epsilon(seed, channels):
   beta /= beta.sum()
   how = Rigorous(features="laplace")
   drawn = rigorous.feature_noise(beta, how, epsilon=1.7, channels=channels)
-  assert budget.local_epsilon(drawn.scales, channels=channels) == pytest.approx(1.7)
+  assert feature_budget.local_epsilon(drawn.scales, channels=channels) == pytest.approx(1.7)

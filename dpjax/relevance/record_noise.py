@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +29,7 @@ import numpy as np
 
 from dpjax import noise as noise_lib
 from dpjax import validate
+from dpjax.types import DType, HostArray
 from dpjax.validate import UserError
 
 GRID = 2.0**-6
@@ -41,7 +41,7 @@ _SAMPLE: dict[str, Callable] = {
 _CHUNK = 2000  # records noised at a time
 
 
-def by_feature(scales: Any, shape: tuple[int, ...]) -> np.ndarray:
+def by_feature(scales: HostArray, shape: tuple[int, ...]) -> np.ndarray:
   """Scales [d] in the shape of one example; an image's channels share their place's.
 
   >>> by_feature([1.0, 2.0], (1, 2, 3)).shape
@@ -61,7 +61,7 @@ def sample(
   *,
   mechanism: str = "laplace",
   shared_channels: bool = False,
-  dtype: Any = jnp.float32,
+  dtype: DType = jnp.float32,
 ) -> jax.Array:
   """One map of noise in the shape of an example; `scales` as `by_feature` gives them.
 
@@ -92,9 +92,9 @@ def _compiled(shape: tuple, mechanism: str, shared: bool, grid: float | None) ->
 
 def noisy_records(
   key: jax.Array,
-  record_ids: Any,
-  x: Any,
-  scales: Any,
+  record_ids: HostArray,
+  x: HostArray,
+  scales: HostArray,
   *,
   mechanism: str = "laplace",
   shared_channels: bool = False,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import metrics
-from dpjax.relevance import relevance, train
+from dpjax.relevance import feature_shares, train
 from dpjax.relevance.lrp import Lrp
 from dpjax.relevance.privacy import Privacy
 from dpjax.relevance.settings import AdLM, Paper, Private, Rigorous, Training
@@ -48,7 +48,7 @@ class Nets(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Job:
+class Inputs:
   """Everything that a method may use."""
 
   epsilon: float
@@ -90,7 +90,7 @@ class Job:
   @property
   def num_features(self) -> int:
     """Places of an image."""
-    return relevance.num_features(self.shape)
+    return feature_shares.num_features(self.shape)
 
   def initial(self, model: Any, x: Any, index: int | None = None) -> Any:
     """`model.init` on zeros in the shape of one of these examples: an initialiser that looks
@@ -131,7 +131,7 @@ class Job:
     return lambda params: metrics.evaluate(apply, params, test)
 
 
-class Noise(NamedTuple):
+class RecordNoise(NamedTuple):
   """The noise that records got, for whoever audits it."""
 
   shape: tuple[int, ...]  # of one noised record
@@ -154,5 +154,5 @@ class Outcome(NamedTuple):
   num_steps: int
   test: Any  # the test set as the model sees it
   prepare: Callable[[np.ndarray], np.ndarray] = lambda x: x  # of other inputs alike
-  noise: Noise | None = None
+  noise: RecordNoise | None = None
   maps: dict[str, np.ndarray] = {}  # noqa: RUF012  # pictures by name; some NOT private

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpjax import noise as noise_lib
-from dpjax.relevance import labels, noise
+from dpjax.relevance import labels, record_noise
 from dpjax.types import Example
 from dpjax.validate import UserError
 
@@ -16,7 +16,7 @@ _IDS = np.arange(4000)
 
 def _drawn(scales, shape=(2, 2, 2), **options):
   x = np.full((len(_IDS), *shape), 0.5, np.float32)
-  return noise.noisy_records(_KEY, _IDS, x, scales, grid=None, **options) - x
+  return record_noise.noisy_records(_KEY, _IDS, x, scales, grid=None, **options) - x
 
 
 def test_t8_mean_absolute_noise_is_the_scale_of_each_feature():
@@ -43,43 +43,43 @@ def test_c17_shared_channels_leave_their_difference_without_noise():
 def test_t13_drawn_once_means_the_same_noise_in_every_order_and_epoch():
   x = np.random.default_rng(0).random((50, 3, 3, 1)).astype(np.float32)
   ids, order = np.arange(50), np.random.default_rng(1).permutation(50)
-  once = noise.noisy_records(_KEY, ids, x, np.ones(9))
-  again = noise.noisy_records(_KEY, ids[order], x[order], np.ones(9))
+  once = record_noise.noisy_records(_KEY, ids, x, np.ones(9))
+  again = record_noise.noisy_records(_KEY, ids[order], x[order], np.ones(9))
   np.testing.assert_array_equal(once[order], again)
-  fresh = noise.noisy_records(jax.random.fold_in(_KEY, 1), ids, x, np.ones(9))
+  fresh = record_noise.noisy_records(jax.random.fold_in(_KEY, 1), ids, x, np.ones(9))
   assert not np.array_equal(once, fresh)
 
 
 def test_t13_the_noise_of_a_batch_cancels_in_differences():
   x = jax.random.uniform(jax.random.key(0), (5, 3, 3, 1))
-  scales = jnp.asarray(noise.by_feature(np.ones(9), (3, 3, 1)))
-  noisy = noise.noisy_batch(_KEY, x, scales)
+  scales = jnp.asarray(record_noise.by_feature(np.ones(9), (3, 3, 1)))
+  noisy = record_noise.noisy_batch(_KEY, x, scales)
   np.testing.assert_allclose(noisy[1:] - noisy[:1], x[1:] - x[:1], atol=2e-6)
   assert np.abs(noisy - x).mean() > 0.3
 
 
 def test_outputs_lie_on_the_public_grid():
   x = np.random.default_rng(0).random((20, 4)).astype(np.float32)
-  noisy = noise.noisy_records(_KEY, np.arange(20), x, np.ones(4))
+  noisy = record_noise.noisy_records(_KEY, np.arange(20), x, np.ones(4))
   np.testing.assert_array_equal(noisy * 64, np.round(noisy * 64))
 
 
 def test_release_keys_serve_as_well():
   key = noise_lib.secure.key_from_bytes(bytes(range(32)))
   x = np.zeros((3000, 2), np.float32)
-  drawn = noise.noisy_records(key, np.arange(3000), x, [1.0, 3.0], grid=None)
+  drawn = record_noise.noisy_records(key, np.arange(3000), x, [1.0, 3.0], grid=None)
   np.testing.assert_allclose(np.abs(drawn).mean(axis=0), [1.0, 3.0], rtol=0.06)
 
 
 @pytest.mark.parametrize("ids", [[0, 0], [0]])
 def test_a_record_id_twice_would_share_noise_and_is_refused(ids):
   with pytest.raises(UserError, match="all different"):
-    noise.noisy_records(_KEY, ids, np.zeros((2, 3)), np.ones(3))
+    record_noise.noisy_records(_KEY, ids, np.zeros((2, 3)), np.ones(3))
 
 
 def test_a_wrong_number_of_scales_is_refused():
   with pytest.raises(UserError, match="one for each of 3 features"):
-    noise.noisy_records(_KEY, [0, 1], np.zeros((2, 3)), np.ones(4))
+    record_noise.noisy_records(_KEY, [0, 1], np.zeros((2, 3)), np.ones(4))
 
 
 # --- labels

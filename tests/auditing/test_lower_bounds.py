@@ -117,7 +117,7 @@ def test_where_jax_privacy_is_right_it_agrees(method, epsilon):
     pytest.skip("needs jax-privacy, of the bench extra")
   from jax_privacy import auditing as peer
 
-  from dpjax.auditing import bounds
+  from dpjax.auditing import lower_bounds
 
   scores, threshold = _canaries(epsilon, 1000, 3), 0.9
   auditor = peer.CanaryScoreAuditor(scores.inside, scores.outside)
@@ -126,13 +126,13 @@ def test_where_jax_privacy_is_right_it_agrees(method, epsilon):
   tp, fp = (int(np.sum(part >= threshold)) for part in scores)
   case = dict(correct=tp, guesses=tp + fp, num_canaries=1000)
   if method == "one_run":
-    p_value = lambda e: bounds.one_run_p_value(**case, epsilon=e, delta=DELTA)
-    ours = bounds._largest(lambda e: p_value(e) <= 0.05)
+    p_value = lambda e: lower_bounds.one_run_p_value(**case, epsilon=e, delta=DELTA)
+    ours = lower_bounds._largest(lambda e: p_value(e) <= 0.05)
   elif method == "one_run_fdp":
-    refuted = lambda mu: bounds._fdp_refuted(mu, **case, significance=0.05)
-    ours = auditing.epsilon_from_mu(bounds._largest(refuted), DELTA)
+    refuted = lambda mu: lower_bounds._fdp_refuted(mu, **case, significance=0.05)
+    ours = auditing.epsilon_from_mu(lower_bounds._largest(refuted), DELTA)
   else:
-    rates = [float(bounds._upper(k, 500, 0.025)) for k in (fp, 500 - tp)]
+    rates = [float(lower_bounds._upper(k, 500, 0.025)) for k in (fp, 500 - tp)]
     ours = math.log((1 - rates[1] - DELTA) / rates[0])
   assert ours == pytest.approx(theirs, abs=2e-3) and ours > 0.2
 

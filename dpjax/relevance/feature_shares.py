@@ -15,8 +15,10 @@ import jax
 import numpy as np
 
 from dpjax import validate
+from dpjax.data import Dataset
 from dpjax.relevance import lrp
 from dpjax.relevance.lrp import Lrp
+from dpjax.types import HostArray, Params
 from dpjax.validate import UserError
 
 NORMS = ("abs", "relu", "raw")
@@ -32,7 +34,7 @@ def num_features(shape: tuple[int, ...]) -> int:
   return int(np.prod(shape[:2] if len(shape) == 3 else shape))
 
 
-def shares(scores: Any, norm: str = "abs") -> np.ndarray:
+def shares(scores: HostArray, norm: str = "abs") -> np.ndarray:
   """Relevance scores [n, *features] as shares p [n, d], float64.
 
   | norm   | share of feature j        | on the simplex?                         |
@@ -83,7 +85,13 @@ def _compiled(apply: Callable, how: Lrp) -> Callable[..., Any]:
 
 
 def mean_shares(
-  apply: Callable, params: Any, data: Any, how: Lrp, *, norm: str = "abs", batch_size=200
+  apply: Callable,
+  params: Params,
+  data: Dataset,
+  how: Lrp,
+  *,
+  norm: str = "abs",
+  batch_size=200,
 ) -> np.ndarray:
   """R [d]: the mean over `data` of each feature's share; sums to 1. NOT private.
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 
 from dpjax import validate
+from dpjax.types import HostArray
 from dpjax.validate import UserError
 
 BETA_NORMS = ("sum1", "mean1")
 DRAWS = ("record_once", "record_fresh", "batch", "run")
 
 
-def entropy_bits(shares: Any) -> np.ndarray:
+def entropy_bits(shares: HostArray) -> np.ndarray:
   """-R_j log2 R_j (eq. 15), 0 where R_j is 0: at most 0.5307 bits, at R_j = 1 / e.
 
   >>> entropy_bits([0.5, 0.5, 0.0]).tolist()
@@ -40,7 +40,7 @@ def default_entropy_floor(num_features: int) -> float:
   return math.log2(num_features) / num_features
 
 
-def entropy_noise_scales(shares: Any, num_records: int, floor: float) -> np.ndarray:
+def entropy_noise_scales(shares: HostArray, num_records: int, floor: float) -> np.ndarray:
   """(1 / n) / max(eps_j, floor): the scale of the noise on R_j (Algorithm 2, step 14).
 
   The paper has floor 0, where a feature without relevance gets infinite noise. The scale
@@ -51,7 +51,7 @@ def entropy_noise_scales(shares: Any, num_records: int, floor: float) -> np.ndar
     return (1 / num_records) / np.maximum(entropy_bits(shares), floor)
 
 
-def probability_negative(shares: Any, num_records: int) -> np.ndarray:
+def probability_negative(shares: HostArray, num_records: int) -> np.ndarray:
   """P(R_j + Lap((1 / n) / eps_j) < 0) = exp(-n R_j eps_j) / 2 in the paper as printed.
 
   >>> round(float(probability_negative([1 / 784] * 784, 60_000)[0]), 3)
@@ -70,7 +70,7 @@ def default_floor(num_features: int) -> float:
   return 0.1 / num_features
 
 
-def floor_normalized(noisy: Any, floor: float, power: float = 1.0) -> np.ndarray:
+def floor_normalized(noisy: HostArray, floor: float, power: float = 1.0) -> np.ndarray:
   """beta_j = max(R_j, floor)^power / sum of them: > 0, sums to 1, monotone in R_j.
 
   Post-processing of the noisy shares, so it costs nothing. The paper divides by the sum as
@@ -130,7 +130,7 @@ PRESETS = {
 }
 
 
-def local_epsilon(scales: Any, *, channels: int = 1, width: float = 1.0) -> float:
+def local_epsilon(scales: HostArray, *, channels: int = 1, width: float = 1.0) -> float:
   """sum_j channels * width / b_j: what independent, one-time Laplace noise proves for a
   record whose entries lie in an interval of this width (pure local DP, replace-one).
 
@@ -143,7 +143,7 @@ def local_epsilon(scales: Any, *, channels: int = 1, width: float = 1.0) -> floa
   return float(np.sum(channels * width / scales))
 
 
-def best_power_shares(weights: Any) -> np.ndarray:
+def best_power_shares(weights: HostArray) -> np.ndarray:
   """beta proportional to w^(1/3): minimises sum_j w_j / beta_j^2, the weighted variance of
   the noise, with minimum (sum_j w_j^(1/3))^3.
 

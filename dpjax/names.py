@@ -1,0 +1,189 @@
+"""A user's own code by its import path: `package.module:name` where a registered name goes.
+
+What stands at such a path is called as what is registered is (`dpjax.runs.user_code` says
+how for each field), so a model or a loss needs no change of dpjax. Modules are looked for
+where Python looks: with `python -m launch.train` that is the current directory first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import pathlib
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from dpjax import validate
+from dpjax.validate import UserError
+
+FORM = "package.module:name"
+_DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+_PATH = re.compile(f"{_DOTTED}:{_DOTTED}")
+_FIELDS_OF: dict[str, str] = {}  # file of a user's code -> the field that names it
+
+
+def is_path(name: str) -> bool:
+  """Whether a name is an import path, not one that dpjax has registered.
+
+  >>> is_path("mine.nets:Net"), is_path("mlp"), is_path("mnist:3.0.1")
+  (True, False, False)
+  """
+  return _PATH.fullmatch(name) is not None
+
+
+def one_of(choices: Iterable[str], **named: str) -> None:
+  """Raises UserError unless each name is one of the choices, or a path that can be imported.
+
+  >>> one_of(("sgd", "adam"), **{"optimizer.name": "optax:sgd"})
+  >>> one_of(("sgd", "adam"), **{"optimizer.name": "optax:sgdd"})
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: optimizer.name='optax:sgdd': optax has no 'sgdd' (did you mean 'sgd'?)
+  """
+  for field, name in named.items():
+    if is_path(name):
+      find(name, field)
+    else:
+      validate.one_of((*choices, FORM), **{field: name})
+
+
+def find(path: str, field: str) -> Callable[..., Any]:
+  """The class or function at an import path.
+
+  Args:
+    field: of the config that holds the path, for the message.
+
+  Raises:
+    UserError: one line: no such module, a module that fails while it is imported (with the
+      line of its file), no such name in it, or something that cannot be called.
+
+  >>> find("dpjax.models:Linear", "model.name").__name__
+  'Linear'
+  >>> find("dpjax.modls:Linear", "model.name")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: model.name='dpjax.modls:Linear': there is no module 'dpjax.modls'
+  """
+  at = f"{field}={path!r}"
+  home, _, name = path.partition(":")
+  found: Any = _module(home, at)
+  for part in name.split("."):
+    if not hasattr(found, part):
+      hint = validate.did_you_mean(part, dir(found))
+      raise UserError(f"{at}: {home} has no {part!r}{hint}")
+    found = getattr(found, part)
+  if not callable(found):
+    kind = type(found).__name__
+    raise UserError(f"{at}: must be a class or a function, not of type {kind}")
+  _FIELDS_OF.update(dict.fromkeys(_files(home, found), at))
+  return found
+
+
+def _files(home: str, found: Any) -> list[str]:
+  """Of the module that a path names, and of the one that what is found there comes from."""
+  homes = dict.fromkeys((home, str(getattr(found, "__module__", home))))
+  files = (getattr(sys.modules.get(name), "__file__", None) for name in homes)
+  return [file for file in files if file is not None]
+
+
+def call(path: str, field: str, *args: Any, **named: Any) -> Any:
+  """What the class or function at a path returns; what it raises itself is left to it.
+
+  Raises:
+    UserError: as `find`, or it does not take these arguments.
+
+  >>> call("dpjax.data:digest", "data.name", limit=3)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: data.name='dpjax.data:digest': is called with (limit=): missing ...
+  """
+  made_by = find(path, field)
+  try:
+    inspect.signature(made_by).bind(*args, **named)
+  except TypeError as error:
+    given = ", ".join([*("..." for _ in args), *(f"{name}=" for name in named)])
+    raise UserError(f"{field}={path!r}: is called with ({given}): {error}") from error
+  except ValueError:  # no signature to look at
+    pass
+  return made_by(*args, **named)
+
+
+def _module(home: str, at: str) -> Any:
+  try:
+    return importlib.import_module(home)
+  except ModuleNotFoundError as error:
+    missing = str(error.name)
+    if home != missing and not home.startswith(f"{missing}."):
+      raise UserError(f"{at}: {reason(error, _file(home))}") from error
+    hint = validate.did_you_mean(missing, (p.stem for p in pathlib.Path().glob("*.py")))
+    raise UserError(f"{at}: there is no module {missing!r}{hint}") from error
+  except (Exception, SystemExit) as error:  # whatever a user's module does
+    raise UserError(f"{at}: {reason(error, _file(home))}") from error
+
+
+def _file(home: str) -> str | None:
+  """Where a module that cannot be imported lies."""
+  try:
+    spec = importlib.util.find_spec(home)
+  except Exception:  # its package cannot be imported either
+    return None
+  return None if spec is None else spec.origin
+
+
+def reason(error: BaseException, file: str | None) -> str:
+  """One line: the error, and the last line of a user's file that led to it.
+
+  >>> reason(ValueError("too\\n  small"), "mine.py")
+  'ValueError: too small'
+  """
+  frames = traceback.extract_tb(error.__traceback__)
+  lines = [frame.lineno for frame in frames if frame.filename == file]
+  where = f" (line {lines[-1]})" if lines else ""
+  return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
+
+
+def blame(error: Exception) -> str | None:
+  """`reason` with the config's field, where an error went through a user's own file."""
+  files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+  own = next((file for file in _FIELDS_OF if file in files and not _is_ours(file)), None)
+  return None if own is None else f"{_FIELDS_OF[own]}: {reason(error, own)}"
+
+
+def _is_ours(file: str) -> bool:
+  return pathlib.Path(__file__).parent in pathlib.Path(file).parents
+
+
+# --- what a run is made of
+
+_FIELDS = ("name", "loss", "sampler", "aggregator")  # of a config, that take a path
+
+
+def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, str]]:
+  """Field -> {"path", "sha256" of the code} of every import path in a config's fields.
+
+  The code is the file that the path names and, where that one only imports what the path
+  names, the file that it comes from. What else they import is not read.
+
+  >>> sources({"model": {"name": "mlp", "options": {"name": "a:b"}}, "loss": "auto"})
+  {}
+  >>> list(sources({"model": {"name": "dpjax.models:Linear"}}))
+  ['model.name']
+  """
+  found: dict[str, dict[str, str]] = {}
+  for name, value in fields.items():
+    if isinstance(value, Mapping) and name != "options":
+      found |= sources(value, f"{prefix}{name}.")
+    elif name in _FIELDS and isinstance(value, str) and is_path(value):
+      found[f"{prefix}{name}"] = {"path": value, "sha256": _sha256(value, prefix + name)}
+  return found
+
+
+def _sha256(path: str, field: str) -> str:
+  files = _files(path.partition(":")[0], find(path, field))
+  code = b"".join(pathlib.Path(file).read_bytes() for file in files)
+  return hashlib.sha256(code).hexdigest()

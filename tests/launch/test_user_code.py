@@ -1,0 +1,68 @@
+"""A user's own model and loss from the command line, and what their mistakes look like."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _launch(folder, *arguments):
+  command = [
+    sys.executable,
+    "-m",
+    "launch.train",
+    f"--config={_ROOT}/configs/quickstart.py",
+  ]
+  env = {**os.environ, "PYTHONPATH": str(_ROOT)}
+  return subprocess.run(
+    [*command, *arguments], cwd=folder, capture_output=True, text=True, env=env
+  )
+
+
+def test_the_example_trains(tmp_path):
+  done = _launch(
+    _ROOT / "notebooks",
+    f"--workdir={tmp_path}",
+    "--config.model.name=mine:Net",
+    '--config.model.options={"width": 48}',
+    "--config.loss=mine:focal_loss",
+    "--config.optimizer.name=mine:lion",
+    "--config.optimizer.learning_rate=0.01",
+    "--config.num_steps=20",
+  )
+  assert done.returncode == 0, done.stderr
+  assert "digits mine:Net: test_accuracy=" in done.stdout
+  result = json.loads((tmp_path / "result.json").read_text())
+  assert result["num_parameters"] == 64 * 48 + 48 + 48 * 10 + 10
+  assert sorted(result["user_code"]) == ["loss", "model.name", "optimizer.name"]
+
+
+@pytest.mark.parametrize(
+  ("argument", "words"),
+  [
+    ("--config.loss=faulty:fails", ["loss='faulty:fails'", "ZeroDivisionError", "line 4"]),
+    ("--config.optimizer.name=faulty:no_rate", ["optimizer.name=", "is called with"]),
+    ("--config.optimizer.name=faulty:seven", ["optimizer.name=", "transformation, not 7"]),
+    ("--config.model.name=faulty:Net", ["model.name='faulty:Net'", "has no 'Net'"]),
+    ("--config.data.name=faulti:load", ["data.name=", "did you mean 'faulty'?"]),
+  ],
+)
+def test_a_fault_in_own_code_is_one_line(tmp_path, argument, words):
+  (tmp_path / "faulty.py").write_text(
+    "def fails(apply):\n"
+    "  def loss(params, example):\n"
+    "    del params\n"
+    "    return example.x / (0 // 0)\n"
+    "  return loss\n"
+    "def no_rate():\n  return None\n"
+    "def seven(rate):\n  return 7\n"
+  )
+  done = _launch(tmp_path, f"--workdir={tmp_path / 'run'}", argument)
+  lines = done.stderr.strip().splitlines()
+  assert done.returncode == 2 and len(lines) == 1, done.stderr
+  assert all(word in lines[0] for word in words), lines

@@ -1,0 +1,232 @@
+"""Runs made of a user's own parts, `notebooks/mine.py`: built, trained, and what is promised."""
+
+import dataclasses
+import pathlib
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from configs import quickstart
+from configs.fed import quickstart as fed_quickstart
+from dpjax import federated, sampling, training
+from dpjax.checks import batches, charges, influence, table
+from dpjax.plan import Plan
+from dpjax.runs import fields, loop, user_code
+from dpjax.runs.central import build
+from dpjax.runs.federated import build as federated_build
+from dpjax.types import Batch
+from dpjax.validate import UserError
+
+_NOTEBOOKS = pathlib.Path(__file__).resolve().parents[2] / "notebooks"
+
+
+@pytest.fixture(autouse=True)
+def mine(monkeypatch):
+  monkeypatch.syspath_prepend(_NOTEBOOKS)
+
+
+def _with(config, **overrides):
+  for path, value in overrides.items():
+    config = fields.replace(config, path.replace("__", "."), value)
+  return config
+
+
+def _central(**overrides):
+  small = {"num_steps": 4, "model__options": {}, "privacy__epsilon": None}
+  small |= {"privacy__noise_multiplier": 1.0, "optimizer__learning_rate": 0.05}
+  return _with(quickstart.get_config(), **{"model__name": "mine:Net", **small, **overrides})
+
+
+def _federated(**overrides):
+  small = {"num_rounds": 2, "privacy__epsilon": None, "privacy__noise_multiplier": 1.0}
+  small |= {"data__limit": 100, "partition__num_clients": 20, "clients_per_round": 5.0}
+  return _with(fed_quickstart.get_config(), **{**small, **overrides})
+
+
+class MeanOfTheBatch(nn.Module):
+  """What BatchNorm does: an example's logits depend on the others."""
+
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, x):
+    x = x.reshape(x.shape[0], -1)
+    return nn.Dense(self.num_classes)(x - x.mean(axis=0, keepdims=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnPoisson(sampling.PoissonSampler):
+  """Says that it samples less than it does."""
+
+  def event(self, inner):
+    return sampling.PoissonSampler(self.prob / 2, self.capacity).event(inner)
+
+
+def own_poisson(num_examples, sampling_prob):
+  return OwnPoisson(sampling_prob, num_examples + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoRelations(OwnPoisson):
+  law = "unproved"
+
+
+def no_relations(num_examples, sampling_prob):
+  return NoRelations(sampling_prob, num_examples + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Everybody(sampling.Sampler):
+  """All examples in every step, without amplification."""
+
+  num_examples: int
+  law = "none"
+
+  @property
+  def slots(self):
+    return self.num_examples
+
+  def event(self, inner):
+    return inner
+
+  def draw(self, num_examples, *, seed, step):
+    return np.arange(num_examples)
+
+
+def everybody(num_examples, sampling_prob):
+  return Everybody(num_examples)
+
+
+def private_median():
+  return federated.median()._replace(private=True)
+
+
+def test_a_run_of_ones_own_parts_says_which_code_it_ran(tmp_path):
+  config = _central(
+    loss="mine:focal_loss",
+    data__name="mine:small_digits",
+    optimizer__name="mine:lion",
+    privacy__sampler="mine:poisson",
+  )
+  result = loop.train(config, tmp_path)
+  named = ["data.name", "loss", "model.name", "optimizer.name", "privacy.sampler"]
+  assert sorted(result["user_code"]) == named
+  assert len({entry["sha256"] for entry in result["user_code"].values()}) == 1
+  assert result["epsilon_kind"] == "proved"  # the sampler is dpjax's own
+
+
+def test_own_parts_are_those_that_run():
+  built = build.assemble(_central(loss="mine:focal_loss", data__name="mine:small_digits"))
+  plain = build.assemble(_central(data__name="mine:small_digits"))
+  assert built.train.num_classes == 5
+  example = built.train[0]
+  nats = plain.loss_fn(plain.params, example)
+  assert float(built.loss_fn(plain.params, example)) == pytest.approx(
+    float((1 - np.exp(-nats)) * nats), rel=1e-5
+  )
+
+
+def test_a_sampler_without_an_event_has_no_epsilon(tmp_path):
+  result = loop.train(_central(privacy__sampler="mine:Halves"), tmp_path)
+  assert result["epsilon"] is None and result["epsilon_kind"] == "none"
+  with pytest.raises(UserError, match="Halves.*no event"):
+    config = _central(privacy__sampler="mine:Halves", privacy__noise_multiplier=None)
+    build.assemble(fields.replace(config, "privacy.epsilon", 2.0))
+
+
+def test_an_own_event_is_claimed_and_check_finds_a_wrong_one():
+  config = _central(privacy__sampler=f"{__name__}:own_poisson")
+  subject = table.subject(config)
+  assert user_code.kind(subject.plan.sampler) == "claimed"
+  assert charges.agreement(subject).passed is None
+  assert batches.sampler_law(subject).passed is False
+
+
+def test_a_step_that_draws_an_example_twice_is_found():
+  subject = table.subject(_central(privacy__sampler=f"{__name__}:everybody"))
+  assert batches.sampler_law(subject).passed is True
+  twice = subject._replace(draw=lambda n, **at: np.repeat(subject.draw(n, **at), 2))
+  assert batches.sampler_law(twice).passed is False
+
+
+def test_an_event_needs_relations():
+  with pytest.raises(UserError, match="privacy.sampler=.*law"):
+    build.assemble(_central(privacy__sampler=f"{__name__}:no_relations"))
+
+
+def test_a_capacity_that_an_own_sampler_does_not_have_is_refused():
+  with pytest.raises(UserError, match="privacy.capacity=700: would be ignored"):
+    build.assemble(_central(privacy__sampler="mine:Halves", privacy__capacity=700))
+
+
+def test_a_model_that_mixes_examples_is_found_by_check():
+  subject = table.subject(_central(model__name=f"{__name__}:MeanOfTheBatch"))
+  assert influence.cross_example(subject).passed is False
+  honest = table.subject(_central())
+  assert influence.cross_example(honest).passed is True
+
+
+def test_an_optimizer_sees_no_mask():
+  seen = []
+
+  def update(updates, state, params=None, **extra):
+    seen.append(sorted(extra))
+    return updates, state
+
+  spy = optax.GradientTransformationExtraArgs(lambda params: (), update)
+  plan = Plan(
+    sampler=sampling.PoissonSampler(prob=0.5, capacity=4),
+    noise_multiplier=1.0,
+    l2_clip_norm=1.0,
+    normalize_by=2,
+    num_steps=1,
+    delta=1e-5,
+  )
+  loss_fn = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
+  init, step = training.dp_sgd(loss_fn, plan, spy, noise_key=jax.random.key(0))
+  step(init(jnp.zeros(1)), Batch(jnp.ones((2, 1)), jnp.array([True, False])))
+  assert seen == [[]]
+
+
+def test_an_own_client_is_clipped_and_noised_as_any_other(tmp_path):
+  config = _federated(
+    algorithm__name="mine:careful_client",
+    server_optimizer__name="mine:lion",
+    server_optimizer__momentum=0.0,
+  )
+  result = loop.train(config, tmp_path)
+  assert result["epsilon_kind"] == "proved"
+  assert sorted(result["user_code"]) == ["algorithm.name", "server_optimizer.name"]
+
+
+def test_a_whole_algorithm_is_refused_with_privacy_alone():
+  config = _federated(algorithm__name="mine:averaging")
+  with pytest.raises(UserError, match="algorithm.name='mine:averaging'.*ClientAlgorithm"):
+    federated_build.assemble(config)
+  built = federated_build.assemble(_without_privacy(config))
+  assert isinstance(built.algorithm, federated.FederatedAlgorithm)
+
+
+def _without_privacy(config):
+  nothing = {"privacy__method": "none", "privacy__noise_multiplier": None}
+  defaults = {"privacy__epsilon": 8.0, "privacy__delta": 1e-5, "privacy__l2_clip_norm": 1.0}
+  return _with(config, **nothing, **defaults)
+
+
+def test_an_own_aggregator_is_not_private_whatever_it_says():
+  made = user_code.aggregator(f"{__name__}:private_median")
+  assert not made.private and made.plan is None
+  config = _federated(algorithm__aggregator=f"{__name__}:private_median")
+  with pytest.raises(UserError, match="algorithm.aggregator=.*no epsilon is proved"):
+    federated_build.assemble(config)
+  built = federated_build.assemble(_without_privacy(config))
+  assert built.promise.kind == "none"
+
+
+def test_users_may_be_sampled_by_an_own_sampler():
+  built = federated_build.assemble(_federated(privacy__sampler=f"{__name__}:own_poisson"))
+  assert built.promise.kind == "claimed"

@@ -1,0 +1,112 @@
+"""Import paths in place of registered names: what is found, and what each mistake says."""
+
+import hashlib
+import sys
+
+import pytest
+
+from dpjax import data, models, names
+from dpjax.runs import fields, streams
+from dpjax.runs.central.config import TrainConfig
+from dpjax.validate import UserError
+
+_MODULES = {
+  "own_parts": "import flax.linen as nn\nnumber = 3\n"
+  "class Net(nn.Module):\n  num_classes: int\n  width: int = 4\n"
+  "  def __call__(self, x):\n    return x\n"
+  "def net(num_classes, **options):\n  return Net(num_classes, **options)\n"
+  "def no_net(num_classes):\n  return 7\n",
+  "own_typo": "def net(:\n",
+  "own_failure": "\nraise ValueError('too\\nmany')\n",
+  "own_exit": "raise SystemExit\n",
+  "own_need": "import no_such_package\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def own_modules(tmp_path, monkeypatch):
+  for name, text in _MODULES.items():
+    (tmp_path / f"{name}.py").write_text(text)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(tmp_path)
+  yield
+  for name in (*_MODULES, "own_front"):
+    sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+  ("path", "words"),
+  [
+    ("own_part:Net", "no module 'own_part' (did you mean 'own_parts'?)"),
+    ("own_parts:Nett", "own_parts has no 'Nett' (did you mean 'Net'?)"),
+    ("own_parts:number", "must be a class or a function, not of type int"),
+    ("own_typo:net", "SyntaxError"),
+    ("own_failure:net", "ValueError: too many (line 2)"),
+    ("own_exit:net", "SystemExit"),
+    ("own_need:net", "No module named 'no_such_package' (line 1)"),
+  ],
+)
+def test_a_path_that_leads_nowhere_is_one_line_with_its_field(path, words):
+  with pytest.raises(UserError) as error:
+    names.one_of(("mlp",), **{"model.name": path})
+  assert str(error.value).startswith(f"model.name={path!r}: ") and words in str(error.value)
+  assert "\n" not in str(error.value)
+
+
+def test_a_name_that_is_neither_registered_nor_a_path_says_both_forms():
+  with pytest.raises(
+    UserError, match="one of mlp, package.module:name .did you mean 'mlp'"
+  ):
+    names.one_of(("mlp",), **{"model.name": "mpl"})
+
+
+def test_a_model_is_a_class_or_a_function():
+  assert models.build("own_parts:Net", num_classes=2, width=5).width == 5
+  assert models.build("own_parts:net", num_classes=2, width=5).width == 5
+  assert models.options("own_parts:Net") == ("width",)
+  assert models.needs_features("own_parts:Net") is None
+
+
+def test_an_option_that_a_model_does_not_have_is_refused():
+  with pytest.raises(UserError, match="widht=5.*did you mean 'width'"):
+    models.check_options("own_parts:Net", {"widht": 5})
+  models.check_options("own_parts:net", {"widht": 5})  # takes any
+
+
+def test_what_a_path_returns_is_checked():
+  with pytest.raises(UserError, match="must return a linen module, not 7"):
+    models.build("own_parts:no_net", num_classes=2)
+  with pytest.raises(UserError, match="two dpjax.data.Dataset"):
+    data.load("own_parts:dict".replace("own_parts", "builtins"))
+
+
+def test_streams_and_record_follow_the_code_and_not_its_path_alone(tmp_path):
+  config = {"model": {"name": "own_parts:Net"}, "seed": 0}
+  file, before = tmp_path / "own_parts.py", streams.config_digest("central", config)
+  assert streams.config_digest("central", config) == before
+  recorded = names.sources(config)["model.name"]
+  assert recorded["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+  file.write_text(_MODULES["own_parts"] + "# another loss\n")
+  assert streams.config_digest("central", config) != before
+
+
+def test_code_that_a_module_only_imports_is_part_of_the_record_and_of_the_blame(tmp_path):
+  (tmp_path / "own_front.py").write_text("from own_parts import Net, net\n")
+  config = {"model": {"name": "own_front:net"}}
+  before = names.sources(config)
+  file = tmp_path / "own_parts.py"
+  file.write_text(file.read_text() + "\n")
+  assert names.sources(config) != before
+  with pytest.raises(TypeError) as caught:
+    names.find("own_front:net", "model.name")(num_classes=2, nothing=1)
+  told = names.blame(caught.value)
+  assert told is not None and told.startswith("model.name='own_front:net': TypeError: ")
+  assert told.endswith("(line 9)") and names.blame(ValueError("ours")) is None
+
+
+def test_a_dict_field_takes_json_and_python():
+  for text in ('{"width": 48, "bias": true}', "{'width': 48, 'bias': True}"):
+    config = fields.override(TrainConfig(), "model.options", text)
+    assert config.model.options == {"width": 48, "bias": True}
+  with pytest.raises(UserError, match="model.options=.*must be a dict"):
+    fields.override(TrainConfig(), "model.options", '{"width": NaN')
