@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from dpjax.runs.central import build, ftrl
+from dpjax.runs.central import ftrl, privacy
 from tests import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -81,7 +81,7 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
 
 def _samplers():
   """Every sampler that a config names, under each relation that somebody proves it for."""
-  kinds = [("dp_sgd", "privacy.sampler", name) for name in build.SAMPLERS]
+  kinds = [("dp_sgd", "privacy.sampler", name) for name in privacy.SAMPLERS]
   kinds += [("dp_ftrl", "privacy.ftrl.sampler", name) for name in ftrl.SAMPLERS]
   for method, field, name in kinds:
     for relation in _RELATIONS:

@@ -44,7 +44,7 @@ def _job(net=None, **fields):
   standard = {"train": _records(12), "test": _records(6, 1), "streams": _STREAMS}
   standard |= {"nets": relevance.Nets(net, net, net, net), "rigorous": how, "epsilon": 4.0}
   standard |= {"training": settings.Training(num_epochs=1, batch_size=4)}
-  return relevance.Job(**{**standard, **fields})
+  return relevance.Inputs(**{**standard, **fields})
 
 
 def _drawn(monkeypatch, method, mode, job):
