@@ -35,6 +35,10 @@ class Call(NamedTuple):
   args: tuple
   kwargs: tuple
 
+  def drawn_by(self, plan: Any) -> Any:
+    """Of an aggregator: the same, for the cohorts of a plan."""
+    return Call("drawn_by", (self, plan), ())
+
 
 def plain(value: Any) -> Any:
   """Anything as comparable data; functions by what they do to fixed inputs."""
