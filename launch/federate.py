@@ -34,11 +34,9 @@ import sys
 
 from absl import flags
 
-from dpjax.accounting import upper
 from dpjax.federated import processes
-from dpjax.runs import checkpoint
-from dpjax.runs.federated import build as federate_build
-from dpjax.runs.federated import run as federate
+from dpjax.runs import checkpoint, loop, promise
+from dpjax.runs.federated import build
 from dpjax.runs.federated.config import FedConfig
 from launch import app, config_flag, peers
 
@@ -51,12 +49,6 @@ peers.define()
 
 def line(result: dict) -> str:
   """One line for people."""
-  promise = "no privacy"
-  if result["epsilon"] is not None:
-    promise = (
-      f"epsilon={upper(result['epsilon'], decimals=3)} ({result['epsilon_kind']}, "
-      f"delta={upper(result['delta'])}, {result['neighboring_relation']}, per {result['unit']})"
-    )
   reached = [
     f"{float(target):.0%} in {rounds}"
     for target, rounds in result["rounds_to_accuracy"].items()
@@ -64,7 +56,7 @@ def line(result: dict) -> str:
   ]
   return (
     f"{result['dataset']} {result['model']} {result['method']}, {result['num_clients']} "
-    f"clients: test_accuracy={result['test_accuracy']:.4f}, {promise}, "
+    f"clients: test_accuracy={result['test_accuracy']:.4f}, {promise.told(result)}, "
     f"{result['num_steps']} rounds in {result['wall_seconds']:.0f} s"
     f"{'; ' + ', '.join(reached) if reached else ''}"
   )
@@ -73,8 +65,8 @@ def line(result: dict) -> str:
 def _federate(config: FedConfig, workdir: str, rounds: list[int]) -> None:
   """Appends the rounds that are saved to `rounds`."""
   try:
-    result = federate.federate(config, workdir, on_save=rounds.append)
-  except federate.Interrupted as stop:
+    result = loop.run(build.build(config), workdir, on_save=rounds.append)
+  except loop.Interrupted as stop:
     print(f"{stop} (workdir {workdir})", file=sys.stderr)
     sys.exit(128 + stop.signum)
   if processes.is_first():
@@ -99,7 +91,7 @@ def main() -> None:
     return
   heard = lambda: rounds[-1] if rounds else None
   saved = lambda: _saved(workdir, heard(), owner=many.process_id == 0)
-  peers.run(work, many, config=federate_build.digest(config).hex(), saved=saved)
+  peers.run(work, many, config=build.digest(config).hex(), saved=saved)
 
 
 if __name__ == "__main__":

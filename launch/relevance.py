@@ -10,7 +10,7 @@ A single run writes result.json, metrics.jsonl, params.npz, heat_maps.png to --w
 several write them under points/. Always: report.png and .csv (both metrics by epoch) and
 claims.csv and .md: what is claimed, what is proved, what an attack shows (--audit), and
 the accuracy. checkpoints/ in a run's folder tells its data from others: keep it as secret as
-the data. Stop it at any time; the same command goes on with the runs that are left.
+the data. Stop it at any time; the same command goes on where it stopped.
 Exit code 1 if an attack refutes a PROVED epsilon.
 """
 
@@ -22,7 +22,7 @@ import sys
 
 from absl import flags
 
-from dpjax.runs import fields
+from dpjax.runs import fields, loop
 from dpjax.runs.relevance import run as relevance_run
 from dpjax.runs.relevance import table as relevance_table
 from dpjax.runs.relevance.config import RelevanceConfig
@@ -41,9 +41,9 @@ def main() -> None:
   workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(flags.FLAGS.config).stem}"
   try:
     results = relevance_run.run_all(config, workdir)
-  except KeyboardInterrupt:
+  except (loop.Interrupted, KeyboardInterrupt) as stop:
     print(f"stopped; the same command goes on (workdir {workdir})", file=sys.stderr)
-    sys.exit(128 + signal.SIGINT)
+    sys.exit(128 + getattr(stop, "signum", signal.SIGINT))
   for result in results:
     print(relevance_table.line(result))
   print(f"wrote {workdir}/claims.md, claims.csv, report.png, report.csv")

@@ -21,9 +21,9 @@ import sys
 
 from absl import flags
 
-from dpjax.runs.central import build, run
+from dpjax.runs import loop
+from dpjax.runs.central import build
 from dpjax.runs.federated import build as federate_build
-from dpjax.runs.federated import run as federate
 from dpjax.runs.federated.config import FedConfig
 from dpjax.sweeps import grid, tuning
 from launch import app, config_flag
@@ -32,24 +32,18 @@ config_flag.define(kind=grid.SweepConfig)
 flags.DEFINE_string("workdir", None, "Directory of this sweep.", required=True)
 
 
-def _functions(config: grid.SweepConfig) -> tuple[grid.TrainFn, grid.LoadFn]:
-  """(what runs a point, what loads its data), by the type of the base."""
-  if isinstance(config.base, FedConfig):
-    return federate.federate, federate_build.load_data
-  return run.train, build.load_data
-
-
 def main() -> None:
   """Runs what is left of the sweep."""
   config, workdir = config_flag.get(), flags.FLAGS.workdir
-  train_fn, load_fn = _functions(config)
+  federated = isinstance(config.base, FedConfig)
+  load_fn = federate_build.load_data if federated else build.load_data
   rows: list[grid.Row] = []
   try:
     if config.selection.enabled:
-      tuning.run_selection(config, workdir, train_fn, load_fn)
+      tuning.run_selection(config, workdir, loop.train, load_fn)
     else:
-      rows = grid.run_sweep(config, workdir, train_fn, load_fn)
-  except (run.Interrupted, KeyboardInterrupt) as stop:
+      rows = grid.run_sweep(config, workdir, loop.train, load_fn)
+  except (loop.Interrupted, KeyboardInterrupt) as stop:
     print(
       f"stopped; the same command goes on from here (workdir {workdir})", file=sys.stderr
     )

@@ -21,9 +21,7 @@ import sys
 
 from absl import flags
 
-from dpjax.accounting import upper
-from dpjax.runs import fields
-from dpjax.runs.central import run
+from dpjax.runs import fields, loop, promise
 from dpjax.runs.central.config import TrainConfig
 from launch import app, config_flag
 
@@ -34,15 +32,9 @@ flags.DEFINE_bool("audit", False, "Train with canaries; short for --config.audit
 
 def line(result: dict) -> str:
   """One line for people."""
-  promise = "no privacy"
-  if result["epsilon_kind"] == "proved":
-    promise = (
-      f"epsilon={upper(result['epsilon'], decimals=3)} (proved, delta={upper(result['delta'])}, "
-      f"{result['neighboring_relation']}, per {result['unit']})"
-    )
   return (
     f"{result['dataset']} {result['model']}: test_accuracy={result['test_accuracy']:.4f}, "
-    f"{promise}, {result['num_steps']} steps in {result['wall_seconds']:.0f} s"
+    f"{promise.told(result)}, {result['num_steps']} steps in {result['wall_seconds']:.0f} s"
   )
 
 
@@ -62,8 +54,8 @@ def main() -> None:
     config = fields.replace(config, "audit.enabled", flags.FLAGS.audit)
   workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(flags.FLAGS.config).stem}"
   try:
-    result = run.train(config, workdir)
-  except run.Interrupted as stop:
+    result = loop.train(config, workdir)
+  except loop.Interrupted as stop:
     print(f"{stop} (workdir {workdir})", file=sys.stderr)
     sys.exit(128 + stop.signum)
   print(line(result))

@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 def _stepper(config: TrainConfig, method: str, loaded: Any) -> Callable[[], float]:
   """Runs one more step of the run; seconds."""
-  run = build.build(dataclasses.replace(config, grad_method=method), loaded)
+  run = build.assemble(dataclasses.replace(config, grad_method=method), loaded)
   step_fn = jax.jit(run.algorithm.step, donate_argnums=0)
   state = run.algorithm.init(run.params)
   train = data_lib.resident(run.train)

@@ -284,7 +284,7 @@ def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
 
 
 def _identities(random: Any) -> set[str]:
-  keys = {noise.key_id(key) for key in (random.noise, random.example)}
+  keys = {noise.key_id(key) for key in (random.noise, random.local)}
   return {*keys, f"sampler {random.sampler}"}
 
 
@@ -314,7 +314,7 @@ def key_reuse(subject: Subject) -> Row:
 def _release_faults(subject: Subject, random: Any) -> Iterator[str]:
   if not _identities(random).isdisjoint(_identities(subject.streams(subject.config))):
     yield "release keys that follow from the config"
-  if not all(noise.secure.is_secure(key) for key in (random.noise, random.example)):
+  if not all(noise.secure.is_secure(key) for key in (random.noise, random.local)):
     yield "release keys of fewer than 128 bits"
 
 

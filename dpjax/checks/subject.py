@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from dpjax.plan import Plan
-from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
+from dpjax.runs.streams import Streams
 from dpjax.types import Example, LossFn
 
 BATCH = 8  # examples of a checked batch
@@ -51,7 +51,7 @@ class Subject(NamedTuple):
   transform: Callable[[jax.Array], Any]  # key -> optax transformation
   draw: Callable[..., np.ndarray]  # (num_examples, seed=, step=) -> indices
   apply: Callable[[Any, Any], Any]  # (params, x [B, ...]) -> outputs [B, ...]
-  streams: Callable[..., build.Streams]  # (config, digest of other data than its own)
+  streams: Callable[..., Streams]  # (config, digest of other data than its own)
   params: Any
   train: Any
 

@@ -17,9 +17,10 @@ from dpjax.checks import batches, influence, laws, noise_laws
 from dpjax.checks.influence import cross_example_leakage as cross_example_leakage
 from dpjax.checks.subject import Row as Row
 from dpjax.checks.subject import Subject as Subject
-from dpjax.runs import release
+from dpjax.runs import streams
 from dpjax.runs.central import build, privacy
 from dpjax.runs.central.config import TrainConfig
+from dpjax.runs.streams import Streams
 from dpjax.validate import UserError
 
 
@@ -32,7 +33,7 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     )
   loaded = build.load_data(config) if loaded is None else loaded
   whole = data.digest(loaded[0])
-  run = build.build(config, loaded, _streams(config, whole))
+  run = build.assemble(config, loaded, _streams(config, whole))
   plan = run.plan
   return Subject(
     config=config,
@@ -53,8 +54,8 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
   )
 
 
-def _streams(config: TrainConfig, digest: bytes) -> build.Streams:
-  return release.new_streams(config) if config.release else build.streams(config, digest)
+def _streams(config: TrainConfig, digest: bytes) -> Streams:
+  return streams.fresh(config.seed) if config.release else build.streams(config, digest)
 
 
 def checks(checked: Subject) -> Iterator[Row]:

@@ -14,7 +14,6 @@ from dpjax.relevance.budget import Reading as Reading
 from dpjax.relevance.job import Job as Job
 from dpjax.relevance.job import Nets as Nets
 from dpjax.relevance.job import Noise as Noise
-from dpjax.relevance.job import OnEpoch as OnEpoch
 from dpjax.relevance.job import Outcome as Outcome
 from dpjax.relevance.job import Streams as Streams
 from dpjax.relevance.lrp import Lrp as Lrp
@@ -34,3 +33,5 @@ from dpjax.relevance.settings import Paper as Paper
 from dpjax.relevance.settings import Private as Private
 from dpjax.relevance.settings import Rigorous as Rigorous
 from dpjax.relevance.settings import Training as Training
+from dpjax.relevance.train import OnEpoch as OnEpoch
+from dpjax.relevance.train import Steps as Steps

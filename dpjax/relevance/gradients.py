@@ -172,7 +172,9 @@ def _outcome(job: Job, task: _Task, plan: Plan, tx: Any, found: Privacy, **more)
     noise_key=job.streams.key(GRADIENTS),
     batch_seed=job.streams.secret,
     steps_per_epoch=max(1, plan.num_steps // job.training.num_epochs),
-    on_epoch=job.scored(apply, task.test),
+    name=train.SECOND,
+    scored=job.scored(apply, task.test),
+    trainer=job.carry_out,
   )
   return Outcome(apply, initial, params, found, plan.num_steps, task.test, **more)
 
@@ -297,6 +299,8 @@ def train_model_1(job: Job, model: Any, data: Any, plan: Plan) -> Any:
     noise_key=job.streams.key(MODEL_1),
     batch_seed=job.streams.secret + 1,
     steps_per_epoch=plan.num_steps,
+    name=train.FIRST,
+    trainer=job.carry_out,
   )
 
 

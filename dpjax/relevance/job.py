@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,12 +11,11 @@ import jax
 import numpy as np
 
 from dpjax import metrics
-from dpjax.relevance import relevance
+from dpjax.relevance import relevance, train
 from dpjax.relevance.lrp import Lrp
 from dpjax.relevance.privacy import Privacy
 from dpjax.relevance.settings import AdLM, Paper, Private, Rigorous, Training
 
-OnEpoch = Callable[[int, dict[str, float]], None]  # (epochs done, test scores)
 # What fold_in(noise, purpose) is used for.
 RELEVANCE, FEATURES, LABELS, GRADIENTS, MODEL_1, LOSS = range(1, 7)
 
@@ -62,7 +62,8 @@ class Job:
   public_size: int | None = (
     None  # number of records that plans are made for; None: len(train)
   )
-  on_epoch: OnEpoch | None = None
+  on_epoch: train.OnEpoch | None = None  # told the test scores, by the trainer below
+  trainer: train.Trainer | None = None  # carries trainings out; None: in one go
   # What several jobs may compute once (model 1 of the paper, its relevance); see `once`.
   memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
@@ -101,18 +102,17 @@ class Job:
     wanted = self.relevance_records
     return self.train if wanted is None else self.train.subset(slice(0, wanted))
 
-  def scored(self, apply: Callable, test: Any = None) -> Callable[[int, Any], None]:
-    """A callback that evaluates parameters on the test set after each epoch."""
+  @property
+  def carry_out(self) -> train.Trainer:
+    """Whoever does the steps of this job's trainings."""
+    if self.trainer is not None:
+      return self.trainer
+    return functools.partial(train.in_one_go, on_epoch=self.on_epoch)
+
+  def scored(self, apply: Callable, test: Any = None) -> train.Scored:
+    """Evaluates parameters on the test set."""
     test = self.test if test is None else test
-
-    def on_epoch(epoch: int, params: Any) -> None:
-      if self.on_epoch is not None:
-        scores = metrics.evaluate(apply, params, test)
-        self.on_epoch(
-          epoch, {"test_accuracy": scores["accuracy"], "test_loss": scores["loss"]}
-        )
-
-    return on_epoch
+    return lambda params: metrics.evaluate(apply, params, test)
 
 
 class Noise(NamedTuple):

@@ -64,7 +64,7 @@ def no_dp(job: Job) -> Outcome:
   """Plain training."""
   model = job.nets.second
   initial = _init(job, model, job.train.x, 2)
-  params = _plain(job, model, initial, job.train, job.scored(model.apply))
+  params = _plain(job, model, initial, job.train, train.SECOND, job.scored(model.apply))
   steps = _num_steps(job, len(job.train))
   return Outcome(model.apply, initial, params, NOT_PRIVATE, steps, job.test)
 
@@ -73,7 +73,9 @@ def _init(job: Job, model: Any, x: Any, index: int) -> Any:
   return model.init(jax.random.fold_in(job.streams.init, index), jnp.asarray(x[:1]))
 
 
-def _plain(job: Job, model: Any, params: Any, data: Any, on_epoch: Any = None) -> Any:
+def _plain(
+  job: Job, model: Any, params: Any, data: Any, name: str, scored: Any = None
+) -> Any:
   return train.fit(
     train.cross_entropy(model.apply),
     params,
@@ -81,7 +83,9 @@ def _plain(job: Job, model: Any, params: Any, data: Any, on_epoch: Any = None) -
     job.training,
     num_records=len(data.y),
     seed=job.streams.order,
-    on_epoch=on_epoch,
+    name=name,
+    scored=scored,
+    trainer=job.carry_out,
   )
 
 
@@ -127,7 +131,9 @@ def _share(job: Job, norm: str) -> np.ndarray:
 
   def make() -> np.ndarray:
     model = job.nets.first
-    fitted = lambda: _plain(job, model, _init(job, model, job.train.x, 1), job.train)
+    fitted = lambda: _plain(
+      job, model, _init(job, model, job.train.x, 1), job.train, train.FIRST
+    )
     theta = job.once(fitted, "model 1")
     source = job.for_relevance()
     return relevance.mean_shares(model.apply, theta, source, job.lrp, norm=norm)
@@ -145,7 +151,9 @@ def _paper_model_2(job: Job, found: paper.Features, initial: Any) -> Any:
     job.training,
     num_records=len(job.train),
     seed=job.streams.order,
-    on_epoch=job.scored(model.apply),
+    name=train.SECOND,
+    scored=job.scored(model.apply),
+    trainer=job.carry_out,
     corrupt=corrupt,
   )
 
@@ -358,7 +366,7 @@ def _model_1(
       raise UserError("rigorous.model1='public': needs public data of the same shape")
     _check_public(job)
     what = f"trained on public data ({job.public.name})"
-    theta = _plain(job, model, _init(job, model, job.public.x, 1), job.public)
+    theta = _plain(job, model, _init(job, model, job.public.x, 1), job.public, train.FIRST)
     return theta, [StageCharge("A", where, 0.0, 0.0, what)]
   plan = gradients.replace_one_plan(job, len(data), epsilon, how.delta / 2)
   theta = gradients.train_model_1(job, model, data, plan)
@@ -516,7 +524,9 @@ def _model_2(job: Job, model: Any, initial: Any, prepared: _Prepared) -> Any:
     job.training,
     num_records=prepared.num_records,
     seed=job.streams.order,
-    on_epoch=job.scored(model.apply, prepared.test),
+    name=train.SECOND,
+    scored=job.scored(model.apply, prepared.test),
+    trainer=job.carry_out,
     weight_decay=job.training.weight_decay,
     anneal=True,  # the noise of the last steps would drown what little signal there is
   )
@@ -606,7 +616,9 @@ def _fit_adlm(
     job.training,
     num_records=len(job.train),
     seed=job.streams.order,
-    on_epoch=job.scored(net.apply),
+    name=train.SECOND,
+    scored=job.scored(net.apply),
+    trainer=job.carry_out,
     corrupt=corrupt,
     refresh=net.refresh,
   )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,43 @@ from dpjax.types import Array, Example, LossFn
 _PART = 64
 _MOST_PARTS = 16  # that the clipped sum unrolls, see gradients/microbatch.py
 
+# The trainings of a method: of the net whose relevance is propagated, and of the released one.
+FIRST, SECOND = "model 1", "model 2"
+
 BatchLoss = Callable[[Any, Any, Any], Any]  # (params, x [B, ...], y [B]) -> scalar
-OnEpoch = Callable[[int, Any], None]  # (epochs done, params)
+Scored = Callable[[Any], dict[str, float]]  # params -> scores
+
+
+class Steps(NamedTuple):
+  """A training as data, for whoever carries it out."""
+
+  name: str  # of what is trained: one of the method's trainings
+  num_steps: int
+  steps_per_epoch: int
+  init: Callable[[], Any]  # -> state: (params, state of the optimizer)
+  step: Callable[[Any, Any], Any]  # (state, draw) -> state
+  draws: Callable[[int], Iterator[Any]]  # from step t on, each a function of t
+  scored: Scored | None = None  # of the parameters after each epoch
+
+  def epoch_at(self, done: int) -> int | None:
+    """The epoch that ends after so many steps, counted from 1; None where none does."""
+    ends = done % self.steps_per_epoch == 0 or done == self.num_steps
+    return -(-done // self.steps_per_epoch) if ends else None
+
+
+Trainer = Callable[[Steps], Any]  # -> parameters after the last step
+OnEpoch = Callable[[int, dict[str, float]], None]  # (epochs done, scores)
+
+
+def in_one_go(steps: Steps, on_epoch: OnEpoch | None = None) -> Any:
+  """The `Trainer` that keeps everything in memory."""
+  state = steps.init()
+  for done, draw in enumerate(steps.draws(0), start=1):
+    state = steps.step(state, draw)
+    epoch = steps.epoch_at(done)
+    if epoch is not None and on_epoch is not None and steps.scored is not None:
+      on_epoch(epoch, steps.scored(state[0]))
+  return state[0]
 
 
 def cross_entropy(apply: Callable) -> BatchLoss:
@@ -93,7 +128,9 @@ def fit(
   *,
   num_records: int,
   seed: int,
-  on_epoch: OnEpoch | None = None,
+  name: str = SECOND,
+  scored: Scored | None = None,
+  trainer: Trainer = in_one_go,
   corrupt: Callable[[Any, int], Any] = _same,
   refresh: Callable[[Any, Any], Any] | None = None,
   weight_decay: float = 0.0,
@@ -103,6 +140,7 @@ def fit(
 
   Args:
     records: epoch -> (x [n, ...], y [n]) to learn from in that epoch.
+    name, scored: see `Steps`. trainer: carries the steps out.
     corrupt: (x of a batch, step) -> x, for noise that a batch shares.
     refresh: (params, seen) -> params, after each step; `loss` then returns (mean, seen), and
       is not the mean of that of the batch's parts, which a CPU otherwise takes one by one.
@@ -111,34 +149,37 @@ def fit(
   The remainder of an epoch is dropped; with fewer records than a batch, all are one batch.
   """
   size = min(how.batch_size, num_records)
-  steps = how.num_epochs * (num_records // size)
+  per_epoch = num_records // size
+  total = how.num_epochs * per_epoch
   rate: Any = how.learning_rate
   if anneal:
-    rate = optax.cosine_decay_schedule(rate, steps)
+    rate = optax.cosine_decay_schedule(rate, total)
   tx = optax.adamw(rate, weight_decay=weight_decay)
   grad = (
     jax.jit(jax.grad(loss, has_aux=True)) if refresh else _in_parts(loss, num_parts(size))
   )
 
   @jax.jit
-  def step(params, opt_state, found):
+  def update(params, opt_state, found):
     grads, seen = found
     updates, opt_state = tx.update(grads, opt_state, params)
     params = optax.apply_updates(params, updates)
     return (refresh(params, seen) if refresh else params), opt_state
 
-  opt_state, count = tx.init(params), 0
-  for epoch in range(how.num_epochs):
-    x, y = records(epoch)
-    order = np.random.default_rng([seed, epoch]).permutation(len(y))
-    for start in range(0, len(y) - size + 1, size):
-      take = order[start : start + size]
-      found = grad(params, corrupt(x[take], count), y[take])
-      params, opt_state = step(params, opt_state, found)
-      count += 1
-    if on_epoch:
-      on_epoch(epoch + 1, params)
-  return params
+  def draws(start: int) -> Iterator[Any]:
+    for epoch in range(start // per_epoch, how.num_epochs):
+      x, y = records(epoch)
+      order = np.random.default_rng([seed, epoch]).permutation(len(y))
+      for step in range(max(start, epoch * per_epoch), (epoch + 1) * per_epoch):
+        first = (step - epoch * per_epoch) * size
+        take = order[first : first + size]
+        yield corrupt(x[take], step), y[take]
+
+  def step(state: Any, draw: Any) -> Any:
+    return update(*state, grad(state[0], *draw))
+
+  init = lambda: (params, tx.init(params))
+  return trainer(Steps(name, total, per_epoch, init, step, draws, scored))
 
 
 def fit_private(
@@ -151,7 +192,9 @@ def fit_private(
   noise_key: Array,
   batch_seed: int,
   steps_per_epoch: int,
-  on_epoch: OnEpoch | None = None,
+  name: str = SECOND,
+  scored: Scored | None = None,
+  trainer: Trainer = in_one_go,
 ) -> Any:
   """All steps of a plan behind any Optax optimizer; the last parameters.
 
@@ -163,14 +206,13 @@ def fit_private(
   clipped = plan.clipped_grad(loss_fn, microbatch_size=microbatch_size)
 
   @jax.jit
-  def step(params, opt_state, batch):
+  def step(state, batch):
+    params, opt_state = state
     summed: Any = clipped(params, batch.examples, batch.mask)
     updates, opt_state = chain.update(summed, opt_state, params, mask=batch.mask)
     return optax.apply_updates(params, updates), opt_state
 
-  opt_state = chain.init(params)
-  for done, batch in enumerate(plan.batches(data, rng=batch_seed), start=1):
-    params, opt_state = step(params, opt_state, batch)
-    if on_epoch and (done % steps_per_epoch == 0 or done == plan.num_steps):
-      on_epoch(-(-done // steps_per_epoch), params)
-  return params
+  draws = lambda start: plan.batches(data, rng=batch_seed, start=start)
+  init = lambda: (params, chain.init(params))
+  steps = plan.num_steps, steps_per_epoch
+  return trainer(Steps(name, *steps, init, step, draws, scored))

@@ -6,16 +6,23 @@ noise from the updates, or confirm a guess of the data: keep it as secret as the
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import pathlib
+import shutil
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from dpjax import trees
+from dpjax.federated import processes
+from dpjax.runs import writers
 from dpjax.validate import UserError
 
+FOLDER = "checkpoints"
 _KEEP = 2  # the newest, and one before it
 
 
@@ -39,34 +46,32 @@ def to_keys(arrays: Any, like: Any) -> Any:
 
 
 def newest(workdir: pathlib.Path) -> int | None:
-  """The newest complete checkpoint under `workdir`, as its files have it at this moment.
+  """The newest complete checkpoint under `workdir`, of whichever phase, as its files have it
+  at this moment.
 
   For whoever cannot wait for a `Checkpoints` that another thread is writing with.
   """
-  names = [path.name for path in (workdir / "checkpoints").glob("*")]
+  found = (workdir / FOLDER).glob("*"), (workdir / FOLDER).glob("*/*")
+  names = [path.name for paths in found for path in paths if path.is_dir()]
   return max((int(name) for name in names if name.isdigit()), default=None)
 
 
-def meta_of(workdir: pathlib.Path) -> dict[str, Any] | None:
-  """The meta data of the newest checkpoint under `workdir`; None where there is none.
-
-  Raises:
-    UserError: it cannot be read.
-  """
-  if newest(workdir) is None:
-    return None
-  checkpoints = Checkpoints(workdir)
-  try:
-    return checkpoints.meta() if checkpoints.latest_step() is not None else None
-  finally:
-    checkpoints.close()
+def remove(workdir: pathlib.Path) -> None:
+  """Takes every checkpoint of every phase away."""
+  for path in (workdir / FOLDER).glob("*"):
+    if path.is_dir():
+      shutil.rmtree(path)
 
 
 class Checkpoints:
   """Saves and restores (state, meta) under `<workdir>/checkpoints`.
 
+  Of several processes all make the same calls; process 0 alone looks at the files, and what
+  it reads goes to all.
+
   Args:
     workdir: of the run.
+    phase: folder in it, for a run of several trainings; "" for one training.
 
   >>> import tempfile
   >>> checkpoints = Checkpoints(pathlib.Path(tempfile.mkdtemp()))
@@ -78,33 +83,38 @@ class Checkpoints:
   (True, {'ledger': []})
   """
 
-  def __init__(self, workdir: pathlib.Path):
-    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every save at INFO
-    self.directory = pathlib.Path(workdir).resolve() / "checkpoints"
-    self.directory.mkdir(parents=True, exist_ok=True)  # orbax will not where it is alone
-    alone = ocp.options.MultiprocessingOptions(
-      primary_host=jax.process_index(), active_processes={jax.process_index()}
-    )
-    options = ocp.CheckpointManagerOptions(
-      max_to_keep=_KEEP,
-      enable_async_checkpointing=False,
-      create=False,
-      multiprocessing_options=alone,
-    )
-    self._manager = ocp.CheckpointManager(self.directory, options=options)
+  def __init__(self, workdir: pathlib.Path, phase: str = ""):
+    self.directory = pathlib.Path(workdir).resolve() / FOLDER / phase
+    self._manager: Any = _manager(self.directory) if processes.is_first() else None
+    self._latest = processes.on_first(lambda: self._manager.latest_step())
 
   def latest_step(self) -> int | None:
     """The newest complete checkpoint, or None. A save that was cut off does not count."""
-    return self._manager.latest_step()
+    return self._latest
 
   def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-    """Writes state (a tree of arrays and keys) and meta (JSON data), all or nothing."""
-    if step == self.latest_step():
-      return
+    """Writes state (a tree of arrays and keys) and meta (JSON data), all or nothing.
+
+    Raises:
+      UserError: the processes do not hold the same state.
+      OSError: the disk is full; earlier checkpoints are as they were.
+    """
+    if jax.process_count() > 1:
+      processes.same(state=trees.sha256(to_arrays(state)))
+    if step != self._latest:
+      processes.on_first(lambda: self._write(step, state, meta))
+    self._latest = step
+
+  def _write(self, step: int, state: Any, meta: dict[str, Any]) -> None:
     args = ocp.args.Composite(
       state=ocp.args.StandardSave(to_arrays(state)), meta=ocp.args.JsonSave(meta)
     )
-    self._manager.save(step, args=args, force=True)
+    try:
+      self._manager.save(step, args=args, force=True)
+    except Exception as error:  # of many types, and told in many lines
+      if not writers.is_full(error):
+        raise
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
 
   def restore(self, like: Any) -> tuple[Any, dict[str, Any]]:
     """The newest checkpoint, with the structure, shapes and dtypes of `like`.
@@ -112,33 +122,46 @@ class Checkpoints:
     Raises:
       UserError: it cannot be read, or is of another structure. Nothing is deleted.
     """
-    step = self.latest_step()
-    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, to_arrays(like))
+    like_arrays, read = to_arrays(like), []
+    meta = processes.on_first(lambda: self._read(like_arrays, read))
+    arrays = read[0] if read else like_arrays
+    if jax.process_count() > 1:
+      arrays = jax.tree.map(jnp.asarray, processes.arrays_from_first(to_arrays(arrays)))
+    return to_keys(arrays, like), meta
+
+  def _read(self, like: Any, into: list[Any]) -> dict[str, Any]:
+    """The meta data; the arrays go `into` a list."""
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     args = ocp.args.Composite(
       state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()
     )
     try:
-      restored: Any = self._manager.restore(step, args=args)
+      restored = self._manager.restore(self._latest, args=args)
     except Exception as error:  # orbax and tensorstore raise many types for a broken file
-      raise self._unreadable(step, error) from error
-    return to_keys(restored.state, like), restored.meta
-
-  def meta(self) -> dict[str, Any]:
-    """The meta data of the newest checkpoint alone; UserError as for `restore`."""
-    step = self.latest_step()
-    try:
-      args = ocp.args.Composite(meta=ocp.args.JsonRestore())
-      return self._manager.restore(step, args=args).meta  # type: ignore[union-attr]
-    except Exception as error:  # as in restore
-      raise self._unreadable(step, error) from error
-
-  def _unreadable(self, step: int | None, error: Exception) -> UserError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
-    return UserError(
-      f"checkpoint={self.directory / str(step)}: cannot be read ({reason}); nothing was "
-      "changed, remove this directory to go on from an earlier step"
-    )
+      reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+      raise UserError(
+        f"checkpoint={self.directory / str(self._latest)}: cannot be read ({reason}); nothing "
+        "was changed, remove this directory to go on from an earlier step"
+      ) from error
+    into.append(restored.state)
+    return restored.meta
 
   def close(self) -> None:
     """Waits for writes and releases the directory."""
-    self._manager.close()
+    if self._manager is not None:
+      self._manager.close()
+
+
+def _manager(directory: pathlib.Path) -> ocp.CheckpointManager:
+  logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every save at INFO
+  directory.mkdir(parents=True, exist_ok=True)  # orbax will not where it is alone
+  alone = ocp.options.MultiprocessingOptions(
+    primary_host=jax.process_index(), active_processes={jax.process_index()}
+  )
+  options = ocp.CheckpointManagerOptions(
+    max_to_keep=_KEEP,
+    enable_async_checkpointing=False,
+    create=False,
+    multiprocessing_options=alone,
+  )
+  return ocp.CheckpointManager(directory, options=options)

@@ -12,7 +12,7 @@ noise key too and are as secret as the data; the initial parameters depend on th
 and a ledger names a key by the config, not by the key (`ledger_name`). A run whose seed is
 known can be repeated by whoever guesses its data, and compared bit for bit: that is what
 reproducible means. What is to be published is trained in release mode, whose keys depend on
-nothing at all (`runs/release.py`).
+nothing at all (`fresh`).
 """
 
 from __future__ import annotations
@@ -20,26 +20,29 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import pathlib
+import secrets
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from dpjax.runs import writers
+from dpjax import noise
 from dpjax.validate import UserError
 
-DATA = "data_sha256"  # in a checkpoint's meta data
+_DATA, _STREAMS = "data_sha256", "release_streams"  # names in what a run remembers
+_KEYS, _NUMBERS = ("noise", "local"), ("sampler", "order")
+_SAMPLER_BITS, _ORDER_BITS = 256, 64
 
 
-class Keys(NamedTuple):
-  """What a seeded run draws from. Fields but `init` are as secret as the data."""
+class Streams(NamedTuple):
+  """Every source of randomness of a run, of whichever kind. All but `init` are as secret as
+  the data."""
 
-  init: jax.Array  # of the seed alone: public
-  first: jax.Array
-  second: jax.Array
-  sampler: int  # 128 bits
+  init: jax.Array  # of the initial parameters; of the seed alone: public
+  noise: jax.Array
+  local: jax.Array  # what one example, or one client, draws for itself
+  sampler: int  # 128 bits, in release mode 256
   order: int  # 64 bits of seed and data alone: equal for runs that differ in their config
 
 
@@ -71,8 +74,8 @@ def _is_whole(value: float) -> bool:
   return math.isfinite(value) and value == int(value)
 
 
-def keys(seed: int, config: bytes, data: bytes) -> Keys:
-  """The keys of a run.
+def derived(seed: int, config: bytes, data: bytes) -> Streams:
+  """The streams of a run that can be repeated.
 
   Args:
     config: `config_digest`. data: `dpjax.data.digest` of all that it trains on.
@@ -83,12 +86,25 @@ def keys(seed: int, config: bytes, data: bytes) -> Keys:
     key = jax.random.fold_in(key, word)
   first, second = jax.random.split(key)
   of_both = hashlib.sha256(f"dpjax order {seed} ".encode() + data).digest()
-  return Keys(
+  return Streams(
     init=jax.random.key(seed),
-    first=first,
-    second=second,
+    noise=first,
+    local=second,
     sampler=int.from_bytes(bound[16:], "big"),
     order=int.from_bytes(of_both[:8], "big"),
+  )
+
+
+def fresh(seed: int) -> Streams:
+  """The streams of a release, from the operating system; only the initial parameters depend
+  on the seed. They live in the run's checkpoints alone, so the config, which gets published,
+  tells nothing about them."""
+  return Streams(
+    init=jax.random.key(seed),
+    noise=noise.secure.new_key(),
+    local=noise.secure.new_key(),
+    sampler=secrets.randbits(_SAMPLER_BITS),
+    order=secrets.randbits(_ORDER_BITS),
   )
 
 
@@ -103,51 +119,61 @@ def ledger_name(config: bytes) -> str:
   return hashlib.sha256(b"dpjax ledger" + config).hexdigest()[:16]
 
 
-# --- the memory of the data
+# --- what a run remembers, in its checkpoints alone
 
 
-def to_meta(data: bytes) -> dict[str, str]:
-  """The digest of the data, for the meta data of a checkpoint. Never write it elsewhere."""
-  return {DATA: data.hex()}
+def to_meta(data: bytes, released: Streams | None = None) -> dict[str, Any]:
+  """What a run must remember before anything is computed. Never write it elsewhere.
+
+  Args:
+    data: the digest of its data. released: streams that nothing but this can give back.
+  """
+  meta: dict[str, Any] = {_DATA: data.hex()}
+  if released is None:
+    return meta
+  word = lambda key: np.asarray(jax.random.key_data(key)).tobytes().hex()
+  keys = {name: word(getattr(released, name)) for name in _KEYS}
+  numbers = {name: f"{getattr(released, name):x}" for name in _NUMBERS}
+  return meta | {_STREAMS: keys | numbers}
 
 
-def remembers(meta: Mapping[str, Any] | None) -> bool:
-  """Whether a checkpoint knows its data; those of earlier versions do not."""
-  return DATA in (meta or {})
+def without_keys(meta: Mapping[str, Any]) -> dict[str, Any]:
+  """What is left for a release that is done: the digest of its data."""
+  return {name: value for name, value in meta.items() if name != _STREAMS}
+
+
+def from_meta(seed: int, meta: Mapping[str, Any]) -> Streams:
+  """The streams of a release that `to_meta` was given.
+
+  Raises:
+    UserError: there are none.
+  """
+  held = meta.get(_STREAMS, {})
+  if {*held} != {*_KEYS, *_NUMBERS}:
+    raise UserError("checkpoint: holds no release keys, so it cannot be gone on from")
+  found: dict[str, Any] = {name: int(held[name], 16) for name in _NUMBERS}
+  for name in _KEYS:
+    found[name] = noise.secure.key_from_bytes(bytes.fromhex(held[name]))
+  return Streams(init=jax.random.key(seed), **found)
 
 
 def check_data(
   meta: Mapping[str, Any] | None, data: bytes, *, name: str, workdir: Any
 ) -> None:
-  """Raises UserError unless a checkpoint is of these data; None: there is no checkpoint.
+  """Raises UserError unless what a run remembers is these data; None: it has not begun.
 
   Args:
     name: of the data, for the message. It never holds a digest.
   """
   if meta is None:
     return
-  if not remembers(meta):
+  if _DATA not in meta:
     raise UserError(
       f"workdir={workdir}: holds a run of an earlier version, which did not remember its "
       "data, so it cannot be gone on with; choose another directory, nothing was changed"
     )
-  if meta[DATA] != data.hex():
+  if meta[_DATA] != data.hex():
     raise UserError(
       f"data.name={str(name)!r}: are not the data of the run in workdir={workdir}; bring those "
       "back, or choose another directory, nothing was changed"
     )
-
-
-def _path(folder: pathlib.Path) -> pathlib.Path:
-  return folder / "checkpoints" / "data.json"
-
-
-def held(folder: pathlib.Path) -> dict[str, str] | None:
-  """What `hold` wrote into a folder that has no other checkpoint; None: nothing."""
-  return writers.read_json(_path(folder)) if _path(folder).exists() else None
-
-
-def hold(folder: pathlib.Path, data: bytes) -> None:
-  """Remembers the data in a folder whose run keeps no other checkpoint."""
-  _path(folder).parent.mkdir(parents=True, exist_ok=True)
-  writers.write_json(_path(folder), to_meta(data))

@@ -7,6 +7,7 @@ moment leaves the old one or the new one.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -15,7 +16,7 @@ import pathlib
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,6 +47,7 @@ RESULT_KEYS = (
   "versions",
 )
 EPSILON_KINDS = ("proved", "claimed", "simulated", "none")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LINE_SECONDS = 5.0  # between two progress lines where stderr is no terminal
 
 
@@ -62,6 +64,40 @@ def replace_file(path: str | os.PathLike, content: bytes) -> None:
     os.replace(new, path)
   finally:
     new.unlink(missing_ok=True)
+
+
+def is_full(error: BaseException | None) -> bool:
+  """Whether an error, or what led to it, is a disk without space.
+
+  >>> is_full(OSError(errno.ENOSPC, "")), is_full(OSError(errno.EACCES, ""))
+  (True, False)
+  """
+  if error is None:
+    return False
+  code = getattr(error, "errno", None)
+  said = "No space left on device" in str(error)  # of native code, which has no errno
+  return said or code in _FULL or is_full(error.__cause__ or error.__context__)
+
+
+@contextmanager
+def room_on_disk(workdir: pathlib.Path, saved: Callable[[], str]) -> Iterator[None]:
+  """Ends in one line where the disk is full.
+
+  Args:
+    saved: says what is saved at that moment.
+
+  Raises:
+    UserError: there was no space in the block.
+  """
+  try:
+    yield
+  except Exception as error:
+    if not is_full(error):
+      raise
+    raise UserError(
+      f"workdir={workdir}: no space left on the device; {saved()}; make room, then run the "
+      "same command"
+    ) from None
 
 
 @contextmanager
@@ -178,7 +214,7 @@ class MetricsWriter:
     self._file = (workdir / METRICS).open("a", encoding="utf-8")
     if resume_step is None:
       shutil.rmtree(workdir / EVENTS, ignore_errors=True)
-    self._events = _event_writer(workdir, last_kept) if tensorboard else None
+    self._events = _Events(workdir / EVENTS, last_kept + 1) if tensorboard else None
 
   def write(self, step: int, values: dict[str, Any]) -> None:
     """Appends one line {"step": step, **values}; values are scalars."""
@@ -187,15 +223,16 @@ class MetricsWriter:
     self._file.write(f"{line}\n")
     self._file.flush()
     if self._events is not None:
-      for name, value in scalars.items():
-        self._events.add_scalar(name, value, int(step))
+      self._events.write(int(step), scalars)
 
   def close(self) -> None:
     """Closes the files; a second call does nothing."""
-    self._file.close()
-    if self._events is not None:
-      self._events.close()
-      self._events = None
+    events, self._events = self._events, None
+    try:
+      self._file.close()
+    finally:
+      if events is not None:
+        events.close()
 
   def __enter__(self) -> MetricsWriter:
     return self
@@ -240,11 +277,31 @@ def _entry(line: str) -> dict[str, Any] | None:
   return entry if ok else None
 
 
-def _event_writer(workdir: pathlib.Path, last_kept: int) -> Any:
-  from tensorboardX import SummaryWriter
+class _Events:
+  """An event file for TensorBoard, written in this thread, where a full disk can be told."""
 
-  folder = str(workdir / EVENTS)
-  return SummaryWriter(folder, purge_step=last_kept + 1)  # hides what a resume redoes
+  def __init__(self, folder: pathlib.Path, purge_step: int):
+    from tensorboardX import event_file_writer, summary
+    from tensorboardX.proto import event_pb2
+
+    proto: Any = event_pb2  # its names are made at run time
+
+    folder.mkdir(parents=True, exist_ok=True)
+    self._scalar, self._event = summary.scalar, proto.Event
+    self._file = event_file_writer.EventsWriter(str(folder / "events"))
+    start = proto.SessionLog(status=proto.SessionLog.START)
+    self._add(purge_step, session_log=start)  # hides what a resume redoes
+
+  def _add(self, step: int, **what: Any) -> None:
+    self._file.write_event(self._event(wall_time=time.time(), step=step, **what))
+
+  def write(self, step: int, scalars: dict[str, float]) -> None:
+    for name, value in scalars.items():
+      self._add(step, summary=self._scalar(name, value))
+    self._file.flush()
+
+  def close(self) -> None:
+    self._file.close()
 
 
 def write_result(workdir: str | os.PathLike, result: dict[str, Any]) -> None:

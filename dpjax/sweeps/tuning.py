@@ -56,7 +56,7 @@ def run_selection(
     config: a sweep with `selection.enabled` and one seed; its grid holds the settings.
     workdir: `trials.json` and `trials/` in it are secret, `best/` may be released.
     train_fn, load_fn: as for `grid.run_sweep`.
-    plan_fn: (config, data) -> the plan of a run; default: that of `build.build`.
+    plan_fn: (config, data) -> the plan of a run; default: that of `build.assemble`.
 
   Returns:
     The content of best/selection.json: the winning setting, its score, and both epsilons:
@@ -156,7 +156,7 @@ def _check(config: SweepConfig) -> None:
 
 
 def _plan(config: TrainConfig, data: Any) -> Plan:
-  return build.build(config, data).plan
+  return build.assemble(config, data).plan
 
 
 def _common_plan(settings: list[Point], load: LoadFn, plan_fn: PlanFn) -> Plan:

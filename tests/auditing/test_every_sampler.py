@@ -159,7 +159,7 @@ def test_a_training_run_with_canaries_draws_all_of_its_batches(sampler, relation
     privacy=privacy, num_steps=_STEPS, audit=AuditConfig(enabled=True, num_canaries=60)
   )
   config.model.name, config.model.options = "linear", {}
-  run = build.build(config, (train, train))
+  run = build.assemble(config, (train, train))
   batches = list(run.plan.batches(data.resident(run.train), rng=run.random.sampler))
   assert len(batches) == _STEPS and any(batch.mask.any() for batch in batches)
   assert run.canaries is not None and run.canaries.included.sum() < 60

@@ -254,7 +254,7 @@ def keys_of_the_config_alone(subject):
 def one_key_for_noise_and_augmentation(subject):
   def streams(config, digest=bytes(32)):
     honest = build.streams(config, digest)
-    return honest._replace(example=honest.noise)
+    return honest._replace(local=honest.noise)
 
   return subject._replace(streams=streams)
 

@@ -47,7 +47,7 @@ def test_what_is_not_proved_has_no_proved_epsilon(method):
   assert outcome.privacy.proved_epsilon is None
   assert outcome.privacy.kind == ("none" if method == "no_dp" else "claimed")
   assert [epoch for epoch, _ in scores] == [1, 2]
-  assert set(scores[0][1]) == {"test_accuracy", "test_loss"}
+  assert set(scores[0][1]) == {"accuracy", "loss"}
   assert outcome.num_steps == 8
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.params))
 
@@ -271,7 +271,7 @@ def test_with_a_huge_budget_rigorous_mode_learns():
   nets = _NETS._replace(second=models.build("linear", num_classes=10))
   scores = []
   job = dataclasses.replace(
-    _job(20_000.0, rigorous=how, on_epoch=lambda e, s: scores.append(s["test_accuracy"])),
+    _job(20_000.0, rigorous=how, on_epoch=lambda e, s: scores.append(s["accuracy"])),
     train=_TRAIN, test=_TEST, nets=nets, training=Training(15, 50, 0.05),
   )  # fmt: skip
   relevance.run("radp", "rigorous", job)

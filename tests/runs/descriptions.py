@@ -180,7 +180,7 @@ def training_run(config: Any) -> Any:
   """What a TrainConfig builds. UserError where it is refused."""
   build.check(config)
   whole = build.streams(config, bytes(32))
-  random = build.Streams(init=whole.init, noise=_KEY, example=_KEY, sampler=3)
+  random = whole._replace(noise=_KEY, local=_KEY, sampler=3)
   options: dict[str, Any] = {}
 
   def spied(loss_fn: Any, plan: Any, tx: Any, **given: Any) -> Any:
@@ -188,7 +188,7 @@ def training_run(config: Any) -> Any:
     return training.TrainState  # nobody runs it
 
   with mock.patch.object(build.training, "dp_sgd", spied):
-    run = build.build(config, None, random)
+    run = build.assemble(config, None, random)
   rates = [float(run.schedule(step)) for step in (0, 1, 7, config.num_steps - 1)]
   facts = [run.plan, options, rates, trees.sha256(run.params), run.task.name]
   facts += [_loss(config, run), run.train.x[:40], run.train.y, run.sgld_temperature]
@@ -222,14 +222,14 @@ def federated_run(config: Any) -> Any:
   """What a FedConfig builds. UserError where it is refused."""
   federate_build.check(config)
   whole = federate_build.streams(config, bytes(32))
-  random = federate_build.Streams(init=whole.init, noise=_KEY, client=_KEY, sampler=3)
+  random = whole._replace(noise=_KEY, local=_KEY, sampler=3)
   by_name = lambda name, **options: Call(name, (), tuple(options.items()))
   with (
     mock.patch.object(federate_build, "federated", _Recorder()),
     mock.patch.object(federate_build.execution, "by_name", by_name),
     mock.patch.object(federate_build.processes, "process_clients", lambda inner: inner),
   ):
-    run = federate_build.build_run(config, None, random)
+    run = federate_build.assemble(config, None, random)
     algorithm = _unwrapped(run.algorithm)
     words = run.promise.statement(config.num_rounds)
   promise, dealt = run.promise, run.federation

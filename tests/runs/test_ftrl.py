@@ -11,8 +11,8 @@ from dpjax.accounting import Ledger
 from dpjax.checks import batches, noise_laws
 from dpjax.checks import laws as check_laws
 from dpjax.checks import table as check
-from dpjax.runs import fields
-from dpjax.runs.central import build, run
+from dpjax.runs import fields, loop
+from dpjax.runs.central import build
 from dpjax.runs.central.privacy import make_plan
 from dpjax.validate import UserError
 
@@ -44,7 +44,7 @@ def _config(**overrides):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
   workdir = tmp_path_factory.mktemp("ftrl") / "whole"
-  return workdir, run.train(_config(), workdir)
+  return workdir, loop.train(_config(), workdir)
 
 
 def test_the_result_is_what_the_charges_add_up_to(finished):
@@ -65,13 +65,13 @@ def test_the_result_is_what_the_charges_add_up_to(finished):
 @pytest.mark.parametrize("extra", [{}, {**_POISSON, "privacy.noise_levels": [1.5, 1.0]}])
 def test_p16_an_interrupted_run_ends_as_the_uninterrupted_one(tmp_path, extra):
   config = _config(**extra)
-  whole = run.train(config, tmp_path / "whole")
+  whole = loop.train(config, tmp_path / "whole")
   shutil.copytree(tmp_path / "whole", tmp_path / "cut")
   for name in ("result.json", "params.npz"):
     (tmp_path / "cut" / name).unlink()
   for step in (9, 12):
     shutil.rmtree(tmp_path / "cut" / "checkpoints" / str(step), ignore_errors=True)
-  resumed = run.train(config, tmp_path / "cut")
+  resumed = loop.train(config, tmp_path / "cut")
   for key in ("params_sha256", "epsilon", "ledger", "test_accuracy"):
     assert resumed[key] == whole[key]
 
@@ -132,8 +132,10 @@ def test_the_checks_catch_noise_without_its_correlation():
 
 def test_a_budget_is_refused_before_the_first_step(tmp_path):
   with pytest.raises(UserError, match="the budget at delta"):
-    run.train(_config(**{"privacy.epsilon_budget": 2.9}), tmp_path / "run")
-  run.train(_config(**{"privacy.epsilon_budget": 3.0, "num_steps": 4}), tmp_path / "enough")
+    loop.train(_config(**{"privacy.epsilon_budget": 2.9}), tmp_path / "run")
+  loop.train(
+    _config(**{"privacy.epsilon_budget": 3.0, "num_steps": 4}), tmp_path / "enough"
+  )
 
 
 @pytest.mark.parametrize(

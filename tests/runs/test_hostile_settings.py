@@ -11,18 +11,14 @@ from absl import flags
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax.checks import games
+from dpjax.runs import fields, loop, report, writers
 from dpjax.runs.central import build
-from dpjax.runs.federated import run as federate
-from dpjax.runs import fields
-from dpjax.runs import report
-from dpjax.runs.central import run
-from dpjax.sweeps import tuning
-from dpjax.sweeps import grid as sweep
-from dpjax.runs import writers
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.relevance.config import RelevanceConfig
 from dpjax.runs.unused import leaves
+from dpjax.sweeps import grid as sweep
+from dpjax.sweeps import tuning
 from dpjax.validate import UserError
 from launch import account
 
@@ -91,7 +87,7 @@ def test_a_title_or_a_name_is_no_formula(tmp_path):
 def test_an_option_of_the_wrong_kind_is_one_line(tmp_path, name, options):
   config = _config(model__name=name, model__options=options)
   with pytest.raises(UserError, match=next(iter(options))):
-    run.train(config, tmp_path / "run")
+    loop.train(config, tmp_path / "run")
   assert not (tmp_path / "run").exists()
 
 
@@ -101,13 +97,13 @@ def test_a_refused_run_leaves_its_folder_to_the_mended_config(tmp_path):
     with pytest.raises(
       UserError, match="privacy.epsilon_budget=1.0|l2_clip_norm=3e.38: .*float32"
     ):
-      run.train(_config(**changes), tmp_path)
+      loop.train(_config(**changes), tmp_path)
     assert not list(tmp_path.iterdir()), changes
-  assert run.train(_config(), tmp_path)["num_steps"] == 2
+  assert loop.train(_config(), tmp_path)["num_steps"] == 2
   # A run that has begun keeps what is there, whatever is wrong with the next command.
   before = sorted(tmp_path.rglob("*"))
   with pytest.raises(UserError, match="another config"):
-    run.train(_config(**refused[0]), tmp_path)
+    loop.train(_config(**refused[0]), tmp_path)
   assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -118,7 +114,7 @@ def test_a_refused_federated_run_leaves_its_folder_to_the_mended_config(tmp_path
     with pytest.raises(
       UserError, match="privacy.epsilon_budget=1.0|l2_clip_norm=3e.38: .*float32"
     ):
-      federate.federate(fields.replace(config, f"privacy.{path}", value), tmp_path)
+      loop.train(fields.replace(config, f"privacy.{path}", value), tmp_path)
     assert not list(tmp_path.iterdir()), path
 
 
@@ -128,7 +124,7 @@ def test_a_clip_norm_beyond_float32_is_named(tmp_path, norm):
     build.check(_config(privacy__l2_clip_norm=norm))
   config = fields.replace(fed_quickstart.get_config(), "privacy.l2_clip_norm", norm)
   with pytest.raises(UserError, match="privacy.l2_clip_norm=.*float32"):
-    federate.federate(config, tmp_path)
+    loop.train(config, tmp_path)
 
 
 def test_scores_of_an_attempt_with_other_noise_are_not_left_behind(tmp_path):
@@ -150,7 +146,7 @@ def test_two_selections_in_one_folder_are_refused(tmp_path):
     selection=sweep.SelectionConfig(enabled=True, mean_trials=2.0),
   )
   with writers.alone_in(tmp_path), pytest.raises(UserError, match="another process"):
-    tuning.run_selection(config, tmp_path, run.train, build.load_data)
+    tuning.run_selection(config, tmp_path, loop.train, build.load_data)
   assert not (tmp_path / tuning.TRIALS).exists()
 
 

@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 
 from dpjax import auditing, noise, relevance
-from dpjax.runs.relevance import audit as relevance_audit
-from dpjax.runs.relevance import run as relevance_run
-from dpjax.runs.relevance import table as relevance_table
+from dpjax.relevance import Paper, Rigorous
+from dpjax.runs import workdir as owner
 from dpjax.runs import writers
 from dpjax.runs.central.config import DataConfig, ModelConfig
+from dpjax.runs.relevance import audit as relevance_audit
+from dpjax.runs.relevance import build as relevance_build
+from dpjax.runs.relevance import run as relevance_run
+from dpjax.runs.relevance import table as relevance_table
 from dpjax.runs.relevance.config import (
   RelevanceAuditConfig,
   RelevanceConfig,
   points,
 )
-from dpjax.relevance import Paper, Rigorous
 from dpjax.validate import UserError
 
 _DATA = bytes(32)  # a digest
@@ -81,11 +83,12 @@ def test_noise_comes_from_the_seed_only_where_it_is_said():
     mode="rigorous", rigorous=dataclasses.replace(proved.rigorous, seeded_noise=True)
   )
   same = lambda config: bool(
-    relevance_run.streams(config, _DATA).noise == relevance_run.streams(config, _DATA).noise
+    relevance_build.streams(config, _DATA).noise
+    == relevance_build.streams(config, _DATA).noise
   )
   assert same(paper) and same(seeded) and not same(proved)
   other = dataclasses.replace(paper, epsilons=[3.0])
-  name = lambda config: noise.key_id(relevance_run.streams(config, _DATA).noise)
+  name = lambda config: noise.key_id(relevance_build.streams(config, _DATA).noise)
   assert name(paper) != name(other)
   pooled = relevance.Private(relevance_pool=4)
   assert name(RelevanceConfig(private=pooled)) != name(RelevanceConfig())
@@ -136,7 +139,7 @@ def test_a_grid_of_methods_and_modes_writes_one_table(tmp_path):
 
 def test_a_folder_where_another_process_works_is_left_alone(tmp_path):
   config = _config(method="no_dp")
-  relevance_run.run.claim_workdir(tmp_path / "run", config)
+  owner.claim(tmp_path / "run", config)
   (tmp_path / "run" / "lock").touch()
   busy = writers.alone(tmp_path / "run" / "lock")
   with busy, pytest.raises(UserError, match="another process is at work"):
@@ -180,10 +183,8 @@ def test_without_canaries_only_noisy_inputs_are_attacked(tmp_path):
 
 def test_without_privacy_one_run_serves_every_epsilon(tmp_path, monkeypatch):
   made = []
-  run = relevance_run.relevance.run
-  monkeypatch.setattr(
-    relevance_run.relevance, "run", lambda *a: made.append(a[0]) or run(*a)
-  )
+  run = relevance.run
+  monkeypatch.setattr(relevance, "run", lambda *a: made.append(a[0]) or run(*a))
   config = _config(method="no_dp", epsilons=[1.0, 2.0], num_seeds=2)
   results = relevance_run.run_all(config, tmp_path)
   assert made == ["no_dp"] * 2  # one for each seed

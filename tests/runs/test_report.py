@@ -8,8 +8,7 @@ import sys
 import pytest
 from matplotlib.figure import Figure
 
-from dpjax.runs import report
-from dpjax.runs import writers
+from dpjax.runs import report, writers
 from dpjax.validate import UserError
 
 PRIVATE = {

@@ -12,20 +12,17 @@ from hypothesis import strategies as st
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax import data, noise
+from dpjax.runs import checkpoint, fields, loop, streams
+from dpjax.runs import workdir as owner
 from dpjax.runs.central import build
-from dpjax.runs import checkpoint
-from dpjax.runs.federated import run as federate
-from dpjax.runs.federated import build as federate_build
-from dpjax.runs import fields
-from dpjax.runs import release
-from dpjax.runs.relevance import run as relevance_run
-from dpjax.runs.central import run
-from dpjax.runs import streams
-from dpjax.sweeps import grid
 from dpjax.runs.central.config import DataConfig, ModelConfig
+from dpjax.runs.federated import build as federate_build
+from dpjax.runs.relevance import build as relevance_build
+from dpjax.runs.relevance import run as relevance_run
 from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.sweeps import grid
 from dpjax.validate import UserError
-from tests.runs.stops import stop_after
+from tests.runs.stops import die, stop_after
 
 _ROWS = 120
 
@@ -65,9 +62,9 @@ def _relevance(**overrides):
 
 
 _KINDS = {
-  "central": (_central, run.train),
-  "federated": (_federated, federate.federate),
-  "relevance": (_relevance, relevance_run.run_all),
+  "central": (_central, loop.train, build),
+  "federated": (_federated, loop.train, federate_build),
+  "relevance": (_relevance, relevance_run.run_all, relevance_build),
 }
 
 
@@ -114,18 +111,14 @@ def _changes():
 def _digest_of(kind, config, folder):
   config = _with(config, {"data.data_dir": str(folder)})
   if kind == "relevance":
-    return relevance_run.data_digest(config, {})
-  load = build.load_arrays if kind == "central" else federate_build.load_arrays
-  return data.digest(load(config)[0])
+    return relevance_build.data_digest(config, {})
+  return data.digest(_KINDS[kind][2].load_arrays(config)[0])
 
 
 def _streams_of(kind, config, digest):
-  found = {
-    "central": build.streams, "federated": federate_build.streams,
-    "relevance": relevance_run.streams,
-  }[kind](config, digest)  # fmt: skip
-  keys = [noise.key_id(key) for key in found[1:] if not isinstance(key, int)]
-  return {*keys, *(seed for seed in found if isinstance(seed, int))}, found.init
+  found = _KINDS[kind][2].streams(config, digest)
+  keys = {noise.key_id(found.noise), noise.key_id(found.local)}
+  return {*keys, found.sampler, found.order}, found.init
 
 
 # --- the digest
@@ -137,7 +130,7 @@ def test_p46_data_one_record_apart_share_neither_noise_nor_batches(kind, tmp_pat
   _write(tmp_path)
   first, init = _streams_of(kind, config, _digest_of(kind, config, tmp_path))
   assert first == _streams_of(kind, config, _digest_of(kind, config, tmp_path))[0]
-  assert len(first) == 3
+  assert len(first) == 4
   for name, change in _changes().items():
     _write(tmp_path, **change)
     other, other_init = _streams_of(kind, config, _digest_of(kind, config, tmp_path))
@@ -217,7 +210,7 @@ def _secrets_of(digest):
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("ends", ["finished", "cut off"])
 def test_a_run_does_not_go_on_with_other_data(kind, ends, tmp_path, monkeypatch):
-  make, _ = _KINDS[kind]
+  make, *_ = _KINDS[kind]
   _write(tmp_path)
   digest, workdir = _digest_of(kind, make(), tmp_path), tmp_path / "run"
   if ends == "cut off":
@@ -242,42 +235,32 @@ def test_a_run_does_not_go_on_with_other_data(kind, ends, tmp_path, monkeypatch)
 
 
 def _cut_off(kind, config, workdir, folder, monkeypatch):
-  if kind == "relevance":
-    monkeypatch.setattr(relevance_run, "_save", lambda *a: _die())
-    with pytest.raises(KeyboardInterrupt):
-      _run(kind, config, workdir, folder)
-    return monkeypatch.undo()
-  stop_after(monkeypatch, (run if kind == "central" else federate)._Loop, 1, _die)
+  stop_after(monkeypatch, 1, die, phase="model_2" if kind == "relevance" else "")
   with pytest.raises(KeyboardInterrupt):
     _run(kind, config, workdir, folder)
   assert checkpoint.newest(workdir) == 0  # the data are remembered before the first step
 
 
-def _die():
-  raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("kind", ["central", "federated"])
 def test_a_release_does_not_go_on_with_other_data(kind, tmp_path, monkeypatch):
-  make, _ = _KINDS[kind]
+  make, *_ = _KINDS[kind]
   config, workdir = make(release=True), tmp_path / "run"
   _write(tmp_path)
   _cut_off(kind, config, workdir, tmp_path, monkeypatch)
-  held = checkpoint.meta_of(workdir)
+  held = owner.remembered(workdir)
   _write(tmp_path, **_changes()["one label"])
   with pytest.raises(UserError, match=r"are not the data of the run in workdir="):
     _run(kind, config, workdir, tmp_path)
   _write(tmp_path)
   result = _run(kind, config, workdir, tmp_path)
-  kinds = {"central": build.Streams, "federated": federate_build.Streams}
-  kept = release.from_meta(config, held, kinds[kind])
+  kept = streams.from_meta(config.seed, held)
   assert result["ledger"]["charges"][0]["noise_key_id"] == noise.key_id(kept.noise)
 
 
 @pytest.mark.parametrize("kind", ["central", "federated"])
 def test_nothing_but_noisy_parameters_tells_two_data_sets_apart(kind, tmp_path):
   """What is written of two runs on data one record apart: no name, no id that differs."""
-  make, _ = _KINDS[kind]
+  make, *_ = _KINDS[kind]
   results = []
   for name, change in (("a", {}), ("b", _changes()["one bit of one pixel"])):
     _write(tmp_path, **change)
@@ -291,10 +274,10 @@ def test_nothing_but_noisy_parameters_tells_two_data_sets_apart(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", ["central", "federated"])
 def test_a_run_of_an_earlier_version_is_not_gone_on_with(kind, tmp_path, monkeypatch):
-  make, _ = _KINDS[kind]
+  make, *_ = _KINDS[kind]
   _write(tmp_path)
   with monkeypatch.context() as older:
-    older.setattr(streams, "to_meta", lambda digest: {})
+    older.setattr(streams, "to_meta", lambda *what: {})
     older.setattr(streams, "check_data", lambda *a, **k: None)
     _cut_off(kind, make(), tmp_path / "run", tmp_path, older)
   with pytest.raises(UserError, match="earlier version.*nothing was changed") as caught:
@@ -306,7 +289,7 @@ def test_an_earlier_experiment_of_relevance_gets_no_more_points(tmp_path):
   _write(tmp_path)
   config = _relevance(curves={"a": {}, "b": {"num_epochs": 2}})
   _run("relevance", config, tmp_path / "run", tmp_path)
-  for path in (tmp_path / "run").rglob("data.json"):
+  for path in (tmp_path / "run").rglob("run.json"):
     path.unlink()
   _run("relevance", config, tmp_path / "run", tmp_path)  # nothing is left to run
   with pytest.raises(UserError, match="earlier version"):
@@ -330,11 +313,11 @@ def test_a_sweep_on_changed_data_does_not_keep_what_it_had(tmp_path):
   base = _central(**{"data.data_dir": str(tmp_path), "privacy.noise_multiplier": None})
   name = "privacy.noise_multiplier"
   config = grid.SweepConfig(base, {name: [2.0, 3.0]}, x=name)
-  rows = grid.run_sweep(config, tmp_path / "sweep", run.train, build.load_data)
+  rows = grid.run_sweep(config, tmp_path / "sweep", loop.train, build.load_data)
   assert [row["status"] for row in rows] == ["done", "done"]
-  again = grid.run_sweep(config, tmp_path / "sweep", run.train, build.load_data)
+  again = grid.run_sweep(config, tmp_path / "sweep", loop.train, build.load_data)
   assert [r["params_sha256"] for r in again] == [r["params_sha256"] for r in rows]
   _write(tmp_path, **_changes()["one label"])
-  rows = grid.run_sweep(config, tmp_path / "sweep", run.train, build.load_data)
+  rows = grid.run_sweep(config, tmp_path / "sweep", loop.train, build.load_data)
   assert [row["status"] for row in rows] == ["failed", "failed"]
   assert "are not the data of the run" in rows[0]["error"]

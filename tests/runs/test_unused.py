@@ -7,13 +7,13 @@ import pytest
 from configs.fed import quickstart as federated
 from configs.radp import common, proved_mnist, test4_gaussian
 from configs.sweeps import mnist_algorithms
-from dpjax.runs.central import build
-from dpjax.runs.federated import build as federate_build
 from dpjax.runs import fields
-from dpjax.runs.relevance import config as relevance_config
-from dpjax.runs.relevance import run as relevance_run
-from dpjax.sweeps import grid
+from dpjax.runs.central import build
 from dpjax.runs.central.config import OptimizerConfig, PrivacyConfig, TrainConfig
+from dpjax.runs.federated import build as federate_build
+from dpjax.runs.relevance import build as relevance_build
+from dpjax.runs.relevance import config as relevance_config
+from dpjax.sweeps import grid
 from dpjax.validate import UserError
 
 
@@ -120,7 +120,7 @@ def test_the_server_follows_its_schedule_over_the_rounds():
 
 def test_every_field_of_a_training_comes_from_the_experiment_by_name():
   config = relevance_config.RelevanceConfig(weight_decay=0.25, batch_size=7, num_epochs=3)
-  made = relevance_run._training(config)
+  made = relevance_build._training(config)
   assert (made.weight_decay, made.batch_size, made.num_epochs) == (0.25, 7, 3)
 
 

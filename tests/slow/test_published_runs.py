@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 
-from dpjax.runs.central import run
+from dpjax.runs import loop
 from dpjax.validate import UserError
 
 _FLOORS = {
@@ -23,7 +23,7 @@ _FLOORS = {
 def test_a_published_run_reaches_its_floor_within_its_epsilon(name, tmp_path):
   config = importlib.import_module(f"configs.{name}").get_config()
   try:
-    result = run.train(config, tmp_path / "run")
+    result = loop.train(config, tmp_path / "run")
   except UserError as error:
     if "launch.prepare" not in str(error):
       raise

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -24,9 +25,9 @@ from dpjax import (
 )
 from dpjax.data.dataset import first_line
 from dpjax.plan import Plan
-from dpjax.runs import bounds, unused, writers
+from dpjax.runs import bounds, promise, unused, writers
 from dpjax.runs import streams as streams_lib
-from dpjax.runs.central import audit, privacy
+from dpjax.runs.central import audit, facts, privacy
 from dpjax.runs.central.config import (
   DataConfig,
   ModelConfig,
@@ -34,6 +35,9 @@ from dpjax.runs.central.config import (
   TrainConfig,
   to_dict,
 )
+from dpjax.runs.loop import Job, Work, every, single
+from dpjax.runs.promise import Promise
+from dpjax.runs.streams import Streams
 from dpjax.types import Algorithm, LossFn
 from dpjax.validate import UserError
 
@@ -86,16 +90,7 @@ _LANGUAGE = Task(
 )
 
 
-class Streams(NamedTuple):
-  """Every source of randomness of a run. In release mode: see runs/release.py."""
-
-  init: jax.Array  # key of the initial parameters; depends on the seed alone
-  noise: jax.Array
-  example: jax.Array  # augmentation
-  sampler: int  # 128 bits or more
-
-
-def config_digest(config: TrainConfig) -> bytes:
+def digest(config: TrainConfig) -> bytes:
   """Of everything in the config but for where data lie, so that a run can be repeated on
   another machine, and what an audit that is switched off would do. Public."""
   fields = to_dict(config)
@@ -111,14 +106,14 @@ def streams(config: TrainConfig, data: bytes) -> Streams:
   Args:
     data: `dpjax.data.digest` of the training data, before canaries.
   """
-  keys = streams_lib.keys(config.seed, config_digest(config), data)
-  return Streams(keys.init, keys.first, keys.second, keys.sampler)
+  return streams_lib.derived(config.seed, digest(config), data)
 
 
 class Run(NamedTuple):
-  """What a training loop needs."""
+  """Every object of a training run."""
 
   plan: Plan
+  promise: Promise
   algorithm: Algorithm
   params: Any  # at step 0
   apply: Any  # (params, x [B, ...]) -> logits
@@ -289,7 +284,7 @@ def _loss(config: TrainConfig, loss_fn: LossFn) -> LossFn:
   return training.augmented(loss_fn, augment, augmult=config.augmult)
 
 
-def build(
+def assemble(
   config: TrainConfig,
   loaded: tuple[Any, Any] | None = None,
   random: Streams | None = None,
@@ -315,7 +310,7 @@ def build(
     plan,
     optimizer(config.optimizer, schedule, _noise(config, plan, num_examples)),
     noise_key=random.noise,
-    example_key=None if config.augmentation == "none" else random.example,
+    example_key=None if config.augmentation == "none" else random.local,
     ema_decay=config.ema_decay,
     method=config.grad_method,
     microbatch_size=config.microbatch_size,
@@ -323,6 +318,12 @@ def build(
   )
   return Run(
     plan=plan,
+    promise=promise.of_plan(
+      plan,
+      len(train),
+      budget=config.privacy.epsilon_budget,
+      release=config.release,
+    ),
     algorithm=algorithm,
     params=params,
     apply=model.apply,
@@ -334,4 +335,74 @@ def build(
     loss_fn=loss_fn,
     canaries=canaries,
     sgld_temperature=_sgld_temperature(config, plan, num_examples),
+  )
+
+
+def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
+  """The job of a training run.
+
+  Args:
+    loaded: what `load_data` returns, to share them between runs.
+  """
+  check(config)
+  work = lambda *parts: _work(config, assemble(config, *parts))
+  return job_on_data(config, digest(config), load_arrays, loaded, work)
+
+
+def job_on_data(
+  config: Any,
+  named: bytes,
+  load: Callable[[Any], Any],
+  loaded: Any,
+  work: Callable[[Any, Streams], Work],
+) -> Job:
+  """The job of a run that is one training on the data of its config.
+
+  Args:
+    named: digest of the config. load: its data, without features. loaded: given ones, with.
+    work: (data, None for those of the config with their features, streams) -> work.
+  """
+  read = functools.cache(lambda: load(config) if loaded is None else loaded)
+  # A digest needs no features, so a run that is done does not compute them.
+  whole = models.needs_features(config.model.name) and loaded is None
+  return Job(
+    config=config,
+    digest=named,
+    seed=config.seed,
+    data_name=config.data.name,
+    data=lambda: data.digest(read()[0]),
+    start=lambda random: single(work(None if whole else read(), random)),
+    release=config.release,
+  )
+
+
+def _work(config: TrainConfig, run: Run) -> Work:
+  step_fn = jax.jit(run.algorithm.step, donate_argnums=0)
+
+  def step(state: Any, slices: Iterator[Any]) -> tuple[Any, Any]:
+    info = None
+    for batch in slices:  # a step is complete with the last of them
+      state, info = step_fn(state, batch)
+    return state, info
+
+  def draws(start: int) -> Iterator[Iterator[Any]]:
+    train = data.resident(run.train)
+    batches = iter(run.plan.batches(train, rng=run.random.sampler, start=start))
+    for _ in range(start, config.num_steps):
+      yield itertools.islice(batches, run.plan.slices)
+
+  return Work(
+    num_steps=config.num_steps,
+    init=lambda: run.algorithm.init(run.params),
+    step=step,
+    draws=draws,
+    released=training.eval_params,
+    evaluate=lambda state: run.task.evaluate(
+      run.apply, training.eval_params(state), run.test
+    ),
+    promise=run.promise,
+    row_at=lambda step: every(config.eval_every, step, config.num_steps),
+    observe=lambda state, info, step: facts.observed(config, run, state, info, step),
+    save_every=config.checkpoint_every,
+    describe=lambda state, stated, rows: facts.of(config, run, state, stated["epsilon"]),
   )

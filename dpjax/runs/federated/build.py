@@ -18,10 +18,13 @@ from dpjax.federated.server_optimizers import fed_opt
 from dpjax.plan import Plan
 from dpjax.runs import bounds, unused
 from dpjax.runs import streams as streams_lib
-from dpjax.runs.central import build
+from dpjax.runs.central import build as build_central
 from dpjax.runs.central.config import OptimizerConfig, TrainConfig
-from dpjax.runs.federated import privacy
+from dpjax.runs.federated import facts, privacy
 from dpjax.runs.federated.config import FedConfig
+from dpjax.runs.loop import Job, Work, every
+from dpjax.runs.promise import Promise
+from dpjax.runs.streams import Streams
 from dpjax.validate import UserError
 
 PARTITIONS = (
@@ -46,20 +49,11 @@ _OPTIMIZERS: dict[str, Callable[[Any, OptimizerConfig], Any]] = {
 _OF_SGD = ("fed_nova", "scaffold")  # derived for clients that take steps of plain SGD
 
 
-class Streams(NamedTuple):
-  """Every source of randomness of a federated run."""
-
-  init: jax.Array  # depends on the seed alone
-  noise: jax.Array  # the server's
-  client: jax.Array  # on clients: rounding, dropout, local noise
-  sampler: int  # 128 bits
-
-
 class FedRun(NamedTuple):
-  """What a federated loop needs."""
+  """Every object of a federated run."""
 
   plan: Plan  # of what runs: sampler and server noise
-  promise: privacy.Promise
+  promise: Promise
   algorithm: federated.FederatedAlgorithm
   params: Any
   apply: Any
@@ -67,7 +61,7 @@ class FedRun(NamedTuple):
   federation: Federation
   work: federated.LocalWork
   test: Any
-  task: build.Task
+  task: build_central.Task
 
 
 def check(config: FedConfig) -> None:
@@ -179,22 +173,21 @@ def streams(config: FedConfig, data: bytes) -> Streams:
   Args:
     data: `dpjax.data.digest` of the federation.
   """
-  keys = streams_lib.keys(config.seed, digest(config), data)
-  return Streams(keys.init, keys.first, keys.second, keys.sampler)
+  return streams_lib.derived(config.seed, digest(config), data)
 
 
 def load_data(config: FedConfig) -> tuple[Federation, Any]:
-  """(the federation, the test set) that a config names; `federate` takes them as `data`.
+  """(the federation, the test set) that a config names; `build` takes them as `data`.
 
   Raises:
     UserError: data that are not there; the line says how to get them.
   """
-  return _load(config, build.load_data)
+  return _load(config, build_central.load_data)
 
 
 def load_arrays(config: FedConfig) -> tuple[Federation, Any]:
   """As `load_data` without features: `dpjax.data.digest` of the two is the same."""
-  return _load(config, build.load_arrays)
+  return _load(config, build_central.load_arrays)
 
 
 def _load(config: FedConfig, load: Callable) -> tuple[Federation, Any]:
@@ -203,8 +196,12 @@ def _load(config: FedConfig, load: Callable) -> tuple[Federation, Any]:
       config.data.data_dir, min_chars=config.partition.min_chars
     )
     return train, test.dataset
-  train, test = load(TrainConfig(data=config.data, model=config.model))
+  train, test = load(_central(config))
   return _partitioned(config, train), test
+
+
+def _central(config: FedConfig) -> TrainConfig:
+  return TrainConfig(data=config.data, model=config.model)
 
 
 def _partitioned(config: FedConfig, train: Any) -> Federation:
@@ -286,7 +283,7 @@ def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
   schedule over the rounds."""
   rate: Any = config.learning_rate
   if config.schedule != "constant":
-    rate = build.learning_rate_schedule(config, num_rounds)
+    rate = build_central.learning_rate_schedule(config, num_rounds)
   if config.name == "sgd":
     return _OPTIMIZERS["sgd"](rate, config)
   constant = config.schedule == "constant"
@@ -306,7 +303,7 @@ def _algorithm(
   common: dict[str, Any] = dict(
     aggregator=_aggregator(config, plan, random.noise),
     map_clients=processes.process_clients(inner),
-    key=random.client,
+    key=random.local,
   )
   weighted = common | {"weighting": _weighting(config)}
   if algorithm.name == "fed_avg":
@@ -337,7 +334,7 @@ def _algorithm(
   return federated.fed_sgd(loss_fn, server_tx, **weighted)
 
 
-def build_run(
+def assemble(
   config: FedConfig, data: tuple[Any, Any] | None = None, random: Streams | None = None
 ) -> FedRun:
   """Every object of a federated run; deterministic in its arguments.
@@ -347,25 +344,59 @@ def build_run(
     random: None for the streams of config and data.
   """
   check(config)
-  central = TrainConfig(data=config.data, model=config.model)
   federation, test = load_data(config) if data is None else data
   num_clients = federation.num_clients
   random = streams(config, data_lib.digest(federation)) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)
-  task = build.make_task(central, federation.dataset)
+  task = build_central.make_task(_central(config), federation.dataset)
   # load_data has standardised the features of a scattering head already
   fixed = {"num_groups": None} if models.needs_features(config.model.name) else {}
-  model = build.make_model(config.model, task.width(federation.dataset), **fixed)
-  first = jnp.zeros_like(federation.dataset.x[:1])  # its shape alone: see build.build
+  model = build_central.make_model(config.model, task.width(federation.dataset), **fixed)
+  first = jnp.zeros_like(federation.dataset.x[:1])  # its shape alone: see central.build
   return FedRun(
     plan=plan,
     promise=privacy.make_promise(config, plan, reported, num_clients),
     algorithm=_algorithm(config, task.loss(model.apply), plan, random, num_clients),
-    params=build.init_params(config.model, model, random.init, first),
+    params=build_central.init_params(config.model, model, random.init, first),
     apply=model.apply,
     random=random,
     federation=federation,
     work=federated.LocalWork(**dataclasses.asdict(config.local)),
     test=test,
     task=task,
+  )
+
+
+def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
+  """The job of a federated run: rounds for steps, users for examples.
+
+  Args:
+    data: what `load_data` returns, to share them between runs.
+  """
+  check(config)
+  work = lambda *parts: _work(config, assemble(config, *parts))
+  return build_central.job_on_data(config, digest(config), load_arrays, data, work)
+
+
+def _work(config: FedConfig, fed: FedRun) -> Work:
+  target, total = config.stop_at_accuracy, config.num_rounds
+  return Work(
+    num_steps=total,
+    init=lambda: fed.algorithm.init(fed.params, fed.federation.num_clients),
+    step=fed.algorithm.round,
+    draws=lambda start: federated.cohorts(
+      fed.plan, fed.federation, fed.work, rng=fed.random.sampler, start=start
+    ),
+    released=federated.params_of,
+    evaluate=lambda state: fed.task.evaluate(
+      fed.apply, federated.params_of(state), fed.test
+    ),
+    promise=fed.promise,
+    row_at=lambda step: every(config.eval_every, step, total),
+    observe=lambda state, info, step: facts.observed(config, fed, state, info),
+    enough=lambda row: target is not None and row["test_accuracy"] >= target,
+    save_every=config.checkpoint_every,
+    name="rounds",
+    steps_are="communication rounds",
+    describe=lambda state, stated, rows: facts.of(config, fed, state, rows),
   )

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
-from dp_accounting import DpEvent
+from typing import Any
 
 from dpjax import accounting, sampling, transforms, validate
 from dpjax.federated import placement
 from dpjax.plan import Plan
+from dpjax.runs import promise
 from dpjax.runs.central import ftrl
 from dpjax.runs.central.config import PrivacyConfig
 from dpjax.runs.federated.config import FedConfig
+from dpjax.runs.promise import Promise
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
@@ -22,18 +20,6 @@ METHODS = ("central", "local", "both", "none", "dp_ftrl")
 SAMPLERS = ("poisson", "fixed_size")
 CLIPPINGS = ("flat", "adaptive")
 CENTRAL = ("central", "both", "dp_ftrl")
-
-
-class Promise(NamedTuple):
-  """What is reported: whose epsilon, under which assumptions."""
-
-  kind: str  # proved | simulated | none
-  delta: float
-  relation: str
-  step_event: Callable[[int], DpEvent]  # what a round of THIS run is charged
-  remaining_event: Callable[[int], DpEvent]  # ... and its rounds from this one to the last
-  curve: Callable[[Sequence[int]], np.ndarray]  # epsilon after so many rounds
-  statement: Callable[[int], str]  # in words, after so many rounds
 
 
 def check_cohort(config: FedConfig, num_clients: int) -> None:
@@ -195,26 +181,6 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
   return _plan(config, sampler, config.clients_per_round, scaled), reported
 
 
-def _central_promise(config: FedConfig, ran: Plan, reported: Plan, clients: int) -> Promise:
-  simulated = reported is not ran
-  kind = "simulated" if simulated else "proved"
-  of = config.privacy.simulated_clients if simulated else clients
-
-  def statement(rounds: int) -> str:
-    text = reported.statement(of or clients, rounds, unit="user")
-    return f"{_simulation_note(config)}\n\n{text}" if simulated else text
-
-  return Promise(
-    kind=kind if reported.is_private else "none",
-    delta=reported.delta,
-    relation=str(reported.neighboring_relation),
-    step_event=ran.step_event,
-    remaining_event=ran.remaining_event,
-    curve=reported.epsilon_curve,
-    statement=statement,
-  )
-
-
 def _simulation_note(config: FedConfig) -> str:
   privacy = config.privacy
   return (
@@ -254,45 +220,47 @@ _LOCAL_NOTE = (
 def _local_promise(config: FedConfig, num_clients: int) -> Promise:
   """Against the server itself; for a client that takes part in every round."""
   noise, delta = local_noise(config) or 0.0, config.privacy.delta
-  words: dict[str, Any] = dict(
-    delta=delta, neighboring_relation=str(NeighboringRelation.REPLACE_ONE)
-  )
+  relation = str(NeighboringRelation.REPLACE_ONE)
+
+  def statement(rounds: int) -> str:
+    text = accounting.privacy_statement(
+      placement.local_event(noise, rounds),
+      num_examples=num_clients,
+      unit="user",
+      delta=delta,
+      neighboring_relation=relation,
+    )
+    return f"{_LOCAL_NOTE}\n\n{text}"
+
   return Promise(
     kind="proved" if noise else "none",
     delta=delta,
-    relation=str(NeighboringRelation.REPLACE_ONE),
+    relation=relation,
+    unit="user",
+    accountant="pld",
     step_event=lambda step: placement.local_event(noise),
     remaining_event=lambda start: placement.local_event(noise, config.num_rounds - start),
-    curve=lambda rounds: np.array(
-      [placement.local_epsilon(noise, delta, int(t)) if t else 0.0 for t in rounds]
-    ),
-    statement=lambda rounds: (
-      f"{_LOCAL_NOTE}\n\n"
-      + accounting.privacy_statement(
-        placement.local_event(noise, rounds), num_examples=num_clients, unit="user", **words
-      )
-    ),
-  )
-
-
-def _no_promise(plan: Plan) -> Promise:
-  text = "Privacy statement\n\nNone: no epsilon is proved for this run."
-  none = lambda rounds: np.full(len(rounds), math.inf)
-  return Promise(
-    kind="none",
-    delta=plan.delta,
-    relation="",
-    step_event=plan.step_event,
-    remaining_event=plan.remaining_event,
-    curve=none,
-    statement=lambda rounds: text,
+    curve=lambda rounds: placement.local_epsilon(noise, delta, rounds) if rounds else 0.0,
+    statement=statement,
+    accounted_delta=delta,
+    l2_bound=config.privacy.l2_clip_norm,
+    num_records=num_clients,
+    budget=config.privacy.epsilon_budget,
   )
 
 
 def make_promise(config: FedConfig, ran: Plan, reported: Plan, num_clients: int) -> Promise:
   """What is promised to one of `num_clients`; the plans are those of `make_plan`."""
-  if config.privacy.method in CENTRAL:
-    return _central_promise(config, ran, reported, num_clients)
   if config.privacy.method == "local":
     return _local_promise(config, num_clients)
-  return _no_promise(ran)
+  simulated = reported is not ran
+  return promise.of_plan(
+    reported,
+    num_clients,
+    ran=ran if simulated else None,
+    deployed=config.privacy.simulated_clients,
+    unit="user",
+    budget=config.privacy.epsilon_budget,
+    note=_simulation_note(config) if simulated else "",
+    release=config.release,
+  )

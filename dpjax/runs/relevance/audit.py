@@ -24,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import auditing, losses, relevance
-from dpjax.runs.relevance.config import RelevanceConfig
 from dpjax.relevance import noise as noise_lib
 from dpjax.relevance import rigorous
+from dpjax.runs.relevance.config import RelevanceConfig
 
 CONFIDENCE = 0.95
 _KINDS = {"U3": "mislabelled", "U4": "random"}
@@ -228,7 +228,7 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
     keep_labels=features_only,
   )
   again = dataclasses.replace(
-    job, train=mixed, public_size=len(job.train), on_epoch=None, memo={},
+    job, train=mixed, public_size=len(job.train), trainer=None, memo={},
     streams=_other_streams(job.streams, name),
   )  # fmt: skip
   attacked = relevance.run(config.method, config.mode, again)

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from dpjax import models, relevance, validate
-from dpjax.runs import bounds
-from dpjax.runs import fields
-from dpjax.runs.relevance import unused
-from dpjax.runs.central.config import DataConfig, ModelConfig
 from dpjax.relevance.settings import MODES
+from dpjax.runs import bounds, fields
+from dpjax.runs.central.config import DataConfig, ModelConfig
+from dpjax.runs.relevance import unused
 from dpjax.validate import UserError
 
 

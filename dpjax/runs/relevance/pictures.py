@@ -16,10 +16,10 @@ from matplotlib.ticker import MaxNLocator
 
 from dpjax import relevance
 from dpjax.accounting import upper
+from dpjax.relevance.lrp import Lrp, heat_map
 from dpjax.runs import report as reports
 from dpjax.runs import writers
 from dpjax.runs.relevance.config import Point, RelevanceConfig
-from dpjax.relevance.lrp import Lrp, heat_map
 from dpjax.validate import UserError
 
 Row = dict[str, Any]

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpjax.accounting import lower, upper
-from dpjax.runs import report
-from dpjax.runs import writers
+from dpjax.runs import promise, report, writers
 
 Row = dict[str, Any]
 COLUMNS = (
@@ -38,17 +37,7 @@ _NOTE = (
 def line(result: dict) -> str:
   """One line for people; a claim never comes without what fails."""
   accuracy = f"test_accuracy={result['test_accuracy']:.4f}"
-  head = f"{result['dataset']} {result['curve']}: {accuracy}"
-  if result["epsilon_kind"] == "none":
-    return f"{head}, not private"
-  epsilon = f"epsilon={upper(result['epsilon'])}"
-  under = f"delta={upper(result['delta'])}, {result['neighboring_relation']}"
-  if result["epsilon_kind"] == "proved":
-    return f"{head}, {epsilon} (proved, {under}, per {result['unit']})"
-  by_theorem = result["claimed_epsilon_thm7"]
-  own = f"; {upper(by_theorem)} by its own theorem 7" if by_theorem else ""
-  failed = " ".join(text.split(":")[0] for text in result["failed_assumptions"])
-  return f"{head}, {epsilon} (CLAIMED, {under}{own}; nothing is proved, fails: {failed})"
+  return f"{result['dataset']} {result['curve']}: {accuracy}, {promise.told(result)}"
 
 
 def write(workdir: pathlib.Path, results: Sequence[Row]) -> None:

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dpjax import models
-from dpjax.runs import fields
-from dpjax.runs import unused
+from dpjax.relevance.settings import Rigorous
+from dpjax.runs import fields, unused
 from dpjax.runs.central.config import DataConfig, ModelConfig
 from dpjax.runs.unused import Unused, needs
-from dpjax.relevance.settings import Rigorous
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:  # it refuses by this module

@@ -1,0 +1,79 @@
+"""What a federated run reports: a row of metrics, the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpjax import federated, transforms
+from dpjax.data import partition
+from dpjax.runs.federated import privacy
+from dpjax.runs.federated.config import FedConfig
+
+
+def observed(
+  config: FedConfig, fed: Any, state: Any, info: federated.RoundInfo
+) -> dict[str, float]:
+  """What a row says beside scores and epsilon; `fed` is a `build.FedRun`."""
+  row = _changing_clip_norm(fed, state, "l2_clip_norm")
+  if not config.diagnostics or config.release:
+    return row
+  shown = {**info._asdict()}
+  del shown["clients"]
+  return row | {f"not_private/{name}": float(value) for name, value in shown.items()}
+
+
+def _changing_clip_norm(fed: Any, state: Any, name: str) -> dict[str, float]:
+  """{name: that of the next round} with adaptive clipping: an output of the mechanism."""
+  scale = transforms.clip_scale(getattr(state, "aggregator", None))
+  return {} if scale is None else {name: fed.plan.l2_bound * float(scale)}
+
+
+def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[str, Any]:
+  """The first evaluated round whose test accuracy reaches each target, or None.
+
+  >>> rounds_to([{"step": 1, "test_accuracy": 0.5}, {"step": 2, "test_accuracy": 0.98}],
+  ...           (0.97, 0.99))
+  {'0.97': 2, '0.99': None}
+  """
+  first = lambda target: (r["step"] for r in rows if r["test_accuracy"] >= target)
+  return {f"{target:g}": next(first(target), None) for target in targets}
+
+
+def _heterogeneity(config: FedConfig, fed: Any) -> dict[str, float]:
+  """An exact function of the users' labels: named as such where users are promised privacy,
+  and left out with the other diagnostics."""
+  public = config.privacy.method == "none"
+  if not public and (config.release or not config.diagnostics):
+    return {}
+  name = "heterogeneity" if public else "not_private/heterogeneity"
+  return {name: partition.heterogeneity(fed.federation.label_histograms())}
+
+
+def _noise_facts(config: FedConfig, fed: Any) -> dict[str, float]:
+  """`noise_multiplier` is of the noise that the epsilon is for; clients' own beside it."""
+  local = privacy.local_noise(config)
+  if local is None:
+    return {"noise_multiplier": fed.plan.noise_multiplier}
+  charged = local if config.privacy.method == "local" else fed.plan.noise_multiplier
+  return {"noise_multiplier": charged, "local_noise_multiplier": local}
+
+
+def of(config: FedConfig, fed: Any, state: Any, rows: list) -> dict[str, Any]:
+  """The part of result.json that only federated runs have."""
+  names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_"}
+  method = names.get(config.privacy.method, "ldp_")
+  return {
+    "task": fed.task.name,
+    "dataset": config.data.name,
+    "model": config.model.name,
+    "method": f"{method}{config.algorithm.name}",
+    "rounds_to_accuracy": rounds_to(rows, config.targets),
+    "num_clients": fed.federation.num_clients,
+    "clients_per_round": config.clients_per_round,
+    "partition": config.partition.name,
+    **_heterogeneity(config, fed),
+    **_noise_facts(config, fed),
+    "l2_clip_norm": fed.promise.l2_bound,
+    **_changing_clip_norm(fed, state, "final_l2_clip_norm"),
+    "sampler": repr(fed.plan.sampler),
+  }

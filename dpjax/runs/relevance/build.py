@@ -1,0 +1,263 @@
+"""From the config of one point of a relevance experiment to its job.
+
+A point is several trainings in a row (model 1, model 2), each a work of the loop with
+checkpoints of its own: a point that was cut off goes on inside one. The last checkpoint of a
+training is what it hands to the next; relevance, noise and noisy records are computed again,
+for they are functions of it, of the data and of the streams.
+
+In rigorous mode the streams come from the operating system. They are kept, beside the
+checkpoints, until the point is done and then forgotten, with the checkpoints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import data as data_lib
+from dpjax import models, relevance
+from dpjax.accounting import Ledger
+from dpjax.runs import checkpoint, loop, writers
+from dpjax.runs import streams as streams_lib
+from dpjax.runs import workdir as owner
+from dpjax.runs.central import build as central
+from dpjax.runs.central.config import ModelConfig
+from dpjax.runs.promise import Promise
+from dpjax.runs.relevance import audit, pictures
+from dpjax.runs.relevance.config import Point, RelevanceConfig
+from dpjax.runs.streams import Streams
+from dpjax.validate import UserError
+
+_TEMPERED = "tempered_sigmoid"
+_MAPS = "maps.npz"
+
+
+def build(
+  point: Point, loaded: dict[Any, Any] | None = None, *, folder_of: Any = None
+) -> loop.Job:
+  """The job of one point.
+
+  Args:
+    loaded: what points may share: data, model 1 and its relevance.
+    folder_of: the config that the folder belongs to, where it is not that of the point.
+  """
+  config, shared = point.config, {} if loaded is None else loaded
+  return loop.Job(
+    config=config if folder_of is None else folder_of,
+    digest=digest(config),
+    seed=config.seed,
+    data_name=config.data.name,
+    data=lambda: data_digest(config, shared),
+    start=lambda random: functools.partial(_play, point, shared, random),
+    release=is_released(config),
+  )
+
+
+def _play(
+  point: Point, loaded: dict[Any, Any], random: Streams, fit: loop.Fit
+) -> loop.Ended:
+  config = point.config
+  train, test = load_data(config, loaded)
+  trainer = lambda steps: fit(_work(config, point.name, steps)).state[0]
+  job = make_job(config, train, test, loaded, random, trainer)
+  outcome = relevance.run(config.method, config.mode, job)
+
+  def write(folder: pathlib.Path) -> None:
+    if outcome.maps:
+      np.savez(folder / _MAPS, **outcome.maps)  # type: ignore[arg-type]
+    pictures.pictures(folder, outcome, config.lrp)
+
+  result = lambda folder: _result(point, job, outcome, folder)
+  return loop.Ended(outcome.params, result, write)
+
+
+def forget(folder: pathlib.Path) -> None:
+  """Leaves of what the run remembered which data they were: keys and states of a training
+  that is done could only take its noise away."""
+  known = owner.remembered(folder)
+  if known:
+    owner.remember(folder, streams_lib.without_keys(known), before=known)
+    checkpoint.remove(folder)
+
+
+def _work(config: RelevanceConfig, name: str, steps: relevance.Steps) -> loop.Work:
+  """One training of a method. What it costs is a stage of the method's own ledger."""
+  scored = steps.scored
+  return loop.Work(
+    num_steps=steps.num_steps,
+    init=steps.init,
+    step=lambda state, draw: (steps.step(state, draw), None),
+    draws=steps.draws,
+    released=lambda state: state[0],
+    evaluate=None if scored is None else lambda state: scored(state[0]),
+    row_at=steps.epoch_at,
+    observe=lambda state, info, step: {"epoch": float(steps.epoch_at(step) or 0)},
+    name=f"{name}, {steps.name}",
+    phase=steps.name.replace(" ", "_"),
+  )
+
+
+def promise(found: relevance.Privacy, num_records: int) -> Promise:
+  """What a method states, as every run states it."""
+  return Promise(
+    kind=found.kind,
+    delta=found.delta,
+    relation=found.neighboring_relation or "",
+    unit=found.unit,
+    accountant=found.details.get("accountant", ""),
+    curve=lambda steps: found.epsilon or 0.0,
+    num_records=num_records,
+    failed_assumptions=found.failed_assumptions,
+  )
+
+
+def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
+  """Of all that a point trains on: the private data, and the public ones of model 1."""
+  train, public = load_data(config, loaded)[0], _public(config, loaded)
+  key = ("digest", id(train), id(public))  # `loaded` holds them, so the ids stay theirs
+  if key not in loaded:
+    digests = map(data_lib.digest, [train] if public is None else [train, public])
+    loaded[key] = streams_lib.joined(*digests)
+  return loaded[key]
+
+
+def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
+  key = tuple(dataclasses.asdict(config.data).values())
+  if key not in loaded:
+    train, test = data_lib.load(
+      config.data.name, data_dir=config.data.data_dir, num_classes=config.data.num_classes
+    )
+    if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
+      raise UserError(f"data.name={config.data.name!r}: must be images in [0, 1]")
+    loaded[key] = central.limited(train, config.data), test
+  return loaded[key]
+
+
+def _public(config: RelevanceConfig, loaded: dict) -> Any:
+  """The data of a public model 1, or None."""
+  if config.public_data is None:
+    return None
+  other = dataclasses.replace(
+    config, data=dataclasses.replace(config.data, name=config.public_data)
+  )
+  return load_data(other, loaded)[0]
+
+
+def make_job(
+  config: RelevanceConfig,
+  train: Any,
+  test: Any,
+  loaded: dict,
+  random: Streams,
+  trainer: Any = None,
+) -> relevance.Job:
+  """The job of a point's config: what another curve of the experiment reads is left out."""
+  read = relevance.reads(config.method, config.mode, config.rigorous)
+  first = jnp.zeros_like(train.x[:1])  # refused before anything is trained or spent
+  net = _build(config.model, train.num_classes, config.activation_1)
+  jax.eval_shape(lambda: central.init_params(config.model, net, jax.random.key(0), first))
+  return relevance.Job(
+    epsilon=config.epsilons[0],
+    train=train,
+    test=test,
+    nets=_nets(config, train.num_classes),
+    streams=relevance.Streams(random.init, random.noise, random.order, random.sampler),
+    training=_training(config),
+    lrp=config.lrp,
+    paper=config.paper,
+    rigorous=config.rigorous,
+    private=config.private,
+    adlm=config.adlm,
+    public=_public(config, loaded) if "public" in read else None,
+    relevance_records=config.relevance_records if "relevance_records" in read else None,
+    trainer=trainer,
+    memo=loaded.setdefault("memo", {}),
+  )
+
+
+def _training(config: RelevanceConfig) -> relevance.Training:
+  """Field by field by name: one that both have cannot be left out."""
+  names = (field.name for field in dataclasses.fields(relevance.Training))
+  return relevance.Training(**{name: getattr(config, name) for name in names})
+
+
+def _nets(config: RelevanceConfig, num_classes: int) -> relevance.Nets:
+  reduced = config.method == "radp" and config.mode == "rigorous"
+  second = config.rigorous_model if reduced and config.rigorous_model else config.model
+  return relevance.Nets(
+    first=_build(config.model, num_classes, config.activation_1),
+    second=_build(second, num_classes, config.activation),
+    body=_build(config.model, config.adlm.hidden, config.activation),
+    tempered=_build(config.model, num_classes, _TEMPERED),
+  )
+
+
+def _build(model: ModelConfig, num_classes: int, activation: str) -> Any:
+  options = dict(model.options)
+  if "activation" in models.options(model.name):
+    options = {"activation": activation, **options}
+  return models.build(model.name, num_classes=num_classes, **options)
+
+
+def is_released(config: RelevanceConfig) -> bool:
+  """Whether the noise comes from the operating system."""
+  rigorous = config.method == "radp" and config.mode == "rigorous"
+  return rigorous and not config.rigorous.seeded_noise
+
+
+def digest(config: RelevanceConfig) -> bytes:
+  """Of everything in the config but for where data lie and what an audit would do. Public."""
+  fields = dataclasses.asdict(config)
+  fields["data"].pop("data_dir")
+  fields.pop("audit")
+  return streams_lib.config_digest("relevance", fields)
+
+
+def streams(config: RelevanceConfig, data: bytes) -> Streams:
+  """Streams of the seed, of everything else in the config and of the data (two runs never
+  share their noise); in rigorous mode, fresh entropy unless `seeded_noise` is set.
+
+  The order of batches depends on seed and data alone, so that runs that differ in what
+  follows model 1 can share it. In rigorous mode it must NOT depend on the data, for the model
+  that is released depends on it.
+
+  Args:
+    data: `data_digest`.
+  """
+  if is_released(config):
+    return streams_lib.fresh(config.seed)
+  return streams_lib.derived(config.seed, digest(config), data)
+
+
+def _result(
+  point: Point, job: relevance.Job, outcome: relevance.Outcome, folder: pathlib.Path
+) -> dict[str, Any]:
+  config, curve = point.config, writers.read_metrics(folder)
+  last, stated = curve[-1], promise(outcome.privacy, len(job.train))
+  stated.warn()
+  result = {
+    "task": "classification",
+    "dataset": config.data.name,
+    "model": config.model.name,
+    "method": config.method,
+    "mode": config.mode if config.method == "radp" else None,
+    "curve": point.curve,
+    "epsilon_target": point.epsilon,
+    **outcome.privacy.to_json(),
+    **stated.facts(Ledger(), stated.curve(outcome.num_steps)),
+    "test_accuracy": last["test_accuracy"],
+    "test_loss": last["test_loss"],
+    "best_epoch_test_accuracy": max(row["test_accuracy"] for row in curve),
+    "best_epoch_test_loss": min(row["test_loss"] for row in curve),
+    "num_steps": outcome.num_steps,
+    "num_epochs": config.num_epochs,
+    "num_examples": len(job.train),
+    "noise_from_seed": not is_released(config),
+  }
+  return result | (audit.facts(config, job, outcome) if config.audit.enabled else {})

@@ -1,0 +1,450 @@
+"""What the loop does for every kind of run: going on after any end, exactly; one process in a
+folder; other data, another config, a full disk; keys of a release."""
+
+import dataclasses
+import errno
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from configs import quickstart
+from configs.fed import quickstart as fed_quickstart
+from dpjax import noise
+from dpjax.accounting import Ledger
+from dpjax.relevance import Rigorous
+from dpjax.runs import checkpoint, fields, loop, streams, writers
+from dpjax.runs import workdir as owner
+from dpjax.runs.central.config import DataConfig, ModelConfig
+from dpjax.runs.relevance import run as relevance_run
+from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.validate import UserError
+from tests.runs.stops import die, sigterm, stop_after
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_MODEL_2 = "model_2"
+
+
+def _with(config: Any, changes: dict[str, Any]) -> Any:
+  for path, value in changes.items():
+    config = fields.replace(config, path, value)
+  return config
+
+
+def _central(**more: Any) -> Any:
+  small = {
+    "grad_method": "vmap", "num_steps": 6, "eval_every": 2, "checkpoint_every": 2,
+    "model.name": "linear", "model.options": {}, "data.limit": 300,
+    "privacy.epsilon": None, "privacy.noise_multiplier": 2.0,
+  }  # fmt: skip
+  return _with(quickstart.get_config(), {**small, **more})
+
+
+def _federated(**more: Any) -> Any:
+  small = {
+    "num_rounds": 6, "eval_every": 2, "checkpoint_every": 2, "data.limit": 150,
+    "partition.num_clients": 30, "clients_per_round": 6.0, "local.batch_size": 4,
+    "local.epochs": 1, "privacy.epsilon": None, "privacy.noise_multiplier": 1.0,
+  }  # fmt: skip
+  return _with(fed_quickstart.get_config(), {**small, **more})
+
+
+def _relevance(**more: Any) -> Any:
+  base = RelevanceConfig(
+    data=DataConfig(name="digits", limit=120),
+    model=ModelConfig(name="linear"), num_epochs=3, batch_size=40, epsilons=[4.0],
+  )  # fmt: skip
+  return dataclasses.replace(base, **more)
+
+
+_SEEDED = Rigorous(model1="dp_sgd", shuffle=False, pool=2, split=False, seeded_noise=True)
+_SCAFFOLD = {"algorithm.name": "scaffold", "server_optimizer.name": "adam",
+             "server_optimizer.momentum": 0.0}  # fmt: skip
+
+
+class _Kind(NamedTuple):
+  """A kind of run: how to start it, and where in it there is something to stop."""
+
+  config: Any
+  stop_at: int
+  phase: str = ""
+  release: Any = None  # its config with keys of the operating system
+
+  def go(self, workdir: pathlib.Path, config: Any = None) -> dict[str, Any]:
+    config = self.config if config is None else config
+    if isinstance(config, RelevanceConfig):
+      return relevance_run.run_all(config, workdir)[0]
+    return loop.train(config, workdir)
+
+
+_KINDS = {
+  "central": _Kind(_central(), 3, release=_central(release=True, augmentation="shift")),
+  "central, slices": _Kind(_central(slices=2, ema_decay=0.9), 3),
+  "federated": _Kind(_federated(), 3, release=_federated(release=True)),
+  "federated, scaffold": _Kind(_federated(**_SCAFFOLD), 3),
+  "relevance": _Kind(_relevance(), 5, _MODEL_2),
+  "relevance, in model 1": _Kind(_relevance(), 5, "model_1"),
+  "relevance, dpsgd": _Kind(_relevance(method="dpsgd"), 5, _MODEL_2),
+  "relevance, adlm": _Kind(_relevance(method="adlm"), 5, _MODEL_2),
+  "relevance, rigorous": _Kind(
+    _relevance(mode="rigorous", rigorous=_SEEDED), 5, _MODEL_2,
+    release=_relevance(
+      mode="rigorous", rigorous=dataclasses.replace(_SEEDED, seeded_noise=False)
+    ),
+  ),
+}  # fmt: skip
+_PLAIN = ["central", "federated", "relevance"]  # one of each
+_REPEATING = [*_PLAIN, "relevance, in model 1", "relevance, rigorous"]
+_RELEASED = [name for name, kind in _KINDS.items() if kind.release is not None]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Callable[[str], tuple[pathlib.Path, dict[str, Any]]]:
+  """(folder, result) of the uninterrupted run of a kind."""
+  found: dict[str, Any] = {}
+
+  def of(name: str) -> tuple[pathlib.Path, dict[str, Any]]:
+    config = repr(_KINDS[name].config)
+    if config not in found:
+      folder = tmp_path_factory.mktemp("whole") / "run"
+      found[config] = folder, _KINDS[name].go(folder)
+    return found[config]
+
+  return of
+
+
+def _same(one: pathlib.Path, other: pathlib.Path) -> None:
+  """Equal results, bit for bit, and equal rows, byte for byte."""
+  results = [json.loads((path / writers.RESULT).read_text()) for path in (one, other)]
+  for name in ("params_sha256", "epsilon", "epsilon_kind", "test_accuracy", "num_steps"):
+    assert results[0][name] == results[1][name], name
+  assert results[0]["ledger"] == results[1]["ledger"]
+  rows = [(path / writers.METRICS).read_bytes() for path in (one, other)]
+  assert rows[0] == rows[1] and rows[0]
+  params = [np.load(path / "params.npz") for path in (one, other)]
+  assert all(np.array_equal(params[0][name], params[1][name]) for name in params[0].files)
+
+
+# --- going on
+
+
+@pytest.mark.parametrize("name", _KINDS)
+def test_p16_stopped_and_resumed_equals_uninterrupted(name, whole, tmp_path, monkeypatch):
+  """SIGTERM between two checkpoints: the step is finished and saved, none is repeated."""
+  kind, steps = _KINDS[name], []
+  stop_after(monkeypatch, kind.stop_at, sigterm, kind.phase)
+  with pytest.raises(loop.Interrupted, match=f"step {kind.stop_at} .*run the same command"):
+    kind.go(tmp_path / "run")
+  assert not (tmp_path / "run" / writers.RESULT).exists()
+  charge = loop.Running.charge
+  monkeypatch.setattr(
+    loop.Running,
+    "charge",
+    lambda running: (steps.append((running.work.phase, running.step)), charge(running)),
+  )
+  kind.go(tmp_path / "run")
+  _same(tmp_path / "run", whole(name)[0])
+  assert steps[0] == (kind.phase, kind.stop_at)  # within the training, and no earlier one
+
+
+@pytest.mark.parametrize("name", _REPEATING)
+def test_p16_cut_off_between_checkpoints_repeats_steps_exactly(
+  name, whole, tmp_path, monkeypatch
+):
+  """As kill -9: what came after the newest checkpoint is done again, and charged once."""
+  kind = _KINDS[name]
+  stop_after(monkeypatch, kind.stop_at, die, kind.phase)
+  with pytest.raises(KeyboardInterrupt):
+    kind.go(tmp_path / "run")
+  kind.go(tmp_path / "run")
+  _same(tmp_path / "run", whole(name)[0])
+
+
+_KILLED = """
+import pathlib, sys
+from dpjax.runs import loop
+from tests.runs import test_loop
+loop.SAVE_SECONDS = 0.0
+test_loop._KINDS[sys.argv[1]].go(pathlib.Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("name", _PLAIN)
+def test_p16_killed_and_resumed_equals_uninterrupted(name, whole, tmp_path):
+  """kill -9, at whatever moment it arrives, right after a checkpoint is there."""
+  kind, workdir = _KINDS[name], tmp_path / "run"
+  command = [sys.executable, "-c", textwrap.dedent(_KILLED), name, str(workdir)]
+  process = subprocess.Popen(command, cwd=_ROOT, stderr=subprocess.DEVNULL)
+  saved = workdir / checkpoint.FOLDER / kind.phase
+  deadline = time.monotonic() + 120
+  while process.poll() is None and time.monotonic() < deadline:
+    if any(path.name.isdigit() and int(path.name) for path in saved.glob("*")):
+      break
+    time.sleep(0.002)
+  process.kill()
+  process.wait()
+  assert not (workdir / writers.RESULT).exists()  # it was killed on its way
+  kind.go(workdir)
+  _same(workdir, whole(name)[0])
+
+
+@pytest.mark.parametrize("name", _PLAIN)
+def test_a_finished_run_is_returned_not_repeated(name, whole):
+  folder, result = whole(name)
+  before = (folder / writers.RESULT).stat().st_mtime_ns
+  assert _KINDS[name].go(folder)["params_sha256"] == result["params_sha256"]
+  assert (folder / writers.RESULT).stat().st_mtime_ns == before
+  assert set(writers.RESULT_KEYS) <= set(result)
+
+
+@pytest.mark.parametrize("name", _PLAIN)
+def test_p16_another_seed_is_another_run(name, whole, tmp_path):
+  config = dataclasses.replace(_KINDS[name].config, seed=1)
+  other = _KINDS[name].go(tmp_path / "run", config)
+  assert other["params_sha256"] != whole(name)[1]["params_sha256"]
+
+
+@pytest.mark.parametrize("name", _PLAIN)
+def test_a_corrupt_checkpoint_is_one_line_and_nothing_is_lost(name, tmp_path, monkeypatch):
+  kind, workdir = _KINDS[name], tmp_path / "run"
+  stop_after(monkeypatch, kind.stop_at, sigterm, kind.phase)
+  with pytest.raises(loop.Interrupted):
+    kind.go(workdir)
+  newest = max((workdir / checkpoint.FOLDER / kind.phase).glob("[0-9]*"))
+  before = sorted(path.name for path in workdir.rglob("*"))
+  for path in newest.rglob("*"):
+    if path.is_file():
+      path.write_bytes(b"garbage")
+  with pytest.raises(UserError, match="cannot be read") as caught:
+    kind.go(workdir)
+  assert "\n" not in str(caught.value)
+  assert sorted(path.name for path in workdir.rglob("*")) == before
+  shutil.rmtree(newest)
+  assert kind.go(workdir)["params_sha256"]
+
+
+# --- whose folder it is
+
+
+@pytest.mark.parametrize("name", _PLAIN)
+def test_a_workdir_of_another_config_is_left_alone(name, whole, tmp_path):
+  kind, (folder, _) = _KINDS[name], whole(name)
+  before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+  with pytest.raises(UserError, match=r"another config \(config.seed: 0 there, 3 now"):
+    kind.go(folder, dataclasses.replace(kind.config, seed=3))
+  assert before == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+  (tmp_path / "thesis.tex").write_text("precious")
+  with pytest.raises(UserError, match="must be a new, an empty"):
+    kind.go(tmp_path)
+  assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("name", _PLAIN)
+def test_two_processes_never_work_in_one_folder(name, tmp_path):
+  kind, path = _KINDS[name], tmp_path / "run" / owner.CONFIG
+  writers.write_json(path, writers.plain(dataclasses.asdict(kind.config)))
+  with writers.alone(path), pytest.raises(UserError, match="another process"):
+    kind.go(path.parent)
+  assert not (path.parent / writers.RESULT).exists()
+  assert not (path.parent / checkpoint.FOLDER).exists()
+
+
+def test_two_that_start_at_once_do_not_draw_two_sets_of_keys(tmp_path):
+  """Another process does the whole run between our look into the folder and our lock."""
+  config, folder = _KINDS["central"].release, tmp_path / "run"
+  job = loop.job_of(config)
+  other = lambda random: (loop.train(config, folder), job.start(random))[1]
+  with pytest.raises(UserError, match="another process has just been at work"):
+    loop.run(job._replace(start=other), folder)
+  assert loop.train(config, folder)["num_steps"] == 6  # what the other left
+
+
+@pytest.mark.parametrize("name", ["central", "federated"])
+def test_a_run_over_its_budget_refuses_before_it_starts(name, tmp_path):
+  config = fields.replace(_KINDS[name].config, "privacy.epsilon_budget", 0.1)
+  with pytest.raises(UserError, match="privacy.epsilon_budget=0.1: the budget") as caught:
+    _KINDS[name].go(tmp_path / "run", config)
+  assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+# --- release keys
+
+
+@pytest.mark.parametrize("name", _RELEASED)
+@pytest.mark.parametrize("how", [sigterm, die])
+def test_p16_a_resumed_release_equals_the_uninterrupted_one(
+  name, how, tmp_path, monkeypatch
+):
+  """Every stream comes back. (The copy of the folder after the first step, run to its end
+  without a stop, is the uninterrupted run.)"""
+  kind, workdir, copy = _KINDS[name], tmp_path / "run", tmp_path / "whole"
+  stop_after(monkeypatch, 1, die, kind.phase)
+  with pytest.raises(KeyboardInterrupt):
+    kind.go(workdir, kind.release)
+  shutil.copytree(workdir, copy)
+  kind.go(copy, kind.release)
+  stop_after(monkeypatch, kind.stop_at, how, kind.phase)
+  with pytest.raises((loop.Interrupted, KeyboardInterrupt)):
+    kind.go(workdir, kind.release)
+  resumed = kind.go(workdir, kind.release)
+  _same(workdir, copy)
+  if not kind.phase:  # one key, all the steps
+    assert Ledger.from_json(resumed["ledger"]).charges[0].num_steps == 6
+
+
+@pytest.mark.parametrize("name", _RELEASED)
+def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, monkeypatch):
+  kind, workdir = _KINDS[name], tmp_path / "run"
+  init = loop.Running.__init__
+  monkeypatch.setattr(loop.Running, "__init__", lambda *a: die())
+  with pytest.raises(KeyboardInterrupt):
+    kind.go(workdir, kind.release)
+  monkeypatch.setattr(loop.Running, "__init__", init)
+  kept = streams.from_meta(kind.release.seed, owner.remembered(workdir))
+  made = []
+  monkeypatch.setattr(streams, "fresh", lambda seed: made.append(seed))
+  result = kind.go(workdir, kind.release)
+  assert not made
+  if not kind.phase:
+    charge = result["ledger"]["charges"][0]
+    assert charge["noise_key_id"] == noise.key_id(kept.noise) and charge["first_step"] == 0
+
+
+@pytest.mark.parametrize("name", _RELEASED)
+def test_killed_before_its_keys_are_saved_it_starts_with_new_ones(
+  name, tmp_path, monkeypatch
+):
+  kind, made, fresh = _KINDS[name], [], streams.fresh
+  monkeypatch.setattr(streams, "fresh", lambda seed: made.append(fresh(seed)) or made[-1])
+  with monkeypatch.context() as killed:
+    killed.setattr(owner, "remember", lambda *what: die())
+    with pytest.raises(KeyboardInterrupt):
+      kind.go(tmp_path / "run", kind.release)
+  kind.go(tmp_path / "run", kind.release)
+  ids = [noise.key_id(one.noise) for one in made]
+  assert len(ids) == 2 and ids[0] != ids[1]
+
+
+@pytest.mark.parametrize("name", _RELEASED)
+def test_p18_two_releases_share_no_key_and_no_file_but_the_checkpoints_holds_one(
+  name, tmp_path, monkeypatch
+):
+  kind, made, fresh = _KINDS[name], [], streams.fresh
+  monkeypatch.setattr(streams, "fresh", lambda seed: made.append(fresh(seed)) or made[-1])
+  results = [kind.go(tmp_path / folder, kind.release) for folder in "ab"]
+  assert results[0]["params_sha256"] != results[1]["params_sha256"]
+  assert noise.key_id(made[0].noise) != noise.key_id(made[1].noise)
+  held = streams.to_meta(bytes(32), made[0])["release_streams"]
+  words = [held["noise"], held["local"], held["sampler"]]
+  assert all(len(word) > 32 for word in words)
+  for path in (tmp_path / "a").rglob("*"):
+    if path.is_file() and checkpoint.FOLDER not in path.parts:
+      content = path.read_bytes()
+      assert not any(word.encode() in content for word in words), path
+      assert not any(bytes.fromhex(held[n]) in content for n in ("noise", "local")), path
+  if kind.phase:  # what is done needs no key any more
+    assert "release_streams" not in owner.remembered(tmp_path / "a")
+    assert [p.name for p in (tmp_path / "a" / checkpoint.FOLDER).iterdir()] == ["run.json"]
+
+
+# --- a full disk
+
+_FILLED = """
+import pathlib, sys
+from dpjax.runs import loop
+from dpjax.validate import UserError
+from launch import app
+from tests.runs import test_loop
+loop.SAVE_SECONDS = 0.0
+kind, workdir = test_loop._KINDS[sys.argv[1]], pathlib.Path(sys.argv[2])
+charge = loop.Running.charge
+def fill(running):
+  charge(running)
+  if running.step == kind.stop_at and running.work.phase == kind.phase:
+    with open(workdir.parent / "ballast", "wb", buffering=0) as file:
+      for size in (1 << 16, 1 << 12, 1):
+        try:
+          while True:
+            file.write(bytes(size))
+        except OSError:
+          pass
+loop.Running.charge = fill
+try:
+  kind.go(workdir)
+except UserError as error:
+  app.fail(error)
+"""
+
+
+@pytest.mark.parametrize("name", _PLAIN)
+def test_a_full_disk_is_one_line_and_nothing_that_was_saved_is_lost(name, whole, tmp_path):
+  """On a file system of a few megabytes that fills up in the middle of the run."""
+  mount = [
+    "unshare",
+    "-rm",
+    "sh",
+    "-c",
+    f"mount -t tmpfs -o size=8m none {tmp_path} && true",
+  ]
+  if not shutil.which("unshare") or subprocess.run(mount, capture_output=True).returncode:
+    pytest.skip("no file system of its own can be mounted here")
+  script = tmp_path.parent / f"{name}.py"
+  script.write_text(textwrap.dedent(_FILLED))
+  there, kept = tmp_path / "run", tmp_path.parent / f"{name}-kept"
+  inside = (
+    f"mount -t tmpfs -o size=8m none {tmp_path}; "
+    f"{sys.executable} {script} {name} {there}; code=$?; rm -f {tmp_path}/ballast; "
+    f"cp -r {there} {kept}; exit $code"
+  )
+  done = subprocess.run(
+    ["unshare", "-rm", "sh", "-c", inside], cwd=_ROOT, capture_output=True, text=True,
+    env={**os.environ, "PYTHONPATH": str(_ROOT)},
+  )  # fmt: skip
+  said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+  told = [line for line in done.stderr.splitlines() if "/s" not in line]  # of progress
+  assert done.returncode == 2 and told == said and len(said) == 1, done.stderr
+  assert "no space left on the device; step " in said[0] and "the same command" in said[0]
+  assert not (kept / writers.RESULT).exists()
+  _KINDS[name].go(kept)
+  _same(kept, whole(name)[0])
+
+
+def _no_space(step: int, honest: Any, error: Exception) -> Any:
+  """`honest`, a method that is told the step first, until that step is there."""
+
+  def act(self: Any, at: int, *args: Any, **options: Any) -> Any:
+    if at >= step:
+      raise error
+    return honest(self, at, *args, **options)
+
+  return act
+
+
+@pytest.mark.parametrize(
+  ("owns", "name", "error"),
+  [
+    (writers.MetricsWriter, "write", OSError(errno.ENOSPC, "No space left on device")),
+    (ocp.CheckpointManager, "save", ValueError("RESOURCE_EXHAUSTED: No space left on device")),
+  ],
+)  # fmt: skip
+def test_no_space_for_metrics_or_a_checkpoint_is_one_line(
+  owns, name, error, whole, tmp_path, monkeypatch
+):
+  kind, workdir = _KINDS["central"], tmp_path / "run"
+  with monkeypatch.context() as full:
+    full.setattr(owns, name, _no_space(4, getattr(owns, name), error))
+    with pytest.raises(UserError, match="no space left on the device; step 2") as caught:
+      kind.go(workdir)
+  assert "\n" not in str(caught.value)
+  kind.go(workdir)
+  _same(workdir, whole("central")[0])
