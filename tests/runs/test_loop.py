@@ -327,7 +327,7 @@ def test_killed_before_its_keys_are_saved_it_starts_with_new_ones(
   kind, made, fresh = _KINDS[name], [], streams.fresh
   monkeypatch.setattr(streams, "fresh", lambda seed: made.append(fresh(seed)) or made[-1])
   with monkeypatch.context() as killed:
-    killed.setattr(owner, "remember", lambda *what: die())
+    killed.setattr(owner, "remember", lambda *what, before: die())
     with pytest.raises(KeyboardInterrupt):
       kind.go(tmp_path / "run", kind.release)
   kind.go(tmp_path / "run", kind.release)
