@@ -68,15 +68,9 @@ def test_adaptive_clipping_moves_the_bound_and_pays_for_its_count(tmp_path):
   result = loop.train(_config(**_ADAPTIVE), tmp_path / "run")
   norms = [row["l2_clip_norm"] for row in writers.read_metrics(tmp_path / "run")]
   assert len(set(norms)) == 3 and result["final_l2_clip_norm"] == norms[-1] != 0.15
-<<<<<<< HEAD
   flat = federate_privacy.make_plan(_config(), 30)[0]
   adaptive = federate_privacy.make_plan(_config(**_ADAPTIVE), 30)[0]
-  assert isinstance(adaptive.clipping, AdaptiveClipping)
-=======
-  flat = federate_build.make_plan(_config(), 30)[0]
-  adaptive = federate_build.make_plan(_config(**_ADAPTIVE), 30)[0]
   assert isinstance(adaptive.l2_clip_norm.rule, AdaptiveClipping)
->>>>>>> plan
   assert result["epsilon"] > flat.epsilon()  # 1 / z^2 = 1 / 2^2 + 1 / 4^2
   combined = AdaptiveClipping(count_noise_std=2.0).combined_noise_multiplier(2.0, 6)
   same = dataclasses.replace(flat, noise_multiplier=combined)
