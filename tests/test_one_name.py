@@ -12,6 +12,8 @@ _ALIKE = {
   "audit": "of a run, by the kind of run",
   "build": "config to objects, by the kind of run",
   "config": "of a run, by the kind of run",
+  "facts": "what result.json says besides, by the kind of run",
+  "privacy": "what is promised, by the kind of run",
   "run": "of a run, by the kind of run",
   "unused": "fields that nothing reads, by the kind of config",
   "table": "rows for people, by what they are about",
@@ -22,7 +24,6 @@ _ALIKE = {
   "text": "as data, and of numbers for people",
 }
 _CLASSES = {
-  "Checkpoints": "of one process and of several, with one face",
   "Entry": "a row of a benchmark, by suite",
   "Streams": "every source of randomness, by the kind of run",
   "Point": "one run of a grid, by the kind of grid",

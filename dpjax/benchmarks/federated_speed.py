@@ -46,7 +46,7 @@ class Entry(NamedTuple):
   num_devices: int = 1  # that the method runs on
 
 
-class Work(NamedTuple):
+class RoundLoad(NamedTuple):
   """A model and its cohort."""
 
   loss_fn: Any
@@ -82,7 +82,7 @@ def use_cpu_devices(count: int) -> None:
     )
 
 
-def build(name: str, num_clients: int, steps: int, batch_size: int = 20) -> Work:
+def build(name: str, num_clients: int, steps: int, batch_size: int = 20) -> RoundLoad:
   """Random 28x28 images, `steps` local batches for each client."""
   validate.one_of(WORKLOADS, workloads=name)
   shapes = {"cnn": {}, "mlp": {"features": (200, 200), "activation": "relu"}}
@@ -106,10 +106,10 @@ def build(name: str, num_clients: int, steps: int, batch_size: int = 20) -> Work
     data=jax.tree.map(jnp.asarray, dataset[np.arange(total)]),
   )
   params: Any = model.init(jax.random.key(0), jnp.asarray(x[:1]))
-  return Work(losses.softmax_cross_entropy(model.apply), params, cohort)
+  return RoundLoad(losses.softmax_cross_entropy(model.apply), params, cohort)
 
 
-def _floor(work: Work) -> Callable[[], Any]:
+def _floor(work: RoundLoad) -> Callable[[], Any]:
   """FedAvg by hand: SGD steps under jit, differences added up, one division."""
 
   @jax.jit
@@ -135,7 +135,7 @@ def _floor(work: Work) -> Callable[[], Any]:
   return one_round
 
 
-def _runner(work: Work, method: str) -> Callable[[], Any]:
+def _runner(work: RoundLoad, method: str) -> Callable[[], Any]:
   if method == FLOOR:
     return _floor(work)
   if method == "fedjax":

@@ -33,7 +33,7 @@ _NAME = re.compile(r"(?P<folder>\w+(/[\w.+-]+)?)(:\d+\.\d+\.\d+)?")
 def data_root(data_dir: str | os.PathLike[str] | None = None) -> pathlib.Path:
   """Where to look: `data_dir`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
   chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-  return pathlib.Path(chosen).expanduser()
+  return pathlib.Path(os.path.expanduser(chosen))
 
 
 def is_prepared(name: str, root: pathlib.Path) -> bool:

@@ -60,7 +60,7 @@ def _load(
   name: str, data_dir: Any, max_length: int, num_classes: int | None
 ) -> tuple[Dataset, Dataset]:
   if name.endswith(".npz"):
-    path = pathlib.Path(data_dir or ".") / pathlib.Path(name).expanduser()
+    path = pathlib.Path(data_dir or ".") / pathlib.Path(os.path.expanduser(name))
     return npz.load_npz(path, num_classes=num_classes)
   if names.is_path(name):
     return _of_user(names.call(name, "data.name"), name)

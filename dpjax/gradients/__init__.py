@@ -7,8 +7,8 @@ from dpjax.gradients.arguments import checked_mask as checked_mask
 from dpjax.gradients.clip import RULES as RULES
 from dpjax.gradients.clip import Automatic as Automatic
 from dpjax.gradients.clip import Clip as Clip
+from dpjax.gradients.clip import ClipRule as ClipRule
 from dpjax.gradients.clip import Flat as Flat
-from dpjax.gradients.clip import Rule as Rule
 from dpjax.gradients.clip import sensitivity as sensitivity
 from dpjax.gradients.clipping import clip_and_sum as clip_and_sum
 from dpjax.gradients.explain import explain as explain

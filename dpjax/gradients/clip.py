@@ -25,7 +25,7 @@ _MIN_NORM, _MAX_NORM = 1e-25, 1e30
 _MIN_GAMMA, _MAX_QUOTIENT = 1e-8, 1e30
 
 
-class Rule:
+class ClipRule:
   """Shortens a gradient of length n to at most C. Subclasses are frozen dataclasses.
 
   Guarantee that a subclass owes: n * factors(n, top(C), 1) <= top(C) <= C and factors <= 1,
@@ -54,7 +54,7 @@ class Rule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Flat(Rule):
+class Flat(ClipRule):
   """min(1, C / norm): short gradients stay as they are (Abadi et al. 2016)."""
 
   may_be_unbounded: ClassVar[bool] = True
@@ -64,7 +64,7 @@ class Flat(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class Automatic(Rule):
+class Automatic(ClipRule):
   """C / (norm + gamma): every gradient gets the length C norm / (norm + gamma) < C, so that C
   only scales the learning rate (AUTO-S of Bu et al. 2022, arXiv:2206.07136; the same as
   DP-NSGD of Yang et al. 2022, arXiv:2206.13033).
@@ -93,7 +93,7 @@ class Automatic(Rule):
     return top / (lengths + self.gamma)
 
 
-RULES: dict[str, type[Rule]] = {"flat": Flat, "automatic": Automatic}
+RULES: dict[str, type[ClipRule]] = {"flat": Flat, "automatic": Automatic}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,16 +114,16 @@ class Clip:
   """
 
   norms: Any
-  rule: Any = Flat()  # Rule | str
+  rule: Any = Flat()  # ClipRule | str
   schedule: tuple[float, ...] = ()
 
   def __post_init__(self):
     if isinstance(self.rule, str):
       validate.one_of(RULES, clipping=self.rule)
       object.__setattr__(self, "rule", RULES[self.rule]())
-    if not isinstance(self.rule, Rule):
+    if not isinstance(self.rule, ClipRule):
       raise UserError(
-        f"clipping={self.rule!r}: must be a Rule, or one of {', '.join(RULES)}"
+        f"clipping={self.rule!r}: must be a ClipRule, or one of {', '.join(RULES)}"
       )
     object.__setattr__(self, "schedule", tuple(self.schedule))
     validate.factors(clip_schedule=self.schedule)

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from dpjax import trees, validate
 from dpjax.gradients.arguments import check_real, checked_mask
-from dpjax.gradients.clip import Clip, Rule
+from dpjax.gradients.clip import Clip, ClipRule
 from dpjax.gradients.settling import on_settled
 from dpjax.types import ClippedSum
 
@@ -55,7 +55,7 @@ def _factor(longest, keep, bound, rule):
   return jnp.where(keep, rule.factors(longest, top * lift, lift), 0.0)
 
 
-def _after_sum(bound: float, unit: bool, rule: Rule) -> float:
+def _after_sum(bound: float, unit: bool, rule: ClipRule) -> float:
   if bound == 0:
     return 1.0
   top = rule.top(bound)

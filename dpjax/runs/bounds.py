@@ -74,6 +74,7 @@ def dotted(text: str, config: Any) -> str:
   """The text of an error, with the room of the one field that it begins with, by name and
   value; as it is, where there is none or more than one.
 
+  >>> from dpjax.runs.central.config import PrivacyConfig
   >>> dotted("delta=2.0: must be in (0, 1)", TrainConfig(privacy=PrivacyConfig(delta=2.0)))
   'privacy.delta=2.0: must be in (0, 1)'
   >>> dotted("delta=3.0: must be in (0, 1)", TrainConfig())

@@ -10,6 +10,7 @@ changes nothing there and is not refused here fails.
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -130,7 +131,7 @@ def of_training(config: TrainConfig) -> Unused:
 
 def _data(data: DataConfig) -> Unused:
   """What can be told from the name; `of_dataset` tells the rest."""
-  path, is_file = pathlib.Path(data.name).expanduser(), data.name.endswith(".npz")
+  path, is_file = pathlib.Path(os.path.expanduser(data.name)), data.name.endswith(".npz")
   own = is_path(data.name)
   embedded = data.name == "digits" or own or (is_file and path.is_absolute())
   text = data.name not in _NO_TEXT and not is_file and not own

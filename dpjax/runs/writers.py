@@ -368,7 +368,7 @@ class Progress:
     self._initial, self._start = initial, time.monotonic()
     self._next = self._start + _LINE_SECONDS
     self._postfix: dict[str, Any] = {}
-    self._said: int | None = None
+    self._said = initial  # nothing done, nothing to say
 
   def update(self, n: int = 1, **postfix: Any) -> None:
     """Counts n more; `postfix` are values to show, the newest of each name."""
@@ -378,7 +378,7 @@ class Progress:
       self._say()
 
   def close(self) -> None:
-    """Says how far it came, unless the last line did."""
+    """Says how far it came, unless the last line did, or it came nowhere."""
     if self._said != self._count:
       self._say()
 

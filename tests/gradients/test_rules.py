@@ -20,11 +20,11 @@ _PARAMS = {"w": jnp.ones(3), "b": jnp.zeros(())}
 _FILE = '''
 import dataclasses
 
-from dpjax.gradients import Rule
+from dpjax.gradients import ClipRule
 
 
 @dataclasses.dataclass(frozen=True)
-class Psac(Rule):
+class Psac(ClipRule):
   """Xia et al. 2023, arXiv:2212.00328: C / (norm + r / (norm + r))."""
 
   r: float = 0.1

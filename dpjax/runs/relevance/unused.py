@@ -7,6 +7,7 @@ sets by that curve.
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -106,7 +107,7 @@ def of(config: RelevanceConfig) -> Unused:
 
 
 def _data(data: DataConfig) -> Unused:
-  path, is_file = pathlib.Path(data.name).expanduser(), data.name.endswith(".npz")
+  path, is_file = pathlib.Path(os.path.expanduser(data.name)), data.name.endswith(".npz")
   embedded = data.name == "digits" or (is_file and path.is_absolute())
   return needs(not embedded, "data that lie in a folder", "data.data_dir") | {
     "data.max_length": "text, and relevance is of images"
