@@ -35,7 +35,7 @@ def test_quickstart_passes_and_writes_its_table(tmp_path):
   assert done.returncode == 0, done.stderr
   assert done.stdout.count("pass  ") == 17 and "FAIL" not in done.stdout
   result = json.loads((tmp_path / "run" / "check.json").read_text())
-  assert result["passed"] and len(result["checks"]) == 16
+  assert result["passed"] and len(result["checks"]) == 17
 
 
 def test_a_broken_run_exits_with_1_and_names_the_check(tmp_path):
