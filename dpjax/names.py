@@ -185,5 +185,9 @@ def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, 
 
 def _sha256(path: str, field: str) -> str:
   files = _files(path.partition(":")[0], find(path, field))
+  if not files:  # typed into a notebook: its digest would be the same for any code
+    raise UserError(
+      f"{field}={path!r}: must be code of a file, by which a run knows it again"
+    )
   code = b"".join(pathlib.Path(file).read_bytes() for file in files)
   return hashlib.sha256(code).hexdigest()
