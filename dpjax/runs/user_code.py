@@ -77,8 +77,14 @@ def optimizer(
   return tx
 
 
-def sampler(path: str, field: str, *, num_examples: int, prob: float) -> sampling.Sampler:
+def sampler(
+  path: str, field: str, *, num_examples: int, prob: float, unit: str = "example"
+) -> sampling.Sampler:
   """`make(num_examples=, sampling_prob=)`: a sampler with an event, or without an epsilon.
+
+  Args:
+    unit: whose data one row is; a sampler of another unit is refused. "user": of a client,
+      whatever it says.
 
   >>> sampler("builtins:dict", "privacy.sampler", num_examples=1, prob=0.5)
   Traceback (most recent call last):
@@ -88,6 +94,10 @@ def sampler(path: str, field: str, *, num_examples: int, prob: float) -> samplin
   made = names.call(path, field, num_examples=num_examples, sampling_prob=prob)
   if not isinstance(made, sampling.Sampler):
     raise _wrong(field, path, "a dpjax.sampling.Sampler", made)
+  if unit not in ("user", made.unit):
+    raise UserError(
+      f"{field}={path!r}: its unit is one {made.unit}, but a row of these data is one {unit}"
+    )
   event = made.event(accounting.gaussian_event(1.0))
   relations = accounting.proved_for(made.law).relations
   if event is not None and not (isinstance(event, DpEvent) and relations):
@@ -105,15 +115,7 @@ def kind(drawn_by: sampling.Sampler) -> str:
   >>> kind(sampling.PoissonSampler(prob=0.1, capacity=8))
   'proved'
   """
-  return "claimed" if assumption(drawn_by) else "proved"
-
-
-def assumption(drawn_by: sampling.Sampler) -> str:
-  """What nobody has proved of an own sampler; "" for one of dpjax's."""
-  made = type(drawn_by)
-  if made.__module__.startswith("dpjax."):
-    return ""
-  return f"{made.__name__}: its event is its author's word"
+  return "claimed" if sampling.assumption(drawn_by) else "proved"
 
 
 def aggregator(path: str) -> federated.Aggregator:
