@@ -90,6 +90,10 @@ def _traced(loss_fn: LossFn, params: Params, one: Any, batch: Any) -> tuple[Any,
         f"loss_fn: {str(error).splitlines()[0].split('. ')[0]}: a collective would mix "
         "examples; the loss of ONE example must not see the others"
       ) from error
+    if "not a valid JAX type" in str(error):
+      raise validate.UserError(
+        f"loss_fn: must return a scalar for ONE example ({_first_line(error)})"
+      ) from error
     if _runs(trace, params, batch):
       raise validate.UserError(
         "loss_fn: fails on ONE example but runs on a batch; write it for one example, "

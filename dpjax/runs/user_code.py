@@ -28,9 +28,13 @@ sha256 in `user_code`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 from dp_accounting import DpEvent
 
@@ -55,6 +59,13 @@ def loss(path: str) -> Callable[[Any], LossFn]:
     loss_fn = names.call(path, "loss", apply)
     if not callable(loss_fn):
       raise _wrong("loss", path, "a function of (params, example)", loss_fn)
+    try:
+      inspect.signature(loss_fn).bind(None, None)
+    except TypeError as error:
+      wanted = "a function of (params, example)"
+      raise UserError(f"loss={path!r}: must return {wanted}: {error}") from error
+    except ValueError:  # no signature to look at
+      pass
     return cast(LossFn, loss_fn)
 
   return made
@@ -74,7 +85,26 @@ def optimizer(
   tx: Any = names.call(path, f"{room}.name", rate)
   if not {"init", "update"} <= set(dir(tx)):
     raise _wrong(f"{room}.name", path, "an Optax transformation", tx)
-  return tx
+
+  def init(params: Any) -> Any:
+    state = tx.init(params)
+    odd = [leaf for leaf in jax.tree.leaves(state) if not _is_array(leaf)]
+    if odd:
+      raise _wrong(f"{room}.name", path, "a transformation with a state of arrays", odd[0])
+    return state
+
+  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    made, state = tx.update(updates, state, params)
+    shapes, wanted = (jax.tree.map(jnp.shape, tree) for tree in (made, updates))
+    if shapes != wanted:
+      raise _wrong(f"{room}.name", path, f"updates of shapes {wanted!r:.60}", shapes)
+    return made, state
+
+  return optax.GradientTransformation(init, update)
+
+
+def _is_array(leaf: Any) -> bool:
+  return isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float))
 
 
 def sampler(

@@ -5,10 +5,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import dpjax
-from dpjax import gradients, names, noise, sampling, transforms
+from dpjax import federated, gradients, names, noise, sampling, transforms
+from dpjax.federated import client as client_lib
 from dpjax.runs import user_code
 from dpjax.validate import UserError
 
@@ -174,3 +176,41 @@ def test_code_that_is_in_no_file_cannot_be_known_again(monkeypatch):
 def test_what_is_no_value_of_its_kind_is_refused_in_a_line(make):
   with pytest.raises(UserError, match="must be"):
     make()
+
+
+def test_a_client_whose_loss_sees_other_clients_is_refused():
+  mixed = _mixing()
+  client = federated.local_training(lambda w, x: jnp.sum(w * mixed(x)), optax.sgd(0.1))
+  received = client_lib.Received(jnp.ones(2))
+  local = client.init(received, None, jnp.int32(1), jax.random.key(0))
+  with pytest.raises(UserError, match="custom_vmap_call"):
+    client.step(received, local, jnp.ones((1, 2)), jnp.array([True]))
+
+
+def _optimizer_of_words(rate):
+  return optax.GradientTransformation(lambda p: "none", lambda u, s, p=None: (u, s))
+
+
+def _optimizer_of_two(rate):
+  return optax.GradientTransformation(lambda p: (), lambda u, s, p=None: (jnp.ones(2), s))
+
+
+def _loss_of_nothing(apply):
+  return lambda: 0.0
+
+
+def test_ones_own_optimizer_and_loss_are_named_when_they_return_the_wrong_thing():
+  named = lambda name: f"{__name__}:{name}"
+  with pytest.raises(UserError, match=r"optimizer\.name=.* a state of arrays"):
+    user_code.optimizer(named("_optimizer_of_words"), 0.1).init(jnp.ones(3))
+  with pytest.raises(UserError, match=r"optimizer\.name=.* updates of shapes \(3,\)"):
+    user_code.optimizer(named("_optimizer_of_two"), 0.1).update(jnp.ones(3), ())
+  with pytest.raises(UserError, match=r"loss=.* a function of \(params, example\)"):
+    user_code.loss(named("_loss_of_nothing"))(None)
+
+
+def test_a_loss_of_words_ends_in_a_line():
+  with pytest.raises(UserError, match="must return a scalar"):
+    gradients.clipped_grad(lambda w, x: "low", l2_clip_norm=1.0)(
+      jnp.ones(2), jnp.ones((3, 2)), True
+    )
