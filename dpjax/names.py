@@ -147,7 +147,7 @@ def reason(error: BaseException, file: str | None) -> str:
   return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
 
 
-def blame(error: Exception) -> str | None:
+def blame(error: BaseException) -> str | None:
   """`reason` with the config's field, where an error went through a user's own file."""
   files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
   own = next((file for file in _FIELDS_OF if file in files and not _is_ours(file)), None)

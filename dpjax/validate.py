@@ -98,16 +98,15 @@ def factors(**named: Iterable[float]) -> None:
       _require(ok, f"{name}[{index}]", value, bound)
 
 
-def several(**named: Any) -> tuple:
+def several(**named: object) -> tuple:
   """The one value as a tuple; UserError unless it can be gone through, and is no text.
 
   >>> several(values=[1, 2])
   (1, 2)
   """
   ((name, value),) = named.items()
-  _require(
-    isinstance(value, Iterable) and not isinstance(value, str), name, value, "several"
-  )
+  if not isinstance(value, Iterable) or isinstance(value, str):
+    raise UserError(f"{name}={value!r}: must be a sequence")
   return tuple(value)
 
 

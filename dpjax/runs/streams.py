@@ -190,7 +190,7 @@ def check_data(
 
 
 def check_code(
-  meta: Mapping[str, Any] | None, code: Mapping[str, Any], *, workdir: Any
+  meta: Mapping[str, Any] | None, code: Mapping[str, Any], *, workdir: object
 ) -> None:
   """Raises UserError unless what a run remembers is this code of the user's own; None: it has
   not begun. Going on with other code would give two steps the same noise."""

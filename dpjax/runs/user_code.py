@@ -39,6 +39,7 @@ import optax
 from dp_accounting import DpEvent
 
 from dpjax import accounting, federated, names, sampling
+from dpjax.federated import client
 from dpjax.federated.algorithms import optimizing_server
 from dpjax.types import LossFn
 from dpjax.validate import UserError
@@ -156,6 +157,25 @@ def aggregator(path: str) -> federated.Aggregator:
   return made._replace(private=False, plan=None)
 
 
+def _checked_finish(finish: Callable[..., Any], path: str) -> Callable[..., Any]:
+  """`finish`, with UserError unless it returns what a round reads."""
+
+  def checked(received: Any, local: Any) -> Any:
+    sent, memory, info = finish(received, local)
+    message = sent.message if isinstance(sent, client.Sent) else None
+    delta = message.get("delta") if isinstance(message, dict) else None
+    wanted, shapes = (jax.tree.map(jnp.shape, tree) for tree in (received.params, delta))
+    if delta is None or shapes != wanted:
+      raise _wrong(
+        "algorithm.name", path, 'Sent({"delta": as the parameters}, weight)', sent
+      )
+    if not isinstance(info, client.ClientInfo):
+      raise _wrong("algorithm.name", path, "a ClientInfo", info)
+    return sent, memory, info
+
+  return checked
+
+
 def algorithm(
   path: str,
   loss_fn: LossFn,
@@ -178,6 +198,7 @@ def algorithm(
   offered = {"server_tx": server_tx, "weighting": weighting, **common}
   made = names.call(path, "algorithm.name", loss_fn, client_tx, **offered)
   if isinstance(made, federated.ClientAlgorithm):
+    made = made._replace(finish=_checked_finish(made.finish, path))
     return federated.federated(made, optimizing_server(server_tx), **common)
   if not isinstance(made, federated.FederatedAlgorithm):
     raise _wrong("algorithm.name", path, "a ClientAlgorithm or FederatedAlgorithm", made)

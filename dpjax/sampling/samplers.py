@@ -103,7 +103,7 @@ class Sampler(abc.ABC):
     )
 
 
-def assumption(part: Any) -> str:
+def assumption(part: object) -> str:
   """What nobody has proved of an own sampler, rule or strategy; "" for one of dpjax's, which
   is what stands under its name in dpjax's module, none of its methods exchanged.
 

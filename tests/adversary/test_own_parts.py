@@ -214,3 +214,14 @@ def test_a_loss_of_words_ends_in_a_line():
     gradients.clipped_grad(lambda w, x: "low", l2_clip_norm=1.0)(
       jnp.ones(2), jnp.ones((3, 2)), True
     )
+
+
+def _silent_client(loss_fn, client_tx, **_):
+  made = federated.local_training(loss_fn, client_tx)
+  return made._replace(finish=lambda received, local: ({}, None, {}))
+
+
+def test_ones_own_client_is_named_when_it_sends_the_wrong_thing():
+  clients = user_code._checked_finish(_silent_client(None, None).finish, "mine:silent")
+  with pytest.raises(UserError, match="algorithm.name='mine:silent': must return Sent"):
+    clients(client_lib.Received(jnp.ones(2)), None)
