@@ -147,7 +147,7 @@ def reason(error: BaseException, file: str | None) -> str:
   return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
 
 
-def blame(error: Exception) -> str | None:
+def blame(error: BaseException) -> str | None:
   """`reason` with the config's field, where an error went through a user's own file."""
   files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
   own = next((file for file in _FIELDS_OF if file in files and not _is_ours(file)), None)
@@ -185,5 +185,9 @@ def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, 
 
 def _sha256(path: str, field: str) -> str:
   files = _files(path.partition(":")[0], find(path, field))
+  if not files:  # typed into a notebook: its digest would be the same for any code
+    raise UserError(
+      f"{field}={path!r}: must be code of a file, by which a run knows it again"
+    )
   code = b"".join(pathlib.Path(file).read_bytes() for file in files)
   return hashlib.sha256(code).hexdigest()

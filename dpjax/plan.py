@@ -77,6 +77,9 @@ class Plan:
     validate.open_unit(delta=self.delta)
     validate.integer_at_least(1, slices=self.slices)
     object.__setattr__(self, "l2_clip_norm", gradients.Clip.of(self.l2_clip_norm))
+    transforms.check_together(
+      self.l2_clip_norm, self.noise_shape, sampler=self.sampler, slices=self.slices
+    )
     if self.noise_multiplier:  # without such a number z is not what runs
       validate.positive(noise_std=float(self.noise_multiplier) * self.l2_bound)
     accountant = self.accountant or self._proved.accountants[0]
@@ -84,9 +87,6 @@ class Plan:
     asked, name = str(self.neighboring_relation), type(self.sampler).__name__
     relation = accounting.checked_relation(self.sampler.law, asked, name)
     object.__setattr__(self, "neighboring_relation", NeighboringRelation(relation))
-    transforms.check_together(
-      self.l2_clip_norm, self.noise_shape, sampler=self.sampler, slices=self.slices
-    )
     self._check_shape()
 
   @property
@@ -407,7 +407,7 @@ class Plan:
 
     def generate() -> Iterator[Batch]:
       for step in range(start, self.num_steps):
-        drawn = self.sampler.draw(num_examples, seed=rng, step=step)
+        drawn = sampling.taken(self.sampler, num_examples, seed=rng, step=step)
         for indices, mask in sampling.slices(drawn, self.sampler.slots, self.slices):
           yield Batch(data[indices], mask if present is None else mask & present[indices])
 
@@ -440,6 +440,7 @@ class Plan:
       delta_set_aside=self.delta - self.accounted_delta(self.delta),
       unit=unit,
       noise=words,
+      epsilon_kind=transforms.epsilon_kind(clip, shape, self.sampler),
     )
 
   @property

@@ -98,6 +98,18 @@ def factors(**named: Iterable[float]) -> None:
       _require(ok, f"{name}[{index}]", value, bound)
 
 
+def several(**named: object) -> tuple:
+  """The one value as a tuple; UserError unless it can be gone through, and is no text.
+
+  >>> several(values=[1, 2])
+  (1, 2)
+  """
+  ((name, value),) = named.items()
+  if not isinstance(value, Iterable) or isinstance(value, str):
+    raise UserError(f"{name}={value!r}: must be a sequence")
+  return tuple(value)
+
+
 def integer_at_least(bound: int, **named: Any) -> None:
   """Raises unless each value is an integer >= bound."""
   for name, value in named.items():

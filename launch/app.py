@@ -67,7 +67,7 @@ def run(main: Callable[[], None]) -> None:
       fail(error)
     except OSError as error:
       fail(error, code=1)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # an own part may call sys.exit
       blamed = names.blame(error)
       if blamed is None:
         raise

@@ -18,7 +18,7 @@ from dpjax.validate import UserError
 
 EPSILON_KINDS = {
   "proved": "an upper bound, proved for the mechanism described below",
-  "claimed": "claimed by a publication and NOT proved here",
+  "claimed": "claimed by its author and NOT proved here",
   "approximation": "an approximation in the limit of many steps, which may be too small",
   "audited_lower_bound": "a lower bound measured by an attack, the truth is no less",
 }

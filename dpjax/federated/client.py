@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import trees, validate
+from dpjax.gradients import loss_checks
 from dpjax.plan import Plan
 from dpjax.types import Array, ArrayTree, ClientTx, LossFn, Params
 
@@ -118,7 +119,12 @@ def take(received: Received, examples: ArrayTree) -> Any:
 
 
 def batch_loss(loss_fn: LossFn, params: Params, examples: ArrayTree, mask: Array) -> Any:
-  """(mean, sum) of the losses of the examples that are not padding."""
+  """(mean, sum) of the losses of the examples that are not padding.
+
+  Raises:
+    UserError: no loss of ONE example; it could mix those of several clients.
+  """
+  loss_checks.check_loss(loss_fn, params, examples)
   losses = jax.vmap(loss_fn, (None, 0))(params, examples)
   total = jnp.sum(jnp.where(mask, losses, 0))
   return total / jnp.maximum(jnp.sum(mask), 1), total

@@ -197,7 +197,7 @@ def cohorts(
   def generate() -> Iterator[Cohort]:
     data = resident(federation)
     for step in range(start, plan.num_steps):
-      ids = plan.sampler.draw(federation.num_clients, seed=rng, step=step)
+      ids = sampling.taken(plan.sampler, federation.num_clients, seed=rng, step=step)
       cohort = cohort_of(federation, ids, work, seed=rng, round=step, data=data)
       yield cohort._replace(drawn=Drawn(plan, step))
 

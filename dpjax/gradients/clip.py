@@ -28,8 +28,8 @@ _MIN_GAMMA, _MAX_QUOTIENT = 1e-8, 1e30
 class ClipRule:
   """Shortens a gradient of length n to at most C. Subclasses are frozen dataclasses.
 
-  Guarantee that a subclass owes: n * factors(n, top(C), 1) <= top(C) <= C and factors <= 1,
-  for every n >= 0. `tests/gradients/test_rules.py` tries those of `RULES`.
+  A subclass owes n * factors(n, top(C), 1) <= top(C) <= C and 0 <= factors <= 1, for every
+  n >= 0; what is more than that is cut off, NaN counts as 0 (`clipping.clip_factors`).
   """
 
   adapts: ClassVar[bool] = False  # C follows what the mechanism releases
@@ -125,7 +125,7 @@ class Clip:
       raise UserError(
         f"clipping={self.rule!r}: must be a ClipRule, or one of {', '.join(RULES)}"
       )
-    object.__setattr__(self, "schedule", tuple(self.schedule))
+    object.__setattr__(self, "schedule", validate.several(clip_schedule=self.schedule))
     validate.factors(clip_schedule=self.schedule)
     unbounded = self.rule.may_be_unbounded
     self._check_norms(validate.positive_or_inf if unbounded else validate.positive)

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from dpjax import trees, validate
 from dpjax.gradients.arguments import check_real, checked_mask
-from dpjax.gradients.clip import Clip, ClipRule
+from dpjax.gradients.clip import Clip, ClipRule, Flat
 from dpjax.gradients.settling import on_settled
 from dpjax.types import ClippedSum
 
@@ -52,7 +52,13 @@ def _factor(longest, keep, bound, rule):
     return jnp.zeros_like(longest)
   top = rule.top(bound)
   lift = _lift(top)
-  return jnp.where(keep, rule.factors(longest, top * lift, lift), 0.0)
+  most = Flat().factors(longest, top * lift, lift)
+  if type(rule).factors is Flat.factors:
+    return jnp.where(keep, most, 0.0)
+  # A rule is asked for one length at a time, and held to the bound whatever it says.
+  one = lambda length: rule.factors(length[None], top * lift, lift)[0]
+  asked = jax.vmap(one)(longest)
+  return jnp.where(keep & ~jnp.isnan(asked), jnp.clip(asked, 0.0, most), 0.0)
 
 
 def _after_sum(bound: float, unit: bool, rule: ClipRule) -> float:

@@ -5,6 +5,7 @@ Each is found by tracing, and each mistake is one line that says the way out.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +37,25 @@ def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
       raise validate.UserError(
         f"loss_fn: '{eqn.primitive.name}' has a side effect, through which one example "
         "could reach another; return what it computes, or use jax.pure_callback"
+      )
+  _check_apart(loss_fn, params, one, closed)
+
+
+def _check_apart(loss_fn: LossFn, params: Params, one: Any, closed: Any) -> None:
+  """Raises UserError for what says itself how it is batched: it is handed all examples. The
+  rules of custom derivatives are seen by differentiating."""
+  found = list(_equations(closed.jaxpr))
+  if any(eqn.primitive.name.startswith("custom_") for eqn in found):
+    with contextlib.suppress(Exception):  # explained elsewhere
+      grad = jax.make_jaxpr(jax.grad(lambda p, e: loss_fn(p, e)))(_shapes(params), one)
+      found += _equations(grad.jaxpr)
+  for eqn in found:
+    name, method = eqn.primitive.name, eqn.params.get("vmap_method")
+    if name == "custom_vmap_call" or method in ("expand_dims", "broadcast_all"):
+      told = f"vmap_method={method!r}" if method else "a batching rule of its own"
+      raise validate.UserError(
+        f"loss_fn: '{name}' has {told}, which sees all examples and could mix them; "
+        "use jax.vmap's own rules, or vmap_method='sequential'"
       )
 
 
@@ -69,6 +89,10 @@ def _traced(loss_fn: LossFn, params: Params, one: Any, batch: Any) -> tuple[Any,
       raise validate.UserError(
         f"loss_fn: {str(error).splitlines()[0].split('. ')[0]}: a collective would mix "
         "examples; the loss of ONE example must not see the others"
+      ) from error
+    if "not a valid JAX type" in str(error):
+      raise validate.UserError(
+        f"loss_fn: must return a scalar for ONE example ({_first_line(error)})"
       ) from error
     if _runs(trace, params, batch):
       raise validate.UserError(

@@ -30,7 +30,9 @@ class NoiseShape:
   shares: Any = None
 
   def __post_init__(self):
-    object.__setattr__(self, "schedule", tuple(self.schedule))
+    object.__setattr__(self, "schedule", validate.several(noise_schedule=self.schedule))
+    if self.correlation is not None and not hasattr(self.correlation, "multiply"):
+      raise UserError(f"correlation={self.correlation!r:.60}: must be a strategy, or None")
     validate.factors(noise_schedule=self.schedule)
 
   @property

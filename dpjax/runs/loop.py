@@ -190,8 +190,7 @@ def run(
     return done
   data = job.data()
   processes.same(data=data.hex())  # compared by what follows from it, and never shown
-  check = lambda: streams.check_data(meta, data, name=job.data_name, workdir=folder)
-  processes.on_first(check)
+  processes.on_first(lambda: _check_same(job, folder, meta, data))
   random = _streams(job, data, meta)
   play = job.start(random)
   fresh = processes.is_first() and not (folder / owner.CONFIG).exists()
@@ -201,7 +200,7 @@ def run(
     processes.on_first(lambda: owner.claim(folder, job.config))
     processes.on_first(lambda: held.enter_context(writers.alone(folder / owner.CONFIG)))
     held.enter_context(owner.given_back(folder, fresh=fresh))
-    secrets = streams.to_meta(data, random if job.release else None)
+    secrets = streams.to_meta(data, random if job.release else None, _own_code(job))
     processes.on_first(lambda: owner.remember(folder, secrets, before=meta))
     return _played(job, folder, play, _Fit(folder, _key_name(job, random), on_save))
 
@@ -211,8 +210,18 @@ def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | N
   if not (folder / writers.RESULT).exists():
     return None
   if meta:  # earlier versions did not remember their data
-    streams.check_data(meta, job.data(), name=job.data_name, workdir=folder)
+    _check_same(job, folder, meta, job.data())
   return writers.read_json(folder / writers.RESULT)
+
+
+def _check_same(job: Job, folder: pathlib.Path, meta: Result | None, data: bytes) -> None:
+  """Raises UserError unless data and code are those of the run in the folder."""
+  streams.check_data(meta, data, name=job.data_name, workdir=folder)
+  streams.check_code(meta, _own_code(job), workdir=folder)
+
+
+def _own_code(job: Job) -> dict[str, dict[str, str]]:
+  return names.sources(dataclasses.asdict(job.config))
 
 
 def _streams(job: Job, data: bytes, meta: Result | None) -> Streams:
@@ -244,7 +253,7 @@ def _played(job: Job, folder: pathlib.Path, play: Play, fit: _Fit) -> Result:
       "wall_seconds": round(fit.seconds(), 3),
       "device": provenance.device(),
       "versions": provenance.versions(),
-      "user_code": names.sources(dataclasses.asdict(job.config)),
+      "user_code": _own_code(job),
     }
     owner.save_params(folder / owner.PARAMS, ended.params)
     ended.write(folder)

@@ -14,10 +14,10 @@ from typing import Any
 
 from dp_accounting import DpEvent, NoOpDpEvent
 
-from dpjax import noise, validate
+from dpjax import noise, sampling, validate
 from dpjax.accounting import Budget, BudgetExceeded, Ledger, by_name, delta_warning, upper
 from dpjax.plan import Plan
-from dpjax.runs import user_code, writers
+from dpjax.runs import writers
 
 KINDS = writers.EPSILON_KINDS
 NOTHING = "Privacy statement\n\nNone: no epsilon is proved for this run."
@@ -137,7 +137,7 @@ def of_plan(
     release: noise on a grid, keys of the operating system; see `released`.
   """
   runs = plan if ran is None else ran
-  own = user_code.assumption(plan.sampler)
+  own = sampling.assumption(plan.sampler)
   kind = "claimed" if own else ("proved" if ran is None else "simulated")
 
   def statement(steps: int) -> str:

@@ -30,7 +30,11 @@ import numpy as np
 from dpjax import names, noise
 from dpjax.validate import UserError
 
-_DATA, _STREAMS = "data_sha256", "release_streams"  # names in what a run remembers
+_DATA, _STREAMS, _CODE = (
+  "data_sha256",
+  "release_streams",
+  "user_code",
+)  # names in what a run remembers
 _KEYS, _NUMBERS = ("noise", "local"), ("sampler", "order")
 _SAMPLER_BITS, _ORDER_BITS = 256, 64
 
@@ -123,13 +127,18 @@ def ledger_name(config: bytes) -> str:
 # --- what a run remembers, in its checkpoints alone
 
 
-def to_meta(data: bytes, released: Streams | None = None) -> dict[str, Any]:
+def to_meta(
+  data: bytes,
+  released: Streams | None = None,
+  code: Mapping[str, Mapping[str, str]] | None = None,
+) -> dict[str, Any]:
   """What a run must remember before anything is computed. Never write it elsewhere.
 
   Args:
     data: the digest of its data. released: streams that nothing but this can give back.
+    code: the user's own, `names.sources`.
   """
-  meta: dict[str, Any] = {_DATA: data.hex()}
+  meta: dict[str, Any] = {_DATA: data.hex()} | ({_CODE: code} if code else {})
   if released is None:
     return meta
   word = lambda key: np.asarray(jax.random.key_data(key)).tobytes().hex()
@@ -177,4 +186,18 @@ def check_data(
     raise UserError(
       f"data.name={str(name)!r}: are not the data of the run in workdir={workdir}; bring those "
       "back, or choose another directory, nothing was changed"
+    )
+
+
+def check_code(
+  meta: Mapping[str, Any] | None, code: Mapping[str, Any], *, workdir: object
+) -> None:
+  """Raises UserError unless what a run remembers is this code of the user's own; None: it has
+  not begun. Going on with other code would give two steps the same noise."""
+  before = (code if meta is None else meta.get(_CODE)) or {}
+  changed = [field for field in {**before, **code} if before.get(field) != code.get(field)]
+  if changed:
+    raise UserError(
+      f"{changed[0]}={code.get(changed[0], {}).get('path')!r}: its code is not that of the run "
+      f"in workdir={workdir}; bring that back, or choose another directory, nothing was changed"
     )

@@ -28,13 +28,18 @@ sha256 in `user_code`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 from dp_accounting import DpEvent
 
 from dpjax import accounting, federated, names, sampling
+from dpjax.federated import client
 from dpjax.federated.algorithms import optimizing_server
 from dpjax.types import LossFn
 from dpjax.validate import UserError
@@ -55,6 +60,13 @@ def loss(path: str) -> Callable[[Any], LossFn]:
     loss_fn = names.call(path, "loss", apply)
     if not callable(loss_fn):
       raise _wrong("loss", path, "a function of (params, example)", loss_fn)
+    try:
+      inspect.signature(loss_fn).bind(None, None)
+    except TypeError as error:
+      wanted = "a function of (params, example)"
+      raise UserError(f"loss={path!r}: must return {wanted}: {error}") from error
+    except ValueError:  # no signature to look at
+      pass
     return cast(LossFn, loss_fn)
 
   return made
@@ -74,11 +86,36 @@ def optimizer(
   tx: Any = names.call(path, f"{room}.name", rate)
   if not {"init", "update"} <= set(dir(tx)):
     raise _wrong(f"{room}.name", path, "an Optax transformation", tx)
-  return tx
+
+  def init(params: Any) -> Any:
+    state = tx.init(params)
+    odd = [leaf for leaf in jax.tree.leaves(state) if not _is_array(leaf)]
+    if odd:
+      raise _wrong(f"{room}.name", path, "a transformation with a state of arrays", odd[0])
+    return state
+
+  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    made, state = tx.update(updates, state, params)
+    shapes, wanted = (jax.tree.map(jnp.shape, tree) for tree in (made, updates))
+    if shapes != wanted:
+      raise _wrong(f"{room}.name", path, f"updates of shapes {wanted!r:.60}", shapes)
+    return made, state
+
+  return optax.GradientTransformation(init, update)
 
 
-def sampler(path: str, field: str, *, num_examples: int, prob: float) -> sampling.Sampler:
+def _is_array(leaf: Any) -> bool:
+  return isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float))
+
+
+def sampler(
+  path: str, field: str, *, num_examples: int, prob: float, unit: str = "example"
+) -> sampling.Sampler:
   """`make(num_examples=, sampling_prob=)`: a sampler with an event, or without an epsilon.
+
+  Args:
+    unit: whose data one row is; a sampler of another unit is refused. "user": of a client,
+      whatever it says.
 
   >>> sampler("builtins:dict", "privacy.sampler", num_examples=1, prob=0.5)
   Traceback (most recent call last):
@@ -88,6 +125,10 @@ def sampler(path: str, field: str, *, num_examples: int, prob: float) -> samplin
   made = names.call(path, field, num_examples=num_examples, sampling_prob=prob)
   if not isinstance(made, sampling.Sampler):
     raise _wrong(field, path, "a dpjax.sampling.Sampler", made)
+  if unit not in ("user", made.unit):
+    raise UserError(
+      f"{field}={path!r}: its unit is one {made.unit}, but a row of these data is one {unit}"
+    )
   event = made.event(accounting.gaussian_event(1.0))
   relations = accounting.proved_for(made.law).relations
   if event is not None and not (isinstance(event, DpEvent) and relations):
@@ -105,15 +146,7 @@ def kind(drawn_by: sampling.Sampler) -> str:
   >>> kind(sampling.PoissonSampler(prob=0.1, capacity=8))
   'proved'
   """
-  return "claimed" if assumption(drawn_by) else "proved"
-
-
-def assumption(drawn_by: sampling.Sampler) -> str:
-  """What nobody has proved of an own sampler; "" for one of dpjax's."""
-  made = type(drawn_by)
-  if made.__module__.startswith("dpjax."):
-    return ""
-  return f"{made.__name__}: its event is its author's word"
+  return "claimed" if sampling.assumption(drawn_by) else "proved"
 
 
 def aggregator(path: str) -> federated.Aggregator:
@@ -122,6 +155,25 @@ def aggregator(path: str) -> federated.Aggregator:
   if not isinstance(made, federated.Aggregator):
     raise _wrong("algorithm.aggregator", path, "a federated.Aggregator", made)
   return made._replace(private=False, plan=None)
+
+
+def _checked_finish(finish: Callable[..., Any], path: str) -> Callable[..., Any]:
+  """`finish`, with UserError unless it returns what a round reads."""
+
+  def checked(received: Any, local: Any) -> Any:
+    sent, memory, info = finish(received, local)
+    message = sent.message if isinstance(sent, client.Sent) else None
+    delta = message.get("delta") if isinstance(message, dict) else None
+    wanted, shapes = (jax.tree.map(jnp.shape, tree) for tree in (received.params, delta))
+    if delta is None or shapes != wanted:
+      raise _wrong(
+        "algorithm.name", path, 'Sent({"delta": as the parameters}, weight)', sent
+      )
+    if not isinstance(info, client.ClientInfo):
+      raise _wrong("algorithm.name", path, "a ClientInfo", info)
+    return sent, memory, info
+
+  return checked
 
 
 def algorithm(
@@ -146,6 +198,7 @@ def algorithm(
   offered = {"server_tx": server_tx, "weighting": weighting, **common}
   made = names.call(path, "algorithm.name", loss_fn, client_tx, **offered)
   if isinstance(made, federated.ClientAlgorithm):
+    made = made._replace(finish=_checked_finish(made.finish, path))
     return federated.federated(made, optimizing_server(server_tx), **common)
   if not isinstance(made, federated.FederatedAlgorithm):
     raise _wrong("algorithm.name", path, "a ClientAlgorithm or FederatedAlgorithm", made)

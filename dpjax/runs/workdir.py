@@ -85,9 +85,10 @@ def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
   """What `remember` wrote; {} for a run that has begun and does not remember, None for one
   that has not begun."""
   if _memory(workdir).exists():
-    return writers.read_json(_memory(workdir))
+    return writers.read_json(_memory(workdir)) or {}
   begun = checkpoint.newest(workdir) is not None or (workdir / writers.RESULT).exists()
-  return {} if begun else None
+  # Rows were released with keys that are gone: a release must not draw others for them.
+  return {} if begun or writers.read_metrics(workdir) else None
 
 
 def remember(

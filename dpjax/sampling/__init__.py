@@ -10,8 +10,10 @@ from dpjax.sampling.samplers import Participation as Participation
 from dpjax.sampling.samplers import PoissonSampler as PoissonSampler
 from dpjax.sampling.samplers import Sampler as Sampler
 from dpjax.sampling.samplers import ShuffledSampler as ShuffledSampler
+from dpjax.sampling.samplers import assumption as assumption
 from dpjax.sampling.samplers import generator as generator
 from dpjax.sampling.samplers import pad as pad
+from dpjax.sampling.samplers import taken as taken
 from dpjax.sampling.samplers import whole_batch_size as whole_batch_size
 from dpjax.sampling.slicing import slice_slots as slice_slots
 from dpjax.sampling.slicing import slices as slices

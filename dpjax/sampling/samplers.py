@@ -20,6 +20,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+import sys
 from typing import Any, ClassVar, NamedTuple
 
 import dp_accounting
@@ -100,6 +101,41 @@ class Sampler(abc.ABC):
     raise UserError(
       f"sampler={self!r}: must be a PoissonSampler or its kin to have a capacity"
     )
+
+
+def assumption(part: object) -> str:
+  """What nobody has proved of an own sampler, rule or strategy; "" for one of dpjax's, which
+  is what stands under its name in dpjax's module, none of its methods exchanged.
+
+  >>> assumption(PoissonSampler(prob=0.5, capacity=8)), assumption(generator(0, 0))
+  ('', "Generator: its event is its author's word")
+  """
+  kind = type(part)
+  known = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
+  exchanged = [n for n in getattr(part, "__dict__", {}) if callable(getattr(kind, n, None))]
+  if kind.__module__.startswith("dpjax.") and known and not exchanged:
+    return ""
+  return f"{kind.__name__}: its event is its author's word"
+
+
+def taken(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+  """`sampler.draw`; of an own sampler held to what a plan must rely on.
+
+  Raises:
+    UserError: it is no array of distinct indices, of which there are at most `slots`.
+  """
+  drawn = sampler.draw(num_examples, seed=seed, step=step)
+  if not assumption(sampler):
+    return drawn
+  found = np.asarray(drawn)
+  right = found.ndim == 1 and (found.dtype.kind in "iu" or not found.size)
+  right = right and np.unique(found).size == found.size <= sampler.slots
+  if not right or (found.size and not 0 <= found.min() <= found.max() < num_examples):
+    raise UserError(
+      f"sampler={type(sampler).__name__}: draw() of step {step} must return distinct indices "
+      f"in [0, {num_examples}), at most slots={sampler.slots} of them, not {drawn!r:.60}"
+    )
+  return found.astype(np.int64)
 
 
 class PaddedSampler(Sampler):

@@ -6,7 +6,7 @@ import jax
 
 from dpjax.gradients import Clip, Flat
 from dpjax.noise import NoiseShape
-from dpjax.sampling import Sampler
+from dpjax.sampling import Sampler, assumption
 from dpjax.validate import UserError
 
 _SHAPED = ("clipping that is not flat", "noise shares", "a frozen group")
@@ -61,15 +61,27 @@ def features(
 def check_together(
   clip: Clip, shape: NoiseShape, *, sampler: Sampler | None = None, slices: int = 1
 ) -> None:
-  """Raises UserError for the first pair of `APART`.
+  """Raises UserError for the first pair of `APART`, or what is no sampler and no shape.
 
   >>> check_together(Clip(1.0, "automatic"), NoiseShape(schedule=(2.0, 1.0)))
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: clipping=Automatic(gamma=0.01): not with a noise schedule
   """
+  if not isinstance(shape, NoiseShape):
+    raise UserError(f"noise_shape={shape!r:.60}: must be a NoiseShape")
+  if not isinstance(sampler, Sampler | None):
+    raise UserError(f"sampler={sampler!r:.60}: must be a dpjax.sampling.Sampler")
   found = features(clip, shape, sampler=sampler, slices=slices)
   pairs = [(one, other) for one, apart in APART.items() for other in apart]
   for one, other in pairs:
     if one in found and other in found:
       raise UserError(f"{found[other]}: not with {one}")
+
+
+def epsilon_kind(clip: Clip, shape: NoiseShape, sampler: Sampler) -> str:
+  """Of the epsilon of these: "claimed" where the event of a part that is not dpjax's is the
+  word of its author, else "proved"."""
+  parts = (sampler, clip.rule if clip.rule.adapts else None, shape.correlation)
+  own = [part for part in parts if part is not None and assumption(part)]
+  return "claimed" if own else "proved"

@@ -1,7 +1,9 @@
 """Runs made of a user's own parts, `notebooks/mine.py`: built, trained, and what is promised."""
 
+import contextlib
 import dataclasses
 import pathlib
+import shutil
 
 import flax.linen as nn
 import jax
@@ -230,3 +232,45 @@ def test_an_own_aggregator_is_not_private_whatever_it_says():
 def test_users_may_be_sampled_by_an_own_sampler():
   built = federated_build.assemble(_federated(privacy__sampler=f"{__name__}:own_poisson"))
   assert built.promise.kind == "claimed"
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["interrupted", "finished"])
+def test_a_run_does_not_go_on_with_edited_code(tmp_path, monkeypatch, done):
+  monkeypatch.syspath_prepend(tmp_path)
+  file, workdir = tmp_path / f"edited_{done}.py", tmp_path / "run"
+  code = "import optax\ndef opt(rate): return optax.sgd(rate)\n"
+  file.write_text(code)
+  config = _central(num_steps=2, checkpoint_every=1, optimizer__name=f"{file.stem}:opt")
+
+  def kill(step):
+    if step == 1 and not done:
+      raise KeyboardInterrupt
+
+  with contextlib.suppress(KeyboardInterrupt):
+    loop.run(build.build(config), workdir, on_save=kill)
+  file.write_text(code.replace("rate)\n", "rate * 2)\n"))
+  with pytest.raises(
+    UserError, match=r"optimizer\.name=.*: its code is not that of the run"
+  ):
+    loop.train(config, workdir)
+  file.write_text(code)
+  assert loop.train(config, workdir)["num_steps"] == 2
+
+
+@pytest.mark.parametrize("lost", ["checkpoints", "keys"])
+def test_a_release_draws_no_other_keys_for_rows_that_are_out(tmp_path, lost):
+  config = _with(quickstart.get_config(), num_steps=2, checkpoint_every=1, eval_every=1)
+  config = dataclasses.replace(config, release=True)
+
+  def kill(step):
+    if step == 1:
+      raise KeyboardInterrupt
+
+  with contextlib.suppress(KeyboardInterrupt):
+    loop.run(build.build(config), tmp_path / "run", on_save=kill)
+  if lost == "checkpoints":
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+  else:
+    (tmp_path / "run" / "checkpoints" / "run.json").write_text("null")
+  with pytest.raises(UserError, match="did not remember its data"):
+    loop.train(config, tmp_path / "run")

@@ -104,7 +104,11 @@ def _sampler(config: FedConfig, num_clients: int) -> Any:
   prob = config.clients_per_round / num_clients
   if names.is_path(config.privacy.sampler):
     return user_code.sampler(
-      config.privacy.sampler, "privacy.sampler", num_examples=num_clients, prob=prob
+      config.privacy.sampler,
+      "privacy.sampler",
+      num_examples=num_clients,
+      prob=prob,
+      unit="user",
     )
   return sampling.PoissonSampler(prob=prob, capacity=num_clients + 1)
 

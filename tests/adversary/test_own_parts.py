@@ -1,0 +1,227 @@
+"""Own parts that lie: a promise either holds without their word, or says that it rests on it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+from dpjax import federated, gradients, names, noise, sampling, transforms
+from dpjax.federated import client as client_lib
+from dpjax.runs import user_code
+from dpjax.validate import UserError
+
+_POISSON = dpjax.PoissonSampler(prob=0.1, capacity=64)
+
+
+def _plan(**changed):
+  numbers = dict(noise_multiplier=1.0, l2_clip_norm=1.0, normalize_by=10, num_steps=3)
+  return dpjax.Plan(**{"sampler": _POISSON, "delta": 1e-5, **numbers, **changed})
+
+
+class _Constant(gradients.ClipRule):
+  def factors(self, lengths, top, most):
+    return jnp.full_like(lengths, 5.0) * most
+
+
+class _NaN(gradients.ClipRule):
+  def factors(self, lengths, top, most):
+    return lengths * jnp.nan
+
+
+class _Negative(gradients.ClipRule):
+  def factors(self, lengths, top, most):
+    return jnp.full_like(lengths, -5.0)
+
+
+class _OfTheBatch(gradients.ClipRule):
+  """Would let one example decide how all others are shortened."""
+
+  def factors(self, lengths, top, most):
+    return most * jnp.where(lengths.sum() > 100, 0.0, top / (lengths + 1))
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("rule", [_Constant, _NaN, _Negative, _OfTheBatch])
+def test_a_rule_that_breaks_its_word_moves_the_sum_by_no_more_than_the_bound(rule, method):
+  clip = gradients.Clip(1.0, rule())
+  grad = gradients.clipped_grad(
+    lambda w, x: jnp.sum(w * x), l2_clip_norm=clip, method=method
+  )
+  batch = jnp.ones((5, 3)).at[4].set(1e6)
+  summed = lambda mask: grad(jnp.ones(3), batch, mask).total
+  moved = summed(jnp.ones(5, bool)) - summed(jnp.arange(5) < 4)
+  assert jnp.linalg.norm(moved) <= 1 + 1e-6
+
+
+def _mixing():
+  @jax.custom_batching.custom_vmap
+  def mixed(x):
+    return x
+
+  @mixed.def_vmap
+  def rule(size, batched, x):
+    return jnp.broadcast_to(x.sum(0), x.shape), True
+
+  return mixed
+
+
+def _in_a_derivative(mixed):
+  @jax.custom_vjp
+  def product(w, x):
+    return jnp.sum(w * x)
+
+  product.defvjp(
+    lambda w, x: (jnp.sum(w * x), x), lambda x, ct: (ct * mixed(x), jnp.zeros_like(x))
+  )
+  return product
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("inside", ["loss", "derivative"])
+def test_a_batching_rule_of_ones_own_would_see_all_examples(method, inside):
+  mixed = _mixing()
+  losses = {
+    "loss": lambda w, x: jnp.sum(w * mixed(x)),
+    "derivative": _in_a_derivative(mixed),
+  }
+  grad = gradients.clipped_grad(losses[inside], l2_clip_norm=1.0, method=method)
+  with pytest.raises(UserError, match="custom_vmap_call"):
+    grad(jnp.ones(2), jnp.ones((3, 2)), True)
+
+
+def test_a_callback_that_is_handed_the_batch_is_refused():
+  def loss(w, x):
+    shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+    seen = jax.pure_callback(np.asarray, shape, x, vmap_method="broadcast_all")
+    return jnp.sum(w * jax.lax.stop_gradient(seen))
+
+  with pytest.raises(UserError, match="broadcast_all"):
+    gradients.clipped_grad(loss, l2_clip_norm=1.0)(jnp.ones(2), jnp.ones((3, 2)), True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Everybody(dpjax.PoissonSampler):
+  def draw(self, num_examples, *, seed, step):
+    return np.arange(num_examples)
+
+
+def test_a_sampler_that_takes_the_name_of_our_module_is_still_its_authors(monkeypatch):
+  assert user_code.kind(_POISSON) == "proved"
+  monkeypatch.setattr(_Everybody, "__module__", "dpjax.sampling.samplers")
+  assert user_code.kind(_Everybody(prob=0.1, capacity=64)) == "claimed"
+  patched = dpjax.PoissonSampler(prob=0.1, capacity=64)
+  object.__setattr__(patched, "draw", lambda n, *, seed, step: np.arange(n))
+  assert user_code.kind(patched) == "claimed"
+
+
+def test_the_statement_of_a_claim_says_so():
+  told = lambda **parts: " ".join(_plan(**parts).statement(100).split())
+  assert "kind: proved" in told()
+  assert "kind: claimed" in told(sampler=_Everybody(prob=0.1, capacity=64))
+
+
+@pytest.mark.parametrize(
+  "drawn", [[0.5, 1.0], [[0, 1]], [0, 0], [-1], [100], range(65), "ab"]
+)
+def test_an_own_draw_that_no_batch_can_hold_is_refused(drawn):
+  made = _Drawn(prob=0.1, capacity=64, drawn=drawn)
+  with pytest.raises(UserError, match="must return distinct indices"):
+    sampling.taken(made, 100, seed=0, step=3)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Drawn(dpjax.PoissonSampler):
+  drawn: object
+
+  def draw(self, num_examples, *, seed, step):
+    return self.drawn
+
+
+def test_rows_that_are_examples_are_no_users():
+  with pytest.raises(UserError, match=r"its unit is one user, but a row .* one example"):
+    user_code.sampler(f"{__name__}:_users", "privacy.sampler", num_examples=9, prob=0.5)
+
+
+def _users(num_examples, sampling_prob):
+  return sampling.UserSampler(prob=sampling_prob, capacity=num_examples + 1)
+
+
+def test_code_that_is_in_no_file_cannot_be_known_again(monkeypatch):
+  import __main__
+
+  typed = lambda apply: None
+  typed.__module__ = "__main__"
+  monkeypatch.setattr(__main__, "typed", typed, raising=False)
+  monkeypatch.delattr(__main__, "__file__", raising=False)
+  with pytest.raises(UserError, match="must be code of a file"):
+    names.sources({"loss": "__main__:typed"})
+
+
+@pytest.mark.parametrize(
+  "make",
+  [
+    lambda: noise.NoiseShape(schedule=3.0),
+    lambda: noise.NoiseShape(correlation="blt"),
+    lambda: gradients.Clip(1.0, schedule=3.0),
+    lambda: _plan(noise_shape=None),
+    lambda: _plan(sampler="poisson"),
+    lambda: _plan(sampler=dpjax.PoissonSampler),
+    lambda: transforms.check_together(gradients.Clip(1.0), 2.0),
+  ],
+)
+def test_what_is_no_value_of_its_kind_is_refused_in_a_line(make):
+  with pytest.raises(UserError, match="must be"):
+    make()
+
+
+def test_a_client_whose_loss_sees_other_clients_is_refused():
+  mixed = _mixing()
+  client = federated.local_training(lambda w, x: jnp.sum(w * mixed(x)), optax.sgd(0.1))
+  received = client_lib.Received(jnp.ones(2))
+  local = client.init(received, None, jnp.int32(1), jax.random.key(0))
+  with pytest.raises(UserError, match="custom_vmap_call"):
+    client.step(received, local, jnp.ones((1, 2)), jnp.array([True]))
+
+
+def _optimizer_of_words(rate):
+  return optax.GradientTransformation(lambda p: "none", lambda u, s, p=None: (u, s))
+
+
+def _optimizer_of_two(rate):
+  return optax.GradientTransformation(lambda p: (), lambda u, s, p=None: (jnp.ones(2), s))
+
+
+def _loss_of_nothing(apply):
+  return lambda: 0.0
+
+
+def test_ones_own_optimizer_and_loss_are_named_when_they_return_the_wrong_thing():
+  named = lambda name: f"{__name__}:{name}"
+  with pytest.raises(UserError, match=r"optimizer\.name=.* a state of arrays"):
+    user_code.optimizer(named("_optimizer_of_words"), 0.1).init(jnp.ones(3))
+  with pytest.raises(UserError, match=r"optimizer\.name=.* updates of shapes \(3,\)"):
+    user_code.optimizer(named("_optimizer_of_two"), 0.1).update(jnp.ones(3), ())
+  with pytest.raises(UserError, match=r"loss=.* a function of \(params, example\)"):
+    user_code.loss(named("_loss_of_nothing"))(None)
+
+
+def test_a_loss_of_words_ends_in_a_line():
+  with pytest.raises(UserError, match="must return a scalar"):
+    gradients.clipped_grad(lambda w, x: "low", l2_clip_norm=1.0)(
+      jnp.ones(2), jnp.ones((3, 2)), True
+    )
+
+
+def _silent_client(loss_fn, client_tx, **_):
+  made = federated.local_training(loss_fn, client_tx)
+  return made._replace(finish=lambda received, local: ({}, None, {}))
+
+
+def test_ones_own_client_is_named_when_it_sends_the_wrong_thing():
+  clients = user_code._checked_finish(_silent_client(None, None).finish, "mine:silent")
+  with pytest.raises(UserError, match="algorithm.name='mine:silent': must return Sent"):
+    clients(client_lib.Received(jnp.ones(2)), None)
