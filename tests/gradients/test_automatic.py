@@ -113,7 +113,7 @@ def test_it_is_neither_flat_clipping_nor_independent_of_gamma():
   ("options", "match"),
   [
     ((1.0, "auto"), "clipping='auto'.*did you mean 'automatic'"),
-    ((1.0, 0.01), "clipping=0.01: must be a Rule"),
+    ((1.0, 0.01), "clipping=0.01: must be a ClipRule"),
     ((1.0, Automatic(0.0)), "gamma=0.0"),
     ((1.0, Automatic(1e-12)), "gamma=1e-12: must be >= 1e-08"),
     ((1.0, Automatic(float("nan"))), "gamma=nan"),
