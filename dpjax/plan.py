@@ -440,8 +440,13 @@ class Plan:
       delta_set_aside=self.delta - self.accounted_delta(self.delta),
       unit=unit,
       noise=words,
-      epsilon_kind=transforms.epsilon_kind(clip, shape, self.sampler),
+      epsilon_kind="claimed" if self.assumptions else "proved",
     )
+
+  @property
+  def assumptions(self) -> tuple[str, ...]:
+    """What its epsilon rests on and nobody has proved: then it is only claimed."""
+    return transforms.assumptions(self.l2_clip_norm, self.noise_shape, self.sampler)
 
   @property
   def unit(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from dp_accounting import DpEvent, NoOpDpEvent
 
-from dpjax import noise, sampling, validate
+from dpjax import noise, validate
 from dpjax.accounting import Budget, BudgetExceeded, Ledger, by_name, delta_warning, upper
 from dpjax.plan import Plan
 from dpjax.runs import writers
@@ -137,8 +137,7 @@ def of_plan(
     release: noise on a grid, keys of the operating system; see `released`.
   """
   runs = plan if ran is None else ran
-  own = sampling.assumption(plan.sampler)
-  kind = "claimed" if own else ("proved" if ran is None else "simulated")
+  kind = "claimed" if plan.assumptions else ("proved" if ran is None else "simulated")
 
   def statement(steps: int) -> str:
     text = plan.statement(deployed or num_records, steps, unit=unit or plan.unit)
@@ -159,7 +158,7 @@ def of_plan(
     l2_bound=runs.l2_bound,
     num_records=num_records,
     budget=budget,
-    failed_assumptions=(own,) if own else (),
+    failed_assumptions=plan.assumptions,
   )
 
 

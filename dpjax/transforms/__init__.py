@@ -23,7 +23,7 @@ from dpjax.transforms.dp_sgld import sgld_noise_multiplier as sgld_noise_multipl
 from dpjax.transforms.dp_sgld import sgld_step_size as sgld_step_size
 from dpjax.transforms.dp_sgld import sgld_temperature as sgld_temperature
 from dpjax.transforms.group_noise import group_stds as group_stds
+from dpjax.transforms.together import assumptions as assumptions
 from dpjax.transforms.together import check_together as check_together
-from dpjax.transforms.together import epsilon_kind as epsilon_kind
 from dpjax.transforms.together import features as features
 from dpjax.transforms.words import noise_in_words as noise_in_words

@@ -79,9 +79,8 @@ def check_together(
       raise UserError(f"{found[other]}: not with {one}")
 
 
-def epsilon_kind(clip: Clip, shape: NoiseShape, sampler: Sampler) -> str:
-  """Of the epsilon of these: "claimed" where the event of a part that is not dpjax's is the
-  word of its author, else "proved"."""
+def assumptions(clip: Clip, shape: NoiseShape, sampler: Sampler) -> tuple[str, ...]:
+  """What an epsilon of these rests on and nobody has proved: the events of parts that are not
+  dpjax's are the words of their authors. Where there are any it is "claimed"."""
   parts = (sampler, clip.rule if clip.rule.adapts else None, shape.correlation)
-  own = [part for part in parts if part is not None and assumption(part)]
-  return "claimed" if own else "proved"
+  return tuple(filter(None, (assumption(part) for part in parts if part is not None)))

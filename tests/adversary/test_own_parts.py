@@ -11,7 +11,7 @@ import pytest
 import dpjax
 from dpjax import federated, gradients, names, noise, sampling, transforms
 from dpjax.federated import client as client_lib
-from dpjax.runs import user_code
+from dpjax.runs import promise, user_code
 from dpjax.validate import UserError
 
 _POISSON = dpjax.PoissonSampler(prob=0.1, capacity=64)
@@ -122,6 +122,24 @@ def test_the_statement_of_a_claim_says_so():
   told = lambda **parts: " ".join(_plan(**parts).statement(100).split())
   assert "kind: proved" in told()
   assert "kind: claimed" in told(sampler=_Everybody(prob=0.1, capacity=64))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Adapts(transforms.AdaptiveClipping):
+  """Says that its count costs next to nothing."""
+
+  def combined_noise_multiplier(self, noise_multiplier, normalize_by):
+    return noise_multiplier
+
+
+def test_a_run_whose_clipping_rule_states_its_own_price_promises_a_claim():
+  for rule, kind in ((transforms.AdaptiveClipping(), "proved"), (_Adapts(), "claimed")):
+    plan = _plan(l2_clip_norm=dpjax.Clip(1.0, rule))
+    made = promise.of_plan(plan, 100)
+    assert made.kind == kind and f"kind: {kind}" in " ".join(made.statement(3).split())
+    assert [text.split(":")[0] for text in made.failed_assumptions] == (
+      ["_Adapts"] if kind == "claimed" else []
+    )
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,8 @@ def test_ragged_clients_do_not_compile_one_by_one(map_clients, most):
     own = problems.ragged(range(start, start + 10), width=2)
     state, _ = algorithm.round(state, from_batches(own, batch_size=1))
   traced_steps = sum((8, 4, 2, 1)) + sum((1, 2, 3, 4)) if most == 4 else most
-  assert len(calls) <= 2 * traced_steps  # a loop body may be traced twice
+  # a loop body may be traced twice, and each time the loss is looked at before it is derived
+  assert len(calls) <= 4 * traced_steps
   before = len(calls)  # other clients of sizes in the same range: nothing is compiled
   own = problems.ragged((3, 39, 17, 8, 21, 30, 2, 5, 9, 12), width=2, seed=9)
   algorithm.round(state, from_batches(own, batch_size=1))
