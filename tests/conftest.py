@@ -1,7 +1,10 @@
 """Strictness for every test: rank promotion raises; compilations are cached on disk."""
 
+import ctypes
+import gc
 import os
 import pathlib
+import sys
 import tempfile
 
 _CACHE = os.environ.get(
@@ -16,6 +19,8 @@ import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+_MOST_MEMORY = 1.3e9  # bytes that a worker may hold between two tests
+
 
 @pytest.fixture
 def x64():
@@ -28,4 +33,27 @@ def x64():
 def _compiled_programs_are_let_go():
   """A worker that kept those of every file would grow to several gigabytes."""
   yield
+  _let_go()
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_given_back():
+  """Some files would grow to several gigabytes by themselves."""
+  yield
+  if _memory() > _MOST_MEMORY:
+    _let_go()
+
+
+def _memory() -> int:
+  """Bytes of this process; 0 where the system does not say."""
+  statm = pathlib.Path("/proc/self/statm")
+  if not statm.exists():
+    return 0
+  return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _let_go() -> None:
   jax.clear_caches()
+  gc.collect()
+  if sys.platform == "linux":  # freed memory stays with the process until it is asked for
+    ctypes.CDLL(None).malloc_trim(0)
