@@ -17,9 +17,20 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from tests import slow_cases  # noqa: E402
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 _MOST_MEMORY = 1.3e9  # bytes that a worker may hold between two tests
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items):
+  """The measured list of slow cases is marked like those that say so themselves."""
+  names = slow_cases.names()
+  for item in items:
+    if item.nodeid in names:
+      item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
