@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -112,6 +113,58 @@ class Inputs:
     if (*mine, *what) not in self.memo:
       self.memo[*mine, *what] = self.train, make()  # held, so that its id stays its own
     return self.memo[*mine, *what][1]
+
+  def bound(self, *how: Any) -> Inputs:
+    """This job, its noise a function of the settings (`how` among them) and of the records as
+    well.
+
+    With one noise at two scales the records could be solved for, and with one noise on two
+    data sets their difference is free of it. Under a secret key the noise of every (settings,
+    records) is a draw of its own.
+    """
+    told = (self.epsilon, *how, self.training, self.lrp, self.private, self.nets)
+    told += (self.train.num_classes, self.streams.order)
+    digest = hashlib.sha256(repr(told).encode())
+    public = [] if self.public is None else [self.public.x, self.public.y]
+    init = np.asarray(jax.random.key_data(self.streams.init))
+    for array in (self.train.x, self.train.y, init, *public):
+      digest.update(repr(array.shape).encode())
+      digest.update(np.ascontiguousarray(array).tobytes())
+    key, words = self.streams.noise, np.frombuffer(digest.digest()[:16], np.uint32)
+    for word in words:
+      key = jax.random.fold_in(key, word)
+    secret = [self.streams.secret, int.from_bytes(digest.digest()[16:], "big")]
+    mixed = np.random.SeedSequence(secret).generate_state(8, np.uint32)
+    streams = self.streams._replace(
+      noise=key, secret=int.from_bytes(mixed.tobytes(), "big")
+    )
+    return dataclasses.replace(self, streams=streams)
+
+  def fit(
+    self,
+    loss: train.BatchLoss,
+    initial: Any,
+    records: Callable[[int], tuple[np.ndarray, np.ndarray]],
+    num_records: int,
+    **how: Any,
+  ) -> Any:
+    """`train.fit` by this job's settings, order of batches and trainer."""
+    order, trainer = self.streams.order, self.carry_out
+    return train.fit(
+      loss, initial, records, self.training,
+      num_records=num_records, seed=order, trainer=trainer, **how,
+    )  # fmt: skip
+
+  def model_1(self, data: Any) -> Any:
+    """Parameters of the first net, trained on the data as they are: NOT private."""
+    net, records = self.nets.first, (data.x, data.y)
+    loss, initial = train.cross_entropy(net.apply), self.initial(net, data.x, 1)
+    return self.fit(loss, initial, lambda epoch: records, len(data.y), name=train.FIRST)
+
+  def num_steps(self, num_records: int) -> int:
+    """Of `fit`."""
+    per_epoch = num_records // min(self.training.batch_size, num_records)
+    return per_epoch * self.training.num_epochs
 
   def for_relevance(self) -> Any:
     """The training records that the relevance is averaged over."""

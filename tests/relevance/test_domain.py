@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpjax import auditing, data, models, relevance
-from dpjax.relevance import pipeline, rigorous
+from dpjax.relevance import record_noise, rigorous
 from dpjax.relevance.settings import FEATURES, Rigorous, Training
 from dpjax.runs.relevance import audit as relevance_audit
 from dpjax.runs.relevance import config as relevance_config
@@ -52,14 +52,14 @@ def _job(epsilon=4.0, how=_LOCAL, **fields):
 
 def _noisy(monkeypatch, *jobs):
   """The noise of each job's features, in units of its scale."""
-  seen, real = [], pipeline.record_noise.noisy_records
+  seen, real = [], record_noise.noisy_records
 
   def spy(key, ids, x, scales, **options):
     out = real(key, ids, x, scales, **{**options, "grid": None})
-    seen.append((out - x) / pipeline.record_noise.by_feature(scales, x.shape[1:]))
+    seen.append((out - x) / record_noise.by_feature(scales, x.shape[1:]))
     return out
 
-  monkeypatch.setattr(pipeline.record_noise, "noisy_records", spy)
+  monkeypatch.setattr(record_noise, "noisy_records", spy)
   last = []
   for job in jobs:
     relevance.run("radp", "rigorous", job)
