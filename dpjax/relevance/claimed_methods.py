@@ -17,11 +17,9 @@ from dpjax.relevance.privacy import NOT_PRIVATE, Privacy
 
 def no_dp(job: Inputs) -> Outcome:
   """Plain training."""
-  model, records = job.nets.second, (job.train.x, job.train.y)
-  initial, n = job.initial(model, job.train.x, 2), len(job.train)
-  loss, scored = train.cross_entropy(model.apply), job.scored(model.apply)
-  params = job.fit(loss, initial, lambda epoch: records, n, scored=scored)
-  return Outcome(model.apply, initial, params, NOT_PRIVATE, job.num_steps(n), job.test)
+  net, records = job.nets.second, (job.train.x, job.train.y)
+  loss = train.cross_entropy(net.apply)
+  return job.outcome(net, loss, lambda epoch: records, NOT_PRIVATE, len(job.train))
 
 
 # --- RADP as the paper has it
@@ -38,25 +36,15 @@ def radp_paper(job: Inputs) -> Outcome:
     num_records=len(job.for_relevance()),
     batch_size=job.training.batch_size,
   )
-  model = job.nets.second
-  initial = job.initial(model, job.train.x, 2)
+  net, told = job.nets.second, _paper_privacy(job, found)
   records, corrupt = _paper_feed(job, found, job.paper)
-  loss, scored = train.cross_entropy(model.apply), job.scored(model.apply)
-  params = job.fit(loss, initial, records, len(job.train), scored=scored, corrupt=corrupt)
-  maps = {"not_private_relevance": share, "beta": found.beta}
+  loss, n = train.cross_entropy(net.apply), len(job.train)
+  outcome = job.outcome(net, loss, records, told, n, corrupt=corrupt)
   made = RecordNoise(
     job.shape, found.beta, found.scales, job.paper.mechanism, job.paper.shared_channels
   )
-  return Outcome(
-    model.apply,
-    initial,
-    params,
-    _paper_privacy(job, found),
-    job.num_steps(len(job.train)),
-    job.test,
-    noise=made,
-    maps=maps,
-  )
+  maps = {"not_private_relevance": share, "beta": found.beta}
+  return outcome._replace(noise=made, maps=maps)
 
 
 def _share(job: Inputs, norm: str) -> np.ndarray:
@@ -130,9 +118,6 @@ def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
   scales = adlm.input_scales(
     beta, job.adlm, epsilon=share, batch_size=job.training.batch_size
   )
-  net = adlm.net(job.nets.body, job.train.num_classes)
-  initial = job.initial(net, job.train.x, 2)
-  params = _fit_adlm(job, net, initial, scales, share)
   found = Privacy(
     kind="claimed",
     epsilon=job.epsilon,
@@ -142,29 +127,10 @@ def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
     failed_assumptions=adlm.FAILED,
     details={"mean_noise_scale": float(np.mean(scales)), "draw": "batch"},
   )
-  steps = job.num_steps(len(job.train))
-  clip = job.adlm.input_clip
-  made = RecordNoise(job.shape, beta, scales, "laplace", True, clip_after=clip)
-  return Outcome(net.apply, initial, params, found, steps, job.test, noise=made, maps=maps)
-
-
-def _adlm_beta(job: Inputs, epsilon: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-  share = _share(job, "abs")
-  spread = share - share.min()
-  scaled = spread / max(spread.max(), 1e-30)  # to [0, 1] by the data's own range
-  d, n = len(share), len(job.for_relevance())
-  drawn = record_noise.sample(
-    job.streams.key(RELEVANCE), jnp.full(d, 2 * d / (n * epsilon), jnp.float32), (d,)
-  )
-  beta = feature_budget.floor_normalized(scaled + np.asarray(drawn, np.float64), 0.1)
-  return beta, {"not_private_relevance": share, "beta": beta}
-
-
-def _fit_adlm(
-  job: Inputs, net: adlm.Net, initial: Any, scales: np.ndarray, epsilon: float
-) -> Any:
+  limit = job.adlm.input_clip
+  made = RecordNoise(job.shape, beta, scales, "laplace", True, clip_after=limit)
   shaped = jnp.asarray(record_noise.by_feature(scales, job.shape))
-  key, limit = job.streams.key(FEATURES), job.adlm.input_clip
+  key = job.streams.key(FEATURES)
 
   @jax.jit
   def corrupt(x, step):
@@ -177,16 +143,24 @@ def _fit_adlm(
     job.streams.key(LOSS),
     job.adlm,
     num_classes=job.train.num_classes,
-    epsilon=epsilon,
+    epsilon=share,
     batch_size=job.training.batch_size,
   )
-  records = job.train.x, job.train.y
-  return job.fit(
-    adlm.polynomial_loss(net, coefficients),
-    initial,
-    lambda epoch: records,
-    len(job.train),
-    scored=job.scored(net.apply),
-    corrupt=corrupt,
-    refresh=net.refresh,
+  net = adlm.net(job.nets.body, job.train.num_classes)
+  loss, records = adlm.polynomial_loss(net, coefficients), (job.train.x, job.train.y)
+  more: dict[str, Any] = {"corrupt": corrupt, "refresh": net.refresh}
+  n = len(job.train)
+  outcome = job.outcome(net, loss, lambda epoch: records, found, n, **more)
+  return outcome._replace(noise=made, maps=maps)
+
+
+def _adlm_beta(job: Inputs, epsilon: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+  share = _share(job, "abs")
+  spread = share - share.min()
+  scaled = spread / max(spread.max(), 1e-30)  # to [0, 1] by the data's own range
+  d, n = len(share), len(job.for_relevance())
+  drawn = record_noise.sample(
+    job.streams.key(RELEVANCE), jnp.full(d, 2 * d / (n * epsilon), jnp.float32), (d,)
   )
+  beta = feature_budget.floor_normalized(scaled + np.asarray(drawn, np.float64), 0.1)
+  return beta, {"not_private_relevance": share, "beta": beta}

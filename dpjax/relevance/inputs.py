@@ -155,16 +155,29 @@ class Inputs:
       num_records=num_records, seed=order, trainer=trainer, **how,
     )  # fmt: skip
 
+  def outcome(
+    self,
+    net: Any,
+    loss: train.BatchLoss,
+    records: Callable[[int], tuple[np.ndarray, np.ndarray]],
+    found: Privacy,
+    num_records: int,
+    test: Any = None,
+    **how: Any,
+  ) -> Outcome:
+    """Of a net that is trained on records by `fit`, what is promised of it being found."""
+    test = self.test if test is None else test
+    initial, scored = self.initial(net, test.x, 2), self.scored(net.apply, test)
+    params = self.fit(loss, initial, records, num_records, scored=scored, **how)
+    per_epoch = num_records // min(self.training.batch_size, num_records)
+    steps = per_epoch * self.training.num_epochs
+    return Outcome(net.apply, initial, params, found, steps, test)
+
   def model_1(self, data: Any) -> Any:
     """Parameters of the first net, trained on the data as they are: NOT private."""
     net, records = self.nets.first, (data.x, data.y)
     loss, initial = train.cross_entropy(net.apply), self.initial(net, data.x, 1)
     return self.fit(loss, initial, lambda epoch: records, len(data.y), name=train.FIRST)
-
-  def num_steps(self, num_records: int) -> int:
-    """Of `fit`."""
-    per_epoch = num_records // min(self.training.batch_size, num_records)
-    return per_epoch * self.training.num_epochs
 
   def for_relevance(self) -> Any:
     """The training records that the relevance is averaged over."""

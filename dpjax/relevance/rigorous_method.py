@@ -37,7 +37,6 @@ class _Prepared(NamedTuple):
   """Records of D2 after stages A to L, and how test inputs are treated alike."""
 
   records: Callable[[int], tuple[np.ndarray, np.ndarray]]  # of an epoch
-  num_records: int
   class_priors: np.ndarray
   test: Any
   prepare: Callable[[np.ndarray], np.ndarray]
@@ -59,11 +58,8 @@ def radp_rigorous(job: Inputs) -> Outcome:
   charges: list[StageCharge] = []
   if job.rigorous.model1 != "none":
     beta, charges = _stages_a_b(_of_stages_a_b(told), ids_1)
-  left = _left_for_records(job, charges)
-  prepared = _stages_c_l_s(job, beta, ids_2, left)
-  model = job.nets.second
-  initial = job.initial(model, prepared.test.x, 2)
-  params = _model_2(job, model, initial, prepared)
+  spent = 0.0 if job.rigorous.split else math.fsum(charge.epsilon for charge in charges)
+  prepared = _stages_c_l_s(job, beta, ids_2, job.epsilon - spent)
   charges = [*charges, *prepared.charges]
   epsilon, delta = rigorous.total(charges)
   public = job.rigorous.labels == "public"
@@ -76,16 +72,21 @@ def radp_rigorous(job: Inputs) -> Outcome:
     notes=_notes(job),
     **prepared.details,
   )
-  return Outcome(
-    model.apply,
-    initial,
-    params,
+  epsilon_l, k = prepared.details["epsilon_labels"], job.train.num_classes
+  transitions = labels.transition(epsilon_l, k) if epsilon_l else np.eye(k)
+  net = job.nets.second
+  outcome = job.outcome(
+    net,
+    train.corrected(net.apply, transitions, prepared.class_priors),
+    prepared.records,
     found,
-    job.num_steps(len(ids_2)),
+    len(ids_2),
     prepared.test,
-    prepared.prepare,
-    prepared.noise,
-    {"beta": beta},
+    weight_decay=job.training.weight_decay,
+    anneal=True,  # the noise of the last steps would drown what little signal there is
+  )
+  return outcome._replace(
+    prepare=prepared.prepare, noise=prepared.noise, maps={"beta": beta}
   )
 
 
@@ -165,7 +166,9 @@ def _model_1(
     _check_public(job)
     what = f"trained on public data ({job.public.name})"
     return job.model_1(job.public), [StageCharge("A", where, 0.0, 0.0, what)]
-  plan = gradient_methods.replace_one_plan(job, len(data), epsilon, how.delta / 2)
+  plan = gradient_methods.make_plan(
+    job, len(data), epsilon, delta=how.delta / 2, relation=rigorous.RELATION
+  )
   theta = gradient_methods.train_model_1(job, model, data, plan)
   spent = plan.epsilon()
   return theta, [StageCharge("A", where, spent, plan.delta, "model 1 by DP-SGD")]
@@ -182,19 +185,6 @@ def _check_public(job: Inputs) -> None:
     )
 
 
-def _left_for_records(job: Inputs, charges: list[StageCharge]) -> float:
-  if job.rigorous.split or not charges:
-    return job.epsilon
-  return job.epsilon - math.fsum(charge.epsilon for charge in charges)
-
-
-def _local_budget(job: Inputs, epsilon: float, num_records: int) -> float:
-  """What a record may spend locally."""
-  if not job.rigorous.shuffle:
-    return epsilon
-  return rigorous.local_epsilon_for(epsilon, num_records, _delta_s(job))
-
-
 def _delta_s(job: Inputs) -> float:
   """Of the records' stages; unsplit, what stages A and B leave of delta."""
   how = job.rigorous
@@ -204,8 +194,9 @@ def _delta_s(job: Inputs) -> float:
 def _stages_c_l_s(
   job: Inputs, beta: np.ndarray, ids: np.ndarray, epsilon: float
 ) -> _Prepared:
-  how = job.rigorous
-  local = _local_budget(job, epsilon, len(ids))
+  how, local = job.rigorous, epsilon  # what a record may spend locally
+  if how.shuffle:
+    local = rigorous.local_epsilon_for(epsilon, len(ids), _delta_s(job))
   epsilon_l = local * how.label_share if how.labels == "randomized_response" else 0.0
   copies = job.training.num_epochs if how.draw == "record_fresh" else 1
   drawn = rigorous.feature_noise(
@@ -215,7 +206,10 @@ def _stages_c_l_s(
     channels=job.channels,
   )
   reduce = lambda x: rigorous.clipped(rigorous.pooled(x, _pool(job)), beta, how)
-  noisy = _noisy_features(job, ids, reduce(job.train.x[ids]), drawn)
+  key, x = job.streams.key(FEATURES), reduce(job.train.x[ids])
+  noisy = lambda copy: record_noise.noisy_records(
+    jax.random.fold_in(key, copy), ids, x, drawn.scales, mechanism=drawn.mechanism
+  )
   scale = _scale(job, drawn, noisy(0))
   responses, class_priors = _responses(job, ids, epsilon_l)
   prepare = lambda x: scale(reduce(x))
@@ -226,7 +220,6 @@ def _stages_c_l_s(
   )  # fmt: skip
   return _Prepared(
     _shuffled(job, lambda copy: scale(noisy(copy)), responses, copies),
-    len(ids),
     class_priors,
     dataclasses.replace(job.test, x=prepare(job.test.x)),
     prepare,
@@ -252,16 +245,6 @@ def _scale(
   shaped = record_noise.by_feature(std, _pooled_shape(job))
   mean = noisy.mean(axis=0)
   return lambda x: np.asarray((x - mean[None]) / shaped[None], np.float32)
-
-
-def _noisy_features(
-  job: Inputs, ids: np.ndarray, x: np.ndarray, drawn: Any
-) -> Callable[[int], np.ndarray]:
-  """copy -> the records' features with the noise of that copy."""
-  key = job.streams.key(FEATURES)
-  return lambda copy: record_noise.noisy_records(
-    jax.random.fold_in(key, copy), ids, x, drawn.scales, mechanism=drawn.mechanism
-  )
 
 
 def _responses(
@@ -293,7 +276,7 @@ def _shuffled(
 def _record_charges(
   job: Inputs, drawn: Any, epsilon_l: float, copies: int, epsilon: float
 ) -> list[StageCharge]:
-  """`epsilon` is the central one that `_local_budget` turned into a local budget."""
+  """`epsilon` is the central one, where there is a shuffler."""
   how = job.rigorous
   where = "D2" if how.split and how.model1 != "none" else "all"
   spent, delta = drawn.epsilon * copies, drawn.delta * copies
@@ -305,22 +288,6 @@ def _record_charges(
   if epsilon_l:
     charges.append(StageCharge("L", where, epsilon_l, 0.0, "randomised response"))
   return charges
-
-
-def _model_2(job: Inputs, model: Any, initial: Any, prepared: _Prepared) -> Any:
-  epsilon_l = prepared.details["epsilon_labels"]
-  k = job.train.num_classes
-  transitions = labels.transition(epsilon_l, k) if epsilon_l else np.eye(k)
-  loss = train.corrected(model.apply, transitions, prepared.class_priors)
-  return job.fit(
-    loss,
-    initial,
-    prepared.records,
-    prepared.num_records,
-    scored=job.scored(model.apply, prepared.test),
-    weight_decay=job.training.weight_decay,
-    anneal=True,  # the noise of the last steps would drown what little signal there is
-  )
 
 
 def _notes(job: Inputs) -> list[str]:

@@ -1,78 +1,22 @@
-"""Which settings of a relevance experiment its methods read; see `unused`.
-
-A setting of the experiment must be read by at least one of its curves, and one that a curve
-sets by that curve.
-"""
+"""Which settings of a run of relevance its method reads; see `unused`."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpjax import models
 from dpjax.relevance.settings import Rigorous
-from dpjax.runs import fields, unused
 from dpjax.runs.central.config import DataConfig, ModelConfig
+from dpjax.runs.relevance.config import RelevanceConfig
 from dpjax.runs.unused import Unused, needs
-from dpjax.validate import UserError
-
-if TYPE_CHECKING:  # it refuses by this module
-  from dpjax.runs.relevance.config import RelevanceConfig
 
 _SGD = ("dpsgd", "tempered", "radp_dpsgd")  # and SGLD, without momentum
 _ADAPTIVE = ("dp_adam", "dpdligdo")
 _PLAN = (*_SGD, "dp_sgld", *_ADAPTIVE)  # perturb gradients
 _CLAIMED = ("adlm", "ilm")
-_OF_EXPERIMENT = ("curves", "title")  # a curve has neither
-
-
-def refuse(config: RelevanceConfig) -> None:
-  """Raises UserError for a setting that no curve reads."""
-  curves = list(_curves(config))
-  for label, changes, curve in curves:
-    _refuse_changes(label, changes, curve)
-  shadowed = {}
-  for path in unused.set_fields(config):
-    reasons = [_why(path, changes, curve) for _, changes, curve in curves]
-    if path not in _OF_EXPERIMENT and all(reasons):
-      shadowed[path] = str(reasons[0])
-  unused.refuse(config, shadowed)
-
-
-def _curves(
-  config: RelevanceConfig,
-) -> Iterator[tuple[str, dict[str, Any], RelevanceConfig]]:
-  for label, changes in (config.curves or {config.method: {}}).items():
-    curve = config
-    for path, value in changes.items():
-      curve = fields.replace(curve, path, value, name=f"config.curves[{label!r}]")
-    yield label, changes, curve
-
-
-def _refuse_changes(label: str, changes: dict[str, Any], curve: RelevanceConfig) -> None:
-  where = f"curves[{label!r}]."
-  for path in _OF_EXPERIMENT:
-    if path in changes:
-      raise UserError(f"{where}{path}: would be ignored, it is of the whole experiment")
-  found = {
-    path: what
-    for path in unused.set_fields(curve)
-    if _within(path, changes) and (what := unused.reason(path, of(curve))) is not None
-  }
-  unused.refuse(curve, found, where)
-
-
-def _within(path: str, changes: dict[str, Any]) -> bool:
-  return any(path == change or path.startswith(f"{change}.") for change in changes)
-
-
-def _why(path: str, changes: dict[str, Any], curve: RelevanceConfig) -> str | None:
-  if _within(path, changes):
-    return "a curve that does not set its own"
-  return unused.reason(path, of(curve))
 
 
 def of(config: RelevanceConfig) -> Unused:
