@@ -13,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import metrics
+from dpjax.data import Dataset
 from dpjax.relevance import feature_shares, train
 from dpjax.relevance.lrp import Lrp
 from dpjax.relevance.privacy import Privacy
 from dpjax.relevance.settings import AdLM, Paper, Private, Rigorous, Training
+from dpjax.types import Params
 
 # What fold_in(noise, purpose) is used for.
 RELEVANCE, FEATURES, LABELS, GRADIENTS, MODEL_1, LOSS = range(1, 7)
@@ -143,11 +145,11 @@ class Inputs:
   def fit(
     self,
     loss: train.BatchLoss,
-    initial: Any,
+    initial: Params,
     records: Callable[[int], tuple[np.ndarray, np.ndarray]],
     num_records: int,
     **how: Any,
-  ) -> Any:
+  ) -> Params:
     """`train.fit` by this job's settings, order of batches and trainer."""
     order, trainer = self.streams.order, self.carry_out
     return train.fit(
@@ -162,18 +164,18 @@ class Inputs:
     records: Callable[[int], tuple[np.ndarray, np.ndarray]],
     found: Privacy,
     num_records: int,
-    test: Any = None,
+    test: Dataset | None = None,
     **how: Any,
   ) -> Outcome:
     """Of a net that is trained on records by `fit`, what is promised of it being found."""
-    test = self.test if test is None else test
-    initial, scored = self.initial(net, test.x, 2), self.scored(net.apply, test)
+    seen = self.test if test is None else test
+    initial, scored = self.initial(net, seen.x, 2), self.scored(net.apply, seen)
     params = self.fit(loss, initial, records, num_records, scored=scored, **how)
     per_epoch = num_records // min(self.training.batch_size, num_records)
     steps = per_epoch * self.training.num_epochs
-    return Outcome(net.apply, initial, params, found, steps, test)
+    return Outcome(net.apply, initial, params, found, steps, seen)
 
-  def model_1(self, data: Any) -> Any:
+  def model_1(self, data: Dataset) -> Params:
     """Parameters of the first net, trained on the data as they are: NOT private."""
     net, records = self.nets.first, (data.x, data.y)
     loss, initial = train.cross_entropy(net.apply), self.initial(net, data.x, 1)

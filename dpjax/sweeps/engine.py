@@ -12,13 +12,16 @@ import json
 import math
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpjax.accounting import by_name
 from dpjax.runs import bounds, checkpoint, fields, promise, provenance, report, writers
 from dpjax.runs import workdir as owner
 from dpjax.sweeps import cost
 from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  from _typeshed import DataclassInstance
 
 Row = dict[str, Any]
 LoadFn = Callable[[Any], Any]  # (config) -> what the runs on its data and model share
@@ -48,7 +51,7 @@ class Grid(NamedTuple):
 
 
 def expand(
-  base: Any,
+  base: DataclassInstance,
   variants: Mapping[str, Mapping[str, Any]],
   axes_of: Callable[[Any], Axes],
   point: Callable[[str, Any, dict[str, Any]], Point],
@@ -147,9 +150,14 @@ class LastData:
     return self._data
 
 
+def head(point: Point) -> Row:
+  """What begins the row of a finished run."""
+  population = cost.population(point.config)
+  return {"name": point.name, "status": "done", "error": None, "population": population}
+
+
 def _row(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
-  row = {"name": point.name, "status": "done", "error": None}
-  row["population"] = cost.population(point.config)
+  row = head(point)
   try:
     result = _finished(point, at)
     # A run that remembers its data compares them itself, also when it has ended.

@@ -17,7 +17,7 @@ from dpjax.runs import bounds, loop, streams, writers
 from dpjax.runs import workdir as owner
 from dpjax.runs.relevance import build
 from dpjax.runs.relevance.config import RelevanceConfig, check
-from dpjax.sweeps import claims, cost, engine, panels, unused
+from dpjax.sweeps import claims, engine, panels, unused
 from dpjax.sweeps.engine import Grid, Point, Row
 from dpjax.validate import UserError
 
@@ -82,8 +82,7 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[Row]:
 def _alone(config: RelevanceConfig, point: Point, workdir: pathlib.Path) -> Row:
   """The folder is that of the experiment."""
   job = build.build(point.config, curve=_curve(point))._replace(config=config)
-  row = {"name": point.name, "status": "done", "population": cost.population(config)}
-  row |= loop.run(job, workdir)
+  row = engine.head(point) | loop.run(job, workdir)
   build.forget(workdir)
   _draw(config, "", workdir, [row])
   print(engine.told(row, "test_accuracy"), flush=True)

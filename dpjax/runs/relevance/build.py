@@ -102,7 +102,8 @@ def _play(
 
 def forget(folder: pathlib.Path) -> None:
   """Leaves of what the run remembered which data they were: keys and states of a training
-  that is done could only take its noise away."""
+  that is done could only take its noise away. An experiment asks again: a run may have been
+  killed right after its result was written."""
   known = owner.remembered(folder)
   if known:
     owner.remember(folder, streams_lib.without_keys(known), before=known)
