@@ -39,12 +39,12 @@ def main() -> None:
   workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(flags.FLAGS.config).stem}"
   with app.stoppable(workdir):
     rows = experiment.run_all(config, workdir)
-  print(f"wrote {workdir}/claims.md, claims.csv, report.png, report.csv")
-  app.refuse_failed(rows)
   for row in rows:
     if claims.verdict([row]) == "PROOF REFUTED":
       told = engine.told(row, "test_accuracy")
       app.fail(f"audit: a proved epsilon is refuted: {told}", code=1)
+  app.refuse_failed(rows)
+  print(f"wrote {workdir}/claims.md, claims.csv, report.png, report.csv")
 
 
 if __name__ == "__main__":
