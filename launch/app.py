@@ -3,9 +3,11 @@ one line on stderr and exit code 2, a failed run in one line and exit code 1."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from absl import app, flags, logging
 
@@ -31,6 +33,44 @@ def refuse_given(names: Iterable[str], what: str) -> None:
   if given:
     told = ", ".join(f"--{name}={flags.FLAGS[name].value}" for name in given)
     raise UserError(f"{told}: would be ignored, it needs {what}")
+
+
+def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
+  """Ends the process in one line, with exit code 1, where runs of a grid failed."""
+  rows = list(rows)
+  failed = [f"{row['name']}: {row['error']}" for row in rows if row["status"] == "failed"]
+  if failed:
+    fail(f"{len(failed)} of {len(rows)} runs failed: {'; '.join(failed)}", code=1)
+
+
+_BETWEEN = (
+  "stopped before, between or after trainings, whose steps are saved; run the same command "
+  "to go on"
+)
+
+
+class _Stopped(KeyboardInterrupt):
+  signum = signal.SIGTERM
+
+
+@contextlib.contextmanager
+def stoppable(workdir: str) -> Iterator[None]:
+  """Where SIGINT or SIGTERM stops the block, it ends the process in one line, with exit code
+  128 + signal. Within a training the loop hears them, ends its step and saves."""
+  from dpjax.runs import loop
+
+  def stop(signum: int, frame: Any) -> None:
+    raise _Stopped
+
+  previous = signal.signal(signal.SIGTERM, stop)
+  try:
+    yield
+  except (loop.Interrupted, KeyboardInterrupt) as stopped:
+    told = stopped if isinstance(stopped, loop.Interrupted) else _BETWEEN
+    print(f"{told} (workdir {workdir})", file=sys.stderr, flush=True)
+    sys.exit(128 + getattr(stopped, "signum", signal.SIGINT))
+  finally:
+    signal.signal(signal.SIGTERM, previous)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:

@@ -7,25 +7,23 @@
 Every field of the config (dpjax/runs/relevance/config.py) can be overridden by its
 dotted name, such as --config.num_seeds=3 --config.num_epochs=5 --config.epsilons=[1,2].
 A single run writes result.json, metrics.jsonl, params.npz, heat_maps.png to --workdir;
-several write them under points/. Always: report.png and .csv (both metrics by epoch) and
+several write them under points/, and sweep.json: all of them, and what they cost together.
+Always: report.png and .csv (both metrics by epoch) and
 claims.csv and .md: what is claimed, what is proved, what an attack shows (--audit), and
 the accuracy. checkpoints/ in a run's folder tells its data from others: keep it as secret as
 the data. Stop it at any time; the same command goes on where it stopped.
-Exit code 1 if an attack refutes a PROVED epsilon.
+Exit code 1 if one of several runs failed, or an attack refutes a PROVED epsilon.
 """
 
 from __future__ import annotations
 
 import pathlib
-import signal
-import sys
 
 from absl import flags
 
-from dpjax.runs import fields, loop
-from dpjax.runs.relevance import run as relevance_run
-from dpjax.runs.relevance import table as relevance_table
+from dpjax.runs import fields
 from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.sweeps import claims, engine, experiment
 from launch import app, config_flag
 
 config_flag.define(kind=RelevanceConfig, default="configs/radp/quickstart.py")
@@ -39,19 +37,14 @@ def main() -> None:
   if flags.FLAGS["audit"].present:  # --noaudit switches off what the file switches on
     config = fields.replace(config, "audit.enabled", flags.FLAGS.audit)
   workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(flags.FLAGS.config).stem}"
-  try:
-    results = relevance_run.run_all(config, workdir)
-  except (loop.Interrupted, KeyboardInterrupt) as stop:
-    print(f"stopped; the same command goes on (workdir {workdir})", file=sys.stderr)
-    sys.exit(128 + getattr(stop, "signum", signal.SIGINT))
-  for result in results:
-    print(relevance_table.line(result))
+  with app.stoppable(workdir):
+    rows = experiment.run_all(config, workdir)
+  for row in rows:
+    if claims.verdict([row]) == "PROOF REFUTED":
+      told = engine.told(row, "test_accuracy")
+      app.fail(f"audit: a proved epsilon is refuted: {told}", code=1)
+  app.refuse_failed(rows)
   print(f"wrote {workdir}/claims.md, claims.csv, report.png, report.csv")
-  refuted = [r for r in results if relevance_table.verdict([r]) == "PROOF REFUTED"]
-  if refuted:
-    app.fail(
-      f"audit: a proved epsilon is refuted: {relevance_table.line(refuted[0])}", code=1
-    )
 
 
 if __name__ == "__main__":

@@ -16,9 +16,6 @@ where it stopped. Exit code 1 if one of its runs failed. A private selection wri
 
 from __future__ import annotations
 
-import signal
-import sys
-
 from absl import flags
 
 from dpjax.runs import loop
@@ -37,22 +34,12 @@ def main() -> None:
   config, workdir = config_flag.get(), flags.FLAGS.workdir
   federated = isinstance(config.base, FedConfig)
   load_fn = federate_build.load_data if federated else build.load_data
-  rows: list[grid.Row] = []
-  try:
+  with app.stoppable(workdir):
     if config.selection.enabled:
       tuning.run_selection(config, workdir, loop.train, load_fn)
-    else:
-      rows = grid.run_sweep(config, workdir, loop.train, load_fn)
-  except (loop.Interrupted, KeyboardInterrupt) as stop:
-    print(
-      f"stopped; the same command goes on from here (workdir {workdir})", file=sys.stderr
-    )
-    sys.exit(128 + getattr(stop, "signum", signal.SIGINT))
-  if config.selection.enabled:
-    return print(f"wrote {workdir}/{tuning.BEST}/")
-  failed = [f"{row['name']}: {row['error']}" for row in rows if row["status"] == "failed"]
-  if failed:
-    app.fail(f"{len(failed)} of {len(rows)} runs failed: {'; '.join(failed)}", code=1)
+      return print(f"wrote {workdir}/{tuning.BEST}/")
+    rows = grid.run_sweep(config, workdir, loop.train, load_fn)
+  app.refuse_failed(rows)
   print(f"wrote {workdir}/curve.png, curve.csv, table.md, sweep.json")
 
 

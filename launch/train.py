@@ -17,7 +17,6 @@ on the true epsilon. If it is above the proved epsilon, the exit code is 1.
 from __future__ import annotations
 
 import pathlib
-import sys
 
 from absl import flags
 
@@ -53,11 +52,8 @@ def main() -> None:
   if flags.FLAGS["audit"].present:  # --noaudit switches off what the file switches on
     config = fields.replace(config, "audit.enabled", flags.FLAGS.audit)
   workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(flags.FLAGS.config).stem}"
-  try:
+  with app.stoppable(workdir):
     result = loop.train(config, workdir)
-  except loop.Interrupted as stop:
-    print(f"{stop} (workdir {workdir})", file=sys.stderr)
-    sys.exit(128 + stop.signum)
   print(line(result))
   print(f"wrote {workdir}/result.json, report.png, metrics.jsonl, params.npz")
   report_audit(result)

@@ -14,7 +14,6 @@ _ALIKE = {
   "config": "of a run, by the kind of run",
   "facts": "what result.json says besides, by the kind of run",
   "privacy": "what is promised, by the kind of run",
-  "run": "of a run, by the kind of run",
   "unused": "fields that nothing reads, by the kind of config",
   "table": "rows for people, by what they are about",
   "registry": "what there is by name: models, data, games",
@@ -26,7 +25,6 @@ _ALIKE = {
 _CLASSES = {
   "Entry": "a row of a benchmark, by suite",
   "Streams": "every source of randomness, by the kind of run",
-  "Point": "one run of a grid, by the kind of grid",
 }
 
 

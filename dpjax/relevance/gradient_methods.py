@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import dp_accounting
 import jax
@@ -46,30 +46,26 @@ def steps_per_epoch(num_records: int, batch_size: int) -> int:
   return max(1, round(num_records / min(batch_size, num_records)))
 
 
-def make_plan(job: Inputs, num_records: int, epsilon: float, before: float = 0.0) -> Plan:
-  """The plan of a gradient method under the relation that its settings name.
+def make_plan(
+  job: Inputs,
+  num_records: int,
+  epsilon: float,
+  before: float = 0.0,
+  *,
+  delta: float | None = None,
+  relation: str | None = None,
+) -> Plan:
+  """The plan of a gradient method.
 
   Args:
     before: a pure epsilon that the same total must also pay for (radp_dpsgd's relevance).
+    delta, relation: None: those of its settings.
   """
-  return _plan(
-    num_records,
-    min(job.training.batch_size, num_records),
-    job.training.num_epochs,
-    epsilon,
-    job.private.delta,
-    job.private.l2_clip_norm,
-    job.private.neighboring_relation,
-    before,
-  )
-
-
-def replace_one_plan(job: Inputs, num_records: int, epsilon: float, delta: float) -> Plan:
-  """Of stage A of the rigorous mode."""
-  size = min(job.training.batch_size, num_records)
-  clip = job.private.l2_clip_norm
-  epochs = job.training.num_epochs
-  return _plan(num_records, size, epochs, epsilon, delta, clip, RELATION, 0.0)
+  how, size = job.private, min(job.training.batch_size, num_records)
+  delta = how.delta if delta is None else delta
+  relation = relation or how.neighboring_relation
+  epochs, clip = job.training.num_epochs, how.l2_clip_norm
+  return _plan(num_records, size, epochs, epsilon, delta, clip, relation, before)
 
 
 @functools.lru_cache(maxsize=32)  # the seeds of one test share their calibration
@@ -155,43 +151,37 @@ def _numbers(plan: Plan) -> dict[str, Any]:
 # --- runs
 
 
-class _Task(NamedTuple):
-  """What a plan is to learn."""
-
-  model: Any
-  data: Any
-  loss_fn: LossFn
-  test: Any
-
-
-def _task(job: Inputs, model: Any) -> _Task:
-  return _Task(model, job.train, losses.softmax_cross_entropy(model.apply), job.test)
-
-
 def _outcome(
-  job: Inputs, task: _Task, plan: Plan, tx: Any, found: Privacy, **more
+  job: Inputs,
+  model: Any,
+  plan: Plan,
+  tx: Any,
+  found: Privacy,
+  *,
+  data: Any = None,
+  loss_fn: LossFn | None = None,
+  **more: Any,
 ) -> Outcome:
-  apply = task.model.apply
-  initial = job.initial(task.model, task.test.x)
+  """Of a job whose data are these, or else its own."""
+  apply, initial = model.apply, job.initial(model, job.test.x)
   params = train.fit_private(
-    task.loss_fn,
+    loss_fn or losses.softmax_cross_entropy(apply),
     initial,
-    task.data,
+    job.train if data is None else data,
     plan,
     tx,
     noise_key=job.streams.key(GRADIENTS),
     batch_seed=job.streams.secret,
     steps_per_epoch=max(1, plan.num_steps // job.training.num_epochs),
-    name=train.SECOND,
-    scored=job.scored(apply, task.test),
+    scored=job.scored(apply),
     trainer=job.carry_out,
   )
-  return Outcome(apply, initial, params, found, plan.num_steps, task.test, **more)
+  return Outcome(apply, initial, params, found, plan.num_steps, job.test, **more)
 
 
 def _standard(job: Inputs, tx: Any, model: Any) -> Outcome:
   plan = make_plan(job, job.size, job.epsilon)
-  return _outcome(job, _task(job, model), plan, tx, _proved(plan))
+  return _outcome(job, model, plan, tx, _proved(plan))
 
 
 def _sgd(job: Inputs) -> optax.GradientTransformation:
@@ -282,8 +272,7 @@ def _in_pairs(job: Inputs) -> Outcome:
       **_numbers(plan),
     },
   )
-  task = _Task(model, pairs, loss_fn, job.test)
-  return _outcome(job, task, plan, iterative(job), found)
+  return _outcome(job, model, plan, iterative(job), found, data=pairs, loss_fn=loss_fn)
 
 
 def dp_sgld(job: Inputs) -> Outcome:
@@ -292,7 +281,7 @@ def dp_sgld(job: Inputs) -> Outcome:
   std = plan.noise_multiplier * plan.l2_bound / plan.normalize_by
   step_size = job.private.learning_rate / job.size
   tx = transforms.dp_sgld(step_size, noise_std=std, num_examples=job.size)
-  return _outcome(job, _task(job, job.nets.second), plan, tx, _proved(plan))
+  return _outcome(job, job.nets.second, plan, tx, _proved(plan))
 
 
 # --- model 1 of the rigorous mode, and radp_dpsgd
@@ -329,8 +318,9 @@ def radp_dpsgd(job: Inputs) -> Outcome:
   weights, beta = _weights(job, relation)
   before = job.private.epsilon_b
   plan = make_plan(job, job.size, job.epsilon, before)
-  weigh = lambda data: dataclasses.replace(data, x=np.asarray(data.x * weights[None]))
-  weighed, test = weigh(job.train), weigh(job.test)
+  prepare = lambda x: np.asarray(x * weights[None])
+  weigh = lambda data: dataclasses.replace(data, x=prepare(data.x))
+  weighed = dataclasses.replace(job, train=weigh(job.train), test=weigh(job.test))
   spent = _spent(plan, before)
   parts = [
     StageCharge("B", "all", job.private.epsilon_b, 0.0, "mean relevance, Laplace"),
@@ -340,10 +330,8 @@ def radp_dpsgd(job: Inputs) -> Outcome:
   found = privacy.proved(
     spent, plan.delta, relation, ledger=parts, notes=[note], **_numbers(plan)
   )
-  model = job.nets.second
-  task = _Task(model, weighed, losses.softmax_cross_entropy(model.apply), test)
-  prepare = lambda x: np.asarray(x * weights[None])
-  return _outcome(job, task, plan, _sgd(job), found, prepare=prepare, maps={"beta": beta})
+  maps, model = {"beta": beta}, job.nets.second
+  return _outcome(weighed, model, plan, _sgd(job), found, prepare=prepare, maps=maps)
 
 
 def _weights(job: Inputs, relation: str) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import metrics
+from dpjax.data import Dataset
 from dpjax.relevance import feature_shares, train
 from dpjax.relevance.lrp import Lrp
 from dpjax.relevance.privacy import Privacy
 from dpjax.relevance.settings import AdLM, Paper, Private, Rigorous, Training
+from dpjax.types import Params
 
 # What fold_in(noise, purpose) is used for.
 RELEVANCE, FEATURES, LABELS, GRADIENTS, MODEL_1, LOSS = range(1, 7)
@@ -112,6 +115,71 @@ class Inputs:
     if (*mine, *what) not in self.memo:
       self.memo[*mine, *what] = self.train, make()  # held, so that its id stays its own
     return self.memo[*mine, *what][1]
+
+  def bound(self, *how: Any) -> Inputs:
+    """This job, its noise a function of the settings (`how` among them) and of the records as
+    well.
+
+    With one noise at two scales the records could be solved for, and with one noise on two
+    data sets their difference is free of it. Under a secret key the noise of every (settings,
+    records) is a draw of its own.
+    """
+    told = (self.epsilon, *how, self.training, self.lrp, self.private, self.nets)
+    told += (self.train.num_classes, self.streams.order)
+    digest = hashlib.sha256(repr(told).encode())
+    public = [] if self.public is None else [self.public.x, self.public.y]
+    init = np.asarray(jax.random.key_data(self.streams.init))
+    for array in (self.train.x, self.train.y, init, *public):
+      digest.update(repr(array.shape).encode())
+      digest.update(np.ascontiguousarray(array).tobytes())
+    key, words = self.streams.noise, np.frombuffer(digest.digest()[:16], np.uint32)
+    for word in words:
+      key = jax.random.fold_in(key, word)
+    secret = [self.streams.secret, int.from_bytes(digest.digest()[16:], "big")]
+    mixed = np.random.SeedSequence(secret).generate_state(8, np.uint32)
+    streams = self.streams._replace(
+      noise=key, secret=int.from_bytes(mixed.tobytes(), "big")
+    )
+    return dataclasses.replace(self, streams=streams)
+
+  def fit(
+    self,
+    loss: train.BatchLoss,
+    initial: Params,
+    records: Callable[[int], tuple[np.ndarray, np.ndarray]],
+    num_records: int,
+    **how: Any,
+  ) -> Params:
+    """`train.fit` by this job's settings, order of batches and trainer."""
+    order, trainer = self.streams.order, self.carry_out
+    return train.fit(
+      loss, initial, records, self.training,
+      num_records=num_records, seed=order, trainer=trainer, **how,
+    )  # fmt: skip
+
+  def outcome(
+    self,
+    net: Any,
+    loss: train.BatchLoss,
+    records: Callable[[int], tuple[np.ndarray, np.ndarray]],
+    found: Privacy,
+    num_records: int,
+    test: Dataset | None = None,
+    **how: Any,
+  ) -> Outcome:
+    """Of a net that is trained on records by `fit`, what is promised of it being found."""
+    seen = self.test if test is None else test
+    initial, scored = self.initial(net, seen.x, 2), self.scored(net.apply, seen)
+    params = self.fit(loss, initial, records, num_records, scored=scored, **how)
+    per_epoch = num_records // min(self.training.batch_size, num_records)
+    steps = per_epoch * self.training.num_epochs
+    return Outcome(net.apply, initial, params, found, steps, seen)
+
+  def model_1(self, data: Dataset) -> Params:
+    """Parameters of the first net, trained on the data as they are: NOT private."""
+    net, records = self.nets.first, (data.x, data.y)
+    loss, initial = train.cross_entropy(net.apply), self.initial(net, data.x, 1)
+    return self.fit(loss, initial, lambda epoch: records, len(data.y), name=train.FIRST)
 
   def for_relevance(self) -> Any:
     """The training records that the relevance is averaged over."""

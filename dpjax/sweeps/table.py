@@ -53,7 +53,7 @@ def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> 
     *("none" if c is None else by_name(x, c, digits=6) for c in columns),
   ]
   body = [[label, *(cells.get((label, at), "") for at in columns)] for label in labels]
-  return _markdown([head, *body])
+  return markdown([head, *body])
 
 
 def rounds_table(rows: Sequence[Row], *, series: str | None = None) -> str:
@@ -75,7 +75,7 @@ def rounds_table(rows: Sequence[Row], *, series: str | None = None) -> str:
   for name in dict.fromkeys(map(label, told)):
     mine = [row["rounds_to_accuracy"] for row in told if label(row) == name]
     lines.append([name, *(_most([own.get(t) for own in mine]) for t in targets)])
-  return _markdown(lines)
+  return markdown(lines)
 
 
 def _most(rounds: list[Any]) -> str:
@@ -103,6 +103,13 @@ def _number(value: float, y: str) -> str:
   return by_name(y, value, digits=6)
 
 
-def _markdown(lines: list[list[str]]) -> str:
+def markdown(lines: list[list[str]]) -> str:
+  """Head and rows as a table.
+
+  >>> print(markdown([["x"], ["1"]]), end="")
+  | x |
+  | --- |
+  | 1 |
+  """
   rule = ["---"] * len(lines[0])
   return "".join(f"| {' | '.join(line)} |\n" for line in [lines[0], rule, *lines[1:]])

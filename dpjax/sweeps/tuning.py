@@ -1,6 +1,6 @@
 """Choosing hyper-parameters privately: the best of a random number of runs, charged.
 
-An ordinary sweep costs the sum of its runs (`grid.charge`). Here the number of runs is
+An ordinary sweep costs the sum of its runs (`cost.charge`). Here the number of runs is
 random and secret, each draws its setting from the grid at random, and only the best one is
 released: that costs little more than twice one run, however large the grid (Papernot and
 Steinke 2022, arXiv:2110.03620; `accounting.tuning`).
@@ -34,7 +34,8 @@ from dpjax.plan import Plan
 from dpjax.runs import fields, report, writers
 from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
-from dpjax.sweeps.grid import LastData, LoadFn, Point, SweepConfig, TrainFn, points
+from dpjax.sweeps.engine import LastData, LoadFn, Point
+from dpjax.sweeps.grid import SweepConfig, TrainFn, points
 from dpjax.validate import UserError
 
 TRIALS = "trials.json"  # secret: how many runs there are, and which settings they took
@@ -74,26 +75,35 @@ def run_selection(
   cost = charged(plan, config)  # before anything runs: it may be refused
   workdir.mkdir(parents=True, exist_ok=True)
   with writers.alone_in(workdir):  # two at once would draw two numbers of trials
-    return _run_all(config, workdir, settings, load, train_fn, cost)
-
-
-def _run_all(
-  config: SweepConfig,
-  workdir: pathlib.Path,
-  settings: list[Point],
-  load: LoadFn,
-  train_fn: TrainFn,
-  cost: dict[str, Any],
-) -> dict[str, Any]:
-  drawn = _trials(workdir, config, len(settings))
-  results = [
-    _run_trial(workdir, index, settings[choice], seed, train_fn, load, config.y)
-    for index, (choice, seed) in enumerate(drawn)
-  ]
-  found = _best(config, [settings[choice] for choice, _ in drawn], results) | cost
-  _release(workdir, found.pop("trial"), found)
+    drawn, results = _trials(workdir, config, len(settings)), []
+    for index, (choice, seed) in enumerate(drawn):
+      # with a seed of its own, so that a setting drawn twice has other noise
+      trial = fields.replace(settings[choice].config, "seed", seed, name="seeds")
+      results.append(train_fn(trial, _folder(workdir, index), data=load(trial)))
+      report.numeric(results[-1], config.y)  # a fault of the config: now, not after all
+    winner = _winner(config, results)
+    overrides = settings[drawn[winner][0]].overrides
+    found = {
+      "setting": {path: value for path, value in overrides.items() if path != "seed"},
+      "y": config.y,
+      "score": results[winner][config.y],
+      **cost,
+    }
+    (workdir / BEST).mkdir(exist_ok=True)
+    shutil.copyfile(_folder(workdir, winner) / _MODEL, workdir / BEST / _MODEL)
+    writers.write_json(workdir / BEST / "selection.json", found)
   print(found["statement"], flush=True)
   return found
+
+
+def _folder(workdir: pathlib.Path, trial: int) -> pathlib.Path:
+  return workdir / "trials" / f"{trial:04d}"
+
+
+def _winner(config: SweepConfig, results: list[dict[str, Any]]) -> int:
+  sign = 1.0 if config.selection.better == "max" else -1.0
+  scores = [sign * report.numeric(result, config.y) for result in results]
+  return int(np.argmax([s if math.isfinite(s) else -math.inf for s in scores]))
 
 
 def charged(plan: Plan, config: SweepConfig) -> dict[str, Any]:
@@ -197,42 +207,3 @@ def _trials(
   drawn = list(zip(settings, rng.integers(2**31, size=number).tolist()))
   writers.write_json(path, {"secret": True, "config": identity, "trials": drawn})
   return drawn
-
-
-def _run_trial(
-  workdir: pathlib.Path,
-  index: int,
-  point: Point,
-  seed: int,
-  train_fn: TrainFn,
-  load: LoadFn,
-  y: str,
-) -> dict[str, Any]:
-  """One run, with a seed of its own, so that a setting drawn twice has other noise."""
-  config = fields.replace(point.config, "seed", seed, name="seeds")
-  result = train_fn(config, workdir / "trials" / f"{index:04d}", data=load(config))
-  report.numeric(result, y)  # a fault of the config: after the first run, not after all
-  return result
-
-
-def _best(
-  config: SweepConfig, chosen: list[Point], results: list[dict[str, Any]]
-) -> dict[str, Any]:
-  sign = 1.0 if config.selection.better == "max" else -1.0
-  scores = [sign * report.numeric(result, config.y) for result in results]
-  order = [score if math.isfinite(score) else -math.inf for score in scores]
-  winner = int(np.argmax(order))
-  overrides = chosen[winner].overrides
-  return {
-    "trial": winner,
-    "setting": {path: value for path, value in overrides.items() if path != "seed"},
-    "y": config.y,
-    "score": results[winner][config.y],
-  }
-
-
-def _release(workdir: pathlib.Path, winner: int, found: dict[str, Any]) -> None:
-  source, target = workdir / "trials" / f"{winner:04d}", workdir / BEST
-  target.mkdir(exist_ok=True)
-  shutil.copyfile(source / _MODEL, target / _MODEL)
-  writers.write_json(target / "selection.json", found)

@@ -1,17 +1,22 @@
-"""Which fields of a sweep its runs read; see `unused`.
+"""Which fields of a grid its runs read; see `unused`.
 
-A point must read every field that it is given, and a field of the base must be read by a
-point that does not replace it.
+Of a sweep, a point must read every field that it is given, and a field of the base must be read
+by a point that does not replace it. Of an experiment, whose curves are of several methods, a
+setting must be read by at least one of its curves, and one that a curve sets by that curve.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from dpjax.runs import unused
+from dpjax.runs import fields, unused
+from dpjax.runs.relevance import unused as relevance_unused
+from dpjax.runs.relevance.config import RelevanceConfig
 from dpjax.runs.unused import Unused, needs
+from dpjax.validate import UserError
 
 _DRAWN = ("x", "series", "title", "references")  # of the curve, and the table beside it
+_OF_EXPERIMENT = ("curves", "title")  # a curve has neither
 
 
 def refuse(config: Any, points: list[Any]) -> None:
@@ -40,3 +45,28 @@ def _replaced(config: Any) -> Unused:
     for path in paths
     if not any(kept(path, names) for names in chosen)
   }
+
+
+def refuse_curves(config: RelevanceConfig) -> None:
+  """Raises UserError for a setting of an experiment that no curve reads, or not the one that
+  sets it."""
+  reasons: dict[str, list[str | None]] = {path: [] for path in unused.set_fields(config)}
+  for label, changes in (config.curves or {config.method: {}}).items():
+    where = f"curves[{label!r}]."
+    for path in _OF_EXPERIMENT:
+      if path in changes:
+        raise UserError(f"{where}{path}: would be ignored, it is of the whole experiment")
+    curve = fields.replace_all(config, changes, name=f"config.curves[{label!r}]")
+    unread, own = relevance_unused.of(curve), dict.fromkeys(changes, "")
+    set_here = (path for path in unused.set_fields(curve) if unused.reason(path, own) == "")
+    found = {path: why for path in set_here if (why := unused.reason(path, unread))}
+    unused.refuse(curve, found, where)
+    taken = unread | dict.fromkeys(changes, "a curve that does not set its own")
+    for path, given in reasons.items():
+      given.append(unused.reason(path, taken))
+  shadowed = {
+    path: str(given[0])
+    for path, given in reasons.items()
+    if path not in _OF_EXPERIMENT and all(given)
+  }
+  unused.refuse(config, shadowed)

@@ -26,9 +26,7 @@ from dpjax.validate import UserError
 def _config(**overrides):
   config = quickstart.get_config()
   small = {"model.name": "linear", "model.options": {}, "data.limit": 400, "num_steps": 20}
-  for path, value in {**small, **overrides}.items():
-    config = fields.replace(config, path, value)
-  return config
+  return fields.replace_all(config, {**small, **overrides})
 
 
 @pytest.fixture(scope="module")

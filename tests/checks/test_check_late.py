@@ -24,9 +24,7 @@ _MODELS = {
 def _subject(**changes):
   config = quickstart.get_config()
   base = {"data.limit": 400, "num_steps": _STEPS, "privacy.sampling_prob": 0.1}
-  for path, value in {**base, **changes}.items():
-    config = fields.replace(config, path, value)
-  return check.subject(config)
+  return check.subject(fields.replace_all(config, {**base, **changes}))
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,7 @@ def _subject(sampler, relation):
     "privacy.neighboring_relation": relation,
     "privacy.capacity": 75 if sampler == "truncated_poisson" else None,
   }
-  for path, value in changes.items():
-    config = fields.replace(config, path, value)
-  return check.subject(config)
+  return check.subject(fields.replace_all(config, changes))
 
 
 @pytest.fixture(scope="module")

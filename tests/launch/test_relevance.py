@@ -5,7 +5,8 @@ import pathlib
 
 import pytest
 
-from dpjax.runs.relevance.config import RelevanceConfig, points
+from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.sweeps import experiment
 from launch import config_flag
 from tests import commands
 
@@ -62,7 +63,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, arguments, words):
 @pytest.mark.parametrize("path", _CONFIGS, ids=lambda path: path.stem)
 def test_every_published_config_is_ready_to_run(path):
   config = config_flag.load(str(path), RelevanceConfig)
-  runs = points(config)
+  runs = experiment.points(config)
   assert runs and len({run.name for run in runs}) == len(runs)
   text = path.read_text()
   assert f"--config=configs/radp/{path.name}" in text

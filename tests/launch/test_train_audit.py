@@ -25,13 +25,11 @@ Plan.transform = lambda plan, key: transform(loose(plan), key)
 
 def get_config():
   config = quickstart.get_config()
-  for path, value in {
+  return fields.replace_all(config, {
     "privacy.epsilon": 0.5, "privacy.sampling_prob": 1.0, "num_steps": 60,
     "eval_every": 60, "model.options": {"features": (128,)}, "optimizer.name": "adam",
     "optimizer.learning_rate": 0.01, "data.limit": 240, "audit.num_canaries": 200,
-  }.items():
-    config = fields.replace(config, path, value)
-  return config
+  })
 """
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from dpjax import auditing, data, models, relevance
-from dpjax.relevance import pipeline, rigorous
+from dpjax.relevance import record_noise, rigorous
 from dpjax.relevance.settings import FEATURES, Rigorous, Training
+from dpjax.runs import promise
 from dpjax.runs.relevance import audit as relevance_audit
 from dpjax.runs.relevance import config as relevance_config
-from dpjax.runs.relevance import pictures
-from dpjax.runs.relevance import table as relevance_table
 from dpjax.runs.relevance.config import RelevanceAuditConfig, RelevanceConfig
+from dpjax.sweeps import claims, panels
 from dpjax.validate import UserError
 
 _SHAPE = (4, 4, 1)
@@ -52,14 +52,14 @@ def _job(epsilon=4.0, how=_LOCAL, **fields):
 
 def _noisy(monkeypatch, *jobs):
   """The noise of each job's features, in units of its scale."""
-  seen, real = [], pipeline.record_noise.noisy_records
+  seen, real = [], record_noise.noisy_records
 
   def spy(key, ids, x, scales, **options):
     out = real(key, ids, x, scales, **{**options, "grid": None})
-    seen.append((out - x) / pipeline.record_noise.by_feature(scales, x.shape[1:]))
+    seen.append((out - x) / record_noise.by_feature(scales, x.shape[1:]))
     return out
 
-  monkeypatch.setattr(pipeline.record_noise, "noisy_records", spy)
+  monkeypatch.setattr(record_noise, "noisy_records", spy)
   last = []
   for job in jobs:
     relevance.run("radp", "rigorous", job)
@@ -134,12 +134,10 @@ def test_public_labels_are_named_wherever_the_epsilon_is_printed():
     **json.loads(json.dumps(told)), "dataset": "d", "curve": "radp", "test_accuracy": 0.5,
     "epsilon_target": 4.0,
   }  # fmt: skip
-  line = relevance_table.line(result)
+  line = promise.told(result)
   assert "features only, label public" in line and "per example's features" in line
-  assert "features only, label public" in relevance_table.markdown(
-    relevance_table.rows_of([result])
-  )
-  assert pictures._kind(result) == (
+  assert "features only, label public" in claims.markdown(claims.rows_of([result]))
+  assert panels._kind(result) == (
     "proved, replace_one (features only, label public), per example's features"
   )
   private = relevance.run("radp", "rigorous", _job()).privacy.to_json()
@@ -222,4 +220,4 @@ def test_a_local_release_that_breaks_its_promise_is_refuted_under_the_shuffler()
     "epsilon": 1.0, "epsilon_kind": "proved", "epsilon_audited_lower": 0.0,
     "audit": {"refuted": True},
   }  # fmt: skip
-  assert relevance_table.verdict([result]) == "PROOF REFUTED"
+  assert claims.verdict([result]) == "PROOF REFUTED"

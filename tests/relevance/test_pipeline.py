@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from dpjax import accounting, data, models, relevance, trees
-from dpjax.relevance import gradient_methods, pipeline
+from dpjax.relevance import gradient_methods, train
 from dpjax.relevance.settings import Paper, Private, Rigorous, Training
 from dpjax.validate import UserError
 
@@ -53,10 +53,8 @@ def test_what_is_not_proved_has_no_proved_epsilon(method):
 
 
 def test_jobs_with_one_memo_train_model_1_once_and_change_nothing(monkeypatch):
-  fits, fit = [], pipeline.train.fit
-  monkeypatch.setattr(
-    pipeline.train, "fit", lambda *a, **k: fits.append(k["seed"]) or fit(*a, **k)
-  )
+  fits, fit = [], train.fit
+  monkeypatch.setattr(train, "fit", lambda *a, **k: fits.append(k["seed"]) or fit(*a, **k))
   ways = [("radp", Paper(preset="P3")), ("radp", Paper(preset="P5")), ("adlm", Paper())]
   apart = [relevance.run(m, "paper", _job(paper=p)) for m, p in ways]
   assert len(fits) == 6
@@ -79,9 +77,9 @@ def test_jobs_with_one_memo_train_model_1_once_and_change_nothing(monkeypatch):
 def test_the_parts_of_a_batch_give_the_gradient_of_the_whole():
   x, y = jax.numpy.asarray(_SMALL.x[:192]), jax.numpy.asarray(_SMALL.y[:192])
   net = _NETS.second
-  loss, params = pipeline.train.cross_entropy(net.apply), net.init(jax.random.key(4), x)
-  assert pipeline.train.num_parts(192, "cpu") == 3
-  parts, nothing = pipeline.train._in_parts(loss, 3)(params, x, y)
+  loss, params = train.cross_entropy(net.apply), net.init(jax.random.key(4), x)
+  assert train.num_parts(192, "cpu") == 3
+  parts, nothing = train._in_parts(loss, 3)(params, x, y)
   whole = jax.grad(loss)(params, x, y)
   assert nothing is None
   for a, b in zip(jax.tree.leaves(parts), jax.tree.leaves(whole)):
@@ -90,9 +88,9 @@ def test_the_parts_of_a_batch_give_the_gradient_of_the_whole():
 
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 600, 1000, 1009, 4096, 4097])
 def test_a_batch_is_cut_into_equal_parts_or_not_at_all(size):
-  count = pipeline.train.num_parts(size, "cpu")
+  count = train.num_parts(size, "cpu")
   assert size % count == 0 and (count == 1 or size // count <= 64)
-  assert pipeline.train.num_parts(size, "gpu") == 1
+  assert train.num_parts(size, "gpu") == 1
 
 
 @pytest.mark.parametrize("preset", ["P1", "P5"])
@@ -194,7 +192,7 @@ def test_the_loss_of_a_pair_is_the_mean_of_its_two():
 
 
 def test_dp_sgld_is_dp_sgd_without_momentum(monkeypatch):
-  monkeypatch.setattr(pipeline, "_bound", lambda job, *how: job.streams)  # one noise
+  monkeypatch.setattr(relevance.Inputs, "bound", lambda job, *how: job)  # one noise
   job = _job(epsilon=2.0, private=Private(momentum=0.0), nets=_LINEAR)
   sgld, sgd = (relevance.run(m, "paper", job) for m in ("dp_sgld", "dpsgd"))
   for a, b in zip(jax.tree.leaves(sgld.params), jax.tree.leaves(sgd.params)):
@@ -310,8 +308,8 @@ def _one_step(weight_decay):
   """(parameters before, after) one step of plain training."""
   net, x = _mlp(10), np.asarray(_SMALL.x[:20])
   before = net.init(jax.random.key(4), x[:1])
-  after = pipeline.train.fit(
-    pipeline.train.cross_entropy(net.apply),
+  after = train.fit(
+    train.cross_entropy(net.apply),
     before,
     lambda epoch: (x, np.asarray(_SMALL.y[:20])),
     Training(num_epochs=1, batch_size=20, learning_rate=0.02),

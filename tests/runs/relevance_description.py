@@ -9,8 +9,8 @@ from dpjax import relevance, trees
 from dpjax.data import digits
 from dpjax.runs import unused
 from dpjax.runs.relevance import build as relevance_build
-from dpjax.runs.relevance import config as relevance_config
 from dpjax.runs.relevance import unused as relevance_unused
+from dpjax.sweeps import experiment
 from tests.runs import descriptions
 
 _RECORDS = 24
@@ -28,7 +28,7 @@ def loaded(config):
 
 def run(config):
   """Every point of an experiment, each with the streams of its seed but not of its digest."""
-  return [_point(point) for point in relevance_config.points(config)]
+  return [_point(point) for point in experiment.points(config)]
 
 
 def _point(point):
@@ -43,7 +43,12 @@ def _point(point):
   with jax.disable_jit():
     outcome = relevance.run(config.method, config.mode, job)
   heat = _heat(outcome, config)
-  facts = [point.curve, config.epsilons, relevance_build.is_released(config), heat]
+  facts = [
+    point.overrides["variant"],
+    config.epsilons,
+    relevance_build.is_released(config),
+    heat,
+  ]
   facts += [trees.sha256(outcome.params), outcome.privacy.to_json(), outcome.num_steps]
   return descriptions.plain([*facts, outcome.noise, dict(outcome.maps), len(train)])
 

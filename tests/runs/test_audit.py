@@ -24,9 +24,7 @@ def _config(**overrides):
     "grad_method": "vmap", "num_steps": 20, "eval_every": 20, "model.name": "linear",
     "model.options": {}, "audit.enabled": True, "audit.num_canaries": 400,
   }  # fmt: skip
-  for path, value in {**small, **overrides}.items():
-    config = fields.replace(config, path, value)
-  return config
+  return fields.replace_all(config, {**small, **overrides})
 
 
 def test_a_sound_run_is_not_refuted_and_its_canaries_are_in_the_data(tmp_path):

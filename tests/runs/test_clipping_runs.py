@@ -28,9 +28,7 @@ def _config(**overrides):
     "privacy.epsilon": None,
     "privacy.noise_multiplier": 2.0,
   }
-  for path, value in {**small, **overrides}.items():
-    config = fields.replace(config, path, value)
-  return config
+  return fields.replace_all(config, {**small, **overrides})
 
 
 _RUNS = {

@@ -41,9 +41,7 @@ def _kind(name, **more):
     "federated": (fed, _FED, loop.train, "num_rounds"),
   }[name]
   config = start.get_config()
-  for path, value in {**small, **more}.items():
-    config = fields.replace(config, path, value)
-  return _Kind(config, go, steps)
+  return _Kind(fields.replace_all(config, {**small, **more}), go, steps)
 
 
 @pytest.fixture

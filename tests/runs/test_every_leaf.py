@@ -20,12 +20,10 @@ from dpjax.runs.central.config import ModelConfig, TrainConfig
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.relevance import build as relevance_build
-from dpjax.runs.relevance import config as relevance_config
-from dpjax.runs.relevance import run as relevance_run
 from dpjax.runs.relevance import unused as relevance_unused
 from dpjax.runs.relevance.config import RelevanceAuditConfig, RelevanceConfig
 from dpjax.sampling import PoissonSampler
-from dpjax.sweeps import grid, tuning
+from dpjax.sweeps import experiment, grid, tuning
 from dpjax.validate import UserError
 from tests.runs import descriptions, leaf_walk, relevance_description
 
@@ -112,9 +110,7 @@ def _small(config):
     small |= {"local.epochs": 1}
   else:
     small |= {"num_steps": 4}
-  for path, value in small.items():
-    config = fields.replace(config, path, value)
-  return config
+  return fields.replace_all(config, small)
 
 
 _OF_ONE_RUN = ("wall_seconds", "versions", "device", "ledger", "params_sha256")
@@ -353,7 +349,7 @@ def _any_check(config):
   if isinstance(config, grid.SweepConfig):
     return grid.points(config)
   if isinstance(config, RelevanceConfig):
-    return relevance_config.points(config)
+    return experiment.points(config)
   return _check(config)
 
 
@@ -365,9 +361,7 @@ def _relevance():
   found, seen = {}, set()
   for name, config in _of(RelevanceConfig).items():
     for label, changes in (config.curves or {"": {}}).items():
-      curve = config
-      for path, value in changes.items():
-        curve = fields.replace(curve, path, value)
+      curve = fields.replace_all(config, changes)
       used = relevance_unused.of(curve)
       unread = tuple(sorted(path for path in used if not path.startswith("data.")))
       ways = (curve.method, curve.mode, unread)
@@ -383,8 +377,7 @@ def _alone(curve, used):
   small |= {"model": ModelConfig("mlp", {"features": (3,)}), "epsilons": [8.0]}
   small |= {"relevance_records": 15, "audit": RelevanceAuditConfig()}
   defaults = dict(unused.leaves(RelevanceConfig()))
-  for path, value in small.items():
-    curve = fields.replace(curve, path, value)
+  curve = fields.replace_all(curve, small)
   for path in unused.set_fields(curve):
     if unused.reason(path, used) is not None:
       curve = _reset(curve, path, defaults)
@@ -412,7 +405,7 @@ _QUICK = ("radp.quickstart_proved",)  # the others take half a minute each
 )
 def test_every_field_of_a_relevance_method_changes_it_or_is_refused(name, tmp_path):
   config = _EXPERIMENTS[name]
-  silent = _silent(config, relevance_description.run, relevance_config.points)
+  silent = _silent(config, relevance_description.run, experiment.points)
   before = _wrote(config, tmp_path / "before") if silent else None
   for path, values in silent.items():
     runs = (
@@ -427,7 +420,7 @@ def _wrote(config, workdir):
   with mock.patch.object(
     relevance_build, "load_data", lambda config, _: relevance_description.loaded(config)
   ):
-    results = relevance_run.run_all(config, workdir)
+    results = experiment.run_all(config, workdir)
   kept = [{k: v for k, v in r.items() if k not in _OF_ONE_RUN} for r in results]
   told = [workdir / name for name in ("report.png", "report.csv", "claims.md")]
   return repr((kept, [path.read_bytes() for path in told]))

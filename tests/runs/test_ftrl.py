@@ -36,9 +36,7 @@ _POISSON = {
 
 def _config(**overrides):
   config = quickstart.get_config()
-  for path, value in {**_SMALL, **overrides}.items():
-    config = fields.replace(config, path, value)
-  return config
+  return fields.replace_all(config, {**_SMALL, **overrides})
 
 
 @pytest.fixture(scope="module")

@@ -28,9 +28,8 @@ _HUGE = ("1" + "0" * 30, "-1" + "0" * 30, "1" + "0" * 400, "[1" + "0" * 400 + "]
 def _config(**changes) -> TrainConfig:
   config = quickstart.get_config()
   config.num_steps, config.data.limit = 2, 60
-  for path, value in changes.items():
-    config = fields.replace(config, path.replace("__", "."), value)
-  return config
+  dotted = {path.replace("__", "."): value for path, value in changes.items()}
+  return fields.replace_all(config, dotted)
 
 
 @pytest.mark.parametrize("kind", [TrainConfig, FedConfig, RelevanceConfig])

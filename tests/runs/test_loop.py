@@ -26,7 +26,6 @@ from dpjax.relevance import Rigorous
 from dpjax.runs import checkpoint, fields, loop, streams, writers
 from dpjax.runs import workdir as owner
 from dpjax.runs.central.config import DataConfig, ModelConfig
-from dpjax.runs.relevance import run as relevance_run
 from dpjax.runs.relevance.config import RelevanceConfig
 from dpjax.validate import UserError
 from tests.runs.stops import die, sigterm, stop_after
@@ -35,19 +34,13 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _MODEL_2 = "model_2"
 
 
-def _with(config: Any, changes: dict[str, Any]) -> Any:
-  for path, value in changes.items():
-    config = fields.replace(config, path, value)
-  return config
-
-
 def _central(**more: Any) -> Any:
   small = {
     "grad_method": "vmap", "num_steps": 6, "eval_every": 2, "checkpoint_every": 2,
     "model.name": "linear", "model.options": {}, "data.limit": 300,
     "privacy.epsilon": None, "privacy.noise_multiplier": 2.0,
   }  # fmt: skip
-  return _with(quickstart.get_config(), {**small, **more})
+  return fields.replace_all(quickstart.get_config(), {**small, **more})
 
 
 def _federated(**more: Any) -> Any:
@@ -56,7 +49,7 @@ def _federated(**more: Any) -> Any:
     "partition.num_clients": 30, "clients_per_round": 6.0, "local.batch_size": 4,
     "local.epochs": 1, "privacy.epsilon": None, "privacy.noise_multiplier": 1.0,
   }  # fmt: skip
-  return _with(fed_quickstart.get_config(), {**small, **more})
+  return fields.replace_all(fed_quickstart.get_config(), {**small, **more})
 
 
 def _relevance(**more: Any) -> Any:
@@ -81,10 +74,7 @@ class _Kind(NamedTuple):
   release: Any = None  # its config with keys of the operating system
 
   def go(self, workdir: pathlib.Path, config: Any = None) -> dict[str, Any]:
-    config = self.config if config is None else config
-    if isinstance(config, RelevanceConfig):
-      return relevance_run.run_all(config, workdir)[0]
-    return loop.train(config, workdir)
+    return loop.train(self.config if config is None else config, workdir)
 
 
 _KINDS = {

@@ -15,9 +15,7 @@ def _config(**overrides):
     "grad_method": "vmap", "num_steps": 6, "eval_every": 2, "checkpoint_every": 2,
     "model.name": "linear", "model.options": {}, "data.limit": 300, "release": True,
   }  # fmt: skip
-  for path, value in {**small, **overrides}.items():
-    config = fields.replace(config, path, value)
-  return config
+  return fields.replace_all(config, {**small, **overrides})
 
 
 @pytest.fixture(scope="module")

@@ -9,18 +9,13 @@ import pytest
 
 from dpjax import auditing, noise, relevance
 from dpjax.relevance import Paper, Rigorous
+from dpjax.runs import loop, writers
 from dpjax.runs import workdir as owner
-from dpjax.runs import writers
 from dpjax.runs.central.config import DataConfig, ModelConfig
 from dpjax.runs.relevance import audit as relevance_audit
 from dpjax.runs.relevance import build as relevance_build
-from dpjax.runs.relevance import run as relevance_run
-from dpjax.runs.relevance import table as relevance_table
-from dpjax.runs.relevance.config import (
-  RelevanceAuditConfig,
-  RelevanceConfig,
-  points,
-)
+from dpjax.runs.relevance.config import RelevanceAuditConfig, RelevanceConfig
+from dpjax.sweeps import claims, experiment
 from dpjax.validate import UserError
 
 _DATA = bytes(32)  # a digest
@@ -51,10 +46,10 @@ def test_points_are_curves_by_epsilons_by_seeds():
     curves={"A": {"method": "dpsgd"}, "B @ x": {"paper.preset": "P5", "epsilons": [7.0]}},
     epsilons=[1.0, 2.0], num_seeds=2, seed=3,
   )  # fmt: skip
-  found = points(config)
+  found = experiment.points(config)
   of_one_seed = ["a-eps1", "a-eps2", "b-x-eps7"]
   assert [p.name for p in found] == [f"{p}-seed{s}" for s in (3, 4) for p in of_one_seed]
-  assert found[-1].curve == "B" and found[-1].config.paper.preset == "P5"
+  assert found[-1].overrides["variant"] == "B @ x" and found[-1].config.paper.preset == "P5"
   assert found[0].config.curves == {} and found[0].config.num_seeds == 1
 
 
@@ -65,7 +60,10 @@ def test_points_are_curves_by_epsilons_by_seeds():
     ({"mode": "proof"}, "mode='proof'"),
     ({"epsilons": []}, "at least one epsilon"),
     ({"num_seeds": 10**6}, "num_seeds=1000000: must be an integer in"),
-    ({"num_seeds": 10**5, "epsilons": [1.0, 2.0]}, "more than 100000 runs"),
+    (
+      {"num_seeds": 10**5, "epsilons": [1.0, 2.0]},
+      "has 200000 runs; must be at most 100000",
+    ),
     ({"num_epochs": 10**9}, "num_epochs="),
     ({"epsilons": [-1.0]}, "epsilons[0]=-1.0"),
     ({"curves": {"A": {"paper.presett": "P1"}}}, "config.curves['A'].paper.presett"),
@@ -76,7 +74,7 @@ def test_points_are_curves_by_epsilons_by_seeds():
 )
 def test_a_wrong_config_is_one_line_before_anything_runs(fields, words):
   with pytest.raises(UserError) as error:
-    points(_config(**fields))
+    experiment.points(_config(**fields))
   assert words in str(error.value) and "\n" not in str(error.value)
 
 
@@ -102,7 +100,7 @@ def test_noise_comes_from_the_seed_only_where_it_is_said():
 
 def test_a_claimed_run_writes_what_the_contract_wants(tmp_path):
   config = _config(audit=RelevanceAuditConfig(True, 200, canary_runs=False))
-  (result,) = relevance_run.run_all(config, tmp_path / "run")
+  (result,) = experiment.run_all(config, tmp_path / "run")
   assert set(writers.RESULT_KEYS) <= set(result)
   assert result["epsilon_kind"] == "claimed" and result["epsilon"] == 2.0
   assert result["proved_epsilon"] is None and result["claimed_epsilon_thm7"] > 2.0
@@ -114,10 +112,10 @@ def test_a_claimed_run_writes_what_the_contract_wants(tmp_path):
   table = (tmp_path / "run" / "claims.md").read_text()
   assert "claim refuted" in table and "C1 C4" in table
   before = (tmp_path / "run" / "params.npz").stat().st_mtime_ns
-  assert relevance_run.run_all(config, tmp_path / "run") == [writers.plain(result)]
+  assert experiment.run_all(config, tmp_path / "run") == [writers.plain(result)]
   assert (tmp_path / "run" / "params.npz").stat().st_mtime_ns == before
   with pytest.raises(UserError, match="another config"):
-    relevance_run.run_all(_config(epsilons=[3.0]), tmp_path / "run")
+    experiment.run_all(_config(epsilons=[3.0]), tmp_path / "run")
 
 
 @pytest.mark.parametrize("method", ["no_dp", "radp"])
@@ -125,9 +123,9 @@ def test_a_run_that_diverges_is_a_row_like_any_other(tmp_path, method):
   config = _config(
     method=method, learning_rate=1e37, num_seeds=2, audit=RelevanceAuditConfig(False)
   )
-  first = relevance_run.run_all(config, tmp_path)
-  assert not np.isfinite(first[0]["test_loss"])
-  assert relevance_run.run_all(config, tmp_path) == [writers.plain(row) for row in first]
+  first = experiment.run_all(config, tmp_path)
+  assert not np.isfinite(writers.number(first[0]["test_loss"]))
+  assert experiment.run_all(config, tmp_path) == [writers.plain(row) for row in first]
   assert len((tmp_path / "claims.csv").read_text().splitlines()) == 2
   assert (tmp_path / "report.png").read_bytes().startswith(_PNG)
 
@@ -140,14 +138,15 @@ def test_a_grid_of_methods_and_modes_writes_one_table(tmp_path):
       "No_DP": {"method": "no_dp"},
     }
   )
-  results = relevance_run.run_all(config, tmp_path)
+  results = experiment.run_all(config, tmp_path)
   assert [r["epsilon_kind"] for r in results] == ["claimed", "proved", "none"]
   assert results[1]["proved_epsilon"] == pytest.approx(2.0)
   assert results[1]["noise_from_seed"] is False and results[0]["noise_from_seed"] is True
   lines = (tmp_path / "claims.csv").read_text().splitlines()
   assert len(lines) == 4 and lines[0].startswith("method,dataset,claimed_epsilon")
   assert len((tmp_path / "report.csv").read_text().splitlines()) == 1 + 3 * 2
-  assert json.loads((tmp_path / "results.json").read_text()) == writers.plain(results)
+  saved = json.loads((tmp_path / "sweep.json").read_text())
+  assert saved["rows"] == results and saved["all_runs_together"]["epsilon"] is None
   maps = np.load(tmp_path / "points" / "radp-proved-eps2-seed0" / "maps.npz")
   assert list(maps) == ["beta"]  # the relevance itself is not private
 
@@ -155,34 +154,72 @@ def test_a_grid_of_methods_and_modes_writes_one_table(tmp_path):
 def test_a_folder_where_another_process_works_is_left_alone(tmp_path):
   config = _config(method="no_dp")
   owner.claim(tmp_path / "run", config)
-  (tmp_path / "run" / "lock").touch()
-  busy = writers.alone(tmp_path / "run" / "lock")
+  busy = writers.alone(tmp_path / "run" / "config.json")
   with busy, pytest.raises(UserError, match="another process is at work"):
-    relevance_run.run_all(config, tmp_path / "run")
-  assert {p.name for p in (tmp_path / "run").iterdir()} == {"config.json", "lock"}
+    experiment.run_all(config, tmp_path / "run")
+  assert {p.name for p in (tmp_path / "run").iterdir()} == {"config.json"}
 
 
 def test_data_that_are_not_there_do_not_claim_the_folder(tmp_path):
-  wrong = _config(data=DataConfig(name="dgits"), curves={"a": {}, "b": {"seed": 1}})
+  wrong = _config(data=DataConfig(name="dgits"))
   with pytest.raises(UserError, match="did you mean 'digits'"):
-    relevance_run.run_all(wrong, tmp_path / "run")
+    experiment.run_all(wrong, tmp_path / "run")
   assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_refused_is_a_row_and_the_others_go_on(tmp_path):
+  curves = {"a": {}, "b": {"data.name": "dgits"}}
+  config = _config(method="no_dp", curves=curves)
+  good, bad = experiment.run_all(config, tmp_path)
+  assert (good["status"], bad["status"]) == ("done", "failed")
+  assert "did you mean 'digits'" in bad["error"]
+  assert "| a | digits |" in (tmp_path / "claims.md").read_text()
+  mended = dataclasses.replace(config, curves={"a": {}, "b": {"activation": "relu"}})
+  results = experiment.run_all(mended, tmp_path)
+  assert [row["status"] for row in results] == ["done"] * 2
+  assert results[0]["params_sha256"] == good["params_sha256"]
+
+
+def test_the_folder_of_a_single_run_takes_no_experiment(tmp_path):
+  experiment.run_all(_config(method="no_dp"), tmp_path)
+  before = sorted(path.name for path in tmp_path.iterdir())
+  with pytest.raises(UserError, match="holds a single run"):
+    experiment.run_all(_config(method="no_dp", num_seeds=2), tmp_path)
+  assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+  ("change", "words"),
+  [
+    ({"epsilons": [1.0, 2.0]}, "epsilons=[1.0, 2.0]: must be one for a single run"),
+    ({"num_seeds": 2}, "num_seeds=2: would be ignored"),
+    ({"title": "mine"}, "title='mine': would be ignored"),
+    ({"weight_decay": 0.5}, "weight_decay=0.5: would be ignored"),
+    ({"num_epochs": 0}, "num_epochs=0"),
+  ],
+)
+def test_a_single_run_refuses_what_only_an_experiment_reads(change, words):
+  with pytest.raises(UserError) as error:
+    loop.job_of(_config(**change))
+  assert words in str(error.value)
 
 
 def test_an_experiment_may_get_more_seeds_in_its_folder(tmp_path):
   config = _config(method="no_dp", curves={"a": {}, "b": {"activation": "relu"}})
-  first = relevance_run.run_all(config, tmp_path)
+  first = experiment.run_all(config, tmp_path)
   params = tmp_path / "points" / "a-eps2-seed0" / "params.npz"
   before = params.stat().st_mtime_ns
   more = dataclasses.replace(config, num_seeds=2)
-  results = relevance_run.run_all(more, tmp_path)
+  results = experiment.run_all(more, tmp_path)
   assert len(results) == 4 and params.stat().st_mtime_ns == before
   assert [r["params_sha256"] for r in results[:2]] == [r["params_sha256"] for r in first]
-  assert json.loads((tmp_path / "config.json").read_text())["num_seeds"] == 2
-  for other in (config, dataclasses.replace(more, num_seeds=3, num_epochs=9)):
-    with pytest.raises(UserError, match="another config"):
-      relevance_run.run_all(other, tmp_path)
-  assert json.loads((tmp_path / "config.json").read_text())["num_seeds"] == 2
+  text = (tmp_path / "sweep.json").read_text()
+  assert json.loads(text)["config"]["num_seeds"] == 2
+  with pytest.raises(UserError, match="another config"):
+    experiment.run_all(dataclasses.replace(more, num_seeds=3, num_epochs=9), tmp_path)
+  assert (tmp_path / "sweep.json").read_text() == text
+  assert experiment.run_all(config, tmp_path) == results[:2]  # fewer, and none runs again
+  assert params.stat().st_mtime_ns == before
 
 
 def test_without_canaries_only_noisy_inputs_are_attacked(tmp_path):
@@ -190,7 +227,7 @@ def test_without_canaries_only_noisy_inputs_are_attacked(tmp_path):
     curves={"P5": {"paper.preset": "P5"}, "DPSGD": {"method": "dpsgd"}},
     audit=RelevanceAuditConfig(True, 50, canary_runs=False),
   )
-  shared, clipped = relevance_run.run_all(config, tmp_path)
+  shared, clipped = experiment.run_all(config, tmp_path)
   assert shared["audit"]["strongest"] == "U2"
   assert "audit" not in clipped and "epsilon_audited_lower" not in clipped
   assert "not audited" in (tmp_path / "claims.md").read_text()
@@ -201,7 +238,7 @@ def test_without_privacy_one_run_serves_every_epsilon(tmp_path, monkeypatch):
   run = relevance.run
   monkeypatch.setattr(relevance, "run", lambda *a: made.append(a[0]) or run(*a))
   config = _config(method="no_dp", epsilons=[1.0, 2.0], num_seeds=2)
-  results = relevance_run.run_all(config, tmp_path)
+  results = experiment.run_all(config, tmp_path)
   assert made == ["no_dp"] * 2  # one for each seed
   assert [r["epsilon_target"] for r in results] == [1.0, 2.0] * 2
   assert results[0]["params_sha256"] == results[1]["params_sha256"]
@@ -215,10 +252,10 @@ def test_without_privacy_one_run_serves_every_epsilon(tmp_path, monkeypatch):
 
 def test_a_proof_is_refuted_by_a_larger_bound_only():
   row = {"epsilon": 1.0, "epsilon_kind": "proved", "epsilon_audited_lower": 0.9}
-  assert relevance_table.verdict([row]) == "not refuted"
-  assert relevance_table.verdict([row | {"epsilon_audited_lower": 1.1}]) == "PROOF REFUTED"
-  assert relevance_table.verdict([row | {"epsilon": None}]) == "no epsilon is stated"
-  assert relevance_table.verdict([{"epsilon": 1.0}]) == "not audited"
+  assert claims.verdict([row]) == "not refuted"
+  assert claims.verdict([row | {"epsilon_audited_lower": 1.1}]) == "PROOF REFUTED"
+  assert claims.verdict([row | {"epsilon": None}]) == "no epsilon is stated"
+  assert claims.verdict([{"epsilon": 1.0}]) == "not audited"
 
 
 # --- attacks
@@ -291,8 +328,8 @@ def test_u3_raw_labels_are_found_and_randomised_ones_are_not(tmp_path):
     model=ModelConfig(name="mlp", options={"features": (64,)}), activation="relu",
     paper=Paper(preset="P3"),
   )  # fmt: skip
-  (result,) = relevance_run.run_all(raw, tmp_path / "raw")
+  (result,) = experiment.run_all(raw, tmp_path / "raw")
   assert result["audit"]["bounds"]["U3"]["epsilon_lower"] > 0.5
   proved = dataclasses.replace(raw, mode="rigorous", epsilons=[0.5], rigorous=_PROVED)
-  (result,) = relevance_run.run_all(proved, tmp_path / "proved")
+  (result,) = experiment.run_all(proved, tmp_path / "proved")
   assert result["epsilon_audited_lower"] <= 0.5

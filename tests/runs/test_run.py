@@ -27,9 +27,7 @@ def _config(**overrides):
     "model.options": {},
     "data.limit": 400,
   }
-  for path, value in {**small, **overrides}.items():
-    config = fields.replace(config, path, value)
-  return config
+  return fields.replace_all(config, {**small, **overrides})
 
 
 @pytest.fixture(scope="module")

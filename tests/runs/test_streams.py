@@ -18,19 +18,12 @@ from dpjax.runs.central import build
 from dpjax.runs.central.config import DataConfig, ModelConfig
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.relevance import build as relevance_build
-from dpjax.runs.relevance import run as relevance_run
 from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.sweeps import grid
+from dpjax.sweeps import experiment, grid
 from dpjax.validate import UserError
 from tests.runs.stops import die, stop_after
 
 _ROWS = 120
-
-
-def _with(config, overrides):
-  for path, value in overrides.items():
-    config = fields.replace(config, path, value)
-  return config
 
 
 def _central(**overrides):
@@ -40,7 +33,7 @@ def _central(**overrides):
     "privacy.noise_multiplier": 2.0, "privacy.sampling_prob": 0.2,
     "data.name": "mine.npz",
   }  # fmt: skip
-  return _with(quickstart.get_config(), {**small, **overrides})
+  return fields.replace_all(quickstart.get_config(), {**small, **overrides})
 
 
 def _federated(**overrides):
@@ -50,7 +43,7 @@ def _federated(**overrides):
     "privacy.epsilon": None, "privacy.noise_multiplier": 1.0, "model.name": "linear",
     "model.options": {},
   }  # fmt: skip
-  return _with(fed_quickstart.get_config(), {**small, **overrides})
+  return fields.replace_all(fed_quickstart.get_config(), {**small, **overrides})
 
 
 def _relevance(**overrides):
@@ -58,13 +51,13 @@ def _relevance(**overrides):
     data=DataConfig(name="mine.npz"), model=ModelConfig(name="linear"),
     method="dpsgd", num_epochs=1, batch_size=40, epsilons=[4.0],
   )  # fmt: skip
-  return _with(base, overrides)
+  return fields.replace_all(base, overrides)
 
 
 _KINDS = {
   "central": (_central, loop.train, build),
   "federated": (_federated, loop.train, federate_build),
-  "relevance": (_relevance, relevance_run.run_all, relevance_build),
+  "relevance": (_relevance, experiment.run_all, relevance_build),
 }
 
 
@@ -109,7 +102,7 @@ def _changes():
 
 
 def _digest_of(kind, config, folder):
-  config = _with(config, {"data.data_dir": str(folder)})
+  config = fields.replace_all(config, {"data.data_dir": str(folder)})
   if kind == "relevance":
     return relevance_build.data_digest(config, {})
   return data.digest(_KINDS[kind][2].load_arrays(config)[0])
@@ -200,7 +193,9 @@ def test_features_are_known_by_what_they_were_computed_from(tmp_path):
 
 
 def _run(kind, config, workdir, folder):
-  return _KINDS[kind][1](_with(config, {"data.data_dir": str(folder)}), workdir)
+  return _KINDS[kind][1](
+    fields.replace_all(config, {"data.data_dir": str(folder)}), workdir
+  )
 
 
 def _secrets_of(digest):

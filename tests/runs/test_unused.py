@@ -12,15 +12,14 @@ from dpjax.runs.central import build
 from dpjax.runs.central.config import OptimizerConfig, PrivacyConfig, TrainConfig
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.relevance import build as relevance_build
-from dpjax.runs.relevance import config as relevance_config
-from dpjax.sweeps import grid
+from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.sweeps import experiment, grid
 from dpjax.validate import UserError
 
 
 def _with(config, **changes):
-  for path, value in changes.items():
-    config = fields.replace(config, path.replace("__", "."), value)
-  return config
+  dotted = {path.replace("__", "."): value for path, value in changes.items()}
+  return fields.replace_all(config, dotted)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_the_server_follows_its_schedule_over_the_rounds():
 
 
 def test_every_field_of_a_training_comes_from_the_experiment_by_name():
-  config = relevance_config.RelevanceConfig(weight_decay=0.25, batch_size=7, num_epochs=3)
+  config = RelevanceConfig(weight_decay=0.25, batch_size=7, num_epochs=3)
   made = relevance_build._training(config)
   assert (made.weight_decay, made.batch_size, made.num_epochs) == (0.25, 7, 3)
 
@@ -139,19 +138,19 @@ def test_every_field_of_a_training_comes_from_the_experiment_by_name():
 def test_a_curve_names_what_it_would_ignore(curves, match):
   config = common.on("mnist", curves=curves)
   with pytest.raises(UserError, match=match):
-    relevance_config.points(config)
+    experiment.points(config)
 
 
 def test_a_setting_of_an_experiment_is_read_by_a_curve_that_keeps_it():
   config = proved_mnist.get_config()
-  relevance_config.points(config)
+  experiment.points(config)
   with pytest.raises(UserError, match="paper.preset='P5': would be ignored"):
-    relevance_config.points(_with(config, paper__preset="P5"))
+    experiment.points(_with(config, paper__preset="P5"))
   with pytest.raises(UserError, match="weight_decay=0.3: would be ignored"):
     claimed = {**common.paper("mnist"), "curves": common.COMPARED}
-    relevance_config.points(common.on("mnist", **claimed, weight_decay=0.3))
+    experiment.points(common.on("mnist", **claimed, weight_decay=0.3))
   vectors = _with(test4_gaussian.get_config(), weight_decay=0.3)
-  assert relevance_config.points(vectors)[-1].config.weight_decay == 0.3
+  assert experiment.points(vectors)[-1].config.weight_decay == 0.3
 
 
 def test_a_sweep_refuses_what_no_run_keeps_and_what_a_run_ignores():

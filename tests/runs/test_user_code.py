@@ -32,9 +32,8 @@ def mine(monkeypatch):
 
 
 def _with(config, **overrides):
-  for path, value in overrides.items():
-    config = fields.replace(config, path.replace("__", "."), value)
-  return config
+  dotted = {path.replace("__", "."): value for path, value in overrides.items()}
+  return fields.replace_all(config, dotted)
 
 
 def _central(**overrides):

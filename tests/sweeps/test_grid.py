@@ -19,6 +19,7 @@ from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig, to_dict
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.federated.config import FedConfig, PartitionConfig
+from dpjax.sweeps import cost
 from dpjax.sweeps import grid as sweep
 from dpjax.sweeps.grid import SweepConfig
 from dpjax.validate import UserError
@@ -166,7 +167,7 @@ def test_a_run_that_diverged_keeps_its_row_and_the_sweep_goes_on(tmp_path, capsy
 
   rows = sweep.run_sweep(_config(y=y), tmp_path, Diverging())
   assert {row["status"] for row in rows} == {"done"} and len(rows) == 4
-  assert rows[0][y] == writers.plain(lost) and sweep.charge(rows)["runs"] == 4
+  assert rows[0][y] == writers.plain(lost) and cost.charge(rows)["runs"] == 4
   assert f"{y} = {lost}" in capsys.readouterr().out
   assert "1 of 2 not finite" in (tmp_path / "table.md").read_text()
   again = Fake()
@@ -238,7 +239,7 @@ def test_p40_the_choice_among_runs_is_charged(tmp_path, capsys):
   said = capsys.readouterr().out
   assert "holds for its own run alone" in said and "query on the private data" in said
   assert "epsilon = 5" in said and "add_or_remove_one" in said
-  assert sweep.charge(rows[:1])["epsilon"] == 0.5
+  assert cost.charge(rows[:1])["epsilon"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -247,16 +248,24 @@ def test_p40_the_choice_among_runs_is_charged(tmp_path, capsys):
 )
 def test_p40_runs_that_cannot_be_added_have_no_bound(tmp_path, change):
   rows = sweep.run_sweep(_config(), tmp_path, Fake())
-  total = sweep.charge([{**rows[0], **change}, *rows[1:]])
+  total = cost.charge([{**rows[0], **change}, *rows[1:]])
   assert total["epsilon"] is None
-  assert "no finite epsilon" in sweep.statement([{**rows[0], **change}, *rows[1:]])
+  assert "no finite epsilon" in cost.statement([{**rows[0], **change}, *rows[1:]])
 
 
 def test_p40_a_claimed_epsilon_never_becomes_a_proof(tmp_path):
   rows = sweep.run_sweep(_config(), tmp_path, Fake())
-  assert sweep.charge([{**rows[0], "epsilon_kind": "claimed"}, *rows[1:]])[
+  assert cost.charge([{**rows[0], "epsilon_kind": "claimed"}, *rows[1:]])[
     "epsilon_kind"
   ] == ("claimed")
+
+
+def test_p40_a_sum_of_claims_says_what_fails(tmp_path):
+  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  fails = {"epsilon_kind": "claimed", "failed_assumptions": ["C4: scales follow the data"]}
+  text = cost.statement([{**rows[0], **fails}, *rows[1:]])
+  assert "claimed, add_or_remove_one" in text and "nothing is proved, fails: C4" in text
+  assert "fails:" not in cost.statement(rows)
 
 
 def test_p40_runs_of_an_earlier_grid_are_mentioned(tmp_path):
@@ -486,25 +495,25 @@ def test_p40_users_who_are_dealt_anew_have_no_sum(grid, sums, tmp_path):
   config = sweep.SweepConfig(FedConfig(), grid, x="seed", seeds=[0, 1])
 
   rows = sweep.run_sweep(config, tmp_path, FakeFederated(**_PRIVATE))
-  total, text = sweep.charge(rows), sweep.statement(rows)
+  total, text = cost.charge(rows), cost.statement(rows)
   assert total["epsilon"] == (2.0 * len(rows) if sums else None)
   assert ("dealt to other users" in text) == (not sums)
   one_partition = [row for row in rows if row["population"] == rows[0]["population"]]
-  assert sweep.charge(one_partition)["epsilon"] == 2.0 * len(one_partition)
+  assert cost.charge(one_partition)["epsilon"] == 2.0 * len(one_partition)
 
 
 def test_p40_data_sets_are_never_taken_to_be_disjoint(tmp_path):
   config = _config(grid={"data.name": ["digits", "mnist"]}, x="seed", seeds=[0])
   rows = sweep.run_sweep(config, tmp_path, Fake())
-  total = sweep.charge(rows)
+  total = cost.charge(rows)
   assert total["epsilon"] == sum(row["epsilon"] for row in rows) and total["runs"] == 2
-  assert "on 2 data sets, which may overlap" in sweep.statement(rows)
-  assert "may overlap" not in sweep.statement(rows[:1])
+  assert "on 2 data sets, which may overlap" in cost.statement(rows)
+  assert "may overlap" not in cost.statement(rows[:1])
 
 
 def test_p44_a_simulated_epsilon_is_never_added_up_as_a_proof(tmp_path):
   rows = sweep.run_sweep(_config(), tmp_path, Fake())
-  assert sweep.charge([{**rows[0], "epsilon_kind": "simulated"}])["epsilon"] is None
+  assert cost.charge([{**rows[0], "epsilon_kind": "simulated"}])["epsilon"] is None
 
 
 def test_a_wrong_field_of_a_federated_base_is_named():

@@ -56,7 +56,10 @@ def facts(
   lower = total[strongest] if strongest else 0.0
   stated = outcome.privacy.epsilon
   local = {name: b.epsilon_lower for name, b in bounds.items() if b.target == _LOCAL}
-  over = [name for name, bound in local.items() if bound > _local_epsilon(outcome)]
+  # What the features of one record may cost before the shuffler, as the run charged it.
+  details = outcome.privacy.details
+  charged = details["epsilon_local"] - details["epsilon_labels"] if local else 0.0
+  over = [name for name, bound in local.items() if bound > charged]
   return {
     "epsilon_audited_lower": lower,
     "audit": {
@@ -69,12 +72,6 @@ def facts(
   }
 
 
-def _local_epsilon(outcome: relevance.Outcome) -> float:
-  """What the features of one record may cost before the shuffler, as the run charged it."""
-  details = outcome.privacy.details
-  return details["epsilon_local"] - details["epsilon_labels"]
-
-
 def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.Outcome):
   """name -> (confidence -> Bound), chosen before anything is looked at."""
   found: dict[str, Callable[[float], Bound]] = {}
@@ -84,15 +81,11 @@ def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.
   elif outcome.noise is not None:
     found["U1"] = lambda c: _features(config, job, outcome, c)
   if config.audit.canary_runs:
-    for name in _kinds(outcome):
+    # Canaries differ from their rows in what the promise covers: not in a public label.
+    public = outcome.privacy.neighboring_relation == rigorous.FEATURES_ONLY
+    for name in ("U4",) if public else _KINDS:
       found[name] = lambda c, name=name: _canaries(config, job, outcome, name, c)
   return found
-
-
-def _kinds(outcome: relevance.Outcome) -> list[str]:
-  """Canaries that differ from their rows in what the promise covers: not in a public label."""
-  public = outcome.privacy.neighboring_relation == rigorous.FEATURES_ONLY
-  return [name for name in _KINDS if not (public and _KINDS[name] == "mislabelled")]
 
 
 # --- U1 and U2: the mechanism itself
@@ -227,10 +220,12 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
     neighboring_relation=relation,
     keep_labels=features_only,
   )
+  purpose = 2000 + sorted(_KINDS).index(name)  # not the noise of the released run
+  key = jax.random.fold_in(job.streams.noise, purpose)
+  streams = job.streams._replace(noise=key, secret=job.streams.secret + purpose)
   again = dataclasses.replace(
-    job, train=mixed, public_size=len(job.train), trainer=None, memo={},
-    streams=_other_streams(job.streams, name),
-  )  # fmt: skip
+    job, train=mixed, public_size=len(job.train), trainer=None, memo={}, streams=streams
+  )
   attacked = relevance.run(config.method, config.mode, again)
   seen = dataclasses.replace(canaries.examples, x=attacked.prepare(canaries.examples.x))
   scores = auditing.loss_scores(
@@ -243,11 +238,3 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
   lower = auditing.one_run(scores, delta=delta, confidence=confidence)
   what = f"{len(canaries.included)} {_KINDS[name]} canaries in one run, {relation}"
   return Bound(lower, "total", what)
-
-
-def _other_streams(streams: relevance.Streams, name: str) -> relevance.Streams:
-  """The noise of the audited run must not be that of the released one."""
-  purpose = 2000 + sorted(_KINDS).index(name)
-  return streams._replace(
-    noise=jax.random.fold_in(streams.noise, purpose), secret=streams.secret + purpose
-  )

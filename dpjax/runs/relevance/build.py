@@ -1,12 +1,12 @@
-"""From the config of one point of a relevance experiment to its job.
+"""From the config of one run of relevance to its job.
 
-A point is several trainings in a row (model 1, model 2), each a work of the loop with
-checkpoints of its own: a point that was cut off goes on inside one. The last checkpoint of a
+A run is several trainings in a row (model 1, model 2), each a work of the loop with
+checkpoints of its own: a run that was cut off goes on inside one. The last checkpoint of a
 training is what it hands to the next; relevance, noise and noisy records are computed again,
 for they are functions of it, of the data and of the streams.
 
 In rigorous mode the streams come from the operating system. They are kept, beside the
-checkpoints, until the point is done and then forgotten, with the checkpoints.
+checkpoints, until the run is done and then forgotten, with the checkpoints.
 """
 
 from __future__ import annotations
@@ -24,49 +24,71 @@ import numpy as np
 from dpjax import data as data_lib
 from dpjax import models, relevance
 from dpjax.accounting import Ledger
-from dpjax.runs import checkpoint, loop, writers
+from dpjax.runs import bounds, checkpoint, loop, writers
 from dpjax.runs import streams as streams_lib
+from dpjax.runs import unused as unused_lib
 from dpjax.runs import workdir as owner
 from dpjax.runs.central import build as central
 from dpjax.runs.central.config import ModelConfig
 from dpjax.runs.promise import Promise
-from dpjax.runs.relevance import audit, pictures
-from dpjax.runs.relevance.config import Point, RelevanceConfig
+from dpjax.runs.relevance import audit, pictures, unused
+from dpjax.runs.relevance.config import RelevanceConfig, check
 from dpjax.runs.streams import Streams
 from dpjax.validate import UserError
 
 _TEMPERED = "tempered_sigmoid"
 _MAPS = "maps.npz"
+_OF_EXPERIMENT = ("curves", "num_seeds", "title")
 
 
+@bounds.names_fields
 def build(
-  point: Point, loaded: dict[Any, Any] | None = None, *, folder_of: Any = None
+  config: RelevanceConfig,
+  data: dict[Any, Any] | None = None,
+  *,
+  curve: str | None = None,
 ) -> loop.Job:
-  """The job of one point.
+  """The job of one run: one epsilon, one seed, no curves.
 
   Args:
-    loaded: what points may share: data, model 1 and its relevance.
-    folder_of: the config that the folder belongs to, where it is not that of the point.
+    data: what runs may share, to be filled: data sets, model 1 and its relevance.
+    curve: what an experiment (`dpjax.sweeps.experiment`), which has checked its config, calls
+      it. None: a run of its own, for which nothing may be set that it does not read.
   """
-  config, shared = point.config, {} if loaded is None else loaded
+  shared = {} if data is None else data
+  if curve is None:
+    check(config)
+    if len(config.epsilons) != 1:
+      raise UserError(f"epsilons={config.epsilons!r}: must be one for a single run")
+    whole = dict.fromkeys(_OF_EXPERIMENT, "an experiment (dpjax.sweeps.experiment)")
+    unused_lib.refuse(config, unused.of(config) | whole)
+
+  def start(random: Streams) -> loop.Play:
+    loaded = load_data(config, shared)
+    unused_lib.refuse(config, unused.of_dataset(loaded[0]))
+    return functools.partial(_play, config, curve or config.method, shared, random)
+
   return loop.Job(
-    config=config if folder_of is None else folder_of,
+    config=config,
     digest=digest(config),
     seed=config.seed,
     data_name=config.data.name,
     data=lambda: data_digest(config, shared),
-    start=lambda random: functools.partial(_play, point, shared, random),
+    start=start,
     release=is_released(config),
   )
 
 
 def _play(
-  point: Point, loaded: dict[Any, Any], random: Streams, fit: loop.Fit
+  config: RelevanceConfig,
+  curve: str,
+  shared: dict[Any, Any],
+  random: Streams,
+  fit: loop.Fit,
 ) -> loop.Ended:
-  config = point.config
-  train, test = load_data(config, loaded)
-  trainer = lambda steps: fit(_work(config, point.name, steps)).state[0]
-  job = make_job(config, train, test, loaded, random, trainer)
+  train, test = load_data(config, shared)
+  trainer = lambda steps: fit(_work(config, curve, steps)).state[0]
+  job = make_job(config, train, test, shared, random, trainer)
   outcome = relevance.run(config.method, config.mode, job)
 
   def write(folder: pathlib.Path) -> None:
@@ -74,22 +96,24 @@ def _play(
       np.savez(folder / _MAPS, **outcome.maps)  # type: ignore[arg-type]
     pictures.pictures(folder, outcome, config.lrp)
 
-  result = lambda folder: _result(point, job, outcome, folder)
-  return loop.Ended(outcome.params, result, write)
+  result = lambda folder: _result(config, curve, job, outcome, folder)
+  return loop.Ended(outcome.params, result, write, forget)
 
 
 def forget(folder: pathlib.Path) -> None:
   """Leaves of what the run remembered which data they were: keys and states of a training
-  that is done could only take its noise away."""
+  that is done could only take its noise away. An experiment asks again: a run may have been
+  killed right after its result was written."""
   known = owner.remembered(folder)
   if known:
     owner.remember(folder, streams_lib.without_keys(known), before=known)
     checkpoint.remove(folder)
 
 
-def _work(config: RelevanceConfig, name: str, steps: relevance.Steps) -> loop.Work:
+def _work(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Work:
   """One training of a method. What it costs is a stage of the method's own ledger."""
   scored = steps.scored
+  run = f"{curve}, epsilon {config.epsilons[0]:g}, seed {config.seed}"
   return loop.Work(
     num_steps=steps.num_steps,
     init=steps.init,
@@ -99,7 +123,7 @@ def _work(config: RelevanceConfig, name: str, steps: relevance.Steps) -> loop.Wo
     evaluate=None if scored is None else lambda state: scored(state[0]),
     row_at=steps.epoch_at,
     observe=lambda state, info, step: {"epoch": float(steps.epoch_at(step) or 0)},
-    name=f"{name}, {steps.name}",
+    name=f"{run}, {steps.name}",
     phase=steps.name.replace(" ", "_"),
   )
 
@@ -119,7 +143,7 @@ def promise(found: relevance.Privacy, num_records: int) -> Promise:
 
 
 def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
-  """Of all that a point trains on: the private data, and the public ones of model 1."""
+  """Of all that a run trains on: the private data, and the public ones of model 1."""
   train, public = load_data(config, loaded)[0], _public(config, loaded)
   key = ("digest", id(train), id(public))  # `loaded` holds them, so the ids stay theirs
   if key not in loaded:
@@ -158,7 +182,7 @@ def make_job(
   random: Streams,
   trainer: Any = None,
 ) -> relevance.Inputs:
-  """The job of a point's config: what another curve of the experiment reads is left out."""
+  """The inputs of a run's method: what another curve of the experiment reads is left out."""
   read = relevance.reads(config.method, config.mode, config.rigorous)
   first = jnp.zeros_like(train.x[:1])  # refused before anything is trained or spent
   net = _build(config.model, train.num_classes, config.activation_1)
@@ -237,11 +261,15 @@ def streams(config: RelevanceConfig, data: bytes) -> Streams:
 
 
 def _result(
-  point: Point, job: relevance.Inputs, outcome: relevance.Outcome, folder: pathlib.Path
+  config: RelevanceConfig,
+  curve: str,
+  job: relevance.Inputs,
+  outcome: relevance.Outcome,
+  folder: pathlib.Path,
 ) -> dict[str, Any]:
-  config, curve = point.config, writers.read_metrics(folder)
-  last, stated = curve[-1], promise(outcome.privacy, len(job.train))
-  losses = [row["test_loss"] for row in curve if not math.isnan(row["test_loss"])]
+  rows = writers.read_metrics(folder)
+  last, stated = rows[-1], promise(outcome.privacy, len(job.train))
+  losses = [row["test_loss"] for row in rows if not math.isnan(row["test_loss"])]
   stated.warn()
   result = {
     "task": "classification",
@@ -249,13 +277,13 @@ def _result(
     "model": config.model.name,
     "method": config.method,
     "mode": config.mode if config.method == "radp" else None,
-    "curve": point.curve,
-    "epsilon_target": point.epsilon,
+    "curve": curve,
+    "epsilon_target": config.epsilons[0],
     **outcome.privacy.to_json(),
     **stated.facts(Ledger(), stated.curve(outcome.num_steps)),
     "test_accuracy": last["test_accuracy"],
     "test_loss": last["test_loss"],
-    "best_epoch_test_accuracy": max(row["test_accuracy"] for row in curve),
+    "best_epoch_test_accuracy": max(row["test_accuracy"] for row in rows),
     "best_epoch_test_loss": min(losses, default=math.nan),
     "num_steps": outcome.num_steps,
     "num_epochs": config.num_epochs,

@@ -1,17 +1,14 @@
-"""Typed configuration of `launch.relevance`: curves x epsilons x seeds of one experiment."""
+"""Typed configuration of one run of relevance, and of an experiment of several (`dpjax.sweeps`)."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from dpjax import models, relevance, validate
 from dpjax.relevance.settings import MODES
-from dpjax.runs import bounds, fields
+from dpjax.runs import bounds
 from dpjax.runs.central.config import DataConfig, ModelConfig
-from dpjax.runs.relevance import unused
 from dpjax.validate import UserError
 
 
@@ -31,8 +28,9 @@ class RelevanceConfig:
 
   `curves` maps a label to fields that differ from this config, by dotted name, such as
   {"RADP": {}, "DPSGD": {"method": "dpsgd"}}; none is one curve. Every curve is run at every
-  epsilon with seeds seed, seed + 1, ... What follows " @ " in a label only tells runs apart:
-  {"tanh @ mnist": {...}, "tanh @ cifar10": {...}} are one line in two panels.
+  epsilon with seeds seed, seed + 1, ... (`dpjax.sweeps.experiment`). What follows " @ " in a
+  label only tells runs apart: {"tanh @ mnist": {...}, "tanh @ cifar10": {...}} are one line in
+  two panels.
   """
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -59,62 +57,6 @@ class RelevanceConfig:
   relevance_records: int | None = None  # average the relevance over the first so many
   audit: RelevanceAuditConfig = dataclasses.field(default_factory=RelevanceAuditConfig)
   title: str = ""
-
-
-class Point(NamedTuple):
-  """One run."""
-
-  name: str  # of its folder
-  curve: str
-  config: RelevanceConfig  # with one epsilon, one seed and no curves
-
-  @property
-  def epsilon(self) -> float:
-    """The target."""
-    return self.config.epsilons[0]
-
-
-@bounds.names_fields
-def points(config: RelevanceConfig) -> list[Point]:
-  """Every run of an experiment, checked before the first one begins; seed after seed.
-
-  >>> config = RelevanceConfig(epsilons=[1.0, 2.0], num_seeds=2)
-  >>> [point.name for point in points(config)]
-  ['radp-eps1-seed0', 'radp-eps2-seed0', 'radp-eps1-seed1', 'radp-eps2-seed1']
-  """
-  check(config)
-  unused.refuse(config)
-  found = list(itertools.islice(_points(config), bounds.MOST_RUNS + 1))
-  if len(found) > bounds.MOST_RUNS:
-    raise UserError(
-      f"num_seeds={config.num_seeds}: with its curves and epsilons the experiment has more "
-      f"than {bounds.MOST_RUNS} runs"
-    )
-  found = sorted(found, key=lambda point: point.config.seed)
-  if len({point.name for point in found}) < len(found):
-    raise UserError("curves: two labels or two epsilons give runs of the same name")
-  for point in found:
-    check(point.config)
-  return found
-
-
-def _points(config: RelevanceConfig) -> Iterator[Point]:
-  for label, changes in (config.curves or {config.method: {}}).items():
-    curve = config
-    for path, value in changes.items():
-      curve = fields.replace(curve, path, value, name=f"config.curves[{label!r}]")
-    for epsilon in curve.epsilons:
-      for seed in range(curve.seed, curve.seed + curve.num_seeds):
-        one = dataclasses.replace(
-          curve, epsilons=[epsilon], seed=seed, num_seeds=1, curves={}, title=""
-        )
-        name = f"{_slug(label)}-eps{epsilon:g}-seed{seed}"
-        yield Point(name, label.split(" @ ")[0], one)
-
-
-def _slug(label: str) -> str:
-  kept = "".join(c if c.isalnum() else "-" for c in label.lower())
-  return "-".join(filter(None, kept.split("-")))
 
 
 @bounds.names_fields

@@ -1,78 +1,23 @@
-"""Which settings of a relevance experiment its methods read; see `unused`.
-
-A setting of the experiment must be read by at least one of its curves, and one that a curve
-sets by that curve.
-"""
+"""Which settings of a run of relevance its method reads; see `unused`."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpjax import models
-from dpjax.relevance.settings import Rigorous
-from dpjax.runs import fields, unused
+from dpjax.relevance.lrp import Lrp
+from dpjax.relevance.settings import Paper, Rigorous
 from dpjax.runs.central.config import DataConfig, ModelConfig
+from dpjax.runs.relevance.config import RelevanceConfig
 from dpjax.runs.unused import Unused, needs
-from dpjax.validate import UserError
-
-if TYPE_CHECKING:  # it refuses by this module
-  from dpjax.runs.relevance.config import RelevanceConfig
 
 _SGD = ("dpsgd", "tempered", "radp_dpsgd")  # and SGLD, without momentum
 _ADAPTIVE = ("dp_adam", "dpdligdo")
 _PLAN = (*_SGD, "dp_sgld", *_ADAPTIVE)  # perturb gradients
 _CLAIMED = ("adlm", "ilm")
-_OF_EXPERIMENT = ("curves", "title")  # a curve has neither
-
-
-def refuse(config: RelevanceConfig) -> None:
-  """Raises UserError for a setting that no curve reads."""
-  curves = list(_curves(config))
-  for label, changes, curve in curves:
-    _refuse_changes(label, changes, curve)
-  shadowed = {}
-  for path in unused.set_fields(config):
-    reasons = [_why(path, changes, curve) for _, changes, curve in curves]
-    if path not in _OF_EXPERIMENT and all(reasons):
-      shadowed[path] = str(reasons[0])
-  unused.refuse(config, shadowed)
-
-
-def _curves(
-  config: RelevanceConfig,
-) -> Iterator[tuple[str, dict[str, Any], RelevanceConfig]]:
-  for label, changes in (config.curves or {config.method: {}}).items():
-    curve = config
-    for path, value in changes.items():
-      curve = fields.replace(curve, path, value, name=f"config.curves[{label!r}]")
-    yield label, changes, curve
-
-
-def _refuse_changes(label: str, changes: dict[str, Any], curve: RelevanceConfig) -> None:
-  where = f"curves[{label!r}]."
-  for path in _OF_EXPERIMENT:
-    if path in changes:
-      raise UserError(f"{where}{path}: would be ignored, it is of the whole experiment")
-  found = {
-    path: what
-    for path in unused.set_fields(curve)
-    if _within(path, changes) and (what := unused.reason(path, of(curve))) is not None
-  }
-  unused.refuse(curve, found, where)
-
-
-def _within(path: str, changes: dict[str, Any]) -> bool:
-  return any(path == change or path.startswith(f"{change}.") for change in changes)
-
-
-def _why(path: str, changes: dict[str, Any], curve: RelevanceConfig) -> str | None:
-  if _within(path, changes):
-    return "a curve that does not set its own"
-  return unused.reason(path, of(curve))
 
 
 def of(config: RelevanceConfig) -> Unused:
@@ -82,28 +27,38 @@ def of(config: RelevanceConfig) -> Unused:
   >>> of(RelevanceConfig())["weight_decay"]
   "method='radp' with mode='rigorous'"
   """
-  method, radp = config.method, config.method == "radp"
+  method, radp, audit = config.method, config.method == "radp", config.audit
   paper, rigorous = radp and config.mode == "paper", radp and config.mode == "rigorous"
-  proof = "method='radp' with mode='rigorous'"
-  plain = radp or method in (*_CLAIMED, "no_dp")
+  proof, noised = "method='radp' with mode='rigorous'", radp or method in _CLAIMED
+  public = rigorous and config.rigorous.model1 == "public"
+  of_audit = (f"audit.{f.name}" for f in dataclasses.fields(audit) if f.name != "enabled")
   return (
     _data(config.data)
     | _nets(config, rigorous)
-    | needs(radp, "method='radp'", "mode")
-    | needs(plain, "a method that trains without a noisy gradient", "learning_rate")
-    | needs(rigorous, proof, "weight_decay", "rigorous_model", "rigorous")
-    | needs(paper, "method='radp' with mode='paper'", "paper")
-    | needs(
-      paper or method == "adlm", "a method with the paper's relevance", "relevance_records"
-    )
-    | needs(method in _CLAIMED, "method='adlm' or 'ilm'", "adlm")
-    | (_paper(config) if paper else {})
-    | (_rigorous(config.rigorous) if rigorous else {})
-    | _public(config, rigorous)
     | _private(config, rigorous)
-    | _lrp(config)
-    | _audit(config)
-  )
+    | _table(
+      (radp, "method='radp'", "mode"),
+      (noised or method == "no_dp", "a method that trains without a noisy gradient",
+       "learning_rate"),
+      (rigorous, proof, "weight_decay rigorous_model rigorous"),
+      (paper, "method='radp' with mode='paper'", "paper"),
+      (paper or method == "adlm", "a method with the paper's relevance",
+       "relevance_records"),
+      (method in _CLAIMED, "method='adlm' or 'ilm'", "adlm"),
+      (public, "rigorous.model1='public' with mode='rigorous'", "public_data"),
+      (noised, "a method that noises records", "audit.num_trials"),
+      (audit.canary_runs, "audit.canary_runs", "audit.num_canaries"),
+      (audit.enabled, "audit.enabled", " ".join(of_audit)),
+    )
+    | (_paper(config.paper) if paper else {})
+    | (_rigorous(config.rigorous) if rigorous else {})
+    | _lrp(config.lrp)
+  )  # fmt: skip
+
+
+def _table(*rows: tuple[bool, str, str]) -> Unused:
+  """Of rows (whether it is so, in words, the fields that need it)."""
+  return {name: what for holds, what, names in rows if not holds for name in names.split()}
 
 
 def _data(data: DataConfig) -> Unused:
@@ -125,23 +80,17 @@ def of_dataset(dataset: Any) -> Unused:
 def _nets(config: RelevanceConfig, rigorous: bool) -> Unused:
   """Model 1 is the first net, model 2 the second; one may be what the other is not."""
   method, second = config.method, config.model
-  guided = rigorous and config.rigorous.model1 != "none"
-  first_used = config.method in ("radp_dpsgd", "adlm") or guided
-  first_used |= method == "radp" and not rigorous
   reduced = rigorous and config.rigorous_model is not None
   if reduced and config.rigorous_model is not None:
     second = config.rigorous_model
-  chosen = _takes_activation(config.model)
-  return (
-    needs(
-      first_used and chosen, "a model 1 that takes its activation from here", "activation_1"
-    )
-    | needs(
-      method != "tempered" and _takes_activation(second),
-      "a model 2 that takes its activation from here",
-      "activation",
-    )
-    | needs(first_used or not reduced, "a model 1 (rigorous.model1)", "model")
+  first_used = method in ("radp_dpsgd", "adlm") or (method == "radp" and not rigorous)
+  first_used |= rigorous and config.rigorous.model1 != "none"
+  activation_1 = first_used and _takes_activation(config.model)
+  activation = method != "tempered" and _takes_activation(second)
+  return _table(
+    (activation_1, "a model 1 that takes its activation from here", "activation_1"),
+    (activation, "a model 2 that takes its activation from here", "activation"),
+    (first_used or not reduced, "a model 1 (rigorous.model1)", "model"),
   )
 
 
@@ -149,51 +98,33 @@ def _takes_activation(model: ModelConfig) -> bool:
   return "activation" in models.options(model.name) and "activation" not in model.options
 
 
-def _paper(config: RelevanceConfig) -> Unused:
-  custom, paper = config.paper.preset == "custom", "paper"
-  names = ("beta_norm", "times_batch_size", "draw")
-  return needs(
-    custom, "paper.preset='custom'", *(f"{paper}.{name}" for name in names)
-  ) | needs(
-    config.paper.mechanism == "gaussian", "paper.mechanism='gaussian'", "paper.delta"
+def _paper(how: Paper) -> Unused:
+  of_preset = "paper.beta_norm paper.times_batch_size paper.draw"
+  return _table(
+    (how.preset == "custom", "paper.preset='custom'", of_preset),
+    (how.mechanism == "gaussian", "paper.mechanism='gaussian'", "paper.delta"),
   )
 
 
 def _rigorous(how: Rigorous) -> Unused:
-  room = "rigorous"
-  guided = how.model1 != "none"
+  guided, sgd = how.model1 != "none", how.model1 == "dp_sgd"
   of_relevance = ("split", "epsilon_b", "rel_noise", "rel_norm", "beta_power", "floor")
-  clips = how.features in ("laplace_clipped", "gaussian")
-  approximate = (
-    how.shuffle
-    or how.features in ("laplace_pld", "gaussian")
-    or (guided and (how.rel_noise == "gaussian" or how.model1 == "dp_sgd"))
-  )
-  responds = how.labels == "randomized_response"
-  return (
-    needs(
-      guided, "a rigorous.model1 for the relevance", *(f"{room}.{n}" for n in of_relevance)
-    )
-    | needs(
-      guided and how.split, f"{room}.split and a {room}.model1", f"{room}.split_share"
-    )
-    | needs(
-      how.model1 == "dp_sgd" and not how.split,
-      f"{room}.split=False and {room}.model1='dp_sgd'",
-      f"{room}.budget_share_1",
-    )
-    | needs(clips, f"{room}.features='laplace_clipped' or 'gaussian'", f"{room}.clip")
-    | needs(responds, f"{room}.labels='randomized_response'", f"{room}.label_share")
-    | needs(
-      how.draw == "record_fresh", f"{room}.draw='record_fresh'", f"{room}.compose_fresh"
-    )
-    | needs(approximate, "a mechanism that spends delta", f"{room}.delta")
-  )
-
-
-def _public(config: RelevanceConfig, rigorous: bool) -> Unused:
-  wanted = rigorous and config.rigorous.model1 == "public"
-  return needs(wanted, "rigorous.model1='public' with mode='rigorous'", "public_data")
+  approximate = how.shuffle or how.features in ("laplace_pld", "gaussian")
+  approximate |= guided and (how.rel_noise == "gaussian" or sgd)
+  rows = (
+    (guided, "a rigorous.model1 for the relevance", *of_relevance),
+    (guided and how.split, "rigorous.split and a rigorous.model1", "split_share"),
+    (sgd and not how.split, "rigorous.split=False and rigorous.model1='dp_sgd'",
+     "budget_share_1"),
+    (how.features in ("laplace_clipped", "gaussian"),
+     "rigorous.features='laplace_clipped' or 'gaussian'", "clip"),
+    (how.labels == "randomized_response", "rigorous.labels='randomized_response'",
+     "label_share"),
+    (how.draw == "record_fresh", "rigorous.draw='record_fresh'", "compose_fresh"),
+    (approximate, "a mechanism that spends delta", "delta"),
+  )  # fmt: skip
+  return _table(*((is_so, what, " ".join(f"rigorous.{n}" for n in names))
+                  for is_so, what, *names in rows))  # fmt: skip
 
 
 def _private(config: RelevanceConfig, rigorous: bool) -> Unused:
@@ -217,22 +148,10 @@ def _private(config: RelevanceConfig, rigorous: bool) -> Unused:
   return needs(False, f"a method that reads it, not {method!r}", *unread)
 
 
-def _lrp(config: RelevanceConfig) -> Unused:
+def _lrp(how: Lrp) -> Unused:
   """Read by every method: by its relevance, or by the heat maps of its result."""
-  how = config.lrp
-  return (
-    needs(how.rule == "epsilon", "lrp.rule='epsilon'", "lrp.stabilizer")
-    | needs(how.rule == "alpha_beta", "lrp.rule='alpha_beta'", "lrp.alpha")
-    | needs(how.input_rule == "z_box", "lrp.input_rule='z_box'", "lrp.low", "lrp.high")
-  )
-
-
-def _audit(config: RelevanceConfig) -> Unused:
-  audit = config.audit
-  if not audit.enabled:
-    others = (f.name for f in dataclasses.fields(audit) if f.name != "enabled")
-    return needs(False, "audit.enabled", *(f"audit.{name}" for name in others))
-  noised = config.method in ("radp", *_CLAIMED)
-  return needs(noised, "a method that noises records", "audit.num_trials") | needs(
-    audit.canary_runs, "audit.canary_runs", "audit.num_canaries"
+  return _table(
+    (how.rule == "epsilon", "lrp.rule='epsilon'", "lrp.stabilizer"),
+    (how.rule == "alpha_beta", "lrp.rule='alpha_beta'", "lrp.alpha"),
+    (how.input_rule == "z_box", "lrp.input_rule='z_box'", "lrp.low lrp.high"),
   )

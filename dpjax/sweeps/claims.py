@@ -8,25 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpjax.accounting import lower, upper
-from dpjax.runs import promise, report, writers
+from dpjax.runs import report, writers
+from dpjax.sweeps import table
 
 Row = dict[str, Any]
-COLUMNS = (
-  "method",
-  "dataset",
-  "claimed_epsilon",
-  "epsilon_by_theorem_7",
-  "proved_epsilon",
-  "delta",
-  "neighboring_relation",
-  "audited_lower_bound",
-  "audited_by",
-  "verdict",
-  "test_accuracy",
-  "accuracy_range",
-  "seeds",
-  "failed_assumptions",
-)
 _NOTE = (
   "Claimed epsilons are the methods' own and come with the assumptions that fail for them; "
   "only the column `proved_epsilon` is a guarantee. An audited bound above an epsilon refutes "
@@ -34,16 +19,10 @@ _NOTE = (
 )
 
 
-def line(result: dict) -> str:
-  """One line for people; a claim never comes without what fails."""
-  accuracy = f"test_accuracy={result['test_accuracy']:.4f}"
-  return f"{result['dataset']} {result['curve']}: {accuracy}, {promise.told(result)}"
-
-
 def write(workdir: pathlib.Path, results: Sequence[Row]) -> None:
   """Writes claims.csv and claims.md."""
   rows = rows_of(results)
-  report.write_csv(workdir / "claims.csv", rows, COLUMNS)
+  report.write_csv(workdir / "claims.csv", rows)
   writers.replace_file(workdir / "claims.md", f"{_NOTE}\n{markdown(rows)}".encode())
 
 
@@ -97,9 +76,8 @@ def verdict(group: Sequence[Row]) -> str:
     return "no epsilon is stated"
   number = writers.number
   over = any(number(r["epsilon_audited_lower"]) > number(r["epsilon"]) for r in audited)
-  over |= any(
-    r.get("audit", {}).get("refuted", False) for r in audited
-  )  # before a shuffler
+  # before a shuffler
+  over |= any(r.get("audit", {}).get("refuted", False) for r in audited)
   if not over:
     return "not refuted"
   return "claim refuted" if group[0]["epsilon_kind"] == "claimed" else "PROOF REFUTED"
@@ -108,12 +86,15 @@ def verdict(group: Sequence[Row]) -> str:
 def markdown(rows: Sequence[Row]) -> str:
   """The rows as a Markdown table.
 
-  >>> print(markdown([{"method": "radp", "claimed_epsilon": 2.0}]).splitlines()[2][:36])
-  | radp | - | 2 | - | - | - | - | - |
+  >>> print(markdown([{"method": "radp", "delta": None, "claimed_epsilon": 2.0}]))
+  | method | delta | claimed_epsilon |
+  | --- | --- | --- |
+  | radp | - | 2 |
+  <BLANKLINE>
   """
-  lines = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]
-  lines += [" | ".join(_cell(row.get(name), name) for name in COLUMNS) for row in rows]
-  return "".join(f"| {line} |\n" for line in lines)
+  return table.markdown(
+    [list(rows[0]), *([_cell(v, k) for k, v in r.items()] for r in rows)]
+  )
 
 
 def _cell(value: Any, name: str) -> str:

@@ -1,0 +1,166 @@
+"""The methods that nothing is proved for: RADP as the paper has it, AdLM and ILM, whose epsilons
+are claims; and plain training, which has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax.relevance import adlm, feature_budget, feature_shares, paper, record_noise, train
+from dpjax.relevance.inputs import FEATURES, LOSS, RELEVANCE, Inputs, Outcome, RecordNoise
+from dpjax.relevance.privacy import NOT_PRIVATE, Privacy
+
+
+def no_dp(job: Inputs) -> Outcome:
+  """Plain training."""
+  net, records = job.nets.second, (job.train.x, job.train.y)
+  loss = train.cross_entropy(net.apply)
+  return job.outcome(net, loss, lambda epoch: records, NOT_PRIVATE, len(job.train))
+
+
+# --- RADP as the paper has it
+
+
+def radp_paper(job: Inputs) -> Outcome:
+  """Algorithms 1 to 3. The result is claimed, never proved."""
+  share = _share(job, job.paper.rel_norm)
+  found = paper.features(
+    job.streams.key(RELEVANCE),
+    share,
+    job.paper,
+    epsilon=job.epsilon,
+    num_records=len(job.for_relevance()),
+    batch_size=job.training.batch_size,
+  )
+  net, told = job.nets.second, _paper_privacy(job, found)
+  records, corrupt = _paper_feed(job, found, job.paper)
+  loss, n = train.cross_entropy(net.apply), len(job.train)
+  outcome = job.outcome(net, loss, records, told, n, corrupt=corrupt)
+  made = RecordNoise(
+    job.shape, found.beta, found.scales, job.paper.mechanism, job.paper.shared_channels
+  )
+  maps = {"not_private_relevance": share, "beta": found.beta}
+  return outcome._replace(noise=made, maps=maps)
+
+
+def _share(job: Inputs, norm: str) -> np.ndarray:
+  """R [d] by model 1, trained on the raw records: NOT private. Computed once per memo."""
+
+  def make() -> np.ndarray:
+    theta = job.once(lambda: job.model_1(job.train), "model 1")
+    apply, source = job.nets.first.apply, job.for_relevance()
+    return feature_shares.mean_shares(apply, theta, source, job.lrp, norm=norm)
+
+  return job.once(make, "share", job.lrp, norm, job.relevance_records)
+
+
+def _paper_feed(job: Inputs, found: paper.Features, how: Any) -> tuple[Callable, Callable]:
+  """(records of an epoch, change of a batch) for each way to draw."""
+  key, draw = job.streams.key(FEATURES), how.reading.draw
+  options: dict[str, Any] = dict(
+    mechanism=how.mechanism, shared_channels=how.shared_channels
+  )
+  x, y = job.train.x, job.train.y
+  if draw in ("batch", "run"):
+    scales = jnp.asarray(record_noise.by_feature(found.scales, job.shape))
+    add = jax.jit(lambda key, x: record_noise.noisy_batch(key, x, scales, **options))
+    at = (lambda step: step) if draw == "batch" else (lambda step: 0)
+    return lambda epoch: (x, y), lambda x, step: add(jax.random.fold_in(key, at(step)), x)
+  ids = np.arange(len(y))
+  noisy = lambda key: record_noise.noisy_records(
+    key, ids, x, found.scales, grid=None, **options
+  )
+  if draw == "record_once":
+    once = noisy(key)
+    return lambda epoch: (once, y), lambda x, step: x
+  return lambda epoch: (noisy(jax.random.fold_in(key, epoch)), y), lambda x, step: x
+
+
+def _paper_privacy(job: Inputs, found: paper.Features) -> Privacy:
+  how = job.paper
+  failed = paper.failed_assumptions(
+    how,
+    num_features=job.num_features,
+    num_channels=job.channels,
+    num_records=len(job.train),
+  )
+  return Privacy(
+    kind="claimed",
+    epsilon=job.epsilon,
+    delta=0.0 if how.mechanism == "laplace" else how.delta,
+    neighboring_relation="add_or_remove_one",  # definition 1 of the paper
+    failed_assumptions=tuple(failed),
+    details={
+      "preset": how.preset,
+      "draw": how.reading.draw,
+      "features_alone_local_epsilon": paper.local_epsilon(found, how, job.channels),
+      "mean_noise_scale": float(np.mean(found.scales)),
+    },
+    claimed_epsilon=job.epsilon,
+    claimed_epsilon_thm7=paper.claims(found, job.epsilon)["claimed_epsilon_thm7"],
+  )
+
+
+# --- AdLM and ILM
+
+
+def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
+  """Relevance, one noise map per batch, a noisy polynomial loss. Claimed only."""
+  thirds = 3 if with_relevance else 2
+  share = job.epsilon / thirds
+  beta, maps = feature_budget.uniform(job.num_features), {}
+  if with_relevance:
+    beta, maps = _adlm_beta(job, share)
+  scales = adlm.input_scales(
+    beta, job.adlm, epsilon=share, batch_size=job.training.batch_size
+  )
+  found = Privacy(
+    kind="claimed",
+    epsilon=job.epsilon,
+    delta=0.0,
+    neighboring_relation="add_or_remove_one",
+    claimed_epsilon=job.epsilon,
+    failed_assumptions=adlm.FAILED,
+    details={"mean_noise_scale": float(np.mean(scales)), "draw": "batch"},
+  )
+  limit = job.adlm.input_clip
+  made = RecordNoise(job.shape, beta, scales, "laplace", True, clip_after=limit)
+  shaped = jnp.asarray(record_noise.by_feature(scales, job.shape))
+  key = job.streams.key(FEATURES)
+
+  @jax.jit
+  def corrupt(x, step):
+    mine = jax.random.fold_in(key, step)
+    return jnp.clip(
+      record_noise.noisy_batch(mine, x, shaped, shared_channels=True), -limit, limit
+    )
+
+  coefficients = adlm.loss_noise(
+    job.streams.key(LOSS),
+    job.adlm,
+    num_classes=job.train.num_classes,
+    epsilon=share,
+    batch_size=job.training.batch_size,
+  )
+  net = adlm.net(job.nets.body, job.train.num_classes)
+  loss, records = adlm.polynomial_loss(net, coefficients), (job.train.x, job.train.y)
+  more: dict[str, Any] = {"corrupt": corrupt, "refresh": net.refresh}
+  n = len(job.train)
+  outcome = job.outcome(net, loss, lambda epoch: records, found, n, **more)
+  return outcome._replace(noise=made, maps=maps)
+
+
+def _adlm_beta(job: Inputs, epsilon: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+  share = _share(job, "abs")
+  spread = share - share.min()
+  scaled = spread / max(spread.max(), 1e-30)  # to [0, 1] by the data's own range
+  d, n = len(share), len(job.for_relevance())
+  drawn = record_noise.sample(
+    job.streams.key(RELEVANCE), jnp.full(d, 2 * d / (n * epsilon), jnp.float32), (d,)
+  )
+  beta = feature_budget.floor_normalized(scaled + np.asarray(drawn, np.float64), 0.1)
+  return beta, {"not_private_relevance": share, "beta": beta}

@@ -1,0 +1,301 @@
+"""RADP with a proof: stages A, B, C, L and S of `rigorous`, and the training behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from dpjax import accounting
+from dpjax.relevance import (
+  feature_budget,
+  feature_shares,
+  gradient_methods,
+  labels,
+  privacy,
+  record_noise,
+  rigorous,
+  train,
+)
+from dpjax.relevance.inputs import FEATURES, LABELS, RELEVANCE, Inputs, Outcome, RecordNoise
+from dpjax.relevance.rigorous import StageCharge
+from dpjax.relevance.settings import Rigorous
+from dpjax.validate import UserError
+
+_PIXEL_VARIANCE = 0.1  # a public guess, to weigh signal against noise; any number is safe
+_FLOAT_NOTE = (
+  "Laplace and Gaussian samples are float32 with tails to 133 scales and 9.49 std, rounded "
+  "with the record to multiples of 1/64; the proof is for real-valued noise"
+)
+
+
+class _Prepared(NamedTuple):
+  """Records of D2 after stages A to L, and how test inputs are treated alike."""
+
+  records: Callable[[int], tuple[np.ndarray, np.ndarray]]  # of an epoch
+  class_priors: np.ndarray
+  test: Any
+  prepare: Callable[[np.ndarray], np.ndarray]
+  noise: RecordNoise
+  charges: list[StageCharge]
+  details: dict[str, Any]
+
+
+def radp_rigorous(job: Inputs) -> Outcome:
+  """Stages A, B, C, L and S of `rigorous`; then any training is post-processing.
+
+  The noise is bound to the settings and to the records: a second run with the same streams
+  and another epsilon, or other records, shares no noise with the first.
+  """
+  rigorous.check_domain(**{"train.x": job.train.x, "test.x": job.test.x})
+  told, job = job, job.bound(job.rigorous)
+  ids_1, ids_2 = _ids(job)
+  beta = feature_budget.uniform(feature_shares.num_features(_pooled_shape(job)))
+  charges: list[StageCharge] = []
+  if job.rigorous.model1 != "none":
+    beta, charges = _stages_a_b(_of_stages_a_b(told), ids_1)
+  spent = 0.0 if job.rigorous.split else math.fsum(charge.epsilon for charge in charges)
+  prepared = _stages_c_l_s(job, beta, ids_2, job.epsilon - spent)
+  charges = [*charges, *prepared.charges]
+  epsilon, delta = rigorous.total(charges)
+  public = job.rigorous.labels == "public"
+  found = privacy.proved(
+    epsilon,
+    delta,
+    rigorous.FEATURES_ONLY if public else rigorous.RELATION,
+    unit=rigorous.FEATURES_UNIT if public else "example",
+    ledger=charges,
+    notes=_notes(job),
+    **prepared.details,
+  )
+  epsilon_l, k = prepared.details["epsilon_labels"], job.train.num_classes
+  transitions = labels.transition(epsilon_l, k) if epsilon_l else np.eye(k)
+  net = job.nets.second
+  outcome = job.outcome(
+    net,
+    train.corrected(net.apply, transitions, prepared.class_priors),
+    prepared.records,
+    found,
+    len(ids_2),
+    prepared.test,
+    weight_decay=job.training.weight_decay,
+    anneal=True,  # the noise of the last steps would drown what little signal there is
+  )
+  return outcome._replace(
+    prepare=prepared.prepare, noise=prepared.noise, maps={"beta": beta}
+  )
+
+
+def _ids(job: Inputs) -> tuple[np.ndarray, np.ndarray]:
+  """The records of D1 and of D2: all of them twice, unless they are split."""
+  how, n = job.rigorous, len(job.train)
+  if how.model1 == "none" or not how.split:
+    parts = np.arange(n), np.arange(n)
+  else:
+    parts = rigorous.split_by_hash(n, how.split_share)
+  if not all(map(len, parts)):
+    raise UserError(
+      f"train: its {n} records leave {len(parts[0])} for the relevance and {len(parts[1])} "
+      "for the features; both must be >= 1"
+    )
+  return parts
+
+
+def _of_stages_a_b(job: Inputs) -> Inputs:
+  """The job whose noise is bound to what decides stages A and B alone: settings of the later
+  stages leave their release as it is."""
+  later = ("features", "clip", "labels", "label_share", "draw", "compose_fresh")
+  default = {name: getattr(Rigorous(), name) for name in (*later, "beta_power", "floor")}
+  return job.bound(dataclasses.replace(job.rigorous, **default))
+
+
+def _pool(job: Inputs) -> int:
+  return job.rigorous.pool if len(job.shape) == 3 else 1
+
+
+def _pooled_shape(job: Inputs) -> tuple[int, ...]:
+  return rigorous.pooled(job.train.x[:1], _pool(job)).shape[1:]
+
+
+def _stages_a_b(job: Inputs, ids: np.ndarray) -> tuple[np.ndarray, list[StageCharge]]:
+  """beta from the records of D1, and what that costs them."""
+  how = job.rigorous
+  where = "D1" if how.split else "all"
+  data = job.train.subset(ids)
+  shared = how.model1 == "dp_sgd" and not how.split
+  cap = job.epsilon * how.budget_share_1 if shared else job.epsilon
+  more = how.model1 == "dp_sgd" or not how.split  # is paid by the same records
+  if how.epsilon_b > cap or (how.epsilon_b >= cap and more):
+    raise UserError(
+      f"rigorous.epsilon_b={how.epsilon_b!r}: must leave room in the {cap:g} that model 1 "
+      "and the relevance may cost"
+    )
+  theta_1, charges = _model_1(job, data, cap - how.epsilon_b, where)
+  share = feature_shares.mean_shares(
+    job.nets.first.apply, theta_1, data, job.lrp, norm=how.rel_norm
+  )
+  delta_b = how.delta / 4 if how.rel_noise == "gaussian" else 0.0
+  noisy = rigorous.noisy_relevance(
+    job.streams.key(RELEVANCE),
+    rigorous.pooled_shares(share, job.shape, _pool(job)),
+    num_records=len(data),
+    epsilon=how.epsilon_b,
+    delta=delta_b,
+  )
+  floor = feature_budget.default_floor(len(noisy)) if how.floor is None else how.floor
+  what = f"mean relevance of {len(data)} records with {how.rel_noise} noise"
+  charges.append(StageCharge("B", where, how.epsilon_b, delta_b, what))
+  return feature_budget.floor_normalized(noisy, floor, how.beta_power), charges
+
+
+def _model_1(
+  job: Inputs, data: Any, epsilon: float, where: str
+) -> tuple[Any, list[StageCharge]]:
+  """Parameters of model 1: untrained, from public data, or by DP-SGD on D1."""
+  how, model = job.rigorous, job.nets.first
+  if how.model1 == "untrained":
+    what = "initial parameters: independent of the data"
+    return job.initial(model, data.x, 1), [StageCharge("A", where, 0.0, 0.0, what)]
+  if how.model1 == "public":
+    if job.public is None:
+      raise UserError("rigorous.model1='public': needs public data of the same shape")
+    _check_public(job)
+    what = f"trained on public data ({job.public.name})"
+    return job.model_1(job.public), [StageCharge("A", where, 0.0, 0.0, what)]
+  plan = gradient_methods.make_plan(
+    job, len(data), epsilon, delta=how.delta / 2, relation=rigorous.RELATION
+  )
+  theta = gradient_methods.train_model_1(job, model, data, plan)
+  spent = plan.epsilon()
+  return theta, [StageCharge("A", where, spent, plan.delta, "model 1 by DP-SGD")]
+
+
+def _check_public(job: Inputs) -> None:
+  """Raises where what is called public holds private records: that would go uncharged."""
+  private = {row.tobytes() for row in np.asarray(job.train.x)}
+  shared = sum(row.tobytes() in private for row in np.asarray(job.public.x))
+  if shared:
+    raise UserError(
+      f"public={job.public.name!r}: {shared} of its records are in the training data "
+      f"{job.train.name!r}, which are private; use other data, or rigorous.model1='dp_sgd'"
+    )
+
+
+def _delta_s(job: Inputs) -> float:
+  """Of the records' stages; unsplit, what stages A and B leave of delta."""
+  how = job.rigorous
+  return how.delta if how.split or how.model1 == "none" else how.delta / 4
+
+
+def _stages_c_l_s(
+  job: Inputs, beta: np.ndarray, ids: np.ndarray, epsilon: float
+) -> _Prepared:
+  how, local = job.rigorous, epsilon  # what a record may spend locally
+  if how.shuffle:
+    local = rigorous.local_epsilon_for(epsilon, len(ids), _delta_s(job))
+  epsilon_l = local * how.label_share if how.labels == "randomized_response" else 0.0
+  copies = job.training.num_epochs if how.draw == "record_fresh" else 1
+  drawn = rigorous.feature_noise(
+    beta,
+    dataclasses.replace(how, delta=_delta_s(job) / copies),
+    epsilon=(local - epsilon_l) / copies,
+    channels=job.channels,
+  )
+  reduce = lambda x: rigorous.clipped(rigorous.pooled(x, _pool(job)), beta, how)
+  key, x = job.streams.key(FEATURES), reduce(job.train.x[ids])
+  noisy = lambda copy: record_noise.noisy_records(
+    jax.random.fold_in(key, copy), ids, x, drawn.scales, mechanism=drawn.mechanism
+  )
+  scale = _scale(job, drawn, noisy(0))
+  responses, class_priors = _responses(job, ids, epsilon_l)
+  prepare = lambda x: scale(reduce(x))
+  clip = how.clip if how.features == "laplace_clipped" else None
+  made = RecordNoise(
+    _pooled_shape(job), beta, drawn.scales, drawn.mechanism,
+    grid=record_noise.GRID, l1_clip=clip,
+  )  # fmt: skip
+  return _Prepared(
+    _shuffled(job, lambda copy: scale(noisy(copy)), responses, copies),
+    class_priors,
+    dataclasses.replace(job.test, x=prepare(job.test.x)),
+    prepare,
+    made,
+    _record_charges(job, drawn, epsilon_l, copies, epsilon),
+    {
+      "epsilon_labels": epsilon_l,
+      "epsilon_local": local,
+      "labels_public": how.labels == "public",
+      "draw": how.draw,
+      "mean_noise_scale": float(np.mean(drawn.scales)),
+    },
+  )
+
+
+def _scale(
+  job: Inputs, drawn: Any, noisy: np.ndarray
+) -> Callable[[np.ndarray], np.ndarray]:
+  """Centres by the mean of the NOISY records (post-processing) and scales by the public
+  noise, so that every input of model 2 has about unit variance."""
+  per = math.sqrt(2) if drawn.mechanism == "laplace" else 1.0
+  std = np.sqrt(_PIXEL_VARIANCE + (per * drawn.scales) ** 2)
+  shaped = record_noise.by_feature(std, _pooled_shape(job))
+  mean = noisy.mean(axis=0)
+  return lambda x: np.asarray((x - mean[None]) / shaped[None], np.float32)
+
+
+def _responses(
+  job: Inputs, ids: np.ndarray, epsilon_l: float
+) -> tuple[np.ndarray, np.ndarray]:
+  """(labels after randomised response, class shares estimated from them alone)."""
+  y, k = job.train.y[ids], job.train.num_classes
+  if not epsilon_l:  # public labels
+    counts = np.bincount(y, minlength=k) + 1.0
+    return y, counts / counts.sum()
+  key = job.streams.key(LABELS)
+  y = labels.noisy_labels(key, ids, y, epsilon=epsilon_l, num_classes=k)
+  return y, labels.priors(y, epsilon_l, k)
+
+
+def _shuffled(
+  job: Inputs, features: Callable[[int], np.ndarray], y: np.ndarray, copies: int
+) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
+  """epoch -> (x, y) in a secret order, which drops the records' ids."""
+  order = np.arange(len(y))
+  if job.rigorous.shuffle:
+    order = np.random.default_rng([job.streams.secret, 1]).permutation(len(y))
+  if copies > 1:
+    return lambda epoch: (features(epoch)[order], y[order])
+  once = features(0)[order], y[order]
+  return lambda epoch: once
+
+
+def _record_charges(
+  job: Inputs, drawn: Any, epsilon_l: float, copies: int, epsilon: float
+) -> list[StageCharge]:
+  """`epsilon` is the central one, where there is a shuffler."""
+  how = job.rigorous
+  where = "D2" if how.split and how.model1 != "none" else "all"
+  spent, delta = drawn.epsilon * copies, drawn.delta * copies
+  fresh = f", {copies} fresh copies" if copies > 1 else ""
+  if how.shuffle:
+    what = f"shuffled reports of local epsilon {accounting.upper(spent + epsilon_l)}{fresh}"
+    return [StageCharge("C+L+S", where, epsilon, _delta_s(job), what)]
+  charges = [StageCharge("C", where, spent, delta, f"features, {how.features}{fresh}")]
+  if epsilon_l:
+    charges.append(StageCharge("L", where, epsilon_l, 0.0, "randomised response"))
+  return charges
+
+
+def _notes(job: Inputs) -> list[str]:
+  how, notes = job.rigorous, [_FLOAT_NOTE]
+  if how.labels == "public":
+    notes.append("adjacency WITHOUT labels: they count as public and are used raw")
+  if how.shuffle:
+    notes.append("needs a trusted shuffler: central model")
+  if how.seeded_noise:
+    notes.append("noise comes from the seed: reproducible, NOT fit for a release")
+  return notes

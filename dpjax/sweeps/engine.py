@@ -1,0 +1,217 @@
+"""The one grid engine: points from variants and axes, and their runs, one after another.
+
+It can be killed at any moment and started again: finished runs are kept, the interrupted one
+resumes, and what is drawn is drawn again after each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dpjax.accounting import by_name
+from dpjax.runs import bounds, checkpoint, fields, promise, provenance, report, writers
+from dpjax.runs import workdir as owner
+from dpjax.sweeps import cost
+from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  from _typeshed import DataclassInstance
+
+Row = dict[str, Any]
+LoadFn = Callable[[Any], Any]  # (config) -> what the runs on its data and model share
+Axes = Mapping[str, Sequence[Any]]  # dotted field -> its values
+FILE = "sweep.json"
+
+
+class Point(NamedTuple):
+  """One run of a grid."""
+
+  name: str  # folder name: readable, unique, the same in every process
+  config: Any
+  overrides: dict[str, Any]  # what tells it from the other runs, by name; in its row, too
+
+
+class Grid(NamedTuple):
+  """Runs of whichever kind, and what is told of them."""
+
+  config: Any  # a dataclass, of the whole: for sweep.json
+  points: list[Point]
+  # (point, its folder, what `load` gave) -> the content of result.json; resumes by itself
+  train: Callable[[Point, pathlib.Path, Any], Row]
+  load: LoadFn
+  kept: Callable[[Point, Row], Row]  # what of a result its row holds
+  draw: Callable[[pathlib.Path, list[Row]], None]  # files about the finished runs
+  y: str = "test_accuracy"  # key of a result, for the progress lines
+
+
+def expand(
+  base: DataclassInstance,
+  variants: Mapping[str, Mapping[str, Any]],
+  axes_of: Callable[[Any], Axes],
+  point: Callable[[str, Any, dict[str, Any]], Point],
+  *,
+  name: str,
+  where: str,
+) -> list[Point]:
+  """Each variant of a config at each combination of its axes; the last axis is innermost.
+
+  Args:
+    variants: name -> the fields that it sets together.
+    axes_of: (variant's config) -> its axes, whose values are written over its own.
+    point: (variant's name, config of the run, the axes' values) -> the run.
+    name, where: of the whole and of the variants, for errors.
+
+  Raises:
+    UserError: an unknown field, an ill-typed value, more than `bounds.MOST_RUNS` runs.
+  """
+  bases = {
+    variant: fields.replace_all(base, fixed, name=f"{where}[{variant!r}]")
+    for variant, fixed in variants.items()
+  }
+  axes = {variant: axes_of(config) for variant, config in bases.items()}
+  count = sum(math.prod(map(len, own.values())) for own in axes.values())
+  if count > bounds.MOST_RUNS:
+    raise UserError(f"{name}: has {count} runs; must be at most {bounds.MOST_RUNS}")
+  found = []
+  for variant, config in bases.items():
+    for values in itertools.product(*axes[variant].values()):
+      chosen = dict(zip(axes[variant], values))
+      run = fields.replace_all(config, chosen, name=name)
+      found.append(point(variant, run, chosen))
+  return found
+
+
+def folder(workdir: pathlib.Path, name: str) -> pathlib.Path:
+  """Of one run."""
+  return workdir / "points" / name
+
+
+def run(grid: Grid, workdir: pathlib.Path) -> list[Row]:
+  """Runs what is left of a grid; after each run writes sweep.json and what `grid.draw` does.
+
+  Returns:
+    One row per point, in the order of the points: name, status ("done" or "failed"), error,
+    population (whose data they are), what `grid.kept` keeps, and the point's overrides.
+
+  Raises:
+    UserError: another process is at work in the folder, or it is that of a single run. A
+      UserError of one run is recorded in its row, and the others go on.
+  """
+  if owner.remembered(workdir) is not None:
+    raise UserError(
+      f"workdir={workdir}: holds a single run; choose another directory, nothing was changed"
+    )
+  workdir.mkdir(parents=True, exist_ok=True)
+  with writers.alone_in(workdir):
+    load, rows, ordered = LastData(grid.load), {}, []
+    for count, point in enumerate(grouped(grid.points), start=1):
+      at = folder(workdir, point.name)
+      ran = not (at / writers.RESULT).exists()
+      rows[point.name] = _row(grid, point, at, load)
+      print(f"[{count}/{len(grid.points)}] {told(rows[point.name], grid.y)}", flush=True)
+      ordered = [rows[p.name] for p in grid.points if p.name in rows]
+      if ran or count == len(grid.points):
+        _save(grid, workdir, ordered)
+    print(writers.read_json(workdir / FILE)["statement"], flush=True)
+    return ordered
+
+
+def grouped(points: Iterable[Point]) -> list[Point]:
+  """The points, those that share data next to each other: data are prepared once."""
+  groups: dict[str, list[Point]] = {}
+  for point in points:
+    groups.setdefault(_data_key(point.config), []).append(point)
+  return [point for group in groups.values() for point in group]
+
+
+def _data_key(config: Any) -> str:
+  held = dataclasses.asdict(config)
+  rooms = [held[room] for room in ("data", "model", "partition") if room in held]
+  return json.dumps(writers.plain(rooms))
+
+
+class LastData:
+  """`load_fn` with a memory of one: the data of the last config asked for."""
+
+  def __init__(self, load_fn: LoadFn):
+    self._load_fn, self._key, self._data = load_fn, "", None
+
+  def __call__(self, config: Any) -> Any:
+    if self._key != _data_key(config):
+      self._key, self._data = "", None  # free the old data before the new come
+      self._data = self._load_fn(config)
+      self._key = _data_key(config)
+    return self._data
+
+
+def head(point: Point) -> Row:
+  """What begins the row of a finished run."""
+  population = cost.population(point.config)
+  return {"name": point.name, "status": "done", "error": None, "population": population}
+
+
+def _row(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
+  row = head(point)
+  try:
+    result = _finished(point, at)
+    # A run that remembers its data compares them itself, also when it has ended.
+    if result is None or (at / checkpoint.FOLDER).is_dir():
+      result = _train(grid, point, at, load)
+  except UserError as error:
+    line = " ".join(str(error).split())
+    return {**row, **point.overrides, "status": "failed", "error": line}
+  return {**row, **grid.kept(point, result), **point.overrides}
+
+
+def _finished(point: Point, at: pathlib.Path) -> Row | None:
+  """The result of a point that has run to its end with this very config."""
+  if not (at / writers.RESULT).exists() or not (at / owner.CONFIG).exists():
+    return None
+  if writers.read_json(at / owner.CONFIG) != _plain(point.config):
+    raise UserError(f"{at / owner.CONFIG}: holds another config; use a new workdir")
+  return writers.read_json(at / writers.RESULT)
+
+
+def _plain(config: Any) -> Any:
+  return writers.plain(dataclasses.asdict(config))
+
+
+def _train(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
+  result = grid.train(point, at, load(point.config))
+  if not (at / owner.CONFIG).exists():
+    writers.write_json(at / owner.CONFIG, _plain(point.config))
+  if not (at / writers.RESULT).exists():
+    writers.write_result(at, result)
+  return writers.read_json(at / writers.RESULT)  # as a later start will see it
+
+
+def _save(grid: Grid, workdir: pathlib.Path, rows: list[Row]) -> None:
+  names = {point.name for point in grid.points}
+  results = folder(workdir, "").glob(f"*/{writers.RESULT}")
+  others = sum(path.parent.name not in names for path in results)
+  data = {
+    "title": grid.config.title,
+    "config": dataclasses.asdict(grid.config),
+    "points": len(grid.points),
+    "statement": cost.statement(rows, others),
+    "all_runs_together": cost.charge(rows),
+    "versions": provenance.versions(),
+    "device": provenance.device(),
+    "rows": rows,
+  }
+  writers.write_json(workdir / FILE, data)
+  grid.draw(workdir, [row for row in rows if row["status"] == "done"])
+
+
+def told(row: Row, y: str) -> str:
+  """One line for people; a claim never comes without what fails."""
+  if row["status"] == "failed":
+    return f"{row['name']}: failed: {row['error']}"
+  value = by_name(y, report.numeric(row, y))
+  return f"{row['name']}: {y} = {value}, {promise.told(row)}{writers.took(row)}"

@@ -1,0 +1,61 @@
+"""What a user sees who stops a run outside of its trainings."""
+
+import json
+import signal
+
+import pytest
+
+from dpjax.relevance import feature_shares
+from dpjax.runs import loop, writers
+from dpjax.runs.central.config import DataConfig, ModelConfig
+from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.sweeps import experiment
+from launch import app
+from tests.runs.stops import sigterm
+
+_CONFIG = RelevanceConfig(
+  data=DataConfig(name="digits", limit=120),
+  model=ModelConfig(name="linear"), num_epochs=2, batch_size=40, epsilons=[4.0],
+)  # fmt: skip
+
+
+def _stopped(workdir, capsys):
+  with pytest.raises(SystemExit) as end, app.stoppable(str(workdir)):
+    experiment.run_all(_CONFIG, workdir)
+  lines = [line for line in capsys.readouterr().err.splitlines() if "stopped" in line]
+  return end.value.code, lines
+
+
+def test_between_two_trainings_sigterm_is_one_line_and_the_same_command_goes_on(
+  tmp_path, capsys, monkeypatch
+):
+  shares = feature_shares.mean_shares
+
+  def stopping(*args, **kwargs):
+    monkeypatch.setattr(feature_shares, "mean_shares", shares)
+    sigterm()
+    return shares(*args, **kwargs)
+
+  monkeypatch.setattr(feature_shares, "mean_shares", stopping)
+  before = signal.getsignal(signal.SIGTERM)
+  code, (line,) = _stopped(tmp_path / "run", capsys)
+  assert code == 128 + signal.SIGTERM and signal.getsignal(signal.SIGTERM) is before
+  assert "between" in line and "run the same command to go on" in line
+  assert str(tmp_path / "run") in line
+  assert not (tmp_path / "run" / writers.RESULT).exists()
+  trained, fit = [], loop.Running.charge
+  monkeypatch.setattr(
+    loop.Running, "charge", lambda r: trained.append(r.work.phase) or fit(r)
+  )
+  (row,) = experiment.run_all(_CONFIG, tmp_path / "run")
+  assert set(trained) == {"model_2"}  # model 1 was saved
+  (whole,) = experiment.run_all(_CONFIG, tmp_path / "whole")
+  assert row["params_sha256"] == whole["params_sha256"]
+  assert json.loads((tmp_path / "run" / writers.RESULT).read_text())["epsilon"] == 4.0
+
+
+def test_control_c_ends_with_its_own_code(tmp_path, capsys):
+  with pytest.raises(SystemExit) as end, app.stoppable(str(tmp_path)):
+    raise KeyboardInterrupt
+  assert end.value.code == 128 + signal.SIGINT
+  assert "go on" in capsys.readouterr().err
