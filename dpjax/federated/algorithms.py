@@ -37,7 +37,7 @@ from dpjax.federated import client as clients
 from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Local, Received, Weighting
-from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts
+from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts, padded
 from dpjax.federated.server_optimizers import fed_opt
 from dpjax.types import Array, LossFn, Params
 from dpjax.validate import UserError
@@ -144,12 +144,6 @@ def _remembered(memories: Any, ids: np.ndarray, parts: Any) -> Any:
   return memories
 
 
-def _padded(sent: Any, size: int) -> Any:
-  """Stacked messages with `size` rows: the shapes that a stacking aggregator compiles for."""
-  pad = lambda leaf: np.pad(leaf, [(0, size - leaf.shape[0])] + [(0, 0)] * (leaf.ndim - 1))
-  return jax.tree.map(pad, sent)
-
-
 def _combined(aggregator: Aggregator) -> Callable[..., Any]:
   """(mapped, aggregator state) -> (mean message, aggregator state)."""
   if aggregator.finish is not None:
@@ -160,7 +154,7 @@ def _combined(aggregator: Aggregator) -> Callable[..., Any]:
   def stacked(mapped: Any, state: Any) -> Any:
     count = mapped.sent.weight.shape[0]
     size = max(1, bucket(count))
-    sent, mask = _padded(mapped.sent, size), np.arange(size) < count
+    sent, mask = padded(mapped.sent, size), np.arange(size) < count
     if aggregator.check is not None:
       aggregator.check(sent.message, mask, sent.weight)
     return update(sent.message, mask, state, sent.weight)
@@ -268,7 +262,8 @@ def federated(
     _check(cohort, state.memories)
     check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
     context = execution.Context(
-      received=Received(state.params, server.extra(state.server), cohort.data),
+      received=Received(state.params, server.extra(state.server)),
+      data=cohort.data,
       memories=_gathered(state.memories, cohort.ids),
       key=key_of_round(state),
       state=state.aggregator,

@@ -34,13 +34,10 @@ OPTIMIZER_KEY, EXAMPLE_KEY, NOISE_KEY, ROUNDING_KEY, PERSONAL_KEY = range(5)
 
 
 class Received(NamedTuple):
-  """What every client of a round gets."""
+  """What every client of a round gets, beside examples of its own and nobody else's."""
 
   params: Params  # the server's
   extra: Any = None  # of the algorithm, such as SCAFFOLD's control variate
-  data: Any = (
-    None  # arrays [n, ...] that batches of rows refer to; None: batches hold examples
-  )
 
 
 class Local(NamedTuple):
@@ -109,13 +106,6 @@ def capped(cap: int) -> Weighting:
 
 def _weight(weighting: Weighting, num_examples: Array) -> Array:
   return jnp.where(num_examples > 0, weighting(jnp.maximum(num_examples, 1)), 0.0)
-
-
-def take(received: Received, examples: ArrayTree) -> Any:
-  """The examples themselves, where a batch holds rows of `received.data`."""
-  if received.data is None:
-    return examples
-  return jax.tree.map(lambda leaf: jnp.take(leaf, examples, axis=0), received.data)
 
 
 def batch_loss(loss_fn: LossFn, params: Params, examples: ArrayTree, mask: Array) -> Any:
@@ -238,7 +228,6 @@ def local_training(
     return Local(params, opt_state, memory, zero, zero, jnp.int32(0), num_examples, key)
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
-    examples = take(received, examples)
     if example_keys:
       keys = jax.random.fold_in(jax.random.fold_in(local.key, EXAMPLE_KEY), local.num_steps)
       examples = examples._replace(key=jax.random.split(keys, mask.shape[0]))
@@ -291,7 +280,7 @@ def full_gradient(
     return Local(zeros, None, memory, zero, zero, jnp.int32(0), num_examples, key)
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
-    found, mean = grad_fn(received.params, take(received, examples), mask)
+    found, mean = grad_fn(received.params, examples, mask)
     count = jnp.sum(mask)
     return local._replace(
       params=trees.add(local.params, found),

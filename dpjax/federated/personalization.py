@@ -53,8 +53,8 @@ def fine_tune(
   run = map_clients(client, None)
 
   def tune(params: Params, cohort: Cohort) -> Params:
-    received = Received(jax.tree.map(jnp.asarray, params), None, cohort.data)
-    mapped = run(execution.Context(received, None, key, None), cohort)
+    received = Received(jax.tree.map(jnp.asarray, params))
+    mapped = run(execution.Context(received, cohort.data, None, key, None), cohort)
     return jax.tree.map(
       lambda delta, p: p[None] + delta, mapped.sent.message["delta"], received.params
     )
@@ -120,7 +120,7 @@ def apfl_client(
 
   def step(received: Received, own: Personal, examples: Any, mask: Array) -> Personal:
     mixture = mixed(own.params, own.local.params, own.alpha)
-    gradient, _ = grad_fn(mixture, clients.take(received, examples), mask)
+    gradient, _ = grad_fn(mixture, examples, mask)
     updates, opt_state = own_tx(own.key).update(
       trees.scale(gradient, own.alpha), own.opt_state, own.params, mask=mask
     )
@@ -187,7 +187,6 @@ def _scores(loss_fn: LossFn) -> ClientAlgorithm:
     )
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
-    examples = clients.take(received, examples)
     total = lambda params: clients.batch_loss(loss_fn, params, examples, mask)[1]
     return local._replace(
       params=local.params + jax.vmap(total)(received.params),
@@ -307,8 +306,7 @@ def hyp_cluster(
   def one_round(state: FederatedState, cohort: Cohort) -> Any:
     if not cohort.size:
       return training.round(state, cohort)
-    received = Received(state.params, None, cohort.data)
-    context = execution.Context(received, None, state.key, None)
+    context = execution.Context(Received(state.params), cohort.data, None, state.key, None)
     losses = score(context, cohort).sent.message["losses"]  # [C, K]
     losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)  # a broken model wins nobody
     choice = jnp.argmin(losses, axis=1).astype(jnp.int32)

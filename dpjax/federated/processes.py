@@ -24,9 +24,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dpjax.federated.client import ClientAlgorithm
-from dpjax.federated.cohort import Cohort, bucket
-from dpjax.federated.execution import Context, MapClients, Mapped, Remembered, Run
+from dpjax.federated.cohort import Cohort, bucket, padded
+from dpjax.federated.execution import (
+  Context,
+  MapClients,
+  Mapped,
+  Remembered,
+  Run,
+  all_remembered,
+)
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
@@ -189,16 +195,6 @@ def _share(cohort: Cohort, places: np.ndarray) -> Cohort:
   )
 
 
-def _rows(tree: Any, places: np.ndarray, size: int) -> Any:
-  """Rows at `places` and padding: leaves [size, ...]; None stays None."""
-
-  def take(leaf: Any) -> np.ndarray:
-    rows = np.asarray(leaf)[places]
-    return np.pad(rows, [(0, size - len(rows))] + [(0, 0)] * (rows.ndim - 1))
-
-  return jax.tree.map(take, tree)
-
-
 def _in_one(parts: tuple[Remembered, ...], like: Any, size: int) -> Any:
   """What a share keeps, by place, leaves [size, ...]; `like`: leaves [any, ...]."""
   whole = jax.tree.map(
@@ -215,47 +211,26 @@ def _in_one(parts: tuple[Remembered, ...], like: Any, size: int) -> Any:
   return whole
 
 
-class _Processes:
-  """The programs of `process_clients` for one client algorithm and one aggregator."""
+def _run_share(run: Run, context: Context, cohort: Cohort) -> Mapped:
+  """`run` on this process's share of the cohort, and what all of them found."""
+  if jax.process_count() == 1:
+    return run(context, cohort)
+  shares = deal(cohort.num_examples, jax.process_count())
+  mine = shares[jax.process_index()]
+  size = max(1, bucket(len(shares[0])))  # the first is the longest
+  held = padded(jax.tree.map(lambda leaf: np.asarray(leaf)[mine], context.memories), size)
+  mapped = run(context._replace(memories=held), _share(cohort, mine))
+  sent, info = padded((mapped.sent, mapped.info), size)
+  kept = _in_one(mapped.memories, held, size)
+  sums, gathered = exchange(mapped.sums, (sent, kept, info))
+  back = np.argsort(np.concatenate(shares))
 
-  def __init__(self, run: Run):
-    self._run = run
+  def in_order(leaf: np.ndarray) -> np.ndarray:  # [P, size, ...] -> [C, ...]
+    rows = [leaf[i, : len(places)] for i, places in enumerate(shares)]
+    return np.concatenate(rows)[back]
 
-  def __call__(self, context: Context, cohort: Cohort) -> Mapped:
-    count, index = jax.process_count(), jax.process_index()
-    if count == 1:
-      return self._run(context, cohort)
-    shares = deal(cohort.num_examples, count)
-    mine, size = shares[index], max(1, bucket(len(shares[0])))  # the first is the longest
-    held = _rows(context.memories, mine, size)
-    mapped = self._run(context._replace(memories=held), _share(cohort, mine))
-    everyone = np.arange(len(mine))
-    local = (
-      _rows(mapped.sent, everyone, size),
-      _in_one(mapped.memories, held, size),
-      _rows(mapped.info, everyone, size),
-    )
-    sums, gathered = exchange(mapped.sums, local)
-    sent, memories, info = self._in_order(gathered, shares)
-    return Mapped(sums, sent, self._remembered(memories, cohort.size), info)
-
-  def _in_order(self, gathered: Any, shares: list[np.ndarray]) -> Any:
-    """Leaves [P, size, ...] -> [C, ...], in the order of the cohort."""
-    back = np.argsort(np.concatenate(shares))
-
-    def flat(leaf: np.ndarray) -> np.ndarray:
-      rows = [leaf[i, : len(places)] for i, places in enumerate(shares)]
-      return np.concatenate(rows)[back]
-
-    return jax.tree.map(flat, gathered)
-
-  def _remembered(self, memories: Any, count: int) -> tuple[Remembered, ...]:
-    if memories is None or not count:
-      return ()
-    size = bucket(count)
-    places = np.minimum(np.arange(size), count - 1)
-    mask = np.arange(size) < count
-    return (Remembered(places, mask, _rows(memories, np.arange(count), size)),)
+  sent, memories, info = jax.tree.map(in_order, gathered)
+  return Mapped(sums, sent, all_remembered(memories, cohort.size), info)
 
 
 def process_clients(inner: MapClients) -> MapClients:
@@ -274,8 +249,4 @@ def process_clients(inner: MapClients) -> MapClients:
   Raises:
     PeerLost: by `round`, where another process is gone.
   """
-
-  def bind(client: ClientAlgorithm, partial: Any) -> Run:
-    return _Processes(inner(client, partial))
-
-  return bind
+  return lambda client, partial: functools.partial(_run_share, inner(client, partial))

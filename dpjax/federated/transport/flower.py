@@ -68,7 +68,7 @@ from dpjax.accounting import Ledger
 from dpjax.federated import algorithms, execution
 from dpjax.federated.aggregation import Aggregator, central, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
-from dpjax.federated.cohort import Cohort, LocalBatches, bucket
+from dpjax.federated.cohort import Cohort, LocalBatches, bucket, padded
 from dpjax.federated.transport import remote
 from dpjax.plan import Plan
 from dpjax.types import Params
@@ -200,10 +200,7 @@ class _Answers:
     if self._partial is None:
       return execution.Mapped(None, sent, (), info)
     size = bucket(cohort.size)
-    pad = lambda leaf: np.pad(
-      leaf, [(0, size - len(leaf))] + [(0, 0)] * (np.ndim(leaf) - 1)
-    )
-    message, weight = jax.tree.map(pad, tuple(sent))
+    message, weight = padded(tuple(sent), size)
     sums = self._partial(context.state, message, weight, np.arange(size) < cohort.size)
     return execution.Mapped(sums, None, (), info)
 
@@ -256,7 +253,7 @@ class _Server:
         "not run over Flower"
       )
     self._like = self._answers.like(
-      execution.Context(Received(self.state.params), None, self.state.key, None)
+      execution.Context(Received(self.state.params), None, None, self.state.key, None)
     )
     self.ledger = Ledger()
     self.infos: list[algorithms.RoundInfo] = []
