@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Required, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ from dpjax.federated.aggregation import Aggregator, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Local, Received, Weighting
 from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts, padded
 from dpjax.federated.server_optimizers import fed_opt
-from dpjax.types import Array, LossFn, Params
+from dpjax.types import Array, ArrayTree, ClientTx, LossFn, Params
 from dpjax.validate import UserError
 
 _CLIENTS = (
@@ -87,6 +87,14 @@ class Server(NamedTuple):
   # (params, server state, mean, count) -> (params, state): of the clients whose work the
   # mean is of; None with a private aggregator: how many took part is a secret
   apply: Callable[..., Any]
+
+
+class Common(TypedDict, total=False):
+  """What every algorithm takes by name beside its own; see `federated`."""
+
+  key: Required[Array]
+  aggregator: Aggregator | None
+  map_clients: execution.MapClients | None
 
 
 def _info(info: ClientInfo) -> RoundInfo:
@@ -285,26 +293,31 @@ def federated(
   return FederatedAlgorithm(init, one_round, functools.partial(cohorts, aggregator.plan))
 
 
-def cast_like(updates: Any, params: Params) -> Any:
+def cast_like(updates: ArrayTree, params: Params) -> Any:
   """The updates in the dtypes of the parameters."""
   return jax.tree.map(lambda u, p: jnp.asarray(u, jnp.asarray(p).dtype), updates, params)
 
 
-def optimizing_server(server_tx: optax.GradientTransformation) -> Server:
-  """The server's optimizer sees -mean difference as its gradient (Reddi et al. 2021)."""
+def optimizing_server(server_tx: optax.GradientTransformation | None = None) -> Server:
+  """The server's optimizer sees -mean difference as its gradient (Reddi et al. 2021).
+
+  Args:
+    server_tx: None for `optax.sgd(1.0)`, plain averaging.
+  """
+  tx = optax.sgd(1.0) if server_tx is None else server_tx
 
   def apply(params: Params, opt_state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
     del size
     gradient = cast_like(trees.scale(mean["delta"], -1.0), params)
-    updates, opt_state = server_tx.update(gradient, opt_state, params)
+    updates, opt_state = tx.update(gradient, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
-  return Server(server_tx.init, lambda opt_state: None, apply)
+  return Server(tx.init, lambda opt_state: None, apply)
 
 
 def fed_avg(
   loss_fn: LossFn,
-  client_tx: Any,
+  client_tx: ClientTx,
   server_tx: optax.GradientTransformation | None = None,
   aggregator: Aggregator | None = None,
   map_clients: execution.MapClients | None = None,
@@ -321,7 +334,7 @@ def fed_avg(
     loss_fn: `(params, example) -> scalar`, for ONE example.
     client_tx: Optax optimizer of a client, fresh in every round, or a function of the
       client's key that returns one.
-    server_tx: Optax optimizer of the server; None for `optax.sgd(1.0)`, plain averaging.
+    server_tx: Optax optimizer of the server; None for plain averaging.
     aggregator: None for the weighted mean; `central(plan, noise_key)` for user-level privacy.
     map_clients: how clients are run; None chooses by platform.
     key: typed key of the clients' randomness, not of the server's noise.
@@ -343,7 +356,6 @@ def fed_avg(
   (Array([3.], dtype=float32), 2)
   """
   client = clients.local_training(loss_fn, client_tx, weighting=weighting, **local)
-  server_tx = optax.sgd(1.0) if server_tx is None else server_tx
   return federated(
     client if wrap is None else wrap(client),
     optimizing_server(server_tx),
@@ -354,85 +366,71 @@ def fed_avg(
   )
 
 
-def _fed_opt(name: str, loss_fn: LossFn, client_tx: Any, given: dict) -> FederatedAlgorithm:
-  of_server = ("beta_1", "beta_2", "tau")
-  numbers = {key: given.pop(key) for key in of_server if key in given}
-  server_tx = fed_opt(name, given.pop("server_learning_rate"), **numbers)
+def _fed_opt(
+  name: str, loss_fn: LossFn, client_tx: ClientTx, rate: float, given: dict[str, Any]
+) -> FederatedAlgorithm:
+  of_server = {"beta_1", "beta_2", "tau"} & set(given)
+  server_tx = fed_opt(name, rate, **{number: given.pop(number) for number in of_server})
   return fed_avg(loss_fn, client_tx, server_tx, **given)
 
 
 def fed_adam(
-  loss_fn: LossFn, client_tx: Any, *, server_learning_rate: float, **options: Any
+  loss_fn: LossFn, client_tx: ClientTx, *, server_learning_rate: float, **options: Any
 ) -> FederatedAlgorithm:
   """`fed_avg` with the server's FedAdam (Reddi et al. 2021, algorithm 2; see `fed_opt`).
 
   Args:
     options: `beta_1` (0.9), `beta_2` (0.99), `tau` (1e-3), and those of `fed_avg`.
   """
-  options["server_learning_rate"] = server_learning_rate
-  return _fed_opt("adam", loss_fn, client_tx, options)
+  return _fed_opt("adam", loss_fn, client_tx, server_learning_rate, options)
 
 
 def fed_yogi(
-  loss_fn: LossFn, client_tx: Any, *, server_learning_rate: float, **options: Any
+  loss_fn: LossFn, client_tx: ClientTx, *, server_learning_rate: float, **options: Any
 ) -> FederatedAlgorithm:
   """`fed_avg` with the server's FedYogi; see `fed_adam`."""
-  options["server_learning_rate"] = server_learning_rate
-  return _fed_opt("yogi", loss_fn, client_tx, options)
+  return _fed_opt("yogi", loss_fn, client_tx, server_learning_rate, options)
 
 
 def fed_adagrad(
-  loss_fn: LossFn, client_tx: Any, *, server_learning_rate: float, **options: Any
+  loss_fn: LossFn, client_tx: ClientTx, *, server_learning_rate: float, **options: Any
 ) -> FederatedAlgorithm:
   """`fed_avg` with the server's FedAdagrad; see `fed_adam`. `beta_1` is 0 unless given."""
-  options["server_learning_rate"] = server_learning_rate
-  return _fed_opt("adagrad", loss_fn, client_tx, options)
+  return _fed_opt("adagrad", loss_fn, client_tx, server_learning_rate, options)
 
 
 def fed_sgd(
   loss_fn: LossFn,
   server_tx: optax.GradientTransformation,
-  aggregator: Aggregator | None = None,
-  map_clients: execution.MapClients | None = None,
   *,
-  key: Array,
   weighting: Weighting = clients.by_examples,
+  **common: Unpack[Common],
 ) -> FederatedAlgorithm:
   """One gradient of each client's whole data per round (McMahan et al. 2017).
 
   With `by_examples` and all clients it is full-batch gradient descent on the pooled data.
   Local batches only bound memory: give `LocalWork(epochs=1)`.
   """
-  return federated(
-    clients.full_gradient(loss_fn, weighting=weighting),
-    optimizing_server(server_tx),
-    key=key,
-    aggregator=aggregator,
-    map_clients=map_clients,
-  )
+  client = clients.full_gradient(loss_fn, weighting=weighting)
+  return federated(client, optimizing_server(server_tx), **common)
 
 
 def fed_prox(
-  loss_fn: LossFn, client_tx: Any, *args: Any, mu: float, **options: Any
+  loss_fn: LossFn, client_tx: ClientTx, *args: Any, mu: float, **options: Any
 ) -> FederatedAlgorithm:
   """`fed_avg` whose local loss has mu / 2 ||w - w_server||^2 added (Li et al. 2020).
 
   mu = 0 is `fed_avg`, operation by operation.
   """
   validate.non_negative(mu=mu)
-  return fed_avg(loss_fn, client_tx, *args, adjust=proximal(mu) if mu else None, **options)
-
-
-def proximal(mu: float) -> Callable[..., Any]:
-  """The `adjust` hook that adds mu (w - w_server)."""
 
   def adjust(gradient: Any, received: Received, local: Local) -> Any:
     pull = lambda g, new, old: g + mu * (new - old)
     return jax.tree.map(pull, gradient, local.params, received.params)
 
-  return adjust
+  return fed_avg(loss_fn, client_tx, *args, adjust=adjust if mu else None, **options)
 
 
-def params_of(state: Any) -> Params:
+def params_of(state: FederatedState) -> Params:
   """The server's parameters in the state of any algorithm here."""
   return state.params

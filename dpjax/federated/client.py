@@ -27,7 +27,7 @@ import optax
 from dpjax import trees, validate
 from dpjax.gradients import loss_checks
 from dpjax.plan import Plan
-from dpjax.types import Array, ArrayTree, ClientTx, LossFn, Params
+from dpjax.types import Array, ArrayLike, ArrayTree, ClientTx, LossFn, Params
 
 # What a client's key is folded with before it is used: no two uses share a stream.
 OPTIMIZER_KEY, EXAMPLE_KEY, NOISE_KEY, ROUNDING_KEY, PERSONAL_KEY = range(5)
@@ -51,6 +51,14 @@ class Local(NamedTuple):
   num_steps: Array  # [] int32, steps that had an example
   num_examples: Array  # [] of the client
   key: Array  # of this client in this round; fold it before use
+
+
+def begun(
+  params: Params, opt_state: Any, memory: Any, num_examples: ArrayLike, key: Array
+) -> Local:
+  """A client before its first step."""
+  zero, steps = jnp.zeros((), jnp.float32), jnp.int32(0)
+  return Local(params, opt_state, memory, zero, zero, steps, jnp.asarray(num_examples), key)
 
 
 class ClientInfo(NamedTuple):
@@ -217,15 +225,12 @@ def local_training(
   grad_fn = mean_grad(loss_fn) if grad is None else grad
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
-    opt_state = make_tx(client_tx, jax.random.fold_in(key, OPTIMIZER_KEY)).init(
-      received.params
-    )
+    tx = make_tx(client_tx, jax.random.fold_in(key, OPTIMIZER_KEY))
+    opt_state = tx.init(received.params)
     if start is not None:
       opt_state = start(opt_state, received)
     params = jax.tree.map(jnp.asarray, received.params)
-    zero = jnp.zeros((), jnp.float32)
-    num_examples = jnp.asarray(num_examples)
-    return Local(params, opt_state, memory, zero, zero, jnp.int32(0), num_examples, key)
+    return begun(params, opt_state, memory, num_examples, key)
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
     if example_keys:
@@ -272,12 +277,7 @@ def full_gradient(
   )
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
-    zeros = jax.tree.map(
-      lambda leaf: jnp.zeros_like(trees.at_least_float32(jnp.asarray(leaf))),
-      received.params,
-    )
-    zero, num_examples = jnp.zeros((), jnp.float32), jnp.asarray(num_examples)
-    return Local(zeros, None, memory, zero, zero, jnp.int32(0), num_examples, key)
+    return begun(trees.zeros(received.params), None, memory, num_examples, key)
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
     found, mean = grad_fn(received.params, examples, mask)

@@ -264,5 +264,4 @@ def compressed(
 
 def error_memory(own: ArrayTree, message: ArrayTree) -> Any:
   """The first memory of a client under `compressed(..., error_feedback=True)`."""
-  zeros = jax.tree.map(lambda leaf: jnp.zeros_like(trees.at_least_float32(leaf)), message)
-  return {"own": own, "left_out": zeros}
+  return {"own": own, "left_out": trees.zeros(message)}

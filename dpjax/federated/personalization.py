@@ -7,7 +7,7 @@ promised for what the server sees and for its parameters.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from dpjax.federated import client as clients
 from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator
 from dpjax.federated.algorithms import (
+  Common,
   FederatedAlgorithm,
   FederatedState,
   Server,
@@ -142,12 +143,10 @@ def apfl(
   loss_fn: LossFn,
   client_tx: ClientTx,
   server_tx: optax.GradientTransformation | None = None,
-  aggregator: Aggregator | None = None,
-  map_clients: execution.MapClients | None = None,
   *,
-  key: Array,
   alpha: float = 0.5,
   alpha_learning_rate: float = 0.0,
+  **common: Unpack[Common],
 ) -> FederatedAlgorithm:
   """Adaptive personalized federated learning (Deng et al. 2020, arXiv:2003.13461, alg. 1).
 
@@ -163,16 +162,9 @@ def apfl(
   validate.non_negative(alpha=alpha, alpha_learning_rate=alpha_learning_rate)
   if alpha > 1:
     raise UserError(f"alpha={alpha!r}: must be in [0, 1]")
-  return federated(
-    apfl_client(loss_fn, client_tx, alpha_learning_rate=alpha_learning_rate),
-    optimizing_server(optax.sgd(1.0) if server_tx is None else server_tx),
-    key=key,
-    aggregator=aggregator,
-    map_clients=map_clients,
-    memory=lambda params: PersonalMemory(
-      jax.tree.map(jnp.array, params), jnp.float32(alpha)
-    ),
-  )
+  begin = lambda params: PersonalMemory(jax.tree.map(jnp.array, params), jnp.float32(alpha))
+  client = apfl_client(loss_fn, client_tx, alpha_learning_rate=alpha_learning_rate)
+  return federated(client, optimizing_server(server_tx), memory=begin, **common)
 
 
 def _scores(loss_fn: LossFn) -> ClientAlgorithm:
@@ -180,11 +172,8 @@ def _scores(loss_fn: LossFn) -> ClientAlgorithm:
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
     count = jax.tree.leaves(received.params)[0].shape[0]
-    zero = jnp.zeros((), jnp.float32)
     sums = jnp.zeros(count, jnp.float32)
-    return Local(
-      sums, None, memory, zero, zero, jnp.int32(0), jnp.asarray(num_examples), key
-    )
+    return clients.begun(sums, None, memory, num_examples, key)
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
     total = lambda params: clients.batch_loss(loss_fn, params, examples, mask)[1]
@@ -250,12 +239,10 @@ def _check_clusters(aggregator: Aggregator | None, cluster_share: float | None) 
 def hyp_cluster(
   loss_fn: LossFn,
   client_tx: ClientTx,
-  map_clients: execution.MapClients | None = None,
   *,
-  key: Array,
   num_clients: int,
-  aggregator: Aggregator | None = None,
   cluster_share: float | None = None,
+  **common: Unpack[Common],
 ) -> FederatedAlgorithm:
   """K models; each client trains the one that fits its data best (HypCluster, Mansour et al.
   2020; IFCA, Ghosh et al. 2020).
@@ -275,8 +262,8 @@ def hyp_cluster(
       is no mean: a median of messages in different places is not a model's.
   """
   validate.integer_at_least(1, num_clients=num_clients)
-  _check_clusters(aggregator, cluster_share)
-  map_clients = execution.auto_clients() if map_clients is None else map_clients
+  _check_clusters(common.get("aggregator"), cluster_share)
+  map_clients = common.get("map_clients") or execution.auto_clients()
   score = map_clients(_scores(loss_fn), None)
 
   def apply(params: Params, state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
@@ -294,10 +281,8 @@ def hyp_cluster(
   training = federated(
     _in_cluster(clients.local_training(loss_fn, client_tx), cluster_share is None),
     Server(lambda params: (), lambda state: None, apply),
-    key=key,
-    aggregator=aggregator,
-    map_clients=map_clients,
     memory=lambda params: jnp.int32(0),
+    **common,
   )
 
   def init(params: Params, num_clients: int = num_clients) -> FederatedState:

@@ -166,9 +166,9 @@ for name in ("loop", "eight"):
 for count in (0, 1, 7, 8, 9, 11):  # fewer, as many and more clients than devices; nobody
   own = from_batches(clients[:count], batch_size=2)
   for name in ("loop", "eight"):
-    algorithm = scaffold(problems.network, optax.sgd(0.1), None, central(plan, noise_key),
-                         ways[name], key=key, client_learning_rate=0.1, num_clients=11,
-                         expected_cohort=4)
+    algorithm = scaffold(problems.network, optax.sgd(0.1), key=key, map_clients=ways[name],
+                         aggregator=central(plan, noise_key), client_learning_rate=0.1,
+                         num_clients=11, expected_cohort=4)
     state, info = algorithm.round(algorithm.init(params, num_clients=11), own)
     out[f"of {count} {name}"] = [np.asarray(leaf).ravel().tolist() for leaf in
                                  jax.tree.leaves((state.params, state.memories, info))]

@@ -92,7 +92,6 @@ def all_remembered(memories: ArrayTree, count: int) -> tuple[Remembered, ...]:
 def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Mapped]:
   """What comes back from no clients: sums that are zero, everything else of length 0."""
 
-  @jax.jit  # traced once for each shape: nothing here depends on the cohort
   def one(context: Context, memory: Any) -> Any:
     sent, _, info = client.finish(context.received, begin(client, context, memory, 0, 0))
     return collected(partial, context.state, stacked([sent]), jnp.ones(1, bool)), info
@@ -100,7 +99,8 @@ def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Map
   def empty(context: Context) -> Mapped:
     shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
     memory = jax.tree.map(shape, context.memories)
-    found, info = one.eval_shape(context._replace(data=None, memories=None), memory)
+    bare = context._replace(data=None, memories=None)
+    found, info = jax.eval_shape(one, bare, memory)  # traced once for each shape
     infos = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), info)
     if partial is None:
       sent = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), found)
