@@ -75,9 +75,9 @@ def insert_canaries(
   *,
   num_canaries: int,
   seed: int,
+  keep_labels: bool = False,
   kind: str = "mislabelled",
   neighboring_relation: str = "add_or_remove_one",
-  keep_labels: bool = False,
 ) -> tuple[Dataset, Canaries]:
   """Training data in which `num_canaries` rows are canaries, each in by a fair coin.
 
@@ -85,9 +85,9 @@ def insert_canaries(
     train: not changed.
     num_canaries: m <= len(train) rows that become canaries.
     seed: of the choice of rows, of their change, and of the coins.
+    keep_labels: a canary has the label of its row, for promises that do not cover labels.
     kind: "mislabelled" (a wrong label) or "random" (noise with a random label).
     neighboring_relation: what a canary that is out leaves; see the table above.
-    keep_labels: a canary has the label of its row, for promises that do not cover labels.
 
   Returns:
     (data to train on, with len <= len(train); the canaries). Train with a plan made for

@@ -54,7 +54,11 @@ class Local(NamedTuple):
 
 
 def begun(
-  params: Params, opt_state: Any, memory: Any, num_examples: ArrayLike, key: Array
+  params: Params,
+  opt_state: ArrayTree,
+  memory: ArrayTree,
+  num_examples: ArrayLike,
+  key: Array,
 ) -> Local:
   """A client before its first step."""
   zero, steps = jnp.zeros((), jnp.float32), jnp.int32(0)

@@ -65,9 +65,9 @@ def local_epsilon(noise_multiplier: float, delta: float, num_messages: int = 1) 
 
 def compare_placements(
   *,
+  num_clients: int,
   epsilon: float,
   delta: float,
-  num_clients: int,
   l2_clip_norm: float = 1.0,
   dimension: int = 1,
   min_survivors: int | None = None,

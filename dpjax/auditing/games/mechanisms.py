@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from dpjax.auditing.games.game import (
   linear,
   two_sided,
 )
+from dpjax.types import ArrayTree
 
 ROOM = "mechanisms"
 NOISES = ("laplace", "gumbel", "exponential")
@@ -37,13 +38,19 @@ _ADD, _REPLACE = "add_or_remove_one", "replace_one"
 _NAN, _HUGE = math.nan, 1e30
 
 
-def claims_of(mechanism: Any, relation: str) -> tuple[Claim, ...]:
+class Mechanism(Protocol):
+  """What every query mechanism has; one with a pure budget also has `epsilon`."""
+
+  def __call__(self, key: jax.Array, data: ArrayTree, /) -> Any: ...
+  def event(self, neighboring_relation: str) -> accounting.DpEvent: ...
+
+
+def claims_of(mechanism: Mechanism, relation: str) -> tuple[Claim, ...]:
   """The price that the mechanism's event has: at delta 0 where it is pure."""
   delta = getattr(mechanism, "delta", None)
-  pure = hasattr(mechanism, "epsilon") and not (isinstance(delta, float) and delta)
-  if pure:
-    extra = getattr(mechanism, "epsilon_values", 0.0)
-    return (Claim(mechanism.epsilon + extra, 0.0),)
+  budget = getattr(mechanism, "epsilon", None)
+  if budget is not None and not (isinstance(delta, float) and delta):
+    return (Claim(budget + getattr(mechanism, "epsilon_values", 0.0), 0.0),)
   event = mechanism.event(relation)
   return tuple(
     Claim(accounting.epsilon(event, delta=d, neighboring_relation=relation), d)
@@ -52,7 +59,7 @@ def claims_of(mechanism: Any, relation: str) -> tuple[Claim, ...]:
 
 
 def game(
-  mechanism: Any,
+  mechanism: Mechanism,
   case: str,
   data: Sequence[Any],
   adversary: Adversary,

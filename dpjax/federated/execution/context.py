@@ -59,13 +59,15 @@ def stacked(rows: Sequence[ArrayTree]) -> Any:
 
 
 def begin(
-  client: ClientAlgorithm, context: Context, memory: Any, who: ArrayLike, n: ArrayLike
+  client: ClientAlgorithm, context: Context, memory: ArrayTree, who: ArrayLike, n: ArrayLike
 ) -> Any:
   """Client number `who`, with n examples, before its first step."""
   return client.init(context.received, memory, n, jax.random.fold_in(context.key, who))
 
 
-def step(client: ClientAlgorithm, context: Context, local: Any, batch: LocalBatches) -> Any:
+def step(
+  client: ClientAlgorithm, context: Context, local: ArrayTree, batch: LocalBatches
+) -> Any:
   """One local step on leaves [B, ...], or on rows [B] of the data: the client is handed
   these rows, and cannot reach any other."""
   rows = batch.examples
@@ -75,7 +77,7 @@ def step(client: ClientAlgorithm, context: Context, local: Any, batch: LocalBatc
   return client.step(context.received, local, examples, batch.mask)
 
 
-def collected(partial: Partial, state: Any, sent: Sent, mask: ArrayLike) -> Any:
+def collected(partial: Partial, state: ArrayTree, sent: Sent, mask: ArrayLike) -> Any:
   """Sums of the messages, or, where there is no `partial`, the messages themselves."""
   return sent if partial is None else partial(state, sent.message, sent.weight, mask)
 

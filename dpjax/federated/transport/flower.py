@@ -297,6 +297,7 @@ class _Strategy:
   """The methods of `rounds`; flwr's base class is added where flwr is known to be there."""
 
   timeout = 3600.0  # seconds for the answers of a round
+  start: Callable[..., Any]  # of flwr's
 
   def __init__(self, server: _Server):
     self.server = server
@@ -392,7 +393,7 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
 
 
 def server_app(
-  strategy: Any,
+  strategy: _Strategy,
   *,
   num_rounds: int,
   min_clients: int | None = None,

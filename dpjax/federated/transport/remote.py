@@ -87,7 +87,7 @@ class Client:
     self._local_data, self.like = local_data, like
     self._run = execution.loop_clients()(client, None)
 
-  def answer(self, who: int, round: Any, params: Params) -> Any:
+  def answer(self, who: int, round: object, params: Params) -> Any:
     """What client `who` sends in this round: a `Sent`, and nothing else.
 
     Raises:
