@@ -154,8 +154,14 @@ def dp_mean(
   Array([0.5 , 0.25], dtype=float32)
   """
   transform = optax.with_extra_args_support(tx)
+
+  def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
+    mask, weights = _checked(messages, mask, weights)
+    weighted, mask = at_least_one((_weighted(messages, weights), mask))
+    return transform.update(weighted, state, None, mask=mask)
+
   if l2_clip_norm is None:
-    return _stacked_dp_mean(transform)
+    return Aggregator(transform.init, update, private=True)
   clip = gradients.Clip.of(l2_clip_norm)
   bound = clip.l2_bound
 
@@ -171,15 +177,6 @@ def dp_mean(
     return transform.update(summed, state, None, mask=jnp.zeros(0, bool))
 
   return summed(transform.init, partial, finish, private=True)
-
-
-def _stacked_dp_mean(transform: optax.GradientTransformationExtraArgs) -> Aggregator:
-  def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
-    mask, weights = _checked(messages, mask, weights)
-    weighted, mask = at_least_one((_weighted(messages, weights), mask))
-    return transform.update(weighted, state, None, mask=mask)
-
-  return Aggregator(transform.init, update, private=True)
 
 
 def _weighted(messages: Any, weights: Array) -> Any:

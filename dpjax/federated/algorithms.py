@@ -42,9 +42,7 @@ from dpjax.federated.server_optimizers import fed_opt
 from dpjax.types import Array, ArrayTree, ClientTx, LossFn, Params
 from dpjax.validate import UserError
 
-_CLIENTS = (
-  0xC11E  # keeps clients' streams apart, even if the server's noise has the same key
-)
+_CLIENTS = 0xC11E  # keeps clients' streams apart from the server's noise of the same key
 
 
 class FederatedAlgorithm(NamedTuple):
@@ -115,25 +113,14 @@ def _rows(memories: Any, places: Array) -> Any:
   return jax.tree.map(lambda leaf: jnp.take(leaf, places, axis=0), memories)
 
 
-def _gathered(memories: Any, ids: np.ndarray) -> Any:
-  """The memories of a cohort, in a shape of which there are few."""
-  if memories is None:
-    return None
-  return _rows(memories, sampling.pad(np.asarray(ids), max(1, bucket(len(ids))))[0])
-
-
-def _finite_rows(tree: Any) -> Array:
-  """[K] whether a row of leaves [K, ...] holds neither NaN nor infinity."""
-  leaves = [
-    leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)
-  ]
-  finite = [jnp.all(jnp.isfinite(leaf.reshape(leaf.shape[0], -1)), 1) for leaf in leaves]
-  return jnp.all(jnp.stack(finite), 0) if finite else jnp.bool_(True)
-
-
 @jax.jit
 def _scattered(memories: Any, places: Array, new: Any) -> Any:
-  places = jnp.where(_finite_rows(new), places, np.iinfo(np.int32).max)
+  """Rows [K] of leaves replaced at `places`, where a new one is finite in all leaves."""
+  sound = jnp.ones(places.shape, bool)
+  for leaf in jax.tree.leaves(new):
+    if jnp.issubdtype(leaf.dtype, jnp.inexact):
+      sound &= jnp.all(jnp.isfinite(leaf.reshape(leaf.shape[0], -1)), axis=1)
+  places = jnp.where(sound, places, np.iinfo(np.int32).max)
   return jax.tree.map(
     lambda leaf, rows: leaf.at[places].set(rows, mode="drop"), memories, new
   )
@@ -170,6 +157,18 @@ def _combined(aggregator: Aggregator) -> Callable[..., Any]:
   return stacked
 
 
+def check_public(
+  common: Common, why: str, *, check: Callable[..., None], **named: float | None
+) -> None:
+  """Raises unless `check` passes a number, or it is None and no private aggregator needs it."""
+  ((name, value),) = named.items()
+  aggregator = common.get("aggregator")
+  if value is not None:
+    check(**named)
+  elif aggregator is not None and aggregator.private:
+    raise UserError(f"{name}=None: must be a public number with a private aggregator{why}")
+
+
 def _check(cohort: Cohort, memories: Any) -> None:
   """A client's number makes its key and finds its memory: one client, one number."""
   ids = np.asarray(cohort.ids)
@@ -188,12 +187,6 @@ def _check(cohort: Cohort, memories: Any) -> None:
       f"client={int(np.max(cohort.ids))}: must be below num_clients={held} of init(params, "
       "num_clients=)"
     )
-
-
-def _num_counted(info: ClientInfo) -> int:
-  """The clients that worked and sent finite numbers: those whose memories moved."""
-  worked = np.asarray(info.num_steps) > 0
-  return int(np.sum(worked & np.isfinite(np.asarray(info.update_norm))))
 
 
 def key_of_round(state: FederatedState) -> Array:
@@ -240,22 +233,18 @@ def federated(
   run, combine = map_clients(client, aggregator.partial), _combined(aggregator)
   apply = jax.jit(server.apply)
 
-  def message_shapes(params: Params, own: Any) -> Any:
-    def message(params: Params) -> Any:
-      received = Received(params, server.extra(server.init(params)))
-      local = client.init(received, own, jnp.int32(0), key)
-      return client.finish(received, local)[0].message
-
-    return jax.eval_shape(message, params)
+  def message(params: Params, own: Any) -> Any:
+    received = Received(params, server.extra(server.init(params)))
+    local = client.init(received, own, jnp.int32(0), key)
+    return client.finish(received, local)[0].message
 
   def init(params: Params, num_clients: int = 0) -> FederatedState:
     params = jax.tree.map(jnp.array, params)
     own = None if memory is None else memory(params)
     if own is not None:
       validate.integer_at_least(1, num_clients=num_clients)
-    like = jax.tree.map(
-      lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), message_shapes(params, own)
-    )
+    zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)
+    like = jax.tree.map(zeros, jax.eval_shape(message, params, own))
     many = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], num_clients, axis=0), own)
     return FederatedState(
       params=params,
@@ -269,16 +258,20 @@ def federated(
   def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:
     _check(cohort, state.memories)
     check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
+    # as many rows of memories as one of few shapes has
+    places, _ = sampling.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))
     context = execution.Context(
       received=Received(state.params, server.extra(state.server)),
       data=cohort.data,
-      memories=_gathered(state.memories, cohort.ids),
+      memories=None if state.memories is None else _rows(state.memories, places),
       key=key_of_round(state),
       state=state.aggregator,
     )
     mapped = run(context, cohort)
     mean, aggregated = combine(mapped, state.aggregator)
-    size = None if aggregator.private else jnp.float32(_num_counted(mapped.info))
+    # those that worked and sent finite numbers: whose memories moved
+    counted = (mapped.info.num_steps > 0) & np.isfinite(mapped.info.update_norm)
+    size = None if aggregator.private else jnp.float32(np.sum(counted))
     params, moved = apply(state.params, state.server, mean, size)
     after = FederatedState(
       params=params,

@@ -241,9 +241,11 @@ def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) ->
   if plan is None:
     return
   if drawn.plan != plan:
+    names = [field.name for field in dataclasses.fields(plan)]
+    name = next(n for n in names if getattr(drawn.plan, n) != getattr(plan, n))
     raise UserError(
       "cohort: was drawn by another plan than the aggregator's, "
-      f"{_difference(drawn.plan, plan)}"
+      f"{name}={getattr(drawn.plan, name)!r}: must be {getattr(plan, name)!r}"
     )
   if drawn.round != round:
     raise UserError(
@@ -251,29 +253,20 @@ def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) ->
     )
 
 
-def _difference(plan: Plan, other: Plan) -> str:
-  """The first number in which two plans differ."""
-  names = [field.name for field in dataclasses.fields(plan)]
-  name = next(n for n in names if getattr(plan, n) != getattr(other, n))
-  return f"{name}={getattr(plan, name)!r}: must be {getattr(other, name)!r}"
-
-
-def from_batches(examples: Sequence[Any], *, batch_size: int | None = None) -> Cohort:
+def from_batches(examples: Sequence[ArrayTree], *, batch_size: int | None = None) -> Cohort:
   """A cohort of clients given by their own arrays, one pass in the order given.
 
   >>> c = from_batches([np.array([[1.0], [2.0], [3.0]]), np.zeros((0, 1))], batch_size=2)
   >>> [len(b.mask) for b in c.batches], c.num_examples.tolist()
   ([2, 0], [3, 0])
   """
-  batches = [_in_order(own, batch_size) for own in examples]
-  sizes = [int(own.mask.sum()) for own in batches]
-  return Cohort(np.arange(len(sizes)), np.array(sizes, np.int64), tuple(batches))
+  sizes = [len(jax.tree.leaves(own)[0]) for own in examples]
 
+  def in_order(own: ArrayTree, n: int) -> LocalBatches:
+    shape = (-1, batch_size or bucket(max(n, 1)))
+    places, mask = sampling.pad(np.arange(n), -(-n // shape[1]) * shape[1])
+    places, mask = places.reshape(shape), mask.reshape(shape)
+    return LocalBatches(jax.tree.map(lambda leaf: np.asarray(leaf)[places], own), mask)
 
-def _in_order(own: Any, batch_size: int | None) -> LocalBatches:
-  n = len(jax.tree.leaves(own)[0])
-  size = batch_size or bucket(max(n, 1))
-  steps = -(-n // size)
-  places, mask = sampling.pad(np.arange(n), steps * size)
-  places, mask = places.reshape(steps, size), mask.reshape(steps, size)
-  return LocalBatches(jax.tree.map(lambda leaf: np.asarray(leaf)[places], own), mask)
+  batches = tuple(in_order(own, n) for own, n in zip(examples, sizes))
+  return Cohort(np.arange(len(sizes)), np.array(sizes, np.int64), batches)

@@ -20,6 +20,7 @@ from dpjax.federated.algorithms import (
   FederatedAlgorithm,
   Server,
   cast_like,
+  check_public,
   federated,
   optimizing_server,
 )
@@ -47,11 +48,6 @@ def momentum_steps(momentum: float) -> Callable[[Array], Array]:
   return norm
 
 
-def _is_private(common: Common) -> bool:
-  aggregator = common.get("aggregator")
-  return aggregator is not None and aggregator.private
-
-
 def fed_nova(
   loss_fn: LossFn,
   client_tx: ClientTx,
@@ -76,13 +72,8 @@ def fed_nova(
     UserError: a private aggregator without `tau_eff`: the step counts would use up most of
       the clip norm, and the product of two noisy means would be what the model learns.
   """
-  if tau_eff is not None:
-    validate.positive(tau_eff=tau_eff)
-  elif _is_private(common):
-    raise UserError(
-      "tau_eff=None: must be a public number with a private aggregator, such as the "
-      "expected number of local steps"
-    )
+  why = ", such as the expected number of local steps"
+  check_public(common, why, check=validate.positive, tau_eff=tau_eff)
   steps = momentum_steps(0.0) if steps is None else steps
   server = optimizing_server(server_tx)
 
@@ -134,13 +125,8 @@ def scaffold(
   Raises:
     UserError: a private aggregator without `expected_cohort`.
   """
-  if expected_cohort is not None:
-    validate.positive(expected_cohort=expected_cohort)
-  elif _is_private(common):
-    raise UserError(
-      "expected_cohort=None: must be a public number with a private aggregator; how many "
-      "clients took part is a secret"
-    )
+  why = "; how many clients took part is a secret"
+  check_public(common, why, check=validate.positive, expected_cohort=expected_cohort)
   validate.positive(client_learning_rate=client_learning_rate)
   validate.integer_at_least(1, num_clients=num_clients)
   inner = optimizing_server(server_tx)

@@ -16,13 +16,13 @@ import optax
 from dpjax import trees, validate
 from dpjax.federated import client as clients
 from dpjax.federated import execution
-from dpjax.federated.aggregation import Aggregator
 from dpjax.federated.algorithms import (
   Common,
   FederatedAlgorithm,
   FederatedState,
   Server,
   cast_like,
+  check_public,
   federated,
   optimizing_server,
 )
@@ -82,25 +82,10 @@ class Personal(NamedTuple):
   def key(self) -> Array:
     return self.local.key
 
-  @property
-  def num_steps(self) -> Array:
-    return self.local.num_steps
-
 
 def mixed(own: Params, shared: Params, alpha: ArrayLike) -> Params:
   """alpha * own + (1 - alpha) * shared: the model that a client of APFL uses."""
   return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, own, shared)
-
-
-def _moved_alpha(
-  own: Personal, gradient: Any, learning_rate: float, num_steps: Array
-) -> Array:
-  """One projected gradient step on alpha, at the first local step of a round."""
-  slope = jax.tree.map(
-    lambda v, w, g: jnp.sum((v - w) * g), own.params, own.local.params, gradient
-  )
-  step = jnp.where(num_steps == 0, learning_rate * sum(jax.tree.leaves(slope)), 0.0)
-  return jnp.clip(own.alpha - step, 0.0, 1.0)
 
 
 def apfl_client(
@@ -125,11 +110,17 @@ def apfl_client(
     updates, opt_state = own_tx(own.key).update(
       trees.scale(gradient, own.alpha), own.opt_state, own.params, mask=mask
     )
+    # alpha moves at the first local step of a round, within [0, 1]
+    slopes = jax.tree.map(
+      lambda v, w, g: jnp.sum((v - w) * g), own.params, own.local.params, gradient
+    )
+    along = alpha_learning_rate * sum(jax.tree.leaves(slopes))
+    moved = own.alpha - jnp.where(own.local.num_steps == 0, along, 0.0)
     return Personal(
       local=shared.step(received, own.local, examples, mask),
       params=optax.apply_updates(own.params, updates),
       opt_state=opt_state,
-      alpha=_moved_alpha(own, gradient, alpha_learning_rate, own.num_steps),
+      alpha=jnp.clip(moved, 0.0, 1.0),
     )
 
   def finish(received: Received, own: Personal) -> Any:
@@ -222,20 +213,6 @@ def _in_cluster(client: ClientAlgorithm, counted: bool) -> ClientAlgorithm:
   return ClientAlgorithm(init, step, finish)
 
 
-def _check_clusters(aggregator: Aggregator | None, cluster_share: float | None) -> None:
-  if cluster_share is not None:
-    validate.probability(cluster_share=cluster_share)
-  if aggregator is None:
-    return
-  if aggregator.private and cluster_share is None:
-    raise UserError(
-      "cluster_share=None: must be a public number with a private aggregator, such as 1 / "
-      "the number of models"
-    )
-  if not aggregator.private and aggregator.finish is None:
-    raise UserError("aggregator: must be a mean; clients send models in different places")
-
-
 def hyp_cluster(
   loss_fn: LossFn,
   client_tx: ClientTx,
@@ -262,7 +239,10 @@ def hyp_cluster(
       is no mean: a median of messages in different places is not a model's.
   """
   validate.integer_at_least(1, num_clients=num_clients)
-  _check_clusters(common.get("aggregator"), cluster_share)
+  why, aggregator = ", such as 1 / the number of models", common.get("aggregator")
+  check_public(common, why, check=validate.probability, cluster_share=cluster_share)
+  if aggregator is not None and not aggregator.private and aggregator.finish is None:
+    raise UserError("aggregator: must be a mean; clients send models in different places")
   map_clients = common.get("map_clients") or execution.auto_clients()
   score = map_clients(_scores(loss_fn), None)
 

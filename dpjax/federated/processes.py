@@ -59,13 +59,11 @@ def _sharding(spread: bool) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec(_AXIS) if spread else PartitionSpec())
 
 
-def _combine(added: Any, gathered: Any) -> Any:
-  return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), added), gathered
-
-
 @functools.cache
 def _program() -> Any:
-  return jax.jit(_combine, out_shardings=_sharding(False))
+  add = lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype)
+  combine = lambda added, gathered: (jax.tree.map(add, added), gathered)
+  return jax.jit(combine, out_shardings=_sharding(False))
 
 
 def _spread(leaf: Any) -> jax.Array:
@@ -138,7 +136,10 @@ def on_first(call: Callable[[], Any]) -> Any:
   if jax.process_count() == 1:
     return call()
   if not is_first():
-    return _unpacked(_from_first(b""))
+    answer = json.loads(_from_first(b""))
+    if "error" in answer:
+      raise UserError(answer["error"])
+    return answer["result"]
   try:
     result = call()
   except (UserError, OSError) as error:
@@ -146,13 +147,6 @@ def on_first(call: Callable[[], Any]) -> Any:
     raise
   _from_first(json.dumps({"result": result}, default=lambda x: x.item()).encode())
   return result
-
-
-def _unpacked(data: bytes) -> Any:
-  answer = json.loads(data)
-  if "error" in answer:
-    raise UserError(answer["error"])
-  return answer["result"]
 
 
 def arrays_from_first(tree: ArrayTree) -> Any:
@@ -187,14 +181,6 @@ def deal(num_examples: np.ndarray, num_processes: int) -> list[np.ndarray]:
   return [np.sort(order[i::num_processes]) for i in range(num_processes)]
 
 
-def _share(cohort: Cohort, places: np.ndarray) -> Cohort:
-  return cohort._replace(
-    ids=np.asarray(cohort.ids)[places],
-    num_examples=np.asarray(cohort.num_examples)[places],
-    batches=[cohort.batches[place] for place in places],
-  )
-
-
 def _in_one(parts: tuple[Remembered, ...], like: Any, size: int) -> Any:
   """What a share keeps, by place, leaves [size, ...]; `like`: leaves [any, ...]."""
   whole = jax.tree.map(
@@ -219,7 +205,12 @@ def _run_share(run: Run, context: Context, cohort: Cohort) -> Mapped:
   mine = shares[jax.process_index()]
   size = max(1, bucket(len(shares[0])))  # the first is the longest
   held = padded(jax.tree.map(lambda leaf: np.asarray(leaf)[mine], context.memories), size)
-  mapped = run(context._replace(memories=held), _share(cohort, mine))
+  share = cohort._replace(
+    ids=np.asarray(cohort.ids)[mine],
+    num_examples=np.asarray(cohort.num_examples)[mine],
+    batches=[cohort.batches[place] for place in mine],
+  )
+  mapped = run(context._replace(memories=held), share)
   sent, info = padded((mapped.sent, mapped.info), size)
   kept = _in_one(mapped.memories, held, size)
   sums, gathered = exchange(mapped.sums, (sent, kept, info))

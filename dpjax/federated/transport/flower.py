@@ -178,13 +178,14 @@ class _Answers:
     self._partial = None if partial is None else jax.jit(partial)
     return self._run
 
-  def like(self, context: execution.Context) -> Any:
+  def like(self, received: Received, key: jax.Array) -> Any:
     """Shapes of what one client sends."""
-    return jax.eval_shape(self._one, context)[0]
 
-  def _one(self, context: execution.Context) -> Any:
-    local = self._client.init(context.received, None, jnp.int32(0), context.key)
-    return self._client.finish(context.received, local)
+    def one(received: Received, key: jax.Array) -> Any:
+      local = self._client.init(received, None, jnp.int32(0), key)
+      return self._client.finish(received, local)[0]
+
+    return jax.eval_shape(one, received, key)
 
   def _run(self, context: execution.Context, cohort: Cohort) -> execution.Mapped:
     if context.received.extra is not None:
@@ -207,17 +208,11 @@ class _Answers:
 
 def _told(messages: Any) -> ClientInfo:
   """What the server can say of clients by their messages alone; they tell nothing else."""
-  norms = np.asarray(trees.per_example_norms(jax.tree.map(jnp.asarray, messages)))
-  unknown = np.zeros(len(norms), np.int32)
+  norms: Any = np.asarray(trees.per_example_norms(jax.tree.map(jnp.asarray, messages)))
+  unknown: Any = np.zeros(len(norms), np.int32)
   bits = 32.0 * sum(leaf[0].size for leaf in jax.tree.leaves(messages))
-  facts: dict[str, Any] = dict(
-    train_loss=np.full(len(norms), np.nan, np.float32),
-    num_examples=unknown,
-    num_steps=unknown,
-    update_norm=norms,
-    upload_bits=np.full(len(norms), bits, np.float32),
-  )
-  return ClientInfo(**facts)
+  each: Any = lambda number: np.full(len(norms), number, np.float32)
+  return ClientInfo(each(np.nan), unknown, unknown, norms, each(bits))
 
 
 class _Server:
@@ -252,9 +247,7 @@ class _Server:
         "make: clients that keep something between rounds, or that work twice in one, are "
         "not run over Flower"
       )
-    self._like = self._answers.like(
-      execution.Context(Received(self.state.params), None, None, self.state.key, None)
-    )
+    self._like = self._answers.like(Received(self.state.params), self.state.key)
     self.ledger = Ledger()
     self.infos: list[algorithms.RoundInfo] = []
 
@@ -425,20 +418,16 @@ def server_app(
   @app.main()
   def main(grid: Any, context: Any) -> None:
     del context
-    _wait(grid, wanted, timeout)
+    deadline = time.monotonic() + timeout
+    while (there := len(list(grid.get_node_ids()))) < wanted:
+      if time.monotonic() > deadline:
+        raise UserError(
+          f"min_clients={wanted}: {there} are connected after timeout={timeout:g} seconds"
+        )
+      time.sleep(0.2)
     initial = _arrays(server.state.params)
     strategy.start(
       grid=grid, initial_arrays=initial, num_rounds=num_rounds, timeout=timeout
     )
 
   return app
-
-
-def _wait(grid: Any, wanted: int, timeout: float) -> None:
-  deadline = time.monotonic() + timeout
-  while (there := len(list(grid.get_node_ids()))) < wanted:
-    if time.monotonic() > deadline:
-      raise UserError(
-        f"min_clients={wanted}: {there} are connected after timeout={timeout:g} seconds"
-      )
-    time.sleep(0.2)
