@@ -52,6 +52,14 @@ class Local(NamedTuple):
   num_examples: Array  # [] of the client
   key: Array  # of this client in this round; fold it before use
 
+  def counted(self, mask: Array, loss: ArrayLike = 0.0) -> Local:
+    """One more step, on the examples [B] of `mask` with this sum of losses."""
+    return self._replace(
+      loss_sum=self.loss_sum + loss,
+      num_seen=self.num_seen + jnp.sum(mask),
+      num_steps=self.num_steps + 1,
+    )
+
 
 def begun(
   params: Params,
@@ -244,13 +252,8 @@ def local_training(
     found = found if adjust is None else adjust(found, received, local)
     tx = make_tx(client_tx, jax.random.fold_in(local.key, OPTIMIZER_KEY))
     updates, opt_state = tx.update(found, local.opt_state, local.params, mask=mask)
-    return local._replace(
-      params=optax.apply_updates(local.params, updates),
-      opt_state=opt_state,
-      loss_sum=local.loss_sum + loss,
-      num_seen=local.num_seen + jnp.sum(mask),
-      num_steps=local.num_steps + 1,
-    )
+    params = optax.apply_updates(local.params, updates)
+    return local._replace(params=params, opt_state=opt_state).counted(mask, loss)
 
   def finish(received: Received, local: Local) -> tuple[Sent, Any, ClientInfo]:
     sent, memory = message(received, local)
@@ -285,13 +288,8 @@ def full_gradient(
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
     found, mean = grad_fn(received.params, examples, mask)
-    count = jnp.sum(mask)
-    return local._replace(
-      params=trees.add(local.params, found),
-      loss_sum=local.loss_sum + mean * count,
-      num_seen=local.num_seen + count,
-      num_steps=local.num_steps + 1,
-    )
+    summed = local._replace(params=trees.add(local.params, found))
+    return summed.counted(mask, mean * jnp.sum(mask))
 
   def finish(received: Received, local: Local) -> tuple[Sent, Any, ClientInfo]:
     del received

@@ -168,11 +168,8 @@ def _scores(loss_fn: LossFn) -> ClientAlgorithm:
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
     total = lambda params: clients.batch_loss(loss_fn, params, examples, mask)[1]
-    return local._replace(
-      params=local.params + jax.vmap(total)(received.params),
-      num_seen=local.num_seen + jnp.sum(mask),
-      num_steps=local.num_steps + 1,
-    )
+    sums = local.params + jax.vmap(total)(received.params)
+    return local._replace(params=sums).counted(mask)
 
   def finish(received: Received, local: Local) -> Any:
     del received

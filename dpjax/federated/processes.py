@@ -187,13 +187,8 @@ def _in_one(parts: tuple[Remembered, ...], like: Any, size: int) -> Any:
     lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), jax.device_get(like)
   )
   for part in parts:
-    mask = np.asarray(part.mask)
-    places = np.asarray(part.places)[mask]
-
-    def put(into: np.ndarray, rows: Any) -> None:
-      into[places] = np.asarray(rows)[mask]  # noqa: B023
-
-    jax.tree.map(put, whole, part.memories)
+    for into, rows in zip(jax.tree.leaves(whole), jax.tree.leaves(part.memories)):
+      into[part.places[part.mask]] = np.asarray(rows)[part.mask]
   return whole
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 from dpjax import federated, sampling
-from dpjax.auditing.games.game import Claim, Game, linear
+from dpjax.auditing.games.game import Game, claims, linear
 from dpjax.federated.algorithms import optimizing_server
 from dpjax.federated.client import Received
 from dpjax.noise.gaussian import NoiseState
@@ -27,7 +27,6 @@ from dpjax.plan import Plan
 from dpjax.types import Params
 
 ROOM = "federated"
-DELTAS = (1e-5, 0.01, 0.1)
 ROUNDS = 2
 _ADD, _REPLACE = "add_or_remove_one", "replace_one"
 _Z, _CLIP, _SIZE = 1.5, 0.5, 2.0
@@ -66,10 +65,6 @@ _WORLDS: dict[str, tuple[list[float], list[float]]] = {
   "NaN joins": ([-_FAR], [-_FAR, math.nan]),
 }
 _ALONE = {"nobody, one client": ([], [_FAR])}
-
-
-def _claims() -> tuple[Claim, ...]:
-  return tuple(Claim(the_plan().epsilon(delta), delta) for delta in DELTAS)
 
 
 def _with_keys(state: federated.FederatedState, draw: int) -> federated.FederatedState:
@@ -118,7 +113,7 @@ def _game(
     return np.array(seen, np.float64)
 
   share = _SHARE if case == _JOINS else _FEW
-  return Game(ROOM, subject, case, _ADD, _claims(), outputs, linear, share)
+  return Game(ROOM, subject, case, _ADD, claims(the_plan().epsilon), outputs, linear, share)
 
 
 def _algorithm(
@@ -177,7 +172,7 @@ def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> lis
       mask = jnp.array([True, bool(world)])
       return np.asarray(run(keys, messages, mask, jnp.array([1.0, weight])))
 
-    return Game(ROOM, subject, case, _ADD, _claims(), outputs, linear)
+    return Game(ROOM, subject, case, _ADD, claims(the_plan().epsilon), outputs, linear)
 
   return [
     one(_JOINS, far, 1.0),
@@ -208,8 +203,8 @@ def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
       keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
       return np.asarray(run(keys, _client(values[world], 2), jnp.int32(sizes[world])))
 
-    claims = tuple(Claim(federated.local_epsilon(2 * _Z, d), d) for d in DELTAS)
-    return Game(ROOM, "client_noise", case, _REPLACE, claims, outputs, linear)
+    price = claims(functools.partial(federated.local_epsilon, 2 * _Z))
+    return Game(ROOM, "client_noise", case, _REPLACE, price, outputs, linear)
 
   return [
     one("its data turn round", (-_FAR, _FAR)),

@@ -63,7 +63,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import noise, trees, validate
+from dpjax import noise, sampling, trees, validate
 from dpjax.accounting import Ledger
 from dpjax.federated import algorithms, execution
 from dpjax.federated.aggregation import Aggregator, central, weighted_mean
@@ -258,7 +258,7 @@ class _Server:
       raise UserError(
         f"num_rounds={step + 1}: must be <= {self.plan.num_steps}, what the plan charges for"
       )
-    drawn = self.plan.sampler.draw(self.num_clients, seed=self._rng, step=step)
+    drawn = sampling.taken(self.plan.sampler, self.num_clients, seed=self._rng, step=step)
     return [int(client) for client in drawn]
 
   def settings(self) -> dict[str, Any]:
@@ -315,8 +315,9 @@ class _Strategy:
     present = set(grid.get_node_ids())
     asked = [_message("query", node, {}) for node in present - self._known]
     for reply in grid.send_and_receive(asked, timeout=self.timeout) if asked else ():
-      node, client = reply.metadata.src_node_id, _claimed(reply)
-      if client is None:
+      try:
+        node, client = reply.metadata.src_node_id, int(reply.content["config"]["client"])
+      except Exception:  # it says nothing of use: as in `aggregate_train`
         continue
       self._known.add(node)
       if self._nodes.get(client) not in present:  # who was first keeps its place
@@ -346,14 +347,6 @@ class _Strategy:
 
   def summary(self) -> None:
     """Nothing: Flower's log is not for results."""
-
-
-def _claimed(reply: Any) -> int | None:
-  """Which client a program says that it is; None where it says nothing of use."""
-  try:
-    return int(reply.content["config"]["client"])
-  except Exception:  # as in `aggregate_train`
-    return None
 
 
 def _message(kind: str, node: int, content: dict[str, Any]) -> Any:
