@@ -144,6 +144,13 @@ def add(a: ArrayTree, b: ArrayTree) -> Any:
   return jax.tree.map(jnp.add, a, b)
 
 
+def zeros(tree: ArrayTree) -> Any:
+  """Leafwise zeros of the same shape, in float32 or wider."""
+  return jax.tree.map(
+    lambda leaf: jnp.zeros_like(at_least_float32(jnp.asarray(leaf))), tree
+  )
+
+
 def scale(tree: ArrayTree, factor: ArrayLike) -> Any:
   """Leafwise tree * factor."""
   return jax.tree.map(lambda leaf: leaf * factor, tree)

@@ -22,6 +22,8 @@ DType = jax.typing.DTypeLike
 ArrayTree = Any  # pytree of arrays
 Params = Any  # pytree of arrays
 Updates = Any  # pytree with the structure of Params
+NumberTree = Any  # a number, or a prefix tree of Params with one for each group
+ClipLike = Any  # a `Clip`, or the NumberTree that is short for a flat one
 LossFn = Callable[[Params, Any], Array]  # (params, ONE example) -> scalar loss
 
 

@@ -33,7 +33,6 @@ from dpjax.auditing.likelihood import trial_scores as trial_scores
 from dpjax.auditing.lower_bounds import METHODS as METHODS
 from dpjax.auditing.lower_bounds import Scores as Scores
 from dpjax.auditing.lower_bounds import clopper_pearson as clopper_pearson
-from dpjax.auditing.lower_bounds import clopper_pearson_interval as clopper_pearson_interval
 from dpjax.auditing.lower_bounds import delta_from_mu as delta_from_mu
 from dpjax.auditing.lower_bounds import epsilon_from_mu as epsilon_from_mu
 from dpjax.auditing.lower_bounds import gdp_lower_bound as gdp_lower_bound

@@ -18,7 +18,7 @@ They say nothing about the other records.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -31,7 +31,6 @@ from dpjax.data import Dataset
 from dpjax.types import Example, HostArray, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
 
-KINDS = ("mislabelled", "random")
 SCORES = ("loss", "gradient")
 _STREAM = 0x0CA9A21E5  # keeps the coins apart from whatever else a seed is used for
 _CHUNK = 256  # canaries scored at a time
@@ -68,6 +67,7 @@ _MAKE: dict[str, Callable[[Dataset, np.random.Generator], Dataset]] = {
   "mislabelled": _mislabelled,
   "random": _random,
 }
+KINDS = tuple(_MAKE)
 
 
 def insert_canaries(
@@ -75,9 +75,9 @@ def insert_canaries(
   *,
   num_canaries: int,
   seed: int,
+  keep_labels: bool = False,
   kind: str = "mislabelled",
   neighboring_relation: str = "add_or_remove_one",
-  keep_labels: bool = False,
 ) -> tuple[Dataset, Canaries]:
   """Training data in which `num_canaries` rows are canaries, each in by a fair coin.
 
@@ -85,9 +85,9 @@ def insert_canaries(
     train: not changed.
     num_canaries: m <= len(train) rows that become canaries.
     seed: of the choice of rows, of their change, and of the coins.
+    keep_labels: a canary has the label of its row, for promises that do not cover labels.
     kind: "mislabelled" (a wrong label) or "random" (noise with a random label).
     neighboring_relation: what a canary that is out leaves; see the table above.
-    keep_labels: a canary has the label of its row, for promises that do not cover labels.
 
   Returns:
     (data to train on, with len <= len(train); the canaries). Train with a plan made for
@@ -115,10 +115,11 @@ def insert_canaries(
       raise UserError("kind='mislabelled': not with keep_labels=True; use 'random'")
     changed = dataclasses.replace(changed, y=train.y[rows])
   included = coin_rng.random(num_canaries) < 0.5
-  mixed = _with_rows(train, rows[included], changed.subset(included))
-  return _without(mixed, rows[~included], neighboring_relation), Canaries(
-    changed, included, kind
-  )
+  x, y = train.x.copy(), train.y.copy()
+  x[rows[included]], y[rows[included]] = changed.x[included], changed.y[included]
+  mixed = dataclasses.replace(train, x=x, y=y)
+  left = _without(mixed, rows[~included], neighboring_relation)
+  return left, Canaries(changed, included, kind)
 
 
 def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:
@@ -130,12 +131,6 @@ def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:
   present = np.ones(len(train), bool)
   present[rows] = False
   return dataclasses.replace(train, present=present)
-
-
-def _with_rows(train: Dataset, rows: np.ndarray, new: Dataset) -> Dataset:
-  x, y = train.x.copy(), train.y.copy()
-  x[rows], y[rows] = new.x, new.y
-  return dataclasses.replace(train, x=x, y=y)
 
 
 def split_scores(values: HostArray, canaries: Canaries) -> Scores:
@@ -153,10 +148,15 @@ def split_scores(values: HostArray, canaries: Canaries) -> Scores:
   return Scores(values[canaries.included], values[~canaries.included])
 
 
-def _chunks(examples: Dataset) -> Iterator[Example]:
-  for start in range(0, len(examples), _CHUNK):
-    batch = examples[start : start + _CHUNK]
-    yield Example(jnp.asarray(batch.x), jnp.asarray(batch.y))
+def _scored(score: Callable[[Example], jax.Array], canaries: Canaries) -> Scores:
+  """By a function of a batch [B, ...] -> [B]; NaN says nothing."""
+  batches = [
+    canaries.examples[i : i + _CHUNK] for i in range(0, len(canaries.included), _CHUNK)
+  ]
+  placed = [Example(jnp.asarray(batch.x), jnp.asarray(batch.y)) for batch in batches]
+  compiled = jax.jit(score)
+  values = np.concatenate([np.asarray(compiled(batch)) for batch in placed])
+  return split_scores(np.nan_to_num(values, nan=0.0), canaries)
 
 
 def loss_scores(
@@ -168,13 +168,11 @@ def loss_scores(
     loss_fn: `(params, example) -> scalar`. before, after: parameters.
   """
 
-  @jax.jit
-  def gain(batch):
+  def gain(batch: Example) -> jax.Array:
     losses = [jax.vmap(loss_fn, (None, 0))(params, batch) for params in (before, after)]
     return losses[0] - losses[1]
 
-  gains = np.concatenate([np.asarray(gain(batch)) for batch in _chunks(canaries.examples)])
-  return split_scores(np.nan_to_num(gains, nan=0.0), canaries)
+  return _scored(gain, canaries)
 
 
 def gradient_scores(
@@ -184,13 +182,11 @@ def gradient_scores(
   vector at `before`: what an attacker sees who knows the first and the last parameters."""
   moved = jax.tree.map(lambda a, b: jnp.asarray(b) - jnp.asarray(a), after, before)
 
-  @jax.jit
-  def along(batch):
+  def along(batch: Example) -> jax.Array:
     _, grads = gradients.per_example_grads(loss_fn)(before, batch)
     rows = [g.reshape(g.shape[0], -1) for g in jax.tree.leaves(grads)]
     flat = jnp.concatenate(rows, axis=1)
     total = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(moved)])
     return flat @ total / jnp.maximum(jnp.linalg.norm(flat, axis=1), 1e-30)
 
-  values = np.concatenate([np.asarray(along(b)) for b in _chunks(canaries.examples)])
-  return split_scores(np.nan_to_num(values, nan=0.0), canaries)
+  return _scored(along, canaries)

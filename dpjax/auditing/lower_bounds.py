@@ -31,6 +31,7 @@ import numpy as np
 from scipy import special, stats
 
 from dpjax import validate
+from dpjax.types import HostArray
 from dpjax.validate import UserError
 
 _LARGEST = 200.0  # neither an epsilon nor a mu above this is looked for
@@ -73,27 +74,16 @@ def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
   return Scores(places[: parts[0].size], places[parts[0].size :])
 
 
-def _upper(count: Any, n: int, significance: float) -> np.ndarray:
-  """Clopper-Pearson: a rate is above this with probability <= significance."""
+def rate_at_most(count: HostArray, n: int, significance: float) -> np.ndarray:
+  """Clopper-Pearson: a rate of which `count` in n were seen is above this with probability
+  at most `significance`.
+
+  >>> round(float(rate_at_most(0, 10, 0.025)), 4)  # 1 - 0.025^(1/10)
+  0.3085
+  """
   count = np.asarray(count)
   bound = stats.beta.ppf(1 - significance, count + 1, np.maximum(n - count, 1))
   return np.where(count < n, bound, 1.0)
-
-
-def clopper_pearson_interval(
-  count: int, n: int, confidence: float = 0.95
-) -> tuple[float, float]:
-  """The exact two-sided interval of a rate of which `count` in `n` were seen.
-
-  >>> low, high = clopper_pearson_interval(0, 10)
-  >>> low, round(high, 4)  # 1 - 0.025^(1/10)
-  (0.0, 0.3085)
-  """
-  validate.integer_at_least(1, n=n)
-  validate.integer_at_least(0, count=count)
-  validate.open_unit(confidence=confidence)
-  half = (1 - confidence) / 2
-  return 1 - float(_upper(n - count, n, half)), float(_upper(count, n, half))
 
 
 def _at(quantiles: np.ndarray, n: int) -> np.ndarray:
@@ -118,7 +108,9 @@ def _rates(scores: Scores, confidence: float, ranks: np.ndarray) -> _Rates:
   significance = (1 - confidence) / (2 * len(ranks))
   thresholds = np.sort(scores.outside)[m - ranks]
   missed = np.searchsorted(np.sort(scores.inside), thresholds, side="right")
-  return _Rates(_upper(ranks - 1, m, significance), _upper(missed, n, significance))
+  return _Rates(
+    rate_at_most(ranks - 1, m, significance), rate_at_most(missed, n, significance)
+  )
 
 
 def clopper_pearson(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:

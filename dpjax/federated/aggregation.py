@@ -28,7 +28,7 @@ import optax
 from dpjax import gradients, noise, trees, validate
 from dpjax.federated.client import NOISE_KEY, ClientAlgorithm, Sent
 from dpjax.plan import Plan
-from dpjax.types import Array, ClippedSum
+from dpjax.types import Array, ArrayTree, ClipLike, ClippedSum
 from dpjax.validate import UserError
 
 
@@ -83,13 +83,13 @@ def _checked(messages: Any, mask: Any, weights: Any) -> tuple[Array, Array]:
   return mask, weights
 
 
-def at_least_one(stacked: Any) -> Any:
+def at_least_one(stacked: ArrayTree) -> Any:
   """The same, with a slot of padding where there is no client at all."""
   pad = lambda leaf: leaf if leaf.shape[0] else jnp.zeros((1, *leaf.shape[1:]), leaf.dtype)
   return jax.tree.map(pad, stacked)
 
 
-def finite(messages: Any, mask: Array) -> Array:
+def finite(messages: ArrayTree, mask: Array) -> Array:
   """[C] the clients of `mask` whose message holds neither NaN nor infinity."""
   lengths = trees.per_example_norms(messages)
   return gradients.checked_mask(mask, lengths.shape[0]) & jnp.isfinite(lengths)
@@ -120,7 +120,9 @@ def weighted_mean() -> Aggregator:
   return summed(lambda message: (), partial, finish)
 
 
-def dp_mean(tx: Any, *, l2_clip_norm: Any = None) -> Aggregator:
+def dp_mean(
+  tx: optax.GradientTransformation, *, l2_clip_norm: ClipLike | None = None
+) -> Aggregator:
   """Clip each client's weighted message, sum, add noise once, divide by a public constant.
 
   Args:
@@ -152,8 +154,14 @@ def dp_mean(tx: Any, *, l2_clip_norm: Any = None) -> Aggregator:
   Array([0.5 , 0.25], dtype=float32)
   """
   transform = optax.with_extra_args_support(tx)
+
+  def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
+    mask, weights = _checked(messages, mask, weights)
+    weighted, mask = at_least_one((_weighted(messages, weights), mask))
+    return transform.update(weighted, state, None, mask=mask)
+
   if l2_clip_norm is None:
-    return _stacked_dp_mean(transform)
+    return Aggregator(transform.init, update, private=True)
   clip = gradients.Clip.of(l2_clip_norm)
   bound = clip.l2_bound
 
@@ -169,15 +177,6 @@ def dp_mean(tx: Any, *, l2_clip_norm: Any = None) -> Aggregator:
     return transform.update(summed, state, None, mask=jnp.zeros(0, bool))
 
   return summed(transform.init, partial, finish, private=True)
-
-
-def _stacked_dp_mean(transform: optax.GradientTransformationExtraArgs) -> Aggregator:
-  def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
-    mask, weights = _checked(messages, mask, weights)
-    weighted, mask = at_least_one((_weighted(messages, weights), mask))
-    return transform.update(weighted, state, None, mask=mask)
-
-  return Aggregator(transform.init, update, private=True)
 
 
 def _weighted(messages: Any, weights: Array) -> Any:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Required, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -37,14 +37,12 @@ from dpjax.federated import client as clients
 from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Local, Received, Weighting
-from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts
+from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts, padded
 from dpjax.federated.server_optimizers import fed_opt
-from dpjax.types import Array, LossFn, Params
+from dpjax.types import Array, ArrayTree, ClientTx, LossFn, Params
 from dpjax.validate import UserError
 
-_CLIENTS = (
-  0xC11E  # keeps clients' streams apart, even if the server's noise has the same key
-)
+_CLIENTS = 0xC11E  # keeps clients' streams apart from the server's noise of the same key
 
 
 class FederatedAlgorithm(NamedTuple):
@@ -89,6 +87,14 @@ class Server(NamedTuple):
   apply: Callable[..., Any]
 
 
+class Common(TypedDict, total=False):
+  """What every algorithm takes by name beside its own; see `federated`."""
+
+  key: Required[Array]
+  aggregator: Aggregator | None
+  map_clients: execution.MapClients | None
+
+
 def _info(info: ClientInfo) -> RoundInfo:
   info = jax.tree.map(np.asarray, info)
   seen = info.num_examples * (info.num_steps > 0)
@@ -107,25 +113,14 @@ def _rows(memories: Any, places: Array) -> Any:
   return jax.tree.map(lambda leaf: jnp.take(leaf, places, axis=0), memories)
 
 
-def _gathered(memories: Any, ids: np.ndarray) -> Any:
-  """The memories of a cohort, in a shape of which there are few."""
-  if memories is None:
-    return None
-  return _rows(memories, sampling.pad(np.asarray(ids), max(1, bucket(len(ids))))[0])
-
-
-def _finite_rows(tree: Any) -> Array:
-  """[K] whether a row of leaves [K, ...] holds neither NaN nor infinity."""
-  leaves = [
-    leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)
-  ]
-  finite = [jnp.all(jnp.isfinite(leaf.reshape(leaf.shape[0], -1)), 1) for leaf in leaves]
-  return jnp.all(jnp.stack(finite), 0) if finite else jnp.bool_(True)
-
-
 @jax.jit
 def _scattered(memories: Any, places: Array, new: Any) -> Any:
-  places = jnp.where(_finite_rows(new), places, np.iinfo(np.int32).max)
+  """Rows [K] of leaves replaced at `places`, where a new one is finite in all leaves."""
+  sound = jnp.ones(places.shape, bool)
+  for leaf in jax.tree.leaves(new):
+    if jnp.issubdtype(leaf.dtype, jnp.inexact):
+      sound &= jnp.all(jnp.isfinite(leaf.reshape(leaf.shape[0], -1)), axis=1)
+  places = jnp.where(sound, places, np.iinfo(np.int32).max)
   return jax.tree.map(
     lambda leaf, rows: leaf.at[places].set(rows, mode="drop"), memories, new
   )
@@ -144,12 +139,6 @@ def _remembered(memories: Any, ids: np.ndarray, parts: Any) -> Any:
   return memories
 
 
-def _padded(sent: Any, size: int) -> Any:
-  """Stacked messages with `size` rows: the shapes that a stacking aggregator compiles for."""
-  pad = lambda leaf: np.pad(leaf, [(0, size - leaf.shape[0])] + [(0, 0)] * (leaf.ndim - 1))
-  return jax.tree.map(pad, sent)
-
-
 def _combined(aggregator: Aggregator) -> Callable[..., Any]:
   """(mapped, aggregator state) -> (mean message, aggregator state)."""
   if aggregator.finish is not None:
@@ -160,12 +149,24 @@ def _combined(aggregator: Aggregator) -> Callable[..., Any]:
   def stacked(mapped: Any, state: Any) -> Any:
     count = mapped.sent.weight.shape[0]
     size = max(1, bucket(count))
-    sent, mask = _padded(mapped.sent, size), np.arange(size) < count
+    sent, mask = padded(mapped.sent, size), np.arange(size) < count
     if aggregator.check is not None:
       aggregator.check(sent.message, mask, sent.weight)
     return update(sent.message, mask, state, sent.weight)
 
   return stacked
+
+
+def check_public(
+  common: Common, why: str, *, check: Callable[..., None], **named: float | None
+) -> None:
+  """Raises unless `check` passes a number, or it is None and no private aggregator needs it."""
+  ((name, value),) = named.items()
+  aggregator = common.get("aggregator")
+  if value is not None:
+    check(**named)
+  elif aggregator is not None and aggregator.private:
+    raise UserError(f"{name}=None: must be a public number with a private aggregator{why}")
 
 
 def _check(cohort: Cohort, memories: Any) -> None:
@@ -186,12 +187,6 @@ def _check(cohort: Cohort, memories: Any) -> None:
       f"client={int(np.max(cohort.ids))}: must be below num_clients={held} of init(params, "
       "num_clients=)"
     )
-
-
-def _num_counted(info: ClientInfo) -> int:
-  """The clients that worked and sent finite numbers: those whose memories moved."""
-  worked = np.asarray(info.num_steps) > 0
-  return int(np.sum(worked & np.isfinite(np.asarray(info.update_norm))))
 
 
 def key_of_round(state: FederatedState) -> Array:
@@ -238,22 +233,18 @@ def federated(
   run, combine = map_clients(client, aggregator.partial), _combined(aggregator)
   apply = jax.jit(server.apply)
 
-  def message_shapes(params: Params, own: Any) -> Any:
-    def message(params: Params) -> Any:
-      received = Received(params, server.extra(server.init(params)))
-      local = client.init(received, own, jnp.int32(0), key)
-      return client.finish(received, local)[0].message
-
-    return jax.eval_shape(message, params)
+  def message(params: Params, own: Any) -> Any:
+    received = Received(params, server.extra(server.init(params)))
+    local = client.init(received, own, jnp.int32(0), key)
+    return client.finish(received, local)[0].message
 
   def init(params: Params, num_clients: int = 0) -> FederatedState:
     params = jax.tree.map(jnp.array, params)
     own = None if memory is None else memory(params)
     if own is not None:
       validate.integer_at_least(1, num_clients=num_clients)
-    like = jax.tree.map(
-      lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), message_shapes(params, own)
-    )
+    zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)
+    like = jax.tree.map(zeros, jax.eval_shape(message, params, own))
     many = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], num_clients, axis=0), own)
     return FederatedState(
       params=params,
@@ -267,15 +258,20 @@ def federated(
   def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:
     _check(cohort, state.memories)
     check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
+    # as many rows of memories as one of few shapes has
+    places, _ = sampling.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))
     context = execution.Context(
-      received=Received(state.params, server.extra(state.server), cohort.data),
-      memories=_gathered(state.memories, cohort.ids),
+      received=Received(state.params, server.extra(state.server)),
+      data=cohort.data,
+      memories=None if state.memories is None else _rows(state.memories, places),
       key=key_of_round(state),
       state=state.aggregator,
     )
     mapped = run(context, cohort)
     mean, aggregated = combine(mapped, state.aggregator)
-    size = None if aggregator.private else jnp.float32(_num_counted(mapped.info))
+    # those that worked and sent finite numbers: whose memories moved
+    counted = (mapped.info.num_steps > 0) & np.isfinite(mapped.info.update_norm)
+    size = None if aggregator.private else jnp.float32(np.sum(counted))
     params, moved = apply(state.params, state.server, mean, size)
     after = FederatedState(
       params=params,
@@ -290,26 +286,31 @@ def federated(
   return FederatedAlgorithm(init, one_round, functools.partial(cohorts, aggregator.plan))
 
 
-def cast_like(updates: Any, params: Params) -> Any:
+def cast_like(updates: ArrayTree, params: Params) -> Any:
   """The updates in the dtypes of the parameters."""
   return jax.tree.map(lambda u, p: jnp.asarray(u, jnp.asarray(p).dtype), updates, params)
 
 
-def optimizing_server(server_tx: optax.GradientTransformation) -> Server:
-  """The server's optimizer sees -mean difference as its gradient (Reddi et al. 2021)."""
+def optimizing_server(server_tx: optax.GradientTransformation | None = None) -> Server:
+  """The server's optimizer sees -mean difference as its gradient (Reddi et al. 2021).
+
+  Args:
+    server_tx: None for `optax.sgd(1.0)`, plain averaging.
+  """
+  tx = optax.sgd(1.0) if server_tx is None else server_tx
 
   def apply(params: Params, opt_state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
     del size
     gradient = cast_like(trees.scale(mean["delta"], -1.0), params)
-    updates, opt_state = server_tx.update(gradient, opt_state, params)
+    updates, opt_state = tx.update(gradient, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
-  return Server(server_tx.init, lambda opt_state: None, apply)
+  return Server(tx.init, lambda opt_state: None, apply)
 
 
 def fed_avg(
   loss_fn: LossFn,
-  client_tx: Any,
+  client_tx: ClientTx,
   server_tx: optax.GradientTransformation | None = None,
   aggregator: Aggregator | None = None,
   map_clients: execution.MapClients | None = None,
@@ -326,7 +327,7 @@ def fed_avg(
     loss_fn: `(params, example) -> scalar`, for ONE example.
     client_tx: Optax optimizer of a client, fresh in every round, or a function of the
       client's key that returns one.
-    server_tx: Optax optimizer of the server; None for `optax.sgd(1.0)`, plain averaging.
+    server_tx: Optax optimizer of the server; None for plain averaging.
     aggregator: None for the weighted mean; `central(plan, noise_key)` for user-level privacy.
     map_clients: how clients are run; None chooses by platform.
     key: typed key of the clients' randomness, not of the server's noise.
@@ -348,7 +349,6 @@ def fed_avg(
   (Array([3.], dtype=float32), 2)
   """
   client = clients.local_training(loss_fn, client_tx, weighting=weighting, **local)
-  server_tx = optax.sgd(1.0) if server_tx is None else server_tx
   return federated(
     client if wrap is None else wrap(client),
     optimizing_server(server_tx),
@@ -359,85 +359,71 @@ def fed_avg(
   )
 
 
-def _fed_opt(name: str, loss_fn: LossFn, client_tx: Any, given: dict) -> FederatedAlgorithm:
-  of_server = ("beta_1", "beta_2", "tau")
-  numbers = {key: given.pop(key) for key in of_server if key in given}
-  server_tx = fed_opt(name, given.pop("server_learning_rate"), **numbers)
+def _fed_opt(
+  name: str, loss_fn: LossFn, client_tx: ClientTx, rate: float, given: dict[str, Any]
+) -> FederatedAlgorithm:
+  of_server = {"beta_1", "beta_2", "tau"} & set(given)
+  server_tx = fed_opt(name, rate, **{number: given.pop(number) for number in of_server})
   return fed_avg(loss_fn, client_tx, server_tx, **given)
 
 
 def fed_adam(
-  loss_fn: LossFn, client_tx: Any, *, server_learning_rate: float, **options: Any
+  loss_fn: LossFn, client_tx: ClientTx, *, server_learning_rate: float, **options: Any
 ) -> FederatedAlgorithm:
   """`fed_avg` with the server's FedAdam (Reddi et al. 2021, algorithm 2; see `fed_opt`).
 
   Args:
     options: `beta_1` (0.9), `beta_2` (0.99), `tau` (1e-3), and those of `fed_avg`.
   """
-  options["server_learning_rate"] = server_learning_rate
-  return _fed_opt("adam", loss_fn, client_tx, options)
+  return _fed_opt("adam", loss_fn, client_tx, server_learning_rate, options)
 
 
 def fed_yogi(
-  loss_fn: LossFn, client_tx: Any, *, server_learning_rate: float, **options: Any
+  loss_fn: LossFn, client_tx: ClientTx, *, server_learning_rate: float, **options: Any
 ) -> FederatedAlgorithm:
   """`fed_avg` with the server's FedYogi; see `fed_adam`."""
-  options["server_learning_rate"] = server_learning_rate
-  return _fed_opt("yogi", loss_fn, client_tx, options)
+  return _fed_opt("yogi", loss_fn, client_tx, server_learning_rate, options)
 
 
 def fed_adagrad(
-  loss_fn: LossFn, client_tx: Any, *, server_learning_rate: float, **options: Any
+  loss_fn: LossFn, client_tx: ClientTx, *, server_learning_rate: float, **options: Any
 ) -> FederatedAlgorithm:
   """`fed_avg` with the server's FedAdagrad; see `fed_adam`. `beta_1` is 0 unless given."""
-  options["server_learning_rate"] = server_learning_rate
-  return _fed_opt("adagrad", loss_fn, client_tx, options)
+  return _fed_opt("adagrad", loss_fn, client_tx, server_learning_rate, options)
 
 
 def fed_sgd(
   loss_fn: LossFn,
   server_tx: optax.GradientTransformation,
-  aggregator: Aggregator | None = None,
-  map_clients: execution.MapClients | None = None,
   *,
-  key: Array,
   weighting: Weighting = clients.by_examples,
+  **common: Unpack[Common],
 ) -> FederatedAlgorithm:
   """One gradient of each client's whole data per round (McMahan et al. 2017).
 
   With `by_examples` and all clients it is full-batch gradient descent on the pooled data.
   Local batches only bound memory: give `LocalWork(epochs=1)`.
   """
-  return federated(
-    clients.full_gradient(loss_fn, weighting=weighting),
-    optimizing_server(server_tx),
-    key=key,
-    aggregator=aggregator,
-    map_clients=map_clients,
-  )
+  client = clients.full_gradient(loss_fn, weighting=weighting)
+  return federated(client, optimizing_server(server_tx), **common)
 
 
 def fed_prox(
-  loss_fn: LossFn, client_tx: Any, *args: Any, mu: float, **options: Any
+  loss_fn: LossFn, client_tx: ClientTx, *args: Any, mu: float, **options: Any
 ) -> FederatedAlgorithm:
   """`fed_avg` whose local loss has mu / 2 ||w - w_server||^2 added (Li et al. 2020).
 
   mu = 0 is `fed_avg`, operation by operation.
   """
   validate.non_negative(mu=mu)
-  return fed_avg(loss_fn, client_tx, *args, adjust=proximal(mu) if mu else None, **options)
-
-
-def proximal(mu: float) -> Callable[..., Any]:
-  """The `adjust` hook that adds mu (w - w_server)."""
 
   def adjust(gradient: Any, received: Received, local: Local) -> Any:
     pull = lambda g, new, old: g + mu * (new - old)
     return jax.tree.map(pull, gradient, local.params, received.params)
 
-  return adjust
+  return fed_avg(loss_fn, client_tx, *args, adjust=adjust if mu else None, **options)
 
 
-def params_of(state: Any) -> Params:
+def params_of(state: FederatedState) -> Params:
   """The server's parameters in the state of any algorithm here."""
   return state.params

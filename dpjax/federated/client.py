@@ -27,20 +27,17 @@ import optax
 from dpjax import trees, validate
 from dpjax.gradients import loss_checks
 from dpjax.plan import Plan
-from dpjax.types import Array, ArrayTree, ClientTx, LossFn, Params
+from dpjax.types import Array, ArrayLike, ArrayTree, ClientTx, LossFn, Params
 
 # What a client's key is folded with before it is used: no two uses share a stream.
 OPTIMIZER_KEY, EXAMPLE_KEY, NOISE_KEY, ROUNDING_KEY, PERSONAL_KEY = range(5)
 
 
 class Received(NamedTuple):
-  """What every client of a round gets."""
+  """What every client of a round gets, beside examples of its own and nobody else's."""
 
   params: Params  # the server's
   extra: Any = None  # of the algorithm, such as SCAFFOLD's control variate
-  data: Any = (
-    None  # arrays [n, ...] that batches of rows refer to; None: batches hold examples
-  )
 
 
 class Local(NamedTuple):
@@ -54,6 +51,26 @@ class Local(NamedTuple):
   num_steps: Array  # [] int32, steps that had an example
   num_examples: Array  # [] of the client
   key: Array  # of this client in this round; fold it before use
+
+  def counted(self, mask: Array, loss: ArrayLike = 0.0) -> Local:
+    """One more step, on the examples [B] of `mask` with this sum of losses."""
+    return self._replace(
+      loss_sum=self.loss_sum + loss,
+      num_seen=self.num_seen + jnp.sum(mask),
+      num_steps=self.num_steps + 1,
+    )
+
+
+def begun(
+  params: Params,
+  opt_state: ArrayTree,
+  memory: ArrayTree,
+  num_examples: ArrayLike,
+  key: Array,
+) -> Local:
+  """A client before its first step."""
+  zero, steps = jnp.zeros((), jnp.float32), jnp.int32(0)
+  return Local(params, opt_state, memory, zero, zero, steps, jnp.asarray(num_examples), key)
 
 
 class ClientInfo(NamedTuple):
@@ -109,13 +126,6 @@ def capped(cap: int) -> Weighting:
 
 def _weight(weighting: Weighting, num_examples: Array) -> Array:
   return jnp.where(num_examples > 0, weighting(jnp.maximum(num_examples, 1)), 0.0)
-
-
-def take(received: Received, examples: ArrayTree) -> Any:
-  """The examples themselves, where a batch holds rows of `received.data`."""
-  if received.data is None:
-    return examples
-  return jax.tree.map(lambda leaf: jnp.take(leaf, examples, axis=0), received.data)
 
 
 def batch_loss(loss_fn: LossFn, params: Params, examples: ArrayTree, mask: Array) -> Any:
@@ -227,18 +237,14 @@ def local_training(
   grad_fn = mean_grad(loss_fn) if grad is None else grad
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
-    opt_state = make_tx(client_tx, jax.random.fold_in(key, OPTIMIZER_KEY)).init(
-      received.params
-    )
+    tx = make_tx(client_tx, jax.random.fold_in(key, OPTIMIZER_KEY))
+    opt_state = tx.init(received.params)
     if start is not None:
       opt_state = start(opt_state, received)
     params = jax.tree.map(jnp.asarray, received.params)
-    zero = jnp.zeros((), jnp.float32)
-    num_examples = jnp.asarray(num_examples)
-    return Local(params, opt_state, memory, zero, zero, jnp.int32(0), num_examples, key)
+    return begun(params, opt_state, memory, num_examples, key)
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
-    examples = take(received, examples)
     if example_keys:
       keys = jax.random.fold_in(jax.random.fold_in(local.key, EXAMPLE_KEY), local.num_steps)
       examples = examples._replace(key=jax.random.split(keys, mask.shape[0]))
@@ -246,13 +252,8 @@ def local_training(
     found = found if adjust is None else adjust(found, received, local)
     tx = make_tx(client_tx, jax.random.fold_in(local.key, OPTIMIZER_KEY))
     updates, opt_state = tx.update(found, local.opt_state, local.params, mask=mask)
-    return local._replace(
-      params=optax.apply_updates(local.params, updates),
-      opt_state=opt_state,
-      loss_sum=local.loss_sum + loss,
-      num_seen=local.num_seen + jnp.sum(mask),
-      num_steps=local.num_steps + 1,
-    )
+    params = optax.apply_updates(local.params, updates)
+    return local._replace(params=params, opt_state=opt_state).counted(mask, loss)
 
   def finish(received: Received, local: Local) -> tuple[Sent, Any, ClientInfo]:
     sent, memory = message(received, local)
@@ -283,22 +284,12 @@ def full_gradient(
   )
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
-    zeros = jax.tree.map(
-      lambda leaf: jnp.zeros_like(trees.at_least_float32(jnp.asarray(leaf))),
-      received.params,
-    )
-    zero, num_examples = jnp.zeros((), jnp.float32), jnp.asarray(num_examples)
-    return Local(zeros, None, memory, zero, zero, jnp.int32(0), num_examples, key)
+    return begun(trees.zeros(received.params), None, memory, num_examples, key)
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
-    found, mean = grad_fn(received.params, take(received, examples), mask)
-    count = jnp.sum(mask)
-    return local._replace(
-      params=trees.add(local.params, found),
-      loss_sum=local.loss_sum + mean * count,
-      num_seen=local.num_seen + count,
-      num_steps=local.num_steps + 1,
-    )
+    found, mean = grad_fn(received.params, examples, mask)
+    summed = local._replace(params=trees.add(local.params, found))
+    return summed.counted(mask, mean * jnp.sum(mask))
 
   def finish(received: Received, local: Local) -> tuple[Sent, Any, ClientInfo]:
     del received

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import sampling, validate
+from dpjax.data import Federation
 from dpjax.plan import Plan
-from dpjax.types import Example
+from dpjax.types import ArrayTree, Example
 from dpjax.validate import UserError
 
 
@@ -34,11 +35,30 @@ def bucket(n: int) -> int:
   return -(-n // step) * step
 
 
+def padded(tree: ArrayTree, size: int) -> Any:
+  """Leaves [n, ...] -> [size, ...], with zeros at the end."""
+  pad = lambda leaf: np.pad(leaf, [(0, size - len(leaf))] + [(0, 0)] * (np.ndim(leaf) - 1))
+  return jax.tree.map(pad, tree)
+
+
 class LocalBatches(NamedTuple):
   """The local steps of one client, in order."""
 
-  examples: Any  # leaves [S, B, ...]; or rows [S, B] of a data set that all can see
+  examples: Any  # leaves [S, B, ...]; or rows [S, B] of the cohort's data
   mask: np.ndarray  # [S, B] bool; False is padding
+
+  def padded(self, num_steps: int, size: int = 0) -> LocalBatches:
+    """The same with leaves [num_steps, max(B, size), ...], masked where they are longer.
+
+    A step that a client takes repeats the client's own rows: zeros would be the first row of
+    the data, which is another's. Steps that are all padding nobody takes.
+    """
+    longer, places = self, np.arange(size)
+    if size > (width := self.mask.shape[1]):
+      own = np.minimum(places, width - 1)
+      examples = jax.tree.map(lambda leaf: np.asarray(leaf)[:, own], self.examples)
+      longer = LocalBatches(examples, self.mask[:, own] & (places < width))
+    return padded(longer, num_steps)
 
 
 class Drawn(NamedTuple):
@@ -113,26 +133,20 @@ class LocalWork:
     return LocalBatches(places.reshape(shape), mask.reshape(shape))
 
 
-def _client_rows(held: np.ndarray, work: LocalWork, rng: np.random.Generator) -> Any:
-  places, mask = work.rows(len(held), rng)
-  rows = held[places] if len(held) else places
-  return LocalBatches(rows.astype(np.int32), mask)
-
-
-def resident(federation: Any) -> Example:
+def resident(federation: Federation) -> Example:
   """The federation's arrays on the device; pass them to every `cohort_of`, made once."""
   dataset = federation.dataset
   return Example(jnp.asarray(dataset.x), jnp.asarray(dataset.y))
 
 
 def cohort_of(
-  federation: Any,
+  federation: Federation,
   clients: Sequence[int | str] | np.ndarray,
   work: LocalWork,
   *,
   seed: int,
   round: int,
-  data: Any = None,
+  data: Example | None = None,
 ) -> Cohort:
   """The cohort of these clients (places or ids; none is allowed), with their batches.
 
@@ -140,36 +154,33 @@ def cohort_of(
   depend on who else takes part.
 
   Args:
-    federation: as `dpjax.data.partition.Federation`: `.dataset`, `.indices`, `.position`.
     data: what `resident(federation)` returned; None makes it again.
 
   Raises:
     UserError: an unknown client, or one that is named twice.
   """
-  ids = np.array([federation.position(_native(c)) for c in clients], np.int64)
+  native = [c if isinstance(c, str) else int(c) for c in clients]
+  ids = np.array([federation.position(c) for c in native], np.int64)
   if len(set(ids.tolist())) != len(ids):
     raise UserError("clients: each client can take part once in a round")
-  held = [federation.indices[i] for i in ids]
-  streams = [_stream(seed, round, int(i)) for i in ids]
+
+  def batches(client: int) -> LocalBatches:
+    held = federation.indices[client]
+    stream = np.random.SeedSequence(seed, spawn_key=(1, round, client))
+    rng = np.random.Generator(np.random.Philox(stream))
+    places, mask = work.rows(len(held), rng)
+    return LocalBatches(held[places].astype(np.int32), mask)
+
   return Cohort(
     ids=ids,
-    num_examples=np.array([len(rows) for rows in held], np.int64),
-    batches=tuple(_client_rows(rows, work, rng) for rows, rng in zip(held, streams)),
+    num_examples=np.array([len(federation.indices[i]) for i in ids], np.int64),
+    batches=tuple(batches(int(i)) for i in ids),
     data=resident(federation) if data is None else data,
   )
 
 
-def _native(client: Any) -> int | str:
-  return client if isinstance(client, str) else int(client)
-
-
-def _stream(seed: int, round: int, client: int) -> np.random.Generator:
-  sequence = np.random.SeedSequence(seed, spawn_key=(1, round, client))
-  return np.random.Generator(np.random.Philox(sequence))
-
-
 def cohorts(
-  plan: Plan | None, federation: Any, work: LocalWork, *, rng: int, start: int = 0
+  plan: Plan | None, federation: Federation, work: LocalWork, *, rng: int, start: int = 0
 ) -> Iterator[Cohort]:
   """The cohorts of rounds start .. num_steps - 1, drawn by the plan's sampler over CLIENTS.
 
@@ -230,9 +241,11 @@ def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) ->
   if plan is None:
     return
   if drawn.plan != plan:
+    names = [field.name for field in dataclasses.fields(plan)]
+    name = next(n for n in names if getattr(drawn.plan, n) != getattr(plan, n))
     raise UserError(
       "cohort: was drawn by another plan than the aggregator's, "
-      f"{_difference(drawn.plan, plan)}"
+      f"{name}={getattr(drawn.plan, name)!r}: must be {getattr(plan, name)!r}"
     )
   if drawn.round != round:
     raise UserError(
@@ -240,29 +253,20 @@ def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) ->
     )
 
 
-def _difference(plan: Plan, other: Plan) -> str:
-  """The first number in which two plans differ."""
-  names = [field.name for field in dataclasses.fields(plan)]
-  name = next(n for n in names if getattr(plan, n) != getattr(other, n))
-  return f"{name}={getattr(plan, name)!r}: must be {getattr(other, name)!r}"
-
-
-def from_batches(examples: Sequence[Any], *, batch_size: int | None = None) -> Cohort:
+def from_batches(examples: Sequence[ArrayTree], *, batch_size: int | None = None) -> Cohort:
   """A cohort of clients given by their own arrays, one pass in the order given.
 
   >>> c = from_batches([np.array([[1.0], [2.0], [3.0]]), np.zeros((0, 1))], batch_size=2)
   >>> [len(b.mask) for b in c.batches], c.num_examples.tolist()
   ([2, 0], [3, 0])
   """
-  batches = [_in_order(own, batch_size) for own in examples]
-  sizes = [int(own.mask.sum()) for own in batches]
-  return Cohort(np.arange(len(sizes)), np.array(sizes, np.int64), tuple(batches))
+  sizes = [len(jax.tree.leaves(own)[0]) for own in examples]
 
+  def in_order(own: ArrayTree, n: int) -> LocalBatches:
+    shape = (-1, batch_size or bucket(max(n, 1)))
+    places, mask = sampling.pad(np.arange(n), -(-n // shape[1]) * shape[1])
+    places, mask = places.reshape(shape), mask.reshape(shape)
+    return LocalBatches(jax.tree.map(lambda leaf: np.asarray(leaf)[places], own), mask)
 
-def _in_order(own: Any, batch_size: int | None) -> LocalBatches:
-  n = len(jax.tree.leaves(own)[0])
-  size = batch_size or bucket(max(n, 1))
-  steps = -(-n // size)
-  places, mask = sampling.pad(np.arange(n), steps * size)
-  places, mask = places.reshape(steps, size), mask.reshape(steps, size)
-  return LocalBatches(jax.tree.map(lambda leaf: np.asarray(leaf)[places], own), mask)
+  batches = tuple(in_order(own, n) for own, n in zip(examples, sizes))
+  return Cohort(np.arange(len(sizes)), np.array(sizes, np.int64), batches)

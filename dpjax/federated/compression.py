@@ -98,12 +98,6 @@ def _from_levels(code: Levels, bits: int) -> Array:
   return code.low + code.index * ((code.high - code.low) / (2**bits - 1))
 
 
-def _check_bits(bits: int) -> None:
-  validate.integer_at_least(1, bits=bits)
-  if bits > 16:
-    raise UserError(f"bits={bits}: must be in 1..16")
-
-
 def quantize(bits: int = 8) -> Compressor:
   """Each leaf on 2^bits even levels between its smallest and largest number.
 
@@ -112,7 +106,7 @@ def quantize(bits: int = 8) -> Compressor:
   >>> compressor.decode(jax.random.key(0), codes, x)["w"], compressor.bits(x)
   (Array([0., 1., 1.], dtype=float32), 67)
   """
-  _check_bits(bits)
+  validate.integer_in(1, 16, bits=bits)
   return _by_leaf(
     lambda key, x: _round_to_levels(key, x, bits),
     lambda key, code, size: _from_levels(code, bits),
@@ -187,7 +181,7 @@ def unrotate(key: Array, y: Array, size: int) -> Array:
 
 def rotated(bits: int = 4) -> Compressor:
   """`quantize` after a random rotation: a few large entries no longer widen the grid."""
-  _check_bits(bits)
+  validate.integer_in(1, 16, bits=bits)
 
   def encode(key: Array, x: Array) -> Levels:
     rotation, rounding = jax.random.split(key)
@@ -264,5 +258,4 @@ def compressed(
 
 def error_memory(own: ArrayTree, message: ArrayTree) -> Any:
   """The first memory of a client under `compressed(..., error_feedback=True)`."""
-  zeros = jax.tree.map(lambda leaf: jnp.zeros_like(trees.at_least_float32(leaf)), message)
-  return {"own": own, "left_out": zeros}
+  return {"own": own, "left_out": trees.zeros(message)}

@@ -7,7 +7,7 @@ private aggregator clips and noises as one vector; what can not be is refused.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,12 @@ import optax
 
 from dpjax import trees, validate
 from dpjax.federated import client as clients
-from dpjax.federated import execution
-from dpjax.federated.aggregation import Aggregator
 from dpjax.federated.algorithms import (
+  Common,
   FederatedAlgorithm,
   Server,
   cast_like,
+  check_public,
   federated,
   optimizing_server,
 )
@@ -52,14 +52,12 @@ def fed_nova(
   loss_fn: LossFn,
   client_tx: ClientTx,
   server_tx: optax.GradientTransformation | None = None,
-  aggregator: Aggregator | None = None,
-  map_clients: execution.MapClients | None = None,
   *,
-  key: Array,
   weighting: Weighting = clients.uniform,
   steps: Callable[[Array], Array] | None = None,
   tau_eff: float | None = None,
   adjust: Callable[..., Any] | None = None,
+  **common: Unpack[Common],
 ) -> FederatedAlgorithm:
   """Differences divided by local steps, so that clients with more steps do not pull the
   optimum towards their own (FedNova, Wang et al. 2020).
@@ -74,15 +72,10 @@ def fed_nova(
     UserError: a private aggregator without `tau_eff`: the step counts would use up most of
       the clip norm, and the product of two noisy means would be what the model learns.
   """
-  if tau_eff is None and aggregator is not None and aggregator.private:
-    raise UserError(
-      "tau_eff=None: must be a public number with a private aggregator, such as the "
-      "expected number of local steps"
-    )
-  steps = (lambda tau: jnp.asarray(tau, jnp.float32)) if steps is None else steps
-  if tau_eff is not None:
-    validate.positive(tau_eff=tau_eff)
-  server = optimizing_server(optax.sgd(1.0) if server_tx is None else server_tx)
+  why = ", such as the expected number of local steps"
+  check_public(common, why, check=validate.positive, tau_eff=tau_eff)
+  steps = momentum_steps(0.0) if steps is None else steps
+  server = optimizing_server(server_tx)
 
   def message(received: Received, local: Local) -> tuple[Any, Any]:
     tau = steps(local.num_steps)
@@ -98,13 +91,7 @@ def fed_nova(
   client = clients.local_training(
     loss_fn, client_tx, weighting=weighting, message=message, adjust=adjust
   )
-  return federated(
-    client,
-    server._replace(apply=apply),
-    key=key,
-    aggregator=aggregator,
-    map_clients=map_clients,
-  )
+  return federated(client, server._replace(apply=apply), **common)
 
 
 class ScaffoldServer(NamedTuple):
@@ -114,23 +101,15 @@ class ScaffoldServer(NamedTuple):
   control: Params  # c
 
 
-def _zeros(params: Params) -> Params:
-  return jax.tree.map(
-    lambda leaf: jnp.zeros_like(trees.at_least_float32(jnp.asarray(leaf))), params
-  )
-
-
 def scaffold(
   loss_fn: LossFn,
   client_tx: ClientTx,
   server_tx: optax.GradientTransformation | None = None,
-  aggregator: Aggregator | None = None,
-  map_clients: execution.MapClients | None = None,
   *,
-  key: Array,
   client_learning_rate: float,
   num_clients: int,
   expected_cohort: float | None = None,
+  **common: Unpack[Common],
 ) -> FederatedAlgorithm:
   """Control variates against client drift (SCAFFOLD option II, Karimireddy et al. 2020).
 
@@ -146,16 +125,10 @@ def scaffold(
   Raises:
     UserError: a private aggregator without `expected_cohort`.
   """
-  if expected_cohort is not None:
-    validate.positive(expected_cohort=expected_cohort)
-  elif aggregator is not None and aggregator.private:
-    raise UserError(
-      "expected_cohort=None: must be a public number with a private aggregator; how many "
-      "clients took part is a secret"
-    )
+  why = "; how many clients took part is a secret"
+  check_public(common, why, check=validate.positive, expected_cohort=expected_cohort)
   validate.positive(client_learning_rate=client_learning_rate)
   validate.integer_at_least(1, num_clients=num_clients)
-  server_tx = optax.sgd(1.0) if server_tx is None else server_tx
   inner = optimizing_server(server_tx)
 
   def adjust(gradient: Any, received: Received, local: Local) -> Any:
@@ -179,17 +152,15 @@ def scaffold(
     return params, ScaffoldServer(opt_state, control)
 
   server = Server(
-    init=lambda params: ScaffoldServer(server_tx.init(params), _zeros(params)),
+    init=lambda params: ScaffoldServer(inner.init(params), trees.zeros(params)),
     extra=lambda state: state.control,
     apply=apply,
   )
   return federated(
     clients.local_training(loss_fn, client_tx, adjust=adjust, message=message),
     server,
-    key=key,
-    aggregator=aggregator,
-    map_clients=map_clients,
-    memory=_zeros,
+    memory=trees.zeros,
+    **common,
   )
 
 
@@ -203,22 +174,21 @@ class _Mime(NamedTuple):
   def key(self) -> Array:
     return self.local.key
 
-  @property
-  def num_steps(self) -> Array:
-    return self.local.num_steps
-
 
 def _mime_client(
   loss_fn: LossFn, base_tx: optax.GradientTransformation, weighting: Weighting
 ) -> ClientAlgorithm:
   """Local training with frozen statistics and the full gradient, as ONE message."""
 
-  def start(opt_state: Any, received: Received) -> Any:
-    del opt_state
-    return received.extra
+  def frozen(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    return base_tx.update(updates, state, params)[0], state
 
-  frozen = _frozen(base_tx)
-  training = clients.local_training(loss_fn, frozen, weighting=weighting, start=start)
+  training = clients.local_training(
+    loss_fn,
+    optax.GradientTransformation(base_tx.init, frozen),
+    weighting=weighting,
+    start=lambda opt_state, received: received.extra,
+  )
   measuring = clients.full_gradient(loss_fn, weighting=weighting)
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> _Mime:
@@ -243,11 +213,9 @@ def _mime_client(
 def mime_lite(
   loss_fn: LossFn,
   base_tx: optax.GradientTransformation,
-  map_clients: execution.MapClients | None = None,
   *,
-  key: Array,
-  aggregator: Aggregator | None = None,
   weighting: Weighting = clients.uniform,
+  **common: Unpack[Common],
 ) -> FederatedAlgorithm:
   """Clients use the server's optimizer with its statistics frozen; the server moves these by
   the mean of full local gradients at its own parameters (MimeLite, Karimireddy et al. 2021).
@@ -262,19 +230,5 @@ def mime_lite(
     after = optax.apply_updates(params, cast_like(mean["delta"], params))
     return after, base_tx.update(gradient, state, params)[1]
 
-  return federated(
-    _mime_client(loss_fn, base_tx, weighting),
-    Server(base_tx.init, lambda state: state, apply),
-    key=key,
-    aggregator=aggregator,
-    map_clients=map_clients,
-  )
-
-
-def _frozen(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-  """The updates of `tx` from a state that never moves."""
-
-  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-    return tx.update(updates, state, params)[0], state
-
-  return optax.GradientTransformation(tx.init, update)
+  server = Server(base_tx.init, lambda state: state, apply)
+  return federated(_mime_client(loss_fn, base_tx, weighting), server, **common)

@@ -21,9 +21,7 @@ from typing import Any, NamedTuple
 from dpjax.validate import UserError
 
 _MOST = 4096  # bytes of one message
-_CROWD = (
-  64  # connections that have not said who they are; twice the processes if these are more
-)
+_CROWD = 64  # nameless connections; twice the processes if these are more
 _PATIENCE = 5.0  # seconds for one message of a peer that is there
 _RETRY = 0.1
 
@@ -81,15 +79,11 @@ def _hear(connection: socket.socket, deadline: float) -> dict[str, Any]:
 
 
 def _listen(at: Address) -> socket.socket:
+  host = at.host if is_loopback(at.host) else ""
+  both = not host and socket.has_dualstack_ipv6()
+  family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
   try:
-    if is_loopback(at.host):
-      family = socket.AF_INET6 if ":" in at.host else socket.AF_INET
-      return socket.create_server((at.host, at.port), family=family)
-    if socket.has_dualstack_ipv6():
-      return socket.create_server(
-        ("", at.port), family=socket.AF_INET6, dualstack_ipv6=True
-      )
-    return socket.create_server(("", at.port))
+    return socket.create_server((host, at.port), family=family, dualstack_ipv6=both)
   except OSError as error:
     raise UserError(
       f"coordinator={at.host}:{at.port}: process 0 cannot listen there ({error.strerror}); "

@@ -7,7 +7,7 @@ promised for what the server sees and for its parameters.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,13 @@ import optax
 from dpjax import trees, validate
 from dpjax.federated import client as clients
 from dpjax.federated import execution
-from dpjax.federated.aggregation import Aggregator
 from dpjax.federated.algorithms import (
+  Common,
   FederatedAlgorithm,
   FederatedState,
   Server,
   cast_like,
+  check_public,
   federated,
   optimizing_server,
 )
@@ -53,8 +54,8 @@ def fine_tune(
   run = map_clients(client, None)
 
   def tune(params: Params, cohort: Cohort) -> Params:
-    received = Received(jax.tree.map(jnp.asarray, params), None, cohort.data)
-    mapped = run(execution.Context(received, None, key, None), cohort)
+    received = Received(jax.tree.map(jnp.asarray, params))
+    mapped = run(execution.Context(received, cohort.data, None, key, None), cohort)
     return jax.tree.map(
       lambda delta, p: p[None] + delta, mapped.sent.message["delta"], received.params
     )
@@ -81,25 +82,10 @@ class Personal(NamedTuple):
   def key(self) -> Array:
     return self.local.key
 
-  @property
-  def num_steps(self) -> Array:
-    return self.local.num_steps
-
 
 def mixed(own: Params, shared: Params, alpha: ArrayLike) -> Params:
   """alpha * own + (1 - alpha) * shared: the model that a client of APFL uses."""
   return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, own, shared)
-
-
-def _moved_alpha(
-  own: Personal, gradient: Any, learning_rate: float, num_steps: Array
-) -> Array:
-  """One projected gradient step on alpha, at the first local step of a round."""
-  slope = jax.tree.map(
-    lambda v, w, g: jnp.sum((v - w) * g), own.params, own.local.params, gradient
-  )
-  step = jnp.where(num_steps == 0, learning_rate * sum(jax.tree.leaves(slope)), 0.0)
-  return jnp.clip(own.alpha - step, 0.0, 1.0)
 
 
 def apfl_client(
@@ -120,15 +106,21 @@ def apfl_client(
 
   def step(received: Received, own: Personal, examples: Any, mask: Array) -> Personal:
     mixture = mixed(own.params, own.local.params, own.alpha)
-    gradient, _ = grad_fn(mixture, clients.take(received, examples), mask)
+    gradient, _ = grad_fn(mixture, examples, mask)
     updates, opt_state = own_tx(own.key).update(
       trees.scale(gradient, own.alpha), own.opt_state, own.params, mask=mask
     )
+    # alpha moves at the first local step of a round, within [0, 1]
+    slopes = jax.tree.map(
+      lambda v, w, g: jnp.sum((v - w) * g), own.params, own.local.params, gradient
+    )
+    along = alpha_learning_rate * sum(jax.tree.leaves(slopes))
+    moved = own.alpha - jnp.where(own.local.num_steps == 0, along, 0.0)
     return Personal(
       local=shared.step(received, own.local, examples, mask),
       params=optax.apply_updates(own.params, updates),
       opt_state=opt_state,
-      alpha=_moved_alpha(own, gradient, alpha_learning_rate, own.num_steps),
+      alpha=jnp.clip(moved, 0.0, 1.0),
     )
 
   def finish(received: Received, own: Personal) -> Any:
@@ -142,12 +134,10 @@ def apfl(
   loss_fn: LossFn,
   client_tx: ClientTx,
   server_tx: optax.GradientTransformation | None = None,
-  aggregator: Aggregator | None = None,
-  map_clients: execution.MapClients | None = None,
   *,
-  key: Array,
   alpha: float = 0.5,
   alpha_learning_rate: float = 0.0,
+  **common: Unpack[Common],
 ) -> FederatedAlgorithm:
   """Adaptive personalized federated learning (Deng et al. 2020, arXiv:2003.13461, alg. 1).
 
@@ -163,16 +153,9 @@ def apfl(
   validate.non_negative(alpha=alpha, alpha_learning_rate=alpha_learning_rate)
   if alpha > 1:
     raise UserError(f"alpha={alpha!r}: must be in [0, 1]")
-  return federated(
-    apfl_client(loss_fn, client_tx, alpha_learning_rate=alpha_learning_rate),
-    optimizing_server(optax.sgd(1.0) if server_tx is None else server_tx),
-    key=key,
-    aggregator=aggregator,
-    map_clients=map_clients,
-    memory=lambda params: PersonalMemory(
-      jax.tree.map(jnp.array, params), jnp.float32(alpha)
-    ),
-  )
+  begin = lambda params: PersonalMemory(jax.tree.map(jnp.array, params), jnp.float32(alpha))
+  client = apfl_client(loss_fn, client_tx, alpha_learning_rate=alpha_learning_rate)
+  return federated(client, optimizing_server(server_tx), memory=begin, **common)
 
 
 def _scores(loss_fn: LossFn) -> ClientAlgorithm:
@@ -180,20 +163,13 @@ def _scores(loss_fn: LossFn) -> ClientAlgorithm:
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
     count = jax.tree.leaves(received.params)[0].shape[0]
-    zero = jnp.zeros((), jnp.float32)
     sums = jnp.zeros(count, jnp.float32)
-    return Local(
-      sums, None, memory, zero, zero, jnp.int32(0), jnp.asarray(num_examples), key
-    )
+    return clients.begun(sums, None, memory, num_examples, key)
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
-    examples = clients.take(received, examples)
     total = lambda params: clients.batch_loss(loss_fn, params, examples, mask)[1]
-    return local._replace(
-      params=local.params + jax.vmap(total)(received.params),
-      num_seen=local.num_seen + jnp.sum(mask),
-      num_steps=local.num_steps + 1,
-    )
+    sums = local.params + jax.vmap(total)(received.params)
+    return local._replace(params=sums).counted(mask)
 
   def finish(received: Received, local: Local) -> Any:
     del received
@@ -234,29 +210,13 @@ def _in_cluster(client: ClientAlgorithm, counted: bool) -> ClientAlgorithm:
   return ClientAlgorithm(init, step, finish)
 
 
-def _check_clusters(aggregator: Aggregator | None, cluster_share: float | None) -> None:
-  if cluster_share is not None:
-    validate.probability(cluster_share=cluster_share)
-  if aggregator is None:
-    return
-  if aggregator.private and cluster_share is None:
-    raise UserError(
-      "cluster_share=None: must be a public number with a private aggregator, such as 1 / "
-      "the number of models"
-    )
-  if not aggregator.private and aggregator.finish is None:
-    raise UserError("aggregator: must be a mean; clients send models in different places")
-
-
 def hyp_cluster(
   loss_fn: LossFn,
   client_tx: ClientTx,
-  map_clients: execution.MapClients | None = None,
   *,
-  key: Array,
   num_clients: int,
-  aggregator: Aggregator | None = None,
   cluster_share: float | None = None,
+  **common: Unpack[Common],
 ) -> FederatedAlgorithm:
   """K models; each client trains the one that fits its data best (HypCluster, Mansour et al.
   2020; IFCA, Ghosh et al. 2020).
@@ -276,8 +236,11 @@ def hyp_cluster(
       is no mean: a median of messages in different places is not a model's.
   """
   validate.integer_at_least(1, num_clients=num_clients)
-  _check_clusters(aggregator, cluster_share)
-  map_clients = execution.auto_clients() if map_clients is None else map_clients
+  why, aggregator = ", such as 1 / the number of models", common.get("aggregator")
+  check_public(common, why, check=validate.probability, cluster_share=cluster_share)
+  if aggregator is not None and not aggregator.private and aggregator.finish is None:
+    raise UserError("aggregator: must be a mean; clients send models in different places")
+  map_clients = common.get("map_clients") or execution.auto_clients()
   score = map_clients(_scores(loss_fn), None)
 
   def apply(params: Params, state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
@@ -295,10 +258,8 @@ def hyp_cluster(
   training = federated(
     _in_cluster(clients.local_training(loss_fn, client_tx), cluster_share is None),
     Server(lambda params: (), lambda state: None, apply),
-    key=key,
-    aggregator=aggregator,
-    map_clients=map_clients,
     memory=lambda params: jnp.int32(0),
+    **common,
   )
 
   def init(params: Params, num_clients: int = num_clients) -> FederatedState:
@@ -307,8 +268,7 @@ def hyp_cluster(
   def one_round(state: FederatedState, cohort: Cohort) -> Any:
     if not cohort.size:
       return training.round(state, cohort)
-    received = Received(state.params, None, cohort.data)
-    context = execution.Context(received, None, state.key, None)
+    context = execution.Context(Received(state.params), cohort.data, None, state.key, None)
     losses = score(context, cohort).sent.message["losses"]  # [C, K]
     losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)  # a broken model wins nobody
     choice = jnp.argmin(losses, axis=1).astype(jnp.int32)

@@ -65,19 +65,19 @@ def local_epsilon(noise_multiplier: float, delta: float, num_messages: int = 1) 
 
 def compare_placements(
   *,
+  num_clients: int,
+  min_survivors: int | None = None,
   epsilon: float,
   delta: float,
-  num_clients: int,
   l2_clip_norm: float = 1.0,
   dimension: int = 1,
-  min_survivors: int | None = None,
 ) -> tuple[Placement, ...]:
   """Server-side, client-side and distributed noise at one (epsilon, delta), replace-one.
 
   Args:
     num_clients: n, public here.
-    dimension: of the vectors; only `rmse` depends on it.
     min_survivors: m, clients that stay in a distributed sum; None for all.
+    dimension: of the vectors; only `rmse` depends on it.
 
   >>> server, client, distributed = compare_placements(epsilon=2, delta=1e-5, num_clients=100)
   >>> round(client.mean_std / server.mean_std, 9), distributed.mean_std == server.mean_std

@@ -24,9 +24,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dpjax.federated.client import ClientAlgorithm
-from dpjax.federated.cohort import Cohort, bucket
-from dpjax.federated.execution import Context, MapClients, Mapped, Remembered, Run
+from dpjax.federated.cohort import Cohort, bucket, padded
+from dpjax.federated.execution import (
+  Context,
+  MapClients,
+  Mapped,
+  Remembered,
+  Run,
+  all_remembered,
+)
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
@@ -53,13 +59,11 @@ def _sharding(spread: bool) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec(_AXIS) if spread else PartitionSpec())
 
 
-def _combine(added: Any, gathered: Any) -> Any:
-  return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), added), gathered
-
-
 @functools.cache
 def _program() -> Any:
-  return jax.jit(_combine, out_shardings=_sharding(False))
+  add = lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype)
+  combine = lambda added, gathered: (jax.tree.map(add, added), gathered)
+  return jax.jit(combine, out_shardings=_sharding(False))
 
 
 def _spread(leaf: Any) -> jax.Array:
@@ -132,7 +136,10 @@ def on_first(call: Callable[[], Any]) -> Any:
   if jax.process_count() == 1:
     return call()
   if not is_first():
-    return _unpacked(_from_first(b""))
+    answer = json.loads(_from_first(b""))
+    if "error" in answer:
+      raise UserError(answer["error"])
+    return answer["result"]
   try:
     result = call()
   except (UserError, OSError) as error:
@@ -140,13 +147,6 @@ def on_first(call: Callable[[], Any]) -> Any:
     raise
   _from_first(json.dumps({"result": result}, default=lambda x: x.item()).encode())
   return result
-
-
-def _unpacked(data: bytes) -> Any:
-  answer = json.loads(data)
-  if "error" in answer:
-    raise UserError(answer["error"])
-  return answer["result"]
 
 
 def arrays_from_first(tree: ArrayTree) -> Any:
@@ -181,81 +181,42 @@ def deal(num_examples: np.ndarray, num_processes: int) -> list[np.ndarray]:
   return [np.sort(order[i::num_processes]) for i in range(num_processes)]
 
 
-def _share(cohort: Cohort, places: np.ndarray) -> Cohort:
-  return cohort._replace(
-    ids=np.asarray(cohort.ids)[places],
-    num_examples=np.asarray(cohort.num_examples)[places],
-    batches=[cohort.batches[place] for place in places],
-  )
-
-
-def _rows(tree: Any, places: np.ndarray, size: int) -> Any:
-  """Rows at `places` and padding: leaves [size, ...]; None stays None."""
-
-  def take(leaf: Any) -> np.ndarray:
-    rows = np.asarray(leaf)[places]
-    return np.pad(rows, [(0, size - len(rows))] + [(0, 0)] * (rows.ndim - 1))
-
-  return jax.tree.map(take, tree)
-
-
 def _in_one(parts: tuple[Remembered, ...], like: Any, size: int) -> Any:
   """What a share keeps, by place, leaves [size, ...]; `like`: leaves [any, ...]."""
   whole = jax.tree.map(
     lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), jax.device_get(like)
   )
   for part in parts:
-    mask = np.asarray(part.mask)
-    places = np.asarray(part.places)[mask]
-
-    def put(into: np.ndarray, rows: Any) -> None:
-      into[places] = np.asarray(rows)[mask]  # noqa: B023
-
-    jax.tree.map(put, whole, part.memories)
+    for into, rows in zip(jax.tree.leaves(whole), jax.tree.leaves(part.memories)):
+      into[part.places[part.mask]] = np.asarray(rows)[part.mask]
   return whole
 
 
-class _Processes:
-  """The programs of `process_clients` for one client algorithm and one aggregator."""
+def _run_share(run: Run, context: Context, cohort: Cohort) -> Mapped:
+  """`run` on this process's share of the cohort, and what all of them found."""
+  if jax.process_count() == 1:
+    return run(context, cohort)
+  shares = deal(cohort.num_examples, jax.process_count())
+  mine = shares[jax.process_index()]
+  size = max(1, bucket(len(shares[0])))  # the first is the longest
+  held = padded(jax.tree.map(lambda leaf: np.asarray(leaf)[mine], context.memories), size)
+  share = cohort._replace(
+    ids=np.asarray(cohort.ids)[mine],
+    num_examples=np.asarray(cohort.num_examples)[mine],
+    batches=[cohort.batches[place] for place in mine],
+  )
+  mapped = run(context._replace(memories=held), share)
+  sent, info = padded((mapped.sent, mapped.info), size)
+  kept = _in_one(mapped.memories, held, size)
+  sums, gathered = exchange(mapped.sums, (sent, kept, info))
+  back = np.argsort(np.concatenate(shares))
 
-  def __init__(self, run: Run):
-    self._run = run
+  def in_order(leaf: np.ndarray) -> np.ndarray:  # [P, size, ...] -> [C, ...]
+    rows = [leaf[i, : len(places)] for i, places in enumerate(shares)]
+    return np.concatenate(rows)[back]
 
-  def __call__(self, context: Context, cohort: Cohort) -> Mapped:
-    count, index = jax.process_count(), jax.process_index()
-    if count == 1:
-      return self._run(context, cohort)
-    shares = deal(cohort.num_examples, count)
-    mine, size = shares[index], max(1, bucket(len(shares[0])))  # the first is the longest
-    held = _rows(context.memories, mine, size)
-    mapped = self._run(context._replace(memories=held), _share(cohort, mine))
-    everyone = np.arange(len(mine))
-    local = (
-      _rows(mapped.sent, everyone, size),
-      _in_one(mapped.memories, held, size),
-      _rows(mapped.info, everyone, size),
-    )
-    sums, gathered = exchange(mapped.sums, local)
-    sent, memories, info = self._in_order(gathered, shares)
-    return Mapped(sums, sent, self._remembered(memories, cohort.size), info)
-
-  def _in_order(self, gathered: Any, shares: list[np.ndarray]) -> Any:
-    """Leaves [P, size, ...] -> [C, ...], in the order of the cohort."""
-    back = np.argsort(np.concatenate(shares))
-
-    def flat(leaf: np.ndarray) -> np.ndarray:
-      rows = [leaf[i, : len(places)] for i, places in enumerate(shares)]
-      return np.concatenate(rows)[back]
-
-    return jax.tree.map(flat, gathered)
-
-  def _remembered(self, memories: Any, count: int) -> tuple[Remembered, ...]:
-    if memories is None or not count:
-      return ()
-    size = bucket(count)
-    places = np.minimum(np.arange(size), count - 1)
-    mask = np.arange(size) < count
-    return (Remembered(places, mask, _rows(memories, np.arange(count), size)),)
+  sent, memories, info = jax.tree.map(in_order, gathered)
+  return Mapped(sums, sent, all_remembered(memories, cohort.size), info)
 
 
 def process_clients(inner: MapClients) -> MapClients:
@@ -274,8 +235,4 @@ def process_clients(inner: MapClients) -> MapClients:
   Raises:
     PeerLost: by `round`, where another process is gone.
   """
-
-  def bind(client: ClientAlgorithm, partial: Any) -> Run:
-    return _Processes(inner(client, partial))
-
-  return bind
+  return lambda client, partial: functools.partial(_run_share, inner(client, partial))

@@ -169,15 +169,6 @@ def _lengths(tree: Any) -> Array:
   return jnp.where(usable, lengths, jnp.where(jnp.isfinite(largest), 0.0, jnp.inf))
 
 
-def _distances(messages: Any) -> Array:
-  """[C, C], by differences: no cancellation where messages nearly agree."""
-
-  def to_all(one: Any) -> Array:
-    return _lengths(jax.tree.map(lambda a, b: a[None] - b, one, messages))
-
-  return jax.lax.map(to_all, messages)
-
-
 def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   """The mean of the `num_selected` messages nearest to their n - f - 2 nearest others.
 
@@ -198,7 +189,10 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
 
   def combine(messages: Any, kept: Array) -> Any:
     apart = kept[:, None] & kept[None, :] & ~jnp.eye(kept.shape[0], dtype=bool)
-    distances = jnp.sort(jnp.where(apart, _distances(messages), jnp.inf), axis=1)
+    # by differences: no cancellation where messages nearly agree
+    away = lambda one: _lengths(jax.tree.map(lambda a, b: a[None] - b, one, messages))
+    distances = jnp.where(apart, jax.lax.map(away, messages), jnp.inf)  # [C, C]
+    distances = jnp.sort(distances, axis=1)
     near = jnp.arange(kept.shape[0]) < jnp.sum(kept) - num_byzantine - 2
     # A root orders as its square does, and is finite for every message of the majority.
     scores = _lengths(jnp.where(near[None], distances, 0.0))

@@ -33,6 +33,7 @@ from dpjax.noise import secure
 from dpjax.types import Array, DType
 from dpjax.validate import UserError
 
+Numbers = Any  # what NumPy or JAX reads as an array of real numbers, or refuses
 _FINE = 11  # bits of a float's fraction that are left to the noise below the grid
 _LIMB = 8  # bits that are summed at once
 MAX_RECORDS = 2**24  # then neither a limb's sum nor a count in float32 is rounded
@@ -49,7 +50,7 @@ def _kind(value: Any) -> str:
   return f"{getattr(value, 'dtype', type(value).__name__)}{getattr(value, 'shape', '')}"
 
 
-def array(name: str, value: Any) -> Any:
+def array(name: str, value: Numbers) -> Any:
   """`value` as an array of real numbers, of NumPy where it is not JAX's; else UserError.
 
   >>> array("value", "three")
@@ -77,7 +78,7 @@ def _from_host(name: str, value: Any) -> Any:
   return found.astype(np.float64) if found.dtype == np.longdouble else found
 
 
-def is_integer(value: Any) -> bool:
+def is_integer(value: Numbers) -> bool:
   """Whether an array holds integers (bool is none)."""
   return bool(jnp.issubdtype(value.dtype, jnp.integer))
 
@@ -92,7 +93,7 @@ def _known(value: Any) -> bool:
   return not isinstance(value, core.Tracer)
 
 
-def finite(name: str, value: Any) -> None:
+def finite(name: str, value: Numbers) -> None:
   """Raises unless every entry is finite; values that are being traced pass unseen."""
   if _known(value) and not np.all(np.isfinite(value)):
     raise UserError(f"{name}: must be finite, for nothing bounds what noise would hide")
@@ -122,7 +123,7 @@ def _integer_pair(value: jax.Array) -> tuple[jax.Array, jax.Array]:
   return (value - low).astype(dtype), low.astype(dtype)
 
 
-def pair(name: str, value: Any, scale: float) -> tuple[jax.Array, jax.Array]:
+def pair(name: str, value: Numbers, scale: float) -> tuple[jax.Array, jax.Array]:
   """(high, low), floats whose sum is exactly `value`; low is of the size of the noise.
 
   A float that is JAX's own is its own low part. UserError: NaN or infinity; 64-bit numbers
@@ -186,7 +187,7 @@ def noised(
   return (high - beside) + noisy
 
 
-def units(name: str, values: Any, lower: float, upper: float) -> jax.Array:
+def units(name: str, values: Numbers, lower: float, upper: float) -> jax.Array:
   """Each value clipped to [lower, upper], as a share of the way: [0, 1]; NaN is 1/2.
 
   >>> units("values", jnp.array([-5.0, 2.0, jnp.nan, jnp.inf]), 0.0, 10.0).tolist()
@@ -250,7 +251,7 @@ def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
   return (carry >> 7).astype(jnp.float32), rest.astype(jnp.float32) * 2.0**-23
 
 
-def above(name: str, values: Any, public: float) -> jax.Array:
+def above(name: str, values: Numbers, public: float) -> jax.Array:
   """values - public, in floats, rounded once: what is compared with noise.
 
   >>> above("queries", np.array([2**24 + 1]), 2.0**24).tolist()
@@ -269,7 +270,7 @@ def above(name: str, values: Any, public: float) -> jax.Array:
   return secure.as_floats(values) - public
 
 
-def gaps(name: str, scores: Any) -> tuple[jax.Array, jax.Array]:
+def gaps(name: str, scores: Numbers) -> tuple[jax.Array, jax.Array]:
   """Scores [..., k] less the largest of their row, and which rows [...] are sound.
 
   A row is sound unless it holds NaN or +infinity, or -infinity alone. Known scores that are
@@ -313,7 +314,7 @@ def _word(scores: Any) -> Any:
   return np.uint32 if scores.dtype == np.uint32 else np.int32
 
 
-def indices(name: str, values: Any, lowest: int, highest: int) -> jax.Array:
+def indices(name: str, values: Numbers, lowest: int, highest: int) -> jax.Array:
   """Integers (or bool) clipped into [lowest, highest], int32.
 
   >>> indices("bins", np.array([2**40, -7]), -1, 5).tolist()

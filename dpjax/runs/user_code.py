@@ -114,8 +114,8 @@ def sampler(
   """`make(num_examples=, sampling_prob=)`: a sampler with an event, or without an epsilon.
 
   Args:
-    unit: whose data one row is; a sampler of another unit is refused. "user": of a client,
-      whatever it says.
+    unit: whose data one row is; a sampler of another unit is refused. "user": rows are
+      clients, also to a sampler that only knows rows ("example").
 
   >>> sampler("builtins:dict", "privacy.sampler", num_examples=1, prob=0.5)
   Traceback (most recent call last):
@@ -125,7 +125,7 @@ def sampler(
   made = names.call(path, field, num_examples=num_examples, sampling_prob=prob)
   if not isinstance(made, sampling.Sampler):
     raise _wrong(field, path, "a dpjax.sampling.Sampler", made)
-  if unit not in ("user", made.unit):
+  if made.unit not in (unit, "example"):
     raise UserError(
       f"{field}={path!r}: its unit is one {made.unit}, but a row of these data is one {unit}"
     )

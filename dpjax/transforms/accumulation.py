@@ -17,7 +17,7 @@ import optax
 from dpjax import gradients, trees, validate
 from dpjax.transforms.clipped import clipped_sum
 from dpjax.transforms.group_noise import check_groups
-from dpjax.types import ClippedSum
+from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
 
 
@@ -33,7 +33,7 @@ def accumulate(
   tx: optax.GradientTransformation,
   *,
   every: int,
-  l2_clip_norm: Any,
+  l2_clip_norm: ClipLike,
   slots: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Sums clipped gradients over `every` slices and hands `tx` the sum with the last one.

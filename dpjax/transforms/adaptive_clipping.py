@@ -37,7 +37,7 @@ from dpjax.transforms.clip_and_noise import checked_clip
 from dpjax.transforms.clip_scale import ScaledState, unscaled
 from dpjax.transforms.clipped import clipped_sum
 from dpjax.transforms.group_noise import noise_std
-from dpjax.types import ClippedSum
+from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
 
 _COUNT_SHARE = 1 / 20  # of the batch: default noise of the count, as in the paper
@@ -133,7 +133,7 @@ def _mask(summed: ClippedSum, given: Any) -> jax.Array:
 
 def adaptive_clip_and_noise(
   *,
-  l2_clip_norm: Any,
+  l2_clip_norm: ClipLike,
   noise_multiplier: float,
   normalize_by: float,
   key: jax.Array,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import optax
 
@@ -14,14 +12,15 @@ from dpjax.transforms import group_noise
 from dpjax.transforms.clip_scale import scheduled
 from dpjax.transforms.clipped import clipped_sum
 from dpjax.transforms.together import check_together
+from dpjax.types import ClipLike
 from dpjax.validate import UserError
 
 
 def checked_clip(
-  l2_clip_norm: Any,
+  l2_clip_norm: ClipLike,
   noise_multiplier: float,
   normalize_by: float,
-  key: Any,
+  key: jax.Array,
   shape: NoiseShape = WHITE,
 ) -> Clip:
   """The clip of a private transform. UserError, naming the argument, unless one can be made
@@ -39,7 +38,7 @@ def checked_clip(
 
 def clip_and_noise(
   *,
-  l2_clip_norm: Any,
+  l2_clip_norm: ClipLike,
   noise_multiplier: float,
   normalize_by: float,
   key: jax.Array,

@@ -21,7 +21,7 @@ import optax
 
 from dpjax import gradients, trees, validate
 from dpjax.transforms.clipped import check_updates
-from dpjax.types import ClippedSum
+from dpjax.types import ClippedSum, Updates
 from dpjax.validate import UserError
 
 CLIP_SCHEDULES = ("constant", "linear", "cosine", "exponential")
@@ -35,7 +35,7 @@ class ScaledState(NamedTuple):
   count: jax.Array  # int32, updates so far
 
 
-def clip_scale(state: Any) -> jax.Array | None:
+def clip_scale(state: object) -> jax.Array | None:
   """s_t of the next update, from a transform's state; None where the clip norm is constant.
 
   >>> clip_scale(ScaledState(None, jnp.float32(0.5), jnp.int32(0)))
@@ -44,7 +44,7 @@ def clip_scale(state: Any) -> jax.Array | None:
   return state.scale if isinstance(state, ScaledState) else None
 
 
-def unscaled(updates: Any, scale: jax.Array) -> Any:
+def unscaled(updates: Updates | ClippedSum, scale: jax.Array) -> Updates:
   """Stacked gradients divided by s_t; a ClippedSum is of the divided loss already."""
   check_updates(updates, None)  # before integers become floats
   if isinstance(updates, ClippedSum):
@@ -111,6 +111,8 @@ def with_clip_schedule(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def scheduled(tx: Any, clip: gradients.Clip) -> Any:
+def scheduled(
+  tx: optax.GradientTransformationExtraArgs, clip: gradients.Clip
+) -> optax.GradientTransformationExtraArgs:
   """A transform made for the clip's norms, with the clip's schedule where it has one."""
   return with_clip_schedule(tx, clip.schedule) if clip.schedule else tx

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import gradients
-from dpjax.types import ClippedSum
+from dpjax.types import ArrayLike, ClipLike, ClippedSum, Params, Updates
 from dpjax.validate import UserError
 
 
@@ -21,7 +21,7 @@ def check_bound(updates: ClippedSum, bound: float) -> None:
     )
 
 
-def check_updates(updates: Any, params: Any) -> None:
+def check_updates(updates: Updates | ClippedSum, params: Params | None) -> None:
   """Raises unless gradients (and parameters, where given) are real floating point."""
   tree = updates.total if isinstance(updates, ClippedSum) else updates
   gradients.check_real(updates=tree)
@@ -45,7 +45,12 @@ def _check_stacked(updates: Any, params: Any) -> int:
   return sizes.pop()[0]
 
 
-def clipped_sum(updates: Any, params: Any, mask: Any, l2_clip_norm: Any) -> ClippedSum:
+def clipped_sum(
+  updates: Updates | ClippedSum,
+  params: Params | None,
+  mask: ArrayLike | None,
+  l2_clip_norm: ClipLike,
+) -> ClippedSum:
   """The sum to which noise is added; checked, whichever form it comes in.
 
   Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import optax
@@ -15,11 +14,12 @@ from dpjax.transforms.clip_and_noise import checked_clip
 from dpjax.transforms.clip_scale import scheduled
 from dpjax.transforms.clipped import clipped_sum
 from dpjax.transforms.group_noise import noise_std
+from dpjax.types import ClipLike
 
 
 def clip_and_correlated_noise(
   *,
-  l2_clip_norm: Any,
+  l2_clip_norm: ClipLike,
   noise_multiplier: float,
   normalize_by: float,
   key: jax.Array,

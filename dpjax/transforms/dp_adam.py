@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import validate
+from dpjax.types import NumberTree
 
 
 class DpAdamState(NamedTuple):
@@ -28,7 +29,7 @@ class DpAdamState(NamedTuple):
 
 def scale_by_dp_adam(
   *,
-  noise_std: Any,
+  noise_std: NumberTree,
   b1: float = 0.9,
   b2: float = 0.999,
   eps: float = 1e-8,
@@ -79,7 +80,7 @@ def scale_by_dp_adam(
 
 
 def dp_adam(
-  learning_rate: optax.ScalarOrSchedule, *, noise_std: Any, **options: Any
+  learning_rate: optax.ScalarOrSchedule, *, noise_std: NumberTree, **options: Any
 ) -> optax.GradientTransformation:
   """Adam for private gradients; the options are those of `scale_by_dp_adam`.
 
@@ -91,7 +92,7 @@ def dp_adam(
   return optax.chain(scale, optax.scale_by_learning_rate(learning_rate))
 
 
-def second_moment(state: DpAdamState, *, noise_std: Any, b2: float = 0.999) -> Any:
+def second_moment(state: DpAdamState, *, noise_std: NumberTree, b2: float = 0.999) -> Any:
   """The estimate of E[signal^2] that the update takes the root of, before the floor.
 
   Unbiased where the gradient's signal and the noise of the plan are independent.

@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import gradients, validate
-from dpjax.types import ClippedSum
+from dpjax.types import ClipLike, ClippedSum, NumberTree, Updates
 from dpjax.validate import UserError
 
 
-def group_weights(l2_clip_norm: Any, noise_shares: Any = None) -> Any:
+def group_weights(l2_clip_norm: ClipLike, noise_shares: NumberTree = None) -> NumberTree:
   """The weights w_g of the groups: 0 for frozen ones (C_g = 0), 1 where there are no shares.
 
   Raises:
@@ -53,7 +53,7 @@ def group_weights(l2_clip_norm: Any, noise_shares: Any = None) -> Any:
   return jax.tree.map(weight, shares, clip.norms)
 
 
-def check_groups(updates: ClippedSum, l2_clip_norm: Any) -> None:
+def check_groups(updates: ClippedSum, l2_clip_norm: ClipLike) -> None:
   """Raises unless the sum was clipped group by group to these bounds."""
   allowed = gradients.Clip.of(l2_clip_norm).group_bounds()
   seen = updates.group_bounds
@@ -63,12 +63,12 @@ def check_groups(updates: ClippedSum, l2_clip_norm: Any) -> None:
     )
 
 
-def weighted(tree: Any, weights: Any) -> Any:
+def weighted(tree: Updates, weights: NumberTree) -> Updates:
   """Each group times its weight; a frozen group becomes exactly 0."""
   return _per_group(lambda leaf, w: leaf * w if w else jnp.zeros_like(leaf), tree, weights)
 
 
-def unweighted(tree: Any, weights: Any) -> Any:
+def unweighted(tree: Updates, weights: NumberTree) -> Updates:
   """The inverse of `weighted`; a frozen group stays exactly 0, whatever noise it got."""
   return _per_group(lambda leaf, w: leaf / w if w else jnp.zeros_like(leaf), tree, weights)
 
@@ -84,7 +84,9 @@ def noise_std(clip: gradients.Clip, noise_multiplier: float) -> float:
   return noise_multiplier * clip.l2_bound if noise_multiplier else 0.0
 
 
-def group_stds(l2_clip_norm: Any, noise_multiplier: float, noise_shares: Any = None) -> Any:
+def group_stds(
+  l2_clip_norm: ClipLike, noise_multiplier: float, noise_shares: NumberTree = None
+) -> NumberTree:
   """Standard deviation of the noise on the sum, group by group.
 
   >>> group_stds({"a": 3.0, "b": 4.0}, 2.0)

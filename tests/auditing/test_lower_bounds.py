@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from dpjax import auditing
-from dpjax.auditing import Scores
+from dpjax.auditing import Scores, lower_bounds
 from dpjax.validate import UserError
 
 DELTA = 1e-5
@@ -117,8 +117,6 @@ def test_where_jax_privacy_is_right_it_agrees(method, epsilon):
     pytest.skip("needs jax-privacy, of the bench extra")
   from jax_privacy import auditing as peer
 
-  from dpjax.auditing import lower_bounds
-
   scores, threshold = _canaries(epsilon, 1000, 3), 0.9
   auditor = peer.CanaryScoreAuditor(scores.inside, scores.outside)
   call = getattr(auditor, f"epsilon_{method}")
@@ -132,7 +130,7 @@ def test_where_jax_privacy_is_right_it_agrees(method, epsilon):
     refuted = lambda mu: lower_bounds._fdp_refuted(mu, **case, significance=0.05)
     ours = auditing.epsilon_from_mu(lower_bounds._largest(refuted), DELTA)
   else:
-    rates = [float(lower_bounds._upper(k, 500, 0.025)) for k in (fp, 500 - tp)]
+    rates = [float(lower_bounds.rate_at_most(k, 500, 0.025)) for k in (fp, 500 - tp)]
     ours = math.log((1 - rates[1] - DELTA) / rates[0])
   assert ours == pytest.approx(theirs, abs=2e-3) and ours > 0.2
 
@@ -205,10 +203,11 @@ def test_scores_the_wrong_way_round_prove_nothing_in_one_run():
   assert auditing.gdp_lower_bound(flipped, delta=DELTA) == 0
 
 
-def test_clopper_pearson_interval_is_exact():
+def test_clopper_pearson_bounds_are_exact():
   """Coverage by summing the binomial: at least 95 % at every rate, and not always 100 %."""
   n = 30
-  intervals = [auditing.clopper_pearson_interval(k, n) for k in range(n + 1)]
+  above = [lower_bounds.rate_at_most(k, n, 0.025) for k in range(n + 1)]
+  intervals = [(1 - above[n - k], above[k]) for k in range(n + 1)]
   counts = np.arange(n + 1)
   for rate in np.linspace(0.01, 0.99, 25):
     mass = special.comb(n, counts) * rate**counts * (1 - rate) ** (n - counts)

@@ -186,7 +186,7 @@ def _noisy_messages(ids, key=0, width=4_000, scale=100.0):
   cohort = from_batches([np.ones((1, width), np.float32)] * len(ids))
   cohort = cohort._replace(ids=np.array(ids))
   received = algorithms.Received(jnp.zeros(width))
-  context = execution.Context(received, None, jax.random.key(key), None)
+  context = execution.Context(received, None, None, jax.random.key(key), None)
   run = execution.loop_clients()(client, None)
   return np.asarray(run(context, cohort).sent.message["delta"])
 

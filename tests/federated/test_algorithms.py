@@ -305,7 +305,7 @@ def test_p17_example_level_noise_differs_between_clients_and_rounds():
   cohort = from_batches([np.zeros((2, 500), np.float32)] * 2, batch_size=1)
   for round_key in (0, 1):
     context = federated.execution.Context(
-      federated.client.Received(jnp.zeros(500)), None, jax.random.key(round_key), None
+      federated.client.Received(jnp.zeros(500)), None, None, jax.random.key(round_key), None
     )
     noise += list(np.asarray(run(context, cohort).sent.message["delta"]))
   assert np.abs(np.corrcoef(noise)[np.triu_indices(4, 1)]).max() < 0.2

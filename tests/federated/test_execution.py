@@ -12,8 +12,11 @@ import numpy as np
 import optax
 import pytest
 
+from dpjax import data
 from dpjax.federated import (
+  LocalWork,
   by_examples,
+  cohort_of,
   execution,
   fed_avg,
   from_batches,
@@ -103,6 +106,33 @@ def test_a_round_takes_nothing_away_from_its_state(name, make):
   assert int(state.round) == 1
 
 
+def _what_it_is_shown():
+  """A client that takes whatever it can reach: of each batch all entries, padding too."""
+
+  def step(received, local, examples, mask):
+    assert len(jax.tree.leaves(received)) == 1  # the parameters, and no data set
+    return jnp.maximum(local, jnp.max(examples.x))
+
+  def finish(received, local):
+    info = clients.ClientInfo(local, local, jnp.int32(1), local, local)
+    return clients.Sent({"delta": local}, jnp.float32(1)), None, info
+
+  begin = lambda received, memory, n, key: jnp.float32(0)
+  return clients.ClientAlgorithm(begin, step, finish)
+
+
+@pytest.mark.parametrize("name", sorted(_EXECUTIONS))
+def test_a_client_is_shown_its_own_rows_and_nothing_of_the_others(name):
+  """Also where it is padded to a longer one, and its padding is row 0 of another."""
+  x = np.array([100, 2, 2, 2, 3, 3, 3, 3, 3], np.float32)[:, None]
+  rows = data.from_arrays(x, np.zeros(9, int), num_classes=1)
+  federation = data.Federation(rows, [[0], [1, 2, 3], [4, 5, 6, 7, 8]])
+  cohort = cohort_of(federation, [1, 2, 0], LocalWork(batch_size=None), seed=0, round=0)
+  context = execution.Context(clients.Received(jnp.zeros(1)), cohort.data, None, _KEY, None)
+  found = _EXECUTIONS[name](_what_it_is_shown(), None)(context, cohort)
+  assert found.sent.message["delta"].tolist() == [2, 3, 100]
+
+
 def test_infos_come_back_in_the_order_of_the_cohort():
   """Blocks are sorted by length; nobody may notice."""
   _, info = _after_two_rounds(_fed_avg, _EXECUTIONS["blocks"])
@@ -136,9 +166,9 @@ for name in ("loop", "eight"):
 for count in (0, 1, 7, 8, 9, 11):  # fewer, as many and more clients than devices; nobody
   own = from_batches(clients[:count], batch_size=2)
   for name in ("loop", "eight"):
-    algorithm = scaffold(problems.network, optax.sgd(0.1), None, central(plan, noise_key),
-                         ways[name], key=key, client_learning_rate=0.1, num_clients=11,
-                         expected_cohort=4)
+    algorithm = scaffold(problems.network, optax.sgd(0.1), key=key, map_clients=ways[name],
+                         aggregator=central(plan, noise_key), client_learning_rate=0.1,
+                         num_clients=11, expected_cohort=4)
     state, info = algorithm.round(algorithm.init(params, num_clients=11), own)
     out[f"of {count} {name}"] = [np.asarray(leaf).ravel().tolist() for leaf in
                                  jax.tree.leaves((state.params, state.memories, info))]
@@ -259,7 +289,7 @@ def test_convolutions_are_seen():
   params = {"w": kernel.ravel()}
   own = [np.ones((1, 3, 3), np.float32)]
   cohort = from_batches(own)
-  context = execution.Context(clients.Received(params), None, _KEY, None)
+  context = execution.Context(clients.Received(params), None, None, _KEY, None)
   seen = lambda loss_fn: execution.has_convolution(
     clients.local_training(loss_fn, optax.sgd(0.1)), context, cohort.batches[0]
   )
@@ -361,5 +391,6 @@ def test_mistakes_are_one_line(make, match):
 
 
 def test_the_choice_follows_the_platform():
-  assert isinstance(execution.auto_clients()(clients.full_gradient(problems.quadratic), None),
-                    execution._Loop)  # fmt: skip
+  client = clients.full_gradient(problems.quadratic)
+  chosen = execution.auto_clients()(client, None)
+  assert type(chosen) is type(loop_clients()(client, None))

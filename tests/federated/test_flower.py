@@ -193,7 +193,7 @@ def test_an_answer_of_other_shapes_is_refused():
 def test_clients_that_keep_something_are_refused():
   def make(aggregator, map_clients):
     return scaffold(
-      problems.network, optax.sgd(0.1), None, aggregator, map_clients, key=_KEY,
+      problems.network, optax.sgd(0.1), aggregator=aggregator, map_clients=map_clients, key=_KEY,
       client_learning_rate=0.1, num_clients=4,
     )  # fmt: skip
 

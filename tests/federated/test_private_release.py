@@ -213,7 +213,7 @@ _ONE_STEP = lambda w, x: jnp.sum(w * x)
 def _sent(wrap, value, weighting=federated.uniform):
   client = wrap(local_training(_ONE_STEP, optax.sgd(1.0), weighting=weighting))
   received = federated.client.Received(jnp.zeros(50))
-  context = execution.Context(received, None, jax.random.key(3), None)
+  context = execution.Context(received, None, None, jax.random.key(3), None)
   cohort = from_batches([np.full((2, 50), value, np.float32)])
   return execution.loop_clients()(client, None)(context, cohort)
 

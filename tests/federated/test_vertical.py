@@ -45,6 +45,16 @@ def top_loss(params, sent, y):
   return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
 
+def joint_loss(bottoms):
+  """What the parties minimise together, as one function of all parameters."""
+
+  def loss(params, batch):
+    sent = tuple(b(p, x) for b, p, x in zip(bottoms, params.bottoms, batch.x))
+    return top_loss(params.top, sent, batch.y)
+
+  return loss
+
+
 def split_params(widths, *, units=4, classes=3, seed=0):
   keys = jax.random.split(jax.random.key(seed), len(widths) + 1)
   bottoms = tuple(
@@ -69,7 +79,7 @@ def test_messages_give_the_joint_gradient(x64, widths):
   bottoms = [bottom] * len(widths)
   by_messages = functools.partial(vertical.split_gradient, bottoms, top_loss)
   gradients, info = jax.jit(by_messages)(params, batch)
-  joint = jax.value_and_grad(vertical.joint_loss(bottoms, top_loss))
+  joint = jax.value_and_grad(joint_loss(bottoms))
   loss, expected = jax.jit(joint)(params, batch)
   assert jax.tree.structure(gradients) == jax.tree.structure(expected)
   for got, want in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected)):
@@ -84,7 +94,7 @@ def test_training_equals_the_joint_model():
   init, step = vertical.split_learning(bottoms, top_loss, tx)
   state, opt_state = init(params), tx.init(params)
   step = jax.jit(step)
-  gradient_fn = jax.jit(jax.grad(vertical.joint_loss(bottoms, top_loss)))
+  gradient_fn = jax.jit(jax.grad(joint_loss(bottoms)))
   for _ in range(5):
     state, _ = step(state, batch)
     gradient = gradient_fn(params, batch)

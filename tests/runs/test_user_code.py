@@ -233,6 +233,37 @@ def test_users_may_be_sampled_by_an_own_sampler():
   assert built.promise.kind == "claimed"
 
 
+@dataclasses.dataclass(frozen=True)
+class OfUsers(sampling.CyclicSampler):
+  unit = "user"
+
+
+@dataclasses.dataclass(frozen=True)
+class OfHouseholds(sampling.CyclicSampler):
+  unit = "household"
+
+
+def of_users(num_examples, sampling_prob):
+  return OfUsers(round(1 / sampling_prob), num_examples)
+
+
+def of_households(num_examples, sampling_prob):
+  return OfHouseholds(round(1 / sampling_prob), num_examples)
+
+
+def test_users_may_take_turns_by_an_own_sampler_of_users():
+  ftrl = {"privacy__method": "dp_ftrl", "clients_per_round": 4.0}
+  made = lambda name: federated_build.assemble(
+    _federated(**ftrl, privacy__ftrl__sampler=f"{__name__}:{name}")
+  )
+  promise = made("of_users").promise
+  assert (promise.kind, promise.unit) == ("claimed", "user")
+  told = promise.statement(2)
+  assert "Unit: one user" in told and "example" not in told.split("Noise:")[1]
+  with pytest.raises(UserError, match="privacy.ftrl.sampler.*one household.* one user"):
+    made("of_households")
+
+
 @pytest.mark.parametrize("done", [False, True], ids=["interrupted", "finished"])
 def test_a_run_does_not_go_on_with_edited_code(tmp_path, monkeypatch, done):
   monkeypatch.syspath_prepend(tmp_path)

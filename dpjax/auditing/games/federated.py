@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 from dpjax import federated, sampling
-from dpjax.auditing.games.game import Claim, Game, linear
+from dpjax.auditing.games.game import Game, claims, linear
 from dpjax.federated.algorithms import optimizing_server
 from dpjax.federated.client import Received
 from dpjax.noise.gaussian import NoiseState
@@ -27,7 +27,6 @@ from dpjax.plan import Plan
 from dpjax.types import Params
 
 ROOM = "federated"
-DELTAS = (1e-5, 0.01, 0.1)
 ROUNDS = 2
 _ADD, _REPLACE = "add_or_remove_one", "replace_one"
 _Z, _CLIP, _SIZE = 1.5, 0.5, 2.0
@@ -36,10 +35,13 @@ _SHARE, _FEW = 0.2, 0.16  # of the draws: a round is ordinary Python; edges leak
 _MANY = 64  # parameters by which the size of the noise itself shows
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
 
+_START = jnp.zeros(2)
+
 Aggregate = Callable[[Plan, Any], Any]  # `federated.central`, or a broken one
+Games = Callable[[Any, Aggregate], list[Game]]  # of a function, or a broken one
 
 
-def the_plan(num_steps: int = ROUNDS) -> Plan:
+def the_plan() -> Plan:
   """Every client in every round: nothing is hidden by sampling."""
   sampler = sampling.PoissonSampler(prob=1.0, capacity=8)
   return Plan(
@@ -47,12 +49,12 @@ def the_plan(num_steps: int = ROUNDS) -> Plan:
     noise_multiplier=_Z,
     l2_clip_norm=_CLIP,
     normalize_by=_SIZE,
-    num_steps=num_steps,
+    num_steps=ROUNDS,
     delta=1e-5,
   )
 
 
-def _client(x: float, width: int = 2) -> np.ndarray:
+def _client(x: float, width: int) -> np.ndarray:
   """One example of a client, `width` numbers."""
   return np.array([[x, *[0.0] * (width - 1)]], np.float32)
 
@@ -65,14 +67,7 @@ _WORLDS: dict[str, tuple[list[float], list[float]]] = {
 _ALONE = {"nobody, one client": ([], [_FAR])}
 
 
-def _released(state: Any) -> list[Any]:
-  """Leaves of all that the server shows."""
-  if isinstance(state, federated.FederatedState):
-    return jax.tree.leaves((state.params, state.server))
-  return [leaf for part in state for leaf in _released(part)]
-
-
-def _with_keys(state: Any, draw: int) -> Any:
+def _with_keys(state: federated.FederatedState, draw: int) -> federated.FederatedState:
   """The state with noise keys of this draw; two of them never get the same."""
   keys = iter(range(8))
 
@@ -81,10 +76,7 @@ def _with_keys(state: Any, draw: int) -> Any:
       return leaf
     return leaf._replace(key=jax.random.fold_in(jax.random.key(draw), next(keys)))
 
-  state = jax.tree.map(fresh, state, is_leaf=lambda leaf: isinstance(leaf, NoiseState))
-  if getattr(state, "memories", None) is None:
-    return state
-  return state._replace(memories=jax.tree.map(jnp.copy, state.memories))  # rounds donate it
+  return jax.tree.map(fresh, state, is_leaf=lambda leaf: isinstance(leaf, NoiseState))
 
 
 def _shown(leaf: Any) -> np.ndarray:
@@ -95,144 +87,75 @@ def _shown(leaf: Any) -> np.ndarray:
   return np.append(values[:2], np.log(values[2:].std() + 1e-30))
 
 
-def game(
+def _game(
   subject: str,
   case: str,
-  build: Callable[[], Any],
+  build: Callable[[], federated.FederatedAlgorithm],
   worlds: tuple[list[float], list[float]],
   *,
-  params: Params = None,
-  width: int = 2,
+  params: Params,
   num_clients: int = 0,
 ) -> Game:
   """`ROUNDS` rounds of what `build` makes, one noisy sum in each."""
-  made = functools.cache(build)
-  start = jnp.zeros(width) if params is None else params
+  made, width = functools.cache(build), params.shape[-1]
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
     algorithm = made()
-    first = algorithm.init(start, num_clients) if num_clients else algorithm.init(start)
+    first = algorithm.init(params, num_clients) if num_clients else algorithm.init(params)
     cohort = federated.from_batches([_client(x, width) for x in worlds[world]])
     seen = []
     for draw in range(n):
       state, leaves = _with_keys(first, (2 * seed + world) * n + draw), []
       for _ in range(ROUNDS):
         state, _info = algorithm.round(state, cohort)
-        leaves += _released(state)
+        leaves += jax.tree.leaves((state.params, state.server))
       seen.append(np.concatenate([_shown(leaf) for leaf in leaves]))
     return np.array(seen, np.float64)
 
-  plan = the_plan(ROUNDS)
-  claims = tuple(Claim(plan.epsilon(delta), delta) for delta in DELTAS)
   share = _SHARE if case == _JOINS else _FEW
-  return Game(ROOM, subject, case, _ADD, claims, outputs, linear, share)
+  return Game(ROOM, subject, case, _ADD, claims(the_plan().epsilon), outputs, linear, share)
 
 
 def _algorithm(
-  subject: str, worlds: dict, *arguments: Any, width: int = 2, **options: Any
-) -> Callable:
+  subject: str,
+  worlds: dict,
+  *arguments: Any,
+  params: Params = _START,
+  map_clients: Callable[..., Any] = federated.vmap_clients,
+  **options: Any,
+) -> Games:
   """The games of an algorithm that takes `aggregator=`, `map_clients=` and `key=`."""
+  kept = {"num_clients": 4} if subject in ("scaffold", "apfl") else {}
 
   def games(kind: Any, aggregate: Aggregate) -> list[Game]:
-    def build() -> Any:
+    def build() -> federated.FederatedAlgorithm:
       return kind(
-        _LOSS,
         *arguments,
         key=jax.random.key(1),
-        map_clients=federated.vmap_clients(),
+        map_clients=map_clients(),
         aggregator=aggregate(the_plan(), jax.random.key(0)),
         **options,
       )
 
-    clients = {"num_clients": 4} if subject in ("scaffold", "apfl") else {}
-    one = functools.partial(game, subject, build=build, width=width, **clients)
+    one = functools.partial(_game, subject, build=build, params=params, **kept)
     return [one(case, worlds=pair) for case, pair in worlds.items()]
 
   return games
 
 
-def _scaffold(kind: Any, aggregate: Aggregate) -> list[Game]:
-  given: dict[str, Any] = dict(client_learning_rate=0.5, num_clients=4)
-  server = (optax.sgd(0.5), optax.sgd(1.0))
-  public = _algorithm("scaffold", _WORLDS, *server, **given, expected_cohort=_SIZE)
-  joins = {"the size of the cohort is not given": ([-_FAR], [-_FAR, _FAR])}
-  realised = _algorithm("scaffold", joins, *server, **given, width=_MANY)
-  return [*public(kind, aggregate), *realised(kind, aggregate)]
-
-
-def _fed_nova(kind: Any, aggregate: Aggregate) -> list[Game]:
-  public = _algorithm("fed_nova", _WORLDS, optax.sgd(0.5), tau_eff=1.0)
-  sent = {"clients send their steps": ([-_FAR], [-_FAR, _FAR])}
-  return [
-    *public(kind, aggregate),
-    *_algorithm("fed_nova", sent, optax.sgd(0.5))(kind, aggregate),
-  ]
-
-
-def _mime_lite(kind: Any, aggregate: Aggregate) -> list[Game]:
-  """Difference and gradient are one message: one release a round."""
-
-  def build() -> Any:
-    return kind(
-      _LOSS,
-      optax.sgd(0.5, momentum=0.9),
-      federated.vmap_clients(),
-      key=jax.random.key(1),
-      aggregator=aggregate(the_plan(), jax.random.key(0)),
-    )
-
-  return [game("mime_lite", case, build, worlds) for case, worlds in _WORLDS.items()]
-
-
-def _hyp_cluster(kind: Any, aggregate: Aggregate) -> list[Game]:
-  """The newcomer chooses the other cluster, near enough that its choice survives the clip."""
-
-  def build(**share: float) -> Any:
-    return kind(
-      _LOSS,
-      optax.sgd(0.5),
-      federated.vmap_clients(),
-      key=jax.random.key(1),
-      num_clients=4,
-      aggregator=aggregate(the_plan(), jax.random.key(0)),
-      **share,
-    )
-
-  public = functools.partial(build, cluster_share=0.5)
-  start = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
-  one = functools.partial(game, "hyp_cluster", params=start)
-  near = {_JOINS: ([-1.5], [-1.5, 1.5])}
-  return [
-    *[one(case, public, pair) for case, pair in (_WORLDS | _ALONE | near).items()],
-    one("models are divided by their members", build, near[_JOINS]),
-  ]
-
-
-def _federated(kind: Any, aggregate: Aggregate) -> list[Game]:
-  """The loop itself, with the parts of FedAvg."""
-  client = federated.local_training(_LOSS, optax.sgd(0.5))
-  server = optimizing_server(optax.adam(0.1))
-
-  def build() -> Any:
-    return kind(
-      client,
-      server,
-      key=jax.random.key(1),
-      map_clients=federated.loop_clients(),
-      aggregator=aggregate(the_plan(), jax.random.key(0)),
-    )
-
-  return [game("federated", case, build, pair) for case, pair in _ALONE.items()]
+def _all(*several: Games) -> Games:
+  return lambda kind, aggregate: [g for games in several for g in games(kind, aggregate)]
 
 
 # --- aggregators: pure functions, so many draws at once
 
 
-def _aggregator(
-  subject: str, make: Callable[[Any], Any], aggregate: Any = None
-) -> list[Game]:
-  """Messages with weights, one of which is there or not."""
-  del aggregate
+def _aggregator(subject: str, make: Callable[..., federated.Aggregator]) -> Games:
+  return lambda kind, aggregate: _of_messages(subject, functools.partial(make, kind))
+
+
+def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> list[Game]:
+  """Messages with weights, one of which is there or not; `make` takes the noise key."""
   far = jnp.array([[-_FAR, 0.0], [_FAR, 0.0]])
 
   @jax.jit
@@ -249,9 +172,7 @@ def _aggregator(
       mask = jnp.array([True, bool(world)])
       return np.asarray(run(keys, messages, mask, jnp.array([1.0, weight])))
 
-    plan = the_plan()
-    claims = tuple(Claim(plan.epsilon(delta), delta) for delta in DELTAS)
-    return Game(ROOM, subject, case, _ADD, claims, outputs, linear)
+    return Game(ROOM, subject, case, _ADD, claims(the_plan().epsilon), outputs, linear)
 
   return [
     one(_JOINS, far, 1.0),
@@ -260,17 +181,6 @@ def _aggregator(
     one("with NaN", far.at[1, 0].set(math.nan), 1.0),
     one("with 1e30", far.at[1, 0].set(1e30), 1.0),
   ]
-
-
-def _dp_mean(kind: Any, aggregate: Aggregate) -> list[Game]:
-  del aggregate
-  make = lambda key: kind(the_plan().transform(key), l2_clip_norm=_CLIP)
-  return _aggregator("dp_mean", make)
-
-
-def _central(kind: Any, aggregate: Aggregate) -> list[Game]:
-  del aggregate
-  return _aggregator("central", lambda key: kind(the_plan(), key))
 
 
 def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
@@ -291,10 +201,10 @@ def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
   def one(case: str, values: tuple[float, float], sizes: tuple[int, int] = (1, 1)) -> Game:
     def outputs(world: int, seed: int, n: int) -> np.ndarray:
       keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
-      return np.asarray(run(keys, _client(values[world]), jnp.int32(sizes[world])))
+      return np.asarray(run(keys, _client(values[world], 2), jnp.int32(sizes[world])))
 
-    claims = tuple(Claim(federated.local_epsilon(2 * _Z, d), d) for d in DELTAS)
-    return Game(ROOM, "client_noise", case, _REPLACE, claims, outputs, linear)
+    price = claims(functools.partial(federated.local_epsilon, 2 * _Z))
+    return Game(ROOM, "client_noise", case, _REPLACE, price, outputs, linear)
 
   return [
     one("its data turn round", (-_FAR, _FAR)),
@@ -303,24 +213,54 @@ def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
   ]
 
 
+_SGD, _FAST = optax.sgd(0.5), optax.sgd(1.0)
 _SERVER: dict[str, Any] = {"server_learning_rate": 0.1}
-_SGD = optax.sgd(0.5)
+_NEAR = {_JOINS: ([-1.5], [-1.5, 1.5])}  # so that a choice of cluster survives the clip
+_scaffold = functools.partial(
+  _algorithm, "scaffold", client_learning_rate=0.5, num_clients=4
+)
+_hyp_cluster = functools.partial(
+  _algorithm, "hyp_cluster", params=jnp.array([[1.0, 0.0], [-1.0, 0.0]]), num_clients=4
+)
 
-GAMES: dict[str, Callable[[Any, Aggregate], list[Game]]] = {
-  "fed_avg": _algorithm("fed_avg", _WORLDS | _ALONE, _SGD),
-  "fed_sgd": _algorithm("fed_sgd", _WORLDS, optax.sgd(1.0)),
-  "fed_prox": _algorithm("fed_prox", _WORLDS, _SGD, mu=0.1),
-  "fed_adam": _algorithm("fed_adam", _WORLDS, _SGD, **_SERVER),
-  "fed_yogi": _algorithm("fed_yogi", _WORLDS, _SGD, **_SERVER),
-  "fed_adagrad": _algorithm("fed_adagrad", _WORLDS, _SGD, **_SERVER),
-  "fed_nova": _fed_nova,
-  "scaffold": _scaffold,
-  "mime_lite": _mime_lite,
-  "apfl": _algorithm("apfl", _WORLDS, _SGD, alpha=0.5),
-  "hyp_cluster": _hyp_cluster,
-  "federated": _federated,
-  "dp_mean": _dp_mean,
-  "central": _central,
+GAMES: dict[str, Games] = {
+  "fed_avg": _algorithm("fed_avg", _WORLDS | _ALONE, _LOSS, _SGD),
+  "fed_sgd": _algorithm("fed_sgd", _WORLDS, _LOSS, _FAST),
+  "fed_prox": _algorithm("fed_prox", _WORLDS, _LOSS, _SGD, mu=0.1),
+  "fed_adam": _algorithm("fed_adam", _WORLDS, _LOSS, _SGD, **_SERVER),
+  "fed_yogi": _algorithm("fed_yogi", _WORLDS, _LOSS, _SGD, **_SERVER),
+  "fed_adagrad": _algorithm("fed_adagrad", _WORLDS, _LOSS, _SGD, **_SERVER),
+  "fed_nova": _all(
+    _algorithm("fed_nova", _WORLDS, _LOSS, _SGD, tau_eff=1.0),
+    _algorithm("fed_nova", {"clients send their steps": _WORLDS[_JOINS]}, _LOSS, _SGD),
+  ),
+  "scaffold": _all(
+    _scaffold(_WORLDS, _LOSS, _SGD, _FAST, expected_cohort=_SIZE),
+    _scaffold(
+      {"the size of the cohort is not given": _WORLDS[_JOINS]},
+      _LOSS,
+      _SGD,
+      _FAST,
+      params=jnp.zeros(_MANY),
+    ),
+  ),
+  "mime_lite": _algorithm("mime_lite", _WORLDS, _LOSS, optax.sgd(0.5, momentum=0.9)),
+  "apfl": _algorithm("apfl", _WORLDS, _LOSS, _SGD, alpha=0.5),
+  "hyp_cluster": _all(
+    _hyp_cluster(_WORLDS | _ALONE | _NEAR, _LOSS, _SGD, cluster_share=0.5),
+    _hyp_cluster({"models are divided by their members": _NEAR[_JOINS]}, _LOSS, _SGD),
+  ),
+  "federated": _algorithm(  # the loop itself, with the parts of FedAvg
+    "federated",
+    _ALONE,
+    federated.local_training(_LOSS, _SGD),
+    optimizing_server(optax.adam(0.1)),
+    map_clients=federated.loop_clients,
+  ),
+  "dp_mean": _aggregator(
+    "dp_mean", lambda kind, key: kind(the_plan().transform(key), l2_clip_norm=_CLIP)
+  ),
+  "central": _aggregator("central", lambda kind, key: kind(the_plan(), key)),
   "client_noise": _client_noise,
 }
 _ROBUST = "robust, and private by nobody's claim"
@@ -337,6 +277,8 @@ NO_CLAIM = {
 }
 
 
-def games(subject: str, kind: Any, aggregate: Aggregate | None = None) -> list[Game]:
+def games(
+  subject: str, kind: Callable[..., object], aggregate: Aggregate = federated.central
+) -> list[Game]:
   """The games of one algorithm or aggregator."""
-  return GAMES[subject](kind, federated.central if aggregate is None else aggregate)
+  return GAMES[subject](kind, aggregate)

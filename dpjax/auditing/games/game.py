@@ -23,15 +23,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from dpjax import validate
-from dpjax.auditing.lower_bounds import Scores
+from dpjax.auditing.lower_bounds import Scores, rate_at_most
 from dpjax.validate import UserError
 
 CONFIDENCE = 0.999
 _THRESHOLDS = 400  # events that the adversary looks at, on its own draws
 _CHUNK = 20_000  # draws that are made at once
+DELTAS = (1e-5, 0.01, 0.1)  # of a curve: where tails count, and where the middle does
 _FIT = 3  # one in so many draws is the adversary's to learn from
 
 Outputs = Callable[[int, int, int], np.ndarray]  # (which input, seed, n) -> [n, features]
@@ -44,6 +44,11 @@ class Claim(NamedTuple):
 
   epsilon: float
   delta: float
+
+
+def claims(price: Callable[[float], float]) -> tuple[Claim, ...]:
+  """Points of a promised curve, delta -> epsilon."""
+  return tuple(Claim(price(delta), delta) for delta in DELTAS)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -186,9 +191,10 @@ def _bounds(
 def _log_ratio(
   often: np.ndarray, n: int, rarely: np.ndarray, m: int, delta: float, significance: float
 ) -> np.ndarray:
-  low = np.where(often > 0, stats.beta.ppf(significance, often, n - often + 1), 0.0)
-  high = stats.beta.ppf(1 - significance, rarely + 1, np.maximum(m - rarely, 1e-9))
-  high = np.where(rarely < m, high, 1.0)
+  low, high = (
+    1 - rate_at_most(n - often, n, significance),
+    rate_at_most(rarely, m, significance),
+  )
   excess = low - delta
   ratio = np.log(np.where(excess > 0, excess, 1.0) / high)
   return np.where(excess > 0, ratio, -math.inf)

@@ -6,10 +6,11 @@ strongest one first.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,49 +22,49 @@ from dpjax.auditing.games.game import (
   Claim,
   Game,
   binned,
+  claims,
   frequency,
   linear,
   two_sided,
 )
+from dpjax.types import ArrayTree
 
 ROOM = "mechanisms"
 NOISES = ("laplace", "gumbel", "exponential")
-DELTAS = (
-  1e-5,
-  0.01,
-  0.1,
-)  # points of a curve: where tails count, and where the middle does
 _ADD, _REPLACE = "add_or_remove_one", "replace_one"
 _NAN, _HUGE = math.nan, 1e30
 
 
-def claims_of(mechanism: Any, relation: str) -> tuple[Claim, ...]:
+class Mechanism(Protocol):
+  """What every query mechanism has; one with a pure budget also has `epsilon`."""
+
+  def __call__(self, key: jax.Array, data: ArrayTree, /) -> Any: ...
+  def event(self, neighboring_relation: str) -> accounting.DpEvent: ...
+
+
+def claims_of(mechanism: Mechanism, relation: str) -> tuple[Claim, ...]:
   """The price that the mechanism's event has: at delta 0 where it is pure."""
   delta = getattr(mechanism, "delta", None)
-  pure = hasattr(mechanism, "epsilon") and not (isinstance(delta, float) and delta)
-  if pure:
-    extra = getattr(mechanism, "epsilon_values", 0.0)
-    return (Claim(mechanism.epsilon + extra, 0.0),)
+  budget = getattr(mechanism, "epsilon", None)
+  if budget is not None and not (isinstance(delta, float) and delta):
+    return (Claim(budget + getattr(mechanism, "epsilon_values", 0.0), 0.0),)
   event = mechanism.event(relation)
-  return tuple(
-    Claim(accounting.epsilon(event, delta=d, neighboring_relation=relation), d)
-    for d in DELTAS
-  )
+  return claims(lambda d: accounting.epsilon(event, delta=d, neighboring_relation=relation))
 
 
 def game(
-  mechanism: Any,
+  mechanism: Mechanism,
   case: str,
-  data: Sequence[Any],
-  adversary: Adversary,
+  zero: np.ndarray,
+  one: np.ndarray,
+  call: Callable[..., ArrayTree] | None = None,
   *,
+  adversary: Adversary,
   relation: str,
-  call: Callable[..., Any] | None = None,
-  subject: str = "",
 ) -> Game:
-  """The game on `data` = (one input, its neighbour); `call(key, data)` releases leaves."""
-  released = mechanism if call is None else call
-  traced = data[0].shape == data[1].shape and data[0].dtype != np.float64
+  """The game on an input and its neighbour; `call(key, data)` releases leaves."""
+  released, data = mechanism if call is None else call, (zero, one)
+  traced = zero.shape == one.shape and zero.dtype != np.float64
 
   @functools.cache
   def many(world: int) -> Callable:
@@ -80,253 +81,226 @@ def game(
     leaves = jax.tree.leaves(many(0 if traced else world)(keys, data[world]))
     return np.concatenate([np.asarray(x, np.float64).reshape(n, -1) for x in leaves], 1)
 
-  name = subject or type(mechanism).__name__
-  claims = claims_of(mechanism, relation)
-  return Game(ROOM, name, case, relation, claims, outputs, adversary)
+  price = claims_of(mechanism, relation)
+  return Game(ROOM, type(mechanism).__name__, case, relation, price, outputs, adversary)
 
 
-def _array(*values: float) -> np.ndarray:
+def _games(adversary: Adversary, relation: str, *rows: tuple) -> list[Game]:
+  """One for each (mechanism, case, input, its neighbour, and, if need be, call)."""
+  return [game(*row, adversary=adversary, relation=relation) for row in rows]
+
+
+def _f(*values: float) -> np.ndarray:
   return np.array(values, np.float32)
+
+
+def _i(*values: int) -> np.ndarray:
+  return np.array(values, np.int32)
+
+
+_NOBODY = _f()
+_FAR = 1e9 + 31.9  # in float64: rounding must not part two of them
 
 
 def _laplace(kind: Callable) -> list[Game]:
   unit = lambda eps: kind(epsilon=eps, l1_sensitivity=1.0)
-  one = functools.partial(game, adversary=linear, relation=_ADD, subject="Laplace")
-  far = (
-    np.array([1e9 + 31.9]),
-    np.array([1e9 + 32.9]),
-  )  # float64: rounding must not part them
+  far = np.array([_FAR]), np.array([_FAR + 1])
   return [
-    one(unit(0.5), "0, 1", (_array(0), _array(1))),
-    one(unit(4.0), "0, 1, high epsilon", (_array(0), _array(1))),
-    one(
-      unit(1.0),
-      "(0, 0), (.5, -.5)",
-      (_array(0, 0), _array(0.5, -0.5)),
-      adversary=two_sided,
+    *_games(
+      linear,
+      _ADD,
+      (unit(0.5), "0, 1", _f(0), _f(1)),
+      (unit(4.0), "0, 1, high epsilon", _f(0), _f(1)),
+      (unit(1.0), "1e30, 1e30 + 1", _f(_HUGE), _f(_HUGE + 1)),
+      (unit(1.0), "1e9 + 31.9, 1e9 + 32.9 in float64", *far),
     ),
-    one(unit(1.0), "1e30, 1e30 + 1", (_array(_HUGE), _array(_HUGE + 1))),
-    one(unit(1.0), "1e9 + 31.9, 1e9 + 32.9 in float64", far),
+    *_games(two_sided, _ADD, (unit(1.0), "(0, 0), (.5, -.5)", _f(0, 0), _f(0.5, -0.5))),
   ]
 
 
 def _gaussian(kind: Callable) -> list[Game]:
-  one = functools.partial(game, adversary=linear, relation=_ADD, subject="Gaussian")
-  two = lambda z: kind(noise_multiplier=z, l2_sensitivity=2.0)
-  hop = kind(noise_multiplier=1.0, l2_sensitivity=2.0, neighboring_relation=_REPLACE)
-  root = math.sqrt(2)
-  far = (np.array([1e9 + 31.9]), np.array([1e9 + 33.9]))
+  two = lambda z, **relation: kind(noise_multiplier=z, l2_sensitivity=2.0, **relation)
+  hop, root = two(1.0, neighboring_relation=_REPLACE), math.sqrt(2)
+  far = np.array([_FAR]), np.array([_FAR + 2])
   return [
-    one(two(2.0), "0, 2", (_array(0), _array(2))),
-    one(two(0.5), "(0, 0), (r, -r), little noise", (_array(0, 0), _array(root, -root))),
-    one(hop, "0, 2 under replace_one", (_array(0), _array(2)), relation=_REPLACE),
-    one(two(1.0), "1e9 + 31.9, 1e9 + 33.9 in float64", far),
+    *_games(
+      linear,
+      _ADD,
+      (two(2.0), "0, 2", _f(0), _f(2)),
+      (two(0.5), "(0, 0), (r, -r), little noise", _f(0, 0), _f(root, -root)),
+      (two(1.0), "1e9 + 31.9, 1e9 + 33.9 in float64", *far),
+    ),
+    *_games(linear, _REPLACE, (hop, "0, 2 under replace_one", _f(0), _f(2))),
   ]
 
 
 def _bounded_mean(kind: Callable) -> list[Game]:
-  replace = functools.partial(kind, lower=-1.0, upper=3.0)
-  either = functools.partial(replace, neighboring_relation=_ADD)
-  one = functools.partial(game, adversary=linear, relation=_REPLACE, subject="BoundedMean")
-  grow = functools.partial(game, adversary=binned, relation=_ADD, subject="BoundedMean")
-  none = np.zeros(0, np.float32)
+  swap = functools.partial(kind, lower=-1.0, upper=3.0)
+  grow = functools.partial(swap, neighboring_relation=_ADD)
+  strange = _f(-1, -1, _NAN), _f(-1, -1, math.inf)
   return [
-    one(replace(epsilon=1.0), "n = 1: lower, upper", (_array(-1), _array(3))),
-    one(
-      replace(epsilon=4.0),
-      "-1e30, 1e30 among 3",
-      (_array(0, 0, -_HUGE), _array(0, 0, _HUGE)),
+    *_games(
+      linear,
+      _REPLACE,
+      (swap(epsilon=1.0), "n = 1: lower, upper", _f(-1), _f(3)),
+      (swap(epsilon=4.0), "-1e30, 1e30 among 3", _f(0, 0, -_HUGE), _f(0, 0, _HUGE)),
+      (swap(epsilon=1.0), "NaN, infinity among duplicates", *strange),
+      (swap(epsilon=1.0, delta=0.01), "Gaussian: lower, upper", _f(-1, 0), _f(3, 0)),
     ),
-    one(
-      replace(epsilon=1.0),
-      "NaN, infinity among duplicates",
-      (_array(-1, -1, _NAN), _array(-1, -1, math.inf)),
-    ),
-    one(
-      replace(epsilon=1.0, delta=0.01),
-      "Gaussian: lower, upper",
-      (_array(-1, 0), _array(3, 0)),
-    ),
-    grow(either(epsilon=1.0), "no record, one record", (none, _array(3))),
-    grow(either(epsilon=4.0), "NaN added", (_array(-1), _array(-1, _NAN))),
-    grow(
-      either(epsilon=1.0, delta=0.01), "Gaussian: one added", (_array(-1), _array(-1, 3))
+    *_games(
+      binned,
+      _ADD,
+      (grow(epsilon=1.0), "no record, one record", _NOBODY, _f(3)),
+      (grow(epsilon=4.0), "NaN added", _f(-1), _f(-1, _NAN)),
+      (grow(epsilon=1.0, delta=0.01), "Gaussian: one added", _f(-1), _f(-1, 3)),
     ),
   ]
 
 
 def _histogram(kind: Callable) -> list[Game]:
-  bins = lambda *values: np.array(values, np.int32)
-  swap = functools.partial(kind, num_bins=2, neighboring_relation=_REPLACE)
-  one = functools.partial(game, adversary=linear, relation=_ADD, subject="Histogram")
-  two = functools.partial(game, adversary=two_sided, relation=_REPLACE, subject="Histogram")
-  plain = functools.partial(kind, num_bins=2)
+  grow = functools.partial(kind, num_bins=2)
+  swap = functools.partial(grow, neighboring_relation=_REPLACE)
   return [
-    one(plain(epsilon=0.5), "no record, one record", (bins(), bins(1))),
-    one(plain(epsilon=4.0), "a duplicate added", (bins(0, 0), bins(0, 0, 0))),
-    one(plain(epsilon=1.0), "a bin out of range added", (bins(0), bins(0, -7))),
-    one(plain(epsilon=1.0, delta=0.01), "Gaussian: one added", (bins(0), bins(0, 1))),
-    two(swap(epsilon=1.0), "bin 0, bin 1: a singleton moves", (bins(0), bins(1))),
-    one(
-      swap(epsilon=1.0, delta=0.01),
-      "Gaussian: a singleton moves",
-      (bins(0), bins(1)),
-      relation=_REPLACE,
+    *_games(
+      linear,
+      _ADD,
+      (grow(epsilon=0.5), "no record, one record", _i(), _i(1)),
+      (grow(epsilon=4.0), "a duplicate added", _i(0, 0), _i(0, 0, 0)),
+      (grow(epsilon=1.0), "a bin out of range added", _i(0), _i(0, -7)),
+      (grow(epsilon=1.0, delta=0.01), "Gaussian: one added", _i(0), _i(0, 1)),
+    ),
+    *_games(
+      two_sided,
+      _REPLACE,
+      (swap(epsilon=1.0), "bin 0, bin 1: a singleton moves", _i(0), _i(1)),
+    ),
+    *_games(
+      linear,
+      _REPLACE,
+      (swap(epsilon=1.0, delta=0.01), "Gaussian: a singleton moves", _i(0), _i(1)),
     ),
   ]
 
 
 def _quantile(kind: Callable) -> list[Game]:
-  median = functools.partial(kind, lower=0.0, upper=10.0)
-  swap = functools.partial(median, neighboring_relation=_REPLACE)
-  one = functools.partial(game, adversary=binned, relation=_ADD, subject="Quantile")
-  two = functools.partial(one, relation=_REPLACE)
-  none, near = np.zeros(0, np.float32), _array(4.9, 5.1)  # the narrow gap tells most
+  grow = functools.partial(kind, lower=0.0, upper=10.0)
+  swap = functools.partial(grow, neighboring_relation=_REPLACE)
+  near = _f(4.9, 5.1)  # the narrow gap tells most
+  far = _f(5, 5, -_HUGE), _f(5, 5, math.inf)
   return [
-    two(swap(epsilon=4.0), "the upper side of a gap moves", (near, _array(0, 4.9))),
-    one(median(epsilon=4.0), "a record added below a gap", (near, _array(0, 4.9, 5.1))),
-    one(median(epsilon=1.0), "no record, one record", (none, _array(10))),
-    one(median(epsilon=1.0), "NaN added to duplicates", (_array(5, 5), _array(5, 5, _NAN))),
-    two(
-      swap(epsilon=4.0),
-      "-1e30, infinity among 3",
-      (_array(5, 5, -_HUGE), _array(5, 5, math.inf)),
+    *_games(
+      binned,
+      _REPLACE,
+      (swap(epsilon=4.0), "the upper side of a gap moves", near, _f(0, 4.9)),
+      (swap(epsilon=4.0), "-1e30, infinity among 3", *far),
+    ),
+    *_games(
+      binned,
+      _ADD,
+      (grow(epsilon=4.0), "a record added below a gap", near, _f(0, 4.9, 5.1)),
+      (grow(epsilon=1.0), "no record, one record", _NOBODY, _f(10)),
+      (grow(epsilon=1.0), "NaN added to duplicates", _f(5, 5), _f(5, 5, _NAN)),
     ),
   ]
 
 
 def _randomized_response(kind: Callable) -> list[Game]:
-  one = functools.partial(
-    game, adversary=frequency, relation=_REPLACE, subject="RandomizedResponse"
+  return _games(
+    frequency,
+    _REPLACE,
+    (kind(epsilon=0.5), "0, 1", _i(0), _i(1)),
+    (kind(epsilon=5.0, num_categories=4), "0, 3 of 4", _i(0), _i(3)),
+    (kind(epsilon=1.0, num_categories=3), "-7, 99", _i(-7), _i(99)),
   )
-  label = lambda value: np.array([value], np.int32)
-  return [
-    one(kind(epsilon=0.5), "0, 1", (label(0), label(1))),
-    one(kind(epsilon=5.0, num_categories=4), "0, 3 of 4", (label(0), label(3))),
-    one(kind(epsilon=1.0, num_categories=3), "-7, 99", (label(-7), label(99))),
-  ]
 
 
-def _selection(kind: Callable, name: str, **options: Any) -> list[Game]:
+def _selection(kind: Callable, **options: str) -> list[Game]:
   made = functools.partial(kind, **options)
   tag = "".join(f", {value} noise" for value in options.values())
-  one = functools.partial(game, adversary=frequency, relation=_ADD, subject=name)
-  apart = (_array(1, -1, -1), _array(0, 0, 0))
-  far = (np.array([1e9, 1e9 + 31.9]), np.array([1e9, 1e9 + 32.9]))
-  return [
-    one(made(epsilon=1.0), f"one up, two down{tag}", apart),
-    one(made(epsilon=4.0), f"one up, one down{tag}", (_array(1, -1), _array(0, 0))),
-    one(
-      made(epsilon=1.0, monotonic=True),
-      f"monotonic: one up{tag}",
-      (_array(1, 0), _array(0, 0)),
-    ),
-    one(made(epsilon=1.0), f"1e9 + 31.9, 1e9 + 32.9 in float64{tag}", far),
-  ]
+  far = np.array([1e9, _FAR]), np.array([1e9, _FAR + 1])
+  up = _f(1, 0), _f(0, 0)
+  return _games(
+    frequency,
+    _ADD,
+    (made(epsilon=1.0), f"one up, two down{tag}", _f(1, -1, -1), _f(0, 0, 0)),
+    (made(epsilon=4.0), f"one up, one down{tag}", _f(1, -1), _f(0, 0)),
+    (made(epsilon=1.0, monotonic=True), f"monotonic: one up{tag}", *up),
+    (made(epsilon=1.0), f"1e9 + 31.9, 1e9 + 32.9 in float64{tag}", *far),
+  )
 
 
 def _noisy_max(kind: Callable) -> list[Game]:
-  laplace = _selection(kind, "ReportNoisyMax", noise="laplace")
-  others = [
-    _selection(kind, "ReportNoisyMax", noise=n)[0] for n in NOISES if n != "laplace"
-  ]
-  return [*laplace, *others]
+  first, *others = (_selection(kind, noise=noise) for noise in NOISES)
+  return [*first, *(games[0] for games in others)]
 
 
 def _aggregate_mean(kind: Callable) -> list[Game]:
   made = functools.partial(kind, num_shards=2, lower=0.0, upper=1.0)
-  swap = lambda mechanism, case, data, fn: game(
-    mechanism,
-    case,
-    data,
+  mechanisms = [made(epsilon=1.0), made(epsilon=4.0), made(epsilon=1.0, delta=0.01)]
+  low, high, smooth = mechanisms
+  of = lambda mechanism, answer: lambda key, examples: mechanism(key, examples, answer)
+  root, one = (lambda shard: jnp.log(jnp.sum(shard))), (_f(0, 0), _f(0, 1))
+  far, negative = (_f(0, 0, 0, -_HUGE), _f(0, 0, 0, _HUGE)), (_f(2, 2, -9), _f(2, 2, 2))
+  return _games(
     linear,
-    relation=_REPLACE,
-    subject="SampleAndAggregateMean",
-    call=lambda key, examples: mechanism(key, examples, fn),
+    _REPLACE,
+    (low, "one record a shard: 0, 1", *one, of(low, jnp.sum)),
+    (high, "-1e30, 1e30", *far, of(high, jnp.sum)),
+    (low, "the shard's answer is NaN", *negative, of(low, root)),
+    (smooth, "Gaussian: 0, 1", *one, of(smooth, jnp.sum)),
   )
-  total, root = (lambda shard: jnp.sum(shard)), (lambda shard: jnp.log(jnp.sum(shard)))
-  return [
-    swap(
-      made(epsilon=1.0), "one record a shard: 0, 1", (_array(0, 0), _array(0, 1)), total
-    ),
-    swap(
-      made(epsilon=4.0),
-      "-1e30, 1e30",
-      (_array(0, 0, 0, -_HUGE), _array(0, 0, 0, _HUGE)),
-      total,
-    ),
-    swap(
-      made(epsilon=1.0),
-      "the shard's answer is NaN",
-      (_array(2, 2, -9), _array(2, 2, 2)),
-      root,
-    ),
-    swap(
-      made(epsilon=1.0, delta=0.01), "Gaussian: 0, 1", (_array(0, 0), _array(0, 1)), total
-    ),
-  ]
 
 
 def _aggregate_vote(kind: Callable) -> list[Game]:
   made = functools.partial(kind, num_shards=2, num_classes=2)
-  swap = lambda mechanism, case, data: game(
-    mechanism,
-    case,
-    data,
+  low, high = made(epsilon=1.0), made(epsilon=4.0, noise="exponential")
+  of = lambda mechanism: lambda key, votes: mechanism(key, votes, lambda shard: shard[0])
+  return _games(
     frequency,
-    relation=_REPLACE,
-    subject="SampleAndAggregateVote",
-    call=lambda key, examples: mechanism(key, examples, lambda shard: shard[0]),
+    _REPLACE,
+    (low, "a vote moves", _i(0, 1), _i(1, 1), of(low)),
+    (high, "a vote moves, exponential noise", _i(0, 1), _i(1, 1), of(high)),
+    (low, "a vote for no class", _i(0, 1), _i(99, 1), of(low)),
   )
-  votes = lambda *values: np.array(values, np.int32)
-  return [
-    swap(made(epsilon=1.0), "a vote moves", (votes(0, 1), votes(1, 1))),
-    swap(
-      made(epsilon=4.0, noise="exponential"),
-      "a vote moves, exponential noise",
-      (votes(0, 1), votes(1, 1)),
-    ),
-    swap(made(epsilon=1.0), "a vote for no class", (votes(0, 1), votes(99, 1))),
-  ]
 
 
 def _sparse_vector(kind: Callable) -> list[Game]:
   made = functools.partial(kind, threshold=0.0)
-  one = functools.partial(game, relation=_ADD, subject="SparseVector")
+  low, high = made(epsilon=1.0), made(epsilon=4.0, max_above=2)
+  paid, same = made(epsilon=0.5, epsilon_values=1.0), made(epsilon=2.0, monotonic=True)
   above = lambda mechanism: lambda key, queries: mechanism(key, queries).above
-  seen = lambda mechanism: lambda key, queries: mechanism(key, queries)[1:]
-  many = (_array(*[0] * 5, 1), _array(*[1] * 5, 0))
-  low, high, paid = (
-    made(epsilon=1.0),
-    made(epsilon=4.0, max_above=2),
-    made(epsilon=0.5, epsilon_values=1.0),
-  )
-  same = made(epsilon=2.0, monotonic=True)
+  seen = lambda key, queries: paid(key, queries)[1:]
+  many = (_f(*[0] * 5, 1), _f(*[1] * 5, 0))
+  all_up = (_f(0, 0, 0), _f(1, 1, 1))
   return [
-    one(paid, "with values", (_array(9, 0), _array(10, 0)), binned, call=seen(paid)),
-    one(low, "all but the last move up", many, frequency, call=above(low)),
-    one(high, "two hits", many, frequency, call=above(high)),
-    one(
-      same,
-      "monotonic: all move up",
-      (_array(0, 0, 0), _array(1, 1, 1)),
+    *_games(binned, _ADD, (paid, "with values", _f(9, 0), _f(10, 0), seen)),
+    *_games(
       frequency,
-      call=above(same),
+      _ADD,
+      (low, "all but the last move up", *many, above(low)),
+      (high, "two hits", *many, above(high)),
+      (same, "monotonic: all move up", *all_up, above(same)),
     ),
   ]
 
 
-GAMES: dict[str, Callable[[Any], list[Game]]] = {
+def _named(name: str, games: Callable[[Any], list[Game]]) -> Callable[[Any], list[Game]]:
+  """Of a broken mechanism too, whatever its class is called."""
+  return lambda kind: [dataclasses.replace(one, subject=name) for one in games(kind)]
+
+
+_PLAYED = {
   "Laplace": _laplace,
   "Gaussian": _gaussian,
   "BoundedMean": _bounded_mean,
   "Histogram": _histogram,
   "Quantile": _quantile,
   "RandomizedResponse": _randomized_response,
-  "Exponential": lambda kind: _selection(kind, "Exponential"),
-  "PermuteAndFlip": lambda kind: _selection(kind, "PermuteAndFlip"),
+  "Exponential": _selection,
+  "PermuteAndFlip": _selection,
   "ReportNoisyMax": _noisy_max,
   "SampleAndAggregateMean": _aggregate_mean,
   "SampleAndAggregateVote": _aggregate_vote,
   "SparseVector": _sparse_vector,
 }
+GAMES = {name: _named(name, games) for name, games in _PLAYED.items()}

@@ -17,12 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import sampling
-from dpjax.auditing.games.game import Claim, Game, Score
+from dpjax.auditing.games.game import DELTAS, Claim, Game, Score, claims
 from dpjax.noise.correlated.strategies import matrix
 from dpjax.plan import Plan
 from dpjax.sampling import Sampler
 
-DELTAS = (1e-5, 0.01, 0.1)
 _SIMULATED = 1500  # draws of the sampler by which the adversary learns its mixtures
 _FAR = 1e6  # a gradient, in clip norms
 _SEED = 7_919  # of the adversary's own simulation: apart from those of the game
@@ -65,10 +64,10 @@ def game(
     epsilon, delta: what somebody else says that the plan costs; it takes the place of all but
       the last point of the plan's own curve.
   """
-  stated = epsilon is not None and delta is not None
-  claims = tuple(Claim(plan.epsilon(d), d) for d in DELTAS[-1 if stated else 0 :])
-  if epsilon is not None and delta is not None:
-    claims = (Claim(epsilon, delta), *claims)
+  if epsilon is None or delta is None:
+    promised = claims(plan.epsilon)
+  else:
+    promised = Claim(epsilon, delta), Claim(plan.epsilon(DELTAS[-1]), DELTAS[-1])
   clip = plan.l2_bound
   run = functools.cache(lambda: _runner(plan))
 
@@ -85,7 +84,7 @@ def game(
     return lambda seen: _log_ratio(plan, seen * plan.normalize_by / clip, mixtures)
 
   return Game(
-    room, subject, case, str(plan.neighboring_relation), claims, outputs, adversary, draws
+    room, subject, case, str(plan.neighboring_relation), promised, outputs, adversary, draws
   )
 
 

@@ -41,16 +41,12 @@ def public(package: ModuleType) -> dict[str, Any]:
   ['SparseVector']
   """
   found: dict[str, Any] = {}
-  for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-    module = importlib.import_module(info.name)
-    own = lambda o, name=info.name: getattr(o, "__module__", "") == name
+  infos = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+  for name in (package.__name__, *(info.name for info in infos)):
+    module = importlib.import_module(name)
+    own = lambda o, name=name: getattr(o, "__module__", "") == name
     found |= {n: o for n, o in vars(module).items() if own(o) and not n.startswith("_")}
-  return found | {n: o for n, o in vars(package).items() if _defined_in(o, package)}
-
-
-def _defined_in(found: Any, package: ModuleType) -> bool:
-  inside = str(getattr(found, "__module__", "")).startswith(package.__name__)
-  return inside and not isinstance(found, ModuleType)
+  return found
 
 
 def is_mechanism(found: object) -> bool:

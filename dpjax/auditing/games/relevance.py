@@ -23,13 +23,12 @@ import jax
 import numpy as np
 
 from dpjax import data, models, relevance
-from dpjax.auditing.games import plans
+from dpjax.auditing.games import plans, samplers
 from dpjax.auditing.games.game import Claim, Game, frequency, linear, two_sided
 from dpjax.relevance import feature_shares as shares_lib
 from dpjax.relevance import labels as labels_lib
 from dpjax.relevance import record_noise as noise_lib
 from dpjax.relevance import rigorous, settings, train
-from dpjax.types import NeighboringRelation
 
 ROOM = "relevance"
 _RELATION = "replace_one"
@@ -89,13 +88,14 @@ def _features(name: str) -> Callable[..., list[Game]]:
       claims = (Claim(epsilon, delta),)
       return Game(ROOM, f"features:{name}", case, _RELATION, claims, outputs, adversary)
 
-    corner = {"laplace_clipped": ([1.0, 0.0], [0.0, 1.0])}.get(
-      name, ([0.0, 0.0], [1.0, 1.0])
+    corner = (
+      ([1.0, 0.0], [0.0, 1.0]) if name == "laplace_clipped" else ([0.0] * 2, [1.0] * 2)
     )
+    corner = np.array(corner[0]), np.array(corner[1])
     far = (np.array([-1e30, 0.5]), np.array([1e30, 0.5]))
     return [
-      one("opposite corners", 1.0, corner),  # type: ignore[arg-type]
-      one("opposite corners, high epsilon", 4.0, corner),  # type: ignore[arg-type]
+      one("opposite corners", 1.0, corner),
+      one("opposite corners, high epsilon", 4.0, corner),
       one("outside of the range", 1.0, (np.array([-3.0, 0.5]), np.array([4.0, 0.5]))),
       one("-1e30, 1e30", 1.0, far),
     ]
@@ -172,54 +172,35 @@ def _job(x: Any = None, epsilon: float = 2.0, **fields: Any) -> relevance.Inputs
   )
 
 
-def _recorded(trainer: str, calls: list[Any] | None = None) -> Any:
-  """Within it, that trainer learns nothing and notes (loss, parameters, data, plan)."""
-
-  def note(*given: Any, **options: Any) -> Any:
-    del options
-    if calls is not None:
-      calls.append(given)
-    return given[1]
-
-  return mock.patch.object(train, trainer, note)
-
-
-def _gradients(method: str, relation: str) -> tuple[Any, Any]:
-  """(privacy that the method prints, plan that it trains with)."""
-  calls: list[Any] = []
-  job = _job(
-    epsilon=1.0, private=settings.Private(neighboring_relation=relation, delta=_DELTA)
+def _recorded(trainer: str) -> Any:
+  """Within it, that trainer learns nothing, and is a mock that notes what it was given."""
+  return mock.patch.object(
+    train, trainer, side_effect=lambda loss, params, *_, **__: params
   )
-  with _recorded("fit_private", calls):
-    outcome = relevance.run(method, "rigorous", job)
-  return outcome.privacy, calls[0][3]
 
 
 def _method(name: str) -> Callable[..., list[Game]]:
   """Of a data set that nobody else is in, but for records without a gradient."""
 
-  def games(attacked: Callable[[Any], Any] = lambda plan: plan) -> list[Game]:
-    found = []
-    for relation in settings.RELATIONS:
-      privacy, plan = _gradients(name, relation)
-      rest = np.zeros(3)
-      add = relation == NeighboringRelation.ADD_OR_REMOVE_ONE
-      first = rest if add else np.append(-1.0, rest)
-      worlds = (first, np.append(1.0, rest))
-      found.append(
-        plans.game(
-          ROOM,
-          f"method:{name}",
-          f"{relation}, alone",
-          attacked(plan),
-          worlds,
-          epsilon=privacy.epsilon,
-          delta=privacy.delta,
-        )
-      )
-    return found
+  def one(relation: str, attacked: Callable[[Any], Any]) -> Game:
+    private = settings.Private(neighboring_relation=relation, delta=_DELTA)
+    with _recorded("fit_private") as trainer:
+      printed = relevance.run(name, "rigorous", _job(epsilon=1.0, private=private)).privacy
+    plan, worlds = (
+      attacked(trainer.call_args_list[0].args[3]),
+      samplers.worlds(relation, 0.0),
+    )
+    return plans.game(
+      ROOM,
+      f"method:{name}",
+      f"{relation}, alone",
+      plan,
+      worlds,
+      epsilon=printed.epsilon,
+      delta=printed.delta,
+    )
 
-  return games
+  return lambda attacked=lambda plan: plan: [one(r, attacked) for r in settings.RELATIONS]
 
 
 def _radp(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:

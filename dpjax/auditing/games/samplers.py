@@ -25,6 +25,7 @@ from dpjax.auditing.games.game import Game
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.plan import Plan
+from dpjax.sampling import Sampler
 from dpjax.types import NeighboringRelation
 
 ROOM = "samplers"
@@ -78,7 +79,7 @@ def _game(
   return plans.game(ROOM, subject, case, plan, worlds(str(relation), others))
 
 
-def games(kind: Any, make_plan: MakePlan = Plan) -> list[Game]:
+def games(kind: type[Sampler], make_plan: MakePlan = Plan) -> list[Game]:
   """The games of one class of samplers, on its own small settings; with a bound on who takes
   part when, also under correlated noise."""
   subject, settings, found = kind.__name__, kind.small, []

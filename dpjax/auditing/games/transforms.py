@@ -18,14 +18,13 @@ import numpy as np
 import optax
 
 from dpjax import accounting, transforms
-from dpjax.auditing.games.game import Claim, Game, linear
+from dpjax.auditing.games.game import Game, claims, linear
 from dpjax.gradients import RULES, Clip
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.noise.correlated.strategies import matrix
 
 ROOM = "transforms"
-DELTAS = (1e-5, 0.01, 0.1)
 STEPS = 2
 _ADD, _REPLACE = "add_or_remove_one", "replace_one"
 _Z, _CLIP = 1.5, 0.5  # noise multiplier; clip norm of everything that is played here
@@ -36,26 +35,10 @@ Make = Callable[[Any], Any]  # key -> transform
 Batch = tuple[np.ndarray, np.ndarray]  # gradients [records, params], mask [records]
 
 
-def claims_of(noise_multiplier: float, steps: int, relation: str) -> tuple[Claim, ...]:
-  """What that many Gaussian sums cost."""
-  event = accounting.composed(accounting.gaussian_event(noise_multiplier), steps)
-  price = functools.partial(accounting.epsilon, event, neighboring_relation=relation)
-  return tuple(Claim(price(delta=delta), delta) for delta in DELTAS)
-
-
-def _rows(*targets: tuple[float, float], dtype: Any = np.float32) -> np.ndarray:
-  """The target's gradients, and one other record that pulls the other way."""
-  return np.array([*targets, (-_FAR, 0.0)], dtype)
-
-
 def _present(target: tuple[float, float], dtype: Any = np.float32) -> tuple[Batch, Batch]:
-  rows = _rows(target, dtype=dtype)
+  """Without and with the target's gradient, beside another record that pulls the other way."""
+  rows = np.array([target, (-_FAR, 0.0)], dtype)
   return (rows, np.array([False, True])), (rows, np.array([True, True]))
-
-
-def _exchanged(one: tuple[float, float], other: tuple[float, float]) -> tuple[Batch, Batch]:
-  both = np.array([True, True])
-  return (_rows(one), both), (_rows(other), both)
 
 
 def game(
@@ -88,8 +71,18 @@ def game(
     leaves = run(keys, *(jnp.asarray(part) for part in worlds[world]))
     return np.concatenate([np.asarray(leaf, np.float64) for leaf in leaves], axis=1)
 
-  claims = claims_of(noise_multiplier, steps, relation)
-  return Game(ROOM, subject, case, relation, claims, outputs, linear)
+  event = accounting.composed(accounting.gaussian_event(noise_multiplier), steps)
+  cost = lambda d: accounting.epsilon(event, delta=d, neighboring_relation=relation)
+  return Game(ROOM, subject, case, relation, claims(cost), outputs, linear)
+
+
+def _each(
+  subject: str, make: Make, added: dict[str, tuple[float, float]], **options: Any
+) -> list[Game]:
+  """A game for each record that is added."""
+  return [
+    game(subject, case, make, _present(row), **options) for case, row in added.items()
+  ]
 
 
 _NUMBERS: dict[str, Any] = dict(l2_clip_norm=_CLIP, noise_multiplier=_Z, normalize_by=2.0)
@@ -102,17 +95,19 @@ def _clip_and_noise(tx: Callable, base: Callable) -> list[Game]:
   one = functools.partial(game, "clip_and_noise")
   plain = made()
   twice = made(noise_multiplier=2 * _Z)
-  strange = {"1e30": (1e30, 1e30), "NaN": (math.nan, 1.0), "infinity": (-math.inf, 0.0)}
+  with_it, both = _present(_AWAY)[1]
+  opposite = np.array([(-_FAR, 0.0)] * 2, np.float32)
+  strange = {"1e30 added": (1e30, 1e30), "NaN added": (math.nan, 1.0)}
   return [
     one("a record added, against another", plain, _present(_AWAY)),
     one(
       "replaced by its opposite",
       twice,
-      _exchanged(_AWAY, (-_FAR, 0.0)),
+      ((with_it, both), (opposite, both)),
       relation=_REPLACE,
       noise_multiplier=2 * _Z,
     ),
-    *[one(f"{word} added", plain, _present(row)) for word, row in strange.items()],
+    *_each("clip_and_noise", plain, strange | {"infinity added": (-math.inf, 0.0)}),
     one("bfloat16 added", plain, _present(_AWAY, jnp.bfloat16)),
     one(
       "nobody, one record",
@@ -135,13 +130,9 @@ def _adaptive(tx: Callable, base: Callable) -> list[Game]:
   how = transforms.AdaptiveClipping(count_noise_std=0.7, learning_rate=0.5)
   make = lambda key: tx(**{**_NUMBERS, "l2_clip_norm": Clip(_CLIP, how)}, key=key)
   z = how.combined_noise_multiplier(_Z, _NUMBERS["normalize_by"])
-  one = functools.partial(
-    game, "adaptive_clip_and_noise", noise_multiplier=z, released=transforms.clip_scale
-  )
-  return [
-    one("a record above the quantile added", make, _present(_AWAY)),
-    one("NaN added", make, _present((math.nan, 0.0))),
-  ]
+  added = {"a record above the quantile added": _AWAY, "NaN added": (math.nan, 0.0)}
+  shown = transforms.clip_scale
+  return _each("adaptive_clip_and_noise", make, added, noise_multiplier=z, released=shown)
 
 
 def _correlated(tx: Callable, base: Callable) -> list[Game]:
@@ -150,16 +141,11 @@ def _correlated(tx: Callable, base: Callable) -> list[Game]:
   strategy = BandedToeplitz((1.0, 0.5))
   shape = NoiseShape(correlation=strategy)
   make = lambda key: tx(**_NUMBERS, key=key, noise_shape=shape, num_steps=STEPS)
-  columns = matrix(strategy, STEPS)
-  together = float(
-    np.linalg.norm(columns.sum(axis=1))
-  )  # |C (1, 1)|: what one Gaussian hides
-  one = functools.partial(game, "clip_and_correlated_noise", steps=STEPS)
+  # |C (1, 1)|: what one Gaussian hides
+  together = float(np.linalg.norm(matrix(strategy, STEPS).sum(axis=1)))
   effective = _Z / together * math.sqrt(STEPS)
-  return [
-    one("a record in both steps", make, _present(_AWAY), noise_multiplier=effective),
-    one("1e30 in both steps", make, _present((1e30, 0.0)), noise_multiplier=effective),
-  ]
+  added = {"a record in both steps": _AWAY, "1e30 in both steps": (1e30, 0.0)}
+  return _each("clip_and_correlated_noise", make, added, noise_multiplier=effective)
 
 
 def _accumulate(tx: Callable, base: Callable) -> list[Game]:
@@ -169,11 +155,8 @@ def _accumulate(tx: Callable, base: Callable) -> list[Game]:
     return tx(base(**_NUMBERS, key=key), every=2, l2_clip_norm=_CLIP)
 
   once = functools.partial(_in_first_slice, make)
-  one = functools.partial(game, "accumulate", calls=2, steps=1)
-  return [
-    one("a record in the first slice", once, _present(_AWAY)),
-    one("NaN in the first slice", once, _present((math.nan, 0.0))),
-  ]
+  added = {"a record in the first slice": _AWAY, "NaN in the first slice": (math.nan, 0.0)}
+  return _each("accumulate", once, added, calls=2, steps=1)
 
 
 def _in_first_slice(make: Make, key: Any) -> Any:
@@ -189,11 +172,8 @@ def _in_first_slice(make: Make, key: Any) -> Any:
 
 def _scheduled(tx: Callable, base: Callable) -> list[Game]:
   make = lambda key: tx(base(**_NUMBERS, key=key), [1.0, 0.1])
-  one = functools.partial(game, "with_clip_schedule", make=make)
-  return [
-    one("a record added", worlds=_present(_AWAY)),
-    one("1e30 added", worlds=_present((1e30, 0.0))),
-  ]
+  added = {"a record added": _AWAY, "1e30 added": (1e30, 0.0)}
+  return _each("with_clip_schedule", make, added)
 
 
 def _post(
@@ -203,11 +183,8 @@ def _post(
 
   def games(tx: Callable, base: Callable) -> list[Game]:
     make = lambda key: optax.chain(base(**_NUMBERS, key=key), after(tx))
-    one = functools.partial(game, name, make=make, released=released)
-    return [
-      one("a record added", worlds=_present(_AWAY)),
-      one("infinity added", worlds=_present((math.inf, 0.0))),
-    ]
+    added = {"a record added": _AWAY, "infinity added": (math.inf, 0.0)}
+    return _each(name, make, added, released=released)
 
   return games
 

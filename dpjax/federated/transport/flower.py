@@ -63,12 +63,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import noise, trees, validate
+from dpjax import noise, sampling, trees, validate
 from dpjax.accounting import Ledger
 from dpjax.federated import algorithms, execution
 from dpjax.federated.aggregation import Aggregator, central, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
-from dpjax.federated.cohort import Cohort, LocalBatches, bucket
+from dpjax.federated.cohort import Cohort, LocalBatches, bucket, padded
 from dpjax.federated.transport import remote
 from dpjax.plan import Plan
 from dpjax.types import Params
@@ -178,13 +178,14 @@ class _Answers:
     self._partial = None if partial is None else jax.jit(partial)
     return self._run
 
-  def like(self, context: execution.Context) -> Any:
+  def like(self, received: Received, key: jax.Array) -> Any:
     """Shapes of what one client sends."""
-    return jax.eval_shape(self._one, context)[0]
 
-  def _one(self, context: execution.Context) -> Any:
-    local = self._client.init(context.received, None, jnp.int32(0), context.key)
-    return self._client.finish(context.received, local)
+    def one(received: Received, key: jax.Array) -> Any:
+      local = self._client.init(received, None, jnp.int32(0), key)
+      return self._client.finish(received, local)[0]
+
+    return jax.eval_shape(one, received, key)
 
   def _run(self, context: execution.Context, cohort: Cohort) -> execution.Mapped:
     if context.received.extra is not None:
@@ -200,27 +201,18 @@ class _Answers:
     if self._partial is None:
       return execution.Mapped(None, sent, (), info)
     size = bucket(cohort.size)
-    pad = lambda leaf: np.pad(
-      leaf, [(0, size - len(leaf))] + [(0, 0)] * (np.ndim(leaf) - 1)
-    )
-    message, weight = jax.tree.map(pad, tuple(sent))
+    message, weight = padded(tuple(sent), size)
     sums = self._partial(context.state, message, weight, np.arange(size) < cohort.size)
     return execution.Mapped(sums, None, (), info)
 
 
 def _told(messages: Any) -> ClientInfo:
   """What the server can say of clients by their messages alone; they tell nothing else."""
-  norms = np.asarray(trees.per_example_norms(jax.tree.map(jnp.asarray, messages)))
-  unknown = np.zeros(len(norms), np.int32)
+  norms: Any = np.asarray(trees.per_example_norms(jax.tree.map(jnp.asarray, messages)))
+  unknown: Any = np.zeros(len(norms), np.int32)
   bits = 32.0 * sum(leaf[0].size for leaf in jax.tree.leaves(messages))
-  facts: dict[str, Any] = dict(
-    train_loss=np.full(len(norms), np.nan, np.float32),
-    num_examples=unknown,
-    num_steps=unknown,
-    update_norm=norms,
-    upload_bits=np.full(len(norms), bits, np.float32),
-  )
-  return ClientInfo(**facts)
+  each: Any = lambda number: np.full(len(norms), number, np.float32)
+  return ClientInfo(each(np.nan), unknown, unknown, norms, each(bits))
 
 
 class _Server:
@@ -255,9 +247,7 @@ class _Server:
         "make: clients that keep something between rounds, or that work twice in one, are "
         "not run over Flower"
       )
-    self._like = self._answers.like(
-      execution.Context(Received(self.state.params), None, self.state.key, None)
-    )
+    self._like = self._answers.like(Received(self.state.params), self.state.key)
     self.ledger = Ledger()
     self.infos: list[algorithms.RoundInfo] = []
 
@@ -268,7 +258,7 @@ class _Server:
       raise UserError(
         f"num_rounds={step + 1}: must be <= {self.plan.num_steps}, what the plan charges for"
       )
-    drawn = self.plan.sampler.draw(self.num_clients, seed=self._rng, step=step)
+    drawn = sampling.taken(self.plan.sampler, self.num_clients, seed=self._rng, step=step)
     return [int(client) for client in drawn]
 
   def settings(self) -> dict[str, Any]:
@@ -300,6 +290,7 @@ class _Strategy:
   """The methods of `rounds`; flwr's base class is added where flwr is known to be there."""
 
   timeout = 3600.0  # seconds for the answers of a round
+  start: Callable[..., Any]  # of flwr's
 
   def __init__(self, server: _Server):
     self.server = server
@@ -324,8 +315,9 @@ class _Strategy:
     present = set(grid.get_node_ids())
     asked = [_message("query", node, {}) for node in present - self._known]
     for reply in grid.send_and_receive(asked, timeout=self.timeout) if asked else ():
-      node, client = reply.metadata.src_node_id, _claimed(reply)
-      if client is None:
+      try:
+        node, client = reply.metadata.src_node_id, int(reply.content["config"]["client"])
+      except Exception:  # it says nothing of use: as in `aggregate_train`
         continue
       self._known.add(node)
       if self._nodes.get(client) not in present:  # who was first keeps its place
@@ -355,14 +347,6 @@ class _Strategy:
 
   def summary(self) -> None:
     """Nothing: Flower's log is not for results."""
-
-
-def _claimed(reply: Any) -> int | None:
-  """Which client a program says that it is; None where it says nothing of use."""
-  try:
-    return int(reply.content["config"]["client"])
-  except Exception:  # as in `aggregate_train`
-    return None
 
 
 def _message(kind: str, node: int, content: dict[str, Any]) -> Any:
@@ -395,7 +379,7 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
 
 
 def server_app(
-  strategy: Any,
+  strategy: _Strategy,
   *,
   num_rounds: int,
   min_clients: int | None = None,
@@ -427,20 +411,16 @@ def server_app(
   @app.main()
   def main(grid: Any, context: Any) -> None:
     del context
-    _wait(grid, wanted, timeout)
+    deadline = time.monotonic() + timeout
+    while (there := len(list(grid.get_node_ids()))) < wanted:
+      if time.monotonic() > deadline:
+        raise UserError(
+          f"min_clients={wanted}: {there} are connected after timeout={timeout:g} seconds"
+        )
+      time.sleep(0.2)
     initial = _arrays(server.state.params)
     strategy.start(
       grid=grid, initial_arrays=initial, num_rounds=num_rounds, timeout=timeout
     )
 
   return app
-
-
-def _wait(grid: Any, wanted: int, timeout: float) -> None:
-  deadline = time.monotonic() + timeout
-  while (there := len(list(grid.get_node_ids()))) < wanted:
-    if time.monotonic() > deadline:
-      raise UserError(
-        f"min_clients={wanted}: {there} are connected after timeout={timeout:g} seconds"
-      )
-    time.sleep(0.2)

@@ -87,7 +87,7 @@ class Client:
     self._local_data, self.like = local_data, like
     self._run = execution.loop_clients()(client, None)
 
-  def answer(self, who: int, round: Any, params: Params) -> Any:
+  def answer(self, who: int, round: object, params: Params) -> Any:
     """What client `who` sends in this round: a `Sent`, and nothing else.
 
     Raises:
@@ -101,5 +101,5 @@ class Client:
     _spend(self._folder / f"client_{who}", round)
     batches, count = self._local_data(who, round)
     cohort = Cohort(np.array([who]), np.array([count], np.int64), (batches,))
-    context = execution.Context(Received(params), None, _new_key(), None)
+    context = execution.Context(Received(params), None, None, _new_key(), None)
     return jax.tree.map(lambda leaf: leaf[0], self._run(context, cohort).sent)

@@ -12,8 +12,6 @@ from dpjax.federated.vertical.network import SplitParams as SplitParams
 from dpjax.federated.vertical.network import SplitState as SplitState
 from dpjax.federated.vertical.network import Traffic as Traffic
 from dpjax.federated.vertical.network import TwoPartyState as TwoPartyState
-from dpjax.federated.vertical.network import joint_loss as joint_loss
-from dpjax.federated.vertical.network import label_party as label_party
 from dpjax.federated.vertical.network import masked_sums as masked_sums
 from dpjax.federated.vertical.network import party_forward as party_forward
 from dpjax.federated.vertical.network import residuals as residuals

@@ -85,24 +85,6 @@ def closed_form(clients: Sequence[Statistics], *, ridge: float) -> np.ndarray:
 # --- FedAvg
 
 
-class _Quadratic(NamedTuple):
-  """F_k = w^T H w - 2 g^T w + constant, with H = x^T x / n_k + ridge I, g = x^T y / n_k."""
-
-  share: float  # n_k / n
-  matrix: np.ndarray
-  vector: np.ndarray
-
-
-def _quadratics(clients: Sequence[Statistics], ridge: float) -> list[_Quadratic]:
-  validate.non_negative(ridge=ridge)
-  held = [client for client in clients if client.count]
-  if not held:
-    raise UserError("clients: hold no rows at all")
-  count = sum(client.count for client in held)
-  eye = ridge * np.eye(len(held[0].xy))
-  return [_Quadratic(c.count / count, c.xx / c.count + eye, c.xy / c.count) for c in held]
-
-
 def fed_avg(
   clients: Sequence[Statistics],
   *,
@@ -124,87 +106,22 @@ def fed_avg(
   """
   validate.integer_at_least(1, num_rounds=num_rounds, num_local_steps=num_local_steps)
   validate.positive(learning_rate=learning_rate)
-  quadratics = _quadratics(clients, ridge)
-  path = [np.zeros_like(quadratics[0].vector)]
+  validate.non_negative(ridge=ridge)
+  held = [client for client in clients if client.count]
+  if not held:
+    raise UserError("clients: hold no rows at all")
+  eye, path = np.eye(len(held[0].xy)), [np.zeros_like(held[0].xy)]
+
+  def descended(client: Statistics, w: np.ndarray) -> np.ndarray:
+    matrix, vector = client.xx / client.count + ridge * eye, client.xy / client.count
+    for _ in range(num_local_steps):
+      w = w - 2 * learning_rate * (matrix @ w - vector)
+    return w
+
   for _ in range(num_rounds):
-    local = [_descend(q, path[-1], num_local_steps, learning_rate) for q in quadratics]
-    path.append(np.average(local, axis=0, weights=[q.share for q in quadratics]))
+    local = [descended(client, path[-1]) for client in held]
+    path.append(np.average(local, axis=0, weights=[client.count for client in held]))
   return np.stack(path)
-
-
-def _descend(client: _Quadratic, w: np.ndarray, steps: int, rate: float) -> np.ndarray:
-  for _ in range(steps):
-    w = w - 2 * rate * (client.matrix @ w - client.vector)
-  return w
-
-
-def fed_avg_fixed_point(
-  clients: Sequence[Statistics],
-  *,
-  ridge: float,
-  num_local_steps: int,
-  learning_rate: float,
-) -> np.ndarray:
-  """[d] where `fed_avg` comes to rest, in closed form.
-
-  E local steps are w -> M_k w + (I - M_k) w_k with M_k = (I - 2 rate H_k)^E and w_k the
-  client's own optimum, so the fixed point solves (I - sum p_k M_k) w = sum p_k (I - M_k) w_k.
-  It is the optimum of F for E = 1 or equal clients, and another point otherwise.
-
-  Raises:
-    UserError: a client of itself has no unique optimum (ridge=0 and too few rows).
-  """
-  validate.integer_at_least(1, num_local_steps=num_local_steps)
-  validate.positive(learning_rate=learning_rate)
-  left, right = 0.0, 0.0
-  for client in _quadratics(clients, ridge):
-    eye = np.eye(len(client.vector))
-    if np.linalg.matrix_rank(client.matrix, hermitian=True) < len(eye):
-      raise UserError(f"ridge={ridge}: a client's x^T x is singular; must be > 0")
-    power = np.linalg.matrix_power(eye - 2 * learning_rate * client.matrix, num_local_steps)
-    left = left + client.share * (eye - power)
-    own = np.linalg.solve(client.matrix, client.vector)
-    right = right + client.share * (eye - power) @ own
-  return np.linalg.solve(left, right)
-
-
-# --- the convergence theorem
-
-
-@dataclasses.dataclass(frozen=True)
-class FedAvgBound:
-  """Li et al. 2020, theorem 1: E F(w_T) - F* <= gap(T), for a decaying learning rate.
-
-  For full participation, F_k L-smooth and mu-strongly convex, stochastic gradients of
-  variance at most sigma_k^2 and second moment at most G^2 along the run, at step t the rate
-  2 / (mu (offset + t)) with offset = max(8 L / mu, E).
-  Source: Li, Huang, Yang, Wang and Zhang 2020, arXiv:1907.02189, theorem 1.
-  """
-
-  smoothness: float  # L
-  convexity: float  # mu
-  num_local_steps: int  # E
-  gradient_noise: float  # sum_k p_k^2 sigma_k^2
-  dissimilarity: float  # Gamma = F* - sum_k p_k F_k*
-  squared_gradient: float  # G^2
-  squared_start: float  # |w_1 - w*|^2
-
-  @property
-  def offset(self) -> float:
-    """gamma, the head start of the decaying rate."""
-    return max(8 * self.smoothness / self.convexity, self.num_local_steps)
-
-  def learning_rate(self, step: int) -> float:
-    """The rate of step 0, 1, ..., counted over all local steps."""
-    return 2 / (self.convexity * (self.offset + step))
-
-  def gap(self, num_steps: int) -> float:
-    """The bound after `num_steps` local steps: O(1 / num_steps)."""
-    drift = 8 * (self.num_local_steps - 1) ** 2 * self.squared_gradient
-    noise_term = self.gradient_noise + 6 * self.smoothness * self.dissimilarity + drift
-    start = self.convexity * self.offset / 2 * self.squared_start
-    scale = self.smoothness / self.convexity / (self.offset + num_steps - 1)
-    return scale * (2 * noise_term / self.convexity + start)
 
 
 def objective(clients: Sequence[Statistics], w: np.ndarray, *, ridge: float) -> float:

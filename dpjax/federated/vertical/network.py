@@ -17,7 +17,6 @@ one entity also carries what it learnt from all the others.
 
 from __future__ import annotations
 
-import functools
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -80,29 +79,11 @@ def party_forward(bottom: Bottom, params: Params, x: Array) -> tuple[Array, Call
   return sent, lambda cotangent: pull(cotangent)[0]
 
 
-def label_party(
-  top_loss: TopLoss, params: Params, received: tuple, y: Array
-) -> tuple[Array, Params, tuple]:
-  """(loss, gradient of the top model, one cotangent [B, d] to send to each party)."""
-  compute = jax.value_and_grad(top_loss, argnums=(0, 1))
-  loss, (gradient, cotangents) = compute(params, received, y)
-  return loss, gradient, cotangents
-
-
-def joint_loss(bottoms: Sequence[Bottom], top_loss: TopLoss) -> Callable[..., Array]:
-  """(params, batch) -> the loss that the parties minimise together; x is one array each."""
-
-  def loss(params: SplitParams, batch: Example) -> Array:
-    sent = tuple(b(p, x) for b, p, x in zip(bottoms, params.bottoms, batch.x))
-    return top_loss(params.top, sent, batch.y)
-
-  return loss
-
-
 def split_gradient(
   bottoms: Sequence[Bottom], top_loss: TopLoss, params: SplitParams, batch: Example
 ) -> tuple[SplitParams, SplitInfo]:
-  """The gradient of `joint_loss`, by messages: equal to `jax.grad` of it.
+  """The gradient of the joint network's loss, by messages: equal to `jax.grad` of
+  `top_loss(top, (bottom_1(x_1), ...), y)`.
 
   Args:
     batch: x is a tuple of arrays [B, f_p], one for each party; y is [B, ...].
@@ -124,7 +105,8 @@ def split_gradient(
   _check_parties(bottoms, params, batch)
   forward = [party_forward(b, p, x) for b, p, x in zip(bottoms, params.bottoms, batch.x)]
   sent = tuple(activations for activations, _ in forward)
-  loss, top_gradient, cotangents = label_party(top_loss, params.top, sent, batch.y)
+  of_label_party = jax.value_and_grad(top_loss, argnums=(0, 1))
+  loss, (top_gradient, cotangents) = of_label_party(params.top, sent, batch.y)
   gradients = tuple(pull(c) for (_, pull), c in zip(forward, cotangents))
   info = SplitInfo(loss, _num_bytes(sent), _num_bytes(cotangents))
   return SplitParams(gradients, top_gradient), info
@@ -150,21 +132,14 @@ def split_learning(
 
   def step(state: SplitState, batch: Example) -> tuple[SplitState, SplitInfo]:
     gradients, info = split_gradient(bottoms, top_loss, state.params, batch)
-    update = functools.partial(_update, tx)
-    top, top_state = update(gradients.top, state.opt_states.top, state.params.top)
-    updated = [
-      update(*own)
-      for own in zip(gradients.bottoms, state.opt_states.bottoms, state.params.bottoms)
-    ]
-    params = SplitParams(tuple(p for p, _ in updated), top)
-    return SplitState(params, SplitParams(tuple(s for _, s in updated), top_state)), info
+    trees = gradients, state.opt_states, state.params
+    owns = [(*tree.bottoms, tree.top) for tree in trees]  # of each party, in order
+    moved = [tx.update(*own) for own in zip(*owns)]
+    params = [optax.apply_updates(own, update) for own, (update, _) in zip(owns[2], moved)]
+    together = lambda parts: SplitParams(tuple(parts[:-1]), parts[-1])
+    return SplitState(together(params), together([kept for _, kept in moved])), info
 
   return Algorithm(init, step)
-
-
-def _update(tx: Any, gradient: Any, opt_state: Any, params: Any) -> tuple[Any, Any]:
-  updates, opt_state = tx.update(gradient, opt_state, params)
-  return optax.apply_updates(params, updates), opt_state
 
 
 def _check_parties(bottoms: Sequence, params: SplitParams, batch: Example) -> None:
@@ -270,7 +245,10 @@ def two_party_logistic(
 
   def step(state: TwoPartyState, batch: Example) -> tuple[TwoPartyState, Traffic]:
     x_a, x_b, y = _two_parties(batch, keys.public.slots)
-    _check_widths(state, x_a, x_b)
+    given = x_a.shape[1], x_b.shape[1] - 1
+    wanted = len(state.weights_a), len(state.weights_b) - 1
+    if given != wanted:
+      raise UserError(f"batch.x: has {given} features, must have {wanted} as the weights")
     seen.admit(x_a, x_b, y, not np.any(state.weights_b))
     copies = keys.public.slots // len(y)
     powers = _powers(keys.public, np.tile(x_a @ state.weights_a, copies), degree)
@@ -278,9 +256,8 @@ def two_party_logistic(
     encrypted = _encrypted_residuals(keys.public, powers, scores_b, labels, degree)
     sum_a, bytes_a = masked_sums(keys, encrypted, x_a)
     sum_b, bytes_b = masked_sums(keys, encrypted, x_b)
-    penalty_b = ridge * np.append(state.weights_b[:-1], 0.0)
     gradient_a = sum_a / len(y) + ridge * state.weights_a
-    gradient_b = sum_b / len(y) + penalty_b
+    gradient_b = sum_b / len(y) + ridge * np.append(state.weights_b[:-1], 0.0)
     traffic = Traffic(
       a_to_b=sum(map(len, powers)),
       b_to_a=len(encrypted),
@@ -364,12 +341,6 @@ def _masks(size: int) -> np.ndarray:
   return (bits >> (63 - MASK_BITS - 28)) / 2.0**28
 
 
-def _check_types(*arrays: Any) -> None:
-  for x in arrays:
-    if np.asarray(x).dtype.kind not in "biuf":
-      raise UserError(f"batch: must hold real numbers, not {np.asarray(x).dtype}")
-
-
 def _check_sizes(x_a: np.ndarray, x_b: np.ndarray) -> None:
   if not (np.isfinite(x_a).all() and np.isfinite(x_b).all()):
     raise UserError("batch.x: must hold finite numbers only")
@@ -381,20 +352,13 @@ def _check_sizes(x_a: np.ndarray, x_b: np.ndarray) -> None:
     )
 
 
-def _check_widths(state: TwoPartyState, x_a: np.ndarray, x_b: np.ndarray) -> None:
-  given, wanted = (
-    (x_a.shape[1], x_b.shape[1] - 1),
-    (len(state.weights_a), len(state.weights_b) - 1),
-  )
-  if given != wanted:
-    raise UserError(f"batch.x: has {given} features, must have {wanted} as the weights")
-
-
 def _two_parties(batch: Example, slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """(x_a, x_b with a column of ones, labels), checked."""
   if len(batch.x) != 2:
     raise UserError(f"batch.x: must hold the features of 2 parties, got {len(batch.x)}")
-  _check_types(*batch.x, batch.y)
+  kinds = [np.asarray(part).dtype for part in (*batch.x, batch.y)]
+  for kind in [kind for kind in kinds if kind.kind not in "biuf"]:
+    raise UserError(f"batch: must hold real numbers, not {kind}")
   x_a, x_b = (np.asarray(x, np.float64) for x in batch.x)
   y = np.asarray(batch.y)
   if (x_a.ndim, x_b.ndim, y.ndim) != (2, 2, 1):

@@ -118,18 +118,6 @@ def target_part(
   return loss + alignment * jnp.mean(apart * apart)
 
 
-def joint_loss(
-  encoders: tuple[Encoder, Encoder], *, num_classes: int, alignment: float
-) -> Callable[[TransferParams, TransferBatch], Array]:
-  """The sum of both losses, as one function of all parameters: what is minimised."""
-
-  def loss(params: TransferParams, batch: TransferBatch) -> Array:
-    own, message = source_part(encoders[0], params.source, batch, num_classes)
-    return own + target_part(encoders[1], params.target, message, batch, alignment)
-
-  return loss
-
-
 def transfer_gradient(
   encoders: tuple[Encoder, Encoder],
   params: TransferParams,
@@ -138,7 +126,7 @@ def transfer_gradient(
   num_classes: int,
   alignment: float,
 ) -> tuple[TransferParams, TransferInfo]:
-  """The gradient of `joint_loss`, by one message and its cotangents: exactly that."""
+  """The gradient of the sum of both losses, by one message and its cotangents: exactly that."""
   source = lambda p: source_part(encoders[0], p, batch, num_classes)
   (source_loss, message), pull = jax.vjp(source, params.source)
   target = lambda p, m: target_part(encoders[1], p, m, batch, alignment)
@@ -178,16 +166,20 @@ def transfer_learning(
   def step(
     state: TransferState, batch: TransferBatch
   ) -> tuple[TransferState, TransferInfo]:
-    _check_pairs(batch)
+    pairs = (len(batch.source_shared), len(batch.target_shared_x))
+    if pairs[0] != pairs[1]:
+      raise UserError(
+        f"batch: shared rows must pair up, the source names {pairs[0]}, the target {pairs[1]}"
+      )
     gradients, info = transfer_gradient(
       encoders, state.params, batch, num_classes=num_classes, alignment=alignment
     )
-    params, opt_states = [], []
-    for gradient, opt_state, own in zip(gradients, state.opt_states, state.params):
-      updates, opt_state = tx.update(gradient, opt_state, own)
-      params.append(optax.apply_updates(own, updates))
-      opt_states.append(opt_state)
-    return TransferState(TransferParams(*params), TransferParams(*opt_states)), info
+    moved = [tx.update(*own) for own in zip(gradients, state.opt_states, state.params)]
+    params = [
+      optax.apply_updates(p, updates) for p, (updates, _) in zip(state.params, moved)
+    ]
+    kept = TransferParams(*(opt_state for _, opt_state in moved))
+    return TransferState(TransferParams(*params), kept), info
 
   return Algorithm(init, step)
 
@@ -203,14 +195,6 @@ def target_logits(
   """[B, K] scores of the target's rows x [B, ...]; the source sends Phi once more."""
   _, message = source_part(encoders[0], params.source, batch, num_classes)
   return encoders[1](params.target, x) @ message.directions.T
-
-
-def _check_pairs(batch: TransferBatch) -> None:
-  pairs = (len(batch.source_shared), len(batch.target_shared_x))
-  if pairs[0] != pairs[1]:
-    raise UserError(
-      f"batch: shared rows must pair up, the source names {pairs[0]}, the target {pairs[1]}"
-    )
 
 
 # --- warm start

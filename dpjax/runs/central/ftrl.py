@@ -69,15 +69,19 @@ def separation(privacy: PrivacyConfig) -> int:
 
 
 def sampler(
-  privacy: PrivacyConfig, num_steps: int, num_examples: int, capacity: int
+  privacy: PrivacyConfig,
+  num_steps: int,
+  num_examples: int,
+  capacity: int,
+  unit: str = "example",
 ) -> sampling.Sampler:
   """The sampler of a DP-FTRL run, with the expected batch of `sampling_prob` (rounded to
-  whole passes where they are cyclic)."""
+  whole passes where they are cyclic), over rows that are one `unit` each."""
   apart, rate = separation(privacy), privacy.sampling_prob
   if names.is_path(privacy.ftrl.sampler):
     field = "privacy.ftrl.sampler"
     return user_code.sampler(
-      privacy.ftrl.sampler, field, num_examples=num_examples, prob=rate
+      privacy.ftrl.sampler, field, num_examples=num_examples, prob=rate, unit=unit
     )
   if privacy.ftrl.sampler == "cyclic":
     return sampling.CyclicSampler(steps_per_pass=apart, num_examples=num_examples)

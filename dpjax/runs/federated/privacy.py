@@ -144,7 +144,9 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
   )
   ftrl.check(privacy)
   numbers: dict[str, Any] = dict(
-    sampler=ftrl.sampler(privacy, config.num_rounds, num_clients, num_clients + 1),
+    sampler=ftrl.sampler(
+      privacy, config.num_rounds, num_clients, num_clients + 1, unit="user"
+    ),
     num_steps=config.num_rounds,
     l2_clip_norm=config.privacy.l2_clip_norm,
     normalize_by=ftrl.expected_share(privacy) * num_clients,

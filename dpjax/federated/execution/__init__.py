@@ -1,0 +1,73 @@
+"""How a cohort is run: one client after another, many at once, or over devices.
+
+The same `ClientAlgorithm` under three executions with one result (to rounding):
+
+| execution      | what it is                                                   | good for        |
+| -------------- | ------------------------------------------------------------ | --------------- |
+| `loop_clients` | a Python loop; `jit=False` is the readable twin of the rest; | CPU             |
+|                | an error says which client it came from                      |                 |
+| `vmap_clients` | blocks of clients, padded to a common shape, in one program  | one accelerator |
+| `pmap_clients` | the same on each of several devices, then `psum`             | several         |
+
+Contributions are summed as they are made: memory is one message per client IN A BLOCK,
+whatever the size of the cohort. Only an aggregator that needs all messages at once (a median,
+say) gets them stacked. Noise is never added here: the aggregator adds it once, to the sum,
+from its one key.
+
+A client gets its own examples and nothing of the others': where batches hold rows of one
+shared data set, the execution takes the rows (`context.step`), and padding repeats the
+client's own. So the work of one client is a function of its own data, whoever wrote it.
+
+Every client of a round has its own key, folded from the round's by its number. One program
+holds all of them: this is a simulation, and noise that a client adds here hides nothing from
+who runs it. Clients that draw where nobody else can look are those of `flower`.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from dpjax import validate
+from dpjax.federated.execution.client_blocks import pmap_clients, vmap_clients
+from dpjax.federated.execution.client_loop import has_convolution as has_convolution
+from dpjax.federated.execution.client_loop import loop_clients
+from dpjax.federated.execution.context import Context as Context
+from dpjax.federated.execution.context import MapClients as MapClients
+from dpjax.federated.execution.context import Mapped as Mapped
+from dpjax.federated.execution.context import Remembered as Remembered
+from dpjax.federated.execution.context import Run as Run
+from dpjax.federated.execution.context import all_remembered as all_remembered
+from dpjax.validate import UserError
+
+NAMES = ("auto", "loop", "vmap", "pmap")
+
+
+def auto_clients(*, num_threads: int | None = 1) -> MapClients:
+  """The loop on a CPU (with `num_threads`), vmap on one accelerator, pmap on several."""
+  if jax.default_backend() == "cpu":
+    return loop_clients(num_threads=num_threads)
+  return pmap_clients() if jax.local_device_count() > 1 else vmap_clients()
+
+
+def by_name(
+  name: str, *, num_devices: int | None = None, num_threads: int | None = None
+) -> MapClients:
+  """The execution of that name; `num_devices` concerns pmap alone, `num_threads` the loop
+  (None: one for each core).
+
+  >>> by_name("pmpa")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: execution='pmpa': must be one of ... (did you mean 'pmap'?)
+  """
+  validate.one_of(NAMES, execution=name)
+  if num_devices is not None and name != "pmap":
+    raise UserError(f"num_devices={num_devices}: is for execution='pmap', not {name!r}")
+  if num_threads is not None and name in ("pmap", "vmap"):
+    raise UserError(f"num_threads={num_threads}: is for execution='loop', not {name!r}")
+  if name == "pmap":
+    return pmap_clients(num_devices=num_devices)
+  if name == "vmap":
+    return vmap_clients()
+  make = auto_clients if name == "auto" else loop_clients
+  return make(num_threads=num_threads)

@@ -1,0 +1,145 @@
+"""What an execution is given and gives back, and the work of ONE client that all share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from dpjax import sampling
+from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received, Sent
+from dpjax.federated.cohort import Cohort, LocalBatches, bucket, padded
+from dpjax.types import ArrayLike, ArrayTree
+
+
+class Context(NamedTuple):
+  """What all clients of a round share; of the data each of them sees its own rows alone."""
+
+  received: Received
+  data: Any  # arrays [n, ...] that batches hold rows of; None: batches hold examples
+  memories: Any  # leaves [C or more, ...] in the order of the cohort, or None
+  key: jax.Array  # of the round
+  state: Any  # of the aggregator, which only `partial` reads
+
+
+class Remembered(NamedTuple):
+  """What some clients of a cohort keep, in shapes that do not depend on the cohort."""
+
+  places: np.ndarray  # [K] in the cohort
+  mask: np.ndarray  # [K] bool; False: no client
+  memories: Any  # leaves [K, ...]
+
+
+class Mapped(NamedTuple):
+  """What came back from a cohort."""
+
+  sums: Any  # of the aggregator's `partial`; None where it has none
+  sent: Any  # `Sent` with leaves [C, ...], NumPy; None where `sums` took their place
+  memories: tuple[Remembered, ...]
+  info: ClientInfo  # leaves [C], NumPy; NOT private
+
+
+Partial = Callable[..., Any] | None  # of an aggregator: (state, messages, weights, mask)
+Run = Callable[[Context, Cohort], Mapped]
+MapClients = Callable[[ClientAlgorithm, Partial], Run]
+
+
+def row(tree: ArrayTree, i: ArrayLike) -> Any:
+  """Row i of leaves [n, ...]."""
+  return jax.tree.map(lambda leaf: leaf[i], tree)
+
+
+def stacked(rows: Sequence[ArrayTree]) -> Any:
+  """Leaves [...] of each -> [len(rows), ...]."""
+  return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+
+
+def begin(
+  client: ClientAlgorithm, context: Context, memory: ArrayTree, who: ArrayLike, n: ArrayLike
+) -> Any:
+  """Client number `who`, with n examples, before its first step."""
+  return client.init(context.received, memory, n, jax.random.fold_in(context.key, who))
+
+
+def step(
+  client: ClientAlgorithm, context: Context, local: ArrayTree, batch: LocalBatches
+) -> Any:
+  """One local step on leaves [B, ...], or on rows [B] of the data: the client is handed
+  these rows, and cannot reach any other."""
+  rows = batch.examples
+  if context.data is None:
+    return client.step(context.received, local, rows, batch.mask)
+  examples = jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0), context.data)
+  return client.step(context.received, local, examples, batch.mask)
+
+
+def collected(partial: Partial, state: ArrayTree, sent: Sent, mask: ArrayLike) -> Any:
+  """Sums of the messages, or, where there is no `partial`, the messages themselves."""
+  return sent if partial is None else partial(state, sent.message, sent.weight, mask)
+
+
+def all_remembered(memories: ArrayTree, count: int) -> tuple[Remembered, ...]:
+  """What each of `count` clients keeps, leaves [count, ...], in one of few shapes."""
+  if memories is None or not count:
+    return ()
+  size = bucket(count)
+  places, mask = sampling.pad(np.arange(count), size)
+  return (Remembered(places, mask, padded(memories, size)),)
+
+
+def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Mapped]:
+  """What comes back from no clients: sums that are zero, everything else of length 0."""
+
+  def one(context: Context, memory: Any) -> Any:
+    sent, _, info = client.finish(context.received, begin(client, context, memory, 0, 0))
+    return collected(partial, context.state, stacked([sent]), jnp.ones(1, bool)), info
+
+  def empty(context: Context) -> Mapped:
+    shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+    memory = jax.tree.map(shape, context.memories)
+    bare = context._replace(data=None, memories=None)
+    found, info = jax.eval_shape(one, bare, memory)  # traced once for each shape
+    infos = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), info)
+    if partial is None:
+      sent = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), found)
+      return Mapped(None, sent, (), infos)
+    sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), found)
+    return Mapped(sums, None, (), infos)
+
+  return empty
+
+
+class Placed:
+  """Puts the context of a round where its programs run, so that calling them moves nothing:
+  the data set once in all, the rest once a round.
+
+  The data set is kept until another comes: a JAX array never changes, so one that is there
+  is known by its identity. NumPy arrays do change, and are placed once a round.
+
+  Args:
+    sharding: of every leaf; None: where JAX puts it.
+  """
+
+  def __init__(self, sharding: NamedSharding | None = None):
+    self._sharding = sharding
+    self._kept: list[tuple[Any, Any]] = []  # (an array of the data set, its placed twin)
+
+  def _place(self, leaf: Any) -> Any:
+    if self._sharding is not None:
+      return jax.device_put(leaf, self._sharding)
+    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+
+  def _found(self, leaf: Any) -> Any:
+    twins = [placed for given, placed in self._kept if given is leaf]
+    return twins[0] if twins else self._place(leaf)
+
+  def __call__(self, context: Context) -> Context:
+    leaves, treedef = jax.tree.flatten(context.data)
+    placed = [self._found(leaf) for leaf in leaves]
+    self._kept = [pair for pair in zip(leaves, placed) if isinstance(pair[0], jax.Array)]
+    rest = jax.tree.map(self._place, context._replace(data=None))
+    return rest._replace(data=jax.tree.unflatten(treedef, placed))
