@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dpjax import gradients, models, names, validate
-from dpjax.runs import fields, unused
+from dpjax.runs import fields
 from dpjax.runs.central.config import (
   DataConfig,
   FtrlConfig,
@@ -81,9 +81,9 @@ def dotted(text: str, config: Any) -> str:
   'delta=3.0: must be in (0, 1)'
   """
   found = [
-    path
-    for path, value in unused.leaves(config)
-    if text.startswith(f"{path.rpartition('.')[2]}={value!r}:")
+    leaf.path
+    for leaf in fields.leaves(config)
+    if text.startswith(f"{leaf.path.rpartition('.')[2]}={leaf.value!r}:")
   ]
   return f"{found[0].rpartition('.')[0]}.{text}".lstrip(".") if len(found) == 1 else text
 
@@ -146,11 +146,13 @@ def optimizer(config: OptimizerConfig, room: str = "optimizer") -> None:
 
 def privacy(config: Any) -> None:
   """Raises UserError for what both kinds of runs promise, and how they clip."""
-  positive = ("epsilon", "epsilon_budget", "l2_clip_norm", "clip_learning_rate")
-  validate.positive(**named("privacy", config, *positive, "clip_count_noise_std"))
+  positive = ("epsilon", "epsilon_budget", "l2_clip_norm")
+  validate.positive(**named("privacy", config, *positive))
   in_float32("privacy.l2_clip_norm", config.l2_clip_norm)
   validate.non_negative(**named("privacy", config, "noise_multiplier"))
-  validate.open_unit(**named("privacy", config, "delta", "clip_quantile"))
+  if isinstance(config.clipping, gradients.ClipRule):
+    config.clipping.check(config.l2_clip_norm)
+  validate.open_unit(**named("privacy", config, "delta"))
   validate.one_of(ACCOUNTANTS, **named("privacy", config, "accountant"))
   ftrl(config.ftrl)
   if getattr(config, "sampling_prob", 1) < 1 / _MOST_PASSES:
@@ -182,7 +184,7 @@ def training(config: TrainConfig) -> None:
   optimizer(config.optimizer)
   validate.one_of(gradients.METHODS, grad_method=config.grad_method)
   validate.probability(**named("privacy", config.privacy, "sampling_prob"))
-  validate.positive(**named("privacy", config.privacy, "gamma", "clip_schedule_final"))
+  validate.positive(**named("privacy", config.privacy, "clip_schedule_final"))
   low, high = validate.MIN_FACTOR, validate.MAX_FACTOR
   if not low <= config.privacy.clip_schedule_final <= high:
     raise UserError(

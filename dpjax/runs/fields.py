@@ -2,11 +2,17 @@
 
 A dataclass does not check what it is given, so `PrivacyConfig(epsilon="two")` would fail
 minutes later, far from its cause. The annotations are the one source of truth here.
+
+A field may hold one of several frozen values of the library, such as `Automatic(gamma=0.1)`:
+its annotation carries a `Choice`, the table of their names. It takes the value, its name (with
+its defaults), or {"name": "automatic", "gamma": 0.1}; one more name sets a field of the value
+(`privacy.clipping.gamma`). So a config has no field that the chosen value would not read.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -14,10 +20,10 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from dpjax.validate import UserError
+from dpjax.validate import UserError, did_you_mean
 
 _UNIONS = (typing.Union, types.UnionType)
 _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text",
@@ -25,22 +31,135 @@ _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "tex
 _INT_BITS = 64  # JAX and NumPy take no larger one
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Choice:
+  """Of an annotation, `Annotated[ClipRule, Choice(RULES)]`: the values that a field takes.
+
+  Args:
+    table: name -> frozen dataclass, whose fields all have defaults. It is read when it is
+      asked, so a row that is added later is known.
+  """
+
+  table: Mapping[str, type]
+
+  def name(self, value: Any) -> str | None:
+    """That of the value's class; None where it is in no row."""
+    return next((name for name, kind in self.table.items() if type(value) is kind), None)
+
+  def told(self, value: Any) -> str:
+    """The name, with what differs from its defaults: "automatic(gamma=0.1)"."""
+    changed = ", ".join(f"{path}={one!r}" for path, (one, _) in set_fields(value).items())
+    return f"{self.name(value)}({changed})" if changed else str(self.name(value))
+
+  def owners(self) -> dict[str, list[str]]:
+    """Field of a value -> names of those that have it."""
+    found: dict[str, list[str]] = {}
+    for name, kind in self.table.items():
+      for field in dataclasses.fields(kind):
+        found.setdefault(field.name, []).append(name)
+    return found
+
+
+class Config:
+  """Base of a config that has choices: it holds the value where a name is written. What is
+  neither is kept, for `check` to refuse by its whole dotted name."""
+
+  def __setattr__(self, name: str, value: Any) -> None:
+    choice = _choice(_hints(type(self)).get(name))
+    if choice is not None:
+      with contextlib.suppress(UserError):
+        value = _check_choice(value, choice, name)
+    super().__setattr__(name, value)
+
+
+class Leaf(NamedTuple):
+  """A field that is no dataclass itself, or a choice, whose value is told by its name."""
+
+  path: str
+  hint: Any
+  value: Any
+  default: Any  # of a field of a chosen value: that of its class
+
+
+def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]:
+  """Every leaf, in order; after a choice those of its value.
+
+  >>> from dpjax.runs.central.config import PrivacyConfig
+  >>> found = leaves(PrivacyConfig(clipping="automatic"))
+  >>> [leaf[2:] for leaf in found if leaf.path.startswith("clipping")]
+  [('automatic', 'flat'), (0.01, 0.01)]
+  """
+  default = default if prefix else type(config)()
+  for field in dataclasses.fields(config):
+    hint, value = _hints(type(config))[field.name], getattr(config, field.name)
+    path, usual, choice = (
+      f"{prefix}{field.name}",
+      getattr(default, field.name, None),
+      _choice(hint),
+    )
+    if choice is not None:
+      yield Leaf(path, hint, choice.name(value) or value, choice.name(usual))
+      usual = usual if type(usual) is type(value) else type(value)()
+    elif not dataclasses.is_dataclass(value):
+      yield Leaf(path, hint, value, usual)
+    if dataclasses.is_dataclass(value):
+      yield from leaves(value, usual, f"{path}.")
+
+
+def set_fields(config: Any) -> dict[str, tuple[Any, Any]]:
+  """Leaf -> (value, default) of those that are neither at their default nor None."""
+  return {
+    leaf.path: leaf[2:]
+    for leaf in leaves(config)
+    if leaf.value is not None and leaf.value != leaf.default
+  }
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+  """The config as plain data, each chosen value with its name.
+
+  >>> from dpjax.runs.central.config import PrivacyConfig
+  >>> to_dict(PrivacyConfig(clipping="automatic"))["clipping"]
+  {'name': 'automatic', 'gamma': 0.01}
+  """
+  hints = _hints(type(config))
+  return {
+    field.name: _plain(getattr(config, field.name), _choice(hints[field.name]))
+    for field in dataclasses.fields(config)
+  }
+
+
+def _plain(value: Any, choice: Choice | None = None) -> Any:
+  if dataclasses.is_dataclass(value):
+    return ({} if choice is None else {"name": choice.name(value)}) | to_dict(value)
+  if isinstance(value, dict):
+    return {key: _plain(entry) for key, entry in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [_plain(entry) for entry in value]
+  return value
+
+
 def get(config: Any, path: str, *, name: str = "config") -> Any:
-  """The value of one dotted field; None where a dict has no such key.
+  """The value of one dotted field, a chosen one by its name; None where a dict, or a chosen
+  value, has no such key.
 
   Raises:
     UserError: an unknown field.
 
   >>> from dpjax.runs.central.config import TrainConfig
-  >>> get(TrainConfig(), "privacy.delta")
-  1e-05
+  >>> get(TrainConfig(), "privacy.delta"), get(TrainConfig(), "privacy.clipping")
+  (1e-05, 'flat')
   """
   head, _, rest = path.partition(".")
   if isinstance(config, dict):
-    value = config.get(head)
+    value, choice = config.get(head), None
   else:
     _check_field(config, head, name)
-    value = getattr(config, head)
+    value, choice = getattr(config, head), _choice(_hints(type(config))[head])
+  if choice is not None and not rest:
+    return choice.told(value)
+  if choice is not None and rest in choice.owners():
+    return getattr(value, rest, None)
   return get(value, rest, name=f"{name}.{head}") if rest else value
 
 
@@ -79,6 +198,9 @@ def check(value: Any, hint: Any, name: str) -> Any:
     UserError: naming the field, its value and what it must be. NaN is never a number, and
       an integer of more than 64 bits is refused.
   """
+  choice = _choice(hint)
+  if choice is not None:
+    return _check_choice(value, choice, name)
   if hint in (Any, object) or (value is None and hint in (None, type(None))):
     return _bounded(value, name)
   if dataclasses.is_dataclass(hint):
@@ -103,6 +225,8 @@ def parse(text: str, hint: Any, name: str) -> Any:
   [1.0, 2.0]
   """
   options = _members(hint)
+  if _choice(hint) is not None:
+    return check(_literal(text) if text.lstrip().startswith("{") else text, hint, name)
   if type(None) in options and text.strip().lower() == "none":
     return None
   if str in options:
@@ -110,11 +234,48 @@ def parse(text: str, hint: Any, name: str) -> Any:
   return check(_literal(text), hint, name)
 
 
-def _check_field(config: Any, head: str, name: str) -> None:
-  """Raises unless the config has such a field; names the nearest, also of its rooms."""
+def _choice(hint: Any) -> Choice | None:
+  """The choice that an annotation carries."""
+  found = getattr(hint, "__metadata__", ())
+  return next((one for one in found if isinstance(one, Choice)), None)
+
+
+def _check_choice(value: Any, choice: Choice, name: str) -> Any:
+  """The chosen value, or that which a name, or a dict with one, stands for."""
+  given = {"name": value} if isinstance(value, str) else value
+  if not isinstance(given, dict):
+    if choice.name(value) is None:
+      raise _not_chosen(value, value, choice, name)
+    return _check_dataclass(value, type(value), name)
+  given = dict(_bounded(given, name))
+  word = given.pop("name", None)
+  if word not in choice.table:
+    raise _not_chosen(value, word, choice, name)
+  made = choice.table[word]()
+  for field in given:
+    _check_field(made, field, name, choice)
+  hints = _hints(type(made))
+  return _replaced(
+    made, {f: check(v, hints[f], f"{name}.{f}") for f, v in given.items()}, name
+  )
+
+
+def _not_chosen(value: Any, word: Any, choice: Choice, name: str) -> UserError:
+  hint = did_you_mean(word, choice.table) if isinstance(word, str) else ""
+  return UserError(f"{name}={value!r}: must be one of {', '.join(choice.table)}{hint}")
+
+
+def _check_field(config: Any, head: str, name: str, choice: Choice | None = None) -> None:
+  """Raises unless the config has such a field; names the nearest, also of its rooms, and of a
+  chosen value whose it is."""
   known = [field.name for field in dataclasses.fields(config)]
   if head in known:
     return
+  if choice is not None:
+    owners = choice.owners()
+    whose = f"; it belongs to {', '.join(owners[head])}" if head in owners else ""
+    hint = whose or did_you_mean(head, owners)
+    raise UserError(f"{name}.{head}: {choice.name(config)!r} has no such field{hint}")
   deep_first = sorted(_paths(config), key=lambda path: -path.count("."))
   places = {path.rpartition(".")[2]: path for path in deep_first}
   near = [places[close] for close in difflib.get_close_matches(head, places, n=1)]
@@ -125,14 +286,16 @@ def _check_field(config: Any, head: str, name: str) -> None:
 def _paths(config: Any, prefix: str = "") -> Iterator[str]:
   for field in dataclasses.fields(config):
     yield f"{prefix}{field.name}"
-    value = getattr(config, field.name)
-    if dataclasses.is_dataclass(value):
+    value, choice = getattr(config, field.name), _choice(_hints(type(config))[field.name])
+    if choice is not None:
+      yield from (f"{prefix}{field.name}.{owned}" for owned in choice.owners())
+    elif dataclasses.is_dataclass(value):
       yield from _paths(value, f"{prefix}{field.name}.")
 
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-  return typing.get_type_hints(kind)
+  return typing.get_type_hints(kind, include_extras=True)
 
 
 def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any) -> Any:
@@ -142,7 +305,7 @@ def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any
   if not dataclasses.is_dataclass(config) or isinstance(config, type):
     raise UserError(f"{name}.{path}: {name} holds {config!r}, which has no fields")
   hints = _hints(type(config))
-  _check_field(config, head, name)
+  _check_field(config, head, name, _choice(hint))
   at, value = f"{name}.{head}", getattr(config, head)
   hint = hints[head]
   new = _update(value, rest, change, at, hint) if rest else change(hint, at)

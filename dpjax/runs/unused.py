@@ -12,10 +12,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 from dpjax.names import is_path
+from dpjax.runs import fields
 from dpjax.runs.central.config import (
   AuditConfig,
   DataConfig,
@@ -31,25 +31,11 @@ Unused = dict[str, str]  # dotted field, or room of fields -> what it would need
 _NO_TEXT = ("digits", "shakespeare")  # shakespeare comes in windows of its own length
 
 
-def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-  """(dotted name, value) of every field that is no dataclass itself, in order.
-
-  >>> dict(leaves(TrainConfig()))["privacy.ftrl.buffers"]
-  4
-  """
-  for field in dataclasses.fields(config):
-    value = getattr(config, field.name)
-    if dataclasses.is_dataclass(value):
-      yield from leaves(value, f"{prefix}{field.name}.")
-    else:
-      yield f"{prefix}{field.name}", value
-
-
 def needs(condition: bool, what: str, *fields: str) -> Unused:
   """The fields, where the condition that they need does not hold.
 
-  >>> needs(False, "privacy.clipping='automatic'", "privacy.gamma")
-  {'privacy.gamma': "privacy.clipping='automatic'"}
+  >>> needs(False, "optimizer.name='adamw'", "optimizer.weight_decay")
+  {'optimizer.weight_decay': "optimizer.name='adamw'"}
   """
   return {} if condition else dict.fromkeys(fields, what)
 
@@ -65,17 +51,6 @@ def reason(path: str, unused: Unused) -> str | None:
   return next((unused[prefix] for prefix in prefixes if prefix in unused), None)
 
 
-def set_fields(config: Any) -> dict[str, tuple[Any, Any]]:
-  """Field -> (value, default) of those that are neither at their default nor None."""
-  defaults = dict(leaves(type(config)()))
-  found = dict(leaves(config))
-  return {
-    path: (value, defaults.get(path))
-    for path, value in found.items()
-    if value is not None and value != defaults.get(path)
-  }
-
-
 def refuse(config: Any, unused: Unused, name: str = "") -> None:
   """Raises UserError, one line for all, where a field is set that would be ignored.
 
@@ -86,7 +61,7 @@ def refuse(config: Any, unused: Unused, name: str = "") -> None:
   """
   faults = [
     f"{name}{path}={value!r}: would be ignored, it needs {what}; leave it at {default!r}"
-    for path, (value, default) in set_fields(config).items()
+    for path, (value, default) in fields.set_fields(config).items()
     if (what := reason(path, unused)) is not None
   ]
   if faults:
@@ -119,8 +94,11 @@ def of_training(config: TrainConfig) -> Unused:
     _data(config.data)
     | needs(private, "privacy.method='dp_sgd' or 'dp_ftrl'", *named)
     | needs(reported, "a private privacy.method or audit.enabled", "privacy.delta")
-    | _clipping(privacy)
-    | _adaptive(privacy)
+    | needs(
+      privacy.clip_schedule != "constant",
+      "a privacy.clip_schedule",
+      "privacy.clip_schedule_final",
+    )
     | _sampling(privacy)
     | _ftrl(privacy.ftrl, privacy.method)
     | _optimizer(config.optimizer)
@@ -143,25 +121,6 @@ def _data(data: DataConfig) -> Unused:
 def of_dataset(dataset: Any) -> Unused:
   """What can only be told from the loaded data."""
   return needs(dataset.vocab_size is not None, "text", "data.max_length")
-
-
-def _clipping(privacy: PrivacyConfig) -> Unused:
-  layers = "privacy.clip_allocation", "privacy.noise_allocation"
-  return (
-    needs(privacy.clipping == "automatic", "privacy.clipping='automatic'", "privacy.gamma")
-    | needs(privacy.clipping == "per_layer", "privacy.clipping='per_layer'", *layers)
-    | needs(
-      privacy.clip_schedule != "constant",
-      "a privacy.clip_schedule",
-      "privacy.clip_schedule_final",
-    )
-  )
-
-
-def _adaptive(privacy: Any) -> Unused:
-  names = ("clip_quantile", "clip_learning_rate", "clip_count_noise_std")
-  named = (f"privacy.{name}" for name in names)
-  return needs(privacy.clipping == "adaptive", "privacy.clipping='adaptive'", *named)
 
 
 def _sampling(privacy: PrivacyConfig) -> Unused:
@@ -313,6 +272,5 @@ def _federated_privacy(config: FedConfig) -> Unused:
     | needs(method == "both", f"{room}.method='both'", f"{room}.local_noise_multiplier")
     | needs(method == "central", f"{room}.method='central'", *simulated)
     | needs(method != "dp_ftrl", "another privacy.method than 'dp_ftrl'", f"{room}.sampler")
-    | _adaptive(privacy)
     | _ftrl(privacy.ftrl, method)
   )

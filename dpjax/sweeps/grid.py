@@ -343,7 +343,7 @@ def _point(base: Any, chosen: dict[str, Any], variant: str = "") -> Point:
   values = {"variant": variant} if variant else {}
   values |= {path: fields.get(config, path) for path in chosen}
   digest = hashlib.sha256(
-    json.dumps(writers.plain(dataclasses.asdict(config)), sort_keys=True).encode()
+    json.dumps(writers.plain(fields.to_dict(config)), sort_keys=True).encode()
   )
   words = "_".join(
     f"{path.split('.')[-1]}={_word(value)}" for path, value in values.items()
@@ -364,7 +364,7 @@ def _grouped(found: list[Point]) -> Iterator[Point]:
 
 
 def _data_key(config: Any) -> str:
-  held = dataclasses.asdict(config)
+  held = fields.to_dict(config)
   rooms = [held[room] for room in ("data", "model", "partition") if room in held]
   return json.dumps(writers.plain(rooms))
 
@@ -430,7 +430,7 @@ def _finished(point: Point, folder: pathlib.Path) -> Row | None:
   if not (folder / writers.RESULT).exists() or not (folder / "config.json").exists():
     return None
   written = writers.read_json(folder / "config.json")
-  if written != writers.plain(dataclasses.asdict(point.config)):
+  if written != writers.plain(fields.to_dict(point.config)):
     raise UserError(f"{folder / 'config.json'}: holds another config; use a new workdir")
   return writers.read_json(folder / writers.RESULT)
 
@@ -438,7 +438,7 @@ def _finished(point: Point, folder: pathlib.Path) -> Row | None:
 def _train(point: Point, folder: pathlib.Path, train_fn: TrainFn, load: LoadFn) -> Row:
   result = train_fn(point.config, folder, data=load(point.config))
   if not (folder / "config.json").exists():
-    writers.write_json(folder / "config.json", dataclasses.asdict(point.config))
+    writers.write_json(folder / "config.json", fields.to_dict(point.config))
   if not (folder / writers.RESULT).exists():
     writers.write_result(folder, result)
   return writers.read_json(folder / writers.RESULT)  # as a later start will see it
@@ -452,7 +452,7 @@ def _save(
   others = sum(path.parent.name not in names for path in results)
   data = {
     "title": config.title,
-    "config": dataclasses.asdict(config),
+    "config": fields.to_dict(config),
     "points": len(found),
     "statement": statement(rows, others),
     "all_runs_together": charge(rows),

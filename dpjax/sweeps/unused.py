@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpjax.runs import unused
+from dpjax.runs import fields, unused
 from dpjax.runs.unused import Unused, needs
 
 _DRAWN = ("x", "series", "title", "references")  # of the curve, and the table beside it
@@ -33,7 +33,7 @@ def _replaced(config: Any) -> Unused:
   """Fields of the base that no run keeps."""
   grid = {"seed", *config.grid}
   chosen = [grid | set(fixed) for fixed in config.variants.values()] or [grid]
-  paths = (path for path, _ in unused.leaves(config.base))
+  paths = (leaf.path for leaf in fields.leaves(config.base))
   kept = lambda path, names: unused.reason(path, dict.fromkeys(names, "")) is None
   return {
     path: "a run that does not set its own"

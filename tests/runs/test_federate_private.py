@@ -19,7 +19,7 @@ from tests.runs.stops import stop_after
 from tests.runs.test_federate import _NONE
 from tests.runs.test_federate import _config as small_config
 
-_ADAPTIVE = {"privacy.clipping": "adaptive", "privacy.clip_count_noise_std": 2.0}
+_ADAPTIVE = {"privacy.clipping": AdaptiveClipping(count_noise_std=2.0)}
 _FTRL = {"privacy.method": "dp_ftrl"}  # cyclic over 5 groups, 5 bands
 _PUBLIC = {
   **_NONE,

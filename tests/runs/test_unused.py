@@ -30,7 +30,6 @@ def _with(config, **changes):
     ({"optimizer__noise_floor": 0.5}, "optimizer.noise_floor=0.5.*'dp_adam'"),
     ({"optimizer__momentum": 1.5}, r"optimizer.momentum=1.5: must be in \[0, 1\)"),
     ({"optimizer__momentum": 0.5, "optimizer__name": "adam"}, "optimizer.momentum=0.5"),
-    ({"privacy__gamma": 0.5}, "privacy.gamma=0.5.*'automatic'"),
     ({"privacy__ftrl__buffers": 3}, "privacy.ftrl.buffers=3.*'dp_ftrl'"),
     ({"audit__score": "gradient"}, "audit.score='gradient'.*audit.enabled"),
     ({"data__data_dir": "here"}, "data.data_dir='here'"),
@@ -38,8 +37,8 @@ def _with(config, **changes):
     ({"release": True, "diagnostics": False}, "diagnostics=False.*release=False"),
     ({"privacy__method": "sgd", "privacy__epsilon": 3.0}, "privacy.epsilon=3.0"),
     (
-      {"privacy__gamma": 0.5, "audit__kind": "random"},
-      "privacy.gamma=0.5.*; audit.kind='random'",
+      {"optimizer__noise_floor": 0.5, "audit__kind": "random"},
+      "optimizer.noise_floor=0.5.*; audit.kind='random'",
     ),
   ],
 )

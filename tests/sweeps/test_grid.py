@@ -16,15 +16,21 @@ from hypothesis import strategies as st
 from dpjax import noise
 from dpjax.runs import fields, report, writers
 from dpjax.runs.central import build
-from dpjax.runs.central.config import TrainConfig, to_dict
+from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.federated.config import FedConfig, PartitionConfig
+from dpjax.runs.fields import to_dict
 from dpjax.sweeps import grid as sweep
 from dpjax.sweeps.grid import SweepConfig
 from dpjax.validate import UserError
 
 EPSILONS = [0.5, 2.0]
-_MANY = ("privacy.epsilon", "privacy.delta", "optimizer.learning_rate", "privacy.gamma")
+_MANY = (
+  "privacy.epsilon",
+  "privacy.delta",
+  "optimizer.learning_rate",
+  "privacy.l2_clip_norm",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -385,7 +391,7 @@ class FakeFederated:
       "num_clients": config.partition.num_clients,
       **self.promise,
     }
-    writers.write_json(workdir / "config.json", dataclasses.asdict(config))
+    writers.write_json(workdir / "config.json", to_dict(config))
     writers.write_result(workdir, result)
     return result
 

@@ -34,8 +34,8 @@ from dpjax.runs.central.config import (
   ModelConfig,
   OptimizerConfig,
   TrainConfig,
-  to_dict,
 )
+from dpjax.runs.fields import to_dict
 from dpjax.runs.loop import Job, Work, every, single
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams

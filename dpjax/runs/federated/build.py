@@ -22,6 +22,7 @@ from dpjax.runs.central import build as build_central
 from dpjax.runs.central.config import OptimizerConfig, TrainConfig
 from dpjax.runs.federated import facts, privacy
 from dpjax.runs.federated.config import FedConfig
+from dpjax.runs.fields import to_dict
 from dpjax.runs.loop import Job, Work, every
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
@@ -74,7 +75,6 @@ def check(config: FedConfig) -> None:
     "algorithm.weighting": (WEIGHTINGS, config.algorithm.weighting),
     "algorithm.compression": (COMPRESSIONS, config.algorithm.compression),
     "privacy.method": (privacy.METHODS, config.privacy.method),
-    "privacy.clipping": (privacy.CLIPPINGS, config.privacy.clipping),
     "execution": (execution.NAMES, config.execution),
   }
   for name, (choices, value) in one_of.items():
@@ -165,7 +165,7 @@ def _check_client_optimizer(config: FedConfig) -> None:
 def digest(config: FedConfig) -> bytes:
   """Of everything in the config but for where data lie and how the run is executed, in which
   the processes of one run may differ. Public."""
-  fields = dataclasses.asdict(config)
+  fields = to_dict(config)
   fields["data"].pop("data_dir")
   for name in ("execution", "num_devices", "num_threads"):
     fields.pop(name)

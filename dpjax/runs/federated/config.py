@@ -8,8 +8,11 @@ may be a user's own, `package.module:name`; see `dpjax.runs.user_code`.
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated
 
+from dpjax import gradients, transforms
 from dpjax.runs.central.config import DataConfig, FtrlConfig, ModelConfig, OptimizerConfig
+from dpjax.runs.fields import Choice, Config
 
 
 @dataclasses.dataclass
@@ -55,7 +58,7 @@ class AlgorithmConfig:
 
 
 @dataclasses.dataclass
-class FedPrivacyConfig:
+class FedPrivacyConfig(Config):
   """What is promised to one user. Give `epsilon` or `noise_multiplier`, not both."""
 
   # central | local | both | none | dp_ftrl (central, noise correlated over the rounds)
@@ -65,10 +68,10 @@ class FedPrivacyConfig:
   noise_multiplier: float | None = None  # std of the noise / l2_clip_norm
   l2_clip_norm: float = 1.0  # of one client's message
   local_noise_multiplier: float = 1.0  # both: what clients add themselves
-  clipping: str = "flat"  # flat | adaptive (central only), of clients' messages
-  clip_quantile: float = 0.5  # adaptive: share of clients that should not be clipped
-  clip_learning_rate: float = 0.2  # adaptive: of the geometric update of the clip norm
-  clip_count_noise_std: float | None = None  # adaptive: in clients; None: cohort / 20
+  # flat | automatic | adaptive, of clients' messages; all but flat: central only
+  clipping: Annotated[gradients.ClipRule, Choice(transforms.CLIP_RULES)] = (
+    dataclasses.field(default_factory=gradients.Flat)
+  )
   sampler: str = "poisson"  # poisson | fixed_size, over clients; dp_ftrl has its own
   ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)  # dp_ftrl, over clients
   accountant: str = ""  # pld | rdp; "": the tightest for the sampler

@@ -13,7 +13,7 @@ import pathlib
 import shutil
 from typing import Any
 
-from dpjax.runs import bounds, loop, streams, unused, writers
+from dpjax.runs import bounds, fields, loop, streams, unused, writers
 from dpjax.runs import workdir as owner
 from dpjax.runs.relevance import build, pictures, table
 from dpjax.runs.relevance import unused as relevance_unused
@@ -45,7 +45,7 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[dict[s
   owner.claim(workdir, known)
   with writers.alone_in(workdir), owner.given_back(workdir, fresh=fresh):
     if known != config:
-      writers.write_json(workdir / owner.CONFIG, writers.plain(dataclasses.asdict(config)))
+      writers.write_json(workdir / owner.CONFIG, writers.plain(fields.to_dict(config)))
     return _run_all(config, workdir, todo, loaded)
 
 

@@ -35,7 +35,7 @@ def refuse(config: RelevanceConfig) -> None:
   for label, changes, curve in curves:
     _refuse_changes(label, changes, curve)
   shadowed = {}
-  for path in unused.set_fields(config):
+  for path in fields.set_fields(config):
     reasons = [_why(path, changes, curve) for _, changes, curve in curves]
     if path not in _OF_EXPERIMENT and all(reasons):
       shadowed[path] = str(reasons[0])
@@ -59,7 +59,7 @@ def _refuse_changes(label: str, changes: dict[str, Any], curve: RelevanceConfig)
       raise UserError(f"{where}{path}: would be ignored, it is of the whole experiment")
   found = {
     path: what
-    for path in unused.set_fields(curve)
+    for path in fields.set_fields(curve)
     if _within(path, changes) and (what := unused.reason(path, of(curve))) is not None
   }
   unused.refuse(curve, found, where)
