@@ -17,7 +17,7 @@ from dpjax.sweeps.grid import SweepConfig
 
 VARIANTS = {
   "DP-SGD": {},
-  "DP-FTRL, banded": {"privacy.method": "dp_ftrl", "privacy.ftrl.bands": 15},
+  "DP-FTRL, banded": {"privacy.method": "dp_ftrl", "privacy.ftrl.strategy.bands": 15},
   "DP-Adam": {
     "optimizer.name": "dp_adam",
     "optimizer.learning_rate": 0.003,

@@ -13,7 +13,6 @@ from dpjax import gradients, models, names, validate
 from dpjax.runs import fields
 from dpjax.runs.central.config import (
   DataConfig,
-  FtrlConfig,
   ModelConfig,
   OptimizerConfig,
   TrainConfig,
@@ -24,7 +23,6 @@ from dpjax.validate import UserError
 LOSSES = ("auto",)
 SCHEDULES = ("constant", "cosine", "linear")
 ACCOUNTANTS = ("", "pld", "rdp")
-OBJECTIVES = ("mean", "max")
 _FLOAT32 = np.finfo(np.float32)
 # Numbers that size a loop or an array, so that a slip of the keyboard is not a run without end.
 MOST_STEPS = 10**8  # of a run; rounds, epochs
@@ -35,7 +33,6 @@ MOST_EPOCHS = 10**4  # of a client in a round, or of a net without noise
 MOST_CLIENTS = 10**7
 MOST_THREADS = 1024
 MOST_VIEWS = 1024  # of one example
-MOST_BUFFERS = 64  # of correlated noise, each as large as the model
 MOST_RUNS = 10**5  # of one sweep, or one experiment
 MOST_DRAWS = 10**7  # attacks of an audit
 _MOST_TOKENS = 10**6  # of an example
@@ -154,7 +151,7 @@ def privacy(config: Any) -> None:
     config.clipping.check(config.l2_clip_norm)
   validate.open_unit(**named("privacy", config, "delta"))
   validate.one_of(ACCOUNTANTS, **named("privacy", config, "accountant"))
-  ftrl(config.ftrl)
+  validate.integer_in(1, MOST_SHAPED, **named("privacy.ftrl", config.ftrl, "separation"))
   if getattr(config, "sampling_prob", 1) < 1 / _MOST_PASSES:
     raise UserError(
       f"privacy.sampling_prob={config.sampling_prob!r}: must be in [{1 / _MOST_PASSES:g}, 1]"
@@ -165,14 +162,6 @@ def steps(name: str, num_steps: int, privacy: Any) -> None:
   """Raises UserError for a number of steps or rounds without end."""
   shaped = privacy.method == "dp_ftrl" or bool(getattr(privacy, "noise_levels", ()))
   validate.integer_in(1, MOST_SHAPED if shaped else MOST_STEPS, **{name: num_steps})
-
-
-def ftrl(config: FtrlConfig) -> None:
-  """Raises UserError for a count below one, or an unknown aim."""
-  validate.integer_in(1, MOST_SHAPED, **named("privacy.ftrl", config, "bands"))
-  validate.integer_in(1, MOST_BUFFERS, **named("privacy.ftrl", config, "buffers"))
-  validate.integer_at_least(1, **named("privacy.ftrl", config, "restart_every"))
-  validate.one_of(OBJECTIVES, **named("privacy.ftrl", config, "objective"))
 
 
 def training(config: TrainConfig) -> None:

@@ -139,19 +139,8 @@ def _sampling(privacy: PrivacyConfig) -> Unused:
 def _ftrl(ftrl: FtrlConfig, method: str) -> Unused:
   if method != "dp_ftrl":
     return {"privacy.ftrl": "privacy.method='dp_ftrl'"}
-  room = "privacy.ftrl"
-  grouped = ftrl.sampler in ("cyclic_poisson", "min_sep")
-  optimised = ftrl.strategy in ("banded", "blt")
-  return (
-    needs(
-      grouped or ftrl.strategy == "banded",
-      f"{room}.strategy='banded', or a sampler with groups",
-      f"{room}.bands",
-    )
-    | needs(ftrl.strategy == "blt", f"{room}.strategy='blt'", f"{room}.buffers")
-    | needs(ftrl.strategy == "tree", f"{room}.strategy='tree'", f"{room}.restart_every")
-    | needs(optimised, f"{room}.strategy='banded' or 'blt'", f"{room}.objective")
-  )
+  free = ftrl.sampler in ("cyclic_poisson", "min_sep") or is_path(ftrl.sampler)
+  return needs(free, "a sampler that does not pass in turns", "privacy.ftrl.separation")
 
 
 def _optimizer(optimizer: OptimizerConfig, room: str = "optimizer") -> Unused:

@@ -30,7 +30,7 @@ def _with(config, **changes):
     ({"optimizer__noise_floor": 0.5}, "optimizer.noise_floor=0.5.*'dp_adam'"),
     ({"optimizer__momentum": 1.5}, r"optimizer.momentum=1.5: must be in \[0, 1\)"),
     ({"optimizer__momentum": 0.5, "optimizer__name": "adam"}, "optimizer.momentum=0.5"),
-    ({"privacy__ftrl__buffers": 3}, "privacy.ftrl.buffers=3.*'dp_ftrl'"),
+    ({"privacy__ftrl__strategy__bands": 3}, "privacy.ftrl.strategy.bands=3.*'dp_ftrl'"),
     ({"audit__score": "gradient"}, "audit.score='gradient'.*audit.enabled"),
     ({"data__data_dir": "here"}, "data.data_dir='here'"),
     ({"data__max_length": 9}, "data.max_length=9"),

@@ -14,6 +14,7 @@ from collections import ChainMap
 from typing import Annotated, Any
 
 from dpjax import gradients, transforms
+from dpjax.noise import correlated
 from dpjax.runs.fields import Choice, Config
 
 CLIPPINGS = ChainMap[str, Any]({"per_layer": transforms.PerLayer}, transforms.CLIP_RULES)
@@ -42,15 +43,16 @@ class ModelConfig:
 
 
 @dataclasses.dataclass
-class FtrlConfig:
+class FtrlConfig(Config):
   """How the noise of privacy.method='dp_ftrl' is correlated; see `dpjax.noise.correlated`."""
 
   sampler: str = "cyclic"  # cyclic | cyclic_poisson | balls_in_bins | min_sep
-  strategy: str = "banded"  # banded | blt | tree | identity
-  bands: int | None = None  # banded, and groups of cyclic_poisson; None: steps of a pass
-  buffers: int = 4  # blt
-  restart_every: int | None = None  # tree: steps of one tree; None: steps of a pass
-  objective: str = "mean"  # mean | max squared error of the prefix sums
+  # cyclic_poisson, min_sep: least steps between participations; None: steps of a pass
+  separation: int | None = None
+  # banded | blt | tree | identity
+  strategy: Annotated[correlated.Strategy, Choice(correlated.STRATEGIES)] = (
+    dataclasses.field(default_factory=correlated.Banded)
+  )
 
 
 @dataclasses.dataclass
