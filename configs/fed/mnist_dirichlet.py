@@ -2,9 +2,9 @@
 McMahan et al. 2017, E=5, B=10, C=0.1. Not private.
 
   python -m launch.federate --config=configs/fed/mnist_dirichlet.py --workdir=runs/fed_dir \\
-    --config.partition.alpha=0.1 --config.algorithm.name=fed_prox
+    --config.partition.alpha=0.1 --config.algorithm=fed_prox
 
-SCAFFOLD counts clients alike, so it wants --config.algorithm.weighting=uniform as well.
+SCAFFOLD counts clients alike, so it wants --config.weighting=uniform as well.
 The table of heterogeneity is alpha in {0.1, 0.5, inf} x algorithm.name in {fed_avg, fed_prox,
 fed_nova, scaffold}. Needs MNIST prepared by tensorflow-datasets.
 """

@@ -14,7 +14,6 @@ rounds with the CNN; table 1: 97 % in 87 rounds with the 2NN at E=1.
 
 from dpjax.runs.central.config import DataConfig, ModelConfig, OptimizerConfig
 from dpjax.runs.federated.config import (
-  AlgorithmConfig,
   FedConfig,
   FedPrivacyConfig,
   LocalConfig,
@@ -36,7 +35,8 @@ def get_config() -> FedConfig:
         "activation": "relu",
       },
     ),
-    algorithm=AlgorithmConfig(name="fed_avg", weighting="examples"),
+    algorithm="fed_avg",
+    weighting="examples",
     local=LocalConfig(batch_size=10, epochs=5),
     client_optimizer=OptimizerConfig(learning_rate=0.1, momentum=0.0),
     privacy=FedPrivacyConfig(method="none", epsilon=None, sampler="fixed_size"),

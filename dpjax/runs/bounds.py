@@ -86,14 +86,14 @@ def dotted(text: str, config: Any) -> str:
 
 
 def named(room: str, config: Any, *names: str) -> dict[str, Any]:
-  """The fields of a room ("": of the config itself) by their dotted names, those at None
-  left out.
+  """The fields of a room ("": of the config itself) by their dotted names, those at None,
+  and those that a chosen value has not, left out.
 
   >>> named("data", DataConfig(limit=3), "limit", "data_dir")
   {'data.limit': 3}
   """
   dot = "." if room else ""
-  found = {f"{room}{dot}{name}": getattr(config, name) for name in names}
+  found = {f"{room}{dot}{name}": getattr(config, name, None) for name in names}
   return {name: value for name, value in found.items() if value is not None}
 
 
@@ -202,7 +202,11 @@ def federation(config: FedConfig) -> None:
   simulated = named("privacy", config.privacy, "simulated_cohort", "simulated_clients")
   validate.integer_at_least(1, **simulated)
   _partition(config)
-  _algorithm(config)
+  validate.non_negative(**named("algorithm", config.algorithm, "mu"))
+  validate.positive(**named("algorithm", config.algorithm, "tau_eff"))
+  for chosen in (config.weighting, config.aggregator, config.compression):
+    if isinstance(chosen, fields.Setting):
+      chosen.make()  # it checks its numbers
   local = named("local", config.local, "batch_size", "max_examples")
   validate.integer_at_least(1, **local)
   validate.integer_in(1, MOST_EPOCHS, **named("local", config.local, "epochs"))
@@ -235,13 +239,3 @@ def _partition(config: FedConfig) -> None:
     )
   if room.exponent > _MOST_EXPONENT:
     raise UserError(f"partition.exponent={room.exponent!r}: must be <= {_MOST_EXPONENT:g}")
-
-
-def _algorithm(config: FedConfig) -> None:
-  room = config.algorithm
-  validate.non_negative(**named("algorithm", room, "mu", "trim"))
-  validate.positive(**named("algorithm", room, "tau_eff"))
-  validate.integer_at_least(0, **named("algorithm", room, "num_byzantine"))
-  validate.integer_at_least(1, **named("algorithm", room, "weight_cap"))
-  validate.integer_in(1, 16, **named("algorithm", room, "compression_bits"))
-  validate.probability(**named("algorithm", room, "compression_share"))

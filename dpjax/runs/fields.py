@@ -15,14 +15,22 @@ import ast
 import contextlib
 import dataclasses
 import difflib
-import functools
 import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from dpjax import names
+from dpjax.runs.choices import Choice as Choice
+from dpjax.runs.choices import Setting as Setting
+from dpjax.runs.choices import choice_of, hints_of
+from dpjax.runs.choices import leaves as leaves
+from dpjax.runs.choices import name_of as name_of
+from dpjax.runs.choices import set_fields as set_fields
+from dpjax.runs.choices import settings as settings
+from dpjax.runs.choices import to_dict as to_dict
 from dpjax.validate import UserError, did_you_mean
 
 _UNIONS = (typing.Union, types.UnionType)
@@ -31,112 +39,16 @@ _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "tex
 _INT_BITS = 64  # JAX and NumPy take no larger one
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Choice:
-  """Of an annotation, `Annotated[ClipRule, Choice(RULES)]`: the values that a field takes.
-
-  Args:
-    table: name -> frozen dataclass, whose fields all have defaults. It is read when it is
-      asked, so a row that is added later is known.
-  """
-
-  table: Mapping[str, type]
-
-  def name(self, value: Any) -> str | None:
-    """That of the value's class; None where it is in no row."""
-    return next((name for name, kind in self.table.items() if type(value) is kind), None)
-
-  def told(self, value: Any) -> str:
-    """The name, with what differs from its defaults: "automatic(gamma=0.1)"."""
-    changed = ", ".join(f"{path}={one!r}" for path, (one, _) in set_fields(value).items())
-    return f"{self.name(value)}({changed})" if changed else str(self.name(value))
-
-  def owners(self) -> dict[str, list[str]]:
-    """Field of a value -> names of those that have it."""
-    found: dict[str, list[str]] = {}
-    for name, kind in self.table.items():
-      for field in dataclasses.fields(kind):
-        found.setdefault(field.name, []).append(name)
-    return found
-
-
 class Config:
   """Base of a config that has choices: it holds the value where a name is written. What is
   neither is kept, for `check` to refuse by its whole dotted name."""
 
   def __setattr__(self, name: str, value: Any) -> None:
-    choice = _choice(_hints(type(self)).get(name))
+    choice = choice_of(hints_of(type(self)).get(name))
     if choice is not None:
       with contextlib.suppress(UserError):
-        value = _check_choice(value, choice, name)
+        value = _chosen(value, choice, name)
     super().__setattr__(name, value)
-
-
-class Leaf(NamedTuple):
-  """A field that is no dataclass itself, or a choice, whose value is told by its name."""
-
-  path: str
-  hint: Any
-  value: Any
-  default: Any  # of a field of a chosen value: that of its class
-
-
-def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]:
-  """Every leaf, in order; after a choice those of its value.
-
-  >>> from dpjax.runs.central.config import PrivacyConfig
-  >>> found = leaves(PrivacyConfig(clipping="automatic"))
-  >>> [leaf[2:] for leaf in found if leaf.path.startswith("clipping")]
-  [('automatic', 'flat'), (0.01, 0.01)]
-  """
-  default = default if prefix else type(config)()
-  for field in dataclasses.fields(config):
-    hint, value = _hints(type(config))[field.name], getattr(config, field.name)
-    path, usual, choice = (
-      f"{prefix}{field.name}",
-      getattr(default, field.name, None),
-      _choice(hint),
-    )
-    if choice is not None:
-      yield Leaf(path, hint, choice.name(value) or value, choice.name(usual))
-      usual = usual if type(usual) is type(value) else type(value)()
-    elif not dataclasses.is_dataclass(value):
-      yield Leaf(path, hint, value, usual)
-    if dataclasses.is_dataclass(value):
-      yield from leaves(value, usual, f"{path}.")
-
-
-def set_fields(config: Any) -> dict[str, tuple[Any, Any]]:
-  """Leaf -> (value, default) of those that are neither at their default nor None."""
-  return {
-    leaf.path: leaf[2:]
-    for leaf in leaves(config)
-    if leaf.value is not None and leaf.value != leaf.default
-  }
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-  """The config as plain data, each chosen value with its name.
-
-  >>> from dpjax.runs.central.config import PrivacyConfig
-  >>> to_dict(PrivacyConfig(clipping="automatic"))["clipping"]
-  {'name': 'automatic', 'gamma': 0.01}
-  """
-  hints = _hints(type(config))
-  return {
-    field.name: _plain(getattr(config, field.name), _choice(hints[field.name]))
-    for field in dataclasses.fields(config)
-  }
-
-
-def _plain(value: Any, choice: Choice | None = None) -> Any:
-  if dataclasses.is_dataclass(value):
-    return ({} if choice is None else {"name": choice.name(value)}) | to_dict(value)
-  if isinstance(value, dict):
-    return {key: _plain(entry) for key, entry in value.items()}
-  if isinstance(value, (list, tuple)):
-    return [_plain(entry) for entry in value]
-  return value
 
 
 def get(config: Any, path: str, *, name: str = "config") -> Any:
@@ -155,7 +67,7 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
     value, choice = config.get(head), None
   else:
     _check_field(config, head, name)
-    value, choice = getattr(config, head), _choice(_hints(type(config))[head])
+    value, choice = getattr(config, head), choice_of(hints_of(type(config))[head])
   if choice is not None and not rest:
     return choice.told(value)
   if choice is not None and rest in choice.owners():
@@ -198,7 +110,7 @@ def check(value: Any, hint: Any, name: str) -> Any:
     UserError: naming the field, its value and what it must be. NaN is never a number, and
       an integer of more than 64 bits is refused.
   """
-  choice = _choice(hint)
+  choice = choice_of(hint)
   if choice is not None:
     return _check_choice(value, choice, name)
   if hint in (Any, object) or (value is None and hint in (None, type(None))):
@@ -225,7 +137,7 @@ def parse(text: str, hint: Any, name: str) -> Any:
   [1.0, 2.0]
   """
   options = _members(hint)
-  if _choice(hint) is not None:
+  if choice_of(hint) is not None:
     return check(_literal(text) if text.lstrip().startswith("{") else text, hint, name)
   if type(None) in options and text.strip().lower() == "none":
     return None
@@ -234,17 +146,20 @@ def parse(text: str, hint: Any, name: str) -> Any:
   return check(_literal(text), hint, name)
 
 
-def _choice(hint: Any) -> Choice | None:
-  """The choice that an annotation carries."""
-  found = getattr(hint, "__metadata__", ())
-  return next((one for one in found if isinstance(one, Choice)), None)
-
-
 def _check_choice(value: Any, choice: Choice, name: str) -> Any:
+  chosen = _chosen(value, choice, name)
+  if isinstance(chosen, str):
+    names.find(chosen, name)
+  return chosen
+
+
+def _chosen(value: Any, choice: Choice, name: str) -> Any:
   """The chosen value, or that which a name, or a dict with one, stands for."""
+  if choice.own and isinstance(value, str) and names.is_path(value):
+    return value
   given = {"name": value} if isinstance(value, str) else value
   if not isinstance(given, dict):
-    if choice.name(value) is None:
+    if type(value) not in choice.table.values():
       raise _not_chosen(value, value, choice, name)
     return _check_dataclass(value, type(value), name)
   given = dict(_bounded(given, name))
@@ -254,7 +169,7 @@ def _check_choice(value: Any, choice: Choice, name: str) -> Any:
   made = choice.table[word]()
   for field in given:
     _check_field(made, field, name, choice)
-  hints = _hints(type(made))
+  hints = hints_of(type(made))
   return _replaced(
     made, {f: check(v, hints[f], f"{name}.{f}") for f, v in given.items()}, name
   )
@@ -262,7 +177,8 @@ def _check_choice(value: Any, choice: Choice, name: str) -> Any:
 
 def _not_chosen(value: Any, word: Any, choice: Choice, name: str) -> UserError:
   hint = did_you_mean(word, choice.table) if isinstance(word, str) else ""
-  return UserError(f"{name}={value!r}: must be one of {', '.join(choice.table)}{hint}")
+  known = ", ".join((*choice.table, names.FORM) if choice.own else choice.table)
+  return UserError(f"{name}={value!r}: must be one of {known}{hint}")
 
 
 def _check_field(config: Any, head: str, name: str, choice: Choice | None = None) -> None:
@@ -286,16 +202,14 @@ def _check_field(config: Any, head: str, name: str, choice: Choice | None = None
 def _paths(config: Any, prefix: str = "") -> Iterator[str]:
   for field in dataclasses.fields(config):
     yield f"{prefix}{field.name}"
-    value, choice = getattr(config, field.name), _choice(_hints(type(config))[field.name])
+    value, choice = (
+      getattr(config, field.name),
+      choice_of(hints_of(type(config))[field.name]),
+    )
     if choice is not None:
       yield from (f"{prefix}{field.name}.{owned}" for owned in choice.owners())
     elif dataclasses.is_dataclass(value):
       yield from _paths(value, f"{prefix}{field.name}.")
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-  return typing.get_type_hints(kind, include_extras=True)
 
 
 def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any) -> Any:
@@ -304,8 +218,8 @@ def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any
     return _update_dict(config, path, change, name, hint)
   if not dataclasses.is_dataclass(config) or isinstance(config, type):
     raise UserError(f"{name}.{path}: {name} holds {config!r}, which has no fields")
-  hints = _hints(type(config))
-  _check_field(config, head, name, _choice(hint))
+  hints = hints_of(type(config))
+  _check_field(config, head, name, choice_of(hint))
   at, value = f"{name}.{head}", getattr(config, head)
   hint = hints[head]
   new = _update(value, rest, change, at, hint) if rest else change(hint, at)
@@ -332,7 +246,7 @@ def _update_dict(config: dict, path: str, change: Callable, name: str, hint: Any
 def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
   if not isinstance(value, kind):
     raise _wrong(value, kind, name)
-  hints = _hints(kind)
+  hints = hints_of(kind)
   fields = {
     field.name: check(getattr(value, field.name), hints[field.name], f"{name}.{field.name}")
     for field in dataclasses.fields(kind)

@@ -174,8 +174,8 @@ def _audit(audit: AuditConfig) -> Unused:
 def of_federation(config: FedConfig) -> Unused:
   """The fields that this run does not read, and what each would need.
 
-  >>> of_federation(FedConfig())["algorithm.mu"]
-  "algorithm.name='fed_prox'"
+  >>> of_federation(FedConfig())["partition.alpha"]
+  "partition.name='dirichlet' or 'dirichlet_hsu' or 'quantity_skew'"
   """
   return (
     _data(config.data)
@@ -204,35 +204,17 @@ def _partition(config: FedConfig) -> Unused:
 
 
 def _algorithm(config: FedConfig) -> Unused:
-  algorithm, room = config.algorithm, "algorithm"
-  weighs = algorithm.aggregator == "mean" or is_path(algorithm.aggregator)
-  weighted = algorithm.name != "scaffold" and weighs
-  capped = weighted and algorithm.weighting == "capped"
-  bits = algorithm.compression in ("quantize", "rotated")
-  robust = algorithm.aggregator
-  return (
-    needs(algorithm.name == "fed_prox", f"{room}.name='fed_prox'", f"{room}.mu")
-    | needs(algorithm.name == "fed_nova", f"{room}.name='fed_nova'", f"{room}.tau_eff")
-    | needs(
-      weighted,
-      f"{room}.aggregator='mean' and another {room}.name than 'scaffold'",
-      f"{room}.weighting",
-    )
-    | needs(capped, f"{room}.weighting='capped'", f"{room}.weight_cap")
-    | needs(robust == "trimmed_mean", f"{room}.aggregator='trimmed_mean'", f"{room}.trim")
-    | needs(robust == "krum", f"{room}.aggregator='krum'", f"{room}.num_byzantine")
-    | needs(bits, f"{room}.compression='quantize' or 'rotated'", f"{room}.compression_bits")
-    | needs(
-      algorithm.compression == "top_k",
-      f"{room}.compression='top_k'",
-      f"{room}.compression_share",
-    )
-    | needs(algorithm.name != "fed_sgd", "an algorithm with local steps", "local.epochs")
-  )
+  name, aggregator = fields.name_of(config, "algorithm"), config.aggregator
+  weighs = isinstance(aggregator, str) or fields.name_of(config, "aggregator") == "mean"
+  return needs(
+    name != "scaffold" and weighs,
+    "aggregator='mean' and another algorithm than 'scaffold'",
+    "weighting",
+  ) | needs(name != "fed_sgd", "an algorithm with local steps", "local.epochs")
 
 
 def _federated_optimizers(config: FedConfig) -> Unused:
-  name = config.algorithm.name
+  name = fields.name_of(config, "algorithm")
   unused = _optimizer(config.client_optimizer, "client_optimizer") | _optimizer(
     config.server_optimizer, "server_optimizer"
   )

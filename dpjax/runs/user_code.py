@@ -8,8 +8,8 @@ must return, and what is promised then.
 | `data.name`              | nothing                               | (train, test), `Dataset`s  |
 | `optimizer.name` [1]     | a learning rate or a schedule         | an Optax transformation    |
 | `privacy.sampler` [2]    | num_examples=, sampling_prob=         | a sampler                  |
-| `algorithm.aggregator`   | nothing                               | `federated.Aggregator`     |
-| `algorithm.name`         | loss_fn, client_tx, and by their      | `ClientAlgorithm`, or      |
+| `aggregator`             | nothing                               | `federated.Aggregator`     |
+| `algorithm`              | loss_fn, client_tx, and by their      | `ClientAlgorithm`, or      |
 |                          | names what `algorithm` below says     | `FederatedAlgorithm`       |
 
 [1] and `client_optimizer.name`, `server_optimizer.name`; [2] and `privacy.ftrl.sampler`.
@@ -151,9 +151,9 @@ def kind(drawn_by: sampling.Sampler) -> str:
 
 def aggregator(path: str) -> federated.Aggregator:
   """`make()`; taken for no private one, whatever it says."""
-  made = names.call(path, "algorithm.aggregator")
+  made = names.call(path, "aggregator")
   if not isinstance(made, federated.Aggregator):
-    raise _wrong("algorithm.aggregator", path, "a federated.Aggregator", made)
+    raise _wrong("aggregator", path, "a federated.Aggregator", made)
   return made._replace(private=False, plan=None)
 
 
@@ -166,11 +166,9 @@ def _checked_finish(finish: Callable[..., Any], path: str) -> Callable[..., Any]
     delta = message.get("delta") if isinstance(message, dict) else None
     wanted, shapes = (jax.tree.map(jnp.shape, tree) for tree in (received.params, delta))
     if delta is None or shapes != wanted:
-      raise _wrong(
-        "algorithm.name", path, 'Sent({"delta": as the parameters}, weight)', sent
-      )
+      raise _wrong("algorithm", path, 'Sent({"delta": as the parameters}, weight)', sent)
     if not isinstance(info, client.ClientInfo):
-      raise _wrong("algorithm.name", path, "a ClientInfo", info)
+      raise _wrong("algorithm", path, "a ClientInfo", info)
     return sent, memory, info
 
   return checked
@@ -196,15 +194,15 @@ def algorithm(
     UserError: neither is returned, or a whole algorithm in a private run.
   """
   offered = {"server_tx": server_tx, "weighting": weighting, **common}
-  made = names.call(path, "algorithm.name", loss_fn, client_tx, **offered)
+  made = names.call(path, "algorithm", loss_fn, client_tx, **offered)
   if isinstance(made, federated.ClientAlgorithm):
     made = made._replace(finish=_checked_finish(made.finish, path))
     return federated.federated(made, optimizing_server(server_tx), **common)
   if not isinstance(made, federated.FederatedAlgorithm):
-    raise _wrong("algorithm.name", path, "a ClientAlgorithm or FederatedAlgorithm", made)
+    raise _wrong("algorithm", path, "a ClientAlgorithm or FederatedAlgorithm", made)
   if private:
     raise UserError(
-      f"algorithm.name={path!r}: returns a FederatedAlgorithm, of which nobody knows that its "
+      f"algorithm={path!r}: returns a FederatedAlgorithm, of which nobody knows that its "
       "rounds release noisy messages alone; return a ClientAlgorithm, or set "
       "privacy.method='none'"
     )

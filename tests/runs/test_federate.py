@@ -140,9 +140,9 @@ def test_p32_what_the_labels_say_of_private_users_is_called_not_private(method, 
 
 def test_without_privacy_there_is_no_epsilon(tmp_path):
   overrides = {
-    **_NONE, "privacy.sampler": "fixed_size", "algorithm.aggregator": "median",
+    **_NONE, "privacy.sampler": "fixed_size", "aggregator": "median",
     "num_rounds": 4, "partition.name": "dirichlet",
-    "partition.min_size": 1, "diagnostics": False, "algorithm.compression": "top_k",
+    "partition.min_size": 1, "diagnostics": False, "compression": "top_k",
   }  # fmt: skip
   result = loop.train(_config(**overrides), tmp_path / "run")
   assert result["epsilon"] is None and result["epsilon_kind"] == "none"
@@ -154,7 +154,7 @@ def test_without_privacy_there_is_no_epsilon(tmp_path):
 @pytest.mark.parametrize("name", ["fed_prox", "mime_lite"])
 def test_every_algorithm_has_a_name(name, tmp_path):
   public = {**_NONE, "server_optimizer.momentum": 0.0} if name == "mime_lite" else {}
-  config = _config(**{"algorithm.name": name, "num_rounds": 2}, **public)
+  config = _config(**{"algorithm": name, "num_rounds": 2}, **public)
   assert loop.train(config, tmp_path / "run")["num_steps"] == 2
 
 
@@ -166,10 +166,10 @@ def test_every_algorithm_has_a_name(name, tmp_path):
     ({"clients_per_round": 31.0}, "partition.num_clients=30"),
     ({"partition.num_clients": 0}, "partition.num_clients=0"),
     ({"partition.name": "diriclet"}, "did you mean 'dirichlet'"),
-    ({"algorithm.name": "fedavg"}, "did you mean 'fed_avg'"),
-    ({"algorithm.aggregator": "median"}, "must be 'mean'"),
-    ({"algorithm.weighting": "examples"}, "weight has no bound"),
-    ({"algorithm.name": "scaffold", "algorithm.compression": "drive"}, "algorithm.name="),
+    ({"algorithm": "fedavg"}, "did you mean 'fed_avg'"),
+    ({"aggregator": "median"}, "must be 'mean'"),
+    ({"weighting": "examples"}, "weight has no bound"),
+    ({"algorithm": "scaffold", "compression": "drive"}, "algorithm="),
     ({"privacy.epsilon": -1.0, "privacy.noise_multiplier": None}, "privacy.epsilon=-1.0"),
     ({"privacy.noise_multiplier": None}, "exactly one"),
     ({"privacy.epsilon": 1.0}, "exactly one"),

@@ -159,7 +159,7 @@ def test_a_public_run_stops_at_its_target_and_a_killed_one_does_not_go_on(
       "privacy.simulated_cohort=9",
     ),
     ({**_FTRL, "privacy.ftrl": FtrlConfig(sampler="poisson")}, "privacy.ftrl.sampler"),
-    ({**_FTRL, "algorithm.aggregator": "median"}, "must be 'mean'"),
+    ({**_FTRL, "aggregator": "median"}, "must be 'mean'"),
     (
       {**_FTRL, "privacy.ftrl": FtrlConfig(sampler="min_sep", separation=9)},
       "privacy.ftrl.separation=9",

@@ -66,27 +66,26 @@ def test_dp_adam_without_noise_is_adam_and_refused():
     ({"server_optimizer__prior_precision": 2.0}, "server_optimizer.prior_precision=2.0"),
     ({"client_optimizer__momentum": 1.5}, r"client_optimizer.momentum=1.5: .*\[0, 1\)"),
     (
-      {"algorithm__name": "fed_sgd", "client_optimizer__learning_rate": 0.7},
+      {"algorithm": "fed_sgd", "client_optimizer__learning_rate": 0.7},
       "client_optimizer.learning_rate=0.7.*local steps",
     ),
-    ({"algorithm__name": "fed_sgd", "local__epochs": 3}, "local.epochs=3"),
+    ({"algorithm": "fed_sgd", "local__epochs": 3}, "local.epochs=3"),
     (
-      {"algorithm__name": "scaffold", "client_optimizer__name": "adam"},
-      "must be 'sgd' for algorithm.name='scaffold'",
+      {"algorithm": "scaffold", "client_optimizer__name": "adam"},
+      "must be 'sgd' for algorithm='scaffold'",
     ),
     (
-      {"algorithm__name": "fed_nova", "client_optimizer__name": "yogi"},
-      "must be 'sgd' for algorithm.name='fed_nova'",
+      {"algorithm": "fed_nova", "client_optimizer__name": "yogi"},
+      "must be 'sgd' for algorithm='fed_nova'",
     ),
     (
-      {"algorithm__name": "scaffold", "client_optimizer__momentum": 0.5},
+      {"algorithm": "scaffold", "client_optimizer__momentum": 0.5},
       "client_optimizer.momentum=0.5: must be 0",
     ),
     (
-      {"algorithm__name": "scaffold", "algorithm__weighting": "capped"},
-      "algorithm.weighting='capped'",
+      {"algorithm": "scaffold", "weighting": "capped"},
+      "weighting='capped'",
     ),
-    ({"algorithm__mu": 0.5}, "algorithm.mu=0.5.*'fed_prox'"),
     ({"partition__alpha": 0.9}, "partition.alpha=0.9.*'dirichlet'"),
     ({"privacy__local_noise_multiplier": 2.0}, "local_noise_multiplier=2.0.*'both'"),
     ({"privacy__method": "local", "privacy__accountant": "rdp"}, "accountant='rdp'"),
@@ -99,7 +98,7 @@ def test_a_run_over_clients_names_what_it_would_ignore(changes, match):
 
 
 def test_fed_nova_takes_momentum_for_which_its_step_counts_are_proved():
-  changes = {"algorithm__name": "fed_nova", "client_optimizer__momentum": 0.5}
+  changes = {"algorithm": "fed_nova", "client_optimizer__momentum": 0.5}
   federate_build.check(_with(federated.get_config(), **changes))
 
 

@@ -196,18 +196,18 @@ def test_an_optimizer_sees_no_mask():
 
 def test_an_own_client_is_clipped_and_noised_as_any_other(tmp_path):
   config = _federated(
-    algorithm__name="mine:careful_client",
+    algorithm="mine:careful_client",
     server_optimizer__name="mine:lion",
     server_optimizer__momentum=0.0,
   )
   result = loop.train(config, tmp_path)
   assert result["epsilon_kind"] == "proved"
-  assert sorted(result["user_code"]) == ["algorithm.name", "server_optimizer.name"]
+  assert sorted(result["user_code"]) == ["algorithm", "server_optimizer.name"]
 
 
 def test_a_whole_algorithm_is_refused_with_privacy_alone():
-  config = _federated(algorithm__name="mine:averaging")
-  with pytest.raises(UserError, match="algorithm.name='mine:averaging'.*ClientAlgorithm"):
+  config = _federated(algorithm="mine:averaging")
+  with pytest.raises(UserError, match="algorithm='mine:averaging'.*ClientAlgorithm"):
     federated_build.assemble(config)
   built = federated_build.assemble(_without_privacy(config))
   assert isinstance(built.algorithm, federated.FederatedAlgorithm)
@@ -222,8 +222,8 @@ def _without_privacy(config):
 def test_an_own_aggregator_is_not_private_whatever_it_says():
   made = user_code.aggregator(f"{__name__}:private_median")
   assert not made.private and made.plan is None
-  config = _federated(algorithm__aggregator=f"{__name__}:private_median")
-  with pytest.raises(UserError, match="algorithm.aggregator=.*no epsilon is proved"):
+  config = _federated(aggregator=f"{__name__}:private_median")
+  with pytest.raises(UserError, match="aggregator=.*no epsilon is proved"):
     federated_build.assemble(config)
   built = federated_build.assemble(_without_privacy(config))
   assert built.promise.kind == "none"

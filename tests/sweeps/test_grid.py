@@ -381,7 +381,7 @@ class FakeFederated:
   def __call__(self, config, workdir, *, data=None):
     assert isinstance(config, FedConfig)
     self.data.append(data)
-    better = {"fed_avg": 0.0, "scaffold": 0.05}[config.algorithm.name]
+    better = {"fed_avg": 0.0, "scaffold": 0.05}[fields.name_of(config, "algorithm")]
     result = dict.fromkeys(writers.RESULT_KEYS, 0) | {
       "epsilon": None,
       "epsilon_kind": "none",
@@ -401,8 +401,8 @@ def _federated(**changes):
     "base": FedConfig(partition=PartitionConfig(name="dirichlet")),
     "grid": {"partition.alpha": [0.5, math.inf, 0.1]},
     "variants": {
-      "FedAvg": {"algorithm.name": "fed_avg"},
-      "SCAFFOLD": {"algorithm.name": "scaffold"},
+      "FedAvg": {"algorithm": "fed_avg"},
+      "SCAFFOLD": {"algorithm": "scaffold"},
     },
     "x": "partition.alpha",
     "series": "variant",

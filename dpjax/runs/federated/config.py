@@ -8,11 +8,39 @@ may be a user's own, `package.module:name`; see `dpjax.runs.user_code`.
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
-from dpjax import gradients, transforms
+from dpjax import federated, gradients, transforms
 from dpjax.runs.central.config import DataConfig, FtrlConfig, ModelConfig, OptimizerConfig
-from dpjax.runs.fields import Choice, Config
+from dpjax.runs.fields import Choice, Config, settings
+
+ALGORITHMS = {
+  "fed_avg": settings(federated.fed_avg),
+  "fed_sgd": settings(federated.fed_sgd),
+  "fed_prox": settings(federated.fed_prox, mu=0.01),
+  "fed_nova": settings(federated.fed_nova, tau_eff=None),  # public; None: the clients' mean
+  "scaffold": settings(federated.scaffold),
+  "mime_lite": settings(federated.mime_lite),
+}
+WEIGHTINGS = {
+  "uniform": settings(lambda: federated.uniform),
+  "examples": settings(lambda: federated.by_examples),  # not with privacy
+  "capped": settings(federated.capped, cap=100),  # min(n, cap) / cap
+}
+AGGREGATORS = {
+  "mean": settings(federated.weighted_mean),
+  "median": settings(federated.median),
+  "trimmed_mean": settings(federated.trimmed_mean, trim=0.1),
+  "krum": settings(federated.krum, num_byzantine=1),
+  "geometric_median": settings(federated.geometric_median),
+}
+COMPRESSIONS = {
+  "none": settings(lambda: None),
+  "quantize": settings(federated.quantize, bits=8),
+  "top_k": settings(federated.top_k, share=0.1),  # always with error feedback
+  "rotated": settings(federated.rotated, bits=8),
+  "drive": settings(federated.drive),
+}
 
 
 @dataclasses.dataclass
@@ -41,23 +69,6 @@ class LocalConfig:
 
 
 @dataclasses.dataclass
-class AlgorithmConfig:
-  """Which algorithm; see `dpjax.federated`."""
-
-  name: str = "fed_avg"  # fed_avg | fed_sgd | fed_prox | fed_nova | scaffold | mime_lite
-  mu: float = 0.01  # fed_prox
-  tau_eff: float | None = None  # fed_nova: public; None: the clients' mean
-  weighting: str = "uniform"  # uniform | examples (not with privacy) | capped
-  weight_cap: int = 100  # capped: min(n, cap) / cap
-  aggregator: str = "mean"  # mean | median | trimmed_mean | krum | geometric_median
-  trim: float = 0.1  # trimmed_mean
-  num_byzantine: int = 1  # krum
-  compression: str = "none"  # none | quantize | top_k | rotated | drive
-  compression_bits: int = 8  # quantize, rotated
-  compression_share: float = 0.1  # top_k, always with error feedback
-
-
-@dataclasses.dataclass
 class FedPrivacyConfig(Config):
   """What is promised to one user. Give `epsilon` or `noise_multiplier`, not both."""
 
@@ -81,14 +92,21 @@ class FedPrivacyConfig(Config):
 
 
 @dataclasses.dataclass
-class FedConfig:
+class FedConfig(Config):
   """A whole federated run."""
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   partition: PartitionConfig = dataclasses.field(default_factory=PartitionConfig)
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
   loss: str = "auto"  # of one example; auto: that of the task
-  algorithm: AlgorithmConfig = dataclasses.field(default_factory=AlgorithmConfig)
+  # fed_avg | fed_sgd | fed_prox | fed_nova | scaffold | mime_lite
+  algorithm: Annotated[Any, Choice(ALGORITHMS, own=True)] = "fed_avg"
+  # uniform | examples (not with privacy) | capped: of clients, in the mean
+  weighting: Annotated[Any, Choice(WEIGHTINGS)] = "uniform"
+  # mean | median | trimmed_mean | krum | geometric_median
+  aggregator: Annotated[Any, Choice(AGGREGATORS, own=True)] = "mean"
+  # none | quantize | top_k | rotated | drive: of messages to the server
+  compression: Annotated[Any, Choice(COMPRESSIONS)] = "none"
   local: LocalConfig = dataclasses.field(default_factory=LocalConfig)
   # sgd | adam | yogi | adagrad; a client's starts afresh in every round, at a constant rate
   client_optimizer: OptimizerConfig = dataclasses.field(
