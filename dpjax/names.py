@@ -160,13 +160,8 @@ def _is_ours(file: str) -> bool:
 
 # --- what a run is made of
 
-_FIELDS = (
-  "name",
-  "loss",
-  "sampler",
-  "algorithm",
-  "aggregator",
-)  # of a config, that take a path
+# Fields of a config that take a path.
+_FIELDS = ("name", "loss", "sampler", "algorithm", "aggregator", "rule")
 
 
 def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, str]]:

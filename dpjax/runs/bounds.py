@@ -45,10 +45,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def typed(config: Any) -> None:
   """Raises unless every field has the type of its annotation; NaN is never a number.
 
-  >>> typed(OptimizerConfig(momentum="a lot"))
+  >>> typed(OptimizerConfig(learning_rate="a lot"))
   Traceback (most recent call last):
   ...
-  dpjax.validate.UserError: config.momentum='a lot': must be a number
+  dpjax.validate.UserError: config.learning_rate='a lot': must be a number
   """
   fields.check(config, type(config), "config")
 
@@ -132,12 +132,12 @@ def in_float32(name: str, value: Any) -> None:
 def optimizer(config: OptimizerConfig, room: str = "optimizer") -> None:
   """Raises UserError for a rate, a momentum or a penalty outside its range."""
   validate.positive(**named(room, config, "learning_rate"))
-  validate.share(**named(room, config, "momentum"))
-  numbers = ("learning_rate", "weight_decay", "noise_floor", "prior_precision")
-  for name, value in named(room, config, *numbers).items():
+  own = lambda *names: named(f"{room}.rule", config.rule, *names)
+  validate.share(**own("momentum"))
+  others = own("weight_decay", "noise_floor", "prior_precision")
+  validate.non_negative(**others)
+  for name, value in (others | named(room, config, "learning_rate")).items():
     in_float32(name, value)
-  others = ("weight_decay", "noise_floor", "prior_precision")
-  validate.non_negative(**named(room, config, *others))
   validate.one_of(SCHEDULES, **named(room, config, "schedule"))
 
 

@@ -61,9 +61,9 @@ class Setting:
 def settings(function: Callable[..., Any], **defaults: Any) -> type[Setting]:
   """A frozen dataclass of those arguments of a function that a person sets, for a `Choice`.
 
-  >>> made = settings(math.ldexp, i=2)
-  >>> made(), made(i=3).i
-  (ldexp(i=2), 3)
+  >>> made = settings(round, ndigits=2)
+  >>> made(), made(ndigits=1).make(3.14159)
+  (round(ndigits=2), 3.1)
   """
   hints = typing.get_type_hints(function) if None in defaults.values() else {}
   kinds = [(n, hints[n] if one is None else type(one), one) for n, one in defaults.items()]

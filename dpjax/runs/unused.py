@@ -20,7 +20,6 @@ from dpjax.runs.central.config import (
   AuditConfig,
   DataConfig,
   FtrlConfig,
-  OptimizerConfig,
   PrivacyConfig,
   TrainConfig,
 )
@@ -34,8 +33,8 @@ _NO_TEXT = ("digits", "shakespeare")  # shakespeare comes in windows of its own 
 def needs(condition: bool, what: str, *fields: str) -> Unused:
   """The fields, where the condition that they need does not hold.
 
-  >>> needs(False, "optimizer.name='adamw'", "optimizer.weight_decay")
-  {'optimizer.weight_decay': "optimizer.name='adamw'"}
+  >>> needs(False, "text", "data.max_length")
+  {'data.max_length': 'text'}
   """
   return {} if condition else dict.fromkeys(fields, what)
 
@@ -81,8 +80,8 @@ def of(config: TrainConfig | FedConfig) -> Unused:
 def of_training(config: TrainConfig) -> Unused:
   """The fields that this run does not read, and what each would need.
 
-  >>> of_training(TrainConfig())["optimizer.weight_decay"]
-  "optimizer.name='adamw'"
+  >>> of_training(TrainConfig())["audit.score"]
+  'audit.enabled'
   """
   privacy = config.privacy
   private = privacy.method != "sgd"
@@ -101,7 +100,6 @@ def of_training(config: TrainConfig) -> Unused:
     )
     | _sampling(privacy)
     | _ftrl(privacy.ftrl, privacy.method)
-    | _optimizer(config.optimizer)
     | _audit(config.audit)
     | needs(not config.release, "release=False", "diagnostics")
   )
@@ -141,17 +139,6 @@ def _ftrl(ftrl: FtrlConfig, method: str) -> Unused:
     return {"privacy.ftrl": "privacy.method='dp_ftrl'"}
   free = ftrl.sampler in ("cyclic_poisson", "min_sep") or is_path(ftrl.sampler)
   return needs(free, "a sampler that does not pass in turns", "privacy.ftrl.separation")
-
-
-def _optimizer(optimizer: OptimizerConfig, room: str = "optimizer") -> Unused:
-  name = optimizer.name
-  used = {
-    "momentum": ("sgd", "rmsprop"),
-    "weight_decay": ("adamw",),
-    "noise_floor": ("dp_adam",),
-    "prior_precision": ("dp_sgld",),
-  }
-  return _of_names(room, name, used)
 
 
 def _of_names(room: str, name: str, used: dict[str, tuple[str, ...]]) -> Unused:
@@ -215,10 +202,7 @@ def _algorithm(config: FedConfig) -> Unused:
 
 def _federated_optimizers(config: FedConfig) -> Unused:
   name = fields.name_of(config, "algorithm")
-  unused = _optimizer(config.client_optimizer, "client_optimizer") | _optimizer(
-    config.server_optimizer, "server_optimizer"
-  )
-  unused |= {"client_optimizer.schedule": "'constant': a client starts afresh every round"}
+  unused = {"client_optimizer.schedule": "'constant': a client starts afresh every round"}
   if name == "fed_sgd":
     unused["client_optimizer"] = "an algorithm with local steps, not 'fed_sgd'"
   if name == "mime_lite":

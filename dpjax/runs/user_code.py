@@ -6,13 +6,13 @@ must return, and what is promised then.
 | `model.name`             | num_classes=, **model.options         | a linen module             |
 | `loss`                   | apply                                 | loss(params, ONE example)  |
 | `data.name`              | nothing                               | (train, test), `Dataset`s  |
-| `optimizer.name` [1]     | a learning rate or a schedule         | an Optax transformation    |
+| `optimizer.rule` [1]     | a learning rate or a schedule         | an Optax transformation    |
 | `privacy.sampler` [2]    | num_examples=, sampling_prob=         | a sampler                  |
 | `aggregator`             | nothing                               | `federated.Aggregator`     |
 | `algorithm`              | loss_fn, client_tx, and by their      | `ClientAlgorithm`, or      |
 |                          | names what `algorithm` below says     | `FederatedAlgorithm`       |
 
-[1] and `client_optimizer.name`, `server_optimizer.name`; [2] and `privacy.ftrl.sampler`.
+[1] and `client_optimizer.rule`, `server_optimizer.rule`; [2] and `privacy.ftrl.sampler`.
 
 What a promise rests on stays dpjax's own: one example at a time reaches a loss; an optimizer
 sees nothing but the noisy mean; a client's message is clipped whatever it holds. The event of
@@ -83,22 +83,22 @@ def optimizer(
   >>> optimizer("optax:sgd", 0.5).init({})
   (EmptyState(), EmptyState())
   """
-  tx: Any = names.call(path, f"{room}.name", rate)
+  tx: Any = names.call(path, f"{room}.rule", rate)
   if not {"init", "update"} <= set(dir(tx)):
-    raise _wrong(f"{room}.name", path, "an Optax transformation", tx)
+    raise _wrong(f"{room}.rule", path, "an Optax transformation", tx)
 
   def init(params: Any) -> Any:
     state = tx.init(params)
     odd = [leaf for leaf in jax.tree.leaves(state) if not _is_array(leaf)]
     if odd:
-      raise _wrong(f"{room}.name", path, "a transformation with a state of arrays", odd[0])
+      raise _wrong(f"{room}.rule", path, "a transformation with a state of arrays", odd[0])
     return state
 
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     made, state = tx.update(updates, state, params)
     shapes, wanted = (jax.tree.map(jnp.shape, tree) for tree in (made, updates))
     if shapes != wanted:
-      raise _wrong(f"{room}.name", path, f"updates of shapes {wanted!r:.60}", shapes)
+      raise _wrong(f"{room}.rule", path, f"updates of shapes {wanted!r:.60}", shapes)
     return made, state
 
   return optax.GradientTransformation(init, update)

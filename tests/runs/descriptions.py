@@ -231,7 +231,7 @@ def federated_run(config: Any) -> Any:
   by_name = lambda name, **options: Call(name, (), tuple(options.items()))
   made = fields.Setting.make
   make = lambda self, *args, **named: (
-    made(self)
+    made(self, *args, **named)
     if type(self).__name__ == "<lambda>"
     else Call(type(self).__name__, (*args, dataclasses.asdict(self)), tuple(named.items()))
   )

@@ -43,8 +43,8 @@ _RUNS = {
     "model.name": "mlp",
     "model.options": {"features": (8,)},
   },
-  "dp_adam": {"optimizer.name": "dp_adam", "optimizer.learning_rate": 0.01},
-  "dp_sgld": {"optimizer.name": "dp_sgld", "optimizer.learning_rate": 1.0},
+  "dp_adam": {"optimizer.rule": "dp_adam", "optimizer.learning_rate": 0.01},
+  "dp_sgld": {"optimizer.rule": "dp_sgld", "optimizer.learning_rate": 1.0},
   "schedule, slices": {"privacy.clip_schedule": "cosine", "slices": 3},
 }
 
@@ -102,14 +102,14 @@ def test_p16_p27_stopped_and_resumed_equals_uninterrupted(overrides, tmp_path, m
     (
       {
         "privacy.clipping": PerLayer(noise="uniform"),
-        "optimizer.name": "dp_sgld",
+        "optimizer.rule": "dp_sgld",
       },
       "privacy.clipping.noise='uniform': must be 'shared'",
     ),
     ({"privacy.method": "sgd", "privacy.clipping": "automatic"}, "does not clip"),
-    ({"privacy.method": "sgd", "optimizer.name": "dp_sgld"}, "at any temperature"),
-    ({"optimizer.name": "dp_adam", "privacy.clipping": "adaptive"}, "one standard"),
-    ({"optimizer.name": "dp_sgld", "privacy.clip_schedule": "linear"}, "one standard"),
+    ({"privacy.method": "sgd", "optimizer.rule": "dp_sgld"}, "at any temperature"),
+    ({"optimizer.rule": "dp_adam", "privacy.clipping": "adaptive"}, "one standard"),
+    ({"optimizer.rule": "dp_sgld", "privacy.clip_schedule": "linear"}, "one standard"),
     ({"slices": 0}, "slices=0"),
     ({"privacy.clipping": "adaptive", "slices": 2}, "not with adaptive"),
     ({"privacy.clipping": Automatic(gamma=0.0)}, "privacy.clipping.gamma=0.0"),

@@ -259,10 +259,10 @@ def test_every_field_of_a_published_sweep_changes_it_or_is_refused(name, tmp_pat
 def test_a_field_that_nothing_reads_is_found():
   """The walk is not blind: a build that drops a field is caught at that field."""
   config = _CONFIGS["quickstart"]
-  blind = lambda c: _described(fields.replace(c, "optimizer.momentum", 0.9))
+  blind = lambda c: _described(fields.replace(c, "optimizer.rule.momentum", 0.9))
   with descriptions.fast():
     silent = _silent(config, blind, _check)
-  assert "optimizer.momentum" in silent and "optimizer.learning_rate" not in silent
+  assert "optimizer.rule.momentum" in silent and "optimizer.learning_rate" not in silent
 
 
 _GRID = {"optimizer.learning_rate": [0.1, 0.2]}  # a sweep without one is refused for that

@@ -9,9 +9,9 @@ from dpjax import noise
 from dpjax.accounting import Ledger
 from dpjax.runs import fields, loop, writers
 from dpjax.runs.central import build
-from dpjax.runs.central.config import OptimizerConfig
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.federated import privacy as federate_privacy
+from dpjax.runs.federated.config import FedOptimizerConfig
 from dpjax.validate import UserError
 
 
@@ -41,7 +41,7 @@ _NONE = {  # without privacy: its fields at their defaults
   "privacy.l2_clip_norm": 1.0,
   "privacy.delta": 1e-5,
 }
-_ADAM = {"server_optimizer.name": "adam", "server_optimizer.momentum": 0.0}
+_ADAM = {"server_optimizer.rule": "adam"}
 _EIGHT = {"privacy.epsilon": 8.0, "privacy.noise_multiplier": None}
 
 
@@ -153,7 +153,7 @@ def test_without_privacy_there_is_no_epsilon(tmp_path):
 
 @pytest.mark.parametrize("name", ["fed_prox", "mime_lite"])
 def test_every_algorithm_has_a_name(name, tmp_path):
-  public = {**_NONE, "server_optimizer.momentum": 0.0} if name == "mime_lite" else {}
+  public = {**_NONE, "server_optimizer.rule.momentum": 0.0} if name == "mime_lite" else {}
   config = _config(**{"algorithm": name, "num_rounds": 2}, **public)
   assert loop.train(config, tmp_path / "run")["num_steps"] == 2
 
@@ -199,7 +199,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, match):
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_the_server_s_optimizer_is_that_of_the_paper(name, schedule):
   """FedAdam and kin by algorithm 2 of Reddi et al. 2021: no bias correction, tau outside."""
-  config = OptimizerConfig(name=name, learning_rate=0.1, schedule=schedule)
+  config = FedOptimizerConfig(rule=name, learning_rate=0.1, schedule=schedule)
   tx, params = federate_build.server_optimizer(config, 5), jnp.ones(2)
   state, m, v = tx.init(params), 0.0, 1e-6  # v_-1 = tau^2
   beta_1 = 0.0 if name == "adagrad" else 0.9

@@ -56,7 +56,7 @@ def test_an_integer_that_python_does_not_write_out_is_refused():
 
 
 def test_bytes_that_are_no_text_are_refused():
-  for path in ("data.name", "model.options.activation", "data.data_dir", "optimizer.name"):
+  for path in ("data.name", "model.options.activation", "data.data_dir", "optimizer.rule"):
     with pytest.raises(UserError, match=f"{path}=.*UTF-8"):
       fields.override(TrainConfig(), path, "a\udcff.npz")
 

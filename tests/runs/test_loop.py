@@ -68,8 +68,7 @@ def _relevance(**more: Any) -> Any:
 
 
 _SEEDED = Rigorous(model1="dp_sgd", shuffle=False, pool=2, split=False, seeded_noise=True)
-_SCAFFOLD = {"algorithm": "scaffold", "server_optimizer.name": "adam",
-             "server_optimizer.momentum": 0.0}  # fmt: skip
+_SCAFFOLD = {"algorithm": "scaffold", "server_optimizer.rule": "adam"}
 
 
 class _Kind(NamedTuple):

@@ -337,7 +337,7 @@ def test_infinite_values_survive_the_comparison_of_configs(tmp_path):
 
 _VARIANTS = {
   "slow": {"optimizer.learning_rate": 0.1},
-  "adam": {"optimizer.name": "adam", "optimizer.learning_rate": 0.01},
+  "adam": {"optimizer.rule": "adam", "optimizer.learning_rate": 0.01},
 }
 
 
@@ -347,7 +347,7 @@ def test_variants_set_fields_together_and_are_a_series(tmp_path):
   found = [(row["variant"], row["privacy.epsilon"]) for row in rows]
   assert found == [(name, epsilon) for name in _VARIANTS for epsilon in EPSILONS]
   rates = {
-    (p.config.optimizer.name, p.config.optimizer.learning_rate)
+    (fields.name_of(p.config.optimizer, "rule"), p.config.optimizer.learning_rate)
     for p in sweep.points(config)
   }
   assert rates == {("sgd", 0.1), ("adam", 0.01)}

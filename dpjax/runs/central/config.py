@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from dpjax import gradients, transforms
 from dpjax.noise import correlated
+from dpjax.runs import optimizers
 from dpjax.runs.fields import Choice, Config
 
 CLIPPINGS = ChainMap[str, Any]({"per_layer": transforms.PerLayer}, transforms.CLIP_RULES)
@@ -85,18 +86,13 @@ class PrivacyConfig(Config):
 
 
 @dataclasses.dataclass
-class OptimizerConfig:
+class OptimizerConfig(Config):
   """The Optax optimizer behind the private gradient."""
 
-  name: str = "sgd"  # sgd | adam | adamw | rmsprop | adagrad | dp_adam | dp_sgld
+  # sgd | adam | adamw | rmsprop | adagrad | dp_adam | dp_sgld
+  rule: Annotated[Any, Choice(optimizers.CENTRAL, own=True)] = "sgd"
   learning_rate: float = 0.5
-  momentum: float = 0.9  # sgd and rmsprop
   schedule: str = "constant"  # constant | cosine | linear (to 0 over num_steps)
-  weight_decay: float = 0.0  # adamw
-  noise_floor: float = (
-    0.3  # dp_adam: least denominator, in standard deviations of the noise
-  )
-  prior_precision: float = 0.0  # dp_sgld: of a normal prior on every parameter
 
 
 @dataclasses.dataclass

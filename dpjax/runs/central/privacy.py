@@ -44,7 +44,7 @@ def check(config: TrainConfig) -> None:
 
 
 def _check_clipping(config: TrainConfig) -> None:
-  privacy, name = config.privacy, config.optimizer.name
+  privacy, name = config.privacy, fields.name_of(config.optimizer, "rule")
   validate.one_of(
     transforms.CLIP_SCHEDULES, **{"privacy.clip_schedule": privacy.clip_schedule}
   )
@@ -56,31 +56,31 @@ def _check_clipping(config: TrainConfig) -> None:
     )
   if name in NOISE_AWARE and changing:
     raise UserError(
-      f"optimizer.name={name!r}: needs noise of one standard deviation at every step, so "
+      f"optimizer.rule={name!r}: needs noise of one standard deviation at every step, so "
       "neither privacy.clipping='adaptive' nor a privacy.clip_schedule"
     )
 
 
 def _check_noise_aware(config: TrainConfig) -> None:
-  privacy = config.privacy
+  privacy, name = config.privacy, fields.name_of(config.optimizer, "rule")
   noiseless = privacy.method == "sgd" or privacy.noise_multiplier == 0
-  if config.optimizer.name == "dp_adam" and noiseless:
+  if name == "dp_adam" and noiseless:
     raise UserError(
-      "optimizer.name='dp_adam': corrects for the noise of the private gradient, and there "
+      "optimizer.rule='dp_adam': corrects for the noise of the private gradient, and there "
       "is none; use 'adam'"
     )
-  if config.optimizer.name != "dp_sgld":
+  if name != "dp_sgld":
     return
   if noiseless:
     raise UserError(
-      "optimizer.name='dp_sgld': its noise is that of the private gradient; without clipping "
+      "optimizer.rule='dp_sgld': its noise is that of the private gradient; without clipping "
       "and noise (privacy.method='dp_sgd') nothing is proved, at any temperature"
     )
   rule = privacy.clipping
   if isinstance(rule, transforms.PerLayer) and rule.noise != "shared":
     raise UserError(
       f"privacy.clipping.noise={rule.noise!r}: must be 'shared' for "
-      "optimizer.name='dp_sgld', or the parameters have different temperatures"
+      "optimizer.rule='dp_sgld', or the parameters have different temperatures"
     )
 
 

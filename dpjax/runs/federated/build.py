@@ -37,12 +37,6 @@ PARTITIONS = (
   "power_law",
   "shakespeare",
 )
-_OPTIMIZERS: dict[str, Callable[[Any, OptimizerConfig], Any]] = {
-  "sgd": lambda rate, c: optax.sgd(rate, momentum=c.momentum or None),
-  "adam": lambda rate, c: optax.adam(rate, b1=0.9, b2=0.99, eps=1e-3),
-  "yogi": lambda rate, c: optax.yogi(rate, b1=0.9, b2=0.99, eps=1e-3),
-  "adagrad": lambda rate, c: optax.adagrad(rate, 0.0, eps=1e-3),
-}
 _WRAPPING = ("fed_avg", "fed_prox")  # algorithms that wrap what a client sends
 _OF_SGD = ("fed_nova", "scaffold")  # derived for clients that take steps of plain SGD
 
@@ -76,8 +70,6 @@ def check(config: FedConfig) -> None:
     validate.one_of(choices, **{name: value})
   or_path = {
     "privacy.sampler": (privacy.SAMPLERS, config.privacy.sampler),
-    "client_optimizer.name": (_OPTIMIZERS, config.client_optimizer.name),
-    "server_optimizer.name": (_OPTIMIZERS, config.server_optimizer.name),
   }
   for name, (choices, value) in or_path.items():
     names.one_of(choices, **{name: value})
@@ -143,15 +135,16 @@ def _check_combination(config: FedConfig) -> None:
 
 def _check_client_optimizer(config: FedConfig) -> None:
   """The control variates of SCAFFOLD and the step counts of FedNova are those of SGD."""
-  name, optimizer = name_of(config, "algorithm"), config.client_optimizer
-  if name in _OF_SGD and optimizer.name != "sgd":
+  name, rule = name_of(config, "algorithm"), config.client_optimizer.rule
+  chosen = name_of(config.client_optimizer, "rule")
+  if name in _OF_SGD and chosen != "sgd":
     raise UserError(
-      f"client_optimizer.name={optimizer.name!r}: must be 'sgd' for algorithm={name!r}, "
+      f"client_optimizer.rule={chosen!r}: must be 'sgd' for algorithm={name!r}, "
       "whose derivation counts plain gradient steps"
     )
-  if name == "scaffold" and optimizer.momentum != 0:
+  if name == "scaffold" and rule.momentum != 0:
     raise UserError(
-      f"client_optimizer.momentum={optimizer.momentum!r}: must be 0 for algorithm="
+      f"client_optimizer.rule.momentum={rule.momentum!r}: must be 0 for algorithm="
       "'scaffold', whose control variates are means of plain gradients"
     )
 
@@ -255,9 +248,9 @@ def _wrapping(config: FedConfig) -> dict[str, Any]:
 
 def optimizer(config: OptimizerConfig) -> Any:
   """The Optax optimizer of a client; it starts afresh in every round, at one rate."""
-  if names.is_path(config.name):
-    return user_code.optimizer(config.name, config.learning_rate, "client_optimizer")
-  return _OPTIMIZERS[config.name](config.learning_rate, config)
+  if isinstance(config.rule, str):
+    return user_code.optimizer(config.rule, config.learning_rate, "client_optimizer")
+  return config.rule.make(config.learning_rate, None)
 
 
 def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
@@ -266,13 +259,13 @@ def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
   rate: Any = config.learning_rate
   if config.schedule != "constant":
     rate = build_central.learning_rate_schedule(config, num_rounds)
-  if names.is_path(config.name):
-    return user_code.optimizer(config.name, rate, "server_optimizer")
-  if config.name == "sgd":
-    return _OPTIMIZERS["sgd"](rate, config)
+  if isinstance(config.rule, str):
+    return user_code.optimizer(config.rule, rate, "server_optimizer")
+  if name_of(config, "rule") == "sgd":
+    return config.rule.make(rate, None)
   constant = config.schedule == "constant"
   scale = optax.scale(rate) if constant else optax.scale_by_schedule(rate)
-  return optax.chain(fed_opt(config.name, 1.0), scale)
+  return optax.chain(fed_opt(name_of(config, "rule"), 1.0), scale)
 
 
 def _algorithm(
@@ -303,7 +296,7 @@ def _algorithm(
   if name in _WRAPPING:
     options = _wrapping(config)
   elif name == "fed_nova":
-    options = {"steps": federated.momentum_steps(config.client_optimizer.momentum)}
+    options = {"steps": federated.momentum_steps(config.client_optimizer.rule.momentum)}
   elif name == "scaffold":
     options = {
       "client_learning_rate": config.client_optimizer.learning_rate,

@@ -11,6 +11,7 @@ import dataclasses
 from typing import Annotated, Any
 
 from dpjax import federated, gradients, transforms
+from dpjax.runs import optimizers
 from dpjax.runs.central.config import DataConfig, FtrlConfig, ModelConfig, OptimizerConfig
 from dpjax.runs.fields import Choice, Config, settings
 
@@ -69,6 +70,15 @@ class LocalConfig:
 
 
 @dataclasses.dataclass
+class FedOptimizerConfig(OptimizerConfig):
+  """Of a client, or of the server."""
+
+  rule: Annotated[Any, Choice(optimizers.FEDERATED, own=True)] = (
+    "sgd"  # sgd | adam | yogi | adagrad
+  )
+
+
+@dataclasses.dataclass
 class FedPrivacyConfig(Config):
   """What is promised to one user. Give `epsilon` or `noise_multiplier`, not both."""
 
@@ -108,13 +118,13 @@ class FedConfig(Config):
   # none | quantize | top_k | rotated | drive: of messages to the server
   compression: Annotated[Any, Choice(COMPRESSIONS)] = "none"
   local: LocalConfig = dataclasses.field(default_factory=LocalConfig)
-  # sgd | adam | yogi | adagrad; a client's starts afresh in every round, at a constant rate
-  client_optimizer: OptimizerConfig = dataclasses.field(
-    default_factory=lambda: OptimizerConfig(learning_rate=0.1, momentum=0.0)
+  # a client's starts afresh in every round, at a constant rate
+  client_optimizer: FedOptimizerConfig = dataclasses.field(
+    default_factory=lambda: FedOptimizerConfig(learning_rate=0.1)
   )
-  # the same; its schedule runs over num_rounds
-  server_optimizer: OptimizerConfig = dataclasses.field(
-    default_factory=lambda: OptimizerConfig(learning_rate=1.0, momentum=0.0)
+  # its schedule runs over num_rounds
+  server_optimizer: FedOptimizerConfig = dataclasses.field(
+    default_factory=lambda: FedOptimizerConfig(learning_rate=1.0)
   )
   privacy: FedPrivacyConfig = dataclasses.field(default_factory=FedPrivacyConfig)
   num_rounds: int = 100
