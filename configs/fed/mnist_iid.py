@@ -18,14 +18,13 @@ from dpjax.runs.federated.config import (
   FedOptimizerConfig,
   FedPrivacyConfig,
   LocalConfig,
-  PartitionConfig,
 )
 
 
 def get_config() -> FedConfig:
   return FedConfig(
     data=DataConfig(name="mnist"),
-    partition=PartitionConfig(name="iid", num_clients=100),
+    partition="iid",
     model=ModelConfig(
       name="convnet",
       options={

@@ -14,14 +14,13 @@ from dpjax.runs.federated.config import (
   FedOptimizerConfig,
   FedPrivacyConfig,
   LocalConfig,
-  PartitionConfig,
 )
 
 
 def get_config() -> FedConfig:
   return FedConfig(
     data=DataConfig(name="digits", center=True),
-    partition=PartitionConfig(name="iid", num_clients=100),
+    partition="iid",
     model=ModelConfig(name="linear"),
     local=LocalConfig(batch_size=None, epochs=5),
     client_optimizer=FedOptimizerConfig(learning_rate=0.1),

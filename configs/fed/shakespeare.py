@@ -28,14 +28,13 @@ from dpjax.runs.federated.config import (
   FedOptimizerConfig,
   FedPrivacyConfig,
   LocalConfig,
-  PartitionConfig,
 )
 
 
 def get_config() -> FedConfig:
   return FedConfig(
     data=DataConfig(name="shakespeare"),
-    partition=PartitionConfig(name="shakespeare"),
+    partition="shakespeare",
     model=ModelConfig(
       name="transformer",
       options={"num_layers": 1, "num_heads": 2, "features": 32, "max_length": 80},

@@ -20,7 +20,6 @@ from dpjax.runs.federated.config import (
   FedOptimizerConfig,
   FedPrivacyConfig,
   LocalConfig,
-  PartitionConfig,
 )
 from dpjax.sweeps.grid import SweepConfig
 
@@ -41,7 +40,7 @@ VARIANTS = {
 def _base() -> FedConfig:
   return FedConfig(
     data=DataConfig(name="mnist"),
-    partition=PartitionConfig(name="iid", num_clients=2_000),
+    partition={"name": "iid", "num_clients": 2_000},
     model=ModelConfig(name="linear"),
     local=LocalConfig(batch_size=None, epochs=5),
     server_optimizer=FedOptimizerConfig(

@@ -230,12 +230,9 @@ def _partition(config: FedConfig) -> None:
   counts = ("num_clients", "shards_per_client")
   validate.integer_in(1, MOST_CLIENTS, **named("partition", room, *counts))
   validate.integer_at_least(0, **named("partition", room, "min_size", "seed"))
-  validate.positive_or_inf(**named("partition", room, "alpha"))
-  validate.non_negative(**named("partition", room, "exponent"))
-  if not (_LEAST_ALPHA <= room.alpha <= 1 / _LEAST_ALPHA or math.isinf(room.alpha)):
-    low, high = _LEAST_ALPHA, 1 / _LEAST_ALPHA
-    raise UserError(
-      f"partition.alpha={room.alpha!r}: must be in [{low:g}, {high:g}] or inf"
-    )
-  if room.exponent > _MOST_EXPONENT:
-    raise UserError(f"partition.exponent={room.exponent!r}: must be <= {_MOST_EXPONENT:g}")
+  alpha, exponent = getattr(room, "alpha", math.inf), getattr(room, "exponent", 0.0)
+  low, high = _LEAST_ALPHA, 1 / _LEAST_ALPHA
+  if not (low <= alpha <= high or alpha == math.inf):
+    raise UserError(f"partition.alpha={alpha!r}: must be in [{low:g}, {high:g}] or inf")
+  if not 0 <= exponent <= _MOST_EXPONENT:
+    raise UserError(f"partition.exponent={exponent!r}: must be in [0, {_MOST_EXPONENT:g}]")

@@ -141,15 +141,6 @@ def _ftrl(ftrl: FtrlConfig, method: str) -> Unused:
   return needs(free, "a sampler that does not pass in turns", "privacy.ftrl.separation")
 
 
-def _of_names(room: str, name: str, used: dict[str, tuple[str, ...]]) -> Unused:
-  """The fields of a room that its name does not use; used: field -> names that do."""
-  unused = {}
-  for field, names in used.items():
-    wanted = " or ".join(map(repr, names))
-    unused |= needs(name in names, f"{room}.name={wanted}", f"{room}.{field}")
-  return unused
-
-
 def _audit(audit: AuditConfig) -> Unused:
   others = (field.name for field in dataclasses.fields(audit) if field.name != "enabled")
   return needs(audit.enabled, "audit.enabled", *(f"audit.{name}" for name in others))
@@ -161,33 +152,16 @@ def _audit(audit: AuditConfig) -> Unused:
 def of_federation(config: FedConfig) -> Unused:
   """The fields that this run does not read, and what each would need.
 
-  >>> of_federation(FedConfig())["partition.alpha"]
-  "partition.name='dirichlet' or 'dirichlet_hsu' or 'quantity_skew'"
+  >>> of_federation(FedConfig())["privacy.local_noise_multiplier"]
+  "privacy.method='both'"
   """
   return (
     _data(config.data)
-    | _partition(config)
     | _algorithm(config)
     | _federated_optimizers(config)
     | _federated_privacy(config)
     | needs(not config.release, "release=False", "diagnostics")
   )
-
-
-def _partition(config: FedConfig) -> Unused:
-  name, room = config.partition.name, "partition"
-  if name == "shakespeare":
-    others = (field.name for field in dataclasses.fields(config.partition))
-    dealt = [f"{room}.{other}" for other in others if other not in ("name", "min_chars")]
-    return dict.fromkeys(dealt, "another partition.name than 'shakespeare'")
-  used = {
-    "alpha": ("dirichlet", "dirichlet_hsu", "quantity_skew"),
-    "shards_per_client": ("shards",),
-    "exponent": ("power_law",),
-    "min_size": ("dirichlet", "quantity_skew", "power_law"),
-    "min_chars": ("shakespeare",),
-  }
-  return _of_names(room, name, used)
 
 
 def _algorithm(config: FedConfig) -> Unused:

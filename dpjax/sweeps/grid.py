@@ -213,8 +213,8 @@ def _population(config: Any) -> str:
   held = {name: getattr(config.data, name) for name in ("name", "data_dir", "limit")}
   part = getattr(config, "partition", None)
   if part is not None:  # roles are the same users, however many of them are left out
-    natural = part.name == "shakespeare"
-    held["partition"] = part.name if natural else dataclasses.asdict(part)
+    natural = fields.name_of(config, "partition") == "shakespeare"
+    held["partition"] = "shakespeare" if natural else fields.get(config, "partition")
   return json.dumps(writers.plain(held))
 
 

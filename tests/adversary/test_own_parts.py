@@ -241,5 +241,5 @@ def _silent_client(loss_fn, client_tx, **_):
 
 def test_ones_own_client_is_named_when_it_sends_the_wrong_thing():
   clients = user_code._checked_finish(_silent_client(None, None).finish, "mine:silent")
-  with pytest.raises(UserError, match="algorithm.name='mine:silent': must return Sent"):
+  with pytest.raises(UserError, match="algorithm='mine:silent': must return Sent"):
     clients(client_lib.Received(jnp.ones(2)), None)

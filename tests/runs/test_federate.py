@@ -141,7 +141,7 @@ def test_p32_what_the_labels_say_of_private_users_is_called_not_private(method, 
 def test_without_privacy_there_is_no_epsilon(tmp_path):
   overrides = {
     **_NONE, "privacy.sampler": "fixed_size", "aggregator": "median",
-    "num_rounds": 4, "partition.name": "dirichlet",
+    "num_rounds": 4, "partition": {"name": "dirichlet", "num_clients": 30},
     "partition.min_size": 1, "diagnostics": False, "compression": "top_k",
   }  # fmt: skip
   result = loop.train(_config(**overrides), tmp_path / "run")
@@ -165,7 +165,7 @@ def test_every_algorithm_has_a_name(name, tmp_path):
     ({"clients_per_round": -3.0}, "clients_per_round=-3.0"),
     ({"clients_per_round": 31.0}, "partition.num_clients=30"),
     ({"partition.num_clients": 0}, "partition.num_clients=0"),
-    ({"partition.name": "diriclet"}, "did you mean 'dirichlet'"),
+    ({"partition": "diriclet"}, "did you mean 'dirichlet'"),
     ({"algorithm": "fedavg"}, "did you mean 'fed_avg'"),
     ({"aggregator": "median"}, "must be 'mean'"),
     ({"weighting": "examples"}, "weight has no bound"),

@@ -88,7 +88,6 @@ def test_dp_adam_without_noise_is_adam_and_refused():
       {"algorithm": "scaffold", "weighting": "capped"},
       "weighting='capped'",
     ),
-    ({"partition__alpha": 0.9}, "partition.alpha=0.9.*'dirichlet'"),
     ({"privacy__local_noise_multiplier": 2.0}, "local_noise_multiplier=2.0.*'both'"),
     ({"privacy__method": "local", "privacy__accountant": "rdp"}, "accountant='rdp'"),
   ],

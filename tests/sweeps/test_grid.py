@@ -18,7 +18,7 @@ from dpjax.runs import fields, report, writers
 from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.federated import build as federate_build
-from dpjax.runs.federated.config import FedConfig, PartitionConfig
+from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.fields import to_dict
 from dpjax.sweeps import grid as sweep
 from dpjax.sweeps.grid import SweepConfig
@@ -385,10 +385,12 @@ class FakeFederated:
     result = dict.fromkeys(writers.RESULT_KEYS, 0) | {
       "epsilon": None,
       "epsilon_kind": "none",
-      "test_accuracy": 0.5 + better + min(config.partition.alpha, 1.0) / 10,
+      "test_accuracy": 0.5
+      + better
+      + min(getattr(config.partition, "alpha", 1.0), 1.0) / 10,
       "num_steps": 7,
       "rounds_to_accuracy": {"0.5": 3, "0.99": None},
-      "num_clients": config.partition.num_clients,
+      "num_clients": getattr(config.partition, "num_clients", 100),
       **self.promise,
     }
     writers.write_json(workdir / "config.json", to_dict(config))
@@ -398,7 +400,7 @@ class FakeFederated:
 
 def _federated(**changes):
   defaults = {
-    "base": FedConfig(partition=PartitionConfig(name="dirichlet")),
+    "base": FedConfig(partition="dirichlet"),
     "grid": {"partition.alpha": [0.5, math.inf, 0.1]},
     "variants": {
       "FedAvg": {"algorithm": "fed_avg"},
@@ -483,7 +485,7 @@ _PRIVATE = {
     ({"partition.num_clients": [100, 200]}, False),
     ({"data.limit": [100, 200]}, False),
     ({"data.name": ["mnist", "digits"]}, False),
-    ({"partition.name": ["shakespeare"], "partition.min_chars": [99, 500]}, True),
+    ({"partition": ["shakespeare"], "partition.min_chars": [99, 500]}, True),
   ],
 )
 def test_p40_users_who_are_dealt_anew_have_no_sum(grid, sums, tmp_path):

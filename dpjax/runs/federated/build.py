@@ -12,7 +12,7 @@ import optax
 
 from dpjax import data as data_lib
 from dpjax import federated, models, names, validate
-from dpjax.data import Federation, partition, shakespeare
+from dpjax.data import Federation
 from dpjax.federated import execution, processes
 from dpjax.federated.server_optimizers import fed_opt
 from dpjax.plan import Plan
@@ -28,15 +28,6 @@ from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
 from dpjax.validate import UserError
 
-PARTITIONS = (
-  "iid",
-  "dirichlet",
-  "dirichlet_hsu",
-  "shards",
-  "quantity_skew",
-  "power_law",
-  "shakespeare",
-)
 _WRAPPING = ("fed_avg", "fed_prox")  # algorithms that wrap what a client sends
 _OF_SGD = ("fed_nova", "scaffold")  # derived for clients that take steps of plain SGD
 
@@ -61,19 +52,10 @@ def check(config: FedConfig) -> None:
   """Raises UserError for what can be told without data."""
   bounds.typed(config)
   bounds.federation(config)
-  one_of = {
-    "partition.name": (PARTITIONS, config.partition.name),
-    "privacy.method": (privacy.METHODS, config.privacy.method),
-    "execution": (execution.NAMES, config.execution),
-  }
-  for name, (choices, value) in one_of.items():
-    validate.one_of(choices, **{name: value})
-  or_path = {
-    "privacy.sampler": (privacy.SAMPLERS, config.privacy.sampler),
-  }
-  for name, (choices, value) in or_path.items():
-    names.one_of(choices, **{name: value})
-  if config.partition.name == "shakespeare":
+  validate.one_of(privacy.METHODS, **{"privacy.method": config.privacy.method})
+  validate.one_of(execution.NAMES, execution=config.execution)
+  names.one_of(privacy.SAMPLERS, **{"privacy.sampler": config.privacy.sampler})
+  if name_of(config, "partition") == "shakespeare":
     _check_natural(config)
   else:
     privacy.check_cohort(config, config.partition.num_clients)
@@ -94,7 +76,7 @@ def _check_natural(config: FedConfig) -> None:
     if getattr(rooms[room], name) != value:
       raise UserError(
         f"{path}={getattr(rooms[room], name)!r}: must be {value!r} for "
-        "partition.name='shakespeare'"
+        "partition='shakespeare'"
       )
 
 
@@ -187,10 +169,8 @@ def load_arrays(config: FedConfig) -> tuple[Federation, Any]:
 
 
 def _load(config: FedConfig, load: Callable) -> tuple[Federation, Any]:
-  if config.partition.name == "shakespeare":
-    train, test = shakespeare.shakespeare_federation(
-      config.data.data_dir, min_chars=config.partition.min_chars
-    )
+  if name_of(config, "partition") == "shakespeare":
+    train, test = config.partition.make(config.data.data_dir)
     return train, test.dataset
   train, test = load(_central(config))
   return _partitioned(config, train), test
@@ -203,20 +183,7 @@ def _central(config: FedConfig) -> TrainConfig:
 def _partitioned(config: FedConfig, train: Any) -> Federation:
   """A simulated federation: who holds what is part of the question, decided before any
   mechanism runs, so its law may read the labels. The number of users is the config's."""
-  part = config.partition
-  options: dict[str, Any] = {
-    "iid": {},
-    "dirichlet": {"alpha": part.alpha},
-    "dirichlet_hsu": {"alpha": part.alpha},
-    "shards": {"shards_per_client": part.shards_per_client},
-    "quantity_skew": {"alpha": part.alpha},
-    "power_law": {"exponent": part.exponent},
-  }[part.name]
-  if part.min_size is not None and part.name in ("dirichlet", "quantity_skew", "power_law"):
-    options = options | {"min_size": part.min_size}
-  deal = getattr(partition, part.name)
-  indices = deal(train.y, num_clients=part.num_clients, seed=part.seed, **options)
-  return Federation(train, indices)
+  return Federation(train, config.partition.make(train.y))
 
 
 def _aggregator(config: FedConfig, plan: Plan, key: jax.Array) -> federated.Aggregator:

@@ -11,10 +11,28 @@ import dataclasses
 from typing import Annotated, Any
 
 from dpjax import federated, gradients, transforms
+from dpjax.data import partition, shakespeare
 from dpjax.runs import optimizers
 from dpjax.runs.central.config import DataConfig, FtrlConfig, ModelConfig, OptimizerConfig
 from dpjax.runs.fields import Choice, Config, settings
 
+
+def _roles(data_dir: str | None, min_chars: int | None) -> Any:
+  return shakespeare.shakespeare_federation(data_dir, min_chars=min_chars)
+
+
+# The seed is that of the partition alone, so that seeds of a run share their clients.
+_DEALT: dict[str, Any] = {"num_clients": 100, "seed": 0}
+PARTITIONS = {
+  "iid": settings(partition.iid, **_DEALT),
+  "dirichlet": settings(partition.dirichlet, **_DEALT, alpha=0.5, min_size=10),
+  "dirichlet_hsu": settings(partition.dirichlet_hsu, **_DEALT, alpha=0.5),
+  "shards": settings(partition.shards, **_DEALT, shards_per_client=2),
+  "quantity_skew": settings(partition.quantity_skew, **_DEALT, alpha=0.5, min_size=0),
+  "power_law": settings(partition.power_law, **_DEALT, exponent=1.0, min_size=0),
+  # one client for each role, with data.name="shakespeare"; roles with less text are left out
+  "shakespeare": settings(_roles, min_chars=None),
+}
 ALGORITHMS = {
   "fed_avg": settings(federated.fed_avg),
   "fed_sgd": settings(federated.fed_sgd),
@@ -42,22 +60,6 @@ COMPRESSIONS = {
   "rotated": settings(federated.rotated, bits=8),
   "drive": settings(federated.drive),
 }
-
-
-@dataclasses.dataclass
-class PartitionConfig:
-  """How the training data are dealt to clients; see `dpjax.data.partition`."""
-
-  # iid | dirichlet | dirichlet_hsu | shards | quantity_skew | power_law; or shakespeare: one
-  # client for each role, with data.name="shakespeare", which decides num_clients
-  name: str = "iid"
-  num_clients: int = 100
-  alpha: float = 0.5  # dirichlet, dirichlet_hsu, quantity_skew; inf: iid
-  shards_per_client: int = 2  # shards
-  exponent: float = 1.0  # power_law
-  min_size: int | None = None  # dirichlet (10), quantity_skew, power_law (0)
-  min_chars: int | None = None  # shakespeare: roles with less text are left out
-  seed: int = 0  # of the partition alone, so that seeds of a run share their clients
 
 
 @dataclasses.dataclass
@@ -106,7 +108,8 @@ class FedConfig(Config):
   """A whole federated run."""
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
-  partition: PartitionConfig = dataclasses.field(default_factory=PartitionConfig)
+  # iid | dirichlet | dirichlet_hsu | shards | quantity_skew | power_law | shakespeare
+  partition: Annotated[Any, Choice(PARTITIONS)] = "iid"
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
   loss: str = "auto"  # of one example; auto: that of the task
   # fed_avg | fed_sgd | fed_prox | fed_nova | scaffold | mime_lite

@@ -71,7 +71,7 @@ def of(config: FedConfig, fed: Any, state: Any, rows: list) -> dict[str, Any]:
     "rounds_to_accuracy": rounds_to(rows, config.targets),
     "num_clients": fed.federation.num_clients,
     "clients_per_round": config.clients_per_round,
-    "partition": config.partition.name,
+    "partition": name_of(config, "partition"),
     **_heterogeneity(config, fed),
     **_noise_facts(config, fed),
     "l2_clip_norm": fed.promise.l2_bound,
