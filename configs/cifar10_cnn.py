@@ -24,7 +24,7 @@ def get_config() -> TrainConfig:
     privacy=PrivacyConfig(
       epsilon=7.53, delta=1e-5, sampling_prob=512 / 50000, l2_clip_norm=0.1
     ),
-    optimizer=OptimizerConfig(name="sgd", learning_rate=3.0, momentum=0.9),
+    optimizer=OptimizerConfig(learning_rate=3.0),
     num_steps=900,
     microbatch_size=128,
     ema_decay=0.99,

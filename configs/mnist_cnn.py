@@ -25,7 +25,7 @@ def get_config() -> TrainConfig:
     privacy=PrivacyConfig(
       epsilon=2.93, delta=1e-5, sampling_prob=1024 / 60000, l2_clip_norm=0.1
     ),
-    optimizer=OptimizerConfig(name="sgd", learning_rate=1.5, momentum=0.9),
+    optimizer=OptimizerConfig(learning_rate=1.5),
     num_steps=2000,
     microbatch_size=128,
     ema_decay=0.99,

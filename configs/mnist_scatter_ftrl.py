@@ -7,7 +7,7 @@ Hardware: 2 CPU cores. Time: a minute of training after 15 s of features.
 Expected: test accuracy .985 (.987 in another run) at a proved epsilon of 2 (delta 1e-5,
 replace_special, per example). At the same epsilon, one seed each: .986 in 20 passes
 (num_steps=300, learning_rate=8), .986 for cyclic Poisson sampling with 2 bands
-(privacy.ftrl.sampler=cyclic_poisson, bands=2, add_or_remove_one), .985 and .984 at learning
+(privacy.ftrl.sampler=cyclic_poisson, separation=2, add_or_remove_one), .985 and .984 at learning
 rates 2 and 6. At epsilon 1: .981 (learning rate 3).
 
 No random sampling is needed, or trusted: 15 batches in a fixed order, 53 passes; the noise
@@ -17,6 +17,7 @@ Poisson samples that nobody sees.
 """
 
 from configs import mnist_scatter_linear
+from dpjax.noise.correlated import Banded
 from dpjax.runs.central.config import FtrlConfig, PrivacyConfig, TrainConfig
 
 
@@ -29,6 +30,6 @@ def get_config() -> TrainConfig:
     sampling_prob=1 / 15,
     l2_clip_norm=0.1,
     neighboring_relation="replace_special",
-    ftrl=FtrlConfig(sampler="cyclic", strategy="banded", bands=15),
+    ftrl=FtrlConfig(sampler="cyclic", strategy=Banded(bands=15)),
   )
   return config

@@ -24,7 +24,7 @@ def get_config() -> TrainConfig:
     privacy=PrivacyConfig(
       epsilon=3.0, delta=1e-5, sampling_prob=4096 / 60000, l2_clip_norm=0.1
     ),
-    optimizer=OptimizerConfig(name="sgd", learning_rate=4.0, momentum=0.9),
+    optimizer=OptimizerConfig(learning_rate=4.0),
     num_steps=800,
     eval_every=200,
     checkpoint_every=400,

@@ -20,7 +20,7 @@ def get_config() -> TrainConfig:
     data=DataConfig(name="digits", center=True),
     model=ModelConfig(name="mlp", options={"features": (64,)}),
     privacy=PrivacyConfig(epsilon=3.0, delta=1e-5, sampling_prob=0.2, l2_clip_norm=0.5),
-    optimizer=OptimizerConfig(name="sgd", learning_rate=0.5, momentum=0.9),
+    optimizer=OptimizerConfig(learning_rate=0.5),
     num_steps=150,
     eval_every=10,
     checkpoint_every=50,

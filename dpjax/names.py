@@ -39,11 +39,11 @@ def is_path(name: str) -> bool:
 def one_of(choices: Iterable[str], **named: str) -> None:
   """Raises UserError unless each name is one of the choices, or a path that can be imported.
 
-  >>> one_of(("sgd", "adam"), **{"optimizer.name": "optax:sgd"})
-  >>> one_of(("sgd", "adam"), **{"optimizer.name": "optax:sgdd"})
+  >>> one_of(("sgd", "adam"), **{"optimizer.rule": "optax:sgd"})
+  >>> one_of(("sgd", "adam"), **{"optimizer.rule": "optax:sgdd"})
   Traceback (most recent call last):
   ...
-  dpjax.validate.UserError: optimizer.name='optax:sgdd': optax has no 'sgdd' (did you mean 'sgd'?)
+  dpjax.validate.UserError: optimizer.rule='optax:sgdd': optax has no 'sgdd' (did you mean 'sgd'?)
   """
   for field, name in named.items():
     if is_path(name):
@@ -160,7 +160,8 @@ def _is_ours(file: str) -> bool:
 
 # --- what a run is made of
 
-_FIELDS = ("name", "loss", "sampler", "aggregator")  # of a config, that take a path
+# Fields of a config that take a path.
+_FIELDS = ("name", "loss", "sampler", "algorithm", "aggregator", "rule")
 
 
 def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, str]]:

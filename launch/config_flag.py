@@ -52,7 +52,7 @@ def get(name: str = "config") -> Any:
       an ill-typed value; one line that names the flag.
   """
   config = load(str(flags.FLAGS[name].value), _KINDS[name], name=f"--{name}")
-  for path in _overridden(name):
+  for path in sorted(_overridden(name), key=lambda path: path.count(".")):  # whole first
     text = str(flags.FLAGS[f"{name}.{path}"].value)
     config = fields.override(config, path, text, name=f"--{name}")
   return config

@@ -2,7 +2,7 @@
 
   python -m launch.federate --config=configs/fed/quickstart.py --workdir=runs/fed
   python -m launch.federate --config=configs/fed/mnist_iid.py --workdir=runs/mnist_iid \\
-    --config.algorithm.name=fed_prox --config.seed=1
+    --config.algorithm=fed_prox --config.seed=1
 
 Every field of the config (dpjax/runs/federated/config.py) can be overridden by its
 dotted name. Clients run in a loop on a CPU (convolutions in a thread per core), under vmap on

@@ -3,7 +3,7 @@ sampler, a client, an aggregator. From the folder of this file:
 
   python -m launch.train --config=../configs/quickstart.py --workdir=../runs/mine \\
     --config.model.name=mine:Net --config.model.options='{"width": 48}' \\
-    --config.loss=mine:focal_loss --config.optimizer.name=mine:lion \\
+    --config.loss=mine:focal_loss --config.optimizer.rule=mine:lion \\
     --config.optimizer.learning_rate=0.01
 
 `dpjax/runs/user_code.py` says how each is called and what is promised then.

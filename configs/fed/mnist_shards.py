@@ -15,7 +15,7 @@ from dpjax.runs.federated.config import FedConfig
 
 def get_config() -> FedConfig:
   config = mnist_iid.get_config()
-  config.partition.name = "shards"
+  config.partition = "shards"
   config.model = ModelConfig("mlp", {"features": (200, 200), "activation": "relu"})
   config.client_optimizer.learning_rate = 0.05
   config.num_rounds = 700

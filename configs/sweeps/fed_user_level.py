@@ -14,12 +14,12 @@ The users are an IID split of MNIST, not people: what is measured is the price o
 not of real heterogeneity. Needs MNIST prepared by tensorflow-datasets.
 """
 
-from dpjax.runs.central.config import DataConfig, ModelConfig, OptimizerConfig
+from dpjax.runs.central.config import DataConfig, ModelConfig
 from dpjax.runs.federated.config import (
   FedConfig,
+  FedOptimizerConfig,
   FedPrivacyConfig,
   LocalConfig,
-  PartitionConfig,
 )
 from dpjax.sweeps.grid import SweepConfig
 
@@ -40,10 +40,12 @@ VARIANTS = {
 def _base() -> FedConfig:
   return FedConfig(
     data=DataConfig(name="mnist"),
-    partition=PartitionConfig(name="iid", num_clients=2_000),
+    partition={"name": "iid", "num_clients": 2_000},
     model=ModelConfig(name="linear"),
     local=LocalConfig(batch_size=None, epochs=5),
-    server_optimizer=OptimizerConfig(learning_rate=1.0, momentum=0.9),
+    server_optimizer=FedOptimizerConfig(
+      rule={"name": "sgd", "momentum": 0.9}, learning_rate=1.0
+    ),
     privacy=FedPrivacyConfig(epsilon=8.0, delta=1e-4),
     num_rounds=80,
     clients_per_round=500,

@@ -17,13 +17,13 @@ from dpjax.sweeps.grid import SweepConfig
 
 VARIANTS = {
   "DP-SGD": {},
-  "DP-FTRL, banded": {"privacy.method": "dp_ftrl", "privacy.ftrl.bands": 15},
+  "DP-FTRL, banded": {"privacy.method": "dp_ftrl", "privacy.ftrl.strategy.bands": 15},
   "DP-Adam": {
-    "optimizer.name": "dp_adam",
+    "optimizer.rule": "dp_adam",
     "optimizer.learning_rate": 0.003,
   },
   "DP-SGLD": {
-    "optimizer.name": "dp_sgld",
+    "optimizer.rule": "dp_sgld",
     "optimizer.learning_rate": 40.0,  # that of DP-SGD / (1 - its momentum)
   },
 }

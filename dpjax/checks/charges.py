@@ -21,7 +21,8 @@ from dpjax.checks import noise_record
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, not_applicable, row
 from dpjax.plan import OVERFLOW_SHARE
 from dpjax.runs import user_code
-from dpjax.runs.central.config import TrainConfig, to_dict
+from dpjax.runs.central.config import TrainConfig
+from dpjax.runs.fields import to_dict
 from dpjax.sampling import PoissonSampler
 from dpjax.types import ClippedSum, NeighboringRelation
 

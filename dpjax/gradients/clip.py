@@ -35,6 +35,12 @@ class ClipRule:
   adapts: ClassVar[bool] = False  # C follows what the mechanism releases
   may_be_unbounded: ClassVar[bool] = False  # C = inf means: do not clip
 
+  def make(
+    self, l2_clip_norm: float, params: Any, schedule: tuple[float, ...] = ()
+  ) -> Clip:
+    """The clip of a model with these parameters, of which only the shapes may be read."""
+    return Clip(l2_clip_norm, self, schedule)
+
   def check(self, largest: float) -> None:
     """Raises UserError unless the rule's numbers go with clip norms up to `largest`."""
 

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dpjax import gradients, models, names, validate
-from dpjax.runs import fields, unused
+from dpjax.runs import fields
 from dpjax.runs.central.config import (
   DataConfig,
-  FtrlConfig,
   ModelConfig,
   OptimizerConfig,
   TrainConfig,
@@ -24,7 +23,6 @@ from dpjax.validate import UserError
 LOSSES = ("auto",)
 SCHEDULES = ("constant", "cosine", "linear")
 ACCOUNTANTS = ("", "pld", "rdp")
-OBJECTIVES = ("mean", "max")
 _FLOAT32 = np.finfo(np.float32)
 # Numbers that size a loop or an array, so that a slip of the keyboard is not a run without end.
 MOST_STEPS = 10**8  # of a run; rounds, epochs
@@ -35,7 +33,6 @@ MOST_EPOCHS = 10**4  # of a client in a round, or of a net without noise
 MOST_CLIENTS = 10**7
 MOST_THREADS = 1024
 MOST_VIEWS = 1024  # of one example
-MOST_BUFFERS = 64  # of correlated noise, each as large as the model
 MOST_RUNS = 10**5  # of one sweep, or one experiment
 MOST_DRAWS = 10**7  # attacks of an audit
 _MOST_TOKENS = 10**6  # of an example
@@ -48,10 +45,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def typed(config: Any) -> None:
   """Raises unless every field has the type of its annotation; NaN is never a number.
 
-  >>> typed(OptimizerConfig(momentum="a lot"))
+  >>> typed(OptimizerConfig(learning_rate="a lot"))
   Traceback (most recent call last):
   ...
-  dpjax.validate.UserError: config.momentum='a lot': must be a number
+  dpjax.validate.UserError: config.learning_rate='a lot': must be a number
   """
   fields.check(config, type(config), "config")
 
@@ -81,22 +78,22 @@ def dotted(text: str, config: Any) -> str:
   'delta=3.0: must be in (0, 1)'
   """
   found = [
-    path
-    for path, value in unused.leaves(config)
-    if text.startswith(f"{path.rpartition('.')[2]}={value!r}:")
+    leaf.path
+    for leaf in fields.leaves(config)
+    if text.startswith(f"{leaf.path.rpartition('.')[2]}={leaf.value!r}:")
   ]
   return f"{found[0].rpartition('.')[0]}.{text}".lstrip(".") if len(found) == 1 else text
 
 
 def named(room: str, config: Any, *names: str) -> dict[str, Any]:
-  """The fields of a room ("": of the config itself) by their dotted names, those at None
-  left out.
+  """The fields of a room ("": of the config itself) by their dotted names, those at None,
+  and those that a chosen value has not, left out.
 
   >>> named("data", DataConfig(limit=3), "limit", "data_dir")
   {'data.limit': 3}
   """
   dot = "." if room else ""
-  found = {f"{room}{dot}{name}": getattr(config, name) for name in names}
+  found = {f"{room}{dot}{name}": getattr(config, name, None) for name in names}
   return {name: value for name, value in found.items() if value is not None}
 
 
@@ -135,24 +132,26 @@ def in_float32(name: str, value: Any) -> None:
 def optimizer(config: OptimizerConfig, room: str = "optimizer") -> None:
   """Raises UserError for a rate, a momentum or a penalty outside its range."""
   validate.positive(**named(room, config, "learning_rate"))
-  validate.share(**named(room, config, "momentum"))
-  numbers = ("learning_rate", "weight_decay", "noise_floor", "prior_precision")
-  for name, value in named(room, config, *numbers).items():
+  own = lambda *names: named(f"{room}.rule", config.rule, *names)
+  validate.share(**own("momentum"))
+  others = own("weight_decay", "noise_floor", "prior_precision")
+  validate.non_negative(**others)
+  for name, value in (others | named(room, config, "learning_rate")).items():
     in_float32(name, value)
-  others = ("weight_decay", "noise_floor", "prior_precision")
-  validate.non_negative(**named(room, config, *others))
   validate.one_of(SCHEDULES, **named(room, config, "schedule"))
 
 
 def privacy(config: Any) -> None:
   """Raises UserError for what both kinds of runs promise, and how they clip."""
-  positive = ("epsilon", "epsilon_budget", "l2_clip_norm", "clip_learning_rate")
-  validate.positive(**named("privacy", config, *positive, "clip_count_noise_std"))
+  positive = ("epsilon", "epsilon_budget", "l2_clip_norm")
+  validate.positive(**named("privacy", config, *positive))
   in_float32("privacy.l2_clip_norm", config.l2_clip_norm)
   validate.non_negative(**named("privacy", config, "noise_multiplier"))
-  validate.open_unit(**named("privacy", config, "delta", "clip_quantile"))
+  if isinstance(config.clipping, gradients.ClipRule):
+    config.clipping.check(config.l2_clip_norm)
+  validate.open_unit(**named("privacy", config, "delta"))
   validate.one_of(ACCOUNTANTS, **named("privacy", config, "accountant"))
-  ftrl(config.ftrl)
+  validate.integer_in(1, MOST_SHAPED, **named("privacy.ftrl", config.ftrl, "separation"))
   if getattr(config, "sampling_prob", 1) < 1 / _MOST_PASSES:
     raise UserError(
       f"privacy.sampling_prob={config.sampling_prob!r}: must be in [{1 / _MOST_PASSES:g}, 1]"
@@ -165,14 +164,6 @@ def steps(name: str, num_steps: int, privacy: Any) -> None:
   validate.integer_in(1, MOST_SHAPED if shaped else MOST_STEPS, **{name: num_steps})
 
 
-def ftrl(config: FtrlConfig) -> None:
-  """Raises UserError for a count below one, or an unknown aim."""
-  validate.integer_in(1, MOST_SHAPED, **named("privacy.ftrl", config, "bands"))
-  validate.integer_in(1, MOST_BUFFERS, **named("privacy.ftrl", config, "buffers"))
-  validate.integer_at_least(1, **named("privacy.ftrl", config, "restart_every"))
-  validate.one_of(OBJECTIVES, **named("privacy.ftrl", config, "objective"))
-
-
 def training(config: TrainConfig) -> None:
   """Raises UserError for a number of a central run outside its range."""
   data(config.data)
@@ -182,7 +173,7 @@ def training(config: TrainConfig) -> None:
   optimizer(config.optimizer)
   validate.one_of(gradients.METHODS, grad_method=config.grad_method)
   validate.probability(**named("privacy", config.privacy, "sampling_prob"))
-  validate.positive(**named("privacy", config.privacy, "gamma", "clip_schedule_final"))
+  validate.positive(**named("privacy", config.privacy, "clip_schedule_final"))
   low, high = validate.MIN_FACTOR, validate.MAX_FACTOR
   if not low <= config.privacy.clip_schedule_final <= high:
     raise UserError(
@@ -211,7 +202,11 @@ def federation(config: FedConfig) -> None:
   simulated = named("privacy", config.privacy, "simulated_cohort", "simulated_clients")
   validate.integer_at_least(1, **simulated)
   _partition(config)
-  _algorithm(config)
+  validate.non_negative(**named("algorithm", config.algorithm, "mu"))
+  validate.positive(**named("algorithm", config.algorithm, "tau_eff"))
+  for chosen in (config.weighting, config.aggregator, config.compression):
+    if isinstance(chosen, fields.Setting):
+      chosen.make()  # it checks its numbers
   local = named("local", config.local, "batch_size", "max_examples")
   validate.integer_at_least(1, **local)
   validate.integer_in(1, MOST_EPOCHS, **named("local", config.local, "epochs"))
@@ -235,22 +230,9 @@ def _partition(config: FedConfig) -> None:
   counts = ("num_clients", "shards_per_client")
   validate.integer_in(1, MOST_CLIENTS, **named("partition", room, *counts))
   validate.integer_at_least(0, **named("partition", room, "min_size", "seed"))
-  validate.positive_or_inf(**named("partition", room, "alpha"))
-  validate.non_negative(**named("partition", room, "exponent"))
-  if not (_LEAST_ALPHA <= room.alpha <= 1 / _LEAST_ALPHA or math.isinf(room.alpha)):
-    low, high = _LEAST_ALPHA, 1 / _LEAST_ALPHA
-    raise UserError(
-      f"partition.alpha={room.alpha!r}: must be in [{low:g}, {high:g}] or inf"
-    )
-  if room.exponent > _MOST_EXPONENT:
-    raise UserError(f"partition.exponent={room.exponent!r}: must be <= {_MOST_EXPONENT:g}")
-
-
-def _algorithm(config: FedConfig) -> None:
-  room = config.algorithm
-  validate.non_negative(**named("algorithm", room, "mu", "trim"))
-  validate.positive(**named("algorithm", room, "tau_eff"))
-  validate.integer_at_least(0, **named("algorithm", room, "num_byzantine"))
-  validate.integer_at_least(1, **named("algorithm", room, "weight_cap"))
-  validate.integer_in(1, 16, **named("algorithm", room, "compression_bits"))
-  validate.probability(**named("algorithm", room, "compression_share"))
+  alpha, exponent = getattr(room, "alpha", math.inf), getattr(room, "exponent", 0.0)
+  low, high = _LEAST_ALPHA, 1 / _LEAST_ALPHA
+  if not (low <= alpha <= high or alpha == math.inf):
+    raise UserError(f"partition.alpha={alpha!r}: must be in [{low:g}, {high:g}] or inf")
+  if not 0 <= exponent <= _MOST_EXPONENT:
+    raise UserError(f"partition.exponent={exponent!r}: must be in [0, {_MOST_EXPONENT:g}]")

@@ -2,14 +2,19 @@
 
 A dataclass does not check what it is given, so `PrivacyConfig(epsilon="two")` would fail
 minutes later, far from its cause. The annotations are the one source of truth here.
+
+A field may hold one of several frozen values of the library, such as `Automatic(gamma=0.1)`:
+its annotation carries a `Choice`, the table of their names. It takes the value, its name (with
+its defaults), or {"name": "automatic", "gamma": 0.1}; one more name sets a field of the value
+(`privacy.clipping.gamma`). So a config has no field that the chosen value would not read.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
-import functools
 import json
 import math
 import types
@@ -17,7 +22,16 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dpjax.validate import UserError
+from dpjax import names
+from dpjax.runs.choices import Choice as Choice
+from dpjax.runs.choices import Setting as Setting
+from dpjax.runs.choices import choice_of, hints_of
+from dpjax.runs.choices import leaves as leaves
+from dpjax.runs.choices import name_of as name_of
+from dpjax.runs.choices import set_fields as set_fields
+from dpjax.runs.choices import settings as settings
+from dpjax.runs.choices import to_dict as to_dict
+from dpjax.validate import UserError, did_you_mean
 
 _UNIONS = (typing.Union, types.UnionType)
 _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text",
@@ -25,22 +39,39 @@ _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "tex
 _INT_BITS = 64  # JAX and NumPy take no larger one
 
 
+class Config:
+  """Base of a config that has choices: it holds the value where a name is written. What is
+  neither is kept, for `check` to refuse by its whole dotted name."""
+
+  def __setattr__(self, name: str, value: Any) -> None:
+    choice = choice_of(hints_of(type(self)).get(name))
+    if choice is not None:
+      with contextlib.suppress(UserError):
+        value = _chosen(value, choice, name)
+    super().__setattr__(name, value)
+
+
 def get(config: Any, path: str, *, name: str = "config") -> Any:
-  """The value of one dotted field; None where a dict has no such key.
+  """The value of one dotted field, a chosen one by its name; None where a dict, or a chosen
+  value, has no such key.
 
   Raises:
     UserError: an unknown field.
 
   >>> from dpjax.runs.central.config import TrainConfig
-  >>> get(TrainConfig(), "privacy.delta")
-  1e-05
+  >>> get(TrainConfig(), "privacy.delta"), get(TrainConfig(), "privacy.clipping")
+  (1e-05, 'flat')
   """
   head, _, rest = path.partition(".")
   if isinstance(config, dict):
-    value = config.get(head)
+    value, choice = config.get(head), None
   else:
     _check_field(config, head, name)
-    value = getattr(config, head)
+    value, choice = getattr(config, head), choice_of(hints_of(type(config))[head])
+  if choice is not None and not rest:
+    return choice.told(value)
+  if choice is not None and rest in choice.owners():
+    return getattr(value, rest, None)
   return get(value, rest, name=f"{name}.{head}") if rest else value
 
 
@@ -92,6 +123,9 @@ def check(value: Any, hint: Any, name: str) -> Any:
     UserError: naming the field, its value and what it must be. NaN is never a number, and
       an integer of more than 64 bits is refused.
   """
+  choice = choice_of(hint)
+  if choice is not None:
+    return _check_choice(value, choice, name)
   if hint in (Any, object) or (value is None and hint in (None, type(None))):
     return _bounded(value, name)
   if dataclasses.is_dataclass(hint):
@@ -116,6 +150,8 @@ def parse(text: str, hint: Any, name: str) -> Any:
   [1.0, 2.0]
   """
   options = _members(hint)
+  if choice_of(hint) is not None:
+    return check(_literal(text) if text.lstrip().startswith("{") else text, hint, name)
   if type(None) in options and text.strip().lower() == "none":
     return None
   if str in options:
@@ -123,11 +159,52 @@ def parse(text: str, hint: Any, name: str) -> Any:
   return check(_literal(text), hint, name)
 
 
-def _check_field(config: Any, head: str, name: str) -> None:
-  """Raises unless the config has such a field; names the nearest, also of its rooms."""
+def _check_choice(value: Any, choice: Choice, name: str) -> Any:
+  chosen = _chosen(value, choice, name)
+  if isinstance(chosen, str):
+    names.find(chosen, name)
+  return chosen
+
+
+def _chosen(value: Any, choice: Choice, name: str) -> Any:
+  """The chosen value, or that which a name, or a dict with one, stands for."""
+  if choice.own and isinstance(value, str) and names.is_path(value):
+    return value
+  given = {"name": value} if isinstance(value, str) else value
+  if not isinstance(given, dict):
+    if type(value) not in choice.table.values():
+      raise _not_chosen(value, value, choice, name)
+    return _check_dataclass(value, type(value), name)
+  given = dict(_bounded(given, name))
+  word = given.pop("name", None)
+  if word not in choice.table:
+    raise _not_chosen(value, word, choice, name)
+  made = choice.table[word]()
+  for field in given:
+    _check_field(made, field, name, choice)
+  hints = hints_of(type(made))
+  return _replaced(
+    made, {f: check(v, hints[f], f"{name}.{f}") for f, v in given.items()}, name
+  )
+
+
+def _not_chosen(value: Any, word: Any, choice: Choice, name: str) -> UserError:
+  hint = did_you_mean(word, choice.table) if isinstance(word, str) else ""
+  known = ", ".join((*choice.table, names.FORM) if choice.own else choice.table)
+  return UserError(f"{name}={value!r}: must be one of {known}{hint}")
+
+
+def _check_field(config: Any, head: str, name: str, choice: Choice | None = None) -> None:
+  """Raises unless the config has such a field; names the nearest, also of its rooms, and of a
+  chosen value whose it is."""
   known = [field.name for field in dataclasses.fields(config)]
   if head in known:
     return
+  if choice is not None:
+    owners = choice.owners()
+    whose = f"; it belongs to {', '.join(owners[head])}" if head in owners else ""
+    hint = whose or did_you_mean(head, owners)
+    raise UserError(f"{name}.{head}: {choice.name(config)!r} has no such field{hint}")
   deep_first = sorted(_paths(config), key=lambda path: -path.count("."))
   places = {path.rpartition(".")[2]: path for path in deep_first}
   near = [places[close] for close in difflib.get_close_matches(head, places, n=1)]
@@ -138,14 +215,14 @@ def _check_field(config: Any, head: str, name: str) -> None:
 def _paths(config: Any, prefix: str = "") -> Iterator[str]:
   for field in dataclasses.fields(config):
     yield f"{prefix}{field.name}"
-    value = getattr(config, field.name)
-    if dataclasses.is_dataclass(value):
+    value, choice = (
+      getattr(config, field.name),
+      choice_of(hints_of(type(config))[field.name]),
+    )
+    if choice is not None:
+      yield from (f"{prefix}{field.name}.{owned}" for owned in choice.owners())
+    elif dataclasses.is_dataclass(value):
       yield from _paths(value, f"{prefix}{field.name}.")
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-  return typing.get_type_hints(kind)
 
 
 def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any) -> Any:
@@ -154,8 +231,8 @@ def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any
     return _update_dict(config, path, change, name, hint)
   if not dataclasses.is_dataclass(config) or isinstance(config, type):
     raise UserError(f"{name}.{path}: {name} holds {config!r}, which has no fields")
-  hints = _hints(type(config))
-  _check_field(config, head, name)
+  hints = hints_of(type(config))
+  _check_field(config, head, name, choice_of(hint))
   at, value = f"{name}.{head}", getattr(config, head)
   hint = hints[head]
   new = _update(value, rest, change, at, hint) if rest else change(hint, at)
@@ -182,7 +259,7 @@ def _update_dict(config: dict, path: str, change: Callable, name: str, hint: Any
 def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
   if not isinstance(value, kind):
     raise _wrong(value, kind, name)
-  hints = _hints(kind)
+  hints = hints_of(kind)
   fields = {
     field.name: check(getattr(value, field.name), hints[field.name], f"{name}.{field.name}")
     for field in dataclasses.fields(kind)

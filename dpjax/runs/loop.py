@@ -16,7 +16,6 @@ evaluates and holds the files.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import pathlib
 import signal
@@ -29,7 +28,7 @@ import jax
 from dpjax import names, noise, trees
 from dpjax.accounting import Ledger
 from dpjax.federated import processes
-from dpjax.runs import checkpoint, provenance, report, streams, writers
+from dpjax.runs import checkpoint, fields, provenance, report, streams, writers
 from dpjax.runs import workdir as owner
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
@@ -221,7 +220,7 @@ def _check_same(job: Job, folder: pathlib.Path, meta: Result | None, data: bytes
 
 
 def _own_code(job: Job) -> dict[str, dict[str, str]]:
-  return names.sources(dataclasses.asdict(job.config))
+  return names.sources(fields.to_dict(job.config))
 
 
 def _streams(job: Job, data: bytes, meta: Result | None) -> Streams:

@@ -12,15 +12,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 from dpjax.names import is_path
+from dpjax.runs import fields
 from dpjax.runs.central.config import (
   AuditConfig,
   DataConfig,
   FtrlConfig,
-  OptimizerConfig,
   PrivacyConfig,
   TrainConfig,
 )
@@ -31,25 +30,11 @@ Unused = dict[str, str]  # dotted field, or room of fields -> what it would need
 _NO_TEXT = ("digits", "shakespeare")  # shakespeare comes in windows of its own length
 
 
-def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-  """(dotted name, value) of every field that is no dataclass itself, in order.
-
-  >>> dict(leaves(TrainConfig()))["privacy.ftrl.buffers"]
-  4
-  """
-  for field in dataclasses.fields(config):
-    value = getattr(config, field.name)
-    if dataclasses.is_dataclass(value):
-      yield from leaves(value, f"{prefix}{field.name}.")
-    else:
-      yield f"{prefix}{field.name}", value
-
-
 def needs(condition: bool, what: str, *fields: str) -> Unused:
   """The fields, where the condition that they need does not hold.
 
-  >>> needs(False, "privacy.clipping='automatic'", "privacy.gamma")
-  {'privacy.gamma': "privacy.clipping='automatic'"}
+  >>> needs(False, "text", "data.max_length")
+  {'data.max_length': 'text'}
   """
   return {} if condition else dict.fromkeys(fields, what)
 
@@ -65,17 +50,6 @@ def reason(path: str, unused: Unused) -> str | None:
   return next((unused[prefix] for prefix in prefixes if prefix in unused), None)
 
 
-def set_fields(config: Any) -> dict[str, tuple[Any, Any]]:
-  """Field -> (value, default) of those that are neither at their default nor None."""
-  defaults = dict(leaves(type(config)()))
-  found = dict(leaves(config))
-  return {
-    path: (value, defaults.get(path))
-    for path, value in found.items()
-    if value is not None and value != defaults.get(path)
-  }
-
-
 def refuse(config: Any, unused: Unused, name: str = "") -> None:
   """Raises UserError, one line for all, where a field is set that would be ignored.
 
@@ -86,7 +60,7 @@ def refuse(config: Any, unused: Unused, name: str = "") -> None:
   """
   faults = [
     f"{name}{path}={value!r}: would be ignored, it needs {what}; leave it at {default!r}"
-    for path, (value, default) in set_fields(config).items()
+    for path, (value, default) in fields.set_fields(config).items()
     if (what := reason(path, unused)) is not None
   ]
   if faults:
@@ -106,8 +80,8 @@ def of(config: TrainConfig | FedConfig) -> Unused:
 def of_training(config: TrainConfig) -> Unused:
   """The fields that this run does not read, and what each would need.
 
-  >>> of_training(TrainConfig())["optimizer.weight_decay"]
-  "optimizer.name='adamw'"
+  >>> of_training(TrainConfig())["audit.score"]
+  'audit.enabled'
   """
   privacy = config.privacy
   private = privacy.method != "sgd"
@@ -119,11 +93,13 @@ def of_training(config: TrainConfig) -> Unused:
     _data(config.data)
     | needs(private, "privacy.method='dp_sgd' or 'dp_ftrl'", *named)
     | needs(reported, "a private privacy.method or audit.enabled", "privacy.delta")
-    | _clipping(privacy)
-    | _adaptive(privacy)
+    | needs(
+      privacy.clip_schedule != "constant",
+      "a privacy.clip_schedule",
+      "privacy.clip_schedule_final",
+    )
     | _sampling(privacy)
     | _ftrl(privacy.ftrl, privacy.method)
-    | _optimizer(config.optimizer)
     | _audit(config.audit)
     | needs(not config.release, "release=False", "diagnostics")
   )
@@ -145,25 +121,6 @@ def of_dataset(dataset: Any) -> Unused:
   return needs(dataset.vocab_size is not None, "text", "data.max_length")
 
 
-def _clipping(privacy: PrivacyConfig) -> Unused:
-  layers = "privacy.clip_allocation", "privacy.noise_allocation"
-  return (
-    needs(privacy.clipping == "automatic", "privacy.clipping='automatic'", "privacy.gamma")
-    | needs(privacy.clipping == "per_layer", "privacy.clipping='per_layer'", *layers)
-    | needs(
-      privacy.clip_schedule != "constant",
-      "a privacy.clip_schedule",
-      "privacy.clip_schedule_final",
-    )
-  )
-
-
-def _adaptive(privacy: Any) -> Unused:
-  names = ("clip_quantile", "clip_learning_rate", "clip_count_noise_std")
-  named = (f"privacy.{name}" for name in names)
-  return needs(privacy.clipping == "adaptive", "privacy.clipping='adaptive'", *named)
-
-
 def _sampling(privacy: PrivacyConfig) -> Unused:
   correlated = privacy.method == "dp_ftrl"
   sampler = privacy.ftrl.sampler if correlated else privacy.sampler
@@ -180,39 +137,8 @@ def _sampling(privacy: PrivacyConfig) -> Unused:
 def _ftrl(ftrl: FtrlConfig, method: str) -> Unused:
   if method != "dp_ftrl":
     return {"privacy.ftrl": "privacy.method='dp_ftrl'"}
-  room = "privacy.ftrl"
-  grouped = ftrl.sampler in ("cyclic_poisson", "min_sep")
-  optimised = ftrl.strategy in ("banded", "blt")
-  return (
-    needs(
-      grouped or ftrl.strategy == "banded",
-      f"{room}.strategy='banded', or a sampler with groups",
-      f"{room}.bands",
-    )
-    | needs(ftrl.strategy == "blt", f"{room}.strategy='blt'", f"{room}.buffers")
-    | needs(ftrl.strategy == "tree", f"{room}.strategy='tree'", f"{room}.restart_every")
-    | needs(optimised, f"{room}.strategy='banded' or 'blt'", f"{room}.objective")
-  )
-
-
-def _optimizer(optimizer: OptimizerConfig, room: str = "optimizer") -> Unused:
-  name = optimizer.name
-  used = {
-    "momentum": ("sgd", "rmsprop"),
-    "weight_decay": ("adamw",),
-    "noise_floor": ("dp_adam",),
-    "prior_precision": ("dp_sgld",),
-  }
-  return _of_names(room, name, used)
-
-
-def _of_names(room: str, name: str, used: dict[str, tuple[str, ...]]) -> Unused:
-  """The fields of a room that its name does not use; used: field -> names that do."""
-  unused = {}
-  for field, names in used.items():
-    wanted = " or ".join(map(repr, names))
-    unused |= needs(name in names, f"{room}.name={wanted}", f"{room}.{field}")
-  return unused
+  free = ftrl.sampler in ("cyclic_poisson", "min_sep") or is_path(ftrl.sampler)
+  return needs(free, "a sampler that does not pass in turns", "privacy.ftrl.separation")
 
 
 def _audit(audit: AuditConfig) -> Unused:
@@ -226,12 +152,11 @@ def _audit(audit: AuditConfig) -> Unused:
 def of_federation(config: FedConfig) -> Unused:
   """The fields that this run does not read, and what each would need.
 
-  >>> of_federation(FedConfig())["algorithm.mu"]
-  "algorithm.name='fed_prox'"
+  >>> of_federation(FedConfig())["privacy.local_noise_multiplier"]
+  "privacy.method='both'"
   """
   return (
     _data(config.data)
-    | _partition(config)
     | _algorithm(config)
     | _federated_optimizers(config)
     | _federated_privacy(config)
@@ -239,56 +164,19 @@ def of_federation(config: FedConfig) -> Unused:
   )
 
 
-def _partition(config: FedConfig) -> Unused:
-  name, room = config.partition.name, "partition"
-  if name == "shakespeare":
-    others = (field.name for field in dataclasses.fields(config.partition))
-    dealt = [f"{room}.{other}" for other in others if other not in ("name", "min_chars")]
-    return dict.fromkeys(dealt, "another partition.name than 'shakespeare'")
-  used = {
-    "alpha": ("dirichlet", "dirichlet_hsu", "quantity_skew"),
-    "shards_per_client": ("shards",),
-    "exponent": ("power_law",),
-    "min_size": ("dirichlet", "quantity_skew", "power_law"),
-    "min_chars": ("shakespeare",),
-  }
-  return _of_names(room, name, used)
-
-
 def _algorithm(config: FedConfig) -> Unused:
-  algorithm, room = config.algorithm, "algorithm"
-  weighs = algorithm.aggregator == "mean" or is_path(algorithm.aggregator)
-  weighted = algorithm.name != "scaffold" and weighs
-  capped = weighted and algorithm.weighting == "capped"
-  bits = algorithm.compression in ("quantize", "rotated")
-  robust = algorithm.aggregator
-  return (
-    needs(algorithm.name == "fed_prox", f"{room}.name='fed_prox'", f"{room}.mu")
-    | needs(algorithm.name == "fed_nova", f"{room}.name='fed_nova'", f"{room}.tau_eff")
-    | needs(
-      weighted,
-      f"{room}.aggregator='mean' and another {room}.name than 'scaffold'",
-      f"{room}.weighting",
-    )
-    | needs(capped, f"{room}.weighting='capped'", f"{room}.weight_cap")
-    | needs(robust == "trimmed_mean", f"{room}.aggregator='trimmed_mean'", f"{room}.trim")
-    | needs(robust == "krum", f"{room}.aggregator='krum'", f"{room}.num_byzantine")
-    | needs(bits, f"{room}.compression='quantize' or 'rotated'", f"{room}.compression_bits")
-    | needs(
-      algorithm.compression == "top_k",
-      f"{room}.compression='top_k'",
-      f"{room}.compression_share",
-    )
-    | needs(algorithm.name != "fed_sgd", "an algorithm with local steps", "local.epochs")
-  )
+  name, aggregator = fields.name_of(config, "algorithm"), config.aggregator
+  weighs = isinstance(aggregator, str) or fields.name_of(config, "aggregator") == "mean"
+  return needs(
+    name != "scaffold" and weighs,
+    "aggregator='mean' and another algorithm than 'scaffold'",
+    "weighting",
+  ) | needs(name != "fed_sgd", "an algorithm with local steps", "local.epochs")
 
 
 def _federated_optimizers(config: FedConfig) -> Unused:
-  name = config.algorithm.name
-  unused = _optimizer(config.client_optimizer, "client_optimizer") | _optimizer(
-    config.server_optimizer, "server_optimizer"
-  )
-  unused |= {"client_optimizer.schedule": "'constant': a client starts afresh every round"}
+  name = fields.name_of(config, "algorithm")
+  unused = {"client_optimizer.schedule": "'constant': a client starts afresh every round"}
   if name == "fed_sgd":
     unused["client_optimizer"] = "an algorithm with local steps, not 'fed_sgd'"
   if name == "mime_lite":
@@ -313,6 +201,5 @@ def _federated_privacy(config: FedConfig) -> Unused:
     | needs(method == "both", f"{room}.method='both'", f"{room}.local_noise_multiplier")
     | needs(method == "central", f"{room}.method='central'", *simulated)
     | needs(method != "dp_ftrl", "another privacy.method than 'dp_ftrl'", f"{room}.sampler")
-    | _adaptive(privacy)
     | _ftrl(privacy.ftrl, method)
   )

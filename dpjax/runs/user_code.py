@@ -6,13 +6,13 @@ must return, and what is promised then.
 | `model.name`             | num_classes=, **model.options         | a linen module             |
 | `loss`                   | apply                                 | loss(params, ONE example)  |
 | `data.name`              | nothing                               | (train, test), `Dataset`s  |
-| `optimizer.name` [1]     | a learning rate or a schedule         | an Optax transformation    |
+| `optimizer.rule` [1]     | a learning rate or a schedule         | an Optax transformation    |
 | `privacy.sampler` [2]    | num_examples=, sampling_prob=         | a sampler                  |
-| `algorithm.aggregator`   | nothing                               | `federated.Aggregator`     |
-| `algorithm.name`         | loss_fn, client_tx, and by their      | `ClientAlgorithm`, or      |
+| `aggregator`             | nothing                               | `federated.Aggregator`     |
+| `algorithm`              | loss_fn, client_tx, and by their      | `ClientAlgorithm`, or      |
 |                          | names what `algorithm` below says     | `FederatedAlgorithm`       |
 
-[1] and `client_optimizer.name`, `server_optimizer.name`; [2] and `privacy.ftrl.sampler`.
+[1] and `client_optimizer.rule`, `server_optimizer.rule`; [2] and `privacy.ftrl.sampler`.
 
 What a promise rests on stays dpjax's own: one example at a time reaches a loss; an optimizer
 sees nothing but the noisy mean; a client's message is clipped whatever it holds. The event of
@@ -83,22 +83,22 @@ def optimizer(
   >>> optimizer("optax:sgd", 0.5).init({})
   (EmptyState(), EmptyState())
   """
-  tx: Any = names.call(path, f"{room}.name", rate)
+  tx: Any = names.call(path, f"{room}.rule", rate)
   if not {"init", "update"} <= set(dir(tx)):
-    raise _wrong(f"{room}.name", path, "an Optax transformation", tx)
+    raise _wrong(f"{room}.rule", path, "an Optax transformation", tx)
 
   def init(params: Any) -> Any:
     state = tx.init(params)
     odd = [leaf for leaf in jax.tree.leaves(state) if not _is_array(leaf)]
     if odd:
-      raise _wrong(f"{room}.name", path, "a transformation with a state of arrays", odd[0])
+      raise _wrong(f"{room}.rule", path, "a transformation with a state of arrays", odd[0])
     return state
 
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     made, state = tx.update(updates, state, params)
     shapes, wanted = (jax.tree.map(jnp.shape, tree) for tree in (made, updates))
     if shapes != wanted:
-      raise _wrong(f"{room}.name", path, f"updates of shapes {wanted!r:.60}", shapes)
+      raise _wrong(f"{room}.rule", path, f"updates of shapes {wanted!r:.60}", shapes)
     return made, state
 
   return optax.GradientTransformation(init, update)
@@ -151,9 +151,9 @@ def kind(drawn_by: sampling.Sampler) -> str:
 
 def aggregator(path: str) -> federated.Aggregator:
   """`make()`; taken for no private one, whatever it says."""
-  made = names.call(path, "algorithm.aggregator")
+  made = names.call(path, "aggregator")
   if not isinstance(made, federated.Aggregator):
-    raise _wrong("algorithm.aggregator", path, "a federated.Aggregator", made)
+    raise _wrong("aggregator", path, "a federated.Aggregator", made)
   return made._replace(private=False, plan=None)
 
 
@@ -166,11 +166,9 @@ def _checked_finish(finish: Callable[..., Any], path: str) -> Callable[..., Any]
     delta = message.get("delta") if isinstance(message, dict) else None
     wanted, shapes = (jax.tree.map(jnp.shape, tree) for tree in (received.params, delta))
     if delta is None or shapes != wanted:
-      raise _wrong(
-        "algorithm.name", path, 'Sent({"delta": as the parameters}, weight)', sent
-      )
+      raise _wrong("algorithm", path, 'Sent({"delta": as the parameters}, weight)', sent)
     if not isinstance(info, client.ClientInfo):
-      raise _wrong("algorithm.name", path, "a ClientInfo", info)
+      raise _wrong("algorithm", path, "a ClientInfo", info)
     return sent, memory, info
 
   return checked
@@ -196,15 +194,15 @@ def algorithm(
     UserError: neither is returned, or a whole algorithm in a private run.
   """
   offered = {"server_tx": server_tx, "weighting": weighting, **common}
-  made = names.call(path, "algorithm.name", loss_fn, client_tx, **offered)
+  made = names.call(path, "algorithm", loss_fn, client_tx, **offered)
   if isinstance(made, federated.ClientAlgorithm):
     made = made._replace(finish=_checked_finish(made.finish, path))
     return federated.federated(made, optimizing_server(server_tx), **common)
   if not isinstance(made, federated.FederatedAlgorithm):
-    raise _wrong("algorithm.name", path, "a ClientAlgorithm or FederatedAlgorithm", made)
+    raise _wrong("algorithm", path, "a ClientAlgorithm or FederatedAlgorithm", made)
   if private:
     raise UserError(
-      f"algorithm.name={path!r}: returns a FederatedAlgorithm, of which nobody knows that its "
+      f"algorithm={path!r}: returns a FederatedAlgorithm, of which nobody knows that its "
       "rounds release noisy messages alone; return a ClientAlgorithm, or set "
       "privacy.method='none'"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import shutil
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax.runs import checkpoint, writers
+from dpjax.runs import checkpoint, fields, writers
 from dpjax.validate import UserError
 
 CONFIG = "config.json"
@@ -29,7 +28,7 @@ def _differences(old: Any, new: Any, prefix: str = "config") -> Iterator[str]:
 
 def claim(workdir: pathlib.Path, config: Any) -> None:
   """Makes the directory this run's own, or raises if it holds another config's run."""
-  wanted = writers.plain(dataclasses.asdict(config))
+  wanted = writers.plain(fields.to_dict(config))
   path = workdir / CONFIG
   if path.exists():
     differences = list(_differences(writers.read_json(path), wanted))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from typing import Any
 
 from dpjax.accounting import upper
-from dpjax.runs import writers
+from dpjax.runs import fields, writers
 
 Row = dict[str, Any]
 
@@ -62,8 +61,8 @@ def population(config: Any) -> str:
   held = {name: getattr(config.data, name) for name in ("name", "data_dir", "limit")}
   part = getattr(config, "partition", None)
   if part is not None:  # roles are the same users, however many of them are left out
-    natural = part.name == "shakespeare"
-    held["partition"] = part.name if natural else dataclasses.asdict(part)
+    natural = fields.name_of(config, "partition") == "shakespeare"
+    held["partition"] = "shakespeare" if natural else fields.to_dict(config)["partition"]
   return json.dumps(writers.plain(held))
 
 

@@ -6,7 +6,6 @@ resumes, and what is drawn is drawn again after each.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
@@ -131,7 +130,7 @@ def grouped(points: Iterable[Point]) -> list[Point]:
 
 
 def _data_key(config: Any) -> str:
-  held = dataclasses.asdict(config)
+  held = fields.to_dict(config)
   rooms = [held[room] for room in ("data", "model", "partition") if room in held]
   return json.dumps(writers.plain(rooms))
 
@@ -179,7 +178,7 @@ def _finished(point: Point, at: pathlib.Path) -> Row | None:
 
 
 def _plain(config: Any) -> Any:
-  return writers.plain(dataclasses.asdict(config))
+  return writers.plain(fields.to_dict(config))
 
 
 def _train(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
@@ -197,7 +196,7 @@ def _save(grid: Grid, workdir: pathlib.Path, rows: list[Row]) -> None:
   others = sum(path.parent.name not in names for path in results)
   data = {
     "title": grid.config.title,
-    "config": dataclasses.asdict(grid.config),
+    "config": fields.to_dict(grid.config),
     "points": len(grid.points),
     "statement": cost.statement(rows, others),
     "all_runs_together": cost.charge(rows),

@@ -99,7 +99,7 @@ def points(config: SweepConfig) -> list[Point]:
 def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
   values = {"variant": variant} if variant else {}
   values |= {path: fields.get(config, path) for path in chosen}
-  held = json.dumps(writers.plain(dataclasses.asdict(config)), sort_keys=True)
+  held = json.dumps(writers.plain(fields.to_dict(config)), sort_keys=True)
   digest = hashlib.sha256(held.encode()).hexdigest()[:8]
   words = "_".join(
     f"{path.split('.')[-1]}={_word(value)}" for path, value in values.items()

@@ -16,7 +16,6 @@ not): the charge holds for whichever run wins.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -194,7 +193,7 @@ def _trials(
   The seeds are random, not in a row: that of the winner must not tell how many ran.
   """
   path = workdir / TRIALS
-  identity = json.loads(json.dumps(writers.plain(dataclasses.asdict(config)), default=str))
+  identity = json.loads(json.dumps(writers.plain(fields.to_dict(config)), default=str))
   if path.exists():
     saved = writers.read_json(path)
     if saved["config"] != identity:

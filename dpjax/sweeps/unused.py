@@ -38,7 +38,7 @@ def _replaced(config: Any) -> Unused:
   """Fields of the base that no run keeps."""
   grid = {"seed", *config.grid}
   chosen = [grid | set(fixed) for fixed in config.variants.values()] or [grid]
-  paths = (path for path, _ in unused.leaves(config.base))
+  paths = (leaf.path for leaf in fields.leaves(config.base))
   kept = lambda path, names: unused.reason(path, dict.fromkeys(names, "")) is None
   return {
     path: "a run that does not set its own"
@@ -50,7 +50,7 @@ def _replaced(config: Any) -> Unused:
 def refuse_curves(config: RelevanceConfig) -> None:
   """Raises UserError for a setting of an experiment that no curve reads, or not the one that
   sets it."""
-  reasons: dict[str, list[str | None]] = {path: [] for path in unused.set_fields(config)}
+  reasons: dict[str, list[str | None]] = {path: [] for path in fields.set_fields(config)}
   for label, changes in (config.curves or {config.method: {}}).items():
     where = f"curves[{label!r}]."
     for path in _OF_EXPERIMENT:
@@ -58,7 +58,7 @@ def refuse_curves(config: RelevanceConfig) -> None:
         raise UserError(f"{where}{path}: would be ignored, it is of the whole experiment")
     curve = fields.replace_all(config, changes, name=f"config.curves[{label!r}]")
     unread, own = relevance_unused.of(curve), dict.fromkeys(changes, "")
-    set_here = (path for path in unused.set_fields(curve) if unused.reason(path, own) == "")
+    set_here = (path for path in fields.set_fields(curve) if unused.reason(path, own) == "")
     found = {path: why for path in set_here if (why := unused.reason(path, unread))}
     unused.refuse(curve, found, where)
     taken = unread | dict.fromkeys(changes, "a curve that does not set its own")

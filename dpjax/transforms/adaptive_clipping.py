@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import ChainMap
 from typing import Any, ClassVar
 
 import jax
@@ -72,7 +73,7 @@ class AdaptiveClipping(gradients.Flat):
 
   def __post_init__(self):
     validate.open_unit(target_quantile=self.target_quantile)
-    validate.non_negative(clip_learning_rate=self.learning_rate)
+    validate.non_negative(learning_rate=self.learning_rate)
     sizes = {"count_noise_std": self.count_noise_std}
     sizes["expected_batch_size"] = self.expected_batch_size
     validate.positive(**{name: size for name, size in sizes.items() if size is not None})
@@ -114,6 +115,12 @@ class AdaptiveClipping(gradients.Flat):
       f"together as one Gaussian mechanism with noise multiplier {of_both}. The clip norms "
       "follow from the noisy counts alone and may be released."
     )
+
+
+# Every rule of a clip by its name; rows that `gradients.RULES` gets later are here, too.
+CLIP_RULES = ChainMap[str, type[gradients.ClipRule]](
+  {"adaptive": AdaptiveClipping}, gradients.RULES
+)
 
 
 def _count(summed: ClippedSum, mask: jax.Array) -> jax.Array:

@@ -12,8 +12,9 @@ are weighted by w_g = sqrt(r_g) C / C_g before the noise and divided by w_g afte
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,41 @@ import jax.numpy as jnp
 from dpjax import gradients, validate
 from dpjax.types import ClipLike, ClippedSum, NumberTree, Updates
 from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class PerLayer:
+  """Each layer clipped flat to its share of one bound: settings of a clip that can be made
+  when the shapes of the layers are known.
+
+  Args:
+    allocation: "uniform" or "by_size", see `gradients.allocate_clip_norms`.
+    noise: "shared", one standard deviation; "uniform", equal budgets of the layers.
+
+  >>> clip = PerLayer().make(5.0, {"a": {"w": jnp.ones(2)}, "b": {"w": jnp.ones(3)}})
+  >>> round(clip.norms["a"], 3), PerLayer(noise="uniform").shares(clip)
+  (3.536, {'a': 1.0, 'b': 1.0})
+  """
+
+  adapts: ClassVar[bool] = False
+
+  allocation: str = "uniform"
+  noise: str = "shared"
+
+  def __post_init__(self):
+    validate.one_of(("uniform", "by_size"), allocation=self.allocation)
+    validate.one_of(("shared", "uniform"), noise=self.noise)
+
+  def make(
+    self, l2_clip_norm: float, params: Any, schedule: tuple[float, ...] = ()
+  ) -> gradients.Clip:
+    """The clip of a model with these parameters."""
+    bounds = gradients.allocate_clip_norms(params, l2_clip_norm, rule=self.allocation)
+    return gradients.Clip(bounds, schedule=schedule)
+
+  def shares(self, clip: gradients.Clip) -> Any:
+    """Of the layers in the noise; None for noise that is shared."""
+    return None if self.noise == "shared" else jax.tree.map(lambda _: 1.0, clip.norms)
 
 
 def group_weights(l2_clip_norm: ClipLike, noise_shares: NumberTree = None) -> NumberTree:

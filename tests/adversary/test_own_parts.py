@@ -219,9 +219,9 @@ def _loss_of_nothing(apply):
 
 def test_ones_own_optimizer_and_loss_are_named_when_they_return_the_wrong_thing():
   named = lambda name: f"{__name__}:{name}"
-  with pytest.raises(UserError, match=r"optimizer\.name=.* a state of arrays"):
+  with pytest.raises(UserError, match=r"optimizer\.rule=.* a state of arrays"):
     user_code.optimizer(named("_optimizer_of_words"), 0.1).init(jnp.ones(3))
-  with pytest.raises(UserError, match=r"optimizer\.name=.* updates of shapes \(3,\)"):
+  with pytest.raises(UserError, match=r"optimizer\.rule=.* updates of shapes \(3,\)"):
     user_code.optimizer(named("_optimizer_of_two"), 0.1).update(jnp.ones(3), ())
   with pytest.raises(UserError, match=r"loss=.* a function of \(params, example\)"):
     user_code.loss(named("_loss_of_nothing"))(None)
@@ -241,5 +241,5 @@ def _silent_client(loss_fn, client_tx, **_):
 
 def test_ones_own_client_is_named_when_it_sends_the_wrong_thing():
   clients = user_code._checked_finish(_silent_client(None, None).finish, "mine:silent")
-  with pytest.raises(UserError, match="algorithm.name='mine:silent': must return Sent"):
+  with pytest.raises(UserError, match="algorithm='mine:silent': must return Sent"):
     clients(client_lib.Received(jnp.ones(2)), None)

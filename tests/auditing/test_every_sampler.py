@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dpjax import accounting, auditing, data, sampling
+from dpjax.noise.correlated import Banded
 from dpjax.plan import Plan
 from dpjax.runs.central import build
 from dpjax.runs.central.config import AuditConfig, FtrlConfig, PrivacyConfig, TrainConfig
@@ -143,6 +144,12 @@ _CONFIGS = [
 ]  # fmt: skip
 
 
+def _ftrl(sampler):
+  if sampler in ("cyclic_poisson", "min_sep"):
+    return FtrlConfig(sampler=sampler, separation=2)
+  return FtrlConfig(sampler=sampler, strategy=Banded(bands=2))
+
+
 @pytest.mark.parametrize(("sampler", "relation", "method"), _CONFIGS)
 def test_a_training_run_with_canaries_draws_all_of_its_batches(sampler, relation, method):
   train = data.from_arrays(
@@ -151,7 +158,7 @@ def test_a_training_run_with_canaries_draws_all_of_its_batches(sampler, relation
   privacy = PrivacyConfig(
     method=method, epsilon=None, noise_multiplier=None if method == "sgd" else 2.0,
     sampler=sampler if method != "dp_ftrl" else "poisson", neighboring_relation=str(relation),
-    ftrl=FtrlConfig(sampler=sampler, bands=2) if method == "dp_ftrl" else FtrlConfig(),
+    ftrl=_ftrl(sampler) if method == "dp_ftrl" else FtrlConfig(),
     accountant="rdp" if (sampler, method) == ("fixed_size", "dp_sgd") else "pld",
     sampling_prob=0.25,
   )  # fmt: skip

@@ -377,8 +377,8 @@ _LARGE_OR_ODD = {
   "augmult": {"augmentation": "shift", "augmult": 4},
   "tree": {**_FTRL, "privacy.ftrl.strategy": "tree"},
   "blt": {**_FTRL, "privacy.ftrl.strategy": "blt"},
-  "dp_adam": {"optimizer.name": "dp_adam", "optimizer.learning_rate": 0.01},
-  "dp_sgld": {"optimizer.name": "dp_sgld", "optimizer.learning_rate": 1e-4},
+  "dp_adam": {"optimizer.rule": "dp_adam", "optimizer.learning_rate": 0.01},
+  "dp_sgld": {"optimizer.rule": "dp_sgld", "optimizer.learning_rate": 1e-4},
 }
 
 

@@ -1,5 +1,6 @@
 """Every clipping rule keeps its bound; a new one is a class and a row of `RULES`."""
 
+import json
 import sys
 import types
 
@@ -13,6 +14,13 @@ from dpjax import gradients, sampling
 from dpjax.auditing.games import play, transforms
 from dpjax.federated import central
 from dpjax.gradients import RULES, Clip
+from dpjax.runs import fields
+from dpjax.runs.central import build
+from dpjax.runs.central.config import PrivacyConfig, TrainConfig
+from dpjax.runs.federated.config import FedPrivacyConfig
+from dpjax.sweeps import grid
+from tests import commands
+from tests.runs import leaf_walk
 
 _LENGTHS = np.concatenate([[0.0], np.geomspace(1e-38, 1e38, 400)]).astype(np.float32)
 _PARAMS = {"w": jnp.ones(3), "b": jnp.zeros(())}
@@ -115,3 +123,59 @@ def test_plan_cohorts_and_games_take_a_new_rule_as_it_is(psac):
   games = transforms.games("clip_and_noise", dpjax.clip_and_noise)
   (game,) = [one for one in games if one.case == "psac clipping"]
   assert not any(one.refuted for one in play(game, num_draws=400))
+
+
+_LAUNCHED = (
+  _FILE
+  + """
+from dpjax.gradients import RULES
+RULES["psac"] = Psac
+
+from launch import app, train
+app.run(train.main)
+"""
+)
+
+
+def test_a_new_rule_is_launched_by_its_name_and_its_numbers(tmp_path):
+  (tmp_path / "psac.py").write_text(_LAUNCHED)
+  options = ["--config.num_steps=2", "--config.data.limit=60", "--workdir=run"]
+  options += [
+    f"--config={commands.ROOT}/configs/quickstart.py",
+    "--config.privacy.clipping.r=.2",
+  ]
+  done = commands.run("psac", *options, "--config.privacy.clipping=psac", cwd=tmp_path)
+  assert not done.returncode, done.stderr
+  written = [
+    json.loads((tmp_path / "run" / f"{n}.json").read_text()) for n in ("config", "result")
+  ]
+  assert written[0]["privacy"]["clipping"] == {"name": "psac", "r": 0.2}
+  assert written[1]["clipping"] == "psac(r=0.2)" and written[1]["epsilon_kind"] == "proved"
+  refused = commands.run("psac", *options, cwd=tmp_path)
+  assert (
+    refused.returncode == 2
+    and "'flat' has no such field; it belongs to psac" in refused.stderr
+  )
+
+
+def test_a_new_rule_is_in_configs_sweeps_and_the_walk_over_every_leaf(psac):
+  config = TrainConfig(privacy=PrivacyConfig(clipping={"name": "psac", "r": 0.3}))
+  assert (
+    config.privacy.clipping == psac(0.3) == FedPrivacyConfig(clipping=psac(0.3)).clipping
+  )
+  build.check(config)
+  choices = {"privacy.clipping": ["flat", "psac"], "privacy.epsilon": [1.0, 2.0]}
+  points = grid.points(grid.SweepConfig(grid=choices, series="privacy.clipping"))
+  assert [one.overrides["privacy.clipping"] for one in points] == ["flat"] * 2 + [
+    "psac"
+  ] * 2
+  walked = {path: hint for path, hint, _ in leaf_walk.leaves(config)}
+  assert walked["privacy.clipping.r"] is float
+  words = leaf_walk.candidates(
+    config, "privacy.clipping", walked["privacy.clipping"], "flat", build.check
+  )
+  assert "psac" in words
+  with pytest.raises(
+    dpjax.validate.UserError, match="privacy.clipping.r='x': must be a number"
+  ):
+    fields.replace(config, "privacy.clipping.r", "x")

@@ -17,7 +17,8 @@ from launch import config_flag
 
 DRIVER = """
 import io, json, os, sys, traceback
-from dpjax.runs.central.config import TrainConfig, to_dict
+from dpjax.runs.central.config import TrainConfig
+from dpjax.runs.fields import to_dict
 from launch import app, config_flag
 
 def launch(arguments, default):  # what a launcher does, in a child of its own

@@ -136,8 +136,9 @@ from dpjax.sweeps.grid import SweepConfig
 def get_config():
   base = quickstart.get_config()
   base.num_rounds, base.eval_every, base.data.limit = 2, 2, 200
-  base.local.epochs, base.partition.min_size = 1, 0
-  base.partition.name, base.partition.num_clients, base.clients_per_round = "dirichlet", 20, 5
+  base.local.epochs = 1
+  base.partition = {"name": "dirichlet", "num_clients": 20, "min_size": 0}
+  base.clients_per_round = 5
   base.privacy.epsilon, base.privacy.noise_multiplier = None, 1.0
   return SweepConfig(base=base, grid={"partition.alpha": [1.0, math.inf]}, x="partition.alpha")
 """

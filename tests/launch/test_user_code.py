@@ -31,7 +31,7 @@ def test_the_example_trains(tmp_path):
     "--config.model.name=mine:Net",
     '--config.model.options={"width": 48}',
     "--config.loss=mine:focal_loss",
-    "--config.optimizer.name=mine:lion",
+    "--config.optimizer.rule=mine:lion",
     "--config.optimizer.learning_rate=0.01",
     "--config.num_steps=20",
   )
@@ -39,15 +39,15 @@ def test_the_example_trains(tmp_path):
   assert "digits mine:Net: test_accuracy=" in done.stdout
   result = json.loads((tmp_path / "result.json").read_text())
   assert result["num_parameters"] == 64 * 48 + 48 + 48 * 10 + 10
-  assert sorted(result["user_code"]) == ["loss", "model.name", "optimizer.name"]
+  assert sorted(result["user_code"]) == ["loss", "model.name", "optimizer.rule"]
 
 
 @pytest.mark.parametrize(
   ("argument", "words"),
   [
     ("--config.loss=faulty:fails", ["loss='faulty:fails'", "ZeroDivisionError", "line 4"]),
-    ("--config.optimizer.name=faulty:no_rate", ["optimizer.name=", "is called with"]),
-    ("--config.optimizer.name=faulty:seven", ["optimizer.name=", "transformation, not 7"]),
+    ("--config.optimizer.rule=faulty:no_rate", ["optimizer.rule=", "is called with"]),
+    ("--config.optimizer.rule=faulty:seven", ["optimizer.rule=", "transformation, not 7"]),
     ("--config.model.name=faulty:Net", ["model.name='faulty:Net'", "has no 'Net'"]),
     ("--config.data.name=faulti:load", ["data.name=", "did you mean 'faulty'?"]),
   ],

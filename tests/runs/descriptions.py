@@ -19,6 +19,7 @@ from jax import core
 
 from dpjax import accounting, data, federated, models, training, trees
 from dpjax.data import digits, registry, shakespeare
+from dpjax.runs import fields
 from dpjax.runs.central import build
 from dpjax.runs.federated import build as federate_build
 from dpjax.types import Example
@@ -228,8 +229,15 @@ def federated_run(config: Any) -> Any:
   whole = federate_build.streams(config, bytes(32))
   random = whole._replace(noise=_KEY, local=_KEY, sampler=3)
   by_name = lambda name, **options: Call(name, (), tuple(options.items()))
+  made = fields.Setting.make
+  make = lambda self, *args, **named: (  # what trains nothing here is made in earnest
+    Call(type(self).__name__, (*args, dataclasses.asdict(self)), tuple(named.items()))
+    if type(self).function.__module__.startswith("dpjax.federated")
+    else made(self, *args, **named)
+  )
   with (
     mock.patch.object(federate_build, "federated", _Recorder()),
+    mock.patch.object(fields.Setting, "make", make),
     mock.patch.object(federate_build.execution, "by_name", by_name),
     mock.patch.object(federate_build.processes, "process_clients", lambda inner: inner),
   ):

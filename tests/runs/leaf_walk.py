@@ -1,7 +1,6 @@
 """Other values for any leaf of any config, from its type, its value and what the checks say."""
 
 import copy
-import dataclasses
 import math
 import re
 import typing
@@ -12,15 +11,14 @@ from dpjax.validate import UserError
 _CHOICES = re.compile(r"must be one of ([^()]*?)(?: \(did you mean .*)?$")
 
 
-def leaves(config, prefix=""):
-  """(path, annotation, value) of every field that is no dataclass itself."""
-  hints = typing.get_type_hints(type(config))
-  for field in dataclasses.fields(config):
-    value = getattr(config, field.name)
-    if dataclasses.is_dataclass(value):
-      yield from leaves(value, f"{prefix}{field.name}.")
-    else:
-      yield f"{prefix}{field.name}", hints[field.name], value
+def leaves(config):
+  """(path, annotation, value) of every leaf: a choice by its name, then its value's own."""
+  for leaf in fields.leaves(config):
+    yield leaf.path, leaf.hint, leaf.value
+
+
+def takes_words(hint):
+  return hint is str or typing.get_origin(hint) is typing.Annotated
 
 
 def choices(config, path, check):
@@ -35,7 +33,7 @@ def choices(config, path, check):
 
 def candidates(config, path, hint, value, check):
   """Values of the right type that differ from `value` and from None."""
-  kinds = typing.get_args(hint) or (hint,)
+  kinds = (str,) if takes_words(hint) else typing.get_args(hint) or (hint,)
   if isinstance(value, dict) or typing.get_origin(hint) is dict:
     return _dicts(value)
   if isinstance(value, (list, tuple)):
@@ -95,13 +93,13 @@ _UNBOUNDED = ("partition.alpha",)  # infinite: identically distributed clients
 
 
 def is_number(hint):
-  kinds = typing.get_args(hint) or (hint,)
+  kinds = (hint,) if takes_words(hint) else typing.get_args(hint) or (hint,)
   return (float in kinds or int in kinds) and bool not in kinds and dict not in kinds
 
 
 def nonsense(path, hint, value):
   """Values that no field of this type takes."""
-  kinds = typing.get_args(hint) or (hint,)
+  kinds = (str,) if takes_words(hint) else typing.get_args(hint) or (hint,)
   if typing.get_origin(hint) in (dict, list, tuple):
     return [3, "text", None, {1: 2}, {"no_such_key": 1}, ["text"], [None], (-1,)]
   if bool in kinds:

@@ -13,7 +13,7 @@ from dpjax.validate import UserError
 # Full batches, Adam, and twice as many weights as a canary needs: it learns them by heart.
 _MEMORISE = {
   "privacy.sampling_prob": 1.0, "num_steps": 60, "eval_every": 60, "grad_method": "auto",
-  "model.name": "mlp", "model.options": {"features": (128,)}, "optimizer.name": "adam",
+  "model.name": "mlp", "model.options": {"features": (128,)}, "optimizer.rule": "adam",
   "optimizer.learning_rate": 0.01, "data.limit": 240, "audit.num_canaries": 200,
 }  # fmt: skip
 

@@ -7,10 +7,11 @@ import pytest
 from configs import quickstart
 from dpjax.checks import charges, noise_laws
 from dpjax.checks import table as check
+from dpjax.gradients import Automatic
 from dpjax.runs import fields, loop, writers
 from dpjax.runs.central import build
 from dpjax.runs.central.privacy import make_plan
-from dpjax.transforms import AdaptiveClipping
+from dpjax.transforms import AdaptiveClipping, PerLayer
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after
 
@@ -36,12 +37,12 @@ _RUNS = {
   "adaptive, release": {"privacy.clipping": "adaptive", "release": True},
   "noise by layer": {
     "privacy.clipping": "per_layer",
-    "privacy.noise_allocation": "uniform",
+    "privacy.clipping.noise": "uniform",
     "model.name": "mlp",
     "model.options": {"features": (8,)},
   },
-  "dp_adam": {"optimizer.name": "dp_adam", "optimizer.learning_rate": 0.01},
-  "dp_sgld": {"optimizer.name": "dp_sgld", "optimizer.learning_rate": 1.0},
+  "dp_adam": {"optimizer.rule": "dp_adam", "optimizer.learning_rate": 0.01},
+  "dp_sgld": {"optimizer.rule": "dp_sgld", "optimizer.learning_rate": 1.0},
   "schedule, slices": {"privacy.clip_schedule": "cosine", "slices": 3},
 }
 
@@ -52,7 +53,7 @@ def test_a_run_ends_with_true_facts(name, tmp_path):
   result = loop.train(config, tmp_path / "run")
   plan = make_plan(config, 300, build.assemble(config).params)
   assert result["epsilon"] == pytest.approx(plan.epsilon()) and result["num_steps"] == 4
-  assert result["clipping"] == config.privacy.clipping
+  assert result["clipping"] == fields.get(config, "privacy.clipping")
   assert result["epsilon_kind"] == "proved"
   flat = make_plan(_config(), 300).epsilon()
   charged_more = name.startswith("adaptive")
@@ -90,16 +91,26 @@ def test_p16_p27_stopped_and_resumed_equals_uninterrupted(overrides, tmp_path, m
   ("overrides", "match"),
   [
     ({"privacy.clipping": "adaptiv"}, "did you mean 'adaptive'"),
-    ({"privacy.clip_allocation": "x"}, "privacy.clip_allocation='x'"),
+    (
+      {"privacy.clipping": {"name": "per_layer", "allocation": "x"}},
+      "privacy.clipping.allocation='x'",
+    ),
     ({"privacy.clip_schedule": "x"}, "privacy.clip_schedule='x'"),
-    ({"privacy.noise_allocation": "uniform"}, "needs privacy.clipping='per_layer'"),
+    ({"privacy.clipping.noise": "uniform"}, "'flat' has no .* belongs to per_layer"),
+    (
+      {
+        "privacy.clipping": PerLayer(noise="uniform"),
+        "optimizer.rule": "dp_sgld",
+      },
+      "privacy.clipping.noise='uniform': must be 'shared'",
+    ),
     ({"privacy.method": "sgd", "privacy.clipping": "automatic"}, "does not clip"),
-    ({"privacy.method": "sgd", "optimizer.name": "dp_sgld"}, "at any temperature"),
-    ({"optimizer.name": "dp_adam", "privacy.clipping": "adaptive"}, "one standard"),
-    ({"optimizer.name": "dp_sgld", "privacy.clip_schedule": "linear"}, "one standard"),
+    ({"privacy.method": "sgd", "optimizer.rule": "dp_sgld"}, "at any temperature"),
+    ({"optimizer.rule": "dp_adam", "privacy.clipping": "adaptive"}, "one standard"),
+    ({"optimizer.rule": "dp_sgld", "privacy.clip_schedule": "linear"}, "one standard"),
     ({"slices": 0}, "slices=0"),
     ({"privacy.clipping": "adaptive", "slices": 2}, "not with adaptive"),
-    ({"privacy.clipping": "automatic", "privacy.gamma": 0.0}, "gamma=0.0"),
+    ({"privacy.clipping": Automatic(gamma=0.0)}, "privacy.clipping.gamma=0.0"),
     ({"privacy.clip_schedule": "linear", "privacy.clip_schedule_final": 0.0}, "clip_sched"),
   ],
 )

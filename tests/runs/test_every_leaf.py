@@ -171,7 +171,7 @@ def _choices():
   """(config, field, word): the default configs with one choice that is not the default."""
   for kind in (TrainConfig, FedConfig):
     for path, hint, value in leaf_walk.leaves(kind()):
-      words = leaf_walk.choices(kind(), path, _check) if hint is str else []
+      words = leaf_walk.choices(kind(), path, _check) if leaf_walk.takes_words(hint) else []
       for word in words:
         if word and word != value and not path.startswith("model"):
           yield pytest.param(kind, path, word, id=f"{kind.__name__}-{path}-{word}")
@@ -255,10 +255,10 @@ def test_every_field_of_a_published_sweep_changes_it_or_is_refused(name, tmp_pat
 def test_a_field_that_nothing_reads_is_found():
   """The walk is not blind: a build that drops a field is caught at that field."""
   config = _CONFIGS["quickstart"]
-  blind = lambda c: _described(fields.replace(c, "optimizer.momentum", 0.9))
+  blind = lambda c: _described(fields.replace(c, "optimizer.rule.momentum", 0.9))
   with descriptions.fast():
     silent = _silent(config, blind, _check)
-  assert "optimizer.momentum" in silent and "optimizer.learning_rate" not in silent
+  assert "optimizer.rule.momentum" in silent and "optimizer.learning_rate" not in silent
 
 
 _GRID = {"optimizer.learning_rate": [0.1, 0.2]}  # a sweep without one is refused for that
@@ -290,7 +290,7 @@ def _with_choices(kind, chosen):
     yield kind(), None
     return
   for path, hint, _value in leaf_walk.leaves(kind()):
-    words = leaf_walk.choices(kind(), path, _check) if hint is str else []
+    words = leaf_walk.choices(kind(), path, _check) if leaf_walk.takes_words(hint) else []
     for word in words if not path.startswith(("model", "data")) else ():
       config = fields.replace(kind(), path, word)
       yield config, _refusal(config)
@@ -314,15 +314,15 @@ def test_an_error_of_a_lower_room_names_the_field(kind, chosen):
       for path, hint, _ in leaf_walk.leaves(config):
         for extreme in leaf_walk.extremes(hint):
           told = _refusal(leaf_walk.forced(config, path, extreme))
-          if told not in (None, before) and not _of_another(told, path):
+          if told not in (None, before) and not _of_another(told, path, config):
             _names(path, extreme, told)
 
 
-def _of_another(text, path):
+def _of_another(text, path, config):
   """Whether the error names other fields that do not go with this one: the first of those
   that were wrong from the beginning, or a number that this one is measured against."""
   named = re.match(r"([a-z_]+(?:\.[a-z_]+)+|[a-z_]+)=", text)
-  known = {p for kind in (TrainConfig, FedConfig) for p, _ in unused.leaves(kind())}
+  known = {leaf.path for leaf in fields.leaves(config)}
   return bool(named) and named[1] in known and named[1] != path
 
 
@@ -376,9 +376,9 @@ def _alone(curve, used):
   small = {"curves": {}, "num_seeds": 1, "num_epochs": 2, "batch_size": 12}
   small |= {"model": ModelConfig("mlp", {"features": (3,)}), "epsilons": [8.0]}
   small |= {"relevance_records": 15, "audit": RelevanceAuditConfig()}
-  defaults = dict(unused.leaves(RelevanceConfig()))
+  defaults = {leaf.path: leaf.value for leaf in fields.leaves(RelevanceConfig())}
   curve = fields.replace_all(curve, small)
-  for path in unused.set_fields(curve):
+  for path in fields.set_fields(curve):
     if unused.reason(path, used) is not None:
       curve = _reset(curve, path, defaults)
   return curve

@@ -9,9 +9,9 @@ from dpjax import noise
 from dpjax.accounting import Ledger
 from dpjax.runs import fields, loop, writers
 from dpjax.runs.central import build
-from dpjax.runs.central.config import OptimizerConfig
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.federated import privacy as federate_privacy
+from dpjax.runs.federated.config import FedOptimizerConfig
 from dpjax.validate import UserError
 
 
@@ -39,7 +39,7 @@ _NONE = {  # without privacy: its fields at their defaults
   "privacy.l2_clip_norm": 1.0,
   "privacy.delta": 1e-5,
 }
-_ADAM = {"server_optimizer.name": "adam", "server_optimizer.momentum": 0.0}
+_ADAM = {"server_optimizer.rule": "adam"}
 _EIGHT = {"privacy.epsilon": 8.0, "privacy.noise_multiplier": None}
 
 
@@ -138,9 +138,9 @@ def test_p32_what_the_labels_say_of_private_users_is_called_not_private(method, 
 
 def test_without_privacy_there_is_no_epsilon(tmp_path):
   overrides = {
-    **_NONE, "privacy.sampler": "fixed_size", "algorithm.aggregator": "median",
-    "num_rounds": 4, "partition.name": "dirichlet",
-    "partition.min_size": 1, "diagnostics": False, "algorithm.compression": "top_k",
+    **_NONE, "privacy.sampler": "fixed_size", "aggregator": "median",
+    "num_rounds": 4, "partition": {"name": "dirichlet", "num_clients": 30},
+    "partition.min_size": 1, "diagnostics": False, "compression": "top_k",
   }  # fmt: skip
   result = loop.train(_config(**overrides), tmp_path / "run")
   assert result["epsilon"] is None and result["epsilon_kind"] == "none"
@@ -151,8 +151,8 @@ def test_without_privacy_there_is_no_epsilon(tmp_path):
 
 @pytest.mark.parametrize("name", ["fed_prox", "mime_lite"])
 def test_every_algorithm_has_a_name(name, tmp_path):
-  public = {**_NONE, "server_optimizer.momentum": 0.0} if name == "mime_lite" else {}
-  config = _config(**{"algorithm.name": name, "num_rounds": 2}, **public)
+  public = {**_NONE, "server_optimizer.rule.momentum": 0.0} if name == "mime_lite" else {}
+  config = _config(**{"algorithm": name, "num_rounds": 2}, **public)
   assert loop.train(config, tmp_path / "run")["num_steps"] == 2
 
 
@@ -163,11 +163,11 @@ def test_every_algorithm_has_a_name(name, tmp_path):
     ({"clients_per_round": -3.0}, "clients_per_round=-3.0"),
     ({"clients_per_round": 31.0}, "partition.num_clients=30"),
     ({"partition.num_clients": 0}, "partition.num_clients=0"),
-    ({"partition.name": "diriclet"}, "did you mean 'dirichlet'"),
-    ({"algorithm.name": "fedavg"}, "did you mean 'fed_avg'"),
-    ({"algorithm.aggregator": "median"}, "must be 'mean'"),
-    ({"algorithm.weighting": "examples"}, "weight has no bound"),
-    ({"algorithm.name": "scaffold", "algorithm.compression": "drive"}, "algorithm.name="),
+    ({"partition": "diriclet"}, "did you mean 'dirichlet'"),
+    ({"algorithm": "fedavg"}, "did you mean 'fed_avg'"),
+    ({"aggregator": "median"}, "must be 'mean'"),
+    ({"weighting": "examples"}, "weight has no bound"),
+    ({"algorithm": "scaffold", "compression": "drive"}, "algorithm="),
     ({"privacy.epsilon": -1.0, "privacy.noise_multiplier": None}, "privacy.epsilon=-1.0"),
     ({"privacy.noise_multiplier": None}, "exactly one"),
     ({"privacy.epsilon": 1.0}, "exactly one"),
@@ -197,7 +197,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, match):
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_the_server_s_optimizer_is_that_of_the_paper(name, schedule):
   """FedAdam and kin by algorithm 2 of Reddi et al. 2021: no bias correction, tau outside."""
-  config = OptimizerConfig(name=name, learning_rate=0.1, schedule=schedule)
+  config = FedOptimizerConfig(rule=name, learning_rate=0.1, schedule=schedule)
   tx, params = federate_build.server_optimizer(config, 5), jnp.ones(2)
   state, m, v = tx.init(params), 0.0, 1e-6  # v_-1 = tau^2
   beta_1 = 0.0 if name == "adagrad" else 0.9

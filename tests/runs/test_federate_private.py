@@ -19,7 +19,7 @@ from tests.runs.stops import stop_after
 from tests.runs.test_federate import _NONE
 from tests.runs.test_federate import _config as small_config
 
-_ADAPTIVE = {"privacy.clipping": "adaptive", "privacy.clip_count_noise_std": 2.0}
+_ADAPTIVE = {"privacy.clipping": AdaptiveClipping(count_noise_std=2.0)}
 _FTRL = {"privacy.method": "dp_ftrl"}  # cyclic over 5 groups, 5 bands
 _PUBLIC = {
   **_NONE,
@@ -153,10 +153,10 @@ def test_a_public_run_stops_at_its_target_and_a_killed_one_does_not_go_on(
       "privacy.simulated_cohort=9",
     ),
     ({**_FTRL, "privacy.ftrl": FtrlConfig(sampler="poisson")}, "privacy.ftrl.sampler"),
-    ({**_FTRL, "algorithm.aggregator": "median"}, "must be 'mean'"),
+    ({**_FTRL, "aggregator": "median"}, "must be 'mean'"),
     (
-      {**_FTRL, "privacy.ftrl": FtrlConfig(sampler="min_sep", bands=9)},
-      "privacy.ftrl.bands=9",
+      {**_FTRL, "privacy.ftrl": FtrlConfig(sampler="min_sep", separation=9)},
+      "privacy.ftrl.separation=9",
     ),
   ],
 )

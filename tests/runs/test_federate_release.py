@@ -59,7 +59,7 @@ def test_p32_a_release_logs_nothing_private(finished):
 
 def test_the_noisy_sum_lies_on_the_public_grid():
   config = _release(
-    **{"server_optimizer.learning_rate": 1.0, "server_optimizer.momentum": 0.0}
+    **{"server_optimizer.learning_rate": 1.0, "server_optimizer.rule.momentum": 0.0}
   )
   random = streams.fresh(config.seed)
   fed = federate_build.assemble(config, None, random)

@@ -6,8 +6,10 @@ import math
 
 import pytest
 
+from dpjax.gradients import Automatic
 from dpjax.runs import fields
-from dpjax.runs.central.config import TrainConfig
+from dpjax.runs.central.config import PrivacyConfig, TrainConfig
+from dpjax.runs.federated.config import FedConfig
 from dpjax.sweeps.grid import SweepConfig
 from dpjax.validate import UserError
 
@@ -83,3 +85,65 @@ def test_check_finds_an_ill_typed_field_anywhere():
   with pytest.raises(UserError, match=r"base\.privacy\.sampling_prob='0\.1'"):
     fields.check(SweepConfig(base=config), SweepConfig, "sweep")
   assert fields.check(TrainConfig(), TrainConfig, "config") == TrainConfig()
+
+
+# --- one of several frozen values
+
+
+def test_a_choice_takes_a_name_json_a_value_and_then_its_numbers():
+  by_name = fields.override(TrainConfig(), "privacy.clipping", "automatic")
+  assert by_name.privacy.clipping == Automatic() and TrainConfig() != by_name
+  written = [
+    fields.override(by_name, "privacy.clipping.gamma", "0.1"),
+    fields.override(by_name, "privacy.clipping", '{"name": "automatic", "gamma": 0.1}'),
+    fields.replace(TrainConfig(), "privacy.clipping", Automatic(0.1)),
+    TrainConfig(privacy=PrivacyConfig(clipping={"name": "automatic", "gamma": 0.1})),
+  ]
+  config = TrainConfig()
+  config.privacy.clipping = {"name": "automatic", "gamma": 0.1}
+  assert all(one == config for one in written)
+  assert fields.get(config, "privacy.clipping") == "automatic(gamma=0.1)"
+  assert fields.get(TrainConfig(), "privacy.clipping.gamma") is None  # of another choice
+  plain = fields.to_dict(config)["privacy"]["clipping"]
+  assert fields.replace(TrainConfig(), "privacy.clipping", plain) == config
+  assert fields.set_fields(config) == {
+    "privacy.clipping": ("automatic", "flat"),
+    "privacy.clipping.gamma": (0.1, 0.01),
+  }
+
+
+@pytest.mark.parametrize(
+  "path, text, says",
+  [
+    ("compression", "quantise", "compression='quantise': must be one of none, quantize, "),
+    ("compression", "quantise", "(did you mean 'quantize'?)"),
+    ("compression", "3", "compression='3': must be one of"),
+    ("compression", '{"bits": 3}', "must be one of"),
+    (
+      "compression",
+      '{"name": "top_k", "bits": 3}',
+      "compression.bits: 'top_k' has no such",
+    ),
+    (
+      "compression",
+      '{"name": "top_k", "share": "x"}',
+      "compression.share='x': must be a num",
+    ),
+    ("compression.bits", "4", "'none' has no such field; it belongs to quantize, rotated"),
+    ("compression.bit", "4", "'none' has no such field (did you mean 'bits'?)"),
+    ("algorithm", "mine:nothing", "algorithm='mine:nothing': there is no module 'mine'"),
+    ("algorithm.mu.x", "1", "'fed_avg' has no such field; it belongs to fed_prox"),
+    ("partition.alpha", "0.1", "'iid' has no such field; it belongs to dirichlet, "),
+    ("momentum", "0.9", "optimizer.rule.momentum'"),
+  ],
+)
+def test_what_the_chosen_value_has_not_is_one_line(path, text, says):
+  with pytest.raises(UserError) as error:
+    fields.override(FedConfig(), path, text)
+  assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_value_of_no_row_is_refused_where_it_is_checked():
+  config = TrainConfig(privacy=PrivacyConfig(clipping=3))  # type: ignore[arg-type]
+  with pytest.raises(UserError, match="config.privacy.clipping=3: must be one of flat, "):
+    fields.check(config, TrainConfig, "config")

@@ -30,7 +30,7 @@ _SMALL = {
 _POISSON = {
   "privacy.ftrl.sampler": "cyclic_poisson",
   "privacy.neighboring_relation": "add_or_remove_one",
-  "privacy.ftrl.bands": 3,
+  "privacy.ftrl.separation": 3,
 }
 
 
@@ -77,11 +77,11 @@ def test_p16_an_interrupted_run_ends_as_the_uninterrupted_one(tmp_path, extra):
 @pytest.mark.parametrize(
   "extra",
   [
-    {"privacy.ftrl.strategy": "blt", "privacy.ftrl.buffers": 2},
+    {"privacy.ftrl.strategy": "blt", "privacy.ftrl.strategy.buffers": 2},
     {"privacy.ftrl.strategy": "tree"},
     {"privacy.ftrl.strategy": "identity"},
     {"privacy.ftrl.sampler": "balls_in_bins"},
-    {"privacy.ftrl.sampler": "min_sep", "privacy.ftrl.bands": 4},
+    {"privacy.ftrl.sampler": "min_sep", "privacy.ftrl.separation": 4},
     {"privacy.neighboring_relation": "replace_one"},
     {"privacy.noise_levels": [2.0, 1.0, 0.5]},
     _POISSON,
@@ -141,9 +141,9 @@ def test_a_budget_is_refused_before_the_first_step(tmp_path):
   [
     ({"privacy.ftrl.sampler": "poisson"}, "privacy.ftrl.sampler='poisson': must be one of"),
     ({"privacy.ftrl.strategy": "bandit"}, "privacy.ftrl.strategy='bandit'"),
-    ({"privacy.ftrl.bands": 0}, "privacy.ftrl.bands=0"),
-    ({"privacy.ftrl.buffers": 0}, "privacy.ftrl.buffers=0"),
-    ({**_POISSON, "privacy.ftrl.bands": 6}, "privacy.ftrl.bands=6: must be <= 1 / samp"),
+    ({"privacy.ftrl.strategy.bands": 0}, "privacy.ftrl.strategy.bands=0"),
+    ({"privacy.ftrl.strategy.buffers": 2}, "'banded' has no such field; it belongs to blt"),
+    ({**_POISSON, "privacy.ftrl.separation": 6}, "separation=6: must be <= 1 / samp"),
     ({"privacy.neighboring_relation": "add_or_remove_one"}, "is proved only under"),
     ({"privacy.noise_levels": [1.0, -1.0]}, r"privacy.noise_levels\[1\]=-1.0"),
     (

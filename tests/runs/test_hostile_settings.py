@@ -16,7 +16,6 @@ from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.runs.unused import leaves
 from dpjax.sweeps import grid as sweep
 from dpjax.sweeps import tuning
 from dpjax.validate import UserError
@@ -34,7 +33,7 @@ def _config(**changes) -> TrainConfig:
 
 @pytest.mark.parametrize("kind", [TrainConfig, FedConfig, RelevanceConfig])
 def test_an_integer_beyond_every_array_is_refused_or_a_number(kind):
-  for path, _ in leaves(kind()):
+  for path in (leaf.path for leaf in fields.leaves(kind())):
     for text in _HUGE:
       try:
         value = fields.get(fields.override(kind(), path, text), path)
@@ -56,7 +55,7 @@ def test_an_integer_that_python_does_not_write_out_is_refused():
 
 
 def test_bytes_that_are_no_text_are_refused():
-  for path in ("data.name", "model.options.activation", "data.data_dir", "optimizer.name"):
+  for path in ("data.name", "model.options.activation", "data.data_dir", "optimizer.rule"):
     with pytest.raises(UserError, match=f"{path}=.*UTF-8"):
       fields.override(TrainConfig(), path, "a\udcff.npz")
 

@@ -61,8 +61,7 @@ def _relevance(**more: Any) -> Any:
 
 
 _SEEDED = Rigorous(model1="dp_sgd", shuffle=False, pool=2, split=False, seeded_noise=True)
-_SCAFFOLD = {"algorithm.name": "scaffold", "server_optimizer.name": "adam",
-             "server_optimizer.momentum": 0.0}  # fmt: skip
+_SCAFFOLD = {"algorithm": "scaffold", "server_optimizer.rule": "adam"}
 
 
 class _Kind(NamedTuple):
@@ -242,7 +241,7 @@ def test_a_workdir_of_another_config_is_left_alone(name, whole, tmp_path):
 @pytest.mark.parametrize("name", _PLAIN)
 def test_two_processes_never_work_in_one_folder(name, tmp_path):
   kind, path = _KINDS[name], tmp_path / "run" / owner.CONFIG
-  writers.write_json(path, writers.plain(dataclasses.asdict(kind.config)))
+  writers.write_json(path, writers.plain(fields.to_dict(kind.config)))
   with writers.alone(path), pytest.raises(UserError, match="another process"):
     kind.go(path.parent)
   assert not (path.parent / writers.RESULT).exists()

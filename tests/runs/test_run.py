@@ -98,7 +98,7 @@ def test_fixed_size_sampling_is_proved_under_replace_one(tmp_path):
     ({"privacy.epsilon": None}, "give privacy.epsilon or"),
     ({"privacy.neighboring_relation": "replace_one"}, "proved only under"),
     ({"privacy.sampler": "poison"}, "did you mean 'poisson'"),
-    ({"optimizer.name": "sgdd"}, "did you mean 'sgd'"),
+    ({"optimizer.rule": "sgdd"}, "did you mean 'sgd'"),
     ({"optimizer.learning_rate": 0.0}, "learning_rate=0.0"),
     ({"model.name": "cnnn"}, "model.name='cnnn'"),
     ({"model.options": {"depth": 3}}, "depth"),

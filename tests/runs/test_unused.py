@@ -9,8 +9,9 @@ from configs.radp import common, proved_mnist, test4_gaussian
 from configs.sweeps import mnist_algorithms
 from dpjax.runs import fields
 from dpjax.runs.central import build
-from dpjax.runs.central.config import OptimizerConfig, PrivacyConfig, TrainConfig
+from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.runs.federated import build as federate_build
+from dpjax.runs.federated.config import FedOptimizerConfig
 from dpjax.runs.relevance import build as relevance_build
 from dpjax.runs.relevance.config import RelevanceConfig
 from dpjax.sweeps import experiment, grid
@@ -25,20 +26,19 @@ def _with(config, **changes):
 @pytest.mark.parametrize(
   ("changes", "match"),
   [
-    ({"optimizer__weight_decay": 0.1}, "weight_decay=0.1.*'adamw'; leave it at 0.0"),
-    ({"optimizer__noise_floor": 0.5}, "optimizer.noise_floor=0.5.*'dp_adam'"),
-    ({"optimizer__momentum": 1.5}, r"optimizer.momentum=1.5: must be in \[0, 1\)"),
-    ({"optimizer__momentum": 0.5, "optimizer__name": "adam"}, "optimizer.momentum=0.5"),
-    ({"privacy__gamma": 0.5}, "privacy.gamma=0.5.*'automatic'"),
-    ({"privacy__ftrl__buffers": 3}, "privacy.ftrl.buffers=3.*'dp_ftrl'"),
+    (
+      {"optimizer__rule__momentum": 1.5},
+      r"optimizer.rule.momentum=1.5: must be in \[0, 1\)",
+    ),
+    ({"privacy__ftrl__strategy__bands": 3}, "privacy.ftrl.strategy.bands=3.*'dp_ftrl'"),
     ({"audit__score": "gradient"}, "audit.score='gradient'.*audit.enabled"),
     ({"data__data_dir": "here"}, "data.data_dir='here'"),
     ({"data__max_length": 9}, "data.max_length=9"),
     ({"release": True, "diagnostics": False}, "diagnostics=False.*release=False"),
     ({"privacy__method": "sgd", "privacy__epsilon": 3.0}, "privacy.epsilon=3.0"),
     (
-      {"privacy__gamma": 0.5, "audit__kind": "random"},
-      "privacy.gamma=0.5.*; audit.kind='random'",
+      {"privacy__clip_schedule_final": 0.5, "audit__kind": "random"},
+      "privacy.clip_schedule_final=0.5.*; audit.kind='random'",
     ),
   ],
 )
@@ -49,45 +49,44 @@ def test_a_central_run_names_all_that_it_would_ignore(changes, match):
 
 
 def test_a_default_of_another_method_is_not_a_setting():
-  build.check(_with(TrainConfig(), optimizer__name="adam"))  # momentum stays at 0.9
+  build.check(_with(TrainConfig(), optimizer__rule="adam"))
   build.check(TrainConfig(privacy=PrivacyConfig(method="sgd", epsilon=None)))
 
 
 def test_dp_adam_without_noise_is_adam_and_refused():
   with pytest.raises(UserError, match="use 'adam'"):
-    build.check(_with(TrainConfig(), optimizer__name="dp_adam", privacy__method="sgd"))
+    build.check(_with(TrainConfig(), optimizer__rule="dp_adam", privacy__method="sgd"))
 
 
 @pytest.mark.parametrize(
   ("changes", "match"),
   [
     ({"client_optimizer__schedule": "cosine"}, "client_optimizer.schedule='cosine'"),
-    ({"client_optimizer__weight_decay": 0.1}, "client_optimizer.weight_decay=0.1"),
-    ({"server_optimizer__prior_precision": 2.0}, "server_optimizer.prior_precision=2.0"),
-    ({"client_optimizer__momentum": 1.5}, r"client_optimizer.momentum=1.5: .*\[0, 1\)"),
     (
-      {"algorithm__name": "fed_sgd", "client_optimizer__learning_rate": 0.7},
+      {"client_optimizer__rule__momentum": 1.5},
+      r"client_optimizer.rule.momentum=1.5: .*\[0, 1\)",
+    ),
+    (
+      {"algorithm": "fed_sgd", "client_optimizer__learning_rate": 0.7},
       "client_optimizer.learning_rate=0.7.*local steps",
     ),
-    ({"algorithm__name": "fed_sgd", "local__epochs": 3}, "local.epochs=3"),
+    ({"algorithm": "fed_sgd", "local__epochs": 3}, "local.epochs=3"),
     (
-      {"algorithm__name": "scaffold", "client_optimizer__name": "adam"},
-      "must be 'sgd' for algorithm.name='scaffold'",
+      {"algorithm": "scaffold", "client_optimizer__rule": "adam"},
+      "must be 'sgd' for algorithm='scaffold'",
     ),
     (
-      {"algorithm__name": "fed_nova", "client_optimizer__name": "yogi"},
-      "must be 'sgd' for algorithm.name='fed_nova'",
+      {"algorithm": "fed_nova", "client_optimizer__rule": "yogi"},
+      "must be 'sgd' for algorithm='fed_nova'",
     ),
     (
-      {"algorithm__name": "scaffold", "client_optimizer__momentum": 0.5},
-      "client_optimizer.momentum=0.5: must be 0",
+      {"algorithm": "scaffold", "client_optimizer__rule__momentum": 0.5},
+      "client_optimizer.rule.momentum=0.5: must be 0",
     ),
     (
-      {"algorithm__name": "scaffold", "algorithm__weighting": "capped"},
-      "algorithm.weighting='capped'",
+      {"algorithm": "scaffold", "weighting": "capped"},
+      "weighting='capped'",
     ),
-    ({"algorithm__mu": 0.5}, "algorithm.mu=0.5.*'fed_prox'"),
-    ({"partition__alpha": 0.9}, "partition.alpha=0.9.*'dirichlet'"),
     ({"privacy__local_noise_multiplier": 2.0}, "local_noise_multiplier=2.0.*'both'"),
     ({"privacy__method": "local", "privacy__accountant": "rdp"}, "accountant='rdp'"),
   ],
@@ -99,12 +98,12 @@ def test_a_run_over_clients_names_what_it_would_ignore(changes, match):
 
 
 def test_fed_nova_takes_momentum_for_which_its_step_counts_are_proved():
-  changes = {"algorithm__name": "fed_nova", "client_optimizer__momentum": 0.5}
+  changes = {"algorithm": "fed_nova", "client_optimizer__rule__momentum": 0.5}
   federate_build.check(_with(federated.get_config(), **changes))
 
 
 def test_the_server_follows_its_schedule_over_the_rounds():
-  how = OptimizerConfig(learning_rate=2.0, momentum=0.0, schedule="linear")
+  how = FedOptimizerConfig(learning_rate=2.0, schedule="linear")
   tx = federate_build.server_optimizer(how, 4)
   params, state, moved = jnp.zeros(1), tx.init(jnp.zeros(1)), []
   for _ in range(5):
@@ -160,8 +159,8 @@ def test_a_sweep_refuses_what_no_run_keeps_and_what_a_run_ignores():
     grid.points(_with(config, base__privacy__epsilon=3.5))
   with pytest.raises(UserError, match="base.seed=4: would be ignored"):
     grid.points(_with(config, base__seed=4))
-  ignored = fields.replace(config, "grid", {"optimizer.weight_decay": [0.1, 0.2]})
-  with pytest.raises(UserError, match="weight_decay=0.1: .*'adamw'"):
+  ignored = fields.replace(config, "grid", {"optimizer.rule.weight_decay": [0.1, 0.2]})
+  with pytest.raises(UserError, match="weight_decay: 'sgd' has no .* belongs to adamw"):
     grid.points(ignored)
   with pytest.raises(UserError, match="selection.mean_trials=3.0.*selection.enabled"):
     grid.points(_with(config, selection__mean_trials=3.0))

@@ -110,11 +110,11 @@ def test_a_run_of_ones_own_parts_says_which_code_it_ran(tmp_path):
   config = _central(
     loss="mine:focal_loss",
     data__name="mine:small_digits",
-    optimizer__name="mine:lion",
+    optimizer__rule="mine:lion",
     privacy__sampler="mine:poisson",
   )
   result = loop.train(config, tmp_path)
-  named = ["data.name", "loss", "model.name", "optimizer.name", "privacy.sampler"]
+  named = ["data.name", "loss", "model.name", "optimizer.rule", "privacy.sampler"]
   assert sorted(result["user_code"]) == named
   assert len({entry["sha256"] for entry in result["user_code"].values()}) == 1
   assert result["epsilon_kind"] == "proved"  # the sampler is dpjax's own
@@ -195,18 +195,17 @@ def test_an_optimizer_sees_no_mask():
 
 def test_an_own_client_is_clipped_and_noised_as_any_other(tmp_path):
   config = _federated(
-    algorithm__name="mine:careful_client",
-    server_optimizer__name="mine:lion",
-    server_optimizer__momentum=0.0,
+    algorithm="mine:careful_client",
+    server_optimizer__rule="mine:lion",
   )
   result = loop.train(config, tmp_path)
   assert result["epsilon_kind"] == "proved"
-  assert sorted(result["user_code"]) == ["algorithm.name", "server_optimizer.name"]
+  assert sorted(result["user_code"]) == ["algorithm", "server_optimizer.rule"]
 
 
 def test_a_whole_algorithm_is_refused_with_privacy_alone():
-  config = _federated(algorithm__name="mine:averaging")
-  with pytest.raises(UserError, match="algorithm.name='mine:averaging'.*ClientAlgorithm"):
+  config = _federated(algorithm="mine:averaging")
+  with pytest.raises(UserError, match="algorithm='mine:averaging'.*ClientAlgorithm"):
     federated_build.assemble(config)
   built = federated_build.assemble(_without_privacy(config))
   assert isinstance(built.algorithm, federated.FederatedAlgorithm)
@@ -221,8 +220,8 @@ def _without_privacy(config):
 def test_an_own_aggregator_is_not_private_whatever_it_says():
   made = user_code.aggregator(f"{__name__}:private_median")
   assert not made.private and made.plan is None
-  config = _federated(algorithm__aggregator=f"{__name__}:private_median")
-  with pytest.raises(UserError, match="algorithm.aggregator=.*no epsilon is proved"):
+  config = _federated(aggregator=f"{__name__}:private_median")
+  with pytest.raises(UserError, match="aggregator=.*no epsilon is proved"):
     federated_build.assemble(config)
   built = federated_build.assemble(_without_privacy(config))
   assert built.promise.kind == "none"
@@ -270,7 +269,7 @@ def test_a_run_does_not_go_on_with_edited_code(tmp_path, monkeypatch, done):
   file, workdir = tmp_path / f"edited_{done}.py", tmp_path / "run"
   code = "import optax\ndef opt(rate): return optax.sgd(rate)\n"
   file.write_text(code)
-  config = _central(num_steps=2, checkpoint_every=1, optimizer__name=f"{file.stem}:opt")
+  config = _central(num_steps=2, checkpoint_every=1, optimizer__rule=f"{file.stem}:opt")
 
   def kill(step):
     if step == 1 and not done:
@@ -280,7 +279,7 @@ def test_a_run_does_not_go_on_with_edited_code(tmp_path, monkeypatch, done):
     loop.run(build.build(config), workdir, on_save=kill)
   file.write_text(code.replace("rate)\n", "rate * 2)\n"))
   with pytest.raises(
-    UserError, match=r"optimizer\.name=.*: its code is not that of the run"
+    UserError, match=r"optimizer\.rule=.*: its code is not that of the run"
   ):
     loop.train(config, workdir)
   file.write_text(code)

@@ -231,7 +231,7 @@ def test_p33_one_compilation_with_donated_state():
   ("make", "match"),
   [
     (lambda: AdaptiveClipping(target_quantile=1.0), "target_quantile=1.0"),
-    (lambda: AdaptiveClipping(learning_rate=float("nan")), "clip_learning_rate=nan"),
+    (lambda: AdaptiveClipping(learning_rate=float("nan")), "^learning_rate=nan"),
     (lambda: AdaptiveClipping(count_noise_std=0.0), "count_noise_std=0.0"),
     (lambda: AdaptiveClipping(min_factor=2.0), "min_factor=2.0"),
     (lambda: AdaptiveClipping(max_factor=1e9), "max_factor=1000000000.0"),

@@ -18,7 +18,6 @@ from dpjax import (
   losses,
   metrics,
   models,
-  names,
   training,
   transforms,
   trees,
@@ -34,38 +33,16 @@ from dpjax.runs.central.config import (
   ModelConfig,
   OptimizerConfig,
   TrainConfig,
-  to_dict,
 )
+from dpjax.runs.fields import name_of, to_dict
 from dpjax.runs.loop import Job, Work, every, single
+from dpjax.runs.optimizers import Noise
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
 from dpjax.types import Algorithm, LossFn
 from dpjax.validate import UserError
 
 AUGMENTATIONS = ("none", *sorted(training.AUGMENTATIONS))
-_OPTIMIZERS = {
-  "sgd": lambda rate, c, noise: optax.sgd(rate, momentum=c.momentum or None),
-  "adam": lambda rate, c, noise: optax.adam(rate),
-  "adamw": lambda rate, c, noise: optax.adamw(rate, weight_decay=c.weight_decay),
-  "rmsprop": lambda rate, c, noise: optax.rmsprop(rate, momentum=c.momentum),
-  "adagrad": lambda rate, c, noise: optax.adagrad(rate),
-  "dp_adam": lambda rate, c, noise: transforms.dp_adam(
-    rate, noise_std=noise.std, noise_floor=c.noise_floor
-  ),
-  "dp_sgld": lambda rate, c, noise: transforms.dp_sgld(
-    lambda step: rate(step) / noise.num_examples,
-    noise_std=noise.std,
-    num_examples=noise.num_examples,
-    prior_precision=c.prior_precision,
-  ),
-}
-
-
-class Noise(NamedTuple):
-  """What an optimizer may know of the private gradient: public numbers."""
-
-  std: Any  # of the mean gradient; see Plan.noise_std
-  num_examples: int
 
 
 class Task(NamedTuple):
@@ -137,7 +114,6 @@ def check(config: TrainConfig) -> None:
   bounds.typed(config)
   bounds.training(config)
   privacy.check_names(config.privacy)
-  names.one_of(_OPTIMIZERS, **{"optimizer.name": config.optimizer.name})
   validate.one_of(AUGMENTATIONS, augmentation=config.augmentation)
   if config.augmult > 1 and config.augmentation == "none":
     raise UserError(f"augmult={config.augmult}: must be 1 unless augmentation is set")
@@ -249,19 +225,19 @@ def optimizer(
   config: OptimizerConfig, schedule: optax.Schedule, noise: Noise | None = None
 ) -> optax.GradientTransformation:
   """The Optax optimizer of a config; `noise` is for those that must know it."""
-  if names.is_path(config.name):
-    return user_code.optimizer(config.name, schedule)
-  return _OPTIMIZERS[config.name](schedule, config, noise)
+  if isinstance(config.rule, str):
+    return user_code.optimizer(config.rule, schedule)
+  return config.rule.make(schedule, noise)
 
 
 def _noise(config: TrainConfig, plan: Plan, num_examples: int) -> Noise | None:
-  if config.optimizer.name not in privacy.NOISE_AWARE:
+  if name_of(config.optimizer, "rule") not in privacy.NOISE_AWARE:
     return None
   return Noise(plan.noise_std, num_examples)
 
 
 def _sgld_temperature(config: TrainConfig, plan: Plan, num_examples: int) -> float | None:
-  if config.optimizer.name != "dp_sgld":
+  if name_of(config.optimizer, "rule") != "dp_sgld":
     return None
   return transforms.sgld_temperature(
     step_size=config.optimizer.learning_rate / num_examples,

@@ -3,13 +3,22 @@
 Units: norms in gradient units, steps in optimizer updates. Fields left at None are
 solved for (`noise_multiplier` from `epsilon`) or chosen safely (`capacity`). A name of a
 model, loss, data set, optimizer or sampler may be a user's own, `package.module:name`; see
-`dpjax.runs.user_code`.
+`dpjax.runs.user_code`. A field that carries a `Choice` holds a frozen value of the library, by
+its name or as it is; `dpjax.runs.fields` says how it is written.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections import ChainMap
+from typing import Annotated, Any
+
+from dpjax import gradients, transforms
+from dpjax.noise import correlated
+from dpjax.runs import optimizers
+from dpjax.runs.fields import Choice, Config
+
+CLIPPINGS = ChainMap[str, Any]({"per_layer": transforms.PerLayer}, transforms.CLIP_RULES)
 
 
 @dataclasses.dataclass
@@ -35,19 +44,20 @@ class ModelConfig:
 
 
 @dataclasses.dataclass
-class FtrlConfig:
+class FtrlConfig(Config):
   """How the noise of privacy.method='dp_ftrl' is correlated; see `dpjax.noise.correlated`."""
 
   sampler: str = "cyclic"  # cyclic | cyclic_poisson | balls_in_bins | min_sep
-  strategy: str = "banded"  # banded | blt | tree | identity
-  bands: int | None = None  # banded, and groups of cyclic_poisson; None: steps of a pass
-  buffers: int = 4  # blt
-  restart_every: int | None = None  # tree: steps of one tree; None: steps of a pass
-  objective: str = "mean"  # mean | max squared error of the prefix sums
+  # cyclic_poisson, min_sep: least steps between participations; None: steps of a pass
+  separation: int | None = None
+  # banded | blt | tree | identity
+  strategy: Annotated[correlated.Strategy, Choice(correlated.STRATEGIES)] = (
+    dataclasses.field(default_factory=correlated.Banded)
+  )
 
 
 @dataclasses.dataclass
-class PrivacyConfig:
+class PrivacyConfig(Config):
   """What is promised. Give `epsilon` or `noise_multiplier`, not both."""
 
   method: str = "dp_sgd"  # dp_sgd | dp_ftrl | sgd (no clipping, no noise, no epsilon)
@@ -55,13 +65,10 @@ class PrivacyConfig:
   delta: float = 1e-5
   noise_multiplier: float | None = None  # std of the noise on the sum / l2_clip_norm
   l2_clip_norm: float = 1.0
-  clipping: str = "flat"  # flat | automatic | adaptive | per_layer
-  gamma: float = 0.01  # automatic: C / (norm + gamma)
-  clip_quantile: float = 0.5  # adaptive: share of examples that should not be clipped
-  clip_learning_rate: float = 0.2  # adaptive: of the geometric update of the clip norm
-  clip_count_noise_std: float | None = None  # adaptive: in examples; None: batch size / 20
-  clip_allocation: str = "uniform"  # per_layer: uniform | by_size shares of l2_clip_norm
-  noise_allocation: str = "shared"  # per_layer: shared (one std) | uniform (equal budgets)
+  # flat | automatic | adaptive | per_layer
+  clipping: Annotated[gradients.ClipRule | transforms.PerLayer, Choice(CLIPPINGS)] = (
+    dataclasses.field(default_factory=gradients.Flat)
+  )
   clip_schedule: str = "constant"  # constant | linear | cosine | exponential, by step
   clip_schedule_final: float = 0.1  # factor of l2_clip_norm at the last step
   # poisson | fixed_size (replace_one) | truncated_poisson (replace_special) | shuffled
@@ -79,18 +86,13 @@ class PrivacyConfig:
 
 
 @dataclasses.dataclass
-class OptimizerConfig:
+class OptimizerConfig(Config):
   """The Optax optimizer behind the private gradient."""
 
-  name: str = "sgd"  # sgd | adam | adamw | rmsprop | adagrad | dp_adam | dp_sgld
+  # sgd | adam | adamw | rmsprop | adagrad | dp_adam | dp_sgld
+  rule: Annotated[Any, Choice(optimizers.CENTRAL, own=True)] = "sgd"
   learning_rate: float = 0.5
-  momentum: float = 0.9  # sgd and rmsprop
   schedule: str = "constant"  # constant | cosine | linear (to 0 over num_steps)
-  weight_decay: float = 0.0  # adamw
-  noise_floor: float = (
-    0.3  # dp_adam: least denominator, in standard deviations of the noise
-  )
-  prior_precision: float = 0.0  # dp_sgld: of a normal prior on every parameter
 
 
 @dataclasses.dataclass
@@ -128,8 +130,3 @@ class TrainConfig:
   diagnostics: bool = True  # log per-batch loss, norms, clip fraction: NOT private
   release: bool = False  # keys from the operating system, noise on a grid, no diagnostics
   audit: AuditConfig = dataclasses.field(default_factory=AuditConfig)
-
-
-def to_dict(config: TrainConfig) -> dict[str, Any]:
-  """The config as plain JSON data."""
-  return dataclasses.asdict(config)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dpjax import training
+from dpjax.runs import fields
 from dpjax.runs.central import audit
 from dpjax.runs.central.config import TrainConfig
 
@@ -39,7 +40,9 @@ def of(config: TrainConfig, run: Any, state: Any, epsilon: float | None) -> dict
     "method": config.privacy.method,
     "noise_multiplier": plan.noise_multiplier,
     "l2_clip_norm": plan.l2_clip_norm.norms,
-    "clipping": config.privacy.clipping if config.privacy.method != "sgd" else None,
+    "clipping": fields.get(config, "privacy.clipping")
+    if config.privacy.method != "sgd"
+    else None,
     **_changing_clip_norm(run, state, "final_l2_clip_norm"),
     **({} if temperature is None else {"sgld_temperature": temperature}),
     "sampler": repr(plan.sampler),

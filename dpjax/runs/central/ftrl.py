@@ -12,7 +12,6 @@ from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.validate import UserError
 
 SAMPLERS = ("cyclic", "cyclic_poisson", "balls_in_bins", "min_sep")
-STRATEGIES = ("banded", "blt", "tree", "identity")
 
 
 def check_levels(privacy: PrivacyConfig) -> None:
@@ -30,13 +29,9 @@ def check(privacy: PrivacyConfig) -> None:
   """Raises UserError for what can be told without data."""
   ftrl = privacy.ftrl
   names.one_of(SAMPLERS, **{"privacy.ftrl.sampler": ftrl.sampler})
-  validate.one_of(STRATEGIES, **{"privacy.ftrl.strategy": ftrl.strategy})
-  counts = {"bands": ftrl.bands, "restart_every": ftrl.restart_every}
-  given = {f"privacy.ftrl.{name}": n for name, n in counts.items() if n is not None}
-  validate.integer_at_least(1, **given, **{"privacy.ftrl.buffers": ftrl.buffers})
   if separation(privacy) * privacy.sampling_prob > 1 + 1e-9 and not _cyclic(privacy):
     raise UserError(
-      f"privacy.ftrl.bands={ftrl.bands}: must be <= 1 / sampling_prob = "
+      f"privacy.ftrl.separation={ftrl.separation}: must be <= 1 / sampling_prob = "
       f"{1 / privacy.sampling_prob:.6g} for privacy.ftrl.sampler={ftrl.sampler!r}, whose "
       "examples take part every that many steps"
     )
@@ -57,15 +52,15 @@ def steps_per_pass(privacy: PrivacyConfig) -> int:
 
 def separation(privacy: PrivacyConfig) -> int:
   """Least number of steps between two participations of one example: a pass, unless the
-  sampler lets it come back as soon as `bands` allow.
+  sampler lets it come back as soon as `separation` allows.
 
   >>> from dpjax.runs.central.config import FtrlConfig
-  >>> separation(PrivacyConfig(ftrl=FtrlConfig(sampler="cyclic_poisson", bands=4)))
+  >>> separation(PrivacyConfig(ftrl=FtrlConfig(sampler="cyclic_poisson", separation=4)))
   4
   """
   if _cyclic(privacy):
     return steps_per_pass(privacy)
-  return privacy.ftrl.bands or max(1, int(1 / privacy.sampling_prob + 1e-9))
+  return privacy.ftrl.separation or max(1, int(1 / privacy.sampling_prob + 1e-9))
 
 
 def sampler(
@@ -111,18 +106,7 @@ def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlatio
   >>> correlation(PrivacyConfig(sampling_prob=0.5), 10).bands
   2
   """
-  ftrl, apart = privacy.ftrl, separation(privacy)
-  if ftrl.strategy == "banded":
-    return correlated.BandedToeplitz.optimized(
-      num_steps=num_steps, bands=ftrl.bands or apart, objective=ftrl.objective
-    )
-  if ftrl.strategy == "blt":
-    return correlated.BufferedToeplitz.optimized(
-      num_steps=num_steps, buffers=ftrl.buffers, min_sep=apart, objective=ftrl.objective
-    )
-  if ftrl.strategy == "tree":
-    return correlated.Tree(restart_every=ftrl.restart_every or apart)
-  return correlated.Independent()
+  return privacy.ftrl.strategy.make(num_steps, separation(privacy))
 
 
 def noise_shape(config: TrainConfig, shares: Any = None) -> NoiseShape:

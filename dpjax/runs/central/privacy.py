@@ -6,11 +6,9 @@ import dataclasses
 import math
 from typing import Any
 
-import jax
-
 from dpjax import gradients, names, sampling, transforms, validate
 from dpjax.plan import Plan
-from dpjax.runs import bounds, user_code
+from dpjax.runs import bounds, fields, user_code
 from dpjax.runs.central import ftrl
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.validate import UserError
@@ -19,8 +17,6 @@ PRIVATE_METHODS = ("dp_sgd", "dp_ftrl")
 METHODS = (*PRIVATE_METHODS, "sgd")
 SAMPLERS = ("poisson", "truncated_poisson", "fixed_size", "shuffled")
 _PROVED_SHUFFLED = ("replace_one", "replace_special")  # relations of a shuffled epoch
-CLIPPINGS = (*gradients.RULES, "adaptive", "per_layer")
-NOISE_ALLOCATIONS = ("shared", "uniform")
 NOISE_AWARE = ("dp_adam", "dp_sgld")  # optimizers that must know the noise of the plan
 
 
@@ -48,54 +44,43 @@ def check(config: TrainConfig) -> None:
 
 
 def _check_clipping(config: TrainConfig) -> None:
-  privacy, name = config.privacy, config.optimizer.name
-  validate.one_of(CLIPPINGS, **{"privacy.clipping": privacy.clipping})
-  validate.one_of(
-    ("uniform", "by_size"), **{"privacy.clip_allocation": privacy.clip_allocation}
-  )
-  validate.one_of(
-    NOISE_ALLOCATIONS, **{"privacy.noise_allocation": privacy.noise_allocation}
-  )
+  privacy, name = config.privacy, fields.name_of(config.optimizer, "rule")
   validate.one_of(
     transforms.CLIP_SCHEDULES, **{"privacy.clip_schedule": privacy.clip_schedule}
   )
-  changing = privacy.clipping == "adaptive" or privacy.clip_schedule != "constant"
-  if privacy.noise_allocation != "shared" and privacy.clipping != "per_layer":
+  changing = privacy.clipping.adapts or privacy.clip_schedule != "constant"
+  if privacy.method == "sgd" and (changing or privacy.clipping != gradients.Flat()):
     raise UserError(
-      f"privacy.noise_allocation={privacy.noise_allocation!r}: needs "
-      f"privacy.clipping='per_layer', not {privacy.clipping!r}"
-    )
-  if privacy.method == "sgd" and (changing or privacy.clipping != "flat"):
-    raise UserError(
-      f"privacy.clipping={privacy.clipping!r}, privacy.clip_schedule="
+      f"privacy.clipping={fields.get(privacy, 'clipping')!r}, privacy.clip_schedule="
       f"{privacy.clip_schedule!r}: not with privacy.method='sgd', which does not clip"
     )
   if name in NOISE_AWARE and changing:
     raise UserError(
-      f"optimizer.name={name!r}: needs noise of one standard deviation at every step, so "
+      f"optimizer.rule={name!r}: needs noise of one standard deviation at every step, so "
       "neither privacy.clipping='adaptive' nor a privacy.clip_schedule"
     )
 
 
 def _check_noise_aware(config: TrainConfig) -> None:
-  privacy = config.privacy
+  privacy, name = config.privacy, fields.name_of(config.optimizer, "rule")
   noiseless = privacy.method == "sgd" or privacy.noise_multiplier == 0
-  if config.optimizer.name == "dp_adam" and noiseless:
+  if name == "dp_adam" and noiseless:
     raise UserError(
-      "optimizer.name='dp_adam': corrects for the noise of the private gradient, and there "
+      "optimizer.rule='dp_adam': corrects for the noise of the private gradient, and there "
       "is none; use 'adam'"
     )
-  if config.optimizer.name != "dp_sgld":
+  if name != "dp_sgld":
     return
   if noiseless:
     raise UserError(
-      "optimizer.name='dp_sgld': its noise is that of the private gradient; without clipping "
+      "optimizer.rule='dp_sgld': its noise is that of the private gradient; without clipping "
       "and noise (privacy.method='dp_sgd') nothing is proved, at any temperature"
     )
-  if privacy.noise_allocation != "shared":
+  rule = privacy.clipping
+  if isinstance(rule, transforms.PerLayer) and rule.noise != "shared":
     raise UserError(
-      f"privacy.noise_allocation={privacy.noise_allocation!r}: must be 'shared' for "
-      "optimizer.name='dp_sgld', or the parameters have different temperatures"
+      f"privacy.clipping.noise={rule.noise!r}: must be 'shared' for "
+      "optimizer.rule='dp_sgld', or the parameters have different temperatures"
     )
 
 
@@ -157,23 +142,7 @@ def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
     schedule = transforms.scheduled_scales(
       privacy.clip_schedule, config.num_steps, privacy.clip_schedule_final
     )
-  if privacy.clipping == "per_layer":
-    bounds = gradients.allocate_clip_norms(
-      params, privacy.l2_clip_norm, rule=privacy.clip_allocation
-    )
-    return gradients.Clip(bounds, schedule=schedule)
-  rules = {"automatic": gradients.Automatic(privacy.gamma), "adaptive": adaptive(privacy)}
-  rule = rules.get(privacy.clipping, privacy.clipping)
-  return gradients.Clip(privacy.l2_clip_norm, rule, schedule)
-
-
-def adaptive(privacy: Any) -> transforms.AdaptiveClipping:
-  """The rule of clipping="adaptive", for examples and for clients."""
-  return transforms.AdaptiveClipping(
-    target_quantile=privacy.clip_quantile,
-    learning_rate=privacy.clip_learning_rate,
-    count_noise_std=privacy.clip_count_noise_std,
-  )
+  return privacy.clipping.make(privacy.l2_clip_norm, params, schedule)
 
 
 @bounds.names_fields
@@ -182,18 +151,18 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
 
   `params`, of which only the shapes are read, are needed for clipping="per_layer".
   """
-  privacy = config.privacy
+  privacy, clip = config.privacy, _clip(config, params)
+  rule = privacy.clipping
   numbers: dict[str, Any] = dict(
     num_steps=config.num_steps,
-    l2_clip_norm=_clip(config, params),
+    l2_clip_norm=clip,
     normalize_by=privacy.sampling_prob * num_examples,
     delta=privacy.delta,
     neighboring_relation=privacy.neighboring_relation,
     accountant=privacy.accountant,
     slices=config.slices,
   )
-  uniform = privacy.noise_allocation == "uniform"
-  shares = jax.tree.map(lambda _: 1.0, numbers["l2_clip_norm"].norms) if uniform else None
+  shares = rule.shares(clip) if isinstance(rule, transforms.PerLayer) else None
   numbers["noise_shape"] = ftrl.noise_shape(config, shares)
   whole = _sampler(privacy, num_examples, num_examples + 1)  # cannot overflow
   if privacy.method == "dp_ftrl":

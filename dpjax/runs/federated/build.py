@@ -12,7 +12,7 @@ import optax
 
 from dpjax import data as data_lib
 from dpjax import federated, models, names, validate
-from dpjax.data import Federation, partition, shakespeare
+from dpjax.data import Federation
 from dpjax.federated import execution, processes
 from dpjax.federated.server_optimizers import fed_opt
 from dpjax.plan import Plan
@@ -22,30 +22,13 @@ from dpjax.runs.central import build as build_central
 from dpjax.runs.central.config import OptimizerConfig, TrainConfig
 from dpjax.runs.federated import facts, privacy
 from dpjax.runs.federated.config import FedConfig
+from dpjax.runs.fields import name_of, to_dict
 from dpjax.runs.loop import Job, Work, every
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
 from dpjax.validate import UserError
 
-PARTITIONS = (
-  "iid",
-  "dirichlet",
-  "dirichlet_hsu",
-  "shards",
-  "quantity_skew",
-  "power_law",
-  "shakespeare",
-)
-ALGORITHMS = ("fed_avg", "fed_sgd", "fed_prox", "fed_nova", "scaffold", "mime_lite")
-AGGREGATORS = ("mean", "median", "trimmed_mean", "krum", "geometric_median")
-WEIGHTINGS = ("uniform", "examples", "capped")
-COMPRESSIONS = ("none", "quantize", "top_k", "rotated", "drive")
-_OPTIMIZERS: dict[str, Callable[[Any, OptimizerConfig], Any]] = {
-  "sgd": lambda rate, c: optax.sgd(rate, momentum=c.momentum or None),
-  "adam": lambda rate, c: optax.adam(rate, b1=0.9, b2=0.99, eps=1e-3),
-  "yogi": lambda rate, c: optax.yogi(rate, b1=0.9, b2=0.99, eps=1e-3),
-  "adagrad": lambda rate, c: optax.adagrad(rate, 0.0, eps=1e-3),
-}
+_WRAPPING = ("fed_avg", "fed_prox")  # algorithms that wrap what a client sends
 _OF_SGD = ("fed_nova", "scaffold")  # derived for clients that take steps of plain SGD
 
 
@@ -69,26 +52,10 @@ def check(config: FedConfig) -> None:
   """Raises UserError for what can be told without data."""
   bounds.typed(config)
   bounds.federation(config)
-  one_of = {
-    "partition.name": (PARTITIONS, config.partition.name),
-    "algorithm.weighting": (WEIGHTINGS, config.algorithm.weighting),
-    "algorithm.compression": (COMPRESSIONS, config.algorithm.compression),
-    "privacy.method": (privacy.METHODS, config.privacy.method),
-    "privacy.clipping": (privacy.CLIPPINGS, config.privacy.clipping),
-    "execution": (execution.NAMES, config.execution),
-  }
-  for name, (choices, value) in one_of.items():
-    validate.one_of(choices, **{name: value})
-  or_path = {
-    "algorithm.name": (ALGORITHMS, config.algorithm.name),
-    "algorithm.aggregator": (AGGREGATORS, config.algorithm.aggregator),
-    "privacy.sampler": (privacy.SAMPLERS, config.privacy.sampler),
-    "client_optimizer.name": (_OPTIMIZERS, config.client_optimizer.name),
-    "server_optimizer.name": (_OPTIMIZERS, config.server_optimizer.name),
-  }
-  for name, (choices, value) in or_path.items():
-    names.one_of(choices, **{name: value})
-  if config.partition.name == "shakespeare":
+  validate.one_of(privacy.METHODS, **{"privacy.method": config.privacy.method})
+  validate.one_of(execution.NAMES, execution=config.execution)
+  names.one_of(privacy.SAMPLERS, **{"privacy.sampler": config.privacy.sampler})
+  if name_of(config, "partition") == "shakespeare":
     _check_natural(config)
   else:
     privacy.check_cohort(config, config.partition.num_clients)
@@ -109,7 +76,7 @@ def _check_natural(config: FedConfig) -> None:
     if getattr(rooms[room], name) != value:
       raise UserError(
         f"{path}={getattr(rooms[room], name)!r}: must be {value!r} for "
-        "partition.name='shakespeare'"
+        "partition='shakespeare'"
       )
 
 
@@ -127,37 +94,39 @@ def _check_stop(config: FedConfig) -> None:
 
 
 def _check_combination(config: FedConfig) -> None:
-  algorithm, central = config.algorithm, config.privacy.method in privacy.CENTRAL
-  if central and algorithm.aggregator != "mean":
+  algorithm, aggregator = name_of(config, "algorithm"), name_of(config, "aggregator")
+  if config.privacy.method in privacy.CENTRAL and aggregator != "mean":
     raise UserError(
-      f"algorithm.aggregator={algorithm.aggregator!r}: must be 'mean' with privacy.method="
+      f"aggregator={aggregator!r}: must be 'mean' with privacy.method="
       f"{config.privacy.method!r}: no epsilon is proved for it"
     )
-  if config.privacy.method != "none" and algorithm.weighting == "examples":
+  if config.privacy.method != "none" and name_of(config, "weighting") == "examples":
     raise UserError(
-      "algorithm.weighting='examples': a client's weight has no bound; use 'uniform' or "
+      "weighting='examples': a client's weight has no bound; use 'uniform' or "
       "'capped' with privacy"
     )
   _check_client_optimizer(config)
-  wraps = algorithm.compression != "none" or config.privacy.method in ("local", "both")
-  if wraps and algorithm.name not in ("fed_avg", "fed_prox"):
+  compressed = name_of(config, "compression") != "none"
+  wraps = compressed or config.privacy.method in ("local", "both")
+  if wraps and algorithm not in _WRAPPING:
     raise UserError(
-      f"algorithm.name={algorithm.name!r}: must be 'fed_avg' or 'fed_prox' with compression "
+      f"algorithm={algorithm!r}: must be 'fed_avg' or 'fed_prox' with compression "
       "or noise on the client"
     )
 
 
 def _check_client_optimizer(config: FedConfig) -> None:
   """The control variates of SCAFFOLD and the step counts of FedNova are those of SGD."""
-  name, optimizer = config.algorithm.name, config.client_optimizer
-  if name in _OF_SGD and optimizer.name != "sgd":
+  name, rule = name_of(config, "algorithm"), config.client_optimizer.rule
+  chosen = name_of(config.client_optimizer, "rule")
+  if name in _OF_SGD and chosen != "sgd":
     raise UserError(
-      f"client_optimizer.name={optimizer.name!r}: must be 'sgd' for algorithm.name={name!r}, "
+      f"client_optimizer.rule={chosen!r}: must be 'sgd' for algorithm={name!r}, "
       "whose derivation counts plain gradient steps"
     )
-  if name == "scaffold" and optimizer.momentum != 0:
+  if name == "scaffold" and rule.momentum != 0:
     raise UserError(
-      f"client_optimizer.momentum={optimizer.momentum!r}: must be 0 for algorithm.name="
+      f"client_optimizer.rule.momentum={rule.momentum!r}: must be 0 for algorithm="
       "'scaffold', whose control variates are means of plain gradients"
     )
 
@@ -165,7 +134,7 @@ def _check_client_optimizer(config: FedConfig) -> None:
 def digest(config: FedConfig) -> bytes:
   """Of everything in the config but for where data lie and how the run is executed, in which
   the processes of one run may differ. Public."""
-  fields = dataclasses.asdict(config)
+  fields = to_dict(config)
   fields["data"].pop("data_dir")
   for name in ("execution", "num_devices", "num_threads"):
     fields.pop(name)
@@ -200,10 +169,8 @@ def load_arrays(config: FedConfig) -> tuple[Federation, Any]:
 
 
 def _load(config: FedConfig, load: Callable) -> tuple[Federation, Any]:
-  if config.partition.name == "shakespeare":
-    train, test = shakespeare.shakespeare_federation(
-      config.data.data_dir, min_chars=config.partition.min_chars
-    )
+  if name_of(config, "partition") == "shakespeare":
+    train, test = config.partition.make(config.data.data_dir)
     return train, test.dataset
   train, test = load(_central(config))
   return _partitioned(config, train), test
@@ -216,52 +183,21 @@ def _central(config: FedConfig) -> TrainConfig:
 def _partitioned(config: FedConfig, train: Any) -> Federation:
   """A simulated federation: who holds what is part of the question, decided before any
   mechanism runs, so its law may read the labels. The number of users is the config's."""
-  part = config.partition
-  options: dict[str, Any] = {
-    "iid": {},
-    "dirichlet": {"alpha": part.alpha},
-    "dirichlet_hsu": {"alpha": part.alpha},
-    "shards": {"shards_per_client": part.shards_per_client},
-    "quantity_skew": {"alpha": part.alpha},
-    "power_law": {"exponent": part.exponent},
-  }[part.name]
-  if part.min_size is not None and part.name in ("dirichlet", "quantity_skew", "power_law"):
-    options = options | {"min_size": part.min_size}
-  deal = getattr(partition, part.name)
-  indices = deal(train.y, num_clients=part.num_clients, seed=part.seed, **options)
-  return Federation(train, indices)
+  return Federation(train, config.partition.make(train.y))
 
 
 def _aggregator(config: FedConfig, plan: Plan, key: jax.Array) -> federated.Aggregator:
-  algorithm = config.algorithm
   if config.privacy.method in privacy.CENTRAL:
     return federated.central(plan, key)
-  if names.is_path(algorithm.aggregator):
-    return user_code.aggregator(algorithm.aggregator).drawn_by(plan)
-  chosen = {
-    "mean": federated.weighted_mean,
-    "median": federated.median,
-    "trimmed_mean": lambda: federated.trimmed_mean(algorithm.trim),
-    "krum": lambda: federated.krum(algorithm.num_byzantine),
-    "geometric_median": federated.geometric_median,
-  }[algorithm.aggregator]()
-  return chosen.drawn_by(plan)
-
-
-def _compressor(config: FedConfig) -> federated.Compressor | None:
-  bits, share = config.algorithm.compression_bits, config.algorithm.compression_share
-  return {
-    "none": lambda: None,
-    "quantize": lambda: federated.quantize(bits),
-    "rotated": lambda: federated.rotated(bits),
-    "drive": federated.drive,
-    "top_k": lambda: federated.top_k(share),
-  }[config.algorithm.compression]()
+  if isinstance(config.aggregator, str):
+    return user_code.aggregator(config.aggregator).drawn_by(plan)
+  return config.aggregator.make().drawn_by(plan)
 
 
 def _wrapping(config: FedConfig) -> dict[str, Any]:
   """Noise on the client first, then compression: that is post-processing."""
-  compressor, feedback = _compressor(config), config.algorithm.compression == "top_k"
+  feedback = name_of(config, "compression") == "top_k"
+  compressor = config.compression.make()
   noise = privacy.local_noise(config)
 
   def wrap(client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
@@ -277,19 +213,11 @@ def _wrapping(config: FedConfig) -> dict[str, Any]:
   return {"wrap": wrap, "memory": memory if feedback else None}
 
 
-def _weighting(config: FedConfig) -> Any:
-  return {
-    "uniform": federated.uniform,
-    "examples": federated.by_examples,
-    "capped": federated.capped(config.algorithm.weight_cap),
-  }[config.algorithm.weighting]
-
-
 def optimizer(config: OptimizerConfig) -> Any:
   """The Optax optimizer of a client; it starts afresh in every round, at one rate."""
-  if names.is_path(config.name):
-    return user_code.optimizer(config.name, config.learning_rate, "client_optimizer")
-  return _OPTIMIZERS[config.name](config.learning_rate, config)
+  if isinstance(config.rule, str):
+    return user_code.optimizer(config.rule, config.learning_rate, "client_optimizer")
+  return config.rule.make(config.learning_rate, None)
 
 
 def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
@@ -298,19 +226,19 @@ def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
   rate: Any = config.learning_rate
   if config.schedule != "constant":
     rate = build_central.learning_rate_schedule(config, num_rounds)
-  if names.is_path(config.name):
-    return user_code.optimizer(config.name, rate, "server_optimizer")
-  if config.name == "sgd":
-    return _OPTIMIZERS["sgd"](rate, config)
+  if isinstance(config.rule, str):
+    return user_code.optimizer(config.rule, rate, "server_optimizer")
+  if name_of(config, "rule") == "sgd":
+    return config.rule.make(rate, None)
   constant = config.schedule == "constant"
   scale = optax.scale(rate) if constant else optax.scale_by_schedule(rate)
-  return optax.chain(fed_opt(config.name, 1.0), scale)
+  return optax.chain(fed_opt(name_of(config, "rule"), 1.0), scale)
 
 
 def _algorithm(
   config: FedConfig, loss_fn: Any, plan: Plan, random: Streams, num_clients: int
 ) -> federated.FederatedAlgorithm:
-  algorithm = config.algorithm
+  name, options = name_of(config, "algorithm"), {}
   client_tx = optimizer(config.client_optimizer)
   server_tx = server_optimizer(config.server_optimizer, config.num_rounds)
   inner = execution.by_name(
@@ -321,42 +249,32 @@ def _algorithm(
     map_clients=processes.process_clients(inner),
     key=random.local,
   )
-  weighted = common | {"weighting": _weighting(config)}
-  if names.is_path(algorithm.name):
+  if name != "scaffold":
+    common["weighting"] = config.weighting.make()
+  if isinstance(config.algorithm, str):
     return user_code.algorithm(
-      algorithm.name,
+      config.algorithm,
       loss_fn,
       client_tx,
       server_tx,
       private=config.privacy.method != "none",
-      **weighted,
-    )
-  if algorithm.name == "fed_avg":
-    return federated.fed_avg(loss_fn, client_tx, server_tx, **weighted, **_wrapping(config))
-  if algorithm.name == "fed_prox":
-    return federated.fed_prox(
-      loss_fn, client_tx, server_tx, mu=algorithm.mu, **weighted, **_wrapping(config)
-    )
-  if algorithm.name == "fed_nova":
-    momentum = federated.momentum_steps(config.client_optimizer.momentum)
-    tau_eff = algorithm.tau_eff
-    return federated.fed_nova(
-      loss_fn, client_tx, server_tx, steps=momentum, tau_eff=tau_eff, **weighted
-    )
-  if algorithm.name == "scaffold":
-    public = None if config.privacy.method == "none" else config.clients_per_round
-    return federated.scaffold(
-      loss_fn,
-      client_tx,
-      server_tx,
-      client_learning_rate=config.client_optimizer.learning_rate,
-      num_clients=num_clients,
-      expected_cohort=public,
       **common,
     )
-  if algorithm.name == "mime_lite":
-    return federated.mime_lite(loss_fn, client_tx, **weighted)
-  return federated.fed_sgd(loss_fn, server_tx, **weighted)
+  if name in _WRAPPING:
+    options = _wrapping(config)
+  elif name == "fed_nova":
+    options = {"steps": federated.momentum_steps(config.client_optimizer.rule.momentum)}
+  elif name == "scaffold":
+    options = {
+      "client_learning_rate": config.client_optimizer.learning_rate,
+      "num_clients": num_clients,
+      "expected_cohort": None
+      if config.privacy.method == "none"
+      else config.clients_per_round,
+    }
+  optimizers = {"fed_sgd": (server_tx,), "mime_lite": (client_tx,)}
+  txs = optimizers.get(name, (client_tx, server_tx))
+  return config.algorithm.make(loss_fn, *txs, **common, **options)
 
 
 @bounds.names_fields

@@ -8,24 +8,58 @@ may be a user's own, `package.module:name`; see `dpjax.runs.user_code`.
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated, Any
 
+from dpjax import federated, gradients, transforms
+from dpjax.data import partition, shakespeare
+from dpjax.runs import optimizers
 from dpjax.runs.central.config import DataConfig, FtrlConfig, ModelConfig, OptimizerConfig
+from dpjax.runs.fields import Choice, Config, settings
 
 
-@dataclasses.dataclass
-class PartitionConfig:
-  """How the training data are dealt to clients; see `dpjax.data.partition`."""
+def _roles(data_dir: str | None, min_chars: int | None) -> Any:
+  return shakespeare.shakespeare_federation(data_dir, min_chars=min_chars)
 
-  # iid | dirichlet | dirichlet_hsu | shards | quantity_skew | power_law; or shakespeare: one
-  # client for each role, with data.name="shakespeare", which decides num_clients
-  name: str = "iid"
-  num_clients: int = 100
-  alpha: float = 0.5  # dirichlet, dirichlet_hsu, quantity_skew; inf: iid
-  shards_per_client: int = 2  # shards
-  exponent: float = 1.0  # power_law
-  min_size: int | None = None  # dirichlet (10), quantity_skew, power_law (0)
-  min_chars: int | None = None  # shakespeare: roles with less text are left out
-  seed: int = 0  # of the partition alone, so that seeds of a run share their clients
+
+# The seed is that of the partition alone, so that seeds of a run share their clients.
+_DEALT: dict[str, Any] = {"num_clients": 100, "seed": 0}
+PARTITIONS = {
+  "iid": settings(partition.iid, **_DEALT),
+  "dirichlet": settings(partition.dirichlet, **_DEALT, alpha=0.5, min_size=10),
+  "dirichlet_hsu": settings(partition.dirichlet_hsu, **_DEALT, alpha=0.5),
+  "shards": settings(partition.shards, **_DEALT, shards_per_client=2),
+  "quantity_skew": settings(partition.quantity_skew, **_DEALT, alpha=0.5, min_size=0),
+  "power_law": settings(partition.power_law, **_DEALT, exponent=1.0, min_size=0),
+  # one client for each role, with data.name="shakespeare"; roles with less text are left out
+  "shakespeare": settings(_roles, min_chars=None),
+}
+ALGORITHMS = {
+  "fed_avg": settings(federated.fed_avg),
+  "fed_sgd": settings(federated.fed_sgd),
+  "fed_prox": settings(federated.fed_prox, mu=0.01),
+  "fed_nova": settings(federated.fed_nova, tau_eff=None),  # public; None: the clients' mean
+  "scaffold": settings(federated.scaffold),
+  "mime_lite": settings(federated.mime_lite),
+}
+WEIGHTINGS = {
+  "uniform": settings(lambda: federated.uniform),
+  "examples": settings(lambda: federated.by_examples),  # not with privacy
+  "capped": settings(federated.capped, cap=100),  # min(n, cap) / cap
+}
+AGGREGATORS = {
+  "mean": settings(federated.weighted_mean),
+  "median": settings(federated.median),
+  "trimmed_mean": settings(federated.trimmed_mean, trim=0.1),
+  "krum": settings(federated.krum, num_byzantine=1),
+  "geometric_median": settings(federated.geometric_median),
+}
+COMPRESSIONS = {
+  "none": settings(lambda: None),
+  "quantize": settings(federated.quantize, bits=8),
+  "top_k": settings(federated.top_k, share=0.1),  # always with error feedback
+  "rotated": settings(federated.rotated, bits=8),
+  "drive": settings(federated.drive),
+}
 
 
 @dataclasses.dataclass
@@ -38,24 +72,16 @@ class LocalConfig:
 
 
 @dataclasses.dataclass
-class AlgorithmConfig:
-  """Which algorithm; see `dpjax.federated`."""
+class FedOptimizerConfig(OptimizerConfig):
+  """Of a client, or of the server."""
 
-  name: str = "fed_avg"  # fed_avg | fed_sgd | fed_prox | fed_nova | scaffold | mime_lite
-  mu: float = 0.01  # fed_prox
-  tau_eff: float | None = None  # fed_nova: public; None: the clients' mean
-  weighting: str = "uniform"  # uniform | examples (not with privacy) | capped
-  weight_cap: int = 100  # capped: min(n, cap) / cap
-  aggregator: str = "mean"  # mean | median | trimmed_mean | krum | geometric_median
-  trim: float = 0.1  # trimmed_mean
-  num_byzantine: int = 1  # krum
-  compression: str = "none"  # none | quantize | top_k | rotated | drive
-  compression_bits: int = 8  # quantize, rotated
-  compression_share: float = 0.1  # top_k, always with error feedback
+  rule: Annotated[Any, Choice(optimizers.FEDERATED, own=True)] = (
+    "sgd"  # sgd | adam | yogi | adagrad
+  )
 
 
 @dataclasses.dataclass
-class FedPrivacyConfig:
+class FedPrivacyConfig(Config):
   """What is promised to one user. Give `epsilon` or `noise_multiplier`, not both."""
 
   # central | local | both | none | dp_ftrl (central, noise correlated over the rounds)
@@ -65,10 +91,10 @@ class FedPrivacyConfig:
   noise_multiplier: float | None = None  # std of the noise / l2_clip_norm
   l2_clip_norm: float = 1.0  # of one client's message
   local_noise_multiplier: float = 1.0  # both: what clients add themselves
-  clipping: str = "flat"  # flat | adaptive (central only), of clients' messages
-  clip_quantile: float = 0.5  # adaptive: share of clients that should not be clipped
-  clip_learning_rate: float = 0.2  # adaptive: of the geometric update of the clip norm
-  clip_count_noise_std: float | None = None  # adaptive: in clients; None: cohort / 20
+  # flat | automatic | adaptive, of clients' messages; all but flat: central only
+  clipping: Annotated[gradients.ClipRule, Choice(transforms.CLIP_RULES)] = (
+    dataclasses.field(default_factory=gradients.Flat)
+  )
   sampler: str = "poisson"  # poisson | fixed_size, over clients; dp_ftrl has its own
   ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)  # dp_ftrl, over clients
   accountant: str = ""  # pld | rdp; "": the tightest for the sampler
@@ -78,22 +104,30 @@ class FedPrivacyConfig:
 
 
 @dataclasses.dataclass
-class FedConfig:
+class FedConfig(Config):
   """A whole federated run."""
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
-  partition: PartitionConfig = dataclasses.field(default_factory=PartitionConfig)
+  # iid | dirichlet | dirichlet_hsu | shards | quantity_skew | power_law | shakespeare
+  partition: Annotated[Any, Choice(PARTITIONS)] = "iid"
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
   loss: str = "auto"  # of one example; auto: that of the task
-  algorithm: AlgorithmConfig = dataclasses.field(default_factory=AlgorithmConfig)
+  # fed_avg | fed_sgd | fed_prox | fed_nova | scaffold | mime_lite
+  algorithm: Annotated[Any, Choice(ALGORITHMS, own=True)] = "fed_avg"
+  # uniform | examples (not with privacy) | capped: of clients, in the mean
+  weighting: Annotated[Any, Choice(WEIGHTINGS)] = "uniform"
+  # mean | median | trimmed_mean | krum | geometric_median
+  aggregator: Annotated[Any, Choice(AGGREGATORS, own=True)] = "mean"
+  # none | quantize | top_k | rotated | drive: of messages to the server
+  compression: Annotated[Any, Choice(COMPRESSIONS)] = "none"
   local: LocalConfig = dataclasses.field(default_factory=LocalConfig)
-  # sgd | adam | yogi | adagrad; a client's starts afresh in every round, at a constant rate
-  client_optimizer: OptimizerConfig = dataclasses.field(
-    default_factory=lambda: OptimizerConfig(learning_rate=0.1, momentum=0.0)
+  # a client's starts afresh in every round, at a constant rate
+  client_optimizer: FedOptimizerConfig = dataclasses.field(
+    default_factory=lambda: FedOptimizerConfig(learning_rate=0.1)
   )
-  # the same; its schedule runs over num_rounds
-  server_optimizer: OptimizerConfig = dataclasses.field(
-    default_factory=lambda: OptimizerConfig(learning_rate=1.0, momentum=0.0)
+  # its schedule runs over num_rounds
+  server_optimizer: FedOptimizerConfig = dataclasses.field(
+    default_factory=lambda: FedOptimizerConfig(learning_rate=1.0)
   )
   privacy: FedPrivacyConfig = dataclasses.field(default_factory=FedPrivacyConfig)
   num_rounds: int = 100

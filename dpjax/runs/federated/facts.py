@@ -8,6 +8,7 @@ from dpjax import federated, transforms
 from dpjax.data import partition
 from dpjax.runs.federated import privacy
 from dpjax.runs.federated.config import FedConfig
+from dpjax.runs.fields import name_of
 
 
 def observed(
@@ -66,11 +67,11 @@ def of(config: FedConfig, fed: Any, state: Any, rows: list) -> dict[str, Any]:
     "task": fed.task.name,
     "dataset": config.data.name,
     "model": config.model.name,
-    "method": f"{method}{config.algorithm.name}",
+    "method": f"{method}{name_of(config, 'algorithm')}",
     "rounds_to_accuracy": rounds_to(rows, config.targets),
     "num_clients": fed.federation.num_clients,
     "clients_per_round": config.clients_per_round,
-    "partition": config.partition.name,
+    "partition": name_of(config, "partition"),
     **_heterogeneity(config, fed),
     **_noise_facts(config, fed),
     "l2_clip_norm": fed.promise.l2_bound,

@@ -9,10 +9,9 @@ from dpjax import accounting, gradients, names, sampling, validate
 from dpjax.federated import placement
 from dpjax.noise import NoiseShape
 from dpjax.plan import Plan
-from dpjax.runs import bounds, promise, user_code
+from dpjax.runs import bounds, fields, promise, user_code
 from dpjax.runs.central import ftrl
 from dpjax.runs.central.config import PrivacyConfig
-from dpjax.runs.central.privacy import adaptive
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.promise import Promise
 from dpjax.types import NeighboringRelation
@@ -20,7 +19,6 @@ from dpjax.validate import UserError
 
 METHODS = ("central", "local", "both", "none", "dp_ftrl")
 SAMPLERS = ("poisson", "fixed_size")
-CLIPPINGS = ("flat", "adaptive")
 CENTRAL = ("central", "both", "dp_ftrl")
 
 
@@ -53,8 +51,8 @@ def check(config: FedConfig) -> None:
 
 def _check_promise(config: FedConfig) -> None:
   privacy = config.privacy
-  if privacy.clipping == "adaptive":
-    _check_adaptive(config)
+  if type(privacy.clipping) is not gradients.Flat:
+    _check_clipping(config)
   if privacy.method == "none":
     return
   if (privacy.epsilon is None) == (privacy.noise_multiplier is None):
@@ -71,11 +69,11 @@ def _check_promise(config: FedConfig) -> None:
     _check_simulated(config)
 
 
-def _check_adaptive(config: FedConfig) -> None:
+def _check_clipping(config: FedConfig) -> None:
   privacy = config.privacy
   if privacy.method != "central" or privacy.simulated_cohort is not None:
     raise UserError(
-      "privacy.clipping='adaptive': needs privacy.method='central', not "
+      f"privacy.clipping={fields.get(privacy, 'clipping')!r}: needs privacy.method='central', not "
       f"{privacy.method!r}, and no privacy.simulated_cohort"
     )
 
@@ -119,13 +117,11 @@ def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) 
   numbers: dict[str, Any] = dict(
     sampler=sampler,
     num_steps=config.num_rounds,
-    l2_clip_norm=privacy.l2_clip_norm,
+    l2_clip_norm=gradients.Clip(privacy.l2_clip_norm, privacy.clipping),
     normalize_by=divisor,
     delta=privacy.delta,
     accountant=privacy.accountant,
   )
-  if privacy.clipping == "adaptive":
-    numbers["l2_clip_norm"] = gradients.Clip(privacy.l2_clip_norm, adaptive(privacy))
   return _with_noise(config, noise, numbers)
 
 

@@ -30,6 +30,7 @@ from dpjax.runs import unused as unused_lib
 from dpjax.runs import workdir as owner
 from dpjax.runs.central import build as central
 from dpjax.runs.central.config import ModelConfig
+from dpjax.runs.fields import to_dict
 from dpjax.runs.promise import Promise
 from dpjax.runs.relevance import audit, pictures, unused
 from dpjax.runs.relevance.config import RelevanceConfig, check
@@ -238,7 +239,7 @@ def is_released(config: RelevanceConfig) -> bool:
 
 def digest(config: RelevanceConfig) -> bytes:
   """Of everything in the config but for where data lie and what an audit would do. Public."""
-  fields = dataclasses.asdict(config)
+  fields = to_dict(config)
   fields["data"].pop("data_dir")
   fields.pop("audit")
   return streams_lib.config_digest("relevance", fields)
