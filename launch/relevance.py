@@ -16,13 +16,12 @@ Exit code 1 if an attack refutes a PROVED epsilon.
 
 from __future__ import annotations
 
-import pathlib
 import signal
 import sys
 
 from absl import flags
 
-from dpjax.runs import fields, loop
+from dpjax.runs import loop
 from dpjax.runs.relevance import run as relevance_run
 from dpjax.runs.relevance import table as relevance_table
 from dpjax.runs.relevance.config import RelevanceConfig
@@ -35,10 +34,7 @@ flags.DEFINE_bool("audit", False, "Attack each run; short for --config.audit.ena
 
 def main() -> None:
   """Runs what is left of the experiment."""
-  config = config_flag.get()
-  if flags.FLAGS["audit"].present:  # --noaudit switches off what the file switches on
-    config = fields.replace(config, "audit.enabled", flags.FLAGS.audit)
-  workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(flags.FLAGS.config).stem}"
+  config, workdir = config_flag.asked()
   try:
     results = relevance_run.run_all(config, workdir)
   except (loop.Interrupted, KeyboardInterrupt) as stop:
