@@ -73,61 +73,36 @@ _QUESTION_FLAGS = (
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   """Defines this launcher's flags; not at import, so that launchers do not clash."""
-  number = lambda name, text: flags.DEFINE_float(name, None, text, flag_values=values)
-  whole = lambda name, text: flags.DEFINE_integer(name, None, text, flag_values=values)
-  number("epsilon", "target epsilon of the whole run")
-  flags.DEFINE_float("delta", 1e-5, "delta; keep it well below 1/n", flag_values=values)
-  flags.DEFINE_list(
-    "noise_multiplier",
-    None,
-    "std of the noise on the sum / l2_clip_norm; several values: comma list",
-    flag_values=values,
-  )
-  whole("num_steps", "number of noisy steps")
-  number("epochs", "instead of --num_steps: passes over the data, rounded up to steps")
-  number("sampling_prob", "chance of each example to be in a batch; for fixed_size b/n")
-  whole("num_examples", "n, the size of the data set; treated as public")
-  whole("batch_size", "b, the (expected) batch; with --num_examples for --sampling_prob")
-  whole("capacity", "the most examples of a batch, for --sampler=truncated_poisson")
-  flags.DEFINE_enum(
-    "sampler",
-    "poisson",
-    price.SAMPLERS,
-    "who is in a batch; none: all data",
-    flag_values=values,
-  )
-  flags.DEFINE_enum(
-    "neighboring_relation",
-    None,
-    accounting.RELATIONS,
-    "default: add_or_remove_one; fixed_size: replace_one; truncated: replace_special",
-    flag_values=values,
-  )
-  flags.DEFINE_enum(
-    "accountant", "both", ("pld", "rdp", "both"), "pld solves for both", flag_values=values
-  )
-  flags.DEFINE_string(
-    "curve",
-    None,
-    "directory for epsilon_curve.csv and .png: epsilon over the steps",
-    flag_values=values,
-  )
-  flags.DEFINE_bool(
-    "gdp", False, "add the central limit's approximation, NOT a bound", flag_values=values
-  )
-  flags.DEFINE_bool("statement", False, "print the guarantee in words", flag_values=values)
-  flags.DEFINE_bool(
-    "compare_documents",
-    False,
-    "instead: formulas that tutorials print, beside PLD and RDP at --delta",
-    flag_values=values,
-  )
-  flags.DEFINE_string(
-    "out",
-    None,
-    "with --compare_documents: directory for documents.csv and .png",
-    flag_values=values,
-  )
+
+  def flag(kind: str, name: str, default: Any, *more: Any) -> None:
+    getattr(flags, f"DEFINE_{kind}")(name, default, *more, flag_values=values)
+
+  flag("float", "epsilon", None, "target epsilon of the whole run")
+  flag("float", "delta", 1e-5, "delta; keep it well below 1/n")
+  several = "std of the noise on the sum / l2_clip_norm; several values: comma list"
+  flag("list", "noise_multiplier", None, several)
+  flag("integer", "num_steps", None, "number of noisy steps")
+  passes = "instead of --num_steps: passes over the data, rounded up to steps"
+  flag("float", "epochs", None, passes)
+  chance = "chance of each example to be in a batch; for fixed_size b/n"
+  flag("float", "sampling_prob", None, chance)
+  flag("integer", "num_examples", None, "n, the size of the data set; treated as public")
+  size = "b, the (expected) batch; with --num_examples for --sampling_prob"
+  flag("integer", "batch_size", None, size)
+  most = "the most examples of a batch, for --sampler=truncated_poisson"
+  flag("integer", "capacity", None, most)
+  flag("enum", "sampler", "poisson", price.SAMPLERS, "who is in a batch; none: all data")
+  own = "default: add_or_remove_one; fixed_size: replace_one; truncated: replace_special"
+  flag("enum", "neighboring_relation", None, accounting.RELATIONS, own)
+  flag("enum", "accountant", "both", ("pld", "rdp", "both"), "pld solves for both")
+  folder = "directory for epsilon_curve.csv and .png: epsilon over the steps"
+  flag("string", "curve", None, folder)
+  flag("bool", "gdp", False, "add the central limit's approximation, NOT a bound")
+  flag("bool", "statement", False, "print the guarantee in words")
+  printed = "instead: formulas that tutorials print, beside PLD and RDP at --delta"
+  flag("bool", "compare_documents", False, printed)
+  folder = "with --compare_documents: directory for documents.csv and .png"
+  flag("string", "out", None, folder)
 
 
 def questions(values: Any) -> list[Question]:
