@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
   from dpjax import names as names
   from dpjax import noise as noise
   from dpjax import plan as plan
+  from dpjax import price as price
   from dpjax import relevance as relevance
   from dpjax import sampling as sampling
   from dpjax import training as training
@@ -52,8 +53,8 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
 __version__ = "0.1.0"
 _ROOMS = (
   *("accounting", "auditing", "data", "federated", "gradients", "losses", "mechanisms"),
-  *("metrics", "models", "names", "noise", "plan", "relevance", "sampling", "training"),
-  *("transforms", "trees", "types", "validate"),
+  *("metrics", "models", "names", "noise", "plan", "price", "relevance", "sampling"),
+  *("training", "transforms", "trees", "types", "validate"),
 )
 _SAMPLERS = (
   *("BallsInBinsSampler", "CyclicPoissonSampler", "CyclicSampler", "FixedSizeSampler"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,40 +21,38 @@ from dpjax.validate import UserError
 Apply = Callable[[Params, Any], Array]  # (params, x [B, ...]) -> logits [B, K]
 
 
-class _Totals(NamedTuple):
-  correct: Array  # [] int32
-  loss: Array  # [] sum of the cross-entropies
-
-
 # Bounded, so that the models of a long session are let go.
 @functools.lru_cache(maxsize=64)
-def _compiled(apply: Apply) -> Callable[..., _Totals]:
-  """The jitted totals over one batch; cached for each `apply`, so that it is traced once
-  for each shape of batch however often it is evaluated."""
+def _compiled(apply: Apply, padding_id: int | None) -> Callable[..., Array]:
+  """The jitted [3] (hits, sum of the cross-entropies, number of answers) over one batch;
+  cached for each `apply`, so that it is traced once for each shape of batch however often it
+  is evaluated. With `padding_id` the answers are the tokens that follow each token of x."""
 
   @jax.jit
-  def totals(params: Params, x: Array, y: Array, mask: Array) -> _Totals:
+  def totals(params: Params, x: Array, y: Array, mask: Array) -> Array:
+    if padding_id is not None:
+      x, y = x[:, :-1], x[:, 1:]
+      mask = mask[:, None] & (y != padding_id)
     logits = apply(params, x)
-    if jnp.ndim(logits) != 2 or logits.shape[0] != x.shape[0]:
+    if jnp.shape(logits)[:-1] != y.shape:
+      wanted = ", ".join(map(str, y.shape))
       raise UserError(
-        f"apply: must return logits [{x.shape[0]}, K] for x of shape {x.shape}, "
+        f"apply: must return logits [{wanted}, K] for x of shape {x.shape}, "
         f"got {jnp.shape(logits)}"
       )
     logits = trees.at_least_float32(logits)
-    picked = jnp.take_along_axis(logits, y[:, None], axis=1)[:, 0]
-    losses = jax.nn.logsumexp(logits, axis=1) - picked
+    picked = jnp.take_along_axis(logits, y[..., None], axis=-1)[..., 0]
+    losses = jax.nn.logsumexp(logits, axis=-1) - picked
     # A NaN logit is a failure of the model and counts as a wrong answer.
-    correct = (jnp.argmax(logits, axis=1) == y) & ~jnp.isnan(logits).any(axis=1)
-    return _Totals(
-      correct=jnp.sum(correct & mask), loss=jnp.sum(jnp.where(mask, losses, 0))
-    )
+    hits = mask & (jnp.argmax(logits, axis=-1) == y) & ~jnp.isnan(logits).any(axis=-1)
+    return jnp.stack([jnp.sum(hits), jnp.sum(jnp.where(mask, losses, 0)), jnp.sum(mask)])
 
   return totals
 
 
 def _padded(array: np.ndarray, start: int, size: int) -> np.ndarray:
   rows = array[start : start + size]
-  return np.pad(rows, [(0, size - len(rows))] + [(0, 0)] * (rows.ndim - 1))
+  return np.concatenate([rows, np.zeros((size - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
 def _batches(x: Any, y: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
@@ -92,14 +90,24 @@ def evaluate(
   >>> result["accuracy"], round(result["loss"], 4)  # (-log(3/4) - log(1/4)) / 2
   (0.5, 0.837)
   """
-  validate.integer_at_least(1, batch_size=batch_size)
+  right, nats, count = _summed(apply, params, dataset, batch_size)
+  return {"accuracy": right / count, "loss": nats / count}
+
+
+def _summed(
+  apply: Apply,
+  params: Params,
+  dataset: Labelled,
+  size: int,
+  padding_id: int | None = None,
+) -> list[float]:
+  """(hits, sum of the cross-entropies, number of answers) over a data set."""
+  validate.integer_at_least(1, batch_size=size)
   if not isinstance(apply, Hashable):
     raise UserError("apply: must be hashable: a function, or a bound method as model.apply")
-  x, y = _arrays(dataset)
-  totals = _compiled(apply)
-  parts = [totals(params, *batch) for batch in _batches(x, y, batch_size)]
-  correct, loss = (np.sum(np.asarray(part, np.float64)) for part in zip(*parts))
-  return {"accuracy": float(correct / len(y)), "loss": float(loss / len(y))}
+  totals = _compiled(apply, padding_id)
+  parts = [totals(params, *batch) for batch in _batches(*_arrays(dataset), size)]
+  return np.sum([np.asarray(part, np.float64) for part in parts], axis=0).tolist()
 
 
 def accuracy(
@@ -113,21 +121,6 @@ def accuracy(
   0.75
   """
   return evaluate(apply, params, dataset, batch_size=batch_size)["accuracy"]
-
-
-@functools.lru_cache(maxsize=64)
-def _compiled_next_token(apply: Apply, padding_id: int) -> Callable[..., Array]:
-  @jax.jit
-  def totals(params: Params, tokens: Array, mask: Array) -> Array:
-    logits = trees.at_least_float32(apply(params, tokens[:, :-1]))
-    targets = tokens[:, 1:]
-    picked = jnp.take_along_axis(logits, targets[..., None], axis=2)[..., 0]
-    losses = jax.nn.logsumexp(logits, axis=2) - picked
-    kept = mask[:, None] & (targets != padding_id)
-    hits = kept & (jnp.argmax(logits, axis=2) == targets)
-    return jnp.stack([jnp.sum(hits), jnp.sum(jnp.where(kept, losses, 0)), jnp.sum(kept)])
-
-  return totals
 
 
 def evaluate_next_token(
@@ -149,13 +142,10 @@ def evaluate_next_token(
   >>> round(evaluate_next_token(uniform, jnp.float32(0), data)["perplexity"], 3)
   4.0
   """
-  x, y = _arrays(dataset)
-  totals = _compiled_next_token(apply, padding_id)
-  parts = [totals(params, tokens, mask) for tokens, _, mask in _batches(x, y, batch_size)]
-  hits, loss, count = np.sum([np.asarray(part, np.float64) for part in parts], axis=0)
-  mean = loss / max(count, 1)
+  right, nats, count = _summed(apply, params, dataset, batch_size, padding_id)
+  mean = nats / max(count, 1)
   return {
-    "accuracy": float(hits / max(count, 1)),
-    "loss": float(mean),
+    "accuracy": right / max(count, 1),
+    "loss": mean,
     "perplexity": float(np.exp(mean)),
   }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from dpjax import accounting, gradients, noise, sampling, transforms, validate
 from dpjax.accounting.overflow import OVERFLOW_SHARE
-from dpjax.types import Batch, LossFn, NeighboringRelation
+from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError
 
 MAX_NOISE_LEVELS = 32  # different factors of a noise schedule under sampling, by PLD
@@ -73,25 +73,20 @@ class Plan:
   def __post_init__(self):
     validate.non_negative(noise_multiplier=self.noise_multiplier)
     validate.positive(normalize_by=self.normalize_by)
-    validate.integer_at_least(1, num_steps=self.num_steps)
+    validate.integer_at_least(1, num_steps=self.num_steps, slices=self.slices)
     validate.open_unit(delta=self.delta)
-    validate.integer_at_least(1, slices=self.slices)
     object.__setattr__(self, "l2_clip_norm", gradients.Clip.of(self.l2_clip_norm))
     transforms.check_together(
       self.l2_clip_norm, self.noise_shape, sampler=self.sampler, slices=self.slices
     )
     if self.noise_multiplier:  # without such a number z is not what runs
       validate.positive(noise_std=float(self.noise_multiplier) * self.l2_bound)
-    accountant = self.accountant or self._proved.accountants[0]
-    object.__setattr__(self, "accountant", accountant)
+    tightest = accounting.proved_for(self.sampler.law).accountants[0]
+    object.__setattr__(self, "accountant", self.accountant or tightest)
     asked, name = str(self.neighboring_relation), type(self.sampler).__name__
     relation = accounting.checked_relation(self.sampler.law, asked, name)
     object.__setattr__(self, "neighboring_relation", NeighboringRelation(relation))
     self._check_shape()
-
-  @property
-  def _proved(self) -> accounting.Proved:
-    return accounting.proved_for(self.sampler.law)
 
   def _check_shape(self) -> None:
     shape, participation = self.noise_shape, self.sampler.participation
@@ -130,7 +125,7 @@ class Plan:
     delta: float,
     sampler: sampling.Sampler,
     num_steps: int,
-    l2_clip_norm: Any,
+    l2_clip_norm: gradients.Clip | ArrayTree,
     normalize_by: float,
     **options: Any,
   ) -> Plan:
@@ -301,7 +296,7 @@ class Plan:
       accountant=self.accountant,
     )
 
-  def epsilon_curve(self, steps: Any, delta: float | None = None) -> np.ndarray:
+  def epsilon_curve(self, steps: Iterable[int], delta: float | None = None) -> np.ndarray:
     """epsilon after each of the given step counts, each as `epsilon(delta, steps)`."""
     counts = [self._steps(int(count)) for count in steps]
     return np.array([self._epsilon_of(self._total(n), delta, n) for n in counts], float)
@@ -337,7 +332,7 @@ class Plan:
     """
     return gradients.clipped_grad(loss_fn, l2_clip_norm=self.l2_clip_norm, **options)
 
-  def accumulated(self, tx: Any) -> Any:
+  def accumulated(self, tx: optax.GradientTransformation) -> Any:
     """`tx` for this plan's slices: give it `optax.chain(plan.transform(key), optimizer)`.
 
     With slices > 1 the result takes the `slices` batches of one step one after the other;
@@ -384,7 +379,7 @@ class Plan:
         f"delta={self.delta!r}"
       )
 
-  def batches(self, data: Any, rng: int, start: int = 0) -> Iterator[Batch]:
+  def batches(self, data: Indexed, rng: int, start: int = 0) -> Iterator[Batch]:
     """Padded, masked batches for steps start .. num_steps - 1, each a function of
     (rng, step) alone. With slices > 1, each step's draw comes as that many batches in a
     row, and every drawn example is in exactly one of them.

@@ -40,6 +40,13 @@ class Labelled(Protocol):
   def y(self) -> Any: ...  # [n]
 
 
+class Indexed(Protocol):
+  """Examples by place: `rows[indices]` is a tree of stacked examples."""
+
+  def __len__(self) -> int: ...
+  def __getitem__(self, indices: Any, /) -> Any: ...
+
+
 class NeighboringRelation(enum.StrEnum):
   """When two data sets count as neighbours; part of every epsilon.
 

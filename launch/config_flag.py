@@ -58,6 +58,16 @@ def get(name: str = "config") -> Any:
   return config
 
 
+def asked() -> tuple[Any, str]:
+  """(config, workdir) of a run that --audit and --noaudit have attacked, or not, whatever its
+  file says."""
+  config = get()
+  if flags.FLAGS["audit"].present:
+    config = fields.replace(config, "audit.enabled", flags.FLAGS.audit)
+  stem = pathlib.Path(flags.FLAGS.config).stem
+  return config, flags.FLAGS.workdir or f"runs/{stem}"
+
+
 def load(path: str, kind: type, *, name: str = "--config") -> Any:
   """What `get_config()` of a Python file returns, checked to be a well-typed `kind`."""
   at = f"{name}={path}"

@@ -17,11 +17,8 @@ Exit code 1 if one of several runs failed, or an attack refutes a PROVED epsilon
 
 from __future__ import annotations
 
-import pathlib
-
 from absl import flags
 
-from dpjax.runs import fields
 from dpjax.runs.relevance.config import RelevanceConfig
 from dpjax.sweeps import claims, engine, experiment
 from launch import app, config_flag
@@ -33,10 +30,7 @@ flags.DEFINE_bool("audit", False, "Attack each run; short for --config.audit.ena
 
 def main() -> None:
   """Runs what is left of the experiment."""
-  config = config_flag.get()
-  if flags.FLAGS["audit"].present:  # --noaudit switches off what the file switches on
-    config = fields.replace(config, "audit.enabled", flags.FLAGS.audit)
-  workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(flags.FLAGS.config).stem}"
+  config, workdir = config_flag.asked()
   with app.stoppable(workdir):
     rows = experiment.run_all(config, workdir)
   for row in rows:

@@ -16,11 +16,9 @@ on the true epsilon. If it is above the proved epsilon, the exit code is 1.
 
 from __future__ import annotations
 
-import pathlib
-
 from absl import flags
 
-from dpjax.runs import fields, loop, promise, writers
+from dpjax.runs import loop, promise, writers
 from dpjax.runs.central.config import TrainConfig
 from launch import app, config_flag
 
@@ -48,10 +46,7 @@ def report_audit(result: dict) -> None:
 
 
 def main() -> None:
-  config = config_flag.get()
-  if flags.FLAGS["audit"].present:  # --noaudit switches off what the file switches on
-    config = fields.replace(config, "audit.enabled", flags.FLAGS.audit)
-  workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(flags.FLAGS.config).stem}"
+  config, workdir = config_flag.asked()
   with app.stoppable(workdir):
     result = loop.train(config, workdir)
   print(line(result))

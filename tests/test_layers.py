@@ -20,7 +20,7 @@ _LAYERS = (
     "metrics",
   },
   {"transforms", "mechanisms"},  # which draw from noise/ and state events of accounting/
-  {"plan"},
+  {"plan", "price"},
   {"training", "federated", "relevance", "secure"},
   {"attacks", "auditing"},
   {"runs"},  # ONE run, whatever it trains

@@ -86,6 +86,27 @@ def proof(**how: Any) -> dict[str, Any]:
   return {"rigorous": rigorous, "rigorous_model": ModelConfig(name="linear")}
 
 
+def presets(dataset: str, num_epochs: int, *, without: tuple[str, ...]) -> RelevanceConfig:
+  """The readings of Algorithm 3, at the epsilon whose numbers the text states. In batches of
+  100: the paper names no size, and the noise of P3 to P5 depends on neither it nor epochs."""
+  curves = {name: reading for name, reading in READINGS.items() if name not in without}
+  return on(
+    dataset,
+    **paper(dataset),
+    curves=curves,
+    epsilons=[LAST[dataset]],
+    batch_size=100,
+    num_epochs=num_epochs,
+    title=f"Presets: {dataset}",
+  )
+
+
+def proved(dataset: str) -> RelevanceConfig:
+  """RADP with a proof beside DP-SGD, at the paper's epsilons."""
+  title = f"With a proof: {dataset}"
+  return on(dataset, **proof(clip=0.13), curves=PROVED, title=title)
+
+
 def on(dataset: str, **fields: Any) -> RelevanceConfig:
   """The paper's setting on one data set: nets, epsilons, epochs and attacks."""
   cifar = dataset == "cifar10"

@@ -17,14 +17,4 @@ from dpjax.runs.relevance.config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:
-  curves = common.READINGS
-  epsilons = [common.LAST["mnist"]]
-  return common.on(
-    "mnist",
-    **common.paper("mnist"),
-    curves=curves,
-    epsilons=epsilons,
-    batch_size=100,
-    num_epochs=10,
-    title="Presets: mnist",
-  )
+  return common.presets("mnist", num_epochs=10, without=())

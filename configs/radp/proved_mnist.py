@@ -18,6 +18,4 @@ from dpjax.runs.relevance.config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:
-  return common.on(
-    "mnist", **common.proof(clip=0.13), curves=common.PROVED, title="With a proof: mnist"
-  )
+  return common.proved("mnist")

@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any, Unpack
 
 from dpjax import validate
+from dpjax.accounting.epsilon import Counting
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.events import DpEvent, composed
 from dpjax.accounting.text import upper
@@ -23,14 +25,15 @@ MAX_NUM_STEPS = 10_000_000
 _Cost = Callable[[float], float]  # parameter -> epsilon
 
 
+class Target(Counting):
+  """What a run may cost, and how that is counted."""
+
+  epsilon: float
+  delta: float
+
+
 def calibrate_noise_multiplier(
-  make_event: Callable[[float], DpEvent],
-  *,
-  epsilon: float,
-  delta: float,
-  neighboring_relation: str = "add_or_remove_one",
-  accountant: str = "pld",
-  tol: float = 1e-4,
+  make_event: Callable[[float], DpEvent], *, tol: float = 1e-4, **target: Unpack[Target]
 ) -> float:
   """The smallest noise_multiplier whose whole run `make_event(z)` costs at most `epsilon`.
 
@@ -43,27 +46,13 @@ def calibrate_noise_multiplier(
   >>> round(z, 3)
   1.994
   """
-  search = functools.partial(
-    _least, low=MIN_NOISE_MULTIPLIER, high=MAX_NOISE_MULTIPLIER, target=epsilon
-  )
-  cost = _cost(make_event, epsilon, delta, neighboring_relation, tol)
-  answer = _with_rdp_start(search, cost, accountant, tol)
-  if answer is None:
-    raise UserError(
-      f"epsilon={epsilon!r}: unreachable, even noise_multiplier={MAX_NOISE_MULTIPLIER:g} "
-      f"costs epsilon={upper(cost(accountant)(MAX_NOISE_MULTIPLIER))} at delta={delta!r}"
-    )
-  return answer
+  low, high = MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER
+  last = f"even noise_multiplier={high:g} costs"
+  return _solved(make_event, low, high, last, tol, target)
 
 
 def calibrate_sampling_prob(
-  make_event: Callable[[float], DpEvent],
-  *,
-  epsilon: float,
-  delta: float,
-  neighboring_relation: str = "add_or_remove_one",
-  accountant: str = "pld",
-  tol: float = 1e-4,
+  make_event: Callable[[float], DpEvent], *, tol: float = 1e-4, **target: Unpack[Target]
 ) -> float:
   """The largest sampling_prob, at most 1, whose run `make_event(q)` costs <= `epsilon`.
 
@@ -75,26 +64,12 @@ def calibrate_sampling_prob(
   >>> round(calibrate_sampling_prob(make, epsilon=1.0, delta=1e-5), 4)
   0.048
   """
-  search = functools.partial(_least, low=1.0, high=1 / MIN_SAMPLING_PROB, target=epsilon)
   by_inverse = lambda inverse: make_event(1 / inverse)  # so that more is more private
-  cost = _cost(by_inverse, epsilon, delta, neighboring_relation, tol)
-  answer = _with_rdp_start(search, cost, accountant, tol)
-  if answer is None:
-    raise UserError(
-      f"epsilon={epsilon!r}: unreachable, even sampling_prob={MIN_SAMPLING_PROB:g} costs "
-      f"epsilon={upper(cost(accountant)(1 / MIN_SAMPLING_PROB))} at delta={delta!r}"
-    )
-  return 1 / answer
+  last = f"even sampling_prob={MIN_SAMPLING_PROB:g} costs"
+  return 1 / _solved(by_inverse, 1.0, 1 / MIN_SAMPLING_PROB, last, tol, target)
 
 
-def calibrate_num_steps(
-  step_event: DpEvent,
-  *,
-  epsilon: float,
-  delta: float,
-  neighboring_relation: str = "add_or_remove_one",
-  accountant: str = "pld",
-) -> int:
+def calibrate_num_steps(step_event: DpEvent, **target: Unpack[Target]) -> int:
   """The largest number of steps of `step_event` that costs at most `epsilon`.
 
   Guarantee: the answer costs at most `epsilon`, one step more costs more.
@@ -105,56 +80,69 @@ def calibrate_num_steps(
   100
   """
   run = functools.partial(composed, step_event)
-  cost = _cost(run, epsilon, delta, neighboring_relation)
-  search = functools.partial(_most_steps, target=epsilon)
-  start = 1 if accountant == "rdp" else _rdp_start(lambda: search(cost("rdp"), 1))
-  answer = search(cost(accountant), start or 1)
+  by = _costs(run, 0.5, **target)
+  search = functools.partial(_most_steps, target=target["epsilon"])
+  answer = search(by(""), _from_rdp(lambda: search(by("rdp"), 1), 1, target))
   if answer == 0:
-    raise UserError(
-      f"epsilon={epsilon!r}: unreachable, one step costs "
-      f"epsilon={upper(cost(accountant)(1))} at delta={delta!r}"
-    )
+    raise _unreachable("one step costs", by("")(1), target)
   if answer >= MAX_NUM_STEPS:
     raise UserError(
-      f"epsilon={epsilon!r}: allows more than {MAX_NUM_STEPS} steps; give num_steps instead"
+      f"epsilon={target['epsilon']!r}: allows more than {MAX_NUM_STEPS} steps; give "
+      "num_steps instead"
     )
   return answer
 
 
-def _cost(
-  make_event: Callable, epsilon: float, delta: float, relation: str, tol: float = 0.5
+def _costs(
+  make_event: Callable[[Any], DpEvent],
+  tol: float,
+  *,
+  epsilon: float,
+  delta: float,
+  accountant: str = "pld",
+  **options: Any,
 ) -> Callable[[str], _Cost]:
-  """Checks the target; returns accountant -> (parameter -> epsilon), remembering values."""
+  """Checks the target; returns accountant -> (parameter -> epsilon), remembering values.
+  "" is the accountant of the target."""
   validate.positive(epsilon=epsilon)
   validate.open_unit(delta=delta, tol=tol)
 
   @functools.cache
-  def cost_by(accountant: str) -> _Cost:
-    return functools.cache(
-      lambda parameter: epsilon_of(
-        make_event(parameter),
-        delta=delta,
-        neighboring_relation=relation,
-        accountant=accountant,
-      )
-    )
+  def cost_by(name: str) -> _Cost:
+    by = {"delta": delta, "accountant": name or accountant, **options}
+    return functools.cache(lambda parameter: epsilon_of(make_event(parameter), **by))
 
   return cost_by
 
 
-def _with_rdp_start(search, cost, accountant: str, tol: float) -> float | None:
-  """Searches by the accountant, beginning where the fast and looser RDP says."""
-  if accountant == "rdp":
-    return search(cost("rdp"), start=1.0, tol=tol)
-  start = _rdp_start(lambda: search(cost("rdp"), start=1.0, tol=0.01))
-  return search(cost(accountant), start=start or 1.0, tol=tol)
-
-
-def _rdp_start(search: Callable):
+def _from_rdp(search: Callable[[], Any], otherwise: Any, target: Target) -> Any:
+  """Where a search begins: where the fast and looser RDP ends, if it knows the event."""
+  if target.get("accountant") == "rdp":
+    return otherwise
   try:
-    return search()
-  except UserError:  # RDP has no analysis of this event: the accountant asked for decides
-    return None
+    return search() or otherwise
+  except UserError:  # the accountant asked for decides
+    return otherwise
+
+
+def _unreachable(last: str, cost: float, target: Target) -> UserError:
+  return UserError(
+    f"epsilon={target['epsilon']!r}: unreachable, {last} epsilon={upper(cost)} at "
+    f"delta={target['delta']!r}"
+  )
+
+
+def _solved(
+  make_event: Callable, low: float, high: float, last: str, tol: float, target: Target
+) -> float:
+  """The least parameter in [low, high] whose run costs at most the target."""
+  by = _costs(make_event, tol, **target)
+  search = functools.partial(_least, low=low, high=high, target=target["epsilon"])
+  start = _from_rdp(lambda: search(by("rdp"), start=1.0, tol=0.01), 1.0, target)
+  answer = search(by(""), start=start, tol=tol)
+  if answer is None:
+    raise _unreachable(last, by("")(high), target)
+  return answer
 
 
 def _least(

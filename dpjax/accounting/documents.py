@@ -18,8 +18,10 @@ from below), or RDP where PLD has no analysis. Documents, by their numbers in th
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Callable
+import pathlib
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import dp_accounting as dpa
@@ -27,6 +29,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.epsilon import epsilon as epsilon_of
+from dpjax.accounting.epsilon import epsilon_curve
 from dpjax.accounting.events import (
   DpEvent,
   composed,
@@ -34,6 +37,7 @@ from dpjax.accounting.events import (
   gaussian_event,
   poisson_sampled_event,
 )
+from dpjax.accounting.text import upper
 
 VERDICTS = ("unsound", "unproved", "loose", "right")
 _EXACT_WITHIN, _LOOSE_FROM = 0.99, 1.1
@@ -255,3 +259,72 @@ def _mean_age() -> Comparison:
   setting = f"ages in [0, {_AGE_RANGE}], n=500, Lap(1/n)"
   where = ("003", "4.1", "mean: sensitivity 1/n")
   return Comparison(*where, setting, "replace_one", claimed, truth, truth, "unsound")
+
+
+def table(rows: Sequence[Comparison]) -> str:
+  """One line for each formula and setting, in columns."""
+  number = lambda value: "-" if value is None else upper(value)
+  lines = [("document", "formula", "setting", "claimed", "pld", "rdp", "verdict")]
+  for row in rows:
+    claimed, pld, rdp = map(number, (row.claimed, row.pld, row.rdp))
+    place = f"{row.document} {row.section}"
+    lines.append((place, row.formula, row.setting, claimed, pld, rdp, row.verdict))
+  widths = [max(map(len, column)) for column in zip(*lines)]
+  return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def write(rows: Sequence[Comparison], directory: str, delta: float) -> list[pathlib.Path]:
+  """Writes documents.csv and documents.png; returns their paths."""
+  folder = pathlib.Path(directory)
+  folder.mkdir(parents=True, exist_ok=True)
+  paths = [folder / "documents.csv", folder / "documents.png"]
+  with paths[0].open("w", newline="") as file:
+    writer = csv.DictWriter(file, fieldnames=["delta", *rows[0]._fields])
+    writer.writeheader()
+    writer.writerows({"delta": delta, **row._asdict()} for row in rows)
+  _plot(rows, paths[1], delta)
+  return paths
+
+
+def _plot(rows: Sequence[Comparison], path: pathlib.Path, delta: float) -> None:
+  from matplotlib.figure import Figure  # slow to import; draws by Agg, needs no display
+
+  figure = Figure(figsize=(11, 4.8), layout="constrained")
+  left, right = figure.subplots(1, 2)
+  _plot_claims(left, rows)
+  _plot_closed_form(right, delta)
+  figure.suptitle(f"Published formulas and the truth, delta = {upper(delta)}")
+  figure.savefig(path, dpi=150)
+
+
+def _plot_claims(axes: Any, rows: Sequence[Comparison]) -> None:
+  colors = dict(zip(VERDICTS, ("C3", "C1", "C0", "C2")))
+  for name, color in colors.items():
+    mine = [row for row in rows if row.verdict == name]
+    truth = [row.rdp if row.pld is None else row.pld for row in mine]
+    shown = [(t, row.claimed) for t, row in zip(truth, mine) if t and math.isfinite(t)]
+    points = np.array(shown).reshape(-1, 2)
+    axes.scatter(*points.T, color=color, label=f"{name} ({len(mine)})", s=28)
+  axes.axline((1, 1), slope=1, color="0.5", linewidth=1)
+  axes.set_xscale("log")
+  axes.set_yscale("log")
+  axes.set_xlabel("true epsilon (PLD; RDP where there is no PLD)")
+  axes.set_ylabel("claimed epsilon")
+  axes.set_title("below the line the claim is too small")
+  axes.legend(frameon=False)
+
+
+def _plot_closed_form(axes: Any, delta: float) -> None:
+  steps = [1, 3, 10, 30, 100, 300, 1000]
+  for index, (sigma, prob) in enumerate(((10.0, 1.0), (1.0, 0.01))):
+    noise = gaussian_event(sigma)
+    step = poisson_sampled_event(noise, sampling_prob=prob)
+    truth = epsilon_curve(step, steps, delta=delta)
+    claimed = [dp_sgd_closed_form(sigma, n, delta) for n in steps]
+    text = f"q {prob:g}, sigma {sigma:g}"
+    axes.loglog(steps, truth, "-", color=f"C{index}", label=f"{text}: PLD")
+    axes.loglog(steps, claimed, "--", color=f"C{index}", label=f"{text}: document 000")
+  axes.set_xlabel("steps")
+  axes.set_ylabel("epsilon")
+  axes.set_title("DP-SGD by min(sqrt(2T ln(1/d))/sigma, T/sigma^2)")
+  axes.legend(frameon=False)

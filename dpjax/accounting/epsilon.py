@@ -22,7 +22,7 @@ import functools
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import dp_accounting as dpa
 import numpy as np
@@ -36,6 +36,15 @@ from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS, law_of, proved_for
 from dpjax.validate import UserError
 
 _Parts = Mapping[DpEvent, int]
+_ORDERS = rdp_lib.DEFAULT_RDP_ORDERS
+
+
+class Counting(TypedDict, total=False):
+  """How a cost is counted: the last arguments of `epsilon`, with its defaults."""
+
+  neighboring_relation: str
+  accountant: str
+
 
 # A PLD is composed by FFT, whose rounding can make delta too SMALL: against the closed form
 # by at most 4e-17 per step (measured at 10, 4e3, 3e5, 1e6 and 1e7 steps). Added back, 2.5
@@ -75,38 +84,28 @@ def epsilon(
   steps = _accountable(event, neighboring_relation, accountant)
   if dpa.NonPrivateDpEvent() in steps:
     return math.inf
-  return float(
-    _pld_epsilon(steps, delta) if accountant == "pld" else _rdp_epsilon(steps, delta)
-  )
+  if accountant == "pld":
+    return float(_pld_epsilon(steps, delta))
+  return float(rdp_lib.compute_epsilon(_ORDERS, list(_rdp(steps)), delta)[0])
 
 
-def delta(
-  event: DpEvent,
-  *,
-  epsilon: float,
-  neighboring_relation: str = "add_or_remove_one",
-  accountant: str = "pld",
-) -> float:
+def delta(event: DpEvent, *, epsilon: float, **counting: Unpack[Counting]) -> float:
   """The smallest delta that the accountant proves for `event` at `epsilon`; at most 1.
 
   >>> round(delta(dpa.GaussianDpEvent(2.0), epsilon=1.9931), 8)
   1e-05
   """
   validate.non_negative(epsilon=epsilon)
-  steps = _accountable(event, neighboring_relation, accountant)
+  steps = _accountable(event, **counting)
   if dpa.NonPrivateDpEvent() in steps:
     return 1.0
-  value = _pld_delta(steps, epsilon) if accountant == "pld" else _rdp_delta(steps, epsilon)
-  return min(1.0, float(value))
+  if counting.get("accountant", "pld") == "pld":
+    return min(1.0, _pld_delta(steps, epsilon))
+  return min(1.0, float(rdp_lib.compute_delta(_ORDERS, list(_rdp(steps)), epsilon)[0]))
 
 
 def epsilon_curve(
-  step_event: DpEvent,
-  steps: Sequence[int],
-  *,
-  delta: float,
-  neighboring_relation: str = "add_or_remove_one",
-  accountant: str = "pld",
+  step_event: DpEvent, steps: Sequence[int], *, delta: float, **counting: Unpack[Counting]
 ) -> np.ndarray:
   """Epsilon after each number of steps; the analysis of one step is done once.
 
@@ -115,16 +114,16 @@ def epsilon_curve(
   >>> epsilon_curve(dpa.GaussianDpEvent(4.0), [0, 4], delta=1e-5).round(3)
   array([0.   , 1.993])
   """
-  after = functools.partial(
-    epsilon, delta=delta, neighboring_relation=neighboring_relation, accountant=accountant
-  )
-  return np.array([after(composed(step_event, num_steps)) for num_steps in steps], float)
+  each = [epsilon(composed(step_event, n), delta=delta, **counting) for n in steps]
+  return np.array(each, float)
 
 
 # --- which mechanism, under which relation, by which accountant
 
 
-def _accountable(event: DpEvent, neighboring_relation: str, accountant: str) -> _Parts:
+def _accountable(
+  event: DpEvent, neighboring_relation: str = "add_or_remove_one", accountant: str = "pld"
+) -> _Parts:
   """The event's parts with noise relative to the sensitivity; refuses mismatches."""
   if accountant == "gdp":
     raise UserError(
@@ -178,16 +177,8 @@ def _relative_to_two_clip_norms(part: Any) -> DpEvent:
 # --- Renyi DP
 
 
-def _rdp_epsilon(steps: _Parts, delta: float) -> float:
-  return rdp_lib.compute_epsilon(rdp_lib.DEFAULT_RDP_ORDERS, list(_rdp(steps)), delta)[0]
-
-
-def _rdp_delta(steps: _Parts, epsilon: float) -> float:
-  return rdp_lib.compute_delta(rdp_lib.DEFAULT_RDP_ORDERS, list(_rdp(steps)), epsilon)[0]
-
-
 def _rdp(steps: _Parts) -> np.ndarray:
-  total = np.zeros(len(rdp_lib.DEFAULT_RDP_ORDERS))
+  total = np.zeros(len(_ORDERS))
   for part, times in steps.items():
     total += times * _rdp_one(part)
   return total
@@ -197,9 +188,8 @@ def _rdp(steps: _Parts) -> np.ndarray:
 def _rdp_one(part: DpEvent) -> np.ndarray:
   if isinstance(part, dpa.dp_event.RepeatAndSelectDpEvent):
     one_run = _rdp(merged_parts(part.event))
-    return tuning.select_rdp(
-      rdp_lib.DEFAULT_RDP_ORDERS, one_run, mean_trials=part.mean, shape=part.shape
-    )
+    law = {"mean_trials": part.mean, "shape": part.shape}
+    return tuning.select_rdp(_ORDERS, one_run, **law)
   replaces = isinstance(
     part, dpa.SampledWithoutReplacementDpEvent | dpa.RandomizedResponseDpEvent
   )
@@ -254,13 +244,9 @@ def _pld_rounding(steps: _Parts) -> float:
 
 def _pld(steps: _Parts) -> pld_lib.PrivacyLossDistribution:
   interval = _interval(steps)
-  each = [_pld_repeated(part, times, interval) for part, times in steps.items()]
+  ones = [(_pld_one(part, interval), times) for part, times in steps.items()]
+  each = [one if times == 1 else one.self_compose(times) for one, times in ones]
   return functools.reduce(lambda left, right: left.compose(right), each)
-
-
-def _pld_repeated(part: DpEvent, times: int, interval: float):
-  one = _pld_one(part, interval)
-  return one if times == 1 else one.self_compose(times)
 
 
 @functools.lru_cache(maxsize=16)
@@ -325,15 +311,13 @@ def _interval(steps: _Parts) -> float:
   total = sum(times * renyi[part] for part, times in steps.items())
   widest = max(_largest_loss(part) for part in steps)
   composed_width = total + 12 * math.sqrt(2 * total)
-  finest = min(math.sqrt(value) / _fineness(part) for part, value in renyi.items())
-  fine = max(1e-6, min(_INTERVAL, finest))
-  wanted = max(fine, widest / _MAX_POINTS[0], composed_width / _MAX_POINTS[1])
+  # a response has two or three losses, which fall between the points of the grid
+  fine = lambda part: 4000 if isinstance(part, dpa.RandomizedResponseDpEvent) else 60
+  finest = min(math.sqrt(value) / fine(part) for part, value in renyi.items())
+  wanted = max(
+    1e-6, min(_INTERVAL, finest), widest / _MAX_POINTS[0], composed_width / _MAX_POINTS[1]
+  )
   return _INTERVAL * 2.0 ** math.ceil(math.log2(wanted / _INTERVAL))
-
-
-def _fineness(part: DpEvent) -> float:
-  """A response has two or three losses, which fall between the points of the grid."""
-  return 4000 if isinstance(part, dpa.RandomizedResponseDpEvent) else 60
 
 
 def _renyi_two(part: DpEvent) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 import dp_accounting as dpa
 
 from dpjax import validate
+from dpjax.accounting import tuning
 from dpjax.validate import UserError
 
 DpEvent = dpa.DpEvent
@@ -145,11 +146,7 @@ def repeat_and_select_event(
   >>> repeat_and_select_event(gaussian_event(2), mean_trials=10).mean
   10.0
   """
-  validate.positive(mean_trials=mean_trials)
-  if mean_trials < 1:
-    raise UserError(f"mean_trials={mean_trials!r}: must be >= 1")
-  if not (isinstance(shape, int | float) and shape >= 0):
-    raise UserError(f"shape={shape!r}: must be a number >= 0")
+  tuning.check_law(mean_trials, shape)
   return dpa.dp_event.RepeatAndSelectDpEvent(event, float(mean_trials), float(shape))
 
 

@@ -131,7 +131,8 @@ class Ledger:
   def _add(self, charge: Charge) -> Ledger:
     _check_follows(self.charges, charge)
     index = _last_of_key(self.charges, charge.noise_key_id)
-    if index is None or not _alike(self.charges[index], charge):
+    facts = lambda c: (c.event, c.l2_clip_norm, c.neighboring_relation)
+    if index is None or facts(self.charges[index]) != facts(charge):
       return Ledger((*self.charges, charge))
     last = self.charges[index]
     longer = dataclasses.replace(last, num_steps=last.num_steps + charge.num_steps)
@@ -232,11 +233,6 @@ def _last_of_key(charges: tuple[Charge, ...], noise_key_id: str) -> int | None:
     if charges[index].noise_key_id == noise_key_id:
       return index
   return None
-
-
-def _alike(last: Charge, charge: Charge) -> bool:
-  facts = lambda c: (c.event, c.l2_clip_norm, c.neighboring_relation)
-  return facts(last) == facts(charge)
 
 
 def _check_follows(charges: tuple[Charge, ...], charge: Charge) -> None:

@@ -147,10 +147,6 @@ def turn_images(
   return image
 
 
-def _column(strategy: Strategy, num_steps: int) -> np.ndarray:
-  return strategy.multiply(np.eye(num_steps, 1))[:, 0]
-
-
 @functools.lru_cache(maxsize=8)
 def participation_costs(
   strategy: Strategy,
@@ -199,7 +195,7 @@ def _separated_costs(
   strategy: Strategy, num_steps: int, min_sep: int, factors: tuple[float, ...]
 ) -> np.ndarray:
   if strategy.toeplitz and not factors:
-    column = _column(strategy, num_steps)
+    column = strategy.multiply(np.eye(num_steps, 1))[:, 0]
     if column.min() >= -_ZERO and (np.diff(column) <= _ZERO).all():
       comb = (np.arange(num_steps) % min_sep == 0).astype(np.float64)
       return np.cumsum(strategy.multiply(comb[:, None])[:, 0] ** 2)

@@ -36,11 +36,6 @@ _NOT_COVERED = (
 )
 
 
-def _not_covered(event: DpEvent) -> str:
-  selected = any(isinstance(p, dpa.dp_event.RepeatAndSelectDpEvent) for p in parts(event))
-  return f"beyond the selection above, {_NOT_COVERED}" if selected else _NOT_COVERED
-
-
 def delta_warning(delta: float, num_examples: int) -> str | None:
   """One line of warning when `delta >= 1 / num_examples`, else None.
 
@@ -97,13 +92,15 @@ def privacy_statement(
     }
   else:
     rows = {name: upper(value, decimals=4) for name, value in epsilons.items()}
+  selected = any(isinstance(p, dpa.dp_event.RepeatAndSelectDpEvent) for p in parts(event))
+  as_if = " as no worse than (this is not the noise of a step)" if noise else ""
   words = [
     _headline(rows, delta, delta_set_aside, epsilon_kind),
     _adjacency(str(neighboring_relation), unit, num_examples),
-    _mechanism(event, unit, as_if=bool(noise)),
+    f"Charged{as_if}: {_runs(event, unit) or 'nothing'}.",
     *noise.splitlines(),
-    f"Released: every iterate, hence also the last one. Not covered: "
-    f"{_not_covered(event).format(unit=unit)}.",
+    "Released: every iterate, hence also the last one. Not covered: "
+    f"{'beyond the selection above, ' if selected else ''}{_NOT_COVERED.format(unit=unit)}.",
   ]
   warning = delta_warning(delta, num_examples) if num_examples else None
   words += [f"WARNING: {warning}."] if warning else []
@@ -148,13 +145,6 @@ def _adjacency(relation: str, unit: str, num_examples: int | None) -> str:
     f"{_RELATIONS[relation].format(unit=unit)}. The size of the data set{size} and all "
     "hyper-parameters are treated as public."
   )
-
-
-def _mechanism(event: DpEvent, unit: str, as_if: bool) -> str:
-  runs = _runs(event, unit) or "nothing"
-  if not as_if:
-    return f"Charged: {runs}."
-  return f"Charged as no worse than (this is not the noise of a step): {runs}."
 
 
 def _runs(event: DpEvent, unit: str) -> str:

@@ -42,7 +42,7 @@ def select_rdp(
   order = np.asarray(orders, float)
   if np.any(order <= 1) or order.shape != np.shape(rdp):
     raise UserError(f"orders={list(orders)!r}: must be > 1, one for each value of rdp")
-  _check_law(mean_trials, shape)
+  check_law(mean_trials, shape)
   if shape == math.inf:
     return _poisson_rdp(order, np.asarray(rdp, float), mean_trials)
   gamma = stopping_prob(mean_trials, shape)
@@ -66,7 +66,7 @@ def stopping_prob(mean_trials: float, shape: float) -> float:
   >>> stopping_prob(10.0, 1.0)
   0.1
   """
-  _check_law(mean_trials, shape)
+  check_law(mean_trials, shape)
   if shape == math.inf:
     raise UserError("shape=inf: the Poisson law has no stopping probability")
   if mean_trials == 1:
@@ -104,7 +104,7 @@ def draw_trials(rng: np.random.Generator, *, mean_trials: float, shape: float = 
   >>> draw_trials(np.random.default_rng(0), mean_trials=1.0)
   1
   """
-  _check_law(mean_trials, shape)
+  check_law(mean_trials, shape)
   if shape == math.inf:
     return int(rng.poisson(mean_trials))
   gamma = stopping_prob(mean_trials, shape)
@@ -120,7 +120,8 @@ def draw_trials(rng: np.random.Generator, *, mean_trials: float, shape: float = 
   return drawn
 
 
-def _check_law(mean_trials: float, shape: float) -> None:
+def check_law(mean_trials: float, shape: float) -> None:
+  """Raises UserError unless a number of trials can have this law; see `draw_trials`."""
   validate.positive(mean_trials=mean_trials)
   if mean_trials < 1:
     raise UserError(f"mean_trials={mean_trials!r}: must be >= 1")

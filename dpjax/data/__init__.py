@@ -11,9 +11,9 @@ from dpjax.data import partition as partition
 from dpjax.data import preprocess as preprocess
 from dpjax.data.dataset import Dataset as Dataset
 from dpjax.data.dataset import from_arrays as from_arrays
+from dpjax.data.federation import Federation as Federation
 from dpjax.data.identity import computed as computed
 from dpjax.data.identity import digest as digest
-from dpjax.data.partition import Federation as Federation
 from dpjax.data.registry import load as load
 from dpjax.data.resident import resident as resident
 from dpjax.data.shakespeare import shakespeare_federation as shakespeare_federation

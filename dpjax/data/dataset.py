@@ -130,15 +130,10 @@ def _to_int32(array: np.ndarray, name: str) -> np.ndarray:
   return cast
 
 
-def _pixels(x: np.ndarray) -> np.ndarray:
-  x = x[..., np.newaxis] if x.ndim == 3 else x
-  return np.divide(x, 255, dtype=np.float32)
-
-
 def _as_features(value: Any) -> np.ndarray:
   x = _as_array(value, "x")
   if x.dtype == np.uint8 and x.ndim in (3, 4):
-    return _pixels(x)
+    return np.divide(x[..., np.newaxis] if x.ndim == 3 else x, 255, dtype=np.float32)
   if x.dtype.kind == "f":
     with np.errstate(over="ignore"):  # becomes inf, which Dataset refuses by name
       return x.astype(np.float32, copy=False)

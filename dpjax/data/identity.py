@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from dpjax.data.dataset import Dataset
+from dpjax.data.federation import Federation
+from dpjax.types import Labelled
 
 _ORIGIN = "_origin"  # digest of the data that `computed` computed these from
 
 
-def digest(data: Any) -> bytes:
+def digest(data: Labelled | Federation) -> bytes:
   """32 bytes that differ where two training sets differ. SECRET, as the data are.
 
   Covered: inputs and labels (dtype, shape, every byte, in order), what one example is

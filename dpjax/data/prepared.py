@@ -7,7 +7,6 @@ Nothing here downloads.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import logging
 import os
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from dpjax import validate
 from dpjax.data import text
 from dpjax.data.dataset import Dataset, from_arrays
 from dpjax.data.dataset import first_line as first_line
@@ -54,8 +54,7 @@ def check_known(name: str) -> None:
   known = {*COMMON, *tfds.list_builders(with_community_datasets=False)}
   if match and match["folder"].partition("/")[0] in known:
     return
-  near = difflib.get_close_matches(name.lower(), known, n=1)
-  hint = f" (did you mean {near[0]!r}?)" if near else ""
+  hint = validate.did_you_mean(name.lower(), known)
   raise UserError(
     f"name={name!r}: unknown data set{hint}; one of {', '.join(COMMON)}, another "
     "tensorflow-datasets name, or a path that ends in .npz"

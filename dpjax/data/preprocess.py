@@ -36,7 +36,7 @@ def _constant(name: str, value: Any, channels: int) -> np.ndarray:
   return constant
 
 
-def standardize(data: Any, mean: HostArray, std: HostArray) -> Any:
+def standardize(data: Dataset | HostArray, mean: HostArray, std: HostArray) -> Any:
   """(x - mean) / std by PUBLIC constants: a Dataset gives a Dataset, an array an array.
 
   `mean` and `std` are one number, or one for each entry of the last axis (the channel).
@@ -65,7 +65,7 @@ def standardize(data: Any, mean: HostArray, std: HostArray) -> Any:
   return (x.astype(np.float32, copy=False) - mean) / std
 
 
-def center(data: Dataset) -> Any:
+def center(data: Dataset | HostArray) -> Any:
   """(x - 0.5) / 0.5: maps the public pixel range [0, 1] to [-1, 1].
 
   >>> center(np.array([0.0, 0.5, 1.0]))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.types import Example
+from dpjax.types import Example, Labelled
 
 LIMIT_BYTES = 8 * 2**30  # beyond this the data stay in host memory
 
@@ -29,7 +29,7 @@ class Resident:
   ([[4.0, 5.0], [0.0, 1.0]], 3)
   """
 
-  def __init__(self, dataset: Any):
+  def __init__(self, dataset: Labelled):
     self._arrays = Example(jnp.asarray(dataset.x), jnp.asarray(dataset.y))
     self.present = getattr(dataset, "present", None)  # read where batches are masked
 
@@ -40,6 +40,6 @@ class Resident:
     return _take(self._arrays, indices)
 
 
-def resident(dataset: Any, limit_bytes: int = LIMIT_BYTES) -> Any:
+def resident(dataset: Labelled, limit_bytes: int = LIMIT_BYTES) -> Any:
   """The data set on the device where it fits into `limit_bytes`, else as it is."""
   return Resident(dataset) if dataset.x.nbytes <= limit_bytes else dataset

@@ -25,7 +25,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.data.dataset import Dataset, from_arrays
-from dpjax.data.partition import Federation
+from dpjax.data.federation import Federation
 from dpjax.data.prepared import data_root
 from dpjax.validate import UserError
 

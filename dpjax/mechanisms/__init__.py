@@ -44,33 +44,3 @@ from dpjax.mechanisms.sensitivity import vector_sum_sensitivity as vector_sum_se
 from dpjax.mechanisms.sparse_vector import SparseVector as SparseVector
 from dpjax.mechanisms.sparse_vector import SparseVectorAnswer as SparseVectorAnswer
 from dpjax.mechanisms.sparse_vector import SparseVectorState as SparseVectorState
-
-__all__ = [
-  "BoundedMean",
-  "BudgetCharge",
-  "BudgetLedger",
-  "Exponential",
-  "Gaussian",
-  "Histogram",
-  "Laplace",
-  "OverlappingShards",
-  "Overspent",
-  "PermuteAndFlip",
-  "Quantile",
-  "RandomizedResponse",
-  "ReportNoisyMax",
-  "SampleAndAggregateMean",
-  "SampleAndAggregateVote",
-  "ShardCharge",
-  "SparseVector",
-  "SparseVectorAnswer",
-  "SparseVectorState",
-  "analytic_noise_multiplier",
-  "classic_noise_multiplier",
-  "count_sensitivity",
-  "gaussian_delta",
-  "histogram_sensitivity",
-  "mean_sensitivity",
-  "sum_sensitivity",
-  "vector_sum_sensitivity",
-]

@@ -28,7 +28,27 @@ _MEAN_RELATIONS = ("replace_one", "add_or_remove_one")
 
 
 @dataclasses.dataclass(frozen=True)
-class BoundedMean:
+class _Clipped:
+  epsilon: float
+  lower: float
+  upper: float
+
+  def _shares(self, values: jax.Array) -> jax.Array:
+    """`values` [n], clipped, as shares [0, 1] of the way from `lower` to `upper`."""
+    found = finite.array("values", values)
+    if found.ndim != 1:
+      raise UserError(f"values: must have shape [n], not {found.shape}")
+    if found.size > finite.MAX_RECORDS:
+      raise UserError(f"values: at most {finite.MAX_RECORDS} records, got {found.size}")
+    return finite.units("values", found, self.lower, self.upper)
+
+  def _at(self, share: jax.Array) -> jax.Array:
+    """The number that is so far on the way from `lower` to `upper`."""
+    return float(self.lower) + (float(self.upper) - float(self.lower)) * share
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedMean(_Clipped):
   """The mean of numbers clipped into [lower, upper].
 
   Guarantee: (epsilon, delta)-DP; Laplace noise where delta is 0, else analytic Gaussian.
@@ -49,9 +69,6 @@ class BoundedMean:
   ()
   """
 
-  epsilon: float
-  lower: float
-  upper: float
   delta: float = 0.0
   neighboring_relation: str = "replace_one"
 
@@ -80,12 +97,12 @@ class BoundedMean:
   def __call__(self, key: jax.Array, values: jax.Array) -> jax.Array:
     """The private mean, a scalar, of `values` [n]."""
     finite.check_key(key)
-    shares = _shares(values, self.lower, self.upper)
+    shares = self._shares(values)
     n, lower, upper = shares.size, float(self.lower), float(self.upper)
     if self.neighboring_relation == "replace_one":
       self.noise(num_records=n)  # checks n
       whole = self._calibrated(1.0, 1.0).on(key, *finite.total(shares))  # of all shares
-      return lower + (upper - lower) * (whole / n)
+      return self._at(whole / n)
     whole, rest = finite.total(shares)
     count = jnp.full((), n, whole.dtype)
     high = jnp.stack([2 * whole - count, count])  # sum of the centred values, number
@@ -162,7 +179,7 @@ class Histogram:
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantile:
+class Quantile(_Clipped):
   """The `quantile` of numbers clipped into [lower, upper], by the exponential mechanism.
 
   A point of [lower, upper] with k values below it has density proportional to
@@ -184,9 +201,6 @@ class Quantile:
   True
   """
 
-  epsilon: float
-  lower: float
-  upper: float
   quantile: float = 0.5
   neighboring_relation: str = "add_or_remove_one"
 
@@ -210,7 +224,7 @@ class Quantile:
     The edges are integers, 0 .. 2^30 (2^23 in float32) from `lower` to `upper`; the largest
     log-weight is about 0.
     """
-    shares = _shares(values, self.lower, self.upper)
+    shares = self._shares(values)
     secure.check_scale(self.scale, shares.dtype, "scale")
     parts = _parts(shares.dtype)
     inner = jnp.sort(jnp.round(shares * parts).astype(jnp.int32))
@@ -218,9 +232,8 @@ class Quantile:
     widths = jnp.diff(edges)
     target = float(self.quantile) * shares.size
     whole = math.floor(target)
-    apart = (
-      jnp.arange(widths.size, dtype=jnp.int32) - whole
-    )  # |apart - part| is the misrank
+    # |apart - part| is the misrank
+    apart = jnp.arange(widths.size, dtype=jnp.int32) - whole
     part = jnp.where(apart > 0, whole - target, target - whole)
     apart = jnp.abs(apart)
     apart = apart - jnp.min(jnp.where(widths > 0, apart, shares.size + 1))  # exactly
@@ -236,23 +249,13 @@ class Quantile:
     low, high = edges[index], edges[index + 1]
     part = jax.random.randint(for_point, (), low, high).astype(log_weights.dtype) + 0.5
     share = part / _parts(log_weights.dtype)
-    lower, upper = float(self.lower), float(self.upper)
-    return jnp.clip(lower + (upper - lower) * share, lower, upper)
+    return jnp.clip(self._at(share), float(self.lower), float(self.upper))
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
     """For `dpjax.accounting`, under `neighboring_relation`."""
     return stated.pure_event(
       float(self.epsilon), self.neighboring_relation, neighboring_relation
     )
-
-
-def _shares(values: jax.Array, lower: float, upper: float) -> jax.Array:
-  found = finite.array("values", values)
-  if found.ndim != 1:
-    raise UserError(f"values: must have shape [n], not {found.shape}")
-  if found.size > finite.MAX_RECORDS:
-    raise UserError(f"values: at most {finite.MAX_RECORDS} records, got {found.size}")
-  return finite.units("values", found, lower, upper)
 
 
 def _parts(dtype: jnp.dtype) -> int:

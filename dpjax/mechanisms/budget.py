@@ -167,7 +167,8 @@ class BudgetLedger:
     _check_disjoint([shard.records for shard in shards])
     self._check_placed(records_may_move)
     largest = lambda name: max((getattr(shard, name) for shard in shards), key=_exact)
-    event = _common_event([shard.event for shard in shards])
+    event = shards[0].event  # where they share one; else only their epsilon is used
+    event = event if all(shard.event == event for shard in shards) else None
     return self.spend(name, epsilon=largest("epsilon"), delta=largest("delta"), event=event)
 
   def _check_placed(self, by_itself: bool) -> None:
@@ -231,11 +232,6 @@ def _check_amounts(epsilon: float, delta: float) -> None:
   stated.number(epsilon=epsilon, delta=delta)
   if delta >= 1:
     raise UserError(f"delta={delta!r}: must be in [0, 1)")
-
-
-def _common_event(events: Sequence[stated.DpEvent | None]) -> stated.DpEvent | None:
-  """The event of all shards where they share one; else only their epsilon is used."""
-  return events[0] if all(event == events[0] for event in events) else None
 
 
 def _check_disjoint(shards: Sequence[Iterable[int]]) -> None:

@@ -10,6 +10,7 @@ from dpjax.sampling.samplers import Participation as Participation
 from dpjax.sampling.samplers import PoissonSampler as PoissonSampler
 from dpjax.sampling.samplers import Sampler as Sampler
 from dpjax.sampling.samplers import ShuffledSampler as ShuffledSampler
+from dpjax.sampling.samplers import SizedSampler as SizedSampler
 from dpjax.sampling.samplers import assumption as assumption
 from dpjax.sampling.samplers import generator as generator
 from dpjax.sampling.samplers import pad as pad

@@ -35,6 +35,7 @@ from dpjax.sampling.samplers import (
   PaddedSampler,
   Participation,
   Sampler,
+  SizedSampler,
   generator,
 )
 from dpjax.validate import UserError
@@ -42,12 +43,19 @@ from dpjax.validate import UserError
 
 def _once(seed: int) -> np.random.Generator:
   """A stream for what is drawn once per run, apart from those of the steps."""
-  sequence = np.random.SeedSequence(seed, spawn_key=(0, 0))
-  return np.random.Generator(np.random.Philox(sequence))
+  return generator(seed, 0, 0)
+
+
+class _Unamplified(Sampler):
+  """Nothing is claimed for the chance of which steps an example is in."""
+
+  def event(self, inner: DpEvent) -> DpEvent:
+    """Of a step that the example is in."""
+    return inner
 
 
 @dataclasses.dataclass(frozen=True)
-class CyclicSampler(Sampler):
+class CyclicSampler(_Unamplified, SizedSampler):
   """Every pass takes the same batches in the same order; they partition the examples.
 
   The order is a permutation drawn once from the seed. No secret: nothing is claimed for it.
@@ -82,20 +90,11 @@ class CyclicSampler(Sampler):
     return -(-self.num_examples // self.steps_per_pass)
 
   @property
-  def only_size(self) -> int:
-    return self.num_examples
-
-  @property
   def participation(self) -> Participation:
     return Participation(self.steps_per_pass, cyclic=True)
 
-  def event(self, inner: DpEvent) -> DpEvent:
-    """Of a step that the example is in: no amplification."""
-    return inner
-
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    if num_examples != self.num_examples:
-      raise UserError(f"num_examples={self.num_examples}: the data have {num_examples}")
+    self.check_size(num_examples)
     order = _once(seed).permutation(num_examples)
     return np.sort(order[step % self.steps_per_pass :: self.steps_per_pass])
 
@@ -153,7 +152,7 @@ class CyclicPoissonSampler(PaddedSampler):
 
 
 @dataclasses.dataclass(frozen=True)
-class BallsInBinsSampler(PaddedSampler):
+class BallsInBinsSampler(_Unamplified, PaddedSampler):
   """Each example falls into one of `num_bins` bins, once and uniformly; step t takes bin
   t mod num_bins (Choquette-Choo et al. 2024, arXiv:2410.06266; Chua et al. 2024).
 
@@ -184,10 +183,6 @@ class BallsInBinsSampler(PaddedSampler):
   def participation(self) -> Participation:
     return Participation(self.num_bins, cyclic=True)
 
-  def event(self, inner: DpEvent) -> DpEvent:
-    """Of a step that the example is in: no amplification is proved here."""
-    return inner
-
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     bins = _once(seed).integers(self.num_bins, size=num_examples)
     return self.checked(np.flatnonzero(bins == step % self.num_bins), step)
@@ -211,7 +206,7 @@ def _renewals(
 
 
 @dataclasses.dataclass(frozen=True)
-class MinSepSampler(PaddedSampler):
+class MinSepSampler(_Unamplified, PaddedSampler):
   """Poisson sampling of those who did not take part in the last `min_sep` - 1 steps.
 
   Started as if it had been running for ever, so that every batch has the same law: an
@@ -251,10 +246,6 @@ class MinSepSampler(PaddedSampler):
   @property
   def participation(self) -> Participation:
     return Participation(self.min_sep, cyclic=False)
-
-  def event(self, inner: DpEvent) -> DpEvent:
-    """Of a step that the example is in: no amplification is proved here."""
-    return inner
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     if step >= self.num_steps:

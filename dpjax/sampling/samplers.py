@@ -138,6 +138,21 @@ def taken(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.nd
   return found.astype(np.int64)
 
 
+class SizedSampler(Sampler):
+  """A sampler made for data of one size, a field `num_examples`, which is therefore public."""
+
+  num_examples: int
+
+  @property
+  def only_size(self) -> int:
+    return self.num_examples
+
+  def check_size(self, num_examples: int) -> None:
+    """UserError: data of another size."""
+    if num_examples != self.num_examples:
+      raise UserError(f"num_examples={self.num_examples}: the data have {num_examples}")
+
+
 class PaddedSampler(Sampler):
   """A sampler of a random number of examples: each with probability `rate`, on its own.
 
@@ -210,15 +225,15 @@ def _log_chernoff(count: int, num_examples: int, rate: float) -> float:
   return min(0.0, -n * (share * math.log(share / rate) + rest) * (1 - 1e-12))
 
 
-def generator(seed: int, step: int) -> np.random.Generator:
-  """The stream of one step; streams of different steps or seeds are independent.
+def generator(seed: int, *place: int) -> np.random.Generator:
+  """The stream of one step, or of any other place; those of other places or seeds are
+  independent of it.
 
   >>> generator(0, 5).random() == generator(0, 5).random()
   True
   """
-  return np.random.Generator(
-    np.random.Philox(np.random.SeedSequence(seed, spawn_key=(step,)))
-  )
+  sequence = np.random.SeedSequence(seed, spawn_key=place)
+  return np.random.Generator(np.random.Philox(sequence))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,7 +272,7 @@ class PoissonSampler(PaddedSampler):
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedSizeSampler(Sampler):
+class FixedSizeSampler(SizedSampler):
   """`batch_size` distinct examples, uniformly among all subsets of that size.
 
   Args:
@@ -288,18 +303,13 @@ class FixedSizeSampler(Sampler):
   def slots(self) -> int:
     return self.batch_size
 
-  @property
-  def only_size(self) -> int:
-    return self.num_examples
-
   def event(self, inner: DpEvent) -> DpEvent:
     return dp_accounting.SampledWithoutReplacementDpEvent(
       self.num_examples, self.batch_size, inner
     )
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    if num_examples != self.num_examples:
-      raise UserError(f"num_examples={self.num_examples}: the data have {num_examples}")
+    self.check_size(num_examples)
     rng = generator(seed, step)
     return np.sort(rng.choice(num_examples, self.batch_size, replace=False, shuffle=False))
 

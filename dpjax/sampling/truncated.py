@@ -9,12 +9,12 @@ import dp_accounting
 import numpy as np
 
 from dpjax import validate
-from dpjax.sampling.samplers import DpEvent, Sampler, generator
+from dpjax.sampling.samplers import DpEvent, SizedSampler, generator
 from dpjax.validate import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class TruncatedPoissonSampler(Sampler):
+class TruncatedPoissonSampler(SizedSampler):
   """Each example joins with probability `prob`; of more than `capacity`, a uniformly random
   `capacity` of them are kept.
 
@@ -52,10 +52,6 @@ class TruncatedPoissonSampler(Sampler):
   def slots(self) -> int:
     return self.capacity
 
-  @property
-  def only_size(self) -> int:
-    return self.num_examples
-
   def event(self, inner: DpEvent) -> DpEvent:
     """The accountant's name for one step; `inner` must be one Gaussian.
 
@@ -71,8 +67,7 @@ class TruncatedPoissonSampler(Sampler):
     )
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    if num_examples != self.num_examples:
-      raise UserError(f"num_examples={self.num_examples}: the data have {num_examples}")
+    self.check_size(num_examples)
     rng = generator(seed, step)
     taken = np.flatnonzero(rng.random(num_examples) < self.prob)
     if taken.size <= self.capacity:

@@ -28,7 +28,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.sampling.samplers import PoissonSampler
-from dpjax.types import Array, Batch, LossFn
+from dpjax.types import Array, Batch, Indexed, LossFn
 from dpjax.validate import UserError
 
 REDUCTIONS = ("mean", "sum")
@@ -56,7 +56,7 @@ class UserBlocks:
   `blocks[users]` is a `Batch` of examples [len(users), m, ...] and mask [len(users), m].
   """
 
-  data: Any  # anything with len() whose data[indices] is a tree of stacked examples
+  data: Indexed
   members: np.ndarray  # [num_users, m] int: row of each example; padding repeats row 0
   mask: np.ndarray  # [num_users, m] bool
 
@@ -71,7 +71,7 @@ class UserBlocks:
 
 
 def group_by_user(
-  data: Any,
+  data: Indexed,
   user_ids: Sequence[Any] | np.ndarray,
   *,
   max_examples_per_user: int,

@@ -8,7 +8,7 @@ import re
 import pytest
 from absl import flags
 
-from dpjax import accounting
+from dpjax import accounting, price
 from dpjax.validate import UserError
 from launch import account
 from tests import commands
@@ -29,7 +29,7 @@ def _ask(*args):
 
 def _answer(*args):
   (question,) = _ask(*args)
-  return account.solve(question)
+  return price.solve(question)
 
 
 def _epsilons(text):
@@ -146,8 +146,8 @@ def test_what_is_shown_is_rounded_to_the_private_side():
 def test_pld_solves_when_both_are_shown():
   (question,) = _ask("--epsilon=1", "--sampling_prob=0.01", "--num_steps=100")
   assert question.accountants == ("pld", "rdp")
-  answer = account.solve(question)
-  assert account.epsilon_of(answer, "pld") <= 1 < account.epsilon_of(answer, "rdp")
+  answer = price.solve(question)
+  assert price.epsilon_of(answer, "pld") <= 1 < price.epsilon_of(answer, "rdp")
 
 
 def test_fixed_size_batches_are_whole_and_under_replace_one():
@@ -158,19 +158,19 @@ def test_fixed_size_batches_are_whole_and_under_replace_one():
     "--num_steps=50",
     "--num_examples=777",
   )
-  assert question.options == {"neighboring_relation": "replace_one"}
+  assert question.neighboring_relation == "replace_one"
   assert question.accountants == ("rdp",)
-  answer = account.solve(question)
+  answer = price.solve(question)
   batch = answer.sampling_prob * 777
-  assert batch == pytest.approx(round(batch)) and account.epsilon_of(answer, "rdp") <= 1
+  assert batch == pytest.approx(round(batch)) and price.epsilon_of(answer, "rdp") <= 1
   larger = answer._replace(sampling_prob=(round(batch) + 1) / 777)
-  assert account.epsilon_of(larger, "rdp") > 1
+  assert price.epsilon_of(larger, "rdp") > 1
 
 
 def test_without_a_sampler_every_step_sees_all_data():
   answer = _answer("--sampler=none", "--noise_multiplier=4", "--num_steps=4")
   one = accounting.epsilon(accounting.gaussian_event(2.0), delta=1e-5)
-  assert account.epsilon_of(answer, "pld") == pytest.approx(one)
+  assert price.epsilon_of(answer, "pld") == pytest.approx(one)
 
 
 @pytest.mark.parametrize(
@@ -209,17 +209,17 @@ def test_unclear_questions_are_user_errors(args):
 
 def test_no_noise_costs_everything():
   answer = _answer("--noise_multiplier=0", "--sampling_prob=.5", "--num_steps=1")
-  assert account.epsilon_of(answer, "pld") == math.inf
+  assert price.epsilon_of(answer, "pld") == math.inf
   assert "inf" in account.table([answer])
 
 
 def test_a_truncated_sample_is_replace_special_by_pld_and_costs_more():
   given = ("--noise_multiplier=1.5", "--num_examples=1000", "--batch_size=20")
   (cut,) = _ask("--sampler=truncated_poisson", "--capacity=24", "--num_steps=50", *given)
-  assert cut.options == {"neighboring_relation": "replace_special"}
+  assert cut.neighboring_relation == "replace_special"
   assert cut.accountants == ("pld",)
   (plain,) = _ask("--num_steps=50", *given)
-  assert account.epsilon_of(cut, "pld") > account.epsilon_of(plain, "pld")
+  assert price.epsilon_of(cut, "pld") > price.epsilon_of(plain, "pld")
   assert "gdp" not in account.table([cut])
   with pytest.raises(UserError, match="capacity"):
     _ask("--sampler=truncated_poisson", "--num_steps=50", *given)
@@ -231,11 +231,11 @@ def test_a_truncated_sample_is_replace_special_by_pld_and_costs_more():
 
 def test_the_approximation_is_shown_on_request_and_labelled():
   given = ("--noise_multiplier=1.1", "--num_steps=100")
-  (asked,) = _ask("--gdp", "--sampling_prob=0.01", *given)
-  row = account.table([asked]).splitlines()[-1]
+  (asked,) = _ask("--sampling_prob=0.01", *given)
+  row = account.table([asked], gdp=True).splitlines()[-1]
   assert "gdp (APPROXIMATION, not a bound)" in row
-  assert float(row.split()[-1]) < account.epsilon_of(asked, "pld")  # too small, in truth
+  assert float(row.split()[-1]) < price.epsilon_of(asked, "pld")  # too small, in truth
   (unasked,) = _ask("--sampling_prob=0.01", *given)
   assert "gdp" not in account.table([unasked])
-  (unsampled,) = _ask("--gdp", "--sampler=none", *given)
-  assert "gdp (exact)" in account.table([unsampled])
+  (unsampled,) = _ask("--sampler=none", *given)
+  assert "gdp (exact)" in account.table([unsampled], gdp=True)

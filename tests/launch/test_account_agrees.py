@@ -8,7 +8,7 @@ from absl import flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax import accounting, sampling
+from dpjax import accounting, price, sampling
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.runs.central.privacy import make_plan
 from dpjax.runs.federated import privacy as federate_privacy
@@ -58,8 +58,8 @@ def test_equal_settings_are_equal_events(sampler, n, thousandths, z, steps):
     f"--noise_multiplier={z}", f"--num_steps={steps}", *flag,
   )  # fmt: skip
   plan = _trained(sampler, prob, n, z, steps, **changes)
-  assert account.run_event(question) == plan.event()
-  assert question.options["neighboring_relation"] == plan.neighboring_relation
+  assert price.run_event(question) == plan.event()
+  assert question.neighboring_relation == plan.neighboring_relation
   assert question.delta == plan.delta
   if sampler == "fixed_size":  # and what the table shows is what is drawn
     drawn = plan.sampler.draw(n, seed=0, step=0).size
@@ -71,7 +71,7 @@ def test_the_row_of_training_is_what_training_prints():
     "--sampling_prob=0.02", "--num_examples=500", "--noise_multiplier=1", "--num_steps=30"
   )
   plan = _trained("poisson", 0.02, 500, 1.0, 30)
-  assert account.epsilon_in_training(question, "rdp") == pytest.approx(plan.epsilon())
+  assert price.epsilon_in_training(question, "rdp") == pytest.approx(plan.epsilon())
   last = account.table([question]).splitlines()[-1].split()
   assert last[:2] == ["launch.train", "(pld)"]
   by_pld = dataclasses.replace(plan, accountant="pld").epsilon()
@@ -87,7 +87,7 @@ def test_a_batch_that_is_no_integer_was_charged_as_a_smaller_one():
   )
   options = {"delta": 1e-5, "accountant": "rdp", "neighboring_relation": "replace_one"}
   too_little = accounting.epsilon(accounting.composed(one, 50), **options)
-  assert account.epsilon_of(asked, "rdp") > 1.2 * too_little
+  assert price.epsilon_of(asked, "rdp") > 1.2 * too_little
   assert sampling.whole_batch_size(0.015, 100) == 2
 
 
@@ -108,7 +108,7 @@ def test_a_federation_charges_what_account_says(clients, share, fixed):
     f"--sampler={name}", f"--num_examples={clients}", f"--batch_size={cohort}",
     "--noise_multiplier=1.5", "--num_steps=7",
   )  # fmt: skip
-  assert plan is reported and account.run_event(question) == plan.event()
+  assert plan is reported and price.run_event(question) == plan.event()
 
 
 def test_batches_have_the_size_that_is_charged():

@@ -1,0 +1,142 @@
+"""A data set and who holds which of its rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.data.dataset import Dataset
+from dpjax.types import Example
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Federation:
+  """One data set and the rows that each client holds; nothing is copied per client.
+
+  `client(i)` gathers the rows of one client when asked, `indices[i]` names them, so that
+  `federation.dataset[federation.indices[i]]` is its `Example` batch. A client may be empty.
+  Rows that no client holds are allowed, rows that two hold are not.
+
+  >>> from dpjax.data.dataset import from_arrays
+  >>> d = from_arrays(np.arange(8.0).reshape(4, 2), [0, 1, 1, 0], num_classes=2)
+  >>> fed = Federation(d, [[0, 3], [], [2, 1]], client_ids=["ann", "bob", "cy"])
+  >>> fed
+  Federation(arrays/train: 4 examples over 3 clients of 0 to 2)
+  >>> fed.client("cy").x.tolist(), len(fed.client(1)), fed.sizes.tolist()
+  ([[4.0, 5.0], [2.0, 3.0]], 0, [2, 0, 2])
+  >>> fed.client("bo")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: client='bo': is none of the 3 clients (did you mean 'bob'?)
+  """
+
+  dataset: Dataset
+  indices: Sequence[Any]  # [num_clients] arrays of rows
+  client_ids: Sequence[str] = ()  # default: "0", "1", ...
+
+  def __post_init__(self):
+    rows = tuple(_as_rows(client) for client in self.indices)
+    if not rows:
+      raise UserError("indices: must hold at least one client")
+    _check_rows(rows, len(self.dataset))
+    ids = tuple(self.client_ids) or tuple(map(str, range(len(rows))))
+    _check_ids(ids, len(rows))
+    object.__setattr__(self, "indices", rows)
+    object.__setattr__(self, "client_ids", ids)
+
+  @property
+  def num_clients(self) -> int:
+    """How many clients there are, empty ones included."""
+    return len(self.indices)
+
+  @functools.cached_property
+  def sizes(self) -> np.ndarray:
+    """[num_clients] examples of each client; not private."""
+    return np.array([len(rows) for rows in self.indices], np.int64)
+
+  @functools.cached_property
+  def _positions(self) -> dict[str, int]:
+    return {name: position for position, name in enumerate(self.client_ids)}
+
+  def position(self, client: int | str) -> int:
+    """The place of a client, given its place or its id; UserError for an unknown one."""
+    if isinstance(client, str):
+      if client not in self._positions:
+        hint = validate.did_you_mean(client, self.client_ids)
+        raise UserError(
+          f"client={client!r}: is none of the {self.num_clients} clients{hint}"
+        )
+      return self._positions[client]
+    validate.integer_at_least(0, client=client)
+    if client >= self.num_clients:
+      raise UserError(f"client={client}: must be below the {self.num_clients} clients")
+    return int(client)
+
+  def client(self, client: int | str) -> Dataset:
+    """The examples of one client, by place or id: a copy of its rows, made now."""
+    return self.dataset.subset(self.indices[self.position(client)])
+
+  def examples(self, client: int | str) -> Example:
+    """As `client`, as bare arrays [n_i, ...]: cheaper inside a training loop."""
+    return self.dataset[self.indices[self.position(client)]]
+
+  def select(self, clients: Sequence[int | str]) -> Federation:
+    """The federation of these clients only, over the same data set."""
+    places = [self.position(client) for client in clients]
+    return Federation(
+      self.dataset,
+      [self.indices[place] for place in places],
+      [self.client_ids[place] for place in places],
+    )
+
+  def label_histograms(self) -> np.ndarray:
+    """[num_clients, num_classes] counts; not private."""
+    count = lambda rows: np.bincount(self.dataset.y[rows], minlength=classes)
+    classes = self.dataset.num_classes
+    return np.stack([count(rows) for rows in self.indices])
+
+  def __len__(self) -> int:
+    return int(self.sizes.sum())
+
+  def __repr__(self) -> str:
+    sizes = f"{self.sizes.min()} to {self.sizes.max()}"
+    clients = f"{len(self)} examples over {self.num_clients} clients of {sizes}"
+    return f"Federation({self.dataset.name}/{self.dataset.split}: {clients})"
+
+
+def _as_rows(client: Any) -> np.ndarray:
+  rows = np.asarray(client)
+  rows = rows.astype(np.int64) if rows.size == 0 else rows
+  if rows.ndim != 1 or rows.dtype.kind not in "iu":
+    raise UserError(
+      f"indices: each client must be a vector of row numbers, got {rows.dtype} "
+      f"of shape {rows.shape}"
+    )
+  rows = rows.astype(np.int64, copy=False).view()
+  rows.flags.writeable = False
+  return rows
+
+
+def _check_rows(rows: Sequence[np.ndarray], num_examples: int) -> None:
+  flat = np.concatenate(rows)
+  if flat.size and not 0 <= flat.min() <= flat.max() < num_examples:
+    raise UserError(
+      f"indices: rows from {flat.min()} to {flat.max()}: must lie in [0, {num_examples})"
+    )
+  holders = np.bincount(flat, minlength=1)
+  if holders.max() > 1:
+    raise UserError(f"indices: row {holders.argmax()} is held {holders.max()} times")
+
+
+def _check_ids(ids: tuple[str, ...], num_clients: int) -> None:
+  if len(ids) != num_clients:
+    raise UserError(f"client_ids: {len(ids)} ids for {num_clients} clients")
+  if len(set(ids)) != len(ids):
+    twice = next(name for name in ids if ids.count(name) > 1)
+    raise UserError(f"client_ids: {twice!r} names more than one client")

@@ -1,0 +1,180 @@
+"""What a private run costs, or what it may do, from its numbers alone: before there are data,
+a model or a `Plan`.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax import accounting, sampling
+from dpjax.accounting.overflow import OVERFLOW_SHARE
+
+SAMPLERS = ("poisson", "truncated_poisson", "fixed_size", "none")
+UNKNOWNS = ("epsilon", "noise_multiplier", "num_steps", "sampling_prob")
+_CURVE_POINTS = 60
+
+
+class Question(NamedTuple):
+  """What was asked; exactly one of the first four is None, the one to solve for."""
+
+  epsilon: float | None
+  noise_multiplier: float | None
+  num_steps: int | None
+  sampling_prob: float | None  # for "fixed_size" the share that a whole batch is
+  delta: float
+  sampler: str  # one of SAMPLERS
+  neighboring_relation: str
+  accountants: tuple[str, ...]  # the first one solves
+  num_examples: int | None = None  # where the sampler needs it
+  capacity: int | None = None  # of truncated_poisson
+
+  @property
+  def batch_size(self) -> int:
+    """Of the whole batches that fixed-size sampling draws."""
+    return sampling.whole_batch_size(self.sampling_prob or 0.0, self.num_examples or 0)
+
+
+def step_event(question: Question) -> accounting.DpEvent:
+  """The event of one step."""
+  noise = accounting.gaussian_event(question.noise_multiplier or 0.0)
+  if question.sampler == "none":
+    return noise
+  n, prob = question.num_examples or 0, question.sampling_prob or 0.0
+  if question.sampler == "poisson":
+    return accounting.poisson_sampled_event(noise, sampling_prob=prob)
+  if question.sampler == "truncated_poisson":
+    slots = question.capacity or 0
+    return accounting.truncated_poisson_event(
+      noise, sampling_prob=prob, num_examples=n, capacity=slots
+    )
+  size = question.batch_size
+  return accounting.fixed_size_event(noise, num_examples=n, batch_size=size)
+
+
+def run_event(question: Question) -> accounting.DpEvent:
+  """The event of the whole run."""
+  return accounting.composed(step_event(question), question.num_steps or 0)
+
+
+def solve(question: Question) -> Question:
+  """The question with its unknown filled in, on the private side; epsilon is left to
+  `epsilon_of`.
+
+  >>> asked = Question(2.0, None, 1, 1.0, 1e-5, "none", "add_or_remove_one", ("pld",))
+  >>> round(solve(asked).noise_multiplier, 2)
+  1.99
+  """
+  if question.epsilon is None:
+    return question
+  target: Any = {
+    "epsilon": question.epsilon,
+    "delta": question.delta,
+    "neighboring_relation": question.neighboring_relation,
+    "accountant": question.accountants[0],
+  }
+  run = lambda **value: run_event(question._replace(**value))
+  if question.noise_multiplier is None:
+    make = lambda z: run(noise_multiplier=z)
+    level = accounting.calibrate_noise_multiplier(make, **target)
+    return question._replace(noise_multiplier=_rounded(level, math.ceil))
+  if question.num_steps is None:
+    num_steps = accounting.calibrate_num_steps(step_event(question), **target)
+    return question._replace(num_steps=num_steps)
+  make = lambda q: run(sampling_prob=q)
+  found = question._replace(
+    sampling_prob=accounting.calibrate_sampling_prob(make, **target)
+  )
+  if question.sampler == "fixed_size":
+    return found._replace(sampling_prob=found.batch_size / (found.num_examples or 0))
+  return found._replace(sampling_prob=_rounded(found.sampling_prob or 0.0, math.floor))
+
+
+def _rounded(value: float, to_integer: Callable[[float], int]) -> float:
+  """`value` with six significant digits, rounded to the private side."""
+  scale = 10.0 ** (5 - math.floor(math.log10(value)))
+  return to_integer(value * scale) / scale
+
+
+def epsilon_of(question: Question, accountant: str) -> float:
+  """Epsilon of the whole run, with the sampler as its law says."""
+  return accounting.epsilon(
+    run_event(question),
+    delta=question.delta,
+    neighboring_relation=question.neighboring_relation,
+    accountant=accountant,
+  )
+
+
+def epsilon_in_training(question: Question, accountant: str) -> float:
+  """What `launch.train` prints for this run: its Poisson batches have a capacity, and a
+  share of delta pays for a draw above it."""
+  share = OVERFLOW_SHARE if question.sampler == "poisson" else 0.0
+  smaller = question._replace(delta=question.delta - share * question.delta)
+  return epsilon_of(smaller, accountant)
+
+
+def curve(answers: Iterable[Question]) -> list[dict[str, Any]]:
+  """Epsilon after a growing number of steps, for each answer and accountant: rows."""
+  rows = []
+  for answer in answers:
+    total = answer.num_steps or 0
+    shares = np.linspace(0, 1, _CURVE_POINTS) ** 2  # closer where the curve bends
+    steps = sorted({max(1, round(share * total)) for share in shares})
+    names = ("noise_multiplier", "sampling_prob", "delta", "neighboring_relation")
+    fixed = {name: getattr(answer, name) for name in names}
+    for by in answer.accountants:
+      cost = [epsilon_of(answer._replace(num_steps=n), by) for n in steps]
+      points = zip(steps, cost)
+      rows += [{"num_steps": n, "accountant": by, **fixed, "epsilon": e} for n, e in points]
+  return rows
+
+
+def write_curve(rows: Sequence[dict[str, Any]], directory: str) -> list[pathlib.Path]:
+  """Writes the rows of `curve` as epsilon_curve.csv and .png; returns their paths."""
+  folder = pathlib.Path(directory)
+  folder.mkdir(parents=True, exist_ok=True)
+  paths = [folder / "epsilon_curve.csv", folder / "epsilon_curve.png"]
+  with paths[0].open("w", newline="") as file:
+    writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+  _plot(rows, paths[1])
+  return paths
+
+
+def _plot(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
+  from matplotlib.figure import Figure  # slow to import; draws by Agg, needs no display
+
+  figure = Figure(figsize=(9, 4.5), layout="constrained")
+  axes = figure.subplots()
+  lines: dict[tuple[str, float], list[tuple[int, float]]] = {}
+  for row in rows:
+    line = lines.setdefault((row["accountant"], row["noise_multiplier"]), [])
+    line.append((row["num_steps"], row["epsilon"]))
+  levels = list(dict.fromkeys(level for _, level in lines))
+  for (by, level), points in lines.items():
+    axes.plot(
+      *zip(*points),
+      "-" if by == "pld" else "--",
+      color=f"C{levels.index(level) % 10}",
+      label=f"noise multiplier {level:.4g}, {by.upper()}",
+    )
+  first = rows[0]
+  probs = sorted({f"{row['sampling_prob']:.4g}" for row in rows})
+  axes.set_xlabel("steps")
+  axes.set_ylabel(f"epsilon at delta = {accounting.upper(first['delta'])}")
+  axes.set_title(
+    f"Privacy cost, sampling probability {', '.join(probs)}, "
+    f"{first['neighboring_relation'].replace('_', ' ')}"
+  )
+  axes.set_xlim(left=0)
+  axes.set_ylim(bottom=0)
+  axes.grid(alpha=0.3)
+  figure.legend(loc="outside right upper", frameon=False)
+  figure.savefig(path, dpi=150)

@@ -1,0 +1,201 @@
+"""WORKSPACE.md's "How to add ...", followed as it stands: each thing in a file of its own, or by
+the one row that the page names, and nothing else of dpjax is edited.
+
+Elsewhere: a sampler (sampling/test_a_new_sampler.py), a clipping rule (gradients/test_rules.py),
+a kind of run (runs/test_new_kind.py).
+"""
+
+import functools
+import importlib
+import json
+import sys
+
+import numpy as np
+import optax
+import pytest
+
+import dpjax.federated
+import dpjax.mechanisms
+from configs.fed import quickstart
+from dpjax import accounting, data, models
+from dpjax.auditing.games import federated as federated_games
+from dpjax.auditing.games import mechanisms as mechanism_games
+from dpjax.auditing.games import play, registry
+from dpjax.benchmarks import gradient_speed, workloads
+from dpjax.runs import fields
+from dpjax.runs.federated import build
+from tests import commands, pitfalls
+from tests.adversary import plants
+
+_NET = """
+import flax.linen as nn
+
+class Net(nn.Module):
+  num_classes: int
+  width: int = 4
+
+  @nn.compact
+  def __call__(self, x):
+    x = nn.tanh(nn.Dense(self.width)(x.reshape(x.shape[0], -1)))
+    return nn.Dense(self.num_classes)(x)
+"""
+_DATA = """
+import numpy as np
+
+from dpjax import data
+
+def load():
+  def split(name, n):
+    y = np.arange(n) % 3
+    return data.from_arrays(np.eye(3)[y], y, num_classes=3, name="corners", split=name)
+
+  return split("train", 60), split("test", 30)
+"""
+_MECHANISM = """
+import dataclasses
+
+from dpjax.mechanisms import additive, stated
+
+@dataclasses.dataclass(frozen=True)
+class NoisyCount:
+  epsilon: float
+  neighboring_relation: str = "add_or_remove_one"
+
+  def __call__(self, key, flags):
+    return additive.Laplace(self.epsilon, 1.0)(key, flags.sum())
+
+  def event(self, neighboring_relation="add_or_remove_one"):
+    own = self.neighboring_relation
+    return stated.laplace_event(1 / self.epsilon, own, neighboring_relation)
+"""
+_ALGORITHM = """
+from dpjax import federated
+
+def gentle_avg(loss_fn, client_tx, **options):
+  return federated.fed_avg(loss_fn, client_tx, **options)
+"""
+
+
+def test_a_model_and_data_are_files_of_ones_own(tmp_path):
+  (tmp_path / "tiny_net.py").write_text(_NET)
+  (tmp_path / "tiny_data.py").write_text(_DATA)
+  done = commands.run(
+    "launch.train",
+    f"--config={commands.ROOT}/configs/quickstart.py",
+    f"--workdir={tmp_path}/run",
+    "--config.model.name=tiny_net:Net",
+    '--config.model.options={"width": 5}',
+    "--config.data.name=tiny_data:load",
+    "--config.num_steps=3",
+    cwd=tmp_path,
+  )
+  assert done.returncode == 0, done.stderr
+  result = json.loads((tmp_path / "run" / "result.json").read_text())
+  assert result["num_parameters"] == 3 * 5 + 5 + 5 * 3 + 3
+  assert result["epsilon_kind"] == "proved"
+
+
+def test_data_in_an_npz_need_no_code(tmp_path):
+  x, y = np.zeros((4, 2), np.float32), np.array([0, 1, 2, 0])
+  np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x, y_test=y, num_classes=3)
+  train, test = data.load(tmp_path / "mine.npz")
+  assert (len(train), test.num_classes) == (4, 3)
+
+
+def test_a_model_by_name_is_one_row(monkeypatch):
+  module = importlib.import_module("dpjax.models.registry")
+  row = module._Entry(models.Mlp, models.Mlp)
+  monkeypatch.setitem(module._ENTRIES, "perceptron", row)
+  assert "perceptron" in models.names()
+  assert models.build("perceptron", num_classes=2, features=(3,)).features == (3,)
+
+
+@pytest.fixture
+def noisy_count(tmp_path, monkeypatch):
+  """A file in dpjax/mechanisms."""
+  (tmp_path / "noisy_count.py").write_text(_MECHANISM)
+  path = [*dpjax.mechanisms.__path__, str(tmp_path)]
+  monkeypatch.setattr(dpjax.mechanisms, "__path__", path)
+  yield importlib.import_module("dpjax.mechanisms.noisy_count").NoisyCount
+  del sys.modules["dpjax.mechanisms.noisy_count"], dpjax.mechanisms.noisy_count
+
+
+def _count_games(kind):
+  flags = np.zeros(3, np.float32), np.array([0, 0, 1], np.float32)
+  options = {"relation": "add_or_remove_one", "subject": "NoisyCount"}
+  adversary = mechanism_games.linear
+  return [mechanism_games.game(kind(epsilon=1.0), "0, 1", flags, adversary, **options)]
+
+
+def test_a_mechanism_is_a_file_and_a_game(noisy_count, monkeypatch):
+  assert registry.uncovered("mechanisms") == ["NoisyCount"]
+  monkeypatch.setitem(mechanism_games.GAMES, "NoisyCount", _count_games)
+  assert registry.uncovered("mechanisms") == [] == registry.stale("mechanisms")
+  (honest,) = registry.games("mechanisms", "NoisyCount")
+  assert not any(one.refuted for one in play(honest, num_draws=3_000))
+  (broken,) = _count_games(functools.partial(plants._Weak, noisy_count))
+  assert any(one.refuted for one in play(broken, num_draws=3_000))
+
+
+def test_the_event_of_a_mechanism_is_charged_by_both_ledgers(noisy_count):
+  event = noisy_count(0.5).event()
+  budget = dpjax.mechanisms.BudgetLedger(1.0).spend("count", epsilon=0.5, event=event)
+  ledger = accounting.Ledger().charge(
+    event,
+    l2_clip_norm=1.0,
+    neighboring_relation="add_or_remove_one",
+    noise_key_id="a",
+    first_step=0,
+  )
+  alone = accounting.epsilon(event, delta=1e-6)
+  assert 0.45 < alone < 0.51
+  assert ledger.epsilon(1e-6) == alone == accounting.epsilon(budget.event(), delta=1e-6)
+
+
+@pytest.fixture
+def gentle_avg(tmp_path, monkeypatch):
+  (tmp_path / "gentle.py").write_text(_ALGORITHM)
+  monkeypatch.syspath_prepend(tmp_path)
+  yield importlib.import_module("gentle").gentle_avg
+  del sys.modules["gentle"]
+
+
+def test_a_federated_algorithm_runs_by_its_import_path(gentle_avg):
+  public = {"algorithm": "gentle:gentle_avg", "privacy.method": "none"}
+  public |= {"privacy.epsilon": 8.0, "privacy.delta": 1e-5, "privacy.l2_clip_norm": 1.0}
+  config = quickstart.get_config()
+  for path, value in (public | {"num_rounds": 2}).items():
+    config = fields.replace(config, path, value)
+  built = build.assemble(config)
+  assert isinstance(built.algorithm, dpjax.federated.FederatedAlgorithm)
+  assert built.promise.kind == "none"
+
+
+def test_a_federated_algorithm_of_dpjax_has_a_game_or_a_reason(gentle_avg, monkeypatch):
+  monkeypatch.setattr(dpjax.federated, "gentle_avg", gentle_avg, raising=False)
+  assert registry.uncovered("federated") == ["gentle_avg"]
+  worlds, client = federated_games._WORLDS, optax.sgd(0.5)
+  row = federated_games._algorithm("gentle_avg", worlds, client)
+  monkeypatch.setitem(federated_games.GAMES, "gentle_avg", row)
+  assert registry.uncovered("federated") == [] == registry.stale("federated")
+  found = registry.games("federated", "gentle_avg")
+  assert [game.subject for game in found] == ["gentle_avg"] * len(worlds)
+
+
+def test_a_workload_of_the_benchmark_is_one_row(monkeypatch):
+  image = functools.partial(workloads._images, models.Linear(num_classes=10), (2, 2, 1), 8)
+  rows = lambda platform: {"tiny": image}
+  monkeypatch.setattr(workloads, "_by_platform", rows)
+  found = gradient_speed.measure("tiny", ["auto"], repeats=1, fresh_process=False)
+  assert [(entry.workload, entry.status) for entry in found] == [("tiny", "ok")] * 2
+
+
+def test_a_pitfall_is_a_sentence_and_a_test(tmp_path, monkeypatch):
+  more = {**pitfalls.PITFALLS, 99: "The dog eats the noise."}
+  for name, value in (("PITFALLS", more), ("ROOT", tmp_path)):
+    monkeypatch.setattr(pitfalls, name, value)
+  monkeypatch.setattr(pitfalls, "PAGE", tmp_path / "PITFALLS.md")
+  (tmp_path / "test_dog.py").write_text("def test_p99_noise_is_not_eaten(): pass\n")
+  assert pitfalls.main([]) == 0
+  page = pitfalls.PAGE.read_text()
+  assert "## P99. The dog eats the noise." in page and "test_p99_noise_is" in page
