@@ -16,13 +16,16 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import validate
-from dpjax.types import NeighboringRelation
+from dpjax.types import Array, NeighboringRelation, Params
 from dpjax.validate import UserError
 
 # Within these a bound, and every term as long as it, are normal numbers of float32.
 _MIN_NORM, _MAX_NORM = 1e-25, 1e30
 # The quotient limit keeps every factor finite.
 _MIN_GAMMA, _MAX_QUOTIENT = 1e-8, 1e30
+
+
+NormTree = Any  # a number, or a tree of numbers that is a prefix of the parameters
 
 
 class ClipRule:
@@ -47,7 +50,7 @@ class ClipRule:
     """A length of which a small share does not show in the factor."""
     return bound or 1.0
 
-  def factors(self, lengths: Any, top: float, most: float) -> Any:
+  def factors(self, lengths: Array, top: float, most: float) -> Array:
     """[B] factors of gradients of these lengths, all multiplied by the number `most`, by
     which `top` was multiplied already."""
     raise NotImplementedError
@@ -59,8 +62,8 @@ class Flat(ClipRule):
 
   may_be_unbounded: ClassVar[bool] = True
 
-  def factors(self, lengths: Any, top: float, most: float) -> Any:
-    return jnp.minimum(most, top / lengths)  # 0 -> inf -> most; never NaN
+  def factors(self, lengths: Array, top: float, most: float) -> Array:
+    return jnp.minimum(most, top / lengths)  # [B]; 0 -> inf -> most; never NaN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +92,8 @@ class Automatic(ClipRule):
   def visible(self, bound: float) -> float:
     return self.gamma
 
-  def factors(self, lengths: Any, top: float, most: float) -> Any:
-    return top / (lengths + self.gamma)
+  def factors(self, lengths: Array, top: float, most: float) -> Array:
+    return top / (lengths + self.gamma)  # [B]
 
 
 RULES: dict[str, type[ClipRule]] = {"flat": Flat, "automatic": Automatic}
@@ -113,7 +116,7 @@ class Clip:
   (3.0, Automatic(gamma=0.01))
   """
 
-  norms: Any
+  norms: NormTree
   rule: Any = Flat()  # ClipRule | str
   schedule: tuple[float, ...] = ()
 
@@ -131,7 +134,7 @@ class Clip:
     self._check_norms(validate.positive_or_inf if unbounded else validate.positive)
 
   @classmethod
-  def of(cls, given: Any) -> Clip:
+  def of(cls, given: ClipLike) -> Clip:
     """The clip that is given, or that a number or a tree is short for."""
     return given if isinstance(given, Clip) else cls(given)
 
@@ -183,7 +186,7 @@ class Clip:
     """L2 sensitivity of the sum of clipped gradients."""
     return sensitivity(self.l2_bound, relation)
 
-  def check_prefix(self, params: Any) -> None:
+  def check_prefix(self, params: Params) -> None:
     """Raises unless the norms are a prefix of the parameters, which hold arrays."""
     if not jax.tree.leaves(params):
       raise UserError("params: must hold at least one array")
@@ -193,6 +196,9 @@ class Clip:
       raise UserError(
         "l2_clip_norm: must be a number, or a prefix of the parameter tree"
       ) from None
+
+
+ClipLike = Clip | NormTree  # the norms alone are short for the flat clip
 
 
 def _is_zero(leaf: Any) -> bool:
