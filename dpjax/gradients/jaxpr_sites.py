@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -90,6 +91,11 @@ class Site:
   def name(self) -> str:
     """The primitive."""
     return self.eqn.primitive.name if self.eqn is not None else "parameter"
+
+  @property
+  def steps(self) -> int:
+    """How often it is evaluated for one example."""
+    return math.prod(loop.length for loop in self.loops)
 
   @property
   def out_avals(self) -> tuple[Any, ...]:

@@ -145,21 +145,15 @@ def _held_bytes(unit: Unit, leaves: Any) -> float:
   if not unit.hold:
     return 0.0
   if unit.rule is Rule.GRADIENT:
-    held, recorded = sum(math.prod(leaves[i].shape) for i in unit.leaves), _results(unit)
+    held = sum(math.prod(leaves[i].shape) for i in unit.leaves)
+    recorded = sum(
+      site.steps * math.prod(aval.shape) for site in unit.sites for aval in site.out_avals
+    )
   else:
     held = cost_model.size(unit.forms[0])
     recorded = sum(form.recorded for form in unit.forms)
   new = max(0, held - recorded) if unit.cost.fused else held
   return new * jnp.promote_types(leaves[unit.leaves[0]].dtype, jnp.float32).itemsize
-
-
-def _results(unit: Unit) -> int:
-  """Elements of the cotangents of a unit's sites."""
-  return sum(
-    math.prod(loop.length for loop in site.loops) * math.prod(aval.shape)
-    for site in unit.sites
-    for aval in site.out_avals
-  )
 
 
 def _work(planned: Recipe) -> tuple[float, float]:

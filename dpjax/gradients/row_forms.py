@@ -86,9 +86,8 @@ def _loop_sizes(site: Site, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _recorded(site: Site) -> int:
-  steps = math.prod(loop.length for loop in site.loops)
   shapes = (site.data[0].aval.shape, site.out_avals[0].shape)
-  return steps * sum(math.prod(shape) for shape in shapes)
+  return site.steps * sum(math.prod(shape) for shape in shapes)
 
 
 def _dot_form(site: Site) -> RowForm | None:
