@@ -7,9 +7,10 @@ Measures, on the config's own model, gradient, noise, sampler and keys: the infl
 example, each clipped term alone and their sum, of a batch of the run's own size too, padding,
 examples that are not finite, sums that remember earlier batches, cross-example leakage; the
 noise's law and independence over every step of the run (on a sample of the coordinates),
-updates that hold more than their own sum and noise, the divisor; the sampler's law and its seed, the accountant,
-overflow, reuse of keys, and the epsilon that gradient canaries prove. Prints one line for each;
-with --workdir also writes check.json there. No model is trained. Exit code 1 if a check fails.
+updates that hold more than their own sum and noise, the divisor; the sampler's law and its
+seed, the accountant, overflow, reuse of keys, and the epsilon that gradient canaries prove.
+Prints one line for each; with --workdir also writes check.json there. No model is trained.
+Exit code 1 if a check fails.
 """
 
 from __future__ import annotations
