@@ -4,12 +4,13 @@
   python -m launch.check --config=configs/mnist_cnn.py --workdir=runs/mnist_cnn
 
 Measures, on the config's own model, gradient, noise, sampler and keys: the influence of one
-example, the sum of clipped terms, of a batch of the run's own size too, padding, examples that
-are not finite, sums that remember earlier batches, cross-example leakage; the noise's law and
-independence over every step of the run (on a sample of the coordinates), updates that hold
-more than their own sum and noise, the divisor; the sampler's law and its seed, the accountant,
-overflow, reuse of keys, and the epsilon that gradient canaries prove. Prints one line for each;
-with --workdir also writes check.json there. No model is trained. Exit code 1 if a check fails.
+example, each clipped term alone and their sum, of a batch of the run's own size too, padding,
+examples that are not finite, sums that remember earlier batches, cross-example leakage; the
+noise's law and independence over every step of the run (on a sample of the coordinates),
+updates that hold more than their own sum and noise, the divisor; the sampler's law and its
+seed, the accountant, overflow, reuse of keys, and the epsilon that gradient canaries prove.
+Prints one line for each; with --workdir also writes check.json there. No model is trained.
+Exit code 1 if a check fails.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from dpjax import data, federated, losses, models, validate
 from dpjax.benchmarks import fedjax_peer
 from dpjax.federated import execution
+from dpjax.gradients.explain import aligned
 from dpjax.runs import report
 from dpjax.validate import UserError
 
@@ -237,10 +238,7 @@ def table(entries: Sequence[Entry]) -> str:
   workload  method  devices  clients  steps  round     x floor  rounds/s
   mlp       loop    1        10       3      500.0 ms  1.25     2.00
   """
-  rows = [_HEADER, *map(_cells, entries)]
-  widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
-  lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows]
-  return "\n".join(lines)
+  return aligned([_HEADER, *map(_cells, entries)])
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.types import Example
+from dpjax.federated import Cohort
+from dpjax.types import Example, LossFn, Params
 
 
 def is_installed() -> bool:
@@ -23,7 +24,9 @@ def is_installed() -> bool:
   return importlib.util.find_spec("fedjax") is not None
 
 
-def one_round(loss_fn: Any, params: Any, cohort: Any, rate: float) -> Callable[[], Any]:
+def one_round(
+  loss_fn: LossFn, params: Params, cohort: Cohort, rate: float
+) -> Callable[[], Any]:
   """() -> the server's parameters after one round of SGD at every client.
 
   Args:

@@ -30,6 +30,7 @@ from matplotlib.figure import Figure
 from dpjax import gradients, trees, validate
 from dpjax.benchmarks import opacus_twins, workloads
 from dpjax.benchmarks.workloads import Workload
+from dpjax.gradients.explain import aligned
 from dpjax.runs import report
 
 ORDINARY = "ordinary"
@@ -211,10 +212,7 @@ def table(entries: Sequence[Entry]) -> str:
   workload  method  median            ratio  compile  x  memory  x  peak RSS
   mlp       vmap    skipped: too big
   """
-  rows = [_HEADER, *map(_cells, entries)]
-  widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
-  lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows]
-  return "\n".join(lines)
+  return aligned([_HEADER, *map(_cells, entries)])
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:

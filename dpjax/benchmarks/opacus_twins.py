@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dpjax.types import Example
+
 METHODS = ("torch", "opacus", "opacus_ghost")  # the ordinary gradient; hooks; ghost norms
 _EXTRA_PARAMS = {"lstm": 4 * 256}  # DPLSTM has two bias vectors where flax has one
 _CANNOT = {
@@ -41,7 +43,7 @@ def why_not(name: str, method: str) -> str:
   return _CANNOT.get(name, "")
 
 
-def build(name: str, batch: Any, num_params: int) -> Twin:
+def build(name: str, batch: Example, num_params: int) -> Twin:
   """The twin of a workload on its batch.
 
   Raises:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 
 from dpjax import data as data_lib
+from dpjax.gradients.explain import aligned
 from dpjax.runs import report
 from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
@@ -85,14 +86,8 @@ def table(entries: Sequence[Entry]) -> str:
   mnist_cnn  auto    0.120     2000   4.0      1.00
   """
   header = ("config", "method", "s / step", "steps", "minutes", "ratio")
-  rows = [header] + [
-    (e.config, e.method, f"{e.median_s:.3f}", f"{e.num_steps}", f"{e.minutes:.1f}",
-     f"{e.ratio:.2f}")
-    for e in entries
-  ]  # fmt: skip
-  widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-  lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows]
-  return "\n".join(lines)
+  forms = ("", "", ".3f", "d", ".1f", ".2f")
+  return aligned([header, *([*map(format, entry, forms)] for entry in entries)])
 
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:

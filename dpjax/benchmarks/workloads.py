@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import losses, models, trees
-from dpjax.types import Example, LossFn
+from dpjax.types import Example, LossFn, Params
 
 
 class Workload(NamedTuple):
@@ -117,14 +117,15 @@ def _lstm(batch_size: int) -> Workload:
   return Workload(losses.softmax_cross_entropy(_apply(model)), params, batch)
 
 
-def with_lora(loss_fn: LossFn, frozen: Any, *, rank: int, key: jax.Array) -> tuple:
+def with_lora(loss_fn: LossFn, frozen: Params, *, rank: int, key: jax.Array) -> tuple:
   """Low-rank adapters on the dense kernels (Hu et al. 2022): W + A B, W frozen.
 
   Returns:
     (loss of the new parameters, the new parameters): a dict with "adapters" (A [K, rank]
     and B [rank, P] for each kernel) and "embed", the token embedding, trained as it is.
   """
-  flat = {jax.tree_util.keystr(path): leaf for path, leaf in _paths(frozen)}
+  paths = jax.tree_util.tree_leaves_with_path(frozen)
+  flat = {jax.tree_util.keystr(path): leaf for path, leaf in paths}
   kernels = {name: leaf for name, leaf in flat.items() if "kernel" in name}
   embed = next(name for name in flat if "embed" in name)
   unit = jax.nn.initializers.normal(1.0)
@@ -148,10 +149,6 @@ def with_lora(loss_fn: LossFn, frozen: Any, *, rank: int, key: jax.Array) -> tup
 
   params = {"adapters": adapters, "embed": flat[embed]}
   return (lambda params, example: loss_fn(merged(params), example)), params
-
-
-def _paths(tree: Any) -> list:
-  return jax.tree_util.tree_leaves_with_path(tree)
 
 
 def _gpt_lora(batch_size: int) -> Workload:

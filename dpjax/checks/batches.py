@@ -98,12 +98,17 @@ def _most(counts: np.ndarray, times: int, chance: float) -> float:
   return float(stats.norm.isf(min(1.0, p * max(1, counts.size)) / 2))
 
 
-def _pair_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float, str]]:
-  """No two rows come together oftener than they may."""
-  times, n = len(draws), law.n
-  taken = np.zeros((times, n), np.float32)
+def _taken(draws: list[np.ndarray], n: int) -> np.ndarray:
+  """[T, n] float32: 1 where a draw holds a row."""
+  taken = np.zeros((len(draws), n), np.float32)
   for member, drawn in zip(taken, draws):
     member[drawn] = 1
+  return taken
+
+
+def _pair_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float, str]]:
+  """No two rows come together oftener than they may."""
+  times, n, taken = len(draws), law.n, _taken(draws, law.n)
   square = law.size_variance + (n * law.rate) ** 2
   chance = min(1.0, max(0.0, (square - n * law.rate) / max(1, n * (n - 1))))
   if n <= _PAIRED:
@@ -199,9 +204,7 @@ def _overlap_law(a: Any, b: Any, n: int) -> tuple[Any, Any]:
 
 def _most_alike(draws: list[np.ndarray], n: int) -> float:
   """z of the two batches, of any two steps, that share the most examples."""
-  taken = np.zeros((len(draws), n), np.float32)
-  for member, drawn in zip(taken, draws):
-    member[drawn] = 1
+  taken = _taken(draws, n)
   size, shared = taken.sum(axis=1, dtype=np.float64), (taken @ taken.T).astype(np.float64)
   mean, variance = _overlap_law(size[:, None], size[None], n)
   z = np.where(variance > 1e-9, (shared - mean) / np.sqrt(np.maximum(variance, 1e-9)), 0)

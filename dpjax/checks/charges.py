@@ -46,51 +46,55 @@ _RELATIONS = {
 def _derived_epsilon(subject: Subject) -> float | None:
   """Epsilon from the sampler's and the noise's public fields, by dp_accounting alone; None
   where no second derivation is written here."""
-  plan, sampler = subject.plan, subject.plan.sampler
-  if sampler.participation is not None:
-    return _derived_from_matrix(plan)
+  plan: Any = subject.plan
+  accountant = RdpAccountant if plan.accountant == "rdp" else PLDAccountant
   relation = _RELATIONS[NeighboringRelation(plan.neighboring_relation)]
-  z, rule = plan.noise_multiplier, plan.l2_clip_norm.rule
-  if rule.adapts:  # a count of sensitivity 1/2 is released as well
-    z = (z**-2 + (2 * rule.count_std(plan.normalize_by)) ** -2) ** -0.5
-  fields: Any = sampler
-  if sampler.law in ("truncated_poisson", "shuffled"):
-    return _derived_by_size(plan, z, relation)
-  if sampler.law == "poisson":
-    event = dpa.PoissonSampledDpEvent(fields.prob, dpa.GaussianDpEvent(z))
-  elif sampler.law == "fixed_size":
-    # RDP reads the multiplier relative to the sensitivity, which is 2 C here
-    inner = dpa.GaussianDpEvent(z / 2)
-    event = dpa.SampledWithoutReplacementDpEvent(
-      fields.num_examples, fields.batch_size, inner
+  if plan.sampler.participation is not None:
+    counted, event, times = accountant(), *_event_of_matrix(plan)
+  elif plan.sampler.law == "shuffled":  # a Gaussian for each epoch, begun ones too
+    times = -(-plan.num_steps // (plan.sampler.num_examples // plan.sampler.batch_size))
+    counted, event = accountant(), dpa.GaussianDpEvent(_multiplier(plan) / _exchanged(plan))
+  elif plan.sampler.law in _SAMPLED:
+    event, times = (
+      _SAMPLED[plan.sampler.law](plan.sampler, _multiplier(plan)),
+      plan.num_steps,
     )
+    only = {"truncated_poisson": PLDAccountant, "fixed_size": RdpAccountant}
+    accountant = only.get(plan.sampler.law, accountant)
+    counted = accountant(neighboring_relation=relation)
   else:
     return None
-  by_rdp = plan.accountant == "rdp" or sampler.law == "fixed_size"
-  accountant = (RdpAccountant if by_rdp else PLDAccountant)(neighboring_relation=relation)
-  accountant.compose(event, plan.num_steps)
-  return float(accountant.get_epsilon(plan.accounted_delta(plan.delta)))
+  counted.compose(event, times)
+  return float(counted.get_epsilon(plan.accounted_delta(plan.delta)))
 
 
-def _derived_by_size(plan: Any, z: float, relation: Any) -> float:
-  """The same for truncated Poisson samples and for shuffled epochs."""
-  sampler, times = plan.sampler, plan.num_steps
-  if sampler.law == "truncated_poisson":
-    event: Any = dpa.TruncatedSubsampledGaussianDpEvent(
-      sampler.num_examples, sampler.prob, sampler.capacity, z
-    )
-    accountant = PLDAccountant(relation)
-  else:  # sum of precisions of as many Gaussians as there are epochs, begun ones too
-    times = -(-plan.num_steps // (sampler.num_examples // sampler.batch_size))
-    sensitivity = 2 if plan.neighboring_relation == "replace_one" else 1
-    event = dpa.GaussianDpEvent(z / sensitivity)
-    accountant = RdpAccountant() if plan.accountant == "rdp" else PLDAccountant()
-  accountant.compose(event, times)
-  return float(accountant.get_epsilon(plan.accounted_delta(plan.delta)))
+_SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
+  "poisson": lambda s, z: dpa.PoissonSampledDpEvent(s.prob, dpa.GaussianDpEvent(z)),
+  "truncated_poisson": lambda s, z: dpa.TruncatedSubsampledGaussianDpEvent(
+    s.num_examples, s.prob, s.capacity, z
+  ),
+  # RDP reads the multiplier relative to the sensitivity, which is 2 C here
+  "fixed_size": lambda s, z: dpa.SampledWithoutReplacementDpEvent(
+    s.num_examples, s.batch_size, dpa.GaussianDpEvent(z / 2)
+  ),
+}
 
 
-def _derived_from_matrix(plan: Any) -> float:
-  """The same where participation is bounded, from the dense C."""
+def _multiplier(plan: Any) -> float:
+  z, rule = plan.noise_multiplier, plan.l2_clip_norm.rule
+  if not rule.adapts:
+    return z
+  # a count of sensitivity 1/2 is released as well
+  return (z**-2 + (2 * rule.count_std(plan.normalize_by)) ** -2) ** -0.5
+
+
+def _exchanged(plan: Any) -> int:
+  """The sensitivity in clip norms."""
+  return 2 if plan.neighboring_relation == "replace_one" else 1
+
+
+def _event_of_matrix(plan: Any) -> tuple[dpa.DpEvent, int]:
+  """(event, how many) where participation is bounded, from the dense C."""
   shape = plan.noise_shape
   matrix = noise.correlated.matrix(shape.strategy, plan.num_steps)
   matrix /= np.array(shape.schedule or np.ones(plan.num_steps))[:, None]
@@ -100,12 +104,8 @@ def _derived_from_matrix(plan: Any) -> float:
     sensitivity = np.sqrt((matrix**2).sum(axis=0).max())
   else:
     sensitivity = accounting.sensitivity(matrix, min_sep=apart, cyclic=cyclic)
-  halved = 2 if plan.neighboring_relation == "replace_one" else 1
-  event: Any = dpa.GaussianDpEvent(plan.noise_multiplier / sensitivity / halved)
-  event = event if prob == 1 else dpa.PoissonSampledDpEvent(prob, event)
-  accountant = (RdpAccountant if plan.accountant == "rdp" else PLDAccountant)()
-  accountant.compose(event, turns)
-  return float(accountant.get_epsilon(plan.accounted_delta(plan.delta)))
+  event = dpa.GaussianDpEvent(plan.noise_multiplier / sensitivity / _exchanged(plan))
+  return (event if prob == 1 else dpa.PoissonSampledDpEvent(prob, event)), turns
 
 
 def agreement(subject: Subject) -> Row:
@@ -183,7 +183,7 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
 
   def update(number, state, offered, mask):
     tx = subject.transform(key)
-    return noise_record.updated(tx, offered, state, params[number], mask)
+    return noise_record.updated(tx.update, offered, state, params[number], mask)
 
   def idle(number, state):
     offered, mask = _offered(subject, number, 0)

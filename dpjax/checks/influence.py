@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 
 from dpjax import gradients, trees
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, row
-from dpjax.types import ArrayTree, NeighboringRelation, Params
+from dpjax.types import ArrayTree, LossFn, NeighboringRelation, Params
 
 _SLACK = 1e-3  # float32: relative to the sensitivity
 _SUM_SLACK = 0.02  # of a clip norm for each example; covers bfloat16 models
@@ -31,6 +31,11 @@ def _norm(tree: Any) -> float:
   return float(np.sqrt(sum(squares)))
 
 
+def _worst(moves: Sequence[float]) -> float:
+  """A plain max would drop NaN, which must fail."""
+  return max(moves) if np.isfinite(moves).all() else math.nan
+
+
 def _minus(a: Any, b: Any) -> Any:
   return jax.tree.map(np.subtract, _numpy(a), _numpy(b))
 
@@ -39,16 +44,31 @@ def _is_float(leaf: Any) -> bool:
   return not trees.is_key(leaf) and jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating)
 
 
+def _put(batch: Any, rows: Any, change: Callable[[jax.Array], Any]) -> Any:
+  """Floats of these rows become `change(own)`; integers, labels and keys stay."""
+
+  def put(leaf):
+    if not _is_float(leaf):
+      return leaf
+    leaf = jnp.asarray(leaf)
+    return leaf.at[rows].set(change(leaf[rows]))
+
+  return jax.tree.map(put, batch)
+
+
 def _scaled(tree: Any, factor: float) -> Any:
-  """Floats times a factor; integers, labels and keys as they are."""
-  return jax.tree.map(
-    lambda leaf: jnp.asarray(leaf) * factor if _is_float(leaf) else leaf, tree
-  )
+  return _put(tree, ..., lambda own: own * factor)
 
 
-@functools.lru_cache(maxsize=4)  # one compilation for all checks of one subject
+# One compilation for all checks of one subject.
+@functools.lru_cache(maxsize=4)
 def _compiled_total(clipped_grad: Callable[..., Any]) -> Callable[..., Any]:
   return jax.jit(lambda params, batch, mask: clipped_grad(params, batch, mask).total)
+
+
+@functools.lru_cache(maxsize=4)
+def _own_grad(loss_fn: LossFn) -> Callable[..., Any]:
+  return jax.jit(jax.grad(loss_fn))
 
 
 def _total(subject: Subject) -> Callable[..., Any]:
@@ -75,8 +95,7 @@ def _moved(total: Any, exchange: bool) -> Callable[[Any, Any, int], Any]:
 
 def _scaled_one(batch: Any, j: int, factor: float) -> Any:
   """Example j alone blown up: its term is as long as clipping allows, the others' are not."""
-  scale = lambda leaf: jnp.asarray(leaf).at[j].multiply(factor) if _is_float(leaf) else leaf
-  return jax.tree.map(scale, batch)
+  return _put(batch, j, lambda own: own * factor)
 
 
 def _copied(batch: Any, j: int) -> Any:
@@ -84,7 +103,7 @@ def _copied(batch: Any, j: int) -> Any:
 
   def copy(leaf):
     leaf = leaf if trees.is_key(leaf) else jnp.asarray(leaf)
-    return leaf.at[j].set(leaf[(j + 1) % BATCH])
+    return leaf.at[j].set(leaf[(j + 1) % len(leaf)])
 
   return jax.tree.map(copy, batch)
 
@@ -103,36 +122,75 @@ def influence(subject: Subject) -> Row:
     for changed in (_scaled(batch, x), _scaled_one(batch, j, x))
   ]
   bound = gradients.sensitivity(subject.plan.l2_bound, relation)
-  # A plain max would drop NaN, which must fail.
-  worst = max(norms) if np.isfinite(norms).all() else float("nan")
   return row(
     "influence of one example",
-    worst,
+    _worst(norms),
     bound * (1 + _SLACK),
     f"largest move of the sum, {relation}, inputs and parameters up to x{_FACTORS[-1]:g}",
   )
 
 
-def _clipped(grads: Any, clip: gradients.Clip) -> Any:
-  """Clipping of ONE example's gradient by the rule's own formula: the oracle."""
+def _published(rule: gradients.ClipRule, norm: float, bound: float) -> float | None:
+  """The factor of a gradient of this norm by the paper of the rule, which does not vouch for
+  itself; None for a rule that is not known here."""
+  if type(rule) is gradients.Flat or rule.adapts:  # Abadi et al. 2016
+    return min(1.0, bound / norm)
+  if isinstance(rule, gradients.Automatic):  # Bu et al. 2022
+    return bound / (norm + rule.gamma)
+  return None
 
-  def shortened(bound, group):
+
+def _term(subject: Subject, batch: Any, i: int) -> tuple[Any, Any]:
+  """(what example i contributes in a batch of its own, what it should), in float64: its own
+  gradient times the published factor, or times whatever factor in [0, 1] is nearest."""
+  one = jax.tree.map(lambda leaf: leaf[i : i + 1], batch)
+  term = _total(subject)(subject.params, one, np.ones(1, bool))
+  example = jax.tree.map(lambda leaf: leaf[0], one)
+  grads = _numpy(_own_grad(subject.loss_fn)(subject.params, example))
+  clip = subject.plan.l2_clip_norm
+
+  def wanted(bound, group, seen):
     norm = _norm(group)
-    factor = float(clip.rule.factors(norm, bound, 1.0)) if 0 < norm < math.inf else 0.0
-    return jax.tree.map(lambda leaf: leaf * factor, group)
+    if not (bound and 0 < norm < math.inf):
+      return jax.tree.map(np.zeros_like, group)
+    factor = _published(clip.rule, norm, bound)
+    if factor is None:
+      along = jax.tree.map(lambda g, t: np.sum(g * t / norm**2), group, seen)
+      factor = np.clip(sum(jax.tree.leaves(along)), 0, 1)
+    return trees.scale(group, factor)
 
-  return jax.tree.map(shortened, clip.norms, _numpy(grads))
+  return term, jax.tree.map(wanted, clip.norms, grads, term)
+
+
+def one_term(subject: Subject) -> Row:
+  """Each example alone contributes its own gradient, as long as its bound at most, and
+  shortened as the rule's paper says."""
+  bounds, off, over = subject.plan.l2_clip_norm, [], []
+  for factor in _FACTORS[:2]:
+    batch = _scaled(subject.batch(), factor)
+    for i in range(BATCH):
+      term, wanted = _term(subject, batch, i)
+      off.append(_norm(_minus(term, wanted)) / subject.plan.l2_bound)
+      norms = jax.tree.map(lambda _, group: _norm(group), bounds.norms, term)
+      pairs = zip(jax.tree.leaves(norms), bounds.group_bounds())
+      over += [norm / bound - 1 if bound else norm for norm, bound in pairs]
+  known = _published(bounds.rule, 1.0, 1.0) is not None
+  return row(
+    "one clipped term",
+    _worst([_worst(off) / _SUM_SLACK, _worst(over) / _SLACK]),
+    1.0,
+    f"each of {len(off)} examples alone: {max(off):.1e} clip norms off "
+    f"{'the published rule' if known else 'its own direction'} (<= {_SUM_SLACK:g}), "
+    f"{max(0.0, *over):.1e} beyond its bound (<= {_SLACK:g})",
+  )
 
 
 def sum_of_terms(subject: Subject) -> Row:
   """The sum equals that of the examples' own gradients, each taken alone and clipped."""
-  batch, grad_fn = subject.batch(), jax.jit(jax.grad(subject.loss_fn))
+  batch = subject.batch()
   total = _total(subject)(subject.params, batch, np.ones(BATCH, bool))
   for i in range(BATCH):
-    one = jax.tree.map(lambda leaf, i=i: leaf[i], batch)
-    plan = subject.plan
-    term = _clipped(grad_fn(subject.params, one), plan.l2_clip_norm)
-    total = jax.tree.map(np.subtract, total, term)
+    total = _minus(total, _term(subject, batch, i)[1])
   return row(
     "sum of clipped terms",
     _norm(total) / (BATCH * subject.plan.l2_bound),
@@ -145,21 +203,15 @@ def padding(subject: Subject) -> Row:
   """What lies in padded slots, NaN included, changes nothing."""
   total, batch, half = _total(subject), subject.batch(), np.arange(BATCH) < BATCH // 2
 
-  def filled(value):
-    def fill(leaf):
-      return jnp.asarray(leaf).at[BATCH // 2 :].set(value) if _is_float(leaf) else leaf
-
-    return jax.tree.map(fill, batch)
-
+  filled = lambda value: _put(batch, slice(BATCH // 2, None), lambda own: value)
   clean = total(subject.params, _copied(batch, BATCH - 1), half)
   moves = [
     _norm(_minus(total(subject.params, filled(value), half), clean))
     for value in (0.0, 1e4, float("nan"))
   ]
-  worst = max(moves) if np.isfinite(moves).all() else float("nan")
   return row(
     "padding contributes nothing",
-    worst / subject.plan.l2_bound,
+    _worst(moves) / subject.plan.l2_bound,
     _SLACK,
     "move of the sum, in clip norms, when padded slots hold 0, 1e4 or NaN",
   )
@@ -175,10 +227,7 @@ def whole_batch(subject: Subject) -> Row:
   mask[[BATCH + 1, -1]] = True
   batch = _scaled_one(batch, BATCH + 1, _FACTORS[-1])
   hole = np.flatnonzero(~mask)[::2]  # others are padded by examples
-  put = lambda leaf: leaf.at[hole].set(float("nan")) if _is_float(leaf) else leaf
-  batch = jax.tree.map(
-    lambda leaf: put(leaf if trees.is_key(leaf) else jnp.asarray(leaf)), batch
-  )
+  batch = _put(batch, hole, lambda own: float("nan"))
   total = _total(subject)
   rest = total(subject.params, batch, mask)
   for start in range(0, size, BATCH):
@@ -194,19 +243,13 @@ def whole_batch(subject: Subject) -> Row:
   )
 
 
-def _spoilt(batch: Any, j: int, value: float) -> Any:
-  """Example j with every number of it replaced."""
-  put = lambda leaf: jnp.asarray(leaf).at[j].set(value) if _is_float(leaf) else leaf
-  return jax.tree.map(put, batch)
-
-
 def _dropped_from_sum(subject: Subject) -> Iterator[float]:
   """Clip norms by which an example moves the sum whose own gradient is not finite."""
   total, batch = _total(subject), subject.batch()
-  own_grad, everyone = jax.jit(jax.grad(subject.loss_fn)), np.ones(BATCH, bool)
+  own_grad, everyone = _own_grad(subject.loss_fn), np.ones(BATCH, bool)
   for value in _SPOILT:
     for j in (0, BATCH - 1):
-      spoilt = _spoilt(batch, j, value)
+      spoilt = _put(batch, j, lambda own, value=value: value)
       own = own_grad(subject.params, jax.tree.map(lambda leaf, j=j: leaf[j], spoilt))
       moved = _norm(
         _minus(
@@ -247,12 +290,11 @@ def _dropped_from_stack(subject: Subject) -> Iterator[float]:
 
 def dropped(subject: Subject) -> Row:
   """An example whose gradient is NaN or infinite contributes nothing, and spoils nothing."""
-  moves = [*_dropped_from_sum(subject), *_dropped_from_stack(subject)]
-  worst = max(0.0, *moves) if np.isfinite(moves).all() else float("nan")
+  moves = [0.0, *_dropped_from_sum(subject), *_dropped_from_stack(subject)]
   noise = 1e-6 * subject.plan.noise_multiplier * math.sqrt(trees.size(subject.params))
   return row(
     "non-finite example dropped",
-    worst,
+    _worst(moves),
     _SLACK + noise,
     "move of the sum, in clip norms, by an example of NaN, infinity or 1e38",
   )
@@ -277,18 +319,11 @@ def no_memory(subject: Subject) -> Row:
 
 def _perturbations(batch: Any, j: int) -> Iterator[Any]:
   """The batch with example j changed: exchanged for its neighbour, blown up, shifted."""
-  size = jax.tree.leaves(batch)[0].shape[0]
-
-  def put(change):
-    def one(leaf):
-      leaf = leaf if trees.is_key(leaf) else jnp.asarray(leaf)
-      return leaf.at[j].set(change(leaf[j], leaf[(j + 1) % size]))
-
-    return jax.tree.map(one, batch)
-
-  yield put(lambda own, other: other)
-  yield put(lambda own, other: own * -30 + 7 if _is_float(own) else other)
-  yield put(lambda own, other: own + 1e3 if _is_float(own) else other)
+  exchanged = _copied(batch, j)
+  yield exchanged
+  for change in (lambda own: own * -30 + 7, lambda own: own + 1e3):
+    moved = _put(batch, j, change)
+    yield jax.tree.map(lambda a, b: a if _is_float(a) else b, moved, exchanged)
 
 
 def cross_example_leakage(
@@ -359,4 +394,13 @@ def cross_example(subject: Subject) -> Row:
   )
 
 
-CHECKS = (influence, sum_of_terms, whole_batch, padding, dropped, no_memory, cross_example)
+CHECKS = (
+  influence,
+  one_term,
+  sum_of_terms,
+  whole_batch,
+  padding,
+  dropped,
+  no_memory,
+  cross_example,
+)

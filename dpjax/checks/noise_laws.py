@@ -56,10 +56,11 @@ def _as_z(p: float, looked_at: int = 1) -> float:
   return float(stats.norm.isf(min(p * looked_at, 1.0) / 2))
 
 
-def _energy_z(energy: np.ndarray, count: int) -> float:
-  """z of the sum of squares that is least like that of `count` N(0, 1) values."""
+def _energy_z(energy: np.ndarray, count: int, looked_at: int = 0) -> float:
+  """z of the sum of squares that is least like that of `count` N(0, 1) values, of all these or
+  of the `looked_at` of which these are the ends."""
   tails = np.minimum(stats.chi2.cdf(energy, count), stats.chi2.sf(energy, count))
-  return _as_z(2 * float(np.min(tails)), np.size(energy))
+  return _as_z(2 * float(np.min(tails)), looked_at or np.size(energy))
 
 
 def _variance_z(values: np.ndarray) -> float:
@@ -106,8 +107,7 @@ def _every_value(recorded: Record, grid: float) -> Iterator[tuple[float, str]]:
         "all values in a quarter of the run",
       )
     ends = np.array([by_place.min(), by_place.max()], np.float64)
-    tails = np.minimum(stats.chi2.cdf(ends, times), stats.chi2.sf(ends, times))
-    yield _as_z(2 * float(tails.min()), size), "one coordinate over the run"
+    yield _energy_z(ends, times, size), "one coordinate over the run"
     chance = 2 * stats.norm.cdf(noise_record.NEAR + grid / 2) - 1
     often = stats.binom.sf(int(near.max()) - 1, times, chance)
     yield _as_z(2 * float(often), size), "one coordinate, close to 0 too often"

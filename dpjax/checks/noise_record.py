@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -123,14 +123,20 @@ def _whitened(plan: Plan, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
     return rows
   shape = plan.noise_shape
   white = rows if shape.correlation is None else shape.correlation.multiply(rows)
-  factors = np.array(shape.schedule or np.ones(int(steps[-1]) + 1))[steps]
-  return white / factors[:, None]
+  return white / _factors(plan, steps)[:, None]
 
 
-def updated(tx: Any, summed: ClippedSum, state: ArrayTree, params: Params, mask: Array):
+def _factors(plan: Plan, steps: np.ndarray) -> np.ndarray:
+  """[T] of the noise schedule."""
+  return np.array(plan.noise_shape.schedule or np.ones(int(steps[-1]) + 1))[steps]
+
+
+def updated(
+  update_fn: Callable, summed: ClippedSum, state: ArrayTree, params: Params, mask: Array
+):
   """(the transform's update as at a constant clip norm, its next state)."""
   scale = transforms.clip_scale(state)
-  update, state = tx.update(summed, state, params, mask=mask)
+  update, state = update_fn(summed, state, params, mask=mask)
   return (update if scale is None else trees.scale(update, 1 / scale)), state
 
 
@@ -142,7 +148,7 @@ def _updater(subject: Subject, key: jax.Array):
   nothing = ClippedSum(zeros, empty, empty, plan.l2_bound, bounds)
 
   def step(state):
-    update, state = updated(tx, nothing, state, subject.params, jnp.zeros(1, bool))
+    update, state = updated(tx.update, nothing, state, subject.params, jnp.zeros(1, bool))
     return jax.tree.leaves(update), state
 
   return tx.init(zeros), step
@@ -188,9 +194,7 @@ def _runner(subject: Subject, steps: np.ndarray, whole: int):
   places = _places(shapes)
   gaps = np.diff(steps, prepend=-1) - 1
   unit = subject.plan.normalize_by / _std(subject.plan)
-  factors = np.array(subject.plan.noise_shape.schedule or np.ones(int(steps[-1]) + 1))[
-    steps
-  ]
+  factors = _factors(subject.plan, steps)
 
   def one(step, carry, inputs):
     (state, kept, seen), (gap, row, factor) = carry, inputs

@@ -76,17 +76,13 @@ def table(rows: list[Row]) -> str:
   >>> print(table([Row("noise", True, 0.5, 1.0, "z-score")]))
   pass  noise  0.5 <= 1  z-score
   """
-  width = max(len(row.name) for row in rows)
-  return "\n".join(_line(row, width) for row in rows)
-
-
-def _line(row: Row, width: int) -> str:
-  if row.passed is None:
-    return f"n/a   {row.name:<{width}}  {row.detail}"
-  word, sign = ("pass", "<=") if row.passed else ("FAIL", "> ")
-  return (
-    f"{word}  {row.name:<{width}}  {row.measured:.4g} {sign} {row.bound:.4g}  {row.detail}"
-  )
+  lines, width = [], max(len(row.name) for row in rows)
+  for row in rows:
+    word, sign = ("pass", "<=") if row.passed else ("FAIL", "> ")
+    found = f"{row.measured:.4g} {sign} {row.bound:.4g}  "
+    word, found = ("n/a ", "") if row.passed is None else (word, found)
+    lines.append(f"{word}  {row.name:<{width}}  {found}{row.detail}")
+  return "\n".join(lines)
 
 
 def to_json(rows: list[Row]) -> dict[str, Any]:
@@ -95,11 +91,7 @@ def to_json(rows: list[Row]) -> dict[str, Any]:
   return {
     "passed": not failed(rows),
     "checks": [
-      {
-        **row._asdict(),
-        "measured": finite(row.measured),
-        "bound": finite(row.bound),
-      }
+      row._asdict() | {"measured": finite(row.measured), "bound": finite(row.bound)}
       for row in rows
     ],
   }

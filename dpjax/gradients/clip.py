@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import validate
-from dpjax.types import NeighboringRelation
+from dpjax.types import Array, ClipLike, NeighboringRelation, NumberTree, Params
 from dpjax.validate import UserError
 
 # Within these a bound, and every term as long as it, are normal numbers of float32.
@@ -53,7 +53,7 @@ class ClipRule:
     """A length of which a small share does not show in the factor."""
     return bound or 1.0
 
-  def factors(self, lengths: Any, top: float, most: float) -> Any:
+  def factors(self, lengths: Array, top: float, most: float) -> Array:
     """[B] factors of gradients of these lengths, all multiplied by the number `most`, by
     which `top` was multiplied already."""
     raise NotImplementedError
@@ -65,8 +65,8 @@ class Flat(ClipRule):
 
   may_be_unbounded: ClassVar[bool] = True
 
-  def factors(self, lengths: Any, top: float, most: float) -> Any:
-    return jnp.minimum(most, top / lengths)  # 0 -> inf -> most; never NaN
+  def factors(self, lengths: Array, top: float, most: float) -> Array:
+    return jnp.minimum(most, top / lengths)  # [B]; 0 -> inf -> most; never NaN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +95,8 @@ class Automatic(ClipRule):
   def visible(self, bound: float) -> float:
     return self.gamma
 
-  def factors(self, lengths: Any, top: float, most: float) -> Any:
-    return top / (lengths + self.gamma)
+  def factors(self, lengths: Array, top: float, most: float) -> Array:
+    return top / (lengths + self.gamma)  # [B]
 
 
 RULES: dict[str, type[ClipRule]] = {"flat": Flat, "automatic": Automatic}
@@ -119,7 +119,7 @@ class Clip:
   (3.0, Automatic(gamma=0.01))
   """
 
-  norms: Any
+  norms: NumberTree
   rule: Any = Flat()  # ClipRule | str
   schedule: tuple[float, ...] = ()
 
@@ -137,7 +137,7 @@ class Clip:
     self._check_norms(validate.positive_or_inf if unbounded else validate.positive)
 
   @classmethod
-  def of(cls, given: Any) -> Clip:
+  def of(cls, given: ClipLike) -> Clip:
     """The clip that is given, or that a number or a tree is short for."""
     return given if isinstance(given, Clip) else cls(given)
 
@@ -189,7 +189,7 @@ class Clip:
     """L2 sensitivity of the sum of clipped gradients."""
     return sensitivity(self.l2_bound, relation)
 
-  def check_prefix(self, params: Any) -> None:
+  def check_prefix(self, params: Params) -> None:
     """Raises unless the norms are a prefix of the parameters, which hold arrays."""
     if not jax.tree.leaves(params):
       raise UserError("params: must hold at least one array")

@@ -30,9 +30,9 @@ import jax.numpy as jnp
 
 from dpjax import trees, validate
 from dpjax.gradients.arguments import check_real, checked_mask
-from dpjax.gradients.clip import Clip, ClipRule, Flat
+from dpjax.gradients.clip import Clip, Flat
 from dpjax.gradients.settling import on_settled
-from dpjax.types import ClippedSum
+from dpjax.types import ArrayLike, ArrayTree, ClipLike, ClippedSum, Updates
 
 _LEAST_TERM = 1e-6
 # Of the clip norm (of gamma): errors of a norm below this do not show in its factor.
@@ -48,39 +48,36 @@ def _lift(top: float) -> float:
 
 
 def _factor(longest, keep, bound, rule):
+  """[B] -> [B], of one group."""
   if bound == 0:  # frozen
-    return jnp.zeros_like(longest)
+    return jnp.zeros_like(longest)  # [B]
   top = rule.top(bound)
   lift = _lift(top)
-  most = Flat().factors(longest, top * lift, lift)
+  most = Flat().factors(longest, top * lift, lift)  # [B]
   if type(rule).factors is Flat.factors:
     return jnp.where(keep, most, 0.0)
   # A rule is asked for one length at a time, and held to the bound whatever it says.
   one = lambda length: rule.factors(length[None], top * lift, lift)[0]
-  asked = jax.vmap(one)(longest)
+  asked = jax.vmap(one)(longest)  # [B]
   return jnp.where(keep & ~jnp.isnan(asked), jnp.clip(asked, 0.0, most), 0.0)
 
 
-def _after_sum(bound: float, unit: bool, rule: ClipRule) -> float:
-  if bound == 0:
-    return 1.0
-  top = rule.top(bound)
-  length = 1.0 if top == bound else bound / top  # inf / inf is no number
-  return length / _lift(top) / (bound if unit else 1.0)
-
-
-def rescaled(total: Any, clip: Clip, *, rescale_to_unit_norm: bool) -> Any:
+def rescaled(total: Updates, clip: Clip, *, rescale_to_unit_norm: bool) -> Any:
   """The sum, times what `clip_factors` has left out of the factors."""
 
   def times(bound, group):
-    left = _after_sum(bound, rescale_to_unit_norm, clip.rule)
+    if bound == 0:
+      return group
+    top = clip.rule.top(bound)
+    left = 1.0 if top == bound else bound / top  # inf / inf is no number
+    left = left / _lift(top) / (bound if rescale_to_unit_norm else 1.0)
     return group if left == 1 else trees.scale(group, left)
 
   return jax.tree.map(times, clip.norms, total)
 
 
 def clip_factors(
-  group_norms: Any, clip: Clip, mask: jax.Array, *, longest: Any = None
+  group_norms: ArrayTree, clip: Clip, mask: jax.Array, *, longest: ArrayTree | None = None
 ) -> tuple[Any, jax.Array]:
   """Factor by which each example's gradient is multiplied, group by group.
 
@@ -99,18 +96,18 @@ def clip_factors(
   Array([0.5, 1. , 0. ], dtype=float32)
   """
   longest = group_norms if longest is None else longest
-  norms = trees.root_sum_squares(jax.tree.leaves(group_norms))
-  finite = [jnp.isfinite(norm) for norm in jax.tree.leaves(longest)]
-  keep = jnp.all(jnp.stack([mask, *finite]), axis=0)
+  norms = trees.root_sum_squares(jax.tree.leaves(group_norms))  # [B]
+  finite = [jnp.isfinite(norm) for norm in jax.tree.leaves(longest)]  # of each group: [B]
+  keep = jnp.all(jnp.stack([mask, *finite]), axis=0)  # [1 + groups, B] -> [B]
   factors = jax.tree.map(lambda c, n: _factor(n, keep, c, clip.rule), clip.norms, longest)
   return factors, norms
 
 
 def clip_and_sum(
-  grads: Any,
+  grads: Updates,
   losses: jax.Array,
-  mask: jax.Array,
-  l2_clip_norm: Any,
+  mask: ArrayLike,
+  l2_clip_norm: ClipLike,
   *,
   rescale_to_unit_norm: bool = False,
 ) -> ClippedSum:
@@ -143,21 +140,17 @@ def clip_and_sum(
 
 
 def _clipped(grads, mask, clip):
-  group_norms = jax.tree.map(
-    lambda c, sub: _norms(sub, mask.shape, clip.rule.visible(c)), clip.norms, grads
-  )
-  factors, norms = clip_factors(group_norms, clip, mask)
-  all_finite = jnp.all(jnp.isfinite(norms))
-  total = jax.tree.map(
-    lambda factor, sub: trees.weighted_sum(sub, factor, all_finite), factors, grads
-  )
-  return total, norms
+  def group_norm(bound, group):
+    """Exact where it can show in the factor; a group without arrays has norm 0."""
+    exact_above = clip.rule.visible(bound) * _NEGLIGIBLE
+    norms = trees.per_example_norms(group, exact_above=exact_above)  # [B], or []
+    return jnp.broadcast_to(norms, mask.shape)  # [B]
 
-
-def _norms(group: Any, shape: tuple[int, ...], unit: float) -> jax.Array:
-  """Exact where it can show in the factor; a group without arrays has norm 0."""
-  norms = trees.per_example_norms(group, exact_above=unit * _NEGLIGIBLE)
-  return jnp.broadcast_to(norms, shape)
+  group_norms = jax.tree.map(group_norm, clip.norms, grads)  # of each group: [B]
+  factors, norms = clip_factors(group_norms, clip, mask)  # of each group: [B]; [B]
+  all_finite = jnp.all(jnp.isfinite(norms))  # []
+  weighted = lambda factor, group: trees.weighted_sum(group, factor, all_finite)
+  return jax.tree.map(weighted, factors, grads), norms  # leaves [*param]; [B]
 
 
 def _checked(grads: Any, mask: Any, clip: Clip) -> jax.Array:

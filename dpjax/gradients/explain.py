@@ -47,13 +47,16 @@ class Explanation(NamedTuple):
 
   def __str__(self) -> str:
     header = ("parameter", "shape", "site", "norm", "sum", "at once", "Mflop", "MB", "why")
-    table = [header, *map(_cells, self.rows)]
-    widths = [max(map(len, column)) for column in zip(*table)]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in table]
     note = f"{self.platform}; flops and bytes of the norm, per example"
     note += f"; memory: about {self.bytes_per_example / 1e6:.3g} MB per example"
     route = "; method=auto takes the vmap route" if self.uses_vmap else ""
-    return "\n".join([*lines, note + route])
+    return "\n".join([aligned([header, *map(_cells, self.rows)]), note + route])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+  """Rows of cells as text, in columns."""
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _cells(row: UnitRow) -> tuple[str, ...]:
@@ -87,7 +90,8 @@ def explain(
   >>> table.rows[0].rule, table.rows[0].sites, table.rows[0].flops  # 2 (3 + 2)
   ('outer', 'dot_general', 10)
   """
-  params, example = jax.tree.map(_shaped, (params, example))
+  shaped = lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+  params, example = jax.tree.map(shaped, (params, example))
   check_real(params=params)
   planned = ghost.plan(loss_fn, params, example, platform=platform)
   paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -96,10 +100,6 @@ def explain(
   pays = ghost.pays(planned.units, params)
   needed = memory.estimate(loss_fn, params, example, planned if pays else None)
   return Explanation(rows, planned.platform, not pays, needed.per_example)
-
-
-def _shaped(leaf: Any) -> Any:
-  return leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else jnp.asarray(leaf)
 
 
 def _row(unit: Unit, paths: Sequence[str], shapes: Sequence[Any], platform: str) -> UnitRow:

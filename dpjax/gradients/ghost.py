@@ -41,7 +41,7 @@ from dpjax.gradients.jaxpr_sites import Program
 from dpjax.gradients.param_flow import ParamFlow
 from dpjax.gradients.settling import on_settled
 from dpjax.gradients.units import Rule, Unit
-from dpjax.types import ArrayTree, ClippedSum, LossFn, Params
+from dpjax.types import ArrayTree, ClippedSum, LossFn, NumberTree, Params
 
 _SMALL = 4096  # parameters whose per-example gradients are cheap to stack
 
@@ -63,24 +63,20 @@ def plan(
   loss_fn: LossFn,
   params: Params,
   example: ArrayTree,
-  l2_clip_norm: Any = 1.0,
+  l2_clip_norm: NumberTree = 1.0,
   platform: str | None = None,
 ) -> Recipe:
   """Traces the loss once and chooses the rules; arguments may be ShapeDtypeStructs."""
-  leaves, clip_groups = jax.tree.leaves(params), _clip_groups(l2_clip_norm, params)
+  treedef = jax.tree.structure(l2_clip_norm)
+  groups = _spread(treedef.unflatten(range(treedef.num_leaves)), params)
   platform = platform or jax.default_backend()
   program = jaxpr_sites.trace(loss_fn, params, example)
-  found = units.find_units(program, leaves, clip_groups, platform)
+  found = units.find_units(program, jax.tree.leaves(params), groups, platform)
   return Recipe(program, found, platform)
 
 
-def _clip_groups(l2_clip_norm: Any, params: Any) -> list[int]:
-  """For each leaf, the number of the clip norm that bounds it."""
-  treedef = jax.tree.structure(l2_clip_norm)
-  return _spread(treedef.unflatten(range(treedef.num_leaves)), params)
-
-
 def _spread(prefix: Any, params: Any) -> list[Any]:
+  """For each leaf of the parameters, the value of the group that it is in."""
   spread = lambda value, group: jax.tree.map(lambda _: value, group)
   return jax.tree.leaves(jax.tree.map(spread, prefix, params))
 
@@ -104,7 +100,7 @@ def clipped_sum(
   leaves, treedef = jax.tree.flatten(params)
   program, found, platform = planned
   flow = ParamFlow.of(program, leaves)
-  recorded = tapped.record(program, leaves, jax.tree.leaves(batch))
+  recorded = tapped.record(program, leaves, jax.tree.leaves(batch))  # [*loops, B, ...]
   held, rest = [[u for u in found if u.hold is hold] for hold in (True, False)]
   early = unit_rules.norms(held, flow, recorded, platform)
 
@@ -112,8 +108,12 @@ def clipped_sum(
     early, recorded = settled
     late = unit_rules.norms(rest, flow, recorded, platform)
     first = [*map(unit_rules.finished, early), *late]
-    factors, norms = _factors([*zip(ordered, first)], treedef, clip, mask)
-    leaf_factors = _spread(factors, params)
+    by_leaf = treedef.unflatten(_by_leaf(ordered, [each.lengths for each in first]))
+    groups = _group_lengths(clip.norms, by_leaf)  # of each clip norm: [B]
+    pick = lambda name: jax.tree.map(lambda _, g: getattr(g, name), clip.norms, groups)
+    longest = pick("longest")
+    factors, norms = clipping.clip_factors(pick("norm"), clip, mask, longest=longest)
+    leaf_factors = _spread(factors, params)  # of each leaf: [B]
     sums = [
       None
       if unit_rules.convolves(unit)
@@ -133,19 +133,11 @@ def clipped_sum(
     else each
     for unit, each in zip(ordered, sums)
   ]
-  total = treedef.unflatten(_by_leaf(ordered, sums))
+  total = treedef.unflatten(_by_leaf(ordered, sums))  # leaves [*param]
   unit = rescale_to_unit_norm
   total = clipping.rescaled(total, clip, rescale_to_unit_norm=unit)
   bounds = clip.group_bounds(rescale_to_unit_norm=unit)
   return ClippedSum(total, norms, recorded.losses, math.hypot(*bounds), bounds, mask)
-
-
-def _factors(pairs, treedef, clip, mask):
-  units, first = zip(*pairs)
-  by_leaf = _by_leaf(units, [norms.lengths for norms in first])
-  groups = _group_lengths(clip.norms, treedef.unflatten(by_leaf))
-  pick = lambda field: jax.tree.map(lambda _, g: getattr(g, field), clip.norms, groups)
-  return clipping.clip_factors(pick("norm"), clip, mask, longest=pick("longest"))
 
 
 def _by_leaf(found: Sequence[Unit], values: Sequence[Sequence[Any]]) -> list[Any]:

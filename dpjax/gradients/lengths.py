@@ -21,8 +21,8 @@ from dpjax.types import Array
 class Length(NamedTuple):
   """The norm of a gradient as computed, and the most that it can be."""
 
-  norm: Any
-  longest: Any
+  norm: Any  # [...]
+  longest: Any  # the same shape
 
 
 def tiny(x: Array) -> float:
@@ -51,7 +51,7 @@ def of(x: jax.Array, axis: int | tuple[int, ...] | None = None) -> Length:
   Length(norm=Array(5., dtype=float32), longest=Array(5., dtype=float32))
   """
   x = trees.at_least_float32(x)
-  square = jnp.sum(x * x, axis=axis)
+  square = jnp.sum(x * x, axis=axis)  # x's shape without `axis`
   count = x.size // max(square.size, 1)
   return from_square(square, count * tiny(x))
 

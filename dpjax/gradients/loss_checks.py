@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import validate
-from dpjax.gradients import jaxpr_sites
+from dpjax.gradients import equations
 from dpjax.types import ArrayTree, LossFn, Params
 
 _HARMLESS = ("debug_callback", "debug_print")  # they return nothing to the program
@@ -47,7 +47,7 @@ def _check_apart(loss_fn: LossFn, params: Params, one: Any, closed: Any) -> None
   found = list(_equations(closed.jaxpr))
   if any(eqn.primitive.name.startswith("custom_") for eqn in found):
     with contextlib.suppress(Exception):  # explained elsewhere
-      grad = jax.make_jaxpr(jax.grad(lambda p, e: loss_fn(p, e)))(_shapes(params), one)
+      grad = jax.make_jaxpr(jax.grad(lambda p, e: loss_fn(p, e)))(params, one)
       found += _equations(grad.jaxpr)
   for eqn in found:
     name, method = eqn.primitive.name, eqn.params.get("vmap_method")
@@ -61,7 +61,7 @@ def _check_apart(loss_fn: LossFn, params: Params, one: Any, closed: Any) -> None
 
 def explain_failure(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
   """Raises UserError that names the primitive which cannot be differentiated, if any."""
-  closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(_shapes(params), _example(batch))
+  closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, _example(batch))
   count = len(jax.tree.leaves(params))
   for eqn in _on_the_way(closed.jaxpr, set(closed.jaxpr.invars[:count])):
     if not _differentiable(eqn):
@@ -69,11 +69,6 @@ def explain_failure(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
         f"loss_fn: '{eqn.primitive.name}' has no reverse-mode derivative; write it with "
         "lax.scan, give it a jax.custom_vjp, or put lax.stop_gradient around it"
       )
-
-
-def _shapes(tree: Any) -> Any:
-  leaves = jax.tree.map(jnp.asarray, tree)
-  return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), leaves)
 
 
 def _example(batch: Any) -> Any:
@@ -136,26 +131,21 @@ def _on_the_way(jaxpr: Any, sources: set[Any]) -> list[Any]:
   reached, between = set(sources), []
   for eqn in jaxpr.eqns:
     stops = eqn.primitive.name == "stop_gradient"
-    if not stops and reached.intersection(jaxpr_sites.operands(eqn)):
+    if not stops and reached.intersection(equations.operands(eqn)):
       reached.update(eqn.outvars)
       between.append(eqn)
-  live = {var for var in jaxpr.outvars if not jaxpr_sites.is_literal(var)}
-  kept = []
-  for eqn in reversed(between):
-    if live.intersection(eqn.outvars):
-      live.update(jaxpr_sites.operands(eqn))
-      kept.append(eqn)
-  return kept[::-1]
+  outs = [var for var in jaxpr.outvars if not equations.is_literal(var)]
+  return equations.needed(between, outs)
 
 
 def _differentiable(eqn: Any) -> bool:
-  fn, operands = jaxpr_sites.eqn_fn(eqn), jaxpr_sites.operands(eqn)
-  floats = [i for i, var in enumerate(operands) if jaxpr_sites.is_float(var.aval)]
+  fn, operands = equations.eqn_fn(eqn), equations.operands(eqn)
+  floats = [i for i, var in enumerate(operands) if equations.is_float(var.aval)]
 
   def total(chosen, values):
     known = dict(zip(floats, chosen))
     results = fn(*(known.get(i, value) for i, value in enumerate(values)))
-    return sum(jnp.sum(x) for x in results if x is not None and jaxpr_sites.is_float(x))
+    return sum(jnp.sum(x) for x in results if x is not None and equations.is_float(x))
 
   shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
   try:

@@ -67,9 +67,10 @@ def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
     return jax.vjp(lambda taps: jax.vmap(loss)(taps, examples), taps, has_aux=True)
 
   def sizes(count: int) -> tuple[float, ...]:
-    taps = {tap.index: _stacked(_tap_shape(tap), count) for tap in program.taps()}
+    struct = jax.ShapeDtypeStruct
+    taps = {t.index: struct((count, *t.shape), t.aval.dtype) for t in program.taps()}
     examples = [_stacked(leaf, count) for leaf in jax.tree.leaves(example)]
-    _, back, seen = jax.eval_shape(forward, list(map(_shape, leaves)), taps, examples)
+    _, back, seen = jax.eval_shape(forward, leaves, taps, examples)
     stacked_again = {i: operands for i, operands in seen.items() if i in looped}
     return tuple(map(_nbytes, (back, stacked_again, seen, taps)))
 
@@ -89,7 +90,7 @@ def vmap_route(loss_fn: LossFn, params: Params, example: ArrayTree) -> Bytes:
 
   def sizes(count: int) -> tuple[float, ...]:
     examples = jax.tree.map(lambda leaf: _stacked(leaf, count), example)
-    return (_nbytes(jax.eval_shape(forward, jax.tree.map(_shape, params), examples)[1]),)
+    return (_nbytes(jax.eval_shape(forward, params, examples)[1]),)
 
   (kept,) = _slope(sizes)
   stacked = _VMAP_COPIES * _FLOAT32_BYTES * trees.size(params)
@@ -130,17 +131,8 @@ def _slope(sizes: Callable[[int], tuple[float, ...]]) -> list[float]:
   return [two - one for one, two in zip(sizes(1), sizes(2))]
 
 
-def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
-  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-
 def _stacked(leaf: Any, count: int) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype)
-
-
-def _tap_shape(tap: Any) -> jax.ShapeDtypeStruct:
-  loops = tuple(loop.length for loop in tap.loops)
-  return jax.ShapeDtypeStruct((*loops, *tap.aval.shape), tap.aval.dtype)
 
 
 def _nbytes(tree: Any) -> float:
@@ -148,48 +140,29 @@ def _nbytes(tree: Any) -> float:
   return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def _width(leaf: Any) -> int:
-  """Bytes of one number of this leaf's gradient."""
-  return jnp.promote_types(leaf.dtype, jnp.float32).itemsize
-
-
 def _held_bytes(unit: Unit, leaves: Any) -> float:
   """What is held, less what its sites have recorded where that is freed for it."""
   if not unit.hold:
     return 0.0
   if unit.rule is Rule.GRADIENT:
-    held, recorded = sum(math.prod(leaves[i].shape) for i in unit.leaves), _results(unit)
-  else:
-    held, recorded = (
-      cost_model.size(unit.forms[0]),
-      sum(form.recorded for form in unit.forms),
+    held = sum(math.prod(leaves[i].shape) for i in unit.leaves)
+    recorded = sum(
+      site.steps * math.prod(aval.shape) for site in unit.sites for aval in site.out_avals
     )
+  else:
+    held = cost_model.size(unit.forms[0])
+    recorded = sum(form.recorded for form in unit.forms)
   new = max(0, held - recorded) if unit.cost.fused else held
-  return new * _width(leaves[unit.leaves[0]])
-
-
-def _results(unit: Unit) -> int:
-  """Elements of the cotangents of a unit's sites."""
-  return sum(
-    math.prod(loop.length for loop in site.loops) * math.prod(aval.shape)
-    for site in unit.sites
-    for aval in site.out_avals
-  )
+  return new * jnp.promote_types(leaves[unit.leaves[0]].dtype, jnp.float32).itemsize
 
 
 def _work(planned: Recipe) -> tuple[float, float]:
   """The most that a norm, or a sum that forms gradients again, forms and frees: per
   example, and in a loop over chunks."""
-  chunks = [
-    (cost_model.chunk(unit.cost, planned.platform), unit.cost.elements * _FLOAT32_BYTES)
-    for unit in planned.units
-    if not unit.hold
-  ]
-  chunks += [
-    (cost_model.in_flight(unit.cost, planned.platform), unit.cost.elements * _FLOAT32_BYTES)
-    for unit in planned.units
-    if sum_of(unit) is Sum.AGAIN
-  ]
-  batched = [bytes_ for chunk, bytes_ in chunks if chunk is None]
-  looped = [chunk * bytes_ for chunk, bytes_ in chunks if chunk is not None]
+  norms = [unit.cost for unit in planned.units if not unit.hold]
+  again = [unit.cost for unit in planned.units if sum_of(unit) is Sum.AGAIN]
+  chunks = [(cost, cost_model.chunk(cost, planned.platform)) for cost in norms]
+  chunks += [(cost, cost_model.in_flight(cost, planned.platform)) for cost in again]
+  batched = [cost.elements * _FLOAT32_BYTES for cost, chunk in chunks if chunk is None]
+  looped = [cost.elements * _FLOAT32_BYTES * chunk for cost, chunk in chunks if chunk]
   return max(batched, default=0.0), max(looped, default=0.0)

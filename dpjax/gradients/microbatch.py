@@ -19,26 +19,18 @@ from dpjax.types import ClippedSum
 _MAX_UNROLLED_ON_CPU = 16
 
 
-def _pad_to(count: int, leaf: jax.Array) -> jax.Array:
-  widths = [(0, count - leaf.shape[0])] + [(0, 0)] * (leaf.ndim - 1)
-  return jnp.pad(leaf, widths) if count > leaf.shape[0] else leaf
-
-
-def _pad_like_last(count: int, leaf: jax.Array) -> jax.Array:
-  if trees.is_key(leaf):  # keys cannot be zero-padded
-    return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], count - leaf.shape[0], axis=0)])
-  return _pad_to(count, leaf)
-
-
 def _split(tree: Any, size: int, count: int) -> Any:
+  """Leaves [B, ...] -> [count, size, ...], filled up with zeros; keys with the last one."""
+
   def cut(leaf):
-    return _pad_like_last(size * count, leaf).reshape((count, size, *leaf.shape[1:]))
+    missing = size * count - leaf.shape[0]
+    if trees.is_key(leaf):
+      leaf = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)])
+    elif missing:
+      leaf = jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1))
+    return leaf.reshape((count, size, *leaf.shape[1:]))
 
   return jax.tree.map(cut, tree)
-
-
-def _unroll(count: int) -> bool:
-  return jax.default_backend() == "cpu" and count <= _MAX_UNROLLED_ON_CPU
 
 
 def _zero_once_known(total: Any) -> jax.Array:
@@ -64,19 +56,20 @@ def microbatched(
     count = -(-batch_size // microbatch_size)
     if count == 1:
       return fn(params, batch, mask)
-    parts = _split((batch, mask), microbatch_size, count)
+    parts = _split((batch, mask), microbatch_size, count)  # [count, size, ...]
 
     def body(total, i):
       place = i + _zero_once_known(total)
       take = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, place, keepdims=False)
-      out = fn(params, *jax.tree.map(take, parts))
-      return trees.add(total, out.total), (out.norms, out.losses)
+      out = fn(params, *jax.tree.map(take, parts))  # of [size, ...]
+      return trees.add(total, out.total), (out.norms, out.losses)  # [*param], ([size],) * 2
 
     shapes = jax.eval_shape(fn, params, *jax.tree.map(lambda leaf: leaf[0], parts))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.total)
-    steps, unroll = jnp.arange(count), count if _unroll(count) else 1
-    total, aux = jax.lax.scan(body, zero, steps, unroll=unroll)
-    norms, losses = (leaf.reshape(-1)[:batch_size] for leaf in aux)
+    unrolled = jax.default_backend() == "cpu" and count <= _MAX_UNROLLED_ON_CPU
+    unroll = count if unrolled else 1
+    total, aux = jax.lax.scan(body, zero, jnp.arange(count), unroll=unroll)
+    norms, losses = (leaf.reshape(-1)[:batch_size] for leaf in aux)  # [count, size] -> [B]
     return ClippedSum(total, norms, losses, shapes.l2_bound, shapes.group_bounds, mask)
 
   return wrapped

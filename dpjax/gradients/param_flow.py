@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from dpjax import trees
-from dpjax.gradients import jaxpr_sites, tapped
+from dpjax.gradients import equations, tapped
 from dpjax.gradients.jaxpr_sites import Program, Site
 
 
@@ -23,7 +23,8 @@ class ParamFlow(NamedTuple):
   @classmethod
   def of(cls, program: Program, leaves: Sequence[Any]) -> ParamFlow:
     """Traces `tapped.site_params` once."""
-    wide = [trees.at_least_float32(leaf) if _is_float(leaf) else leaf for leaf in leaves]
+    floats = [equations.is_float(leaf) for leaf in leaves]
+    wide = [trees.at_least_float32(x) if y else x for x, y in zip(leaves, floats)]
     trace = jax.make_jaxpr(lambda xs: tapped.site_params(program, xs), return_shape=True)
     closed, shapes = trace(wide)
     count = len(jax.tree.leaves(shapes))
@@ -43,11 +44,12 @@ class ParamFlow(NamedTuple):
       inputs = [known.get(i, leaf) for i, leaf in enumerate(self.leaves)]
       return self._evaluate(inputs, [site.index for site in sites])
 
-    seen, transpose = jax.vjp(forward, tuple(self.leaves[i] for i in leaves))
+    chosen = tuple(self.leaves[i] for i in leaves)  # [*leaf]
+    seen, transpose = jax.vjp(forward, chosen)  # of each site: [*source.loops, *param]
 
     def back(cotangents):
       cast = lambda g, x: tapped.cast(g, x.dtype)
-      return transpose(jax.tree.map(cast, cotangents, seen))[0]
+      return transpose(jax.tree.map(cast, cotangents, seen))[0]  # [*leaf]
 
     return seen, back
 
@@ -55,21 +57,7 @@ class ParamFlow(NamedTuple):
     wanted = {i: [self.jaxpr.outvars[slot] for slot in self.slots[i]] for i in indices}
     env = dict(zip(self.jaxpr.constvars, self.consts))
     env.update(zip(self.jaxpr.invars, inputs))
-    for eqn in _needed(self.jaxpr, [atom for atoms in wanted.values() for atom in atoms]):
-      args = [env[v] for v in jaxpr_sites.operands(eqn)]
-      env.update(zip(eqn.outvars, jaxpr_sites.eqn_fn(eqn)(*args)))
+    for eqn in equations.needed(self.jaxpr.eqns, set().union(*wanted.values())):
+      args = [env[v] for v in equations.operands(eqn)]
+      env.update(zip(eqn.outvars, equations.eqn_fn(eqn)(*args)))
     return {i: tuple(env[atom] for atom in atoms) for i, atoms in wanted.items()}
-
-
-def _is_float(leaf: Any) -> bool:
-  return jaxpr_sites.is_float(leaf)
-
-
-def _needed(jaxpr: Any, wanted: Sequence[Any]) -> list[Any]:
-  """The equations on which the wanted variables depend, in order."""
-  live, kept = set(wanted), []
-  for eqn in reversed(jaxpr.eqns):
-    if live.intersection(eqn.outvars):
-      live.update(jaxpr_sites.operands(eqn))
-      kept.append(eqn)
-  return kept[::-1]

@@ -25,6 +25,7 @@ from dpjax.types import (
   Array,
   ArrayLike,
   ArrayTree,
+  ClipLike,
   ClippedSum,
   LossFn,
   NeighboringRelation,
@@ -48,12 +49,6 @@ def _check_params(params: Any) -> None:
   check_real(params=params)
   if not jax.tree.leaves(params):
     raise validate.UserError("params: must hold at least one array")
-
-
-def _zeros(fn: Callable, *args: Any) -> Any:
-  """What `fn` returns, with zeros: for a batch without rows, which nothing is traced for."""
-  shapes = jax.eval_shape(fn, *args)
-  return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
 
 def per_example_grads(
@@ -84,7 +79,10 @@ def per_example_grads(
     size = _batch_size(batch)
     _check_params(params)
     check_loss(loss_fn, params, batch)
-    return grad_fn(params, batch) if size else _zeros(grad_fn, params, batch)
+    if size:
+      return grad_fn(params, batch)
+    shapes = jax.eval_shape(grad_fn, params, batch)  # nothing is traced for no rows
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
   return grads
 
@@ -126,24 +124,15 @@ class ClippedGrad:
 
   def _one_pass(self, params, batch, mask):
     params = as_varying_as(batch, jax.tree.map(jnp.asarray, params))
-    tapped = self._tapped(params, batch, mask)
-    return self._stacked(params, batch, mask) if tapped is None else tapped
-
-  def _tapped(self, params, batch, mask) -> ClippedSum | None:
-    """The fast route; None where the method is vmap, or auto and nothing is gained."""
     planned = self._plan(params, batch)
     if planned is None:
-      return None
-    return ghost.clipped_sum(
-      planned,
-      params,
-      batch,
-      mask,
-      self.l2_clip_norm,
-      rescale_to_unit_norm=self.rescale_to_unit_norm,
-    )
+      return self._stacked(params, batch, mask)
+    unit = self.rescale_to_unit_norm
+    clip = self.l2_clip_norm
+    return ghost.clipped_sum(planned, params, batch, mask, clip, rescale_to_unit_norm=unit)
 
   def _plan(self, params, batch) -> ghost.Recipe | None:
+    """Of the fast route; None where the method is vmap, or auto and nothing is gained."""
     if self.method == "vmap":
       return None
     check_loss(self.loss_fn, params, batch)
@@ -163,14 +152,9 @@ class ClippedGrad:
     return memory.microbatch(self.memory_budget, estimate, batch_size)
 
   def _stacked(self, params, batch, mask):
-    losses, grads = per_example_grads(self.loss_fn)(params, batch)
-    return clipping.clip_and_sum(
-      grads,
-      losses,
-      mask,
-      self.l2_clip_norm,
-      rescale_to_unit_norm=self.rescale_to_unit_norm,
-    )
+    losses, grads = per_example_grads(self.loss_fn)(params, batch)  # [B], [B, *param]
+    clip, unit = self.l2_clip_norm, self.rescale_to_unit_norm
+    return clipping.clip_and_sum(grads, losses, mask, clip, rescale_to_unit_norm=unit)
 
   def __call__(
     self, params: Params, batch: ArrayTree, mask: ArrayLike | None = None
@@ -199,7 +183,7 @@ class ClippedGrad:
 def clipped_grad(
   loss_fn: LossFn,
   *,
-  l2_clip_norm: Any,
+  l2_clip_norm: ClipLike,
   method: str = "auto",
   microbatch_size: int | None = None,
   rescale_to_unit_norm: bool = False,

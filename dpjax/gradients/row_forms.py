@@ -20,7 +20,8 @@ from jax import lax
 
 from dpjax import trees
 from dpjax.gradients import lengths
-from dpjax.gradients.jaxpr_sites import Site, is_complex, is_float
+from dpjax.gradients.equations import is_float
+from dpjax.gradients.jaxpr_sites import Site, is_complex
 from dpjax.gradients.lengths import Length
 
 
@@ -85,9 +86,8 @@ def _loop_sizes(site: Site, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _recorded(site: Site) -> int:
-  steps = math.prod(loop.length for loop in site.loops)
   shapes = (site.data[0].aval.shape, site.out_avals[0].shape)
-  return steps * sum(math.prod(shape) for shape in shapes)
+  return site.steps * sum(math.prod(shape) for shape in shapes)
 
 
 def _dot_form(site: Site) -> RowForm | None:
@@ -109,17 +109,21 @@ def _dot_form(site: Site) -> RowForm | None:
     return [depth + d for d in dims]
 
   def build(data, cotangents):
-    left = _arrange(data[0], sliced + deep(data_b), shared + deep(data_f), deep(data_c))
-    out_b = deep(range(batch))
-    right = _arrange(cotangents[0], sliced + out_b, shared + deep(out_t), deep(out_p))
-    return Rows(left, right)
+    (a,), (g,), out_b = (
+      data,
+      cotangents,
+      deep(range(batch)),
+    )  # [*loops, *data], [*loops, *out]
+    left = _arrange(a, sliced + deep(data_b), shared + deep(data_f), deep(data_c))
+    right = _arrange(g, sliced + out_b, shared + deep(out_t), deep(out_p))
+    return Rows(left, right)  # [N, T, K], [N, T, P]
 
   order = (*param_b, *param_c, *param_f)
   loop_sizes = _loop_sizes(site, sliced)
 
   def unflatten(product):
-    stacked = product.reshape(*loop_sizes, *_sizes(shape, order))
-    return stacked.transpose(_restore(order, len(sliced)))
+    stacked = product.reshape(*loop_sizes, *_sizes(shape, order))  # [*sliced, b, c, f]
+    return stacked.transpose(_restore(order, len(sliced)))  # [*sliced, *param]
 
   return RowForm(
     blocks=math.prod(loop_sizes) * math.prod(_sizes(shape, param_b)),
@@ -145,13 +149,14 @@ def _windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
   config = [(0, 0, 0)] * lead
   pads = zip(params["padding"], params["lhs_dilation"])
   config += [(*pad, dilation - 1) for pad, dilation in pads] + [(0, 0, 0)]
-  x = lax.pad(x, jnp.zeros((), x.dtype), config)
+  x = lax.pad(x, jnp.zeros((), x.dtype), config)  # [..., *padded, C]
   x = _long_enough(x, lead, params, kernel, out)
 
   for i in reversed(range(len(kernel))):  # the last axis varies fastest in the kernel
     window = functools.partial(_window, x, lead + i, params["window_strides"][i], out[i])
     step = params["rhs_dilation"][i]
     x = jnp.concatenate([window(offset * step) for offset in range(kernel[i])], axis=-1)
+    # axis i is out[i] long now, the last one kernel[i] times as long
   return x.reshape(*x.shape[:-1], math.prod(kernel), -1)
 
 
@@ -185,21 +190,25 @@ def _conv_form(site: Site) -> RowForm | None:
 
   def build(data, cotangents):
     order = [*sliced, *shared, *(depth + d for d in (lhs_n, *lhs_s, lhs_c))]
-    windows = _windows(data[0].transpose(order), params, kernel, out)
+    x = data[0].transpose(order)  # [*sliced, *shared, n, *spatial, groups * channels]
+    windows = _windows(x, params, kernel, out)  # [*sliced, *shared, n, *out, offsets, ...]
     left = windows.reshape(blocks, rows, offsets, groups, channels)
     positions = [depth + d for d in (out_n, *out_s)]
     right = _arrange(cotangents[0], sliced, [*shared, *positions], [depth + out_c])
     right = right.reshape(blocks, rows, groups, features)
     if groups == 1:
       return Rows(left.reshape(blocks, rows, -1), right.reshape(blocks, rows, -1))
-    left = left.transpose(0, 3, 1, 2, 4).reshape(blocks * groups, rows, -1)
-    return Rows(left, right.transpose(0, 2, 1, 3).reshape(blocks * groups, rows, -1))
+    left = left.transpose(0, 3, 1, 2, 4).reshape(blocks * groups, rows, -1)  # [N, T, K]
+    right = right.transpose(0, 2, 1, 3).reshape(blocks * groups, rows, -1)  # [N, T, P]
+    return Rows(left, right)
 
   def unflatten(product):
     split = product.reshape(blocks, groups, *kernel, channels, features)
     split = jnp.moveaxis(split, 1, -2)  # [blocks, *kernel, channels, groups, features]
     stacked = split.reshape(*loop_sizes, *kernel, channels, groups * features)
-    return stacked.transpose(_restore((*rhs_s, rhs_i, rhs_o), len(sliced)))
+    return stacked.transpose(
+      _restore((*rhs_s, rhs_i, rhs_o), len(sliced))
+    )  # [*sliced, *param]
 
   return RowForm(
     blocks=blocks * groups,
@@ -234,26 +243,23 @@ def _gather_form(site: Site) -> RowForm | None:
   clip = params["mode"] == lax.GatherScatterMode.CLIP
 
   def build(data, cotangents):
-    index = _small_integers(data[0], max(sizes))
+    index = _small_integers(data[0], max(sizes))  # [*loops, ..., indexed dimensions]
     positions = [depth + d for d in range(index_rank - 1)]
     index = _arrange(index, sliced, [*shared, *positions], [depth + index_rank - 1])
-    limits = jnp.asarray(sizes, index.dtype).reshape(1, 1, -1)
+    limits = jnp.asarray(sizes, index.dtype).reshape(1, 1, -1)  # of index [N, T, indexed]
     index = jnp.clip(index, 0, limits - 1) if clip else index
-    inside = jnp.all((index >= 0) & (index < limits), axis=-1)
+    inside = jnp.all((index >= 0) & (index < limits), axis=-1)  # [N, T]
     places = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-    places = jnp.asarray(places, index.dtype).reshape(1, 1, -1)
-    tokens = jnp.sum(index * places, axis=-1)
-    right = _arrange(
-      cotangents[0],
-      sliced,
-      [*shared, *(depth + d for d in out_rows)],
-      [depth + d for d in numbers.offset_dims],
-    )
+    places = jnp.asarray(places, index.dtype).reshape(1, 1, -1)  # [1, 1, indexed]
+    tokens = jnp.sum(index * places, axis=-1)  # [N, T]
+    rows = [*shared, *(depth + d for d in out_rows)]
+    entries = [depth + d for d in numbers.offset_dims]
+    right = _arrange(cotangents[0], sliced, rows, entries)  # [N, T, P]
     return Rows(jnp.where(inside, tokens, -1), jnp.where(inside[..., None], right, 0))
 
   def unflatten(product):
     stacked = product.reshape(*loop_sizes, *sizes, *_sizes(shape, kept))
-    return stacked.transpose(_restore((*indexed, *kept), len(sliced)))
+    return stacked.transpose(_restore((*indexed, *kept), len(sliced)))  # [*sliced, *param]
 
   return RowForm(
     blocks=math.prod(loop_sizes),
@@ -295,17 +301,17 @@ def _side_gram(a: jax.Array, b: jax.Array) -> jax.Array:
   if is_float(a):
     return jnp.swapaxes(_side_gram(b, a), 1, 2)
   if not is_float(b):
-    return (a[:, :, None] == b[:, None, :]) & (a >= 0)[:, :, None]
+    return (a[:, :, None] == b[:, None, :]) & (a >= 0)[:, :, None]  # [N, Ta, Tb] bool
   columns = jnp.take_along_axis(b, jnp.maximum(a, 0)[:, None, :], axis=2)  # [N, Tb, Ta]
   return jnp.where(a[:, :, None] >= 0, jnp.swapaxes(columns, 1, 2), 0)
 
 
 def outer_length(rows: Rows) -> Length:
   """|left^T right| where there is one row: |left| |right|, block by block."""
-  right = lengths.of(rows.right, axis=(1, 2))
+  right = lengths.of(rows.right, axis=(1, 2))  # [N]
   if not is_float(rows.left):
     return _over_blocks(right)
-  left = lengths.of(rows.left, axis=(1, 2))
+  left = lengths.of(rows.left, axis=(1, 2))  # [N]
   return _over_blocks(Length(left.norm * right.norm, left.longest * right.longest))
 
 
@@ -313,7 +319,7 @@ def _over_blocks(each: Length) -> Length:
   """[N] -> []: the square of a product of norms can leave the range of floats."""
   if each.norm.shape == (1,):
     return Length(each.norm[0], each.longest[0])
-  norms = trees.scaled_norms([jnp.stack([each.norm, each.longest])])
+  norms = trees.scaled_norms([jnp.stack([each.norm, each.longest])])  # [2, N] -> [2]
   return Length(norms[0], norms[1])
 
 
@@ -328,8 +334,9 @@ def gram_length(parts: Sequence[Rows]) -> Length:
   left_trace, right_trace = jnp.float32(0), jnp.float32(0)
   for i, a in enumerate(parts):
     for b in parts[i:]:
-      left, right = _side_gram(a.left, b.left), _side_gram(a.right, b.right)
-      pairs = left * right * (1 if a is b else 2)
+      left = _side_gram(a.left, b.left)  # [N, Ta, Tb]
+      right = _side_gram(a.right, b.right)  # [N, Ta, Tb]
+      pairs = left * right * (1 if a is b else 2)  # [N, Ta, Tb]
       total, size = total + jnp.sum(pairs), size + jnp.sum(jnp.abs(pairs))
       if a is b:
         reach = reach + jnp.sum(jnp.sqrt(_diagonal(pairs)))
@@ -355,17 +362,17 @@ def with_rounding(product: jax.Array, parts: Sequence[Rows]) -> Length:
 
   The bound eps sum_t |a_t| |g_t| is far below the norm, unless rows cancel.
   """
-  sides = [(_row_lengths(p.left), _row_lengths(p.right)) for p in parts]
+  sides = [(_row_lengths(p.left), _row_lengths(p.right)) for p in parts]  # [N, T]
   eps = jnp.finfo(product.dtype).eps
   reach = eps * sum(jnp.sum(left.norm * right.norm) for left, right in sides)
   most = eps * sum(jnp.sum(left.longest * right.longest) for left, right in sides)
-  own = lengths.of(product)
+  own = lengths.of(product)  # []
   return Length(own.norm + reach, own.longest + most)
 
 
 def _row_lengths(side: jax.Array) -> Length:
   if not is_float(side):
-    inside = (side >= 0).astype(jnp.float32)
+    inside = (side >= 0).astype(jnp.float32)  # [N, T]
     return Length(inside, inside)
   return lengths.of(side, axis=-1)
 
@@ -378,6 +385,6 @@ def product(rows: Rows, left_size: int) -> jax.Array:
   if is_float(rows.left):
     return _dot("ntk,ntp->nkp", rows.left, rows.right)
   right = trees.at_least_float32(rows.right)
-  empty = jnp.zeros((left_size, right.shape[-1]), right.dtype)
+  empty = jnp.zeros((left_size, right.shape[-1]), right.dtype)  # [K, P]
   add = lambda tokens, values: empty.at[jnp.maximum(tokens, 0)].add(values)
   return jax.vmap(add)(rows.left, right)

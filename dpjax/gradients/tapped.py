@@ -15,8 +15,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax.gradients import jaxpr_sites
-from dpjax.gradients.jaxpr_sites import Action, Kind, Lift, Loop, Program, Step, Tap
+from dpjax.gradients import equations
+from dpjax.gradients.jaxpr_sites import (
+  Action,
+  Cotangent,
+  Kind,
+  Lift,
+  Loop,
+  Program,
+  Step,
+)
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.types import Array, DType
 
@@ -46,7 +54,8 @@ def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> 
     outs, seen = run(program, [*leaves, *example], taps)
     return outs[0], seen
 
-  taps = as_varying_as(examples, {tap.index: _zeros(tap) for tap in program.taps()})
+  zeros = {tap.index: jnp.zeros(tap.shape, tap.aval.dtype) for tap in program.taps()}
+  taps = as_varying_as(examples, zeros)  # [*loops, *result]
   tap_axes = {tap.index: len(tap.loops) for tap in program.taps()}
   operand_axes = {s.index: (len(s.loops),) * len(s.data) for s in program.sites()}
   (losses, operands), at_taps = jax.vmap(
@@ -54,14 +63,14 @@ def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> 
     in_axes=(None, 0),
     out_axes=((0, operand_axes), tap_axes),
   )(taps, list(examples))
-  operands, at_taps = jax.tree.map(_settle, (operands, at_taps))
+  operands, at_taps = jax.tree.map(_settle, (operands, at_taps))  # [*loops, B, ...]
   return Recorded(losses, operands, _cotangents(program, at_taps, tap_axes))
 
 
 def _cotangents(program: Program, at_taps: Taps, batch_axes: dict[int, int]) -> Cotangents:
   @functools.cache  # sites that share taps share the array that joins them
-  def joined(cotangent: jaxpr_sites.Cotangent) -> jax.Array:
-    parts = [at_taps[tap] for tap in cotangent.taps]
+  def joined(cotangent: Cotangent) -> jax.Array:
+    parts = [at_taps[tap] for tap in cotangent.taps]  # [*loops, B, *part]
     axis = batch_axes[cotangent.taps[0]] + 1 + cotangent.axis
     return jnp.concatenate(parts, axis) if len(parts) > 1 else parts[0]
 
@@ -75,13 +84,8 @@ def _settle(x: jax.Array) -> jax.Array:
   XLA may keep more digits in one use of a value than in another; a norm and the sum that
   it bounds would then belong to different gradients.
   """
-  half = jaxpr_sites.is_float(x) and jnp.finfo(x.dtype).bits < 32
+  half = equations.is_float(x) and jnp.finfo(x.dtype).bits < 32
   return lax.optimization_barrier(x) if half else x
-
-
-def _zeros(tap: Tap) -> jax.Array:
-  loops = tuple(loop.length for loop in tap.loops)
-  return jnp.zeros((*loops, *tap.aval.shape), tap.aval.dtype)
 
 
 def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], Operands]:
@@ -109,48 +113,31 @@ def _lift(lifts: Sequence[Lift], values: list[Any], taps: Taps) -> Operands:
 
 
 def _read(env: dict[Any, Any], atom: Any) -> Any:
-  return atom.val if jaxpr_sites.is_literal(atom) else env[atom]
+  return atom.val if equations.is_literal(atom) else env[atom]
 
 
-def _evaluate(eqn: Any, values: Sequence[Any]) -> list[Any]:
-  known = {v: x for v, x in zip(eqn.invars, values) if not jaxpr_sites.is_literal(v)}
-  return jaxpr_sites.eqn_fn(eqn)(*(known[v] for v in jaxpr_sites.operands(eqn)))
-
-
-def _plain(step: Step, values: Sequence[Any], taps: Taps):
+def _plain(step: Step, values: list[Any], taps: Taps):
+  """Also a site, whose data operands are seen."""
   del taps
-  return _evaluate(step.eqn, values), {}
+  known = equations.named(step.eqn, values)
+  args = (known[v] for v in equations.operands(step.eqn))
+  sites = [] if step.site is None else [step.site]
+  seen = {site.index: tuple(known[v] for v in site.data) for site in sites}
+  return equations.eqn_fn(step.eqn)(*args), seen
 
 
-def _site(step: Step, values: Sequence[Any], taps: Taps):
-  site, results = step.site, _plain(step, values, taps)[0]
-  assert site is not None
-  known = {v: x for v, x in zip(step.eqn.invars, values) if not jaxpr_sites.is_literal(v)}
-  return results, {site.index: tuple(known[v] for v in site.data)}
+def _inner_taps(inner: Program, taps: Taps) -> Taps:
+  return {tap.index: taps[tap.index] for tap in inner.taps()}
 
 
-def _inner(step: Step) -> Program:
-  assert step.inner is not None
-  return step.inner
+def _remat(step: Step, values: list[Any], taps: Taps):
+  how = {name: step.eqn.params[name] for name in ("policy", "prevent_cse")}
+  again = jax.checkpoint(functools.partial(run, step.inner), **how)
+  return again(values, _inner_taps(step.inner, taps))
 
 
-def _inner_taps(step: Step, taps: Taps) -> Taps:
-  return {tap.index: taps[tap.index] for tap in _inner(step).taps()}
-
-
-def _call(step: Step, values: Sequence[Any], taps: Taps):
-  return run(_inner(step), values, taps)
-
-
-def _remat(step: Step, values: Sequence[Any], taps: Taps):
-  params = step.eqn.params
-  inner = functools.partial(run, _inner(step))
-  again = jax.checkpoint(inner, policy=params["policy"], prevent_cse=params["prevent_cse"])
-  return again(list(values), _inner_taps(step, taps))
-
-
-def _scan(step: Step, values: Sequence[Any], taps: Taps):
-  params, inner = step.eqn.params, _inner(step)
+def _scan(step: Step, values: list[Any], taps: Taps):
+  params, inner = step.eqn.params, step.inner
   first_carry = params["num_consts"]
   first_xs = first_carry + params["num_carry"]
   consts, carry, xs = values[:first_carry], values[first_carry:first_xs], values[first_xs:]
@@ -163,7 +150,7 @@ def _scan(step: Step, values: Sequence[Any], taps: Taps):
   carry, (ys, seen) = lax.scan(
     body,
     tuple(carry),
-    (list(xs), _inner_taps(step, taps)),
+    (xs, _inner_taps(inner, taps)),
     length=params["length"],
     reverse=params["reverse"],
     unroll=params["unroll"],
@@ -173,8 +160,7 @@ def _scan(step: Step, values: Sequence[Any], taps: Taps):
 
 _EXECUTE: dict[Action, Callable[..., tuple[list[Any], Operands]]] = {
   Action.PLAIN: _plain,
-  Action.SITE: _site,
-  Action.CALL: _call,
+  Action.CALL: lambda step, values, taps: run(step.inner, values, taps),
   Action.REMAT: _remat,
   Action.SCAN: _scan,
 }
@@ -185,11 +171,6 @@ class _Stacked(NamedTuple):
 
   value: Any
   loops: tuple[Loop, ...] = ()
-
-
-# Evaluated in whatever precision they get, so that a cast to bfloat16 on the way from a
-# leaf to its site does not round the sum of gradients that flows back.
-_ANY_PRECISION = ("reshape", "squeeze", "expand_dims", "transpose", "copy", "rev", "slice")
 
 
 def site_params(program: Program, leaves: Sequence[Any]) -> dict[int, tuple[Any, ...]]:
@@ -210,7 +191,7 @@ def _collect(program: Program, inputs: Sequence[_Stacked | None], found: dict) -
   env.update(zip(program.jaxpr.invars, inputs))
 
   def read(atom):
-    literal = jaxpr_sites.is_literal(atom)
+    literal = equations.is_literal(atom)
     return _Stacked(atom.val) if literal else env[atom]
 
   for step in program.steps:
@@ -236,22 +217,16 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], found: dict) ->
 def _entering(step: Step, values: Sequence[_Stacked | None]) -> list:
   if step.action is not Action.SCAN:
     return list(values)
-  first_carry = step.eqn.params["num_consts"]
-  first_xs = first_carry + step.eqn.params["num_carry"]
-  loop = _inner_loop(step)
-  xs = [v and _Stacked(v.value, (*v.loops, loop)) for v in values[first_xs:]]
-  return [*values[:first_carry], *[None] * (first_xs - first_carry), *xs]
-
-
-def _inner_loop(step: Step) -> Loop:
-  assert step.loop is not None
-  return step.loop
+  consts, carries = step.eqn.params["num_consts"], step.eqn.params["num_carry"]
+  xs = values[consts + carries :]
+  sliced = [v and _Stacked(v.value, (*v.loops, step.loop)) for v in xs]
+  return [*values[:consts], *[None] * carries, *sliced]
 
 
 def _vectorised(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:
   """One equation on stacked values: vmapped over every scan of any of them."""
-  named = {v: s for v, s in zip(eqn.invars, values) if not jaxpr_sites.is_literal(v)}
-  stacked = [named[v] for v in jaxpr_sites.operands(eqn)]
+  known = equations.named(eqn, values)
+  stacked = [known[v] for v in equations.operands(eqn)]
   loops = sorted({loop for s in stacked for loop in s.loops}, key=lambda loop: loop.index)
   fn = _widening_fn(eqn)
   for loop in reversed(loops):
@@ -260,18 +235,20 @@ def _vectorised(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:
 
 
 def _widening_fn(eqn: Any) -> Callable[..., list[Any]]:
-  name, fn = eqn.primitive.name, jaxpr_sites.eqn_fn(eqn)
+  """Rearrangements take whatever precision they get, and casts to less are left out, so that
+  bfloat16 on the way from a leaf to its site does not round the sum of gradients."""
+  name, fn = eqn.primitive.name, equations.eqn_fn(eqn)
   if name == "convert_element_type" and _narrows(eqn):
     return lambda x: [x]
-  if name in _ANY_PRECISION:
+  if name in (*equations.REARRANGED, "transpose"):
     return fn
-  dtypes = [v.aval.dtype for v in jaxpr_sites.operands(eqn)]
+  dtypes = [v.aval.dtype for v in equations.operands(eqn)]
   return lambda *args: fn(*(cast(x, dtype) for x, dtype in zip(args, dtypes)))
 
 
 def _narrows(eqn: Any) -> bool:
   before, after = eqn.invars[0].aval, eqn.outvars[0].aval
-  floats = jaxpr_sites.is_float(before) and jaxpr_sites.is_float(after)
+  floats = equations.is_float(before) and equations.is_float(after)
   return floats and jnp.finfo(after.dtype).bits < jnp.finfo(before.dtype).bits
 
 

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpjax import trees
-from dpjax.gradients import cost_model, jaxpr_sites, lengths, row_forms, tapped
-from dpjax.gradients.jaxpr_sites import Site, Source
+from dpjax.gradients import cost_model, equations, lengths, row_forms, tapped
+from dpjax.gradients.jaxpr_sites import Loop, Site
 from dpjax.gradients.lengths import Length
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.param_flow import ParamFlow
@@ -67,7 +67,9 @@ def norms(
   found: dict[int, Norms] = {}
   for chunk, members in by_chunk.items():
     chosen = [units[i] for i in members]
-    results = _over_examples(_together(chosen, flow), chosen, recorded, chunk)
+    each = [_one_example(unit, flow) for unit in chosen]
+    one = lambda *seen, each=each: [norm(*seen) for norm in each]
+    results = _over_examples(one, chosen, recorded, chunk)  # lengths [B], held [B, ...]
     found.update(zip(members, map(_complete, chosen, results)))
   return [found[i] for i in range(len(units))]
 
@@ -77,22 +79,23 @@ def _complete(unit: Unit, result: Any) -> Norms:
   found, held = result
   if not found:
     return Norms((), held)
-  zero = jnp.zeros_like(found[0].norm)
+  zero = jnp.zeros_like(found[0].norm)  # [B]
   rest = (Length(zero, zero),) * (len(unit.leaves) - len(found))
   return Norms((*found, *rest), held)
 
 
-def _together(units: Sequence[Unit], flow: ParamFlow) -> Callable:
-  each = [_one_example(unit, flow) for unit in units]
-  return lambda losses, data, cotangents: [one(losses, data, cotangents) for one in each]
-
-
 def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
-  """(loss, operands, cotangents) of one example -> (lengths, what is held)."""
-  if unit.rule is Rule.UNUSED:
-    return lambda loss, data, cotangents: ((_no_length(loss),), None)
-  one = _gradient_norms(unit, flow) if unit.rule is Rule.GRADIENT else _row_norms(unit)
-  return lambda loss, data, cotangents: one(data, cotangents)
+  """(loss, operands, cotangents) of one example -> (lengths [], what is held)."""
+  if unit.rule is not Rule.GRADIENT:
+    return functools.partial(_row_norms, unit)
+  gradients = _one_gradient(unit, flow)
+
+  def one(loss, data, cotangents):
+    del loss
+    grads = gradients(data, cotangents)  # of each leaf: [*leaf]
+    return ((), grads) if unit.hold else (tuple(map(lengths.of, grads)), None)
+
+  return one
 
 
 def _over_examples(
@@ -123,47 +126,31 @@ def _in_front(arrays: dict[int, Any], depth: dict[int, int]) -> dict[int, Any]:
   }
 
 
-def _no_length(loss: jax.Array) -> Length:
-  zero = jnp.zeros(loss.shape, jnp.float32)
-  return Length(zero, zero)
-
-
-def _row_norms(unit: Unit) -> Callable:
-  def one(data, cotangents):
-    parts = [
-      _swap(form.build(data[site.index], cotangents[site.index]), swapped)
-      for site, form, swapped in zip(unit.sites, unit.forms, unit.swapped)
-    ]
-    if unit.rule is Rule.OUTER:
-      return (row_forms.outer_length(parts[0]),), None
-    if unit.rule is Rule.GRAM:
-      return (row_forms.gram_length(parts),), None
-    size = unit.forms[0].right if unit.swapped[0] else unit.forms[0].left
-    product = functools.reduce(jnp.add, (row_forms.product(p, size) for p in parts))
-    if unit.hold:
-      return (lengths.of(product),), product
-    return (row_forms.with_rounding(product, parts),), None
-
-  return one
-
-
-def _swap(rows: Rows, swapped: bool) -> Rows:
-  return Rows(rows.right, rows.left) if swapped else rows
-
-
-def _gradient_norms(unit: Unit, flow: ParamFlow) -> Callable:
-  gradients = _one_gradient(unit, flow)
-
-  def one(data, cotangents):
-    grads = gradients(data, cotangents)
-    return ((), grads) if unit.hold else (tuple(map(lengths.of, grads)), None)
-
-  return one
+def _row_norms(unit: Unit, loss, data, cotangents) -> tuple[tuple[Length, ...], Any]:
+  """Of rows; and of no rows at all, 0."""
+  if unit.rule is Rule.UNUSED:
+    zero = jnp.zeros(loss.shape, jnp.float32)  # []
+    return (Length(zero, zero),), None
+  parts = [
+    form.build(data[site.index], cotangents[site.index])
+    for site, form in zip(unit.sites, unit.forms)
+  ]  # left [N, T, K] or [N, T], right [N, T, P]
+  parts = [Rows(*p[::-1]) if swap else p for p, swap in zip(parts, unit.swapped)]
+  if unit.rule is Rule.OUTER:
+    return (row_forms.outer_length(parts[0]),), None
+  if unit.rule is Rule.GRAM:
+    return (row_forms.gram_length(parts),), None
+  size = unit.forms[0].right if unit.swapped[0] else unit.forms[0].left
+  products = [row_forms.product(p, size) for p in parts]  # [N, K, P] ([N, P, K] if swapped)
+  product = functools.reduce(jnp.add, products)
+  if unit.hold:
+    return (lengths.of(product),), product
+  return (row_forms.with_rounding(product, parts),), None
 
 
 def _one_gradient(unit: Unit, flow: ParamFlow) -> Callable:
-  """(operands, cotangents) of one example -> its gradient for each leaf of the unit."""
-  seen, back = flow.pull(unit.leaves, unit.sites)
+  """(operands, cotangents) of one example -> its gradient [*leaf] for each leaf of the unit."""
+  seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
 
   def gradients(data, cotangents):
     return back(
@@ -179,10 +166,10 @@ def _one_gradient(unit: Unit, flow: ParamFlow) -> Callable:
 
 
 def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
-  """Gradient of ONE example with respect to the parameters as the site sees them."""
+  """Gradient [*source.loops, *param] of ONE example for each parameter as the site sees it."""
   form = row_forms.find(site)
   if form is not None and not form.one_hot:
-    product = row_forms.product(form.build(data, cotangents), form.left)
+    product = row_forms.product(form.build(data, cotangents), form.left)  # [N, K, P]
     return (form.unflatten(product),)
   if site.name in ELEMENTWISE and site.loops:
     return _stepwise(site, seen, data, cotangents)
@@ -195,27 +182,22 @@ def _stepwise(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
   XLA's CPU backend sums over a leading axis several times slower than it multiplies.
   """
   step = dataclasses.replace(site, loops=())
+  back = _over_loops(lambda params, arrays: transpose(step, params, *arrays), site)
+  grads = back(seen, (data, cotangents))  # of each parameter: [*site.loops, *param]
 
-  def back(params, data, cotangents):
-    return transpose(step, params, data, cotangents)
+  def summed(source, grad):
+    shared = [i for i, loop in enumerate(site.loops) if loop not in source.loops]
+    ones = jnp.ones([site.loops[i].length for i in shared], grad.dtype)  # [*shared]
+    contracted = list(range(len(shared))), shared
+    return jnp.tensordot(ones, grad, contracted)  # [*source.loops, *param]
 
-  for loop in reversed(site.loops):
-    axes = tuple(0 if loop in source.loops else None for source in site.sources)
-    back = jax.vmap(back, in_axes=(axes, 0, 0), axis_size=loop.length)
-  grads = back(seen, data, cotangents)
-  return tuple(_sum_shared(site, s, grad) for s, grad in zip(site.sources, grads))
-
-
-def _sum_shared(site: Site, source: Source, grad: jax.Array) -> jax.Array:
-  shared = [i for i, loop in enumerate(site.loops) if loop not in source.loops]
-  ones = jnp.ones([site.loops[i].length for i in shared], grad.dtype)
-  return jnp.tensordot(ones, grad, (list(range(len(shared))), shared))
+  return tuple(map(summed, site.sources, grads))
 
 
 def transpose(site: Site, seen, data, cotangents, *, wide: bool = False):
   """The site's transpose at these cotangents, summed over the scans around it."""
   fn = _over_loops(_site_fn(site, wide), site)
-  primals, back = jax.vjp(lambda *params: fn(params, data), *seen)
+  primals, back = jax.vjp(lambda *params: fn(params, data), *seen)  # [*site.loops, *result]
   return back(jax.tree.map(lambda g, y: tapped.cast(g, y.dtype), cotangents, primals))
 
 
@@ -223,8 +205,8 @@ def _site_fn(site: Site, wide: bool) -> Callable:
   """(parameters, data operands) -> tapped results; wide: in at least float32."""
   if site.eqn is None:
     return lambda params, data: (params[0],)
-  evaluate = jaxpr_sites.eqn_fn(_widened(site.eqn) if wide else site.eqn)
-  order = jaxpr_sites.operands(site.eqn)
+  evaluate = equations.eqn_fn(_widened(site.eqn) if wide else site.eqn)
+  order = equations.operands(site.eqn)
 
   def fn(params, data):
     known = {v: _as_seen(x, v, wide) for v, x in zip(site.params, params)}
@@ -236,7 +218,7 @@ def _site_fn(site: Site, wide: bool) -> Callable:
 
 
 def _as_seen(x, var, wide: bool):
-  if wide and jaxpr_sites.is_float(x):
+  if wide and equations.is_float(x):
     return trees.at_least_float32(x)
   return tapped.cast(x, var.aval.dtype)
 
@@ -250,6 +232,7 @@ def _widened(eqn: Any) -> Any:
 
 
 def _over_loops(fn: Callable, site: Site) -> Callable:
+  """fn(parameters, arrays), mapped over the scans around the site: [*site.loops, ...]."""
   for loop in reversed(site.loops):
     axes = tuple(0 if loop in source.loops else None for source in site.sources)
     fn = jax.vmap(fn, in_axes=(axes, 0), axis_size=loop.length)
@@ -288,17 +271,17 @@ def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, f
   """
   gradients = _one_gradient(unit, flow)
   data, cotangents, depth = _arrays([unit], recorded)
-  longest = tuple(length.longest for length in first.lengths)
+  longest = tuple(length.longest for length in first.lengths)  # of each leaf: [B]
   seen = (_in_front(data, depth), _in_front(cotangents, depth), tuple(factors), longest)
   count = recorded.losses.shape[0]
   chunk = _divisor(count, cost_model.in_flight(unit.cost, jax.default_backend()))
-  cut = lambda x: x.reshape(count // chunk, chunk, *x.shape[1:])
+  cut = lambda x: x.reshape(count // chunk, chunk, *x.shape[1:])  # [B, ...] -> chunks
 
   def one(data, cotangents, factors, longest):
     return tuple(map(_held_to, gradients(data, cotangents), factors, longest))
 
   def body(total, part):
-    terms = jax.vmap(one)(*part)
+    terms = jax.vmap(one)(*part)  # of each leaf: [chunk, *leaf]
     return tuple(t + jnp.sum(each, axis=0) for t, each in zip(total, terms)), None
 
   zero = tuple(jnp.zeros_like(flow.leaves[i]) for i in unit.leaves)
@@ -307,7 +290,8 @@ def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, f
 
 
 def _held_to(grad: jax.Array, factor: jax.Array, longest: jax.Array) -> jax.Array:
-  again = lengths.of(grad).longest
+  """factor * grad [*leaf] of ONE example, where grad is no longer than its first evaluation."""
+  again = lengths.of(grad).longest  # []
   over = again > longest * (1 + _ROUNDING)
   factor = factor * jnp.where(over, longest / again, 1)
   keep = (factor != 0) & jnp.isfinite(again)
@@ -320,10 +304,11 @@ def _divisor(count: int, most: int) -> int:
 
 
 def _weighted(x: jax.Array, factor: jax.Array) -> jax.Array:
+  """[B, ...], [B] -> [...]."""
   if math.prod(x.shape[1:]) > _BRANCH_ABOVE:
     return trees.weighted_sum(x, factor, jnp.all(factor != 0))
   x = trees.at_least_float32(x)
-  kept = jnp.where((factor != 0).reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
+  kept = jnp.where((factor != 0).reshape(-1, *(1,) * (x.ndim - 1)), x, 0)  # [B, ...]
   return trees.dot_examples(factor, kept)
 
 
@@ -331,7 +316,7 @@ def _from_products(unit: Unit, flow: ParamFlow, product: jax.Array):
   """Back from the one matrix that all sites of the leaf share."""
   site, form = unit.sites[0], unit.forms[0]
   if unit.swapped[0]:
-    product = jnp.swapaxes(product, 1, 2)
+    product = jnp.swapaxes(product, 1, 2)  # [N, P, K] -> [N, K, P]
   _, back = flow.pull(unit.leaves, (site,))
   return back({site.index: (form.unflatten(product),)})
 
@@ -356,7 +341,7 @@ def _transposed(
   unit: Unit, flow: ParamFlow, recorded: Recorded, factors, call=lambda fn, tree: fn(tree)
 ):
   """Book-keeping: each site's ordinary transpose at c_i g_i, once per distinct factor."""
-  seen, back = flow.pull(unit.leaves, unit.sites)
+  seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
   by_factor: dict[int, tuple[jax.Array, ...]] = {}
   for factor in factors:
     if id(factor) not in by_factor:
@@ -370,9 +355,10 @@ def _transposed(
 
 
 def _clipped_transpose(site: Site, seen, recorded: Recorded, factor: jax.Array, call):
+  """sum_i factor[i] * gradient_i of each parameter: [*source.loops, *param]."""
   depth = len(site.loops)
 
-  def along(x, values):
+  def along(x, values):  # [B] -> [1 for each loop, B, 1 ...], as x is [*loops, B, ...]
     return values.reshape((1,) * depth + (-1,) + (1,) * (x.ndim - depth - 1))
 
   def clip(g, factor):
@@ -380,19 +366,18 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor: jax.Array, 
     return jnp.where(along(g, factor != 0), g * along(g, factor).astype(g.dtype), 0)
 
   def clean(a, factor):
-    return jnp.where(along(a, factor != 0), a, 0) if jaxpr_sites.is_float(a) else a
+    return jnp.where(along(a, factor != 0), a, 0) if equations.is_float(a) else a
 
   def clipped(settled):
     factor, data, cotangents = settled
     cleaned = tuple(clean(a, factor) for a in data)
     return cleaned, tuple(clip(g, factor) for g in cotangents)
 
-  batch = dataclasses.replace(
-    site, loops=(*site.loops, jaxpr_sites.Loop(-1, factor.shape[0]))
-  )
+  batch = dataclasses.replace(site, loops=(*site.loops, Loop(-1, factor.shape[0])))
   seen_by_norms = (recorded.operands[site.index], recorded.cotangents[site.index])
-  data, cotangents = call(clipped, (factor, *seen_by_norms))
+  data, cotangents = call(clipped, (factor, *seen_by_norms))  # [*loops, B, ...]
   form = row_forms.find(batch)  # the batch as one more loop around the site
   if form is not None and form.plain:
-    return (form.unflatten(row_forms.product(form.build(data, cotangents), form.left)),)
+    product = row_forms.product(form.build(data, cotangents), form.left)  # [N, K, P]
+    return (form.unflatten(product),)
   return transpose(batch, seen, data, cotangents, wide=form is not None)

@@ -187,12 +187,11 @@ def _cheapest(forms: Sequence[RowForm], platform: str) -> tuple[Rule, Cost, bool
 def _site_work(sites: Sequence[Site]) -> int:
   """Elements that the transposes of these sites touch, per example."""
 
-  def elements(avals, site):
-    steps = math.prod(loop.length for loop in site.loops)
-    return steps * sum(math.prod(getattr(aval, "shape", ())) for aval in avals)
+  def elements(site):
+    avals = [*(v.aval for v in (*site.params, *site.data)), *site.out_avals]
+    return site.steps * sum(math.prod(getattr(aval, "shape", ())) for aval in avals)
 
-  avals = [([*(v.aval for v in (*s.params, *s.data)), *s.out_avals], s) for s in sites]
-  return sum(elements(listed, site) for listed, site in avals)
+  return sum(map(elements, sites))
 
 
 def _rounds(site: Site) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from dpjax import trees, validate
+from dpjax import validate
 from dpjax.models import activations
+from dpjax.models.dense import dense_layers
 from dpjax.models.pooling import max_pool
 from dpjax.validate import UserError
 
@@ -37,6 +38,7 @@ class Cnn(nn.Module):
   table 1). Images smaller than 13x13 need smaller kernels or strides.
 
   >>> import jax.numpy as jnp
+  >>> from dpjax import trees
   >>> model, x = Cnn(num_classes=10), jnp.zeros((1, 28, 28, 1))
   >>> trees.size(jax.eval_shape(model.init, jax.random.key(0), x))
   26010
@@ -78,10 +80,8 @@ class Cnn(nn.Module):
         width, (size,) * 2, (stride,) * 2, padding, dtype=self.dtype, name=f"conv_{i}"
       )
       x = max_pool(activation(conv(x)), stride=1)
-    x = x.reshape(x.shape[0], -1)
-    x = activation(nn.Dense(self.hidden, dtype=self.dtype, name="dense_0")(x))
-    logits = nn.Dense(self.num_classes, dtype=self.dtype, name="head")(x)
-    return trees.at_least_float32(logits)
+    hidden = (self.hidden,)
+    return dense_layers(x, hidden, self.num_classes, self.activation, self.dtype)
 
 
 class ConvNet(nn.Module):
@@ -92,6 +92,7 @@ class ConvNet(nn.Module):
   dense layers of `dense_sizes` and a linear head. Any image size.
 
   >>> import jax.numpy as jnp
+  >>> from dpjax import trees
   >>> model = ConvNet(num_classes=2, filters=(4,), pool_after=(1,))
   >>> params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 7, 7, 1)))
   >>> trees.size(params)  # 3*3*4 + 4 and 4*4*4*2 + 2
@@ -124,7 +125,9 @@ class ConvNet(nn.Module):
     if not set(self.pool_after) <= set(range(1, count + 1)):
       raise UserError(f"pool_after={self.pool_after!r}: must be in 1..{count}")
 
-  def _convolutions(self, x: jax.Array) -> jax.Array:
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    check_images(x)
     activation = activations.activation_fn(self.activation)
     strides = self.strides or (1,) * len(self.filters)
     for i, (width, stride) in enumerate(zip(self.filters, strides)):
@@ -132,18 +135,7 @@ class ConvNet(nn.Module):
       conv = nn.Conv(width, kernel, (stride,) * 2, dtype=self.dtype, name=f"conv_{i}")
       x = activation(conv(x))
       x = max_pool(x) if i + 1 in self.pool_after else x
-    return x
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    check_images(x)
-    activation = activations.activation_fn(self.activation)
-    x = self._convolutions(x)
-    x = x.reshape(x.shape[0], -1)
-    for i, width in enumerate(self.dense_sizes):
-      x = activation(nn.Dense(width, dtype=self.dtype, name=f"dense_{i}")(x))
-    logits = nn.Dense(self.num_classes, dtype=self.dtype, name="head")(x)
-    return trees.at_least_float32(logits)
+    return dense_layers(x, self.dense_sizes, self.num_classes, self.activation, self.dtype)
 
 
 class CifarCnn(ConvNet):
@@ -159,6 +151,9 @@ class CifarCnn(ConvNet):
   activation: activations.Activation = "tempered_sigmoid"
 
 
+_THREE_POOLS: dict[str, Any] = {"pool_after": (1, 2, 3)}
+
+
 class RadpCnn(ConvNet):
   """The networks of Kang and Wang (2024, table 2), read as filter counts: images -> logits.
 
@@ -167,6 +162,7 @@ class RadpCnn(ConvNet):
   whose relevance is propagated.
 
   >>> import jax.numpy as jnp
+  >>> from dpjax import trees
   >>> model, x = RadpCnn.mnist(), jnp.zeros((1, 28, 28, 1))
   >>> trees.size(jax.eval_shape(model.init, jax.random.key(0), x))
   10058
@@ -175,23 +171,19 @@ class RadpCnn(ConvNet):
   @classmethod
   def mnist(cls, *, num_classes: int = 10, **options) -> RadpCnn:
     """Filters 4, 8, 16, each pooled; dense 32. 10,058 parameters on 28x28x1."""
-    preset: dict[str, Any] = dict(
-      filters=(4, 8, 16), pool_after=(1, 2, 3), dense_sizes=(32,)
-    )
-    return cls(num_classes=num_classes, **(preset | options))
+    preset: dict[str, Any] = dict(filters=(4, 8, 16), dense_sizes=(32,), **_THREE_POOLS)
+    return cls(num_classes, **(preset | options))
 
   @classmethod
   def fashion_mnist(cls, *, num_classes: int = 10, **options) -> RadpCnn:
     """Filters 16, 32, 64, each pooled; dense 128. 155,786 parameters on 28x28x1."""
-    preset: dict[str, Any] = dict(
-      filters=(16, 32, 64), pool_after=(1, 2, 3), dense_sizes=(128,)
-    )
-    return cls(num_classes=num_classes, **(preset | options))
+    preset: dict[str, Any] = dict(filters=(16, 32, 64), dense_sizes=(128,), **_THREE_POOLS)
+    return cls(num_classes, **(preset | options))
 
   @classmethod
   def cifar10(cls, *, num_classes: int = 10, **options) -> RadpCnn:
     """Filters 8 to 128, three pools; dense 256, 128. 657,114 parameters on 32x32x3."""
-    filters, dense_sizes = (8, 16, 32, 64, 128), (256, 128)
-    preset: dict[str, Any] = dict(filters=filters, dense_sizes=dense_sizes)
-    preset["pool_after"] = (1, 2, 3)
-    return cls(num_classes=num_classes, **(preset | options))
+    preset: dict[str, Any] = dict(
+      filters=(8, 16, 32, 64, 128), dense_sizes=(256, 128), **_THREE_POOLS
+    )
+    return cls(num_classes, **(preset | options))

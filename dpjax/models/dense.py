@@ -10,6 +10,23 @@ import jax
 
 from dpjax import trees, validate
 from dpjax.models import activations
+from dpjax.types import DType
+
+
+def dense_layers(
+  x: jax.Array,
+  sizes: Sequence[int],
+  num_classes: int,
+  activation: activations.Activation,
+  dtype: DType | None,
+) -> jax.Array:
+  """Flattened x [B, ...] through layers `dense_i` and the linear `head`: logits [B, K] of at
+  least float32. To be called in the `__call__` of a module, whose layers they become."""
+  x = x.reshape(x.shape[0], -1)
+  for i, width in enumerate(sizes):
+    layer = nn.Dense(width, dtype=dtype, name=f"dense_{i}")
+    x = activations.activation_fn(activation)(layer(x))
+  return trees.at_least_float32(nn.Dense(num_classes, dtype=dtype, name="head")(x))
 
 
 class Mlp(nn.Module):
@@ -41,12 +58,7 @@ class Mlp(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    activation = activations.activation_fn(self.activation)
-    x = x.reshape(x.shape[0], -1)
-    for i, width in enumerate(self.features):
-      x = activation(nn.Dense(width, dtype=self.dtype, name=f"dense_{i}")(x))
-    logits = nn.Dense(self.num_classes, dtype=self.dtype, name="head")(x)
-    return trees.at_least_float32(logits)
+    return dense_layers(x, self.features, self.num_classes, self.activation, self.dtype)
 
 
 class Linear(Mlp):

@@ -16,15 +16,19 @@ from dpjax.validate import UserError
 
 
 class _Entry(NamedTuple):
-  make: Callable[..., nn.Module]  # (*, num_classes, **options)
   module: Callable[..., nn.Module]  # whose parameters are the options
+  make: Callable[..., nn.Module] | None = None  # (*, num_classes, **options); None: module
   fixed: tuple[str, ...] = ()  # fields that the name decides
   features: str | None = None  # what the input must be turned into first
 
 
 def _wide_resnet(depth: int) -> _Entry:
   make = functools.partial(wide_resnet.WideResNet, depth=depth, width=4)
-  return _Entry(make, wide_resnet.WideResNet, fixed=("depth", "width"))
+  return _Entry(wide_resnet.WideResNet, make, fixed=("depth", "width"))
+
+
+def _scatter_cnn(make: Callable[..., nn.Module] | None = None) -> _Entry:
+  return _Entry(scatter_heads.ScatterCnn, make, features="scattering")
 
 
 def _transformer(*, num_classes: int, **options) -> nn.Module:
@@ -32,26 +36,20 @@ def _transformer(*, num_classes: int, **options) -> nn.Module:
 
 
 _ENTRIES = {
-  "linear": _Entry(dense.Linear, dense.Linear, fixed=("features", "activation")),
-  "mlp": _Entry(dense.Mlp, dense.Mlp),
-  "cnn": _Entry(convnet.Cnn, convnet.Cnn),
-  "convnet": _Entry(convnet.ConvNet, convnet.ConvNet),
-  "cifar_cnn": _Entry(convnet.CifarCnn, convnet.CifarCnn),
-  "radp_mnist": _Entry(convnet.RadpCnn.mnist, convnet.RadpCnn),
-  "radp_fashion_mnist": _Entry(convnet.RadpCnn.fashion_mnist, convnet.RadpCnn),
-  "radp_cifar10": _Entry(convnet.RadpCnn.cifar10, convnet.RadpCnn),
-  "scatter_linear": _Entry(
-    scatter_heads.ScatterLinear, scatter_heads.ScatterLinear, features="scattering"
-  ),
-  "scatter_cnn": _Entry(
-    scatter_heads.ScatterCnn, scatter_heads.ScatterCnn, features="scattering"
-  ),
-  "scatter_cnn_cifar10": _Entry(
-    scatter_heads.ScatterCnn.cifar10, scatter_heads.ScatterCnn, features="scattering"
-  ),
+  "linear": _Entry(dense.Linear, fixed=("features", "activation")),
+  "mlp": _Entry(dense.Mlp),
+  "cnn": _Entry(convnet.Cnn),
+  "convnet": _Entry(convnet.ConvNet),
+  "cifar_cnn": _Entry(convnet.CifarCnn),
+  "radp_mnist": _Entry(convnet.RadpCnn, convnet.RadpCnn.mnist),
+  "radp_fashion_mnist": _Entry(convnet.RadpCnn, convnet.RadpCnn.fashion_mnist),
+  "radp_cifar10": _Entry(convnet.RadpCnn, convnet.RadpCnn.cifar10),
+  "scatter_linear": _Entry(scatter_heads.ScatterLinear, features="scattering"),
+  "scatter_cnn": _scatter_cnn(),
+  "scatter_cnn_cifar10": _scatter_cnn(scatter_heads.ScatterCnn.cifar10),
   "wrn_16_4": _wide_resnet(16),
   "wrn_40_4": _wide_resnet(40),
-  "transformer": _Entry(_transformer, transformer.Transformer, fixed=("vocab_size",)),
+  "transformer": _Entry(transformer.Transformer, _transformer, fixed=("vocab_size",)),
 }
 
 
@@ -68,7 +66,7 @@ def _entry(name: str) -> _Entry:
   names_lib.one_of(_ENTRIES, model=name)
   if names_lib.is_path(name):
     make = functools.partial(names_lib.call, name, "model")
-    return _Entry(make, names_lib.find(name, "model"))
+    return _Entry(names_lib.find(name, "model"), make)
   return _ENTRIES[name]
 
 
@@ -96,17 +94,6 @@ def needs_features(name: str) -> str | None:
   return _entry(name).features
 
 
-def _check_option(name: str, option: str, value: Any, prefix: str) -> None:
-  known = options(name)
-  kinds = {parameter.kind for parameter in _parameters(_entry(name).module).values()}
-  if option in known or inspect.Parameter.VAR_KEYWORD in kinds:
-    return
-  hint = validate.did_you_mean(option, known)
-  listed = ", ".join(known)
-  at = f"{prefix}{option}"
-  raise UserError(f"{at}={value!r}: not an option of model {name!r}: {listed}{hint}")
-
-
 def check_options(name: str, model_options: dict[str, Any], prefix: str = "") -> None:
   """Raises UserError for an option that the model of that name does not have; `prefix` is
   where the options stand.
@@ -116,8 +103,14 @@ def check_options(name: str, model_options: dict[str, Any], prefix: str = "") ->
   ...
   dpjax.validate.UserError: depth=3: not an option of model 'linear': dtype
   """
+  known, parameters = options(name), _parameters(_entry(name).module)
+  if inspect.Parameter.VAR_KEYWORD in {each.kind for each in parameters.values()}:
+    return
   for option, value in model_options.items():
-    _check_option(name, option, value, prefix)
+    if option not in known:
+      hint = ", ".join(known) + validate.did_you_mean(option, known)
+      at = f"{prefix}{option}={value!r}"
+      raise UserError(f"{at}: not an option of model {name!r}: {hint}")
 
 
 def build(name: str, *, num_classes: int, **model_options: Any) -> nn.Module:
@@ -143,7 +136,7 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> nn.Module:
   validate.integer_at_least(1, num_classes=num_classes)
   check_options(name, model_options)
   try:
-    made = entry.make(num_classes=num_classes, **model_options)
+    made = (entry.make or entry.module)(num_classes=num_classes, **model_options)
     if not isinstance(made, nn.Module):
       raise UserError(f"model={name!r}: must return a linen module, not {made!r}")
     return made

@@ -18,6 +18,7 @@ import numpy as np
 
 from dpjax import trees, validate
 from dpjax.models import convnet
+from dpjax.models.dense import dense_layers
 from dpjax.validate import UserError
 
 
@@ -94,9 +95,8 @@ class ScatterLinear(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     convnet.check_images(x)
-    x = group_standardize(x, self.num_groups).reshape(x.shape[0], -1)
-    logits = nn.Dense(self.num_classes, dtype=self.dtype, name="head")(x)
-    return trees.at_least_float32(logits)
+    x = group_standardize(x, self.num_groups)
+    return dense_layers(x, (), self.num_classes, "relu", self.dtype)
 
 
 class ScatterCnn(nn.Module):
@@ -124,7 +124,7 @@ class ScatterCnn(nn.Module):
     """Conv 64, pool, conv 64 (3x3), dense: 187,210 parameters on 8x8x243."""
     preset: dict[str, Any] = dict(filters=(64, 64), strides=(), dense_sizes=())
     preset["pool_after"] = (1,)
-    return cls(num_classes=num_classes, **(preset | options))
+    return cls(num_classes, **(preset | options))
 
   def setup(self):
     self.network = convnet.ConvNet(

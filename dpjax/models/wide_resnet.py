@@ -16,6 +16,7 @@ from jax import lax
 
 from dpjax import trees, validate
 from dpjax.models import activations, convnet
+from dpjax.models.dense import dense_layers
 from dpjax.validate import UserError
 
 
@@ -121,5 +122,4 @@ class WideResNet(nn.Module):
         name = f"stage_{stage}_block_{i}"
         x = self._block(x, name, 16 * 2**stage * self.width, stride, first=not i)
     x = trees.at_least_float32(self._normed(x, "final_norm")).mean(axis=(1, 2))
-    logits = nn.Dense(self.num_classes, dtype=self.dtype, name="head")(x)
-    return trees.at_least_float32(logits)
+    return dense_layers(x, (), self.num_classes, self.activation, self.dtype)

@@ -103,13 +103,11 @@ def _bernoulli_exp(
   """[n] bool, true with probability exp(-numerator / denominator), exactly: algorithm 1."""
   whole, rest = np.divmod(numerator, denominator)
   result = _bernoulli_exp_of_fraction(rng, rest, denominator)
-  one = np.ones(1, np.int64)
   for left in range(int(whole.max(initial=0))):
     undecided = np.flatnonzero(result & (whole > left))
     if not undecided.size:
       break
-    again = np.broadcast_to(one, undecided.shape)
-    result[undecided] = _bernoulli_exp_of_fraction(rng, again, 1)
+    result[undecided] = _bernoulli_exp_of_fraction(rng, np.ones_like(undecided), 1)
   return result
 
 
@@ -210,15 +208,9 @@ def within(rounded: np.ndarray, bound: float) -> bool:
   >>> within(np.array([3, 4]), 5.0), within(np.array([3, 4]), 4.999)
   (True, False)
   """
-  square = sum(int(value) ** 2 for value in rounded) if _is_large(rounded) else None
-  square = int(rounded.astype(np.int64) @ rounded) if square is None else square
-  return square <= bound * bound
-
-
-def _is_large(rounded: np.ndarray) -> bool:
-  """Whether a sum of squares might not fit 63 bits."""
-  largest = int(np.abs(rounded).max(initial=0))
-  return largest**2 * max(rounded.size, 1) >= 2**63
+  fits = int(np.abs(rounded).max(initial=0)) ** 2 * rounded.size < 2**63
+  exact = rounded.astype(np.int64 if fits else object)
+  return int(exact @ exact) <= bound * bound
 
 
 # --- the ring

@@ -53,7 +53,7 @@ from jax import core
 
 from dpjax import trees, validate
 from dpjax.noise import laws
-from dpjax.types import Array, ArrayTree, DType
+from dpjax.types import Array, ArrayLike, ArrayTree, DType
 from dpjax.validate import UserError
 
 KEY_BYTES = 32
@@ -195,7 +195,7 @@ def as_floats(tree: ArrayTree) -> Any:
   return jax.tree.map(lambda leaf: leaf.astype(noise_dtype(leaf.dtype)), tree)
 
 
-def check_scale(scale: Any, dtype: DType, name: str = "std") -> Any:
+def check_scale(scale: ArrayLike, dtype: DType, name: str = "std") -> Any:
   """The scale as a number, refused where its noise would overflow or vanish in `dtype`.
 
   A scale that is being traced passes unseen.
@@ -207,18 +207,19 @@ def check_scale(scale: Any, dtype: DType, name: str = "std") -> Any:
   """
   if isinstance(scale, core.Tracer):
     return scale
-  if isinstance(scale, jax.Array | np.ndarray) and scale.ndim == 0:
-    scale = scale.item()
-  validate.positive(**{name: scale})
+  number: Any = scale
+  if isinstance(number, jax.Array | np.ndarray) and number.ndim == 0:
+    number = number.item()
+  validate.positive(**{name: number})
   info = jnp.finfo(dtype)
   least = float(info.tiny) * 2.0 ** (info.nmant - 1)
   most = float(info.max) / 2.0**8  # laws.WORDS words: noise of up to 134 scales
-  if not least <= scale <= most:
+  if not least <= number <= most:
     raise UserError(
-      f"{name}={scale!r}: must be in [{least:.3g}, {most:.3g}], or its noise leaves the "
+      f"{name}={number!r}: must be in [{least:.3g}, {most:.3g}], or its noise leaves the "
       f"range of {jnp.dtype(dtype)}"
     )
-  return float(scale)
+  return float(number)
 
 
 def _tail_exponential(high: jax.Array, low: jax.Array) -> jax.Array:
@@ -236,37 +237,20 @@ def _short_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   return jnp.sqrt(2 * _tail_exponential(high, low)) * jnp.cos(angle)
 
 
-def _long_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-  return laws.normal(*laws.words(key, shape), dtype)
-
-
-def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-  if dtype == jnp.float32:
-    return _short_normal(key, shape)
-  return _long_normal(key, shape, dtype)
-
-
-def _laplace(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-  bits, sign = laws.words(key, shape)
-  return laws.laplace(bits, sign[0], dtype)
-
-
-def _gumbel(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-  return laws.gumbel(laws.words(key, shape)[0], dtype)
-
-
-def _exponential(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-  return laws.exponential(laws.words(key, shape)[0], dtype)
-
-
-def _per_leaf(draw: Callable, key: jax.Array, like: Any, scale: Any, name: str) -> Any:
+def _per_leaf(
+  law: Callable, key: jax.Array, like: Any, scale: Any, name: str, short: bool = False
+) -> Any:
+  """law(words, two more words, dtype) for each leaf; `short`: the normal law of 96 bits where
+  that is all float32 can tell."""
   leaves, treedef = jax.tree.flatten(like)
   keys = jax.random.split(key, max(len(leaves), 1))
 
   def one(k: jax.Array, leaf: Any) -> jax.Array:
     dtype = noise_dtype(getattr(leaf, "dtype", None) or jnp.result_type(leaf), "like")
-    factor = check_scale(scale, dtype, name)
-    return (factor * draw(k, jnp.shape(leaf), dtype)).astype(dtype)
+    factor, shape = check_scale(scale, dtype, name), jnp.shape(leaf)
+    from_96_bits = short and dtype == jnp.float32
+    drawn = _short_normal(k, shape) if from_96_bits else law(*laws.words(k, shape), dtype)
+    return (factor * drawn).astype(dtype)
 
   return jax.tree.unflatten(treedef, [one(k, leaf) for k, leaf in zip(keys, leaves)])
 
@@ -284,22 +268,25 @@ def gaussian(
   >>> gaussian(key_from_bytes(bytes(32)), {"w": jnp.zeros(3)}, 2.0)["w"].shape
   (3,)
   """
-  return _per_leaf(_long_normal if long_tails else _normal, key, like, std, "std")
+  return _per_leaf(laws.normal, key, like, std, "std", short=not long_tails)
 
 
 def laplace(key: jax.Array, like: ArrayTree, scale: float) -> Any:
   """Independent Laplace noise for every scalar of `like`, with tails up to 133 scales."""
-  return _per_leaf(_laplace, key, like, scale, "scale")
+  law = lambda words, more, dtype: laws.laplace(words, more[0], dtype)
+  return _per_leaf(law, key, like, scale, "scale")
 
 
 def gumbel(key: jax.Array, like: ArrayTree, scale: float = 1.0) -> Any:
   """Independent Gumbel noise for every scalar of `like`; its maximum selects."""
-  return _per_leaf(_gumbel, key, like, scale, "scale")
+  law = lambda words, more, dtype: laws.gumbel(words, dtype)
+  return _per_leaf(law, key, like, scale, "scale")
 
 
 def exponential(key: jax.Array, like: ArrayTree, scale: float = 1.0) -> Any:
   """Independent exponential noise of mean `scale` for every scalar of `like`."""
-  return _per_leaf(_exponential, key, like, scale, "scale")
+  law = lambda words, more, dtype: laws.exponential(words, dtype)
+  return _per_leaf(law, key, like, scale, "scale")
 
 
 def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:

@@ -70,6 +70,11 @@ def clipping_removed(subject):
   return subject._replace(clipped_grad=loose)
 
 
+def clipped_to_half(subject):
+  """Bounded, and wrong: every rule's own bound would let it pass."""
+  return _with_sum(subject, lambda s, mask: _scale(s.total, 0.5))
+
+
 def clip_after_sum(subject):
   def clipped_grad(params, batch, mask):
     _, grads = gradients.per_example_grads(subject.loss_fn)(params, batch)
@@ -303,6 +308,7 @@ def transform_that_does_not_clip(subject):
 
 _BUGS = {
   influence.influence: (clipping_removed, clip_after_sum),
+  influence.one_term: (clipping_removed, clipped_to_half, weight_tying_ignored),
   influence.sum_of_terms: (
     mean_instead_of_sum, clip_after_sum, weight_tying_ignored, clipping_removed,
   ),
@@ -338,6 +344,34 @@ _PAIRS = [
 def test_planted_bug_is_found(sound, one, bug):
   row = one(bug(sound))
   assert row.passed is False, row
+
+
+class _Own(gradients.Flat):
+  """A user's rule, of which no formula is known here."""
+
+
+@pytest.mark.parametrize("rule", [gradients.Flat(), gradients.Automatic(0.5), _Own()])
+def test_the_clip_check_does_not_ask_the_rule_what_is_right(sound, rule, monkeypatch):
+  """The library and the check share the rule: a wrong formula there must not pass both."""
+  clip = gradients.Clip(0.3, rule)  # most gradients are longer
+
+  def subject():
+    clipped_grad = gradients.clipped_grad(sound.loss_fn, l2_clip_norm=clip)
+    plan = dataclasses.replace(sound.plan, l2_clip_norm=clip)
+    return sound._replace(plan=plan, clipped_grad=clipped_grad)
+
+  assert influence.one_term(subject()).passed and influence.sum_of_terms(subject()).passed
+  honest = type(rule).factors
+
+  def wrong(self, lengths, top, most):  # within the bound: only the formula can tell
+    return 0.8 * honest(self, lengths, top, most)
+
+  monkeypatch.setattr(type(rule), "factors", wrong, raising=False)
+  known = type(rule) is not _Own
+  assert influence.one_term(subject()).passed is not known
+  assert influence.sum_of_terms(subject()).passed is not known
+  turned = _with_sum(subject(), lambda s, mask: jax.tree.map(jnp.flip, s.total))
+  assert influence.one_term(turned).passed is False
 
 
 def test_a_sound_run_passes_every_check(sound):

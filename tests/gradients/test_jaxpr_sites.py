@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from dpjax import gradients
-from dpjax.gradients import jaxpr_sites, row_forms, tapped
+from dpjax.gradients import equations, jaxpr_sites, row_forms, tapped
 
 
 def _names(function, *args):
@@ -124,7 +124,7 @@ def test_without_taps_the_program_is_the_loss():
 
   params = {"b": jnp.ones((2, 3)), "w": jnp.eye(3)}
   program = _program(loss, params, jnp.arange(3.0))
-  zeros = {tap.index: tapped._zeros(tap) for tap in program.taps()}
+  zeros = {tap.index: jnp.zeros(tap.shape) for tap in program.taps()}
   outs, seen = tapped.run(program, [*jax.tree.leaves(params), jnp.arange(3.0)], zeros)
   np.testing.assert_allclose(outs[0], loss(params, jnp.arange(3.0)), rtol=1e-6)
   assert set(seen) == {site.index for site in program.sites()}
@@ -169,7 +169,7 @@ def test_a_loss_without_its_example_is_lifted_to_a_site():
 def test_an_equation_stands_alone_with_literals_and_unused_results(axis):
   function = lambda x: lax.top_k(x * 2.0, 2)[axis]
   eqn = jax.make_jaxpr(function)(jnp.arange(4.0)).eqns[-1]
-  results = jaxpr_sites.eqn_fn(eqn)(jnp.arange(4.0))
+  results = equations.eqn_fn(eqn)(jnp.arange(4.0))
   assert len(results) == len(eqn.outvars)
   expected = lax.top_k(jnp.arange(4.0), 2)[axis]
   np.testing.assert_array_equal(results[axis], expected)
