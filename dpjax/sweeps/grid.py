@@ -24,10 +24,11 @@ from typing import Any, NamedTuple
 
 from dpjax import validate
 from dpjax.accounting import by_name, upper
-from dpjax.runs import bounds, fields, provenance, report, writers
+from dpjax.runs import bounds, fields, provenance, writers
+from dpjax.runs import workdir as owner
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.federated.config import FedConfig
-from dpjax.sweeps import table, unused
+from dpjax.sweeps import curve, table, unused
 from dpjax.validate import UserError
 
 Row = dict[str, Any]
@@ -414,7 +415,7 @@ def _check_keys(config: SweepConfig, result: Row) -> None:
     if name == "y" or key not in of_config:
       validate.one_of(result, **{name: key})
   for key in (config.y, *({config.x} - of_config)):
-    report.numeric(result, key)
+    curve.numeric(result, key)
 
 
 def _config_axes(config: SweepConfig) -> list[str]:
@@ -427,20 +428,17 @@ def _config_axes(config: SweepConfig) -> list[str]:
 
 def _finished(point: Point, folder: pathlib.Path) -> Row | None:
   """The result of a point that has run to its end with this very config."""
-  if not (folder / writers.RESULT).exists() or not (folder / "config.json").exists():
+  if not (folder / owner.CONFIG).exists():
     return None
-  written = writers.read_json(folder / "config.json")
-  if written != writers.plain(dataclasses.asdict(point.config)):
-    raise UserError(f"{folder / 'config.json'}: holds another config; use a new workdir")
-  return writers.read_json(folder / writers.RESULT)
+  owner.known(folder, point.config)
+  return owner.finished(folder, point.config)
 
 
 def _train(point: Point, folder: pathlib.Path, train_fn: TrainFn, load: LoadFn) -> Row:
   result = train_fn(point.config, folder, data=load(point.config))
-  if not (folder / "config.json").exists():
-    writers.write_json(folder / "config.json", dataclasses.asdict(point.config))
-  if not (folder / writers.RESULT).exists():
-    writers.write_result(folder, result)
+  if not (folder / writers.RESULT).exists():  # of a `train_fn` that writes none
+    owner.claim(folder, point.config)
+    owner.write_result(folder, point.config, result)
   return writers.read_json(folder / writers.RESULT)  # as a later start will see it
 
 
@@ -462,7 +460,7 @@ def _save(
   }
   writers.write_json(workdir / "sweep.json", data)
   done = [row for row in rows if row["status"] == "done"]
-  report.sweep_report(
+  curve.sweep_report(
     done, workdir, x=config.x, y=config.y, series=config.series,
     references=config.references, title=config.title,
   )  # fmt: skip
@@ -474,5 +472,5 @@ def _told(row: Row, y: str) -> str:
     return f"{row['name']}: failed: {row['error']}"
   private = row["epsilon_kind"] != "none"
   epsilon = f"epsilon = {upper(row['epsilon'])}" if private else "no epsilon"
-  value = by_name(y, report.numeric(row, y))
+  value = by_name(y, curve.numeric(row, y))
   return f"{row['name']}: {y} = {value}, {epsilon}{writers.took(row)}"

@@ -31,9 +31,10 @@ import numpy as np
 from dpjax import accounting
 from dpjax.accounting import upper
 from dpjax.plan import Plan
-from dpjax.runs import fields, report, writers
+from dpjax.runs import fields, writers
 from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
+from dpjax.sweeps import curve
 from dpjax.sweeps.grid import LastData, LoadFn, Point, SweepConfig, TrainFn, points
 from dpjax.validate import UserError
 
@@ -211,7 +212,7 @@ def _run_trial(
   """One run, with a seed of its own, so that a setting drawn twice has other noise."""
   config = fields.replace(point.config, "seed", seed, name="seeds")
   result = train_fn(config, workdir / "trials" / f"{index:04d}", data=load(config))
-  report.numeric(result, y)  # a fault of the config: after the first run, not after all
+  curve.numeric(result, y)  # a fault of the config: after the first run, not after all
   return result
 
 
@@ -219,7 +220,7 @@ def _best(
   config: SweepConfig, chosen: list[Point], results: list[dict[str, Any]]
 ) -> dict[str, Any]:
   sign = 1.0 if config.selection.better == "max" else -1.0
-  scores = [sign * report.numeric(result, config.y) for result in results]
+  scores = [sign * curve.numeric(result, config.y) for result in results]
   order = [score if math.isfinite(score) else -math.inf for score in scores]
   winner = int(np.argmax(order))
   overrides = chosen[winner].overrides

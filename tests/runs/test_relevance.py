@@ -155,8 +155,7 @@ def test_a_grid_of_methods_and_modes_writes_one_table(tmp_path):
 def test_a_folder_where_another_process_works_is_left_alone(tmp_path):
   config = _config(method="no_dp")
   owner.claim(tmp_path / "run", config)
-  (tmp_path / "run" / "lock").touch()
-  busy = writers.alone(tmp_path / "run" / "lock")
+  busy = writers.alone_in(tmp_path / "run")
   with busy, pytest.raises(UserError, match="another process is at work"):
     relevance_run.run_all(config, tmp_path / "run")
   assert {p.name for p in (tmp_path / "run").iterdir()} == {"config.json", "lock"}

@@ -111,11 +111,10 @@ def run_point(
 def _copied(source: pathlib.Path, workdir: pathlib.Path, point: Point) -> dict[str, Any]:
   """The run without privacy, for another panel."""
   owner.claim(workdir, point.config)
-  held = owner.remembered(source) or {}
+  held = streams.without_keys(owner.remembered(source) or {})
   owner.remember(workdir, held, before=owner.remembered(workdir))
   for name in (writers.METRICS, owner.PARAMS):
     shutil.copy(source / name, workdir / name)
   result = writers.read_json(source / writers.RESULT)
   result |= {"epsilon_target": point.epsilon, "copied_from": source.name}
-  writers.write_result(workdir, result)
-  return result
+  return owner.write_result(workdir, point.config, result)
