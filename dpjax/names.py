@@ -92,10 +92,10 @@ def _files(home: str, found: Any) -> list[str]:
 
 
 def call(path: str, field: str, *args: Any, **named: Any) -> Any:
-  """What the class or function at a path returns; what it raises itself is left to it.
+  """What the class or function at a path returns.
 
   Raises:
-    UserError: as `find`, or it does not take these arguments.
+    UserError: as `find`, or it does not take these arguments, or whatever it raises itself.
 
   >>> call("dpjax.data:digest", "data.name", limit=3)
   Traceback (most recent call last):
@@ -110,7 +110,31 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
     raise UserError(f"{field}={path!r}: is called with ({given}): {error}") from error
   except ValueError:  # no signature to look at
     pass
-  return made_by(*args, **named)
+  return guarded(path, field, made_by)(*args, **named)
+
+
+def guarded(path: str, field: str, part: Callable[..., Any]) -> Callable[..., Any]:
+  """`part`, of what was made at a path: whatever it raises is a UserError that names the
+  field, caused by the error itself.
+
+  >>> guarded("mine:inverse", "loss", lambda x: 1 / x)(0)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: loss='mine:inverse': ZeroDivisionError: division by zero
+  """
+
+  def told(*args: Any, **named: Any) -> Any:
+    try:
+      return part(*args, **named)
+    except (Exception, SystemExit) as error:
+      at = f"{field}={path!r}"
+      if isinstance(error, UserError) and str(error).startswith(at):
+        raise
+      ours = isinstance(error, UserError)
+      why = str(error) if ours else reason(error, _file(path.partition(":")[0]))
+      raise UserError(f"{at}: {why}") from error
+
+  return told
 
 
 def _module(home: str, at: str) -> Any:

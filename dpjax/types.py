@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import numpy.typing
@@ -29,6 +29,12 @@ LossFn = Callable[[Params, Any], Array]  # (params, ONE example) -> scalar loss
 
 # an optimizer of a client, or a function of the client's own key that returns one
 ClientTx = optax.GradientTransformation | Callable[[Array], optax.GradientTransformation]
+
+
+class Config(Protocol):
+  """A dataclass, whichever."""
+
+  __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
 
 class Labelled(Protocol):

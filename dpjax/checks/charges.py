@@ -16,11 +16,10 @@ import numpy as np
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax import accounting, auditing, data, gradients, noise, trees
+from dpjax import accounting, auditing, data, gradients, noise, sampling, trees
 from dpjax.checks import noise_record
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, not_applicable, row
 from dpjax.plan import OVERFLOW_SHARE
-from dpjax.runs import user_code
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.fields import to_dict
 from dpjax.sampling import PoissonSampler
@@ -113,7 +112,7 @@ def agreement(subject: Subject) -> Row:
   name, plan = "accountant agrees", subject.plan
   if not plan.is_private:
     return not_applicable(name, "no epsilon is claimed")
-  if user_code.kind(plan.sampler) != "proved":
+  if sampling.assumption(plan.sampler):
     why = f"the event of {type(plan.sampler).__name__} is its author's; see its law"
     return not_applicable(name, why)
   relations = accounting.proved_for(plan.sampler.law).relations

@@ -84,4 +84,9 @@ def _of_user(made: Any, name: str) -> tuple[Dataset, Dataset]:
     raise UserError(
       f"data.name={name!r}: must return (train, test), two dpjax.data.Dataset, not {made!r:.60}"
     )
+  shapes = [(part.x.shape[1:], part.num_classes) for part in made]
+  if shapes[0] != shapes[1] or not all(map(len, made)):
+    raise UserError(
+      f"data.name={name!r}: train and test must hold examples of one shape and as many classes"
+    )
   return made

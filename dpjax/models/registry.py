@@ -82,7 +82,10 @@ def options(name: str) -> tuple[str, ...]:
 
 
 def _parameters(module: Callable[..., nn.Module]) -> Mapping[str, inspect.Parameter]:
-  return inspect.signature(module).parameters
+  try:
+    return inspect.signature(module).parameters
+  except ValueError:  # of native code, which has none to look at
+    return inspect.signature(lambda **options: None).parameters
 
 
 def needs_features(name: str) -> str | None:

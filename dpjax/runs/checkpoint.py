@@ -93,7 +93,7 @@ class Checkpoints:
     """The newest complete checkpoint, or None. A save that was cut off does not count."""
     return self._latest
 
-  def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
+  def save(self, step: int, state: ArrayTree, meta: dict[str, Any]) -> None:
     """Writes state (a tree of arrays and keys) and meta (JSON data), all or nothing.
 
     Raises:

@@ -32,6 +32,7 @@ from dpjax.runs import checkpoint, fields, provenance, report, streams, writers
 from dpjax.runs import workdir as owner
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
+from dpjax.types import Config
 from dpjax.validate import UserError
 
 SAVE_SECONDS = 10.0  # between two checkpoints of a work that does not say when
@@ -84,7 +85,7 @@ Play = Callable[[Fit], Ended]  # does the works of a run, in a row
 class Job(NamedTuple):
   """One run before anything of it is computed: made by the `build` of its kind."""
 
-  config: Any  # a dataclass; what config.json holds, and whose the folder is
+  config: Config  # what config.json holds, and whose the folder is
   digest: bytes  # `streams.config_digest` of all in it that decides what is computed
   seed: int
   data_name: str  # for messages
@@ -134,7 +135,7 @@ def _result(work: Work, fitted: Running, folder: pathlib.Path) -> Result:
 # --- a run
 
 
-def job_of(config: Any, data: Any = None) -> Job:
+def job_of(config: Config, data: object = None) -> Job:
   """The job of a config: by `build(config, data)` of the module `build` that lies beside the
   module of its type.
 
@@ -145,7 +146,7 @@ def job_of(config: Any, data: Any = None) -> Job:
   return importlib.import_module(f"{room}.build").build(config, data)
 
 
-def train(config: Any, workdir: pathlib.Path | str, *, data: Any = None) -> Result:
+def train(config: Config, workdir: pathlib.Path | str, *, data: object = None) -> Result:
   """`run` of the job of a config, of whichever kind."""
   return run(job_of(config, data), workdir)
 
@@ -191,26 +192,34 @@ def run(
   processes.same(data=data.hex())  # compared by what follows from it, and never shown
   processes.on_first(lambda: _check_same(job, folder, meta, data))
   random = _streams(job, data, meta)
+  run_id = streams.run_id(job.digest, data, random)
+  processes.on_first(lambda: streams.check_run(meta, run_id, workdir=folder))
   play = job.start(random)
-  fresh = processes.is_first() and not (folder / owner.CONFIG).exists()
-  fresh = fresh and not job.release and jax.process_count() == 1
-  with contextlib.ExitStack() as held:
-    held.enter_context(writers.room_on_disk(folder, lambda: _saved(folder)))
-    processes.on_first(lambda: owner.claim(folder, job.config))
-    processes.on_first(lambda: held.enter_context(writers.alone(folder / owner.CONFIG)))
+
+  def taken(held: contextlib.ExitStack) -> None:
+    held.enter_context(writers.alone_in(folder, checkpoint.FOLDER))
+    fresh = not job.release and jax.process_count() == 1
+    fresh = fresh and not (folder / owner.CONFIG).exists()
+    owner.claim(folder, job.config)
     held.enter_context(owner.given_back(folder, fresh=fresh))
-    secrets = streams.to_meta(data, random if job.release else None, _own_code(job))
-    processes.on_first(lambda: owner.remember(folder, secrets, before=meta))
-    return _played(job, folder, play, _Fit(folder, _key_name(job, random), on_save))
+    kept = random if job.release else None
+    secrets = streams.to_meta(data, kept, _own_code(job), run_id)
+    owner.remember(folder, secrets, before=meta)
+
+  with contextlib.ExitStack() as held:
+    held.enter_context(writers.room_on_disk(folder, lambda: checkpoint.newest(folder)))
+    processes.on_first(lambda: taken(held))
+    # What the ledger calls the noise key: nothing that follows from the data.
+    name = noise.key_id(random.noise) if job.release else streams.ledger_name(job.digest)
+    return _played(job, folder, play, _Fit(folder, run_id, name, on_save))
 
 
 def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | None:
   """The result of a run that is done."""
-  if not (folder / writers.RESULT).exists():
-    return None
-  if meta:  # earlier versions did not remember their data
+  done = owner.finished(folder, job.config)
+  if done is not None and meta:  # else its checkpoints were taken away
     _check_same(job, folder, meta, job.data())
-  return writers.read_json(folder / writers.RESULT)
+  return done
 
 
 def _check_same(job: Job, folder: pathlib.Path, meta: Result | None, data: bytes) -> None:
@@ -229,16 +238,6 @@ def _streams(job: Job, data: bytes, meta: Result | None) -> Streams:
   return streams.fresh(job.seed) if meta is None else streams.from_meta(job.seed, meta)
 
 
-def _key_name(job: Job, random: Streams) -> str:
-  """What the ledger calls the noise key: nothing that follows from the data."""
-  return noise.key_id(random.noise) if job.release else streams.ledger_name(job.digest)
-
-
-def _saved(folder: pathlib.Path) -> str:
-  step = checkpoint.newest(folder)
-  return "nothing was saved" if step is None else f"step {step} is saved"
-
-
 def _played(job: Job, folder: pathlib.Path, play: Play, fit: _Fit) -> Result:
   ended = play(fit)
 
@@ -249,14 +248,15 @@ def _played(job: Job, folder: pathlib.Path, play: Play, fit: _Fit) -> Result:
       "seed": job.seed,
       "num_parameters": trees.size(ended.params),
       "params_sha256": trees.sha256(ended.params),
-      "wall_seconds": round(fit.seconds(), 3),
+      # Of a release it would tell: how long steps took follows the sizes of their batches.
+      "wall_seconds": None if job.release else round(fit.seconds(), 3),
       "device": provenance.device(),
       "versions": provenance.versions(),
       "user_code": _own_code(job),
     }
     owner.save_params(folder / owner.PARAMS, ended.params)
     ended.write(folder)
-    writers.write_result(folder, result)
+    result = owner.write_result(folder, job.config, result)
     ended.finish(folder)
     return result
 
@@ -286,8 +286,15 @@ def signals() -> Iterator[list[int]]:
 class _Fit:
   """Carries out the works of one run."""
 
-  def __init__(self, folder: pathlib.Path, key_name: str, on_save: Callable[[int], None]):
-    self.folder, self.key_name, self.on_save = folder, key_name, on_save
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    run_id: str,
+    key_name: str,
+    on_save: Callable[[int], None],
+  ):
+    self.folder, self.run_id = folder, run_id
+    self.key_name, self.on_save = key_name, on_save
     self.started, self.before = time.monotonic(), 0.0
 
   def seconds(self) -> float:
@@ -315,17 +322,22 @@ class Running:
       self.save()
     else:
       self._resume()
-    self.final_epsilon = float("inf")
-    if work.promise is not None:
-      work.promise.check_budget(self.ledger)
+    self.final_epsilon, promise = float("inf"), work.promise
+    if promise is not None:
+      promise.check_budget(self.ledger)
       # Now, so that what cannot be accounted at the end is refused at the beginning.
-      self.final_epsilon = processes.on_first(lambda: self._epsilon_after(work.num_steps))
-      processes.on_first(work.promise.warn)
+      self.final_epsilon = processes.on_first(lambda: promise.curve(work.num_steps))
+      processes.on_first(promise.warn)
     if work.evaluate is not None and processes.is_first():
       self.metrics = writers.MetricsWriter(fit.folder, resume_step=self._last_row())
 
   def _resume(self) -> None:
     self.state, meta = self.checkpoints.restore(self.state)
+    if meta.get("run") != self._name():
+      raise UserError(
+        f"checkpoint={self.checkpoints.directory}: is of another run; bring its own back, or "
+        "choose another directory, nothing was changed"
+      )
     self.ledger, self.reached = Ledger.from_json(meta["ledger"]), meta["reached"]
     self.fit.before = max(self.fit.before, meta["seconds"])
     self.step = int(self.checkpoints.latest_step() or 0)
@@ -336,20 +348,13 @@ class Running:
       )
     self.fit.on_save(self.step)
 
+  def _name(self) -> str:
+    return f"{self.fit.run_id} {self.work.phase}".rstrip()
+
   def _last_row(self) -> int | None:
     """Number of the newest row that the checkpoint knows of."""
     rows = map(self.work.row_at, range(self.step, 0, -1))
     return next((row for row in rows if row is not None), None)
-
-  def _epsilon_after(self, step: int) -> float:
-    assert self.work.promise is not None
-    return self.work.promise.curve(step)
-
-  def epsilon(self) -> float:
-    """Of the steps so far, when it is asked for: a point of the curve costs as much as the
-    accounting of a whole run."""
-    last = self.step == self.work.num_steps
-    return self.final_epsilon if last else self._epsilon_after(self.step)
 
   def charge(self) -> None:
     """One step more, charged also where nobody took part: its noise was released."""
@@ -365,12 +370,17 @@ class Running:
     self.step += 1
 
   def _measured(self) -> Scores:
-    assert self.work.evaluate is not None
-    row = {f"test_{name}": v for name, v in self.work.evaluate(self.state).items()}
-    promised = self.work.promise is not None and self.work.promise.kind != "none"
-    return row | {"epsilon": self.epsilon()} if promised else row
+    """Scores, and epsilon of the steps so far: a point of its curve costs as much as the
+    accounting of a whole run."""
+    work = self.work
+    assert work.evaluate is not None
+    row = {f"test_{name}": v for name, v in work.evaluate(self.state).items()}
+    if work.promise is None or work.promise.kind == "none":
+      return row
+    last = self.step == work.num_steps
+    return row | {"epsilon": self.final_epsilon if last else work.promise.curve(self.step)}
 
-  def record(self, row_number: int, info: Any) -> Scores:
+  def record(self, row_number: int, info: object) -> Scores:
     """Writes a row, and says what of it the bar shows."""
     row = processes.on_first(self._measured)
     row |= self.work.observe(self.state, info, self.step)
@@ -382,6 +392,7 @@ class Running:
 
   def save(self) -> None:
     meta = {
+      "run": self._name(),
       "ledger": self.ledger.to_json(),
       "seconds": self.fit.seconds(),
       "reached": self.reached,

@@ -21,18 +21,20 @@ def versions() -> dict[str, str | None]:
   ['dp_accounting', 'dpjax', 'flax', 'git_commit']
   """
   found = {name: _version(name) for name in _DISTRIBUTIONS}
-  return {
-    **found,
-    "python": platform.python_version(),
-    "git_commit": git_commit(_PACKAGE),
-  }
+  own = {"python": platform.python_version(), "git_commit": git_commit(_PACKAGE)}
+  return found | own
 
 
 def device() -> str:
   """The device of this process, such as "1 x NVIDIA H200" or "1 x cpu, 2 cores"."""
   devices = jax.devices()
   text = f"{len(devices)} x {devices[0].device_kind}"
-  return f"{text}, {_cores()} cores" if devices[0].platform == "cpu" else text
+  if devices[0].platform != "cpu":
+    return text
+  count = (
+    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+  )
+  return f"{text}, {count or 1} cores"
 
 
 def git_commit(package: pathlib.Path) -> str | None:
@@ -66,9 +68,3 @@ def _git(folder: pathlib.Path, *arguments: str) -> str | None:
   except (OSError, subprocess.SubprocessError):
     return None
   return done.stdout.strip()
-
-
-def _cores() -> int:
-  if hasattr(os, "sched_getaffinity"):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1

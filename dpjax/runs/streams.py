@@ -30,11 +30,8 @@ import numpy as np
 from dpjax import names, noise
 from dpjax.validate import UserError
 
-_DATA, _STREAMS, _CODE = (
-  "data_sha256",
-  "release_streams",
-  "user_code",
-)  # names in what a run remembers
+# names in what a run remembers
+_DATA, _STREAMS, _CODE, _RUN = "data_sha256", "release_streams", "user_code", "run_id"
 _KEYS, _NUMBERS = ("noise", "local"), ("sampler", "order")
 _SAMPLER_BITS, _ORDER_BITS = 256, 64
 
@@ -52,31 +49,41 @@ class Streams(NamedTuple):
 
 def config_digest(kind: str, fields: Mapping[str, Any]) -> bytes:
   """32 bytes that name a config and the files of the user's own code that it names: equal for
-  equal ones, whatever the order of their dicts and whether a number is written 1 or 1.0. Public.
+  equal ones, whatever the order of their dicts (`canonical`). Public.
 
   Args:
     kind: of run. fields: all that decides what it computes, the seed included.
   """
   own = names.sources(fields)  # edited code is another config
-  text = json.dumps([kind, _canonical(fields), *([_canonical(own)] if own else [])])
+  text = json.dumps([kind, canonical(fields), *([canonical(own)] if own else [])])
   return hashlib.sha256(f"dpjax config {text}".encode()).digest()
 
 
-def _canonical(value: Any) -> Any:
-  """JSON data that are equal for values that are."""
+def canonical(value: object, exact: bool = False) -> Any:
+  """JSON data that are equal for values that are.
+
+  A field has one type, so 1 and 1.0 are one number there. `exact`, as under any key
+  "options": what a dict of options holds has the type that it is given with, and a model may
+  ask for it, so True, 1 and 1.0 are three values.
+
+  >>> canonical(1.0) == canonical(1), canonical({"options": 1.0}) == canonical({"options": 1})
+  (True, False)
+  """
   if isinstance(value, Mapping):
-    pairs = [[str(name), _canonical(entry)] for name, entry in value.items()]
+    free = lambda name: exact or "options" in str(name).split(".")
+    pairs = [[str(name), canonical(entry, free(name))] for name, entry in value.items()]
     return {"mapping": sorted(pairs, key=lambda pair: pair[0])}
   if isinstance(value, (list, tuple)):
-    return [_canonical(entry) for entry in value]
-  value = value.item() if hasattr(value, "item") else value  # NumPy and JAX scalars
+    return [canonical(entry, exact) for entry in value]
+  if isinstance(value, (np.generic, np.ndarray, jax.Array)) and value.ndim == 0:
+    value = value.item()
+  if exact and isinstance(value, bool):
+    return {"boolean": str(value)}
   if isinstance(value, (int, float)):
-    return {"number": str(int(value)) if _is_whole(value) else repr(value)}
+    whole = math.isfinite(value) and value == int(value)
+    kind = "float" if exact and whole and isinstance(value, float) else "number"
+    return {kind: str(int(value)) if whole else repr(value)}
   return value if value is None or isinstance(value, str) else {"other": repr(value)}
-
-
-def _is_whole(value: float) -> bool:
-  return math.isfinite(value) and value == int(value)
 
 
 def derived(seed: int, config: bytes, data: bytes) -> Streams:
@@ -118,6 +125,12 @@ def joined(*digests: bytes) -> bytes:
   return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
 
 
+def run_id(config: bytes, data: bytes, random: Streams) -> str:
+  """Names one run, by all that decides it; as secret as the data."""
+  key = np.asarray(jax.random.key_data(random.noise)).tobytes()
+  return hashlib.sha256(b"dpjax run" + config + data + key).hexdigest()
+
+
 def ledger_name(config: bytes) -> str:
   """What a ledger calls the noise key of a seeded run: its config's name. A fingerprint of
   the key itself would be a test for a guess of the data."""
@@ -131,14 +144,16 @@ def to_meta(
   data: bytes,
   released: Streams | None = None,
   code: Mapping[str, Mapping[str, str]] | None = None,
+  run: str = "",
 ) -> dict[str, Any]:
   """What a run must remember before anything is computed. Never write it elsewhere.
 
   Args:
     data: the digest of its data. released: streams that nothing but this can give back.
-    code: the user's own, `names.sources`.
+    code: the user's own, `names.sources`. run: `run_id`.
   """
   meta: dict[str, Any] = {_DATA: data.hex()} | ({_CODE: code} if code else {})
+  meta |= {_RUN: run} if run else {}
   if released is None:
     return meta
   word = lambda key: np.asarray(jax.random.key_data(key)).tobytes().hex()
@@ -148,8 +163,8 @@ def to_meta(
 
 
 def without_keys(meta: Mapping[str, Any]) -> dict[str, Any]:
-  """What is left for a release that is done: the digest of its data."""
-  return {name: value for name, value in meta.items() if name != _STREAMS}
+  """What is left for a run that is done: which data it had, and which code."""
+  return {name: value for name, value in meta.items() if name not in (_STREAMS, _RUN)}
 
 
 def from_meta(seed: int, meta: Mapping[str, Any]) -> Streams:
@@ -167,8 +182,18 @@ def from_meta(seed: int, meta: Mapping[str, Any]) -> Streams:
   return Streams(init=jax.random.key(seed), **found)
 
 
+def check_run(meta: Mapping[str, Any] | None, run: str, *, workdir: object) -> None:
+  """Raises UserError where what is remembered is another run (`run_id`): a folder of
+  checkpoints that was moved here."""
+  if meta and meta.get(_RUN, run) != run:
+    raise UserError(
+      f"workdir={workdir}: its checkpoints are those of another run; bring its own back, or "
+      "choose another directory, nothing was changed"
+    )
+
+
 def check_data(
-  meta: Mapping[str, Any] | None, data: bytes, *, name: str, workdir: Any
+  meta: Mapping[str, Any] | None, data: bytes, *, name: str, workdir: object
 ) -> None:
   """Raises UserError unless what a run remembers is these data; None: it has not begun.
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,39 +41,46 @@ from dp_accounting import DpEvent
 from dpjax import accounting, federated, names, sampling
 from dpjax.federated import client
 from dpjax.federated.algorithms import optimizing_server
-from dpjax.types import LossFn
+from dpjax.types import Array, ArrayTree, ClientTx, LossFn, Params
 from dpjax.validate import UserError
 
 
-def _wrong(field: str, path: str, wanted: str, made: Any) -> UserError:
+def _wrong(field: str, path: str, wanted: str, made: object) -> UserError:
   return UserError(f"{field}={path!r}: must return {wanted}, not {made!r:.60}")
 
 
-def loss(path: str) -> Callable[[Any], LossFn]:
+def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
   """`loss(apply) -> loss_fn(params, example)`, as those of `dpjax.losses`.
 
   >>> loss("dpjax.losses:softmax_cross_entropy").__name__
   'made'
   """
+  wanted = "a function of (params, example)"
 
-  def made(apply: Any) -> LossFn:
+  def made(apply: Callable[..., Array]) -> LossFn:
     loss_fn = names.call(path, "loss", apply)
     if not callable(loss_fn):
-      raise _wrong("loss", path, "a function of (params, example)", loss_fn)
+      raise _wrong("loss", path, wanted, loss_fn)
     try:
       inspect.signature(loss_fn).bind(None, None)
     except TypeError as error:
-      wanted = "a function of (params, example)"
       raise UserError(f"loss={path!r}: must return {wanted}: {error}") from error
     except ValueError:  # no signature to look at
       pass
-    return cast(LossFn, loss_fn)
+
+    def scalar(params: Params, example: Any) -> Array:
+      value: Any = loss_fn(params, example)
+      if not _is_array(value) or jnp.shape(value) != ():
+        raise _wrong("loss", path, f"{wanted} that returns one number", value)
+      return value
+
+    return names.guarded(path, "loss", scalar)
 
   return made
 
 
 def optimizer(
-  path: str, rate: Any, room: str = "optimizer"
+  path: str, rate: float | optax.Schedule, room: str = "optimizer"
 ) -> optax.GradientTransformation:
   """`make(rate)`; it runs after the private transform and is never taken for one.
 
@@ -83,29 +90,36 @@ def optimizer(
   >>> optimizer("optax:sgd", 0.5).init({})
   (EmptyState(), EmptyState())
   """
-  tx: Any = names.call(path, f"{room}.rule", rate)
+  field = f"{room}.rule"
+  tx: Any = names.call(path, field, rate)
   if not {"init", "update"} <= set(dir(tx)):
-    raise _wrong(f"{room}.rule", path, "an Optax transformation", tx)
+    raise _wrong(field, path, "an Optax transformation", tx)
 
-  def init(params: Any) -> Any:
+  def init(params: Params) -> ArrayTree:
     state = tx.init(params)
     odd = [leaf for leaf in jax.tree.leaves(state) if not _is_array(leaf)]
     if odd:
-      raise _wrong(f"{room}.rule", path, "a transformation with a state of arrays", odd[0])
+      raise _wrong(field, path, "a transformation with a state of arrays", odd[0])
     return state
 
-  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+  def update(updates: Params, state: ArrayTree, params: Params = None) -> Any:
     made, state = tx.update(updates, state, params)
-    shapes, wanted = (jax.tree.map(jnp.shape, tree) for tree in (made, updates))
-    if shapes != wanted:
-      raise _wrong(f"{room}.rule", path, f"updates of shapes {wanted!r:.60}", shapes)
+    if _shapes(made) != _shapes(updates):
+      raise _wrong(
+        field, path, f"updates of shapes {_shapes(updates)!r:.60}", _shapes(made)
+      )
     return made, state
 
-  return optax.GradientTransformation(init, update)
+  guarded = (names.guarded(path, field, part) for part in (init, update))
+  return optax.GradientTransformation(*guarded)
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
   return isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float))
+
+
+def _shapes(tree: ArrayTree) -> Any:
+  return jax.tree.map(lambda leaf: tuple(jnp.shape(leaf)), tree)
 
 
 def sampler(
@@ -125,62 +139,101 @@ def sampler(
   made = names.call(path, field, num_examples=num_examples, sampling_prob=prob)
   if not isinstance(made, sampling.Sampler):
     raise _wrong(field, path, "a dpjax.sampling.Sampler", made)
-  if made.unit not in (unit, "example"):
-    raise UserError(
-      f"{field}={path!r}: its unit is one {made.unit}, but a row of these data is one {unit}"
-    )
-  event = made.event(accounting.gaussian_event(1.0))
-  relations = accounting.proved_for(made.law).relations
-  if event is not None and not (isinstance(event, DpEvent) and relations):
-    raise UserError(
-      f"{field}={path!r}: event() must return a DpEvent, with `law` the row of "
-      f"accounting.PROVED that says under which relations it is true, or None, not "
-      f"{event!r:.60} with law {made.law!r}"
-    )
+
+  def check() -> None:
+    if made.unit not in (unit, "example"):
+      raise UserError(f"its unit is one {made.unit}, but a row of these data is one {unit}")
+    event = made.event(accounting.gaussian_event(1.0))
+    relations = accounting.proved_for(made.law).relations
+    if event is not None and not (isinstance(event, DpEvent) and relations):
+      raise UserError(
+        "event() must return a DpEvent, with `law` the row of accounting.PROVED that says "
+        f"under which relations it is true, or None, not {event!r:.60} with law {made.law!r}"
+      )
+    sampling.taken(made, num_examples, seed=0, step=0)
+
+  names.guarded(path, field, check)()
   return made
-
-
-def kind(drawn_by: sampling.Sampler) -> str:
-  """Of an epsilon under a sampler: the event of one of dpjax's is proved, an own one claimed.
-
-  >>> kind(sampling.PoissonSampler(prob=0.1, capacity=8))
-  'proved'
-  """
-  return "claimed" if sampling.assumption(drawn_by) else "proved"
 
 
 def aggregator(path: str) -> federated.Aggregator:
   """`make()`; taken for no private one, whatever it says."""
-  made = names.call(path, "aggregator")
+  field = "aggregator"
+  made = names.call(path, field)
   if not isinstance(made, federated.Aggregator):
-    raise _wrong("aggregator", path, "a federated.Aggregator", made)
-  return made._replace(private=False, plan=None)
+    raise _wrong(field, path, "a federated.Aggregator", made)
+  expected: list[Any] = []  # the shapes of one message, told when a run begins
+
+  def init(message: ArrayTree) -> ArrayTree:
+    expected[:] = [jax.tree.map(lambda leaf: tuple(leaf.shape), message)]
+    return made.init(message)
+
+  def like_a_message(part: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(*args: Any, **named: Any) -> Any:
+      mean, state = part(*args, **named)
+      if expected and _shapes(mean) != expected[0]:
+        raise _wrong(field, path, "an update of the shapes of a message", _shapes(mean))
+      return mean, state
+
+    return checked
+
+  parts = {"init": init, "update": like_a_message(made.update), "partial": made.partial}
+  parts |= {"finish": made.finish and like_a_message(made.finish), "check": made.check}
+  guarded = {n: part and names.guarded(path, field, part) for n, part in parts.items()}
+  return made._replace(private=False, plan=None, **guarded)
 
 
-def _checked_finish(finish: Callable[..., Any], path: str) -> Callable[..., Any]:
-  """`finish`, with UserError unless it returns what a round reads."""
+def _client(made: federated.ClientAlgorithm, path: str) -> federated.ClientAlgorithm:
+  """One client's work, whose `step` can be repeated and whose `finish` returns what a round
+  reads."""
 
-  def checked(received: Any, local: Any) -> Any:
-    sent, memory, info = finish(received, local)
+  def step(received: client.Received, local: ArrayTree, *batch: Any) -> ArrayTree:
+    after = made.step(received, local, *batch)
+    if _shapes(after) != _shapes(local):
+      raise _wrong("algorithm", path, "of a step a state like the last", after)
+    return after
+
+  def finish(received: client.Received, local: ArrayTree) -> Any:
+    sent, memory, info = made.finish(received, local)
     message = sent.message if isinstance(sent, client.Sent) else None
     delta = message.get("delta") if isinstance(message, dict) else None
-    wanted, shapes = (jax.tree.map(jnp.shape, tree) for tree in (received.params, delta))
-    if delta is None or shapes != wanted:
-      raise _wrong("algorithm", path, 'Sent({"delta": as the parameters}, weight)', sent)
+    if delta is None or _shapes(delta) != _shapes(received.params):
+      wanted = 'Sent({"delta": as the parameters}, weight)'
+      raise _wrong("algorithm", path, wanted, sent)
     if not isinstance(info, client.ClientInfo):
       raise _wrong("algorithm", path, "a ClientInfo", info)
     return sent, memory, info
 
-  return checked
+  parts = made._replace(step=step, finish=finish)
+  return made._make(names.guarded(path, "algorithm", part) for part in parts)
+
+
+def _whole(made: federated.FederatedAlgorithm, path: str) -> federated.FederatedAlgorithm:
+  """A whole algorithm, whose states hold parameters and whose rounds say what they did."""
+
+  def init(params: Params, num_clients: int = 0) -> ArrayTree:
+    state = made.init(params, num_clients)
+    if _shapes(federated.params_of(state)) != _shapes(params):
+      raise _wrong("algorithm", path, "states with the parameters it was given", state)
+    return state
+
+  def one_round(state: ArrayTree, cohort: federated.Cohort) -> Any:
+    after, info = made.round(state, cohort)
+    if not isinstance(info, federated.RoundInfo):
+      raise _wrong("algorithm", path, "(state, RoundInfo) of a round", info)
+    return after, info
+
+  parts = made._replace(init=init, round=one_round)
+  return made._make(names.guarded(path, "algorithm", part) for part in parts)
 
 
 def algorithm(
   path: str,
   loss_fn: LossFn,
-  client_tx: Any,
+  client_tx: ClientTx,
   server_tx: optax.GradientTransformation,
   *,
-  weighting: Any,
+  weighting: client.Weighting,
   private: bool,
   **common: Any,
 ) -> federated.FederatedAlgorithm:
@@ -196,8 +249,7 @@ def algorithm(
   offered = {"server_tx": server_tx, "weighting": weighting, **common}
   made = names.call(path, "algorithm", loss_fn, client_tx, **offered)
   if isinstance(made, federated.ClientAlgorithm):
-    made = made._replace(finish=_checked_finish(made.finish, path))
-    return federated.federated(made, optimizing_server(server_tx), **common)
+    return federated.federated(_client(made, path), optimizing_server(server_tx), **common)
   if not isinstance(made, federated.FederatedAlgorithm):
     raise _wrong("algorithm", path, "a ClientAlgorithm or FederatedAlgorithm", made)
   if private:
@@ -206,4 +258,4 @@ def algorithm(
       "rounds release noisy messages alone; return a ClientAlgorithm, or set "
       "privacy.method='none'"
     )
-  return made
+  return _whole(made, path)

@@ -1,46 +1,64 @@
-"""The folder of one run: whose it is, what it remembers, who works in it."""
+"""The folder of one run: whose it is, what it remembers, who works in it, its result."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import jax
 import numpy as np
 
-from dpjax.runs import checkpoint, fields, writers
+from dpjax.runs import checkpoint, fields, streams, writers
+from dpjax.types import Config, Params
 from dpjax.validate import UserError
 
 CONFIG = "config.json"
 PARAMS = "params.npz"
+_SEAL = "run_sha256"  # in result.json and in what the run remembers
 
 
-def _differences(old: Any, new: Any, prefix: str = "config") -> Iterator[str]:
+def _differences(old: object, new: object, names: tuple[str, ...] = ()) -> Iterator[str]:
   if isinstance(old, dict) and isinstance(new, dict):
     for name in sorted({*old, *new}):
-      yield from _differences(old.get(name), new.get(name), f"{prefix}.{name}")
-  elif old != new:
-    yield f"{prefix}: {old!r} there, {new!r} now"
+      yield from _differences(old.get(name), new.get(name), (*names, name))
+  elif streams.canonical(old, "options" in names) != streams.canonical(
+    new, "options" in names
+  ):
+    yield f"{'.'.join(('config', *names))}: {old!r} there, {new!r} now"
 
 
-def claim(workdir: pathlib.Path, config: Any) -> None:
-  """Makes the directory this run's own, or raises if it holds another config's run."""
-  wanted = writers.plain(fields.to_dict(config))
+def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
+  """What the run of this very config remembers; None: it has not begun.
+
+  Raises:
+    UserError: the directory holds another config's run, or what is of no run.
+  """
   path = workdir / CONFIG
   if path.exists():
+    wanted = writers.plain(fields.to_dict(config))
     differences = list(_differences(writers.read_json(path), wanted))
     if differences:
       raise UserError(
         f"workdir={workdir}: holds a run of another config ({differences[0]}); choose "
         "another directory, nothing was changed"
       )
-  elif workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
+    return remembered(workdir)
+  held = (path for path in workdir.rglob("*") if path.name != writers.LOCK)
+  if workdir.exists() and (not workdir.is_dir() or not all(p.is_dir() for p in held)):
     raise UserError(f"workdir={workdir}: must be a new, an empty or a run's own directory")
-  else:
-    writers.write_json(path, wanted)
+  return None
+
+
+def claim(workdir: pathlib.Path, config: Config) -> None:
+  """Makes the directory this run's own, or raises as `known`."""
+  known(workdir, config)
+  if not (workdir / CONFIG).exists():
+    writers.write_json(workdir / CONFIG, fields.to_dict(config))
 
 
 @contextmanager
@@ -62,18 +80,6 @@ def given_back(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
       for name in (writers.METRICS, writers.LOCK, CONFIG):
         (workdir / name).unlink(missing_ok=True)
     raise
-
-
-def known(workdir: pathlib.Path, config: Any) -> dict[str, Any] | None:
-  """What the run of this very config remembers; None: it has not begun.
-
-  Raises:
-    UserError: the directory holds another config's run.
-  """
-  if not ((workdir / writers.RESULT).exists() or (workdir / CONFIG).exists()):
-    return None
-  claim(workdir, config)  # before its checkpoints are looked into
-  return remembered(workdir)
 
 
 def _memory(workdir: pathlib.Path) -> pathlib.Path:
@@ -108,7 +114,54 @@ def remember(
     writers.write_json(_memory(workdir), meta)
 
 
-def save_params(path: pathlib.Path, params: Any) -> None:
+# --- its result
+
+
+def _seal(config: Config, result: Mapping[str, Any]) -> str:
+  """Names a config and a result; of public things alone."""
+  told = {name: value for name, value in result.items() if name != _SEAL}
+  content = streams.canonical(writers.plain([fields.to_dict(config), told]))
+  return hashlib.sha256(f"dpjax result {json.dumps(content)}".encode()).hexdigest()
+
+
+def write_result(
+  workdir: pathlib.Path, config: Config, result: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Writes result.json, bound to its run (see `finished`); returns its content."""
+  sealed = {**result, _SEAL: _seal(config, result)}
+  if _memory(workdir).exists():  # first, so that a kill between the two is no contradiction
+    held = remembered(workdir) or {}
+    writers.write_json(_memory(workdir), {**held, _SEAL: sealed[_SEAL]})
+  writers.write_result(workdir, sealed)
+  return sealed
+
+
+def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
+  """The content of result.json of the run of this config; None: there is none yet.
+
+  `run_sha256` in it is a digest of config and result, which the run remembers beside its
+  checkpoints. So the result of another config is told, and one that was edited; and while the
+  checkpoints are there, that of other data or of another release. It is no signature: who
+  computes the digest for another result is believed, and so are the other files of the folder.
+
+  Raises:
+    UserError: it is not the result of this run.
+  """
+  path = workdir / writers.RESULT
+  if not path.exists():
+    return None
+  result = writers.read_json(path)
+  seals = {result.get(_SEAL) if isinstance(result, dict) else None}
+  seals |= {(remembered(workdir) or {}).get(_SEAL)} if _memory(workdir).exists() else set()
+  if None in seals or seals != {_seal(config, result)}:
+    raise UserError(
+      f"workdir={workdir}: its {path.name} is not the result of this run; take it away, or "
+      "choose another directory, nothing was changed"
+    )
+  return result
+
+
+def save_params(path: pathlib.Path, params: Params) -> None:
   """The released model alone, without the noise key: one array per path."""
   leaves = jax.tree_util.tree_leaves_with_path(params)
   arrays: dict[str, Any] = {

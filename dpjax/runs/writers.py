@@ -80,11 +80,11 @@ def is_full(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def room_on_disk(workdir: pathlib.Path, saved: Callable[[], str]) -> Iterator[None]:
+def room_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Iterator[None]:
   """Ends in one line where the disk is full.
 
   Args:
-    saved: says what is saved at that moment.
+    saved: the step that is saved at that moment.
 
   Raises:
     UserError: there was no space in the block.
@@ -94,42 +94,41 @@ def room_on_disk(workdir: pathlib.Path, saved: Callable[[], str]) -> Iterator[No
   except Exception as error:
     if not is_full(error):
       raise
+    step = saved()
+    kept = "nothing was saved" if step is None else f"step {step} is saved"
     raise UserError(
-      f"workdir={workdir}: no space left on the device; {saved()}; make room, then run the "
+      f"workdir={workdir}: no space left on the device; {kept}; make room, then run the "
       "same command"
     ) from None
 
 
 @contextmanager
-def alone(path: pathlib.Path) -> Iterator[None]:
-  """Keeps every other process out of the same block for an existing file.
+def alone_in(workdir: pathlib.Path, room: str = "") -> Iterator[None]:
+  """Keeps every other process out of the same block, by `workdir`/`room`/lock.
 
   The operating system releases the lock with the process, however that ends. Two runs in one
-  folder would overwrite each other's checkpoints and charge noise twice.
+  folder would overwrite each other's checkpoints and charge noise twice. The lock is a file of
+  its own, for one that is replaced, as config.json may be, can be held twice.
 
   Raises:
     UserError: another process holds it.
   """
-  with open(path, "rb") as file:
+  path = workdir / room / LOCK
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with open(path, "ab") as file:  # network file systems lock what is open for writing
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      held = os.path.samestat(os.fstat(file.fileno()), path.stat())  # not one taken away
     except OSError:
+      held = False
+    if not held:
       raise UserError(
-        f"workdir={path.parent}: another process is at work there; wait for it, or stop it"
-      ) from None
+        f"workdir={workdir}: another process is at work there; wait for it, or stop it"
+      )
     yield
 
 
-@contextmanager
-def alone_in(workdir: pathlib.Path) -> Iterator[None]:
-  """`alone` for an existing folder that has no file of its own yet: by `workdir`/lock."""
-  lock = workdir / LOCK
-  lock.touch()
-  with alone(lock):
-    yield
-
-
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
   """The value as strict JSON data: NaN becomes None, infinity "inf" or "-inf".
 
   >>> plain({"epsilon": float("inf"), "loss": float("nan"), "sizes": (1, 2)})
@@ -139,14 +138,14 @@ def plain(value: Any) -> Any:
     return {str(key): plain(entry) for key, entry in value.items()}
   if isinstance(value, (list, tuple)):
     return [plain(entry) for entry in value]
-  if hasattr(value, "item"):  # NumPy and JAX scalars
-    value = value.item()
+  item = getattr(value, "item", None)
+  value = item() if callable(item) else value  # NumPy and JAX scalars
   if isinstance(value, float) and not math.isfinite(value):
     return None if math.isnan(value) else str(value)
   return value
 
 
-def number(value: Any) -> float:
+def number(value: float | str | None) -> float:
   """The float that `plain` wrote: None is NaN, "inf" infinity.
 
   >>> number(None), number("inf"), number(0.5)
@@ -155,7 +154,7 @@ def number(value: Any) -> float:
   return math.nan if value is None else float(value)
 
 
-def write_json(path: str | os.PathLike, data: Any) -> None:
+def write_json(path: str | os.PathLike, data: object) -> None:
   """Writes strict JSON atomically, keys in the order given."""
   text = json.dumps(plain(data), indent=2, allow_nan=False, ensure_ascii=False)
   replace_file(path, f"{text}\n".encode())
@@ -307,9 +306,6 @@ class _Events:
 def write_result(workdir: str | os.PathLike, result: dict[str, Any]) -> None:
   """Writes `workdir`/result.json after checking that it says what its epsilon means.
 
-  Of a release `wall_seconds` is None: how long steps took follows the sizes of their batches,
-  which are private.
-
   Raises:
     ValueError: a key of RESULT_KEYS is missing, or epsilon_kind contradicts epsilon: a
       proved or claimed one is finite and comes with delta, relation and unit; where the
@@ -320,8 +316,6 @@ def write_result(workdir: str | os.PathLike, result: dict[str, Any]) -> None:
     raise ValueError(f"result lacks {', '.join(missing)}")
   validate.one_of(EPSILON_KINDS, epsilon_kind=result["epsilon_kind"])
   _check_epsilon(result)
-  if result.get("release"):
-    result = {**result, "wall_seconds": None}
   write_json(pathlib.Path(workdir) / RESULT, result)
 
 

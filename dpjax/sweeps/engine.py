@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpjax.accounting import by_name
-from dpjax.runs import bounds, checkpoint, fields, promise, provenance, report, writers
+from dpjax.runs import bounds, checkpoint, fields, promise, provenance, writers
 from dpjax.runs import workdir as owner
-from dpjax.sweeps import cost
+from dpjax.sweeps import cost, curve
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
@@ -170,23 +170,17 @@ def _row(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
 
 def _finished(point: Point, at: pathlib.Path) -> Row | None:
   """The result of a point that has run to its end with this very config."""
-  if not (at / writers.RESULT).exists() or not (at / owner.CONFIG).exists():
+  if not (at / owner.CONFIG).exists():
     return None
-  if writers.read_json(at / owner.CONFIG) != _plain(point.config):
-    raise UserError(f"{at / owner.CONFIG}: holds another config; use a new workdir")
-  return writers.read_json(at / writers.RESULT)
-
-
-def _plain(config: Any) -> Any:
-  return writers.plain(fields.to_dict(config))
+  owner.known(at, point.config)
+  return owner.finished(at, point.config)
 
 
 def _train(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
   result = grid.train(point, at, load(point.config))
-  if not (at / owner.CONFIG).exists():
-    writers.write_json(at / owner.CONFIG, _plain(point.config))
-  if not (at / writers.RESULT).exists():
-    writers.write_result(at, result)
+  if not (at / writers.RESULT).exists():  # of a `train` that writes none
+    owner.claim(at, point.config)
+    owner.write_result(at, point.config, result)
   return writers.read_json(at / writers.RESULT)  # as a later start will see it
 
 
@@ -212,5 +206,5 @@ def told(row: Row, y: str) -> str:
   """One line for people; a claim never comes without what fails."""
   if row["status"] == "failed":
     return f"{row['name']}: failed: {row['error']}"
-  value = by_name(y, report.numeric(row, y))
+  value = by_name(y, curve.numeric(row, y))
   return f"{row['name']}: {y} = {value}, {promise.told(row)}{writers.took(row)}"

@@ -132,11 +132,10 @@ def _train(point: Point, folder: pathlib.Path, shared: dict[Any, Any]) -> Row:
 def _copied(source: pathlib.Path, folder: pathlib.Path, point: Point) -> Row:
   """The run without privacy, for another panel."""
   owner.claim(folder, point.config)
-  held = owner.remembered(source) or {}
+  held = streams.without_keys(owner.remembered(source) or {})
   owner.remember(folder, held, before=owner.remembered(folder))
   for name in (writers.METRICS, owner.PARAMS):
     shutil.copy(source / name, folder / name)
   result = writers.read_json(source / writers.RESULT)
   result |= {"epsilon_target": point.config.epsilons[0], "copied_from": source.name}
-  writers.write_result(folder, result)
-  return result
+  return owner.write_result(folder, point.config, result)

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dpjax import validate
-from dpjax.runs import bounds, fields, report, writers
+from dpjax.runs import bounds, fields, writers
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.federated.config import FedConfig
-from dpjax.sweeps import engine, table, unused
+from dpjax.sweeps import curve, engine, table, unused
 from dpjax.sweeps.engine import LoadFn, Point, Row
 from dpjax.validate import UserError
 
@@ -140,7 +140,7 @@ def run_sweep(
 
   def draw(folder: pathlib.Path, rows: list[Row]) -> None:
     references, title = config.references, config.title
-    report.sweep_report(rows, folder, **drawn, references=references, title=title)
+    curve.sweep_report(rows, folder, **drawn, references=references, title=title)
     table.write(rows, folder, **drawn)
 
   train = lambda point, folder, data: train_fn(point.config, folder, data=data)
@@ -226,7 +226,7 @@ def _kept(config: SweepConfig, point: Point, result: Row) -> Row:
     if name == "y" or key not in given:
       validate.one_of(result, **{name: key})
   for key in (config.y, *({config.x} - given)):
-    report.numeric(result, key)
+    curve.numeric(result, key)
   wanted = (*writers.RESULT_KEYS[:-1], *_MORE_KEYS, *drawn.values())  # not versions
   return {key: result[key] for key in wanted if key in result} | axes
 

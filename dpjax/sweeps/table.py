@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpjax.accounting.text import by_name, is_promised
-from dpjax.runs import report, writers
+from dpjax.runs import writers
+from dpjax.sweeps import curve
 
 TABLE = "table.md"
 Row = dict[str, Any]
@@ -26,7 +27,7 @@ def write(
   for federated runs also the rounds to each target accuracy, the most of the seeds.
 
   Args:
-    rows: one per finished run, as for `report.sweep_report`.
+    rows: one per finished run, as for `curve.sweep_report`.
   """
   text = table(rows, x=x, y=y, series=series)
   rounds = rounds_table(rows, series=series)
@@ -44,7 +45,7 @@ def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> 
   | avg | .8500 (.8000-.9000) |
   <BLANKLINE>
   """
-  groups = report.summarize(rows, x=x, y=y, series=series)
+  groups = curve.summarize(rows, x=x, y=y, series=series)
   columns = sorted({group[x] for group in groups}, key=lambda at: (at is None, at or 0))
   labels = list(dict.fromkeys(_label(group, series, y) for group in groups))
   cells = {(_label(group, series, y), group[x]): _cell(group, y) for group in groups}

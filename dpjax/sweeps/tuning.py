@@ -30,9 +30,10 @@ import numpy as np
 from dpjax import accounting
 from dpjax.accounting import upper
 from dpjax.plan import Plan
-from dpjax.runs import fields, report, writers
+from dpjax.runs import fields, writers
 from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
+from dpjax.sweeps import curve
 from dpjax.sweeps.engine import LastData, LoadFn, Point
 from dpjax.sweeps.grid import SweepConfig, TrainFn, points
 from dpjax.validate import UserError
@@ -79,7 +80,7 @@ def run_selection(
       # with a seed of its own, so that a setting drawn twice has other noise
       trial = fields.replace(settings[choice].config, "seed", seed, name="seeds")
       results.append(train_fn(trial, _folder(workdir, index), data=load(trial)))
-      report.numeric(results[-1], config.y)  # a fault of the config: now, not after all
+      curve.numeric(results[-1], config.y)  # a fault of the config: now, not after all
     winner = _winner(config, results)
     overrides = settings[drawn[winner][0]].overrides
     found = {
@@ -101,7 +102,7 @@ def _folder(workdir: pathlib.Path, trial: int) -> pathlib.Path:
 
 def _winner(config: SweepConfig, results: list[dict[str, Any]]) -> int:
   sign = 1.0 if config.selection.better == "max" else -1.0
-  scores = [sign * report.numeric(result, config.y) for result in results]
+  scores = [sign * curve.numeric(result, config.y) for result in results]
   return int(np.argmax([s if math.isfinite(s) else -math.inf for s in scores]))
 
 

@@ -156,7 +156,7 @@ def fast():
   make, read, known = build.make_model, build.load_data, {}
 
   def load_once(
-    config: Any,
+    config: Any, features: bool = True
   ) -> Any:  # what this key forgets shows as a field without effect
     what = repr((config.data, config.model))
     if what not in known:
@@ -196,7 +196,7 @@ def training_run(config: Any) -> Any:
     run = build.assemble(config, None, random)
   rates = [float(run.schedule(step)) for step in (0, 1, 7, config.num_steps - 1)]
   facts = [run.plan, options, rates, trees.sha256(run.params), run.task.name]
-  facts += [_loss(config, run), run.train.x[:40], run.train.y, run.sgld_temperature]
+  facts += [_loss(config, run), run.train.x[:40], run.train.y, run.noise]
   return plain([*facts, None if run.canaries is None else run.canaries.included])
 
 

@@ -10,6 +10,7 @@ from configs.fed import shakespeare
 from dpjax import noise
 from dpjax.accounting import Ledger
 from dpjax.runs import fields, loop, writers
+from dpjax.runs import workdir as owner
 from dpjax.runs.central.config import FtrlConfig
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.federated import privacy as federate_privacy
@@ -127,7 +128,7 @@ def test_a_public_run_stops_at_its_target_and_a_killed_one_does_not_go_on(
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:  # after the last checkpoint, before the result
-    patch.setattr(writers, "write_result", killed)
+    patch.setattr(owner, "write_result", killed)
     with pytest.raises(KeyboardInterrupt):
       loop.train(config, tmp_path / "killed")
   again = loop.train(config, tmp_path / "killed")

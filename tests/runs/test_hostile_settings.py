@@ -11,13 +11,13 @@ from absl import flags
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax.checks import long_games
-from dpjax.runs import fields, loop, report, writers
+from dpjax.runs import fields, loop, writers
 from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.sweeps import curve, tuning
 from dpjax.sweeps import grid as sweep
-from dpjax.sweeps import tuning
 from dpjax.validate import UserError
 from launch import account
 
@@ -63,7 +63,7 @@ def test_bytes_that_are_no_text_are_refused():
 def test_a_title_or_a_name_is_no_formula(tmp_path):
   row = {"a": 1.0, "b": 0.5, "s": "$\\frac{$", "epsilon_kind": "none"}
   title = "$\\nosuch$ {a} \\ $x_"
-  report.sweep_report(
+  curve.sweep_report(
     [row], tmp_path, x="a", y="b", series="s", title=title, references=[(title, 1.0, 0.2)]
   )
   assert (tmp_path / "curve.png").stat().st_size > 1000

@@ -159,6 +159,29 @@ def test_p16_cut_off_between_checkpoints_repeats_steps_exactly(
   _same(tmp_path / "run", whole(name)[0])
 
 
+@pytest.mark.parametrize("name", ["relevance", "relevance, rigorous"])
+@pytest.mark.parametrize("when", ["before its first checkpoint", "after it"])
+def test_p16_cut_off_between_two_trainings(name, when, whole, tmp_path, monkeypatch):
+  """As kill -9 when model 1 is done, and of model 2 nothing, or its beginning."""
+  kind, save = _KINDS[name], loop.Running.save
+
+  def killed(running):
+    if when == "after it":
+      save(running)
+    die()
+
+  monkeypatch.setattr(
+    loop.Running,
+    "save",
+    lambda running: (killed if running.work.phase == _MODEL_2 else save)(running),
+  )
+  with pytest.raises(KeyboardInterrupt):
+    kind.go(tmp_path / "run")
+  monkeypatch.setattr(loop.Running, "save", save)
+  kind.go(tmp_path / "run")
+  _same(tmp_path / "run", whole(name)[0])
+
+
 _KILLED = """
 import pathlib, sys
 from dpjax.runs import loop
@@ -240,12 +263,13 @@ def test_a_workdir_of_another_config_is_left_alone(name, whole, tmp_path):
 
 @pytest.mark.parametrize("name", _PLAIN)
 def test_two_processes_never_work_in_one_folder(name, tmp_path):
-  kind, path = _KINDS[name], tmp_path / "run" / owner.CONFIG
-  writers.write_json(path, writers.plain(fields.to_dict(kind.config)))
-  with writers.alone(path), pytest.raises(UserError, match="another process"):
-    kind.go(path.parent)
-  assert not (path.parent / writers.RESULT).exists()
-  assert not (path.parent / checkpoint.FOLDER).exists()
+  kind, folder = _KINDS[name], tmp_path / "run"
+  busy = writers.alone_in(folder, checkpoint.FOLDER)
+  with busy, pytest.raises(UserError, match="another process"):
+    kind.go(folder)
+  assert not (folder / writers.RESULT).exists()
+  assert owner.remembered(folder) is None  # it has not begun
+  assert kind.go(folder)["params_sha256"]  # what a killed one leaves is no hindrance
 
 
 def test_two_that_start_at_once_do_not_draw_two_sets_of_keys(tmp_path):
@@ -256,6 +280,97 @@ def test_two_that_start_at_once_do_not_draw_two_sets_of_keys(tmp_path):
   with pytest.raises(UserError, match="another process has just been at work"):
     loop.run(job._replace(start=other), folder)
   assert loop.train(config, folder)["num_steps"] == 6  # what the other left
+
+
+_AT_ONCE = """
+import pathlib, sys, time
+from dpjax.runs import loop
+from dpjax.runs import workdir as owner
+from dpjax.validate import UserError
+from tests.runs import test_loop
+go, known = pathlib.Path(sys.argv[2]), owner.known
+def both(*given):  # both have looked into the folder before either writes to it
+  found = known(*given)
+  pathlib.Path(sys.argv[1] + sys.argv[3]).touch()
+  while not go.exists():
+    time.sleep(0.001)
+  return found
+owner.known = both
+try:
+  loop.train(test_loop._KINDS["central"].release, pathlib.Path(sys.argv[1]))
+  print("done")
+except UserError as error:
+  print(error)
+"""
+
+
+def test_of_two_that_start_at_the_same_moment_one_runs(tmp_path):
+  folder, go = tmp_path / "run", tmp_path / "go"
+  command = [sys.executable, "-c", textwrap.dedent(_AT_ONCE), str(folder), str(go)]
+  both = [
+    subprocess.Popen([*command, name], cwd=_ROOT, stdout=subprocess.PIPE, text=True)
+    for name in "ab"
+  ]
+  while not all((tmp_path / f"run{name}").exists() for name in "ab"):
+    assert all(process.poll() is None for process in both)
+    time.sleep(0.01)
+  go.touch()
+  said = sorted((process.communicate()[0].strip() for process in both), key=len)
+  assert said[0] == "done" and "another process" in said[1], said
+  assert loop.train(_KINDS["central"].release, folder)["num_steps"] == 6
+
+
+# --- what is moved
+
+
+@pytest.mark.parametrize("name", _PLAIN)
+def test_a_foreign_result_is_not_believed(name, whole, tmp_path):
+  kind, folder = _KINDS[name], tmp_path / "run"
+  shutil.copytree(whole(name)[0], folder)
+  other = dataclasses.replace(kind.config, seed=7)
+  kind.go(tmp_path / "other", other)
+  foreign = json.loads((tmp_path / "other" / writers.RESULT).read_text())
+  own = (folder / writers.RESULT).read_text()
+  edited = json.dumps({**json.loads(own), "test_accuracy": 1.0})
+  resealed = owner.write_result(tmp_path / "x", kind.config, foreign)  # of the same config
+  for text in (json.dumps(foreign), edited, json.dumps(resealed), "[]", own):
+    (folder / writers.RESULT).write_text(text)
+    if text is own:
+      assert kind.go(folder)["run_sha256"] == json.loads(own)["run_sha256"]
+      continue
+    with pytest.raises(UserError, match="is not the result of this run") as caught:
+      kind.go(folder)
+    assert "\n" not in str(caught.value)
+  shutil.rmtree(folder / checkpoint.FOLDER)  # as who publishes a release is told to
+  assert kind.go(folder)["params_sha256"] == whole(name)[1]["params_sha256"]
+
+
+@pytest.mark.parametrize("name", _REPEATING)
+@pytest.mark.parametrize("what", ["all", "one training"])
+def test_checkpoints_of_another_run_are_not_gone_on_from(name, what, tmp_path, monkeypatch):
+  kind, ours, theirs = _KINDS[name], tmp_path / "ours", tmp_path / "theirs"
+  for folder, config in (
+    (ours, kind.config),
+    (
+      theirs,
+      dataclasses.replace(kind.config, seed=7),
+    ),
+  ):
+    stop_after(monkeypatch, kind.stop_at, sigterm, kind.phase)
+    with pytest.raises(loop.Interrupted):
+      kind.go(folder, config)
+  shutil.copytree(ours, tmp_path / "kept")
+  moved = pathlib.Path(checkpoint.FOLDER)
+  for path in (theirs / moved).iterdir():
+    if what == "all" or path.is_dir():
+      shutil.rmtree(ours / moved / path.name, ignore_errors=True)
+      (shutil.copytree if path.is_dir() else shutil.copy)(path, ours / moved / path.name)
+  before = {p: p.read_bytes() for p in ours.rglob("*") if p.is_file()}
+  with pytest.raises(UserError, match="of another run") as caught:
+    kind.go(ours)
+  assert "\n" not in str(caught.value)
+  assert before == {p: p.read_bytes() for p in ours.rglob("*") if p.is_file()}
+  kind.go(tmp_path / "kept")
 
 
 @pytest.mark.parametrize("name", ["central", "federated"])
@@ -343,7 +458,8 @@ def test_p18_two_releases_share_no_key_and_no_file_but_the_checkpoints_holds_one
       assert not any(bytes.fromhex(held[n]) in content for n in ("noise", "local")), path
   if kind.phase:  # what is done needs no key any more
     assert "release_streams" not in owner.remembered(tmp_path / "a")
-    assert [p.name for p in (tmp_path / "a" / checkpoint.FOLDER).iterdir()] == ["run.json"]
+    left = sorted(p.name for p in (tmp_path / "a" / checkpoint.FOLDER).iterdir())
+    assert left == [writers.LOCK, "run.json"]
 
 
 # --- a full disk

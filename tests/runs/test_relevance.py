@@ -9,7 +9,7 @@ import pytest
 
 from dpjax import auditing, noise, relevance
 from dpjax.relevance import Paper, Rigorous
-from dpjax.runs import loop, writers
+from dpjax.runs import checkpoint, loop, writers
 from dpjax.runs import workdir as owner
 from dpjax.runs.central.config import DataConfig, ModelConfig
 from dpjax.runs.relevance import audit as relevance_audit
@@ -154,10 +154,13 @@ def test_a_grid_of_methods_and_modes_writes_one_table(tmp_path):
 def test_a_folder_where_another_process_works_is_left_alone(tmp_path):
   config = _config(method="no_dp")
   owner.claim(tmp_path / "run", config)
-  busy = writers.alone(tmp_path / "run" / "config.json")
+  busy = writers.alone_in(tmp_path / "run", checkpoint.FOLDER)
   with busy, pytest.raises(UserError, match="another process is at work"):
     experiment.run_all(config, tmp_path / "run")
-  assert {p.name for p in (tmp_path / "run").iterdir()} == {"config.json"}
+  assert {p.name for p in (tmp_path / "run").iterdir()} == {
+    "config.json",
+    checkpoint.FOLDER,
+  }
 
 
 def test_data_that_are_not_there_do_not_claim_the_folder(tmp_path):

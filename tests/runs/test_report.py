@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from dpjax.runs import report, writers
-from dpjax.sweeps import table
+from dpjax.sweeps import curve, table
 from dpjax.validate import UserError
 
 PRIVATE = {
@@ -110,7 +110,7 @@ def _rows(accuracy=lambda epsilon, seed: epsilon / 10 + seed / 100, seeds=(0, 1,
 
 def test_sweep_report_means_and_extremes(tmp_path, figures):
   references = [("A 2021", 2.93, 0.2), ("B 2021", 3.0, 0.2)]  # almost on top of each other
-  report.sweep_report(_rows(), tmp_path, references=references, title="t")
+  curve.sweep_report(_rows(), tmp_path, references=references, title="t")
   assert _is_png(tmp_path / "curve.png")
   first, second = _table(tmp_path / "curve.csv")
   assert (first["privacy.epsilon"], second["privacy.epsilon"]) == ("1.0", "4.0")
@@ -129,7 +129,7 @@ def test_sweep_report_means_and_extremes(tmp_path, figures):
 
 
 def test_one_seed_has_no_interval(tmp_path, figures):
-  report.sweep_report(_rows(seeds=(0,)), tmp_path)
+  curve.sweep_report(_rows(seeds=(0,)), tmp_path)
   axes = figures[0].axes[0]
   assert "one seed" in axes.get_title(loc="left")
   assert not axes.collections  # error bars are line collections
@@ -137,7 +137,7 @@ def test_one_seed_has_no_interval(tmp_path, figures):
 
 def test_series_are_lines_of_their_own(tmp_path, figures):
   rows = [row | {"model.name": name} for name in ("mlp", "cnn") for row in _rows()]
-  report.sweep_report(rows, tmp_path, series="model.name")
+  curve.sweep_report(rows, tmp_path, series="model.name")
   assert [row["model.name"] for row in _table(tmp_path / "curve.csv")] == ["mlp"] * 2 + [
     "cnn"
   ] * 2
@@ -151,7 +151,7 @@ def test_a_run_without_privacy_is_never_drawn_at_its_configs_epsilon(tmp_path, f
     "privacy.epsilon": 1.0,
     "test_accuracy": 0.99,
   }
-  report.sweep_report([*_rows(), sgd], tmp_path)
+  curve.sweep_report([*_rows(), sgd], tmp_path)
   table = _table(tmp_path / "curve.csv")
   assert table[0]["privacy.epsilon"] == "" and table[0]["test_accuracy_mean"] == "0.99"
   assert [row["seeds"] for row in table] == ["1", "3", "3"]
@@ -163,21 +163,21 @@ def test_a_run_without_privacy_is_never_drawn_at_its_configs_epsilon(tmp_path, f
 def test_an_epsilon_of_mixed_meaning_says_so(tmp_path):
   rows = _rows(seeds=(0, 1))
   rows[0]["epsilon_kind"] = "claimed"
-  kinds = {row["privacy.epsilon"]: row["epsilon_kind"] for row in report.summarize(
+  kinds = {row["privacy.epsilon"]: row["epsilon_kind"] for row in curve.summarize(
     rows, x="privacy.epsilon", y="test_accuracy")}  # fmt: skip
   assert kinds == {4.0: "claimed / proved", 1.0: "proved"}
 
 
 def test_another_axis_is_linear_and_a_missing_key_named(tmp_path, figures):
   rows = [row | {"num_steps": 10 * (1 + row["seed"])} for row in _rows()]
-  report.sweep_report(rows, tmp_path, x="num_steps")
+  curve.sweep_report(rows, tmp_path, x="num_steps")
   assert figures[0].axes[0].get_xscale() == "linear"
   with pytest.raises(UserError, match=r"accuracy_of_test=None: must be a number"):
-    report.sweep_report(rows, tmp_path, y="accuracy_of_test")
+    curve.sweep_report(rows, tmp_path, y="accuracy_of_test")
 
 
 def test_no_finished_run_still_writes_the_files(tmp_path):
-  report.sweep_report([], tmp_path)
+  curve.sweep_report([], tmp_path)
   assert _is_png(tmp_path / "curve.png") and _table(tmp_path / "curve.csv") == []
 
 
@@ -186,7 +186,7 @@ def test_runs_that_diverged_are_counted_and_in_no_mean(tmp_path, figures, lost):
   rows = _rows(accuracy=lambda e, seed: 0.5 if seed else lost)
   rows += [row | {"privacy.epsilon": 9.0} for row in _rows(accuracy=lambda *_: lost)[:3]]
   rows += [row | {"epsilon_kind": "none"} for row in _rows(accuracy=lambda *_: lost)[:1]]
-  report.sweep_report(rows, tmp_path)
+  curve.sweep_report(rows, tmp_path)
   found = {row["privacy.epsilon"]: row for row in _table(tmp_path / "curve.csv")}
   assert [(row["seeds"], row["not_finite"]) for row in found.values()] == [
     ("1", "1"), ("3", "1"), ("3", "1"), ("3", "3")
@@ -202,5 +202,5 @@ def test_runs_that_diverged_are_counted_and_in_no_mean(tmp_path, figures, lost):
 
 def test_a_run_without_a_position_is_left_out(tmp_path):
   rows = [row | {"test_loss": None if row["seed"] else 1.0} for row in _rows()]
-  report.sweep_report(rows, tmp_path, x="test_loss")
+  curve.sweep_report(rows, tmp_path, x="test_loss")
   assert [row["test_loss"] for row in _table(tmp_path / "curve.csv")] == ["1.0"]

@@ -105,7 +105,7 @@ def _digest_of(kind, config, folder):
   config = fields.replace_all(config, {"data.data_dir": str(folder)})
   if kind == "relevance":
     return relevance_build.data_digest(config, {})
-  return data.digest(_KINDS[kind][2].load_arrays(config)[0])
+  return data.digest(_KINDS[kind][2].load_data(config, features=False)[0])
 
 
 def _streams_of(kind, config, digest):
@@ -174,17 +174,23 @@ _VALUES = st.recursive(
 @hypothesis.given(_VALUES, _VALUES)
 @hypothesis.settings(max_examples=300, deadline=None)
 def test_configs_have_one_digest_exactly_where_they_are_equal(one, other):
-  """As `claim_workdir` compares them: 1 == 1.0, and dicts have no order."""
+  """As a folder's config is compared: dicts have no order; a number is one number in a field,
+  which has a type, and True, 1 and 1.0 are three among a model's options."""
   digest = lambda value: streams.config_digest("kind", {"field": value})
   assert (digest(one) == digest(other)) == (one == other)
   assert digest(one) == digest(json.loads(json.dumps(one)))
+  options = lambda value: streams.config_digest(
+    "kind", {"model": {"options": {"a": value}}}
+  )
+  typed = lambda value: json.dumps(value, sort_keys=True).replace("-0.0", "0.0")
+  assert (options(one) == options(other)) == (typed(one) == typed(other))
 
 
 def test_features_are_known_by_what_they_were_computed_from(tmp_path):
   _write(tmp_path, x_train=np.zeros((9, 8, 8), np.uint8), y_train=np.zeros(9, int),
          x_test=np.zeros((2, 8, 8), np.uint8), y_test=np.zeros(2, int))  # fmt: skip
   config = _central(**{"model.name": "scatter_linear", "data.data_dir": str(tmp_path)})
-  features, arrays = build.load_data(config)[0], build.load_arrays(config)[0]
+  features, arrays = (build.load_data(config, features=f)[0] for f in (True, False))
   assert features.x.shape != arrays.x.shape
   assert data.digest(features) == data.digest(arrays)
 
@@ -262,6 +268,7 @@ def test_nothing_but_noisy_parameters_tells_two_data_sets_apart(kind, tmp_path):
     results.append(_run(kind, make(diagnostics=False), tmp_path / name, tmp_path))
   assert results[0]["params_sha256"] != results[1]["params_sha256"]
   noisy = {"params_sha256", "wall_seconds", "test_accuracy", "test_loss"}
+  noisy |= {"run_sha256"}  # of the config and of the other keys
   left = [{k: v for k, v in result.items() if k not in noisy} for result in results]
   assert left[0] == left[1]
   assert "noise_key_id" in json.dumps(left[0])

@@ -210,21 +210,21 @@ def test_warning_is_one_line(capsys):
 _HOLDER = """
 import pathlib, sys, time
 from dpjax.runs import writers
-with writers.alone(pathlib.Path(sys.argv[1])):
+with writers.alone_in(pathlib.Path(sys.argv[1])):
   print("held", flush=True)
   time.sleep(60)
 """
 
 
 def test_two_processes_never_work_in_one_folder(tmp_path):
-  path = tmp_path / "config.json"
-  path.write_text("{}")
-  command = [sys.executable, "-c", _HOLDER, str(path)]
+  command = [sys.executable, "-c", _HOLDER, str(tmp_path)]
   with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(UserError, match="another process"), writers.alone(path):
+    with pytest.raises(UserError, match="another process"), writers.alone_in(tmp_path):
       pass
     holder.kill()  # even so the lock is gone
     holder.wait()
-  with writers.alone(path):
+  with writers.alone_in(tmp_path):
+    (tmp_path / writers.LOCK).unlink()  # as a run that is refused gives its folder back
+  with writers.alone_in(tmp_path):
     pass

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dpjax import noise
 from dpjax.runs import fields, report, writers
+from dpjax.runs import workdir as owner
 from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.federated import build as federate_build
@@ -67,8 +68,7 @@ class Fake:
       "seed": config.seed,
       "test_loss": 1.0,
     }
-    writers.write_result(workdir, result)
-    return result
+    return owner.write_result(workdir, config, result)
 
 
 def _config(**changes):
@@ -107,9 +107,8 @@ def test_finished_points_never_run_twice(tmp_path):
 
 
 def test_two_processes_do_not_work_on_one_sweep(tmp_path):
-  (tmp_path / "lock").touch()
   fake = Fake()
-  with writers.alone(tmp_path / "lock"), pytest.raises(UserError, match="another process"):
+  with writers.alone_in(tmp_path), pytest.raises(UserError, match="another process"):
     sweep.run_sweep(_config(), tmp_path, fake)
   assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
@@ -168,7 +167,7 @@ def test_a_run_that_diverged_keeps_its_row_and_the_sweep_goes_on(tmp_path, capsy
     def __call__(self, config, workdir, *, data=None):
       result = super().__call__(config, workdir, data=data)
       if config.seed == 0:
-        writers.write_result(workdir, result | {y: lost})
+        return owner.write_result(workdir, config, result | {y: lost})
       return result
 
   rows = sweep.run_sweep(_config(y=y), tmp_path, Diverging())
@@ -403,8 +402,7 @@ class FakeFederated:
       **self.promise,
     }
     writers.write_json(workdir / "config.json", to_dict(config))
-    writers.write_result(workdir, result)
-    return result
+    return owner.write_result(workdir, config, result)
 
 
 def _federated(**changes):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpjax import auditing, validate
+from dpjax import auditing, data, validate
 from dpjax.plan import Plan
 from dpjax.runs.central.config import AuditConfig, TrainConfig
-from dpjax.types import NeighboringRelation
+from dpjax.types import LossFn, NeighboringRelation, Params
 
 NOTE = (
   "Canaries are part of the training data of this run: {out_of} rows were taken out of the "
@@ -28,8 +28,8 @@ def check(config: AuditConfig) -> None:
 
 
 def insert(
-  config: TrainConfig, train: Any, plan: Plan
-) -> tuple[Any, auditing.Canaries | None]:
+  config: TrainConfig, train: data.Dataset, plan: Plan
+) -> tuple[data.Dataset, auditing.Canaries | None]:
   """(data to train on, canaries), or the data as they are where no audit is asked for.
 
   The plan's relation decides what a canary that is out leaves, so that a sampler which knows
@@ -51,9 +51,9 @@ def insert(
 def facts(
   config: TrainConfig,
   *,
-  loss_fn: Any,
-  before: Any,
-  after: Any,
+  loss_fn: LossFn,
+  before: Params,
+  after: Params,
   canaries: auditing.Canaries,
   epsilon: float | None,
 ) -> dict[str, Any]:

@@ -6,8 +6,9 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -18,8 +19,8 @@ from dpjax import (
   losses,
   metrics,
   models,
+  names,
   training,
-  transforms,
   trees,
   validate,
 )
@@ -39,10 +40,23 @@ from dpjax.runs.loop import Job, Work, every, single
 from dpjax.runs.optimizers import Noise
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
-from dpjax.types import Algorithm, LossFn
+from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
 from dpjax.validate import UserError
 
 AUGMENTATIONS = ("none", *sorted(training.AUGMENTATIONS))
+
+
+class OnData(Config, Protocol):
+  """A config of a run that is one training on the data that it names."""
+
+  @property
+  def data(self) -> DataConfig: ...
+  @property
+  def model(self) -> ModelConfig: ...
+  @property
+  def seed(self) -> int: ...
+  @property
+  def release(self) -> bool: ...
 
 
 class Task(NamedTuple):
@@ -105,7 +119,7 @@ class Run(NamedTuple):
   task: Task
   loss_fn: LossFn  # of ONE example, augmentation included: what is clipped
   canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
-  sgld_temperature: float | None = None  # that the plan's noise amounts to, at step 0
+  noise: Noise | None = None  # for an optimizer that must know it
 
 
 @bounds.names_fields
@@ -123,18 +137,12 @@ def check(config: TrainConfig) -> None:
 
 
 @bounds.names_fields
-def load_data(config: TrainConfig) -> tuple[Any, Any]:
-  """(train, test), preprocessed by public constants only, with features computed."""
-  train, test = load_arrays(config)
-  if models.needs_features(config.model.name) == "scattering":
-    num_groups = make_model(config.model, train.num_classes).num_groups
-    train, test = (_scattered(part, num_groups) for part in (train, test))
-  return train, test
+def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
+  """(train, test), preprocessed by public constants only.
 
-
-@bounds.names_fields
-def load_arrays(config: TrainConfig) -> tuple[Any, Any]:
-  """As `load_data` without features: `dpjax.data.digest` of the two is the same."""
+  Args:
+    features: compute those that the model needs; `dpjax.data.digest` is the same without.
+  """
   train, test = data.load(
     config.data.name,
     data_dir=config.data.data_dir,
@@ -142,11 +150,16 @@ def load_arrays(config: TrainConfig) -> tuple[Any, Any]:
     num_classes=config.data.num_classes,
   )
   unused.refuse(config, unused.of_dataset(train))
-  train, test = _preprocessed(train, config.data), _preprocessed(test, config.data)
-  return limited(train, config.data), test
+  if config.data.center:
+    train, test = data.preprocess.center(train), data.preprocess.center(test)
+  train = limited(train, config.data)
+  if features and models.needs_features(config.model.name) == "scattering":
+    num_groups = make_model(config.model, train.num_classes).num_groups
+    train, test = (_scattered(part, num_groups) for part in (train, test))
+  return train, test
 
 
-def limited(train: Any, config: DataConfig) -> Any:
+def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
   """The first `config.limit` examples. More than there are is refused: then the number that
   a config states would not be the number that the run treats as public."""
   if config.limit is None:
@@ -155,16 +168,14 @@ def limited(train: Any, config: DataConfig) -> Any:
   return train.subset(slice(0, config.limit))
 
 
-def _preprocessed(dataset: Any, config: DataConfig) -> Any:
-  return data.preprocess.center(dataset) if config.center else dataset
-
-
 def make_model(config: ModelConfig, width: int, **fixed: Any) -> Any:
   """The model that a config names, with `width` outputs; `fixed` goes before its options."""
   return models.build(config.name, num_classes=width, **{**config.options, **fixed})
 
 
-def init_params(config: ModelConfig, model: Any, key: jax.Array, first: jax.Array) -> Any:
+def init_params(
+  config: ModelConfig, model: nn.Module, key: jax.Array, first: ArrayLike
+) -> Params:
   """`model.init(key, first)`.
 
   Raises:
@@ -188,7 +199,7 @@ def init_params(config: ModelConfig, model: Any, key: jax.Array, first: jax.Arra
     reason = first_line(error)
     raise UserError(
       f"model.options={config.options!r}: model.name={config.name!r} cannot be built with "
-      f"them on examples of shape {tuple(first.shape[1:])} ({type(error).__name__}: {reason})"
+      f"them on examples of shape {jnp.shape(first)[1:]} ({type(error).__name__}: {reason})"
     ) from error
 
 
@@ -230,38 +241,16 @@ def optimizer(
   return config.rule.make(schedule, noise)
 
 
-def _noise(config: TrainConfig, plan: Plan, num_examples: int) -> Noise | None:
-  if name_of(config.optimizer, "rule") not in privacy.NOISE_AWARE:
-    return None
-  return Noise(plan.noise_std, num_examples)
-
-
-def _sgld_temperature(config: TrainConfig, plan: Plan, num_examples: int) -> float | None:
-  if name_of(config.optimizer, "rule") != "dp_sgld":
-    return None
-  return transforms.sgld_temperature(
-    step_size=config.optimizer.learning_rate / num_examples,
-    noise_std=plan.noise_std,
-    num_examples=num_examples,
-  )
-
-
-def make_task(config: TrainConfig, dataset: Any) -> Task:
+def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
   """Classification, or the next token where the model is a transformer over text; with a
   user's own loss where the config names one. The scores stay those of the task."""
-  task = _standard_task(config, dataset)
-  return task if config.loss == "auto" else task._replace(loss=user_code.loss(config.loss))
-
-
-def _standard_task(config: TrainConfig, dataset: Any) -> Task:
-  if config.model.name != "transformer":
-    return _CLASSIFICATION
-  if dataset.vocab_size is None:
+  task = _LANGUAGE if config.model.name == "transformer" else _CLASSIFICATION
+  if task is _LANGUAGE and dataset.vocab_size is None:
     raise UserError(
       f"model.name='transformer': needs text of a declared vocabulary, which data.name="
       f"{config.data.name!r} does not hold"
     )
-  return _LANGUAGE
+  return task if config.loss == "auto" else task._replace(loss=user_code.loss(config.loss))
 
 
 def memory_budget(config: TrainConfig) -> float | None:
@@ -269,11 +258,27 @@ def memory_budget(config: TrainConfig) -> float | None:
   return None if config.memory_budget_gb is None else config.memory_budget_gb * 1e9
 
 
-def _loss(config: TrainConfig, loss_fn: LossFn) -> LossFn:
-  if config.augmentation == "none":
-    return loss_fn
-  augment = training.AUGMENTATIONS[config.augmentation]
-  return training.augmented(loss_fn, augment, augmult=config.augmult)
+def start(
+  config: TrainConfig, dataset: data.Dataset, random: Streams
+) -> tuple[Task, nn.Module, Params]:
+  """(what is learnt from a data set, the model, its first parameters)."""
+  task, name = make_task(config, dataset), config.model.name
+  # load_data has standardised the features of a scattering head already
+  fixed = {"num_groups": None} if models.needs_features(name) else {}
+  # of the shape of an example, never of one: no model may start from somebody's record
+  first, wanted = jnp.zeros_like(dataset.x[:1]), (1, task.width(dataset))
+
+  def made() -> tuple[Task, nn.Module, Params]:
+    model = make_model(config.model, task.width(dataset), **fixed)
+    params = init_params(config.model, model, random.init, first)
+    if names.is_path(name):  # a classifier, for text has a model of ours
+      logits = jax.eval_shape(model.apply, params, first)
+      if getattr(logits, "shape", None) != wanted:
+        told = f"of shape {wanted} for x of shape {first.shape}, not {logits!r:.60}"
+        raise UserError(f"model.name={name!r}: must return logits {told}")
+    return task, model, params
+
+  return (names.guarded(name, "model.name", made) if names.is_path(name) else made)()
 
 
 @bounds.names_fields
@@ -286,24 +291,24 @@ def assemble(
   of config and data unless given."""
   check(config)
   train, test = load_data(config) if loaded is None else loaded
-  task = make_task(config, train)
-  # load_data has standardised the features of a scattering head already
-  fixed = {"num_groups": None} if models.needs_features(config.model.name) else {}
-  model = make_model(config.model, task.width(train), **fixed)
   random = streams(config, data.digest(train)) if random is None else random
-  # of the shape of an example, never of one: no model may start from somebody's record
-  params = init_params(config.model, model, random.init, jnp.zeros_like(train.x[:1]))
+  task, model, params = start(config, train, random)
   # Of the whole set: canaries take rows away or exchange them.
   plan, num_examples = privacy.make_plan(config, len(train), params), len(train)
   train, canaries = audit.insert(config, train, plan)
-  loss_fn = _loss(config, task.loss(model.apply))
+  loss_fn, augmented = task.loss(model.apply), config.augmentation != "none"
+  if augmented:
+    augment = training.AUGMENTATIONS[config.augmentation]
+    loss_fn = training.augmented(loss_fn, augment, augmult=config.augmult)
   schedule = learning_rate_schedule(config.optimizer, config.num_steps)
+  aware = name_of(config.optimizer, "rule") in privacy.NOISE_AWARE
+  noise = Noise(plan.noise_std, num_examples) if aware else None
   algorithm = training.dp_sgd(
     loss_fn,
     plan,
-    optimizer(config.optimizer, schedule, _noise(config, plan, num_examples)),
+    optimizer(config.optimizer, schedule, noise),
     noise_key=random.noise,
-    example_key=None if config.augmentation == "none" else random.local,
+    example_key=random.local if augmented else None,
     ema_decay=config.ema_decay,
     method=config.grad_method,
     microbatch_size=config.microbatch_size,
@@ -312,10 +317,7 @@ def assemble(
   return Run(
     plan=plan,
     promise=promise.of_plan(
-      plan,
-      len(train),
-      budget=config.privacy.epsilon_budget,
-      release=config.release,
+      plan, len(train), budget=config.privacy.epsilon_budget, release=config.release
     ),
     algorithm=algorithm,
     params=params,
@@ -327,7 +329,7 @@ def assemble(
     task=task,
     loss_fn=loss_fn,
     canaries=canaries,
-    sgld_temperature=_sgld_temperature(config, plan, num_examples),
+    noise=noise,
   )
 
 
@@ -339,23 +341,23 @@ def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
   """
   check(config)
   work = lambda *parts: _work(config, assemble(config, *parts))
-  return job_on_data(config, digest(config), load_arrays, loaded, work)
+  return job_on_data(config, digest(config), load_data, loaded, work)
 
 
 def job_on_data(
-  config: Any,
+  config: OnData,
   named: bytes,
-  load: Callable[[Any], Any],
-  loaded: Any,
+  load: Callable[..., tuple[Any, Any]],
+  loaded: tuple[Any, Any] | None,
   work: Callable[[Any, Streams], Work],
 ) -> Job:
   """The job of a run that is one training on the data of its config.
 
   Args:
-    named: digest of the config. load: its data, without features. loaded: given ones, with.
+    named: digest of the config. load: its data, as `load_data`. loaded: given ones.
     work: (data, None for those of the config with their features, streams) -> work.
   """
-  read = functools.cache(lambda: load(config) if loaded is None else loaded)
+  read = functools.cache(lambda: load(config, features=False) if loaded is None else loaded)
   # A digest needs no features, so a run that is done does not compute them.
   whole = models.needs_features(config.model.name) and loaded is None
   return Job(
@@ -370,7 +372,7 @@ def job_on_data(
 
 
 def _work(config: TrainConfig, run: Run) -> Work:
-  step_fn = jax.jit(run.algorithm.step, donate_argnums=0)
+  step_fn, scored = jax.jit(run.algorithm.step, donate_argnums=0), training.eval_params
 
   def step(state: Any, slices: Iterator[Any]) -> tuple[Any, Any]:
     info = None
@@ -389,10 +391,8 @@ def _work(config: TrainConfig, run: Run) -> Work:
     init=lambda: run.algorithm.init(run.params),
     step=step,
     draws=draws,
-    released=training.eval_params,
-    evaluate=lambda state: run.task.evaluate(
-      run.apply, training.eval_params(state), run.test
-    ),
+    released=scored,
+    evaluate=lambda state: run.task.evaluate(run.apply, scored(state), run.test),
     promise=run.promise,
     row_at=lambda step: every(config.eval_every, step, config.num_steps),
     observe=lambda state, info, step: facts.observed(config, run, state, info, step),

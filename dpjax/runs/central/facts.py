@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpjax import training
+from dpjax import training, transforms
+from dpjax.plan import Plan
 from dpjax.runs import fields
 from dpjax.runs.central import audit
 from dpjax.runs.central.config import TrainConfig
+from dpjax.types import ArrayLike
+
+if TYPE_CHECKING:
+  from dpjax.runs.central.build import Run
 
 
-def _changing_clip_norm(run: Any, state: Any, name: str) -> dict[str, float]:
+def clip_norm(plan: Plan, scale: ArrayLike | None, name: str) -> dict[str, float]:
   """{name: that of the next step} where it changes: public, or an output of the mechanism."""
-  scale = training.clip_scale(state)
-  return {} if scale is None else {name: run.plan.l2_bound * scale}
+  return {} if scale is None else {name: plan.l2_bound * float(np.asarray(scale))}
 
 
 def observed(
-  config: TrainConfig, run: Any, state: Any, info: Any, step: int
+  config: TrainConfig, run: Run, state: training.TrainState, info: Any, step: int
 ) -> dict[str, float]:
-  """What a row says beside scores and epsilon; `run` is a `build.Run`."""
-  rate = float(np.asarray(run.schedule(step - 1)))
-  row = {"learning_rate": rate} | _changing_clip_norm(run, state, "l2_clip_norm")
+  """What a row says beside scores and epsilon."""
+  row = {"learning_rate": float(np.asarray(run.schedule(step - 1)))}
+  row |= clip_norm(run.plan, training.clip_scale(state), "l2_clip_norm")
   if not config.diagnostics or config.release:
     return row
   shown = info._asdict().items()
   return row | {f"not_private/{name}": float(value) for name, value in shown}
 
 
-def of(config: TrainConfig, run: Any, state: Any, epsilon: float | None) -> dict[str, Any]:
+def of(
+  config: TrainConfig, run: Run, state: training.TrainState, epsilon: float | None
+) -> dict[str, Any]:
   """The part of result.json that only central runs have."""
-  plan, temperature = run.plan, run.sgld_temperature
+  plan = run.plan
   found: dict[str, Any] = {
     "task": run.task.name,
     "dataset": config.data.name,
@@ -43,11 +49,16 @@ def of(config: TrainConfig, run: Any, state: Any, epsilon: float | None) -> dict
     "clipping": fields.get(config, "privacy.clipping")
     if config.privacy.method != "sgd"
     else None,
-    **_changing_clip_norm(run, state, "final_l2_clip_norm"),
-    **({} if temperature is None else {"sgld_temperature": temperature}),
+    **clip_norm(plan, training.clip_scale(state), "final_l2_clip_norm"),
     "sampler": repr(plan.sampler),
     "normalize_by": plan.normalize_by,
   }
+  if fields.name_of(config.optimizer, "rule") == "dp_sgld" and run.noise is not None:
+    found["sgld_temperature"] = transforms.sgld_temperature(
+      step_size=config.optimizer.learning_rate / run.noise.num_examples,
+      noise_std=run.noise.std,
+      num_examples=run.noise.num_examples,
+    )
   if run.canaries is None:
     return found
   return found | audit.facts(

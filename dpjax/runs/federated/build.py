@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from dpjax import data as data_lib
-from dpjax import federated, models, names, validate
+from dpjax import federated, names, validate
 from dpjax.data import Federation
 from dpjax.federated import execution, processes
 from dpjax.federated.server_optimizers import fed_opt
@@ -153,26 +151,19 @@ def streams(config: FedConfig, data: bytes) -> Streams:
 
 
 @bounds.names_fields
-def load_data(config: FedConfig) -> tuple[Federation, Any]:
+def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, Any]:
   """(the federation, the test set) that a config names; `build` takes them as `data`.
+
+  Args:
+    features: as of `central.build.load_data`.
 
   Raises:
     UserError: data that are not there; the line says how to get them.
   """
-  return _load(config, build_central.load_data)
-
-
-@bounds.names_fields
-def load_arrays(config: FedConfig) -> tuple[Federation, Any]:
-  """As `load_data` without features: `dpjax.data.digest` of the two is the same."""
-  return _load(config, build_central.load_arrays)
-
-
-def _load(config: FedConfig, load: Callable) -> tuple[Federation, Any]:
   if name_of(config, "partition") == "shakespeare":
     train, test = config.partition.make(config.data.data_dir)
     return train, test.dataset
-  train, test = load(_central(config))
+  train, test = build_central.load_data(_central(config), features=features)
   return _partitioned(config, train), test
 
 
@@ -292,16 +283,12 @@ def assemble(
   num_clients = federation.num_clients
   random = streams(config, data_lib.digest(federation)) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)
-  task = build_central.make_task(_central(config), federation.dataset)
-  # load_data has standardised the features of a scattering head already
-  fixed = {"num_groups": None} if models.needs_features(config.model.name) else {}
-  model = build_central.make_model(config.model, task.width(federation.dataset), **fixed)
-  first = jnp.zeros_like(federation.dataset.x[:1])  # its shape alone: see central.build
+  task, model, params = build_central.start(_central(config), federation.dataset, random)
   return FedRun(
     plan=plan,
     promise=privacy.make_promise(config, plan, reported, num_clients),
     algorithm=_algorithm(config, task.loss(model.apply), plan, random, num_clients),
-    params=build_central.init_params(config.model, model, random.init, first),
+    params=params,
     apply=model.apply,
     random=random,
     federation=federation,
@@ -319,7 +306,7 @@ def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
   """
   check(config)
   work = lambda *parts: _work(config, assemble(config, *parts))
-  return build_central.job_on_data(config, digest(config), load_arrays, data, work)
+  return build_central.job_on_data(config, digest(config), load_data, data, work)
 
 
 def _work(config: FedConfig, fed: FedRun) -> Work:

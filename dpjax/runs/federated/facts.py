@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpjax import federated, transforms
 from dpjax.data import partition
+from dpjax.runs.central.facts import clip_norm
 from dpjax.runs.federated import privacy
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.fields import name_of
+from dpjax.types import Array, ArrayTree
+
+if TYPE_CHECKING:
+  from dpjax.runs.federated.build import FedRun
 
 
 def observed(
-  config: FedConfig, fed: Any, state: Any, info: federated.RoundInfo
+  config: FedConfig, fed: FedRun, state: ArrayTree, info: federated.RoundInfo
 ) -> dict[str, float]:
-  """What a row says beside scores and epsilon; `fed` is a `build.FedRun`."""
-  row = _changing_clip_norm(fed, state, "l2_clip_norm")
+  """What a row says beside scores and epsilon."""
+  row = clip_norm(fed.plan, _clip_scale(state), "l2_clip_norm")
   if not config.diagnostics or config.release:
     return row
-  shown = {**info._asdict()}
-  del shown["clients"]
-  return row | {f"not_private/{name}": float(value) for name, value in shown.items()}
+  shown = ((name, value) for name, value in info._asdict().items() if name != "clients")
+  return row | {f"not_private/{name}": float(value) for name, value in shown}
 
 
-def _changing_clip_norm(fed: Any, state: Any, name: str) -> dict[str, float]:
-  """{name: that of the next round} with adaptive clipping: an output of the mechanism."""
-  scale = transforms.clip_scale(getattr(state, "aggregator", None))
-  return {} if scale is None else {name: fed.plan.l2_bound * float(scale)}
+def _clip_scale(state: ArrayTree) -> Array | None:
+  return transforms.clip_scale(getattr(state, "aggregator", None))
 
 
 def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[st
   return {f"{target:g}": next(first(target), None) for target in targets}
 
 
-def _heterogeneity(config: FedConfig, fed: Any) -> dict[str, float]:
+def _heterogeneity(config: FedConfig, fed: FedRun) -> dict[str, float]:
   """An exact function of the users' labels: named as such where users are promised privacy,
   and left out with the other diagnostics."""
   public = config.privacy.method == "none"
@@ -50,7 +52,7 @@ def _heterogeneity(config: FedConfig, fed: Any) -> dict[str, float]:
   return {name: partition.heterogeneity(fed.federation.label_histograms())}
 
 
-def _noise_facts(config: FedConfig, fed: Any) -> dict[str, float]:
+def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
   """`noise_multiplier` is of the noise that the epsilon is for; clients' own beside it."""
   local = privacy.local_noise(config)
   if local is None:
@@ -59,7 +61,7 @@ def _noise_facts(config: FedConfig, fed: Any) -> dict[str, float]:
   return {"noise_multiplier": charged, "local_noise_multiplier": local}
 
 
-def of(config: FedConfig, fed: Any, state: Any, rows: list) -> dict[str, Any]:
+def of(config: FedConfig, fed: FedRun, state: ArrayTree, rows: list) -> dict[str, Any]:
   """The part of result.json that only federated runs have."""
   names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_"}
   method = names.get(config.privacy.method, "ldp_")
@@ -75,6 +77,6 @@ def of(config: FedConfig, fed: Any, state: Any, rows: list) -> dict[str, Any]:
     **_heterogeneity(config, fed),
     **_noise_facts(config, fed),
     "l2_clip_norm": fed.promise.l2_bound,
-    **_changing_clip_norm(fed, state, "final_l2_clip_norm"),
+    **clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm"),
     "sampler": repr(fed.plan.sampler),
   }
