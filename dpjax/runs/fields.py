@@ -86,26 +86,31 @@ def replace(config: Any, path: str, value: Any, *, name: str = "config") -> Any:
   ...
   dpjax.validate.UserError: config.num_steps=2.5: must be an integer
   """
-  return _update(config, path, lambda hint, at: check(value, hint, at), name)
+
+  def change(hint: Any, at: str, old: Any) -> Any:
+    return check(_continued(value, hint, old), hint, at)
+
+  return _update(config, path, change, name)
 
 
 def replace_all(config: Any, values: Mapping[str, Any], *, name: str = "config") -> Any:
-  """`replace` of one dotted field after the other, in their order.
+  """`replace` of one dotted field after the other; whole values before what is in them.
 
   >>> from dpjax.runs.central.config import TrainConfig
   >>> config = replace_all(TrainConfig(), {"privacy.epsilon": 8, "num_steps": 3})
   >>> config.privacy.epsilon, config.num_steps
   (8.0, 3)
   """
-  for path, value in values.items():
-    config = replace(config, path, value, name=name)
+  for path in sorted(values, key=lambda path: path.count(".")):
+    config = replace(config, path, values[path], name=name)
   return config
 
 
 def override(config: Any, path: str, text: str, *, name: str = "config") -> Any:
   """Like `replace`, with the value read from command-line text by its annotation.
 
-  "none" empties an optional field. A key of a dict field is given as one more name.
+  "none" empties an optional field. A key of a dict field is given as one more name. A name
+  of a chosen value keeps the numbers that were set and that the new value has, too.
 
   >>> from dpjax.runs.central.config import TrainConfig
   >>> override(TrainConfig(), "privacy.epsilon", "none").privacy.epsilon is None
@@ -113,7 +118,14 @@ def override(config: Any, path: str, text: str, *, name: str = "config") -> Any:
   >>> override(TrainConfig(), "model.options.width", "64").model.options
   {'width': 64}
   """
-  return _update(config, path, lambda hint, at: parse(text, hint, at), name)
+
+  def change(hint: Any, at: str, old: Any) -> Any:
+    if choice_of(hint) is None:
+      return parse(text, hint, at)
+    given = _literal(text) if text.lstrip().startswith("{") else text
+    return check(_continued(given, hint, old), hint, at)
+
+  return _update(config, path, change, name)
 
 
 def check(value: Any, hint: Any, name: str) -> Any:
@@ -150,13 +162,22 @@ def parse(text: str, hint: Any, name: str) -> Any:
   [1.0, 2.0]
   """
   options = _members(hint)
-  if choice_of(hint) is not None:
-    return check(_literal(text) if text.lstrip().startswith("{") else text, hint, name)
   if type(None) in options and text.strip().lower() == "none":
     return None
   if str in options:
     return _bounded(text, name)
   return check(_literal(text), hint, name)
+
+
+def _continued(given: Any, hint: Any, old: Any) -> Any:
+  """A name with those of the old value's numbers that were set and that it has, too."""
+  choice = choice_of(hint)
+  kind = choice.table.get(given) if choice is not None and isinstance(given, str) else None
+  if kind is None or not dataclasses.is_dataclass(old):
+    return given
+  known = {field.name for field in dataclasses.fields(kind)}
+  kept = {path: value for path, (value, _) in set_fields(old).items() if path in known}
+  return {"name": given, **kept}
 
 
 def _check_choice(value: Any, choice: Choice, name: str) -> Any:
@@ -235,7 +256,7 @@ def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any
   _check_field(config, head, name, choice_of(hint))
   at, value = f"{name}.{head}", getattr(config, head)
   hint = hints[head]
-  new = _update(value, rest, change, at, hint) if rest else change(hint, at)
+  new = _update(value, rest, change, at, hint) if rest else change(hint, at, value)
   return _replaced(config, {head: new}, name)
 
 
@@ -253,7 +274,7 @@ def _update_dict(config: dict, path: str, change: Callable, name: str, hint: Any
   value_hint = (typing.get_args(hint) or (str, Any))[1]
   if rest and isinstance(config.get(head), dict):
     return {**config, head: _update_dict(config[head], rest, change, name, Any)}
-  return {**config, path: change(value_hint, f"{name}.{path}")}  # keys may hold dots
+  return {**config, path: change(value_hint, f"{name}.{path}", None)}  # keys may hold dots
 
 
 def _check_dataclass(value: Any, kind: Any, name: str) -> Any:

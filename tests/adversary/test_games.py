@@ -31,7 +31,7 @@ _ALIKE = {
 
 
 def _subjects(slow=()):
-  marks = lambda name: [pytest.mark.slow] if name in slow else []
+  marks = lambda name: [pytest.mark.long] if name in slow else []
   return [
     pytest.param(room, name, id=f"{room}.{name}", marks=marks(name))
     for room, name in registry.subjects()

@@ -1,6 +1,6 @@
 """Losses nobody would write, of all sizes, on every route: no example exceeds its bound.
 
-The 200 losses of the acceptance run are `-m slow` (or DPJAX_ADVERSARY_LOSSES=n).
+The 200 losses of the acceptance run are `-m long` (or DPJAX_ADVERSARY_LOSSES=n).
 """
 
 import os
@@ -131,13 +131,13 @@ def test_a_few_odd_losses_keep_every_promise():
   _run(6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_odd_losses_on_every_route_keep_every_promise():
   _run(_LOSSES)
 
 
 @pytest.mark.parametrize("name", sorted({**losses.UNARY, **losses.BINARY, **losses.LARGE}))
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_primitive_with_parameters_on_either_side(name):
   compared = 0
   for places in ((0, 0), (2, 0), (1, 4)):

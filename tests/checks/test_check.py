@@ -416,7 +416,7 @@ _LARGE_OR_ODD = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", _LARGE_OR_ODD)
 def test_large_or_odd_runs_pass_and_their_bugs_are_found(name):
   subject = check.subject(_config(**_LARGE_OR_ODD[name]))

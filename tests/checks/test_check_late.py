@@ -425,7 +425,7 @@ def _pairs(every_bug):
       one,
       bug,
       id=f"{one.__name__}-{bug.__name__}",
-      marks=() if every_bug or bug in _ON_LARGE else pytest.mark.slow,
+      marks=() if every_bug or bug in _ON_LARGE else pytest.mark.long,
     )
     for one, bugs in _BUGS.items()
     for bug in bugs

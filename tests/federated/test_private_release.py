@@ -106,7 +106,7 @@ def test_every_private_aggregator_covers_all_that_is_sent(kind):
   _check_release("scaffold", kind, 1e6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("value", _STRANGE)
 @pytest.mark.parametrize("kind", sorted(registry.PRIVATE))
 @pytest.mark.parametrize("name", sorted(registry.ALGORITHMS))

@@ -136,7 +136,7 @@ def test_the_words_of_a_runtime_that_aborts_become_one_line(said):
   assert silent.stderr == b"*** not the runtime's\n"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_coordinator_may_die_too(whole, tmp_path):
   """JAX may be first to notice, and abort; it may come again and again."""
   workdir = tmp_path / "killed"

@@ -77,7 +77,7 @@ def test_configs_of_the_repository_are_sweeps():
   assert [round(x, 2) for _, x, _ in large.references] == [2.93, 3.0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_terminated_sweep_goes_on_and_ends_equal(tmp_path):
   first, second = tmp_path / "a", tmp_path / "b"
   steps = ("--config.grid.privacy.sampler=['poisson']", "--config.base.num_steps=400")

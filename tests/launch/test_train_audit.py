@@ -88,7 +88,7 @@ def _samplers():
       yield pytest.param(given, id=f"{method}-{name}-{relation}")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("given", _samplers())
 def test_every_sampler_is_audited_or_refused_in_one_line(given, tmp_path):
   """Canaries go in and out as the relation says; a bound comes out, below the claim."""

@@ -72,7 +72,7 @@ def test_a_run_ends_with_true_facts(name, tmp_path):
   "overrides",
   [
     {"slices": 2, "privacy.clip_schedule": "linear"},
-    pytest.param({"privacy.clipping": "adaptive"}, marks=pytest.mark.slow),
+    pytest.param({"privacy.clipping": "adaptive"}, marks=pytest.mark.long),
   ],
 )
 def test_p16_p27_stopped_and_resumed_equals_uninterrupted(overrides, tmp_path, monkeypatch):

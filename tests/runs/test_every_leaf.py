@@ -152,7 +152,7 @@ def _first_of_its_kind(configs, used):
   seen = set()
   for name, config in configs.items():
     ways = repr((type(config), sorted(used(config)), config.data.name == "shakespeare"))
-    yield pytest.param(name, marks=[pytest.mark.slow] if ways in seen else [])
+    yield pytest.param(name, marks=[pytest.mark.long] if ways in seen else [])
     seen.add(ways)
 
 
@@ -177,7 +177,7 @@ def _choices():
           yield pytest.param(kind, path, word, id=f"{kind.__name__}-{path}-{word}")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "path", "word"), _choices())
 def test_every_field_beside_every_choice_changes_the_run_or_is_refused(
   kind, path, word, tmp_path
@@ -305,7 +305,7 @@ def _refusal(config):
 
 
 @pytest.mark.parametrize("kind", [TrainConfig, FedConfig])
-@pytest.mark.parametrize("chosen", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("chosen", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_an_error_of_a_lower_room_names_the_field(kind, chosen):
   """Extreme values of every number under every choice: whatever is raised while the run is
   checked and built, for this value and not for the default, names the field."""
@@ -399,7 +399,7 @@ _QUICK = ("radp.quickstart_proved",)  # the others take half a minute each
 @pytest.mark.parametrize(
   "name",
   [
-    pytest.param(name, marks=[] if name in _QUICK else [pytest.mark.slow])
+    pytest.param(name, marks=[] if name in _QUICK else [pytest.mark.long])
     for name in _EXPERIMENTS
   ],
 )

@@ -147,3 +147,18 @@ def test_a_value_of_no_row_is_refused_where_it_is_checked():
   config = TrainConfig(privacy=PrivacyConfig(clipping=3))  # type: ignore[arg-type]
   with pytest.raises(UserError, match="config.privacy.clipping=3: must be one of flat, "):
     fields.check(config, TrainConfig, "config")
+
+
+def test_a_name_keeps_the_numbers_that_were_set_where_it_has_them():
+  """The users of a federation, say, are not silently others when they are dealt otherwise."""
+  config = fields.replace(FedConfig(), "partition.num_clients", 500)
+  config = fields.replace(
+    fields.replace(config, "partition", "dirichlet"), "partition.alpha", 0.1
+  )
+  for pick in (fields.replace, fields.override):
+    same = pick(config, "partition", "dirichlet").partition
+    assert (same.num_clients, same.alpha) == (500, 0.1)
+    other = pick(config, "partition", "shards").partition
+    assert other.num_clients == 500 and not hasattr(other, "alpha")
+  whole = fields.replace(config, "partition", {"name": "shards"}).partition
+  assert whole.num_clients == FedConfig().partition.num_clients  # a dict is the whole value

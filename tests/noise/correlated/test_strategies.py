@@ -164,7 +164,7 @@ def test_buffers_approach_the_optimum():
   assert losses[2] < 1.002 * best < losses[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_buffers_are_as_good_as_jax_privacys():
   peer = "jax_privacy.matrix_factorization.buffered_toeplitz"
   buffered_toeplitz = pytest.importorskip(peer)

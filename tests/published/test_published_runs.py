@@ -1,4 +1,4 @@
-"""The published runs reach their floors: `python -m pytest -m slow tests/slow`.
+"""The published runs reach their floors: `python -m pytest -m long tests/published`.
 
 Needs the prepared data (TFDS_DATA_DIR); minutes per run on 2 CPU cores.
 """
@@ -18,7 +18,7 @@ _FLOORS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", _FLOORS)
 def test_a_published_run_reaches_its_floor_within_its_epsilon(name, tmp_path):
   config = importlib.import_module(f"configs.{name}").get_config()
