@@ -92,12 +92,33 @@ def delta(
   >>> round(delta(dpa.GaussianDpEvent(2.0), epsilon=1.9931), 8)
   1e-05
   """
-  validate.non_negative(epsilon=epsilon)
+  curve = delta_curve(
+    event, [epsilon], neighboring_relation=neighboring_relation, accountant=accountant
+  )
+  return float(curve[0])
+
+
+def delta_curve(
+  event: DpEvent,
+  epsilons: Sequence[float],
+  *,
+  neighboring_relation: str = "add_or_remove_one",
+  accountant: str = "pld",
+) -> np.ndarray:
+  """Delta at each epsilon: all of them hold at once. The analysis is done once.
+
+  Equal, entry by entry, to `delta`.
+
+  >>> delta_curve(dpa.GaussianDpEvent(2.0), [0.0, 1.9931]).round(5)  # 2 Phi(1/4) - 1
+  array([1.9741e-01, 1.0000e-05])
+  """
+  for value in epsilons:
+    validate.non_negative(epsilon=value)
   steps = _accountable(event, neighboring_relation, accountant)
   if dpa.NonPrivateDpEvent() in steps:
-    return 1.0
-  value = _pld_delta(steps, epsilon) if accountant == "pld" else _rdp_delta(steps, epsilon)
-  return min(1.0, float(value))
+    return np.ones(len(epsilons))
+  deltas = _pld_deltas if accountant == "pld" else _rdp_deltas
+  return np.minimum(1.0, np.array(deltas(steps, [float(value) for value in epsilons])))
 
 
 def epsilon_curve(
@@ -182,8 +203,9 @@ def _rdp_epsilon(steps: _Parts, delta: float) -> float:
   return rdp_lib.compute_epsilon(rdp_lib.DEFAULT_RDP_ORDERS, list(_rdp(steps)), delta)[0]
 
 
-def _rdp_delta(steps: _Parts, epsilon: float) -> float:
-  return rdp_lib.compute_delta(rdp_lib.DEFAULT_RDP_ORDERS, list(_rdp(steps)), epsilon)[0]
+def _rdp_deltas(steps: _Parts, epsilons: list[float]) -> list[float]:
+  orders, rdp = rdp_lib.DEFAULT_RDP_ORDERS, list(_rdp(steps))
+  return [rdp_lib.compute_delta(orders, rdp, epsilon)[0] for epsilon in epsilons]
 
 
 def _rdp(steps: _Parts) -> np.ndarray:
@@ -239,12 +261,13 @@ def _pld_epsilon(steps: _Parts, delta: float) -> float:
   return _pld(steps).get_epsilon_for_delta(delta - rounding)
 
 
-def _pld_delta(steps: _Parts, epsilon: float) -> float:
+def _pld_deltas(steps: _Parts, epsilons: list[float]) -> list[float]:
   if not steps:
-    return 0.0
+    return [0.0] * len(epsilons)
   if _interval(steps) > _WIDEST:
-    return 1.0
-  return float(_pld(steps).get_delta_for_epsilon(float(epsilon))) + _pld_rounding(steps)
+    return [1.0] * len(epsilons)
+  pld, rounding = _pld(steps), _pld_rounding(steps)
+  return [float(pld.get_delta_for_epsilon(value)) + rounding for value in epsilons]
 
 
 def _pld_rounding(steps: _Parts) -> float:
