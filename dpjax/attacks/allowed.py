@@ -186,7 +186,7 @@ def judge(
   'cannot tell'
   """
   validate.open_unit(confidence=confidence)
-  if not fprs:
+  if not (fprs := validate.several(fprs=fprs)):
     raise UserError("fprs: must hold at least one rate")
   each = 1 - (1 - confidence) / (2 * len(fprs))
   points = tuple(_judged(roc.rate_at(curve, f, confidence=each), line) for f in fprs)

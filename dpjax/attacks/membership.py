@@ -9,9 +9,9 @@ against the truth.
 | `confidence_rule`   | nothing                                   | folklore: sure above .8    |
 | `loss_threshold`    | nothing (`loss_rule`: mean training loss) | Yeom et al. 2018           |
 | `lira`              | shadows trained with and without a record | Carlini et al. 2022        |
-| `lira`, offline     | shadows trained without it                | ibid., section VI-C        |
+| `lira`, offline     | shadows trained without it                | ibid.                      |
 | `rmia`              | shadows, and other records to compare to  | Zarifzadeh et al. 2024     |
-| `rmia`, offline     | shadows trained without it, other records | ibid., section 3           |
+| `rmia`, offline     | shadows trained without it, other records | ibid.                      |
 
 Several queries of one record (augmented copies) are one `Evidence` each; the mean of their
 `lira` scores is what the authors' code thresholds.
@@ -120,7 +120,7 @@ def confidence_rule(confidences: HostArray, *, threshold: float = 0.8) -> np.nda
 
 def loss_rule(losses: HostArray, *, mean_training_loss: float) -> np.ndarray:
   """1 for a record whose loss is at most the mean over the training set, else 0 (Yeom et al.
-  2018, section III-B, for an adversary who is told that mean). losses: [n].
+  2018, for an adversary who is told that mean). losses: [n].
 
   >>> loss_rule([0.1, 2.0], mean_training_loss=0.5)
   array([1., 0.])

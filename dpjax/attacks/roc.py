@@ -1,12 +1,12 @@
 """What an attack is worth: its ROC, and the rates that count, each with its uncertainty.
 
-An average over all records hides the few that leak (Carlini et al. 2022, section III), so
-the true positive rate at a low false positive rate comes first. Its threshold is the
-(floor(fpr n) + 1)-th largest score of the n non-members, a rank that is fixed before a score
-is seen, so that the exact interval of Clopper and Pearson (1934) holds for the members above
-it. The interval of the AUC is Hoeffding's for a two-sample U-statistic (1963, section 5b),
-that of the best balanced accuracy Massart's (1990), which covers every threshold at once:
-both hold for any scores, ties and perfect separation included, without a large sample.
+An average over all records hides the few that leak (Carlini et al. 2022), so the true positive
+rate at a low false positive rate comes first. Its threshold is the (floor(fpr n) + 1)-th largest
+score of the n non-members, a rank that is fixed before a score is seen, so that the exact
+interval of Clopper and Pearson (1934) holds for the members above it. The interval of the AUC
+is Hoeffding's for a two-sample U-statistic (1963, section 5), that of the best balanced accuracy
+Massart's (1990), which covers every threshold at once: both hold for any scores, ties and
+perfect separation included, without a large sample.
 
 All intervals take the scores as independent of each other. Records of ONE trained model are
 not quite; what refutes an epsilon from one run is `dpjax.auditing.one_run`.
@@ -170,7 +170,9 @@ def measure(
     _around(curve.auc, hoeffding),
     balanced,
     _around(balanced, massart),
-    tuple(rate_at(curve, fpr, confidence=confidence) for fpr in fprs),
+    tuple(
+      rate_at(curve, fpr, confidence=confidence) for fpr in validate.several(fprs=fprs)
+    ),
     curve,
   )
 
@@ -211,7 +213,10 @@ def table(found: Mapping[str, Leakage]) -> str:
   | loss | 1.0000 (0.6915-1.0000) | 1.0000 (0.5705-1.0000) | 1.0000 (0.5319-1.0000) |
   <BLANKLINE>
   """
-  rates = [rate.fpr for one in list(found.values())[:1] for rate in one.rates]
+  asked = {tuple(rate.fpr for rate in one.rates) for one in found.values()} or {()}
+  if len(asked) > 1:
+    raise UserError(f"found: was measured at different rates: {sorted(asked)}")
+  (rates,) = asked
   head = [
     "attack",
     *(f"TPR at {100 * fpr:g} % FPR" for fpr in rates),

@@ -101,8 +101,9 @@ def train_shadows(
   Args:
     records: the n records.
     included: bool [S, n]; `random_halves`.
-    algorithm: of a typed key, which is one shadow's noise: the target's, as
-      `lambda key: training.dp_sgd(loss_fn, plan, tx, noise_key=key)`.
+    algorithm: of a typed key, from which one shadow's noise comes: the target's, as
+      `lambda key: training.dp_sgd(loss_fn, plan, tx, noise_key=key)`. Split the key where
+      examples need some of their own. It is called while JAX traces, so it reads no key.
     batches: of one shadow's records and an integer seed, as `plan.batches`: equally many of
       equal shapes for all, or there is one compilation for each shape.
     init_params: of a key.

@@ -1,10 +1,10 @@
 """What one query of a model tells an attacker about a record: a number, the larger the surer.
 
 All attacks of this room speak log odds, log(p / (1 - p)) for the probability p that a model
-gives the record's own label: Carlini et al. (2022, section VI-A) found them nearly Gaussian
-over models. Confidence and loss follow from them without loss of digits, and the other way
-round only here. Where p is 0 or 1 in floating point they end at about +-103.6, as in the
-authors' own code.
+gives the record's own label: Carlini et al. (2022) found them nearly Gaussian over models.
+Confidence and loss follow from them without loss of digits, and the other way round only
+here. Where p is 0 or 1 in floating point they end at about +-103.6, as in the authors' own
+code.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def soft_margin_taylor(
   margin: float = 0.6,
   order: int = 4,
 ) -> np.ndarray:
-  """Confidences by which RMIA was published (Zarifzadeh et al. 2024, appendix B.1): logits
+  """Confidences with which RMIA's authors attack images (Zarifzadeh et al. 2024): logits
   [..., n, K], labels [n] -> [..., n].
 
   The exponential of the softmax is replaced by the first `order` terms of its series, and
@@ -140,7 +140,9 @@ def soft_margin_taylor(
 def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
   """A signal: asks `apply(params, x [B, ...]) -> logits [B, K]` about every record once.
 
-  Compiled once for all models of one shape.
+  Compiled once for all models of one shape. A label outside [0, K) gets NaN.
+
+  UserError: while it is traced, logits that are not [B, K] with K >= 2.
 
   >>> from dpjax.types import Example
   >>> signal = log_odds_of_model(lambda params, x: x * params)
@@ -152,9 +154,14 @@ def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
   @jax.jit
   def ask(params, x, y):
     logits = trees.at_least_float32(apply(params, x))  # [B, K]
+    if logits.ndim != 2 or logits.shape[0] != x.shape[0] or logits.shape[1] < 2:
+      raise UserError(
+        f"apply: must return logits [{x.shape[0]}, K] with K >= 2, got {logits.shape}"
+      )
     own = jnp.arange(logits.shape[1])[None] == y[:, None]
     others = jax.nn.logsumexp(jnp.where(own, -jnp.inf, logits), axis=1)
-    return jnp.sum(jnp.where(own, logits, 0), axis=1) - others
+    found = jnp.sum(jnp.where(own, logits, 0), axis=1) - others
+    return jnp.where(own.any(axis=1), found, jnp.nan)
 
   def signal(params: Params, records: Labelled) -> np.ndarray:
     x, y = np.asarray(records.x), np.asarray(records.y)

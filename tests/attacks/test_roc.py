@@ -121,6 +121,13 @@ _TRUTH = np.array([True, False])
     (lambda: attacks.measure([1, 2], np.array([1, 0])), "membership: must be bool"),
     (lambda: attacks.measure([1, 2], _TRUTH, fprs=(0.0,)), "fpr=0.0"),
     (lambda: attacks.measure([1, 2], _TRUTH, confidence=95), "confidence=95"),
+    (lambda: attacks.measure([1, 2], _TRUTH, fprs=0.1), "fprs=0.1: must be a sequence"),
+    (
+      lambda: attacks.table(
+        {str(f): attacks.measure([1, 2], _TRUTH, fprs=[f]) for f in (0.1, 0.2)}
+      ),
+      "found: was measured at different rates",
+    ),
     (lambda: attacks.slices([1, 2], _TRUTH, [0.5, 1]), "groups: must be integers [2]"),
   ],
 )

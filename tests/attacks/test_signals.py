@@ -69,6 +69,14 @@ def test_taylor_confidences_against_a_plain_loop():
     assert value == pytest.approx(np.clip(mine / (mine + others), 1e-45, 1))
 
 
+def test_a_label_that_the_model_does_not_know_is_not_scored():
+  records = Example(np.ones((2, 3), np.float32), np.array([2, 3]))
+  found = signals.log_odds_of_model(lambda params, x: x)(None, records)
+  assert np.isfinite(found[0]) and np.isnan(found[1])
+  none = Example(np.ones((0, 3), np.float32), np.zeros(0, int))
+  assert signals.log_odds_of_model(lambda params, x: x)(None, none).shape == (0,)
+
+
 @pytest.mark.parametrize(
   ("call", "words"),
   [
@@ -85,6 +93,12 @@ def test_taylor_confidences_against_a_plain_loop():
     ),
     (lambda: signals.log_odds_of_logits([[1.0, 2.0]], [0, 1]), "logits: must be"),
     (lambda: signals.soft_margin_taylor([[1.0, 2.0]], [0], temperature=0), "temperature=0"),
+    (
+      lambda: signals.log_odds_of_model(lambda params, x: x)(
+        0, Example(np.ones((2, 1)), [0, 0])
+      ),
+      "apply: must return logits [2, K] with K >= 2, got (2, 1)",
+    ),
   ],
 )
 def test_bad_input_is_one_line(call, words):
