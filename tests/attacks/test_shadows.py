@@ -1,5 +1,6 @@
 """Shadow models: the public pipeline, one program for all, resumed, and never told the truth."""
 
+import dataclasses
 import functools
 
 import jax
@@ -84,6 +85,31 @@ def test_noise_takes_it_away_by_one_number():
     for evidence, members in attacks.each_as_target(scores, halves)
   ]
   assert abs(np.mean(aucs) - 0.5) < 0.12
+
+
+@pytest.mark.parametrize(("noisy", "expected"), [(False, "above"), (True, "cannot tell")])
+def test_noise_that_was_forgotten_is_above_the_line_that_it_promised(noisy, expected):
+  """300 records of 3,000 random features with random labels: learnt by heart without noise."""
+  rng = np.random.default_rng(0)
+  x, y = rng.standard_normal((300, 3000)), rng.integers(0, 2, 300)
+  records = dpjax.data.from_arrays(x, y, num_classes=2)
+  promised = dpjax.Plan.calibrated(
+    epsilon=0.5,
+    delta=1e-5,
+    sampler=dpjax.PoissonSampler(prob=0.5, capacity=300),
+    num_steps=10,
+    l2_clip_norm=1.0,
+    normalize_by=75,
+  )
+  ran = promised if noisy else dataclasses.replace(promised, noise_multiplier=0.0)
+  halves = attacks.random_halves(5, 300, seed=0)
+  options = _options(ran, init_params=lambda key: _MODEL.init(key, jnp.zeros((1, 3000))))
+  scores = attacks.train_shadows(records, halves, **options)
+  evidence = attacks.Evidence(scores[-1], scores[:-1], halves[:-1])
+  curve = attacks.curve_of(attacks.lira(evidence, fixed_variance=True), halves[-1])
+  line = attacks.allowed.by_plan(promised)
+  found = attacks.judge(curve, line, fprs=(0.01, 0.05))
+  assert found.verdict == expected, found.words
 
 
 def test_a_shadow_is_the_training_that_a_caller_would_write():
