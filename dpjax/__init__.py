@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and editors
   from dpjax import accounting as accounting
+  from dpjax import attacks as attacks
   from dpjax import auditing as auditing
   from dpjax import data as data
   from dpjax import federated as federated
@@ -52,8 +53,9 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
 
 __version__ = "0.1.0"
 _ROOMS = (
-  *("accounting", "auditing", "data", "federated", "gradients", "losses", "mechanisms"),
-  *("metrics", "models", "names", "noise", "plan", "price", "relevance", "sampling"),
+  *("accounting", "attacks", "auditing", "data", "federated", "gradients", "losses"),
+  *("mechanisms", "metrics", "models", "names", "noise", "plan", "price", "relevance"),
+  "sampling",
   *("training", "transforms", "trees", "types", "validate"),
 )
 _SAMPLERS = (

@@ -1,0 +1,224 @@
+"""The line that no attack may cross: the true positive rate that a promise allows.
+
+(epsilon, delta)-DP bounds every test that tells a run with a record from one without
+(Wasserman and Zhou 2010; Kairouz, Oh and Viswanath 2015):
+
+  TPR <= e^epsilon FPR + delta    and    1 - FPR <= e^epsilon (1 - TPR) + delta
+
+A run keeps many such pairs at once, one for each epsilon, so its line is the least of theirs
+(Dong, Roth and Su 2022, Proposition 2.12), and far below that of its printed pair alone.
+
+What "with a record" means is the neighbouring relation's: under add_or_remove_one, members
+must be drawn by coins of their own (`shadows.random_halves`), for where the size of the
+training set is fixed, another record takes the place of one that is out, and the line for
+that is replace_one's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import special
+
+from dpjax import accounting, validate
+from dpjax.accounting import lower, upper
+from dpjax.attacks import roc, signals
+from dpjax.plan import Plan
+from dpjax.types import HostArray
+from dpjax.validate import UserError
+
+# Each pair is a tangent of the line; closer together they would lower it by less than 1e-3.
+_EPSILONS = (*np.linspace(0, 8, 81), *np.geomspace(8.2, 200, 60))
+
+
+@dataclasses.dataclass(frozen=True)
+class AllowedRoc:
+  """The largest TPR at each FPR, `allowed(fpr)`, and what allows it, in words."""
+
+  words: str
+  tpr: Callable[[np.ndarray], np.ndarray]  # of FPRs in [0, 1]
+
+  def __call__(self, fpr: HostArray) -> np.ndarray:
+    values = signals.numbers("fpr", fpr)
+    if ((values < 0) | (values > 1)).any():
+      raise UserError(f"fpr: runs from {values.min()} to {values.max()}: must be in [0, 1]")
+    return np.clip(self.tpr(values), values, 1.0)  # whoever guesses gets TPR = FPR
+
+
+def by_epsilon(epsilon: float, delta: float) -> AllowedRoc:
+  """What (epsilon, delta) alone allows.
+
+  >>> line = by_epsilon(np.log(4), 0.0)
+  >>> line([0.0, 0.1, 0.8]).round(4)  # 4 * .1, and 1 - .2 / 4
+  array([0.  , 0.4 , 0.95])
+  """
+  validate.non_negative(epsilon=epsilon)
+  if delta:
+    validate.open_unit(delta=delta)
+  words = f"epsilon = {upper(epsilon)} at delta = {upper(delta)}"
+  return AllowedRoc(words, _least_of([(epsilon, delta)]))
+
+
+def _least_of(pairs: Iterable[tuple[float, float]]) -> Callable[[np.ndarray], np.ndarray]:
+  epsilons, deltas = np.array([*pairs]).T
+
+  def tpr(fpr: np.ndarray) -> np.ndarray:
+    x = fpr[..., None]  # [..., 1] against the pairs
+    with np.errstate(over="ignore", invalid="ignore"):
+      first = np.where(x > 0, np.exp(epsilons) * x, 0.0) + deltas
+    second = 1 - np.exp(-epsilons) * (1 - deltas - x)
+    return np.min(np.minimum(first, second), axis=-1)
+
+  return tpr
+
+
+def by_mu(mu: float) -> AllowedRoc:
+  """What mu-Gaussian DP allows, Phi(Phi^-1(FPR) + mu) (Dong, Roth and Su 2022, Eq. 6).
+
+  Proved where the mechanism IS mu-GDP, as Gaussian noise without sampling; for a sampled run
+  the mu of `accounting.gdp.approximate` is an approximation, and so is its line.
+
+  >>> by_mu(1.0)([0.5]).round(4)  # Phi(1)
+  array([0.8413])
+  """
+  validate.non_negative(mu=mu)
+  return AllowedRoc(
+    f"{upper(mu)}-Gaussian DP", lambda fpr: special.ndtr(special.ndtri(fpr) + mu)
+  )
+
+
+def by_event(
+  event: accounting.DpEvent,
+  *,
+  neighboring_relation: str = "add_or_remove_one",
+  accountant: str = "pld",
+) -> AllowedRoc:
+  """What the accountant proves for an event at many epsilons, all together.
+
+  UserError: no epsilon is proved for it.
+
+  >>> line = by_event(accounting.gaussian_event(1.0))  # which is 1-Gaussian DP
+  >>> bool(0.8413 <= line([0.5])[0] < 0.842)
+  True
+  """
+  deltas = accounting.delta_curve(
+    event, _EPSILONS, neighboring_relation=neighboring_relation, accountant=accountant
+  )
+  return _by_curve("event", deltas, accountant, neighboring_relation)
+
+
+def by_plan(plan: Plan, *, steps: int | None = None) -> AllowedRoc:
+  """What a plan promises after `steps` (None: all); that its run may abort on a batch that
+  is too large is paid at every epsilon.
+
+  UserError: a plan that promises nothing.
+
+  >>> from dpjax.sampling import FixedSizeSampler
+  >>> plan = Plan(sampler=FixedSizeSampler(num_examples=100, batch_size=10),
+  ...   noise_multiplier=2.0, l2_clip_norm=1.0, normalize_by=10, num_steps=1, delta=1e-5)
+  >>> by_plan(plan).words
+  'proved by rdp, replace_one'
+  """
+  if not plan.is_private:
+    raise UserError("plan: promises no epsilon, so no line is allowed or forbidden")
+  relation = plan.neighboring_relation
+  deltas = accounting.delta_curve(
+    plan.event(steps), _EPSILONS, neighboring_relation=relation, accountant=plan.accountant
+  )
+  own, aside = plan.epsilon(), plan.delta - plan.accounted_delta(plan.delta)
+  # of the whole run; aside = (1 + e^own) of it, where own is finite
+  abort = aside / (1 + np.exp(own if np.isfinite(own) else 0.0))
+  deltas = deltas + abort * (1 + np.exp(_EPSILONS))
+  return _by_curve("plan", deltas, plan.accountant, relation, plan.assumptions)
+
+
+def _by_curve(
+  name: str, deltas: np.ndarray, accountant: str, relation: str, assumed: Sequence[str] = ()
+) -> AllowedRoc:
+  if not (deltas < 1).any():
+    raise UserError(f"{name}: has no finite epsilon at any delta, so no line is forbidden")
+  kind = f"claimed, if {'; '.join(assumed)}" if assumed else "proved"
+  words = f"{kind} by {accountant}, {relation}"
+  return AllowedRoc(words, _least_of(zip(_EPSILONS, np.minimum(deltas, 1.0))))
+
+
+class Judged(NamedTuple):
+  """One false positive rate of a judgement."""
+
+  found: roc.RateAtFpr
+  allowed: tuple[
+    float, float
+  ]  # TPR at the lower and at the upper end of the FPR's interval
+  verdict: str
+
+
+class Judgement(NamedTuple):
+  """Where an attack stands. `verdict` is "below", "above" or "cannot tell"."""
+
+  verdict: str
+  points: tuple[Judged, ...]
+  words: str  # one line for people
+
+
+def judge(
+  curve: roc.Roc,
+  line: AllowedRoc,
+  *,
+  fprs: Sequence[float] = roc.FPRS,
+  confidence: float = 0.95,
+) -> Judgement:
+  """Whether an attack stands below a line, above it, or too few records tell.
+
+  Above: at one of the rates even the lower end of the TPR exceeds what the upper end of the
+  FPR allows. Below: at each of them even the upper end of the TPR is no more than what the
+  lower end of the FPR allows; the rates are looked at, not the whole line. All ends hold
+  together with `confidence` (Bonferroni), if the records count as independent. "Above" is an
+  alarm: `dpjax.auditing.audit` refutes, at the epsilon that a run prints.
+
+  >>> truth = np.arange(20_000) >= 10_000
+  >>> leaky = roc.curve_of(truth + 0.0, truth)  # told apart without a mistake
+  >>> judge(leaky, by_epsilon(1.0, 1e-5)).verdict
+  'above'
+  >>> judge(leaky, by_epsilon(12.0, 1e-5)).verdict  # which allows TPR 1 at FPR .001
+  'cannot tell'
+  """
+  validate.open_unit(confidence=confidence)
+  if not (fprs := validate.several(fprs=fprs)):
+    raise UserError("fprs: must hold at least one rate")
+  each = 1 - (1 - confidence) / (2 * len(fprs))
+  points = tuple(_judged(roc.rate_at(curve, f, confidence=each), line) for f in fprs)
+  verdicts = [point.verdict for point in points]
+  if "above" in verdicts:
+    verdict = "above"
+  else:
+    verdict = "cannot tell" if "cannot tell" in verdicts else "below"
+  told = "; ".join(map(_told, points))
+  return Judgement(verdict, points, f"{_WORDS[verdict]} ({line.words}): {told}")
+
+
+_WORDS = {
+  "above": "ABOVE the line that the promise allows",
+  "below": "below the line that the promise allows",
+  "cannot tell": "too few records to tell on which side of the line",
+}
+
+
+def _judged(found: roc.RateAtFpr, line: AllowedRoc) -> Judged:
+  ends: Any = line(found.fpr_interval)
+  low, high = float(ends[0]), float(ends[1])
+  if found.tpr_interval[0] > high:
+    verdict = "above"
+  else:
+    verdict = "below" if found.tpr_interval[1] <= low else "cannot tell"
+  return Judged(found, (low, high), verdict)
+
+
+def _told(point: Judged) -> str:
+  tpr, fpr = point.found.tpr_interval, point.found.fpr_interval
+  return (
+    f"TPR {lower(tpr[0])} to {upper(tpr[1])} at FPR {lower(fpr[0])} to {upper(fpr[1])}, "
+    f"where at most {lower(point.allowed[0])} to {upper(point.allowed[1])} is allowed"
+  )

@@ -1,0 +1,246 @@
+"""Membership inference: was a record among those that a model was trained on?
+
+An attack is a pure function of `Evidence`, which holds what the attacker knows and not the
+truth; it gives every record a score, the larger the more likely a member. `roc` holds scores
+against the truth.
+
+| attack              | knows besides the target's answers        | source                     |
+| ------------------- | ----------------------------------------- | -------------------------- |
+| `confidence_rule`   | nothing                                   | folklore: sure above .8    |
+| `loss_threshold`    | nothing (`loss_rule`: mean training loss) | Yeom et al. 2018           |
+| `lira`              | shadows trained with and without a record | Carlini et al. 2022        |
+| `lira`, offline     | shadows trained without it                | ibid.                      |
+| `rmia`              | shadows, and other records to compare to  | Zarifzadeh et al. 2024     |
+| `rmia`, offline     | shadows trained without it, other records | ibid.                      |
+
+Several queries of one record (augmented copies) are one `Evidence` each; the mean of their
+`lira` scores is what the authors' code thresholds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from dpjax import validate
+from dpjax.attacks import signals
+from dpjax.types import HostArray
+from dpjax.validate import UserError
+
+_FLOOR = 1e-30  # of a standard deviation, as in the authors' code
+_HUGE = 1e60  # beyond it, squares over the floor would leave float64
+
+
+def _scores(name: str, values: HostArray, rank: int) -> np.ndarray:
+  array = signals.numbers(name, values)
+  if array.ndim != rank or array.size == 0:
+    wanted = "[records]" if rank == 1 else "[shadows, records]"
+    raise UserError(f"{name}.shape={array.shape}: must be {wanted}, none of them 0")
+  if far := np.count_nonzero(np.abs(array) >= _HUGE):
+    raise UserError(
+      f"{name}: {far} of {array.size} scores are infinite or beyond {_HUGE:g}; the log odds "
+      "of attacks.signals are not"
+    )
+  return array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Evidence:
+  """What an attacker knows of n records. Who the target's members are is not part of it.
+
+  Args:
+    target: the target's log odds for each record (see `signals`).
+    shadows: those of S >= 2 shadow models.
+    included: which shadow was trained on which record.
+
+  UserError: shapes that do not match (a target that was asked about other records), fewer
+  than two shadows, NaN or infinite scores, a mask that is not bool.
+
+  >>> Evidence([0.0, 1.0], np.zeros((2, 2)), np.eye(2, dtype=bool)).shadows.shape
+  (2, 2)
+  """
+
+  target: np.ndarray  # [n]
+  shadows: np.ndarray  # [S, n]
+  included: np.ndarray  # [S, n] bool
+
+  def __post_init__(self):
+    target, shadows = _scores("target", self.target, 1), _scores("shadows", self.shadows, 2)
+    included = np.asarray(self.included)
+    if target.size != shadows.shape[1]:
+      raise UserError(
+        f"target: has scores of {target.size} records, the shadows of {shadows.shape[1]}: "
+        "must be asked about the same records (was the target trained elsewhere?)"
+      )
+    if included.shape != shadows.shape or included.dtype != bool:
+      raise UserError(
+        f"included: must be bool of shape {shadows.shape}, as shadows, got {included.dtype} "
+        f"of shape {included.shape}"
+      )
+    if len(shadows) < 2:
+      raise UserError("shadows: holds 1 shadow model; must hold at least 2")
+    for name, value in (("target", target), ("shadows", shadows), ("included", included)):
+      object.__setattr__(self, name, value)
+
+  def _side(self, inside: bool, least: int, attack: str) -> np.ndarray:
+    """Scores of the shadows that held a record, or of those that did not; the others NaN."""
+    chosen = self.included if inside else ~self.included  # [S, n]
+    counts = chosen.sum(axis=0)
+    if (short := np.flatnonzero(counts < least)).size:
+      word = "in" if inside else "out of"
+      wish = "; use fixed_variance=True" if counts.min() >= 1 else ""
+      raise UserError(
+        f"included: {short.size} of {counts.size} records are {word} fewer than {least} of "
+        f"the {len(chosen)} shadows, the first is record {short[0]}: {attack} needs "
+        f"{least}{wish}"
+      )
+    return np.where(chosen, self.shadows, np.nan)
+
+
+def confidence_rule(confidences: HostArray, *, threshold: float = 0.8) -> np.ndarray:
+  """1 for a record of which the model is surer than `threshold`, of whichever label, else 0:
+  the rule of thumb that finds easy records, not members.
+
+  Args:
+    confidences: [n], `signals.top_confidences`.
+
+  >>> confidence_rule([0.9, 0.8, 0.3])
+  array([1., 0., 0.])
+  """
+  validate.open_unit(threshold=threshold)
+  values = _scores("confidences", confidences, 1)
+  return (values > threshold).astype(np.float64)
+
+
+def loss_rule(losses: HostArray, *, mean_training_loss: float) -> np.ndarray:
+  """1 for a record whose loss is at most the mean over the training set, else 0 (Yeom et al.
+  2018, for an adversary who is told that mean). losses: [n].
+
+  >>> loss_rule([0.1, 2.0], mean_training_loss=0.5)
+  array([1., 0.])
+  """
+  validate.non_negative(mean_training_loss=mean_training_loss)
+  return (_scores("losses", losses, 1) <= mean_training_loss).astype(np.float64)
+
+
+def loss_threshold(evidence: Evidence) -> np.ndarray:
+  """Minus the target's loss [n]: one threshold for all records (Yeom et al. 2018).
+
+  >>> loss_threshold(Evidence([0.0, 9.0], np.zeros((2, 2)), np.eye(2, dtype=bool))).round(3)
+  array([-0.693, -0.   ])
+  """
+  return special.log_expit(evidence.target)
+
+
+def lira(
+  evidence: Evidence,
+  *,
+  offline: bool = False,
+  fixed_variance: bool = False,
+  two_sided: bool = False,
+) -> np.ndarray:
+  """The likelihood-ratio attack (Carlini et al. 2022): [n] scores.
+
+  Online, log N(t; m_in, s_in) - log N(t; m_out, s_out) with the medians and the standard
+  deviations of the shadows that held a record and of those that did not. Offline, the
+  one-sided (t - m_out) / s_out, whose order is that of the paper's 1 - P(Z > t).
+
+  Args:
+    fixed_variance: one standard deviation for all records, for fewer than about 64 shadows.
+    two_sided: offline, -log N(t; m_out, s_out) instead, as the authors' code has it: then a
+      record that is surprisingly hard counts as a member, too.
+
+  UserError: a record that (online) no shadow held, or that every shadow held; only one of
+  them without `fixed_variance`; two_sided online.
+
+  >>> shadows = np.array([[1.0, 9.0], [2.0, 7.0], [8.0, 1.0], [9.0, 3.0]])
+  >>> held = np.array([[False, True]] * 2 + [[True, False]] * 2)
+  >>> lira(Evidence([9.0, 2.0], shadows, held)).round(1)  # record 0 was in, 1 was out
+  array([112., -18.])
+  """
+  if two_sided and not offline:
+    raise UserError("two_sided=True: the online attack has no sides; must be False")
+  least, name = (1, "lira") if fixed_variance else (2, "a variance of its own (lira)")
+  axis = None if fixed_variance else 0
+  outside = evidence._side(False, least, name)
+  center, t = np.nanmedian(outside, axis=0), evidence.target
+  if offline:
+    std = np.nanstd(outside, axis=axis) + _FLOOR
+    return -_log_density(t, center, std) if two_sided else (t - center) / std
+  inside = evidence._side(True, least, name)
+  std_in = np.nanstd(inside, axis=axis) + _FLOOR
+  std_out = std_in if fixed_variance else np.nanstd(outside, axis=0) + _FLOOR
+  held = _log_density(t, np.nanmedian(inside, axis=0), std_in)
+  return held - _log_density(t, center, std_out)
+
+
+def _log_density(t: np.ndarray, mean: np.ndarray, std: Any) -> np.ndarray:
+  return -0.5 * ((t - mean) / std) ** 2 - np.log(std) - 0.5 * math.log(2 * math.pi)
+
+
+def rmia(
+  evidence: Evidence,
+  *,
+  population: HostArray | None = None,
+  gamma: float = 2.0,
+  offline: bool = False,
+  offline_a: float = 0.3,
+) -> np.ndarray:
+  """The relative attack (Zarifzadeh et al. 2024): [n] shares, in [0, 1], of other records z
+  that x beats by more than `gamma`, (p(x) / P(x)) / (p(z) / P(z)) > gamma.
+
+  p is the target's confidence; P is the mean of what it is over shadows with and without a
+  record, half each. Offline it is ((1 + a) P_out + 1 - a) / 2, a line between what a record
+  gets that was out and 1.
+
+  Args:
+    population: bool [n], which records serve as z; None for all. Whether they are members
+      of the target need not be known, and a record is never compared to itself (gamma >= 1).
+
+  UserError: as `lira`, and an empty population.
+
+  >>> held = np.array([[True, False, True], [False, True, False]])
+  >>> rmia(Evidence([3.0, 0.0, -1.0], np.zeros((2, 3)), held), gamma=1.5)
+  array([1. , 0.5, 0. ])
+  """
+  validate.positive(gamma=gamma)
+  validate.non_negative(offline_a=offline_a)
+  if gamma < 1 or offline_a > 1:
+    raise UserError(f"gamma={gamma!r}, offline_a={offline_a!r}: must be >= 1 and in [0, 1]")
+  compared = _population(population, evidence.target.size)
+  confidence = lambda side: np.nanmean(special.expit(side), axis=0)  # [n]
+  without = confidence(evidence._side(False, 1, "rmia"))
+  if offline:
+    prior = ((1 + offline_a) * without + 1 - offline_a) / 2
+  else:
+    prior = (confidence(evidence._side(True, 1, "rmia")) + without) / 2
+  ratio = special.log_expit(evidence.target) - np.log(prior)
+  beaten = np.searchsorted(np.sort(ratio[compared]), ratio - math.log(gamma), side="left")
+  others = compared.sum() - compared  # a record is not among those it is compared to
+  return beaten / np.maximum(others, 1)
+
+
+def _population(population: HostArray | None, n: int) -> np.ndarray:
+  if population is None:
+    return np.ones(n, bool)
+  chosen = np.asarray(population)
+  if chosen.dtype != bool or chosen.shape != (n,) or not chosen.any():
+    raise UserError(f"population: must be bool [{n}] and hold at least one True")
+  return chosen
+
+
+MEMBERSHIP_ATTACKS: dict[str, Callable[[Evidence], np.ndarray]] = {
+  "loss": loss_threshold,
+  "lira": lira,
+  "lira_fixed": functools.partial(lira, fixed_variance=True),
+  "lira_offline": functools.partial(lira, offline=True),
+  "lira_offline_fixed": functools.partial(lira, offline=True, fixed_variance=True),
+  "rmia": rmia,
+  "rmia_offline": functools.partial(rmia, offline=True),
+}

@@ -1,0 +1,234 @@
+"""What an attack is worth: its ROC, and the rates that count, each with its uncertainty.
+
+An average over all records hides the few that leak (Carlini et al. 2022), so the true positive
+rate at a low false positive rate comes first. Its threshold is the (floor(fpr n) + 1)-th largest
+score of the n non-members, a rank that is fixed before a score is seen, so that the exact
+interval of Clopper and Pearson (1934) holds for the members above it. The interval of the AUC
+is Hoeffding's for a two-sample U-statistic (1963, section 5), that of the best balanced accuracy
+Massart's (1990), which covers every threshold at once: both hold for any scores, ties and
+perfect separation included, without a large sample.
+
+All intervals take the scores as independent of each other. Records of ONE trained model are
+not quite; what refutes an epsilon from one run is `dpjax.auditing.one_run`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from dpjax import validate
+from dpjax.attacks import signals
+from dpjax.types import HostArray
+from dpjax.validate import UserError
+
+FPRS = (0.001, 0.01)
+Interval = tuple[float, float]
+
+
+class Roc(NamedTuple):
+  """Every threshold that parts the scores, from that above all of them to that below: who
+  scores as much or more is called a member. Equal scores are never parted."""
+
+  thresholds: np.ndarray  # [T], the first is infinite
+  false_positives: np.ndarray  # [T] non-members called members
+  true_positives: np.ndarray  # [T]
+
+  @property
+  def num_members(self) -> int:
+    return int(self.true_positives[-1])
+
+  @property
+  def num_non_members(self) -> int:
+    return int(self.false_positives[-1])
+
+  @property
+  def fpr(self) -> np.ndarray:
+    return self.false_positives / self.num_non_members
+
+  @property
+  def tpr(self) -> np.ndarray:
+    return self.true_positives / self.num_members
+
+  @property
+  def auc(self) -> float:
+    """P(a member scores more than a non-member), ties half."""
+    return float(np.trapezoid(self.tpr, self.fpr))
+
+
+def curve_of(scores: HostArray, membership: HostArray) -> Roc:
+  """The ROC of scores [n] against the truth, bool [n].
+
+  UserError: no members or no non-members, NaN, unequal lengths.
+
+  >>> curve = curve_of([3.0, 2.0, 2.0, 1.0], np.array([True, True, False, False]))
+  >>> curve.true_positives.tolist(), curve.false_positives.tolist(), curve.auc
+  ([0, 1, 2, 2], [0, 0, 1, 2], 0.875)
+  """
+  values, truth = signals.numbers("scores", scores), np.asarray(membership)
+  if values.ndim != 1 or truth.shape != values.shape or truth.dtype != bool:
+    raise UserError(
+      f"membership: must be bool, one for each of scores [n], got {truth.dtype} of shape "
+      f"{truth.shape} beside {values.shape}"
+    )
+  for name, number in (("members", truth.sum()), ("non-members", (~truth).sum())):
+    if not number:
+      raise UserError(f"membership: holds no {name}, so no attack can be measured")
+  order = np.argsort(-values, kind="stable")
+  ordered = values[order]
+  last = np.append(ordered[1:] != ordered[:-1], True)  # of each group of equal scores
+  counts = [np.append(0, np.cumsum(side[order])[last]) for side in (~truth, truth)]
+  return Roc(np.append(np.inf, ordered[last]), *counts)
+
+
+class RateAtFpr(NamedTuple):
+  """The true positive rate of the threshold that allows `allowed` false positives."""
+
+  fpr: float  # what was asked for
+  allowed: int  # floor(fpr * non-members)
+  false_positives: int  # fewer than allowed where equal scores would be parted
+  fpr_interval: Interval
+  tpr: float
+  tpr_interval: Interval
+
+  @property
+  def resolved(self) -> bool:
+    """False where so few non-members cannot show such a rate: not one may be mistaken."""
+    return self.allowed >= 1
+
+
+def exact_interval(count: int, n: int, confidence: float) -> Interval:
+  """The exact interval of a rate of which `count` in `n` were seen.
+
+  >>> low, high = exact_interval(0, 10, 0.95)
+  >>> low, round(high, 4)  # 1 - 0.025^(1/10)
+  (0.0, 0.3085)
+  """
+  exact = stats.binomtest(int(count), int(n)).proportion_ci(confidence, method="exact")
+  return float(exact.low), float(exact.high)
+
+
+def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
+  """TPR at `fpr`, each interval at `confidence`.
+
+  >>> curve = curve_of(np.arange(200.0), np.arange(200) >= 100)  # all members are above
+  >>> found = rate_at(curve, 0.01)
+  >>> found.tpr, found.false_positives, [round(end, 3) for end in found.tpr_interval]
+  (1.0, 1, [0.964, 1.0])
+  """
+  validate.open_unit(fpr=fpr, confidence=confidence)
+  n = curve.num_non_members
+  allowed = math.floor(fpr * n * (1 + 1e-12))
+  at = int(np.searchsorted(curve.false_positives, allowed, side="right")) - 1
+  false, true = int(curve.false_positives[at]), int(curve.true_positives[at])
+  low, high = (exact_interval(count, n, confidence) for count in (false, allowed))
+  found = exact_interval(true, curve.num_members, confidence)
+  return RateAtFpr(fpr, allowed, false, (low[0], high[1]), float(curve.tpr[at]), found)
+
+
+class Leakage(NamedTuple):
+  """What an attack found, for people and tables."""
+
+  num_members: int
+  num_non_members: int
+  auc: float
+  auc_interval: Interval
+  balanced_accuracy: float  # of the best threshold for these very scores
+  balanced_accuracy_interval: Interval
+  rates: tuple[RateAtFpr, ...]
+  curve: Roc
+
+
+def measure(
+  scores: HostArray,
+  membership: HostArray,
+  *,
+  fprs: Sequence[float] = FPRS,
+  confidence: float = 0.95,
+) -> Leakage:
+  """AUC, balanced accuracy and the TPR at each of `fprs`; every interval at `confidence`.
+
+  >>> found = measure(np.arange(2000.0), np.arange(2000) >= 1000)
+  >>> found.auc, found.balanced_accuracy, found.rates[0].tpr
+  (1.0, 1.0, 1.0)
+  >>> round(found.auc_interval[0], 3), found.rates[0].resolved
+  (0.957, True)
+  """
+  validate.open_unit(confidence=confidence)
+  curve = curve_of(scores, membership)
+  sizes, spare = (curve.num_members, curve.num_non_members), 1 - confidence
+  balanced = float(np.max((curve.tpr + 1 - curve.fpr) / 2))
+  hoeffding = math.sqrt(math.log(2 / spare) / (2 * min(sizes)))
+  massart = sum(math.sqrt(math.log(4 / spare) / (2 * n)) for n in sizes) / 2
+  return Leakage(
+    *sizes,
+    curve.auc,
+    _around(curve.auc, hoeffding),
+    balanced,
+    _around(balanced, massart),
+    tuple(
+      rate_at(curve, fpr, confidence=confidence) for fpr in validate.several(fprs=fprs)
+    ),
+    curve,
+  )
+
+
+def _around(value: float, width: float) -> Interval:
+  return max(0.0, value - width), min(1.0, value + width)
+
+
+def slices(
+  scores: HostArray, membership: HostArray, groups: HostArray, **options: Any
+) -> dict[int, Leakage | None]:
+  """`measure` of each group of records alone, such as a class; None for a group that lacks
+  members or non-members. groups: integers [n]. options: of `measure`.
+
+  >>> found = slices([2.0, 1.0, 0.0], np.array([True, False, True]), [0, 0, 1])
+  >>> found[0].auc, found[1]
+  (1.0, None)
+  """
+  curve_of(scores, membership)  # refuses what is no pair of them
+  values, truth, group = (np.asarray(part) for part in (scores, membership, groups))
+  if group.shape != truth.shape or group.dtype.kind not in "iu":
+    raise UserError(f"groups: must be integers [{truth.size}], one for each record")
+  found: dict[int, Leakage | None] = {}
+  for name in np.unique(group):
+    mine = group == name
+    both = truth[mine].any() and not truth[mine].all()
+    found[int(name)] = measure(values[mine], truth[mine], **options) if both else None
+  return found
+
+
+def table(found: Mapping[str, Leakage]) -> str:
+  """One row for each attack, in Markdown. A rate that so few non-members cannot show is
+  marked <: its threshold let no non-member pass.
+
+  >>> print(table({"loss": measure(np.arange(20.0), np.arange(20) >= 10, fprs=[0.2])}))
+  | attack | TPR at 20 % FPR | AUC | balanced accuracy |
+  | --- | --- | --- | --- |
+  | loss | 1.0000 (0.6915-1.0000) | 1.0000 (0.5705-1.0000) | 1.0000 (0.5319-1.0000) |
+  <BLANKLINE>
+  """
+  asked = {tuple(rate.fpr for rate in one.rates) for one in found.values()} or {()}
+  if len(asked) > 1:
+    raise UserError(f"found: was measured at different rates: {sorted(asked)}")
+  (rates,) = asked
+  head = [
+    "attack",
+    *(f"TPR at {100 * fpr:g} % FPR" for fpr in rates),
+    *("AUC", "balanced accuracy"),
+  ]
+  cell = lambda value, ends: f"{value:.4f} ({ends[0]:.4f}-{ends[1]:.4f})"
+  rows = [head, ["---"] * len(head)]
+  for name, one in found.items():
+    shown = [
+      ("" if rate.resolved else "< ") + cell(rate.tpr, rate.tpr_interval)
+      for rate in one.rates
+    ]
+    shown += [cell(one.auc, one.auc_interval)]
+    rows.append([name, *shown, cell(one.balanced_accuracy, one.balanced_accuracy_interval)])
+  return "".join(f"| {' | '.join(row)} |\n" for row in rows)

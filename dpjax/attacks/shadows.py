@@ -1,0 +1,249 @@
+"""Shadow models: the pipeline of a target, run again on random halves of the records.
+
+Nothing of the pipeline is written anew here. The caller hands over what made the target, the
+algorithm (`training.dp_sgd`, say), the batches (`plan.batches`) and the initial parameters,
+each a function of the key or seed of one shadow; this room gives every shadow its records
+and its own randomness, and keeps what it says about all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import training, validate
+from dpjax.attacks import signals
+from dpjax.attacks.membership import Evidence
+from dpjax.attacks.signals import Signal
+from dpjax.data import Dataset, digest
+from dpjax.types import Algorithm, Array, Batch, HostArray, Params
+from dpjax.validate import UserError
+
+_STREAM = 0x5AD0_4A11  # keeps this apart from whatever else a seed is used for
+
+
+def random_halves(
+  num_models: int, num_records: int, *, seed: int, exact: bool = False
+) -> np.ndarray:
+  """Who trains on what: bool [models, records], each row a fair coin for each record.
+
+  Rows 2 k and 2 k + 1 are each other's complement, so of an even number of models exactly
+  half hold any record. With an odd number the last row has coins of its own, as the target
+  of an attack must.
+
+  Args:
+    exact: each row holds exactly half of the records, for samplers that are made for a number
+      of them; whoever is out is then replaced by another (see `allowed`).
+
+  >>> halves = random_halves(5, 1000, seed=0)
+  >>> halves[:4].sum(axis=0).tolist() == [2] * 1000, 450 < int(halves[4].sum()) < 550
+  (True, True)
+  """
+  validate.integer_at_least(1, num_models=num_models, num_records=num_records)
+  validate.integer_at_least(0, seed=seed)
+  if exact and num_records % 2:
+    raise UserError(f"num_records={num_records}: must be even with exact=True")
+  coins = np.random.default_rng([seed, _STREAM]).random(
+    ((num_models + 1) // 2, num_records)
+  )
+  half = np.median(coins, axis=1, keepdims=True) if exact else 0.5
+  held = coins < half
+  return np.stack([held, ~held], axis=1).reshape(-1, num_records)[:num_models]
+
+
+def each_as_target(
+  scores: HostArray, included: HostArray
+) -> Iterator[tuple[Evidence, np.ndarray]]:
+  """Every model once as the target, the others as its shadows: (evidence, membership).
+
+  A model whose records are exactly those that the target lacks is left out with it: else
+  the NUMBER of shadows that held a record would tell who the members are.
+
+  >>> halves = random_halves(6, 10, seed=0)
+  >>> [evidence.shadows.shape for evidence, _ in each_as_target(halves + 0.0, halves)]
+  [(4, 10), (4, 10), (4, 10), (4, 10), (4, 10), (4, 10)]
+  """
+  given = np.atleast_2d(signals.numbers("scores", scores))
+  whole = Evidence(given[0], given, np.asarray(included))
+  for target, members in enumerate(whole.included):
+    kept = ~np.all(whole.included == ~members, axis=1)
+    kept[target] = False
+    yield (
+      Evidence(whole.shadows[target], whole.shadows[kept], whole.included[kept]),
+      members,
+    )
+
+
+def train_shadows(
+  records: Dataset,
+  included: HostArray,
+  *,
+  algorithm: Callable[[Array], Algorithm],
+  batches: Callable[[Dataset, int], Iterable[Batch]],
+  init_params: Callable[[Array], Params],
+  signal: Signal,
+  seed: int,
+  released: Callable[[Any], Params] = training.eval_params,
+  side_by_side: int = 1,
+  directory: str | os.PathLike | None = None,
+  name: str = "",
+  progress: Callable[[int, int], None] = lambda done, total: None,
+) -> np.ndarray:
+  """Trains a model on each row of `included` and asks it about all records: [S, n] scores.
+
+  Args:
+    records: the n records.
+    included: bool [S, n]; `random_halves`.
+    algorithm: of a typed key, from which one shadow's noise comes: the target's, as
+      `lambda key: training.dp_sgd(loss_fn, plan, tx, noise_key=key)`. Split the key where
+      examples need some of their own. It is called while JAX traces, so it reads no key.
+    batches: of one shadow's records and an integer seed, as `plan.batches`: equally many of
+      equal shapes for all, or there is one compilation for each shape.
+    init_params: of a key.
+    signal: (parameters, records) -> [n], as `signals.log_odds_of_model(model.apply)`.
+    seed: of everything that is drawn; shadow i is the same whatever the others are.
+    released: the parameters that a state lets out.
+    side_by_side: how many are trained at once, under vmap, by one program; 1 trains them one
+      after the other, also by one program. The scores differ by rounding alone.
+    directory: keeps the scores of each finished shadow, in a file named by a digest of
+      records, row, seed and `name`: what is called again with the same goes on there. As
+      secret as the records.
+    name: with a directory, of the pipeline, for functions have no digest: change it with
+      whatever changes them.
+    progress: (done, total), after each group.
+
+  UserError: masks that do not fit, an empty row, a signal of another shape or with NaN (a
+  shadow that diverged), a file that cannot be read.
+  """
+  rows = _rows(records, included)
+  validate.integer_at_least(0, seed=seed)
+  validate.integer_at_least(1, side_by_side=side_by_side)
+  if (directory is not None) != bool(name):
+    raise UserError(f"name={name!r}: must be given with a directory, and not without one")
+  files = _files(records, rows, seed, directory, name)
+  found = [_read(file, len(records)) for file in files]
+  step = _step(algorithm, side_by_side > 1)
+  for start in range(0, len(rows), side_by_side):
+    group = range(start, min(start + side_by_side, len(rows)))
+    if any(found[index] is None for index in group):
+      # the last group repeats its last shadow, so that one program serves all
+      padded = [min(start + i, len(rows) - 1) for i in range(side_by_side)]
+      parts = [records.subset(np.flatnonzero(rows[index])) for index in padded]
+      drawn = [_streams(seed, index) for index in padded]
+      states = _trained(algorithm, init_params, batches, step, parts, drawn)
+      for index, state in zip(group, states):
+        found[index] = _asked(signal, released(state), records, index)
+        _write(files[index], found[index])
+    progress(group.stop, len(rows))
+  return np.stack([one for one in found if one is not None])
+
+
+def _rows(records: Dataset, included: HostArray) -> np.ndarray:
+  rows = np.asarray(included)
+  if rows.dtype != bool or rows.ndim != 2 or rows.shape[1:] != (len(records),):
+    raise UserError(
+      f"included: must be bool [shadows, {len(records)}], one for each record, got "
+      f"{rows.dtype} of shape {rows.shape}"
+    )
+  if len(rows) == 0 or not rows.any(axis=1).all():
+    raise UserError("included: must have rows, each of which holds at least one record")
+  return rows
+
+
+def _streams(seed: int, index: int) -> tuple[Array, Array, int]:
+  """Key of the noise, key of the initial parameters and seed of the batches of a shadow."""
+  words = np.random.SeedSequence([seed, _STREAM, index]).generate_state(6)
+  key = functools.reduce(jax.random.fold_in, words[:2], jax.random.key(seed % 2**32))
+  noise, init = jax.random.split(key)
+  return noise, init, int.from_bytes(words[2:].tobytes(), "little")
+
+
+def _step(algorithm: Callable[[Array], Algorithm], together: bool) -> Callable[..., Any]:
+  """(noise key, state, batch) -> state, compiled; of a group with a leading axis."""
+  one = lambda key, state, batch: algorithm(key).step(state, batch)[0]
+  return jax.jit(jax.vmap(one) if together else one)
+
+
+def _trained(
+  algorithm: Callable[[Array], Algorithm],
+  init_params: Callable[[Array], Params],
+  batches: Callable[[Dataset, int], Iterable[Batch]],
+  step: Callable[..., Any],
+  parts: list[Dataset],
+  drawn: list[tuple[Array, Array, int]],
+) -> list[Any]:
+  """The final state of each of a group."""
+  noise, init, seeds = zip(*drawn)
+  states = [algorithm(key).init(init_params(first)) for key, first in zip(noise, init)]
+  streams = [batches(part, number) for part, number in zip(parts, seeds)]
+  if len(parts) == 1:
+    return [functools.reduce(functools.partial(step, noise[0]), streams[0], states[0])]
+  state, keys = _stacked(states), _stacked(noise)
+  for together in zip(*streams, strict=True):
+    state = step(keys, state, _stacked(together))
+  return [jax.tree.map(lambda leaf, i=i: leaf[i], state) for i in range(len(parts))]
+
+
+def _stacked(trees: Iterable[Any]) -> Any:
+  return jax.tree.map(lambda *leaves: jax.numpy.stack(leaves), *trees)
+
+
+def _asked(signal: Signal, params: Params, records: Dataset, index: int) -> np.ndarray:
+  scores = np.asarray(signal(params, records), np.float64)
+  if scores.shape != (len(records),):
+    raise UserError(f"signal: must return [{len(records)}] numbers, got {scores.shape}")
+  if not np.isfinite(scores).all():
+    raise UserError(
+      f"signal: gives {np.count_nonzero(~np.isfinite(scores))} of {len(records)} records no "
+      f"finite score for shadow {index}: its training diverged"
+    )
+  return scores
+
+
+def _files(
+  records: Dataset, rows: np.ndarray, seed: int, directory: Any, name: str
+) -> list[pathlib.Path | None]:
+  if directory is None:
+    return [None] * len(rows)
+  whole = f"dpjax shadow {name!r} {seed} ".encode() + digest(records)
+  names = [
+    hashlib.sha256(whole + f" {index} ".encode() + row.tobytes()).hexdigest()[:32]
+    for index, row in enumerate(rows)
+  ]
+  folder = pathlib.Path(directory)
+  folder.mkdir(parents=True, exist_ok=True)
+  return [folder / f"{word}.npy" for word in names]
+
+
+def _read(file: pathlib.Path | None, n: int) -> np.ndarray | None:
+  if file is None or not file.exists():
+    return None
+  try:
+    scores = np.load(file, allow_pickle=False)
+  except (ValueError, OSError, EOFError) as error:
+    raise UserError(
+      f"{file}: cannot be read; remove it to train its shadow again"
+    ) from error
+  if scores.shape != (n,) or not np.isfinite(scores).all():
+    raise UserError(f"{file}: holds no scores of {n} records; remove it")
+  return scores
+
+
+def _write(file: pathlib.Path | None, scores: Any) -> None:
+  """All or nothing."""
+  if file is None:
+    return
+  new = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+  try:
+    with new.open("wb") as handle:
+      np.save(handle, scores)
+    os.replace(new, file)
+  finally:
+    new.unlink(missing_ok=True)

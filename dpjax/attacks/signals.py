@@ -1,0 +1,174 @@
+"""What one query of a model tells an attacker about a record: a number, the larger the surer.
+
+All attacks of this room speak log odds, log(p / (1 - p)) for the probability p that a model
+gives the record's own label: Carlini et al. (2022) found them nearly Gaussian over models.
+Confidence and loss follow from them without loss of digits, and the other way round only
+here. Where p is 0 or 1 in floating point they end at about +-103.6, as in the authors' own
+code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from dpjax import trees, validate
+from dpjax.metrics import Apply
+from dpjax.types import HostArray, Labelled, Params
+from dpjax.validate import UserError
+
+_TINY = 1e-45  # no probability counts as less
+LARGEST = -math.log(_TINY)
+
+Signal = Callable[[Params, Labelled], np.ndarray]  # (params, n records) -> [n]
+
+
+def numbers(name: str, values: HostArray) -> np.ndarray:
+  """As a float64 array. UserError: not numbers, or a NaN among them.
+
+  >>> numbers("scores", [1.0, float("nan")])
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: scores: 1 of 2 are NaN
+  """
+  try:
+    array = np.asarray(values, np.float64)
+  except (TypeError, ValueError) as error:  # words, or rows of unequal length
+    raise UserError(f"{name}: must be an array of numbers ({error})") from error
+  if np.isnan(array).any():
+    raise UserError(f"{name}: {np.isnan(array).sum()} of {array.size} are NaN")
+  return array
+
+
+def log_odds(confidences: HostArray) -> np.ndarray:
+  """Of the probabilities [...] that models give a record's own label.
+
+  UserError: a value that is no probability.
+
+  >>> log_odds([0.5, 0.75, 1.0]).round(4)  # log 1, log 3, the end
+  array([  0.    ,   1.0986, 103.6163])
+  """
+  p = numbers("confidences", confidences)
+  if ((p < 0) | (p > 1)).any():
+    raise UserError(f"confidences: run from {p.min()} to {p.max()}: must lie in [0, 1]")
+  return np.log(p + _TINY) - np.log(1 - p + _TINY)
+
+
+def log_odds_of_losses(losses: HostArray) -> np.ndarray:
+  """Of cross-entropies -log p [...], in nats: keeps the digits that 1 - p would lose.
+
+  >>> log_odds_of_losses([np.log(2), 1e-20, 0.0]).round(4)
+  array([  0.    ,  46.0517, 103.6163])
+  """
+  loss = numbers("losses", losses)
+  if (loss < 0).any():
+    raise UserError(f"losses: the least is {loss.min()}: a cross-entropy must be >= 0")
+  with np.errstate(over="ignore", divide="ignore"):
+    return np.clip(-np.log(np.expm1(loss)), -LARGEST, LARGEST) + 0.0  # no -0.0
+
+
+def log_odds_of_logits(logits: HostArray, labels: HostArray) -> np.ndarray:
+  """logits [..., n, K] of n records, their integer labels [n] -> [..., n].
+
+  >>> log_odds_of_logits([[np.log(3.0), 0.0, 0.0]], [0]).round(4)  # log(3 / 2)
+  array([0.4055])
+  """
+  scores, own = _picked(numbers("logits", logits), labels)
+  others = np.where(own, -np.inf, scores)
+  found = scores[own].reshape(scores.shape[:-1]) - special.logsumexp(others, axis=-1)
+  return np.clip(found, -LARGEST, LARGEST)
+
+
+def _picked(logits: np.ndarray, labels: HostArray) -> tuple[np.ndarray, np.ndarray]:
+  """The logits, and where in them those of the own labels are: [..., n, K] bool."""
+  y = np.asarray(labels)
+  if logits.ndim < 2 or logits.shape[-1] < 2 or y.shape != logits.shape[-2:-1]:
+    raise UserError(
+      f"logits: must be [..., n, K] with K >= 2 beside labels [n], got {logits.shape} and "
+      f"{y.shape}"
+    )
+  if y.dtype.kind not in "iu" or (
+    y.size and not 0 <= y.min() <= y.max() < logits.shape[-1]
+  ):
+    raise UserError(f"labels: must be integers in [0, {logits.shape[-1]})")
+  return logits, np.broadcast_to(np.arange(logits.shape[-1]) == y[:, None], logits.shape)
+
+
+def top_confidences(logits: HostArray) -> np.ndarray:
+  """The largest probability that a model gives any label: logits [..., K] -> [...].
+
+  >>> top_confidences([[np.log(3.0), 0.0]])
+  array([0.75])
+  """
+  return special.softmax(numbers("logits", logits), axis=-1).max(axis=-1)
+
+
+def soft_margin_taylor(
+  logits: HostArray,
+  labels: HostArray,
+  *,
+  temperature: float = 2.0,
+  margin: float = 0.6,
+  order: int = 4,
+) -> np.ndarray:
+  """Confidences with which RMIA's authors attack images (Zarifzadeh et al. 2024): logits
+  [..., n, K], labels [n] -> [..., n].
+
+  The exponential of the softmax is replaced by the first `order` terms of its series, and
+  `margin` is taken from the own logit. With an even `order` the series of a negative logit
+  may be negative, and so may a confidence: then it is raised to 1e-45, the least of all.
+
+  >>> soft_margin_taylor([[0.0, 0.0]], [0], margin=0.0)
+  array([0.5])
+  """
+  validate.positive(temperature=temperature)
+  validate.non_negative(margin=margin)
+  validate.integer_at_least(1, order=order)
+  scores, own = _picked(numbers("logits", logits) / temperature, labels)
+  series = lambda x: sum(x**i / math.factorial(i) for i in range(order))
+  mine = series(scores[own].reshape(scores.shape[:-1]) - margin)
+  others = np.sum(np.where(own, 0.0, series(scores)), axis=-1)
+  with np.errstate(divide="ignore", invalid="ignore"):
+    return np.clip(np.nan_to_num(mine / (mine + others)), _TINY, 1.0)
+
+
+def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
+  """A signal: asks `apply(params, x [B, ...]) -> logits [B, K]` about every record once.
+
+  Compiled once for all models of one shape. A label outside [0, K) gets NaN.
+
+  UserError: while it is traced, logits that are not [B, K] with K >= 2.
+
+  >>> from dpjax.types import Example
+  >>> signal = log_odds_of_model(lambda params, x: x * params)
+  >>> signal(2.0, Example(np.array([[0.5, 0.0], [0.0, 1.0]]), np.array([0, 1]))).tolist()
+  [1.0, 2.0]
+  """
+  validate.integer_at_least(1, batch_size=batch_size)
+
+  @jax.jit
+  def ask(params, x, y):
+    logits = trees.at_least_float32(apply(params, x))  # [B, K]
+    if logits.ndim != 2 or logits.shape[0] != x.shape[0] or logits.shape[1] < 2:
+      raise UserError(
+        f"apply: must return logits [{x.shape[0]}, K] with K >= 2, got {logits.shape}"
+      )
+    own = jnp.arange(logits.shape[1])[None] == y[:, None]
+    others = jax.nn.logsumexp(jnp.where(own, -jnp.inf, logits), axis=1)
+    found = jnp.sum(jnp.where(own, logits, 0), axis=1) - others
+    return jnp.where(own.any(axis=1), found, jnp.nan)
+
+  def signal(params: Params, records: Labelled) -> np.ndarray:
+    x, y = np.asarray(records.x), np.asarray(records.y)
+    spare = -len(y) % min(batch_size, max(len(y), 1))  # rows that repeat the last ones
+    places = np.minimum(np.arange(len(y) + spare), len(y) - 1)
+    parts = np.split(places, range(batch_size, len(places), batch_size))
+    found = [np.asarray(ask(params, x[part], y[part]), np.float64) for part in parts]
+    return np.clip(np.concatenate(found)[: len(y)], -LARGEST, LARGEST)
+
+  return signal

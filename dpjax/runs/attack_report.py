@@ -1,0 +1,77 @@
+"""Pictures and tables of attacks: ROC on logarithmic axes, beside the line of the promise."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dpjax.attacks import AllowedRoc, Leakage, Roc, table
+from dpjax.runs import report, writers
+from dpjax.validate import UserError
+
+_LEFT = 1e-5  # of both axes, or a tenth of what one record is worth
+
+
+def roc_report(
+  out_dir: str | os.PathLike,
+  found: Mapping[str, Leakage],
+  *,
+  line: AllowedRoc | None = None,
+  title: str = "",
+) -> None:
+  """Writes `out_dir`/roc.png, roc.csv (attack, fpr, tpr) and attacks.md (`attacks.table`).
+
+  Args:
+    found: by attack, `attacks.measure`.
+    line: what the promise of the target allows, drawn beside them.
+
+  UserError: no attacks.
+  """
+  if not found:
+    raise UserError("found: must hold at least one attack")
+  out_dir = pathlib.Path(out_dir)
+  figure = Figure(figsize=(6.6, 3.8), layout="constrained")
+  axes = figure.subplots()
+  draw_roc(axes, {name: one.curve for name, one in found.items()}, line)
+  report.style(axes, title=title, xlabel="false positive rate", ylabel="true positive rate")
+  axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, frameon=False)
+  points = [
+    {"attack": name, "fpr": fpr, "tpr": tpr}
+    for name, one in found.items()
+    for fpr, tpr in zip(*_best(one.curve))
+  ]
+  report.write_csv(out_dir / "roc.csv", points)
+  writers.replace_file(out_dir / "attacks.md", table(found).encode())
+  report.save_figure(figure, out_dir / "roc.png")
+
+
+def draw_roc(axes: Axes, curves: Mapping[str, Roc], line: AllowedRoc | None = None) -> None:
+  """Each curve as a staircase, guessing as a dotted diagonal, `line` dashed and black."""
+  one = min(0.1 / max(c.num_members, c.num_non_members) for c in curves.values())
+  left = max(min(one, 1e-3), _LEFT)
+  rates = np.geomspace(left, 1, 200)
+  axes.set_xscale("log")
+  axes.set_yscale("log")
+  for index, (name, curve) in enumerate(curves.items()):
+    fpr, tpr = _best(curve)
+    color = report.PALETTE[index % (len(report.PALETTE) - 1)]
+    steps: dict[str, Any] = dict(drawstyle="steps-post", color=color, linewidth=1.3)
+    axes.plot(np.maximum(fpr, left), np.maximum(tpr, left), label=name, **steps)
+  axes.plot(rates, rates, color="#888888", linewidth=0.9, linestyle=":", label="guessing")
+  if line is not None:
+    label = f"allowed: {line.words}"
+    axes.plot(rates, line(rates), color="#000000", linestyle="--", linewidth=1, label=label)
+  axes.set_xlim(left, 1)
+  axes.set_ylim(left, 1.1)
+
+
+def _best(curve: Roc) -> tuple[np.ndarray, np.ndarray]:
+  """For each number of false positives the most true ones: (fpr, tpr)."""
+  last = np.append(np.diff(curve.false_positives) > 0, True)
+  return curve.fpr[last], curve.tpr[last]

@@ -1,0 +1,149 @@
+"""The line of a promise: closed forms, outside oracles, and verdicts that can be wrong nowhere."""
+
+import itertools
+
+import dp_accounting
+import numpy as np
+import pytest
+from scipy import stats
+
+import dpjax
+from dpjax import accounting, attacks, auditing
+from dpjax.attacks import allowed
+from dpjax.validate import UserError
+
+_FPRS = np.concatenate([[0.0], np.geomspace(1e-6, 0.5, 25), [0.9, 1.0]])
+
+
+def test_epsilon_delta_is_met_by_the_mechanism_that_attains_it():
+  """Reveal with probability delta, else randomised response: tests of it reach the line."""
+  epsilon, delta = 1.3, 0.05
+  line, kept = allowed.by_epsilon(epsilon, delta), 1 - delta
+  yes = (
+    kept * np.exp(epsilon) / (1 + np.exp(epsilon))
+  )  # "in" said by who is in, not revealed
+  no = kept / (1 + np.exp(epsilon))  # said by who is out
+  corners = [(0.0, delta), (no, delta + yes), (no + yes, 1.0)]
+  for fpr, tpr in corners:
+    assert line([fpr])[0] == pytest.approx(tpr)
+  weights = np.linspace(0, 1, 7)
+  for (f0, t0), (f1, t1) in itertools.pairwise(corners):  # between corners: a straight line
+    np.testing.assert_allclose(line(f0 + weights * (f1 - f0)), t0 + weights * (t1 - t0))
+
+
+@pytest.mark.parametrize("multiplier", [0.5, 1.0, 4.0])
+def test_an_event_allows_what_gaussian_dp_does_and_a_little_more(multiplier):
+  mu = 1 / multiplier
+  exact = allowed.by_mu(mu)(_FPRS)
+  np.testing.assert_allclose(exact[1:-1], stats.norm.cdf(stats.norm.ppf(_FPRS[1:-1]) + mu))
+  for accountant, spare in (("pld", 0.002), ("rdp", 0.3)):
+    line = allowed.by_event(accounting.gaussian_event(multiplier), accountant=accountant)
+    assert (line(_FPRS) >= exact - 1e-9).all()
+    assert (line(_FPRS) <= exact + spare).all()
+    assert line([0.0])[0] <= 1e-8
+
+
+def test_no_test_of_a_laplace_release_crosses_the_line_of_its_event():
+  """The exact trade-off curve of Laplace noise, by thresholds on its output."""
+  line = allowed.by_event(dp_accounting.LaplaceDpEvent(1.0))
+  at = np.linspace(-8, 9, 400)
+  fpr, tpr = stats.laplace.sf(at), stats.laplace.sf(at - 1)
+  assert (tpr <= line(fpr) + 1e-9).all()
+  assert (line(fpr) - tpr).max() < 0.02  # and some come close
+
+
+def _plan(**changes):
+  options = dict(
+    sampler=dpjax.PoissonSampler(prob=0.1, capacity=200),
+    noise_multiplier=1.0,
+    l2_clip_norm=1.0,
+    normalize_by=100,
+    num_steps=30,
+    delta=1e-5,
+  )
+  return dpjax.Plan(**{**options, **changes})
+
+
+def test_a_plan_allows_no_less_than_its_event_and_no_more_than_its_printed_epsilon():
+  plan = _plan()
+  line, whole = allowed.by_plan(plan), allowed.by_event(plan.event())
+  own = allowed.by_epsilon(plan.epsilon(), plan.delta)
+  assert (line(_FPRS) >= whole(_FPRS) - 1e-9).all()  # overflow is paid for
+  middle = (_FPRS > 1e-3) & (_FPRS < 0.5)
+  assert (line(_FPRS)[middle] < own(_FPRS)[middle]).all()
+  assert (allowed.by_plan(plan, steps=3)(_FPRS) <= line(_FPRS) + 1e-12).all()
+  assert line.words == "proved by pld, add_or_remove_one"
+
+
+@pytest.mark.parametrize("line", [allowed.by_epsilon(0, 0), allowed.by_mu(0)])
+def test_perfect_privacy_is_the_diagonal(line):
+  np.testing.assert_allclose(line(_FPRS), _FPRS)
+
+
+@pytest.mark.parametrize("line", [allowed.by_epsilon(800.0, 0.1), allowed.by_mu(50.0)])
+def test_huge_promises_forbid_nothing(line):
+  found = line(_FPRS)
+  assert np.isfinite(found).all() and (found[1:] == 1).all()
+
+
+def _attack(mu, n, seed):
+  """The best attack on a mu-Gaussian-DP mechanism: n records in, n out."""
+  truth = np.arange(2 * n) < n
+  noise = np.random.default_rng(seed).standard_normal(2 * n)
+  return attacks.curve_of(noise + mu * truth, truth)
+
+
+def test_verdicts_at_the_line_are_wrong_no_more_often_than_they_say():
+  """The best attack there is against its own line: "above" is false, at most 5 %."""
+  line = allowed.by_mu(1.0)
+  verdicts = [attacks.judge(_attack(1.0, 1500, seed), line).verdict for seed in range(200)]
+  assert verdicts.count("above") + verdicts.count("below") <= 10
+
+
+@pytest.mark.parametrize(("mu", "n", "expected"), [
+  (2.5, 5000, "above"),
+  (0.2, 20000, "below"),
+  (2.5, 20, "cannot tell"),
+  (0.2, 100, "cannot tell"),
+])  # fmt: skip
+def test_verdicts_away_from_the_line(mu, n, expected):
+  for seed in range(5):
+    found = attacks.judge(_attack(mu, n, seed), allowed.by_mu(1.0))
+    assert found.verdict == expected
+    assert "1-Gaussian DP" in found.words and "\n" not in found.words
+
+
+def test_a_leak_above_the_line_is_refuted_by_the_audit_of_the_same_scores():
+  truth = np.arange(4000) < 2000
+  values = np.random.default_rng(0).standard_normal(4000) + 6 * truth
+  assert (
+    attacks.judge(attacks.curve_of(values, truth), allowed.by_epsilon(1, 1e-5)).verdict
+    == "above"
+  )
+  scores = auditing.Scores(values[truth], values[~truth])
+  assert auditing.audit(scores, delta=1e-5, epsilon_claimed=1.0).refuted
+
+
+@pytest.mark.parametrize(
+  ("call", "words"),
+  [
+    (lambda: allowed.by_epsilon(-1, 0), "epsilon=-1"),
+    (lambda: allowed.by_epsilon(np.inf, 0), "epsilon=inf"),
+    (lambda: allowed.by_epsilon(1, 1), "delta=1"),
+    (lambda: allowed.by_mu(np.nan), "mu=nan"),
+    (lambda: allowed.by_mu(1.0)([1.5]), "fpr: runs from 1.5 to 1.5: must be in [0, 1]"),
+    (lambda: allowed.by_plan(_plan(noise_multiplier=0.0)), "plan: promises no epsilon"),
+    (
+      lambda: allowed.by_event(dp_accounting.NonPrivateDpEvent()),
+      "event: has no finite epsilon at any delta",
+    ),
+    (
+      lambda: attacks.judge(_attack(1, 10, 0), allowed.by_mu(1), fprs=()),
+      "fprs: must hold at least one rate",
+    ),
+  ],
+)
+def test_bad_input_is_one_line(call, words):
+  with pytest.raises(UserError) as caught:
+    call()
+  assert words in str(caught.value) and "\n" not in str(caught.value)

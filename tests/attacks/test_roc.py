@@ -1,0 +1,137 @@
+"""ROC and rates: against scikit-learn and simulated truth; ties; what too few records show."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn import metrics
+
+from dpjax import attacks, auditing
+from dpjax.attacks import roc
+from dpjax.validate import UserError
+
+
+def _normal(seed, members=500, others=700, shift=1.0, digits=None):
+  rng = np.random.default_rng(seed)
+  truth = np.arange(members + others) < members
+  scores = rng.standard_normal(truth.size) + shift * truth
+  return (scores if digits is None else scores.round(digits)), truth
+
+
+@pytest.mark.parametrize("digits", [None, 1, 0])  # 0: nearly all scores are equal to others
+def test_the_curve_is_that_of_scikit_learn(digits):
+  scores, truth = _normal(0, digits=digits)
+  curve = attacks.curve_of(scores, truth)
+  fpr, tpr, thresholds = metrics.roc_curve(truth, scores, drop_intermediate=False)
+  np.testing.assert_allclose(curve.fpr, fpr)
+  np.testing.assert_allclose(curve.tpr, tpr)
+  np.testing.assert_allclose(curve.thresholds[1:], thresholds[1:])
+  found = attacks.measure(scores, truth)
+  assert found.auc == pytest.approx(metrics.roc_auc_score(truth, scores))
+  assert found.balanced_accuracy == pytest.approx(np.max((tpr + 1 - fpr) / 2))
+  for rate in found.rates:  # the published convention: the last point within the rate
+    assert rate.tpr == pytest.approx(tpr[fpr <= rate.fpr][-1])
+
+
+def test_only_the_order_of_scores_counts():
+  scores, truth = _normal(1)
+  for other in (np.exp(scores), 1e-300 * scores, np.where(scores > 3, np.inf, scores)):
+    same = attacks.measure(other, truth)
+    if np.isfinite(other).all():
+      assert same[:6] == attacks.measure(scores, truth)[:6]
+  assert attacks.curve_of([np.inf, -np.inf], np.array([True, False])).auc == 1
+
+
+def test_equal_scores_are_never_parted():
+  truth = np.arange(2000) >= 1000
+  found = attacks.measure(np.zeros(2000), truth)
+  assert found.auc == 0.5 and found.balanced_accuracy == 0.5
+  assert [rate.tpr for rate in found.rates] == [0, 0]
+
+
+def test_intervals_are_exact_and_those_of_auditing():
+  for count, n in ((0, 1), (3, 10), (10, 10), (499, 500)):
+    ours, theirs = (
+      roc.exact_interval(count, n, 0.95),
+      auditing.clopper_pearson_interval(count, n),
+    )
+    np.testing.assert_allclose(ours, theirs, atol=1e-12)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, 3.0])
+def test_intervals_hold_the_truth_as_often_as_they_say(shift):
+  """400 experiments, 95 % intervals: fewer than 32 misses (of 20 expected, at most)."""
+  auc = stats.norm.cdf(shift / np.sqrt(2))
+  best = stats.norm.cdf(shift / 2)
+  misses = np.zeros(4, int)
+  for seed in range(400):
+    found = attacks.measure(*_normal(seed, 60, 150, shift), fprs=(0.02,))
+    rate = found.rates[0]
+    threshold = found.curve.thresholds[np.searchsorted(found.curve.false_positives, 4) - 1]
+    fpr, tpr = stats.norm.sf(threshold), stats.norm.sf(threshold - shift)
+    pairs = (
+      (auc, found.auc_interval),
+      (best, found.balanced_accuracy_interval),
+      (fpr, rate.fpr_interval),
+      (tpr, rate.tpr_interval),
+    )
+    misses += [not low <= value <= high for value, (low, high) in pairs]
+  assert (misses < 32).all(), misses
+
+
+def test_a_rate_that_so_few_non_members_cannot_show_is_marked():
+  truth = np.arange(1000) >= 500
+  found = attacks.measure(np.arange(1000.0), truth)
+  assert not found.rates[0].resolved and found.rates[1].resolved
+  assert found.rates[0].fpr_interval[1] > 0.001  # nobody knows that it is as small as asked
+  assert "| < 1.0000 (" in attacks.table({"loss": found})
+  exact = attacks.rate_at(
+    attacks.curve_of(np.arange(2000.0), np.arange(2000) >= 1000), 0.001
+  )
+  assert exact.resolved and exact.allowed == 1  # 0.001 * 1000, whatever it is in binary
+
+
+def test_slices_are_measured_alone():
+  scores, truth = _normal(3)
+  groups = np.arange(truth.size) % 3
+  found = attacks.slices(scores, truth, groups, fprs=(0.1,))
+  for name in range(3):
+    mine = groups == name
+    assert found[name][:7] == attacks.measure(scores[mine], truth[mine], fprs=(0.1,))[:7]
+  groups[truth] = 0
+  assert attacks.slices(scores, truth, groups)[1] is None
+
+
+_TRUTH = np.array([True, False])
+
+
+@pytest.mark.parametrize(
+  ("call", "words"),
+  [
+    (
+      lambda: attacks.measure([1, 2], np.array([True, True])),
+      "membership: holds no non-mem",
+    ),
+    (
+      lambda: attacks.measure([1, 2], np.array([False, False])),
+      "membership: holds no members",
+    ),
+    (lambda: attacks.measure([], np.array([], bool)), "membership: holds no members"),
+    (lambda: attacks.measure([1, np.nan], _TRUTH), "scores: 1 of 2 are NaN"),
+    (lambda: attacks.measure([1, 2, 3], _TRUTH), "membership: must be bool, one for each"),
+    (lambda: attacks.measure([1, 2], np.array([1, 0])), "membership: must be bool"),
+    (lambda: attacks.measure([1, 2], _TRUTH, fprs=(0.0,)), "fpr=0.0"),
+    (lambda: attacks.measure([1, 2], _TRUTH, confidence=95), "confidence=95"),
+    (lambda: attacks.measure([1, 2], _TRUTH, fprs=0.1), "fprs=0.1: must be a sequence"),
+    (
+      lambda: attacks.table(
+        {str(f): attacks.measure([1, 2], _TRUTH, fprs=[f]) for f in (0.1, 0.2)}
+      ),
+      "found: was measured at different rates",
+    ),
+    (lambda: attacks.slices([1, 2], _TRUTH, [0.5, 1]), "groups: must be integers [2]"),
+  ],
+)
+def test_bad_input_is_one_line(call, words):
+  with pytest.raises(UserError) as caught:
+    call()
+  assert words in str(caught.value) and "\n" not in str(caught.value)

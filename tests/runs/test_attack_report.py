@@ -1,0 +1,48 @@
+"""The picture of attacks: files, their numbers, and curves that hold nothing."""
+
+import csv
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from dpjax import attacks
+from dpjax.attacks import allowed
+from dpjax.runs import attack_report
+from dpjax.validate import UserError
+
+
+def _found(shift, n=400):
+  truth = np.arange(2 * n) < n
+  scores = np.random.default_rng(0).standard_normal(2 * n) + shift * truth
+  return attacks.measure(scores, truth)
+
+
+def test_picture_points_and_table(tmp_path):
+  found = {"loss": _found(0.1), "lira": _found(2.0)}
+  attack_report.roc_report(tmp_path, found, line=allowed.by_mu(1.0), title="$x$ a target")
+  assert (tmp_path / "roc.png").read_bytes().startswith(b"\x89PNG")
+  assert (tmp_path / "attacks.md").read_text() == attacks.table(found)
+  with (tmp_path / "roc.csv").open() as file:
+    rows = [row for row in csv.DictReader(file) if row["attack"] == "lira"]
+  points = np.array([[float(row["fpr"]), float(row["tpr"])] for row in rows])
+  assert (np.diff(points[:, 0]) > 0).all() and points[-1].tolist() == [1, 1]
+  for rate in found["lira"].rates:
+    assert points[points[:, 0] <= rate.fpr][-1, 1] == pytest.approx(rate.tpr)
+
+
+def test_axes_are_logarithmic_and_show_all_curves():
+  axes = Figure().subplots()
+  constant = attacks.curve_of(np.zeros(10), np.arange(10) < 5)
+  attack_report.draw_roc(axes, {"none": constant}, allowed.by_epsilon(1.0, 1e-5))
+  assert axes.get_xscale() == axes.get_yscale() == "log"
+  assert [line.get_label() for line in axes.lines] == [
+    "none",
+    "guessing",
+    "allowed: epsilon = 1 at delta = 1e-05",
+  ]
+
+
+def test_no_attack_is_refused(tmp_path):
+  with pytest.raises(UserError, match="found: must hold at least one attack"):
+    attack_report.roc_report(tmp_path, {})
