@@ -1,0 +1,29 @@
+"""Attacks on what training releases: gradients, messages of clients, models."""
+
+from dpjax.attacks.gradient_inversion import CosineAdam as CosineAdam
+from dpjax.attacks.gradient_inversion import Dlg as Dlg
+from dpjax.attacks.gradient_inversion import Inversion as Inversion
+from dpjax.attacks.gradient_inversion import Reconstruction as Reconstruction
+from dpjax.attacks.leakage import Leakage as Leakage
+from dpjax.attacks.leakage import dense_leakage as dense_leakage
+from dpjax.attacks.leakage import distance_correlation as distance_correlation
+from dpjax.attacks.leakage import recovered_leakage as recovered_leakage
+from dpjax.attacks.reconstructions import Fidelity as Fidelity
+from dpjax.attacks.reconstructions import Success as Success
+from dpjax.attacks.reconstructions import fidelity as fidelity
+from dpjax.attacks.reconstructions import identified as identified
+from dpjax.attacks.reconstructions import lpips as lpips
+from dpjax.attacks.reconstructions import matched as matched
+from dpjax.attacks.reconstructions import mse as mse
+from dpjax.attacks.reconstructions import picture as picture
+from dpjax.attacks.reconstructions import psnr as psnr
+from dpjax.attacks.reconstructions import ssim as ssim
+from dpjax.attacks.reconstructions import success as success
+from dpjax.attacks.recovery import as_gradient as as_gradient
+from dpjax.attacks.recovery import first_dense as first_dense
+from dpjax.attacks.recovery import infer_labels as infer_labels
+from dpjax.attacks.views import View as View
+from dpjax.attacks.views import all_at_once as all_at_once
+from dpjax.attacks.views import client_view as client_view
+from dpjax.attacks.views import gradient_view as gradient_view
+from dpjax.attacks.views import soft_labels as soft_labels
