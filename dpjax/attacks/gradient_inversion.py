@@ -61,6 +61,12 @@ def _dot(a: ArrayTree, b: ArrayTree) -> Array:
   return sum(jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))  # pyright: ignore[reportReturnType]
 
 
+def _directed(tree: ArrayTree) -> ArrayTree:
+  """A tree of length 1; 0 stays 0."""
+  square = _dot(tree, tree)
+  return trees.scale(tree, jax.lax.rsqrt(jnp.maximum(square, jnp.finfo(square.dtype).tiny)))
+
+
 def total_variation(x: Array) -> Array:
   """Mean absolute difference of neighbouring pixels of images [B, H, W, C].
 
@@ -161,9 +167,8 @@ class CosineAdam:
 
   def objective(self, found: ArrayTree, seen: ArrayTree, x: Array) -> Array:
     """1 - cos(found, seen) + total_variation * TV(x)."""
-    tiny = jnp.finfo(x.dtype).tiny
-    lengths = jnp.sqrt(_dot(found, found) * _dot(seen, seen) + tiny)
-    angle = 1 - _dot(found, seen) / lengths
+    off = jax.tree.map(jnp.subtract, _directed(found), _directed(seen))
+    angle = _dot(off, off) / 2  # which does not cancel where both point the same way
     return angle + (
       self.total_variation * total_variation(x) if self.total_variation else 0
     )

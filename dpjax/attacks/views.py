@@ -85,7 +85,7 @@ def gradient_view(
     clipped = gradients.clip_and_sum(grads, jnp.zeros(len(mask)), mask, l2_clip_norm)
     return trees.scale(clipped.total, 1.0 / len(mask))
 
-  return view
+  return jax.jit(view)
 
 
 def client_view(
@@ -145,7 +145,7 @@ def client_view(
         local = client.step(received, local, jnp.asarray(places), jnp.asarray(kept))
     return client.finish(received, local)[0].message
 
-  return view
+  return jax.jit(view)
 
 
 def all_at_once(count: int, *, num_steps: int = 1) -> LocalBatches:

@@ -91,21 +91,16 @@ def test_several_local_steps_are_unrolled(net):
   soft = federated.local_training(attacks.soft_labels(net.loss), optax.sgd(0.3))
   real = federated.local_training(net.loss, optax.sgd(0.3))
   sent = attacks.client_view(real, net.params, batches)(truth)
+  method = attacks.CosineAdam(steps=500, total_variation=0.0)
   found = _attack(
-    net,
-    attacks.client_view(soft, net.params, batches),
-    batch=2,
-    method=attacks.Dlg(steps=800),
+    net, attacks.client_view(soft, net.params, batches), batch=2, method=method
   )(sent, truth.y, key=KEY)
   assert _exact(truth, found).count == 2
-  # Read as one gradient, the same message gives less.
+  # Read as one gradient of both, the same message gives nothing exact.
   view = attacks.gradient_view(net.loss, net.params)
   seen = attacks.as_gradient(sent["delta"], learning_rate=0.3, num_steps=4)
-  naive = _attack(net, view, batch=2, method=attacks.Dlg(steps=800))(seen, truth.y, key=KEY)
-  order = attacks.matched(truth.x, naive.x)
-  assert (
-    attacks.mse(truth.x, naive.x[order]).max() > attacks.mse(truth.x, found.x).min() * 10
-  )
+  naive = _attack(net, view, batch=2, method=method)(seen, truth.y, key=KEY)
+  assert _exact(truth, naive).count == 0
 
 
 def test_clipping_alone_fails(net):
@@ -114,7 +109,7 @@ def test_clipping_alone_fails(net):
   client = federated.client_noise(base, l2_clip_norm=0.01, noise_multiplier=0.0)
   view = attacks.client_view(client, net.params, attacks.all_at_once(1))
   truth = net.records(1, 2)
-  found = _attack(net, view)(view(truth), truth.y, key=KEY)
+  found = _attack(net, view, restarts=6)(view(truth), truth.y, key=KEY)
   assert _exact(truth, found).verdict.startswith("FAILS: 1 of 1")
 
 
@@ -126,7 +121,7 @@ def test_cosine_needs_no_scale_and_keeps_to_its_box(net):
   found = _attack(net, view, method=method)(seen, truth.y, key=KEY)
   assert attacks.psnr(truth.x, found.x)[0] > 20 and found.objective < 1e-3
   assert found.x.min() >= 0 and found.x.max() <= 1 and found.x.dtype == np.float32
-  assert np.isfinite(found.objectives).all() and found.num_steps == 600
+  assert found.objectives.min() >= 0 and found.objectives.max() < 1e-3
 
 
 def test_total_variation_smooths(net):

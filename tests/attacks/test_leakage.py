@@ -24,7 +24,7 @@ def _of_batches(net, digits, batch, count=24):
 @pytest.fixture(scope="module")
 def digits(net):
   """Middle 4x4 pixels of the embedded digits, three classes."""
-  train, _ = data.load_digits()
+  train, _ = data.load("digits")
   x, y = np.asarray(train.x), np.asarray(train.y)
   kept = y < net.classes
   return jnp.asarray(x[kept, 2:6, 2:6].reshape(-1, *net.shape)), jnp.asarray(y[kept])
