@@ -4,7 +4,7 @@ from dpjax.attacks.gradient_inversion import CosineAdam as CosineAdam
 from dpjax.attacks.gradient_inversion import Dlg as Dlg
 from dpjax.attacks.gradient_inversion import Inversion as Inversion
 from dpjax.attacks.gradient_inversion import Reconstruction as Reconstruction
-from dpjax.attacks.leakage import Leakage as Leakage
+from dpjax.attacks.leakage import LeakageScore as LeakageScore
 from dpjax.attacks.leakage import dense_leakage as dense_leakage
 from dpjax.attacks.leakage import distance_correlation as distance_correlation
 from dpjax.attacks.leakage import recovered_leakage as recovered_leakage

@@ -29,7 +29,7 @@ from dpjax.types import HostArray
 from dpjax.validate import UserError
 
 
-class Leakage(NamedTuple):
+class LeakageScore(NamedTuple):
   """A score, what it would be of pairs that do not belong together, and how surprising it is."""
 
   score: float
@@ -54,20 +54,20 @@ def _shuffles(count: int, num_null: int, seed: int) -> list[np.ndarray]:
 
 def _scored(
   score: Callable[[np.ndarray], np.ndarray], count: int, num_null: int, seed: int
-) -> Leakage:
+) -> LeakageScore:
   """`score(order)` gives the values of records paired in that order; the score is their mean."""
   values = np.asarray(score(np.arange(count)), np.float64)
   null = np.array([np.mean(score(order)) for order in _shuffles(count, num_null, seed)])
   mean = float(np.mean(values))
   p_value = (1 + int(np.sum(null >= mean))) / (1 + num_null)
   if values.size == 1:
-    return Leakage(mean, null, p_value, None)
+    return LeakageScore(mean, null, p_value, None)
   if np.ptp(values) == 0:  # of which no bootstrap is needed
-    return Leakage(mean, null, p_value, (mean, mean))
+    return LeakageScore(mean, null, p_value, (mean, mean))
   rng = np.random.default_rng(seed)
   drawn = stats.bootstrap((values.ravel(),), np.mean, method="percentile", rng=rng)
   interval = drawn.confidence_interval
-  return Leakage(mean, null, p_value, (float(interval.low), float(interval.high)))
+  return LeakageScore(mean, null, p_value, (float(interval.low), float(interval.high)))
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
@@ -86,7 +86,7 @@ def _finite(name: str, value: HostArray, rank: int) -> np.ndarray:
 
 def dense_leakage(
   kernels: HostArray, x: HostArray, *, num_null: int = 200, seed: int = 0
-) -> Leakage:
+) -> LeakageScore:
   """How well some unit of a first dense layer shows each record of its batch.
 
   Args:
@@ -119,7 +119,7 @@ def dense_leakage(
 
 def recovered_leakage(
   truth: HostArray, found: HostArray, *, num_null: int = 200, seed: int = 0
-) -> Leakage:
+) -> LeakageScore:
   """Correlation of each record [n, ...] with what an attack made of its gradient.
 
   Raises:
@@ -147,7 +147,7 @@ def _centred(rows: np.ndarray) -> np.ndarray:
 
 def distance_correlation(
   gradients: HostArray, x: HostArray, *, num_null: int = 200, seed: int = 0
-) -> Leakage:
+) -> LeakageScore:
   """Bias-corrected distance correlation of gradients [n, p] and inputs [n, ...].
 
   sign(R) sqrt|R| of the U-centred R: in [-1, 1], around 0 for independent pairs, 1 where the

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import ndimage, optimize, stats
+from scipy.spatial import distance
 
 from dpjax import validate
 from dpjax.types import HostArray
@@ -41,9 +42,10 @@ def _pair(truth: HostArray, found: HostArray) -> tuple[np.ndarray, np.ndarray]:
     raise UserError(
       f"found: must have the shape [B, ...] of the truth, {a.shape}, B >= 1; got {b.shape}"
     )
-  if not np.isfinite(a).all():
-    raise UserError("truth: must be finite")
-  return a, np.nan_to_num(b, posinf=0.0, neginf=0.0)  # what never was found is no guess
+  for name, array in (("truth", a), ("found", b)):
+    if not np.isfinite(array).all():
+      raise UserError(f"{name}: must be finite")
+  return a, b
 
 
 def mse(truth: HostArray, found: HostArray) -> np.ndarray:
@@ -170,7 +172,7 @@ def matched(truth: HostArray, found: HostArray) -> np.ndarray:
   """
   a, b = _pair(truth, found)
   flat_a, flat_b = a.reshape(len(a), -1), b.reshape(len(b), -1)
-  costs = np.stack([np.mean((row - flat_b) ** 2, axis=1) for row in flat_a])
+  costs = distance.cdist(flat_a, flat_b, "sqeuclidean")
   return optimize.linear_sum_assignment(costs)[1]
 
 
@@ -182,16 +184,15 @@ def identified(found: HostArray, candidates: HostArray, truth: HostArray) -> np.
   >>> identified([[0.4, 0.0]], [[0.0, 0.0], [1.0, 1.0]], [0]).tolist()
   [True]
   """
-  b = np.nan_to_num(np.asarray(found, np.float64)).reshape(len(np.asarray(found)), -1)
-  all_of = np.asarray(candidates, np.float64).reshape(len(np.asarray(candidates)), -1)
+  guesses, people = np.asarray(found, np.float64), np.asarray(candidates, np.float64)
+  guesses, people = guesses.reshape(len(guesses), -1), people.reshape(len(people), -1)
   places = np.asarray(truth)
-  if b.shape[1] != all_of.shape[1] or places.shape != (len(b),):
+  if guesses.shape[1] != people.shape[1] or places.shape != (len(guesses),):
     raise UserError(
-      f"truth: must be {len(b)} places of candidates shaped as what was found, got "
-      f"{places.shape} of {all_of.shape}"
+      f"truth: must be {len(guesses)} places of candidates shaped as what was found, got "
+      f"{places.shape} of {people.shape}"
     )
-  nearest = [int(np.argmin(np.sum((row - all_of) ** 2, axis=1))) for row in b]
-  return np.array(nearest) == places
+  return distance.cdist(guesses, people).argmin(axis=1) == places
 
 
 class Success(NamedTuple):
