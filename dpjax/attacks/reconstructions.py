@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -127,8 +128,12 @@ def lpips(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.
     wide = np.broadcast_to(x, (*x.shape[:3], 3)) / data_range * 2 - 1
     return np.asarray(jax.image.resize(wide, (len(x), height, width, 3), "bilinear"))
 
-  evaluator = library.LPIPSEvaluator(replicate=False, net="alexnet")
-  return np.asarray(evaluator(prepared(a), prepared(b)), np.float64).reshape(len(a))
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore", ResourceWarning)  # it leaves its file of weights open
+    evaluator = library.LPIPSEvaluator(replicate=False, net="alexnet")
+  with jax.numpy_rank_promotion("allow"):  # it broadcasts [3] to images
+    away = evaluator(prepared(a), prepared(b))
+  return np.asarray(away, np.float64).reshape(len(a))
 
 
 class Fidelity(NamedTuple):
