@@ -12,7 +12,8 @@ to try. The cosine does not see a common factor, so clipping alone does not slow
 
 Every message that a view of `attacks.views` describes is attacked the same way: a mean
 gradient, or what a client sends after several local steps, which are unrolled. Restarts run
-side by side under vmap; the adversary keeps the one whose message comes closest.
+side by side under vmap; after a short trial the best few go on, and the adversary keeps the one
+whose message comes closest.
 
 An attack that fails proves nothing: another one may succeed.
 """
@@ -222,6 +223,8 @@ class Inversion:
     num_classes: labels are 0 .. num_classes - 1.
     method: `Dlg()`, `CosineAdam()` or another `Method`.
     restarts: independent first guesses.
+    finalists: how many of them, the best after `trial` steps, go on to the end; the others have
+      gone astray by then, or have not, and cost no more.
 
   Raises:
     UserError: a batch of 0, no restarts, total variation of what is no image, a shape that the
@@ -241,10 +244,13 @@ class Inversion:
   _: dataclasses.KW_ONLY
   num_classes: int
   method: Method = Dlg()
-  restarts: int = 4
+  restarts: int = 12
+  finalists: int = 2
+  trial: int = 200
 
   def __post_init__(self):
-    validate.integer_at_least(1, restarts=self.restarts, num_classes=self.num_classes)
+    counts = dict(restarts=self.restarts, finalists=self.finalists, trial=self.trial)
+    validate.integer_at_least(1, num_classes=self.num_classes, **counts)
     dims = validate.several(shape=self.shape)
     if not dims:
       raise UserError("shape=(): must be (batch, *features)")
@@ -281,17 +287,22 @@ class Inversion:
       dtype = jnp.float64 if self.method.float64 else jnp.float32
       wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), seen)
       keys = jax.random.split(key, self.restarts)
-      search, taken = self._run(self._starts(keys, known), wide, known)
-      return _best(jax.device_get(search), known, taken)
+      return self._run(self._starts(keys, known), wide, known)
 
-  def _run(self, search: _Search, seen: Any, known: Any) -> tuple[_Search, int]:
+  def _run(self, search: _Search, seen: Any, known: Any) -> Reconstruction:
     """All steps, or as many as the first restart needs to arrive."""
+    objectives, places, taken = np.full(self.restarts, np.inf), np.arange(self.restarts), 0
     for taken in range(1, self.method.steps + 1):
       search = self._steps(search, seen, known)
       look = taken % _CHECK_EVERY == 0
       if look and bool(jnp.any(search.objective <= self.method.tolerance)):
-        return search, taken
-    return search, self.method.steps
+        break
+      if taken == self.trial:
+        objectives = np.array(search.objective)
+        places = np.argsort(objectives)[: self.finalists]
+        search = jax.tree.map(lambda leaf: leaf[places], search)  # noqa: B023
+    objectives[places] = search.objective
+    return _best(jax.device_get(search), known, objectives, taken)
 
   def _guessed(self, *, soft: bool) -> Example:
     """Shapes of what a guess is made of."""
@@ -365,7 +376,7 @@ def _check_fits(expected: Any, seen: Any) -> None:
       raise UserError(f"seen{name}: must have shape {shaped.shape}, has {np.shape(leaf)}")
 
 
-def _best(search: _Search, known: Any, taken: int) -> Reconstruction:
+def _best(search: _Search, known: Any, objectives: Any, taken: int) -> Reconstruction:
   """The restart with the smallest objective."""
   place = int(np.argmin(search.objective))
   guess = jax.tree.map(lambda leaf: leaf[place], search.best)
@@ -374,6 +385,6 @@ def _best(search: _Search, known: Any, taken: int) -> Reconstruction:
     x=np.asarray(guess["x"]),
     labels=np.asarray(labels, np.int32),
     objective=float(search.objective[place]),
-    objectives=np.asarray(search.objective),
+    objectives=objectives,
     num_steps=taken,
   )

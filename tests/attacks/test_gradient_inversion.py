@@ -55,6 +55,22 @@ def test_dlg_with_the_label_that_idlg_infers(net, gradient):
   np.testing.assert_array_equal(again.x, found.x)
 
 
+def test_only_the_best_of_a_trial_go_on(net):
+  """What the finalists find does not depend on who else was tried, and costs no more."""
+  truth, view = net.records(1, 3), attacks.gradient_view(net.loss, net.params)
+  method = attacks.CosineAdam(steps=60, total_variation=0.0)
+  settings = dict(method=method, restarts=4)
+  every = _attack(net, view, **settings)(view(truth), truth.y, key=KEY)
+  some = _attack(net, view, **settings, trial=20, finalists=2)(
+    view(truth), truth.y, key=KEY
+  )
+  went_on = np.isclose(some.objectives, every.objectives, rtol=1e-3)
+  assert went_on.sum() == 2 and np.all(
+    some.objectives[~went_on] > every.objectives[~went_on]
+  )
+  assert some.objective == some.objectives.min()
+
+
 def test_a_batch_comes_back_in_some_order(net):
   truth = net.records(3)
   view = attacks.gradient_view(net.loss, net.params)
@@ -155,6 +171,7 @@ def _setting_errors(net):
   yield lambda: make((0, *net.shape)), r"shape\[0\]=0"
   yield lambda: make(()), "must be .batch"
   yield lambda: make((1, *net.shape), restarts=0), "restarts=0"
+  yield lambda: make((1, *net.shape), finalists=0), "finalists=0"
   yield lambda: make((1, 5, 5, 1)), "takes no examples of that shape"
   yield (
     lambda: make((1, 16), method=attacks.CosineAdam()),

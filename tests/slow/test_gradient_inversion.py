@@ -35,7 +35,7 @@ def _loss_and_params():
   return losses.softmax_cross_entropy(model.apply), jax.tree.unflatten(treedef, drawn)
 
 
-def run(count=_COUNT, sigmas=(0.0, 1e-4, 1e-3, 1e-2), method=None, restarts=4, tell=print):
+def run(count=_COUNT, sigmas=(0.0, 1e-4, 1e-3, 1e-2), tell=print):
   """{sigma: (labels that were inferred, rows of success, truth, found)}.
 
   Each client sends one step of SGD on one image, clipped to the longest of the messages and
@@ -53,9 +53,7 @@ def run(count=_COUNT, sigmas=(0.0, 1e-4, 1e-3, 1e-2), method=None, restarts=4, t
   ]
   bound = max(float(optax.global_norm(view(truth))) for truth in truths)
   tell(f"{trees.size(params)} parameters, l2_clip_norm {bound:.3g}")
-  attack = attacks.Inversion(
-    view, _SHAPE, num_classes=10, method=method or attacks.Dlg(), restarts=restarts
-  )
+  attack = attacks.Inversion(view, _SHAPE, num_classes=10, method=attacks.Dlg(steps=2500))
   results = {}
   for sigma in sigmas:
     client = federated.client_noise(plain, l2_clip_norm=bound, noise_multiplier=sigma)
@@ -69,7 +67,7 @@ def run(count=_COUNT, sigmas=(0.0, 1e-4, 1e-3, 1e-2), method=None, restarts=4, t
       made = attack(seen, labels, key=key)
       found.append(made.x[0])
       error = attacks.mse(truth.x, made.x)[0]
-      tell(f"sigma {sigma:g}, image {place}: MSE {error:.2e}, {made.objectives}")
+      tell(f"sigma {sigma:g}, image {place}: MSE {error:.2e}, {made.objective:.2e}")
     x, found = np.concatenate([truth.x for truth in truths]), np.stack(found)
     rows = attacks.success(attacks.fidelity(x, found))
     results[sigma] = right, rows, x, found
