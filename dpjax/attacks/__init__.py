@@ -1,4 +1,5 @@
-"""Attacks on trained models, by the pipelines that trained them.
+"""Attacks on what training releases (gradients, messages of clients, models), by the pipelines
+that trained them.
 
 Membership inference, from a model's answers to the line that its epsilon allows:
 
@@ -19,6 +20,14 @@ from dpjax.attacks import signals as signals
 from dpjax.attacks.allowed import AllowedRoc as AllowedRoc
 from dpjax.attacks.allowed import Judgement as Judgement
 from dpjax.attacks.allowed import judge as judge
+from dpjax.attacks.gradient_inversion import CosineAdam as CosineAdam
+from dpjax.attacks.gradient_inversion import Dlg as Dlg
+from dpjax.attacks.gradient_inversion import Inversion as Inversion
+from dpjax.attacks.gradient_inversion import Reconstruction as Reconstruction
+from dpjax.attacks.leakage import LeakageScore as LeakageScore
+from dpjax.attacks.leakage import dense_leakage as dense_leakage
+from dpjax.attacks.leakage import distance_correlation as distance_correlation
+from dpjax.attacks.leakage import recovered_leakage as recovered_leakage
 from dpjax.attacks.membership import MEMBERSHIP_ATTACKS as MEMBERSHIP_ATTACKS
 from dpjax.attacks.membership import Evidence as Evidence
 from dpjax.attacks.membership import confidence_rule as confidence_rule
@@ -26,6 +35,20 @@ from dpjax.attacks.membership import lira as lira
 from dpjax.attacks.membership import loss_rule as loss_rule
 from dpjax.attacks.membership import loss_threshold as loss_threshold
 from dpjax.attacks.membership import rmia as rmia
+from dpjax.attacks.reconstructions import Fidelity as Fidelity
+from dpjax.attacks.reconstructions import Success as Success
+from dpjax.attacks.reconstructions import fidelity as fidelity
+from dpjax.attacks.reconstructions import identified as identified
+from dpjax.attacks.reconstructions import lpips as lpips
+from dpjax.attacks.reconstructions import matched as matched
+from dpjax.attacks.reconstructions import mse as mse
+from dpjax.attacks.reconstructions import picture as picture
+from dpjax.attacks.reconstructions import psnr as psnr
+from dpjax.attacks.reconstructions import ssim as ssim
+from dpjax.attacks.reconstructions import success as success
+from dpjax.attacks.recovery import as_gradient as as_gradient
+from dpjax.attacks.recovery import first_dense as first_dense
+from dpjax.attacks.recovery import infer_labels as infer_labels
 from dpjax.attacks.roc import FPRS as FPRS
 from dpjax.attacks.roc import Leakage as Leakage
 from dpjax.attacks.roc import RateAtFpr as RateAtFpr
@@ -38,3 +61,8 @@ from dpjax.attacks.roc import table as table
 from dpjax.attacks.shadows import each_as_target as each_as_target
 from dpjax.attacks.shadows import random_halves as random_halves
 from dpjax.attacks.shadows import train_shadows as train_shadows
+from dpjax.attacks.views import View as View
+from dpjax.attacks.views import all_at_once as all_at_once
+from dpjax.attacks.views import client_view as client_view
+from dpjax.attacks.views import gradient_view as gradient_view
+from dpjax.attacks.views import soft_labels as soft_labels

@@ -45,6 +45,8 @@ _EXCEPTIONS = {
   "dpjax/accounting/tuning.py": {"poisson"},
   # makes synthetic clients differ in style: data, not protection
   "dpjax/data/partition.py": {"standard_normal"},
+  # an adversary's first guess
+  "dpjax/attacks/gradient_inversion.py": {"normal"},
   # initial weights
   "dpjax/relevance/adlm.py": {"jax.nn.initializers"},
   "dpjax/benchmarks/workloads.py": {"jax.nn.initializers"},

