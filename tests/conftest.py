@@ -26,11 +26,11 @@ _MOST_MEMORY = 1.3e9  # bytes that a worker may hold between two tests
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items):
-  """The measured list of slow cases is marked like those that say so themselves."""
-  names = slow_cases.names()
+  """Cases that were measured to be slow or long are marked like those that say so themselves."""
+  marks = slow_cases.marks()
   for item in items:
-    if item.nodeid in names:
-      item.add_marker(pytest.mark.slow)
+    if item.nodeid in marks:
+      item.add_marker(marks[item.nodeid])
 
 
 @pytest.fixture

@@ -1,14 +1,15 @@
 """Which cases are slow: measured, not guessed. The list is `slow_cases.txt` beside this file.
 
-A case is slow where it takes more than half a second of processor time, unless it is the
-quickest of its test and takes less than three: so every test but the longest keeps a case that
-`pytest` runs, and `.ci/run` runs all of them. Measure and write the list again:
+The quickest case of each test is what `pytest` runs, where it takes less than three seconds of
+processor time, and every other that takes less than half a second. The rest is `slow`, which
+`.ci/run` runs as well, but for other cases of more than six seconds: they are `long`, by hand.
+Measure, with an empty compilation cache (`DPJAX_TEST_CACHE`), and write the list again:
 
     python -m pytest -q -n 2 -m 'not long' -p tests.slow_cases --times=DIR
     python -m tests.slow_cases DIR
 
-with an empty compilation cache (`DPJAX_TEST_CACHE`), as on a fresh machine. A test that is
-added later is quick until the list is written again, or carries `pytest.mark.slow` itself.
+A test that is added later is quick until then, or carries `pytest.mark.slow` itself. Cases that
+were not measured keep their mark.
 """
 
 import collections
@@ -20,12 +21,13 @@ import sys
 import pytest
 
 LIST = pathlib.Path(__file__).with_suffix(".txt")
-_QUICK, _SLOW = 0.5, 3.0  # seconds of processor time
+_QUICK, _SLOW, _LONG = 0.5, 3.0, 6.0  # seconds of processor time
 
 
-def names() -> frozenset[str]:
-  """The node ids of the list."""
-  return frozenset(LIST.read_text().splitlines())
+def marks() -> dict[str, str]:
+  """Node id -> slow or long."""
+  pairs = (line.split(" ", maxsplit=1) for line in LIST.read_text().splitlines())
+  return {name: mark for mark, name in pairs}
 
 
 def pytest_addoption(parser):
@@ -50,21 +52,22 @@ def _seconds() -> float:
   return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def slow(times: dict[str, float]) -> list[str]:
-  """Of node ids and their seconds those that are slow, sorted.
+def marked(times: dict[str, float]) -> dict[str, str]:
+  """Of node ids and their seconds those that are not quick.
 
-  >>> slow({"a::t[1]": 0.1, "a::t[2]": 2.0, "a::u[1]": 2.0, "a::u[2]": 2.5, "a::v": 4.0})
-  ['a::t[2]', 'a::u[2]', 'a::v']
+  >>> marked({"a::t[1]": 0.1, "a::t[2]": 2.0, "a::u[1]": 2.0, "a::u[2]": 9.0, "a::v": 9.0})
+  {'a::t[2]': 'slow', 'a::u[2]': 'long', 'a::v': 'slow'}
   """
   by_test = collections.defaultdict(dict)
   for name, seconds in times.items():
     by_test[name.partition("[")[0]][name] = seconds
-  found = []
+  found = {}
   for cases in by_test.values():
     quickest = min(cases, key=cases.__getitem__)
-    spared = quickest if cases[quickest] < _SLOW else None
-    found += [name for name, s in cases.items() if s > _QUICK and name != spared]
-  return sorted(found)
+    for name, seconds in cases.items():
+      if seconds > (_SLOW if name == quickest else _QUICK):
+        found[name] = "long" if seconds > _LONG and name != quickest else "slow"
+  return found
 
 
 def _times(folder: pathlib.Path) -> dict[str, float]:
@@ -74,4 +77,7 @@ def _times(folder: pathlib.Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-  LIST.write_text("\n".join(slow(_times(pathlib.Path(sys.argv[1])))) + "\n")
+  times = _times(pathlib.Path(sys.argv[1]))
+  kept = {name: mark for name, mark in marks().items() if name not in times}
+  found = sorted((name, mark) for name, mark in (kept | marked(times)).items())
+  LIST.write_text("".join(f"{mark} {name}\n" for name, mark in found))
