@@ -271,10 +271,12 @@ class Inversion:
       key: typed key of the first guesses.
 
     Raises:
-      UserError: NaN, complex numbers or shapes that the view's message does not have; labels
-        outside their range.
+      UserError: NaN, complex numbers, zeros alone or shapes that the view's message does not
+        have; labels outside their range.
     """
     check_seen(seen)
+    if not any(np.any(leaf) for leaf in jax.tree.leaves(seen)):
+      raise UserError("seen: is 0 everywhere; nothing of the examples is in it")
     known = None
     if labels is not None:
       known = check_labels(labels, self.shape[0], self.num_classes)

@@ -185,6 +185,7 @@ def _message_errors(net, seen, attack):
   broken = lambda value: jax.tree.map(lambda leaf: leaf.at[..., 0].set(value), seen)
   yield lambda: attack(broken(jnp.nan), [0], key=KEY), "must be finite"
   yield lambda: attack(jax.tree.map(lambda x: x + 0j, seen), [0], key=KEY), "must be real"
+  yield lambda: attack(jax.tree.map(jnp.zeros_like, seen), key=KEY), "is 0"
   yield lambda: attack({"delta": seen}, [0], key=KEY), "must have the structure"
   wrong = jax.tree.map(lambda x: x[..., :2], seen)
   yield lambda: attack(wrong, [0], key=KEY), "must have shape"
