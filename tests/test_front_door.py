@@ -49,6 +49,20 @@ def test_no_room_but_relevance_loads_it_or_what_draws_reads_and_saves():
   assert "dpjax.relevance" in _imported("import dpjax\ndpjax.relevance")
 
 
+_ALL = """
+import importlib, pathlib
+for path in sorted(pathlib.Path("dpjax").rglob("*.py")):
+  importlib.import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
+from jax._src import xla_bridge  # nothing public tells it
+assert not xla_bridge.backends_are_initialized()
+"""
+
+
+def test_no_import_starts_a_backend():
+  """Several processes and commands that fork (tests/commands.py) must come before it."""
+  assert "dpjax.auditing.games.federated" in _imported(_ALL)
+
+
 def test_type_checkers_see_what_is_there():
   """The imports that are only for them are the names that `__getattr__` knows."""
   (block,) = [

@@ -35,7 +35,7 @@ _SHARE, _FEW = 0.2, 0.16  # of the draws: a round is ordinary Python; edges leak
 _MANY = 64  # parameters by which the size of the noise itself shows
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
 
-_START = jnp.zeros(2)
+_START = np.zeros(2, np.float32)  # NumPy: an import starts no backend
 
 Aggregate = Callable[[Plan, Any], Any]  # `federated.central`, or a broken one
 Games = Callable[[Any, Aggregate], list[Game]]  # of a function, or a broken one
@@ -220,7 +220,7 @@ _scaffold = functools.partial(
   _algorithm, "scaffold", client_learning_rate=0.5, num_clients=4
 )
 _hyp_cluster = functools.partial(
-  _algorithm, "hyp_cluster", params=jnp.array([[1.0, 0.0], [-1.0, 0.0]]), num_clients=4
+  _algorithm, "hyp_cluster", params=np.array([[1, 0], [-1, 0]], np.float32), num_clients=4
 )
 
 GAMES: dict[str, Games] = {
@@ -241,7 +241,7 @@ GAMES: dict[str, Games] = {
       _LOSS,
       _SGD,
       _FAST,
-      params=jnp.zeros(_MANY),
+      params=np.zeros(_MANY, np.float32),
     ),
   ),
   "mime_lite": _algorithm("mime_lite", _WORLDS, _LOSS, optax.sgd(0.5, momentum=0.9)),
