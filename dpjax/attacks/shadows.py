@@ -13,7 +13,7 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -129,20 +129,28 @@ def train_shadows(
     raise UserError(f"name={name!r}: must be given with a directory, and not without one")
   files = _files(records, rows, seed, directory, name)
   found = [_read(file, len(records)) for file in files]
-  step = _step(algorithm, side_by_side > 1)
-  for start in range(0, len(rows), side_by_side):
-    group = range(start, min(start + side_by_side, len(rows)))
-    if any(found[index] is None for index in group):
-      # the last group repeats its last shadow, so that one program serves all
-      padded = [min(start + i, len(rows) - 1) for i in range(side_by_side)]
-      parts = [records.subset(np.flatnonzero(rows[index])) for index in padded]
-      drawn = [_streams(seed, index) for index in padded]
-      states = _trained(algorithm, init_params, batches, step, parts, drawn)
-      for index, state in zip(group, states):
-        found[index] = _asked(signal, released(state), records, index)
-        _write(files[index], found[index])
+  width = min(side_by_side, len(rows))
+  pipeline = _Pipeline(algorithm, batches, init_params, _step(algorithm, width > 1))
+  for start in range(0, len(rows), width):
+    group = range(start, min(start + width, len(rows)))
+    missing = any(found[index] is None for index in group)
+    # the last group repeats its last shadow, so that one program serves all
+    padded = [min(start + place, group[-1]) for place in range(width)]
+    states = _trained(pipeline, records, rows[padded], padded, seed) if missing else []
+    for index, state in zip(group, states):
+      found[index] = _asked(signal, released(state), records, index)
+      _write(files[index], found[index])
     progress(group.stop, len(rows))
   return np.stack([one for one in found if one is not None])
+
+
+class _Pipeline(NamedTuple):
+  algorithm: Callable[[Array], Algorithm]
+  batches: Callable[[Dataset, int], Iterable[Batch]]
+  init_params: Callable[[Array], Params]
+  step: Callable[
+    ..., Any
+  ]  # (noise key, state, batch) -> state, of one or of all of a group
 
 
 def _rows(records: Dataset, included: HostArray) -> np.ndarray:
@@ -166,29 +174,28 @@ def _streams(seed: int, index: int) -> tuple[Array, Array, int]:
 
 
 def _step(algorithm: Callable[[Array], Algorithm], together: bool) -> Callable[..., Any]:
-  """(noise key, state, batch) -> state, compiled; of a group with a leading axis."""
   one = lambda key, state, batch: algorithm(key).step(state, batch)[0]
   return jax.jit(jax.vmap(one) if together else one)
 
 
 def _trained(
-  algorithm: Callable[[Array], Algorithm],
-  init_params: Callable[[Array], Params],
-  batches: Callable[[Dataset, int], Iterable[Batch]],
-  step: Callable[..., Any],
-  parts: list[Dataset],
-  drawn: list[tuple[Array, Array, int]],
+  pipeline: _Pipeline, records: Dataset, rows: np.ndarray, indices: list[int], seed: int
 ) -> list[Any]:
-  """The final state of each of a group."""
-  noise, init, seeds = zip(*drawn)
-  states = [algorithm(key).init(init_params(first)) for key, first in zip(noise, init)]
-  streams = [batches(part, number) for part, number in zip(parts, seeds)]
-  if len(parts) == 1:
-    return [functools.reduce(functools.partial(step, noise[0]), streams[0], states[0])]
+  """The final state of each of a group, whose rows are `rows`."""
+  noise, init, seeds = zip(*(_streams(seed, index) for index in indices))
+  states = [
+    pipeline.algorithm(key).init(pipeline.init_params(first))
+    for key, first in zip(noise, init)
+  ]
+  parts = [records.subset(np.flatnonzero(row)) for row in rows]
+  streams = [pipeline.batches(part, number) for part, number in zip(parts, seeds)]
+  if len(indices) == 1:
+    step = functools.partial(pipeline.step, noise[0])
+    return [functools.reduce(step, streams[0], states[0])]
   state, keys = _stacked(states), _stacked(noise)
   for together in zip(*streams, strict=True):
-    state = step(keys, state, _stacked(together))
-  return [jax.tree.map(lambda leaf, i=i: leaf[i], state) for i in range(len(parts))]
+    state = pipeline.step(keys, state, _stacked(together))
+  return [jax.tree.map(lambda leaf, i=i: leaf[i], state) for i in range(len(indices))]
 
 
 def _stacked(trees: Iterable[Any]) -> Any:
