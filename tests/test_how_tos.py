@@ -122,9 +122,8 @@ def noisy_count(tmp_path, monkeypatch):
 
 def _count_games(kind):
   flags = np.zeros(3, np.float32), np.array([0, 0, 1], np.float32)
-  options = {"relation": "add_or_remove_one", "subject": "NoisyCount"}
-  adversary = mechanism_games.linear
-  return [mechanism_games.game(kind(epsilon=1.0), "0, 1", flags, adversary, **options)]
+  options = {"relation": "add_or_remove_one", "adversary": mechanism_games.linear}
+  return [mechanism_games.game(kind(epsilon=1.0), "0, 1", *flags, **options)]
 
 
 def test_a_mechanism_is_a_file_and_a_game(noisy_count, monkeypatch):

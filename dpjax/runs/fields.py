@@ -39,7 +39,7 @@ _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "tex
 _INT_BITS = 64  # JAX and NumPy take no larger one
 
 
-class Config:
+class WithChoices:
   """Base of a config that has choices: it holds the value where a name is written. What is
   neither is kept, for `check` to refuse by its whole dotted name."""
 

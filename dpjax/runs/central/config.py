@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from dpjax import gradients, transforms
 from dpjax.noise import correlated
 from dpjax.runs import optimizers
-from dpjax.runs.fields import Choice, Config
+from dpjax.runs.fields import Choice, WithChoices
 
 CLIPPINGS = ChainMap[str, Any]({"per_layer": transforms.PerLayer}, transforms.CLIP_RULES)
 
@@ -44,7 +44,7 @@ class ModelConfig:
 
 
 @dataclasses.dataclass
-class FtrlConfig(Config):
+class FtrlConfig(WithChoices):
   """How the noise of privacy.method='dp_ftrl' is correlated; see `dpjax.noise.correlated`."""
 
   sampler: str = "cyclic"  # cyclic | cyclic_poisson | balls_in_bins | min_sep
@@ -57,7 +57,7 @@ class FtrlConfig(Config):
 
 
 @dataclasses.dataclass
-class PrivacyConfig(Config):
+class PrivacyConfig(WithChoices):
   """What is promised. Give `epsilon` or `noise_multiplier`, not both."""
 
   method: str = "dp_sgd"  # dp_sgd | dp_ftrl | sgd (no clipping, no noise, no epsilon)
@@ -86,7 +86,7 @@ class PrivacyConfig(Config):
 
 
 @dataclasses.dataclass
-class OptimizerConfig(Config):
+class OptimizerConfig(WithChoices):
   """The Optax optimizer behind the private gradient."""
 
   # sgd | adam | adamw | rmsprop | adagrad | dp_adam | dp_sgld

@@ -14,7 +14,7 @@ from dpjax import federated, gradients, transforms
 from dpjax.data import partition, shakespeare
 from dpjax.runs import optimizers
 from dpjax.runs.central.config import DataConfig, FtrlConfig, ModelConfig, OptimizerConfig
-from dpjax.runs.fields import Choice, Config, settings
+from dpjax.runs.fields import Choice, WithChoices, settings
 
 
 def _roles(data_dir: str | None, min_chars: int | None) -> Any:
@@ -81,7 +81,7 @@ class FedOptimizerConfig(OptimizerConfig):
 
 
 @dataclasses.dataclass
-class FedPrivacyConfig(Config):
+class FedPrivacyConfig(WithChoices):
   """What is promised to one user. Give `epsilon` or `noise_multiplier`, not both."""
 
   # central | local | both | none | dp_ftrl (central, noise correlated over the rounds)
@@ -104,7 +104,7 @@ class FedPrivacyConfig(Config):
 
 
 @dataclasses.dataclass
-class FedConfig(Config):
+class FedConfig(WithChoices):
   """A whole federated run."""
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
