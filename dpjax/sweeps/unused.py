@@ -39,18 +39,17 @@ def _replaced(config: Any, points: list[Any]) -> Unused:
   name is picked over it (`fields.replace`)."""
   grid = {"seed", *config.grid}
   chosen = [grid | set(fixed) for fixed in config.variants.values()] or [grid]
-  paths = (leaf.path for leaf in fields.leaves(config.base))
   kept = lambda path, names: unused.reason(path, dict.fromkeys(names, "")) is None
   given = fields.set_fields(config.base)
 
   def continued(path: str) -> bool:
-    if path not in given or any(path in names for names in chosen):
+    if any(path in names for names in chosen):
       return False
     return any(fields.get(point.config, path) == given[path][0] for point in points)
 
   return {
     path: "a run that does not set its own"
-    for path in paths
+    for path in given
     if not any(kept(path, names) for names in chosen) and not continued(path)
   }
 
