@@ -117,7 +117,26 @@ def limit(config: DataConfig, num_examples: int) -> None:
 def model(config: ModelConfig, room: str = "model") -> None:
   """Raises UserError for a model or an option that does not exist."""
   names.one_of(models.names(), **{f"{room}.name": config.name})
+  for option, value in config.options.items():
+    _written(value, f"{room}.options.{option}")
   models.check_options(config.name, config.options, prefix=f"{room}.options.")
+
+
+def _written(value: Any, name: str) -> None:
+  """Raises UserError for what config.json would not hold as it is: objects are told by their
+  words there, and two of them may share those, and so their noise."""
+  if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+    for key, entry in value.items():
+      _written(entry, f"{name}.{key}")
+  elif isinstance(value, (list, tuple)):
+    for index, entry in enumerate(value):
+      _written(entry, f"{name}[{index}]")
+  elif type(value) not in (bool, int, float, str, type(None)):
+    told = " ".join(repr(value).split())
+    raise UserError(
+      f"{name}={told:.60}: must be a number, text, true, false or none, or a list or dict "
+      "(with names) of these"
+    )
 
 
 def in_float32(name: str, value: Any) -> None:

@@ -27,13 +27,22 @@ class Choice:
   table: Mapping[str, type]
   own: bool = False
 
+  def __post_init__(self):
+    for name, kind in self.table.items():
+      if issubclass(kind, Setting):  # many are made of a lambda
+        kind.__qualname__ = name
+
+  def holds(self, value: Any) -> bool:
+    """Whether it is of a class of the table itself; no instance of another, and no class."""
+    return type(value) in self.table.values()
+
   def name(self, value: Any) -> Any:
     """That of the value's class; an import path, or what is no choice, as it is."""
     return next((name for name, kind in self.table.items() if type(value) is kind), value)
 
   def told(self, value: Any) -> Any:
     """The name, with what differs from its defaults: "automatic(gamma=0.1)"."""
-    if not dataclasses.is_dataclass(value):
+    if not self.holds(value):
       return value
     changed = ", ".join(f"{path}={one!r}" for path, (one, _) in set_fields(value).items())
     return f"{self.name(value)}({changed})" if changed else str(self.name(value))
@@ -109,7 +118,8 @@ def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]
   for field in dataclasses.fields(config):
     path, hint = f"{prefix}{field.name}", hints_of(type(config))[field.name]
     value, usual = getattr(config, field.name), getattr(default, field.name, None)
-    choice, has_fields = choice_of(hint), dataclasses.is_dataclass(value)
+    choice = choice_of(hint)
+    has_fields = _is_room(value) if choice is None else choice.holds(value)
     if choice is not None:
       yield Leaf(path, hint, choice.name(value), choice.name(usual))
     elif not has_fields:
@@ -117,6 +127,10 @@ def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]
     if has_fields:
       other = choice is not None and type(usual) is not type(value)
       yield from leaves(value, type(value)() if other else usual, f"{path}.")
+
+
+def _is_room(value: Any) -> bool:
+  return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def set_fields(config: Any) -> dict[str, tuple[Any, Any]]:

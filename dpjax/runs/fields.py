@@ -66,6 +66,7 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
   if isinstance(config, dict):
     value, choice = config.get(head), None
   else:
+    _check_room(config, path, name)
     _check_field(config, head, name)
     value, choice = getattr(config, head), choice_of(hints_of(type(config))[head])
   if choice is not None and not rest:
@@ -173,7 +174,7 @@ def _continued(given: Any, hint: Any, old: Any) -> Any:
   """A name with those of the old value's numbers that were set and that it has, too."""
   choice = choice_of(hint)
   kind = choice.table.get(given) if choice is not None and isinstance(given, str) else None
-  if kind is None or not dataclasses.is_dataclass(old):
+  if kind is None or choice is None or not choice.holds(old):
     return given
   known = {field.name for field in dataclasses.fields(kind)}
   kept = {path: value for path, (value, _) in set_fields(old).items() if path in known}
@@ -193,12 +194,12 @@ def _chosen(value: Any, choice: Choice, name: str) -> Any:
     return value
   given = {"name": value} if isinstance(value, str) else value
   if not isinstance(given, dict):
-    if type(value) not in choice.table.values():
+    if not choice.holds(value):
       raise _not_chosen(value, value, choice, name)
     return _check_dataclass(value, type(value), name)
-  given = dict(_bounded(given, name))
+  given = {str(key): entry for key, entry in _bounded(given, name).items()}
   word = given.pop("name", None)
-  if word not in choice.table:
+  if not isinstance(word, str) or word not in choice.table:
     raise _not_chosen(value, word, choice, name)
   made = choice.table[word]()
   for field in given:
@@ -213,6 +214,11 @@ def _not_chosen(value: Any, word: Any, choice: Choice, name: str) -> UserError:
   hint = did_you_mean(word, choice.table) if isinstance(word, str) else ""
   known = ", ".join((*choice.table, names.FORM) if choice.own else choice.table)
   return UserError(f"{name}={value!r}: must be one of {known}{hint}")
+
+
+def _check_room(config: Any, path: str, name: str) -> None:
+  if not dataclasses.is_dataclass(config) or isinstance(config, type):
+    raise UserError(f"{name}.{path}: {name} holds {config!r}, which has no fields")
 
 
 def _check_field(config: Any, head: str, name: str, choice: Choice | None = None) -> None:
@@ -250,8 +256,7 @@ def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any
   head, _, rest = path.partition(".")
   if isinstance(config, dict):
     return _update_dict(config, path, change, name, hint)
-  if not dataclasses.is_dataclass(config) or isinstance(config, type):
-    raise UserError(f"{name}.{path}: {name} holds {config!r}, which has no fields")
+  _check_room(config, path, name)
   hints = hints_of(type(config))
   _check_field(config, head, name, choice_of(hint))
   at, value = f"{name}.{head}", getattr(config, head)

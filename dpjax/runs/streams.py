@@ -80,7 +80,7 @@ def canonical(value: object, exact: bool = False) -> Any:
   if exact and isinstance(value, bool):
     return {"boolean": str(value)}
   if isinstance(value, (int, float)):
-    whole = math.isfinite(value) and value == int(value)
+    whole = isinstance(value, int) or (math.isfinite(value) and value == int(value))
     kind = "float" if exact and whole and isinstance(value, float) else "number"
     return {kind: str(int(value)) if whole else repr(value)}
   return value if value is None or isinstance(value, str) else {"other": repr(value)}

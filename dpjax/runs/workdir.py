@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpjax import names
 from dpjax.runs import checkpoint, fields, streams, writers
 from dpjax.types import Config, Params
 from dpjax.validate import UserError
@@ -158,6 +159,9 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
       f"workdir={workdir}: its {path.name} is not the result of this run; take it away, or "
       "choose another directory, nothing was changed"
     )
+  if "user_code" in result:  # also where the checkpoints, which know it too, are gone
+    code = names.sources(fields.to_dict(config))
+    streams.check_code(result, code, workdir=workdir)
   return result
 
 

@@ -21,8 +21,11 @@ from typing import Any
 
 from dpjax import validate
 from dpjax.runs import bounds, fields, writers
+from dpjax.runs.central import build as central
 from dpjax.runs.central.config import TrainConfig
+from dpjax.runs.federated import build as federated
 from dpjax.runs.federated.config import FedConfig
+from dpjax.runs.unused import reason
 from dpjax.sweeps import curve, engine, table, unused
 from dpjax.sweeps.engine import LoadFn, Point, Row
 from dpjax.validate import UserError
@@ -93,7 +96,26 @@ def points(config: SweepConfig) -> list[Point]:
     name="grid", where="variants",
   )  # fmt: skip
   unused.refuse(config, found)
+  _check_alike(found)
   return found
+
+
+def _check_alike(found: list[Point]) -> None:
+  """Raises UserError for two runs that are one, or that share their noise and batches: how a
+  federated run is executed rounds its sums differently, and decides no stream."""
+  seen: dict[Any, str] = {}
+  for point in found:
+    config = point.config
+    of_users = isinstance(config, FedConfig)
+    digest = federated.digest(config) if of_users else central.digest(config)
+    private = config.privacy.method not in ("none", "sgd") and not config.release
+    alike = (digest, config.data.data_dir) if private else point.name
+    if alike in seen:
+      raise UserError(
+        f"grid: {point.name} and {seen[alike]} are the same run, or differ in nothing but "
+        "how they are executed, and share their noise; vary the seed, or leave one out"
+      )
+    seen[alike] = point.name
 
 
 def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
@@ -188,7 +210,8 @@ def _check_selection(config: SweepConfig) -> None:
 
 def _check_variants(config: SweepConfig) -> None:
   for name, fixed in config.variants.items():
-    twice = [path for path in fixed if path in config.grid or path == "seed"]
+    varied = {"seed", *config.grid}  # whole, so that what is set inside would be lost
+    twice = [path for path in fixed if reason(path, dict.fromkeys(varied, "")) is not None]
     if twice:
       raise UserError(f"variants[{name!r}]: sets {twice[0]!r}, which the grid varies")
   if config.series == "variant" and not config.variants:

@@ -130,12 +130,15 @@ def charged(plan: Plan, config: SweepConfig) -> dict[str, Any]:
     unit=plan.unit,
     accountants=("rdp",),
     delta_set_aside=delta - left,
+    epsilon_kind="claimed" if plan.assumptions else "proved",
   )
+  failed = {"failed_assumptions": list(plan.assumptions)} if plan.assumptions else {}
   return {
     "epsilon_of_one_run": one_run,
     "epsilon": epsilon,
     "delta": delta,
-    "epsilon_kind": "proved",
+    "epsilon_kind": "claimed" if failed else "proved",
+    **failed,
     "neighboring_relation": str(plan.neighboring_relation),
     "unit": plan.unit,
     "event": accounting.event_to_json(event),
@@ -145,11 +148,13 @@ def charged(plan: Plan, config: SweepConfig) -> dict[str, Any]:
 
 
 def _told(plan: Plan, one_run: float, epsilon: float, delta: float) -> str:
+  fails = " ".join(text.split(":")[0] for text in plan.assumptions)
+  kind = f"CLAIMED; nothing is proved, fails: {fails}" if fails else "proved"
   return (
     f"One run is (epsilon = {upper(one_run)}, delta = {upper(plan.delta)})"
     "-private. The choice of the best of a random number of runs is charged: what is in "
     f"{BEST}/ is (epsilon = {upper(epsilon)}, delta = {upper(delta)})-private "
-    f"(proved, {plan.neighboring_relation}), if the test data that it was chosen on are "
+    f"({kind}, {plan.neighboring_relation}), if the test data that it was chosen on are "
     "public, and nothing of the other runs is released, not even how many there were."
   )
 

@@ -29,21 +29,28 @@ def refuse(config: Any, points: list[Any]) -> None:
   of_sweep |= needs(not law.enabled, "a sweep that draws a curve", *_DRAWN)
   of_sweep |= needs(not law.enabled, "a sweep; a selection draws its seeds", "seeds")
   unused.refuse(config, of_sweep)
-  unused.refuse(config.base, _replaced(config), "base.")
+  unused.refuse(config.base, _replaced(config, points), "base.")
   for point in points:
     unused.refuse(point.config, unused.of(point.config), f"{point.name}: ")
 
 
-def _replaced(config: Any) -> Unused:
-  """Fields of the base that no run keeps."""
+def _replaced(config: Any, points: list[Any]) -> Unused:
+  """Fields of the base that no run keeps; a number of a chosen value is kept where another
+  name is picked over it (`fields.replace`)."""
   grid = {"seed", *config.grid}
   chosen = [grid | set(fixed) for fixed in config.variants.values()] or [grid]
-  paths = (leaf.path for leaf in fields.leaves(config.base))
   kept = lambda path, names: unused.reason(path, dict.fromkeys(names, "")) is None
+  given = fields.set_fields(config.base)
+
+  def continued(path: str) -> bool:
+    if any(path in names for names in chosen):
+      return False
+    return any(fields.get(point.config, path) == given[path][0] for point in points)
+
   return {
     path: "a run that does not set its own"
-    for path in paths
-    if not any(kept(path, names) for names in chosen)
+    for path in given
+    if not any(kept(path, names) for names in chosen) and not continued(path)
   }
 
 

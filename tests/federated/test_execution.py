@@ -188,6 +188,20 @@ for name in ("loop", "eight"):  # rows of a shared data set, and all messages at
   state, _ = algorithm.round(algorithm.init(params), drawn)
   out[f"median {name}"] = [np.asarray(leaf).ravel().tolist()
                            for leaf in jax.tree.leaves(state.params)]
+from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received, Sent
+from dpjax.federated.execution import Context
+for axis in ("devices", "batch"):  # a client that would sum over the other clients
+  mixing = ClientAlgorithm(
+    lambda received, memory, n, key: jnp.zeros(1),
+    lambda received, local, batch, mask: jax.lax.psum(local + jnp.sum(mask), axis),
+    lambda received, local: (
+      Sent({"delta": local}, jnp.float32(1)), None, ClientInfo(*[jnp.float32(0)] * 5)))
+  context = Context(Received(jnp.zeros(1), ()), None, None, key, ())
+  try:
+    pmap_clients()(mixing, None)(context, from_batches([np.ones((1, 1))] * 9))
+    out[f"mixed {axis}"] = "mixed"
+  except NameError as error:
+    out[f"mixed {axis}"] = str(error)
 print(json.dumps(out))
 """
 
@@ -210,6 +224,11 @@ def test_p34_eight_devices_are_the_loop_convolutions_too(on_devices):
   for prefix in ("", "median "):
     for a, b in zip(on_devices[f"{prefix}eight"], on_devices[f"{prefix}loop"]):
       np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis", ["devices", "batch"])
+def test_no_client_sums_over_the_clients_of_other_devices(on_devices, axis):
+  assert "unbound axis name" in on_devices[f"mixed {axis}"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 11])

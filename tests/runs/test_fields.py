@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
+import numpy as np
 import pytest
 
-from dpjax.gradients import Automatic
-from dpjax.runs import fields
+from dpjax.gradients import Automatic, Flat
+from dpjax.runs import fields, optimizers
+from dpjax.runs.central import build
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.runs.federated.config import FedConfig
 from dpjax.sweeps.grid import SweepConfig
@@ -162,3 +165,54 @@ def test_a_name_keeps_the_numbers_that_were_set_where_it_has_them():
     assert other.num_clients == 500 and not hasattr(other, "alpha")
   whole = fields.replace(config, "partition", {"name": "shards"}).partition
   assert whole.num_clients == FedConfig().partition.num_clients  # a dict is the whole value
+
+
+@dataclasses.dataclass(frozen=True)
+class _Own(Automatic):
+  """A rule of no row, which clips nothing."""
+
+  factor: float = dataclasses.field(kw_only=True)
+
+  def factors(self, lengths, top, most):
+    return self.factor + 0 * lengths
+
+
+@pytest.mark.parametrize("odd", [Flat, _Own(factor=9.0), None, ["flat"], {"gamma": 1.0}])
+def test_a_class_or_a_rule_of_ones_own_is_one_line(odd):
+  config = TrainConfig(privacy=PrivacyConfig(clipping=odd))
+  with pytest.raises(UserError, match="config.privacy.clipping=.*: must be one of flat, "):
+    build.check(config)
+  assert fields.replace(config, "privacy.clipping", "flat") == TrainConfig()
+
+
+@pytest.mark.parametrize(
+  "text, says",
+  [
+    ('{"name": ["flat"]}', "must be one of flat, "),
+    ('{"name": "automatic", 1: 2}', "privacy.clipping.1: 'automatic' has no such field"),
+  ],
+)
+def test_odd_json_of_a_choice_is_one_line(text, says):
+  with pytest.raises(UserError, match=says):
+    fields.override(TrainConfig(), "privacy.clipping", text)
+
+
+def test_values_that_are_made_by_lambdas_are_told_by_their_names():
+  adam, adagrad = optimizers.CENTRAL["adam"](), optimizers.CENTRAL["adagrad"]()
+  held = fields.to_dict(SweepConfig(grid={"optimizer.rule": [adam, adagrad]}))
+  assert held["grid"]["optimizer.rule"] == ["adam()", "adagrad()"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Secretive:
+  told: int = 0
+  hidden: int = dataclasses.field(default=0, repr=False)
+
+
+@pytest.mark.parametrize("odd", [_Secretive(0, 1), {1: 2}, [np.arange(3)], np.float32(0.1)])
+def test_an_option_that_config_json_would_not_hold_is_refused(odd):
+  """Two of them could have one digest, and so one noise."""
+  config = TrainConfig()
+  config.model.options = {"features": odd}
+  with pytest.raises(UserError, match="model.options.features.*must be a number, text"):
+    build.check(config)

@@ -323,3 +323,8 @@ def test_a_sweep_on_changed_data_does_not_keep_what_it_had(tmp_path):
   rows = grid.run_sweep(config, tmp_path / "sweep", loop.train, build.load_data)
   assert [row["status"] for row in rows] == ["failed", "failed"]
   assert "are not the data of the run" in rows[0]["error"]
+
+
+def test_a_number_beyond_every_float_has_its_own_name():
+  """One of a result.json that somebody edited."""
+  assert streams.canonical(10**400) != streams.canonical(10**400 + 1)

@@ -17,7 +17,7 @@ from configs.fed import quickstart as fed_quickstart
 from dpjax import federated, sampling, training
 from dpjax.checks import batches, charges, influence, table
 from dpjax.plan import Plan
-from dpjax.runs import fields, loop, user_code
+from dpjax.runs import checkpoint, fields, loop, user_code
 from dpjax.runs.central import build
 from dpjax.runs.federated import build as federated_build
 from dpjax.types import Batch
@@ -263,7 +263,7 @@ def test_users_may_take_turns_by_an_own_sampler_of_users():
     made("of_households")
 
 
-@pytest.mark.parametrize("done", [False, True], ids=["interrupted", "finished"])
+@pytest.mark.parametrize("done", [False, True, "alone"])  # without its checkpoints
 def test_a_run_does_not_go_on_with_edited_code(tmp_path, monkeypatch, done):
   monkeypatch.syspath_prepend(tmp_path)
   file, workdir = tmp_path / f"edited_{done}.py", tmp_path / "run"
@@ -277,6 +277,8 @@ def test_a_run_does_not_go_on_with_edited_code(tmp_path, monkeypatch, done):
 
   with contextlib.suppress(KeyboardInterrupt):
     loop.run(build.build(config), workdir, on_save=kill)
+  if done == "alone":
+    shutil.rmtree(workdir / checkpoint.FOLDER)
   file.write_text(code.replace("rate)\n", "rate * 2)\n"))
   with pytest.raises(
     UserError, match=r"optimizer\.rule=.*: its code is not that of the run"

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import noise
+from dpjax.gradients import Flat
 from dpjax.runs import fields, report, writers
 from dpjax.runs import workdir as owner
 from dpjax.runs.central import build
-from dpjax.runs.central.config import TrainConfig
+from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.fields import to_dict
@@ -368,6 +369,19 @@ def test_variants_set_fields_together_and_are_a_series(tmp_path):
   [
     ({"variants": {"a": {"privacy.epsilon": 1.0}}}, "which the grid varies"),
     ({"variants": {"a": {"seed": 1}}}, "which the grid varies"),
+    (
+      {
+        "base": TrainConfig(privacy=PrivacyConfig(clipping="automatic")),
+        "variants": {"a": {"privacy.clipping.gamma": 0.5}},
+        "grid": {"privacy.clipping": ["automatic", "flat"]},
+      },
+      "'privacy.clipping.gamma', which the grid varies",
+    ),
+    ({"grid": {"privacy.clipping": ["flat", Flat()]}}, "are the same run"),
+    (
+      {"x": "privacy.epsilon.deep"},
+      "x.privacy.epsilon.deep: .* holds 2.0, which has no fields",
+    ),
     ({"variants": {"a": {"optimizer.speed": 1.0}}}, r"variants\['a'\]"),
     ({"series": "variant"}, "there are no variants"),
   ],
@@ -378,6 +392,26 @@ def test_a_wrong_variant_is_refused(changes, says):
 
 
 # --- over clients
+
+
+def test_the_users_of_a_base_are_kept_where_a_grid_deals_them_otherwise():
+  base = FedConfig(partition={"name": "iid", "num_clients": 500})
+  dealt = {"partition": ["dirichlet", "shards"]}
+  found = sweep.points(SweepConfig(base=base, grid=dealt, x="num_rounds"))
+  assert [point.config.partition.num_clients for point in found] == [500, 500]
+  lost = {"partition": [{"name": "shards"}]}
+  with pytest.raises(UserError, match="base.partition.num_clients=500: would be ignored"):
+    sweep.points(SweepConfig(base=base, grid=lost, x="num_rounds"))
+
+
+def test_p17_how_private_runs_are_executed_is_not_varied():
+  """Sums that are rounded otherwise, with one noise: their difference is exact."""
+  grid = {"execution": ["loop", "vmap"]}
+  with pytest.raises(UserError, match="and share their noise"):
+    sweep.points(SweepConfig(base=FedConfig(), grid=grid, x="num_rounds"))
+  public = FedConfig()
+  public.privacy.method = "none"
+  assert len(sweep.points(SweepConfig(base=public, grid=grid, x="num_rounds"))) == 2
 
 
 class FakeFederated:

@@ -71,6 +71,22 @@ def test_p40_both_epsilons_are_printed_and_the_choice_is_charged(tmp_path, capsy
     assert f"epsilon = {accounting.upper(found[name])}," in shown
 
 
+class _OwnPoisson(sampling.PoissonSampler):
+  """Of nobody that dpjax knows: its event is its author's word."""
+
+
+def test_p40_a_choice_among_claims_is_a_claim(tmp_path, capsys):
+  def plan_of(config, data):
+    own = _OwnPoisson(prob=0.05, capacity=200)
+    return dataclasses.replace(_plan(config, data), sampler=own)
+
+  found = tuning.run_selection(_sweep(), tmp_path, _Train(), lambda _: "data", plan_of)
+  assert found["epsilon_kind"] == "claimed" and found["failed_assumptions"]
+  assert "kind: claimed" in found["privacy_statement"]
+  shown = capsys.readouterr().out
+  assert "CLAIMED; nothing is proved, fails:" in shown and "(proved" not in shown
+
+
 def test_each_setting_gets_the_features_of_its_own_model(tmp_path):
   seen = []
 

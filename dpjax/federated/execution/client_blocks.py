@@ -6,6 +6,7 @@ This is the only file with pmap in it.
 from __future__ import annotations
 
 import functools
+import secrets
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -21,7 +22,8 @@ from dpjax.federated.execution import context as shared
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Partial, Run
 from dpjax.validate import UserError
 
-_AXIS = "devices"
+# No client can name it, and so sum over others in its step.
+_AXIS = f"devices {secrets.token_hex(16)}"
 _BLOCK = 32  # most clients of one block on one device
 
 
