@@ -16,6 +16,7 @@ simulates one without compression.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -138,11 +139,12 @@ def client_view(
     count = examples.x.shape[0]
     if largest >= count or rows[mask].min() < 0:
       raise UserError(f"batches: row {largest} must be below the {count} examples")
-    received = Received(_as_wide(params, examples.x), extra, examples)
+    received = Received(_as_wide(params, examples.x), extra)
     local = client.init(received, memory, jnp.int32(count), key)
     for places, kept in zip(rows, mask):
       if kept.any():  # as the executors do
-        local = client.step(received, local, jnp.asarray(places), jnp.asarray(kept))
+        batch = jax.tree.map(operator.itemgetter(places), examples)  # leaves [b, ...]
+        local = client.step(received, local, batch, jnp.asarray(kept))
     return client.finish(received, local)[0].message
 
   return jax.jit(view)

@@ -67,7 +67,10 @@ def _rounded_to_nearest(source):
 
 
 # Names of files and folders, not numbers of a guarantee.
-_KEPT = {("dpjax/runs/relevance/config.py", "epsilon")}
+_KEPT = {
+  ("dpjax/runs/relevance/build.py", "config.epsilons[0]"),
+  ("dpjax/sweeps/experiment.py", "epsilon"),
+}
 
 
 @pytest.mark.parametrize("folder", ["dpjax", "launch"])

@@ -31,7 +31,7 @@ def test_a_client_sends_what_its_view_says(net):
   cohort = federated.Cohort(np.array([3]), np.array([5]), (batches,), data=truth)
   key = jax.random.key(11)
   for name, client in _clients(net):
-    context = execution.Context(Received(net.params, None, truth), None, key, None)
+    context = execution.Context(Received(net.params), truth, None, key, None)
     sent = federated.loop_clients()(client, None)(context, cohort).sent
     own = jax.random.fold_in(key, 3)
     seen = attacks.client_view(client, net.params, batches, key=own)(truth)

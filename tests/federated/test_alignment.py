@@ -54,8 +54,8 @@ def test_what_crosses_holds_no_id_in_the_clear(library, monkeypatch):
 def test_aligned_parties_learn_as_the_pooled_rows_would(library):
   """Two shuffled parties, each with rows that the other lacks: the join, and no more."""
   random = np.random.default_rng(0)
-  features, y = random.normal(size=(60, 4)), random.integers(0, 2, 60)
-  rows_a, rows_b = random.permutation(60)[:50], random.permutation(60)[:50]
+  features, y = random.normal(size=(120, 4)), random.integers(0, 2, 120)
+  rows_a, rows_b = random.permutation(120)[:100], random.permutation(120)[:100]
   found = alignment.align([f"id{i}" for i in rows_a], [f"id{i}" for i in rows_b])
   both = [int(name[2:]) for name in found.ids]
   assert sorted(both) == sorted(set(rows_a) & set(rows_b))

@@ -24,7 +24,8 @@ import json, sys
 sys.path.insert(0, ".")
 import jax, jax.numpy as jnp, numpy as np, optax
 from flwr.simulation import run_simulation
-from dpjax.federated import flower, local_training
+from dpjax.federated import local_training
+from dpjax.federated.transport import flower
 from tests.federated import problems, test_flower
 folder = sys.argv[1]
 
