@@ -48,7 +48,7 @@ def _kind(name, **more):
 def counted(monkeypatch):
   """Counts: compositions so far; `at`: how many there were at the first step, at each row."""
   counts = {"now": 0, "first": None, "rows": []}
-  real = {name: getattr(_accountant, name) for name in ("_pld_repeated", "_rdp_epsilon")}
+  real = {name: getattr(_accountant, name) for name in ("_pld", "_rdp")}
 
   def counting(name):
     def call(*arguments):
