@@ -101,7 +101,7 @@ def _small(config):
   """The config as a run of a second, with its own settings of how it is run."""
   small = {"data.name": "digits", "data.limit": 60, "model.name": "linear"}
   if isinstance(config, FedConfig):
-    small |= {"data.limit": 400}  # some partitions want ten for each client
+    small |= {"data.limit": 400, "partition": "iid"}  # others want their own data, or more
   small |= {"model.options": {}, "eval_every": 2, "checkpoint_every": 2}
   if config.privacy.method not in ("sgd", "none"):  # calibration takes longer than the run
     small |= {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
