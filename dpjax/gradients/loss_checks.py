@@ -6,7 +6,7 @@ Each is found by tracing, and each mistake is one line that says the way out.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -49,12 +49,22 @@ def _check_apart(loss_fn: LossFn, params: Params, one: Any, closed: Any) -> None
     with contextlib.suppress(Exception):  # explained elsewhere
       grad = jax.make_jaxpr(jax.grad(lambda p, e: loss_fn(p, e)))(params, one)
       found += _equations(grad.jaxpr)
-  for eqn in found:
-    name, method = eqn.primitive.name, eqn.params.get("vmap_method")
-    if name == "custom_vmap_call" or method in ("expand_dims", "broadcast_all"):
+  _refuse_own_batching(found, "loss_fn", "examples")
+
+
+def check_client(one: Callable[..., Any], *many: ArrayTree) -> None:
+  """Raises UserError where `one` client could see others under `vmap`; leaves [K, ...]."""
+  jaxpr = jax.make_jaxpr(one)(*_example(many)).jaxpr
+  _refuse_own_batching(_equations(jaxpr), "client", "clients")
+
+
+def _refuse_own_batching(eqns: Iterable[Any], name: str, others: str) -> None:
+  for eqn in eqns:
+    what, method = eqn.primitive.name, eqn.params.get("vmap_method")
+    if what == "custom_vmap_call" or method in ("expand_dims", "broadcast_all"):
       told = f"vmap_method={method!r}" if method else "a batching rule of its own"
       raise validate.UserError(
-        f"loss_fn: '{name}' has {told}, which sees all examples and could mix them; "
+        f"{name}: '{what}' has {told}, which sees all {others} and could mix them; "
         "use jax.vmap's own rules, or vmap_method='sequential'"
       )
 

@@ -97,6 +97,11 @@ def choice_of(hint: Any) -> Choice | None:
   return next((one for one in found if isinstance(one, Choice)), None)
 
 
+def choice_at(config: Any, field: str) -> Choice | None:
+  """The choice that a field of a config is."""
+  return choice_of(hints_of(type(config)).get(field))
+
+
 class Leaf(NamedTuple):
   """A field that is no dataclass itself, or a choice, whose value is told by its name."""
 
@@ -151,10 +156,7 @@ def to_dict(config: Any) -> dict[str, Any]:
   """
   found: dict[str, Any] = {}
   for field in dataclasses.fields(config):
-    value, choice = (
-      getattr(config, field.name),
-      choice_of(hints_of(type(config))[field.name]),
-    )
+    value, choice = getattr(config, field.name), choice_at(config, field.name)
     if dataclasses.is_dataclass(value):
       named = {} if choice is None else {"name": choice.name(value)}
       found[field.name] = named | to_dict(value)
@@ -170,8 +172,7 @@ def name_of(config: Any, field: str) -> Any:
   >>> name_of(PrivacyConfig(clipping={"name": "automatic", "gamma": 0.1}), "clipping")
   'automatic'
   """
-  choice = choice_of(hints_of(type(config))[field])
-  value = getattr(config, field)
+  value, choice = getattr(config, field), choice_at(config, field)
   return value if choice is None else choice.name(value)
 
 

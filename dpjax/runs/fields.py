@@ -25,7 +25,7 @@ from typing import Any
 from dpjax import names
 from dpjax.runs.choices import Choice as Choice
 from dpjax.runs.choices import Setting as Setting
-from dpjax.runs.choices import choice_of, hints_of
+from dpjax.runs.choices import choice_at, choice_of, hints_of
 from dpjax.runs.choices import leaves as leaves
 from dpjax.runs.choices import name_of as name_of
 from dpjax.runs.choices import set_fields as set_fields
@@ -44,7 +44,7 @@ class WithChoices:
   neither is kept, for `check` to refuse by its whole dotted name."""
 
   def __setattr__(self, name: str, value: Any) -> None:
-    choice = choice_of(hints_of(type(self)).get(name))
+    choice = choice_at(self, name)
     if choice is not None:
       with contextlib.suppress(UserError):
         value = _chosen(value, choice, name)
@@ -68,7 +68,7 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
   else:
     _check_room(config, path, name)
     _check_field(config, head, name)
-    value, choice = getattr(config, head), choice_of(hints_of(type(config))[head])
+    value, choice = getattr(config, head), choice_at(config, head)
   if choice is not None and not rest:
     return choice.told(value)
   if choice is not None and rest in choice.owners():
@@ -242,10 +242,7 @@ def _check_field(config: Any, head: str, name: str, choice: Choice | None = None
 def _paths(config: Any, prefix: str = "") -> Iterator[str]:
   for field in dataclasses.fields(config):
     yield f"{prefix}{field.name}"
-    value, choice = (
-      getattr(config, field.name),
-      choice_of(hints_of(type(config))[field.name]),
-    )
+    value, choice = getattr(config, field.name), choice_at(config, field.name)
     if choice is not None:
       yield from (f"{prefix}{field.name}.{owned}" for owned in choice.owners())
     elif dataclasses.is_dataclass(value):

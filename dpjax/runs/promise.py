@@ -48,7 +48,7 @@ class Promise:
   l2_bound: float = math.inf  # of one record's part in a step
   num_records: int | None = None  # of this run, public: delta should be far below 1 / it
   budget: float | None = None  # no run that would spend more is started
-  failed_assumptions: tuple[str, ...] = ()  # of a claim
+  failed_assumptions: tuple[str, ...] = ()  # of a claim, or of a simulation's own run
 
   def __post_init__(self) -> None:
     validate.one_of(KINDS, kind=self.kind)
@@ -100,11 +100,12 @@ class Promise:
       "epsilon_kind": self.kind,
       "accountant": self.accountant or None,
     }
+    if self.failed_assumptions:
+      facts |= {"failed_assumptions": list(self.failed_assumptions)}
     if self.kind == "simulated":
       return facts | {"epsilon_of_this_run": self.charged(ledger)}
-    if self.kind == "claimed":
-      return facts | {"failed_assumptions": list(self.failed_assumptions)}
-    return facts | ({"epsilon": self.charged(ledger)} if ledger.charges else {})
+    proved = self.kind == "proved" and ledger.charges
+    return facts | ({"epsilon": self.charged(ledger)} if proved else {})
 
   def warn(self) -> None:
     """One line on stderr where delta is no smaller than 1 / number of records."""
@@ -158,7 +159,7 @@ def of_plan(
     l2_bound=runs.l2_bound,
     num_records=num_records,
     budget=budget,
-    failed_assumptions=plan.assumptions,
+    failed_assumptions=plan.assumptions or runs.assumptions,
   )
 
 
@@ -193,6 +194,8 @@ def told(result: Mapping[str, Any]) -> str:
     return "not private"
   epsilon = f"epsilon={by_name('epsilon', result['epsilon'])}"
   under = f"delta={upper(result['delta'])}, {result['neighboring_relation']}"
+  if kind == "simulated" and result.get("failed_assumptions"):
+    under += ", what really ran is not proved"
   if kind != "claimed":
     return f"{epsilon} ({kind}, {under}, per {result['unit']})"
   theorem = result.get("claimed_epsilon_thm7")

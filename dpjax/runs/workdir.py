@@ -23,14 +23,14 @@ PARAMS = "params.npz"
 _SEAL = "run_sha256"  # in result.json and in what the run remembers
 
 
-def _differences(old: object, new: object, names: tuple[str, ...] = ()) -> Iterator[str]:
+def _differences(old: object, new: object, path: tuple[str, ...] = ()) -> Iterator[str]:
   if isinstance(old, dict) and isinstance(new, dict):
     for name in sorted({*old, *new}):
-      yield from _differences(old.get(name), new.get(name), (*names, name))
-  elif streams.canonical(old, "options" in names) != streams.canonical(
-    new, "options" in names
-  ):
-    yield f"{'.'.join(('config', *names))}: {old!r} there, {new!r} now"
+      yield from _differences(old.get(name), new.get(name), (*path, name))
+    return
+  there, now = (streams.canonical(value, "options" in path) for value in (old, new))
+  if there != now:
+    yield f"{'.'.join(('config', *path))}: {old!r} there, {new!r} now"
 
 
 def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:

@@ -9,8 +9,9 @@ import optax
 import pytest
 
 import dpjax
-from dpjax import federated, gradients, names, noise, sampling, transforms
+from dpjax import accounting, federated, gradients, names, noise, sampling, transforms
 from dpjax.federated import client as client_lib
+from dpjax.federated.execution import context as context_lib
 from dpjax.runs import promise, user_code
 from dpjax.validate import UserError
 
@@ -142,6 +143,19 @@ def test_a_run_whose_clipping_rule_states_its_own_price_promises_a_claim():
     )
 
 
+def test_a_simulation_whose_own_cohorts_are_a_claim_says_so():
+  for sampler, failed in (
+    (_POISSON, []),
+    (_Everybody(prob=0.1, capacity=64), ["_Everybody"]),
+  ):
+    made = promise.of_plan(_plan(), 1000, ran=_plan(sampler=sampler), deployed=100_000)
+    result = made.facts(accounting.Ledger(), 1.0)
+    assert result["epsilon_kind"] == "simulated" and "epsilon_of_this_run" in result
+    said = [text.split(":")[0] for text in result.get("failed_assumptions", [])]
+    assert said == failed
+    assert ("what really ran is not proved" in promise.told(result)) == bool(failed)
+
+
 @pytest.mark.parametrize(
   "drawn", [[0.5, 1.0], [[0, 1]], [0, 0], [-1], [100], range(65), "ab"]
 )
@@ -203,6 +217,34 @@ def test_a_client_whose_loss_sees_other_clients_is_refused():
   local = client.init(received, None, jnp.int32(1), jax.random.key(0))
   with pytest.raises(UserError, match="custom_vmap_call"):
     client.step(received, local, jnp.ones((1, 2)), jnp.array([True]))
+
+
+@pytest.mark.parametrize("execution", ["vmap_clients", "pmap_clients"])
+@pytest.mark.parametrize("place", ["begins", "ends"])
+def test_a_client_that_mixes_itself_with_others_is_refused_where_they_run_together(
+  execution, place
+):
+  mixed, usual = _mixing(), federated.local_training(_square, optax.sgd(0.1))
+
+  def begins(received, *rest):
+    return usual.init(received._replace(params=mixed(received.params)), *rest)
+
+  def ends(received, local):
+    sent, *rest = usual.finish(received, local)
+    return sent._replace(message=mixed(sent.message)), *rest
+
+  own = {"begins": {"init": begins}, "ends": {"finish": ends}}[place]
+  cohort = federated.from_batches([jnp.ones((2, 2)), jnp.ones((2, 2))], batch_size=1)
+  run = getattr(federated, execution)()(usual._replace(**own), None)
+  context = context_lib.Context(
+    client_lib.Received(jnp.ones(2)), None, None, jax.random.key(0), ()
+  )
+  with pytest.raises(UserError, match="client: 'custom_vmap_call'.*could mix them"):
+    run(context, cohort)
+
+
+def _square(w, x):
+  return jnp.sum((w * x) ** 2)
 
 
 def _optimizer_of_words(rate):

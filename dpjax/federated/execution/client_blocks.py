@@ -20,6 +20,7 @@ from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import Cohort, LocalBatches, bucket
 from dpjax.federated.execution import context as shared
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Partial, Run
+from dpjax.gradients import loss_checks
 from dpjax.validate import UserError
 
 # No client can name it, and so sum over others in its step.
@@ -75,7 +76,9 @@ def _run_block(
     local, _ = jax.lax.scan(body, local, batches)
     return client.finish(context.received, local)
 
-  sent, memories, info = jax.vmap(one)(memories, block.who, block.n, block.batches)
+  each = (memories, block.who, block.n, block.batches)
+  loss_checks.check_client(one, *each)  # once for each shape
+  sent, memories, info = jax.vmap(one)(*each)
   return shared.collected(partial, context.state, sent, block.mask), memories, info
 
 
