@@ -250,7 +250,9 @@ def _paths(config: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any) -> Any:
-  head, _, rest = path.partition(".")
+  head, dot, rest = path.partition(".")
+  if dot and not rest:
+    raise UserError(f"{name}.{path}: no such field; must not end in a dot")
   if isinstance(config, dict):
     return _update_dict(config, path, change, name, hint)
   _check_room(config, path, name)

@@ -136,6 +136,7 @@ def test_a_choice_takes_a_name_json_a_value_and_then_its_numbers():
     ("compression.bit", "4", "'none' has no such field (did you mean 'bits'?)"),
     ("algorithm", "mine:nothing", "algorithm='mine:nothing': there is no module 'mine'"),
     ("algorithm.mu.x", "1", "'fed_avg' has no such field; it belongs to fed_prox"),
+    ("compression.", "quantize", "no such field; must not end in a dot"),
     ("partition.alpha", "0.1", "'iid' has no such field; it belongs to dirichlet, "),
     ("momentum", "0.9", "optimizer.rule.momentum'"),
   ],
