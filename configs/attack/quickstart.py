@@ -58,7 +58,7 @@ def get_config() -> AttackConfig:
   }  # fmt: skip
   for defence, fields in _DEFENCES.items():
     rows[f"dense layer first, {defence}"] = {"attack": "dense_first", **fields}
-  dlg = {"attack": {"name": "dlg", "steps": 600, "restarts": 4, "trial": 100}}
+  dlg = {"attack": {"name": "dlg", "steps": 300, "restarts": 4, "trial": 75}}
   for defence in ("none", "noise .01", "top-k"):
     rows[f"DLG, {defence}"] = {**dlg, **_DEFENCES[defence]}
   return AttackConfig(

@@ -19,6 +19,7 @@ _NOTE = (
   "defence that an attack breaks FAILS; one that is not shown to fail may fail under another "
   "attack. Intervals are exact, at 95 % each.\n"
 )
+_WIDE = 3  # panels beside each other
 _COLUMNS = ("attack", "defence", "method", "finds", "epsilon", "test_accuracy", "verdict")
 
 
@@ -77,6 +78,7 @@ def _inverted(result: Row) -> list[Row]:
   exact, scores = result["success"]["exact"], result["leakage"]
   low, high = exact["interval"]
   told = f"{exact['count']} of {exact['total']} ({low:.2f}-{high:.2f}) exactly"
+  told += f", median {writers.number(result['median_psnr']):.0f} dB"
   told += f", labels {result['labels_right']} of {result['num_records']}"
   names = {"dense": "GLS dense", "recovered": "GLS recovered", "distance": "GLS distance"}
   told += "".join(
@@ -139,12 +141,15 @@ def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> N
   curves = [result for result in results if "curves" in result]
   inverted = [row for row in rows if row["method"] == "inversion"]
   panels = len(curves) + bool(inverted)
-  figure = Figure(figsize=(3.9 * panels, 3.9), layout="constrained")
-  axes = list(figure.subplots(1, panels, squeeze=False)[0])
+  wide, high = min(panels, _WIDE), -(-panels // _WIDE)
+  figure = Figure(figsize=(3.9 * wide, 3.7 * high), layout="constrained")
+  axes = list(figure.subplots(high, wide, squeeze=False).flat)
   for axis, result in zip(axes, curves):
     _draw_curves(axis, result)
   if inverted:
-    _draw_rates(axes[-1], inverted)
+    _draw_rates(axes[len(curves)], inverted)
+  for axis in axes[panels:]:
+    axis.set_axis_off()
   if title:
     figure.suptitle(title, fontsize=10)
   report.save_figure(figure, folder / "attacks.png")
@@ -179,6 +184,6 @@ def _draw_rates(axes: Axes, rows: Sequence[Row]) -> None:
     axes.plot(row["success"], place, "o", color=color, markersize=4)
   axes.set_yticks(places, [f"{row['attack']}: {row['defence']}" for row in rows])
   axes.set(xlim=(-0.03, 1.03), ylim=(-0.7, len(rows) - 0.3))
-  title = "records recovered exactly (MSE <= 1e-3), 95 % intervals"
+  title = "recovered exactly, 95 % intervals"
   report.style(axes, title=title, xlabel="share of the records", ylabel="")
   axes.tick_params(axis="y", labelsize=7)
