@@ -60,6 +60,7 @@ from dpjax.attacks.roc import slices as slices
 from dpjax.attacks.roc import table as table
 from dpjax.attacks.shadows import each_as_target as each_as_target
 from dpjax.attacks.shadows import random_halves as random_halves
+from dpjax.attacks.shadows import shadow_models as shadow_models
 from dpjax.attacks.shadows import train_shadows as train_shadows
 from dpjax.attacks.views import View as View
 from dpjax.attacks.views import all_at_once as all_at_once

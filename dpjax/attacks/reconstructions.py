@@ -20,10 +20,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import ndimage, optimize, stats
+from scipy import ndimage, optimize
 from scipy.spatial import distance
 
 from dpjax import validate
+from dpjax.attacks.roc import exact_interval
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
@@ -242,9 +243,8 @@ def success(measured: Fidelity, *, confidence: float = 0.95) -> tuple[Success, .
     if values is None:
       continue
     count = int(np.sum(values >= threshold if larger else values <= threshold))
-    test = stats.binomtest(count, len(values))
-    interval = test.proportion_ci(confidence, method="exact")
-    rows.append(Success(name, count, len(values), interval.low, interval.high, confidence))
+    ends = exact_interval(count, len(values), confidence)
+    rows.append(Success(name, count, len(values), *ends, confidence))
   return tuple(rows)
 
 

@@ -122,26 +122,71 @@ def train_shadows(
   UserError: masks that do not fit, an empty row, a signal of another shape or with NaN (a
   shadow that diverged), a file that cannot be read.
   """
-  rows = _rows(records, included)
-  validate.integer_at_least(0, seed=seed)
-  validate.integer_at_least(1, side_by_side=side_by_side)
+  train = shadow_models(
+    records,
+    included,
+    algorithm=algorithm,
+    batches=batches,
+    init_params=init_params,
+    seed=seed,
+    released=released,
+    side_by_side=side_by_side,
+  )
   if (directory is not None) != bool(name):
     raise UserError(f"name={name!r}: must be given with a directory, and not without one")
+  rows = np.asarray(included)
   files = _files(records, rows, seed, directory, name)
   found = [_read(file, len(records)) for file in files]
-  width = min(side_by_side, len(rows))
-  pipeline = _Pipeline(algorithm, batches, init_params, _step(algorithm, width > 1))
-  for start in range(0, len(rows), width):
-    group = range(start, min(start + width, len(rows)))
+  for number in range(num_groups(len(rows), side_by_side)):
+    group = range(number * side_by_side, min((number + 1) * side_by_side, len(rows)))
     missing = any(found[index] is None for index in group)
-    # the last group repeats its last shadow, so that one program serves all
-    padded = [min(start + place, group[-1]) for place in range(width)]
-    states = _trained(pipeline, records, rows[padded], padded, seed) if missing else []
-    for index, state in zip(group, states):
-      found[index] = _asked(signal, released(state), records, index)
+    for index, params in zip(group, train(number) if missing else []):
+      found[index] = _asked(signal, params, records, index)
       _write(files[index], found[index])
     progress(group.stop, len(rows))
   return np.stack([one for one in found if one is not None])
+
+
+def num_groups(num_models: int, side_by_side: int) -> int:
+  """How often that many are trained at once.
+
+  >>> num_groups(17, 4)
+  5
+  """
+  return -(-num_models // side_by_side)
+
+
+def shadow_models(
+  records: Dataset,
+  included: HostArray,
+  *,
+  algorithm: Callable[[Array], Algorithm],
+  batches: Callable[[Dataset, int], Iterable[Batch]],
+  init_params: Callable[[Array], Params],
+  seed: int,
+  released: Callable[[Any], Params] = training.eval_params,
+  side_by_side: int = 1,
+) -> Callable[[int], list[Params]]:
+  """`train(g)` trains group g, rows g * side_by_side on of `included`: what each model lets
+  out. All arguments are those of `train_shadows`, and so is what is drawn.
+
+  UserError: masks that do not fit, an empty row.
+  """
+  rows = _rows(records, included)
+  validate.integer_at_least(0, seed=seed)
+  validate.integer_at_least(1, side_by_side=side_by_side)
+  width = min(side_by_side, len(rows))
+  pipeline = _Pipeline(algorithm, batches, init_params, _step(algorithm, width > 1))
+
+  def train(group: int) -> list[Params]:
+    start = group * side_by_side
+    own = range(start, min(start + width, len(rows)))
+    # the last group repeats its last shadow, so that one program serves all
+    padded = [min(start + place, own[-1]) for place in range(width)]
+    states = _trained(pipeline, records, rows[padded], padded, seed)
+    return [released(state) for state in states[: len(own)]]
+
+  return train
 
 
 class _Pipeline(NamedTuple):

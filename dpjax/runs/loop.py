@@ -76,6 +76,7 @@ class Ended(NamedTuple):
   result: Callable[[pathlib.Path], Result]  # all that is not the same for every kind
   write: Callable[[pathlib.Path], None] = lambda folder: None  # more, before result.json
   finish: Callable[[pathlib.Path], None] = lambda folder: None  # and what needs it
+  saved_as: str = owner.PARAMS  # what `params` is called in the folder
 
 
 Fit = Callable[[Work], "Running"]  # does a work, or what is left of it
@@ -254,7 +255,7 @@ def _played(job: Job, folder: pathlib.Path, play: Play, fit: _Fit) -> Result:
       "versions": provenance.versions(),
       "user_code": _own_code(job),
     }
-    owner.save_params(folder / owner.PARAMS, ended.params)
+    owner.save_params(folder / ended.saved_as, ended.params)
     ended.write(folder)
     result = owner.write_result(folder, job.config, result)
     ended.finish(folder)

@@ -10,6 +10,10 @@ from dpjax.accounting import upper
 from dpjax.runs import fields, writers
 
 Row = dict[str, Any]
+NOT_RELEASED = (
+  "Each epsilon is what the attacked run promises by itself. An attack trains many models and "
+  "looks at true records: nothing in this folder may be released where the data are private."
+)
 
 
 def charge(rows: list[Row]) -> dict[str, Any]:

@@ -47,6 +47,9 @@ class Grid(NamedTuple):
   kept: Callable[[Point, Row], Row]  # what of a result its row holds
   draw: Callable[[pathlib.Path, list[Row]], None]  # files about the finished runs
   y: str = "test_accuracy"  # key of a result, for the progress lines
+  tell: Callable[[Row], str] | None = None  # a finished run in one line; None: its y
+  # Whether the runs are to be released, so that what they cost adds up.
+  summed: bool = True
 
 
 def expand(
@@ -113,7 +116,8 @@ def run(grid: Grid, workdir: pathlib.Path) -> list[Row]:
       at = folder(workdir, point.name)
       ran = not (at / writers.RESULT).exists()
       rows[point.name] = _row(grid, point, at, load)
-      print(f"[{count}/{len(grid.points)}] {told(rows[point.name], grid.y)}", flush=True)
+      line = _line(grid, rows[point.name])
+      print(f"[{count}/{len(grid.points)}] {line}", flush=True)
       ordered = [rows[p.name] for p in grid.points if p.name in rows]
       if ran or count == len(grid.points):
         _save(grid, workdir, ordered)
@@ -192,14 +196,20 @@ def _save(grid: Grid, workdir: pathlib.Path, rows: list[Row]) -> None:
     "title": grid.config.title,
     "config": fields.to_dict(grid.config),
     "points": len(grid.points),
-    "statement": cost.statement(rows, others),
-    "all_runs_together": cost.charge(rows),
+    "statement": cost.statement(rows, others) if grid.summed else cost.NOT_RELEASED,
+    "all_runs_together": cost.charge(rows) if grid.summed else None,
     "versions": provenance.versions(),
     "device": provenance.device(),
     "rows": rows,
   }
   writers.write_json(workdir / FILE, data)
   grid.draw(workdir, [row for row in rows if row["status"] == "done"])
+
+
+def _line(grid: Grid, row: Row) -> str:
+  if grid.tell is None or row["status"] == "failed":
+    return told(row, grid.y)
+  return f"{row['name']}: {grid.tell(row)}{writers.took(row)}"
 
 
 def told(row: Row, y: str) -> str:

@@ -110,6 +110,8 @@ class Run(NamedTuple):
   plan: Plan
   promise: Promise
   algorithm: Algorithm
+  # (key of the noise, of what examples draw) -> the same algorithm with other keys
+  with_keys: Callable[[jax.Array, jax.Array], Algorithm]
   params: Any  # at step 0
   apply: Any  # (params, x [B, ...]) -> logits
   schedule: optax.Schedule
@@ -303,23 +305,28 @@ def assemble(
   schedule = learning_rate_schedule(config.optimizer, config.num_steps)
   aware = name_of(config.optimizer, "rule") in privacy.NOISE_AWARE
   noise = Noise(plan.noise_std, num_examples) if aware else None
-  algorithm = training.dp_sgd(
-    loss_fn,
-    plan,
-    optimizer(config.optimizer, schedule, noise),
-    noise_key=random.noise,
-    example_key=random.local if augmented else None,
-    ema_decay=config.ema_decay,
-    method=config.grad_method,
-    microbatch_size=config.microbatch_size,
-    memory_budget=memory_budget(config),
-  )
+  tx = optimizer(config.optimizer, schedule, noise)
+
+  def with_keys(noise_key: jax.Array, example_key: jax.Array) -> Algorithm:
+    return training.dp_sgd(
+      loss_fn,
+      plan,
+      tx,
+      noise_key=noise_key,
+      example_key=example_key if augmented else None,
+      ema_decay=config.ema_decay,
+      method=config.grad_method,
+      microbatch_size=config.microbatch_size,
+      memory_budget=memory_budget(config),
+    )
+
   return Run(
     plan=plan,
     promise=promise.of_plan(
       plan, len(train), budget=config.privacy.epsilon_budget, release=config.release
     ),
-    algorithm=algorithm,
+    algorithm=with_keys(random.noise, random.local),
+    with_keys=with_keys,
     params=params,
     apply=model.apply,
     schedule=schedule,

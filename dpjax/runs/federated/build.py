@@ -185,11 +185,29 @@ def _aggregator(config: FedConfig, plan: Plan, key: jax.Array) -> federated.Aggr
   return config.aggregator.make().drawn_by(plan)
 
 
-def _wrapping(config: FedConfig) -> dict[str, Any]:
+def client_of(
+  config: FedConfig, loss_fn: Any, *, guessed: bool = False
+) -> tuple[federated.ClientAlgorithm, Any]:
+  """(the client that a run of FedAvg with this config has, what it keeps before its first
+  round, as a function of the parameters, or None).
+
+  Args:
+    guessed: as somebody simulates it who knows the config and no key: its message is clipped,
+      but neither noised nor compressed.
+  """
+  tx, weighting = optimizer(config.client_optimizer), config.weighting.make()
+  client = federated.local_training(loss_fn, tx, weighting=weighting)
+  wrapping = _wrapping(config, guessed=guessed)
+  return wrapping["wrap"](client), wrapping["memory"]
+
+
+def _wrapping(config: FedConfig, *, guessed: bool = False) -> dict[str, Any]:
   """Noise on the client first, then compression: that is post-processing."""
-  feedback = name_of(config, "compression") == "top_k"
-  compressor = config.compression.make()
+  feedback = name_of(config, "compression") == "top_k" and not guessed
+  compressor = None if guessed else config.compression.make()
   noise = privacy.local_noise(config)
+  if guessed and noise is not None:
+    noise = 0.0
 
   def wrap(client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
     if noise is not None:
@@ -283,7 +301,7 @@ def assemble(
   num_clients = federation.num_clients
   random = streams(config, data_lib.digest(federation)) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)
-  task, model, params = build_central.start(_central(config), federation.dataset, random)
+  task, model, params = start(config, federation, random)
   return FedRun(
     plan=plan,
     promise=privacy.make_promise(config, plan, reported, num_clients),
@@ -296,6 +314,11 @@ def assemble(
     test=test,
     task=task,
   )
+
+
+def start(config: FedConfig, federation: Federation, random: Streams) -> Any:
+  """(what is learnt, the model, the parameters that clients get in the first round)."""
+  return build_central.start(_central(config), federation.dataset, random)
 
 
 def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:

@@ -1,0 +1,36 @@
+"""What the published attacks share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpjax.runs.central.config import DataConfig, ModelConfig
+from dpjax.runs.federated.config import (
+  FedConfig,
+  FedOptimizerConfig,
+  FedPrivacyConfig,
+  LocalConfig,
+)
+
+# Zhu's LeNet: sigmoid, so that second derivatives exist; with weights from U(-.5, .5).
+LENET = ModelConfig(
+  name="convnet",
+  options={
+    "filters": (12, 12, 12), "strides": (2, 2, 1), "kernel_size": 5, "activation": "sigmoid",
+  },
+)  # fmt: skip
+DLG: dict[str, Any] = {"name": "dlg", "steps": 2500, "uniform_init": 0.5}
+
+
+def clients(dataset: str, model: ModelConfig, *, count: int, batch: int = 1) -> FedConfig:
+  """Clients of so many examples each, who send one step of SGD: their gradient."""
+  return FedConfig(
+    data=DataConfig(name=dataset, limit=count * batch),
+    partition={"name": "iid", "num_clients": count},
+    model=model,
+    local=LocalConfig(batch_size=None, epochs=1),
+    client_optimizer=FedOptimizerConfig(learning_rate=1.0),
+    privacy=FedPrivacyConfig(method="none"),
+    num_rounds=1,
+    clients_per_round=2,
+  )

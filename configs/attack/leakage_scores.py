@@ -1,0 +1,51 @@
+"""The gradient leakage score in its three readings, each beside its shuffled null.
+
+  python -m launch.attack --config=configs/attack/leakage_scores.py --workdir=runs/leakage
+
+The column `published` holds what a text on federated learning prints as "GLS / success rate"
+without saying of which network, attack or threshold; no equality is to be expected. Ours: a
+first dense layer (256 sigmoid units) at batches of 1, 4 and 16, and DLG on Zhu's LeNet at
+batch 1. Needs the prepared MNIST and CIFAR-10.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from configs.attack import common
+from dpjax.runs.attack.config import AttackConfig
+from dpjax.runs.central.config import ModelConfig
+
+_DENSE = ModelConfig(name="mlp", options={"features": (256,), "activation": "sigmoid"})
+_NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+_PUBLISHED = {"mnist": ".82 / 76 %", "cifar10": ".68 / 54 %"}
+_COUNT = 24  # messages of a dense layer; DLG gets 8
+
+
+def _row(dataset: str, batch: int) -> dict[str, Any]:
+  return {
+    "attack": "dense_first",
+    "federate.data.name": dataset,
+    "federate.data.limit": _COUNT * batch,
+    "federate.partition.num_clients": _COUNT,
+  }
+
+
+def get_config() -> AttackConfig:
+  """Three batches of a dense layer and one DLG on each data set."""
+  rows, beside = {}, {}
+  for dataset, name in _NAMES.items():
+    for batch in (1, 4, 16):
+      rows[f"dense layer first, {name} batch {batch}"] = _row(dataset, batch)
+    label = f"DLG, {name} LeNet batch 1"
+    rows[label] = {
+      **_row(dataset, 1),
+      "attack": common.DLG,
+      "federate.data.limit": 8,
+      "federate.partition.num_clients": 8,
+      "federate.model.name": common.LENET.name,
+      "federate.model.options": common.LENET.options,
+    }
+    beside[label] = _PUBLISHED[dataset]
+  federate = common.clients("mnist", _DENSE, count=_COUNT)
+  return AttackConfig(federate=federate, rows=rows, beside=beside, title="leakage scores")

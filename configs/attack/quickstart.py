@@ -1,0 +1,84 @@
+"""Attacks and defences on the embedded digits (1,797 real 8x8 images), offline.
+
+  python -m launch.attack --config=configs/attack/quickstart.py --workdir=runs/attack
+
+Membership of records in models that were trained on 250 of them each, and inversion of what 8
+clients send. Each defence is one field of `launch.train` or `launch.federate`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpjax.runs.attack.config import AttackConfig
+from dpjax.runs.central.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+from dpjax.runs.federated.config import (
+  FedConfig,
+  FedOptimizerConfig,
+  FedPrivacyConfig,
+  LocalConfig,
+)
+
+_PRIVATE = {"train.privacy.method": "dp_sgd"}
+_NOISE = "federate.privacy.noise_multiplier"
+_CLIPPED = {"federate.privacy.l2_clip_norm": 0.1}
+_LOCAL = {
+  "federate.privacy.method": "local",
+  "federate.privacy.epsilon": None,
+  **_CLIPPED,
+}
+_DEFENCES: dict[str, dict[str, Any]] = {
+  "none": {},
+  "clipping": {**_LOCAL, _NOISE: 0.0},
+  "noise .01": {**_LOCAL, _NOISE: 0.01},
+  "noise 2": {**_LOCAL, _NOISE: 2.0},
+  "server's noise": {"federate.privacy.method": "central", **_CLIPPED},
+  "batches of 4": {"federate.partition.num_clients": 2},
+  "4 local steps": {"federate.local.epochs": 4},
+  "top-k": {"federate.compression": "top_k"},
+  "quantised": {"federate.compression": "quantize"},
+}
+
+
+def get_config() -> AttackConfig:
+  """Four rows of membership, nine of the dense layer, three of DLG."""
+  rows: dict[str, dict[str, Any]] = {
+    "membership, none": {},
+    "membership, clipping": {
+      **_PRIVATE, "train.privacy.epsilon": None, "train.privacy.noise_multiplier": 0.0,
+    },
+    "membership, epsilon 8": {**_PRIVATE, "train.privacy.epsilon": 8.0},
+    "membership, epsilon 1": {**_PRIVATE, "train.privacy.epsilon": 1.0},
+  }  # fmt: skip
+  for defence, fields in _DEFENCES.items():
+    rows[f"dense layer first, {defence}"] = {"attack": "dense_first", **fields}
+  dlg = {"attack": {"name": "dlg", "steps": 300, "restarts": 4, "trial": 75}}
+  for defence in ("none", "noise .01", "top-k"):
+    rows[f"DLG, {defence}"] = {**dlg, **_DEFENCES[defence]}
+  return AttackConfig(
+    train=TrainConfig(
+      data=DataConfig(name="digits", center=True, limit=500),
+      model=ModelConfig(name="mlp", options={"features": (64,)}),
+      privacy=PrivacyConfig(method="sgd", sampling_prob=0.2),
+      optimizer=OptimizerConfig(learning_rate=0.5),
+      num_steps=150,
+    ),
+    federate=FedConfig(
+      data=DataConfig(name="digits", limit=8),
+      partition={"name": "iid", "num_clients": 8},
+      model=ModelConfig(name="mlp", options={"features": (64,), "activation": "sigmoid"}),
+      local=LocalConfig(batch_size=None, epochs=1),
+      client_optimizer=FedOptimizerConfig(learning_rate=0.1),
+      privacy=FedPrivacyConfig(method="none"),
+      num_rounds=1,
+      clients_per_round=2,
+    ),
+    rows=rows,
+    title="digits",
+  )

@@ -1,0 +1,231 @@
+"""Every attack as one value: what it is after, what it must see, who could do it, what stops it.
+
+One entry of `ATTACKS` is one row of every table that dpjax prints about attacks, and of the
+page of threats (`python -m launch.attack --threats > THREATS.md`). A file of this room that
+attacks and has no row fails the tests, and so does a row whose code does not exist.
+
+An attack without code is described only: dpjax does not carry it out, so nothing here measures
+it. What defends is what is known to, by proof ("proved") or by experience; that a defence held
+against the attacks of this room is no proof that it holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+from dpjax import validate
+from dpjax.validate import UserError
+
+# What an attacker must see or do, from the least on.
+ACCESS = {
+  "answers": "black box: the released model's answers to records of its choice",
+  "model": "white box: the parameters of the released model",
+  "two models": "the released model, and what training started from or added to its data",
+  "gradient": "the gradient of one step",
+  "update": "what one client sends in one round, and the model that it got",
+  "messages": "what every client sends in every round",
+  "part": "a seat in the training: its own data, or messages of its own making",
+  "surroundings": "what is around the computation: times, sizes, files, memory",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Attack:
+  """One attack.
+
+  Args:
+    name: as people call it.
+    target: what it is after.
+    access: key of `ACCESS`.
+    adversary: who has that access.
+    defends: what stops it, or makes it dearer.
+    code: dotted path of what carries it out, `dpjax.attacks.lira`; "": described only.
+    source: where it is from.
+
+  UserError: an access that is not known, an empty field, a cell that would break its table.
+
+  >>> Attack("guessing", "a coin", "answers", "anybody", "nothing", "", "folklore").simulated
+  False
+  """
+
+  name: str
+  target: str
+  access: str
+  adversary: str
+  defends: str
+  code: str
+  source: str
+
+  def __post_init__(self):
+    validate.one_of(ACCESS, access=self.access)
+    for field in dataclasses.fields(self):
+      text = getattr(self, field.name)
+      if "|" in text or "\n" in text or not (text or field.name == "code"):
+        raise UserError(f"{field.name}={text!r}: must be words on one line, without '|'")
+
+  @property
+  def simulated(self) -> bool:
+    """Whether dpjax carries it out."""
+    return bool(self.code)
+
+  def find(self) -> Any:
+    """What its code names. UserError: nothing of that name."""
+    module, _, name = self.code.rpartition(".")
+    try:
+      return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+      raise UserError(f"code={self.code!r}: of {self.name!r} does not exist") from error
+
+
+_MEMBER = "whether a record was in the training data"
+_INPUT = "the examples behind a gradient or a message"
+_OWNER = "whoever may ask the model"
+_WIRE = "whoever reads the wire, or the server itself"
+_DP = "differential privacy of the training (proved: the line of its epsilon)"
+_NOISE = (
+  "noise of the client itself (privacy.method=local, proved); larger batches help little"
+)
+
+# A new attack is one entry. Its code is tried by the tests, its row is in every table.
+ATTACKS: tuple[Attack, ...] = (
+  # --- membership
+  Attack(
+    "confidence rule", _MEMBER, "answers", _OWNER,
+    f"{_DP}; less overfitting", "dpjax.attacks.confidence_rule", "folklore: surer than .8",
+  ),
+  Attack(
+    "loss threshold", _MEMBER, "answers", _OWNER,
+    f"{_DP}; less overfitting", "dpjax.attacks.loss_threshold", "Yeom et al. 2018",
+  ),
+  Attack(
+    "LiRA, online", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
+    "dpjax.attacks.lira", "Carlini et al. 2022",
+  ),
+  Attack(
+    "LiRA, offline or of fixed variance", _MEMBER, "answers",
+    f"{_OWNER} and has data like the training's", _DP,
+    "dpjax.attacks.lira", "Carlini et al. 2022",
+  ),
+  Attack(
+    "RMIA", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
+    "dpjax.attacks.rmia", "Zarifzadeh et al. 2024",
+  ),
+  Attack(
+    "canary audit of one run", "a lower bound on epsilon", "two models",
+    "the auditor, who puts canaries into the data",
+    "nothing should: above a proved epsilon it refutes the proof",
+    "dpjax.auditing.audit", "Steinke et al. 2023",
+  ),
+  # --- inputs from gradients and messages
+  Attack(
+    "DLG", _INPUT, "gradient", _WIRE, _NOISE, "dpjax.attacks.Dlg", "Zhu et al. 2019",
+  ),
+  Attack(
+    "iDLG", "the label behind a gradient", "gradient", _WIRE, _NOISE,
+    "dpjax.attacks.infer_labels", "Zhao et al. 2020; LLG, Wainakh et al. 2022",
+  ),
+  Attack(
+    "cosine and total variation", _INPUT, "gradient", _WIRE, _NOISE,
+    "dpjax.attacks.CosineAdam", "Geiping et al. 2020",
+  ),
+  Attack(
+    "dense layer first", "the one example behind a gradient", "gradient", _WIRE,
+    f"{_NOISE}; a batch mixes examples; clipping does not help: it is a ratio",
+    "dpjax.attacks.first_dense", "Phong et al. 2018",
+  ),
+  Attack(
+    "inversion of FedAvg's messages", _INPUT, "update", _WIRE, _NOISE,
+    "dpjax.attacks.client_view", "Geiping et al. 2020, section 5",
+  ),
+  Attack(
+    "gradient leakage score", "how much of its input a gradient shows", "gradient", _WIRE,
+    _NOISE, "dpjax.attacks.dense_leakage", "three readings, each beside its shuffled null",
+  ),
+  # --- described only: dpjax has no code that does this
+  Attack(
+    "interception", "messages between client and server", "messages",
+    "whoever is between the two",
+    "encrypted connections, which are the deployment's; client noise where they fail", "",
+    "what is read is attacked by the inversions above",
+  ),
+  Attack(
+    "rogue server", "the examples of one client", "messages",
+    "a server that sends a model made to leak",
+    "client noise (its proof holds for any model); clients that check what they get", "",
+    "Boenisch et al. 2023; Fowl et al. 2022",
+  ),
+  Attack(
+    "collusion of server and clients", "the message of the client that is left", "messages",
+    "a server with accomplices, who subtract theirs from a sum",
+    "client noise; a sum that is masked does not help where all others collude", "",
+    "Bonawitz et al. 2017, section 6",
+  ),
+  Attack(
+    "membership over rounds", "whether a client took part", "messages",
+    "a server, or a client who keeps every model that it got",
+    "user-level privacy (launch.federate, privacy.method=central), proved for all rounds", "",
+    "Nasr et al. 2019",
+  ),
+  Attack(
+    "times and sizes", "sizes of batches and cohorts", "surroundings",
+    "whoever sees clocks, traffic or files",
+    "fixed shapes; a release (release=true) writes no time, but files and terminals have one",
+    "", "not covered by any epsilon",
+  ),
+  Attack(
+    "holes of floating point", "the value under the noise", "model",
+    "whoever sees noisy numbers bit by bit",
+    "release=true: noise on a public grid; mechanisms round to one", "", "Mironov 2012",
+  ),
+  Attack(
+    "stolen checkpoints", "the noise key, and with it the data", "surroundings",
+    "whoever reads a run's folder",
+    "checkpoints/ is as secret as the data; publish params.npz of a release alone", "",
+    "no epsilon holds for it",
+  ),
+)  # fmt: skip
+
+PAGE = "THREATS.md"
+COMMAND = f"python -m launch.attack --threats > {PAGE}"
+
+
+def table(attacks: Iterable[Attack] = ATTACKS) -> str:
+  """Attack, target, access, what defends, in Markdown.
+
+  >>> print(table([Attack("a", "b", "answers", "c", "d", "", "e")]))
+  | attack | target | access | what defends |
+  | --- | --- | --- | --- |
+  | a (described only) | b | answers | d |
+  <BLANKLINE>
+  """
+  head = ["attack", "target", "access", "what defends"]
+  told = lambda a: a.name if a.simulated else f"{a.name} (described only)"
+  rows = [[told(a), a.target, a.access, a.defends] for a in attacks]
+  return _markdown([head, ["---"] * len(head), *rows])
+
+
+def page() -> str:
+  """The page of threats, as it should be: who sees what, which attacks follow, what is only
+  described."""
+  access = [["access", "means"], ["---"] * 2, *([name, ACCESS[name]] for name in ACCESS)]
+  adversaries = [["attack", "who", "carried out by", "source"], ["---"] * 4]
+  for attack in ATTACKS:
+    code = f"`{attack.code}`" if attack.simulated else "described only"
+    adversaries.append([attack.name, attack.adversary, code, attack.source])
+  return (
+    "# Threats: who could learn what, and what stops them\n\n"
+    f"Written by `{COMMAND}` from\n"
+    "`dpjax/attacks/registry.py`; a test fails where this page is stale. An attack that is\n"
+    "described only has no code here, so no number of dpjax speaks of it. That an attack\n"
+    "finds nothing proves nothing; what is proved stands in a run's privacy statement.\n\n"
+    f"## Attacks and defences\n\n{table()}\n"
+    f"## Access\n\n{_markdown(access)}\n"
+    f"## Adversaries\n\n{_markdown(adversaries)}"
+  )
+
+
+def _markdown(rows: Iterable[Iterable[str]]) -> str:
+  return "".join(f"| {' | '.join(row)} |\n" for row in rows)

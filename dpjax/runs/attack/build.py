@@ -1,0 +1,103 @@
+"""From an `AttackConfig` to the job of one attack; `membership` and `inversion` do the work.
+
+A step of it is a model that is trained, or a message that is inverted, so that an attack goes
+on where it was cut off. Its result says what the attacked run promises, not the attack.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from dpjax import data as data_lib
+from dpjax.accounting import Ledger
+from dpjax.runs import bounds
+from dpjax.runs import streams as streams_lib
+from dpjax.runs.attack.config import AttackConfig, check, other, room
+from dpjax.runs.central import build as central
+from dpjax.runs.federated import build as federated
+from dpjax.runs.fields import name_of, to_dict
+from dpjax.runs.loop import Ended, Fit, Job, Play
+from dpjax.runs.promise import Promise
+from dpjax.runs.streams import Streams
+from dpjax.validate import UserError
+
+LOADERS = {"train": central.load_data, "federate": federated.load_data}
+
+
+def load_data(config: AttackConfig, *, features: bool = True) -> tuple[Any, Any]:
+  """(what is trained on, test data) of the attacked run."""
+  return named(config, LOADERS[config.attack.room], room(config), features=features)
+
+
+def named(config: AttackConfig, call: Any, *args: Any, **options: Any) -> Any:
+  """The call on the attacked run; its errors name fields of the whole config."""
+  try:
+    return call(*args, **options)
+  except UserError as error:
+    known = str(error).partition("=")[0].partition(".")[0] in to_dict(room(config))
+    prefix = f"{config.attack.room}." if known else ""
+    raise UserError(f"{prefix}{error}") from error
+
+
+def digest(config: AttackConfig) -> bytes:
+  """Of everything in the config that this attack reads, but for where data lie and what is
+  only told. Public."""
+  fields = to_dict(config)
+  for name in (other(config), "rows", "beside", "title"):
+    fields.pop(name)
+  fields[config.attack.room]["data"].pop("data_dir")
+  return streams_lib.config_digest("attack", fields)
+
+
+@bounds.names_fields
+def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
+  """The job of one attack: no rows.
+
+  Args:
+    loaded: what `load_data` returns, to share them between runs.
+  """
+  check(config)
+  for name in ("rows", "beside"):
+    if getattr(config, name):
+      raise UserError(f"{name}: must be empty for one attack; it is of a table of several")
+  read = functools.cache(lambda: load_data(config) if loaded is None else loaded)
+  kind = importlib.import_module(f"dpjax.runs.attack.{config.attack.build}")
+
+  def start(random: Streams) -> Play:
+    attacked = named(config, kind.prepare, config, read(), random)
+    return functools.partial(_play, config, kind, attacked)
+
+  return Job(
+    config=config,
+    digest=digest(config),
+    seed=config.seed,
+    data_name=config.data.name,
+    data=lambda: data_lib.digest(read()[0]),
+    start=start,
+  )
+
+
+def _play(config: AttackConfig, kind: Any, attacked: Any, fit: Fit) -> Ended:
+  state = fit(kind.work(config, attacked)).state
+  found = kind.found(config, attacked, state)
+  result = {
+    **promised(attacked.promise, attacked.num_steps),
+    "task": config.attack.build,
+    "attack": name_of(config, "attack"),
+    "dataset": config.data.name,
+    "model": config.model.name,
+    "method": attacked.method,
+    "num_steps": attacked.num_steps,
+    **found.result,
+  }
+  return Ended(found.scores, lambda folder: result, found.write, saved_as="attack.npz")
+
+
+def promised(promise: Promise, num_steps: int) -> dict[str, Any]:
+  """The privacy part of result.json: of the attacked run after all of its steps."""
+  if promise.kind == "none":
+    return promise.facts(Ledger(), 0.0)
+  promise.warn()
+  return promise.facts(Ledger(), promise.curve(num_steps))

@@ -1,0 +1,235 @@
+"""Typed configuration of an attack on a run, and of a table of several (`dpjax.sweeps.attacks`).
+
+What is attacked is a config of the public launchers, unchanged: `train` is that of a model of
+`launch.train`, of which membership is inferred; `federate` is that of clients of
+`launch.federate`, whose messages are inverted. So a defence is a field of theirs, one flag:
+`--config.train.privacy.epsilon=8`, `--config.federate.compression=top_k`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar
+
+from dpjax import attacks, validate
+from dpjax.runs import bounds, fields, unused
+from dpjax.runs.central import build as central
+from dpjax.runs.central.config import TrainConfig
+from dpjax.runs.federated import build as federated
+from dpjax.runs.federated.config import FedConfig
+from dpjax.runs.fields import Choice, WithChoices
+from dpjax.validate import UserError
+
+ALONE = ("confidence", "loss_rule")  # membership attacks that need no shadows
+MEMBERSHIP = (*ALONE, *attacks.MEMBERSHIP_ATTACKS)
+LEAST_SHADOWS = (
+  4  # so that some hold a record and some do not, whichever model is the target
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Membership:
+  """Membership inference, several attacks on the same targets: models trained on random
+  halves of the records. Each is once the target, the others are its shadows.
+
+  Args:
+    methods: of `MEMBERSHIP`.
+    num_shadows: models beside each target.
+    side_by_side: how many are trained at once, under vmap.
+    target: params.npz of a model that `launch.train` has trained on all of the data, which is
+      attacked in their place: its members are the training data, the others the test data.
+  """
+
+  methods: tuple[str, ...] = ("confidence", "loss", "lira_fixed", "rmia")
+  num_shadows: int = 16
+  side_by_side: int = 1
+  target: str | None = None
+  room: ClassVar[str] = "train"
+  build: ClassVar[str] = "membership"
+
+  def __post_init__(self):
+    if not self.methods or len(set(self.methods)) < len(self.methods):
+      raise UserError(f"methods={self.methods!r}: must hold some, none of them twice")
+    for name in self.methods:
+      validate.one_of(MEMBERSHIP, methods=name)
+    validate.integer_in(LEAST_SHADOWS, bounds.MOST_RUNS, num_shadows=self.num_shadows)
+    validate.integer_in(1, bounds.MOST_RUNS, side_by_side=self.side_by_side)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Inversion:
+  """What all inversions of messages have.
+
+  Args:
+    uniform_init: draw every weight from U(-a, a), as the first papers did, instead of by the
+      model's own initialisation.
+    labels: infer (from the last layer's gradient) | known.
+  """
+
+  uniform_init: float | None = None
+  labels: str = "infer"
+  room: ClassVar[str] = "federate"
+  build: ClassVar[str] = "inversion"
+
+  def __post_init__(self):
+    if self.uniform_init is not None:
+      validate.positive(uniform_init=self.uniform_init)
+    validate.one_of(("infer", "known"), labels=self.labels)
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseFirst(_Inversion):
+  """The input of a first dense layer, by one division: exact for one example.
+
+  Args:
+    layer: name of its module.
+  """
+
+  layer: str = "dense_0"
+
+
+@dataclasses.dataclass(frozen=True)
+class DlgInversion(_Inversion):
+  """`attacks.Dlg`: steps, restarts and finalists are its own and those of `Inversion`."""
+
+  steps: int = 3000
+  restarts: int = 12
+  finalists: int = 2
+  trial: int = 200
+
+  def __post_init__(self):
+    super().__post_init__()
+    counts = {name: getattr(self, name) for name in ("steps", "restarts", "finalists")}
+    validate.integer_in(1, bounds.MOST_STEPS, trial=self.trial, **counts)
+
+  def method(self) -> attacks.Dlg:
+    """What moves the guesses."""
+    return attacks.Dlg(steps=self.steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class CosineInversion(DlgInversion):
+  """`attacks.CosineAdam` on images in [0, 1]."""
+
+  total_variation: float = 0.1
+
+  def __post_init__(self):
+    super().__post_init__()
+    validate.non_negative(total_variation=self.total_variation)
+
+  def method(self) -> attacks.CosineAdam:
+    """What moves the guesses."""
+    return attacks.CosineAdam(steps=self.steps, total_variation=self.total_variation)
+
+
+ATTACKS = {
+  "membership": Membership,
+  "dense_first": DenseFirst,
+  "dlg": DlgInversion,
+  "cosine": CosineInversion,
+}
+
+
+@dataclasses.dataclass
+class AttackConfig(WithChoices):
+  """One attack on one run; or a table of them.
+
+  `rows` maps a label to the fields that differ from this config, by dotted name, such as
+  {"membership, none": {"train.privacy.method": "sgd"}, "DLG, top-k": {"attack": "dlg",
+  "federate.compression": "top_k"}}; none is one row. What precedes the first comma is the
+  attack's name in the table, what follows the defence's. `beside` maps labels to what others
+  have published for them, which the table shows in a column of its own.
+  """
+
+  train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+  federate: FedConfig = dataclasses.field(default_factory=FedConfig)
+  attack: Annotated[Any, Choice(ATTACKS)] = "membership"  # dense_first | dlg | cosine
+  rows: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+  beside: dict[str, str] = dataclasses.field(default_factory=dict)
+  seed: int = 0
+  title: str = ""
+
+  @property
+  def data(self) -> Any:
+    """Of the room that is attacked."""
+    return room(self).data
+
+  @property
+  def model(self) -> Any:
+    """Of the room that is attacked."""
+    return room(self).model
+
+
+def room(config: AttackConfig) -> TrainConfig | FedConfig:
+  """What is attacked."""
+  return getattr(config, config.attack.room)
+
+
+def other(config: AttackConfig) -> str:
+  """The name of the room that this attack does not read."""
+  return "federate" if config.attack.room == "train" else "train"
+
+
+@bounds.names_fields
+def check(config: AttackConfig) -> None:
+  """Raises UserError for what can be told of one run without data."""
+  bounds.typed(config)
+  validate.integer_at_least(0, seed=config.seed)
+  name = config.attack.room
+  checks: dict[str, Callable[[Any], None]] = {
+    "train": central.check, "federate": federated.check,
+  }  # fmt: skip
+  _named(name, functools.partial(checks[name], room(config)))
+  _check_room(config)
+  needs = {other(config): "an attack on it"}
+  unused.refuse(config, needs | _unread(config))
+
+
+def _named(prefix: str, call: Callable[[], None]) -> None:
+  """The call; its errors name fields of the whole config."""
+  try:
+    call()
+  except UserError as error:
+    raise UserError(f"{prefix}.{error}") from error
+
+
+def _check_room(config: AttackConfig) -> None:
+  if config.attack.room == "train":
+    _check_train(config.train)
+  else:
+    _check_federate(config.federate)
+
+
+def _check_train(train: TrainConfig) -> None:
+  if train.audit.enabled:
+    raise UserError("train.audit.enabled=True: must be false, the attack deals the records")
+  if train.release:
+    raise UserError("train.release=True: must be false, an attack trains many models")
+  if train.model.name == "transformer":
+    raise UserError("train.model.name='transformer': must classify records")
+
+
+def _check_federate(federate: FedConfig) -> None:
+  name = fields.name_of(federate, "algorithm")
+  if name != "fed_avg":
+    raise UserError(
+      f"federate.algorithm={name!r}: must be 'fed_avg', whose clients are inverted"
+    )
+  if federate.model.name == "transformer":
+    raise UserError("federate.model.name='transformer': must take images or numbers")
+
+
+def _unread(config: AttackConfig) -> unused.Unused:
+  """Fields of the attacked room that decide nothing of what an attacker sees."""
+  if config.attack.room == "train":
+    names = ("eval_every", "checkpoint_every", "diagnostics", "seed")
+    needs = unused.needs(False, "a run of launch.train itself", *names)
+  else:
+    names = ("server_optimizer", "execution", "num_devices", "num_threads", "eval_every")
+    names += ("checkpoint_every", "targets", "stop_at_accuracy", "diagnostics", "release")
+    names += ("seed", "aggregator")
+    needs = unused.needs(False, "a run of launch.federate itself", *names)
+  prefix = config.attack.room
+  return {f"{prefix}.{path}": what for path, what in needs.items()}

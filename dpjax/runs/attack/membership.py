@@ -1,0 +1,328 @@
+"""Membership inference as a run: models on random halves, each once the target."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from scipy import special
+
+from dpjax import attacks, data, trees
+from dpjax.attacks import allowed, signals
+from dpjax.runs import attack_report, writers
+from dpjax.runs.attack.config import ALONE, AttackConfig
+from dpjax.runs.central import build as central
+from dpjax.runs.loop import Work
+from dpjax.runs.promise import Promise
+from dpjax.runs.streams import Streams
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+_LOOKS = len(attacks.FPRS) + 1  # at which a verdict is reached: each rate, and the AUC
+_POINTS = np.geomspace(1e-4, 1, 81)  # false positive rates of the curves in result.json
+
+
+class Attacked(NamedTuple):
+  """A target and its shadows, before they are trained."""
+
+  records: data.Dataset  # all that an attacker asks about
+  included: (
+    np.ndarray
+  )  # [M, n] bool, who trains on what; all M models are targets, or none is
+  target: Params | None  # trained elsewhere; then the M models are its shadows
+  members: np.ndarray | None  # [n] bool, of such a target
+  run: central.Run  # of one half
+  test: Any
+  train: Any  # (group) -> models
+  promise: Promise
+  num_steps: int
+  method: str
+
+
+class Found(NamedTuple):
+  """What an attack leaves."""
+
+  scores: dict[str, Any]  # arrays, for attack.npz
+  result: dict[str, Any]
+  write: Any  # (folder)
+
+
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Attacked:
+  """Deals the records and builds the run that is attacked, for one half of them.
+
+  Who is in which half follows from the seed and the data alone, so that defences are
+  measured on the same targets.
+  """
+  (train, test), own, target = loaded, config.attack, None
+  records, members = (train, None) if own.target is None else _joined(train, test)
+  count = own.num_shadows + (own.target is None)
+  included = _halves(config, count, len(records), random)
+  size = int(included.sum(axis=1).max())
+  half = records.subset(slice(0, size))
+  run = central.assemble(config.train, (half, test), random)
+  promise = run.promise
+  if own.target is not None:
+    target = loaded_params(own.target, run.params)
+    promise = central.assemble(config.train, (train, test), random).promise
+  init = jax.jit(
+    lambda key: central.start(config.train, half, random._replace(init=key))[2]
+  )
+  models = attacks.shadow_models(
+    records,
+    included,
+    algorithm=lambda key: run.with_keys(*jax.random.split(key)),
+    batches=lambda part, rng: run.plan.batches(data.resident(part), rng=rng),
+    init_params=init,
+    seed=random.sampler,
+    side_by_side=own.side_by_side,
+  )
+  steps, method = config.train.num_steps, config.train.privacy.method
+  return Attacked(
+    records, included, target, members, run, test, models, promise, steps, method
+  )
+
+
+def _joined(train: data.Dataset, test: data.Dataset) -> tuple[data.Dataset, np.ndarray]:
+  if not len(test):
+    raise UserError("data.name: has no test data, so there are no non-members")
+  x, y = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
+  both = data.from_arrays(x, y, num_classes=train.num_classes, name=train.name)
+  return both, np.arange(len(y)) < len(train)
+
+
+def _halves(config: AttackConfig, count: int, n: int, random: Streams) -> np.ndarray:
+  """Coins, or exact halves for samplers that are made for data of one size."""
+  least = 2 * config.attack.num_shadows
+  if n < least:
+    raise UserError(
+      f"data.limit={config.train.data.limit}: leaves {n} records, of which too few would be "
+      f"members or non-members; must leave at least {least}"
+    )
+  sized = config.train.privacy.sampler in ("fixed_size", "truncated_poisson", "shuffled")
+  sized |= config.train.privacy.method == "dp_ftrl"
+  if sized and n % 2:
+    raise UserError(
+      f"data.limit={config.train.data.limit}: leaves {n} records, which must be even: "
+      f"privacy.sampler={config.train.privacy.sampler!r} is made for halves of one size"
+    )
+  return attacks.random_halves(count, n, seed=random.order, exact=sized)
+
+
+def loaded_params(path: str, like: Params) -> Params:
+  """The parameters in a params.npz, in the structure of `like`.
+
+  UserError: no such file, or a model that was trained elsewhere: other leaves or shapes.
+  """
+  named = lambda found: jax.tree_util.keystr(found, simple=True, separator="/")
+  leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
+  try:
+    with np.load(path, allow_pickle=False) as held:
+      arrays = dict(held)
+  except (OSError, ValueError) as error:
+    raise UserError(f"attack.target={path!r}: is no params.npz ({error})") from error
+  wanted = {named(where): np.shape(leaf) for where, leaf in leaves}
+  for name in sorted({*wanted, *arrays}):
+    got = arrays[name].shape if name in arrays else "no such leaf"
+    needed = wanted.get(name, "no such leaf")
+    if got != needed:
+      raise UserError(
+        f"attack.target={path!r}: was trained elsewhere: {name} is {got} there, {needed} in "
+        "the model of this config"
+      )
+  return jax.tree.unflatten(treedef, [arrays[named(where)] for where, _ in leaves])
+
+
+# --- the work
+
+
+def _empty(models: int, n: int) -> dict[str, np.ndarray]:
+  zeros = lambda *shape: np.zeros(shape, np.float32)
+  return {"log_odds": zeros(models, n), "top": zeros(models, n), "accuracy": zeros(models)}
+
+
+def work(config: AttackConfig, attacked: Attacked) -> Work:
+  """One step a group of models: trained, and asked about all records."""
+  models, n = attacked.included.shape
+  width = config.attack.side_by_side
+  asked = _questions(attacked)
+
+  def step(state: dict[str, np.ndarray], group: int) -> tuple[Any, None]:
+    state = {name: leaf.copy() for name, leaf in jax.tree.map(np.asarray, state).items()}
+    for place, params in enumerate(attacked.train(group)):
+      for name, value in asked(params, group * width + place).items():
+        state[name][group * width + place] = value
+    return state, None
+
+  def accuracy(state: dict[str, np.ndarray]) -> dict[str, float]:
+    known = np.asarray(state["accuracy"])
+    return {"accuracy": float(known[known > 0].mean()) if known.any() else 0.0}
+
+  groups = attacks.shadows.num_groups(models, width)
+  return Work(
+    num_steps=groups,
+    init=lambda: _empty(models, n),
+    step=step,
+    draws=lambda start: range(start, groups),
+    released=lambda state: state,
+    evaluate=accuracy,
+    name=f"models, {config.title}" if config.title else "models",
+  )
+
+
+def _questions(attacked: Attacked) -> Any:
+  """(params, index) -> what is asked of one model: log odds [n], confidences [n], accuracy."""
+  run, records = attacked.run, attacked.records
+  odds = signals.log_odds_of_model(run.apply)
+  logits = jax.jit(lambda params, x: trees.at_least_float32(run.apply(params, x)))
+
+  def asked(params: Params, index: int) -> dict[str, Any]:
+    found = odds(params, records)
+    if not np.isfinite(found).all():
+      raise UserError(
+        f"train: the training of model {index} diverged; a smaller "
+        "optimizer.learning_rate may help"
+      )
+    parts = range(0, len(records), 500)
+    top = [signals.top_confidences(logits(params, records.x[i : i + 500])) for i in parts]
+    accuracy = run.task.evaluate(run.apply, params, attacked.test)["accuracy"]
+    return {"log_odds": found, "top": np.concatenate(top), "accuracy": accuracy}
+
+  return asked
+
+
+# --- what is found
+
+
+def _scored(
+  name: str, evidence: attacks.Evidence, top: np.ndarray, members: np.ndarray
+) -> np.ndarray:
+  if name == "confidence":
+    return attacks.confidence_rule(top)
+  if name == "loss_rule":
+    losses = -special.log_expit(evidence.target)
+    mean = float(losses[members].mean())  # of which this adversary is told
+    return attacks.loss_rule(losses, mean_training_loss=mean)
+  return attacks.MEMBERSHIP_ATTACKS[name](evidence)
+
+
+def scores(
+  config: AttackConfig, attacked: Attacked, state: Mapping[str, Any]
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+  """(scores by method, membership), each [targets * n]: every model once the target."""
+  odds, top = (np.asarray(state[name], np.float64) for name in ("log_odds", "top"))
+  if attacked.target is not None:
+    asked = _questions(attacked)(attacked.target, 0)
+    evidence = attacks.Evidence(asked["log_odds"], odds, attacked.included)
+    members = np.asarray(attacked.members)
+    told = asked["top"]
+    return {
+      name: _scored(name, evidence, told, members) for name in config.attack.methods
+    }, members
+  targets = list(attacks.each_as_target(odds, attacked.included))
+  pooled = {
+    name: np.concatenate(
+      [_scored(name, evidence, top[i], m) for i, (evidence, m) in enumerate(targets)]
+    )
+    for name in config.attack.methods
+  }
+  return pooled, np.concatenate([members for _, members in targets])
+
+
+def found(config: AttackConfig, attacked: Attacked, state: Mapping[str, Any]) -> Found:
+  """Rates, verdicts and curves of every method, beside the line of the promise."""
+  by_method, members = scores(config, attacked, state)
+  measured = {name: attacks.measure(one, members) for name, one in by_method.items()}
+  line = None
+  if attacked.target is None and attacked.run.plan.is_private:
+    line = allowed.by_plan(attacked.run.plan)
+  result = {
+    "test_accuracy": _accuracy(attacked, state),
+    "num_models": len(attacked.included),
+    "num_records": len(attacked.records),
+    "noise_multiplier": attacked.run.plan.noise_multiplier,
+    "line": None if line is None else line.words,
+    "attacks": {name: _row(name, one, line) for name, one in measured.items()},
+    "curves": _curves(measured, line),
+  }
+
+  def write(folder: pathlib.Path) -> None:
+    attack_report.roc_report(folder, measured, line=line, title=config.title)
+
+  held = {name: np.asarray(leaf) for name, leaf in state.items()}
+  return Found(held | {"included": attacked.included}, result, write)
+
+
+def _accuracy(attacked: Attacked, state: Mapping[str, Any]) -> float:
+  """Of the targets."""
+  if attacked.target is None:
+    return float(np.mean(state["accuracy"]))
+  scored = attacked.run.task.evaluate(attacked.run.apply, attacked.target, attacked.test)
+  return float(scored["accuracy"])
+
+
+def _row(
+  name: str, one: attacks.Leakage, line: attacks.AllowedRoc | None
+) -> dict[str, Any]:
+  judged = None if line is None else attacks.judge(one.curve, line)
+  return {
+    "needs_shadows": name not in ALONE and name != "loss",
+    "auc": one.auc,
+    "auc_interval": list(one.auc_interval),
+    "balanced_accuracy": one.balanced_accuracy,
+    "tpr_at_fpr": {
+      f"{rate.fpr:g}": {
+        "tpr": rate.tpr,
+        "interval": list(rate.tpr_interval),
+        "fpr_interval": list(rate.fpr_interval),
+        "resolved": rate.resolved,
+      }
+      for rate in one.rates
+    },
+    "against_line": None if judged is None else judged.verdict,
+    "verdict": verdict(one.curve, judged),
+  }
+
+
+def verdict(curve: attacks.Roc, judged: attacks.Judgement | None) -> str:
+  """What the attack says of the defence: that members are told apart is leakage, which a
+  promise bounds and does not forbid; without a promise the defence fails. No attack says
+  that one holds.
+
+  >>> truth = np.arange(4000) >= 2000
+  >>> verdict(attacks.curve_of(truth + 0.0, truth), None)
+  'FAILS: members are told apart'
+  >>> verdict(attacks.curve_of(np.zeros(4000), truth), None)
+  'not shown to fail'
+  """
+  each = 1 - 0.05 / _LOOKS
+  rates = [attacks.rate_at(curve, fpr, confidence=each) for fpr in attacks.FPRS]
+  apart = any(rate.tpr_interval[0] > rate.fpr_interval[1] for rate in rates)
+  sizes = min(curve.num_members, curve.num_non_members)
+  apart |= curve.auc - np.sqrt(np.log(2 / (1 - each)) / (2 * sizes)) > 0.5  # as `measure`
+  if judged is not None and judged.verdict == "above":
+    return "ABOVE the line that its promise allows"
+  if not apart:
+    return "not shown to fail"
+  if judged is None:
+    return "FAILS: members are told apart"
+  below = judged.verdict == "below"
+  return f"leaks, {'below' if below else 'too few records to tell from'} its line"
+
+
+def _curves(measured: Mapping[str, attacks.Leakage], line: Any) -> dict[str, list[float]]:
+  """The most true positives at each of some rates, and what is allowed there."""
+  found = {"fpr": _POINTS.tolist()}
+  for name, one in measured.items():
+    places = np.searchsorted(one.curve.fpr, _POINTS, side="right") - 1
+    found[name] = one.curve.tpr[places].tolist()
+  return found | ({} if line is None else {"allowed": line(_POINTS).tolist()})
+
+
+def told(row: Mapping[str, Any]) -> str:
+  """The rates of one method in a few words."""
+  rate = row["tpr_at_fpr"]["0.01"]
+  low, high = (writers.number(end) for end in rate["interval"])
+  return f"TPR {rate['tpr']:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, AUC {row['auc']:.3f}"

@@ -1,0 +1,189 @@
+"""One table and one picture of many attacks: what each finds under each defence."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dpjax.accounting import upper
+from dpjax.runs import report, writers
+
+Row = dict[str, Any]
+_NOTE = (
+  "Epsilon is what the attacked run promises; its line bounds every membership attack. A "
+  "defence that an attack breaks FAILS; one that is not shown to fail may fail under another "
+  "attack. Intervals are exact, at 95 % each.\n"
+)
+_WIDE = 3  # panels beside each other
+_COLUMNS = ("attack", "defence", "method", "finds", "epsilon", "test_accuracy", "verdict")
+
+
+def rows_of(results: Sequence[Row]) -> list[Row]:
+  """One row for every method under every defence; of results of `AttackConfig` runs that know
+  their attack and defence."""
+  lines = []
+  for result in results:
+    of = _inverted if result["task"] == "inversion" else _inferred
+    lines += of(result)
+  return lines
+
+
+def _common(result: Row) -> Row:
+  epsilon = result["epsilon"]
+  note = result.get("epsilon_note", "")
+  return {
+    "attack": result["attack"],
+    "defence": result["defence"],
+    "epsilon": None if epsilon is None or note else epsilon,
+    "epsilon_kind": result["epsilon_kind"],
+    "delta": result["delta"],
+    "neighboring_relation": result["neighboring_relation"],
+    "unit": result["unit"],
+    "note": note,
+    "noise_multiplier": result.get("noise_multiplier"),
+    "test_accuracy": result["test_accuracy"],
+    "beside": result.get("beside", ""),
+  }
+
+
+def _inferred(result: Row) -> list[Row]:
+  return [
+    _common(result)
+    | {
+      "method": name,
+      "finds": _told_rates(one),
+      "success": one["tpr_at_fpr"]["0.01"]["tpr"],
+      "low": one["tpr_at_fpr"]["0.01"]["interval"][0],
+      "high": one["tpr_at_fpr"]["0.01"]["interval"][1],
+      "tpr_at_0.001_fpr": one["tpr_at_fpr"]["0.001"]["tpr"],
+      "auc": one["auc"],
+      "verdict": one["verdict"],
+    }
+    for name, one in result["attacks"].items()
+  ]
+
+
+def _told_rates(one: Row) -> str:
+  low, high = one["tpr_at_fpr"]["0.01"]["interval"]
+  rate = one["tpr_at_fpr"]["0.01"]["tpr"]
+  return f"TPR {rate:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, AUC {one['auc']:.3f}"
+
+
+def _inverted(result: Row) -> list[Row]:
+  exact, scores = result["success"]["exact"], result["leakage"]
+  low, high = exact["interval"]
+  told = f"{exact['count']} of {exact['total']} ({low:.2f}-{high:.2f}) exactly"
+  told += f", median {writers.number(result['median_psnr']):.0f} dB"
+  told += f", labels {result['labels_right']} of {result['num_records']}"
+  names = {"dense": "GLS dense", "recovered": "GLS recovered", "distance": "GLS distance"}
+  told += "".join(
+    f", {names[name]} {one['score']:.3f} (null {one['null']:.2f})"
+    for name, one in scores.items()
+  )
+  row = {
+    "method": "inversion",
+    "finds": told,
+    "success": exact["count"] / exact["total"],
+    "low": low,
+    "high": high,
+    "median_psnr": result["median_psnr"],
+    "verdict": result["verdict"],
+    **{f"gls_{name}": one["score"] for name, one in scores.items()},
+    **{f"gls_{name}_null": one["null"] for name, one in scores.items()},
+  }
+  return [_common(result) | row]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+  """The rows as a Markdown table."""
+  columns = [*_COLUMNS] + ["published"] * any(row["beside"] for row in rows)
+  lines = [columns, ["---"] * len(columns)]
+  for row in rows:
+    cells = {**row, "epsilon": _epsilon(row), "published": row["beside"] or "-"}
+    lines.append([_cell(cells[name]) for name in columns])
+  return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(value: Any) -> str:
+  if value is None or value == "":
+    return "-"
+  return f"{value:.3f}" if isinstance(value, float) else str(value).replace("|", "/")
+
+
+def _epsilon(row: Row) -> str:
+  """With its kind; where it is no promise against this attacker, that is said instead."""
+  if row["note"]:
+    return f"none here: {row['note']}"
+  if row["epsilon"] is None:
+    return "none"
+  return f"{upper(row['epsilon'])} ({row['epsilon_kind']}, per {row['unit']})"
+
+
+def told(result: Row) -> str:
+  """One run in one line."""
+  rows = rows_of([result])
+  best = max(rows, key=lambda row: row["success"])
+  return f"{best['method']}: {best['finds']}; {best['verdict']}; epsilon {_epsilon(best)}"
+
+
+def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> None:
+  """Writes attacks.md, attacks.csv and attacks.png; nothing where no run has finished."""
+  if not results:
+    return
+  rows = rows_of([{**result} for result in results])
+  report.write_csv(folder / "attacks.csv", rows)
+  writers.replace_file(folder / "attacks.md", f"{_NOTE}\n{markdown(rows)}".encode())
+  curves = [result for result in results if "curves" in result]
+  inverted = [row for row in rows if row["method"] == "inversion"]
+  panels = len(curves) + bool(inverted)
+  wide, high = min(panels, _WIDE), -(-panels // _WIDE)
+  figure = Figure(figsize=(3.9 * wide, 3.7 * high), layout="constrained")
+  axes = list(figure.subplots(high, wide, squeeze=False).flat)
+  for axis, result in zip(axes, curves):
+    _draw_curves(axis, result)
+  if inverted:
+    _draw_rates(axes[len(curves)], inverted)
+  for axis in axes[panels:]:
+    axis.set_axis_off()
+  if title:
+    figure.suptitle(title, fontsize=10)
+  report.save_figure(figure, folder / "attacks.png")
+
+
+def _draw_curves(axes: Axes, result: Row) -> None:
+  curves: Mapping[str, list[float]] = result["curves"]
+  fpr = np.array(curves["fpr"])
+  least = fpr[0]
+  axes.plot(fpr, fpr, color="#888888", linewidth=0.9, linestyle=":", label="guessing")
+  for index, name in enumerate(n for n in curves if n not in ("fpr", "allowed")):
+    tpr = np.maximum(np.array(curves[name], float), least)
+    color = report.PALETTE[index % (len(report.PALETTE) - 1)]
+    axes.plot(fpr, tpr, color=color, linewidth=1.3, label=name, drawstyle="steps-post")
+  if "allowed" in curves:
+    label = "allowed: no attack may cross"
+    axes.plot(
+      fpr, curves["allowed"], color="#000000", linestyle="--", linewidth=1, label=label
+    )
+  axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1))
+  epsilon = _epsilon(_common(result))
+  title = f"{result['attack']}: {result['defence']}\nepsilon: {epsilon}"
+  report.style(axes, title=title, xlabel="false positive rate", ylabel="true positive rate")
+  axes.legend(loc="lower right", fontsize=7, frameon=False)
+
+
+def _draw_rates(axes: Axes, rows: Sequence[Row]) -> None:
+  places = np.arange(len(rows))[::-1]
+  for place, row in zip(places, rows):
+    color = report.PALETTE[1] if row["success"] else report.PALETTE[0]
+    axes.plot([row["low"], row["high"]], [place, place], color=color, linewidth=2)
+    axes.plot(row["success"], place, "o", color=color, markersize=4)
+  axes.set_yticks(places, [f"{row['attack']}: {row['defence']}" for row in rows])
+  axes.set(xlim=(-0.03, 1.03), ylim=(-0.7, len(rows) - 0.3))
+  title = "recovered exactly, 95 % intervals"
+  report.style(axes, title=title, xlabel="share of the records", ylabel="")
+  axes.tick_params(axis="y", labelsize=7)

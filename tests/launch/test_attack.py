@@ -1,0 +1,84 @@
+"""launch.attack from the command line: what a user types, right and wrong."""
+
+import csv
+import pathlib
+
+import pytest
+
+from dpjax.attacks import registry
+from dpjax.runs.attack.config import AttackConfig
+from dpjax.sweeps import attacks
+from launch import config_flag
+from tests import commands
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_CONFIGS = [
+  p for p in sorted((_ROOT / "configs/attack").glob("*.py")) if p.stem != "__init__"
+]
+_TINY = """
+from configs.attack import quickstart
+from dpjax.runs import fields
+
+def get_config():
+  config = quickstart.get_config()
+  kept = ("membership, epsilon 8", "dense layer first, none", "dense layer first, quantised")
+  config.rows = {label: config.rows[label] for label in kept}
+  config.beside = {kept[1]: ".82 / 76 %"}
+  small = {"train.num_steps": 6, "train.data.limit": 60, "train.model.name": "linear"}
+  small |= {"train.model.options": {}, "attack.num_shadows": 6, "federate.data.limit": 4}
+  return fields.replace_all(config, small | {"federate.partition.num_clients": 4})
+"""
+
+
+def _launch(*arguments):
+  return commands.run("launch.attack", *arguments)
+
+
+def test_a_table_is_written_resumed_and_says_what_fails(tmp_path):
+  (tmp_path / "tiny.py").write_text(_TINY)
+  order = (f"--config={tmp_path / 'tiny.py'}", f"--workdir={tmp_path / 'run'}")
+  done = _launch(*order)
+  assert done.returncode == 0, done.stderr
+  assert "| dense layer first | none | inversion | 4 of 4" in done.stdout
+  assert "FAILS: 4 of 4" in done.stdout and "| .82 / 76 % |" in done.stdout
+  with open(tmp_path / "run" / "attacks.csv") as file:
+    rows = list(csv.DictReader(file))
+  methods = [row["method"] for row in rows]
+  assert methods == ["confidence", "loss", "lira_fixed", "rmia", "inversion", "inversion"]
+  assert {row["epsilon_kind"] for row in rows[:4]} == {"proved"}
+  assert float(rows[0]["epsilon"]) <= 8.0 and rows[4]["epsilon"] == ""
+  assert (tmp_path / "run" / "attacks.png").stat().st_size > 5000
+  before = {
+    p: p.stat().st_mtime_ns for p in (tmp_path / "run").glob("points/*/result.json")
+  }
+  again = _launch(*order)
+  assert again.returncode == 0 and again.stdout == done.stdout and len(before) == 3
+  assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_the_threats_are_printed():
+  done = _launch("--threats")
+  assert done.returncode == 0 and done.stdout == registry.page()
+
+
+@pytest.mark.parametrize(
+  ("arguments", "words"),
+  [
+    (["--config.attack.num_shadows=1"], "attack.num_shadows=1: must be an integer in"),
+    (["--config.federate.compression=zip"], "compression='zip': must be one of"),
+    (["--config.federate.data.limit=9"], "must deal equally many"),
+    (["--config.train.data.limit=30", "--config.beside={}"], "data.limit=30: leaves 30"),
+  ],
+)
+def test_a_mistake_is_one_line(tmp_path, arguments, words):
+  rows = "{'x, none': {'attack': 'dense_first'}, 'y, none': {}}"
+  done = _launch(f"--workdir={tmp_path / 'run'}", f"--config.rows={rows}", *arguments)
+  lines = [line for line in done.stderr.splitlines() if "error:" in line]
+  assert done.returncode in (1, 2) and len(lines) == 1, done.stderr
+  assert words in lines[0] and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("path", _CONFIGS, ids=lambda path: path.stem)
+def test_every_published_config_is_ready_to_run(path):
+  found = attacks.points(config_flag.load(str(path), AttackConfig))
+  assert found and f"--config=configs/attack/{path.name}" in path.read_text()
