@@ -39,6 +39,10 @@ from dpjax.auditing.lower_bounds import gdp_lower_bound as gdp_lower_bound
 from dpjax.auditing.lower_bounds import mu_from_epsilon as mu_from_epsilon
 from dpjax.auditing.lower_bounds import one_run as one_run
 from dpjax.auditing.lower_bounds import one_run_fdp as one_run_fdp
+from dpjax.auditing.lower_bounds import one_run_fdp_two_sided as one_run_fdp_two_sided
+from dpjax.auditing.lower_bounds import one_run_gaussian as one_run_gaussian
 from dpjax.auditing.lower_bounds import one_run_p_value as one_run_p_value
+from dpjax.auditing.lower_bounds import one_run_two_sided as one_run_two_sided
 from dpjax.auditing.verdict import Audit as Audit
 from dpjax.auditing.verdict import audit as audit
+from dpjax.auditing.verdict import check_method as check_method

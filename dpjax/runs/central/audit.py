@@ -37,6 +37,7 @@ def insert(
   """
   if not config.audit.enabled:
     return train, None
+  auditing.check_method(config.audit.method, plan)
   known = plan.sampler.law != "unproved"
   relation = plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE
   return auditing.insert_canaries(

@@ -103,7 +103,9 @@ class AuditConfig:
   num_canaries: int = 1000  # rows of the training data; each comes back by a fair coin
   kind: str = "mislabelled"  # mislabelled | random
   score: str = "loss"  # loss (black box) | gradient (first and last parameters are known)
-  method: str = "one_run"  # one_run | one_run_fdp | clopper_pearson | gdp
+  # one_run | one_run_two_sided | clopper_pearson; without sampling also one_run_fdp |
+  # one_run_fdp_two_sided | gdp
+  method: str = "one_run"
   confidence: float = 0.95
 
 
