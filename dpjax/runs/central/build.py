@@ -293,10 +293,13 @@ def assemble(
   train, test = load_data(config) if loaded is None else loaded
   random = streams(config, data.digest(train)) if random is None else random
   task, model, params = start(config, train, random)
+  params, apply = audit.beside(config, params, model.apply)
   # Of the whole set: canaries take rows away or exchange them.
   plan, num_examples = privacy.make_plan(config, len(train), params), len(train)
+  numbers: dict[str, Any] = dict(num_classes=train.num_classes, plan=plan)
+  loss_fn = audit.loss(config, task.loss, model.apply, **numbers)
   train, canaries = audit.insert(config, train, plan)
-  loss_fn, augmented = task.loss(model.apply), config.augmentation != "none"
+  augmented = config.augmentation != "none"
   if augmented:
     augment = training.AUGMENTATIONS[config.augmentation]
     loss_fn = training.augmented(loss_fn, augment, augmult=config.augmult)
@@ -306,7 +309,7 @@ def assemble(
   algorithm = training.dp_sgd(
     loss_fn,
     plan,
-    optimizer(config.optimizer, schedule, noise),
+    audit.watched(config, optimizer(config.optimizer, schedule, noise)),
     noise_key=random.noise,
     example_key=random.local if augmented else None,
     ema_decay=config.ema_decay,
@@ -321,7 +324,7 @@ def assemble(
     ),
     algorithm=algorithm,
     params=params,
-    apply=model.apply,
+    apply=apply,
     schedule=schedule,
     random=random,
     train=train,
