@@ -2,6 +2,7 @@
 
   python -m launch.audit --all
   python -m launch.audit --only=Laplace --minutes=1 --out=runs/laplace
+  python -m launch.audit --final_model=mnist --epsilon=10 --models=1000
 
 Each mechanism, sampler, private transform, federated algorithm and relevance method is run
 many times on two neighbouring inputs, and an adversary tells the outputs apart. What it
@@ -9,6 +10,10 @@ proves is a lower bound on epsilon, at 99.9 % confidence; a bound above the clai
 Writes to --out as it goes: table.md (one row per subject: the game nearest to its claim),
 table.csv (every game) and result.json. Stop it at any time; the same command goes on with
 what is left. Ten minutes on two cores by default. Exit code 1 if a claim is refuted.
+
+--final_model audits what a training releases last and nothing else: many models of a data
+set, trained from worst-case initial parameters with a target and without it; writes
+final_model.json to --out. Minutes: about 1 for 500 models of mnist.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ import sys
 
 from absl import flags
 
-from dpjax.checks import long_games
+from dpjax.checks import final_model, long_games
 from dpjax.validate import UserError
 from launch import app
 
@@ -27,12 +32,47 @@ flags.DEFINE_string("only", "", "Attack one room (mechanisms, samplers, transfor
                     "federated, relevance) or one subject, such as Laplace.")  # fmt: skip
 flags.DEFINE_float("minutes", 10.0, "About how long, shared among the subjects.")
 flags.DEFINE_integer("seed", 0, "Of all draws.", lower_bound=0, upper_bound=2**62 - 1)
+flags.DEFINE_string("final_model", "", "Audit final models of this data set instead.")
+flags.DEFINE_float("epsilon", 10.0, "Claimed by those trainings.", lower_bound=0.0)
+flags.DEFINE_integer("models", 1000, "With the target, and as many without.", lower_bound=2)
+flags.DEFINE_enum("initial", "worst_case", final_model.INITIAL, "Their first parameters.")
 flags.DEFINE_string("out", "runs/audits", "Directory for table.md, table.csv, result.json.")
 
 
-def main() -> None:
-  """Plays what is left, and prints the table."""
+_OF_FINAL_MODELS = ("epsilon", "models", "initial")
+_OF_GAMES = ("all", "only", "minutes")
+
+
+def _refuse(names: tuple[str, ...], reason: str) -> None:
+  for name in names:
+    if flags.FLAGS[name].present:
+      raise UserError(f"{name}={flags.FLAGS[name].value!r}: {reason}")
+
+
+def audit_final_models() -> None:
+  """Trains them, and prints one line."""
   options = flags.FLAGS
+  _refuse(_OF_GAMES, "is of the games, must not be given with --final_model")
+  settings = final_model.Settings(
+    data=options.final_model,
+    epsilon=options.epsilon,
+    num_models=options.models,
+    initial=options.initial,
+    seed=options.seed,
+  )
+  found = final_model.run(settings, options.out)
+  print(final_model.line(found))
+  print(f"wrote {options.out}/{final_model.RESULT}")
+  if found["refuted"]:
+    app.fail("the claim is refuted by the final model alone", code=1)
+
+
+def main() -> None:
+  """Plays what is left, and prints the table; or audits final models."""
+  options = flags.FLAGS
+  if options.final_model:
+    return audit_final_models()
+  _refuse(_OF_FINAL_MODELS, "is of final models, needs --final_model=DATA")
   if options.all == bool(options.only):
     raise UserError(f"only={options.only!r}: give --all, or --only=NAME, and not both")
   settings = long_games.Settings(options.minutes, options.only, options.seed)

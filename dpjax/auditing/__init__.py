@@ -24,7 +24,14 @@ from dpjax.auditing.canaries import gradient_scores as gradient_scores
 from dpjax.auditing.canaries import insert_canaries as insert_canaries
 from dpjax.auditing.canaries import loss_scores as loss_scores
 from dpjax.auditing.canaries import split_scores as split_scores
+from dpjax.auditing.final_model import blank_target as blank_target
+from dpjax.auditing.final_model import final_model_scores as final_model_scores
+from dpjax.auditing.final_model import fitted_params as fitted_params
+from dpjax.auditing.gradient_canaries import canary_loss as canary_loss
+from dpjax.auditing.gradient_canaries import canary_sums as canary_sums
 from dpjax.auditing.gradient_canaries import gradient_canaries as gradient_canaries
+from dpjax.auditing.gradient_canaries import sum_scores as sum_scores
+from dpjax.auditing.gradient_canaries import with_canaries as with_canaries
 from dpjax.auditing.likelihood import discrete_log_ratio as discrete_log_ratio
 from dpjax.auditing.likelihood import gaussian_log_ratio as gaussian_log_ratio
 from dpjax.auditing.likelihood import laplace_log_ratio as laplace_log_ratio
@@ -39,6 +46,10 @@ from dpjax.auditing.lower_bounds import gdp_lower_bound as gdp_lower_bound
 from dpjax.auditing.lower_bounds import mu_from_epsilon as mu_from_epsilon
 from dpjax.auditing.lower_bounds import one_run as one_run
 from dpjax.auditing.lower_bounds import one_run_fdp as one_run_fdp
+from dpjax.auditing.lower_bounds import one_run_fdp_two_sided as one_run_fdp_two_sided
+from dpjax.auditing.lower_bounds import one_run_gaussian as one_run_gaussian
 from dpjax.auditing.lower_bounds import one_run_p_value as one_run_p_value
+from dpjax.auditing.lower_bounds import one_run_two_sided as one_run_two_sided
 from dpjax.auditing.verdict import Audit as Audit
 from dpjax.auditing.verdict import audit as audit
+from dpjax.auditing.verdict import check_method as check_method

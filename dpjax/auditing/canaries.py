@@ -31,7 +31,7 @@ from dpjax.data import Dataset
 from dpjax.types import Example, HostArray, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
 
-SCORES = ("loss", "gradient")
+SCORES = ("loss", "gradient", "sums")  # "sums": see `gradient_canaries`, for its own kind
 _STREAM = 0x0CA9A21E5  # keeps the coins apart from whatever else a seed is used for
 _CHUNK = 256  # canaries scored at a time
 
@@ -63,9 +63,19 @@ def _random(rows: Dataset, rng: np.random.Generator) -> Dataset:
   return dataclasses.replace(rows, x=x, y=y)
 
 
+def _in_gradients(rows: Dataset, rng: np.random.Generator) -> Dataset:
+  """Canary i has a label of its own, num_classes + i, by which a loss knows it."""
+  del rng
+  if rows.num_classes < 2 or rows.x.dtype == np.int32:
+    raise UserError("kind='gradient': needs a label of 2 or more classes; use 'random'")
+  y = rows.num_classes + np.arange(len(rows), dtype=np.int32)
+  return dataclasses.replace(rows, y=y, num_classes=rows.num_classes + len(rows))
+
+
 _MAKE: dict[str, Callable[[Dataset, np.random.Generator], Dataset]] = {
   "mislabelled": _mislabelled,
   "random": _random,
+  "gradient": _in_gradients,
 }
 KINDS = tuple(_MAKE)
 
@@ -86,7 +96,8 @@ def insert_canaries(
     num_canaries: m <= len(train) rows that become canaries.
     seed: of the choice of rows, of their change, and of the coins.
     keep_labels: a canary has the label of its row, for promises that do not cover labels.
-    kind: "mislabelled" (a wrong label) or "random" (noise with a random label).
+    kind: "mislabelled" (a wrong label), "random" (noise with a random label) or "gradient"
+      (a label of its own beyond the classes: train with `canary_loss`).
     neighboring_relation: what a canary that is out leaves; see the table above.
 
   Returns:
@@ -111,13 +122,13 @@ def insert_canaries(
   rows = np.sort(rows_rng.choice(len(train), num_canaries, replace=False))
   changed = _MAKE[kind](train.subset(rows), change_rng)
   if keep_labels:
-    if kind == "mislabelled":
-      raise UserError("kind='mislabelled': not with keep_labels=True; use 'random'")
+    if kind != "random":
+      raise UserError(f"kind={kind!r}: not with keep_labels=True; use 'random'")
     changed = dataclasses.replace(changed, y=train.y[rows])
   included = coin_rng.random(num_canaries) < 0.5
   x, y = train.x.copy(), train.y.copy()
   x[rows[included]], y[rows[included]] = changed.x[included], changed.y[included]
-  mixed = dataclasses.replace(train, x=x, y=y)
+  mixed = dataclasses.replace(train, x=x, y=y, num_classes=changed.num_classes)
   left = _without(mixed, rows[~included], neighboring_relation)
   return left, Canaries(changed, included, kind)
 

@@ -2,8 +2,11 @@
 
 Each canary is an example whose gradient lies along a coordinate of its own, far longer
 than the clip norm, so that it contributes the most that clipping allows and nothing hides
-it but the noise. The plan's own sampler, padding, clipping and noise do the rest; there is
-no model. What a canary that is out leaves is what the plan's relation says: nothing
+it but the noise. The plan's own sampler, padding, clipping and noise do the rest. In
+`gradient_canaries` there is no model; in a training, `with_canaries` gives each canary a
+parameter of its own beside the model's, `canary_loss` the gradient along it, and `canary_sums`
+adds up what the transform released there in every step, whatever the optimizer makes of it.
+What a canary that is out leaves is what the plan's relation says: nothing
 (add_or_remove_one), an empty record in its place (replace_special), or the opposite
 gradient, which is as far away as clipping allows (replace_one).
 (Canary gradients: Nasr et al. 2023; one run: Steinke et al. 2023.)
@@ -18,11 +21,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from dpjax import validate
+from dpjax.auditing.canaries import Canaries, split_scores
 from dpjax.auditing.lower_bounds import Scores
 from dpjax.plan import Plan
-from dpjax.types import NeighboringRelation
+from dpjax.types import Example, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
 
 _LENGTH = 1e3  # of a canary's gradient, in clip norms: without clipping it must stand out
@@ -111,3 +116,69 @@ def gradient_canaries(
     update, state = step(state, ids, signs, jnp.asarray(batch.mask))
     total += np.asarray(update, np.float64)
   return Scores(total[coins], total[~coins])
+
+
+def with_canaries(params: Params, num_canaries: int) -> dict[str, Any]:
+  """The model's parameters, and beside them one that is zero for each canary.
+
+  >>> with_canaries(jnp.ones(2), 3)["canaries"]
+  Array([0., 0., 0.], dtype=float32)
+  """
+  validate.integer_at_least(2, num_canaries=num_canaries)
+  return {"model": params, "canaries": jnp.zeros(num_canaries)}
+
+
+def canary_loss(loss_fn: LossFn, *, num_classes: int, l2_clip_norm: float) -> LossFn:
+  """The loss of one example of data in which labels from `num_classes` up are canaries.
+
+  A canary's gradient is -1,000 `l2_clip_norm` along its own parameter, which clipping brings
+  to the bound, and zero along the model's; any other example's is that of `loss_fn` on the
+  model's parameters, and zero along the canaries': the two never meet but in the noise.
+
+  >>> loss = canary_loss(lambda w, e: w * e.y, num_classes=2, l2_clip_norm=0.001)
+  >>> params = with_canaries(jnp.float32(5.0), 3)
+  >>> jax.grad(loss)(params, Example(0.0, jnp.int32(3)))  # the canary number 1
+  {'canaries': Array([ 0., -1.,  0.], dtype=float32), 'model': Array(0., dtype=float32)}
+  >>> float(loss(params, Example(0.0, jnp.int32(1))))
+  5.0
+  """
+
+  def loss(params: Any, example: Example) -> jax.Array:
+    place = example.y - num_classes
+    is_canary = place >= 0
+    ordinary = loss_fn(
+      params["model"], example._replace(y=jnp.where(is_canary, 0, example.y))
+    )
+    along = params["canaries"][jnp.maximum(place, 0)]
+    return jnp.where(is_canary, -_LENGTH * l2_clip_norm * along, ordinary)
+
+  return loss
+
+
+class CanarySums(NamedTuple):
+  """The sum of all released gradients along each canary's parameter."""
+
+  canary_sums: jax.Array  # [m]
+
+
+def canary_sums() -> optax.GradientTransformation:
+  """Passes gradients on as they are and adds up what they hold along the canaries: put it
+  between the private transform and the optimizer, as the `tx` of `dp_sgd` begins.
+
+  What it sees is released (the proof covers every noisy sum), so it costs no privacy.
+  """
+
+  def init(params: Any) -> CanarySums:
+    return CanarySums(jnp.zeros_like(params["canaries"]))
+
+  def update(updates: Any, state: CanarySums, params: Any = None) -> Any:
+    del params
+    return updates, CanarySums(state.canary_sums + updates["canaries"])
+
+  return optax.GradientTransformation(init, update)
+
+
+def sum_scores(state: Any, canaries: Canaries) -> Scores:
+  """One score for each canary from a state that holds `canary_sums`: how far all noisy sums
+  went down its gradient."""
+  return split_scores(-np.asarray(optax.tree.get(state, "canary_sums")), canaries)

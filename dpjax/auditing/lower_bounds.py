@@ -3,26 +3,38 @@
 An audit REFUTES: with probability `confidence`, the true epsilon is at least the bound. A
 bound below the claim proves nothing; no audit can show that something is private.
 
-| bound             | valid for                                 | what one score is               |
-| ----------------- | ----------------------------------------- | ------------------------------- |
-| `clopper_pearson` | every (epsilon, delta)-DP mechanism       | one independent run             |
-| `gdp_lower_bound` | mechanisms that are Gaussian-DP           | one independent run             |
-| `one_run`         | every (epsilon, delta)-DP mechanism       | one canary, all in the same run |
-| `one_run_fdp`     | mechanisms that are Gaussian-DP           | one canary, all in the same run |
+| bound                    | valid for                           | what one score is               |
+| ------------------------ | ----------------------------------- | ------------------------------- |
+| `clopper_pearson`        | every (epsilon, delta)-DP mechanism | one independent run             |
+| `gdp_lower_bound`        | mechanisms that are Gaussian-DP     | one independent run             |
+| `one_run`                | every (epsilon, delta)-DP mechanism | one canary, all in the same run |
+| `one_run_two_sided`      | every (epsilon, delta)-DP mechanism | one canary, all in the same run |
+| `one_run_fdp`            | mechanisms that are Gaussian-DP     | one canary, all in the same run |
+| `one_run_fdp_two_sided`  | mechanisms that are Gaussian-DP     | one canary, all in the same run |
+| `one_run_gaussian`       | Gaussian noise on orthogonal        | one canary's noisy sum, all in  |
+|                          | canaries, nothing sampled           | the same run                    |
 
 The canaries of one run are not independent of each other, so the first two are only
-indicative for them. No threshold is picked by its result: the thresholds lie at ranks
-that are fixed by the number of scores alone, and the significance is divided by their
-number (Bonferroni). A false positive rate above the j-th largest of n held-out scores is
-Beta(j, n - j + 1) exactly, so the bounds need no large-sample argument.
+indicative for them; the last holds where nothing but independent noise parts them. Those
+between allow canaries to depend on each other in any way: a mechanism may leak all of them
+in a rare event, and no less a bound is true of it. The other assumptions of a one-run bound
+are that every canary is in by a fair coin of its own, and that its score is computed from
+what was released (and from the data), never from the coins.
+
+No threshold is picked by its result: the thresholds lie at ranks that are fixed by the
+number of scores alone, and the significance is divided by their number (Bonferroni). A false
+positive rate above the j-th largest of n held-out scores is Beta(j, n - j + 1) exactly, so
+the bounds need no large-sample argument.
 
 Sources: Clopper, Pearson 1934; Jagielski, Ullman, Oprea 2020; Dong, Roth, Su 2022
 (Gaussian DP, Eq. 6 and Corollary 2.13); Nasr et al. 2023; Steinke, Nasr, Jagielski 2023
-(one run, Theorem 5.2); Mahloujifar, Melis, Chaudhuri 2024 (f-DP in one run, Algorithm 3).
+(one run, Theorem 5.2); Mahloujifar, Melis, Chaudhuri 2024 (f-DP in one run, Algorithm 3);
+Johnson, Welch 1940 (the noncentral t distribution).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -40,6 +52,8 @@ _LARGEST = 200.0  # neither an epsilon nor a mu above this is looked for
 _EXTREMES = 9  # from the largest score to the smallest
 _MIDDLE = special.ndtr(np.linspace(-1.5, 1.5, 5))
 _GUESSES = 6  # numbers of guesses of a one-run audit
+_TWO_SIDED = 5  # the same where both ends of the scores are guessed
+_FEWEST = 16  # guesses at either end: fewer refute nothing at the usual confidence
 _TIES_SEED = 2305_08846  # equal scores are put in an order that knows nothing of the truth
 
 
@@ -249,25 +263,64 @@ def _fdp_refuted(
   return r + h > guesses / num_canaries
 
 
-def _guesses(scores: Scores) -> Iterator[tuple[int, int]]:
-  """(guesses, correct) when the top k scores are guessed to be in, for fixed values of k."""
+def _ends(m: int, *, two_sided: bool) -> np.ndarray:
+  """How many canaries are guessed at an end of the scores, for each test of a bound."""
+  half = max(1, m // 2)  # more guesses of "in" than records that were in cannot help
+  number, least = (_TWO_SIDED, _FEWEST) if two_sided else (_GUESSES, 8)
+  spread = np.geomspace(min(least, half), half, number)
+  return np.unique(np.round(spread).astype(int))
+
+
+def _guesses(scores: Scores, *, two_sided: bool) -> Iterator[tuple[int, int]]:
+  """(guesses, correct) when the k largest scores are guessed to be in, for fixed values of
+  k, and, if two-sided, the k smallest to be out."""
   m = len(scores.inside) + len(scores.outside)
   values = np.concatenate([scores.inside, scores.outside])
-  truth = np.arange(m) < len(scores.inside)
-  correct = np.cumsum(truth[np.argsort(-values)])
-  half = max(1, m // 2)  # more guesses than records that were in cannot help
-  for k in np.unique(np.round(np.geomspace(min(8, half), half, _GUESSES)).astype(int)):
-    yield int(k), int(correct[k - 1])
+  truth = (np.arange(m) < len(scores.inside))[np.argsort(-values)]
+  top, bottom = np.cumsum(truth), np.cumsum(~truth[::-1])
+  for k in _ends(m, two_sided=two_sided):
+    if two_sided:
+      yield int(2 * k), int(top[k - 1] + bottom[k - 1])
+    else:
+      yield int(k), int(top[k - 1])
 
 
-def _best(scores: Scores, confidence: float, refuted: Callable[..., bool]) -> float:
+def _best(tried: list[tuple[int, int]], confidence: float, refuted: Callable[..., bool]):
   """Largest value that some number of guesses refutes, at the corrected significance."""
-  tried = list(_guesses(scores))
   significance, best = (1 - confidence) / len(tried), 0.0
   for guesses, correct in sorted(tried, key=lambda pair: -pair[1] / pair[0]):
     test = lambda value, k=guesses, v=correct: refuted(value, k, v, significance)
     best = _largest(test, best)
   return best
+
+
+def _dp_refuted(
+  epsilon: float, guesses: int, correct: int, significance: float, *, m: int, delta: float
+) -> bool:
+  case: dict[str, Any] = dict(
+    correct=correct, guesses=guesses, num_canaries=m, epsilon=epsilon
+  )
+  if one_run_p_value(**case, delta=0.0) > significance:
+    return False  # cheap, and true for every delta
+  return one_run_p_value(**case, delta=delta) <= significance
+
+
+def _one_run(
+  scores: Scores, delta: float, confidence: float, *, two_sided: bool, gaussian: bool
+) -> float:
+  """The four bounds whose canaries may depend on each other."""
+  scores = _checked(scores, delta, confidence)
+  m, tried = sum(map(len, scores)), list(_guesses(scores, two_sided=two_sided))
+  if not gaussian:
+    refuted = functools.partial(_dp_refuted, m=m, delta=delta)
+    return _best(tried, confidence, refuted)
+
+  def refuted_mu(mu: float, guesses: int, correct: int, significance: float) -> bool:
+    return _fdp_refuted(
+      mu, correct=correct, guesses=guesses, num_canaries=m, significance=significance
+    )
+
+  return epsilon_from_mu(_best(tried, confidence, refuted_mu), delta)
 
 
 def one_run(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
@@ -281,18 +334,21 @@ def one_run(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
   >>> round(one_run(scores, delta=0.0), 2)
   4.64
   """
-  scores = _checked(scores, delta, confidence)
-  m = len(scores.inside) + len(scores.outside)
+  return _one_run(scores, delta, confidence, two_sided=False, gaussian=False)
 
-  def refuted(epsilon, guesses, correct, significance):
-    case: dict[str, Any] = dict(
-      correct=correct, guesses=guesses, num_canaries=m, epsilon=epsilon
-    )
-    if one_run_p_value(**case, delta=0.0) > significance:
-      return False  # cheap, and true for every delta
-    return one_run_p_value(**case, delta=delta) <= significance
 
-  return _best(scores, confidence, refuted)
+def one_run_two_sided(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
+  """`one_run`, with the largest scores guessed to be in AND the smallest to be out.
+
+  Theorem 5.2 of Steinke et al. holds for any guesses in {in, out, none} that are a function
+  of what was released, so nothing else changes: k guesses become 2 k at the same accuracy,
+  where low scores tell as much as high ones, as those of noisy sums do.
+
+  >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
+  >>> round(one_run_two_sided(scores, delta=0.0), 2)
+  5.38
+  """
+  return _one_run(scores, delta, confidence, two_sided=True, gaussian=False)
 
 
 def one_run_fdp(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
@@ -306,20 +362,86 @@ def one_run_fdp(scores: Scores, *, delta: float, confidence: float = 0.95) -> fl
   >>> one_run_fdp(scores, delta=1e-5) > one_run(scores, delta=1e-5)
   True
   """
-  scores = _checked(scores, delta, confidence)
-  m = len(scores.inside) + len(scores.outside)
+  return _one_run(scores, delta, confidence, two_sided=False, gaussian=True)
 
-  def refuted(mu, guesses, correct, significance):
-    return _fdp_refuted(
-      mu, correct=correct, guesses=guesses, num_canaries=m, significance=significance
-    )
 
-  return epsilon_from_mu(_best(scores, confidence, refuted), delta)
+def one_run_fdp_two_sided(
+  scores: Scores, *, delta: float, confidence: float = 0.95
+) -> float:
+  """`one_run_fdp`, with the largest scores guessed to be in AND the smallest to be out.
+
+  Why both guesses fit one recursion. C of k guesses are right, p_j = P(C = j), F(x) =
+  Phi(Phi^-1(x) + mu) is the largest TPR at FPR x. Let A_is be "canary i is guessed s, and at
+  least c - 1 other guesses are right", which b_i does not enter but through the output, so
+  P(A_is | b_i = s) <= F(P(A_is | b_i = not s)). With b_i fair, sum over the m canaries and
+  both s, and use that F is concave:
+
+    sum_{j >= c} j p_j = sum_is P(A_is, b_i = s) <= m F(sum_is P(A_is, b_i = not s) / m)
+                       = m F(sum_{j >= c - 1} (k - j) p_j / m)
+
+  which is the step of Algorithm 3. Nothing is assumed of how canaries depend on each other.
+
+  >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
+  >>> one_run_fdp_two_sided(scores, delta=1e-5) > one_run_fdp(scores, delta=1e-5)
+  True
+  """
+  return _one_run(scores, delta, confidence, two_sided=True, gaussian=True)
+
+
+def one_run_gaussian(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
+  """Lower bound on epsilon at `delta` from the noisy sums of one run: exact, and by far the
+  largest, under the most that is assumed.
+
+  Valid if, given the coins, the scores are INDEPENDENT and normal with one standard deviation
+  s and means a + d (in) and a (out), a, d and s unknown. So are the sums of white Gaussian
+  noise along orthogonal canaries (`gradient_canaries`), of which each takes part in every
+  step or in a fixed number of steps. Not valid for sampled participation (which gives the
+  scores inside a larger spread), for scores that are losses, or for canaries that share noise.
+
+  Proof. With n in and m out, T = (mean in - mean out) / (S sqrt(1 / n + 1 / m)), S^2 the
+  pooled variance of n + m - 2 degrees of freedom, is noncentral t with noncentrality
+  (d / s) sqrt(n m / (n + m)), and its upper tail grows with it: the largest mu whose tail
+  beyond T is at most 1 - confidence exceeds d / s with probability 1 - confidence, whatever
+  the coins. N(a, s^2) against N(a + d, s^2) is a function of what was released, so the
+  mechanism's delta at any epsilon is at least that of d / s (`delta_from_mu`), and its
+  epsilon at `delta` at least `epsilon_from_mu(d / s, delta)`. One test, so no correction.
+
+  Unlike the other bounds it reads the values, not only their order. Infinite scores and
+  fewer than three give 0: nothing is proved.
+
+  >>> noise = np.random.default_rng(0).standard_normal((2, 500))
+  >>> scores = Scores(inside=1.0 + noise[0], outside=noise[1])  # epsilon 4.38 at 1e-5
+  >>> 3.9 < one_run_gaussian(scores, delta=1e-5) <= 4.38
+  True
+  """
+  _ = _checked(scores, delta, confidence)
+  inside, outside = (np.asarray(part, np.float64) for part in scores)
+  n, m = inside.size, outside.size
+  if n + m < 3 or not np.isfinite([*inside, *outside]).all():
+    return 0.0
+  degrees, weight = n + m - 2, math.sqrt(n * m / (n + m))
+  gap = float(inside.mean() - outside.mean())
+  spread = math.sqrt((inside.var() * n + outside.var() * m) / degrees)
+  if gap <= 0:
+    return 0.0
+  t = min(gap / spread, _LARGEST) * weight if spread else _LARGEST * weight
+  mu = _largest(lambda mu: _t_tail(t, degrees, mu * weight) <= 1 - confidence)
+  return epsilon_from_mu(mu, delta)
+
+
+def _t_tail(t: float, degrees: int, noncentrality: float) -> float:
+  """P(T > t); where SciPy's series does not converge, 1: then nothing is refuted."""
+  with np.errstate(all="ignore"):
+    tail = float(stats.nct.sf(t, degrees, noncentrality))
+  return tail if 0 <= tail <= 1 else 1.0
 
 
 METHODS: dict[str, Callable[..., float]] = {
   "one_run": one_run,
+  "one_run_two_sided": one_run_two_sided,
   "one_run_fdp": one_run_fdp,
+  "one_run_fdp_two_sided": one_run_fdp_two_sided,
+  "one_run_gaussian": one_run_gaussian,
   "clopper_pearson": clopper_pearson,
   "gdp": gdp_lower_bound,
 }

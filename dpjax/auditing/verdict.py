@@ -6,16 +6,56 @@ import dataclasses
 from typing import Any
 
 from dpjax import validate
-from dpjax.accounting import lower, upper
+from dpjax.accounting import events, lower, upper
 from dpjax.auditing import lower_bounds
 from dpjax.auditing.lower_bounds import Scores
+from dpjax.plan import Plan
 
 _MEANING = {
   "one_run": "valid for any (epsilon, delta)-DP training",
+  "one_run_two_sided": "valid for any (epsilon, delta)-DP training",
   "one_run_fdp": "valid only if the training is Gaussian-DP",
+  "one_run_fdp_two_sided": "valid only if the training is Gaussian-DP",
+  "one_run_gaussian": "valid only if scores are noisy sums along orthogonal canaries, unsampled",
   "clopper_pearson": "indicative: treats the canaries of one run as independent",
   "gdp": "indicative: as clopper_pearson, and only if the training is Gaussian-DP",
 }
+
+_GAUSSIAN_ONLY = ("one_run_fdp", "one_run_fdp_two_sided", "one_run_gaussian", "gdp")
+
+
+def check_method(method: str, plan: Plan) -> None:
+  """Refuses a bound that only holds for Gaussian-DP mechanisms where a plan's is not one.
+
+  A plan is Gaussian-DP where all that it is charged for is Gaussian noise without sampling:
+  the composition of mu_t-Gaussian-DP steps is sqrt(sum mu_t^2)-Gaussian-DP (Dong et al.,
+  Corollary 3.3). With Poisson sampling it is so only in the limit of many steps, and an
+  unclipped or noiseless run is so for no mu. `gdp` is indicative even where it is taken.
+
+  >>> from dpjax.sampling import PoissonSampler
+  >>> plan = Plan(sampler=PoissonSampler(prob=0.1, capacity=64), noise_multiplier=1.0,
+  ...   l2_clip_norm=1.0, normalize_by=1, num_steps=1, delta=1e-5)
+  >>> check_method("one_run_two_sided", plan)  # holds for any mechanism
+  >>> check_method("one_run_fdp", plan)
+  Traceback (most recent call last):
+  dpjax.validate.UserError: method='one_run_fdp': valid only for Gaussian noise without ...
+  """
+  validate.one_of(lower_bounds.METHODS, method=method)
+  if method not in _GAUSSIAN_ONLY:
+    return
+  parts = events.merged_parts(plan.event())
+  other = sorted({type(part).__name__ for part in parts if not _is_gaussian(part)})
+  if other:
+    raise validate.UserError(
+      f"method={method!r}: valid only for Gaussian noise without sampling, and this plan "
+      f"charges {', '.join(other)}; use 'one_run' or 'one_run_two_sided'"
+    )
+
+
+def _is_gaussian(part: Any) -> bool:
+  """Gaussian noise on everybody; drawn with probability 1 is not sampled."""
+  everybody = getattr(part, "sampling_probability", None) == 1.0
+  return type(part.event if everybody else part).__name__ == "GaussianDpEvent"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,9 +2,12 @@
 
 import dataclasses
 
+import jax
+import numpy as np
 import pytest
 
 from configs import quickstart
+from dpjax import auditing
 from dpjax.plan import Plan
 from dpjax.runs import fields, loop
 from dpjax.runs.central import build
@@ -57,6 +60,58 @@ def test_p39_a_non_private_run_claims_nothing_and_its_canaries_are_found(tmp_pat
   assert found["epsilon_audited_lower"] > least, found
 
 
+_WHITE_BOX = {"audit.kind": "gradient", "audit.score": "sums"}
+
+
+@pytest.mark.parametrize("grad_method", ["vmap", "auto"])
+def test_white_box_canaries_are_as_good_as_ideal_ones_and_leave_the_model_alone(
+  grad_method,
+):
+  """Everybody in every step: the sums are N(steps C, steps (z C)^2) where in, and around 0."""
+  config = _config(
+    **_WHITE_BOX, **{
+      "privacy.sampling_prob": 1.0, "num_steps": 4, "grad_method": grad_method,
+      "audit.method": "one_run_gaussian", "privacy.epsilon": 4.0,
+    }
+  )  # fmt: skip
+  built = build.assemble(config)
+  state, plan = built.algorithm.init(built.params), built.plan
+  step = jax.jit(built.algorithm.step)
+  for batch in plan.batches(built.train, rng=0):
+    state, _ = step(state, batch)
+  found = auditing.sum_scores(state, built.canaries)
+  unit = plan.l2_bound / plan.normalize_by
+  for part, mean in ((found.inside, 4 * unit), (found.outside, 0.0)):
+    std = 2 * plan.noise_multiplier * unit  # of four steps
+    assert abs(part.mean() - mean) < 5 * std / np.sqrt(part.size)
+    assert abs(part.std() / std - 1) < 5 / np.sqrt(2 * part.size)
+  bound = auditing.one_run_gaussian(found, delta=1e-5)
+  assert 1.5 < bound <= plan.epsilon()
+  assert set(state.params) == {"model", "canaries"}
+  ordinary = built.train.subset(built.train.y < 10)
+  test = built.task.evaluate(built.apply, state.params, built.test)
+  assert len(ordinary) == 1437 - 400 and max(test.values()) > 0.3
+
+
+def test_white_box_audit_of_dp_sgd_and_of_dp_sgd_without_its_noise(tmp_path, monkeypatch):
+  overrides = {
+    **_WHITE_BOX, "audit.method": "one_run_two_sided", "audit.num_canaries": 800,
+    "privacy.epsilon": 1.0, "privacy.sampling_prob": 0.3,
+  }  # fmt: skip
+  result = loop.train(_config(**overrides), tmp_path / "sound")
+  found = result["audit"]
+  assert found["meaning"] == "valid for any (epsilon, delta)-DP training"
+  assert 0 <= result["epsilon_audited_lower"] <= result["epsilon"] and not found["refuted"]
+  honest = Plan.transform
+  monkeypatch.setattr(
+    Plan,
+    "transform",
+    lambda plan, key: honest(dataclasses.replace(plan, noise_multiplier=1e-3), key),
+  )
+  broken = loop.train(_config(**overrides), tmp_path / "broken")
+  assert broken["epsilon_audited_lower"] > 2 and broken["audit"]["refuted"]
+
+
 def test_a_run_that_neither_clips_nor_adds_its_noise_is_refuted(tmp_path, monkeypatch):
   """The plan claims epsilon .5; the transform that runs is another one's."""
   honest = Plan.transform
@@ -99,6 +154,14 @@ def test_replace_one_exchanges_records_and_keeps_the_size():
     ({"audit.score": "losses"}, "did you mean 'loss'"),
     ({"audit.method": "one_runs"}, "did you mean 'one_run'"),
     ({"audit.confidence": 95.0}, "audit.confidence=95.0"),
+    ({"audit.kind": "gradient"}, "audit.score='loss': must be 'sums' with"),
+    ({"audit.score": "sums"}, "with no other kind; audit.kind='mislabelled'"),
+    ({"audit.method": "one_run_gaussian"}, "is valid for audit.score='sums' only"),
+    (
+      {**_WHITE_BOX, "audit.method": "one_run_gaussian"},
+      "audit.method='one_run_gaussian': valid only for .* PoissonSampledDpEvent",
+    ),
+    ({"audit.method": "one_run_fdp_two_sided"}, "audit.method='one_run_fdp_two_sided'"),
   ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, match):

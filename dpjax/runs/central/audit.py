@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import optax
 
 from dpjax import auditing, data, validate
 from dpjax.plan import Plan
 from dpjax.runs.central.config import AuditConfig, TrainConfig
 from dpjax.types import LossFn, NeighboringRelation, Params
+from dpjax.validate import UserError
 
 NOTE = (
   "Canaries are part of the training data of this run: {out_of} rows were taken out of the "
@@ -25,6 +29,54 @@ def check(config: AuditConfig) -> None:
   validate.one_of(auditing.SCORES, **{"audit.score": config.score})
   validate.one_of(auditing.METHODS, **{"audit.method": config.method})
   validate.open_unit(**{"audit.confidence": config.confidence})
+  if (config.kind == "gradient") != (config.score == "sums"):
+    raise UserError(
+      f"audit.score={config.score!r}: must be 'sums' with audit.kind='gradient', whose canaries "
+      f"have a parameter of their own, and with no other kind; audit.kind={config.kind!r}"
+    )
+  if config.method == "one_run_gaussian" and config.score != "sums":
+    raise UserError(
+      f"audit.method='one_run_gaussian': is valid for audit.score='sums' only, not "
+      f"{config.score!r}"
+    )
+
+
+def in_gradients(config: TrainConfig) -> bool:
+  """Whether the canaries are gradients along parameters of their own."""
+  return config.audit.enabled and config.audit.kind == "gradient"
+
+
+def beside(
+  config: TrainConfig, params: Params, apply: Callable[..., Any]
+) -> tuple[Params, Callable[..., Any]]:
+  """Parameters and model of a run, the canaries' beside the model's where they need any."""
+  if not in_gradients(config):
+    return params, apply
+  whole = auditing.with_canaries(params, config.audit.num_canaries)
+  return whole, lambda params, x: apply(params["model"], x)
+
+
+def loss(
+  config: TrainConfig,
+  make: Callable[..., LossFn],
+  apply: Callable[..., Any],
+  *,
+  num_classes: int,
+  plan: Plan,
+) -> LossFn:
+  """The loss of one example of the data that `insert` returns; `apply` is the model's own."""
+  if not in_gradients(config):
+    return make(apply)
+  return auditing.canary_loss(
+    make(apply), num_classes=num_classes, l2_clip_norm=plan.l2_bound
+  )
+
+
+def watched(
+  config: TrainConfig, tx: optax.GradientTransformation
+) -> optax.GradientTransformation:
+  """The optimizer, behind what adds up the noisy sums where canaries are gradients."""
+  return optax.chain(auditing.canary_sums(), tx) if in_gradients(config) else tx
 
 
 def insert(
@@ -37,6 +89,7 @@ def insert(
   """
   if not config.audit.enabled:
     return train, None
+  auditing.check_method(config.audit.method, plan)
   known = plan.sampler.law != "unproved"
   relation = plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE
   return auditing.insert_canaries(
@@ -54,12 +107,16 @@ def facts(
   loss_fn: LossFn,
   before: Params,
   after: Params,
+  state: Any,
   canaries: auditing.Canaries,
   epsilon: float | None,
 ) -> dict[str, Any]:
   """The audit's part of result.json, at the delta of the claim."""
   scored = {"loss": auditing.loss_scores, "gradient": auditing.gradient_scores}
-  scores = scored[config.audit.score](loss_fn, before, after, canaries)
+  if in_gradients(config):
+    scores = auditing.sum_scores(state, canaries)
+  else:
+    scores = scored[config.audit.score](loss_fn, before, after, canaries)
   found = auditing.audit(
     scores,
     delta=config.privacy.delta,

@@ -295,17 +295,20 @@ def assemble(
   train, test = load_data(config) if loaded is None else loaded
   random = streams(config, data.digest(train)) if random is None else random
   task, model, params = start(config, train, random)
+  params, apply = audit.beside(config, params, model.apply)
   # Of the whole set: canaries take rows away or exchange them.
   plan, num_examples = privacy.make_plan(config, len(train), params), len(train)
+  numbers: dict[str, Any] = dict(num_classes=train.num_classes, plan=plan)
+  loss_fn = audit.loss(config, task.loss, model.apply, **numbers)
   train, canaries = audit.insert(config, train, plan)
-  loss_fn, augmented = task.loss(model.apply), config.augmentation != "none"
+  augmented = config.augmentation != "none"
   if augmented:
     augment = training.AUGMENTATIONS[config.augmentation]
     loss_fn = training.augmented(loss_fn, augment, augmult=config.augmult)
   schedule = learning_rate_schedule(config.optimizer, config.num_steps)
   aware = name_of(config.optimizer, "rule") in privacy.NOISE_AWARE
   noise = Noise(plan.noise_std, num_examples) if aware else None
-  tx = optimizer(config.optimizer, schedule, noise)
+  tx = audit.watched(config, optimizer(config.optimizer, schedule, noise))
 
   def with_keys(noise_key: jax.Array, example_key: jax.Array) -> Algorithm:
     return training.dp_sgd(
@@ -328,7 +331,7 @@ def assemble(
     algorithm=with_keys(random.noise, random.local),
     with_keys=with_keys,
     params=params,
-    apply=model.apply,
+    apply=apply,
     schedule=schedule,
     random=random,
     train=train,

@@ -101,9 +101,13 @@ class AuditConfig:
 
   enabled: bool = False
   num_canaries: int = 1000  # rows of the training data; each comes back by a fair coin
-  kind: str = "mislabelled"  # mislabelled | random
-  score: str = "loss"  # loss (black box) | gradient (first and last parameters are known)
-  method: str = "one_run"  # one_run | one_run_fdp | clopper_pearson | gdp
+  kind: str = "mislabelled"  # mislabelled | random | gradient (a parameter of its own)
+  # loss (black box) | gradient (first and last parameters are known) | sums (white box: all
+  # noisy sums along the canaries; of audit.kind = gradient, and of no other)
+  score: str = "loss"
+  # one_run | one_run_two_sided | clopper_pearson; without sampling also one_run_fdp |
+  # one_run_fdp_two_sided | gdp, and of score = sums one_run_gaussian
+  method: str = "one_run"
   confidence: float = 0.95
 
 

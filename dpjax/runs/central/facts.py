@@ -66,6 +66,7 @@ def of(
     loss_fn=run.task.loss(run.apply),  # without augmentation
     before=run.params,
     after=training.eval_params(state),
+    state=state,
     canaries=run.canaries,
     epsilon=epsilon,
   )

@@ -1,0 +1,154 @@
+"""Audit of the final model alone: many trainings from worst-case initial parameters.
+
+The proof of DP-SGD holds for every initial parameters, so an auditor may choose the worst
+(Annamalai and De Cristofaro 2024, arXiv:2405.14106): fitted on records of their own until the
+gradients of ordinary records are small, while that of the target, a blank input with the
+label that the model finds least likely for it, is near or beyond the clip norm and stays so.
+Then what the target adds is the same vector in every step, and its loss under the final model
+is close to the sum of all noisy steps along it: hardly anything is lost by hiding the steps.
+
+The auditor sees the final parameters and no step. Each model is one independent training with
+noise of its own, so `clopper_pearson` and, nothing being sampled, `gdp_lower_bound` hold as
+they stand (`lower_bounds`), at 1 / (number of models) resolution.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import training, validate
+from dpjax.auditing.lower_bounds import Scores
+from dpjax.data import Dataset
+from dpjax.plan import Plan
+from dpjax.types import Array, Batch, Example, LossFn, Params
+from dpjax.validate import UserError
+
+_SIDE_BY_SIDE = 50  # models of one program
+
+
+def fitted_params(
+  loss_fn: LossFn, params: Params, records: Dataset, *, num_steps: int, learning_rate: float
+) -> Params:
+  """Parameters at which ordinary records have small gradients: full-batch Adam, no privacy.
+
+  Args:
+    loss_fn: `(params, example) -> scalar` for ONE example.
+    records: of the auditor's own, or public: they are not protected.
+  """
+  validate.integer_at_least(1, num_steps=num_steps)
+  validate.positive(learning_rate=learning_rate)
+  batch, tx = _whole(records), optax.adam(learning_rate)
+  mean = lambda p: jnp.mean(jax.vmap(loss_fn, (None, 0))(p, batch))
+
+  def step(carry: Any, _: None) -> tuple[Any, None]:
+    params, state = carry
+    updates, state = tx.update(jax.grad(mean)(params), state)
+    return (optax.apply_updates(params, updates), state), None
+
+  run = jax.jit(lambda p: jax.lax.scan(step, (p, tx.init(p)), length=num_steps)[0][0])
+  return run(params)
+
+
+def blank_target(
+  apply: Callable[[Params, Array], Array], params: Params, like: Dataset
+) -> Example:
+  """A blank input with the label that the model finds least likely: [1, ...] and [1]."""
+  x = np.zeros_like(like.x[:1])
+  label = np.argmin(np.asarray(apply(params, jnp.asarray(x))), axis=-1)
+  return Example(x, label.astype(like.y.dtype))
+
+
+def final_model_scores(
+  loss_fn: LossFn,
+  plan: Plan,
+  tx: optax.GradientTransformation,
+  *,
+  params: Params,
+  records: Dataset,
+  target: Example,
+  num_models: int,
+  seed: int,
+  progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Scores:
+  """How low the target's loss is under the final model of `num_models` trainings with the
+  target among the records and as many without it: Scores [num_models] and [num_models].
+
+  Everything that trains is the public pipeline: `plan.batches`, `training.dp_sgd` with the
+  plan's clip and noise, and `tx`; a group of models under vmap, whose noise keys alone differ.
+
+  Args:
+    plan: without sampling, under add_or_remove_one: every record takes part in every step,
+      so that all models share their batch and the plan is Gaussian-DP.
+    params: initial ones, of every model.
+    target: one example, x [1, ...] and y [1]; `blank_target`.
+    num_models: with the target, and again as many without it.
+    seed: of the noise of all models.
+
+  Raises:
+    UserError: a plan that samples, another relation, a training that diverges.
+  """
+  validate.integer_at_least(2, num_models=num_models)
+  validate.integer_at_least(0, seed=seed)
+  if getattr(plan.sampler, "prob", None) != 1.0:
+    raise UserError(
+      f"plan: sampler={plan.sampler!r}: must take everybody, PoissonSampler(prob=1.0)"
+    )
+  if plan.neighboring_relation != "add_or_remove_one":
+    raise UserError(
+      f"plan: neighboring_relation={str(plan.neighboring_relation)!r}: must be "
+      "'add_or_remove_one', for the target is there or not"
+    )
+  with_target = _joined(records, target)
+  finals = _finals(loss_fn, plan, tx, params, target)
+  found = []
+  for world, data in enumerate((records, with_target)):
+    batch = jax.tree.map(jnp.asarray, next(iter(plan.batches(data, rng=0))))
+    losses: list[float] = []
+    for keys in _keys(num_models, seed, world):
+      losses.extend(np.asarray(finals(keys, batch)))
+      progress(world * num_models + min(len(losses), num_models), 2 * num_models)
+    found.append(-np.array(losses[:num_models], np.float64))
+  if not np.isfinite(found).all():
+    raise UserError("loss_fn: the target's loss is not finite: a training diverged")
+  return Scores(inside=found[1], outside=found[0])
+
+
+def _whole(records: Dataset) -> Example:
+  return Example(jnp.asarray(records.x), jnp.asarray(records.y))
+
+
+def _joined(records: Dataset, target: Example) -> Dataset:
+  """With the target as the last record."""
+  x, y = (np.concatenate(pair) for pair in ((records.x, target.x), (records.y, target.y)))
+  return dataclasses.replace(records, x=x, y=y)
+
+
+def _keys(num_models: int, seed: int, world: int) -> list[Array]:
+  """Keys of the models' noise in groups of one size; some more than are asked for."""
+  root = functools.reduce(jax.random.fold_in, (0xF17A1, world), jax.random.key(seed))
+  width = min(_SIDE_BY_SIDE, num_models)
+  keys = jax.random.split(root, -(-num_models // width) * width)
+  return [keys[i : i + width] for i in range(0, len(keys), width)]
+
+
+def _finals(
+  loss_fn: LossFn, plan: Plan, tx: Any, params: Params, target: Example
+) -> Callable[[Array, Batch], Array]:
+  """(keys [S], batch of every step) -> the target's loss at the end [S]."""
+  asked = Example(jnp.asarray(target.x[0]), jnp.asarray(target.y[0]))
+
+  def one(key: Array, batch: Batch) -> Array:
+    init, step = training.dp_sgd(loss_fn, plan, tx, noise_key=key)
+    body = lambda _, state: step(state, batch)[0]
+    state = jax.lax.fori_loop(0, plan.num_steps, body, init(params))
+    return loss_fn(training.eval_params(state), asked)
+
+  return jax.jit(jax.vmap(one, (0, None)))

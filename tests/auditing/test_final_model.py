@@ -1,0 +1,109 @@
+"""Final models alone: worst-case initial parameters, through the public pipeline."""
+
+import dataclasses
+import json
+
+import jax
+import optax
+import pytest
+
+from dpjax import auditing, losses, models
+from dpjax.checks import final_model
+from dpjax.data import load
+from dpjax.plan import Plan
+from dpjax.sampling import FixedSizeSampler, PoissonSampler
+from dpjax.validate import UserError
+from tests import commands
+
+RECORDS, DELTA = 60, 1e-5
+
+
+@pytest.fixture(scope="module")
+def audited():
+  """(plan at epsilon 4) -> scores of final models on a few digits."""
+  train, _ = load("digits")
+  records, own = train.subset(slice(0, RECORDS - 1)), train.subset(slice(200, 500))
+  model = models.build("linear", num_classes=10)
+  loss_fn = losses.softmax_cross_entropy(model.apply)
+  zeros = model.init(jax.random.key(0), train.x[:1])
+  params = auditing.fitted_params(loss_fn, zeros, own, num_steps=60, learning_rate=0.03)
+  target = auditing.blank_target(model.apply, params, train)
+
+  def scores(plan, num_models=60):
+    return auditing.final_model_scores(
+      loss_fn, plan, optax.sgd(4.0), params=params, records=records, target=target,
+      num_models=num_models, seed=0,
+    )  # fmt: skip
+
+  scores.gain = lambda: float(jax.vmap(loss_fn, (None, 0))(params, own[:50]).mean())
+  scores.before = lambda: float(jax.vmap(loss_fn, (None, 0))(zeros, own[:50]).mean())
+  scores.target = lambda: float(jax.vmap(loss_fn, (None, 0))(params, target)[0])
+  return scores
+
+
+def _plan(**changes):
+  numbers = dict(
+    epsilon=4.0, delta=DELTA, sampler=PoissonSampler(prob=1.0, capacity=RECORDS + 16),
+    num_steps=5, l2_clip_norm=1.0, normalize_by=RECORDS,
+  )  # fmt: skip
+  return Plan.calibrated(**(numbers | changes))
+
+
+def test_worst_case_parameters_fit_the_records_and_not_the_target(audited):
+  assert audited.gain() < 0.2 * audited.before()
+  assert audited.target() > 2.0  # the blank with the least likely label
+
+
+def test_a_sound_training_is_told_apart_and_not_refuted(audited):
+  plan = _plan()
+  found = audited(plan)
+  assert found.inside.shape == found.outside.shape == (60,)
+  assert len({*found.inside, *found.outside}) == 120  # each has noise of its own
+  gap = (found.inside.mean() - found.outside.mean()) / found.outside.std()
+  mu = auditing.mu_from_epsilon(plan.epsilon(), DELTA)
+  assert 0.5 * mu < gap < 1.5 * mu  # of the mu of all steps, the final model keeps most
+  for name in final_model._SHOWN:
+    assert auditing.METHODS[name](found, delta=DELTA) <= plan.epsilon()
+
+
+def test_too_little_noise_is_refuted_by_the_final_model(audited):
+  plan = _plan()
+  found = audited(dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 4))
+  assert auditing.gdp_lower_bound(found, delta=DELTA) > plan.epsilon()
+
+
+def test_what_it_cannot_audit_is_one_line(audited):
+  for plan, words in (
+    (_plan(sampler=PoissonSampler(prob=0.5, capacity=RECORDS)), "must take everybody"),
+    (
+      _plan(
+        sampler=PoissonSampler(prob=1.0, capacity=RECORDS + 16),
+        neighboring_relation="replace_special",
+      ),
+      "must be 'add_or_remove_one'",
+    ),
+    (_plan(sampler=FixedSizeSampler(RECORDS, RECORDS)), "must take everybody"),
+  ):
+    with pytest.raises(UserError, match=words) as caught:
+      audited(plan)
+    assert "\n" not in str(caught.value)
+  for wrong in ({"initial": "worst"}, {"num_models": 1}, {"epsilon": 0.0}):
+    with pytest.raises(UserError, match=next(iter(wrong))):
+      final_model.Settings(**wrong)
+  many = final_model.Settings(data="digits", num_records=5000)
+  with pytest.raises(UserError, match="num_records=5000: must be at most"):
+    final_model.run(many, "unused")
+
+
+def test_the_command_writes_what_it_says(tmp_path):
+  done = commands.run(
+    "launch.audit", "--final_model=digits", "--models=4", f"--out={tmp_path}"
+  )
+  assert done.returncode == 0, done.stderr
+  found = json.loads((tmp_path / final_model.RESULT).read_text())
+  assert found["num_models"] == 4 and found["bounds"]["gdp"] <= found["epsilon_claimed"]
+  assert done.stdout.startswith("not refuted: digits, final model only")
+  both = commands.run("launch.audit", "--final_model=digits", "--all")
+  assert both.returncode == 2 and len(both.stderr.strip().splitlines()) == 1
+  alone = commands.run("launch.audit", "--all", "--models=4")
+  assert alone.returncode == 2 and "needs --final_model" in alone.stderr
