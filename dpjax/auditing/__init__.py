@@ -24,6 +24,10 @@ from dpjax.auditing.canaries import gradient_scores as gradient_scores
 from dpjax.auditing.canaries import insert_canaries as insert_canaries
 from dpjax.auditing.canaries import loss_scores as loss_scores
 from dpjax.auditing.canaries import split_scores as split_scores
+from dpjax.auditing.canary_clients import CLIENT_KINDS as CLIENT_KINDS
+from dpjax.auditing.canary_clients import CLIENT_SCORES as CLIENT_SCORES
+from dpjax.auditing.canary_clients import CanaryClients as CanaryClients
+from dpjax.auditing.canary_clients import insert_canary_clients as insert_canary_clients
 from dpjax.auditing.gradient_canaries import gradient_canaries as gradient_canaries
 from dpjax.auditing.likelihood import discrete_log_ratio as discrete_log_ratio
 from dpjax.auditing.likelihood import gaussian_log_ratio as gaussian_log_ratio

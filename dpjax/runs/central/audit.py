@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpjax import auditing, data, validate
+from dpjax import auditing, data
 from dpjax.plan import Plan
+from dpjax.runs import audits
 from dpjax.runs.central.config import AuditConfig, TrainConfig
-from dpjax.types import LossFn, NeighboringRelation, Params
+from dpjax.types import LossFn, Params
 
 NOTE = (
   "Canaries are part of the training data of this run: {out_of} rows were taken out of the "
@@ -18,33 +19,21 @@ NOTE = (
 
 def check(config: AuditConfig) -> None:
   """Raises UserError for what can be told without data."""
-  if not config.enabled:
-    return
-  validate.integer_at_least(2, **{"audit.num_canaries": config.num_canaries})
-  validate.one_of(auditing.KINDS, **{"audit.kind": config.kind})
-  validate.one_of(auditing.SCORES, **{"audit.score": config.score})
-  validate.one_of(auditing.METHODS, **{"audit.method": config.method})
-  validate.open_unit(**{"audit.confidence": config.confidence})
+  audits.check(config, auditing.KINDS, auditing.SCORES)
 
 
 def insert(
   config: TrainConfig, train: data.Dataset, plan: Plan
 ) -> tuple[data.Dataset, auditing.Canaries | None]:
-  """(data to train on, canaries), or the data as they are where no audit is asked for.
-
-  The plan's relation decides what a canary that is out leaves, so that a sampler which knows
-  the number of examples still fits; where nothing is proved, rows are exchanged.
-  """
+  """(data to train on, canaries), or the data as they are where no audit is asked for."""
   if not config.audit.enabled:
     return train, None
-  known = plan.sampler.law != "unproved"
-  relation = plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE
   return auditing.insert_canaries(
     train,
     num_canaries=config.audit.num_canaries,
     seed=config.seed,
     kind=config.audit.kind,
-    neighboring_relation=relation,
+    neighboring_relation=audits.relation_of(plan),
   )
 
 
@@ -59,27 +48,12 @@ def facts(
 ) -> dict[str, Any]:
   """The audit's part of result.json, at the delta of the claim."""
   scored = {"loss": auditing.loss_scores, "gradient": auditing.gradient_scores}
-  scores = scored[config.audit.score](loss_fn, before, after, canaries)
-  found = auditing.audit(
-    scores,
+  return audits.facts(
+    config.audit,
+    scored[config.audit.score](loss_fn, before, after, canaries),
+    included=canaries.included,
     delta=config.privacy.delta,
-    epsilon_claimed=epsilon,
-    method=config.audit.method,
-    confidence=config.audit.confidence,
-  ).to_json()
-  num_included = int(canaries.included.sum())
-  note = NOTE.format(
-    out_of=len(canaries.included), included=num_included, kind=canaries.kind
+    epsilon=epsilon,
+    seed=config.seed,
+    note=NOTE,
   )
-  return {
-    "epsilon_audited_lower": found["epsilon_audited_lower"],
-    "audit": {
-      **found,
-      "score": config.audit.score,
-      "kind": canaries.kind,
-      "num_canaries": len(canaries.included),
-      "num_included": num_included,
-      "coins_seed": config.seed,
-      "note": note,
-    },
-  }
