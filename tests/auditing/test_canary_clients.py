@@ -111,9 +111,13 @@ def _loss(w, example):
 
 
 @pytest.mark.parametrize(
-  "execution", [federated.loop_clients, federated.vmap_clients, federated.pmap_clients]
+  ("execution", "relation"),
+  [
+    (federated.loop_clients, "replace_one"),
+    (federated.vmap_clients, "add_or_remove_one"),
+    (federated.pmap_clients, "add_or_remove_one"),
+  ],
 )
-@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 def test_canaries_send_their_directions_and_honest_clients_what_they_would(
   execution, relation
 ):

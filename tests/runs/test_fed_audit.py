@@ -81,7 +81,7 @@ def test_planted_bugs_are_caught_and_a_sound_run_is_not_refuted(bug, tmp_path, m
 def test_the_result_says_who_the_canaries_are_and_a_resumed_run_the_same(
   tmp_path, monkeypatch
 ):
-  config = _config(**{"model.options": {}, "execution": "loop"})
+  config = _config(num_rounds=4)
   whole = loop.train(config, tmp_path / "whole")
   found = whole["audit"]
   assert whole["epsilon_audited_lower"] == found["epsilon_audited_lower"]
@@ -94,7 +94,7 @@ def test_the_result_says_who_the_canaries_are_and_a_resumed_run_the_same(
   assert found["num_canaries"] == 20 and 5 <= found["num_included"] <= 15
   assert whole["num_clients"] == 30 - 20 + found["num_included"]
   assert "part of this run: 20 clients left" in found["note"]
-  plans = [build.assemble(c).plan for c in (config, small_config())]
+  plans = [build.assemble(c).plan for c in (config, small_config(num_rounds=4))]
   assert plans[0] == plans[1]  # made for the federation as it was
   stop_after(monkeypatch, 3)
   with pytest.raises(loop.Interrupted):
@@ -111,26 +111,21 @@ _FIXED = {"privacy.sampler": "fixed_size"}
 _ROWS = {"audit.kind": "mislabelled", "audit.score": "final"}
 
 
+_QUICK = [{"audit.score": "final"}, {**_ROWS, **_NONE}, {**_FIXED, **_ROWS}, _FIXED]
+_LONG = [
+  _FTRL,
+  {"algorithm": "scaffold"},
+  {"algorithm": "fed_nova", "algorithm.tau_eff": 2.0},
+  {"algorithm": "mime_lite", "audit.score": "final"},
+  {"privacy.clipping": "adaptive", "compression": "top_k"},
+  {"server_optimizer.rule": "adam", "execution": "pmap"},
+  {"release": True},
+]
+
+
 @pytest.mark.parametrize(
   "overrides",
-  [
-    {"audit.score": "final"},
-    {**_ROWS, **_NONE},
-    {**_FIXED, "server_optimizer.rule": "adam"},
-    pytest.param({**_FTRL}, marks=pytest.mark.slow),
-    pytest.param({**_FIXED, **_ROWS}, marks=pytest.mark.slow),
-    pytest.param({"algorithm": "scaffold"}, marks=pytest.mark.slow),
-    pytest.param(
-      {"algorithm": "fed_nova", "algorithm.tau_eff": 2.0}, marks=pytest.mark.slow
-    ),
-    pytest.param(
-      {"algorithm": "mime_lite", "audit.score": "final"}, marks=pytest.mark.slow
-    ),
-    pytest.param(
-      {"privacy.clipping": "adaptive", "compression": "top_k"}, marks=pytest.mark.slow
-    ),
-    pytest.param({"release": True}, marks=pytest.mark.slow),
-  ],
+  [*_QUICK, *(pytest.param(overrides, marks=pytest.mark.long) for overrides in _LONG)],
   ids=lambda overrides: "-".join(map(str, overrides.values())),
 )
 def test_what_can_be_run_can_be_audited(overrides, tmp_path):
