@@ -43,6 +43,16 @@ def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
     fail(f"{len(failed)} of {len(rows)} runs failed: {'; '.join(failed)}", code=1)
 
 
+def report_audit(result: Mapping[str, Any]) -> None:
+  """Prints the verdict, if there is one; a refuted claim ends the process with exit code 1."""
+  found = result.get("audit")
+  if found is None:
+    return
+  if found["refuted"]:
+    fail(f"audit: {found['verdict']}", code=1)
+  print(f"audit: {found['verdict']}")
+
+
 _BETWEEN = (
   "stopped before, between or after trainings, whose steps are saved; run the same command "
   "to go on"

@@ -58,14 +58,14 @@ def get(name: str = "config") -> Any:
   return config
 
 
-def asked() -> tuple[Any, str]:
+def asked(prefix: str = "") -> tuple[Any, str]:
   """(config, workdir) of a run that --audit and --noaudit have attacked, or not, whatever its
-  file says."""
+  file says; `prefix` is of the default workdir's name."""
   config = get()
   if flags.FLAGS["audit"].present:
     config = fields.replace(config, "audit.enabled", flags.FLAGS.audit)
   stem = pathlib.Path(flags.FLAGS.config).stem
-  return config, flags.FLAGS.workdir or f"runs/{stem}"
+  return config, flags.FLAGS.workdir or f"runs/{prefix}{stem}"
 
 
 def load(path: str, kind: type, *, name: str = "--config") -> Any:

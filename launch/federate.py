@@ -13,6 +13,9 @@ config.json, metrics.jsonl, tensorboard/, result.json, report.png and .csv, para
 model), checkpoints/ (holds the noise key: secret). Stop it at any time; the same command goes
 on where it stopped.
 
+--audit puts canary clients into the federation and adds epsilon_audited_lower to result.json: a
+lower bound on the true epsilon of a user. If it is above the proved epsilon, the exit code is 1.
+
 On several machines, or several processes of one, each runs its share of every cohort:
 
   python -m launch.federate --config=configs/fed/mnist_iid.py --workdir=runs/many \
@@ -29,7 +32,6 @@ from __future__ import annotations
 
 import functools
 import pathlib
-import sys
 
 from absl import flags
 
@@ -42,6 +44,9 @@ from launch import app, config_flag, peers
 config_flag.define(kind=FedConfig, default="configs/fed/quickstart.py")
 flags.DEFINE_string(
   "workdir", None, "Directory of this run (default: runs/fed_<config name>)."
+)
+flags.DEFINE_bool(
+  "audit", False, "Train with canary clients; short for --config.audit.enabled."
 )
 peers.define()
 
@@ -63,14 +68,12 @@ def line(result: dict) -> str:
 
 def _federate(config: FedConfig, workdir: str, rounds: list[int]) -> None:
   """Appends the rounds that are saved to `rounds`."""
-  try:
+  with app.stoppable(workdir):
     result = loop.run(build.build(config), workdir, on_save=rounds.append)
-  except loop.Interrupted as stop:
-    print(f"{stop} (workdir {workdir})", file=sys.stderr)
-    sys.exit(128 + stop.signum)
   if processes.is_first():
     print(line(result))
     print(f"wrote {workdir}/result.json, report.png, metrics.jsonl, params.npz")
+    app.report_audit(result)
 
 
 def _saved(workdir: str, heard: int | None, *, owner: bool) -> str:
@@ -82,8 +85,7 @@ def _saved(workdir: str, heard: int | None, *, owner: bool) -> str:
 
 
 def main() -> None:
-  config, many, rounds = config_flag.get(), peers.options(), []
-  workdir = flags.FLAGS.workdir or f"runs/fed_{pathlib.Path(flags.FLAGS.config).stem}"
+  (config, workdir), many, rounds = config_flag.asked("fed_"), peers.options(), []
   work = functools.partial(_federate, config, workdir, rounds)
   if many is None:
     work()

@@ -35,23 +35,13 @@ def line(result: dict) -> str:
   )
 
 
-def report_audit(result: dict) -> None:
-  """Prints the verdict; a refuted claim ends the process with exit code 1."""
-  found = result.get("audit")
-  if found is None:
-    return
-  if found["refuted"]:
-    app.fail(f"audit: {found['verdict']}", code=1)
-  print(f"audit: {found['verdict']}")
-
-
 def main() -> None:
   config, workdir = config_flag.asked()
   with app.stoppable(workdir):
     result = loop.train(config, workdir)
   print(line(result))
   print(f"wrote {workdir}/result.json, report.png, metrics.jsonl, params.npz")
-  report_audit(result)
+  app.report_audit(result)
 
 
 if __name__ == "__main__":

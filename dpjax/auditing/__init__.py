@@ -24,6 +24,10 @@ from dpjax.auditing.canaries import gradient_scores as gradient_scores
 from dpjax.auditing.canaries import insert_canaries as insert_canaries
 from dpjax.auditing.canaries import loss_scores as loss_scores
 from dpjax.auditing.canaries import split_scores as split_scores
+from dpjax.auditing.canary_clients import CLIENT_KINDS as CLIENT_KINDS
+from dpjax.auditing.canary_clients import CLIENT_SCORES as CLIENT_SCORES
+from dpjax.auditing.canary_clients import CanaryClients as CanaryClients
+from dpjax.auditing.canary_clients import insert_canary_clients as insert_canary_clients
 from dpjax.auditing.final_model import blank_target as blank_target
 from dpjax.auditing.final_model import final_model_scores as final_model_scores
 from dpjax.auditing.final_model import fitted_params as fitted_params

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +80,11 @@ _MAKE: dict[str, Callable[[Dataset, np.random.Generator], Dataset]] = {
 KINDS = tuple(_MAKE)
 
 
+def changed(rows: Dataset, kind: str, rng: np.random.Generator) -> Dataset:
+  """The rows as canaries of that kind, one of `KINDS`."""
+  return _MAKE[kind](rows, rng)
+
+
 def insert_canaries(
   train: Dataset,
   *,
@@ -120,17 +125,17 @@ def insert_canaries(
     np.random.default_rng, np.random.SeedSequence([seed, _STREAM]).spawn(3)
   )
   rows = np.sort(rows_rng.choice(len(train), num_canaries, replace=False))
-  changed = _MAKE[kind](train.subset(rows), change_rng)
+  made = changed(train.subset(rows), kind, change_rng)
   if keep_labels:
     if kind != "random":
       raise UserError(f"kind={kind!r}: not with keep_labels=True; use 'random'")
-    changed = dataclasses.replace(changed, y=train.y[rows])
+    made = dataclasses.replace(made, y=train.y[rows])
   included = coin_rng.random(num_canaries) < 0.5
   x, y = train.x.copy(), train.y.copy()
-  x[rows[included]], y[rows[included]] = changed.x[included], changed.y[included]
-  mixed = dataclasses.replace(train, x=x, y=y, num_classes=changed.num_classes)
+  x[rows[included]], y[rows[included]] = made.x[included], made.y[included]
+  mixed = dataclasses.replace(train, x=x, y=y, num_classes=made.num_classes)
   left = _without(mixed, rows[~included], neighboring_relation)
-  return left, Canaries(changed, included, kind)
+  return left, Canaries(made, included, kind)
 
 
 def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:
@@ -144,7 +149,12 @@ def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:
   return dataclasses.replace(train, present=present)
 
 
-def split_scores(values: HostArray, canaries: Canaries) -> Scores:
+class _Coins(Protocol):
+  @property
+  def included(self) -> np.ndarray: ...  # [m] bool
+
+
+def split_scores(values: HostArray, canaries: _Coins) -> Scores:
   """One score for each canary, parted by their coins.
 
   >>> canaries = Canaries(None, np.array([True, False, True]), "random")
@@ -159,15 +169,25 @@ def split_scores(values: HostArray, canaries: Canaries) -> Scores:
   return Scores(values[canaries.included], values[~canaries.included])
 
 
-def _scored(score: Callable[[Example], jax.Array], canaries: Canaries) -> Scores:
-  """By a function of a batch [B, ...] -> [B]; NaN says nothing."""
-  batches = [
-    canaries.examples[i : i + _CHUNK] for i in range(0, len(canaries.included), _CHUNK)
-  ]
+def _values(score: Callable[[Example], jax.Array], examples: Dataset) -> np.ndarray:
+  """[n] by a function of a batch [B, ...] -> [B]; NaN says nothing."""
+  batches = [examples[i : i + _CHUNK] for i in range(0, len(examples), _CHUNK)]
   placed = [Example(jnp.asarray(batch.x), jnp.asarray(batch.y)) for batch in batches]
   compiled = jax.jit(score)
   values = np.concatenate([np.asarray(compiled(batch)) for batch in placed])
-  return split_scores(np.nan_to_num(values, nan=0.0), canaries)
+  return np.nan_to_num(values, nan=0.0)
+
+
+def loss_gains(
+  loss_fn: LossFn, before: Params, after: Params, examples: Dataset
+) -> np.ndarray:
+  """[n] how much training lowered the loss of each example."""
+
+  def gain(batch: Example) -> jax.Array:
+    losses = [jax.vmap(loss_fn, (None, 0))(params, batch) for params in (before, after)]
+    return losses[0] - losses[1]
+
+  return _values(gain, examples)
 
 
 def loss_scores(
@@ -178,12 +198,7 @@ def loss_scores(
   Args:
     loss_fn: `(params, example) -> scalar`. before, after: parameters.
   """
-
-  def gain(batch: Example) -> jax.Array:
-    losses = [jax.vmap(loss_fn, (None, 0))(params, batch) for params in (before, after)]
-    return losses[0] - losses[1]
-
-  return _scored(gain, canaries)
+  return split_scores(loss_gains(loss_fn, before, after, canaries.examples), canaries)
 
 
 def gradient_scores(
@@ -200,4 +215,4 @@ def gradient_scores(
     total = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(moved)])
     return flat @ total / jnp.maximum(jnp.linalg.norm(flat, axis=1), 1e-30)
 
-  return _scored(along, canaries)
+  return split_scores(_values(along, canaries.examples), canaries)

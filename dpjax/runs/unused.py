@@ -161,6 +161,7 @@ def of_federation(config: FedConfig) -> Unused:
     | _federated_optimizers(config)
     | _federated_privacy(config)
     | needs(not config.release, "release=False", "diagnostics")
+    | _audit(config.audit)
   )
 
 
@@ -187,12 +188,14 @@ def _federated_optimizers(config: FedConfig) -> Unused:
 def _federated_privacy(config: FedConfig) -> Unused:
   privacy, room = config.privacy, "privacy"
   method = privacy.method
-  promise = ("epsilon", "delta", "noise_multiplier", "l2_clip_norm", "epsilon_budget")
+  promise = ("epsilon", "noise_multiplier", "l2_clip_norm", "epsilon_budget")
+  reported = method != "none" or config.audit.enabled
   simulated = f"{room}.simulated_cohort", f"{room}.simulated_clients"
   return (
     needs(
       method != "none", "privacy (privacy.method)", *(f"{room}.{name}" for name in promise)
     )
+    | needs(reported, "privacy (privacy.method) or audit.enabled", f"{room}.delta")
     | needs(
       method in ("central", "both", "dp_ftrl"),
       "noise of the server (privacy.method)",

@@ -10,6 +10,9 @@ from scipy import stats
 import dpjax
 from dpjax import accounting, attacks, auditing
 from dpjax.attacks import allowed
+from dpjax.runs import fields
+from dpjax.runs.federated.config import FedConfig
+from dpjax.runs.federated.privacy import make_plan
 from dpjax.validate import UserError
 
 _FPRS = np.concatenate([[0.0], np.geomspace(1e-6, 0.5, 25), [0.9, 1.0]])
@@ -122,6 +125,30 @@ def test_a_leak_above_the_line_is_refuted_by_the_audit_of_the_same_scores():
   )
   scores = auditing.Scores(values[truth], values[~truth])
   assert auditing.audit(scores, delta=1e-5, epsilon_claimed=1.0).refuted
+
+
+@pytest.mark.parametrize(
+  ("privacy", "relation"),
+  [
+    ({"privacy.sampler": "poisson"}, "add_or_remove_one"),
+    ({"privacy.sampler": "fixed_size"}, "replace_one"),
+    ({"privacy.method": "dp_ftrl"}, "replace_special"),
+  ],
+)
+def test_the_plan_of_a_federated_run_has_a_line_for_users(privacy, relation):
+  """Canary clients along axes of their own, the best that an adversary of one round sees."""
+  numbers = {"privacy.epsilon": None, "privacy.noise_multiplier": 2.0, "num_rounds": 1}
+  numbers |= {"clients_per_round": 100.0, "partition.num_clients": 100}
+  config = fields.replace_all(FedConfig(), {**numbers, **privacy})
+  plan, _ = make_plan(config, 100)
+  line = allowed.by_plan(plan)
+  assert relation in line.words and line.words.startswith("proved")
+  apart = 2.0 if relation == "replace_one" else 1.0  # clip norms between in and out
+  mu = apart / plan.noise_multiplier
+  exact = allowed.by_mu(mu)(_FPRS)
+  assert (line(_FPRS) >= exact - 1e-9).all() and (line(_FPRS) <= exact + 0.3).all()
+  assert attacks.judge(_attack(mu, 5000, 0), line).verdict != "above"
+  assert attacks.judge(_attack(5 * mu, 5000, 0), line).verdict == "above"  # a fifth of it
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,8 @@ def federated_run(config: Any) -> Any:
     mock.patch.object(fields.Setting, "make", make),
     mock.patch.object(federate_build.execution, "by_name", by_name),
     mock.patch.object(federate_build.processes, "process_clients", lambda inner: inner),
+    # whose optimizer moves other parameters here; `_audited` says whether it is watched
+    mock.patch.object(federate_build.audit, "watched", lambda config, audited, tx: tx),
   ):
     run = federate_build.assemble(config, None, random)
     algorithm = _unwrapped(run.algorithm)
@@ -248,7 +250,17 @@ def federated_run(config: Any) -> Any:
   facts = [run.plan, promise.kind, promise.delta, promise.relation, words, algorithm]
   facts += [run.work, trees.sha256(run.params), run.task.name, promise.step_event(0)]
   facts += [np.concatenate(dealt.indices), [len(rows) for rows in dealt.indices]]
-  return plain([*facts, dealt.dataset.x[:40]])
+  facts += [dealt.dataset.x[:40], dealt.dataset.y, _audited(config, run.audited)]
+  return plain(facts)
+
+
+def _audited(config: Any, audited: Any) -> Any:
+  """Coins and directions, and whether every round is scored."""
+  if audited is None:
+    return None
+  watched = federate_build.audit.watched(config, audited, optax.identity())
+  started = watched.init(jnp.zeros(3))
+  return [audited.canaries.included, audited.directions, len(jax.tree.leaves(started))]
 
 
 def _unwrapped(algorithm: Call) -> Any:

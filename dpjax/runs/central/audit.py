@@ -7,10 +7,11 @@ from typing import Any
 
 import optax
 
-from dpjax import auditing, data, validate
+from dpjax import auditing, data
 from dpjax.plan import Plan
+from dpjax.runs import audits
 from dpjax.runs.central.config import AuditConfig, TrainConfig
-from dpjax.types import LossFn, NeighboringRelation, Params
+from dpjax.types import LossFn, Params
 from dpjax.validate import UserError
 
 NOTE = (
@@ -22,13 +23,9 @@ NOTE = (
 
 def check(config: AuditConfig) -> None:
   """Raises UserError for what can be told without data."""
+  audits.check(config, auditing.KINDS, auditing.SCORES)
   if not config.enabled:
     return
-  validate.integer_at_least(2, **{"audit.num_canaries": config.num_canaries})
-  validate.one_of(auditing.KINDS, **{"audit.kind": config.kind})
-  validate.one_of(auditing.SCORES, **{"audit.score": config.score})
-  validate.one_of(auditing.METHODS, **{"audit.method": config.method})
-  validate.open_unit(**{"audit.confidence": config.confidence})
   if (config.kind == "gradient") != (config.score == "sums"):
     raise UserError(
       f"audit.score={config.score!r}: must be 'sums' with audit.kind='gradient', whose canaries "
@@ -82,22 +79,16 @@ def watched(
 def insert(
   config: TrainConfig, train: data.Dataset, plan: Plan
 ) -> tuple[data.Dataset, auditing.Canaries | None]:
-  """(data to train on, canaries), or the data as they are where no audit is asked for.
-
-  The plan's relation decides what a canary that is out leaves, so that a sampler which knows
-  the number of examples still fits; where nothing is proved, rows are exchanged.
-  """
+  """(data to train on, canaries), or the data as they are where no audit is asked for."""
   if not config.audit.enabled:
     return train, None
   auditing.check_method(config.audit.method, plan)
-  known = plan.sampler.law != "unproved"
-  relation = plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE
   return auditing.insert_canaries(
     train,
     num_canaries=config.audit.num_canaries,
     seed=config.seed,
     kind=config.audit.kind,
-    neighboring_relation=relation,
+    neighboring_relation=audits.relation_of(plan),
   )
 
 
@@ -117,26 +108,12 @@ def facts(
     scores = auditing.sum_scores(state, canaries)
   else:
     scores = scored[config.audit.score](loss_fn, before, after, canaries)
-  found = auditing.audit(
+  return audits.facts(
+    config.audit,
     scores,
+    included=canaries.included,
     delta=config.privacy.delta,
-    epsilon_claimed=epsilon,
-    method=config.audit.method,
-    confidence=config.audit.confidence,
-  ).to_json()
-  num_included = int(canaries.included.sum())
-  note = NOTE.format(
-    out_of=len(canaries.included), included=num_included, kind=canaries.kind
+    epsilon=epsilon,
+    seed=config.seed,
+    note=NOTE,
   )
-  return {
-    "epsilon_audited_lower": found["epsilon_audited_lower"],
-    "audit": {
-      **found,
-      "score": config.audit.score,
-      "kind": canaries.kind,
-      "num_canaries": len(canaries.included),
-      "num_included": num_included,
-      "coins_seed": config.seed,
-      "note": note,
-    },
-  }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import optax
 
 from dpjax import data as data_lib
 from dpjax import federated, names, validate
+from dpjax.auditing.canary_clients import marked
 from dpjax.data import Federation
 from dpjax.federated import execution, processes
 from dpjax.federated.server_optimizers import fed_opt
@@ -18,7 +20,7 @@ from dpjax.runs import bounds, unused, user_code
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.central import build as build_central
 from dpjax.runs.central.config import OptimizerConfig, TrainConfig
-from dpjax.runs.federated import facts, privacy
+from dpjax.runs.federated import audit, facts, privacy
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.fields import name_of, to_dict
 from dpjax.runs.loop import Job, Work, every
@@ -43,6 +45,7 @@ class FedRun(NamedTuple):
   work: federated.LocalWork
   test: Any
   task: build_central.Task
+  audited: audit.Audited | None = None  # the canaries in `federation`
 
 
 @bounds.names_fields
@@ -60,6 +63,7 @@ def check(config: FedConfig) -> None:
   _check_stop(config)
   _check_combination(config)
   privacy.check(config)
+  audit.check(config)
   unused.refuse(config, unused.of_federation(config))
 
 
@@ -130,12 +134,15 @@ def _check_client_optimizer(config: FedConfig) -> None:
 
 
 def digest(config: FedConfig) -> bytes:
-  """Of everything in the config but for where data lie and how the run is executed, in which
-  the processes of one run may differ. Public."""
+  """Of everything in the config but for where data lie, how the run is executed, in which
+  the processes of one run may differ, and what an audit that is switched off would do.
+  Public."""
   fields = to_dict(config)
   fields["data"].pop("data_dir")
   for name in ("execution", "num_devices", "num_threads"):
     fields.pop(name)
+  if not config.audit.enabled:
+    fields.pop("audit")
   if config.loss == "auto":
     fields.pop("loss")
   return streams_lib.config_digest("federated", fields)
@@ -145,7 +152,7 @@ def streams(config: FedConfig, data: bytes) -> Streams:
   """Streams of the seed, of all that `digest` covers, and of the data: who holds which.
 
   Args:
-    data: `dpjax.data.digest` of the federation.
+    data: `dpjax.data.digest` of the federation, before canaries.
   """
   return streams_lib.derived(config.seed, digest(config), data)
 
@@ -245,17 +252,24 @@ def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
 
 
 def _algorithm(
-  config: FedConfig, loss_fn: Any, plan: Plan, random: Streams, num_clients: int
+  config: FedConfig,
+  loss_fn: Any,
+  plan: Plan,
+  random: Streams,
+  num_clients: int,
+  audited: audit.Audited | None,
 ) -> federated.FederatedAlgorithm:
+  """`num_clients` is that before canaries: no divisor may tell how many of them are in."""
   name, options = name_of(config, "algorithm"), {}
   client_tx = optimizer(config.client_optimizer)
   server_tx = server_optimizer(config.server_optimizer, config.num_rounds)
+  server_tx = audit.watched(config, audited, server_tx)
   inner = execution.by_name(
     config.execution, num_devices=config.num_devices, num_threads=config.num_threads
   )
   common: dict[str, Any] = dict(
     aggregator=_aggregator(config, plan, random.noise),
-    map_clients=processes.process_clients(inner),
+    map_clients=processes.process_clients(audit.sending(audited, inner)),
     key=random.local,
   )
   if name != "scaffold":
@@ -298,14 +312,17 @@ def assemble(
   """
   check(config)
   federation, test = load_data(config) if data is None else data
-  num_clients = federation.num_clients
+  num_clients = federation.num_clients  # before canaries
   random = streams(config, data_lib.digest(federation)) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)
   task, model, params = start(config, federation, random)
+  federation, canaries = audit.insert(config, federation, plan)
+  audited = audit.prepared(config, canaries, plan, params, num_clients)
+  loss_fn = task.loss(model.apply)
   return FedRun(
     plan=plan,
-    promise=privacy.make_promise(config, plan, reported, num_clients),
-    algorithm=_algorithm(config, task.loss(model.apply), plan, random, num_clients),
+    promise=privacy.make_promise(config, plan, reported, federation.num_clients),
+    algorithm=_algorithm(config, loss_fn, plan, random, num_clients, audited),
     params=params,
     apply=model.apply,
     random=random,
@@ -313,6 +330,7 @@ def assemble(
     work=federated.LocalWork(**dataclasses.asdict(config.local)),
     test=test,
     task=task,
+    audited=audited,
   )
 
 
@@ -338,9 +356,7 @@ def _work(config: FedConfig, fed: FedRun) -> Work:
     num_steps=total,
     init=lambda: fed.algorithm.init(fed.params, fed.federation.num_clients),
     step=fed.algorithm.round,
-    draws=lambda start: fed.algorithm.cohorts(
-      fed.federation, fed.work, rng=fed.random.sampler, start=start
-    ),
+    draws=lambda start: _cohorts(fed, start),
     released=federated.params_of,
     evaluate=lambda state: fed.task.evaluate(
       fed.apply, federated.params_of(state), fed.test
@@ -352,5 +368,14 @@ def _work(config: FedConfig, fed: FedRun) -> Work:
     save_every=config.checkpoint_every,
     name="rounds",
     steps_are="communication rounds",
-    describe=lambda state, stated, rows: facts.of(config, fed, state, rows),
+    describe=lambda state, stated, rows: facts.of(
+      config, fed, state, rows, stated["epsilon"]
+    ),
   )
+
+
+def _cohorts(fed: FedRun, start: int) -> Iterator[federated.Cohort]:
+  drawn = fed.algorithm.cohorts(
+    fed.federation, fed.work, rng=fed.random.sampler, start=start
+  )
+  return drawn if fed.audited is None else marked(drawn, fed.audited.canaries)

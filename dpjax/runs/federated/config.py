@@ -13,7 +13,13 @@ from typing import Annotated, Any
 from dpjax import federated, gradients, transforms
 from dpjax.data import partition, shakespeare
 from dpjax.runs import optimizers
-from dpjax.runs.central.config import DataConfig, FtrlConfig, ModelConfig, OptimizerConfig
+from dpjax.runs.central.config import (
+  AuditConfig,
+  DataConfig,
+  FtrlConfig,
+  ModelConfig,
+  OptimizerConfig,
+)
 from dpjax.runs.fields import Choice, WithChoices, settings
 
 
@@ -104,6 +110,15 @@ class FedPrivacyConfig(WithChoices):
 
 
 @dataclasses.dataclass
+class FedAuditConfig(AuditConfig):
+  """Canary clients, and the lower bound on epsilon that they prove."""
+
+  num_canaries: int = 100  # clients; each comes back by a fair coin
+  kind: str = "direction"  # direction (of each canary's message) | mislabelled | random
+  score: str = "rounds"  # rounds (every aggregate is seen) | final (the model alone)
+
+
+@dataclasses.dataclass
 class FedConfig(WithChoices):
   """A whole federated run."""
 
@@ -142,3 +157,4 @@ class FedConfig(WithChoices):
   stop_at_accuracy: float | None = None  # end at the first evaluation that reaches it
   diagnostics: bool = True  # log losses, norms and cohort sizes: NOT private
   release: bool = False  # keys from the operating system, noise on a grid, no diagnostics
+  audit: FedAuditConfig = dataclasses.field(default_factory=FedAuditConfig)

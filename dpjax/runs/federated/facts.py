@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dpjax import federated, transforms
 from dpjax.data import partition
 from dpjax.runs.central.facts import clip_norm
-from dpjax.runs.federated import privacy
+from dpjax.runs.federated import audit, privacy
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.fields import name_of
 from dpjax.types import Array, ArrayTree
@@ -61,11 +61,13 @@ def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
   return {"noise_multiplier": charged, "local_noise_multiplier": local}
 
 
-def of(config: FedConfig, fed: FedRun, state: ArrayTree, rows: list) -> dict[str, Any]:
+def of(
+  config: FedConfig, fed: FedRun, state: ArrayTree, rows: list, epsilon: float | None
+) -> dict[str, Any]:
   """The part of result.json that only federated runs have."""
   names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_"}
   method = names.get(config.privacy.method, "ldp_")
-  return {
+  found = {
     "task": fed.task.name,
     "dataset": config.data.name,
     "model": config.model.name,
@@ -80,3 +82,13 @@ def of(config: FedConfig, fed: FedRun, state: ArrayTree, rows: list) -> dict[str
     **clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm"),
     "sampler": repr(fed.plan.sampler),
   }
+  if fed.audited is None:
+    return found
+  return found | audit.facts(
+    config,
+    fed.audited,
+    loss_fn=fed.task.loss(fed.apply),
+    before=fed.params,
+    state=state,
+    epsilon=epsilon,
+  )

@@ -1,0 +1,409 @@
+"""Canary clients: users put into a federation by fair coins, to be told apart afterwards.
+
+A canary client takes the place of a real one, whose data leave the run. It is drawn by the
+same sampler, run by the same execution, clipped and hidden by the same noise as everybody:
+a round knows it by nothing but its data, or what it sends. What it does, by kind:
+
+| kind          | a canary that is in                                                     |
+| ------------- | ----------------------------------------------------------------------- |
+| `direction`   | sends one direction of its own in every round, far longer than the clip |
+|               | norm: as much as a user may do (Andrew et al. 2023, section 4)          |
+| `mislabelled` | trains, as others do, on its rows with wrong labels                     |
+| `random`      | trains on noise with random labels                                      |
+
+and, by the neighbouring relation, one that is out:
+
+| relation            | `direction`              | `mislabelled`, `random`  |
+| ------------------- | ------------------------ | ------------------------ |
+| `add_or_remove_one` | no client                | no client                |
+| `replace_one`       | sends the opposite       | the client as it was     |
+| `replace_special`   | a client without records | a client without records |
+
+What is random, and why no bound from here can be above a true epsilon more often than its
+confidence says. Let M(c) be everything that the rounds show as a function of the coins c in
+{0, 1}^m, which are independent, fair, and drawn from a stream of their own. All else that a
+canary is (its place, its rows, its direction) and all that the others are is fixed before c
+and without it; so are the sampler's law, the noise, the divisor and the number of rounds. Then
+M(c) and M(c') of coins that differ in one place are runs on data that differ in ONE client
+as the relation says, and the promise of the run, (epsilon, delta)-DP for a user, is that M is
+(epsilon, delta)-DP in each coin. That is the only premise of Steinke, Nasr and Jagielski
+2023, Theorem 5.2, whatever the adversary computes from M(c) alone: `one_run`. `one_run_fdp`
+needs M to be Gaussian-DP besides. Scores here are functions of M(c), of directions and of rows;
+no coin is read before scores are parted. Not proved: that noise and coins which follow from
+one seed by unrelated streams are independent, as any run of a seed assumes.
+
+A direction holds no datum of anybody: if it did, one user would move all canaries. For the same
+reason canaries are chosen among all clients, those without records included, and nothing that
+an algorithm divides by counts those that are in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import flatten_util
+
+from dpjax import trees, validate
+from dpjax.auditing import canaries as records
+from dpjax.auditing.lower_bounds import Scores
+from dpjax.data import Dataset, Federation
+from dpjax.federated.client import ClientAlgorithm
+from dpjax.federated.cohort import Cohort
+from dpjax.federated.compression import hadamard
+from dpjax.federated.execution import MapClients
+from dpjax.types import Array, ArrayTree, LossFn, NeighboringRelation, Params
+from dpjax.validate import UserError
+
+DIRECTION = "direction"
+CLIENT_KINDS = (DIRECTION, *records.KINDS)
+CLIENT_SCORES = ("rounds", "final")
+_STREAM = 0x0CA9A21E6  # apart from the coins of records, and of whatever else has a seed
+_LENGTH = 1e3  # of what a canary sends, in clip norms: without clipping it must stand out
+_WIDE = 2.0  # coordinates count up to so many times the median of all
+_FLAT = 1.2  # singular values, too
+_MOST_VALUES = 1024  # of a matrix: beyond, the transform would take longer than a round
+_SPREAD = 1.4826  # standard deviation / median distance from the median, of a normal law
+_SENT = ("delta", "direction")  # what algorithms call the difference that a client sends
+
+
+class CanaryClients(NamedTuple):
+  """Who was put in, and who was held out. Whoever knows the coins can finish the audit."""
+
+  included: np.ndarray  # [m] bool: the coins
+  kind: str
+  examples: Dataset | None  # [k] rows of all canaries, changed; None for directions
+  owners: np.ndarray  # [k] int64: whose rows they are, in [0, m)
+  # [n] int32, of the federation's rows: i + 1 in what canary i holds, -(i + 1) if it sends
+  # the opposite, 0 elsewhere; None where canaries are known by their rows alone
+  numbers: np.ndarray | None
+
+
+def insert_canary_clients(
+  federation: Federation,
+  *,
+  num_canaries: int,
+  seed: int,
+  kind: str = DIRECTION,
+  neighboring_relation: str = "add_or_remove_one",
+) -> tuple[Federation, CanaryClients]:
+  """A federation in which `num_canaries` clients are canaries, each in by a fair coin.
+
+  Args:
+    federation: not changed.
+    num_canaries: m <= its number of clients.
+    seed: of the choice of clients, of their change, and of the coins.
+    kind: "direction", "mislabelled" or "random"; see the first table above.
+    neighboring_relation: what a canary that is out leaves; see the second.
+
+  Returns:
+    (the federation to train on, the canaries). Train with a plan made for the federation as
+    it was: under add_or_remove_one the realised number of clients depends on the coins.
+
+  >>> from dpjax.data import from_arrays
+  >>> rows = from_arrays(np.zeros((100, 1)), np.zeros(100, int), num_classes=2)
+  >>> federation = Federation(rows, np.split(np.arange(100), 50))
+  >>> trained, canaries = insert_canary_clients(federation, num_canaries=40, seed=0)
+  >>> trained.num_clients - 10, int(canaries.included.sum())
+  (18, 18)
+  """
+  validate.integer_at_least(2, num_canaries=num_canaries)
+  validate.integer_at_least(0, seed=seed)
+  validate.one_of(CLIENT_KINDS, kind=kind)
+  validate.one_of(NeighboringRelation, neighboring_relation=str(neighboring_relation))
+  if num_canaries > federation.num_clients:
+    raise UserError(
+      f"num_canaries={num_canaries}: must be <= {federation.num_clients}, the number of clients"
+    )
+  places_rng, change_rng, coin_rng = map(
+    np.random.default_rng, np.random.SeedSequence([seed, _STREAM]).spawn(3)
+  )
+  places = np.sort(places_rng.choice(federation.num_clients, num_canaries, replace=False))
+  included = coin_rng.random(num_canaries) < 0.5
+  make = _sending if kind == DIRECTION else _training
+  changed, canaries = make(
+    federation, places, included, kind, change_rng, neighboring_relation
+  )
+  return _without(changed, places[~included], neighboring_relation), canaries
+
+
+def _sending(
+  federation: Federation,
+  places: np.ndarray,
+  included: np.ndarray,
+  kind: str,
+  rng: np.random.Generator,
+  relation: str,
+) -> tuple[Federation, CanaryClients]:
+  """Every canary holds one row, of zeros, that says which it is."""
+  del rng
+  whole, m = federation.dataset, len(places)
+  zeros = lambda leaf: np.zeros((m, *leaf.shape[1:]), leaf.dtype)
+  joined = {n: np.concatenate([v, zeros(v)]) for n, v in (("x", whole.x), ("y", whole.y))}
+  indices = list(federation.indices)
+  for number, place in enumerate(places):
+    indices[place] = np.array([len(whole) + number])
+  opposite = -1 if relation == NeighboringRelation.REPLACE_ONE else 1
+  numbers = np.zeros(len(whole) + m, np.int32)
+  numbers[len(whole) :] = np.where(included, 1, opposite) * np.arange(1, m + 1)
+  rows = dataclasses.replace(whole, **joined)
+  changed = Federation(rows, indices, federation.client_ids)
+  return changed, CanaryClients(included, kind, None, np.zeros(0, np.int64), numbers)
+
+
+def _training(
+  federation: Federation,
+  places: np.ndarray,
+  included: np.ndarray,
+  kind: str,
+  rng: np.random.Generator,
+  relation: str,
+) -> tuple[Federation, CanaryClients]:
+  """Every canary that is in holds its own rows, changed."""
+  del relation
+  held = [federation.indices[place] for place in places]
+  owners, rows = np.repeat(np.arange(len(held)), list(map(len, held))), np.concatenate(held)
+  if not len(rows):
+    raise UserError(f"kind={kind!r}: the canaries hold no records; use {DIRECTION!r}")
+  whole, made = (
+    federation.dataset,
+    records.changed(federation.dataset.subset(rows), kind, rng),
+  )
+  x, y, come = whole.x.copy(), whole.y.copy(), included[owners]
+  x[rows[come]], y[rows[come]] = made.x[come], made.y[come]
+  mixed = dataclasses.replace(whole, x=x, y=y)
+  changed = Federation(mixed, federation.indices, federation.client_ids)
+  return changed, CanaryClients(included, kind, made, owners, None)
+
+
+def _without(federation: Federation, places: np.ndarray, relation: str) -> Federation:
+  """What is left of the clients whose coins lost."""
+  if relation == NeighboringRelation.REPLACE_ONE:
+    return federation
+  if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
+    kept = np.setdiff1d(np.arange(federation.num_clients), places)
+    if not len(kept):
+      raise UserError("num_canaries: every client is a canary, and none is in; use fewer")
+    return federation.select(kept.tolist())
+  indices = list(federation.indices)
+  for place in places:
+    indices[place] = np.zeros(0, np.int64)
+  return Federation(federation.dataset, indices, federation.client_ids)
+
+
+# --- directions
+
+
+class Directions(NamedTuple):
+  """One unit vector for each canary: rows of a Hadamard matrix with random signs by column.
+
+  Each alone is uniform over {-1, 1}^d / sqrt(d), so whatever is fixed beforehand has a
+  cosine of about N(0, 1 / d) with it; any two are orthogonal but for 2 m / d.
+  """
+
+  signs: np.ndarray  # [d] float32, 1 or -1
+  count: int  # m <= d
+
+  @property
+  def scale(self) -> float:
+    """Of an entry of a unit vector."""
+    return float(1 / np.sqrt(len(self.signs)))
+
+  def one(self, number: Array, like: ArrayTree) -> Any:
+    """The direction of canary `number`, from 0, as a tree like the parameters."""
+    flat, unravel = flatten_util.ravel_pytree(like)
+    odd = jax.lax.population_count(number & jnp.arange(len(self.signs))) & 1
+    return unravel(((1 - 2 * odd) * self.signs * self.scale).astype(flat.dtype))
+
+  def along(self, flat: Array) -> Array:
+    """Inner products [m] of a vector [d] with all of them, by one fast transform."""
+    size = 1 << max(0, (len(self.signs) - 1).bit_length())
+    spread = jnp.pad(flat * self.signs, (0, size - len(self.signs)))
+    return hadamard(spread)[: self.count] * (np.sqrt(size) * self.scale)
+
+
+def directions(params: Params, *, num_canaries: int, seed: int) -> Directions:
+  """The directions of canaries among updates of these parameters, a function of the seed.
+
+  >>> made = directions({"w": jnp.zeros(64)}, num_canaries=5, seed=0)
+  >>> along = made.along(made.one(jnp.int32(3), {"w": jnp.zeros(64)})["w"])
+  >>> [round(abs(float(cosine)), 5) for cosine in along]
+  [0.0, 0.0, 0.0, 1.0, 0.0]
+  """
+  size = trees.size(params)
+  if num_canaries > size:
+    raise UserError(
+      f"num_canaries={num_canaries}: must be <= {size}, the parameters of the model, each a "
+      "direction"
+    )
+  coins = np.random.default_rng([seed, _STREAM, 1]).integers(0, 2, size)
+  return Directions((2 * coins - 1).astype(np.float32), num_canaries)
+
+
+class _Marked(NamedTuple):
+  """Rows, and whose of them are a canary's."""
+
+  examples: Any
+  numbers: Any  # [n] int32
+
+
+class _Work(NamedTuple):
+  """A client in the middle of its work, who learns from its rows whether it is a canary."""
+
+  own: Any
+  number: Array
+
+
+def marked(cohorts: Iterable[Cohort], canaries: CanaryClients) -> Iterator[Cohort]:
+  """The cohorts, whose rows say which canary they are of; for clients that are `sending`."""
+  if canaries.numbers is None:
+    yield from cohorts
+    return
+  numbers = jnp.asarray(canaries.numbers)
+  for cohort in cohorts:
+    yield cohort._replace(data=_Marked(cohort.data, numbers))
+
+
+def sending(
+  map_clients: MapClients, directions: Directions, *, l2_clip_norm: float
+) -> MapClients:
+  """The same execution of clients that send their direction if their rows are a canary's,
+  with a weight of 1, in place of the difference; whatever else a message holds is 0 there."""
+
+  def canary(client: ClientAlgorithm) -> ClientAlgorithm:
+    def init(received: Any, memory: Any, num_examples: Array, key: Array) -> _Work:
+      return _Work(client.init(received, memory, num_examples, key), jnp.int32(0))
+
+    def step(received: Any, work: _Work, rows: _Marked, mask: Array) -> _Work:
+      number = jnp.sum(jnp.where(mask, rows.numbers, 0))  # a canary holds one row
+      own = client.step(received, work.own, rows.examples, mask)
+      return _Work(own, jnp.where(number == 0, work.number, number))
+
+    def finish(received: Any, work: _Work) -> Any:
+      sent, memory, info = client.finish(received, work.own)
+      name = next(name for name in _SENT if name in sent.message)
+      found = directions.one(jnp.abs(work.number) - 1, sent.message[name])
+      length = _LENGTH * l2_clip_norm * jnp.sign(work.number)
+      message = trees.zeros(sent.message) | {name: trees.scale(found, length)}
+      is_one = work.number != 0
+      chosen = lambda own, given: jnp.where(is_one, jnp.asarray(given, own.dtype), own)
+      message = jax.tree.map(chosen, sent.message, message)
+      weight = jnp.where(is_one, jnp.ones_like(sent.weight), sent.weight)
+      return sent._replace(message=message, weight=weight), memory, info
+
+    return ClientAlgorithm(init, step, finish)
+
+  return lambda client, partial: map_clients(canary(client), partial)
+
+
+# --- scores
+
+
+class Watched(NamedTuple):
+  """What an adversary adds up who sees every round's aggregate."""
+
+  scores: Array  # [m]
+
+
+def watching(
+  directions: Directions, *, unit: float, prob: float, opposite: bool = False
+) -> optax.GradientTransformation:
+  """Stands before the server's optimizer, changes nothing, and scores every canary by each
+  round's private aggregate: post-processing, a part of the state that checkpoints hold.
+
+  Args:
+    unit: length of one canary's part in the aggregate.
+    prob: of a canary to take part in a round; 1 adds up what is seen, as is best where the
+      noise of a round is taken back by later ones.
+    opposite: a canary that is out sends the opposite.
+  """
+
+  def init(params: Params) -> Watched:
+    del params
+    return Watched(jnp.zeros(directions.count, jnp.float32))
+
+  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Watched]:
+    del params
+    seen = -along(directions, updates) / unit  # the optimizer's gradient is -aggregate
+    return updates, Watched(state.scores + round_scores(seen, prob, opposite=opposite))
+
+  return optax.GradientTransformation(init, update)
+
+
+def along(directions: Directions, moved: ArrayTree) -> Array:
+  """How far something moved along each direction, [m], after what the crowd does is cut down.
+
+  Honest clients move matrices in a few directions of theirs, and coordinates that matter;
+  random signs lie in all alike. So singular values count up to 1.2 times their median, then
+  coordinates up to twice theirs: a function of what is seen, as sound as any.
+  """
+  flat = flatten_util.ravel_pytree(jax.tree.map(_flattened, moved))[0]
+  limit = _WIDE * jnp.median(jnp.abs(flat))
+  return directions.along(jnp.where(limit > 0, jnp.clip(flat, -limit, limit), flat))
+
+
+def _flattened(leaf: Array) -> Array:
+  """A matrix, or a stack [..., n], whose largest singular values are cut; float32."""
+  leaf = jnp.asarray(leaf, jnp.float32)
+  if leaf.ndim < 2:
+    return leaf
+  tall = leaf.reshape(-1, leaf.shape[-1])
+  tall = tall if tall.shape[0] >= tall.shape[1] else tall.T
+  if tall.shape[1] > _MOST_VALUES:
+    return leaf
+  squares, vectors = jnp.linalg.eigh(tall.T @ tall)
+  values = jnp.sqrt(jnp.maximum(squares, 0.0))
+  limit = _FLAT * jnp.median(values)
+  factors = jnp.where(values > limit, limit / jnp.maximum(values, 1e-30), 1.0)
+  cut = tall @ (vectors * factors[None]) @ vectors.T
+  whole = cut if cut.shape[1] == leaf.shape[-1] else cut.T
+  return jnp.where(limit > 0, whole.reshape(leaf.shape), leaf)
+
+
+def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
+  """Log-likelihood ratios of one round, [..., m] -> [..., m]: that a canary is in, and takes
+  part with `prob` by 1, against that it is out (or takes part by -1), in normal noise as
+  wide as the canaries of the round say themselves.
+
+  >>> seen = jnp.array([0.1, 1.1, -0.1, 0.0, 0.05, -0.05])
+  >>> int(jnp.argmax(round_scores(seen, 0.5)))
+  1
+  """
+  middle = jnp.median(seen, axis=-1, keepdims=True)
+  width = _SPREAD * jnp.median(jnp.abs(seen - middle), axis=-1, keepdims=True)
+  variance = jnp.maximum(width, 1e-3) ** 2
+  stays = jnp.log1p(-prob) if prob < 1 else -jnp.inf
+  ratio = lambda x: jnp.logaddexp(stays, jnp.log(prob) + (x - 0.5) / variance)
+  return ratio(seen) - ratio(-seen) if opposite else ratio(seen)
+
+
+def direction_scores(
+  directions: Directions, before: Params, after: Params, canaries: CanaryClients
+) -> Scores:
+  """How far training moved the parameters along each canary's direction: of an adversary who
+  knows the first and the last parameters."""
+  wide = lambda a, b: jnp.asarray(b, jnp.float32) - jnp.asarray(a, jnp.float32)
+  found = jax.jit(lambda moved: along(directions, moved))
+  return records.split_scores(found(jax.tree.map(wide, before, after)), canaries)
+
+
+def round_score_sums(state: ArrayTree, canaries: CanaryClients) -> Scores:
+  """What `watching` has added up in a state of the federated algorithm."""
+  is_watched = lambda leaf: isinstance(leaf, Watched)
+  found = [x for x in jax.tree.leaves(state, is_leaf=is_watched) if is_watched(x)]
+  return records.split_scores(found[0].scores, canaries)
+
+
+def client_loss_scores(
+  loss_fn: LossFn, before: Params, after: Params, canaries: CanaryClients
+) -> Scores:
+  """How much training lowered each canary's mean loss over its rows; 0 for one without."""
+  assert canaries.examples is not None
+  gains = records.loss_gains(loss_fn, before, after, canaries.examples)
+  count = lambda weights: np.bincount(canaries.owners, weights, len(canaries.included))
+  return records.split_scores(count(gains) / np.maximum(count(None), 1), canaries)

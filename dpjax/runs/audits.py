@@ -1,0 +1,72 @@
+"""What audits of all kinds of runs share: the check of their settings, and what is reported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dpjax import auditing, validate
+from dpjax.auditing import Scores
+from dpjax.plan import Plan
+from dpjax.runs.central.config import AuditConfig
+from dpjax.types import NeighboringRelation
+
+
+def check(config: AuditConfig, kinds: tuple[str, ...], scores: tuple[str, ...]) -> None:
+  """Raises UserError for what can be told without data."""
+  if not config.enabled:
+    return
+  validate.integer_at_least(2, **{"audit.num_canaries": config.num_canaries})
+  validate.one_of(kinds, **{"audit.kind": config.kind})
+  validate.one_of(scores, **{"audit.score": config.score})
+  validate.one_of(auditing.METHODS, **{"audit.method": config.method})
+  validate.open_unit(**{"audit.confidence": config.confidence})
+
+
+def relation_of(plan: Plan) -> str:
+  """What a canary that is out leaves: what the plan's relation says, so that a sampler which
+  knows the number of examples still fits; where nothing is proved, they are exchanged."""
+  known = plan.sampler.law != "unproved"
+  return str(plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE)
+
+
+def facts(
+  config: AuditConfig,
+  scores: Scores,
+  *,
+  included: np.ndarray,
+  delta: float,
+  epsilon: float | None,
+  seed: int,
+  note: str,
+) -> dict[str, Any]:
+  """The audit's part of result.json.
+
+  Args:
+    included: [m] bool, the coins; seed: theirs.
+    delta, epsilon: the claim; epsilon None: nothing is claimed.
+    note: who the canaries are; {out_of}, {included} and {kind} are filled in.
+  """
+  found = auditing.audit(
+    scores,
+    delta=delta,
+    epsilon_claimed=epsilon,
+    method=config.method,
+    confidence=config.confidence,
+  ).to_json()
+  numbers = {"num_canaries": len(included), "num_included": int(included.sum())}
+  told = note.format(
+    out_of=numbers["num_canaries"], included=numbers["num_included"], kind=config.kind
+  )
+  return {
+    "epsilon_audited_lower": found["epsilon_audited_lower"],
+    "audit": {
+      **found,
+      "score": config.score,
+      "kind": config.kind,
+      **numbers,
+      "coins_seed": seed,
+      "note": told,
+    },
+  }

@@ -1,0 +1,92 @@
+"""launch.federate --audit from the command line, and how a run is stopped outside its rounds."""
+
+import json
+import signal
+
+from tests import commands
+
+# A config file can hold any code, so it can plant what a patched installation would.
+_BROKEN = """
+import dataclasses
+
+from configs.fed import quickstart
+from dpjax import federated
+from dpjax.runs import fields
+
+honest = federated.central
+quiet = lambda plan: dataclasses.replace(plan, noise_multiplier=1e-9)
+federated.central = lambda plan, key: honest(quiet(plan), key)._replace(plan=plan)
+
+
+def get_config():
+  return fields.replace_all(quickstart.get_config(), {
+    "privacy.epsilon": None, "privacy.noise_multiplier": 8.0, "num_rounds": 2,
+    "clients_per_round": 100.0, "audit.num_canaries": 90, "audit.method": "one_run_fdp",
+  })
+"""
+_STOPPED = """
+import os
+import signal
+
+from configs.fed import quickstart
+from dpjax.runs.federated import build
+
+load = build.load_data
+
+
+def stopping(*arguments, **options):
+  os.kill(os.getpid(), signal.SIGTERM)
+  return load(*arguments, **options)
+
+
+build.load_data = stopping
+get_config = quickstart.get_config
+"""
+
+
+def _launch(*arguments):
+  return commands.run("launch.federate", *arguments)
+
+
+def _file(folder, text):
+  path = folder / "config.py"
+  path.write_text(text)
+  return f"--config={path}"
+
+
+def test_a_refuted_claim_exits_with_1_and_one_line_and_again_when_it_is_done(tmp_path):
+  arguments = "--audit", _file(tmp_path, _BROKEN), f"--workdir={tmp_path / 'run'}"
+  done = _launch(*arguments)
+  assert done.returncode == 1, done.stderr
+  errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+  assert len(errors) == 1 and "audit: REFUTED: epsilon >= " in errors[0]
+  result = json.loads((tmp_path / "run" / "result.json").read_text())
+  assert result["epsilon"] < 1.5 < result["epsilon_audited_lower"]
+  again = _launch(*arguments)  # the finished run says it again
+  assert again.returncode == 1 and "REFUTED" in again.stderr
+
+
+def test_a_mistake_about_canaries_is_one_line_and_exit_code_2(tmp_path):
+  done = _launch(
+    "--audit", f"--workdir={tmp_path / 'run'}", "--config.audit.num_canaries=101"
+  )
+  assert done.returncode == 2
+  (line,) = done.stderr.strip().splitlines()
+  assert "audit.num_canaries=101: must be <= 100, the number of clients" in line
+
+
+def test_sigterm_before_the_rounds_is_one_line_and_the_same_command_goes_on(tmp_path):
+  """As launch.train: within a round the loop hears it, and before them the launcher. What is
+  then printed is a bound, and never that the run is private."""
+  arguments = "--audit", f"--workdir={tmp_path / 'run'}", "--config.num_rounds=2"
+  done = _launch(_file(tmp_path, _STOPPED), *arguments)
+  assert done.returncode == 128 + signal.SIGTERM
+  (line,) = done.stderr.strip().splitlines()
+  assert "run the same command to go on" in line and str(tmp_path / "run") in line
+  done = _launch("--config=configs/fed/quickstart.py", *arguments)
+  assert done.returncode == 0, done.stderr
+  assert "audit: not refuted: epsilon >= " in done.stdout
+  assert "cannot show that a run is private" in done.stdout
+  result = json.loads((tmp_path / "run" / "result.json").read_text())
+  assert result["epsilon_audited_lower"] <= result["epsilon"]
+  assert "part of this run" in result["audit"]["note"]

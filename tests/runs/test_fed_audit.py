@@ -1,0 +1,218 @@
+"""An audit inside a federated run: canary clients are trained on, bugs are caught."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dpjax import federated
+from dpjax.auditing import Scores
+from dpjax.runs import audits, fields, loop, streams, writers
+from dpjax.runs.federated import build
+from dpjax.runs.federated.config import FedAuditConfig, FedConfig
+from dpjax.validate import UserError
+from tests.runs import descriptions
+from tests.runs.stops import stop_after
+from tests.runs.test_federate import _NONE
+from tests.runs.test_federate import _config as small_config
+
+_AUDIT = {"audit.enabled": True, "audit.num_canaries": 20}
+
+
+def _config(**overrides):
+  return small_config(**{**_AUDIT, **overrides})
+
+
+# Nearly all clients are canaries, in one round of all, by a model with a direction for each.
+_MANY = {
+  "partition.num_clients": 1000,
+  "clients_per_round": 1000.0,
+  "audit.num_canaries": 950,
+  "num_rounds": 1,
+  "eval_every": 1,
+  "model.name": "mlp",
+  "model.options": {"features": (128,)},
+  "local.batch_size": None,
+  "execution": "vmap",
+  "privacy.noise_multiplier": 2.0,
+  "privacy.delta": 1e-5,
+}
+
+
+def _planted(noise=1.0, clip=1.0):
+  """`central` with another noise and clip norm than its plan says, which nobody notices."""
+  honest = federated.central
+
+  def broken(plan, key):
+    numbers = {
+      "l2_clip_norm": plan.l2_bound * clip,
+      "noise_multiplier": plan.noise_multiplier * noise / clip,
+    }
+    return honest(dataclasses.replace(plan, **numbers), key)._replace(plan=plan)
+
+  return broken
+
+
+_BUGS = {
+  "none": None,
+  "noise halved": _planted(noise=0.5),
+  "noise omitted": _planted(noise=1e-9),
+  "clip removed": _planted(clip=1e6),
+}
+
+
+@pytest.mark.parametrize("bug", _BUGS)
+def test_planted_bugs_are_caught_and_a_sound_run_is_not_refuted(bug, tmp_path, monkeypatch):
+  """The Gaussian bound sees half the noise; the others are seen by any mechanism's bound."""
+  if _BUGS[bug] is not None:
+    monkeypatch.setattr(federated, "central", _BUGS[bug])
+  subtle = bug in ("none", "noise halved")
+  method = {"audit.method": "gdp" if subtle else "one_run"}
+  result = loop.train(_config(**_MANY, **method), tmp_path / "run")
+  found = result["audit"]
+  assert 1.9 < result["epsilon"] < 2.1 and result["unit"] == "user"
+  assert found["refuted"] == (bug != "none"), found["verdict"]
+  if bug == "none":
+    assert found["others"]["one_run"]["epsilon_lower"] > 0.1  # and is seen all the same
+  else:
+    assert result["epsilon_audited_lower"] > result["epsilon"]
+
+
+def test_the_result_says_who_the_canaries_are_and_a_resumed_run_the_same(
+  tmp_path, monkeypatch
+):
+  config = _config(num_rounds=4)
+  whole = loop.train(config, tmp_path / "whole")
+  found = whole["audit"]
+  assert whole["epsilon_audited_lower"] == found["epsilon_audited_lower"]
+  assert 0 <= whole["epsilon_audited_lower"] <= whole["epsilon"] and not found["refuted"]
+  assert (found["method"], found["kind"], found["score"]) == (
+    "one_run",
+    "direction",
+    "rounds",
+  )
+  assert found["num_canaries"] == 20 and 5 <= found["num_included"] <= 15
+  assert whole["num_clients"] == 30 - 20 + found["num_included"]
+  assert "part of this run: 20 clients left" in found["note"]
+  plans = [build.assemble(c).plan for c in (config, small_config(num_rounds=4))]
+  assert plans[0] == plans[1]  # made for the federation as it was
+  stop_after(monkeypatch, 3)
+  with pytest.raises(loop.Interrupted):
+    loop.train(config, tmp_path / "run")
+  resumed = loop.train(config, tmp_path / "run")
+  for name in ("params_sha256", "ledger", "audit", "test_accuracy"):
+    assert resumed[name] == whole[name], name
+  rows = [writers.read_metrics(tmp_path / name) for name in ("whole", "run")]
+  assert rows[0] == rows[1]
+
+
+_FTRL = {"privacy.method": "dp_ftrl", "audit.num_canaries": 12}
+_FIXED = {"privacy.sampler": "fixed_size"}
+_ROWS = {"audit.kind": "mislabelled", "audit.score": "final"}
+
+
+_QUICK = [{"audit.score": "final"}, {**_ROWS, **_NONE}, {**_FIXED, **_ROWS}, _FIXED]
+_LONG = [
+  _FTRL,
+  {"algorithm": "scaffold"},
+  {"algorithm": "fed_nova", "algorithm.tau_eff": 2.0},
+  {"algorithm": "mime_lite", "audit.score": "final"},
+  {"privacy.clipping": "adaptive", "compression": "top_k"},
+  {"server_optimizer.rule": "adam", "execution": "pmap"},
+  {"release": True},
+]
+
+
+@pytest.mark.parametrize(
+  "overrides",
+  [*_QUICK, *(pytest.param(overrides, marks=pytest.mark.long) for overrides in _LONG)],
+  ids=lambda overrides: "-".join(map(str, overrides.values())),
+)
+def test_what_can_be_run_can_be_audited(overrides, tmp_path):
+  short = {"num_rounds": 2, "server_optimizer.rule.momentum": 0.0}
+  if "server_optimizer.rule" in overrides or overrides.get("algorithm") == "mime_lite":
+    short.pop("server_optimizer.rule.momentum")
+  if overrides.get("algorithm") == "mime_lite":
+    short |= {"server_optimizer.rule": "sgd", "server_optimizer.rule.momentum": 0.0}
+  result = loop.train(_config(**short, **overrides), tmp_path / "run")
+  told = np.inf if result["epsilon"] is None else result["epsilon"]
+  assert 0 <= result["epsilon_audited_lower"] <= told
+  assert ("no epsilon is claimed" in result["audit"]["verdict"]) == (told == np.inf)
+  if overrides.get("privacy.sampler") == "fixed_size":
+    assert result["num_clients"] == 30 and result["neighboring_relation"] == "replace_one"
+
+
+def test_without_an_audit_the_streams_are_those_of_a_config_that_has_none():
+  config = small_config()
+  named = fields.to_dict(config)
+  named["data"].pop("data_dir")
+  for name in ("execution", "num_devices", "num_threads", "audit", "loss"):
+    named.pop(name)
+  assert build.digest(config) == streams.config_digest("federated", named)
+  changed = _config(), _config(**{"audit.num_canaries": 21})
+  digests = {build.digest(c) for c in (config, *changed)}
+  assert len(digests) == 3
+
+
+def test_every_setting_of_an_audit_changes_it():
+  """What is built, or what the same scores are said to show."""
+  base, built = _config(**_ROWS), descriptions.federated_run
+  with descriptions.fast():
+    whole = built(base)
+    assert whole != built(small_config())
+    for path, value in (
+      ("audit.num_canaries", 22), ("audit.kind", "random"), ("audit.kind", "direction")
+    ):  # fmt: skip
+      assert built(fields.replace(base, path, value)) != whole, path
+    sends = fields.replace(base, "audit.kind", "direction")
+    assert built(sends) != built(fields.replace(sends, "audit.score", "rounds"))
+  rng, coins = np.random.default_rng(0), np.arange(400) < 200
+  scores = Scores(rng.normal(1, 1, 200), rng.normal(0, 1, 200))
+  told = [
+    audits.facts(
+      FedAuditConfig(enabled=True, **changes),
+      scores,
+      included=coins,
+      delta=1e-5,
+      epsilon=4.0,
+      seed=0,
+      note="",
+    )["epsilon_audited_lower"]
+    for changes in ({}, {"method": "gdp"}, {"confidence": 0.6})
+  ]
+  assert len(set(told)) == 3
+
+
+@pytest.mark.parametrize(
+  ("overrides", "match"),
+  [
+    ({"audit.num_canaries": 1}, "audit.num_canaries=1"),
+    ({"audit.num_canaries": 31}, "audit.num_canaries=31: must be <= 30, the number of cl"),
+    ({"audit.kind": "dirac"}, "audit.kind='dirac'"),
+    ({"audit.score": "final_model"}, "audit.score='final_model'"),
+    ({"audit.method": "one_runs"}, "did you mean 'one_run'"),
+    ({"audit.confidence": 95.0}, "audit.confidence=95.0"),
+    ({"audit.kind": "random"}, "audit.score='rounds': needs audit.kind='direction'"),
+    (_NONE, "audit.kind='direction': needs a privacy.method with a clip norm"),
+    ({"privacy.method": "local"}, "audit.enabled=True: needs privacy.method='central'"),
+    ({"privacy.method": "both"}, "audit.enabled=True: .* not 'both'"),
+    (
+      {"privacy.simulated_cohort": 20, "privacy.simulated_clients": 100},
+      "no privacy.simulated_cohort=20",
+    ),
+    (
+      {"algorithm": "mime_lite", "server_optimizer": FedConfig().server_optimizer},
+      "not 'mime_lite'; use 'final'",
+    ),
+    ({"audit.enabled": False}, "audit.num_canaries=20: would be ignored"),
+    (
+      {"partition.num_clients": 1000, "audit.num_canaries": 900},
+      "audit.num_canaries=900: must be <= 650, the parameters of the model",
+    ),
+  ],
+)
+def test_what_cannot_be_audited_is_one_line_and_writes_nothing(tmp_path, overrides, match):
+  with pytest.raises(UserError, match=match) as caught:
+    loop.train(_config(**overrides), tmp_path / "run")
+  assert "\n" not in str(caught.value)
+  assert not (tmp_path / "run").exists()
