@@ -89,7 +89,7 @@ def test_the_rest_of_the_round_is_that_of_the_run():
     np.testing.assert_array_equal(found, np.asarray(state.params))
 
 
-@pytest.mark.parametrize("factor", [1e6, -1e6])
+@pytest.mark.parametrize("factor", [-1e6, pytest.param(1e6, marks=pytest.mark.long)])
 def test_user_level_privacy_bounds_a_scaled_update_by_its_clip(factor):
   """k attackers move the noisy mean by exactly k C / normalize_by, whatever their factor."""
   plan = _plan(noise_multiplier=1.0)
@@ -104,14 +104,14 @@ def test_user_level_privacy_bounds_a_scaled_update_by_its_clip(factor):
 _NAMES = ("mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median")
 
 
-@pytest.mark.parametrize("name", _NAMES)
-def test_robust_aggregators_ignore_what_the_mean_follows(name):
+def test_krum_ignores_what_the_mean_follows():
+  """That each aggregator bounds any message is federated/test_breakdown.py's."""
   rows = np.random.default_rng(1).normal(size=(_CLIENTS, _WIDTH))
   against = attacks.defences(_plan(), num_byzantine=2, trim=0.25, num_selected=5)
   assert tuple(against) == _NAMES
-  found = _after(rows, against[name].aggregator, [2, 5], factor=1e4)
+  far = lambda aggregator: np.abs(_after(rows, aggregator, [2, 5], factor=1e4)).max()
   honest = np.abs(np.delete(rows, [2, 5], axis=0)).max()
-  assert (np.abs(found).max() > 3 * honest) == (name == "mean")
+  assert far(against["krum"].aggregator) <= honest < 100 * honest < far(_mean())
 
 
 def test_every_algorithm_that_takes_a_client_is_attacked_by_the_same_wrapper():
