@@ -10,6 +10,18 @@ Membership inference, from a model's answers to the line that its epsilon allows
   found = measure(score, halves[-1])
   print(table({"lira_fixed": found}), judge(found.curve, allowed.by_plan(plan)).words)
 
+Others, each measured with exact intervals:
+
+| of                                   | what                                                 |
+| ------------------------------------ | ---------------------------------------------------- |
+| gradients and messages               | `Inversion`, leakage scores, `infer_labels`          |
+| a class, by the model's weights      | `ClassInversion`, judged by another network          |
+| inputs, by the model's answers       | `AnswerInversion`, a decoder                         |
+| the model, by its answers            | `Extraction`, `solve_softmax`                        |
+| the training set as a whole          | `infer_property`, from weights or answers            |
+| a missing attribute of a record      | `guessed_attribute`, `attribute_advantage`           |
+| federated rounds, by lying clients   | `poisoned_training`, `poisoning_grid`                |
+
 An attack that finds little shows that it is weak, or the model private: which of the two, only
 the proof can say. A stronger statement the other way, a lower bound on epsilon that holds at
 95 % for one run, is `dpjax.auditing`'s.

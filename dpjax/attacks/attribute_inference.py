@@ -2,12 +2,11 @@
 
 The attacker knows a record but for one attribute, its label included, and tries every value:
 the one under which the model finds the label likeliest, times how frequent the value is, is
-the guess (Fredrikson et al. 2014; Yeom et al. 2018, section 4).
+the guess (Fredrikson et al. 2014; Yeom et al. 2018).
 
 A model that has learned how people are guesses right about people it has never seen, too. That
 is no leak of a record: what counts is the ADVANTAGE, how much oftener the guess is right about
-records that the model was trained on than about those that it was not (Yeom et al. 2018,
-definition 5).
+records that the model was trained on than about those that it was not (ibid.).
 """
 
 from __future__ import annotations

@@ -42,6 +42,8 @@ class ClassInversion:
   """Adam on -log p(class | x) + l2 / 2 |x - mean|^2 + tv TV(x), in the box [low, high].
 
   Args:
+    temperature: the logits are divided by it for p: above 1, a model that is nearly sure
+      still moves the input.
     l2, total_variation: strength of the priors: near the mean, and smooth (images only).
     mean: of the public prior, and where the search starts: a number, or [*shape].
     spread: standard deviation of the random starts about it.
@@ -50,6 +52,7 @@ class ClassInversion:
 
   steps: int = 500
   learning_rate: float = 0.05
+  temperature: float = 1.0
   l2: float = 0.01
   total_variation: float = 0.0
   mean: float | np.ndarray = 0.0
@@ -59,7 +62,7 @@ class ClassInversion:
 
   def __post_init__(self):
     validate.integer_at_least(1, steps=self.steps)
-    validate.positive(learning_rate=self.learning_rate)
+    validate.positive(learning_rate=self.learning_rate, temperature=self.temperature)
     validate.non_negative(
       l2=self.l2, total_variation=self.total_variation, spread=self.spread
     )
@@ -114,7 +117,7 @@ class ClassInversion:
     mean = jnp.broadcast_to(self.mean, x.shape)
 
     def cost(x: Array) -> Array:  # each x is searched for by itself: a sum, no mean
-      logits = trees.at_least_float32(apply(params, x))
+      logits = trees.at_least_float32(apply(params, x)) / self.temperature
       missed = optax.softmax_cross_entropy_with_integer_labels(logits, y)
       away = jnp.sum(jnp.square(x - mean))
       smooth = total_variation(x) * len(y) if self.total_variation else 0.0

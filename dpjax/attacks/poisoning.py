@@ -45,7 +45,8 @@ _MEMORY = {"own", "attacker"}
 class Poisoning(NamedTuple):
   """What attackers do, and what they want. Made by `label_flip`, `scaled_update`, `backdoor`."""
 
-  poison: Callable[[Dataset, np.ndarray], Dataset]  # (all records, rows of ONE attacker)
+  # (all records, the rows of each attacker) -> all records, these rows changed
+  poison: Callable[[Dataset, Sequence[np.ndarray]], Dataset]
   victims: (
     Callable[[Dataset], Dataset] | None
   )  # test records -> with the label that is wanted
@@ -65,7 +66,7 @@ def label_flip(source: int, target: int, *, factor: float = 1.0) -> Poisoning:
   >>> from dpjax.data import from_arrays
   >>> attack = label_flip(1, 7)
   >>> test = from_arrays(np.zeros((3, 1)), [1, 2, 1], num_classes=10)
-  >>> attack.poison(test, np.array([0, 1])).y.tolist(), attack.victims(test).y.tolist()
+  >>> attack.poison(test, [np.array([0, 1])]).y.tolist(), attack.victims(test).y.tolist()
   ([7, 2, 1], [7, 7])
   """
   validate.integer_at_least(0, source=source, target=target)
@@ -73,9 +74,9 @@ def label_flip(source: int, target: int, *, factor: float = 1.0) -> Poisoning:
   if source == target:
     raise UserError(f"target={target}: must be another class than source={source}")
 
-  def poison(dataset: Dataset, rows: np.ndarray) -> Dataset:
+  def poison(dataset: Dataset, held: Sequence[np.ndarray]) -> Dataset:
     _labels_within(dataset, source=source, target=target)
-    y = np.array(dataset.y)
+    rows, y = _together(held), np.array(dataset.y)
     y[rows] = np.where(y[rows] == source, target, y[rows])
     return dataclasses.replace(dataset, y=y)
 
@@ -92,7 +93,7 @@ def scaled_update(factor: float) -> Poisoning:
   True
   """
   _check_factor(factor)
-  return Poisoning(lambda dataset, rows: dataset, None, factor)
+  return Poisoning(lambda dataset, held: dataset, None, factor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,16 +136,16 @@ def backdoor(
   >>> from dpjax.data import from_arrays
   >>> attack = backdoor(3, trigger=Trigger(size=1))
   >>> test = from_arrays(np.zeros((4, 2, 2, 1)), [1, 2, 3, 4], num_classes=5)
-  >>> attack.poison(test, np.array([0, 3])).y.tolist(), float(attack.victims(test).x[0].max())
+  >>> attack.poison(test, [np.array([0, 3])]).y.tolist(), float(attack.victims(test).x[0].max())
   ([3, 2, 3, 4], 1.0)
   """
   validate.integer_at_least(0, target=target)
   validate.probability(share=share)
   _check_factor(factor)
 
-  def poison(dataset: Dataset, rows: np.ndarray) -> Dataset:
+  def poison(dataset: Dataset, held: Sequence[np.ndarray]) -> Dataset:
     _labels_within(dataset, target=target)
-    chosen = rows[: int(np.ceil(share * len(rows)))]
+    chosen = _together([rows[: math.ceil(share * len(rows))] for rows in held])
     x, y = np.array(dataset.x), np.array(dataset.y)
     x[chosen], y[chosen] = trigger.stamp(x[chosen]), target
     return dataclasses.replace(dataset, x=x, y=y)
@@ -152,6 +153,10 @@ def backdoor(
   wanted = _relabelled(lambda y: y != target, target)
   stamped = lambda test: dataclasses.replace(test, x=trigger.stamp(test.x))
   return Poisoning(poison, lambda test: wanted(stamped(test)), factor)
+
+
+def _together(held: Sequence[np.ndarray]) -> np.ndarray:
+  return np.concatenate([np.zeros(0, np.int64), *held])
 
 
 def _check_factor(factor: float) -> None:
@@ -209,9 +214,9 @@ def poisoned(
 
   UserError: attackers that are no clients, labels out of range, records that take no trigger.
   """
-  dataset = federation.dataset
-  for place in _checked(attackers, federation.num_clients):
-    dataset = attack.poison(dataset, federation.indices[place])
+  places = _checked(attackers, federation.num_clients)
+  held = [federation.indices[place] for place in places]
+  dataset = attack.poison(federation.dataset, held)
   return Federation(dataset, federation.indices, federation.client_ids)
 
 

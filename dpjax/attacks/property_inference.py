@@ -105,7 +105,7 @@ def sorted_weights(params: Params) -> np.ndarray:
   """All weights of a `models.Mlp` or `Linear` [d], the same for all orders of hidden units.
 
   The units of each layer stand in the order of the sums of their incoming weights (Ganju et
-  al. 2018, section 4.2), else equal networks would have unequal features. As a signal of
+  al. 2018), else equal networks would have unequal features. As a signal of
   `train_shadows`: `lambda params, records: sorted_weights(params)`.
 
   UserError: a network of other layers.
