@@ -10,6 +10,18 @@ Membership inference, from a model's answers to the line that its epsilon allows
   found = measure(score, halves[-1])
   print(table({"lira_fixed": found}), judge(found.curve, allowed.by_plan(plan)).words)
 
+Others, each measured with exact intervals:
+
+| of                                   | what                                                 |
+| ------------------------------------ | ---------------------------------------------------- |
+| gradients and messages               | `Inversion`, leakage scores, `infer_labels`          |
+| a class, by the model's weights      | `ClassInversion`, judged by another network          |
+| inputs, by the model's answers       | `AnswerInversion`, a decoder                         |
+| the model, by its answers            | `Extraction`, `solve_softmax`                        |
+| the training set as a whole          | `infer_property`, from weights or answers            |
+| a missing attribute of a record      | `guessed_attribute`, `attribute_advantage`           |
+| federated rounds, by lying clients   | `poisoned_training`, `poisoning_grid`                |
+
 An attack that finds little shows that it is weak, or the model private: which of the two, only
 the proof can say. A stronger statement the other way, a lower bound on epsilon that holds at
 95 % for one run, is `dpjax.auditing`'s.
@@ -20,6 +32,24 @@ from dpjax.attacks import signals as signals
 from dpjax.attacks.allowed import AllowedRoc as AllowedRoc
 from dpjax.attacks.allowed import Judgement as Judgement
 from dpjax.attacks.allowed import judge as judge
+from dpjax.attacks.answer_inversion import AnswerInversion as AnswerInversion
+from dpjax.attacks.answer_inversion import Decoder as Decoder
+from dpjax.attacks.answer_inversion import DecoderScore as DecoderScore
+from dpjax.attacks.answer_inversion import judge_decoder as judge_decoder
+from dpjax.attacks.attribute_inference import AttributeAdvantage as AttributeAdvantage
+from dpjax.attacks.attribute_inference import attribute_advantage as attribute_advantage
+from dpjax.attacks.attribute_inference import guessed_attribute as guessed_attribute
+from dpjax.attacks.class_inversion import ClassInversion as ClassInversion
+from dpjax.attacks.class_inversion import InversionScore as InversionScore
+from dpjax.attacks.class_inversion import Inverted as Inverted
+from dpjax.attacks.class_inversion import judge_inversion as judge_inversion
+from dpjax.attacks.extraction import Agreement as Agreement
+from dpjax.attacks.extraction import Extraction as Extraction
+from dpjax.attacks.extraction import agreement as agreement
+from dpjax.attacks.extraction import ask as ask
+from dpjax.attacks.extraction import extraction_curve as extraction_curve
+from dpjax.attacks.extraction import solve_softmax as solve_softmax
+from dpjax.attacks.fitting import Fit as Fit
 from dpjax.attacks.gradient_inversion import CosineAdam as CosineAdam
 from dpjax.attacks.gradient_inversion import Dlg as Dlg
 from dpjax.attacks.gradient_inversion import Inversion as Inversion
@@ -35,6 +65,22 @@ from dpjax.attacks.membership import lira as lira
 from dpjax.attacks.membership import loss_rule as loss_rule
 from dpjax.attacks.membership import loss_threshold as loss_threshold
 from dpjax.attacks.membership import rmia as rmia
+from dpjax.attacks.poisoning import Poisoning as Poisoning
+from dpjax.attacks.poisoning import Trigger as Trigger
+from dpjax.attacks.poisoning import attacker_memory as attacker_memory
+from dpjax.attacks.poisoning import backdoor as backdoor
+from dpjax.attacks.poisoning import choose_attackers as choose_attackers
+from dpjax.attacks.poisoning import label_flip as label_flip
+from dpjax.attacks.poisoning import poisoned as poisoned
+from dpjax.attacks.poisoning import poisoned_training as poisoned_training
+from dpjax.attacks.poisoning import recruited as recruited
+from dpjax.attacks.poisoning import scaled_messages as scaled_messages
+from dpjax.attacks.poisoning import scaled_update as scaled_update
+from dpjax.attacks.property_inference import Populations as Populations
+from dpjax.attacks.property_inference import answers_on as answers_on
+from dpjax.attacks.property_inference import infer_property as infer_property
+from dpjax.attacks.property_inference import populations as populations
+from dpjax.attacks.property_inference import sorted_weights as sorted_weights
 from dpjax.attacks.reconstructions import Fidelity as Fidelity
 from dpjax.attacks.reconstructions import Success as Success
 from dpjax.attacks.reconstructions import fidelity as fidelity
@@ -49,6 +95,12 @@ from dpjax.attacks.reconstructions import success as success
 from dpjax.attacks.recovery import as_gradient as as_gradient
 from dpjax.attacks.recovery import first_dense as first_dense
 from dpjax.attacks.recovery import infer_labels as infer_labels
+from dpjax.attacks.robustness import Defence as Defence
+from dpjax.attacks.robustness import Outcome as Outcome
+from dpjax.attacks.robustness import defences as defences
+from dpjax.attacks.robustness import measure_poisoning as measure_poisoning
+from dpjax.attacks.robustness import poisoning_grid as poisoning_grid
+from dpjax.attacks.robustness import poisoning_table as poisoning_table
 from dpjax.attacks.roc import FPRS as FPRS
 from dpjax.attacks.roc import Leakage as Leakage
 from dpjax.attacks.roc import RateAtFpr as RateAtFpr

@@ -92,6 +92,7 @@ def train_shadows(
   seed: int,
   released: Callable[[Any], Params] = training.eval_params,
   side_by_side: int = 1,
+  num_scores: int | None = None,
   directory: str | os.PathLike | None = None,
   name: str = "",
   progress: Callable[[int, int], None] = lambda done, total: None,
@@ -112,6 +113,8 @@ def train_shadows(
     released: the parameters that a state lets out.
     side_by_side: how many are trained at once, under vmap, by one program; 1 trains them one
       after the other, also by one program. The scores differ by rounding alone.
+    num_scores: how many numbers the signal gives; None: one for each record. A signal may
+      look at the parameters alone, or ask about other inputs (`property_inference`).
     directory: keeps the scores of each finished shadow, in a file named by a digest of
       records, row, seed and `name`: what is called again with the same goes on there. As
       secret as the records.
@@ -134,14 +137,17 @@ def train_shadows(
   )
   if (directory is not None) != bool(name):
     raise UserError(f"name={name!r}: must be given with a directory, and not without one")
+  if num_scores is not None:
+    validate.integer_at_least(1, num_scores=num_scores)
+  size = len(records) if num_scores is None else num_scores
   rows = np.asarray(included)
   files = _files(records, rows, seed, directory, name)
-  found = [_read(file, len(records)) for file in files]
+  found = [_read(file, size) for file in files]
   for number in range(num_groups(len(rows), side_by_side)):
     group = range(number * side_by_side, min((number + 1) * side_by_side, len(rows)))
     missing = any(found[index] is None for index in group)
     for index, params in zip(group, train(number) if missing else []):
-      found[index] = _asked(signal, params, records, index)
+      found[index] = _asked(signal(params, records), size, index)
       _write(files[index], found[index])
     progress(group.stop, len(rows))
   return np.stack([one for one in found if one is not None])
@@ -193,9 +199,7 @@ class _Pipeline(NamedTuple):
   algorithm: Callable[[Array], Algorithm]
   batches: Callable[[Dataset, int], Iterable[Batch]]
   init_params: Callable[[Array], Params]
-  step: Callable[
-    ..., Any
-  ]  # (noise key, state, batch) -> state, of one or of all of a group
+  step: Callable[..., Any]  # (noise key, state, batch) -> state, of one or of a group
 
 
 def _rows(records: Dataset, included: HostArray) -> np.ndarray:
@@ -247,13 +251,13 @@ def _stacked(trees: Iterable[Any]) -> Any:
   return jax.tree.map(lambda *leaves: jax.numpy.stack(leaves), *trees)
 
 
-def _asked(signal: Signal, params: Params, records: Dataset, index: int) -> np.ndarray:
-  scores = np.asarray(signal(params, records), np.float64)
-  if scores.shape != (len(records),):
-    raise UserError(f"signal: must return [{len(records)}] numbers, got {scores.shape}")
+def _asked(answer: HostArray, size: int, index: int) -> np.ndarray:
+  scores = np.asarray(answer, np.float64)
+  if scores.shape != (size,):
+    raise UserError(f"signal: must return [{size}] numbers, got {scores.shape}")
   if not np.isfinite(scores).all():
     raise UserError(
-      f"signal: gives {np.count_nonzero(~np.isfinite(scores))} of {len(records)} records no "
+      f"signal: gives {np.count_nonzero(~np.isfinite(scores))} of {size} records no "
       f"finite score for shadow {index}: its training diverged"
     )
   return scores
@@ -284,7 +288,7 @@ def _read(file: pathlib.Path | None, n: int) -> np.ndarray | None:
       f"{file}: cannot be read; remove it to train its shadow again"
     ) from error
   if scores.shape != (n,) or not np.isfinite(scores).all():
-    raise UserError(f"{file}: holds no scores of {n} records; remove it")
+    raise UserError(f"{file}: holds no {n} scores; remove it")
   return scores
 
 

@@ -1,0 +1,147 @@
+"""Model inversion, black box: from what a model answers back to what it was asked.
+
+The attacker asks the model about records of its own (auxiliary data, of the same kind), and
+trains a decoder from answers to inputs (Yang et al. 2019). It is then held against the answers
+to others' records. The baseline knows the mean input; a stronger one the mean of the class that
+the model names: what a decoder sees beyond it is what probabilities leak and labels do not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import models, validate
+from dpjax.attacks import reconstructions, signals
+from dpjax.attacks.fitting import Fit
+from dpjax.attacks.roc import Interval, exact_interval
+from dpjax.types import Array, HostArray, Params
+from dpjax.validate import UserError
+
+_FLOOR = 1e-7  # of a probability; float32 answers hold no more
+
+
+class Decoder(NamedTuple):
+  """From answers [n, K] to inputs [n, *shape]."""
+
+  model: models.Mlp
+  params: Params
+  center: np.ndarray  # [K] of the log answers that it was trained on
+  scale: np.ndarray  # [K]
+  mean: np.ndarray  # [*shape] of the inputs that it was trained on
+
+  def __call__(self, answers: HostArray) -> np.ndarray:
+    """UserError: answers of another number of classes, or no probabilities."""
+    logs = _logs(answers)
+    if logs.shape[1:] != self.center.shape:
+      raise UserError(
+        f"answers: have {logs.shape[1]} classes, the decoder was trained on "
+        f"{len(self.center)}: must be answers of the same model"
+      )
+    decoded = self.model.apply(self.params, (logs - self.center) / self.scale)
+    return np.asarray(decoded).reshape(-1, *self.mean.shape) + self.mean
+
+
+def _logs(answers: HostArray) -> np.ndarray:
+  p = signals.numbers("answers", answers)
+  if p.ndim != 2 or p.shape[1] < 2 or not len(p):
+    raise UserError(f"answers: must be probabilities [n, K], K >= 2, got {p.shape}")
+  if ((p < 0) | (p > 1)).any():
+    raise UserError(f"answers: run from {p.min()} to {p.max()}: must lie in [0, 1]")
+  return np.log(np.maximum(p, _FLOOR)).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerInversion:
+  """An MLP from log probabilities to inputs, by least squares.
+
+  Args:
+    features: widths of its hidden layers.
+  """
+
+  features: tuple[int, ...] = (256, 256)
+  fit: Fit = dataclasses.field(default_factory=Fit)
+
+  def __post_init__(self):
+    for width in self.features:
+      validate.integer_at_least(1, features=width)
+
+  def __call__(self, answers: HostArray, x: HostArray, *, seed: int) -> Decoder:
+    """Trains on the answers [n, K] to the attacker's own inputs [n, *shape].
+
+    UserError: no probabilities, no inputs, or another number of them.
+
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=(200, 1)).astype(np.float32)
+    >>> answers = np.hstack([1 / (1 + np.exp(x)), 1 / (1 + np.exp(-x))])
+    >>> decoder = AnswerInversion((16,), Fit(300, 0.03, 64))(answers, x, seed=0)
+    >>> judge_decoder(decoder, answers, x).explained > 0.95
+    True
+    """
+    logs, inputs = _logs(answers), np.asarray(x, np.float32)
+    if inputs.ndim < 2 or len(inputs) != len(logs):
+      raise UserError(
+        f"x: must be inputs [{len(logs)}, *shape], one for each answer, got {inputs.shape}"
+      )
+    center, scale = logs.mean(axis=0), logs.std(axis=0) + 1e-6
+    mean = inputs.mean(axis=0)
+    wanted = (inputs - mean).reshape(len(inputs), -1)
+    model = models.Mlp(wanted.shape[1], features=self.features, activation="relu")
+    first = model.init(jax.random.key(seed % 2**32), jnp.zeros((1, logs.shape[1])))
+
+    def loss(params: Params, batch: tuple[Array, Array]) -> Array:
+      decoded: Any = model.apply(params, batch[0])
+      return jnp.mean(jnp.square(decoded - batch[1]))
+
+    rows = ((logs - center) / scale, wanted)
+    return Decoder(model, self.fit(loss, first, rows, seed=seed), center, scale, mean)
+
+
+class DecoderScore(NamedTuple):
+  """How near a decoder comes to inputs that it has not seen."""
+
+  mse: np.ndarray  # [n]
+  mse_of_mean: np.ndarray  # [n] of the mean input of the attacker's own data
+  mse_of_class_mean: np.ndarray | None  # [n] where class means were given
+  nearer: int  # records that it decodes better than the best of these guesses
+  interval: Interval  # exact, of their share, at 95 %
+
+  @property
+  def explained(self) -> float:
+    """1 - MSE / MSE of the mean: 0 for a decoder that knows nothing, at most 1."""
+    return float(1 - self.mse.mean() / self.mse_of_mean.mean())
+
+
+def judge_decoder(
+  decoder: Decoder,
+  answers: HostArray,
+  x: HostArray,
+  *,
+  class_means: HostArray | None = None,
+) -> DecoderScore:
+  """Decodes the answers [n, K] to other records, and compares with these, x [n, *shape].
+
+  Args:
+    class_means: [K, *shape], of the attacker's own data: the guess of somebody who is told
+      the label alone.
+
+  UserError: records or means of another shape.
+  """
+  truth, p = np.asarray(x, np.float64), np.asarray(answers)
+  if truth.shape != (len(p), *decoder.mean.shape):
+    raise UserError(f"x.shape={truth.shape}: must be {(len(p), *decoder.mean.shape)}")
+  error = reconstructions.mse(truth, decoder(answers))
+  rows = {"mean": reconstructions.mse(truth, np.broadcast_to(decoder.mean, truth.shape))}
+  if class_means is not None:
+    means = np.asarray(class_means)
+    if means.shape != (p.shape[1], *decoder.mean.shape):
+      wanted = (p.shape[1], *decoder.mean.shape)
+      raise UserError(f"class_means.shape={means.shape}: must be {wanted}")
+    rows["class"] = reconstructions.mse(truth, means[p.argmax(axis=1)])
+  nearer = int(np.sum(error < np.min(list(rows.values()), axis=0)))
+  interval = exact_interval(nearer, len(truth), 0.95)
+  return DecoderScore(error, rows["mean"], rows.get("class"), nearer, interval)

@@ -1,0 +1,145 @@
+"""Attribute inference: what is missing of a record, from what a model says of the rest.
+
+The attacker knows a record but for one attribute, its label included, and tries every value:
+the one under which the model finds the label likeliest, times how frequent the value is, is
+the guess (Fredrikson et al. 2014; Yeom et al. 2018).
+
+A model that has learned how people are guesses right about people it has never seen, too. That
+is no leak of a record: what counts is the ADVANTAGE, how much oftener the guess is right about
+records that the model was trained on than about those that it was not (ibid.).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.attacks import signals
+from dpjax.attacks.roc import Interval, exact_interval
+from dpjax.attacks.signals import Signal
+from dpjax.metrics import Apply
+from dpjax.types import Example, HostArray, Labelled, Params
+from dpjax.validate import UserError
+
+
+def guessed_attribute(
+  apply: Apply,
+  columns: Sequence[int],
+  values: HostArray,
+  *,
+  prior: HostArray | None = None,
+) -> Signal:
+  """A signal of `train_shadows`: for each record, which value [n] the model makes likeliest.
+
+  Args:
+    columns: which of a record's numbers, flattened, are the attribute: one, or several for
+      one that is written as several. What they hold is never read.
+    values: [V, len(columns)], what the attribute can be (or [V] for one column).
+    prior: [V] how frequent each is; None: all alike.
+
+  UserError: columns that a record does not have, fewer than two values, no distribution.
+
+  >>> guess = guessed_attribute(lambda w, x: x @ w, [0], [0.0, 1.0])
+  >>> records = Example(np.array([[9.0, 0.0], [9.0, 0.0]]), np.array([0, 1]))
+  >>> guess(np.array([[0.0, 2.0], [0.0, 0.0]]), records).tolist()  # 1 speaks for class 1
+  [0.0, 1.0]
+  """
+  places, options = np.asarray(columns), signals.numbers("values", values)
+  options = options[:, None] if options.ndim == 1 else options
+  if places.ndim != 1 or not places.size or places.dtype.kind not in "iu":
+    raise UserError(f"columns={columns!r:.60}: must be places of a record's numbers")
+  if options.ndim != 2 or len(options) < 2 or options.shape[1] != len(places):
+    raise UserError(
+      f"values: must be [V, {len(places)}] with V >= 2, one number for each column, got "
+      f"{options.shape}"
+    )
+  chance = np.full(len(options), 1 / len(options)) if prior is None else np.asarray(prior)
+  right = chance.shape == (len(options),) and np.isclose(chance.sum(), 1)
+  if not right or (chance <= 0).any():
+    raise UserError(f"prior: must be {len(options)} shares > 0 that sum to 1")
+  ask = signals.log_odds_of_model(apply)
+
+  def signal(params: Params, records: Labelled) -> np.ndarray:
+    x, y = np.array(records.x), np.asarray(records.y)
+    flat = x.reshape(len(x), -1)
+    if not 0 <= places.min() <= places.max() < flat.shape[1]:
+      raise UserError(f"columns: must lie in [0, {flat.shape[1]}), the numbers of a record")
+    likely = []
+    for value, share in zip(options, chance):
+      flat[:, places] = value
+      odds = ask(params, Example(flat.reshape(x.shape), y))
+      likely.append(np.log(share) - np.logaddexp(0, -odds))  # log share + log p(y | x)
+    return np.argmax(likely, axis=0).astype(np.float64)
+
+  return signal
+
+
+class AttributeAdvantage(NamedTuple):
+  """How often the guess is right of records that were trained on, and of others."""
+
+  right_with: int
+  num_with: int
+  right_without: int
+  num_without: int
+  interval: Interval  # of the advantage, exact (Bonferroni over both rates)
+  baseline: float  # of a guess of the most frequent value, without any model
+
+  @property
+  def with_record(self) -> float:
+    return self.right_with / self.num_with
+
+  @property
+  def without_record(self) -> float:
+    return self.right_without / self.num_without
+
+  @property
+  def advantage(self) -> float:
+    return self.with_record - self.without_record
+
+
+def attribute_advantage(
+  guesses: HostArray, included: HostArray, truth: HostArray, *, confidence: float = 0.95
+) -> AttributeAdvantage:
+  """Of guesses [S, n] of S models, each record by ONE model that held it and one that did not.
+
+  Which they are goes round by the record's place, so each record counts once a side, and the
+  exact intervals of both rates, each at (1 + confidence) / 2, give that of the difference.
+  With `random_halves(2 k, n, ...)` every record has such models.
+
+  Args:
+    included: bool [S, n], who was trained on what. truth: integers [n], the true value.
+
+  UserError: shapes that do not match, a record that every model held, or none.
+
+  >>> found = attribute_advantage([[1, 0], [0, 0]], np.eye(2, dtype=bool), [1, 0])
+  >>> found.with_record, found.without_record, found.advantage
+  (1.0, 0.5, 0.5)
+  """
+  validate.open_unit(confidence=confidence)
+  guess = np.atleast_2d(signals.numbers("guesses", guesses))
+  held, true = np.asarray(included), np.asarray(truth)
+  if held.dtype != bool or held.shape != guess.shape:
+    raise UserError(f"included: must be bool {guess.shape}, as guesses, got {held.shape}")
+  if true.shape != guess.shape[1:] or true.dtype.kind not in "iu" or not true.size:
+    raise UserError(f"truth: must be integers [{guess.shape[1]}], one for each record")
+  both = held.any(axis=0) & ~held.all(axis=0)
+  if not both.all():
+    raise UserError(
+      f"included: record {np.argmin(both)} is held by all models or by none: must be by some"
+    )
+  right = guess == true[None]  # [S, n]
+  counts = [int(right[_turn(side), np.arange(true.size)].sum()) for side in (held, ~held)]
+  level, n = (1 + confidence) / 2, true.size
+  ends = [exact_interval(count, n, level) for count in counts]
+  interval = (ends[0][0] - ends[1][1], ends[0][1] - ends[1][0])
+  baseline = np.unique(true, return_counts=True)[1].max() / n
+  return AttributeAdvantage(counts[0], n, counts[1], n, interval, float(baseline))
+
+
+def _turn(side: np.ndarray) -> np.ndarray:
+  """[n] for each record, one of the models that `side` [S, n] names, going round."""
+  turn = np.arange(side.shape[1]) % side.sum(axis=0)
+  return np.argmax(side & (np.cumsum(side, axis=0) == turn + 1), axis=0)

@@ -1,0 +1,217 @@
+"""Model inversion, white box: what does the model take a class to look like?
+
+Fredrikson et al. (2015), MIFace: gradient descent on an input until the model is sure of its
+class, held to what inputs look like by priors. What is found is a picture of the class as the
+model knows it, near its mean where a class holds one person or one digit; it is no record.
+
+An input that fools the model proves nothing: `judge_inversion` asks a network that was trained
+on other records (`apply`, `params` of another), and compares with the class's true mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import metrics, trees, validate
+from dpjax.attacks import reconstructions
+from dpjax.attacks.gradient_inversion import total_variation
+from dpjax.attacks.roc import Interval, exact_interval
+from dpjax.data import Dataset
+from dpjax.metrics import Apply
+from dpjax.types import Array, Example, HostArray, Params
+from dpjax.validate import UserError
+
+
+class Inverted(NamedTuple):
+  """What an inversion found, `count` for each class, in the order of the classes."""
+
+  x: np.ndarray  # [K count, *shape]
+  y: np.ndarray  # [K count] int32, the class that each is of
+  confidence: np.ndarray  # [K count] that the TARGET gives that class
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClassInversion:
+  """Adam on -log p(class | x) + l2 / 2 |x - mean|^2 + tv TV(x), in the box [low, high].
+
+  Args:
+    temperature: the logits are divided by it for p: above 1, a model that is nearly sure
+      still moves the input.
+    l2, total_variation: strength of the priors: near the mean, and smooth (images only).
+    mean: of the public prior, and where the search starts: a number, or [*shape].
+    spread: standard deviation of the random starts about it.
+    low, high: what values an input can have; None: any.
+  """
+
+  steps: int = 500
+  learning_rate: float = 0.05
+  temperature: float = 1.0
+  l2: float = 0.01
+  total_variation: float = 0.0
+  mean: float | np.ndarray = 0.0
+  spread: float = 0.1
+  low: float | None = 0.0
+  high: float | None = 1.0
+
+  def __post_init__(self):
+    validate.integer_at_least(1, steps=self.steps)
+    validate.positive(learning_rate=self.learning_rate, temperature=self.temperature)
+    validate.non_negative(
+      l2=self.l2, total_variation=self.total_variation, spread=self.spread
+    )
+    if self.low is not None and self.high is not None and self.low >= self.high:
+      raise UserError(f"low={self.low!r}: must be below high={self.high!r}")
+
+  def __call__(
+    self,
+    apply: Apply,
+    params: Params,
+    shape: Sequence[int],
+    *,
+    classes: Sequence[int] | np.ndarray,
+    count: int = 1,
+    key: Array,
+  ) -> Inverted:
+    """Inverts the model `apply(params, x [B, *shape]) -> logits [B, K]`, all classes at once.
+
+    Args:
+      shape: of one input. classes: which; in [0, K). count: random starts of each.
+
+    UserError: classes that the model does not have, total variation of no image, a mean of
+    another shape, an input that the model does not take.
+
+    >>> weights = jnp.array([[2.0, -1.0], [0.0, 1.0]])  # x [B, 2] @ weights
+    >>> find = ClassInversion(low=-1.0)
+    >>> found = find(lambda w, x: x @ w, weights, (2,), classes=[0, 1], key=jax.random.key(0))
+    >>> found.x.round(1).tolist(), bool(found.confidence.min() > 0.9)
+    ([[1.0, -1.0], [-1.0, 1.0]], True)
+    """
+    shape, chosen = tuple(shape), np.asarray(classes)
+    validate.integer_at_least(1, count=count)
+    num_classes = _num_classes(apply, params, shape)
+    _check_classes(chosen, num_classes)
+    if self.total_variation and len(shape) != 3:
+      raise UserError(f"shape={shape}: must be an image [H, W, C] for total_variation")
+    if np.shape(self.mean) not in ((), shape):
+      raise UserError(f"mean.shape={np.shape(self.mean)}: must be {shape}, or one number")
+    y = np.repeat(chosen.astype(np.int32), count)
+    noise = self.spread * jax.random.truncated_normal(key, -2, 2, (len(y), *shape))
+    start = self._boxed(jnp.broadcast_to(self.mean, noise.shape) + noise)
+    x = self._search(apply, params, start, y)
+    logits = trees.at_least_float32(apply(params, x))
+    sure = jax.nn.softmax(logits)[jnp.arange(len(y)), y]
+    return Inverted(np.asarray(x), y, np.asarray(sure))
+
+  def _boxed(self, x: Array) -> Array:
+    return jnp.clip(x, self.low, self.high)
+
+  def _search(self, apply: Apply, params: Params, x: Array, y: np.ndarray) -> Array:
+    tx = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.steps))
+    mean = jnp.broadcast_to(self.mean, x.shape)
+
+    def cost(x: Array) -> Array:  # each x is searched for by itself: a sum, no mean
+      logits = trees.at_least_float32(apply(params, x)) / self.temperature
+      missed = optax.softmax_cross_entropy_with_integer_labels(logits, y)
+      away = jnp.sum(jnp.square(x - mean))
+      smooth = total_variation(x) * len(y) if self.total_variation else 0.0
+      return jnp.sum(missed) + 0.5 * self.l2 * away + self.total_variation * smooth
+
+    @jax.jit
+    def step(x: Array, state: optax.OptState) -> tuple[Array, optax.OptState]:
+      updates, state = tx.update(jax.grad(cost)(x), state)
+      return self._boxed(optax.apply_updates(x, updates)), state  # pyright: ignore
+
+    state = tx.init(x)
+    for _ in range(self.steps):
+      x, state = step(x, state)
+    return x
+
+
+def _num_classes(apply: Apply, params: Params, shape: tuple[int, ...]) -> int:
+  try:
+    logits = jax.eval_shape(apply, params, jnp.zeros((1, *shape)))
+  except Exception as error:
+    first = str(error).strip().splitlines()[0]
+    raise UserError(f"shape={shape}: the model takes no such input ({first})") from error
+  if logits.ndim != 2 or logits.shape[1] < 2:
+    raise UserError(f"apply: must return logits [1, K] with K >= 2, got {logits.shape}")
+  return logits.shape[1]
+
+
+def _check_classes(classes: np.ndarray, num_classes: int) -> None:
+  right = classes.ndim == 1 and classes.size and classes.dtype.kind in "iu"
+  if not right or not 0 <= classes.min() <= classes.max() < num_classes:
+    raise UserError(f"classes={classes.tolist()!r:.60}: must be in [0, {num_classes})")
+
+
+class InversionScore(NamedTuple):
+  """What an independent network, and the truth, say of inverted classes."""
+
+  count: int  # found inputs that the network calls by their class
+  total: int
+  interval: Interval  # exact, of the rate, at 95 %
+  ssim: np.ndarray | None  # [total] to the mean of the class; images of 11 x 11 pixels on
+  mse: np.ndarray  # [total] to the mean of the class
+
+  @property
+  def top1(self) -> float:
+    return self.count / self.total
+
+
+def judge_inversion(
+  inverted: Inverted,
+  apply: Apply,
+  params: Params,
+  records: Dataset,
+  *,
+  target: Params,
+) -> InversionScore:
+  """Asks the evaluation network `apply(params, x)`, and compares with the class means.
+
+  Args:
+    records: the true ones, from which the mean of each class is taken.
+    target: parameters of the attacked model, which is no judge of itself.
+
+  UserError: the target as its own judge, a class without a record, inputs of another shape.
+  """
+  same_tree = jax.tree.structure(params) == jax.tree.structure(target)
+  if same_tree and trees.sha256(params) == trees.sha256(target):
+    raise UserError("params: are the target's own: the judge must be another network")
+  if inverted.x.shape[1:] != records.x.shape[1:]:
+    raise UserError(
+      f"records: have the shape {records.x.shape[1:]}, what was found "
+      f"{inverted.x.shape[1:]}: must be alike"
+    )
+  means = class_means(records, np.unique(inverted.y))[inverted.y]
+  rate = metrics.accuracy(apply, params, Example(inverted.x, inverted.y))
+  total = len(inverted.y)
+  count = round(rate * total)
+  images = means.ndim == 4 and min(means.shape[1:3]) >= 11
+  alike = reconstructions.ssim(means, inverted.x) if images else None
+  return InversionScore(
+    count,
+    total,
+    exact_interval(count, total, 0.95),
+    alike,
+    reconstructions.mse(means, inverted.x),
+  )
+
+
+def class_means(records: Dataset, classes: HostArray) -> np.ndarray:
+  """The mean record of each class: [num_classes, *shape], 0 for classes not asked for.
+
+  UserError: a class without a record.
+  """
+  means = np.zeros((records.num_classes, *records.x.shape[1:]))
+  for name in np.asarray(classes):
+    if not (records.y == name).any():
+      raise UserError(f"records: hold none of class {name}, whose mean is asked for")
+    means[name] = records.x[records.y == name].mean(axis=0)
+  return means

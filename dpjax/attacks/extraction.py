@@ -1,0 +1,226 @@
+"""Model extraction: a copy of a model, from nothing but its answers.
+
+| attack           | asks for      | gets                                       | source         |
+| ---------------- | ------------- | ------------------------------------------ | -------------- |
+| `solve_softmax`  | probabilities | a linear model exactly, from d + 1 queries | Tramèr 2016    |
+| `Extraction`     | either        | a student of any shape, taught by answers  | Orekondy 2019  |
+
+The measure is fidelity: on how many inputs, not asked before, copy and model name one label.
+Differential privacy protects records, not the model: a private model is copied as any other is.
+What an owner can take away is digits (`ask(..., decimals=)`), probabilities (`labels_only=`),
+and queries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import trees, validate
+from dpjax.attacks import signals
+from dpjax.attacks.fitting import Fit
+from dpjax.attacks.roc import Interval, exact_interval
+from dpjax.metrics import Apply
+from dpjax.types import Array, HostArray, Params
+from dpjax.validate import UserError
+
+Ask = Callable[[np.ndarray], np.ndarray]  # x [n, ...] -> probabilities [n, K]
+
+
+def ask(
+  apply: Apply,
+  params: Params,
+  *,
+  labels_only: bool = False,
+  decimals: int | None = None,
+  batch_size: int = 500,
+) -> Ask:
+  """The door of a model: x [n, ...] -> what it answers, float64 [n, K].
+
+  Args:
+    labels_only: 1 for the most probable label, 0 for all others.
+    decimals: probabilities are rounded to so many; None: as they are.
+
+  UserError: both defences at once; inputs that the model does not take.
+
+  >>> door = ask(lambda w, x: x * w, 1.0, decimals=1)
+  >>> door(np.array([[0.0, 1.0]])).tolist()  # .269, .731
+  [[0.3, 0.7]]
+  """
+  validate.integer_at_least(1, batch_size=batch_size)
+  if decimals is not None:
+    validate.integer_at_least(0, decimals=decimals)
+    if labels_only:
+      raise UserError(f"decimals={decimals}: labels have none; must be None")
+  answer = jax.jit(lambda x: jax.nn.softmax(trees.at_least_float32(apply(params, x))))
+
+  def door(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x)
+    if not len(x):
+      raise UserError("x: must hold at least one query")
+    places = np.arange(len(x) + -len(x) % min(batch_size, len(x)))
+    places = np.minimum(places, len(x) - 1)
+    parts = np.split(places, range(batch_size, len(places), batch_size))
+    try:
+      found = [np.asarray(answer(x[part]), np.float64) for part in parts]
+    except (TypeError, ValueError) as error:
+      first = str(error).strip().splitlines()[0]
+      raise UserError(
+        f"x.shape={x.shape}: the model takes no such input ({first})"
+      ) from error
+    found = np.concatenate(found)[: len(x)]
+    if labels_only:
+      return np.eye(found.shape[1])[found.argmax(axis=1)]
+    return found if decimals is None else found.round(decimals)
+
+  return door
+
+
+def _probabilities(answers: HostArray) -> np.ndarray:
+  p = signals.numbers("answers", answers)
+  if p.ndim != 2 or p.shape[1] < 2 or not len(p) or (p < 0).any():
+    raise UserError(f"answers: must be probabilities [n, K] with K >= 2, got {p.shape}")
+  return p
+
+
+def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndarray]:
+  """(kernel [d, K], bias [K]) of a linear softmax model, by solving its equations.
+
+  log(p_k / p_0) is linear in x, so d + 1 queries in general position are enough; more are
+  solved by least squares. Only differences of logits are decided: those of class 0 are 0.
+  (Tramèr et al. 2016, section 4.1.)
+
+  Args:
+    x: queries [n, ...], flattened to [n, d]. answers: probabilities [n, K].
+
+  UserError: fewer than d + 1 queries, or more of them in a subspace; a probability of 0
+  or 1 (rounded, or a label), which has no logarithm.
+
+  >>> kernel, bias = solve_softmax([[0.0], [1.0]], [[0.5, 0.5], [0.25, 0.75]])
+  >>> kernel.round(4).tolist(), (bias.round(4) + 0.0).tolist()  # log 3
+  ([[0.0, 1.0986]], [0.0, 0.0])
+  """
+  queries, p = signals.numbers("x", x), _probabilities(answers)
+  if len(queries) != len(p):
+    raise UserError(f"answers: are {len(p)} to {len(queries)} queries: must be as many")
+  queries = np.column_stack([queries.reshape(len(queries), -1), np.ones(len(queries))])
+  if (p <= 0).any() or (p >= 1).any():
+    raise UserError(
+      f"answers: {np.sum((p <= 0) | (p >= 1))} are 0 or 1, which have no log odds: must be "
+      "in (0, 1)"
+    )
+  odds = np.log(p) - np.log(p[:, :1])  # [n, K]
+  found, _, rank, _ = np.linalg.lstsq(queries, odds, rcond=None)
+  if rank < queries.shape[1]:
+    raise UserError(
+      f"x: {len(queries)} queries fix {rank} of {queries.shape[1]} numbers per class: must be "
+      f"at least {queries.shape[1]} in general position"
+    )
+  return found[:-1], found[-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Extraction:
+  """A student of one's own, trained to answer as the model did.
+
+  Args:
+    apply: of the student, `(params, x [B, ...]) -> logits [B, K]`; of any architecture.
+    init_params: of a key.
+  """
+
+  apply: Apply
+  init_params: Callable[[Array], Params]
+  fit: Fit = dataclasses.field(default_factory=Fit)
+
+  def __call__(self, x: HostArray, answers: HostArray, *, seed: int) -> Params:
+    """The student's parameters, after the queries x [n, ...] and the answers [n, K].
+
+    UserError: another number of answers, or of classes than the student has.
+    """
+    queries, p = np.asarray(x), _probabilities(answers)
+    if len(queries) != len(p):
+      raise UserError(f"answers: are {len(p)} to {len(queries)} queries: must be as many")
+    params = self.init_params(jax.random.key(seed % 2**32))
+    shape = jax.eval_shape(self.apply, params, jnp.zeros((1, *queries.shape[1:]))).shape
+    if shape != (1, p.shape[1]):
+      raise UserError(
+        f"apply: the student returns {shape} for one query: must be {(1, p.shape[1])}, as the "
+        "model answers"
+      )
+
+    def loss(params: Params, batch: tuple[Array, Array]) -> Array:
+      logits = trees.at_least_float32(self.apply(params, batch[0]))
+      return -jnp.mean(jnp.sum(batch[1] * jax.nn.log_softmax(logits), axis=1))
+
+    return self.fit(loss, params, (queries, p.astype(np.float32)), seed=seed)
+
+
+class Agreement(NamedTuple):
+  """On how many inputs two models name the same label."""
+
+  num_queries: int  # that the copy was made of
+  count: int
+  total: int
+  interval: Interval  # exact, of the rate
+
+  @property
+  def rate(self) -> float:
+    return self.count / self.total
+
+
+def agreement(
+  found: HostArray, answers: HostArray, *, num_queries: int, confidence: float = 0.95
+) -> Agreement:
+  """Of the copy's and the model's answers, each [n, K], to inputs that were not asked before.
+
+  >>> agreement([[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [1.0, 0.0]], num_queries=5).rate
+  0.5
+  """
+  validate.open_unit(confidence=confidence)
+  validate.integer_at_least(1, num_queries=num_queries)
+  a, b = _probabilities(found), _probabilities(answers)
+  if a.shape != b.shape:
+    raise UserError(
+      f"found: has the shape {a.shape}: must be that of the answers, {b.shape}"
+    )
+  count = int(np.sum(a.argmax(axis=1) == b.argmax(axis=1)))
+  interval = exact_interval(count, len(a), confidence)
+  return Agreement(num_queries, count, len(a), interval)
+
+
+def extraction_curve(
+  extraction: Extraction,
+  target: Ask,
+  queries: HostArray,
+  held_out: HostArray,
+  *,
+  num_queries: Sequence[int],
+  seed: int,
+) -> list[Agreement]:
+  """Fidelity against the number of queries: the first of `queries` [n, ...] are asked.
+
+  Args:
+    target: what the attacker may ask, `ask(...)`.
+    held_out: inputs [m, ...] on which copy and target are compared; none is asked.
+
+  UserError: more queries than there are, or held-out inputs among them.
+  """
+  x, others = np.asarray(queries), np.asarray(held_out)
+  sizes = validate.several(num_queries=num_queries)
+  for size in sizes:
+    validate.integer_in(1, len(x), num_queries=size)
+  known = {row.tobytes() for row in x[: max(sizes, default=0)]}
+  if shared := sum(row.tobytes() in known for row in others):
+    raise UserError(f"held_out: {shared} of {len(others)} inputs are queries as well")
+  truth, answers = target(others), target(x[: max(sizes)])
+  rows = []
+  for size in sizes:
+    params = extraction(x[:size], answers[:size], seed=seed)
+    copy = ask(extraction.apply, params)(others)
+    rows.append(agreement(copy, truth, num_queries=size))
+  return rows

@@ -1,0 +1,78 @@
+"""How an attacker trains a model of its own: plain minibatch Adam, one compilation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import validate
+from dpjax.types import Array, ArrayTree, Params
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+  """Adam on batches drawn with replacement, its learning rate falling to 0 along a cosine.
+
+  Args:
+    steps: of the optimizer. batch_size: rows of a step, whatever their number is.
+  """
+
+  steps: int = 2000
+  learning_rate: float = 1e-3
+  batch_size: int = 128
+
+  def __post_init__(self):
+    validate.integer_at_least(1, steps=self.steps, batch_size=self.batch_size)
+    validate.positive(learning_rate=self.learning_rate)
+
+  def __call__(
+    self,
+    loss: Callable[[Params, ArrayTree], Array],
+    params: Params,
+    rows: ArrayTree,
+    *,
+    seed: int,
+  ) -> Params:
+    """The parameters after all steps.
+
+    Args:
+      loss: `(params, batch) -> scalar`, of leaves [batch_size, ...].
+      rows: leaves [n, ...].
+
+    UserError: no rows, a loss that ends NaN.
+
+    >>> squares = lambda w, x: jnp.mean((w - x) ** 2)
+    >>> fit = Fit(steps=300, learning_rate=0.1, batch_size=4)
+    >>> print(round(float(fit(squares, jnp.float32(0), np.full(3, 2.0, np.float32), seed=0)), 2))
+    2.0
+    """
+    validate.integer_at_least(0, seed=seed)
+    rows = jax.tree.map(np.asarray, rows)
+    count = len(jax.tree.leaves(rows)[0])
+    if not count:
+      raise UserError("rows: must hold at least one to be trained on")
+    tx = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.steps))
+
+    @jax.jit
+    def step(params: Params, state: Any, batch: ArrayTree) -> Any:
+      value, gradient = jax.value_and_grad(loss)(params, batch)
+      updates, state = tx.update(gradient, state, params)
+      return optax.apply_updates(params, updates), state, value
+
+    rng, state, value = np.random.default_rng(seed), tx.init(params), jnp.float32(0)
+    for _ in range(self.steps):
+      places = rng.integers(count, size=self.batch_size)
+      batch = jax.tree.map(lambda leaf, at=places: leaf[at], rows)
+      params, state, value = step(params, state, batch)
+    if not np.isfinite(float(value)):
+      raise UserError(
+        f"learning_rate={self.learning_rate!r}: the attacker's model diverged"
+      )
+    return params

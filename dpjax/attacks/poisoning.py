@@ -1,0 +1,304 @@
+"""Poisoning of federated rounds: some clients lie, and the rounds run as they are.
+
+| attack          | what an attacker's client does                         | source               |
+| --------------- | ------------------------------------------------------ | -------------------- |
+| `label_flip`    | calls its records of one class by another              | Tolpegin et al. 2020 |
+| `scaled_update` | multiplies what it sends: model replacement, sabotage  | Bagdasaryan 2020     |
+| `backdoor`      | stamps a pattern on some records and calls them by one | Gu et al. 2017       |
+|                 | label; may multiply what it sends, too                 |                      |
+
+Flipped labels have succeeded on a test record of the one class that is called by the other, a
+backdoor on a record of any other class that is called by its label once it is stamped; a scaled
+update alone is measured by the accuracy.
+
+An attack is a change of what attackers hold, `Poisoning.poison` of a `Federation`, and a factor
+on what they send, `scaled_messages` of a `ClientAlgorithm`. Client, cohorts, execution and
+aggregator are those of the run, which gets no other change than `wrap` and `memory`.
+
+An attacker knows the model, the training and its own records, and sends what it likes. How far
+any message can carry an aggregator is bounded in `federated.robust`; what is measured here are
+three attacks, so that a defence is shown to fail, or not shown to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import validate
+from dpjax.data import Dataset, Federation
+from dpjax.federated.algorithms import FederatedAlgorithm, FederatedState
+from dpjax.federated.client import ClientAlgorithm
+from dpjax.federated.cohort import LocalWork
+from dpjax.types import Array, HostArray, Params
+from dpjax.validate import UserError
+
+_MEMORY = {"own", "attacker"}
+
+
+class Poisoning(NamedTuple):
+  """What attackers do, and what they want. Made by `label_flip`, `scaled_update`, `backdoor`."""
+
+  # (all records, the rows of each attacker) -> all records, these rows changed
+  poison: Callable[[Dataset, Sequence[np.ndarray]], Dataset]
+  victims: (
+    Callable[[Dataset], Dataset] | None
+  )  # test records -> with the label that is wanted
+  factor: float = 1.0  # on what attackers send
+
+
+def _labels_within(dataset: Dataset, **named: int | None) -> None:
+  validate.integer_in(0, dataset.num_classes - 1, **named)
+
+
+def label_flip(source: int, target: int, *, factor: float = 1.0) -> Poisoning:
+  """Attackers call their records of class `source` by `target`.
+
+  Args:
+    factor: on what they send; see `scaled_update`.
+
+  >>> from dpjax.data import from_arrays
+  >>> attack = label_flip(1, 7)
+  >>> test = from_arrays(np.zeros((3, 1)), [1, 2, 1], num_classes=10)
+  >>> attack.poison(test, [np.array([0, 1])]).y.tolist(), attack.victims(test).y.tolist()
+  ([7, 2, 1], [7, 7])
+  """
+  validate.integer_at_least(0, source=source, target=target)
+  _check_factor(factor)
+  if source == target:
+    raise UserError(f"target={target}: must be another class than source={source}")
+
+  def poison(dataset: Dataset, held: Sequence[np.ndarray]) -> Dataset:
+    _labels_within(dataset, source=source, target=target)
+    rows, y = _together(held), np.array(dataset.y)
+    y[rows] = np.where(y[rows] == source, target, y[rows])
+    return dataclasses.replace(dataset, y=y)
+
+  return Poisoning(poison, _relabelled(lambda y: y == source, target), factor)
+
+
+def scaled_update(factor: float) -> Poisoning:
+  """Attackers train on their own records, and send `factor` times what an honest client would.
+
+  With factor n / k, k attackers who agree replace the mean of n clients by their own model
+  where the others have converged. A negative factor drives the model away from what all learn.
+
+  >>> scaled_update(-5.0).victims is None
+  True
+  """
+  _check_factor(factor)
+  return Poisoning(lambda dataset, held: dataset, None, factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trigger:
+  """A square of `size` x `size` pixels of one `value`, in the lower right corner.
+
+  >>> Trigger(size=1).stamp(np.zeros((1, 2, 2, 1)))[0, :, :, 0].tolist()
+  [[0.0, 0.0], [0.0, 1.0]]
+  """
+
+  size: int = 3
+  value: float = 1.0
+
+  def __post_init__(self):
+    validate.integer_at_least(1, size=self.size)
+    if not isinstance(self.value, int | float) or not math.isfinite(self.value):
+      raise UserError(f"value={self.value!r}: must be a finite number")
+
+  def stamp(self, x: HostArray) -> np.ndarray:
+    """Images [n, H, W, C] with the pattern on each. UserError: no images, or too small."""
+    stamped = np.array(x)
+    if stamped.ndim != 4 or min(stamped.shape[1:3]) <= self.size:
+      raise UserError(
+        f"trigger.size={self.size}: needs images [n, H, W, C] of more pixels a side, got "
+        f"{stamped.shape}"
+      )
+    stamped[:, -self.size :, -self.size :] = self.value
+    return stamped
+
+
+def backdoor(
+  target: int, *, trigger: Trigger = Trigger(), share: float = 0.5, factor: float = 1.0
+) -> Poisoning:
+  """Attackers stamp the trigger on a share of their records and call these `target`.
+
+  Args:
+    share: of each attacker's records, the first ones; in (0, 1].
+    factor: on what they send; see `scaled_update`.
+
+  >>> from dpjax.data import from_arrays
+  >>> attack = backdoor(3, trigger=Trigger(size=1))
+  >>> test = from_arrays(np.zeros((4, 2, 2, 1)), [1, 2, 3, 4], num_classes=5)
+  >>> attack.poison(test, [np.array([0, 3])]).y.tolist(), float(attack.victims(test).x[0].max())
+  ([3, 2, 3, 4], 1.0)
+  """
+  validate.integer_at_least(0, target=target)
+  validate.probability(share=share)
+  _check_factor(factor)
+
+  def poison(dataset: Dataset, held: Sequence[np.ndarray]) -> Dataset:
+    _labels_within(dataset, target=target)
+    chosen = _together([rows[: math.ceil(share * len(rows))] for rows in held])
+    x, y = np.array(dataset.x), np.array(dataset.y)
+    x[chosen], y[chosen] = trigger.stamp(x[chosen]), target
+    return dataclasses.replace(dataset, x=x, y=y)
+
+  wanted = _relabelled(lambda y: y != target, target)
+  stamped = lambda test: dataclasses.replace(test, x=trigger.stamp(test.x))
+  return Poisoning(poison, lambda test: wanted(stamped(test)), factor)
+
+
+def _together(held: Sequence[np.ndarray]) -> np.ndarray:
+  return np.concatenate([np.zeros(0, np.int64), *held])
+
+
+def _check_factor(factor: float) -> None:
+  if not isinstance(factor, int | float) or not math.isfinite(factor) or factor == 0:
+    raise UserError(f"factor={factor!r}: must be a finite number other than 0")
+
+
+def _relabelled(
+  chosen: Callable[[np.ndarray], np.ndarray], target: int
+) -> Callable[[Dataset], Dataset]:
+  def wanted(test: Dataset) -> Dataset:
+    _labels_within(test, target=target)
+    rows = np.flatnonzero(chosen(test.y))
+    if not len(rows):
+      raise UserError(f"test: holds no record that could be called target={target} wrongly")
+    part = test.subset(rows)
+    return dataclasses.replace(part, y=np.full(len(rows), target, np.int32))
+
+  return wanted
+
+
+# --- who lies, and by which client
+
+
+def choose_attackers(num_clients: int, fraction: float, *, seed: int) -> np.ndarray:
+  """The places of round(fraction num_clients) clients, in order; any fraction in [0, 1).
+
+  >>> choose_attackers(10, 0.2, seed=0).tolist()
+  [5, 6]
+  """
+  validate.integer_at_least(1, num_clients=num_clients)
+  validate.integer_at_least(0, seed=seed)
+  validate.share(fraction=fraction)
+  count = round(fraction * num_clients)
+  order = np.random.default_rng([seed, 0xB1A5]).permutation(num_clients)
+  return np.sort(order[:count])
+
+
+def _checked(attackers: Sequence[int] | np.ndarray, num_clients: int) -> np.ndarray:
+  places = np.asarray(attackers)
+  places = places.astype(np.int64) if not places.size else places
+  right = places.ndim == 1 and places.dtype.kind in "iu"
+  if not right or len(np.unique(places)) != len(places):
+    raise UserError(f"attackers={attackers!r}: must be distinct places of clients")
+  if places.size and not 0 <= places.min() <= places.max() < num_clients:
+    raise UserError(f"attackers: must lie in [0, {num_clients}), as the clients do")
+  return places
+
+
+def poisoned(
+  federation: Federation, attack: Poisoning, attackers: Sequence[int] | np.ndarray
+) -> Federation:
+  """The federation in which the attackers (places) hold what the attack makes of their rows;
+  those of all others are the same bits.
+
+  UserError: attackers that are no clients, labels out of range, records that take no trigger.
+  """
+  places = _checked(attackers, federation.num_clients)
+  held = [federation.indices[place] for place in places]
+  dataset = attack.poison(federation.dataset, held)
+  return Federation(dataset, federation.indices, federation.client_ids)
+
+
+def attacker_memory(own: Any = None) -> Any:
+  """The first memory of a client under `scaled_messages`: honest until `recruited`."""
+  return {"own": own, "attacker": jnp.zeros((), bool)}
+
+
+def scaled_messages(client: ClientAlgorithm, factor: float) -> ClientAlgorithm:
+  """The same client, which, recruited, sends `factor` times its message.
+
+  Whether it is an attacker is what the client remembers: `attacker_memory` and `recruited`.
+
+  UserError: while tracing, another memory than that.
+  """
+  _check_factor(factor)
+
+  def init(received: Any, memory: Any, num_examples: Array, key: Array) -> Any:
+    if not (isinstance(memory, dict) and set(memory) == _MEMORY):
+      raise UserError("scaled_messages: needs memory=lambda params: attacker_memory(own)")
+    return client.init(received, memory["own"], num_examples, key), memory["attacker"]
+
+  def step(received: Any, carry: Any, examples: Any, mask: Array) -> Any:
+    return client.step(received, carry[0], examples, mask), carry[1]
+
+  def finish(received: Any, carry: Any) -> Any:
+    local, attacker = carry
+    sent, own, info = client.finish(received, local)
+    lie = lambda leaf: jnp.where(attacker, factor * leaf, leaf)
+    info = info._replace(
+      update_norm=jnp.where(attacker, abs(factor), 1.0) * info.update_norm
+    )
+    memory = {"own": own, "attacker": attacker}
+    return sent._replace(message=jax.tree.map(lie, sent.message)), memory, info
+
+  return ClientAlgorithm(init, step, finish)
+
+
+def recruited(
+  state: FederatedState, attackers: Sequence[int] | np.ndarray
+) -> FederatedState:
+  """The state in which these clients, and no others, are attackers.
+
+  UserError: clients that do not remember what they are (`attacker_memory`), or unknown ones.
+  """
+  memories = state.memories
+  if not (isinstance(memories, dict) and set(memories) == _MEMORY):
+    raise UserError("state: its clients were not made with memory=attacker_memory")
+  flags = np.zeros(memories["attacker"].shape[0], bool)
+  flags[_checked(attackers, len(flags))] = True
+  return state._replace(memories={**memories, "attacker": jnp.asarray(flags)})
+
+
+def poisoned_training(
+  algorithm: Callable[..., FederatedAlgorithm],
+  attack: Poisoning,
+  attackers: Sequence[int] | np.ndarray,
+  *,
+  federation: Federation,
+  work: LocalWork,
+  params: Params,
+  rng: int,
+) -> Params:
+  """All rounds of the algorithm's own plan, with these attackers among the clients.
+
+  Args:
+    algorithm: `(wrap=, memory=) -> FederatedAlgorithm`, as `lambda **lies: fed_avg(loss_fn,
+      tx, aggregator=..., key=key, **lies)`. Its aggregator knows the plan that draws the
+      cohorts: `median().drawn_by(plan)`, `central(plan, noise_key)`.
+    attackers: places of clients; none is the same run without an attack.
+    params: the server's first.
+    rng: seed of the cohorts.
+
+  Returns:
+    The server's parameters after the last round.
+  """
+  lying = algorithm(
+    wrap=lambda client: scaled_messages(client, attack.factor),
+    memory=lambda params: attacker_memory(),
+  )
+  state = recruited(lying.init(params, federation.num_clients), attackers)
+  held = poisoned(federation, attack, attackers)
+  for cohort in lying.cohorts(held, work, rng=rng):
+    state, _ = lying.round(state, cohort)
+  return state.params

@@ -1,0 +1,179 @@
+"""Property inference: what the training set as a whole is like, which no record says.
+
+The attacker trains models on data with the property and without it, by the target's own
+pipeline (`train_shadows`), and teaches a meta-classifier to tell them apart (Ateniese et al.
+2015; Ganju et al. 2018). It sees
+
+| features           | access    | what                                                     |
+| ------------------ | --------- | -------------------------------------------------------- |
+| `answers_on`       | black box | log odds of inputs that the attacker chose               |
+| `sorted_weights`   | white box | all weights, the units of a hidden layer in one order    |
+
+Record-level differential privacy promises nothing here: a property of many records survives
+one record more or less. An epsilon for a whole data set would be the group's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.attacks import signals
+from dpjax.attacks.signals import Signal
+from dpjax.metrics import Apply
+from dpjax.types import HostArray, Labelled, Params
+from dpjax.validate import UserError
+
+
+class Populations(NamedTuple):
+  """Who trains on what, and which models' data have the property: rows of `train_shadows`."""
+
+  included: np.ndarray  # [S, n] bool
+  truth: np.ndarray  # [S] bool
+
+
+def populations(
+  marked: HostArray,
+  *,
+  num_models: int,
+  size: int,
+  shares: tuple[float, float],
+  seed: int,
+  among: HostArray | None = None,
+) -> Populations:
+  """Data sets of `size` records, of which a share is marked: `shares[1]` in those that have
+  the property (every other one), `shares[0]` in those that do not.
+
+  Args:
+    marked: bool [n], records of the kind whose share is the property (a class, a group).
+    among: bool [n], the records to draw from; None: all. Targets and shadows of disjoint
+      records are two calls.
+
+  UserError: too few records of either kind, equal shares, none marked.
+
+  >>> marked = np.arange(40) < 20
+  >>> drawn = populations(marked, num_models=4, size=10, shares=(0.5, 0.8), seed=0)
+  >>> (drawn.included & marked).sum(axis=1).tolist(), drawn.truth.tolist()
+  ([5, 8, 5, 8], [False, True, False, True])
+  """
+  validate.integer_at_least(1, num_models=num_models, size=size)
+  validate.integer_at_least(0, seed=seed)
+  kind = np.asarray(marked)
+  chosen = np.ones(kind.shape, bool) if among is None else np.asarray(among)
+  if kind.ndim != 1 or kind.dtype != bool or chosen.dtype != bool:
+    raise UserError("marked, among: must be bool [n], one for each record")
+  if chosen.shape != kind.shape:
+    raise UserError(f"among: must be of {len(kind)} records, as marked, got {chosen.shape}")
+  counts = [round(share * size) for share in validate.several(shares=shares)]
+  if len(counts) != 2 or counts[0] == counts[1]:
+    raise UserError(f"shares={shares!r}: must be two, which differ among {size} records")
+  sides = [np.flatnonzero(chosen & ~kind), np.flatnonzero(chosen & kind)]
+  for name, side, most in zip(
+    ("without", "with"), sides, (size - min(counts), max(counts))
+  ):
+    if not 0 <= most <= len(side) or min(counts) < 0 or max(counts) > size:
+      raise UserError(
+        f"shares={shares!r}: need {most} records {name} the mark, there are {len(side)}"
+      )
+  rng = np.random.default_rng([seed, 0x9809])
+  rows = np.zeros((num_models, len(kind)), bool)
+  for index, row in enumerate(rows):
+    count = counts[index % 2]
+    for side, number in zip(sides, (size - count, count)):
+      row[rng.choice(side, number, replace=False)] = True
+  return Populations(rows, np.arange(num_models) % 2 == 1)
+
+
+def answers_on(apply: Apply, probes: Labelled) -> Signal:
+  """A signal of `train_shadows`, with num_scores=len(probes.y): what the model answers to the
+  attacker's own inputs, as log odds of their labels. The records are not asked about.
+
+  >>> from dpjax.types import Example
+  >>> signal = answers_on(lambda w, x: x * w, Example(np.array([[3.0, 1.0]]), np.array([0])))
+  >>> signal(1.0, None).tolist()
+  [2.0]
+  """
+  if len(np.asarray(probes.y)) == 0:
+    raise UserError("probes: must hold at least one input")
+  asked = signals.log_odds_of_model(apply)
+  return lambda params, records: asked(params, probes)
+
+
+def sorted_weights(params: Params) -> np.ndarray:
+  """All weights of a `models.Mlp` or `Linear` [d], the same for all orders of hidden units.
+
+  The units of each layer stand in the order of the sums of their incoming weights (Ganju et
+  al. 2018), else equal networks would have unequal features. As a signal of
+  `train_shadows`: `lambda params, records: sorted_weights(params)`.
+
+  UserError: a network of other layers.
+
+  >>> layer = lambda kernel, bias: {"kernel": np.array(kernel), "bias": np.array(bias)}
+  >>> head = layer([[5.0], [6.0]], [0.0])
+  >>> net = {"params": {"dense_0": layer([[2.0, 1.0]], [0.5, 0.25]), "head": head}}
+  >>> sorted_weights(net).tolist()  # units 1, 0
+  [1.0, 2.0, 0.25, 0.5, 6.0, 5.0, 0.0]
+  """
+  layers = params.get("params", {}) if isinstance(params, dict) else {}
+  names = [f"dense_{i}" for i in range(len(layers) - 1)] + ["head"]
+  if not layers or set(layers) != set(names):
+    raise UserError(
+      f"params: has the layers {sorted(layers)}: must be those of models.Mlp, dense_0, ... head"
+    )
+  found: list[np.ndarray] = []
+  order: Any = slice(None)
+  for name in names:
+    kernel = np.asarray(layers[name]["kernel"], np.float64)[order]  # [in, out]
+    bias = np.asarray(layers[name]["bias"], np.float64)
+    order = slice(None) if name == "head" else np.argsort(kernel.sum(axis=0) + bias)
+    found += [kernel[:, order].ravel(), bias[order]]
+  return np.concatenate(found)
+
+
+def infer_property(
+  shadows: HostArray, truth: HostArray, targets: HostArray, *, l2: float = 1.0
+) -> np.ndarray:
+  """Scores [T], the larger the more likely the target's data have the property.
+
+  A logistic regression on features standardised over the shadows; `attacks.measure(scores,
+  truth of the targets)` holds them against the truth.
+
+  Args:
+    shadows: features [S, d], of `train_shadows`. truth: bool [S], whose data have it.
+    targets: features [T, d] of the attacked models.
+    l2: strength of the penalty on the weights.
+
+  UserError: fewer than two shadows of either kind, features of another length.
+
+  >>> scores = infer_property([[0.0], [0.1], [1.0], [1.1]], [False, False, True, True],
+  ...                         [[0.0], [1.0]])
+  >>> bool(scores[0] < 0 < scores[1])
+  True
+  """
+  from sklearn import linear_model  # slow to import
+
+  validate.positive(l2=l2)
+  known, asked = signals.numbers("shadows", shadows), signals.numbers("targets", targets)
+  kinds = np.asarray(truth)
+  if known.ndim != 2 or kinds.shape != (len(known),) or kinds.dtype != bool:
+    raise UserError(
+      f"truth: must be bool, one for each of shadows [S, d], got {kinds.dtype} of shape "
+      f"{kinds.shape} beside {known.shape}"
+    )
+  if min(kinds.sum(), (~kinds).sum()) < 2:
+    raise UserError(
+      f"truth: holds {kinds.sum()} shadows with the property and {(~kinds).sum()} without: "
+      "must be at least 2 of each"
+    )
+  if asked.ndim != 2 or asked.shape[1] != known.shape[1] or not len(asked):
+    raise UserError(
+      f"targets: have the shape {asked.shape}: must be [T, {known.shape[1]}], the features of "
+      "the shadows (was the target trained elsewhere?)"
+    )
+  center, scale = known.mean(axis=0), known.std(axis=0)
+  scale = np.where(scale > 0, scale, 1.0)
+  meta = linear_model.LogisticRegression(C=1 / l2, max_iter=5000)
+  meta.fit((known - center) / scale, kinds)
+  return meta.decision_function((asked - center) / scale)

@@ -1,0 +1,225 @@
+"""What poisoning does to each aggregator: a grid of attacks and defences, and its table.
+
+A defence FAILS where an attack moved it: where the exact interval of the attack's success, or
+of the accuracy, does not meet that of the same defence without attackers. Else it is not
+shown to fail, which proves nothing. Beyond the number of attackers that an aggregator is made
+for nothing else was promised, and the cell says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax import metrics, validate
+from dpjax.attacks.poisoning import Poisoning, choose_attackers
+from dpjax.attacks.roc import Interval, exact_interval
+from dpjax.data import Dataset
+from dpjax.federated import aggregation, robust
+from dpjax.federated.aggregation import Aggregator
+from dpjax.metrics import Apply
+from dpjax.plan import Plan
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+
+class Defence(NamedTuple):
+  """An aggregator, and how many arbitrary clients of n it stands up to."""
+
+  aggregator: Aggregator
+  # of n messages; None: none is outvoted, each is bounded (a clipped mean)
+  tolerates: Callable[[int], int] | None
+
+
+def defences(
+  plan: Plan, *, num_byzantine: int, trim: float, num_selected: int | None = None
+) -> dict[str, Defence]:
+  """The aggregators of `dpjax.federated` without privacy, for the cohorts of `plan`.
+
+  Args:
+    plan: one that promises no epsilon (noise_multiplier=0).
+    num_byzantine: f of Krum. trim: share cut off at either end.
+    num_selected: of multi-Krum; None: n - f is not known beforehand, so it is left out.
+
+  >>> from dpjax.sampling import PoissonSampler
+  >>> plan = Plan(sampler=PoissonSampler(prob=1.0, capacity=9), noise_multiplier=0.0,
+  ...   l2_clip_norm=1.0, normalize_by=9, num_steps=1, delta=1e-5)
+  >>> found = defences(plan, num_byzantine=2, trim=0.25, num_selected=7)
+  >>> {name: defence.tolerates(9) for name, defence in found.items()}
+  {'mean': 0, 'median': 4, 'trimmed_mean': 2, 'krum': 2, 'multi_krum': 2, 'geometric_median': 4}
+  """
+  minority = lambda n: (n - 1) // 2
+  rows = {
+    "mean": Defence(aggregation.weighted_mean(), lambda n: 0),
+    "median": Defence(robust.median(), minority),
+    "trimmed_mean": Defence(robust.trimmed_mean(trim), lambda n: int(trim * n + 1e-6)),
+    "krum": Defence(robust.krum(num_byzantine), lambda n: num_byzantine),
+  }
+  if num_selected is not None:
+    several = robust.krum(num_byzantine, num_selected=num_selected)
+    rows["multi_krum"] = Defence(several, lambda n: num_byzantine)
+  rows["geometric_median"] = Defence(robust.geometric_median(), minority)
+  drawn = lambda row: row._replace(aggregator=row.aggregator.drawn_by(plan))
+  return {name: drawn(row) for name, row in rows.items()}
+
+
+class Counted(NamedTuple):
+  """How many of so many test records, with the exact interval of the rate."""
+
+  count: int
+  total: int
+  interval: Interval
+
+  @property
+  def rate(self) -> float:
+    return self.count / self.total
+
+
+def counted(count: int, total: int, confidence: float = 0.95) -> Counted:
+  """With its Clopper-Pearson interval.
+
+  >>> counted(0, 10).interval[0], round(counted(5, 10).rate, 1)
+  (0.0, 0.5)
+  """
+  validate.integer_at_least(1, total=total)
+  validate.integer_in(0, total, count=count)
+  validate.open_unit(confidence=confidence)
+  return Counted(count, total, exact_interval(count, total, confidence))
+
+
+class Outcome(NamedTuple):
+  """One run of one attack against one defence."""
+
+  attack: str
+  defence: str
+  num_attackers: int
+  num_clients: int
+  tolerates: int | None  # attackers that the defence is made for; None: bounds each instead
+  accuracy: Counted  # on the untouched test records
+  success: Counted | None  # victims that are called what the attacker wants
+  # the same, of the same defence without attackers
+  clean_accuracy: Counted
+  clean_success: Counted | None
+
+  @property
+  def beyond(self) -> bool:
+    """Whether there are more attackers than the defence was made for."""
+    return self.tolerates is not None and self.num_attackers > self.tolerates
+
+  @property
+  def fails(self) -> bool:
+    """Whether the attack moved the model, beyond what the test records leave open."""
+    fell = self.accuracy.interval[1] < self.clean_accuracy.interval[0]
+    if self.success is None or self.clean_success is None:
+      return fell
+    return fell or self.success.interval[0] > self.clean_success.interval[1]
+
+  @property
+  def verdict(self) -> str:
+    """One line for people: a defence that fails is said to fail, none is said to hold."""
+    word = "FAILS" if self.fails else "not shown to fail"
+    what = f"accuracy {self.accuracy.rate:.3f} ({self.clean_accuracy.rate:.3f} unattacked)"
+    if self.success is not None and self.clean_success is not None:
+      what += f", success {self.success.rate:.3f} ({self.clean_success.rate:.3f})"
+    who = f"{self.num_attackers} of {self.num_clients} clients attack"
+    if self.beyond:
+      who += f", beyond its breakdown point of {self.tolerates}"
+    return f"{self.defence} against {self.attack}: {word}; {what}; {who}"
+
+
+def measure_poisoning(
+  apply: Apply, params: Params, attack: Poisoning, test: Dataset
+) -> tuple[Counted, Counted | None]:
+  """(accuracy on the test records, success on the attack's victims among them).
+
+  UserError: no test record, or none that could be a victim.
+  """
+  right = lambda part: counted(
+    round(metrics.accuracy(apply, params, part) * len(part)), len(part)
+  )
+  return right(test), None if attack.victims is None else right(attack.victims(test))
+
+
+Train = Callable[[Aggregator, Poisoning, np.ndarray], Params]
+
+
+def poisoning_grid(
+  attacks: Mapping[str, Poisoning],
+  against: Mapping[str, Defence],
+  fractions: Sequence[float],
+  *,
+  train: Train,
+  apply: Apply,
+  test: Dataset,
+  num_clients: int,
+  seed: int,
+  tell: Callable[[str], None] = lambda line: None,
+) -> list[Outcome]:
+  """Every attack against every defence at every fraction of attackers, and once without.
+
+  Args:
+    train: `(aggregator, attack, attackers) -> parameters`, by `poisoned_training`.
+    fractions: of the clients that attack, each > 0; a fraction beyond what an aggregator
+      stands up to is run, and said.
+    seed: of the choice of attackers.
+    tell: gets each verdict, as it is known.
+
+  UserError: nothing to run, or a fraction that rounds to no attacker.
+  """
+  if not attacks or not against or not validate.several(fractions=fractions):
+    raise UserError("attacks, against, fractions: must each hold at least one entry")
+  groups = [choose_attackers(num_clients, share, seed=seed) for share in fractions]
+  if not all(map(len, groups)):
+    raise UserError(f"fractions={tuple(fractions)!r}: rounds to no attacker in one place")
+  nobody, outcomes = np.zeros(0, np.int64), []
+  for defence, (aggregator, tolerates) in against.items():
+    honest = train(aggregator, next(iter(attacks.values())), nobody)
+    for name, attack in attacks.items():
+      clean = measure_poisoning(apply, honest, attack, test)
+      for attackers in groups:
+        found = train(aggregator, attack, attackers)
+        measured = measure_poisoning(apply, found, attack, test)
+        most = None if tolerates is None else tolerates(num_clients)
+        who = (name, defence, len(attackers), num_clients, most)
+        outcomes.append(Outcome(*who, *measured, *clean))
+        tell(outcomes[-1].verdict)
+  return outcomes
+
+
+def poisoning_table(outcomes: Sequence[Outcome]) -> str:
+  """Markdown: a row for each attack and number of attackers, a column for each defence.
+
+  A cell is accuracy / success (its rate without attackers); FAILS as in `Outcome.fails`;
+  `*`: more attackers than the aggregator is made for.
+
+  >>> ten = counted(10, 10)
+  >>> print(poisoning_table([Outcome("flip", "mean", 2, 9, 0, ten, ten, ten, counted(0, 10))]))
+  | attack | attackers | mean |
+  | --- | --- | --- |
+  | flip | 2 of 9 | 1.000 / 1.000 (0.000) FAILS* |
+  | none | 0 of 9 | 1.000 |
+  <BLANKLINE>
+  """
+  if not outcomes:
+    raise UserError("outcomes: must hold at least one")
+  columns = list(dict.fromkeys(one.defence for one in outcomes))
+  rows: dict[tuple[str, str], dict[str, str]] = {}
+  honest: dict[str, str] = {}
+  for one in outcomes:
+    who = f"{one.num_attackers} of {one.num_clients}"
+    rows.setdefault((one.attack, who), {})[one.defence] = _cell(one)
+    honest[one.defence] = f"{one.clean_accuracy.rate:.3f}"
+  rows[("none", f"0 of {outcomes[0].num_clients}")] = honest
+  lines = [["attack", "attackers", *columns], ["---"] * (2 + len(columns))]
+  lines += [[*key, *(row.get(name, "") for name in columns)] for key, row in rows.items()]
+  return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(one: Outcome) -> str:
+  text = f"{one.accuracy.rate:.3f}"
+  if one.success is not None and one.clean_success is not None:
+    text += f" / {one.success.rate:.3f} ({one.clean_success.rate:.3f})"
+  mark = "*" if one.beyond else ""
+  return f"{text}{' FAILS' if one.fails else ''}{mark}"
