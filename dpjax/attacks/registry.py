@@ -144,6 +144,70 @@ ATTACKS: tuple[Attack, ...] = (
     "gradient leakage score", "how much of its input a gradient shows", "gradient", _WIRE,
     _NOISE, "dpjax.attacks.dense_leakage", "three readings, each beside its shuffled null",
   ),
+  # --- what a model knows
+  Attack(
+    "class inversion", "what the records of a class look like", "model",
+    "whoever holds the model",
+    "little: a class is not a record; noise blurs it as it blurs the model",
+    "dpjax.attacks.ClassInversion", "Fredrikson et al. 2015",
+  ),
+  Attack(
+    "inversion of answers", "the input behind an answer", "answers",
+    f"{_OWNER}, sees others' answers and has data like theirs",
+    "answers by label alone; privacy of the training says nothing of what is asked later",
+    "dpjax.attacks.AnswerInversion", "Yang et al. 2019",
+  ),
+  Attack(
+    "model extraction", "the model itself", "answers", _OWNER,
+    "answers by label alone cost it more queries; limits on queries; no privacy of training",
+    "dpjax.attacks.Extraction", "Tramer et al. 2016; Orekondy et al. 2019",
+  ),
+  Attack(
+    "extraction of a linear model", "its weights, exactly", "answers", _OWNER,
+    "answers by label alone", "dpjax.attacks.solve_softmax", "Tramer et al. 2016",
+  ),
+  Attack(
+    "property inference", "a fact about all training records together", "model",
+    "whoever holds the model and has data like the training's",
+    "not differential privacy of records, which hides one; fewer, coarser parameters",
+    "dpjax.attacks.infer_property", "Ateniese et al. 2015; Ganju et al. 2018",
+  ),
+  Attack(
+    "attribute inference", "a missing field of a known record", "answers",
+    f"{_OWNER} and knows the rest of the record",
+    f"{_DP}, against what is more than a guess from others' records",
+    "dpjax.attacks.attribute_advantage", "Fredrikson et al. 2014; Yeom et al. 2018",
+  ),
+  # --- rounds that are poisoned
+  Attack(
+    "label flip", "errors of the model on one class", "part", "clients of the federation",
+    "aggregator=median, trimmed_mean, multi_krum, below their breakdown points",
+    "dpjax.attacks.label_flip", "Tolpegin et al. 2020",
+  ),
+  Attack(
+    "scaled update", "a model that is useless, or the attacker's", "part",
+    "clients of the federation",
+    "a clip norm for each client (user-level privacy bounds what one can do, proved); "
+    "robust aggregators", "dpjax.attacks.scaled_update", "Bagdasaryan et al. 2020",
+  ),
+  Attack(
+    "backdoor", "a chosen answer to inputs with a trigger", "part",
+    "clients of the federation",
+    "aggregator=median or multi_krum while attackers are few; clipping slows it",
+    "dpjax.attacks.backdoor", "Gu et al. 2017; Bagdasaryan et al. 2020",
+  ),
+  Attack(
+    "canary audit of a federated run", "a lower bound on user-level epsilon", "messages",
+    "the auditor, whose canary clients take part",
+    "nothing should: above a proved epsilon it refutes the proof",
+    "dpjax.auditing.insert_canary_clients", "Steinke et al. 2023; Andrew et al. 2024",
+  ),
+  Attack(
+    "audit of the final model", "a lower bound on epsilon", "model",
+    "the auditor, who chose the first parameters and the data",
+    "nothing should: above a proved epsilon it refutes the proof",
+    "dpjax.auditing.final_model_scores", "Annamalai, De Cristofaro 2024",
+  ),
   # --- described only: dpjax has no code that does this
   Attack(
     "interception", "messages between client and server", "messages",

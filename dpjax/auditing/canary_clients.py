@@ -61,7 +61,8 @@ from dpjax.types import Array, ArrayTree, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
 
 DIRECTION = "direction"
-CLIENT_KINDS = (DIRECTION, *records.KINDS)
+# "gradient" needs a parameter for each canary, which the model of a federation has not got.
+CLIENT_KINDS = (DIRECTION, *(kind for kind in records.KINDS if kind != "gradient"))
 CLIENT_SCORES = ("rounds", "final")
 _STREAM = 0x0CA9A21E6  # apart from the coins of records, and of whatever else has a seed
 _LENGTH = 1e3  # of what a canary sends, in clip norms: without clipping it must stand out

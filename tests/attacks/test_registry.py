@@ -14,8 +14,10 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _HELPERS = {
   "__init__",
   "allowed",
+  "fitting",
   "reconstructions",
   "registry",
+  "robustness",
   "roc",
   "shadows",
   "signals",

@@ -226,7 +226,7 @@ def _refuted(scores, coins, epsilon, delta):
   """Whether `one_run` exceeds an epsilon: some number of guesses refutes it."""
   both = lower_bounds.Scores(scores[coins], scores[~coins])
   both = lower_bounds._checked(both, delta, 0.95)
-  tried = list(lower_bounds._guesses(both))
+  tried = list(lower_bounds._guesses(both, two_sided=False))
   return any(_p_value(k, v, epsilon, delta) <= 0.05 / len(tried) for k, v in tried)
 
 
