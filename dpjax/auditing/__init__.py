@@ -15,6 +15,8 @@ canaries are `gradient_canaries` in one run. No audit for any mechanism can show
 about log(trials / 5.9), 8.1 here, or in one run more than 3.7 with 1,000 canaries: above
 that, only the Gaussian bound can refute. A crowd of canaries cannot see a clip that they
 share.
+
+`canary_clients` are users of a federated run; every run may have them, by `--audit`.
 """
 
 from dpjax.auditing.canaries import KINDS as KINDS

@@ -7,7 +7,7 @@ a round knows it by nothing but its data, or what it sends. What it does, by kin
 | kind          | a canary that is in                                                     |
 | ------------- | ----------------------------------------------------------------------- |
 | `direction`   | sends one direction of its own in every round, far longer than the clip |
-|               | norm: as much as a user may do (Andrew et al. 2023, section 4)          |
+|               | norm: as much as a user may do (Andrew et al. 2023)                     |
 | `mislabelled` | trains, as others do, on its rows with wrong labels                     |
 | `random`      | trains on noise with random labels                                      |
 
@@ -126,14 +126,14 @@ def insert_canary_clients(
   )
   places = np.sort(places_rng.choice(federation.num_clients, num_canaries, replace=False))
   included = coin_rng.random(num_canaries) < 0.5
-  make = _sending if kind == DIRECTION else _training
+  make = _senders if kind == DIRECTION else _trainers
   changed, canaries = make(
     federation, places, included, kind, change_rng, neighboring_relation
   )
   return _without(changed, places[~included], neighboring_relation), canaries
 
 
-def _sending(
+def _senders(
   federation: Federation,
   places: np.ndarray,
   included: np.ndarray,
@@ -157,7 +157,7 @@ def _sending(
   return changed, CanaryClients(included, kind, None, np.zeros(0, np.int64), numbers)
 
 
-def _training(
+def _trainers(
   federation: Federation,
   places: np.ndarray,
   included: np.ndarray,
@@ -308,30 +308,38 @@ def sending(
 class Watched(NamedTuple):
   """What an adversary adds up who sees every round's aggregate."""
 
-  scores: Array  # [m]
+  total: Any  # of the aggregates, a tree; or None
+  scores: Any  # [m], of all rounds; or None
 
 
 def watching(
   directions: Directions, *, unit: float, prob: float, opposite: bool = False
 ) -> optax.GradientTransformation:
-  """Stands before the server's optimizer, changes nothing, and scores every canary by each
-  round's private aggregate: post-processing, a part of the state that checkpoints hold.
+  """Stands before the server's optimizer, changes nothing, and remembers of each round's
+  private aggregate what tells canaries: post-processing, a part of the state that checkpoints
+  hold.
 
   Args:
     unit: length of one canary's part in the aggregate.
-    prob: of a canary to take part in a round; 1 adds up what is seen, as is best where the
-      noise of a round is taken back by later ones.
+    prob: of a canary to take part in a round. At 1 the aggregates are added up, and scored in
+      the end: that is best, too, where the noise of a round is taken back by later ones.
     opposite: a canary that is out sends the opposite.
   """
 
   def init(params: Params) -> Watched:
-    del params
-    return Watched(jnp.zeros(directions.count, jnp.float32))
+    if prob == 1:
+      zeros = lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32)
+      return Watched(jax.tree.map(zeros, params), None)
+    return Watched(None, jnp.zeros(directions.count, jnp.float32))
 
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Watched]:
     del params
-    seen = -along(directions, updates) / unit  # the optimizer's gradient is -aggregate
-    return updates, Watched(state.scores + round_scores(seen, prob, opposite=opposite))
+    aggregate = trees.scale(updates, -1.0 / unit)  # the optimizer's gradient is -aggregate
+    if prob == 1:
+      add = lambda total, leaf: total + leaf.astype(jnp.float32)
+      return updates, Watched(jax.tree.map(add, state.total, aggregate), None)
+    scores = round_scores(along(directions, aggregate), prob, opposite=opposite)
+    return updates, Watched(None, state.scores + scores)
 
   return optax.GradientTransformation(init, update)
 
@@ -384,19 +392,21 @@ def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
 
 
 def direction_scores(
-  directions: Directions, before: Params, after: Params, canaries: CanaryClients
+  directions: Directions, moved: ArrayTree, canaries: CanaryClients
 ) -> Scores:
-  """How far training moved the parameters along each canary's direction: of an adversary who
-  knows the first and the last parameters."""
-  wide = lambda a, b: jnp.asarray(b, jnp.float32) - jnp.asarray(a, jnp.float32)
-  found = jax.jit(lambda moved: along(directions, moved))
-  return records.split_scores(found(jax.tree.map(wide, before, after)), canaries)
+  """How far the parameters moved along each canary's direction, from the first to the last."""
+  found = jax.jit(lambda moved: along(directions, moved))(moved)
+  return records.split_scores(found, canaries)
 
 
-def round_score_sums(state: ArrayTree, canaries: CanaryClients) -> Scores:
-  """What `watching` has added up in a state of the federated algorithm."""
+def watched_scores(
+  directions: Directions, state: ArrayTree, canaries: CanaryClients
+) -> Scores:
+  """Those of `watching`, from the state of the federated algorithm."""
   is_watched = lambda leaf: isinstance(leaf, Watched)
   found = [x for x in jax.tree.leaves(state, is_leaf=is_watched) if is_watched(x)]
+  if found[0].scores is None:
+    return direction_scores(directions, found[0].total, canaries)
   return records.split_scores(found[0].scores, canaries)
 
 

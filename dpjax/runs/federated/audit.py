@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import optax
 
-from dpjax import auditing, federated
+from dpjax import auditing, federated, trees
 from dpjax.auditing import canary_clients
 from dpjax.data import Federation
 from dpjax.plan import Plan
@@ -122,6 +123,13 @@ def prepared(
   return Audited(canaries, found, opposite, prob, plan)
 
 
+def marked(
+  audited: Audited | None, cohorts: Iterator[federated.Cohort]
+) -> Iterator[federated.Cohort]:
+  """The cohorts of a run; rows of canaries that send say whose they are."""
+  return cohorts if audited is None else canary_clients.marked(cohorts, audited.canaries)
+
+
 def sending(audited: Audited | None, map_clients: Any) -> Any:
   """The execution, whose canaries send their directions."""
   if audited is None or audited.directions is None:
@@ -159,12 +167,14 @@ def facts(
 ) -> dict[str, Any]:
   """The audit's part of result.json, at the delta of the claim."""
   canaries, after = audited.canaries, federated.params_of(state)
-  if config.audit.score == "rounds":
-    scores = canary_clients.round_score_sums(state, canaries)
-  elif audited.directions is not None:
-    scores = canary_clients.direction_scores(audited.directions, before, after, canaries)
-  else:
+  directions = audited.directions
+  if directions is None:
     scores = canary_clients.client_loss_scores(loss_fn, before, after, canaries)
+  elif config.audit.score == "rounds":
+    scores = canary_clients.watched_scores(directions, state, canaries)
+  else:
+    moved = trees.add(after, trees.scale(before, -1.0))
+    scores = canary_clients.direction_scores(directions, moved, canaries)
   return audits.facts(
     config.audit,
     scores,

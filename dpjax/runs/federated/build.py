@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +10,6 @@ import optax
 
 from dpjax import data as data_lib
 from dpjax import federated, names, validate
-from dpjax.auditing.canary_clients import marked
 from dpjax.data import Federation
 from dpjax.federated import execution, processes
 from dpjax.federated.server_optimizers import fed_opt
@@ -356,7 +354,10 @@ def _work(config: FedConfig, fed: FedRun) -> Work:
     num_steps=total,
     init=lambda: fed.algorithm.init(fed.params, fed.federation.num_clients),
     step=fed.algorithm.round,
-    draws=lambda start: _cohorts(fed, start),
+    draws=lambda start: audit.marked(
+      fed.audited,
+      fed.algorithm.cohorts(fed.federation, fed.work, rng=fed.random.sampler, start=start),
+    ),
     released=federated.params_of,
     evaluate=lambda state: fed.task.evaluate(
       fed.apply, federated.params_of(state), fed.test
@@ -372,10 +373,3 @@ def _work(config: FedConfig, fed: FedRun) -> Work:
       config, fed, state, rows, stated["epsilon"]
     ),
   )
-
-
-def _cohorts(fed: FedRun, start: int) -> Iterator[federated.Cohort]:
-  drawn = fed.algorithm.cohorts(
-    fed.federation, fed.work, rng=fed.random.sampler, start=start
-  )
-  return drawn if fed.audited is None else marked(drawn, fed.audited.canaries)

@@ -113,7 +113,7 @@ class FedPrivacyConfig(WithChoices):
 class FedAuditConfig(AuditConfig):
   """Canary clients, and the lower bound on epsilon that they prove."""
 
-  num_canaries: int = 100  # clients; each comes back by a fair coin
+  num_canaries: int = 50  # clients; each comes back by a fair coin
   kind: str = "direction"  # direction (of each canary's message) | mislabelled | random
   score: str = "rounds"  # rounds (every aggregate is seen) | final (the model alone)
 
