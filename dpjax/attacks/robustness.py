@@ -195,7 +195,8 @@ def poisoning_table(outcomes: Sequence[PoisoningOutcome]) -> str:
   `*`: more attackers than the aggregator is made for.
 
   >>> ten = counted(10, 10)
-  >>> print(poisoning_table([PoisoningOutcome("flip", "mean", 2, 9, 0, ten, ten, ten, counted(0, 10))]))
+  >>> who = ("flip", "mean", 2, 9, 0)  # 2 of 9 clients, where the mean stands up to none
+  >>> print(poisoning_table([PoisoningOutcome(*who, ten, ten, ten, counted(0, 10))]))
   | attack | attackers | mean |
   | --- | --- | --- |
   | flip | 2 of 9 | 1.000 / 1.000 (0.000) FAILS* |
