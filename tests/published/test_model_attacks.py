@@ -1,8 +1,8 @@
 """Model inversion and extraction on MNIST, of a plain network and of private ones.
 
 `python -m tests.published.test_model_attacks` writes results/attacks/model_attacks.{json,md} and
-inversion.png, in MINUTES on 2 busy CPU cores; `python -m pytest -m long` on this file makes the
-same runs. Needs the prepared MNIST and Fashion-MNIST (TFDS_DATA_DIR).
+inversion.png, in about 4 minutes on 2 busy CPU cores; `python -m pytest -m long` on this file
+makes the same runs. Needs the prepared MNIST and Fashion-MNIST (TFDS_DATA_DIR).
 
 Targets: an MLP of 128 units, trained by DP-SGD (without noise, and at epsilon 8 to 0.1) on
 records 0 to 20,000. The attacker has records 20,000 to 40,000. The judge of inverted classes is a
