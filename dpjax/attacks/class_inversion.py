@@ -147,7 +147,7 @@ class InversionScore(NamedTuple):
 
   count: int  # found inputs that the network calls by their class
   total: int
-  interval: Interval  # exact, of the rate, at 95 %
+  interval: Interval  # exact, of the rate, at 95 %; takes the starts as independent
   ssim: np.ndarray | None  # [total] to the mean of the class; images of 11 x 11 pixels on
   mse: np.ndarray  # [total] to the mean of the class
 

@@ -7,6 +7,11 @@ makes the same runs. Needs the prepared MNIST and Fashion-MNIST (TFDS_DATA_DIR).
 Targets: an MLP of 128 units, trained by DP-SGD (without noise, and at epsilon 8 to 0.1) on
 records 0 to 20,000. The attacker has records 20,000 to 40,000. The judge of inverted classes is a
 convolutional network trained on the last 20,000.
+
+Seen: all 200 inverted digits are named by the judge, of the target without noise and at epsilon 8
+and 1 alike; 136 at epsilon .3 and 40 at .1, where the accuracy falls, too (.855, .660). The
+settings were chosen for the target without noise, so others might be inverted better. Noise for
+records hides neither what a class looks like nor the model: at epsilon 8 it is copied to .989.
 """
 
 import functools
@@ -198,6 +203,8 @@ def main():
   text = "# Model inversion and extraction on MNIST\n\n"
   text += "`python -m tests.published.test_model_attacks`\n\n## Inversion\n\n"
   text += _inversion_table()
+  text += "\n20 starts for each of 10 classes; settings chosen for the target without noise. The\n"
+  text += "intervals take starts as independent, of one trained target each.\n"
   text += "\n## Extraction: agreement on the 10,000 test images, by number of queries\n\n"
   text += _extraction_table()
   (_OUT / "model_attacks.md").write_text(text)
