@@ -96,7 +96,7 @@ from dpjax.attacks.recovery import as_gradient as as_gradient
 from dpjax.attacks.recovery import first_dense as first_dense
 from dpjax.attacks.recovery import infer_labels as infer_labels
 from dpjax.attacks.robustness import Defence as Defence
-from dpjax.attacks.robustness import Outcome as Outcome
+from dpjax.attacks.robustness import PoisoningOutcome as PoisoningOutcome
 from dpjax.attacks.robustness import defences as defences
 from dpjax.attacks.robustness import measure_poisoning as measure_poisoning
 from dpjax.attacks.robustness import poisoning_grid as poisoning_grid

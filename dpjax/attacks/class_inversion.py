@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from dpjax import metrics, trees, validate
-from dpjax.attacks import reconstructions
+from dpjax.attacks import reconstructions, signals
 from dpjax.attacks.gradient_inversion import total_variation
 from dpjax.attacks.roc import Interval, exact_interval
 from dpjax.data import Dataset
@@ -95,7 +95,7 @@ class ClassInversion:
     """
     shape, chosen = tuple(shape), np.asarray(classes)
     validate.integer_at_least(1, count=count)
-    num_classes = _num_classes(apply, params, shape)
+    num_classes = signals.num_classes(apply, params, shape)
     _check_classes(chosen, num_classes)
     if self.total_variation and len(shape) != 3:
       raise UserError(f"shape={shape}: must be an image [H, W, C] for total_variation")
@@ -134,21 +134,12 @@ class ClassInversion:
     return x
 
 
-def _num_classes(apply: Apply, params: Params, shape: tuple[int, ...]) -> int:
-  try:
-    logits = jax.eval_shape(apply, params, jnp.zeros((1, *shape)))
-  except Exception as error:
-    first = str(error).strip().splitlines()[0]
-    raise UserError(f"shape={shape}: the model takes no such input ({first})") from error
-  if logits.ndim != 2 or logits.shape[1] < 2:
-    raise UserError(f"apply: must return logits [1, K] with K >= 2, got {logits.shape}")
-  return logits.shape[1]
-
-
 def _check_classes(classes: np.ndarray, num_classes: int) -> None:
   right = classes.ndim == 1 and classes.size and classes.dtype.kind in "iu"
   if not right or not 0 <= classes.min() <= classes.max() < num_classes:
-    raise UserError(f"classes={classes.tolist()!r:.60}: must be in [0, {num_classes})")
+    raise UserError(
+      f"classes={classes.tolist()!r:.60}: must be in [0, {num_classes}), those of the model"
+    )
 
 
 class InversionScore(NamedTuple):
@@ -156,7 +147,7 @@ class InversionScore(NamedTuple):
 
   count: int  # found inputs that the network calls by their class
   total: int
-  interval: Interval  # exact, of the rate, at 95 %
+  interval: Interval  # exact, of the rate, at 95 %; takes the starts as independent
   ssim: np.ndarray | None  # [total] to the mean of the class; images of 11 x 11 pixels on
   mse: np.ndarray  # [total] to the mean of the class
 
@@ -179,7 +170,8 @@ def judge_inversion(
     records: the true ones, from which the mean of each class is taken.
     target: parameters of the attacked model, which is no judge of itself.
 
-  UserError: the target as its own judge, a class without a record, inputs of another shape.
+  UserError: the target as its own judge, or a judge of fewer classes; a class without a
+  record; inputs of another shape.
   """
   same_tree = jax.tree.structure(params) == jax.tree.structure(target)
   if same_tree and trees.sha256(params) == trees.sha256(target):
@@ -189,6 +181,7 @@ def judge_inversion(
       f"records: have the shape {records.x.shape[1:]}, what was found "
       f"{inverted.x.shape[1:]}: must be alike"
     )
+  _check_classes(inverted.y, signals.num_classes(apply, params, inverted.x.shape[1:]))
   means = class_means(records, np.unique(inverted.y))[inverted.y]
   rate = metrics.accuracy(apply, params, Example(inverted.x, inverted.y))
   total = len(inverted.y)

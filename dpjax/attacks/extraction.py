@@ -63,16 +63,11 @@ def ask(
     x = np.asarray(x)
     if not len(x):
       raise UserError("x: must hold at least one query")
+    signals.num_classes(apply, params, x.shape[1:])
     places = np.arange(len(x) + -len(x) % min(batch_size, len(x)))
     places = np.minimum(places, len(x) - 1)
     parts = np.split(places, range(batch_size, len(places), batch_size))
-    try:
-      found = [np.asarray(answer(x[part]), np.float64) for part in parts]
-    except (TypeError, ValueError) as error:
-      first = str(error).strip().splitlines()[0]
-      raise UserError(
-        f"x.shape={x.shape}: the model takes no such input ({first})"
-      ) from error
+    found = [np.asarray(answer(x[part]), np.float64) for part in parts]
     found = np.concatenate(found)[: len(x)]
     if labels_only:
       return np.eye(found.shape[1])[found.argmax(axis=1)]
@@ -146,11 +141,10 @@ class Extraction:
     if len(queries) != len(p):
       raise UserError(f"answers: are {len(p)} to {len(queries)} queries: must be as many")
     params = self.init_params(jax.random.key(seed % 2**32))
-    shape = jax.eval_shape(self.apply, params, jnp.zeros((1, *queries.shape[1:]))).shape
-    if shape != (1, p.shape[1]):
+    known = signals.num_classes(self.apply, params, queries.shape[1:])
+    if known != p.shape[1]:
       raise UserError(
-        f"apply: the student returns {shape} for one query: must be {(1, p.shape[1])}, as the "
-        "model answers"
+        f"apply: the student has {known} classes: must have {p.shape[1]}, as the model answers"
       )
 
     def loss(params: Params, batch: tuple[Array, Array]) -> Array:

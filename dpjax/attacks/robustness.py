@@ -89,7 +89,7 @@ def counted(count: int, total: int, confidence: float = 0.95) -> Counted:
   return Counted(count, total, exact_interval(count, total, confidence))
 
 
-class Outcome(NamedTuple):
+class PoisoningOutcome(NamedTuple):
   """One run of one attack against one defence."""
 
   attack: str
@@ -156,7 +156,7 @@ def poisoning_grid(
   num_clients: int,
   seed: int,
   tell: Callable[[str], None] = lambda line: None,
-) -> list[Outcome]:
+) -> list[PoisoningOutcome]:
   """Every attack against every defence at every fraction of attackers, and once without.
 
   Args:
@@ -183,19 +183,20 @@ def poisoning_grid(
         measured = measure_poisoning(apply, found, attack, test)
         most = None if tolerates is None else tolerates(num_clients)
         who = (name, defence, len(attackers), num_clients, most)
-        outcomes.append(Outcome(*who, *measured, *clean))
+        outcomes.append(PoisoningOutcome(*who, *measured, *clean))
         tell(outcomes[-1].verdict)
   return outcomes
 
 
-def poisoning_table(outcomes: Sequence[Outcome]) -> str:
+def poisoning_table(outcomes: Sequence[PoisoningOutcome]) -> str:
   """Markdown: a row for each attack and number of attackers, a column for each defence.
 
-  A cell is accuracy / success (its rate without attackers); FAILS as in `Outcome.fails`;
+  A cell is accuracy / success (its rate without attackers); FAILS as in `PoisoningOutcome.fails`;
   `*`: more attackers than the aggregator is made for.
 
   >>> ten = counted(10, 10)
-  >>> print(poisoning_table([Outcome("flip", "mean", 2, 9, 0, ten, ten, ten, counted(0, 10))]))
+  >>> who = ("flip", "mean", 2, 9, 0)  # 2 of 9 clients, where the mean stands up to none
+  >>> print(poisoning_table([PoisoningOutcome(*who, ten, ten, ten, counted(0, 10))]))
   | attack | attackers | mean |
   | --- | --- | --- |
   | flip | 2 of 9 | 1.000 / 1.000 (0.000) FAILS* |
@@ -217,7 +218,7 @@ def poisoning_table(outcomes: Sequence[Outcome]) -> str:
   return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _cell(one: Outcome) -> str:
+def _cell(one: PoisoningOutcome) -> str:
   text = f"{one.accuracy.rate:.3f}"
   if one.success is not None and one.clean_success is not None:
     text += f" / {one.success.rate:.3f} ({one.clean_success.rate:.3f})"

@@ -10,7 +10,7 @@ code.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -172,3 +172,23 @@ def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
     return np.clip(np.concatenate(found)[: len(y)], -LARGEST, LARGEST)
 
   return signal
+
+
+def num_classes(apply: Apply, params: Params, shape: Sequence[int]) -> int:
+  """K of a model `apply(params, x [B, *shape]) -> logits [B, K]`, which is not run.
+
+  UserError: it takes no such input, or returns something else.
+
+  >>> num_classes(lambda params, x: x @ params, np.zeros((4, 3)), (4,))
+  3
+  """
+  try:
+    logits = jax.eval_shape(apply, params, jnp.zeros((1, *shape)))
+  except Exception as error:
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    raise UserError(
+      f"shape={tuple(shape)}: the model takes no such input ({first})"
+    ) from error
+  if logits.ndim != 2 or logits.shape[1] < 2:
+    raise UserError(f"apply: must return logits [1, K] with K >= 2, got {logits.shape}")
+  return logits.shape[1]

@@ -112,7 +112,7 @@ def test_bad_extractions_are_one_line():
     attacks.extraction_curve(_extraction(), door, x, x, num_queries=[21], seed=0)
   with refused("20 of 20 inputs are queries as well"):
     attacks.extraction_curve(_extraction(), door, x, x, num_queries=[20], seed=0)
-  with refused(r"the student returns \(1, 4\) for one query: must be \(1, 3\)"):
+  with refused("the student has 4 classes: must have 3"):
     _extraction()(x, np.full((20, 3), 1 / 3), seed=0)
   with refused("are 19 to 20 queries"):
     _extraction()(x, door(x)[:19], seed=0)

@@ -109,6 +109,9 @@ def test_bad_inversions_are_one_line():
   found = find(apply, target, (12, 12, 1), classes=[0, 3], key=_KEY)
   with refused("the judge must be another network"):
     attacks.judge_inversion(found, apply, target, _blobs(2), target=target)
+  with refused(r"classes=\[0, 3\]: must be in \[0, 2\)"):
+    two = np.zeros((144, 2), np.float32)
+    attacks.judge_inversion(found, _linear, two, _blobs(2), target=target)
   threes = _blobs(2)
   with refused("hold none of class 0"):
     part = threes.subset(threes.y == 3)

@@ -204,7 +204,9 @@ def test_the_table_has_what_was_measured():
 
 def test_verdicts_compare_exact_intervals():
   count = robustness.counted
-  one = robustness.Outcome("a", "d", 1, 9, None, count(90, 100), None, count(92, 100), None)
+  one = robustness.PoisoningOutcome(
+    "a", "d", 1, 9, None, count(90, 100), None, count(92, 100), None
+  )
   assert not one.fails and not one.beyond
   assert one._replace(accuracy=count(40, 100)).fails
   assert one._replace(success=count(30, 100), clean_success=count(5, 100)).fails

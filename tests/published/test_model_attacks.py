@@ -1,12 +1,17 @@
 """Model inversion and extraction on MNIST, of a plain network and of private ones.
 
 `python -m tests.published.test_model_attacks` writes results/attacks/model_attacks.{json,md} and
-inversion.png, in MINUTES on 2 busy CPU cores; `python -m pytest -m long` on this file makes the
-same runs. Needs the prepared MNIST and Fashion-MNIST (TFDS_DATA_DIR).
+inversion.png, in about 4 minutes on 2 busy CPU cores; `python -m pytest -m long` on this file
+makes the same runs. Needs the prepared MNIST and Fashion-MNIST (TFDS_DATA_DIR).
 
-Targets: an MLP of 128 units, trained by DP-SGD (without noise, at epsilon 8 and at epsilon 1) on
+Targets: an MLP of 128 units, trained by DP-SGD (without noise, and at epsilon 8 to 0.1) on
 records 0 to 20,000. The attacker has records 20,000 to 40,000. The judge of inverted classes is a
 convolutional network trained on the last 20,000.
+
+Seen: all 200 inverted digits are named by the judge, of the target without noise and at epsilon 8
+and 1 alike; 136 at epsilon .3 and 40 at .1, where the accuracy falls, too (.855, .660). The
+settings were chosen for the target without noise, so others might be inverted better. Noise for
+records hides neither what a class looks like nor the model: at epsilon 8 it is copied to .989.
 """
 
 import functools
@@ -30,8 +35,8 @@ _OUT = pathlib.Path(__file__).parents[2] / "results" / "attacks"
 _N, _SHAPE, _QUERIES = 20_000, (28, 28, 1), (100, 1_000, 10_000)
 # Chosen, among 48, by a network that the attacker trained on its own records.
 _FROM_MEAN, _SETTINGS = (
-  False,
-  dict(l2=0.01, total_variation=5.0, temperature=5.0, spread=0.2),
+  True,
+  dict(l2=0.01, total_variation=1.0, temperature=5.0, spread=0.2),
 )
 _MODEL = dpjax.models.build("mlp", num_classes=10, features=(128,), activation="relu")
 _INIT = lambda key: _MODEL.init(key, jnp.zeros((1, *_SHAPE)))
@@ -127,7 +132,13 @@ def _attacked(epsilon):
   return facts, found, inversion, _decoded(params, own, test), copies
 
 
-_TARGETS = {"without noise": None, "epsilon 8": 8.0, "epsilon 1": 1.0}
+_TARGETS = {
+  "without noise": None,
+  "epsilon 8": 8.0,
+  "epsilon 1": 1.0,
+  "epsilon 0.3": 0.3,
+  "epsilon 0.1": 0.1,
+}
 
 
 def _inversion_table():
@@ -192,17 +203,19 @@ def main():
   text = "# Model inversion and extraction on MNIST\n\n"
   text += "`python -m tests.published.test_model_attacks`\n\n## Inversion\n\n"
   text += _inversion_table()
+  text += "\n20 starts for each of 10 classes; settings chosen for the target without noise. The\n"
+  text += "intervals take starts as independent, of one trained target each.\n"
   text += "\n## Extraction: agreement on the 10,000 test images, by number of queries\n\n"
   text += _extraction_table()
   (_OUT / "model_attacks.md").write_text(text)
   (_OUT / "model_attacks.json").write_text(json.dumps(_json(), indent=1) + "\n")
   means = class_inversion.class_means(_world()[0], range(10))
-  found = [_attacked(epsilon)[1].x[::20] for epsilon in (None, 1.0)]
+  found = [_attacked(epsilon)[1].x[::20] for epsilon in (None, 0.1)]
   attacks.picture(
     np.concatenate([means, means]),
     np.concatenate(found),
     _OUT / "inversion.png",
-    captions=["no noise"] * 10 + ["epsilon 1"] * 10,
+    captions=["no noise"] * 10 + ["epsilon 0.1"] * 10,
   )
 
 
@@ -216,10 +229,10 @@ def _skipping(epsilon):
 
 
 @pytest.mark.long
-def test_classes_are_inverted_and_less_so_under_noise():
-  plain, private = _skipping(None)[2], _skipping(1.0)[2]
+def test_classes_are_inverted_and_less_so_where_noise_takes_the_accuracy():
+  plain, private = _skipping(None)[2], _skipping(0.1)[2]
   assert plain.top1 > 0.9
-  assert private.top1 <= plain.top1 and private.ssim.mean() < plain.ssim.mean()
+  assert private.interval[1] < plain.interval[0]
 
 
 @pytest.mark.long

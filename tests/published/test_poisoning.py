@@ -6,6 +6,12 @@ the same runs. Needs the prepared MNIST (TFDS_DATA_DIR).
 
 100 clients of 60 records each, all in every round; 20 rounds of a linear model; attackers are
 10 or 30 of them. Krum was told of 20, the trimmed mean cuts 20 % at either end.
+
+Seen: the mean lets a scaled backdoor of 10 through at .998 without losing accuracy. Within its
+breakdown point the geometric median lets one of 30 through at .88 (of 10: .06), and the median,
+trimmed mean (of 10) and multi-Krum at most .02. User-level privacy bounds the factor, not the
+number of attackers: .06 of 10, .69 of 30. Krum costs 11 points of accuracy where clients are
+alike, 36 where they are not (Dirichlet .5), the median 1 and 12.
 """
 
 import json
