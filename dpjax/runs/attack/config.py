@@ -22,8 +22,8 @@ from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.fields import Choice, WithChoices
 from dpjax.validate import UserError
 
-ALONE = ("confidence", "loss_rule")  # membership attacks that need no shadows
-MEMBERSHIP = (*ALONE, *attacks.MEMBERSHIP_ATTACKS)
+# The first two are told more, or less, than log odds: all confidences, the mean training loss.
+MEMBERSHIP = ("confidence", "loss_rule", *attacks.MEMBERSHIP_ATTACKS)
 LEAST_SHADOWS = (
   4  # so that some hold a record and some do not, whichever model is the target
 )

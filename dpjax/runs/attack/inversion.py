@@ -145,7 +145,7 @@ def work(config: AttackConfig, attacked: Attacked) -> Work:
     draws=lambda start: range(start, number),
     released=lambda state: state,
     evaluate=error,
-    name=f"messages, {config.title}" if config.title else "messages",
+    name="messages",
   )
 
 
@@ -248,9 +248,9 @@ def found(config: AttackConfig, attacked: Attacked, state: Mapping[str, Any]) ->
   def write(folder: pathlib.Path) -> None:
     if truth.ndim != 4:
       return
-    shift = (span - 1.0) / 2
-    pair = [(part[:_SHOWN] + shift) / span for part in (truth, made)]
-    attacks.picture(*pair, folder / "reconstructions.png", captions=captions)
+    shown = lambda part: (part[:_SHOWN] + (span - 1.0) / 2) / span
+    path = folder / "reconstructions.png"
+    attacks.picture(shown(truth), shown(made), path, captions=captions)
 
   held = {name: np.asarray(state[name]) for name in ("found", "labels", "error")}
   return Found(held, result, write)

@@ -11,9 +11,9 @@ import numpy as np
 from scipy import special
 
 from dpjax import attacks, data, trees
-from dpjax.attacks import allowed, signals
-from dpjax.runs import attack_report, writers
-from dpjax.runs.attack.config import ALONE, AttackConfig
+from dpjax.attacks import allowed, shadows, signals
+from dpjax.runs import attack_report
+from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.central import build as central
 from dpjax.runs.loop import Work
 from dpjax.runs.promise import Promise
@@ -160,7 +160,7 @@ def work(config: AttackConfig, attacked: Attacked) -> Work:
     known = np.asarray(state["accuracy"])
     return {"accuracy": float(known[known > 0].mean()) if known.any() else 0.0}
 
-  groups = attacks.shadows.num_groups(models, width)
+  groups = shadows.num_groups(models, width)
   return Work(
     num_steps=groups,
     init=lambda: _empty(models, n),
@@ -168,7 +168,7 @@ def work(config: AttackConfig, attacked: Attacked) -> Work:
     draws=lambda start: range(start, groups),
     released=lambda state: state,
     evaluate=accuracy,
-    name=f"models, {config.title}" if config.title else "models",
+    name="models",
   )
 
 
@@ -235,8 +235,8 @@ def found(config: AttackConfig, attacked: Attacked, state: Mapping[str, Any]) ->
   """Rates, verdicts and curves of every method, beside the line of the promise."""
   by_method, members = scores(config, attacked, state)
   measured = {name: attacks.measure(one, members) for name, one in by_method.items()}
-  line = None
-  if attacked.target is None and attacked.run.plan.is_private:
+  line, private = None, attacked.run.plan.is_private
+  if attacked.target is None and private:  # whose members were dealt by coins
     line = allowed.by_plan(attacked.run.plan)
   result = {
     "test_accuracy": _accuracy(attacked, state),
@@ -244,12 +244,12 @@ def found(config: AttackConfig, attacked: Attacked, state: Mapping[str, Any]) ->
     "num_records": len(attacked.records),
     "noise_multiplier": attacked.run.plan.noise_multiplier,
     "line": None if line is None else line.words,
-    "attacks": {name: _row(name, one, line) for name, one in measured.items()},
+    "attacks": {name: _row(one, line, private) for name, one in measured.items()},
     "curves": _curves(measured, line),
   }
 
   def write(folder: pathlib.Path) -> None:
-    attack_report.roc_report(folder, measured, line=line, title=config.title)
+    attack_report.roc_report(folder, measured, line=line, title=config.data.name)
 
   held = {name: np.asarray(leaf) for name, leaf in state.items()}
   return Found(held | {"included": attacked.included}, result, write)
@@ -264,11 +264,10 @@ def _accuracy(attacked: Attacked, state: Mapping[str, Any]) -> float:
 
 
 def _row(
-  name: str, one: attacks.Leakage, line: attacks.AllowedRoc | None
+  one: attacks.Leakage, line: attacks.AllowedRoc | None, private: bool
 ) -> dict[str, Any]:
   judged = None if line is None else attacks.judge(one.curve, line)
   return {
-    "needs_shadows": name not in ALONE and name != "loss",
     "auc": one.auc,
     "auc_interval": list(one.auc_interval),
     "balanced_accuracy": one.balanced_accuracy,
@@ -282,11 +281,13 @@ def _row(
       for rate in one.rates
     },
     "against_line": None if judged is None else judged.verdict,
-    "verdict": verdict(one.curve, judged),
+    "verdict": verdict(one.curve, judged, private=private),
   }
 
 
-def verdict(curve: attacks.Roc, judged: attacks.Judgement | None) -> str:
+def verdict(
+  curve: attacks.Roc, judged: attacks.Judgement | None, *, private: bool = False
+) -> str:
   """What the attack says of the defence: that members are told apart is leakage, which a
   promise bounds and does not forbid; without a promise the defence fails. No attack says
   that one holds.
@@ -307,7 +308,7 @@ def verdict(curve: attacks.Roc, judged: attacks.Judgement | None) -> str:
   if not apart:
     return "not shown to fail"
   if judged is None:
-    return "FAILS: members are told apart"
+    return "leaks" if private else "FAILS: members are told apart"
   below = judged.verdict == "below"
   return f"leaks, {'below' if below else 'too few records to tell from'} its line"
 
@@ -319,10 +320,3 @@ def _curves(measured: Mapping[str, attacks.Leakage], line: Any) -> dict[str, lis
     places = np.searchsorted(one.curve.fpr, _POINTS, side="right") - 1
     found[name] = one.curve.tpr[places].tolist()
   return found | ({} if line is None else {"allowed": line(_POINTS).tolist()})
-
-
-def told(row: Mapping[str, Any]) -> str:
-  """The rates of one method in a few words."""
-  rate = row["tpr_at_fpr"]["0.01"]
-  low, high = (writers.number(end) for end in rate["interval"])
-  return f"TPR {rate['tpr']:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, AUC {row['auc']:.3f}"
