@@ -13,7 +13,9 @@ from tests import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _CONFIGS = [
-  p for p in sorted((_ROOT / "configs/attack").glob("*.py")) if p.stem != "__init__"
+  p
+  for p in sorted((_ROOT / "configs/attack").glob("*.py"))
+  if p.stem not in ("__init__", "common")
 ]
 _TINY = """
 from configs.attack import quickstart
