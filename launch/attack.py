@@ -23,7 +23,7 @@ from absl import flags
 
 from dpjax.attacks import registry
 from dpjax.runs.attack.config import AttackConfig
-from dpjax.sweeps import attacks
+from dpjax.sweeps import attack_table
 from launch import app, config_flag
 
 config_flag.define(kind=AttackConfig, default="configs/attack/quickstart.py")
@@ -40,11 +40,11 @@ def main() -> None:
   config = config_flag.get()
   workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(flags.FLAGS.config).stem}"
   with app.stoppable(workdir):
-    rows = attacks.run_all(config, workdir)
+    rows = attack_table.run_all(config, workdir)
   app.refuse_failed(rows)
   print((pathlib.Path(workdir) / "attacks.md").read_text(), end="")
   print(f"wrote {workdir}/attacks.md, attacks.csv, attacks.png")
-  above = [row["name"] for row in rows if attacks.is_above(row)]
+  above = [row["name"] for row in rows if attack_table.is_above(row)]
   if above:
     app.fail(f"above the line that a promise allows: {', '.join(above)}", code=1)
 

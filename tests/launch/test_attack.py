@@ -7,7 +7,7 @@ import pytest
 
 from dpjax.attacks import registry
 from dpjax.runs.attack.config import AttackConfig
-from dpjax.sweeps import attacks
+from dpjax.sweeps import attack_table
 from launch import config_flag
 from tests import commands
 
@@ -82,5 +82,5 @@ def test_a_mistake_is_one_line(tmp_path, arguments, words):
 
 @pytest.mark.parametrize("path", _CONFIGS, ids=lambda path: path.stem)
 def test_every_published_config_is_ready_to_run(path):
-  found = attacks.points(config_flag.load(str(path), AttackConfig))
+  found = attack_table.points(config_flag.load(str(path), AttackConfig))
   assert found and f"--config=configs/attack/{path.name}" in path.read_text()

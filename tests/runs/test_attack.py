@@ -10,11 +10,11 @@ import pytest
 from configs.attack import quickstart
 from dpjax import data
 from dpjax.runs import fields, loop, streams, writers
-from dpjax.runs.attack import build, inversion, membership
+from dpjax.runs.attack import build, inversion, members
 from dpjax.runs.attack.config import AttackConfig, other
 from dpjax.runs.central.config import DataConfig, ModelConfig, PrivacyConfig, TrainConfig
 from dpjax.runs.federated import build as federated_build
-from dpjax.sweeps import attacks
+from dpjax.sweeps import attack_table
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after
 
@@ -36,7 +36,7 @@ def _config(**changes):
 
 
 def _point(config):
-  (point,) = attacks.points(config)
+  (point,) = attack_table.points(config)
   return point.config
 
 
@@ -87,7 +87,7 @@ def test_defences_are_measured_on_the_same_members():
     point = _point(config)
     loaded = build.load_data(point)
     random = streams.derived(0, build.digest(point), data.digest(loaded[0]))
-    found.append(membership.prepare(point, loaded, random))
+    found.append(members.prepare(point, loaded, random))
   assert np.array_equal(found[0].included, found[1].included)
   assert 20 < found[0].included[-1].sum() < 40
 
@@ -212,10 +212,10 @@ _ROW = "rows['a, b']"
 )  # fmt: skip
 def test_a_wrong_config_is_one_line_that_names_its_field(changes, words):
   with pytest.raises(UserError) as caught:
-    attacks.points(_config(**changes))
+    attack_table.points(_config(**changes))
   assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_room_that_no_row_attacks_is_refused():
   with pytest.raises(UserError, match="federate.data.limit=8: would be ignored, it needs"):
-    attacks.points(_config(**{"federate.data.limit": 8}))
+    attack_table.points(_config(**{"federate.data.limit": 8}))

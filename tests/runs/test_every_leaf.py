@@ -24,7 +24,7 @@ from dpjax.runs.relevance import build as relevance_build
 from dpjax.runs.relevance import unused as relevance_unused
 from dpjax.runs.relevance.config import RelevanceAuditConfig, RelevanceConfig
 from dpjax.sampling import PoissonSampler
-from dpjax.sweeps import attacks, experiment, grid, tuning
+from dpjax.sweeps import attack_table, experiment, grid, tuning
 from dpjax.validate import UserError
 from tests.runs import descriptions, leaf_walk, relevance_description
 
@@ -353,7 +353,7 @@ def _any_check(config):
   if isinstance(config, RelevanceConfig):
     return experiment.points(config)
   if isinstance(config, AttackConfig):
-    return attacks.points(config)
+    return attack_table.points(config)
   return _check(config)
 
 

@@ -22,10 +22,10 @@ from dpjax.types import Params
 from dpjax.validate import UserError
 
 _LOOKS = len(attacks.FPRS) + 1  # at which a verdict is reached: each rate, and the AUC
-_POINTS = np.geomspace(1e-4, 1, 81)  # false positive rates of the curves in result.json
+_LEFT, _COUNT = 1e-4, 81  # least and number of the rates of the curves in result.json
 
 
-class Attacked(NamedTuple):
+class Targets(NamedTuple):
   """A target and its shadows, before they are trained."""
 
   records: data.Dataset  # all that an attacker asks about
@@ -50,7 +50,7 @@ class Found(NamedTuple):
   write: Any  # (folder)
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Attacked:
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Targets:
   """Deals the records and builds the run that is attacked, for one half of them.
 
   Who is in which half follows from the seed and the data alone, so that defences are
@@ -80,7 +80,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> A
     side_by_side=own.side_by_side,
   )
   steps, method = config.train.num_steps, config.train.privacy.method
-  return Attacked(
+  return Targets(
     records, included, target, members, run, test, models, promise, steps, method
   )
 
@@ -143,7 +143,7 @@ def _empty(models: int, n: int) -> dict[str, np.ndarray]:
   return {"log_odds": zeros(models, n), "top": zeros(models, n), "accuracy": zeros(models)}
 
 
-def work(config: AttackConfig, attacked: Attacked) -> Work:
+def work(config: AttackConfig, attacked: Targets) -> Work:
   """One step a group of models: trained, and asked about all records."""
   models, n = attacked.included.shape
   width = config.attack.side_by_side
@@ -172,7 +172,7 @@ def work(config: AttackConfig, attacked: Attacked) -> Work:
   )
 
 
-def _questions(attacked: Attacked) -> Any:
+def _questions(attacked: Targets) -> Any:
   """(params, index) -> what is asked of one model: log odds [n], confidences [n], accuracy."""
   run, records = attacked.run, attacked.records
   odds = signals.log_odds_of_model(run.apply)
@@ -209,7 +209,7 @@ def _scored(
 
 
 def scores(
-  config: AttackConfig, attacked: Attacked, state: Mapping[str, Any]
+  config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
   """(scores by method, membership), each [targets * n]: every model once the target."""
   odds, top = (np.asarray(state[name], np.float64) for name in ("log_odds", "top"))
@@ -231,7 +231,7 @@ def scores(
   return pooled, np.concatenate([members for _, members in targets])
 
 
-def found(config: AttackConfig, attacked: Attacked, state: Mapping[str, Any]) -> Found:
+def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> Found:
   """Rates, verdicts and curves of every method, beside the line of the promise."""
   by_method, members = scores(config, attacked, state)
   measured = {name: attacks.measure(one, members) for name, one in by_method.items()}
@@ -255,7 +255,7 @@ def found(config: AttackConfig, attacked: Attacked, state: Mapping[str, Any]) ->
   return Found(held | {"included": attacked.included}, result, write)
 
 
-def _accuracy(attacked: Attacked, state: Mapping[str, Any]) -> float:
+def _accuracy(attacked: Targets, state: Mapping[str, Any]) -> float:
   """Of the targets."""
   if attacked.target is None:
     return float(np.mean(state["accuracy"]))
@@ -314,9 +314,12 @@ def verdict(
 
 
 def _curves(measured: Mapping[str, attacks.Leakage], line: Any) -> dict[str, list[float]]:
-  """The most true positives at each of some rates, and what is allowed there."""
-  found = {"fpr": _POINTS.tolist()}
+  """The most true positives at each of some rates, and what is allowed there. Rates that so
+  few records cannot show are left out: the curve would seem to cross the line there."""
+  least = 1 / min(one.num_non_members for one in measured.values())
+  points = np.geomspace(max(_LEFT, least), 1, _COUNT)
+  found = {"fpr": points.tolist()}
   for name, one in measured.items():
-    places = np.searchsorted(one.curve.fpr, _POINTS, side="right") - 1
+    places = np.searchsorted(one.curve.fpr, points, side="right") - 1
     found[name] = one.curve.tpr[places].tolist()
-  return found | ({} if line is None else {"allowed": line(_POINTS).tolist()})
+  return found | ({} if line is None else {"allowed": line(points).tolist()})
