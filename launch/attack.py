@@ -28,7 +28,7 @@ from launch import app, config_flag
 
 config_flag.define(kind=AttackConfig, default="configs/attack/quickstart.py")
 flags.DEFINE_string(
-  "workdir", None, "Directory of this table (default: runs/<config name>)."
+  "workdir", None, "Directory of this table (default: runs/attack_<config>)."
 )
 flags.DEFINE_bool("threats", False, "Print the page of threats, and do nothing else.")
 
@@ -38,7 +38,7 @@ def main() -> None:
   if flags.FLAGS.threats:
     return print(registry.page(), end="")
   config = config_flag.get()
-  workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(flags.FLAGS.config).stem}"
+  workdir = flags.FLAGS.workdir or f"runs/attack_{pathlib.Path(flags.FLAGS.config).stem}"
   with app.stoppable(workdir):
     rows = attack_table.run_all(config, workdir)
   app.refuse_failed(rows)
