@@ -216,6 +216,33 @@ def test_a_wrong_config_is_one_line_that_names_its_field(changes, words):
   assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"train.data.limit": 11}, "train.data.limit=11: leaves 11 records, of which too few"),
+    (
+      {"train.data.limit": 61, "train.privacy.sampler": "shuffled"},
+      "train.data.limit=61: leaves 61 records, which must be even",
+    ),
+    ({"attack.target": "no/such.npz"}, "attack.target='no/such.npz': is no params.npz"),
+    (
+      {"attack": "dense_first", "federate.data.limit": 9},
+      "federate.partition.num_clients=8: deals 1 to 2 examples to a client",
+    ),
+    ({"train.data.limit": 10**6}, "train.data.limit=1000000: must be"),
+    (
+      {**_PRIVATE, "train.privacy.epsilon_budget": 1.0},
+      "train.privacy.epsilon_budget=1.0:",
+    ),
+  ],
+)
+def test_what_only_the_data_tell_is_one_line_that_names_its_field(changes, words, tmp_path):
+  with pytest.raises(UserError) as caught:
+    _ran(_config(**changes), tmp_path / "run")
+  assert words in str(caught.value) and "\n" not in str(caught.value)
+  assert not (tmp_path / "run" / "config.json").exists()
+
+
 def test_a_room_that_no_row_attacks_is_refused():
   with pytest.raises(UserError, match="federate.data.limit=8: would be ignored, it needs"):
     attack_table.points(_config(**{"federate.data.limit": 8}))

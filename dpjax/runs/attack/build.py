@@ -67,6 +67,7 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 
   def start(random: Streams) -> Play:
     attacked = named(config, kind.prepare, config, read(), random)
+    named(config, attacked.promise.check_budget, Ledger())
     return functools.partial(_play, config, kind, attacked)
 
   return Job(
