@@ -23,12 +23,12 @@ from absl import flags
 
 from dpjax.attacks import registry
 from dpjax.runs.attack.config import AttackConfig
-from dpjax.sweeps import attacks
+from dpjax.sweeps import attack_table
 from launch import app, config_flag
 
 config_flag.define(kind=AttackConfig, default="configs/attack/quickstart.py")
 flags.DEFINE_string(
-  "workdir", None, "Directory of this table (default: runs/<config name>)."
+  "workdir", None, "Directory of this table (default: runs/attack_<config>)."
 )
 flags.DEFINE_bool("threats", False, "Print the page of threats, and do nothing else.")
 
@@ -38,13 +38,13 @@ def main() -> None:
   if flags.FLAGS.threats:
     return print(registry.page(), end="")
   config = config_flag.get()
-  workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(flags.FLAGS.config).stem}"
+  workdir = flags.FLAGS.workdir or f"runs/attack_{pathlib.Path(flags.FLAGS.config).stem}"
   with app.stoppable(workdir):
-    rows = attacks.run_all(config, workdir)
+    rows = attack_table.run_all(config, workdir)
   app.refuse_failed(rows)
   print((pathlib.Path(workdir) / "attacks.md").read_text(), end="")
   print(f"wrote {workdir}/attacks.md, attacks.csv, attacks.png")
-  above = [row["name"] for row in rows if attacks.is_above(row)]
+  above = [row["name"] for row in rows if attack_table.is_above(row)]
   if above:
     app.fail(f"above the line that a promise allows: {', '.join(above)}", code=1)
 

@@ -48,6 +48,7 @@ _EXCEPTIONS = {
   # an adversary's first guess
   "dpjax/attacks/gradient_inversion.py": {"normal"},
   # initial weights
+  "dpjax/runs/attack/inversion.py": {"uniform"},
   "dpjax/relevance/adlm.py": {"jax.nn.initializers"},
   "dpjax/benchmarks/workloads.py": {"jax.nn.initializers"},
 }

@@ -10,11 +10,11 @@ import pytest
 from configs.attack import quickstart
 from dpjax import data
 from dpjax.runs import fields, loop, streams, writers
-from dpjax.runs.attack import build, inversion, membership
+from dpjax.runs.attack import build, inversion, members
 from dpjax.runs.attack.config import AttackConfig, other
 from dpjax.runs.central.config import DataConfig, ModelConfig, PrivacyConfig, TrainConfig
 from dpjax.runs.federated import build as federated_build
-from dpjax.sweeps import attacks
+from dpjax.sweeps import attack_table
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after
 
@@ -36,7 +36,7 @@ def _config(**changes):
 
 
 def _point(config):
-  (point,) = attacks.points(config)
+  (point,) = attack_table.points(config)
   return point.config
 
 
@@ -87,7 +87,7 @@ def test_defences_are_measured_on_the_same_members():
     point = _point(config)
     loaded = build.load_data(point)
     random = streams.derived(0, build.digest(point), data.digest(loaded[0]))
-    found.append(membership.prepare(point, loaded, random))
+    found.append(members.prepare(point, loaded, random))
   assert np.array_equal(found[0].included, found[1].included)
   assert 20 < found[0].included[-1].sum() < 40
 
@@ -212,10 +212,37 @@ _ROW = "rows['a, b']"
 )  # fmt: skip
 def test_a_wrong_config_is_one_line_that_names_its_field(changes, words):
   with pytest.raises(UserError) as caught:
-    attacks.points(_config(**changes))
+    attack_table.points(_config(**changes))
   assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"train.data.limit": 11}, "train.data.limit=11: leaves 11 records, of which too few"),
+    (
+      {"train.data.limit": 61, "train.privacy.sampler": "shuffled"},
+      "train.data.limit=61: leaves 61 records, which must be even",
+    ),
+    ({"attack.target": "no/such.npz"}, "attack.target='no/such.npz': is no params.npz"),
+    (
+      {"attack": "dense_first", "federate.data.limit": 9},
+      "federate.partition.num_clients=8: deals 1 to 2 examples to a client",
+    ),
+    ({"train.data.limit": 10**6}, "train.data.limit=1000000: must be"),
+    (
+      {**_PRIVATE, "train.privacy.epsilon_budget": 1.0},
+      "train.privacy.epsilon_budget=1.0:",
+    ),
+  ],
+)
+def test_what_only_the_data_tell_is_one_line_that_names_its_field(changes, words, tmp_path):
+  with pytest.raises(UserError) as caught:
+    _ran(_config(**changes), tmp_path / "run")
+  assert words in str(caught.value) and "\n" not in str(caught.value)
+  assert not (tmp_path / "run" / "config.json").exists()
 
 
 def test_a_room_that_no_row_attacks_is_refused():
   with pytest.raises(UserError, match="federate.data.limit=8: would be ignored, it needs"):
-    attacks.points(_config(**{"federate.data.limit": 8}))
+    attack_table.points(_config(**{"federate.data.limit": 8}))

@@ -15,6 +15,7 @@ import pytest
 
 from dpjax.plan import Plan
 from dpjax.runs import checkpoint, fields, loop, unused, writers
+from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.central import build
 from dpjax.runs.central.config import ModelConfig, TrainConfig
 from dpjax.runs.federated import build as federate_build
@@ -23,7 +24,7 @@ from dpjax.runs.relevance import build as relevance_build
 from dpjax.runs.relevance import unused as relevance_unused
 from dpjax.runs.relevance.config import RelevanceAuditConfig, RelevanceConfig
 from dpjax.sampling import PoissonSampler
-from dpjax.sweeps import experiment, grid, tuning
+from dpjax.sweeps import attack_table, experiment, grid, tuning
 from dpjax.validate import UserError
 from tests.runs import descriptions, leaf_walk, relevance_description
 
@@ -263,6 +264,7 @@ def test_a_field_that_nothing_reads_is_found():
 
 _GRID = {"optimizer.learning_rate": [0.1, 0.2]}  # a sweep without one is refused for that
 _DEFAULTS = [TrainConfig(), FedConfig(), RelevanceConfig(), grid.SweepConfig(grid=_GRID)]
+_DEFAULTS += [AttackConfig()]
 
 
 @pytest.mark.parametrize("config", _DEFAULTS, ids=lambda config: type(config).__name__)
@@ -350,6 +352,8 @@ def _any_check(config):
     return grid.points(config)
   if isinstance(config, RelevanceConfig):
     return experiment.points(config)
+  if isinstance(config, AttackConfig):
+    return attack_table.points(config)
   return _check(config)
 
 

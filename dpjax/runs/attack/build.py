@@ -1,4 +1,4 @@
-"""From an `AttackConfig` to the job of one attack; `membership` and `inversion` do the work.
+"""From an `AttackConfig` to the job of one attack; `members` and `inversion` do the work.
 
 A step of it is a model that is trained, or a message that is inverted, so that an attack goes
 on where it was cut off. Its result says what the attacked run promises, not the attack.
@@ -63,10 +63,11 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     if getattr(config, name):
       raise UserError(f"{name}: must be empty for one attack; it is of a table of several")
   read = functools.cache(lambda: load_data(config) if loaded is None else loaded)
-  kind = importlib.import_module(f"dpjax.runs.attack.{config.attack.build}")
+  kind = importlib.import_module(f"dpjax.runs.attack.{config.attack.module}")
 
   def start(random: Streams) -> Play:
     attacked = named(config, kind.prepare, config, read(), random)
+    named(config, attacked.promise.check_budget, Ledger())
     return functools.partial(_play, config, kind, attacked)
 
   return Job(
@@ -84,7 +85,7 @@ def _play(config: AttackConfig, kind: Any, attacked: Any, fit: Fit) -> Ended:
   found = kind.found(config, attacked, state)
   result = {
     **promised(attacked.promise, attacked.num_steps),
-    "task": config.attack.build,
+    "task": config.attack.task,
     "attack": name_of(config, "attack"),
     "dataset": config.data.name,
     "model": config.model.name,

@@ -1,4 +1,4 @@
-"""Typed configuration of an attack on a run, and of a table of several (`dpjax.sweeps.attacks`).
+"""Typed configuration of an attack on a run, and of a table of several (`sweeps.attack_table`).
 
 What is attacked is a config of the public launchers, unchanged: `train` is that of a model of
 `launch.train`, of which membership is inferred; `federate` is that of clients of
@@ -22,8 +22,8 @@ from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.fields import Choice, WithChoices
 from dpjax.validate import UserError
 
-ALONE = ("confidence", "loss_rule")  # membership attacks that need no shadows
-MEMBERSHIP = (*ALONE, *attacks.MEMBERSHIP_ATTACKS)
+# The first two are told more, or less, than log odds: all confidences, the mean training loss.
+MEMBERSHIP = ("confidence", "loss_rule", *attacks.MEMBERSHIP_ATTACKS)
 LEAST_SHADOWS = (
   4  # so that some hold a record and some do not, whichever model is the target
 )
@@ -47,7 +47,8 @@ class Membership:
   side_by_side: int = 1
   target: str | None = None
   room: ClassVar[str] = "train"
-  build: ClassVar[str] = "membership"
+  module: ClassVar[str] = "members"
+  task: ClassVar[str] = "membership"
 
   def __post_init__(self):
     if not self.methods or len(set(self.methods)) < len(self.methods):
@@ -71,7 +72,8 @@ class _Inversion:
   uniform_init: float | None = None
   labels: str = "infer"
   room: ClassVar[str] = "federate"
-  build: ClassVar[str] = "inversion"
+  module: ClassVar[str] = "inversion"
+  task: ClassVar[str] = "inversion"
 
   def __post_init__(self):
     if self.uniform_init is not None:

@@ -17,7 +17,7 @@ from dpjax.attacks import recovery
 from dpjax.federated import LocalWork
 from dpjax.federated.cohort import LocalBatches
 from dpjax.runs.attack.config import AttackConfig, DenseFirst
-from dpjax.runs.attack.membership import Found
+from dpjax.runs.attack.members import Found
 from dpjax.runs.federated import build as federated
 from dpjax.runs.federated import privacy
 from dpjax.runs.federated.config import FedConfig
@@ -31,7 +31,7 @@ _NOT_AGAINST_SERVER = "holds for what the server releases; the server sees every
 _SHOWN = 8  # images in a picture
 
 
-class Attacked(NamedTuple):
+class Victims(NamedTuple):
   """The messages of a federation's clients in one round, and who simulates them."""
 
   truths: list[Example]  # of each client, leaves [b, ...]
@@ -47,7 +47,7 @@ class Attacked(NamedTuple):
   method: str
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Attacked:
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Victims:
   """Builds the clients of the federation as a run has them."""
   federate, (federation, _) = config.federate, loaded
   count = _size(federation)
@@ -71,7 +71,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> A
   plan, reported = privacy.make_plan(federate, len(truths))
   promise = privacy.make_promise(federate, plan, reported, len(truths))
   hidden = federate.privacy.method in ("local", "both", "none")
-  return Attacked(
+  return Victims(
     truths=truths,
     params=params,
     send=send,
@@ -112,7 +112,7 @@ def _uniform(params: Any, bound: float, key: jax.Array) -> Any:
 # --- the work
 
 
-def work(config: AttackConfig, attacked: Attacked) -> Work:
+def work(config: AttackConfig, attacked: Victims) -> Work:
   """One step a message: sent, and inverted."""
   invert = _inverter(config, attacked)
   first = attacked.truths[0]
@@ -145,18 +145,18 @@ def work(config: AttackConfig, attacked: Attacked) -> Work:
     draws=lambda start: range(start, number),
     released=lambda state: state,
     evaluate=error,
-    name=f"messages, {config.title}" if config.title else "messages",
+    name="messages",
   )
 
 
-def _gradient(config: FedConfig, attacked: Attacked, message: Any) -> Any:
+def _gradient(config: FedConfig, attacked: Victims, message: Any) -> Any:
   """The message as a gradient: exact for one step of SGD."""
   steps = int(attacked.batches.mask.any(axis=1).sum())
   rate = config.client_optimizer.learning_rate
   return attacks.as_gradient(message["delta"], learning_rate=rate, num_steps=steps)
 
 
-def _inverter(config: AttackConfig, attacked: Attacked) -> Any:
+def _inverter(config: AttackConfig, attacked: Victims) -> Any:
   """(message, truth, client) -> (examples [b, ...], labels [b]); of the truth it takes the
   shape, and its labels where the config says that they are known."""
   own, shape = config.attack, np.shape(attacked.truths[0].x)
@@ -211,7 +211,7 @@ def _by_division(
 # --- what is found
 
 
-def found(config: AttackConfig, attacked: Attacked, state: Mapping[str, Any]) -> Found:
+def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> Found:
   """Successes by every criterion, labels, and the leakage scores that are defined here."""
   truth = np.concatenate([np.asarray(one.x) for one in attacked.truths])
   made = np.asarray(state["found"]).reshape(truth.shape)
@@ -248,16 +248,16 @@ def found(config: AttackConfig, attacked: Attacked, state: Mapping[str, Any]) ->
   def write(folder: pathlib.Path) -> None:
     if truth.ndim != 4:
       return
-    shift = (span - 1.0) / 2
-    pair = [(part[:_SHOWN] + shift) / span for part in (truth, made)]
-    attacks.picture(*pair, folder / "reconstructions.png", captions=captions)
+    shown = lambda part: (part[:_SHOWN] + (span - 1.0) / 2) / span
+    path = folder / "reconstructions.png"
+    attacks.picture(shown(truth), shown(made), path, captions=captions)
 
   held = {name: np.asarray(state[name]) for name in ("found", "labels", "error")}
   return Found(held, result, write)
 
 
 def _leakage(
-  config: AttackConfig, attacked: Attacked, truth: np.ndarray, made: np.ndarray
+  config: AttackConfig, attacked: Victims, truth: np.ndarray, made: np.ndarray
 ) -> dict[str, Any]:
   """The three readings of the gradient leakage score, where they are defined."""
   messages = [attacked.send(place) for place in range(len(attacked.truths))]

@@ -184,6 +184,6 @@ def _draw_rates(axes: Axes, rows: Sequence[Row]) -> None:
     axes.plot(row["success"], place, "o", color=color, markersize=4)
   axes.set_yticks(places, [f"{row['attack']}: {row['defence']}" for row in rows])
   axes.set(xlim=(-0.03, 1.03), ylim=(-0.7, len(rows) - 0.3))
-  title = "recovered exactly, 95 % intervals"
+  title = "recovered exactly (95 %)"
   report.style(axes, title=title, xlabel="share of the records", ylabel="")
   axes.tick_params(axis="y", labelsize=7)

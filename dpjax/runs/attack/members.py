@@ -11,9 +11,9 @@ import numpy as np
 from scipy import special
 
 from dpjax import attacks, data, trees
-from dpjax.attacks import allowed, signals
-from dpjax.runs import attack_report, writers
-from dpjax.runs.attack.config import ALONE, AttackConfig
+from dpjax.attacks import allowed, shadows, signals
+from dpjax.runs import attack_report
+from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.central import build as central
 from dpjax.runs.loop import Work
 from dpjax.runs.promise import Promise
@@ -22,10 +22,10 @@ from dpjax.types import Params
 from dpjax.validate import UserError
 
 _LOOKS = len(attacks.FPRS) + 1  # at which a verdict is reached: each rate, and the AUC
-_POINTS = np.geomspace(1e-4, 1, 81)  # false positive rates of the curves in result.json
+_LEFT, _COUNT = 1e-4, 81  # least and number of the rates of the curves in result.json
 
 
-class Attacked(NamedTuple):
+class Targets(NamedTuple):
   """A target and its shadows, before they are trained."""
 
   records: data.Dataset  # all that an attacker asks about
@@ -50,7 +50,7 @@ class Found(NamedTuple):
   write: Any  # (folder)
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Attacked:
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Targets:
   """Deals the records and builds the run that is attacked, for one half of them.
 
   Who is in which half follows from the seed and the data alone, so that defences are
@@ -80,7 +80,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> A
     side_by_side=own.side_by_side,
   )
   steps, method = config.train.num_steps, config.train.privacy.method
-  return Attacked(
+  return Targets(
     records, included, target, members, run, test, models, promise, steps, method
   )
 
@@ -143,7 +143,7 @@ def _empty(models: int, n: int) -> dict[str, np.ndarray]:
   return {"log_odds": zeros(models, n), "top": zeros(models, n), "accuracy": zeros(models)}
 
 
-def work(config: AttackConfig, attacked: Attacked) -> Work:
+def work(config: AttackConfig, attacked: Targets) -> Work:
   """One step a group of models: trained, and asked about all records."""
   models, n = attacked.included.shape
   width = config.attack.side_by_side
@@ -160,7 +160,7 @@ def work(config: AttackConfig, attacked: Attacked) -> Work:
     known = np.asarray(state["accuracy"])
     return {"accuracy": float(known[known > 0].mean()) if known.any() else 0.0}
 
-  groups = attacks.shadows.num_groups(models, width)
+  groups = shadows.num_groups(models, width)
   return Work(
     num_steps=groups,
     init=lambda: _empty(models, n),
@@ -168,11 +168,11 @@ def work(config: AttackConfig, attacked: Attacked) -> Work:
     draws=lambda start: range(start, groups),
     released=lambda state: state,
     evaluate=accuracy,
-    name=f"models, {config.title}" if config.title else "models",
+    name="models",
   )
 
 
-def _questions(attacked: Attacked) -> Any:
+def _questions(attacked: Targets) -> Any:
   """(params, index) -> what is asked of one model: log odds [n], confidences [n], accuracy."""
   run, records = attacked.run, attacked.records
   odds = signals.log_odds_of_model(run.apply)
@@ -209,7 +209,7 @@ def _scored(
 
 
 def scores(
-  config: AttackConfig, attacked: Attacked, state: Mapping[str, Any]
+  config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
   """(scores by method, membership), each [targets * n]: every model once the target."""
   odds, top = (np.asarray(state[name], np.float64) for name in ("log_odds", "top"))
@@ -231,12 +231,12 @@ def scores(
   return pooled, np.concatenate([members for _, members in targets])
 
 
-def found(config: AttackConfig, attacked: Attacked, state: Mapping[str, Any]) -> Found:
+def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> Found:
   """Rates, verdicts and curves of every method, beside the line of the promise."""
   by_method, members = scores(config, attacked, state)
   measured = {name: attacks.measure(one, members) for name, one in by_method.items()}
-  line = None
-  if attacked.target is None and attacked.run.plan.is_private:
+  line, private = None, attacked.run.plan.is_private
+  if attacked.target is None and private:  # whose members were dealt by coins
     line = allowed.by_plan(attacked.run.plan)
   result = {
     "test_accuracy": _accuracy(attacked, state),
@@ -244,18 +244,18 @@ def found(config: AttackConfig, attacked: Attacked, state: Mapping[str, Any]) ->
     "num_records": len(attacked.records),
     "noise_multiplier": attacked.run.plan.noise_multiplier,
     "line": None if line is None else line.words,
-    "attacks": {name: _row(name, one, line) for name, one in measured.items()},
+    "attacks": {name: _row(one, line, private) for name, one in measured.items()},
     "curves": _curves(measured, line),
   }
 
   def write(folder: pathlib.Path) -> None:
-    attack_report.roc_report(folder, measured, line=line, title=config.title)
+    attack_report.roc_report(folder, measured, line=line, title=config.data.name)
 
   held = {name: np.asarray(leaf) for name, leaf in state.items()}
   return Found(held | {"included": attacked.included}, result, write)
 
 
-def _accuracy(attacked: Attacked, state: Mapping[str, Any]) -> float:
+def _accuracy(attacked: Targets, state: Mapping[str, Any]) -> float:
   """Of the targets."""
   if attacked.target is None:
     return float(np.mean(state["accuracy"]))
@@ -264,11 +264,10 @@ def _accuracy(attacked: Attacked, state: Mapping[str, Any]) -> float:
 
 
 def _row(
-  name: str, one: attacks.Leakage, line: attacks.AllowedRoc | None
+  one: attacks.Leakage, line: attacks.AllowedRoc | None, private: bool
 ) -> dict[str, Any]:
   judged = None if line is None else attacks.judge(one.curve, line)
   return {
-    "needs_shadows": name not in ALONE and name != "loss",
     "auc": one.auc,
     "auc_interval": list(one.auc_interval),
     "balanced_accuracy": one.balanced_accuracy,
@@ -282,11 +281,13 @@ def _row(
       for rate in one.rates
     },
     "against_line": None if judged is None else judged.verdict,
-    "verdict": verdict(one.curve, judged),
+    "verdict": verdict(one.curve, judged, private=private),
   }
 
 
-def verdict(curve: attacks.Roc, judged: attacks.Judgement | None) -> str:
+def verdict(
+  curve: attacks.Roc, judged: attacks.Judgement | None, *, private: bool = False
+) -> str:
   """What the attack says of the defence: that members are told apart is leakage, which a
   promise bounds and does not forbid; without a promise the defence fails. No attack says
   that one holds.
@@ -307,22 +308,18 @@ def verdict(curve: attacks.Roc, judged: attacks.Judgement | None) -> str:
   if not apart:
     return "not shown to fail"
   if judged is None:
-    return "FAILS: members are told apart"
+    return "leaks" if private else "FAILS: members are told apart"
   below = judged.verdict == "below"
   return f"leaks, {'below' if below else 'too few records to tell from'} its line"
 
 
 def _curves(measured: Mapping[str, attacks.Leakage], line: Any) -> dict[str, list[float]]:
-  """The most true positives at each of some rates, and what is allowed there."""
-  found = {"fpr": _POINTS.tolist()}
+  """The most true positives at each of some rates, and what is allowed there. Rates that so
+  few records cannot show are left out: the curve would seem to cross the line there."""
+  least = 1 / min(one.num_non_members for one in measured.values())
+  points = np.geomspace(max(_LEFT, least), 1, _COUNT)
+  found = {"fpr": points.tolist()}
   for name, one in measured.items():
-    places = np.searchsorted(one.curve.fpr, _POINTS, side="right") - 1
+    places = np.searchsorted(one.curve.fpr, points, side="right") - 1
     found[name] = one.curve.tpr[places].tolist()
-  return found | ({} if line is None else {"allowed": line(_POINTS).tolist()})
-
-
-def told(row: Mapping[str, Any]) -> str:
-  """The rates of one method in a few words."""
-  rate = row["tpr_at_fpr"]["0.01"]
-  low, high = (writers.number(end) for end in rate["interval"])
-  return f"TPR {rate['tpr']:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, AUC {row['auc']:.3f}"
+  return found | ({} if line is None else {"allowed": line(points).tolist()})
