@@ -17,6 +17,10 @@ that, only the Gaussian bound can refute. A crowd of canaries cannot see a clip 
 share.
 """
 
+from dpjax.auditing.bootstrap import Interval as Interval
+from dpjax.auditing.bootstrap import auc as auc
+from dpjax.auditing.bootstrap import bootstrap_interval as bootstrap_interval
+from dpjax.auditing.bootstrap import estimated_epsilon as estimated_epsilon
 from dpjax.auditing.canaries import KINDS as KINDS
 from dpjax.auditing.canaries import SCORES as SCORES
 from dpjax.auditing.canaries import Canaries as Canaries
