@@ -39,7 +39,7 @@ _SHOWN = ("gdp", "clopper_pearson")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class FinalModels:
   """What is trained.
 
   Args:
@@ -70,7 +70,7 @@ class Settings:
     validate.one_of(INITIAL, initial=self.initial)
 
 
-def run(settings: Settings, out: str | os.PathLike) -> dict[str, Any]:
+def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
   """Trains, writes `out`/final_model.json and returns what it holds.
 
   UserError: a data set without images of classes, or with too few records.
@@ -104,7 +104,7 @@ def run(settings: Settings, out: str | os.PathLike) -> dict[str, Any]:
   return found
 
 
-def _plan(settings: Settings) -> Plan:
+def _plan(settings: FinalModels) -> Plan:
   """Everybody in every step, so that the run is Gaussian-DP and the bound `gdp` holds."""
   plan = Plan.calibrated(
     epsilon=settings.epsilon,
@@ -119,7 +119,12 @@ def _plan(settings: Settings) -> Plan:
 
 
 def _scores(
-  settings: Settings, plan: Plan, loss_fn: LossFn, params: Params, records: Any, target: Any
+  settings: FinalModels,
+  plan: Plan,
+  loss_fn: LossFn,
+  params: Params,
+  records: Any,
+  target: Any,
 ) -> auditing.Scores:
   done = 0
   with writers.progress(2 * settings.num_models, 0, "final models") as bar:
@@ -154,13 +159,13 @@ def line(found: dict[str, Any]) -> str:
   )
 
 
-def _bound(name: str, scores: auditing.Scores, settings: Settings) -> float:
+def _bound(name: str, scores: auditing.Scores, settings: FinalModels) -> float:
   return auditing.METHODS[name](
     scores, delta=settings.delta, confidence=settings.confidence
   )
 
 
-def _estimates(scores: auditing.Scores, settings: Settings) -> dict[str, Any]:
+def _estimates(scores: auditing.Scores, settings: FinalModels) -> dict[str, Any]:
   """With intervals by the bootstrap: every model is a training of its own."""
   if settings.num_models < _FOR_BOOTSTRAP:
     return {}
@@ -175,7 +180,7 @@ def _estimates(scores: auditing.Scores, settings: Settings) -> dict[str, Any]:
   }
 
 
-def _parts(settings: Settings) -> tuple[data.Dataset, data.Dataset, data.Dataset]:
+def _parts(settings: FinalModels) -> tuple[data.Dataset, data.Dataset, data.Dataset]:
   """(records but for the target, the auditor's own with blanks, test)."""
   train, test = data.load(settings.data)
   if train.num_classes < 2 or train.x.dtype == np.int32:
