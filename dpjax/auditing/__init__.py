@@ -19,6 +19,10 @@ share.
 `canary_clients` are users of a federated run; every run may have them, by `--audit`.
 """
 
+from dpjax.auditing.bootstrap import Interval as Interval
+from dpjax.auditing.bootstrap import auc as auc
+from dpjax.auditing.bootstrap import bootstrap_interval as bootstrap_interval
+from dpjax.auditing.bootstrap import estimated_epsilon as estimated_epsilon
 from dpjax.auditing.canaries import KINDS as KINDS
 from dpjax.auditing.canaries import SCORES as SCORES
 from dpjax.auditing.canaries import Canaries as Canaries

@@ -171,7 +171,7 @@ def canary_sums() -> optax.GradientTransformation:
   def init(params: Any) -> CanarySums:
     return CanarySums(jnp.zeros_like(params["canaries"]))
 
-  def update(updates: Any, state: CanarySums, params: Any = None) -> Any:
+  def update(updates: Any, state: Any, params: Any = None) -> Any:
     del params
     return updates, CanarySums(state.canary_sums + updates["canaries"])
 

@@ -342,7 +342,8 @@ def one_run_two_sided(scores: Scores, *, delta: float, confidence: float = 0.95)
 
   Theorem 5.2 of Steinke et al. holds for any guesses in {in, out, none} that are a function
   of what was released, so nothing else changes: k guesses become 2 k at the same accuracy,
-  where low scores tell as much as high ones, as those of noisy sums do.
+  where low scores tell as much as high ones, as the sums of a run on everybody do. Where a
+  record takes part in few steps, high scores tell more, and `one_run` may be larger.
 
   >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
   >>> round(one_run_two_sided(scores, delta=0.0), 2)

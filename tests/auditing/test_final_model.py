@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from dpjax import auditing, losses, models
-from dpjax.checks import final_model
+from dpjax.checks import many_models
 from dpjax.data import load
 from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler, PoissonSampler
@@ -62,7 +62,7 @@ def test_a_sound_training_is_told_apart_and_not_refuted(audited):
   gap = (found.inside.mean() - found.outside.mean()) / found.outside.std()
   mu = auditing.mu_from_epsilon(plan.epsilon(), DELTA)
   assert 0.5 * mu < gap < 1.5 * mu  # of the mu of all steps, the final model keeps most
-  for name in final_model._SHOWN:
+  for name in many_models._SHOWN:
     assert auditing.METHODS[name](found, delta=DELTA) <= plan.epsilon()
 
 
@@ -89,10 +89,10 @@ def test_what_it_cannot_audit_is_one_line(audited):
     assert "\n" not in str(caught.value)
   for wrong in ({"initial": "worst"}, {"num_models": 1}, {"epsilon": 0.0}):
     with pytest.raises(UserError, match=next(iter(wrong))):
-      final_model.Settings(**wrong)
-  many = final_model.Settings(data="digits", num_records=5000)
+      many_models.FinalModels(**wrong)
+  many = many_models.FinalModels(data="digits", num_records=5000)
   with pytest.raises(UserError, match="num_records=5000: must be at most"):
-    final_model.run(many, "unused")
+    many_models.run(many, "unused")
 
 
 def test_the_command_writes_what_it_says(tmp_path):
@@ -100,7 +100,7 @@ def test_the_command_writes_what_it_says(tmp_path):
     "launch.audit", "--final_model=digits", "--models=4", f"--out={tmp_path}"
   )
   assert done.returncode == 0, done.stderr
-  found = json.loads((tmp_path / final_model.RESULT).read_text())
+  found = json.loads((tmp_path / many_models.RESULT).read_text())
   assert found["num_models"] == 4 and found["bounds"]["gdp"] <= found["epsilon_claimed"]
   assert done.stdout.startswith("not refuted: digits, final model only")
   both = commands.run("launch.audit", "--final_model=digits", "--all")

@@ -10,6 +10,7 @@ every other label of a blank unlikely.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 import time
@@ -21,6 +22,7 @@ import numpy as np
 import optax
 
 from dpjax import auditing, data, losses, models, validate
+from dpjax.accounting import lower, upper
 from dpjax.plan import Plan
 from dpjax.runs import provenance, writers
 from dpjax.sampling import PoissonSampler
@@ -30,13 +32,14 @@ from dpjax.validate import UserError
 RESULT = "final_model.json"
 INITIAL = ("worst_case", "ordinary")
 _OWN = 2000  # records of the auditor's, at most, and a tenth as many blanks
+_FOR_BOOTSTRAP = 50  # models, fewer are not drawn again
 _SPARE = 16  # slots beyond the records, for the check of the capacity
 _FIT: dict[str, Any] = {"num_steps": 300, "learning_rate": 0.02}  # of Adam, full batch
 _SHOWN = ("gdp", "clopper_pearson")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class FinalModels:
   """What is trained.
 
   Args:
@@ -67,14 +70,14 @@ class Settings:
     validate.one_of(INITIAL, initial=self.initial)
 
 
-def run(settings: Settings, out: str | os.PathLike) -> dict[str, Any]:
+def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
   """Trains, writes `out`/final_model.json and returns what it holds.
 
   UserError: a data set without images of classes, or with too few records.
   """
   started = time.perf_counter()
   records, own, test = _parts(settings)
-  model = models.build("linear", num_classes=records.num_classes)
+  model: Any = models.build("linear", num_classes=records.num_classes)
   loss_fn = losses.softmax_cross_entropy(model.apply)
   params = model.init(jax.random.key(settings.seed), jnp.zeros_like(records.x[:1]))
   if settings.initial == "worst_case":
@@ -90,6 +93,7 @@ def run(settings: Settings, out: str | os.PathLike) -> dict[str, Any]:
     "initial_test_accuracy": _accuracy(model.apply, params, test),
     "target_label": int(target.y[0]),
     "bounds": bounds,
+    "estimates": _estimates(scores, settings),
     "refuted": bounds["gdp"] > plan.epsilon(),
     "minutes": (time.perf_counter() - started) / 60,
     "versions": provenance.versions(),
@@ -100,7 +104,7 @@ def run(settings: Settings, out: str | os.PathLike) -> dict[str, Any]:
   return found
 
 
-def _plan(settings: Settings) -> Plan:
+def _plan(settings: FinalModels) -> Plan:
   """Everybody in every step, so that the run is Gaussian-DP and the bound `gdp` holds."""
   plan = Plan.calibrated(
     epsilon=settings.epsilon,
@@ -115,7 +119,12 @@ def _plan(settings: Settings) -> Plan:
 
 
 def _scores(
-  settings: Settings, plan: Plan, loss_fn: LossFn, params: Params, records: Any, target: Any
+  settings: FinalModels,
+  plan: Plan,
+  loss_fn: LossFn,
+  params: Params,
+  records: Any,
+  target: Any,
 ) -> auditing.Scores:
   done = 0
   with writers.progress(2 * settings.num_models, 0, "final models") as bar:
@@ -141,22 +150,37 @@ def _scores(
 def line(found: dict[str, Any]) -> str:
   """One line for people."""
   said = "REFUTED" if found["refuted"] else "not refuted"
-  shown = ", ".join(f"{name} {value:.3f}" for name, value in found["bounds"].items())
+  bounds = ", ".join(f"{lower(value)} ({name})" for name, value in found["bounds"].items())
   return (
     f"{said}: {found['data']}, final model only, {found['initial']} initial parameters, "
-    f"{found['num_models']} models with the target and as many without: epsilon >= {shown} "
-    f"({100 * found['confidence']:.4g}% confidence, delta={found['delta']:g}), "
-    f"claimed {found['epsilon_claimed']:.3f}; {found['minutes']:.1f} minutes"
+    f"{found['num_models']} models with the target and as many without: epsilon >= {bounds}, "
+    f"each with {100 * found['confidence']:.4g}% confidence, at delta={upper(found['delta'])}; "
+    f"claimed {upper(found['epsilon_claimed'])}; {found['minutes']:.1f} minutes"
   )
 
 
-def _bound(name: str, scores: auditing.Scores, settings: Settings) -> float:
+def _bound(name: str, scores: auditing.Scores, settings: FinalModels) -> float:
   return auditing.METHODS[name](
     scores, delta=settings.delta, confidence=settings.confidence
   )
 
 
-def _parts(settings: Settings) -> tuple[data.Dataset, data.Dataset, data.Dataset]:
+def _estimates(scores: auditing.Scores, settings: FinalModels) -> dict[str, Any]:
+  """With intervals by the bootstrap: every model is a training of its own."""
+  if settings.num_models < _FOR_BOOTSTRAP:
+    return {}
+  statistics = {
+    "auc": auditing.auc,
+    "epsilon": functools.partial(auditing.estimated_epsilon, delta=settings.delta),
+  }
+  numbers: dict[str, Any] = dict(seed=settings.seed, confidence=settings.confidence)
+  return {
+    name: auditing.bootstrap_interval(statistic, scores, **numbers).to_json()
+    for name, statistic in statistics.items()
+  }
+
+
+def _parts(settings: FinalModels) -> tuple[data.Dataset, data.Dataset, data.Dataset]:
   """(records but for the target, the auditor's own with blanks, test)."""
   train, test = data.load(settings.data)
   if train.num_classes < 2 or train.x.dtype == np.int32:
