@@ -13,7 +13,7 @@ what is left. Ten minutes on two cores by default. Exit code 1 if a claim is ref
 
 --final_model audits what a training releases last and nothing else: many models of a data
 set, trained from worst-case initial parameters with a target and without it; writes
-final_model.json to --out. 1,000 models of mnist and as many without: two minutes.
+final_model.json to --out. 1,000 models of mnist and as many without: two to three minutes.
 """
 
 from __future__ import annotations
