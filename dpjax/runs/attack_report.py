@@ -15,7 +15,7 @@ from dpjax.attacks import AllowedRoc, Leakage, Roc, table
 from dpjax.runs import report, writers
 from dpjax.validate import UserError
 
-_LEFT = 1e-5  # of both axes, or a tenth of what one record is worth
+_LEFT = 0.1  # of both axes, or what one record is worth
 
 
 def roc_report(
@@ -52,9 +52,13 @@ def roc_report(
 
 
 def draw_roc(axes: Axes, curves: Mapping[str, Roc], line: AllowedRoc | None = None) -> None:
-  """Each curve as a staircase, guessing as a dotted diagonal, `line` dashed and black."""
-  one = min(0.1 / max(c.num_members, c.num_non_members) for c in curves.values())
-  left = max(min(one, 1e-3), _LEFT)
+  """Each curve as a staircase, guessing as a dotted diagonal, `line` dashed and black.
+
+  The axes begin at what one record is worth: a curve further to the left would show a rate that
+  so few records cannot, and seem to cross the line.
+  """
+  left = min(1 / max(c.num_members, c.num_non_members) for c in curves.values())
+  left = min(left, _LEFT)
   rates = np.geomspace(left, 1, 200)
   axes.set_xscale("log")
   axes.set_yscale("log")
