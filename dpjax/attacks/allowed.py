@@ -11,7 +11,7 @@ A run keeps many such pairs at once, one for each epsilon, so its line is the le
 What "with a record" means is the neighbouring relation's: under add_or_remove_one, members
 must be drawn by coins of their own (`shadows.random_halves`), for where the size of the
 training set is fixed, another record takes the place of one that is out, and the line for
-that is replace_one's.
+that is replace_one's (`replaced`).
 """
 
 from __future__ import annotations
@@ -133,6 +133,20 @@ def by_plan(plan: Plan, *, steps: int | None = None) -> AllowedRoc:
   abort = aside / (1 + np.exp(own if np.isfinite(own) else 0.0))
   deltas = deltas + abort * (1 + np.exp(_EPSILONS))
   return _by_curve("plan", deltas, plan.accountant, relation, plan.assumptions)
+
+
+def replaced(line: AllowedRoc) -> AllowedRoc:
+  """What a promise under another relation allows where the number of members is fixed, so
+  that another record takes the place of one that is out: two steps of the relation, one out
+  and one in, each of which the line bounds (group privacy, Dong et al. 2022, Theorem 2.14).
+
+  >>> line = replaced(by_mu(1.0))  # which is 2-Gaussian DP
+  >>> line([0.5]).round(4)  # Phi(2)
+  array([0.9772])
+  """
+  return AllowedRoc(
+    f"{line.words}, twice: a record takes another's place", lambda fpr: line(line(fpr))
+  )
 
 
 def _by_curve(

@@ -78,8 +78,10 @@ def ask(
 
 def _probabilities(answers: HostArray) -> np.ndarray:
   p = signals.numbers("answers", answers)
-  if p.ndim != 2 or p.shape[1] < 2 or not len(p) or (p < 0).any():
-    raise UserError(f"answers: must be probabilities [n, K] with K >= 2, got {p.shape}")
+  if p.ndim != 2 or p.shape[1] < 2 or not len(p) or ((p < 0) | (p > 1)).any():
+    raise UserError(
+      f"answers: must be probabilities in [0, 1], [n, K] with K >= 2, got {p.shape}"
+    )
   return p
 
 
@@ -101,6 +103,8 @@ def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndar
   ([[0.0, 1.0986]], [0.0, 0.0])
   """
   queries, p = signals.numbers("x", x), _probabilities(answers)
+  if not np.isfinite(queries).all():
+    raise UserError("x: must be finite")
   if len(queries) != len(p):
     raise UserError(f"answers: are {len(p)} to {len(queries)} queries: must be as many")
   queries = np.column_stack([queries.reshape(len(queries), -1), np.ones(len(queries))])

@@ -43,13 +43,14 @@ class LeakageScore(NamedTuple):
 
   score: float
   null: np.ndarray  # [num_null] scores of shuffled pairs
-  p_value: float  # (1 + null scores as large) / (1 + num_null)
+  p_value: float  # (1 + random pairings that score as much) / (1 + num_null)
   interval: tuple[float, float] | None  # bootstrap over records, 95 %; None: of one number
 
 
 def _shuffles(count: int, num_null: int, seed: int) -> list[np.ndarray]:
   """Permutations that leave nothing in its place: random cycles through all."""
   validate.integer_at_least(1, num_null=num_null)
+  validate.integer_at_least(0, seed=seed)
   if count < 3:
     raise UserError(f"records: must be at least 3 to be shuffled, got {count}")
   rng, found = np.random.default_rng(seed), []
@@ -68,14 +69,18 @@ def _scored(
   values = np.asarray(score(np.arange(count)), np.float64)
   null = np.array([np.mean(score(order)) for order in _shuffles(count, num_null, seed)])
   mean = float(np.mean(values))
-  p_value = (1 + int(np.sum(null >= mean))) / (1 + num_null)
+  # Of all orders, which form a group; cycles alone do not, and of 3 records there are but 2.
+  rng = np.random.default_rng([seed, 0x9A1F])
+  drawn = [np.mean(score(rng.permutation(count))) for _ in range(num_null)]
+  as_much = np.sum(np.array(drawn) >= mean - 1e-12)  # equal pairs, summed in another order
+  p_value = (1 + int(as_much)) / (1 + num_null)
   if values.size == 1:
     return LeakageScore(mean, null, p_value, None)
   if np.ptp(values) == 0:  # of which no bootstrap is needed
     return LeakageScore(mean, null, p_value, (mean, mean))
   rng = np.random.default_rng(seed)
-  drawn = stats.bootstrap((values.ravel(),), np.mean, method="percentile", rng=rng)
-  interval = drawn.confidence_interval
+  means = stats.bootstrap((values.ravel(),), np.mean, method="percentile", rng=rng)
+  interval = means.confidence_interval
   return LeakageScore(mean, null, p_value, (float(interval.low), float(interval.high)))
 
 
@@ -90,7 +95,8 @@ def _finite(name: str, value: HostArray, rank: int) -> np.ndarray:
   array = np.asarray(value, np.float64)
   if array.ndim < rank or not np.isfinite(array).all():
     raise UserError(f"{name}: must be finite numbers of at least {rank} axes")
-  return array
+  largest = np.max(np.abs(array), initial=0.0)
+  return array / largest if largest else array  # no score depends on it, their squares do
 
 
 def dense_leakage(

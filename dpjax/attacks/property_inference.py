@@ -26,6 +26,8 @@ from dpjax.metrics import Apply
 from dpjax.types import HostArray, Labelled, Params
 from dpjax.validate import UserError
 
+_HUGE = 1e100  # whose square is a number
+
 
 class Populations(NamedTuple):
   """Who trains on what, and which models' data have the property: rows of `train_shadows`."""
@@ -172,6 +174,9 @@ def infer_property(
       f"targets: have the shape {asked.shape}: must be [T, {known.shape[1]}], the features of "
       "the shadows (was the target trained elsewhere?)"
     )
+  for name, features in (("shadows", known), ("targets", asked)):
+    if not (np.abs(features) < _HUGE).all():
+      raise UserError(f"{name}: must be finite features, below {_HUGE:g}")
   center, scale = known.mean(axis=0), known.std(axis=0)
   scale = np.where(scale > 0, scale, 1.0)
   meta = linear_model.LogisticRegression(C=1 / l2, max_iter=5000)

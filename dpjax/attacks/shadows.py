@@ -66,6 +66,8 @@ def each_as_target(
   A model whose records are exactly those that the target lacks is left out with it: else
   the NUMBER of shadows that held a record would tell who the members are.
 
+  UserError: masks in which that number tells it nevertheless.
+
   >>> halves = random_halves(6, 10, seed=0)
   >>> [evidence.shadows.shape for evidence, _ in each_as_target(halves + 0.0, halves)]
   [(4, 10), (4, 10), (4, 10), (4, 10), (4, 10), (4, 10)]
@@ -75,9 +77,19 @@ def each_as_target(
   for target, members in enumerate(whole.included):
     kept = ~np.all(whole.included == ~members, axis=1)
     kept[target] = False
+    _check_counts(whole.included[kept].sum(axis=0), members)
     yield (
       Evidence(whole.shadows[target], whole.shadows[kept], whole.included[kept]),
       members,
+    )
+
+
+def _check_counts(counts: np.ndarray, members: np.ndarray) -> None:
+  """Of shadows that held a record [n]. UserError: one more is out of the target for each."""
+  if np.ptp(counts) and not np.ptp(counts + members):
+    raise UserError(
+      "included: every record is held by equally many models, so the number of shadows that "
+      "held it tells the target's members; deal the records by coins (random_halves)"
     )
 
 

@@ -19,6 +19,7 @@ from dpjax.sweeps.engine import Grid, Point, Row
 from dpjax.validate import UserError
 
 _OF_TABLE = {"rows": {}, "beside": {}, "title": ""}  # of the whole, not of a run
+_LONGEST = 200  # bytes of a folder's name
 _AGGREGATOR = "federate.aggregator"
 _MASKED = ("secure_sum", "secure_aggregation", "secagg")
 
@@ -60,6 +61,12 @@ def _point(config: AttackConfig, label: str, changes: dict[str, Any]) -> Point:
     if name in changes:
       raise UserError(f"{where}.{name}: would be ignored, it is of the whole table")
   run = fields.replace_all(config, {**_OF_TABLE, **changes}, name=where)
+  for name, value in changes.items():  # which would be told as its defence
+    if name.partition(".")[0] == other(run):
+      raise UserError(
+        f"{where}.{name}={value!r}: would be ignored, this row attacks {run.attack.room}; "
+        "leave it out"
+      )
   setattr(run, other(run), type(getattr(run, other(run)))())
   try:
     check(run)
@@ -68,6 +75,11 @@ def _point(config: AttackConfig, label: str, changes: dict[str, Any]) -> Point:
   attack, _, defence = label.rpartition(", ")
   named = {"attack": attack or name_of(run, "attack"), "defence": defence}
   slug = "-".join("".join(c if c.isalnum() else " " for c in label.lower()).split())
+  if not slug or len(slug.encode()) > _LONGEST or not label.isprintable():
+    raise UserError(
+      f"rows[{label!r:.60}]: names a row and its folder: must be words on one line, of at most "
+      f"{_LONGEST} bytes"
+    )
   return Point(slug, run, named | {"beside": config.beside.get(label, "")})
 
 

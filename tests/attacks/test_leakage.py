@@ -111,3 +111,26 @@ def test_errors_are_one_line():
     with pytest.raises(UserError, match=words) as caught:
       call()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [3, 8])
+def test_p_values_of_pairs_that_do_not_belong_together_are_p_values(count):
+  """Of 3 records there are two derangements: with them alone a third of all would be 0.01."""
+  rng, found = np.random.default_rng(0), []
+  for seed in range(100):
+    a, b = rng.normal(size=(2, count, 9))
+    found.append(attacks.recovered_leakage(a, b, num_null=99, seed=seed).p_value)
+  for level in (0.05, 0.2):  # four standard deviations
+    most = level + 4 * np.sqrt(level * (1 - level) / len(found))
+    assert np.mean(np.array(found) <= level) <= most
+
+
+def test_scores_do_not_depend_on_the_scale():
+  rng = np.random.default_rng(0)
+  x, kernels = rng.normal(size=(6, 1, 8)), rng.normal(size=(6, 8, 3))
+  plain = attacks.dense_leakage(kernels, x, num_null=9)
+  for scale in (1e-200, 1e200):
+    other = attacks.dense_leakage(scale * kernels, x, num_null=9)
+    assert other.score == pytest.approx(plain.score) and other.p_value == plain.p_value
+    far = attacks.distance_correlation(scale * kernels, x, num_null=9).score
+    assert far == pytest.approx(attacks.distance_correlation(kernels, x, num_null=9).score)

@@ -240,6 +240,18 @@ def test_the_complement_of_a_target_is_not_among_its_shadows():
       assert (extra == 3).all(), members
 
 
+def test_a_design_that_balances_every_record_is_refused_for_it_tells_the_members():
+  """Every record in exactly half of the models, and no two models complements."""
+  order = np.random.default_rng(0).random((8, 60)).argsort(axis=0)
+  with pytest.raises(UserError, match="tells the target's members") as caught:
+    list(attacks.each_as_target(np.zeros((8, 60)), order < 4))
+  assert "\n" not in str(caught.value)
+  for count in (8, 9, 17):  # what random_halves deals is never refused, however few records
+    for seed in range(20):
+      halves = attacks.random_halves(count, 5, seed=seed)
+      assert len(list(attacks.each_as_target(halves + 0.0, halves))) == count
+
+
 def test_halves_are_fair_and_independent_of_each_other():
   halves = attacks.random_halves(41, 2000, seed=5)
   np.testing.assert_array_equal(halves[0:40:2], ~halves[1:41:2])

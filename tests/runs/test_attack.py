@@ -2,6 +2,7 @@
 
 import math
 
+import dp_accounting as dpa
 import jax
 import numpy as np
 import optax
@@ -9,11 +10,14 @@ import pytest
 
 from configs.attack import quickstart
 from dpjax import data
+from dpjax.attacks import allowed
 from dpjax.runs import fields, loop, streams, writers
 from dpjax.runs.attack import build, inversion, members
 from dpjax.runs.attack.config import AttackConfig, other
 from dpjax.runs.central.config import DataConfig, ModelConfig, PrivacyConfig, TrainConfig
 from dpjax.runs.federated import build as federated_build
+from dpjax.runs.federated import privacy as federated_privacy
+from dpjax.runs.federated.config import FedConfig
 from dpjax.sweeps import attack_table
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after
@@ -121,6 +125,46 @@ def test_a_finished_run_is_attacked_and_one_of_another_shape_is_refused(tmp_path
     _ran(odd, tmp_path / "odd")
 
 
+def test_the_epsilon_of_a_target_is_that_of_its_own_run_and_never_of_the_config(tmp_path):
+  config = _config(**{"train.data.center": False, "attack.num_shadows": 4}, **_PRIVATE)
+  leaky = fields.replace(config, "attack.target", _trained(tmp_path / "sgd"))
+  result = _ran(leaky, tmp_path / "attack")
+  assert result["epsilon"] is None and result["epsilon_kind"] == "none"
+  assert result["method"] == "sgd" and result["noise_multiplier"] in (None, 0.0)
+  dp = {"privacy.method": "dp_sgd", "privacy.epsilon": 7.0}
+  own = _trained(tmp_path / "dp", **dp)
+  told = members.told_of(own, _held(own), config.train)
+  assert 6 < told["epsilon"] <= 7 and told["epsilon_kind"] == "proved"
+  moved = tmp_path / "sgd" / "params.npz"
+  moved.write_bytes((tmp_path / "dp" / "params.npz").read_bytes())
+  told = members.told_of(str(moved), _held(moved), config.train)
+  assert told["epsilon"] is None and "no result.json" in told["epsilon_note"]
+  fewer = fields.replace(config.train, "data.limit", 40)
+  with pytest.raises(UserError, match="was trained elsewhere: its run had data="):
+    members.told_of(own, _held(own), fewer)
+
+
+def _held(path):
+  with np.load(path) as found:
+    return {"params": {"head": {n: found[f"params/head/{n}"] for n in ("bias", "kernel")}}}
+
+
+@pytest.mark.parametrize("sampler", ["poisson", "truncated_poisson"])
+def test_exact_halves_are_held_to_the_line_of_a_replaced_record(sampler):
+  changes = {"train.privacy.sampler": sampler, "train.privacy.epsilon": 1.0}
+  if sampler != "poisson":
+    changes["train.privacy.neighboring_relation"] = "replace_special"
+  point = _point(_config(**_PRIVATE, **changes))
+  loaded = build.load_data(point)
+  random = streams.derived(0, build.digest(point), data.digest(loaded[0]))
+  attacked = members.prepare(point, loaded, random)
+  line, once = members._line(attacked), allowed.by_plan(attacked.run.plan)
+  twice = once(once([0.01, 0.3]))
+  np.testing.assert_array_equal(
+    line([0.01, 0.3]), once([0.01, 0.3]) if sampler == "poisson" else twice
+  )
+
+
 # --- inversion
 
 
@@ -176,6 +220,39 @@ def test_a_defence_that_fails_is_said_to_fail(changes, fails, tmp_path):
   assert (result["leakage"]["dense"]["score"] > 0.999) == fails
   assert (tmp_path / "reconstructions.png").exists()
   assert bool(result["epsilon_note"]) == ("central" in changes.values())
+
+
+def test_what_the_servers_noise_promises_is_no_promise_against_it_with_own_noise_beside():
+  changes = {"federate.privacy.method": "both", "federate.privacy.epsilon": None}
+  changes |= {"federate.privacy.noise_multiplier": 3.0}
+  changes |= {"federate.privacy.local_noise_multiplier": 1e-6}
+  point = _point(_config(**_DENSE, **changes))
+  loaded = build.load_data(point)
+  random = streams.derived(0, build.digest(point), b"0" * 32)
+  assert "server sees every message" in inversion.prepare(point, loaded, random).note
+
+
+def test_a_simulated_cohort_says_what_this_very_run_costs():
+  changes = {"privacy.epsilon": None, "privacy.noise_multiplier": 3.0}
+  changes |= {"privacy.simulated_cohort": 100, "privacy.simulated_clients": 100_000}
+  changes |= {"num_rounds": 2, "clients_per_round": 2.0, "partition.num_clients": 8}
+  config = fields.replace_all(FedConfig(), changes)
+  promise = federated_privacy.make_promise(
+    config, *federated_privacy.make_plan(config, 8), 8
+  )
+  told = build.promised(promise, 2)
+  gaussian = dpa.GaussianDpEvent(3.0 * 2 / 100)  # the cohort of 100 has it, of 2 are here
+  own = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(2 / 8, gaussian), 2)
+  accountant = dpa.pld.PLDAccountant().compose(own)
+  assert told["epsilon_kind"] == "simulated" and told["epsilon"] < 0.1
+  expected = accountant.get_epsilon(config.privacy.delta)
+  assert expected > 100 and told["epsilon_of_this_run"] == pytest.approx(expected, rel=0.01)
+
+
+def test_labels_are_counted_as_sets_that_may_hold_one_twice():
+  """[0, 1, 2] and [1, 2, 3] have two in common, though sorted they agree nowhere."""
+  pairs = [([0, 1, 2], [1, 2, 3]), ([5, 5, 1], [5, 1, 1]), ([4, 4, 4], [4, 4, 4])]
+  assert [inversion.in_common(*map(np.array, pair)) for pair in pairs] == [2, 2, 3]
 
 
 # --- what is refused
@@ -246,3 +323,26 @@ def test_what_only_the_data_tell_is_one_line_that_names_its_field(changes, words
 def test_a_room_that_no_row_attacks_is_refused():
   with pytest.raises(UserError, match="federate.data.limit=8: would be ignored, it needs"):
     attack_table.points(_config(**{"federate.data.limit": 8}))
+
+
+@pytest.mark.parametrize(
+  ("rows", "words"),
+  [
+    (
+      {"membership, top-k": {"federate.compression": "top_k"}},
+      "rows['membership, top-k'].federate.compression='top_k': would be ignored, this row "
+      "attacks train",
+    ),
+    (
+      {"DLG, epsilon 1": {"attack": "dlg", "train.privacy.epsilon": 1.0}},
+      "rows['DLG, epsilon 1'].train.privacy.epsilon=1.0: would be ignored",
+    ),
+    ({"": {}}, "rows['']: names a row and its folder"),
+    ({"membership, a\nb": {}}, "must be words on one line"),
+    ({"membership, " + "x" * 300: {}}, "of at most 200 bytes"),
+  ],
+)
+def test_a_row_whose_defence_would_be_ignored_or_whose_name_is_none_is_refused(rows, words):
+  with pytest.raises(UserError) as caught:
+    attack_table.points(AttackConfig(rows=rows))
+  assert words in str(caught.value) and "\n" not in str(caught.value)

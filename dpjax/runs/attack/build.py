@@ -101,4 +101,13 @@ def promised(promise: Promise, num_steps: int) -> dict[str, Any]:
   if promise.kind == "none":
     return promise.facts(Ledger(), 0.0)
   promise.warn()
-  return promise.facts(Ledger(), promise.curve(num_steps))
+  ledger = Ledger()
+  for step in range(num_steps if promise.kind == "simulated" else 0):
+    ledger = ledger.charge(  # a simulation also says what its own small cohorts cost
+      promise.step_event(step),
+      l2_clip_norm=promise.l2_bound,
+      neighboring_relation=promise.relation,
+      noise_key_id="attacked",
+      first_step=step,
+    )
+  return promise.facts(ledger, promise.curve(num_steps))

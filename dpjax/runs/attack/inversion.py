@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -70,7 +71,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> V
 
   plan, reported = privacy.make_plan(federate, len(truths))
   promise = privacy.make_promise(federate, plan, reported, len(truths))
-  hidden = federate.privacy.method in ("local", "both", "none")
+  # "both" promises what the server releases, too: its epsilon is that of the server's noise
+  hidden = federate.privacy.method in ("local", "none")
   return Victims(
     truths=truths,
     params=params,
@@ -219,7 +221,7 @@ def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> 
   measured = attacks.fidelity(truth, made, data_range=span)
   rows = attacks.success(measured)
   right = sum(
-    np.sum(np.sort(np.asarray(one.y)) == np.sort(labels))
+    in_common(np.asarray(one.y), labels)
     for one, labels in zip(attacked.truths, np.asarray(state["labels"]))
   )
   result = {
@@ -254,6 +256,11 @@ def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> 
 
   held = {name: np.asarray(state[name]) for name in ("found", "labels", "error")}
   return Found(held, result, write)
+
+
+def in_common(truth: np.ndarray, labels: np.ndarray) -> int:
+  """How many labels of a batch, in any order, were found."""
+  return (Counter(truth.tolist()) & Counter(labels.tolist())).total()
 
 
 def _leakage(

@@ -12,17 +12,24 @@ from scipy import special
 
 from dpjax import attacks, data, trees
 from dpjax.attacks import allowed, shadows, signals
-from dpjax.runs import attack_report
+from dpjax.runs import attack_report, fields, workdir, writers
+from dpjax.runs import streams as streams_lib
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.central import build as central
+from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.loop import Work
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
-from dpjax.types import Params
+from dpjax.types import NeighboringRelation, Params
 from dpjax.validate import UserError
 
 _LOOKS = len(attacks.FPRS) + 1  # at which a verdict is reached: each rate, and the AUC
+_PROMISED = (
+  "epsilon", "delta", "neighboring_relation", "unit", "epsilon_kind", "accountant",
+  "noise_multiplier",
+)  # fmt: skip
 _LEFT, _COUNT = 1e-4, 81  # least and number of the rates of the curves in result.json
+_UNTOLD = "no result.json of these parameters stands beside the target"
 
 
 class Targets(NamedTuple):
@@ -40,6 +47,7 @@ class Targets(NamedTuple):
   promise: Promise
   num_steps: int
   method: str
+  told: dict[str, Any]  # of a target, what its own run says of itself
 
 
 class Found(NamedTuple):
@@ -63,10 +71,11 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
   size = int(included.sum(axis=1).max())
   half = records.subset(slice(0, size))
   run = central.assemble(config.train, (half, test), random)
-  promise = run.promise
+  promise, told = run.promise, {}
   if own.target is not None:
     target = loaded_params(own.target, run.params)
-    promise = central.assemble(config.train, (train, test), random).promise
+    told = told_of(own.target, target, config.train)
+    promise = Promise("none", None, "")  # this config's steps are not what trained it
   init = jax.jit(
     lambda key: central.start(config.train, half, random._replace(init=key))[2]
   )
@@ -81,7 +90,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
   )
   steps, method = config.train.num_steps, config.train.privacy.method
   return Targets(
-    records, included, target, members, run, test, models, promise, steps, method
+    records, included, target, members, run, test, models, promise, steps, method, told
   )
 
 
@@ -133,6 +142,33 @@ def loaded_params(path: str, like: Params) -> Params:
         "the model of this config"
       )
   return jax.tree.unflatten(treedef, [arrays[named(where)] for where, _ in leaves])
+
+
+def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
+  """What the run of a target says it promises: the result.json beside its params.npz, if it
+  is of these very parameters. Another config's epsilon was not charged for them.
+
+  UserError: its run had other data, so that its members are not those of `train`.
+  """
+  folder, none = pathlib.Path(path).parent, dict.fromkeys(_PROMISED)
+  file, config = folder / writers.RESULT, folder / workdir.CONFIG
+  result = writers.read_json(file) if file.exists() else {}
+  if not isinstance(result, dict) or result.get("params_sha256") != trees.sha256(params):
+    return none | {"epsilon_kind": "none", "method": "unknown", "epsilon_note": _UNTOLD}
+  wanted, known = (
+    {name: value for name, value in dict(data).items() if name != "data_dir"}
+    for data in (
+      writers.plain(fields.to_dict(train))["data"],
+      (writers.read_json(config) if config.exists() else {}).get("data", {}),
+    )
+  )
+  if streams_lib.canonical(wanted) != streams_lib.canonical(known):
+    raise UserError(
+      f"attack.target={path!r}: was trained elsewhere: its run had data={known}, train.data "
+      f"is {wanted}"
+    )
+  names = (*_PROMISED, "failed_assumptions", "method", "num_steps")
+  return none | {name: result[name] for name in names if name in result}
 
 
 # --- the work
@@ -237,7 +273,7 @@ def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> 
   measured = {name: attacks.measure(one, members) for name, one in by_method.items()}
   line, private = None, attacked.run.plan.is_private
   if attacked.target is None and private:  # whose members were dealt by coins
-    line = allowed.by_plan(attacked.run.plan)
+    line = _line(attacked)
   result = {
     "test_accuracy": _accuracy(attacked, state),
     "num_models": len(attacked.included),
@@ -246,6 +282,7 @@ def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> 
     "line": None if line is None else line.words,
     "attacks": {name: _row(one, line, private) for name, one in measured.items()},
     "curves": _curves(measured, line),
+    **attacked.told,
   }
 
   def write(folder: pathlib.Path) -> None:
@@ -253,6 +290,14 @@ def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> 
 
   held = {name: np.asarray(leaf) for name, leaf in state.items()}
   return Found(held | {"included": attacked.included}, result, write)
+
+
+def _line(attacked: Targets) -> attacks.AllowedRoc:
+  plan, sizes = attacked.run.plan, attacked.included.sum(axis=1)
+  line = allowed.by_plan(plan)
+  exact = np.ptp(sizes) == 0  # as `_halves` dealt them: else one record more or less
+  same = plan.neighboring_relation == NeighboringRelation.REPLACE_ONE
+  return allowed.replaced(line) if exact and not same else line
 
 
 def _accuracy(attacked: Targets, state: Mapping[str, Any]) -> float:
