@@ -48,7 +48,6 @@ from dpjax.auditing.likelihood import laplace_log_ratio as laplace_log_ratio
 from dpjax.auditing.likelihood import likelihood_ratio as likelihood_ratio
 from dpjax.auditing.likelihood import trial_scores as trial_scores
 from dpjax.auditing.lower_bounds import METHODS as METHODS
-from dpjax.auditing.lower_bounds import Scores as Scores
 from dpjax.auditing.lower_bounds import clopper_pearson as clopper_pearson
 from dpjax.auditing.lower_bounds import delta_from_mu as delta_from_mu
 from dpjax.auditing.lower_bounds import epsilon_from_mu as epsilon_from_mu
@@ -60,6 +59,8 @@ from dpjax.auditing.lower_bounds import one_run_fdp_two_sided as one_run_fdp_two
 from dpjax.auditing.lower_bounds import one_run_gaussian as one_run_gaussian
 from dpjax.auditing.lower_bounds import one_run_p_value as one_run_p_value
 from dpjax.auditing.lower_bounds import one_run_two_sided as one_run_two_sided
+from dpjax.auditing.scores import CanaryScores as CanaryScores
+from dpjax.auditing.scores import Scores as Scores
 from dpjax.auditing.verdict import Audit as Audit
 from dpjax.auditing.verdict import audit as audit
 from dpjax.auditing.verdict import check_method as check_method

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import gradients, validate
-from dpjax.auditing.lower_bounds import Scores
+from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.data import Dataset
 from dpjax.types import Example, HostArray, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
@@ -155,18 +155,20 @@ class _Coins(Protocol):
 
 
 def split_scores(values: HostArray, canaries: _Coins) -> Scores:
-  """One score for each canary, parted by their coins.
+  """One score for each canary, parted by their coins; NaN, of a run that diverged, is 0.
 
   >>> canaries = Canaries(None, np.array([True, False, True]), "random")
   >>> split_scores([3.0, 1.0, 2.0], canaries)
-  Scores(inside=array([3., 2.]), outside=array([1.]))
+  CanaryScores(inside=array([3., 2.]), outside=array([1.]))
   """
-  values = np.asarray(values, np.float64)
+  values = np.nan_to_num(
+    np.asarray(values, np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf
+  )
   if values.shape != canaries.included.shape:
     raise UserError(f"scores: must be one for each of {canaries.included.size} canaries")
   if canaries.included.all() or not canaries.included.any():
     raise UserError("canaries: all of them are on one side; use more of them")
-  return Scores(values[canaries.included], values[~canaries.included])
+  return CanaryScores.parted(values, canaries.included)
 
 
 def _values(score: Callable[[Example], jax.Array], examples: Dataset) -> np.ndarray:

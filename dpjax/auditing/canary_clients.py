@@ -51,7 +51,7 @@ from jax import flatten_util
 
 from dpjax import trees, validate
 from dpjax.auditing import canaries as records
-from dpjax.auditing.lower_bounds import Scores
+from dpjax.auditing.scores import Scores
 from dpjax.data import Dataset, Federation
 from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import Cohort

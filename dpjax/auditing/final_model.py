@@ -25,7 +25,7 @@ import numpy as np
 import optax
 
 from dpjax import training, validate
-from dpjax.auditing.lower_bounds import Scores
+from dpjax.auditing.scores import Scores
 from dpjax.data import Dataset
 from dpjax.plan import Plan
 from dpjax.types import Array, Batch, Example, LossFn, Params

@@ -25,7 +25,7 @@ import optax
 
 from dpjax import validate
 from dpjax.auditing.canaries import Canaries, split_scores
-from dpjax.auditing.lower_bounds import Scores
+from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.plan import Plan
 from dpjax.types import Example, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
@@ -115,7 +115,7 @@ def gradient_canaries(
     ids, signs = map(jnp.asarray, batch.examples)
     update, state = step(state, ids, signs, jnp.asarray(batch.mask))
     total += np.asarray(update, np.float64)
-  return Scores(total[coins], total[~coins])
+  return CanaryScores.parted(total, coins)
 
 
 def with_canaries(params: Params, num_canaries: int) -> dict[str, Any]:

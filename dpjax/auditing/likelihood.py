@@ -13,7 +13,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.auditing import lower_bounds
-from dpjax.auditing.lower_bounds import Scores
+from dpjax.auditing.scores import Scores
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 

@@ -43,6 +43,7 @@ import numpy as np
 from scipy import special, stats
 
 from dpjax import validate
+from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
@@ -57,13 +58,6 @@ _FEWEST = 16  # guesses at either end: fewer refute nothing at the usual confide
 _TIES_SEED = 2305_08846  # equal scores are put in an order that knows nothing of the truth
 
 
-class Scores(NamedTuple):
-  """What an attack computed: larger means more likely to have been in."""
-
-  inside: np.ndarray  # [n] scores where the record was in
-  outside: np.ndarray  # [m] scores where it was not
-
-
 def _one(values: Any, name: str) -> np.ndarray:
   array = np.asarray(values, np.float64)
   if array.ndim != 1 or array.size == 0 or np.isnan(array).any():
@@ -75,7 +69,8 @@ def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
   """The scores' places among all of them, ties parted by coins that know no truth.
 
   Parting ties turns a threshold inside a tie into a randomised test, which is as valid, and
-  for discrete outputs the best there is.
+  for discrete outputs the best there is. The canaries of one run are parted by coins of
+  their own (`CanaryScores`), independent trials by coins of their places.
   """
   validate.open_unit(confidence=confidence)
   if delta != 0:
@@ -83,6 +78,8 @@ def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
   parts = _one(scores.inside, "inside"), _one(scores.outside, "outside")
   values = np.concatenate(parts)
   coins = np.random.default_rng(_TIES_SEED).random(values.size)
+  if isinstance(scores, CanaryScores):
+    coins = coins[scores.numbers]
   places = np.empty(values.size)
   places[np.lexsort((coins, values))] = np.arange(values.size)
   return Scores(places[: parts[0].size], places[parts[0].size :])

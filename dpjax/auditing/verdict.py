@@ -8,7 +8,7 @@ from typing import Any
 from dpjax import validate
 from dpjax.accounting import events, lower, upper
 from dpjax.auditing import lower_bounds
-from dpjax.auditing.lower_bounds import Scores
+from dpjax.auditing.scores import Scores
 from dpjax.plan import Plan
 
 _MEANING = {
@@ -21,6 +21,7 @@ _MEANING = {
   "gdp": "indicative: as clopper_pearson, and only if the training is Gaussian-DP",
 }
 
+_INDICATIVE = ("clopper_pearson", "gdp")  # of the canaries of one run
 _GAUSSIAN_ONLY = ("one_run_fdp", "one_run_fdp_two_sided", "one_run_gaussian", "gdp")
 
 
@@ -71,7 +72,8 @@ class Audit:
 
   @property
   def refuted(self) -> bool:
-    """Whether the claim is false, with `confidence`."""
+    """Whether the bound is above the claim: it is false, with `confidence`; by a method that
+    is only indicative this is an alarm, and no more."""
     return self.epsilon_claimed is not None and self.epsilon_lower > self.epsilon_claimed
 
   @property
@@ -82,16 +84,20 @@ class Audit:
     'REFUTED: epsilon >= 2.5 (one_run, 95% confidence, delta=1e-05), above the claimed 1'
     >>> Audit(2.5, "one_run", 0.95, 1e-5, None, {}).verdict
     'epsilon >= 2.5 (one_run, 95% confidence, delta=1e-05); no epsilon is claimed'
+    >>> Audit(2.5, "gdp", 0.95, 1e-5, 1.0, {}).verdict
+    'ALARM: epsilon >= 2.5 (gdp, indicative, no confidence, delta=1e-05), above the claimed 1'
     """
+    indicative = self.method in _INDICATIVE
+    sure = "indicative, no" if indicative else f"{lower(100 * self.confidence)}%"
     found = (
-      f"epsilon >= {lower(self.epsilon_lower)} ({self.method}, "
-      f"{100 * self.confidence:.4g}% confidence, delta={upper(self.delta)})"
+      f"epsilon >= {lower(self.epsilon_lower)} ({self.method}, {sure} confidence, "
+      f"delta={upper(self.delta)})"
     )
     if self.epsilon_claimed is None:
       return f"{found}; no epsilon is claimed"
     claim = f"the claimed {upper(self.epsilon_claimed)}"
     if self.refuted:
-      return f"REFUTED: {found}, above {claim}"
+      return f"{'ALARM' if indicative else 'REFUTED'}: {found}, above {claim}"
     return f"not refuted: {found}, {claim}; an audit cannot show that a run is private"
 
   def to_json(self) -> dict[str, Any]:
@@ -122,7 +128,8 @@ def audit(
   """The lower bound by `method` on the scores of one run's canaries, against a claim.
 
   The method is chosen beforehand: taking the largest of several bounds would need a
-  correction of its own. The others are reported beside it and decide nothing.
+  correction of its own. The others are reported beside it and decide nothing; at delta 0,
+  where Gaussian-DP has no epsilon, those that are valid for any mechanism.
 
   >>> import numpy as np
   >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
@@ -133,6 +140,7 @@ def audit(
   found = {
     name: bound(scores, delta=delta, confidence=confidence)
     for name, bound in lower_bounds.METHODS.items()
+    if delta or name == method or name not in _GAUSSIAN_ONLY
   }
   chosen = found.pop(method)
   return Audit(chosen, method, confidence, delta, epsilon_claimed, found)

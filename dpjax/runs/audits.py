@@ -11,6 +11,7 @@ from dpjax.auditing import Scores
 from dpjax.plan import Plan
 from dpjax.runs.central.config import AuditConfig
 from dpjax.types import NeighboringRelation
+from dpjax.validate import UserError
 
 
 def check(config: AuditConfig, kinds: tuple[str, ...], scores: tuple[str, ...]) -> None:
@@ -29,6 +30,19 @@ def relation_of(plan: Plan) -> str:
   knows the number of examples still fits; where nothing is proved, they are exchanged."""
   known = plan.sampler.law != "unproved"
   return str(plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE)
+
+
+def check_coins(included: np.ndarray, seed: int) -> None:
+  """Raises UserError, before anything trains, where coins leave nothing to tell apart.
+
+  Args:
+    included: [m] bool.
+  """
+  if included.all() or not included.any():
+    raise UserError(
+      f"audit.num_canaries={len(included)}: the coins of seed={seed} put all of them on one "
+      "side; must be more, or of another seed"
+    )
 
 
 def facts(

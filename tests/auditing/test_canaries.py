@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from dpjax import auditing, data, losses
+from dpjax.runs import audits
 from dpjax.validate import UserError
 
 
@@ -113,3 +114,10 @@ def test_one_sided_coins_are_refused():
   canaries = auditing.Canaries(None, np.ones(3, bool), "random")  # type: ignore[arg-type]
   with pytest.raises(UserError, match="one side"):
     auditing.split_scores(np.zeros(3), canaries)
+
+
+def test_coins_on_one_side_are_refused_before_anything_trains():
+  for seed, coins in enumerate(([True, True], [False, False])):
+    with pytest.raises(UserError, match=f"audit.num_canaries=2: .* seed={seed}"):
+      audits.check_coins(np.array(coins), seed)
+  audits.check_coins(np.array([True, False]), 0)

@@ -246,3 +246,24 @@ def test_an_audit_never_says_private():
   assert not none.refuted and "no epsilon is claimed" in none.verdict
   with pytest.raises(UserError, match="did you mean 'one_run'"):
     auditing.audit(scores, delta=DELTA, epsilon_claimed=1.0, method="onerun")
+
+
+def test_a_verdict_has_no_more_confidence_than_its_bound():
+  """Neither 100 %, nor any for a bound that takes one run's canaries as independent."""
+  scores = Scores(np.ones(500), np.zeros(500))
+  case = dict(delta=DELTA, epsilon_claimed=1.0)
+  for method in auditing.METHODS:
+    text = auditing.audit(scores, method=method, **case).verdict
+    indicative = method in ("clopper_pearson", "gdp")
+    assert text.startswith("ALARM" if indicative else "REFUTED"), text
+    assert ("95% confidence" in text) != indicative
+  text = auditing.audit(scores, confidence=1 - 1e-9, **case).verdict
+  assert "99.99% confidence" in text
+
+
+def test_an_audit_at_delta_0_is_by_any_bound_that_has_one():
+  scores = Scores(np.ones(500), np.zeros(500))
+  found = auditing.audit(scores, delta=0.0, epsilon_claimed=1.0)
+  assert found.refuted and set(found.others) == {"one_run_two_sided", "clopper_pearson"}
+  with pytest.raises(UserError, match="delta=0.0"):
+    auditing.audit(scores, delta=0.0, epsilon_claimed=1.0, method="gdp")

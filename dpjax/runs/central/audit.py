@@ -83,13 +83,15 @@ def insert(
   if not config.audit.enabled:
     return train, None
   auditing.check_method(config.audit.method, plan)
-  return auditing.insert_canaries(
+  changed, canaries = auditing.insert_canaries(
     train,
     num_canaries=config.audit.num_canaries,
     seed=config.seed,
     kind=config.audit.kind,
     neighboring_relation=audits.relation_of(plan),
   )
+  audits.check_coins(canaries.included, config.seed)
+  return changed, canaries
 
 
 def facts(

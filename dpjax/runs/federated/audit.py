@@ -90,13 +90,15 @@ def insert(
   if not config.audit.enabled:
     return federation, None
   auditing.check_method(config.audit.method, plan)
-  return auditing.insert_canary_clients(
+  changed, canaries = auditing.insert_canary_clients(
     federation,
     num_canaries=config.audit.num_canaries,
     seed=config.seed,
     kind=config.audit.kind,
     neighboring_relation=audits.relation_of(plan),
   )
+  audits.check_coins(canaries.included, config.seed)
+  return changed, canaries
 
 
 def prepared(

@@ -193,7 +193,8 @@ def _shared_noise(config: Any, job: Any, outcome: Any, confidence: float) -> Bou
     mechanism=made.mechanism,
     shared_channels=made.shared_channels,
   )
-  lower = auditing.clopper_pearson(scores, delta=0.0, confidence=confidence)
+  delta = outcome.privacy.delta or 0.0
+  lower = auditing.clopper_pearson(scores, delta=delta, confidence=confidence)
   what = f"difference of two records of a batch, {config.audit.num_trials} batches each"
   return Bound(lower, "total", what)
 

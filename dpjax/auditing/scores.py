@@ -1,0 +1,36 @@
+"""What an attack computed, parted by the truth."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Scores(NamedTuple):
+  """What an attack computed: larger means more likely to have been in."""
+
+  inside: np.ndarray  # [n] scores where the record was in
+  outside: np.ndarray  # [m] scores where it was not
+
+
+class CanaryScores(Scores):
+  """Scores of the canaries of ONE run, of which it is known which canary each is of.
+
+  A place in `inside` or `outside` tells coins, so an order of equal scores by it is no order
+  that knows nothing of them: with 16 canaries of one score each, `one_run` refuted epsilon 0
+  in 11 % of runs. The number of a canary tells none.
+  """
+
+  numbers: np.ndarray  # [n + m] whose each score is, those inside first
+
+  @classmethod
+  def parted(cls, values: np.ndarray, included: np.ndarray) -> CanaryScores:
+    """From one value for each canary [n + m], and their coins [n + m] bool.
+
+    >>> CanaryScores.parted(np.array([3.0, 1.0, 2.0]), np.array([True, False, True])).numbers
+    array([0, 2, 1])
+    """
+    made = cls(values[included], values[~included])
+    made.numbers = np.concatenate([np.flatnonzero(included), np.flatnonzero(~included)])
+    return made
