@@ -27,9 +27,9 @@ def _noise(sigma: float) -> dict[str, Any]:
 
 
 def get_config() -> AttackConfig:
-  """No defence, three noises, two compressions."""
+  """No defence, five noises, two compressions."""
   rows: dict[str, dict[str, Any]] = {"DLG, none": {}}
-  for sigma in (1e-4, 1e-3, 1e-2):
+  for sigma in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2):
     rows[f"DLG, sigma {sigma:g}"] = _noise(sigma)
   rows["DLG, top-k"] = {"federate.compression": "top_k"}
   rows["DLG, quantised"] = {"federate.compression": "quantize"}
