@@ -2,7 +2,8 @@
 
 What is attacked is a config of the public launchers, unchanged: `train` is that of a model of
 `launch.train`, of which membership is inferred; `federate` is that of clients of
-`launch.federate`, whose messages are inverted. So a defence is a field of theirs, one flag:
+`launch.federate`, whose messages are inverted, or some of whom poison its rounds. So a defence
+is a field of theirs, one flag:
 `--config.train.privacy.epsilon=8`, `--config.federate.compression=top_k`.
 """
 
@@ -126,11 +127,78 @@ class CosineInversion(DlgInversion):
     return attacks.CosineAdam(steps=self.steps, total_variation=self.total_variation)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Poisoning:
+  """What all poisonings of federated rounds have; see `attacks.poisoning`.
+
+  Args:
+    fraction: of the clients, who attack; which ones follows from the seed.
+  """
+
+  fraction: float = 0.2
+  room: ClassVar[str] = "federate"
+  module: ClassVar[str] = "poisoning"
+  task: ClassVar[str] = "poisoning"
+
+  def __post_init__(self):
+    validate.share(fraction=self.fraction)
+    self.method()
+
+  def method(self) -> attacks.Poisoning:
+    """What attackers do."""
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelFlip(_Poisoning):
+  """`attacks.label_flip`."""
+
+  source: int = 1
+  target: int = 7
+  factor: float = 1.0
+
+  def method(self) -> attacks.Poisoning:
+    """What attackers do."""
+    return attacks.label_flip(self.source, self.target, factor=self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledUpdate(_Poisoning):
+  """`attacks.scaled_update`."""
+
+  factor: float = -5.0
+
+  def method(self) -> attacks.Poisoning:
+    """What attackers do."""
+    return attacks.scaled_update(self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Backdoor(_Poisoning):
+  """`attacks.backdoor`; size and value are those of its `Trigger`."""
+
+  target: int = 0
+  size: int = 3
+  value: float = 1.0
+  share: float = 0.5
+  factor: float = 1.0
+
+  def method(self) -> attacks.Poisoning:
+    """What attackers do."""
+    trigger = attacks.Trigger(size=self.size, value=self.value)
+    return attacks.backdoor(
+      self.target, trigger=trigger, share=self.share, factor=self.factor
+    )
+
+
 ATTACKS = {
   "membership": Membership,
   "dense_first": DenseFirst,
   "dlg": DlgInversion,
   "cosine": CosineInversion,
+  "label_flip": LabelFlip,
+  "scaled_update": ScaledUpdate,
+  "backdoor": Backdoor,
 }
 
 
@@ -147,7 +215,8 @@ class AttackConfig(WithChoices):
 
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
   federate: FedConfig = dataclasses.field(default_factory=FedConfig)
-  attack: Annotated[Any, Choice(ATTACKS)] = "membership"  # dense_first | dlg | cosine
+  # membership | dense_first | dlg | cosine | label_flip | scaled_update | backdoor
+  attack: Annotated[Any, Choice(ATTACKS)] = "membership"
   rows: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   beside: dict[str, str] = dataclasses.field(default_factory=dict)
   seed: int = 0
@@ -201,7 +270,7 @@ def _check_room(config: AttackConfig) -> None:
   if config.attack.room == "train":
     _check_train(config.train)
   else:
-    _check_federate(config.federate)
+    _check_federate(config.federate, config.attack)
 
 
 def _check_train(train: TrainConfig) -> None:
@@ -213,9 +282,13 @@ def _check_train(train: TrainConfig) -> None:
     raise UserError("train.model.name='transformer': must classify records")
 
 
-def _check_federate(federate: FedConfig) -> None:
-  name = fields.name_of(federate, "algorithm")
-  if name != "fed_avg":
+def _check_federate(federate: FedConfig, attack: Any) -> None:
+  name, poisoned = fields.name_of(federate, "algorithm"), attack.task == "poisoning"
+  if poisoned and name not in federated.WRAPPING:
+    raise UserError(
+      f"federate.algorithm={name!r}: must be 'fed_avg' or 'fed_prox', whose clients can lie"
+    )
+  if not poisoned and name != "fed_avg":
     raise UserError(
       f"federate.algorithm={name!r}: must be 'fed_avg', whose clients are inverted"
     )
@@ -229,9 +302,10 @@ def _unread(config: AttackConfig) -> unused.Unused:
     names = ("eval_every", "checkpoint_every", "diagnostics", "seed")
     needs = unused.needs(False, "a run of launch.train itself", *names)
   else:
-    names = ("server_optimizer", "execution", "num_devices", "num_threads", "eval_every")
-    names += ("checkpoint_every", "targets", "stop_at_accuracy", "diagnostics", "release")
-    names += ("seed", "aggregator")
+    names = ("eval_every", "checkpoint_every", "targets", "stop_at_accuracy")
+    names += ("diagnostics", "release", "seed", "audit")
+    if config.attack.task == "inversion":  # which looks at no aggregate
+      names += ("server_optimizer", "execution", "num_devices", "num_threads", "aggregator")
     needs = unused.needs(False, "a run of launch.federate itself", *names)
   prefix = config.attack.room
   return {f"{prefix}.{path}": what for path, what in needs.items()}
