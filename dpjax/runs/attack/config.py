@@ -1,7 +1,7 @@
 """Typed configuration of an attack on a run, and of a table of several (`sweeps.attack_table`).
 
 What is attacked is a config of the public launchers, unchanged: `train` is that of a model of
-`launch.train`, of which membership is inferred; `federate` is that of clients of
+`launch.train`, of which membership is inferred or which is copied; `federate` is that of clients of
 `launch.federate`, whose messages are inverted, or some of whom poison its rounds. So a defence
 is a field of theirs, one flag:
 `--config.train.privacy.epsilon=8`, `--config.federate.compression=top_k`.
@@ -58,6 +58,41 @@ class Membership:
       validate.one_of(MEMBERSHIP, methods=name)
     validate.integer_in(LEAST_SHADOWS, bounds.MOST_RUNS, num_shadows=self.num_shadows)
     validate.integer_in(1, bounds.MOST_RUNS, side_by_side=self.side_by_side)
+
+
+@dataclasses.dataclass(frozen=True)
+class Extraction:
+  """`attacks.Extraction`: a copy of the model, taught by its answers to test inputs.
+
+  Args:
+    num_queries: how many are asked, one copy for each; the verdict is on the most.
+    labels_only, decimals: what the owner keeps back; see `attacks.ask`.
+    steps, learning_rate: of the copy's training (`attacks.fitting.Fit`).
+  """
+
+  num_queries: tuple[int, ...] = (10, 100)
+  labels_only: bool = False
+  decimals: int | None = None
+  steps: int = 2000
+  learning_rate: float = 1e-3
+  room: ClassVar[str] = "train"
+  module: ClassVar[str] = "extraction"
+  task: ClassVar[str] = "extraction"
+
+  def __post_init__(self):
+    sizes = validate.several(num_queries=self.num_queries)
+    if not sizes or list(sizes) != sorted({*sizes}):
+      raise UserError(
+        f"num_queries={self.num_queries!r}: must hold some, each more than before"
+      )
+    for size in sizes:
+      validate.integer_at_least(1, num_queries=size)
+    validate.integer_in(1, bounds.MOST_STEPS, steps=self.steps)
+    validate.positive(learning_rate=self.learning_rate)
+    if self.decimals is not None:
+      validate.integer_at_least(0, decimals=self.decimals)
+    if self.decimals is not None and self.labels_only:
+      raise UserError(f"decimals={self.decimals}: labels have none; must be None")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,6 +228,7 @@ class Backdoor(_Poisoning):
 
 ATTACKS = {
   "membership": Membership,
+  "extraction": Extraction,
   "dense_first": DenseFirst,
   "dlg": DlgInversion,
   "cosine": CosineInversion,
@@ -215,7 +251,7 @@ class AttackConfig(WithChoices):
 
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
   federate: FedConfig = dataclasses.field(default_factory=FedConfig)
-  # membership | dense_first | dlg | cosine | label_flip | scaled_update | backdoor
+  # membership | extraction | dense_first | dlg | cosine | label_flip | scaled_update | backdoor
   attack: Annotated[Any, Choice(ATTACKS)] = "membership"
   rows: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   beside: dict[str, str] = dataclasses.field(default_factory=dict)

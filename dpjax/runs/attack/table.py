@@ -127,11 +127,35 @@ def _poisoned(result: Row) -> list[Row]:
   return [_common(result) | row]
 
 
+def _copied(result: Row) -> list[Row]:
+  """One row for each number of queries; success is fidelity."""
+  guess = f"{_rate(result['commonest'])} the commonest answer"
+  return [
+    _common(result)
+    | {
+      "method": f"{one['num_queries']} queries",
+      "share": "named alike by copy and model, of inputs",
+      "finds": f"fidelity {_rate(one)} ({one['interval'][0]:.3f}-{one['interval'][1]:.3f}); "
+      f"{guess}",
+      "success": one["count"] / one["total"],
+      "low": one["interval"][0],
+      "high": one["interval"][1],
+      "verdict": one["verdict"],
+    }
+    for one in result["copies"]
+  ]
+
+
 def _rate(counted: Row) -> str:
   return f"{counted['count'] / counted['total']:.3f}"
 
 
-_ROWS = {"membership": _inferred, "inversion": _inverted, "poisoning": _poisoned}
+_ROWS = {
+  "membership": _inferred,
+  "extraction": _copied,
+  "inversion": _inverted,
+  "poisoning": _poisoned,
+}
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -214,10 +238,15 @@ def _draw_curves(axes: Axes, result: Row) -> None:
 def _draw_rates(axes: Axes, rows: Sequence[Row], share: str) -> None:
   places = np.arange(len(rows))[::-1]
   for place, row in zip(places, rows):
-    color = report.PALETTE[1] if row["success"] else report.PALETTE[0]
+    color = report.PALETTE[row["verdict"].startswith("FAILS")]
     axes.plot([row["low"], row["high"]], [place, place], color=color, linewidth=2)
     axes.plot(row["success"], place, "o", color=color, markersize=4)
-  axes.set_yticks(places, [f"{row['attack']}: {row['defence']}" for row in rows])
+  runs = [f"{row['attack']}: {row['defence']}" for row in rows]
+  names = [
+    f"{run}, {row['method']}" if runs.count(run) > 1 else run
+    for run, row in zip(runs, rows)
+  ]
+  axes.set_yticks(places, names)
   axes.set(xlim=(-0.03, 1.03), ylim=(-0.7, len(rows) - 0.3))
   what, _, of = share.partition(", ")
   report.style(axes, title=f"{what} (95 %)", xlabel=f"share {of}", ylabel="")
