@@ -96,6 +96,46 @@ class Extraction:
 
 
 @dataclasses.dataclass(frozen=True)
+class ClassInversion:
+  """`attacks.ClassInversion` of every class, judged by a network of the same shape that was
+  trained on the test records.
+
+  Args:
+    starts: random ones of each class.
+    l2: of the prior, near the mean of the test inputs, in whose range the search stays.
+    judge_steps: of the judge's training (`attacks.fitting.Fit`).
+  """
+
+  starts: int = 1
+  steps: int = 500
+  learning_rate: float = 0.05
+  temperature: float = 1.0
+  l2: float = 0.01
+  total_variation: float = 0.0
+  judge_steps: int = 2000
+  room: ClassVar[str] = "train"
+  module: ClassVar[str] = "class_inversion"
+  task: ClassVar[str] = "class_inversion"
+
+  def __post_init__(self):
+    validate.integer_in(1, bounds.MOST_RUNS, starts=self.starts)
+    counts = {"steps": self.steps, "judge_steps": self.judge_steps}
+    validate.integer_in(1, bounds.MOST_STEPS, **counts)
+    self.method()
+
+  def method(self, **prior: Any) -> attacks.ClassInversion:
+    """What searches, given mean, low and high of the inputs."""
+    return attacks.ClassInversion(
+      steps=self.steps,
+      learning_rate=self.learning_rate,
+      temperature=self.temperature,
+      l2=self.l2,
+      total_variation=self.total_variation,
+      **prior,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class _Inversion:
   """What all inversions of messages have.
 
@@ -229,6 +269,7 @@ class Backdoor(_Poisoning):
 ATTACKS = {
   "membership": Membership,
   "extraction": Extraction,
+  "class_inversion": ClassInversion,
   "dense_first": DenseFirst,
   "dlg": DlgInversion,
   "cosine": CosineInversion,
@@ -251,7 +292,8 @@ class AttackConfig(WithChoices):
 
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
   federate: FedConfig = dataclasses.field(default_factory=FedConfig)
-  # membership | extraction | dense_first | dlg | cosine | label_flip | scaled_update | backdoor
+  # membership | extraction | class_inversion | dense_first | dlg | cosine | label_flip |
+  # scaled_update | backdoor
   attack: Annotated[Any, Choice(ATTACKS)] = "membership"
   rows: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   beside: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -146,6 +146,22 @@ def _copied(result: Row) -> list[Row]:
   ]
 
 
+def _pictured(result: Row) -> list[Row]:
+  one = result["recognised"]
+  low, high = one["interval"]
+  told = f"{one['count']} of {one['total']} ({low:.2f}-{high:.2f}) called by their class"
+  row = {
+    "method": "class inversion",
+    "share": "recognised by the judge, of inputs",
+    "finds": f"{told}; the judge is right on {result['judge_accuracy']:.3f}",
+    "success": one["count"] / one["total"],
+    "low": low,
+    "high": high,
+    "verdict": result["verdict"],
+  }
+  return [_common(result) | row]
+
+
 def _rate(counted: Row) -> str:
   return f"{counted['count'] / counted['total']:.3f}"
 
@@ -153,6 +169,7 @@ def _rate(counted: Row) -> str:
 _ROWS = {
   "membership": _inferred,
   "extraction": _copied,
+  "class_inversion": _pictured,
   "inversion": _inverted,
   "poisoning": _poisoned,
 }
