@@ -97,6 +97,8 @@ from dpjax.attacks.recovery import first_dense as first_dense
 from dpjax.attacks.recovery import infer_labels as infer_labels
 from dpjax.attacks.robustness import Defence as Defence
 from dpjax.attacks.robustness import PoisoningOutcome as PoisoningOutcome
+from dpjax.attacks.robustness import breakdown_points as breakdown_points
+from dpjax.attacks.robustness import counted as counted
 from dpjax.attacks.robustness import defences as defences
 from dpjax.attacks.robustness import measure_poisoning as measure_poisoning
 from dpjax.attacks.robustness import poisoning_grid as poisoning_grid

@@ -33,6 +33,23 @@ class Defence(NamedTuple):
   tolerates: Callable[[int], int] | None
 
 
+def breakdown_points(*, num_byzantine: int, trim: float) -> dict[str, Callable[[int], int]]:
+  """How many arbitrary clients of n each aggregator of one result stands up to.
+
+  >>> found = breakdown_points(num_byzantine=2, trim=0.25)
+  >>> {name: most(9) for name, most in found.items()}
+  {'mean': 0, 'median': 4, 'trimmed_mean': 2, 'krum': 2, 'geometric_median': 4}
+  """
+  minority = lambda n: (n - 1) // 2
+  return {
+    "mean": lambda n: 0,
+    "median": minority,
+    "trimmed_mean": lambda n: int(trim * n + 1e-6),
+    "krum": lambda n: num_byzantine,
+    "geometric_median": minority,
+  }
+
+
 def defences(
   plan: Plan, *, num_byzantine: int, trim: float, num_selected: int | None = None
 ) -> dict[str, Defence]:
@@ -50,17 +67,17 @@ def defences(
   >>> {name: defence.tolerates(9) for name, defence in found.items()}
   {'mean': 0, 'median': 4, 'trimmed_mean': 2, 'krum': 2, 'multi_krum': 2, 'geometric_median': 4}
   """
-  minority = lambda n: (n - 1) // 2
+  most = breakdown_points(num_byzantine=num_byzantine, trim=trim)
   rows = {
-    "mean": Defence(aggregation.weighted_mean(), lambda n: 0),
-    "median": Defence(robust.median(), minority),
-    "trimmed_mean": Defence(robust.trimmed_mean(trim), lambda n: int(trim * n + 1e-6)),
-    "krum": Defence(robust.krum(num_byzantine), lambda n: num_byzantine),
+    "mean": Defence(aggregation.weighted_mean(), most["mean"]),
+    "median": Defence(robust.median(), most["median"]),
+    "trimmed_mean": Defence(robust.trimmed_mean(trim), most["trimmed_mean"]),
+    "krum": Defence(robust.krum(num_byzantine), most["krum"]),
   }
   if num_selected is not None:
     several = robust.krum(num_byzantine, num_selected=num_selected)
-    rows["multi_krum"] = Defence(several, lambda n: num_byzantine)
-  rows["geometric_median"] = Defence(robust.geometric_median(), minority)
+    rows["multi_krum"] = Defence(several, most["krum"])
+  rows["geometric_median"] = Defence(robust.geometric_median(), most["geometric_median"])
   drawn = lambda row: row._replace(aggregator=row.aggregator.drawn_by(plan))
   return {name: drawn(row) for name, row in rows.items()}
 

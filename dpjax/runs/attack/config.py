@@ -1,8 +1,9 @@
 """Typed configuration of an attack on a run, and of a table of several (`sweeps.attack_table`).
 
 What is attacked is a config of the public launchers, unchanged: `train` is that of a model of
-`launch.train`, of which membership is inferred; `federate` is that of clients of
-`launch.federate`, whose messages are inverted. So a defence is a field of theirs, one flag:
+`launch.train`, of which membership is inferred or which is copied; `federate` is that of clients of
+`launch.federate`, whose messages are inverted, or some of whom poison its rounds. So a defence
+is a field of theirs, one flag:
 `--config.train.privacy.epsilon=8`, `--config.federate.compression=top_k`.
 """
 
@@ -57,6 +58,81 @@ class Membership:
       validate.one_of(MEMBERSHIP, methods=name)
     validate.integer_in(LEAST_SHADOWS, bounds.MOST_RUNS, num_shadows=self.num_shadows)
     validate.integer_in(1, bounds.MOST_RUNS, side_by_side=self.side_by_side)
+
+
+@dataclasses.dataclass(frozen=True)
+class Extraction:
+  """`attacks.Extraction`: a copy of the model, taught by its answers to test inputs.
+
+  Args:
+    num_queries: how many are asked, one copy for each; the verdict is on the most.
+    labels_only, decimals: what the owner keeps back; see `attacks.ask`.
+    steps, learning_rate: of the copy's training (`attacks.fitting.Fit`).
+  """
+
+  num_queries: tuple[int, ...] = (10, 100)
+  labels_only: bool = False
+  decimals: int | None = None
+  steps: int = 2000
+  learning_rate: float = 1e-3
+  room: ClassVar[str] = "train"
+  module: ClassVar[str] = "extraction"
+  task: ClassVar[str] = "extraction"
+
+  def __post_init__(self):
+    sizes = validate.several(num_queries=self.num_queries)
+    if not sizes or list(sizes) != sorted({*sizes}):
+      raise UserError(
+        f"num_queries={self.num_queries!r}: must hold some, each more than before"
+      )
+    for size in sizes:
+      validate.integer_at_least(1, num_queries=size)
+    validate.integer_in(1, bounds.MOST_STEPS, steps=self.steps)
+    validate.positive(learning_rate=self.learning_rate)
+    if self.decimals is not None:
+      validate.integer_at_least(0, decimals=self.decimals)
+    if self.decimals is not None and self.labels_only:
+      raise UserError(f"decimals={self.decimals}: labels have none; must be None")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassInversion:
+  """`attacks.ClassInversion` of every class, judged by a network of the same shape that was
+  trained on the test records.
+
+  Args:
+    starts: random ones of each class.
+    l2: of the prior, near the mean of the test inputs, in whose range the search stays.
+    judge_steps: of the judge's training (`attacks.fitting.Fit`).
+  """
+
+  starts: int = 1
+  steps: int = 500
+  learning_rate: float = 0.05
+  temperature: float = 1.0
+  l2: float = 0.01
+  total_variation: float = 0.0
+  judge_steps: int = 2000
+  room: ClassVar[str] = "train"
+  module: ClassVar[str] = "class_inversion"
+  task: ClassVar[str] = "class_inversion"
+
+  def __post_init__(self):
+    validate.integer_in(1, bounds.MOST_RUNS, starts=self.starts)
+    counts = {"steps": self.steps, "judge_steps": self.judge_steps}
+    validate.integer_in(1, bounds.MOST_STEPS, **counts)
+    self.method()
+
+  def method(self, **prior: Any) -> attacks.ClassInversion:
+    """What searches, given mean, low and high of the inputs."""
+    return attacks.ClassInversion(
+      steps=self.steps,
+      learning_rate=self.learning_rate,
+      temperature=self.temperature,
+      l2=self.l2,
+      total_variation=self.total_variation,
+      **prior,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,11 +202,80 @@ class CosineInversion(DlgInversion):
     return attacks.CosineAdam(steps=self.steps, total_variation=self.total_variation)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Poisoning:
+  """What all poisonings of federated rounds have; see `attacks.poisoning`.
+
+  Args:
+    fraction: of the clients, who attack; which ones follows from the seed.
+  """
+
+  fraction: float = 0.2
+  room: ClassVar[str] = "federate"
+  module: ClassVar[str] = "poisoning"
+  task: ClassVar[str] = "poisoning"
+
+  def __post_init__(self):
+    validate.share(fraction=self.fraction)
+    self.method()
+
+  def method(self) -> attacks.Poisoning:
+    """What attackers do."""
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelFlip(_Poisoning):
+  """`attacks.label_flip`."""
+
+  source: int = 1
+  target: int = 7
+  factor: float = 1.0
+
+  def method(self) -> attacks.Poisoning:
+    """What attackers do."""
+    return attacks.label_flip(self.source, self.target, factor=self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledUpdate(_Poisoning):
+  """`attacks.scaled_update`."""
+
+  factor: float = -5.0
+
+  def method(self) -> attacks.Poisoning:
+    """What attackers do."""
+    return attacks.scaled_update(self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Backdoor(_Poisoning):
+  """`attacks.backdoor`; size and value are those of its `Trigger`."""
+
+  target: int = 0
+  size: int = 3
+  value: float = 1.0
+  share: float = 0.5
+  factor: float = 1.0
+
+  def method(self) -> attacks.Poisoning:
+    """What attackers do."""
+    trigger = attacks.Trigger(size=self.size, value=self.value)
+    return attacks.backdoor(
+      self.target, trigger=trigger, share=self.share, factor=self.factor
+    )
+
+
 ATTACKS = {
   "membership": Membership,
+  "extraction": Extraction,
+  "class_inversion": ClassInversion,
   "dense_first": DenseFirst,
   "dlg": DlgInversion,
   "cosine": CosineInversion,
+  "label_flip": LabelFlip,
+  "scaled_update": ScaledUpdate,
+  "backdoor": Backdoor,
 }
 
 
@@ -147,7 +292,9 @@ class AttackConfig(WithChoices):
 
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
   federate: FedConfig = dataclasses.field(default_factory=FedConfig)
-  attack: Annotated[Any, Choice(ATTACKS)] = "membership"  # dense_first | dlg | cosine
+  # membership | extraction | class_inversion | dense_first | dlg | cosine | label_flip |
+  # scaled_update | backdoor
+  attack: Annotated[Any, Choice(ATTACKS)] = "membership"
   rows: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   beside: dict[str, str] = dataclasses.field(default_factory=dict)
   seed: int = 0
@@ -201,7 +348,7 @@ def _check_room(config: AttackConfig) -> None:
   if config.attack.room == "train":
     _check_train(config.train)
   else:
-    _check_federate(config.federate)
+    _check_federate(config.federate, config.attack)
 
 
 def _check_train(train: TrainConfig) -> None:
@@ -213,9 +360,13 @@ def _check_train(train: TrainConfig) -> None:
     raise UserError("train.model.name='transformer': must classify records")
 
 
-def _check_federate(federate: FedConfig) -> None:
-  name = fields.name_of(federate, "algorithm")
-  if name != "fed_avg":
+def _check_federate(federate: FedConfig, attack: Any) -> None:
+  name, poisoned = fields.name_of(federate, "algorithm"), attack.task == "poisoning"
+  if poisoned and name not in federated.WRAPPING:
+    raise UserError(
+      f"federate.algorithm={name!r}: must be 'fed_avg' or 'fed_prox', whose clients can lie"
+    )
+  if not poisoned and name != "fed_avg":
     raise UserError(
       f"federate.algorithm={name!r}: must be 'fed_avg', whose clients are inverted"
     )
@@ -229,9 +380,10 @@ def _unread(config: AttackConfig) -> unused.Unused:
     names = ("eval_every", "checkpoint_every", "diagnostics", "seed")
     needs = unused.needs(False, "a run of launch.train itself", *names)
   else:
-    names = ("server_optimizer", "execution", "num_devices", "num_threads", "eval_every")
-    names += ("checkpoint_every", "targets", "stop_at_accuracy", "diagnostics", "release")
-    names += ("seed", "aggregator")
+    names = ("eval_every", "checkpoint_every", "targets", "stop_at_accuracy")
+    names += ("diagnostics", "release", "seed", "audit")
+    if config.attack.task == "inversion":  # which looks at no aggregate
+      names += ("server_optimizer", "execution", "num_devices", "num_threads", "aggregator")
     needs = unused.needs(False, "a run of launch.federate itself", *names)
   prefix = config.attack.room
   return {f"{prefix}.{path}": what for path, what in needs.items()}

@@ -15,7 +15,8 @@ from dpjax.runs import report, writers
 
 Row = dict[str, Any]
 _NOTE = (
-  "Epsilon is what the attacked run promises; its line bounds every membership attack. A "
+  "Epsilon is what the attacked run promises; its line bounds every membership attack, and a "
+  "user's what one client can do to the model. A "
   "defence that an attack breaks FAILS; one that is not shown to fail may fail under another "
   "attack. Intervals are exact, at 95 % each.\n"
 )
@@ -28,8 +29,7 @@ def rows_of(results: Sequence[Row]) -> list[Row]:
   their attack and defence."""
   lines = []
   for result in results:
-    of = _inverted if result["task"] == "inversion" else _inferred
-    lines += of(result)
+    lines += _ROWS[result["task"]](result)
   return lines
 
 
@@ -87,6 +87,7 @@ def _inverted(result: Row) -> list[Row]:
   )
   row = {
     "method": "inversion",
+    "share": "recovered exactly, of the records",
     "finds": told,
     "success": exact["count"] / exact["total"],
     "low": low,
@@ -97,6 +98,81 @@ def _inverted(result: Row) -> list[Row]:
     **{f"gls_{name}_null": one["null"] for name, one in scores.items()},
   }
   return [_common(result) | row]
+
+
+def _poisoned(result: Row) -> list[Row]:
+  """Success is the share of the victims that are misled, or, where an attack has no victims,
+  of the test records that are called wrongly."""
+  misled, share = result["victims_misled"], "misled, of the victims"
+  told = (
+    f"accuracy {_rate(result['accuracy'])} ({_rate(result['clean_accuracy'])} unattacked)"
+  )
+  if misled is None:
+    total = result["accuracy"]["total"]
+    low, high = (1 - end for end in reversed(result["accuracy"]["interval"]))
+    rate, share = 1 - result["accuracy"]["count"] / total, "wrong, of the test records"
+  else:
+    (low, high), rate = misled["interval"], misled["count"] / misled["total"]
+    told = f"misled {rate:.3f} ({_rate(result['clean_victims_misled'])} unattacked), {told}"
+  who = f"{result['num_attackers']} of {result['num_clients']} clients attack"
+  row = {
+    "method": result["poisoning"],
+    "share": share,
+    "finds": f"{told}; {who}",
+    "success": rate,
+    "low": low,
+    "high": high,
+    "verdict": result["verdict"],
+  }
+  return [_common(result) | row]
+
+
+def _copied(result: Row) -> list[Row]:
+  """One row for each number of queries; success is fidelity."""
+  guess = f"{_rate(result['commonest'])} the commonest answer"
+  return [
+    _common(result)
+    | {
+      "method": f"{one['num_queries']} queries",
+      "share": "named alike by copy and model, of inputs",
+      "finds": f"fidelity {_rate(one)} ({one['interval'][0]:.3f}-{one['interval'][1]:.3f}); "
+      f"{guess}",
+      "success": one["count"] / one["total"],
+      "low": one["interval"][0],
+      "high": one["interval"][1],
+      "verdict": one["verdict"],
+    }
+    for one in result["copies"]
+  ]
+
+
+def _pictured(result: Row) -> list[Row]:
+  one = result["recognised"]
+  low, high = one["interval"]
+  told = f"{one['count']} of {one['total']} ({low:.2f}-{high:.2f}) called by their class"
+  row = {
+    "method": "class inversion",
+    "share": "recognised by the judge, of inputs",
+    "finds": f"{told}; the judge is right on {result['judge_accuracy']:.3f}",
+    "success": one["count"] / one["total"],
+    "low": low,
+    "high": high,
+    "verdict": result["verdict"],
+  }
+  return [_common(result) | row]
+
+
+def _rate(counted: Row) -> str:
+  return f"{counted['count'] / counted['total']:.3f}"
+
+
+_ROWS = {
+  "membership": _inferred,
+  "extraction": _copied,
+  "class_inversion": _pictured,
+  "inversion": _inverted,
+  "poisoning": _poisoned,
+}
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -139,15 +215,15 @@ def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> N
   report.write_csv(folder / "attacks.csv", rows)
   writers.replace_file(folder / "attacks.md", f"{_NOTE}\n{markdown(rows)}".encode())
   curves = [result for result in results if "curves" in result]
-  inverted = [row for row in rows if row["method"] == "inversion"]
-  panels = len(curves) + bool(inverted)
+  shares = list(dict.fromkeys(row["share"] for row in rows if "share" in row))
+  panels = len(curves) + len(shares)
   wide, high = min(panels, _WIDE), -(-panels // _WIDE)
   figure = Figure(figsize=(3.9 * wide, 3.7 * high), layout="constrained")
   axes = list(figure.subplots(high, wide, squeeze=False).flat)
   for axis, result in zip(axes, curves):
     _draw_curves(axis, result)
-  if inverted:
-    _draw_rates(axes[len(curves)], inverted)
+  for axis, share in zip(axes[len(curves) :], shares):
+    _draw_rates(axis, [row for row in rows if row.get("share") == share], share)
   for axis in axes[panels:]:
     axis.set_axis_off()
   if title:
@@ -176,14 +252,19 @@ def _draw_curves(axes: Axes, result: Row) -> None:
   axes.legend(loc="lower right", fontsize=7, frameon=False)
 
 
-def _draw_rates(axes: Axes, rows: Sequence[Row]) -> None:
+def _draw_rates(axes: Axes, rows: Sequence[Row], share: str) -> None:
   places = np.arange(len(rows))[::-1]
   for place, row in zip(places, rows):
-    color = report.PALETTE[1] if row["success"] else report.PALETTE[0]
+    color = report.PALETTE[row["verdict"].startswith("FAILS")]
     axes.plot([row["low"], row["high"]], [place, place], color=color, linewidth=2)
     axes.plot(row["success"], place, "o", color=color, markersize=4)
-  axes.set_yticks(places, [f"{row['attack']}: {row['defence']}" for row in rows])
+  runs = [f"{row['attack']}: {row['defence']}" for row in rows]
+  names = [
+    f"{run}, {row['method']}" if runs.count(run) > 1 else run
+    for run, row in zip(runs, rows)
+  ]
+  axes.set_yticks(places, names)
   axes.set(xlim=(-0.03, 1.03), ylim=(-0.7, len(rows) - 0.3))
-  title = "recovered exactly (95 %)"
-  report.style(axes, title=title, xlabel="share of the records", ylabel="")
+  what, _, of = share.partition(", ")
+  report.style(axes, title=f"{what} (95 %)", xlabel=f"share {of}", ylabel="")
   axes.tick_params(axis="y", labelsize=7)

@@ -350,8 +350,8 @@ def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     loaded: what `load_data` returns, to share them between runs.
   """
   check(config)
-  work = lambda *parts: _work(config, assemble(config, *parts))
-  return job_on_data(config, digest(config), load_data, loaded, work)
+  whole = lambda *parts: work(config, assemble(config, *parts))
+  return job_on_data(config, digest(config), load_data, loaded, whole)
 
 
 def job_on_data(
@@ -381,7 +381,8 @@ def job_on_data(
   )
 
 
-def _work(config: TrainConfig, run: Run) -> Work:
+def work(config: TrainConfig, run: Run) -> Work:
+  """The training itself, step by step."""
   step_fn, scored = jax.jit(run.algorithm.step, donate_argnums=0), training.eval_params
 
   def step(state: Any, slices: Iterator[Any]) -> tuple[Any, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,8 +28,11 @@ from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
 from dpjax.validate import UserError
 
-_WRAPPING = ("fed_avg", "fed_prox")  # algorithms that wrap what a client sends
+WRAPPING = ("fed_avg", "fed_prox")  # algorithms that wrap what a client sends
 _OF_SGD = ("fed_nova", "scaffold")  # derived for clients that take steps of plain SGD
+
+
+Wrapping = dict[str, Any]
 
 
 class FedRun(NamedTuple):
@@ -43,6 +48,9 @@ class FedRun(NamedTuple):
   work: federated.LocalWork
   test: Any
   task: build_central.Task
+  # (change of {"wrap", "memory"}: what is done to a client, and what it keeps) -> the algorithm
+  # of this run, but for that; of FedAvg and FedProx, the others wrap nothing
+  wrapped: Callable[[Callable[[Wrapping], Wrapping]], federated.FederatedAlgorithm]
   audited: audit.Audited | None = None  # the canaries in `federation`
 
 
@@ -108,7 +116,7 @@ def _check_combination(config: FedConfig) -> None:
   _check_client_optimizer(config)
   compressed = name_of(config, "compression") != "none"
   wraps = compressed or config.privacy.method in ("local", "both")
-  if wraps and algorithm not in _WRAPPING:
+  if wraps and algorithm not in WRAPPING:
     raise UserError(
       f"algorithm={algorithm!r}: must be 'fed_avg' or 'fed_prox' with compression "
       "or noise on the client"
@@ -206,7 +214,7 @@ def client_of(
   return wrapping["wrap"](client), wrapping["memory"]
 
 
-def _wrapping(config: FedConfig, *, guessed: bool = False) -> dict[str, Any]:
+def _wrapping(config: FedConfig, *, guessed: bool = False) -> Wrapping:
   """Noise on the client first, then compression: that is post-processing."""
   feedback = name_of(config, "compression") == "top_k" and not guessed
   compressor = None if guessed else config.compression.make()
@@ -256,6 +264,7 @@ def _algorithm(
   random: Streams,
   num_clients: int,
   audited: audit.Audited | None,
+  around: Callable[[Wrapping], Wrapping] = lambda own: own,
 ) -> federated.FederatedAlgorithm:
   """`num_clients` is that before canaries: no divisor may tell how many of them are in."""
   name, options = name_of(config, "algorithm"), {}
@@ -281,8 +290,8 @@ def _algorithm(
       private=config.privacy.method != "none",
       **common,
     )
-  if name in _WRAPPING:
-    options = _wrapping(config)
+  if name in WRAPPING:
+    options = around(_wrapping(config))
   elif name == "fed_nova":
     options = {"steps": federated.momentum_steps(config.client_optimizer.rule.momentum)}
   elif name == "scaffold":
@@ -316,11 +325,11 @@ def assemble(
   task, model, params = start(config, federation, random)
   federation, canaries = audit.insert(config, federation, plan)
   audited = audit.prepared(config, canaries, plan, params, num_clients)
-  loss_fn = task.loss(model.apply)
+  parts = (config, task.loss(model.apply), plan, random, num_clients, audited)
   return FedRun(
     plan=plan,
     promise=privacy.make_promise(config, plan, reported, federation.num_clients),
-    algorithm=_algorithm(config, loss_fn, plan, random, num_clients, audited),
+    algorithm=_algorithm(*parts),
     params=params,
     apply=model.apply,
     random=random,
@@ -328,6 +337,7 @@ def assemble(
     work=federated.LocalWork(**dataclasses.asdict(config.local)),
     test=test,
     task=task,
+    wrapped=functools.partial(_algorithm, *parts),
     audited=audited,
   )
 

@@ -1,0 +1,44 @@
+"""Copies of a model of the embedded digits, from its answers to at most 150 test images.
+
+  python -m launch.attack --config=configs/attack/extraction_digits.py --workdir=runs/extraction
+
+What an owner keeps back (all but the label, digits), and DP-SGD, which promises nothing here.
+
+Hardware: 2 CPU cores; 20 s of CPU time. Seen: 150 answers make a copy that agrees with the model
+on .93 of other images, one decimal .92, labels alone .90; DP-SGD at epsilon 3 is copied at .88.
+"""
+
+from __future__ import annotations
+
+from dpjax.runs.attack.config import AttackConfig, Extraction
+from dpjax.runs.central.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+
+
+def get_config() -> AttackConfig:
+  """One attack against four defences."""
+  return AttackConfig(
+    attack=Extraction(num_queries=(15, 150), learning_rate=0.003),
+    train=TrainConfig(
+      data=DataConfig(name="digits", center=True),
+      model=ModelConfig(name="mlp", options={"features": (64,)}),
+      privacy=PrivacyConfig(method="sgd", sampling_prob=0.1),
+      optimizer=OptimizerConfig(learning_rate=0.5),
+      num_steps=150,
+    ),
+    rows={
+      "extraction, none": {},
+      "extraction, one decimal": {"attack.decimals": 1},
+      "extraction, labels only": {"attack.labels_only": True},
+      "extraction, DP-SGD at epsilon 3": {
+        "train.privacy.method": "dp_sgd",
+        "train.privacy.epsilon": 3.0,
+      },
+    },
+    title="extraction on digits",
+  )

@@ -1,0 +1,67 @@
+"""Poisoned rounds on the embedded digits: three attacks against aggregators and user-level DP.
+
+  python -m launch.attack --config=configs/attack/poisoning_digits.py --workdir=runs/poisoning
+
+Twelve clients of whom three attack: they call threes nines, drive the model away, or plant a
+white square that makes any image a zero. Each defence is one field of `launch.federate`.
+
+Hardware: 2 CPU cores; 70 s of CPU time. Seen: under the mean a scaled update leaves .09 of .94
+accuracy and a backdoor misleads .98 of the victims; median, trimmed mean and Krum are not shown
+to fail against three of twelve; clipping and user-level DP FAIL against the backdoor (.64, .63).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpjax.runs.attack.config import AttackConfig
+from dpjax.runs.central.config import DataConfig, ModelConfig
+from dpjax.runs.federated.config import (
+  FedConfig,
+  FedOptimizerConfig,
+  FedPrivacyConfig,
+  LocalConfig,
+)
+
+_ATTACKS: dict[str, dict[str, Any]] = {
+  "label flip": {"name": "label_flip", "source": 3, "target": 9},
+  "scaled update": {"name": "scaled_update", "factor": -3.0},
+  "backdoor": {"name": "backdoor", "size": 2, "factor": 3.0},
+}
+_PRIVATE = {
+  "federate.privacy.method": "central",
+  "federate.privacy.epsilon": None,
+  "federate.privacy.noise_multiplier": 0.5,
+  "federate.privacy.l2_clip_norm": 0.5,
+}
+_DEFENCES: dict[str, dict[str, Any]] = {
+  "none": {},
+  "median": {"federate.aggregator": "median"},
+  "trimmed mean": {"federate.aggregator": {"name": "trimmed_mean", "trim": 0.25}},
+  "Krum": {"federate.aggregator": {"name": "krum", "num_byzantine": 3}},
+  "clipping": {**_PRIVATE, "federate.privacy.noise_multiplier": 0.0},
+  "user-level DP": _PRIVATE,
+}
+
+
+def get_config() -> AttackConfig:
+  """Three attacks against six defences."""
+  rows: dict[str, dict[str, Any]] = {
+    f"{name}, {defence}": {"attack": {**attack, "fraction": 0.25}, **fields}
+    for name, attack in _ATTACKS.items()
+    for defence, fields in _DEFENCES.items()
+  }
+  return AttackConfig(
+    federate=FedConfig(
+      data=DataConfig(name="digits"),
+      partition={"name": "iid", "num_clients": 12},
+      model=ModelConfig(name="linear"),
+      local=LocalConfig(batch_size=None, epochs=5),
+      client_optimizer=FedOptimizerConfig(learning_rate=0.5),
+      privacy=FedPrivacyConfig(method="none"),
+      num_rounds=20,
+      clients_per_round=12,
+    ),
+    rows=rows,
+    title="poisoned rounds on digits",
+  )

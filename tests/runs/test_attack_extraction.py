@@ -1,0 +1,89 @@
+"""Extraction as a run: the public training, then copies of it."""
+
+import jax
+import numpy as np
+import pytest
+
+from configs.attack import extraction_digits
+from dpjax import training
+from dpjax.runs import fields, loop
+from dpjax.runs.attack import build, extraction, table
+from dpjax.runs.central import build as central
+from dpjax.sweeps import attack_table
+from dpjax.validate import UserError
+from tests.runs.stops import stop_after
+
+
+def _config(**changes):
+  small = {"rows": {}, "title": "", "train.num_steps": 8, "train.data.limit": 200}
+  small |= {"train.model.name": "linear", "train.model.options": {}, "attack.steps": 300}
+  small |= {"attack.learning_rate": 0.03}
+  return fields.replace_all(extraction_digits.get_config(), small | changes)
+
+
+def _ran(config, folder):
+  (point,) = attack_table.points(config)
+  result = loop.train(point.config, folder)
+  return result | {"attack": "a", "defence": "b"}
+
+
+def test_a_copy_is_made_after_a_training_that_was_cut_off(tmp_path, monkeypatch):
+  whole = _ran(_config(), tmp_path / "whole")
+  stop_after(monkeypatch, 3)
+  with pytest.raises(loop.Interrupted, match="step 3"):
+    _ran(_config(), tmp_path / "run")
+  resumed = _ran(_config(), tmp_path / "run")
+  assert resumed["copies"] == whole["copies"]
+  few, many = whole["copies"]
+  assert many["count"] > few["count"] and many["verdict"] == "FAILS: the model is copied"
+  assert many["total"] == 360 - 150 and whole["epsilon"] is None
+  table.write(tmp_path, [whole])
+  assert (tmp_path / "attacks.png").exists()
+  assert "the commonest answer" in (tmp_path / "attacks.md").read_text()
+
+
+def test_the_target_is_the_public_training_bit_for_bit():
+  (point,) = attack_table.points(_config())
+  loaded, train = build.load_data(point.config), point.config.train
+  run = central.assemble(train, loaded)
+  attacked = extraction.prepare(point.config, loaded, run.random)
+  ended = []
+  for one in (central.work(train, run), extraction.work(point.config, attacked)):
+    state = one.init()
+    for draw in one.draws(0):
+      state, _ = one.step(state, draw)
+    ended.append(training.eval_params(state))
+  jax.tree.map(np.testing.assert_array_equal, *ended)
+  asked = {row.tobytes() for row in attacked.queries}
+  assert not any(row.tobytes() in asked for row in attacked.held_out)
+
+
+def test_privacy_of_records_is_no_promise_against_a_copy(tmp_path):
+  private = {"train.privacy.method": "dp_sgd", "train.privacy.epsilon": None}
+  private |= {"train.privacy.noise_multiplier": 1.0}
+  result = _ran(_config(**private), tmp_path)
+  for row in table.rows_of([result]):
+    assert row["epsilon"] is None and "not the model" in row["note"]
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"attack.num_queries": ()}, "attack.num_queries=()"),
+    (
+      {"attack.num_queries": (9, 5)},
+      "attack.num_queries=(9, 5): must hold some, each more",
+    ),
+    ({"attack.num_queries": (360,)}, "must leave some of the 360 test inputs"),
+    ({"attack.labels_only": True, "attack.decimals": 2}, "attack.decimals=2: labels have"),
+    ({"attack.decimals": -1}, "attack.decimals=-1"),
+    ({"attack.learning_rate": 0.0}, "attack.learning_rate=0.0"),
+    ({"train.eval_every": 3}, "train.eval_every=3: would be ignored"),
+    ({"train.audit.enabled": True}, "train.audit.enabled=True"),
+  ],
+)
+def test_a_mistake_is_one_line_that_names_its_field(changes, words, tmp_path):
+  with pytest.raises(UserError) as caught:
+    _ran(_config(**changes), tmp_path / "run")
+  assert words in str(caught.value) and "\n" not in str(caught.value)
+  assert not (tmp_path / "run" / "config.json").exists()

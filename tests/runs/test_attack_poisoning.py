@@ -1,0 +1,113 @@
+"""Poisoning as a run: the public federation, unchanged but for those who lie."""
+
+import jax
+import numpy as np
+import pytest
+
+from configs.attack import poisoning_digits
+from dpjax import data
+from dpjax.runs import fields, loop, streams
+from dpjax.runs.attack import build, poisoning, table
+from dpjax.sweeps import attack_table
+from dpjax.validate import UserError
+from tests.runs.stops import stop_after
+
+_PRIVATE = {
+  "federate.privacy.method": "central",
+  "federate.privacy.epsilon": None,
+  "federate.privacy.noise_multiplier": 1.0,
+}
+
+
+def _config(**changes):
+  small = {
+    "rows": {},
+    "title": "",
+  }
+  small["attack"] = {"name": "scaled_update", "factor": -20.0, "fraction": 0.25}
+  small |= {"federate.num_rounds": 2, "federate.local.epochs": 1}
+  return fields.replace_all(poisoning_digits.get_config(), {**small, **changes})
+
+
+def _ran(config, folder):
+  (point,) = attack_table.points(config)
+  result = loop.train(point.config, folder)
+  return result | {"attack": "a", "defence": "b"}
+
+
+def test_a_poisoned_run_goes_on_where_it_stopped_and_says_what_fails(tmp_path, monkeypatch):
+  whole = _ran(_config(), tmp_path / "whole")
+  stop_after(monkeypatch, 1)
+  with pytest.raises(loop.Interrupted, match="step 1"):
+    _ran(_config(), tmp_path / "run")
+  resumed = _ran(_config(), tmp_path / "run")
+  assert resumed["params_sha256"] == whole["params_sha256"]
+  assert whole["verdict"].startswith("FAILS: accuracy falls (3 attackers, its breakdown")
+  assert whole["accuracy"]["count"] < whole["clean_accuracy"]["count"]
+  assert whole["victims_misled"] is None and whole["epsilon"] is None
+  table.write(tmp_path, [whole])
+  assert (tmp_path / "attacks.png").exists()
+  assert "3 of 12 clients attack" in (tmp_path / "attacks.md").read_text()
+
+
+def _prepared(config):
+  (point,) = attack_table.points(config)
+  loaded = build.load_data(point.config)
+  random = streams.derived(0, build.digest(point.config), data.digest(loaded[0]))
+  return poisoning.prepare(point.config, loaded, random)
+
+
+def test_without_attackers_it_is_the_public_run_bit_for_bit_memories_included():
+  changes = {"federate.compression": "top_k", "federate.clients_per_round": 5}
+  attacked = _prepared(_config(**changes))
+  run = attacked.run
+  state = run.algorithm.init(run.params, 12)
+  for cohort in run.algorithm.cohorts(run.federation, run.work, rng=run.random.sampler):
+    state, _ = run.algorithm.round(state, cohort)
+  found = poisoning.trained(attacked, np.zeros(0, np.int64))
+  jax.tree.map(np.testing.assert_array_equal, found, state.params)
+
+
+def test_an_epsilon_stands_where_it_binds_an_attacker(tmp_path):
+  central = _ran(_config(**_PRIVATE), tmp_path / "central")
+  (row,) = table.rows_of([central])
+  assert row["epsilon"] > 0 and row["epsilon_kind"] == "proved"
+  assert central["tolerates"] is None and "epsilon bounds one client" in row["verdict"]
+  local = _config(**{**_PRIVATE, "federate.privacy.method": "local"})
+  (row,) = table.rows_of([_ran(local, tmp_path / "local")])
+  assert row["epsilon"] is None and "an attacker sends what it likes" in row["note"]
+
+
+def test_defences_meet_the_same_attackers_on_the_same_victims():
+  one = _prepared(_config(attack={"name": "backdoor", "size": 2, "fraction": 0.25}))
+  two = _prepared(_config(**{"federate.aggregator": "median"}))
+  assert one.attackers.tolist() == two.attackers.tolist()
+  assert one.tolerates == 0 and two.tolerates == 5
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"attack.fraction": 1.0}, "attack.fraction=1.0"),
+    (
+      {"attack.fraction": 0.01},
+      "attack.fraction=0.01: rounds to no attacker of 12 clients",
+    ),
+    ({"attack.factor": 0.0}, "attack.factor=0.0: must be a finite number other than 0"),
+    ({"attack": {"name": "label_flip", "target": 10}}, "attack.target=10"),
+    ({"attack": {"name": "backdoor", "size": 8}}, "attack.size=8: needs images"),
+    ({"attack": {"name": "scaled_update", "size": 8}}, "size"),
+    (
+      {"federate.algorithm": "fed_nova"},
+      "federate.algorithm='fed_nova': must be 'fed_avg'",
+    ),
+    ({**_PRIVATE, "federate.audit.enabled": True}, "federate.audit.enabled=True: would be"),
+    ({"federate.eval_every": 3}, "federate.eval_every=3: would be ignored"),
+    ({"train.num_steps": 3}, "train.num_steps=3: would be ignored"),
+  ],
+)
+def test_a_mistake_is_one_line_that_names_its_field(changes, words, tmp_path):
+  with pytest.raises(UserError) as caught:
+    _ran(_config(**changes), tmp_path / "run")
+  assert words in str(caught.value) and "\n" not in str(caught.value)
+  assert not (tmp_path / "run" / "config.json").exists()
