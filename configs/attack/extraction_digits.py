@@ -10,7 +10,7 @@ on .93 of other images, one decimal .92, labels alone .90; DP-SGD at epsilon 3 i
 
 from __future__ import annotations
 
-from dpjax.runs.attack.config import AttackConfig, Extraction
+from dpjax.runs.attack.config import AttackConfig, CopyByAnswers
 from dpjax.runs.central.config import (
   DataConfig,
   ModelConfig,
@@ -23,7 +23,7 @@ from dpjax.runs.central.config import (
 def get_config() -> AttackConfig:
   """One attack against four defences."""
   return AttackConfig(
-    attack=Extraction(num_queries=(15, 150), learning_rate=0.003),
+    attack=CopyByAnswers(num_queries=(15, 150), learning_rate=0.003),
     train=TrainConfig(
       data=DataConfig(name="digits", center=True),
       model=ModelConfig(name="mlp", options={"features": (64,)}),

@@ -7,7 +7,7 @@ import pytest
 from configs.attack import extraction_digits
 from dpjax import training
 from dpjax.runs import fields, loop
-from dpjax.runs.attack import build, extraction, table
+from dpjax.runs.attack import build, copies, table
 from dpjax.runs.central import build as central
 from dpjax.sweeps import attack_table
 from dpjax.validate import UserError
@@ -16,7 +16,7 @@ from tests.runs.stops import stop_after
 
 def _config(**changes):
   small = {"rows": {}, "title": "", "train.num_steps": 8, "train.data.limit": 200}
-  small |= {"train.model.name": "linear", "train.model.options": {}, "attack.steps": 300}
+  small |= {"train.model.name": "linear", "train.model.options": {}, "attack.steps": 100}
   small |= {"attack.learning_rate": 0.03}
   return fields.replace_all(extraction_digits.get_config(), small | changes)
 
@@ -46,9 +46,9 @@ def test_the_target_is_the_public_training_bit_for_bit():
   (point,) = attack_table.points(_config())
   loaded, train = build.load_data(point.config), point.config.train
   run = central.assemble(train, loaded)
-  attacked = extraction.prepare(point.config, loaded, run.random)
+  attacked = copies.prepare(point.config, loaded, run.random)
   ended = []
-  for one in (central.work(train, run), extraction.work(point.config, attacked)):
+  for one in (central.work(train, run), copies.work(point.config, attacked)):
     state = one.init()
     for draw in one.draws(0):
       state, _ = one.step(state, draw)
@@ -61,6 +61,7 @@ def test_the_target_is_the_public_training_bit_for_bit():
 def test_privacy_of_records_is_no_promise_against_a_copy(tmp_path):
   private = {"train.privacy.method": "dp_sgd", "train.privacy.epsilon": None}
   private |= {"train.privacy.noise_multiplier": 1.0}
+  private |= {"train.num_steps": 2, "attack.num_queries": (15,), "attack.steps": 20}
   result = _ran(_config(**private), tmp_path)
   for row in table.rows_of([result]):
     assert row["epsilon"] is None and "not the model" in row["note"]

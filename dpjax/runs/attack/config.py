@@ -61,7 +61,7 @@ class Membership:
 
 
 @dataclasses.dataclass(frozen=True)
-class Extraction:
+class CopyByAnswers:
   """`attacks.Extraction`: a copy of the model, taught by its answers to test inputs.
 
   Args:
@@ -76,7 +76,7 @@ class Extraction:
   steps: int = 2000
   learning_rate: float = 1e-3
   room: ClassVar[str] = "train"
-  module: ClassVar[str] = "extraction"
+  module: ClassVar[str] = "copies"
   task: ClassVar[str] = "extraction"
 
   def __post_init__(self):
@@ -96,7 +96,7 @@ class Extraction:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassInversion:
+class ClassSearch:
   """`attacks.ClassInversion` of every class, judged by a network of the same shape that was
   trained on the test records.
 
@@ -114,7 +114,7 @@ class ClassInversion:
   total_variation: float = 0.0
   judge_steps: int = 2000
   room: ClassVar[str] = "train"
-  module: ClassVar[str] = "class_inversion"
+  module: ClassVar[str] = "class_pictures"
   task: ClassVar[str] = "class_inversion"
 
   def __post_init__(self):
@@ -212,7 +212,7 @@ class _Poisoning:
 
   fraction: float = 0.2
   room: ClassVar[str] = "federate"
-  module: ClassVar[str] = "poisoning"
+  module: ClassVar[str] = "poisoned_rounds"
   task: ClassVar[str] = "poisoning"
 
   def __post_init__(self):
@@ -268,8 +268,8 @@ class Backdoor(_Poisoning):
 
 ATTACKS = {
   "membership": Membership,
-  "extraction": Extraction,
-  "class_inversion": ClassInversion,
+  "extraction": CopyByAnswers,
+  "class_inversion": ClassSearch,
   "dense_first": DenseFirst,
   "dlg": DlgInversion,
   "cosine": CosineInversion,

@@ -21,7 +21,7 @@ from dpjax.validate import UserError
 _OF_RECORDS = "protects the records, not the model: a private model is copied as any other"
 
 
-class Target(NamedTuple):
+class Copied(NamedTuple):
   """A model that is to be copied, and the inputs of its thief."""
 
   run: central.Run
@@ -32,7 +32,7 @@ class Target(NamedTuple):
   method: str
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Target:
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Copied:
   """Builds the run, and deals the test inputs: what is not asked is compared on."""
   run = central.assemble(config.train, loaded, random)
   asked, x = max(config.attack.num_queries), np.asarray(run.test.x)
@@ -46,15 +46,15 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
       "inputs, on which the copy is compared"
     )
   method = config.train.privacy.method
-  return Target(run, queries, others, run.promise, config.train.num_steps, method)
+  return Copied(run, queries, others, run.promise, config.train.num_steps, method)
 
 
-def work(config: AttackConfig, attacked: Target) -> Work:
+def work(config: AttackConfig, attacked: Copied) -> Work:
   """That of `launch.train`; what it promises is said of the attacked run in the result."""
   return central.work(config.train, attacked.run)._replace(promise=None)
 
 
-def found(config: AttackConfig, attacked: Target, state: Any) -> Found:
+def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
   """Fidelity of a copy for each number of queries, beside always the commonest answer."""
   run, own = attacked.run, config.attack
   params = training.eval_params(state)

@@ -23,7 +23,7 @@ from dpjax.validate import UserError
 _OF_RECORDS = "protects one record, not what the records of a class have in common"
 
 
-class Target(NamedTuple):
+class Pictured(NamedTuple):
   """A model that is to be inverted."""
 
   run: central.Run
@@ -32,7 +32,7 @@ class Target(NamedTuple):
   method: str
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Target:
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Pictured:
   """Builds the run.
 
   UserError: inputs that are no numbers; a class that no test record has for the judge.
@@ -50,15 +50,15 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
         f"data.name={config.train.data.name!r}: must hold every class among its {name} records"
       )
   run = central.assemble(config.train, loaded, random)
-  return Target(run, run.promise, config.train.num_steps, config.train.privacy.method)
+  return Pictured(run, run.promise, config.train.num_steps, config.train.privacy.method)
 
 
-def work(config: AttackConfig, attacked: Target) -> Work:
+def work(config: AttackConfig, attacked: Pictured) -> Work:
   """That of `launch.train`; what it promises is said of the attacked run in the result."""
   return central.work(config.train, attacked.run)._replace(promise=None)
 
 
-def found(config: AttackConfig, attacked: Target, state: Any) -> Found:
+def found(config: AttackConfig, attacked: Pictured, state: Any) -> Found:
   """How many inverted inputs the judge calls by their class, against one of K by chance."""
   run, own = attacked.run, config.attack
   params, x = training.eval_params(state), np.asarray(run.test.x)
