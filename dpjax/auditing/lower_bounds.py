@@ -69,8 +69,8 @@ def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
   """The scores' places among all of them, ties parted by coins that know no truth.
 
   Parting ties turns a threshold inside a tie into a randomised test, which is as valid, and
-  for discrete outputs the best there is. The canaries of one run are parted by coins of
-  their own (`CanaryScores`), independent trials by coins of their places.
+  for discrete outputs the best there is. Independent trials are parted by coins of their
+  places; of the canaries of one run a place tells coins (`_guesses`).
   """
   validate.open_unit(confidence=confidence)
   if delta != 0:
@@ -78,8 +78,6 @@ def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
   parts = _one(scores.inside, "inside"), _one(scores.outside, "outside")
   values = np.concatenate(parts)
   coins = np.random.default_rng(_TIES_SEED).random(values.size)
-  if isinstance(scores, CanaryScores):
-    coins = coins[scores.numbers]
   places = np.empty(values.size)
   places[np.lexsort((coins, values))] = np.arange(values.size)
   return Scores(places[: parts[0].size], places[parts[0].size :])
@@ -270,11 +268,16 @@ def _ends(m: int, *, two_sided: bool) -> np.ndarray:
 
 def _guesses(scores: Scores, *, two_sided: bool) -> Iterator[tuple[int, int]]:
   """(guesses, correct) when the k largest scores are guessed to be in, for fixed values of
-  k, and, if two-sided, the k smallest to be out."""
-  m = len(scores.inside) + len(scores.outside)
+  k, and, if two-sided, the k smallest to be out. Equal scores of nobody knows which canary
+  are guessed as wrong as can be: any order of them has at least as many right."""
   values = np.concatenate([scores.inside, scores.outside])
-  truth = (np.arange(m) < len(scores.inside))[np.argsort(-values)]
-  top, bottom = np.cumsum(truth), np.cumsum(~truth[::-1])
+  truth = np.arange(values.size) < len(scores.inside)
+  from_top, from_bottom = np.lexsort((truth, -values)), np.lexsort((~truth, values))
+  if isinstance(scores, CanaryScores):
+    coins = np.random.default_rng(_TIES_SEED).random(values.size)[scores.numbers]
+    from_top = np.lexsort((coins, -values))
+    from_bottom = from_top[::-1]
+  m, top, bottom = values.size, np.cumsum(truth[from_top]), np.cumsum(~truth[from_bottom])
   for k in _ends(m, two_sided=two_sided):
     if two_sided:
       yield int(2 * k), int(top[k - 1] + bottom[k - 1])
@@ -306,8 +309,9 @@ def _one_run(
   scores: Scores, delta: float, confidence: float, *, two_sided: bool, gaussian: bool
 ) -> float:
   """The four bounds whose canaries may depend on each other."""
-  scores = _checked(scores, delta, confidence)
-  m, tried = sum(map(len, scores)), list(_guesses(scores, two_sided=two_sided))
+  _ = _checked(scores, delta, confidence)
+  tried = list(_guesses(scores, two_sided=two_sided))
+  m = len(scores.inside) + len(scores.outside)
   if not gaussian:
     refuted = functools.partial(_dp_refuted, m=m, delta=delta)
     return _best(tried, confidence, refuted)

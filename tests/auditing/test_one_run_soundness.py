@@ -238,6 +238,8 @@ def test_equal_scores_of_a_run_that_says_nothing_are_parted_by_no_coin(method):
     canaries = auditing.Canaries(None, coins, "random")  # type: ignore[arg-type]
     scores = auditing.split_scores(np.zeros(16), canaries)
     found += auditing.METHODS[method](scores, delta=0.0) > 0
+    plain = auditing.Scores(scores.inside, scores.outside)  # nobody knows whose each is
+    assert auditing.METHODS[method](plain, delta=0.0) == 0
   assert 0 < found <= MOST
 
 
