@@ -34,7 +34,9 @@ flags.DEFINE_float("minutes", 10.0, "About how long, shared among the subjects."
 flags.DEFINE_integer("seed", 0, "Of all draws.", lower_bound=0, upper_bound=2**62 - 1)
 flags.DEFINE_string("final_model", "", "Audit final models of this data set instead.")
 flags.DEFINE_float("epsilon", 10.0, "Claimed by those trainings.", lower_bound=0.0)
-flags.DEFINE_integer("models", 1000, "With the target, and as many without.", lower_bound=2)
+flags.DEFINE_integer(
+  "models", 1000, "With the target, and as many without.", lower_bound=2, upper_bound=10**6
+)
 flags.DEFINE_enum("initial", "worst_case", many_models.INITIAL, "Their first parameters.")
 flags.DEFINE_string("out", "runs/audits", "Directory for table.md, table.csv, result.json.")
 

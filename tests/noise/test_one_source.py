@@ -47,6 +47,7 @@ _EXCEPTIONS = {
   "dpjax/data/partition.py": {"standard_normal"},
   # an adversary's first guess
   "dpjax/attacks/gradient_inversion.py": {"normal"},
+  "dpjax/attacks/class_inversion.py": {"truncated_normal"},
   # initial weights
   "dpjax/runs/attack/inversion.py": {"uniform"},
   "dpjax/relevance/adlm.py": {"jax.nn.initializers"},
