@@ -1,8 +1,8 @@
 """Which cases are slow: measured, not guessed. The list is `slow_cases.txt` beside this file.
 
-The quickest case of each test is what `pytest` runs, where it takes less than two seconds of
-processor time, and every other that takes less than .4. The rest is `slow`, which
-`.ci/run` runs as well, but for other cases of more than 2.5 seconds: they are `long`, by hand.
+The quickest case of each test is what `pytest` runs, where it takes less than 1.5 seconds of
+processor time, and every other that takes less than .3. The rest is `slow`, which
+`.ci/run` runs as well, but for other cases of more than 1.2 seconds: they are `long`, by hand.
 Measure, with an empty compilation cache (`DPJAX_TEST_CACHE`), and write the list again:
 
     python -m pytest -q -n 2 -m 'not long' -p tests.slow_cases --times=DIR
@@ -21,7 +21,7 @@ import sys
 import pytest
 
 LIST = pathlib.Path(__file__).with_suffix(".txt")
-_QUICK, _SLOW, _LONG = 0.4, 2.0, 2.5  # seconds of processor time
+_QUICK, _SLOW, _LONG = 0.3, 1.5, 1.2  # seconds of processor time
 
 
 def marks() -> dict[str, str]:
