@@ -55,7 +55,7 @@ def _seconds() -> float:
 def marked(times: dict[str, float]) -> dict[str, str]:
   """Of node ids and their seconds those that are not quick.
 
-  >>> marked({"a::t[1]": 0.1, "a::t[2]": 2.0, "a::u[1]": 2.0, "a::u[2]": 9.0, "a::v": 9.0})
+  >>> marked({"a::t[1]": 0.1, "a::t[2]": 1.0, "a::u[1]": 1.4, "a::u[2]": 9.0, "a::v": 9.0})
   {'a::t[2]': 'slow', 'a::u[2]': 'long', 'a::v': 'slow'}
   """
   by_test = collections.defaultdict(dict)
