@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
   from dpjax import price as price
   from dpjax import relevance as relevance
   from dpjax import sampling as sampling
+  from dpjax import secure as secure
   from dpjax import training as training
   from dpjax import transforms as transforms
   from dpjax import trees as trees
@@ -55,7 +56,7 @@ __version__ = "0.1.0"
 _ROOMS = (
   *("accounting", "attacks", "auditing", "data", "federated", "gradients", "losses"),
   *("mechanisms", "metrics", "models", "names", "noise", "plan", "price", "relevance"),
-  "sampling",
+  *("sampling", "secure"),
   *("training", "transforms", "trees", "types", "validate"),
 )
 _SAMPLERS = (

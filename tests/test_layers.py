@@ -21,7 +21,8 @@ _LAYERS = (
   },
   {"transforms", "mechanisms"},  # which draw from noise/ and state events of accounting/
   {"plan", "price"},
-  {"training", "federated", "relevance", "secure"},
+  {"training", "federated", "relevance"},
+  {"secure"},  # joins the rounds of federated/
   {"attacks", "auditing"},
   {"runs"},  # ONE run, whatever it trains
   {"sweeps", "checks", "benchmarks"},  # of runs

@@ -1,0 +1,1 @@
+"""Sums of clients' integer vectors, of which the server learns the sum alone."""

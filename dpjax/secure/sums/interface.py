@@ -1,0 +1,56 @@
+"""What every secure sum is: integer vectors in, their sum modulo 2^bits out, and its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+
+class Cost(NamedTuple):
+  """What one sum took; bytes are those of the serialised messages."""
+
+  client_bytes: int  # most that one client sent and received
+  server_bytes: int  # all that the server sent and received
+  expansions: int  # streams of masks expanded, by all
+  operations: int  # public-key operations (agreements, encryptions, decryptions), by all
+  seconds: float
+
+
+class Drops(NamedTuple):
+  """Clients that fall silent, by the phase in which they do."""
+
+  before_sharing: frozenset[int] = frozenset()
+  before_upload: frozenset[int] = frozenset()  # after they have shared their keys
+  before_unmasking: frozenset[int] = frozenset()  # their vector counts
+
+
+class Summed(NamedTuple):
+  """What the server knows after one sum, and nothing else."""
+
+  total: np.ndarray  # [d] uint32 or uint64: sum of the survivors' vectors modulo 2^bits
+  survivors: tuple[int, ...]  # whose vectors are in the total, ascending
+  cost: Cost
+
+
+class SumProtocol(Protocol):
+  """Adds the vectors of named clients, so that the server learns their sum alone."""
+
+  name: str
+  bits: int  # of the modulus: 32 or 64
+  min_survivors: int  # fewer, and the sum is refused: nothing is revealed
+
+  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = Drops()) -> Summed:
+    """The sum over the clients of `vectors` who do not drop out.
+
+    Args:
+      vectors: client id -> [d] unsigned integers below 2^bits; each is looked up once, in
+        ascending order of ids, and not kept, so a mapping may compute them as they are read.
+      drops: who falls silent when.
+
+    Raises:
+      UserError: fewer than `min_survivors` clients are left, fewer than two clients at all,
+        vectors of different lengths or types. Nothing of any vector is then revealed.
+    """
+    ...
