@@ -34,6 +34,9 @@ class Summed(NamedTuple):
   cost: Cost
 
 
+NO_DROPS = Drops()
+
+
 class SumProtocol(Protocol):
   """Adds the vectors of named clients, so that the server learns their sum alone."""
 
@@ -41,7 +44,7 @@ class SumProtocol(Protocol):
   bits: int  # of the modulus: 32 or 64
   min_survivors: int  # fewer, and the sum is refused: nothing is revealed
 
-  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = Drops()) -> Summed:
+  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
     """The sum over the clients of `vectors` who do not drop out.
 
     Args:
