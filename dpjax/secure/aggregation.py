@@ -1,0 +1,346 @@
+"""Federated rounds whose server sees the sum of the messages alone.
+
+`secure_mean(protocol, encoding)` is an `Aggregator` like any other, so every algorithm takes
+it by one argument. There are two ways to run it, with the same result, bit for bit:
+
+| protocol                     | what happens in a round                          | for          |
+| ---------------------------- | ------------------------------------------------ | ------------ |
+| `SimulatedSum()`             | integers are added inside JAX, modulo 2^32, by   | experiments  |
+|                              | any execution; NOTHING is hidden from who runs it|              |
+| any other of `dpjax.secure`  | every client's vector goes through the protocol, | what a       |
+|                              | with its cryptography, and so do its drop-outs   | server sees  |
+
+Integer sums do not depend on their order, so loop, vmap, pmap and processes agree in every
+bit of the sum. Hiding is not differential privacy: the mean itself still tells about its
+clients. `distributed_noise` adds noise inside the sum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import validate
+from dpjax.federated import FederatedAlgorithm, FederatedState, RoundInfo
+from dpjax.federated.aggregation import Aggregator, summed
+from dpjax.federated.client import ClientInfo
+from dpjax.federated.cohort import Cohort
+from dpjax.federated.execution import Context, MapClients, Mapped, Run
+from dpjax.plan import Plan
+from dpjax.secure.encoding import Encoded, Encoding, from_vector, to_vector
+from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed, SumProtocol
+from dpjax.types import Array
+from dpjax.validate import UserError
+
+_NO_COST = Cost(0, 0, 0, 0, 0.0)
+
+
+class RoundRefused(UserError):
+  """Too few clients were left: the sum was not formed, and nothing was revealed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulatedSum:
+  """A secure sum as fast as a sum: no masks, no shares, no messages. It hides nothing from
+  who runs it; what its server is GIVEN is what the server of a protocol gets.
+
+  Args:
+    min_survivors: fewer, and a round is refused.
+
+  >>> vectors = {3: np.array([1], np.uint32), 5: np.array([2**32 - 1], np.uint32)}
+  >>> SimulatedSum().sum(vectors).total, SimulatedSum().sum(vectors).survivors
+  (array([0], dtype=uint32), (3, 5))
+  """
+
+  min_survivors: int = 2
+  name: str = "simulated"
+  bits: int = 32
+
+  def __post_init__(self):
+    validate.integer_at_least(1, min_survivors=self.min_survivors)
+
+  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
+    """The sum over the clients who do not drop out before they upload.
+
+    Raises:
+      RoundRefused: fewer than `min_survivors` are left.
+    """
+    kept = uploading(sorted(vectors), drops)
+    check_survivors(self, kept, drops)
+    total = np.zeros_like(vectors[kept[0]])
+    for client in kept:
+      total = total + vectors[client]
+    return Summed(total, tuple(kept), _NO_COST)
+
+
+# --- who falls silent
+
+
+@dataclasses.dataclass(frozen=True)
+class Dropout:
+  """Clients who fall silent, for simulations: each on its own, in a phase drawn at random.
+
+  Args:
+    prob: of a client, in a round.
+    seed: of all rounds; who drops out is a function of (seed, round, client) alone, never of
+      anyone's data.
+
+  >>> Dropout(prob=0.5, seed=1).drops(0, range(4)) == Dropout(prob=0.5, seed=1).drops(0, range(4))
+  True
+  """
+
+  prob: float = 0.0
+  seed: int = 0
+
+  def __post_init__(self):
+    validate.share(prob=self.prob)
+    validate.integer_at_least(0, seed=self.seed)
+
+  def drops(self, round: int, clients: Any) -> Drops:
+    """Who of `clients` drops out in this round, and when."""
+    silent: tuple[set[int], ...] = (set(), set(), set())
+    for client in clients if self.prob else ():
+      stream = np.random.SeedSequence(self.seed, spawn_key=(round, int(client)))
+      rng = np.random.Generator(np.random.Philox(stream))
+      if rng.random() < self.prob:
+        silent[rng.integers(len(silent))].add(int(client))
+    return Drops(*map(frozenset, silent))
+
+
+NO_DROPOUT = Dropout()
+
+
+def uploading(clients: Any, drops: Drops) -> list[int]:
+  """Those whose vectors are in the sum, ascending.
+
+  >>> uploading([1, 2, 3], Drops(frozenset({1}), frozenset(), frozenset({3})))
+  [2, 3]
+  """
+  gone = drops.before_sharing | drops.before_upload
+  return sorted({int(client) for client in clients} - gone)
+
+
+def check_survivors(protocol: SumProtocol, uploaded: list[int], drops: Drops) -> None:
+  """Raises RoundRefused where fewer than `min_survivors` are there to the end."""
+  left = len(set(uploaded) - drops.before_unmasking)
+  if left < protocol.min_survivors:
+    raise RoundRefused(
+      f"survivors={left}: must be >= min_survivors={protocol.min_survivors}; the round is "
+      "refused and reveals nothing"
+    )
+
+
+# --- the mean
+
+
+def secure_mean(
+  protocol: SumProtocol,
+  encoding: Encoding,
+  *,
+  dropout: Dropout = NO_DROPOUT,
+  plan: Plan | None = None,
+) -> Aggregator:
+  """The weighted mean of messages, of which the server learns the sum of all alone.
+
+  Args:
+    protocol: `SimulatedSum()`, or one with cryptography; a round that leaves fewer than its
+      `min_survivors` raises RoundRefused (`forgiving` goes on with the next).
+    encoding: of messages as integers. Its `bits` may be fewer than the protocol's.
+    dropout: who falls silent, in a simulation.
+    plan: that draws the cohorts, without privacy.
+
+  Guarantee: what `protocol` hides, against whom, is its own statement; a simulated one hides
+  nothing. The mean is NOT differentially private.
+
+  Raises:
+    UserError: an encoding wider than the protocol's modulus.
+
+  >>> aggregator = secure_mean(SimulatedSum(), Encoding(max_clients=4, largest_value=4.0))
+  >>> messages = jnp.array([[1.0], [3.0], [jnp.nan]])
+  >>> state = aggregator.init(messages[0])
+  >>> aggregator.update(messages, jnp.ones(3, bool), state)[0]
+  Array([2.], dtype=float32)
+  """
+  if encoding.bits > protocol.bits:
+    raise UserError(f"bits={encoding.bits}: must be <= {protocol.bits} of {protocol.name}")
+
+  def partial(state: Any, messages: Any, weights: Array, mask: Array) -> Encoded:
+    del state
+    return encoding.add(encoding.encode(messages, weights, mask))
+
+  def finish(total: Encoded, state: Any) -> Any:
+    return encoding.mean(total), state + 1
+
+  simulated = isinstance(protocol, SimulatedSum)
+  through = _counted(encoding, protocol) if simulated else _protocol(encoding, protocol)
+  return summed(
+    lambda message: jnp.int32(0),
+    partial,
+    finish,
+    through=functools.partial(_through, through, dropout, protocol),
+    plan=plan,
+  )
+
+
+Summing = Callable[[Run, Context, Cohort, Drops], Mapped]
+
+
+class _Bound(NamedTuple):
+  """A way to sum, given the inner execution."""
+
+  bind: Callable[[MapClients, Any, Any], Run]  # (inner, client, partial)
+  sum: Summing
+
+
+def _through(
+  way: _Bound, dropout: Dropout, protocol: SumProtocol, inner: MapClients
+) -> MapClients:
+  """The execution in which clients drop out, and what is left is summed in some way."""
+
+  def bind(client: Any, partial: Any) -> Run:
+    run = way.bind(inner, client, partial)
+
+    def summed_run(context: Context, cohort: Cohort) -> Mapped:
+      drops = dropout.drops(int(context.state), np.asarray(cohort.ids))
+      kept = uploading(cohort.ids, drops)
+      check_survivors(protocol, kept, drops)
+      places = np.flatnonzero(np.isin(np.asarray(cohort.ids), kept))
+      mapped = way.sum(run, *_those(context, cohort, places), drops)
+      return mapped._replace(memories=_placed(mapped.memories, places))
+
+    return summed_run
+
+  return bind
+
+
+def _those(context: Context, cohort: Cohort, places: np.ndarray) -> tuple[Context, Cohort]:
+  """The part of a cohort at these places, with what its clients remember."""
+  rows = jax.tree.map(lambda leaf: np.asarray(leaf)[places], context.memories)
+  kept = cohort._replace(
+    ids=np.asarray(cohort.ids)[places],
+    num_examples=np.asarray(cohort.num_examples)[places],
+    batches=[cohort.batches[place] for place in places],
+  )
+  return context._replace(memories=rows), kept
+
+
+def _placed(parts: Any, places: np.ndarray) -> Any:
+  """What a part of a cohort keeps, by places in the whole."""
+  back = lambda part: places[np.minimum(np.asarray(part.places), len(places) - 1)]
+  return tuple(part._replace(places=back(part)) for part in parts)
+
+
+def _counted(encoding: Encoding, protocol: SumProtocol) -> _Bound:
+  """The inner execution adds the integers itself."""
+  del protocol
+
+  def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
+    del drops
+    _check_size(encoding, cohort)
+    mapped = run(context, cohort)
+    sent = np.float32(encoding.bits / 32) * mapped.info.upload_bits + encoding.bits
+    return mapped._replace(info=mapped.info._replace(upload_bits=sent))
+
+  return _Bound(lambda inner, client, partial: inner(client, partial), sum_of)
+
+
+def _protocol(encoding: Encoding, protocol: SumProtocol) -> _Bound:
+  """The inner execution hands over each client's message, which goes through the protocol."""
+  encode = jax.jit(encoding.encode)
+
+  def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
+    _check_size(encoding, cohort)
+    if jax.process_count() > 1:
+      raise UserError(
+        f"protocol={protocol.name!r}: must be run by one process; use SimulatedSum()"
+      )
+    mapped = run(context, cohort)
+    sent = jax.device_get(mapped.sent)
+    row = lambda place: jax.tree.map(lambda leaf: leaf[place : place + 1], sent)
+    one = lambda place: encode(row(place).message, row(place).weight, np.ones(1, bool))
+    shape = jax.eval_shape(lambda: one(0))
+    like = jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), shape
+    )
+    nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
+    places = {int(client): place for place, client in enumerate(cohort.ids)}
+
+    def vector(client: int) -> np.ndarray:
+      found = one(places[client]) if client in places else nothing  # never sent
+      return to_vector(found, protocol.bits)
+
+    silent = drops.before_sharing | drops.before_upload
+    summed_up = protocol.sum(Vectors({*places, *silent}, vector), drops)
+    check_same(summed_up, list(places))
+    total = from_vector(summed_up.total, like, encoding.bits)
+    bits = np.full(len(places), 8 * summed_up.cost.client_bytes, np.float32)
+    info = mapped.info._replace(upload_bits=bits)
+    return mapped._replace(sums=total, sent=None, info=info)
+
+  return _Bound(lambda inner, client, partial: inner(client, None), sum_of)
+
+
+class Vectors(Mapping[int, np.ndarray]):
+  """Clients' vectors, computed as they are read: never two of them at once."""
+
+  def __init__(self, clients: set[int], make: Callable[[int], np.ndarray]):
+    self._clients, self._make = sorted(clients), make
+
+  def __getitem__(self, client: int) -> np.ndarray:
+    if client not in self._clients:
+      raise KeyError(client)
+    return self._make(client)
+
+  def __iter__(self):
+    return iter(self._clients)
+
+  def __len__(self) -> int:
+    return len(self._clients)
+
+
+def check_same(found: Summed, uploaded: list[int]) -> None:
+  """Raises UserError where a protocol has summed others than those who uploaded."""
+  if list(found.survivors) != sorted(uploaded):
+    raise UserError(
+      f"survivors={list(found.survivors)}: must be those who uploaded, {sorted(uploaded)}"
+    )
+
+
+def _check_size(encoding: Encoding, cohort: Cohort) -> None:
+  if cohort.size > encoding.max_clients:
+    raise UserError(
+      f"max_clients={encoding.max_clients}: must be >= the {cohort.size} clients of a round, "
+      "whose sum could wrap around"
+    )
+
+
+# --- rounds that fail
+
+
+def forgiving(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
+  """The same, but a round that is refused leaves everything as it was and the next follows.
+
+  What was promised for that round stays charged: a ledger counts rounds, not successes.
+  """
+
+  def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:
+    try:
+      return algorithm.round(state, cohort)
+    except RoundRefused:
+      later = state._replace(round=state.round + 1, aggregator=state.aggregator + 1)
+      return later, _nobody()
+
+  return algorithm._replace(round=one_round)
+
+
+def _nobody() -> RoundInfo:
+  empty = np.zeros(0, np.float32)
+  zero = np.float32(0)
+  clients = ClientInfo(empty, empty, empty, empty, empty)
+  return RoundInfo(zero, zero, np.int32(0), np.int32(0), np.float64(0), clients)
