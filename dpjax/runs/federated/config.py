@@ -20,6 +20,7 @@ from dpjax.runs.central.config import (
   ModelConfig,
   OptimizerConfig,
 )
+from dpjax.runs.federated.secure_sums import SECURE_SUMS
 from dpjax.runs.fields import Choice, WithChoices, settings
 
 
@@ -135,6 +136,8 @@ class FedConfig(WithChoices):
   aggregator: Annotated[Any, Choice(AGGREGATORS, own=True)] = "mean"
   # none | quantize | top_k | rotated | drive: of messages to the server
   compression: Annotated[Any, Choice(COMPRESSIONS)] = "none"
+  # none | additive | secagg | secagg_plus | bfv | ckks: what the server sees of messages
+  secure_sum: Annotated[Any, Choice(SECURE_SUMS)] = "none"
   local: LocalConfig = dataclasses.field(default_factory=LocalConfig)
   # a client's starts afresh in every round, at a constant rate
   client_optimizer: FedOptimizerConfig = dataclasses.field(

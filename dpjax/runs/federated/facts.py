@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dpjax import federated, transforms
 from dpjax.data import partition
 from dpjax.runs.central.facts import clip_norm
-from dpjax.runs.federated import audit, privacy
+from dpjax.runs.federated import audit, privacy, secure_sums
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.fields import name_of
 from dpjax.types import Array, ArrayTree
@@ -81,6 +81,9 @@ def of(
     "l2_clip_norm": fed.promise.l2_bound,
     **clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm"),
     "sampler": repr(fed.plan.sampler),
+    **secure_sums.told(
+      config.secure_sum, name_of(config, "secure_sum"), config.clients_per_round
+    ),
   }
   if fed.audited is None:
     return found

@@ -20,6 +20,7 @@ from dpjax.validate import UserError
 METHODS = ("central", "local", "both", "none", "dp_ftrl")
 SAMPLERS = ("poisson", "fixed_size")
 CENTRAL = ("central", "both", "dp_ftrl")
+SUMMED = ("none", "local")  # go with a secure sum: no server adds noise to what it sees
 
 
 def check_cohort(config: FedConfig, num_clients: int) -> None:

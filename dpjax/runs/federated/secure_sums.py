@@ -1,0 +1,150 @@
+"""The secure sum of a federated run: which protocol, how messages are encoded, what is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+from dpjax import secure, validate
+from dpjax.secure.encoding import BITS
+from dpjax.secure.sums import SumProtocol
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class NoSecureSum:
+  """The server sees every message."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SecureSum:
+  """The server gets the sum of the messages alone.
+
+  Args:
+    bits: of the modulus of one number of the sum; the protocol's own may be wider.
+    largest_value: a coordinate of a message is clipped to it, on either side.
+    threshold: share of `clients_per_round` (at least two clients) that must be left to the
+      end; with fewer a round is refused, and changes nothing.
+    dropout_prob: of a client in a round, to fall silent in some phase; public, from the seed.
+    simulated: integers are added without a protocol, which is fast and hides nothing from who
+      runs it; False: the protocol runs in every round, with its cryptography.
+  """
+
+  bits: int = 32
+  largest_value: float = 8.0
+  threshold: float = 0.5
+  dropout_prob: float = 0.0
+  simulated: bool = True
+  kind: ClassVar[str] = ""  # of `secure.sums`
+
+  def __post_init__(self):
+    validate.integer_in(*BITS, bits=self.bits)
+    validate.positive(largest_value=self.largest_value)
+    validate.probability(threshold=self.threshold)
+    validate.share(dropout_prob=self.dropout_prob)
+
+  def min_survivors(self, clients_per_round: float) -> int:
+    """Fewest clients of a sum.
+
+    >>> Additive(threshold=0.5).min_survivors(9), Additive().min_survivors(1)
+    (5, 2)
+    """
+    return max(2, math.ceil(self.threshold * clients_per_round))
+
+  def protocol(self, clients_per_round: float) -> SumProtocol:
+    """What adds the vectors.
+
+    Raises:
+      UserError: the extra of a protocol is not installed.
+    """
+    least = self.min_survivors(clients_per_round)
+    if self.simulated:
+      return secure.SimulatedSum(min_survivors=least)
+    return getattr(secure.sums, self.kind)(min_survivors=least)
+
+  def dropout(self, seed: int) -> secure.Dropout:
+    """Who falls silent."""
+    return secure.Dropout(prob=self.dropout_prob, seed=seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Additive(SecureSum):
+  """Additive secret sharing."""
+
+  kind: ClassVar[str] = "AdditiveSum"
+
+
+@dataclasses.dataclass(frozen=True)
+class SecAgg(SecureSum):
+  """Pairwise masks (Bonawitz et al. 2017)."""
+
+  kind: ClassVar[str] = "SecAgg"
+
+
+@dataclasses.dataclass(frozen=True)
+class SecAggPlus(SecureSum):
+  """Pairwise masks with few neighbours (Bell et al. 2020)."""
+
+  kind: ClassVar[str] = "SecAggPlus"
+
+
+@dataclasses.dataclass(frozen=True)
+class Bfv(SecureSum):
+  """Ciphertexts that add exactly."""
+
+  kind: ClassVar[str] = "BfvSum"
+
+
+@dataclasses.dataclass(frozen=True)
+class Ckks(SecureSum):
+  """Ciphertexts that add approximately, rounded to integers."""
+
+  kind: ClassVar[str] = "CkksSum"
+
+
+SECURE_SUMS: dict[str, type] = {
+  "none": NoSecureSum,
+  "additive": Additive,
+  "secagg": SecAgg,
+  "secagg_plus": SecAggPlus,
+  "bfv": Bfv,
+  "ckks": Ckks,
+}
+
+
+def told(chosen: Any, name: str, clients_per_round: float) -> dict[str, Any]:
+  """The part of result.json; {} where there is no secure sum."""
+  if isinstance(chosen, NoSecureSum):
+    return {}
+  fields = dataclasses.asdict(chosen)
+  least = chosen.min_survivors(clients_per_round)
+  return {"secure_sum": {"protocol": name, **fields, "min_survivors": least}}
+
+
+def in_words(result: dict[str, Any]) -> str:
+  """Of the result line.
+
+  >>> in_words({"secure_sum": {"protocol": "secagg", "simulated": True}})
+  ', secure sum secagg (SIMULATED: added in the clear)'
+  """
+  found = result.get("secure_sum")
+  if found is None:
+    return ""
+  how = "SIMULATED: added in the clear" if found["simulated"] else "its protocol ran"
+  return f", secure sum {found['protocol']} ({how})"
+
+
+def check(chosen: Any, *, given: dict[str, tuple[str, tuple[str, ...]]]) -> None:
+  """Raises UserError for what does not go with a secure sum.
+
+  Args:
+    given: field of the config -> (its value, the values that do).
+  """
+  if isinstance(chosen, NoSecureSum):
+    return
+  for field, (value, allowed) in given.items():
+    if value not in allowed:
+      raise UserError(
+        f"{field}={value!r}: must be {' or '.join(map(repr, allowed))} with a secure_sum"
+      )

@@ -1,0 +1,92 @@
+"""A secure sum in a run of `launch.federate`: one field, told where it is reported."""
+
+import numpy as np
+import pytest
+
+from configs.fed import quickstart
+from dpjax.runs import fields, loop
+from dpjax.runs.federated import build
+from dpjax.runs.federated.secure_sums import SECURE_SUMS, in_words
+from dpjax.validate import UserError
+
+_SMALL = {
+  "privacy.method": "none",
+  "privacy.epsilon": 8.0,
+  "privacy.delta": 1e-5,
+  "privacy.l2_clip_norm": 1.0,
+  "num_rounds": 3,
+  "partition.num_clients": 8,
+  "clients_per_round": 6.0,
+  "local.epochs": 1,
+  "data.limit": 80,
+}
+
+
+def _config(**changes):
+  return fields.replace_all(quickstart.get_config(), {**_SMALL, **changes})
+
+
+def _params(folder):
+  with np.load(folder / "params.npz") as held:
+    return {name: held[name] for name in held}
+
+
+def test_a_simulated_sum_learns_what_the_plain_mean_learns_and_says_what_it_is(tmp_path):
+  loop.train(_config(), tmp_path / "plain")
+  result = loop.train(_config(secure_sum="secagg"), tmp_path / "secure")
+  assert result["secure_sum"]["protocol"] == "secagg" and result["secure_sum"]["simulated"]
+  assert "SIMULATED" in in_words(result)
+  assert result["secure_sum"]["min_survivors"] == 3
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"aggregator": "median"}, "aggregator='median': must be 'mean' with a secure_sum"),
+    ({"compression": "quantize"}, "compression='quantize': must be 'none'"),
+    ({"weighting": "examples"}, "weighting='examples': must be 'uniform' or 'capped'"),
+    ({"privacy.method": "central"}, "privacy.method='central': must be 'none'"),
+    ({"secure_sum.simulated": False, "execution": "pmap"}, "execution='pmap': must be"),
+    ({"secure_sum.bits": 64}, "secure_sum.bits=64: must be an integer in \\[8, 32\\]"),
+    ({"secure_sum.threshold": 0.0}, "secure_sum.threshold=0.0: must be in"),
+    ({"secure_sum.dropout_prob": 1.0}, "secure_sum.dropout_prob=1.0: must be in"),
+    ({"secure_sum.largest_value": 0.0}, "secure_sum.largest_value=0.0: must be"),
+    ({"algorithm": "optax:sgd"}, "algorithm='optax:sgd': must be"),
+  ],
+)
+def test_what_does_not_go_together_is_one_line(changes, words):
+  with pytest.raises(UserError, match=words) as caught:
+    build.check(_config(**{"secure_sum": "additive", **changes}))
+  assert "\n" not in str(caught.value)
+
+
+def test_what_only_a_secure_sum_has_is_no_field_without_one():
+  with pytest.raises(UserError, match="secure_sum.bits"):
+    fields.replace(_config(), "secure_sum.bits", 16)
+
+
+def test_a_run_without_one_has_the_streams_that_it_always_had():
+  plain = _config()
+  assert build.digest(plain) != build.digest(_config(secure_sum="additive"))
+  assert set(SECURE_SUMS) == {"none", "additive", "secagg", "secagg_plus", "bfv", "ckks"}
+
+
+def test_rounds_with_too_few_survivors_are_charged_and_change_nothing(tmp_path):
+  config = _config(
+    secure_sum={"name": "additive", "threshold": 1.0, "dropout_prob": 0.9},
+    **{"privacy.sampler": "fixed_size"},
+  )
+  result = loop.train(config, tmp_path / "run")
+  run = build.assemble(config)
+  assert result["num_steps"] == 3
+  kept = _params(tmp_path / "run")
+  before = np.concatenate([np.ravel(leaf) for leaf in _leaves(run.params)])
+  np.testing.assert_array_equal(
+    np.concatenate([np.ravel(v) for v in kept.values()]), before
+  )
+
+
+def _leaves(tree):
+  import jax
+
+  return jax.tree.leaves(tree)
