@@ -16,4 +16,6 @@ from dpjax.secure.aggregation import RoundRefused as RoundRefused
 from dpjax.secure.aggregation import SimulatedSum as SimulatedSum
 from dpjax.secure.aggregation import forgiving as forgiving
 from dpjax.secure.aggregation import secure_mean as secure_mean
+from dpjax.secure.distributed_noise import SkellamSum as SkellamSum
+from dpjax.secure.distributed_noise import skellam_mean as skellam_mean
 from dpjax.secure.encoding import Encoding as Encoding

@@ -38,7 +38,7 @@ from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed, SumProtoc
 from dpjax.types import Array
 from dpjax.validate import UserError
 
-_NO_COST = Cost(0, 0, 0, 0, 0.0)
+NO_COST = Cost(0, 0, 0, 0, 0.0)
 
 
 class RoundRefused(UserError):
@@ -76,7 +76,7 @@ class SimulatedSum:
     total = np.zeros_like(vectors[kept[0]])
     for client in kept:
       total = total + vectors[client]
-    return Summed(total, tuple(kept), _NO_COST)
+    return Summed(total, tuple(kept), NO_COST)
 
 
 # --- who falls silent
@@ -183,7 +183,7 @@ def secure_mean(
     lambda message: jnp.int32(0),
     partial,
     finish,
-    through=functools.partial(_through, through, dropout, protocol),
+    through=functools.partial(through_way, through, dropout, protocol),
     plan=plan,
   )
 
@@ -191,15 +191,15 @@ def secure_mean(
 Summing = Callable[[Run, Context, Cohort, Drops], Mapped]
 
 
-class _Bound(NamedTuple):
+class Way(NamedTuple):
   """A way to sum, given the inner execution."""
 
   bind: Callable[[MapClients, Any, Any], Run]  # (inner, client, partial)
   sum: Summing
 
 
-def _through(
-  way: _Bound, dropout: Dropout, protocol: SumProtocol, inner: MapClients
+def through_way(
+  way: Way, dropout: Dropout, protocol: SumProtocol, inner: MapClients
 ) -> MapClients:
   """The execution in which clients drop out, and what is left is summed in some way."""
 
@@ -236,7 +236,7 @@ def _placed(parts: Any, places: np.ndarray) -> Any:
   return tuple(part._replace(places=back(part)) for part in parts)
 
 
-def _counted(encoding: Encoding, protocol: SumProtocol) -> _Bound:
+def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
   """The inner execution adds the integers itself."""
   del protocol
 
@@ -247,10 +247,10 @@ def _counted(encoding: Encoding, protocol: SumProtocol) -> _Bound:
     sent = np.float32(encoding.bits / 32) * mapped.info.upload_bits + encoding.bits
     return mapped._replace(info=mapped.info._replace(upload_bits=sent))
 
-  return _Bound(lambda inner, client, partial: inner(client, partial), sum_of)
+  return Way(lambda inner, client, partial: inner(client, partial), sum_of)
 
 
-def _protocol(encoding: Encoding, protocol: SumProtocol) -> _Bound:
+def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
   """The inner execution hands over each client's message, which goes through the protocol."""
   encode = jax.jit(encoding.encode)
 
@@ -283,7 +283,7 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> _Bound:
     info = mapped.info._replace(upload_bits=bits)
     return mapped._replace(sums=total, sent=None, info=info)
 
-  return _Bound(lambda inner, client, partial: inner(client, None), sum_of)
+  return Way(lambda inner, client, partial: inner(client, None), sum_of)
 
 
 class Vectors(Mapping[int, np.ndarray]):

@@ -1,7 +1,6 @@
 """A secure mean in rounds: one argument, one result for every execution and protocol."""
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,31 +10,9 @@ import pytest
 
 from dpjax import federated, secure
 from dpjax.secure.aggregation import check_survivors, uploading
-from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
+from dpjax.secure.sums.interface import NO_DROPS, Drops
 from dpjax.validate import UserError
-
-
-class _Masked(NamedTuple):
-  """A protocol with masks that cancel, for the join alone; no cryptography."""
-
-  min_survivors: int = 2
-  name: str = "masked"
-  bits: int = 32
-  seen: tuple = ()
-
-  def sum(self, vectors, drops=NO_DROPS):
-    kept = uploading(vectors, drops)
-    check_survivors(self, kept, drops)
-    kind = np.uint32 if self.bits == 32 else np.uint64
-    rng, total, held = np.random.default_rng(len(kept)), None, None
-    for client in kept:
-      vector = vectors[client]
-      assert vector.dtype == kind and vector.ndim == 1
-      mask = rng.integers(0, 2**32, vector.size).astype(kind)
-      held = mask if held is None else held + mask
-      total = vector + mask if total is None else total + vector + mask
-    return Summed(total - held, tuple(kept), Cost(8 * total.size, 0, 0, 0, 0.0))
-
+from tests.secure.masked import Masked
 
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
 _ROWS = [[0.5, 1.0], [-3.0, 2.5], [7.0, -1.0], [0.25, 0.0], [2.0, 2.0]]
@@ -90,7 +67,7 @@ def test_every_execution_gives_the_same_bits(run):
 @pytest.mark.parametrize("bits", [32, 64])
 def test_the_protocol_and_the_simulation_are_equal_bit_for_bit(bits):
   simulated, _ = _rounds(_secure())
-  real, info = _rounds(_secure(_Masked(bits=bits)))
+  real, info = _rounds(_secure(Masked(bits=bits)))
   np.testing.assert_array_equal(real.params, simulated.params)
   assert float(info.clients.upload_bits[0]) == 64 * 3  # two numbers and a weight
 
@@ -100,7 +77,7 @@ def test_they_are_equal_where_clients_drop_out_too(seed):
   dropout = secure.Dropout(prob=0.5, seed=seed)
   found = [
     _rounds(_secure(protocol, dropout=dropout), count=4)
-    for protocol in (secure.SimulatedSum(), _Masked())
+    for protocol in (secure.SimulatedSum(), Masked())
   ]
   np.testing.assert_array_equal(found[0][0].params, found[1][0].params)
   assert found[0][1].num_clients == found[1][1].num_clients
@@ -119,7 +96,7 @@ def test_the_mean_is_of_those_who_uploaded():
   assert info.num_clients == len(kept)
 
 
-@pytest.mark.parametrize("protocol", [secure.SimulatedSum(6), _Masked(min_survivors=6)])
+@pytest.mark.parametrize("protocol", [secure.SimulatedSum(6), Masked(min_survivors=6)])
 def test_a_round_with_too_few_changes_nothing_but_its_number(protocol):
   state, info = _rounds(_secure(protocol), count=3)
   assert not np.asarray(state.params).any()
@@ -134,7 +111,7 @@ def test_without_forgiving_it_is_one_line():
     algorithm.round(algorithm.init(jnp.zeros(2)), _COHORT)
 
 
-@pytest.mark.parametrize("protocol", [secure.SimulatedSum(), _Masked()])
+@pytest.mark.parametrize("protocol", [secure.SimulatedSum(), Masked()])
 def test_memories_of_those_who_dropped_out_stay_what_they_were(protocol):
   """SCAFFOLD: the control of a client moves where its message counted, and nowhere else."""
   dropout = secure.Dropout(prob=0.5, seed=1)
@@ -149,7 +126,7 @@ def test_memories_of_those_who_dropped_out_stay_what_they_were(protocol):
 def test_a_client_that_sends_nan_is_left_out():
   rows = [np.array([[1.0, 1.0]]), np.array([[np.nan, 1.0]]), np.array([[3.0, 3.0]])]
   cohort = federated.from_batches([row.astype(np.float32) for row in rows])
-  for protocol in (secure.SimulatedSum(), _Masked()):
+  for protocol in (secure.SimulatedSum(), Masked()):
     state, _ = _rounds(_secure(protocol), count=1, cohort=cohort)
     np.testing.assert_allclose(state.params, [1.0, 1.0], atol=1e-6)
 
@@ -161,7 +138,7 @@ def test_more_clients_than_the_modulus_was_sized_for_are_refused():
 
 
 def test_an_encoding_wider_than_the_modulus_is_refused():
-  class Narrow(_Masked):
+  class Narrow(Masked):
     bits = 16
 
   with pytest.raises(UserError, match="bits=32: must be <= 16"):
@@ -169,7 +146,7 @@ def test_an_encoding_wider_than_the_modulus_is_refused():
 
 
 def test_a_protocol_that_sums_others_is_found_out():
-  class Wrong(_Masked):
+  class Wrong(Masked):
     def sum(self, vectors, drops=NO_DROPS):
       found = super().sum(vectors, drops)
       return found._replace(survivors=found.survivors[:-1])
