@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import flatten_util
 
-from dpjax import attacks
+from dpjax import attacks, trees
 from dpjax.attacks import recovery
 from dpjax.federated import LocalWork
 from dpjax.federated.cohort import LocalBatches
 from dpjax.runs.attack.config import AttackConfig, DenseFirst
 from dpjax.runs.attack.members import Found
 from dpjax.runs.federated import build as federated
-from dpjax.runs.federated import privacy
+from dpjax.runs.federated import distributed, privacy
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.loop import Work
 from dpjax.runs.promise import Promise
@@ -70,9 +70,10 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> V
     return message(truths[place], jax.random.fold_in(random.local, place))
 
   plan, reported = privacy.make_plan(federate, len(truths))
-  promise = privacy.make_promise(federate, plan, reported, len(truths))
+  mechanism = distributed.mechanism(federate, trees.size(params))
+  promise = privacy.make_promise(federate, plan, reported, len(truths), mechanism)
   # "both" promises what the server releases, too: its epsilon is that of the server's noise
-  hidden = federate.privacy.method in ("local", "none")
+  hidden = federate.privacy.method in privacy.SUMMED
   return Victims(
     truths=truths,
     params=params,

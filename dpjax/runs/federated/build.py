@@ -11,7 +11,7 @@ import jax
 import optax
 
 from dpjax import data as data_lib
-from dpjax import federated, names, secure, validate
+from dpjax import federated, names, secure, trees, validate
 from dpjax.data import Federation
 from dpjax.federated import execution, processes
 from dpjax.federated.server_optimizers import fed_opt
@@ -20,7 +20,7 @@ from dpjax.runs import bounds, unused, user_code
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.central import build as build_central
 from dpjax.runs.central.config import OptimizerConfig, TrainConfig
-from dpjax.runs.federated import audit, facts, privacy, secure_sums
+from dpjax.runs.federated import audit, distributed, facts, privacy, secure_sums
 from dpjax.runs.federated.config import ALGORITHMS, FedConfig
 from dpjax.runs.fields import name_of, to_dict
 from dpjax.runs.loop import Job, Work, every
@@ -52,6 +52,7 @@ class FedRun(NamedTuple):
   # of this run, but for that; of FedAvg and FedProx, the others wrap nothing
   wrapped: Callable[[Callable[[Wrapping], Wrapping]], federated.FederatedAlgorithm]
   audited: audit.Audited | None = None  # the canaries in `federation`
+  mechanism: secure.SkellamSum | None = None  # of noise in shares
 
 
 @bounds.names_fields
@@ -136,7 +137,7 @@ def _check_secure_sum(config: FedConfig) -> None:
     "execution": (config.execution, ("auto", "loop", "vmap") if real else ()),
   }
   given = {field: pair for field, pair in given.items() if pair[1]}
-  secure_sums.check(config.secure_sum, given=given)
+  secure_sums.check(config.secure_sum, config.clients_per_round, given=given)
 
 
 def _check_client_optimizer(config: FedConfig) -> None:
@@ -214,21 +215,31 @@ def _is_summed(config: FedConfig) -> bool:
 
 
 def _secure_aggregator(
-  config: FedConfig, plan: Plan, num_clients: int
+  config: FedConfig,
+  plan: Plan,
+  key: jax.Array,
+  num_clients: int,
+  mechanism: secure.SkellamSum | None,
 ) -> federated.Aggregator:
   chosen, cohort = config.secure_sum, config.clients_per_round
+  common: dict[str, Any] = {"dropout": chosen.dropout(config.seed), "plan": plan}
+  if mechanism is not None:
+    seeds = {"seed": distributed.seed_of(key), "rotation": config.seed}
+    return secure.skellam_mean(chosen.protocol(cohort), mechanism, **seeds, **common)
   most = num_clients if config.privacy.sampler != "fixed_size" else int(cohort)
   encoding = secure.Encoding(most, chosen.largest_value, chosen.bits)
-  return secure.secure_mean(
-    chosen.protocol(cohort), encoding, dropout=chosen.dropout(config.seed), plan=plan
-  )
+  return secure.secure_mean(chosen.protocol(cohort), encoding, **common)
 
 
 def _aggregator(
-  config: FedConfig, plan: Plan, key: jax.Array, num_clients: int
+  config: FedConfig,
+  plan: Plan,
+  key: jax.Array,
+  num_clients: int,
+  mechanism: secure.SkellamSum | None,
 ) -> federated.Aggregator:
   if _is_summed(config):
-    return _secure_aggregator(config, plan, num_clients)
+    return _secure_aggregator(config, plan, key, num_clients, mechanism)
   if config.privacy.method in privacy.CENTRAL:
     return federated.central(plan, key)
   if isinstance(config.aggregator, str):
@@ -302,6 +313,7 @@ def _algorithm(
   random: Streams,
   num_clients: int,
   audited: audit.Audited | None,
+  mechanism: secure.SkellamSum | None,
   around: Callable[[Wrapping], Wrapping] = lambda own: own,
 ) -> federated.FederatedAlgorithm:
   """`num_clients` is that before canaries: no divisor may tell how many of them are in."""
@@ -313,7 +325,7 @@ def _algorithm(
     config.execution, num_devices=config.num_devices, num_threads=config.num_threads
   )
   common: dict[str, Any] = dict(
-    aggregator=_aggregator(config, plan, random.noise, num_clients),
+    aggregator=_aggregator(config, plan, random.noise, num_clients, mechanism),
     map_clients=processes.process_clients(audit.sending(audited, inner)),
     key=random.local,
   )
@@ -364,10 +376,11 @@ def assemble(
   task, model, params = start(config, federation, random)
   federation, canaries = audit.insert(config, federation, plan)
   audited = audit.prepared(config, canaries, plan, params, num_clients)
-  parts = (config, task.loss(model.apply), plan, random, num_clients, audited)
+  mechanism = distributed.mechanism(config, trees.size(params))
+  parts = (config, task.loss(model.apply), plan, random, num_clients, audited, mechanism)
   return FedRun(
     plan=plan,
-    promise=privacy.make_promise(config, plan, reported, federation.num_clients),
+    promise=privacy.make_promise(config, plan, reported, federation.num_clients, mechanism),
     algorithm=_algorithm(*parts),
     params=params,
     apply=model.apply,
@@ -378,6 +391,7 @@ def assemble(
     task=task,
     wrapped=functools.partial(_algorithm, *parts),
     audited=audited,
+    mechanism=mechanism,
   )
 
 

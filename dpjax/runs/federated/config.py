@@ -91,7 +91,8 @@ class FedOptimizerConfig(OptimizerConfig):
 class FedPrivacyConfig(WithChoices):
   """What is promised to one user. Give `epsilon` or `noise_multiplier`, not both."""
 
-  # central | local | both | none | dp_ftrl (central, noise correlated over the rounds)
+  # central | local | both | none | dp_ftrl (central, noise correlated over the rounds) |
+  # distributed (every client adds a share of the noise, inside a secure_sum)
   method: str = "central"
   epsilon: float | None = 8.0  # target for num_rounds rounds
   delta: float = 1e-5

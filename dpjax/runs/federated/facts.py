@@ -54,6 +54,14 @@ def _heterogeneity(config: FedConfig, fed: FedRun) -> dict[str, float]:
 
 def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
   """`noise_multiplier` is of the noise that the epsilon is for; clients' own beside it."""
+  if fed.mechanism is not None:
+    found = fed.mechanism
+    return {
+      "noise_multiplier": found.noise_multiplier,
+      "min_survivors": found.noise.min_survivors,
+      "grid_scale": found.scale,
+      "wrap_probability": found.wrap_probability,
+    }
   local = privacy.local_noise(config)
   if local is None:
     return {"noise_multiplier": fed.plan.noise_multiplier}
@@ -65,7 +73,7 @@ def of(
   config: FedConfig, fed: FedRun, state: ArrayTree, rows: list, epsilon: float | None
 ) -> dict[str, Any]:
   """The part of result.json that only federated runs have."""
-  names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_"}
+  names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_", "distributed": "ddp_"}
   method = names.get(config.privacy.method, "ldp_")
   found = {
     "task": fed.task.name,

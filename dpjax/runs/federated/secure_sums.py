@@ -135,14 +135,22 @@ def in_words(result: dict[str, Any]) -> str:
   return f", secure sum {found['protocol']} ({how})"
 
 
-def check(chosen: Any, *, given: dict[str, tuple[str, tuple[str, ...]]]) -> None:
+def check(
+  chosen: Any, clients: float, *, given: dict[str, tuple[str, tuple[str, ...]]]
+) -> None:
   """Raises UserError for what does not go with a secure sum.
 
   Args:
+    clients: `clients_per_round`.
     given: field of the config -> (its value, the values that do).
   """
   if isinstance(chosen, NoSecureSum):
     return
+  if clients < 2:
+    raise UserError(
+      f"clients_per_round={clients!r}: must be >= 2 with a secure_sum: the sum over one client "
+      "is its message"
+    )
   for field, (value, allowed) in given.items():
     if value not in allowed:
       raise UserError(
