@@ -14,8 +14,8 @@ All have `sum(vectors, drops)` (`interface.SumProtocol`), modulo 2^32 or 2^64.
 from typing import Any
 
 from dpjax import validate
-from dpjax.secure.sums.additive import AdditiveServers as AdditiveServers
-from dpjax.secure.sums.additive import AdditiveSharing as AdditiveSharing
+from dpjax.secure.sums.additive_shares import AdditiveServers as AdditiveServers
+from dpjax.secure.sums.additive_shares import AdditiveSharing as AdditiveSharing
 from dpjax.secure.sums.interface import NO_DROPS as NO_DROPS
 from dpjax.secure.sums.interface import Cost as Cost
 from dpjax.secure.sums.interface import Drops as Drops

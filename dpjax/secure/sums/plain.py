@@ -10,11 +10,11 @@ import numpy as np
 
 from dpjax.secure.sums import letters
 from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
-from dpjax.secure.sums.vectors import Reader, Settings, enough, present
+from dpjax.secure.sums.vectors import Reader, SumSettings, enough, present
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PlainSum(Settings):
+class PlainSum(SumSettings):
   """Each client sends its vector as it is: NOTHING is hidden from the server.
 
   >>> vectors = {3: np.array([1, 2], np.uint32), 7: np.array([4, 2**32 - 1], np.uint32)}

@@ -9,10 +9,11 @@
 
 What is hidden is every vector beyond the sum of those of honest clients. Honest-but-curious
 is a server that follows the protocol. One that does not can, without signatures, tell two
-groups of t clients different things about who survived, and so get both secrets of a client;
-or give them keys of its own making. It can always leave out whom it likes, down to
-`min_survivors`. No variant sees whether a client's vector is what it should be: one dishonest
-client can make the sum any number.
+groups of t clients different things about who survived, and so get both secrets of a client
+(where 2 t > n + colluders there are no two such groups; a test carries the attack out where
+there are); and it can hand out keys of its own making. It can always leave out whom it likes,
+down to `min_survivors`. No variant sees whether a client's vector is what it should be: one
+dishonest client can make the sum any number.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from dpjax.secure.sums import primitives, secagg_client, secagg_server
 from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
 from dpjax.secure.sums.secagg_client import Member
 from dpjax.secure.sums.terms import Terms, graph_parameters, largest_part
-from dpjax.secure.sums.vectors import Present, Reader, Settings, present
+from dpjax.secure.sums.vectors import Present, Reader, SumSettings, present
 from dpjax.validate import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SecAgg(Settings):
+class SecAgg(SumSettings):
   """Bonawitz et al. 2017: the threshold t of shares is `min_survivors`.
 
   Whoever falls silent, at any time and in any number, the sum of those who uploaded is exact
@@ -46,7 +47,7 @@ class SecAgg(Settings):
       a server that lies. Asks for t > 2n / 3.
 
   Raises:
-    UserError: as `Settings`.
+    UserError: as `SumSettings`.
 
   >>> vectors = {who: np.array([who, 2**32 - 1], np.uint32) for who in range(4)}
   >>> summed = SecAgg(min_survivors=3).sum(vectors, Drops(before_upload=frozenset({1})))
@@ -81,7 +82,7 @@ class SecAgg(Settings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SecAggPlus(Settings):
+class SecAggPlus(SumSettings):
   """Bell et al. 2020: masks and shares among O(log n) neighbours (`terms.graph_parameters`).
 
   Server and clients are honest-but-curious. With more corrupt clients than stated the sum of
@@ -93,7 +94,7 @@ class SecAggPlus(Settings):
     dropout: largest fraction that falls silent.
 
   Raises:
-    UserError: as `Settings`, or fractions that are none.
+    UserError: as `SumSettings`, or fractions that are none.
   """
 
   corrupt: float = 0.1

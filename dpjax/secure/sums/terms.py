@@ -59,7 +59,7 @@ class Terms:
   directory: tuple[bytes, ...] | None = None
 
   def __post_init__(self) -> None:
-    settings = vectors.Settings(bits=self.bits, min_survivors=self.min_survivors)
+    settings = vectors.SumSettings(bits=self.bits, min_survivors=self.min_survivors)
     count = len(self.clients)
     validate.integer_in(2, vectors.MOST_CLIENTS, num_clients=count)
     validate.integer_in(1, vectors.MOST_ENTRIES, length=self.length)
@@ -166,13 +166,7 @@ def graph_parameters(
       threshold = _threshold(num_clients, degree, bad, gone, chances)
       if threshold is not None:
         return degree, threshold
-  threshold = max(2, bad + 1)
-  if threshold > num_clients - gone:
-    raise UserError(
-      f"dropout={dropout:g}: leaves fewer than the threshold={threshold} that "
-      f"corrupt={corrupt:g} asks for"
-    )
-  return None, threshold
+  return None, max(2, bad + 1)
 
 
 def largest_part(fraction: float, num_clients: int) -> int:

@@ -29,7 +29,7 @@ def bits_needed(num_clients: int, largest: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class SumSettings:
   """What every protocol is given.
 
   Args:
@@ -68,7 +68,9 @@ class Present(NamedTuple):
   unmasking: tuple[int, ...]
 
 
-def present(settings: Settings, vectors: Mapping[int, np.ndarray], drops: Drops) -> Present:
+def present(
+  settings: SumSettings, vectors: Mapping[int, np.ndarray], drops: Drops
+) -> Present:
   """Who is left in each phase.
 
   Raises:
@@ -95,10 +97,10 @@ def present(settings: Settings, vectors: Mapping[int, np.ndarray], drops: Drops)
   return Present(named, sharing, uploading, unmasking)
 
 
-def enough(settings: Settings, survivors: int, phase: str) -> None:
+def enough(settings: SumSettings, survivors: int, phase: str) -> None:
   """Raises UserError where fewer than `min_survivors` are left.
 
-  >>> enough(Settings(min_survivors=3), 2, "before upload")
+  >>> enough(SumSettings(min_survivors=3), 2, "before upload")
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: min_survivors=3: only 2 clients are left before upload; ...
@@ -117,7 +119,7 @@ class Reader:
   """
 
   def __init__(
-    self, settings: Settings, vectors: Mapping[int, np.ndarray], ids: tuple[int, ...]
+    self, settings: SumSettings, vectors: Mapping[int, np.ndarray], ids: tuple[int, ...]
   ):
     self._settings, self._vectors = settings, vectors
     self._first, self._held = ids[0], np.asarray(vectors[ids[0]])

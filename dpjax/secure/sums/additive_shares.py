@@ -27,7 +27,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.secure.sums import letters
 from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
-from dpjax.secure.sums.vectors import Reader, Settings, enough, present
+from dpjax.secure.sums.vectors import Reader, SumSettings, enough, present
 from dpjax.validate import UserError
 
 _MOST_SERVERS = 64
@@ -57,7 +57,7 @@ def split(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdditiveSharing(Settings):
+class AdditiveSharing(SumSettings):
   """Each client gives every other one a share, adds up what it got, and sends that.
 
   The server and any n - 2 clients together learn the sum of the two others' vectors, and no
@@ -107,7 +107,7 @@ class AdditiveSharing(Settings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdditiveServers(Settings):
+class AdditiveServers(SumSettings):
   """Each client gives every server a share; the servers add up, then meet in one place.
 
   Any num_servers - 1 servers, with any clients, learn the sum of the honest clients' vectors
