@@ -13,7 +13,6 @@ added inside (`distributed_noise`).
 from dpjax.secure import sums as sums
 from dpjax.secure.aggregation import Dropout as Dropout
 from dpjax.secure.aggregation import RoundRefused as RoundRefused
-from dpjax.secure.aggregation import SimulatedSum as SimulatedSum
 from dpjax.secure.aggregation import forgiving as forgiving
 from dpjax.secure.aggregation import secure_mean as secure_mean
 from dpjax.secure.distributed_noise import SkellamSum as SkellamSum

@@ -3,12 +3,12 @@
 `secure_mean(protocol, encoding)` is an `Aggregator` like any other, so every algorithm takes
 it by one argument. There are two ways to run it, with the same result, bit for bit:
 
-| protocol                     | what happens in a round                          | for          |
-| ---------------------------- | ------------------------------------------------ | ------------ |
-| `SimulatedSum()`             | integers are added inside JAX, modulo 2^32, by   | experiments  |
-|                              | any execution; NOTHING is hidden from who runs it|              |
-| any other of `dpjax.secure`  | every client's vector goes through the protocol, | what a       |
-|                              | with its cryptography, and so do its drop-outs   | server sees  |
+| protocol                  | what happens in a round                             | for          |
+| ------------------------- | --------------------------------------------------- | ------------ |
+| `PlainSum()`, or          | integers are added inside JAX, modulo 2^32, by any  | experiments  |
+| `Simulated(SecAgg())`     | execution; NOTHING is hidden from who runs it       |              |
+| any other of `sums`       | every client's vector goes through the protocol,    | what a       |
+|                           | with its cryptography, and so do its drop-outs      | server sees  |
 
 Integer sums do not depend on their order, so loop, vmap, pmap and processes agree in every
 bit of the sum. Hiding is not differential privacy: the mean itself still tells about its
@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import validate
+from dpjax import trees, validate
 from dpjax.federated import FederatedAlgorithm, FederatedState, RoundInfo
 from dpjax.federated.aggregation import Aggregator, summed
 from dpjax.federated.client import ClientInfo
@@ -34,49 +34,29 @@ from dpjax.federated.cohort import Cohort
 from dpjax.federated.execution import Context, MapClients, Mapped, Run
 from dpjax.plan import Plan
 from dpjax.secure.encoding import Encoded, Encoding, from_vector, to_vector
-from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed, SumProtocol
+from dpjax.secure.sums import (
+  Drops,
+  PlainSum,
+  Simulated,
+  Summed,
+  SumProtocol,
+)
 from dpjax.types import Array
 from dpjax.validate import UserError
-
-NO_COST = Cost(0, 0, 0, 0, 0.0)
 
 
 class RoundRefused(UserError):
   """Too few clients were left: the sum was not formed, and nothing was revealed."""
 
 
-@dataclasses.dataclass(frozen=True)
-class SimulatedSum:
-  """A secure sum as fast as a sum: no masks, no shares, no messages. It hides nothing from
-  who runs it; what its server is GIVEN is what the server of a protocol gets.
+def is_simulated(protocol: SumProtocol) -> bool:
+  """Whether it adds vectors in the clear: its total may be formed in any other way.
 
-  Args:
-    min_survivors: fewer, and a round is refused.
-
-  >>> vectors = {3: np.array([1], np.uint32), 5: np.array([2**32 - 1], np.uint32)}
-  >>> SimulatedSum().sum(vectors).total, SimulatedSum().sum(vectors).survivors
-  (array([0], dtype=uint32), (3, 5))
+  >>> from dpjax.secure.sums import SecAgg
+  >>> is_simulated(PlainSum()), is_simulated(Simulated(SecAgg())), is_simulated(SecAgg())
+  (True, True, False)
   """
-
-  min_survivors: int = 2
-  name: str = "simulated"
-  bits: int = 32
-
-  def __post_init__(self):
-    validate.integer_at_least(1, min_survivors=self.min_survivors)
-
-  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """The sum over the clients who do not drop out before they upload.
-
-    Raises:
-      RoundRefused: fewer than `min_survivors` are left.
-    """
-    kept = uploading(sorted(vectors), drops)
-    check_survivors(self, kept, drops)
-    total = np.zeros_like(vectors[kept[0]])
-    for client in kept:
-      total = total + vectors[client]
-    return Summed(total, tuple(kept), NO_COST)
+  return isinstance(protocol, (PlainSum, Simulated))
 
 
 # --- who falls silent
@@ -149,7 +129,7 @@ def secure_mean(
   """The weighted mean of messages, of which the server learns the sum of all alone.
 
   Args:
-    protocol: `SimulatedSum()`, or one with cryptography; a round that leaves fewer than its
+    protocol: one of `sums`, with its cryptography or simulated; a round that leaves fewer than its
       `min_survivors` raises RoundRefused (`forgiving` goes on with the next).
     encoding: of messages as integers. Its `bits` may be fewer than the protocol's.
     dropout: who falls silent, in a simulation.
@@ -161,7 +141,7 @@ def secure_mean(
   Raises:
     UserError: an encoding wider than the protocol's modulus.
 
-  >>> aggregator = secure_mean(SimulatedSum(), Encoding(max_clients=4, largest_value=4.0))
+  >>> aggregator = secure_mean(PlainSum(), Encoding(max_clients=4, largest_value=4.0))
   >>> messages = jnp.array([[1.0], [3.0], [jnp.nan]])
   >>> state = aggregator.init(messages[0])
   >>> aggregator.update(messages, jnp.ones(3, bool), state)[0]
@@ -177,7 +157,7 @@ def secure_mean(
   def finish(total: Encoded, state: Any) -> Any:
     return encoding.mean(total), state + 1
 
-  simulated = isinstance(protocol, SimulatedSum)
+  simulated = is_simulated(protocol)
   through = _counted(encoding, protocol) if simulated else _protocol(encoding, protocol)
   return summed(
     lambda message: jnp.int32(0),
@@ -237,15 +217,15 @@ def _placed(parts: Any, places: np.ndarray) -> Any:
 
 
 def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
-  """The inner execution adds the integers itself."""
-  del protocol
+  """The inner execution adds the integers itself; the protocol is asked what it would cost,
+  and whether it would refuse."""
 
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
-    del drops
     _check_size(encoding, cohort)
     mapped = run(context, cohort)
-    sent = np.float32(encoding.bits / 32) * mapped.info.upload_bits + encoding.bits
-    return mapped._replace(info=mapped.info._replace(upload_bits=sent))
+    zeros = np.zeros(trees.size(mapped.sums), _dtype(protocol))
+    found = carried_out(protocol, cohort.ids, drops, lambda client: zeros)
+    return with_cost(mapped, found)
 
   return Way(lambda inner, client, partial: inner(client, partial), sum_of)
 
@@ -256,37 +236,64 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
 
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
     _check_size(encoding, cohort)
-    if jax.process_count() > 1:
-      raise UserError(
-        f"protocol={protocol.name!r}: must be run by one process; use SimulatedSum()"
-      )
     mapped = run(context, cohort)
     sent = jax.device_get(mapped.sent)
     row = lambda place: jax.tree.map(lambda leaf: leaf[place : place + 1], sent)
     one = lambda place: encode(row(place).message, row(place).weight, np.ones(1, bool))
-    shape = jax.eval_shape(lambda: one(0))
-    like = jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), shape
-    )
-    nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
+    shapes = jax.eval_shape(lambda: one(0))
+    like = jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), shapes)
     places = {int(client): place for place, client in enumerate(cohort.ids)}
 
     def vector(client: int) -> np.ndarray:
-      found = one(places[client]) if client in places else nothing  # never sent
+      found = one(places[client]) if client in places else like  # zeros are never sent
       return to_vector(found, protocol.bits)
 
-    silent = drops.before_sharing | drops.before_upload
-    summed_up = protocol.sum(Vectors({*places, *silent}, vector), drops)
-    check_same(summed_up, list(places))
-    total = from_vector(summed_up.total, like, encoding.bits)
-    bits = np.full(len(places), 8 * summed_up.cost.client_bytes, np.float32)
-    info = mapped.info._replace(upload_bits=bits)
-    return mapped._replace(sums=total, sent=None, info=info)
+    found = carried_out(protocol, cohort.ids, drops, vector)
+    total = from_vector(found.total, like, encoding.bits)
+    return with_cost(mapped, found)._replace(sums=total, sent=None)
 
   return Way(lambda inner, client, partial: inner(client, None), sum_of)
 
 
-class Vectors(Mapping[int, np.ndarray]):
+def _dtype(protocol: SumProtocol) -> Any:
+  return np.uint32 if protocol.bits == 32 else np.uint64
+
+
+def carried_out(
+  protocol: SumProtocol, uploading: Any, drops: Drops, vector: Callable[[int], np.ndarray]
+) -> Summed:
+  """The sum over those who upload; `vector` is asked of those who dropped out, too, whose
+  answer nobody sees.
+
+  Raises:
+    RoundRefused: a protocol that does not stand these drop-outs.
+    UserError: several processes, each of which would draw masks of its own; a protocol that
+      has summed others than those who uploaded.
+  """
+  if jax.process_count() > 1 and not is_simulated(protocol):
+    raise UserError(f"protocol={protocol.name!r}: must be run by one process, or simulated")
+  clients = {int(client) for client in uploading}
+  silent = drops.before_sharing | drops.before_upload
+  try:
+    found = protocol.sum(Vectors(clients | silent, vector), drops)
+  except UserError as error:
+    if any(drops):
+      raise RoundRefused(str(error)) from error
+    raise
+  if list(found.survivors) != sorted(clients):
+    raise UserError(
+      f"survivors={list(found.survivors)}: must be those who uploaded, {sorted(clients)}"
+    )
+  return found
+
+
+def with_cost(mapped: Mapped, found: Summed) -> Mapped:
+  """Infos that say what a client had to send and receive, at most."""
+  bits = np.full_like(mapped.info.upload_bits, 8 * found.cost.client_bytes)
+  return mapped._replace(info=mapped.info._replace(upload_bits=bits))
+
+
+class Vectors(Mapping):
   """Clients' vectors, computed as they are read: never two of them at once."""
 
   def __init__(self, clients: set[int], make: Callable[[int], np.ndarray]):
@@ -302,14 +309,6 @@ class Vectors(Mapping[int, np.ndarray]):
 
   def __len__(self) -> int:
     return len(self._clients)
-
-
-def check_same(found: Summed, uploaded: list[int]) -> None:
-  """Raises UserError where a protocol has summed others than those who uploaded."""
-  if list(found.survivors) != sorted(uploaded):
-    raise UserError(
-      f"survivors={list(found.survivors)}: must be those who uploaded, {sorted(uploaded)}"
-    )
 
 
 def _check_size(encoding: Encoding, cohort: Cohort) -> None:

@@ -45,17 +45,16 @@ from dpjax.federated.execution import Context, Mapped, Run
 from dpjax.noise import discrete
 from dpjax.plan import Plan
 from dpjax.secure.aggregation import (
-  NO_COST,
   NO_DROPOUT,
   Dropout,
-  SimulatedSum,
-  Vectors,
   Way,
-  check_same,
+  carried_out,
+  is_simulated,
   through_way,
+  with_cost,
 )
 from dpjax.secure.encoding import BITS
-from dpjax.secure.sums.interface import Drops, SumProtocol
+from dpjax.secure.sums import NO_DROPS, Drops, Summed, SumProtocol
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
@@ -225,9 +224,9 @@ def skellam_mean(
   """The private mean of messages over the survivors of a round, by a secure sum.
 
   Args:
-    protocol: `SimulatedSum`, which draws the noise of all survivors at once (shares of
-      Skellam noise add up to it exactly), or one through which each client's noisy integers
-      go. Its `min_survivors` must be no fewer than those that the noise was sized for.
+    protocol: a simulated one draws the noise of all survivors at once (shares of Skellam
+      noise add up to it exactly); through any other go each client's noisy integers. Its
+      `min_survivors` must be no fewer than those that the noise was sized for.
     mechanism: of one round.
     seed: of all noise and rounding, 128 bits or more; as secret as the data. Each client of
       each round has a stream of its own (NumPy's Philox).
@@ -262,9 +261,9 @@ def skellam_mean(
     signs = jax.random.fold_in(jax.random.key(rotation), round)
     row = functools.partial(_row, jax.device_get(sent), np.asarray(weights))
     encode = lambda place, rng: mechanism.encode(rng, row(place), signs)
-    added, cost = total(encode, list(ids), round, drops)
-    flat = mechanism.decode(added, signs) / np.float32(len(ids))
-    return _unflattened(flat, sent), cost
+    found = total(encode, list(ids), round, drops)
+    flat = mechanism.decode(found.total, signs) / np.float32(len(ids))
+    return _unflattened(flat, sent), found
 
   def update(messages: Any, mask: Any, state: Any, weights: Any = None) -> Any:
     kept = np.flatnonzero(np.asarray(mask))
@@ -272,20 +271,16 @@ def skellam_mean(
     weights = np.ones(len(np.asarray(mask))) if weights is None else weights
     rows = jax.tree.map(taken, messages)
     mechanism.noise.check_survivors(len(kept))
-    nobody = Drops()
-    return mean(rows, taken(weights), range(len(kept)), int(state), nobody)[0], state + 1
+    sums, _ = mean(rows, taken(weights), range(len(kept)), int(state), NO_DROPS)
+    return sums, state + 1
 
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
     mechanism.noise.check_survivors(cohort.size)
     validate.integer_in(1, mechanism.max_clients, num_clients=cohort.size)
     mapped = run(context, cohort)
     ids = [int(client) for client in cohort.ids]
-    sums, cost = mean(
-      mapped.sent.message, mapped.sent.weight, ids, int(context.state), drops
-    )
-    sent = 8 * cost.client_bytes or mechanism.bits * mechanism.padded_dim
-    info = mapped.info._replace(upload_bits=np.full(len(ids), sent, np.float32))
-    return mapped._replace(sums=sums, sent=None, info=info)
+    sums, found = mean(*mapped.sent, ids, int(context.state), drops)
+    return with_cost(mapped, found)._replace(sums=sums, sent=None)
 
   way = Way(lambda inner, client, partial: inner(client, None), sum_of)
   return Aggregator(
@@ -309,27 +304,26 @@ def _total(
   ids: list[int],
   round: int,
   drops: Drops,
-) -> tuple[np.ndarray, Any]:
-  """([padded_dim] integers modulo 2^bits, cost): of the clients `ids`, who all upload."""
-  if isinstance(protocol, SimulatedSum):
-    noisy = mechanism.share(_stream(seed, round), len(ids))
-    for place, client in enumerate(ids):
-      noisy += encode(place, _stream(seed, round, client))
-    return np.mod(noisy, 2**mechanism.bits), NO_COST
+) -> Summed:
+  """[padded_dim] integers modulo 2^bits, of the clients `ids`, who all upload."""
   places = {client: place for place, client in enumerate(ids)}
   kind = np.uint32 if protocol.bits == 32 else np.uint64
+  zeros = np.zeros(mechanism.padded_dim, kind)
+  if is_simulated(protocol):
+    found = carried_out(protocol, ids, drops, lambda client: zeros)
+    noisy = mechanism.share(_stream(seed, round), len(ids))
+    for client, place in places.items():
+      noisy += encode(place, _stream(seed, round, client))
+    return found._replace(total=np.mod(noisy, 2**mechanism.bits))
 
   def vector(client: int) -> np.ndarray:
     if client not in places:  # never sent
-      return np.zeros(mechanism.padded_dim, kind)
+      return zeros
     rng = _stream(seed, round, client)
     noisy = encode(places[client], rng) + mechanism.share(rng)
     return np.mod(noisy, 2**mechanism.bits).astype(kind)
 
-  silent = drops.before_sharing | drops.before_upload
-  found = protocol.sum(Vectors({*ids, *silent}, vector), drops)
-  check_same(found, ids)
-  return found.total, found.cost
+  return carried_out(protocol, ids, drops, vector)
 
 
 def _stream(seed: int, *which: int) -> np.random.Generator:

@@ -13,10 +13,9 @@ import pytest
 
 from dpjax import accounting, federated, secure
 from dpjax.accounting import discrete as curves
-from dpjax.secure.aggregation import SimulatedSum
 from dpjax.secure.distributed_noise import SkellamSum, skellam_mean
+from dpjax.secure.sums import AdditiveServers, PlainSum
 from dpjax.validate import UserError
-from tests.secure.masked import Masked
 
 _KEY = jax.random.key(3)
 _DELTA = 1e-5
@@ -142,7 +141,7 @@ def test_at_16_bits_the_error_is_within_5_percent_of_central_gaussian_noise():
   )
   vectors = rng.standard_normal((clients, dim))
   vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-  aggregator = skellam_mean(SimulatedSum(clients), mechanism, seed=5)
+  aggregator = skellam_mean(PlainSum(min_survivors=clients), mechanism, seed=5)
   messages = {"w": jnp.asarray(vectors, jnp.float32)}
   mean, _ = aggregator.update(messages, np.ones(clients, bool), jnp.int32(0))
   error = clients * (np.asarray(mean["w"]) - vectors.mean(axis=0))
@@ -169,7 +168,7 @@ def test_without_noise_it_is_the_mean_of_the_clipped_messages(monkeypatch):
   monkeypatch.setattr(SkellamSum, "share", lambda self, rng, shares=1: 0 * _zeros(self))
   mechanism, messages = _sized(bits=24), _messages()
   weights = np.array([1.0, 0.5, 0.0, 1.0, 1.0])
-  found = _mean(SimulatedSum(4), mechanism, messages, weights=weights)
+  found = _mean(PlainSum(min_survivors=4), mechanism, messages, weights=weights)
   weighted = messages * weights[:, None]
   norms = np.linalg.norm(weighted, axis=1, keepdims=True)
   clipped = weighted / np.maximum(norms, 1.0)
@@ -190,12 +189,14 @@ def test_a_protocol_gives_the_simulation_bit_for_bit_but_for_whose_noise_it_is(
   mechanism, messages = _sized(), _messages()
   found = [
     _mean(protocol, mechanism, messages)
-    for protocol in (SimulatedSum(4), Masked(min_survivors=4, bits=bits))
+    for protocol in (PlainSum(min_survivors=4), AdditiveServers(min_survivors=4, bits=bits))
   ]
   np.testing.assert_array_equal(*found)
 
 
-@pytest.mark.parametrize("protocol", [SimulatedSum(4), Masked(min_survivors=4)])
+@pytest.mark.parametrize(
+  "protocol", [PlainSum(min_survivors=4), AdditiveServers(min_survivors=4)]
+)
 def test_noise_is_that_of_all_survivors_whoever_draws_it(protocol):
   mechanism = _sized(noise_multiplier=2.0, dim=1024)
   found = np.concatenate([
@@ -210,16 +211,18 @@ def test_a_client_of_nonsense_still_adds_its_noise_and_no_more_than_its_bound(ba
   mechanism = _sized()
   messages = np.zeros((4, 50), np.float32)
   messages[2, 3] = bad
-  found = 4 * _mean(SimulatedSum(4), mechanism, messages)
+  found = 4 * _mean(PlainSum(min_survivors=4), mechanism, messages)
   assert np.isfinite(found).all() and np.linalg.norm(found) < 3 * math.sqrt(50)
 
 
 def test_rounds_and_clients_have_streams_of_their_own():
   mechanism, messages = _sized(), np.zeros((4, 50), np.float32)
-  draws = [_mean(SimulatedSum(4), mechanism, messages, state=t) for t in (0, 0, 1)]
+  draws = [
+    _mean(PlainSum(min_survivors=4), mechanism, messages, state=t) for t in (0, 0, 1)
+  ]
   np.testing.assert_array_equal(draws[0], draws[1])
   assert abs(np.corrcoef(draws[0], draws[2])[0, 1]) < 0.5
-  other = _mean(SimulatedSum(4), mechanism, messages, seed=2)
+  other = _mean(PlainSum(min_survivors=4), mechanism, messages, seed=2)
   assert np.any(draws[0] != other)
 
 
@@ -238,7 +241,9 @@ def _trained(protocol, mechanism, *, clients=5, rounds=3):
   return state, info
 
 
-@pytest.mark.parametrize("protocol", [SimulatedSum(4), Masked(min_survivors=4)])
+@pytest.mark.parametrize(
+  "protocol", [PlainSum(min_survivors=4), AdditiveServers(min_survivors=4)]
+)
 def test_it_drops_into_an_algorithm_by_one_argument(protocol):
   state, info = _trained(protocol, _sized(noise_multiplier=0.02))
   assert float(jnp.mean(state.params)) == pytest.approx(0.1 * (1 - 0.5**3), abs=0.01)
@@ -247,18 +252,18 @@ def test_it_drops_into_an_algorithm_by_one_argument(protocol):
 
 def test_p37_with_too_few_survivors_nothing_is_released():
   for clients in (3, 4):
-    state, info = _trained(SimulatedSum(4), _sized(), clients=clients)
+    state, info = _trained(PlainSum(min_survivors=4), _sized(), clients=clients)
     assert bool(np.any(np.asarray(state.params))) == (clients == 4)
     assert int(state.round) == 3 and info.num_clients == (clients if clients == 4 else 0)
   with pytest.raises(UserError, match="survivors=3: must be >= min_survivors=4"):
-    _mean(SimulatedSum(4), _sized(), _messages(3))
+    _mean(PlainSum(min_survivors=4), _sized(), _messages(3))
 
 
 @pytest.mark.parametrize(
   ("make", "words"),
   [
     (
-      lambda: skellam_mean(SimulatedSum(3), _sized(), seed=0),
+      lambda: skellam_mean(PlainSum(min_survivors=3), _sized(), seed=0),
       "min_survivors=3: must be >= 4",
     ),
     (lambda: _sized(bits=40), "bits=40"),
@@ -272,7 +277,7 @@ def test_p37_with_too_few_survivors_nothing_is_released():
       "must be 'skellam'",
     ),
     (
-      lambda: skellam_mean(SimulatedSum(4), _sized(), seed=0).init(jnp.zeros(3)),
+      lambda: skellam_mean(PlainSum(min_survivors=4), _sized(), seed=0).init(jnp.zeros(3)),
       "dim=50: a message holds 3 numbers",
     ),
   ],

@@ -9,6 +9,7 @@ from dpjax import accounting
 from dpjax.runs import fields, loop
 from dpjax.runs.federated import build
 from dpjax.runs.federated.secure_sums import SECURE_SUMS, in_words
+from dpjax.secure import sums
 from dpjax.validate import UserError
 
 _SMALL = {
@@ -59,7 +60,7 @@ def test_a_simulated_sum_learns_what_the_plain_mean_learns_and_says_what_it_is(t
 )
 def test_what_does_not_go_together_is_one_line(changes, words):
   with pytest.raises(UserError, match=words) as caught:
-    build.check(_config(**{"secure_sum": "additive", **changes}))
+    build.check(_config(**{"secure_sum": "additive_servers", **changes}))
   assert "\n" not in str(caught.value)
 
 
@@ -70,13 +71,13 @@ def test_what_only_a_secure_sum_has_is_no_field_without_one():
 
 def test_a_run_without_one_has_the_streams_that_it_always_had():
   plain = _config()
-  assert build.digest(plain) != build.digest(_config(secure_sum="additive"))
-  assert set(SECURE_SUMS) == {"none", "additive", "secagg", "secagg_plus", "bfv", "ckks"}
+  assert build.digest(plain) != build.digest(_config(secure_sum="additive_servers"))
+  assert set(SECURE_SUMS) - {"none"} <= set(sums.PROTOCOLS)
 
 
 def test_rounds_with_too_few_survivors_are_charged_and_change_nothing(tmp_path):
   config = _config(
-    secure_sum={"name": "additive", "threshold": 1.0, "dropout_prob": 0.9},
+    secure_sum={"name": "additive_servers", "threshold": 1.0, "dropout_prob": 0.9},
     **{"privacy.sampler": "fixed_size"},
   )
   result = loop.train(config, tmp_path / "run")

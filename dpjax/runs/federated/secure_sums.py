@@ -7,8 +7,8 @@ import math
 from typing import Any, ClassVar
 
 from dpjax import secure, validate
+from dpjax.secure import sums
 from dpjax.secure.encoding import BITS
-from dpjax.secure.sums import SumProtocol
 from dpjax.validate import UserError
 
 
@@ -18,15 +18,15 @@ class NoSecureSum:
 
 
 @dataclasses.dataclass(frozen=True)
-class SecureSum:
-  """The server gets the sum of the messages alone.
+class AdditiveSharing:
+  """The server gets the sum of the messages alone; here: `secure.sums.AdditiveSharing`, which
+  stands no drop-out.
 
   Args:
     bits: of the modulus of one number of the sum; the protocol's own may be wider.
     largest_value: a coordinate of a message is clipped to it, on either side.
     threshold: share of `clients_per_round` (at least two clients) that must be left to the
       end; with fewer a round is refused, and changes nothing.
-    dropout_prob: of a client in a round, to fall silent in some phase; public, from the seed.
     simulated: integers are added without a protocol, which is fast and hides nothing from who
       runs it; False: the protocol runs in every round, with its cryptography.
   """
@@ -34,9 +34,9 @@ class SecureSum:
   bits: int = 32
   largest_value: float = 8.0
   threshold: float = 0.5
-  dropout_prob: float = 0.0
   simulated: bool = True
-  kind: ClassVar[str] = ""  # of `secure.sums`
+  kind: ClassVar[str] = "additive_sharing"
+  dropout_prob: ClassVar[float] = 0.0
 
   def __post_init__(self):
     validate.integer_in(*BITS, bits=self.bits)
@@ -47,21 +47,23 @@ class SecureSum:
   def min_survivors(self, clients_per_round: float) -> int:
     """Fewest clients of a sum.
 
-    >>> Additive(threshold=0.5).min_survivors(9), Additive().min_survivors(1)
+    >>> SecAgg(threshold=0.5).min_survivors(9), SecAgg().min_survivors(1)
     (5, 2)
     """
     return max(2, math.ceil(self.threshold * clients_per_round))
 
-  def protocol(self, clients_per_round: float) -> SumProtocol:
-    """What adds the vectors.
+  def settings(self) -> dict[str, Any]:
+    """Of the protocol alone."""
+    return {}
 
-    Raises:
-      UserError: the extra of a protocol is not installed.
-    """
+  def protocol(self, clients_per_round: float) -> sums.SumProtocol:
+    """What adds the vectors."""
     least = self.min_survivors(clients_per_round)
-    if self.simulated:
-      return secure.SimulatedSum(min_survivors=least)
-    return getattr(secure.sums, self.kind)(min_survivors=least)
+    made = sums.by_name(self.kind, min_survivors=least, **self.settings())
+    if not self.simulated:
+      return made
+    masked = isinstance(made, (sums.SecAgg, sums.SecAggPlus))
+    return sums.Simulated(made) if masked else sums.PlainSum(min_survivors=least)
 
   def dropout(self, seed: int) -> secure.Dropout:
     """Who falls silent."""
@@ -69,47 +71,51 @@ class SecureSum:
 
 
 @dataclasses.dataclass(frozen=True)
-class Additive(SecureSum):
-  """Additive secret sharing."""
+class SecAgg(AdditiveSharing):
+  """`secure.sums.SecAgg`.
 
-  kind: ClassVar[str] = "AdditiveSum"
+  Args:
+    dropout_prob: of a client in a round, to fall silent in some phase; public, from the seed.
+  """
 
-
-@dataclasses.dataclass(frozen=True)
-class SecAgg(SecureSum):
-  """Pairwise masks (Bonawitz et al. 2017)."""
-
-  kind: ClassVar[str] = "SecAgg"
+  dropout_prob: float = 0.0  # type: ignore[misc]  # a field here
+  kind: ClassVar[str] = "secagg"
 
 
 @dataclasses.dataclass(frozen=True)
-class SecAggPlus(SecureSum):
-  """Pairwise masks with few neighbours (Bell et al. 2020)."""
+class AdditiveServers(SecAgg):
+  """`secure.sums.AdditiveServers`: two servers that do not tell each other."""
 
-  kind: ClassVar[str] = "SecAggPlus"
-
-
-@dataclasses.dataclass(frozen=True)
-class Bfv(SecureSum):
-  """Ciphertexts that add exactly."""
-
-  kind: ClassVar[str] = "BfvSum"
+  kind: ClassVar[str] = "additive_servers"
 
 
 @dataclasses.dataclass(frozen=True)
-class Ckks(SecureSum):
-  """Ciphertexts that add approximately, rounded to integers."""
+class SecAggPlus(SecAgg):
+  """`secure.sums.SecAggPlus`.
 
-  kind: ClassVar[str] = "CkksSum"
+  Args:
+    corrupt, dropout: fractions of the clients that its graph is made to stand.
+  """
+
+  corrupt: float = 0.1
+  dropout_share: float = 0.2
+  kind: ClassVar[str] = "secagg_plus"
+
+  def __post_init__(self):
+    super().__post_init__()
+    validate.share(corrupt=self.corrupt, dropout_share=self.dropout_share)
+
+  def settings(self) -> dict[str, Any]:
+    """Of the protocol alone."""
+    return {"corrupt": self.corrupt, "dropout": self.dropout_share}
 
 
 SECURE_SUMS: dict[str, type] = {
   "none": NoSecureSum,
-  "additive": Additive,
+  "additive_sharing": AdditiveSharing,
+  "additive_servers": AdditiveServers,
   "secagg": SecAgg,
   "secagg_plus": SecAggPlus,
-  "bfv": Bfv,
-  "ckks": Ckks,
 }
 
 
