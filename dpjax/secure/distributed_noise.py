@@ -44,7 +44,8 @@ from dpjax.federated.compression import rotate, unrotate
 from dpjax.federated.execution import Context, Mapped, Run
 from dpjax.noise import discrete
 from dpjax.plan import Plan
-from dpjax.secure.aggregation import (
+from dpjax.secure.encoding import BITS
+from dpjax.secure.summation import (
   NO_DROPOUT,
   Dropout,
   Way,
@@ -53,7 +54,6 @@ from dpjax.secure.aggregation import (
   through_way,
   with_cost,
 )
-from dpjax.secure.encoding import BITS
 from dpjax.secure.sums import NO_DROPS, Drops, Summed, SumProtocol
 from dpjax.types import HostArray
 from dpjax.validate import UserError
@@ -279,7 +279,8 @@ def skellam_mean(
     validate.integer_in(1, mechanism.max_clients, num_clients=cohort.size)
     mapped = run(context, cohort)
     ids = [int(client) for client in cohort.ids]
-    sums, found = mean(*mapped.sent, ids, int(context.state), drops)
+    sent, round = mapped.sent, int(context.state)
+    sums, found = mean(sent.message, sent.weight, ids, round, drops)
     return with_cost(mapped, found)._replace(sums=sums, sent=None)
 
   way = Way(lambda inner, client, partial: inner(client, None), sum_of)

@@ -18,7 +18,7 @@ class NoSecureSum:
 
 
 @dataclasses.dataclass(frozen=True)
-class AdditiveSharing:
+class SharesAmongClients:
   """The server gets the sum of the messages alone; here: `secure.sums.AdditiveSharing`, which
   stands no drop-out.
 
@@ -47,7 +47,7 @@ class AdditiveSharing:
   def min_survivors(self, clients_per_round: float) -> int:
     """Fewest clients of a sum.
 
-    >>> SecAgg(threshold=0.5).min_survivors(9), SecAgg().min_survivors(1)
+    >>> PairwiseMasks(threshold=0.5).min_survivors(9), PairwiseMasks().min_survivors(1)
     (5, 2)
     """
     return max(2, math.ceil(self.threshold * clients_per_round))
@@ -71,7 +71,7 @@ class AdditiveSharing:
 
 
 @dataclasses.dataclass(frozen=True)
-class SecAgg(AdditiveSharing):
+class PairwiseMasks(SharesAmongClients):
   """`secure.sums.SecAgg`.
 
   Args:
@@ -83,14 +83,14 @@ class SecAgg(AdditiveSharing):
 
 
 @dataclasses.dataclass(frozen=True)
-class AdditiveServers(SecAgg):
+class SharesForServers(PairwiseMasks):
   """`secure.sums.AdditiveServers`: two servers that do not tell each other."""
 
   kind: ClassVar[str] = "additive_servers"
 
 
 @dataclasses.dataclass(frozen=True)
-class SecAggPlus(SecAgg):
+class SparseMasks(PairwiseMasks):
   """`secure.sums.SecAggPlus`.
 
   Args:
@@ -112,10 +112,10 @@ class SecAggPlus(SecAgg):
 
 SECURE_SUMS: dict[str, type] = {
   "none": NoSecureSum,
-  "additive_sharing": AdditiveSharing,
-  "additive_servers": AdditiveServers,
-  "secagg": SecAgg,
-  "secagg_plus": SecAggPlus,
+  "additive_sharing": SharesAmongClients,
+  "additive_servers": SharesForServers,
+  "secagg": PairwiseMasks,
+  "secagg_plus": SparseMasks,
 }
 
 

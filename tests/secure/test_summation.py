@@ -11,7 +11,7 @@ import pytest
 
 from dpjax import federated, secure
 from dpjax.secure import sums
-from dpjax.secure.aggregation import check_survivors, uploading
+from dpjax.secure.summation import check_survivors, uploading
 from dpjax.secure.sums import NO_DROPS, AdditiveServers, Drops, PlainSum
 from dpjax.validate import UserError
 

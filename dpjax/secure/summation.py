@@ -275,7 +275,7 @@ def carried_out(
   clients = {int(client) for client in uploading}
   silent = drops.before_sharing | drops.before_upload
   try:
-    found = protocol.sum(Vectors(clients | silent, vector), drops)
+    found = protocol.sum(LazyVectors(clients | silent, vector), drops)
   except UserError as error:
     if any(drops):
       raise RoundRefused(str(error)) from error
@@ -293,7 +293,7 @@ def with_cost(mapped: Mapped, found: Summed) -> Mapped:
   return mapped._replace(info=mapped.info._replace(upload_bits=bits))
 
 
-class Vectors(Mapping):
+class LazyVectors(Mapping):
   """Clients' vectors, computed as they are read: never two of them at once."""
 
   def __init__(self, clients: set[int], make: Callable[[int], np.ndarray]):
@@ -339,7 +339,6 @@ def forgiving(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
 
 
 def _nobody() -> RoundInfo:
-  empty = np.zeros(0, np.float32)
-  zero = np.float32(0)
+  zero, empty = np.float32(0), jnp.zeros(0)
   clients = ClientInfo(empty, empty, empty, empty, empty)
   return RoundInfo(zero, zero, np.int32(0), np.int32(0), np.float64(0), clients)
