@@ -26,9 +26,13 @@ from dpjax.validate import UserError
 
 METHODS = ("plain", "additive_sharing", "additive_servers", "secagg", "secagg_plus", "bfv",
            "simulated")  # fmt: skip
-SIZES = ((10, 10_000), (30, 10_000), (100, 10_000), (10, 1_000_000), (30, 1_000_000),
-         (100, 1_000_000))  # fmt: skip
+SIZES = ((10, 10_000), (100, 10_000), (10, 1_000_000), (30, 1_000_000), (100, 1_000_000))
 DROPPED = 0.1  # of the clients, before they upload, in the entries with drop-outs
+WITH_DROPPED = (
+  "additive_sharing",
+  "secagg",
+  "secagg_plus",
+)  # to which it makes a difference
 _MOST_SHARED_BYTES = 10e9
 
 
