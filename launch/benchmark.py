@@ -177,8 +177,9 @@ def _secure_sums(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     validate.one_of(sum_overhead.METHODS, methods=method)
   entries = []
   for clients, length in sum_overhead.sizes(options.workloads or []) or sum_overhead.SIZES:
-    dropouts = sorted({0, int(sum_overhead.DROPPED * clients)})
-    for method, dropped in ((m, d) for m in methods for d in dropouts):
+    some = {0, int(sum_overhead.DROPPED * clients)}
+    drops = lambda m, n=some: sorted(n if m in sum_overhead.WITH_DROPPED else {0})
+    for method, dropped in ((m, d) for m in methods for d in drops(m)):
       entries.append(
         sum_overhead.measure(
           method,
