@@ -41,7 +41,7 @@ def address(coordinator: str) -> Address:
   """
   host, _, port = str(coordinator).rpartition(":")
   host = host.strip("[]")
-  if not host or not port.isdigit() or not 0 < int(port) < 65536:
+  if not host or not port.isdecimal() or not 0 < int(port) < 65536:
     raise UserError(f"coordinator={coordinator!r}: must be HOST:PORT, as 10.0.0.1:9000")
   return Address(host, int(port))
 

@@ -129,7 +129,8 @@ class SkellamSum:
       spread=discrete.rotated_spread(_padded(dim), chance=_CHANCE),
     )
     # beyond it the sampler is not exact; the grid is then as fine as anybody needs
-    scale = min(scale, math.sqrt(discrete.MAX_SKELLAM) / (most * l2_clip_norm))
+    room = (1 - 1e-9) * discrete.MAX_SKELLAM  # shares of it, added up, are rounded
+    scale = min(scale, math.sqrt(room) / (most * l2_clip_norm))
     total = (noise_multiplier * l2_clip_norm * scale) ** 2
     noise = DistributedNoise.sized(total_variance=total, min_survivors=min_survivors)
     return cls(l2_clip_norm, dim, scale, bits, max_clients, noise)
@@ -191,6 +192,8 @@ class SkellamSum:
       norm = float(np.linalg.norm(vector))
     clipped = vector * min(1.0, self.l2_clip_norm / norm if norm > 0 else 1.0)
     rotated = np.asarray(_rotate(signs, jnp.asarray(clipped, jnp.float32)))
+    if not np.isfinite(rotated).all():  # beyond float32
+      return np.zeros(self.padded_dim, np.int64)
     return discrete.encode(rng, rotated, l2_clip_norm=self.l2_clip_norm, scale=self.scale)
 
   def share(self, rng: np.random.Generator, shares: int = 1) -> np.ndarray:
@@ -271,6 +274,7 @@ def skellam_mean(
     weights = np.ones(len(np.asarray(mask))) if weights is None else weights
     rows = jax.tree.map(taken, messages)
     mechanism.noise.check_survivors(len(kept))
+    validate.integer_in(1, mechanism.max_clients, num_clients=len(kept))
     sums, _ = mean(rows, taken(weights), range(len(kept)), int(state), NO_DROPS)
     return sums, state + 1
 
@@ -337,7 +341,8 @@ def _row(sent: Any, weights: np.ndarray, place: int) -> np.ndarray:
   """One client's weighted message, flat, exactly 0 where its weight is 0."""
   leaves = [np.ravel(np.asarray(leaf[place], np.float64)) for leaf in jax.tree.leaves(sent)]
   flat, weight = np.concatenate(leaves), float(weights[place])
-  return np.zeros_like(flat) if weight == 0 else flat * weight
+  with np.errstate(all="ignore"):  # a warning would tell
+    return np.zeros_like(flat) if weight == 0 else flat * weight
 
 
 def _unflattened(flat: np.ndarray, stacked: Any) -> Any:

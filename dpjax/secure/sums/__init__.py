@@ -14,6 +14,7 @@ All have `sum(vectors, drops)` (`interface.SumProtocol`), modulo 2^32 or 2^64;
 `CkksSum` adds floats. `Simulated` is SecAgg's total and cost without its secrecy.
 """
 
+import dataclasses
 from typing import Any
 
 from dpjax import validate
@@ -31,6 +32,7 @@ from dpjax.secure.sums.secagg import SecAgg as SecAgg
 from dpjax.secure.sums.secagg import SecAggPlus as SecAggPlus
 from dpjax.secure.sums.simulated import Simulated as Simulated
 from dpjax.secure.sums.vectors import bits_needed as bits_needed
+from dpjax.validate import UserError
 
 PROTOCOLS = {
   "plain": PlainSum,
@@ -52,4 +54,8 @@ def by_name(name: str, **settings: Any) -> SumProtocol:
   64
   """
   validate.one_of(PROTOCOLS, protocol=name)
+  known = [field.name for field in dataclasses.fields(PROTOCOLS[name])]
+  for setting, value in settings.items():
+    if setting not in known:
+      raise UserError(f"{setting}={value!r}: is no setting of {name}: {', '.join(known)}")
   return PROTOCOLS[name](**settings)

@@ -13,7 +13,9 @@ groups of t clients different things about who survived, and so get both secrets
 (where 2 t > n + colluders there are no two such groups; a test carries the attack out where
 there are); and it can hand out keys of its own making. It can always leave out whom it likes,
 down to `min_survivors`. No variant sees whether a client's vector is what it should be: one
-dishonest client can make the sum any number.
+dishonest client can make the sum any number, and by shares that do not fit, or envelopes that
+the others cannot open (who then fall silent), have it refused. It learns nothing by that, but
+fewer vectors may be in the sum.
 """
 
 from __future__ import annotations

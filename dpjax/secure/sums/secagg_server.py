@@ -41,6 +41,9 @@ from dpjax.secure.sums.terms import Terms, holders, neighbours
 from dpjax.validate import UserError
 
 
+_ANY_PRIVATE = bytes(31) + b"@"  # with any key a point of low order comes to nothing
+
+
 class Collected(NamedTuple):
   """The server between two letters; none of it is secret from the server's operator."""
 
@@ -130,7 +133,18 @@ def _take_keys(state: Collected, letter: letters.Letter) -> Collected:
   record, terms = bytes(_own_record("keys", letter)), state.terms
   if terms.directory and not is_signed(terms, letter.sender, record):
     raise UserError(f"keys: of client {letter.sender} are not signed by it")
+  _check_keys(state, letter.sender, record)
   return state._replace(keys={**state.keys, letter.sender: record})
+
+
+def _check_keys(state: Collected, sender: int, record: bytes) -> None:
+  """What no client would go on with: one client's keys must not silence all the others."""
+  fresh = (record[:32], record[32:64])
+  known = {part for keys in state.keys.values() for part in (keys[:32], keys[32:64])}
+  if fresh[0] == fresh[1] or known & {*fresh}:
+    raise UserError(f"keys: of client {sender} are there already")
+  for public in fresh:
+    primitives.agree(_ANY_PRIVATE, public, b"")  # raises where nobody can agree with it
 
 
 def _take_envelopes(state: Collected, letter: letters.Letter) -> Collected:

@@ -49,7 +49,9 @@ from dpjax.validate import UserError
 
 _FRAME = struct.Struct("<Q")
 _PIECE = 1 << 20
-_AT_ONCE = 8  # letters that are half read: memory does not grow with the number of clients
+_AT_ONCE = 8  # letters that are half read, or as many as fit into _ROOM bytes: memory does
+_ROOM = 1 << 26  # not grow with the number of clients
+_SHARE = 4  # a letter that keeps others waiting has this part of a phase
 _STALL = 5.0  # seconds without a byte in the middle of a letter
 _TURN = 0.2
 Report = Callable[[str], None]
@@ -87,7 +89,7 @@ def read(text: str) -> Terms:
     return Terms(**fields)
   except UserError:
     raise
-  except (ValueError, TypeError, KeyError) as error:
+  except (ValueError, TypeError, KeyError, RecursionError) as error:
     raise UserError(f"terms: are not those that `written` gives ({error!r})") from error
 
 
@@ -162,23 +164,32 @@ def _heard(
 ) -> Iterator[tuple[int, bytes | str]]:
   """(client, its letter or why there is none), as they come; each of `wanted` once."""
   waiting, begun = set(wanted), dict[int, float]()  # client -> when it last said something
+  first = dict[int, float]()  # client -> when it began
+  at_once = max(_AT_ONCE, _ROOM // most)
+  patience = max(_STALL, (until - time.monotonic()) / _SHARE)
   while waiting:
     now = time.monotonic()
-    late = [who for who in begun if now - begun[who] > _STALL]
+    full = len(begun) >= at_once and len(waiting) > len(begun)
+    late = [
+      who
+      for who in begun
+      if now - begun[who] > _STALL or (full and now - first[who] > patience)
+    ]
     silent = sorted(waiting) if now >= until else late
     for who in silent:
       waiting.discard(who)
       begun.pop(who, None)
-      yield who, "is silent"
+      yield who, "is silent" if now >= until or now - first[who] <= patience else "is slow"
     with selectors.DefaultSelector() as ready:
-      for who in begun if len(begun) >= _AT_ONCE else waiting:
+      for who in begun if len(begun) >= at_once else waiting:
         ready.register(lines[who].fileno(), selectors.EVENT_READ, who)
       events = ready.select(_TURN) if waiting else []
     for key, _ in events:
       who = key.data
-      if who not in begun and len(begun) >= _AT_ONCE:
+      if who not in begun and len(begun) >= at_once:
         continue
       begun[who] = time.monotonic()
+      first.setdefault(who, begun[who])
       try:
         found: bytes | str | None = lines[who].more(most)
       except _Gone as gone:
@@ -355,7 +366,7 @@ def main(arguments: list[str]) -> None:
   Raises:
     UserError: as `take_part`, or the arguments are not four, or name nothing.
   """
-  if len(arguments) != 4 or not arguments[2].isdigit():
+  if len(arguments) != 4 or not arguments[2].isdecimal():
     raise UserError("socket_sums: must be called with TERMS.json HOST:PORT CLIENT PATH")
   file, coordinator, who, path = arguments
   try:
@@ -363,6 +374,8 @@ def main(arguments: list[str]) -> None:
       terms = read(opened.read())
   except OSError as error:
     raise UserError(f"terms={file!r}: cannot be read ({error.strerror})") from error
+  except UnicodeDecodeError as error:
+    raise UserError(f"terms={file!r}: is no text") from error
   if not names.is_path(path):
     raise UserError(f"vector={path!r}: must be {names.FORM}")
   vector = np.asarray(names.call(path, "vector", client=int(who)))

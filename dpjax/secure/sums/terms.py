@@ -63,17 +63,21 @@ class Terms:
     count = len(self.clients)
     validate.integer_in(2, vectors.MOST_CLIENTS, num_clients=count)
     validate.integer_in(1, vectors.MOST_ENTRIES, length=self.length)
+    if self.degree is not None:
+      validate.integer_in(2, count, degree=self.degree)
     most = count if self.degree is None else self.degree + 1
     validate.integer_in(2, most, threshold=self.threshold)
-    if len(self.session) != 16:
+    if not isinstance(self.session, bytes) or len(self.session) != 16:
       raise UserError(f"session={self.session!r}: must be 16 bytes")
+    for who in self.clients:
+      validate.integer_in(0, vectors.LAST_ID, client=who)
     if list(self.clients) != sorted({*self.clients}):
       raise UserError("clients: must be ids in ascending order, each once")
     vectors.enough(settings, count, "at all")
     self._check_graph(count)
 
   def _check_graph(self, count: int) -> None:
-    if self.degree is not None and (self.degree % 2 or not 2 <= self.degree < count - 1):
+    if self.degree is not None and self.degree not in range(2, count - 1, 2):
       raise UserError(
         f"degree={self.degree}: must be an even number in [2, {count - 2}], or None for all"
       )

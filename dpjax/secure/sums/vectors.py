@@ -48,7 +48,8 @@ class SumSettings:
   largest: int | None = None
 
   def __post_init__(self) -> None:
-    validate.one_of(("32", "64"), bits=self.bits)
+    if type(self.bits) is not int or self.bits not in (32, 64):
+      raise UserError(f"bits={self.bits!r}: must be 32 or 64")
     validate.integer_in(2, MOST_CLIENTS, min_survivors=self.min_survivors)
     if self.largest is not None:
       validate.integer_in(1, 2**self.bits - 1, largest=self.largest)
@@ -83,7 +84,7 @@ def present(
     validate.integer_in(0, LAST_ID, client=who)
   gone = [who for phase in drops for who in phase]
   if len(gone) != len({*gone}) or not {*gone} <= {*ids}:
-    raise UserError(f"drops={sorted(gone)!r}: must name clients of the sum, each once")
+    raise UserError(f"drops={sorted(gone, key=repr)!r}: must name clients of the sum, each once")
   needed = 0 if settings.largest is None else bits_needed(len(ids), settings.largest)
   if needed > settings.bits:
     raise UserError(
