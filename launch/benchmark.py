@@ -25,6 +25,10 @@ over all devices (--cpu_devices=8 makes 8 of one CPU), "fedjax" is FedJAX where 
 
 --suite=training times the steps of whole configs by gradient method, in turns, and says how
 many minutes their runs take by each; it writes training.csv.
+
+--suite=noise measures no time but error: that of a sum over 100 clients whose shares of Skellam
+noise are inside it, by bits and epsilon, against Gaussian noise of a server at equal epsilon; it
+writes distributed_noise.csv, .md and .png.
 """
 
 from __future__ import annotations
@@ -35,17 +39,25 @@ import sys
 from absl import flags
 
 from dpjax import gradients, validate
-from dpjax.benchmarks import federated_speed, gradient_speed, training_speed, workloads
+from dpjax.benchmarks import (
+  federated_speed,
+  gradient_speed,
+  noise_error,
+  training_speed,
+  workloads,
+)
 from dpjax.runs.central.config import TrainConfig
 from launch import app, config_flag
 
-SUITES = ("gradients", "federated", "training")
+SUITES = ("gradients", "federated", "training", "noise")
 _OF_SUITES = {  # flags that not every suite reads
   "workloads": ("gradients", "federated"),
   "clients": ("federated",),
   "cpu_devices": ("federated",),
   "configs": ("training",),
   "peak_rss": ("gradients",),
+  "methods": ("gradients", "federated", "training"),
+  "repeats": ("gradients", "federated", "training"),
 }
 
 flags.DEFINE_string("suite", "gradients", f"What to measure: {', '.join(SUITES)}.")
@@ -92,7 +104,12 @@ def main() -> None:
     if options.suite not in suites:
       app.refuse_given([name], f"--suite={' or '.join(suites)}, not {options.suite}")
   out = None if options.out is None else pathlib.Path(options.out)
-  run = {"gradients": _gradients, "federated": _federated, "training": _training}
+  run = {
+    "gradients": _gradients,
+    "federated": _federated,
+    "training": _training,
+    "noise": _noise,
+  }
   run[options.suite](options, out)
 
 
@@ -150,6 +167,14 @@ def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     if out is not None:
       training_speed.write(entries, out)
   print(training_speed.table(entries))
+
+
+def _noise(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  del options
+  entries = noise_error.measure()
+  if out is not None:
+    noise_error.write(entries, out)
+  print(noise_error.table(entries))
 
 
 def _count(text: str) -> int:
