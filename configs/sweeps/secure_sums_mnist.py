@@ -4,7 +4,7 @@
 
 Twenty users, all of them in every round, and local steps on all of a user's images: nothing is
 drawn, so runs differ by the rounding of messages to integers alone. Needs MNIST prepared by
-tensorflow-datasets, and the extra `secure`.
+tensorflow-datasets, and the extras `secure` and `he`.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from dpjax.runs.federated.config import (
 )
 from dpjax.sweeps.grid import SweepConfig
 
-_PROTOCOLS = ("additive_sharing", "additive_servers", "secagg", "secagg_plus")
+_PROTOCOLS = ("additive_sharing", "additive_servers", "secagg", "secagg_plus", "bfv")
 
 
 def _in_earnest(name: str) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def _base() -> FedConfig:
 
 
 def get_config() -> SweepConfig:
-  """The plain mean, the simulation, four protocols, and few bits."""
+  """The plain mean, the simulation, five protocols, and few bits."""
   return SweepConfig(
     base=_base(),
     variants={
