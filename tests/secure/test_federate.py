@@ -135,6 +135,7 @@ def test_noise_is_calibrated_to_the_epsilon_that_was_asked_for():
   ("changes", "words"),
   [
     ({"secure_sum": "none"}, "privacy.method='distributed': needs a secure_sum"),
+    ({"secure_sum": "bfv"}, "secure_sum='bfv': must be another one"),
     ({"privacy.sampler": "poisson"}, "privacy.sampler='poisson': must be 'fixed_size'"),
     ({"algorithm": "scaffold"}, "algorithm='scaffold': must be 'fed_avg' or"),
     ({"secure_sum.largest_value": 2.0}, "secure_sum.largest_value=2.0: would be ignored"),

@@ -214,13 +214,23 @@ def _is_summed(config: FedConfig) -> bool:
   return not isinstance(config.secure_sum, secure_sums.NoSecureSum)
 
 
-def _secure_aggregator(
+def summed_clients(config: FedConfig) -> int:
+  """How many clients' messages the server sees as one: 1 without a secure sum."""
+  return int(config.clients_per_round) if _is_summed(config) else 1
+
+
+def secure_aggregator(
   config: FedConfig,
   plan: Plan,
   key: jax.Array,
   num_clients: int,
   mechanism: secure.SkellamSum | None,
 ) -> federated.Aggregator:
+  """The aggregator whose server sees the sum of the messages alone.
+
+  Args:
+    num_clients: most clients of a sum, where the sampler does not say.
+  """
   chosen, cohort = config.secure_sum, config.clients_per_round
   common: dict[str, Any] = {"dropout": chosen.dropout(config.seed), "plan": plan}
   if mechanism is not None:
@@ -239,7 +249,7 @@ def _aggregator(
   mechanism: secure.SkellamSum | None,
 ) -> federated.Aggregator:
   if _is_summed(config):
-    return _secure_aggregator(config, plan, key, num_clients, mechanism)
+    return secure_aggregator(config, plan, key, num_clients, mechanism)
   if config.privacy.method in privacy.CENTRAL:
     return federated.central(plan, key)
   if isinstance(config.aggregator, str):

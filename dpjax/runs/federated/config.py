@@ -137,8 +137,8 @@ class FedConfig(WithChoices):
   aggregator: Annotated[Any, Choice(AGGREGATORS, own=True)] = "mean"
   # none | quantize | top_k | rotated | drive: of messages to the server
   compression: Annotated[Any, Choice(COMPRESSIONS)] = "none"
-  # none | additive_sharing | additive_servers | secagg | secagg_plus: the server sees the sum
-  # of the messages alone
+  # none | additive_sharing | additive_servers | secagg | secagg_plus | bfv: the server sees
+  # the sum of the messages alone
   secure_sum: Annotated[Any, Choice(SECURE_SUMS)] = "none"
   local: LocalConfig = dataclasses.field(default_factory=LocalConfig)
   # a client's starts afresh in every round, at a constant rate

@@ -60,6 +60,11 @@ def check(config: FedConfig) -> None:
       "privacy.method='distributed': needs a secure_sum, such as --config.secure_sum=secagg: a "
       "share of the noise alone does not hide a message"
     )
+  if name_of(config, "secure_sum") == "bfv":
+    raise UserError(
+      "secure_sum='bfv': must be another one for privacy.method='distributed': a client decrypts "
+      "the sum before it is reduced modulo 2^32, and so learns more than the noise hides"
+    )
   size = config.clients_per_round
   if config.privacy.sampler != "fixed_size" or size != int(size):
     raise UserError(

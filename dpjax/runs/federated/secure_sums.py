@@ -110,12 +110,21 @@ class SparseMasks(PairwiseMasks):
     return {"corrupt": self.corrupt, "dropout": self.dropout_share}
 
 
+@dataclasses.dataclass(frozen=True)
+class SharedKey(PairwiseMasks):
+  """`secure.sums.BfvSum`: ciphertexts under one key of all clients, whom the server must not
+  collude with."""
+
+  kind: ClassVar[str] = "bfv"
+
+
 SECURE_SUMS: dict[str, type] = {
   "none": NoSecureSum,
   "additive_sharing": SharesAmongClients,
   "additive_servers": SharesForServers,
   "secagg": PairwiseMasks,
   "secagg_plus": SparseMasks,
+  "bfv": SharedKey,
 }
 
 
