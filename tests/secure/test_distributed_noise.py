@@ -301,3 +301,34 @@ def test_p21_a_sum_that_wraps_is_rarer_than_its_bound():
     most = max(most, int(np.abs(encoded).max()))
   assert most < 2**11 and mechanism.wrap_probability < 1e-4
   assert most > 2**8  # the modulus is not far too large
+
+
+@pytest.mark.parametrize("clients", [7, 10, 50, 333])
+@pytest.mark.parametrize("noise", [0.3, 1.7, 2.2145642444655276, 33.0])
+def test_the_noise_of_all_clients_is_within_what_the_sampler_draws(clients, noise):
+  for fewest in (2, clients // 2, clients):
+    found = _sized(
+      bits=32, max_clients=clients, min_survivors=fewest, noise_multiplier=noise
+    )
+    for shares in range(fewest, clients + 1):  # rounding went beyond it at some
+      assert found.noise.share_variance * shares <= 2**32
+  found.share(np.random.default_rng(0), clients)
+
+
+def test_messages_beyond_floats_send_zeros_and_say_nothing(recwarn):
+  mechanism = _sized(l2_clip_norm=1e38, dim=4096)
+  sent = mechanism.encode(np.random.default_rng(0), np.full(4096, 1e38), _KEY)
+  assert not sent.any()  # the rotation of it is no float32
+  mean = skellam_mean(PlainSum(min_survivors=4), _sized(dim=2), seed=1)
+  messages = jnp.array([[1.0, 1.0]] * 3 + [[jnp.inf, 0.0]])
+  weights = jnp.array([1.0, 0.0, jnp.nan, jnp.inf])
+  assert np.isfinite(
+    mean.update(messages, np.ones(4, bool), jnp.int32(0), weights)[0]
+  ).all()
+  assert not recwarn.list  # a warning would tell that somebody sent one
+
+
+def test_more_clients_than_the_modulus_has_room_for_are_refused():
+  mean = skellam_mean(PlainSum(min_survivors=4), _sized(dim=2), seed=1)
+  with pytest.raises(UserError, match=r"num_clients=9: must be an integer in \[1, 8\]"):
+    mean.update(jnp.ones((9, 2)), np.ones(9, bool), jnp.int32(0))

@@ -136,6 +136,10 @@ def test_noise_is_calibrated_to_the_epsilon_that_was_asked_for():
   [
     ({"secure_sum": "none"}, "privacy.method='distributed': needs a secure_sum"),
     ({"secure_sum": "bfv"}, "secure_sum='bfv': must be another one"),
+    (
+      {"secure_sum": {"name": "secagg_plus", "corrupt": 0.9, "dropout_prob": 0.5}},
+      "secure_sum.corrupt=0.9: with secure_sum.dropout_share=0.2 fewer than two",
+    ),
     ({"privacy.sampler": "poisson"}, "privacy.sampler='poisson': must be 'fixed_size'"),
     ({"algorithm": "scaffold"}, "algorithm='scaffold': must be 'fed_avg' or"),
     ({"secure_sum.largest_value": 2.0}, "secure_sum.largest_value=2.0: would be ignored"),
@@ -170,3 +174,10 @@ def test_a_release_has_seeds_of_the_operating_system(tmp_path):
   )
   first, second = map(_params, folders)
   assert any(np.any(first[name] != second[name]) for name in first)
+
+
+def test_a_protocol_of_several_processes_is_refused_before_it_begins(monkeypatch):
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  build.check(_config(secure_sum="secagg"))
+  with pytest.raises(UserError, match="secure_sum.simulated=False: must be run by one"):
+    build.check(_config(secure_sum={"name": "secagg", "simulated": False}))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from dpjax import secure, validate
 from dpjax.secure import sums
 from dpjax.secure.encoding import BITS
+from dpjax.secure.sums.terms import largest_part
 from dpjax.validate import UserError
 
 
@@ -65,6 +66,9 @@ class SharesAmongClients:
     masked = isinstance(made, (sums.SecAgg, sums.SecAggPlus))
     return sums.Simulated(made) if masked else sums.PlainSum(min_survivors=least)
 
+  def check_cohort(self, clients_per_round: float) -> None:
+    """Raises UserError for settings under which every sum would be refused."""
+
   def dropout(self, seed: int) -> secure.Dropout:
     """Who falls silent."""
     return secure.Dropout(prob=self.dropout_prob, seed=seed)
@@ -108,6 +112,17 @@ class SparseMasks(PairwiseMasks):
   def settings(self) -> dict[str, Any]:
     """Of the protocol alone."""
     return {"corrupt": self.corrupt, "dropout": self.dropout_share}
+
+  def check_cohort(self, clients_per_round: float) -> None:
+    """Raises UserError for settings under which every sum would be refused."""
+    most = int(clients_per_round)
+    bad, gone = (largest_part(f, most) for f in (self.corrupt, self.dropout_share))
+    if bad + gone > most - 2:
+      raise UserError(
+        f"secure_sum.corrupt={self.corrupt!r}: with secure_sum.dropout_share="
+        f"{self.dropout_share!r} fewer than two of clients_per_round={clients_per_round!r} "
+        "are honest and there"
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +181,7 @@ def check(
       f"clients_per_round={clients!r}: must be >= 2 with a secure_sum: the sum over one client "
       "is its message"
     )
+  chosen.check_cohort(clients)
   for field, (value, allowed) in given.items():
     if value not in allowed:
       raise UserError(

@@ -40,7 +40,6 @@ from dpjax.secure.sums.secagg_client import (
 from dpjax.secure.sums.terms import Terms, holders, neighbours
 from dpjax.validate import UserError
 
-
 _ANY_PRIVATE = bytes(31) + b"@"  # with any key a point of low order comes to nothing
 
 

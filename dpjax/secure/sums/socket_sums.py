@@ -5,7 +5,9 @@ the sockets of `federated.lobby`. A client that is killed, leaves or hangs at an
 drop-out. The server waits `connect_timeout` seconds for clients and at most `phase_timeout`
 for the letters of each phase, so a sum ends after at most connect_timeout + 5 phase_timeout
 seconds and what it computes. Strangers, garbage and letters that are wrong are one line each
-to `report` and cost nobody else anything.
+to `report` and cost nobody else anything, but for envelopes that a client cannot open, which
+silence it (`secagg`). Clients that send so slowly that they keep others waiting are left out
+after a quarter of the phase; of long vectors (above 8 MiB) 32 such clients fill a phase.
 
 What is hidden is what `secagg` says. The network is no better than the server: connections
 are neither encrypted nor authenticated, which SecAgg does not need against who listens;

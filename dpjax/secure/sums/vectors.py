@@ -84,7 +84,9 @@ def present(
     validate.integer_in(0, LAST_ID, client=who)
   gone = [who for phase in drops for who in phase]
   if len(gone) != len({*gone}) or not {*gone} <= {*ids}:
-    raise UserError(f"drops={sorted(gone, key=repr)!r}: must name clients of the sum, each once")
+    raise UserError(
+      f"drops={sorted(gone, key=repr)!r}: must name clients of the sum, each once"
+    )
   needed = 0 if settings.largest is None else bits_needed(len(ids), settings.largest)
   if needed > settings.bits:
     raise UserError(

@@ -129,9 +129,28 @@ def test_terms_that_make_no_sense_are_refused():
     "bits='33'": {"bits": 33},
     "session=b'x': must be 16 bytes": {"session": b"x"},
     "must be ids in ascending order": {"clients": (2, 1, 3, 4, 5)},
+    "client=4294967295: must be": {"clients": (0, 1, 2, 3, 2**32 - 1)},  # the server's
+    "client=-1: must be": {"clients": (-1, 1, 2, 3, 4)},
+    "client=0.5: must be": {"clients": (0.5, 1, 2, 3, 4)},
+    "client='a': must be": {"clients": ("a", 1, 2, 3, 4)},
+    "session='xxxxxxxxxxxxxxxx': must be 16 bytes": {"session": "x" * 16},
+    "degree=2.0: must be an integer": {"degree": 2.0, "threshold": 2},
   }
   good = Terms(bytes(16), tuple(range(5)), 3, 3, 4)
   for says, change in bad.items():
     with pytest.raises(UserError) as caught:
       Terms(**{**good.__dict__, **change})
     assert says.replace("bits='33'", "bits=33") in str(caught.value)
+
+
+def test_settings_that_no_protocol_has_are_one_line():
+  for says, make in {
+    "foo=1: is no setting of secagg": lambda: sums.by_name("secagg", foo=1),
+    "bits='32': must be 32 or 64": lambda: sums.PlainSum(bits="32"),
+    "must name clients of the sum": lambda: sums.PlainSum().sum(
+      {who: np.zeros(2, np.uint32) for who in range(3)},
+      sums.Drops(before_upload=frozenset({"a", 1})),
+    ),
+  }.items():
+    with pytest.raises(UserError, match=says):
+      make()

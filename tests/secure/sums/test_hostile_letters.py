@@ -128,6 +128,30 @@ def test_one_wrong_share_does_no_harm_and_too_many_refuse_the_sum():
     liars({0, 2, 4})
 
 
+_OF_NO_USE = {  # public keys of client 2, of its own, from those of client 1
+  "of low order": lambda own, other: bytes(64) + own[64:],
+  "of low order, for masks": lambda own, other: own[:32] + bytes(32) + own[64:],
+  "one for both": lambda own, other: own[:32] + own[:32] + own[64:],
+  "of another client": lambda own, other: other[:32] + own[32:],
+}
+
+
+@pytest.mark.parametrize("name", _OF_NO_USE)
+def test_keys_with_which_nobody_would_go_on_cost_their_client_alone(name):
+  vectors, seen = parties.vectors(_N), {}
+
+  def sent(kind, who, data):
+    seen[kind, who] = data[OVERHEAD + 4 :]
+    if (kind, who) != ("keys", 2):
+      return [data]
+    return [_record(data, lambda own: _OF_NO_USE[name](own, seen["keys", 1]))]
+
+  played = parties.play(_terms(), vectors, sent=sent)
+  assert played.survivors == (0, 1, 3, 4, 5) and len(played.refusals) == 1
+  del vectors[2]
+  np.testing.assert_array_equal(played.total, sums.PlainSum().sum(vectors).total)
+
+
 def test_an_envelope_that_was_changed_silences_who_opens_it():
   vectors = parties.vectors(_N)
   spoilt = lambda k, who, d: (

@@ -271,18 +271,61 @@ def test_terms_travel_as_a_file_and_wrong_ones_are_one_line(tmp_path):
   directory = tuple(primitives.signing_public_key(keys[who]) for who in range(_N))
   terms = parties.terms(_N, 4, directory=directory)
   assert socket_sums.read(socket_sums.written(terms)) == terms
-  for text in ("", "[]", "{}", "null", '{"session": 3}', socket_sums.written(terms)[:-9]):
+  cut = socket_sums.written(terms)[:-9]
+  for text in ("", "[" * 10**5, "[]", "{}", "null", '{"session": 3}', cut):
     with pytest.raises(UserError, match="terms: are not those"):
       socket_sums.read(text)
   with pytest.raises(UserError, match="threshold=1: must be"):
     socket_sums.read(socket_sums.written(terms).replace('"threshold": 4', '"threshold": 1'))
   file = tmp_path / "terms.json"
   file.write_text(socket_sums.written(terms))
+  binary = tmp_path / "binary"
+  binary.write_bytes(b"\xff\xfe")
   for arguments, says in {
     (): "must be called with TERMS.json",
     ("none.json", "h:1", "2", "a:b"): "cannot be read",
+    (str(file), "h:1", "\u00b2", "a:b"): "must be called with TERMS.json",
+    (str(binary), "h:1", "2", "a:b"): "is no text",
     (str(file), "h:1", "2", "ab"): "must be package.module:name",
     (str(file), "h:1", "2", "dpjax.nothing:x"): "there is no module",
   }.items():
     with pytest.raises(UserError, match=says):
       socket_sums.main([*arguments])
+
+
+@contextlib.contextmanager
+def _lines(count):
+  """(the server's lines, the clients' ends)."""
+  pairs = [socket.socketpair() for _ in range(count)]
+  try:
+    lines = {who: socket_sums._Line(a) for who, (a, _) in enumerate(pairs)}
+    yield lines, [b for _, b in pairs]
+  finally:
+    for end in (end for pair in pairs for end in pair):
+      end.close()
+
+
+@pytest.mark.parametrize("most", [10**6, 2**26])
+def test_letters_that_never_end_keep_nobody_from_being_heard(monkeypatch, most):
+  monkeypatch.setattr(socket_sums, "_STALL", 0.2)
+  monkeypatch.setattr(socket_sums, "_TURN", 0.02)
+  slow, ended = 8, threading.Event()
+  with _lines(slow + 1) as (lines, ends):
+
+    def trickle():
+      while not ended.wait(0.05):
+        for end in ends[:slow]:
+          end.send(b"x")
+
+    for end in ends[:slow]:
+      end.send(struct.pack("<Q", most))
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    late = threading.Timer(0.3, ends[slow].send, [struct.pack("<Q", 5) + b"hello"])
+    late.start()
+    try:
+      heard = dict(socket_sums._heard(lines, [*lines], most, time.monotonic() + 2.0))
+    finally:
+      ended.set()
+      thread.join()
+  assert heard[slow] == b"hello"
