@@ -28,6 +28,9 @@ import pytest
 LIST = pathlib.Path(__file__).with_suffix(".txt")
 _QUICK, _SLOW, _LONG = 0.3, 1.5, 1.2  # seconds of processor time
 _ALONE = 0.8  # where no slow case runs beside it
+# Fixtures that start programs of eight devices or of several processes, for a whole file: the
+# first test that is left would pay for all.
+PROGRAMS = frozenset({"on_devices", "outcomes", "whole_runs", "counted_bytes"})
 
 
 def marks() -> dict[str, str]:
