@@ -11,6 +11,13 @@ arguments are public. What is revealed may tell about the inputs: it is not diff
 private.
 """
 
+from dpjax.secure.mpc.comparison import Signs as Signs
+from dpjax.secure.mpc.comparison import argmax as argmax
+from dpjax.secure.mpc.comparison import normalized_relu as normalized_relu
+from dpjax.secure.mpc.comparison import reciprocal as reciprocal
+from dpjax.secure.mpc.comparison import relu as relu
+from dpjax.secure.mpc.comparison import sigmoid as sigmoid
+from dpjax.secure.mpc.comparison import signs as signs
 from dpjax.secure.mpc.dealer import Dealer as Dealer
 from dpjax.secure.mpc.links import PeerFailed as PeerFailed
 from dpjax.secure.mpc.party import Party as Party

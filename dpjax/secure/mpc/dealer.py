@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.secure.mpc.correlated import bind, correlated, expand, fresh_key
+from dpjax.secure.mpc.correlations import bind, correlated, expand, fresh_key
 from dpjax.validate import UserError
 
 Ask = Callable[

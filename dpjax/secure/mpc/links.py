@@ -17,7 +17,7 @@ import time
 from typing import Any, Protocol
 
 from dpjax import validate
-from dpjax.secure.mpc.correlated import INSTALL
+from dpjax.secure.mpc.correlations import INSTALL
 from dpjax.validate import UserError
 
 TIMEOUT = 60.0  # seconds

@@ -14,7 +14,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.secure.mpc import ring64
-from dpjax.secure.mpc.correlated import Part, arrays, expand
+from dpjax.secure.mpc.correlations import Part, arrays, expand
 from dpjax.secure.mpc.dealer import Supply
 from dpjax.secure.mpc.links import Link
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.secure.mpc import ring64
-from dpjax.secure.mpc.correlated import Part, arrays, expand, fresh_key
+from dpjax.secure.mpc.correlations import Part, arrays, expand, fresh_key
 from dpjax.secure.mpc.party import Party
 from dpjax.validate import UserError
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax.secure.mpc import ring64
-from dpjax.secure.mpc.correlated import fresh_key
+from dpjax.secure.mpc.correlations import fresh_key
 from dpjax.secure.mpc.dealer import Dealer, supplies
 from dpjax.secure.mpc.links import TIMEOUT, Link, PeerFailed, queue_links
 from dpjax.secure.mpc.party import Party, Spent
