@@ -11,6 +11,8 @@ arguments are public. What is revealed may tell about the inputs: it is not diff
 private.
 """
 
+from dpjax.secure.mpc import secureml as secureml
+from dpjax.secure.mpc import three_programs as three_programs
 from dpjax.secure.mpc.comparison import Signs as Signs
 from dpjax.secure.mpc.comparison import argmax as argmax
 from dpjax.secure.mpc.comparison import normalized_relu as normalized_relu
