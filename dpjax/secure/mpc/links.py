@@ -195,7 +195,7 @@ class SocketLink:
     nonce, head, sealed = self._received.to_bytes(12, "big"), frame[:8], frame[8:]
     try:
       opened = self._unseal.decrypt(nonce, bytes(sealed), bytes(head))
-    except Exception as error:  # InvalidTag says nothing
+    except primitives.library().exceptions.InvalidTag as error:
       raise PeerFailed(
         f"{self.peer}: message {self._received} is not what it sealed: altered, repeated, or "
         "another token or program"

@@ -49,7 +49,10 @@ def share(party: Party, tree: Tree, *, owner: int) -> Tree:
     mine = [party.mask(word.shape) for word in words]
     party.link.send(b"".join((word - mask).tobytes() for word, mask in zip(words, mine)))
   else:
-    mine = _received(party, [tuple(leaf.shape) for leaf in leaves])
+    shapes = (getattr(leaf, "shape", None) for leaf in leaves)
+    mine = _received(
+      party, [np.shape(leaf) if of is None else of for leaf, of in zip(leaves, shapes)]
+    )
   return jax.tree.unflatten(structure, mine)
 
 
