@@ -147,7 +147,8 @@ def train(
     batches: [steps, B] public indices below n.
 
   Returns:
-    Shares of the trained network.
+    Shares of the trained network. A party may keep them and go on from them in another
+    session, with the batches that are left.
   """
   batches = np.asarray(batches)
   _check(network, x, y, batches)
