@@ -25,7 +25,7 @@ from dpjax.secure.mpc import secureml
 from tests.secure.mpc import test_secureml as small
 
 _OUT = pathlib.Path(__file__).parents[2] / "results" / "secure" / "secureml.json"
-_EPOCHS, _BATCH, _RECIPE = 3, 128, secureml.SecureMl(learning_rate=0.25)
+_EPOCHS, _BATCH, _RECIPE = 3, 128, secureml.Recipe(learning_rate=0.25)
 
 
 def _mnist():

@@ -13,7 +13,7 @@ private.
 
 from dpjax.secure.mpc import secureml as secureml
 from dpjax.secure.mpc import three_programs as three_programs
-from dpjax.secure.mpc.comparison import Compared as Compared
+from dpjax.secure.mpc.comparison import Signs as Signs
 from dpjax.secure.mpc.comparison import argmax as argmax
 from dpjax.secure.mpc.comparison import normalized_relu as normalized_relu
 from dpjax.secure.mpc.comparison import reciprocal as reciprocal

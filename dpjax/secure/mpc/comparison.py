@@ -80,14 +80,14 @@ def sign(shape: Sequence[int]) -> Correlated:
 CORRELATIONS["sign"] = sign
 
 
-class Compared(NamedTuple):
+class Signs(NamedTuple):
   """What both need of a comparison with 0."""
 
   bit: Shares  # [...] 1 where x >= 0, else 0, as whole numbers
   part: Shares  # [...] x where x >= 0, else 0
 
 
-def signs(party: Party, x: Shares) -> Compared:
+def signs(party: Party, x: Shares) -> Signs:
   """Whether x >= 0, and x where it is; exact for every word as a signed number.
 
   Args:
@@ -105,7 +105,7 @@ def signs(party: Party, x: Shares) -> Compared:
   bit, part = flip * number, flip * (opened * number - product)
   if party.number == 0:
     bit = bit + v
-  return Compared(bit, part + v * x)
+  return Signs(bit, part + v * x)
 
 
 def _borrow(party: Party, c: np.ndarray, bits: np.ndarray, triples: list) -> np.ndarray:

@@ -9,8 +9,8 @@ number of steps are public. `train` and `predict` are programs (`party`):
 >>> zero, one = private_values.split((network, x, y), seed=0)
 >>> batches = np.tile(np.arange(4), (20, 1))
 >>> def program(party, network, x, y):
-...   network = train(party, network, x, y, batches, SecureMl(learning_rate=1.0))
-...   return predict(party, network, x, SecureMl(), to=0)
+...   network = train(party, network, x, y, batches, Recipe(learning_rate=1.0))
+...   return predict(party, network, x, Recipe(), to=0)
 >>> from dpjax.secure.mpc import session
 >>> session.run(program, zero, one, seed=0).outputs
 (array([0., 0., 1., 1.]), None)
@@ -47,7 +47,7 @@ Network = Sequence[Dense]
 
 
 @dataclasses.dataclass(frozen=True)
-class SecureMl:
+class Recipe:
   """How a network is trained; public.
 
   Attributes:
@@ -134,7 +134,7 @@ def train(
   x: Shares,
   y: Shares,
   batches: np.ndarray,
-  recipe: SecureMl,
+  recipe: Recipe,
 ) -> tuple[Dense, ...]:
   """Gradient descent on shares; a step per row of `batches`.
 
@@ -171,7 +171,7 @@ def _check(network: Network, x: Shares, y: Shares, batches: np.ndarray) -> None:
 
 
 def _step(
-  party: Party, network: Network, x: Shares, y: Shares, shift: int, recipe: SecureMl
+  party: Party, network: Network, x: Shares, y: Shares, shift: int, recipe: Recipe
 ) -> list[Dense]:
   seen = _forward(party, network, x, recipe.hidden)
   error = _error(party, seen.scores, y, recipe.output)  # [B, d_out]
@@ -188,13 +188,13 @@ def _step(
   return updated[::-1]
 
 
-def scores(party: Party, network: Network, x: Shares, recipe: SecureMl) -> Shares:
+def scores(party: Party, network: Network, x: Shares, recipe: Recipe) -> Shares:
   """[n, d_out] shares of what the last layer says, before `recipe.output`."""
   return _forward(party, network, x, recipe.hidden).scores
 
 
 def predict(
-  party: Party, network: Network, x: Shares, recipe: SecureMl, *, to: int | None = None
+  party: Party, network: Network, x: Shares, recipe: Recipe, *, to: int | None = None
 ) -> np.ndarray | None:
   """The class of each row of x, and nothing else, for the party that asks.
 

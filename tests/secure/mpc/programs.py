@@ -8,7 +8,7 @@ import numpy as np
 from dpjax.secure import mpc
 from dpjax.secure.mpc import secureml
 
-RECIPE = secureml.SecureMl(learning_rate=0.5)
+RECIPE = secureml.Recipe(learning_rate=0.5)
 BATCHES = np.arange(24).reshape(3, 8) % 16
 
 

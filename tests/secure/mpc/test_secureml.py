@@ -75,7 +75,7 @@ def _problem(outputs=3):
 def test_a_network_is_that_of_floating_point(hidden, output, rate, truncation):
   x, y, batches = _problem()
   network = secureml.initial((6, 5, 3), seed=1)
-  recipe = secureml.SecureMl(hidden=hidden, output=output, learning_rate=rate)
+  recipe = secureml.Recipe(hidden=hidden, output=output, learning_rate=rate)
   found, _ = train_on_shares(network, x, y, batches, recipe, seed=0, truncation=truncation)
   exact = plain(network, x, y, batches, recipe)
   moved = max(np.max(abs(a - b)) for a, b in _pairs(network, exact))
@@ -100,7 +100,7 @@ def breast_cancer():
 def test_logistic_regression_on_breast_cancer_is_as_accurate_as_plain():
   (x, y), (x_test, y_test) = breast_cancer()
   network = (secureml.Dense(np.zeros((30, 1)), np.zeros(1)),)
-  recipe = secureml.SecureMl(learning_rate=0.5)
+  recipe = secureml.Recipe(learning_rate=0.5)
   rng = np.random.default_rng(1)
   batches = np.stack([rng.choice(456, 64, replace=False) for _ in range(70)])
   exact = plain(network, x, y, batches, recipe)
@@ -120,7 +120,7 @@ def test_logistic_regression_on_breast_cancer_is_as_accurate_as_plain():
 def test_predictions_of_several_classes_for_both():
   x, *_ = _problem()
   network = secureml.initial((6, 5, 3), seed=1)
-  recipe = secureml.SecureMl()
+  recipe = secureml.Recipe()
   ran = mpc.run(
     lambda party, network, x: secureml.predict(party, network, x, recipe),
     *mpc.split((network, x)),
@@ -131,7 +131,7 @@ def test_predictions_of_several_classes_for_both():
 
 def test_a_training_that_broke_off_goes_on_from_the_shares_that_both_kept(tmp_path):
   x, y, batches = _problem()
-  recipe = secureml.SecureMl()
+  recipe = secureml.Recipe()
   network = secureml.initial((6, 5, 3), seed=1)
   shares = mpc.split((network, x, y))
   for part in (batches[:4], batches[4:]):  # two sessions, with other keys
@@ -156,7 +156,7 @@ def test_what_a_step_takes_is_counted():
   """One triple per product, one comparison for the hidden layer and one for the output."""
   x, y, batches = _problem()
   _, spent = train_on_shares(
-    secureml.initial((6, 5, 3), seed=1), x, y, batches[:1], secureml.SecureMl()
+    secureml.initial((6, 5, 3), seed=1), x, y, batches[:1], secureml.Recipe()
   )
   assert spent[0].dealt == {"matrices": 5, "truncation": 5, "sign": 2, "elementwise": 1}
   assert (
@@ -170,7 +170,7 @@ def test_what_a_step_takes_is_counted():
   ("change", "line"),
   [
     (
-      {"recipe": secureml.SecureMl(learning_rate=0.1)},
+      {"recipe": secureml.Recipe(learning_rate=0.1)},
       "learning_rate=0.1: over the batch size, 16",
     ),
     ({"x": np.ones((60, 7))}, r"network: is \[6, 5, 3\], for x \(60, 7\)"),
@@ -181,7 +181,7 @@ def test_what_a_step_takes_is_counted():
 )
 def test_what_does_not_fit_is_one_line(change, line):
   x, y, batches = _problem()
-  asked = {"x": x, "y": y, "batches": batches, "recipe": secureml.SecureMl()} | change
+  asked = {"x": x, "y": y, "batches": batches, "recipe": secureml.Recipe()} | change
   with pytest.raises(UserError, match=line):
     train_on_shares(secureml.initial((6, 5, 3), seed=1), **asked)
 
@@ -196,4 +196,4 @@ def test_what_does_not_fit_is_one_line(change, line):
 )
 def test_a_setting_that_nobody_has_is_one_line(setting, line):
   with pytest.raises(UserError, match=line):
-    secureml.SecureMl(**setting)
+    secureml.Recipe(**setting)

@@ -89,7 +89,7 @@ def test_who_does_not_ask_receives_nothing_that_depends_on_the_answer():
 
   def program(party, network, x):
     before = party.link.bytes_received
-    recipe = secureml.SecureMl()
+    recipe = secureml.Recipe()
     place = comparison.argmax(party, secureml.scores(party, network, x, recipe))
     computed = party.link.bytes_received
     answer = mpc.reveal(party, place, to=1, frac_bits=0)
