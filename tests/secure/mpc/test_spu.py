@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-from dpjax.secure.mpc import reveal, secure_jit, share, spu_program
+from dpjax.secure.mpc import secure_jit, spu_program
+from dpjax.secure.mpc.spu_jit import reveal, share
 from dpjax.validate import UserError
 
 if spu_program.missing():
