@@ -14,6 +14,8 @@ Beside it: `secure_jit`, any JAX function on shares by SPU (`spu_jit`, extra `mp
 `garbled`, whether x < y without a dealer.
 """
 
+from dpjax.secure.mpc import secureml as secureml
+from dpjax.secure.mpc import three_programs as three_programs
 from dpjax.secure.mpc.comparison import Signs as Signs
 from dpjax.secure.mpc.comparison import argmax as argmax
 from dpjax.secure.mpc.comparison import normalized_relu as normalized_relu

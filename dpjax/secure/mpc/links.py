@@ -116,6 +116,7 @@ class SocketLink:
     token: >= 16 bytes that both were given over another way; who lacks it cannot take part.
     topic: what both are about to do; a peer with another topic is refused.
     timeout: the most seconds that the peer may be silent, computing included.
+    patience: seconds instead, for its greeting alone; None: `timeout`.
 
   Raises:
     PeerFailed: the peer is not who it should be, or not there.
@@ -130,18 +131,25 @@ class SocketLink:
     token: bytes,
     topic: str = "",
     timeout: float = TIMEOUT,
+    patience: float | None = None,
   ):
     validate.positive(timeout=timeout)
     if len(token) < TOKEN_BYTES:
       raise UserError(f"token: has {len(token)} bytes, must have at least {TOKEN_BYTES}")
-    self.peer, self._timeout, self._connection = peer, timeout, connection
+    self.peer, self._connection = peer, connection
+    self._timeout = min(timeout, patience or timeout)
     self.bytes_sent = self.bytes_received = self.rounds = 0
     self._sent = self._received = 0  # frames
     connection.setblocking(False)
     with contextlib.suppress(OSError):
       connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    self._seal, self._unseal = self._agree(me, token, topic)
-    self._frames(b"here", 4)  # a peer with another token, name or topic fails here
+    try:
+      self._seal, self._unseal = self._agree(me, token, topic)
+      self._frames(b"here", 4)  # a peer with another token, name or topic fails here
+    except UserError:
+      connection.close()
+      raise
+    self._timeout = timeout
     self.bytes_sent = self.bytes_received = self.rounds = 0
 
   def _agree(self, me: str, token: bytes, topic: str) -> tuple[Any, Any]:
@@ -249,5 +257,7 @@ class SocketLink:
           raise ConnectionResetError
         read += more
       return self._connection.send(left[:_PIECE]) if now & selectors.EVENT_WRITE else 0
+    except BlockingIOError:
+      return 0
     except OSError as error:
       raise PeerFailed(f"{self.peer}: has closed its connection") from error
