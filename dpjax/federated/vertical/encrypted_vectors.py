@@ -113,7 +113,7 @@ def ckks(*, depth: int = 1) -> KeyPair:
     UserError: another depth, or TenSEAL is not installed.
   """
   validate.one_of(map(str, _PARAMETERS), depth=depth)
-  tenseal = _library()
+  tenseal = library()
   degree, moduli = _PARAMETERS[depth]
   secret = tenseal.context(
     tenseal.SCHEME_TYPE.CKKS,
@@ -128,9 +128,17 @@ def ckks(*, depth: int = 1) -> KeyPair:
   return KeyPair(_Ckks(tenseal, public, degree // 2), decrypt)
 
 
-def _library() -> Any:
+def library(install: str = INSTALL) -> Any:
+  """TenSEAL.
+
+  Args:
+    install: the command that its user is told of.
+
+  Raises:
+    UserError: it is not installed.
+  """
   try:
     import tenseal  # pyright: ignore[reportMissingImports]
   except ImportError as error:
-    raise UserError(f"ckks: homomorphic encryption needs TenSEAL; {INSTALL}") from error
+    raise UserError(f"ckks: homomorphic encryption needs TenSEAL; {install}") from error
   return tenseal
