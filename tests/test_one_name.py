@@ -23,6 +23,7 @@ _ALIKE = {
   "text": "as data, and of numbers for people",
 }
 _CLASSES = {
+  "Cost": "what it takes: a gradient route, a secure sum",
   "Entry": "a row of a benchmark, by suite",
   "Streams": "every source of randomness, by the kind of run",
 }

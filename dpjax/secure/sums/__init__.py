@@ -1,6 +1,49 @@
-"""Sums of clients' integer vectors, of which the server learns the sum alone."""
+"""Sums of clients' integer vectors, of which the server learns the sum alone.
 
+| name               | hides by                       | survives drop-outs | extra    |
+| ------------------ | ------------------------------ | ------------------ | -------- |
+| `plain`            | nothing: the oracle            | yes                |          |
+| `additive_sharing` | uniform shares among clients   | no                 |          |
+| `additive_servers` | uniform shares for k servers   | yes                |          |
+| `secagg`           | pairwise masks, all with all   | yes, down to t     | `secure` |
+| `secagg_plus`      | pairwise masks on a graph      | yes                | `secure` |
+
+All have `sum(vectors, drops)` (`interface.SumProtocol`), modulo 2^32 or 2^64.
+"""
+
+from typing import Any
+
+from dpjax import validate
+from dpjax.secure.sums.additive_shares import AdditiveServers as AdditiveServers
+from dpjax.secure.sums.additive_shares import AdditiveSharing as AdditiveSharing
+from dpjax.secure.sums.interface import NO_DROPS as NO_DROPS
 from dpjax.secure.sums.interface import Cost as Cost
 from dpjax.secure.sums.interface import Drops as Drops
 from dpjax.secure.sums.interface import Summed as Summed
 from dpjax.secure.sums.interface import SumProtocol as SumProtocol
+from dpjax.secure.sums.plain import PlainSum as PlainSum
+from dpjax.secure.sums.secagg import SecAgg as SecAgg
+from dpjax.secure.sums.secagg import SecAggPlus as SecAggPlus
+from dpjax.secure.sums.simulated import Simulated as Simulated
+from dpjax.secure.sums.vectors import bits_needed as bits_needed
+
+PROTOCOLS = {
+  "plain": PlainSum,
+  "additive_sharing": AdditiveSharing,
+  "additive_servers": AdditiveServers,
+  "secagg": SecAgg,
+  "secagg_plus": SecAggPlus,
+}
+
+
+def by_name(name: str, **settings: Any) -> SumProtocol:
+  """The protocol of that name.
+
+  Args:
+    settings: as its class takes them: `bits`, `min_survivors`, `largest` and its own.
+
+  >>> by_name("secagg", bits=64, min_survivors=3).bits
+  64
+  """
+  validate.one_of(PROTOCOLS, protocol=name)
+  return PROTOCOLS[name](**settings)

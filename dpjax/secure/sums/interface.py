@@ -40,9 +40,14 @@ NO_DROPS = Drops()
 class SumProtocol(Protocol):
   """Adds the vectors of named clients, so that the server learns their sum alone."""
 
-  name: str
-  bits: int  # of the modulus: 32 or 64
-  min_survivors: int  # fewer, and the sum is refused: nothing is revealed
+  @property
+  def name(self) -> str: ...
+
+  @property
+  def bits(self) -> int: ...  # of the modulus: 32 or 64
+
+  @property
+  def min_survivors(self) -> int: ...  # fewer, and the sum is refused: nothing is revealed
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
     """The sum over the clients of `vectors` who do not drop out.

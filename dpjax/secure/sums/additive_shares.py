@@ -1,0 +1,151 @@
+"""Additive secret sharing: a vector is a sum of uniform ones, of which all but one tell nothing.
+
+| protocol          | who adds up              | hides from                                |
+| ----------------- | ------------------------ | ----------------------------------------- |
+| `AdditiveSharing` | the clients, n of n      | the server and all but two of the clients |
+| `AdditiveServers` | k servers, k of k        | any k - 1 of the servers, and clients     |
+
+Both are information-theoretic: no assumption but the randomness (here the operating
+system's) and private channels between the parties, which are not part of this file. All
+parties are honest-but-curious: one that adds something else changes the sum unseen.
+
+Among clients the traffic is n (n - 1) vectors, and when one falls silent after it has shared,
+what it holds is missing from every sum: the sum is refused. SecAgg exists because of both.
+With servers each client sends k vectors and may go, but two parties must be trusted not to
+meet; Prio and SecureML build on that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.secure.sums import letters
+from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
+from dpjax.secure.sums.vectors import Reader, SumSettings, enough, present
+from dpjax.validate import UserError
+
+_MOST_SERVERS = 64
+
+
+def split(
+  vector: np.ndarray, count: int, entropy: Callable[[int], bytes] = secrets.token_bytes
+) -> list[np.ndarray]:
+  """`count` vectors whose sum is `vector`; any count - 1 of them are uniform.
+
+  Args:
+    vector: [d] uint32 or uint64; sums are modulo 2^32 or 2^64.
+    entropy: bytes to draw from; anything but the operating system's is for tests.
+
+  Returns:
+    `count` vectors [d] of the same type.
+
+  >>> shares = split(np.array([5, 6], np.uint32), 3)
+  >>> sum(shares[1:], shares[0])
+  array([5, 6], dtype=uint32)
+  """
+  drawn = [np.frombuffer(entropy(vector.nbytes), vector.dtype) for _ in range(count - 1)]
+  last = vector.copy()
+  for share in drawn:
+    last -= share
+  return [*drawn, last]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdditiveSharing(SumSettings):
+  """Each client gives every other one a share, adds up what it got, and sends that.
+
+  The server and any n - 2 clients together learn the sum of the two others' vectors, and no
+  more of either (information-theoretic; honest-but-curious). A client that falls silent
+  between sharing and upload makes the sum impossible.
+
+  `Cost.expansions` counts the uniform vectors drawn, n (n - 1).
+  """
+
+  @property
+  def name(self) -> str:
+    return "additive_sharing"
+
+  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
+    """As `interface.SumProtocol.sum`.
+
+    Raises:
+      UserError: also where a client falls silent before upload.
+    """
+    start = time.perf_counter()
+    there = present(self, vectors, drops)
+    parties = there.sharing
+    if drops.before_upload:
+      silent = sorted(drops.before_upload)
+      raise UserError(
+        f"additive_sharing: client {silent[0]} fell silent after sharing, and every sum "
+        "lacks what it holds; the sum is refused and nothing was revealed (secagg goes on)"
+      )
+    enough(self, len(parties), "before sharing")
+    read = Reader(self, vectors, parties)
+    held = {who: np.zeros(read.length, self.dtype) for who in parties}
+    for who in parties:
+      for party, share in zip(parties, split(read(who), len(parties))):
+        held[party] += share
+    total = np.zeros(read.length, self.dtype)
+    for who in parties:
+      total += held[who]
+    each, others = letters.size(1, total.nbytes), len(parties) - 1
+    cost = Cost(
+      client_bytes=each * (2 * others + 1),
+      server_bytes=each * len(parties),
+      expansions=len(parties) * others,
+      operations=0,
+      seconds=time.perf_counter() - start,
+    )
+    return Summed(total, parties, cost)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdditiveServers(SumSettings):
+  """Each client gives every server a share; the servers add up, then meet in one place.
+
+  Any num_servers - 1 servers, with any clients, learn the sum of the honest clients' vectors
+  once it is revealed, and before that nothing (information-theoretic; honest-but-curious,
+  and not all servers together). A client counts as soon as all servers have its shares.
+
+  `Cost.server_bytes` is of all servers together, what they send each other included.
+  """
+
+  num_servers: int = 2
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    validate.integer_in(2, _MOST_SERVERS, num_servers=self.num_servers)
+
+  @property
+  def name(self) -> str:
+    return "additive_servers"
+
+  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
+    """As `interface.SumProtocol.sum`; whoever falls silent before upload is left out."""
+    start = time.perf_counter()
+    survivors = present(self, vectors, drops).uploading
+    enough(self, len(survivors), "before upload")
+    read = Reader(self, vectors, survivors)
+    sums = [np.zeros(read.length, self.dtype) for _ in range(self.num_servers)]
+    for who in survivors:
+      for held, share in zip(sums, split(read(who), self.num_servers)):
+        held += share
+    total = sums[0]
+    for held in sums[1:]:
+      total += held
+    each, servers = letters.size(1, total.nbytes), self.num_servers
+    cost = Cost(
+      client_bytes=each * servers,
+      server_bytes=each * (servers * len(survivors) + 2 * (servers - 1)),
+      expansions=(servers - 1) * len(survivors),
+      operations=0,
+      seconds=time.perf_counter() - start,
+    )
+    return Summed(total, survivors, cost)

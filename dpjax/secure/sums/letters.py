@@ -1,0 +1,109 @@
+"""What the parties of a secure sum send: bytes of one layout, read with mistrust.
+
+A letter is a header (what it is, session, sender) and records, each an id and as many bytes
+as the kind of letter has. Ids ascend, so none is there twice; sizes are checked before
+anything is looked at. Whatever is not exactly as it should be is one `UserError`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from dpjax.validate import UserError
+
+SERVER = 2**32 - 1  # the sender of the server's letters
+KINDS = (
+  "keys",  # client: its public keys
+  "roster",  # server: the keys of a client's neighbours
+  "envelopes",  # client: sealed shares, by the neighbour that each is for
+  "forwarded",  # server: sealed shares, by the neighbour that each is from
+  "masked",  # client: its masked vector
+  "survivors",  # server: whose masked vectors came (1), and whose did not (0)
+  "agreed",  # client: its signature of the survivors
+  "signatures",  # server: all clients' signatures
+  "revealed",  # client: shares of the living's seeds and of the dead's keys
+)
+_HEADER = struct.Struct(
+  "<8sB16sIII"
+)  # magic and version, kind, session, sender, count, size
+_MAGIC = b"dpjxsum1"
+OVERHEAD, ID = (
+  _HEADER.size,
+  4,
+)  # bytes of a letter, and of a record, beside the records' own
+
+
+class Letter(NamedTuple):
+  """A letter that was read."""
+
+  sender: int
+  records: dict[int, memoryview]
+
+
+def size(count: int, record_bytes: int) -> int:
+  """Bytes of a letter.
+
+  >>> len(write("masked", bytes(16), 7, {7: b"1234"})) == size(1, 4)
+  True
+  """
+  return OVERHEAD + count * (ID + record_bytes)
+
+
+def write(kind: str, session: bytes, sender: int, records: Mapping[int, bytes]) -> bytes:
+  """A letter; records of one size, in ascending order of ids whatever order they have."""
+  sizes = {len(record) for record in records.values()} or {0}
+  (each,) = sizes
+  head = (_MAGIC, KINDS.index(kind), session, sender, len(records), each)
+  parts = [_HEADER.pack(*head)]
+  for who in sorted(records):
+    parts += [who.to_bytes(ID, "little"), records[who]]
+  return b"".join(parts)
+
+
+def read(data: bytes, kind: str, session: bytes, record_bytes: int) -> Letter:
+  """A letter of this kind and session.
+
+  Raises:
+    UserError: it is no letter, of another kind, session or size, or an id is not above the
+      one before it. No part of it is returned.
+
+  >>> read(b"hello", "keys", bytes(16), 96)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: keys: 5 bytes that are no letter of a secure sum
+  """
+  if len(data) < OVERHEAD or data[: len(_MAGIC)] != _MAGIC:
+    raise UserError(f"{kind}: {len(data)} bytes that are no letter of a secure sum")
+  _, code, of, sender, count, each = _HEADER.unpack_from(data)
+  if code >= len(KINDS) or KINDS[code] != kind:
+    said = KINDS[code] if code < len(KINDS) else code
+    raise UserError(f"{kind}: expected from {name(sender)}, who sent {said}")
+  if of != session:
+    raise UserError(f"{kind}: from {name(sender)} is of another session")
+  if (count and each != record_bytes) or len(data) != size(count, each):
+    raise UserError(
+      f"{kind}: from {name(sender)} is of the wrong length ({len(data)} bytes; "
+      f"{size(count, record_bytes)} for {count} records)"
+    )
+  return Letter(sender, _records(memoryview(data), kind, sender, each))
+
+
+def _records(data: memoryview, kind: str, sender: int, each: int) -> dict[int, memoryview]:
+  records: dict[int, memoryview] = {}
+  last = -1
+  for start in range(OVERHEAD, len(data), ID + each):
+    who = int.from_bytes(data[start : start + ID], "little")
+    if who <= last:
+      raise UserError(
+        f"{kind}: from {name(sender)} names {name(who)} twice or out of order"
+      )
+    records[who] = data[start + ID : start + ID + each]
+    last = who
+  return records
+
+
+def name(who: int) -> str:
+  """A party for people."""
+  return "the server" if who == SERVER else f"client {who}"

@@ -1,0 +1,172 @@
+"""The cryptography that secure sums stand on, all of it from `cryptography` and pycryptodome.
+
+X25519 for agreement, HKDF-SHA256 for keys, ChaCha20 as the generator of masks, ChaCha20-
+Poly1305 for what passes through the server, Shamir's shares over GF(2^128), Ed25519 for
+signatures. Nothing here is an algorithm of our own, and no other file names these libraries.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dpjax.validate import UserError
+
+INSTALL = "pip install 'dpjax[secure]'"
+SECRET_BYTES = 16  # of what is shared: 128 bits, the strength of X25519
+_CHUNK = 1 << 18  # bytes of a stream at once: it stays in the cache
+
+
+@functools.cache
+def library() -> Any:
+  """The classes of the two libraries.
+
+  Raises:
+    UserError: one of them is not installed.
+  """
+  try:
+    from Crypto.Protocol.SecretSharing import (  # pyright: ignore[reportMissingImports]
+      Shamir,
+    )
+    from cryptography import exceptions  # pyright: ignore[reportMissingImports]
+    from cryptography.hazmat.primitives import (  # pyright: ignore[reportMissingImports]
+      ciphers,
+      hashes,
+    )
+    from cryptography.hazmat.primitives.asymmetric import (  # pyright: ignore[reportMissingImports]
+      ed25519,
+      x25519,
+    )
+    from cryptography.hazmat.primitives.ciphers import (  # pyright: ignore[reportMissingImports]
+      aead,
+      algorithms,
+    )
+    from cryptography.hazmat.primitives.kdf import (  # pyright: ignore[reportMissingImports]
+      hkdf,
+    )
+  except ImportError as error:
+    raise UserError(
+      "secagg: masks and shares need cryptography and pycryptodome, of the extra 'secure'; "
+      f"{INSTALL}"
+    ) from error
+  return types.SimpleNamespace(
+    aead=aead, algorithms=algorithms, ciphers=ciphers, ed25519=ed25519,
+    exceptions=exceptions, hashes=hashes, hkdf=hkdf, shamir=Shamir, x25519=x25519,
+  )  # fmt: skip
+
+
+def derive(secret: bytes, info: bytes, length: int = 32) -> bytes:
+  """HKDF-SHA256 (RFC 5869); different `info`, unrelated keys."""
+  lib = library()
+  kdf = lib.hkdf.HKDF(algorithm=lib.hashes.SHA256(), length=length, salt=None, info=info)
+  return kdf.derive(secret)
+
+
+def public_key(private: bytes) -> bytes:
+  """[32] of an X25519 private key [32]."""
+  key = library().x25519.X25519PrivateKey.from_private_bytes(private)
+  return key.public_key().public_bytes_raw()
+
+
+def agree(private: bytes, public: bytes, info: bytes, length: int = 32) -> bytes:
+  """The key that only the owners of the two key pairs know (X25519, then HKDF-SHA256).
+
+  Raises:
+    UserError: a public key that makes the result a constant (RFC 7748, section 6.1).
+  """
+  x25519 = library().x25519
+  try:
+    shared = x25519.X25519PrivateKey.from_private_bytes(private).exchange(
+      x25519.X25519PublicKey.from_public_bytes(public)
+    )
+  except ValueError as error:
+    raise UserError("public key: is no point that a key can be agreed with") from error
+  return derive(shared, info, length)
+
+
+def seal(key: bytes, plain: bytes, context: bytes) -> bytes:
+  """Encrypts and authenticates (ChaCha20-Poly1305); 16 bytes longer. A key seals ONCE."""
+  return library().aead.ChaCha20Poly1305(key).encrypt(bytes(12), plain, context)
+
+
+def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes:
+  """What `seal` hid.
+
+  Raises:
+    UserError: it was changed, or is of another key or context.
+  """
+  lib = library()
+  try:
+    return lib.aead.ChaCha20Poly1305(key).decrypt(bytes(12), sealed, context)
+  except lib.exceptions.InvalidTag as error:
+    raise UserError(
+      "envelope: was changed on its way, or is not for this client"
+    ) from error
+
+
+def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
+  """Shamir's shares [16] of a secret [16]; fewer than `threshold` tell nothing about it.
+
+  >>> shares = split(b"0123456789abcdef", 2, 3)
+  >>> combine({1: shares[1], 2: shares[2]})
+  b'0123456789abcdef'
+  """
+  return [share for _, share in library().shamir.split(threshold, count, secret)]
+
+
+def combine(shares: dict[int, bytes]) -> bytes:
+  """The secret of `threshold` shares, by their place in what `split` returned.
+
+  Wrong shares give another secret, not an error: compare with a commitment.
+  """
+  return library().shamir.combine([(place + 1, share) for place, share in shares.items()])
+
+
+def add_streams(vector: np.ndarray, streams: Sequence[tuple[bytes, bool]]) -> None:
+  """Adds (True) or subtracts (False) the ChaCha20 stream of each key, in place.
+
+  Args:
+    vector: [d] uint32 or uint64, contiguous; sums are modulo 2^32 or 2^64.
+    streams: (key [32], whether to add); a key is for one stream only, its nonce is 0.
+  """
+  lib = library()
+  ciphers = [
+    (
+      lib.ciphers.Cipher(lib.algorithms.ChaCha20(key, bytes(16)), None).encryptor(),
+      np.add if plus else np.subtract,
+    )
+    for key, plus in streams
+  ]
+  step = _CHUNK // vector.itemsize
+  zeros, words = memoryview(bytes(_CHUNK)), np.empty(step, vector.dtype)
+  for start in range(0, len(vector), step):
+    part = vector[start : start + step]  # [<= step]
+    stream = words[: len(part)]
+    for cipher, combined in ciphers:
+      cipher.update_into(zeros[: stream.nbytes], stream.view(np.uint8).data)
+      combined(part, stream, out=part)
+
+
+def signing_public_key(private: bytes) -> bytes:
+  """[32] of an Ed25519 private key [32]."""
+  key = library().ed25519.Ed25519PrivateKey.from_private_bytes(private)
+  return key.public_key().public_bytes_raw()
+
+
+def sign(private: bytes, text: bytes) -> bytes:
+  """An Ed25519 signature [64]."""
+  return library().ed25519.Ed25519PrivateKey.from_private_bytes(private).sign(text)
+
+
+def signed_by(public: bytes, signature: bytes, text: bytes) -> bool:
+  """Whether the owner of an Ed25519 public key [32] has signed the text."""
+  lib = library()
+  try:
+    lib.ed25519.Ed25519PublicKey.from_public_bytes(public).verify(signature, text)
+  except (lib.exceptions.InvalidSignature, ValueError):
+    return False
+  return True

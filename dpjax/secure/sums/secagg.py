@@ -1,0 +1,245 @@
+"""SecAgg and SecAgg+ in one process: the real clients, server and letters, joined in memory.
+
+| variant            | masks against          | hides from                                       |
+| ------------------ | ---------------------- | ------------------------------------------------ |
+| `SecAgg`           | all others             | server and t - 1 clients, honest-but-curious     |
+| `SecAgg(signed)`   | all others             | the same, and a server that lies (t > 2n / 3)    |
+| `SecAggPlus`       | k random neighbours    | server and a fraction of clients, honest-but-    |
+|                    |                        | curious, but with probability 2^-40              |
+
+What is hidden is every vector beyond the sum of those of honest clients. Honest-but-curious
+is a server that follows the protocol. One that does not can, without signatures, tell two
+groups of t clients different things about who survived, and so get both secrets of a client
+(where 2 t > n + colluders there are no two such groups; a test carries the attack out where
+there are); and it can hand out keys of its own making. It can always leave out whom it likes,
+down to `min_survivors`. No variant sees whether a client's vector is what it should be: one
+dishonest client can make the sum any number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.secure.sums import primitives, secagg_client, secagg_server
+from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
+from dpjax.secure.sums.secagg_client import Member
+from dpjax.secure.sums.terms import Terms, graph_parameters, largest_part
+from dpjax.secure.sums.vectors import Present, Reader, SumSettings, present
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SecAgg(SumSettings):
+  """Bonawitz et al. 2017: the threshold t of shares is `min_survivors`.
+
+  Whoever falls silent, at any time and in any number, the sum of those who uploaded is exact
+  as long as t are left to the end; with fewer it is refused.
+
+  Args:
+    signed: keys and survivors are signed and compared (figure 4, underlined parts), against
+      a server that lies. Asks for t > 2n / 3.
+
+  Raises:
+    UserError: as `SumSettings`.
+
+  >>> vectors = {who: np.array([who, 2**32 - 1], np.uint32) for who in range(4)}
+  >>> summed = SecAgg(min_survivors=3).sum(vectors, Drops(before_upload=frozenset({1})))
+  >>> summed.total, summed.survivors
+  (array([         5, 4294967293], dtype=uint32), (0, 2, 3))
+  """
+
+  signed: bool = False
+
+  @property
+  def name(self) -> str:
+    return "secagg"
+
+  def terms(self, clients: Sequence[int], length: int) -> Terms:
+    """Of a new sum, without a directory."""
+    return Terms(
+      session=secrets.token_bytes(16),
+      clients=tuple(clients),
+      threshold=self.min_survivors,
+      min_survivors=self.min_survivors,
+      length=length,
+      bits=self.bits,
+    )
+
+  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
+    """As `interface.SumProtocol.sum`. Who drops before sharing has sent its keys.
+
+    Raises:
+      UserError: also where the extra `secure` is not installed.
+    """
+    return _sum(self, vectors, drops, self.signed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SecAggPlus(SumSettings):
+  """Bell et al. 2020: masks and shares among O(log n) neighbours (`terms.graph_parameters`).
+
+  Server and clients are honest-but-curious. With more corrupt clients than stated the sum of
+  a part of the clients may be learnt; with more silent ones, too, so it is then refused. A
+  cohort too small for a sparse graph is complete, and then this is SecAgg.
+
+  Args:
+    corrupt: largest fraction of the clients that tell the server all they know.
+    dropout: largest fraction that falls silent.
+
+  Raises:
+    UserError: as `SumSettings`, or fractions that are none.
+  """
+
+  corrupt: float = 0.1
+  dropout: float = 0.2
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    validate.share(corrupt=self.corrupt, dropout=self.dropout)
+
+  @property
+  def name(self) -> str:
+    return "secagg_plus"
+
+  def terms(self, clients: Sequence[int], length: int) -> Terms:
+    """Of a new sum; its session decides who is whose neighbour."""
+    count = len(clients)
+    degree, threshold = graph_parameters(count, corrupt=self.corrupt, dropout=self.dropout)
+    staying = count - largest_part(self.dropout, count)
+    return Terms(
+      session=secrets.token_bytes(16),
+      clients=tuple(clients),
+      threshold=threshold,
+      min_survivors=max(self.min_survivors, staying),
+      length=length,
+      bits=self.bits,
+      degree=degree,
+    )
+
+  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
+    """As `interface.SumProtocol.sum`. Who drops before sharing has sent its keys.
+
+    Raises:
+      UserError: also where a client has fewer neighbours left than the threshold, or the
+        extra `secure` is not installed.
+    """
+    return _sum(self, vectors, drops, False)
+
+
+def _sum(
+  protocol: SecAgg | SecAggPlus,
+  vectors: Mapping[int, np.ndarray],
+  drops: Drops,
+  signed: bool,
+) -> Summed:
+  start = time.perf_counter()
+  primitives.library()
+  there = present(protocol, vectors, drops)
+  if not there.uploading:
+    raise UserError("drops: nobody is left before upload; nothing was revealed")
+  read = Reader(protocol, vectors, there.uploading)
+  terms = protocol.terms(there.named, read.length)
+  keys = {who: secrets.token_bytes(32) for who in there.named} if signed else {}
+  if signed:
+    directory = tuple(primitives.signing_public_key(keys[who]) for who in there.named)
+    terms = dataclasses.replace(terms, directory=directory)
+  summed = run(terms, there, read, keys)
+  cost = summed.cost._replace(seconds=time.perf_counter() - start)
+  return summed._replace(cost=cost)
+
+
+class _Tally:
+  """What is sent and computed."""
+
+  def __init__(self) -> None:
+    self.bytes: Counter[int] = Counter()  # of each client, both ways
+    self.expansions = self.operations = 0
+
+  def computed(self, kind: str, member: Member) -> None:
+    """By a client, to answer with this kind of letter."""
+    if kind == "envelopes":
+      self.operations += len(member.roster)
+    if kind == "masked":
+      self.operations += len(member.shares) - 1
+      self.expansions += len(member.shares)
+
+
+def run(
+  terms: Terms,
+  there: Present,
+  read: Callable[[int], np.ndarray],
+  signing_keys: Mapping[int, bytes] | None = None,
+) -> Summed:
+  """One sum on given terms, all parties in this process.
+
+  Args:
+    there: who answers in which phase.
+    read: the vector of a client, called once for each that uploads, in ascending order.
+    signing_keys: Ed25519 private keys, where the terms have a directory.
+
+  Raises:
+    UserError: as `sum`.
+  """
+  tally, silent = _Tally(), dict[int, UserError]()
+  server = secagg_server.start(terms)
+  members: dict[int, Member] = {}
+  said: dict[int, bytes] = {}
+  for who in there.named:
+    members[who], said[who] = secagg_client.start(
+      terms, who, signing_key=(signing_keys or {}).get(who)
+    )
+  for kind, speakers in _phases(terms, there):
+    for who in speakers:
+      if who in silent:
+        continue
+      vector = read(who) if kind == "masked" else None
+      try:
+        letter = said[who]
+        if kind != "keys":
+          members[who], letter = secagg_client.answer(members[who], said[who], vector)
+      except UserError as error:  # the client will not go on
+        silent[who] = error
+        continue
+      tally.computed(kind, members[who])
+      tally.bytes[who] += len(letter)
+      server = secagg_server.receive(server, letter, who)
+    server, said = _closed(server, silent)
+    for who, letter in said.items():
+      tally.bytes[who] += len(letter)
+  unmasked = secagg_server.total(server)
+  cost = Cost(
+    client_bytes=max(tally.bytes.values()),
+    server_bytes=sum(tally.bytes.values()),
+    expansions=tally.expansions + unmasked.expansions,
+    operations=tally.operations + unmasked.agreements,
+    seconds=0.0,
+  )
+  return Summed(unmasked.total, unmasked.survivors, cost)
+
+
+def _phases(terms: Terms, there: Present) -> list[tuple[str, tuple[int, ...]]]:
+  agreed = [("agreed", there.unmasking)] if terms.directory else []
+  return [
+    ("keys", there.named),
+    ("envelopes", there.sharing),
+    ("masked", there.uploading),
+    *agreed,
+    ("revealed", there.unmasking),
+  ]
+
+
+def _closed(
+  server: secagg_server.Collected, silent: Mapping[int, UserError]
+) -> tuple[secagg_server.Collected, dict[int, bytes]]:
+  try:
+    return secagg_server.close(server)
+  except UserError as error:
+    why = [f"client {who}: {refusal}" for who, refusal in sorted(silent.items())][:1]
+    raise UserError("; ".join([str(error), *why])) from error

@@ -1,0 +1,303 @@
+"""A client of SecAgg: (state, letter) -> (state, letter), until it has nothing more to say.
+
+`start` draws the client's keys. From then on `answer` takes each letter of the server:
+
+| letter       | what the client does                                                        |
+| ------------ | --------------------------------------------------------------------------- |
+| `roster`     | shares the seeds of its mask key and of its own mask, t of n, sealed        |
+| `forwarded`  | opens the others' shares, masks its vector, sends it                        |
+| `survivors`  | reveals its shares: of the own mask of the living, of the key of the dead;  |
+|              | with a directory it signs this list instead ...                             |
+| `signatures` | ... and reveals when t clients have signed the same                         |
+
+It answers each kind of letter once, and after a letter that is wrong in any way not at all:
+the error tells why, and the state stays where it was. So it reveals one kind of share for
+each client, whatever is asked.
+
+y_i = x_i + PRG(b_i) + sum over neighbours j > i of PRG(s_ij) - sum over j < i of PRG(s_ij)
+
+Source: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine
+Learning", figure 4; Bell et al. 2020 for neighbours. What is shared are two seeds of 128
+bits (the paper's b and, for its s^SK, the seed of an X25519 key).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax.secure.sums import letters, primitives
+from dpjax.secure.sums.letters import SERVER, Letter
+from dpjax.secure.sums.primitives import SECRET_BYTES
+from dpjax.secure.sums.terms import Terms, holders, neighbours
+from dpjax.validate import UserError
+
+KEY_BYTES = 96  # public keys of channel and mask, commitment to the seed of the own mask
+SIGNATURE_BYTES = 64
+SEALED_BYTES = 2 * SECRET_BYTES + 16  # two shares, and the tag
+REVEALED_BYTES = 1 + SECRET_BYTES
+OWN_MASK, MASK_KEY = b"\0", b"\1"  # which of two secrets a revealed share is of
+DEAD, ALIVE = b"\0", b"\1"
+
+
+class Member(NamedTuple):
+  """A client between two letters. All of it but `terms`, `me` and `expects` is secret."""
+
+  terms: Terms
+  me: int
+  expects: str  # the kind of letter that it answers next; "": none
+  channel_key: bytes  # [32] X25519
+  mask_seed: bytes  # [16] of its X25519 key for masks
+  own_seed: bytes  # [16] of its own mask: the paper's b
+  signing_key: bytes | None
+  roster: Mapping[int, bytes]  # neighbour -> its public keys [96]
+  channels: Mapping[int, tuple[bytes, bytes]]  # neighbour -> keys (to it, from it)
+  shares: Mapping[int, bytes]  # whose -> share of mask seed + share of own seed
+  survivors: Mapping[int, bytes]  # as signed
+
+
+def record_bytes(terms: Terms, kind: str) -> int:
+  """Bytes of a record of each kind of letter."""
+  keys = KEY_BYTES + (SIGNATURE_BYTES if terms.directory else 0)
+  return {
+    "keys": keys,
+    "roster": keys,
+    "envelopes": SEALED_BYTES,
+    "forwarded": SEALED_BYTES,
+    "masked": terms.length * terms.bits // 8,
+    "survivors": 1,
+    "agreed": SIGNATURE_BYTES,
+    "signatures": SIGNATURE_BYTES,
+    "revealed": REVEALED_BYTES,
+  }[kind]
+
+
+def start(
+  terms: Terms,
+  me: int,
+  *,
+  signing_key: bytes | None = None,
+  entropy: Callable[[int], bytes] = secrets.token_bytes,
+) -> tuple[Member, bytes]:
+  """A client with fresh keys, and its letter with the public ones.
+
+  Args:
+    signing_key: Ed25519 private key [32], where the terms have a directory.
+    entropy: bytes to draw keys from. Anything but the operating system's is for tests: who
+      knows it sees the vector.
+
+  Raises:
+    UserError: it is not among the clients, its signing key is not that of the directory, or
+      the extra `secure` is not installed.
+  """
+  if me not in terms.clients:
+    raise UserError(f"client={me}: is not among the {len(terms.clients)} of the terms")
+  own = primitives.signing_public_key(signing_key) if signing_key else None
+  listed = terms.directory[terms.clients.index(me)] if terms.directory else None
+  if own != listed:
+    raise UserError(f"signing_key: of client {me} is not the one that the directory lists")
+  channel, mask, seed = entropy(32), entropy(SECRET_BYTES), entropy(SECRET_BYTES)
+  member = Member(terms, me, "roster", channel, mask, seed, signing_key, {}, {}, {}, {})
+  public = b"".join(
+    (
+      primitives.public_key(channel),
+      primitives.public_key(mask_key(terms, me, mask)),
+      commitment(terms, me, seed),
+    )
+  )
+  if signing_key:
+    public += primitives.sign(signing_key, _signed_keys(terms, me, public))
+  return member, letters.write("keys", terms.session, me, {me: public})
+
+
+def mask_key(terms: Terms, who: int, seed: bytes) -> bytes:
+  """The X25519 private key [32] of a client's masks."""
+  return primitives.derive(seed, terms.context(b"mask key", who))
+
+
+def commitment(terms: Terms, who: int, seed: bytes) -> bytes:
+  """By which the server knows that it has rebuilt the right seed."""
+  return primitives.derive(seed, terms.context(b"commitment", who))
+
+
+def own_stream(terms: Terms, who: int, seed: bytes) -> bytes:
+  """The key of the stream PRG(b)."""
+  return primitives.derive(seed, terms.context(b"own mask", who))
+
+
+def pair_stream(terms: Terms, one: int, private: bytes, other: int, public: bytes) -> bytes:
+  """The key of the stream that two neighbours share, by the mask key of one of them."""
+  info = terms.context(b"pair mask", min(one, other), max(one, other))
+  return primitives.agree(private, public, info)
+
+
+def _signed_keys(terms: Terms, who: int, public: bytes) -> bytes:
+  return terms.context(b"signed keys", who) + public
+
+
+def signed_survivors(terms: Terms, survivors: Mapping[int, bytes]) -> bytes:
+  """What a client signs of the list of survivors."""
+  alive = sorted(who for who, mark in survivors.items() if mark == ALIVE)
+  return terms.context(b"signed survivors", *alive)
+
+
+def answer(
+  member: Member, data: bytes, vector: np.ndarray | None = None
+) -> tuple[Member, bytes]:
+  """What the client says to a letter of the server.
+
+  Args:
+    vector: [d] unsigned integers of the terms' type; where `member.expects` is "forwarded".
+
+  Raises:
+    UserError: the letter is not the one it expects, or is wrong. Nothing is revealed, and
+      the sum goes on without this client.
+  """
+  terms = member.terms
+  if not member.expects:
+    raise UserError(f"client {member.me}: has said all it says in this sum")
+  size = record_bytes(terms, member.expects)
+  letter = letters.read(data, member.expects, terms.session, size)
+  if letter.sender != SERVER:
+    raise UserError(f"{member.expects}: from {letters.name(letter.sender)}, not the server")
+  if member.expects == "forwarded":
+    return _mask(member, letter, vector)
+  answers = {"roster": _share, "survivors": _settle, "signatures": _confirm}
+  return answers[member.expects](member, letter)
+
+
+def _share(member: Member, letter: Letter) -> tuple[Member, bytes]:
+  terms, me = member.terms, member.me
+  roster = {who: bytes(record) for who, record in letter.records.items()}
+  _check_roster(member, roster)
+  there = holders(terms, me, roster)
+  if len(there) < terms.threshold:
+    raise UserError(
+      f"roster: {len(there)} to share with; the threshold is {terms.threshold}"
+    )
+  channels = {who: _channel(member, who, keys[:32]) for who, keys in roster.items()}
+  halves = [
+    primitives.split(seed, terms.threshold, len(there))
+    for seed in (member.mask_seed, member.own_seed)
+  ]
+  shares = {who: mask + own for who, mask, own in zip(there, *halves)}
+  sealed = {
+    who: primitives.seal(channels[who][0], shares[who], terms.context(b"shares", me, who))
+    for who in roster
+  }
+  member = member._replace(
+    expects="forwarded", roster=roster, channels=channels, shares={me: shares[me]}
+  )
+  return member, letters.write("envelopes", terms.session, me, sealed)
+
+
+def _check_roster(member: Member, roster: Mapping[int, bytes]) -> None:
+  terms, me = member.terms, member.me
+  strangers = sorted({*roster} - {*neighbours(terms, me)})
+  if strangers:
+    raise UserError(f"roster: client {strangers[0]} is no neighbour of client {me}")
+  own = (member.channel_key, mask_key(terms, me, member.mask_seed))
+  keys = [primitives.public_key(key) for key in own]
+  keys += [part for record in roster.values() for part in (record[:32], record[32:64])]
+  if len({*keys}) != len(keys):
+    raise UserError("roster: two clients have the same key")
+  for who, record in roster.items() if terms.directory else ():
+    public = dict(zip(terms.clients, terms.directory or ()))[who]
+    text = _signed_keys(terms, who, record[:KEY_BYTES])
+    if not primitives.signed_by(public, record[KEY_BYTES:], text):
+      raise UserError(f"roster: the keys of client {who} are not signed by it")
+
+
+def _channel(member: Member, who: int, public: bytes) -> tuple[bytes, bytes]:
+  """Keys of this session for what goes to a neighbour, and for what comes from it."""
+  low, high = sorted((member.me, who))
+  info = member.terms.context(b"channel", low, high)
+  both = primitives.agree(member.channel_key, public, info, 64)
+  upwards, downwards = both[:32], both[32:]
+  return (upwards, downwards) if member.me == low else (downwards, upwards)
+
+
+def _mask(
+  member: Member, letter: Letter, vector: np.ndarray | None
+) -> tuple[Member, bytes]:
+  terms, me = member.terms, member.me
+  strangers = sorted({*letter.records} - {*member.roster})
+  if strangers:
+    raise UserError(f"forwarded: client {strangers[0]} was not on the roster")
+  if len(letter.records) + 1 < terms.threshold:
+    raise UserError(
+      f"forwarded: shares of {len(letter.records)}; with its own the threshold is "
+      f"{terms.threshold}"
+    )
+  if vector is None or vector.shape != (terms.length,) or vector.dtype != terms.dtype:
+    raise UserError(f"vector: must be {terms.length} entries of uint{terms.bits}")
+  shares = {
+    who: primitives.unseal(
+      member.channels[who][1], bytes(sealed), terms.context(b"shares", who, me)
+    )
+    for who, sealed in letter.records.items()
+  }
+  private = mask_key(terms, me, member.mask_seed)
+  streams = [(own_stream(terms, me, member.own_seed), True)]
+  for who in shares:
+    key = pair_stream(terms, me, private, who, member.roster[who][32:64])
+    streams.append((key, who > me))
+  masked = np.array(vector, terms.dtype)
+  primitives.add_streams(masked, streams)
+  member = member._replace(
+    expects="survivors", shares={**member.shares, **shares}, channels={}
+  )
+  return member, letters.write("masked", terms.session, me, {me: masked.tobytes()})
+
+
+def _settle(member: Member, letter: Letter) -> tuple[Member, bytes]:
+  terms, me = member.terms, member.me
+  survivors = {who: bytes(mark) for who, mark in letter.records.items()}
+  if {*survivors} != {*member.shares} or not {*survivors.values()} <= {DEAD, ALIVE}:
+    raise UserError("survivors: must say of each client whose shares this one holds")
+  if survivors[me] != ALIVE:
+    raise UserError(f"survivors: client {me} is said to be gone, and is here")
+  alive = sum(mark == ALIVE for mark in survivors.values())
+  fewest = terms.threshold
+  if terms.degree is None:  # sees all clients
+    fewest = max(fewest, terms.min_survivors)
+  if alive < fewest:
+    raise UserError(f"survivors: only {alive}; fewer than {fewest} are not unmasked")
+  if member.signing_key is None:
+    return _reveal(member, survivors)
+  signature = primitives.sign(member.signing_key, signed_survivors(terms, survivors))
+  member = member._replace(expects="signatures", survivors=survivors)
+  return member, letters.write("agreed", terms.session, me, {me: signature})
+
+
+def _confirm(member: Member, letter: Letter) -> tuple[Member, bytes]:
+  terms = member.terms
+  text = signed_survivors(terms, member.survivors)
+  directory = dict(zip(terms.clients, terms.directory or ()))
+  signed = [
+    who
+    for who, signature in letter.records.items()
+    if member.survivors.get(who) == ALIVE
+    and primitives.signed_by(directory[who], bytes(signature), text)
+  ]
+  if len(signed) < max(terms.threshold, terms.min_survivors):
+    raise UserError(
+      f"signatures: {len(signed)} clients have signed this list of survivors; the threshold "
+      f"is {terms.threshold}"
+    )
+  return _reveal(member, member.survivors)
+
+
+def _reveal(member: Member, survivors: Mapping[int, bytes]) -> tuple[Member, bytes]:
+  """One of the two shares that this client holds of each, and never the other."""
+  revealed = {
+    who: OWN_MASK + member.shares[who][SECRET_BYTES:]
+    if mark == ALIVE
+    else MASK_KEY + member.shares[who][:SECRET_BYTES]
+    for who, mark in survivors.items()
+  }
+  member = member._replace(expects="", shares={})
+  return member, letters.write("revealed", member.terms.session, member.me, revealed)

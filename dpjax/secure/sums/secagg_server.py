@@ -1,0 +1,306 @@
+"""The server of SecAgg: letters go in one by one, a phase is closed, letters go out.
+
+    state = start(terms)
+    state = receive(state, letter)           # of any client, while the phase is open
+    state, letters = close(state)            # by client; the phase is over
+    ...                                      # keys, envelopes, masked, (agreed,) revealed
+    unmasked = total(state)
+
+Masked vectors are added up as they come: memory does not grow with the number of clients.
+A letter that is wrong in any way raises one line and leaves the state as it was, so whoever
+sent it counts as silent. What the server learns beside the sum: who was there in which phase,
+and when their letters came.
+
+Source: Bonawitz et al. 2017, figure 4; Bell et al. 2020, algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax.secure.sums import letters, primitives
+from dpjax.secure.sums.letters import SERVER
+from dpjax.secure.sums.primitives import SECRET_BYTES
+from dpjax.secure.sums.secagg_client import (
+  ALIVE,
+  DEAD,
+  KEY_BYTES,
+  MASK_KEY,
+  OWN_MASK,
+  commitment,
+  mask_key,
+  own_stream,
+  pair_stream,
+  record_bytes,
+)
+from dpjax.secure.sums.terms import Terms, holders, neighbours
+from dpjax.validate import UserError
+
+
+class Collected(NamedTuple):
+  """The server between two letters; none of it is secret from the server's operator."""
+
+  terms: Terms
+  phase: str  # the kind of letter that is received now; "": all have been
+  keys: Mapping[int, bytes]  # client -> its public keys [96]
+  envelopes: Mapping[int, Mapping[int, bytes]]  # sender -> receiver -> sealed
+  total: np.ndarray  # [d] sum of the masked vectors so far
+  uploaded: frozenset[int]
+  signatures: Mapping[int, bytes]
+  revealed: Mapping[int, Mapping[int, bytes]]  # sender -> whose -> share
+
+
+class Unmasked(NamedTuple):
+  """What one sum comes to."""
+
+  total: np.ndarray  # [d] uint32 or uint64
+  survivors: tuple[int, ...]
+  expansions: int  # streams that the server expanded
+  agreements: int  # and keys that it agreed on
+
+
+def start(terms: Terms) -> Collected:
+  """A server that waits for keys.
+
+  Raises:
+    UserError: the extra `secure` is not installed.
+  """
+  primitives.library()
+  zero = np.zeros(terms.length, terms.dtype)
+  return Collected(terms, "keys", {}, {}, zero, frozenset(), {}, {})
+
+
+def expected(state: Collected) -> frozenset[int]:
+  """Who may still send a letter in this phase."""
+  phases = {
+    "keys": (state.terms.clients, state.keys),
+    "envelopes": (state.keys, state.envelopes),
+    "masked": (state.envelopes, state.uploaded),
+    "agreed": (state.uploaded, state.signatures),
+    "revealed": (state.signatures or state.uploaded, state.revealed),
+    "": ((), ()),
+  }
+  allowed, received = phases[state.phase]
+  return frozenset(allowed) - frozenset(received)
+
+
+def receive(state: Collected, data: bytes, sender: int | None = None) -> Collected:
+  """The state with one more letter.
+
+  Args:
+    sender: who the transport says it is from; None: believe the letter.
+
+  Raises:
+    UserError: no letter of this phase and session, a second one, of somebody who is no
+      client or was silent before, or of the wrong content. The state stays as it was.
+  """
+  terms, kind = state.terms, state.phase
+  if not kind:
+    raise UserError("letter: came after the sum was closed")
+  letter = letters.read(data, kind, terms.session, record_bytes(terms, kind))
+  if sender is not None and letter.sender != sender:
+    raise UserError(
+      f"{kind}: from client {sender}, who says to be {letters.name(letter.sender)}"
+    )
+  if letter.sender not in expected(state):
+    raise UserError(
+      f"{kind}: of {letters.name(letter.sender)} is a second one, or too late"
+    )
+  take = {
+    "keys": _take_keys,
+    "envelopes": _take_envelopes,
+    "masked": _take_masked,
+    "agreed": _take_signature,
+    "revealed": _take_revealed,
+  }
+  return take[kind](state, letter)
+
+
+def _own_record(kind: str, letter: letters.Letter) -> memoryview:
+  if [*letter.records] != [letter.sender]:
+    raise UserError(f"{kind}: of client {letter.sender} must be about itself alone")
+  return letter.records[letter.sender]
+
+
+def _take_keys(state: Collected, letter: letters.Letter) -> Collected:
+  record = bytes(_own_record("keys", letter))
+  return state._replace(keys={**state.keys, letter.sender: record})
+
+
+def _take_envelopes(state: Collected, letter: letters.Letter) -> Collected:
+  wanted = {*holders(state.terms, letter.sender, state.keys)} - {letter.sender}
+  if {*letter.records} != wanted:
+    raise UserError(f"envelopes: of client {letter.sender} are not one for each neighbour")
+  sealed = {who: bytes(record) for who, record in letter.records.items()}
+  return state._replace(envelopes={**state.envelopes, letter.sender: sealed})
+
+
+def _take_masked(state: Collected, letter: letters.Letter) -> Collected:
+  vector = np.frombuffer(_own_record("masked", letter), state.terms.dtype)  # [d]
+  uploaded = state.uploaded | {letter.sender}
+  return state._replace(total=state.total + vector, uploaded=uploaded)
+
+
+def _take_signature(state: Collected, letter: letters.Letter) -> Collected:
+  signature = bytes(_own_record("agreed", letter))
+  return state._replace(signatures={**state.signatures, letter.sender: signature})
+
+
+def _take_revealed(state: Collected, letter: letters.Letter) -> Collected:
+  survivors = _survivors(state, letter.sender)
+  kinds = {who: bytes(record[:1]) for who, record in letter.records.items()}
+  wanted = {who: OWN_MASK if mark == ALIVE else MASK_KEY for who, mark in survivors.items()}
+  if kinds != wanted:
+    raise UserError(f"revealed: of client {letter.sender} are not the shares asked for")
+  shares = {who: bytes(record[1:]) for who, record in letter.records.items()}
+  return state._replace(revealed={**state.revealed, letter.sender: shares})
+
+
+def _survivors(state: Collected, who: int) -> dict[int, bytes]:
+  """What a client is told of itself and the neighbours whose shares it holds."""
+  there = holders(state.terms, who, state.envelopes)
+  return {other: ALIVE if other in state.uploaded else DEAD for other in there}
+
+
+def close(state: Collected) -> tuple[Collected, dict[int, bytes]]:
+  """Ends the phase; (the next one, the letters that open it by client).
+
+  Raises:
+    UserError: fewer than min_survivors or threshold clients are left. Nothing was revealed,
+      unless it is the last phase, after which nothing is missing but the shares.
+  """
+  opening = {
+    "keys": _open_sharing,
+    "envelopes": _open_upload,
+    "masked": _open_unmasking,
+    "agreed": _open_revealing,
+    "revealed": _finish,
+  }
+  return opening[state.phase](state)
+
+
+def _enough(state: Collected, left: int) -> None:
+  terms = state.terms
+  fewest = (
+    terms.min_survivors if terms.degree else max(terms.min_survivors, terms.threshold)
+  )
+  if left < fewest:
+    raise UserError(
+      f"min_survivors={fewest}: only {left} clients sent their {state.phase}; the sum is "
+      "refused and nothing was revealed"
+    )
+
+
+def _letters(
+  state: Collected, kind: str, records: Mapping[int, Mapping[int, bytes]]
+) -> dict[int, bytes]:
+  session = state.terms.session
+  return {who: letters.write(kind, session, SERVER, of) for who, of in records.items()}
+
+
+def _open_sharing(state: Collected) -> tuple[Collected, dict[int, bytes]]:
+  _enough(state, len(state.keys))
+  rosters = {
+    who: {x: state.keys[x] for x in neighbours(state.terms, who) if x in state.keys}
+    for who in state.keys
+  }
+  return state._replace(phase="envelopes"), _letters(state, "roster", rosters)
+
+
+def _open_upload(state: Collected) -> tuple[Collected, dict[int, bytes]]:
+  _enough(state, len(state.envelopes))
+  forwarded = {
+    who: {
+      x: state.envelopes[x][who]
+      for x in neighbours(state.terms, who)
+      if x in state.envelopes
+    }
+    for who in state.envelopes
+  }
+  return state._replace(phase="masked"), _letters(state, "forwarded", forwarded)
+
+
+def _open_unmasking(state: Collected) -> tuple[Collected, dict[int, bytes]]:
+  _enough(state, len(state.uploaded))
+  survivors = {who: _survivors(state, who) for who in sorted(state.uploaded)}
+  phase = "agreed" if state.terms.directory else "revealed"
+  return state._replace(phase=phase), _letters(state, "survivors", survivors)
+
+
+def _open_revealing(state: Collected) -> tuple[Collected, dict[int, bytes]]:
+  _enough(state, len(state.signatures))
+  everybody = dict.fromkeys(state.signatures, state.signatures)
+  return state._replace(phase="revealed"), _letters(state, "signatures", everybody)
+
+
+def _finish(state: Collected) -> tuple[Collected, dict[int, bytes]]:
+  _enough(state, len(state.revealed))
+  return state._replace(phase=""), {}
+
+
+def total(state: Collected) -> Unmasked:
+  """The sum of the vectors of all who uploaded, after the last phase was closed.
+
+  Raises:
+    UserError: a phase is open, or a secret cannot be rebuilt: too few or wrong shares.
+  """
+  terms = state.terms
+  if state.phase:
+    raise UserError(f"total: the sum still receives {state.phase}")
+  streams = []
+  for who in sorted(state.uploaded):
+    seed = _rebuilt(state, who)
+    streams.append((own_stream(terms, who, seed), False))
+  agreements = 0
+  for gone in sorted({*state.envelopes} - state.uploaded):
+    alive = [who for who in neighbours(terms, gone) if who in state.uploaded]
+    private = mask_key(terms, gone, _rebuilt(state, gone)) if alive else b""
+    for who in alive:
+      key = pair_stream(terms, gone, private, who, state.keys[who][32:64])
+      streams.append((key, gone < who))  # the survivor added where gone > who
+    agreements += len(alive)
+  unmasked = state.total.copy()
+  primitives.add_streams(unmasked, streams)
+  survivors = tuple(sorted(state.uploaded))
+  return Unmasked(unmasked, survivors, len(streams), agreements)
+
+
+def _rebuilt(state: Collected, whose: int) -> bytes:
+  """The own seed of a survivor, or the mask seed of somebody who is gone.
+
+  A wrong share is known by what it comes to; runs of threshold shares around the circle of
+  holders are tried, so that one wrong share among more than enough does no harm.
+  """
+  terms, keys = state.terms, state.keys[whose]
+  order = holders(terms, whose, state.keys)
+  shares = [
+    (order.index(holder), revealed[whose])
+    for holder, revealed in sorted(state.revealed.items())
+    if whose in revealed
+  ]
+  what = "own mask" if whose in state.uploaded else "mask key"
+  if len(shares) < terms.threshold:
+    raise UserError(
+      f"revealed: {len(shares)} shares of the {what} of client {whose}; the threshold is "
+      f"{terms.threshold}, so the sum is refused"
+    )
+  for first in range(len(shares)):
+    chosen = dict((shares + shares)[first : first + terms.threshold])
+    seed = primitives.combine(chosen)
+    if _is_right(terms, whose, seed, keys, what):
+      return seed
+  raise UserError(
+    f"revealed: the shares of the {what} of client {whose} do not fit together; the sum is "
+    "refused"
+  )
+
+
+def _is_right(terms: Terms, whose: int, seed: bytes, keys: bytes, what: str) -> bool:
+  if len(seed) != SECRET_BYTES:
+    return False
+  if what == "own mask":
+    return commitment(terms, whose, seed) == keys[64:KEY_BYTES]
+  return primitives.public_key(mask_key(terms, whose, seed)) == keys[32:64]

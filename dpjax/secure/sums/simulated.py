@@ -1,0 +1,149 @@
+"""SecAgg without its cryptography: the same total, refusals and costs, and NO secrecy.
+
+For sweeps over many rounds: vectors are added as they are, and what the letters, streams and
+agreements would have been is counted by formula. Its name says that it is simulated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from dpjax.secure.sums import letters
+from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
+from dpjax.secure.sums.secagg import SecAgg, SecAggPlus
+from dpjax.secure.sums.secagg_client import record_bytes
+from dpjax.secure.sums.terms import Terms, neighbours
+from dpjax.secure.sums.vectors import Present, Reader, present
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulated:
+  """What `protocol` comes to, in the time of a plain sum; the server could see every vector.
+
+  `Cost` is what the protocol would count (equal, for equal terms), but for the seconds,
+  which are those of the simulation.
+
+  >>> protocol = Simulated(SecAgg(min_survivors=2))
+  >>> protocol.name
+  'simulated secagg'
+  >>> protocol.sum({who: np.full(2, who, np.uint32) for who in range(3)}).total
+  array([3, 3], dtype=uint32)
+  """
+
+  protocol: SecAgg | SecAggPlus
+
+  @property
+  def name(self) -> str:
+    return f"simulated {self.protocol.name}"
+
+  @property
+  def bits(self) -> int:
+    return self.protocol.bits
+
+  @property
+  def min_survivors(self) -> int:
+    return self.protocol.min_survivors
+
+  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
+    """As `interface.SumProtocol.sum`, with the drop-outs and refusals of the protocol."""
+    start = time.perf_counter()
+    there = present(self.protocol, vectors, drops)
+    if not there.uploading:
+      raise UserError("drops: nobody is left before upload; nothing was revealed")
+    read = Reader(self.protocol, vectors, there.uploading)
+    terms = self.protocol.terms(there.named, read.length)
+    there = going_on(terms, there)
+    total = np.zeros(read.length, self.protocol.dtype)
+    for who in there.uploading:
+      total += read(who)
+    signed = isinstance(self.protocol, SecAgg) and self.protocol.signed
+    if signed:
+      terms = dataclasses.replace(terms, directory=(bytes(32),) * len(terms.clients))
+    cost = predicted(terms, there)._replace(seconds=time.perf_counter() - start)
+    return Summed(total, there.uploading, cost)
+
+
+def _near(terms: Terms, who: int, there: Collection[int]) -> int:
+  """How many neighbours of a client are there."""
+  if terms.degree is None:
+    return len(there) - (who in there)
+  return sum(other in there for other in neighbours(terms, who))
+
+
+def going_on(terms: Terms, there: Present) -> Present:
+  """Who is left in each phase when clients with too few neighbours refuse to go on.
+
+  Raises:
+    UserError: where the protocol refuses the sum.
+  """
+  named = frozenset(there.named)
+
+  def go_on(wish: Collection[int], among: frozenset[int]) -> frozenset[int]:
+    ready = (who for who in wish if who in among)
+    left = frozenset(x for x in ready if _near(terms, x, among) + 1 >= terms.threshold)
+    fewest = max(terms.min_survivors, 0 if terms.degree else terms.threshold)
+    if len(left) < fewest:
+      raise UserError(
+        f"min_survivors={fewest}: only {len(left)} clients would be left; the sum is refused"
+      )
+    return left
+
+  sharing = go_on(there.sharing, named)
+  uploading = go_on(there.uploading, sharing)
+  unmasking = go_on(there.unmasking, uploading)
+  for who in sharing:
+    shares = _near(terms, who, unmasking) + (who in unmasking)
+    needed = who in uploading or _near(terms, who, uploading) > 0
+    if needed and shares < terms.threshold:
+      raise UserError(f"revealed: too few shares of client {who}; the sum is refused")
+  order = lambda ids: tuple(sorted(ids))
+  return Present(there.named, order(sharing), order(uploading), order(unmasking))
+
+
+def predicted(terms: Terms, there: Present) -> Cost:
+  """What a sum costs in which these clients answer (`going_on`); seconds are 0.
+
+  With all n there, degree k (n - 1 without a graph) and vectors of b bytes: expansions
+  n (k + 2), agreements 2 n k, bytes n (b + O(k)).
+
+  >>> terms = Terms(bytes(16), tuple(range(10)), 6, 6, length=1000)
+  >>> cost = predicted(terms, Present(*[tuple(range(10))] * 4))
+  >>> cost.expansions, cost.operations, cost.client_bytes
+  (110, 180, 6459)
+  """
+  phases = [frozenset(ids) for ids in there]
+  named, sharing, uploading, _ = phases
+  sent = {who: _client_bytes(terms, who, phases) for who in named}
+  gone = [_near(terms, who, uploading) for who in sharing - uploading]
+  near_named = sum(_near(terms, who, named) for who in sharing)
+  near_sharing = sum(_near(terms, who, sharing) for who in uploading)
+  return Cost(
+    client_bytes=max(sent.values()),
+    server_bytes=sum(sent.values()),
+    expansions=near_sharing + 2 * len(uploading) + sum(gone),
+    operations=near_named + near_sharing + sum(gone),
+    seconds=0.0,
+  )
+
+
+def _client_bytes(terms: Terms, who: int, phases: list[frozenset[int]]) -> int:
+  """Sent and received by one client."""
+  named, sharing, uploading, unmasking = phases
+  letter = lambda kind, count: letters.size(count, record_bytes(terms, kind))
+  total = letter("keys", 1) + letter("roster", _near(terms, who, named))
+  if who in sharing:
+    total += letter("envelopes", _near(terms, who, named))
+    total += letter("forwarded", _near(terms, who, sharing))
+  held = _near(terms, who, sharing) + 1
+  if who in uploading:
+    total += letter("masked", 1) + letter("survivors", held)
+  if who in unmasking:
+    total += letter("revealed", held)
+    if terms.directory:
+      total += letter("agreed", 1) + letter("signatures", len(unmasking))
+  return total

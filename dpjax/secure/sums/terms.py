@@ -1,0 +1,211 @@
+"""What all parties of one secure sum know beforehand, and who is whose neighbour.
+
+SecAgg masks each vector against those of all other clients. SecAgg+ masks it against `degree`
+of them, in a random regular graph: clients stand on a ring in an order that nobody can choose
+(by a hash of session and id), and each is joined to the degree / 2 next ones on either side.
+
+`graph_parameters` finds degree and threshold such that, with `corrupt` of the clients in
+league with the server and `dropout` falling silent, wherever they stand,
+
+- no two gaps of degree / 2 lost or corrupt clients cut the ring into two (the sums of the
+  parts would be revealed), and no client has `threshold` corrupt neighbours (who could
+  rebuild its secrets): together with probability 1 - 2^-security_bits;
+- each client has `threshold` surviving neighbours, so that the sum succeeds: with probability
+  1 - 2^-failure_bits.
+
+Source: Bell, Bonawitz, Gascon, Lepoint and Raykova 2020, "Secure Single-Server Aggregation
+with (Poly)Logarithmic Overhead", section 3 (honest-but-curious server). security_bits 40 and
+failure_bits 20 are those of Google's published implementation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import math
+from collections.abc import Collection, Iterator
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.secure.sums import vectors
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+  """The public terms of one sum.
+
+  Args:
+    session: 16 bytes that no other sum has, by which letters of another one are known.
+    clients: ids, ascending.
+    threshold: t, shares that rebuild a secret.
+    min_survivors: fewest vectors in a sum.
+    length: d, entries of each vector.
+    bits: of the modulus.
+    degree: neighbours of each client; None: all others (SecAgg).
+    directory: Ed25519 public keys [32] in the order of `clients`, from somebody whom all
+      trust: the variant against a server that lies. Not with `degree`: proved for SecAgg.
+  """
+
+  session: bytes
+  clients: tuple[int, ...]
+  threshold: int
+  min_survivors: int
+  length: int
+  bits: int = 32
+  degree: int | None = None
+  directory: tuple[bytes, ...] | None = None
+
+  def __post_init__(self) -> None:
+    settings = vectors.SumSettings(bits=self.bits, min_survivors=self.min_survivors)
+    count = len(self.clients)
+    validate.integer_in(2, vectors.MOST_CLIENTS, num_clients=count)
+    validate.integer_in(1, vectors.MOST_ENTRIES, length=self.length)
+    most = count if self.degree is None else self.degree + 1
+    validate.integer_in(2, most, threshold=self.threshold)
+    if len(self.session) != 16:
+      raise UserError(f"session={self.session!r}: must be 16 bytes")
+    if list(self.clients) != sorted({*self.clients}):
+      raise UserError("clients: must be ids in ascending order, each once")
+    vectors.enough(settings, count, "at all")
+    self._check_graph(count)
+
+  def _check_graph(self, count: int) -> None:
+    if self.degree is not None and (self.degree % 2 or not 2 <= self.degree < count - 1):
+      raise UserError(
+        f"degree={self.degree}: must be an even number in [2, {count - 2}], or None for all"
+      )
+    if self.directory is None:
+      return
+    if self.degree is not None:
+      raise UserError(
+        "directory: is proved for all clients as neighbours, not for a degree"
+      )
+    if len(self.directory) != count or any(len(key) != 32 for key in self.directory):
+      raise UserError("directory: must hold one public key of 32 bytes for each client")
+    if 3 * self.threshold <= 2 * count:
+      raise UserError(
+        f"threshold={self.threshold}: must be above two thirds of the {count} clients "
+        "against a server that lies (Bonawitz et al. 2017, theorem 6.5)"
+      )
+
+  @property
+  def dtype(self) -> np.dtype:
+    return np.dtype(f"<u{self.bits // 8}")
+
+  def context(self, purpose: bytes, *ids: int) -> bytes:
+    """What a key is for, so that no two purposes share one."""
+    return b"|".join([b"dpjax secure sum 1", purpose, self.session, repr(ids).encode()])
+
+
+def neighbours(terms: Terms, who: int) -> tuple[int, ...]:
+  """Whom a client shares masks with, ascending."""
+  return _graph(terms.session, terms.clients, terms.degree)[who]
+
+
+def holders(terms: Terms, who: int, there: Collection[int]) -> tuple[int, ...]:
+  """Who holds a share of a client's secrets: itself and its neighbours that are `there`."""
+  return tuple(
+    sorted({who, *(other for other in neighbours(terms, who) if other in there)})
+  )
+
+
+@functools.lru_cache(maxsize=8)
+def _graph(
+  session: bytes, clients: tuple[int, ...], degree: int | None
+) -> dict[int, tuple[int, ...]]:
+  if degree is None:
+    return {who: tuple(x for x in clients if x != who) for who in clients}
+  place = lambda who: hashlib.sha256(session + who.to_bytes(4, "little")).digest()
+  ring, half = sorted(clients, key=place), degree // 2
+  around = [offset for offset in range(-half, half + 1) if offset]
+  return {
+    who: tuple(sorted(ring[(at + offset) % len(ring)] for offset in around))
+    for at, who in enumerate(ring)
+  }
+
+
+# --- the parameters of SecAgg+
+
+
+def graph_parameters(
+  num_clients: int,
+  *,
+  corrupt: float,
+  dropout: float,
+  security_bits: float = 40,
+  failure_bits: float = 20,
+) -> tuple[int | None, int]:
+  """(degree, threshold): the smallest degree that keeps this module's promises, with the
+  smallest threshold; degree None (all others) where none below does.
+
+  Args:
+    corrupt: largest fraction of the clients that tell the server all they know.
+    dropout: largest fraction that falls silent.
+
+  Raises:
+    UserError: fractions outside [0, 1), or so large together that nobody is left to trust.
+
+  >>> graph_parameters(100, corrupt=0.05, dropout=0.33)
+  (28, 6)
+  """
+  validate.integer_in(2, vectors.MOST_CLIENTS, num_clients=num_clients)
+  validate.share(corrupt=corrupt, dropout=dropout)
+  validate.positive(security_bits=security_bits, failure_bits=failure_bits)
+  bad, gone = (largest_part(f, num_clients) for f in (corrupt, dropout))
+  if bad + gone > num_clients - 2:
+    raise UserError(
+      f"corrupt={corrupt:g}: with dropout={dropout:g} fewer than two of {num_clients} "
+      "clients are honest and there"
+    )
+  chances = (security_bits + 1, failure_bits)  # one bit: two ways to lose secrecy
+  for degree in range(2, num_clients - 1, 2):
+    if _log2_cut(num_clients, degree, bad + gone) < -(security_bits + 1):
+      threshold = _threshold(num_clients, degree, bad, gone, chances)
+      if threshold is not None:
+        return degree, threshold
+  return None, max(2, bad + 1)
+
+
+def largest_part(fraction: float, num_clients: int) -> int:
+  """The most clients that are no more than this fraction."""
+  return math.floor(fraction * num_clients + 1e-9)  # 0.29 * 100 is 28.999999999999996
+
+
+def _log2_choose(n: int, k: int) -> float:
+  parts = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+  return parts / math.log(2)
+
+
+def _log2_cut(num_clients: int, degree: int, lost: int) -> float:
+  """Union bound over the pairs of gaps that cut the ring, each of degree / 2 lost clients."""
+  if degree > lost:
+    return -math.inf
+  pairs = math.log2(num_clients) + math.log2(num_clients - degree - 1) - 1
+  at_the_gaps = _log2_choose(num_clients - degree, lost - degree)
+  return pairs + at_the_gaps - _log2_choose(num_clients, lost)
+
+
+def _counts(num_clients: int, marked: int, drawn: int) -> Iterator[float]:
+  """P[0], P[1], ... marked ones among those drawn without replacement (hypergeometric)."""
+  whole = _log2_choose(num_clients, drawn)
+  for k in range(drawn + 1):
+    if k > marked or drawn - k > num_clients - marked:
+      yield 0.0
+    else:
+      rest = _log2_choose(num_clients - marked, drawn - k)
+      yield 2 ** (_log2_choose(marked, k) + rest - whole)
+
+
+def _threshold(
+  num_clients: int, degree: int, bad: int, gone: int, chances: tuple[float, float]
+) -> int | None:
+  """The smallest t that corrupt neighbours do not reach and survivors do, if there is one."""
+  above = np.cumsum([*_counts(num_clients, bad, degree)][::-1])[::-1]  # P[>= k]
+  safe = [k for k in range(degree + 1) if num_clients * above[k] <= 2 ** -chances[0]]
+  staying = np.cumsum([*_counts(num_clients, num_clients - gone, degree)])  # P[<= k]
+  threshold = max(2, safe[0]) if safe else degree + 1
+  fails = num_clients * staying[threshold - 1] if threshold <= degree else 1.0
+  return threshold if fails <= 2 ** -chances[1] else None

@@ -1,0 +1,152 @@
+"""What all secure sums ask of their vectors, and who is left when clients fall silent."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.secure.sums.interface import Drops
+from dpjax.validate import UserError
+
+MOST_CLIENTS = 10_000
+MOST_ENTRIES = 2**28
+LAST_ID = 2**32 - 2  # an id is 32 bits in a letter; the next one means the server
+
+
+def bits_needed(num_clients: int, largest: int) -> int:
+  """Bits of a modulus that no sum of `num_clients` integers in [0, largest] wraps around.
+
+  >>> bits_needed(100, 2**20 - 1)
+  27
+  """
+  validate.integer_at_least(1, num_clients=num_clients)
+  validate.integer_at_least(0, largest=largest)
+  return max(1, (int(num_clients) * int(largest)).bit_length())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SumSettings:
+  """What every protocol is given.
+
+  Args:
+    bits: of the modulus, 32 or 64.
+    min_survivors: fewest vectors in a sum; with fewer it is refused and nothing is revealed.
+    largest: if given, no entry is larger: a cohort whose sum could then wrap around is
+      refused beforehand, and so is a vector that breaks the promise. None: sums wrap around,
+      as those of encodings that are made to.
+
+  Raises:
+    UserError: bits of neither kind, fewer than two survivors, a `largest` beyond the modulus.
+  """
+
+  bits: int = 32
+  min_survivors: int = 2
+  largest: int | None = None
+
+  def __post_init__(self) -> None:
+    validate.one_of(("32", "64"), bits=self.bits)
+    validate.integer_in(2, MOST_CLIENTS, min_survivors=self.min_survivors)
+    if self.largest is not None:
+      validate.integer_in(1, 2**self.bits - 1, largest=self.largest)
+
+  @property
+  def dtype(self) -> np.dtype:
+    """uint32 or uint64; arithmetic on it is modulo 2^bits."""
+    return np.dtype(f"uint{self.bits}")
+
+
+class Present(NamedTuple):
+  """Who is there in each phase; ids, ascending, each a part of the one before."""
+
+  named: tuple[int, ...]
+  sharing: tuple[int, ...]
+  uploading: tuple[int, ...]  # whose vectors count
+  unmasking: tuple[int, ...]
+
+
+def present(
+  settings: SumSettings, vectors: Mapping[int, np.ndarray], drops: Drops
+) -> Present:
+  """Who is left in each phase.
+
+  Raises:
+    UserError: fewer than two clients, ids that are none, drops of nobody or of one client
+      twice, a sum that could wrap around. Too few survivors are the protocol's to refuse.
+  """
+  ids = list(vectors)
+  validate.integer_in(2, MOST_CLIENTS, num_clients=len(ids))
+  for who in ids:
+    validate.integer_in(0, LAST_ID, client=who)
+  gone = [who for phase in drops for who in phase]
+  if len(gone) != len({*gone}) or not {*gone} <= {*ids}:
+    raise UserError(f"drops={sorted(gone)!r}: must name clients of the sum, each once")
+  needed = 0 if settings.largest is None else bits_needed(len(ids), settings.largest)
+  if needed > settings.bits:
+    raise UserError(
+      f"bits={settings.bits}: {len(ids)} entries of up to largest={settings.largest} need "
+      f"a modulus of {needed} bits, or the sum wraps around"
+    )
+  named = tuple(sorted(map(int, ids)))
+  sharing = tuple(who for who in named if who not in drops.before_sharing)
+  uploading = tuple(who for who in sharing if who not in drops.before_upload)
+  unmasking = tuple(who for who in uploading if who not in drops.before_unmasking)
+  return Present(named, sharing, uploading, unmasking)
+
+
+def enough(settings: SumSettings, survivors: int, phase: str) -> None:
+  """Raises UserError where fewer than `min_survivors` are left.
+
+  >>> enough(SumSettings(min_survivors=3), 2, "before upload")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: min_survivors=3: only 2 clients are left before upload; ...
+  """
+  if survivors < settings.min_survivors:
+    raise UserError(
+      f"min_survivors={settings.min_survivors}: only {survivors} clients are left {phase}; "
+      "nothing was revealed"
+    )
+
+
+class Reader:
+  """Looks up each vector once, in ascending order, and holds all to one length and type.
+
+  The first is read at once, since its length is everybody's; none is kept.
+  """
+
+  def __init__(
+    self, settings: SumSettings, vectors: Mapping[int, np.ndarray], ids: tuple[int, ...]
+  ):
+    self._settings, self._vectors = settings, vectors
+    self._first, self._held = ids[0], np.asarray(vectors[ids[0]])
+    if self._held.ndim != 1 or not 1 <= len(self._held) <= MOST_ENTRIES:
+      raise UserError(
+        f"vectors[{ids[0]}]: must be a vector of 1 to {MOST_ENTRIES} entries, is of shape "
+        f"{self._held.shape}"
+      )
+    self.length = len(self._held)
+
+  def __call__(self, who: int) -> np.ndarray:
+    """The vector of a client, [d].
+
+    Raises:
+      UserError: of another length or type than it should be, or an entry above `largest`.
+    """
+    first = who == self._first
+    vector = np.asarray(self._held if first else self._vectors[who])
+    if first:
+      self._held = np.zeros(0)
+    wanted = self._settings.dtype
+    if vector.shape != (self.length,) or vector.dtype != wanted:
+      raise UserError(
+        f"vectors[{who}]: must be {self.length} entries of {wanted}, is {vector.dtype} of "
+        f"shape {vector.shape}"
+      )
+    largest = self._settings.largest
+    if largest is not None and int(vector.max()) > largest:
+      raise UserError(f"vectors[{who}]: has an entry above largest={largest}")
+    return vector

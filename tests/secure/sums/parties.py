@@ -1,0 +1,95 @@
+"""A sum whose letters can be looked at and changed on their way."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax.secure.sums import secagg_client, secagg_server
+from dpjax.secure.sums.terms import Terms
+from dpjax.validate import UserError
+
+
+def terms(count, threshold, *, length=5, **others):
+  """Of clients 0, 1, ...; the threshold is also the smallest cohort."""
+  session = others.pop("session", bytes(range(16)))
+  fewest = others.pop("min_survivors", threshold)
+  return Terms(session, tuple(range(count)), threshold, fewest, length, **others)
+
+
+def vectors(count, length=5, bits=32, seed=0):
+  rng = np.random.default_rng(seed)
+  dtype = np.dtype(f"uint{bits}")
+  draw = lambda: rng.integers(0, 2**bits, length, dtype=dtype)
+  return {who: draw() for who in range(count)}
+
+
+def seeded(seed):
+  """Entropy that is the same in every run: for tests alone."""
+  return np.random.default_rng(seed).bytes
+
+
+class Played(NamedTuple):
+  """One sum, as the server saw it."""
+
+  total: np.ndarray
+  survivors: tuple
+  letters: dict  # (kind, client) -> the letter that it sent
+  told: dict  # (kind of the answer, client) -> the letter that it was sent
+  members: dict  # client -> its last state
+  server: secagg_server.Collected
+  refusals: list  # one line each, in their order
+
+
+def play(
+  terms,
+  vectors,
+  *,
+  silent=None,
+  sent=None,
+  told=None,
+  keys=None,
+  entropy=None,
+  letters=None,
+):
+  """A sum in which whoever raises is silent from then on.
+
+  Args:
+    silent: kind of letter -> the clients that do not send it, nor any later one.
+    sent: (kind, client, letter) -> the letters that reach the server instead.
+    told: (kind of the answer, client, letter) -> the letter that reaches the client.
+    keys: Ed25519 private keys by client.
+    letters: where to put the letters as they are written, for a sum that is refused.
+  """
+  server = secagg_server.start(terms)
+  members, inbox, heard, refusals = {}, {}, {}, []
+  letters = {} if letters is None else letters
+  for who in terms.clients:
+    more = {} if entropy is None else {"entropy": entropy(who)}
+    key = (keys or {}).get(who)
+    members[who], letters["keys", who] = secagg_client.start(
+      terms, who, signing_key=key, **more
+    )
+  there = [*terms.clients]
+  while server.phase:
+    kind = server.phase
+    there = [who for who in there if who not in (silent or {}).get(kind, ())]
+    for who in [*there]:
+      try:
+        if kind != "keys":
+          data = told(kind, who, inbox[who]) if told else inbox[who]
+          heard[kind, who] = data
+          vector = vectors[who] if kind == "masked" else None
+          members[who], letters[kind, who] = secagg_client.answer(
+            members[who], data, vector
+          )
+        data = letters[kind, who]
+        for letter in sent(kind, who, data) if sent else [data]:
+          server = secagg_server.receive(server, letter, who)
+      except UserError as error:
+        refusals.append(str(error))
+        there.remove(who)
+    server, inbox = secagg_server.close(server)
+  unmasked = secagg_server.total(server)
+  return Played(
+    unmasked.total, unmasked.survivors, letters, heard, members, server, refusals
+  )

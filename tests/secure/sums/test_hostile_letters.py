@@ -1,0 +1,337 @@
+"""Broken and malicious peers: one line each, nothing revealed, and the sum goes on."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpjax.secure import sums
+from dpjax.secure.sums import letters, primitives, secagg_client, secagg_server
+from dpjax.secure.sums.letters import OVERHEAD, SERVER
+from dpjax.secure.sums.secagg_client import ALIVE, DEAD
+from dpjax.validate import UserError
+from tests.secure.sums import parties
+
+pytest.importorskip("cryptography", reason="needs the extra 'secure'")
+pytest.importorskip("Crypto", reason="needs the extra 'secure'")
+
+_N, _T = 6, 4
+_KINDS = ("keys", "envelopes", "masked", "revealed")
+
+
+def _terms(**others):
+  return parties.terms(_N, _T, **others)
+
+
+def _with(data, **changed):
+  """The letter with other contents."""
+  kind = letters.KINDS[data[8]]
+  terms = _terms()
+  letter = letters.read(data, kind, terms.session, secagg_client.record_bytes(terms, kind))
+  given = {
+    "kind": kind,
+    "session": terms.session,
+    "sender": letter.sender,
+    "records": {who: bytes(record) for who, record in letter.records.items()},
+  }
+  return letters.write(**{**given, **changed})
+
+
+def _record(data, change):
+  """The letter with its first record changed."""
+  kind = letters.KINDS[data[8]]
+  size = secagg_client.record_bytes(_terms(), kind)
+  at = OVERHEAD + 4
+  return data[:at] + change(data[at : at + size]) + data[at + size :]
+
+
+_WRONG = {  # what reaches the server of client 2 -> what the refusal says
+  "nothing": (lambda d: b"", "no letter of a secure sum"),
+  "noise": (lambda d: np.random.default_rng(0).bytes(len(d)), "no letter of a secure sum"),
+  "cut": (lambda d: d[:-1], "of the wrong length"),
+  "longer": (lambda d: d + b"\0", "of the wrong length"),
+  "huge count": (lambda d: d[:29] + b"\xff\xff\xff\xff" + d[33:], "of the wrong length"),
+  "another session": (lambda d: _with(d, session=bytes(16)), "of another session"),
+  "another client": (lambda d: _with(d, sender=3), "who says to be client 3"),
+  "the server": (lambda d: _with(d, sender=SERVER), "who says to be the server"),
+  "nobody": (lambda d: _with(d, sender=77), "who says to be client 77"),
+  "no records": (lambda d: _with(d, records={}), "client 2"),
+  "unknown kind": (lambda d: d[:8] + b"\xee" + d[9:], "sent 238"),
+}
+
+
+def _survives(wrong, kind, says):
+  """The others' sum is exact; client 2 counts if it uploaded before."""
+  vectors = parties.vectors(_N)
+  sent = lambda k, who, d: [wrong(d)] if (k, who) == (kind, 2) else [d]
+  played = parties.play(_terms(), vectors, sent=sent)
+  left = [who for who in range(_N) if who != 2 or kind == "revealed"]
+  np.testing.assert_array_equal(
+    played.total, sums.PlainSum().sum({who: vectors[who] for who in left}).total
+  )
+  (line,) = played.refusals
+  assert says in line and "\n" not in line
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("name", list(_WRONG))
+def test_a_wrong_letter_makes_its_client_silent_and_no_more(name, kind):
+  wrong, says = _WRONG[name]
+  _survives(wrong, kind, says)
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_letter_that_comes_twice_counts_once(kind):
+  """Replayed at once, and the one of the phase before instead."""
+  vectors = parties.vectors(_N)
+  twice = lambda k, who, d: [d, d] if (k, who) == (kind, 2) else [d]
+  before = _KINDS[max(0, _KINDS.index(kind) - 1)]
+  old = {}
+
+  def replayed(k, who, data):
+    old[k, who] = data
+    return [old[before, who] if (k, who) == (kind, 2) else data]
+
+  plain = sums.PlainSum()
+  played = parties.play(_terms(), vectors, sent=twice)
+  assert played.refusals == [f"{kind}: of client 2 is a second one, or too late"]
+  if kind in ("masked", "revealed"):  # it had uploaded by then
+    np.testing.assert_array_equal(played.total, plain.sum(vectors).total)
+  if kind != "keys":
+    played = parties.play(_terms(), vectors, sent=replayed)
+    assert played.refusals == [f"{kind}: expected from client 2, who sent {before}"]
+
+
+def test_envelopes_for_others_and_shares_not_asked_for_are_refused():
+  more = lambda d: _with(d, records={who: bytes(48) for who in (0, 1, 3, 4, 5, 9)})
+  _survives(more, "envelopes", "are not one for each neighbour")
+  less = lambda d: _with(d, records={0: bytes(48)})
+  _survives(less, "envelopes", "are not one for each neighbour")
+  other = lambda d: _record(
+    d, lambda r: b"\1" + r[1:]
+  )  # a key's share, of one who is there
+  _survives(other, "revealed", "are not the shares asked for")
+  about = lambda d: _with(d, records={3: bytes(96)})
+  _survives(about, "keys", "must be about itself alone")
+
+
+def test_one_wrong_share_does_no_harm_and_too_many_refuse_the_sum():
+  vectors = parties.vectors(_N)
+  spoilt = lambda d: _record(d, lambda r: r[:1] + bytes(16))
+
+  def liars(those):
+    sent = lambda k, who, d: [spoilt(d) if k == "revealed" and who in those else d]
+    return parties.play(_terms(), vectors, sent=sent)
+
+  np.testing.assert_array_equal(liars({2}).total, sums.PlainSum().sum(vectors).total)
+  with pytest.raises(UserError, match="own mask of client 0 do not fit together"):
+    liars({0, 2, 4})
+
+
+def test_an_envelope_that_was_changed_silences_who_opens_it():
+  vectors = parties.vectors(_N)
+  spoilt = lambda k, who, d: (
+    [_record(d, lambda r: bytes(48))] if (k, who) == ("envelopes", 2) else [d]
+  )
+  played = parties.play(_terms(), vectors, sent=spoilt)  # 2's first envelope is for 0
+  assert played.refusals == ["envelope: was changed on its way, or is not for this client"]
+  assert played.survivors == (1, 2, 3, 4, 5)
+
+
+def _until(kind):
+  """Client 0 about to answer with this kind of letter, what it is told, and its vector."""
+  terms, vectors = _terms(), parties.vectors(_N)
+  played = parties.play(terms, vectors, entropy=parties.seeded)
+  member, _ = secagg_client.start(terms, 0, entropy=parties.seeded(0))
+  for step in ("envelopes", "masked", "revealed"):
+    if step == kind:
+      break
+    member, _ = secagg_client.answer(member, played.told[step, 0], vectors[0])
+  return member, played.told[kind, 0], vectors[0]
+
+
+def _survivors(terms, alive, sender=SERVER):
+  marks = {who: ALIVE if who in alive else DEAD for who in terms.clients}
+  return letters.write("survivors", terms.session, sender, marks)
+
+
+def _refused(member, data, says, vector=None):
+  with pytest.raises(UserError, match=says) as caught:
+    secagg_client.answer(member, data, vector)
+  assert "\n" not in str(caught.value)
+
+
+def test_a_client_never_reveals_both_shares_of_anybody():
+  member, asked, _ = _until("revealed")
+  after, said = secagg_client.answer(member, asked)
+  shares = letters.read(said, "revealed", member.terms.session, 17).records
+  assert {*shares} == {*range(_N)} and {bytes(r[:1]) for r in shares.values()} == {b"\0"}
+  assert after.shares == {}  # it could not, whatever it is asked
+  for alive in (range(_N), range(5), range(1, _N)):
+    _refused(after, _survivors(member.terms, alive), "has said all it says")
+  both = bytearray(asked)  # client 5 twice: alive and dead
+  both[29:33] = (7).to_bytes(4, "little")
+  _refused(member, bytes(both) + (5).to_bytes(4, "little") + DEAD, "names client 5 twice")
+
+
+def test_a_client_refuses_requests_that_would_open_a_vector():
+  member, _, _ = _until("revealed")
+  terms = member.terms
+  _refused(member, _survivors(terms, {1, 2, 3, 4, 5}), "client 0 is said to be gone")
+  _refused(member, _survivors(terms, {0, 1, 2}), "only 3; fewer than 4")
+  _refused(member, _survivors(terms, range(_N), sender=3), "from client 3, not the server")
+  few = letters.write("survivors", terms.session, SERVER, dict.fromkeys(range(4), ALIVE))
+  _refused(member, few, "must say of each client")
+  odd = letters.write("survivors", terms.session, SERVER, dict.fromkeys(range(_N), b"\2"))
+  _refused(member, odd, "must say of each client")
+  more = letters.write("survivors", terms.session, SERVER, dict.fromkeys(range(7), ALIVE))
+  _refused(member, more, "must say of each client")
+
+
+def test_a_client_refuses_rosters_that_are_not_of_its_neighbours():
+  member, roster, _ = _until("envelopes")
+  records = {w: bytes(r) for w, r in letters.read(roster, "roster", member.terms.session, 96)
+             .records.items()}  # fmt: skip
+  told = lambda r: letters.write("roster", member.terms.session, SERVER, r)
+  own = primitives.public_key(member.channel_key)
+  _refused(member, told({**records, 9: bytes(96)}), "client 9 is no neighbour")
+  _refused(member, told({**records, 0: bytes(96)}), "client 0 is no neighbour of client 0")
+  _refused(
+    member, told({1: records[1], 2: records[2]}), "3 to share with; the threshold is 4"
+  )
+  _refused(member, told({**records, 1: records[2]}), "two clients have the same key")
+  mirrored = {**records, 1: own + records[1][32:]}
+  _refused(member, told(mirrored), "two clients have the same key")
+  zero = {**records, 1: bytes(32) + records[1][32:]}
+  _refused(member, told(zero), "no point that a key can be agreed with")
+
+
+def test_a_client_refuses_envelopes_and_vectors_that_are_wrong():
+  member, forwarded, vector = _until("masked")
+  session = member.terms.session
+  records = {
+    w: bytes(r)
+    for w, r in letters.read(forwarded, "forwarded", session, 48).records.items()
+  }
+  told = lambda r: letters.write("forwarded", session, SERVER, r)
+  swapped = {**records, 1: records[2]}
+  _refused(member, told(swapped), "was changed on its way", vector)
+  _refused(member, told({1: records[1]}), "shares of 1; with its own", vector)
+  _refused(
+    member, told({**records, 9: bytes(48)}), "client 9 was not on the roster", vector
+  )
+  _refused(member, forwarded, "must be 5 entries of uint32", vector[:4])
+  _refused(member, forwarded, "must be 5 entries of uint32", vector.astype(np.int32))
+  _refused(member, forwarded, "must be 5 entries of uint32", None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+  st.sampled_from(["envelopes", "masked", "revealed"]),
+  st.lists(st.tuples(st.integers(0, 600), st.integers(1, 255)), min_size=1, max_size=3),
+  st.integers(-9, 9),
+)
+def test_whatever_a_client_is_told_it_answers_or_says_one_line(kind, flips, extra):
+  member, data, vector = _KNOWN[kind]
+  changed = bytearray(data)
+  for at, by in flips:
+    changed[at % len(changed)] ^= by
+  changed = bytes(changed)[:extra] if extra < 0 else bytes(changed) + bytes(extra)
+  try:
+    secagg_client.answer(member, changed, vector if kind == "masked" else None)
+  except UserError as error:
+    assert "\n" not in str(error)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=300), st.sampled_from(_KINDS))
+def test_whatever_the_server_is_sent_it_says_one_line(data, kind):
+  state = secagg_server.start(_terms())._replace(phase=kind)
+  for sent in (data, b"dpjxsum1" + data):
+    with pytest.raises(UserError):
+      secagg_server.receive(state, sent, 0)
+
+
+_KNOWN = {kind: _until(kind) for kind in ("envelopes", "masked", "revealed")}
+
+
+# --- a server that lies
+
+
+def _signed(n=5, t=4):
+  keys = {who: parties.seeded(50 + who)(32) for who in range(n)}
+  directory = tuple(primitives.signing_public_key(keys[who]) for who in range(n))
+  return parties.terms(n, t, directory=directory), keys
+
+
+def _two_stories(terms, victim):
+  """Half of the clients hear that the victim is there, half that it is not."""
+
+  def told(kind, who, data):
+    if data[8] != letters.KINDS.index("survivors"):
+      return data
+    alive = set(terms.clients) - ({victim} if who in (3, 4) else set())
+    return _survivors(terms, alive)
+
+  return told
+
+
+def test_a_server_that_lies_opens_a_vector_where_2t_is_at_most_n_and_nothing_is_signed():
+  """What the promise, for an honest-but-curious server, leaves out: see `sums.secagg`."""
+  terms, vectors, said = parties.terms(5, 2), parties.vectors(5), {}
+  played = parties.play(terms, vectors, told=_two_stories(terms, 0), letters=said)
+  shares = {b"\0": {}, b"\1": {}}  # of client 0's own mask, of its key
+  for who in terms.clients:
+    revealed = letters.read(said["revealed", who], "revealed", terms.session, 17).records
+    shares[bytes(revealed[0][:1])][who] = bytes(revealed[0][1:])
+  own, key = (primitives.combine(dict([*those.items()][:2])) for those in shares.values())
+  streams = [(secagg_client.own_stream(terms, 0, own), False)]
+  private = secagg_client.mask_key(terms, 0, key)
+  for other in range(1, 5):
+    public = played.server.keys[other][32:64]
+    streams.append((secagg_client.pair_stream(terms, 0, private, other, public), False))
+  opened = np.frombuffer(said["masked", 0][OVERHEAD + 4 :], np.uint32).copy()
+  primitives.add_streams(opened, streams)
+  np.testing.assert_array_equal(opened, vectors[0])
+
+
+def test_with_signatures_nobody_reveals_to_a_server_that_tells_two_stories():
+  terms, keys = _signed()
+  said = {}
+  with pytest.raises(UserError, match="only 0 clients sent their revealed"):
+    parties.play(
+      terms, parties.vectors(5), told=_two_stories(terms, 0), keys=keys, letters=said
+    )
+  assert not [kind for kind, _ in said if kind == "revealed"]
+
+
+def test_with_signatures_keys_of_the_servers_own_making_are_refused():
+  terms, keys = _signed()
+  forged = secagg_client.start(parties.terms(5, 4), 1)[1][-96:]
+
+  def told(kind, who, data):
+    if data[8] != letters.KINDS.index("roster") or who != 0:
+      return data
+    at = data.index((1).to_bytes(4, "little"), OVERHEAD) + 4
+    return data[:at] + forged + data[at + 96 :]
+
+  vectors = parties.vectors(5)
+  played = parties.play(terms, vectors, told=told, keys=keys)
+  assert played.refusals == ["roster: the keys of client 1 are not signed by it"]
+  assert played.survivors == (1, 2, 3, 4)
+
+
+def test_who_signs_must_be_in_the_directory_and_t_above_two_thirds():
+  terms, keys = _signed()
+  with pytest.raises(
+    UserError, match="of client 1 is not the one that the directory lists"
+  ):
+    secagg_client.start(terms, 1, signing_key=keys[2])
+  with pytest.raises(
+    UserError, match="of client 1 is not the one that the directory lists"
+  ):
+    secagg_client.start(terms, 1)
+  with pytest.raises(UserError, match="above two thirds"):
+    parties.terms(6, 4, directory=(bytes(32),) * 6)
+  with pytest.raises(UserError, match="not for a degree"):
+    parties.terms(6, 5, directory=(bytes(32),) * 6, degree=4)
