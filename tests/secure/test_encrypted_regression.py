@@ -61,7 +61,7 @@ def test_the_server_sees_sizes_alone():
   x, y = _data()
   one, other = (DataOwner(rows, y, _plan()).upload() for rows in (x, 1000 * x[::-1]))
   sizes = lambda upload: [len(c) for c in upload.x + upload.y]
-  np.testing.assert_allclose(sizes(one), sizes(other), rtol=0.01)
+  np.testing.assert_allclose(sizes(one), sizes(other), rtol=0.03)
   held = repr(vars(RegressionServer(_plan(), one.keys)))
   assert "SecretKey" not in held and "DataOwner" not in held
 

@@ -35,6 +35,7 @@ from dpjax.validate import UserError
 INSTALL = "pip install 'dpjax[he]'"
 # Degree -> most bits of all primes together for 128 bits of security, ternary secrets.
 MOST_BITS = {4096: 109, 8192: 218, 16384: 438}
+Ciphertext = Any  # SEAL's, which Python cannot name before TenSEAL is imported
 _ROOT = 3  # rotations by k slots are the automorphisms x -> x^(3^k)
 
 
@@ -249,31 +250,31 @@ class Evaluator:
     self._rotations = _loads("GaloisKeys", chain, public.rotations)
     self.scales = tuple(self._coder.levels.scales)
 
-  def load(self, cipher: bytes) -> Any:
+  def load(self, cipher: bytes) -> Ciphertext:
     """UserError for what is no ciphertext of this chain."""
     return _loads("Ciphertext", self.chain, cipher)
 
-  def dump(self, cipher: Any) -> bytes:
+  def dump(self, cipher: Ciphertext) -> bytes:
     return _dumps(cipher)
 
-  def level(self, cipher: Any) -> int:
+  def level(self, cipher: Ciphertext) -> int:
     """Products in a row that are left."""
     return self._coder.context.get_context_data(cipher.parms_id()).chain_index()
 
-  def add(self, one: Any, other: Any) -> Any:
+  def add(self, one: Ciphertext, other: Ciphertext) -> Ciphertext:
     """Of one level."""
     out = self._seal.Ciphertext()
     self._evaluator.add(one, other, out)
     return out
 
-  def plus(self, cipher: Any, values: np.ndarray | float) -> Any:
+  def plus(self, cipher: Ciphertext, values: np.ndarray | float) -> Ciphertext:
     """Plus plain numbers."""
     out = self._seal.Ciphertext()
     plain = self._coder.encode(values, self.level(cipher))
     self._evaluator.add_plain(cipher, plain, out)
     return out
 
-  def rotate(self, cipher: Any, steps: int) -> Any:
+  def rotate(self, cipher: Ciphertext, steps: int) -> Ciphertext:
     """To the left, by a number of slots for which there is a key; 0 is as it is."""
     if not steps:
       return cipher
@@ -281,7 +282,7 @@ class Evaluator:
     self._evaluator.rotate_vector(cipher, steps, self._rotations, out)
     return out
 
-  def folded(self, cipher: Any, stride: int, count: int) -> Any:
+  def folded(self, cipher: Ciphertext, stride: int, count: int) -> Ciphertext:
     """In each slot the sum over itself and those `stride`, ..., (count - 1) `stride` to its
     right; `count` is a power of two."""
     while count > 1:
@@ -289,54 +290,58 @@ class Evaluator:
       stride, count = 2 * stride, count // 2
     return cipher
 
-  def product(self, one: Any, other: Any) -> Any:
+  def product(self, one: Ciphertext, other: Ciphertext) -> Ciphertext:
     """Of two ciphertexts of a level, not yet brought down: for `total` and `reduced`."""
     self._has_level(one)
     out = self._seal.Ciphertext()
     self._evaluator.multiply(one, other, out)
     return out
 
-  def total(self, sum_so_far: Any, cipher: Any) -> Any:
+  def total(self, sum_so_far: Ciphertext, cipher: Ciphertext) -> Ciphertext:
     """Adds into the first, if there is one; returns it."""
     if sum_so_far is None:
       return cipher
     self._evaluator.add_inplace(sum_so_far, cipher)
     return sum_so_far
 
-  def reduced(self, raw: Any) -> Any:
+  def reduced(self, raw: Ciphertext) -> Ciphertext:
     """A sum of products, one level down."""
     self._evaluator.relinearize_inplace(raw, self._relin)
     self._evaluator.rescale_to_next_inplace(raw)
     return raw
 
-  def products(self, pairs: Iterable[tuple[Any, Any]]) -> Any:
+  def products(self, pairs: Iterable[tuple[Ciphertext, Any]]) -> Ciphertext:
     """The sum of products of ciphertexts; one level down."""
     raw = None
     for one, other in pairs:
       raw = self.total(raw, self.product(one, other))
     return self.reduced(raw)
 
-  def weighted(self, pairs: Iterable[tuple[Any, np.ndarray | float]]) -> Any:
-    """The sum of ciphertexts times plain numbers; one level down.
+  def encoded(self, values: np.ndarray | float, level: int) -> Ciphertext:
+    """Plain numbers as `weighted` takes them at that level, to be used many times."""
+    return self._coder.encode(values, level)
+
+  def weighted(self, pairs: Iterable[tuple[Ciphertext, Any]]) -> Ciphertext:
+    """The sum of ciphertexts times plain numbers (or what `encoded` made); one level down.
 
     Raises:
       UserError: all numbers are zeros: SEAL refuses a ciphertext that hides nothing.
     """
     raw = None
     for cipher, values in pairs:
-      if not np.any(values):
-        continue
       self._has_level(cipher)
-      out = self._seal.Ciphertext()
-      plain = self._coder.encode(values, self.level(cipher))
-      self._evaluator.multiply_plain(cipher, plain, out)
-      raw = self.total(raw, out)
+      coded = isinstance(values, self._seal.Plaintext)
+      plain = values if coded else self._coder.encode(values, self.level(cipher))
+      if not plain.is_zero():
+        out = self._seal.Ciphertext()
+        self._evaluator.multiply_plain(cipher, plain, out)
+        raw = self.total(raw, out)
     if raw is None:
       raise UserError("weights: are all zero, so there is nothing to compute")
     self._evaluator.rescale_to_next_inplace(raw)
     return raw
 
-  def lowered(self, cipher: Any, level: int) -> Any:
+  def lowered(self, cipher: Ciphertext, level: int) -> Ciphertext:
     """The same numbers at a lower level, on its scale."""
     before = self.level(cipher)
     if before == level:
@@ -349,7 +354,7 @@ class Evaluator:
     self._evaluator.rescale_to_next_inplace(out)
     return out
 
-  def _has_level(self, cipher: Any) -> None:
+  def _has_level(self, cipher: Ciphertext) -> None:
     if not self.level(cipher):
       raise UserError(f"levels={self.chain.levels}: are used up; must be more")
 

@@ -92,7 +92,11 @@ class RegressionPlan:
     validate.integer_in(2, 2 ** (self.chain.end_bits - 1), num_rows=self.num_rows)
     validate.integer_in(1, 64, num_features=self.num_features)
     validate.positive(ridge=self.ridge)
-    validate.open_unit(tolerance=self.tolerance)
+    if not 0 < self.tolerance <= MOST_ERROR / 2:
+      raise UserError(
+        f"tolerance={self.tolerance!r}: must be in (0, {MOST_ERROR / 2:g}], half of what a "
+        "weight may be off by"
+      )
     validate.integer_at_least(0, most_refreshes=self.most_refreshes)
     if self.chain.levels < _GRAM + 1:
       raise UserError(
