@@ -136,8 +136,8 @@ class _Guest:
 class _Lobby:
   """Where process 0 waits for the others, and for as long as it takes with none of them."""
 
-  def __init__(self, server: socket.socket, mine: dict[str, Any]):
-    self._server, self._mine = server, mine
+  def __init__(self, server: socket.socket, mine: dict[str, Any], fewest: int | None):
+    self._server, self._mine, self._fewest = server, mine, fewest
     server.setblocking(False)
     self._most = max(_CROWD, 2 * mine["num_processes"])
     self._waiting: list[_Guest] = []
@@ -149,6 +149,8 @@ class _Lobby:
     wanted = {*range(1, self._mine["num_processes"])}
     while {*self.present} != wanted:
       if time.monotonic() > deadline:
+        if self._fewest is not None and len(self.present) >= self._fewest:
+          return None
         missing = ", ".join(map(str, sorted(wanted - {*self.present})))
         return f"process_id={missing}: did not come in time; see --connect_timeout"
       wrong = self._turn(min(deadline, time.monotonic() + _RETRY))
@@ -206,6 +208,11 @@ class _Lobby:
     wrong = _wrong(self._mine, theirs, self.present)
     if not wrong:
       self.present[theirs["process_id"]] = guest.connection
+    elif self._fewest is not None:  # the others go on without it
+      self.heard.remove(guest.connection)
+      _tell(guest.connection, wrong)
+      guest.connection.close()
+      return None
     return wrong
 
   def close(self) -> None:
@@ -214,20 +221,31 @@ class _Lobby:
       guest.connection.close()
 
 
-def host(at: Address, mine: dict[str, Any], timeout: float) -> dict[int, socket.socket]:
-  """The connections to all peers; whatever is wrong is said to all that are there."""
+def host(
+  at: Address, mine: dict[str, Any], timeout: float, *, fewest: int | None = None
+) -> dict[int, socket.socket]:
+  """The connections to all peers; whatever is wrong is said to all that are there.
+
+  Args:
+    fewest: if given, the meeting takes place when its time is over and so many have come, and
+      a peer with whom something is wrong is told so and let go, alone. None: all must come.
+  """
   deadline = time.monotonic() + timeout
-  with _listen(at) as server, contextlib.closing(_Lobby(server, mine)) as lobby:
+  with _listen(at) as server, contextlib.closing(_Lobby(server, mine, fewest)) as lobby:
     wrong = lobby.gather(deadline)
   for connection in lobby.heard:
-    with contextlib.suppress(OSError):
-      connection.settimeout(_PATIENCE)
-      _say(connection, {"wrong": wrong})
+    _tell(connection, wrong)
     if wrong:
       connection.close()
   if wrong:
     raise UserError(wrong)
   return lobby.present
+
+
+def _tell(connection: socket.socket, wrong: str | None) -> None:
+  with contextlib.suppress(OSError):
+    connection.settimeout(_PATIENCE)
+    _say(connection, {"wrong": wrong})
 
 
 def _reach(at: Address, deadline: float) -> socket.socket:

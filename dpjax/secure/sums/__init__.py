@@ -7,8 +7,11 @@
 | `additive_servers` | uniform shares for k servers   | yes                |          |
 | `secagg`           | pairwise masks, all with all   | yes, down to t     | `secure` |
 | `secagg_plus`      | pairwise masks on a graph      | yes                | `secure` |
+| `bfv`              | encryption under a key of all  | yes                | `he`     |
+|                    | clients                        |                    |          |
 
-All have `sum(vectors, drops)` (`interface.SumProtocol`), modulo 2^32 or 2^64.
+All have `sum(vectors, drops)` (`interface.SumProtocol`), modulo 2^32 or 2^64;
+`CkksSum` adds floats. `Simulated` is SecAgg's total and cost without its secrecy.
 """
 
 from typing import Any
@@ -16,6 +19,8 @@ from typing import Any
 from dpjax import validate
 from dpjax.secure.sums.additive_shares import AdditiveServers as AdditiveServers
 from dpjax.secure.sums.additive_shares import AdditiveSharing as AdditiveSharing
+from dpjax.secure.sums.homomorphic_sums import BfvSum as BfvSum
+from dpjax.secure.sums.homomorphic_sums import CkksSum as CkksSum
 from dpjax.secure.sums.interface import NO_DROPS as NO_DROPS
 from dpjax.secure.sums.interface import Cost as Cost
 from dpjax.secure.sums.interface import Drops as Drops
@@ -33,6 +38,7 @@ PROTOCOLS = {
   "additive_servers": AdditiveServers,
   "secagg": SecAgg,
   "secagg_plus": SecAggPlus,
+  "bfv": BfvSum,
 }
 
 

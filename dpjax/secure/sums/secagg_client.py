@@ -138,6 +138,13 @@ def _signed_keys(terms: Terms, who: int, public: bytes) -> bytes:
   return terms.context(b"signed keys", who) + public
 
 
+def is_signed(terms: Terms, who: int, record: bytes) -> bool:
+  """Whether a record of public keys is signed by whom the directory lists."""
+  public = dict(zip(terms.clients, terms.directory or ()))[who]
+  text = _signed_keys(terms, who, record[:KEY_BYTES])
+  return primitives.signed_by(public, record[KEY_BYTES:], text)
+
+
 def signed_survivors(terms: Terms, survivors: Mapping[int, bytes]) -> bytes:
   """What a client signs of the list of survivors."""
   alive = sorted(who for who, mark in survivors.items() if mark == ALIVE)
@@ -204,10 +211,8 @@ def _check_roster(member: Member, roster: Mapping[int, bytes]) -> None:
   keys += [part for record in roster.values() for part in (record[:32], record[32:64])]
   if len({*keys}) != len(keys):
     raise UserError("roster: two clients have the same key")
-  for who, record in roster.items() if terms.directory else ():
-    public = dict(zip(terms.clients, terms.directory or ()))[who]
-    text = _signed_keys(terms, who, record[:KEY_BYTES])
-    if not primitives.signed_by(public, record[KEY_BYTES:], text):
+  for who, record in roster.items():
+    if terms.directory and not is_signed(terms, who, record):
       raise UserError(f"roster: the keys of client {who} are not signed by it")
 
 

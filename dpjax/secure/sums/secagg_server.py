@@ -31,6 +31,7 @@ from dpjax.secure.sums.secagg_client import (
   MASK_KEY,
   OWN_MASK,
   commitment,
+  is_signed,
   mask_key,
   own_stream,
   pair_stream,
@@ -126,7 +127,9 @@ def _own_record(kind: str, letter: letters.Letter) -> memoryview:
 
 
 def _take_keys(state: Collected, letter: letters.Letter) -> Collected:
-  record = bytes(_own_record("keys", letter))
+  record, terms = bytes(_own_record("keys", letter)), state.terms
+  if terms.directory and not is_signed(terms, letter.sender, record):
+    raise UserError(f"keys: of client {letter.sender} are not signed by it")
   return state._replace(keys={**state.keys, letter.sender: record})
 
 

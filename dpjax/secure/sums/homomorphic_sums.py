@@ -1,0 +1,290 @@
+"""Sums of ciphertexts: clients encrypt, the server adds, one client decrypts the sum.
+
+| class     | adds                | error            | library                       |
+| --------- | ------------------- | ---------------- | ----------------------------- |
+| `BfvSum`  | integers mod 2^bits | none: the default| TenSEAL (SEAL), extra `he`    |
+| `CkksSum` | float64             | below 1e-7       | the same                      |
+
+Who sees what, all being honest-but-curious and with 128-bit security (RLWE at SEAL's
+parameters): the server, who holds no secret key, sees ciphertexts and in the end the sum. ALL
+CLIENTS hold one secret key. So one client that tells it to the server opens every vector, and
+a server that lies can have a single vector decrypted as if it were the sum; SecAgg has no such
+key. The client that decrypts sees the sum before it is reduced modulo 2^bits.
+
+Decrypted CKKS numbers carry noise, from which the secret key can be learnt by who knows what
+was encrypted (Li and Micciancio 2021): they are rounded to 1e-7 before they leave the client,
+which makes that harder and is no proof. BFV decrypts exactly.
+
+Sources: Fan and Vercauteren 2012 (BFV); Cheon, Kim, Kim and Song 2017 (CKKS).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax.federated.vertical import encrypted_vectors
+from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
+from dpjax.secure.sums.vectors import Reader, SumSettings, enough, present
+from dpjax.validate import UserError
+
+INSTALL = "pip install 'dpjax[he]'"
+_LIMB = 32  # bits of a vector in one ciphertext
+# Clients -> (degree, plaintext modulus): the first prime above clients * 2^32 that is 1
+# modulo 2 * degree. SEAL's default moduli are 128-bit secure at either degree, and leave
+# noise for so many additions.
+_BFV = {1024: (4096, 4398046568449), 10_000: (8192, 70368744210433)}
+_CKKS_DEGREE, _CKKS_MODULI, _CKKS_SCALE = (
+  4096,
+  (60, 49),
+  2.0**44,
+)  # 109 bits: 128-bit secure
+_CKKS_LARGEST = 2.0**14  # of a sum: half of what 60 bits hold at the scale
+_CKKS_DECIMALS = 7
+
+
+class _Scheme(NamedTuple):
+  """Keys and what they make."""
+
+  secret: bytes  # a context, for the clients
+  public: bytes  # the same without the secret key, for the server
+  make: Any  # (context, numbers) -> ciphertext
+  load: Any  # (context, bytes) -> ciphertext
+  open: Any  # bytes -> context
+  slots: int
+
+
+def _scheme(library: Any, context: Any, make: Any, load: Any, slots: int) -> _Scheme:
+  only = {"save_galois_keys": False, "save_relin_keys": False}
+  return _Scheme(
+    context.serialize(save_secret_key=True, **only),
+    context.serialize(save_secret_key=False, **only),
+    make,
+    load,
+    library.context_from,
+    slots,
+  )
+
+
+def bfv_keys(num_clients: int) -> _Scheme:
+  """Fresh BFV keys with room for sums of so many integers below 2^32.
+
+  Raises:
+    UserError: more than 10,000 clients, or TenSEAL is not installed.
+  """
+  fitting = [most for most in _BFV if num_clients <= most]
+  if not fitting:
+    raise UserError(
+      f"num_clients={num_clients}: BFV's plaintext modulus is made for {10**4}"
+    )
+  degree, modulus = _BFV[fitting[0]]
+  ts = encrypted_vectors.library(INSTALL)
+  context = ts.context(
+    ts.SCHEME_TYPE.BFV, poly_modulus_degree=degree, plain_modulus=modulus
+  )
+  return _scheme(ts, context, ts.bfv_vector, ts.bfv_vector_from, degree)
+
+
+def ckks_keys() -> _Scheme:
+  """Fresh CKKS keys for sums alone.
+
+  Raises:
+    UserError: TenSEAL is not installed.
+  """
+  ts = encrypted_vectors.library(INSTALL)
+  context = ts.context(
+    ts.SCHEME_TYPE.CKKS,
+    poly_modulus_degree=_CKKS_DEGREE,
+    coeff_mod_bit_sizes=list(_CKKS_MODULI),
+  )
+  context.global_scale = _CKKS_SCALE
+  return _scheme(ts, context, ts.ckks_vector, ts.ckks_vector_from, _CKKS_DEGREE // 2)
+
+
+class KeyHolder:
+  """A client: encrypts, and decrypts sums.
+
+  Args:
+    scheme: with the secret key that all clients share.
+  """
+
+  def __init__(self, scheme: _Scheme):
+    self._scheme, self._context = scheme, scheme.open(scheme.secret)
+
+  def encrypt(self, rows: Sequence[np.ndarray]) -> list[bytes]:
+    """Ciphertexts of vectors, each cut to the number of slots."""
+    slots = self._scheme.slots
+    return [
+      self._scheme.make(self._context, row[start : start + slots].tolist()).serialize()
+      for row in rows
+      for start in range(0, len(row), slots)
+    ]
+
+  def decrypt(self, ciphers: Sequence[bytes], num_rows: int) -> np.ndarray:
+    """[num_rows, d] of the sums of what was encrypted, int64 or float64."""
+    parts = [self._scheme.load(self._context, each).decrypt() for each in ciphers]
+    return np.concatenate([np.asarray(part) for part in parts]).reshape(num_rows, -1)
+
+
+class AddingServer:
+  """The server: adds ciphertexts as they come, and cannot read them.
+
+  Args:
+    scheme: of which only the public part is looked at.
+  """
+
+  def __init__(self, scheme: _Scheme):
+    self._scheme, self._context = scheme, scheme.open(scheme.public)
+    self.sums: list[Any] = []
+
+  def add(self, ciphers: Sequence[bytes]) -> None:
+    """One client's ciphertexts."""
+    loaded = [self._scheme.load(self._context, each) for each in ciphers]
+    self.sums = [a + b for a, b in zip(self.sums, loaded)] if self.sums else loaded
+
+  def total(self) -> list[bytes]:
+    """The ciphertexts of the sum."""
+    return [each.serialize() for each in self.sums]
+
+
+class _Encrypted(NamedTuple):
+  rows: np.ndarray  # [num_rows, d] sums
+  survivors: tuple[int, ...]
+  cost: Cost  # without what the decryptor answers
+
+
+def _sum_encrypted(
+  settings: SumSettings, scheme: Any, cut: Any, vectors: Mapping, drops: Drops
+) -> _Encrypted:
+  """`scheme(num_clients)` makes keys, `cut(vector)` the rows that are encrypted."""
+  start = time.perf_counter()
+  there = present(settings, vectors, drops)
+  survivors, awake = there.uploading, there.unmasking
+  enough(settings, len(survivors), "before upload")
+  if not awake:
+    raise UserError("drops: nobody is left to decrypt the sum; nothing was revealed")
+  keys = scheme(len(survivors))
+  read, server, holder = (
+    Reader(settings, vectors, survivors),
+    AddingServer(keys),
+    KeyHolder(keys),
+  )
+  sent: dict[int, int] = {}
+  num_rows = count = 0
+  for who in survivors:
+    rows = cut(read(who))
+    ciphers = holder.encrypt(rows)
+    server.add(ciphers)
+    sent[who], num_rows, count = sum(map(len, ciphers)), len(rows), len(ciphers)
+  total = server.total()
+  result = holder.decrypt(total, num_rows)
+  asked = sum(map(len, total))  # the first that is awake decrypts
+  moved = [
+    size + len(keys.secret) + asked * (who == awake[0]) for who, size in sent.items()
+  ]
+  cost = Cost(
+    client_bytes=max(moved),
+    server_bytes=sum(sent.values()) + asked + len(keys.public),
+    expansions=0,
+    operations=count * (len(survivors) + 1),
+    seconds=time.perf_counter() - start,
+  )
+  return _Encrypted(result, survivors, cost)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BfvSum(SumSettings):
+  """The exact sum of integers, through BFV ciphertexts (see the module for who sees what).
+
+  The plaintext modulus is larger than any sum, so nothing wraps around inside; entries of 64
+  bits go in two halves, unless `largest` says that one is enough. `Cost` counts serialised
+  ciphertexts and keys, encryptions and decryptions (by ciphertext).
+
+  >>> vectors = {who: np.array([who, 2**32 - 1], np.uint32) for who in range(3)}
+  >>> BfvSum().sum(vectors).total
+  array([         3, 4294967293], dtype=uint32)
+  """
+
+  @property
+  def name(self) -> str:
+    return "bfv"
+
+  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
+    """As `interface.SumProtocol.sum`. Whoever drops before unmasking is not asked to decrypt.
+
+    Raises:
+      UserError: also where nobody is left to decrypt, or the extra `he` is not installed.
+    """
+    one = self.bits == _LIMB or (self.largest is not None and self.largest < 2**_LIMB)
+    shifts = (0,) if one else (0, _LIMB)
+
+    def cut(vector: np.ndarray) -> list[np.ndarray]:
+      wide = vector.astype(np.uint64)
+      return [(wide >> np.uint64(s)) & np.uint64(2**_LIMB - 1) for s in shifts]
+
+    found = _sum_encrypted(self, bfv_keys, cut, vectors, drops)
+    total = np.zeros(found.rows.shape[1], np.uint64)
+    modulus = next(m for most, (_, m) in _BFV.items() if len(found.survivors) <= most)
+    for shift, row in zip(shifts, found.rows):  # residues come back around 0
+      total += np.mod(row, modulus).astype(np.uint64) << np.uint64(shift)
+    total = total.astype(self.dtype)  # modulo 2^bits
+    return Summed(total, found.survivors, _answered(found.cost, total))
+
+
+def _answered(cost: Cost, total: np.ndarray) -> Cost:
+  """With the decrypted sum, which the client sends to the server."""
+  return cost._replace(
+    client_bytes=cost.client_bytes + total.nbytes,
+    server_bytes=cost.server_bytes + total.nbytes,
+  )
+
+
+class _Floats(SumSettings):
+  @property
+  def dtype(self) -> np.dtype:
+    return np.dtype(np.float64)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CkksSum:
+  """The sum of float64 vectors to 1e-7, through CKKS ciphertexts; see the module.
+
+  No `SumProtocol`, which is about integers modulo 2^bits: `Summed.total` is [d] float64.
+
+  Args:
+    min_survivors: fewest vectors in a sum.
+  """
+
+  min_survivors: int = 2
+
+  def __post_init__(self) -> None:
+    SumSettings(min_survivors=self.min_survivors)
+
+  @property
+  def name(self) -> str:
+    return "ckks"
+
+  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
+    """The sum over the survivors, rounded to 7 decimals.
+
+    Args:
+      vectors: client id -> [d] float64, no entry beyond 2^14 / number of clients.
+
+    Raises:
+      UserError: as `BfvSum.sum`, or an entry that is too large or not finite.
+    """
+    bound = _CKKS_LARGEST / max(1, len(vectors))
+
+    def cut(vector: np.ndarray) -> list[np.ndarray]:
+      if not np.all(np.abs(vector) <= bound):  # NaN, too
+        raise UserError(f"vectors: entries must be finite and at most {bound:g} for CKKS")
+      return [vector]
+
+    settings = _Floats(min_survivors=self.min_survivors)
+    found = _sum_encrypted(settings, lambda _: ckks_keys(), cut, vectors, drops)
+    total = np.round(found.rows[0], _CKKS_DECIMALS)
+    return Summed(total, found.survivors, _answered(found.cost, total))

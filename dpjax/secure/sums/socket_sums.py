@@ -1,0 +1,376 @@
+"""SecAgg between processes: a server and clients that are separate programs.
+
+`serve` is the server, `take_part` a client: the same states and letters as in memory, over
+the sockets of `federated.lobby`. A client that is killed, leaves or hangs at any time is a
+drop-out. The server waits `connect_timeout` seconds for clients and at most `phase_timeout`
+for the letters of each phase, so a sum ends after at most connect_timeout + 5 phase_timeout
+seconds and what it computes. Strangers, garbage and letters that are wrong are one line each
+to `report` and cost nobody else anything.
+
+What is hidden is what `secagg` says. The network is no better than the server: connections
+are neither encrypted nor authenticated, which SecAgg does not need against who listens;
+against who changes letters or takes a client's place, terms with a directory are needed.
+The server sees when each letter came.
+
+    organiser:  terms = Terms(secrets.token_bytes(16), clients, t, t, length); written(terms)
+    server:     serve(terms, "0.0.0.0:9000")
+    client 7:   take_part(terms, 7, vector, "HOST:9000")
+
+or, with the vector computed in the client's own process by a function of the user's (called
+with `client=`, it returns [d] unsigned integers of the terms' type):
+
+    python -m dpjax.secure.sums.socket_sums TERMS.json HOST:9000 7 package.module:name
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import selectors
+import socket
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+import numpy as np
+
+from dpjax import names, validate
+from dpjax.federated import lobby
+from dpjax.secure.sums import letters, secagg_client, secagg_server, simulated
+from dpjax.secure.sums.interface import Cost, Summed
+from dpjax.secure.sums.secagg_client import record_bytes
+from dpjax.secure.sums.terms import Terms
+from dpjax.secure.sums.vectors import Present
+from dpjax.validate import UserError
+
+_FRAME = struct.Struct("<Q")
+_PIECE = 1 << 20
+_AT_ONCE = 8  # letters that are half read: memory does not grow with the number of clients
+_STALL = 5.0  # seconds without a byte in the middle of a letter
+_TURN = 0.2
+Report = Callable[[str], None]
+
+
+# --- terms, as a file that all parties are given
+
+
+def written(terms: Terms) -> str:
+  """The terms as JSON.
+
+  >>> terms = Terms(bytes(16), (1, 2, 3), 2, 2, length=10)
+  >>> read(written(terms)) == terms
+  True
+  """
+  fields = dataclasses.asdict(terms)
+  fields["session"] = terms.session.hex()
+  if terms.directory is not None:
+    fields["directory"] = [key.hex() for key in terms.directory]
+  return json.dumps(fields)
+
+
+def read(text: str) -> Terms:
+  """The terms that `written` gave.
+
+  Raises:
+    UserError: it is something else, or makes no sense.
+  """
+  try:
+    fields = json.loads(text)
+    fields["session"] = bytes.fromhex(fields["session"])
+    fields["clients"] = tuple(fields["clients"])
+    if fields["directory"] is not None:
+      fields["directory"] = tuple(bytes.fromhex(key) for key in fields["directory"])
+    return Terms(**fields)
+  except UserError:
+    raise
+  except (ValueError, TypeError, KeyError) as error:
+    raise UserError(f"terms: are not those that `written` gives ({error!r})") from error
+
+
+def hello(terms: Terms, process: int) -> dict[str, object]:
+  """What process 0, the server, and process i, the i-th client, say when they meet."""
+  digest = hashlib.sha256(written(terms).encode()).hexdigest()
+  return {
+    "process_id": process,
+    "num_processes": len(terms.clients) + 1,
+    "config": digest,  # of the terms: whoever has others is sent away
+  }
+
+
+# --- the server
+
+
+class _Gone(Exception):
+  """A client will say no more; why."""
+
+
+class _Line:
+  """The server's connection to one client."""
+
+  def __init__(self, connection: socket.socket):
+    self._connection = connection
+    self._data, self._wanted = bytearray(), _FRAME.size
+    self._head = True  # whether the length is still to come
+    connection.setblocking(False)
+
+  def fileno(self) -> int:
+    return self._connection.fileno()
+
+  def more(self, most: int) -> bytes | None:
+    """A letter of at most so many bytes, None while it is not complete."""
+    try:
+      piece = self._connection.recv(min(_PIECE, self._wanted - len(self._data)))
+    except BlockingIOError:
+      return None
+    except OSError as error:
+      raise _Gone("closed its connection") from error
+    if not piece:
+      raise _Gone("closed its connection")
+    self._data += piece
+    if len(self._data) < self._wanted:
+      return None
+    data = bytes(self._data)
+    self._data = bytearray()
+    if not self._head:
+      self._head, self._wanted = True, _FRAME.size
+      return data
+    (announced,) = _FRAME.unpack(data)
+    if not 0 < announced <= most:
+      raise _Gone(f"announced {announced} bytes, at most {most} are taken")
+    self._head, self._wanted = False, announced
+    return None
+
+  def send(self, data: bytes) -> None:
+    self._connection.settimeout(_STALL)
+    try:
+      self._connection.sendall(_FRAME.pack(len(data)) + data)
+    except OSError as error:
+      raise _Gone("does not take its letter") from error
+    finally:
+      self._connection.setblocking(False)
+
+  def close(self) -> None:
+    self._connection.close()
+
+
+def _heard(
+  lines: Mapping[int, _Line], wanted: Collection[int], most: int, until: float
+) -> Iterator[tuple[int, bytes | str]]:
+  """(client, its letter or why there is none), as they come; each of `wanted` once."""
+  waiting, begun = set(wanted), dict[int, float]()  # client -> when it last said something
+  while waiting:
+    now = time.monotonic()
+    late = [who for who in begun if now - begun[who] > _STALL]
+    silent = sorted(waiting) if now >= until else late
+    for who in silent:
+      waiting.discard(who)
+      begun.pop(who, None)
+      yield who, "is silent"
+    with selectors.DefaultSelector() as ready:
+      for who in begun if len(begun) >= _AT_ONCE else waiting:
+        ready.register(lines[who].fileno(), selectors.EVENT_READ, who)
+      events = ready.select(_TURN) if waiting else []
+    for key, _ in events:
+      who = key.data
+      if who not in begun and len(begun) >= _AT_ONCE:
+        continue
+      begun[who] = time.monotonic()
+      try:
+        found: bytes | str | None = lines[who].more(most)
+      except _Gone as gone:
+        found = str(gone)
+      if found is not None:
+        waiting.discard(who)
+        del begun[who]
+        yield who, found
+
+
+def serve(
+  terms: Terms,
+  coordinator: str,
+  *,
+  connect_timeout: float = 60.0,
+  phase_timeout: float = 60.0,
+  report: Report = lambda line: None,
+) -> Summed:
+  """The server's side of one sum.
+
+  Args:
+    coordinator: "HOST:PORT" where it listens until the clients have come.
+    connect_timeout: seconds to wait for them; who comes later is a drop-out.
+    phase_timeout: seconds for the letters of a phase; who is later is one, too. It must be
+      enough for the slowest honest client's upload and what all compute.
+    report: is told in one line of whoever is left out, and why.
+
+  Returns:
+    the sum. Its cost's expansions and agreements are those of the formula
+    (`simulated.predicted`), since clients do not tell; bytes are counted.
+
+  Raises:
+    UserError: too few clients came, or are left; nothing was revealed.
+  """
+  validate.positive(connect_timeout=connect_timeout, phase_timeout=phase_timeout)
+  start, at = time.perf_counter(), lobby.address(coordinator)
+  fewest = max(terms.min_survivors, terms.threshold)
+  met = lobby.host(at, hello(terms, 0), connect_timeout, fewest=fewest)
+  lines = {terms.clients[place - 1]: _Line(link) for place, link in met.items()}
+  try:
+    return _served(terms, lines, phase_timeout, report, start)
+  finally:
+    for line in lines.values():
+      line.close()
+
+
+def _served(
+  terms: Terms, lines: dict[int, _Line], seconds: float, report: Report, start: float
+) -> Summed:
+  state, moved = secagg_server.start(terms), Counter[int]()
+  there: list[tuple[int, ...]] = []
+  while state.phase:
+    kind, until = state.phase, time.monotonic() + seconds
+    most = letters.size(len(terms.clients), record_bytes(terms, kind))
+    if kind in ("keys", "masked", "agreed"):
+      most = letters.size(1, record_bytes(terms, kind))
+    wanted = [who for who in secagg_server.expected(state) if who in lines]
+    answered = []
+    for who, said in _heard(lines, wanted, most, until):
+      try:
+        if isinstance(said, str):
+          raise UserError(f"{kind}: client {who} {said}")
+        state = secagg_server.receive(state, said, who)
+        moved[who] += len(said) + _FRAME.size
+        answered.append(who)
+      except UserError as error:
+        report(str(error))
+        lines.pop(who).close()
+    if kind != "agreed":
+      there.append(tuple(sorted(answered)))
+    state, outgoing = secagg_server.close(state)
+    for who, data in outgoing.items():
+      _send(lines, who, data, moved, report)
+  unmasked = secagg_server.total(state)
+  formula = simulated.predicted(terms, Present(*there))
+  cost = Cost(
+    client_bytes=max(moved.values()),
+    server_bytes=sum(moved.values()),
+    expansions=formula.expansions,
+    operations=formula.operations,
+    seconds=time.perf_counter() - start,
+  )
+  return Summed(unmasked.total, unmasked.survivors, cost)
+
+
+def _send(
+  lines: dict[int, _Line], who: int, data: bytes, moved: Counter[int], report: Report
+) -> None:
+  if who not in lines:
+    return
+  try:
+    lines[who].send(data)
+    moved[who] += len(data) + _FRAME.size
+  except _Gone as gone:
+    report(f"client {who} {gone}")
+    lines.pop(who).close()
+
+
+# --- a client
+
+
+def take_part(
+  terms: Terms,
+  me: int,
+  vector: np.ndarray,
+  coordinator: str,
+  *,
+  signing_key: bytes | None = None,
+  connect_timeout: float = 60.0,
+  phase_timeout: float = 60.0,
+) -> None:
+  """A client's side of one sum; its keys come from the operating system, and end with it.
+
+  Args:
+    vector: [d] unsigned integers of the terms' type; leaves this process masked alone.
+    coordinator: "HOST:PORT" of the server.
+    phase_timeout: as the server's; a client waits for twice as long.
+
+  Raises:
+    UserError: the server is not there, refuses this client, says something wrong or nothing,
+      or ends the sum before this client has said all.
+  """
+  member, said = secagg_client.start(terms, me, signing_key=signing_key)
+  mine = hello(terms, terms.clients.index(me) + 1)
+  enough_time = 2 * phase_timeout + connect_timeout
+  ((_, connection),) = lobby.join(lobby.address(coordinator), mine, connect_timeout).items()
+  with contextlib.closing(connection):
+    _put(connection, said, enough_time)
+    while member.expects:
+      most = letters.size(len(terms.clients), record_bytes(terms, member.expects))
+      data = _get(connection, most, enough_time)
+      given = vector if member.expects == "forwarded" else None
+      member, said = secagg_client.answer(member, data, given)
+      _put(connection, said, enough_time)
+
+
+def _put(connection: socket.socket, data: bytes, seconds: float) -> None:
+  connection.settimeout(seconds)
+  try:
+    connection.sendall(_FRAME.pack(len(data)) + data)
+  except OSError as error:
+    raise UserError("server: has ended the sum, or does not read any more") from error
+
+
+def _get(connection: socket.socket, most: int, seconds: float) -> bytes:
+  until = time.monotonic() + seconds
+  (length,) = _FRAME.unpack(_read(connection, _FRAME.size, until))
+  if length > most:
+    raise UserError(f"server: announced {length} bytes, at most {most} are taken")
+  return _read(connection, length, until)
+
+
+def _read(connection: socket.socket, length: int, until: float) -> bytes:
+  data = bytearray()
+  while len(data) < length:
+    connection.settimeout(max(until - time.monotonic(), 0.001))
+    try:
+      piece = connection.recv(min(_PIECE, length - len(data)))
+    except TimeoutError as error:
+      raise UserError(
+        "server: said nothing for too long; the sum goes on without"
+      ) from error
+    except OSError:
+      piece = b""
+    if not piece:
+      raise UserError("server: has ended the sum before it was complete")
+    data += piece
+  return bytes(data)
+
+
+def main(arguments: list[str]) -> None:
+  """A client whose vector is what a function returns: TERMS.json HOST:PORT CLIENT PATH.
+
+  Raises:
+    UserError: as `take_part`, or the arguments are not four, or name nothing.
+  """
+  if len(arguments) != 4 or not arguments[2].isdigit():
+    raise UserError("socket_sums: must be called with TERMS.json HOST:PORT CLIENT PATH")
+  file, coordinator, who, path = arguments
+  try:
+    with open(file) as opened:
+      terms = read(opened.read())
+  except OSError as error:
+    raise UserError(f"terms={file!r}: cannot be read ({error.strerror})") from error
+  if not names.is_path(path):
+    raise UserError(f"vector={path!r}: must be {names.FORM}")
+  vector = np.asarray(names.call(path, "vector", client=int(who)))
+  take_part(terms, int(who), vector, coordinator)
+
+
+if __name__ == "__main__":
+  try:
+    main(sys.argv[1:])
+  except UserError as error:
+    sys.exit(f"error: {error}")

@@ -1,0 +1,288 @@
+"""A server and clients as processes: the killed drop out, the hung time out, others go on."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from dpjax.federated import lobby
+from dpjax.secure import sums
+from dpjax.secure.sums import letters, primitives, secagg_client, socket_sums
+from dpjax.validate import UserError
+from tests import commands
+from tests.federated import programs
+from tests.secure.sums import parties
+
+pytest.importorskip("cryptography", reason="needs the extra 'secure'")
+pytest.importorskip("Crypto", reason="needs the extra 'secure'")
+
+_FORK = multiprocessing.get_context("fork")
+_N, _T, _LENGTH = 5, 3, 3000
+
+
+def _terms(**others):
+  return parties.terms(_N, _T, length=_LENGTH, session=os.urandom(16), **others)
+
+
+def _vector(who):
+  """Computed where it is used: the server's process never calls this for a client."""
+  return parties.vectors(who + 1, _LENGTH)[who]
+
+
+def _client(terms, who, at, act, key):
+  """The program of a client; `act(kind)` runs before it answers with that kind."""
+  answer = secagg_client.answer
+
+  def acting(member, data, vector=None):
+    after, said = answer(member, data, vector)
+    act(letters.KINDS[said[8]])
+    return after, said
+
+  secagg_client.answer = acting
+  with contextlib.suppress(UserError):
+    socket_sums.take_part(terms, who, _vector(who), at, signing_key=key, connect_timeout=20)
+
+
+def _nothing(kind):
+  pass
+
+
+def _killed(when):
+  return lambda kind: kind == when and os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _hung(when):
+  return lambda kind: kind == when and os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@contextlib.contextmanager
+def _running(terms, at, acts=None, those=range(_N), keys=None):
+  acts, children = acts or {}, []
+  for who in those:
+    arguments = (terms, who, at, acts.get(who, _nothing), (keys or {}).get(who))
+    children.append(_FORK.Process(target=_client, args=arguments))
+  for child in children:
+    child.start()
+  try:
+    yield children
+  finally:
+    for child in children:
+      child.kill()
+      child.join()
+
+
+def _serve(terms, acts=None, phase_timeout=10.0, connect_timeout=20.0, **others):
+  """(the sum, what was reported, seconds)."""
+  at, told, start = f"127.0.0.1:{programs.free_port()}", [], time.monotonic()
+  with _running(terms, at, acts, **others):
+    summed = socket_sums.serve(
+      terms,
+      at,
+      connect_timeout=connect_timeout,
+      phase_timeout=phase_timeout,
+      report=told.append,
+    )
+  return summed, told, time.monotonic() - start
+
+
+def _is_sum_of(summed, survivors):
+  assert summed.survivors == tuple(survivors)
+  vectors = {who: _vector(who) for who in survivors}
+  np.testing.assert_array_equal(summed.total, sums.PlainSum().sum(vectors).total)
+
+
+def test_processes_add_what_none_of_them_shows():
+  summed, told, _ = _serve(_terms())
+  _is_sum_of(summed, range(_N))
+  assert told == []
+  in_memory = sums.SecAgg(min_survivors=_T).sum({w: _vector(w) for w in range(_N)}).cost
+  frames = 7 * 8  # letters of a client, with the length before each
+  assert summed.cost.client_bytes == in_memory.client_bytes + frames
+  assert summed.cost.server_bytes == in_memory.server_bytes + _N * frames
+  assert summed.cost[2:4] == in_memory[2:4]
+
+
+def test_signed_sums_need_no_trust_in_who_carries_letters():
+  keys = {who: os.urandom(32) for who in range(_N)}
+  directory = tuple(primitives.signing_public_key(keys[who]) for who in range(_N))
+  terms = parties.terms(_N, 4, length=_LENGTH, directory=directory)
+  summed, told, _ = _serve(terms, {4: _killed("agreed")}, keys=keys)
+  _is_sum_of(summed, range(_N))
+  assert told == ["agreed: client 4 closed its connection"]
+
+
+def test_a_client_can_be_a_program_of_its_own(tmp_path):
+  """With a vector that a user's function makes in its process; the keys there are its own."""
+  (tmp_path / "my_update.py").write_text(
+    "import numpy as np\n"
+    "def vector(client):\n"
+    f"  return np.full({_LENGTH}, 70 + client, np.uint32)\n"
+  )
+  terms, at = _terms(), f"127.0.0.1:{programs.free_port()}"
+  file = tmp_path / "terms.json"
+  file.write_text(socket_sums.written(terms))
+  command = [sys.executable, "-m", "dpjax.secure.sums.socket_sums", str(file), at]
+  program = subprocess.Popen([*command, "3", "my_update:vector"], cwd=tmp_path, env={
+    **os.environ, "PYTHONPATH": f"{commands.ROOT}:{os.environ.get('PYTHONPATH', '')}"
+  })  # fmt: skip
+  with _running(terms, at, those=(0, 1, 2, 4)):
+    summed = socket_sums.serve(terms, at, connect_timeout=60)
+  assert program.wait(20) == 0 and summed.survivors == (0, 1, 2, 3, 4)
+  rest = _vector(0) + _vector(1) + _vector(2) + _vector(4)
+  np.testing.assert_array_equal(summed.total - rest, np.full(_LENGTH, 73, np.uint32))
+
+
+@pytest.mark.parametrize(
+  ("when", "counts"), [("envelopes", False), ("masked", False), ("revealed", True)]
+)
+def test_a_client_killed_in_any_phase_is_a_drop_out(when, counts):
+  summed, told, seconds = _serve(_terms(), {2: _killed(when)})
+  _is_sum_of(summed, range(_N) if counts else (0, 1, 3, 4))
+  assert told == [f"{when}: client 2 closed its connection"]
+  assert seconds < 10
+
+
+def test_a_client_that_hangs_times_out():
+  summed, told, seconds = _serve(_terms(), {1: _hung("masked")}, phase_timeout=1.0)
+  _is_sum_of(summed, (0, 2, 3, 4))
+  assert told == ["masked: client 1 is silent"] and seconds < 10
+
+
+def test_clients_that_never_come_are_left_out_and_too_few_are_refused():
+  summed, _, _ = _serve(_terms(), those=(0, 2, 4), connect_timeout=1.5)
+  _is_sum_of(summed, (0, 2, 4))
+  with pytest.raises(UserError, match="did not come in time"):
+    _serve(_terms(), those=(0, 2), connect_timeout=1.0)
+  with pytest.raises(
+    UserError, match="only 2 clients sent their masked; the sum is refused"
+  ):
+    _serve(_terms(), {who: _killed("masked") for who in (0, 2, 4)})
+
+
+def _knocking(port):
+  """A connection to the server's lobby, once it listens."""
+  until = time.monotonic() + 10
+  while time.monotonic() < until:
+    with contextlib.suppress(OSError):
+      return socket.create_connection(("127.0.0.1", port), timeout=10)
+    time.sleep(0.05)
+  raise AssertionError("nobody listens")
+
+
+def _strangers(port, terms, answers):
+  garbage = _knocking(port)
+  garbage.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(range(256)))
+  others = parties.terms(_N, _T, length=_LENGTH, session=bytes(16))
+  for one, who in ((others, 1), (terms, _N + 3)):  # other terms, no such client
+    connection = _knocking(port)
+    reader = connection.makefile()
+    hello = {**socket_sums.hello(one, who), "word": json.loads(reader.readline())["word"]}
+    connection.sendall(json.dumps(hello).encode() + b"\n")
+    answers.append(json.loads(reader.readline())["wrong"])
+    connection.close()
+  garbage.close()
+
+
+def test_strangers_do_not_stop_a_sum():
+  terms, port, answers, summed = _terms(), programs.free_port(), [], []
+  at = f"127.0.0.1:{port}"
+  serving = threading.Thread(
+    target=lambda: summed.append(socket_sums.serve(terms, at, connect_timeout=20))
+  )
+  serving.start()
+  _strangers(port, terms, answers)
+  with _running(terms, at):
+    serving.join(30)
+  _is_sum_of(summed[0], range(_N))
+  assert "config: differs between process 0 and process 1" in answers[0]
+  assert answers[1].startswith("process_id=8: must be below")
+
+
+def _liar(terms, at, who, says):
+  """Joins as a client does, then says something else."""
+  hello = socket_sums.hello(terms, who + 1)
+  ((_, connection),) = lobby.join(lobby.address(at), hello, 20).items()
+  connection.sendall(says(terms, who))
+  time.sleep(60)
+
+
+_LIES = {
+  "garbage": (lambda terms, who: b"\xff" * 4000, "announced 18446744073709551615 bytes"),
+  "half a letter": (lambda terms, who: struct.pack("<Q", 90) + b"abc", "is silent"),
+  "another's keys": (
+    lambda terms, who: (lambda d: struct.pack("<Q", len(d)) + d)(
+      secagg_client.start(terms, 3)[1]
+    ),
+    "from client 1, who says to be client 3",
+  ),
+}
+
+
+@pytest.mark.parametrize("name", list(_LIES))
+def test_a_client_that_says_something_else_is_left_out(name):
+  says, line = _LIES[name]
+  terms, at, told = _terms(), f"127.0.0.1:{programs.free_port()}", []
+  liar = _FORK.Process(target=_liar, args=(terms, at, 1, says))
+  liar.start()
+  try:
+    with _running(terms, at, those=(0, 2, 3, 4)):
+      summed = socket_sums.serve(
+        terms, at, connect_timeout=20, phase_timeout=2, report=told.append
+      )
+  finally:
+    liar.kill()
+    liar.join()
+  _is_sum_of(summed, (0, 2, 3, 4))
+  assert len(told) == 1 and line in told[0] and "\n" not in told[0]
+
+
+def test_a_client_ends_in_one_line_when_the_server_does():
+  terms, at = _terms(), f"127.0.0.1:{programs.free_port()}"
+  with pytest.raises(UserError, match="coordinator=127.0.0.1"):
+    socket_sums.take_part(terms, 0, _vector(0), at, connect_timeout=0.3)
+  errors = []
+
+  def client():
+    with pytest.raises(UserError) as caught:
+      socket_sums.take_part(terms, 0, _vector(0), at, connect_timeout=10)
+    errors.append(str(caught.value))
+
+  thread = threading.Thread(target=client)
+  thread.start()
+  links = lobby.host(lobby.address(at), socket_sums.hello(terms, 0), 0.5, fewest=1)
+  for link in links.values():
+    link.close()
+  thread.join(10)
+  assert errors[0].startswith("server: has ended the sum")
+
+
+def test_terms_travel_as_a_file_and_wrong_ones_are_one_line(tmp_path):
+  keys = {who: os.urandom(32) for who in range(_N)}
+  directory = tuple(primitives.signing_public_key(keys[who]) for who in range(_N))
+  terms = parties.terms(_N, 4, directory=directory)
+  assert socket_sums.read(socket_sums.written(terms)) == terms
+  for text in ("", "[]", "{}", "null", '{"session": 3}', socket_sums.written(terms)[:-9]):
+    with pytest.raises(UserError, match="terms: are not those"):
+      socket_sums.read(text)
+  with pytest.raises(UserError, match="threshold=1: must be"):
+    socket_sums.read(socket_sums.written(terms).replace('"threshold": 4', '"threshold": 1'))
+  file = tmp_path / "terms.json"
+  file.write_text(socket_sums.written(terms))
+  for arguments, says in {
+    (): "must be called with TERMS.json",
+    ("none.json", "h:1", "2", "a:b"): "cannot be read",
+    (str(file), "h:1", "2", "ab"): "must be package.module:name",
+    (str(file), "h:1", "2", "dpjax.nothing:x"): "there is no module",
+  }.items():
+    with pytest.raises(UserError, match=says):
+      socket_sums.main([*arguments])
