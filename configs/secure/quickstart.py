@@ -34,6 +34,15 @@ def get_config() -> SecureConfig:
     "sum, SecAgg": {},
     "sum, SecAgg, 3 silent": {"task.silent": 3},
     "sum, SecAgg on a graph": {"protocol": "secagg_plus"},
+    "sum, BFV": {"protocol": "bfv"},
+    "sum, CKKS": {"protocol": "ckks"},
+    "train, breast cancer": {"task": "train"},
+    "train, digits": {
+      "task": {
+        "name": "train", "dataset": "digits", "hidden": (16,), "learning_rate": 0.25,
+        "epochs": 10, "batch_size": 32,
+      },
+    },
     "regress, diabetes": {
       "task": {"name": "regress", "num_features": 4, "ridge": 1.0},
     },

@@ -91,6 +91,36 @@ def test_inference_goes_on_where_it_stopped_with_the_epsilon_of_its_model(
   assert 2.5 < result["epsilon"] <= 3.0 and result["epsilon_kind"] == "proved"
 
 
+_TRAIN = {"name": "train", "dataset": "digits", "hidden": (4,), "epochs": 1}
+_TRAIN |= {"batch_size": 64, "learning_rate": 0.25, "num_predicted": 30}
+
+
+@pytest.mark.parametrize(
+  ("activation", "output"), [("relu", "sigmoid"), ("square", "linear")]
+)
+def test_training_on_shares_is_that_in_the_clear(tmp_path, activation, output):
+  rate = 0.25 if output == "sigmoid" else 2**-12
+  task = _TRAIN | {"activation": activation, "output": output, "learning_rate": rate}
+  result = loop.train(_point(task=task), tmp_path)
+  assert result["error"] < 5e-3 and result["num_steps"] == 1437 // 64
+  assert abs(result["test_accuracy"] - result["plain_accuracy"]) < 0.07
+  assert result["bytes"] == result["bytes_between_parties"] + result["bytes_dealt"]
+
+
+def test_training_on_shares_goes_on_where_it_stopped(tmp_path, monkeypatch):
+  stop_after(monkeypatch, 1)
+  config = _point(task=_TRAIN)
+  with pytest.raises(loop.Interrupted, match="step 1"):
+    loop.train(config, tmp_path)
+  assert loop.train(config, tmp_path)["error"] < 5e-3
+
+
+def test_ckks_adds_fractions_and_bfv_integers(tmp_path, tenseal):
+  for name, most in (("ckks", 1e-6), ("bfv", 0)):
+    result = loop.train(_point(protocol=name, **_SUM), tmp_path / name)
+    assert result["error"] <= most and result["method"] == name
+
+
 def test_a_table_resumes_and_keeps_failures_as_rows(tmp_path):
   small = {"protocol": "plain"}
   rows = {"one": small, "two": {"protocol": {"name": "plain", "bits": 64}}}
@@ -160,6 +190,9 @@ def test_a_model_that_no_ciphertext_is_put_through(changes, words):
       "task.num_predicted=9000: must be at most",
     ),
     ({"name": "regress", "most_refreshes": 0}, "task.most_refreshes=0: .* need"),
+    ({"name": "train", "batch_size": 512}, "task.batch_size=512"),
+    (_TRAIN | {"activation": "square", "output": "linear"}, "diverges in float64, too"),
+    ({"name": "train", "learning_rate": 0.3}, "task.learning_rate=0.3: .* power of two"),
     ({"name": "infer", "num_images": 9000}, "task.num_images=9000: must be at most"),
   ],
 )

@@ -17,6 +17,8 @@ from dpjax.runs.central.config import DataConfig, TrainConfig
 from dpjax.runs.fields import Choice, WithChoices, name_of
 from dpjax.secure import sums
 from dpjax.secure.homomorphic.inference import LAYOUTS
+from dpjax.secure.mpc import secureml
+from dpjax.secure.sums.homomorphic_sums import CkksSum
 from dpjax.validate import UserError
 
 TABLES = ("diabetes", "breast_cancer")  # scikit-learn's
@@ -97,7 +99,45 @@ class InferTask:
     validate.one_of(LAYOUTS, layout=self.layout)
 
 
-TASKS = {"sum": SumTask, "regress": RegressTask, "infer": InferTask}
+@dataclasses.dataclass(frozen=True)
+class TrainTask:
+  """`secure.mpc.secureml`: two parties train a model on shares, a dealer helps.
+
+  Args:
+    dataset: breast_cancer (one output) | digits | mnist (an output for each class).
+    hidden: widths of the hidden layers; none: logistic regression.
+    activation, output, learning_rate: of `secureml.Recipe`.
+    truncation: masked (never fails) | local (SecureML's own; fails with a probability).
+    num_predicted: test rows that are predicted on shares.
+  """
+
+  dataset: str = "breast_cancer"
+  hidden: tuple[int, ...] = ()
+  activation: str = "relu"
+  output: str = "sigmoid"
+  learning_rate: float = 0.5
+  epochs: int = 10
+  batch_size: int = 64
+  truncation: str = "masked"
+  num_predicted: int = 100
+  module: ClassVar[str] = "two_parties"
+  reads: ClassVar[str] = ""
+
+  def __post_init__(self):
+    validate.one_of(("breast_cancer", "digits", "mnist"), dataset=self.dataset)
+    for width in validate.several(hidden=self.hidden):
+      validate.integer_in(1, 2**16, hidden=width)
+    secureml.Recipe(self.activation, self.output, self.learning_rate)
+    if not self.hidden and self.activation != "relu":
+      raise UserError(f"activation={self.activation!r}: would be ignored, hidden is empty")
+    validate.integer_in(1, bounds.MOST_EPOCHS, epochs=self.epochs)
+    validate.integer_in(1, 2**16, batch_size=self.batch_size)
+    validate.one_of(("masked", "local"), truncation=self.truncation)
+    validate.integer_in(1, _MOST_ROWS, num_predicted=self.num_predicted)
+
+
+PROTOCOLS = {**sums.PROTOCOLS, "ckks": CkksSum}  # the last adds fractions
+TASKS = {"sum": SumTask, "regress": RegressTask, "infer": InferTask, "train": TrainTask}
 _ROOMS = {"protocol": "task='sum'", "train": "task='infer'"}  # read by one task alone
 
 
@@ -110,10 +150,10 @@ class SecureConfig(WithChoices):
   row.
   """
 
-  # sum | regress | infer
+  # sum | regress | infer | train
   task: Annotated[Any, Choice(TASKS)] = "sum"
-  # plain | additive_sharing | additive_servers | secagg | secagg_plus
-  protocol: Annotated[sums.SumProtocol, Choice(sums.PROTOCOLS)] = dataclasses.field(
+  # plain | additive_sharing | additive_servers | secagg | secagg_plus | bfv | ckks
+  protocol: Annotated[sums.SumProtocol | CkksSum, Choice(PROTOCOLS)] = dataclasses.field(
     default_factory=sums.SecAgg
   )
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
@@ -126,7 +166,8 @@ class SecureConfig(WithChoices):
     """Whose data are hidden."""
     if self.task.reads == "train":
       return self.train.data
-    return DataConfig(name=getattr(self.task, "table", "drawn"))
+    own = (getattr(self.task, name, None) for name in ("table", "dataset"))
+    return DataConfig(name=next((name for name in own if name), "drawn"))
 
 
 @bounds.names_fields

@@ -22,8 +22,8 @@ _HIDES = {
   "additive_servers": "each vector from all servers but one",
   "secagg": "each vector from the server and fewer than min_survivors clients",
   "secagg_plus": "each vector from the server and a fraction of the clients",
-  "bfv": "each vector from the server; not from a client who colludes with it",
-  "ckks": "each vector from the server; not from a client who colludes with it",
+  "bfv": "each vector from the server, unless a client tells it the key",
+  "ckks": "each vector from the server, unless a client tells it the key",
 }
 
 
@@ -32,13 +32,15 @@ class _Drawn(Mapping[int, np.ndarray]):
 
   def __init__(self, config: SecureConfig, seed: int):
     self._task, self._seed = config.task, seed
-    self._dtype = np.dtype(f"uint{getattr(config.protocol, 'bits', 64)}")
+    bits = getattr(config.protocol, "bits", None)  # CKKS has none: fractions in [0, 1)
+    self._dtype = np.dtype(np.float64 if bits is None else f"uint{bits}")
 
   def __getitem__(self, who: int) -> np.ndarray:
     task = self._task
     drawn = np.random.default_rng([self._seed, who])
     numbers = drawn.integers(0, 2**task.entry_bits, task.length, dtype=np.uint64)
-    return numbers.astype(self._dtype)
+    fractions = self._dtype.kind == "f"
+    return numbers / 2.0**task.entry_bits if fractions else numbers.astype(self._dtype)
 
   def __iter__(self) -> Iterator[int]:
     return iter(range(self._task.num_clients))
@@ -115,9 +117,10 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Measured:
 
 
 def _error(total: np.ndarray, ready: _Ready, survivors: Any) -> float:
-  """Against the sum modulo 2^bits, the shorter way round."""
+  """Against the sum; modulo 2^bits the shorter way round."""
   want = np.zeros_like(total)
   for who in survivors:
     want += ready.vectors[who]
-  apart = np.minimum(total - want, want - total)
-  return float(apart.max())
+  if total.dtype.kind == "f":
+    return float(np.abs(total - want).max())
+  return float(np.minimum(total - want, want - total).max())
