@@ -18,9 +18,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dpjax import accounting, secure, validate
+from dpjax.gradients.explain import aligned
 from dpjax.runs import report
 from dpjax.secure.sums import PlainSum
-from dpjax.sweeps import claims
 from dpjax.validate import UserError
 
 BITS = (10, 12, 14, 16, 18, 20)
@@ -103,15 +103,16 @@ def _entry(bits: int, epsilon: float, vectors: np.ndarray) -> Entry:
 
 
 def table(entries: Sequence[Entry]) -> str:
-  """As Markdown."""
-  return claims.markdown([entry._asdict() for entry in entries])
+  """Aligned text, one line per entry."""
+  cell = lambda value: "-" if value is None else f"{value:.4g}"
+  return aligned([Entry._fields, *([*map(cell, entry)] for entry in entries)])
 
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/distributed_noise.csv, .md and .png."""
   out.mkdir(parents=True, exist_ok=True)
   report.write_entries(out / "distributed_noise.csv", entries)
-  (out / "distributed_noise.md").write_text(table(entries))
+  (out / "distributed_noise.md").write_text(f"```\n{table(entries)}\n```\n")
   figure = Figure(figsize=(6, 3.4), layout="constrained")
   axes = figure.subplots()
   for index, epsilon in enumerate(dict.fromkeys(entry.epsilon for entry in entries)):
