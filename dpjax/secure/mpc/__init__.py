@@ -9,6 +9,9 @@ Guarantee: against one party, or the dealer, that follows the protocol and looks
 receives (honest but curious), no two of the three together. Shapes, the program and public
 arguments are public. What is revealed may tell about the inputs: it is not differentially
 private.
+
+Beside it: `secure_jit`, any JAX function on shares by SPU (`spu_jit`, extra `mpc-spu`), and
+`garbled`, whether x < y without a dealer.
 """
 
 from dpjax.secure.mpc import secureml as secureml
@@ -37,3 +40,4 @@ from dpjax.secure.mpc.ring64 import decode as decode
 from dpjax.secure.mpc.ring64 import encode as encode
 from dpjax.secure.mpc.session import Ran as Ran
 from dpjax.secure.mpc.session import run as run
+from dpjax.secure.mpc.spu_jit import secure_jit as secure_jit
