@@ -87,8 +87,7 @@ def _entry(bits: int, epsilon: float, vectors: np.ndarray) -> Entry:
   try:
     mechanism = sized(_calibrated(lambda z: sized(z).event, epsilon, "rdp"))
   except UserError:
-    nothing = [None] * 3
-    return Entry(bits, epsilon, *nothing, central, *nothing, None)
+    return Entry(bits, epsilon, None, None, None, central, None, None, None, None)
   aggregator = secure.skellam_mean(PlainSum(min_survivors=count), mechanism, seed=bits)
   messages, there = jnp.asarray(vectors, jnp.float32), np.ones(count, bool)
   start = time.perf_counter()
