@@ -12,7 +12,7 @@ here to be measured and attacked.
 | "batch"        | one map for a batch           | nothing: differences are noise-free |
 | "run"          | one map for the whole run     | nothing: differences are noise-free |
 
-Samples come from `dpjax.noise.secure`: tails to 133 scales (Gaussian: 9.49 standard
+Samples come from `dpjax.noise.source`: tails to 133 scales (Gaussian: 9.49 standard
 deviations), in the float type of the records. Its lattice depends on the value (Mironov
 2012); rounding to `GRID` afterwards is post-processing and bounds which numbers can be seen,
 it does not prove the last bit.

@@ -1,0 +1,38 @@
+"""Encrypted MNIST: 1,000 test images answered by dense(64) - square - dense(10).
+
+python -m launch.secure --config=configs/secure/inference_mnist.py --workdir=runs/images
+"""
+
+from __future__ import annotations
+
+from dpjax.runs.central.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+from dpjax.runs.secure.config import InferTask, SecureConfig
+
+
+def get_config() -> SecureConfig:
+  """Both layouts, and the same network trained with epsilon 2."""
+  private = {"train.privacy.method": "dp_sgd", "train.privacy.epsilon": 2.0}
+  return SecureConfig(
+    task=InferTask(num_images=1000),
+    train=TrainConfig(
+      data=DataConfig(name="mnist", center=True),
+      model=ModelConfig(name="mlp", options={"features": (64,), "activation": "square"}),
+      privacy=PrivacyConfig(method="sgd", sampling_prob=256 / 60_000),
+      optimizer=OptimizerConfig(learning_rate=0.003),
+      num_steps=3000,
+      eval_every=500,
+      checkpoint_every=500,
+    ),
+    rows={
+      "infer, whole images": {},
+      "infer, by pixels": {"task.layout": "pixels"},
+      "infer, whole images, trained with epsilon 2": private,
+    },
+    title="MNIST, dense(64) - square - dense(10)",
+  )

@@ -1,0 +1,25 @@
+"""SecureML on MNIST: 784-128-128-10 trained on shares by two parties and a dealer.
+
+python -m launch.secure --config=configs/secure/secureml_mnist.py --workdir=runs/secureml
+"""
+
+from __future__ import annotations
+
+from dpjax.runs.secure.config import SecureConfig, TrainTask
+
+
+def get_config() -> SecureConfig:
+  """One epoch; three are in results/secure/secureml.json."""
+  network = TrainTask(
+    dataset="mnist",
+    hidden=(128, 128),
+    learning_rate=0.25,
+    epochs=1,
+    batch_size=128,
+    num_predicted=10_000,
+  )
+  return SecureConfig(
+    task=network,
+    rows={"train, MNIST, 784-128-128-10": {}},
+    title="SecureML on MNIST, one epoch",
+  )
