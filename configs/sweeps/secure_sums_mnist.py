@@ -31,7 +31,7 @@ def _base() -> FedConfig:
     partition={"name": "iid", "num_clients": 20},
     model=ModelConfig(name="linear"),
     local=LocalConfig(batch_size=None, epochs=5),
-    client_optimizer=FedOptimizerConfig(learning_rate=0.1),
+    client_optimizer=FedOptimizerConfig(learning_rate=0.02),
     privacy=FedPrivacyConfig(method="none", sampler="fixed_size"),
     num_rounds=12,
     clients_per_round=20,
@@ -48,7 +48,9 @@ def get_config() -> SweepConfig:
     variants={
       "plain": {},
       "simulated": {"secure_sum": "secagg"},
-      "simulated, 16 bits": {"secure_sum": {"name": "secagg", "bits": 16}},
+      "simulated, 16 bits": {
+        "secure_sum": {"name": "secagg", "bits": 16, "largest_value": 0.25}
+      },
       **{name: _in_earnest(name) for name in _PROTOCOLS},
     },
     grid={},
