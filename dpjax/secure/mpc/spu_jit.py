@@ -268,7 +268,9 @@ def joined(config: Any, shares: Sequence[Any], shape: tuple, dtype: Any) -> np.n
   return np.asarray(array).astype(dtype, copy=False).reshape(shape)
 
 
-def run_party(link: Any, config: Any, program: spu_program.Program, own: Sequence) -> tuple:
+def run_party(
+  link: Any, config: Any, program: spu_program.SpuProgram, own: Sequence
+) -> tuple:
   """One party: its shares of the inputs in, its shares of the outputs out."""
   spu = spu_program.library()
   runtime = spu.Runtime(link, config)

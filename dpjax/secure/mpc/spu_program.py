@@ -48,7 +48,7 @@ _REFUSED = {
 _DRAWS = ("random_", "threefry", "rng_")
 
 
-class Program(NamedTuple):
+class SpuProgram(NamedTuple):
   """A function as SPU's bytecode, for inputs of known shapes."""
 
   code: bytes
@@ -105,7 +105,7 @@ def check_dtype(name: str, dtype: Any) -> None:
 @functools.lru_cache(maxsize=128)
 def compiled(
   fn: Callable, structs: tuple[jax.ShapeDtypeStruct, ...], in_tree: Any, public: tuple
-) -> Program:
+) -> SpuProgram:
   """The program of `fn` for leaves of these shapes; `public[i]`: leaf i is no secret.
 
   UserError: something in it that SPU cannot do, an array that it closes over.
@@ -125,7 +125,7 @@ def compiled(
   with one_line():
     code = spu.compile(source, spu.CompilerOptions())
   leaves = tuple(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in outputs)
-  return Program(code, text, len(structs), leaves, out_tree)
+  return SpuProgram(code, text, len(structs), leaves, out_tree)
 
 
 class one_line:

@@ -1,6 +1,7 @@
 """What a secure sum promises: the exact sum, and nothing else to anybody."""
 
 import itertools
+import sys
 import tracemalloc
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax.secure import sums
-from dpjax.secure.sums import primitives, secagg_client, secagg_server
+from dpjax.secure.sums import primitives, secagg_client
 from dpjax.secure.sums.letters import OVERHEAD
 from dpjax.secure.sums.terms import neighbours
 from dpjax.validate import UserError
@@ -102,6 +103,22 @@ def test_each_vector_is_looked_up_once_in_order():
   assert seen == [0, 2, 3, 4]
 
 
+def test_no_two_sums_share_a_mask():
+  terms, vectors = parties.terms(4, 3), parties.vectors(4)
+  one, two = (parties.play(terms, vectors).letters for _ in range(2))
+  assert not [letter for letter in one if one[letter] == two[letter]]
+
+
+def test_without_the_extra_one_line_names_it(monkeypatch):
+  primitives.library.cache_clear()
+  monkeypatch.setitem(sys.modules, "cryptography", None)
+  with pytest.raises(
+    UserError, match=r"of the extra 'secure'; pip install 'dpjax\[secure\]'"
+  ):
+    sums.SecAgg().sum(parties.vectors(3))
+  assert sums.Simulated(sums.SecAgg()).sum(parties.vectors(3)).survivors == (0, 1, 2)
+
+
 # --- 2: an end without a leak
 
 
@@ -146,7 +163,7 @@ def _without_own_masks(played):
   terms, rows = played.server.terms, []
   for who in terms.clients:
     row = _masked(played, who).copy()
-    seed = secagg_server._rebuilt(played.server, who)
+    seed = played.members[who].own_seed  # which the server rebuilds from shares
     primitives.add_streams(row, [(secagg_client.own_stream(terms, who, seed), False)])
     rows.append(row)
   return np.stack(rows)
