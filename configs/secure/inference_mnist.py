@@ -32,6 +32,7 @@ def get_config() -> SecureConfig:
     rows={
       "infer, whole images": {},
       "infer, by pixels": {"task.layout": "pixels"},
+      "infer, by pixels, 4,096 images": {"task.layout": "pixels", "task.num_images": 4096},
       "infer, whole images, trained with epsilon 2": private,
     },
     title="MNIST, dense(64) - square - dense(10)",

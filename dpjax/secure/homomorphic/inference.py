@@ -31,9 +31,9 @@ import numpy as np
 from dpjax import validate
 from dpjax.secure.homomorphic.ckks import (
   Chain,
-  Evaluator,
   PublicKeys,
   SecretKeys,
+  SlotEvaluator,
   rotations_of,
 )
 from dpjax.validate import UserError
@@ -81,8 +81,8 @@ class _Layout(Protocol):
 
   def pack(self, images: np.ndarray) -> list[np.ndarray]: ...  # [<= images_each, d]
   def unpack(self, slots: Sequence[np.ndarray]) -> np.ndarray: ...  # [images_each, k]
-  def coded(self, on: Evaluator, net: SquareNetwork) -> Any: ...  # as `answer` takes it
-  def answer(self, on: Evaluator, weights: Any, x: Sequence[Any]) -> list[Any]: ...
+  def coded(self, on: SlotEvaluator, net: SquareNetwork) -> Any: ...  # as `answer` takes it
+  def answer(self, on: SlotEvaluator, weights: Any, x: Sequence[Any]) -> list[Any]: ...
 
 
 def _power(number: float) -> int:
@@ -120,7 +120,7 @@ class _Packed:
   def unpack(self, slots: Sequence[np.ndarray]) -> np.ndarray:
     return slots[0].reshape(self.images_each, self.block)[:, : self.classes]
 
-  def answer(self, on: Evaluator, weights: Any, x: Sequence[Any]) -> list[Any]:
+  def answer(self, on: SlotEvaluator, weights: Any, x: Sequence[Any]) -> list[Any]:
     first, bias, head, head_bias = weights
     turned = [x[0]]
     for _ in range(1, min(self.baby, self.h)):
@@ -137,7 +137,7 @@ class _Packed:
     logits = on.folded(on.weighted(pairs), self.k, self.parts[1])
     return [on.plus(logits, head_bias)]
 
-  def coded(self, on: Evaluator, net: SquareNetwork) -> Any:
+  def coded(self, on: SlotEvaluator, net: SquareNetwork) -> Any:
     """The weights as SEAL's plaintexts, encoded once."""
     p = np.arange(self.block)
     kernel = np.zeros((self.block, self.h))  # [q, hidden]
@@ -184,11 +184,11 @@ class _Pixels:
   def unpack(self, slots: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack(list(slots), axis=1)
 
-  def coded(self, on: Evaluator, net: SquareNetwork) -> SquareNetwork:
+  def coded(self, on: SlotEvaluator, net: SquareNetwork) -> SquareNetwork:
     """As they are: to encode one number costs nothing."""
     return net
 
-  def answer(self, on: Evaluator, weights: Any, x: Sequence[Any]) -> list[Any]:
+  def answer(self, on: SlotEvaluator, weights: Any, x: Sequence[Any]) -> list[Any]:
     net = weights
     layer = lambda held, kernel, bias: [
       on.plus(on.weighted(zip(held, column)), shift)
@@ -256,7 +256,7 @@ class ModelOwner:
         "or it wraps around; train with smaller steps or weights"
       )
     self._layout = _layout(layout, d, h, k)
-    self._evaluator = Evaluator(CHAIN, public)
+    self._evaluator = SlotEvaluator(CHAIN, public)
     self._weights = self._layout.coded(self._evaluator, network)
 
   def answer(self, question: Sequence[bytes]) -> list[bytes]:
