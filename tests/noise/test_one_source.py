@@ -50,6 +50,7 @@ _EXCEPTIONS = {
   "dpjax/attacks/class_inversion.py": {"truncated_normal"},
   # initial weights
   "dpjax/runs/attack/inversion.py": {"uniform"},
+  "dpjax/secure/mpc/secureml.py": {"normal"},
   "dpjax/relevance/adlm.py": {"jax.nn.initializers"},
   "dpjax/benchmarks/workloads.py": {"jax.nn.initializers"},
 }

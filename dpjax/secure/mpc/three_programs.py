@@ -20,6 +20,7 @@ import contextlib
 import json
 import math
 import multiprocessing
+import pickle
 import secrets
 import socket
 import time
@@ -255,12 +256,19 @@ def run_processes(
   what the program sends, over a socket of this machine.
 
   Args:
-    program: a function of a module, which the processes import.
+    program: a function of a module, which the processes import (a script that calls this
+      stands behind `if __name__ == "__main__"`), or a `functools.partial` of one.
     record: as in `connect`, a function of a module.
 
   Raises:
     UserError: whatever went wrong first, in whichever process; the others are ended.
   """
+  try:
+    pickle.dumps((program, record))  # how this process tells its own, which is all
+  except (pickle.PicklingError, AttributeError, TypeError) as error:
+    raise UserError(
+      f"program={program!r}: must be a function of a module, that other processes can import"
+    ) from error
   agreed = Agreed(secrets.token_bytes(32), "", frac_bits, truncation, timeout, seed)
   with contextlib.ExitStack() as stack:
     dealer = _started(stack, _dealer_main, agreed)

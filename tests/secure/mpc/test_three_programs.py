@@ -71,6 +71,11 @@ def test_a_process_that_fails_is_one_line_in_time(program, line):
   assert "\n" not in str(error.value) and time.monotonic() - start < 40
 
 
+def test_a_program_that_no_process_can_import_is_one_line():
+  with pytest.raises(UserError, match="program=.*must be a function of a module"):
+    three_programs.run_processes(lambda party: None)
+
+
 # --- the programs themselves, in threads
 
 
