@@ -16,6 +16,10 @@ and Micciancio 2021).
 | `packed` | several whole images in each   | few images: an answer in a fraction of a second|
 | `pixels` | one pixel of thousands in each | thousands at once: least time for each image   |
 
+Measured on MNIST with 64 hidden units, on 2 busy CPU cores: `packed` answers four images in .2 s,
+81 kB an image; `pixels` takes 40 s for up to 4,096, so it is the cheaper one from about
+900 images on (`configs/secure/inference_mnist.py`).
+
 Source: Gilad-Bachrach et al. 2016 (CryptoNets: square activations, a pixel a ciphertext);
 Juvekar et al. 2018 (GAZELLE, hybrid products: as many rotations as there are outputs, by
 baby and giant steps); Halevi and Shoup 2014.
