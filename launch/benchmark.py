@@ -27,6 +27,10 @@ over all devices (--cpu_devices=8 makes 8 of one CPU), "fedjax" is FedJAX where 
 --suite=training times the steps of whole configs by gradient method, in turns, and says how
 many minutes their runs take by each; it writes training.csv.
 
+--suite=noise measures no time but error: that of a sum over 100 clients whose shares of Skellam
+noise are inside it, by bits and epsilon, against Gaussian noise of a server at equal epsilon; it
+writes distributed_noise.csv, .md and .png.
+
 --suite=secure_sums measures sums of clients' vectors by protocol (--methods: see
 dpjax/secure/sums), all parties in one process, with and without drop-outs: seconds, bytes,
 streams, operations and memory, for --workloads=CLIENTSxLENGTH,...; it writes sums.csv and
@@ -44,6 +48,7 @@ from dpjax import gradients, validate
 from dpjax.benchmarks import (
   federated_speed,
   gradient_speed,
+  noise_error,
   sum_overhead,
   training_speed,
   workloads,
@@ -51,13 +56,15 @@ from dpjax.benchmarks import (
 from dpjax.runs.central.config import TrainConfig
 from launch import app, config_flag
 
-SUITES = ("gradients", "federated", "training", "secure_sums")
+SUITES = ("gradients", "federated", "training", "noise", "secure_sums")
 _OF_SUITES = {  # flags that not every suite reads
   "workloads": ("gradients", "federated", "secure_sums"),
   "clients": ("federated",),
   "cpu_devices": ("federated",),
   "configs": ("training",),
   "peak_rss": ("gradients", "secure_sums"),
+  "methods": ("gradients", "federated", "training", "secure_sums"),
+  "repeats": ("gradients", "federated", "training", "secure_sums"),
 }
 
 flags.DEFINE_string("suite", "gradients", f"What to measure: {', '.join(SUITES)}.")
@@ -110,6 +117,7 @@ def main() -> None:
     "gradients": _gradients,
     "federated": _federated,
     "training": _training,
+    "noise": _noise,
     "secure_sums": _secure_sums,
   }
   run[options.suite](options, out)
@@ -169,6 +177,14 @@ def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     if out is not None:
       training_speed.write(entries, out)
   print(training_speed.table(entries))
+
+
+def _noise(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  del options
+  entries = noise_error.measure()
+  if out is not None:
+    noise_error.write(entries, out)
+  print(noise_error.table(entries))
 
 
 def _secure_sums(options: flags.FlagValues, out: pathlib.Path | None) -> None:
