@@ -1,6 +1,12 @@
 """Encrypted MNIST: 1,000 test images answered by dense(64) - square - dense(10).
 
 python -m launch.secure --config=configs/secure/inference_mnist.py --workdir=runs/images
+
+Needs the prepared MNIST (TFDS_DATA_DIR). Hardware: 2 CPU cores, busy; 5 minutes, trainings
+included. Seen: the accuracy in the clear, to the image (.973 and .968 of 1,000, .9685 of 4,096;
+logits off by less than 1e-4). Whole images: .2 s for four, .05 s and 81 kB an image. By pixels:
+40 to 46 s for anything up to 4,096 images, then .01 s and 39 kB an image: less from about 900
+images on. See results/secure/inference_mnist.
 """
 
 from __future__ import annotations
@@ -32,6 +38,7 @@ def get_config() -> SecureConfig:
     rows={
       "infer, whole images": {},
       "infer, by pixels": {"task.layout": "pixels"},
+      "infer, by pixels, 4,096 images": {"task.layout": "pixels", "task.num_images": 4096},
       "infer, whole images, trained with epsilon 2": private,
     },
     title="MNIST, dense(64) - square - dense(10)",

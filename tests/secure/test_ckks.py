@@ -5,7 +5,7 @@ import pytest
 
 from dpjax.federated.vertical import encrypted_vectors
 from dpjax.secure.homomorphic import ckks
-from dpjax.secure.homomorphic.ckks import Chain, Evaluator, SecretKeys
+from dpjax.secure.homomorphic.ckks import Chain, SecretKeys, SlotEvaluator
 from dpjax.validate import UserError
 
 _CHAIN = Chain(levels=3, scale_bits=36, end_bits=50)
@@ -19,7 +19,7 @@ def keys():
 
 @pytest.fixture(scope="module")
 def server(keys):
-  return Evaluator(_CHAIN, keys.public)
+  return SlotEvaluator(_CHAIN, keys.public)
 
 
 def _numbers(seed=0):

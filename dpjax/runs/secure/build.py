@@ -26,7 +26,7 @@ from dpjax.runs.streams import Streams
 from dpjax.validate import UserError
 
 
-class Measured(NamedTuple):
+class Computed(NamedTuple):
   """What one computation came to; a row of the table."""
 
   protocol: str
@@ -89,7 +89,7 @@ def build(config: SecureConfig, loaded: Any = None) -> Job:
 
 
 def _play(config: SecureConfig, kind: Any, prepared: Any, fit: Fit) -> Ended:
-  found: Measured = kind.measured(config, prepared, fit)
+  found: Computed = kind.measured(config, prepared, fit)
   nothing = Promise("none", None, "").facts(Ledger(), 0.0)
   result = {
     "test_accuracy": None,  # but where a model is asked

@@ -12,7 +12,7 @@ from dpjax import data as data_lib
 from dpjax import training
 from dpjax.runs.central import build as central
 from dpjax.runs.loop import Fit, Work
-from dpjax.runs.secure.build import Measured
+from dpjax.runs.secure.build import Computed
 from dpjax.runs.secure.config import SecureConfig
 from dpjax.runs.streams import Streams
 from dpjax.secure.homomorphic import inference
@@ -59,7 +59,7 @@ def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: Streams) -> _
   return _Ready(run, x, np.asarray(run.test.y[:count]))
 
 
-def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Measured:
+def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   """Trains, then asks about the images, so many at a time."""
   fitted = fit(central.work(config.train, ready.run)._replace(phase="model"))
   params, promise = training.eval_params(fitted.state), ready.run.promise
@@ -69,7 +69,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Measured:
   plain = net.logits(ready.x).argmax(axis=1)
   accuracy, usual = (float(np.mean(one == ready.y)) for one in (labels, plain))
   seconds, sent, keys = (float(n) for n in np.asarray(asked["numbers"]))
-  return Measured(
+  return Computed(
     protocol=f"ckks, {config.task.layout}",
     sizes=f"{count} images of {ready.x.shape[1]} pixels, {net.kernel.shape[1]} hidden units",
     seconds=seconds,

@@ -9,7 +9,7 @@ import numpy as np
 from sklearn import datasets
 
 from dpjax.runs.loop import Fit
-from dpjax.runs.secure.build import Measured, once
+from dpjax.runs.secure.build import Computed, once
 from dpjax.runs.secure.config import SecureConfig
 from dpjax.runs.streams import Streams
 from dpjax.secure.homomorphic.regression import RegressionPlan, regress
@@ -68,7 +68,7 @@ def prepare(
   return _Ready(x, y, plan)
 
 
-def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Measured:
+def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   """One regression, from encryption to decrypted predictions."""
   (n, d), count = ready.x.shape, config.task.num_predicted
   like = {"weights": np.zeros(d), "numbers": np.zeros(len(_NUMBERS))}
@@ -81,7 +81,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Measured:
   state = fit(once(compute, like, "regression")).state
   told = dict(zip(_NUMBERS, np.asarray(state["numbers"]).tolist()))
   refreshes, plan = int(told["refreshes"]), ready.plan
-  return Measured(
+  return Computed(
     protocol="ckks",
     sizes=f"{n} rows x {d} columns, {count} predicted",
     seconds=told["seconds"],

@@ -13,7 +13,7 @@ from sklearn import datasets
 
 from dpjax import data as data_lib
 from dpjax.runs.loop import Fit, Work
-from dpjax.runs.secure.build import Measured
+from dpjax.runs.secure.build import Computed
 from dpjax.runs.secure.config import SecureConfig
 from dpjax.runs.streams import Streams
 from dpjax.secure import mpc
@@ -100,7 +100,7 @@ def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
   return _Ready(loaded, start, batches, recipe, plain)
 
 
-def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Measured:
+def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   """Trains on shares, and predicts on shares for one party that asks."""
   task, rows = config.task, ready.rows
   state = fit(_training(ready, task.truncation)).state
@@ -118,7 +118,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Measured:
   usual = float(np.mean(_classes(ready.plain, x, ready.recipe) == truth))
   pairs = zip(jax.tree.leaves(list(found)), jax.tree.leaves(ready.plain))
   sizes = [rows.x.shape[1], *task.hidden, rows.y.shape[1]]
-  return Measured(
+  return Computed(
     protocol="two parties and a dealer",
     sizes=f"{'-'.join(map(str, sizes))}, {len(ready.batches)} steps of {task.batch_size}",
     seconds=seconds,

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax.runs.fields import name_of
 from dpjax.runs.loop import Fit
-from dpjax.runs.secure.build import Measured, once
+from dpjax.runs.secure.build import Computed, once
 from dpjax.runs.secure.config import SecureConfig
 from dpjax.runs.streams import Streams
 from dpjax.secure.sums import Drops
@@ -18,7 +18,7 @@ from dpjax.secure.sums import Drops
 # Protocol -> what it hides, from whom.
 _HIDES = {
   "plain": "nothing: the server sees every vector",
-  "additive_sharing": "each vector from server and all other clients but one",
+  "additive_sharing": "each vector from the server and all but two of the clients",
   "additive_servers": "each vector from all servers but one",
   "secagg": "each vector from the server and fewer than min_survivors clients",
   "secagg_plus": "each vector from the server and a fraction of the clients",
@@ -71,7 +71,7 @@ def prepare(config: SecureConfig, loaded: str, random: Streams) -> _Ready:
   return _Ready(_Drawn(config, random.order), Drops(before_upload=silent))
 
 
-def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Measured:
+def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   """One sum."""
   task, dtype = config.task, ready.vectors[0].dtype
   like = {
@@ -95,11 +95,12 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Measured:
   client, server, expansions, operations = (int(n) for n in state["cost"])
   name = name_of(config, "protocol")
   silent = f", {task.silent} silent" if task.silent else ""
-  return Measured(
+  return Computed(
     protocol=name,
     sizes=f"{task.num_clients} clients x {task.length} entries{silent}",
     seconds=float(state["seconds"][0]),
-    num_bytes=server,
+    # Each message has two ends; most of what one client has, so at most this.
+    num_bytes=(task.num_clients * client + server) // 2,
     error=error,
     error_is="largest, of an entry of the sum",
     found=f"sum of {state['survivors'][0]} vectors",
@@ -108,6 +109,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Measured:
     params={"total": state["total"]},
     more={
       "client_bytes": client,
+      "server_bytes": server,
       "mask_expansions": expansions,
       "public_key_operations": operations,
       "num_clients": task.num_clients,

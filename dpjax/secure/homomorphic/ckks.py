@@ -1,11 +1,11 @@
 """CKKS on slots: one ciphertext holds degree / 2 numbers, and products are counted beforehand.
 
 Two halves. `SecretKeys` stays with one party, who alone encrypts (with the secret key, so that
-a ciphertext is half as long) and decrypts. `Evaluator` is made from what that party publishes:
+a ciphertext is half as long) and decrypts. `SlotEvaluator` is made from what that party publishes:
 it adds, multiplies and rotates, and holds no secret key. What crosses between them is bytes.
 
 Every product takes one prime of the chain. The primes are not powers of two, so each level has
-a scale of its own (`Evaluator.scales`): products of two ciphertexts of a level land exactly on
+a scale of its own (`SlotEvaluator.scales`): products of two ciphertexts of a level land exactly on
 the scale of the next one. TenSEAL's vectors set the scale to a constant instead, which is off
 by up to 1e-5 of the value at each product.
 
@@ -228,13 +228,13 @@ class SecretKeys:
     return self._coder.decode(plain)
 
 
-class Evaluator:
+class SlotEvaluator:
   """The server's half: everything but encryption and decryption.
 
   Ciphertexts are SEAL's here; `load` and `dump` make them from bytes and back.
 
   >>> keys = SecretKeys(Chain(levels=1, scale_bits=30, end_bits=40), rotations=[1])
-  >>> server = Evaluator(keys.chain, keys.public)
+  >>> server = SlotEvaluator(keys.chain, keys.public)
   >>> x = server.load(keys.encrypt(np.array([1.0, 2.0, 3.0])))
   >>> square = server.products([(x, x)])
   >>> both = server.add(square, server.rotate(square, 1))
@@ -360,7 +360,7 @@ class Evaluator:
 
 
 def rotations_of(strides: Sequence[int], counts: Sequence[int]) -> list[int]:
-  """Rotations that `Evaluator.folded` makes, for each stride and count.
+  """Rotations that `SlotEvaluator.folded` makes, for each stride and count.
 
   >>> rotations_of([1, 16], [8, 2])
   [1, 2, 4, 16]

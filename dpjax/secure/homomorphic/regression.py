@@ -45,9 +45,9 @@ from dpjax import validate
 from dpjax.federated.vertical.linear_regression import closed_form, statistics
 from dpjax.secure.homomorphic.ckks import (
   Chain,
-  Evaluator,
   PublicKeys,
   SecretKeys,
+  SlotEvaluator,
   rotations_of,
 )
 from dpjax.validate import UserError
@@ -282,7 +282,7 @@ class RegressionServer:
   """Who computes, and holds no secret key: public keys and ciphertexts alone."""
 
   def __init__(self, plan: RegressionPlan, keys: PublicKeys):
-    self.plan, self._evaluator = plan, Evaluator(plan.chain, keys)
+    self.plan, self._evaluator = plan, SlotEvaluator(plan.chain, keys)
     self.refresh_bytes = 0  # sent and received in refreshes
 
   def fit(self, upload: Upload, refresh: Refresh) -> bytes:
