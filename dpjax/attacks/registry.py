@@ -86,7 +86,8 @@ _OWNER = "whoever may ask the model"
 _WIRE = "whoever reads the wire, or the server itself"
 _DP = "differential privacy of the training (proved: the line of its epsilon)"
 _NOISE = (
-  "noise of the client itself (privacy.method=local, proved); larger batches help little"
+  "noise of the client itself (privacy.method=local, proved); a secure sum, of which the server "
+  "sees a cohort's mean alone (secure_sum); larger batches help little"
 )
 
 # A new attack is one entry. Its code is tried by the tests, its row is in every table.
@@ -212,19 +213,22 @@ ATTACKS: tuple[Attack, ...] = (
   Attack(
     "interception", "messages between client and server", "messages",
     "whoever is between the two",
-    "encrypted connections, which are the deployment's; client noise where they fail", "",
+    "a secure sum (launch.federate): masked vectors tell nothing; else encrypted connections, "
+    "which are the deployment's, and client noise", "",
     "what is read is attacked by the inversions above",
   ),
   Attack(
     "rogue server", "the examples of one client", "messages",
     "a server that sends a model made to leak",
-    "client noise (its proof holds for any model); clients that check what they get", "",
-    "Boenisch et al. 2023; Fowl et al. 2022",
+    "client noise (its proof holds for any model); clients that check what they get; a secure "
+    "sum alone does not help: a model can make all but one client's update vanish", "",
+    "Boenisch et al. 2023; Fowl et al. 2022; Pasquini et al. 2022",
   ),
   Attack(
     "collusion of server and clients", "the message of the client that is left", "messages",
     "a server with accomplices, who subtract theirs from a sum",
-    "client noise; a sum that is masked does not help where all others collude", "",
+    "client noise, or noise inside the secure sum, of which each accomplice takes its share "
+    "away; a masked sum alone does not help where all others collude", "",
     "Bonawitz et al. 2017, section 6",
   ),
   Attack(
@@ -244,6 +248,54 @@ ATTACKS: tuple[Attack, ...] = (
     "whoever sees noisy numbers bit by bit",
     "release=true: noise on a public grid; mechanisms round to one", "", "Mironov 2012",
   ),
+  # --- of secure computation
+  Attack(
+    "two stories about who is left", "the vector of one client of a secure sum", "messages",
+    "a server that asks one group for a client's mask and another for its key",
+    "signed lists of survivors (secagg, signed); clients answer each letter once", "",
+    "Bonawitz et al. 2017, section 6",
+  ),
+  Attack(
+    "a sum over too few", "the vector of one client of a secure sum", "messages",
+    "a server that leaves out whom it likes",
+    "min_survivors, below which clients reveal nothing", "", "Bonawitz et al. 2017, section 6",
+  ),
+  Attack(
+    "differences of sums", "the update of a client that was in one round only", "messages",
+    "a server that compares the sums of two rounds",
+    "differential privacy of the sums (secure.distributed_noise), proved for all rounds", "",
+    "So et al. 2023",
+  ),
+  Attack(
+    "collusion in a computation on shares", "all inputs", "messages",
+    "a party with the dealer, or with another party: as many as the protocol cannot bear",
+    "parties of different interests; no dealer: garbled circuits, CHEETAH", "",
+    "by definition of the sharing",
+  ),
+  Attack(
+    "a party that deviates", "a wrong result, or a bit of an input for each failure", "part",
+    "a party of a computation on shares, or a client of a secure sum",
+    "nothing here beyond lengths, replays and seals: protocols are honest-but-curious", "",
+    "Lindell 2017, How to simulate it",
+  ),
+  Attack(
+    "noise of decrypted CKKS", "the secret key", "answers",
+    "whoever gets a raw decryption of something that it knows",
+    "decryptions stay with the key's holder or are rounded; BFV, which is exact", "",
+    "Li and Micciancio 2021",
+  ),
+  Attack(
+    "one key for all clients", "every vector of a homomorphic sum", "messages",
+    "a server with one client as accomplice",
+    "secure sums by masks, which have no such key", "", "by definition of the scheme",
+  ),
+  Attack(
+    "side channels of an enclave", "what trusted execution (SGX) computes on", "surroundings",
+    "whoever owns the machine, whom an enclave is to keep out",
+    "patches; programs whose memory and time do not depend on data; there is none here: dpjax "
+    "neither runs in an enclave nor simulates one", "",
+    "Van Bulck et al. 2018 (Foreshadow); van Schaik et al. 2020 (SGAxe)",
+  ),
   Attack(
     "stolen checkpoints", "the noise key, and with it the data", "surroundings",
     "whoever reads a run's folder",
@@ -251,6 +303,52 @@ ATTACKS: tuple[Attack, ...] = (
     "no epsilon holds for it",
   ),
 )  # fmt: skip
+
+# What a way to compute on hidden data changes, by who attacks; the last is described only.
+_WAYS = (
+  "threat", "secure sum (`secure.sums`)", "shares (`secure.mpc`)",
+  "ciphertexts (`secure.homomorphic`)", "trusted execution (not in dpjax)",
+)  # fmt: skip
+_CHANGES = (
+  (
+    "interception",
+    "masked vectors and sealed shares tell nothing on an open wire; additive shares need "
+    "private channels",
+    "the engine's sockets are sealed; SPU's are not: who reads all wires has all shares",
+    "ciphertexts tell nothing",
+    "a channel that ends inside the enclave",
+  ),
+  (
+    "rogue server",
+    "sees the sum alone; one that lies about survivors needs `signed`; a model made to leak "
+    "leaks into the sum",
+    "there is none: two parties, neither sees a number; one that deviates is not caught",
+    "may return anything; under one key of all clients it can have one vector decrypted as the "
+    "sum",
+    "only the program whose signature was checked gets the keys",
+  ),
+  (
+    "colluding clients",
+    "up to t - 1 with the server learn the sum of the others, no more",
+    "two that the protocol holds apart (a party and the dealer) open everything",
+    "one with the server opens everything, where clients share the key",
+    "learn what the program tells them",
+  ),
+  (
+    "what is revealed",
+    "the sum still tells of its parts: noise inside it (`secure.distributed_noise`)",
+    "weights and classes tell what they tell anybody: no differential privacy",
+    "the same; and raw CKKS decryptions tell about the key",
+    "the same as without",
+  ),
+  (
+    "side channels",
+    "who fell silent, and when; lengths are public",
+    "shapes, rounds and times, none of which follow from secrets; in one process everything",
+    "sizes, times, levels",
+    "caches, page faults, power: enclaves were read by each",
+  ),
+)
 
 PAGE = "THREATS.md"
 COMMAND = f"python -m launch.attack --threats > {PAGE}"
@@ -286,6 +384,11 @@ def page() -> str:
     "described only has no code here, so no number of dpjax speaks of it. That an attack\n"
     "finds nothing proves nothing; what is proved stands in a run's privacy statement.\n\n"
     f"## Attacks and defences\n\n{table()}\n"
+    "## What secure computation changes\n\n"
+    "It hides what is computed on, and says nothing of what the result tells. Against parties\n"
+    "that follow the protocol, unless a room says more. Trusted execution needs hardware (SGX),\n"
+    "whose maker signs which program runs: it is described here, and not simulated.\n\n"
+    f"{_markdown([_WAYS, ['---'] * len(_WAYS), *_CHANGES])}\n"
     f"## Access\n\n{_markdown(access)}\n"
     f"## Adversaries\n\n{_markdown(adversaries)}"
   )

@@ -14,7 +14,7 @@ from dpjax.runs import bounds, fields, loop, unused
 from dpjax.runs.attack import build, table
 from dpjax.runs.attack.config import AttackConfig, check, other, room
 from dpjax.runs.fields import name_of
-from dpjax.sweeps import engine
+from dpjax.sweeps import cost, engine
 from dpjax.sweeps.engine import Grid, Point, Row
 from dpjax.validate import UserError
 
@@ -106,7 +106,7 @@ def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
     kept=lambda point, result: result,
     draw=draw,
     tell=table.told,
-    summed=False,
+    unreleased=cost.NOT_RELEASED,
   )
   return engine.run(grid, pathlib.Path(workdir))
 

@@ -62,6 +62,13 @@ def test_both_kinds_stand_in_the_page():
   assert all(f"| {name} |" in page for name in registry.ACCESS)
 
 
+def test_what_secure_computation_changes_is_told_for_each_way():
+  widths = {len(row) for row in (registry._WAYS, *registry._CHANGES)}
+  cells = [cell for row in registry._CHANGES for cell in row]
+  assert widths == {len(registry._WAYS)} and not any("|" in cell for cell in cells)
+  assert "described here, and not simulated" in registry.page()
+
+
 @pytest.mark.parametrize(
   ("change", "words"),
   [

@@ -6,6 +6,8 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
+import jax
+
 from dpjax import secure, validate
 from dpjax.secure import sums
 from dpjax.secure.encoding import BITS
@@ -98,7 +100,7 @@ class SparseMasks(PairwiseMasks):
   """`secure.sums.SecAggPlus`.
 
   Args:
-    corrupt, dropout: fractions of the clients that its graph is made to stand.
+    corrupt, dropout_share: fractions of the clients that its graph is made to stand.
   """
 
   corrupt: float = 0.1
@@ -180,6 +182,11 @@ def check(
     raise UserError(
       f"clients_per_round={clients!r}: must be >= 2 with a secure_sum: the sum over one client "
       "is its message"
+    )
+  if not chosen.simulated and jax.process_count() > 1:
+    raise UserError(
+      f"secure_sum.simulated=False: must be run by one process, not {jax.process_count()}: "
+      "each would draw masks of its own"
     )
   chosen.check_cohort(clients)
   for field, (value, allowed) in given.items():

@@ -16,6 +16,9 @@ down to `min_survivors`. No variant sees whether a client's vector is what it sh
 dishonest client can make the sum any number, and by shares that do not fit, or envelopes that
 the others cannot open (who then fall silent), have it refused. It learns nothing by that, but
 fewer vectors may be in the sum.
+
+With many clients SecAgg's time is that of Shamir's shares (n^2 t steps in Python, whatever the
+length of the vectors), SecAgg+'s a tenth of it; results/secure/sums.md has numbers.
 """
 
 from __future__ import annotations

@@ -1,0 +1,43 @@
+"""Two parties compute on shares: neither learns anything but what is revealed to it.
+
+Values are fixed point in Z_2^64, added up from one share in each party. Sums are local; a
+product takes a Beaver triple from a trusted dealer, who sees no data. Everything is a PROGRAM,
+`program(party, ...)`, that each party runs on its own shares: `run` runs both in this process,
+`three_programs` two parties and the dealer in processes of their own, over sockets.
+
+Guarantee: against one party, or the dealer, that follows the protocol and looks at all it
+receives (honest but curious), no two of the three together. Shapes, the program and public
+arguments are public. What is revealed may tell about the inputs: it is not differentially
+private.
+
+Beside it: `secure_jit`, any JAX function on shares by SPU (`spu_jit`, extra `mpc-spu`), and
+`garbled`, whether x < y without a dealer.
+"""
+
+from dpjax.secure.mpc import secureml as secureml
+from dpjax.secure.mpc import three_programs as three_programs
+from dpjax.secure.mpc.comparison import Signs as Signs
+from dpjax.secure.mpc.comparison import argmax as argmax
+from dpjax.secure.mpc.comparison import normalized_relu as normalized_relu
+from dpjax.secure.mpc.comparison import reciprocal as reciprocal
+from dpjax.secure.mpc.comparison import relu as relu
+from dpjax.secure.mpc.comparison import sigmoid as sigmoid
+from dpjax.secure.mpc.comparison import signs as signs
+from dpjax.secure.mpc.dealer import Dealer as Dealer
+from dpjax.secure.mpc.links import PeerFailed as PeerFailed
+from dpjax.secure.mpc.party import Party as Party
+from dpjax.secure.mpc.party import Spent as Spent
+from dpjax.secure.mpc.private_values import join as join
+from dpjax.secure.mpc.private_values import reveal as reveal
+from dpjax.secure.mpc.private_values import share as share
+from dpjax.secure.mpc.private_values import split as split
+from dpjax.secure.mpc.products import add as add
+from dpjax.secure.mpc.products import matmul as matmul
+from dpjax.secure.mpc.products import multiply as multiply
+from dpjax.secure.mpc.products import scale as scale
+from dpjax.secure.mpc.products import truncate as truncate
+from dpjax.secure.mpc.ring64 import decode as decode
+from dpjax.secure.mpc.ring64 import encode as encode
+from dpjax.secure.mpc.session import Ran as Ran
+from dpjax.secure.mpc.session import run as run
+from dpjax.secure.mpc.spu_jit import secure_jit as secure_jit

@@ -1,0 +1,210 @@
+"""Signs of shared values, and what follows from them: ReLU, the sigmoid of SecureML, argmax.
+
+The sign of x is had as follows (all rows of the dealer are made for one comparison):
+
+1. c = x + r is opened for a dealt r: uniform, so it tells nothing. (A product with a random
+   factor, which other designs open, tells the size of x.)
+2. x = c - r has the highest bit c_63 ^ r_63 ^ borrow, where borrow = [c mod 2^63 < r mod 2^63].
+   The parties hold the bits of r as shares by exclusive or. At each place the public bit of c
+   either generates a borrow or passes one on; six layers of ANDs, each one dealt triple of
+   half the width, combine these (a tree of carries as in a parallel-prefix adder).
+3. The bit is opened under a dealt random bit s, so that b = v ^ s with v public is v + s - 2 v s
+   in the ring, by itself. The dealer deals r s, too: so b x, with x = c - r, costs no product.
+
+8 messages of 43 bytes in all per value and party. Against one honest-but-curious party, without
+a bound on its time. (SecureML does this in garbled circuits; Catrina and de Hoogh 2010,
+"Improved primitives for secure multiparty integer computation", compare a masked value.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.secure.mpc import ring64
+from dpjax.secure.mpc.correlations import CORRELATIONS, Correlated, Part
+from dpjax.secure.mpc.party import Party
+from dpjax.secure.mpc.products import Shares, multiply
+from dpjax.validate import UserError
+
+_HALVES = (32, 16, 8, 4, 2, 1)  # combined pairs of bits that each layer leaves
+_TYPES = {32: "uint64", 16: "uint32", 8: "uint16"}  # that hold both results; else bytes
+_ONE = np.uint64(1)
+_LOW = np.uint64((1 << 63) - 1)  # all bits but the highest
+
+
+def _swap_masks() -> list[tuple[int, int]]:
+  """(distance, places) of the three exchanges by which the place of a bit is read backwards."""
+  masks = []
+  for low, high in ((0, 5), (1, 4), (2, 3)):
+    places = [p for p in range(64) if p >> low & 1 and not p >> high & 1]
+    masks.append(((1 << high) - (1 << low), sum(1 << p for p in places)))
+  return masks
+
+
+def shuffled(words: np.ndarray) -> np.ndarray:
+  """Bit p moves to the place whose six binary digits are those of p backwards.
+
+  Neighbours, which a tree combines first, then lie in the two halves of a word. It is its own
+  inverse.
+
+  >>> shuffled(np.array([2, 2**63], np.uint64)) == np.array([2**32, 2**63], np.uint64)
+  array([ True,  True])
+  """
+  for distance, places in _swap_masks():
+    shift = np.uint64(distance)
+    moved = ((words >> shift) ^ words) & np.uint64(places)
+    words = words ^ moved ^ (moved << shift)
+  return words
+
+
+def sign(shape: Sequence[int]) -> Correlated:
+  """r and s; bits of r, s as a number, r s; a, b and c = a & b of each layer."""
+  shape = tuple(shape)
+  bits = Part(shape, "uint8", xor=True)
+  layers = [Part(shape, _TYPES.get(half, "uint8"), xor=True) for half in _HALVES]
+
+  def solve(r: np.ndarray, s: np.ndarray, *ab: np.ndarray) -> tuple[np.ndarray, ...]:
+    number = (s & 1).astype(np.uint64)
+    ands = [a & b for a, b in zip(ab[::2], ab[1::2])]
+    return (shuffled(r), number, number * r, *ands)
+
+  free = (Part(shape), bits, *(part for part in layers for _ in range(2)))
+  bound = (Part(shape, xor=True), Part(shape), Part(shape), *layers)
+  return Correlated(free, bound, solve)
+
+
+CORRELATIONS["sign"] = sign
+
+
+class Signs(NamedTuple):
+  """What both need of a comparison with 0."""
+
+  bit: Shares  # [...] 1 where x >= 0, else 0, as whole numbers
+  part: Shares  # [...] x where x >= 0, else 0
+
+
+def signs(party: Party, x: Shares) -> Signs:
+  """Whether x >= 0, and x where it is; exact for every word as a signed number.
+
+  Args:
+    x: [...] shares.
+  """
+  r, s, *rest = party.supply.deal("sign", x.shape).use()
+  ab, (bits, number, product), c = rest[:12], rest[12:15], rest[15:]
+  (opened,) = party.open(x + r)
+  borrow = _borrow(party, opened, bits, list(zip(ab[::2], ab[1::2], c)))
+  top = ((bits >> np.uint64(63)) & _ONE).astype(np.uint8) ^ borrow
+  (hidden,) = party.open_bits(top ^ s)
+  # the bit wanted is v ^ s: the sign bit, inverted
+  v = (hidden & np.uint8(1)).astype(np.uint64) ^ (opened >> np.uint64(63)) ^ _ONE
+  flip = _ONE - (v << _ONE)  # 1 or -1
+  bit, part = flip * number, flip * (opened * number - product)
+  if party.number == 0:
+    bit = bit + v
+  return Signs(bit, part + v * x)
+
+
+def _borrow(party: Party, c: np.ndarray, bits: np.ndarray, triples: list) -> np.ndarray:
+  """[...] uint8: a share of whether c < r in the lower 63 bits, from the shuffled bits of r."""
+  inverse = ~shuffled(c)
+  generates = inverse & bits & _LOW  # place 63 stays itself: neither generates nor stops
+  passes = ((bits ^ inverse) | ~_LOW) if party.number == 0 else bits & _LOW
+  for half, (a, b, product) in zip(_HALVES, triples):
+    kind, shift = a.dtype.type, a.dtype.type(half)
+    ones = kind((1 << half) - 1)
+    generates, passes = generates.astype(kind), passes.astype(kind)
+    left = (passes >> shift) & ones
+    left = left | (left << shift)
+    right = (generates & ones) | ((passes & ones) << shift)
+    d, e = party.open_bits(left ^ a, right ^ b)
+    both = (d & b) ^ (a & e) ^ product
+    if party.number == 0:
+      both = both ^ (d & e)
+    generates = ((generates >> shift) & ones) ^ (both & ones)
+    passes = (both >> shift) & ones
+  return generates
+
+
+def relu(party: Party, x: Shares) -> Shares:
+  """max(x, 0), of [...] shares."""
+  return signs(party, x).part
+
+
+def sigmoid(party: Party, x: Shares) -> Shares:
+  """0 below -1/2, x + 1/2 between, 1 above 1/2 (SecureML, section IV): of [...] shares.
+
+  It is relu(x + 1/2) - relu(x - 1/2), both in one comparison.
+  """
+  half = ring64.encode(0.5, party.frac_bits)
+  offset = half if party.number == 0 else np.uint64(0)
+  upper, lower = signs(party, np.stack([x + offset, x - offset])).part
+  return upper - lower
+
+
+def argmax(party: Party, x: Shares) -> Shares:
+  """The place of the largest along the last axis, by a tournament.
+
+  Args:
+    x: [..., n] shares, n >= 1, whose differences are < 2^63 as words.
+
+  Returns:
+    [...] shares of a whole number: `reveal(..., frac_bits=0)`. Of equal ones, the first.
+  """
+  if not x.ndim or not x.shape[-1]:
+    raise UserError(f"argmax: shape {x.shape} must have a last axis of at least one")
+  places = np.arange(x.shape[-1], dtype=np.uint64) * np.uint64(party.number == 0)
+  places = np.broadcast_to(places, x.shape)
+  while x.shape[-1] > 1:
+    odd = x.shape[-1] % 2
+    pairs = x.shape[-1] - odd
+    first, second = x[..., 0:pairs:2], x[..., 1:pairs:2]
+    one, two = places[..., 0:pairs:2], places[..., 1:pairs:2]
+    found = signs(party, first - second)
+    place = two + multiply(party, found.bit, one - two, truncated=False)
+    x = np.concatenate([second + found.part, x[..., pairs:]], axis=-1)
+    places = np.concatenate([place, places[..., pairs:]], axis=-1)
+  return places[..., 0]
+
+
+def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
+  """1 / x by Newton's steps y (2 - x y) from y = 1 / high.
+
+  Args:
+    x: [...] shares of numbers in [low, high]; outside, the result means nothing.
+    low, high: public, 2^(6-f) <= low <= high <= 2^(f-6).
+
+  Returns:
+    [...] shares; at f = 18 the error is below 2^-15 max(1, 1 / x^2).
+  """
+  validate.positive(low=low, high=high)
+  most = 2.0 ** (party.frac_bits - 6)
+  if not 1 / most <= low <= high <= most:
+    raise UserError(
+      f"low={low:g}: must be in [{1 / most:g}, high={high:g}], and high <= {most:g}, at "
+      f"frac_bits={party.frac_bits}"
+    )
+  ratio = np.log2(high / low)  # 1 - x y starts at most at 1 - low / high and is squared
+  one = ring64.encode(1.0 / high, party.frac_bits) * np.uint64(party.number == 0)
+  y = np.full(x.shape, one, np.uint64)
+  two = np.uint64(2 << party.frac_bits) * np.uint64(party.number == 0)
+  for _ in range(int(np.ceil(ratio)) + 5):
+    y = multiply(party, y, two - multiply(party, x, y))
+  return y
+
+
+def normalized_relu(party: Party, x: Shares) -> Shares:
+  """relu(x_i) / (sum_j relu(x_j) + 2^-6), what SecureML has for a softmax (section IV)
+  but for the 2^-6: where no score is positive, all are 0.
+
+  Args:
+    x: [n, classes] shares, |x| < 2^(f-6) / classes.
+  """
+  positive = relu(party, x)
+  offset = np.uint64(1 << party.frac_bits >> 6) * np.uint64(party.number == 0)
+  total = np.add.reduce(positive, axis=-1) + offset
+  inverse = reciprocal(party, total, low=2.0**-6, high=2.0 ** (party.frac_bits - 6))
+  return multiply(party, positive, np.repeat(inverse[:, None], x.shape[1], axis=1))

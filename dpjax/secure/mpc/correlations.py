@@ -1,0 +1,134 @@
+"""Correlated randomness of two parties: what a dealer makes, and how each party gets its part.
+
+A correlation has free parts, uniform in both parties, and bound parts, which follow from the
+sums of the free ones (a product, for a Beaver triple). Party 0 expands all of its parts from a
+key that it shares with the dealer, party 1 its free ones; the dealer, who knows both keys, sends
+party 1 what its bound parts must be. So the dealer sends a third of what it deals, and hears
+nothing but names and shapes.
+
+`CORRELATIONS` is the table by name: a protocol of another file adds a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax.secure.mpc import ring64
+from dpjax.secure.sums import primitives
+from dpjax.validate import UserError
+
+KEY_BYTES = 32
+
+
+class Part(NamedTuple):
+  """An array of which each party holds a share."""
+
+  shape: tuple[int, ...]
+  dtype: str = "uint64"
+  xor: bool = False  # shares add up modulo 2^64, or by exclusive or
+
+
+class Correlated(NamedTuple):
+  """What is dealt at once."""
+
+  free: tuple[Part, ...]
+  bound: tuple[Part, ...]
+  solve: Callable[..., tuple[np.ndarray, ...]]  # values of the free parts -> of the bound
+
+
+def _triple(
+  x: Sequence[int], y: Sequence[int], out: Sequence[int], product: Any
+) -> Correlated:
+  free = (Part(tuple(x)), Part(tuple(y)))
+  return Correlated(free, (Part(tuple(out)),), lambda a, b: (product(a, b),))
+
+
+def elementwise(shape: Sequence[int]) -> Correlated:
+  """Beaver's triple a, b, c = a b of one shape."""
+  return _triple(shape, shape, shape, np.multiply)
+
+
+def matrices(x: Sequence[int], y: Sequence[int]) -> Correlated:
+  """a [m, k], b [k, n], c = a b."""
+  return _triple(x, y, (x[0], y[1]), ring64.matmul)
+
+
+def truncation(shape: Sequence[int], bits: int) -> Correlated:
+  """r, its bits below the highest without the lowest `bits`, and its highest bit."""
+  part = Part(tuple(shape))
+  low = np.uint64((1 << 63) - 1)
+
+  def solve(r: np.ndarray) -> tuple[np.ndarray, ...]:
+    return (r & low) >> np.uint64(bits), r >> np.uint64(63)
+
+  return Correlated((part,), (part, part), solve)
+
+
+CORRELATIONS: dict[str, Callable[..., Correlated]] = {
+  "elementwise": elementwise,
+  "matrices": matrices,
+  "truncation": truncation,
+}
+
+
+def correlated(name: str, arguments: Sequence[Any]) -> Correlated:
+  """The row of a name; arguments are integers and lists of integers."""
+  if name not in CORRELATIONS:
+    raise UserError(f"correlation={name!r}: must be one of {', '.join(CORRELATIONS)}")
+  return CORRELATIONS[name](*arguments)
+
+
+def fresh_key(seed: int | None, label: str) -> bytes:
+  """32 bytes from the operating system; with a seed, a SIMULATION's, which anybody can redo."""
+  if seed is None:
+    return secrets.token_bytes(KEY_BYTES)
+  return hashlib.blake2b(
+    f"dpjax simulation {seed} {label}".encode(), digest_size=32
+  ).digest()
+
+
+def expand(key: bytes, index: int, parts: Sequence[Part]) -> list[np.ndarray]:
+  """Uniform arrays: the ChaCha20 keystream of a key at a nonce, `index`, cut in pieces.
+
+  >>> first, again = (expand(bytes(32), 7, [Part((2,))])[0] for _ in range(2))
+  >>> bool((first == again).all()), bool((expand(bytes(32), 8, [Part((2,))])[0] == first).any())
+  (True, False)
+  """
+  lib = primitives.library()
+  forms = [(part.shape, part.dtype) for part in parts]
+  length = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in forms)
+  nonce = bytes(8) + index.to_bytes(8, "little")  # the counter of blocks comes first
+  cipher = lib.ciphers.Cipher(lib.algorithms.ChaCha20(key, nonce), None)
+  return arrays(cipher.encryptor().update(bytes(length)), forms)
+
+
+def arrays(data: bytes, forms: Sequence[tuple[tuple[int, ...], Any]]) -> list[np.ndarray]:
+  """The arrays of these (shape, dtype) whose bytes, one after another, are `data`."""
+  found, start = [], 0
+  for shape, dtype in forms:
+    count = math.prod(shape)
+    found.append(np.frombuffer(data, dtype, count, start).reshape(shape))
+    start += found[-1].nbytes
+  return found
+
+
+def total(part: Part, mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+  return mine ^ theirs if part.xor else np.add(mine, theirs)
+
+
+def bind(dealt: Correlated, keys: Sequence[bytes], index: int) -> list[np.ndarray]:
+  """The dealer's work: the bound parts of party 1."""
+  first = expand(keys[0], index, (*dealt.free, *dealt.bound))
+  second = expand(keys[1], index, dealt.free)
+  values = [total(part, *pair) for part, *pair in zip(dealt.free, first, second)]
+  theirs = zip(dealt.bound, dealt.solve(*values), first[len(dealt.free) :])
+  return [
+    value ^ known if part.xor else np.subtract(value, known)
+    for part, value, known in theirs
+  ]

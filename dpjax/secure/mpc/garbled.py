@@ -1,0 +1,239 @@
+"""Yao's garbled circuits, for one question: is x < y, where two parties hold x and y?
+
+The garbler gives every wire of a circuit two random labels, one for each value, and encrypts
+every AND gate so that from one label of each input one label of the output follows. The
+evaluator gets the labels of the garbler's input, those of its own by oblivious transfer, and
+goes through the circuit, seeing one label of each wire and never what it stands for.
+
+    garbler, evaluator = Garbler(x, bits=32), Evaluator(y, bits=32)
+    pairs = garbler.answer(evaluator.choose(garbler.offer))
+    evaluator.less(pairs)  # x < y
+
+| party     | learns                                       |
+| --------- | -------------------------------------------- |
+| garbler   | nothing (the answer, where evaluator says it) |
+| evaluator | whether x < y                                |
+
+For parties that follow the protocol, exact for every x and y: a garbler that garbles another
+circuit is not caught. A table or a label that was changed on the way gives no wrong answer
+but an error. XOR is free and NOT swaps labels; an AND is two ciphertexts of 16 bytes, and a
+comparison one AND for each bit. Labels are of the operating system's entropy.
+Source: Yao 1986; point-and-permute, Beaver et al. 1990; free XOR, Kolesnikov and Schneider
+2008; the circuit, Kolesnikov et al. 2009, figure 6; half gates, Zahur et al. 2015, figure 2.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dpjax import validate
+from dpjax.secure.mpc import oblivious_transfer
+from dpjax.validate import UserError
+
+MAX_BITS = 256
+
+
+class Gate(NamedTuple):
+  """Of one or two earlier wires; its own wire comes after all wires before it."""
+
+  kind: str  # xor, and, not
+  a: int
+  b: int = 0
+
+
+class Circuit(NamedTuple):
+  """Wires are numbered: inputs of the garbler, of the evaluator, then one for each gate."""
+
+  num_garbler: int
+  num_evaluator: int
+  gates: tuple[Gate, ...]
+  outputs: tuple[int, ...]
+
+
+class GarbledCircuit(NamedTuple):
+  """What the evaluator gets: nothing of it tells the labels that it does not have."""
+
+  tables: tuple[tuple[int, int], ...]  # of each AND, for the garbler's and evaluator's half
+  outputs: tuple[tuple[bytes, bytes], ...]  # digests of the two labels of each output
+
+
+class Offer(NamedTuple):
+  """The garbler's first message."""
+
+  garbled: GarbledCircuit
+  labels: tuple[int, ...]  # of the garbler's input bits
+  point: bytes  # of the oblivious transfer
+
+  @property
+  def num_bytes(self) -> int:
+    """16 for a label and a ciphertext, 32 for a digest."""
+    tables = 32 * len(self.garbled.tables) + 64 * len(self.garbled.outputs)
+    return tables + 16 * len(self.labels) + len(self.point)
+
+
+def comparison(bits: int) -> Circuit:
+  """x < y for two unsigned integers, lowest bit first: `bits` AND gates.
+
+  The carry c of the bits below becomes y XOR (x = y AND (y XOR c)): that of the lowest
+  differing bit seen last.
+
+  >>> [gate.kind for gate in comparison(2).gates]
+  ['not', 'and', 'xor', 'not', 'xor', 'and', 'xor']
+  """
+  validate.integer_in(1, MAX_BITS, bits=bits)
+  gates: list[Gate] = []
+
+  def wire(kind: str, a: int, b: int = 0) -> int:
+    gates.append(Gate(kind, a, b))
+    return 2 * bits + len(gates) - 1
+
+  carry = wire("and", wire("not", 0), bits)
+  for x, y in zip(range(1, bits), range(bits + 1, 2 * bits)):
+    same = wire("not", wire("xor", x, y))
+    carry = wire("xor", y, wire("and", same, wire("xor", y, carry)))
+  return Circuit(bits, bits, tuple(gates), (carry,))
+
+
+def garble(circuit: Circuit) -> tuple[list[int], int, GarbledCircuit]:
+  """(label of 0 of each wire, what a label of 1 differs by, what the evaluator gets)."""
+  offset = secrets.randbits(128) | 1  # its lowest bit tells the labels of a wire apart
+  num_inputs = circuit.num_garbler + circuit.num_evaluator
+  zeros = [secrets.randbits(128) for _ in range(num_inputs)]
+  tables = []
+  for gate in circuit.gates:
+    a, b = zeros[gate.a], zeros[gate.b]
+    if gate.kind == "xor":
+      zeros.append(a ^ b)
+    elif gate.kind == "not":
+      zeros.append(a ^ offset)
+    else:
+      label, table = _garbled_and(a, b, offset, len(tables))
+      zeros.append(label)
+      tables.append(table)
+  ends = [zeros[wire] for wire in circuit.outputs]
+  outputs = tuple((_digest(zero), _digest(zero ^ offset)) for zero in ends)
+  return zeros, offset, GarbledCircuit(tuple(tables), outputs)
+
+
+def _garbled_and(a: int, b: int, offset: int, index: int) -> tuple[int, tuple[int, int]]:
+  """(label of 0 of the result, table): a AND b = a AND r + a AND (b + r), r a bit of b's."""
+  hashes_a = _hash(a, 2 * index), _hash(a ^ offset, 2 * index)
+  hashes_b = _hash(b, 2 * index + 1), _hash(b ^ offset, 2 * index + 1)
+  of_garbler = hashes_a[0] ^ hashes_a[1] ^ (offset if b & 1 else 0)
+  of_evaluator = hashes_b[0] ^ hashes_b[1] ^ a
+  label = hashes_a[0] ^ (of_garbler if a & 1 else 0)
+  label ^= hashes_b[0] ^ ((of_evaluator ^ a) if b & 1 else 0)
+  return label, (of_garbler, of_evaluator)
+
+
+def evaluate(
+  circuit: Circuit, garbled: GarbledCircuit, labels: Sequence[int]
+) -> tuple[int, ...]:
+  """The output bits from one label of each input, the garbler's first.
+
+  UserError: labels or tables that are not those that were garbled.
+  """
+  wanted = circuit.num_garbler + circuit.num_evaluator
+  num_ands = sum(gate.kind == "and" for gate in circuit.gates)
+  sizes = len(labels), len(garbled.tables), len(garbled.outputs)
+  if sizes != (wanted, num_ands, len(circuit.outputs)):
+    raise UserError("garbled: is not of this circuit, or a label is missing")
+  values, tables = list(labels), iter(enumerate(garbled.tables))
+  for gate in circuit.gates:
+    a, b = values[gate.a], values[gate.b]
+    if gate.kind == "and":
+      index, (of_garbler, of_evaluator) = next(tables)
+      value = _hash(a, 2 * index) ^ (of_garbler if a & 1 else 0)
+      value ^= _hash(b, 2 * index + 1) ^ ((of_evaluator ^ a) if b & 1 else 0)
+      values.append(value)
+    else:
+      values.append(a ^ b if gate.kind == "xor" else a)
+  return tuple(
+    _value(values[wire], known) for wire, known in zip(circuit.outputs, garbled.outputs)
+  )
+
+
+def _value(label: int, known: tuple[bytes, bytes]) -> int:
+  found = _digest(label)
+  if found not in known:
+    raise UserError("garbled: a table or a label was changed; the circuit has no result")
+  return known.index(found)
+
+
+class Garbler:
+  """The party that holds x, for one comparison."""
+
+  def __init__(self, x: int, *, bits: int):
+    """x: unsigned, below 2^bits. UserError: it is not."""
+    circuit, own = comparison(bits), _bits("x", x, bits)
+    zeros, offset, garbled = garble(circuit)
+    self._theirs = [(zero, zero ^ offset) for zero in zeros[bits : 2 * bits]]
+    self._sender = oblivious_transfer.OtSender()
+    labels = tuple(zero ^ (offset if bit else 0) for zero, bit in zip(zeros, own))
+    self.offer = Offer(garbled, labels, self._sender.point)  # message 1
+
+  def answer(self, points: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    """Message 3: the evaluator's labels, of each bit the one that it chose.
+
+    UserError: a second time, for with labels of two inputs a garbled circuit hides nothing.
+    """
+    pairs = [(_bytes(zero), _bytes(one)) for zero, one in self._theirs]
+    return self._sender.answer(points, pairs)
+
+
+class Evaluator:
+  """The party that holds y and learns whether x < y."""
+
+  def __init__(self, y: int, *, bits: int):
+    """y: unsigned, below 2^bits. UserError: it is not."""
+    self._circuit, self._own = comparison(bits), _bits("y", y, bits)
+    self._offer: Offer | None = None
+
+  def choose(self, offer: Offer) -> list[bytes]:
+    """Message 2, of which the garbler learns nothing of y. UserError: a second offer."""
+    if self._offer is not None:
+      raise UserError(
+        "choose: this evaluator has an offer; every comparison needs a new one"
+      )
+    self._receiver = oblivious_transfer.OtReceiver(offer.point, self._own)
+    self._offer = offer
+    return self._receiver.points
+
+  def less(self, pairs: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether x < y. UserError: what came is not what was garbled, or came out of turn."""
+    if self._offer is None:
+      raise UserError("less: must come after choose")
+    own = [int.from_bytes(text, "big") for text in self._receiver.open(pairs)]
+    labels = [*self._offer.labels, *own]
+    return bool(evaluate(self._circuit, self._offer.garbled, labels)[0])
+
+
+def less(x: int, y: int, *, bits: int) -> bool:
+  """x < y by both parties in this process.
+
+  >>> less(1_000_000, 1_000_001, bits=20), less(7, 7, bits=3)
+  (True, False)
+  """
+  garbler, evaluator = Garbler(x, bits=bits), Evaluator(y, bits=bits)
+  return evaluator.less(garbler.answer(evaluator.choose(garbler.offer)))
+
+
+def _bits(name: str, value: int, bits: int) -> list[int]:
+  validate.integer_in(0, 2**bits - 1, **{name: value})
+  return [int(value) >> place & 1 for place in range(bits)]
+
+
+def _bytes(label: int) -> bytes:
+  return label.to_bytes(16, "big")
+
+
+def _hash(label: int, index: int) -> int:
+  """128 bits; SHA-256 as a random oracle, another for each half gate."""
+  found = oblivious_transfer.digest(b"gate", _bytes(label), index.to_bytes(4, "big"))
+  return int.from_bytes(found[:16], "big")
+
+
+def _digest(label: int) -> bytes:
+  return oblivious_transfer.digest(b"output", _bytes(label))

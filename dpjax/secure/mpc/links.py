@@ -1,0 +1,257 @@
+"""Links between two programs: bytes of a length that both know, over a queue or a socket.
+
+A socket's frames are sealed. Each end sends a fresh X25519 key; both derive, with a token that
+they were given beforehand, one ChaCha20-Poly1305 key per direction; the nonce of a frame is its
+number. So whoever listens reads nothing, not even with the token, and a frame that was altered,
+repeated, left out or sent by somebody without the token is refused. A length is public.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import secrets
+import selectors
+import socket
+import struct
+import time
+from typing import Any, Protocol
+
+from dpjax import validate
+from dpjax.secure.sums import primitives
+from dpjax.validate import UserError
+
+TIMEOUT = 60.0  # seconds
+_LENGTH = struct.Struct(">Q")
+_TAG = 16
+_PIECE = 1 << 20
+_MOST = (1 << 31) - 64  # bytes that the cipher takes at once
+TOKEN_BYTES = 16
+
+
+class PeerFailed(UserError):
+  """The other side is gone, silent or does not keep to the protocol; nothing was revealed."""
+
+
+class Link(Protocol):
+  """One end. `timeout`: the most seconds that the peer may be silent, computing included."""
+
+  peer: str
+  bytes_sent: int
+  bytes_received: int
+  rounds: int  # messages received: each had to be waited for
+
+  def send(self, data: bytes) -> None: ...
+
+  def receive(self, length: int | None) -> bytes:
+    """The next message; PeerFailed unless it has `length` bytes (None: any length)."""
+    ...
+
+  def exchange(self, data: bytes) -> bytes:
+    """Sends, and receives as many bytes, at the same time."""
+    ...
+
+  def close(self) -> None: ...
+
+
+def _checked(peer: str, data: bytes, length: int | None) -> bytes:
+  if length is not None and len(data) != length:
+    raise PeerFailed(
+      f"{peer}: sent {len(data)} bytes where {length} were due; do both run the same program "
+      "on the same shapes?"
+    )
+  return data
+
+
+class QueueLink:
+  """Within one process, between two threads."""
+
+  def __init__(
+    self, peer: str, outgoing: queue.Queue, incoming: queue.Queue, timeout: float
+  ):
+    self.peer, self._out, self._in, self._timeout = peer, outgoing, incoming, timeout
+    self.bytes_sent = self.bytes_received = self.rounds = 0
+
+  def send(self, data: bytes) -> None:
+    self.bytes_sent += len(data)
+    self._out.put(data)
+
+  def receive(self, length: int | None) -> bytes:
+    try:
+      data = self._in.get(timeout=self._timeout)
+    except queue.Empty:
+      raise PeerFailed(f"{self.peer}: silent for {self._timeout:g} seconds") from None
+    if data is None:
+      raise PeerFailed(f"{self.peer}: has left")
+    self.bytes_received += len(data)
+    self.rounds += 1
+    return _checked(self.peer, data, length)
+
+  def exchange(self, data: bytes) -> bytes:
+    self.send(data)
+    return self.receive(len(data))
+
+  def close(self) -> None:
+    self._out.put(None)
+
+
+def queue_links(timeout: float = TIMEOUT) -> tuple[QueueLink, QueueLink]:
+  """Both ends, for party 0 and for party 1.
+
+  >>> ours, theirs = queue_links()
+  >>> ours.send(b"abc"); theirs.receive(3)
+  b'abc'
+  """
+  forth: queue.Queue = queue.Queue()
+  back: queue.Queue = queue.Queue()
+  return QueueLink("party 1", forth, back, timeout), QueueLink(
+    "party 0", back, forth, timeout
+  )
+
+
+class SocketLink:
+  """Between two processes; sends and receives at once, so that neither waits for a buffer.
+
+  Args:
+    connection: an open one; this object closes it.
+    me, peer: "party 0", "party 1" or "dealer".
+    token: >= 16 bytes that both were given over another way; who lacks it cannot take part.
+    topic: what both are about to do; a peer with another topic is refused.
+    timeout: the most seconds that the peer may be silent, computing included.
+    patience: seconds instead, for its greeting alone; None: `timeout`.
+
+  Raises:
+    PeerFailed: the peer is not who it should be, or not there.
+  """
+
+  def __init__(
+    self,
+    connection: socket.socket,
+    *,
+    me: str,
+    peer: str,
+    token: bytes,
+    topic: str = "",
+    timeout: float = TIMEOUT,
+    patience: float | None = None,
+  ):
+    validate.positive(timeout=timeout)
+    if len(token) < TOKEN_BYTES:
+      raise UserError(f"token: has {len(token)} bytes, must have at least {TOKEN_BYTES}")
+    self.peer, self._connection = peer, connection
+    self._timeout = min(timeout, patience or timeout)
+    self.bytes_sent = self.bytes_received = self.rounds = 0
+    self._sent = self._received = 0  # frames
+    connection.setblocking(False)
+    with contextlib.suppress(OSError):
+      connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+      self._seal, self._unseal = self._agree(me, token, topic)
+      self._frames(b"here", 4)  # a peer with another token, name or topic fails here
+    except UserError:
+      connection.close()
+      raise
+    self._timeout = timeout
+    self.bytes_sent = self.bytes_received = self.rounds = 0
+
+  def _agree(self, me: str, token: bytes, topic: str) -> tuple[Any, Any]:
+    lib = primitives.library()
+    secret = secrets.token_bytes(32)
+    mine = primitives.public_key(secret)
+    theirs = self._transfer(mine, lambda data: 32)
+
+    def direction(sender: str, *keys: bytes) -> Any:
+      said = f"dpjax mpc {sender} {len(token)} {topic} ".encode() + token + b"".join(keys)
+      return lib.aead.ChaCha20Poly1305(primitives.agree(secret, theirs, said))
+
+    try:
+      return direction(me, mine, theirs), direction(self.peer, theirs, mine)
+    except UserError:
+      raise PeerFailed(f"{self.peer}: sent no valid key") from None
+
+  def send(self, data: bytes) -> None:
+    self._frames(data, None, listen=False)
+
+  def receive(self, length: int | None) -> bytes:
+    return self._frames(None, length)
+
+  def exchange(self, data: bytes) -> bytes:
+    return self._frames(data, len(data))
+
+  def close(self) -> None:
+    self._connection.close()
+
+  def _frames(self, data: bytes | None, length: int | None, listen: bool = True) -> bytes:
+    """Sends at most one frame and receives at most one."""
+    out = b""
+    if data is not None and len(data) > _MOST:
+      raise UserError(f"{self.peer}: {len(data)} bytes are no one message; at most {_MOST}")
+    if data is not None:
+      head = _LENGTH.pack(len(data) + _TAG)
+      out = head + self._seal.encrypt(self._sent.to_bytes(12, "big"), data, head)
+      self._sent += 1
+      self.bytes_sent += len(data)
+    if not listen:
+      self._transfer(out, None)
+      return b""
+    frame = self._transfer(out, lambda start: self._due(start, length))
+    nonce, head, sealed = self._received.to_bytes(12, "big"), frame[:8], frame[8:]
+    try:
+      opened = self._unseal.decrypt(nonce, bytes(sealed), bytes(head))
+    except primitives.library().exceptions.InvalidTag as error:
+      raise PeerFailed(
+        f"{self.peer}: message {self._received} is not what it sealed: altered, repeated, or "
+        "another token or program"
+      ) from error
+    self._received += 1
+    self.bytes_received += len(opened)
+    self.rounds += 1
+    return opened
+
+  def _due(self, start: bytes, length: int | None) -> int:
+    """Bytes of the whole frame, as far as they are known from its start."""
+    if len(start) < _LENGTH.size:
+      return _LENGTH.size
+    (sealed,) = _LENGTH.unpack_from(start)
+    if length is None and not _TAG <= sealed <= _PIECE:
+      raise PeerFailed(f"{self.peer}: announced {sealed} bytes, at most {_PIECE} are taken")
+    if length is not None and sealed != length + _TAG:
+      raise PeerFailed(
+        f"{self.peer}: sent {max(sealed - _TAG, 0)} bytes where {length} were due; do both run "
+        "the same program on the same shapes, and the same token?"
+      )
+    return _LENGTH.size + sealed
+
+  def _transfer(self, out: bytes, due: Any) -> bytes:
+    """Writes `out` and reads what `due(read so far)` says, whichever is possible first."""
+    left, read = memoryview(out), bytearray()
+    wanted = due(read) if due else 0
+    silent_until = time.monotonic() + self._timeout
+    while left or len(read) < wanted:
+      moved = self._move(left, read, wanted, silent_until)
+      left = left[moved:]
+      silent_until = time.monotonic() + self._timeout
+      wanted = due(read) if due else 0
+    return bytes(read)
+
+  def _move(self, left: memoryview, read: bytearray, wanted: int, until: float) -> int:
+    """Waits until something can be moved, and moves it; bytes written."""
+    writing, reading = bool(left), len(read) < wanted
+    events = selectors.EVENT_WRITE * writing | selectors.EVENT_READ * reading
+    with selectors.DefaultSelector() as ready:
+      ready.register(self._connection, events)
+      found = ready.select(max(until - time.monotonic(), 0.0))
+    if not found:
+      raise PeerFailed(f"{self.peer}: silent for {self._timeout:g} seconds")
+    (_, now), *_ = found
+    try:
+      if now & selectors.EVENT_READ:
+        more = self._connection.recv(min(wanted - len(read), _PIECE))
+        if not more:
+          raise ConnectionResetError
+        read += more
+      return self._connection.send(left[:_PIECE]) if now & selectors.EVENT_WRITE else 0
+    except BlockingIOError:
+      return 0
+    except OSError as error:
+      raise PeerFailed(f"{self.peer}: has closed its connection") from error

@@ -1,0 +1,138 @@
+"""Oblivious transfer: of each pair of texts a receiver gets the one it chose, unseen.
+
+The sender does not learn the choice, the receiver not the other text. Chou and Orlandi's
+"simplest" protocol on NIST P-256, whose group pycryptodome computes (extra `secure`):
+
+| message | who      | is                                               |
+| ------- | -------- | ------------------------------------------------ |
+| 1       | sender   | A = aG                                           |
+| 2       | receiver | B = bG, or bG + A where it chose the second text |
+| 3       | sender   | both texts, under keys of aB and of a(B - A)     |
+
+The receiver's key is that of bA, which is aB or a(B - A). For parties that follow the
+protocol, under the computational Diffie-Hellman assumption with SHA-256 as a random oracle.
+Secrets are of the operating system. A point off the curve is refused; the group is of prime
+order, so there are no others.
+Source: Chou and Orlandi 2015, The Simplest Protocol for Oblivious Transfer, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dpjax.validate import UserError
+
+INSTALL = "pip install 'dpjax[secure]'"
+TEXT_BYTES = 16
+POINT_BYTES = 64
+
+
+class OtSender:
+  """Who has the pairs of texts. One sender, one `answer`.
+
+  >>> sender = OtSender()
+  >>> receiver = OtReceiver(sender.point, [0, 1])
+  >>> pairs = [(b"a" * 16, b"b" * 16), (b"c" * 16, b"d" * 16)]
+  >>> receiver.open(sender.answer(receiver.points, pairs))
+  [b'aaaaaaaaaaaaaaaa', b'dddddddddddddddd']
+  """
+
+  def __init__(self):
+    self._key = library().generate(curve="P-256")
+    self.point = _encoded(self._key.pointQ)  # message 1
+    self._answered = False
+
+  def answer(
+    self, points: Sequence[bytes], pairs: Sequence[tuple[bytes, bytes]]
+  ) -> list[tuple[bytes, bytes]]:
+    """Message 3: each pair of texts of 16 bytes, under two keys of which one is known.
+
+    UserError: a second answer, which would tell both texts of a pair to a receiver who
+    chooses anew; points that are none; another number of them than of pairs.
+    """
+    if self._answered:
+      raise UserError("answer: this sender has answered; every transfer needs a new one")
+    if len(points) != len(pairs):
+      raise UserError(f"points: {len(points)}; must be one for each of {len(pairs)} pairs")
+    own = self._key.pointQ
+    theirs = [_decoded(point) for point in points]
+    self._answered = True
+    sent, shift = [], -(own * self._key.d)
+    for index, (point, encoded, pair) in enumerate(zip(theirs, points, pairs)):
+      first = point * self._key.d
+      seeds = (first, first + shift)  # aB, and a(B - A) = aB - aA
+      keys = [_key(index, self.point, encoded, seed) for seed in seeds]
+      sent.append((_xor(pair[0], keys[0]), _xor(pair[1], keys[1])))
+    return sent
+
+
+class OtReceiver:
+  """Who chooses."""
+
+  def __init__(self, sender_point: bytes, choices: Sequence[int]):
+    theirs, curve = _decoded(sender_point), library()
+    keys = [curve.generate(curve="P-256") for _ in choices]
+    # both candidates are computed, whatever is chosen
+    candidates = [(key.pointQ, key.pointQ + theirs) for key in keys]
+    self._choices = [int(bool(choice)) for choice in choices]
+    self.points = [_encoded(pair[c]) for pair, c in zip(candidates, self._choices)]
+    self._keys = [
+      _key(i, sender_point, point, theirs * key.d)
+      for i, (point, key) in enumerate(zip(self.points, keys))
+    ]
+
+  def open(self, sent: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
+    """The chosen texts. UserError: another number of pairs than of choices."""
+    if len(sent) != len(self._choices):
+      raise UserError(f"sent: {len(sent)} pairs; must be {len(self._choices)}")
+    chosen = zip(sent, self._choices, self._keys)
+    return [_xor(pair[choice], key) for pair, choice, key in chosen]
+
+
+def library() -> Any:
+  """pycryptodome's elliptic curves. UserError: not installed."""
+  try:
+    from Crypto.PublicKey import ECC
+  except ImportError as error:
+    raise UserError(f"oblivious transfer: needs pycryptodome; {INSTALL}") from error
+  return ECC
+
+
+def digest(*parts: bytes) -> bytes:
+  """[32] SHA-256 of parts, each with its length, so that no two lists are one text."""
+  try:
+    from cryptography.hazmat.primitives import hashes
+  except ImportError as error:
+    raise UserError(f"garbled circuits: need cryptography; {INSTALL}") from error
+  state = hashes.Hash(hashes.SHA256())
+  for part in parts:
+    state.update(len(part).to_bytes(4, "big") + part)
+  return state.finalize()
+
+
+def _key(index: int, first: bytes, second: bytes, shared: Any) -> bytes:
+  parts = (index.to_bytes(4, "big"), first, second, _encoded(shared))
+  return digest(b"dpjax oblivious transfer", *parts)[:TEXT_BYTES]
+
+
+def _xor(text: bytes, key: bytes) -> bytes:
+  if len(text) != TEXT_BYTES:
+    raise UserError(f"text: of {len(text)} bytes; must be of {TEXT_BYTES}")
+  return bytes(a ^ b for a, b in zip(text, key))
+
+
+def _encoded(point: Any) -> bytes:
+  return int(point.x).to_bytes(32, "big") + int(point.y).to_bytes(32, "big")
+
+
+def _decoded(message: bytes) -> Any:
+  """A point. UserError: off the curve, at infinity, of another length."""
+  x, y = int.from_bytes(message[:32], "big"), int.from_bytes(message[32:], "big")
+  try:
+    point = library().EccPoint(x, y, curve="P-256")
+  except ValueError:
+    point = None
+  if len(message) != POINT_BYTES or point is None or point.is_point_at_infinity():
+    raise UserError("point: of the other party is none of the curve P-256")
+  return point

@@ -1,0 +1,104 @@
+"""A party of a two-party computation: its own shares, its own randomness, and a link.
+
+A PROGRAM is a function `program(party, ...)` that each party runs on its own shares; nothing
+of the other's is in reach. Shares are pytrees of uint64 arrays (`ring64`). Every protocol of
+this room is such a program, and so is whatever is composed of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.secure.mpc import ring64
+from dpjax.secure.mpc.correlations import Part, arrays, expand
+from dpjax.secure.mpc.dealer import Supply
+from dpjax.secure.mpc.links import Link
+from dpjax.validate import UserError
+
+TRUNCATIONS = ("masked", "local")
+
+
+class Spent(NamedTuple):
+  """What a party's part of a program took."""
+
+  bytes_sent: int  # to the other party
+  bytes_received: int
+  bytes_dealt: int  # from the dealer
+  rounds: int  # messages of the other party that had to be waited for
+  dealt: dict[str, int]  # correlations by name
+
+
+class Party:
+  """One of two.
+
+  Args:
+    number: 0 or 1.
+    link: to the other party.
+    supply: of correlated randomness, from the dealer.
+    key: 32 bytes that nobody else knows, from which it masks its inputs.
+    frac_bits: f of the fixed point; the same in both.
+    truncation: how products lose their f surplus bits, `products.truncate`; the same in both.
+  """
+
+  def __init__(
+    self,
+    number: int,
+    link: Link,
+    supply: Supply,
+    key: bytes,
+    *,
+    frac_bits: int = ring64.FRAC_BITS,
+    truncation: str = "masked",
+  ):
+    validate.integer_in(0, 1, number=number)
+    validate.integer_in(0, ring64.MOST_FRAC_BITS, frac_bits=frac_bits)
+    validate.one_of(TRUNCATIONS, truncation=truncation)
+    self.number, self.link, self.supply = number, link, supply
+    self.frac_bits, self.truncation = frac_bits, truncation
+    self._key, self._masks = key, 0
+
+  @property
+  def spent(self) -> Spent:
+    link, supply = self.link, self.supply
+    counts = link.bytes_sent, link.bytes_received, supply.bytes_received, link.rounds
+    return Spent(*counts, dict(supply.dealt))
+
+  def mask(self, shape: tuple[int, ...]) -> np.ndarray:
+    """[...] uniform words that only this party knows."""
+    self._masks += 1
+    return expand(self._key, self._masks, [Part(shape)])[0]
+
+  def open(self, *shares: np.ndarray) -> list[np.ndarray]:
+    """Tells both parties the sums of shares, in one message each way.
+
+    What is opened is revealed: only for what a mask hides.
+
+    Raises:
+      UserError: something that is no share: values, or words that JAX has cut to 32 bits.
+    """
+    words(shares)
+    theirs = self._swap(shares)
+    return [np.add(mine, other) for mine, other in zip(shares, theirs)]
+
+  def open_bits(self, *shares: np.ndarray) -> list[np.ndarray]:
+    """`open` for shares that add up by exclusive or, of any unsigned type."""
+    theirs = self._swap(shares)
+    return [mine ^ other for mine, other in zip(shares, theirs)]
+
+  def _swap(self, mine: Sequence[np.ndarray]) -> list[np.ndarray]:
+    data = self.link.exchange(b"".join(array.tobytes() for array in mine))
+    return arrays(data, [(array.shape, array.dtype) for array in mine])
+
+
+def words(shares: Sequence[np.ndarray]) -> None:
+  """UserError unless all are uint64, as shares are."""
+  for share in shares:
+    if getattr(share, "dtype", None) != np.uint64:
+      raise UserError(
+        f"shares: must be uint64 words, not {getattr(share, 'dtype', type(share).__name__)}; "
+        "values become shares by `share` or `split`"
+      )

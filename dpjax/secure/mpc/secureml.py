@@ -1,0 +1,216 @@
+"""SecureML (Mohassel and Zhang 2017): logistic regression and networks trained on shares.
+
+The model, every activation and every gradient stay shared; batches, sizes, learning rate and the
+number of steps are public. `train` and `predict` are programs (`party`):
+
+>>> x = np.array([[-2.0], [-1.0], [1.0], [2.0]])
+>>> y = np.array([[0.0], [0.0], [1.0], [1.0]])
+>>> network = initial((1, 1), seed=0)  # no hidden layer: logistic regression
+>>> zero, one = private_values.split((network, x, y), seed=0)
+>>> batches = np.tile(np.arange(4), (20, 1))
+>>> def program(party, network, x, y):
+...   network = train(party, network, x, y, batches, Recipe(learning_rate=1.0))
+...   return predict(party, network, x, Recipe(), to=0)
+>>> from dpjax.secure.mpc import session
+>>> session.run(program, zero, one, seed=0).outputs
+(array([0., 0., 1., 1.]), None)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.secure.mpc import comparison, private_values, ring64
+from dpjax.secure.mpc.party import Party
+from dpjax.secure.mpc.products import Shares, matmul, multiply
+from dpjax.validate import UserError
+
+_HIDDEN = ("relu", "square")
+_OUTPUTS = ("sigmoid", "normalized_relu", "linear")
+
+
+class Dense(NamedTuple):
+  """A layer: numbers, or one party's shares of them."""
+
+  kernel: np.ndarray  # [d_in, d_out]
+  bias: np.ndarray  # [d_out]
+
+
+Network = Sequence[Dense]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+  """How a network is trained; public.
+
+  Attributes:
+    hidden: "relu", or "square" (z^2, which needs no comparison).
+    output: the gradient of the scores z is output(z) - y: "sigmoid" (SecureML's three pieces,
+      for logistic regression and one-against-the-rest), "normalized_relu" (SecureML's softmax),
+      "linear" (squared error).
+    learning_rate: of the mean over a batch; over the batch size a power of two, since steps
+      are truncations.
+  """
+
+  hidden: str = "relu"
+  output: str = "sigmoid"
+  learning_rate: float = 0.125
+
+  def __post_init__(self):
+    validate.one_of(_HIDDEN, hidden=self.hidden)
+    validate.one_of(_OUTPUTS, output=self.output)
+    validate.positive(learning_rate=self.learning_rate)
+
+  def shift(self, batch_size: int) -> int:
+    """s of learning_rate / batch_size = 2^-s."""
+    exponent = math.log2(batch_size / self.learning_rate)
+    if exponent != round(exponent) or not 0 <= exponent <= 24:
+      nearest = batch_size * 2.0 ** -min(max(round(exponent), 0), 24)
+      raise UserError(
+        f"learning_rate={self.learning_rate:g}: over the batch size, {batch_size}, must be a "
+        f"power of two in [2^-24, 1], as {nearest:g} is: steps are truncations"
+      )
+    return int(exponent)
+
+
+def initial(sizes: Sequence[int], *, seed: int) -> tuple[Dense, ...]:
+  """A public network to start from: normal kernels of variance 2 / d_in, biases 0.
+
+  Args:
+    sizes: of the input, the hidden layers and the output; one output for two classes.
+  """
+  rng = np.random.default_rng(seed)
+  pairs = itertools.pairwise(sizes)
+  return tuple(
+    Dense(rng.normal(size=(d, k)) * math.sqrt(2 / d), np.zeros(k)) for d, k in pairs
+  )
+
+
+class _Pass(NamedTuple):
+  scores: Shares  # [n, d_out]
+  inputs: list[Shares]  # of each layer, [n, d_in]
+  slopes: list[Callable[[Shares], Shares]]  # of each hidden layer: times the derivative
+
+
+def _forward(party: Party, network: Network, x: Shares, hidden: str) -> _Pass:
+  inputs, slopes = [x], []
+  for layer in network[:-1]:
+    z = matmul(party, inputs[-1], layer.kernel, bias=layer.bias)  # [n, d_out]
+    output, slope = _relu(party, z) if hidden == "relu" else _square(party, z)
+    inputs.append(output)
+    slopes.append(slope)
+  return _Pass(
+    matmul(party, inputs[-1], network[-1].kernel, bias=network[-1].bias), inputs, slopes
+  )
+
+
+def _relu(party: Party, z: Shares) -> tuple[Shares, Callable]:
+  found = comparison.signs(party, z)
+  return found.part, lambda error: multiply(party, error, found.bit, truncated=False)
+
+
+def _square(party: Party, z: Shares) -> tuple[Shares, Callable]:
+  return multiply(party, z, z), lambda error: multiply(party, error, z + z)
+
+
+def _error(party: Party, scores: Shares, y: Shares, output: str) -> Shares:
+  if output == "sigmoid":
+    return comparison.sigmoid(party, scores) - y
+  if output == "normalized_relu":
+    return comparison.normalized_relu(party, scores) - y
+  return scores - y
+
+
+def train(
+  party: Party,
+  network: Network,
+  x: Shares,
+  y: Shares,
+  batches: np.ndarray,
+  recipe: Recipe,
+) -> tuple[Dense, ...]:
+  """Gradient descent on shares; a step per row of `batches`.
+
+  Reveals nothing to either party (honest but curious, apart from the dealer).
+
+  Args:
+    network: shares of the network to start from.
+    x: [n, d_in] shares.
+    y: [n, d_out] shares: 0 or 1, one column per class, or one column for two classes.
+    batches: [steps, B] public indices below n.
+
+  Returns:
+    Shares of the trained network. A party may keep them and go on from them in another
+    session, with the batches that are left.
+  """
+  batches = np.asarray(batches)
+  _check(network, x, y, batches)
+  shift = recipe.shift(batches.shape[1])
+  for batch in batches:
+    network = _step(party, network, x[batch], y[batch], shift, recipe)
+  return tuple(network)
+
+
+def _check(network: Network, x: Shares, y: Shares, batches: np.ndarray) -> None:
+  sizes = [*(layer.kernel.shape[0] for layer in network), network[-1].kernel.shape[1]]
+  if x.ndim != 2 or y.ndim != 2 or len(x) != len(y):
+    raise UserError(f"x, y: shapes {x.shape}, {y.shape} must be [n, d_in] and [n, d_out]")
+  if (x.shape[1], y.shape[1]) != (sizes[0], sizes[-1]):
+    raise UserError(f"network: is {sizes}, for x {x.shape} and y {y.shape}")
+  if batches.ndim != 2 or batches.dtype.kind not in "iu":
+    raise UserError(f"batches: must be [steps, B] integers, not {batches.shape}")
+  if batches.size and not 0 <= batches.min() <= batches.max() < len(x):
+    raise UserError(f"batches: hold {batches.max()}, must be in [0, {len(x)})")
+
+
+def _step(
+  party: Party, network: Network, x: Shares, y: Shares, shift: int, recipe: Recipe
+) -> list[Dense]:
+  seen = _forward(party, network, x, recipe.hidden)
+  error = _error(party, seen.scores, y, recipe.output)  # [B, d_out]
+  one = ring64.encode(float(party.number == 0), party.frac_bits)
+  ones = np.full((len(x), 1), one)
+  updated = []
+  for place in reversed(range(len(network))):
+    kernel, bias = network[place]
+    inputs = np.concatenate([seen.inputs[place], ones], axis=1).T  # [d_in + 1, B]
+    step = matmul(party, inputs, error, surplus=party.frac_bits + shift)
+    updated.append(Dense(kernel - step[:-1], bias - step[-1]))
+    if place:
+      error = seen.slopes[place - 1](matmul(party, error, kernel.T))
+  return updated[::-1]
+
+
+def scores(party: Party, network: Network, x: Shares, recipe: Recipe) -> Shares:
+  """[n, d_out] shares of what the last layer says, before `recipe.output`."""
+  return _forward(party, network, x, recipe.hidden).scores
+
+
+def predict(
+  party: Party, network: Network, x: Shares, recipe: Recipe, *, to: int | None = None
+) -> np.ndarray | None:
+  """The class of each row of x, and nothing else, for the party that asks.
+
+  Args:
+    network: shares.
+    x: [n, d_in] shares.
+    to: who asks, 0 or 1; None: both.
+
+  Returns:
+    [n] classes, 0 or 1 for a single output; None for who does not ask.
+  """
+  found = scores(party, network, x, recipe)  # [n, d_out]
+  if found.shape[1] > 1:
+    place = comparison.argmax(party, found)
+  else:
+    middle = 0.5 if recipe.output == "linear" else 0.0
+    offset = ring64.encode(middle * (party.number == 0), party.frac_bits)
+    place = comparison.signs(party, found[:, 0] - offset).bit
+  return private_values.reveal(party, place, to=to, frac_bits=0)

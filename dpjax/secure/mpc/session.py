@@ -1,0 +1,105 @@
+"""Both parties and the dealer in one process: each party in a thread, a queue between them.
+
+The programs are those that run in processes of their own (`three_programs`), with the same
+messages. In one process, of course, somebody holds everything.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax.secure.mpc import ring64
+from dpjax.secure.mpc.correlations import fresh_key
+from dpjax.secure.mpc.dealer import Dealer, supplies
+from dpjax.secure.mpc.links import TIMEOUT, Link, PeerFailed, queue_links
+from dpjax.secure.mpc.party import Party, Spent
+
+
+class Ran(NamedTuple):
+  """What a program left behind."""
+
+  outputs: tuple[Any, Any]  # of party 0 and party 1
+  spent: tuple[Spent, Spent]
+  setting: str  # who was apart from whom: what a report has to say beside a number
+
+
+def run(
+  program: Callable[..., Any],
+  inputs0: Sequence[Any] = (),
+  inputs1: Sequence[Any] = (),
+  *,
+  seed: int | None = None,
+  frac_bits: int = ring64.FRAC_BITS,
+  truncation: str = "masked",
+  links: tuple[Link, Link] | None = None,
+  timeout: float = TIMEOUT,
+) -> Ran:
+  """Runs program(party, *inputs) for both parties.
+
+  Args:
+    program: see `party`.
+    inputs0, inputs1: what each party gives it; nothing of it reaches the other party but by
+      the program's messages.
+    seed: None: all randomness from the operating system. A number makes a SIMULATION that
+      repeats bit for bit, and hides nothing from who knows the number.
+    frac_bits: f of the fixed point.
+    truncation: "masked" or "local", see `products.truncate`.
+    links: between the parties; None: a queue.
+    timeout: the most seconds that a party may be silent.
+
+  Raises:
+    UserError: whatever went wrong first, in either party.
+
+  >>> from dpjax.secure import mpc
+  >>> (x0, x1), (y0, y1) = (mpc.split(np.array([[v]])) for v in (1.5, -2.0))
+  >>> ran = run(mpc.matmul, (x0, y0), (x1, y1))
+  >>> mpc.join(*ran.outputs).round(3), ran.spent[0].bytes_sent, ran.spent[0].rounds
+  (array([[-3.]]), 24, 2)
+  >>> ran.setting
+  'both parties and the dealer in one process, which holds everything'
+  """
+  ends = links or queue_links(timeout)
+  dealt = supplies(Dealer(seed))
+  settings = {"frac_bits": frac_bits, "truncation": truncation}
+  parties = [
+    Party(
+      number, ends[number], dealt[number], fresh_key(seed, f"party {number}"), **settings
+    )
+    for number in (0, 1)
+  ]
+  outputs: list[Any] = [None, None]
+  faults: list[Exception] = []
+
+  def act(party: Party, inputs: Sequence[Any]) -> None:
+    try:
+      outputs[party.number] = play(program, party, inputs)
+    except Exception as error:
+      faults.append(error)
+    finally:
+      party.link.close()
+
+  other = threading.Thread(target=act, args=(parties[1], inputs1), daemon=True)
+  other.start()
+  act(parties[0], inputs0)
+  other.join()
+  if faults:  # that a peer has left follows from why it left
+    raise min(faults, key=lambda error: isinstance(error, PeerFailed))
+  where = setting_of(
+    seed, "both parties and the dealer in one process, which holds everything"
+  )
+  return Ran((outputs[0], outputs[1]), (parties[0].spent, parties[1].spent), where)
+
+
+def setting_of(seed: int | None, where: str) -> str:
+  """The setting of a run; with a seed it hides nothing."""
+  return where if seed is None else f"simulation: masks follow from seed {seed}; {where}"
+
+
+def play(program: Callable[..., Any], party: Party, inputs: Sequence[Any]) -> Any:
+  """One party's run; NumPy warns of words that wrap around where an array is a scalar."""
+  with np.errstate(over="ignore"):
+    return program(party, *inputs)

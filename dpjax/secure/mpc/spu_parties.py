@@ -1,0 +1,221 @@
+"""SPU with parties that are processes of their own, each of which holds its own data alone.
+
+Every party runs the same program with its own arrays in their places, and the shapes of what
+the others hold:
+
+    with spu_parties.connect(["10.0.0.1:7001", "10.0.0.2:7001"], rank=1, protocol="CHEETAH") as us:
+      shape = jax.ShapeDtypeStruct
+      w = us.run(step, shape((30,), "float32"), x, y, owners=(0, 1, 1), reveal_to=(1,))
+
+A party splits its arrays into shares and sends each of the others one; plain data never
+leave it. It learns the others' shapes, the program, and what is revealed to it, as long as
+not more parties collude than the protocol bears (table of `spu_jit`), and all follow it.
+The connections are plain TCP: whoever reads ALL of them sees what is revealed, and of data
+that are shared among others all shares, so encryption of the wires is the deployment's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from dpjax import validate
+from dpjax.secure.mpc import spu_jit, spu_program
+from dpjax.validate import UserError
+
+
+class SpuParty(NamedTuple):
+  """One party, connected to the others."""
+
+  link: Any
+  rank: int
+  protocol: str
+  parties: int
+
+  def run(
+    self,
+    fn: Callable,
+    *args: Any,
+    owners: Sequence[int],
+    reveal_to: Sequence[int],
+  ) -> Any:
+    """`fn` of all parties' arguments, computed on shares. All parties call it alike.
+
+    Args:
+      fn: as for `spu_jit.secure_jit`; the same at all parties, which is compared.
+      *args: trees; of an argument of its own a party gives arrays, of another's anything
+        with shapes and types, such as `jax.ShapeDtypeStruct`.
+      owners: for each argument the party that has it.
+      reveal_to: the parties that learn the outputs.
+
+    Returns:
+      NumPy arrays at a party in `reveal_to`, elsewhere `jax.ShapeDtypeStruct`.
+
+    UserError: arrays of another's, shapes or a program that the parties do not agree on, a
+    peer that is silent for ten minutes.
+    """
+    self._check(args, owners, reveal_to)
+    leaves, in_tree = jax.tree.flatten(args)
+    of_leaf = [o for o, arg in zip(owners, args) for _ in jax.tree.leaves(arg)]
+    values = [
+      spu_program.as_input(f"args[{i}]", leaf) if owner == self.rank else _shape(i, leaf)
+      for i, (leaf, owner) in enumerate(zip(leaves, of_leaf))
+    ]
+    structs = tuple(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values)
+    program = spu_program.compiled(fn, structs, in_tree, (False,) * len(structs))
+    config = spu_jit.runtime_config(self.protocol)
+    with spu_program.one_line():
+      self._agree(program.text, self.protocol, tuple(of_leaf), tuple(reveal_to))
+      own = self._exchanged(config, values, of_leaf)
+      results = spu_jit.run_party(self.link, config, program, own)
+      shares = [self._collected(result, reveal_to) for result in results]
+    if self.rank not in reveal_to:
+      return jax.tree.unflatten(program.out_tree, program.outputs)
+    outputs = [
+      spu_jit.joined(config, all_of, leaf.shape, leaf.dtype)
+      for all_of, leaf in zip(shares, program.outputs)
+    ]
+    return jax.tree.unflatten(program.out_tree, outputs)
+
+  def _check(self, args: Sequence, owners: Sequence[int], reveal_to: Sequence[int]) -> None:
+    if len(owners) != len(args):
+      raise UserError(f"owners={tuple(owners)}: must name a party for each of {len(args)}")
+    for name, ranks in (("owners", owners), ("reveal_to", reveal_to)):
+      for rank in ranks:
+        validate.integer_in(0, self.parties - 1, **{name: rank})
+    if not reveal_to:
+      raise UserError("reveal_to=(): must name a party, or nobody would learn the result")
+    for index, (arg, owner) in enumerate(zip(args, owners)):
+      if owner == self.rank or all(map(_is_shape, jax.tree.leaves(arg))):
+        continue
+      raise UserError(
+        f"args[{index}]: is party {owner}'s, party {self.rank} gave values, which nobody "
+        "would read: give jax.ShapeDtypeStruct"
+      )
+
+  def _others(self) -> list[int]:
+    return [rank for rank in range(self.parties) if rank != self.rank]
+
+  def _agree(self, *facts: Any) -> None:
+    """UserError unless all parties run the same program under the same terms."""
+    mine = hashlib.sha256(repr(facts).encode()).digest()
+    for rank in self._others():
+      self.link.send_async(rank, mine)
+    different = [rank for rank in self._others() if self.link.recv(rank) != mine]
+    if different:
+      raise UserError(
+        f"run: party {different[0]} runs another program, or other shapes, owners or "
+        f"reveal_to, than party {self.rank}; nothing was shared"
+      )
+
+  def _exchanged(self, config: Any, values: Sequence, of_leaf: Sequence[int]) -> list:
+    """This party's share of every input."""
+    own = []
+    for value, owner in zip(values, of_leaf):
+      if owner != self.rank:
+        own.append(_read(self.link.recv(owner)))
+        continue
+      shares = spu_jit.split(config, self.parties, value, public=False)
+      for rank in self._others():
+        self.link.send_async(rank, _written(shares[rank]))
+      own.append(shares[self.rank])
+    return own
+
+  def _collected(self, result: Any, reveal_to: Sequence[int]) -> list:
+    """All parties' shares of an output, where it is revealed."""
+    for rank in set(reveal_to) - {self.rank}:
+      self.link.send_async(rank, _written(result))
+    if self.rank not in reveal_to:
+      return []
+    others = {rank: _read(self.link.recv(rank)) for rank in self._others()}
+    return [others.get(rank, result) for rank in range(self.parties)]
+
+
+@contextlib.contextmanager
+def connect(
+  addresses: Sequence[str],
+  rank: int,
+  *,
+  protocol: str = "ABY3",
+  trusted_dealer: bool = False,
+  timeout_seconds: int = 30,
+) -> Iterator[SpuParty]:
+  """Party `rank`, connected to the others by TCP; closed at the end of the block.
+
+  Args:
+    addresses: "host:port" of every party, its own included, the same list at all of them.
+    protocol: ABY3 (three parties) or CHEETAH (two). SEMI2K only with `trusted_dealer`.
+    trusted_dealer: party 0 may see everything, which it could under SEMI2K, whose triples
+      it deals.
+    timeout_seconds: for the others to appear.
+
+  UserError: what does not fit, or a party that does not come.
+
+  >>> with connect(["a:1", "b:1"], 0, protocol="SEMI2K"):
+  ...   pass
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: protocol='SEMI2K': party 0 deals its triples and could open ...
+  """
+  parties = spu_jit.checked_parties(protocol, len(addresses))
+  validate.integer_in(0, parties - 1, rank=rank)
+  validate.integer_at_least(1, timeout_seconds=timeout_seconds)
+  if protocol == "SEMI2K" and not trusted_dealer:
+    raise UserError(
+      "protocol='SEMI2K': party 0 deals its triples and could open everything; must be ABY3 "
+      "or CHEETAH, or trusted_dealer=True"
+    )
+  link = spu_program.library().link
+  desc = spu_jit.description(link, addresses)
+  desc.connect_retry_interval_ms = 200
+  desc.connect_retry_times = 5 * timeout_seconds
+  try:
+    own = link.create_brpc(desc, rank)
+  except RuntimeError as error:
+    raise UserError(
+      f"addresses: no connection of all parties within {timeout_seconds} s at {list(addresses)}"
+    ) from error
+  try:
+    yield SpuParty(own, rank, protocol, parties)
+  finally:
+    own.stop_link()
+
+
+def _is_shape(leaf: Any) -> bool:
+  return isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def _shape(index: int, leaf: Any) -> Any:
+  spu_program.check_dtype(f"args[{index}]", leaf.dtype)
+  return leaf
+
+
+def _written(share: Any) -> bytes:
+  """A share as bytes: the number of parts, their lengths, the parts."""
+  parts = [share.meta, *share.share_chunks]
+  return struct.pack(f"<{len(parts) + 1}Q", len(parts), *map(len, parts)) + b"".join(parts)
+
+
+def _read(message: bytes) -> Any:
+  """A share from the bytes of another party. UserError: they are none."""
+  wrong = UserError("run: another party sent what is no share; it runs other code")
+  if len(message) < 16:
+    raise wrong
+  (count,) = struct.unpack_from("<Q", message)
+  start = 8 * (count + 1)
+  if not 1 <= count <= len(message) // 8 - 1:
+    raise wrong
+  lengths = struct.unpack_from(f"<{count}Q", message, 8)
+  if start + sum(lengths) != len(message):
+    raise wrong
+  share, parts = spu_program.library().libspu.Share(), []
+  for length in lengths:
+    parts.append(message[start : start + length])
+    start += length
+  share.meta, share.share_chunks = parts[0], parts[1:]
+  return share

@@ -1,0 +1,190 @@
+"""What SPU runs: a JAX function as a StableHLO program, or one line why it does not.
+
+SPU (SecretFlow, extra `mpc-spu`) is a virtual machine of secure multi-party computation: it
+takes StableHLO text, which `jax.jit(fn).lower()` writes, and runs it on shares. Its own JAX
+front end is not used: it relies on private names of an older JAX.
+
+What SPU cannot do is refused here, before anything is shared. Fixed point is one thing that
+it does not say: numbers are multiples of 2^-18 in a ring of 2^64, where what overflows wraps
+around without a word.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+
+from dpjax.validate import UserError
+
+INSTALL = "pip install 'dpjax[mpc-spu]' && pip install --no-deps spu==0.10.0.dev20251211"
+
+FRACTION_BITS = 18  # SPU's own choice in a ring of 2^64
+# of a number that is multiplied: 2^(63 - 2 * 18 - 10), the 10 bits for sums and truncation
+MAX_INPUT = 2.0**17
+
+_DTYPES = ("float32", "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32")
+_RANDOM = "its key or its numbers would be known to all: draw outside and pass them in"
+_FACTORED = "SPU has no such routine"
+_CALLS_BACK = "it would call Python, which has no shares"
+# primitive -> why not
+_REFUSED = {
+  "sort": "SPU does not sort what JAX lowers", "top_k": "SPU does not sort what JAX lowers",
+  "approx_top_k": "SPU does not sort what JAX lowers",
+  "erf": "SPU has none; of gelu, take approximate=True", "erf_inv": "SPU has none",
+  "erfc": "SPU has none", "lgamma": "SPU has none", "digamma": "SPU has none",
+  "fft": _FACTORED, "cholesky": _FACTORED, "lu": _FACTORED, "qr": _FACTORED,
+  "geqrf": _FACTORED, "svd": _FACTORED, "eigh": _FACTORED, "eig": _FACTORED,
+  "triangular_solve": _FACTORED, "custom_linear_solve": _FACTORED,
+  "pure_callback": _CALLS_BACK, "io_callback": _CALLS_BACK,
+  "debug_callback": _CALLS_BACK, "debug_print": _CALLS_BACK,
+}  # fmt: skip
+_DRAWS = ("random_", "threefry", "rng_")
+
+
+class SpuProgram(NamedTuple):
+  """A function as SPU's bytecode, for inputs of known shapes."""
+
+  code: bytes
+  text: str  # StableHLO, which every party may read
+  num_inputs: int
+  outputs: tuple[jax.ShapeDtypeStruct, ...]  # leaves, in order
+  out_tree: Any
+
+
+def library() -> Any:
+  """The package `spu`. UserError: it is not installed."""
+  try:
+    import spu  # pyright: ignore[reportMissingImports]
+  except ImportError as error:
+    raise UserError(f"secure_jit: needs spu; {INSTALL}") from error
+  return spu
+
+
+def missing() -> bool:
+  """Whether `spu` is not installed."""
+  return importlib.util.find_spec("spu") is None
+
+
+def as_input(name: str, value: Any) -> np.ndarray:
+  """A leaf of an argument as SPU takes it. UserError: a type or a size that it does not take.
+
+  >>> as_input("x", 0.5).dtype.name
+  'float32'
+  >>> as_input("x", np.zeros(2))
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: x: float64; must be one of float32, bool, int8, ...
+  """
+  if isinstance(value, bool | int | float):
+    value = np.asarray(value, {bool: bool, int: np.int32, float: np.float32}[type(value)])
+  check_dtype(name, getattr(value, "dtype", type(value).__name__))
+  array = np.ascontiguousarray(value).reshape(np.shape(value))
+  if array.dtype.kind == "f" and array.size:
+    largest = float(np.abs(array).max())  # NaN where there is one
+    if not largest < MAX_INPUT:
+      raise UserError(
+        f"{name}: holds {largest:g}; must be finite and within +-{MAX_INPUT:g}, beyond which "
+        "products wrap around: scale it"
+      )
+  return array
+
+
+def check_dtype(name: str, dtype: Any) -> None:
+  """UserError unless SPU has the type."""
+  if str(dtype) not in _DTYPES:
+    raise UserError(f"{name}: {dtype}; must be one of {', '.join(_DTYPES)}: cast it")
+
+
+@functools.lru_cache(maxsize=128)
+def compiled(
+  fn: Callable, structs: tuple[jax.ShapeDtypeStruct, ...], in_tree: Any, public: tuple
+) -> SpuProgram:
+  """The program of `fn` for leaves of these shapes; `public[i]`: leaf i is no secret.
+
+  UserError: something in it that SPU cannot do, an array that it closes over.
+  """
+  args = jax.tree.unflatten(in_tree, structs)
+  traced = jax.jit(fn, keep_unused=True).trace(*args)
+  _check(traced.jaxpr)
+  text = traced.lower().as_text("stablehlo")
+  if found := re.search(r"[x<](f64|i64x|f16|bf16|f8\w*|complex<f\d+>)>", text):
+    raise UserError(f"fn: computes in {found[1]}; SPU's numbers are float32 or integers")
+  outputs, out_tree = jax.tree.flatten(traced.out_info)
+  spu = library()
+  kinds = spu.Visibility.VIS_SECRET, spu.Visibility.VIS_PUBLIC
+  source = spu.CompilationSource(
+    spu.SourceIRType.STABLEHLO, text.encode(), [kinds[known] for known in public]
+  )
+  with one_line():
+    code = spu.compile(source, spu.CompilerOptions())
+  leaves = tuple(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in outputs)
+  return SpuProgram(code, text, len(structs), leaves, out_tree)
+
+
+class one_line:
+  """Of what SPU raises, with its stack trace, one line.
+
+  >>> with one_line():
+  ...   raise RuntimeError("what: \\n\\t[a.cc:7] no such op\\nstacktrace: \\n#0 f()")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: spu: no such op
+  """
+
+  def __enter__(self) -> None:
+    pass
+
+  def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+    if not isinstance(error, RuntimeError):
+      return
+    text = re.split(r"(?i)\n\s*stacktrace", str(error))[0].removeprefix("what:")
+    text = re.sub(r"\[(Enforce fail at )?[\w~/.]+:\d+\]", "", text)
+    raise UserError(f"spu: {' '.join(text.split())[:300]}") from error
+
+
+def _check(closed: Any) -> None:
+  """UserError at the first thing that SPU cannot do or that would be public by accident."""
+  for constant in _constants(closed):
+    raise UserError(
+      f"fn: closes over an array of shape {np.shape(constant)}, which every party would read "
+      "in the program: pass it as an argument (public_argnums, if it may be known)"
+    )
+  for name in _primitives(closed.jaxpr):
+    reason = _RANDOM if name.startswith(_DRAWS) else _REFUSED.get(name)
+    if reason:
+      raise UserError(f"fn: uses {name}; {reason}")
+
+
+def _inner(jaxpr: Any) -> Iterator[Any]:
+  """The jaxprs, open or closed, in the parameters of a jaxpr's equations."""
+  for equation in jaxpr.eqns:
+    for value in jax.tree.leaves(
+      list(equation.params.values()),
+      is_leaf=lambda v: isinstance(v, jex.Jaxpr | jex.ClosedJaxpr),
+    ):
+      if isinstance(value, jex.Jaxpr | jex.ClosedJaxpr):
+        yield value
+
+
+def _primitives(jaxpr: Any) -> Iterator[str]:
+  yield from (equation.primitive.name for equation in jaxpr.eqns)
+  for inner in _inner(jaxpr):
+    yield from _primitives(getattr(inner, "jaxpr", inner))
+
+
+def _constants(closed: Any) -> Iterator[Any]:
+  """Arrays that are no arguments; numbers are not counted."""
+  jaxpr = getattr(closed, "jaxpr", closed)
+  yield from (c for c in getattr(closed, "consts", ()) if np.ndim(c))
+  for equation in jaxpr.eqns:
+    values = (v.val for v in equation.invars if isinstance(v, jex.Literal))
+    yield from (value for value in values if np.ndim(value))
+  for inner in _inner(jaxpr):
+    yield from _constants(inner)

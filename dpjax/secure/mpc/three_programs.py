@@ -1,0 +1,356 @@
+"""Two parties and the dealer as programs of their own, which meet over sockets.
+
+Party 0 and the dealer listen, the others come: party 0 to the dealer, party 1 to both.
+What goes over a socket is sealed (`links`): between the parties shares and masked values, from
+the dealer to party 0 a key, to party 1 a key and its bound parts; to the dealer names and shapes.
+
+On three machines, each its own call:
+
+    agreed = Agreed(token)
+    serve_dealer("0.0.0.0:9001", agreed)
+    with connect(0, agreed, listen="0.0.0.0:9000", dealer="dealer:9001") as party: ...
+    with connect(1, agreed, peer="first:9000", dealer="dealer:9001") as party: ...
+
+`run_processes` starts all three on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import multiprocessing
+import pickle
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.secure.mpc import ring64
+from dpjax.secure.mpc.correlations import KEY_BYTES, arrays, correlated, fresh_key
+from dpjax.secure.mpc.dealer import Dealer, Supply
+from dpjax.secure.mpc.links import TIMEOUT, Link, PeerFailed, SocketLink
+from dpjax.secure.mpc.party import Party
+from dpjax.secure.mpc.session import Ran, play, setting_of
+from dpjax.validate import UserError
+
+_RETRY = 0.05
+_PATIENCE = 10.0  # seconds for the greeting of somebody who has connected
+_GRACE = 2.0  # seconds for the other one to say why, where one of two has failed
+_START = 120.0  # seconds in which a process of this machine has imported everything
+Record = Callable[[Link], Link]  # wraps a link, for whoever wants to see what crosses it
+
+
+class Agreed(NamedTuple):
+  """What all three are told beforehand, over another way."""
+
+  token: bytes  # >= 16 bytes; who lacks it cannot take part
+  topic: str = ""  # names the program and its public arguments; another topic is refused
+  frac_bits: int = ring64.FRAC_BITS
+  truncation: str = "masked"
+  timeout: float = TIMEOUT  # seconds to wait for the others, and that they may be silent
+  seed: int | None = None  # a number makes a SIMULATION, which anybody can repeat
+
+  @property
+  def terms(self) -> str:
+    """What the parties' seals hold for."""
+    return f"{self.topic} f={self.frac_bits} {self.truncation}"
+
+
+def _address(at: str) -> tuple[str, int]:
+  from dpjax.federated import lobby  # a party on this machine does not need that room
+
+  return lobby.address(at)
+
+
+def _listen(at: str) -> socket.socket:
+  try:
+    return socket.create_server(_address(at))
+  except OSError as error:
+    raise UserError(f"listen={at}: cannot listen there ({error.strerror})") from error
+
+
+def _admit(
+  server: socket.socket, who: str, greet: Callable[[socket.socket], Any], until: float
+) -> Any:
+  """What `greet` makes of the first connection of whom it accepts; others are let go."""
+  last = ""
+  while True:
+    try:
+      server.settimeout(max(until - time.monotonic(), 0.001))
+      connection = server.accept()[0]
+    except OSError as error:
+      raise PeerFailed(f"{who}: did not come in time{last}") from error
+    try:
+      return greet(connection)
+    except PeerFailed as error:
+      connection.close()
+      last = f"; somebody else did ({error})"
+
+
+def _reach(at: tuple[str, int], who: str, until: float) -> socket.socket:
+  while True:
+    try:
+      return socket.create_connection(at, timeout=max(until - time.monotonic(), 0.001))
+    except OSError as error:
+      if time.monotonic() + _RETRY > until:
+        raise PeerFailed(f"{who}: nobody is at {at[0]}:{at[1]} ({error})") from error
+    time.sleep(_RETRY)
+
+
+# --- the dealer
+
+
+def serve_dealer(listen: str, agreed: Agreed) -> None:
+  """Deals to two parties until party 1 leaves.
+
+  Args:
+    listen: "HOST:PORT".
+
+  Raises:
+    PeerFailed: the parties did not come in time.
+  """
+  with _listen(listen) as server:
+    _serve(server, agreed)
+
+
+def _serve(server: socket.socket, agreed: Agreed) -> None:
+  dealer, until = Dealer(agreed.seed), time.monotonic() + agreed.timeout
+  links: dict[int, SocketLink] = {}
+  with contextlib.ExitStack() as stack:
+
+    def greet(connection: socket.socket) -> None:
+      number = _who(connection)
+      link = SocketLink(
+        connection, me="dealer", peer=f"party {number}", token=agreed.token,
+        timeout=agreed.timeout, patience=_PATIENCE,
+      )  # fmt: skip
+      stack.callback(link.close)
+      if number in links:
+        raise PeerFailed(f"party {number}: came twice")
+      links[number] = link
+      link.send(dealer.keys[number])
+
+    while len(links) < 2:
+      _admit(server, f"party {1 if 0 in links else 0}", greet, until)
+    _deal(dealer, links[1])
+
+
+def _who(connection: socket.socket) -> int:
+  """The number that a party says first; the seals then hold for this name only."""
+  connection.settimeout(_PATIENCE)
+  try:
+    said = connection.recv(1)
+  except OSError:
+    said = b""
+  if said not in (b"0", b"1"):
+    raise PeerFailed("a party: says neither 0 nor 1; is it another program?")
+  return int(said)
+
+
+def _deal(dealer: Dealer, link: Link) -> None:
+  """Answers until the party leaves, or asks for what is not dealt."""
+  with contextlib.suppress(PeerFailed, ValueError, TypeError, ArithmeticError, LookupError):
+    while True:
+      number, name, arguments = json.loads(link.receive(None))
+      bound = dealer.bound(int(number), name, arguments)
+      link.send(b"".join(part.tobytes() for part in bound))
+
+
+def _supply(number: int, link: Link) -> Supply:
+  key = link.receive(KEY_BYTES)
+
+  def ask(index: int, name: str, arguments: list) -> list[np.ndarray]:
+    forms = [(part.shape, part.dtype) for part in correlated(name, arguments).bound]
+    link.send(json.dumps([index, name, arguments]).encode())
+    length = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in forms)
+    return arrays(link.receive(length), forms)
+
+  return Supply(key, ask if number else None)
+
+
+# --- a party
+
+
+@contextlib.contextmanager
+def connect(
+  number: int,
+  agreed: Agreed,
+  *,
+  dealer: str,
+  listen: str = "",
+  peer: str = "",
+  record: Record | None = None,
+) -> Iterator[Party]:
+  """One party of two, in its own process.
+
+  Args:
+    number: 0, which listens at `listen`, or 1, which goes to it at `peer`.
+    dealer: "HOST:PORT" of the dealer.
+    record: wraps the link to the other party.
+
+  Raises:
+    PeerFailed: one line, within `timeout` seconds of what went wrong.
+  """
+  validate.integer_in(0, 1, number=number)
+  if bool(listen) == bool(number) or bool(peer) != bool(number):
+    raise UserError("party 0 needs listen=, party 1 needs peer=, and not the other's")
+  with contextlib.ExitStack() as stack:
+    where = stack.enter_context(_listen(listen)) if listen else _address(peer)
+    yield _meet(stack, number, agreed, _address(dealer), where, record)
+
+
+def _meet(
+  stack: contextlib.ExitStack,
+  number: int,
+  agreed: Agreed,
+  dealer: tuple[str, int],
+  peer: socket.socket | tuple[str, int],
+  record: Record | None,
+) -> Party:
+  """`peer`: where party 0 listens already, or where party 1 finds it."""
+  until = time.monotonic() + agreed.timeout
+  me, other = f"party {number}", f"party {1 - number}"
+  common = {"me": me, "token": agreed.token, "timeout": agreed.timeout}
+  to_dealer = stack.enter_context(_reach(dealer, "dealer", until))
+  to_dealer.sendall(str(number).encode())
+  supply = _supply(number, SocketLink(to_dealer, peer="dealer", **common))
+
+  def greet(connection: socket.socket, patience: float | None = _PATIENCE) -> SocketLink:
+    return SocketLink(
+      connection, peer=other, topic=agreed.terms, patience=patience, **common
+    )
+
+  if isinstance(peer, socket.socket):
+    link = _admit(peer, other, greet, until)
+  else:
+    link = greet(_reach(peer, other, until), None)
+  stack.callback(link.close)
+  settings = {"frac_bits": agreed.frac_bits, "truncation": agreed.truncation}
+  key = fresh_key(agreed.seed, me)
+  return Party(number, record(link) if record else link, supply, key, **settings)
+
+
+# --- all three on this machine
+
+
+def run_processes(
+  program: Callable[..., Any],
+  inputs0: Sequence[Any] = (),
+  inputs1: Sequence[Any] = (),
+  *,
+  seed: int | None = None,
+  frac_bits: int = ring64.FRAC_BITS,
+  truncation: str = "masked",
+  timeout: float = TIMEOUT,
+  record: Record | None = None,
+) -> Ran:
+  """`session.run` with a process for each party and one for the dealer.
+
+  This process gives each party its inputs and takes its outputs; the parties exchange only
+  what the program sends, over a socket of this machine.
+
+  Args:
+    program: a function of a module, which the processes import (a script that calls this
+      stands behind `if __name__ == "__main__"`), or a `functools.partial` of one.
+    record: as in `connect`, a function of a module.
+
+  Raises:
+    UserError: whatever went wrong first, in whichever process; the others are ended.
+  """
+  try:
+    pickle.dumps((program, record))  # how this process tells its own, which is all
+  except (pickle.PicklingError, AttributeError, TypeError) as error:
+    raise UserError(
+      f"program={program!r}: must be a function of a module, that other processes can import"
+    ) from error
+  agreed = Agreed(secrets.token_bytes(32), "", frac_bits, truncation, timeout, seed)
+  with contextlib.ExitStack() as stack:
+    dealer = _started(stack, _dealer_main, agreed)
+    first, second = (
+      _started(stack, _party_main, number, agreed, program, inputs, record)
+      for number, inputs in enumerate((inputs0, inputs1))
+    )
+    at, peer, _ = (_heard(pipe, _START) for pipe in (dealer, first, second))
+    for pipe, told in ((dealer, None), (first, (at, None)), (second, (at, peer))):
+      pipe.send(told)
+    (out0, spent0), (out1, spent1) = _outcomes([first, second])
+  where = setting_of(seed, "two parties and the dealer, a process each, on one machine")
+  return Ran((out0, out1), (spent0, spent1), where)
+
+
+def _started(
+  stack: contextlib.ExitStack, main: Callable[..., None], *arguments: Any
+) -> Any:  # a Connection; Windows has another class
+  context = multiprocessing.get_context("spawn")
+  ours, theirs = context.Pipe()
+  process = context.Process(target=main, args=(theirs, *arguments), daemon=True)
+  process.start()
+  theirs.close()
+  stack.callback(ours.close)
+  stack.callback(process.join)
+  stack.callback(process.terminate)  # first: by then it has said all that it had to say
+  return ours
+
+
+def _heard(pipe: Connection, timeout: float | None = None) -> Any:
+  """What a process of ours says; raises what it died of."""
+  if timeout is not None and not pipe.poll(timeout):
+    raise PeerFailed(f"a process did not start in {timeout:g} seconds")
+  try:
+    fault, value = pipe.recv()
+  except EOFError:
+    raise PeerFailed("a process has died") from None
+  if fault:
+    raise fault(value)
+  return value
+
+
+def _outcomes(pipes: Sequence[Connection]) -> list[Any]:
+  """Of both; where both failed, the fault that is not of losing the other."""
+  found, faults, left = {}, [], list(pipes)
+  while left:
+    ready = wait(left, timeout=_GRACE if faults else None)
+    if not ready:
+      break
+    pipe: Any = ready[0]
+    left.remove(pipe)
+    try:
+      found[pipe] = _heard(pipe)
+    except UserError as error:
+      faults.append(error)
+  if faults:
+    raise min(faults, key=lambda error: isinstance(error, PeerFailed))
+  return [found[pipe] for pipe in pipes]
+
+
+def _dealer_main(pipe: Connection, agreed: Agreed) -> None:
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    pipe.send((None, server.getsockname()))
+    pipe.recv()  # all are there
+    with contextlib.suppress(UserError):  # the parties notice its end, and say so
+      _serve(server, agreed)
+
+
+def _party_main(
+  pipe: Connection,
+  number: int,
+  agreed: Agreed,
+  program: Callable[..., Any],
+  inputs: Sequence[Any],
+  record: Record | None,
+) -> None:
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    pipe.send((None, server.getsockname()))
+    dealer, peer = pipe.recv()
+    try:
+      with contextlib.ExitStack() as stack:
+        party = _meet(stack, number, agreed, dealer, peer or server, record)
+        pipe.send((None, (play(program, party, inputs), party.spent)))
+    except UserError as error:
+      pipe.send((type(error), str(error)))

@@ -1,0 +1,228 @@
+"""Models over two parties' columns of the same entities, on shares: nobody sees the other's.
+
+Party 0 has columns, party 1 other columns and the labels; rows are aligned first, by private
+set intersection (`federated.vertical.align`). Columns, labels, weights, activations and
+gradients are shared (`mpc`), so plain data stay where they are and all products are on shares:
+
+>>> from dpjax.secure import mpc
+>>> x_a, x_b = np.array([[-2.0], [-1.0], [1.0], [2.0]]), np.zeros((4, 1))
+>>> y = np.array([[0.0], [0.0], [1.0], [1.0]])
+>>> def program(party, x_a, x_b, y):
+...   rows = shared_rows(party, x_a, x_b, y)
+...   batches = np.tile(np.arange(4), (20, 1))
+...   weights = train_logistic(party, rows, batches, Recipe(learning_rate=1.0))
+...   return own_weights(party, weights, rows), classes(party, weights, rows, to=1)
+>>> shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
+>>> ran = mpc.run(program, (x_a, shape(x_b), shape(y)), (shape(x_a), x_b, y), seed=0)
+>>> (weights_a, nothing), (weights_b, found) = ran.outputs
+>>> weights_a.shape, weights_b.shape, nothing, found
+((1,), (2,), None, array([0., 0., 1., 1.]))
+
+What each party learns, if it follows the protocol and does not collude with the dealer:
+
+| by                                | party 0 (columns)        | party 1 (columns, labels)    |
+| --------------------------------- | ------------------------ | ---------------------------- |
+| `align`                           | the shared ids           | the shared ids               |
+| `shared_rows`, `train_*`          | shapes: no number at all | shapes: no number at all     |
+| `own_weights`                     | its weights at the end   | its weights at the end, bias |
+| `classes(to=1)`                   | nothing                  | the classes of the rows      |
+| `federated.vertical`'s encrypted  | its gradient in the      | the same, for its columns    |
+| `two_party_logistic` (no dealer,  | clear at every step      |                              |
+| but a coordinator with the key)   |                          |                              |
+| `split_learning` (plain)          | cotangents, which tell   | all activations of the other |
+|                                   | labels                   |                              |
+
+What is revealed follows from all data: weights tell about the other's columns and the labels
+what they tell anybody, and no differential privacy is claimed.
+Source: Mohassel and Zhang 2017, SecureML, section II (vertically partitioned data) and IV.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from dpjax import validate
+from dpjax.secure.mpc import comparison, private_values, ring64, secureml
+from dpjax.secure.mpc.party import Party
+from dpjax.secure.mpc.products import Shares, matmul, multiply
+from dpjax.secure.mpc.secureml import Dense, Recipe
+from dpjax.validate import UserError
+
+
+class SharedRows(NamedTuple):
+  """One party's shares of aligned rows."""
+
+  x_a: Shares  # [n, f_a]
+  x_b: Shares  # [n, f_b]
+  y: Shares  # [n, k]
+
+  @property
+  def x(self) -> Shares:
+    """[n, f_a + f_b]"""
+    return np.concatenate([self.x_a, self.x_b], axis=1)
+
+
+class SplitNetwork(NamedTuple):
+  """A hidden layer of each party's columns, and one layer over both: numbers, or shares."""
+
+  bottom_a: Dense  # [f_a, h_a]
+  bottom_b: Dense  # [f_b, h_b]
+  top: Dense  # [h_a + h_b, k]
+
+
+Columns = np.ndarray | jax.ShapeDtypeStruct  # one's own, or the other's
+
+
+def shared_rows(party: Party, x_a: Columns, x_b: Columns, y: Columns) -> SharedRows:
+  """Shares of both parties' columns and of the labels; each sends uniform numbers.
+
+  Args:
+    x_a: [n, f_a] of party 0; party 1 gives its shape.
+    x_b: [n, f_b] of party 1, as its labels; party 0 gives shapes.
+    y: [n, k] in {0, 1}: k columns for k classes, one column for two.
+
+  UserError: rows that differ in number, arrays of other ranks, labels other than 0 and 1.
+  """
+  shapes = [tuple(part.shape) for part in (x_a, x_b, y)]
+  if {len(shape) for shape in shapes} != {2} or len({shape[0] for shape in shapes}) > 1:
+    raise UserError(f"x_a, x_b, y: shapes {shapes}; must be [n, f_a], [n, f_b], [n, k]")
+  if not isinstance(y, jax.ShapeDtypeStruct) and not np.isin(y, (0, 1)).all():
+    raise UserError("y: labels must be 0 or 1, one column for each class")
+  share = lambda part, owner: private_values.share(party, part, owner=owner)
+  return SharedRows(share(x_a, 0), share(x_b, 1), share(y, 1))
+
+
+# --- logistic regression
+
+
+def train_logistic(
+  party: Party, rows: SharedRows, batches: np.ndarray, recipe: Recipe
+) -> tuple[Dense, ...]:
+  """Shares of the weights [f_a + f_b, k] and biases [k] after a step for each batch.
+
+  SecureML's three-piece sigmoid, from weights of 0. Reveals nothing.
+
+  Args:
+    batches: [steps, B] public indices of rows.
+    recipe: its `output` sigmoid.
+  """
+  if recipe.output != "sigmoid":
+    raise UserError(f"recipe.output={recipe.output!r}: must be sigmoid")
+  width, outputs = rows.x.shape[1], rows.y.shape[1]
+  zero = np.zeros((width, outputs), np.uint64), np.zeros(outputs, np.uint64)
+  return secureml.train(party, [Dense(*zero)], rows.x, rows.y, batches, recipe)
+
+
+def own_weights(
+  party: Party, weights: tuple[Dense, ...], rows: SharedRows
+) -> np.ndarray | None:
+  """[f_a] for party 0, [f_b + 1] for party 1, the bias last; as `two_party_scores` uses them.
+
+  Reveals to each party the weights of its own columns and no others. For two classes.
+  """
+  (layer,) = weights
+  width = rows.x_a.shape[1]
+  if layer.bias.shape != (1,):
+    raise UserError(f"weights: of {layer.bias.shape[0]} outputs; must be of one")
+  last = np.concatenate([layer.kernel[width:, 0], layer.bias])
+  for_a = private_values.reveal(party, layer.kernel[:width, 0], to=0)
+  for_b = private_values.reveal(party, last, to=1)
+  return for_a if party.number == 0 else for_b
+
+
+# --- split network
+
+
+def initial_split(
+  num_features: tuple[int, int], *, hidden: int, classes: int, seed: int
+) -> SplitNetwork:
+  """A public network to start from, `hidden` units for each party."""
+  validate.integer_at_least(1, hidden=hidden, classes=classes)
+  sizes = ((num_features[0], hidden), (num_features[1], hidden), (2 * hidden, classes))
+  made = [secureml.initial(one, seed=seed + i)[0] for i, one in enumerate(sizes)]
+  return SplitNetwork(*made)
+
+
+def train_split(
+  party: Party,
+  start: SplitNetwork,
+  rows: SharedRows,
+  batches: np.ndarray,
+  recipe: Recipe,
+) -> SplitNetwork:
+  """Shares of the network after a gradient step for each batch. Reveals nothing.
+
+  Args:
+    start: public numbers.
+    batches: [steps, B] public indices of rows.
+    recipe: `hidden` relu; `output` sigmoid (one class against the rest) or normalized_relu.
+  """
+  if recipe.hidden != "relu" or recipe.output not in _OUTPUTS:
+    kind = recipe.hidden, recipe.output
+    raise UserError(f"recipe: {kind}; must be relu, and one of {', '.join(_OUTPUTS)}")
+  shift = recipe.shift(np.shape(batches)[1])
+  network = jax.tree.map(lambda numbers: _public(party, numbers), start)
+  for batch in np.asarray(batches):
+    drawn = SharedRows(*(part[batch] for part in rows))
+    network = _step(party, network, drawn, shift, recipe)
+  return network
+
+
+_OUTPUTS = {"sigmoid": comparison.sigmoid, "normalized_relu": comparison.normalized_relu}
+
+
+def _public(party: Party, numbers: np.ndarray) -> Shares:
+  return ring64.encode(numbers * float(party.number == 0), party.frac_bits)
+
+
+def _hidden(party: Party, network: SplitNetwork, rows: SharedRows) -> comparison.Signs:
+  """Signs and ReLU [n, h_a + h_b] of both bottoms, in one comparison."""
+  sums = [
+    matmul(party, x, bottom.kernel, bias=bottom.bias)
+    for x, bottom in ((rows.x_a, network.bottom_a), (rows.x_b, network.bottom_b))
+  ]
+  return comparison.signs(party, np.concatenate(sums, axis=1))
+
+
+def _step(
+  party: Party, network: SplitNetwork, rows: SharedRows, shift: int, recipe: Recipe
+) -> SplitNetwork:
+  hidden, top = _hidden(party, network, rows), network.top
+  scores = matmul(party, hidden.part, top.kernel, bias=top.bias)  # [B, k]
+  error = _OUTPUTS[recipe.output](party, scores) - rows.y
+  back = matmul(party, error, top.kernel.T)  # [B, h_a + h_b]
+  back = multiply(party, back, hidden.bit, truncated=False)
+  width = network.bottom_a.bias.shape[0]
+
+  def moved(layer: Dense, inputs: Shares, error: Shares) -> Dense:
+    ones = np.broadcast_to(_public(party, np.ones(())), (len(inputs), 1))
+    columns = np.concatenate([inputs, ones], axis=1).T  # [d + 1, B]
+    step = matmul(party, columns, error, surplus=party.frac_bits + shift)
+    return Dense(layer.kernel - step[:-1], layer.bias - step[-1])
+
+  return SplitNetwork(
+    moved(network.bottom_a, rows.x_a, back[:, :width]),
+    moved(network.bottom_b, rows.x_b, back[:, width:]),
+    moved(top, hidden.part, error),
+  )
+
+
+# --- prediction
+
+
+def classes(
+  party: Party, model: SplitNetwork | tuple[Dense, ...], rows: SharedRows, *, to: int
+) -> np.ndarray | None:
+  """[n] classes of shared rows for party `to`, and nothing else; None for the other.
+
+  Args:
+    model: shares, of `train_logistic` or `train_split`.
+    rows: of the entities asked about; their labels are not read.
+  """
+  if not isinstance(model, SplitNetwork):
+    return secureml.predict(party, model, rows.x, Recipe(), to=to)
+  hidden = _hidden(party, model, rows).part
+  return secureml.predict(party, [model.top], hidden, Recipe(), to=to)

@@ -1,0 +1,60 @@
+"""Programs that processes of their own can import, and links that keep what crosses them."""
+
+import os
+import time
+
+import numpy as np
+
+from dpjax.secure import mpc
+from dpjax.secure.mpc import secureml
+
+RECIPE = secureml.Recipe(learning_rate=0.5)
+BATCHES = np.arange(24).reshape(3, 8) % 16
+
+
+class Recording:
+  """A link that keeps all messages, both ways."""
+
+  def __init__(self, link):
+    self._link, self.seen = link, []
+
+  def __getattr__(self, name):
+    return getattr(self._link, name)
+
+  def send(self, data):
+    self.seen.append(data)
+    self._link.send(data)
+
+  def receive(self, length):
+    data = self._link.receive(length)
+    self.seen.append(data)
+    return data
+
+  def exchange(self, data):
+    other = self._link.exchange(data)
+    self.seen += [data, other]
+    return other
+
+
+def train(party, network, x, y):
+  """Shares of a network after a few steps, and what crossed the link meanwhile."""
+  network = secureml.train(party, network, x, y, BATCHES, RECIPE)
+  return network, b"".join(getattr(party.link, "seen", []))
+
+
+def dies(party):
+  if party.number:
+    os._exit(1)
+  return mpc.relu(party, np.zeros(3, np.uint64))
+
+
+def hangs(party):
+  if party.number:
+    time.sleep(60)
+  return mpc.relu(party, np.zeros(3, np.uint64))
+
+
+def raises(party):
+  if party.number:
+    mpc.encode(1e9)
+  return mpc.relu(party, np.zeros(3, np.uint64))

@@ -1,0 +1,198 @@
+"""Sockets between two ends: sealed, and every broken or hostile peer is one line in time."""
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from dpjax.secure import mpc
+from dpjax.secure.mpc import links
+from dpjax.validate import UserError
+
+pytest.importorskip("cryptography", reason="needs the extra 'secure'")
+pytest.importorskip("Crypto", reason="needs the extra 'secure'")
+
+_TOKEN = b"sixteen bytes or more"
+
+
+class _Tap:
+  """A connection whose bytes may be kept or changed on their way out."""
+
+  def __init__(self, connection, change=lambda number, data: data):
+    self._connection, self._change, self.sent = connection, change, []
+
+  def __getattr__(self, name):
+    return getattr(self._connection, name)
+
+  def fileno(self):
+    return self._connection.fileno()
+
+  def send(self, data):
+    changed = self._change(len(self.sent), bytes(data))
+    self.sent.append(bytes(data))
+    if changed == data:
+      return self._connection.send(data)
+    self._connection.sendall(changed)
+    return len(data)
+
+
+def _link(connection, number, **settings):
+  names = [f"party {number}", f"party {1 - number}"]
+  options = {"token": _TOKEN, "timeout": 2.0} | settings
+  return links.SocketLink(connection, me=names[0], peer=names[1], **options)
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+  """Sockets that a test left open are closed."""
+  yield
+  for connection in _OPEN:
+    connection.close()
+  _OPEN.clear()
+
+
+_OPEN = []
+
+
+def _sockets():
+  _OPEN.extend(socket.socketpair())
+  return _OPEN[-2:]
+
+
+def _pair(change=lambda number, data: data, other=None, **settings):
+  """Both ends of a link; party 1's bytes may be changed, and its settings may be others."""
+  ours, theirs = _sockets()
+  tap, made = _Tap(theirs, change), []
+
+  def second():
+    with contextlib.suppress(UserError):
+      made.append(_link(tap, 1, **(settings | (other or {}))))
+
+  thread = threading.Thread(target=second)
+  thread.start()
+  try:
+    first = _link(ours, 0, **settings)
+  finally:
+    thread.join()
+  return first, made[0], tap
+
+
+def test_what_is_sent_arrives_and_is_counted():
+  first, second, tap = _pair()
+  first.send(b"abc")
+  assert second.receive(3) == b"abc"
+  big = bytes(8_000_000)  # more than a socket buffers: both must write and read at once
+  answer = []
+  thread = threading.Thread(target=lambda: answer.append(second.exchange(big)))
+  thread.start()
+  assert first.exchange(big) == big
+  thread.join()
+  assert answer == [big]
+  assert (first.bytes_sent, first.bytes_received, first.rounds) == (8_000_003, 8_000_000, 1)
+  assert (second.bytes_sent, second.bytes_received, second.rounds) == (
+    8_000_000,
+    8_000_003,
+    2,
+  )
+  assert big[:64] not in b"".join(tap.sent)  # sealed
+
+
+def test_who_lacks_the_token_or_has_another_topic_or_name_cannot_take_part():
+  for other in ({"token": b"another token, 16"}, {"topic": "another"}):
+    with pytest.raises(mpc.PeerFailed, match="message 0 is not what it sealed"):
+      _pair(other=other)
+  ours, theirs = _sockets()
+  thread = threading.Thread(target=_a_dealer, args=(theirs,))
+  thread.start()
+  with pytest.raises(mpc.PeerFailed, match="message 0 is not"):
+    _link(ours, 0)
+  thread.join()
+  with pytest.raises(UserError, match="token: has 3 bytes, must have at least 16"):
+    _link(ours, 0, token=b"abc")
+
+
+def _a_dealer(connection):
+  """A dealer where a party should be."""
+  with contextlib.suppress(UserError):
+    links.SocketLink(connection, me="dealer", peer="party 0", token=_TOKEN, timeout=2.0)
+
+
+_HEAD = struct.calcsize(">Q")
+
+
+@pytest.mark.parametrize(
+  ("change", "line"),
+  [
+    (lambda frame, before: frame[:-1] + bytes([frame[-1] ^ 1]), "message 1 is not what"),
+    (lambda frame, before: before, "message 1 is not what"),  # replayed
+    (
+      lambda frame, before: struct.pack(">Q", 999) + frame[_HEAD:],
+      "sent 983 bytes where 4",
+    ),
+    (lambda frame, before: b"\xff" * len(frame), "sent .* bytes where 4 were due"),
+    (lambda frame, before: frame[:5], "silent for 0.3 seconds"),
+  ],
+)
+def test_garbage_replays_and_wrong_lengths_are_one_line(change, line):
+  """Of a peer that has the token: the third thing that it writes is its first message."""
+  kept = []
+
+  def on_the_way(number, data):
+    kept.append(data)
+    return change(data, kept[1]) if number == 2 else data
+
+  first, second, _ = _pair(on_the_way, timeout=0.3)
+  second.send(b"data")
+  with pytest.raises(mpc.PeerFailed, match=line) as error:
+    first.receive(4)
+  assert "\n" not in str(error.value) and str(error.value).startswith("party 1: ")
+
+
+def test_a_message_of_any_length_has_a_bound():
+  first, second, _ = _pair()
+  thread = threading.Thread(target=_sends, args=(second, bytes(9000), bytes(2_000_000)))
+  thread.start()
+  assert len(first.receive(None)) == 9000
+  with pytest.raises(mpc.PeerFailed, match="announced 2000016 bytes, at most"):
+    first.receive(None)
+  first.close()
+  thread.join()
+
+
+def _sends(link, *messages):
+  with contextlib.suppress(UserError):
+    for data in messages:
+      link.send(data)
+
+
+def test_a_message_that_the_cipher_cannot_take_is_one_line(monkeypatch):
+  first, *_ = _pair()
+  monkeypatch.setattr(links, "_MOST", 10)
+  with pytest.raises(UserError, match="party 1: 11 bytes are no one message; at most 10"):
+    first.send(bytes(11))
+
+
+def test_a_peer_that_is_gone_or_silent_is_noticed_in_time():
+  first, second, _ = _pair(timeout=0.3)
+  start = time.monotonic()
+  with pytest.raises(mpc.PeerFailed, match="party 1: silent for 0.3 seconds"):
+    first.receive(1)
+  assert time.monotonic() - start < 2
+  second.close()
+  with pytest.raises(mpc.PeerFailed, match="party 1: has closed its connection"):
+    first.exchange(b"1234")
+
+
+def test_a_queue_has_the_same_manners():
+  first, second = links.queue_links(timeout=0.1)
+  with pytest.raises(mpc.PeerFailed, match="party 1: silent for 0.1 seconds"):
+    first.receive(1)
+  second.send(b"ab")
+  with pytest.raises(mpc.PeerFailed, match="sent 2 bytes where 1 were due"):
+    first.receive(1)
+  second.close()
+  with pytest.raises(mpc.PeerFailed, match="party 1: has left"):
+    first.receive(1)

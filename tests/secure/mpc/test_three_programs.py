@@ -1,0 +1,160 @@
+"""Two parties and the dealer in processes of their own: the same bits, and nothing but shares."""
+
+import socket
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax.secure import mpc
+from dpjax.secure.mpc import links, three_programs
+from dpjax.validate import UserError
+from tests.secure.mpc import programs, test_products
+
+pytest.importorskip("cryptography", reason="needs the extra 'secure'")
+pytest.importorskip("Crypto", reason="needs the extra 'secure'")
+
+_TOKEN = bytes(range(16))
+
+
+@pytest.fixture(scope="module")
+def ran():
+  """A short training, of two processes and of two threads, by the same seed."""
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(16, 12))
+  y = np.eye(3)[x[:, :3].argmax(1)]
+  network = mpc.secureml.initial((12, 8, 3), seed=1)
+  inputs = mpc.split((network, x, y), seed=2)
+  apart = three_programs.run_processes(
+    programs.train, *inputs, seed=0, record=programs.Recording
+  )
+  ends = [programs.Recording(link) for link in links.queue_links()]
+  return apart, mpc.run(programs.train, *inputs, seed=0, links=ends), (network, x, y)
+
+
+def test_processes_compute_what_threads_compute_bit_for_bit(ran):
+  apart, together, _ = ran
+  for one, other in zip(apart.outputs, together.outputs):
+    assert one[1] == other[1]  # all messages, too
+    same = jax.tree.map(lambda a, b: (a == b).all(), one[0], other[0])
+    assert all(jax.tree.leaves(same))
+  assert apart.spent == together.spent
+  assert apart.setting.startswith("simulation: ") and "a process each" in apart.setting
+
+
+def test_what_crosses_between_the_processes_is_uniform_and_all_of_it(ran):
+  """Of the data nothing is seen but shares and masked values."""
+  apart, _, _ = ran
+  (_, seen), spent = apart.outputs[0], apart.spent[0]
+  assert len(seen) == spent.bytes_sent + spent.bytes_received > 10_000
+  assert test_products.looks_uniform(seen[: len(seen) // 8 * 8])
+
+
+def test_a_value_sent_in_the_clear_would_be_seen(ran):
+  _, seen = ran[0].outputs[0]
+  x = ran[2][1]
+  leaked = seen + mpc.encode(x).tobytes()
+  assert not test_products.looks_uniform(leaked[: len(leaked) // 8 * 8])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("program", "line"),
+  [
+    (programs.dies, "party 1: has closed its connection|a process has died"),
+    (programs.hangs, "party 1: silent for 3 seconds"),
+    (programs.raises, "x: holds 1e.09, must be below"),
+  ],
+)
+def test_a_process_that_fails_is_one_line_in_time(program, line):
+  start = time.monotonic()
+  with pytest.raises(UserError, match=line) as error:
+    three_programs.run_processes(program, timeout=3.0)
+  assert "\n" not in str(error.value) and time.monotonic() - start < 40
+
+
+def test_a_program_that_no_process_can_import_is_one_line():
+  with pytest.raises(UserError, match="program=.*must be a function of a module"):
+    three_programs.run_processes(lambda party: None)
+
+
+# --- the programs themselves, in threads
+
+
+def _free_port():
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def _parties(*agreed, program=lambda party: mpc.relu(party, np.zeros(2, np.uint64))):
+  """Outcomes of dealer and both parties, each with what it was told."""
+  dealer, peer = _free_port(), _free_port()
+  where = ({"listen": peer}, {"peer": peer})
+  outcomes = {}
+
+  def act(number):
+    try:
+      if number == 2:
+        three_programs.serve_dealer(dealer, agreed[2])
+        return
+      with three_programs.connect(
+        number, agreed[number], dealer=dealer, **where[number]
+      ) as party:
+        outcomes[number] = program(party)
+    except UserError as error:
+      outcomes[number] = error
+
+  threads = [threading.Thread(target=act, args=(number,)) for number in (2, 0, 1)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(20)
+  return outcomes
+
+
+def test_three_programs_meet_by_address_and_token():
+  agreed = three_programs.Agreed(_TOKEN, timeout=5.0)
+  outcomes = _parties(agreed, agreed, agreed)
+  assert np.add(outcomes[0], outcomes[1]).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+  "change",
+  [{"token": bytes(16)}, {"frac_bits": 16}, {"truncation": "local"}, {"topic": "x"}],
+)
+def test_parties_that_were_told_other_things_do_not_start(change):
+  agreed = three_programs.Agreed(_TOKEN, timeout=1.0)
+  outcomes = _parties(agreed, agreed._replace(**change), agreed)
+  assert all(isinstance(outcomes[number], mpc.PeerFailed) for number in (0, 1))
+  assert "did not come in time" in str(outcomes[0])
+
+
+def test_a_stranger_is_let_go_and_the_run_goes_on(monkeypatch):
+  """Somebody else's program comes to the dealer before the parties."""
+  real = three_programs._reach
+
+  def first_a_stranger(at, who, until):
+    with real(at, who, until) as stranger:
+      stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    return real(at, who, until)
+
+  monkeypatch.setattr(three_programs, "_reach", first_a_stranger)
+  agreed = three_programs.Agreed(_TOKEN, timeout=5.0)
+  outcomes = _parties(agreed, agreed, agreed)
+  assert np.add(outcomes[0], outcomes[1]).tolist() == [0, 0]
+
+
+def test_nobody_there_and_wrong_arguments_are_one_line():
+  agreed = three_programs.Agreed(_TOKEN, timeout=0.2)
+  for arguments, line in (
+    ({"listen": "127.0.0.1:1"}, "party 1 needs peer="),
+    ({"peer": "a:1"}, "dealer: nobody is at"),
+    ({"peer": "a:1", "dealer": "nonsense"}, "coordinator='nonsense': must be HOST:PORT"),
+  ):
+    where = {"dealer": _free_port()} | arguments
+    with pytest.raises(UserError, match=line), three_programs.connect(1, agreed, **where):
+      pass
+  with pytest.raises(mpc.PeerFailed, match="did not come in time"):
+    three_programs.serve_dealer(_free_port(), agreed)
