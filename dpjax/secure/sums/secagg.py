@@ -3,7 +3,8 @@
 | variant            | masks against          | hides from                                       |
 | ------------------ | ---------------------- | ------------------------------------------------ |
 | `SecAgg`           | all others             | server and t - 1 clients, honest-but-curious     |
-| `SecAgg(signed)`   | all others             | the same, and a server that lies (t > 2n / 3)    |
+| `SecAgg(signed)`   | all others             | the same, and a server that lies with fewer than |
+|                    |                        | 2t - n of the clients (t > 2n / 3)               |
 | `SecAggPlus`       | k random neighbours    | server and a fraction of clients, honest-but-    |
 |                    |                        | curious, but with probability 2^-40              |
 
@@ -11,11 +12,12 @@ What is hidden is every vector beyond the sum of those of honest clients. Honest
 is a server that follows the protocol. One that does not can, without signatures, tell two
 groups of t clients different things about who survived, and so get both secrets of a client
 (where 2 t > n + colluders there are no two such groups; a test carries the attack out where
-there are); and it can hand out keys of its own making. It can always leave out whom it likes,
-down to `min_survivors`. No variant sees whether a client's vector is what it should be: one
-dishonest client can make the sum any number, and by shares that do not fit, or envelopes that
-the others cannot open (who then fall silent), have it refused. It learns nothing by that, but
-fewer vectors may be in the sum.
+there are); and it can hand out keys of its own making. Signatures end both, unless 2t - n or
+more clients sign two stories for it (n / 3 are always too few; t - 1 are enough where t < n).
+It can always leave out whom it likes, down to `min_survivors`. No variant sees whether a
+client's vector is what it should be: one dishonest client can make the sum any number, and by
+shares that do not fit, or envelopes that the others cannot open (who then fall silent), have
+it refused. It learns nothing by that, but fewer vectors may be in the sum.
 
 With many clients SecAgg's time is that of Shamir's shares (n^2 t steps in Python, whatever the
 length of the vectors), SecAgg+'s a tenth of it; results/secure/sums.md has numbers.
@@ -51,7 +53,7 @@ class SecAgg(SumSettings):
 
   Args:
     signed: keys and survivors are signed and compared (figure 4, underlined parts), against
-      a server that lies. Asks for t > 2n / 3.
+      a server that lies, in league with fewer than 2t - n clients. Asks for t > 2n / 3.
 
   Raises:
     UserError: as `SumSettings`.

@@ -329,6 +329,54 @@ def test_with_signatures_nobody_reveals_to_a_server_that_tells_two_stories():
   assert not [kind for kind, _ in said if kind == "revealed"]
 
 
+def _masked(terms, keys):
+  """The members of a sum, each of whom has sent its vector."""
+  vectors, members, data = parties.vectors(5), {}, {}
+  server = secagg_server.start(terms)
+  for who in terms.clients:
+    members[who], data[who] = secagg_client.start(terms, who, signing_key=keys[who])
+  for _ in range(3):
+    for who, letter in data.items():
+      server = secagg_server.receive(server, letter, who)
+    server, said = secagg_server.close(server)
+    for who, letter in said.items() if server.phase != "agreed" else ():
+      given_ = vectors[who] if server.phase == "masked" else None
+      members[who], data[who] = secagg_client.answer(members[who], letter, given_)
+  return members
+
+
+def _told_apart(colluders):
+  """What a lying server gets of client 0 of 5, t = 4, when these sign whatever it likes:
+  (client 0, shares of its own mask and of its key)."""
+  terms, keys = _signed()
+  members = _masked(terms, keys)
+  shares = {b"\0": {}, b"\1": {}}  # of client 0's own mask, of its key
+  for who in colluders:
+    held = members[who].shares[0]
+    shares[b"\1"][who], shares[b"\0"][who] = held[:16], held[16:]
+  honest = [who for who in terms.clients if who not in colluders]
+  for group in (honest[:-1], honest[-1:]):  # the last one hears that client 0 is gone
+    alive = {*group, *colluders}
+    text = secagg_client.signed_survivors(terms, dict.fromkeys(alive, ALIVE))
+    signed = {who: primitives.sign(keys[who], text) for who in alive}
+    letter = letters.write("signatures", terms.session, SERVER, signed)
+    for who in group:
+      member, _ = secagg_client.answer(members[who], _survivors(terms, alive))
+      _, revealed = secagg_client.answer(member, letter)
+      record = letters.read(revealed, "revealed", terms.session, 17).records[0]
+      shares[bytes(record[:1])][who] = bytes(record[1:])
+  return members[0], shares
+
+
+def test_a_server_that_lies_needs_2t_minus_n_clients_that_sign_two_stories():
+  """The limit of signatures, as `sums.secagg` states it: t - 1 colluders are too many."""
+  member, shares = _told_apart({2, 3, 4})
+  own, key = (primitives.combine(those) for those in shares.values())
+  assert (own, key) == (member.own_seed, member.mask_seed)
+  with pytest.raises(UserError, match="only 3; fewer than 4|3 clients have signed"):
+    _told_apart({3, 4})
+
+
 def test_with_signatures_keys_of_the_servers_own_making_are_refused():
   terms, keys = _signed()
   forged = secagg_client.start(parties.terms(5, 4), 1)[1][-96:]
