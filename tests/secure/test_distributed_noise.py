@@ -332,3 +332,15 @@ def test_more_clients_than_the_modulus_has_room_for_are_refused():
   mean = skellam_mean(PlainSum(min_survivors=4), _sized(dim=2), seed=1)
   with pytest.raises(UserError, match=r"num_clients=9: must be an integer in \[1, 8\]"):
     mean.update(jnp.ones((9, 2)), np.ones(9, bool), jnp.int32(0))
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_a_server_gets_a_function_of_the_noisy_sum_alone(monkeypatch, bits):
+  """Not the number of clients whose noisy integers are negative, coordinate by coordinate."""
+  totals, made = [], AdditiveServers.sum
+  spied = lambda self, *args: (totals.append(made(self, *args)), totals[-1])[1]
+  monkeypatch.setattr(AdditiveServers, "sum", spied)
+  _mean(AdditiveServers(min_survivors=4, bits=bits), _sized(bits=12), _messages())
+  total = totals[0].total
+  signed = total.astype(np.int64) if bits == 64 else total.view(np.int32)
+  assert np.abs(signed).max() < 2**11
