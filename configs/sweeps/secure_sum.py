@@ -4,6 +4,9 @@
 
 configs/fed/secure_sum.py without drop-outs at 12 to 20 bits, and the same with Gaussian noise
 of the server (every user in every round, so nothing is amplified either).
+
+Hardware: 2 busy CPU cores, a minute. Seen, one seed each, at epsilon 2 and 8: central .886 and
+.944; 12 bits .858 and .925; 14 bits .911 and .933; 16 bits .914 and .925; 20 bits .919 and .942.
 """
 
 import dataclasses

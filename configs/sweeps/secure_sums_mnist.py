@@ -5,6 +5,10 @@
 Twenty users, all of them in every round, and local steps on all of a user's images: nothing is
 drawn, so runs differ by the rounding of messages to integers alone. Needs MNIST prepared by
 tensorflow-datasets, and the extras `secure` and `he`.
+
+Hardware: 2 busy CPU cores, 2 minutes. Seen: .8204 by the plain mean, by the simulation and by all
+five protocols; .8203 with 16 bits. (Few and small steps, so that no rounding is amplified: at a
+learning rate of .1 these steps are unstable, and no two runs agree.)
 """
 
 from typing import Any
