@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import pathlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -194,7 +195,7 @@ def connect(
   desc = spu_jit.description(link, addresses, timeout_seconds)
   _encrypt(desc, addresses, certificates)
   desc.connect_retry_interval_ms = 200
-  desc.connect_retry_times = 5 * timeout_seconds
+  desc.connect_retry_times = math.ceil(timeout_seconds / _ATTEMPT_SECONDS)
   try:
     own = link.create_brpc(desc, rank)
   except RuntimeError as error:
@@ -230,6 +231,7 @@ def _encrypt(
     options.verify.verify_depth = 1
 
 
+_ATTEMPT_SECONDS = 9  # SPU tries four times in an attempt, after 1, 3 and 5 seconds
 _THIS_MACHINE = ("127.0.0.1", "localhost")
 
 
