@@ -309,7 +309,7 @@ class Plan:
         sees the whole data, so it cannot be checked here: two runs with one key, on data or
         settings that differ in anything, have the same noise, and the difference of what
         they release is exact. Give every run a key of its own:
-        `dpjax.noise.secure.new_key()`, or a seed that no other run has.
+        `dpjax.noise.source.new_key()`, or a seed that no other run has.
     """
     numbers: dict[str, Any] = dict(
       l2_clip_norm=self.l2_clip_norm,

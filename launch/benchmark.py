@@ -7,6 +7,7 @@
   python -m launch.benchmark --suite=federated --cpu_devices=8
   python -m launch.benchmark --suite=training \
     --configs=configs/mnist_cnn.py,configs/cifar10_cnn.py --methods=auto,vmap
+  python -m launch.benchmark --suite=secure_sums --workloads=10x1000000 --repeats=1
 
 For each workload, in one process and in turns: the ordinary gradient, the vmap route, the
 fast route (ghost), auto, and where they are installed (pip install -e '.[bench]')
@@ -25,6 +26,15 @@ over all devices (--cpu_devices=8 makes 8 of one CPU), "fedjax" is FedJAX where 
 
 --suite=training times the steps of whole configs by gradient method, in turns, and says how
 many minutes their runs take by each; it writes training.csv.
+
+--suite=noise measures no time but error: that of a sum over 100 clients whose shares of Skellam
+noise are inside it, by bits and epsilon, against Gaussian noise of a server at equal epsilon; it
+writes distributed_noise.csv, .md and .png.
+
+--suite=secure_sums measures sums of clients' vectors by protocol (--methods: see
+dpjax/secure/sums), all parties in one process, with and without drop-outs: seconds, bytes,
+streams, operations and memory, for --workloads=CLIENTSxLENGTH,...; it writes sums.csv and
+sums.md. With --repeats the best is reported.
 """
 
 from __future__ import annotations
@@ -35,17 +45,26 @@ import sys
 from absl import flags
 
 from dpjax import gradients, validate
-from dpjax.benchmarks import federated_speed, gradient_speed, training_speed, workloads
+from dpjax.benchmarks import (
+  federated_speed,
+  gradient_speed,
+  noise_error,
+  sum_overhead,
+  training_speed,
+  workloads,
+)
 from dpjax.runs.central.config import TrainConfig
 from launch import app, config_flag
 
-SUITES = ("gradients", "federated", "training")
+SUITES = ("gradients", "federated", "training", "noise", "secure_sums")
 _OF_SUITES = {  # flags that not every suite reads
-  "workloads": ("gradients", "federated"),
+  "workloads": ("gradients", "federated", "secure_sums"),
   "clients": ("federated",),
   "cpu_devices": ("federated",),
   "configs": ("training",),
-  "peak_rss": ("gradients",),
+  "peak_rss": ("gradients", "secure_sums"),
+  "methods": ("gradients", "federated", "training", "secure_sums"),
+  "repeats": ("gradients", "federated", "training", "secure_sums"),
 }
 
 flags.DEFINE_string("suite", "gradients", f"What to measure: {', '.join(SUITES)}.")
@@ -53,14 +72,16 @@ flags.DEFINE_list(
   "workloads",
   None,
   f"Of gradients: {', '.join(workloads.NAMES)}; of "
-  f"federated: {', '.join(federated_speed.WORKLOADS)} (default: all).",
+  f"federated: {', '.join(federated_speed.WORKLOADS)} (default: all); of secure_sums: "
+  "CLIENTSxLENGTH.",
 )
 flags.DEFINE_list(
   "methods",
   None,
   "Of gradients: "
   f"{', '.join(gradient_speed.METHODS)} (default: all); of federated: "
-  f"{', '.join(federated_speed.METHODS)} (default: all that are installed).",
+  f"{', '.join(federated_speed.METHODS)} (default: all that are installed); of secure_sums: "
+  f"{', '.join(sum_overhead.METHODS)} (default: all).",
 )
 flags.DEFINE_integer(
   "cpu_devices",
@@ -92,7 +113,13 @@ def main() -> None:
     if options.suite not in suites:
       app.refuse_given([name], f"--suite={' or '.join(suites)}, not {options.suite}")
   out = None if options.out is None else pathlib.Path(options.out)
-  run = {"gradients": _gradients, "federated": _federated, "training": _training}
+  run = {
+    "gradients": _gradients,
+    "federated": _federated,
+    "training": _training,
+    "noise": _noise,
+    "secure_sums": _secure_sums,
+  }
   run[options.suite](options, out)
 
 
@@ -150,6 +177,37 @@ def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     if out is not None:
       training_speed.write(entries, out)
   print(training_speed.table(entries))
+
+
+def _noise(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  del options
+  entries = noise_error.measure()
+  if out is not None:
+    noise_error.write(entries, out)
+  print(noise_error.table(entries))
+
+
+def _secure_sums(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  methods = options.methods or list(sum_overhead.METHODS)
+  for method in methods:
+    validate.one_of(sum_overhead.METHODS, methods=method)
+  entries = []
+  asked = sum_overhead.sizes(options.workloads or []) or sum_overhead.SIZES
+  for method, clients, length, dropped in sum_overhead.cases(methods, asked):
+    entries.append(
+      sum_overhead.measure(
+        method,
+        clients,
+        length,
+        dropped=dropped,
+        repeats=options.repeats,
+        alone=options.peak_rss,
+      )
+    )
+    print(f"measured {method} {clients}x{length}", file=sys.stderr, flush=True)
+    if out is not None:
+      sum_overhead.write(entries, out)
+  print(sum_overhead.table(entries))
 
 
 def _count(text: str) -> int:

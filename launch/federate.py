@@ -37,7 +37,7 @@ from absl import flags
 
 from dpjax.federated import processes
 from dpjax.runs import checkpoint, loop, promise, writers
-from dpjax.runs.federated import build
+from dpjax.runs.federated import build, secure_sums
 from dpjax.runs.federated.config import FedConfig
 from launch import app, config_flag, peers
 
@@ -60,8 +60,8 @@ def line(result: dict) -> str:
   ]
   return (
     f"{result['dataset']} {result['model']} {result['method']}, {result['num_clients']} "
-    f"clients: test_accuracy={result['test_accuracy']:.4f}, {promise.told(result)}, "
-    f"{result['num_steps']} rounds{writers.took(result)}"
+    f"clients: test_accuracy={result['test_accuracy']:.4f}, {promise.told(result)}"
+    f"{secure_sums.in_words(result)}, {result['num_steps']} rounds{writers.took(result)}"
     f"{'; ' + ', '.join(reached) if reached else ''}"
   )
 

@@ -31,6 +31,8 @@ def pytest_collection_modifyitems(items):
   for item in items:
     if item.nodeid in marks:
       item.add_marker(marks[item.nodeid])
+    elif slow_cases.PROGRAMS & set(item.fixturenames):
+      item.add_marker("slow")
 
 
 @pytest.fixture

@@ -8,8 +8,13 @@ Measure, with an empty compilation cache (`DPJAX_TEST_CACHE`), and write the lis
     python -m pytest -q -n 2 -m 'not long' -p tests.slow_cases --times=DIR
     python -m tests.slow_cases DIR
 
-A test that is added later is quick until then, or carries `pytest.mark.slow` itself. Cases that
-were not measured keep their mark.
+    python -m pytest -q -n 2 -p tests.slow_cases --times=QUICK
+    python -m tests.slow_cases QUICK quick
+
+The second pair is of README's own command, in which a quick case may pay for what a slow one
+had compiled or prepared for it: what takes more than .8 seconds there is slow. A test that is
+added later is quick until then, or carries `pytest.mark.slow` itself. Cases that were not
+measured keep their mark.
 """
 
 import collections
@@ -22,6 +27,10 @@ import pytest
 
 LIST = pathlib.Path(__file__).with_suffix(".txt")
 _QUICK, _SLOW, _LONG = 0.3, 1.5, 1.2  # seconds of processor time
+_ALONE = 0.8  # where no slow case runs beside it
+# Fixtures that start programs of eight devices or of several processes, for a whole file: the
+# first test that is left would pay for all.
+PROGRAMS = frozenset({"on_devices", "outcomes", "whole_runs", "counted_bytes"})
 
 
 def marks() -> dict[str, str]:
@@ -79,5 +88,7 @@ def _times(folder: pathlib.Path) -> dict[str, float]:
 if __name__ == "__main__":
   times = _times(pathlib.Path(sys.argv[1]))
   kept = {name: mark for name, mark in marks().items() if name not in times}
-  found = sorted((name, mark) for name, mark in (kept | marked(times)).items())
+  alone = {name: "slow" for name, seconds in times.items() if seconds > _ALONE}
+  new = alone if sys.argv[2:] == ["quick"] else marked(times)
+  found = sorted((name, mark) for name, mark in (kept | new).items())
   LIST.write_text("".join(f"{mark} {name}\n" for name, mark in found))

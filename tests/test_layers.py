@@ -81,5 +81,5 @@ def test_the_check_can_fail():
   assert _violations("plan", ["launch.train"])
   assert _violations("mechanisms", ["dpjax.transforms.clip_and_noise"])  # sideways
   assert _violations("noise", ["dpjax.mechanisms.Laplace"])  # upward
-  assert not (_violations("mechanisms", ["dpjax.noise.secure", "dpjax.accounting"]))
+  assert not (_violations("mechanisms", ["dpjax.noise.source", "dpjax.accounting"]))
   assert not (_violations("plan", ["dpjax.gradients", "jax.numpy", "dpjax.trees.add"]))

@@ -6,6 +6,7 @@ import nbclient
 import nbformat
 import pytest
 
+_NEEDS = {"secure_sums": ("cryptography", "Crypto")}  # the extra `secure`
 _FOLDER = pathlib.Path(__file__).resolve().parent.parent / "notebooks"
 
 
@@ -14,6 +15,8 @@ _FOLDER = pathlib.Path(__file__).resolve().parent.parent / "notebooks"
 )
 @pytest.mark.filterwarnings("ignore")  # of the Jupyter machinery, in this process
 def test_notebook_runs(path, tmp_path, monkeypatch):
+  for module in _NEEDS.get(path.stem, ()):
+    pytest.importorskip(module, reason="needs the extra secure")
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))  # no prepared data: digits
   monkeypatch.setenv("JAX_PLATFORMS", "cpu")
   notebook = nbformat.read(path, as_version=4)

@@ -25,6 +25,8 @@ _ALIKE = {
 _CLASSES = {
   "Cost": "what it takes: a gradient route, a secure sum",
   "Entry": "a row of a benchmark, by suite",
+  "Recipe": "how gradients are computed, how a network is trained on shares",
+  "Signs": "of messages that are compressed, of values that are shared",
   "Streams": "every source of randomness, by the kind of run",
 }
 

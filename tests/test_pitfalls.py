@@ -1,10 +1,7 @@
 """The page of pitfalls is complete, true and fresh."""
 
-import pathlib
-
 import pytest
 
-import dpjax
 from tests import pitfalls
 
 
@@ -34,9 +31,3 @@ def test_staleness_unknown_numbers_and_missing_tests_are_seen(monkeypatch, tmp_p
 def test_texts_are_one_sentence_on_one_line(number):
   text = pitfalls.PITFALLS[number]
   assert text.endswith(".") and "\n" not in text and len(text) < 92
-
-
-def test_p36_there_is_no_secure_aggregation_that_could_break():
-  """Whoever adds it takes this test away, and adds those of its masks."""
-  package = pathlib.Path(dpjax.__file__).parent
-  assert not (package / "secure").exists() and not hasattr(dpjax, "secure")

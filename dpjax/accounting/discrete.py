@@ -4,6 +4,8 @@ For integer vectors, so for sums under secure aggregation. A sensitivity here is
 vector AFTER scaling and rounding, which rounding makes larger (pitfalls P21, P38; see
 `dpjax.noise.discrete.rounded_norm_bound`): the norm of one record under add_or_remove_one
 and replace_special, twice that under replace_one. Nothing is sampled: no amplification.
+Where every client adds a share of the noise, one client less is one share less: such a sum has
+an event, `SkellamDpEvent`, that is proved under replace_special and replace_one alone.
 
 | noise                            | Renyi divergence at order a                        | from |
 | -------------------------------- | -------------------------------------------------- | ---- |
@@ -21,8 +23,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
+from dp_accounting import DpEvent
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import validate
@@ -84,13 +88,33 @@ def summed_discrete_gaussian_rdp(
   return np.min(each, axis=0)
 
 
+@dataclasses.dataclass(frozen=True)
+class SkellamDpEvent(DpEvent):
+  """One sum of integer vectors with Skellam noise.
+
+  Args:
+    variance: of the whole noise on one coordinate, on the grid.
+    l2_sensitivity, l1_sensitivity: largest norms of ONE record's integer vector, after
+      rounding; under replace_one the accountant doubles both.
+  """
+
+  variance: float
+  l2_sensitivity: float
+  l1_sensitivity: float
+
+
 def skellam_rdp(
-  variance: float, *, l2_sensitivity: float, l1_sensitivity: float
+  variance: float,
+  *,
+  l2_sensitivity: float,
+  l1_sensitivity: float,
+  orders: Sequence[float] = ORDERS,
 ) -> np.ndarray:
-  """[len(ORDERS)] of Skellam noise of this variance on each coordinate.
+  """[len(orders)] of Skellam noise of this variance on each coordinate.
 
   Args:
     l1_sensitivity: see the function `l1_sensitivity`.
+    orders: > 1; one that is no integer gets the value of the next one, which is no smaller.
 
   >>> curve = skellam_rdp(1e6, l2_sensitivity=1.0, l1_sensitivity=1.0)
   >>> round(float(curve[0]) * 1e6, 3)  # that of a Gaussian, here
@@ -99,7 +123,7 @@ def skellam_rdp(
   validate.positive(
     variance=variance, l2_sensitivity=l2_sensitivity, l1_sensitivity=l1_sensitivity
   )
-  order, square = np.array(ORDERS, float), l2_sensitivity**2
+  order, square = np.ceil(np.array(orders, float)), l2_sensitivity**2
   few = ((2 * order - 1) * square + 6 * l1_sensitivity) / (4 * variance**2)
   return order * square / (2 * variance) + np.minimum(
     few, 3 * l1_sensitivity / (2 * variance)

@@ -31,6 +31,7 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import validate
 from dpjax.accounting import tuning
+from dpjax.accounting.discrete import SkellamDpEvent, skellam_rdp
 from dpjax.accounting.events import DpEvent, composed, merged_parts
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS, law_of, proved_for
 from dpjax.validate import UserError
@@ -175,6 +176,8 @@ def _check_supported(part: Any, neighboring_relation: str, accountant: str) -> N
 def _relative_to_two_clip_norms(part: Any) -> DpEvent:
   if isinstance(part, dpa.GaussianDpEvent | dpa.LaplaceDpEvent):
     return type(part)(part.noise_multiplier / 2)
+  if isinstance(part, SkellamDpEvent):
+    return SkellamDpEvent(part.variance, 2 * part.l2_sensitivity, 2 * part.l1_sensitivity)
   if isinstance(part, dpa.SampledWithoutReplacementDpEvent):
     inner = _relative_to_two_clip_norms(part.event)
     return type(part)(part.source_dataset_size, part.sample_size, inner)
@@ -209,6 +212,9 @@ def _rdp_one(part: DpEvent) -> np.ndarray:
     one_run = _rdp(merged_parts(part.event))
     law = {"mean_trials": part.mean, "shape": part.shape}
     return tuning.select_rdp(_ORDERS, one_run, **law)
+  if isinstance(part, SkellamDpEvent):
+    given = {"l2_sensitivity": part.l2_sensitivity, "l1_sensitivity": part.l1_sensitivity}
+    return skellam_rdp(part.variance, orders=_ORDERS, **given)
   replaces = isinstance(
     part, dpa.SampledWithoutReplacementDpEvent | dpa.RandomizedResponseDpEvent
   )

@@ -15,6 +15,7 @@ import dp_accounting as dpa
 
 from dpjax import validate
 from dpjax.accounting import tuning
+from dpjax.accounting.discrete import SkellamDpEvent
 from dpjax.validate import UserError
 
 DpEvent = dpa.DpEvent
@@ -39,6 +40,7 @@ _FIELDS: dict[str, tuple[type[DpEvent], tuple[str, ...]]] = {
     dpa.TruncatedSubsampledGaussianDpEvent,
     ("dataset_size", "sampling_probability", "truncated_batch_size", "noise_multiplier"),
   ),
+  "skellam": (SkellamDpEvent, ("variance", "l2_sensitivity", "l1_sensitivity")),
   "repeat_and_select": (dpa.dp_event.RepeatAndSelectDpEvent, ("event", "mean", "shape")),
 }
 _NOISE_LEVELS = (1e-100, 1e100)  # squares of noise multipliers between them are floats
@@ -268,6 +270,10 @@ def _elementary(event: Any, kind: str) -> list[DpEvent]:
     validate.non_negative(noise_multiplier=event.noise_multiplier)
     level = _level(event.noise_multiplier)
     return [type(event)(level) if level else dpa.NonPrivateDpEvent()]
+  if kind == "skellam":
+    names = _FIELDS[kind][1]
+    validate.positive(**{name: getattr(event, name) for name in names})
+    return [event]
   return _randomized_response(event) if kind == "randomized_response" else [event]
 
 

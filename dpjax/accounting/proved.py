@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import dp_accounting as dpa
 
 from dpjax import validate
+from dpjax.accounting.discrete import SkellamDpEvent
 from dpjax.validate import UserError
 
 ACCOUNTANTS = ("pld", "rdp")
@@ -39,6 +40,8 @@ PROVED: dict[str, Proved] = {
   "min_sep": Proved((_ADD, _ZERO, _REPLACE)),
   # no samplers, but events of the same kind
   "poisson of Laplace noise": Proved((_ADD, _ZERO), ("pld",)),
+  # With a record its share of the noise would go, too: nothing is proved for add/remove.
+  "Skellam noise in shares": Proved((_ZERO, _REPLACE), ("rdp",), SkellamDpEvent),
   "the best of several runs": Proved(
     RELATIONS, ("rdp",), dpa.dp_event.RepeatAndSelectDpEvent
   ),

@@ -10,6 +10,7 @@ from typing import Any
 import dp_accounting as dpa
 
 from dpjax import validate
+from dpjax.accounting.discrete import SkellamDpEvent
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.events import DpEvent, parts
 from dpjax.accounting.proved import RELATIONS
@@ -182,5 +183,11 @@ def _describe(part: Any, unit: str) -> str:
   if isinstance(part, dpa.RandomizedResponseDpEvent):
     loss = math.log1p((1 - part.noise_parameter) * part.num_buckets / part.noise_parameter)
     return f"a mechanism that is ({upper(loss, digits=6)}, 0)-private by itself"
+  if isinstance(part, SkellamDpEvent):
+    level = lower(math.sqrt(part.variance) / part.l2_sensitivity, digits=6)
+    return (
+      f"Skellam noise on integers, of {level} times the largest norm of the integers of one "
+      f"{unit}, rounding included"
+    )
   kind = "Laplace" if isinstance(part, dpa.LaplaceDpEvent) else "Gaussian"
   return f"{kind} noise of {lower(part.noise_multiplier, digits=6)} times the clip norm"

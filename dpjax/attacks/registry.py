@@ -86,7 +86,8 @@ _OWNER = "whoever may ask the model"
 _WIRE = "whoever reads the wire, or the server itself"
 _DP = "differential privacy of the training (proved: the line of its epsilon)"
 _NOISE = (
-  "noise of the client itself (privacy.method=local, proved); larger batches help little"
+  "noise of the client itself (privacy.method=local, proved); a secure sum, of which the server "
+  "sees a cohort's mean alone (secure_sum); larger batches help little"
 )
 
 # A new attack is one entry. Its code is tried by the tests, its row is in every table.

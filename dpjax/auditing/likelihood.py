@@ -77,7 +77,7 @@ def likelihood_ratio(
 
 def _summed(terms: np.ndarray) -> np.ndarray:
   """The sum over coordinates, less its last digits: they would audit the rounding of the
-  floating-point noise (Mironov 2012) and not the mechanism. See `dpjax.noise.secure`."""
+  floating-point noise (Mironov 2012) and not the mechanism. See `dpjax.noise.source`."""
   return np.round(terms.reshape(len(terms), -1).sum(axis=1), _DIGITS)
 
 

@@ -320,7 +320,7 @@ def key_reuse(subject: Subject) -> Row:
 def _release_faults(subject: Subject, random: Any) -> Iterator[str]:
   if not _identities(random).isdisjoint(_identities(subject.streams(subject.config))):
     yield "release keys that follow from the config"
-  if not all(noise.secure.is_secure(key) for key in (random.noise, random.local)):
+  if not all(noise.source.is_secure(key) for key in (random.noise, random.local)):
     yield "release keys of fewer than 128 bits"
 
 

@@ -121,7 +121,7 @@ def noise_std(subject: Subject) -> Row:
     return not_applicable(name, "no noise is charged")
   std = multiplier * subject.plan.l2_bound
   (recorded,) = noise_record.records(subject, [noise_record.test_key(subject, 0)])
-  grid = noise.secure.grid_step(std) if subject.config.release else 0.0
+  grid = noise.source.grid_step(std) if subject.config.release else 0.0
   worst, where = max(_law_deviations(recorded, std, grid), key=_nan_first)
   pooled = np.concatenate([leaf.ravel() for leaf in recorded.whole])
   spread = np.random.default_rng(SEED).uniform(-grid / 2, grid / 2, pooled.size)

@@ -52,7 +52,7 @@ def test_key(subject: Subject, number: int) -> jax.Array:
   """A key of the kind that the run uses, the same at every check."""
   if not subject.config.release:
     return jax.random.key(SEED + number)
-  return noise.secure.key_from_bytes(number.to_bytes(noise.secure.KEY_BYTES, "little"))
+  return noise.source.key_from_bytes(number.to_bytes(noise.source.KEY_BYTES, "little"))
 
 
 def records(subject: Subject, keys: Sequence[jax.Array]) -> list[Record]:

@@ -46,6 +46,8 @@ class Aggregator(NamedTuple):
   private: bool = False  # clips each message, adds noise, divides by a public constant
   plan: Plan | None = None  # that draws the cohorts, and whose noise it adds
   check: Callable[..., Any] | None = None  # (messages, mask, weights): raises for too few
+  # MapClients -> MapClients: what carries out the sum of `partial` in its own way
+  through: Callable[..., Any] | None = None
 
   def drawn_by(self, plan: Plan) -> Aggregator:
     """The same without privacy, for the cohorts of a plan that promises none.

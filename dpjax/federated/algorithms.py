@@ -230,7 +230,9 @@ def federated(
     raise UserError(f"key={key!r}: must be a typed key, jax.random.key(...)")
   aggregator = weighted_mean() if aggregator is None else aggregator
   map_clients = execution.auto_clients() if map_clients is None else map_clients
-  run, combine = map_clients(client, aggregator.partial), _combined(aggregator)
+  through = aggregator.through or (lambda inner: inner)
+  run = through(map_clients)(client, aggregator.partial)
+  combine = _combined(aggregator)
   apply = jax.jit(server.apply)
 
   def message(params: Params, own: Any) -> Any:

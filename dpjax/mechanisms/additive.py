@@ -20,7 +20,7 @@ from scipy import special
 
 from dpjax import validate
 from dpjax.mechanisms import finite, stated
-from dpjax.noise import secure
+from dpjax.noise import source
 from dpjax.validate import UserError
 
 METHODS = ("analytic", "classic")
@@ -75,7 +75,7 @@ class Laplace:
   def on(self, key: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
     """The same for a value given as an exact sum, high + low."""
     finite.check_key(key)
-    return finite.noised(secure.laplace, key, high, low, self.scale)
+    return finite.noised(source.laplace, key, high, low, self.scale)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
     """For `dpjax.accounting`, under `neighboring_relation`."""
@@ -151,7 +151,7 @@ class Gaussian:
   def on(self, key: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
     """The same for a value given as an exact sum, high + low."""
     finite.check_key(key)
-    draw = functools.partial(secure.gaussian, long_tails=True)
+    draw = functools.partial(source.gaussian, long_tails=True)
     return finite.noised(draw, key, high, low, self.std)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:

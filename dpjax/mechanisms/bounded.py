@@ -20,7 +20,7 @@ from dpjax import validate
 from dpjax.mechanisms import finite, stated
 from dpjax.mechanisms.additive import Gaussian, Laplace, calibrated
 from dpjax.mechanisms.sensitivity import histogram_sensitivity, mean_sensitivity
-from dpjax.noise import secure
+from dpjax.noise import source
 from dpjax.validate import UserError
 
 _MOST_BINS = 2**31 - 2
@@ -225,7 +225,7 @@ class Quantile(_Clipped):
     log-weight is about 0.
     """
     shares = self._shares(values)
-    secure.check_scale(self.scale, shares.dtype, "scale")
+    source.check_scale(self.scale, shares.dtype, "scale")
     parts = _parts(shares.dtype)
     inner = jnp.sort(jnp.round(shares * parts).astype(jnp.int32))
     edges = jnp.concatenate([jnp.zeros(1, jnp.int32), inner, jnp.full(1, parts, jnp.int32)])
@@ -245,7 +245,7 @@ class Quantile(_Clipped):
     finite.check_key(key)
     edges, log_weights = self.intervals(values)
     for_interval, for_point = jax.random.split(key)
-    index = jnp.argmax(log_weights + secure.gumbel(for_interval, log_weights))
+    index = jnp.argmax(log_weights + source.gumbel(for_interval, log_weights))
     low, high = edges[index], edges[index + 1]
     part = jax.random.randint(for_point, (), low, high).astype(log_weights.dtype) + 0.5
     share = part / _parts(log_weights.dtype)

@@ -29,7 +29,7 @@ import numpy as np
 from jax import core
 
 from dpjax import trees
-from dpjax.noise import secure
+from dpjax.noise import source
 from dpjax.types import Array, DType
 from dpjax.validate import UserError
 
@@ -60,7 +60,7 @@ def array(name: str, value: Numbers) -> Any:
   """
   if not isinstance(value, jax.Array):
     value = _from_host(name, value)
-  floats = any(value.dtype == kind for kind in secure.FLOATS)
+  floats = any(value.dtype == kind for kind in source.FLOATS)
   if not (floats or is_integer(value) or value.dtype == bool):
     raise UserError(f"{name}: must be real numbers, not {_kind(value)}")
   return value
@@ -140,7 +140,7 @@ def pair(name: str, value: Numbers, scale: float) -> tuple[jax.Array, jax.Array]
   value = jnp.asarray(value.astype(np.int32) if _too_wide(value) else value)
   if is_integer(value) or value.dtype == bool:
     return _integer_pair(value)
-  low = secure.as_floats(value)
+  low = source.as_floats(value)
   return jnp.zeros_like(low), low
 
 
@@ -149,8 +149,8 @@ def _fits_int32(value: np.ndarray) -> bool:
 
 
 def _wide_pair(name: str, value: np.ndarray, scale: float) -> tuple[jax.Array, jax.Array]:
-  scale = secure.check_scale(scale, jnp.float32, "scale")
-  value, unit = _exact_floats(name, value), 2.0 * secure.grid_step(scale, 0)
+  scale = source.check_scale(scale, jnp.float32, "scale")
+  value, unit = _exact_floats(name, value), 2.0 * source.grid_step(scale, 0)
   if np.any(np.abs(value) > MAX_RECORDS * unit):
     raise UserError(
       f"{name}: beyond 2^24 times the noise's scale={scale:.6g}, float32 cannot hold the "
@@ -166,7 +166,7 @@ def fine_step(scale: float, dtype: DType) -> float:
   >>> fine_step(1.0, jnp.float32) == 2.0**-12
   True
   """
-  return secure.grid_step(scale, int(jnp.finfo(dtype).nmant) - _FINE)
+  return source.grid_step(scale, int(jnp.finfo(dtype).nmant) - _FINE)
 
 
 def noised(
@@ -176,14 +176,14 @@ def noised(
 
   The small parts are added up first, so the result is that of adding exactly and rounding.
 
-  >>> out = noised(secure.laplace, jax.random.key(0), jnp.zeros(3), jnp.ones(3), 1.0)
+  >>> out = noised(source.laplace, jax.random.key(0), jnp.zeros(3), jnp.ones(3), 1.0)
   >>> bool((out * 2**12 == jnp.round(out * 2**12)).all())
   True
   """
-  scale = secure.check_scale(scale, low.dtype, "scale")
+  scale = source.check_scale(scale, low.dtype, "scale")
   step = fine_step(scale, low.dtype)
   beside = jnp.remainder(high, step)  # 0 unless the step is larger than what high is cut to
-  noisy = secure.snap((low + beside) + draw(key, low, scale), step)
+  noisy = source.snap((low + beside) + draw(key, low, scale), step)
   return (high - beside) + noisy
 
 
@@ -203,10 +203,10 @@ def units(name: str, values: Numbers, lower: float, upper: float) -> jax.Array:
     values = _to_float32(np.clip(share, 0, 1))
     return jnp.where(jnp.isnan(values), 0.5, values)
   values = jnp.asarray(values)
-  if not any(values.dtype == kind for kind in secure.FLOATS):
+  if not any(values.dtype == kind for kind in source.FLOATS):
     wide = values.dtype.itemsize == 8
     values = values.astype(jnp.float64 if wide else jnp.float32)
-  values = secure.as_floats(values)
+  values = source.as_floats(values)
   _check_bounds(lower, upper, values.dtype)
   share = jnp.clip((values / 2 - lower / 2) / half, 0, 1)
   return jnp.where(jnp.isnan(share), 0.5, share)
@@ -267,7 +267,7 @@ def above(name: str, values: Numbers, public: float) -> jax.Array:
     high, low = _integer_pair(values)
     near = float(round(public / 2**12) * 2**12)
     return (high - near) + (low - (public - near))
-  return secure.as_floats(values) - public
+  return source.as_floats(values) - public
 
 
 def gaps(name: str, scores: Numbers) -> tuple[jax.Array, jax.Array]:
@@ -295,7 +295,7 @@ def gaps(name: str, scores: Numbers) -> tuple[jax.Array, jax.Array]:
   if _too_wide(scores):
     with np.errstate(over="ignore"):
       return _to_float32(scores - high), jnp.asarray(sound)
-  scores, high = (secure.as_floats(x) for x in (scores, high))
+  scores, high = (source.as_floats(x) for x in (scores, high))
   return scores - high, jnp.asarray(sound)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.mechanisms import finite, stated
-from dpjax.noise import secure
+from dpjax.noise import source
 from dpjax.validate import UserError
 
 _MOST_CATEGORIES = 2**31 - 1
@@ -72,7 +72,7 @@ class RandomizedResponse:
     labels = finite.indices("labels", labels, 0, k - 1)
     for_coins, for_answers = jax.random.split(key)
     chance = min(1.0, self.noise_parameter * _ROUNDING)
-    lies = secure.bernoulli(for_coins, chance, labels.shape)
+    lies = source.bernoulli(for_coins, chance, labels.shape)
     answers = jax.random.randint(for_answers, labels.shape, 0, k)
     return jnp.where(lies, answers, labels)
 

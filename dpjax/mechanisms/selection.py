@@ -28,13 +28,13 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.mechanisms import finite, stated
-from dpjax.noise import secure
+from dpjax.noise import source
 from dpjax.validate import UserError
 
 _SAMPLERS = {
-  "laplace": secure.laplace,
-  "gumbel": secure.gumbel,
-  "exponential": secure.exponential,
+  "laplace": source.laplace,
+  "gumbel": source.gumbel,
+  "exponential": source.exponential,
 }
 NOISES = tuple(_SAMPLERS)
 
@@ -66,7 +66,7 @@ class _Selection:
   def _chosen(self, noise: str, key: jax.Array, utilities: jax.Array) -> jax.Array:
     finite.check_key(key)
     gaps, sound = finite.gaps("utilities", utilities)
-    scale = secure.check_scale(self.scale, gaps.dtype, "scale")
+    scale = source.check_scale(self.scale, gaps.dtype, "scale")
     noisy = gaps / scale + _SAMPLERS[noise](key, gaps, 1.0)
     return jnp.where(sound, jnp.argmax(noisy, axis=-1), -1).astype(jnp.int32)
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from dpjax import accounting, validate
 from dpjax.mechanisms import finite, stated
 from dpjax.mechanisms.additive import Laplace
-from dpjax.noise import secure
+from dpjax.noise import source
 from dpjax.validate import UserError
 
 _MOST_ABOVE = 2**31 - 1
@@ -120,7 +120,7 @@ class SparseVector:
     """Draws the noisy threshold."""
     finite.check_key(key)
     for_threshold, for_queries = jax.random.split(key)
-    noise = secure.laplace(for_threshold, jnp.zeros(()), self.threshold_scale)
+    noise = source.laplace(for_threshold, jnp.zeros(()), self.threshold_scale)
     none = jnp.zeros((), jnp.int32)
     return SparseVectorState(for_queries, noise, none, none)
 
@@ -162,7 +162,7 @@ class SparseVector:
     for_comparison, for_value = jax.random.split(key)
     asked = state.num_above < int(self.max_above)
     like = state.threshold_noise
-    noisy = gap + secure.laplace(for_comparison, like, self.query_scale)
+    noisy = gap + source.laplace(for_comparison, like, self.query_scale)
     above = asked & (noisy >= state.threshold_noise)
     fresh = jnp.full_like(gap, jnp.nan)
     if query is not None:

@@ -40,6 +40,7 @@ ACTIVATIONS = {
   "sigmoid": nn.sigmoid,
   "silu": nn.silu,
   "softplus": nn.softplus,
+  "square": jnp.square,  # all that a ciphertext can be put through
   "tanh": jnp.tanh,
   "tempered_sigmoid": tempered_sigmoid,
 }

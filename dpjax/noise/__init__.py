@@ -3,7 +3,7 @@
 from dpjax.noise import correlated as correlated
 from dpjax.noise import discrete as discrete
 from dpjax.noise import laws as laws
-from dpjax.noise import secure as secure
+from dpjax.noise import source as source
 from dpjax.noise.gaussian import NoiseState as NoiseState
 from dpjax.noise.gaussian import add_gaussian as add_gaussian
 from dpjax.noise.gaussian import gaussian as gaussian

@@ -268,6 +268,7 @@ def scale_for(
   num_clients: int,
   bits: int,
   num_stds: float = 6.0,
+  spread: float = 1.0,
 ) -> float:
   """Grid points per unit such that the sum fits `bits` bits, with `num_stds` of noise.
 
@@ -275,19 +276,38 @@ def scale_for(
   `l2_clip_norm` is scaled and rounded up by one at most; the noise has a standard deviation
   of noise_multiplier * l2_clip_norm * scale. All in one direction they fill half the modulus.
 
+  Args:
+    spread: largest coordinate of a vector of norm 1: after a rotation far below 1, but for a
+      small chance (`rotated_spread`).
+
   Raises:
     UserError: too few bits for so many clients.
 
   >>> scale_for(l2_clip_norm=1.0, noise_multiplier=1.0, num_clients=58, bits=8)
   1.09375
   """
-  validate.positive(l2_clip_norm=l2_clip_norm, num_stds=num_stds)
+  validate.positive(l2_clip_norm=l2_clip_norm, num_stds=num_stds, spread=spread)
   validate.non_negative(noise_multiplier=noise_multiplier)
   validate.integer_at_least(1, num_clients=num_clients, bits=bits)
   room = 2.0 ** (bits - 1) - num_clients
   if room <= 0:
     raise UserError(f"bits={bits}: 2^(bits - 1) must be > num_clients={num_clients}")
-  return room / (l2_clip_norm * (num_clients + num_stds * noise_multiplier))
+  return room / (l2_clip_norm * (num_clients * spread + num_stds * noise_multiplier))
+
+
+def rotated_spread(dim: int, *, chance: float = 1e-6) -> float:
+  """Largest coordinate of a vector of norm 1 in R^dim after a rotation H D with random signs,
+  but for this chance: min(1, sqrt(2 ln(2 dim / chance) / dim)), by Hoeffding's inequality.
+
+  The signs must be independent of the vector. It bounds the chance of wrapping around, on
+  which no privacy rests.
+
+  >>> round(rotated_spread(4096), 3), rotated_spread(4)
+  (0.106, 1.0)
+  """
+  validate.integer_at_least(1, dim=dim)
+  validate.open_unit(chance=chance)
+  return min(1.0, math.sqrt(2 * math.log(2 * dim / chance) / dim))
 
 
 def encode(

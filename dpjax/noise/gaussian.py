@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import trees
-from dpjax.noise import secure
+from dpjax.noise import source
 from dpjax.types import ArrayTree
 
 
@@ -43,7 +43,7 @@ def gaussian(key: jax.Array, like: ArrayTree, std: float) -> Any:
   >>> noise["w"].shape, noise["w"].dtype
   ((3,), dtype('float32'))
   """
-  return secure.gaussian(key, like, std)
+  return source.gaussian(key, like, std)
 
 
 def add_gaussian(state: NoiseState, tree: ArrayTree, std: float) -> tuple[Any, NoiseState]:
@@ -54,20 +54,20 @@ def add_gaussian(state: NoiseState, tree: ArrayTree, std: float) -> tuple[Any, N
     tree: leaves are cast to at least float32 before the noise is added.
     std: standard deviation, in the units of `tree`; 0 returns the tree itself.
 
-  With a release key (`dpjax.noise.secure`) the noisy tree is rounded to a public grid.
+  With a release key (`dpjax.noise.source`) the noisy tree is rounded to a public grid.
 
   >>> total, state = add_gaussian(init(jax.random.key(0)), jnp.ones(2), 0.0)
   >>> total, int(state.count)
   (Array([1., 1.], dtype=float32), 1)
   """
-  tree = secure.as_floats(tree)
+  tree = source.as_floats(tree)
   after = NoiseState(state.key, state.count + 1)
   if std == 0:
     return tree, after
   noise = gaussian(jax.random.fold_in(state.key, state.count), tree, std)
   noisy = trees.add(tree, noise)
-  if secure.is_secure(state.key):
-    noisy = secure.snap(noisy, secure.grid_step(std))
+  if source.is_secure(state.key):
+    noisy = source.snap(noisy, source.grid_step(std))
   return noisy, after
 
 

@@ -94,7 +94,7 @@ def loss_noise(
   """N [h, K]: Laplace of scale K (h + h^2 / 4) / eps3 / L, drawn once."""
   scale = num_classes * (how.hidden + how.hidden**2 / 4) / epsilon / batch_size
   like = jnp.zeros((how.hidden, num_classes), jnp.float32)
-  return noise_lib.secure.laplace(key, like, scale)
+  return noise_lib.source.laplace(key, like, scale)
 
 
 def polynomial_loss(model: Net, noise: Array) -> Callable[..., tuple[Array, Any]]:

@@ -81,7 +81,7 @@ def features(
   floor = default if how.entropy_floor is None else how.entropy_floor
   b = feature_budget.entropy_noise_scales(relevance, num_records, floor)
   with jax.enable_x64(True):  # the relevance is float64, and so must its noise be
-    unit = np.asarray(noise_lib.secure.laplace(key, np.zeros(d), 1.0))
+    unit = np.asarray(noise_lib.source.laplace(key, np.zeros(d), 1.0))
   at_least = feature_budget.default_floor(d) if how.floor is None else how.floor
   # A feature without budget would get infinite noise; as a share that is the floor or all.
   noisy = np.nan_to_num(np.clip(relevance + unit * b, -1e12, 1e12))

@@ -12,7 +12,7 @@ here to be measured and attacked.
 | "batch"        | one map for a batch           | nothing: differences are noise-free |
 | "run"          | one map for the whole run     | nothing: differences are noise-free |
 
-Samples come from `dpjax.noise.secure`: tails to 133 scales (Gaussian: 9.49 standard
+Samples come from `dpjax.noise.source`: tails to 133 scales (Gaussian: 9.49 standard
 deviations), in the float type of the records. Its lattice depends on the value (Mironov
 2012); rounding to `GRID` afterwards is post-processing and bounds which numbers can be seen,
 it does not prove the last bit.
@@ -35,8 +35,8 @@ from dpjax.validate import UserError
 GRID = 2.0**-6
 MECHANISMS = ("laplace", "gaussian")
 _SAMPLE: dict[str, Callable] = {
-  "laplace": noise_lib.secure.laplace,
-  "gaussian": noise_lib.secure.gaussian,
+  "laplace": noise_lib.source.laplace,
+  "gaussian": noise_lib.source.gaussian,
 }
 _CHUNK = 2000  # records noised at a time
 
@@ -77,7 +77,7 @@ def sample(
 
 
 def _snapped(x: jax.Array, grid: float | None) -> jax.Array:
-  return noise_lib.secure.snap(x, grid) if grid else x
+  return noise_lib.source.snap(x, grid) if grid else x
 
 
 @functools.cache
@@ -149,7 +149,7 @@ def noisy_batch(
   >>> jnp.allclose(noisy[0] - noisy[1], x[0] - x[1], atol=1e-5).item()
   True
   """
-  x = noise_lib.secure.as_floats(x)
+  x = noise_lib.source.as_floats(x)
   drawn = sample(
     key,
     scales,

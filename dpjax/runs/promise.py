@@ -166,7 +166,7 @@ def of_plan(
 def released(plan: Plan) -> str:
   """What release mode adds to the privacy statement, and what it does not cover."""
   least = plan.noise_multiplier * min(plan.noise_shape.schedule, default=1.0)
-  step = noise.secure.grid_step(least * plan.l2_bound)
+  step = noise.source.grid_step(least * plan.l2_bound)
   return textwrap.fill(
     "Release mode. The noise key has 256 bits of the operating system's entropy and is "
     "stretched by ChaCha20; it is kept in the checkpoints only: delete them, or keep them "

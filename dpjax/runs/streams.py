@@ -113,8 +113,8 @@ def fresh(seed: int) -> Streams:
   tells nothing about them."""
   return Streams(
     init=jax.random.key(seed),
-    noise=noise.secure.new_key(),
-    local=noise.secure.new_key(),
+    noise=noise.source.new_key(),
+    local=noise.source.new_key(),
     sampler=secrets.randbits(_SAMPLER_BITS),
     order=secrets.randbits(_ORDER_BITS),
   )
@@ -178,7 +178,7 @@ def from_meta(seed: int, meta: Mapping[str, Any]) -> Streams:
     raise UserError("checkpoint: holds no release keys, so it cannot be gone on from")
   found: dict[str, Any] = {name: int(held[name], 16) for name in _NUMBERS}
   for name in _KEYS:
-    found[name] = noise.secure.key_from_bytes(bytes.fromhex(held[name]))
+    found[name] = noise.source.key_from_bytes(bytes.fromhex(held[name]))
   return Streams(init=jax.random.key(seed), **found)
 
 

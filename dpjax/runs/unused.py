@@ -204,5 +204,10 @@ def _federated_privacy(config: FedConfig) -> Unused:
     | needs(method == "both", f"{room}.method='both'", f"{room}.local_noise_multiplier")
     | needs(method == "central", f"{room}.method='central'", *simulated)
     | needs(method != "dp_ftrl", "another privacy.method than 'dp_ftrl'", f"{room}.sampler")
+    | needs(
+      method != "distributed",
+      "another privacy.method than 'distributed', which clips to privacy.l2_clip_norm",
+      "secure_sum.largest_value",
+    )
     | _ftrl(privacy.ftrl, method)
   )

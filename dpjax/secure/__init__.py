@@ -3,6 +3,8 @@
 | room          | what is computed                         | what hides it                  |
 | ------------- | ---------------------------------------- | ------------------------------ |
 | `sums`        | the sum of clients' integer vectors      | shares, masks, homomorphism    |
+| `summation`   | the mean of a federated round            | any of `sums`, or nothing, in  |
+|               |                                          | a simulation that says so      |
 | `homomorphic` | regression and inference on ciphertexts  | CKKS                           |
 | `mpc`         | products, training, prediction on shares | two parties, neither alone     |
 
@@ -11,3 +13,10 @@ added inside (`distributed_noise`).
 """
 
 from dpjax.secure import sums as sums
+from dpjax.secure.distributed_noise import SkellamSum as SkellamSum
+from dpjax.secure.distributed_noise import skellam_mean as skellam_mean
+from dpjax.secure.encoding import Encoding as Encoding
+from dpjax.secure.summation import Dropout as Dropout
+from dpjax.secure.summation import RoundRefused as RoundRefused
+from dpjax.secure.summation import forgiving as forgiving
+from dpjax.secure.summation import secure_mean as secure_mean

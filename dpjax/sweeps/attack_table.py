@@ -14,14 +14,12 @@ from dpjax.runs import bounds, fields, loop, unused
 from dpjax.runs.attack import build, table
 from dpjax.runs.attack.config import AttackConfig, check, other, room
 from dpjax.runs.fields import name_of
-from dpjax.sweeps import engine
+from dpjax.sweeps import cost, engine
 from dpjax.sweeps.engine import Grid, Point, Row
 from dpjax.validate import UserError
 
 _OF_TABLE = {"rows": {}, "beside": {}, "title": ""}  # of the whole, not of a run
 _LONGEST = 200  # bytes of a folder's name
-_AGGREGATOR = "federate.aggregator"
-_MASKED = ("secure_sum", "secure_aggregation", "secagg")
 
 
 @bounds.names_fields
@@ -52,11 +50,6 @@ def points(config: AttackConfig) -> list[Point]:
 
 def _point(config: AttackConfig, label: str, changes: dict[str, Any]) -> Point:
   where = f"rows[{label!r}]"
-  if changes.get(_AGGREGATOR) in _MASKED:
-    raise UserError(
-      f"{where}: {_AGGREGATOR}={changes[_AGGREGATOR]!r}: dpjax has no secure sum yet, so the "
-      "server sees every message; leave the row out"
-    )
   for name in _OF_TABLE:
     if name in changes:
       raise UserError(f"{where}.{name}: would be ignored, it is of the whole table")
@@ -113,7 +106,7 @@ def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
     kept=lambda point, result: result,
     draw=draw,
     tell=table.told,
-    summed=False,
+    unreleased=cost.NOT_RELEASED,
   )
   return engine.run(grid, pathlib.Path(workdir))
 

@@ -48,8 +48,8 @@ class Grid(NamedTuple):
   draw: Callable[[pathlib.Path, list[Row]], None]  # files about the finished runs
   y: str = "test_accuracy"  # key of a result, for the progress lines
   tell: Callable[[Row], str] | None = None  # a finished run in one line; None: its y
-  # Whether the runs are to be released, so that what they cost adds up.
-  summed: bool = True
+  # Where the runs are not to be released, so that what they cost does not add up: why.
+  unreleased: str = ""
 
 
 def expand(
@@ -196,8 +196,8 @@ def _save(grid: Grid, workdir: pathlib.Path, rows: list[Row]) -> None:
     "title": grid.config.title,
     "config": fields.to_dict(grid.config),
     "points": len(grid.points),
-    "statement": cost.statement(rows, others) if grid.summed else cost.NOT_RELEASED,
-    "all_runs_together": cost.charge(rows) if grid.summed else None,
+    "statement": grid.unreleased or cost.statement(rows, others),
+    "all_runs_together": None if grid.unreleased else cost.charge(rows),
     "versions": provenance.versions(),
     "device": provenance.device(),
     "rows": rows,

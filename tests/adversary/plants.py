@@ -5,12 +5,14 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import federated, mechanisms, sampling, transforms
+from dpjax import federated, mechanisms, sampling, secure, transforms
 from dpjax.auditing.games import federated as federated_games
 from dpjax.auditing.games import mechanisms as mechanism_games
 from dpjax.auditing.games import relevance as relevance_games
 from dpjax.auditing.games import samplers as sampler_games
+from dpjax.auditing.games import secure as secure_games
 from dpjax.auditing.games import transforms as transform_games
+from dpjax.federated import compression
 from dpjax.plan import Plan
 from dpjax.relevance import labels, record_noise, rigorous
 
@@ -126,6 +128,45 @@ def _relevance(name):
   return relevance_games.GAMES[name](broken)
 
 
+# --- noise inside a secure sum: what is charged is that of the honest mechanism
+
+
+def sized_for_more_clients(factor):
+  """Shares of which `factor` times as many as there are make up the noise."""
+
+  def broken(protocol, mechanism, **options):
+    noise = mechanism.noise
+    less = dataclasses.replace(noise, share_variance=noise.share_variance / factor)
+    quiet = dataclasses.replace(mechanism, noise=less)
+    return secure.skellam_mean(protocol, quiet, **options)
+
+  return broken
+
+
+@dataclasses.dataclass(frozen=True)
+class _RoundedUp(secure.SkellamSum):
+  """Rounds away from zero, and then does not ask how long the vector has become."""
+
+  def encode(self, rng, vector, signs):
+    with np.errstate(invalid="ignore"):
+      length = np.linalg.norm(vector)
+    if not length > 0:
+      return np.zeros(self.padded_dim, np.int64)
+    clipped = vector * min(1.0, self.l2_clip_norm / length)
+    rotated = np.asarray(compression.rotate(signs, jnp.asarray(clipped, jnp.float32)))
+    scaled = self.scale * rotated
+    return (np.sign(scaled) * np.ceil(np.abs(scaled))).astype(np.int64)
+
+
+def rounded_up(protocol, mechanism, **options):
+  fields = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(mechanism)}
+  return secure.skellam_mean(protocol, _RoundedUp(**fields), **options)
+
+
+def _secure(name):
+  return secure_games.GAMES[name](sized_for_more_clients(16))
+
+
 def _quiet_plan(plan):
   fields = {f.name: getattr(plan, f.name) for f in dataclasses.fields(Plan)}
   return HalfNoise(**fields)
@@ -137,4 +178,5 @@ GAMES = {
   "transforms": _transform,
   "federated": _federated,
   "relevance": _relevance,
+  "secure": _secure,
 }

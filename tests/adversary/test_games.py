@@ -9,7 +9,10 @@ import functools
 import numpy as np
 import pytest
 
+from dpjax import secure
+from dpjax.accounting.discrete import DistributedNoise
 from dpjax.auditing.games import CONFIDENCE, play, registry
+from dpjax.auditing.games import secure as secure_games
 from dpjax.validate import UserError
 from tests.adversary import plants
 
@@ -19,6 +22,7 @@ _DRAWS = {
   "transforms": 3000,
   "federated": 1000,
   "relevance": 3000,
+  "secure": 3000,
 }
 _PLANTED = {**_DRAWS, "samplers": 2400}
 # Half of the noise is left where others have none; or little shows.
@@ -87,3 +91,20 @@ def test_a_broken_twin_is_refuted(room, name):
   strongest = plants.GAMES[room](name)[0]
   draws = 3000 if name in _FAINT else _PLANTED[room]
   assert _broken(play(strongest, num_draws=draws))
+
+
+# Where rounding may make a vector of norm .5 nine times as long, and upwards sixteen times.
+_COARSE = secure.SkellamSum(0.5, 64, 1.0, 12, 3, DistributedNoise(23.3, 2))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+  ("mechanism", "broken"),
+  [(None, plants.sized_for_more_clients(4)), (_COARSE, plants.rounded_up)],
+  ids=["half the noise", "rounding is not charged"],
+)
+def test_little_that_is_missing_inside_a_secure_sum_shows_in_many_draws(mechanism, broken):
+  for kind in (secure.skellam_mean, broken):
+    first = secure_games.skellam_games(kind, mechanism)[0]
+    found = play(dataclasses.replace(first, draws=1.0), num_draws=5_000)
+    assert bool(_broken(found)) == (kind is broken)

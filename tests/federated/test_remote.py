@@ -106,7 +106,7 @@ class World:
     wrap = lambda data: jax.random.wrap_key_data(jnp.array(data, jnp.uint32))
     keys = [jax.random.key(number) for number in small] + [wrap(pair) for pair in pairs]
     as_bytes = [np.array(pair, np.uint32).tobytes() * 4 for pair in pairs]
-    keys += [noise.secure.key_from_bytes(data) for data in as_bytes]
+    keys += [noise.source.key_from_bytes(data) for data in as_bytes]
     fold = jax.random.fold_in
     once = [fold(key, n) for key in keys for n in (*range(3), algorithms._CLIENTS)]
     twice = [fold(fold(key, algorithms._CLIENTS), r) for key in keys for r in range(3)]

@@ -109,7 +109,7 @@ def _transfers(text):
 
 
 @pytest.fixture(scope="module", params=[1, 8])
-def counted(request, tmp_path_factory):
+def counted_bytes(request, tmp_path_factory):
   """(devices, bytes from the host by name, transfers by size, name and round)."""
   folder = tmp_path_factory.mktemp("transfers")
   flags = f"--xla_force_host_platform_device_count={request.param}"
@@ -123,8 +123,8 @@ def counted(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", sorted(_EXECUTIONS))
-def test_a_round_moves_nothing_that_grows_with_the_data_set(counted, name):
-  _, host, moved = counted
+def test_a_round_moves_nothing_that_grows_with_the_data_set(counted_bytes, name):
+  _, host, moved = counted_bytes
   small, large = _SIZES
   assert host[f"{small} {name}"] == host[f"{large} {name}"]
   assert moved[f"{small} {name} 2"] == moved[f"{large} {name} 2"]
@@ -133,9 +133,9 @@ def test_a_round_moves_nothing_that_grows_with_the_data_set(counted, name):
   assert host[f"params {small} {name}"] == host[f"params {large} {name}"]
 
 
-def test_the_guard_sees_the_data_set_go_to_the_devices_once(counted):
+def test_the_guard_sees_the_data_set_go_to_the_devices_once(counted_bytes):
   """The count above can fail: the first round's is seen, on as many devices as there are."""
-  devices, _, moved = counted
+  devices, _, moved = counted_bytes
   seen = lambda size, round: sum(
     shape == (size, 3) for shape, _ in moved[f"{size} pmap {round}"]
   )
@@ -144,8 +144,8 @@ def test_the_guard_sees_the_data_set_go_to_the_devices_once(counted):
     assert seen(size, 1) == seen(size, 2) == 0
 
 
-def test_the_parameters_go_to_each_device_once_a_round_whatever_the_blocks(counted):
-  devices, _, moved = counted
+def test_the_parameters_go_to_each_device_once_a_round_whatever_the_blocks(counted_bytes):
+  devices, _, moved = counted_bytes
   to_all = [shape for shape, _ in moved[f"{_SIZES[0]} pmap 2"] if shape == (3, 4)]
   assert len(to_all) == (devices if devices > 1 else 0)
 

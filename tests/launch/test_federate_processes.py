@@ -74,16 +74,16 @@ def _result(workdir):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole_runs(tmp_path_factory):
   """A run of one process and an uninterrupted one of two, started together."""
-  folder = tmp_path_factory.mktemp("whole")
+  folder = tmp_path_factory.mktemp("whole_runs")
   running = [_start(folder, "one", folder / "one"), *_two(folder, folder / "two")]
   assert _ended(running) == [0, 0, 0], [program.err.read_text() for program in running]
   return folder, running
 
 
-def test_two_processes_give_the_result_of_one(whole):
-  folder, _ = whole
+def test_two_processes_give_the_result_of_one(whole_runs):
+  folder, _ = whole_runs
   one, two = (np.load(folder / path / "params.npz") for path in ("one", "two/0"))
   for name in one.files:
     scale = np.abs(one[name]).max()  # sixty rounds, sums in another order
@@ -93,33 +93,33 @@ def test_two_processes_give_the_result_of_one(whole):
     assert one[name] == two[name], name
 
 
-def test_only_process_0_writes_and_prints(whole):
-  folder, (_, first, second) = whole
+def test_only_process_0_writes_and_prints(whole_runs):
+  folder, (_, first, second) = whole_runs
   assert not (folder / "two" / "1").exists()
   assert first.out.read_text().startswith("digits linear dp_fed_avg")
   assert second.out.read_text() == "" and second.err.read_text() == ""
 
 
-def _finishes_as(whole, workdir, folder):
+def _finishes_as(whole_runs, workdir, folder):
   """Both processes started again end with what an uninterrupted run has."""
   assert 0 < _latest(workdir) < 60
   running = _two(folder, workdir)
   assert _ended(running) == [0, 0], [program.err.read_text() for program in running]
-  resumed, expected = _result(workdir / "0"), _result(whole / "two" / "0")
+  resumed, expected = _result(workdir / "0"), _result(whole_runs / "two" / "0")
   assert resumed["params_sha256"] == expected["params_sha256"]
   assert resumed["ledger"] == expected["ledger"]
-  metrics = [path / "0" / "metrics.jsonl" for path in (workdir, whole / "two")]
+  metrics = [path / "0" / "metrics.jsonl" for path in (workdir, whole_runs / "two")]
   assert metrics[0].read_bytes() == metrics[1].read_bytes()
 
 
-def test_a_killed_process_ends_the_other_and_the_run_resumes(whole, tmp_path):
+def test_a_killed_process_ends_the_other_and_the_run_resumes(whole_runs, tmp_path):
   workdir = tmp_path / "killed"
   code, said = _kill_in_the_middle(tmp_path, workdir, 1)
   lines = [line for line in said.splitlines() if not line.startswith("rounds: ")]
   assert code == 1 and len(lines) == 1, said
   assert "error: process 0 of 2: lost " in said and "the same command" in said
   assert f"round {_latest(workdir)} is saved" in said
-  _finishes_as(whole[0], workdir, tmp_path)
+  _finishes_as(whole_runs[0], workdir, tmp_path)
 
 
 @pytest.mark.parametrize("said", [True, False])
@@ -137,7 +137,7 @@ def test_the_words_of_a_runtime_that_aborts_become_one_line(said):
 
 
 @pytest.mark.long
-def test_the_coordinator_may_die_too(whole, tmp_path):
+def test_the_coordinator_may_die_too(whole_runs, tmp_path):
   """JAX may be first to notice, and abort; it may come again and again."""
   workdir = tmp_path / "killed"
   for _ in range(2):
@@ -145,7 +145,7 @@ def test_the_coordinator_may_die_too(whole, tmp_path):
     lines = [line for line in said.splitlines() if not line.startswith("rounds: ")]
     assert code in (1, -signal.SIGABRT) and len(lines) == 1, said
     assert "error: process 1 of 2: lost " in said and "the same command" in said
-  _finishes_as(whole[0], workdir, tmp_path)
+  _finishes_as(whole_runs[0], workdir, tmp_path)
 
 
 def test_mistakes_are_one_line(tmp_path):

@@ -10,7 +10,7 @@ from scipy import stats
 
 from dpjax import mechanisms
 from dpjax.mechanisms import finite
-from dpjax.noise import laws, secure
+from dpjax.noise import laws, source
 from dpjax.validate import UserError
 
 _KEY = jax.random.key(0)
@@ -78,7 +78,7 @@ def test_every_output_is_a_multiple_of_a_public_step(x64, mechanism, dtype):
   for shift in (0.0, 1 / 3, 1 / 3 + 2**-20, 1e-6, 777.7):
     out = np.asarray(mechanism(_KEY, jnp.full(2000, shift, dtype)), np.float64)
     np.testing.assert_array_equal(out, np.round(out / step) * step)
-  raw = np.asarray(1 / 3 + secure.laplace(_KEY, jnp.zeros(2000, dtype), scale))
+  raw = np.asarray(1 / 3 + source.laplace(_KEY, jnp.zeros(2000, dtype), scale))
   assert np.mean(raw == np.round(raw / step) * step) < 0.5  # the test can fail
 
 
@@ -90,7 +90,7 @@ def test_every_point_at_40_scales_is_possible_for_every_value(value):
   words[1] = np.random.default_rng(1).integers(60, 90, 60_000).astype(np.uint32)
   sign = jnp.full(60_000, 2**31, jnp.uint32)
   noise = laws.laplace(tuple(map(jnp.asarray, words)), sign, jnp.float32)
-  out = np.asarray(secure.snap(jnp.float32(value) + noise, 2.0**-12), np.float64)
+  out = np.asarray(source.snap(jnp.float32(value) + noise, 2.0**-12), np.float64)
   cells = np.round(out * 2**12).astype(int)
   start = int((40.05 + value) * 2**12)
   assert set(range(start, start + 100)) <= set(cells)
@@ -227,7 +227,7 @@ def test_a_lie_of_probability_1e_12_is_told_that_rarely(monkeypatch):
     jnp.zeros(shape, dtype) if shape == (9000,) else real(key, shape, dtype)
   )
   monkeypatch.setattr(jax.random, "bits", first)
-  told = secure.bernoulli(_KEY, response.noise_parameter, (9000,))
+  told = source.bernoulli(_KEY, response.noise_parameter, (9000,))
   assert 0.004 < float(told.mean()) < 0.014
   old = jnp.zeros(9000) < response.noise_parameter
   assert bool(old.all())

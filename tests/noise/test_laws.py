@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from dpjax import noise
-from dpjax.noise import laws, secure
+from dpjax.noise import laws, source
 from dpjax.validate import UserError
 
 _DTYPES = (jnp.float32, jnp.float64)
@@ -146,10 +146,10 @@ def test_the_training_noise_has_normal_tails_beyond_nine(monkeypatch):
 @pytest.mark.parametrize(
   ("draw", "law"),
   [
-    (secure.gaussian, stats.norm),
-    (secure.laplace, stats.laplace),
-    (secure.gumbel, stats.gumbel_r),
-    (secure.exponential, stats.expon),
+    (source.gaussian, stats.norm),
+    (source.laplace, stats.laplace),
+    (source.gumbel, stats.gumbel_r),
+    (source.exponential, stats.expon),
   ],
 )
 def test_every_draw_has_its_law_and_no_other(x64, dtype, draw, law):
@@ -169,7 +169,7 @@ def test_coins_are_compared_exactly(prob):
     )
     exact = int(prob * 2**60) / 2**60
     assert bool(laws.bernoulli(words, exact)) is want
-  drawn = secure.bernoulli(jax.random.key(0), 0.3, (40_000,))
+  drawn = source.bernoulli(jax.random.key(0), 0.3, (40_000,))
   assert abs(float(drawn.mean()) - 0.3) < 5 * np.sqrt(0.21 / 40_000)
 
 
@@ -181,17 +181,17 @@ def test_rare_coins_are_not_those_of_a_float32_uniform(monkeypatch):
     "bits",
     lambda key, shape, dtype: real(key, shape, dtype) * (shape != (9000,)),
   )
-  drawn = secure.bernoulli(jax.random.key(0), 1e-12, (9000,))
+  drawn = source.bernoulli(jax.random.key(0), 1e-12, (9000,))
   assert 0.002 < float(drawn.mean()) < 0.007
 
 
 # --- the resolution of what it is added to
 
 
-_KEYS = {"plain": jax.random.key(4), "release": secure.key_from_bytes(bytes(range(32)))}
+_KEYS = {"plain": jax.random.key(4), "release": source.key_from_bytes(bytes(range(32)))}
 
 
-@pytest.mark.parametrize("draw", [secure.gaussian, secure.laplace])
+@pytest.mark.parametrize("draw", [source.gaussian, source.laplace])
 def test_float64_noise_has_random_bits_to_the_last(x64, draw):
   sample = np.asarray(draw(_KEYS["plain"], jnp.zeros(4_000, jnp.float64), 1.0))
   assert sample.dtype == np.float64
@@ -214,7 +214,7 @@ def test_one_output_does_not_tell_float64_neighbours_apart(x64, kind):
   old = x + np.asarray(noise.gaussian(_KEYS[kind], jnp.zeros(3, jnp.float32), 1.0), float)
   assert coarse(old - x).all() and not coarse(old - (x + 2**-41)).any()  # it was
   if kind == "release":
-    step = secure.grid_step(1.0)
+    step = source.grid_step(1.0)
     np.testing.assert_array_equal(out, np.round(out / step) * step)
   else:
     assert not coarse(out - x).any() and not coarse(out - (x + 2**-41)).any()
@@ -240,11 +240,11 @@ def test_float32_draws_are_those_of_published_runs(x64):
 def test_the_grid_holds_for_float64_beyond_the_limit_of_float32(x64):
   step = 0.0625
   x = jnp.asarray([2.0**30 + 1 / 3, 2.0**47 + 1.03125, -(2.0**40) - 0.01], jnp.float64)
-  snapped = np.asarray(secure.snap(x, step))
+  snapped = np.asarray(source.snap(x, step))
   np.testing.assert_array_equal(snapped, np.round(snapped / step) * step)
   assert np.abs(snapped - np.asarray(x)).max() <= step / 2
   huge = jnp.asarray([2.0**60, -1e300, jnp.inf], jnp.float64)
-  np.testing.assert_array_equal(secure.snap(huge, step), huge)
+  np.testing.assert_array_equal(source.snap(huge, step), huge)
 
 
 def test_leaves_coordinates_steps_and_laws_share_nothing(x64):
@@ -256,7 +256,7 @@ def test_leaves_coordinates_steps_and_laws_share_nothing(x64):
     for _ in range(2):
       noisy, state = noise.add_gaussian(state, tree, 1.0)
       draws += [noisy["a"], noisy["b"]]
-    laplace = secure.laplace(jax.random.key(7), tree, 1.0)
+    laplace = source.laplace(jax.random.key(7), tree, 1.0)
     draws += [laplace["a"], laplace["b"]] if dtype == jnp.float64 else []
   draws = np.stack([np.asarray(x, np.float64) for x in draws])
   off = np.corrcoef(draws) - np.eye(len(draws))
@@ -292,7 +292,7 @@ def test_no_silent_result(name):
   for call in (
     lambda: noise.add_gaussian(state, tree, std),
     lambda: noise.gaussian(jax.random.key(0), tree, std),
-    lambda: secure.laplace(jax.random.key(0), tree, std),
+    lambda: source.laplace(jax.random.key(0), tree, std),
     lambda: noise.correlated.add_correlated(
       white, tree, std, correlation=correlation, num_steps=3
     ),
@@ -308,7 +308,7 @@ def test_zero_size_leaves_zero_std_and_the_limits_of_std():
     noisy, _ = noise.add_gaussian(noise.init(key), empty, 1.0)
     assert noisy["a"].shape == (0, 3) and np.isfinite(noisy["b"]).all()
     assert noise.add_gaussian(noise.init(key), {}, 1.0)[0] == {}
-  for draw in (noise.gaussian, secure.laplace):
+  for draw in (noise.gaussian, source.laplace):
     with pytest.raises(UserError, match="=0"):
       draw(jax.random.key(0), jnp.zeros(2), 0.0)
     for std in (1e36, 1e-31):  # as far as float32 goes

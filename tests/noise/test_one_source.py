@@ -50,6 +50,7 @@ _EXCEPTIONS = {
   "dpjax/attacks/class_inversion.py": {"truncated_normal"},
   # initial weights
   "dpjax/runs/attack/inversion.py": {"uniform"},
+  "dpjax/secure/mpc/secureml.py": {"normal"},
   "dpjax/relevance/adlm.py": {"jax.nn.initializers"},
   "dpjax/benchmarks/workloads.py": {"jax.nn.initializers"},
 }
@@ -143,7 +144,7 @@ def test_no_file_but_the_source_holds_a_float_sampler():
     for name, draws in found.items()
     if draws - _EXCEPTIONS.get(name, set())
   }
-  assert not beyond, f"draw from dpjax.noise.secure instead: {beyond}"
+  assert not beyond, f"draw from dpjax.noise.source instead: {beyond}"
   unused = {n: e - found.get(n, set()) for n, e in _EXCEPTIONS.items() if e - found[n]}
   assert not unused, f"exceptions that nothing needs: {unused}"
 
@@ -201,8 +202,8 @@ def test_every_way_of_naming_one_is_found(text):
   [
     "import jax\nk = jax.random.fold_in(jax.random.key(0), 3)",
     "from jax import random\nk = random.split(random.key(0))",
-    "from dpjax.noise import secure\nx = secure.laplace(key, like, 1.0)",
-    "from dpjax import noise\nx = noise.secure.gumbel(key, like)",
+    "from dpjax.noise import source\nx = source.laplace(key, like, 1.0)",
+    "from dpjax import noise\nx = noise.source.gumbel(key, like)",
     "import numpy as np\nx = np.random.default_rng(0).permutation(3)",
     "from scipy import stats\nx = stats.norm.cdf(3)",
   ],

@@ -1,11 +1,15 @@
 """SecureML's network on MNIST, trained on shares: against the same network trained plain.
 
-`python -m tests.published.test_secureml` writes results/secure/secureml.json, in MINUTES minutes on
+`python -m tests.published.test_secureml` writes results/secure/secureml.json, in 5 minutes on
 2 busy CPU cores; `python -m pytest -m long` on this file makes the same run. Needs the prepared
 MNIST (TFDS_DATA_DIR).
 
 784-128-128-10, ReLU, SecureML's three-piece sigmoid for each class, 3 epochs of batches of 128,
 learning rate 1/4, f = 18, truncation that never fails. Both parties and the dealer in one process.
+
+Seen: .9651 on shares and .9656 plain; 0 against the rest, one layer: .9924 both. Weights end up
+to .07 apart: training enlarges small differences (after 40 steps .012; two plain runs that start
+2^-19 apart: .006 to .009).
 """
 
 import json

@@ -65,7 +65,7 @@ def test_outputs_lie_on_the_public_grid():
 
 
 def test_release_keys_serve_as_well():
-  key = noise_lib.secure.key_from_bytes(bytes(range(32)))
+  key = noise_lib.source.key_from_bytes(bytes(range(32)))
   x = np.zeros((3000, 2), np.float32)
   drawn = record_noise.noisy_records(key, np.arange(3000), x, [1.0, 3.0], grid=None)
   np.testing.assert_allclose(np.abs(drawn).mean(axis=0), [1.0, 3.0], rtol=0.06)

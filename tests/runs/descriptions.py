@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jax import core
 
-from dpjax import accounting, data, federated, models, training, trees
+from dpjax import accounting, data, federated, models, secure, training, trees
 from dpjax.data import digits, registry, shakespeare
 from dpjax.runs import fields
 from dpjax.runs.central import build
@@ -214,10 +214,13 @@ def _loss(config: Any, run: Any) -> str:
 
 
 class _Recorder:
-  """Stands for the module `dpjax.federated`: its functions record how they are called."""
+  """Stands for a module: its functions record how they are called."""
+
+  def __init__(self, module: Any):
+    self._module = module
 
   def __getattr__(self, name: str) -> Any:
-    found = getattr(federated, name)
+    found = getattr(self._module, name)
     if isinstance(found, type) or not callable(found) or name in ("uniform", "by_examples"):
       return found
     return lambda *args, **kwargs: Call(name, args, tuple(kwargs.items()))
@@ -236,7 +239,8 @@ def federated_run(config: Any) -> Any:
     else made(self, *args, **named)
   )
   with (
-    mock.patch.object(federate_build, "federated", _Recorder()),
+    mock.patch.object(federate_build, "federated", _Recorder(federated)),
+    mock.patch.object(federate_build, "secure", _Recorder(secure)),
     mock.patch.object(fields.Setting, "make", make),
     mock.patch.object(federate_build.execution, "by_name", by_name),
     mock.patch.object(federate_build.processes, "process_clients", lambda inner: inner),
@@ -265,6 +269,8 @@ def _audited(config: Any, audited: Any) -> Any:
 
 def _unwrapped(algorithm: Call) -> Any:
   """The algorithm with what it wraps clients in, and what they remember, spelled out."""
+  if algorithm.name == "forgiving":
+    return Call(algorithm.name, tuple(map(_unwrapped, algorithm.args)), algorithm.kwargs)
   kwargs = dict(algorithm.kwargs)
   if "wrap" in kwargs:
     kwargs["wrap"] = kwargs["wrap"]("client")

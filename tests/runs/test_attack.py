@@ -276,7 +276,10 @@ _ROW = "rows['a, b']"
     ({"train.release": True, "train.privacy.method": "dp_sgd"}, "train.release=True"),
     ({"train.audit.enabled": True}, "train.audit.enabled=True"),
     ({"beside": {"nobody": ".8"}}, "beside['nobody']: is no row"),
-    ({"rows": {"a, b": {"federate.aggregator": "secure_sum"}}}, "no secure sum yet"),
+    (
+      {**_DENSE, "federate.secure_sum": "secagg", "federate.secure_sum.simulated": False},
+      "federate.secure_sum.simulated=False: would be ignored",
+    ),
     ({"rows": {"a, b": {"train.no_such": 1}}}, "no_such"),
     ({"rows": {"a, b": {"title": "x"}}}, f"{_ROW}.title: would be ignored"),
     (

@@ -23,8 +23,9 @@ from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.relevance import build as relevance_build
 from dpjax.runs.relevance import unused as relevance_unused
 from dpjax.runs.relevance.config import RelevanceAuditConfig, RelevanceConfig
+from dpjax.runs.secure.config import SecureConfig
 from dpjax.sampling import PoissonSampler
-from dpjax.sweeps import attack_table, experiment, grid, tuning
+from dpjax.sweeps import attack_table, experiment, grid, secure_table, tuning
 from dpjax.validate import UserError
 from tests.runs import descriptions, leaf_walk, relevance_description
 
@@ -264,7 +265,7 @@ def test_a_field_that_nothing_reads_is_found():
 
 _GRID = {"optimizer.learning_rate": [0.1, 0.2]}  # a sweep without one is refused for that
 _DEFAULTS = [TrainConfig(), FedConfig(), RelevanceConfig(), grid.SweepConfig(grid=_GRID)]
-_DEFAULTS += [AttackConfig()]
+_DEFAULTS += [AttackConfig(), SecureConfig()]
 
 
 @pytest.mark.parametrize("config", _DEFAULTS, ids=lambda config: type(config).__name__)
@@ -354,6 +355,8 @@ def _any_check(config):
     return experiment.points(config)
   if isinstance(config, AttackConfig):
     return attack_table.points(config)
+  if isinstance(config, SecureConfig):
+    return secure_table.points(config)
   return _check(config)
 
 

@@ -66,7 +66,7 @@ def test_the_noisy_sum_lies_on_the_public_grid():
   state = fed.algorithm.init(fed.params, fed.federation.num_clients)
   cohorts = federated.cohorts(fed.plan, fed.federation, fed.work, rng=1)
   new, _ = fed.algorithm.round(state, next(iter(cohorts)))
-  step = noise.secure.grid_step(fed.plan.noise_multiplier * fed.plan.l2_bound)
+  step = noise.source.grid_step(fed.plan.noise_multiplier * fed.plan.l2_bound)
   moved = jax.tree.map(
     lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64),
     federated.params_of(new), fed.params,

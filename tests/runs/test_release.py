@@ -65,7 +65,7 @@ def test_the_updates_of_a_release_lie_on_the_grid():
   grads = {"w": jax.random.normal(jax.random.key(0), (4, 500))}
   params = {"w": jnp.zeros(500)}
   update, _ = tx.update(grads, tx.init(params), params, mask=jnp.ones(4, bool))
-  step = noise.secure.grid_step(plan.noise_multiplier * plan.l2_bound)
+  step = noise.source.grid_step(plan.noise_multiplier * plan.l2_bound)
   cells = np.asarray(update["w"], np.float64) * plan.normalize_by / step
   np.testing.assert_allclose(cells, np.round(cells), atol=1e-4)
 

@@ -18,9 +18,17 @@ from typing import Any, NamedTuple
 import dpjax.federated
 import dpjax.mechanisms
 import dpjax.sampling
+import dpjax.secure
 import dpjax.transforms
 from dpjax import validate
-from dpjax.auditing.games import federated, mechanisms, relevance, samplers, transforms
+from dpjax.auditing.games import (
+  federated,
+  mechanisms,
+  relevance,
+  samplers,
+  secure,
+  transforms,
+)
 from dpjax.auditing.games.game import Game
 from dpjax.validate import UserError
 
@@ -122,6 +130,12 @@ ROOMS: dict[str, Room] = {
     federated.games,
     federated.GAMES,
     federated.NO_CLAIM,
+  ),
+  "secure": Room(
+    lambda: _only(is_federated, _exported(dpjax.secure)),
+    lambda name, kind: secure.GAMES[name](kind),
+    secure.GAMES,
+    secure.NO_CLAIM,
   ),
   "relevance": Room(
     lambda: dict.fromkeys(relevance.names()),

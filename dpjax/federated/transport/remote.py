@@ -27,7 +27,7 @@ from dpjax.validate import UserError
 
 def _new_key() -> jax.Array:
   """Of everything random in one answer: nobody else can have it, and it is not kept."""
-  return noise.secure.new_key()
+  return noise.source.new_key()
 
 
 def _spend(folder: pathlib.Path, round: int) -> None:

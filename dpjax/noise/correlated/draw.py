@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import trees
-from dpjax.noise import secure
+from dpjax.noise import source
 from dpjax.noise.correlated.strategies import Correlation
 from dpjax.noise.gaussian import gaussian
 from dpjax.noise.gaussian import init as init_white
@@ -61,19 +61,19 @@ def add_correlated(
   (Array([1., 1.], dtype=float32), 1)
   """
   _check_paid(state.count, num_steps)
-  tree = secure.as_floats(tree)
+  tree = source.as_floats(tree)
   if std == 0:
     return tree, state._replace(count=state.count + 1)
   white = gaussian(jax.random.fold_in(state.key, state.count), tree, std)
   if factors:
     for leaf in jax.tree.leaves(tree):  # std alone was checked by the draw
       for end in (min(factors), max(factors)):
-        secure.check_scale(std * end, leaf.dtype, "std * noise_schedule")
+        source.check_scale(std * end, leaf.dtype, "std * noise_schedule")
     white = trees.scale(white, jnp.asarray(factors, jnp.float32)[state.count])
   row, memory = correlation.next(white, state.memory)
   noisy = trees.add(tree, row)
-  if secure.is_secure(state.key):
-    noisy = secure.snap(noisy, secure.grid_step(std * min(factors, default=1.0)))
+  if source.is_secure(state.key):
+    noisy = source.snap(noisy, source.grid_step(std * min(factors, default=1.0)))
   paid = state.count < num_steps
   noisy = jax.tree.map(lambda leaf: jnp.where(paid, leaf, jnp.nan), noisy)
   return noisy, CorrelatedNoiseState(state.key, state.count + 1, memory)

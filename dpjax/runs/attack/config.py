@@ -383,6 +383,7 @@ def _unread(config: AttackConfig) -> unused.Unused:
     names = ("eval_every", "checkpoint_every", "targets", "stop_at_accuracy")
     names += ("diagnostics", "release", "seed", "audit")
     if config.attack.task == "inversion":  # which looks at no aggregate
+      names += ("secure_sum.simulated", "secure_sum.dropout_prob")
       names += ("server_optimizer", "execution", "num_devices", "num_threads", "aggregator")
     needs = unused.needs(False, "a run of launch.federate itself", *names)
   prefix = config.attack.room

@@ -1,4 +1,8 @@
-"""Inversion of clients' messages as a run: each client of the federation once the victim."""
+"""Inversion of clients' messages as a run: each client of the federation once the victim.
+
+With a secure sum the adversary, the server, has no message: it inverts the mean over a cohort,
+one cohort after the other, as the mean of what it simulates of that many clients.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import flatten_util
 
-from dpjax import attacks
+from dpjax import attacks, trees
 from dpjax.attacks import recovery
 from dpjax.federated import LocalWork
 from dpjax.federated.cohort import LocalBatches
 from dpjax.runs.attack.config import AttackConfig, DenseFirst
 from dpjax.runs.attack.members import Found
 from dpjax.runs.federated import build as federated
-from dpjax.runs.federated import privacy
+from dpjax.runs.federated import distributed, privacy
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.loop import Work
 from dpjax.runs.promise import Promise
@@ -46,6 +50,7 @@ class Victims(NamedTuple):
   note: str  # on the promise
   num_steps: int  # rounds that the promise is for
   method: str
+  together: int  # clients in what is seen: 1, or a cohort under a secure sum
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Victims:
@@ -69,15 +74,26 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> V
   def send(place: int) -> Any:
     return message(truths[place], jax.random.fold_in(random.local, place))
 
-  plan, reported = privacy.make_plan(federate, len(truths))
-  promise = privacy.make_promise(federate, plan, reported, len(truths))
+  guess = attacks.client_view(guessed, params, batches)
+  together, number = federated.summed_clients(federate), len(truths)
+  plan, reported = privacy.make_plan(federate, number)
+  mechanism = distributed.mechanism(federate, trees.size(params))
+  promise = privacy.make_promise(federate, plan, reported, number, mechanism)
+  seen, show = truths, send
+  if together > 1:
+    aggregator = federated.secure_aggregator(
+      federate, plan, random.noise, together, mechanism
+    )
+    bound = None if mechanism is None else mechanism.l2_clip_norm
+    seen, show = _cohorts(truths, send, aggregator, together)
+    guess = _mean_view(guess, together, bound)
   # "both" promises what the server releases, too: its epsilon is that of the server's noise
-  hidden = federate.privacy.method in ("local", "none")
+  hidden = federate.privacy.method in privacy.SUMMED
   return Victims(
-    truths=truths,
+    truths=seen,
     params=params,
-    send=send,
-    guess=attacks.client_view(guessed, params, batches),
+    send=show,
+    guess=guess,
     batches=batches,
     num_classes=federation.dataset.num_classes,
     random=random,
@@ -85,7 +101,52 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> V
     note="" if hidden else _NOT_AGAINST_SERVER,
     num_steps=federate.num_rounds,
     method=federate.privacy.method,
+    together=together,
   )
+
+
+def _cohorts(
+  truths: list[Example], send: Any, aggregator: Any, together: int
+) -> tuple[list[Example], Any]:
+  """(the examples of each cohort, what the server gets of it)."""
+  if len(truths) % together:
+    raise UserError(
+      f"clients_per_round={together}: must divide partition.num_clients={len(truths)}, so that "
+      "each client is in one sum"
+    )
+  places = [range(i, i + together) for i in range(0, len(truths), together)]
+  joined = lambda *leaves: jnp.concatenate(leaves)
+
+  def mean(cohort: int) -> Any:
+    sent = [send(place) for place in places[cohort]]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *sent)
+    there = np.ones(together, bool)
+    return aggregator.update(stacked, there, jnp.int32(cohort), np.ones(together))[0]
+
+  groups = [jax.tree.map(joined, *(truths[place] for place in one)) for one in places]
+  return groups, mean
+
+
+def _mean_view(view: attacks.View, together: int, bound: float | None) -> attacks.View:
+  """What a cohort's mean would be, if its clients held these examples, equally many each.
+
+  Args:
+    bound: each message is clipped to it; None: not at all.
+  """
+
+  def clipped(message: Any) -> Any:
+    if bound is None:
+      return message
+    leaves = jax.tree.leaves(message)
+    length = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in leaves) + 1e-30)
+    return trees.scale(message, jnp.minimum(1.0, bound / length))
+
+  def mean(examples: Example) -> Any:
+    split = lambda leaf: leaf.reshape(together, -1, *leaf.shape[1:])
+    each = jax.vmap(lambda own: clipped(view(own)))(jax.tree.map(split, examples))
+    return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), each)
+
+  return jax.jit(mean)
 
 
 def _size(federation: Any) -> int:
@@ -229,6 +290,7 @@ def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> 
     "num_messages": len(attacked.truths),
     "num_records": len(truth),
     "examples_per_message": len(attacked.truths[0].x),
+    "clients_per_message": attacked.together,
     "local_steps": int(attacked.batches.mask.any(axis=1).sum()),
     "labels_right": int(right),
     "mse": measured.mse.tolist(),

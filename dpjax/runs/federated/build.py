@@ -11,7 +11,7 @@ import jax
 import optax
 
 from dpjax import data as data_lib
-from dpjax import federated, names, validate
+from dpjax import federated, names, secure, trees, validate
 from dpjax.data import Federation
 from dpjax.federated import execution, processes
 from dpjax.federated.server_optimizers import fed_opt
@@ -20,8 +20,8 @@ from dpjax.runs import bounds, unused, user_code
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.central import build as build_central
 from dpjax.runs.central.config import OptimizerConfig, TrainConfig
-from dpjax.runs.federated import audit, facts, privacy
-from dpjax.runs.federated.config import FedConfig
+from dpjax.runs.federated import audit, distributed, facts, privacy, secure_sums
+from dpjax.runs.federated.config import ALGORITHMS, FedConfig
 from dpjax.runs.fields import name_of, to_dict
 from dpjax.runs.loop import Job, Work, every
 from dpjax.runs.promise import Promise
@@ -52,6 +52,7 @@ class FedRun(NamedTuple):
   # of this run, but for that; of FedAvg and FedProx, the others wrap nothing
   wrapped: Callable[[Callable[[Wrapping], Wrapping]], federated.FederatedAlgorithm]
   audited: audit.Audited | None = None  # the canaries in `federation`
+  mechanism: secure.SkellamSum | None = None  # of noise in shares
 
 
 @bounds.names_fields
@@ -114,6 +115,7 @@ def _check_combination(config: FedConfig) -> None:
       "'capped' with privacy"
     )
   _check_client_optimizer(config)
+  _check_secure_sum(config)
   compressed = name_of(config, "compression") != "none"
   wraps = compressed or config.privacy.method in ("local", "both")
   if wraps and algorithm not in WRAPPING:
@@ -121,6 +123,21 @@ def _check_combination(config: FedConfig) -> None:
       f"algorithm={algorithm!r}: must be 'fed_avg' or 'fed_prox' with compression "
       "or noise on the client"
     )
+
+
+def _check_secure_sum(config: FedConfig) -> None:
+  real = not getattr(config.secure_sum, "simulated", True)
+  own = isinstance(config.algorithm, str)
+  given: dict[str, tuple[str, tuple[str, ...]]] = {
+    "aggregator": (name_of(config, "aggregator"), ("mean",)),
+    "compression": (name_of(config, "compression"), ("none",)),
+    "weighting": (name_of(config, "weighting"), ("uniform", "capped")),
+    "privacy.method": (config.privacy.method, privacy.SUMMED),
+    "algorithm": (name_of(config, "algorithm"), tuple(ALGORITHMS) if own else ()),
+    "execution": (config.execution, ("auto", "loop", "vmap") if real else ()),
+  }
+  given = {field: pair for field, pair in given.items() if pair[1]}
+  secure_sums.check(config.secure_sum, config.clients_per_round, given=given)
 
 
 def _check_client_optimizer(config: FedConfig) -> None:
@@ -151,6 +168,8 @@ def digest(config: FedConfig) -> bytes:
     fields.pop("audit")
   if config.loss == "auto":
     fields.pop("loss")
+  if not _is_summed(config):
+    fields.pop("secure_sum")
   return streams_lib.config_digest("federated", fields)
 
 
@@ -190,7 +209,47 @@ def _partitioned(config: FedConfig, train: Any) -> Federation:
   return Federation(train, config.partition.make(train.y))
 
 
-def _aggregator(config: FedConfig, plan: Plan, key: jax.Array) -> federated.Aggregator:
+def _is_summed(config: FedConfig) -> bool:
+  """Whether the server sees the sum of the messages alone."""
+  return not isinstance(config.secure_sum, secure_sums.NoSecureSum)
+
+
+def summed_clients(config: FedConfig) -> int:
+  """How many clients' messages the server sees as one: 1 without a secure sum."""
+  return int(config.clients_per_round) if _is_summed(config) else 1
+
+
+def secure_aggregator(
+  config: FedConfig,
+  plan: Plan,
+  key: jax.Array,
+  num_clients: int,
+  mechanism: secure.SkellamSum | None,
+) -> federated.Aggregator:
+  """The aggregator whose server sees the sum of the messages alone.
+
+  Args:
+    num_clients: most clients of a sum, where the sampler does not say.
+  """
+  chosen, cohort = config.secure_sum, config.clients_per_round
+  common: dict[str, Any] = {"dropout": chosen.dropout(config.seed), "plan": plan}
+  if mechanism is not None:
+    seeds = {"seed": distributed.seed_of(key), "rotation": config.seed}
+    return secure.skellam_mean(chosen.protocol(cohort), mechanism, **seeds, **common)
+  most = num_clients if config.privacy.sampler != "fixed_size" else int(cohort)
+  encoding = secure.Encoding(most, chosen.largest_value, chosen.bits)
+  return secure.secure_mean(chosen.protocol(cohort), encoding, **common)
+
+
+def _aggregator(
+  config: FedConfig,
+  plan: Plan,
+  key: jax.Array,
+  num_clients: int,
+  mechanism: secure.SkellamSum | None,
+) -> federated.Aggregator:
+  if _is_summed(config):
+    return secure_aggregator(config, plan, key, num_clients, mechanism)
   if config.privacy.method in privacy.CENTRAL:
     return federated.central(plan, key)
   if isinstance(config.aggregator, str):
@@ -264,6 +323,7 @@ def _algorithm(
   random: Streams,
   num_clients: int,
   audited: audit.Audited | None,
+  mechanism: secure.SkellamSum | None,
   around: Callable[[Wrapping], Wrapping] = lambda own: own,
 ) -> federated.FederatedAlgorithm:
   """`num_clients` is that before canaries: no divisor may tell how many of them are in."""
@@ -275,7 +335,7 @@ def _algorithm(
     config.execution, num_devices=config.num_devices, num_threads=config.num_threads
   )
   common: dict[str, Any] = dict(
-    aggregator=_aggregator(config, plan, random.noise),
+    aggregator=_aggregator(config, plan, random.noise, num_clients, mechanism),
     map_clients=processes.process_clients(audit.sending(audited, inner)),
     key=random.local,
   )
@@ -304,7 +364,8 @@ def _algorithm(
     }
   optimizers = {"fed_sgd": (server_tx,), "mime_lite": (client_tx,)}
   txs = optimizers.get(name, (client_tx, server_tx))
-  return config.algorithm.make(loss_fn, *txs, **common, **options)
+  made = config.algorithm.make(loss_fn, *txs, **common, **options)
+  return secure.forgiving(made) if _is_summed(config) else made
 
 
 @bounds.names_fields
@@ -325,10 +386,11 @@ def assemble(
   task, model, params = start(config, federation, random)
   federation, canaries = audit.insert(config, federation, plan)
   audited = audit.prepared(config, canaries, plan, params, num_clients)
-  parts = (config, task.loss(model.apply), plan, random, num_clients, audited)
+  mechanism = distributed.mechanism(config, trees.size(params))
+  parts = (config, task.loss(model.apply), plan, random, num_clients, audited, mechanism)
   return FedRun(
     plan=plan,
-    promise=privacy.make_promise(config, plan, reported, federation.num_clients),
+    promise=privacy.make_promise(config, plan, reported, federation.num_clients, mechanism),
     algorithm=_algorithm(*parts),
     params=params,
     apply=model.apply,
@@ -339,6 +401,7 @@ def assemble(
     task=task,
     wrapped=functools.partial(_algorithm, *parts),
     audited=audited,
+    mechanism=mechanism,
   )
 
 

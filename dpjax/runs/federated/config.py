@@ -20,6 +20,7 @@ from dpjax.runs.central.config import (
   ModelConfig,
   OptimizerConfig,
 )
+from dpjax.runs.federated.secure_sums import SECURE_SUMS
 from dpjax.runs.fields import Choice, WithChoices, settings
 
 
@@ -90,7 +91,8 @@ class FedOptimizerConfig(OptimizerConfig):
 class FedPrivacyConfig(WithChoices):
   """What is promised to one user. Give `epsilon` or `noise_multiplier`, not both."""
 
-  # central | local | both | none | dp_ftrl (central, noise correlated over the rounds)
+  # central | local | both | none | dp_ftrl (central, noise correlated over the rounds) |
+  # distributed (every client adds a share of the noise, inside a secure_sum)
   method: str = "central"
   epsilon: float | None = 8.0  # target for num_rounds rounds
   delta: float = 1e-5
@@ -135,6 +137,9 @@ class FedConfig(WithChoices):
   aggregator: Annotated[Any, Choice(AGGREGATORS, own=True)] = "mean"
   # none | quantize | top_k | rotated | drive: of messages to the server
   compression: Annotated[Any, Choice(COMPRESSIONS)] = "none"
+  # none | additive_sharing | additive_servers | secagg | secagg_plus | bfv: the server sees
+  # the sum of the messages alone
+  secure_sum: Annotated[Any, Choice(SECURE_SUMS)] = "none"
   local: LocalConfig = dataclasses.field(default_factory=LocalConfig)
   # a client's starts afresh in every round, at a constant rate
   client_optimizer: FedOptimizerConfig = dataclasses.field(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dpjax import federated, transforms
 from dpjax.data import partition
 from dpjax.runs.central.facts import clip_norm
-from dpjax.runs.federated import audit, privacy
+from dpjax.runs.federated import audit, privacy, secure_sums
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.fields import name_of
 from dpjax.types import Array, ArrayTree
@@ -54,6 +54,14 @@ def _heterogeneity(config: FedConfig, fed: FedRun) -> dict[str, float]:
 
 def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
   """`noise_multiplier` is of the noise that the epsilon is for; clients' own beside it."""
+  if fed.mechanism is not None:
+    found = fed.mechanism
+    return {
+      "noise_multiplier": found.noise_multiplier,
+      "min_survivors": found.noise.min_survivors,
+      "grid_scale": found.scale,
+      "wrap_probability": found.wrap_probability,
+    }
   local = privacy.local_noise(config)
   if local is None:
     return {"noise_multiplier": fed.plan.noise_multiplier}
@@ -65,7 +73,7 @@ def of(
   config: FedConfig, fed: FedRun, state: ArrayTree, rows: list, epsilon: float | None
 ) -> dict[str, Any]:
   """The part of result.json that only federated runs have."""
-  names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_"}
+  names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_", "distributed": "ddp_"}
   method = names.get(config.privacy.method, "ldp_")
   found = {
     "task": fed.task.name,
@@ -81,6 +89,9 @@ def of(
     "l2_clip_norm": fed.promise.l2_bound,
     **clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm"),
     "sampler": repr(fed.plan.sampler),
+    **secure_sums.told(
+      config.secure_sum, name_of(config, "secure_sum"), config.clients_per_round
+    ),
   }
   if fed.audited is None:
     return found

@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dpjax import accounting, gradients, names, sampling, validate
+from dpjax import accounting, gradients, names, sampling, secure, validate
 from dpjax.federated import placement
 from dpjax.noise import NoiseShape
 from dpjax.plan import Plan
 from dpjax.runs import bounds, fields, promise, user_code
 from dpjax.runs.central import ftrl
 from dpjax.runs.central.config import PrivacyConfig
+from dpjax.runs.federated import distributed
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.promise import Promise
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
-METHODS = ("central", "local", "both", "none", "dp_ftrl")
+METHODS = ("central", "local", "both", "none", "dp_ftrl", distributed.METHOD)
 SAMPLERS = ("poisson", "fixed_size")
 CENTRAL = ("central", "both", "dp_ftrl")
+# go with a secure sum: no server adds noise to what it sees
+SUMMED = ("none", "local", distributed.METHOD)
 
 
 def check_cohort(config: FedConfig, num_clients: int) -> None:
@@ -35,11 +38,12 @@ def _check_release(config: FedConfig) -> None:
   privacy = config.privacy
   if not config.release:
     return
-  if privacy.method not in ("central", "dp_ftrl") or privacy.simulated_cohort is not None:
+  covered = ("central", "dp_ftrl", distributed.METHOD)
+  if privacy.method not in covered or privacy.simulated_cohort is not None:
     raise UserError(
-      "release=True: needs privacy.method='central' or 'dp_ftrl' and no "
+      "release=True: needs privacy.method='central', 'dp_ftrl' or 'distributed' and no "
       f"privacy.simulated_cohort, not {privacy.method!r} and {privacy.simulated_cohort!r}; "
-      "only what the server's noise covers may be released"
+      "only what the noise of the sum covers may be released"
     )
 
 
@@ -47,6 +51,7 @@ def check(config: FedConfig) -> None:
   """Raises UserError for what does not go together, as can be told without data."""
   _check_release(config)
   _check_promise(config)
+  distributed.check(config)
 
 
 def _check_promise(config: FedConfig) -> None:
@@ -254,8 +259,17 @@ def _local_promise(config: FedConfig, num_clients: int) -> Promise:
   )
 
 
-def make_promise(config: FedConfig, ran: Plan, reported: Plan, num_clients: int) -> Promise:
-  """What is promised to one of `num_clients`; the plans are those of `make_plan`."""
+def make_promise(
+  config: FedConfig,
+  ran: Plan,
+  reported: Plan,
+  num_clients: int,
+  mechanism: secure.SkellamSum | None = None,
+) -> Promise:
+  """What is promised to one of `num_clients`; the plans are those of `make_plan`, the
+  mechanism that of `distributed.mechanism`."""
+  if mechanism is not None:
+    return distributed.promise(config, mechanism, num_clients)
   if config.privacy.method == "local":
     return _local_promise(config, num_clients)
   simulated = reported is not ran

@@ -135,7 +135,7 @@ def relu(party: Party, x: Shares) -> Shares:
 
 
 def sigmoid(party: Party, x: Shares) -> Shares:
-  """0 below -1/2, x + 1/2 between, 1 above 1/2 (SecureML, section IV-C): of [...] shares.
+  """0 below -1/2, x + 1/2 between, 1 above 1/2 (SecureML, section IV): of [...] shares.
 
   It is relu(x + 1/2) - relu(x - 1/2), both in one comparison.
   """
@@ -175,14 +175,18 @@ def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
 
   Args:
     x: [...] shares of numbers in [low, high]; outside, the result means nothing.
-    low, high: public, 0 < low <= high <= 2^12; 1 / low <= 2^12.
+    low, high: public, 2^(6-f) <= low <= high <= 2^(f-6).
 
   Returns:
     [...] shares; at f = 18 the error is below 2^-15 max(1, 1 / x^2).
   """
   validate.positive(low=low, high=high)
-  if not 2.0**-12 <= low <= high <= 2.0**12:
-    raise UserError(f"low={low:g}: must be in [2^-12, high={high:g}], and high <= 2^12")
+  most = 2.0 ** (party.frac_bits - 6)
+  if not 1 / most <= low <= high <= most:
+    raise UserError(
+      f"low={low:g}: must be in [{1 / most:g}, high={high:g}], and high <= {most:g}, at "
+      f"frac_bits={party.frac_bits}"
+    )
   ratio = np.log2(high / low)  # 1 - x y starts at most at 1 - low / high and is squared
   one = ring64.encode(1.0 / high, party.frac_bits) * np.uint64(party.number == 0)
   y = np.full(x.shape, one, np.uint64)
@@ -193,13 +197,14 @@ def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
 
 
 def normalized_relu(party: Party, x: Shares) -> Shares:
-  """relu(x_i) / (sum_j relu(x_j) + 2^-6), what SecureML has for a softmax (section IV-D).
+  """relu(x_i) / (sum_j relu(x_j) + 2^-6), what SecureML has for a softmax (section IV)
+  but for the 2^-6: where no score is positive, all are 0.
 
   Args:
-    x: [n, classes] shares, |x| < 2^12 / classes.
+    x: [n, classes] shares, |x| < 2^(f-6) / classes.
   """
   positive = relu(party, x)
   offset = np.uint64(1 << party.frac_bits >> 6) * np.uint64(party.number == 0)
   total = np.add.reduce(positive, axis=-1) + offset
-  inverse = reciprocal(party, total, low=2.0**-6, high=2.0**12)
+  inverse = reciprocal(party, total, low=2.0**-6, high=2.0 ** (party.frac_bits - 6))
   return multiply(party, positive, np.repeat(inverse[:, None], x.shape[1], axis=1))

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax.secure.mpc import ring64
+from dpjax.secure.sums import primitives
 from dpjax.validate import UserError
 
 KEY_BYTES = 32
-INSTALL = "pip install 'dpjax[secure]'"
 
 
 class Part(NamedTuple):
@@ -100,15 +100,12 @@ def expand(key: bytes, index: int, parts: Sequence[Part]) -> list[np.ndarray]:
   >>> bool((first == again).all()), bool((expand(bytes(32), 8, [Part((2,))])[0] == first).any())
   (True, False)
   """
-  try:
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-  except ImportError as error:
-    raise UserError(f"mpc: secret shares need the extra `secure`; {INSTALL}") from error
+  lib = primitives.library()
   forms = [(part.shape, part.dtype) for part in parts]
   length = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in forms)
   nonce = bytes(8) + index.to_bytes(8, "little")  # the counter of blocks comes first
-  stream = Cipher(algorithms.ChaCha20(key, nonce), None).encryptor().update(bytes(length))
-  return arrays(stream, forms)
+  cipher = lib.ciphers.Cipher(lib.algorithms.ChaCha20(key, nonce), None)
+  return arrays(cipher.encryptor().update(bytes(length)), forms)
 
 
 def arrays(data: bytes, forms: Sequence[tuple[tuple[int, ...], Any]]) -> list[np.ndarray]:

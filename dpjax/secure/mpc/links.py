@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import secrets
 import selectors
 import socket
 import struct
@@ -17,13 +18,14 @@ import time
 from typing import Any, Protocol
 
 from dpjax import validate
-from dpjax.secure.mpc.correlations import INSTALL
+from dpjax.secure.sums import primitives
 from dpjax.validate import UserError
 
 TIMEOUT = 60.0  # seconds
 _LENGTH = struct.Struct(">Q")
 _TAG = 16
 _PIECE = 1 << 20
+_MOST = (1 << 31) - 64  # bytes that the cipher takes at once
 TOKEN_BYTES = 16
 
 
@@ -153,29 +155,19 @@ class SocketLink:
     self.bytes_sent = self.bytes_received = self.rounds = 0
 
   def _agree(self, me: str, token: bytes, topic: str) -> tuple[Any, Any]:
-    try:
-      from cryptography.hazmat.primitives import hashes, serialization
-      from cryptography.hazmat.primitives.asymmetric import x25519
-      from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-      from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-    except ImportError as error:
-      raise UserError(f"mpc: secret shares need the extra `secure`; {INSTALL}") from error
-    secret = x25519.X25519PrivateKey.generate()
-    mine = secret.public_key().public_bytes(
-      serialization.Encoding.Raw, serialization.PublicFormat.Raw
-    )
+    lib = primitives.library()
+    secret = secrets.token_bytes(32)
+    mine = primitives.public_key(secret)
     theirs = self._transfer(mine, lambda data: 32)
+
+    def direction(sender: str, *keys: bytes) -> Any:
+      said = f"dpjax mpc {sender} {len(token)} {topic} ".encode() + token + b"".join(keys)
+      return lib.aead.ChaCha20Poly1305(primitives.agree(secret, theirs, said))
+
     try:
-      shared = secret.exchange(x25519.X25519PublicKey.from_public_bytes(theirs))
-    except ValueError:
+      return direction(me, mine, theirs), direction(self.peer, theirs, mine)
+    except UserError:
       raise PeerFailed(f"{self.peer}: sent no valid key") from None
-
-    def direction(sender: str, key: bytes, other: bytes) -> Any:
-      said = f"dpjax mpc {sender} {topic}".encode()
-      derive = HKDF(hashes.SHA256(), 32, salt=token, info=said + key + other)
-      return ChaCha20Poly1305(derive.derive(shared))
-
-    return direction(me, mine, theirs), direction(self.peer, theirs, mine)
 
   def send(self, data: bytes) -> None:
     self._frames(data, None, listen=False)
@@ -192,6 +184,8 @@ class SocketLink:
   def _frames(self, data: bytes | None, length: int | None, listen: bool = True) -> bytes:
     """Sends at most one frame and receives at most one."""
     out = b""
+    if data is not None and len(data) > _MOST:
+      raise UserError(f"{self.peer}: {len(data)} bytes are no one message; at most {_MOST}")
     if data is not None:
       head = _LENGTH.pack(len(data) + _TAG)
       out = head + self._seal.encrypt(self._sent.to_bytes(12, "big"), data, head)
@@ -204,7 +198,7 @@ class SocketLink:
     nonce, head, sealed = self._received.to_bytes(12, "big"), frame[:8], frame[8:]
     try:
       opened = self._unseal.decrypt(nonce, bytes(sealed), bytes(head))
-    except Exception as error:  # InvalidTag says nothing
+    except primitives.library().exceptions.InvalidTag as error:
       raise PeerFailed(
         f"{self.peer}: message {self._received} is not what it sealed: altered, repeated, or "
         "another token or program"

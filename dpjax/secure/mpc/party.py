@@ -17,6 +17,7 @@ from dpjax.secure.mpc import ring64
 from dpjax.secure.mpc.correlations import Part, arrays, expand
 from dpjax.secure.mpc.dealer import Supply
 from dpjax.secure.mpc.links import Link
+from dpjax.validate import UserError
 
 TRUNCATIONS = ("masked", "local")
 
@@ -75,7 +76,11 @@ class Party:
     """Tells both parties the sums of shares, in one message each way.
 
     What is opened is revealed: only for what a mask hides.
+
+    Raises:
+      UserError: something that is no share: values, or words that JAX has cut to 32 bits.
     """
+    words(shares)
     theirs = self._swap(shares)
     return [np.add(mine, other) for mine, other in zip(shares, theirs)]
 
@@ -87,3 +92,13 @@ class Party:
   def _swap(self, mine: Sequence[np.ndarray]) -> list[np.ndarray]:
     data = self.link.exchange(b"".join(array.tobytes() for array in mine))
     return arrays(data, [(array.shape, array.dtype) for array in mine])
+
+
+def words(shares: Sequence[np.ndarray]) -> None:
+  """UserError unless all are uint64, as shares are."""
+  for share in shares:
+    if getattr(share, "dtype", None) != np.uint64:
+      raise UserError(
+        f"shares: must be uint64 words, not {getattr(share, 'dtype', type(share).__name__)}; "
+        "values become shares by `share` or `split`"
+      )

@@ -22,7 +22,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.secure.mpc import ring64
 from dpjax.secure.mpc.correlations import Part, arrays, expand, fresh_key
-from dpjax.secure.mpc.party import Party
+from dpjax.secure.mpc.party import Party, words
 from dpjax.validate import UserError
 
 Tree = Any  # a pytree of arrays
@@ -45,11 +45,14 @@ def share(party: Party, tree: Tree, *, owner: int) -> Tree:
   validate.integer_in(0, 1, owner=owner)
   leaves, structure = jax.tree.flatten(tree)
   if party.number == owner:
-    words = [ring64.encode(leaf, party.frac_bits) for leaf in leaves]
-    mine = [party.mask(word.shape) for word in words]
-    party.link.send(b"".join((word - mask).tobytes() for word, mask in zip(words, mine)))
+    encoded = [ring64.encode(leaf, party.frac_bits) for leaf in leaves]
+    mine = [party.mask(word.shape) for word in encoded]
+    party.link.send(b"".join((word - mask).tobytes() for word, mask in zip(encoded, mine)))
   else:
-    mine = _received(party, [tuple(leaf.shape) for leaf in leaves])
+    shapes = (getattr(leaf, "shape", None) for leaf in leaves)
+    mine = _received(
+      party, [np.shape(leaf) if of is None else of for leaf, of in zip(leaves, shapes)]
+    )
   return jax.tree.unflatten(structure, mine)
 
 
@@ -67,17 +70,18 @@ def reveal(
     The same tree of float64 values; None for who does not ask.
   """
   leaves, structure = jax.tree.flatten(tree)
+  words(leaves)
   if to is None:
-    words = party.open(*leaves)
+    opened = party.open(*leaves)
   elif party.number == to:
     theirs = _received(party, [leaf.shape for leaf in leaves])
-    words = [np.add(mine, other) for mine, other in zip(leaves, theirs)]
+    opened = [np.add(mine, other) for mine, other in zip(leaves, theirs)]
   else:
     validate.integer_in(0, 1, to=to)
     party.link.send(b"".join(leaf.tobytes() for leaf in leaves))
     return None
   bits = party.frac_bits if frac_bits is None else frac_bits
-  return jax.tree.unflatten(structure, [ring64.decode(word, bits) for word in words])
+  return jax.tree.unflatten(structure, [ring64.decode(word, bits) for word in opened])
 
 
 def _received(party: Party, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
@@ -103,15 +107,16 @@ def split(
   {'w': array([ 1., -2.])}
   """
   leaves, structure = jax.tree.flatten(tree)
-  words = [ring64.encode(leaf, frac_bits) for leaf in leaves]
-  masks = expand(fresh_key(seed, "split"), 0, [Part(word.shape) for word in words])
-  rest = [np.subtract(word, mask) for word, mask in zip(words, masks)]
+  encoded = [ring64.encode(leaf, frac_bits) for leaf in leaves]
+  masks = expand(fresh_key(seed, "split"), 0, [Part(word.shape) for word in encoded])
+  rest = [np.subtract(word, mask) for word, mask in zip(encoded, masks)]
   return jax.tree.unflatten(structure, masks), jax.tree.unflatten(structure, rest)
 
 
 def join(first: Tree, second: Tree, *, frac_bits: int = ring64.FRAC_BITS) -> Tree:
   """The float64 values of both parties' shares; what a client does with an answer."""
   zero, one = (jax.tree.leaves(tree) for tree in (first, second))
+  words([*zero, *one])
   if [leaf.shape for leaf in zero] != [leaf.shape for leaf in one]:
     raise UserError("join: the shares of both parties must have the same shapes")
   values = [ring64.decode(np.add(*pair), frac_bits) for pair in zip(zero, one)]

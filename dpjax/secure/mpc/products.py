@@ -32,7 +32,7 @@ def beaver(party: Party, x: Shares, y: Shares, triple: Dealt, product: Callable)
   """Shares of product(x, y), which is bilinear, with the factors of both still in it.
 
   x y = (x - a)(y - b) + a (y - b) + (x - a) b + c for c = a b: both differences are opened
-  (Beaver 1991; SecureML, section IV-A).
+  (Beaver 1991; SecureML, section IV).
 
   Raises:
     UserError: the triple was used before, or is one for other shapes.
@@ -103,10 +103,11 @@ def truncate(party: Party, x: Shares, bits: int | None = None) -> Shares:
   `masked` (the default of `Party`): x + 2^62 + r is opened for a dealt r, which is uniform;
   the wrap is undone with the dealt highest bit of r. The result is one of the two words beside
   x / 2^bits, the upper one with the probability of the remainder (it is unbiased), and it never
-  fails (Escudero et al. 2020, "Improved primitives for MPC over mixed arithmetic-binary
-  circuits"; Dalskov et al. 2020, "Secure evaluation of quantized neural networks", section 5).
+  fails: u = x + 2^62 < 2^63 is c - r modulo 2^63 but for 2^63 [it wrapped], and it wrapped
+  where the highest bits of c = u + r and of r differ. (As Escudero et al. 2020, "Improved
+  primitives for MPC over mixed arithmetic-binary circuits", truncate, for another adversary.)
 
-  `local` (SecureML, section IV-B, theorem 1): each party shifts its own share. It is off by at
+  `local` (SecureML, section IV, theorem 1): each party shifts its own share. It is off by at
   most one unit, but with probability |x| / 2^64 (theorem: at most 2^(l + 1 - 64) for
   |x| < 2^l) it fails, by a number of 2^(64 - bits). At f = 18 and products below 8 that is 1
   in 2^25; over millions of elements it happens.

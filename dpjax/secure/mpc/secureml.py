@@ -129,7 +129,12 @@ def _error(party: Party, scores: Shares, y: Shares, output: str) -> Shares:
 
 
 def train(
-  party: Party, network: Network, x: Shares, y: Shares, batches: np.ndarray, recipe: Recipe
+  party: Party,
+  network: Network,
+  x: Shares,
+  y: Shares,
+  batches: np.ndarray,
+  recipe: Recipe,
 ) -> tuple[Dense, ...]:
   """Gradient descent on shares; a step per row of `batches`.
 
@@ -142,7 +147,8 @@ def train(
     batches: [steps, B] public indices below n.
 
   Returns:
-    Shares of the trained network.
+    Shares of the trained network. A party may keep them and go on from them in another
+    session, with the batches that are left.
   """
   batches = np.asarray(batches)
   _check(network, x, y, batches)

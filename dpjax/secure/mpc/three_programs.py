@@ -20,6 +20,7 @@ import contextlib
 import json
 import math
 import multiprocessing
+import pickle
 import secrets
 import socket
 import time
@@ -35,7 +36,7 @@ from dpjax.secure.mpc.correlations import KEY_BYTES, arrays, correlated, fresh_k
 from dpjax.secure.mpc.dealer import Dealer, Supply
 from dpjax.secure.mpc.links import TIMEOUT, Link, PeerFailed, SocketLink
 from dpjax.secure.mpc.party import Party
-from dpjax.secure.mpc.session import Ran, play
+from dpjax.secure.mpc.session import Ran, play, setting_of
 from dpjax.validate import UserError
 
 _RETRY = 0.05
@@ -255,12 +256,19 @@ def run_processes(
   what the program sends, over a socket of this machine.
 
   Args:
-    program: a function of a module, which the processes import.
+    program: a function of a module, which the processes import (a script that calls this
+      stands behind `if __name__ == "__main__"`), or a `functools.partial` of one.
     record: as in `connect`, a function of a module.
 
   Raises:
     UserError: whatever went wrong first, in whichever process; the others are ended.
   """
+  try:
+    pickle.dumps((program, record))  # how this process tells its own, which is all
+  except (pickle.PicklingError, AttributeError, TypeError) as error:
+    raise UserError(
+      f"program={program!r}: must be a function of a module, that other processes can import"
+    ) from error
   agreed = Agreed(secrets.token_bytes(32), "", frac_bits, truncation, timeout, seed)
   with contextlib.ExitStack() as stack:
     dealer = _started(stack, _dealer_main, agreed)
@@ -272,7 +280,8 @@ def run_processes(
     for pipe, told in ((dealer, None), (first, (at, None)), (second, (at, peer))):
       pipe.send(told)
     (out0, spent0), (out1, spent1) = _outcomes([first, second])
-  return Ran((out0, out1), (spent0, spent1))
+  where = setting_of(seed, "two parties and the dealer, a process each, on one machine")
+  return Ran((out0, out1), (spent0, spent1), where)
 
 
 def _started(

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +37,7 @@ _LIMB = 32  # bits of a vector in one ciphertext
 # Clients -> (degree, plaintext modulus): the first prime above clients * 2^32 that is 1
 # modulo 2 * degree. SEAL's default moduli are 128-bit secure at either degree, and leave
 # noise for so many additions.
-_BFV = {1024: (4096, 4398046568449), 10_000: (8192, 70368744210433)}
+BFV_PARAMETERS = {1024: (4096, 4398046568449), 10_000: (8192, 70368744210433)}
 _CKKS_DEGREE, _CKKS_MODULI, _CKKS_SCALE = (
   4096,
   (60, 49),
@@ -76,12 +76,12 @@ def bfv_keys(num_clients: int) -> _Scheme:
   Raises:
     UserError: more than 10,000 clients, or TenSEAL is not installed.
   """
-  fitting = [most for most in _BFV if num_clients <= most]
+  fitting = [most for most in BFV_PARAMETERS if num_clients <= most]
   if not fitting:
     raise UserError(
       f"num_clients={num_clients}: BFV's plaintext modulus is made for {10**4}"
     )
-  degree, modulus = _BFV[fitting[0]]
+  degree, modulus = BFV_PARAMETERS[fitting[0]]
   ts = encrypted_vectors.library(INSTALL)
   context = ts.context(
     ts.SCHEME_TYPE.BFV, poly_modulus_degree=degree, plain_modulus=modulus
@@ -158,7 +158,11 @@ class _Encrypted(NamedTuple):
 
 
 def _sum_encrypted(
-  settings: SumSettings, scheme: Any, cut: Any, vectors: Mapping, drops: Drops
+  settings: SumSettings,
+  scheme: Callable[[int], _Scheme],
+  cut: Callable[[np.ndarray], list[np.ndarray]],
+  vectors: Mapping[int, np.ndarray],
+  drops: Drops,
 ) -> _Encrypted:
   """`scheme(num_clients)` makes keys, `cut(vector)` the rows that are encrypted."""
   start = time.perf_counter()
@@ -168,11 +172,8 @@ def _sum_encrypted(
   if not awake:
     raise UserError("drops: nobody is left to decrypt the sum; nothing was revealed")
   keys = scheme(len(survivors))
-  read, server, holder = (
-    Reader(settings, vectors, survivors),
-    AddingServer(keys),
-    KeyHolder(keys),
-  )
+  read = Reader(settings, vectors, survivors)
+  server, holder = AddingServer(keys), KeyHolder(keys)
   sent: dict[int, int] = {}
   num_rows = count = 0
   for who in survivors:
@@ -228,7 +229,9 @@ class BfvSum(SumSettings):
 
     found = _sum_encrypted(self, bfv_keys, cut, vectors, drops)
     total = np.zeros(found.rows.shape[1], np.uint64)
-    modulus = next(m for most, (_, m) in _BFV.items() if len(found.survivors) <= most)
+    modulus = next(
+      m for most, (_, m) in BFV_PARAMETERS.items() if len(found.survivors) <= most
+    )
     for shift, row in zip(shifts, found.rows):  # residues come back around 0
       total += np.mod(row, modulus).astype(np.uint64) << np.uint64(shift)
     total = total.astype(self.dtype)  # modulo 2^bits

@@ -117,9 +117,9 @@ def test_p43_a_step_that_was_not_accounted_for_raises_or_is_nan():
 
 
 def test_release_keys_round_the_noisy_sum_to_a_public_grid():
-  key = noise.secure.key_from_bytes(bytes(range(32)))
+  key = noise.source.key_from_bytes(bytes(range(32)))
   rows = _rows(_BANDED, size=2000, steps=4, key=key, std=1.5, factors=(1.0, 1.0, 0.5, 1.0))
-  grid = noise.secure.grid_step(1.5 * 0.5)
+  grid = noise.source.grid_step(1.5 * 0.5)
   np.testing.assert_array_equal(np.round(rows / grid) * grid, rows)
   assert len(np.unique(rows)) > 50
   plain = _rows(_BANDED, size=2000, steps=4, std=1.5)

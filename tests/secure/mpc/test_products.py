@@ -11,6 +11,9 @@ from dpjax.secure import mpc
 from dpjax.secure.mpc import products, ring64
 from dpjax.validate import UserError
 
+pytest.importorskip("cryptography", reason="needs the extra 'secure'")
+pytest.importorskip("Crypto", reason="needs the extra 'secure'")
+
 _F = 18
 _UNIT = 2.0**-_F
 
@@ -157,6 +160,20 @@ def test_a_triple_of_another_shape_and_operands_that_do_not_fit_are_one_line():
     with pytest.raises(UserError, match=line) as error:
       _run(program, np.ones(2))
     assert "\n" not in str(error.value)
+
+
+def test_what_is_no_share_is_refused_before_it_is_sent():
+  """Values that nobody shared, and words that JAX cuts to 32 bits."""
+  for wrong in (np.ones(2), jax.numpy.ones(2, "uint32")):
+    for program in (
+      lambda party, x: mpc.multiply(party, wrong, x),
+      lambda party, x: mpc.relu(party, wrong),
+      lambda party, x: mpc.reveal(party, wrong, to=0),
+    ):
+      with pytest.raises(UserError, match="shares: must be uint64 words, not (float|uint)"):
+        _run(program, np.ones(2))
+  with pytest.raises(UserError, match="shares: must be uint64 words"):
+    mpc.join(np.ones(2), np.ones(2))
 
 
 def test_parties_whose_programs_differ_end_with_one_line():

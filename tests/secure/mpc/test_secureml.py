@@ -8,6 +8,9 @@ from dpjax.secure import mpc
 from dpjax.secure.mpc import secureml
 from dpjax.validate import UserError
 
+pytest.importorskip("cryptography", reason="needs the extra 'secure'")
+pytest.importorskip("Crypto", reason="needs the extra 'secure'")
+
 _OUTPUT = {
   "sigmoid": lambda z: np.clip(z + 0.5, 0, 1),
   "normalized_relu": lambda z: (
@@ -129,6 +132,29 @@ def test_predictions_of_several_classes_for_both():
   assert (ran.outputs[0] == ran.outputs[1]).all()
 
 
+def test_a_training_that_broke_off_goes_on_from_the_shares_that_both_kept(tmp_path):
+  x, y, batches = _problem()
+  recipe = secureml.Recipe()
+  network = secureml.initial((6, 5, 3), seed=1)
+  shares = mpc.split((network, x, y))
+  for part in (batches[:4], batches[4:]):  # two sessions, with other keys
+    run = lambda party, *inputs: secureml.train(party, *inputs, part, recipe)
+    kept = mpc.run(run, *shares).outputs
+    for number, layers in enumerate(kept):
+      np.savez(tmp_path / f"{number}.npz", *jax.tree.leaves(layers))
+    files = [np.load(tmp_path / f"{number}.npz") for number in (0, 1)]
+    found = [_layers(file) for file in files]
+    shares = [(layers, *rest) for layers, (_, *rest) in zip(found, shares)]
+  exact = plain(network, x, y, batches, recipe)
+  assert max(np.max(abs(a - b)) for a, b in _pairs(mpc.join(*found), exact)) < 1e-3
+
+
+def _layers(file):
+  leaves = [file[name] for name in file.files]
+  file.close()
+  return tuple(secureml.Dense(*pair) for pair in zip(leaves[::2], leaves[1::2]))
+
+
 def test_what_a_step_takes_is_counted():
   """One triple per product, one comparison for the hidden layer and one for the output."""
   x, y, batches = _problem()
@@ -171,6 +197,6 @@ def test_what_does_not_fit_is_one_line(change, line):
     ({"learning_rate": 0.0}, "learning_rate=0.0: must be"),
   ],
 )
-def test_a_recipe_that_nobody_has_is_one_line(setting, line):
+def test_a_setting_that_nobody_has_is_one_line(setting, line):
   with pytest.raises(UserError, match=line):
     secureml.Recipe(**setting)

@@ -1,6 +1,7 @@
 """Sums of ciphertexts, by a server that cannot read them."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -28,14 +29,14 @@ def test_bfv_sums_are_exact_modulo_the_ring(bits, length):
 
 
 def test_the_plaintext_modulus_is_above_every_sum_and_fits_the_ring_of_the_scheme():
-  for most, (degree, modulus) in homomorphic_sums._BFV.items():
+  for most, (degree, modulus) in homomorphic_sums.BFV_PARAMETERS.items():
     assert modulus > most * (2**32 - 1) and modulus % (2 * degree) == 1
     assert all(pow(a, modulus - 1, modulus) == 1 for a in (2, 3, 5, 7, 11))  # prime: Fermat
   with pytest.raises(UserError, match="num_clients=10001: BFV"):
     homomorphic_sums.bfv_keys(10_001)
 
 
-@pytest.mark.parametrize("most", list(homomorphic_sums._BFV))
+@pytest.mark.parametrize("most", list(homomorphic_sums.BFV_PARAMETERS))
 def test_the_noise_has_room_for_so_many_additions(most):
   """Of the largest entries: 2^k copies by k doublings, whose noise is even added up in phase."""
   keys = homomorphic_sums.bfv_keys(most)
@@ -45,7 +46,7 @@ def test_the_noise_has_room_for_so_many_additions(most):
   for _ in range(int(math.log2(most))):
     server.add(server.total())
   copies = 2 ** int(math.log2(most))
-  modulus = homomorphic_sums._BFV[most][1]
+  modulus = homomorphic_sums.BFV_PARAMETERS[most][1]
   found = [int(x) % modulus for x in holder.decrypt(server.total(), 1)[0]]
   assert found == [copies * (2**32 - 1)] * 3
 
@@ -95,6 +96,12 @@ def test_somebody_must_be_left_to_decrypt_and_enough_to_be_summed():
     sums.BfvSum().sum(vectors, sums.Drops(before_unmasking=everybody))
   with pytest.raises(UserError, match="min_survivors=3: only 2"):
     sums.BfvSum(min_survivors=3).sum(vectors, sums.Drops(before_upload=frozenset({0})))
+
+
+def test_without_the_extra_one_line_names_it(monkeypatch):
+  monkeypatch.setitem(sys.modules, "tenseal", None)
+  with pytest.raises(UserError, match=r"needs TenSEAL; pip install 'dpjax\[he\]'"):
+    sums.BfvSum().sum(parties.vectors(3))
 
 
 def test_bytes_are_those_of_ciphertexts():

@@ -81,7 +81,7 @@ def test_a_wrong_letter_makes_its_client_silent_and_no_more(name, kind):
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_a_letter_that_comes_twice_counts_once(kind):
+def test_p36_a_letter_that_comes_twice_counts_once(kind):
   """Replayed at once, and the one of the phase before instead."""
   vectors = parties.vectors(_N)
   twice = lambda k, who, d: [d, d] if (k, who) == (kind, 2) else [d]
@@ -161,7 +161,7 @@ def _refused(member, data, says, vector=None):
   assert "\n" not in str(caught.value)
 
 
-def test_a_client_never_reveals_both_shares_of_anybody():
+def test_p36_a_client_never_reveals_both_shares_of_anybody():
   member, asked, _ = _until("revealed")
   after, said = secagg_client.answer(member, asked)
   shares = letters.read(said, "revealed", member.terms.session, 17).records

@@ -1,6 +1,7 @@
 """What a secure sum promises: the exact sum, and nothing else to anybody."""
 
 import itertools
+import sys
 import tracemalloc
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax.secure import sums
-from dpjax.secure.sums import primitives, secagg_client, secagg_server
+from dpjax.secure.sums import primitives, secagg_client
 from dpjax.secure.sums.letters import OVERHEAD
 from dpjax.secure.sums.terms import neighbours
 from dpjax.validate import UserError
@@ -38,7 +39,7 @@ def _plain(vectors, survivors):
 @pytest.mark.parametrize("name", _SECRET)
 @pytest.mark.parametrize("phase", sums.Drops._fields)
 @pytest.mark.parametrize("dropping", [0, 1, 3])
-def test_the_sum_is_exact_whoever_falls_silent_when(name, phase, dropping):
+def test_p36_the_sum_is_exact_whoever_falls_silent_when(name, phase, dropping):
   """0, 1 and n - t drop-outs, in each phase."""
   vectors = parties.vectors(7, bits=64)
   gone = frozenset(range(2, 2 + dropping))
@@ -102,11 +103,27 @@ def test_each_vector_is_looked_up_once_in_order():
   assert seen == [0, 2, 3, 4]
 
 
+def test_p36_no_two_sums_share_a_mask():
+  terms, vectors = parties.terms(4, 3), parties.vectors(4)
+  one, two = (parties.play(terms, vectors).letters for _ in range(2))
+  assert not [letter for letter in one if one[letter] == two[letter]]
+
+
+def test_without_the_extra_one_line_names_it(monkeypatch):
+  primitives.library.cache_clear()
+  monkeypatch.setitem(sys.modules, "cryptography", None)
+  with pytest.raises(
+    UserError, match=r"of the extra 'secure'; pip install 'dpjax\[secure\]'"
+  ):
+    sums.SecAgg().sum(parties.vectors(3))
+  assert sums.Simulated(sums.SecAgg()).sum(parties.vectors(3)).survivors == (0, 1, 2)
+
+
 # --- 2: an end without a leak
 
 
 @pytest.mark.parametrize("phase", ["envelopes", "masked", "revealed"])
-def test_with_fewer_than_t_the_sum_ends_and_nothing_is_unmasked(phase):
+def test_p36_with_fewer_than_t_the_sum_ends_and_nothing_is_unmasked(phase):
   silent, letters = {phase: {0, 1, 2, 3}}, {}
   with pytest.raises(UserError, match="min_survivors=4: only 3 clients"):
     parties.play(parties.terms(7, 4), parties.vectors(7), silent=silent, letters=letters)
@@ -146,7 +163,7 @@ def _without_own_masks(played):
   terms, rows = played.server.terms, []
   for who in terms.clients:
     row = _masked(played, who).copy()
-    seed = secagg_server._rebuilt(played.server, who)
+    seed = played.members[who].own_seed  # which the server rebuilds from shares
     primitives.add_streams(row, [(secagg_client.own_stream(terms, who, seed), False)])
     rows.append(row)
   return np.stack(rows)
@@ -206,7 +223,7 @@ def test_the_tests_of_uniformity_reject_a_planted_bias():
   assert _p_uniform(biased) < 1e-9 and _p_uniform(shorter) < 1e-9
 
 
-def test_masks_that_lack_their_sign_are_caught(monkeypatch):
+def test_p36_masks_that_lack_their_sign_are_caught(monkeypatch):
   """A planted bug: everybody adds."""
   add = primitives.add_streams
   monkeypatch.setattr(

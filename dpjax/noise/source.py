@@ -109,7 +109,7 @@ def chacha20_blocks(key: jax.Array, counters: jax.Array, nonce: tuple) -> jax.Ar
 
 def _no_seed(seed: Any) -> jax.Array:
   raise UserError(
-    "seed: a release key has no seed; make one by dpjax.noise.secure.new_key()"
+    "seed: a release key has no seed; make one by dpjax.noise.source.new_key()"
   )
 
 

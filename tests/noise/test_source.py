@@ -7,15 +7,15 @@ import pytest
 from scipy import stats
 
 from dpjax import noise
-from dpjax.noise import secure
+from dpjax.noise import source
 from dpjax.validate import UserError
 
-_KEY = secure.key_from_bytes(bytes(range(32)))
+_KEY = source.key_from_bytes(bytes(range(32)))
 
 
 def test_chacha20_block_is_that_of_rfc_8439_section_2_3_2():
   nonce = tuple(np.frombuffer(bytes.fromhex("000000090000004a00000000"), np.uint32))
-  block = secure.chacha20_blocks(jax.random.key_data(_KEY), jnp.uint32([1]), nonce)
+  block = source.chacha20_blocks(jax.random.key_data(_KEY), jnp.uint32([1]), nonce)
   want = (
     "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
     "d2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e"
@@ -26,19 +26,19 @@ def test_chacha20_block_is_that_of_rfc_8439_section_2_3_2():
 def test_p18_keys_come_from_the_operating_system_and_have_256_bits(monkeypatch):
   asked = []
   monkeypatch.setattr(
-    secure.secrets, "token_bytes", lambda n: asked.append(n) or bytes(range(n))
+    source.secrets, "token_bytes", lambda n: asked.append(n) or bytes(range(n))
   )
-  key = secure.new_key()
+  key = source.new_key()
   assert asked == [32] and jax.random.key_data(key).dtype == np.uint32
   assert jax.random.key_data(key).size * 32 == 256
   with pytest.raises(UserError, match="a release key has no seed"):
-    jax.random.key(0, impl=secure.IMPL)
+    jax.random.key(0, impl=source.IMPL)
   with pytest.raises(UserError, match="32 bytes"):
-    secure.key_from_bytes(b"short")
+    source.key_from_bytes(b"short")
 
 
 def test_new_keys_differ():
-  assert len({noise.key_id(secure.new_key()) for _ in range(20)}) == 20
+  assert len({noise.key_id(source.new_key()) for _ in range(20)}) == 20
 
 
 def test_every_derived_stream_is_another():
@@ -69,7 +69,7 @@ def test_64_bit_words_and_batched_keys(x64):
 
 
 @pytest.mark.parametrize(
-  ("draw", "law"), [(secure.gaussian, stats.norm), (secure.laplace, stats.laplace)]
+  ("draw", "law"), [(source.gaussian, stats.norm), (source.laplace, stats.laplace)]
 )
 def test_noise_has_its_law_and_rejects_others(draw, law):
   x = np.asarray(draw(_KEY, jnp.zeros(200_000), 1.5)) / 1.5
@@ -88,22 +88,22 @@ def test_tails_reach_far_beyond_those_of_float32(monkeypatch):
   end = float(jnp.sqrt(2.0) * jax.lax.erf_inv(jnp.float32(lowest)))
   assert -5.5 < end < -5.3  # the smallest number that jax.random.normal can give
   zeros = jnp.zeros((), jnp.uint32)
-  assert 9.4 < float(jnp.sqrt(2 * secure._tail_exponential(zeros, zeros))) < 9.6
+  assert 9.4 < float(jnp.sqrt(2 * source._tail_exponential(zeros, zeros))) < 9.6
   ones = jnp.uint32(2**32 - 1)
-  assert float(secure._tail_exponential(ones, ones)) == 0.0  # and no NaN at the other end
+  assert float(source._tail_exponential(ones, ones)) == 0.0  # and no NaN at the other end
 
 
 def test_the_exponential_behind_both_has_exact_quantiles_in_the_tail():
   high = jnp.asarray([2**31, 2**20, 2**4, 0], jnp.uint32)
   low = jnp.asarray([0, 0, 0, 2**16], jnp.uint32)
   want = np.log(2.0) * np.array([1, 12, 28, 48])
-  np.testing.assert_allclose(secure._tail_exponential(high, low), want, rtol=1e-5)
+  np.testing.assert_allclose(source._tail_exponential(high, low), want, rtol=1e-5)
 
 
 def test_outputs_lie_on_a_grid_that_the_data_do_not_move():
   """Sums that differ in their last bits give the same set of possible outputs: multiples of
   a power of two fixed by the standard deviation alone. Ordinary noise does not."""
-  std, step = 0.7, secure.grid_step(0.7)
+  std, step = 0.7, source.grid_step(0.7)
   assert std / 32 < step <= std / 16
   state = noise.init(_KEY)
   for shift in (0.0, 1 / 3, 1e-6):
@@ -124,22 +124,22 @@ def test_rounding_costs_almost_nothing_and_is_unbiased():
 
 def test_snap_is_exact_idempotent_and_keeps_what_is_too_large():
   x = jnp.asarray(np.random.default_rng(0).normal(size=1000), jnp.float32)
-  once = secure.snap(x, 0.125)
-  np.testing.assert_array_equal(secure.snap(once, 0.125), once)
+  once = source.snap(x, 0.125)
+  np.testing.assert_array_equal(source.snap(once, 0.125), once)
   assert float(jnp.abs(once - x).max()) <= 0.0625
   huge = jnp.asarray([3e38, -1e9, jnp.inf])
-  np.testing.assert_array_equal(secure.snap(huge, 0.125), huge)
+  np.testing.assert_array_equal(source.snap(huge, 0.125), huge)
   with pytest.raises(UserError, match="power of two"):
-    secure.snap(x, 0.1)
+    source.snap(x, 0.1)
   with pytest.raises(UserError, match="std=0"):
-    secure.grid_step(0)
+    source.grid_step(0)
 
 
 def test_p17_steps_leaves_and_keys_share_no_noise_and_a_state_repeats():
   tree = {"a": jnp.zeros(3000), "b": jnp.zeros(3000)}
   first, state = noise.add_gaussian(noise.init(_KEY), tree, 1.0)
   second, _ = noise.add_gaussian(state, tree, 1.0)
-  other, _ = noise.add_gaussian(noise.init(secure.new_key()), tree, 1.0)
+  other, _ = noise.add_gaussian(noise.init(source.new_key()), tree, 1.0)
   draws = [first["a"], first["b"], second["a"], second["b"], other["a"]]
   off = np.corrcoef(np.stack(draws)) - np.eye(5)
   assert np.abs(off).max() < 5 / np.sqrt(3000)
@@ -151,4 +151,4 @@ def test_noise_of_a_release_key_survives_jit_and_float64_sums(x64):
   step = jax.jit(lambda state, tree: noise.add_gaussian(state, tree, 2.0))
   out, state = step(noise.init(_KEY), jnp.ones(10, jnp.float64))
   assert out.dtype == jnp.float64 and int(state.count) == 1
-  assert secure.is_secure(state.key)
+  assert source.is_secure(state.key)

@@ -1,0 +1,60 @@
+"""FedAvg on MNIST through every secure sum, each protocol run in earnest, against the plain mean.
+
+  python -m launch.sweep --config=configs/sweeps/secure_sums_mnist.py --workdir=runs/secure_sums
+
+Twenty users, all of them in every round, and local steps on all of a user's images: nothing is
+drawn, so runs differ by the rounding of messages to integers alone. Needs MNIST prepared by
+tensorflow-datasets, and the extras `secure` and `he`.
+"""
+
+from typing import Any
+
+from dpjax.runs.central.config import DataConfig, ModelConfig
+from dpjax.runs.federated.config import (
+  FedConfig,
+  FedOptimizerConfig,
+  FedPrivacyConfig,
+  LocalConfig,
+)
+from dpjax.sweeps.grid import SweepConfig
+
+_PROTOCOLS = ("additive_sharing", "additive_servers", "secagg", "secagg_plus", "bfv")
+
+
+def _in_earnest(name: str) -> dict[str, Any]:
+  return {"secure_sum": {"name": name, "bits": 32, "simulated": False}}
+
+
+def _base() -> FedConfig:
+  return FedConfig(
+    data=DataConfig(name="mnist", center=True),
+    partition={"name": "iid", "num_clients": 20},
+    model=ModelConfig(name="linear"),
+    local=LocalConfig(batch_size=None, epochs=5),
+    client_optimizer=FedOptimizerConfig(learning_rate=0.02),
+    privacy=FedPrivacyConfig(method="none", sampler="fixed_size"),
+    num_rounds=12,
+    clients_per_round=20,
+    eval_every=6,
+    checkpoint_every=12,
+    targets=(0.85, 0.9),
+  )
+
+
+def get_config() -> SweepConfig:
+  """The plain mean, the simulation, five protocols, and few bits."""
+  return SweepConfig(
+    base=_base(),
+    variants={
+      "plain": {},
+      "simulated": {"secure_sum": "secagg"},
+      "simulated, 16 bits": {
+        "secure_sum": {"name": "secagg", "bits": 16, "largest_value": 0.25}
+      },
+      **{name: _in_earnest(name) for name in _PROTOCOLS},
+    },
+    grid={},
+    seeds=[0],
+    series="variant",
+    title="MNIST through secure sums",
+  )

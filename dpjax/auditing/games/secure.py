@@ -1,0 +1,86 @@
+"""Games against noise inside a secure sum: what one client sends is there, or is zeros.
+
+The server sees the sum of the integers alone, here as the mean that it releases. Neighbours
+are those of the promise: the same clients, of whom one sends zeros (replace_special) or
+something else (replace_one); each adds its share of the noise either way.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dpjax import accounting, secure
+from dpjax.auditing.games.game import Game, claims, linear
+from dpjax.secure.sums import PlainSum
+
+ROOM = "secure"
+_CLIENTS, _LEAST, _DIM = 3, 2, 2
+_Z, _CLIP, _FAR = 1.5, 0.5, 1e6
+_SHARE = 0.12  # of the draws: each is a round on the host
+_ZERO, _REPLACE = "replace_special", "replace_one"
+
+Kind = Callable[..., Any]  # `skellam_mean`, or a broken one
+# the relation, the first number that a client sends in either input, how many clients there are
+_WORLDS: dict[str, tuple[str, float, float, int]] = {
+  "its message becomes zeros": (_ZERO, 0.0, _FAR, _LEAST),
+  "its message turns round": (_REPLACE, -_FAR, _FAR, _LEAST),
+  "its message becomes NaN, and more are left": (_ZERO, math.nan, _FAR, _CLIENTS),
+}
+
+
+def the_mechanism() -> secure.SkellamSum:
+  """Of which the noise outweighs little."""
+  return secure.SkellamSum.sized(
+    noise_multiplier=_Z,
+    l2_clip_norm=_CLIP,
+    dim=_DIM,
+    bits=12,
+    max_clients=_CLIENTS,
+    min_survivors=_LEAST,
+  )
+
+
+def _price(mechanism: secure.SkellamSum, relation: str) -> Callable[[float], float]:
+  return lambda delta: accounting.epsilon(
+    mechanism.event, delta=delta, neighboring_relation=relation, accountant="rdp"
+  )
+
+
+def skellam_games(kind: Kind, mechanism: secure.SkellamSum | None = None) -> list[Game]:
+  """One client's message changes; the strongest game first.
+
+  Args:
+    mechanism: by whose event `kind` is charged; None: a fine grid of two numbers.
+  """
+  charged = the_mechanism() if mechanism is None else mechanism
+
+  @functools.cache
+  def aggregator(seed: int) -> Any:
+    return kind(PlainSum(min_survivors=_LEAST), charged, seed=seed)
+
+  def one(case: str) -> Game:
+    relation, *worlds, size = _WORLDS[case]
+
+    def outputs(world: int, seed: int, n: int) -> np.ndarray:
+      messages = np.zeros((size, charged.dim), np.float32)
+      messages[:, 0] = [-_FAR] * (size - 1) + [worlds[world]]
+      run, there = aggregator(2 * seed + world), np.ones(size, bool)
+      draws = (run.update(messages, there, draw)[0] for draw in range(n))
+      return np.array([size * np.asarray(drawn) for drawn in draws])
+
+    prices = claims(_price(charged, relation))
+    return Game(ROOM, "skellam_mean", case, relation, prices, outputs, linear, _SHARE)
+
+  return [one(case) for case in _WORLDS]
+
+
+GAMES: dict[str, Callable[[Kind], list[Game]]] = {"skellam_mean": skellam_games}
+NO_CLAIM = {
+  "secure_mean": "hides messages behind their sum, which it releases as it is",
+  "forgiving": "goes on after a round that released nothing",
+}

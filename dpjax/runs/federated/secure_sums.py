@@ -1,0 +1,173 @@
+"""The secure sum of a federated run: which protocol, how messages are encoded, what is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+from dpjax import secure, validate
+from dpjax.secure import sums
+from dpjax.secure.encoding import BITS
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class NoSecureSum:
+  """The server sees every message."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SharesAmongClients:
+  """The server gets the sum of the messages alone; here: `secure.sums.AdditiveSharing`, which
+  stands no drop-out.
+
+  Args:
+    bits: of the modulus of one number of the sum; the protocol's own may be wider.
+    largest_value: a coordinate of a message is clipped to it, on either side.
+    threshold: share of `clients_per_round` (at least two clients) that must be left to the
+      end; with fewer a round is refused, and changes nothing.
+    simulated: integers are added without a protocol, which is fast and hides nothing from who
+      runs it; False: the protocol runs in every round, with its cryptography.
+  """
+
+  bits: int = 32
+  largest_value: float = 8.0
+  threshold: float = 0.5
+  simulated: bool = True
+  kind: ClassVar[str] = "additive_sharing"
+  dropout_prob: ClassVar[float] = 0.0
+
+  def __post_init__(self):
+    validate.integer_in(*BITS, bits=self.bits)
+    validate.positive(largest_value=self.largest_value)
+    validate.probability(threshold=self.threshold)
+    validate.share(dropout_prob=self.dropout_prob)
+
+  def min_survivors(self, clients_per_round: float) -> int:
+    """Fewest clients of a sum.
+
+    >>> PairwiseMasks(threshold=0.5).min_survivors(9), PairwiseMasks().min_survivors(1)
+    (5, 2)
+    """
+    return max(2, math.ceil(self.threshold * clients_per_round))
+
+  def settings(self) -> dict[str, Any]:
+    """Of the protocol alone."""
+    return {}
+
+  def protocol(self, clients_per_round: float) -> sums.SumProtocol:
+    """What adds the vectors."""
+    least = self.min_survivors(clients_per_round)
+    made = sums.by_name(self.kind, min_survivors=least, **self.settings())
+    if not self.simulated:
+      return made
+    masked = isinstance(made, (sums.SecAgg, sums.SecAggPlus))
+    return sums.Simulated(made) if masked else sums.PlainSum(min_survivors=least)
+
+  def dropout(self, seed: int) -> secure.Dropout:
+    """Who falls silent."""
+    return secure.Dropout(prob=self.dropout_prob, seed=seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class PairwiseMasks(SharesAmongClients):
+  """`secure.sums.SecAgg`.
+
+  Args:
+    dropout_prob: of a client in a round, to fall silent in some phase; public, from the seed.
+  """
+
+  dropout_prob: float = 0.0  # type: ignore[misc]  # a field here
+  kind: ClassVar[str] = "secagg"
+
+
+@dataclasses.dataclass(frozen=True)
+class SharesForServers(PairwiseMasks):
+  """`secure.sums.AdditiveServers`: two servers that do not tell each other."""
+
+  kind: ClassVar[str] = "additive_servers"
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseMasks(PairwiseMasks):
+  """`secure.sums.SecAggPlus`.
+
+  Args:
+    corrupt, dropout_share: fractions of the clients that its graph is made to stand.
+  """
+
+  corrupt: float = 0.1
+  dropout_share: float = 0.2
+  kind: ClassVar[str] = "secagg_plus"
+
+  def __post_init__(self):
+    super().__post_init__()
+    validate.share(corrupt=self.corrupt, dropout_share=self.dropout_share)
+
+  def settings(self) -> dict[str, Any]:
+    """Of the protocol alone."""
+    return {"corrupt": self.corrupt, "dropout": self.dropout_share}
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedKey(PairwiseMasks):
+  """`secure.sums.BfvSum`: ciphertexts under one key of all clients, whom the server must not
+  collude with."""
+
+  kind: ClassVar[str] = "bfv"
+
+
+SECURE_SUMS: dict[str, type] = {
+  "none": NoSecureSum,
+  "additive_sharing": SharesAmongClients,
+  "additive_servers": SharesForServers,
+  "secagg": PairwiseMasks,
+  "secagg_plus": SparseMasks,
+  "bfv": SharedKey,
+}
+
+
+def told(chosen: Any, name: str, clients_per_round: float) -> dict[str, Any]:
+  """The part of result.json; {} where there is no secure sum."""
+  if isinstance(chosen, NoSecureSum):
+    return {}
+  fields = dataclasses.asdict(chosen)
+  least = chosen.min_survivors(clients_per_round)
+  return {"secure_sum": {"protocol": name, **fields, "min_survivors": least}}
+
+
+def in_words(result: dict[str, Any]) -> str:
+  """Of the result line.
+
+  >>> in_words({"secure_sum": {"protocol": "secagg", "simulated": True}})
+  ', secure sum secagg (SIMULATED: added in the clear)'
+  """
+  found = result.get("secure_sum")
+  if found is None:
+    return ""
+  how = "SIMULATED: added in the clear" if found["simulated"] else "its protocol ran"
+  return f", secure sum {found['protocol']} ({how})"
+
+
+def check(
+  chosen: Any, clients: float, *, given: dict[str, tuple[str, tuple[str, ...]]]
+) -> None:
+  """Raises UserError for what does not go with a secure sum.
+
+  Args:
+    clients: `clients_per_round`.
+    given: field of the config -> (its value, the values that do).
+  """
+  if isinstance(chosen, NoSecureSum):
+    return
+  if clients < 2:
+    raise UserError(
+      f"clients_per_round={clients!r}: must be >= 2 with a secure_sum: the sum over one client "
+      "is its message"
+    )
+  for field, (value, allowed) in given.items():
+    if value not in allowed:
+      raise UserError(
+        f"{field}={value!r}: must be {' or '.join(map(repr, allowed))} with a secure_sum"
+      )

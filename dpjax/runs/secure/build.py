@@ -1,0 +1,126 @@
+"""From a `SecureConfig` to the job of one secure computation.
+
+Both sides of a protocol run in this process and exchange bytes, so a run measures; it hides
+nothing from who starts it. Nothing is noised, but where the model of `train` is: its epsilon is
+the result's.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax.accounting import Ledger
+from dpjax.runs import bounds
+from dpjax.runs import streams as streams_lib
+from dpjax.runs.fields import to_dict
+from dpjax.runs.loop import Ended, Fit, Job, Play, Work
+from dpjax.runs.promise import Promise
+from dpjax.runs.secure.config import SecureConfig, check, task_name
+from dpjax.runs.streams import Streams
+from dpjax.validate import UserError
+
+
+class Computed(NamedTuple):
+  """What one computation came to; a row of the table."""
+
+  protocol: str
+  sizes: str  # in words
+  seconds: float  # of the protocol, both sides
+  num_bytes: int  # of all messages
+  error: float  # against the same in the clear
+  error_is: str  # of what
+  found: str  # the result in a few words
+  hides: str  # what from whom
+  num_steps: int
+  params: Any  # what may leave
+  facts: dict[str, Any] | None = None  # of a promise; None: there is none
+  more: dict[str, Any] = {}  # noqa: RUF012 - read alone
+
+
+def digest(config: SecureConfig) -> bytes:
+  """Of everything in the config that this computation reads. Public."""
+  fields = to_dict(config)
+  for name in ("rows", "title"):
+    fields.pop(name)
+  fields["train"]["data"].pop("data_dir")
+  return streams_lib.config_digest("secure", fields)
+
+
+def load_data(config: SecureConfig) -> Any:
+  """Those of the task, as its module has them."""
+  return _module(config).load_data(config)
+
+
+def _module(config: SecureConfig) -> Any:
+  return importlib.import_module(f"dpjax.runs.secure.{config.task.module}")
+
+
+@bounds.names_fields
+def build(config: SecureConfig, loaded: Any = None) -> Job:
+  """The job of one computation: no rows.
+
+  Args:
+    loaded: what `load_data` returns, to share them between runs.
+  """
+  check(config)
+  if config.rows:
+    raise UserError("rows: must be empty for one computation; it is of a table of several")
+  kind = _module(config)
+  read = functools.cache(lambda: kind.load_data(config) if loaded is None else loaded)
+
+  def start(random: Streams) -> Play:
+    prepared = kind.prepare(config, read(), random)
+    return functools.partial(_play, config, kind, prepared)
+
+  return Job(
+    config=config,
+    digest=digest(config),
+    seed=config.seed,
+    data_name=config.data.name,
+    data=lambda: kind.data_digest(read()),
+    start=start,
+  )
+
+
+def _play(config: SecureConfig, kind: Any, prepared: Any, fit: Fit) -> Ended:
+  found: Computed = kind.measured(config, prepared, fit)
+  nothing = Promise("none", None, "").facts(Ledger(), 0.0)
+  result = {
+    "test_accuracy": None,  # but where a model is asked
+    **(nothing if found.facts is None else found.facts),
+    "task": task_name(config),
+    "dataset": config.data.name,
+    "method": found.protocol,
+    "sizes": found.sizes,
+    "seconds": found.seconds,
+    "bytes": found.num_bytes,
+    "error": found.error,
+    "error_is": found.error_is,
+    "found": found.found,
+    "hides": found.hides,
+    "num_steps": found.num_steps,
+    **found.more,
+  }
+  write: Callable[[pathlib.Path], None] = lambda folder: None
+  return Ended(found.params, lambda folder: result, write, saved_as="secure.npz")
+
+
+def once(
+  compute: Callable[[], dict[str, np.ndarray]], like: dict[str, np.ndarray], name: str
+) -> Work:
+  """A work of one step, which cannot be cut in two: it is done, or begun again."""
+  return Work(
+    num_steps=1,
+    init=lambda: like,
+    step=lambda state, draw: (compute(), None),
+    draws=lambda start: range(start, 1),
+    released=lambda state: state,
+    evaluate=None,
+    name=name,
+  )

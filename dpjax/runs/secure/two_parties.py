@@ -1,0 +1,239 @@
+"""SecureML as a run: a model trained on shares by two parties, against the same in float64."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from sklearn import datasets
+
+from dpjax import data as data_lib
+from dpjax.runs.loop import Fit, Work
+from dpjax.runs.secure.build import Computed
+from dpjax.runs.secure.config import SecureConfig
+from dpjax.runs.streams import Streams
+from dpjax.secure import mpc
+from dpjax.secure.mpc import secureml
+from dpjax.validate import UserError
+
+_CHUNK = 20  # gradient steps between two looks at the clock
+_MOST = 2.0**15  # of a parameter: the ring's fixed point holds products of such
+_HIDES = (
+  "rows, labels and the model from each party and from the dealer, who do not collude"
+)
+_OUTPUTS = {
+  "sigmoid": lambda z: np.clip(z + 0.5, 0, 1),
+  "normalized_relu": lambda z: (
+    np.maximum(z, 0) / (np.maximum(z, 0).sum(axis=1, keepdims=True) + 2**-6)
+  ),
+  "linear": lambda z: z,
+}
+
+
+class _Rows(NamedTuple):
+  x: np.ndarray  # [n, d]
+  y: np.ndarray  # [n, k] 0 or 1
+  test_x: np.ndarray
+  test_labels: np.ndarray
+
+
+class _Ready(NamedTuple):
+  rows: _Rows
+  start: tuple[secureml.Dense, ...]
+  batches: np.ndarray  # [steps, B]
+  recipe: secureml.Recipe
+  plain: list[secureml.Dense]  # what training in float64 comes to
+
+
+def load_data(config: SecureConfig) -> _Rows:
+  """Rows to train on and to predict."""
+  if config.task.dataset == "breast_cancer":
+    return _breast_cancer()
+  train, test = data_lib.load(config.task.dataset)
+  flat = lambda split: np.asarray(split.x, np.float64).reshape(len(split), -1)
+  one_hot = np.eye(train.num_classes)[np.asarray(train.y)]
+  return _Rows(flat(train), one_hot, flat(test), np.asarray(test.y))
+
+
+def _breast_cancer() -> _Rows:
+  """Standardised by all rows, of which the last fifth is predicted."""
+  x, y = datasets.load_breast_cancer(return_X_y=True)
+  x, order = (x - x.mean(0)) / x.std(0), np.random.default_rng(0).permutation(len(x))
+  x, y, known = x[order], y[order], 4 * len(x) // 5
+  return _Rows(x[:known], y[:known, None].astype(float), x[known:], y[known:])
+
+
+def data_digest(loaded: _Rows) -> bytes:
+  """Of what is trained on."""
+  return hashlib.sha256(loaded.x.tobytes() + loaded.y.tobytes()).digest()
+
+
+def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
+  """The public start and the public batches."""
+  task, n = config.task, len(loaded.x)
+  if task.batch_size > n or task.num_predicted > len(loaded.test_x):
+    raise UserError(
+      f"task.batch_size={task.batch_size}, task.num_predicted={task.num_predicted}: must be at "
+      f"most {n} and {len(loaded.test_x)}, the rows of task.dataset={task.dataset!r}"
+    )
+  rng = np.random.default_rng(random.order)
+  each = n // task.batch_size * task.batch_size
+  orders = [rng.permutation(n)[:each] for _ in range(task.epochs)]
+  sizes = (loaded.x.shape[1], *task.hidden, loaded.y.shape[1])
+  try:
+    recipe = secureml.Recipe(task.activation, task.output, task.learning_rate)
+    recipe.shift(task.batch_size)
+  except UserError as error:
+    raise UserError(f"task.{error}") from error
+  start = secureml.initial(sizes, seed=config.seed)
+  batches = np.concatenate(orders).reshape(-1, task.batch_size)
+  with np.errstate(all="ignore"):
+    plain = _plain(loaded, start, batches, recipe)
+  if not max(np.abs(leaf).max() for leaf in jax.tree.leaves(plain)) < _MOST:
+    raise UserError(
+      f"task.learning_rate={task.learning_rate}: diverges in float64, too; must be smaller"
+    )
+  return _Ready(loaded, start, batches, recipe, plain)
+
+
+def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
+  """Trains on shares, and predicts on shares for one party that asks."""
+  task, rows = config.task, ready.rows
+  state = fit(_training(ready, task.truncation)).state
+  zero, one = (_network(state, party) for party in (0, 1))
+  seconds, sent, dealt, rounds = (float(n) for n in np.asarray(state["numbers"]))
+  x, truth = rows.test_x[: task.num_predicted], rows.test_labels[: task.num_predicted]
+  asked = lambda party, net, x: secureml.predict(party, net, x, ready.recipe, to=0)
+  x_zero, x_one = mpc.split(x)
+  begun = time.monotonic()
+  guesses = mpc.run(
+    asked, (zero, x_zero), (one, x_one), truncation=task.truncation
+  ).outputs[0]
+  asking, found = time.monotonic() - begun, mpc.join(zero, one)
+  accuracy = float(np.mean(guesses == truth))
+  usual = float(np.mean(_classes(ready.plain, x, ready.recipe) == truth))
+  pairs = zip(jax.tree.leaves(list(found)), jax.tree.leaves(ready.plain))
+  sizes = [rows.x.shape[1], *task.hidden, rows.y.shape[1]]
+  return Computed(
+    protocol="two parties and a dealer",
+    sizes=f"{'-'.join(map(str, sizes))}, {len(ready.batches)} steps of {task.batch_size}",
+    seconds=seconds,
+    num_bytes=int(sent + dealt),
+    error=max(float(np.abs(a - b).max()) for a, b in pairs),
+    error_is="largest, of a parameter, against float64",
+    found=f"accuracy {accuracy:.4f}, in the clear {usual:.4f}; {rounds:.0f} rounds",
+    hides=_HIDES,
+    num_steps=len(ready.batches),
+    params={"network": list(found)},
+    more={
+      "test_accuracy": accuracy,
+      "plain_accuracy": usual,
+      "bytes_between_parties": int(sent),
+      "bytes_dealt": int(dealt),
+      "rounds": int(rounds),
+      "seconds_to_predict": asking,
+      "num_predicted": len(x),
+    },
+  )
+
+
+def _training(ready: _Ready, truncation: str) -> Work:
+  """Some gradient steps at a time; its checkpoints hold both parties' shares."""
+  rows, steps = mpc.split((ready.rows.x, ready.rows.y)), len(ready.batches)
+  number = -(-steps // _CHUNK)
+
+  def init() -> dict[str, np.ndarray]:
+    shares = mpc.split(ready.start)
+    return _state(shares, np.zeros(4))  # seconds, bytes sent, bytes dealt, rounds
+
+  def step(state: Mapping[str, Any], place: int) -> tuple[dict[str, np.ndarray], None]:
+    part = ready.batches[place * _CHUNK : (place + 1) * _CHUNK]
+    run = lambda party, network, x, y: secureml.train(
+      party, network, x, y, part, ready.recipe
+    )
+    begun = time.monotonic()
+    zero, one = ((_network(state, party), *rows[party]) for party in (0, 1))
+    ran = mpc.run(run, zero, one, truncation=truncation)
+    spent = ran.spent
+    more = [
+      time.monotonic() - begun,
+      sum(one.bytes_sent for one in spent),
+      sum(one.bytes_dealt for one in spent),
+      spent[0].rounds,
+    ]
+    return _state(ran.outputs, np.asarray(state["numbers"]) + more), None
+
+  def draws(start: int) -> Iterator[int]:
+    return iter(range(start, number))
+
+  return Work(
+    num_steps=number,
+    init=init,
+    step=step,
+    draws=draws,
+    released=lambda state: state,
+    evaluate=None,
+    name="shares",
+  )
+
+
+def _state(shares: Sequence[Any], numbers: np.ndarray) -> dict[str, np.ndarray]:
+  found = {"numbers": numbers}
+  for party, network in enumerate(shares):
+    for place, layer in enumerate(network):
+      found |= {f"{party}_{place}_{name}": part for name, part in layer._asdict().items()}
+  return found
+
+
+def _network(state: Mapping[str, Any], party: int) -> tuple[secureml.Dense, ...]:
+  """A party's shares of the network."""
+  count = sum(name.startswith(f"{party}_") for name in state) // 2
+  part = lambda place, name: np.asarray(state[f"{party}_{place}_{name}"])
+  return tuple(
+    secureml.Dense(part(place, "kernel"), part(place, "bias")) for place in range(count)
+  )
+
+
+# --- the same in float64
+
+
+def _forward(network: Sequence[secureml.Dense], x: np.ndarray, hidden: str) -> Any:
+  """(scores, input of each layer, slope of each hidden one)."""
+  inputs, slopes = [x], []
+  for kernel, bias in network[:-1]:
+    z = inputs[-1] @ kernel + bias
+    inputs.append(np.maximum(z, 0) if hidden == "relu" else z * z)
+    slopes.append(z >= 0 if hidden == "relu" else 2 * z)
+  return inputs[-1] @ network[-1].kernel + network[-1].bias, inputs, slopes
+
+
+def _plain(
+  rows: _Rows,
+  start: Sequence[secureml.Dense],
+  batches: np.ndarray,
+  recipe: secureml.Recipe,
+) -> list[secureml.Dense]:
+  """What `secureml.train` does."""
+  network = list(start)
+  for batch in batches:
+    scores, inputs, slopes = _forward(network, rows.x[batch], recipe.hidden)
+    error = _OUTPUTS[recipe.output](scores) - rows.y[batch]
+    rate = recipe.learning_rate / len(batch)
+    for place in reversed(range(len(network))):
+      kernel, bias = network[place]
+      steps = rate * inputs[place].T @ error, rate * error.sum(0)
+      network[place] = secureml.Dense(kernel - steps[0], bias - steps[1])
+      error = (error @ kernel.T) * slopes[place - 1] if place else error
+  return network
+
+
+def _classes(
+  network: Sequence[secureml.Dense], x: np.ndarray, recipe: secureml.Recipe
+) -> np.ndarray:
+  scores = _forward(network, x, recipe.hidden)[0]
+  middle = 0.5 if recipe.output == "linear" else 0.0
+  return scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] >= middle).astype(int)

@@ -1,0 +1,349 @@
+"""Differential privacy inside a secure sum: every client adds a share of the noise.
+
+  client:  clip to C -> rotate (public random signs) -> scale -> round -> + Skellam share
+           -> modulo 2^bits -> secure sum
+  server:  unwrap -> / scale -> rotate back -> / survivors
+
+Nobody holds a message without noise that outweighs it, and the noise of the SUM is that of a
+trusted server: shares of Skellam noise add up to Skellam noise (Agarwal, Kairouz and Liu 2021,
+arXiv:2110.04995; rotation, rounding and modulus as Kairouz, Liu and Steinke 2021,
+arXiv:2102.06387, algorithm 1).
+
+| what could void the promise          | what is done                                         |
+| ------------------------------------ | ---------------------------------------------------- |
+| rounding makes a vector longer       | the sensitivity is that after rounding               |
+| clients fall silent, with their noise| sized for the fewest survivors; fewer: refused       |
+| a client without message, or with NaN| sends zeros and its share of the noise, all the same |
+| a neighbour without the client       | would lack a share: the relation is zero-out         |
+|                                      | (replace_special), or replace_one; never add/remove  |
+| sampling of cohorts                  | the server knows who takes part: nothing is amplified|
+| the sum wraps around                 | post-processing; `wrap_probability` bounds the chance|
+
+Against: the server, and whoever sees what it releases, where everybody follows the protocol
+(honest but curious) and the secure sum hides all but the sum. A client that tells the server
+its share takes 1 / min_survivors of the variance away; one that adds none does, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import accounting, trees, validate
+from dpjax.accounting.discrete import DistributedNoise, l1_sensitivity
+from dpjax.federated.aggregation import Aggregator
+from dpjax.federated.cohort import Cohort
+from dpjax.federated.compression import rotate, unrotate
+from dpjax.federated.execution import Context, Mapped, Run
+from dpjax.noise import discrete
+from dpjax.plan import Plan
+from dpjax.secure.encoding import BITS
+from dpjax.secure.summation import (
+  NO_DROPOUT,
+  Dropout,
+  Way,
+  carried_out,
+  is_simulated,
+  through_way,
+  with_cost,
+)
+from dpjax.secure.sums import NO_DROPS, Drops, Summed, SumProtocol
+from dpjax.types import HostArray
+from dpjax.validate import UserError
+
+_CHANCE = 1e-6  # of a coordinate beyond what the modulus is sized for, in one round
+_rotate = jax.jit(rotate)
+_unrotate = jax.jit(unrotate, static_argnums=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class SkellamSum:
+  """The mechanism of one round, as numbers; `sized` chooses them.
+
+  Args:
+    l2_clip_norm: of one client's message, in its own units.
+    dim: numbers in a message.
+    scale: grid points per unit.
+    bits: of the modulus, 8 to 32.
+    max_clients: most clients of one sum; public.
+    noise: a client's share, and the fewest shares of a sum.
+
+  >>> sum_of = SkellamSum.sized(noise_multiplier=1.0, l2_clip_norm=1.0, dim=4096, bits=16,
+  ...   max_clients=100, min_survivors=100)
+  >>> round(sum_of.scale), sum_of.wrap_probability < 1e-5
+  (1887, True)
+  """
+
+  l2_clip_norm: float
+  dim: int
+  scale: float
+  bits: int
+  max_clients: int
+  noise: DistributedNoise
+
+  def __post_init__(self):
+    validate.positive(l2_clip_norm=self.l2_clip_norm, scale=self.scale)
+    validate.integer_at_least(1, dim=self.dim)
+    validate.integer_in(*BITS, bits=self.bits)
+    validate.integer_at_least(self.noise.min_survivors, max_clients=self.max_clients)
+    if self.noise.noise != "skellam":
+      raise UserError(f"noise={self.noise.noise!r}: must be 'skellam', whose shares add up")
+
+  @classmethod
+  def sized(
+    cls,
+    *,
+    noise_multiplier: float,
+    l2_clip_norm: float,
+    dim: int,
+    bits: int,
+    max_clients: int,
+    min_survivors: int,
+  ) -> SkellamSum:
+    """The finest grid that the modulus has room for.
+
+    Args:
+      noise_multiplier: std of the noise of `min_survivors` shares on the sum / l2_clip_norm.
+
+    Raises:
+      UserError: too few bits for so many clients.
+    """
+    validate.positive(noise_multiplier=noise_multiplier, l2_clip_norm=l2_clip_norm)
+    validate.integer_in(*BITS, bits=bits)
+    validate.integer_at_least(1, min_survivors=min_survivors)
+    validate.integer_at_least(min_survivors, max_clients=max_clients)
+    most = noise_multiplier * math.sqrt(max_clients / min_survivors)
+    scale = discrete.scale_for(
+      l2_clip_norm=l2_clip_norm,
+      noise_multiplier=most,
+      num_clients=max_clients,
+      bits=bits,
+      num_stds=math.sqrt(2 * math.log(2 * _padded(dim) / _CHANCE)),
+      spread=discrete.rotated_spread(_padded(dim), chance=_CHANCE),
+    )
+    # beyond it the sampler is not exact; the grid is then as fine as anybody needs
+    scale = min(scale, math.sqrt(discrete.MAX_SKELLAM) / (most * l2_clip_norm))
+    total = (noise_multiplier * l2_clip_norm * scale) ** 2
+    noise = DistributedNoise.sized(total_variance=total, min_survivors=min_survivors)
+    return cls(l2_clip_norm, dim, scale, bits, max_clients, noise)
+
+  @property
+  def padded_dim(self) -> int:
+    """Integers that a client sends: `dim`, up to a power of two."""
+    return _padded(self.dim)
+
+  @property
+  def l2_sensitivity(self) -> float:
+    """The largest norm of a client's integers, before noise."""
+    return discrete.rounded_norm_bound(self.scale * self.l2_clip_norm, dim=self.padded_dim)
+
+  @property
+  def event(self) -> accounting.SkellamDpEvent:
+    """Of one round, with the fewest survivors; charge it also where a round is refused.
+
+    Guarantee: true for one CLIENT under replace_special (its message is exchanged for zeros)
+    and replace_one. A round with more survivors adds noise to that, so it costs no more.
+    """
+    l2 = self.l2_sensitivity
+    variance = self.noise.share_variance * self.noise.min_survivors
+    return accounting.SkellamDpEvent(variance, l2, l1_sensitivity(l2, self.padded_dim))
+
+  @property
+  def noise_multiplier(self) -> float:
+    """Std of the noise of the fewest survivors, on the sum / l2_clip_norm."""
+    variance = self.noise.share_variance * self.noise.min_survivors
+    return math.sqrt(variance) / (self.scale * self.l2_clip_norm)
+
+  @property
+  def wrap_probability(self) -> float:
+    """At most this is the chance that a round's sum wraps around in some coordinate."""
+    spread = discrete.rotated_spread(self.padded_dim, chance=_CHANCE)
+    largest = self.max_clients * (self.scale * self.l2_clip_norm * spread + 1)
+    beyond = discrete.wrap_probability(
+      modulus=2**self.bits,
+      largest_sum=largest,
+      variance=self.noise.share_variance * self.max_clients,
+      dim=self.padded_dim,
+      noise="skellam",
+    )
+    return min(1.0, beyond + (_CHANCE if spread < 1 else 0.0))
+
+  def encode(
+    self, rng: np.random.Generator, vector: HostArray, signs: jax.Array
+  ) -> np.ndarray:
+    """[dim] floats -> [padded_dim] int64 of norm <= `l2_sensitivity`, before noise.
+
+    Args:
+      vector: whatever it holds; one that is not finite becomes zeros.
+      signs: key of the round's rotation, public.
+    """
+    vector = np.asarray(vector, np.float64)
+    if not np.isfinite(vector).all():
+      return np.zeros(self.padded_dim, np.int64)
+    with np.errstate(over="ignore"):
+      norm = float(np.linalg.norm(vector))
+    clipped = vector * min(1.0, self.l2_clip_norm / norm if norm > 0 else 1.0)
+    rotated = np.asarray(_rotate(signs, jnp.asarray(clipped, jnp.float32)))
+    return discrete.encode(rng, rotated, l2_clip_norm=self.l2_clip_norm, scale=self.scale)
+
+  def share(self, rng: np.random.Generator, shares: int = 1) -> np.ndarray:
+    """[padded_dim] int64, the noise of so many shares; `rng` is the secret of who adds it."""
+    variance = self.noise.share_variance * shares
+    return discrete.skellam(rng, self.padded_dim, variance=variance)
+
+  def decode(self, total: np.ndarray, signs: jax.Array) -> np.ndarray:
+    """[padded_dim] integers modulo 2^bits -> [dim] float32, the noisy sum of the messages."""
+    low = (total & total.dtype.type(2**self.bits - 1)).astype(np.int64)
+    found = discrete.decode(low, modulus=2**self.bits, scale=self.scale)
+    return np.asarray(_unrotate(signs, jnp.asarray(found, jnp.float32), self.dim))
+
+
+def _padded(dim: int) -> int:
+  return 1 << max(0, (dim - 1).bit_length())
+
+
+# --- in rounds
+
+
+def skellam_mean(
+  protocol: SumProtocol,
+  mechanism: SkellamSum,
+  *,
+  seed: int,
+  rotation: int = 0,
+  dropout: Dropout = NO_DROPOUT,
+  plan: Plan | None = None,
+) -> Aggregator:
+  """The private mean of messages over the survivors of a round, by a secure sum.
+
+  Args:
+    protocol: a simulated one draws the noise of all survivors at once (shares of Skellam
+      noise add up to it exactly); through any other go each client's noisy integers. Its
+      `min_survivors` must be no fewer than those that the noise was sized for.
+    mechanism: of one round.
+    seed: of all noise and rounding, 128 bits or more; as secret as the data. Each client of
+      each round has a stream of its own (NumPy's Philox).
+    rotation: public seed of the signs.
+    dropout: who falls silent, in a simulation.
+    plan: that draws the cohorts.
+
+  Guarantee: one round is `mechanism.event` under replace_special and replace_one, for one
+  client, whatever its message and weight (applied before the clip, as in `dp_mean`), against
+  a server that sees the sum alone. Who takes part and who falls silent is public and must not
+  depend on the data. A simulated one promises that of its OUTPUT; who runs it sees all.
+
+  Raises:
+    UserError: a protocol that accepts fewer survivors, or has fewer bits, than the mechanism.
+  """
+  validate.integer_at_least(0, seed=seed, rotation=rotation)
+  if protocol.bits < mechanism.bits:
+    raise UserError(f"bits={mechanism.bits}: must be <= {protocol.bits} of {protocol.name}")
+  if protocol.min_survivors < mechanism.noise.min_survivors:
+    raise UserError(
+      f"min_survivors={protocol.min_survivors}: must be >= "
+      f"{mechanism.noise.min_survivors}, for which the noise was sized"
+    )
+  total = functools.partial(_total, protocol, mechanism, seed)
+
+  def init(message: Any) -> Any:
+    if trees.size(message) != mechanism.dim:
+      raise UserError(f"dim={mechanism.dim}: a message holds {trees.size(message)} numbers")
+    return jnp.int32(0)
+
+  def mean(sent: Any, weights: Any, ids: Sequence[int], round: int, drops: Drops) -> Any:
+    signs = jax.random.fold_in(jax.random.key(rotation), round)
+    row = functools.partial(_row, jax.device_get(sent), np.asarray(weights))
+    encode = lambda place, rng: mechanism.encode(rng, row(place), signs)
+    found = total(encode, list(ids), round, drops)
+    flat = mechanism.decode(found.total, signs) / np.float32(len(ids))
+    return _unflattened(flat, sent), found
+
+  def update(messages: Any, mask: Any, state: Any, weights: Any = None) -> Any:
+    kept = np.flatnonzero(np.asarray(mask))
+    taken = lambda leaf: np.asarray(leaf)[kept]
+    weights = np.ones(len(np.asarray(mask))) if weights is None else weights
+    rows = jax.tree.map(taken, messages)
+    mechanism.noise.check_survivors(len(kept))
+    sums, _ = mean(rows, taken(weights), range(len(kept)), int(state), NO_DROPS)
+    return sums, state + 1
+
+  def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
+    mechanism.noise.check_survivors(cohort.size)
+    validate.integer_in(1, mechanism.max_clients, num_clients=cohort.size)
+    mapped = run(context, cohort)
+    ids = [int(client) for client in cohort.ids]
+    sent, round = mapped.sent, int(context.state)
+    sums, found = mean(sent.message, sent.weight, ids, round, drops)
+    return with_cost(mapped, found)._replace(sums=sums, sent=None)
+
+  way = Way(lambda inner, client, partial: inner(client, None), sum_of)
+  return Aggregator(
+    init,
+    update,
+    finish=lambda sums, state: (sums, state + 1),
+    private=True,
+    plan=plan,
+    through=functools.partial(through_way, way, dropout, protocol),
+  )
+
+
+Encode = Callable[[int, np.random.Generator], np.ndarray]  # (place, rng) -> integers
+
+
+def _total(
+  protocol: SumProtocol,
+  mechanism: SkellamSum,
+  seed: int,
+  encode: Encode,
+  ids: list[int],
+  round: int,
+  drops: Drops,
+) -> Summed:
+  """[padded_dim] integers modulo 2^bits, of the clients `ids`, who all upload."""
+  places = {client: place for place, client in enumerate(ids)}
+  kind = np.uint32 if protocol.bits == 32 else np.uint64
+  zeros = np.zeros(mechanism.padded_dim, kind)
+  if is_simulated(protocol):
+    found = carried_out(protocol, ids, drops, lambda client: zeros)
+    noisy = mechanism.share(_stream(seed, round), len(ids))
+    for client, place in places.items():
+      noisy += encode(place, _stream(seed, round, client))
+    return found._replace(total=np.mod(noisy, 2**mechanism.bits))
+
+  def vector(client: int) -> np.ndarray:
+    if client not in places:  # never sent
+      return zeros
+    rng = _stream(seed, round, client)
+    noisy = encode(places[client], rng) + mechanism.share(rng)
+    return np.mod(noisy, 2**mechanism.bits).astype(kind)
+
+  return carried_out(protocol, ids, drops, vector)
+
+
+def _stream(seed: int, *which: int) -> np.random.Generator:
+  """Of one client of one round; of a whole round, where it has no number."""
+  words = np.random.SeedSequence(seed, spawn_key=which)
+  return np.random.Generator(np.random.Philox(words))
+
+
+def _row(sent: Any, weights: np.ndarray, place: int) -> np.ndarray:
+  """One client's weighted message, flat, exactly 0 where its weight is 0."""
+  leaves = [np.ravel(np.asarray(leaf[place], np.float64)) for leaf in jax.tree.leaves(sent)]
+  flat, weight = np.concatenate(leaves), float(weights[place])
+  return np.zeros_like(flat) if weight == 0 else flat * weight
+
+
+def _unflattened(flat: np.ndarray, stacked: Any) -> Any:
+  """[dim] -> a tree like one row of `stacked`."""
+  leaves, treedef = jax.tree.flatten(stacked)
+  sizes = [math.prod(np.shape(leaf)[1:]) for leaf in leaves]
+  parts = np.split(flat, np.cumsum(sizes)[:-1])
+  shaped = [jnp.asarray(p.reshape(np.shape(leaf)[1:])) for p, leaf in zip(parts, leaves)]
+  return jax.tree.unflatten(treedef, shaped)

@@ -1,0 +1,173 @@
+"""A message of floats as integers modulo 2^bits, and the sum of many of them back.
+
+What a secure sum adds are integers modulo a power of two, so a client sends
+
+  message, weight  ->  clip, scale, round  ->  integers mod 2^bits  ->  their sum  ->  mean
+
+| what may go wrong                  | what is done                                           |
+| ---------------------------------- | ------------------------------------------------------ |
+| the sum wraps around               | it cannot: max_clients * largest < 2^(bits - 1)        |
+| a coordinate is very large         | it is clipped to [-largest_value, largest_value]       |
+| a message holds NaN or infinity    | the client sends zeros, of weight 0                    |
+| a weight is above 1                | it counts 1, the public bound                          |
+| a weight is 0, negative or NaN     | the client sends zeros, of weight 0                    |
+| rounding                           | to nearest; the mean errs by half a grid step at most  |
+
+The weight is one more integer of the message: what a server learns is the sum of the weighted
+messages and the sum of the weights, never either of one client.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import trees, validate
+from dpjax.federated.aggregation import finite
+from dpjax.types import Array, ArrayTree
+from dpjax.validate import UserError
+
+BITS = (8, 32)  # of the modulus: JAX adds 32-bit integers, of which these are the low ones
+
+
+class Encoded(NamedTuple):
+  """Integers modulo 2^bits: of one client, of each of several, or their sum."""
+
+  values: Any  # a tree like the message, uint32
+  weight: Array  # [] uint32
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoding:
+  """How messages become integers of which `max_clients` can be added without wrapping.
+
+  Args:
+    max_clients: most clients of one sum; public.
+    largest_value: a coordinate of a message is clipped to [-largest_value, largest_value].
+    bits: of the modulus, 8 to 32.
+
+  Guarantee: max_clients * largest < 2^(bits - 1), so no sum of so many wraps around; the
+  weighted mean of messages within `largest_value` is exact to `resolution` / 2, and to the
+  rounding of one float.
+
+  >>> encoding = Encoding(max_clients=100, largest_value=1.0, bits=16)
+  >>> encoding.largest, round(encoding.resolution, 6)
+  (327, 0.003058)
+  """
+
+  max_clients: int
+  largest_value: float = 8.0
+  bits: int = 32
+
+  def __post_init__(self):
+    validate.integer_at_least(1, max_clients=self.max_clients)
+    validate.positive(largest_value=self.largest_value)
+    validate.integer_in(*BITS, bits=self.bits)
+    if self.largest < 1:
+      raise UserError(
+        f"bits={self.bits}: 2^(bits - 1) must be > max_clients={self.max_clients}"
+      )
+
+  @property
+  def largest(self) -> int:
+    """The largest integer of one client: of a coordinate, and of its weight, 1."""
+    most = (2 ** (self.bits - 1) - 1) // self.max_clients
+    held = np.float32(most)  # clipped in float32, which may have rounded it up
+    return int(np.nextafter(held, np.float32(0)) if int(held) > most else held)
+
+  @property
+  def resolution(self) -> float:
+    """One step of the grid, in the message's units."""
+    return self.largest_value / self.largest
+
+  def encode(self, messages: ArrayTree, weights: Array, mask: Array) -> Encoded:
+    """[C, *p] floats, [C] weights in [0, 1], [C] bool -> [C, *p] and [C] uint32; pure JAX.
+
+    >>> encoding = Encoding(max_clients=2, largest_value=1.0, bits=8)
+    >>> messages = jnp.array([[0.5, -1.0], [jnp.nan, 0.0]])
+    >>> encoding.encode(messages, jnp.ones(2), jnp.ones(2, bool)).values.tolist()
+    [[32, 193], [0, 0]]
+    """
+    weights = jnp.asarray(weights)
+    counted = finite(messages, mask) & jnp.isfinite(weights) & (weights > 0)
+    weights = jnp.where(counted, jnp.minimum(weights, 1.0), 0.0)
+
+    def integers(leaf: Array) -> Array:
+      leaf = trees.at_least_float32(jnp.asarray(leaf))
+      row = (-1,) + (1,) * (leaf.ndim - 1)
+      clipped = jnp.clip(leaf, -self.largest_value, self.largest_value)
+      kept = jnp.where(counted.reshape(row), clipped, 0.0)  # 0 x NaN is NaN
+      return self._rounded(kept * weights.astype(leaf.dtype).reshape(row) * self._scale)
+
+    return Encoded(jax.tree.map(integers, messages), self._rounded(weights * self.largest))
+
+  @property
+  def _scale(self) -> float:
+    return self.largest / self.largest_value
+
+  def _rounded(self, scaled: Array) -> Array:
+    whole = jnp.clip(jnp.round(scaled), -self.largest, self.largest).astype(jnp.int32)
+    return whole.astype(jnp.uint32) & np.uint32(2**self.bits - 1)
+
+  def add(self, encoded: Encoded) -> Encoded:
+    """The sum over the leading axis; whatever the order, the same bits."""
+    total = lambda leaf: jnp.sum(leaf, axis=0, dtype=jnp.uint32)
+    return jax.tree.map(total, encoded)
+
+  def mean(self, total: Encoded) -> Any:
+    """The weighted mean [*p] float32; 0 where nobody counted.
+
+    >>> encoding = Encoding(max_clients=2, largest_value=1.0, bits=8)
+    >>> messages = jnp.array([[0.5, -1.0], [jnp.nan, 0.0]])
+    >>> sent = encoding.encode(messages, jnp.ones(2), jnp.ones(2, bool))
+    >>> encoding.mean(encoding.add(sent)).round(2).tolist()
+    [0.5099999904632568, -1.0]
+    """
+    weight = self._centred(total.weight)
+    factor = jnp.where(weight > 0, self.largest_value / jnp.maximum(weight, 1.0), 0.0)
+    return jax.tree.map(lambda leaf: self._centred(leaf) * factor, total.values)
+
+  def _centred(self, total: Array) -> Array:
+    """The representative in [-2^(bits - 1), 2^(bits - 1)), as a float32."""
+    unused = 32 - self.bits
+    shifted = jax.lax.bitcast_convert_type(jnp.left_shift(total, unused), jnp.int32)
+    return jnp.right_shift(shifted, unused).astype(jnp.float32)
+
+
+# --- one vector, as protocols take it
+
+
+def to_vector(encoded: Encoded, bits: int) -> np.ndarray:
+  """One client's integers as [d + 1] uint32, or uint64 where a protocol has 64 `bits`.
+
+  >>> to_vector(Encoded({"a": np.ones((1, 2), np.uint32)}, np.uint32(7)), 64)
+  array([1, 1, 7], dtype=uint64)
+  """
+  leaves = [np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(encoded)]
+  return np.concatenate(leaves).astype(np.uint32 if bits == 32 else np.uint64)
+
+
+def from_vector(vector: np.ndarray, like: Encoded, bits: int) -> Encoded:
+  """The inverse: [d + 1] modulo 2^32 or 2^64 -> integers modulo 2^`bits`, shaped like `like`.
+
+  >>> like = Encoded({"a": np.zeros((1, 2), np.uint32)}, np.uint32(0))
+  >>> from_vector(np.array([1, 2**40 + 3, 7], np.uint64), like, 8).values["a"]
+  array([[1, 3]], dtype=uint32)
+  """
+  low = (vector & vector.dtype.type(2**bits - 1)).astype(np.uint32)
+  leaves, treedef = jax.tree.flatten(like)
+
+  def parts() -> Iterator[np.ndarray]:
+    start = 0
+    for leaf in leaves:
+      size = math.prod(np.shape(leaf))
+      yield low[start : start + size].reshape(np.shape(leaf))
+      start += size
+
+  return jax.tree.unflatten(treedef, list(parts()))

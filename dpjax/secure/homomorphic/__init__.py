@@ -1,0 +1,11 @@
+"""Regression and inference on CKKS ciphertexts; only the data's owner decrypts.
+
+No Paillier: phe is GPL-3 and without a release since 2022, lightphe draws its primes and its
+blinding numbers with Python's `random`, which is no cryptographic generator.
+"""
+
+from dpjax.secure.homomorphic.ckks import Chain as Chain
+from dpjax.secure.homomorphic.ckks import SecretKeys as SecretKeys
+from dpjax.secure.homomorphic.ckks import SlotEvaluator as SlotEvaluator
+from dpjax.secure.homomorphic.regression import RegressionPlan as RegressionPlan
+from dpjax.secure.homomorphic.regression import regress as regress

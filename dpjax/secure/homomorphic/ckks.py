@@ -1,0 +1,373 @@
+"""CKKS on slots: one ciphertext holds degree / 2 numbers, and products are counted beforehand.
+
+Two halves. `SecretKeys` stays with one party, who alone encrypts (with the secret key, so that
+a ciphertext is half as long) and decrypts. `SlotEvaluator` is made from what that party publishes:
+it adds, multiplies and rotates, and holds no secret key. What crosses between them is bytes.
+
+Every product takes one prime of the chain. The primes are not powers of two, so each level has
+a scale of its own (`SlotEvaluator.scales`): products of two ciphertexts of a level land exactly on
+the scale of the next one. TenSEAL's vectors set the scale to a constant instead, which is off
+by up to 1e-5 of the value at each product.
+
+Guarantee: 128 bits by the table of the Homomorphic Encryption Standard, against who sees public
+keys and ciphertexts and follows the protocol. None for the circuit: the noise of a result tells
+its decryptor about the numbers that it was multiplied by. A raw decryption holds noise from
+which whoever gets it may learn the SECRET KEY (IND-CPA-D): the key's holder keeps decryptions,
+and passes on only what is rounded far above `Chain.error` or has noise of its own.
+Source: Cheon, Kim, Kim and Song 2017; Li and Micciancio 2021; Microsoft SEAL through TenSEAL.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.federated.vertical import encrypted_vectors
+from dpjax.validate import UserError
+
+INSTALL = "pip install 'dpjax[he]'"
+# Degree -> most bits of all primes together for 128 bits of security, ternary secrets.
+MOST_BITS = {4096: 109, 8192: 218, 16384: 438}
+Ciphertext = Any  # SEAL's, which Python cannot name before TenSEAL is imported
+_ROOT = 3  # rotations by k slots are the automorphisms x -> x^(3^k)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+  """So many products in a row, at a precision of about `scale_bits` - 12 bits.
+
+  Args:
+    levels: products in a row; each takes a prime of `scale_bits`.
+    end_bits: of the last prime that is left, and of that of the keys: values of the end are
+      below 2^(end_bits - scale_bits - 1).
+
+  Raises:
+    UserError: no degree up to 16,384 holds such a chain at 128 bits of security.
+
+  >>> chain = Chain(levels=3, scale_bits=36, end_bits=54)
+  >>> chain.degree, chain.slots, sum(chain.bits)
+  (8192, 4096, 216)
+  >>> Chain(levels=9)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: levels=9: needs 470 bits of primes; must be at most 438, ...
+  """
+
+  levels: int
+  scale_bits: int = 40
+  end_bits: int = 55
+
+  def __post_init__(self) -> None:
+    validate.integer_in(1, 20, levels=self.levels)
+    validate.integer_in(20, 50, scale_bits=self.scale_bits)
+    validate.integer_in(self.scale_bits + 5, 60, end_bits=self.end_bits)
+    if sum(self.bits) > max(MOST_BITS.values()):
+      raise UserError(
+        f"levels={self.levels}: needs {sum(self.bits)} bits of primes; must be at most "
+        f"{max(MOST_BITS.values())}, beyond which degree {max(MOST_BITS)} is not secure"
+      )
+
+  @property
+  def bits(self) -> tuple[int, ...]:
+    """Of the primes, the last of which is that of the keys."""
+    return (self.end_bits, *[self.scale_bits] * self.levels, self.end_bits)
+
+  @property
+  def degree(self) -> int:
+    """Of the polynomials: the least that is secure."""
+    return next(n for n, most in MOST_BITS.items() if sum(self.bits) <= most)
+
+  @property
+  def slots(self) -> int:
+    """Numbers in a ciphertext."""
+    return self.degree // 2
+
+  @property
+  def error(self) -> float:
+    """Standard deviation of what the rounding of one product adds to a slot.
+
+    The rounded parts are uniform in [-1/2, 1/2] and meet a ternary secret.
+    Source: Cheon et al. 2017, lemma 2, as a standard deviation and not a bound.
+    """
+    return (self.degree / 12 * (1 + 2 * self.degree / 3)) ** 0.5 / 2.0**self.scale_bits
+
+  @property
+  def encoding_error(self) -> float:
+    """Standard deviation of what rounding to the scale changes a plain number by."""
+    return (self.degree / 12) ** 0.5 / 2.0**self.scale_bits
+
+
+class PublicKeys(NamedTuple):
+  """What a server needs to multiply and rotate; both are functions of the secret key that hide
+  it. No key to encrypt by: the holder of the secret one encrypts."""
+
+  relin: bytes
+  rotations: bytes
+
+  @property
+  def size(self) -> int:
+    """In bytes."""
+    return len(self.relin) + len(self.rotations)
+
+
+@functools.cache
+def _library() -> Any:
+  encrypted_vectors.library(INSTALL)
+  from tenseal import sealapi  # pyright: ignore[reportMissingImports]
+
+  return sealapi
+
+
+@functools.cache
+def _context(chain: Chain) -> Any:
+  seal = _library()
+  params = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
+  params.set_poly_modulus_degree(chain.degree)
+  params.set_coeff_modulus(seal.CoeffModulus.Create(chain.degree, list(chain.bits)))
+  return seal.SEALContext(params, True, seal.SEC_LEVEL_TYPE.TC128)
+
+
+def _dumps(held: Any) -> bytes:
+  """SEAL writes to files only."""
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / "seal"
+    held.save(str(path))
+    return path.read_bytes()
+
+
+def _loads(kind: str, chain: Chain, content: bytes) -> Any:
+  held = getattr(_library(), kind)()
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / "seal"
+    path.write_bytes(content)
+    try:
+      held.load(_context(chain), str(path))
+    except (RuntimeError, ValueError) as error:
+      raise UserError(
+        f"message={len(content)} bytes: are no {kind} of these parameters"
+      ) from error
+  return held
+
+
+class _Levels:
+  """Scale and name of each level of a chain."""
+
+  def __init__(self, chain: Chain):
+    data, self.ids = _context(chain).first_context_data(), []
+    primes = [prime.value() for prime in data.parms().coeff_modulus()]
+    for _ in primes:
+      self.ids.insert(0, data.parms_id())
+      data = data.next_context_data()
+    self.scales = [2.0**chain.scale_bits]
+    for prime in reversed(primes[1:]):  # of the level that the product leaves
+      self.scales.insert(0, self.scales[0] ** 2 / prime)
+    self.primes = primes
+
+
+class _Coder:
+  """Numbers to plaintexts of a level."""
+
+  def __init__(self, chain: Chain):
+    self.chain, self.seal, self.context = chain, _library(), _context(chain)
+    self.levels = _Levels(chain)
+    self._encoder = self.seal.CKKSEncoder(self.context)
+
+  def encode(self, values: np.ndarray | float, level: int, scale: float | None = None):
+    plain, given = self.seal.Plaintext(), np.asarray(values, np.float64)
+    if given.size > self.chain.slots:
+      raise UserError(f"values={given.size} numbers: must be at most {self.chain.slots}")
+    if not np.isfinite(given).all():
+      raise UserError("values: hold NaN or infinity, which no ciphertext can")
+    scale = self.levels.scales[level] if scale is None else scale
+    self._encoder.encode(given.tolist(), self.levels.ids[level], scale, plain)
+    return plain
+
+  def decode(self, plain: Any) -> np.ndarray:
+    return np.array(self._encoder.decode_double(plain))
+
+
+class SecretKeys:
+  """A fresh secret key, of SEAL's generator on the operating system's entropy.
+
+  Args:
+    rotations: numbers of slots that the server may rotate by, to the left.
+  """
+
+  def __init__(self, chain: Chain, rotations: Iterable[int] = ()):
+    self.chain, self._coder = chain, _Coder(chain)
+    seal, context = self._coder.seal, self._coder.context
+    keys = seal.KeyGenerator(context)
+    self._decryptor = seal.Decryptor(context, keys.secret_key())
+    self._encryptor = seal.Encryptor(context, keys.secret_key())
+    elements = [pow(_ROOT, step, 2 * chain.degree) for step in sorted({*rotations})]
+    self.public = PublicKeys(
+      _dumps(keys.create_relin_keys()), _dumps(keys.create_galois_keys(elements))
+    )
+
+  def encrypt(self, values: np.ndarray, *, level: int | None = None) -> bytes:
+    """Up to `chain.slots` numbers, zeros behind them; fit for `level` products (None: all).
+
+    Raises:
+      UserError: too many numbers, or one that is not finite.
+    """
+    at = self.chain.levels if level is None else level
+    plain = self._coder.encode(np.asarray(values, np.float64), at)
+    return _dumps(self._encryptor.encrypt_symmetric(plain))
+
+  def decrypt(self, cipher: bytes) -> np.ndarray:
+    """[slots] float64. Never to be passed on as it is: see the module."""
+    plain = self._coder.seal.Plaintext()
+    self._decryptor.decrypt(_loads("Ciphertext", self.chain, cipher), plain)
+    return self._coder.decode(plain)
+
+
+class SlotEvaluator:
+  """The server's half: everything but encryption and decryption.
+
+  Ciphertexts are SEAL's here; `load` and `dump` make them from bytes and back.
+
+  >>> keys = SecretKeys(Chain(levels=1, scale_bits=30, end_bits=40), rotations=[1])
+  >>> server = SlotEvaluator(keys.chain, keys.public)
+  >>> x = server.load(keys.encrypt(np.array([1.0, 2.0, 3.0])))
+  >>> square = server.products([(x, x)])
+  >>> both = server.add(square, server.rotate(square, 1))
+  >>> keys.decrypt(server.dump(both))[:3].round(2).tolist()
+  [5.0, 13.0, 9.0]
+  """
+
+  def __init__(self, chain: Chain, public: PublicKeys):
+    self.chain, self._coder = chain, _Coder(chain)
+    self._seal, context = self._coder.seal, self._coder.context
+    self._evaluator = self._seal.Evaluator(context)
+    self._relin = _loads("RelinKeys", chain, public.relin)
+    self._rotations = _loads("GaloisKeys", chain, public.rotations)
+    self.scales = tuple(self._coder.levels.scales)
+
+  def load(self, cipher: bytes) -> Ciphertext:
+    """UserError for what is no ciphertext of this chain."""
+    return _loads("Ciphertext", self.chain, cipher)
+
+  def dump(self, cipher: Ciphertext) -> bytes:
+    return _dumps(cipher)
+
+  def level(self, cipher: Ciphertext) -> int:
+    """Products in a row that are left."""
+    return self._coder.context.get_context_data(cipher.parms_id()).chain_index()
+
+  def add(self, one: Ciphertext, other: Ciphertext) -> Ciphertext:
+    """Of one level."""
+    out = self._seal.Ciphertext()
+    self._evaluator.add(one, other, out)
+    return out
+
+  def plus(self, cipher: Ciphertext, values: np.ndarray | float) -> Ciphertext:
+    """Plus plain numbers."""
+    out = self._seal.Ciphertext()
+    plain = self._coder.encode(values, self.level(cipher))
+    self._evaluator.add_plain(cipher, plain, out)
+    return out
+
+  def rotate(self, cipher: Ciphertext, steps: int) -> Ciphertext:
+    """To the left, by a number of slots for which there is a key; 0 is as it is."""
+    if not steps:
+      return cipher
+    out = self._seal.Ciphertext()
+    self._evaluator.rotate_vector(cipher, steps, self._rotations, out)
+    return out
+
+  def folded(self, cipher: Ciphertext, stride: int, count: int) -> Ciphertext:
+    """In each slot the sum over itself and those `stride`, ..., (count - 1) `stride` to its
+    right; `count` is a power of two."""
+    while count > 1:
+      cipher = self.add(cipher, self.rotate(cipher, stride))
+      stride, count = 2 * stride, count // 2
+    return cipher
+
+  def product(self, one: Ciphertext, other: Ciphertext) -> Ciphertext:
+    """Of two ciphertexts of a level, not yet brought down: for `total` and `reduced`."""
+    self._has_level(one)
+    out = self._seal.Ciphertext()
+    self._evaluator.multiply(one, other, out)
+    return out
+
+  def total(self, sum_so_far: Ciphertext, cipher: Ciphertext) -> Ciphertext:
+    """Adds into the first, if there is one; returns it."""
+    if sum_so_far is None:
+      return cipher
+    self._evaluator.add_inplace(sum_so_far, cipher)
+    return sum_so_far
+
+  def reduced(self, raw: Ciphertext) -> Ciphertext:
+    """A sum of products, one level down."""
+    self._evaluator.relinearize_inplace(raw, self._relin)
+    self._evaluator.rescale_to_next_inplace(raw)
+    return raw
+
+  def products(self, pairs: Iterable[tuple[Ciphertext, Any]]) -> Ciphertext:
+    """The sum of products of ciphertexts; one level down."""
+    raw = None
+    for one, other in pairs:
+      raw = self.total(raw, self.product(one, other))
+    return self.reduced(raw)
+
+  def encoded(self, values: np.ndarray | float, level: int) -> Ciphertext:
+    """Plain numbers as `weighted` takes them at that level, to be used many times."""
+    return self._coder.encode(values, level)
+
+  def weighted(self, pairs: Iterable[tuple[Ciphertext, Any]]) -> Ciphertext:
+    """The sum of ciphertexts times plain numbers (or what `encoded` made); one level down.
+
+    Raises:
+      UserError: all numbers are zeros: SEAL refuses a ciphertext that hides nothing.
+    """
+    raw = None
+    for cipher, values in pairs:
+      self._has_level(cipher)
+      coded = isinstance(values, self._seal.Plaintext)
+      plain = values if coded else self._coder.encode(values, self.level(cipher))
+      if not plain.is_zero():
+        out = self._seal.Ciphertext()
+        self._evaluator.multiply_plain(cipher, plain, out)
+        raw = self.total(raw, out)
+    if raw is None:
+      raise UserError("weights: are all zero, so there is nothing to compute")
+    self._evaluator.rescale_to_next_inplace(raw)
+    return raw
+
+  def lowered(self, cipher: Ciphertext, level: int) -> Ciphertext:
+    """The same numbers at a lower level, on its scale."""
+    before = self.level(cipher)
+    if before == level:
+      return cipher
+    out, levels = self._seal.Ciphertext(), self._coder.levels
+    self._evaluator.mod_switch_to(cipher, levels.ids[level + 1], out)
+    scale = self.scales[level] * levels.primes[level + 1] / self.scales[before]
+    one = self._coder.encode(1.0, level + 1, scale)
+    self._evaluator.multiply_plain_inplace(out, one)
+    self._evaluator.rescale_to_next_inplace(out)
+    return out
+
+  def _has_level(self, cipher: Ciphertext) -> None:
+    if not self.level(cipher):
+      raise UserError(f"levels={self.chain.levels}: are used up; must be more")
+
+
+def rotations_of(strides: Sequence[int], counts: Sequence[int]) -> list[int]:
+  """Rotations that `SlotEvaluator.folded` makes, for each stride and count.
+
+  >>> rotations_of([1, 16], [8, 2])
+  [1, 2, 4, 16]
+  """
+  found = []
+  for stride, count in zip(strides, counts):
+    while count > 1:
+      found.append(stride)
+      stride, count = 2 * stride, count // 2
+  return found

@@ -1,0 +1,445 @@
+"""Ridge regression on ciphertexts: E(X), E(y) -> E(w) -> E(y_hat); only the owner decrypts.
+
+The owner of the data standardises columns and targets (so the means, the scales and the
+intercept are the owner's alone), encrypts, and rents a server that computes
+
+  A = X^T X / n + ridge I,   b = X^T y / n,   w <- w - eta (A w - b),   w = 0 at first.
+
+Such a step is w <- M w + c with M = I - eta A and c = eta b, so 2 t steps from zero are
+w_2t = w_t + M^t w_t. Squaring M doubles the steps for ONE more product in a row: the result
+after k doublings is exactly that of 2^k steps of gradient descent (`descended` is the same in
+float64).
+
+| who                | learns                                                                |
+| ------------------ | --------------------------------------------------------------------- |
+| server             | numbers of rows and columns, ridge; nothing of X, y, w or y_hat       |
+| owner              | w and y_hat, and at a refresh M^t and w_t, which follow from its data |
+
+Guarantee: against a server that follows the protocol (honest but curious), 128 bits of CKKS. A
+malicious one can return wrong weights, and nothing here would tell. What the owner decrypts
+holds noise that tells of the secret key (Li and Micciancio 2021): the owner does not pass it
+on to the server or to anyone without rounding it far above `Chain.error`. Circuit privacy is
+not needed, since the server has no input of its own. Encryption is not differential privacy:
+published weights tell about the data.
+
+When the chain of products is used up, the owner decrypts and encrypts again (a refresh): this
+is counted, and bounded by `RegressionPlan.most_refreshes`. There is no bootstrapping in SEAL.
+
+Layout: slot j * R + r holds column j of row r, so that a rotation by R moves to the next
+column, cyclically. A matrix is its diagonals D_s[j] = M[j, j + s], one ciphertext each, in the
+slots j * R; of a symmetric one, those up to m / 2 tell the others. Source: Halevi and Shoup
+2014 (products by diagonals); Cheon et al. 2017 (CKKS).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.federated.vertical.linear_regression import closed_form, statistics
+from dpjax.secure.homomorphic.ckks import (
+  Chain,
+  PublicKeys,
+  SecretKeys,
+  SlotEvaluator,
+  rotations_of,
+)
+from dpjax.validate import UserError
+
+MOST_ERROR = 1e-4  # of a weight that is planned, standardised
+_CHAIN = Chain(levels=7, scale_bits=45, end_bits=60)  # 435 of the 438 bits of its degree
+_GRAM = 2  # products in a row before the first doubling: X^T X, and its scale
+Refresh = Callable[[Sequence[bytes], int], list[bytes]]  # (ciphertexts, level) -> fresh
+
+
+@dataclasses.dataclass(frozen=True)
+class RegressionPlan:
+  """What is agreed before anything is encrypted; public, as every number in it.
+
+  Args:
+    num_rows, num_features: of X.
+    ridge: penalty on standardised weights; with the number of columns it bounds the
+      condition number, which nobody can look up in a ciphertext.
+    tolerance: distance to the closed form after the last step, at most.
+    most_refreshes: rounds in which the owner may be asked to encrypt again.
+
+  Raises:
+    UserError: too many columns; more refreshes than allowed; errors beyond 1e-4.
+
+  >>> plan = RegressionPlan(num_rows=442, num_features=10)
+  >>> plan.width, plan.rows_each, plan.num_steps, plan.depth, plan.refreshes
+  (16, 512, 2048, 14, 1)
+  >>> RegressionPlan(num_rows=442, num_features=10, most_refreshes=0)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: most_refreshes=0: 14 products in a row need 1 with levels=7; ...
+  """
+
+  num_rows: int
+  num_features: int
+  ridge: float = 0.1
+  tolerance: float = 1e-5
+  chain: Chain = _CHAIN
+  most_refreshes: int = 2
+
+  def __post_init__(self) -> None:
+    validate.integer_in(2, 2 ** (self.chain.end_bits - 1), num_rows=self.num_rows)
+    validate.integer_in(1, 64, num_features=self.num_features)
+    validate.positive(ridge=self.ridge)
+    if not 0 < self.tolerance <= MOST_ERROR / 2:
+      raise UserError(
+        f"tolerance={self.tolerance!r}: must be in (0, {MOST_ERROR / 2:g}], half of what a "
+        "weight may be off by"
+      )
+    validate.integer_at_least(0, most_refreshes=self.most_refreshes)
+    if self.chain.levels < _GRAM + 1:
+      raise UserError(
+        f"levels={self.chain.levels}: must be at least {_GRAM + 1}: two products make the "
+        "matrix, one squares it"
+      )
+    if self.refreshes > self.most_refreshes:
+      raise UserError(
+        f"most_refreshes={self.most_refreshes}: {self.depth} products in a row need "
+        f"{self.refreshes} with levels={self.chain.levels}; allow them, or a larger ridge"
+      )
+    if self.planned_error > MOST_ERROR:
+      raise UserError(
+        f"scale_bits={self.chain.scale_bits}: the weights would be off by "
+        f"{self.planned_error:.1e}, more than {MOST_ERROR:g}; take more bits or a larger ridge"
+      )
+
+  @property
+  def width(self) -> int:
+    """Columns with padding, a power of two."""
+    return max(2, 1 << (self.num_features - 1).bit_length())
+
+  @property
+  def rows_each(self) -> int:
+    """Rows in a ciphertext."""
+    return self.chain.slots // self.width
+
+  @property
+  def step_size(self) -> float:
+    """eta: below 1 / (largest eigenvalue of A), since a standardised A has the trace
+    num_features (1 + ridge)."""
+    return 1 / (self.num_features + self.ridge)
+
+  @property
+  def _largest(self) -> float:
+    """|w| at most: of ridge regression on a target of variance 1."""
+    return 1 / (2 * math.sqrt(self.ridge))
+
+  @property
+  def num_steps(self) -> int:
+    """Of gradient descent, a power of two: what `tolerance` needs in the worst case."""
+    shrinks = -math.log1p(-self.step_size * self.ridge)
+    steps = max(2.0, math.log(self._largest / self.tolerance) / shrinks)
+    return 1 << math.ceil(math.log2(steps))
+
+  @property
+  def doublings(self) -> int:
+    return self.num_steps.bit_length() - 1
+
+  @property
+  def depth(self) -> int:
+    """Products in a row from E(X) to E(y_hat)."""
+    return _GRAM + self.doublings + 1
+
+  @property
+  def refreshes(self) -> int:
+    """Rounds with the owner."""
+    return -(-self.depth // self.chain.levels) - 1
+
+  @property
+  def planned_error(self) -> float:
+    """Of the weights against the closed form: what is not descended, and the noise. An error
+    E of M^t moves the limit by (I - M^t)^-1 E w; the entries of E are those of rounding, and
+    of the factor that sums over rows are multiplied by; eigenvalues of M are at most
+    1 - eta ridge."""
+    slowest = 1 / (self.step_size * self.ridge)
+    moved = 2 * slowest + self.doublings  # sum over t = 1, 2, 4, ... of 1 / (1 - l^t)
+    entry = self.chain.error + self.num_rows * self.chain.encoding_error
+    norm = 2 * entry * math.sqrt(self.num_features)
+    return self.tolerance + norm * self._largest * moved
+
+  @property
+  def rotations(self) -> list[int]:
+    """Those that the server makes."""
+    return rotations_of([1, self.rows_each], [self.rows_each, 2])
+
+
+class Upload(NamedTuple):
+  """What the owner sends; all that the server ever gets, but for refreshes and new rows."""
+
+  keys: PublicKeys
+  x: list[bytes]
+  y: list[bytes]
+
+  @property
+  def size(self) -> int:
+    """In bytes."""
+    return self.keys.size + sum(map(len, self.x + self.y))
+
+
+class DataOwner:
+  """Who has the data, and the only one with the secret key.
+
+  Args:
+    x: [n, d]. y: [n]. Rows are standardised with their own means and standard deviations.
+
+  Raises:
+    UserError: shapes that are not the plan's, a constant column, NaN.
+  """
+
+  def __init__(self, x: np.ndarray, y: np.ndarray, plan: RegressionPlan):
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    if x.shape != (plan.num_rows, plan.num_features) or y.shape != (plan.num_rows,):
+      raise UserError(
+        f"x.shape={x.shape}, y.shape={y.shape}: must be ({plan.num_rows}, "
+        f"{plan.num_features}) and ({plan.num_rows},), as planned"
+      )
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+      raise UserError("x, y: hold NaN or infinity; leave those rows out")
+    self._mean, self._scale = x.mean(axis=0), x.std(axis=0)
+    self._y_mean, self._y_scale = float(y.mean()), float(y.std())
+    if not (self._scale.all() and self._y_scale):
+      raise UserError("x, y: hold a constant column, which has no scale; leave it out")
+    self.plan, self.refreshes = plan, 0
+    self._x = (x - self._mean) / self._scale
+    self._y = (y - self._y_mean) / self._y_scale
+    self._keys = SecretKeys(plan.chain, plan.rotations)
+
+  def upload(self) -> Upload:
+    """Keys and encrypted data."""
+    y = np.repeat(self._y[:, None], self.plan.width, axis=1)
+    return Upload(self._keys.public, self._encrypted(self._x), self._encrypted(y))
+
+  def _encrypted(self, rows: np.ndarray, level: int | None = None) -> list[bytes]:
+    """[n, <= width] as ciphertexts of `rows_each` rows."""
+    held, found = self.plan.rows_each, []
+    for start in range(0, len(rows), held):
+      block = np.zeros((self.plan.width, held))
+      part = rows[start : start + held].T
+      block[: len(part), : part.shape[1]] = part
+      found.append(self._keys.encrypt(block.ravel(), level=level))
+    return found
+
+  def refresh(self, ciphers: Sequence[bytes], level: int) -> list[bytes]:
+    """A `Refresh`: the same numbers in fresh ciphertexts, those of no meaning as zeros.
+
+    Raises:
+      UserError: more than planned: the server does not follow the protocol.
+    """
+    self.refreshes += 1
+    if self.refreshes > self.plan.refreshes:
+      raise UserError(f"refreshes={self.refreshes}: planned are {self.plan.refreshes}")
+    found = []
+    for cipher in ciphers:
+      values = self._keys.decrypt(cipher)
+      kept = np.zeros_like(values)
+      kept[:: self.plan.rows_each] = values[:: self.plan.rows_each]
+      found.append(self._keys.encrypt(kept, level=level))
+    return found
+
+  def rows(self, x: np.ndarray) -> list[bytes]:
+    """New rows [n, d], for `RegressionServer.predict`."""
+    scaled = (np.asarray(x, np.float64) - self._mean) / self._scale
+    return self._encrypted(scaled, level=1)
+
+  def weights(self, cipher: bytes) -> np.ndarray:
+    """[d] standardised. Secret: round before it goes to anybody else (see the module)."""
+    held = self._keys.decrypt(cipher)[:: self.plan.rows_each]
+    return held[: self.plan.num_features]
+
+  def predictions(self, ciphers: Sequence[bytes], num_rows: int) -> np.ndarray:
+    """[num_rows] in the units of y. Secret as `weights` are."""
+    held = [self._keys.decrypt(cipher)[: self.plan.rows_each] for cipher in ciphers]
+    return np.concatenate(held)[:num_rows] * self._y_scale + self._y_mean
+
+  def closed_form(self) -> np.ndarray:
+    """[d] what the weights should be, in float64."""
+    rows = statistics(self._x, self._y)
+    return closed_form([rows], ridge=self.plan.ridge)[:-1]  # centred: the bias is 0
+
+  def descended(self) -> np.ndarray:
+    """[d] what the server computes, in float64: `plan.num_steps` steps from zero."""
+    plan, n = self.plan, len(self._x)
+    eye = np.eye(plan.num_features)
+    matrix = eye - plan.step_size * (self._x.T @ self._x / n + plan.ridge * eye)
+    w = plan.step_size * self._x.T @ self._y / n
+    for _ in range(plan.doublings):
+      w, matrix = w + matrix @ w, matrix @ matrix
+    return w
+
+
+class RegressionServer:
+  """Who computes, and holds no secret key: public keys and ciphertexts alone."""
+
+  def __init__(self, plan: RegressionPlan, keys: PublicKeys):
+    self.plan, self._evaluator = plan, SlotEvaluator(plan.chain, keys)
+    self.refresh_bytes = 0  # sent and received in refreshes
+
+  def fit(self, upload: Upload, refresh: Refresh) -> bytes:
+    """E(w), fit for one more product; asks for `plan.refreshes` refreshes."""
+    diagonals, w = self._first_step(upload)
+    for done in range(self.plan.doublings):
+      last = done + 1 == self.plan.doublings
+      if not self._evaluator.level(w):
+        left = self.plan.doublings - done + 1
+        diagonals, w = self._refreshed(diagonals, w, refresh, left)
+      diagonals, w = self._doubled(diagonals, w, last)
+    if not self._evaluator.level(w):
+      _, w = self._refreshed([], w, refresh, 1)
+    return self._evaluator.dump(w)
+
+  def predict(self, weights: bytes, rows: Sequence[bytes]) -> list[bytes]:
+    """E(y_hat) of new rows, standardised; one ciphertext for each of theirs."""
+    on, plan = self._evaluator, self.plan
+    # In lane 0 of each column; rotated by one it is the last lane of the column before, which
+    # every window of R slots of that column meets. Then back to its own column.
+    spread = on.folded(on.rotate(on.load(weights), 1), 1, plan.rows_each)
+    for _ in range(plan.width - 1):
+      spread = on.rotate(spread, plan.rows_each)
+    spread = on.lowered(spread, 1)
+    return [on.dump(self._row_sums(on.load(x), spread)) for x in rows]
+
+  def _row_sums(self, x: Any, w: Any) -> Any:
+    on = self._evaluator
+    part = whole = on.products([(x, w)])
+    for _ in range(self.plan.width - 1):
+      whole = on.add(on.rotate(whole, self.plan.rows_each), part)
+    return whole
+
+  def _first_step(self, upload: Upload) -> tuple[list[Any], Any]:
+    """Diagonals of M up to m / 2, and c = eta b, the first step from zero."""
+    on, plan = self._evaluator, self.plan
+    x, y = ([on.load(cipher) for cipher in held] for held in (upload.x, upload.y))
+    share = plan.step_size / plan.num_rows
+    w = self._column_sums(list(zip(x, y)), share)
+    diagonals, moved = [], x
+    for shift in range(plan.width // 2 + 1):
+      if shift:
+        moved = [on.rotate(cipher, plan.rows_each) for cipher in moved]
+      found = self._column_sums(list(zip(x, moved)), -share)
+      diagonals.append(found)
+    own = self._lane(1 - plan.step_size * plan.ridge)
+    diagonals[0] = on.plus(diagonals[0], own)
+    return diagonals, w
+
+  def _column_sums(self, pairs: Sequence[tuple[Any, Any]], factor: float) -> Any:
+    """Sums over rows of products, times a factor, in the lane of each column; zeros beside."""
+    on = self._evaluator
+    sums = on.folded(on.products(pairs), 1, self.plan.rows_each)
+    return on.weighted([(sums, self._lane(factor))])
+
+  def _lane(self, value: float) -> np.ndarray:
+    lane = np.zeros(self.plan.chain.slots)
+    lane[:: self.plan.rows_each] = value
+    return lane
+
+  def _doubled(self, half: list[Any], w: Any, last: bool) -> tuple[list[Any], Any]:
+    """(M^2, w + M w); of the last doubling w alone.
+
+    D_s of M^2 is the sum over t of D_t * (D_(s-t) rotated by t columns). One pass over the
+    rotations of the diagonals 0..m/2 meets them all, as those beyond are rotations of these:
+    D_(m-t) is D_t rotated by m - t columns.
+    """
+    on, m = self._evaluator, self.plan.width
+    whole = half + [self._column(half[t], m - t) for t in range(m // 2 - 1, 0, -1)]
+    moved, raw = w, None
+    for diagonal in whole:
+      raw = on.total(raw, on.product(diagonal, moved))
+      moved = on.rotate(moved, self.plan.rows_each)
+    w = on.add(on.lowered(w, on.level(w) - 1), on.reduced(raw))
+    if last:
+      return [], w
+    return self._squared(half, whole), w
+
+  def _squared(self, half: list[Any], whole: list[Any]) -> list[Any]:
+    on, m = self._evaluator, self.plan.width
+    raws: list[Any] = [None] * (m // 2 + 1)
+    for t, moved in enumerate(half):
+      for steps in range(m):  # `moved` is D_t rotated by `steps` columns
+        meets = {((t + steps) % m, steps)}  # (diagonal of the square, of the factor)
+        if t not in (0, m // 2):  # as D_(m - t), rotated by steps + t
+          meets.add((steps, (steps + t) % m))
+        for s, factor in meets:
+          if s <= m // 2:
+            raws[s] = on.total(raws[s], on.product(whole[factor], moved))
+        moved = on.rotate(moved, self.plan.rows_each)
+    return [on.reduced(raw) for raw in raws]
+
+  def _column(self, cipher: Any, columns: int) -> Any:
+    for _ in range(columns):
+      cipher = self._evaluator.rotate(cipher, self.plan.rows_each)
+    return cipher
+
+  def _refreshed(
+    self, diagonals: list[Any], w: Any, refresh: Refresh, left: int
+  ) -> tuple[list[Any], Any]:
+    sent = [self._evaluator.dump(cipher) for cipher in [*diagonals, w]]
+    got = refresh(sent, min(left, self.plan.chain.levels))
+    self.refresh_bytes += sum(map(len, [*sent, *got]))
+    fresh = [self._evaluator.load(cipher) for cipher in got]
+    return fresh[:-1], fresh[-1]
+
+
+class Regressed(NamedTuple):
+  """What came of one regression on ciphertexts, told by the owner."""
+
+  weights: np.ndarray  # [d] standardised; SECRET, see `DataOwner.weights`
+  predictions: np.ndarray  # [n'] of the new rows, in the units of y
+  error: float  # largest, of a weight, against the closed form
+  step_error: float  # against the same steps in float64
+  refreshes: int
+  upload_bytes: int
+  refresh_bytes: int
+  result_bytes: int  # weights, new rows and their predictions
+  seconds: float
+
+
+def regress(
+  x: np.ndarray, y: np.ndarray, new: np.ndarray, plan: RegressionPlan
+) -> Regressed:
+  """Both parties in one process, which exchange bytes: a rehearsal that measures.
+
+  Args:
+    x: [n, d]. y: [n]. new: [n', d] rows to predict, encrypted as well.
+
+  Raises:
+    UserError: as `DataOwner`; TenSEAL is not installed.
+
+  >>> rng = np.random.default_rng(0)
+  >>> x = rng.normal(size=(40, 2))
+  >>> plan = RegressionPlan(40, 2, ridge=1.0, chain=Chain(3, 38, 50))
+  >>> found = regress(x, x @ [1.0, 2.0], x[:3], plan)
+  >>> found.error < 1e-4, found.refreshes == plan.refreshes
+  (True, True)
+  """
+  begun = time.monotonic()
+  owner = DataOwner(x, y, plan)
+  upload = owner.upload()
+  server = RegressionServer(plan, upload.keys)
+  cipher = server.fit(upload, owner.refresh)
+  rows = owner.rows(new)
+  answers = server.predict(cipher, rows)
+  weights = owner.weights(cipher)
+  predictions = owner.predictions(answers, len(new))
+  seconds = time.monotonic() - begun
+  return Regressed(
+    weights,
+    predictions,
+    float(np.abs(weights - owner.closed_form()).max()),
+    float(np.abs(weights - owner.descended()).max()),
+    owner.refreshes,
+    upload.size,
+    server.refresh_bytes,
+    len(cipher) + sum(map(len, [*rows, *answers])),
+    seconds,
+  )

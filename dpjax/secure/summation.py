@@ -1,0 +1,345 @@
+"""Federated rounds whose server sees the sum of the messages alone.
+
+`secure_mean(protocol, encoding)` is an `Aggregator` like any other, so every algorithm takes
+it by one argument. There are two ways to run it, with the same result, bit for bit:
+
+| protocol                  | what happens in a round                             | for          |
+| ------------------------- | --------------------------------------------------- | ------------ |
+| `PlainSum()`, or          | integers are added inside JAX, modulo 2^32, by any  | experiments  |
+| `Simulated(SecAgg())`     | execution; NOTHING is hidden from who runs it       |              |
+| any other of `sums`       | every client's vector goes through the protocol,    | what a       |
+|                           | with its cryptography, and so do its drop-outs      | server sees  |
+
+Integer sums do not depend on their order, so loop, vmap, pmap and processes agree in every
+bit of the sum. Hiding is not differential privacy: the mean itself still tells about its
+clients. `distributed_noise` adds noise inside the sum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import trees, validate
+from dpjax.federated import FederatedAlgorithm, FederatedState, RoundInfo
+from dpjax.federated.aggregation import Aggregator, summed
+from dpjax.federated.client import ClientInfo
+from dpjax.federated.cohort import Cohort
+from dpjax.federated.execution import Context, MapClients, Mapped, Run
+from dpjax.plan import Plan
+from dpjax.secure.encoding import Encoded, Encoding, from_vector, to_vector
+from dpjax.secure.sums import (
+  Drops,
+  PlainSum,
+  Simulated,
+  Summed,
+  SumProtocol,
+)
+from dpjax.types import Array
+from dpjax.validate import UserError
+
+
+class RoundRefused(UserError):
+  """Too few clients were left: the sum was not formed, and nothing was revealed."""
+
+
+def is_simulated(protocol: SumProtocol) -> bool:
+  """Whether it adds vectors in the clear: its total may be formed in any other way.
+
+  >>> from dpjax.secure.sums import SecAgg
+  >>> is_simulated(PlainSum()), is_simulated(Simulated(SecAgg())), is_simulated(SecAgg())
+  (True, True, False)
+  """
+  return isinstance(protocol, (PlainSum, Simulated))
+
+
+# --- who falls silent
+
+
+@dataclasses.dataclass(frozen=True)
+class Dropout:
+  """Clients who fall silent, for simulations: each on its own, in a phase drawn at random.
+
+  Args:
+    prob: of a client, in a round.
+    seed: of all rounds; who drops out is a function of (seed, round, client) alone, never of
+      anyone's data.
+
+  >>> Dropout(prob=0.5, seed=1).drops(0, range(4)) == Dropout(prob=0.5, seed=1).drops(0, range(4))
+  True
+  """
+
+  prob: float = 0.0
+  seed: int = 0
+
+  def __post_init__(self):
+    validate.share(prob=self.prob)
+    validate.integer_at_least(0, seed=self.seed)
+
+  def drops(self, round: int, clients: Any) -> Drops:
+    """Who of `clients` drops out in this round, and when."""
+    silent: tuple[set[int], ...] = (set(), set(), set())
+    for client in clients if self.prob else ():
+      stream = np.random.SeedSequence(self.seed, spawn_key=(round, int(client)))
+      rng = np.random.Generator(np.random.Philox(stream))
+      if rng.random() < self.prob:
+        silent[rng.integers(len(silent))].add(int(client))
+    return Drops(*map(frozenset, silent))
+
+
+NO_DROPOUT = Dropout()
+
+
+def uploading(clients: Any, drops: Drops) -> list[int]:
+  """Those whose vectors are in the sum, ascending.
+
+  >>> uploading([1, 2, 3], Drops(frozenset({1}), frozenset(), frozenset({3})))
+  [2, 3]
+  """
+  gone = drops.before_sharing | drops.before_upload
+  return sorted({int(client) for client in clients} - gone)
+
+
+def check_survivors(protocol: SumProtocol, uploaded: list[int], drops: Drops) -> None:
+  """Raises RoundRefused where fewer than `min_survivors` are there to the end."""
+  left = len(set(uploaded) - drops.before_unmasking)
+  if left < protocol.min_survivors:
+    raise RoundRefused(
+      f"survivors={left}: must be >= min_survivors={protocol.min_survivors}; the round is "
+      "refused and reveals nothing"
+    )
+
+
+# --- the mean
+
+
+def secure_mean(
+  protocol: SumProtocol,
+  encoding: Encoding,
+  *,
+  dropout: Dropout = NO_DROPOUT,
+  plan: Plan | None = None,
+) -> Aggregator:
+  """The weighted mean of messages, of which the server learns the sum of all alone.
+
+  Args:
+    protocol: one of `sums`, with its cryptography or simulated; a round that leaves fewer than its
+      `min_survivors` raises RoundRefused (`forgiving` goes on with the next).
+    encoding: of messages as integers. Its `bits` may be fewer than the protocol's.
+    dropout: who falls silent, in a simulation.
+    plan: that draws the cohorts, without privacy.
+
+  Guarantee: what `protocol` hides, against whom, is its own statement; a simulated one hides
+  nothing. The mean is NOT differentially private.
+
+  Raises:
+    UserError: an encoding wider than the protocol's modulus.
+
+  >>> aggregator = secure_mean(PlainSum(), Encoding(max_clients=4, largest_value=4.0))
+  >>> messages = jnp.array([[1.0], [3.0], [jnp.nan]])
+  >>> state = aggregator.init(messages[0])
+  >>> aggregator.update(messages, jnp.ones(3, bool), state)[0]
+  Array([2.], dtype=float32)
+  """
+  if encoding.bits > protocol.bits:
+    raise UserError(f"bits={encoding.bits}: must be <= {protocol.bits} of {protocol.name}")
+
+  def partial(state: Any, messages: Any, weights: Array, mask: Array) -> Encoded:
+    del state
+    return encoding.add(encoding.encode(messages, weights, mask))
+
+  def finish(total: Encoded, state: Any) -> Any:
+    return encoding.mean(total), state + 1
+
+  simulated = is_simulated(protocol)
+  through = _counted(encoding, protocol) if simulated else _protocol(encoding, protocol)
+  return summed(
+    lambda message: jnp.int32(0),
+    partial,
+    finish,
+    through=functools.partial(through_way, through, dropout, protocol),
+    plan=plan,
+  )
+
+
+Summing = Callable[[Run, Context, Cohort, Drops], Mapped]
+
+
+class Way(NamedTuple):
+  """A way to sum, given the inner execution."""
+
+  bind: Callable[[MapClients, Any, Any], Run]  # (inner, client, partial)
+  sum: Summing
+
+
+def through_way(
+  way: Way, dropout: Dropout, protocol: SumProtocol, inner: MapClients
+) -> MapClients:
+  """The execution in which clients drop out, and what is left is summed in some way."""
+
+  def bind(client: Any, partial: Any) -> Run:
+    run = way.bind(inner, client, partial)
+
+    def summed_run(context: Context, cohort: Cohort) -> Mapped:
+      drops = dropout.drops(int(context.state), np.asarray(cohort.ids))
+      kept = uploading(cohort.ids, drops)
+      check_survivors(protocol, kept, drops)
+      places = np.flatnonzero(np.isin(np.asarray(cohort.ids), kept))
+      mapped = way.sum(run, *_those(context, cohort, places), drops)
+      return mapped._replace(memories=_placed(mapped.memories, places))
+
+    return summed_run
+
+  return bind
+
+
+def _those(context: Context, cohort: Cohort, places: np.ndarray) -> tuple[Context, Cohort]:
+  """The part of a cohort at these places, with what its clients remember."""
+  rows = jax.tree.map(lambda leaf: np.asarray(leaf)[places], context.memories)
+  kept = cohort._replace(
+    ids=np.asarray(cohort.ids)[places],
+    num_examples=np.asarray(cohort.num_examples)[places],
+    batches=[cohort.batches[place] for place in places],
+  )
+  return context._replace(memories=rows), kept
+
+
+def _placed(parts: Any, places: np.ndarray) -> Any:
+  """What a part of a cohort keeps, by places in the whole."""
+  back = lambda part: places[np.minimum(np.asarray(part.places), len(places) - 1)]
+  return tuple(part._replace(places=back(part)) for part in parts)
+
+
+def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
+  """The inner execution adds the integers itself; the protocol is asked what it would cost,
+  and whether it would refuse."""
+
+  def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
+    _check_size(encoding, cohort)
+    mapped = run(context, cohort)
+    zeros = np.zeros(trees.size(mapped.sums), _dtype(protocol))
+    found = carried_out(protocol, cohort.ids, drops, lambda client: zeros)
+    return with_cost(mapped, found)
+
+  return Way(lambda inner, client, partial: inner(client, partial), sum_of)
+
+
+def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
+  """The inner execution hands over each client's message, which goes through the protocol."""
+  encode = jax.jit(encoding.encode)
+
+  def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
+    _check_size(encoding, cohort)
+    mapped = run(context, cohort)
+    sent = jax.device_get(mapped.sent)
+    row = lambda place: jax.tree.map(lambda leaf: leaf[place : place + 1], sent)
+    one = lambda place: encode(row(place).message, row(place).weight, np.ones(1, bool))
+    shapes = jax.eval_shape(lambda: one(0))
+    like = jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), shapes)
+    places = {int(client): place for place, client in enumerate(cohort.ids)}
+
+    def vector(client: int) -> np.ndarray:
+      found = one(places[client]) if client in places else like  # zeros are never sent
+      return to_vector(found, protocol.bits)
+
+    found = carried_out(protocol, cohort.ids, drops, vector)
+    total = from_vector(found.total, like, encoding.bits)
+    return with_cost(mapped, found)._replace(sums=total, sent=None)
+
+  return Way(lambda inner, client, partial: inner(client, None), sum_of)
+
+
+def _dtype(protocol: SumProtocol) -> Any:
+  return np.uint32 if protocol.bits == 32 else np.uint64
+
+
+def carried_out(
+  protocol: SumProtocol, uploading: Any, drops: Drops, vector: Callable[[int], np.ndarray]
+) -> Summed:
+  """The sum over those who upload; `vector` is asked of those who dropped out, too, whose
+  answer nobody sees.
+
+  Raises:
+    RoundRefused: a protocol that does not stand these drop-outs.
+    UserError: several processes, each of which would draw masks of its own; a protocol that
+      has summed others than those who uploaded.
+  """
+  if jax.process_count() > 1 and not is_simulated(protocol):
+    raise UserError(f"protocol={protocol.name!r}: must be run by one process, or simulated")
+  clients = {int(client) for client in uploading}
+  silent = drops.before_sharing | drops.before_upload
+  try:
+    found = protocol.sum(LazyVectors(clients | silent, vector), drops)
+  except UserError as error:
+    if any(drops):
+      raise RoundRefused(str(error)) from error
+    raise
+  if list(found.survivors) != sorted(clients):
+    raise UserError(
+      f"survivors={list(found.survivors)}: must be those who uploaded, {sorted(clients)}"
+    )
+  return found
+
+
+def with_cost(mapped: Mapped, found: Summed) -> Mapped:
+  """Infos that say what a client had to send and receive, at most."""
+  bits = np.full_like(mapped.info.upload_bits, 8 * found.cost.client_bytes)
+  return mapped._replace(info=mapped.info._replace(upload_bits=bits))
+
+
+class LazyVectors(Mapping):
+  """Clients' vectors, computed as they are read: never two of them at once."""
+
+  def __init__(self, clients: set[int], make: Callable[[int], np.ndarray]):
+    self._clients, self._make = sorted(clients), make
+
+  def __getitem__(self, client: int) -> np.ndarray:
+    if client not in self._clients:
+      raise KeyError(client)
+    return self._make(client)
+
+  def __iter__(self):
+    return iter(self._clients)
+
+  def __len__(self) -> int:
+    return len(self._clients)
+
+
+def _check_size(encoding: Encoding, cohort: Cohort) -> None:
+  if cohort.size > encoding.max_clients:
+    raise UserError(
+      f"max_clients={encoding.max_clients}: must be >= the {cohort.size} clients of a round, "
+      "whose sum could wrap around"
+    )
+
+
+# --- rounds that fail
+
+
+def forgiving(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
+  """The same, but a round that is refused leaves everything as it was and the next follows:
+  of an algorithm whose aggregator is one of this room, and counts its rounds.
+
+  What was promised for that round stays charged: a ledger counts rounds, not successes.
+  """
+
+  def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:
+    try:
+      return algorithm.round(state, cohort)
+    except RoundRefused:
+      later = state._replace(round=state.round + 1, aggregator=state.aggregator + 1)
+      return later, _nobody()
+
+  return algorithm._replace(round=one_round)
+
+
+def _nobody() -> RoundInfo:
+  zero, empty = np.float32(0), jnp.zeros(0)
+  clients = ClientInfo(empty, empty, empty, empty, empty)
+  return RoundInfo(zero, zero, np.int32(0), np.int32(0), np.float64(0), clients)

@@ -1,0 +1,43 @@
+"""Compute on data that nobody sees: sums, regression and inference, against the same in the clear.
+
+  python -m launch.secure --config=configs/secure/quickstart.py --workdir=runs/secure
+  python -m launch.secure --config=configs/secure/quickstart.py --workdir=runs/three \\
+    --config.rows="{'secagg, 3 silent': {'task.silent': 3}}"
+
+Every field of the config (dpjax/runs/secure/config.py) can be overridden by its dotted name.
+Writes to --workdir: secure.md and secure.csv (task, protocol, sizes, seconds, bytes, error
+against plain, what is hidden from whom), secure.png, sweep.json, points/ (one folder for each
+row). Stop it at any time; the same command goes on where it stopped (a sum or a regression is
+one step, and a stop waits for its end). Exit code 1 if one of several rows failed. All parties
+run on this machine: it measures, and keeps no secret from you.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+from absl import flags
+
+from dpjax.runs.secure.config import SecureConfig
+from dpjax.sweeps import secure_table
+from launch import app, config_flag
+
+config_flag.define(kind=SecureConfig, default="configs/secure/quickstart.py")
+flags.DEFINE_string(
+  "workdir", None, "Directory of this table (default: runs/secure_<config>)."
+)
+
+
+def main() -> None:
+  """Runs what is left of the table."""
+  config = config_flag.get()
+  workdir = flags.FLAGS.workdir or f"runs/secure_{pathlib.Path(flags.FLAGS.config).stem}"
+  with app.stoppable(workdir):
+    rows = secure_table.run_all(config, workdir)
+  app.refuse_failed(rows)
+  print((pathlib.Path(workdir) / "secure.md").read_text(), end="")
+  print(f"wrote {workdir}/secure.md, secure.csv, secure.png")
+
+
+if __name__ == "__main__":
+  app.run(main)

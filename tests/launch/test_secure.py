@@ -1,0 +1,85 @@
+"""launch.secure from the command line: what a user types, right and wrong."""
+
+import csv
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dpjax.runs.secure.config import SecureConfig
+from dpjax.sweeps import secure_table
+from launch import config_flag
+from tests import commands
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_CONFIGS = [
+  p for p in sorted((_ROOT / "configs/secure").glob("*.py")) if p.stem != "__init__"
+]
+_TINY = """
+from dpjax.runs.secure.config import SecureConfig, SumTask
+
+def get_config():
+  rows = {"plain": {"protocol": "plain"}, "shares": {"protocol": "additive_sharing"}}
+  return SecureConfig(task=SumTask(5, 30), rows=rows, title="tiny")
+"""
+
+
+def _launch(*arguments):
+  return commands.run("launch.secure", *arguments)
+
+
+def test_a_table_is_written_and_resumed(tmp_path):
+  (tmp_path / "tiny.py").write_text(_TINY)
+  order = (f"--config={tmp_path / 'tiny.py'}", f"--workdir={tmp_path / 'run'}")
+  done = _launch(*order)
+  assert done.returncode == 0, done.stderr
+  assert "| plain | sum | plain | 5 clients x 30 entries |" in done.stdout
+  assert "not differential privacy" in done.stdout
+  with open(tmp_path / "run" / "secure.csv") as file:
+    rows = list(csv.DictReader(file))
+  assert [row["protocol"] for row in rows] == ["plain", "additive_sharing"]
+  assert all(float(row["error"]) == 0 and float(row["bytes"]) > 0 for row in rows)
+  again = _launch(*order)
+  assert again.returncode == 0 and again.stdout == done.stdout
+
+
+@pytest.mark.parametrize(
+  ("arguments", "words"),
+  [
+    (["--config.task.num_clients=1"], "task.num_clients=1: must be an integer in"),
+    (["--config.protocol=zip"], "protocol='zip': must be one of"),
+    (["--config.task=sume"], "did you mean 'sum'?"),
+    (["--config.rows={'a': {'task.lengths': 3}}"], "task.lengths"),
+  ],
+)
+def test_a_mistake_is_one_line(tmp_path, arguments, words):
+  done = _launch(f"--workdir={tmp_path / 'run'}", *arguments)
+  lines = done.stderr.strip().splitlines()
+  assert done.returncode == 2 and len(lines) == 1 and words in lines[0], done.stderr
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("path", _CONFIGS, ids=lambda path: path.stem)
+def test_every_published_config_is_ready_to_run(path):
+  found = secure_table.points(config_flag.load(str(path), SecureConfig))
+  assert found and f"--config=configs/secure/{path.name}" in path.read_text()
+
+
+@pytest.mark.long
+def test_the_quickstart_is_stopped_and_goes_on(tmp_path):
+  """About a minute: a kill between rows, then the rest."""
+  pytest.importorskip("tenseal", reason="needs TenSEAL: pip install 'dpjax[he]'")
+  order = [sys.executable, "-m", "launch.secure", f"--workdir={tmp_path / 'run'}"]
+  first = subprocess.Popen(order, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+  while not list(tmp_path.glob("run/points/*/result.json")):
+    assert first.poll() is None
+    time.sleep(0.2)
+  first.send_signal(signal.SIGTERM)
+  _, told = first.communicate(timeout=60)
+  assert first.returncode == 128 + signal.SIGTERM and b"run the same command" in told
+  done = subprocess.run(order, cwd=_ROOT, capture_output=True, text=True, check=False)
+  assert done.returncode == 0, done.stderr
+  assert len(list(tmp_path.glob("run/points/*/result.json"))) >= 8

@@ -1,0 +1,221 @@
+"""Secure computations as runs: resumed, against the same in the clear, every field read."""
+
+import dataclasses
+import importlib
+import inspect
+
+import numpy as np
+import pytest
+
+from dpjax.runs import fields, loop, streams, writers
+from dpjax.runs.central.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+from dpjax.runs.secure import vector_sums
+from dpjax.runs.secure.config import TASKS, SecureConfig, SumTask
+from dpjax.secure.sums import SecAgg
+from dpjax.sweeps import secure_table
+from dpjax.validate import UserError
+from tests.runs.stops import stop_after
+
+_SUM = {"task.num_clients": 4, "task.length": 20}
+_MODEL = {
+  "train": TrainConfig(
+    data=DataConfig(name="digits", center=True, limit=300),
+    model=ModelConfig(name="mlp", options={"features": (4,), "activation": "square"}),
+    privacy=PrivacyConfig(method="sgd", sampling_prob=0.2),
+    optimizer=OptimizerConfig(learning_rate=0.01),
+    num_steps=4,
+  )
+}
+
+
+def _point(**changes):
+  config = fields.replace_all(SecureConfig(), changes)
+  (point,) = secure_table.points(config)
+  return point.config
+
+
+@pytest.fixture
+def tenseal():
+  pytest.importorskip("tenseal", reason="needs TenSEAL: pip install 'dpjax[he]'")
+
+
+def test_a_sum_is_exact_and_holds_what_every_result_does(tmp_path):
+  config = _point(protocol="plain", **_SUM)
+  result = loop.train(config, tmp_path)
+  assert set(writers.RESULT_KEYS) <= set(result)
+  assert (result["task"], result["method"], result["error"]) == ("sum", "plain", 0.0)
+  assert result["epsilon_kind"] == "none" and result["num_survivors"] == 4
+  assert result["hides"].startswith("nothing")
+  with np.load(tmp_path / "secure.npz") as held:
+    assert held["total"].shape == (20,) and held["total"].max() > 2**20
+
+
+def test_a_biased_sum_is_told(tmp_path, monkeypatch):
+  pytest.importorskip("cryptography", reason="needs the extra secure")
+  true = SecAgg.sum
+  biased = lambda self, *args: (lambda s: s._replace(total=s.total + np.uint32(1)))(
+    true(self, *args)
+  )
+  monkeypatch.setattr(SecAgg, "sum", biased)
+  result = loop.train(_point(**_SUM, **{"task.silent": 1}), tmp_path)
+  assert result["error"] == 1.0 and result["num_survivors"] == 3
+
+
+def test_a_regression_keeps_rounded_weights_alone(tmp_path, tenseal):
+  task = {"name": "regress", "num_features": 2, "ridge": 1.0, "num_predicted": 5}
+  result = loop.train(_point(task=task | {"tolerance": 5e-5}), tmp_path)
+  assert result["error"] < 1e-4 and result["refreshes"] == 1 and result["num_steps"] == 32
+  with np.load(tmp_path / "secure.npz") as held:
+    weights = held["weights"]
+  np.testing.assert_array_equal(weights, weights.round(4))
+  assert result["bytes"] > result["upload_bytes"] > 1e6
+
+
+def test_inference_goes_on_where_it_stopped_with_the_epsilon_of_its_model(
+  tmp_path, monkeypatch, tenseal
+):
+  private = {"train.privacy.method": "dp_sgd", "train.privacy.epsilon": 3.0}
+  config = _point(task={"name": "infer", "num_images": 150}, **_MODEL, **private)
+  stop_after(monkeypatch, 3, phase="questions")
+  with pytest.raises(loop.Interrupted, match="step 3"):
+    loop.train(config, tmp_path)
+  result = loop.train(config, tmp_path)
+  assert result["agreement"] == 1.0 and result["test_accuracy"] == result["plain_accuracy"]
+  assert result["error"] < 1e-2
+  assert 2.5 < result["epsilon"] <= 3.0 and result["epsilon_kind"] == "proved"
+
+
+_TRAIN = {"name": "train", "dataset": "digits", "hidden": (4,), "epochs": 1}
+_TRAIN |= {"batch_size": 64, "learning_rate": 0.25, "num_predicted": 30}
+
+
+@pytest.mark.parametrize(
+  ("activation", "output"), [("relu", "sigmoid"), ("square", "linear")]
+)
+def test_training_on_shares_is_that_in_the_clear(tmp_path, activation, output):
+  rate = 0.25 if output == "sigmoid" else 2**-12
+  task = _TRAIN | {"activation": activation, "output": output, "learning_rate": rate}
+  result = loop.train(_point(task=task), tmp_path)
+  assert result["error"] < 5e-3 and result["num_steps"] == 1437 // 64
+  assert abs(result["test_accuracy"] - result["plain_accuracy"]) < 0.07
+  assert result["bytes"] == result["bytes_between_parties"] + result["bytes_dealt"]
+
+
+def test_training_on_shares_goes_on_where_it_stopped(tmp_path, monkeypatch):
+  stop_after(monkeypatch, 1)
+  config = _point(task=_TRAIN)
+  with pytest.raises(loop.Interrupted, match="step 1"):
+    loop.train(config, tmp_path)
+  assert loop.train(config, tmp_path)["error"] < 5e-3
+
+
+def test_ckks_adds_fractions_and_bfv_integers(tmp_path, tenseal):
+  for name, most in (("ckks", 1e-6), ("bfv", 0)):
+    result = loop.train(_point(protocol=name, **_SUM), tmp_path / name)
+    assert result["error"] <= most and result["method"] == name
+
+
+def test_a_table_resumes_and_keeps_failures_as_rows(tmp_path):
+  small = {"protocol": "plain"}
+  rows = {"one": small, "two": {"protocol": {"name": "plain", "bits": 64}}}
+  rows["few are left"] = {
+    "protocol": {"name": "plain", "min_survivors": 3},
+    "task.silent": 2,
+  }
+  config = fields.replace_all(SecureConfig(rows=rows), _SUM)
+  found = secure_table.run_all(config, tmp_path)
+  assert [row["status"] for row in found] == ["done", "done", "failed"]
+  assert "min_survivors=3" in found[2]["error"] and "\n" not in found[2]["error"]
+  results = sorted(tmp_path.glob("points/*/result.json"))
+  before = [path.stat().st_mtime_ns for path in results]
+  secure_table.run_all(config, tmp_path)
+  assert before == [path.stat().st_mtime_ns for path in results] and len(before) == 2
+  text = (tmp_path / "secure.md").read_text()
+  assert "| one | sum | plain | 4 clients x 20 entries |" in text
+  assert (tmp_path / "secure.png").stat().st_size > 5000
+  assert "release nothing" in writers.read_json(tmp_path / "sweep.json")["statement"]
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"protocol": "zip"}, "protocol='zip': must be one of plain,"),
+    ({"task": "regress", "protocol": "plain"}, "protocol='plain': would be ignored"),
+    ({"train.num_steps": 3}, "train.num_steps=3: would be ignored, it needs task='infer'"),
+    ({"task": "infer"}, "train.model.options.activation=None: must be 'square'"),
+    ({"task.entry_bits": 40}, "task.entry_bits=40: must be at most 32"),
+    ({"task.silent": 10}, "task.silent=10"),
+    ({"task": {"name": "regress", "table": "wine"}}, "table='wine': must be one of"),
+    ({"rows": {"a": {"title": "b"}}}, r"rows\['a'\].title: would be ignored"),
+    ({"rows": {"a": {}, "A": {}}}, "two labels give runs of the same name"),
+    ({"rows": {"a": {"task": "regress", "seed": -1}}}, "seed=-1"),
+    ({"seed": -1}, "seed=-1"),
+  ],
+)
+def test_a_mistake_is_one_line_before_anything_runs(changes, words):
+  with pytest.raises(UserError, match=words) as caught:
+    secure_table.points(fields.replace_all(SecureConfig(), changes))
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"train.model.options": {"activation": "square", "features": (3, 3)}}, "one hidden"),
+    ({"train.model.name": "linear", "train.model.options": {}}, "must be 'mlp'"),
+    ({"train.audit.enabled": True}, "train.audit.enabled=True: must be false"),
+    ({"train.seed": 3}, "train.seed=3: would be ignored"),
+  ],
+)
+def test_a_model_that_no_ciphertext_is_put_through(changes, words):
+  with pytest.raises(UserError, match=words):
+    _point(task="infer", **_MODEL, **changes)
+
+
+@pytest.mark.parametrize(
+  ("task", "words"),
+  [
+    ({"name": "regress", "num_features": 20}, "task.num_features=20: must be at most 10"),
+    (
+      {"name": "regress", "num_predicted": 9000},
+      "task.num_predicted=9000: must be at most",
+    ),
+    ({"name": "regress", "most_refreshes": 0}, "task.most_refreshes=0: .* need"),
+    ({"name": "train", "batch_size": 512}, "task.batch_size=512"),
+    (_TRAIN | {"activation": "square", "output": "linear"}, "diverges in float64, too"),
+    ({"name": "train", "learning_rate": 0.3}, "task.learning_rate=0.3: .* power of two"),
+    ({"name": "infer", "num_images": 9000}, "task.num_images=9000: must be at most"),
+  ],
+)
+def test_what_the_data_cannot_give_leaves_no_folder(tmp_path, task, words):
+  model = _MODEL if task["name"] == "infer" else {}
+  with pytest.raises(UserError, match=words):
+    loop.train(_point(task=task, **model), tmp_path / "run")
+  assert not (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_field_of_a_task_is_read(name):
+  kind = TASKS[name]
+  source = inspect.getsource(importlib.import_module(f"dpjax.runs.secure.{kind.module}"))
+  unread = [f.name for f in dataclasses.fields(kind) if f"task.{f.name}" not in source]
+  assert unread == []
+
+
+def test_the_same_vectors_whatever_the_protocol():
+  """Rows of a table are compared on equal clients."""
+  random = streams.derived(0, b"a" * 32, b"b" * 32)
+  plain, masked = (
+    vector_sums.prepare(SecureConfig(task=SumTask(), protocol=name), "", random).vectors[3]
+    for name in ("plain", "secagg")
+  )
+  np.testing.assert_array_equal(plain, masked)

@@ -1,0 +1,303 @@
+"""Noise inside the sum: its law, its price, and who is refused."""
+
+import dataclasses
+import math
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax import accounting, federated, secure
+from dpjax.accounting import discrete as curves
+from dpjax.secure.distributed_noise import SkellamSum, skellam_mean
+from dpjax.secure.sums import AdditiveServers, PlainSum
+from dpjax.validate import UserError
+
+_KEY = jax.random.key(3)
+_DELTA = 1e-5
+
+
+def _sized(**changes):
+  given = {
+    "noise_multiplier": 1.0,
+    "l2_clip_norm": 1.0,
+    "dim": 50,
+    "bits": 16,
+    "max_clients": 8,
+    "min_survivors": 4,
+  }
+  return SkellamSum.sized(**{**given, **changes})
+
+
+@hypothesis.given(
+  vector=st.lists(st.floats(-1e6, 1e6), min_size=50, max_size=50),
+  bits=st.sampled_from([8, 12, 16]),
+)
+@hypothesis.settings(max_examples=30, deadline=None)
+def test_p38_no_message_is_longer_than_the_sensitivity_after_rounding(vector, bits):
+  mechanism = _sized(bits=bits)
+  rounded = mechanism.encode(np.random.default_rng(0), np.array(vector), _KEY)
+  assert math.sqrt(float(rounded @ rounded)) <= mechanism.l2_sensitivity
+  assert mechanism.l2_sensitivity > mechanism.scale * mechanism.l2_clip_norm
+
+
+def test_the_noise_of_the_fewest_survivors_is_what_is_charged():
+  mechanism = _sized(noise_multiplier=1.5)
+  rng = np.random.default_rng(0)
+  draws = np.concatenate([
+    sum(mechanism.share(rng) for _ in range(4)) for _ in range(400)
+  ])  # fmt: skip
+  assert draws.var() == pytest.approx(mechanism.event.variance, rel=0.03)
+  assert mechanism.noise_multiplier == pytest.approx(1.5)
+  at_once = np.concatenate([mechanism.share(rng, 4) for _ in range(400)])
+  assert at_once.var() == pytest.approx(mechanism.event.variance, rel=0.03)
+  half = draws[::2] / math.sqrt(2)  # the test rejects half the variance
+  assert half.var() != pytest.approx(mechanism.event.variance, rel=0.03)
+
+
+def test_the_curve_is_that_of_the_published_bound_at_whole_orders():
+  event = _sized().event
+  given = {"l2_sensitivity": event.l2_sensitivity, "l1_sensitivity": event.l1_sensitivity}
+  by_hand = curves.skellam_rdp(event.variance, **given)
+  composed = accounting.composed(event, 7)
+  found = accounting.epsilon(
+    composed, delta=_DELTA, neighboring_relation="replace_special", accountant="rdp"
+  )
+  expected = curves.epsilon_from_rdp(by_hand, delta=_DELTA, num_steps=7)
+  assert found == pytest.approx(expected, rel=0.02) and found >= expected - 1e-9
+
+
+def test_orders_between_cost_what_the_next_whole_order_costs():
+  given = {"l2_sensitivity": 3.0, "l1_sensitivity": 9.0}
+  found = curves.skellam_rdp(50.0, orders=(1.1, 2.0, 2.5, 3.0), **given)
+  assert found[0] == found[1] and found[2] == found[3] > found[1]
+
+
+def test_replacing_costs_twice_the_sensitivity():
+  event = _sized().event
+  double = accounting.SkellamDpEvent(
+    event.variance, 2 * event.l2_sensitivity, 2 * event.l1_sensitivity
+  )
+  by = lambda one, relation: accounting.epsilon(
+    one, delta=_DELTA, neighboring_relation=relation, accountant="rdp"
+  )
+  assert (
+    by(event, "replace_one") == by(double, "replace_special") > by(event, "replace_special")
+  )
+
+
+@pytest.mark.parametrize(
+  ("asked", "words"),
+  [
+    ({"neighboring_relation": "add_or_remove_one", "accountant": "rdp"}, "accounted under"),
+    ({"neighboring_relation": "replace_special", "accountant": "pld"}, "no such analysis"),
+  ],
+)
+def test_what_nobody_has_proved_is_refused(asked, words):
+  with pytest.raises(UserError, match=words):
+    accounting.epsilon(_sized().event, delta=_DELTA, **asked)
+
+
+def test_no_sampling_amplifies_it():
+  event = accounting.poisson_sampled_event(_sized().event, sampling_prob=0.1)
+  with pytest.raises(UserError, match="what is sampled must be one Gaussian"):
+    accounting.epsilon(
+      event, delta=_DELTA, neighboring_relation="replace_special", accountant="rdp"
+    )
+
+
+def test_an_event_goes_through_a_ledger_and_back():
+  event = _sized().event
+  ledger = accounting.Ledger().charge(
+    event,
+    num_steps=3,
+    l2_clip_norm=1.0,
+    neighboring_relation="replace_special",
+    noise_key_id="a",
+    first_step=0,
+  )
+  assert accounting.Ledger.from_json(ledger.to_json()) == ledger
+  text = accounting.privacy_statement(
+    event, delta=_DELTA, neighboring_relation="replace_special", accountants=("rdp",)
+  )
+  assert "Skellam noise on integers" in text
+
+
+# --- against central Gaussian noise
+
+
+def test_at_16_bits_the_error_is_within_5_percent_of_central_gaussian_noise():
+  """d = 4096, 100 clients, equal epsilon by one accountant under one relation."""
+  dim, clients, rng = 4096, 100, np.random.default_rng(0)
+  mechanism = _sized(dim=dim, max_clients=clients, min_survivors=clients)
+  asked = {"delta": _DELTA, "neighboring_relation": "replace_special", "accountant": "rdp"}
+  epsilon = accounting.epsilon(mechanism.event, **asked)
+  gaussian = accounting.calibrate_noise_multiplier(
+    accounting.gaussian_event, epsilon=epsilon, **asked
+  )
+  vectors = rng.standard_normal((clients, dim))
+  vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+  aggregator = skellam_mean(PlainSum(min_survivors=clients), mechanism, seed=5)
+  messages = {"w": jnp.asarray(vectors, jnp.float32)}
+  mean, _ = aggregator.update(messages, np.ones(clients, bool), jnp.int32(0))
+  error = clients * (np.asarray(mean["w"]) - vectors.mean(axis=0))
+  ratio = math.sqrt(float(np.mean(error**2))) / gaussian
+  assert ratio == pytest.approx(1.0, abs=0.05)
+  coarse = _sized(dim=dim, max_clients=clients, min_survivors=clients, bits=9)
+  assert accounting.epsilon(coarse.event, **asked) > 1.2 * epsilon  # rounding is charged
+
+
+# --- rounds
+
+
+def _mean(protocol, mechanism, messages, *, state=0, weights=None, seed=1):
+  aggregator = skellam_mean(protocol, mechanism, seed=seed)
+  mask = np.ones(len(messages), bool)
+  return np.asarray(aggregator.update(messages, mask, jnp.int32(state), weights)[0])
+
+
+def _messages(count=5, dim=50):
+  return np.random.default_rng(1).standard_normal((count, dim)).astype(np.float32)
+
+
+def test_without_noise_it_is_the_mean_of_the_clipped_messages(monkeypatch):
+  monkeypatch.setattr(SkellamSum, "share", lambda self, rng, shares=1: 0 * _zeros(self))
+  mechanism, messages = _sized(bits=24), _messages()
+  weights = np.array([1.0, 0.5, 0.0, 1.0, 1.0])
+  found = _mean(PlainSum(min_survivors=4), mechanism, messages, weights=weights)
+  weighted = messages * weights[:, None]
+  norms = np.linalg.norm(weighted, axis=1, keepdims=True)
+  clipped = weighted / np.maximum(norms, 1.0)
+  np.testing.assert_allclose(found, clipped.mean(axis=0), atol=2 / mechanism.scale)
+
+
+def _zeros(mechanism):
+  return np.zeros(mechanism.padded_dim, np.int64)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_a_protocol_gives_the_simulation_bit_for_bit_but_for_whose_noise_it_is(
+  monkeypatch, bits
+):
+  """With noise that is a function of nothing, both are the same integers."""
+  fixed = lambda self, rng, shares=1: shares * (np.arange(self.padded_dim) - 30)
+  monkeypatch.setattr(SkellamSum, "share", fixed)
+  mechanism, messages = _sized(), _messages()
+  found = [
+    _mean(protocol, mechanism, messages)
+    for protocol in (PlainSum(min_survivors=4), AdditiveServers(min_survivors=4, bits=bits))
+  ]
+  np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize(
+  "protocol", [PlainSum(min_survivors=4), AdditiveServers(min_survivors=4)]
+)
+def test_noise_is_that_of_all_survivors_whoever_draws_it(protocol):
+  mechanism = _sized(noise_multiplier=2.0, dim=1024)
+  found = np.concatenate([
+    5 * _mean(protocol, mechanism, np.zeros((5, 1024), np.float32), state=i)
+    for i in range(4)
+  ])  # fmt: skip
+  assert found.std() == pytest.approx(2.0 * math.sqrt(5 / 4), rel=0.05)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e38])
+def test_a_client_of_nonsense_still_adds_its_noise_and_no_more_than_its_bound(bad):
+  mechanism = _sized()
+  messages = np.zeros((4, 50), np.float32)
+  messages[2, 3] = bad
+  found = 4 * _mean(PlainSum(min_survivors=4), mechanism, messages)
+  assert np.isfinite(found).all() and np.linalg.norm(found) < 3 * math.sqrt(50)
+
+
+def test_rounds_and_clients_have_streams_of_their_own():
+  mechanism, messages = _sized(), np.zeros((4, 50), np.float32)
+  draws = [
+    _mean(PlainSum(min_survivors=4), mechanism, messages, state=t) for t in (0, 0, 1)
+  ]
+  np.testing.assert_array_equal(draws[0], draws[1])
+  assert abs(np.corrcoef(draws[0], draws[2])[0, 1]) < 0.5
+  other = _mean(PlainSum(min_survivors=4), mechanism, messages, seed=2)
+  assert np.any(draws[0] != other)
+
+
+_LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
+
+
+def _trained(protocol, mechanism, *, clients=5, rounds=3):
+  aggregator = skellam_mean(protocol, mechanism, seed=7)
+  cohort = federated.from_batches([np.full((1, 50), 0.1, np.float32)] * clients)
+  algorithm = secure.forgiving(
+    federated.fed_avg(_LOSS, optax.sgd(0.5), aggregator=aggregator, key=_KEY)
+  )
+  state = algorithm.init(jnp.zeros(50))
+  for _ in range(rounds):
+    state, info = algorithm.round(state, cohort)
+  return state, info
+
+
+@pytest.mark.parametrize(
+  "protocol", [PlainSum(min_survivors=4), AdditiveServers(min_survivors=4)]
+)
+def test_it_drops_into_an_algorithm_by_one_argument(protocol):
+  state, info = _trained(protocol, _sized(noise_multiplier=0.02))
+  assert float(jnp.mean(state.params)) == pytest.approx(0.1 * (1 - 0.5**3), abs=0.01)
+  assert info.num_clients == 5
+
+
+def test_p37_with_too_few_survivors_nothing_is_released():
+  for clients in (3, 4):
+    state, info = _trained(PlainSum(min_survivors=4), _sized(), clients=clients)
+    assert bool(np.any(np.asarray(state.params))) == (clients == 4)
+    assert int(state.round) == 3 and info.num_clients == (clients if clients == 4 else 0)
+  with pytest.raises(UserError, match="survivors=3: must be >= min_survivors=4"):
+    _mean(PlainSum(min_survivors=4), _sized(), _messages(3))
+
+
+@pytest.mark.parametrize(
+  ("make", "words"),
+  [
+    (
+      lambda: skellam_mean(PlainSum(min_survivors=3), _sized(), seed=0),
+      "min_survivors=3: must be >= 4",
+    ),
+    (lambda: _sized(bits=40), "bits=40"),
+    (lambda: _sized(bits=8, max_clients=200), "bits=8"),
+    (lambda: _sized(max_clients=3), "max_clients=3"),
+    (lambda: _sized(noise_multiplier=0.0), "noise_multiplier=0.0"),
+    (
+      lambda: dataclasses.replace(
+        _sized(), noise=curves.DistributedNoise(1.0, 4, "discrete_gaussian")
+      ),
+      "must be 'skellam'",
+    ),
+    (
+      lambda: skellam_mean(PlainSum(min_survivors=4), _sized(), seed=0).init(jnp.zeros(3)),
+      "dim=50: a message holds 3 numbers",
+    ),
+  ],
+)
+def test_what_cannot_be_kept_is_refused_in_one_line(make, words):
+  with pytest.raises(UserError, match=words) as caught:
+    make()
+  assert "\n" not in str(caught.value)
+
+
+def test_p21_a_sum_that_wraps_is_rarer_than_its_bound():
+  """All clients in one direction at the bound, many rounds: never beyond half the modulus."""
+  mechanism = _sized(bits=12, max_clients=8, min_survivors=8)
+  rng, vector, most = np.random.default_rng(0), np.zeros(50), 0
+  vector[0] = 1.0
+  for i in range(100):
+    key = jax.random.fold_in(_KEY, i)
+    encoded = sum(
+      mechanism.encode(rng, vector, key) + mechanism.share(rng) for _ in range(8)
+    )
+    most = max(most, int(np.abs(encoded).max()))
+  assert most < 2**11 and mechanism.wrap_probability < 1e-4
+  assert most > 2**8  # the modulus is not far too large

@@ -1,0 +1,170 @@
+"""A secure sum in a run of `launch.federate`: one field, told where it is reported."""
+
+import jax
+import numpy as np
+import pytest
+
+from configs.fed import quickstart
+from dpjax import accounting
+from dpjax.runs import fields, loop, streams
+from dpjax.runs.federated import build, distributed
+from dpjax.runs.federated.secure_sums import SECURE_SUMS, in_words
+from dpjax.secure import sums
+from dpjax.validate import UserError
+
+_SMALL = {
+  "privacy.method": "none",
+  "privacy.epsilon": 8.0,
+  "privacy.delta": 1e-5,
+  "privacy.l2_clip_norm": 1.0,
+  "num_rounds": 3,
+  "partition.num_clients": 8,
+  "clients_per_round": 6.0,
+  "local.epochs": 1,
+  "data.limit": 80,
+}
+
+
+def _config(**changes):
+  return fields.replace_all(quickstart.get_config(), {**_SMALL, **changes})
+
+
+def _params(folder):
+  with np.load(folder / "params.npz") as held:
+    return {name: held[name] for name in held}
+
+
+def test_a_simulated_sum_says_what_it_is(tmp_path):
+  result = loop.train(_config(secure_sum="secagg"), tmp_path / "secure")
+  assert result["secure_sum"]["protocol"] == "secagg" and result["secure_sum"]["simulated"]
+  assert "SIMULATED" in in_words(result)
+  assert result["secure_sum"]["min_survivors"] == 3
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"aggregator": "median"}, "aggregator='median': must be 'mean' with a secure_sum"),
+    ({"compression": "quantize"}, "compression='quantize': must be 'none'"),
+    ({"weighting": "examples"}, "weighting='examples': must be 'uniform' or 'capped'"),
+    ({"privacy.method": "central"}, "privacy.method='central': must be 'none'"),
+    ({"secure_sum.simulated": False, "execution": "pmap"}, "execution='pmap': must be"),
+    ({"secure_sum.bits": 64}, "secure_sum.bits=64: must be an integer in \\[8, 32\\]"),
+    ({"secure_sum.threshold": 0.0}, "secure_sum.threshold=0.0: must be in"),
+    ({"secure_sum.dropout_prob": 1.0}, "secure_sum.dropout_prob=1.0: must be in"),
+    ({"secure_sum.largest_value": 0.0}, "secure_sum.largest_value=0.0: must be"),
+    ({"clients_per_round": 1.0}, "clients_per_round=1.0: must be >= 2 with a secure_sum"),
+    ({"algorithm": "optax:sgd"}, "algorithm='optax:sgd': must be"),
+  ],
+)
+def test_what_does_not_go_together_is_one_line(changes, words):
+  with pytest.raises(UserError, match=words) as caught:
+    build.check(_config(**{"secure_sum": "additive_servers", **changes}))
+  assert "\n" not in str(caught.value)
+
+
+def test_what_only_a_secure_sum_has_is_no_field_without_one():
+  with pytest.raises(UserError, match="secure_sum.bits"):
+    fields.replace(_config(), "secure_sum.bits", 16)
+
+
+def test_a_run_without_one_has_the_streams_that_it_always_had():
+  plain = _config()
+  assert build.digest(plain) != build.digest(_config(secure_sum="additive_servers"))
+  assert set(SECURE_SUMS) - {"none"} <= set(sums.PROTOCOLS)
+
+
+def test_rounds_with_too_few_survivors_are_charged_and_change_nothing(tmp_path):
+  config = _config(
+    secure_sum={"name": "additive_servers", "threshold": 1.0, "dropout_prob": 0.9},
+    **{"privacy.sampler": "fixed_size"},
+  )
+  result = loop.train(config, tmp_path / "run")
+  run = build.assemble(config)
+  assert result["num_steps"] == 3
+  kept = _params(tmp_path / "run")
+  before = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.params)])
+  np.testing.assert_array_equal(
+    np.concatenate([np.ravel(v) for v in kept.values()]), before
+  )
+
+
+# --- noise inside the sum
+
+
+_PRIVATE = {
+  "privacy.method": "distributed",
+  "privacy.sampler": "fixed_size",
+  "privacy.epsilon": None,
+  "privacy.noise_multiplier": 1.0,
+  "privacy.delta": 1e-3,
+  "secure_sum": {"name": "secagg", "bits": 16, "threshold": 0.5},
+}
+
+
+def test_noise_in_shares_is_promised_charged_and_told(tmp_path):
+  result = loop.train(_config(**_PRIVATE), tmp_path / "run")
+  run = build.assemble(_config(**_PRIVATE))
+  assert result["epsilon_kind"] == "proved" and result["accountant"] == "rdp"
+  assert result["neighboring_relation"] == "replace_special" and result["unit"] == "user"
+  charges = accounting.Ledger.from_json(result["ledger"])
+  assert charges.num_steps == 3 and charges.charges[0].event == run.mechanism.event
+  expected = accounting.epsilon(
+    accounting.composed(run.mechanism.event, 3),
+    delta=1e-3,
+    neighboring_relation="replace_special",
+    accountant="rdp",
+  )
+  assert result["epsilon"] == pytest.approx(expected)
+  assert result["method"] == "ddp_fed_avg" and result["noise_multiplier"] == pytest.approx(
+    1
+  )
+  words = " ".join(result["privacy_statement"].split())
+  assert "SIMULATED SECURE SUM" in words and "at least 3 of 6 clients" in words
+  assert "sampling amplifies nothing" in words and "Skellam noise" in words
+
+
+def test_noise_is_calibrated_to_the_epsilon_that_was_asked_for():
+  changes = {**_PRIVATE, "privacy.epsilon": 5.0, "privacy.noise_multiplier": None}
+  run = build.assemble(_config(**changes))
+  assert 4.9 < run.promise.curve(3) <= 5.0
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"secure_sum": "none"}, "privacy.method='distributed': needs a secure_sum"),
+    ({"secure_sum": "bfv"}, "secure_sum='bfv': must be another one"),
+    ({"privacy.sampler": "poisson"}, "privacy.sampler='poisson': must be 'fixed_size'"),
+    ({"algorithm": "scaffold"}, "algorithm='scaffold': must be 'fed_avg' or"),
+    ({"secure_sum.largest_value": 2.0}, "secure_sum.largest_value=2.0: would be ignored"),
+    ({"privacy.accountant": "pld"}, "privacy.accountant='pld': would be ignored"),
+    ({"audit.enabled": True}, "audit.enabled=True"),
+    ({"privacy.clipping": "automatic"}, "privacy.clipping='automatic'"),
+    ({"privacy.epsilon": 5.0}, "privacy.epsilon=5.0"),
+  ],
+)
+def test_what_noise_in_shares_does_not_cover_is_refused(changes, words):
+  with pytest.raises(UserError, match=words) as caught:
+    build.check(_config(**{**_PRIVATE, **changes}))
+  assert "\n" not in str(caught.value)
+
+
+def test_a_grid_that_is_too_coarse_is_told_by_its_bits():
+  changes = {
+    "secure_sum.bits": 8,
+    "privacy.epsilon": 0.001,
+    "privacy.noise_multiplier": None,
+  }
+  with pytest.raises(UserError, match="secure_sum.bits=8: so coarse a grid cannot reach"):
+    build.assemble(_config(**{**_PRIVATE, **changes}))
+
+
+def test_a_release_says_where_its_seeds_are_from():
+  run = build.assemble(_config(**{**_PRIVATE, "release": True}))
+  words = " ".join(run.promise.statement(3).split())
+  assert "256 bits of the operating system" in words and "Philox" in words
+  assert distributed.seed_of(streams.fresh(0).noise).bit_length() > 200
+  assert distributed.seed_of(streams.fresh(0).noise) != distributed.seed_of(
+    run.random.noise
+  )

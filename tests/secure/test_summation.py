@@ -1,0 +1,191 @@
+"""A secure mean in rounds: one argument, one result for every execution and protocol."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax import federated, secure
+from dpjax.secure import sums
+from dpjax.secure.summation import check_survivors, uploading
+from dpjax.secure.sums import NO_DROPS, AdditiveServers, Drops, PlainSum
+from dpjax.validate import UserError
+
+_LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
+_ROWS = [[0.5, 1.0], [-3.0, 2.5], [7.0, -1.0], [0.25, 0.0], [2.0, 2.0]]
+_COHORT = federated.from_batches([np.array([row], np.float32) for row in _ROWS])
+_ENCODING = secure.Encoding(8)
+
+
+def _rounds(
+  aggregator, *, map_clients=None, count=2, cohort=_COHORT, make=federated.fed_avg
+):
+  algorithm = secure.forgiving(
+    make(
+      _LOSS,
+      optax.sgd(0.5),
+      aggregator=aggregator,
+      map_clients=map_clients,
+      key=jax.random.key(0),
+    )
+  )
+  state = algorithm.init(jnp.zeros(2), 5)
+  for _ in range(count):
+    state, info = algorithm.round(state, cohort)
+  return state, info
+
+
+def _secure(protocol=None, **options):
+  protocol = PlainSum() if protocol is None else protocol
+  return secure.secure_mean(protocol, _ENCODING, **options)
+
+
+def test_it_drops_in_by_one_argument_and_costs_half_a_step_of_the_grid():
+  plain, _ = _rounds(federated.weighted_mean())
+  state, _ = _rounds(_secure())
+  np.testing.assert_allclose(state.params, plain.params, atol=4 * _ENCODING.resolution)
+  assert np.any(np.asarray(state.params) != 0)
+
+
+@pytest.mark.parametrize(
+  "run",
+  [
+    functools.partial(federated.vmap_clients, clients_per_block=2),
+    functools.partial(federated.pmap_clients, num_devices=1),
+    lambda: federated.process_clients(federated.loop_clients()),
+  ],
+)
+def test_every_execution_gives_the_same_bits(run):
+  loop, _ = _rounds(_secure(), map_clients=federated.loop_clients())
+  other, _ = _rounds(_secure(), map_clients=run())
+  np.testing.assert_array_equal(other.params, loop.params)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_the_protocol_and_the_simulation_are_equal_bit_for_bit(bits):
+  simulated, _ = _rounds(_secure())
+  real, info = _rounds(_secure(AdditiveServers(bits=bits)))
+  np.testing.assert_array_equal(real.params, simulated.params)
+  assert float(info.clients.upload_bits[0]) >= 2 * bits * 3  # two numbers, a weight; twice
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_they_are_equal_where_clients_drop_out_too(seed):
+  dropout = secure.Dropout(prob=0.5, seed=seed)
+  found = [
+    _rounds(_secure(protocol, dropout=dropout), count=4)
+    for protocol in (PlainSum(), AdditiveServers())
+  ]
+  np.testing.assert_array_equal(found[0][0].params, found[1][0].params)
+  assert found[0][1].num_clients == found[1][1].num_clients
+  full, _ = _rounds(_secure(), count=4)
+  assert np.any(np.asarray(full.params) != np.asarray(found[0][0].params))
+
+
+def test_the_mean_is_of_those_who_uploaded():
+  dropout = secure.Dropout(prob=0.5, seed=1)
+  drops = dropout.drops(0, range(5))
+  kept = uploading(range(5), drops)
+  assert 2 <= len(kept) < 5
+  state, info = _rounds(_secure(dropout=dropout), count=1)
+  wanted = 0.5 * np.mean([_ROWS[i] for i in kept], axis=0)
+  np.testing.assert_allclose(state.params, wanted, atol=1e-6)
+  assert info.num_clients == len(kept)
+
+
+@pytest.mark.parametrize(
+  "protocol", [PlainSum(min_survivors=6), AdditiveServers(min_survivors=6)]
+)
+def test_a_round_with_too_few_changes_nothing_but_its_number(protocol):
+  state, info = _rounds(_secure(protocol), count=3)
+  assert not np.asarray(state.params).any()
+  assert int(state.round) == 3 and int(state.aggregator) == 3 and info.num_clients == 0
+
+
+def test_without_forgiving_it_is_one_line():
+  algorithm = federated.fed_avg(
+    _LOSS,
+    optax.sgd(0.5),
+    aggregator=_secure(PlainSum(min_survivors=6)),
+    key=jax.random.key(0),
+  )
+  with pytest.raises(secure.RoundRefused, match="survivors=5: must be >= min_survivors=6"):
+    algorithm.round(algorithm.init(jnp.zeros(2)), _COHORT)
+
+
+@pytest.mark.parametrize("protocol", [PlainSum(), AdditiveServers()])
+def test_memories_of_those_who_dropped_out_stay_what_they_were(protocol):
+  """SCAFFOLD: the control of a client moves where its message counted, and nowhere else."""
+  dropout = secure.Dropout(prob=0.5, seed=1)
+  make = functools.partial(
+    federated.scaffold, server_tx=optax.sgd(1.0), client_learning_rate=0.5, num_clients=5
+  )
+  state, _ = _rounds(_secure(protocol, dropout=dropout), count=1, make=make)
+  moved = np.any(np.asarray(jax.tree.leaves(state.memories)[0]) != 0, axis=1)
+  assert np.flatnonzero(moved).tolist() == uploading(range(5), dropout.drops(0, range(5)))
+
+
+def test_a_client_that_sends_nan_is_left_out():
+  rows = [np.array([[1.0, 1.0]]), np.array([[np.nan, 1.0]]), np.array([[3.0, 3.0]])]
+  cohort = federated.from_batches([row.astype(np.float32) for row in rows])
+  for protocol in (PlainSum(), AdditiveServers()):
+    state, _ = _rounds(_secure(protocol), count=1, cohort=cohort)
+    np.testing.assert_allclose(state.params, [1.0, 1.0], atol=1e-6)
+
+
+def test_more_clients_than_the_modulus_was_sized_for_are_refused():
+  aggregator = secure.secure_mean(PlainSum(), secure.Encoding(4))
+  with pytest.raises(UserError, match="max_clients=4: must be >= the 5 clients"):
+    _rounds(aggregator)
+
+
+def test_an_encoding_wider_than_the_modulus_is_refused():
+  class Narrow(NamedTuple):
+    bits: int = 16
+    name: str = "narrow"
+
+  with pytest.raises(UserError, match="bits=32: must be <= 16 of narrow"):
+    secure.secure_mean(Narrow(), _ENCODING)
+
+
+def test_a_protocol_that_sums_others_is_found_out():
+  class Wrong(AdditiveServers):
+    def sum(self, vectors, drops=NO_DROPS):
+      found = super().sum(vectors, drops)
+      return found._replace(survivors=found.survivors[:-1])
+
+  with pytest.raises(UserError, match="must be those who uploaded"):
+    _rounds(_secure(Wrong()))
+
+
+def test_phases_of_dropping_out_are_what_they_say():
+  drops = Drops(frozenset({0}), frozenset({1}), frozenset({2}))
+  assert uploading(range(4), drops) == [2, 3]
+  check_survivors(PlainSum(), [2, 3, 4], drops)
+  with pytest.raises(secure.RoundRefused, match="survivors=1"):
+    check_survivors(PlainSum(), [2, 3], drops)
+
+
+def test_secagg_itself_gives_the_bits_of_its_simulation_and_its_costs():
+  pytest.importorskip("cryptography")
+  pytest.importorskip("Crypto")
+  dropout = secure.Dropout(prob=0.5, seed=1)
+  protocol = sums.SecAgg(min_survivors=2)
+  runs = [
+    _rounds(_secure(one, dropout=dropout)) for one in (protocol, sums.Simulated(protocol))
+  ]
+  np.testing.assert_array_equal(runs[0][0].params, runs[1][0].params)
+  bits = [np.asarray(info.clients.upload_bits) for _, info in runs]
+  np.testing.assert_array_equal(*bits)
+  assert len(bits[0]) < 5 and bits[0][0] > 8 * 4 * 3
+
+
+def test_a_protocol_that_stands_no_drop_out_refuses_the_round():
+  dropout = secure.Dropout(prob=0.5, seed=1)
+  assert dropout.drops(0, range(5)).before_upload
+  state, _ = _rounds(_secure(sums.AdditiveSharing(), dropout=dropout), count=1)
+  assert not np.asarray(state.params).any() and int(state.round) == 1
