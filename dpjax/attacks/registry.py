@@ -138,8 +138,7 @@ ATTACKS: tuple[Attack, ...] = (
     "dpjax.attacks.first_dense", "Phong et al. 2018",
   ),
   Attack(
-    "inversion of FedAvg's messages", _INPUT, "update", _WIRE,
-    f"{_NOISE}; a secure sum, which leaves the sum of all clients to invert",
+    "inversion of FedAvg's messages", _INPUT, "update", _WIRE, _NOISE,
     "dpjax.attacks.client_view", "Geiping et al. 2020, section 5",
   ),
   Attack(
