@@ -41,6 +41,15 @@ def test_a_simulated_sum_says_what_it_is(tmp_path):
   assert result["secure_sum"]["min_survivors"] == 3
 
 
+def test_a_protocol_runs_in_every_round_where_it_is_asked_to(tmp_path, monkeypatch):
+  calls, made = [], sums.AdditiveServers.sum
+  spied = lambda self, *args: (calls.append(1), made(self, *args))[1]
+  monkeypatch.setattr(sums.AdditiveServers, "sum", spied)
+  chosen = {"name": "additive_servers", "simulated": False, "dropout_prob": 0.2}
+  result = loop.train(_config(secure_sum=chosen), tmp_path)
+  assert len(calls) == 3 and "its protocol ran" in in_words(result)
+
+
 @pytest.mark.parametrize(
   ("changes", "words"),
   [
