@@ -3,6 +3,8 @@
 | room          | what is computed                         | what hides it                  |
 | ------------- | ---------------------------------------- | ------------------------------ |
 | `sums`        | the sum of clients' integer vectors      | shares, masks, homomorphism    |
+| `summation`   | the mean of a federated round            | any of `sums`, or nothing, in  |
+|               |                                          | a simulation that says so      |
 | `homomorphic` | regression and inference on ciphertexts  | CKKS                           |
 | `mpc`         | products, training, prediction on shares | two parties, neither alone     |
 

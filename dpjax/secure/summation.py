@@ -323,7 +323,8 @@ def _check_size(encoding: Encoding, cohort: Cohort) -> None:
 
 
 def forgiving(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
-  """The same, but a round that is refused leaves everything as it was and the next follows.
+  """The same, but a round that is refused leaves everything as it was and the next follows:
+  of an algorithm whose aggregator is one of this room, and counts its rounds.
 
   What was promised for that round stays charged: a ledger counts rounds, not successes.
   """

@@ -55,7 +55,7 @@ def test_it_drops_in_by_one_argument_and_costs_half_a_step_of_the_grid():
   "run",
   [
     functools.partial(federated.vmap_clients, clients_per_block=2),
-    functools.partial(federated.pmap_clients, num_devices=1, clients_per_device=2),
+    functools.partial(federated.pmap_clients, num_devices=1),
     lambda: federated.process_clients(federated.loop_clients()),
   ],
 )
