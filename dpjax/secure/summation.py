@@ -249,7 +249,7 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
       return to_vector(found, protocol.bits)
 
     found = carried_out(protocol, cohort.ids, drops, vector)
-    total = from_vector(found.total, like, encoding.bits)
+    total = from_vector(found.total, like)
     return with_cost(mapped, found)._replace(sums=total, sent=None)
 
   return Way(lambda inner, client, partial: inner(client, None), sum_of)

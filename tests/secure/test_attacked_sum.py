@@ -47,7 +47,7 @@ def test_one_masked_update_is_noise_and_their_sum_is_the_sum():
 
   def inverted(vector):
     vector = np.append(vector[:-1], rows[0].weight)  # it knows that clients weigh 1
-    mean = encoding.mean(from_vector(vector, rows[0], 32))
+    mean = encoding.mean(from_vector(vector, rows[0]))
     return np.asarray(attacks.first_dense(mean, "dense_0"))
 
   unmasked = inverted(to_vector(rows[0], 32))
