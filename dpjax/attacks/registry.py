@@ -314,7 +314,7 @@ _CHANGES = (
     "interception",
     "masked vectors and sealed shares tell nothing on an open wire; additive shares need "
     "private channels",
-    "the engine's sockets are sealed; SPU's are not: who reads all wires has all shares",
+    "the engine's sockets are sealed; SPU's are TLS, without which it keeps to one machine",
     "ciphertexts tell nothing",
     "a channel that ends inside the enclave",
   ),
