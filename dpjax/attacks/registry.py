@@ -320,7 +320,8 @@ _CHANGES = (
   ),
   (
     "rogue server",
-    "sees the sum alone; one that lies about survivors needs `signed`; a model made to leak "
+    "sees the sum alone; one that lies about survivors needs `signed`, and fewer than 2t - n "
+    "clients that sign for it; a model made to leak "
     "leaks into the sum",
     "there is none: two parties, neither sees a number; one that deviates is not caught",
     "may return anything; under one key of all clients it can have one vector decrypted as the "
