@@ -192,23 +192,21 @@ def _secure_sums(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   for method in methods:
     validate.one_of(sum_overhead.METHODS, methods=method)
   entries = []
-  for clients, length in sum_overhead.sizes(options.workloads or []) or sum_overhead.SIZES:
-    some = {0, int(sum_overhead.DROPPED * clients)}
-    drops = lambda m, n=some: sorted(n if m in sum_overhead.WITH_DROPPED else {0})
-    for method, dropped in ((m, d) for m in methods for d in drops(m)):
-      entries.append(
-        sum_overhead.measure(
-          method,
-          clients,
-          length,
-          dropped=dropped,
-          repeats=options.repeats,
-          alone=options.peak_rss,
-        )
+  asked = sum_overhead.sizes(options.workloads or []) or sum_overhead.SIZES
+  for method, clients, length, dropped in sum_overhead.cases(methods, asked):
+    entries.append(
+      sum_overhead.measure(
+        method,
+        clients,
+        length,
+        dropped=dropped,
+        repeats=options.repeats,
+        alone=options.peak_rss,
       )
-      print(f"measured {method} {clients}x{length}", file=sys.stderr, flush=True)
-      if out is not None:
-        sum_overhead.write(entries, out)
+    )
+    print(f"measured {method} {clients}x{length}", file=sys.stderr, flush=True)
+    if out is not None:
+      sum_overhead.write(entries, out)
   print(sum_overhead.table(entries))
 
 

@@ -7,6 +7,9 @@ of Skellam noise: nobody is trusted with a message. All users take part in every
 of them falls silent in some phase, and a round that leaves fewer than 70 is refused and
 charged. The sum is simulated (and says so); --config.secure_sum.simulated=false runs SecAgg in
 every round.
+
+Hardware: 2 busy CPU cores, 9 s. Seen: test accuracy .917 at a proved epsilon of 8 (delta 1e-3,
+zero-out, per user, every round charged, nothing amplified).
 """
 
 from dpjax.runs.central.config import DataConfig, ModelConfig

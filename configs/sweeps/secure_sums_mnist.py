@@ -5,6 +5,10 @@
 Twenty users, all of them in every round, and local steps on all of a user's images: nothing is
 drawn, so runs differ by the rounding of messages to integers alone. Needs MNIST prepared by
 tensorflow-datasets, and the extras `secure` and `he`.
+
+Hardware: 2 busy CPU cores, 2 minutes. Seen: .8204 by the plain mean, by the simulation and by all
+five protocols; .8203 with 16 bits. (Few and small steps, so that no rounding is amplified: at a
+learning rate of .1 these steps are unstable, and no two runs agree.)
 """
 
 from typing import Any
@@ -31,7 +35,7 @@ def _base() -> FedConfig:
     partition={"name": "iid", "num_clients": 20},
     model=ModelConfig(name="linear"),
     local=LocalConfig(batch_size=None, epochs=5),
-    client_optimizer=FedOptimizerConfig(learning_rate=0.1),
+    client_optimizer=FedOptimizerConfig(learning_rate=0.02),
     privacy=FedPrivacyConfig(method="none", sampler="fixed_size"),
     num_rounds=12,
     clients_per_round=20,
@@ -48,7 +52,9 @@ def get_config() -> SweepConfig:
     variants={
       "plain": {},
       "simulated": {"secure_sum": "secagg"},
-      "simulated, 16 bits": {"secure_sum": {"name": "secagg", "bits": 16}},
+      "simulated, 16 bits": {
+        "secure_sum": {"name": "secagg", "bits": 16, "largest_value": 0.25}
+      },
       **{name: _in_earnest(name) for name in _PROTOCOLS},
     },
     grid={},

@@ -4,6 +4,8 @@ For integer vectors, so for sums under secure aggregation. A sensitivity here is
 vector AFTER scaling and rounding, which rounding makes larger (pitfalls P21, P38; see
 `dpjax.noise.discrete.rounded_norm_bound`): the norm of one record under add_or_remove_one
 and replace_special, twice that under replace_one. Nothing is sampled: no amplification.
+Where every client adds a share of the noise, one client less is one share less: such a sum has
+an event, `SkellamDpEvent`, that is proved under replace_special and replace_one alone.
 
 | noise                            | Renyi divergence at order a                        | from |
 | -------------------------------- | -------------------------------------------------- | ---- |

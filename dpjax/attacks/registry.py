@@ -86,7 +86,8 @@ _OWNER = "whoever may ask the model"
 _WIRE = "whoever reads the wire, or the server itself"
 _DP = "differential privacy of the training (proved: the line of its epsilon)"
 _NOISE = (
-  "noise of the client itself (privacy.method=local, proved); larger batches help little"
+  "noise of the client itself (privacy.method=local, proved); a secure sum, of which the server "
+  "sees a cohort's mean alone (secure_sum); larger batches help little"
 )
 
 # A new attack is one entry. Its code is tried by the tests, its row is in every table.
@@ -137,8 +138,7 @@ ATTACKS: tuple[Attack, ...] = (
     "dpjax.attacks.first_dense", "Phong et al. 2018",
   ),
   Attack(
-    "inversion of FedAvg's messages", _INPUT, "update", _WIRE,
-    f"{_NOISE}; a secure sum, which leaves the sum of all clients to invert",
+    "inversion of FedAvg's messages", _INPUT, "update", _WIRE, _NOISE,
     "dpjax.attacks.client_view", "Geiping et al. 2020, section 5",
   ),
   Attack(
@@ -314,7 +314,7 @@ _CHANGES = (
     "interception",
     "masked vectors and sealed shares tell nothing on an open wire; additive shares need "
     "private channels",
-    "the engine's sockets are sealed; SPU's are not: who reads all wires has all shares",
+    "the engine's sockets are sealed; SPU's are TLS, without which it keeps to one machine",
     "ciphertexts tell nothing",
     "a channel that ends inside the enclave",
   ),

@@ -18,7 +18,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dpjax import accounting, secure, validate
-from dpjax.gradients.explain import aligned
 from dpjax.runs import report
 from dpjax.secure.sums import PlainSum
 from dpjax.validate import UserError
@@ -87,8 +86,7 @@ def _entry(bits: int, epsilon: float, vectors: np.ndarray) -> Entry:
   try:
     mechanism = sized(_calibrated(lambda z: sized(z).event, epsilon, "rdp"))
   except UserError:
-    nothing = [None] * 3
-    return Entry(bits, epsilon, *nothing, central, *nothing, None)
+    return Entry(bits, epsilon, None, None, None, central, None, None, None, None)
   aggregator = secure.skellam_mean(PlainSum(min_survivors=count), mechanism, seed=bits)
   messages, there = jnp.asarray(vectors, jnp.float32), np.ones(count, bool)
   start = time.perf_counter()
@@ -103,16 +101,24 @@ def _entry(bits: int, epsilon: float, vectors: np.ndarray) -> Entry:
 
 
 def table(entries: Sequence[Entry]) -> str:
-  """Aligned text, one line per entry."""
-  cell = lambda value: "-" if value is None else f"{value:.4g}"
-  return aligned([Entry._fields, *([*map(cell, entry)] for entry in entries)])
+  """As Markdown.
+
+  >>> print(table([Entry(10, 0.5, None, None, None, 7.668, None, None, None, None)]))
+  | bits | epsilon | noise_multiplier | grid_scale | rmse | central_rmse | ratio | ...
+  | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+  | 10 | 0.5 | - | - | - | 7.668 | - | - | - | - |
+  """
+  shown = lambda value: "-" if value is None else f"{value:.4g}"
+  rows = [[*Entry._fields], ["---"] * len(Entry._fields)]
+  rows += [[shown(value) for value in entry] for entry in entries]
+  return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/distributed_noise.csv, .md and .png."""
   out.mkdir(parents=True, exist_ok=True)
   report.write_entries(out / "distributed_noise.csv", entries)
-  (out / "distributed_noise.md").write_text(f"```\n{table(entries)}\n```\n")
+  (out / "distributed_noise.md").write_text(table(entries) + "\n")
   figure = Figure(figsize=(6, 3.4), layout="constrained")
   axes = figure.subplots()
   for index, epsilon in enumerate(dict.fromkeys(entry.epsilon for entry in entries)):

@@ -99,6 +99,23 @@ def sizes(texts: Sequence[str]) -> list[tuple[int, int]]:
   return found
 
 
+def cases(
+  methods: Sequence[str], of_sizes: Sequence[tuple[int, int]] = SIZES
+) -> list[tuple[str, int, int, int]]:
+  """(method, clients, length, dropped) of a table.
+
+  >>> cases(["plain", "secagg"], [(20, 5)])
+  [('plain', 20, 5, 0), ('secagg', 20, 5, 0), ('secagg', 20, 5, 2)]
+  """
+  return [
+    (method, clients, length, dropped)
+    for clients, length in of_sizes
+    for method in methods
+    for dropped in sorted({0, int(DROPPED * clients)})
+    if not dropped or method in WITH_DROPPED
+  ]
+
+
 def why_not(method: str, clients: int, length: int, dropped: int) -> str:
   """Why a sum is not run; "" where it is."""
   if method != "additive_sharing":

@@ -3,14 +3,21 @@
 | room          | what is computed                         | what hides it                  |
 | ------------- | ---------------------------------------- | ------------------------------ |
 | `sums`        | the sum of clients' integer vectors      | shares, masks, homomorphism    |
+| `summation`   | the mean of a federated round            | any of `sums`, or nothing, in  |
+|               |                                          | a simulation that says so      |
 | `homomorphic` | regression and inference on ciphertexts  | CKKS                           |
 | `mpc`         | products, training, prediction on shares | two parties, neither alone     |
+| `vertical_    | models over two parties' columns         | the same                       |
+| models`       |                                          |                                |
 
 Hiding is not differential privacy: the RESULT still tells about the data, unless noise is
 added inside (`distributed_noise`).
 """
 
+from dpjax.secure import homomorphic as homomorphic
+from dpjax.secure import mpc as mpc
 from dpjax.secure import sums as sums
+from dpjax.secure import vertical_models as vertical_models
 from dpjax.secure.distributed_noise import SkellamSum as SkellamSum
 from dpjax.secure.distributed_noise import skellam_mean as skellam_mean
 from dpjax.secure.encoding import Encoding as Encoding

@@ -1,8 +1,8 @@
 """Differential privacy inside a secure sum: every client adds a share of the noise.
 
   client:  clip to C -> rotate (public random signs) -> scale -> round -> + Skellam share
-           -> modulo 2^bits -> secure sum
-  server:  unwrap -> / scale -> rotate back -> / survivors
+           -> modulo 2^32 or 2^64 -> secure sum
+  server:  modulo 2^bits, unwrap -> / scale -> rotate back -> / survivors
 
 Nobody holds a message without noise that outweighs it, and the noise of the SUM is that of a
 trusted server: shares of Skellam noise add up to Skellam noise (Agarwal, Kairouz and Liu 2021,
@@ -306,7 +306,12 @@ def _total(
   round: int,
   drops: Drops,
 ) -> Summed:
-  """[padded_dim] integers modulo 2^bits, of the clients `ids`, who all upload."""
+  """[padded_dim] integers, of the clients `ids`, who all upload.
+
+  Each wraps around modulo 2^protocol.bits, so that the total is a function of the noisy sum.
+  Residues modulo a smaller 2^bits would add up to it and to 2^bits times the number of those
+  who sent negative numbers, which no noise hides: `decode` reduces the total alone.
+  """
   places = {client: place for place, client in enumerate(ids)}
   kind = np.uint32 if protocol.bits == 32 else np.uint64
   zeros = np.zeros(mechanism.padded_dim, kind)
@@ -315,14 +320,14 @@ def _total(
     noisy = mechanism.share(_stream(seed, round), len(ids))
     for client, place in places.items():
       noisy += encode(place, _stream(seed, round, client))
-    return found._replace(total=np.mod(noisy, 2**mechanism.bits))
+    return found._replace(total=noisy.astype(kind))
 
   def vector(client: int) -> np.ndarray:
     if client not in places:  # never sent
       return zeros
     rng = _stream(seed, round, client)
     noisy = encode(places[client], rng) + mechanism.share(rng)
-    return np.mod(noisy, 2**mechanism.bits).astype(kind)
+    return noisy.astype(kind)  # modulo the protocol's own modulus, see `_total`
 
   return carried_out(protocol, ids, drops, vector)
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -37,7 +36,7 @@ BITS = (8, 32)  # of the modulus: JAX adds 32-bit integers, of which these are t
 
 
 class Encoded(NamedTuple):
-  """Integers modulo 2^bits: of one client, of each of several, or their sum."""
+  """Integers modulo 2^32: of one client, of each of several, or their sum."""
 
   values: Any  # a tree like the message, uint32
   weight: Array  # [] uint32
@@ -92,7 +91,7 @@ class Encoding:
     >>> encoding = Encoding(max_clients=2, largest_value=1.0, bits=8)
     >>> messages = jnp.array([[0.5, -1.0], [jnp.nan, 0.0]])
     >>> encoding.encode(messages, jnp.ones(2), jnp.ones(2, bool)).values.tolist()
-    [[32, 193], [0, 0]]
+    [[32, 4294967233], [0, 0]]
     """
     weights = jnp.asarray(weights)
     counted = finite(messages, mask) & jnp.isfinite(weights) & (weights > 0)
@@ -113,7 +112,7 @@ class Encoding:
 
   def _rounded(self, scaled: Array) -> Array:
     whole = jnp.clip(jnp.round(scaled), -self.largest, self.largest).astype(jnp.int32)
-    return whole.astype(jnp.uint32) & np.uint32(2**self.bits - 1)
+    return whole.astype(jnp.uint32)  # two's complement
 
   def add(self, encoded: Encoded) -> Encoded:
     """The sum over the leading axis; whatever the order, the same bits."""
@@ -146,28 +145,28 @@ class Encoding:
 def to_vector(encoded: Encoded, bits: int) -> np.ndarray:
   """One client's integers as [d + 1] uint32, or uint64 where a protocol has 64 `bits`.
 
-  >>> to_vector(Encoded({"a": np.ones((1, 2), np.uint32)}, np.uint32(7)), 64)
-  array([1, 1, 7], dtype=uint64)
+  Negative ones wrap around in the PROTOCOL's modulus, so that its total is a function of the
+  sum alone: in a smaller one it would count those who sent negative numbers.
+
+  >>> to_vector(Encoded({"a": np.ones((1, 2), np.uint32)}, np.uint32(2**32 - 1)), 64)
+  array([                   1,                    1, 18446744073709551615],
+        dtype=uint64)
   """
   leaves = [np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(encoded)]
-  return np.concatenate(leaves).astype(np.uint32 if bits == 32 else np.uint64)
+  signed = np.concatenate(leaves).astype(np.uint32).view(np.int32)
+  return signed.astype(np.int64).astype(np.uint32 if bits == 32 else np.uint64)
 
 
-def from_vector(vector: np.ndarray, like: Encoded, bits: int) -> Encoded:
-  """The inverse: [d + 1] modulo 2^32 or 2^64 -> integers modulo 2^`bits`, shaped like `like`.
+def from_vector(vector: np.ndarray, like: Encoded) -> Encoded:
+  """The inverse: [d + 1] modulo 2^32 or 2^64 -> integers modulo 2^32, shaped like `like`.
 
   >>> like = Encoded({"a": np.zeros((1, 2), np.uint32)}, np.uint32(0))
-  >>> from_vector(np.array([1, 2**40 + 3, 7], np.uint64), like, 8).values["a"]
+  >>> from_vector(np.array([1, 2**40 + 3, 7], np.uint64), like).values["a"]
   array([[1, 3]], dtype=uint32)
   """
-  low = (vector & vector.dtype.type(2**bits - 1)).astype(np.uint32)
+  low = (vector & vector.dtype.type(2**32 - 1)).astype(np.uint32)
   leaves, treedef = jax.tree.flatten(like)
-
-  def parts() -> Iterator[np.ndarray]:
-    start = 0
-    for leaf in leaves:
-      size = math.prod(np.shape(leaf))
-      yield low[start : start + size].reshape(np.shape(leaf))
-      start += size
-
-  return jax.tree.unflatten(treedef, list(parts()))
+  ends = np.cumsum([math.prod(np.shape(leaf)) for leaf in leaves])
+  parts = np.split(low, ends[:-1])
+  shaped = [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves)]
+  return jax.tree.unflatten(treedef, shaped)

@@ -249,7 +249,7 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
       return to_vector(found, protocol.bits)
 
     found = carried_out(protocol, cohort.ids, drops, vector)
-    total = from_vector(found.total, like, encoding.bits)
+    total = from_vector(found.total, like)
     return with_cost(mapped, found)._replace(sums=total, sent=None)
 
   return Way(lambda inner, client, partial: inner(client, None), sum_of)
@@ -323,7 +323,8 @@ def _check_size(encoding: Encoding, cohort: Cohort) -> None:
 
 
 def forgiving(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
-  """The same, but a round that is refused leaves everything as it was and the next follows.
+  """The same, but a round that is refused leaves everything as it was and the next follows:
+  of an algorithm whose aggregator is one of this room, and counts its rounds.
 
   What was promised for that round stays charged: a ledger counts rounds, not successes.
   """

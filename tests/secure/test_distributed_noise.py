@@ -301,3 +301,15 @@ def test_p21_a_sum_that_wraps_is_rarer_than_its_bound():
     most = max(most, int(np.abs(encoded).max()))
   assert most < 2**11 and mechanism.wrap_probability < 1e-4
   assert most > 2**8  # the modulus is not far too large
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_a_server_gets_a_function_of_the_noisy_sum_alone(monkeypatch, bits):
+  """Not the number of clients whose noisy integers are negative, coordinate by coordinate."""
+  totals, made = [], AdditiveServers.sum
+  spied = lambda self, *args: (totals.append(made(self, *args)), totals[-1])[1]
+  monkeypatch.setattr(AdditiveServers, "sum", spied)
+  _mean(AdditiveServers(min_survivors=4, bits=bits), _sized(bits=12), _messages())
+  total = totals[0].total
+  signed = total.astype(np.int64) if bits == 64 else total.view(np.int32)
+  assert np.abs(signed).max() < 2**11

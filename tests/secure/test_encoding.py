@@ -94,7 +94,7 @@ def test_a_vector_and_its_tree_are_the_same(bits):
   sent = _encode(encoding, messages, np.ones(3), np.ones(3, bool))
   rows = [jax.tree.map(lambda leaf: leaf[i], sent) for i in range(3)]
   total = sum(to_vector(row, bits) for row in rows)
-  found = from_vector(total, rows[0], encoding.bits)
+  found = from_vector(total, rows[0])
   wanted = _mean(encoding, sent)
   jax.tree.map(np.testing.assert_array_equal, jax.jit(encoding.mean)(found), wanted)
 

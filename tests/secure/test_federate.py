@@ -6,8 +6,8 @@ import pytest
 
 from configs.fed import quickstart
 from dpjax import accounting
-from dpjax.runs import fields, loop
-from dpjax.runs.federated import build
+from dpjax.runs import fields, loop, streams
+from dpjax.runs.federated import build, distributed
 from dpjax.runs.federated.secure_sums import SECURE_SUMS, in_words
 from dpjax.secure import sums
 from dpjax.validate import UserError
@@ -34,12 +34,20 @@ def _params(folder):
     return {name: held[name] for name in held}
 
 
-def test_a_simulated_sum_learns_what_the_plain_mean_learns_and_says_what_it_is(tmp_path):
-  loop.train(_config(), tmp_path / "plain")
+def test_a_simulated_sum_says_what_it_is(tmp_path):
   result = loop.train(_config(secure_sum="secagg"), tmp_path / "secure")
   assert result["secure_sum"]["protocol"] == "secagg" and result["secure_sum"]["simulated"]
   assert "SIMULATED" in in_words(result)
   assert result["secure_sum"]["min_survivors"] == 3
+
+
+def test_a_protocol_runs_in_every_round_where_it_is_asked_to(tmp_path, monkeypatch):
+  calls, made = [], sums.AdditiveServers.sum
+  spied = lambda self, *args: (calls.append(1), made(self, *args))[1]
+  monkeypatch.setattr(sums.AdditiveServers, "sum", spied)
+  chosen = {"name": "additive_servers", "simulated": False, "dropout_prob": 0.2}
+  result = loop.train(_config(secure_sum=chosen), tmp_path)
+  assert len(calls) == 3 and "its protocol ran" in in_words(result)
 
 
 @pytest.mark.parametrize(
@@ -161,12 +169,11 @@ def test_a_grid_that_is_too_coarse_is_told_by_its_bits():
     build.assemble(_config(**{**_PRIVATE, **changes}))
 
 
-def test_a_release_has_seeds_of_the_operating_system(tmp_path):
-  changes = {**_PRIVATE, "release": True}
-  folders = [tmp_path / name for name in "ab"]
-  results = [loop.train(_config(**changes), folder) for folder in folders]
-  assert "256 bits of the operating system" in " ".join(
-    results[0]["privacy_statement"].split()
+def test_a_release_says_where_its_seeds_are_from():
+  run = build.assemble(_config(**{**_PRIVATE, "release": True}))
+  words = " ".join(run.promise.statement(3).split())
+  assert "256 bits of the operating system" in words and "Philox" in words
+  assert distributed.seed_of(streams.fresh(0).noise).bit_length() > 200
+  assert distributed.seed_of(streams.fresh(0).noise) != distributed.seed_of(
+    run.random.noise
   )
-  first, second = map(_params, folders)
-  assert any(np.any(first[name] != second[name]) for name in first)

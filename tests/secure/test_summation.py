@@ -55,7 +55,7 @@ def test_it_drops_in_by_one_argument_and_costs_half_a_step_of_the_grid():
   "run",
   [
     functools.partial(federated.vmap_clients, clients_per_block=2),
-    functools.partial(federated.pmap_clients, num_devices=1, clients_per_device=2),
+    functools.partial(federated.pmap_clients, num_devices=1),
     lambda: federated.process_clients(federated.loop_clients()),
   ],
 )
@@ -189,3 +189,22 @@ def test_a_protocol_that_stands_no_drop_out_refuses_the_round():
   assert dropout.drops(0, range(5)).before_upload
   state, _ = _rounds(_secure(sums.AdditiveSharing(), dropout=dropout), count=1)
   assert not np.asarray(state.params).any() and int(state.round) == 1
+
+
+def _seen(monkeypatch, run):
+  """What a server gets of one round, [d + 1] signed."""
+  totals, made = [], AdditiveServers.sum
+  spied = lambda self, *args: (totals.append(made(self, *args)), totals[-1])[1]
+  monkeypatch.setattr(AdditiveServers, "sum", spied)
+  run()
+  return totals[0].total
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_a_total_does_not_count_those_who_sent_negative_numbers(monkeypatch, bits):
+  """With few bits in use, residues modulo 2^few would: they are of the protocol's modulus."""
+  protocol, encoding = AdditiveServers(bits=bits), secure.Encoding(8, bits=12)
+  aggregator = secure.secure_mean(protocol, encoding)
+  total = _seen(monkeypatch, lambda: _rounds(aggregator, count=1))
+  signed = total.astype(np.int64) if bits == 64 else total.view(np.int32)
+  assert np.abs(signed).max() < 2**11  # of the sum itself, not 2^12 times a count

@@ -29,8 +29,7 @@ Kind = Callable[..., Any]  # `skellam_mean`, or a broken one
 _WORLDS: dict[str, tuple[str, float, float, int]] = {
   "its message becomes zeros": (_ZERO, 0.0, _FAR, _LEAST),
   "its message turns round": (_REPLACE, -_FAR, _FAR, _LEAST),
-  "its message becomes NaN": (_ZERO, math.nan, _FAR, _LEAST),
-  "more are left than must be": (_ZERO, 0.0, _FAR, _CLIENTS),
+  "its message becomes NaN, and more are left": (_ZERO, math.nan, _FAR, _CLIENTS),
 }
 
 

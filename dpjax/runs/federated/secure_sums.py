@@ -94,7 +94,7 @@ class SparseMasks(PairwiseMasks):
   """`secure.sums.SecAggPlus`.
 
   Args:
-    corrupt, dropout: fractions of the clients that its graph is made to stand.
+    corrupt, dropout_share: fractions of the clients that its graph is made to stand.
   """
 
   corrupt: float = 0.1

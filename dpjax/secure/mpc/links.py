@@ -27,6 +27,7 @@ TIMEOUT = 60.0  # seconds
 _LENGTH = struct.Struct(">Q")
 _TAG = 16
 _PIECE = 1 << 20
+_MOST = (1 << 31) - 64  # bytes that the cipher takes at once
 TOKEN_BYTES = 16
 
 
@@ -164,7 +165,7 @@ class SocketLink:
     theirs = self._transfer(mine, lambda data: 32)
 
     def direction(sender: str, *keys: bytes) -> Any:
-      said = f"dpjax mpc {sender} {topic} ".encode() + token + b"".join(keys)
+      said = f"dpjax mpc {sender} {len(token)} {topic} ".encode() + token + b"".join(keys)
       return lib.aead.ChaCha20Poly1305(primitives.agree(secret, theirs, said))
 
     try:
@@ -187,6 +188,8 @@ class SocketLink:
   def _frames(self, data: bytes | None, length: int | None, listen: bool = True) -> bytes:
     """Sends at most one frame and receives at most one."""
     out = b""
+    if data is not None and len(data) > _MOST:
+      raise UserError(f"{self.peer}: {len(data)} bytes are no one message; at most {_MOST}")
     if data is not None:
       head = _LENGTH.pack(len(data) + _TAG)
       out = head + self._seal.encrypt(next(self._sent).to_bytes(12, "big"), data, head)

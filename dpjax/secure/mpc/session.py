@@ -27,6 +27,7 @@ class Ran(NamedTuple):
 
   outputs: tuple[Any, Any]  # of party 0 and party 1
   spent: tuple[Spent, Spent]
+  setting: str  # who was apart from whom: what a report has to say beside a number
 
 
 def run(
@@ -61,6 +62,8 @@ def run(
   >>> ran = run(mpc.matmul, (x0, y0), (x1, y1))
   >>> mpc.join(*ran.outputs).round(3), ran.spent[0].bytes_sent, ran.spent[0].rounds
   (array([[-3.]]), 24, 2)
+  >>> ran.setting
+  'both parties and the dealer in one process, which holds everything'
   """
   ends = links or queue_links(timeout)
   dealt = supplies(Dealer(seed))
@@ -96,7 +99,15 @@ def run(
       thread.join(GRACE)
     # that a peer has left follows from why it left
     raise min(faults, key=lambda error: isinstance(error, PeerFailed))
-  return Ran((outputs[0], outputs[1]), (parties[0].spent, parties[1].spent))
+  where = setting_of(
+    seed, "both parties and the dealer in one process, which holds everything"
+  )
+  return Ran((outputs[0], outputs[1]), (parties[0].spent, parties[1].spent), where)
+
+
+def setting_of(seed: int | None, where: str) -> str:
+  """The setting of a run; with a seed it hides nothing."""
+  return where if seed is None else f"simulation: masks follow from seed {seed}; {where}"
 
 
 def play(program: Callable[..., Any], party: Party, inputs: Sequence[Any]) -> Any:

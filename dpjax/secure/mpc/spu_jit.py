@@ -243,10 +243,10 @@ def runtime_config(protocol: str, profile: bool = False) -> Any:
   return config
 
 
-def description(link: Any, names: Sequence[str]) -> Any:
-  """Of the parties, in order, as SPU connects them."""
+def description(link: Any, names: Sequence[str], timeout: int = TIMEOUT_SECONDS) -> Any:
+  """Of the parties, in order, as SPU connects them; `timeout` seconds for each message."""
   desc = link.Desc()
-  desc.recv_timeout_ms = 1000 * TIMEOUT_SECONDS
+  desc.recv_timeout_ms = 1000 * timeout
   for rank, name in enumerate(names):
     desc.add_party(f"party{rank}", name)
   return desc

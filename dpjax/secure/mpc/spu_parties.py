@@ -3,21 +3,24 @@
 Every party runs the same program with its own arrays in their places, and the shapes of what
 the others hold:
 
-    with spu_parties.connect(["10.0.0.1:7001", "10.0.0.2:7001"], rank=1, protocol="CHEETAH") as us:
+    hosts, own = ["10.0.0.1:7001", "10.0.0.2:7001"], Certificates("b.pem", "b.key", "ca.pem")
+    with spu_parties.connect(hosts, 1, protocol="CHEETAH", certificates=own) as us:
       shape = jax.ShapeDtypeStruct
       w = us.run(step, shape((30,), "float32"), x, y, owners=(0, 1, 1), reveal_to=(1,))
 
 A party splits its arrays into shares and sends each of the others one; plain data never
 leave it. It learns the others' shapes, the program, and what is revealed to it, as long as
 not more parties collude than the protocol bears (table of `spu_jit`), and all follow it.
-The connections are plain TCP: whoever reads ALL of them sees what is revealed, and of data
-that are shared among others all shares, so encryption of the wires is the deployment's.
+Seeds and shares cross the wires, so beyond one machine they must be encrypted: every party
+has a certificate, and takes part with those alone whose certificates one authority signed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
+import pathlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +30,14 @@ import jax
 from dpjax import validate
 from dpjax.secure.mpc import spu_jit, spu_program
 from dpjax.validate import UserError
+
+
+class Certificates(NamedTuple):
+  """Files in PEM by which a party is known; TLS in both directions."""
+
+  own: str  # certificate of this party, for the host name or address that the others use
+  key: str  # its private key
+  authority: str  # certificate of who signed all parties' certificates
 
 
 class SpuParty(NamedTuple):
@@ -57,7 +68,7 @@ class SpuParty(NamedTuple):
       NumPy arrays at a party in `reveal_to`, elsewhere `jax.ShapeDtypeStruct`.
 
     UserError: arrays of another's, shapes or a program that the parties do not agree on, a
-    peer that is silent for ten minutes.
+    peer that is silent for too long.
     """
     self._check(args, owners, reveal_to)
     leaves, in_tree = jax.tree.flatten(args)
@@ -74,6 +85,7 @@ class SpuParty(NamedTuple):
       own = self._exchanged(config, values, of_leaf)
       results = spu_jit.run_party(self.link, config, program, own)
       shares = [self._collected(result, reveal_to) for result in results]
+      self._leave()
     if self.rank not in reveal_to:
       return jax.tree.unflatten(program.out_tree, program.outputs)
     outputs = [
@@ -126,6 +138,13 @@ class SpuParty(NamedTuple):
       own.append(shares[self.rank])
     return own
 
+  def _leave(self) -> None:
+    """Waits for all: who left at once could take along what it has not sent yet."""
+    for rank in self._others():
+      self.link.send_async(rank, b"done")
+    for rank in self._others():
+      self.link.recv(rank)
+
   def _collected(self, result: Any, reveal_to: Sequence[int]) -> list:
     """All parties' shares of an output, where it is revealed."""
     for rank in set(reveal_to) - {self.rank}:
@@ -142,21 +161,23 @@ def connect(
   rank: int,
   *,
   protocol: str = "ABY3",
+  certificates: Certificates | None = None,
   trusted_dealer: bool = False,
-  timeout_seconds: int = 30,
+  timeout_seconds: int = 120,
 ) -> Iterator[SpuParty]:
   """Party `rank`, connected to the others by TCP; closed at the end of the block.
 
   Args:
     addresses: "host:port" of every party, its own included, the same list at all of them.
     protocol: ABY3 (three parties) or CHEETAH (two). SEMI2K only with `trusted_dealer`.
+    certificates: of this party; None only where all addresses are of this machine.
     trusted_dealer: party 0 may see everything, which it could under SEMI2K, whose triples
       it deals.
-    timeout_seconds: for the others to appear.
+    timeout_seconds: that another party may be missing, or silent, computing included.
 
   UserError: what does not fit, or a party that does not come.
 
-  >>> with connect(["a:1", "b:1"], 0, protocol="SEMI2K"):
+  >>> with connect(["localhost:1", "localhost:2"], 0, protocol="SEMI2K"):
   ...   pass
   Traceback (most recent call last):
   ...
@@ -171,9 +192,10 @@ def connect(
       "or CHEETAH, or trusted_dealer=True"
     )
   link = spu_program.library().link
-  desc = spu_jit.description(link, addresses)
+  desc = spu_jit.description(link, addresses, timeout_seconds)
+  _encrypt(desc, addresses, certificates)
   desc.connect_retry_interval_ms = 200
-  desc.connect_retry_times = 5 * timeout_seconds
+  desc.connect_retry_times = math.ceil(timeout_seconds / _ATTEMPT_SECONDS)
   try:
     own = link.create_brpc(desc, rank)
   except RuntimeError as error:
@@ -184,6 +206,33 @@ def connect(
     yield SpuParty(own, rank, protocol, parties)
   finally:
     own.stop_link()
+
+
+def _encrypt(
+  desc: Any, addresses: Sequence[str], certificates: Certificates | None
+) -> None:
+  """Sets TLS. UserError: a file that is not there, or no certificates beyond this machine."""
+  if certificates is None:
+    beyond = [at for at in addresses if at.rpartition(":")[0] not in _THIS_MACHINE]
+    if beyond:
+      raise UserError(
+        f"certificates=None: {beyond[0]} is another machine, and seeds and shares would cross "
+        "the network in the clear: give Certificates"
+      )
+    return
+  for name, path in certificates._asdict().items():
+    if not pathlib.Path(path).is_file():
+      raise UserError(f"certificates.{name}={path!r}: no such file")
+  desc.enable_ssl = True
+  for options in (desc.client_ssl_opts, desc.server_ssl_opts):
+    options.cert.certificate_path = str(certificates.own)
+    options.cert.private_key_path = str(certificates.key)
+    options.verify.ca_file_path = str(certificates.authority)
+    options.verify.verify_depth = 1
+
+
+_ATTEMPT_SECONDS = 9  # SPU tries four times in an attempt, after 1, 3 and 5 seconds
+_THIS_MACHINE = ("127.0.0.1", "localhost")
 
 
 def _is_shape(leaf: Any) -> bool:

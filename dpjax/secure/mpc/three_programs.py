@@ -36,7 +36,7 @@ from dpjax.secure.mpc.correlations import KEY_BYTES, arrays, correlated, fresh_k
 from dpjax.secure.mpc.dealer import Dealer, Supply
 from dpjax.secure.mpc.links import TIMEOUT, Link, PeerFailed, SocketLink
 from dpjax.secure.mpc.party import Party
-from dpjax.secure.mpc.session import GRACE, Ran, play
+from dpjax.secure.mpc.session import GRACE, Ran, play, setting_of
 from dpjax.validate import UserError
 
 _RETRY = 0.05
@@ -289,7 +289,8 @@ def run_processes(
     for pipe, told in ((dealer, None), (first, (at, None)), (second, (at, peer))):
       pipe.send(told)
     (out0, spent0), (out1, spent1) = _outcomes([first, second])
-  return Ran((out0, out1), (spent0, spent1))
+  where = setting_of(seed, "two parties and the dealer, a process each, on one machine")
+  return Ran((out0, out1), (spent0, spent1), where)
 
 
 def _started(

@@ -14,6 +14,9 @@ groups of t clients different things about who survived, and so get both secrets
 there are); and it can hand out keys of its own making. It can always leave out whom it likes,
 down to `min_survivors`. No variant sees whether a client's vector is what it should be: one
 dishonest client can make the sum any number.
+
+With many clients SecAgg's time is that of Shamir's shares (n^2 t steps in Python, whatever the
+length of the vectors), SecAgg+'s a tenth of it; results/secure/sums.md has numbers.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Terms:
     if 3 * self.threshold <= 2 * count:
       raise UserError(
         f"threshold={self.threshold}: must be above two thirds of the {count} clients "
-        "against a server that lies (Bonawitz et al. 2017, theorem 6.5)"
+        "against a server that lies (Bonawitz et al. 2017, section 6)"
       )
 
   @property

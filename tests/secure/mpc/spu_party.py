@@ -30,7 +30,11 @@ def main(task):
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), [data(0), data(1)]
   )
   args = [data(p) if p == rank else shapes[p] for p in (0, 1)]
-  with spu_parties.connect(task["addresses"], rank, protocol=task["protocol"]) as us:
+  files = task["certificates"]
+  settings = {"protocol": task["protocol"], "timeout_seconds": task.get("timeout", 120)}
+  if files:
+    settings["certificates"] = spu_parties.Certificates(*files[rank])
+  with spu_parties.connect(task["addresses"], rank, **settings) as us:
     out = us.run(step, *args, owners=(0, 1), reveal_to=task["reveal_to"])
   return out.tolist() if isinstance(out, np.ndarray) else f"{out.shape} {out.dtype}"
 

@@ -10,6 +10,9 @@ from dpjax.secure import mpc
 from dpjax.secure.mpc import comparison
 from dpjax.validate import UserError
 
+pytest.importorskip("cryptography", reason="needs the extra 'secure'")
+pytest.importorskip("Crypto", reason="needs the extra 'secure'")
+
 _EDGES = (0, 1, -1, 2**62, -(2**62), 2**63 - 1, -(2**63), 2**31, -(2**32), 12345678901)
 _UNIT = 2.0**-18
 

@@ -12,6 +12,9 @@ from dpjax.secure import mpc
 from dpjax.secure.mpc import links
 from dpjax.validate import UserError
 
+pytest.importorskip("cryptography", reason="needs the extra 'secure'")
+pytest.importorskip("Crypto", reason="needs the extra 'secure'")
+
 _TOKEN = b"sixteen bytes or more"
 
 
@@ -163,6 +166,13 @@ def _sends(link, *messages):
   with contextlib.suppress(UserError):
     for data in messages:
       link.send(data)
+
+
+def test_a_message_that_the_cipher_cannot_take_is_one_line(monkeypatch):
+  first, *_ = _pair()
+  monkeypatch.setattr(links, "_MOST", 10)
+  with pytest.raises(UserError, match="party 1: 11 bytes are no one message; at most 10"):
+    first.send(bytes(11))
 
 
 def test_a_peer_that_is_gone_or_silent_is_noticed_in_time():

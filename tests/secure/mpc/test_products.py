@@ -11,6 +11,9 @@ from dpjax.secure import mpc
 from dpjax.secure.mpc import products, ring64
 from dpjax.validate import UserError
 
+pytest.importorskip("cryptography", reason="needs the extra 'secure'")
+pytest.importorskip("Crypto", reason="needs the extra 'secure'")
+
 _F = 18
 _UNIT = 2.0**-_F
 

@@ -8,6 +8,9 @@ from dpjax.secure import mpc
 from dpjax.secure.mpc import secureml
 from dpjax.validate import UserError
 
+pytest.importorskip("cryptography", reason="needs the extra 'secure'")
+pytest.importorskip("Crypto", reason="needs the extra 'secure'")
+
 _OUTPUT = {
   "sigmoid": lambda z: np.clip(z + 0.5, 0, 1),
   "normalized_relu": lambda z: (

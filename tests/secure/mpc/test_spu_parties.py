@@ -1,6 +1,8 @@
 """SPU's parties as processes of their own, each with its own data alone."""
 
 import concurrent.futures
+import datetime
+import ipaddress
 import json
 import os
 import pathlib
@@ -11,6 +13,9 @@ import sys
 import jax
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from dpjax.secure.mpc import spu_jit, spu_parties, spu_program
 from dpjax.validate import UserError
@@ -32,9 +37,43 @@ def _addresses(count):
   return [f"127.0.0.1:{port}" for port in ports]
 
 
+def _certificate(name, key, signer=None):
+  """Of a party, signed by (authority, its key); of an authority where there is no signer."""
+  named = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, name)])
+  day, now = datetime.timedelta(days=1), datetime.datetime.now(datetime.UTC)
+  host = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+  made = x509.CertificateBuilder().subject_name(named).public_key(key.public_key())
+  made = made.issuer_name(signer[0].subject if signer else named)
+  made = made.serial_number(x509.random_serial_number())
+  made = made.not_valid_before(now - day).not_valid_after(now + day)
+  made = made.add_extension(x509.BasicConstraints(ca=not signer, path_length=None), True)
+  if signer:
+    made = made.add_extension(host, False)
+  return made.sign(signer[1] if signer else key, hashes.SHA256())
+
+
+def _certificates(folder, parties):
+  """[own, key, authority] of each party, as files of one authority."""
+  new_key = lambda: ec.generate_private_key(ec.SECP256R1())
+  kind = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+  folder.mkdir(exist_ok=True)
+  root = new_key()
+  authority = _certificate("authority", root)
+  (folder / "ca.pem").write_bytes(authority.public_bytes(kind[0]))
+  files = []
+  for rank in range(parties):
+    key, own = new_key(), [str(folder / f"{rank}.{end}") for end in ("pem", "key")]
+    made = _certificate(f"party {rank}", key, (authority, root))
+    pathlib.Path(own[0]).write_bytes(made.public_bytes(kind[0]))
+    plain = key.private_bytes(*kind, serialization.NoEncryption())
+    pathlib.Path(own[1]).write_bytes(plain)
+    files.append([*own, str(folder / "ca.pem")])
+  return files
+
+
 def _run(parties, **task):
   """What each party prints, every one a process."""
-  task["addresses"] = _addresses(parties)
+  task = {"addresses": _addresses(parties), "certificates": None, **task}
   command = [sys.executable, "-m", "tests.secure.mpc.spu_party"]
   started = [
     subprocess.Popen(
@@ -44,19 +83,47 @@ def _run(parties, **task):
     )
     for rank in range(parties)
   ]  # fmt: skip
-  outputs = [one.communicate(timeout=120) for one in started]
+  try:
+    outputs = [one.communicate(timeout=120) for one in started]
+  finally:
+    for one in started:
+      one.kill()
   lines = [
     [w for w in out.splitlines() if w[:5] in ("RESUL", "ERROR")] for out, _ in outputs
   ]
-  assert all(len(own) == 1 for own in lines), outputs
+  assert all(len(own) == 1 for own in lines), [err[-2000:] for _, err in outputs]
   return [own[0] for own in lines]
 
 
-def test_three_processes_and_one_of_them_learns_the_result():
-  lines = _run(3, protocol="ABY3", reveal_to=[1])
+def test_three_processes_over_tls_and_one_of_them_learns_the_result(tmp_path):
+  files = _certificates(tmp_path, 3)
+  lines = _run(3, protocol="ABY3", reveal_to=[1], certificates=files)
   assert lines[0] == lines[2] == 'RESULT "(5,) float32"'
   got = np.array(json.loads(lines[1].removeprefix("RESULT ")))
   assert np.abs(got - spu_party.step(spu_party.data(0), spu_party.data(1))).max() < 2e-4
+
+
+@pytest.mark.long
+def test_a_party_whose_certificate_another_authority_signed_is_left_out(tmp_path):
+  files = _certificates(tmp_path / "ours", 2)
+  files[1][:2] = _certificates(tmp_path / "theirs", 2)[1][:2]
+  lines = _run(2, protocol="CHEETAH", reveal_to=[0], certificates=files, timeout=5)
+  assert all(line.startswith("ERROR addresses: no connection") for line in lines), lines
+
+
+def test_wires_beyond_this_machine_need_certificates():
+  hosts = ["10.0.0.1:7001", "10.0.0.2:7001"]
+  with (
+    pytest.raises(UserError, match="certificates=None: 10.0.0.1:7001 is another machine"),
+    spu_parties.connect(hosts, 0, protocol="CHEETAH"),
+  ):
+    pass
+  files = spu_parties.Certificates("none.pem", "none.key", "none.pem")
+  with (
+    pytest.raises(UserError, match=r"certificates.own='none.pem': no such file"),
+    spu_parties.connect(hosts, 0, protocol="CHEETAH", certificates=files),
+  ):
+    pass
 
 
 def _threads(parties, task):

@@ -13,6 +13,9 @@ from dpjax.secure.mpc import links, three_programs
 from dpjax.validate import UserError
 from tests.secure.mpc import programs, test_products
 
+pytest.importorskip("cryptography", reason="needs the extra 'secure'")
+pytest.importorskip("Crypto", reason="needs the extra 'secure'")
+
 _TOKEN = bytes(range(16))
 
 
@@ -38,6 +41,7 @@ def test_processes_compute_what_threads_compute_bit_for_bit(ran):
     same = jax.tree.map(lambda a, b: (a == b).all(), one[0], other[0])
     assert all(jax.tree.leaves(same))
   assert apart.spent == together.spent
+  assert apart.setting.startswith("simulation: ") and "a process each" in apart.setting
 
 
 def test_what_crosses_between_the_processes_is_uniform_and_all_of_it(ran):

@@ -10,6 +10,9 @@ from dpjax.validate import UserError
 from tests.secure.mpc import programs
 from tests.secure.mpc.test_products import looks_uniform
 
+pytest.importorskip("cryptography", reason="needs the extra 'secure'")
+pytest.importorskip("Crypto", reason="needs the extra 'secure'")
+
 _DEALT = {
   "elementwise": ((3000,),),
   "matrices": ((30, 100), (100, 40)),
