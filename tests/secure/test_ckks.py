@@ -81,13 +81,37 @@ def test_the_server_holds_no_secret_key(keys, server):
   assert "SecretKey" not in repr(keys.public._fields)
 
 
+def test_weights_of_zero_make_zeros(keys, server):
+  cipher = server.load(keys.encrypt(np.full(2, 100.0)))
+  answer = keys.decrypt(
+    server.dump(server.weighted([(cipher, 0.0), (cipher, np.zeros(2))]))
+  )
+  np.testing.assert_allclose(answer[:2], 0.0, atol=1e-4)
+
+
 @pytest.mark.parametrize(
   ("call", "words"),
   [
     (lambda k, s: k.encrypt(np.ones(5000)), "values=5000 numbers: must be at most 4096"),
     (lambda k, s: k.encrypt(np.array([np.nan])), "hold NaN or infinity"),
     (lambda k, s: s.load(b"no ciphertext"), "message=13 bytes: are no Ciphertext"),
-    (lambda k, s: s.weighted([(s.load(k.encrypt(np.ones(1))), 0.0)]), "are all zero"),
+    (lambda k, s: s.weighted([]), "weights: are none"),
+    (lambda k, s: k.encrypt(np.array([1e300])), "ckks: encoded values are too large"),
+    (
+      lambda k, s: k.encrypt(np.ones(1), level=4),
+      r"level=4: must be an integer in \[0, 3\]",
+    ),
+    (lambda k, s: k.encrypt(np.ones(1), level=-1), "level=-1"),
+    (lambda k, s: k.encrypt(np.ones((2, 2))), r"values: are of shape \(2, 2\)"),
+    (
+      lambda k, s: s.rotate(s.load(k.encrypt(np.ones(1))), 5),
+      "ckks: Galois key not present",
+    ),
+    (
+      lambda k, s: s.add(*(s.load(k.encrypt(np.ones(1), level=n)) for n in (0, 1))),
+      "ckks: encrypted1 and encrypted2 parameter mismatch",
+    ),
+    (lambda k, s: s.load(None), "message: must be bytes, not NoneType"),
     (
       lambda k, s: s.products([(s.load(k.encrypt(np.ones(1), level=0)),) * 2]),
       "levels=3: are used up",

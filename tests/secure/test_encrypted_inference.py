@@ -86,3 +86,43 @@ def test_the_parameters_of_another_network_are_refused():
   assert net.logits(np.ones((1, 2))).tolist() == [[19.0, 19.0]]
   with pytest.raises(UserError, match="must have dense_0 and head"):
     inference.network_of({"params": {"dense_0": layer, "dense_1": layer, "head": layer}})
+
+
+@pytest.mark.parametrize("layout", inference.LAYOUTS)
+def test_units_without_weights_are_no_error(layout):
+  net = _network(6, 4, 3)
+  net = net._replace(kernel=net.kernel * [1, 0, 1, 1], head=net.head * [1, 0, 1])
+  x = np.random.default_rng(1).uniform(-1, 1, (3, 6))
+  np.testing.assert_allclose(_asked(net, x, layout), net.logits(x), atol=1e-3)
+  dark = net._replace(kernel=np.zeros((6, 4)))
+  np.testing.assert_allclose(_asked(dark, x, layout), dark.logits(x), atol=1e-3)
+
+
+@pytest.mark.parametrize("layout", inference.LAYOUTS)
+def test_images_and_questions_of_another_size_are_refused(layout):
+  """One column would be broadcast, a short question cut: wrong logits without a word."""
+  net, x = _network(6, 4, 3), np.zeros((2, 6))
+  owner = ImageOwner(6, 4, 3, layout=layout)
+  for images in (x[:, :1], x[:, :5], x.reshape(2, 3, 2), x[0]):
+    with pytest.raises(UserError, match=r"images: of shape .*; must be \[n, 6\]"):
+      owner.encrypt(images)
+  model = ModelOwner(net, owner.public, layout=layout)
+  question = owner.encrypt(x)
+  for wrong in ([], question * 2):
+    with pytest.raises(UserError, match=r"question=\d+ ciphertexts: must be"):
+      model.answer(wrong)
+  answer = model.answer(question)
+  with pytest.raises(UserError, match="num_images=-1"):
+    owner.logits(answer, -1)
+  with pytest.raises(UserError, match="answer=0 parts"):
+    owner.logits([], 2)
+
+
+def test_layers_too_unlike_in_size_are_refused():
+  """One undoes the other, and what is left is rounding: logits off by hundreds."""
+  net = _network(6, 4, 3)
+  for scale in (1e-4, 1e5, 1e8):
+    kernel, bias = net.kernel * scale, net.bias * scale
+    unlike = SquareNetwork(kernel, bias, net.head / scale**2, net.head_bias)
+    with pytest.raises(UserError, match="network: a logit would be off by about"):
+      ModelOwner(unlike, ImageOwner(6, 4, 3).public)

@@ -121,3 +121,36 @@ def test_published_data_at_their_full_size(load):
   x, y = load(return_X_y=True)
   found = regress(x, y, x[:50], RegressionPlan(*x.shape))
   assert found.error < regression.MOST_ERROR
+
+
+@pytest.mark.parametrize(
+  ("column", "words"),
+  [
+    (np.full(50, 0.1), "constant column"),
+    (1e9 + 1e-7 * np.arange(50), "constant column"),  # off by 5e-4, where 1e-5 was planned
+    (1e200 * np.arange(50.0), "squares are infinite"),
+    (np.array(["a"] * 50), "x: must be an array of real numbers"),
+  ],
+)
+def test_columns_without_a_scale_are_refused(column, words):
+  x, y = _data()
+  x = np.concatenate([x[:, :2].astype(column.dtype), column[:, None]], axis=1)
+  with np.errstate(over="ignore"), pytest.raises(UserError, match=words):
+    DataOwner(x, y, _plan())
+
+
+@pytest.mark.parametrize(
+  ("new", "words"),
+  [
+    (lambda x: x[:, :1], r"new.shape=\(50, 1\): must be \[n, 3\]"),  # would be broadcast
+    (lambda x: x[:0], "new.shape"),
+    (lambda x: x[0], "new.shape"),
+    (lambda x: x * 1e6, "standard deviations away"),  # would wrap around
+    (lambda x: x * np.nan, "standard deviations away"),
+    (lambda x: "abc", "new: must be an array"),
+  ],
+)
+def test_new_rows_that_cannot_be_predicted_are_refused(new, words):
+  x, y = _data()
+  with pytest.raises(UserError, match=words):
+    DataOwner(x, y, _plan()).rows(new(x))

@@ -19,11 +19,12 @@ Source: Cheon, Kim, Kim and Song 2017; Li and Micciancio 2021; Microsoft SEAL th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,6 +135,18 @@ def _context(chain: Chain) -> Any:
   return seal.SEALContext(params, True, seal.SEC_LEVEL_TYPE.TC128)
 
 
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+  """Of what SEAL refuses: a level, a key or a size that does not fit."""
+  try:
+    yield
+  except UserError:
+    raise
+  except (ValueError, RuntimeError, TypeError, IndexError) as error:
+    reason = str(error).partition("\n")[0]
+    raise UserError(f"ckks: {reason}") from error
+
+
 def _dumps(held: Any) -> bytes:
   """SEAL writes to files only."""
   with tempfile.TemporaryDirectory() as folder:
@@ -143,6 +156,8 @@ def _dumps(held: Any) -> bytes:
 
 
 def _loads(kind: str, chain: Chain, content: bytes) -> Any:
+  if not isinstance(content, bytes):
+    raise UserError(f"message: must be bytes, not {type(content).__name__}")
   held = getattr(_library(), kind)()
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / "seal"
@@ -180,13 +195,20 @@ class _Coder:
     self._encoder = self.seal.CKKSEncoder(self.context)
 
   def encode(self, values: np.ndarray | float, level: int, scale: float | None = None):
-    plain, given = self.seal.Plaintext(), np.asarray(values, np.float64)
+    validate.integer_in(0, self.chain.levels, level=level)
+    try:
+      plain, given = self.seal.Plaintext(), np.asarray(values, np.float64)
+    except (ValueError, TypeError) as error:
+      raise UserError("values: must be real numbers") from error
+    if given.ndim > 1:
+      raise UserError(f"values: are of shape {given.shape}; must be [n]")
     if given.size > self.chain.slots:
       raise UserError(f"values={given.size} numbers: must be at most {self.chain.slots}")
     if not np.isfinite(given).all():
       raise UserError("values: hold NaN or infinity, which no ciphertext can")
     scale = self.levels.scales[level] if scale is None else scale
-    self._encoder.encode(given.tolist(), self.levels.ids[level], scale, plain)
+    with _one_line():  # numbers too large for the primes that are left
+      self._encoder.encode(given.tolist(), self.levels.ids[level], scale, plain)
     return plain
 
   def decode(self, plain: Any) -> np.ndarray:
@@ -218,7 +240,7 @@ class SecretKeys:
       UserError: too many numbers, or one that is not finite.
     """
     at = self.chain.levels if level is None else level
-    plain = self._coder.encode(np.asarray(values, np.float64), at)
+    plain = self._coder.encode(values, at)
     return _dumps(self._encryptor.encrypt_symmetric(plain))
 
   def decrypt(self, cipher: bytes) -> np.ndarray:
@@ -261,12 +283,14 @@ class SlotEvaluator:
     """Products in a row that are left."""
     return self._coder.context.get_context_data(cipher.parms_id()).chain_index()
 
+  @_one_line()
   def add(self, one: Ciphertext, other: Ciphertext) -> Ciphertext:
     """Of one level."""
     out = self._seal.Ciphertext()
     self._evaluator.add(one, other, out)
     return out
 
+  @_one_line()
   def plus(self, cipher: Ciphertext, values: np.ndarray | float) -> Ciphertext:
     """Plus plain numbers."""
     out = self._seal.Ciphertext()
@@ -274,6 +298,7 @@ class SlotEvaluator:
     self._evaluator.add_plain(cipher, plain, out)
     return out
 
+  @_one_line()
   def rotate(self, cipher: Ciphertext, steps: int) -> Ciphertext:
     """To the left, by a number of slots for which there is a key; 0 is as it is."""
     if not steps:
@@ -290,6 +315,7 @@ class SlotEvaluator:
       stride, count = 2 * stride, count // 2
     return cipher
 
+  @_one_line()
   def product(self, one: Ciphertext, other: Ciphertext) -> Ciphertext:
     """Of two ciphertexts of a level, not yet brought down: for `total` and `reduced`."""
     self._has_level(one)
@@ -297,6 +323,7 @@ class SlotEvaluator:
     self._evaluator.multiply(one, other, out)
     return out
 
+  @_one_line()
   def total(self, sum_so_far: Ciphertext, cipher: Ciphertext) -> Ciphertext:
     """Adds into the first, if there is one; returns it."""
     if sum_so_far is None:
@@ -304,6 +331,7 @@ class SlotEvaluator:
     self._evaluator.add_inplace(sum_so_far, cipher)
     return sum_so_far
 
+  @_one_line()
   def reduced(self, raw: Ciphertext) -> Ciphertext:
     """A sum of products, one level down."""
     self._evaluator.relinearize_inplace(raw, self._relin)
@@ -321,26 +349,33 @@ class SlotEvaluator:
     """Plain numbers as `weighted` takes them at that level, to be used many times."""
     return self._coder.encode(values, level)
 
+  @_one_line()
   def weighted(self, pairs: Iterable[tuple[Ciphertext, Any]]) -> Ciphertext:
     """The sum of ciphertexts times plain numbers (or what `encoded` made); one level down.
 
-    Raises:
-      UserError: all numbers are zeros: SEAL refuses a ciphertext that hides nothing.
+    Where all numbers are zeros the first ciphertext counts 2^-scale_bits times: SEAL refuses a
+    ciphertext that hides nothing.
     """
-    raw = None
+    raw = first = None
     for cipher, values in pairs:
       self._has_level(cipher)
+      first = cipher if first is None else first
       coded = isinstance(values, self._seal.Plaintext)
       plain = values if coded else self._coder.encode(values, self.level(cipher))
       if not plain.is_zero():
         out = self._seal.Ciphertext()
         self._evaluator.multiply_plain(cipher, plain, out)
         raw = self.total(raw, out)
+    if first is None:
+      raise UserError("weights: are none, so there is nothing to compute")
     if raw is None:
-      raise UserError("weights: are all zero, so there is nothing to compute")
+      least = self._coder.encode(2.0**-self.chain.scale_bits, self.level(first))
+      raw = self._seal.Ciphertext()
+      self._evaluator.multiply_plain(first, least, raw)
     self._evaluator.rescale_to_next_inplace(raw)
     return raw
 
+  @_one_line()
   def lowered(self, cipher: Ciphertext, level: int) -> Ciphertext:
     """The same numbers at a lower level, on its scale."""
     before = self.level(cipher)

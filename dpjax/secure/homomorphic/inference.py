@@ -44,6 +44,7 @@ from dpjax.validate import UserError
 
 CHAIN = Chain(levels=3, scale_bits=36, end_bits=54)  # dense, square, dense: 216 of 218 bits
 _MOST = 2.0 ** (CHAIN.end_bits - CHAIN.scale_bits - 1)  # in size, or a logit wraps around
+MOST_ERROR = 0.1  # of a logit that is planned
 LAYOUTS = ("packed", "pixels")
 
 
@@ -65,6 +66,16 @@ class SquareNetwork(NamedTuple):
     hidden = np.abs(self.kernel).sum(axis=0) + np.abs(self.bias)
     return float((hidden**2 @ np.abs(self.head) + np.abs(self.head_bias)).max())
 
+  @property
+  def logit_error(self) -> float:
+    """Of a logit on ciphertexts, about: no bound, but the standard deviations of rounding, 16
+    times for rotations and sums. Large where one layer undoes what the other does."""
+    hidden = float((np.abs(self.kernel).sum(axis=0) + np.abs(self.bias)).max())
+    unit, width = 16 * CHAIN.error, len(self.bias)
+    square = 2 * hidden * unit + unit
+    rounded = CHAIN.encoding_error * width**0.5 * hidden**2
+    return float(np.abs(self.head).sum(axis=0).max()) * square + rounded + unit
+
 
 def network_of(params: Mapping[str, Any]) -> SquareNetwork:
   """The parameters of an `Mlp` with one hidden layer and activation="square".
@@ -80,6 +91,9 @@ def network_of(params: Mapping[str, Any]) -> SquareNetwork:
 
 
 class _Layout(Protocol):
+  d: int
+  questions: int  # ciphertexts of a question
+  answers: int
   images_each: int  # of one batch of ciphertexts
   rotations: list[int]
 
@@ -111,6 +125,7 @@ class _Packed:
         f"takes {max(self.block, self.h + self.k)} slots; must be at most {CHAIN.slots}"
       )
     self.classes, self.images_each = classes, CHAIN.slots // self.block
+    self.questions = self.answers = 1
     self.baby = _power(self.h**0.5)
     self.parts = (self.block // self.h, _power((self.h + self.k) / self.k))
     folds = rotations_of([self.h, self.k], self.parts)
@@ -181,6 +196,7 @@ class _Pixels:
 
   def __init__(self, num_inputs: int, hidden: int, classes: int):
     self.d, self.classes, self.images_each = num_inputs, classes, CHAIN.slots
+    self.questions, self.answers = num_inputs, classes
 
   def pack(self, images: np.ndarray) -> list[np.ndarray]:
     return list(np.asarray(images, np.float64).T)
@@ -228,12 +244,17 @@ class ImageOwner:
     """[<= images_each, d], numbers in [-1, 1], as one question."""
     if not 1 <= len(images) <= self.images_each:
       raise UserError(f"images={len(images)}: must be 1 to {self.images_each} at a time")
-    if not np.abs(images).max() <= 1:
+    if np.shape(images)[1:] != (self._layout.d,):
+      raise UserError(f"images: of shape {np.shape(images)}; must be [n, {self._layout.d}]")
+    if np.asarray(images).dtype.kind not in "fiub" or not np.abs(images).max() <= 1:
       raise UserError("images: must be in [-1, 1], for which no logit can wrap around")
     return [self._keys.encrypt(slots) for slots in self._layout.pack(images)]
 
   def logits(self, answer: Sequence[bytes], num_images: int) -> np.ndarray:
     """[num_images, k]. Secret as a raw decryption is: pass on labels at most."""
+    validate.integer_in(1, self.images_each, num_images=num_images)
+    if len(answer) != self._layout.answers:
+      raise UserError(f"answer={len(answer)} parts: must be {self._layout.answers}")
     return self._layout.unpack([self._keys.decrypt(part) for part in answer])[:num_images]
 
 
@@ -241,7 +262,8 @@ class ModelOwner:
   """Who has the network, and answers questions without reading them.
 
   Raises:
-    UserError: weights so large, or NaN, that a logit of some image could wrap around.
+    UserError: weights so large, or NaN, that a logit of some image could wrap around, or so
+      unlike in size that it would be lost in rounding (`SquareNetwork.logit_error`).
 
   >>> rng = np.random.default_rng(0)
   >>> net = SquareNetwork(*(rng.normal(size=s) for s in [(6, 4), (4,), (4, 3), (3,)]))
@@ -259,12 +281,22 @@ class ModelOwner:
         f"network: a logit may reach {network.largest_logit:.3g}; must be at most {_MOST:g}, "
         "or it wraps around; train with smaller steps or weights"
       )
+    if not network.logit_error <= MOST_ERROR:
+      raise UserError(
+        f"network: a logit would be off by about {network.logit_error:.1g}; must be at most "
+        f"{MOST_ERROR:g}; make the layers alike in size"
+      )
     self._layout = _layout(layout, d, h, k)
     self._evaluator = SlotEvaluator(CHAIN, public)
     self._weights = self._layout.coded(self._evaluator, network)
 
   def answer(self, question: Sequence[bytes]) -> list[bytes]:
     """Of one question; as many ciphertexts as the layout has."""
+    if len(question) != self._layout.questions:
+      raise UserError(
+        f"question={len(question)} ciphertexts: must be {self._layout.questions}; is it asked of "
+        "a network of this size, in this layout?"
+      )
     on = self._evaluator
     held = [on.load(cipher) for cipher in question]
     return [on.dump(part) for part in self._layout.answer(on, self._weights, held)]

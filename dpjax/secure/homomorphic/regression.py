@@ -55,6 +55,7 @@ from dpjax.validate import UserError
 MOST_ERROR = 1e-4  # of a weight that is planned, standardised
 _CHAIN = Chain(levels=7, scale_bits=45, end_bits=60)  # 435 of the 438 bits of its degree
 _GRAM = 2  # products in a row before the first doubling: X^T X, and its scale
+_LEAST_SPREAD = 1e-9  # of a column, to its largest number; less is rounding
 Refresh = Callable[[Sequence[bytes], int], list[bytes]]  # (ciphertexts, level) -> fresh
 
 
@@ -131,7 +132,7 @@ class RegressionPlan:
     return 1 / (self.num_features + self.ridge)
 
   @property
-  def _largest(self) -> float:
+  def largest(self) -> float:
     """|w| at most: of ridge regression on a target of variance 1."""
     return 1 / (2 * math.sqrt(self.ridge))
 
@@ -139,7 +140,7 @@ class RegressionPlan:
   def num_steps(self) -> int:
     """Of gradient descent, a power of two: what `tolerance` needs in the worst case."""
     shrinks = -math.log1p(-self.step_size * self.ridge)
-    steps = max(2.0, math.log(self._largest / self.tolerance) / shrinks)
+    steps = max(2.0, math.log(self.largest / self.tolerance) / shrinks)
     return 1 << math.ceil(math.log2(steps))
 
   @property
@@ -166,7 +167,7 @@ class RegressionPlan:
     moved = 2 * slowest + self.doublings  # sum over t = 1, 2, 4, ... of 1 / (1 - l^t)
     entry = self.chain.error + self.num_rows * self.chain.encoding_error
     norm = 2 * entry * math.sqrt(self.num_features)
-    return self.tolerance + norm * self._largest * moved
+    return self.tolerance + norm * self.largest * moved
 
   @property
   def rotations(self) -> list[int]:
@@ -187,6 +188,13 @@ class Upload(NamedTuple):
     return self.keys.size + sum(map(len, self.x + self.y))
 
 
+def _numbers(name: str, given: Any) -> np.ndarray:
+  try:
+    return np.asarray(given, np.float64)
+  except (ValueError, TypeError) as error:
+    raise UserError(f"{name}: must be an array of real numbers") from error
+
+
 class DataOwner:
   """Who has the data, and the only one with the secret key.
 
@@ -194,11 +202,12 @@ class DataOwner:
     x: [n, d]. y: [n]. Rows are standardised with their own means and standard deviations.
 
   Raises:
-    UserError: shapes that are not the plan's, a constant column, NaN.
+    UserError: shapes that are not the plan's, a column that is constant but for rounding, NaN,
+      numbers so large that they have no variance.
   """
 
   def __init__(self, x: np.ndarray, y: np.ndarray, plan: RegressionPlan):
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    x, y = _numbers("x", x), _numbers("y", y)
     if x.shape != (plan.num_rows, plan.num_features) or y.shape != (plan.num_rows,):
       raise UserError(
         f"x.shape={x.shape}, y.shape={y.shape}: must be ({plan.num_rows}, "
@@ -208,7 +217,10 @@ class DataOwner:
       raise UserError("x, y: hold NaN or infinity; leave those rows out")
     self._mean, self._scale = x.mean(axis=0), x.std(axis=0)
     self._y_mean, self._y_scale = float(y.mean()), float(y.std())
-    if not (self._scale.all() and self._y_scale):
+    if not (np.isfinite(self._scale).all() and np.isfinite(self._y_scale)):
+      raise UserError("x, y: hold numbers whose squares are infinite; scale them")
+    least = _LEAST_SPREAD * np.abs(x).max(axis=0), _LEAST_SPREAD * np.abs(y).max()
+    if not ((self._scale > least[0]).all() and self._y_scale > least[1]):
       raise UserError("x, y: hold a constant column, which has no scale; leave it out")
     self.plan, self.refreshes = plan, 0
     self._x = (x - self._mean) / self._scale
@@ -248,8 +260,23 @@ class DataOwner:
     return found
 
   def rows(self, x: np.ndarray) -> list[bytes]:
-    """New rows [n, d], for `RegressionServer.predict`."""
-    scaled = (np.asarray(x, np.float64) - self._mean) / self._scale
+    """New rows [n, d], for `RegressionServer.predict`.
+
+    Raises:
+      UserError: another shape, NaN, or a row so far from the others that its prediction may
+        wrap around.
+    """
+    x, chain = _numbers("new", x), self.plan.chain
+    if x.ndim != 2 or not len(x) or x.shape[1] != self.plan.num_features:
+      raise UserError(f"new.shape={x.shape}: must be [n, {self.plan.num_features}], n >= 1")
+    scaled = (x - self._mean) / self._scale
+    farthest = float(np.linalg.norm(scaled, axis=1).max())
+    most = 2.0 ** (chain.end_bits - chain.scale_bits - 1) / max(1.0, self.plan.largest)
+    if not farthest < most:
+      raise UserError(
+        f"new: a row is {farthest:.3g} standard deviations away; must be below {most:.3g}, or its "
+        "prediction may wrap around"
+      )
     return self._encrypted(scaled, level=1)
 
   def weights(self, cipher: bytes) -> np.ndarray:

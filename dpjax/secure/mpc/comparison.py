@@ -137,8 +137,10 @@ def relu(party: Party, x: Shares) -> Shares:
 def sigmoid(party: Party, x: Shares) -> Shares:
   """0 below -1/2, x + 1/2 between, 1 above 1/2 (SecureML, section IV): of [...] shares.
 
-  It is relu(x + 1/2) - relu(x - 1/2), both in one comparison.
+  It is relu(x + 1/2) - relu(x - 1/2), both in one comparison, where neither sum leaves the
+  signed words: |x| < 2^(63-f) - 1/2. UserError: f = 0, which has no 1/2.
   """
+  validate.integer_in(1, ring64.MOST_FRAC_BITS, frac_bits=party.frac_bits)  # to hold 1/2
   half = ring64.encode(0.5, party.frac_bits)
   offset = half if party.number == 0 else np.uint64(0)
   upper, lower = signs(party, np.stack([x + offset, x - offset])).part

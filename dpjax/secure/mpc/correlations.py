@@ -70,6 +70,16 @@ def truncation(shape: Sequence[int], bits: int) -> Correlated:
   return Correlated((part,), (part, part), solve)
 
 
+class Unique:
+  """Its numbers are used once, so it is neither copied nor pickled."""
+
+  def __reduce_ex__(self, protocol: Any) -> Any:
+    raise UserError(
+      f"{type(self).__name__.lower()}: must not be copied or pickled: both would use the same "
+      "masks, and two uses of one mask tell the difference of what they hide"
+    )
+
+
 CORRELATIONS: dict[str, Callable[..., Correlated]] = {
   "elementwise": elementwise,
   "matrices": matrices,

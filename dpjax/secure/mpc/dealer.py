@@ -7,12 +7,13 @@ oblivious transfer or homomorphic encryption, at a price of hours for its larger
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from dpjax.secure.mpc.correlations import bind, correlated, expand, fresh_key
+from dpjax.secure.mpc.correlations import Unique, bind, correlated, expand, fresh_key
 from dpjax.validate import UserError
 
 Ask = Callable[
@@ -20,7 +21,7 @@ Ask = Callable[
 ]  # (number, name, arguments) -> bound parts
 
 
-class Dealt:
+class Dealt(Unique):
   """One party's shares of one correlation, for one use."""
 
   def __init__(self, number: int, name: str, parts: list[np.ndarray]):
@@ -37,7 +38,7 @@ class Dealt:
     return parts
 
 
-class Dealer:
+class Dealer(Unique):
   """Makes correlated randomness for two parties, who ask for it in the same order.
 
   Args:
@@ -47,13 +48,18 @@ class Dealer:
 
   def __init__(self, seed: int | None = None):
     self.keys = tuple(fresh_key(seed, f"dealer {party}") for party in (0, 1))
+    self.supplied = False
+    self._next = 0
 
   def bound(self, number: int, name: str, arguments: list) -> list[np.ndarray]:
-    """What party 1 cannot expand by itself."""
+    """What party 1 cannot expand by itself. UserError: a number that was dealt already."""
+    if number < self._next:
+      raise UserError(f"correlation {number}: was dealt already; each is dealt once")
+    self._next = number + 1
     return bind(correlated(name, arguments), self.keys, number)
 
 
-class Supply:
+class Supply(Unique):
   """One party's end of the dealer.
 
   Args:
@@ -62,12 +68,16 @@ class Supply:
   """
 
   def __init__(self, key: bytes, ask: Ask | None):
-    self._key, self._ask = key, ask
+    self._key, self._ask, self._lock = key, ask, threading.Lock()
     self.dealt: dict[str, int] = {}  # by name, how many
     self.bytes_received = 0
 
   def deal(self, name: str, *arguments: Any) -> Dealt:
-    """The next correlation, never dealt before."""
+    """The next correlation, never dealt before, to whichever thread."""
+    with self._lock:
+      return self._deal(name, arguments)
+
+  def _deal(self, name: str, arguments: tuple) -> Dealt:
     number = sum(self.dealt.values())
     wanted = correlated(name, arguments)
     self.dealt[name] = self.dealt.get(name, 0) + 1
@@ -79,5 +89,8 @@ class Supply:
 
 
 def supplies(dealer: Dealer) -> tuple[Supply, Supply]:
-  """Both ends of a dealer in this process."""
+  """Both ends of a dealer in this process. UserError: a second time."""
+  if dealer.supplied:
+    raise UserError("dealer: has its two parties; others would get the same masks")
+  dealer.supplied = True
   return Supply(dealer.keys[0], None), Supply(dealer.keys[1], dealer.bound)

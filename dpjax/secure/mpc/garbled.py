@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 from dpjax import validate
 from dpjax.secure.mpc import oblivious_transfer
+from dpjax.secure.mpc.correlations import Unique
 from dpjax.validate import UserError
 
 MAX_BITS = 256
@@ -140,6 +141,9 @@ def evaluate(
   sizes = len(labels), len(garbled.tables), len(garbled.outputs)
   if sizes != (wanted, num_ands, len(circuit.outputs)):
     raise UserError("garbled: is not of this circuit, or a label is missing")
+  known = [*labels, *(part for table in garbled.tables for part in table)]
+  if not all(isinstance(part, int) and 0 <= part < 1 << 128 for part in known):
+    raise UserError("garbled: a table or a label is no text of 16 bytes")
   values, tables = list(labels), iter(enumerate(garbled.tables))
   for gate in circuit.gates:
     a, b = values[gate.a], values[gate.b]
@@ -162,7 +166,7 @@ def _value(label: int, known: tuple[bytes, bytes]) -> int:
   return known.index(found)
 
 
-class Garbler:
+class Garbler(Unique):
   """The party that holds x, for one comparison."""
 
   def __init__(self, x: int, *, bits: int):

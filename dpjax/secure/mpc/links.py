@@ -9,6 +9,8 @@ repeated, left out or sent by somebody without the token is refused. A length is
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import queue
 import secrets
 import selectors
@@ -96,12 +98,13 @@ class QueueLink:
 
 
 def queue_links(timeout: float = TIMEOUT) -> tuple[QueueLink, QueueLink]:
-  """Both ends, for party 0 and for party 1.
+  """Both ends, for party 0 and for party 1. UserError: timeout is not positive.
 
   >>> ours, theirs = queue_links()
   >>> ours.send(b"abc"); theirs.receive(3)
   b'abc'
   """
+  validate.positive(timeout=timeout)
   forth: queue.Queue = queue.Queue()
   back: queue.Queue = queue.Queue()
   return QueueLink("party 1", forth, back, timeout), QueueLink(
@@ -141,7 +144,8 @@ class SocketLink:
     self.peer, self._connection = peer, connection
     self._timeout = min(timeout, patience or timeout)
     self.bytes_sent = self.bytes_received = self.rounds = 0
-    self._sent = self._received = 0  # frames
+    self._sent, self._received = itertools.count(), 0  # frames: no number is used twice
+    self._until = time.monotonic() + self._timeout  # of the greeting, however it drips
     connection.setblocking(False)
     with contextlib.suppress(OSError):
       connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -151,7 +155,7 @@ class SocketLink:
     except UserError:
       connection.close()
       raise
-    self._timeout = timeout
+    self._timeout, self._until = timeout, math.inf
     self.bytes_sent = self.bytes_received = self.rounds = 0
 
   def _agree(self, me: str, token: bytes, topic: str) -> tuple[Any, Any]:
@@ -188,8 +192,7 @@ class SocketLink:
       raise UserError(f"{self.peer}: {len(data)} bytes are no one message; at most {_MOST}")
     if data is not None:
       head = _LENGTH.pack(len(data) + _TAG)
-      out = head + self._seal.encrypt(self._sent.to_bytes(12, "big"), data, head)
-      self._sent += 1
+      out = head + self._seal.encrypt(next(self._sent).to_bytes(12, "big"), data, head)
       self.bytes_sent += len(data)
     if not listen:
       self._transfer(out, None)
@@ -228,7 +231,7 @@ class SocketLink:
     wanted = due(read) if due else 0
     silent_until = time.monotonic() + self._timeout
     while left or len(read) < wanted:
-      moved = self._move(left, read, wanted, silent_until)
+      moved = self._move(left, read, wanted, min(silent_until, self._until))
       left = left[moved:]
       silent_until = time.monotonic() + self._timeout
       wanted = due(read) if due else 0
@@ -241,7 +244,7 @@ class SocketLink:
     with selectors.DefaultSelector() as ready:
       ready.register(self._connection, events)
       found = ready.select(max(until - time.monotonic(), 0.0))
-    if not found:
+    if not found or time.monotonic() > self._until:
       raise PeerFailed(f"{self.peer}: silent for {self._timeout:g} seconds")
     (_, now), *_ = found
     try:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dpjax.secure.mpc.correlations import Unique
 from dpjax.validate import UserError
 
 INSTALL = "pip install 'dpjax[secure]'"
@@ -28,7 +29,7 @@ TEXT_BYTES = 16
 POINT_BYTES = 64
 
 
-class OtSender:
+class OtSender(Unique):
   """Who has the pairs of texts. One sender, one `answer`.
 
   >>> sender = OtSender()
@@ -86,6 +87,8 @@ class OtReceiver:
     """The chosen texts. UserError: another number of pairs than of choices."""
     if len(sent) != len(self._choices):
       raise UserError(f"sent: {len(sent)} pairs; must be {len(self._choices)}")
+    if any(len(pair) != 2 for pair in sent):
+      raise UserError("sent: must be pairs of texts")
     chosen = zip(sent, self._choices, self._keys)
     return [_xor(pair[choice], key) for pair, choice, key in chosen]
 
@@ -117,8 +120,9 @@ def _key(index: int, first: bytes, second: bytes, shared: Any) -> bytes:
 
 
 def _xor(text: bytes, key: bytes) -> bytes:
-  if len(text) != TEXT_BYTES:
-    raise UserError(f"text: of {len(text)} bytes; must be of {TEXT_BYTES}")
+  if not isinstance(text, bytes) or len(text) != TEXT_BYTES:
+    found = len(text) if isinstance(text, bytes) else type(text).__name__
+    raise UserError(f"text: of {found} bytes; must be of {TEXT_BYTES}")
   return bytes(a ^ b for a, b in zip(text, key))
 
 
@@ -128,11 +132,13 @@ def _encoded(point: Any) -> bytes:
 
 def _decoded(message: bytes) -> Any:
   """A point. UserError: off the curve, at infinity, of another length."""
+  if not isinstance(message, bytes) or len(message) != POINT_BYTES:
+    raise UserError("point: of the other party is none of the curve P-256")
   x, y = int.from_bytes(message[:32], "big"), int.from_bytes(message[32:], "big")
   try:
     point = library().EccPoint(x, y, curve="P-256")
   except ValueError:
     point = None
-  if len(message) != POINT_BYTES or point is None or point.is_point_at_infinity():
+  if point is None or point.is_point_at_infinity():
     raise UserError("point: of the other party is none of the curve P-256")
   return point

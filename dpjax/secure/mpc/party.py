@@ -7,6 +7,7 @@ this room is such a program, and so is whatever is composed of them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.secure.mpc import ring64
-from dpjax.secure.mpc.correlations import Part, arrays, expand
+from dpjax.secure.mpc.correlations import Part, Unique, arrays, expand
 from dpjax.secure.mpc.dealer import Supply
 from dpjax.secure.mpc.links import Link
 from dpjax.validate import UserError
@@ -32,7 +33,7 @@ class Spent(NamedTuple):
   dealt: dict[str, int]  # correlations by name
 
 
-class Party:
+class Party(Unique):
   """One of two.
 
   Args:
@@ -59,7 +60,7 @@ class Party:
     validate.one_of(TRUNCATIONS, truncation=truncation)
     self.number, self.link, self.supply = number, link, supply
     self.frac_bits, self.truncation = frac_bits, truncation
-    self._key, self._masks = key, 0
+    self._key, self._masks = key, itertools.count(1)
 
   @property
   def spent(self) -> Spent:
@@ -69,8 +70,7 @@ class Party:
 
   def mask(self, shape: tuple[int, ...]) -> np.ndarray:
     """[...] uniform words that only this party knows."""
-    self._masks += 1
-    return expand(self._key, self._masks, [Part(shape)])[0]
+    return expand(self._key, next(self._masks), [Part(shape)])[0]
 
   def open(self, *shares: np.ndarray) -> list[np.ndarray]:
     """Tells both parties the sums of shares, in one message each way.

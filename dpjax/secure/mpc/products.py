@@ -89,7 +89,10 @@ def matmul(
 
 def add(party: Party, x: Shares, public: ArrayLike) -> Shares:
   """x + a public number or [...] array; 0 rounds."""
-  return x + ring64.encode(public, party.frac_bits) if party.number == 0 else x.copy()
+  words = ring64.encode(public, party.frac_bits)
+  if np.broadcast_shapes(words.shape, x.shape) != x.shape:
+    raise UserError(f"public: of shape {words.shape}; must fit into {x.shape}")
+  return x + words if party.number == 0 else x.copy()
 
 
 def scale(party: Party, x: Shares, public: ArrayLike) -> Shares:

@@ -23,7 +23,11 @@ _DEPTH = 1 << 11  # so many products of two 22-bit digits add up exactly in floa
 
 
 def largest(frac_bits: int = FRAC_BITS) -> float:
-  """The bound on |x|: a product of two such numbers, and 2^10 of them added, still fit.
+  """The bound on |x|: x times a number of at most 1, and 2^10 of these added, still fit.
+
+  Of two shared numbers nobody can look at the product: it, and what is added up before the
+  truncation, must stay below 2^(62-2f), 2^26 at f = 18, or it wraps around without a word. Scale
+  columns beforehand: products of numbers below 2^(26-5) = 2^8 each leave the same 2^10.
 
   >>> largest(18)
   131072.0

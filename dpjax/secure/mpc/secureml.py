@@ -70,6 +70,7 @@ class Recipe:
 
   def shift(self, batch_size: int) -> int:
     """s of learning_rate / batch_size = 2^-s."""
+    validate.integer_at_least(1, batch_size=batch_size)
     exponent = math.log2(batch_size / self.learning_rate)
     if exponent != round(exponent) or not 0 <= exponent <= 24:
       nearest = batch_size * 2.0 ** -min(max(round(exponent), 0), 24)
@@ -86,6 +87,11 @@ def initial(sizes: Sequence[int], *, seed: int) -> tuple[Dense, ...]:
   Args:
     sizes: of the input, the hidden layers and the output; one output for two classes.
   """
+  if len(sizes) < 2:
+    raise UserError(f"sizes={tuple(sizes)}: must be at least those of input and output")
+  for size in sizes:
+    validate.integer_at_least(1, sizes=size)
+  validate.integer_at_least(0, seed=seed)
   rng = np.random.default_rng(seed)
   pairs = itertools.pairwise(sizes)
   return tuple(
@@ -159,6 +165,8 @@ def train(
 
 
 def _check(network: Network, x: Shares, y: Shares, batches: np.ndarray) -> None:
+  if not network:
+    raise UserError("network: must have at least one layer")
   sizes = [*(layer.kernel.shape[0] for layer in network), network[-1].kernel.shape[1]]
   if x.ndim != 2 or y.ndim != 2 or len(x) != len(y):
     raise UserError(f"x, y: shapes {x.shape}, {y.shape} must be [n, d_in] and [n, d_out]")

@@ -18,6 +18,9 @@ from dpjax.secure.mpc.dealer import Dealer, supplies
 from dpjax.secure.mpc.links import TIMEOUT, Link, PeerFailed, queue_links
 from dpjax.secure.mpc.party import Party, Spent
 
+_LOOK = 0.05  # seconds between two looks at whether a party has failed
+GRACE = 2.0  # seconds for the other one to say why, where one of two has failed
+
 
 class Ran(NamedTuple):
   """What a program left behind."""
@@ -72,21 +75,29 @@ def run(
     for number in (0, 1)
   ]
   outputs: list[Any] = [None, None]
-  faults: list[Exception] = []
+  faults: list[BaseException] = []
 
   def act(party: Party, inputs: Sequence[Any]) -> None:
     try:
       outputs[party.number] = play(program, party, inputs)
-    except Exception as error:
+    except BaseException as error:
       faults.append(error)
     finally:
       party.link.close()
 
-  other = threading.Thread(target=act, args=(parties[1], inputs1), daemon=True)
-  other.start()
-  act(parties[0], inputs0)
-  other.join()
-  if faults:  # that a peer has left follows from why it left
+  both = [
+    threading.Thread(target=act, args=each, daemon=True)
+    for each in zip(parties, (inputs0, inputs1))
+  ]
+  for thread in both:
+    thread.start()
+  while any(thread.is_alive() for thread in both) and not faults:
+    for thread in both:
+      thread.join(_LOOK)
+  if faults:
+    for thread in both:  # for who has something to say; who hangs is left behind
+      thread.join(GRACE)
+    # that a peer has left follows from why it left
     raise min(faults, key=lambda error: isinstance(error, PeerFailed))
   where = setting_of(
     seed, "both parties and the dealer in one process, which holds everything"

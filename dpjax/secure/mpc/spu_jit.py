@@ -27,6 +27,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import itertools
 import pathlib
 import re
 import tempfile
@@ -48,6 +49,7 @@ PROTOCOLS = {  # name -> numbers of parties
   "ABY3": range(3, 4),
   "CHEETAH": range(2, 3),
 }
+_RUNS = itertools.count()
 TIMEOUT_SECONDS = 600  # for a message of another party, which may compute first
 
 
@@ -115,7 +117,8 @@ class SecureFunction:
       spu_program.one_line(),
       concurrent.futures.ThreadPoolExecutor(self.parties) as pool,
     ):
-      links = pool.map(self._link, range(self.parties))
+      name = next(_RUNS)  # a channel of its own: threads may call one function at once
+      links = pool.map(functools.partial(self._link, name), range(self.parties))
       jobs = zip(links, of_party)
       runs = [pool.submit(run_party, link, config, program, own) for link, own in jobs]
       results = [run.result() for run in runs]
@@ -151,14 +154,10 @@ class SecureFunction:
       made.append(value.shares if secret else split(config, self.parties, value, known))
     return list(zip(*made)) if made else [()] * self.parties
 
-  def _link(self, rank: int) -> Any:
+  def _link(self, name: int, rank: int) -> Any:
     link = spu_program.library().link
-    return link.create_mem(description(link, self._names), rank)
-
-  @functools.cached_property
-  def _names(self) -> tuple[str, ...]:
-    # one name, one channel: two functions at once must not share theirs
-    return tuple(f"{id(self)}-{rank}" for rank in range(self.parties))
+    names = [f"dpjax-{name}-{other}" for other in range(self.parties)]
+    return link.create_mem(description(link, names), rank)
 
 
 def secure_jit(

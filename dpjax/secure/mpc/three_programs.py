@@ -36,12 +36,11 @@ from dpjax.secure.mpc.correlations import KEY_BYTES, arrays, correlated, fresh_k
 from dpjax.secure.mpc.dealer import Dealer, Supply
 from dpjax.secure.mpc.links import TIMEOUT, Link, PeerFailed, SocketLink
 from dpjax.secure.mpc.party import Party
-from dpjax.secure.mpc.session import Ran, play, setting_of
+from dpjax.secure.mpc.session import GRACE, Ran, play, setting_of
 from dpjax.validate import UserError
 
 _RETRY = 0.05
 _PATIENCE = 10.0  # seconds for the greeting of somebody who has connected
-_GRACE = 2.0  # seconds for the other one to say why, where one of two has failed
 _START = 120.0  # seconds in which a process of this machine has imported everything
 Record = Callable[[Link], Link]  # wraps a link, for whoever wants to see what crosses it
 
@@ -60,6 +59,12 @@ class Agreed(NamedTuple):
   def terms(self) -> str:
     """What the parties' seals hold for."""
     return f"{self.topic} f={self.frac_bits} {self.truncation}"
+
+
+def _check(agreed: Agreed) -> None:
+  validate.positive(timeout=agreed.timeout)
+  if not isinstance(agreed.token, bytes):
+    raise UserError(f"token: must be bytes, not {type(agreed.token).__name__}")
 
 
 def _address(at: str) -> tuple[str, int]:
@@ -115,6 +120,7 @@ def serve_dealer(listen: str, agreed: Agreed) -> None:
   Raises:
     PeerFailed: the parties did not come in time.
   """
+  _check(agreed)
   with _listen(listen) as server:
     _serve(server, agreed)
 
@@ -125,7 +131,7 @@ def _serve(server: socket.socket, agreed: Agreed) -> None:
   with contextlib.ExitStack() as stack:
 
     def greet(connection: socket.socket) -> None:
-      number = _who(connection)
+      number = _who(connection, min(_PATIENCE, agreed.timeout))
       link = SocketLink(
         connection, me="dealer", peer=f"party {number}", token=agreed.token,
         timeout=agreed.timeout, patience=_PATIENCE,
@@ -141,9 +147,9 @@ def _serve(server: socket.socket, agreed: Agreed) -> None:
     _deal(dealer, links[1])
 
 
-def _who(connection: socket.socket) -> int:
+def _who(connection: socket.socket, patience: float) -> int:
   """The number that a party says first; the seals then hold for this name only."""
-  connection.settimeout(_PATIENCE)
+  connection.settimeout(patience)
   try:
     said = connection.recv(1)
   except OSError:
@@ -155,7 +161,8 @@ def _who(connection: socket.socket) -> int:
 
 def _deal(dealer: Dealer, link: Link) -> None:
   """Answers until the party leaves, or asks for what is not dealt."""
-  with contextlib.suppress(PeerFailed, ValueError, TypeError, ArithmeticError, LookupError):
+  asked_for = ValueError, TypeError, ArithmeticError, LookupError, MemoryError
+  with contextlib.suppress(PeerFailed, *asked_for):
     while True:
       number, name, arguments = json.loads(link.receive(None))
       bound = dealer.bound(int(number), name, arguments)
@@ -197,6 +204,7 @@ def connect(
   Raises:
     PeerFailed: one line, within `timeout` seconds of what went wrong.
   """
+  _check(agreed)
   validate.integer_in(0, 1, number=number)
   if bool(listen) == bool(number) or bool(peer) != bool(number):
     raise UserError("party 0 needs listen=, party 1 needs peer=, and not the other's")
@@ -270,6 +278,7 @@ def run_processes(
       f"program={program!r}: must be a function of a module, that other processes can import"
     ) from error
   agreed = Agreed(secrets.token_bytes(32), "", frac_bits, truncation, timeout, seed)
+  _check(agreed)
   with contextlib.ExitStack() as stack:
     dealer = _started(stack, _dealer_main, agreed)
     first, second = (
@@ -293,9 +302,16 @@ def _started(
   process.start()
   theirs.close()
   stack.callback(ours.close)
-  stack.callback(process.join)
-  stack.callback(process.terminate)  # first: by then it has said all that it had to say
+  stack.callback(_ended, process)  # by then it has said all that it had to say
   return ours
+
+
+def _ended(process: Any) -> None:
+  """One that is stopped, or deaf, does not hear that it should end."""
+  process.terminate()
+  process.join(GRACE)
+  process.kill()
+  process.join()
 
 
 def _heard(pipe: Connection, timeout: float | None = None) -> Any:
@@ -315,7 +331,7 @@ def _outcomes(pipes: Sequence[Connection]) -> list[Any]:
   """Of both; where both failed, the fault that is not of losing the other."""
   found, faults, left = {}, [], list(pipes)
   while left:
-    ready = wait(left, timeout=_GRACE if faults else None)
+    ready = wait(left, timeout=GRACE if faults else None)
     if not ready:
       break
     pipe: Any = ready[0]
@@ -354,3 +370,6 @@ def _party_main(
         pipe.send((None, (play(program, party, inputs), party.spent)))
     except UserError as error:
       pipe.send((type(error), str(error)))
+    except Exception as error:  # a fault of the program, whose author wants the trace, too
+      pipe.send((UserError, f"party {number}: {type(error).__name__}: {error}"))
+      raise

@@ -1,6 +1,7 @@
 """Programs that processes of their own can import, and links that keep what crosses them."""
 
 import os
+import signal
 import time
 
 import numpy as np
@@ -57,4 +58,16 @@ def hangs(party):
 def raises(party):
   if party.number:
     mpc.encode(1e9)
+  return mpc.relu(party, np.zeros(3, np.uint64))
+
+
+def stops(party):
+  if party.number:
+    os.kill(os.getpid(), signal.SIGSTOP)
+  return mpc.relu(party, np.zeros(3, np.uint64))
+
+
+def has_a_bug(party):
+  if party.number:
+    raise KeyError("a bug of its own")
   return mpc.relu(party, np.zeros(3, np.uint64))

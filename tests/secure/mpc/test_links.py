@@ -196,3 +196,26 @@ def test_a_queue_has_the_same_manners():
   second.close()
   with pytest.raises(mpc.PeerFailed, match="party 1: has left"):
     first.receive(1)
+
+
+def test_a_greeting_that_drips_is_over_in_time():
+  """A stranger who sends a byte now and then must not keep the place of the real peer."""
+  ours, theirs = socket.socketpair()
+  stop = threading.Event()
+
+  def drip():
+    with contextlib.suppress(OSError):
+      while not stop.wait(0.05):
+        theirs.send(b"\0")
+
+  dripping = threading.Thread(target=drip)
+  dripping.start()
+  begun = time.monotonic()
+  try:
+    with pytest.raises(UserError, match="party 1: silent for"):
+      links.SocketLink(ours, me="party 0", peer="party 1", token=_TOKEN, patience=0.3)
+  finally:
+    stop.set()
+    dripping.join()
+    theirs.close()
+  assert time.monotonic() - begun < 1.2

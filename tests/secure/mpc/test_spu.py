@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -239,3 +240,18 @@ def test_without_the_extra_it_is_one_line(monkeypatch):
 def test_no_private_name_of_jax_is_used():
   for path in pathlib.Path(spu_program.__file__).parent.glob("spu_*.py"):
     assert "jax._src" not in path.read_text()
+
+
+def test_one_function_called_by_threads_at_once_mixes_no_shares():
+  squared, found = secure_jit(lambda x: x * x), {}
+
+  def call(value):
+    found[value] = squared(np.full(5, value, np.float32))
+
+  threads = [threading.Thread(target=call, args=(float(v),), daemon=True) for v in range(4)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(20)
+  for value in range(4):
+    np.testing.assert_allclose(found[value], value**2, atol=1e-3)

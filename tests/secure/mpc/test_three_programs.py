@@ -65,7 +65,9 @@ def test_a_value_sent_in_the_clear_would_be_seen(ran):
   [
     (programs.dies, "party 1: has closed its connection|a process has died"),
     (programs.hangs, "party 1: silent for 3 seconds"),
+    (programs.stops, "party 1: silent for 3 seconds"),  # deaf to the signal to end, too
     (programs.raises, "x: holds 1e.09, must be below"),
+    (programs.has_a_bug, "party 1: KeyError: 'a bug of its own'"),
   ],
 )
 def test_a_process_that_fails_is_one_line_in_time(program, line):
@@ -158,3 +160,19 @@ def test_nobody_there_and_wrong_arguments_are_one_line():
       pass
   with pytest.raises(mpc.PeerFailed, match="did not come in time"):
     three_programs.serve_dealer(_free_port(), agreed)
+
+
+@pytest.mark.parametrize(
+  ("agreed", "line"),
+  [
+    (three_programs.Agreed("t" * 32), "token: must be bytes, not str"),
+    (three_programs.Agreed(_TOKEN, timeout=float("nan")), "timeout=nan"),
+    (three_programs.Agreed(_TOKEN, timeout=-1), "timeout=-1"),
+  ],
+)
+def test_what_is_agreed_is_checked(agreed, line):
+  with pytest.raises(UserError, match=line):
+    three_programs.serve_dealer("127.0.0.1:0", agreed)
+  party = three_programs.connect(0, agreed, dealer="127.0.0.1:1", listen="127.0.0.1:0")
+  with pytest.raises(UserError, match=line), party:
+    pass

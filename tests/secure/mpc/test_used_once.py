@@ -1,0 +1,139 @@
+"""Masks are used once: whatever is copied, pickled, asked twice, or dealt to threads at a time."""
+
+import copy
+import pickle
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from dpjax.secure import mpc
+from dpjax.secure.mpc import comparison, dealer, garbled, links, secureml
+from dpjax.secure.mpc.party import Party
+from dpjax.validate import UserError
+
+
+@pytest.fixture(autouse=True)
+def cryptography():
+  pytest.importorskip("cryptography", reason="needs pip install 'dpjax[secure]'")
+
+
+def _party():
+  supply = dealer.supplies(mpc.Dealer())[0]
+  return Party(0, links.queue_links()[0], supply, bytes(32))
+
+
+def _garbler():
+  pytest.importorskip("Crypto", reason="needs pip install 'dpjax[secure]'")
+  return garbled.Garbler(5, bits=4)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize(
+  "made",
+  [
+    _party,
+    _garbler,
+    lambda: mpc.Dealer(),
+    lambda: _party().supply,
+    lambda: _party().supply.deal("elementwise", (2,)),
+  ],
+)
+def test_what_holds_masks_has_no_copies(made, copied):
+  with pytest.raises(UserError, match="must not be copied or pickled"):
+    copied(made())
+
+
+def test_a_dealer_has_two_parties_and_each_number_once():
+  dealt = mpc.Dealer()
+  dealer.supplies(dealt)
+  with pytest.raises(UserError, match="has its two parties"):
+    dealer.supplies(dealt)
+  dealt.bound(3, "elementwise", [[2]])
+  with pytest.raises(UserError, match="correlation 3: was dealt already"):
+    dealt.bound(3, "matrices", [[1, 2], [2, 1]])
+
+
+def test_threads_of_a_party_get_different_masks_and_correlations():
+  party, masks, numbers = _party(), [], []
+
+  def draw():
+    for _ in range(100):
+      masks.append(int(party.mask((1,))[0]))
+      numbers.append(party.supply.deal("elementwise", (1,)).number)
+
+  interval = sys.getswitchinterval()
+  sys.setswitchinterval(1e-6)
+  try:
+    threads = [threading.Thread(target=draw) for _ in range(8)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+  finally:
+    sys.setswitchinterval(interval)
+  assert len(set(masks)) == len(set(numbers)) == 800
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_who_hangs_does_not_keep_the_other(who):
+  def program(party):
+    if party.number == who:
+      time.sleep(30)
+    party.open(np.zeros(1, np.uint64))
+
+  begun = time.monotonic()
+  with pytest.raises(UserError, match=f"party {who}: silent for 0.1 seconds"):
+    mpc.run(program, timeout=0.1)
+  assert time.monotonic() - begun < 15
+
+
+def test_a_party_that_exits_is_no_result():
+  def program(party):
+    return sys.exit(3) if party.number else 5
+
+  with pytest.raises(SystemExit):
+    mpc.run(program)
+
+
+@pytest.mark.parametrize(
+  "changed",
+  [
+    lambda offer: offer._replace(labels=(1 << 200,) * 4),
+    lambda offer: offer._replace(labels=(-1,) * 4),
+    lambda offer: offer._replace(labels=("a",) * 4),
+    lambda offer: offer._replace(point="a" * 64),
+    lambda offer: offer._replace(
+      garbled=offer.garbled._replace(tables=((1 << 300, 0),) * 4)
+    ),
+  ],
+)
+def test_an_offer_of_garbage_is_one_line(changed):
+  garbler, evaluator = _garbler(), garbled.Evaluator(3, bits=4)
+  with pytest.raises(UserError, match=r"^(garbled|point): "):
+    evaluator.less(garbler.answer(evaluator.choose(changed(garbler.offer))))
+
+
+@pytest.mark.parametrize("pairs", [[b""] * 4, [(b"a" * 16,)] * 4, [("a" * 16,) * 2] * 4])
+def test_labels_of_garbage_are_one_line(pairs):
+  garbler, evaluator = _garbler(), garbled.Evaluator(3, bits=4)
+  evaluator.choose(garbler.offer)
+  with pytest.raises(UserError, match=r"^(sent|text): "):
+    evaluator.less(pairs)
+
+
+def test_what_cannot_be_computed_is_one_line():
+  shares = mpc.split(np.ones((3, 1)), frac_bits=0)
+  inputs = [(share,) for share in shares]
+  with pytest.raises(UserError, match="frac_bits=0: must be"):
+    mpc.run(comparison.sigmoid, *inputs, frac_bits=0)
+  with pytest.raises(UserError, match=r"public: of shape \(3,\); must fit into \(3, 1\)"):
+    mpc.run(lambda party, x: mpc.add(party, x, np.ones(3)), *inputs)
+  with pytest.raises(UserError, match="batch_size=0"):
+    secureml.Recipe().shift(0)
+  with pytest.raises(UserError, match=r"sizes=\(3,\)"):
+    secureml.initial((3,), seed=0)
+  with pytest.raises(UserError, match="sizes=0"):
+    secureml.initial((0, 1), seed=0)
