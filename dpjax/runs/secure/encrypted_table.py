@@ -12,7 +12,8 @@ from dpjax.runs.loop import Fit
 from dpjax.runs.secure.build import Computed, once
 from dpjax.runs.secure.config import SecureConfig
 from dpjax.runs.streams import Streams
-from dpjax.secure.homomorphic.regression import RegressionPlan, regress
+from dpjax.secure.homomorphic.regression import regress
+from dpjax.secure.homomorphic.regression_plan import RegressionPlan
 from dpjax.validate import UserError
 
 _LOADERS = {

@@ -7,5 +7,5 @@ blinding numbers with Python's `random`, which is no cryptographic generator.
 from dpjax.secure.homomorphic.ckks import Chain as Chain
 from dpjax.secure.homomorphic.ckks import SecretKeys as SecretKeys
 from dpjax.secure.homomorphic.ckks import SlotEvaluator as SlotEvaluator
-from dpjax.secure.homomorphic.regression import RegressionPlan as RegressionPlan
 from dpjax.secure.homomorphic.regression import regress as regress
+from dpjax.secure.homomorphic.regression_plan import RegressionPlan as RegressionPlan

@@ -33,146 +33,23 @@ slots j * R; of a symmetric one, those up to m / 2 tell the others. Source: Hale
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax import validate
 from dpjax.federated.vertical.linear_regression import closed_form, statistics
 from dpjax.secure.homomorphic.ckks import (
-  Chain,
   PublicKeys,
   SecretKeys,
   SlotEvaluator,
-  rotations_of,
 )
+from dpjax.secure.homomorphic.regression_plan import RegressionPlan
 from dpjax.validate import UserError
 
-MOST_ERROR = 1e-4  # of a weight that is planned, standardised
-_CHAIN = Chain(levels=7, scale_bits=45, end_bits=60)  # 435 of the 438 bits of its degree
-_GRAM = 2  # products in a row before the first doubling: X^T X, and its scale
 _LEAST_SPREAD = 1e-9  # of a column, to its largest number; less is rounding
 Refresh = Callable[[Sequence[bytes], int], list[bytes]]  # (ciphertexts, level) -> fresh
-
-
-@dataclasses.dataclass(frozen=True)
-class RegressionPlan:
-  """What is agreed before anything is encrypted; public, as every number in it.
-
-  Args:
-    num_rows, num_features: of X.
-    ridge: penalty on standardised weights; with the number of columns it bounds the
-      condition number, which nobody can look up in a ciphertext.
-    tolerance: distance to the closed form after the last step, at most.
-    most_refreshes: rounds in which the owner may be asked to encrypt again.
-
-  Raises:
-    UserError: too many columns; more refreshes than allowed; errors beyond 1e-4.
-
-  >>> plan = RegressionPlan(num_rows=442, num_features=10)
-  >>> plan.width, plan.rows_each, plan.num_steps, plan.depth, plan.refreshes
-  (16, 512, 2048, 14, 1)
-  >>> RegressionPlan(num_rows=442, num_features=10, most_refreshes=0)
-  Traceback (most recent call last):
-  ...
-  dpjax.validate.UserError: most_refreshes=0: 14 products in a row need 1 with levels=7; ...
-  """
-
-  num_rows: int
-  num_features: int
-  ridge: float = 0.1
-  tolerance: float = 1e-5
-  chain: Chain = _CHAIN
-  most_refreshes: int = 2
-
-  def __post_init__(self) -> None:
-    validate.integer_in(2, 2 ** (self.chain.end_bits - 1), num_rows=self.num_rows)
-    validate.integer_in(1, 64, num_features=self.num_features)
-    validate.positive(ridge=self.ridge)
-    if not 0 < self.tolerance <= MOST_ERROR / 2:
-      raise UserError(
-        f"tolerance={self.tolerance!r}: must be in (0, {MOST_ERROR / 2:g}], half of what a "
-        "weight may be off by"
-      )
-    validate.integer_at_least(0, most_refreshes=self.most_refreshes)
-    if self.chain.levels < _GRAM + 1:
-      raise UserError(
-        f"levels={self.chain.levels}: must be at least {_GRAM + 1}: two products make the "
-        "matrix, one squares it"
-      )
-    if self.refreshes > self.most_refreshes:
-      raise UserError(
-        f"most_refreshes={self.most_refreshes}: {self.depth} products in a row need "
-        f"{self.refreshes} with levels={self.chain.levels}; allow them, or a larger ridge"
-      )
-    if self.planned_error > MOST_ERROR:
-      raise UserError(
-        f"scale_bits={self.chain.scale_bits}: the weights would be off by "
-        f"{self.planned_error:.1e}, more than {MOST_ERROR:g}; take more bits or a larger ridge"
-      )
-
-  @property
-  def width(self) -> int:
-    """Columns with padding, a power of two."""
-    return max(2, 1 << (self.num_features - 1).bit_length())
-
-  @property
-  def rows_each(self) -> int:
-    """Rows in a ciphertext."""
-    return self.chain.slots // self.width
-
-  @property
-  def step_size(self) -> float:
-    """eta: below 1 / (largest eigenvalue of A), since a standardised A has the trace
-    num_features (1 + ridge)."""
-    return 1 / (self.num_features + self.ridge)
-
-  @property
-  def largest(self) -> float:
-    """|w| at most: of ridge regression on a target of variance 1."""
-    return 1 / (2 * math.sqrt(self.ridge))
-
-  @property
-  def num_steps(self) -> int:
-    """Of gradient descent, a power of two: what `tolerance` needs in the worst case."""
-    shrinks = -math.log1p(-self.step_size * self.ridge)
-    steps = max(2.0, math.log(self.largest / self.tolerance) / shrinks)
-    return 1 << math.ceil(math.log2(steps))
-
-  @property
-  def doublings(self) -> int:
-    return self.num_steps.bit_length() - 1
-
-  @property
-  def depth(self) -> int:
-    """Products in a row from E(X) to E(y_hat)."""
-    return _GRAM + self.doublings + 1
-
-  @property
-  def refreshes(self) -> int:
-    """Rounds with the owner."""
-    return -(-self.depth // self.chain.levels) - 1
-
-  @property
-  def planned_error(self) -> float:
-    """Of the weights against the closed form: what is not descended, and the noise. An error
-    E of M^t moves the limit by (I - M^t)^-1 E w; the entries of E are those of rounding, and
-    of the factor that sums over rows are multiplied by; eigenvalues of M are at most
-    1 - eta ridge."""
-    slowest = 1 / (self.step_size * self.ridge)
-    moved = 2 * slowest + self.doublings  # sum over t = 1, 2, 4, ... of 1 / (1 - l^t)
-    entry = self.chain.error + self.num_rows * self.chain.encoding_error
-    norm = 2 * entry * math.sqrt(self.num_features)
-    return self.tolerance + norm * self.largest * moved
-
-  @property
-  def rotations(self) -> list[int]:
-    """Those that the server makes."""
-    return rotations_of([1, self.rows_each], [self.rows_each, 2])
 
 
 class Upload(NamedTuple):
