@@ -17,7 +17,7 @@ from typing import Any
 from absl import flags
 
 from dpjax import names, validate
-from dpjax.runs import fields
+from dpjax.schema import fields
 from dpjax.validate import UserError
 
 flags.disclaim_key_flags()  # so that --help lists the flag with its launcher

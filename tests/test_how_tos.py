@@ -22,8 +22,8 @@ from dpjax.auditing.games import federated as federated_games
 from dpjax.auditing.games import mechanisms as mechanism_games
 from dpjax.auditing.games import play, registry
 from dpjax.benchmarks import gradient_speed, workloads
-from dpjax.runs import fields
 from dpjax.runs.federated import build
+from dpjax.schema import fields
 from tests import commands, pitfalls
 from tests.adversary import plants
 

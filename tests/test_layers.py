@@ -23,7 +23,7 @@ _LAYERS = (
   {"plan", "price"},
   {"training", "federated", "relevance"},
   {"secure"},  # joins the rounds of federated/
-  {"attacks", "auditing"},
+  {"attacks", "auditing", "schema"},
   {"runs"},  # ONE run, whatever it trains
   {"sweeps", "checks", "benchmarks"},  # of runs
 )

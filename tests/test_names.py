@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from dpjax import data, models, names
-from dpjax.runs import fields, streams
+from dpjax.runs import streams
 from dpjax.runs.central.config import TrainConfig
+from dpjax.schema import fields
 from dpjax.validate import UserError
 
 _MODULES = {

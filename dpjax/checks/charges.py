@@ -21,8 +21,8 @@ from dpjax.checks import noise_record
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, not_applicable, row
 from dpjax.plan import OVERFLOW_SHARE
 from dpjax.runs.central.config import TrainConfig
-from dpjax.runs.fields import to_dict
 from dpjax.sampling import PoissonSampler
+from dpjax.schema.fields import to_dict
 from dpjax.types import ClippedSum, NeighboringRelation
 
 _OWN_STEPS = 4  # of a run whose sums are changed, at least

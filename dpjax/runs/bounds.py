@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dpjax import gradients, models, names, validate
-from dpjax.runs import fields
 from dpjax.runs.central.config import (
   DataConfig,
   ModelConfig,
@@ -18,6 +17,7 @@ from dpjax.runs.central.config import (
   TrainConfig,
 )
 from dpjax.runs.federated.config import FedConfig
+from dpjax.schema import fields
 from dpjax.validate import UserError
 
 LOSSES = ("auto",)

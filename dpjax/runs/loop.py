@@ -28,10 +28,11 @@ import jax
 from dpjax import names, noise, trees
 from dpjax.accounting import Ledger
 from dpjax.federated import processes
-from dpjax.runs import checkpoint, fields, provenance, report, streams, writers
+from dpjax.runs import checkpoint, provenance, report, streams, writers
 from dpjax.runs import workdir as owner
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
+from dpjax.schema import fields
 from dpjax.types import Config
 from dpjax.validate import UserError
 

@@ -15,7 +15,6 @@ import pathlib
 from typing import Any
 
 from dpjax.names import is_path
-from dpjax.runs import fields
 from dpjax.runs.central.config import (
   AuditConfig,
   DataConfig,
@@ -24,6 +23,7 @@ from dpjax.runs.central.config import (
   TrainConfig,
 )
 from dpjax.runs.federated.config import FedConfig
+from dpjax.schema import fields
 from dpjax.validate import UserError
 
 Unused = dict[str, str]  # dotted field, or room of fields -> what it would need

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from dpjax import names
-from dpjax.runs import checkpoint, fields, streams, writers
+from dpjax.runs import checkpoint, streams, writers
+from dpjax.schema import fields
 from dpjax.types import Config, Params
 from dpjax.validate import UserError
 

@@ -10,10 +10,11 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from dpjax.runs import bounds, fields, loop, unused
+from dpjax.runs import bounds, loop, unused
 from dpjax.runs.attack import build, table
 from dpjax.runs.attack.config import AttackConfig, check, other, room
-from dpjax.runs.fields import name_of
+from dpjax.schema import fields
+from dpjax.schema.fields import name_of
 from dpjax.sweeps import cost, engine
 from dpjax.sweeps.engine import Grid, Point, Row
 from dpjax.validate import UserError

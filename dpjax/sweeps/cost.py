@@ -7,7 +7,8 @@ import math
 from typing import Any
 
 from dpjax.accounting import upper
-from dpjax.runs import fields, writers
+from dpjax.runs import writers
+from dpjax.schema import fields
 
 Row = dict[str, Any]
 NOT_RELEASED = (

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpjax.accounting import by_name
-from dpjax.runs import bounds, checkpoint, fields, promise, provenance, writers
+from dpjax.runs import bounds, checkpoint, promise, provenance, writers
 from dpjax.runs import workdir as owner
+from dpjax.schema import fields
 from dpjax.sweeps import cost, curve
 from dpjax.validate import UserError
 

@@ -20,12 +20,13 @@ from collections.abc import Callable
 from typing import Any
 
 from dpjax import validate
-from dpjax.runs import bounds, fields, writers
+from dpjax.runs import bounds, writers
 from dpjax.runs.central import build as central
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.federated import build as federated
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.unused import reason
+from dpjax.schema import fields
 from dpjax.sweeps import curve, engine, table, unused
 from dpjax.sweeps.engine import LoadFn, Point, Row
 from dpjax.validate import UserError

@@ -9,9 +9,10 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-from dpjax.runs import bounds, fields, loop
+from dpjax.runs import bounds, loop
 from dpjax.runs.secure import build, table
 from dpjax.runs.secure.config import SecureConfig, check, task_name
+from dpjax.schema import fields
 from dpjax.sweeps import engine
 from dpjax.sweeps.engine import Grid, Point, Row
 from dpjax.validate import UserError

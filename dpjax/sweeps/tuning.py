@@ -30,9 +30,10 @@ import numpy as np
 from dpjax import accounting
 from dpjax.accounting import upper
 from dpjax.plan import Plan
-from dpjax.runs import fields, writers
+from dpjax.runs import writers
 from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
+from dpjax.schema import fields
 from dpjax.sweeps import curve
 from dpjax.sweeps.engine import LastData, LoadFn, Point
 from dpjax.sweeps.grid import SweepConfig, TrainFn, points

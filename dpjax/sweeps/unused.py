@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpjax.runs import fields, unused
+from dpjax.runs import unused
 from dpjax.runs.relevance import unused as relevance_unused
 from dpjax.runs.relevance.config import RelevanceConfig
 from dpjax.runs.unused import Unused, needs
+from dpjax.schema import fields
 from dpjax.validate import UserError
 
 _DRAWN = ("x", "series", "title", "references")  # of the curve, and the table beside it

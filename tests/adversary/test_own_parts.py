@@ -12,7 +12,8 @@ import dpjax
 from dpjax import accounting, federated, gradients, names, noise, sampling, transforms
 from dpjax.federated import client as client_lib
 from dpjax.federated.execution import context as context_lib
-from dpjax.runs import promise, user_code
+from dpjax.runs import promise
+from dpjax.schema import user_code
 from dpjax.validate import UserError
 
 _POISSON = dpjax.PoissonSampler(prob=0.1, capacity=64)

@@ -16,9 +16,9 @@ from dpjax import gradients, losses
 from dpjax.checks import batches, charges, influence, noise_laws
 from dpjax.checks import table as check
 from dpjax.plan import Plan
-from dpjax.runs import fields
 from dpjax.runs.central import build
 from dpjax.sampling import PoissonSampler, ShuffledSampler
+from dpjax.schema import fields
 from dpjax.types import ClippedSum, NeighboringRelation
 from dpjax.validate import UserError
 

@@ -11,7 +11,7 @@ from configs import quickstart
 from dpjax import trees
 from dpjax.checks import batches, charges, influence, noise_laws, noise_record
 from dpjax.checks import table as check
-from dpjax.runs import fields
+from dpjax.schema import fields
 from tests.checks import test_check
 
 _STEPS = 600

@@ -8,7 +8,7 @@ from configs import quickstart
 from dpjax import sampling
 from dpjax.checks import batches, charges
 from dpjax.checks import table as check
-from dpjax.runs import fields
+from dpjax.schema import fields
 
 
 def _subject(sampler, relation):

@@ -14,10 +14,10 @@ from dpjax import gradients, sampling
 from dpjax.auditing.games import play, transforms
 from dpjax.federated import central
 from dpjax.gradients import RULES, Clip
-from dpjax.runs import fields
 from dpjax.runs.central import build
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.runs.federated.config import FedPrivacyConfig
+from dpjax.schema import fields
 from dpjax.sweeps import grid
 from tests import commands
 from tests.runs import leaf_walk

@@ -19,7 +19,7 @@ _CONFIGS = [
 ]
 _TINY = """
 from configs.attack import quickstart
-from dpjax.runs import fields
+from dpjax.schema import fields
 
 def get_config():
   config = quickstart.get_config()

@@ -18,7 +18,7 @@ from launch import config_flag
 DRIVER = """
 import io, json, os, sys, traceback
 from dpjax.runs.central.config import TrainConfig
-from dpjax.runs.fields import to_dict
+from dpjax.schema.fields import to_dict
 from launch import app, config_flag
 
 def launch(arguments, default):  # what a launcher does, in a child of its own

@@ -11,7 +11,7 @@ import dataclasses
 
 from configs.fed import quickstart
 from dpjax import federated
-from dpjax.runs import fields
+from dpjax.schema import fields
 
 honest = federated.central
 quiet = lambda plan: dataclasses.replace(plan, noise_multiplier=1e-9)

@@ -131,7 +131,7 @@ def test_p40_a_private_selection_prints_both_epsilons_and_releases_one_model(tmp
 FEDERATED = """
 import math
 from configs.fed import quickstart
-from dpjax.runs import fields
+from dpjax.schema import fields
 from dpjax.sweeps.grid import SweepConfig
 def get_config():
   base = quickstart.get_config()

@@ -14,7 +14,7 @@ _BROKEN = """
 import dataclasses
 
 from configs import quickstart
-from dpjax.runs import fields
+from dpjax.schema import fields
 from dpjax.plan import Plan
 
 grad, transform = Plan.clipped_grad, Plan.transform

@@ -19,9 +19,9 @@ from jax import core
 
 from dpjax import accounting, data, federated, models, secure, training, trees
 from dpjax.data import digits, registry, shakespeare
-from dpjax.runs import fields
 from dpjax.runs.central import build
 from dpjax.runs.federated import build as federate_build
+from dpjax.schema import fields
 from dpjax.types import Example
 
 _KEY = jax.random.key(7)

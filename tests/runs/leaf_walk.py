@@ -5,7 +5,7 @@ import math
 import re
 import typing
 
-from dpjax.runs import fields
+from dpjax.schema import fields
 from dpjax.validate import UserError
 
 _CHOICES = re.compile(r"must be one of ([^()]*?)(?: \(did you mean .*)?$")

@@ -11,13 +11,14 @@ import pytest
 from configs.attack import quickstart
 from dpjax import data
 from dpjax.attacks import allowed
-from dpjax.runs import fields, loop, streams, writers
+from dpjax.runs import loop, streams, writers
 from dpjax.runs.attack import build, inversion, members
 from dpjax.runs.attack.config import AttackConfig, other
 from dpjax.runs.central.config import DataConfig, ModelConfig, PrivacyConfig, TrainConfig
 from dpjax.runs.federated import build as federated_build
 from dpjax.runs.federated import privacy as federated_privacy
 from dpjax.runs.federated.config import FedConfig
+from dpjax.schema import fields
 from dpjax.sweeps import attack_table
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after

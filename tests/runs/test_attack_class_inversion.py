@@ -3,8 +3,9 @@
 import pytest
 
 from configs.attack import extraction_digits
-from dpjax.runs import fields, loop
+from dpjax.runs import loop
 from dpjax.runs.attack import table
+from dpjax.schema import fields
 from dpjax.sweeps import attack_table
 from dpjax.validate import UserError
 

@@ -9,8 +9,9 @@ import pytest
 from configs import quickstart
 from dpjax import auditing
 from dpjax.plan import Plan
-from dpjax.runs import fields, loop
+from dpjax.runs import loop
 from dpjax.runs.central import build
+from dpjax.schema import fields
 from dpjax.validate import UserError
 
 # Full batches, Adam, and twice as many weights as a canary needs: it learns them by heart.

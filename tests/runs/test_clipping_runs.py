@@ -8,9 +8,10 @@ from configs import quickstart
 from dpjax.checks import charges, noise_laws
 from dpjax.checks import table as check
 from dpjax.gradients import Automatic
-from dpjax.runs import fields, loop, writers
+from dpjax.runs import loop, writers
 from dpjax.runs.central import build
 from dpjax.runs.central.privacy import make_plan
+from dpjax.schema import fields
 from dpjax.transforms import AdaptiveClipping, PerLayer
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after

@@ -8,9 +8,10 @@ import pytest
 
 from configs import quickstart as central
 from configs.fed import quickstart as fed
-from dpjax.runs import fields, loop, writers
+from dpjax.runs import loop, writers
 from dpjax.runs.central import build
 from dpjax.runs.federated import build as federate_build
+from dpjax.schema import fields
 from tests.runs.stops import stop_after
 
 _accountant = importlib.import_module("dpjax.accounting.epsilon")

@@ -14,7 +14,7 @@ import hypothesis.strategies as st
 import pytest
 
 from dpjax.plan import Plan
-from dpjax.runs import checkpoint, fields, loop, unused, writers
+from dpjax.runs import checkpoint, loop, unused, writers
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.central import build
 from dpjax.runs.central.config import ModelConfig, TrainConfig
@@ -25,6 +25,7 @@ from dpjax.runs.relevance import unused as relevance_unused
 from dpjax.runs.relevance.config import RelevanceAuditConfig, RelevanceConfig
 from dpjax.runs.secure.config import SecureConfig
 from dpjax.sampling import PoissonSampler
+from dpjax.schema import fields
 from dpjax.sweeps import attack_table, experiment, grid, secure_table, tuning
 from dpjax.validate import UserError
 from tests.runs import descriptions, leaf_walk, relevance_description

@@ -11,7 +11,8 @@ import pytest
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax import data, federated, sampling
-from dpjax.runs import fields, loop
+from dpjax.runs import loop
+from dpjax.schema import fields
 from dpjax.validate import UserError
 
 

@@ -7,9 +7,10 @@ import pytest
 
 from dpjax import federated
 from dpjax.auditing import Scores
-from dpjax.runs import audits, fields, loop, streams, writers
+from dpjax.runs import audits, loop, streams, writers
 from dpjax.runs.federated import build
 from dpjax.runs.federated.config import FedAuditConfig, FedConfig
+from dpjax.schema import fields
 from dpjax.validate import UserError
 from tests.runs import descriptions
 from tests.runs.stops import stop_after

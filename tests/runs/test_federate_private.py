@@ -9,11 +9,12 @@ import pytest
 from configs.fed import shakespeare
 from dpjax import noise
 from dpjax.accounting import Ledger
-from dpjax.runs import fields, loop, writers
+from dpjax.runs import loop, writers
 from dpjax.runs import workdir as owner
 from dpjax.runs.central.config import FtrlConfig
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.federated import privacy as federate_privacy
+from dpjax.schema import fields
 from dpjax.transforms import AdaptiveClipping
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after

@@ -11,9 +11,10 @@ from dpjax.accounting import Ledger
 from dpjax.checks import batches, noise_laws
 from dpjax.checks import charges as check_laws
 from dpjax.checks import table as check
-from dpjax.runs import fields, loop
+from dpjax.runs import loop
 from dpjax.runs.central import build
 from dpjax.runs.central.privacy import make_plan
+from dpjax.schema import fields
 from dpjax.validate import UserError
 
 _SMALL = {

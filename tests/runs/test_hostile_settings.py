@@ -11,11 +11,12 @@ from absl import flags
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax.checks import long_games
-from dpjax.runs import fields, loop, writers
+from dpjax.runs import loop, writers
 from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.schema import fields
 from dpjax.sweeps import curve, tuning
 from dpjax.sweeps import grid as sweep
 from dpjax.validate import UserError

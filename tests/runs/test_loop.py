@@ -23,10 +23,11 @@ from configs.fed import quickstart as fed_quickstart
 from dpjax import noise
 from dpjax.accounting import Ledger
 from dpjax.relevance import Rigorous
-from dpjax.runs import checkpoint, fields, loop, streams, writers
+from dpjax.runs import checkpoint, loop, streams, writers
 from dpjax.runs import workdir as owner
 from dpjax.runs.central.config import DataConfig, ModelConfig
 from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.schema import fields
 from dpjax.validate import UserError
 from tests.runs.stops import die, sigterm, stop_after
 

@@ -4,8 +4,9 @@ import pytest
 
 from configs import quickstart
 from dpjax import data, noise
-from dpjax.runs import fields, loop, streams, writers
+from dpjax.runs import loop, streams, writers
 from dpjax.runs.central import build
+from dpjax.schema import fields
 from dpjax.validate import UserError
 
 

@@ -7,7 +7,7 @@ import inspect
 import numpy as np
 import pytest
 
-from dpjax.runs import fields, loop, streams, writers
+from dpjax.runs import loop, streams, writers
 from dpjax.runs.central.config import (
   DataConfig,
   ModelConfig,
@@ -17,6 +17,7 @@ from dpjax.runs.central.config import (
 )
 from dpjax.runs.secure import vector_sums
 from dpjax.runs.secure.config import TASKS, SecureConfig, SumTask
+from dpjax.schema import fields
 from dpjax.secure.sums import SecAgg
 from dpjax.sweeps import secure_table
 from dpjax.validate import UserError

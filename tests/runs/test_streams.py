@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax import data, noise
-from dpjax.runs import checkpoint, fields, loop, streams
+from dpjax.runs import checkpoint, loop, streams
 from dpjax.runs import workdir as owner
 from dpjax.runs.central import build
 from dpjax.runs.central.config import DataConfig, ModelConfig
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.relevance import build as relevance_build
 from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.schema import fields
 from dpjax.sweeps import experiment, grid
 from dpjax.validate import UserError
 from tests.runs.stops import die, stop_after

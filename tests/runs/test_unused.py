@@ -7,13 +7,13 @@ import pytest
 from configs.fed import quickstart as federated
 from configs.radp import common, proved_mnist, test4_gaussian
 from configs.sweeps import mnist_algorithms
-from dpjax.runs import fields
 from dpjax.runs.central import build
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.federated.config import FedOptimizerConfig
 from dpjax.runs.relevance import build as relevance_build
 from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.schema import fields
 from dpjax.sweeps import experiment, grid
 from dpjax.validate import UserError
 

@@ -7,9 +7,10 @@ import pytest
 
 from configs.attack import quickstart
 from dpjax import attacks, secure
-from dpjax.runs import fields, loop, streams
+from dpjax.runs import loop, streams
 from dpjax.runs.attack import build, inversion
 from dpjax.runs.attack.config import AttackConfig
+from dpjax.schema import fields
 from dpjax.secure.encoding import from_vector, to_vector
 from dpjax.sweeps import attack_table
 from dpjax.validate import UserError

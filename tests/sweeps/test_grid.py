@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from dpjax import noise
 from dpjax.gradients import Flat
-from dpjax.runs import fields, report, writers
+from dpjax.runs import report, writers
 from dpjax.runs import workdir as owner
 from dpjax.runs.central import build
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.federated.config import FedConfig
-from dpjax.runs.fields import to_dict
+from dpjax.schema import fields
+from dpjax.schema.fields import to_dict
 from dpjax.sweeps import cost
 from dpjax.sweeps import grid as sweep
 from dpjax.sweeps.grid import SweepConfig

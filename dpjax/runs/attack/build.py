@@ -17,10 +17,10 @@ from dpjax.runs import streams as streams_lib
 from dpjax.runs.attack.config import AttackConfig, check, other, room
 from dpjax.runs.central import build as central
 from dpjax.runs.federated import build as federated
-from dpjax.runs.fields import name_of, to_dict
 from dpjax.runs.loop import Ended, Fit, Job, Play
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
+from dpjax.schema.fields import name_of, to_dict
 from dpjax.validate import UserError
 
 LOADERS = {"train": central.load_data, "federate": federated.load_data}

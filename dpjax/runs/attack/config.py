@@ -15,12 +15,13 @@ from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 from dpjax import attacks, validate
-from dpjax.runs import bounds, fields, unused
+from dpjax.runs import bounds, unused
 from dpjax.runs.central import build as central
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.federated import build as federated
 from dpjax.runs.federated.config import FedConfig
-from dpjax.runs.fields import Choice, WithChoices
+from dpjax.schema import fields
+from dpjax.schema.fields import Choice, WithChoices
 from dpjax.validate import UserError
 
 # The first two are told more, or less, than log odds: all confidences, the mean training loss.

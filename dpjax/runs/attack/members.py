@@ -12,7 +12,7 @@ from scipy import special
 
 from dpjax import attacks, data, trees
 from dpjax.attacks import allowed, shadows, signals
-from dpjax.runs import attack_report, fields, workdir, writers
+from dpjax.runs import attack_report, workdir, writers
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.central import build as central
@@ -20,6 +20,7 @@ from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.loop import Work
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
+from dpjax.schema import fields
 from dpjax.types import NeighboringRelation, Params
 from dpjax.validate import UserError
 

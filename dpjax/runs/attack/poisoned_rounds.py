@@ -13,10 +13,10 @@ from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.attack.members import Found
 from dpjax.runs.federated import build as federated
 from dpjax.runs.federated import privacy
-from dpjax.runs.fields import name_of
 from dpjax.runs.loop import Work
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
+from dpjax.schema.fields import name_of
 from dpjax.types import Params
 from dpjax.validate import UserError
 

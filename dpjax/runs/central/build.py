@@ -26,7 +26,7 @@ from dpjax import (
 )
 from dpjax.data.dataset import first_line
 from dpjax.plan import Plan
-from dpjax.runs import bounds, promise, unused, user_code, writers
+from dpjax.runs import bounds, promise, unused, writers
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.central import audit, facts, privacy
 from dpjax.runs.central.config import (
@@ -35,11 +35,12 @@ from dpjax.runs.central.config import (
   OptimizerConfig,
   TrainConfig,
 )
-from dpjax.runs.fields import name_of, to_dict
 from dpjax.runs.loop import Job, Work, every, single
-from dpjax.runs.optimizers import Noise
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
+from dpjax.schema import user_code
+from dpjax.schema.fields import name_of, to_dict
+from dpjax.schema.optimizers import Noise
 from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
 from dpjax.validate import UserError
 

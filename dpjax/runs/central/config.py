@@ -3,8 +3,8 @@
 Units: norms in gradient units, steps in optimizer updates. Fields left at None are
 solved for (`noise_multiplier` from `epsilon`) or chosen safely (`capacity`). A name of a
 model, loss, data set, optimizer or sampler may be a user's own, `package.module:name`; see
-`dpjax.runs.user_code`. A field that carries a `Choice` holds a frozen value of the library, by
-its name or as it is; `dpjax.runs.fields` says how it is written.
+`dpjax.schema.user_code`. A field that carries a `Choice` holds a frozen value of the library, by
+its name or as it is; `dpjax.schema.fields` says how it is written.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Annotated, Any
 
 from dpjax import gradients, transforms
 from dpjax.noise import correlated
-from dpjax.runs import optimizers
-from dpjax.runs.fields import Choice, WithChoices
+from dpjax.schema import optimizers
+from dpjax.schema.fields import Choice, WithChoices
 
 CLIPPINGS = ChainMap[str, Any]({"per_layer": transforms.PerLayer}, transforms.CLIP_RULES)
 

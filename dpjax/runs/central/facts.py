@@ -8,9 +8,9 @@ import numpy as np
 
 from dpjax import training, transforms
 from dpjax.plan import Plan
-from dpjax.runs import fields
 from dpjax.runs.central import audit
 from dpjax.runs.central.config import TrainConfig
+from dpjax.schema import fields
 from dpjax.types import ArrayLike
 
 if TYPE_CHECKING:

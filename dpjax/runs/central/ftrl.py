@@ -7,8 +7,8 @@ from typing import Any
 
 from dpjax import names, sampling, validate
 from dpjax.noise import NoiseShape, correlated
-from dpjax.runs import user_code
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
+from dpjax.schema import user_code
 from dpjax.validate import UserError
 
 SAMPLERS = ("cyclic", "cyclic_poisson", "balls_in_bins", "min_sep")

@@ -8,9 +8,10 @@ from typing import Any
 
 from dpjax import gradients, names, sampling, transforms, validate
 from dpjax.plan import Plan
-from dpjax.runs import bounds, fields, user_code
+from dpjax.runs import bounds
 from dpjax.runs.central import ftrl
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
+from dpjax.schema import fields, user_code
 from dpjax.validate import UserError
 
 PRIVATE_METHODS = ("dp_sgd", "dp_ftrl")

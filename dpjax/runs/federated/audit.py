@@ -13,7 +13,7 @@ from dpjax.data import Federation
 from dpjax.plan import Plan
 from dpjax.runs import audits
 from dpjax.runs.federated.config import FedConfig
-from dpjax.runs.fields import name_of
+from dpjax.schema.fields import name_of
 from dpjax.types import ArrayTree, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
 

@@ -16,16 +16,17 @@ from dpjax.data import Federation
 from dpjax.federated import execution, processes
 from dpjax.federated.server_optimizers import fed_opt
 from dpjax.plan import Plan
-from dpjax.runs import bounds, unused, user_code
+from dpjax.runs import bounds, unused
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.central import build as build_central
 from dpjax.runs.central.config import OptimizerConfig, TrainConfig
 from dpjax.runs.federated import audit, distributed, facts, privacy, secure_sums
 from dpjax.runs.federated.config import ALGORITHMS, FedConfig
-from dpjax.runs.fields import name_of, to_dict
 from dpjax.runs.loop import Job, Work, every
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
+from dpjax.schema import user_code
+from dpjax.schema.fields import name_of, to_dict
 from dpjax.validate import UserError
 
 WRAPPING = ("fed_avg", "fed_prox")  # algorithms that wrap what a client sends

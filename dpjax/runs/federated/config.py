@@ -2,7 +2,7 @@
 
 Units: a round is one update of the server; privacy is for one USER, that is one client with
 all of its data. A name of a model, loss, data set, optimizer, algorithm, aggregator or sampler
-may be a user's own, `package.module:name`; see `dpjax.runs.user_code`.
+may be a user's own, `package.module:name`; see `dpjax.schema.user_code`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from dpjax import federated, gradients, transforms
 from dpjax.data import partition, shakespeare
-from dpjax.runs import optimizers
 from dpjax.runs.central.config import (
   AuditConfig,
   DataConfig,
@@ -21,7 +20,8 @@ from dpjax.runs.central.config import (
   OptimizerConfig,
 )
 from dpjax.runs.federated.secure_sums import SECURE_SUMS
-from dpjax.runs.fields import Choice, WithChoices, settings
+from dpjax.schema import optimizers
+from dpjax.schema.fields import Choice, WithChoices, settings
 
 
 def _roles(data_dir: str | None, min_chars: int | None) -> Any:

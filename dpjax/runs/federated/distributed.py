@@ -11,8 +11,8 @@ import numpy as np
 from dpjax import accounting, secure
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.federated.secure_sums import NoSecureSum
-from dpjax.runs.fields import name_of
 from dpjax.runs.promise import Promise
+from dpjax.schema.fields import name_of
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 

@@ -9,7 +9,7 @@ from dpjax.data import partition
 from dpjax.runs.central.facts import clip_norm
 from dpjax.runs.federated import audit, privacy, secure_sums
 from dpjax.runs.federated.config import FedConfig
-from dpjax.runs.fields import name_of
+from dpjax.schema.fields import name_of
 from dpjax.types import Array, ArrayTree
 
 if TYPE_CHECKING:

@@ -9,12 +9,13 @@ from dpjax import accounting, gradients, names, sampling, secure, validate
 from dpjax.federated import placement
 from dpjax.noise import NoiseShape
 from dpjax.plan import Plan
-from dpjax.runs import bounds, fields, promise, user_code
+from dpjax.runs import bounds, promise
 from dpjax.runs.central import ftrl
 from dpjax.runs.central.config import PrivacyConfig
 from dpjax.runs.federated import distributed
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.promise import Promise
+from dpjax.schema import fields, user_code
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 

@@ -30,11 +30,11 @@ from dpjax.runs import unused as unused_lib
 from dpjax.runs import workdir as owner
 from dpjax.runs.central import build as central
 from dpjax.runs.central.config import ModelConfig
-from dpjax.runs.fields import to_dict
 from dpjax.runs.promise import Promise
 from dpjax.runs.relevance import audit, pictures, unused
 from dpjax.runs.relevance.config import RelevanceConfig, check
 from dpjax.runs.streams import Streams
+from dpjax.schema.fields import to_dict
 from dpjax.validate import UserError
 
 _TEMPERED = "tempered_sigmoid"

@@ -18,11 +18,11 @@ import numpy as np
 from dpjax.accounting import Ledger
 from dpjax.runs import bounds
 from dpjax.runs import streams as streams_lib
-from dpjax.runs.fields import to_dict
 from dpjax.runs.loop import Ended, Fit, Job, Play, Work
 from dpjax.runs.promise import Promise
 from dpjax.runs.secure.config import SecureConfig, check, task_name
 from dpjax.runs.streams import Streams
+from dpjax.schema.fields import to_dict
 from dpjax.validate import UserError
 
 

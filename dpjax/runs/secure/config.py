@@ -14,7 +14,7 @@ from dpjax import validate
 from dpjax.runs import bounds, unused
 from dpjax.runs.central import build as central
 from dpjax.runs.central.config import DataConfig, TrainConfig
-from dpjax.runs.fields import Choice, WithChoices, name_of
+from dpjax.schema.fields import Choice, WithChoices, name_of
 from dpjax.secure import sums
 from dpjax.secure.homomorphic.inference import LAYOUTS
 from dpjax.secure.mpc import secureml

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax.runs.fields import name_of
 from dpjax.runs.loop import Fit
 from dpjax.runs.secure.build import Computed, once
 from dpjax.runs.secure.config import SecureConfig
 from dpjax.runs.streams import Streams
+from dpjax.schema.fields import name_of
 from dpjax.secure.sums import Drops
 
 # Protocol -> what it hides, from whom.

@@ -2,7 +2,7 @@
 
 The annotation of such a field carries a `Choice`: a table of the values by their names. What
 only one of them reads is a field of that value, so a config cannot hold what nothing reads.
-`dpjax.runs.fields` reads, checks and replaces such fields as it does all others.
+`dpjax.schema.fields` reads, checks and replaces such fields as it does all others.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from dpjax.gradients import Automatic, Flat
-from dpjax.runs import fields, optimizers
 from dpjax.runs.central import build
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.runs.federated.config import FedConfig
+from dpjax.schema import fields, optimizers
 from dpjax.sweeps.grid import SweepConfig
 from dpjax.validate import UserError
 

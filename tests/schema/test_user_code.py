@@ -17,9 +17,10 @@ from configs.fed import quickstart as fed_quickstart
 from dpjax import federated, sampling, training
 from dpjax.checks import batches, charges, influence, table
 from dpjax.plan import Plan
-from dpjax.runs import checkpoint, fields, loop, user_code
+from dpjax.runs import checkpoint, loop
 from dpjax.runs.central import build
 from dpjax.runs.federated import build as federated_build
+from dpjax.schema import fields, user_code
 from dpjax.types import Batch
 from dpjax.validate import UserError
 

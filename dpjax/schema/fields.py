@@ -23,14 +23,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dpjax import names
-from dpjax.runs.choices import Choice as Choice
-from dpjax.runs.choices import Setting as Setting
-from dpjax.runs.choices import choice_at, choice_of, hints_of
-from dpjax.runs.choices import leaves as leaves
-from dpjax.runs.choices import name_of as name_of
-from dpjax.runs.choices import set_fields as set_fields
-from dpjax.runs.choices import settings as settings
-from dpjax.runs.choices import to_dict as to_dict
+from dpjax.schema.choices import Choice as Choice
+from dpjax.schema.choices import Setting as Setting
+from dpjax.schema.choices import choice_at, choice_of, hints_of
+from dpjax.schema.choices import leaves as leaves
+from dpjax.schema.choices import name_of as name_of
+from dpjax.schema.choices import set_fields as set_fields
+from dpjax.schema.choices import settings as settings
+from dpjax.schema.choices import to_dict as to_dict
 from dpjax.validate import UserError, did_you_mean
 
 _UNIONS = (typing.Union, types.UnionType)

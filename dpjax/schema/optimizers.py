@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import optax
 
 from dpjax import transforms
-from dpjax.runs.choices import settings
+from dpjax.schema.choices import settings
 
 
 class Noise(NamedTuple):
