@@ -23,6 +23,13 @@ def fail(message: object, code: int = 2) -> None:
   sys.exit(code)
 
 
+def define_dry_run() -> None:
+  """Defines --dry_run of a launcher that trains; call it at import time, as any absl flag."""
+  flags.DEFINE_bool(
+    "dry_run", False, "Print the plan of the run, and end: nothing is written."
+  )
+
+
 def refuse_given(names: Iterable[str], what: str) -> None:
   """Raises UserError, one line for all, where the command line holds one of these flags.
 
