@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pathlib
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,8 @@ from absl import app, flags, logging
 
 from dpjax import names
 from dpjax.validate import UserError
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]  # of a checkout, or of an installation
 
 
 def fail(message: object, code: int = 2) -> None:

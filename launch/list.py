@@ -19,17 +19,18 @@ from dpjax.runs import catalogue
 from dpjax.runs.catalogue import Rows, Section, sentence
 from launch import app
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]  # of checkout or installation
 _COMMAND = re.compile(r"python -m (launch\.\w+)")
 
 
 def _docstrings(folder: str, marks: str) -> dict[str, str]:
   """File of a folder -> its docstring, where its code holds `marks`."""
   found = {}
-  for path in sorted((_ROOT / folder).rglob("*.py")):
+  for path in sorted((app.ROOT / folder).rglob("*.py")):
     text = path.read_text(encoding="utf-8")
     if marks in text:
-      found[path.relative_to(_ROOT).as_posix()] = ast.get_docstring(ast.parse(text)) or ""
+      found[path.relative_to(app.ROOT).as_posix()] = (
+        ast.get_docstring(ast.parse(text)) or ""
+      )
   return found
 
 
