@@ -2,11 +2,10 @@
 
 import re
 
-import jax
 import numpy as np
 import pytest
 
-from dpjax import data
+from dpjax import data, trees
 from dpjax.runs import dry_run, fields, loop
 from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
@@ -15,7 +14,7 @@ from dpjax.validate import UserError
 from tests import commands
 
 _TINY = {"num_steps": 3, "eval_every": 2, "seed": 1}
-_FED = {"num_rounds": 2, "clients_per_round": 5, "eval_every": 1}
+_NOISE = {"privacy.epsilon": None, "privacy.noise_multiplier": 2.0, "model.name": "linear"}
 
 
 def _lines(text):
@@ -29,16 +28,16 @@ def _agrees(plan, result):
   shared = [name for name in plan if name in result]
   assert {"noise_multiplier", "sampler", "model", "l2_clip_norm"} <= set(shared)
   for name in shared:
-    assert plan[name].replace(",", "") == dry_run._shown(name, result[name]).replace(
-      ",", ""
-    )
+    value = result[name]
+    told = f"{value:,}" if name == "num_parameters" else dry_run._shown(name, value)
+    assert plan[name] == told
 
 
 def test_the_plan_is_that_of_the_run(tmp_path):
-  config = TrainConfig(**_TINY)
-  config.privacy.neighboring_relation = "replace_special"
+  relation = {"privacy.neighboring_relation": "replace_special"}
+  config = fields.replace_all(TrainConfig(**_TINY), _NOISE | relation)
   plan = _lines(dry_run.told(config, tmp_path / "run"))
-  assert list(tmp_path.iterdir()) == []
+  assert list(tmp_path.iterdir()) == []  # the run itself makes its folder
   result = loop.train(config, tmp_path / "run")
   _agrees(plan, result)
   assert "delta=1e-05, replace_special, per example), by pld" in plan["privacy"]
@@ -47,8 +46,8 @@ def test_the_plan_is_that_of_the_run(tmp_path):
   assert result["epsilon"] <= planned <= result["epsilon"] * 1.002
   assert "estimate" in plan["time"] and "estimate" in plan["memory"]
   before = sorted(path.name for path in tmp_path.rglob("*"))
-  again = _lines(dry_run.told(config, tmp_path / "run"))
-  assert again["workdir"].endswith("finished; it would not run again")
+  state = dry_run._state(build.build(config), tmp_path / "run")
+  assert state == "holds this run, finished; it would not run again"
   with pytest.raises(UserError, match=r"holds a run of another config \(config.seed"):
     dry_run.told(fields.replace(config, "seed", 2), tmp_path / "run")
   assert sorted(path.name for path in tmp_path.rglob("*")) == before
@@ -57,23 +56,22 @@ def test_the_plan_is_that_of_the_run(tmp_path):
 def test_no_step_sees_the_data(monkeypatch, tmp_path):
   """Other values, other labels and other sizes of clients: the steps are the same."""
   seen = []
-  timed = dry_run._timed
 
   def spy(work):
     state = work.init()
     for draw in work.draws(0):
       state, _ = work.step(state, draw)
-    seen.append(
-      [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(work.released(state))]
-    )
-    return timed(work)
+    seen.append(trees.sha256(work.released(state)))
+    return dry_run.Timing(1.0, (0.1,), 0.1, 650)
 
   monkeypatch.setattr(dry_run, "_timed", spy)
   plans = []
   for flipped in (False, True):
     monkeypatch.setattr(data, "load", _loaded(flipped))
     skewed = {"name": "dirichlet", "alpha": 0.5, "min_size": 0}
-    for config in (TrainConfig(**_TINY), FedConfig(**_FED, partition=skewed)):
+    fed = FedConfig(num_rounds=2, clients_per_round=5, partition=skewed)
+    for config in (TrainConfig(**_TINY), fed):
+      config = fields.replace_all(config, _NOISE)
       plans.append(_lines(dry_run.told(config, tmp_path / "run")))
   assert seen[0] == seen[2] and seen[1] == seen[3]
   assert "per user)" in plans[1]["privacy"]
