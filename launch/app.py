@@ -4,6 +4,8 @@ one line on stderr and exit code 2, a failed run in one line and exit code 1."""
 from __future__ import annotations
 
 import contextlib
+import functools
+import pathlib
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,12 +16,21 @@ from absl import app, flags, logging
 from dpjax import names
 from dpjax.validate import UserError
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]  # of a checkout, or of an installation
+
 
 def fail(message: object, code: int = 2) -> None:
   """Prints one line on stderr and exits."""
   line = " ".join(str(message).split())
   print(f"error: {line}", file=sys.stderr, flush=True)
   sys.exit(code)
+
+
+def define_dry_run() -> None:
+  """Defines --dry_run of a launcher that trains; call it at import time, as any absl flag."""
+  flags.DEFINE_bool(
+    "dry_run", False, "Print the plan of the run, and end: nothing is written."
+  )
 
 
 def refuse_given(names: Iterable[str], what: str) -> None:
@@ -83,7 +94,7 @@ def stoppable(workdir: str) -> Iterator[None]:
     signal.signal(signal.SIGTERM, previous)
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
+def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
   try:
     rest = flags.FLAGS(argv)
   except SystemExit:  # absl leaves --help with code 1; help that was asked for is no error
@@ -92,13 +103,14 @@ def _parse(argv: Sequence[str]) -> list[str]:
     fail(error)
   except (KeyError, TypeError, ValueError, AttributeError) as error:  # ml_collections
     fail(error.args[0] if error.args else error)
-  if len(rest) > 1:
+  if len(rest) > 1 and not words:
     fail(f"unexpected argument {rest[1]!r}: flags begin with --")
   return rest
 
 
-def run(main: Callable[[], None]) -> None:
-  """Runs `main()` under absl with one-line errors.
+def run(main: Callable[..., None], *, words: bool = False) -> None:
+  """Runs `main()` under absl with one-line errors; with `words`, `main(*words)` of those that
+  are no flags, which else are refused.
 
   UserError: exit code 2. OSError (a missing or unwritable file): exit code 1.
   An error in a user's own code that a config names by its import path: one line, exit code
@@ -109,10 +121,9 @@ def run(main: Callable[[], None]) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
   def guarded(argv: Sequence[str]) -> None:
-    del argv
     logging.set_verbosity(logging.WARNING)  # third parties' chatter is not for users
     try:
-      main()
+      main(*argv[1:])
     except UserError as error:
       fail(error)
     except OSError as error:
@@ -123,4 +134,4 @@ def run(main: Callable[[], None]) -> None:
         raise
       fail(blamed)
 
-  app.run(guarded, flags_parser=_parse)
+  app.run(guarded, flags_parser=functools.partial(_parse, words=words))

@@ -19,6 +19,7 @@ from absl import flags
 from dpjax import names, validate
 from dpjax.schema import fields
 from dpjax.validate import UserError
+from launch import app
 
 flags.disclaim_key_flags()  # so that --help lists the flag with its launcher
 
@@ -69,8 +70,12 @@ def asked(prefix: str = "") -> tuple[Any, str]:
 
 
 def load(path: str, kind: type, *, name: str = "--config") -> Any:
-  """What `get_config()` of a Python file returns, checked to be a well-typed `kind`."""
+  """What `get_config()` of a Python file returns, checked to be a well-typed `kind`.
+
+  A file of configs/ that is not here is the one that was installed with dpjax.
+  """
   at = f"{name}={path}"
+  path = str(_found(path, at))
   get_config = getattr(_module(path, at), "get_config", None)
   if not callable(get_config):
     raise UserError(f"{at}: the file must define get_config()")
@@ -82,10 +87,19 @@ def load(path: str, kind: type, *, name: str = "--config") -> Any:
   return fields.check(config, kind, name)
 
 
+def _found(path: str, at: str) -> pathlib.Path:
+  roots = [pathlib.Path()]
+  if pathlib.PurePath(path).parts[:1] == ("configs",):
+    roots.append(app.ROOT)
+  for root in roots:
+    if (root / path).is_file():
+      return root / path
+  files = {file for root in roots for file in (root / path).parent.glob("*.py")}
+  near = {str(pathlib.PurePath(path).with_name(file.name)) for file in files}
+  raise UserError(f"{at}: no such file{validate.did_you_mean(path, near)}")
+
+
 def _module(path: str, at: str) -> ModuleType:
-  if not pathlib.Path(path).is_file():
-    near = (str(file) for file in pathlib.Path(path).parent.glob("*.py"))
-    raise UserError(f"{at}: no such file{validate.did_you_mean(path, near)}")
   spec = importlib.util.spec_from_file_location("_dpjax_config", path)
   if spec is None or spec.loader is None:
     raise UserError(f"{at}: must be a Python file (.py)")

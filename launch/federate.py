@@ -16,6 +16,9 @@ on where it stopped.
 --audit puts canary clients into the federation and adds epsilon_audited_lower to result.json: a
 lower bound on the true epsilon of a user. If it is above the proved epsilon, the exit code is 1.
 
+--dry_run prints the plan and ends: epsilon, noise, sampler, rounds, minutes and memory
+(estimates, from a few rounds on zeros); it writes nothing.
+
 On several machines, or several processes of one, each runs its share of every cohort:
 
   python -m launch.federate --config=configs/fed/mnist_iid.py --workdir=runs/many \
@@ -36,9 +39,10 @@ import pathlib
 from absl import flags
 
 from dpjax.federated import processes
-from dpjax.runs import checkpoint, loop, promise, writers
+from dpjax.runs import checkpoint, dry_run, loop, promise, writers
 from dpjax.runs.federated import build, secure_sums
 from dpjax.runs.federated.config import FedConfig
+from dpjax.validate import UserError
 from launch import app, config_flag, peers
 
 config_flag.define(kind=FedConfig, default="configs/fed/quickstart.py")
@@ -48,6 +52,7 @@ flags.DEFINE_string(
 flags.DEFINE_bool(
   "audit", False, "Train with canary clients; short for --config.audit.enabled."
 )
+app.define_dry_run()
 peers.define()
 
 
@@ -86,6 +91,10 @@ def _saved(workdir: str, heard: int | None, *, owner: bool) -> str:
 
 def main() -> None:
   (config, workdir), many, rounds = config_flag.asked("fed_"), peers.options(), []
+  if flags.FLAGS.dry_run:
+    if many is not None:
+      raise UserError("--dry_run: must be without --coordinator; it plans for one process")
+    return print(dry_run.told(config, workdir))
   work = functools.partial(_federate, config, workdir, rounds)
   if many is None:
     work()

@@ -11,6 +11,8 @@ Stop it at any time; the same command goes on where it stopped.
 
 --audit trains with canaries and adds epsilon_audited_lower to result.json: a lower bound
 on the true epsilon. If it is above the proved epsilon, the exit code is 1.
+--dry_run prints the plan and ends: epsilon, noise, sampler, steps, minutes and memory (estimates,
+from a few steps on zeros); it is refused what the run would be refused, and writes nothing.
 --config.release=true takes every key from the operating system and logs nothing private.
 """
 
@@ -18,13 +20,14 @@ from __future__ import annotations
 
 from absl import flags
 
-from dpjax.runs import loop, promise, writers
+from dpjax.runs import dry_run, loop, promise, writers
 from dpjax.runs.central.config import TrainConfig
 from launch import app, config_flag
 
 config_flag.define(kind=TrainConfig, default="configs/quickstart.py")
 flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<config name>).")
 flags.DEFINE_bool("audit", False, "Train with canaries; short for --config.audit.enabled.")
+app.define_dry_run()
 
 
 def line(result: dict) -> str:
@@ -37,6 +40,8 @@ def line(result: dict) -> str:
 
 def main() -> None:
   config, workdir = config_flag.asked()
+  if flags.FLAGS.dry_run:
+    return print(dry_run.told(config, workdir))
   with app.stoppable(workdir):
     result = loop.train(config, workdir)
   print(line(result))

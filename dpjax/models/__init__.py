@@ -16,6 +16,7 @@ from dpjax.models.dense import Mlp as Mlp
 from dpjax.models.pooling import max_pool as max_pool
 from dpjax.models.registry import build as build
 from dpjax.models.registry import check_options as check_options
+from dpjax.models.registry import documented as documented
 from dpjax.models.registry import names as names
 from dpjax.models.registry import needs_features as needs_features
 from dpjax.models.registry import options as options

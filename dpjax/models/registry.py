@@ -88,6 +88,15 @@ def _parameters(module: Callable[..., nn.Module]) -> Mapping[str, inspect.Parame
     return inspect.signature(lambda **options: None).parameters
 
 
+def documented(name: str) -> Callable[..., nn.Module]:
+  """The module behind a name, whose docstring says what it is.
+
+  >>> documented("mlp").__name__
+  'Mlp'
+  """
+  return _entry(name).module
+
+
 def needs_features(name: str) -> str | None:
   """What the inputs of a model are: "scattering" features, or None for raw examples.
 

@@ -26,7 +26,7 @@ def no_dp(job: Inputs) -> Outcome:
 
 
 def radp_paper(job: Inputs) -> Outcome:
-  """Algorithms 1 to 3. The result is claimed, never proved."""
+  """RADP as the paper has it, algorithms 1 to 3. The result is claimed, never proved."""
   share = _share(job, job.paper.rel_norm)
   found = paper.features(
     job.streams.key(RELEVANCE),

@@ -46,7 +46,7 @@ class _Prepared(NamedTuple):
 
 
 def radp_rigorous(job: Inputs) -> Outcome:
-  """Stages A, B, C, L and S of `rigorous`; then any training is post-processing.
+  """RADP with a proof, stages A to S of `rigorous`; then any training is post-processing.
 
   The noise is bound to the settings and to the records: a second run with the same streams
   and another epsilon, or other records, shares no noise with the first.

@@ -66,7 +66,8 @@ class Work(NamedTuple):
   name: str = "train"  # on the progress bar
   phase: str = ""  # folder of its checkpoints, where a run has several works
   steps_are: str = "optimizer steps"  # in the picture
-  # What result.json says besides: (state, the promise's facts, rows of metrics).
+  planned: Callable[[], Result] = dict  # of result.json what is known before the first step
+  # What it says besides: (state, the promise's facts, rows of metrics).
   describe: Callable[[Any, Result, list[Result]], Result] = lambda state, facts, rows: {}
 
 
@@ -130,6 +131,7 @@ def _result(work: Work, fitted: Running, folder: pathlib.Path) -> Result:
     **{f"test_{name}": value for name, value in scores.items()},
     "num_steps": fitted.ledger.num_steps,
     "ledger": fitted.ledger.to_json(),
+    **work.planned(),
     **work.describe(fitted.state, facts, writers.read_metrics(folder)),
   }
 
@@ -190,18 +192,13 @@ def run(
   done = processes.on_first(lambda: _finished(job, folder, meta))
   if done is not None:
     return done
-  data = job.data()
-  processes.same(data=data.hex())  # compared by what follows from it, and never shown
-  processes.on_first(lambda: _check_same(job, folder, meta, data))
-  random = _streams(job, data, meta)
-  run_id = streams.run_id(job.digest, data, random)
-  processes.on_first(lambda: streams.check_run(meta, run_id, workdir=folder))
+  data, random, run_id = admitted(job, folder, meta)
   play = job.start(random)
 
   def taken(held: contextlib.ExitStack) -> None:
     held.enter_context(writers.alone_in(folder, checkpoint.FOLDER))
-    fresh = not job.release and jax.process_count() == 1
-    fresh = fresh and not (folder / owner.CONFIG).exists()
+    begun = (folder / owner.CONFIG).exists()
+    fresh = not (begun or job.release or jax.process_count() > 1)
     owner.claim(folder, job.config)
     held.enter_context(owner.given_back(folder, fresh=fresh))
     kept = random if job.release else None
@@ -214,6 +211,17 @@ def run(
     # What the ledger calls the noise key: nothing that follows from the data.
     name = noise.key_id(random.noise) if job.release else streams.ledger_name(job.digest)
     return _played(job, folder, play, _Fit(folder, run_id, name, on_save))
+
+
+def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
+  """(digest of data, streams, name of the run), or UserError: `meta` is not of such a run."""
+  data = job.data()
+  processes.same(data=data.hex())  # compared by what follows from it, and never shown
+  processes.on_first(lambda: _check_same(job, folder, meta, data))
+  random = _streams(job, data, meta)
+  run_id = streams.run_id(job.digest, data, random)
+  processes.on_first(lambda: streams.check_run(meta, run_id, workdir=folder))
+  return data, random, run_id
 
 
 def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | None:
@@ -317,8 +325,7 @@ class Running:
   def __init__(self, work: Work, fit: _Fit):
     self.work, self.fit, self.metrics = work, fit, None
     self.state, self.ledger, self.step = work.init(), Ledger(), 0
-    self.reached = False  # work.enough
-    self.saved_at = time.monotonic()
+    self.reached, self.saved_at = False, time.monotonic()  # work.enough; by the clock
     self.checkpoints = checkpoint.Checkpoints(fit.folder, work.phase)
     if self.checkpoints.latest_step() is None:
       self.save()
@@ -403,8 +410,7 @@ class Running:
     self.saved_at = time.monotonic()
     self.fit.on_save(self.step)
 
-  def is_due(self) -> bool:
-    """Whether it is time for a checkpoint."""
+  def _is_due(self) -> bool:
     if self.work.save_every is not None:
       return self.step % self.work.save_every == 0
     return time.monotonic() - self.saved_at >= SAVE_SECONDS
@@ -422,7 +428,7 @@ class Running:
         shown = {} if row is None else self.record(row, info)
         stop = processes.largest(received[0] if received else 0)  # whoever was told
         last = self.step == work.num_steps or self.reached
-        if last or stop or self.is_due():
+        if last or stop or self._is_due():
           self.save()
         if bar is not None:
           bar.update(1, **shown)
@@ -432,7 +438,6 @@ class Running:
           raise Interrupted(stop, self.step)
 
   def _bar(self) -> contextlib.AbstractContextManager[writers.Progress | None]:
-    """Of process 0."""
     if not processes.is_first():
       return contextlib.nullcontext()
     return writers.progress(self.work.num_steps, self.step, self.work.name)

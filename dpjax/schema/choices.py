@@ -67,8 +67,13 @@ class Setting:
     return type(self).function(*args, **named, **own)
 
 
-def settings(function: Callable[..., Any], **defaults: Any) -> type[Setting]:
+def settings(
+  function: Callable[..., Any], documented: Any = None, /, **defaults: Any
+) -> type[Setting]:
   """A frozen dataclass of those arguments of a function that a person sets, for a `Choice`.
+
+  Args:
+    documented: whose docstring says what it is, where it is not the function's own.
 
   >>> made = settings(round, ndigits=2)
   >>> made(), made(ndigits=1).make(3.14159)
@@ -80,7 +85,10 @@ def settings(function: Callable[..., Any], **defaults: Any) -> type[Setting]:
     function.__name__,
     kinds,
     bases=(Setting,),
-    namespace={"function": staticmethod(function)},
+    namespace={
+      "function": staticmethod(function),
+      "__doc__": (documented or function).__doc__ or "",
+    },
     frozen=True,
   )
 

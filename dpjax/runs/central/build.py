@@ -156,9 +156,8 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   if config.data.center:
     train, test = data.preprocess.center(train), data.preprocess.center(test)
   train = limited(train, config.data)
-  if features and models.needs_features(config.model.name) == "scattering":
-    num_groups = make_model(config.model, train.num_classes).num_groups
-    train, test = (_scattered(part, num_groups) for part in (train, test))
+  if features:
+    train, test = (featured(config.model, part) for part in (train, test))
   return train, test
 
 
@@ -211,8 +210,11 @@ def _memory() -> int:
   return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _scattered(dataset: Any, num_groups: int | None) -> Any:
-  done = 0
+def featured(config: ModelConfig, dataset: data.Dataset) -> Any:
+  """The data set as inputs of the model: the features of it, for one that takes features."""
+  if models.needs_features(config.name) != "scattering":
+    return dataset
+  num_groups, done = make_model(config, dataset.num_classes).num_groups, 0
 
   def tell(count: int, _: int) -> None:
     nonlocal done
@@ -409,5 +411,6 @@ def work(config: TrainConfig, run: Run) -> Work:
     row_at=lambda step: every(config.eval_every, step, config.num_steps),
     observe=lambda state, info, step: facts.observed(config, run, state, info, step),
     save_every=config.checkpoint_every,
+    planned=lambda: facts.planned(config, run),
     describe=lambda state, stated, rows: facts.of(config, run, state, stated["epsilon"]),
   )

@@ -34,10 +34,8 @@ def observed(
   return row | {f"not_private/{name}": float(value) for name, value in shown}
 
 
-def of(
-  config: TrainConfig, run: Run, state: training.TrainState, epsilon: float | None
-) -> dict[str, Any]:
-  """The part of result.json that only central runs have."""
+def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
+  """What result.json says of central runs alone, and what is known before the first step."""
   plan = run.plan
   found: dict[str, Any] = {
     "task": run.task.name,
@@ -49,7 +47,6 @@ def of(
     "clipping": fields.get(config, "privacy.clipping")
     if config.privacy.method != "sgd"
     else None,
-    **clip_norm(plan, training.clip_scale(state), "final_l2_clip_norm"),
     "sampler": repr(plan.sampler),
     "normalize_by": plan.normalize_by,
   }
@@ -59,6 +56,14 @@ def of(
       noise_std=run.noise.std,
       num_examples=run.noise.num_examples,
     )
+  return found
+
+
+def of(
+  config: TrainConfig, run: Run, state: training.TrainState, epsilon: float | None
+) -> dict[str, Any]:
+  """And what only the end tells."""
+  found = clip_norm(run.plan, training.clip_scale(state), "final_l2_clip_norm")
   if run.canaries is None:
     return found
   return found | audit.facts(

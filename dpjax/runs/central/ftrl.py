@@ -11,7 +11,12 @@ from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.schema import user_code
 from dpjax.validate import UserError
 
-SAMPLERS = ("cyclic", "cyclic_poisson", "balls_in_bins", "min_sep")
+SAMPLERS = {
+  "cyclic": sampling.CyclicSampler,
+  "cyclic_poisson": sampling.CyclicPoissonSampler,
+  "balls_in_bins": sampling.BallsInBinsSampler,
+  "min_sep": sampling.MinSepSampler,
+}
 
 
 def check_levels(privacy: PrivacyConfig) -> None:

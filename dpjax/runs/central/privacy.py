@@ -14,9 +14,17 @@ from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.schema import fields, user_code
 from dpjax.validate import UserError
 
-PRIVATE_METHODS = ("dp_sgd", "dp_ftrl")
-METHODS = (*PRIVATE_METHODS, "sgd")
-SAMPLERS = ("poisson", "truncated_poisson", "fixed_size", "shuffled")
+PRIVATE_METHODS = {
+  "dp_sgd": "clipped gradients, fresh noise in every step; privacy is amplified by the sampler",
+  "dp_ftrl": "clipped gradients, noise that is correlated over the steps",
+}
+METHODS = {**PRIVATE_METHODS, "sgd": "no clipping, no noise, no epsilon"}
+SAMPLERS = {
+  "poisson": sampling.PoissonSampler,
+  "truncated_poisson": sampling.TruncatedPoissonSampler,
+  "fixed_size": sampling.FixedSizeSampler,
+  "shuffled": sampling.ShuffledSampler,
+}
 _PROVED_SHUFFLED = ("replace_one", "replace_special")  # relations of a shuffled epoch
 NOISE_AWARE = ("dp_adam", "dp_sgld")  # optimizers that must know the noise of the plan
 

@@ -443,6 +443,7 @@ def _work(config: FedConfig, fed: FedRun) -> Work:
     save_every=config.checkpoint_every,
     name="rounds",
     steps_are="communication rounds",
+    planned=lambda: facts.planned(config, fed),
     describe=lambda state, stated, rows: facts.of(
       config, fed, state, rows, stated["epsilon"]
     ),

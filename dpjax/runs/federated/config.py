@@ -25,6 +25,8 @@ from dpjax.schema.fields import Choice, WithChoices, settings
 
 
 def _roles(data_dir: str | None, min_chars: int | None) -> Any:
+  """One client for each role of Shakespeare's plays, with data.name="shakespeare"; roles with
+  less text are left out."""
   return shakespeare.shakespeare_federation(data_dir, min_chars=min_chars)
 
 
@@ -37,7 +39,6 @@ PARTITIONS = {
   "shards": settings(partition.shards, **_DEALT, shards_per_client=2),
   "quantity_skew": settings(partition.quantity_skew, **_DEALT, alpha=0.5, min_size=0),
   "power_law": settings(partition.power_law, **_DEALT, exponent=1.0, min_size=0),
-  # one client for each role, with data.name="shakespeare"; roles with less text are left out
   "shakespeare": settings(_roles, min_chars=None),
 }
 ALGORITHMS = {
@@ -48,9 +49,15 @@ ALGORITHMS = {
   "scaffold": settings(federated.scaffold),
   "mime_lite": settings(federated.mime_lite),
 }
+
+
+def _uncompressed() -> None:
+  """Messages as they are."""
+
+
 WEIGHTINGS = {
-  "uniform": settings(lambda: federated.uniform),
-  "examples": settings(lambda: federated.by_examples),  # not with privacy
+  "uniform": settings(lambda: federated.uniform, federated.uniform),
+  "examples": settings(lambda: federated.by_examples, federated.by_examples),  # no privacy
   "capped": settings(federated.capped, cap=100),  # min(n, cap) / cap
 }
 AGGREGATORS = {
@@ -61,7 +68,7 @@ AGGREGATORS = {
   "geometric_median": settings(federated.geometric_median),
 }
 COMPRESSIONS = {
-  "none": settings(lambda: None),
+  "none": settings(_uncompressed),
   "quantize": settings(federated.quantize, bits=8),
   "top_k": settings(federated.top_k, share=0.1),  # always with error feedback
   "rotated": settings(federated.rotated, bits=8),

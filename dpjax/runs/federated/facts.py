@@ -69,25 +69,20 @@ def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
   return {"noise_multiplier": charged, "local_noise_multiplier": local}
 
 
-def of(
-  config: FedConfig, fed: FedRun, state: ArrayTree, rows: list, epsilon: float | None
-) -> dict[str, Any]:
-  """The part of result.json that only federated runs have."""
+def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
+  """What result.json says of federated runs alone, and what is known before the first round."""
   names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_", "distributed": "ddp_"}
   method = names.get(config.privacy.method, "ldp_")
-  found = {
+  found: dict[str, Any] = {
     "task": fed.task.name,
     "dataset": config.data.name,
     "model": config.model.name,
     "method": f"{method}{name_of(config, 'algorithm')}",
-    "rounds_to_accuracy": rounds_to(rows, config.targets),
     "num_clients": fed.federation.num_clients,
     "clients_per_round": config.clients_per_round,
     "partition": name_of(config, "partition"),
-    **_heterogeneity(config, fed),
     **_noise_facts(config, fed),
     "l2_clip_norm": fed.promise.l2_bound,
-    **clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm"),
     "sampler": repr(fed.plan.sampler),
     **secure_sums.told(
       config.secure_sum, name_of(config, "secure_sum"), config.clients_per_round
@@ -95,6 +90,18 @@ def of(
   }
   if fed.mechanism is not None:
     found["secure_sum"].pop("largest_value")  # messages are clipped by their norm
+  return found
+
+
+def of(
+  config: FedConfig, fed: FedRun, state: ArrayTree, rows: list, epsilon: float | None
+) -> dict[str, Any]:
+  """And what only the end, or the data, tells."""
+  found = {
+    "rounds_to_accuracy": rounds_to(rows, config.targets),
+    **_heterogeneity(config, fed),
+    **clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm"),
+  }
   if fed.audited is None:
     return found
   return found | audit.facts(

@@ -19,8 +19,18 @@ from dpjax.schema import fields, user_code
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
-METHODS = ("central", "local", "both", "none", "dp_ftrl", distributed.METHOD)
-SAMPLERS = ("poisson", "fixed_size")
+METHODS = {
+  "central": "the server clips messages and adds noise to their sum",
+  "local": "every client adds noise to its own message: a promise against the server, too",
+  "both": "noise of the clients, and of the server",
+  "none": "no noise, no epsilon",
+  "dp_ftrl": "as central, with noise that is correlated over the rounds",
+  distributed.METHOD: "every client adds a share of the noise, inside a secure sum",
+}
+SAMPLERS = {
+  "poisson": sampling.PoissonSampler,
+  "fixed_size": sampling.FixedSizeSampler,
+}
 CENTRAL = ("central", "both", "dp_ftrl")
 # go with a secure sum: no server adds noise to what it sees
 SUMMED = ("none", "local", distributed.METHOD)

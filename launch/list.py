@@ -1,0 +1,88 @@
+"""What there is: data sets, models, methods, samplers, attacks, configs; one line each.
+
+  python -m launch.list                     # everything
+  python -m launch.list models samplers     # of these topics
+
+Names are those that the flags take, [numbers] what may be set besides, with its default: as
+--config.aggregator=trimmed_mean --config.aggregator.trim=0.2. Where a config takes a part of your
+own it is named by its import path, package.module:name.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import re
+
+from dpjax import validate
+from dpjax.runs import catalogue
+from dpjax.runs.catalogue import Rows, Section, sentence
+from launch import app
+
+_COMMAND = re.compile(r"python -m (launch\.\w+)")
+
+
+def _docstrings(folder: str, marks: str) -> dict[str, str]:
+  """File of a folder -> its docstring, where its code holds `marks`."""
+  found = {}
+  for path in sorted((app.ROOT / folder).rglob("*.py")):
+    text = path.read_text(encoding="utf-8")
+    if marks in text:
+      found[path.relative_to(app.ROOT).as_posix()] = (
+        ast.get_docstring(ast.parse(text)) or ""
+      )
+  return found
+
+
+def configs() -> Rows:
+  """Every published config, with the launcher that its docstring names."""
+
+  def told(text: str) -> str:
+    return f"{sentence(text)} [{', '.join(_COMMAND.findall(text)[:1])}]"
+
+  found = _docstrings("configs", "def get_config(")
+  return {path: told(text) for path, text in found.items()}
+
+
+def launchers() -> Rows:
+  """Every command."""
+  found = _docstrings("launch", "  app.run(")
+  return {
+    f"python -m launch.{pathlib.Path(path).stem}": sentence(text)
+    for path, text in found.items()
+  }
+
+
+TOPICS = {
+  **catalogue.TOPICS,
+  "configs": (Section("--config of the launcher in brackets", configs),),
+  "commands": (Section("each with --help", launchers),),
+}
+
+
+def page(topics: tuple[str, ...] = ()) -> str:
+  """The lines of these topics, of all where none is named.
+
+  Raises:
+    UserError: a topic that is none.
+  """
+  for topic in topics:
+    validate.one_of(TOPICS, topic=topic)
+  lines = []
+  for topic in topics or TOPICS:
+    for where, rows in TOPICS[topic]:
+      found = rows()
+      width = max(map(len, found))
+      lines.append(f"{topic}: {where}")
+      lines += [f"  {name.ljust(width)}  {words}".rstrip() for name, words in found.items()]
+      lines.append("")
+  return "\n".join(lines)
+
+
+def main(*topics: str) -> None:
+  """Prints the page."""
+  print(page(topics), end="")
+
+
+if __name__ == "__main__":
+  app.run(main, words=True)
