@@ -27,6 +27,7 @@ from dpjax.accounting.events import gaussian_event as gaussian_event
 from dpjax.accounting.events import laplace_event as laplace_event
 from dpjax.accounting.events import poisson_sampled_event as poisson_sampled_event
 from dpjax.accounting.events import pure_dp_event as pure_dp_event
+from dpjax.accounting.events import random_allocation_event as random_allocation_event
 from dpjax.accounting.events import repeat_and_select_event as repeat_and_select_event
 from dpjax.accounting.events import truncated_poisson_event as truncated_poisson_event
 from dpjax.accounting.ledger import Budget as Budget
@@ -47,6 +48,9 @@ from dpjax.accounting.proved import Proved as Proved
 from dpjax.accounting.proved import accountants_for as accountants_for
 from dpjax.accounting.proved import checked_relation as checked_relation
 from dpjax.accounting.proved import proved_for as proved_for
+from dpjax.accounting.random_allocation import (
+  RandomAllocationDpEvent as RandomAllocationDpEvent,
+)
 from dpjax.accounting.statement import delta_warning as delta_warning
 from dpjax.accounting.statement import privacy_statement as privacy_statement
 from dpjax.accounting.text import by_name as by_name
