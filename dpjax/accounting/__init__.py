@@ -48,11 +48,9 @@ from dpjax.accounting.proved import Proved as Proved
 from dpjax.accounting.proved import accountants_for as accountants_for
 from dpjax.accounting.proved import checked_relation as checked_relation
 from dpjax.accounting.proved import proved_for as proved_for
-from dpjax.accounting.random_allocation import (
-  RandomAllocationDpEvent as RandomAllocationDpEvent,
-)
 from dpjax.accounting.statement import delta_warning as delta_warning
 from dpjax.accounting.statement import privacy_statement as privacy_statement
 from dpjax.accounting.text import by_name as by_name
 from dpjax.accounting.text import lower as lower
 from dpjax.accounting.text import upper as upper
+from dpjax.passes import RandomAllocationDpEvent as RandomAllocationDpEvent

@@ -34,7 +34,8 @@ from dpjax.accounting import tuning
 from dpjax.accounting.discrete import SkellamDpEvent, skellam_rdp
 from dpjax.accounting.events import DpEvent, composed, merged_parts
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS, law_of, proved_for
-from dpjax.accounting.random_allocation import RandomAllocationDpEvent, allocation_pld
+from dpjax.accounting.random_allocation import allocation_pld
+from dpjax.passes import RandomAllocationDpEvent
 from dpjax.validate import UserError
 
 _Parts = Mapping[DpEvent, int]

@@ -16,7 +16,7 @@ import dp_accounting as dpa
 from dpjax import validate
 from dpjax.accounting import tuning
 from dpjax.accounting.discrete import SkellamDpEvent
-from dpjax.accounting.random_allocation import RandomAllocationDpEvent
+from dpjax.passes import RandomAllocationDpEvent
 from dpjax.validate import UserError
 
 DpEvent = dpa.DpEvent

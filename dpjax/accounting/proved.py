@@ -12,7 +12,7 @@ import dp_accounting as dpa
 
 from dpjax import validate
 from dpjax.accounting.discrete import SkellamDpEvent
-from dpjax.accounting.random_allocation import RandomAllocationDpEvent
+from dpjax.passes import RandomAllocationDpEvent
 from dpjax.validate import UserError
 
 ACCOUNTANTS = ("pld", "rdp")

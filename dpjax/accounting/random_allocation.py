@@ -32,12 +32,10 @@ directions, and the sum is taken on a grid of L, not of log L, so FFTs do.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from typing import NamedTuple
 
-import dp_accounting as dpa
 import numpy as np
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
@@ -45,25 +43,14 @@ from scipy import fft, special
 
 from dpjax import validate
 
-_CELLS = 2**20  # of the grid of L
+_CELLS = (2**17, 2**20)  # least and most of the grid of L
+_FINE = 0.1  # wanted width of a cell, in s: what it adds to the variance is lost in it
 _TAIL = 7.0  # standard deviations of the loss that the grid has room for
 _MOST_SHIFT = 4.0  # 1 / z from which on no amplification is claimed: nothing is left of it
 _LEAST_SHIFT = 1e-3  # and up to which: cells would be coarser than the loss
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _CELL_ERROR = 1e-13  # relative, of one cell's mass at s = 1: quadrature and rounding
 _UNIT = 2.0**-53
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomAllocationDpEvent(dpa.DpEvent):
-  """One pass of `num_steps` Gaussian sums; a record is in one of them, drawn uniformly and
-  independently of the other records, and kept secret.
-
-  Fewer steps of a pass cost no more than all. The next pass draws anew.
-  """
-
-  num_steps: int
-  noise_multiplier: float
 
 
 class _Law(NamedTuple):
@@ -78,7 +65,7 @@ class _Law(NamedTuple):
 
 
 def allocation_pld(
-  num_steps: int, noise_multiplier: float, *, interval: float, cells: int = _CELLS
+  num_steps: int, noise_multiplier: float, *, interval: float, cells: int = 0
 ) -> pld_lib.PrivacyLossDistribution:
   """The privacy loss distribution of one pass: pessimistic at any interval, any cells.
 
@@ -86,7 +73,7 @@ def allocation_pld(
     num_steps: T of the pass.
     noise_multiplier: z, std / l2_clip_norm.
     interval: of the grid of losses.
-    cells: of the grid of likelihood ratios, a power of two; seconds at 2^20.
+    cells: of the grid of likelihood ratios, a power of two; 0: as many as are of use.
 
   Guarantee: dominates one pass, adaptive or not, under add_or_remove_one and
   replace_special; see the proof above. Where 1 / z is outside [.001, 4] no amplification
@@ -156,18 +143,26 @@ def _two_ends(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 @functools.lru_cache(maxsize=4)
 def _law(num_steps: int, shift: float, cells: int, *, removed: bool) -> tuple[float, _Law]:
   """(h, the law of X_1 + .. + X_T on 0, h, ..), by repeated squaring."""
-  deviation = math.sqrt(num_steps * math.expm1(shift**2))
-  middle = num_steps + min(num_steps, 20 * deviation)
-  if removed:
-    width = (middle + 2 * math.exp(shift**2 / 2 + _TAIL * shift)) / (cells - 1)
-  else:
-    width = min(4 * num_steps, num_steps + 20 * deviation) / (cells - 1)
+  reach = _reach(num_steps, shift, removed=removed)
+  if not cells:
+    wanted = 2 ** math.ceil(math.log2(reach / (_FINE * shift)))
+    cells = min(max(wanted, _CELLS[0]), _CELLS[1])
+  width = reach / (cells - 1)
   one = _one_term(shift, width, cells, removed=removed)
   found = one
   for bit in bin(num_steps)[3:]:
     found = _added(found, found)
     found = _added(found, one) if bit == "1" else found
   return width, found
+
+
+def _reach(num_steps: int, shift: float, *, removed: bool) -> float:
+  """Where the grid ends: what lies beyond costs next to nothing, and is charged."""
+  deviation = math.sqrt(num_steps * math.expm1(shift**2))
+  if not removed:
+    return min(4 * num_steps, num_steps + 20 * deviation)
+  middle = num_steps + min(num_steps, 20 * deviation)
+  return middle + 2 * math.exp(shift**2 / 2 + _TAIL * shift)
 
 
 def _one_term(shift: float, width: float, cells: int, *, removed: bool) -> _Law:

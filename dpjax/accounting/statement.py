@@ -14,8 +14,8 @@ from dpjax.accounting.discrete import SkellamDpEvent
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.events import DpEvent, parts
 from dpjax.accounting.proved import RELATIONS
-from dpjax.accounting.random_allocation import RandomAllocationDpEvent
 from dpjax.accounting.text import lower, upper
+from dpjax.passes import RandomAllocationDpEvent
 from dpjax.validate import UserError
 
 EPSILON_KINDS = {
