@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
   from dpjax import models as models
   from dpjax import names as names
   from dpjax import noise as noise
+  from dpjax import passes as passes
   from dpjax import plan as plan
   from dpjax import price as price
   from dpjax import relevance as relevance
@@ -42,6 +43,7 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
   from dpjax.sampling import FixedSizeSampler as FixedSizeSampler
   from dpjax.sampling import MinSepSampler as MinSepSampler
   from dpjax.sampling import PoissonSampler as PoissonSampler
+  from dpjax.sampling import RandomAllocationSampler as RandomAllocationSampler
   from dpjax.sampling import ShuffledSampler as ShuffledSampler
   from dpjax.sampling import TruncatedPoissonSampler as TruncatedPoissonSampler
   from dpjax.sampling import UserSampler as UserSampler
@@ -56,13 +58,13 @@ __version__ = "0.1.0"
 _ROOMS = (
   *("accounting", "attacks", "auditing", "data", "federated", "gradients", "losses"),
   *("mechanisms", "metrics", "models", "names", "noise", "plan", "price", "relevance"),
-  *("sampling", "secure"),
+  *("passes", "sampling", "secure"),
   *("training", "transforms", "trees", "types", "validate"),
 )
 _SAMPLERS = (
   *("BallsInBinsSampler", "CyclicPoissonSampler", "CyclicSampler", "FixedSizeSampler"),
-  *("MinSepSampler", "PoissonSampler", "ShuffledSampler", "TruncatedPoissonSampler"),
-  "UserSampler",
+  *("MinSepSampler", "PoissonSampler", "RandomAllocationSampler", "ShuffledSampler"),
+  *("TruncatedPoissonSampler", "UserSampler"),
 )
 _HOMES = {  # name -> its room
   "Clip": "gradients",

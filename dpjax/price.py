@@ -15,7 +15,7 @@ import numpy as np
 from dpjax import accounting, sampling
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 
-SAMPLERS = ("poisson", "truncated_poisson", "fixed_size", "none")
+SAMPLERS = ("poisson", "random_allocation", "truncated_poisson", "fixed_size", "none")
 UNKNOWNS = ("epsilon", "noise_multiplier", "num_steps", "sampling_prob")
 _CURVE_POINTS = 60
 
@@ -26,7 +26,8 @@ class Question(NamedTuple):
   epsilon: float | None
   noise_multiplier: float | None
   num_steps: int | None
-  sampling_prob: float | None  # for "fixed_size" the share that a whole batch is
+  # for "fixed_size" the share that a whole batch is, for "random_allocation" 1 / steps a pass
+  sampling_prob: float | None
   delta: float
   sampler: str  # one of SAMPLERS
   neighboring_relation: str
@@ -39,9 +40,14 @@ class Question(NamedTuple):
     """Of the whole batches that fixed-size sampling draws."""
     return sampling.whole_batch_size(self.sampling_prob or 0.0, self.num_examples or 0)
 
+  @property
+  def steps_per_pass(self) -> int:
+    """Of random allocation."""
+    return round(1 / (self.sampling_prob or 1.0))
+
 
 def step_event(question: Question) -> accounting.DpEvent:
-  """The event of one step."""
+  """The event of one step, where steps are alike: not in random allocation."""
   noise = accounting.gaussian_event(question.noise_multiplier or 0.0)
   if question.sampler == "none":
     return noise
@@ -57,8 +63,16 @@ def step_event(question: Question) -> accounting.DpEvent:
   return accounting.fixed_size_event(noise, num_examples=n, batch_size=size)
 
 
+def _pass_event(question: Question) -> accounting.DpEvent:
+  noise = accounting.gaussian_event(question.noise_multiplier or 0.0)
+  return accounting.random_allocation_event(noise, num_steps=question.steps_per_pass)
+
+
 def run_event(question: Question) -> accounting.DpEvent:
-  """The event of the whole run."""
+  """The event of the whole run; of a pass that has begun, the whole pass."""
+  if question.sampler == "random_allocation":
+    passes = -(-(question.num_steps or 0) // question.steps_per_pass)
+    return accounting.composed(_pass_event(question), passes)
   return accounting.composed(step_event(question), question.num_steps or 0)
 
 
@@ -83,6 +97,9 @@ def solve(question: Question) -> Question:
     make = lambda z: run(noise_multiplier=z)
     level = accounting.calibrate_noise_multiplier(make, **target)
     return question._replace(noise_multiplier=_rounded(level, math.ceil))
+  if question.num_steps is None and question.sampler == "random_allocation":
+    passes = accounting.calibrate_num_steps(_pass_event(question), **target)
+    return question._replace(num_steps=passes * question.steps_per_pass)
   if question.num_steps is None:
     num_steps = accounting.calibrate_num_steps(step_event(question), **target)
     return question._replace(num_steps=num_steps)

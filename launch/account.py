@@ -25,6 +25,11 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --sampler=truncated_poisson --capacity=700 --noise_multiplier=1 \\
     --num_examples=60000 --batch_size=600 --num_steps=4000
 
+  # every record once a pass, in a batch drawn uniformly, anew in each pass: 10 passes of 200
+  # steps (without --sampling_prob, one pass of --num_steps); Poisson beside it
+  python -m launch.account --sampler=random_allocation --noise_multiplier=1 \\
+    --num_steps=2000 --sampling_prob=0.005
+
   # shuffled batches: an epoch costs no more than one step on all data; here 40 epochs
   python -m launch.account --sampler=none --noise_multiplier=20 --num_steps=40 \\
     --neighboring_relation=replace_special
@@ -172,15 +177,35 @@ def _sampling_prob(values: Any) -> float | None:
   if n is not None:
     validate.integer_at_least(1, num_examples=n)
   if batch is None:
-    return None if prob is None else _given_prob(values.sampler, prob, n)
+    return _without_batch(values, prob)
   validate.integer_at_least(1, batch_size=batch)
   validate.probability(**{"batch_size / num_examples": batch / n})
+  if values.sampler == "random_allocation":
+    return _given_prob(values.sampler, batch / n, n)
   return batch / n
 
 
+def _without_batch(values: Any, prob: float | None) -> float | None:
+  """From --sampling_prob; without it one pass of random allocation."""
+  if prob is not None:
+    return _given_prob(values.sampler, prob, values.num_examples)
+  if values.sampler != "random_allocation":
+    return None
+  if values.num_steps is None:
+    raise UserError(
+      "sampling_prob=None: must be given for random_allocation, 1 / the steps of a pass, or "
+      "num_steps, the steps of one pass"
+    )
+  validate.integer_at_least(1, num_steps=values.num_steps)
+  return 1 / values.num_steps
+
+
 def _given_prob(sampler: str, prob: float, num_examples: Any) -> float:
-  """As it is; for fixed-size batches that of the whole batch which training would draw."""
+  """As it is; for fixed-size batches that of the whole batch which training would draw, for
+  random allocation 1 / steps of a pass, of which there are no more than 1 / prob."""
   validate.probability(sampling_prob=prob)
+  if sampler == "random_allocation":
+    return 1 / math.floor(1 / prob * (1 + 1e-12))
   if sampler != "fixed_size":
     return prob
   return sampling.whole_batch_size(prob, num_examples) / num_examples
@@ -227,6 +252,9 @@ def _rows(answer: Question, gdp: bool) -> list[tuple[str, ...]]:
     by = answer.accountants[0]
     found = price.epsilon_in_training(answer, by)
     rows.append((f"launch.train ({by})", *known, _up(found)))
+  if answer.sampler == "random_allocation":  # the same expected batches, for comparison
+    poisson = answer._replace(sampler="poisson")
+    rows.append(("poisson (pld)", *known, _up(price.epsilon_of(poisson, "pld"))))
   return rows + ([_approximated(answer, known)] if gdp else [])
 
 

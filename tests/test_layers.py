@@ -7,7 +7,7 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LAYERS = (
-  {"types", "validate"},
+  {"types", "validate", "passes"},
   {"names", "trees"},
   {
     "gradients",

@@ -27,6 +27,7 @@ from dpjax.accounting.events import gaussian_event as gaussian_event
 from dpjax.accounting.events import laplace_event as laplace_event
 from dpjax.accounting.events import poisson_sampled_event as poisson_sampled_event
 from dpjax.accounting.events import pure_dp_event as pure_dp_event
+from dpjax.accounting.events import random_allocation_event as random_allocation_event
 from dpjax.accounting.events import repeat_and_select_event as repeat_and_select_event
 from dpjax.accounting.events import truncated_poisson_event as truncated_poisson_event
 from dpjax.accounting.ledger import Budget as Budget
@@ -52,3 +53,4 @@ from dpjax.accounting.statement import privacy_statement as privacy_statement
 from dpjax.accounting.text import by_name as by_name
 from dpjax.accounting.text import lower as lower
 from dpjax.accounting.text import upper as upper
+from dpjax.passes import RandomAllocationDpEvent as RandomAllocationDpEvent

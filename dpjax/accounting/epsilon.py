@@ -34,6 +34,8 @@ from dpjax.accounting import tuning
 from dpjax.accounting.discrete import SkellamDpEvent, skellam_rdp
 from dpjax.accounting.events import DpEvent, composed, merged_parts
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS, law_of, proved_for
+from dpjax.accounting.random_allocation import allocation_pld
+from dpjax.passes import RandomAllocationDpEvent
 from dpjax.validate import UserError
 
 _Parts = Mapping[DpEvent, int]
@@ -249,14 +251,43 @@ def _pld_epsilon(steps: _Parts, delta: float) -> float:
     )
   if not steps:
     return 0.0
+  plain = _unamplified(steps)
+  if plain is not None:
+    return min(_pld_quantile(steps, delta), _pld_quantile(plain, delta))
+  return _pld_quantile(steps, delta)
+
+
+def _pld_quantile(steps: _Parts, delta: float) -> float:
   if _interval(steps) > _WIDEST:
     return math.inf
-  return _pld(steps).get_epsilon_for_delta(delta - rounding)
+  return _pld(steps).get_epsilon_for_delta(delta - _pld_rounding(steps))
 
 
 def _pld_deltas(steps: _Parts, epsilons: list[float]) -> list[float]:
   if not steps:
     return [0.0] * len(epsilons)
+  plain = _unamplified(steps)
+  if plain is None:
+    return _pld_values(steps, epsilons)
+  pairs = zip(_pld_values(steps, epsilons), _pld_values(plain, epsilons))
+  return [min(pair) for pair in pairs]
+
+
+def _unamplified(steps: _Parts) -> _Parts | None:
+  """One Gaussian sum for each pass of random allocation, of which a pass is the mixture:
+  looser, but for little noise, where the grid of a pass is coarse. None: no such pass."""
+  if not any(isinstance(part, RandomAllocationDpEvent) for part in steps):
+    return None
+  plain = lambda part: (
+    dpa.GaussianDpEvent(part.noise_multiplier)
+    if isinstance(part, RandomAllocationDpEvent)
+    else part
+  )
+  run = [dpa.SelfComposedDpEvent(plain(part), times) for part, times in steps.items()]
+  return merged_parts(dpa.ComposedDpEvent([*run]))
+
+
+def _pld_values(steps: _Parts, epsilons: list[float]) -> list[float]:
   if _interval(steps) > _WIDEST:
     return [1.0] * len(epsilons)
   pld, rounding = _pld(steps), _pld_rounding(steps)
@@ -284,6 +315,8 @@ def _pld_one(part: DpEvent, interval: float) -> pld_lib.PrivacyLossDistribution:
     )
   if isinstance(part, dpa.TruncatedSubsampledGaussianDpEvent):
     return _pld_truncated(part, interval)
+  if isinstance(part, RandomAllocationDpEvent):
+    return allocation_pld(part.num_steps, part.noise_multiplier, interval=interval)
   prob, noise = _sampling_and_noise(part)
   options: dict[str, Any] = {
     "sampling_prob": prob,
@@ -324,6 +357,8 @@ def _sampling_and_noise(part: Any) -> tuple[float, Any]:
     return part.sampling_probability, part.event
   if isinstance(part, dpa.TruncatedSubsampledGaussianDpEvent):  # a guide for the grid only
     return part.sampling_probability, dpa.GaussianDpEvent(part.noise_multiplier)
+  if isinstance(part, RandomAllocationDpEvent):  # as a whole pass: see `_renyi_two`
+    return part.num_steps**-0.5, dpa.GaussianDpEvent(part.noise_multiplier)
   return 1.0, part
 
 

@@ -16,6 +16,7 @@ import dp_accounting as dpa
 from dpjax import validate
 from dpjax.accounting import tuning
 from dpjax.accounting.discrete import SkellamDpEvent
+from dpjax.passes import RandomAllocationDpEvent
 from dpjax.validate import UserError
 
 DpEvent = dpa.DpEvent
@@ -40,6 +41,7 @@ _FIELDS: dict[str, tuple[type[DpEvent], tuple[str, ...]]] = {
     dpa.TruncatedSubsampledGaussianDpEvent,
     ("dataset_size", "sampling_probability", "truncated_batch_size", "noise_multiplier"),
   ),
+  "random_allocation": (RandomAllocationDpEvent, ("num_steps", "noise_multiplier")),
   "skellam": (SkellamDpEvent, ("variance", "l2_sensitivity", "l1_sensitivity")),
   "repeat_and_select": (dpa.dp_event.RepeatAndSelectDpEvent, ("event", "mean", "shape")),
 }
@@ -129,6 +131,23 @@ def truncated_poisson_event(
   return dpa.TruncatedSubsampledGaussianDpEvent(
     int(num_examples), float(sampling_prob), int(capacity), event.noise_multiplier
   )
+
+
+def random_allocation_event(event: DpEvent, *, num_steps: int) -> DpEvent:
+  """One pass of `num_steps` Gaussian sums, each record in one of them, drawn uniformly.
+
+  A record draws its step independently of the others, and anew in every pass; steps of
+  records are secret. It can be accounted only by PLD (`dpjax.accounting.random_allocation`). A
+  pass that stops early costs no more. Where every pass takes the SAME batches, k passes are
+  one of noise multiplier / sqrt(k).
+
+  >>> random_allocation_event(gaussian_event(1), num_steps=200)
+  RandomAllocationDpEvent(num_steps=200, noise_multiplier=1.0)
+  """
+  validate.integer_at_least(1, num_steps=num_steps)
+  if not isinstance(event, dpa.GaussianDpEvent):
+    raise UserError(f"event={event!r}: random allocation takes a GaussianDpEvent")
+  return RandomAllocationDpEvent(int(num_steps), event.noise_multiplier)
 
 
 def repeat_and_select_event(
@@ -264,6 +283,8 @@ def _elementary(event: Any, kind: str) -> list[DpEvent]:
     return _fixed_size(event)
   if kind == "truncated_poisson":
     return _truncated_poisson(event)
+  if kind == "random_allocation":
+    return _random_allocation(event)
   if kind == "repeat_and_select":
     return _repeat_and_select(event)
   if kind in ("gaussian", "laplace"):
@@ -324,6 +345,15 @@ def _truncated_poisson(event: Any) -> list[DpEvent]:
   if not level:
     return [dpa.NonPrivateDpEvent()]
   return [dpa.TruncatedSubsampledGaussianDpEvent(event.dataset_size, prob, capacity, level)]
+
+
+def _random_allocation(event: Any) -> list[DpEvent]:
+  noise = gaussian_event(event.noise_multiplier)  # checks it
+  random_allocation_event(noise, num_steps=event.num_steps)
+  level = _level(event.noise_multiplier)
+  if not level:
+    return [dpa.NonPrivateDpEvent()]
+  return [RandomAllocationDpEvent(event.num_steps, level)]
 
 
 def _repeat_and_select(event: Any) -> list[DpEvent]:

@@ -12,6 +12,7 @@ import dp_accounting as dpa
 
 from dpjax import validate
 from dpjax.accounting.discrete import SkellamDpEvent
+from dpjax.passes import RandomAllocationDpEvent
 from dpjax.validate import UserError
 
 ACCOUNTANTS = ("pld", "rdp")
@@ -33,6 +34,7 @@ PROVED: dict[str, Proved] = {
   "poisson": Proved((_ADD, _ZERO), ACCOUNTANTS, dpa.PoissonSampledDpEvent),
   "fixed_size": Proved((_REPLACE,), ("rdp",), dpa.SampledWithoutReplacementDpEvent),
   "truncated_poisson": Proved((_ZERO,), ("pld",), dpa.TruncatedSubsampledGaussianDpEvent),
+  "random_allocation": Proved((_ADD, _ZERO), ("pld",), RandomAllocationDpEvent),
   "shuffled": Proved((_REPLACE, _ZERO)),
   "cyclic": Proved((_ZERO, _REPLACE)),
   "balls_in_bins": Proved((_ADD, _ZERO, _REPLACE)),

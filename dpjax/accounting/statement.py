@@ -15,6 +15,7 @@ from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.events import DpEvent, parts
 from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import lower, upper
+from dpjax.passes import RandomAllocationDpEvent
 from dpjax.validate import UserError
 
 EPSILON_KINDS = {
@@ -171,6 +172,13 @@ def _describe(part: Any, unit: str) -> str:
       f"with probability {upper(part.sampling_probability, digits=6)}, and of more than "
       f"{part.truncated_batch_size} a uniformly random subset of that size is kept)"
     )
+  if isinstance(part, RandomAllocationDpEvent):
+    return (
+      f"a pass of {part.num_steps} steps with "
+      f"{_describe(dpa.GaussianDpEvent(part.noise_multiplier), unit)} (assumed: every {unit} "
+      "is in one step of the pass, drawn uniformly on its own, anew in each pass, and kept "
+      "secret)"
+    )
   if isinstance(part, dpa.dp_event.RepeatAndSelectDpEvent):
     return (
       "the best of a random and secret number of runs, on average "
@@ -180,6 +188,10 @@ def _describe(part: Any, unit: str) -> str:
     )
   if isinstance(part, dpa.NonPrivateDpEvent):
     return "a release without noise"
+  return _unsampled(part, unit)
+
+
+def _unsampled(part: Any, unit: str) -> str:
   if isinstance(part, dpa.RandomizedResponseDpEvent):
     loss = math.log1p((1 - part.noise_parameter) * part.num_buckets / part.noise_parameter)
     return f"a mechanism that is ({upper(loss, digits=6)}, 0)-private by itself"

@@ -4,6 +4,7 @@ from dpjax.sampling.participation import BallsInBinsSampler as BallsInBinsSample
 from dpjax.sampling.participation import CyclicPoissonSampler as CyclicPoissonSampler
 from dpjax.sampling.participation import CyclicSampler as CyclicSampler
 from dpjax.sampling.participation import MinSepSampler as MinSepSampler
+from dpjax.sampling.participation import RandomAllocationSampler as RandomAllocationSampler
 from dpjax.sampling.samplers import FixedSizeSampler as FixedSizeSampler
 from dpjax.sampling.samplers import PaddedSampler as PaddedSampler
 from dpjax.sampling.samplers import Participation as Participation

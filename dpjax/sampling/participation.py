@@ -4,20 +4,22 @@ Correlated noise is paid for by the columns that one example touches, so its sam
 keep what they declare in `participation`; `dpjax.Plan` reads the cost off that and refuses
 samplers that declare nothing. All draws are pure functions of (seed, step).
 
-| sampler              | an example takes part in                        |
-| -------------------- | ----------------------------------------------- |
-| CyclicSampler        | one fixed step of every pass                    |
-| BallsInBinsSampler   | one step of every pass, drawn once, uniformly   |
-| CyclicPoissonSampler | its group's turn, with probability `prob`       |
-| MinSepSampler        | any step, at least `min_sep` after its last one |
+| sampler                 | an example takes part in                        |
+| ----------------------- | ----------------------------------------------- |
+| CyclicSampler           | one fixed step of every pass                    |
+| BallsInBinsSampler      | one step of every pass, drawn once, uniformly   |
+| RandomAllocationSampler | one step of every pass, drawn anew, uniformly   |
+| CyclicPoissonSampler    | its group's turn, with probability `prob`       |
+| MinSepSampler           | any step, at least `min_sep` after its last one |
 
 Why CyclicSampler has no add/remove: its batches are cut from an order of ALL examples, so
-one example more moves the others to other steps. In the other three, every example draws
+one example more moves the others to other steps. In the others, every example draws
 its own group, bin or times, independently of how many others there are: the two runs can be
 coupled so that the others take part in the same steps.
 
-No amplification is claimed for a random position except by CyclicPoissonSampler; for balls
-in bins see `dpjax.accounting.balls_in_bins_epsilon`, a Monte-Carlo bound.
+No amplification is claimed for a random position except by CyclicPoissonSampler and, without
+correlated noise, RandomAllocationSampler; for balls in bins see
+`dpjax.accounting.balls_in_bins_epsilon`, a Monte-Carlo bound.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import dp_accounting
 import numpy as np
 
 from dpjax import validate
+from dpjax.passes import RandomAllocationDpEvent
 from dpjax.sampling.samplers import (
   DpEvent,
   PaddedSampler,
@@ -186,6 +189,58 @@ class BallsInBinsSampler(_Unamplified, PaddedSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     bins = _once(seed).integers(self.num_bins, size=num_examples)
     return self.checked(np.flatnonzero(bins == step % self.num_bins), step)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomAllocationSampler(PaddedSampler):
+  """Each example is in one step of every pass of `steps_per_pass`, drawn uniformly on its own
+  and anew in each pass: every example once a pass, amplified by which step is secret.
+
+  For independent noise. A pass is paid in full at its first step
+  (`dpjax.accounting.random_allocation`), so an unfinished one costs as much as a whole one.
+
+  Args:
+    steps_per_pass: steps of a pass.
+    capacity: slots of a batch, as for PoissonSampler.
+
+  >>> sampler = RandomAllocationSampler(steps_per_pass=2, capacity=4)
+  >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]
+  >>> sorted(np.concatenate(taken).tolist())
+  [0, 1, 2, 3]
+  >>> inner = dp_accounting.GaussianDpEvent(1.0)
+  >>> [type(sampler.event_at(step, inner)).__name__ for step in range(3)]
+  ['RandomAllocationDpEvent', 'NoOpDpEvent', 'RandomAllocationDpEvent']
+  """
+
+  law: ClassVar[str] = "random_allocation"
+  steps_alike: ClassVar[bool] = False
+  small: ClassVar[Any] = ({"steps_per_pass": 2, "capacity": 5},)
+
+  steps_per_pass: int
+  capacity: int
+
+  def __post_init__(self):
+    validate.integer_at_least(1, steps_per_pass=self.steps_per_pass, capacity=self.capacity)
+
+  @property
+  def rate(self) -> float:
+    return 1 / self.steps_per_pass
+
+  def event(self, inner: DpEvent) -> DpEvent:
+    """One step charged by itself, as the whole pass that it may be the first step of."""
+    if not isinstance(inner, dp_accounting.GaussianDpEvent):
+      raise UserError(f"event={inner!r}: random allocation takes a GaussianDpEvent")
+    return RandomAllocationDpEvent(self.steps_per_pass, inner.noise_multiplier)
+
+  def event_at(self, step: int, inner: DpEvent) -> DpEvent:
+    validate.integer_at_least(0, step=step)
+    first = step % self.steps_per_pass == 0
+    return self.event(inner) if first else dp_accounting.NoOpDpEvent()
+
+  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    turn, place = divmod(step, self.steps_per_pass)
+    places = generator(seed, turn).integers(self.steps_per_pass, size=num_examples)
+    return self.checked(np.flatnonzero(places == place), step)
 
 
 @functools.lru_cache(maxsize=2)

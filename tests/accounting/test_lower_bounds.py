@@ -82,6 +82,9 @@ _ATTACKS = {
   sampling.BallsInBinsSampler: lambda s, far: (
     _halves(1.0, far), math.sqrt(s.num_bins), 6 // s.num_bins,
   ),
+  sampling.RandomAllocationSampler: lambda s, far: (  # the sum of a pass
+    _halves(1.0, far), math.sqrt(s.steps_per_pass), 6 // s.steps_per_pass,
+  ),
   sampling.CyclicPoissonSampler: lambda s, far: (
     _halves(s.prob, far), math.sqrt(s.num_groups), 6 // s.num_groups,
   ),
@@ -98,16 +101,13 @@ def _samplers(prob):
   yield sampling.ShuffledSampler(_N // 3, _N)
   yield sampling.CyclicSampler(2, _N)
   yield sampling.BallsInBinsSampler(3, _N + 1)
+  yield sampling.RandomAllocationSampler(3, _N + 1)
   yield sampling.CyclicPoissonSampler(prob, 2, _N + 1)
   yield sampling.MinSepSampler(prob, 2, 6, _N + 1)
 
 
 def _accountants(sampler):
-  if isinstance(sampler, sampling.FixedSizeSampler):
-    return ("rdp",)
-  return (
-    ("pld",) if isinstance(sampler, sampling.TruncatedPoissonSampler) else ("pld", "rdp")
-  )
+  return accounting.proved_for(sampler.law).accountants
 
 
 @settings(max_examples=3, deadline=None, derandomize=True)

@@ -239,3 +239,46 @@ def test_the_approximation_is_shown_on_request_and_labelled():
   assert "gdp" not in account.table([unasked])
   (unsampled,) = _ask("--sampler=none", *given)
   assert "gdp (exact)" in account.table([unsampled], gdp=True)
+
+
+def test_random_allocation_is_one_pass_or_several_with_poisson_beside_it():
+  (one,) = _ask("--sampler=random_allocation", "--noise_multiplier=2", "--num_steps=4")
+  assert one.steps_per_pass == 4 and one.accountants == ("pld",)
+  once = accounting.random_allocation_event(accounting.gaussian_event(2.0), num_steps=4)
+  assert price.run_event(one) == accounting.composed(once, 1)
+  # 9 steps of 4 a pass: the third pass is charged whole; 1 / 0.23 is between 4 and 5
+  (more,) = _ask(
+    "--sampler=random_allocation", "--noise_multiplier=2", "--num_steps=9",
+    "--sampling_prob=0.23",
+  )  # fmt: skip
+  assert price.run_event(more) == accounting.composed(once, 3)
+  lines = account.table([one]).splitlines()
+  assert [line.split()[0] for line in lines] == ["accountant", "pld", "poisson"]
+
+
+def test_random_allocation_solves_for_whole_passes():
+  answer = _answer(
+    "--sampler=random_allocation", "--noise_multiplier=8", "--sampling_prob=0.5",
+    "--epsilon=1",
+  )  # fmt: skip
+  assert answer.num_steps % 2 == 0
+  assert price.epsilon_of(answer, "pld") <= 1
+  more = answer._replace(num_steps=answer.num_steps + 1)
+  assert price.epsilon_of(more, "pld") > 1
+
+
+@pytest.mark.parametrize(
+  "args, message",
+  [
+    (("--epsilon=1", "--noise_multiplier=2"), "sampling_prob=None: must be given"),
+    (("--num_steps=4", "--noise_multiplier=2", "--accountant=rdp"), "accountant='rdp'"),
+    (
+      ("--num_steps=4", "--noise_multiplier=2", "--neighboring_relation=replace_one"),
+      "random_allocation with neighboring_relation",
+    ),
+  ],
+)
+def test_what_random_allocation_cannot_do_is_one_line(args, message):
+  with pytest.raises(UserError, match=message):
+    answer = _answer("--sampler=random_allocation", *args)
+    price.epsilon_of(answer, answer.accountants[0])

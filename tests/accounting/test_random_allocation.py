@@ -1,0 +1,194 @@
+"""Random allocation: never below exact integrals, simulation or a peer; near them; both ways."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, optimize, special
+
+from dpjax import accounting
+from dpjax.accounting import random_allocation as allocation
+from dpjax.noise import correlated
+from dpjax.validate import UserError
+
+_DELTA = 1e-5
+_SIDES = ("removed", "added")
+
+
+def _deltas(pld, epsilon):
+  return [pmf.get_delta_for_epsilon(epsilon) for pmf in (pld._pmf_remove, pld._pmf_add)]
+
+
+def _call(strike, shift):
+  """E (X - k)_+, X = exp(s Z - s^2 / 2), for any k: 1 - k below zero."""
+  safe = np.where(strike > 0, strike, 1.0)
+  far = np.log(safe) / shift
+  value = special.ndtr(shift / 2 - far) - safe * special.ndtr(-shift / 2 - far)
+  return np.where(strike > 0, value, 1 - strike)
+
+
+def _exact(noise_multiplier, epsilon, side):
+  """delta of 2 steps: the second term in closed form, the first by adaptive quadrature."""
+  shift = 1 / noise_multiplier
+  level = math.exp(epsilon if side == "removed" else -epsilon)
+  bend = (math.log(2 * level) + shift**2 / 2) / shift  # beyond it any second term will do
+
+  def weighted(z):
+    value = _call(np.array(2 * level - math.exp(shift * z - shift**2 / 2)), shift)
+    return float(value) * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+
+  cuts = [-14, min(bend, 14) - 1, min(bend, 14) - 0.01, min(bend, 14), 14 + shift]
+  pieces = itertools.pairwise(cuts)
+  call = sum(integrate.quad(weighted, a, b, epsabs=1e-14, limit=200)[0] for a, b in pieces)
+  if side == "removed":
+    return call / 2
+  return (call / 2 + level - 1) / level  # (1 - a L)_+ = a ((L - 1/a)_+ + 1/a - L)
+
+
+def test_the_oracle_is_the_gaussian_mechanism_where_the_others_say_nothing():
+  """One step: the closed form alone, against dp_accounting."""
+  call = float(_call(np.array(math.exp(1.0)), 0.8))
+  assert call == pytest.approx(_gaussian_delta(1.25, 1.0), rel=1e-12)
+
+
+def _gaussian_delta(noise_multiplier, epsilon):
+  s = 1 / noise_multiplier
+  return special.ndtr(s / 2 - epsilon / s) - math.exp(epsilon) * special.ndtr(
+    -s / 2 - epsilon / s
+  )
+
+
+@pytest.mark.parametrize("side", _SIDES)
+@pytest.mark.parametrize("z", [0.5, 0.8, 1.0, 4.0])
+def test_two_steps_are_never_below_the_integral_and_near_it(z, side):
+  fine = allocation.allocation_pld(2, z, interval=1e-3 / z, cells=2**16)
+  coarse = allocation.allocation_pld(2, z, interval=0.1 / z, cells=2**10)
+  compared = 0
+  for epsilon in (0.0, 0.03, 0.2, 0.5, 1.0, 2.0, 4.0):
+    exact = _exact(z, epsilon, side)
+    if exact < 1e-8:
+      continue
+    found, rough = (_deltas(pld, epsilon)[_SIDES.index(side)] for pld in (fine, coarse))
+    assert exact <= found + 1e-11 and exact <= rough + 1e-11
+    if z >= 0.8:  # with less noise one grid of 2^16 cells is too coarse for both ends
+      assert found <= 1.01 * exact + 1e-8
+    compared += 1
+  assert compared >= 3
+
+
+@pytest.mark.parametrize("side", _SIDES)
+def test_rounding_that_does_not_keep_the_mean_is_found_out(side, monkeypatch):
+  """A plant: losses rounded to the grid's lower point. The comparison above sees it."""
+  honest = allocation._spread
+
+  def rounded(ratios, masses, interval, *, tilted):
+    first, low, high = honest(ratios, masses, interval, tilted=tilted)
+    return (first, low + high, 0 * high) if tilted else (first, 0 * low, low + high)
+
+  monkeypatch.setattr(allocation, "_spread", rounded)
+  pld = allocation.allocation_pld(2, 1.0, interval=0.1, cells=2**16)
+  assert _deltas(pld, 0.5)[_SIDES.index(side)] < _exact(1.0, 0.5, side)
+
+
+@pytest.mark.parametrize("shift", [0.05, 1.0, 3.0])
+def test_one_term_keeps_mass_and_mean_and_is_larger_in_convex_order(shift):
+  cells, width = 2**12, 8 * math.exp(3 * shift) / 2**12
+  law = allocation._one_term(shift, width, cells, removed=False)
+  grid = np.arange(cells) * width
+  assert law.without.sum() == pytest.approx(1, abs=1e-13)
+  top = law.without * np.minimum(grid, grid[-1])
+  capped = 1 - float(_call(np.array(grid[-1]), shift))
+  assert top.sum() == pytest.approx(capped, rel=1e-12)
+  for strike in (0.1, 0.9, 1.3):
+    put = (law.without * np.maximum(0.0, strike - grid)).sum()
+    exact = float(_call(np.array(strike), shift)) + strike - 1
+    assert exact <= put + 1e-13 < exact + width
+
+
+def test_grid_errors_are_charged_and_small():
+  for removed in (True, False):
+    _, law = allocation._law(20, 1.0, 2**14, removed=removed)
+    assert 0 < law.error < 1e-9
+
+
+def test_many_steps_are_not_below_the_simulation():
+  """Monte Carlo of both directions, T = 20: its mean is within 2 %, its bound above."""
+  pld = allocation.allocation_pld(20, 0.8, interval=1e-3, cells=2**15)
+  found = accounting.balls_in_bins_epsilon(
+    correlated.Independent(),
+    noise_multiplier=0.8,
+    num_steps=20,
+    num_bins=20,
+    delta=1e-2,
+    num_samples=200_000,
+  )
+  proved = pld.get_epsilon_for_delta(1e-2)
+  assert 0.98 * found.estimate < proved < found.upper
+
+
+def test_more_cells_and_finer_losses_only_tighten():
+  sizes = [(2**12, 0.02), (2**14, 0.005), (2**16, 0.001)]
+  found = [
+    allocation.allocation_pld(50, 1.0, interval=i, cells=c).get_epsilon_for_delta(1e-5)
+    for c, i in sizes
+  ]
+  assert found == sorted(found, reverse=True)
+
+
+def test_a_pass_is_cheaper_than_one_gaussian_and_composes():
+  event = accounting.random_allocation_event(accounting.gaussian_event(2.0), num_steps=8)
+  one = accounting.epsilon(event, delta=_DELTA)
+  assert one < accounting.epsilon(accounting.gaussian_event(2.0), delta=_DELTA)
+  four = accounting.epsilon(accounting.composed(event, 4), delta=_DELTA)
+  assert one < four < 4 * one
+
+
+def test_one_step_and_extreme_noise_are_the_gaussian_mechanism():
+  gaussian = lambda z: accounting.epsilon(accounting.gaussian_event(z), delta=_DELTA)
+  of = lambda steps, z: accounting.epsilon(
+    accounting.random_allocation_event(accounting.gaussian_event(z), num_steps=steps),
+    delta=_DELTA,
+  )
+  assert of(1, 1.0) == pytest.approx(gaussian(1.0), rel=1e-3)
+  assert of(50, 0.2) == pytest.approx(gaussian(0.2), rel=1e-3)
+  assert of(50, 0.0) == math.inf
+
+
+def test_only_pld_and_only_one_record_more_or_less():
+  event = accounting.random_allocation_event(accounting.gaussian_event(2.0), num_steps=8)
+  with pytest.raises(UserError, match="random_allocation with neighboring_relation"):
+    accounting.epsilon(event, delta=_DELTA, neighboring_relation="replace_one")
+  with pytest.raises(UserError, match="random_allocation with accountant='rdp'"):
+    accounting.epsilon(event, delta=_DELTA, accountant="rdp")
+  with pytest.raises(UserError, match="takes a GaussianDpEvent"):
+    accounting.random_allocation_event(accounting.laplace_event(2.0), num_steps=8)
+  with pytest.raises(UserError, match="num_steps=0"):
+    accounting.random_allocation_event(accounting.gaussian_event(2.0), num_steps=0)
+  assert accounting.event_from_json(accounting.event_to_json(event)) == event
+
+
+@pytest.mark.long
+def test_the_published_cases_at_full_size():
+  """Upper ends of pld-accounting 2.0's intervals are above, lower ends below: T = 200, 1,000,
+  and 200 steps redrawn ten times, at noise 1 and delta 1e-5."""
+  for num_steps, passes, low, high in [
+    (200, 1, 0.383, 0.393), (1000, 1, 0.136, 0.143), (200, 10, 1.126, 1.167)
+  ]:  # fmt: skip
+    event = accounting.random_allocation_event(
+      accounting.gaussian_event(1.0), num_steps=num_steps
+    )
+    found = accounting.epsilon(accounting.composed(event, passes), delta=_DELTA)
+    assert low <= found <= high
+
+
+@pytest.mark.long
+def test_calibration_finds_the_noise_of_a_pass():
+  make = lambda z: accounting.random_allocation_event(
+    accounting.gaussian_event(z), num_steps=2
+  )
+  found = accounting.calibrate_noise_multiplier(
+    make, epsilon=2.0, delta=1e-3, neighboring_relation="add_or_remove_one"
+  )
+  exact = optimize.brentq(lambda z: _exact(z, 2.0, "removed") - 1e-3, 0.5, 3)
+  assert exact < found < 1.001 * exact
