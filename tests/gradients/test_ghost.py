@@ -253,9 +253,7 @@ _TAKE = {
   "index": lambda w, i: w[i],
   "from the end": lambda w, i: w[i - len(w)],
   "take": lambda w, i: jnp.take(w, i, axis=0),
-  "outside": lambda w, i: (
-    w.at[i + 1].get(mode="clip") + w.at[i + 1].get(mode="fill", fill_value=0)
-  ),
+  "clipped": lambda w, i: w.at[i + 1].get(mode="clip"),
   "middle": lambda w, i: jnp.moveaxis(w, 0, 1)[:, i],
   "one of one": lambda w, i: w[None, i, None][0, 0],
 }
