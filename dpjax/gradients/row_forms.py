@@ -227,7 +227,8 @@ def _conv_form(site: Site) -> RowForm | None:
 
 def _gather_form(site: Site) -> RowForm | None:
   numbers, params = site.eqn.params["dimension_numbers"], site.eqn.params
-  table = _table(site, params["slice_sizes"], numbers.start_index_map)
+  clip = params["mode"] == lax.GatherScatterMode.CLIP
+  table = _table(site, params["slice_sizes"], numbers.start_index_map, clip)
   plain = not numbers.operand_batching_dims and not is_float(site.data[0].aval)
   if table is None or not plain or site.eqn.invars[0] is not site.params[0]:
     return None
@@ -243,14 +244,14 @@ def _gather_form(site: Site) -> RowForm | None:
     right = _arrange(cotangents[0], table.sliced, rows, entries)  # [N, T, P]
     return _chosen_rows(table, index, right)
 
-  table = table._replace(clip=params["mode"] == lax.GatherScatterMode.CLIP)
   return _table_form(site, table, math.prod(index_shape[:-1]), build)
 
 
 def _dynamic_slice_form(site: Site) -> RowForm | None:
   """A row of a table where the index is one number, as in `experts[i]`."""
   param, *starts = site.eqn.invars
-  table = _table(site, site.eqn.params["slice_sizes"], tuple(range(len(starts))))
+  columns = tuple(range(len(starts)))
+  table = _table(site, site.eqn.params["slice_sizes"], columns, True)
   if table is None or param is not site.params[0]:
     return None
   depth = len(site.loops)
@@ -278,10 +279,10 @@ class _Table(NamedTuple):
   places: tuple[int, ...]  # by which a start counts in the number of its row
   sliced: list[int]
   shared: list[int]
-  clip: bool = True  # starts that are outside are moved inside; else they take nothing
+  clip: bool  # starts that are outside are moved inside; else they take nothing
 
 
-def _table(site: Site, slice_sizes, columns: Sequence[int]) -> _Table | None:
+def _table(site: Site, slice_sizes, columns: Sequence[int], clip: bool) -> _Table | None:
   """None where slices could overlap without being equal: they have no rows."""
   shape = site.params[0].aval.shape
   indexed = tuple(d for d in columns if slice_sizes[d] == 1)
@@ -291,7 +292,8 @@ def _table(site: Site, slice_sizes, columns: Sequence[int]) -> _Table | None:
   place = {d: math.prod(_sizes(shape, indexed[i + 1 :])) for i, d in enumerate(indexed)}
   limits = tuple(shape[d] if d in place else 1 for d in columns)
   places = tuple(place.get(d, 0) for d in columns)
-  return _Table(indexed, kept, limits, places, *_split_loops(site))
+  sliced, shared = _split_loops(site)
+  return _Table(indexed, kept, limits, places, sliced, shared, clip)
 
 
 def _chosen_rows(table: _Table, index: jax.Array, right: jax.Array) -> Rows:
