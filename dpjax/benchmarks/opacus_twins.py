@@ -23,6 +23,8 @@ METHODS = ("torch", "opacus", "opacus_ghost")  # the ordinary gradient; hooks; g
 _EXTRA_PARAMS = {"lstm": 4 * 256}  # DPLSTM has two bias vectors where flax has one
 _CANNOT = {
   "gpt_lora": "skipped: Opacus refuses tied weights and parameters that are combined",
+  "few_experts": "skipped: Opacus has no rule for parameters that are indexed",
+  "experts": "skipped: Opacus has no rule for parameters that are indexed",
   "wrn": "skipped: Opacus has no rule for standardised kernels",
 }
 

@@ -157,6 +157,34 @@ def _gpt_lora(batch_size: int) -> Workload:
   return Workload(loss_fn, params, base.batch)
 
 
+class Experts(nn.Module):
+  """Mixture of experts, [B, ...] -> logits: each example goes to one of `num_experts` MLPs
+  of its layer (top-1 routing of Fedus et al. 2022), whose weights are gathered by index."""
+
+  num_classes: int
+  num_experts: int
+  features: int = 64
+  hidden: int = 128
+  num_layers: int = 2
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    init = nn.initializers.lecun_normal(batch_axis=0)
+    x = nn.Dense(self.features, name="project")(x.reshape(x.shape[0], -1))
+    for i in range(self.num_layers):
+      probs = jax.nn.softmax(nn.Dense(self.num_experts, name=f"router_{i}")(x))
+      sizes = (self.num_experts, self.features, self.hidden)
+      into = self.param(f"into_{i}", init, sizes)
+      back = self.param(f"back_{i}", init, (sizes[0], *sizes[:0:-1]))
+      x = x + jax.vmap(_expert, in_axes=(0, 0, None, None))(x, probs, into, back)
+    return nn.Dense(self.num_classes, name="head")(x)
+
+
+def _expert(x: jax.Array, probs: jax.Array, into: jax.Array, back: jax.Array) -> jax.Array:
+  chosen = jnp.argmax(probs)
+  return probs[chosen] * (nn.relu(x @ into[chosen]) @ back[chosen])
+
+
 def _mlp(width: int, batch_size: int) -> Workload:
   model = models.Mlp(num_classes=10, features=(width, width))
   return _images(model, (28, 28, 1), batch_size)
@@ -173,6 +201,8 @@ def _by_platform(platform: str) -> dict[str, Callable[[], Workload]]:
     "wide_mlp": f(_mlp, 4096, 512 if cpu else 4096),
     "gpt": f(_gpt, 16 if cpu else 128, tie_embeddings=False),
     "gpt_lora": f(_gpt_lora, 16 if cpu else 128),
+    "few_experts": f(_images, Experts(10, 2), (8, 8, 1), 64 if cpu else 1024),
+    "experts": f(_images, Experts(10, 16), (8, 8, 1), 64 if cpu else 1024),
     "lstm": f(_lstm, 64 if cpu else 512),
     "vit": f(_images, Vit(num_classes=10), (32, 32, 3), 64 if cpu else 512),
     "wrn": f(_images, models.WideResNet(num_classes=10), (32, 32, 3), 64 if cpu else 1024),

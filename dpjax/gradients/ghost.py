@@ -21,6 +21,7 @@ Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced functio
 | others; used in several layouts               | freed after its norm; if so, formed again |
 |                                               | for the sum and held to that norm         |
 | cond, while, custom_vjp that see a parameter  | a site as a whole, in the same way        |
+| an index chooses most of a stack of matrices  | its gradient per example, held            |
 
 `explain` shows the choices for a loss.
 """
@@ -70,8 +71,12 @@ def plan(
   treedef = jax.tree.structure(l2_clip_norm)
   groups = _spread(treedef.unflatten(range(treedef.num_leaves)), params)
   platform = platform or jax.default_backend()
+  leaves = jax.tree.leaves(params)
   program = jaxpr_sites.trace(loss_fn, params, example)
-  found = units.find_units(program, jax.tree.leaves(params), groups, platform)
+  found = units.find_units(program, leaves, groups, platform)
+  if stacked := units.better_stacked(found, leaves):
+    program = jaxpr_sites.trace(loss_fn, params, example, stacked)
+    found = units.find_units(program, leaves, groups, platform)
   return Recipe(program, found, platform)
 
 

@@ -17,7 +17,7 @@ import dataclasses
 import enum
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -169,9 +169,11 @@ class Program(NamedTuple):
   outs: tuple[Value, ...]
   out_lifts: tuple[Lift, ...]
   cotangents: dict[int, tuple[Cotangent, ...]]  # of the results of each site of this jaxpr
+  in_lifts: tuple[Lift, ...] = ()  # of inputs: parameters that are data throughout
 
   def sites(self) -> Iterator[Site]:
     """Every site, nested ones included."""
+    yield from (lift.site for lift in self.in_lifts)
     for step in self.steps:
       yield from (lift.site for lift in step.lifts)
       if step.site is not None:
@@ -182,6 +184,7 @@ class Program(NamedTuple):
 
   def taps(self) -> Iterator[Tap]:
     """Every tap, nested ones included."""
+    yield from (lift.tap for lift in self.in_lifts)
     for step in self.steps:
       yield from (lift.tap for lift in step.lifts)
       yield from step.taps
@@ -192,7 +195,7 @@ class Program(NamedTuple):
   def all_cotangents(self) -> dict[int, tuple[Cotangent, ...]]:
     """Site -> where the cotangents of its results are found, nested sites included."""
     found = dict(self.cotangents)
-    lifts = list(self.out_lifts)
+    lifts = [*self.in_lifts, *self.out_lifts]
     for step in self.steps:
       lifts += step.lifts
       found.update(step.inner.all_cotangents() if step.inner is not None else {})
@@ -205,10 +208,14 @@ def is_complex(site: Site) -> bool:
   return any(jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in avals)
 
 
-def trace(loss_fn: Callable, params: Params, example: ArrayTree) -> Program:
+def trace(
+  loss_fn: Callable, params: Params, example: ArrayTree, lifted: Iterable[int] = ()
+) -> Program:
   """The program of `loss_fn(params, ONE example)`; arguments may be ShapeDtypeStructs.
 
   Its inputs are the leaves of params, then those of the example; its one output is DATA.
+  Leaves of a number in `lifted` are data throughout: the backward pass itself leaves their
+  gradient per example, at one identity site each.
   """
   # A fresh function: JAX hashes what it traces, and must not find an old trace of a loss
   # whose closure has changed.
@@ -218,7 +225,12 @@ def trace(loss_fn: Callable, params: Params, example: ArrayTree) -> Program:
     source = Source(frozenset([i]), True, tuple(range(len(leaf.aval.shape))))
     has_gradient = is_float(leaf.aval) and leaf.aval.size
     values[i] = Value(Kind.PARAM, source) if has_gradient else _CONST
-  return _analyse(closed.jaxpr, closed.consts, values, (), itertools.count(), True)
+  ids, lifted = itertools.count(), set(lifted)
+  chosen = [v if i in lifted else _CONST for i, v in enumerate(values)]
+  lifts = _lifts(enumerate(closed.jaxpr.invars), chosen, (), ids)
+  values = [_DATA if i in lifted else v for i, v in enumerate(values)]
+  program = _analyse(closed.jaxpr, closed.consts, values, (), ids, True)
+  return program._replace(in_lifts=lifts)
 
 
 def _analyse(jaxpr, consts, values, loops, ids, lift_outs) -> Program:

@@ -20,7 +20,7 @@ from jax import lax
 
 from dpjax import trees
 from dpjax.gradients import lengths
-from dpjax.gradients.equations import is_float
+from dpjax.gradients.equations import is_float, is_literal
 from dpjax.gradients.jaxpr_sites import Site, is_complex
 from dpjax.gradients.lengths import Length
 
@@ -52,7 +52,7 @@ class RowForm:
 def find(site: Site) -> RowForm | None:
   """The row form of a site, or None where it has none: squares are of real numbers."""
   finder = _FINDERS.get(site.name)
-  simple = finder and len(site.params) == len(site.data) == len(site.outs) == 1
+  simple = len(site.params) == len(site.outs) == 1 and site.data
   return finder(site) if finder and simple and not is_complex(site) else None
 
 
@@ -226,44 +226,100 @@ def _conv_form(site: Site) -> RowForm | None:
 
 
 def _gather_form(site: Site) -> RowForm | None:
-  params, shape = site.eqn.params, site.params[0].aval.shape
-  numbers = params["dimension_numbers"]
-  indexed = tuple(numbers.start_index_map)
-  kept = _others(len(shape), indexed)
-  full = all(params["slice_sizes"][d] == shape[d] for d in kept)
-  plain = not numbers.operand_batching_dims and not is_float(site.data[0].aval)
-  rows_of_table = sorted(numbers.collapsed_slice_dims) == sorted(indexed)
-  if not (full and plain and rows_of_table and site.eqn.invars[0] is site.params[0]):
-    return None
-  sliced, shared = _split_loops(site)
-  depth, loop_sizes = len(site.loops), _loop_sizes(site, sliced)
-  index_rank = len(site.data[0].aval.shape)
-  out_rows = _others(len(site.out_avals[0].shape), numbers.offset_dims)
-  sizes = _sizes(shape, indexed)
+  numbers, params = site.eqn.params["dimension_numbers"], site.eqn.params
   clip = params["mode"] == lax.GatherScatterMode.CLIP
+  table = _table(site, params["slice_sizes"], numbers.start_index_map, clip)
+  plain = not numbers.operand_batching_dims and not is_float(site.data[0].aval)
+  if table is None or not plain or site.eqn.invars[0] is not site.params[0]:
+    return None
+  depth, index_shape = len(site.loops), site.data[0].aval.shape
+  out_rows = _others(len(site.out_avals[0].shape), numbers.offset_dims)
 
   def build(data, cotangents):
-    index = _small_integers(data[0], max(sizes))  # [*loops, ..., indexed dimensions]
-    positions = [depth + d for d in range(index_rank - 1)]
-    index = _arrange(index, sliced, [*shared, *positions], [depth + index_rank - 1])
-    limits = jnp.asarray(sizes, index.dtype).reshape(1, 1, -1)  # of index [N, T, indexed]
-    index = jnp.clip(index, 0, limits - 1) if clip else index
-    inside = jnp.all((index >= 0) & (index < limits), axis=-1)  # [N, T]
-    places = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-    places = jnp.asarray(places, index.dtype).reshape(1, 1, -1)  # [1, 1, indexed]
-    tokens = jnp.sum(index * places, axis=-1)  # [N, T]
-    rows = [*shared, *(depth + d for d in out_rows)]
+    index = _small_integers(data[0], max(table.limits))  # [*loops, ..., columns]
+    positions = [depth + d for d in range(len(index_shape) - 1)]
+    index = _arrange(index, table.sliced, [*table.shared, *positions], [index.ndim - 1])
+    rows = [*table.shared, *(depth + d for d in out_rows)]
     entries = [depth + d for d in numbers.offset_dims]
-    right = _arrange(cotangents[0], sliced, rows, entries)  # [N, T, P]
-    return Rows(jnp.where(inside, tokens, -1), jnp.where(inside[..., None], right, 0))
+    right = _arrange(cotangents[0], table.sliced, rows, entries)  # [N, T, P]
+    return _chosen_rows(table, index, right)
+
+  return _table_form(site, table, math.prod(index_shape[:-1]), build)
+
+
+def _dynamic_slice_form(site: Site) -> RowForm | None:
+  """A row of a table where the index is one number, as in `experts[i]`."""
+  param, *starts = site.eqn.invars
+  columns = tuple(range(len(starts)))
+  table = _table(site, site.eqn.params["slice_sizes"], columns, True)
+  if table is None or param is not site.params[0]:
+    return None
+  depth = len(site.loops)
+  loops = _loop_sizes(site, range(depth))
+
+  def build(data, cotangents):
+    known = dict(zip(site.data, data))  # [*loops] each
+    each = [x.val if is_literal(x) else known[x] for x in starts]
+    each = [_small_integers(jnp.asarray(x), max(table.limits)) for x in each]
+    index = jnp.stack([jnp.broadcast_to(x, loops) for x in each], axis=-1)
+    index = _arrange(index, table.sliced, table.shared, [depth])  # [N, T, columns]
+    entries = range(depth, cotangents[0].ndim)
+    right = _arrange(cotangents[0], table.sliced, table.shared, entries)  # [N, T, P]
+    return _chosen_rows(table, index, right)
+
+  return _table_form(site, table, 1, build)
+
+
+class _Table(NamedTuple):
+  """A parameter of which whole rows are taken, by one number for each column."""
+
+  indexed: tuple[int, ...]  # dimensions of which one place is taken
+  kept: tuple[int, ...]  # those that are taken whole
+  limits: tuple[int, ...]  # of the start in each column: 1 where the dimension is kept
+  places: tuple[int, ...]  # by which a start counts in the number of its row
+  sliced: list[int]
+  shared: list[int]
+  clip: bool  # starts that are outside are moved inside; else they take nothing
+
+
+def _table(site: Site, slice_sizes, columns: Sequence[int], clip: bool) -> _Table | None:
+  """None where slices could overlap without being equal: they have no rows."""
+  shape = site.params[0].aval.shape
+  indexed = tuple(d for d in columns if slice_sizes[d] == 1)
+  kept = _others(len(shape), indexed)
+  if any(slice_sizes[d] != shape[d] for d in kept) or not columns:
+    return None
+  place = {d: math.prod(_sizes(shape, indexed[i + 1 :])) for i, d in enumerate(indexed)}
+  limits = tuple(shape[d] if d in place else 1 for d in columns)
+  places = tuple(place.get(d, 0) for d in columns)
+  sliced, shared = _split_loops(site)
+  return _Table(indexed, kept, limits, places, sliced, shared, clip)
+
+
+def _chosen_rows(table: _Table, index: jax.Array, right: jax.Array) -> Rows:
+  """Of starts [N, T, columns] and their cotangents [N, T, P]."""
+  limits = jnp.asarray(table.limits, index.dtype).reshape(1, 1, -1)  # [1, 1, columns]
+  index = jnp.clip(index, 0, limits - 1) if table.clip else index
+  inside = jnp.all((index >= 0) & (index < limits), axis=-1)  # [N, T]
+  places = jnp.asarray(table.places, index.dtype).reshape(1, 1, -1)  # [1, 1, columns]
+  tokens = jnp.sum(index * places, axis=-1)  # [N, T]
+  return Rows(jnp.where(inside, tokens, -1), jnp.where(inside[..., None], right, 0))
+
+
+def _table_form(site: Site, table: _Table, count: int, build) -> RowForm:
+  """Of `count` rows in every turn of the loops."""
+  shape, (indexed, kept) = site.params[0].aval.shape, table[:2]
+  loop_sizes = _loop_sizes(site, table.sliced)
+  sizes = _sizes(shape, indexed)
 
   def unflatten(product):
     stacked = product.reshape(*loop_sizes, *sizes, *_sizes(shape, kept))
-    return stacked.transpose(_restore((*indexed, *kept), len(sliced)))  # [*sliced, *param]
+    order = _restore((*indexed, *kept), len(loop_sizes))
+    return stacked.transpose(order)  # [*sliced, *param]
 
   return RowForm(
     blocks=math.prod(loop_sizes),
-    rows=math.prod(_loop_sizes(site, shared)) * math.prod(site.data[0].aval.shape[:-1]),
+    rows=math.prod(_loop_sizes(site, table.shared)) * count,
     left=math.prod(sizes),
     right=math.prod(_sizes(shape, kept)),
     one_hot=True,
@@ -286,6 +342,7 @@ _FINDERS: dict[str, Callable[[Site], RowForm | None]] = {
   "dot_general": _dot_form,
   "conv_general_dilated": _conv_form,
   "gather": _gather_form,
+  "dynamic_slice": _dynamic_slice_form,
 }
 
 

@@ -91,8 +91,9 @@ def _settle(x: jax.Array) -> jax.Array:
 def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], Operands]:
   """Evaluates a program with its taps: (results, data operands of the sites)."""
   env = dict(zip(program.jaxpr.constvars, program.consts))
+  args = list(args)
+  seen: Operands = _lift(program.in_lifts, args, taps)
   env.update(zip(program.jaxpr.invars, args))
-  seen: Operands = {}
   for step in program.steps:
     values = [_read(env, atom) for atom in step.eqn.invars]
     seen.update(_lift(step.lifts, values, taps))
@@ -194,6 +195,8 @@ def _collect(program: Program, inputs: Sequence[_Stacked | None], found: dict) -
     literal = equations.is_literal(atom)
     return _Stacked(atom.val) if literal else env[atom]
 
+  for site, _ in program.in_lifts:
+    found[site.index] = tuple(env[v].value for v in site.params)
   for step in program.steps:
     for site, _ in step.lifts:
       found[site.index] = tuple(env[v].value for v in site.params)

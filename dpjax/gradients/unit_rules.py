@@ -50,7 +50,8 @@ def finished(first: Norms) -> Norms:
   """With the norms of gradients that are held, taken of the arrays that are summed."""
   if first.lengths or first.held is None:
     return first
-  each = tuple(lengths.of(x, axis=tuple(range(1, x.ndim))) for x in first.held)
+  flat = (x.reshape(x.shape[0], -1) for x in first.held)  # [B, size] each
+  each = tuple(lengths.of(x, axis=1) for x in flat)
   return first._replace(lengths=each)
 
 

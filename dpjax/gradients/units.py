@@ -79,6 +79,12 @@ def _entrywise(unit: Unit) -> bool:
   return alone and alike and len(site.loops) == len(site.sources[0].loops)
 
 
+def _recorded_whole(sites: Sequence[Site]) -> bool:
+  """Whether the gradient per example is one recorded cotangent: holding it is free."""
+  site, *more = sites
+  return not more and site.name == "parameter" and not site.loops
+
+
 def find_units(
   program: Program, leaves: Sequence[Any], clip_groups: Sequence[int], platform: str
 ) -> tuple[Unit, ...]:
@@ -118,7 +124,7 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
   forms, reason = _forms(group, sites, one_clip_norm)
   if not forms:
     cost, hold = cost_model.gradient(_site_work(sites), size, _heavy(sites))
-    hold = hold or any(map(_rounds, sites))
+    hold = hold or any(map(_rounds, sites)) or _recorded_whole(sites)
     return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, hold, reason)
   swapped = _orientation(sites, forms)
   choice = functools.partial(Unit, group, tuple(sites))
@@ -182,6 +188,27 @@ def _cheapest(forms: Sequence[RowForm], platform: str) -> tuple[Rule, Cost, bool
   if gram.seconds(platform) + contraction < product.seconds(platform) + after:
     return Rule.GRAM, gram, False
   return Rule.PRODUCT, product, hold
+
+
+def better_stacked(found: Sequence[Unit], leaves: Sequence[Any]) -> set[int]:
+  """Leaves whose gradient per example the backward pass itself had better leave behind:
+  parameters of which an example's index chooses matrices (`cost_model.stacks`)."""
+  return {
+    i
+    for unit in found
+    if (matrices := sum(map(_gathered, unit.sites)))
+    and cost_model.stacks(sum(leaves[i].size for i in unit.leaves), matrices)
+    for i in unit.leaves
+  }
+
+
+def _gathered(site: Site) -> int:
+  """Elements of the matrices that an example's index chooses from a parameter."""
+  if site.name not in ("gather", "dynamic_slice") or site.eqn.invars[0] not in site.params:
+    return 0
+  sizes = site.eqn.params["slice_sizes"]
+  is_matrix = sum(size > 1 for size in sizes) > 1
+  return site.steps * math.prod(site.out_avals[0].shape) if is_matrix else 0
 
 
 def _site_work(sites: Sequence[Site]) -> int:

@@ -8,3 +8,5 @@ from dpjax.training.dp_sgd import clip_scale as clip_scale
 from dpjax.training.dp_sgd import dp_sgd as dp_sgd
 from dpjax.training.dp_sgd import eval_params as eval_params
 from dpjax.training.dp_sgd import noise_state as noise_state
+from dpjax.training.lora import Lora as Lora
+from dpjax.training.lora import lora as lora

@@ -249,6 +249,64 @@ def test_other_ways_to_look_up():
   oracle.check(loss, params, _tokens(SIZE, 5, below=4))
 
 
+_TAKE = {
+  "index": lambda w, i: w[i],
+  "from the end": lambda w, i: w[i - len(w)],
+  "take": lambda w, i: jnp.take(w, i, axis=0),
+  "clipped": lambda w, i: w.at[i + 1].get(mode="clip"),
+  "middle": lambda w, i: jnp.moveaxis(w, 0, 1)[:, i],
+  "one of one": lambda w, i: w[None, i, None][0, 0],
+}
+
+
+def _experts(counts, take=_TAKE):
+  """A loss of rows [.., 3] that each choose one of so many matrices, and the parameters."""
+
+  def one(p, x):
+    seen = jnp.int32(jnp.abs(10 * x[0]))
+    return sum(jnp.tanh(x @ take[k](w, seen % len(w))) for (k, _), w in p.items())
+
+  def loss(p, x):
+    return _energy(jax.vmap(lambda row: one(p, row))(x) if x.ndim > 1 else one(p, x))
+
+  keys = [(name, count) for name in take for count in counts]
+  return loss, {(k, n): _normal(n, 3, 4, seed=i) for i, (k, n) in enumerate(keys)}
+
+
+@pytest.mark.parametrize("rows", [None, 2])
+def test_experts_that_an_index_chooses(rows):
+  """Rows where few of many are chosen, and gradients per example where most are."""
+  counts = (3 * (rows or 1), 3 * (rows or 1) + 1)
+  loss, params = _experts(counts)
+  batch = _normal(SIZE, *(() if rows is None else (rows,)), 3)
+  planned = ghost.plan(loss, params, ghost.first_of(batch))
+  for (_, count), unit in zip(sorted(params), planned.units):
+    assert (unit.rule is Rule.GRADIENT) == unit.hold == (count == counts[0])
+  oracle.check(loss, params, batch)
+
+
+def test_experts_in_a_scan():
+  def loss(p, x):
+    def step(carry, row):
+      chosen = jnp.int32(jnp.abs(10 * row[0]))
+      turn = lambda w: jnp.tanh(carry + row @ w[chosen % len(w)])
+      return turn(p["few"]) + turn(p["many"]), None
+
+    return _energy(lax.scan(step, p["start"], x)[0])
+
+  params = {"few": _normal(2, 3, 4), "many": _normal(9, 3, 4), "start": _normal(4)}
+  clip_norm = {"few": 0.2, "many": 0.3, "start": 0.1}
+  oracle.check(loss, params, _normal(SIZE, 2, 3), clip_norm=clip_norm)
+
+
+def test_no_gradient_of_all_experts_is_formed_where_one_is_chosen():
+  loss, params = _experts((3, 9), {"index": _TAKE["index"]})
+  grad_fn = gradients.clipped_grad(loss, l2_clip_norm=1.0)
+  total = lambda p, x: grad_fn(p, x, True).total
+  text = str(jax.make_jaxpr(total)(params, _normal(SIZE, 3)))
+  assert f"[{SIZE},9,3,4]" not in text and f"[{SIZE},3,3,4]" in text
+
+
 def test_multi_head_attention_and_dense_general():
   model = nn.MultiHeadDotProductAttention(2, qkv_features=6)
   x = _normal(SIZE, 5, 4)

@@ -197,6 +197,7 @@ def test_memory_does_not_grow_with_batch_times_parameters():
 
 _LAYERS = (
   "dense", "bias", "scale", "conv", "norm", "tied", "lora", "scan", "embed", "attend", "jit",
+  "experts",
 )  # fmt: skip
 _WIDTH = 4
 
@@ -214,6 +215,7 @@ def _layer_params(kind, seed):
     "embed": dict(t=(3, _WIDTH)),
     "attend": dict(q=(_WIDTH, _WIDTH), k=(_WIDTH, _WIDTH)),
     "jit": dict(w=(_WIDTH, _WIDTH)),
+    "experts": dict(few=(3, _WIDTH, _WIDTH), many=(40, _WIDTH, _WIDTH)),
   }
   return {name: _normal(*shape, seed=seed) for name, shape in shapes[kind].items()}
 
@@ -230,6 +232,12 @@ def _conv(x, p):
   ]
 
 
+def _experts(x, p):
+  chosen = jnp.argmax(x[:, :3], axis=1)
+  by_row = jax.vmap(lambda row, i: row @ p["few"][i])(x, chosen)
+  return by_row + x @ p["many"][12 * chosen[0]]
+
+
 _APPLY = {
   "dense": lambda x, p: x @ p["w"],
   "bias": lambda x, p: x + p["b"][None],
@@ -241,6 +249,7 @@ _APPLY = {
   "scan": _scan,
   "embed": lambda x, p: x + p["t"][jnp.argmax(x[:, :3], axis=1)],
   "attend": lambda x, p: jax.nn.softmax((x @ p["q"]) @ (x @ p["k"]).T) @ x,
+  "experts": _experts,
   "jit": lambda x, p: jax.checkpoint(jax.jit(lambda x, w: jnp.sin(x @ w)))(x, p["w"]),
 }
 

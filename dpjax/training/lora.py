@@ -1,0 +1,202 @@
+"""Low-rank adapters (LoRA, Hu et al. 2022, arXiv:2106.09685): a few numbers are trained, the
+model stays as it was.
+
+`merge` gives the weights W + (alpha / rank) A B. Training through merged weights would form,
+for every example, a gradient as large as W. `apply` rewrites the products of a loss instead:
+where x meets W it adds (alpha / rank) (x A) B, so that no gradient of a frozen weight exists.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpjax import trees, validate
+from dpjax.gradients import equations
+from dpjax.gradients.arguments import check_real
+from dpjax.types import Example, LossFn, Params
+from dpjax.validate import UserError
+
+Adapters = dict[str, dict[str, jax.Array]]  # path -> {"a": [K, rank], "b": [rank, P]}
+_CALLS = ("jit", "pjit")
+
+
+class Lora(NamedTuple):
+  """What is trained, and how it is used."""
+
+  trainable: Adapters
+  merge: Callable[[Adapters], Params]
+  apply: Callable[[LossFn], LossFn]
+
+
+def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Array) -> Lora:
+  """Adapters of the matrices whose path matches; everything else is frozen.
+
+  Args:
+    params: any tree of real arrays; public, as it was trained on other data.
+    pattern: of paths such as "params/block_0/mlp_in/kernel", as a shell has it: "*/kernel".
+    rank: r of A [K, r] and B [r, P], at most min(K, P) of every matrix [K, P].
+    alpha: A B is multiplied by alpha / rank.
+    key: of the initial A, normal of variance 1 / K. B starts at 0: the function is unchanged.
+
+  Returns:
+    (trainable, merge, apply). `merge(trainable)` is the tree of `params` with every matched W
+    as W + (alpha / rank) A B, in its dtype. `apply(loss_fn)` is the loss of the adapters:
+    `loss_fn(merge(trainable), example)` up to rounding, for `clipped_grad` and `dp_sgd`.
+    A product with W as its second operand is rewritten, also inside `jit`; anywhere else
+    (under `jax.checkpoint` or a scan, say) the merged weight is used: equal, but slower.
+
+  Guarantee: none of its own; that of whoever trains `trainable`. The frozen weights
+  must not depend on the private data.
+
+  Raises:
+    UserError: a pattern that matches nothing, or no matrix; a rank above a dimension; leaves
+      that are not real floating point; an empty tree.
+
+  >>> params = {"dense": {"kernel": jnp.ones((3, 2)), "bias": jnp.zeros(2)}}
+  >>> loss = lambda p, x: jnp.sum(x @ p["dense"]["kernel"] + p["dense"]["bias"])
+  >>> adapted = lora(params, "*/kernel", rank=1, alpha=1.0, key=jax.random.key(0))
+  >>> jax.tree.map(jnp.shape, adapted.trainable)
+  {'dense/kernel': {'a': (3, 1), 'b': (1, 2)}}
+  >>> float(adapted.apply(loss)(adapted.trainable, jnp.ones(3)))
+  6.0
+  """
+  validate.integer_at_least(1, rank=rank)
+  validate.positive(alpha=alpha)
+  chosen = _chosen(params, pattern)
+  _check_shapes(chosen, rank)
+  init = jax.nn.initializers.lecun_normal()
+  trainable = {
+    path: {
+      "a": init(jax.random.fold_in(key, i), (w.shape[0], rank), _wide(w)),
+      "b": jnp.zeros((rank, w.shape[1]), _wide(w)),
+    }
+    for i, (path, w) in enumerate(chosen.items())
+  }
+  scale = alpha / rank
+
+  def merge(adapters: Adapters) -> Any:
+    def merged(path, leaf):
+      pair = adapters.get(_name(path))
+      return leaf if pair is None else _merged(leaf, pair, scale)
+
+    return jax.tree_util.tree_map_with_path(merged, params)
+
+  def apply(loss_fn: LossFn) -> LossFn:
+    def loss(adapters: Adapters, example: Example) -> jax.Array:
+      traced = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, example)
+      frozen = [
+        _Adapted(leaf, adapters[_name(path)], scale) if _name(path) in adapters else leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+      ]
+      return _evaluate(traced, [*frozen, *jax.tree.leaves(example)])[0]
+
+    return loss
+
+  return Lora(trainable, merge, apply)
+
+
+def _name(path: Sequence[Any]) -> str:
+  return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
+
+
+def _wide(w: Any) -> Any:
+  return jnp.promote_types(w.dtype, jnp.float32)
+
+
+def _chosen(params: Any, pattern: str) -> dict[str, Any]:
+  """The leaves whose path matches, by path."""
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  if not leaves:
+    raise UserError("params: must hold at least one array")
+  check_real(params=params)
+  named = {_name(path): jnp.asarray(leaf) for path, leaf in leaves}
+  chosen = {name: w for name, w in named.items() if fnmatch.fnmatchcase(name, pattern)}
+  if not chosen:
+    example = next(iter(named))
+    raise UserError(f"pattern={pattern!r}: must match a path, such as {example!r}")
+  return chosen
+
+
+def _check_shapes(chosen: dict[str, Any], rank: int) -> None:
+  for path, w in chosen.items():
+    if w.ndim != 2:
+      raise UserError(f"params: {path!r} of shape {w.shape} must be a matrix")
+    if rank > min(w.shape):
+      bound = f"must be <= {min(w.shape)}, a dimension of {path!r}"
+      raise UserError(f"rank={rank!r}: {bound}")
+
+
+def _merged(w: Any, pair: dict[str, jax.Array], scale: float) -> jax.Array:
+  """W + scale A B: [K, P], in the dtype of W."""
+  low_rank = jnp.matmul(pair["a"], pair["b"], precision=lax.Precision.HIGHEST)
+  w = jnp.asarray(w)
+  return (trees.at_least_float32(w) + scale * low_rank).astype(w.dtype)
+
+
+class _Adapted(NamedTuple):
+  """A frozen matrix with its adapters, not multiplied out."""
+
+  frozen: Any  # [K, P]
+  pair: dict[str, jax.Array]
+  scale: float
+
+
+def _plain(value: Any) -> Any:
+  return _merged(*value) if isinstance(value, _Adapted) else value
+
+
+def _evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
+  """Results of a traced function, some of whose arguments are `_Adapted`."""
+  env = dict(zip(closed.jaxpr.constvars, closed.consts))
+  env.update(zip(closed.jaxpr.invars, args))
+  read = lambda atom: atom.val if equations.is_literal(atom) else env[atom]
+  for eqn in closed.jaxpr.eqns:
+    env.update(zip(eqn.outvars, _step(eqn, [read(atom) for atom in eqn.invars])))
+  return [_plain(read(atom)) for atom in closed.jaxpr.outvars]
+
+
+def _step(eqn: Any, values: list[Any]) -> list[Any]:
+  """Results of one equation."""
+  name = eqn.primitive.name
+  if not any(isinstance(value, _Adapted) for value in values):
+    return _evaluated(eqn, values)
+  if name in _CALLS:
+    return _evaluate(eqn.params["jaxpr"], values)
+  if name == "convert_element_type" and equations.is_float(eqn.outvars[0].aval):
+    return [values[0]._replace(frozen=_evaluated(eqn, [values[0].frozen])[0])]
+  if name == "dot_general" and isinstance(values[1], _Adapted) and _is_matmul(eqn):
+    return [_product(eqn, _plain(values[0]), values[1])]
+  return _evaluated(eqn, list(map(_plain, values)))
+
+
+def _evaluated(eqn: Any, values: Sequence[Any]) -> list[Any]:
+  known = equations.named(eqn, values)
+  return equations.eqn_fn(eqn)(*(known[v] for v in equations.operands(eqn)))
+
+
+def _is_matmul(eqn: Any) -> bool:
+  """Whether rows meet one side of a matrix: x W or x W^T."""
+  (_, contracted), (batch, _) = eqn.params["dimension_numbers"]
+  return len(contracted) == 1 and not batch
+
+
+def _product(eqn: Any, x: Any, adapted: _Adapted) -> jax.Array:
+  """x W + scale (x A) B, or x W^T + scale (x B^T) A^T: [..., K] -> [..., P]."""
+  (contracted, (side,)), _ = eqn.params["dimension_numbers"]
+  out = eqn.outvars[0].aval.dtype
+  first, second = ("b", "a") if side else ("a", "b")
+  near, far = (adapted.pair[name].astype(x.dtype) for name in (first, second))
+  names = ("precision", "preferred_element_type")
+  how = {name: eqn.params[name] for name in names}
+  dot = lambda left, right, axis: lax.dot_general(
+    left, right, (((axis,), (side,)), ((), ())), **how
+  )
+  low = dot(x, near, contracted[0])  # [..., rank]
+  low = dot(low.astype(x.dtype), far, low.ndim - 1)  # [..., P]
+  return (dot(x, adapted.frozen, contracted[0]) + adapted.scale * low).astype(out)
