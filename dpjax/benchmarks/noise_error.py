@@ -125,7 +125,8 @@ def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
     mine = [e for e in entries if e.epsilon == epsilon and e.ratio is not None]
     axes.plot(
       [e.bits for e in mine], [e.ratio or 0.0 for e in mine],
-      marker="o", markersize=4, color=report.PALETTE[index], label=f"epsilon {accounting.upper(epsilon)}",
+      marker="o", markersize=4, color=report.PALETTE[index],
+      label=f"epsilon {accounting.upper(epsilon)}",
     )  # fmt: skip
   axes.axhline(1.05, color="0.6", linewidth=0.8, linestyle="--")
   title = "Skellam shares inside a sum, against central Gaussian noise"

@@ -22,10 +22,10 @@ from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.central import ftrl
 from dpjax.runs.central import privacy as central
 from dpjax.runs.central.config import TrainConfig
-from dpjax.runs.choices import Choice, choice_of, hints_of
 from dpjax.runs.federated import privacy as federated
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.secure.config import SecureConfig
+from dpjax.schema.choices import Choice, choice_of, hints_of
 
 Rows = Mapping[str, str]  # name -> what it is, one line
 

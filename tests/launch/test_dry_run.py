@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from dpjax import data, trees
-from dpjax.runs import dry_run, fields, loop
+from dpjax.runs import dry_run, loop
 from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.federated.config import FedConfig
+from dpjax.schema import fields
 from dpjax.validate import UserError
 from tests import commands
 

@@ -8,9 +8,9 @@ import pytest
 from dpjax.runs import catalogue
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.central.config import TrainConfig
-from dpjax.runs.choices import choice_of, hints_of
 from dpjax.runs.federated import config as federated
 from dpjax.runs.secure.config import SecureConfig
+from dpjax.schema.choices import choice_of, hints_of
 from dpjax.validate import UserError
 from launch import list as launcher
 from tests import commands
