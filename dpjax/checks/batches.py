@@ -50,6 +50,8 @@ def _law(event: Any, n: int) -> _Law | None:
     overlaps = n * q**2 * (1 - q**2) + 2 * n * q**3 * (1 - q)
     return _Law(n, q, n * q * (1 - q), n * q**2, overlaps)
   if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+    if event.source_dataset_size != n:  # of a part of the data: not uniform over all
+      return None
     b, m = event.sample_size, event.source_dataset_size
     spread = b * (b / m) * (1 - b / m) * (m - b) / max(m - 1, 1)
     return _Law(m, b / m, 0.0, b * b / m, spread)
