@@ -21,6 +21,7 @@ from dpjax import noise
 from dpjax.checks import noise_record
 from dpjax.checks.noise_record import Record
 from dpjax.checks.subject import SEED, Row, Subject, not_applicable, row
+from dpjax.passes import RandomAllocationDpEvent
 from dpjax.plan import Plan
 
 _Z = 6.0
@@ -31,7 +32,8 @@ _TOLERANCE = 1e-6  # relative: two float32 numbers that are one number
 
 def _noise_multiplier(event: Any) -> float | None:
   """The Gaussian noise multiplier that the accountant was told of."""
-  if isinstance(event, dpa.GaussianDpEvent | dpa.TruncatedSubsampledGaussianDpEvent):
+  by_itself = dpa.GaussianDpEvent | dpa.TruncatedSubsampledGaussianDpEvent
+  if isinstance(event, by_itself | RandomAllocationDpEvent):
     return event.noise_multiplier
   sampled = dpa.PoissonSampledDpEvent | dpa.SampledWithoutReplacementDpEvent
   return _noise_multiplier(event.event) if isinstance(event, sampled) else None

@@ -79,3 +79,23 @@ def test_less_noise_later_in_an_epoch_that_was_paid_at_its_start_is_refused():
     _plan(
       sampler="shuffled", neighboring_relation="replace_special", noise_levels=[2.0, 1.0]
     )
+
+
+def test_random_allocation_passes_through_the_data_as_its_probability_says():
+  plan = _plan(sampler="random_allocation", sampling_prob=0.25)
+  assert isinstance(plan.sampler, sampling.RandomAllocationSampler)
+  assert plan.sampler.steps_per_pass == 4
+  poisson = _plan(sampler="poisson", sampling_prob=0.25)
+  assert plan.epsilon() < poisson.epsilon()
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"sampling_prob": 0.3}, "sampling_prob=0.3: must be 1 / a whole number"),
+    ({"noise_levels": [1.0, 2.0]}, "noise_levels=.*random_allocation"),
+  ],
+)
+def test_random_allocation_refuses_half_steps_and_changing_noise(changes, message):
+  with pytest.raises(UserError, match=message):
+    _plan(sampler="random_allocation", **changes)

@@ -73,6 +73,7 @@ class PrivacyConfig(WithChoices):
   clip_schedule_final: float = 0.1  # factor of l2_clip_norm at the last step
   # poisson | fixed_size (replace_one) | truncated_poisson (replace_special) | shuffled
   # (an epoch as one step on all data under replace_one or replace_special, else no epsilon)
+  # | random_allocation (every example once in each pass of 1 / sampling_prob steps)
   sampler: str = "poisson"
   sampling_prob: float = 0.05  # expected batch size / number of examples
   # slots of a Poisson batch; None: overflow is negligible, or truncation is rare

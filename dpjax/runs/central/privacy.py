@@ -21,6 +21,7 @@ PRIVATE_METHODS = {
 METHODS = {**PRIVATE_METHODS, "sgd": "no clipping, no noise, no epsilon"}
 SAMPLERS = {
   "poisson": sampling.PoissonSampler,
+  "random_allocation": sampling.RandomAllocationSampler,
   "truncated_poisson": sampling.TruncatedPoissonSampler,
   "fixed_size": sampling.FixedSizeSampler,
   "shuffled": sampling.ShuffledSampler,
@@ -116,6 +117,8 @@ def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampli
   batch_size = sampling.whole_batch_size(privacy.sampling_prob, num_examples)
   if privacy.sampler == "poisson":
     return sampling.PoissonSampler(prob=privacy.sampling_prob, capacity=capacity)
+  if privacy.sampler == "random_allocation":
+    return _random_allocation(privacy, capacity)
   if privacy.sampler == "fixed_size":
     return sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_examples)
   if privacy.sampler == "truncated_poisson":
@@ -129,6 +132,21 @@ def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampli
   return sampling.ShuffledSampler(
     batch_size=batch_size, num_examples=num_examples if proved else None
   )
+
+
+def _random_allocation(privacy: PrivacyConfig, capacity: int) -> sampling.Sampler:
+  if privacy.noise_levels and privacy.method != "sgd":
+    raise UserError(
+      f"privacy.noise_levels={privacy.noise_levels!r}: must be empty for "
+      "privacy.sampler='random_allocation', which pays a pass at its first step"
+    )
+  steps = round(1 / privacy.sampling_prob)
+  if not math.isclose(steps * privacy.sampling_prob, 1, rel_tol=1e-9):
+    raise UserError(
+      f"privacy.sampling_prob={privacy.sampling_prob!r}: must be 1 / a whole number, the "
+      f"steps of a pass, for privacy.sampler='random_allocation'; {1 / steps!r} is near"
+    )
+  return sampling.RandomAllocationSampler(steps_per_pass=steps, capacity=capacity)
 
 
 def _truncated(privacy: PrivacyConfig, num_examples: int) -> sampling.Sampler:
