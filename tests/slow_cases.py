@@ -2,7 +2,7 @@
 
 The quickest case of each test is what `pytest` runs, where it takes less than 1.5 seconds of
 processor time, and every other that takes less than .3. The rest is `slow`, which
-`.ci/run` runs as well, but for other cases of more than .6 seconds: they are `long`, by hand.
+`.ci/run` runs as well, but for other cases of more than .3 seconds: they are `long`, by hand.
 Measure, with an empty compilation cache (`DPJAX_TEST_CACHE`), and write the list again:
 
     python -m pytest -q -n 2 -m 'not long' -p tests.slow_cases --times=DIR
@@ -26,7 +26,7 @@ import sys
 import pytest
 
 LIST = pathlib.Path(__file__).with_suffix(".txt")
-_QUICK, _SLOW, _LONG = 0.3, 1.5, 0.6  # seconds of processor time
+_QUICK, _SLOW, _LONG = 0.3, 1.5, 0.3  # seconds of processor time
 _ALONE = 0.8  # where no slow case runs beside it
 # Fixtures that start programs of eight devices or of several processes, for a whole file: the
 # first test that is left would pay for all.
@@ -64,8 +64,8 @@ def _seconds() -> float:
 def marked(times: dict[str, float]) -> dict[str, str]:
   """Of node ids and their seconds those that are not quick.
 
-  >>> marked({"a::t[1]": 0.1, "a::t[2]": 0.5, "a::u[1]": 1.4, "a::u[2]": 9.0, "a::v": 9.0})
-  {'a::t[2]': 'slow', 'a::u[2]': 'long', 'a::v': 'slow'}
+  >>> marked({"a::t[1]": 0.1, "a::t[2]": 0.2, "a::u[1]": 1.6, "a::u[2]": 9.0, "a::v": 9.0})
+  {'a::u[1]': 'slow', 'a::u[2]': 'long', 'a::v': 'slow'}
   """
   by_test = collections.defaultdict(dict)
   for name, seconds in times.items():

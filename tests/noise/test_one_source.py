@@ -53,6 +53,7 @@ _EXCEPTIONS = {
   "dpjax/secure/mpc/secureml.py": {"normal"},
   "dpjax/relevance/adlm.py": {"jax.nn.initializers"},
   "dpjax/benchmarks/workloads.py": {"jax.nn.initializers"},
+  "dpjax/training/lora.py": {"jax.nn.initializers"},
 }
 
 

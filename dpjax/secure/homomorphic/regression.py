@@ -321,6 +321,7 @@ def regress(
 
   >>> rng = np.random.default_rng(0)
   >>> x = rng.normal(size=(40, 2))
+  >>> from dpjax.secure.homomorphic.ckks import Chain
   >>> plan = RegressionPlan(40, 2, ridge=1.0, chain=Chain(3, 38, 50))
   >>> found = regress(x, x @ [1.0, 2.0], x[:3], plan)
   >>> found.error < 1e-4, found.refreshes == plan.refreshes
