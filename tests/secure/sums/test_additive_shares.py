@@ -36,11 +36,11 @@ def test_all_shares_but_one_are_uniform_and_independent(count):
   total = np.zeros_like(vector)
   for left_out in range(count):
     rest = [share for i, share in enumerate(shares) if i != left_out]
-    assert all(_p_uniform(share) > 1e-4 for share in rest)
+    assert all(_p_uniform(share) > 1e-8 for share in rest)
     added = np.zeros_like(vector)
     for share in rest:
       added += share
-    assert _p_uniform(added) > 1e-4
+    assert _p_uniform(added) > 1e-8
   for share in shares:
     total += share
   np.testing.assert_array_equal(total, vector)
