@@ -55,6 +55,7 @@ from dpjax.secure.summation import (
   with_cost,
 )
 from dpjax.secure.sums import NO_DROPS, Drops, Summed, SumProtocol
+from dpjax.secure.sums.vectors import dtype_of
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
@@ -317,7 +318,7 @@ def _total(
   who sent negative numbers, which no noise hides: `decode` reduces the total alone.
   """
   places = {client: place for place, client in enumerate(ids)}
-  kind = np.uint32 if protocol.bits == 32 else np.uint64
+  kind = dtype_of(protocol.bits)
   zeros = np.zeros(mechanism.padded_dim, kind)
   if is_simulated(protocol):
     found = carried_out(protocol, ids, drops, lambda client: zeros)

@@ -29,6 +29,7 @@ import numpy as np
 
 from dpjax import trees, validate
 from dpjax.federated.aggregation import finite
+from dpjax.secure.sums.vectors import dtype_of
 from dpjax.types import Array, ArrayTree
 from dpjax.validate import UserError
 
@@ -154,7 +155,7 @@ def to_vector(encoded: Encoded, bits: int) -> np.ndarray:
   """
   leaves = [np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(encoded)]
   signed = np.concatenate(leaves).astype(np.uint32).view(np.int32)
-  return signed.astype(np.int64).astype(np.uint32 if bits == 32 else np.uint64)
+  return signed.astype(np.int64).astype(dtype_of(bits))
 
 
 def from_vector(vector: np.ndarray, like: Encoded) -> Encoded:

@@ -41,6 +41,7 @@ from dpjax.secure.sums import (
   Summed,
   SumProtocol,
 )
+from dpjax.secure.sums.vectors import dtype_of
 from dpjax.types import Array
 from dpjax.validate import UserError
 
@@ -223,7 +224,7 @@ def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
     _check_size(encoding, cohort)
     mapped = run(context, cohort)
-    zeros = np.zeros(trees.size(mapped.sums), _dtype(protocol))
+    zeros = np.zeros(trees.size(mapped.sums), dtype_of(protocol.bits))
     found = carried_out(protocol, cohort.ids, drops, lambda client: zeros)
     return with_cost(mapped, found)
 
@@ -253,10 +254,6 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
     return with_cost(mapped, found)._replace(sums=total, sent=None)
 
   return Way(lambda inner, client, partial: inner(client, None), sum_of)
-
-
-def _dtype(protocol: SumProtocol) -> Any:
-  return np.uint32 if protocol.bits == 32 else np.uint64
 
 
 def carried_out(

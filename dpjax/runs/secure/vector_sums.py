@@ -14,6 +14,7 @@ from dpjax.runs.secure.config import SecureConfig
 from dpjax.runs.streams import Streams
 from dpjax.schema.fields import name_of
 from dpjax.secure.sums import Drops
+from dpjax.secure.sums.vectors import dtype_of
 
 # Protocol -> what it hides, from whom.
 _HIDES = {
@@ -33,7 +34,7 @@ class _Drawn(Mapping[int, np.ndarray]):
   def __init__(self, config: SecureConfig, seed: int):
     self._task, self._seed = config.task, seed
     bits = getattr(config.protocol, "bits", None)  # CKKS has none: fractions in [0, 1)
-    self._dtype = np.dtype(np.float64 if bits is None else f"uint{bits}")
+    self._dtype = np.dtype(np.float64) if bits is None else dtype_of(bits)
 
   def __getitem__(self, who: int) -> np.ndarray:
     task = self._task

@@ -28,6 +28,11 @@ def bits_needed(num_clients: int, largest: int) -> int:
   return max(1, (int(num_clients) * int(largest)).bit_length())
 
 
+def dtype_of(bits: int) -> np.dtype:
+  """uint32 or uint64; arithmetic on it is modulo 2^bits."""
+  return np.dtype(f"uint{bits}")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SumSettings:
   """What every protocol is given.
@@ -56,8 +61,8 @@ class SumSettings:
 
   @property
   def dtype(self) -> np.dtype:
-    """uint32 or uint64; arithmetic on it is modulo 2^bits."""
-    return np.dtype(f"uint{self.bits}")
+    """Of every vector and of the total."""
+    return dtype_of(self.bits)
 
 
 class Present(NamedTuple):
