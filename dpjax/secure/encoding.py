@@ -20,7 +20,6 @@ messages and the sum of the weights, never either of one client.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -166,8 +165,4 @@ def from_vector(vector: np.ndarray, like: Encoded) -> Encoded:
   array([[1, 3]], dtype=uint32)
   """
   low = (vector & vector.dtype.type(2**32 - 1)).astype(np.uint32)
-  leaves, treedef = jax.tree.flatten(like)
-  ends = np.cumsum([math.prod(np.shape(leaf)) for leaf in leaves])
-  parts = np.split(low, ends[:-1])
-  shaped = [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves)]
-  return jax.tree.unflatten(treedef, shaped)
+  return trees.unflattened(low, like)
