@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -41,7 +41,7 @@ from dpjax.secure.sums import (
   Summed,
   SumProtocol,
 )
-from dpjax.secure.sums.vectors import dtype_of
+from dpjax.secure.sums.vectors import LazyVectors, dtype_of
 from dpjax.types import Array
 from dpjax.validate import UserError
 
@@ -288,24 +288,6 @@ def with_cost(mapped: Mapped, found: Summed) -> Mapped:
   """Infos that say what a client had to send and receive, at most."""
   bits = np.full_like(mapped.info.upload_bits, 8 * found.cost.client_bytes)
   return mapped._replace(info=mapped.info._replace(upload_bits=bits))
-
-
-class LazyVectors(Mapping):
-  """Clients' vectors, computed as they are read: never two of them at once."""
-
-  def __init__(self, clients: set[int], make: Callable[[int], np.ndarray]):
-    self._clients, self._make = sorted(clients), make
-
-  def __getitem__(self, client: int) -> np.ndarray:
-    if client not in self._clients:
-      raise KeyError(client)
-    return self._make(client)
-
-  def __iter__(self):
-    return iter(self._clients)
-
-  def __len__(self) -> int:
-    return len(self._clients)
 
 
 def _check_size(encoding: Encoding, cohort: Cohort) -> None:

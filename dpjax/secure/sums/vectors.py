@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -118,6 +118,24 @@ def enough(settings: SumSettings, survivors: int, phase: str) -> None:
       f"min_survivors={settings.min_survivors}: only {survivors} clients are left {phase}; "
       "nothing was revealed"
     )
+
+
+class LazyVectors(Mapping[int, np.ndarray]):
+  """Clients' vectors, computed as they are read: never two of them at once."""
+
+  def __init__(self, clients: Iterable[int], make: Callable[[int], np.ndarray]):
+    self._clients, self._make = dict.fromkeys(sorted(clients)), make
+
+  def __getitem__(self, client: int) -> np.ndarray:
+    if client not in self._clients:
+      raise KeyError(client)
+    return self._make(client)
+
+  def __iter__(self) -> Iterator[int]:
+    return iter(self._clients)
+
+  def __len__(self) -> int:
+    return len(self._clients)
 
 
 class Reader:
