@@ -35,8 +35,8 @@ def _drawn(config: SecureConfig, seed: int) -> LazyVectors:
   def draw(who: int) -> np.ndarray:
     drawn = np.random.default_rng([seed, who])
     numbers = drawn.integers(0, 2**task.entry_bits, task.length, dtype=np.uint64)
-    whole = bits is not None
-    return numbers.astype(dtype_of(bits)) if whole else numbers / 2.0**task.entry_bits
+    scaled = numbers / 2.0**task.entry_bits
+    return scaled if bits is None else numbers.astype(dtype_of(bits))
 
   return LazyVectors(range(task.num_clients), draw)
 
