@@ -165,6 +165,19 @@ def size(tree: ArrayTree) -> int:
   return sum(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))
 
 
+def unflattened(flat: np.ndarray, like: ArrayTree) -> Any:
+  """A vector [size(like)] as a tree with the shapes of `like`, in the vector's own type.
+
+  >>> unflattened(np.arange(3.0), {"b": jnp.zeros(1), "w": jnp.zeros((1, 2))})
+  {'b': array([0.]), 'w': array([[1., 2.]])}
+  """
+  leaves, treedef = jax.tree.flatten(like)
+  ends = np.cumsum([np.size(leaf) for leaf in leaves])
+  parts = zip(np.split(flat, ends[:-1]), leaves)
+  shaped = [part.reshape(np.shape(leaf)) for part, leaf in parts]
+  return jax.tree.unflatten(treedef, shaped)
+
+
 def sha256(tree: ArrayTree) -> str:
   """Fingerprint of a tree: paths, dtypes, shapes and every byte.
 

@@ -25,7 +25,7 @@ from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.federated import privacy as federated
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.secure.config import SecureConfig
-from dpjax.schema.choices import Choice, choice_of, hints_of
+from dpjax.schema.choices import choice_at
 
 Rows = Mapping[str, str]  # name -> what it is, one line
 
@@ -86,24 +86,10 @@ def _with(words: str, numbers: Mapping[str, Any]) -> str:
   return " ".join(part for part in (words, f"[{shown}]" if shown else "") if part)
 
 
-def choice_at(config: type, path: str) -> Choice:
-  """The choice that a dotted field of a config is.
-
-  >>> list(choice_at(TrainConfig, "privacy.clipping").table)[0]
-  'flat'
-  """
-  *rooms, field = path.split(".")
-  for room in rooms:
-    config = hints_of(config)[room]
-  found = choice_of(hints_of(config)[field])
-  assert found is not None, path
-  return found
-
-
 def _choice(config: type, path: str) -> Section:
-  table = choice_at(config, path).table
-  rows = lambda: {name: _told(kind) for name, kind in table.items()}
-  return Section(f"--config.{path} of {_LAUNCHERS[config]}", rows)
+  choice = choice_at(config, path)
+  assert choice is not None, path
+  return _documented(f"--config.{path} of {_LAUNCHERS[config]}", choice.table)
 
 
 def _words(where: str, table: Rows) -> Section:

@@ -105,9 +105,15 @@ def choice_of(hint: Any) -> Choice | None:
   return next((one for one in found if isinstance(one, Choice)), None)
 
 
-def choice_at(config: Any, field: str) -> Choice | None:
-  """The choice that a field of a config is."""
-  return choice_of(hints_of(type(config)).get(field))
+def choice_at(kind: type, path: str) -> Choice | None:
+  """The choice that a dotted field of a config's class is.
+
+  >>> from dpjax.runs.central.config import TrainConfig
+  >>> list(choice_at(TrainConfig, "privacy.clipping").table)[0]
+  'flat'
+  """
+  into = lambda room, name: hints_of(room).get(name)
+  return choice_of(functools.reduce(into, path.split("."), kind))
 
 
 class Leaf(NamedTuple):
@@ -164,7 +170,7 @@ def to_dict(config: Any) -> dict[str, Any]:
   """
   found: dict[str, Any] = {}
   for field in dataclasses.fields(config):
-    value, choice = getattr(config, field.name), choice_at(config, field.name)
+    value, choice = getattr(config, field.name), choice_at(type(config), field.name)
     if dataclasses.is_dataclass(value):
       named = {} if choice is None else {"name": choice.name(value)}
       found[field.name] = named | to_dict(value)
@@ -180,7 +186,7 @@ def name_of(config: Any, field: str) -> Any:
   >>> name_of(PrivacyConfig(clipping={"name": "automatic", "gamma": 0.1}), "clipping")
   'automatic'
   """
-  value, choice = getattr(config, field), choice_at(config, field)
+  value, choice = getattr(config, field), choice_at(type(config), field)
   return value if choice is None else choice.name(value)
 
 

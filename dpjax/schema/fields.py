@@ -44,7 +44,7 @@ class WithChoices:
   neither is kept, for `check` to refuse by its whole dotted name."""
 
   def __setattr__(self, name: str, value: Any) -> None:
-    choice = choice_at(self, name)
+    choice = choice_at(type(self), name)
     if choice is not None:
       with contextlib.suppress(UserError):
         value = _chosen(value, choice, name)
@@ -68,7 +68,7 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
   else:
     _check_room(config, path, name)
     _check_field(config, head, name)
-    value, choice = getattr(config, head), choice_at(config, head)
+    value, choice = getattr(config, head), choice_at(type(config), head)
   if choice is not None and not rest:
     return choice.told(value)
   if choice is not None and rest in choice.owners():
@@ -242,7 +242,7 @@ def _check_field(config: Any, head: str, name: str, choice: Choice | None = None
 def _paths(config: Any, prefix: str = "") -> Iterator[str]:
   for field in dataclasses.fields(config):
     yield f"{prefix}{field.name}"
-    value, choice = getattr(config, field.name), choice_at(config, field.name)
+    value, choice = getattr(config, field.name), choice_at(type(config), field.name)
     if choice is not None:
       yield from (f"{prefix}{field.name}.{owned}" for owned in choice.owners())
     elif dataclasses.is_dataclass(value):

@@ -55,6 +55,7 @@ from dpjax.secure.summation import (
   with_cost,
 )
 from dpjax.secure.sums import NO_DROPS, Drops, Summed, SumProtocol
+from dpjax.secure.sums.vectors import dtype_of
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
@@ -262,11 +263,13 @@ def skellam_mean(
 
   def mean(sent: Any, weights: Any, ids: Sequence[int], round: int, drops: Drops) -> Any:
     signs = jax.random.fold_in(jax.random.key(rotation), round)
-    row = functools.partial(_row, jax.device_get(sent), np.asarray(weights))
+    sent = jax.device_get(sent)
+    row = functools.partial(_row, sent, np.asarray(weights))
     encode = lambda place, rng: mechanism.encode(rng, row(place), signs)
     found = total(encode, list(ids), round, drops)
     flat = mechanism.decode(found.total, signs) / np.float32(len(ids))
-    return _unflattened(flat, sent), found
+    sums = trees.unflattened(flat, jax.tree.map(lambda leaf: leaf[0], sent))
+    return jax.tree.map(jnp.asarray, sums), found
 
   def update(messages: Any, mask: Any, state: Any, weights: Any = None) -> Any:
     kept = np.flatnonzero(np.asarray(mask))
@@ -317,7 +320,7 @@ def _total(
   who sent negative numbers, which no noise hides: `decode` reduces the total alone.
   """
   places = {client: place for place, client in enumerate(ids)}
-  kind = np.uint32 if protocol.bits == 32 else np.uint64
+  kind = dtype_of(protocol.bits)
   zeros = np.zeros(mechanism.padded_dim, kind)
   if is_simulated(protocol):
     found = carried_out(protocol, ids, drops, lambda client: zeros)
@@ -348,12 +351,3 @@ def _row(sent: Any, weights: np.ndarray, place: int) -> np.ndarray:
   flat, weight = np.concatenate(leaves), float(weights[place])
   with np.errstate(all="ignore"):  # a warning would tell
     return np.zeros_like(flat) if weight == 0 else flat * weight
-
-
-def _unflattened(flat: np.ndarray, stacked: Any) -> Any:
-  """[dim] -> a tree like one row of `stacked`."""
-  leaves, treedef = jax.tree.flatten(stacked)
-  sizes = [math.prod(np.shape(leaf)[1:]) for leaf in leaves]
-  parts = np.split(flat, np.cumsum(sizes)[:-1])
-  shaped = [jnp.asarray(p.reshape(np.shape(leaf)[1:])) for p, leaf in zip(parts, leaves)]
-  return jax.tree.unflatten(treedef, shaped)

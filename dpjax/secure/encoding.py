@@ -20,7 +20,6 @@ messages and the sum of the weights, never either of one client.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +28,7 @@ import numpy as np
 
 from dpjax import trees, validate
 from dpjax.federated.aggregation import finite
+from dpjax.secure.sums.vectors import dtype_of
 from dpjax.types import Array, ArrayTree
 from dpjax.validate import UserError
 
@@ -154,7 +154,7 @@ def to_vector(encoded: Encoded, bits: int) -> np.ndarray:
   """
   leaves = [np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(encoded)]
   signed = np.concatenate(leaves).astype(np.uint32).view(np.int32)
-  return signed.astype(np.int64).astype(np.uint32 if bits == 32 else np.uint64)
+  return signed.astype(np.int64).astype(dtype_of(bits))
 
 
 def from_vector(vector: np.ndarray, like: Encoded) -> Encoded:
@@ -165,8 +165,4 @@ def from_vector(vector: np.ndarray, like: Encoded) -> Encoded:
   array([[1, 3]], dtype=uint32)
   """
   low = (vector & vector.dtype.type(2**32 - 1)).astype(np.uint32)
-  leaves, treedef = jax.tree.flatten(like)
-  ends = np.cumsum([math.prod(np.shape(leaf)) for leaf in leaves])
-  parts = np.split(low, ends[:-1])
-  shaped = [part.reshape(np.shape(leaf)) for part, leaf in zip(parts, leaves)]
-  return jax.tree.unflatten(treedef, shaped)
+  return trees.unflattened(low, like)

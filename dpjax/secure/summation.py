@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -41,6 +41,7 @@ from dpjax.secure.sums import (
   Summed,
   SumProtocol,
 )
+from dpjax.secure.sums.vectors import LazyVectors, dtype_of
 from dpjax.types import Array
 from dpjax.validate import UserError
 
@@ -223,7 +224,7 @@ def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
     _check_size(encoding, cohort)
     mapped = run(context, cohort)
-    zeros = np.zeros(trees.size(mapped.sums), _dtype(protocol))
+    zeros = np.zeros(trees.size(mapped.sums), dtype_of(protocol.bits))
     found = carried_out(protocol, cohort.ids, drops, lambda client: zeros)
     return with_cost(mapped, found)
 
@@ -253,10 +254,6 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
     return with_cost(mapped, found)._replace(sums=total, sent=None)
 
   return Way(lambda inner, client, partial: inner(client, None), sum_of)
-
-
-def _dtype(protocol: SumProtocol) -> Any:
-  return np.uint32 if protocol.bits == 32 else np.uint64
 
 
 def carried_out(
@@ -291,24 +288,6 @@ def with_cost(mapped: Mapped, found: Summed) -> Mapped:
   """Infos that say what a client had to send and receive, at most."""
   bits = np.full_like(mapped.info.upload_bits, 8 * found.cost.client_bytes)
   return mapped._replace(info=mapped.info._replace(upload_bits=bits))
-
-
-class LazyVectors(Mapping):
-  """Clients' vectors, computed as they are read: never two of them at once."""
-
-  def __init__(self, clients: set[int], make: Callable[[int], np.ndarray]):
-    self._clients, self._make = sorted(clients), make
-
-  def __getitem__(self, client: int) -> np.ndarray:
-    if client not in self._clients:
-      raise KeyError(client)
-    return self._make(client)
-
-  def __iter__(self):
-    return iter(self._clients)
-
-  def __len__(self) -> int:
-    return len(self._clients)
 
 
 def _check_size(encoding: Encoding, cohort: Cohort) -> None:

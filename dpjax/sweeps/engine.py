@@ -90,6 +90,15 @@ def expand(
   return found
 
 
+def slug(label: str) -> str:
+  """The words of a label, as part of a folder's name.
+
+  >>> slug("DLG, top-k")
+  'dlg-top-k'
+  """
+  return "-".join("".join(c if c.isalnum() else " " for c in label.lower()).split())
+
+
 def folder(workdir: pathlib.Path, name: str) -> pathlib.Path:
   """Of one run."""
   return workdir / "points" / name

@@ -51,10 +51,9 @@ def _axes(curve: RelevanceConfig) -> engine.Axes:
 
 
 def _point(label: str, config: RelevanceConfig, chosen: dict[str, Any]) -> Point:
-  slug = "-".join("".join(c if c.isalnum() else " " for c in label.lower()).split())
   (epsilon,), seed = config.epsilons, config.seed
   facts = {"variant": label, "epsilon_target": epsilon, "seed": seed}
-  return Point(f"{slug}-eps{epsilon:g}-seed{seed}", config, facts)
+  return Point(f"{engine.slug(label)}-eps{epsilon:g}-seed{seed}", config, facts)
 
 
 @bounds.names_fields

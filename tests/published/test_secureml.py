@@ -21,7 +21,7 @@ import pytest
 
 from dpjax import data
 from dpjax.secure import mpc
-from dpjax.secure.mpc import secureml
+from dpjax.secure.mpc import in_the_clear, secureml
 from tests.secure.mpc import test_secureml as small
 
 _OUT = pathlib.Path(__file__).parents[2] / "results" / "secure" / "secureml.json"
@@ -48,13 +48,15 @@ def train(epochs=_EPOCHS, steps=None):
   start = time.monotonic()
   found, (spent, dealt) = small.train_on_shares(network, x, targets, batches, _RECIPE)
   seconds = time.monotonic() - start
-  exact = small.plain(network, x, targets, batches, _RECIPE)
+  exact = in_the_clear.train(network, x, targets, batches, _RECIPE)
   start = time.monotonic()
   predict = lambda party, *shares: secureml.predict(party, *shares, _RECIPE, to=0)
   guesses = mpc.run(predict, *mpc.split((found, x_test))).outputs[0]
   return {
     "accuracy_on_shares": float(np.mean(guesses == y_test)),
-    "accuracy_plain": float(np.mean(small.classes(exact, x_test, _RECIPE) == y_test)),
+    "accuracy_plain": float(
+      np.mean(in_the_clear.predict(exact, x_test, _RECIPE) == y_test)
+    ),
     "steps": len(batches),
     "seconds": round(seconds, 1),
     "seconds_to_predict_10000": round(time.monotonic() - start, 1),
@@ -77,10 +79,12 @@ def zero_against_the_rest(epochs=1):
   start = time.monotonic()
   found, (spent, dealt) = small.train_on_shares(network, x, targets, batches, _RECIPE)
   seconds, right = time.monotonic() - start, y_test == 0
-  exact = small.plain(network, x, targets, batches, _RECIPE)
+  exact = in_the_clear.train(network, x, targets, batches, _RECIPE)
   return {
-    "accuracy_on_shares": float(np.mean(small.classes(found, x_test, _RECIPE) == right)),
-    "accuracy_plain": float(np.mean(small.classes(exact, x_test, _RECIPE) == right)),
+    "accuracy_on_shares": float(
+      np.mean(in_the_clear.predict(found, x_test, _RECIPE) == right)
+    ),
+    "accuracy_plain": float(np.mean(in_the_clear.predict(exact, x_test, _RECIPE) == right)),
     "steps": len(batches),
     "seconds": round(seconds, 1),
     "bytes_sent_by_each_party": spent.bytes_sent,

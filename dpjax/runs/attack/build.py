@@ -45,7 +45,7 @@ def digest(config: AttackConfig) -> bytes:
   """Of everything in the config that this attack reads, but for where data lie and what is
   only told. Public."""
   fields = to_dict(config)
-  for name in (other(config), "rows", "beside", "title"):
+  for name in (other(config), *config.of_table):
     fields.pop(name)
   fields[config.attack.room]["data"].pop("data_dir")
   return streams_lib.config_digest("attack", fields)

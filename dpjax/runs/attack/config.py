@@ -300,6 +300,7 @@ class AttackConfig(WithChoices):
   beside: dict[str, str] = dataclasses.field(default_factory=dict)
   seed: int = 0
   title: str = ""
+  of_table: ClassVar[tuple[str, ...]] = ("rows", "beside", "title")  # not of a run
 
   @property
   def data(self) -> Any:

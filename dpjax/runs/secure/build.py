@@ -46,7 +46,7 @@ class Computed(NamedTuple):
 def digest(config: SecureConfig) -> bytes:
   """Of everything in the config that this computation reads. Public."""
   fields = to_dict(config)
-  for name in ("rows", "title"):
+  for name in config.of_table:
     fields.pop(name)
   fields["train"]["data"].pop("data_dir")
   return streams_lib.config_digest("secure", fields)

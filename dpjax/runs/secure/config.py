@@ -160,6 +160,7 @@ class SecureConfig(WithChoices):
   rows: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   seed: int = 0
   title: str = ""
+  of_table: ClassVar[tuple[str, ...]] = ("rows", "title")  # not of a run
 
   @property
   def data(self) -> DataConfig:

@@ -17,7 +17,7 @@ from dpjax.runs.secure.build import Computed
 from dpjax.runs.secure.config import SecureConfig
 from dpjax.runs.streams import Streams
 from dpjax.secure import mpc
-from dpjax.secure.mpc import secureml
+from dpjax.secure.mpc import in_the_clear, secureml
 from dpjax.validate import UserError
 
 _CHUNK = 20  # gradient steps between two looks at the clock
@@ -25,13 +25,6 @@ _MOST = 2.0**15  # of a parameter: the ring's fixed point holds products of such
 _HIDES = (
   "rows, labels and the model from each party and from the dealer, who do not collude"
 )
-_OUTPUTS = {
-  "sigmoid": lambda z: np.clip(z + 0.5, 0, 1),
-  "normalized_relu": lambda z: (
-    np.maximum(z, 0) / (np.maximum(z, 0).sum(axis=1, keepdims=True) + 2**-6)
-  ),
-  "linear": lambda z: z,
-}
 
 
 class _Rows(NamedTuple):
@@ -92,7 +85,7 @@ def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
   start = secureml.initial(sizes, seed=config.seed)
   batches = np.concatenate(orders).reshape(-1, task.batch_size)
   with np.errstate(all="ignore"):
-    plain = _plain(loaded, start, batches, recipe)
+    plain = in_the_clear.train(start, loaded.x, loaded.y, batches, recipe)
   if not max(np.abs(leaf).max() for leaf in jax.tree.leaves(plain)) < _MOST:
     raise UserError(
       f"task.learning_rate={task.learning_rate}: diverges in float64, too; must be smaller"
@@ -115,7 +108,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   ).outputs[0]
   asking, found = time.monotonic() - begun, mpc.join(zero, one)
   accuracy = float(np.mean(guesses == truth))
-  usual = float(np.mean(_classes(ready.plain, x, ready.recipe) == truth))
+  usual = float(np.mean(in_the_clear.predict(ready.plain, x, ready.recipe) == truth))
   pairs = zip(jax.tree.leaves(list(found)), jax.tree.leaves(ready.plain))
   sizes = [rows.x.shape[1], *task.hidden, rows.y.shape[1]]
   return Computed(
@@ -196,44 +189,3 @@ def _network(state: Mapping[str, Any], party: int) -> tuple[secureml.Dense, ...]
   return tuple(
     secureml.Dense(part(place, "kernel"), part(place, "bias")) for place in range(count)
   )
-
-
-# --- the same in float64
-
-
-def _forward(network: Sequence[secureml.Dense], x: np.ndarray, hidden: str) -> Any:
-  """(scores, input of each layer, slope of each hidden one)."""
-  inputs, slopes = [x], []
-  for kernel, bias in network[:-1]:
-    z = inputs[-1] @ kernel + bias
-    inputs.append(np.maximum(z, 0) if hidden == "relu" else z * z)
-    slopes.append(z >= 0 if hidden == "relu" else 2 * z)
-  return inputs[-1] @ network[-1].kernel + network[-1].bias, inputs, slopes
-
-
-def _plain(
-  rows: _Rows,
-  start: Sequence[secureml.Dense],
-  batches: np.ndarray,
-  recipe: secureml.Recipe,
-) -> list[secureml.Dense]:
-  """What `secureml.train` does."""
-  network = list(start)
-  for batch in batches:
-    scores, inputs, slopes = _forward(network, rows.x[batch], recipe.hidden)
-    error = _OUTPUTS[recipe.output](scores) - rows.y[batch]
-    rate = recipe.learning_rate / len(batch)
-    for place in reversed(range(len(network))):
-      kernel, bias = network[place]
-      steps = rate * inputs[place].T @ error, rate * error.sum(0)
-      network[place] = secureml.Dense(kernel - steps[0], bias - steps[1])
-      error = (error @ kernel.T) * slopes[place - 1] if place else error
-  return network
-
-
-def _classes(
-  network: Sequence[secureml.Dense], x: np.ndarray, recipe: secureml.Recipe
-) -> np.ndarray:
-  scores = _forward(network, x, recipe.hidden)[0]
-  middle = 0.5 if recipe.output == "linear" else 0.0
-  return scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] >= middle).astype(int)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from dpjax.runs.secure.config import SecureConfig
 from dpjax.runs.streams import Streams
 from dpjax.schema.fields import name_of
 from dpjax.secure.sums import Drops
+from dpjax.secure.sums.vectors import LazyVectors, dtype_of
 
 # Protocol -> what it hides, from whom.
 _HIDES = {
@@ -27,30 +27,22 @@ _HIDES = {
 }
 
 
-class _Drawn(Mapping[int, np.ndarray]):
-  """Vectors that are drawn when they are read, so that memory is flat in their number."""
+def _drawn(config: SecureConfig, seed: int) -> LazyVectors:
+  """Clients' integers; memory is flat in their number."""
+  task = config.task
+  bits = getattr(config.protocol, "bits", None)  # CKKS has none: fractions in [0, 1)
 
-  def __init__(self, config: SecureConfig, seed: int):
-    self._task, self._seed = config.task, seed
-    bits = getattr(config.protocol, "bits", None)  # CKKS has none: fractions in [0, 1)
-    self._dtype = np.dtype(np.float64 if bits is None else f"uint{bits}")
-
-  def __getitem__(self, who: int) -> np.ndarray:
-    task = self._task
-    drawn = np.random.default_rng([self._seed, who])
+  def draw(who: int) -> np.ndarray:
+    drawn = np.random.default_rng([seed, who])
     numbers = drawn.integers(0, 2**task.entry_bits, task.length, dtype=np.uint64)
-    fractions = self._dtype.kind == "f"
-    return numbers / 2.0**task.entry_bits if fractions else numbers.astype(self._dtype)
+    scaled = numbers / 2.0**task.entry_bits
+    return scaled if bits is None else numbers.astype(dtype_of(bits))
 
-  def __iter__(self) -> Iterator[int]:
-    return iter(range(self._task.num_clients))
-
-  def __len__(self) -> int:
-    return self._task.num_clients
+  return LazyVectors(range(task.num_clients), draw)
 
 
 class _Ready(NamedTuple):
-  vectors: _Drawn
+  vectors: LazyVectors
   drops: Drops
 
 
@@ -68,7 +60,7 @@ def prepare(config: SecureConfig, loaded: str, random: Streams) -> _Ready:
   """The clients; the last ones fall silent."""
   task = config.task
   silent = frozenset(range(task.num_clients - task.silent, task.num_clients))
-  return _Ready(_Drawn(config, random.order), Drops(before_upload=silent))
+  return _Ready(_drawn(config, random.order), Drops(before_upload=silent))
 
 
 def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:

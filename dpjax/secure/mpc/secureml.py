@@ -68,6 +68,11 @@ class Recipe:
     validate.one_of(_OUTPUTS, output=self.output)
     validate.positive(learning_rate=self.learning_rate)
 
+  @property
+  def middle(self) -> float:
+    """From this score on, a single output says class 1."""
+    return 0.5 if self.output == "linear" else 0.0
+
   def shift(self, batch_size: int) -> int:
     """s of learning_rate / batch_size = 2^-s."""
     validate.integer_at_least(1, batch_size=batch_size)
@@ -218,7 +223,6 @@ def predict(
   if found.shape[1] > 1:
     place = comparison.argmax(party, found)
   else:
-    middle = 0.5 if recipe.output == "linear" else 0.0
-    offset = ring64.encode(middle * (party.number == 0), party.frac_bits)
+    offset = ring64.encode(recipe.middle * (party.number == 0), party.frac_bits)
     place = comparison.signs(party, found[:, 0] - offset).bit
   return private_values.reveal(party, place, to=to, frac_bits=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +26,11 @@ def bits_needed(num_clients: int, largest: int) -> int:
   validate.integer_at_least(1, num_clients=num_clients)
   validate.integer_at_least(0, largest=largest)
   return max(1, (int(num_clients) * int(largest)).bit_length())
+
+
+def dtype_of(bits: int) -> np.dtype:
+  """uint32 or uint64; arithmetic on it is modulo 2^bits."""
+  return np.dtype(f"uint{bits}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,8 +61,8 @@ class SumSettings:
 
   @property
   def dtype(self) -> np.dtype:
-    """uint32 or uint64; arithmetic on it is modulo 2^bits."""
-    return np.dtype(f"uint{self.bits}")
+    """Of every vector and of the total."""
+    return dtype_of(self.bits)
 
 
 class Present(NamedTuple):
@@ -113,6 +118,24 @@ def enough(settings: SumSettings, survivors: int, phase: str) -> None:
       f"min_survivors={settings.min_survivors}: only {survivors} clients are left {phase}; "
       "nothing was revealed"
     )
+
+
+class LazyVectors(Mapping[int, np.ndarray]):
+  """Clients' vectors, computed as they are read: never two of them at once."""
+
+  def __init__(self, clients: Iterable[int], make: Callable[[int], np.ndarray]):
+    self._clients, self._make = dict.fromkeys(sorted(clients)), make
+
+  def __getitem__(self, client: int) -> np.ndarray:
+    if client not in self._clients:
+      raise KeyError(client)
+    return self._make(client)
+
+  def __iter__(self) -> Iterator[int]:
+    return iter(self._clients)
+
+  def __len__(self) -> int:
+    return len(self._clients)
 
 
 class Reader:

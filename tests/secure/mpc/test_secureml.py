@@ -5,50 +5,11 @@ import numpy as np
 import pytest
 
 from dpjax.secure import mpc
-from dpjax.secure.mpc import secureml
+from dpjax.secure.mpc import in_the_clear, secureml
 from dpjax.validate import UserError
 
 pytest.importorskip("cryptography", reason="needs the extra 'secure'")
 pytest.importorskip("Crypto", reason="needs the extra 'secure'")
-
-_OUTPUT = {
-  "sigmoid": lambda z: np.clip(z + 0.5, 0, 1),
-  "normalized_relu": lambda z: (
-    np.maximum(z, 0) / (np.maximum(z, 0).sum(1)[:, None] + 2**-6)
-  ),
-  "linear": lambda z: z,
-}
-
-
-def _forward(network, x, hidden):
-  inputs, slopes = [x], []
-  for kernel, bias in network[:-1]:
-    z = inputs[-1] @ kernel + bias
-    inputs.append(np.maximum(z, 0) if hidden == "relu" else z * z)
-    slopes.append(z >= 0 if hidden == "relu" else 2 * z)
-  return inputs[-1] @ network[-1].kernel + network[-1].bias, inputs, slopes
-
-
-def plain(network, x, y, batches, recipe):
-  """The oracle: what `secureml.train` does, in float64."""
-  network = list(network)
-  for batch in batches:
-    scores, inputs, slopes = _forward(network, x[batch], recipe.hidden)
-    error, rate = (
-      _OUTPUT[recipe.output](scores) - y[batch],
-      recipe.learning_rate / len(batch),
-    )
-    for place in reversed(range(len(network))):
-      kernel, bias = network[place]
-      steps = rate * inputs[place].T @ error, rate * error.sum(0)
-      network[place] = secureml.Dense(kernel - steps[0], bias - steps[1])
-      error = (error @ kernel.T) * slopes[place - 1] if place else error
-  return network
-
-
-def classes(network, x, recipe):
-  scores = _forward(network, x, recipe.hidden)[0]
-  return scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] >= 0).astype(int)
 
 
 def train_on_shares(network, x, y, batches, recipe, **settings):
@@ -80,7 +41,7 @@ def test_a_network_is_that_of_floating_point(hidden, output, rate, truncation):
   network = secureml.initial((6, 5, 3), seed=1)
   recipe = secureml.Recipe(hidden=hidden, output=output, learning_rate=rate)
   found, _ = train_on_shares(network, x, y, batches, recipe, seed=0, truncation=truncation)
-  exact = plain(network, x, y, batches, recipe)
+  exact = in_the_clear.train(network, x, y, batches, recipe)
   moved = max(np.max(abs(a - b)) for a, b in _pairs(network, exact))
   assert moved > 0.01
   assert max(np.max(abs(a - b)) for a, b in _pairs(found, exact)) < 1e-3
@@ -106,7 +67,7 @@ def test_logistic_regression_on_breast_cancer_is_as_accurate_as_plain():
   recipe = secureml.Recipe(learning_rate=0.5)
   rng = np.random.default_rng(1)
   batches = np.stack([rng.choice(456, 64, replace=False) for _ in range(70)])
-  exact = plain(network, x, y, batches, recipe)
+  exact = in_the_clear.train(network, x, y, batches, recipe)
 
   def program(party, network, x, y, x_test):
     network = secureml.train(party, network, x, y, batches, recipe)
@@ -115,7 +76,7 @@ def test_logistic_regression_on_breast_cancer_is_as_accurate_as_plain():
   ran = mpc.run(program, *mpc.split((network, x, y, x_test)))
   (zero, nothing), (one, answers) = ran.outputs
   assert nothing is None  # who does not ask learns nothing
-  assert (answers == classes(exact, x_test, recipe)).all()
+  assert (answers == in_the_clear.predict(exact, x_test, recipe)).all()
   assert np.mean(answers == y_test[:, 0]) >= 0.97
   assert max(np.max(abs(a - b)) for a, b in _pairs(mpc.join(zero, one), exact)) < 1e-3
 
@@ -128,7 +89,7 @@ def test_predictions_of_several_classes_for_both():
     lambda party, network, x: secureml.predict(party, network, x, recipe),
     *mpc.split((network, x)),
   )
-  assert (ran.outputs[0] == classes(network, x, recipe)).all()
+  assert (ran.outputs[0] == in_the_clear.predict(network, x, recipe)).all()
   assert (ran.outputs[0] == ran.outputs[1]).all()
 
 
@@ -145,7 +106,7 @@ def test_a_training_that_broke_off_goes_on_from_the_shares_that_both_kept(tmp_pa
     files = [np.load(tmp_path / f"{number}.npz") for number in (0, 1)]
     found = [_layers(file) for file in files]
     shares = [(layers, *rest) for layers, (_, *rest) in zip(found, shares)]
-  exact = plain(network, x, y, batches, recipe)
+  exact = in_the_clear.train(network, x, y, batches, recipe)
   assert max(np.max(abs(a - b)) for a, b in _pairs(mpc.join(*found), exact)) < 1e-3
 
 
