@@ -81,12 +81,13 @@ class Plan:
     )
     if self.noise_multiplier:  # without such a number z is not what runs
       validate.positive(noise_std=float(self.noise_multiplier) * self.l2_bound)
-    tightest = accounting.proved_for(self.sampler.law).accountants[0]
+    law, name = self.sampler.law, type(self.sampler).__name__
+    tightest = accounting.proved_for(law).accountants[0]
     object.__setattr__(self, "accountant", self.accountant or tightest)
-    asked, name = str(self.neighboring_relation), type(self.sampler).__name__
-    relation = accounting.checked_relation(self.sampler.law, asked, name)
+    relation = accounting.checked_relation(law, str(self.neighboring_relation), name)
     object.__setattr__(self, "neighboring_relation", NeighboringRelation(relation))
     self._check_shape()
+    accounting.check_event(law, self._event_at(0), relation, self.accountant, name)
 
   def _check_shape(self) -> None:
     shape, participation = self.noise_shape, self.sampler.participation

@@ -46,6 +46,7 @@ from dpjax.accounting.proved import PROVED as PROVED
 from dpjax.accounting.proved import RELATIONS as RELATIONS
 from dpjax.accounting.proved import Proved as Proved
 from dpjax.accounting.proved import accountants_for as accountants_for
+from dpjax.accounting.proved import check_event as check_event
 from dpjax.accounting.proved import checked_relation as checked_relation
 from dpjax.accounting.proved import proved_for as proved_for
 from dpjax.accounting.statement import delta_warning as delta_warning

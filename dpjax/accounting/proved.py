@@ -12,6 +12,7 @@ import dp_accounting as dpa
 
 from dpjax import validate
 from dpjax.accounting.discrete import SkellamDpEvent
+from dpjax.accounting.events import parts
 from dpjax.passes import RandomAllocationDpEvent
 from dpjax.validate import UserError
 
@@ -84,6 +85,33 @@ def checked_relation(law: str, asked: str, name: str) -> str:
       f"neighboring_relation={relation!r}: {name} is proved only under {', '.join(allowed)}"
     )
   return relation
+
+
+def check_event(law: str, event: Any, relation: str, asked: str, name: str) -> None:
+  """UserError, which names the sampler, where an accountant has no analysis of its row or of
+  the event that it states, or where that event is not proved under the relation.
+
+  >>> event = dpa.SampledWithoutReplacementDpEvent(9, 3, dpa.GaussianDpEvent(1.0))
+  >>> check_event("fixed_size", event, "replace_one", "pld", "FixedSizeSampler")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: accountant='pld': has no analysis of FixedSizeSampler; use ...
+  """
+  laws = {law_of(part) for part in parts(event)}
+  if asked not in ACCOUNTANTS or event == dpa.NonPrivateDpEvent():
+    return
+  for own in laws:
+    if relation not in PROVED[own].relations:
+      raise UserError(
+        f"neighboring_relation={relation!r}: the event of {name}, {own}, is accounted under "
+        f"{' or '.join(PROVED[own].relations)}"
+      )
+  rows = [PROVED[own].accountants for own in (law, *laws)]
+  known = [one for one in ACCOUNTANTS if all(one in row for row in rows)]
+  if asked not in known:
+    ways = " or ".join(map(repr, known))
+    told = f"use accountant={ways}" if known else f"it is charged as {', '.join(laws)}"
+    raise UserError(f"accountant={asked!r}: has no analysis of {name}; {told}")
 
 
 def law_of(part: Any) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import dp_accounting as dpa
@@ -15,6 +15,7 @@ from scipy import special, stats
 
 from dpjax import sampling
 from dpjax.checks.subject import SEED, Row, Subject, not_applicable, row
+from dpjax.passes import RandomAllocationDpEvent
 
 _Z = 6.0
 _DRAWS = (50, 400)  # batches whose law is looked at: fewest and most
@@ -165,12 +166,15 @@ def sampler_law(subject: Subject) -> Row:
     return _participation(subject, name, n)
   if subject.plan.sampler.law == "shuffled":
     return _once_an_epoch(subject, name, n)
-  law = _law(subject.plan.step_event(0), n)
+  event: Any = subject.plan.step_event(0)
+  if isinstance(event, RandomAllocationDpEvent):
+    return _once_a_pass(subject, name, n, event.num_steps)
+  law = _law(event, n)
   if law is None:
-    return _each_once(subject, name, n)
+    return _no_oftener(subject, name, n, event)
   found, draws = [], []
   for steps in _stretches(subject.plan, n):
-    drawn = [np.asarray(subject.draw(n, seed=SEED, step=t)) for t in steps]
+    drawn = _drawn(subject, n, steps)
     found += _law_deviations(drawn, law)
     draws += drawn
   found += [*_pair_deviations(draws, law), *_run_deviations(subject, law)]
@@ -184,17 +188,45 @@ def sampler_law(subject: Subject) -> Row:
   return row(name, worst, _Z, f"largest z of {len(found)} laws over {many} draws: {what}")
 
 
-def _each_once(subject: Subject, name: str, n: int) -> Row:
-  """Where no sampling is charged: of a sampler that is not ours, that no step draws an example
-  twice, which would be twice its bound."""
-  if not sampling.assumption(subject.plan.sampler):
-    return not_applicable(name, "no sampling is charged")
-  steps = (step for stretch in _stretches(subject.plan, n) for step in stretch)
-  draws = [np.asarray(subject.draw(n, seed=SEED, step=step)) for step in steps]
+def _drawn(subject: Subject, n: int, steps: Iterable[int]) -> list[np.ndarray]:
+  return [np.asarray(subject.draw(n, seed=SEED, step=step)) for step in steps]
+
+
+def _once_a_pass(subject: Subject, name: str, n: int, length: int) -> Row:
+  """Every example is in one step of each pass. Steps of different passes are independent, each
+  a Poisson sample."""
+  times = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
+  draws = _drawn(subject, n, (turn * length + turn % length for turn in range(times)))
+  law = _law(dpa.PoissonSampledDpEvent(1 / length, dpa.NoOpDpEvent()), n)
+  assert law is not None
+  found = [*_law_deviations(draws, law), *_pair_deviations(draws, law)]
+  found.append((_most_alike(draws, n), "likeness"))
+  for turn in (0, 1, times):
+    whole = np.concatenate(_drawn(subject, n, range(turn * length, (turn + 1) * length)))
+    once = np.array_equal(np.sort(whole), np.arange(n))
+    found.append((0.0 if once else math.inf, f"every example once in pass {turn}"))
+  worst, what = max(found)
+  told = f"largest z of {len(found)} laws over {times} passes of {length} steps: {what}"
+  return row(name, worst, _Z, told)
+
+
+def _no_oftener(subject: Subject, name: str, n: int, event: Any) -> Row:
+  """Of a sampler whose whole law is not written here: no step draws an example twice, which
+  would be twice its bound, and no example comes oftener than its event says."""
+  if not subject.plan.is_private:
+    return not_applicable(name, "no epsilon is claimed")
+  draws = _drawn(subject, n, itertools.chain(*_stretches(subject.plan, n)))
   twice = sum(drawn.size - np.unique(drawn).size for drawn in draws)
-  return row(
-    name, twice, 0, f"examples drawn again in the same step, of {len(draws)} steps"
+  times, charged = len(draws), "no sampling is charged"
+  if not isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+    told = f"examples drawn again in the same step, of {times} steps; {charged}"
+    return row(name, twice, 0, told)
+  chance = event.sample_size / event.source_dataset_size
+  counts = np.bincount(np.concatenate(draws), minlength=n)
+  told = (
+    f"z of the example that came oftenest in {times} steps; charged: {chance:.4g} of them"
   )
+  return row(name, math.inf if twice else _most(counts, times, chance), _Z, told)
 
 
 def _overlap_law(a: Any, b: Any, n: int) -> tuple[Any, Any]:

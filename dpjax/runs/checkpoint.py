@@ -25,6 +25,7 @@ from dpjax.validate import UserError
 
 FOLDER = "checkpoints"
 _KEEP = 2  # the newest, and one before it
+_ALONE = "state"
 
 
 def to_arrays(tree: ArrayTree) -> Any:
@@ -44,6 +45,12 @@ def to_keys(arrays: ArrayTree, like: ArrayTree) -> Any:
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
 
   return jax.tree.map(wrap, arrays, like)
+
+
+def _tree(arrays: ArrayTree) -> Any:
+  """As it is; an array by itself in a dict, for the library saves containers alone."""
+  alone = jax.tree_util.treedef_is_leaf(jax.tree.structure(arrays))
+  return {_ALONE: arrays} if alone else arrays
 
 
 def newest(workdir: pathlib.Path) -> int | None:
@@ -108,7 +115,7 @@ class Checkpoints:
 
   def _write(self, step: int, state: Any, meta: dict[str, Any]) -> None:
     args = ocp.args.Composite(
-      state=ocp.args.StandardSave(to_arrays(state)), meta=ocp.args.JsonSave(meta)
+      state=ocp.args.StandardSave(_tree(to_arrays(state))), meta=ocp.args.JsonSave(meta)
     )
     try:
       self._manager.save(step, args=args, force=True)
@@ -132,7 +139,7 @@ class Checkpoints:
 
   def _read(self, like: Any, into: list[Any]) -> dict[str, Any]:
     """The meta data; the arrays go `into` a list."""
-    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _tree(like))
     args = ocp.args.Composite(
       state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()
     )
@@ -144,7 +151,7 @@ class Checkpoints:
         f"checkpoint={self.directory / str(self._latest)}: cannot be read ({reason}); nothing "
         "was changed, remove this directory to go on from an earlier step"
       ) from error
-    into.append(restored.state)
+    into.append(restored.state if _tree(like) is like else restored.state[_ALONE])
     return restored.meta
 
   def close(self) -> None:

@@ -20,25 +20,30 @@ import importlib
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
 
 import jax
 
 from dpjax import names, noise, trees
 from dpjax.accounting import Ledger
 from dpjax.federated import processes
-from dpjax.runs import checkpoint, provenance, report, streams, writers
+from dpjax.runs import checkpoint, provenance, streams, writers
+from dpjax.runs import job as job_lib
 from dpjax.runs import workdir as owner
-from dpjax.runs.promise import Promise
+from dpjax.runs.job import Ended as Ended
+from dpjax.runs.job import Fit as Fit
+from dpjax.runs.job import Job as Job
+from dpjax.runs.job import Play as Play
+from dpjax.runs.job import Result, Scores
+from dpjax.runs.job import Work as Work
+from dpjax.runs.job import every as every
+from dpjax.runs.job import single as single
 from dpjax.runs.streams import Streams
 from dpjax.schema import fields
 from dpjax.types import Config
 from dpjax.validate import UserError
 
 SAVE_SECONDS = 10.0  # between two checkpoints of a work that does not say when
-Scores = dict[str, float]
-Result = dict[str, Any]
 
 
 class Interrupted(Exception):
@@ -47,93 +52,6 @@ class Interrupted(Exception):
   def __init__(self, signum: int, step: int):
     super().__init__(f"stopped at step {step} and saved; run the same command to go on")
     self.signum = signum
-
-
-class Work(NamedTuple):
-  """A training as data: what the loop does, step by step, from any step on."""
-
-  num_steps: int
-  init: Callable[[], Any]  # -> state, a tree of arrays and keys
-  step: Callable[[Any, Any], tuple[Any, Any]]  # (state, draw) -> (state, info)
-  draws: Callable[[int], Iterable[Any]]  # from step t on, each a function of (stream, t)
-  released: Callable[[Any], Any]  # of a state: what may leave
-  evaluate: Callable[[Any], Scores] | None  # of a state, on public data; None: no rows
-  promise: Promise | None = None  # what each step is charged; None: it is charged elsewhere
-  row_at: Callable[[int], int | None] = lambda step: step  # number of its row, if any
-  observe: Callable[[Any, Any, int], Scores] = lambda state, info, step: {}  # more of a row
-  enough: Callable[[Scores], bool] = lambda row: False  # whether a row ends it early
-  save_every: int | None = None  # steps; None: by the clock
-  name: str = "train"  # on the progress bar
-  phase: str = ""  # folder of its checkpoints, where a run has several works
-  steps_are: str = "optimizer steps"  # in the picture
-  planned: Callable[[], Result] = dict  # of result.json what is known before the first step
-  # What it says besides: (state, the promise's facts, rows of metrics).
-  describe: Callable[[Any, Result, list[Result]], Result] = lambda state, facts, rows: {}
-
-
-class Ended(NamedTuple):
-  """What a run leaves."""
-
-  params: Any
-  result: Callable[[pathlib.Path], Result]  # all that is not the same for every kind
-  write: Callable[[pathlib.Path], None] = lambda folder: None  # more, before result.json
-  finish: Callable[[pathlib.Path], None] = lambda folder: None  # and what needs it
-  saved_as: str = owner.PARAMS  # what `params` is called in the folder
-
-
-Fit = Callable[[Work], "Running"]  # does a work, or what is left of it
-Play = Callable[[Fit], Ended]  # does the works of a run, in a row
-
-
-class Job(NamedTuple):
-  """One run before anything of it is computed: made by the `build` of its kind."""
-
-  config: Config  # what config.json holds, and whose the folder is
-  digest: bytes  # `streams.config_digest` of all in it that decides what is computed
-  seed: int
-  data_name: str  # for messages
-  data: Callable[[], bytes]  # reads them; `dpjax.data.digest` of all that is trained on
-  start: Callable[[Streams], Play]  # builds the parts; UserError: the run is refused
-  release: bool = False  # its streams come from the operating system
-
-
-def every(count: int, step: int, num_steps: int) -> int | None:
-  """A `row_at`: each `count` steps, and the last.
-
-  >>> [every(2, step, 5) for step in range(1, 6)]
-  [None, 2, None, 4, 5]
-  """
-  return step if step % count == 0 or step == num_steps else None
-
-
-def single(work: Work) -> Play:
-  """A run of one work. Refused here, before its folder is claimed, if it would overspend."""
-  if work.promise is not None:
-    work.promise.check_budget(Ledger())
-
-  def play(fit: Fit) -> Ended:
-    fitted = fit(work)
-    finish = lambda folder: report.train_report(folder, steps=work.steps_are)
-    result = lambda folder: _result(work, fitted, folder)
-    return Ended(work.released(fitted.state), result, finish=finish)
-
-  return play
-
-
-def _result(work: Work, fitted: Running, folder: pathlib.Path) -> Result:
-  facts: Result = {"epsilon": None, "epsilon_kind": "none"}
-  if work.promise is not None:
-    facts = work.promise.facts(fitted.ledger, fitted.final_epsilon)
-    facts["privacy_statement"] = work.promise.statement(fitted.ledger.num_steps)
-  scores = {} if work.evaluate is None else work.evaluate(fitted.state)
-  return {
-    **facts,
-    **{f"test_{name}": value for name, value in scores.items()},
-    "num_steps": fitted.ledger.num_steps,
-    "ledger": fitted.ledger.to_json(),
-    **work.planned(),
-    **work.describe(fitted.state, facts, writers.read_metrics(folder)),
-  }
 
 
 # --- a run
@@ -147,7 +65,17 @@ def job_of(config: Config, data: object = None) -> Job:
     data: as the `load_data` of that module returns them, to share them between runs.
   """
   room, _, _ = type(config).__module__.rpartition(".")
-  return importlib.import_module(f"{room}.build").build(config, data)
+  try:
+    made_by = importlib.import_module(f"{room}.build" if room else "build")
+  except ModuleNotFoundError as error:
+    if error.name != f"{room}.build".lstrip("."):
+      raise
+    raise UserError(
+      f"config={type(config).__name__}: must be of a module beside which a build.py lies, "
+      f"whose build(config) returns a Job; there is no {error.name!r}"
+    ) from None
+  given = () if data is None else (data,)
+  return job_lib.checked(made_by.build(config, *given))
 
 
 def train(config: Config, workdir: pathlib.Path | str, *, data: object = None) -> Result:
@@ -183,6 +111,7 @@ def run(
     PeerLost: another process of this run is gone.
   """
   folder = pathlib.Path(workdir)
+  job_lib.checked(job)
   if job.release and jax.process_count() > 1:
     raise UserError(
       f"release=True: must be run by one process, not {jax.process_count()}: its keys leave "
@@ -193,7 +122,7 @@ def run(
   if done is not None:
     return done
   data, random, run_id = admitted(job, folder, meta)
-  play = job.start(random)
+  play = job_lib.started(job, random)
 
   def taken(held: contextlib.ExitStack) -> None:
     held.enter_context(writers.alone_in(folder, checkpoint.FOLDER))
@@ -215,7 +144,7 @@ def run(
 
 def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
   """(digest of data, streams, name of the run), or UserError: `meta` is not of such a run."""
-  data = job.data()
+  data = job_lib.data_of(job)
   processes.same(data=data.hex())  # compared by what follows from it, and never shown
   processes.on_first(lambda: _check_same(job, folder, meta, data))
   random = _streams(job, data, meta)
@@ -228,7 +157,7 @@ def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | N
   """The result of a run that is done."""
   done = owner.finished(folder, job.config)
   if done is not None and meta:  # else its checkpoints were taken away
-    _check_same(job, folder, meta, job.data())
+    _check_same(job, folder, meta, job_lib.data_of(job))
   return done
 
 
@@ -323,8 +252,8 @@ class Running:
   """The state of a running work; one object so that each phase stays a short method."""
 
   def __init__(self, work: Work, fit: _Fit):
-    self.work, self.fit, self.metrics = work, fit, None
-    self.state, self.ledger, self.step = work.init(), Ledger(), 0
+    self.work, self.fit, self.metrics = job_lib.checked_work(work), fit, None
+    self.state, self.ledger, self.step = job_lib.begun(work), Ledger(), 0
     self.reached, self.saved_at = False, time.monotonic()  # work.enough; by the clock
     self.checkpoints = checkpoint.Checkpoints(fit.folder, work.phase)
     if self.checkpoints.latest_step() is None:
@@ -382,8 +311,7 @@ class Running:
     """Scores, and epsilon of the steps so far: a point of its curve costs as much as the
     accounting of a whole run."""
     work = self.work
-    assert work.evaluate is not None
-    row = {f"test_{name}": v for name, v in work.evaluate(self.state).items()}
+    row = job_lib.scored(work, self.state)
     if work.promise is None or work.promise.kind == "none":
       return row
     last = self.step == work.num_steps
@@ -422,7 +350,7 @@ class Running:
       return
     with self._bar() as bar:
       for draw in work.draws(self.step):
-        self.state, info = work.step(self.state, draw)
+        self.state, info = job_lib.stepped(work, self.state, draw)
         self.charge()
         row = None if work.evaluate is None else work.row_at(self.step)
         shown = {} if row is None else self.record(row, info)
@@ -436,6 +364,10 @@ class Running:
           return
         if stop:
           raise Interrupted(stop, self.step)
+    raise UserError(
+      f"Work.draws: must yield a draw for each step; it ended after {self.step} of "
+      f"num_steps={work.num_steps}"
+    )
 
   def _bar(self) -> contextlib.AbstractContextManager[writers.Progress | None]:
     if not processes.is_first():

@@ -7,6 +7,7 @@ display is needed. Colours are those of Okabe and Ito (2008), told apart by ever
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import math
 import os
@@ -33,9 +34,9 @@ Row = dict[str, Any]
 def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") -> None:
   """Writes `workdir`/report.png and report.csv from metrics.jsonl and result.json.
 
-  Two panels over the steps (`steps` is their name): test accuracy, and the epsilon spent
-  so far with what it means; a run without an epsilon has the first panel only. A run that has not
-  finished (no result.json) is drawn as far as it came.
+  Two panels over the steps (`steps` is their name): test accuracy, or the first score that there
+  is, and the epsilon spent so far with what it means; a run without an epsilon has the first
+  panel only. A run that has not finished (no result.json) is drawn as far as it came.
 
   Raises:
     UserError: there are no metrics.
@@ -50,7 +51,11 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
   path = workdir / writers.RESULT
   result = writers.read_json(path) if path.exists() else {}
   write_csv(workdir / "report.csv", rows)
-  panels = [_draw_accuracy] + [_draw_epsilon] * bool(_series(rows, "epsilon")[0])
+  score = _score(rows)
+  panels = [] if score is None else [functools.partial(_draw_score, score)]
+  panels += [_draw_epsilon] * bool(_series(rows, "epsilon")[0])
+  if not panels:
+    return
   figure = Figure(figsize=(4.4 * len(panels), 3.4), layout="constrained")
   axes = figure.subplots(1, len(panels), squeeze=False)[0]
   for axis, draw in zip(axes, panels):
@@ -86,17 +91,22 @@ def meaning(result: Row) -> str:
   return f"{kind}, delta = {told}, {relation}, per {unit}"
 
 
-def _draw_accuracy(axes: Axes, rows: list[Row], result: Row, xlabel: str) -> None:
-  steps, values = _series(rows, "test_accuracy")
+def _score(rows: list[Row]) -> str | None:
+  """The column of accuracy, or of the first score."""
+  columns = [name for row in rows for name in row if name.startswith("test_")]
+  return "test_accuracy" if "test_accuracy" in columns else next(iter(columns), None)
+
+
+def _draw_score(score: str, axes: Axes, rows: list[Row], result: Row, xlabel: str) -> None:
+  (steps, values), title = _series(rows, score), score.replace("_", " ")
   axes.plot(steps, values, color=PALETTE[0], marker="o", markersize=3, linewidth=1.4)
-  title = "test accuracy"
+  label = title
   if result:
     method = f", {result['method']}" if result["epsilon_kind"] != "none" else ""
     private = "" if method else f", {result['method']}: not private"
-    title = (
-      f"{result['dataset']}{method}{private}: {result['test_accuracy']:.3f} at the end"
-    )
-  style(axes, title=title, xlabel=xlabel, ylabel="test accuracy")
+    last = writers.number(result[score])
+    title = f"{result['dataset']}{method}{private}: {last:.3f} at the end"
+  style(axes, title=title, xlabel=xlabel, ylabel=label)
 
 
 def _draw_epsilon(axes: Axes, rows: list[Row], result: Row, xlabel: str) -> None:

@@ -167,10 +167,11 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
 
 
 def save_params(path: pathlib.Path, params: Params) -> None:
-  """The released model alone, without the noise key: one array per path."""
+  """The released model alone, without the noise key: one array per path; an array by itself is
+  called "params"."""
   leaves = jax.tree_util.tree_leaves_with_path(params)
   arrays: dict[str, Any] = {
-    jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+    jax.tree_util.keystr(path, simple=True, separator="/") or "params": np.asarray(leaf)
     for path, leaf in leaves
   }
   np.savez(path, **arrays)

@@ -1,14 +1,16 @@
 """A kind of run is one folder with config.py and build.py, and needs no change of dpjax."""
 
+import dataclasses
 import importlib
 import sys
 import textwrap
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dpjax.accounting import Ledger
-from dpjax.runs import loop, promise, writers
+from dpjax.runs import loop, promise, report, writers
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after
 
@@ -67,7 +69,7 @@ def _work(config, x, random):
     evaluate=lambda state: {"accuracy": 1 - float(jnp.abs(state.params - 0.3).max())},
     promise=promise.of_plan(plan, n),
     save_every=3,
-    describe=lambda *_: {"task": "mean", "dataset": "rows", "method": "private_mean"},
+    planned=lambda: {"task": "mean", "dataset": "rows", "method": "private_mean"},
   )
 """
 
@@ -108,3 +110,108 @@ def test_a_private_mean_is_a_run_like_any_other(config, tmp_path, monkeypatch, c
   np.save(config.path, np.load(config.path)[1:])
   with pytest.raises(UserError, match="are not the data of the run"):
     loop.train(config, tmp_path / "run")
+
+
+@dataclasses.dataclass
+class _Count:
+  seed: int = 0
+
+
+_TOLD = {"task": "count", "dataset": "none", "method": "by_hand"}
+
+
+def _job(work=(), **changes):
+  """Counts to 3, in a state that is one array: the least that a kind of run needs."""
+  least = {
+    "num_steps": 3,
+    "init": lambda: jnp.zeros(2),
+    "step": lambda state, draw: (state + draw, None),
+    "draws": lambda start: range(start, 3),
+    "released": lambda state: state,
+    "evaluate": None,
+    "planned": lambda: _TOLD,
+  }
+  made = {
+    "config": _Count(),
+    "digest": bytes(32),
+    "seed": 0,
+    "data_name": "none",
+    "data": lambda: bytes(32),
+    "start": lambda random: loop.single(loop.Work(**{**least, **dict(work)})),
+  }
+  return loop.Job(**{**made, **changes})
+
+
+def test_the_least_kind_of_run_needs_no_metric_and_no_tree(tmp_path, monkeypatch):
+  whole = loop.run(_job(), tmp_path / "whole")
+  assert whole["num_steps"] == 3 and whole["test_accuracy"] is None
+  assert whole["epsilon_kind"] == "none"
+  with np.load(tmp_path / "whole" / "params.npz") as held:
+    assert held["params"].tolist() == [3.0, 3.0]
+  stop_after(monkeypatch, 2)
+  with pytest.raises(loop.Interrupted, match="step 2"):
+    loop.run(_job(), tmp_path / "run")
+  again = loop.run(_job(), tmp_path / "run")
+  assert again["params_sha256"] == whole["params_sha256"]
+
+
+def test_a_score_of_any_name_is_drawn(tmp_path, monkeypatch):
+  titles, style = [], report.style
+  monkeypatch.setattr(
+    report, "style", lambda axes, **told: (titles.append(told), style(axes, **told))
+  )
+  work = {"evaluate": lambda state: {"loss": float(state[0])}, "row_at": lambda step: step}
+  assert loop.run(_job(work), tmp_path)["test_loss"] == 3.0
+  assert [(told["ylabel"], told["title"]) for told in titles] == [
+    ("test loss", "none, by_hand: not private: 3.000 at the end")
+  ]
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"config": {}}, "Job.config: must be a dataclass, not {}"),
+    ({"digest": "abc"}, "Job.digest: must be 32 bytes .*config_digest"),
+    ({"seed": -1}, "Job.seed=-1: must be an integer >= 0"),
+    ({"data": b"abc"}, "Job.data: must be a function, not b'abc'"),
+    ({"data": lambda: np.ones(3)}, "Job.data: must return 32 bytes of all .*not array"),
+    ({"data": lambda: b"abc"}, "Job.data: must return 32 bytes .* SHA-256.*not b'abc'"),
+    ({"start": lambda random: None}, "Job.start: must return what loop.single.*not None"),
+  ],
+)
+def test_a_job_that_is_none_is_refused_by_the_name_of_its_field(tmp_path, changes, message):
+  with pytest.raises(UserError, match=message):
+    loop.run(_job(**changes), tmp_path)
+  assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"num_steps": 2.5}, "Work.num_steps=2.5: must be an integer"),
+    ({"evaluate": {"accuracy": 1}}, "Work.evaluate: must be a function"),
+    ({"promise": "mine"}, "Work.promise: must be a dpjax.runs.promise.Promise, or None"),
+    ({"planned": dict}, "Work.planned: must return task, dataset, method, too; got {}"),
+    (
+      {"init": lambda: {"w": "zero"}},
+      "Work.init: must return an array, or a tree .*'zero'",
+    ),
+    ({"init": lambda: None}, "Work.init: must return an array, .* not None"),
+    ({"step": lambda state, draw: state}, r"Work.step: must return \(state, info\)"),
+    ({"step": lambda state, draw: ((state,), 0)}, "Work.step: must return a state like"),
+    ({"draws": lambda start: [1]}, "Work.draws: must yield .* after 1 of num_steps=3"),
+    ({"evaluate": lambda state: 0.5}, "Work.evaluate: must return numbers by .*not 0.5"),
+    ({"evaluate": lambda state: {"a": [1, 2]}}, "Work.evaluate: must return numbers by"),
+  ],
+)
+def test_a_work_that_is_none_is_refused_before_or_at_its_first_step(
+  tmp_path, changes, message
+):
+  with pytest.raises(UserError, match=message):
+    loop.run(_job(changes), tmp_path)
+  assert not (tmp_path / writers.RESULT).exists()
+
+
+def test_a_config_without_a_build_is_told_where_it_belongs(tmp_path):
+  with pytest.raises(UserError, match="config=_Count: .* beside which a build.py lies.*'"):
+    loop.train(_Count(), tmp_path)
