@@ -12,12 +12,13 @@ from scipy import special
 
 from dpjax import attacks, data, trees
 from dpjax.attacks import allowed, shadows, signals
-from dpjax.runs import attack_report, workdir, writers
+from dpjax.runs import attack_report, pieces, workdir, writers
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.central import build as central
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.loop import Work
+from dpjax.runs.pieces import Arrays
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
 from dpjax.schema import fields
@@ -175,7 +176,7 @@ def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
 # --- the work
 
 
-def _empty(models: int, n: int) -> dict[str, np.ndarray]:
+def _empty(models: int, n: int) -> Arrays:
   zeros = lambda *shape: np.zeros(shape, np.float32)
   return {"log_odds": zeros(models, n), "top": zeros(models, n), "accuracy": zeros(models)}
 
@@ -186,27 +187,18 @@ def work(config: AttackConfig, attacked: Targets) -> Work:
   width = config.attack.side_by_side
   asked = _questions(attacked)
 
-  def step(state: dict[str, np.ndarray], group: int) -> tuple[Any, None]:
-    state = {name: leaf.copy() for name, leaf in jax.tree.map(np.asarray, state).items()}
-    for place, params in enumerate(attacked.train(group)):
-      for name, value in asked(params, group * width + place).items():
-        state[name][group * width + place] = value
-    return state, None
+  def ask(state: Arrays, group: int) -> None:
+    for index, params in enumerate(attacked.train(group), start=group * width):
+      for name, value in asked(params, index).items():
+        state[name][index] = value
 
-  def accuracy(state: dict[str, np.ndarray]) -> dict[str, float]:
+  def accuracy(state: Arrays) -> dict[str, float]:
     known = np.asarray(state["accuracy"])
     return {"accuracy": float(known[known > 0].mean()) if known.any() else 0.0}
 
   groups = shadows.num_groups(models, width)
-  return Work(
-    num_steps=groups,
-    init=lambda: _empty(models, n),
-    step=step,
-    draws=lambda start: range(start, groups),
-    released=lambda state: state,
-    evaluate=accuracy,
-    name="models",
-  )
+  empty = lambda: _empty(models, n)
+  return pieces.filled(groups, empty, ask, name="models", evaluate=accuracy)
 
 
 def _questions(attacked: Targets) -> Any:
