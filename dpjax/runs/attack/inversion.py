@@ -50,8 +50,6 @@ class Victims(NamedTuple):
   random: Streams
   promise: Promise
   note: str  # on the promise
-  num_steps: int  # rounds that the promise is for
-  method: str
   together: int  # clients in what is seen: 1, or a cohort under a secure sum
 
 
@@ -101,8 +99,6 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> V
     random=random,
     promise=promise,
     note="" if hidden else _NOT_AGAINST_SERVER,
-    num_steps=federate.num_rounds,
-    method=federate.privacy.method,
     together=together,
   )
 
@@ -346,10 +342,9 @@ def _first_kernels(config: AttackConfig, messages: list[Any], size: int) -> Any:
 
 
 def _told(score: attacks.LeakageScore) -> dict[str, Any]:
-  interval = None if score.interval is None else list(score.interval)
   return {
     "score": score.score,
-    "interval": interval,
+    "interval": score.interval,
     "null": float(np.mean(score.null)),
     "p_value": score.p_value,
   }

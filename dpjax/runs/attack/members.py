@@ -47,8 +47,6 @@ class Targets(NamedTuple):
   test: Any
   train: Any  # (group) -> models
   promise: Promise
-  num_steps: int
-  method: str
   told: dict[str, Any]  # of a target, what its own run says of itself
 
 
@@ -90,10 +88,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
     seed=random.sampler,
     side_by_side=own.side_by_side,
   )
-  steps, method = config.train.num_steps, config.train.privacy.method
-  return Targets(
-    records, included, target, members, run, test, models, promise, steps, method, told
-  )
+  return Targets(records, included, target, members, run, test, models, promise, told)
 
 
 def _joined(train: data.Dataset, test: data.Dataset) -> tuple[data.Dataset, np.ndarray]:

@@ -32,12 +32,9 @@ class Poisoned(NamedTuple):
   run: federated.FedRun
   attack: attacks.Poisoning
   attackers: np.ndarray  # places of clients
-  num_clients: int
   tolerates: int | None  # attackers in a cohort that the aggregator is made for
   promise: Promise
   note: str  # on the promise
-  num_steps: int
-  method: str
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Poisoned:
@@ -63,12 +60,9 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> P
     run=run,
     attack=attack,
     attackers=attackers,
-    num_clients=count,
     tolerates=_tolerates(config),
     promise=run.promise,
     note=_note(config, run.promise),
-    num_steps=config.federate.num_rounds,
-    method=config.federate.privacy.method,
   )
 
 
@@ -163,7 +157,7 @@ def found(config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]) ->
     name,
     name_of(config.federate, "aggregator"),
     len(attacked.attackers),
-    attacked.num_clients,
+    attacked.run.federation.num_clients,
     attacked.tolerates,
     accuracy,  # pyright: ignore[reportArgumentType]  # there always are test records
     success,
@@ -188,9 +182,7 @@ def found(config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]) ->
 
 
 def _told(one: Counted | None) -> dict[str, Any] | None:
-  if one is None:
-    return None
-  return {"count": one.count, "total": one.total, "interval": list(one.interval)}
+  return None if one is None else one._asdict()
 
 
 def verdict(outcome: attacks.PoisoningOutcome, *, private: bool = False) -> str:
