@@ -36,6 +36,13 @@ def run(module, *arguments, cwd=ROOT, env=None):
     )
 
 
+def refusal(done):
+  """The one line in which a command (`run`) said what was wrong, with exit code 2."""
+  lines = done.stderr.strip().splitlines()
+  assert done.returncode == 2 and len(lines) == 1, done.stderr
+  return lines[0]
+
+
 @functools.cache
 def _server():
   server = subprocess.Popen(

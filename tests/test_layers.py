@@ -8,7 +8,7 @@ import pytest
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LAYERS = (
   {"types", "validate", "passes"},
-  {"names", "trees"},
+  {"names", "trees", "markdown"},
   {
     "gradients",
     "noise",

@@ -16,7 +16,7 @@ import importlib
 from collections.abc import Iterable
 from typing import Any
 
-from dpjax import validate
+from dpjax import markdown, validate
 from dpjax.validate import UserError
 
 # What an attacker must see or do, from the least on.
@@ -367,14 +367,14 @@ def table(attacks: Iterable[Attack] = ATTACKS) -> str:
   head = ["attack", "target", "access", "what defends"]
   told = lambda a: a.name if a.simulated else f"{a.name} (described only)"
   rows = [[told(a), a.target, a.access, a.defends] for a in attacks]
-  return _markdown([head, ["---"] * len(head), *rows])
+  return markdown.table(head, rows)
 
 
 def page() -> str:
   """The page of threats, as it should be: who sees what, which attacks follow, what is only
   described."""
-  access = [["access", "means"], ["---"] * 2, *([name, ACCESS[name]] for name in ACCESS)]
-  adversaries = [["attack", "who", "carried out by", "source"], ["---"] * 4]
+  access = markdown.table(["access", "means"], ACCESS.items())
+  adversaries = []
   for attack in ATTACKS:
     code = f"`{attack.code}`" if attack.simulated else "described only"
     adversaries.append([attack.name, attack.adversary, code, attack.source])
@@ -389,11 +389,8 @@ def page() -> str:
     "It hides what is computed on, and says nothing of what the result tells. Against parties\n"
     "that follow the protocol, unless a room says more. Trusted execution needs hardware (SGX),\n"
     "whose maker signs which program runs: it is described here, and not simulated.\n\n"
-    f"{_markdown([_WAYS, ['---'] * len(_WAYS), *_CHANGES])}\n"
-    f"## Access\n\n{_markdown(access)}\n"
-    f"## Adversaries\n\n{_markdown(adversaries)}"
+    f"{markdown.table(_WAYS, _CHANGES)}\n"
+    f"## Access\n\n{access}\n"
+    f"## Adversaries\n\n"
+    f"{markdown.table(['attack', 'who', 'carried out by', 'source'], adversaries)}"
   )
-
-
-def _markdown(rows: Iterable[Iterable[str]]) -> str:
-  return "".join(f"| {' | '.join(row)} |\n" for row in rows)

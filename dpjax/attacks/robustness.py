@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax import metrics, validate
+from dpjax import markdown, metrics, validate
 from dpjax.attacks.poisoning import Poisoning, choose_attackers
 from dpjax.attacks.roc import Interval, exact_interval
 from dpjax.data import Dataset
@@ -230,9 +230,8 @@ def poisoning_table(outcomes: Sequence[PoisoningOutcome]) -> str:
     rows.setdefault((one.attack, who), {})[one.defence] = _cell(one)
     honest[one.defence] = f"{one.clean_accuracy.rate:.3f}"
   rows[("none", f"0 of {outcomes[0].num_clients}")] = honest
-  lines = [["attack", "attackers", *columns], ["---"] * (2 + len(columns))]
-  lines += [[*key, *(row.get(name, "") for name in columns)] for key, row in rows.items()]
-  return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+  lines = [[*key, *(row.get(name, "") for name in columns)] for key, row in rows.items()]
+  return markdown.table(["attack", "attackers", *columns], lines)
 
 
 def _cell(one: PoisoningOutcome) -> str:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from dpjax import validate
+from dpjax import markdown, validate
 from dpjax.attacks import signals
 from dpjax.types import HostArray
 from dpjax.validate import UserError
@@ -223,7 +223,7 @@ def table(found: Mapping[str, Leakage]) -> str:
     *("AUC", "balanced accuracy"),
   ]
   cell = lambda value, ends: f"{value:.4f} ({ends[0]:.4f}-{ends[1]:.4f})"
-  rows = [head, ["---"] * len(head)]
+  rows = []
   for name, one in found.items():
     shown = [
       ("" if rate.resolved else "< ") + cell(rate.tpr, rate.tpr_interval)
@@ -231,4 +231,4 @@ def table(found: Mapping[str, Leakage]) -> str:
     ]
     shown += [cell(one.auc, one.auc_interval)]
     rows.append([name, *shown, cell(one.balanced_accuracy, one.balanced_accuracy_interval)])
-  return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+  return markdown.table(head, rows)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from dpjax import accounting, secure, validate
+from dpjax import accounting, markdown, secure, validate
 from dpjax.runs import report
 from dpjax.secure.sums import PlainSum
 from dpjax.validate import UserError
@@ -109,9 +109,8 @@ def table(entries: Sequence[Entry]) -> str:
   | 10 | 0.5 | - | - | - | 7.668 | - | - | - | - |
   """
   shown = lambda value: "-" if value is None else f"{value:.4g}"
-  rows = [[*Entry._fields], ["---"] * len(Entry._fields)]
-  rows += [[shown(value) for value in entry] for entry in entries]
-  return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+  rows = ([shown(value) for value in entry] for entry in entries)
+  return markdown.table(Entry._fields, rows).rstrip()
 
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:

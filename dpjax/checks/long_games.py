@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dpjax import validate
+from dpjax import markdown, validate
 from dpjax.accounting import lower, upper
 from dpjax.auditing.games import CONFIDENCE, Game, Result, play, registry
 from dpjax.runs import provenance, writers
@@ -222,8 +222,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
   | x.y | 1 | 0 | replace_one | proved | 0.9 | 10 | 0.5 |
   """
   body = [_cells(row, nearest(row)) for row in rows]
-  rule = ["---"] * len(_COLUMNS)
-  return "".join(f"| {' | '.join(line)} |\n" for line in (list(_COLUMNS), rule, *body))
+  return markdown.table(_COLUMNS, body)
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:

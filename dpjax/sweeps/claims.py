@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpjax.accounting import lower, upper
+from dpjax.markdown import table
 from dpjax.runs import report, writers
-from dpjax.sweeps import table
 
 Row = dict[str, Any]
 _NOTE = (
@@ -92,9 +92,8 @@ def markdown(rows: Sequence[Row]) -> str:
   | radp | - | 2 |
   <BLANKLINE>
   """
-  return table.markdown(
-    [list(rows[0]), *([_cell(v, k) for k, v in r.items()] for r in rows)]
-  )
+  lines = ([_cell(value, name) for name, value in row.items()] for row in rows)
+  return table(rows[0], lines)
 
 
 def _cell(value: Any, name: str) -> str:

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from dpjax import markdown
 from dpjax.accounting.text import by_name, is_promised
 from dpjax.runs import writers
 from dpjax.sweeps import curve
@@ -54,7 +55,7 @@ def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> 
     *("none" if c is None else by_name(x, c, digits=6) for c in columns),
   ]
   body = [[label, *(cells.get((label, at), "") for at in columns)] for label in labels]
-  return markdown([head, *body])
+  return markdown.table(head, body)
 
 
 def rounds_table(rows: Sequence[Row], *, series: str | None = None) -> str:
@@ -72,11 +73,11 @@ def rounds_table(rows: Sequence[Row], *, series: str | None = None) -> str:
     return ""
   targets = list(dict.fromkeys(t for row in told for t in row["rounds_to_accuracy"]))
   label = lambda row: str(row[series]) if series else "all"
-  lines = [["rounds to", *targets]]
+  lines = []
   for name in dict.fromkeys(map(label, told)):
     mine = [row["rounds_to_accuracy"] for row in told if label(row) == name]
     lines.append([name, *(_most([own.get(t) for own in mine]) for t in targets)])
-  return markdown(lines)
+  return markdown.table(["rounds to", *targets], lines)
 
 
 def _most(rounds: list[Any]) -> str:
@@ -102,15 +103,3 @@ def _number(value: float, y: str) -> str:
   if not is_promised(y) and 0 < abs(value) < 1:
     return f"{value:.4f}".lstrip("0")
   return by_name(y, value, digits=6)
-
-
-def markdown(lines: list[list[str]]) -> str:
-  """Head and rows as a table.
-
-  >>> print(markdown([["x"], ["1"]]), end="")
-  | x |
-  | --- |
-  | 1 |
-  """
-  rule = ["---"] * len(lines[0])
-  return "".join(f"| {' | '.join(line)} |\n" for line in [lines[0], rule, *lines[1:]])

@@ -17,6 +17,7 @@ from dpjax.runs import streams as streams_lib
 from dpjax.runs.attack.config import AttackConfig, check, other, room
 from dpjax.runs.central import build as central
 from dpjax.runs.federated import build as federated
+from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.loop import Ended, Fit, Job, Play
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
@@ -82,15 +83,16 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 
 def _play(config: AttackConfig, kind: Any, attacked: Any, fit: Fit) -> Ended:
   state = fit(kind.work(config, attacked)).state
-  found = kind.found(config, attacked, state)
+  found, own = kind.found(config, attacked, state), room(config)
+  num_steps = own.num_rounds if isinstance(own, FedConfig) else own.num_steps
   result = {
-    **promised(attacked.promise, attacked.num_steps),
+    **promised(attacked.promise, num_steps),
     "task": config.attack.task,
     "attack": name_of(config, "attack"),
     "dataset": config.data.name,
     "model": config.model.name,
-    "method": attacked.method,
-    "num_steps": attacked.num_steps,
+    "method": own.privacy.method,
+    "num_steps": num_steps,
     **found.result,
   }
   return Ended(found.scores, lambda folder: result, found.write, saved_as="attack.npz")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,6 @@ from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.attack.members import Found
 from dpjax.runs.central import build as central
 from dpjax.runs.loop import Work
-from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
 from dpjax.types import Array, Params
 from dpjax.validate import UserError
@@ -23,17 +22,8 @@ from dpjax.validate import UserError
 _OF_RECORDS = "protects one record, not what the records of a class have in common"
 
 
-class Pictured(NamedTuple):
-  """A model that is to be inverted."""
-
-  run: central.Run
-  promise: Promise
-  num_steps: int
-  method: str
-
-
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Pictured:
-  """Builds the run.
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> central.Run:
+  """Builds the run whose model is to be inverted.
 
   UserError: inputs that are no numbers; a class that no test record has for the judge.
   """
@@ -49,18 +39,17 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> P
       raise UserError(
         f"data.name={config.train.data.name!r}: must hold every class among its {name} records"
       )
-  run = central.assemble(config.train, loaded, random)
-  return Pictured(run, run.promise, config.train.num_steps, config.train.privacy.method)
+  return central.assemble(config.train, loaded, random)
 
 
-def work(config: AttackConfig, attacked: Pictured) -> Work:
+def work(config: AttackConfig, attacked: central.Run) -> Work:
   """That of `launch.train`; what it promises is said of the attacked run in the result."""
-  return central.work(config.train, attacked.run)._replace(promise=None)
+  return central.work(config.train, attacked)._replace(promise=None)
 
 
-def found(config: AttackConfig, attacked: Pictured, state: Any) -> Found:
+def found(config: AttackConfig, run: central.Run, state: Any) -> Found:
   """How many inverted inputs the judge calls by their class, against one of K by chance."""
-  run, own = attacked.run, config.attack
+  own = config.attack
   params, x = training.eval_params(state), np.asarray(run.test.x)
   prior = {"mean": x.mean(axis=0), "low": float(x.min()), "high": float(x.max())}
   classes = np.arange(run.train.num_classes)
@@ -73,16 +62,12 @@ def found(config: AttackConfig, attacked: Pictured, state: Any) -> Found:
   held = run.task.evaluate(run.apply, judge, run.train)["accuracy"]
   result = {
     "test_accuracy": run.task.evaluate(run.apply, params, run.test)["accuracy"],
-    "recognised": {
-      "count": score.count,
-      "total": score.total,
-      "interval": list(score.interval),
-    },
+    "recognised": {name: getattr(score, name) for name in ("count", "total", "interval")},
     "judge_accuracy": held,
     "mse_to_class_mean": score.mse.tolist(),
     "confidence": made.confidence.tolist(),
     "verdict": verdict(score, len(classes)),
-    "epsilon_note": "" if attacked.promise.kind == "none" else _OF_RECORDS,
+    "epsilon_note": "" if run.promise.kind == "none" else _OF_RECORDS,
   }
   return Found({"x": made.x, "y": made.y}, result, lambda folder: None)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +27,6 @@ class Copied(NamedTuple):
   queries: np.ndarray  # [most queries, ...]
   held_out: np.ndarray  # [m, ...], on which copy and model are compared: never asked
   promise: Promise
-  num_steps: int
-  method: str
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Copied:
@@ -45,8 +42,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> C
       f"attack.num_queries={config.attack.num_queries!r}: must leave some of the {len(x)} test "
       "inputs, on which the copy is compared"
     )
-  method = config.train.privacy.method
-  return Copied(run, queries, others, run.promise, config.train.num_steps, method)
+  return Copied(run, queries, others, run.promise)
 
 
 def work(config: AttackConfig, attacked: Copied) -> Work:
@@ -79,7 +75,7 @@ def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
   guess = _commonest(door(attacked.queries), door(attacked.held_out))
   result = {
     "test_accuracy": run.task.evaluate(run.apply, params, run.test)["accuracy"],
-    "copies": [_told(row, guess) for row in rows],
+    "copies": [row._asdict() | {"verdict": verdict(row, guess)} for row in rows],
     "commonest": {"count": guess.count, "total": guess.total},
     "epsilon_note": "" if attacked.promise.kind == "none" else _OF_RECORDS,
   }
@@ -91,16 +87,6 @@ def _commonest(asked: np.ndarray, truth: np.ndarray) -> Counted:
   """Agreement of who always says what most queries were answered."""
   label = np.bincount(asked.argmax(axis=1)).argmax()
   return attacks.counted(int(np.sum(truth.argmax(axis=1) == label)), len(truth))
-
-
-def _told(row: attacks.Agreement, guess: Counted) -> Mapping[str, Any]:
-  return {
-    "num_queries": row.num_queries,
-    "count": row.count,
-    "total": row.total,
-    "interval": list(row.interval),
-    "verdict": verdict(row, guess),
-  }
 
 
 def verdict(row: attacks.Agreement, guess: Counted) -> str:

@@ -21,12 +21,14 @@ from dpjax import attacks, trees
 from dpjax.attacks import recovery
 from dpjax.federated import LocalWork
 from dpjax.federated.cohort import LocalBatches
+from dpjax.runs import pieces
 from dpjax.runs.attack.config import AttackConfig, DenseFirst
 from dpjax.runs.attack.members import Found
 from dpjax.runs.federated import build as federated
 from dpjax.runs.federated import distributed, privacy
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.loop import Work
+from dpjax.runs.pieces import Arrays
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
 from dpjax.types import Example
@@ -48,8 +50,6 @@ class Victims(NamedTuple):
   random: Streams
   promise: Promise
   note: str  # on the promise
-  num_steps: int  # rounds that the promise is for
-  method: str
   together: int  # clients in what is seen: 1, or a cohort under a secure sum
 
 
@@ -99,8 +99,6 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> V
     random=random,
     promise=promise,
     note="" if hidden else _NOT_AGAINST_SERVER,
-    num_steps=federate.num_rounds,
-    method=federate.privacy.method,
     together=together,
   )
 
@@ -181,35 +179,25 @@ def work(config: AttackConfig, attacked: Victims) -> Work:
   first = attacked.truths[0]
   number, shape = len(attacked.truths), np.shape(first.x)
 
-  def init() -> dict[str, np.ndarray]:
+  def init() -> Arrays:
     return {
       "found": np.zeros((number, *shape), np.float32),
       "labels": np.zeros((number, shape[0]), np.int32),
       "error": np.full(number, np.inf, np.float32),
     }
 
-  def step(state: dict[str, np.ndarray], place: int) -> tuple[Any, None]:
-    state = {name: leaf.copy() for name, leaf in jax.tree.map(np.asarray, state).items()}
+  def fill(state: Arrays, place: int) -> None:
     truth, seen = attacked.truths[place], attacked.send(place)
     x, labels = invert(seen, truth, place)
     order = attacks.matched(truth.x, x)  # a batch comes back in no order
     state["found"][place], state["labels"][place] = x[order], labels
     state["error"][place] = np.mean(attacks.mse(truth.x, x[order]))
-    return state, None
 
-  def error(state: Mapping[str, Any]) -> dict[str, float]:
+  def error(state: Arrays) -> dict[str, float]:
     known = np.asarray(state["error"])
     return {"mse": float(np.mean(known[np.isfinite(known)]))}
 
-  return Work(
-    num_steps=number,
-    init=init,
-    step=step,
-    draws=lambda start: range(start, number),
-    released=lambda state: state,
-    evaluate=error,
-    name="messages",
-  )
+  return pieces.filled(number, init, fill, name="messages", evaluate=error)
 
 
 def _gradient(config: FedConfig, attacked: Victims, message: Any) -> Any:
@@ -354,10 +342,9 @@ def _first_kernels(config: AttackConfig, messages: list[Any], size: int) -> Any:
 
 
 def _told(score: attacks.LeakageScore) -> dict[str, Any]:
-  interval = None if score.interval is None else list(score.interval)
   return {
     "score": score.score,
-    "interval": interval,
+    "interval": score.interval,
     "null": float(np.mean(score.null)),
     "p_value": score.p_value,
   }

@@ -12,12 +12,13 @@ from scipy import special
 
 from dpjax import attacks, data, trees
 from dpjax.attacks import allowed, shadows, signals
-from dpjax.runs import attack_report, workdir, writers
+from dpjax.runs import attack_report, pieces, workdir, writers
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.central import build as central
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.loop import Work
+from dpjax.runs.pieces import Arrays
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
 from dpjax.schema import fields
@@ -46,8 +47,6 @@ class Targets(NamedTuple):
   test: Any
   train: Any  # (group) -> models
   promise: Promise
-  num_steps: int
-  method: str
   told: dict[str, Any]  # of a target, what its own run says of itself
 
 
@@ -89,10 +88,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
     seed=random.sampler,
     side_by_side=own.side_by_side,
   )
-  steps, method = config.train.num_steps, config.train.privacy.method
-  return Targets(
-    records, included, target, members, run, test, models, promise, steps, method, told
-  )
+  return Targets(records, included, target, members, run, test, models, promise, told)
 
 
 def _joined(train: data.Dataset, test: data.Dataset) -> tuple[data.Dataset, np.ndarray]:
@@ -175,7 +171,7 @@ def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
 # --- the work
 
 
-def _empty(models: int, n: int) -> dict[str, np.ndarray]:
+def _empty(models: int, n: int) -> Arrays:
   zeros = lambda *shape: np.zeros(shape, np.float32)
   return {"log_odds": zeros(models, n), "top": zeros(models, n), "accuracy": zeros(models)}
 
@@ -186,27 +182,18 @@ def work(config: AttackConfig, attacked: Targets) -> Work:
   width = config.attack.side_by_side
   asked = _questions(attacked)
 
-  def step(state: dict[str, np.ndarray], group: int) -> tuple[Any, None]:
-    state = {name: leaf.copy() for name, leaf in jax.tree.map(np.asarray, state).items()}
-    for place, params in enumerate(attacked.train(group)):
-      for name, value in asked(params, group * width + place).items():
-        state[name][group * width + place] = value
-    return state, None
+  def ask(state: Arrays, group: int) -> None:
+    for index, params in enumerate(attacked.train(group), start=group * width):
+      for name, value in asked(params, index).items():
+        state[name][index] = value
 
-  def accuracy(state: dict[str, np.ndarray]) -> dict[str, float]:
+  def accuracy(state: Arrays) -> dict[str, float]:
     known = np.asarray(state["accuracy"])
     return {"accuracy": float(known[known > 0].mean()) if known.any() else 0.0}
 
   groups = shadows.num_groups(models, width)
-  return Work(
-    num_steps=groups,
-    init=lambda: _empty(models, n),
-    step=step,
-    draws=lambda start: range(start, groups),
-    released=lambda state: state,
-    evaluate=accuracy,
-    name="models",
-  )
+  empty = lambda: _empty(models, n)
+  return pieces.filled(groups, empty, ask, name="models", evaluate=accuracy)
 
 
 def _questions(attacked: Targets) -> Any:

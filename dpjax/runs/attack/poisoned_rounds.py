@@ -9,11 +9,13 @@ import numpy as np
 
 from dpjax import attacks
 from dpjax.attacks.robustness import Counted
+from dpjax.runs import pieces
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.attack.members import Found
 from dpjax.runs.federated import build as federated
 from dpjax.runs.federated import privacy
 from dpjax.runs.loop import Work
+from dpjax.runs.pieces import Arrays
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
 from dpjax.schema.fields import name_of
@@ -30,12 +32,9 @@ class Poisoned(NamedTuple):
   run: federated.FedRun
   attack: attacks.Poisoning
   attackers: np.ndarray  # places of clients
-  num_clients: int
   tolerates: int | None  # attackers in a cohort that the aggregator is made for
   promise: Promise
   note: str  # on the promise
-  num_steps: int
-  method: str
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Poisoned:
@@ -61,12 +60,9 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> P
     run=run,
     attack=attack,
     attackers=attackers,
-    num_clients=count,
     tolerates=_tolerates(config),
     promise=run.promise,
     note=_note(config, run.promise),
-    num_steps=config.federate.num_rounds,
-    method=config.federate.privacy.method,
   )
 
 
@@ -102,28 +98,20 @@ def work(config: AttackConfig, attacked: Poisoned) -> Work:
   del config
   run, nobody = attacked.run, np.zeros(0, np.int64)
 
-  def step(state: dict[str, np.ndarray], index: int) -> tuple[Any, None]:
-    counts = np.array(state["counts"])
+  def measure(state: Arrays, index: int) -> None:
     params = trained(attacked, attacked.attackers if index else nobody)
     found = _measured(run, attacked.attack, params)
-    counts[index] = [(0, 0) if one is None else (one.count, one.total) for one in found]
-    return {"counts": counts}, None
+    pairs = [(0, 0) if one is None else (one.count, one.total) for one in found]
+    state["counts"][index] = pairs
 
-  def accuracy(state: Mapping[str, Any]) -> dict[str, float]:
+  def accuracy(state: Arrays) -> dict[str, float]:
     right, total = np.asarray(state["counts"])[:, 0].T
     known = total > 0
     return {"accuracy": float(np.mean(right[known] / total[known])) if any(known) else 0.0}
 
-  return Work(
-    num_steps=2,
-    # [without or with attackers, accuracy or success, (count, total)]
-    init=lambda: {"counts": np.zeros((2, 2, 2), np.int32)},
-    step=step,
-    draws=lambda start: range(start, 2),
-    released=lambda state: state,
-    evaluate=accuracy,
-    name="models",
-  )
+  # [without or with attackers, accuracy or success, (count, total)]
+  empty = lambda: {"counts": np.zeros((2, 2, 2), np.int32)}
+  return pieces.filled(2, empty, measure, name="models", evaluate=accuracy)
 
 
 def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
@@ -169,7 +157,7 @@ def found(config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]) ->
     name,
     name_of(config.federate, "aggregator"),
     len(attacked.attackers),
-    attacked.num_clients,
+    attacked.run.federation.num_clients,
     attacked.tolerates,
     accuracy,  # pyright: ignore[reportArgumentType]  # there always are test records
     success,
@@ -194,9 +182,7 @@ def found(config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]) ->
 
 
 def _told(one: Counted | None) -> dict[str, Any] | None:
-  if one is None:
-    return None
-  return {"count": one.count, "total": one.total, "interval": list(one.interval)}
+  return None if one is None else one._asdict()
 
 
 def verdict(outcome: attacks.PoisoningOutcome, *, private: bool = False) -> str:

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpjax.accounting import upper
+from dpjax.markdown import table
 from dpjax.runs import report, writers
 
 Row = dict[str, Any]
@@ -27,10 +28,9 @@ _COLUMNS = ("attack", "defence", "method", "finds", "epsilon", "test_accuracy", 
 def rows_of(results: Sequence[Row]) -> list[Row]:
   """One row for every method under every defence; of results of `AttackConfig` runs that know
   their attack and defence."""
-  lines = []
-  for result in results:
-    lines += _ROWS[result["task"]](result)
-  return lines
+  return [
+    _common(result) | row for result in results for row in _ROWS[result["task"]](result)
+  ]
 
 
 def _common(result: Row) -> Row:
@@ -51,10 +51,21 @@ def _common(result: Row) -> Row:
   }
 
 
+def _counted(one: Row, method: str, share: str, finds: str, **more: Any) -> Row:
+  """Success is the rate of what was counted."""
+  low, high = one["interval"]
+  row = {
+    "method": method,
+    "share": share,
+    "finds": finds,
+    "success": one["count"] / one["total"],
+  }
+  return row | {"low": low, "high": high, **more}
+
+
 def _inferred(result: Row) -> list[Row]:
   return [
-    _common(result)
-    | {
+    {
       "method": name,
       "finds": _told_rates(one),
       "success": one["tpr_at_fpr"]["0.01"]["tpr"],
@@ -85,81 +96,48 @@ def _inverted(result: Row) -> list[Row]:
     f", {names[name]} {one['score']:.3f} (null {one['null']:.2f})"
     for name, one in scores.items()
   )
-  row = {
-    "method": "inversion",
-    "share": "recovered exactly, of the records",
-    "finds": told,
-    "success": exact["count"] / exact["total"],
-    "low": low,
-    "high": high,
-    "median_psnr": result["median_psnr"],
-    "verdict": result["verdict"],
-    **{f"gls_{name}": one["score"] for name, one in scores.items()},
-    **{f"gls_{name}_null": one["null"] for name, one in scores.items()},
-  }
-  return [_common(result) | row]
+  row = _counted(
+    exact, "inversion", "recovered exactly, of the records", told,
+    median_psnr=result["median_psnr"], verdict=result["verdict"],
+  )  # fmt: skip
+  found = {f"gls_{name}": one["score"] for name, one in scores.items()}
+  return [row | found | {f"gls_{name}_null": one["null"] for name, one in scores.items()}]
 
 
 def _poisoned(result: Row) -> list[Row]:
   """Success is the share of the victims that are misled, or, where an attack has no victims,
   of the test records that are called wrongly."""
-  misled, share = result["victims_misled"], "misled, of the victims"
-  told = (
-    f"accuracy {_rate(result['accuracy'])} ({_rate(result['clean_accuracy'])} unattacked)"
-  )
+  right, misled = result["accuracy"], result["victims_misled"]
+  told = f"accuracy {_rate(right)} ({_rate(result['clean_accuracy'])} unattacked)"
   if misled is None:
-    total = result["accuracy"]["total"]
-    low, high = (1 - end for end in reversed(result["accuracy"]["interval"]))
-    rate, share = 1 - result["accuracy"]["count"] / total, "wrong, of the test records"
+    share = "wrong, of the test records"
+    wrong = [1 - end for end in reversed(right["interval"])]
+    misled = right | {"count": right["total"] - right["count"], "interval": wrong}
   else:
-    (low, high), rate = misled["interval"], misled["count"] / misled["total"]
-    told = f"misled {rate:.3f} ({_rate(result['clean_victims_misled'])} unattacked), {told}"
-  who = f"{result['num_attackers']} of {result['num_clients']} clients attack"
-  row = {
-    "method": result["poisoning"],
-    "share": share,
-    "finds": f"{told}; {who}",
-    "success": rate,
-    "low": low,
-    "high": high,
-    "verdict": result["verdict"],
-  }
-  return [_common(result) | row]
+    share, clean = "misled, of the victims", _rate(result["clean_victims_misled"])
+    told = f"misled {_rate(misled)} ({clean} unattacked), {told}"
+  told += f"; {result['num_attackers']} of {result['num_clients']} clients attack"
+  return [_counted(misled, result["poisoning"], share, told, verdict=result["verdict"])]
 
 
 def _copied(result: Row) -> list[Row]:
   """One row for each number of queries; success is fidelity."""
-  guess = f"{_rate(result['commonest'])} the commonest answer"
-  return [
-    _common(result)
-    | {
-      "method": f"{one['num_queries']} queries",
-      "share": "named alike by copy and model, of inputs",
-      "finds": f"fidelity {_rate(one)} ({one['interval'][0]:.3f}-{one['interval'][1]:.3f}); "
-      f"{guess}",
-      "success": one["count"] / one["total"],
-      "low": one["interval"][0],
-      "high": one["interval"][1],
-      "verdict": one["verdict"],
-    }
-    for one in result["copies"]
-  ]
+  share, guess = "named alike by copy and model, of inputs", _rate(result["commonest"])
+
+  def row(one: Row) -> Row:
+    method, (low, high) = f"{one['num_queries']} queries", one["interval"]
+    told = f"fidelity {_rate(one)} ({low:.3f}-{high:.3f}); {guess} the commonest answer"
+    return _counted(one, method, share, told, verdict=one["verdict"])
+
+  return [row(one) for one in result["copies"]]
 
 
 def _pictured(result: Row) -> list[Row]:
-  one = result["recognised"]
+  one, share = result["recognised"], "recognised by the judge, of inputs"
   low, high = one["interval"]
   told = f"{one['count']} of {one['total']} ({low:.2f}-{high:.2f}) called by their class"
-  row = {
-    "method": "class inversion",
-    "share": "recognised by the judge, of inputs",
-    "finds": f"{told}; the judge is right on {result['judge_accuracy']:.3f}",
-    "success": one["count"] / one["total"],
-    "low": low,
-    "high": high,
-    "verdict": result["verdict"],
-  }
-  return [_common(result) | row]
+  told += f"; the judge is right on {result['judge_accuracy']:.3f}"
+  return [_counted(one, "class inversion", share, told, verdict=result["verdict"])]
 
 
 def _rate(counted: Row) -> str:
@@ -178,11 +156,11 @@ _ROWS = {
 def markdown(rows: Sequence[Row]) -> str:
   """The rows as a Markdown table."""
   columns = [*_COLUMNS] + ["published"] * any(row["beside"] for row in rows)
-  lines = [columns, ["---"] * len(columns)]
+  lines = []
   for row in rows:
     cells = {**row, "epsilon": _epsilon(row), "published": row["beside"] or "-"}
     lines.append([_cell(cells[name]) for name in columns])
-  return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+  return table(columns, lines)
 
 
 def _cell(value: Any) -> str:

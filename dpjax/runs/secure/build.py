@@ -13,12 +13,11 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from dpjax.accounting import Ledger
-from dpjax.runs import bounds
+from dpjax.runs import bounds, pieces
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.loop import Ended, Fit, Job, Play, Work
+from dpjax.runs.pieces import Arrays
 from dpjax.runs.promise import Promise
 from dpjax.runs.secure.config import SecureConfig, check, task_name
 from dpjax.runs.streams import Streams
@@ -111,16 +110,6 @@ def _play(config: SecureConfig, kind: Any, prepared: Any, fit: Fit) -> Ended:
   return Ended(found.params, lambda folder: result, write, saved_as="secure.npz")
 
 
-def once(
-  compute: Callable[[], dict[str, np.ndarray]], like: dict[str, np.ndarray], name: str
-) -> Work:
+def once(compute: Callable[[], Arrays], like: Arrays, name: str) -> Work:
   """A work of one step, which cannot be cut in two: it is done, or begun again."""
-  return Work(
-    num_steps=1,
-    init=lambda: like,
-    step=lambda state, draw: (compute(), None),
-    draws=lambda start: range(start, 1),
-    released=lambda state: state,
-    evaluate=None,
-    name=name,
-  )
+  return pieces.filled(1, lambda: like, lambda state, _: state.update(compute()), name=name)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpjax import data as data_lib
 from dpjax import training
+from dpjax.runs import pieces
 from dpjax.runs.central import build as central
 from dpjax.runs.loop import Fit, Work
+from dpjax.runs.pieces import Arrays
 from dpjax.runs.secure.build import Computed
 from dpjax.runs.secure.config import SecureConfig
 from dpjax.runs.streams import Streams
@@ -104,15 +105,14 @@ def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork
   setup = time.monotonic() - begun
   each, count = owner.images_each, len(ready.x)
 
-  def init() -> dict[str, np.ndarray]:
+  def init() -> Arrays:
     return {
       "labels": np.full(count, -1, np.int64),
       "error": np.zeros(1),
       "numbers": np.array([setup, 0.0, owner.public.size]),  # seconds, bytes, of the keys
     }
 
-  def step(state: Mapping[str, Any], place: int) -> tuple[dict[str, np.ndarray], None]:
-    held = {name: np.array(leaf) for name, leaf in state.items()}
+  def ask(held: Arrays, place: int) -> None:
     part = slice(place * each, (place + 1) * each)
     x, start = ready.x[part], time.monotonic()
     question = owner.encrypt(x)
@@ -123,16 +123,6 @@ def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork
     held["labels"][part] = logits.argmax(axis=1)
     apart = float(np.abs(logits - net.logits(x)).max())
     held["error"] = np.maximum(held["error"], apart)
-    return held, None
 
   number = -(-count // each)
-  return Work(
-    num_steps=number,
-    init=init,
-    step=step,
-    draws=lambda start: range(start, number),
-    released=lambda state: state,
-    evaluate=None,
-    name="questions",
-    phase="questions",
-  )
+  return pieces.filled(number, init, ask, name="questions", phase="questions")

@@ -9,6 +9,7 @@ import numpy as np
 from sklearn import datasets
 
 from dpjax.runs.loop import Fit
+from dpjax.runs.pieces import Arrays
 from dpjax.runs.secure.build import Computed, once
 from dpjax.runs.secure.config import SecureConfig
 from dpjax.runs.streams import Streams
@@ -74,7 +75,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   (n, d), count = ready.x.shape, config.task.num_predicted
   like = {"weights": np.zeros(d), "numbers": np.zeros(len(_NUMBERS))}
 
-  def compute() -> dict[str, np.ndarray]:
+  def compute() -> Arrays:
     found = regress(ready.x, ready.y, ready.x[:count], ready.plan)
     numbers = np.array([getattr(found, name) for name in _NUMBERS], np.float64)
     return {"weights": found.weights.round(_DECIMALS), "numbers": numbers}

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dpjax.markdown import table
 from dpjax.runs import promise, report, writers
 
 Row = dict[str, Any]
@@ -45,12 +46,12 @@ def rows_of(results: Sequence[Row]) -> list[Row]:
 
 def markdown(rows: Sequence[Row]) -> str:
   """The rows as a Markdown table."""
-  lines = [[*_COLUMNS], ["---"] * len(_COLUMNS)]
+  lines = []
   for row in rows:
     told = {**row, "seconds": f"{row['seconds']:.3g}", "bytes": amount(row["bytes"])}
     told["error"] = f"{row['error']:.1e}" if row["error"] else "0"
     lines.append([str(told[name]).replace("|", "/") for name in _COLUMNS])
-  return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+  return table(_COLUMNS, lines)
 
 
 def amount(num_bytes: int) -> str:

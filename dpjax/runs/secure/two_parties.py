@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from sklearn import datasets
 
 from dpjax import data as data_lib
+from dpjax.runs import pieces
 from dpjax.runs.loop import Fit, Work
+from dpjax.runs.pieces import Arrays
 from dpjax.runs.secure.build import Computed
 from dpjax.runs.secure.config import SecureConfig
 from dpjax.runs.streams import Streams
@@ -96,9 +97,8 @@ def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
 def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   """Trains on shares, and predicts on shares for one party that asks."""
   task, rows = config.task, ready.rows
-  state = fit(_training(ready, task.truncation)).state
-  zero, one = (_network(state, party) for party in (0, 1))
-  seconds, sent, dealt, rounds = (float(n) for n in np.asarray(state["numbers"]))
+  state = jax.tree.map(np.asarray, fit(_training(ready, task.truncation)).state)
+  (zero, one), (seconds, sent, dealt, rounds) = state["shares"], state["numbers"].tolist()
   x, truth = rows.test_x[: task.num_predicted], rows.test_labels[: task.num_predicted]
   asked = lambda party, net, x: secureml.predict(party, net, x, ready.recipe, to=0)
   x_zero, x_one = mpc.split(x)
@@ -139,53 +139,25 @@ def _training(ready: _Ready, truncation: str) -> Work:
   rows, steps = mpc.split((ready.rows.x, ready.rows.y)), len(ready.batches)
   number = -(-steps // _CHUNK)
 
-  def init() -> dict[str, np.ndarray]:
-    shares = mpc.split(ready.start)
-    return _state(shares, np.zeros(4))  # seconds, bytes sent, bytes dealt, rounds
+  def init() -> Arrays:
+    numbers = np.zeros(4)  # seconds, bytes sent, bytes dealt, rounds
+    return {"shares": mpc.split(ready.start), "numbers": numbers}
 
-  def step(state: Mapping[str, Any], place: int) -> tuple[dict[str, np.ndarray], None]:
+  def train(state: Arrays, place: int) -> None:
     part = ready.batches[place * _CHUNK : (place + 1) * _CHUNK]
     run = lambda party, network, x, y: secureml.train(
       party, network, x, y, part, ready.recipe
     )
     begun = time.monotonic()
-    zero, one = ((_network(state, party), *rows[party]) for party in (0, 1))
+    zero, one = ((network, *own) for network, own in zip(state["shares"], rows))
     ran = mpc.run(run, zero, one, truncation=truncation)
     spent = ran.spent
-    more = [
+    state["shares"] = ran.outputs
+    state["numbers"] += [
       time.monotonic() - begun,
       sum(one.bytes_sent for one in spent),
       sum(one.bytes_dealt for one in spent),
       spent[0].rounds,
     ]
-    return _state(ran.outputs, np.asarray(state["numbers"]) + more), None
 
-  def draws(start: int) -> Iterator[int]:
-    return iter(range(start, number))
-
-  return Work(
-    num_steps=number,
-    init=init,
-    step=step,
-    draws=draws,
-    released=lambda state: state,
-    evaluate=None,
-    name="shares",
-  )
-
-
-def _state(shares: Sequence[Any], numbers: np.ndarray) -> dict[str, np.ndarray]:
-  found = {"numbers": numbers}
-  for party, network in enumerate(shares):
-    for place, layer in enumerate(network):
-      found |= {f"{party}_{place}_{name}": part for name, part in layer._asdict().items()}
-  return found
-
-
-def _network(state: Mapping[str, Any], party: int) -> tuple[secureml.Dense, ...]:
-  """A party's shares of the network."""
-  count = sum(name.startswith(f"{party}_") for name in state) // 2
-  part = lambda place, name: np.asarray(state[f"{party}_{place}_{name}"])
-  return tuple(
-    secureml.Dense(part(place, "kernel"), part(place, "bias")) for place in range(count)
-  )
+  return pieces.filled(number, init, train, name="shares")

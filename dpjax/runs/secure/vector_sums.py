@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax.runs.loop import Fit
+from dpjax.runs.pieces import Arrays
 from dpjax.runs.secure.build import Computed, once
 from dpjax.runs.secure.config import SecureConfig
 from dpjax.runs.streams import Streams
@@ -73,7 +74,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
     "survivors": np.zeros(1, np.int64),
   }
 
-  def add() -> dict[str, np.ndarray]:
+  def add() -> Arrays:
     found = config.protocol.sum(ready.vectors, ready.drops)
     return {
       "total": np.asarray(found.total),

@@ -1,0 +1,18 @@
+"""Tables for people, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+  """A line for the head, one for each row.
+
+  >>> print(table(["x", "y"], [["1", "2"]]), end="")
+  | x | y |
+  | --- | --- |
+  | 1 | 2 |
+  """
+  names = list(head)
+  lines = [names, ["---"] * len(names), *rows]
+  return "".join(f"| {' | '.join(line)} |\n" for line in lines)
