@@ -10,6 +10,8 @@ know, are copied below `repo/`.
 from __future__ import annotations
 
 import ast
+import base64
+import json
 import pathlib
 import posixpath
 import re
@@ -92,9 +94,35 @@ def on_files(files, config):
     page = File.generated(config, f"reference/{room}.md", content=_documented(room))
     files.append(page)
   for file in _beyond_docs():
-    source = str(ROOT / file)
-    files.append(File.generated(config, f"{_REPO}/{file}", abs_src_path=source))
+    if file.endswith(".ipynb"):
+      made = notebook(file)
+    else:
+      made = {file: (ROOT / file).read_bytes()}
+    for name, content in made.items():
+      files.append(File.generated(config, f"{_REPO}/{name}", content=content))
   return files
+
+
+def notebook(file: str) -> dict[str, str | bytes]:
+  """A notebook as a page, with what it shows, and its pictures: name -> content."""
+  page, stem = [], file.removesuffix(".ipynb")
+  made: dict[str, str | bytes] = {}
+  for cell in json.loads((ROOT / file).read_text(encoding="utf-8"))["cells"]:
+    source = "".join(cell["source"])
+    page.append(source if cell["cell_type"] == "markdown" else _block("python", source))
+    for shown in cell.get("outputs", []):
+      data = shown.get("data", {})
+      if "image/png" in data:
+        name = f"{stem}-{len(made)}.png"
+        made[name] = base64.b64decode(data["image/png"])
+        page.append(f"![what it shows]({posixpath.basename(name)})")
+      else:
+        page.append(_block("text", "".join(shown.get("text", data.get("text/plain", "")))))
+  return made | {f"{stem}.md": "\n\n".join(page)}
+
+
+def _block(language: str, text: str) -> str:
+  return f"```{language}\n{text.rstrip()}\n```"
 
 
 def on_page_markdown(markdown, page, config, files):
@@ -110,6 +138,7 @@ def on_page_markdown(markdown, page, config, files):
     target = file.removeprefix("docs/") if file.startswith("docs/") else f"{_REPO}/{file}"
     room = _ROOM.fullmatch(file)
     target = f"reference/{room.group(1)}.md" if room else target
+    target = re.sub(r"\.ipynb$", ".md", target)
     return posixpath.relpath(target, here or ".") + (match.group(2) or "")
 
   return LINK.sub(moved, markdown)
