@@ -1,30 +1,52 @@
-"""Every notebook runs from top to bottom on the embedded data, offline."""
+"""Every notebook runs from top to bottom on the embedded data, offline; its outputs are fresh."""
 
 import pathlib
 
-import nbclient
 import nbformat
 import pytest
+
+from notebooks import execute
 
 _NEEDS = {"secure_sums": ("cryptography", "Crypto")}  # the extra `secure`
 _FOLDER = pathlib.Path(__file__).resolve().parent.parent / "notebooks"
 
 
-@pytest.mark.parametrize(
+_EACH = pytest.mark.parametrize(
   "path", sorted(_FOLDER.glob("*.ipynb")), ids=lambda path: path.stem
 )
+_MOST = 300_000  # bytes of a file
+_TRACES = ("/tmp/", "/home/", "/root/", "Traceback (most recent call last)")
+
+
+@_EACH
 @pytest.mark.filterwarnings("ignore")  # of the Jupyter machinery, in this process
 def test_notebook_runs(path, tmp_path, monkeypatch):
   for module in _NEEDS.get(path.stem, ()):
     pytest.importorskip(module, reason="needs the extra secure")
-  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))  # no prepared data: digits
-  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+  for name in ("TFDS_DATA_DIR", "JAX_PLATFORMS"):  # `run` sets them
+    monkeypatch.setenv(name, "")
   notebook = nbformat.read(path, as_version=4)
-  nbclient.NotebookClient(
-    notebook, timeout=300, resources={"metadata": {"path": tmp_path}}
-  ).execute()
+  execute.run(notebook, tmp_path)
   outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
   assert not [out for out in outputs if out.output_type == "error"]
+
+
+@_EACH
+def test_the_outputs_are_those_of_the_code(path):
+  """By hand after an edit: `python -m notebooks.execute notebooks/NAME.ipynb`."""
+  notebook = nbformat.read(path, as_version=4)
+  assert execute.is_fresh(notebook), "its code was changed after its outputs were made"
+  shown = [cell for cell in notebook.cells if cell.get("outputs")]
+  assert shown and path.stat().st_size < _MOST
+  assert not [trace for trace in _TRACES if trace in str([cell.outputs for cell in shown])]
+
+
+def test_an_edited_notebook_is_stale():
+  notebook = nbformat.read(_FOLDER / "fed_avg_pmap.ipynb", as_version=4)
+  notebook.cells[0].source += " words"  # no code
+  assert execute.is_fresh(notebook)
+  next(c for c in notebook.cells if c.cell_type == "code").source += "\n"
+  assert not execute.is_fresh(notebook)
 
 
 def test_the_notebook_holds_the_readme_text():

@@ -1,0 +1,168 @@
+"""What turns docs/ and the docstrings into a site: hooks of mkdocs, an extension of griffe.
+
+  pip install -e '.[docs]' && mkdocs build --strict      # writes build/site
+
+The reference is made anew at every build, from what the `__init__` of each room exports; there is
+no list of names to keep. Links from docs/ to other files of the repository, which mkdocs does not
+know, are copied below `repo/`.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import pathlib
+import posixpath
+import re
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# [text](target) and ![text](target), whose target is a file here
+LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+_ROOM = re.compile(r"dpjax/(\w+)(?:/__init__)?\.py")
+_REPO = "repo"
+_PAGE = """# dpjax.{room}
+
+{parts}
+"""
+
+
+def _exports(path: pathlib.Path) -> Iterator[tuple[str, str]]:
+  """(name, where it comes from) of every `from X import Y as Y`."""
+  for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    if isinstance(node, ast.ImportFrom):
+      for alias in node.names:
+        if alias.asname == alias.name:
+          yield alias.name, f"{node.module}.{alias.name}"
+
+
+def rooms() -> list[str]:
+  """Those of dpjax, `dpjax.__init__` has them all."""
+  exported = _exports(ROOT / "dpjax" / "__init__.py")
+  return sorted(name for name, home in exported if home == f"dpjax.{name}")
+
+
+def public_names(room: str) -> list[tuple[str, str]]:
+  """(name, where it comes from) of what a room exports; of a single file: none, it is one page."""
+  path = ROOT / "dpjax" / room / "__init__.py"
+  return sorted(_exports(path)) if path.is_file() else []
+
+
+def _documented(room: str) -> str:
+  """The page of a room: its docstring, then every name."""
+  alone = not public_names(room)
+  names = [home for _, home in public_names(room)]
+  parts = [f"::: dpjax.{room}\n    options:\n      members: {str(alone).lower()}\n"]
+  for home in names:
+    parts.append(f"::: {home}\n    options:\n      show_root_heading: true\n")
+  return _PAGE.format(room=room, parts="\n".join(parts))
+
+
+def linked(text: str, folder: str) -> dict[str, str]:
+  """Target of a link as it is written -> the file, relative to the root of the repository."""
+  found = (match.group(1) for match in LINK.finditer(text))
+  return {target: posixpath.normpath(posixpath.join(folder, target)) for target in found}
+
+
+def _beyond_docs() -> Iterator[str]:
+  """Every file outside docs/ that a page of the site links to, or a page linked to does."""
+  pages = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")]
+  seen: set[str] = set()
+  while pages:
+    page = pages.pop()
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for file in linked(text, posixpath.dirname(page)).values():
+      if not (file.startswith("docs/") or file in seen or _ROOM.fullmatch(file)):
+        seen.add(file)
+        pages += [file] if file.endswith(".md") else []
+        yield file
+
+
+def on_config(config):
+  """The rooms stand below the reference."""
+  pages = [f"reference/{room}.md" for room in rooms()]
+  config.nav.append({"Reference": ["reference/index.md", *pages]})
+  return config
+
+
+def on_files(files, config):
+  """Adds the reference and what lies outside docs/."""
+  from mkdocs.structure.files import File
+
+  for room in rooms():
+    page = File.generated(config, f"reference/{room}.md", content=_documented(room))
+    files.append(page)
+  for file in _beyond_docs():
+    if file.endswith(".ipynb"):
+      made = notebook(file)
+    else:
+      made = {file: (ROOT / file).read_bytes()}
+    for name, content in made.items():
+      files.append(File.generated(config, f"{_REPO}/{name}", content=content))
+  return files
+
+
+def notebook(file: str) -> dict[str, str | bytes]:
+  """A notebook as a page, with what it shows, and its pictures: name -> content."""
+  page, stem = [], file.removesuffix(".ipynb")
+  made: dict[str, str | bytes] = {}
+  for cell in json.loads((ROOT / file).read_text(encoding="utf-8"))["cells"]:
+    source = "".join(cell["source"])
+    page.append(source if cell["cell_type"] == "markdown" else _block("python", source))
+    for shown in cell.get("outputs", []):
+      data = shown.get("data", {})
+      if "image/png" in data:
+        name = f"{stem}-{len(made)}.png"
+        made[name] = base64.b64decode(data["image/png"])
+        page.append(f"![what it shows]({posixpath.basename(name)})")
+      else:
+        page.append(_block("text", "".join(shown.get("text", data.get("text/plain", "")))))
+  return made | {f"{stem}.md": "\n\n".join(page)}
+
+
+def _block(language: str, text: str) -> str:
+  return f"```{language}\n{text.rstrip()}\n```"
+
+
+def on_page_markdown(markdown, page, config, files):
+  """Links to the repository become links to its copies, to a room's code to its page."""
+  del config, files
+  here = posixpath.dirname(page.file.src_uri)
+  within = here.removeprefix(_REPO).lstrip("/")
+  copied = page.file.src_uri.startswith(_REPO + "/")
+  at = within if copied else posixpath.join("docs", here)
+
+  def moved(match):
+    file = posixpath.normpath(posixpath.join(at, match.group(1)))
+    target = file.removeprefix("docs/") if file.startswith("docs/") else f"{_REPO}/{file}"
+    room = _ROOM.fullmatch(file)
+    target = f"reference/{room.group(1)}.md" if room else target
+    target = re.sub(r"\.ipynb$", ".md", target)
+    return posixpath.relpath(target, here or ".") + (match.group(2) or "")
+
+  return LINK.sub(moved, markdown)
+
+
+try:
+  import griffe
+except ImportError:  # the tests read what is above
+  griffe = None
+else:
+
+  class Docstrings(griffe.Extension):
+    """Doctests become blocks of code, and so does what stands two spaces in."""
+
+    def on_instance(self, *, obj, **kwargs):
+      if obj.docstring is not None and not obj.is_alias:
+        paragraphs = obj.docstring.value.split("\n\n")
+        obj.docstring.value = "\n\n".join(map(_as_markdown, paragraphs))
+
+
+def _as_markdown(paragraph: str) -> str:
+  lines = paragraph.splitlines()
+  if lines and lines[0].lstrip().startswith(">>>"):
+    return "\n".join(["```pycon", *lines, "```"])
+  if lines and all(line.startswith("  ") for line in lines):
+    return "\n".join("  " + line for line in lines)
+  return paragraph

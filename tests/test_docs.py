@@ -1,0 +1,271 @@
+"""README, the guide and WORKSPACE: their links, commands, examples and names are true.
+
+Without network, and without the tools that make the site of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import shlex
+import textwrap
+
+import pytest
+
+from dpjax.runs.attack.config import AttackConfig
+from dpjax.runs.central.config import TrainConfig
+from dpjax.runs.federated.config import FedConfig
+from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.runs.secure.config import SecureConfig
+from dpjax.schema import fields
+from dpjax.sweeps.grid import SweepConfig
+from launch import config_flag
+from tests import commands
+
+_ROOT = commands.ROOT
+_GUIDE = ["README.md", *sorted(f"docs/{p.name}" for p in (_ROOT / "docs").glob("*.md"))]
+_GUIDE.append("docs/reference/index.md")
+_LINKED = [*_GUIDE, "WORKSPACE.md", "THREATS.md", "results/README.md"]
+_KINDS = {
+  "train": TrainConfig,
+  "check": TrainConfig,
+  "federate": FedConfig,
+  "sweep": SweepConfig,
+  "relevance": RelevanceConfig,
+  "attack": AttackConfig,
+  "secure": SecureConfig,
+}
+_PLACEHOLDER = re.compile(r"\b(X|NAME)\.py$")
+
+
+@functools.cache
+def _site():
+  spec = importlib.util.spec_from_file_location("dpjax_site", _ROOT / "docs" / "site.py")
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+@functools.cache
+def _text(page: str) -> str:
+  return (_ROOT / page).read_text(encoding="utf-8")
+
+
+def _fenced(page: str, language: str) -> list[str]:
+  return re.findall(rf"^```{language}\n(.*?)^```$", _text(page), re.DOTALL | re.MULTILINE)
+
+
+def _anchors(page: str) -> set[str]:
+  """Of the headings, as GitHub makes them."""
+  text = re.sub(r"^```.*?^```$", "", _text(page), flags=re.DOTALL | re.MULTILINE)
+  heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+  return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", _LINKED)
+def test_every_link_leads_somewhere(page):
+  folder = os.path.dirname(page)
+  for target, file in _site().linked(_text(page), folder).items():
+    assert (_ROOT / file).exists(), target
+  for match in re.finditer(r"\]\(([^)\s#:]*)#([^)\s]+)\)", _text(page)):
+    file = os.path.normpath(os.path.join(folder, match[1])) if match[1] else page
+    assert match[2] in _anchors(file), match[0]
+
+
+def test_every_page_of_the_guide_is_linked_from_the_readme_and_the_site():
+  pages = {page for page in _GUIDE if page.startswith("docs/")}
+  assert pages <= set(_site().linked(_text("README.md"), "").values())
+  in_site = _text("mkdocs.yml") + _text("docs/site.py")  # which has the reference
+  assert all(page.removeprefix("docs/") in in_site for page in pages)
+
+
+# ---- commands
+
+
+def _commands() -> list[tuple[str, str]]:
+  """(page, command) of every launcher that a page calls, in a block or in a line."""
+  found = []
+  for page in (*_GUIDE, "WORKSPACE.md", "results/README.md"):
+    blocks = "\n".join(_fenced(page, "bash")).replace("\\\n", " ")
+    spans = re.findall(r"`([^`]*python -m launch[^`]*)`", _text(page))
+    for line in (*blocks.splitlines(), *(" ".join(span.split()) for span in spans)):
+      found += [(page, part) for part in line.split("&&") if "python -m launch" in part]
+  return found
+
+
+@functools.cache
+def _flags(launcher: str) -> frozenset[str]:
+  """Every name that stands in the launcher's code: its flags are among them."""
+  modules = [launcher, "app", "peers"]
+  trees = [ast.parse((_ROOT / "launch" / f"{name}.py").read_text()) for name in modules]
+  nodes = [node for tree in trees for node in ast.walk(tree)]
+  texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
+  return frozenset(text for text in texts if isinstance(text, str) and text.isidentifier())
+
+
+def _check(command: str) -> None:
+  words = shlex.split(command)
+  launcher = words[words.index("-m") + 1].removeprefix("launch.")
+  assert (_ROOT / "launch" / f"{launcher}.py").is_file(), launcher
+  parts = [word[2:].partition("=") for word in words if word.startswith("--")]
+  flags = {name: value for name, _, value in parts}
+  overrides = {n: v for n, v in flags.items() if n.startswith("config.")}
+  for name in flags.keys() - overrides.keys() - {"config"}:
+    known = _flags(launcher)
+    assert name in known or name.removeprefix("no") in known, name
+  path = flags.get("config", "").removeprefix("../")
+  if _PLACEHOLDER.search(path):
+    assert list((_ROOT / path).parent.glob("*.py")), path
+  elif path or overrides:
+    _check_config(launcher, path, overrides)
+
+
+def _check_config(launcher: str, path: str, overrides: dict[str, str]) -> None:
+  kind = _KINDS[launcher]
+  config = config_flag.load(str(_ROOT / path), kind) if path else kind()
+  for name in sorted(overrides, key=lambda name: name.count(".")):
+    config = fields.override(config, name.removeprefix("config."), overrides[name])
+
+
+def test_every_command_names_a_launcher_its_flags_and_a_config():
+  found = _commands()
+  assert len(found) > 60
+  for page, command in found:
+    try:
+      _check(command)
+    except Exception as error:
+      raise AssertionError(f"{page}: {command}: {error}") from error
+
+
+def test_a_wrong_command_is_seen():
+  _check("python -m launch.train --config=configs/quickstart.py --config.num_steps=3")
+  for wrong in (
+    "python -m launch.trane --config=configs/quickstart.py",
+    "python -m launch.train --config=configs/quickstarts.py",
+    "python -m launch.train --config=configs/quickstart.py --workdirs=x",
+    "python -m launch.train --config=configs/quickstart.py --config.num_stepps=3",
+    "python -m launch.train --config=configs/fed/quickstart.py",
+  ):
+    with pytest.raises((AssertionError, ValueError)):
+      _check(wrong)
+
+
+def _is_field(name: str) -> bool:
+  """Of a config of any launcher: the first names, a chosen value's own are its class's."""
+  made = [kind() for kind in _KINDS.values()]
+  first = name.split(".")[0]
+  return any(hasattr(config, first) for config in made)
+
+
+@pytest.mark.parametrize("page", _GUIDE)
+def test_fields_that_are_named_exist(page):
+  for name in re.findall(r"--config\.([a-z_]+)", _text(page)):
+    assert _is_field(name), name
+
+
+# ---- examples
+
+
+@pytest.mark.parametrize("page", _GUIDE)
+def test_examples_run(page):
+  done = doctest.testfile(
+    str(_ROOT / page), module_relative=False, optionflags=doctest.ELLIPSIS, encoding="utf-8"
+  )
+  assert done.failed == 0
+  for block in _fenced(page, "python"):
+    if ">>>" not in block:
+      compile(textwrap.dedent(block), page, "exec")
+
+
+# ---- the reference
+
+
+def _public():
+  for room in _site().rooms():
+    for name, home in _site().public_names(room):
+      yield room, name, home
+
+
+def test_every_public_name_exists_and_says_what_it_is():
+  mute = []
+  assert len(list(_public())) > 300
+  for room, name, home in _public():
+    found = getattr(importlib.import_module(f"dpjax.{room}"), name)
+    if inspect.isclass(found) or inspect.isfunction(found) or inspect.ismodule(found):
+      told = inspect.getdoc(found) or ""
+      if not told or told.startswith(f"{name}("):  # what dataclasses say of themselves
+        mute.append(home)
+  assert not mute
+
+
+def test_the_reference_has_every_room_and_the_front_door():
+  page = _text("docs/reference/index.md")
+  assert all(f"[{room}](../../dpjax/{room}" in page for room in _site().rooms())
+  named = set(re.findall(r"`dpjax\.([\w.]+)`", page))
+  exported = {name for name, _ in _site()._exports(_ROOT / "dpjax" / "__init__.py")}
+  assert exported - set(_site().rooms()) <= named
+
+
+@pytest.mark.parametrize("page", _GUIDE)
+def test_names_of_dpjax_exist(page):
+  for dotted in set(re.findall(r"`(dpjax\.[\w.]+)(?:\([^`]*\))?`", _text(page))):
+    found = importlib.import_module("dpjax")
+    for part in dotted.split(".")[1:]:
+      below = f"{found.__name__}.{part}" if inspect.ismodule(found) else ""
+      if not hasattr(found, part) and below:
+        importlib.import_module(below)
+      found = getattr(found, part)
+
+
+# ---- a stranger's path
+
+_SMALL = {
+  "launch.train": ["--config.num_steps=2"],
+  "launch.sweep": [
+    "--config.base.num_steps=2",
+    "--config.seeds=[0]",
+    '--config.grid={"privacy.epsilon": [1.0]}',
+  ],
+}
+
+
+def _step(number: int) -> list[str]:
+  """The commands of one step of the page."""
+  text = _text("docs/path.md").split("\n## ")[number]
+  return "".join(re.findall(r"^```bash\n(.*?)^```$", text, re.DOTALL | re.M)).splitlines()
+
+
+@pytest.mark.parametrize(
+  ("number", "left"),
+  [
+    # launch/test_train.py, launch/test_user_code.py and launch/test_sweep.py run their like
+    pytest.param(1, "runs/quickstart/report.png", marks=pytest.mark.long),
+    (2, "runs/own_data/params.npz"),
+    pytest.param(3, "runs/mine/params.npz", marks=pytest.mark.long),
+    pytest.param(4, "runs/own_sweep/curve.png", marks=pytest.mark.long),
+  ],
+)
+def test_the_path_of_a_stranger(number, left, tmp_path):
+  """Its commands at a smaller size, in a folder of their own; for the last, data of step 2."""
+  for folder in ("notebooks", "configs"):
+    (tmp_path / folder).symlink_to(_ROOT / folder)
+  for line in [*(_step(2)[:1] if number == 4 else []), *_step(number)]:
+    cwd = tmp_path
+    for part in line.split(" && "):
+      words = shlex.split(part)
+      if words[0] == "cd":
+        cwd = tmp_path / words[1]
+      elif "-c" in words:
+        exec(words[-1].replace("'mine.npz'", f"'{tmp_path}/mine.npz'"), {})
+      elif "launch." in part:
+        module, *flags = words[words.index("-m") + 1 :]
+        flags = [flag.replace("=../runs", f"={tmp_path}/runs") for flag in flags]
+        done = commands.run(module, *flags, *_SMALL[module], cwd=cwd)
+        assert done.returncode == 0, done.stderr
+  assert (tmp_path / left).exists()
