@@ -165,7 +165,8 @@ def sampler_law(subject: Subject) -> Row:
     return _participation(subject, name, n)
   if subject.plan.sampler.law == "shuffled":
     return _once_an_epoch(subject, name, n)
-  law = _law(subject.plan.step_event(0), n)
+  plan = subject.plan
+  law = _law(plan.step_event(0) if plan.statistics is None else plan.sum_event(0), n)
   if law is None:
     return _each_once(subject, name, n)
   found, draws = [], []
