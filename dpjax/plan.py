@@ -17,12 +17,10 @@ import numpy as np
 import optax
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
-from dpjax import accounting, gradients, noise, sampling, transforms, validate
+from dpjax import accounting, gradients, mechanisms, noise, sampling, transforms, validate
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError
-
-MAX_NOISE_LEVELS = 32  # different factors of a noise schedule under sampling, by PLD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +44,7 @@ class Plan:
     noise_shape: public factors of the noise multiplier, correlation between steps (DP-FTRL),
       shares of groups. Correlation needs a sampler that bounds the participation of one
       example (`dpjax.sampling.participation`), from which its cost is computed.
+    statistics: called once on the same data before the first step, and paid with it.
 
   What does not combine is said in `dpjax/transforms/together.py`.
 
@@ -69,6 +68,7 @@ class Plan:
   accountant: str = ""
   slices: int = 1
   noise_shape: noise.NoiseShape = noise.WHITE
+  statistics: mechanisms.ChannelStatistics | None = None
 
   def __post_init__(self):
     validate.non_negative(noise_multiplier=self.noise_multiplier)
@@ -76,9 +76,8 @@ class Plan:
     validate.integer_at_least(1, num_steps=self.num_steps, slices=self.slices)
     validate.open_unit(delta=self.delta)
     object.__setattr__(self, "l2_clip_norm", gradients.Clip.of(self.l2_clip_norm))
-    transforms.check_together(
-      self.l2_clip_norm, self.noise_shape, sampler=self.sampler, slices=self.slices
-    )
+    rest: Any = dict(sampler=self.sampler, slices=self.slices, statistics=self.statistics)
+    transforms.check_together(self.l2_clip_norm, self.noise_shape, **rest)
     if self.noise_multiplier:  # without such a number z is not what runs
       validate.positive(noise_std=float(self.noise_multiplier) * self.l2_bound)
     law, name = self.sampler.law, type(self.sampler).__name__
@@ -96,14 +95,10 @@ class Plan:
     transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shape.shares)
     if participation is not None:
       _ = self._correlated_events  # refuses what has no analysis
-    levels = len(set(shape.schedule))
-    sampled = participation is None or participation.sampling_prob < 1
-    if sampled and levels > MAX_NOISE_LEVELS and self.accountant == "pld":
-      raise UserError(
-        f"noise_schedule: has {levels} different factors; must have at most "
-        f"{MAX_NOISE_LEVELS} for accountant='pld' (each is one more privacy loss "
-        "distribution), or use accountant='rdp'"
-      )
+    if self.statistics is not None:  # refuses another relation than they are private under
+      _ = self.statistics.event(self.neighboring_relation)
+    if participation is None or participation.sampling_prob < 1:
+      shape.check_levels(self.accountant)
 
   @functools.cached_property
   def _correlated_events(self) -> tuple[DpEvent, ...]:
@@ -161,8 +156,8 @@ class Plan:
   @property
   def steps_alike(self) -> bool:
     """Whether every step is the same event."""
-    correlated = self.sampler.participation is not None
-    return self.sampler.steps_alike and not (self.noise_shape.schedule or correlated)
+    differ = self.sampler.participation or self.noise_shape.schedule or self.statistics
+    return self.sampler.steps_alike and not differ
 
   def step_event(self, step: int | None = None) -> DpEvent:
     """What step `step`, from 0, adds to the bill; None where all steps are alike.
@@ -181,6 +176,13 @@ class Plan:
     return self._event_at(step or 0)
 
   def _event_at(self, step: int) -> DpEvent:
+    event = self.sum_event(step)
+    if step or self.statistics is None or isinstance(event, NonPrivateDpEvent):
+      return event
+    return accounting.joined([self.statistics.event(self.neighboring_relation), event])
+
+  def sum_event(self, step: int) -> DpEvent:
+    """What the noisy sum of step `step` adds to the bill; `step_event` less the statistics."""
     if self.noise_multiplier == 0:
       return NonPrivateDpEvent()
     if self.sampler.participation is not None:
@@ -245,11 +247,9 @@ class Plan:
     steps = self._steps(steps)
     if not self.sampler.can_overflow or not steps or not self.is_private:
       return delta
-    share = OVERFLOW_SHARE * self.delta
-    if delta >= self.delta and (
-      steps == self.num_steps or math.isfinite(self._own_epsilon)
-    ):
-      return delta - share
+    whole = steps == self.num_steps
+    if delta >= self.delta and (whole or math.isfinite(self._own_epsilon)):
+      return delta - OVERFLOW_SHARE * self.delta
     return delta - self._set_aside(delta, steps)
 
   @functools.cached_property
@@ -436,6 +436,7 @@ class Plan:
       delta_set_aside=self.delta - self.accounted_delta(self.delta),
       unit=unit,
       noise=words,
+      statistics="" if self.statistics is None else self.statistics.statement(unit),
       epsilon_kind="claimed" if self.assumptions else "proved",
     )
 

@@ -32,7 +32,7 @@ _RELATIONS = {
 _NOT_COVERED = (
   "the choice of hyper-parameters, architecture and stopping time, when made by looking at "
   "the private data; runs that were not charged; per-{unit} losses, gradient norms and "
-  "clip fractions, where logged; statistics fitted to the private data before training; "
+  "clip fractions, where logged; {fitted} fitted to the private data before training; "
   "several {unit}s that belong together; the noise key (a seed, or a checkpoint that holds "
   "it, is a secret); and the finite precision of floating-point noise"
 )
@@ -68,6 +68,7 @@ def privacy_statement(
   epsilons: Mapping[str, float] | None = None,
   delta_set_aside: float = 0.0,
   noise: str = "",
+  statistics: str = "",
 ) -> str:
   """The guarantee of the whole run `event`, in words, with a table accountant -> epsilon.
 
@@ -77,6 +78,8 @@ def privacy_statement(
       batch above its capacity; epsilon is taken at what is left.
     noise: what is added in a step, in words, where that is not the noise of `event`: the
       event is then described as what the run is accounted as, and these words follow.
+    statistics: what was fitted to the data before the first step and is part of `event`, in
+      words; "" where nothing was.
 
   >>> text = privacy_statement(dpa.GaussianDpEvent(2.0), delta=1e-5)
   >>> print(text[text.index("accountant"):])
@@ -95,14 +98,17 @@ def privacy_statement(
   else:
     rows = {name: upper(value, decimals=4) for name, value in epsilons.items()}
   selected = any(isinstance(p, dpa.dp_event.RepeatAndSelectDpEvent) for p in parts(event))
+  fitted = "other statistics" if statistics else "statistics"
   as_if = " as no worse than (this is not the noise of a step)" if noise else ""
   words = [
     _headline(rows, delta, delta_set_aside, epsilon_kind),
     _adjacency(str(neighboring_relation), unit, num_examples),
     f"Charged{as_if}: {_runs(event, unit) or 'nothing'}.",
     *noise.splitlines(),
+    *statistics.splitlines(),
     "Released: every iterate, hence also the last one. Not covered: "
-    f"{'beyond the selection above, ' if selected else ''}{_NOT_COVERED.format(unit=unit)}.",
+    f"{'beyond the selection above, ' if selected else ''}"
+    f"{_NOT_COVERED.format(unit=unit, fitted=fitted)}.",
   ]
   warning = delta_warning(delta, num_examples) if num_examples else None
   words += [f"WARNING: {warning}."] if warning else []

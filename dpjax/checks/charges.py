@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
+from scipy import stats
 
 from dpjax import accounting, auditing, data, gradients, noise, sampling, trees
 from dpjax.checks import noise_record
@@ -64,6 +65,8 @@ def _derived_epsilon(subject: Subject) -> float | None:
   else:
     return None
   counted.compose(event, times)
+  for one in _events_before(plan):
+    counted.compose(one, 2)
   return float(counted.get_epsilon(plan.accounted_delta(plan.delta)))
 
 
@@ -77,6 +80,19 @@ _SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
     s.num_examples, s.batch_size, dpa.GaussianDpEvent(z / 2)
   ),
 }
+
+
+def _events_before(plan: Any) -> list[dpa.DpEvent]:
+  """Of the statistics that were released first, each twice, relative to the sensitivity."""
+  found = plan.statistics
+  if found is None:
+    return []
+  levels = [found.noise_multiplier / _exchanged(plan)]
+  if not found.clip_norms:
+    levels.append(-0.5 / float(stats.norm.ppf(1 / (1 + math.exp(found.median_epsilon)))))
+  # a PLD reads the multiplier relative to the clip norm where records are exchanged
+  unit = _exchanged(plan) if plan.accountant == "pld" else 1
+  return [dpa.GaussianDpEvent(level * unit) for level in levels]
 
 
 def _multiplier(plan: Any) -> float:

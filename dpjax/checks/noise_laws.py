@@ -45,7 +45,8 @@ def _charged_multiplier(plan: Plan) -> float | None:
     return None
   if plan.noise_shape.by_step:
     return plan.noise_multiplier  # its charges are checked by `agreement`
-  charged = _noise_multiplier(plan.step_event() if plan.steps_alike else plan.step_event(0))
+  whole = plan.step_event() if plan.steps_alike else plan.step_event(0)
+  charged = _noise_multiplier(whole if plan.statistics is None else plan.sum_event(0))
   rule = plan.l2_clip_norm.rule
   if charged is None or not rule.adapts:
     return charged

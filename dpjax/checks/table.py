@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dpjax import data
-from dpjax.checks import batches, charges, influence, noise_laws
+from dpjax.checks import batches, before_steps, charges, influence, noise_laws
 from dpjax.checks.influence import cross_example_leakage as cross_example_leakage
 from dpjax.checks.subject import Row as Row
 from dpjax.checks.subject import Subject as Subject
@@ -60,7 +60,8 @@ def _streams(config: TrainConfig, digest: bytes) -> Streams:
 
 def checks(checked: Subject) -> Iterator[Row]:
   """Every check, one after the other."""
-  for room in (influence, noise_laws, batches, charges):
+  fitted = (before_steps,) if checked.plan.statistics is not None else ()
+  for room in (influence, noise_laws, *fitted, batches, charges):
     for one in room.CHECKS:
       yield one(checked)
 

@@ -11,6 +11,7 @@ mechanism that is private under another relation refuses that default.
 | one of k candidates       | Exponential, PermuteAndFlip, ReportNoisyMax            |
 | each person's own label   | RandomizedResponse                                     |
 | statistics of numbers     | BoundedMean, Histogram, Quantile                       |
+| statistics of channels    | ChannelStatistics                                      |
 | any function, on shards   | SampleAndAggregateMean, SampleAndAggregateVote         |
 | which queries stand out   | SparseVector                                           |
 """
@@ -32,6 +33,10 @@ from dpjax.mechanisms.budget import BudgetLedger as BudgetLedger
 from dpjax.mechanisms.budget import OverlappingShards as OverlappingShards
 from dpjax.mechanisms.budget import Overspent as Overspent
 from dpjax.mechanisms.budget import ShardCharge as ShardCharge
+from dpjax.mechanisms.channel_statistics import ChannelStatistics as ChannelStatistics
+from dpjax.mechanisms.channel_statistics import Statistics as Statistics
+from dpjax.mechanisms.channel_statistics import channel_moments as channel_moments
+from dpjax.mechanisms.channel_statistics import standardized as standardized
 from dpjax.mechanisms.response import RandomizedResponse as RandomizedResponse
 from dpjax.mechanisms.selection import Exponential as Exponential
 from dpjax.mechanisms.selection import PermuteAndFlip as PermuteAndFlip

@@ -9,6 +9,8 @@ from dpjax import validate
 from dpjax.noise.correlated import Correlation, Independent
 from dpjax.validate import UserError
 
+MAX_NOISE_LEVELS = 32  # different factors of a noise schedule under sampling, by PLD
+
 
 @dataclasses.dataclass(frozen=True)
 class NoiseShape:
@@ -50,6 +52,16 @@ class NoiseShape:
     if len(self.schedule) not in (0, num_steps):
       raise UserError(
         f"noise_schedule: has {len(self.schedule)} factors, must have num_steps={num_steps}"
+      )
+
+  def check_levels(self, accountant: str) -> None:
+    """Raises where a sampled run would need too many privacy loss distributions."""
+    levels = len(set(self.schedule))
+    if levels > MAX_NOISE_LEVELS and accountant == "pld":
+      raise UserError(
+        f"noise_schedule: has {levels} different factors; must have at most "
+        f"{MAX_NOISE_LEVELS} for accountant='pld' (each is one more privacy loss "
+        "distribution), or use accountant='rdp'"
       )
 
 

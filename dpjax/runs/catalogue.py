@@ -175,6 +175,7 @@ TOPICS: dict[str, tuple[Section, ...]] = {
     _samplers("--config.privacy.sampler of launch.federate", federated.SAMPLERS),
     _samplers("--config.privacy.ftrl.sampler of both", ftrl.SAMPLERS),
   ),
+  "normalizations": (_choice(TrainConfig, "privacy.normalization"),),
   "accountants": (Section("--config.privacy.accountant", _accountants),),
   "correlations": (_choice(TrainConfig, "privacy.ftrl.strategy"),),
   "augmentations": (_documented("--config.augmentation", training.AUGMENTATIONS),),

@@ -86,7 +86,7 @@ def of_training(config: TrainConfig) -> Unused:
   privacy = config.privacy
   private = privacy.method != "sgd"
   promise = ("epsilon", "noise_multiplier", "l2_clip_norm", "neighboring_relation")
-  promise += ("accountant", "epsilon_budget")
+  promise += ("accountant", "epsilon_budget", "normalization")
   named = [f"privacy.{name}" for name in promise]
   reported = private or config.audit.enabled
   return (
@@ -100,6 +100,11 @@ def of_training(config: TrainConfig) -> Unused:
     )
     | _sampling(privacy)
     | _ftrl(privacy.ftrl, privacy.method)
+    | needs(
+      not getattr(privacy.normalization, "clip_norms", ()),
+      "no privacy.normalization.clip_norms",
+      "privacy.normalization.median_epsilon",
+    )
     | _audit(config.audit)
     | needs(not config.release, "release=False", "diagnostics")
   )

@@ -25,11 +25,17 @@ APART = {
   "correlated noise": _SHAPED,
   "a noise schedule": (*_SHAPED, _EPOCHS),
   _BANDS: ("free participation",),
+  "private statistics": ("bounded participation", "correlated noise"),
 }
 
 
 def features(
-  clip: Clip, shape: NoiseShape, *, sampler: Sampler | None = None, slices: int = 1
+  clip: Clip,
+  shape: NoiseShape,
+  *,
+  sampler: Sampler | None = None,
+  slices: int = 1,
+  statistics: object = None,
 ) -> dict[str, str]:
   """Those that these have of all in `APART`, each with the argument that brings it.
 
@@ -49,6 +55,7 @@ def features(
     "correlated noise": (shape.correlation is not None, strategy),
     _BANDS: (shape.strategy.bands != 1, strategy),
     "slices": (slices != 1, f"slices={slices}"),
+    "private statistics": (statistics is not None, "statistics"),
   }
   if sampler is not None:
     free, drawn = sampler.participation is None, f"sampler={sampler!r}"
@@ -59,7 +66,12 @@ def features(
 
 
 def check_together(
-  clip: Clip, shape: NoiseShape, *, sampler: Sampler | None = None, slices: int = 1
+  clip: Clip,
+  shape: NoiseShape,
+  *,
+  sampler: Sampler | None = None,
+  slices: int = 1,
+  statistics: object = None,
 ) -> None:
   """Raises UserError for the first pair of `APART`, or what is no sampler and no shape.
 
@@ -72,7 +84,7 @@ def check_together(
     raise UserError(f"noise_shape={shape!r:.60}: must be a NoiseShape")
   if not isinstance(sampler, Sampler | None):
     raise UserError(f"sampler={sampler!r:.60}: must be a dpjax.sampling.Sampler")
-  found = features(clip, shape, sampler=sampler, slices=slices)
+  found = features(clip, shape, sampler=sampler, slices=slices, statistics=statistics)
   pairs = [(one, other) for one, apart in APART.items() for other in apart]
   for one, other in pairs:
     if one in found and other in found:

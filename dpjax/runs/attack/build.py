@@ -16,6 +16,7 @@ from dpjax.runs import bounds
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.attack.config import AttackConfig, check, other, room
 from dpjax.runs.central import build as central
+from dpjax.runs.central import normalization
 from dpjax.runs.federated import build as federated
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.loop import Ended, Fit, Job, Play
@@ -49,6 +50,7 @@ def digest(config: AttackConfig) -> bytes:
   for name in (other(config), *config.of_table):
     fields.pop(name)
   fields[config.attack.room]["data"].pop("data_dir")
+  normalization.leave_out_default(fields[config.attack.room]["privacy"])
   return streams_lib.config_digest("attack", fields)
 
 

@@ -349,6 +349,12 @@ def _named(prefix: str, call: Callable[[], None]) -> None:
 def _check_room(config: AttackConfig) -> None:
   if config.attack.room == "train":
     _check_train(config.train)
+    dealt = fields.name_of(config, "attack") == "membership"
+    if dealt and fields.name_of(config.train.privacy, "normalization") != "per_example":
+      raise UserError(
+        "train.privacy.normalization='private_statistics': must be 'per_example' for "
+        "attack='membership', whose shadow models share one model function"
+      )
   else:
     _check_federate(config.federate, config.attack)
 

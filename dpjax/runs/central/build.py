@@ -17,6 +17,7 @@ from dpjax import (
   auditing,
   data,
   losses,
+  mechanisms,
   metrics,
   models,
   names,
@@ -28,7 +29,7 @@ from dpjax.data.dataset import first_line
 from dpjax.plan import Plan
 from dpjax.runs import bounds, promise, unused, writers
 from dpjax.runs import streams as streams_lib
-from dpjax.runs.central import audit, facts, privacy
+from dpjax.runs.central import audit, facts, normalization, privacy
 from dpjax.runs.central.config import (
   DataConfig,
   ModelConfig,
@@ -93,6 +94,7 @@ def digest(config: TrainConfig) -> bytes:
     fields.pop("audit")
   if config.loss == "auto":
     fields.pop("loss")
+  normalization.leave_out_default(fields["privacy"])
   return streams_lib.config_digest("central", fields)
 
 
@@ -123,6 +125,9 @@ class Run(NamedTuple):
   loss_fn: LossFn  # of ONE example, augmentation included: what is clipped
   canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
   noise: Noise | None = None  # for an optimizer that must know it
+  statistics: mechanisms.Statistics | None = (
+    None  # of the data, by which `apply` normalises
+  )
 
 
 @bounds.names_fields
@@ -136,6 +141,7 @@ def check(config: TrainConfig) -> None:
     raise UserError(f"augmult={config.augmult}: must be 1 unless augmentation is set")
   audit.check(config.audit)
   privacy.check(config)
+  normalization.check(config)
   unused.refuse(config, unused.of_training(config))
 
 
@@ -157,7 +163,8 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
     train, test = data.preprocess.center(train), data.preprocess.center(test)
   train = limited(train, config.data)
   if features:
-    train, test = (featured(config.model, part) for part in (train, test))
+    own = not normalization.is_private(config)
+    train, test = (featured(config.model, part, own) for part in (train, test))
   return train, test
 
 
@@ -210,8 +217,9 @@ def _memory() -> int:
   return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def featured(config: ModelConfig, dataset: data.Dataset) -> Any:
-  """The data set as inputs of the model: the features of it, for one that takes features."""
+def featured(config: ModelConfig, dataset: data.Dataset, standardized: bool = True) -> Any:
+  """The data set as inputs of the model: the features of it, for one that takes features,
+  each example standardised by itself if asked for."""
   if models.needs_features(config.name) != "scattering":
     return dataset
   num_groups, done = make_model(config, dataset.num_classes).num_groups, 0
@@ -223,7 +231,8 @@ def featured(config: ModelConfig, dataset: data.Dataset) -> Any:
 
   with writers.progress(len(dataset), 0, "scattering features") as bar:
     features = models.scattering_features(dataset.x, progress=tell)
-  features = models.standardized_features(features, num_groups, in_place=True)
+  if standardized:
+    features = models.standardized_features(features, num_groups, in_place=True)
   return data.computed(dataset, features)
 
 
@@ -298,12 +307,15 @@ def assemble(
   train, test = load_data(config) if loaded is None else loaded
   random = streams(config, data.digest(train)) if random is None else random
   task, model, params = start(config, train, random)
-  params, apply = audit.beside(config, params, model.apply)
+  whole, _ = audit.beside(config, params, model.apply)
   # Of the whole set: canaries take rows away or exchange them.
-  plan, num_examples = privacy.make_plan(config, len(train), params), len(train)
+  plan, num_examples = privacy.make_plan(config, len(train), whole), len(train)
   numbers: dict[str, Any] = dict(num_classes=train.num_classes, plan=plan)
-  loss_fn = audit.loss(config, task.loss, model.apply, **numbers)
   train, canaries = audit.insert(config, train, plan)
+  statistics = normalization.released(plan, random, train)  # of what is trained on
+  model_apply = normalization.normalized(model.apply, statistics)
+  params, apply = audit.beside(config, params, model_apply)
+  loss_fn = audit.loss(config, task.loss, model_apply, **numbers)
   augmented = config.augmentation != "none"
   if augmented:
     augment = training.AUGMENTATIONS[config.augmentation]
@@ -343,6 +355,7 @@ def assemble(
     loss_fn=loss_fn,
     canaries=canaries,
     noise=noise,
+    statistics=statistics,
   )
 
 
@@ -405,7 +418,7 @@ def work(config: TrainConfig, run: Run) -> Work:
     init=lambda: run.algorithm.init(run.params),
     step=step,
     draws=draws,
-    released=scored,
+    released=lambda state: normalization.beside(scored(state), run.statistics),
     evaluate=lambda state: run.task.evaluate(run.apply, scored(state), run.test),
     promise=run.promise,
     row_at=lambda step: every(config.eval_every, step, config.num_steps),

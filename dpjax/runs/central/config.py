@@ -21,6 +21,27 @@ from dpjax.schema.fields import Choice, WithChoices
 CLIPPINGS = ChainMap[str, Any]({"per_layer": transforms.PerLayer}, transforms.CLIP_RULES)
 
 
+@dataclasses.dataclass(frozen=True)
+class PerExample:
+  """The model's own normalisation, of each example by itself: it costs no privacy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateStatistics:
+  """Mean and variance of each channel over the training data, paid from the run's budget."""
+
+  noise_multiplier: float = 8.0  # of each of two sums, over all examples
+  median_epsilon: float = 0.05  # of each clip norm, where they are private medians
+  # public norms of an example's (means, mean squares) over positions; (): private medians
+  clip_norms: tuple[float, ...] = ()
+
+
+NORMALIZATIONS: dict[str, type] = {
+  "per_example": PerExample,
+  "private_statistics": PrivateStatistics,
+}
+
+
 @dataclasses.dataclass
 class DataConfig:
   """Which data; see `dpjax.data.load`."""
@@ -84,6 +105,10 @@ class PrivacyConfig(WithChoices):
   # factors of the noise multiplier, each for an equal share of the steps; none: constant
   noise_levels: list[float] = dataclasses.field(default_factory=list)
   ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)
+  # of the model's inputs: per_example | private_statistics (of channels, from the same budget)
+  normalization: Annotated[PerExample | PrivateStatistics, Choice(NORMALIZATIONS)] = (
+    dataclasses.field(default_factory=PerExample)
+  )
 
 
 @dataclasses.dataclass

@@ -50,6 +50,9 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
     "sampler": repr(plan.sampler),
     "normalize_by": plan.normalize_by,
   }
+  if plan.statistics is not None:
+    found["normalization"] = "private_statistics"
+    found["statistics_noise_multiplier"] = plan.statistics.total_noise_multiplier
   if fields.name_of(config.optimizer, "rule") == "dp_sgld" and run.noise is not None:
     found["sgld_temperature"] = transforms.sgld_temperature(
       step_size=config.optimizer.learning_rate / run.noise.num_examples,

@@ -9,7 +9,7 @@ from typing import Any
 from dpjax import gradients, names, sampling, transforms, validate
 from dpjax.plan import Plan
 from dpjax.runs import bounds
-from dpjax.runs.central import ftrl
+from dpjax.runs.central import ftrl, normalization
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.schema import fields, user_code
 from dpjax.validate import UserError
@@ -192,6 +192,7 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   shares = rule.shares(clip) if isinstance(rule, transforms.PerLayer) else None
   numbers["noise_shape"] = ftrl.noise_shape(config, shares)
   whole = _sampler(privacy, num_examples, num_examples + 1)  # cannot overflow
+  numbers["statistics"] = normalization.mechanism(config, num_examples, whole)
   if privacy.method == "dp_ftrl":
     whole = ftrl.sampler(privacy, config.num_steps, num_examples, num_examples + 1)
     numbers["normalize_by"] = ftrl.expected_share(privacy) * num_examples

@@ -1,0 +1,101 @@
+"""How the inputs of a model are normalised: by themselves, or by private statistics.
+
+Statistics are part of the model, not of the data: who asks the model gives features as they
+are, and the test data, the canaries and an attacker meet the same function as the training
+data. They are computed from the data that are trained on, canaries included, and never kept on
+a disk but in the released params.npz, as what the mechanism released.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import accounting, data, mechanisms, sampling
+from dpjax.plan import Plan
+from dpjax.runs import streams
+from dpjax.runs.central.config import PrivateStatistics, TrainConfig
+from dpjax.runs.streams import Streams
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+RELEASED = "statistics"  # their name beside the parameters in params.npz
+Apply = Callable[..., Any]
+
+
+def is_private(config: TrainConfig) -> bool:
+  """Whether statistics of the data are part of the run."""
+  return isinstance(config.privacy.normalization, PrivateStatistics)
+
+
+def leave_out_default(privacy: dict[str, Any]) -> None:
+  """Takes the field out of what names a run, where it says what every run did before it."""
+  if privacy.get("normalization") == {"name": "per_example"}:
+    privacy.pop("normalization")
+
+
+def check(config: TrainConfig) -> None:
+  """Raises UserError for what can be told without data."""
+  if not is_private(config):
+    return
+  mechanism(config, 1)  # checks its numbers
+  groups = config.model.options.get("num_groups")
+  if groups is not None:
+    raise UserError(
+      f"model.options.num_groups={groups!r}: would be ignored, it needs "
+      "privacy.normalization='per_example'; leave it out"
+    )
+
+
+def mechanism(
+  config: TrainConfig, num_examples: int, sampler: sampling.Sampler | None = None
+) -> mechanisms.ChannelStatistics | None:
+  """What the plan charges, for so many examples (public), under the relation of its sampler."""
+  chosen, relation = config.privacy.normalization, "add_or_remove_one"
+  if not isinstance(chosen, PrivateStatistics):
+    return None
+  if sampler is not None:
+    asked, name = config.privacy.neighboring_relation, type(sampler).__name__
+    relation = accounting.checked_relation(sampler.law, asked, name)
+  given = {"normalize_by": float(num_examples), "neighboring_relation": relation}
+  try:
+    return mechanisms.ChannelStatistics(**given, **dataclasses.asdict(chosen))
+  except UserError as error:
+    raise UserError(f"privacy.normalization.{error}") from error
+
+
+def released(
+  plan: Plan, random: Streams, train: data.Dataset
+) -> mechanisms.Statistics | None:
+  """The statistics of the data that are trained on; rows that are empty records are left out.
+
+  UserError: tokens, which have no channels.
+  """
+  if plan.statistics is None:
+    return None
+  if train.x.dtype == np.int32:
+    raise UserError(
+      "privacy.normalization='private_statistics': needs inputs of numbers, data.name holds "
+      "tokens"
+    )
+  x = train.x if train.present is None else train.x[train.present]
+  found = plan.statistics(streams.statistics_key(random), x)
+  return jax.tree.map(np.asarray, found)
+
+
+def normalized(apply: Apply, statistics: mechanisms.Statistics | None) -> Apply:
+  """The model with its inputs normalised."""
+  if statistics is None:
+    return apply
+  return lambda params, x: apply(params, mechanisms.standardized(x, statistics))
+
+
+def beside(params: Params, statistics: mechanisms.Statistics | None) -> Params:
+  """What leaves a run: the parameters, and the statistics without which they say nothing."""
+  if statistics is None:
+    return params
+  return {**dict(params), RELEASED: statistics._asdict()}

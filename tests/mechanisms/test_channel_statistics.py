@@ -1,0 +1,190 @@
+"""Channel statistics: a float64 loop, the influence of one example, noise, and the price."""
+
+import math
+
+import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from scipy import stats
+
+from dpjax import accounting, mechanisms
+from dpjax.mechanisms import channel_statistics as lib
+from dpjax.validate import UserError
+
+_RNG = np.random.default_rng(0)
+_X = np.abs(_RNG.normal(size=(40, 2, 2, 3)) * [0.1, 1.0, 3.0]).astype(np.float32)
+_NORMS = (1.5, 4.0)
+_NOWHERE = 1e-4  # a noise multiplier that hides nothing
+
+
+def _oracle(x, norms, normalize_by):
+  """Mean and mean square by a loop over examples, in float64."""
+  sums = np.zeros((2, x.shape[-1]))
+  for example in np.asarray(x, np.float64):
+    rows = example.reshape(-1, x.shape[-1])
+    for i, vector in enumerate((rows.mean(axis=0), (rows**2).mean(axis=0))):
+      sums[i] += vector * min(1.0, norms[i] / np.linalg.norm(vector))
+  return sums / normalize_by
+
+
+def _made(**options):
+  return mechanisms.ChannelStatistics(**{"normalize_by": 40.0, **options})
+
+
+def test_it_is_the_loop_where_the_noise_is_negligible():
+  found = _made(noise_multiplier=_NOWHERE, clip_norms=_NORMS)(jax.random.key(0), _X)
+  clipped = _oracle(_X, _NORMS, 40)
+  assert np.abs(np.stack([found.mean, found.mean_square]) - clipped).max() < 2e-4
+  unclipped = _oracle(_X, (math.inf, math.inf), 40)
+  assert np.abs(clipped - unclipped).max() > 0.1  # the norms matter here
+  on_device = lib.channel_moments(jnp.asarray(_X))
+  assert np.allclose(on_device, lib.channel_moments(_X), atol=1e-6)
+
+
+def test_the_private_medians_are_near_the_medians():
+  many = np.tile(_X, (50, 1, 1, 1))
+  made = _made(normalize_by=2000.0, noise_multiplier=_NOWHERE, median_epsilon=1.0)
+  found = made(jax.random.key(1), many)
+  vectors = np.asarray(lib.channel_moments(_X), np.float64)
+  medians = np.median(np.linalg.norm(vectors, axis=2), axis=0)
+  assert np.abs(np.asarray(found.clip_norms) / medians - 1).max() < 0.1
+  clipped = _oracle(_X, np.asarray(found.clip_norms), 40)
+  assert np.abs(np.stack([found.mean, found.mean_square]) - clipped).max() < 1e-3
+
+
+def _moved(total, rows, other):
+  """How far the sum moves between two neighbours, in clip norms."""
+  sums = [
+    np.add(*(np.asarray(part, np.float64) for part in total(r))) for r in (rows, other)
+  ]
+  return float(np.linalg.norm(sums[0] - sums[1]))
+
+
+def _unclipped(rows):
+  return np.sum(np.asarray(rows, np.float64), axis=0), 0.0
+
+
+def _neighbours():
+  """(rows, with one more, with one exchanged) of 700 rows, some as long as can be."""
+  rows = _RNG.normal(size=(700, 5)).astype(np.float32)
+  for extreme in (1e-38, 0.3, 7.0, 1e20, 1e29, 3e38):
+    one = np.full((1, 5), extreme, np.float32)
+    yield rows, np.concatenate([rows, one]), np.concatenate([one, rows[1:]])
+  rows = np.full((700, 5), 1.0, np.float32)
+  yield rows, np.concatenate([rows, -rows[:1]]), np.concatenate([-rows[:1], rows[1:]])
+
+
+def test_p9_one_example_moves_a_sum_by_the_clip_norm_exchanged_by_twice_it():
+  clipped = jax.jit(lambda rows: lib.clipped_total(rows, 1.0))
+  found = [
+    (_moved(clipped, rows, more), _moved(clipped, rows, exchanged))
+    for rows, more, exchanged in _neighbours()
+  ]
+  added, exchanged = np.max(found, axis=0)
+  assert 0.999 < added <= 1.0 and 1.99 < exchanged <= 2.0  # exactly: integers
+  broken = max(_moved(_unclipped, rows, more) for rows, more, _ in _neighbours())
+  assert broken > 1e20  # what a sum without clipping would show
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_p1_a_vector_that_is_not_finite_counts_as_zero(bad):
+  rows = np.ones((3, 2), np.float32)
+  rows[1, 0] = bad
+  high, low = lib.clipped_total(jnp.asarray(rows), 10.0)
+  assert np.allclose(high + low, 0.2, atol=1e-5)
+
+
+def test_the_noise_is_as_large_as_charged_and_independent():
+  made = _made(normalize_by=10.0, noise_multiplier=3.0, clip_norms=_NORMS)
+  keys = jax.random.split(jax.random.key(2), 4000)
+  found = jax.vmap(made, (0, None))(keys, jnp.zeros((2, 1, 1, 2)))
+  draws = np.concatenate([found.mean, found.mean_square], axis=1) * 10 / 3
+  stds = draws.std(axis=0) / np.repeat(_NORMS, 2)
+  assert np.abs(stds - 1).max() < 0.05  # 1.1 % each; a fault would be a factor
+  assert np.abs(np.corrcoef(draws.T) - np.eye(4)).max() < 0.07
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.3, 2.0, 8.0])
+def test_no_pure_mechanism_is_worse_than_its_gaussian(epsilon):
+  """Both trade-off functions, and the price of four, at many deltas."""
+  alpha = np.linspace(1e-6, 1 - 1e-6, 20_001)
+  response = np.maximum(1 - np.exp(epsilon) * alpha, np.exp(-epsilon) * (1 - alpha))
+  curve = lambda mu: stats.norm.cdf(stats.norm.isf(alpha) - mu)
+  mu = 1 / lib.gaussian_of_pure(epsilon)
+  assert (curve(mu) <= response + 1e-12).all()
+  assert (curve(0.98 * mu) > response).any()  # no smaller one would do
+  pure = accounting.composed(accounting.pure_dp_event(epsilon), 4)
+  gaussian = accounting.composed(accounting.gaussian_event(1 / mu), 4)
+  for delta in (1e-6, 1e-2):
+    cost = [accounting.epsilon(event, delta=delta) for event in (pure, gaussian)]
+    assert cost[0] <= cost[1] * (1 + 1e-3)
+
+
+def _direct(events, relation):
+  """Epsilon by dp_accounting alone, events relative to the sensitivity."""
+  del relation
+  accountant = PLDAccountant()
+  for event in events:
+    accountant.compose(event)
+  return accountant.get_epsilon(1e-5)
+
+
+@pytest.mark.parametrize(
+  ("relation", "sensitivity"),
+  [("add_or_remove_one", 1), ("replace_special", 1), ("replace_one", 2)],
+)
+def test_the_event_is_that_of_all_four_releases(relation, sensitivity):
+  made = _made(noise_multiplier=6.0, median_epsilon=0.2, neighboring_relation=relation)
+  sums = [dpa.GaussianDpEvent(6.0 / sensitivity)] * 2
+  medians = [
+    dpa.GaussianDpEvent(lib.gaussian_of_pure(0.2))
+  ] * 2  # pure under its own relation
+  event = made.event(relation)
+  cost = accounting.epsilon(event, delta=1e-5, neighboring_relation=relation)
+  assert cost == pytest.approx(_direct(sums + medians, relation), rel=1e-3)
+  assert made._median.epsilon == 0.2
+  public = _made(noise_multiplier=6.0, clip_norms=_NORMS, neighboring_relation=relation)
+  event = public.event(relation)
+  cheaper = accounting.epsilon(event, delta=1e-5, neighboring_relation=relation)
+  assert cheaper == pytest.approx(_direct(sums, relation), rel=1e-3) and cheaper < cost
+
+
+def test_under_replace_one_medians_are_scaled_for_an_exchange():
+  swapped = _made(neighboring_relation="replace_one")._median
+  assert swapped.scale == 2 * _made()._median.scale
+  assert _made(neighboring_relation="replace_special")._median == _made()._median
+  with pytest.raises(UserError, match="private under 'replace_one'"):
+    _made(neighboring_relation="replace_one").event("add_or_remove_one")
+
+
+def test_standardised_features_have_mean_zero_and_variance_one():
+  found = _made(noise_multiplier=_NOWHERE, clip_norms=(20, 60))(jax.random.key(3), _X)
+  seen = np.asarray(mechanisms.standardized(_X, found), np.float64).reshape(-1, 3)
+  assert np.abs(seen.mean(axis=0)).max() < 0.02
+  assert np.abs(seen.std(axis=0) - 1).max() < 0.05
+
+
+@pytest.mark.parametrize(
+  ("options", "word"),
+  [
+    ({"clip_norms": (1.0,)}, "clip_norms=.*two norms"),
+    ({"clip_norms": (1.0, -1.0)}, r"clip_norms\[1\]=-1.0"),
+    ({"noise_multiplier": 0.0}, "noise_multiplier"),
+    ({"median_epsilon": 0.0}, "epsilon"),
+    ({"normalize_by": 1e200}, "normalize_by"),
+  ],
+)
+def test_wrong_settings_are_one_line(options, word):
+  with pytest.raises(UserError, match=word):
+    _made(**options)
+
+
+def test_wrong_data_are_one_line():
+  made = _made()
+  for x in (np.zeros(3), np.zeros((3, 0)), np.zeros((3, 0, 2))):
+    with pytest.raises(UserError, match="x: must have shape"):
+      made(jax.random.key(0), x)
+  assert np.isfinite(made(jax.random.key(0), np.zeros((0, 4))).mean).all()

@@ -1,0 +1,193 @@
+"""Private statistics in a run: charged, repeated exactly, released, met by every input."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from configs import quickstart
+from dpjax import data, mechanisms
+from dpjax.accounting import Ledger
+from dpjax.checks import before_steps
+from dpjax.checks import table as check
+from dpjax.mechanisms import channel_statistics
+from dpjax.runs import loop, streams
+from dpjax.runs.attack.config import AttackConfig
+from dpjax.runs.attack.config import check as check_attack
+from dpjax.runs.central import build, normalization, privacy
+from dpjax.schema import fields
+from dpjax.validate import UserError
+
+_PRIVATE = {"name": "private_statistics", "noise_multiplier": 2.0, "clip_norms": (1.0, 1.0)}
+_SMALL = {
+  "model.name": "linear",
+  "model.options": {},
+  "data.limit": 300,
+  "num_steps": 4,
+  "eval_every": 4,
+  "checkpoint_every": 2,
+  "privacy.normalization": _PRIVATE,
+}
+
+
+def _config(**changes):
+  named = {name.replace("__", "."): value for name, value in changes.items()}
+  return fields.replace_all(quickstart.get_config(), _SMALL | named)
+
+
+@pytest.fixture(scope="module")
+def loaded():
+  return build.load_data(_config())
+
+
+@pytest.fixture(scope="module")
+def run(loaded):
+  return build.assemble(_config(), loaded)
+
+
+def _means(config, loaded, random=None):
+  """What a run of this config releases of these data."""
+  plan = privacy.make_plan(config, 300)
+  random = build.streams(config, data.digest(loaded[0])) if random is None else random
+  return np.asarray(normalization.released(plan, random, loaded[0]).mean)
+
+
+def test_a_run_pays_for_them_says_so_and_releases_them(loaded, tmp_path):
+  config = _config(privacy__epsilon=4.0)
+  result = loop.train(config, tmp_path / "whole", data=loaded)
+  ledger = Ledger.from_json(result["ledger"])
+  gaussian = ledger.charges[0].event.events[0].event
+  assert gaussian.noise_multiplier == pytest.approx(2 / 2**0.5)
+  assert 3.9 < result["epsilon"] <= 4.0
+  assert "Before the first step: mean and mean square" in result["privacy_statement"]
+  assert result["normalization"] == "private_statistics"
+  held = dict(np.load(tmp_path / "whole" / "params.npz"))
+  again = build.assemble(config, loaded)
+  assert np.array_equal(held["statistics/mean"], again.statistics.mean)
+  saved = json.dumps([path.name for path in (tmp_path / "whole").rglob("*")])
+  assert "features" not in saved  # nothing of the data is kept
+
+
+def test_a_resumed_run_has_the_same_statistics(loaded, tmp_path):
+  def stop(step):
+    if step == 2:
+      raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    loop.run(loop.job_of(_config(), loaded), tmp_path / "cut", on_save=stop)
+  cut = loop.train(_config(), tmp_path / "cut", data=loaded)
+  whole = loop.train(_config(), tmp_path / "whole", data=loaded)
+  assert cut["params_sha256"] == whole["params_sha256"]
+
+
+def test_every_input_meets_the_same_function(run, loaded):
+  """The model that is evaluated and the loss that is trained on normalise alike."""
+  x = loaded[1].x[:3]
+  wanted = np.asarray(mechanisms.standardized(x, run.statistics)).reshape(3, -1)
+  bias, kernel = (np.asarray(leaf) for leaf in jax.tree.leaves(run.params))
+  assert np.allclose(run.apply(run.params, x), wanted @ kernel + bias, atol=1e-4)
+  example = loaded[0][0]
+  logits = np.asarray(run.apply(run.params, example.x[None])[0], np.float64)
+  loss = np.log(np.exp(logits).sum()) - logits[example.y]
+  assert float(run.loss_fn(run.params, example)) == pytest.approx(loss, rel=1e-4)
+
+
+def test_p17_their_noise_depends_on_settings_data_and_release(loaded):
+  fewer = (loaded[0].subset(slice(0, 299)), loaded[1])
+  config = _config()
+  found = [
+    _means(config, loaded), _means(_config(seed=1), loaded), _means(config, fewer),
+    _means(config, loaded, streams.fresh(0)), _means(config, loaded, streams.fresh(0)),
+  ]  # fmt: skip
+  assert len({one.tobytes() for one in found}) == len(found)
+  assert np.array_equal(found[0], _means(config, loaded))
+
+
+def test_canaries_are_part_of_what_is_fitted(loaded, monkeypatch):
+  """Statistics are of the changed data: an audit sees what they tell of a canary."""
+  seen = []
+  call = channel_statistics.ChannelStatistics.__call__
+  monkeypatch.setattr(
+    channel_statistics.ChannelStatistics,
+    "__call__",
+    lambda self, key, x: seen.append((len(x), self.normalize_by)) or call(self, key, x),
+  )
+  for relation in ("add_or_remove_one", "replace_special"):
+    audited = _config(
+      audit__enabled=True, audit__num_canaries=100, privacy__neighboring_relation=relation
+    )
+    found = build.assemble(audited, loaded)
+    out = int((~found.canaries.included).sum())
+    assert seen.pop() == (300 - out, 300.0)  # those that are out are in neither way there
+
+
+def test_the_check_holds_and_refutes_what_is_not_clipped(loaded):
+  subject = check.subject(_config(), loaded)
+  rows = list(check.checks(subject))
+  assert [row for row in rows if row.passed is False] == []
+  assert {"statistics: influence", "statistics: noise"} <= {row.name for row in rows}
+  for kind, at_fault in ((_Unclipped, 0), (_HalfNoise, 1)):
+    honest = subject.plan.statistics
+    plan = dataclasses.replace(subject.plan, statistics=kind(**vars(honest)))
+    found = [one(subject._replace(plan=plan)) for one in before_steps.CHECKS]
+    assert [row.passed for row in found].index(False) == at_fault
+
+
+class _Unclipped(channel_statistics.ChannelStatistics):
+  """States the price of clipped sums and clips nothing."""
+
+  def noisy_mean(self, key, rows, clip_norm):
+    noise = super().noisy_mean(key, 0 * rows, clip_norm)
+    return noise + rows.sum(axis=0) / self.normalize_by
+
+
+class _HalfNoise(channel_statistics.ChannelStatistics):
+  """States a noise of which it adds half."""
+
+  @property
+  def _sums(self):
+    return mechanisms.Gaussian(self.noise_multiplier / 2, 1.0)
+
+
+@pytest.mark.parametrize(
+  ("changes", "word"),
+  [
+    ({"privacy__method": "dp_ftrl"}, "not with private statistics"),
+    (
+      {"privacy__method": "sgd", "privacy__epsilon": None},
+      "privacy.normalization.*ignored",
+    ),
+    ({"model__name": "scatter_linear", "model__options": {"num_groups": 27}}, "num_groups"),
+    (
+      {"privacy__normalization": {**_PRIVATE, "median_epsilon": 0.3}},
+      "median_epsilon=0.3: would be ignored",
+    ),
+    (
+      {"privacy__normalization": {**_PRIVATE, "noise_multiplier": -1.0}},
+      "privacy.normalization.noise_multiplier=-1.0",
+    ),
+  ],
+)
+def test_what_does_not_go_together_is_one_line(changes, word, loaded):
+  with pytest.raises(UserError, match=word) as caught:
+    build.assemble(_config(**changes), loaded)
+  assert "\n" not in str(caught.value)
+
+
+def test_attacks_whose_models_share_a_function_are_refused():
+  config = AttackConfig(train=_config(eval_every=100, checkpoint_every=100))
+  with pytest.raises(UserError, match="train.privacy.normalization"):
+    check_attack(config)
+
+
+def test_the_default_leaves_earlier_runs_as_they_were():
+  config = _config(privacy__normalization="per_example")
+  before = fields.to_dict(config)
+  before["privacy"].pop("normalization")
+  for name in ("audit", "loss"):
+    before.pop(name)
+  before["data"].pop("data_dir")
+  assert build.digest(config) == streams.config_digest("central", before)
+  assert build.digest(_config()) != build.digest(config)

@@ -1,0 +1,149 @@
+"""Statistics that are paid from the plan's budget: composed, charged, refused where unproved."""
+
+import dataclasses
+
+import dp_accounting as dpa
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from dpjax import Plan, accounting, mechanisms, sampling
+from dpjax.runs import promise
+from dpjax.validate import UserError
+
+_N, _DELTA = 1000, 1e-5
+_ADD, _ZERO, _REPLACE = "add_or_remove_one", "replace_special", "replace_one"
+_RELATIONS = dpa.NeighboringRelation
+
+
+def _statistics(relation=_ADD, **options):
+  given = {"noise_multiplier": 8.0, "clip_norms": (1.0, 1.0)} | options
+  return mechanisms.ChannelStatistics(
+    normalize_by=_N, neighboring_relation=relation, **given
+  )
+
+
+def _plan(sampler, relation=_ADD, **options):
+  given = dict(
+    noise_multiplier=4.0, l2_clip_norm=0.1, normalize_by=100, num_steps=20, delta=_DELTA
+  )
+  given["statistics"] = _statistics(relation)
+  return Plan(sampler, neighboring_relation=relation, **given | options)
+
+
+_POISSON = sampling.PoissonSampler(prob=0.1, capacity=_N + 1)
+
+
+def _poisson(z):
+  return dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(z))
+
+
+# (sampler, relation, accountant, one step, statistics as the accountant reads them)
+_SOUND = {
+  "poisson": (_POISSON, _ADD, PLDAccountant(), _poisson(4.0), 8.0),
+  "poisson, rdp": (_POISSON, _ADD, RdpAccountant(), _poisson(4.0), 8.0),
+  "truncated": (
+    sampling.TruncatedPoissonSampler(prob=0.1, capacity=150, num_examples=_N),
+    _ZERO,
+    PLDAccountant(neighboring_relation=_RELATIONS.REPLACE_SPECIAL),
+    dpa.TruncatedSubsampledGaussianDpEvent(_N, 0.1, 150, 4.0),
+    8.0,
+  ),
+  "fixed size": (  # both sensitivities are 2 C: half of either multiplier
+    sampling.FixedSizeSampler(batch_size=100, num_examples=_N),
+    _REPLACE,
+    RdpAccountant(neighboring_relation=_RELATIONS.REPLACE_ONE),
+    dpa.SampledWithoutReplacementDpEvent(_N, 100, dpa.GaussianDpEvent(2.0)),
+    4.0,
+  ),
+}
+
+
+@pytest.mark.parametrize("name", _SOUND)
+def test_epsilon_is_that_of_both_composed_by_dp_accounting_alone(name):
+  sampler, relation, accountant, step, level = _SOUND[name]
+  by = "rdp" if isinstance(accountant, RdpAccountant) else "pld"
+  plan = _plan(sampler, relation, accountant=by)
+  accountant.compose(step, plan.num_steps)
+  alone = accountant.get_epsilon(plan.accounted_delta(_DELTA))
+  accountant.compose(dpa.GaussianDpEvent(level), 2)
+  expected = accountant.get_epsilon(plan.accounted_delta(_DELTA))
+  assert plan.epsilon() == pytest.approx(expected, rel=2e-3)
+  assert plan.epsilon() > 1.05 * alone  # what a plan that forgets them would say
+
+
+def test_random_allocation_composes_with_them():
+  sampler = sampling.RandomAllocationSampler(steps_per_pass=10, capacity=_N + 1)
+  plan = _plan(sampler)
+  quiet = dataclasses.replace(plan, statistics=None)
+  passes = accounting.composed(quiet.step_event(0), 2)
+  both = dpa.ComposedDpEvent([dpa.GaussianDpEvent(8 / 2**0.5), passes])
+  direct = accounting.epsilon(both, delta=plan.accounted_delta(_DELTA))
+  assert plan.epsilon() == pytest.approx(direct, rel=1e-6)
+  assert plan.epsilon() > 1.05 * quiet.epsilon()
+
+
+def test_p25_calibration_pays_for_both():
+  given = dict(
+    epsilon=2.0, delta=_DELTA, sampler=_POISSON, num_steps=20, l2_clip_norm=0.1,
+    normalize_by=100,
+  )  # fmt: skip
+  plan = Plan.calibrated(statistics=_statistics(), **given)
+  assert 1.99 < plan.epsilon() <= 2.0
+  assert plan.noise_multiplier > 1.01 * Plan.calibrated(**given).noise_multiplier
+  assert (
+    dataclasses.replace(plan, statistics=_statistics(noise_multiplier=4.0)).epsilon() > 2
+  )
+
+
+def test_they_are_paid_with_the_first_step_and_once():
+  plan = _plan(_POISSON)
+  assert not plan.steps_alike and plan.epsilon(steps=0) == 0
+  first, later = plan.step_event(0), plan.step_event(1)
+  assert first.events[0].event == plan.statistics.event() and later == plan.sum_event(0)
+  ledger, said = accounting.Ledger(), promise.of_plan(plan, _N)
+  for step in range(plan.num_steps):
+    ledger = ledger.charge(
+      said.step_event(step), l2_clip_norm=0.1, neighboring_relation=_ADD,
+      noise_key_id="a", first_step=step,
+    )  # fmt: skip
+  assert ledger == accounting.Ledger.from_json(ledger.to_json())
+  assert said.charged(ledger) == pytest.approx(plan.epsilon(), rel=1e-6)
+  assert len(ledger.charges) == 2
+  rest = dpa.ComposedDpEvent([plan.event(1), plan.remaining_event(1)])
+  assert accounting.epsilon(rest, delta=_DELTA) == pytest.approx(
+    accounting.epsilon(plan.event(), delta=_DELTA)
+  )
+
+
+def test_the_statement_names_them():
+  words = " ".join(_plan(_POISSON).statement(_N).split())
+  assert "1 x Gaussian noise of 5.65685 times the clip norm; 20 x" in words
+  assert "Before the first step: mean and mean square of each channel" in words
+  assert "other statistics fitted to the private data" in words
+  quiet = dataclasses.replace(_plan(_POISSON), statistics=None).statement(_N)
+  assert "Before" not in quiet and "other statistics" not in quiet
+
+
+@pytest.mark.parametrize(
+  ("sampler", "relation"),
+  [
+    (sampling.CyclicSampler(10, _N), _REPLACE),
+    (sampling.BallsInBinsSampler(num_bins=10, capacity=_N), _ADD),
+    (sampling.CyclicPoissonSampler(prob=0.5, num_groups=5, capacity=_N), _ADD),
+  ],
+)
+def test_what_nobody_has_composed_is_refused(sampler, relation):
+  with pytest.raises(UserError, match="not with private statistics"):
+    _plan(sampler, relation)
+
+
+def test_statistics_of_another_relation_are_refused():
+  with pytest.raises(UserError, match="private under 'replace_one'"):
+    _plan(_POISSON, statistics=_statistics(_REPLACE))
+
+
+def test_a_plan_without_a_proof_stays_without_one():
+  shuffled = sampling.ShuffledSampler(batch_size=100)
+  assert not _plan(shuffled).is_private
+  assert not _plan(_POISSON, noise_multiplier=0.0).is_private
