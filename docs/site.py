@@ -94,8 +94,8 @@ def on_files(files, config):
     page = File.generated(config, f"reference/{room}.md", content=_documented(room))
     files.append(page)
   for file in _beyond_docs():
-    shown = file.endswith(".ipynb")
-    made = notebook(file) if shown else {file: (ROOT / file).read_bytes()}
+    copied = {file: (ROOT / file).read_bytes()}
+    made = notebook(file) if file.endswith(".ipynb") else copied
     for name, content in made.items():
       files.append(File.generated(config, f"{_REPO}/{name}", content=content))
   return files

@@ -166,8 +166,7 @@ def sampler_law(subject: Subject) -> Row:
     return _participation(subject, name, n)
   if subject.plan.sampler.law == "shuffled":
     return _once_an_epoch(subject, name, n)
-  plan = subject.plan  # statistics before the first step sample nothing
-  event: Any = plan.step_event(0) if plan.statistics is None else plan.sum_event(0)
+  event: Any = subject.plan.sum_event(0)
   if isinstance(event, RandomAllocationDpEvent):
     return _once_a_pass(subject, name, n, event.num_steps)
   law = _law(event, n)
