@@ -28,7 +28,8 @@ from dpjax.runs import report
 from dpjax.validate import UserError
 
 FLOOR = "floor"
-METHODS = (FLOOR, "loop", "threads", "vmap", "pmap", "fedjax")
+OVER_DEVICES = ("pmap", "shard_map")
+METHODS = (FLOOR, "loop", "threads", "vmap", *OVER_DEVICES, "fedjax")
 _KEY_SEED, _RATE = 0, 0.1
 _MARKERS = {"cnn": "o", "mlp": "s"}  # the colours begin again after seven lines
 WORKLOADS = tuple(_MARKERS)
@@ -57,12 +58,12 @@ class RoundLoad(NamedTuple):
 
 def default_methods() -> list[str]:
   """All that can run here."""
-  there = [FLOOR, "loop", "threads", "vmap", "pmap"]
+  there = [FLOOR, "loop", "threads", "vmap", *OVER_DEVICES]
   return [*there, "fedjax"] if fedjax_peer.is_installed() else there
 
 
 def use_cpu_devices(count: int) -> None:
-  """Makes so many devices of one CPU, for pmap; before anything touches a device.
+  """Makes so many devices of one CPU, for pmap and shard_map; before anything touches a device.
 
   Raises:
     UserError: count < 1, JAX runs on something else than a CPU, or runs already.
@@ -153,7 +154,7 @@ def _runner(work: RoundLoad, method: str) -> Callable[[], Any]:
 
 
 def _num_devices(method: str) -> int:
-  return jax.local_device_count() if method == "pmap" else 1
+  return jax.local_device_count() if method in OVER_DEVICES else 1
 
 
 def _timed(run: Callable[[], Any]) -> float:
