@@ -215,11 +215,40 @@ print(json.dumps(out))
 """
 
 
-@pytest.fixture(scope="module")
-def on_devices():
+# Every algorithm, and every private aggregator under one of them: largest difference to the
+# loop over two rounds, relative to the largest entry of a leaf or to 1.
+_ALL = """
+import json, sys
+sys.path.insert(0, ".")
+import jax, numpy as np
+from dpjax import federated
+from tests.federated import problems, registry
+cohort = federated.from_batches(problems.ragged((5, 1, 0, 7, 3, 2)), batch_size=2)
+def after(name, map_clients, aggregator):
+  algorithm = registry.build(name, aggregator and registry.PRIVATE[aggregator](),
+                             map_clients=map_clients)
+  state = registry.start(name, algorithm)
+  for _ in range(2):
+    state, info = algorithm.round(state, cohort)
+  keep = state._replace(key=0, aggregator=0)
+  return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves((keep, info))]
+found = {}
+cases = [(name, None) for name in registry.ALGORITHMS]
+for name, aggregator in cases + [("fed_avg", name) for name in registry.PRIVATE]:
+  expected = after(name, federated.loop_clients(), aggregator)
+  for way in (federated.pmap_clients, federated.shard_map_clients):
+    pairs = zip(after(name, way(), aggregator), expected, strict=True)
+    far = [np.abs(a - b).max() / max(1, np.abs(b).max()) for a, b in pairs if a.size]
+    found[f"{name}, {aggregator}, {way.__name__}"] = float(np.max(far))
+print(json.dumps(found))
+"""
+
+
+def _on_eight(program):
+  """What the program prints in the end, on eight devices."""
   flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
   done = subprocess.run(
-    [sys.executable, "-c", _ON_DEVICES],
+    [sys.executable, "-c", program],
     cwd=_ROOT,
     env=os.environ | flags,
     capture_output=True,
@@ -227,6 +256,19 @@ def on_devices():
   )
   assert done.returncode == 0, done.stderr[-3000:]
   return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def on_devices():
+  return _on_eight(_ON_DEVICES)
+
+
+@pytest.mark.long
+def test_every_algorithm_over_eight_devices_is_the_loop():
+  found = _on_eight(_ALL)
+  print(found)
+  assert len(found) >= 2 * (14 + 6)
+  assert max(found.values()) <= 1e-5, found
 
 
 _OVER_EIGHT = pytest.mark.parametrize("way", ["eight", "sharded"])
