@@ -5,6 +5,8 @@
     --repeats=9 --out=runs/benchmark
   python -m launch.benchmark --suite=federated --workloads=cnn,mlp --methods=loop,vmap
   python -m launch.benchmark --suite=federated --cpu_devices=8
+  python -m launch.benchmark --suite=federated --workloads=mlp --methods=vmap,pmap,shard_map \
+    --cpu_devices=8 --data_mb=2,188
   python -m launch.benchmark --suite=training \
     --configs=configs/mnist_cnn.py,configs/cifar10_cnn.py --methods=auto,vmap
   python -m launch.benchmark --suite=secure_sums --workloads=10x1000000 --repeats=1
@@ -21,8 +23,10 @@ more on two idle CPU cores; name --workloads and --methods for less.
 --suite=federated measures one round of FedAvg (40 clients x 3 local steps) against a Python
 loop of jitted local steps, then the time of a round of the last of --methods (threads, where
 none are given) over the number of clients (--clients); it writes federated.csv and
-federated.png. "loop" is one thread, "threads" what launch.federate does on a CPU, "pmap" runs
-over all devices (--cpu_devices=8 makes 8 of one CPU), "fedjax" is FedJAX where it is installed.
+federated.png. "loop" is one thread, "threads" what launch.federate does on a CPU, "pmap" and
+"shard_map" run over all devices (--cpu_devices=8 makes 8 of one CPU: for the correctness of the
+programme, not for its speed), "fedjax" is FedJAX where it is installed. --data_mb also times
+rounds of the same 40 clients beside data sets of these sizes, in turns.
 
 --suite=training times the steps of whole configs by gradient method, in turns, and says how
 many minutes their runs take by each; it writes training.csv.
@@ -61,6 +65,7 @@ _OF_SUITES = {  # flags that not every suite reads
   "workloads": ("gradients", "federated", "secure_sums"),
   "clients": ("federated",),
   "cpu_devices": ("federated",),
+  "data_mb": ("federated",),
   "configs": ("training",),
   "peak_rss": ("gradients", "secure_sums"),
   "methods": ("gradients", "federated", "training", "secure_sums"),
@@ -86,11 +91,14 @@ flags.DEFINE_list(
 flags.DEFINE_integer(
   "cpu_devices",
   None,
-  "federated: devices to make of one CPU, for pmap (default: one).",
+  "federated: devices to make of one CPU, for pmap and shard_map (default: one).",
   lower_bound=1,
   upper_bound=1024,
 )
 flags.DEFINE_list("clients", [], "federated: also time cohorts of these many clients.")
+flags.DEFINE_list(
+  "data_mb", [], "federated: also time rounds beside data sets of these many megabytes."
+)
 flags.DEFINE_list(
   "configs", ["configs/mnist_cnn.py"], "training: config files, each one run."
 )
@@ -141,21 +149,26 @@ def _gradients(options: flags.FlagValues, out: pathlib.Path | None) -> None:
 def _federated(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   names = options.workloads or list(federated_speed.WORKLOADS)
   methods = options.methods or federated_speed.default_methods()
-  if options.cpu_devices is not None and "pmap" not in methods:
+  over_devices = set(methods) & set(federated_speed.OVER_DEVICES)
+  if options.cpu_devices is not None and not over_devices:
     raise validate.UserError(
-      f"cpu_devices={options.cpu_devices}: is for pmap, which is not in methods="
-      f"{','.join(methods)}"
+      f"cpu_devices={options.cpu_devices}: is for pmap and shard_map, of which none is in "
+      f"methods={','.join(methods)}"
     )
   if options.cpu_devices is not None:
     federated_speed.use_cpu_devices(options.cpu_devices)
   scaled = options.methods[-1] if options.methods else "threads"
-  counts = [_count(text) for text in options.clients]
+  counts = [_count("clients", text) for text in options.clients]
+  sizes = [_count("data_mb", text) for text in options.data_mb]
+  mapped = [name for name in methods if name not in (federated_speed.FLOOR, "fedjax")]
   for name in names:
     validate.one_of(federated_speed.WORKLOADS, workloads=name)
   entries = []
   for name in names:
     entries += federated_speed.measure(name, methods, repeats=options.repeats)
     entries += federated_speed.scaling(name, scaled, counts)
+    if sizes:
+      entries += federated_speed.beside(name, mapped, sizes, repeats=options.repeats)
     print(f"measured {name}", file=sys.stderr, flush=True)
     if out is not None:
       federated_speed.write(entries, out)
@@ -210,9 +223,9 @@ def _secure_sums(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   print(sum_overhead.table(entries))
 
 
-def _count(text: str) -> int:
+def _count(name: str, text: str) -> int:
   if not (text.isascii() and text.isdigit() and len(text) < 9) or int(text) < 1:
-    raise validate.UserError(f"clients={text[:40]!r}: must be integers in [1, 99999999]")
+    raise validate.UserError(f"{name}={text[:40]!r}: must be integers in [1, 99999999]")
   return int(text)
 
 

@@ -25,11 +25,14 @@ from dpjax.benchmarks import fedjax_peer
 from dpjax.federated import execution
 from dpjax.gradients.explain import aligned
 from dpjax.runs import report
+from dpjax.types import Example
 from dpjax.validate import UserError
 
 FLOOR = "floor"
-METHODS = (FLOOR, "loop", "threads", "vmap", "pmap", "fedjax")
+OVER_DEVICES = ("pmap", "shard_map")
+METHODS = (FLOOR, "loop", "threads", "vmap", *OVER_DEVICES, "fedjax")
 _KEY_SEED, _RATE = 0, 0.1
+_ROW_BYTES = 4 * 28 * 28
 _MARKERS = {"cnn": "o", "mlp": "s"}  # the colours begin again after seven lines
 WORKLOADS = tuple(_MARKERS)
 
@@ -42,9 +45,10 @@ class Entry(NamedTuple):
   num_clients: int
   steps_per_client: int
   median_s: float | None = None  # of one round
-  ratio: float | None = None  # to the floor, medians
+  ratio: float | None = None  # of medians: to the floor, or to the first size of the data
   rounds_per_s: float | None = None
   num_devices: int = 1  # that the method runs on
+  data_mb: int | None = None  # of the data set, where that was chosen; most of it nobody's
 
 
 class RoundLoad(NamedTuple):
@@ -57,12 +61,12 @@ class RoundLoad(NamedTuple):
 
 def default_methods() -> list[str]:
   """All that can run here."""
-  there = [FLOOR, "loop", "threads", "vmap", "pmap"]
+  there = [FLOOR, "loop", "threads", "vmap", *OVER_DEVICES]
   return [*there, "fedjax"] if fedjax_peer.is_installed() else there
 
 
 def use_cpu_devices(count: int) -> None:
-  """Makes so many devices of one CPU, for pmap; before anything touches a device.
+  """Makes so many devices of one CPU, for pmap and shard_map; before anything touches a device.
 
   Raises:
     UserError: count < 1, JAX runs on something else than a CPU, or runs already.
@@ -83,16 +87,30 @@ def use_cpu_devices(count: int) -> None:
     )
 
 
-def build(name: str, num_clients: int, steps: int, batch_size: int = 20) -> RoundLoad:
-  """Random 28x28 images, `steps` local batches for each client."""
+def build(
+  name: str,
+  num_clients: int,
+  steps: int,
+  batch_size: int = 20,
+  data_mb: int | None = None,
+) -> RoundLoad:
+  """Random 28x28 images, `steps` local batches for each client.
+
+  Args:
+    data_mb: size of a data set that holds the clients' rows first, and then rows that none of
+      them takes; None for theirs alone, on the device.
+  """
   validate.one_of(WORKLOADS, workloads=name)
   shapes = {"cnn": {}, "mlp": {"features": (200, 200), "activation": "relu"}}
   model: Any = models.build(name, num_classes=10, **shapes[name])
   held = steps * batch_size
   total = min(num_clients * held, 4096)  # rows are shared: speed does not depend on them
   rng = np.random.default_rng(0)
-  x = rng.random((total, 28, 28, 1), np.float32)
-  dataset = data.from_arrays(x, rng.integers(0, 10, total), num_classes=10)
+  rows_in_all = max(total, (data_mb or 0) * 10**6 // _ROW_BYTES)
+  x = np.zeros((rows_in_all, 28, 28, 1), np.float32)
+  x[:total] = rng.random((total, 28, 28, 1), np.float32)
+  y = np.concatenate([rng.integers(0, 10, total), np.zeros(rows_in_all - total, int)])
+  dataset = data.from_arrays(x, y, num_classes=10)
   rows = [
     np.arange(i * held, (i + 1) * held, dtype=np.int32) % total for i in range(num_clients)
   ]
@@ -104,7 +122,9 @@ def build(name: str, num_clients: int, steps: int, batch_size: int = 20) -> Roun
     ids=np.arange(num_clients),
     num_examples=np.full(num_clients, held),
     batches=tuple(batches),
-    data=jax.tree.map(jnp.asarray, dataset[np.arange(total)]),
+    data=Example(dataset.x, dataset.y)
+    if data_mb is not None
+    else jax.tree.map(jnp.asarray, dataset[np.arange(total)]),
   )
   params: Any = model.init(jax.random.key(0), jnp.asarray(x[:1]))
   return RoundLoad(losses.softmax_cross_entropy(model.apply), params, cohort)
@@ -153,7 +173,7 @@ def _runner(work: RoundLoad, method: str) -> Callable[[], Any]:
 
 
 def _num_devices(method: str) -> int:
-  return jax.local_device_count() if method == "pmap" else 1
+  return jax.local_device_count() if method in OVER_DEVICES else 1
 
 
 def _timed(run: Callable[[], Any]) -> float:
@@ -219,24 +239,50 @@ def scaling(
   return entries
 
 
+def beside(
+  name: str, methods: Sequence[str], megabytes: Sequence[int], *, repeats: int = 5
+) -> list[Entry]:
+  """Entries of rounds that differ in nothing but the size of the data set beside them, in
+  turns; each one's ratio is to the round of the same method beside the first size.
+
+  Raises:
+    UserError: a method that is given its data set as one array, on one device.
+  """
+  for method in methods:
+    validate.one_of(("loop", "threads", "vmap", *OVER_DEVICES), methods=method)
+  entries = []
+  for method in methods:
+    runs = [_runner(build(name, 40, 1, data_mb=size), method) for size in megabytes]
+    for run in runs:
+      run()
+    times = [[_timed(run) for run in runs] for _ in range(repeats)]
+    medians = [statistics.median(column) for column in zip(*times)]
+    devices = _num_devices(method)
+    for size, median in zip(megabytes, medians):
+      ratio, rate = median / medians[0], 1 / median
+      entries.append(Entry(name, method, 40, 1, median, ratio, rate, devices, size))
+  return entries
+
+
 _HEADER = (
   "workload",
   "method",
   "devices",
   "clients",
   "steps",
+  "data",
   "round",
-  "x floor",
+  "ratio",
   "rounds/s",
 )
 
 
 def table(entries: Sequence[Entry]) -> str:
-  """The entries for people.
+  """The entries for people; a ratio is to the floor, or to the first size of the data.
 
   >>> print(table([Entry("mlp", "loop", 10, 3, 0.5, 1.25, 2.0)]))
-  workload  method  devices  clients  steps  round     x floor  rounds/s
-  mlp       loop    1        10       3      500.0 ms  1.25     2.00
+  workload  method  devices  clients  steps  data  round     ratio  rounds/s
+  mlp       loop    1        10       3            500.0 ms  1.25   2.00
   """
   return aligned([_HEADER, *map(_cells, entries)])
 
@@ -249,6 +295,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
     str(entry.num_devices),
     str(entry.num_clients),
     str(entry.steps_per_client),
+    show(entry.data_mb, "{:.0f} MB"),
     show(entry.median_s, "{:.1f} ms", 1e3),
     show(entry.ratio, "{:.2f}"),
     show(entry.rounds_per_s, "{:.2f}"),
@@ -264,6 +311,7 @@ def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
 def _draw(entries: Sequence[Entry], path: pathlib.Path) -> None:
   figure = Figure(figsize=(7.2, 3.4), layout="constrained")
   axes = figure.subplots()
+  entries = [entry for entry in entries if entry.data_mb is None]
   kinds = dict.fromkeys((e.workload, e.method, e.steps_per_client) for e in entries)
   for index, (workload, method, steps) in enumerate(kinds):
     mine = [e for e in entries if (e.workload, e.method, e.steps_per_client)

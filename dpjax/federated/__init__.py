@@ -1,4 +1,4 @@
-"""Federated training: clients, executions (loop, vmap, pmap), aggregators, algorithms."""
+"""Federated training: clients, executions (loop, vmap, devices), aggregators, algorithms."""
 
 from dpjax.federated import vertical as vertical
 from dpjax.federated.aggregation import Aggregator as Aggregator
@@ -44,6 +44,7 @@ from dpjax.federated.corrections import scaffold as scaffold
 from dpjax.federated.execution import auto_clients as auto_clients
 from dpjax.federated.execution import loop_clients as loop_clients
 from dpjax.federated.execution import pmap_clients as pmap_clients
+from dpjax.federated.execution import shard_map_clients as shard_map_clients
 from dpjax.federated.execution import vmap_clients as vmap_clients
 from dpjax.federated.personalization import apfl as apfl
 from dpjax.federated.personalization import fine_tune as fine_tune

@@ -25,9 +25,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import gradients, noise, trees, validate
+from dpjax import gradients, noise, transforms, trees, validate
 from dpjax.federated.client import NOISE_KEY, ClientAlgorithm, Sent
 from dpjax.plan import Plan
+from dpjax.transforms.adaptive_clipping import centred_count
+from dpjax.transforms.clip_scale import unscaled
 from dpjax.types import Array, ArrayTree, ClipLike, ClippedSum
 from dpjax.validate import UserError
 
@@ -132,9 +134,9 @@ def dp_mean(
       `plan.transform(key)`: the same one that serves for examples. What is a row to it is a
       client here, so `normalize_by` is the EXPECTED number of clients in a cohort.
     l2_clip_norm: the bound, or the `Clip`, that `tx` was made for. Messages are then clipped
-      here, as they come in, and `tx` gets their `ClippedSum`: no two are in memory at once under
-      `loop_clients`. None hands `tx` the stacked messages and their mask, for a transform
-      whose bound is not a constant (adaptive clipping).
+      here, as they come in, to what `tx` says the norm is in this round, and `tx` gets their
+      `ClippedSum` (with their count, where the norm adapts): no two are in memory at once under
+      `loop_clients`. None hands `tx` the stacked messages and their mask.
 
   Guarantee: adding or removing one client (with any data, message and weight, NaN included)
   moves the sum by at most `l2_clip_norm`. The weight is applied BEFORE the clipping, so no
@@ -168,15 +170,18 @@ def dp_mean(
   bound = clip.l2_bound
 
   def partial(state: Any, messages: Any, weights: Array, mask: Array) -> Any:
-    del state
     zeros = jnp.zeros(mask.shape, jnp.float32)
-    weighted = _weighted(messages, weights)
-    return gradients.clip_and_sum(weighted, zeros, mask, clip).total
+    weighted, scale = _weighted(messages, weights), transforms.clip_scale(state)
+    if scale is not None:  # a public number, from what earlier rounds have released
+      weighted = unscaled(weighted, scale)
+    summed = gradients.clip_and_sum(weighted, zeros, mask, clip)
+    return summed.total, centred_count(summed) if clip.rule.adapts else None
 
-  def finish(total: Any, state: Any) -> Any:
+  def finish(sums: Any, state: Any) -> Any:
+    total, count = sums
     nothing = jnp.zeros(0, jnp.float32)
     summed: Any = ClippedSum(total, nothing, nothing, bound, (bound,))
-    return transform.update(summed, state, None, mask=jnp.zeros(0, bool))
+    return transform.update(summed, state, None, mask=jnp.zeros(0, bool), count=count)
 
   return summed(transform.init, partial, finish, private=True)
 
@@ -193,8 +198,8 @@ def _weighted(messages: Any, weights: Array) -> Any:
 
 
 def central(plan: Plan, key: Array) -> Aggregator:
-  """`dp_mean` with a plan's own transform: clipped as messages come in where the clip norm is
-  a constant; stacked, and clipped by the transform, where it changes from round to round.
+  """`dp_mean` with a plan's own transform: messages are clipped as they come in, also where the
+  clip norm changes from round to round.
 
   The plan goes with it: a round refuses a cohort that another plan has drawn.
 
@@ -211,9 +216,7 @@ def central(plan: Plan, key: Array) -> Aggregator:
     raise UserError(
       f"slices={plan.slices}: must be 1 for clients, which are streamed anyway"
     )
-  tx = plan.transform(key)
-  constant = not (clip.schedule or clip.rule.adapts)
-  return dp_mean(tx, l2_clip_norm=clip if constant else None)._replace(plan=plan)
+  return dp_mean(plan.transform(key), l2_clip_norm=clip)._replace(plan=plan)
 
 
 def client_noise(

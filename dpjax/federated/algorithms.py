@@ -109,8 +109,12 @@ def _info(info: ClientInfo) -> RoundInfo:
 
 
 @jax.jit
-def _rows(memories: Any, places: Array) -> Any:
+def _taken(memories: Any, places: Array) -> Any:
   return jax.tree.map(lambda leaf: jnp.take(leaf, places, axis=0), memories)
+
+
+def _rows(memories: Any, places: np.ndarray) -> Any:
+  return None if memories is None else _taken(memories, jax.device_put(places))
 
 
 @jax.jit
@@ -135,7 +139,7 @@ def _remembered(memories: Any, ids: np.ndarray, parts: Any) -> Any:
   beyond = np.iinfo(np.int32).max
   for part in parts:
     places = np.where(part.mask, np.asarray(ids)[part.places], beyond).astype(np.int32)
-    memories = _scattered(memories, places, part.memories)
+    memories = _scattered(memories, *jax.device_put((places, part.memories)))
   return memories
 
 
@@ -149,7 +153,7 @@ def _combined(aggregator: Aggregator) -> Callable[..., Any]:
   def stacked(mapped: Any, state: Any) -> Any:
     count = mapped.sent.weight.shape[0]
     size = max(1, bucket(count))
-    sent, mask = padded(mapped.sent, size), np.arange(size) < count
+    sent, mask = jax.device_put((padded(mapped.sent, size), np.arange(size) < count))
     if aggregator.check is not None:
       aggregator.check(sent.message, mask, sent.weight)
     return update(sent.message, mask, state, sent.weight)
@@ -189,9 +193,15 @@ def _check(cohort: Cohort, memories: Any) -> None:
     )
 
 
+@jax.jit
+def _of_round(key: Array, round: Array) -> tuple[Array, Array]:
+  """(key of its clients, number of the next round): without a constant that travels."""
+  return jax.random.fold_in(jax.random.fold_in(key, _CLIENTS), round), round + 1
+
+
 def key_of_round(state: FederatedState) -> Array:
   """Key of the clients in the round that comes next; each folds in its own number."""
-  return jax.random.fold_in(jax.random.fold_in(state.key, _CLIENTS), state.round)
+  return _of_round(state.key, state.round)[0]
 
 
 def federated(
@@ -262,18 +272,19 @@ def federated(
     check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
     # as many rows of memories as one of few shapes has
     places, _ = sampling.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))
+    key, following = _of_round(state.key, state.round)
     context = execution.Context(
       received=Received(state.params, server.extra(state.server)),
       data=cohort.data,
-      memories=None if state.memories is None else _rows(state.memories, places),
-      key=key_of_round(state),
+      memories=_rows(state.memories, places),
+      key=key,
       state=state.aggregator,
     )
     mapped = run(context, cohort)
     mean, aggregated = combine(mapped, state.aggregator)
     # those that worked and sent finite numbers: whose memories moved
     counted = (mapped.info.num_steps > 0) & np.isfinite(mapped.info.update_norm)
-    size = None if aggregator.private else jnp.float32(np.sum(counted))
+    size = None if aggregator.private else jax.device_put(np.float32(np.sum(counted)))
     params, moved = apply(state.params, state.server, mean, size)
     after = FederatedState(
       params=params,
@@ -281,7 +292,7 @@ def federated(
       aggregator=aggregated,
       memories=_remembered(state.memories, cohort.ids, mapped.memories),
       key=state.key,
-      round=state.round + 1,
+      round=following,
     )
     return after, _info(mapped.info)
 

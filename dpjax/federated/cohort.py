@@ -154,7 +154,9 @@ def cohort_of(
   depend on who else takes part.
 
   Args:
-    data: what `resident(federation)` returned; None makes it again.
+    data: None for the federation's own arrays, in the memory of the host: executions on one
+      device place them there once, those over several send what each block needs. What
+      `resident(federation)` returned is shared by all that run on one device.
 
   Raises:
     UserError: an unknown client, or one that is named twice.
@@ -175,7 +177,7 @@ def cohort_of(
     ids=ids,
     num_examples=np.array([len(federation.indices[i]) for i in ids], np.int64),
     batches=tuple(batches(int(i)) for i in ids),
-    data=resident(federation) if data is None else data,
+    data=Example(federation.dataset.x, federation.dataset.y) if data is None else data,
   )
 
 
@@ -206,10 +208,9 @@ def cohorts(
   plan.check_capacity(federation.num_clients)
 
   def generate() -> Iterator[Cohort]:
-    data = resident(federation)
     for step in range(start, plan.num_steps):
       ids = sampling.taken(plan.sampler, federation.num_clients, seed=rng, step=step)
-      cohort = cohort_of(federation, ids, work, seed=rng, round=step, data=data)
+      cohort = cohort_of(federation, ids, work, seed=rng, round=step)
       yield cohort._replace(drawn=Drawn(plan, step))
 
   return generate()

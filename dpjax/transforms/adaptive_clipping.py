@@ -123,19 +123,19 @@ CLIP_RULES = ChainMap[str, type[gradients.ClipRule]](
 )
 
 
-def _count(summed: ClippedSum, mask: jax.Array) -> jax.Array:
-  """sum_i mask_i (1[norm_i <= C] - 1/2); a non-finite norm counts as above C."""
+def centred_count(summed: ClippedSum, mask: Any = None) -> jax.Array:
+  """sum_i mask_i (1[norm_i <= C] - 1/2), []; a non-finite norm counts as above C.
+
+  Counts of parts of a batch add up to that of the batch, exactly in float32 below 2^23 rows.
+  A ClippedSum knows which rows it holds: counted as real, its padding would let one example
+  move the count by 1, twice what is paid for it.
+  """
+  known, rows = summed.mask, summed.norms.shape[0]
+  if known is None or mask is not None:
+    given = gradients.checked_mask(mask, rows)
+    known = given if known is None else known & given
   inside = summed.norms <= summed.l2_bound
-  return jnp.sum(jnp.where(mask, jnp.where(inside, 0.5, -0.5), 0.0))
-
-
-def _mask(summed: ClippedSum, given: Any) -> jax.Array:
-  """Rows that are counted. A ClippedSum knows which rows it holds: counted as real, its
-  padding would let one example move the count by 1, twice what is paid for."""
-  known = summed.mask
-  if known is None:
-    return gradients.checked_mask(given, summed.norms.shape[0])
-  return known if given is None else known & gradients.checked_mask(given, known.shape[0])
+  return jnp.sum(jnp.where(known, jnp.where(inside, 0.5, -0.5), 0.0))
 
 
 def adaptive_clip_and_noise(
@@ -158,7 +158,8 @@ def adaptive_clip_and_noise(
 
   Returns:
     A transform that takes stacked gradients with `mask=`, or the ClippedSum of the loss
-    DIVIDED by `clip_scale(state)`, clipped to `l2_clip_norm`, which knows its mask.
+    DIVIDED by `clip_scale(state)`, clipped to `l2_clip_norm`, which knows its mask; one that
+    was added up from parts, and knows no rows, with the sum of their counts as `count=`.
 
   Guarantee: update and clip norm of each step are the post-processing of one Gaussian
   mechanism with the combined noise multiplier, for any gradients and any mask.
@@ -188,11 +189,11 @@ def adaptive_clip_and_noise(
     del params
     return ScaledState(noise.init(key), jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32))
 
-  def update_fn(updates, state, params=None, *, mask=None, **extra_args):
+  def update_fn(updates, state, params=None, *, mask=None, count=None, **extra_args):
     del extra_args
     scaled = unscaled(updates, state.scale)
     summed = clipped_sum(scaled, params, mask, clip)
-    count = _count(summed, _mask(summed, mask))
+    count = centred_count(summed, mask) if count is None else count
     queries = {"sum": summed.total, "count": count * unit}
     noisy, inner = noise.add_gaussian(state.inner, queries, std)
     after = ScaledState(inner, moved(state.scale, noisy["count"] / unit), state.count + 1)

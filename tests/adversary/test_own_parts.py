@@ -220,7 +220,7 @@ def test_a_client_whose_loss_sees_other_clients_is_refused():
     client.step(received, local, jnp.ones((1, 2)), jnp.array([True]))
 
 
-@pytest.mark.parametrize("execution", ["vmap_clients", "pmap_clients"])
+@pytest.mark.parametrize("execution", ["vmap_clients", "pmap_clients", "shard_map_clients"])
 @pytest.mark.parametrize("place", ["begins", "ends"])
 def test_a_client_that_mixes_itself_with_others_is_refused_where_they_run_together(
   execution, place

@@ -23,7 +23,9 @@ def tiny(monkeypatch):
 _THERE = ["fedjax"] if fedjax_peer.is_installed() else []
 
 
-@pytest.mark.parametrize("method", ["loop", "threads", "vmap", "pmap", *_THERE])
+@pytest.mark.parametrize(
+  "method", ["loop", "threads", "vmap", "pmap", "shard_map", *_THERE]
+)
 def test_the_floor_and_the_others_do_the_same_work(tiny, method):
   steps = 1 if method == "fedjax" else 2  # it shuffles
   work = federated_speed.build("mlp", num_clients=3, steps=steps, batch_size=4)
@@ -39,11 +41,21 @@ def test_entries_have_ratios_and_files_are_written(tiny, tmp_path):
   assert entries[0].ratio == 1.0
   assert entries[1].ratio == entries[1].median_s / entries[0].median_s
   entries += federated_speed.scaling("mlp", "loop", [1, 2], repeats=1)
+  entries += federated_speed.beside("mlp", ["loop"], [1, 4], repeats=1)
+  assert [(e.data_mb, e.num_clients) for e in entries[-2:]] == [(1, 40), (4, 40)]
+  assert entries[-1].ratio == entries[-1].median_s / entries[-2].median_s
   federated_speed.write(entries, tmp_path)
   with open(tmp_path / "federated.csv") as file:
-    assert [row["num_clients"] for row in csv.DictReader(file)] == ["2", "2", "1", "2"]
+    assert [row["num_clients"] for row in csv.DictReader(file)] == [
+      "2",
+      "2",
+      "1",
+      "2",
+      "40",
+      "40",
+    ]
   assert (tmp_path / "federated.png").read_bytes().startswith(b"\x89PNG")
-  assert "x floor" in federated_speed.table(entries)
+  assert "4 MB" in federated_speed.table(entries)
 
 
 _EIGHT = """
@@ -73,8 +85,9 @@ def test_pmap_is_timed_over_eight_devices_of_a_cpu(tmp_path):
   with open(tmp_path / "out" / "federated.csv") as file:
     rows = {row["method"]: row for row in csv.DictReader(file)}
   assert list(rows) == federated_speed.default_methods()
-  assert {"loop", "threads", "vmap", "pmap"} <= set(rows)
-  assert rows["pmap"]["num_devices"] == "8" and rows["vmap"]["num_devices"] == "1"
+  assert {"loop", "threads", "vmap", "pmap", "shard_map"} <= set(rows)
+  assert rows["pmap"]["num_devices"] == rows["shard_map"]["num_devices"] == "8"
+  assert rows["vmap"]["num_devices"] == "1"
   assert all(float(row["ratio"]) > 0 for row in rows.values())
 
 

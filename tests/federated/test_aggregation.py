@@ -150,12 +150,43 @@ def test_a_mask_or_weights_of_another_length_are_one_line(name):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("clip", ["adaptive", "scheduled"])
+def test_a_norm_that_changes_is_streamed_too(clip):
+  """Parts of messages, padding among them, are the whole at the transform: the same updates
+  and the same norms, round after round, NaN and an empty cohort included."""
+  adaptive = transforms.AdaptiveClipping(count_noise_std=1.0)
+  clips = {
+    "adaptive": Clip(1.0, adaptive),
+    "scheduled": Clip(1.0, schedule=(1.0, 0.5, 0.2)),
+  }
+  plan = _plan(l2_clip_norm=clips[clip])
+  streamed = central(plan, jax.random.key(0))
+  stacked = dp_mean(plan.transform(jax.random.key(0)))
+  rng = np.random.default_rng(3)
+  messages = {"w": jnp.asarray(rng.normal(size=(6, 3)), jnp.float32).at[1].set(jnp.nan)}
+  weights, mask = jnp.array([1.0, 1.0, 0.5, 0.0, 2.0, 1.0]), jnp.arange(6) != 4
+  state = other = streamed.init({"w": jnp.zeros(3)})
+  for round in range(3):
+    held = mask & (round != 1)  # nobody in the second
+    parts = [
+      streamed.partial(state, {"w": messages["w"][rows]}, weights[rows], held[rows])
+      for rows in (slice(0, 2), slice(2, 6))
+    ]
+    update, state = streamed.finish(jax.tree.map(jnp.add, *parts), state)
+    expected, other = stacked.update(messages, held, other, weights)
+    np.testing.assert_allclose(update["w"], expected["w"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(
+      transforms.clip_scale(state), transforms.clip_scale(other)
+    )
+  assert float(transforms.clip_scale(state)) != 1.0
+
+
 def test_adaptive_clipping_plugs_in_unchanged():
-  """A transform whose bound moves gets the stacked messages; its norm finds the quantile."""
+  """Its norm finds the quantile."""
   adaptive = transforms.AdaptiveClipping(target_quantile=0.5, learning_rate=0.5)
   plan = _plan(l2_clip_norm=Clip(1.0, adaptive), noise_multiplier=0.0, num_steps=40)
   aggregator = central(plan, jax.random.key(0))
-  assert aggregator.partial is None
+  assert aggregator.partial is not None  # no cohort is stacked
   messages = {"delta": 0.1 * jnp.arange(1.0, 11.0)[:, None] * jnp.ones((10, 1))}
   state, update = aggregator.init({"delta": jnp.zeros(1)}), jax.jit(aggregator.update)
   for _ in range(40):

@@ -1,4 +1,4 @@
-"""Loop, vmap and pmap give one result; on several devices too, with the noise of one."""
+"""All executions give one result; on several devices too, with the noise of one."""
 
 import json
 import os
@@ -24,9 +24,11 @@ from dpjax.federated import (
   median,
   pmap_clients,
   scaffold,
+  shard_map_clients,
   vmap_clients,
 )
 from dpjax.federated import client as clients
+from dpjax.federated.execution import client_blocks
 from dpjax.validate import UserError
 from tests.federated import problems
 
@@ -38,6 +40,7 @@ _EXECUTIONS = {
   "vmap": vmap_clients(),
   "blocks": vmap_clients(clients_per_block=2),
   "pmap": pmap_clients(),
+  "shard_map": shard_map_clients(),
 }
 
 
@@ -70,6 +73,7 @@ def _median(map_clients):
 
 # Differ from a tested pair in nothing that the algorithm would notice.
 _SAME_CODE = {("blocks", _median), ("unrolled", _median), ("unrolled", _scaffold)}
+_SAME_CODE |= {("pmap", _fed_avg), ("shard_map", _median)}
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +150,7 @@ sys.path.insert(0, ".")
 import jax, jax.numpy as jnp, numpy as np, optax
 from dpjax import data, sampling
 from dpjax.federated import (LocalWork, central, cohort_of, fed_avg, from_batches, loop_clients,
-                             median, pmap_clients, scaffold)
+                             median, pmap_clients, scaffold, shard_map_clients)
 from dpjax.plan import Plan
 from tests.federated import problems
 
@@ -157,22 +161,27 @@ cohort, params = from_batches(clients, batch_size=2), problems.network_params()
 plan = Plan(sampler=sampling.PoissonSampler(prob=0.5, capacity=99), noise_multiplier=1.0,
             l2_clip_norm=0.5, normalize_by=4.0, num_steps=9, delta=1e-3)
 out = {}
-ways = {"loop": loop_clients(), "one": pmap_clients(num_devices=1), "eight": pmap_clients()}
-for name in ("loop", "eight"):
+ways = {"loop": loop_clients(), "one": pmap_clients(num_devices=1), "eight": pmap_clients(),
+        "sharded": shard_map_clients(), "sharded one": shard_map_clients(num_devices=1)}
+values = lambda tree: [np.asarray(leaf).ravel().tolist() for leaf in jax.tree.leaves(tree)]
+for name in ("loop", "eight", "sharded"):
   algorithm = fed_avg(problems.network, optax.sgd(0.1), None, central(plan, noise_key),
                       ways[name], key=key)
   state, info = algorithm.round(algorithm.init(params), cohort)
-  out[name] = [np.asarray(leaf).ravel().tolist() for leaf in jax.tree.leaves(state.params)]
-for count in (0, 1, 7, 8, 9, 11):  # fewer, as many and more clients than devices; nobody
-  own = from_batches(clients[:count], batch_size=2)
-  for name in ("loop", "eight"):
-    algorithm = scaffold(problems.network, optax.sgd(0.1), key=key, map_clients=ways[name],
-                         aggregator=central(plan, noise_key), client_learning_rate=0.1,
-                         num_clients=11, expected_cohort=4)
+  out[name] = values(state.params)
+  algorithm = scaffold(problems.network, optax.sgd(0.1), key=key, map_clients=ways[name],
+                       aggregator=central(plan, noise_key), client_learning_rate=0.1,
+                       num_clients=11, expected_cohort=4)
+  for count in (0, 1, 7, 8, 9, 11):  # fewer, as many and more clients than devices; nobody
+    own = from_batches(clients[:count], batch_size=2)
     state, info = algorithm.round(algorithm.init(params, num_clients=11), own)
-    out[f"of {count} {name}"] = [np.asarray(leaf).ravel().tolist() for leaf in
-                                 jax.tree.leaves((state.params, state.memories, info))]
-for name in ("one", "eight"):  # the noise alone: clients that have nothing to say
+    out[f"of {count} {name}"] = values((state.params, state.memories, info))
+  if name == "loop":
+    continue
+  with jax.transfer_guard_host_to_device("disallow"):
+    with jax.transfer_guard_device_to_device("disallow"):
+      algorithm.round(state, own)  # whatever moves was sent on purpose
+for name in ("one", "eight", "sharded one", "sharded"):  # clients that have nothing to say
   silent = fed_avg(lambda w, x: 0.0 * jnp.sum(w), optax.sgd(0.1), None,
                    central(plan, noise_key), ways[name], key=key)
   state, _ = silent.round(silent.init(jnp.zeros(8000)), from_batches([np.ones((1, 1))] * 9))
@@ -182,12 +191,11 @@ federation = data.Federation(rows, np.split(np.arange(40), 8))
 def convolve(p, example):
   kernel = p["c"].T.reshape(2, 1, 1, 4)[..., :3]
   return jnp.sum(jnp.tanh(jax.lax.conv(example.x.reshape(1, 1, 1, 3), kernel, (1, 1), "SAME")))
-for name in ("loop", "eight"):  # rows of a shared data set, and all messages at once
+for name in ("loop", "eight", "sharded"):  # rows of one data set, all messages at once
   algorithm = fed_avg(convolve, optax.sgd(0.1), None, median(), ways[name], key=key)
   drawn = cohort_of(federation, [6, 1, 3], LocalWork(2), seed=0, round=0)
   state, _ = algorithm.round(algorithm.init(params), drawn)
-  out[f"median {name}"] = [np.asarray(leaf).ravel().tolist()
-                           for leaf in jax.tree.leaves(state.params)]
+  out[f"median {name}"] = values(state.params)
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received, Sent
 from dpjax.federated.execution import Context
 for axis in ("devices", "batch"):  # a client that would sum over the other clients
@@ -197,20 +205,50 @@ for axis in ("devices", "batch"):  # a client that would sum over the other clie
     lambda received, local: (
       Sent({"delta": local}, jnp.float32(1)), None, ClientInfo(*[jnp.float32(0)] * 5)))
   context = Context(Received(jnp.zeros(1), ()), None, None, key, ())
-  try:
-    pmap_clients()(mixing, None)(context, from_batches([np.ones((1, 1))] * 9))
-    out[f"mixed {axis}"] = "mixed"
-  except NameError as error:
-    out[f"mixed {axis}"] = str(error)
+  for name in ("eight", "sharded"):
+    try:
+      ways[name](mixing, None)(context, from_batches([np.ones((1, 1))] * 9))
+      out[f"mixed {axis} {name}"] = "mixed"
+    except NameError as error:
+      out[f"mixed {axis} {name}"] = str(error)
 print(json.dumps(out))
 """
 
 
-@pytest.fixture(scope="module")
-def on_devices():
+# Every algorithm, and every private aggregator under one of them: largest difference to the
+# loop over two rounds, relative to the largest entry of a leaf or to 1.
+_ALL = """
+import json, sys
+sys.path.insert(0, ".")
+import jax, numpy as np
+from dpjax import federated
+from tests.federated import problems, registry
+cohort = federated.from_batches(problems.ragged((5, 1, 0, 7, 3, 2)), batch_size=2)
+def after(name, map_clients, aggregator):
+  algorithm = registry.build(name, aggregator and registry.PRIVATE[aggregator](),
+                             map_clients=map_clients)
+  state = registry.start(name, algorithm)
+  for _ in range(2):
+    state, info = algorithm.round(state, cohort)
+  keep = state._replace(key=0, aggregator=0)
+  return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves((keep, info))]
+found = {}
+cases = [(name, None) for name in registry.ALGORITHMS]
+for name, aggregator in cases + [("fed_avg", name) for name in registry.PRIVATE]:
+  expected = after(name, federated.loop_clients(), aggregator)
+  for way in (federated.pmap_clients, federated.shard_map_clients):
+    pairs = zip(after(name, way(), aggregator), expected, strict=True)
+    far = [np.abs(a - b).max() / max(1, np.abs(b).max()) for a, b in pairs if a.size]
+    found[f"{name}, {aggregator}, {way.__name__}"] = float(np.max(far))
+print(json.dumps(found))
+"""
+
+
+def _on_eight(program):
+  """What the program prints in the end, on eight devices."""
   flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
   done = subprocess.run(
-    [sys.executable, "-c", _ON_DEVICES],
+    [sys.executable, "-c", program],
     cwd=_ROOT,
     env=os.environ | flags,
     capture_output=True,
@@ -220,26 +258,46 @@ def on_devices():
   return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_p34_eight_devices_are_the_loop_convolutions_too(on_devices):
+@pytest.fixture(scope="module")
+def on_devices():
+  return _on_eight(_ON_DEVICES)
+
+
+@pytest.mark.long
+def test_every_algorithm_over_eight_devices_is_the_loop():
+  found = _on_eight(_ALL)
+  print(found)
+  assert len(found) >= 2 * (14 + 6)
+  assert max(found.values()) <= 1e-5, found
+
+
+_OVER_EIGHT = pytest.mark.parametrize("way", ["eight", "sharded"])
+
+
+@_OVER_EIGHT
+def test_p34_eight_devices_are_the_loop_convolutions_too(on_devices, way):
   for prefix in ("", "median "):
-    for a, b in zip(on_devices[f"{prefix}eight"], on_devices[f"{prefix}loop"]):
-      np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    for a, b in zip(on_devices[f"{prefix}{way}"], on_devices[f"{prefix}loop"]):
+      np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@_OVER_EIGHT
 @pytest.mark.parametrize("axis", ["devices", "batch"])
-def test_no_client_sums_over_the_clients_of_other_devices(on_devices, axis):
-  assert "unbound axis name" in on_devices[f"mixed {axis}"]
+def test_no_client_sums_over_the_clients_of_other_devices(on_devices, axis, way):
+  assert "unbound axis name" in on_devices[f"mixed {axis} {way}"]
 
 
+@_OVER_EIGHT
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 11])
-def test_eight_devices_serve_cohorts_of_any_size(on_devices, count):
-  for a, b in zip(on_devices[f"of {count} eight"], on_devices[f"of {count} loop"]):
-    np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
+def test_eight_devices_serve_cohorts_of_any_size(on_devices, count, way):
+  for a, b in zip(on_devices[f"of {count} {way}"], on_devices[f"of {count} loop"]):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
 
 
 def test_p19_the_noise_does_not_grow_with_the_devices(on_devices):
   """Added once after the sum: bit for bit that of one device, with the plan's std."""
-  np.testing.assert_array_equal(on_devices["noise one"], on_devices["noise eight"])
+  for name in ("eight", "sharded one", "sharded"):
+    np.testing.assert_array_equal(on_devices["noise one"], on_devices[f"noise {name}"])
   assert np.std(on_devices["noise eight"]) == pytest.approx(1.0 * 0.5 / 4.0, rel=0.03)
 
 
@@ -271,6 +329,52 @@ def test_ragged_clients_do_not_compile_one_by_one(map_clients, most):
   own = problems.ragged((3, 39, 17, 8, 21, 30, 2, 5, 9, 12), width=2, seed=9)
   algorithm.round(state, from_batches(own, batch_size=1))
   assert len(calls) == before
+
+
+def test_ragged_clients_compile_few_programs_where_their_rows_are_sent():
+  """Forty sizes, each example in two epochs: sent once, in shapes that follow the steps'."""
+  calls, rows = [], data.from_arrays(np.ones((780, 2)), np.zeros(780, int), num_classes=1)
+  ends = np.cumsum(np.arange(40))
+  federation = data.Federation(rows, [np.arange(e - n, e) for n, e in enumerate(ends)])
+  loss_fn = lambda w, example: _counting(calls)(w, example.x)
+  made = fed_avg(loss_fn, optax.sgd(0.1), map_clients=shard_map_clients(), key=_KEY)
+  state = made.init({"w": jnp.zeros(2)})
+  work = LocalWork(4, epochs=2)
+  for start in range(0, 40, 5):
+    cohort = cohort_of(federation, range(start, start + 5), work, seed=0, round=0)
+    state, _ = made.round(state, cohort)
+  assert len(calls) <= 4 * 8  # blocks of 2 to 20 steps in 7 shapes
+  before = len(calls)
+  for shift in (2, 7, 13):
+    clients = range(shift, 40, 8)
+    made.round(state, cohort_of(federation, clients, work, seed=1, round=0))
+  assert len(calls) == before
+
+
+def test_a_block_is_sent_while_the_one_before_is_computed():
+  """Nothing waits for a block before the next one is on its way; two are in memory."""
+  seen = []
+
+  def noting(name, call=lambda given: given):
+    def called(*given):
+      seen.append(name)
+      return call(*given)
+
+    return called
+
+  client = clients.full_gradient(problems.quadratic)
+  program = jax.jit(lambda *given: client_blocks.run_block(client, None, *given))
+  way = client_blocks.Way(
+    noting("compute", program), lambda count: 1, None, noting("send"),
+    noting("fetch", jax.device_get),
+  )  # fmt: skip
+  received = clients.Received({"w": jnp.zeros(1)})
+  context = execution.Context(received, None, None, _KEY, None)
+  own = [np.full((1, 1), value, np.float32) for value in (1, 2, 3)]
+  found = client_blocks.Blocks(client, None, way)(context, from_batches(own))
+  assert found.sent.message["delta"]["w"].ravel().tolist() == [1, 2, 3]
+  twice, once = ["send", "compute"] * 2, ["send", "compute"]
+  assert seen == [*twice, "fetch", *once, "fetch", "fetch"]
 
 
 def test_a_client_of_ten_thousand_examples_beside_an_empty_one():
@@ -388,6 +492,7 @@ def test_an_error_says_which_client_it_came_from():
   ("make", "match"),
   [
     (lambda: pmap_clients(num_devices=99), "num_devices=99: this process has 1"),
+    (lambda: shard_map_clients(num_devices=99), "num_devices=99: this process has 1"),
     (lambda: pmap_clients(num_devices=0), "num_devices=0"),
     (lambda: pmap_clients(clients_per_device=0), "clients_per_device=0"),
     (lambda: vmap_clients(clients_per_block=0), "clients_per_block=0"),
@@ -395,7 +500,11 @@ def test_an_error_says_which_client_it_came_from():
     (lambda: execution.by_name("vmpa"), "did you mean 'vmap'"),
     (
       lambda: execution.by_name("loop", num_devices=2),
-      "num_devices=2: is for execution='pmap'",
+      "num_devices=2: is for execution='pmap' or 'shard_map', not 'loop'",
+    ),
+    (
+      lambda: execution.by_name("shard_map", num_threads=2),
+      "num_threads=2: is for execution='loop', not 'shard_map'",
     ),
     (
       lambda: execution.by_name("vmap", num_threads=2),

@@ -1,4 +1,5 @@
-"""What a round sends to the devices: its own rows, the parameters once, the data set never.
+"""What a round sends to the devices: its own rows, the parameters once, the data set once in
+all to one device and never to several.
 
 Counted, not timed: JAX's transfer guard writes each transfer to a device with its shape, and
 what compiled programs are called with from the host is added up beside it.
@@ -22,6 +23,7 @@ from dpjax.federated import (
   from_batches,
   loop_clients,
   pmap_clients,
+  shard_map_clients,
   vmap_clients,
 )
 from dpjax.federated.cohort import LocalBatches
@@ -34,7 +36,9 @@ _EXECUTIONS = {
   "unrolled": loop_clients(unroll=True, num_threads=2),
   "vmap": vmap_clients(clients_per_block=2),
   "pmap": pmap_clients(clients_per_device=1),
+  "shard_map": shard_map_clients(clients_per_device=1),
 }
+_OVER_DEVICES = ("pmap", "shard_map")
 _SIZES = (120, 7200)  # examples of the data set, twelve clients
 _BYTES = {"f": 4, "i": 4, "u": 4, "b": 1}
 _AVAL = re.compile(r"aval=ShapedArray\((\w)\w+\[([\d,]*)\]")
@@ -53,15 +57,13 @@ def counting(fn, **options):
     return compiled(*arguments)
   return called
 jax.jit = counting
-from dpjax.federated import cohort
 found = {{}}
 for size in {_SIZES}:
   federation = test_transfers.federation(size)
-  there = cohort.resident(federation)
   for name in test_transfers._EXECUTIONS:
     algorithm, state = test_transfers.algorithm(name)
     for round in range(3):
-      drawn = test_transfers.drawn(federation, round, there)
+      drawn = test_transfers.drawn(federation, round)
       print(f"== {{size}} {{name}} {{round}}", file=sys.stderr, flush=True)
       sent[0] = 0
       with jax.transfer_guard("log_explicit"):
@@ -83,9 +85,9 @@ def federation(size):
   return data.Federation(data.from_arrays(x, np.zeros(size, int), num_classes=1), rows)
 
 
-def drawn(federation, round, there):
+def drawn(federation, round):
   """The clients with ten examples each: their work does not depend on the data set."""
-  return cohort_of(federation, range(1, 12), LocalWork(5), seed=0, round=round, data=there)
+  return cohort_of(federation, range(1, 12), LocalWork(5, 2), seed=0, round=round)
 
 
 def algorithm(name):

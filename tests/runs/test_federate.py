@@ -180,6 +180,7 @@ def test_every_algorithm_has_a_name(name, tmp_path):
     ),
     ({"privacy.sampler": "fixed_size", "clients_per_round": 2.5}, "clients_per_round=2.5"),
     ({"execution": "pmap", "num_devices": 64}, "num_devices=64: this process has"),
+    ({"execution": "shard_map", "num_devices": 64}, "num_devices=64: this process has"),
     ({"execution": "pamp"}, "did you mean 'pmap'"),
     ({"local.epochs": 0}, "epochs=0"),
     ({"num_rounds": 0}, "num_rounds=0"),

@@ -1,18 +1,22 @@
 """How a cohort is run: one client after another, many at once, or over devices.
 
-The same `ClientAlgorithm` under three executions with one result (to rounding):
+The same `ClientAlgorithm` under four executions with one result (to rounding):
 
-| execution      | what it is                                                   | good for        |
-| -------------- | ------------------------------------------------------------ | --------------- |
-| `loop_clients` | a Python loop; `jit=False` is the readable twin of the rest; | CPU             |
-|                | an error says which client it came from                      |                 |
-| `vmap_clients` | blocks of clients, padded to a common shape, in one program  | one accelerator |
-| `pmap_clients` | the same on each of several devices, then `psum`             | several         |
+| execution           | what it is                                                 | good for   |
+| ------------------- | ---------------------------------------------------------- | ---------- |
+| `loop_clients`      | a Python loop; `jit=False` is the readable twin of the     | CPU        |
+|                     | rest; an error says which client it came from              |            |
+| `vmap_clients`      | blocks of clients, padded to one shape, in one program     | 1 device   |
+| `shard_map_clients` | the same on each of several devices, then `psum`           | several    |
+| `pmap_clients`      | the same again, under the name that JAX only maintains     | several    |
 
-Contributions are summed as they are made: memory is one message per client IN A BLOCK,
-whatever the size of the cohort. Only an aggregator that needs all messages at once (a median,
-say) gets them stacked. Noise is never added here: the aggregator adds it once, to the sum,
-from its one key.
+One device holds the data set, and batches are taken from it there; several are sent, block by
+block, what their own clients hold. A block is padded and sent while the one before is computed.
+
+Contributions are summed as they are made: memory is one message per client IN A BLOCK, and
+there are two blocks, whatever the size of the cohort. Only an aggregator that needs all
+messages at once (a median, say) gets them stacked. Noise is never added here: the aggregator
+adds it once, to the sum, from its one key.
 
 A client gets its own examples and nothing of the others': where batches hold rows of one
 shared data set, the execution takes the rows (`context.step`), and padding repeats the
@@ -28,7 +32,8 @@ from __future__ import annotations
 import jax
 
 from dpjax import validate
-from dpjax.federated.execution.client_blocks import pmap_clients, vmap_clients
+from dpjax.federated.execution.client_blocks import vmap_clients
+from dpjax.federated.execution.client_devices import pmap_clients, shard_map_clients
 from dpjax.federated.execution.client_loop import has_convolution as has_convolution
 from dpjax.federated.execution.client_loop import loop_clients
 from dpjax.federated.execution.context import Context as Context
@@ -39,21 +44,22 @@ from dpjax.federated.execution.context import Run as Run
 from dpjax.federated.execution.context import all_remembered as all_remembered
 from dpjax.validate import UserError
 
-NAMES = ("auto", "loop", "vmap", "pmap")
+NAMES = ("auto", "loop", "vmap", "pmap", "shard_map")
+_OVER_DEVICES = {"pmap": pmap_clients, "shard_map": shard_map_clients}
 
 
 def auto_clients(*, num_threads: int | None = 1) -> MapClients:
-  """The loop on a CPU (with `num_threads`), vmap on one accelerator, pmap on several."""
+  """The loop on a CPU (with `num_threads`), vmap on one accelerator, shard_map on several."""
   if jax.default_backend() == "cpu":
     return loop_clients(num_threads=num_threads)
-  return pmap_clients() if jax.local_device_count() > 1 else vmap_clients()
+  return shard_map_clients() if jax.local_device_count() > 1 else vmap_clients()
 
 
 def by_name(
   name: str, *, num_devices: int | None = None, num_threads: int | None = None
 ) -> MapClients:
-  """The execution of that name; `num_devices` concerns pmap alone, `num_threads` the loop
-  (None: one for each core).
+  """The execution of that name; `num_devices` concerns pmap and shard_map, `num_threads` the
+  loop (None: one for each core).
 
   >>> by_name("pmpa")
   Traceback (most recent call last):
@@ -61,12 +67,14 @@ def by_name(
   dpjax.validate.UserError: execution='pmpa': must be one of ... (did you mean 'pmap'?)
   """
   validate.one_of(NAMES, execution=name)
-  if num_devices is not None and name != "pmap":
-    raise UserError(f"num_devices={num_devices}: is for execution='pmap', not {name!r}")
-  if num_threads is not None and name in ("pmap", "vmap"):
+  if num_devices is not None and name not in _OVER_DEVICES:
+    raise UserError(
+      f"num_devices={num_devices}: is for execution='pmap' or 'shard_map', not {name!r}"
+    )
+  if num_threads is not None and name not in ("auto", "loop"):
     raise UserError(f"num_threads={num_threads}: is for execution='loop', not {name!r}")
-  if name == "pmap":
-    return pmap_clients(num_devices=num_devices)
+  if name in _OVER_DEVICES:
+    return _OVER_DEVICES[name](num_devices=num_devices)
   if name == "vmap":
     return vmap_clients()
   make = auto_clients if name == "auto" else loop_clients

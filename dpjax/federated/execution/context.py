@@ -107,18 +107,23 @@ def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Map
     if partial is None:
       sent = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), found)
       return Mapped(None, sent, (), infos)
-    sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), found)
-    return Mapped(sums, None, (), infos)
+    sums = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), found)
+    return Mapped(jax.device_put(sums), None, (), infos)
 
   return empty
+
+
+def _never_changes(leaf: Any) -> bool:
+  return isinstance(leaf, jax.Array) or not leaf.flags.writeable
 
 
 class Placed:
   """Puts the context of a round where its programs run, so that calling them moves nothing:
   the data set once in all, the rest once a round.
 
-  The data set is kept until another comes: a JAX array never changes, so one that is there
-  is known by its identity. NumPy arrays do change, and are placed once a round.
+  The data set is kept until another comes: what never changes, a JAX array or a NumPy array
+  that is read-only as those of a `Dataset` are, is known by its identity. Other NumPy arrays
+  do change, and are placed once a round.
 
   Args:
     sharding: of every leaf; None: where JAX puts it.
@@ -140,6 +145,6 @@ class Placed:
   def __call__(self, context: Context) -> Context:
     leaves, treedef = jax.tree.flatten(context.data)
     placed = [self._found(leaf) for leaf in leaves]
-    self._kept = [pair for pair in zip(leaves, placed) if isinstance(pair[0], jax.Array)]
+    self._kept = [pair for pair in zip(leaves, placed) if _never_changes(pair[0])]
     rest = jax.tree.map(self._place, context._replace(data=None))
     return rest._replace(data=jax.tree.unflatten(treedef, placed))

@@ -160,8 +160,8 @@ class FedConfig(WithChoices):
   num_rounds: int = 100
   clients_per_round: float = 10  # expected, under poisson; exact, under fixed_size
   seed: int = 0
-  execution: str = "auto"  # auto | loop | vmap | pmap
-  num_devices: int | None = None  # pmap; None: all
+  execution: str = "auto"  # auto | loop | vmap | pmap | shard_map
+  num_devices: int | None = None  # pmap, shard_map; None: all
   num_threads: int | None = None  # loop: clients at once; None: as many as there are cores
   eval_every: int = 10  # rounds
   checkpoint_every: int = 10  # rounds

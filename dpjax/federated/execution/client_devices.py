@@ -1,0 +1,143 @@
+"""Blocks of clients over several devices: `pmap`, and jit + `shard_map`.
+
+Of a data set a device gets the rows of its own clients, each once a block, gathered on the
+host: neither time nor memory of a round depends on what the others hold. The server's
+parameters, the keys and the aggregator's state go to every device once a round.
+
+This is the only file with pmap in it. JAX keeps pmap in maintenance and carries it out by
+shard_map; both are here, with the same numbers.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dpjax import validate
+from dpjax.federated.client import ClientAlgorithm
+from dpjax.federated.cohort import bucket
+from dpjax.federated.execution.client_blocks import MOST, Block, Blocks, Way, run_block
+from dpjax.federated.execution.context import Context, MapClients, Partial, Run
+from dpjax.validate import UserError
+
+# No client can name it, and so sum over others in its step.
+_AXIS = f"devices {secrets.token_hex(16)}"
+_SAME, _APART = PartitionSpec(), PartitionSpec(_AXIS)
+
+
+def _devices(num_devices: int | None) -> list[Any]:
+  devices = jax.local_devices()
+  if num_devices is None:
+    return devices
+  validate.integer_at_least(1, num_devices=num_devices)
+  if num_devices > len(devices):
+    raise UserError(
+      f"num_devices={num_devices}: this process has {len(devices)} "
+      f"({devices[0].platform}); must be <= {len(devices)}"
+    )
+  return devices[:num_devices]
+
+
+OnDevice = Callable[[Context, Any, Block], Any]  # the clients of one device
+Tree = Callable[[Any], Any]
+
+
+def _over_devices(
+  parallel: Callable[[OnDevice, PartitionSpec, Mesh], tuple[Any, Tree, Tree]],
+  num_devices: int | None,
+  clients_per_device: int | None,
+) -> MapClients:
+  """The execution by one of JAX's two ways to run a function on every device.
+
+  Args:
+    parallel: (function of one device, spec of its sums or messages, mesh) -> (that of all
+      devices, what takes its arguments there, what brings its results back).
+  """
+  mesh = Mesh(np.array(_devices(num_devices)), (_AXIS,))
+  everywhere = NamedSharding(mesh, _SAME)
+  if clients_per_device is not None:
+    validate.integer_at_least(1, clients_per_device=clients_per_device)
+
+  def size(count: int) -> int:
+    share = -(-max(count, 1) // mesh.size)
+    return mesh.size * (clients_per_device or bucket(min(share, MOST)))
+
+  def bind(client: ClientAlgorithm, partial: Partial) -> Run:
+    def on_device(context: Context, memories: Any, block: Block) -> Any:
+      collected, *rest = run_block(client, partial, context, memories, block)
+      if partial is not None:
+        collected = jax.lax.psum(collected, _AXIS)
+      return collected, *rest
+
+    program, send, fetch = parallel(on_device, _APART if partial is None else _SAME, mesh)
+    return Blocks(client, partial, Way(program, size, everywhere, send, fetch))
+
+  return bind
+
+
+def pmap_clients(
+  *, num_devices: int | None = None, clients_per_device: int | None = None
+) -> MapClients:
+  """Blocks of devices x clients: vmap on each device, then one `psum` over the devices.
+
+  A device is sent the rows of its own clients, block by block, and once a round the server's
+  parameters, the keys and the aggregator's state. The sum is the same on all devices
+  (`out_axes=None`) and comes back once a round, so that whatever is added to it afterwards,
+  noise above all, is added once.
+
+  Args:
+    num_devices: of this process; None for all.
+    clients_per_device: in a block; None for an equal share of the cohort, up to 32.
+
+  Raises:
+    UserError: more devices than there are.
+  """
+
+  def parallel(on_device: OnDevice, collected: PartitionSpec, mesh: Mesh) -> Any:
+    apart = NamedSharding(mesh, _APART)
+    spread = lambda leaf: leaf.reshape(mesh.size, -1, *leaf.shape[1:])
+    flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
+    mapped = jax.pmap(
+      on_device,
+      axis_name=_AXIS,
+      in_axes=(None, 0, 0),
+      out_axes=(None if collected == _SAME else 0, 0, 0),
+      devices=list(mesh.devices.flat),
+    )
+    send = lambda tree: jax.device_put(jax.tree.map(spread, tree), apart)
+    return mapped, send, lambda tree: jax.tree.map(flat, jax.device_get(tree))
+
+  return _over_devices(parallel, num_devices, clients_per_device)
+
+
+def shard_map_clients(
+  *, num_devices: int | None = None, clients_per_device: int | None = None
+) -> MapClients:
+  """As `pmap_clients`, by jit and `shard_map`: the same blocks and the same numbers, in
+  arrays [K, ...] that are sharded over clients.
+
+  Args:
+    num_devices, clients_per_device: as of `pmap_clients`.
+
+  Raises:
+    UserError: more devices than there are.
+  """
+
+  def parallel(on_device: OnDevice, collected: PartitionSpec, mesh: Mesh) -> Any:
+    sharded = jax.shard_map(
+      on_device,
+      mesh=mesh,
+      in_specs=(_SAME, _APART, _APART),
+      out_specs=(collected, _APART, _APART),
+      # With it JAX would add up over the devices what clients derive by shared parameters.
+      check_vma=False,
+    )
+    send = lambda tree: jax.device_put(tree, NamedSharding(mesh, _APART))
+    return jax.jit(sharded), send, jax.device_get
+
+  return _over_devices(parallel, num_devices, clients_per_device)
