@@ -45,9 +45,9 @@ import jax
 import numpy as np
 
 from dpjax import validate
-from dpjax.secure.mpc import comparison, private_values, ring64, secureml
+from dpjax.secure.mpc import comparison, private_values, secureml
 from dpjax.secure.mpc.party import Party
-from dpjax.secure.mpc.products import Shares, matmul, multiply
+from dpjax.secure.mpc.products import Shares, constant, matmul, multiply
 from dpjax.secure.mpc.secureml import Dense, Recipe
 from dpjax.validate import UserError
 
@@ -160,22 +160,15 @@ def train_split(
     batches: [steps, B] public indices of rows.
     recipe: `hidden` relu; `output` sigmoid (one class against the rest) or normalized_relu.
   """
-  if recipe.hidden != "relu" or recipe.output not in _OUTPUTS:
+  if recipe.hidden != "relu" or recipe.output == "linear":
     kind = recipe.hidden, recipe.output
-    raise UserError(f"recipe: {kind}; must be relu, and one of {', '.join(_OUTPUTS)}")
+    raise UserError(f"recipe: {kind}; must be relu, and one of sigmoid, normalized_relu")
   shift = recipe.shift(np.shape(batches)[1])
-  network = jax.tree.map(lambda numbers: _public(party, numbers), start)
+  network = jax.tree.map(lambda numbers: constant(party, numbers), start)
   for batch in np.asarray(batches):
     drawn = SharedRows(*(part[batch] for part in rows))
     network = _step(party, network, drawn, shift, recipe)
   return network
-
-
-_OUTPUTS = {"sigmoid": comparison.sigmoid, "normalized_relu": comparison.normalized_relu}
-
-
-def _public(party: Party, numbers: np.ndarray) -> Shares:
-  return ring64.encode(numbers * float(party.number == 0), party.frac_bits)
 
 
 def _hidden(party: Party, network: SplitNetwork, rows: SharedRows) -> comparison.Signs:
@@ -192,22 +185,17 @@ def _step(
 ) -> SplitNetwork:
   hidden, top = _hidden(party, network, rows), network.top
   scores = matmul(party, hidden.part, top.kernel, bias=top.bias)  # [B, k]
-  error = _OUTPUTS[recipe.output](party, scores) - rows.y
+  error = secureml.error_of(party, scores, rows.y, recipe)
   back = matmul(party, error, top.kernel.T)  # [B, h_a + h_b]
   back = multiply(party, back, hidden.bit, truncated=False)
   width = network.bottom_a.bias.shape[0]
 
-  def moved(layer: Dense, inputs: Shares, error: Shares) -> Dense:
-    ones = np.broadcast_to(_public(party, np.ones(())), (len(inputs), 1))
-    columns = np.concatenate([inputs, ones], axis=1).T  # [d + 1, B]
-    step = matmul(party, columns, error, surplus=party.frac_bits + shift)
-    return Dense(layer.kernel - step[:-1], layer.bias - step[-1])
-
-  return SplitNetwork(
-    moved(network.bottom_a, rows.x_a, back[:, :width]),
-    moved(network.bottom_b, rows.x_b, back[:, width:]),
-    moved(top, hidden.part, error),
+  parts = (
+    (network.bottom_a, rows.x_a, back[:, :width]),
+    (network.bottom_b, rows.x_b, back[:, width:]),
+    (top, hidden.part, error),
   )
+  return SplitNetwork(*(secureml.moved(party, *part, shift) for part in parts))
 
 
 # --- prediction

@@ -27,7 +27,7 @@ from dpjax import validate
 from dpjax.secure.mpc import ring64
 from dpjax.secure.mpc.correlations import CORRELATIONS, Correlated, Part
 from dpjax.secure.mpc.party import Party
-from dpjax.secure.mpc.products import Shares, multiply
+from dpjax.secure.mpc.products import Shares, constant, multiply
 from dpjax.validate import UserError
 
 _HALVES = (32, 16, 8, 4, 2, 1)  # combined pairs of bits that each layer leaves
@@ -141,8 +141,7 @@ def sigmoid(party: Party, x: Shares) -> Shares:
   signed words: |x| < 2^(63-f) - 1/2. UserError: f = 0, which has no 1/2.
   """
   validate.integer_in(1, ring64.MOST_FRAC_BITS, frac_bits=party.frac_bits)  # to hold 1/2
-  half = ring64.encode(0.5, party.frac_bits)
-  offset = half if party.number == 0 else np.uint64(0)
+  offset = constant(party, 0.5)
   upper, lower = signs(party, np.stack([x + offset, x - offset])).part
   return upper - lower
 
@@ -190,9 +189,7 @@ def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
       f"frac_bits={party.frac_bits}"
     )
   ratio = np.log2(high / low)  # 1 - x y starts at most at 1 - low / high and is squared
-  one = ring64.encode(1.0 / high, party.frac_bits) * np.uint64(party.number == 0)
-  y = np.full(x.shape, one, np.uint64)
-  two = np.uint64(2 << party.frac_bits) * np.uint64(party.number == 0)
+  y, two = np.full(x.shape, constant(party, 1.0 / high)), constant(party, 2.0)
   for _ in range(int(np.ceil(ratio)) + 5):
     y = multiply(party, y, two - multiply(party, x, y))
   return y
@@ -206,7 +203,6 @@ def normalized_relu(party: Party, x: Shares) -> Shares:
     x: [n, classes] shares, |x| < 2^(f-6) / classes.
   """
   positive = relu(party, x)
-  offset = np.uint64(1 << party.frac_bits >> 6) * np.uint64(party.number == 0)
-  total = np.add.reduce(positive, axis=-1) + offset
+  total = np.add.reduce(positive, axis=-1) + constant(party, 2.0**-6)
   inverse = reciprocal(party, total, low=2.0**-6, high=2.0 ** (party.frac_bits - 6))
   return multiply(party, positive, np.repeat(inverse[:, None], x.shape[1], axis=1))

@@ -87,12 +87,18 @@ def matmul(
   return truncate(party, product, surplus)
 
 
+def constant(party: Party, public: ArrayLike) -> Shares:
+  """Shares of public numbers, at no cost: party 0 has them, party 1 zeros."""
+  words = ring64.encode(public, party.frac_bits)
+  return words if party.number == 0 else np.zeros_like(words)
+
+
 def add(party: Party, x: Shares, public: ArrayLike) -> Shares:
   """x + a public number or [...] array; 0 rounds."""
-  words = ring64.encode(public, party.frac_bits)
+  words = constant(party, public)
   if np.broadcast_shapes(words.shape, x.shape) != x.shape:
     raise UserError(f"public: of shape {words.shape}; must fit into {x.shape}")
-  return x + words if party.number == 0 else x.copy()
+  return x + words
 
 
 def scale(party: Party, x: Shares, public: ArrayLike) -> Shares:

@@ -27,13 +27,17 @@ from typing import NamedTuple
 import numpy as np
 
 from dpjax import validate
-from dpjax.secure.mpc import comparison, private_values, ring64
+from dpjax.secure.mpc import comparison, private_values
 from dpjax.secure.mpc.party import Party
-from dpjax.secure.mpc.products import Shares, matmul, multiply
+from dpjax.secure.mpc.products import Shares, constant, matmul, multiply
 from dpjax.validate import UserError
 
 _HIDDEN = ("relu", "square")
-_OUTPUTS = ("sigmoid", "normalized_relu", "linear")
+_OUTPUTS = {
+  "sigmoid": comparison.sigmoid,
+  "normalized_relu": comparison.normalized_relu,
+  "linear": lambda party, scores: scores,
+}
 
 
 class Dense(NamedTuple):
@@ -131,12 +135,17 @@ def _square(party: Party, z: Shares) -> tuple[Shares, Callable]:
   return multiply(party, z, z), lambda error: multiply(party, error, z + z)
 
 
-def _error(party: Party, scores: Shares, y: Shares, output: str) -> Shares:
-  if output == "sigmoid":
-    return comparison.sigmoid(party, scores) - y
-  if output == "normalized_relu":
-    return comparison.normalized_relu(party, scores) - y
-  return scores - y
+def error_of(party: Party, scores: Shares, y: Shares, recipe: Recipe) -> Shares:
+  """The gradient of the scores [B, d_out], times B."""
+  return _OUTPUTS[recipe.output](party, scores) - y
+
+
+def moved(party: Party, layer: Dense, inputs: Shares, error: Shares, shift: int) -> Dense:
+  """The layer after a step of `error` [B, d_out] / 2^shift at its inputs [B, d_in]."""
+  ones = np.full((len(inputs), 1), constant(party, 1.0))
+  columns = np.concatenate([inputs, ones], axis=1).T  # [d_in + 1, B]
+  step = matmul(party, columns, error, surplus=party.frac_bits + shift)
+  return Dense(layer.kernel - step[:-1], layer.bias - step[-1])
 
 
 def train(
@@ -187,17 +196,12 @@ def _step(
   party: Party, network: Network, x: Shares, y: Shares, shift: int, recipe: Recipe
 ) -> list[Dense]:
   seen = _forward(party, network, x, recipe.hidden)
-  error = _error(party, seen.scores, y, recipe.output)  # [B, d_out]
-  one = ring64.encode(float(party.number == 0), party.frac_bits)
-  ones = np.full((len(x), 1), one)
+  error = error_of(party, seen.scores, y, recipe)  # [B, d_out]
   updated = []
   for place in reversed(range(len(network))):
-    kernel, bias = network[place]
-    inputs = np.concatenate([seen.inputs[place], ones], axis=1).T  # [d_in + 1, B]
-    step = matmul(party, inputs, error, surplus=party.frac_bits + shift)
-    updated.append(Dense(kernel - step[:-1], bias - step[-1]))
+    updated.append(moved(party, network[place], seen.inputs[place], error, shift))
     if place:
-      error = seen.slopes[place - 1](matmul(party, error, kernel.T))
+      error = seen.slopes[place - 1](matmul(party, error, network[place].kernel.T))
   return updated[::-1]
 
 
@@ -223,6 +227,5 @@ def predict(
   if found.shape[1] > 1:
     place = comparison.argmax(party, found)
   else:
-    offset = ring64.encode(recipe.middle * (party.number == 0), party.frac_bits)
-    place = comparison.signs(party, found[:, 0] - offset).bit
+    place = comparison.signs(party, found[:, 0] - constant(party, recipe.middle)).bit
   return private_values.reveal(party, place, to=to, frac_bits=0)
