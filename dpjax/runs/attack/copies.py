@@ -8,7 +8,7 @@ import numpy as np
 
 from dpjax import attacks, training
 from dpjax.attacks.fitting import Fit
-from dpjax.attacks.robustness import Counted
+from dpjax.attacks.roc import Counted
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.attack.members import Found
 from dpjax.runs.central import build as central

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import attacks
-from dpjax.attacks.robustness import Counted
+from dpjax.attacks.roc import Counted
 from dpjax.runs import pieces
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.attack.members import Found
