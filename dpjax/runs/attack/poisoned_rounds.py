@@ -178,7 +178,7 @@ def found(config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]) ->
     "epsilon_note": attacked.note,
   }
   held = {"counts": counts, "attackers": attacked.attackers}
-  return Found(held, result, lambda folder: None)
+  return Found(held, result)
 
 
 def _told(one: Counted | None) -> dict[str, Any] | None:
