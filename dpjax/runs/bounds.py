@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -65,6 +66,22 @@ def names_fields(call: _F) -> _F:
       raise UserError(dotted(str(error), config)) from error
 
   return told  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def within(room: str) -> Iterator[None]:
+  """Errors name fields of that room of the config.
+
+  >>> with within("train"):
+  ...   raise UserError("seed=-1: must be >= 0")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: train.seed=-1: must be >= 0
+  """
+  try:
+    yield
+  except UserError as error:
+    raise UserError(f"{room}.{error}") from error
 
 
 def dotted(text: str, config: Any) -> str:

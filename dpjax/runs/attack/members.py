@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -55,7 +55,7 @@ class Found(NamedTuple):
 
   scores: dict[str, Any]  # arrays, for attack.npz
   result: dict[str, Any]
-  write: Any  # (folder)
+  write: Callable[[pathlib.Path], None] = lambda folder: None
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Targets:
@@ -171,16 +171,12 @@ def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
 # --- the work
 
 
-def _empty(models: int, n: int) -> Arrays:
-  zeros = lambda *shape: np.zeros(shape, np.float32)
-  return {"log_odds": zeros(models, n), "top": zeros(models, n), "accuracy": zeros(models)}
-
-
 def work(config: AttackConfig, attacked: Targets) -> Work:
   """One step a group of models: trained, and asked about all records."""
-  models, n = attacked.included.shape
-  width = config.attack.side_by_side
-  asked = _questions(attacked)
+  both = attacked.included.shape  # models, records
+  width, asked = config.attack.side_by_side, _questions(attacked)
+  shapes = {"log_odds": both, "top": both, "accuracy": both[:1]}
+  empty = lambda: {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
   def ask(state: Arrays, group: int) -> None:
     for index, params in enumerate(attacked.train(group), start=group * width):
@@ -191,8 +187,7 @@ def work(config: AttackConfig, attacked: Targets) -> Work:
     known = np.asarray(state["accuracy"])
     return {"accuracy": float(known[known > 0].mean()) if known.any() else 0.0}
 
-  groups = shadows.num_groups(models, width)
-  empty = lambda: _empty(models, n)
+  groups = shadows.num_groups(both[0], width)
   return pieces.filled(groups, empty, ask, name="models", evaluate=accuracy)
 
 
