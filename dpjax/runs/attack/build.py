@@ -47,7 +47,9 @@ def digest(config: AttackConfig) -> bytes:
   fields = to_dict(config)
   for name in (other(config), "rows", "beside", "title"):
     fields.pop(name)
-  fields[config.attack.room]["data"].pop("data_dir")
+  attacked = fields[config.attack.room]
+  attacked["data"].pop("data_dir")
+  attacked.pop("mesh", None)
   return streams_lib.config_digest("attack", fields)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from dpjax import training, transforms
 from dpjax.plan import Plan
+from dpjax.runs import provenance
 from dpjax.runs.central import audit
 from dpjax.runs.central.config import TrainConfig
 from dpjax.schema import fields
@@ -50,6 +51,8 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
     "sampler": repr(plan.sampler),
     "normalize_by": plan.normalize_by,
   }
+  if run.mesh is not None:
+    found |= {"mesh": config.mesh, "device": provenance.device(run.mesh)}
   if fields.name_of(config.optimizer, "rule") == "dp_sgld" and run.noise is not None:
     found["sgld_temperature"] = transforms.sgld_temperature(
       step_size=config.optimizer.learning_rate / run.noise.num_examples,
