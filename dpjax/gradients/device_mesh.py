@@ -7,8 +7,8 @@ A mesh has an axis `data`, over which the rows of a batch are split, and may hav
 | ---------------------------------- | ----------------------- | -------------------------- |
 | examples, keys, mask, norms, losses| split by rows           | the same on all            |
 | clipped sums                       | one `psum` of each leaf | as the parameters          |
-| parameters, optimizer state, noise | the same on all         | split along their longest  |
-|                                    |                         | axis that divides, if any  |
+| parameters, optimizer state, noise | the same on all         | split along the last axis  |
+|                                    |                         | that divides, if any       |
 
 Nothing else crosses `data`: no example leaves its device, and noise is a function of its key and
 of the shape of the whole leaf, drawn outside, wherever the parts of it lie.
@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dpjax import trees
@@ -102,24 +103,24 @@ def on_all(mesh: Mesh) -> NamedSharding:
 
 
 def leaf_sharding(mesh: Mesh, leaf: HostArray) -> NamedSharding:
-  """Of one leaf of parameters or of a state: along the longest of its axes that `model`
-  divides, the last of several; the same on all where there is none.
+  """Of one leaf of parameters or of a state: along the last of its axes that `model` divides
+  (outputs, of a layer's weights); the same on all where there is none.
 
-  >>> leaf_sharding(jax.make_mesh((1, 1), ("data", "model")), jax.numpy.ones((3, 4))).spec
-  PartitionSpec(None, 'model')
+  >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
+  >>> leaf_sharding(mesh, np.ones((3, 4))).spec == PartitionSpec(None, "model")
+  True
   """
-  shape: tuple[int, ...] = () if trees.is_key(leaf) else jax.numpy.shape(leaf)
-  count = mesh.shape.get(MODEL)
-  fitting = [(size, axis) for axis, size in enumerate(shape) if count and not size % count]
-  if not fitting or not max(fitting)[0]:
+  shape: tuple[int, ...] = () if trees.is_key(leaf) else np.shape(leaf)
+  count = mesh.shape.get(MODEL, 0)
+  fitting = [axis for axis, size in enumerate(shape) if count and size and not size % count]
+  if not fitting:
     return on_all(mesh)
-  axis = max(fitting)[1]
-  return NamedSharding(mesh, PartitionSpec(*[None] * axis, MODEL))
+  return NamedSharding(mesh, PartitionSpec(*[None] * fitting[-1], MODEL))
 
 
 def _at(leaf: Any, sharding: NamedSharding) -> Any:
   """Also while it is traced."""
-  if isinstance(leaf, jax.core.Tracer):
+  if isinstance(leaf, Tracer):
     return lax.with_sharding_constraint(leaf, sharding)
   return jax.device_put(leaf, sharding)
 
@@ -133,7 +134,7 @@ def split_rows(mesh: Mesh, tree: ArrayTree) -> Any:
   """Leaves [B, ...] as [B', ...] over the devices, B' the `whole_rows` of B. What is added is
   zero, or False: the mask among the leaves says that it is nobody.
 
-  >>> split_rows(jax.make_mesh((1,), ("data",)), {"x": jax.numpy.ones((3, 2))})["x"].shape
+  >>> split_rows(jax.make_mesh((1,), ("data",)), {"x": np.ones((3, 2))})["x"].shape
   (3, 2)
   """
 

@@ -9,7 +9,6 @@ import platform
 import subprocess
 
 import jax
-from jax.sharding import Mesh
 
 _DISTRIBUTIONS = ("dpjax", "jax", "jaxlib", "flax", "optax", "numpy", "dp_accounting")
 _PACKAGE = pathlib.Path(__file__).parents[1]
@@ -26,13 +25,12 @@ def versions() -> dict[str, str | None]:
   return found | own
 
 
-def device(mesh: Mesh | None = None) -> str:
-  """The devices of this process, or of a mesh, such as "1 x NVIDIA H200", "1 x cpu, 2 cores"
-  or "8 x NVIDIA H200, data:4,model:2"."""
-  devices = jax.devices() if mesh is None else list(mesh.devices.flat)
-  text = f"{len(devices)} x {devices[0].device_kind}"
-  if mesh is not None:
-    text += ", " + ",".join(f"{name}:{size}" for name, size in mesh.shape.items())
+def device(used: int | None = None, mesh: str | None = None) -> str:
+  """The devices of this process, or the `used` first of them and as which mesh, such as
+  "1 x NVIDIA H200", "1 x cpu, 2 cores" or "8 x NVIDIA H200, data:4,model:2"."""
+  devices = jax.devices()
+  text = f"{used or len(devices)} x {devices[0].device_kind}"
+  text += "" if mesh is None else f", {mesh}"
   if devices[0].platform != "cpu":
     return text
   count = (

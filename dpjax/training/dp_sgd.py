@@ -45,13 +45,11 @@ def _info(summed: ClippedSum, mask: Array, scale: Any) -> StepInfo:
   )
 
 
-def _with_keys(batch: Batch, key: Array | None, step: Array, most: int) -> Any:
-  """Rows beyond `most` are what a mesh has added: they change nobody's key."""
-  if key is None:
-    return batch.examples
-  size = jax.tree.leaves(batch.examples)[0].shape[0]
+def _keys(key: Array, step: Array, examples: Any, most: int) -> Array:
+  """Of each row. Those beyond `most` are what a mesh has added: they change nobody's key."""
+  size = jax.tree.leaves(examples)[0].shape[0]
   keys = jax.random.split(jax.random.fold_in(key, step), min(size, most))
-  return batch.examples._replace(key=gradients.filled(keys, size))
+  return gradients.filled(keys, size)
 
 
 def _divided(loss_fn: LossFn, scale: Array) -> LossFn:
@@ -143,7 +141,10 @@ def dp_sgd(
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
     slice_index = _slice_index(state)
     call = state.step * plan.slices + slice_index
-    summed, scale = clipped(state, _with_keys(batch, example_key, call, slots), batch.mask)
+    examples = batch.examples
+    if example_key is not None:  # made on every device: none has to be told its own
+      examples = examples._replace(key=placed(_keys(example_key, call, examples, slots)))
+    summed, scale = clipped(state, examples, batch.mask)
     mask: Any = summed.mask
     updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=mask)
     params = optax.apply_updates(state.params, updates)

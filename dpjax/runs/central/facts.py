@@ -51,8 +51,8 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
     "sampler": repr(plan.sampler),
     "normalize_by": plan.normalize_by,
   }
-  if run.mesh is not None:
-    found |= {"mesh": config.mesh, "device": provenance.device(run.mesh)}
+  if config.mesh is not None:
+    found["mesh"] = config.mesh
   if fields.name_of(config.optimizer, "rule") == "dp_sgld" and run.noise is not None:
     found["sgld_temperature"] = transforms.sgld_temperature(
       step_size=config.optimizer.learning_rate / run.noise.num_examples,
@@ -66,7 +66,9 @@ def of(
   config: TrainConfig, run: Run, state: training.TrainState, epsilon: float | None
 ) -> dict[str, Any]:
   """And what only the end tells."""
-  found = clip_norm(run.plan, training.clip_scale(state), "final_l2_clip_norm")
+  used = 1 if run.mesh is None else run.mesh.size
+  found: dict[str, Any] = {"device": provenance.device(used, config.mesh)}
+  found |= clip_norm(run.plan, training.clip_scale(state), "final_l2_clip_norm")
   if run.canaries is None:
     return found
   return found | audit.facts(
