@@ -115,7 +115,7 @@ class ChannelStatistics:
     stated.positive(noise_multiplier=self.total_noise_multiplier)
     _ = self._sums, self._median  # check the rest
 
-  def __call__(self, key: jax.Array, x: Array) -> Statistics:
+  def __call__(self, key: jax.Array, x: Array | np.ndarray) -> Statistics:
     """The statistics of `x` [n, ..., C], where each row is one example."""
     finite.check_key(key)
     return _released(self, key, channel_moments(x))
@@ -192,8 +192,10 @@ def _released(
   keys = jax.random.split(key, 4)
   rows = (vectors[:, 0], vectors[:, 1])
   norms = [mechanism.clip_norm(keys[i], one, i) for i, one in enumerate(rows)]
-  means = [mechanism.noisy_mean(keys[2 + i], one, norms[i]) for i, one in enumerate(rows)]
-  return Statistics(*means, jnp.stack(norms))
+  mean, mean_square = (
+    mechanism.noisy_mean(keys[2 + i], one, norms[i]) for i, one in enumerate(rows)
+  )
+  return Statistics(mean, mean_square, jnp.stack(norms))
 
 
 def gaussian_of_pure(epsilon: float) -> float:
@@ -213,7 +215,7 @@ def gaussian_of_pure(epsilon: float) -> float:
   return math.inf if mu <= 0 else 1 / mu
 
 
-def channel_moments(x: Array) -> jax.Array:
+def channel_moments(x: Array | np.ndarray) -> jax.Array:
   """[n, ..., C] -> [n, 2, C]: of each example the mean, and the mean square, over positions.
 
   In float32, by chunks of examples where `x` lies on the host. Not private.

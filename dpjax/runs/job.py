@@ -231,5 +231,5 @@ def _is_array(leaf: Any) -> bool:
   return trees.is_key(leaf) or dtype.kind in "biufcV"  # V: bfloat16 and its kin
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: Any) -> bool:
   return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"
