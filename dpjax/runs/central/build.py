@@ -297,6 +297,12 @@ def assemble(
   check(config)
   train, test = load_data(config) if loaded is None else loaded
   random = streams(config, data.digest(train)) if random is None else random
+  augmented = config.augmentation != "none"
+  if augmented and len(train.x.shape) != 4:
+    raise UserError(
+      f"augmentation={config.augmentation!r}: needs images [H, W, C]; an example of data.name="
+      f"{config.data.name!r} is of shape {train.x.shape[1:]}"
+    )
   task, model, params = start(config, train, random)
   params, apply = audit.beside(config, params, model.apply)
   # Of the whole set: canaries take rows away or exchange them.
@@ -304,7 +310,6 @@ def assemble(
   numbers: dict[str, Any] = dict(num_classes=train.num_classes, plan=plan)
   loss_fn = audit.loss(config, task.loss, model.apply, **numbers)
   train, canaries = audit.insert(config, train, plan)
-  augmented = config.augmentation != "none"
   if augmented:
     augment = training.AUGMENTATIONS[config.augmentation]
     loss_fn = training.augmented(loss_fn, augment, augmult=config.augmult)
