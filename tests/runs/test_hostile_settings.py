@@ -16,7 +16,7 @@ from dpjax import data
 from dpjax.checks import long_games
 from dpjax.runs import dry_run, loop, writers
 from dpjax.runs.central import build, privacy
-from dpjax.runs.central.config import TrainConfig
+from dpjax.runs.central.config import ModelConfig, TrainConfig
 from dpjax.runs.federated import build as federated
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.relevance.config import RelevanceConfig
@@ -125,6 +125,10 @@ def test_pictures_are_moved_and_nothing_else():
     UserError, match=r"augmentation='shift': needs images .* shape \(4,\)"
   ):
     build.assemble(_config(augmentation="shift"), (rows, rows))
+  with pytest.raises(
+    UserError, match="model.name='scatter_linear': needs images .*H, W, C"
+  ):
+    build.featured(ModelConfig("scatter_linear"), rows)
 
 
 def test_a_client_pads_no_batch_beyond_the_data():

@@ -214,6 +214,7 @@ def featured(config: ModelConfig, dataset: data.Dataset) -> Any:
   """The data set as inputs of the model: the features of it, for one that takes features."""
   if models.needs_features(config.name) != "scattering":
     return dataset
+  _check_images(dataset, f"model.name={config.name!r}")
   num_groups, done = make_model(config, dataset.num_classes).num_groups, 0
 
   def tell(count: int, _: int) -> None:
@@ -225,6 +226,12 @@ def featured(config: ModelConfig, dataset: data.Dataset) -> Any:
     features = models.scattering_features(dataset.x, progress=tell)
   features = models.standardized_features(features, num_groups, in_place=True)
   return data.computed(dataset, features)
+
+
+def _check_images(dataset: data.Dataset, needed_by: str) -> None:
+  shape = dataset.x.shape[1:]
+  if len(shape) != 3:
+    raise UserError(f"{needed_by}: needs images [H, W, C]; an example is of shape {shape}")
 
 
 def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
@@ -298,11 +305,8 @@ def assemble(
   train, test = load_data(config) if loaded is None else loaded
   random = streams(config, data.digest(train)) if random is None else random
   augmented = config.augmentation != "none"
-  if augmented and len(train.x.shape) != 4:
-    raise UserError(
-      f"augmentation={config.augmentation!r}: needs images [H, W, C]; an example of data.name="
-      f"{config.data.name!r} is of shape {train.x.shape[1:]}"
-    )
+  if augmented:
+    _check_images(train, f"augmentation={config.augmentation!r}")
   task, model, params = start(config, train, random)
   params, apply = audit.beside(config, params, model.apply)
   # Of the whole set: canaries take rows away or exchange them.
