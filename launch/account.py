@@ -222,7 +222,10 @@ def _num_steps(values: Any, prob: float | None) -> int | None:
     raise UserError("epochs: needs --sampling_prob or --batch_size; else give --num_steps")
   validate.positive(epochs=values.epochs)
   validate.positive(**{"epochs / sampling_prob": values.epochs / prob})
-  return math.ceil(values.epochs / prob * (1 - 1e-12))  # 40 / 0.01 is 4000, not 4001
+  steps = math.ceil(values.epochs / prob * (1 - 1e-12))  # 40 / 0.01 is 4000, not 4001
+  if steps >= _MOST:
+    raise UserError(f"epochs={values.epochs:g}: must be fewer than 2**53 steps")
+  return steps
 
 
 def _check_one_missing(question: Question) -> None:
@@ -289,6 +292,7 @@ def compare_documents(values: Any) -> None:
   others = [name for name in _QUESTION_FLAGS if values[name].present]
   if others:
     raise UserError(f"{others[0]}: --compare_documents takes only --delta and --out")
+  _check_out("out", values)
   rows = documents.compare(values.delta)
   print(documents.table(rows))
   counts = {name: sum(row.verdict == name for row in rows) for name in documents.VERDICTS}
@@ -302,6 +306,11 @@ def compare_documents(values: Any) -> None:
       print(f"wrote {path}")
 
 
+def _check_out(name: str, values: Any) -> None:
+  if values[name].value is not None:
+    validate.folder(**{name: values[name].value})
+
+
 def main() -> None:
   """Answers the command line."""
   values = flags.FLAGS
@@ -309,6 +318,7 @@ def main() -> None:
     return compare_documents(values)
   if values.out is not None:
     raise UserError("out: goes with --compare_documents only")
+  _check_out("curve", values)
   asked = questions(values)
   answers = [price.solve(question) for question in asked]
   print(f"{headline(asked[0])}\n{table(answers, gdp=values.gdp)}")

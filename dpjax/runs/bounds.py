@@ -38,6 +38,7 @@ MOST_RUNS = 10**5  # of one sweep, or one experiment
 MOST_DRAWS = 10**7  # attacks of an audit
 _MOST_TOKENS = 10**6  # of an example
 _MOST_PASSES = 10**9  # steps until each example was drawn once, 1 / sampling_prob
+_ANY_BATCH = 1024  # of a client, however few examples there are
 _LEAST_COHORT = 1e-3  # clients expected in a round
 _LEAST_ALPHA, _MOST_EXPONENT = 1e-9, 50.0  # beyond them shares are 0 or 1 anyway
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -128,6 +129,15 @@ def limit(config: DataConfig, num_examples: int) -> None:
     raise UserError(
       f"data.limit={config.limit}: must be <= {num_examples}, the training examples of "
       f"data.name={config.name!r}, or none"
+    )
+
+
+def local_batch(config: FedConfig, num_examples: int) -> None:
+  """Raises UserError for a batch of a client that is padded to more examples than there are."""
+  size, most = config.local.batch_size, max(num_examples, _ANY_BATCH)
+  if size is not None and size > most:
+    raise UserError(
+      f"local.batch_size={size}: must be <= {most}, or none, a client's examples at once"
     )
 
 

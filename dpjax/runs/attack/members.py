@@ -16,6 +16,7 @@ from dpjax.runs import attack_report, pieces, workdir, writers
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.central import build as central
+from dpjax.runs.central import privacy
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.loop import Work
 from dpjax.runs.pieces import Arrays
@@ -107,12 +108,12 @@ def _halves(config: AttackConfig, count: int, n: int, random: Streams) -> np.nda
       f"data.limit={config.train.data.limit}: leaves {n} records, of which too few would be "
       f"members or non-members; must leave at least {least}"
     )
-  sized = config.train.privacy.sampler in ("fixed_size", "truncated_poisson", "shuffled")
-  sized |= config.train.privacy.method == "dp_ftrl"
+  drawn_by = privacy.sampler(config.train, n // 2)
+  sized = drawn_by.only_size is not None
   if sized and n % 2:
     raise UserError(
       f"data.limit={config.train.data.limit}: leaves {n} records, which must be even: "
-      f"privacy.sampler={config.train.privacy.sampler!r} is made for halves of one size"
+      f"{type(drawn_by).__name__} is made for halves of one size"
     )
   return attacks.random_halves(count, n, seed=random.order, exact=sized)
 

@@ -225,6 +225,7 @@ def featured(config: ModelConfig, dataset: data.Dataset, standardized: bool = Tr
   each example standardised by itself if asked for."""
   if models.needs_features(config.name) != "scattering":
     return dataset
+  _check_images(dataset, f"model.name={config.name!r}")
   num_groups, done = make_model(config, dataset.num_classes).num_groups, 0
 
   def tell(count: int, _: int) -> None:
@@ -237,6 +238,12 @@ def featured(config: ModelConfig, dataset: data.Dataset, standardized: bool = Tr
   if standardized:
     features = models.standardized_features(features, num_groups, in_place=True)
   return data.computed(dataset, features)
+
+
+def _check_images(dataset: data.Dataset, needed_by: str) -> None:
+  shape = dataset.x.shape[1:]
+  if len(shape) != 3:
+    raise UserError(f"{needed_by}: needs images [H, W, C]; an example is of shape {shape}")
 
 
 def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
@@ -309,6 +316,9 @@ def assemble(
   check(config)
   train, test = load_data(config) if loaded is None else loaded
   random = streams(config, data.digest(train)) if random is None else random
+  augmented = config.augmentation != "none"
+  if augmented:
+    _check_images(train, f"augmentation={config.augmentation!r}")
   task, model, params = start(config, train, random)
   whole, _ = audit.beside(config, params, model.apply)
   # Of the whole set: canaries take rows away or exchange them.
@@ -319,7 +329,6 @@ def assemble(
   model_apply = normalization.normalized(model.apply, statistics)
   params, apply = audit.beside(config, params, model_apply)
   loss_fn = audit.loss(config, task.loss, model_apply, **numbers)
-  augmented = config.augmentation != "none"
   if augmented:
     augment = training.AUGMENTATIONS[config.augmentation]
     loss_fn = training.augmented(loss_fn, augment, augmult=config.augmult)

@@ -106,6 +106,14 @@ def _check_promise(privacy: PrivacyConfig) -> None:
     )
 
 
+def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
+  """Of a run on so many examples, with slots for all of them and for one more."""
+  privacy, capacity = config.privacy, num_examples + 1
+  if privacy.method == "dp_ftrl":
+    return ftrl.sampler(privacy, config.num_steps, num_examples, capacity)
+  return _sampler(privacy, num_examples, capacity)
+
+
 def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampling.Sampler:
   if names.is_path(privacy.sampler):
     return user_code.sampler(
@@ -191,10 +199,9 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   )
   shares = rule.shares(clip) if isinstance(rule, transforms.PerLayer) else None
   numbers["noise_shape"] = ftrl.noise_shape(config, shares)
-  whole = _sampler(privacy, num_examples, num_examples + 1)  # cannot overflow
+  whole = sampler(config, num_examples)  # cannot overflow
   numbers["statistics"] = normalization.mechanism(config, num_examples, whole)
   if privacy.method == "dp_ftrl":
-    whole = ftrl.sampler(privacy, config.num_steps, num_examples, num_examples + 1)
     numbers["normalize_by"] = ftrl.expected_share(privacy) * num_examples
   if privacy.method == "sgd":
     numbers |= dict(neighboring_relation="", accountant="")
@@ -203,7 +210,12 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
     plan = Plan(sampler=whole, noise_multiplier=privacy.noise_multiplier, **numbers)
   else:
     plan = Plan.calibrated(epsilon=privacy.epsilon or 0.0, sampler=whole, **numbers)
-  return _with_capacity(plan, privacy, num_examples)
+  plan = _with_capacity(plan, privacy, num_examples)
+  if plan.slices > plan.sampler.slots:
+    raise UserError(
+      f"slices={plan.slices}: must be <= {plan.sampler.slots} slots of a batch"
+    )
+  return plan
 
 
 def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Plan:
