@@ -98,7 +98,8 @@ def _faults(exchanged, shapes, group):
   """What is wrong with the exchanges of a step over an axis `data` of `group` devices, where
   the parameters on each device have these shapes."""
   across = [(kind, arrays) for kind, arrays, size in exchanged if size in (group, None)]
-  sums = [tuple(shape) for _, arrays in across for kind, shape in arrays if shape]
+  joined = [array for kind, arrays in across if kind in _REDUCTIONS for array in arrays]
+  sums = [tuple(shape) for _, shape in joined if shape]
   faults = [f"{kind} {arrays}" for kind, arrays in across if kind not in _REDUCTIONS]
   if sorted(sums) != sorted(shapes):
     faults.append(f"sums {sums}")
