@@ -73,7 +73,7 @@ class _Stepper:
     return parts - held.alias_size_in_bytes + held.temp_size_in_bytes
 
   def sent_bytes(self) -> int:
-    return sum(each.num_bytes for each in collectives(str(self.step.as_text())))
+    return sum(each.num_bytes for each in collectives(self.step.as_text() or ""))
 
 
 def measure(

@@ -43,8 +43,8 @@ def mesh_of(text: str) -> Mesh:
   Raises:
     UserError: text of another form, or more devices than this process has.
 
-  >>> mesh_of("data:1").shape
-  OrderedDict({'data': 1})
+  >>> dict(mesh_of("data:1").shape)
+  {'data': 1}
   >>> mesh_of("data")
   Traceback (most recent call last):
   ...
