@@ -231,12 +231,16 @@ def channel_moments(x: ArrayLike) -> jax.Array:
     )
   if isinstance(given, jax.Array):
     return _moments(given)
-  with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
-    parts = [
-      _moments(jnp.asarray(np.asarray(given[i : i + _CHUNK], np.float32)))
-      for i in range(0, max(1, len(given)), _CHUNK)
-    ]
+  parts = [_of_chunk(given[i : i + _CHUNK]) for i in range(0, max(1, len(given)), _CHUNK)]
   return jnp.concatenate(parts)
+
+
+def _of_chunk(x: np.ndarray) -> jax.Array:
+  """By one program, whatever the length: what a row becomes depends on that row alone."""
+  whole = np.zeros((_CHUNK, *x.shape[1:]), np.float32)
+  with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
+    whole[: len(x)] = x
+  return _moments(jnp.asarray(whole))[: len(x)]
 
 
 @jax.jit

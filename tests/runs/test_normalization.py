@@ -18,6 +18,7 @@ from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.attack.config import check as check_attack
 from dpjax.runs.central import build, normalization, privacy
 from dpjax.schema import fields
+from dpjax.sweeps import engine
 from dpjax.validate import UserError
 
 _PRIVATE = {"name": "private_statistics", "noise_multiplier": 2.0, "clip_norms": (1.0, 1.0)}
@@ -191,6 +192,15 @@ def test_attacks_whose_models_share_a_function_are_refused():
   config = AttackConfig(train=_config(eval_every=100, checkpoint_every=100))
   with pytest.raises(UserError, match="train.privacy.normalization"):
     check_attack(config)
+
+
+def test_a_sweep_does_not_share_features_that_are_normalised_otherwise():
+  loads = []
+  last = engine.LastData(lambda config: loads.append(config) or len(loads))
+  mine = _config()
+  noisier = _config(privacy__normalization={**_PRIVATE, "noise_multiplier": 3.0})
+  assert [last(mine), last(noisier)] == [1, 1]
+  assert last(_config(privacy__normalization="per_example")) == 2
 
 
 def test_the_default_leaves_earlier_runs_as_they_were():
