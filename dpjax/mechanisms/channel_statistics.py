@@ -24,7 +24,7 @@ from dpjax.mechanisms import finite, stated
 from dpjax.mechanisms.additive import Gaussian
 from dpjax.mechanisms.bounded import Quantile
 from dpjax.mechanisms.sensitivity import vector_sum_sensitivity
-from dpjax.types import Array
+from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError
 
 LARGEST_NORM = 64.0  # public: medians are looked for in [0, it]
@@ -44,7 +44,7 @@ class Statistics(NamedTuple):
   clip_norms: jax.Array  # [2] of the vectors of means, of mean squares
 
 
-def standardized(x: Array, statistics: Statistics) -> jax.Array:
+def standardized(x: ArrayLike, statistics: Statistics) -> jax.Array:
   """(x - mean) / sqrt(variance + 1e-5) for each channel, the last axis: [..., C] -> same.
 
   A channel whose noisy variance is not positive becomes 0.
@@ -115,7 +115,7 @@ class ChannelStatistics:
     stated.positive(noise_multiplier=self.total_noise_multiplier)
     _ = self._sums, self._median  # check the rest
 
-  def __call__(self, key: jax.Array, x: Array | np.ndarray) -> Statistics:
+  def __call__(self, key: jax.Array, x: ArrayLike) -> Statistics:
     """The statistics of `x` [n, ..., C], where each row is one example."""
     finite.check_key(key)
     return _released(self, key, channel_moments(x))
@@ -192,10 +192,9 @@ def _released(
   keys = jax.random.split(key, 4)
   rows = (vectors[:, 0], vectors[:, 1])
   norms = [mechanism.clip_norm(keys[i], one, i) for i, one in enumerate(rows)]
-  mean, mean_square = (
-    mechanism.noisy_mean(keys[2 + i], one, norms[i]) for i, one in enumerate(rows)
-  )
-  return Statistics(mean, mean_square, jnp.stack(norms))
+  means = [mechanism.noisy_mean(keys[2 + i], one, norms[i]) for i, one in enumerate(rows)]
+  mean, square = means
+  return Statistics(mean, square, jnp.stack(norms))
 
 
 def gaussian_of_pure(epsilon: float) -> float:
@@ -215,7 +214,7 @@ def gaussian_of_pure(epsilon: float) -> float:
   return math.inf if mu <= 0 else 1 / mu
 
 
-def channel_moments(x: Array | np.ndarray) -> jax.Array:
+def channel_moments(x: ArrayLike) -> jax.Array:
   """[n, ..., C] -> [n, 2, C]: of each example the mean, and the mean square, over positions.
 
   In float32, by chunks of examples where `x` lies on the host. Not private.
@@ -223,21 +222,25 @@ def channel_moments(x: Array | np.ndarray) -> jax.Array:
   >>> channel_moments(np.array([[[1.0], [3.0]]])).tolist()
   [[[2.0], [5.0]]]
   """
-  x = finite.array("x", x)
-  if x.ndim < 2 or 0 in x.shape[1:]:
-    raise UserError(f"x: must have shape [n, ..., channels], not {x.shape}")
-  if x.shape[-1] > MAX_CHANNELS or len(x) > finite.MAX_RECORDS:
+  given = finite.array("x", x)
+  if given.ndim < 2 or 0 in given.shape[1:]:
+    raise UserError(f"x: must have shape [n, ..., channels], not {given.shape}")
+  if given.shape[-1] > MAX_CHANNELS or len(given) > finite.MAX_RECORDS:
     raise UserError(
       f"x: must have at most {MAX_CHANNELS} channels and {finite.MAX_RECORDS} examples"
     )
-  if isinstance(x, jax.Array):
-    return _moments(x)
-  with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
-    parts = [
-      _moments(jnp.asarray(np.asarray(x[i : i + _CHUNK], np.float32)))
-      for i in range(0, max(1, len(x)), _CHUNK)
-    ]
+  if isinstance(given, jax.Array):
+    return _moments(given)
+  parts = [_of_chunk(given[i : i + _CHUNK]) for i in range(0, max(1, len(given)), _CHUNK)]
   return jnp.concatenate(parts)
+
+
+def _of_chunk(x: np.ndarray) -> jax.Array:
+  """By one program, whatever the length: what a row becomes depends on that row alone."""
+  whole = np.zeros((_CHUNK, *x.shape[1:]), np.float32)
+  with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
+    whole[: len(x)] = x
+  return _moments(jnp.asarray(whole))[: len(x)]
 
 
 @jax.jit

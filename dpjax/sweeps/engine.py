@@ -148,6 +148,8 @@ def grouped(points: Iterable[Point]) -> list[Point]:
 def _data_key(config: Any) -> str:
   held = fields.to_dict(config)
   rooms = [held[room] for room in ("data", "model", "partition") if room in held]
+  # features are standardised one by one, or left for statistics of them all
+  rooms.append(held.get("privacy", {}).get("normalization", {}).get("name"))
   return json.dumps(writers.plain(rooms))
 
 

@@ -89,12 +89,13 @@ def test_p9_one_example_moves_a_sum_by_the_clip_norm_exchanged_by_twice_it():
   assert broken > 1e20  # what a sum without clipping would show
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_p1_a_vector_that_is_not_finite_counts_as_zero(bad):
-  rows = np.ones((3, 2), np.float32)
-  rows[1, 0] = bad
-  high, low = lib.clipped_total(jnp.asarray(rows), 10.0)
-  assert np.allclose(high + low, 0.2, atol=1e-5)
+def test_p1_a_vector_that_is_not_finite_counts_as_zero():
+  clipped = jax.jit(lib.clipped_total)
+  for bad in (np.nan, np.inf, -np.inf):
+    rows = np.ones((3, 2), np.float32)
+    rows[1, 0] = bad
+    high, low = clipped(rows, 10.0)
+    assert np.allclose(np.asarray(high) + np.asarray(low), 0.2, atol=1e-5)
 
 
 def test_the_noise_is_as_large_as_charged_and_independent():
@@ -187,4 +188,3 @@ def test_wrong_data_are_one_line():
   for x in (np.zeros(3), np.zeros((3, 0)), np.zeros((3, 0, 2))):
     with pytest.raises(UserError, match="x: must have shape"):
       made(jax.random.key(0), x)
-  assert np.isfinite(made(jax.random.key(0), np.zeros((0, 4))).mean).all()

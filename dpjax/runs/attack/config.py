@@ -335,7 +335,7 @@ def check(config: AttackConfig) -> None:
     if dealt and fields.name_of(config.train.privacy, "normalization") != "per_example":
       raise UserError(
         "train.privacy.normalization='private_statistics': must be 'per_example' for "
-        "attack='membership', whose shadow models share one model function"
+        "attack='membership', whose shadow models would share statistics of one half"
       )
   else:
     _check_federate(config.federate, config.attack)

@@ -129,7 +129,8 @@ class Run(NamedTuple):
   loss_fn: LossFn  # of ONE example, augmentation included: what is clipped
   canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
   noise: Noise | None = None  # for an optimizer that must know it
-  statistics: mechanisms.Statistics | None = None  # of the data; `apply` normalises by them
+  # by which `train` and `test` are normalised
+  statistics: mechanisms.Statistics | None = None
   mesh: Mesh | None = None  # devices, where there are several
 
 
@@ -320,15 +321,16 @@ def assemble(
   if augmented:
     _check_images(train, f"augmentation={config.augmentation!r}")
   task, model, params = start(config, train, random)
-  whole, _ = audit.beside(config, params, model.apply)
+  params, apply = audit.beside(config, params, model.apply)
   # Of the whole set: canaries take rows away or exchange them.
-  plan, num_examples = privacy.make_plan(config, len(train), whole), len(train)
+  plan, num_examples = privacy.make_plan(config, len(train), params), len(train)
   numbers: dict[str, Any] = dict(num_classes=train.num_classes, plan=plan)
+  loss_fn = audit.loss(config, task.loss, model.apply, **numbers)
   train, canaries = audit.insert(config, train, plan)
   statistics = normalization.released(plan, random, train)  # of what is trained on
-  model_apply = normalization.normalized(model.apply, statistics)
-  params, apply = audit.beside(config, params, model_apply)
-  loss_fn = audit.loss(config, task.loss, model_apply, **numbers)
+  if statistics is not None:
+    train, test = (normalization.normalized(part, statistics) for part in (train, test))
+    canaries = normalization.of_canaries(canaries, statistics)
   if augmented:
     augment = training.AUGMENTATIONS[config.augmentation]
     loss_fn = training.augmented(loss_fn, augment, augmult=config.augmult)
