@@ -138,7 +138,9 @@ def test_a_client_is_shown_its_own_rows_and_nothing_of_the_others(name):
   assert found.sent.message["delta"].tolist() == [2, 3, 100]
 
 
-@pytest.mark.parametrize("name", ["loop", "blocks", "shard_map"])
+@pytest.mark.parametrize(
+  "name", ["loop", pytest.param("shard_map", marks=pytest.mark.slow)]
+)
 def test_no_device_ever_holds_what_all_clients_keep(name):
   """4,999 clients of SCAFFOLD, five of them in a round."""
   held = []
