@@ -167,6 +167,13 @@ def test_no_device_ever_holds_what_all_clients_keep(name):
   assert held and not [shape for shape in held if 4999 in shape]
 
 
+def test_a_key_among_what_a_client_keeps_is_one_line():
+  memory = lambda params: {"key": jax.random.key(1)}
+  made = fed_avg(problems.quadratic, optax.sgd(0.1), key=_KEY, memory=memory)
+  with pytest.raises(UserError, match="memory: must hold arrays; keep a key as"):
+    made.init({"w": jnp.zeros(1)}, num_clients=2)
+
+
 def test_infos_come_back_in_the_order_of_the_cohort():
   """Blocks are sorted by length; nobody may notice."""
   _, info = _after_two_rounds(_fed_avg, _EXECUTIONS["blocks"])
