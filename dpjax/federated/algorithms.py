@@ -109,6 +109,15 @@ def _info(info: ClientInfo) -> RoundInfo:
   )
 
 
+def _for_each(own: Any, num_clients: int) -> Any:
+  """What every client keeps before its first round, leaves [N, ...], on the host."""
+  if any(trees.is_key(leaf) for leaf in jax.tree.leaves(own)):
+    raise UserError("memory: must hold arrays; keep a key as jax.random.key_data(key)")
+  return jax.tree.map(
+    lambda leaf: np.repeat(np.asarray(leaf)[None], num_clients, axis=0), own
+  )
+
+
 def _rows(memories: Any, places: np.ndarray) -> Any:
   """Rows [K, ...] of leaves [N, ...], on the host: no device ever holds all of them."""
   return jax.tree.map(lambda leaf: np.asarray(leaf)[places], memories)
@@ -254,12 +263,11 @@ def federated(
       validate.integer_at_least(1, num_clients=num_clients)
     zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)
     like = jax.tree.map(zeros, jax.eval_shape(message, params, own))
-    each = lambda leaf: np.repeat(np.asarray(leaf)[None], num_clients, axis=0)
     return FederatedState(
       params=params,
       server=server.init(params),
       aggregator=aggregator.init(like),
-      memories=jax.tree.map(each, own),
+      memories=_for_each(own, num_clients),
       key=jnp.copy(key),
       round=jnp.zeros((), jnp.int32),
     )

@@ -138,7 +138,9 @@ def test_a_client_is_shown_its_own_rows_and_nothing_of_the_others(name):
   assert found.sent.message["delta"].tolist() == [2, 3, 100]
 
 
-@pytest.mark.parametrize("name", ["loop", "blocks", "shard_map"])
+@pytest.mark.parametrize(
+  "name", ["loop", pytest.param("shard_map", marks=pytest.mark.slow)]
+)
 def test_no_device_ever_holds_what_all_clients_keep(name):
   """4,999 clients of SCAFFOLD, five of them in a round."""
   held = []
@@ -163,6 +165,13 @@ def test_no_device_ever_holds_what_all_clients_keep(name):
     state, _ = made.round(state, from_batches(problems.ragged(), batch_size=2))
   assert state.memories["a"].shape == (4999, 3, 4) and np.any(state.memories["a"])
   assert held and not [shape for shape in held if 4999 in shape]
+
+
+def test_a_key_among_what_a_client_keeps_is_one_line():
+  memory = lambda params: {"key": jax.random.key(1)}
+  made = fed_avg(problems.quadratic, optax.sgd(0.1), key=_KEY, memory=memory)
+  with pytest.raises(UserError, match="memory: must hold arrays; keep a key as"):
+    made.init({"w": jnp.zeros(1)}, num_clients=2)
 
 
 def test_infos_come_back_in_the_order_of_the_cohort():
