@@ -333,15 +333,18 @@ class Plan:
     """
     return gradients.clipped_grad(loss_fn, l2_clip_norm=self.l2_clip_norm, **options)
 
-  def accumulated(self, tx: optax.GradientTransformation) -> Any:
+  def accumulated(
+    self, tx: optax.GradientTransformation, *, rows: int | None = None
+  ) -> Any:
     """`tx` for this plan's slices: give it `optax.chain(plan.transform(key), optimizer)`.
 
     With slices > 1 the result takes the `slices` batches of one step one after the other;
     noise, division and the optimizer's own state move with the last one, once per step.
+    `rows` are those of a slice, where several devices want more than the plan has.
     """
     if self.slices == 1:
       return tx
-    slots = sampling.slice_slots(self.sampler.slots, self.slices)
+    slots = rows or sampling.slice_slots(self.sampler.slots, self.slices)
     clip, every = self.l2_clip_norm, self.slices
     return transforms.accumulate(tx, every=every, l2_clip_norm=clip, slots=slots)
 

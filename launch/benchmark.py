@@ -9,6 +9,8 @@
     --cpu_devices=8 --data_mb=2,188
   python -m launch.benchmark --suite=training \
     --configs=configs/mnist_cnn.py,configs/cifar10_cnn.py --methods=auto,vmap
+  python -m launch.benchmark --suite=devices --cpu_devices=8 --configs=configs/mnist_cnn.py \
+    --mesh=data:1 --mesh=data:8 --mesh=data:4,model:2
   python -m launch.benchmark --suite=secure_sums --workloads=10x1000000 --repeats=1
 
 For each workload, in one process and in turns: the ordinary gradient, the vmap route, the
@@ -31,6 +33,10 @@ rounds of the same 40 clients beside data sets of these sizes, in turns.
 --suite=training times the steps of whole configs by gradient method, in turns, and says how
 many minutes their runs take by each; it writes training.csv.
 
+--suite=devices times a step of whole configs over meshes of devices (--mesh, once for each; 1, 2,
+4, ... of all where none is given), in turns, and reads from the compiled program what a device
+sends and holds; it writes devices.csv. Devices made of one CPU (--cpu_devices) are called virtual.
+
 --suite=noise measures no time but error: that of a sum over 100 clients whose shares of Skellam
 noise are inside it, by bits and epsilon, against Gaussian noise of a server at equal epsilon; it
 writes distributed_noise.csv, .md and .png.
@@ -50,6 +56,7 @@ from absl import flags
 
 from dpjax import gradients, validate
 from dpjax.benchmarks import (
+  device_speed,
   federated_speed,
   gradient_speed,
   noise_error,
@@ -60,16 +67,17 @@ from dpjax.benchmarks import (
 from dpjax.runs.central.config import TrainConfig
 from launch import app, config_flag
 
-SUITES = ("gradients", "federated", "training", "noise", "secure_sums")
+SUITES = ("gradients", "federated", "training", "devices", "noise", "secure_sums")
 _OF_SUITES = {  # flags that not every suite reads
   "workloads": ("gradients", "federated", "secure_sums"),
   "clients": ("federated",),
-  "cpu_devices": ("federated",),
+  "cpu_devices": ("federated", "devices"),
   "data_mb": ("federated",),
-  "configs": ("training",),
+  "configs": ("training", "devices"),
+  "mesh": ("devices",),
   "peak_rss": ("gradients", "secure_sums"),
   "methods": ("gradients", "federated", "training", "secure_sums"),
-  "repeats": ("gradients", "federated", "training", "secure_sums"),
+  "repeats": ("gradients", "federated", "training", "devices", "secure_sums"),
 }
 
 flags.DEFINE_string("suite", "gradients", f"What to measure: {', '.join(SUITES)}.")
@@ -91,7 +99,7 @@ flags.DEFINE_list(
 flags.DEFINE_integer(
   "cpu_devices",
   None,
-  "federated: devices to make of one CPU, for pmap and shard_map (default: one).",
+  "federated and devices: devices to make of one CPU (default: one).",
   lower_bound=1,
   upper_bound=1024,
 )
@@ -100,8 +108,9 @@ flags.DEFINE_list(
   "data_mb", [], "federated: also time rounds beside data sets of these many megabytes."
 )
 flags.DEFINE_list(
-  "configs", ["configs/mnist_cnn.py"], "training: config files, each one run."
+  "configs", ["configs/mnist_cnn.py"], "training, devices: config files, each one run."
 )
+flags.DEFINE_multi_string("mesh", [], "devices: such as data:8, or data:4,model:2.")
 flags.DEFINE_string("out", None, "Directory for the CSV and PNG files.")
 flags.DEFINE_integer(
   "repeats",
@@ -125,6 +134,7 @@ def main() -> None:
     "gradients": _gradients,
     "federated": _federated,
     "training": _training,
+    "devices": _devices,
     "noise": _noise,
     "secure_sums": _secure_sums,
   }
@@ -179,17 +189,35 @@ def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   methods = options.methods or list(training_speed.METHODS)
   for method in methods:
     validate.one_of(gradients.METHODS, methods=method)
-  configs = {
-    pathlib.Path(path).stem: config_flag.load(path, TrainConfig, name="--configs")
-    for path in options.configs
-  }
   entries = []
-  for name, config in configs.items():
+  for name, config in _configs(options).items():
     entries += training_speed.measure(name, config, methods, repeats=options.repeats)
     print(f"measured {name}", file=sys.stderr, flush=True)
     if out is not None:
       training_speed.write(entries, out)
   print(training_speed.table(entries))
+
+
+def _configs(options: flags.FlagValues) -> dict[str, TrainConfig]:
+  return {
+    pathlib.Path(path).stem: config_flag.load(path, TrainConfig, name="--configs")
+    for path in options.configs
+  }
+
+
+def _devices(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  configs = _configs(options)
+  if options.cpu_devices is not None:
+    federated_speed.use_cpu_devices(options.cpu_devices)
+  meshes, entries = options.mesh or device_speed.default_meshes(), []
+  for mesh in meshes:
+    gradients.mesh_of(mesh)
+  for name, config in configs.items():
+    entries += device_speed.measure(name, config, meshes, repeats=options.repeats)
+    print(f"measured {name}", file=sys.stderr, flush=True)
+    if out is not None:
+      device_speed.write(entries, out)
+  print(device_speed.table(entries))
 
 
 def _noise(options: flags.FlagValues, out: pathlib.Path | None) -> None:

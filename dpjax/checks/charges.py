@@ -294,7 +294,8 @@ def _changed(value: Any) -> Any:
 
 def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
   """The config with one field changed, for each field that decides what runs."""
-  for name, value in to_dict(config).items():
+  told = to_dict(config)
+  for name, value in [(name, told[name]) for name in told if name not in config.where]:
     part = getattr(config, name)
     if not dataclasses.is_dataclass(part):
       yield name, dataclasses.replace(config, **{name: _changed(value)})

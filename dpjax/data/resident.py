@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
 from dpjax.types import Example, Labelled
 
@@ -23,23 +25,38 @@ class Resident:
 
   Same values as indexing the data set itself; only where the gather happens differs.
 
+  Args:
+    everywhere: of several devices, which all get the data set, once.
+    split: of rows that are being gathered, over those devices: each gathers its own.
+
   >>> from dpjax.data.dataset import from_arrays
   >>> d = Resident(from_arrays(np.arange(6.0).reshape(3, 2), [0, 1, 1], num_classes=2))
   >>> d[np.array([2, 0])].x.tolist(), len(d)
   ([[4.0, 5.0], [0.0, 1.0]], 3)
   """
 
-  def __init__(self, dataset: Labelled):
-    self._arrays = Example(jnp.asarray(dataset.x), jnp.asarray(dataset.y))
+  def __init__(
+    self,
+    dataset: Labelled,
+    everywhere: Sharding | None = None,
+    split: Callable[[Any], Any] | None = None,
+  ):
+    arrays = Example(dataset.x, dataset.y)
+    put = jnp.asarray if everywhere is None else (lambda a: jax.device_put(a, everywhere))
+    self._arrays = jax.tree.map(put, arrays)
+    shared = lambda arrays, indices: split(_take(arrays, indices))  # type: ignore[misc]
+    self._take = _take if split is None else jax.jit(shared)
     self.present = getattr(dataset, "present", None)  # read where batches are masked
 
   def __len__(self) -> int:
     return self._arrays.y.shape[0]
 
   def __getitem__(self, indices: np.ndarray) -> Example:
-    return _take(self._arrays, indices)
+    return self._take(self._arrays, indices)
 
 
-def resident(dataset: Labelled, limit_bytes: int = LIMIT_BYTES) -> Any:
-  """The data set on the device where it fits into `limit_bytes`, else as it is."""
-  return Resident(dataset) if dataset.x.nbytes <= limit_bytes else dataset
+def resident(dataset: Labelled, limit_bytes: int = LIMIT_BYTES, **placed: Any) -> Any:
+  """The data set on the device where it fits into `limit_bytes`, else as it is; `placed` as
+  of `Resident`, for several devices."""
+  fits = dataset.x.nbytes <= limit_bytes
+  return Resident(dataset, **placed) if fits else dataset

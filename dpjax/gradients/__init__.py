@@ -11,7 +11,15 @@ from dpjax.gradients.clip import ClipRule as ClipRule
 from dpjax.gradients.clip import Flat as Flat
 from dpjax.gradients.clip import sensitivity as sensitivity
 from dpjax.gradients.clipping import clip_and_sum as clip_and_sum
+from dpjax.gradients.device_mesh import checked_mesh as checked_mesh
+from dpjax.gradients.device_mesh import laid_out as laid_out
+from dpjax.gradients.device_mesh import mesh_of as mesh_of
+from dpjax.gradients.device_mesh import on_all as on_all
+from dpjax.gradients.device_mesh import on_one as on_one
+from dpjax.gradients.device_mesh import split_rows as split_rows
+from dpjax.gradients.device_mesh import whole_rows as whole_rows
 from dpjax.gradients.explain import explain as explain
+from dpjax.gradients.microbatch import filled as filled
 from dpjax.gradients.per_example import METHODS as METHODS
 from dpjax.gradients.per_example import ClippedGrad as ClippedGrad
 from dpjax.gradients.per_example import clipped_grad as clipped_grad

@@ -10,27 +10,40 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import trees
-from dpjax.types import ClippedSum
+from dpjax.gradients.manual_axes import as_varying_as
+from dpjax.types import ArrayTree, ClippedSum
 
 # XLA's CPU backend runs a convolution inside a compiled loop several times slower than
 # outside one, so a short loop is unrolled there; beyond this, compile time would explode.
 _MAX_UNROLLED_ON_CPU = 16
 
 
-def _split(tree: Any, size: int, count: int) -> Any:
-  """Leaves [B, ...] -> [count, size, ...], filled up with zeros; keys with the last one."""
+def filled(tree: ArrayTree, rows: int) -> Any:
+  """Leaves [B, ...] -> [rows, ...], filled up with zeros; keys with the last one.
 
-  def cut(leaf):
-    missing = size * count - leaf.shape[0]
+  >>> filled(jnp.array([True, True]), 3)
+  Array([ True,  True, False], dtype=bool)
+  """
+
+  def fill(leaf):
+    missing = rows - leaf.shape[0]
+    if not missing:
+      return leaf
     if trees.is_key(leaf):
-      leaf = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)])
-    elif missing:
-      leaf = jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1))
-    return leaf.reshape((count, size, *leaf.shape[1:]))
+      return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)])
+    pad = np.pad if isinstance(leaf, np.ndarray) else jnp.pad
+    return pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1))
 
-  return jax.tree.map(cut, tree)
+  return jax.tree.map(fill, tree)
+
+
+def _split(tree: Any, size: int, count: int) -> Any:
+  """Leaves [B, ...] -> [count, size, ...], filled up."""
+  cut = lambda leaf: leaf.reshape((count, size, *leaf.shape[1:]))
+  return jax.tree.map(cut, filled(tree, size * count))
 
 
 def _zero_once_known(total: Any) -> jax.Array:
@@ -66,6 +79,7 @@ def microbatched(
 
     shapes = jax.eval_shape(fn, params, *jax.tree.map(lambda leaf: leaf[0], parts))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.total)
+    zero = as_varying_as(parts, zero)
     unrolled = jax.default_backend() == "cpu" and count <= _MAX_UNROLLED_ON_CPU
     unroll = count if unrolled else 1
     total, aux = jax.lax.scan(body, zero, jnp.arange(count), unroll=unroll)

@@ -13,11 +13,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from dpjax import validate
 from dpjax.gradients import clipping, ghost, memory
 from dpjax.gradients.arguments import check_real, checked_mask, examples_and_mask
 from dpjax.gradients.clip import Clip, sensitivity
+from dpjax.gradients.device_mesh import DATA, checked_mesh, over_devices, whole_rows
 from dpjax.gradients.loss_checks import check_loss, explain_failure
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.microbatch import microbatched
@@ -97,12 +99,15 @@ class ClippedGrad:
   microbatch_size: int | None = None
   rescale_to_unit_norm: bool = False
   memory_budget: float | None = None  # bytes
+  mesh: Mesh | None = None
 
   def __post_init__(self):
     validate.one_of(METHODS, method=self.method)
     object.__setattr__(self, "l2_clip_norm", Clip.of(self.l2_clip_norm))
     if self.rescale_to_unit_norm:
       self.l2_clip_norm.check_finite()
+    if self.mesh is not None:
+      object.__setattr__(self, "mesh", checked_mesh(self.mesh))
     if self.microbatch_size is not None:
       validate.integer_at_least(1, microbatch_size=self.microbatch_size)
     if self.memory_budget is not None:
@@ -113,10 +118,15 @@ class ClippedGrad:
       )
 
   @property
+  def _bounds(self) -> tuple[float, ...]:
+    """Of each group of parameters."""
+    unit = self.rescale_to_unit_norm
+    return self.l2_clip_norm.group_bounds(rescale_to_unit_norm=unit)
+
+  @property
   def l2_bound(self) -> float:
     """Largest l2 norm of one example's contribution to the sum."""
-    unit = self.rescale_to_unit_norm
-    return math.hypot(*self.l2_clip_norm.group_bounds(rescale_to_unit_norm=unit))
+    return math.hypot(*self._bounds)
 
   def sensitivity(self, relation: NeighboringRelation | str) -> float:
     """L2 sensitivity of the sum under the given neighbouring relation."""
@@ -161,16 +171,19 @@ class ClippedGrad:
   ) -> ClippedSum:
     batch, mask = examples_and_mask(batch, mask)
     batch = jax.tree.map(jnp.asarray, batch)
-    size = _batch_size(batch)
+    size, mesh = _batch_size(batch), self.mesh
     mask = checked_mask(mask, size)
     self.l2_clip_norm.check_prefix(params)
     _check_params(params)
     if not size:
       return self._stacked(params, batch, mask)
-    microbatch_size = self._fitting(params, batch, size)
+    of_device = size if mesh is None else whole_rows(size, mesh) // mesh.shape[DATA]
+    microbatch_size = self._fitting(params, batch, of_device)
     one_pass = self._one_pass
     if microbatch_size is not None:
       one_pass = microbatched(one_pass, microbatch_size)
+    if mesh is not None:
+      one_pass = over_devices(one_pass, mesh, self._bounds)
     try:
       return one_pass(params, batch, mask)
     except validate.UserError:
@@ -188,6 +201,7 @@ def clipped_grad(
   microbatch_size: int | None = None,
   rescale_to_unit_norm: bool = False,
   memory_budget: float | None = None,
+  mesh: Mesh | None = None,
 ) -> ClippedGrad:
   """Sum of per-example gradients, each clipped to `l2_clip_norm` (Abadi et al. 2016).
 
@@ -207,6 +221,9 @@ def clipped_grad(
     memory_budget: in bytes, in place of `microbatch_size`: the largest microbatch is taken
       whose estimated temporaries fit (`dpjax.gradients.memory`; parameters, batch and
       result come on top). UserError where by that estimate one example does not fit.
+    mesh: devices that share the examples (`dpjax.gradients.device_mesh`), for use under jit;
+      microbatch and memory are those of each device. The sum is the same to rounding; norms,
+      losses and mask have a row for each padded one, where the devices do not divide B.
 
   Returns:
     A callable `(params, batch, mask) -> ClippedSum` with
@@ -234,4 +251,5 @@ def clipped_grad(
     microbatch_size,
     rescale_to_unit_norm,
     memory_budget,
+    mesh,
   )

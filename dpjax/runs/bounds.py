@@ -206,6 +206,8 @@ def training(config: TrainConfig) -> None:
   validate.integer_in(1, MOST_VIEWS, augmult=config.augmult)
   validate.integer_at_least(0, seed=config.seed)
   validate.positive(**named("", config, "memory_budget_gb"))
+  if config.mesh is not None:
+    gradients.mesh_of(config.mesh)
   validate.open_unit(**named("", config, "ema_decay"))
 
 

@@ -182,6 +182,7 @@ def _played(job: Job, folder: pathlib.Path, play: Play, fit: _Fit) -> Result:
 
   def written() -> Result:
     result = {
+      "device": provenance.device(),
       **ended.result(folder),
       "release": job.release,
       "seed": job.seed,
@@ -189,7 +190,6 @@ def _played(job: Job, folder: pathlib.Path, play: Play, fit: _Fit) -> Result:
       "params_sha256": trees.sha256(ended.params),
       # Of a release it would tell: how long steps took follows the sizes of their batches.
       "wall_seconds": None if job.release else round(fit.seconds(), 3),
-      "device": provenance.device(),
       "versions": provenance.versions(),
       "user_code": _own_code(job),
     }

@@ -25,10 +25,12 @@ def versions() -> dict[str, str | None]:
   return found | own
 
 
-def device() -> str:
-  """The device of this process, such as "1 x NVIDIA H200" or "1 x cpu, 2 cores"."""
+def device(used: int | None = None, mesh: str | None = None) -> str:
+  """The devices of this process, or the `used` first of them and as which mesh, such as
+  "1 x NVIDIA H200", "1 x cpu, 2 cores" or "8 x NVIDIA H200, data:4,model:2"."""
   devices = jax.devices()
-  text = f"{len(devices)} x {devices[0].device_kind}"
+  text = f"{used or len(devices)} x {devices[0].device_kind}"
+  text += "" if mesh is None else f", {mesh}"
   if devices[0].platform != "cpu":
     return text
   count = (

@@ -34,6 +34,11 @@ def _differences(old: object, new: object, path: tuple[str, ...] = ()) -> Iterat
     yield f"{'.'.join(('config', *path))}: {old!r} there, {new!r} now"
 
 
+def _where(config: Config) -> tuple[str, ...]:
+  """Fields that do not make two runs two: a run may go on where it was not begun."""
+  return getattr(config, "where", ())
+
+
 def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   """What the run of this very config remembers; None: it has not begun.
 
@@ -43,7 +48,9 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   path = workdir / CONFIG
   if path.exists():
     wanted = writers.plain(fields.to_dict(config))
-    differences = list(_differences(writers.read_json(path), wanted))
+    elsewhere = tuple(f"config.{name}:" for name in _where(config))
+    found = _differences(writers.read_json(path), wanted)
+    differences = [text for text in found if not text.startswith(elsewhere)]
     if differences:
       raise UserError(
         f"workdir={workdir}: holds a run of another config ({differences[0]}); choose "
@@ -122,7 +129,10 @@ def remember(
 def _seal(config: Config, result: Mapping[str, Any]) -> str:
   """Names a config and a result; of public things alone."""
   told = {name: value for name, value in result.items() if name != _SEAL}
-  content = streams.canonical(writers.plain([fields.to_dict(config), told]))
+  held = fields.to_dict(config)
+  for name in _where(config):
+    held.pop(name)
+  content = streams.canonical(writers.plain([held, told]))
   return hashlib.sha256(f"dpjax result {json.dumps(content)}".encode()).hexdigest()
 
 

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
-from dpjax import transforms, validate
+from dpjax import gradients, sampling, transforms, validate
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, Array, Batch, ClippedSum, LossFn, Params
 
@@ -44,12 +45,11 @@ def _info(summed: ClippedSum, mask: Array, scale: Any) -> StepInfo:
   )
 
 
-def _with_keys(batch: Batch, key: Array | None, step: Array) -> Any:
-  if key is None:
-    return batch.examples
-  size = jax.tree.leaves(batch.examples)[0].shape[0]
-  keys = jax.random.split(jax.random.fold_in(key, step), size)
-  return batch.examples._replace(key=keys)
+def _keys(key: Array, step: Array, examples: Any, most: int) -> Array:
+  """Of each row. Those beyond `most` are what a mesh has added: they change nobody's key."""
+  size = jax.tree.leaves(examples)[0].shape[0]
+  keys = jax.random.split(jax.random.fold_in(key, step), min(size, most))
+  return gradients.filled(keys, size)
 
 
 def _divided(loss_fn: LossFn, scale: Array) -> LossFn:
@@ -75,6 +75,7 @@ def dp_sgd(
   method: str = "auto",
   microbatch_size: int | None = None,
   memory_budget: float | None = None,
+  mesh: Mesh | None = None,
 ) -> Algorithm:
   """DP-SGD (Abadi et al. 2016) with any Optax optimizer after the private gradient.
 
@@ -88,11 +89,15 @@ def dp_sgd(
       `example.key` (augmentation, dropout); None leaves `example.key` as it is.
     ema_decay: keep an exponential average of the parameters (post-processing: free).
     method, microbatch_size, memory_budget: see `dpjax.clipped_grad`.
+    mesh: devices of an axis "data", which share the examples of a batch, and of an axis
+      "model", where there is one, over which parameters, optimizer state and noise are split
+      (`dpjax.gradients.device_mesh`). Noise, batches and event are those of one device.
 
   Returns:
     `init(params) -> TrainState` and `step(state, batch) -> (TrainState, StepInfo)`, both
     to be jitted by the caller; `step` may donate its state. A plan with slices > 1 takes
-    `plan.slices` calls for one step of the optimizer; `state.step` counts those.
+    `plan.slices` calls for one step of the optimizer; `state.step` counts those. With a mesh,
+    batches come best as `gradients.split_rows` places them, for then no device gets all.
 
   Guarantee: the sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one
   example, for the steps and sampler of the plan. StepInfo is not private.
@@ -109,13 +114,17 @@ def dp_sgd(
   if ema_decay is not None:
     validate.open_unit(ema_decay=ema_decay)
   options: dict[str, Any] = dict(
-    method=method, microbatch_size=microbatch_size, memory_budget=memory_budget
+    method=method, microbatch_size=microbatch_size, memory_budget=memory_budget, mesh=mesh
   )
+  slots = sampling.slice_slots(plan.sampler.slots, plan.slices)
+  mesh = None if mesh is None else gradients.checked_mesh(mesh)
+  placed = lambda tree: tree if mesh is None else gradients.laid_out(mesh, tree)
   grad_fn = plan.clipped_grad(loss_fn, **options)
   blind = optax.GradientTransformation(
     tx.init, lambda updates, state, params=None: tx.update(updates, state, params)
   )
-  chain = plan.accumulated(optax.chain(plan.transform(noise_key), blind))
+  rows = slots if mesh is None else gradients.whole_rows(slots, mesh)
+  chain = plan.accumulated(optax.chain(plan.transform(noise_key), blind), rows=rows)
 
   def clipped(state: TrainState, examples: Any, mask: Array) -> tuple[ClippedSum, Any]:
     scale = transforms.clip_scale(_private_state(state))
@@ -125,14 +134,17 @@ def dp_sgd(
     return scaled_fn(state.params, examples, mask), scale
 
   def init(params: Params) -> TrainState:
-    params = jax.tree.map(jnp.copy, params)  # the caller's survive donation
+    params = placed(jax.tree.map(jnp.copy, params))  # the caller's survive donation
     ema = None if ema_decay is None else jax.tree.map(jnp.copy, params)
-    return TrainState(params, chain.init(params), ema, jnp.zeros((), jnp.int32))
+    return placed(TrainState(params, chain.init(params), ema, jnp.zeros((), jnp.int32)))
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
     slice_index = _slice_index(state)
     call = state.step * plan.slices + slice_index
-    summed, scale = clipped(state, _with_keys(batch, example_key, call), batch.mask)
+    examples = batch.examples
+    if example_key is not None:  # made on every device: none has to be told its own
+      examples = examples._replace(key=placed(_keys(example_key, call, examples, slots)))
+    summed, scale = clipped(state, examples, batch.mask)
     mask: Any = summed.mask
     updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=mask)
     params = optax.apply_updates(state.params, updates)
@@ -141,7 +153,7 @@ def dp_sgd(
     if ema_decay is not None:
       ema = _averaged(ema, params, state.step, ema_decay)
       ema = jax.tree.map(lambda new, old: jnp.where(done, new, old), ema, state.ema)
-    after = TrainState(params, opt_state, ema, state.step + jnp.int32(done))
+    after = placed(TrainState(params, opt_state, ema, state.step + jnp.int32(done)))
     return after, _info(summed, mask, scale)
 
   return Algorithm(init, step)

@@ -49,8 +49,10 @@ def digest(config: AttackConfig) -> bytes:
   fields = to_dict(config)
   for name in (other(config), *config.of_table):
     fields.pop(name)
-  fields[config.attack.room]["data"].pop("data_dir")
-  normalization.leave_out_default(fields[config.attack.room]["privacy"])
+  attacked = fields[config.attack.room]
+  attacked["data"].pop("data_dir")
+  attacked.pop("mesh", None)
+  normalization.leave_out_default(attacked["privacy"])
   return streams_lib.config_digest("attack", fields)
 
 

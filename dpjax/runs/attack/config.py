@@ -385,7 +385,7 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
 def _unread(config: AttackConfig) -> unused.Unused:
   """Fields of the attacked room that decide nothing of what an attacker sees."""
   if config.attack.room == "train":
-    names = ("eval_every", "checkpoint_every", "diagnostics", "seed")
+    names = ("eval_every", "checkpoint_every", "diagnostics", "seed", "mesh")
     needs = unused.needs(False, "a run of launch.train itself", *names)
   else:
     names = ("eval_every", "checkpoint_every", "targets", "stop_at_accuracy")

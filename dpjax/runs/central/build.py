@@ -12,10 +12,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from dpjax import (
   auditing,
   data,
+  gradients,
   losses,
   mechanisms,
   metrics,
@@ -85,10 +87,12 @@ _LANGUAGE = Task(
 
 
 def digest(config: TrainConfig) -> bytes:
-  """Of everything in the config but for where data lie, so that a run can be repeated on
-  another machine, what an audit that is switched off would do, and the loss of the task.
-  Public."""
+  """Of everything in the config but for where data lie and on which devices it runs, so that
+  a run can be repeated on another machine, what an audit that is switched off would do, and
+  the loss of the task. Public."""
   fields = to_dict(config)
+  for name in config.where:
+    fields.pop(name)
   fields["data"].pop("data_dir")
   if not config.audit.enabled:
     fields.pop("audit")
@@ -128,6 +132,7 @@ class Run(NamedTuple):
   statistics: mechanisms.Statistics | None = (
     None  # of the data, by which `apply` normalises
   )
+  mesh: Mesh | None = None  # devices, where there are several
 
 
 @bounds.names_fields
@@ -321,6 +326,7 @@ def assemble(
     augment = training.AUGMENTATIONS[config.augmentation]
     loss_fn = training.augmented(loss_fn, augment, augmult=config.augmult)
   schedule = learning_rate_schedule(config.optimizer, config.num_steps)
+  mesh = None if config.mesh is None else gradients.mesh_of(config.mesh)
   aware = name_of(config.optimizer, "rule") in privacy.NOISE_AWARE
   noise = Noise(plan.noise_std, num_examples) if aware else None
   tx = audit.watched(config, optimizer(config.optimizer, schedule, noise))
@@ -336,6 +342,7 @@ def assemble(
       method=config.grad_method,
       microbatch_size=config.microbatch_size,
       memory_budget=memory_budget(config),
+      mesh=mesh,
     )
 
   return Run(
@@ -356,6 +363,7 @@ def assemble(
     canaries=canaries,
     noise=noise,
     statistics=statistics,
+    mesh=mesh,
   )
 
 
@@ -408,10 +416,21 @@ def work(config: TrainConfig, run: Run) -> Work:
     return state, info
 
   def draws(start: int) -> Iterator[Iterator[Any]]:
-    train = data.resident(run.train)
+    split, placed = None, {}
+    if run.mesh is not None:
+      split = functools.partial(gradients.split_rows, run.mesh)
+      placed = {"everywhere": gradients.on_all(run.mesh), "split": split}
+    train = data.resident(run.train, **placed)
     batches = iter(run.plan.batches(train, rng=run.random.sampler, start=start))
+    batches = batches if split is None else map(split, batches)
     for _ in range(start, config.num_steps):
       yield itertools.islice(batches, run.plan.slices)
+
+  def scores(state: Any) -> dict[str, float]:
+    params = scored(state)
+    if run.mesh is not None:
+      params = gradients.on_one(run.mesh, params)
+    return run.task.evaluate(run.apply, params, run.test)
 
   return Work(
     num_steps=config.num_steps,
@@ -419,7 +438,7 @@ def work(config: TrainConfig, run: Run) -> Work:
     step=step,
     draws=draws,
     released=lambda state: normalization.beside(scored(state), run.statistics),
-    evaluate=lambda state: run.task.evaluate(run.apply, scored(state), run.test),
+    evaluate=scores,
     promise=run.promise,
     row_at=lambda step: every(config.eval_every, step, config.num_steps),
     observe=lambda state, info, step: facts.observed(config, run, state, info, step),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import ChainMap
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from dpjax import gradients, transforms
 from dpjax.noise import correlated
@@ -141,6 +141,9 @@ class AuditConfig:
 class TrainConfig:
   """A whole training run."""
 
+  # Which devices compute it: a run goes on with others, with the noise and batches it had.
+  where: ClassVar[tuple[str, ...]] = ("mesh",)
+
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
   loss: str = "auto"  # of one example; auto: that of the task
@@ -151,6 +154,8 @@ class TrainConfig:
   grad_method: str = "auto"  # auto | vmap
   microbatch_size: int | None = None  # examples in memory at a time; None: the whole batch
   memory_budget_gb: float | None = None  # in its place: what one microbatch may take, 1e9 B
+  # devices that share a batch, data:8, and parameters, data:4,model:2; None: one device
+  mesh: str | None = None
   slices: int = 1  # physical batches that make up one step (gradient accumulation)
   augmentation: str = "none"  # none | shift | flip_shift
   augmult: int = 1  # augmented copies per example, averaged before clipping

@@ -8,6 +8,7 @@ import numpy as np
 
 from dpjax import training, transforms
 from dpjax.plan import Plan
+from dpjax.runs import provenance
 from dpjax.runs.central import audit
 from dpjax.runs.central.config import TrainConfig
 from dpjax.schema import fields
@@ -53,6 +54,8 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
   if plan.statistics is not None:
     found["normalization"] = "private_statistics"
     found["statistics_noise_multiplier"] = plan.statistics.total_noise_multiplier
+  if config.mesh is not None:
+    found["mesh"] = config.mesh
   if fields.name_of(config.optimizer, "rule") == "dp_sgld" and run.noise is not None:
     found["sgld_temperature"] = transforms.sgld_temperature(
       step_size=config.optimizer.learning_rate / run.noise.num_examples,
@@ -66,7 +69,9 @@ def of(
   config: TrainConfig, run: Run, state: training.TrainState, epsilon: float | None
 ) -> dict[str, Any]:
   """And what only the end tells."""
-  found = clip_norm(run.plan, training.clip_scale(state), "final_l2_clip_norm")
+  used = 1 if run.mesh is None else run.mesh.size
+  found: dict[str, Any] = {"device": provenance.device(used, config.mesh)}
+  found |= clip_norm(run.plan, training.clip_scale(state), "final_l2_clip_norm")
   if run.canaries is None:
     return found
   return found | audit.facts(

@@ -48,6 +48,7 @@ def digest(config: SecureConfig) -> bytes:
   for name in config.of_table:
     fields.pop(name)
   fields["train"]["data"].pop("data_dir")
+  fields["train"].pop("mesh")
   return streams_lib.config_digest("secure", fields)
 
 

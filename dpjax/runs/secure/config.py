@@ -184,7 +184,7 @@ def check(config: SecureConfig) -> None:
     _check_train(config.train)
 
 
-_UNREAD = ("train.seed",)
+_UNREAD = ("train.seed", "train.mesh")
 
 
 def _check_sum(config: SecureConfig) -> None:

@@ -1,0 +1,184 @@
+"""One batch over several devices: each clips its own examples, their sums are joined once.
+
+A mesh has an axis `data`, over which the rows of a batch are split, and may have an axis
+`model`, over which parameters and all that has their shape are split.
+
+| what                               | over `data`             | over `model`               |
+| ---------------------------------- | ----------------------- | -------------------------- |
+| examples, keys, mask, norms, losses| split by rows           | the same on all            |
+| clipped sums                       | one `psum` of each leaf | as the parameters          |
+| parameters, optimizer state, noise | the same on all         | split along the last axis  |
+|                                    |                         | that divides, if any       |
+
+Nothing else crosses `data`: no example leaves its device, and noise is a function of its key and
+of the shape of the whole leaf, drawn outside, wherever the parts of it lie.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from dpjax import trees
+from dpjax.gradients.microbatch import filled
+from dpjax.types import Array, ArrayTree, ClippedSum, HostArray
+from dpjax.validate import UserError
+
+AXES = DATA, MODEL = "data", "model"
+_FORM = re.compile(r"data:([1-9][0-9]{0,8})(?:,model:([1-9][0-9]{0,8}))?", re.ASCII)
+_ROWS = PartitionSpec(DATA)
+
+
+def mesh_of(text: str) -> Mesh:
+  """The mesh of a text such as "data:4" or "data:4,model:2", of the first devices there are.
+
+  Raises:
+    UserError: text of another form, or more devices than this process has.
+
+  >>> mesh_of("data:1").shape
+  OrderedDict({'data': 1})
+  >>> mesh_of("data")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: mesh='data': must be such as 'data:4' or 'data:4,model:2'
+  """
+  found = _FORM.fullmatch(text)
+  if not found:
+    raise UserError(f"mesh={text!r}: must be such as 'data:4' or 'data:4,model:2'")
+  shape = tuple(int(size) for size in found.groups() if size)
+  devices, count = jax.local_devices(), math.prod(shape)
+  if count > len(devices):
+    raise UserError(
+      f"mesh={text!r}: needs {count} devices, this process has {len(devices)} "
+      f"({devices[0].platform})"
+    )
+  return checked_mesh(Mesh(np.array(devices[:count]).reshape(shape), AXES[: len(shape)]))
+
+
+def checked_mesh(mesh: Mesh) -> Mesh:
+  """The mesh, with axes whose shardings the compiler is free to choose.
+
+  Raises:
+    UserError: it has no axis `data`, or another one than `data` and `model`; or its devices
+      are those of several processes.
+
+  >>> checked_mesh(jax.make_mesh((1,), ("rows",)))
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: mesh=('rows',): must have an axis 'data' and none but 'model' ...
+  """
+  if not isinstance(mesh, Mesh):
+    raise UserError(f"mesh={mesh!r:.60}: must be a jax.sharding.Mesh, or None")
+  names = tuple(mesh.axis_names)
+  if DATA not in names or not {*names} <= {DATA, MODEL}:
+    raise UserError(
+      f"mesh={names!r}: must have an axis {DATA!r} and none but {MODEL!r} beside it"
+    )
+  if any(device.process_index != jax.process_index() for device in mesh.devices.flat):
+    raise UserError(f"mesh={dict(mesh.shape)!r}: must be of the devices of one process")
+  return Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def whole_rows(rows: int, mesh: Mesh) -> int:
+  """The least number of rows from `rows` up that all devices have equal shares of.
+
+  >>> whole_rows(5, jax.make_mesh((1,), ("data",)))
+  5
+  """
+  count = mesh.shape[DATA]
+  return -(-rows // count) * count
+
+
+def on_all(mesh: Mesh) -> NamedSharding:
+  """The sharding of what is the same on all devices."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def leaf_sharding(mesh: Mesh, leaf: HostArray) -> NamedSharding:
+  """Of one leaf of parameters or of a state: along the last of its axes that `model` divides
+  (outputs, of a layer's weights); the same on all where there is none.
+
+  >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
+  >>> leaf_sharding(mesh, np.ones((3, 4))).spec == PartitionSpec(None, "model")
+  True
+  """
+  shape: tuple[int, ...] = () if trees.is_key(leaf) else np.shape(leaf)
+  count = mesh.shape.get(MODEL, 0)
+  fitting = [axis for axis, size in enumerate(shape) if count and size and not size % count]
+  if not fitting:
+    return on_all(mesh)
+  return NamedSharding(mesh, PartitionSpec(*[None] * fitting[-1], MODEL))
+
+
+def _at(leaf: Any, sharding: NamedSharding) -> Any:
+  """Also while it is traced."""
+  if isinstance(leaf, Tracer):
+    return lax.with_sharding_constraint(leaf, sharding)
+  return jax.device_put(leaf, sharding)
+
+
+def laid_out(mesh: Mesh, tree: ArrayTree) -> Any:
+  """The tree with each leaf where `leaf_sharding` says."""
+  return jax.tree.map(lambda leaf: _at(leaf, leaf_sharding(mesh, leaf)), tree)
+
+
+def split_rows(mesh: Mesh, tree: ArrayTree) -> Any:
+  """Leaves [B, ...] as [B', ...] over the devices, B' the `whole_rows` of B. What is added is
+  zero, or False: the mask among the leaves says that it is nobody.
+
+  >>> split_rows(jax.make_mesh((1,), ("data",)), {"x": np.ones((3, 2))})["x"].shape
+  (3, 2)
+  """
+
+  def split(leaf):
+    return _at(filled(leaf, whole_rows(leaf.shape[0], mesh)), NamedSharding(mesh, _ROWS))
+
+  return jax.tree.map(split, tree)
+
+
+def on_one(mesh: Mesh, tree: ArrayTree) -> Any:
+  """The tree on the first device, where each device holds all of it; else as it lies."""
+  return (
+    tree if mesh.shape.get(MODEL, 1) > 1 else jax.device_put(tree, mesh.devices.flat[0])
+  )
+
+
+def over_devices(
+  fn: Callable[[Any, Any, Array], ClippedSum], mesh: Mesh, bounds: tuple[float, ...]
+) -> Callable[[Any, Any, Array], ClippedSum]:
+  """The same `(params, batch, mask) -> ClippedSum`, each device with its share of the rows.
+
+  Rows that no device has an equal share of are filled up with masked padding, which norms,
+  losses and mask of the result hold too.
+
+  Args:
+    bounds: `group_bounds` of the sum.
+  """
+
+  def share(params, batch, mask):
+    out = fn(params, batch, mask)
+    return lax.psum(out.total, DATA), out.norms, out.losses
+
+  split = jax.shard_map(
+    share,
+    mesh=mesh,
+    in_specs=(PartitionSpec(), _ROWS, _ROWS),
+    out_specs=(PartitionSpec(), _ROWS, _ROWS),
+    axis_names={DATA},
+  )
+
+  def wrapped(params, batch, mask):
+    batch, mask = filled((batch, mask), whole_rows(mask.shape[0], mesh))
+    total, norms, losses = split(params, batch, mask)
+    total = laid_out(mesh, total)
+    return ClippedSum(total, norms, losses, math.hypot(*bounds), bounds, mask)
+
+  return wrapped
