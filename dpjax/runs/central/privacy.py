@@ -111,7 +111,13 @@ def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
   privacy, capacity = config.privacy, num_examples + 1
   if privacy.method == "dp_ftrl":
     return ftrl.sampler(privacy, config.num_steps, num_examples, capacity)
-  return _sampler(privacy, num_examples, capacity)
+  made = _sampler(privacy, num_examples, capacity)
+  if privacy.noise_levels and privacy.method != "sgd" and not made.steps_alike:
+    raise UserError(
+      f"privacy.noise_levels={privacy.noise_levels!r}: must be empty for privacy.sampler="
+      f"{privacy.sampler!r}, which pays several steps at the first of them"
+    )
+  return made
 
 
 def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampling.Sampler:
@@ -132,22 +138,12 @@ def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampli
   if privacy.sampler == "truncated_poisson":
     return _truncated(privacy, num_examples)
   proved = privacy.method != "sgd" and privacy.neighboring_relation in _PROVED_SHUFFLED
-  if proved and privacy.noise_levels:  # an epoch is paid at its first step's noise
-    raise UserError(
-      f"privacy.noise_levels={privacy.noise_levels!r}: must be empty for "
-      "privacy.sampler='shuffled', which pays an epoch at its first step"
-    )
   return sampling.ShuffledSampler(
     batch_size=batch_size, num_examples=num_examples if proved else None
   )
 
 
 def _random_allocation(privacy: PrivacyConfig, capacity: int) -> sampling.Sampler:
-  if privacy.noise_levels and privacy.method != "sgd":
-    raise UserError(
-      f"privacy.noise_levels={privacy.noise_levels!r}: must be empty for "
-      "privacy.sampler='random_allocation', which pays a pass at its first step"
-    )
   steps = round(1 / privacy.sampling_prob)
   if not math.isclose(steps * privacy.sampling_prob, 1, rel_tol=1e-9):
     raise UserError(
