@@ -254,7 +254,8 @@ def test_random_allocation_is_one_pass_or_several_with_poisson_beside_it():
   )  # fmt: skip
   assert price.run_event(more) == accounting.composed(once, 3)
   lines = account.table([one]).splitlines()
-  assert [line.split()[0] for line in lines] == ["accountant", "pld", "poisson"]
+  names = [line.split()[0] for line in lines]
+  assert names == ["accountant", "pld", "launch.train", "poisson"]
 
 
 def test_random_allocation_solves_for_whole_passes():
@@ -283,3 +284,10 @@ def test_what_random_allocation_cannot_do_is_one_line(args, message):
   with pytest.raises(UserError, match=message):
     answer = _answer("--sampler=random_allocation", *args)
     price.epsilon_of(answer, answer.accountants[0])
+
+
+def test_tradeoff_tells_what_an_attack_may_reach():
+  asked = _answer("--noise_multiplier=1", "--sampler=none", "--num_steps=1", "--tradeoff")
+  line = account.attackers(asked)
+  assert "at most 0.0183" in line  # at .001, Phi(1 - 3.0902) = .018299
+  assert "1.001-Gaussian DP up to 1e-05 (by pld)" in line
