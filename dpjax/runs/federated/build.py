@@ -32,8 +32,6 @@ from dpjax.validate import UserError
 
 WRAPPING = ("fed_avg", "fed_prox")  # algorithms that wrap what a client sends
 _OF_SGD = ("fed_nova", "scaffold")  # derived for clients that take steps of plain SGD
-
-
 Wrapping = dict[str, Any]
 
 
