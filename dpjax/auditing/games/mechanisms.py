@@ -211,7 +211,7 @@ def _channel_statistics(kind: Callable) -> list[Game]:
   pixel = lambda *values: _f(*values).reshape(
     -1, 1, 1
   )  # examples of one place, one channel
-  median = kind(normalize_by=1.0, noise_multiplier=2.0, median_epsilon=2.0)
+  median = kind(normalize_by=1.0, noise_multiplier=4.0, median_epsilon=0.5)
   return [
     *_games(
       linear,
