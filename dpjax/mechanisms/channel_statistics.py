@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +31,11 @@ from dpjax.validate import UserError
 LARGEST_NORM = 64.0  # public: medians are looked for in [0, it]
 MAX_CHANNELS = 2**20
 VARIANCE_FLOOR = 1e-5  # is added to variances, as in the paper's code
-_CHUNK = 1000  # examples averaged at a time
+_CHUNK = 1000  # examples averaged at a time, of so many entries at most
+_CHUNK_ENTRIES = 2**24
 _GRID = 2.0**-22  # of a clipped vector's entries, in clip norms
 _HUGE = 1e30
+_LARGEST_EPSILON = 700.0  # e^-epsilon is a float64 number
 _TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -107,9 +110,11 @@ class ChannelStatistics:
       )
     norms = {f"clip_norms[{i}]": norm for i, norm in enumerate(self.clip_norms)}
     stated.positive(**norms)
-    for name, norm in (norms | {"normalize_by": self.normalize_by}).items():
-      if not 1e-30 <= float(norm) <= 1e30:
-        raise UserError(f"{name}={norm!r}: must be in [1e-30, 1e+30]")
+    rest = ("normalize_by", "noise_multiplier", "median_epsilon")
+    for name, value in (norms | {name: getattr(self, name) for name in rest}).items():
+      most = _LARGEST_EPSILON if name == "median_epsilon" else 1e30
+      if not 1e-30 <= float(value) <= most:
+        raise UserError(f"{name}={value!r}: must be in [1e-30, {most:g}]")
     object.__setattr__(self, "clip_norms", tuple(float(norm) for norm in self.clip_norms))
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
     stated.positive(noise_multiplier=self.total_noise_multiplier)
@@ -124,7 +129,7 @@ class ChannelStatistics:
     """Public, or the private median of the norms of `rows` [n, C]."""
     if self.clip_norms:
       return jnp.float32(self.clip_norms[which])
-    return self._median(key, _norms(_sound(rows)))
+    return self._median(key, _each(_norms, _sound(rows)))
 
   def noisy_mean(self, key: jax.Array, rows: jax.Array, clip_norm: Array) -> jax.Array:
     """Of `rows` [n, C], each clipped: [C]."""
@@ -228,21 +233,32 @@ def channel_moments(x: Array) -> jax.Array:
     raise UserError(
       f"x: must have at most {MAX_CHANNELS} channels and {finite.MAX_RECORDS} examples"
     )
-  if isinstance(x, jax.Array):
-    return _moments(x)
-  with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
-    parts = [
-      _moments(jnp.asarray(np.asarray(x[i : i + _CHUNK], np.float32)))
-      for i in range(0, max(1, len(x)), _CHUNK)
-    ]
-  return jnp.concatenate(parts)
+  library: Any = jnp if isinstance(x, jax.Array) else np
+  positions = math.prod(x.shape[1:-1])
+  # chunks of one shape, whatever n is: else the others' last bits follow from n
+  size = max(1, min(_CHUNK, _CHUNK_ENTRIES // (positions * x.shape[-1])))
+  parts = []
+  for i in range(0, len(x), size):
+    with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
+      rows = library.asarray(x[i : i + size], np.float32)
+    rows = rows.reshape(len(rows), positions, x.shape[-1])
+    short = [(0, size - len(rows)), (0, 0), (0, 0)]
+    parts.append(_moments(jnp.asarray(library.pad(rows, short)))[: len(rows)])
+  return jnp.concatenate(parts or [jnp.zeros((0, 2, x.shape[-1]), jnp.float32)])
 
 
 @jax.jit
 def _moments(x: jax.Array) -> jax.Array:
-  positions = math.prod(x.shape[1:-1])
-  rows = x.reshape(len(x), positions, x.shape[-1]).astype(jnp.float32)
-  return jnp.stack([rows.mean(axis=1), jnp.square(rows).mean(axis=1)], axis=1)
+  """[n, positions, C] -> [n, 2, C]"""
+  return jax.lax.map(lambda one: jnp.stack([one.mean(0), jnp.square(one).mean(0)]), x)
+
+
+def _each(fn: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
+  """`fn` of each row of [n, d], by itself: what a compiler makes of all rows at once may
+  round each differently where there are fewer of them. A loop of one turn is no loop to it,
+  so there are two or more."""
+  enough = jnp.pad(rows, [(0, max(0, 2 - len(rows))), (0, 0)])
+  return jax.lax.map(fn, enough)[: len(rows)]
 
 
 def _sound(rows: jax.Array) -> jax.Array:
@@ -252,9 +268,9 @@ def _sound(rows: jax.Array) -> jax.Array:
 
 
 def _norms(rows: jax.Array) -> jax.Array:
-  """[n, d] -> [n], without overflow or underflow of the squares."""
-  top = jnp.maximum(jnp.abs(rows).max(axis=1, initial=0.0), _TINY)
-  return top * jnp.sqrt(jnp.square(rows / top[:, None]).sum(axis=1))
+  """[..., d] -> [...], without overflow or underflow of the squares."""
+  top = jnp.maximum(jnp.abs(rows).max(axis=-1, initial=0.0), _TINY)
+  return top * jnp.sqrt(jnp.square(rows / top[..., None]).sum(axis=-1))
 
 
 def clipped_total(rows: jax.Array, clip_norm: Array) -> tuple[jax.Array, jax.Array]:
@@ -268,9 +284,12 @@ def clipped_total(rows: jax.Array, clip_norm: Array) -> tuple[jax.Array, jax.Arr
   >>> np.round(np.float64(high + low), 3).tolist()
   [0.6, 1.05]
   """
-  rows = _sound(rows)
-  norms = jnp.maximum(_norms(rows), _TINY)[:, None]
   room = 1 - _GRID * (rows.shape[1] + 64)
-  clipped = rows / norms * jnp.minimum(norms / clip_norm, room)
-  whole, rest = finite.total(jnp.clip((clipped + 1) / 2, 0.0, 1.0))  # of shares of [-1, 1]
+
+  def share(row: jax.Array) -> jax.Array:  # of [-1, 1]
+    norm = jnp.maximum(_norms(row), _TINY)
+    clipped = row / norm * jnp.minimum(norm / clip_norm, room)
+    return jnp.clip((clipped + 1) / 2, 0.0, 1.0)
+
+  whole, rest = finite.total(_each(share, _sound(rows)))
   return 2 * whole - len(rows), 2 * rest
