@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,8 @@ from dpjax.validate import UserError
 LARGEST_NORM = 64.0  # public: medians are looked for in [0, it]
 MAX_CHANNELS = 2**20
 VARIANCE_FLOOR = 1e-5  # is added to variances, as in the paper's code
-_CHUNK = 1000  # examples averaged at a time
+_CHUNK = 1000  # examples averaged at a time, of so many entries at most
+_CHUNK_ENTRIES = 2**24
 _GRID = 2.0**-22  # of a clipped vector's entries, in clip norms
 _HUGE = 1e30
 _NUMBERS, _MEDIAN_EPSILONS = (1e-30, 1e30), (1e-6, 100.0)
@@ -126,7 +128,7 @@ class ChannelStatistics:
     """Public, or the private median of the norms of `rows` [n, C]."""
     if self.clip_norms:
       return jnp.float32(self.clip_norms[which])
-    return self._median(key, _norms(_sound(rows)))
+    return self._median(key, _each(_norms, _sound(rows)))
 
   def noisy_mean(self, key: jax.Array, rows: jax.Array, clip_norm: Array) -> jax.Array:
     """Of `rows` [n, C], each clipped: [C]."""
@@ -231,25 +233,32 @@ def channel_moments(x: ArrayLike) -> jax.Array:
     raise UserError(
       f"x: must have at most {MAX_CHANNELS} channels and {finite.MAX_RECORDS} examples"
     )
-  if isinstance(given, jax.Array):
-    return _moments(given)
-  parts = [_of_chunk(given[i : i + _CHUNK]) for i in range(0, max(1, len(given)), _CHUNK)]
-  return jnp.concatenate(parts)
-
-
-def _of_chunk(x: np.ndarray) -> jax.Array:
-  """By one program, whatever the length: what a row becomes depends on that row alone."""
-  whole = np.zeros((_CHUNK, *x.shape[1:]), np.float32)
-  with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
-    whole[: len(x)] = x
-  return _moments(jnp.asarray(whole))[: len(x)]
+  library: Any = jnp if isinstance(given, jax.Array) else np
+  positions = math.prod(given.shape[1:-1])
+  # chunks of one shape, whatever n is: else the others' last bits follow from n
+  size = max(1, min(_CHUNK, _CHUNK_ENTRIES // (positions * given.shape[-1])))
+  parts = []
+  for i in range(0, len(given), size):
+    with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
+      rows = library.asarray(given[i : i + size], np.float32)
+    rows = rows.reshape(len(rows), positions, given.shape[-1])
+    short = [(0, size - len(rows)), (0, 0), (0, 0)]
+    parts.append(_moments(jnp.asarray(library.pad(rows, short)))[: len(rows)])
+  return jnp.concatenate(parts or [jnp.zeros((0, 2, given.shape[-1]), jnp.float32)])
 
 
 @jax.jit
 def _moments(x: jax.Array) -> jax.Array:
-  positions = math.prod(x.shape[1:-1])
-  rows = x.reshape(len(x), positions, x.shape[-1]).astype(jnp.float32)
-  return jnp.stack([rows.mean(axis=1), jnp.square(rows).mean(axis=1)], axis=1)
+  """[n, positions, C] -> [n, 2, C]"""
+  return jax.lax.map(lambda one: jnp.stack([one.mean(0), jnp.square(one).mean(0)]), x)
+
+
+def _each(fn: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
+  """`fn` of each row of [n, d], by itself: what a compiler makes of all rows at once may
+  round each differently where there are fewer of them. A loop of one turn is no loop to it,
+  so there are two or more."""
+  enough = jnp.pad(rows, [(0, max(0, 2 - len(rows))), (0, 0)])
+  return jax.lax.map(fn, enough)[: len(rows)]
 
 
 def _sound(rows: jax.Array) -> jax.Array:
@@ -259,9 +268,9 @@ def _sound(rows: jax.Array) -> jax.Array:
 
 
 def _norms(rows: jax.Array) -> jax.Array:
-  """[n, d] -> [n], without overflow or underflow of the squares."""
-  top = jnp.maximum(jnp.abs(rows).max(axis=1, initial=0.0), _TINY)
-  return top * jnp.sqrt(jnp.square(rows / top[:, None]).sum(axis=1))
+  """[..., d] -> [...], without overflow or underflow of the squares."""
+  top = jnp.maximum(jnp.abs(rows).max(axis=-1, initial=0.0), _TINY)
+  return top * jnp.sqrt(jnp.square(rows / top[..., None]).sum(axis=-1))
 
 
 def clipped_total(rows: jax.Array, clip_norm: Array) -> tuple[jax.Array, jax.Array]:
@@ -275,9 +284,12 @@ def clipped_total(rows: jax.Array, clip_norm: Array) -> tuple[jax.Array, jax.Arr
   >>> np.round(np.float64(high + low), 3).tolist()
   [0.6, 1.05]
   """
-  rows = _sound(rows)
-  norms = jnp.maximum(_norms(rows), _TINY)[:, None]
   room = 1 - _GRID * (rows.shape[1] + 64)
-  clipped = rows / norms * jnp.minimum(norms / clip_norm, room)
-  whole, rest = finite.total(jnp.clip((clipped + 1) / 2, 0.0, 1.0))  # of shares of [-1, 1]
+
+  def share(row: jax.Array) -> jax.Array:  # of [-1, 1]
+    norm = jnp.maximum(_norms(row), _TINY)
+    clipped = row / norm * jnp.minimum(norm / clip_norm, room)
+    return jnp.clip((clipped + 1) / 2, 0.0, 1.0)
+
+  whole, rest = finite.total(_each(share, _sound(rows)))
   return 2 * whole - len(rows), 2 * rest
