@@ -16,6 +16,7 @@ from dpjax import accounting, sampling
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 
 SAMPLERS = ("poisson", "random_allocation", "truncated_poisson", "fixed_size", "none")
+OVERFLOWING = ("poisson", "random_allocation")  # whose batches have a random size
 UNKNOWNS = ("epsilon", "noise_multiplier", "num_steps", "sampling_prob")
 _CURVE_POINTS = 60
 
@@ -129,9 +130,9 @@ def epsilon_of(question: Question, accountant: str) -> float:
 
 
 def epsilon_in_training(question: Question, accountant: str) -> float:
-  """What `launch.train` prints for this run: its Poisson batches have a capacity, and a
+  """What `launch.train` prints for this run: batches of a random size have a capacity, and a
   share of delta pays for a draw above it."""
-  share = OVERFLOW_SHARE if question.sampler == "poisson" else 0.0
+  share = OVERFLOW_SHARE if question.sampler in OVERFLOWING else 0.0
   smaller = question._replace(delta=question.delta - share * question.delta)
   return epsilon_of(smaller, accountant)
 

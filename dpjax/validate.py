@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+import os
+import pathlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -129,6 +131,26 @@ def integer_in(low: int, high: int, **named: Any) -> None:
     ok = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     _require(
       ok and low <= int(value) <= high, name, value, f"an integer in [{low}, {high}]"
+    )
+
+
+def folder(**named: str | os.PathLike) -> None:
+  """Raises unless each value is a directory that can be written to, or one can be made there.
+  Makes none.
+
+  >>> folder(workdir="/dev/null/runs")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: workdir='/dev/null/runs': must be a directory; /dev/null is none
+  """
+  for name, value in named.items():
+    _require(str(value) != "", name, value, "the name of a directory")
+    path = pathlib.Path(value)
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    _require(there.is_dir(), name, str(value), f"a directory; {there} is none")
+    writable = os.access(there, os.W_OK | os.X_OK)
+    _require(
+      writable, name, str(value), f"a directory that can be written to; {there} cannot"
     )
 
 

@@ -34,6 +34,10 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --sampler=none --noise_multiplier=20 --num_steps=40 \\
     --neighboring_relation=replace_special
 
+  # what an attacker can do at most: true positives at few false ones, and mu of Gaussian DP
+  python -m launch.account --tradeoff --noise_multiplier=1.1 --sampling_prob=0.01 \\
+    --num_steps=4000
+
   # beside the proofs an approximation by the central limit, which may be too small
   python -m launch.account --gdp --noise_multiplier=1 --sampling_prob=0.01 --num_steps=100
 
@@ -51,6 +55,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from absl import flags
 
 from dpjax import accounting, price, sampling, validate
@@ -61,6 +66,7 @@ from launch import app
 
 _OF_SIZE = ("fixed_size", "truncated_poisson")  # samplers for a known number of examples
 _MOST = 2**53
+_RATES = (1e-3, 1e-2, 1e-1)  # of false positives
 _QUESTION_FLAGS = (
   *UNKNOWNS,
   "epochs",
@@ -73,6 +79,7 @@ _QUESTION_FLAGS = (
   "statement",
   "capacity",
   "gdp",
+  "tradeoff",
 )
 
 
@@ -103,6 +110,8 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   folder = "directory for epsilon_curve.csv and .png: epsilon over the steps"
   flag("string", "curve", None, folder)
   flag("bool", "gdp", False, "add the central limit's approximation, NOT a bound")
+  attack = "print the largest true positive rates of any attack, and mu of Gaussian DP"
+  flag("bool", "tradeoff", False, attack)
   flag("bool", "statement", False, "print the guarantee in words")
   printed = "instead: formulas that tutorials print, beside PLD and RDP at --delta"
   flag("bool", "compare_documents", False, printed)
@@ -222,7 +231,10 @@ def _num_steps(values: Any, prob: float | None) -> int | None:
     raise UserError("epochs: needs --sampling_prob or --batch_size; else give --num_steps")
   validate.positive(epochs=values.epochs)
   validate.positive(**{"epochs / sampling_prob": values.epochs / prob})
-  return math.ceil(values.epochs / prob * (1 - 1e-12))  # 40 / 0.01 is 4000, not 4001
+  steps = math.ceil(values.epochs / prob * (1 - 1e-12))  # 40 / 0.01 is 4000, not 4001
+  if steps >= _MOST:
+    raise UserError(f"epochs={values.epochs:g}: must be fewer than 2**53 steps")
+  return steps
 
 
 def _check_one_missing(question: Question) -> None:
@@ -248,7 +260,7 @@ def _rows(answer: Question, gdp: bool) -> list[tuple[str, ...]]:
     f"{answer.num_steps}",
   )
   rows = [(by, *known, _up(price.epsilon_of(answer, by))) for by in answer.accountants]
-  if answer.sampler == "poisson":
+  if answer.sampler in price.OVERFLOWING:
     by = answer.accountants[0]
     found = price.epsilon_in_training(answer, by)
     rows.append((f"launch.train ({by})", *known, _up(found)))
@@ -273,6 +285,27 @@ def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
   return (f"gdp ({kind})", *known, _up(found.epsilon))
 
 
+def attackers(answer: Question) -> str:
+  """One line of what the first accountant's proof leaves to any attack."""
+  by = answer.accountants[0]
+  curve = accounting.trade_off(
+    price.run_event(answer),
+    slack=answer.delta,
+    neighboring_relation=answer.neighboring_relation,
+    accountant=by,
+  )
+  rates = (
+    f"{accounting.upper(found)} at false positive rate {accounting.by_name('rate', rate)}"
+    for rate, found in zip(_RATES, curve.true_positive_rate(np.array(_RATES)))
+  )
+  mu, delta = accounting.upper(curve.mu(answer.delta)), accounting.upper(answer.delta)
+  return (
+    f"noise_multiplier {accounting.lower(answer.noise_multiplier or 0.0, digits=6)}: true "
+    f"positive rate of any attack at most {', '.join(rates)}; {mu}-Gaussian DP up to {delta} "
+    f"(by {by})"
+  )
+
+
 def headline(asked: Question) -> str:
   """One line above the table: what was solved for, and under which assumptions."""
   unknown = next(name for name in UNKNOWNS if getattr(asked, name) is None)
@@ -284,11 +317,23 @@ def headline(asked: Question) -> str:
   )
 
 
+def statement(answer: Question) -> str:
+  """The guarantee in words."""
+  return accounting.privacy_statement(
+    price.run_event(answer),
+    delta=answer.delta,
+    neighboring_relation=answer.neighboring_relation,
+    num_examples=answer.num_examples,
+    accountants=answer.accountants,
+  )
+
+
 def compare_documents(values: Any) -> None:
   """Prints every published formula beside the truth, and draws it where `out` says."""
   others = [name for name in _QUESTION_FLAGS if values[name].present]
   if others:
     raise UserError(f"{others[0]}: --compare_documents takes only --delta and --out")
+  _check_out("out", values)
   rows = documents.compare(values.delta)
   print(documents.table(rows))
   counts = {name: sum(row.verdict == name for row in rows) for name in documents.VERDICTS}
@@ -302,6 +347,11 @@ def compare_documents(values: Any) -> None:
       print(f"wrote {path}")
 
 
+def _check_out(name: str, values: Any) -> None:
+  if values[name].value is not None:
+    validate.folder(**{name: values[name].value})
+
+
 def main() -> None:
   """Answers the command line."""
   values = flags.FLAGS
@@ -309,23 +359,18 @@ def main() -> None:
     return compare_documents(values)
   if values.out is not None:
     raise UserError("out: goes with --compare_documents only")
+  _check_out("curve", values)
   asked = questions(values)
   answers = [price.solve(question) for question in asked]
   print(f"{headline(asked[0])}\n{table(answers, gdp=values.gdp)}")
+  for answer in answers if values.tradeoff else ():
+    print(attackers(answer))
   n = values.num_examples
   warning = accounting.delta_warning(values.delta, n) if n else None
   if warning:
     print(f"warning: {warning}", file=sys.stderr)
-  if values.statement:
-    for answer in answers:
-      text = accounting.privacy_statement(
-        price.run_event(answer),
-        delta=answer.delta,
-        neighboring_relation=answer.neighboring_relation,
-        num_examples=n,
-        accountants=answer.accountants,
-      )
-      print(f"\n{text}")
+  for answer in answers if values.statement else ():
+    print(f"\n{statement(answer)}")
   if values.curve is not None:
     for path in price.write_curve(price.curve(answers), values.curve):
       print(f"wrote {path}")

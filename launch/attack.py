@@ -36,9 +36,9 @@ flags.DEFINE_bool("threats", False, "Print the page of threats, and do nothing e
 def main() -> None:
   """Runs what is left of the table."""
   if flags.FLAGS.threats:
+    app.refuse_given(("config", "workdir"), "a run, without --threats")
     return print(registry.page(), end="")
-  config = config_flag.get()
-  workdir = flags.FLAGS.workdir or f"runs/attack_{pathlib.Path(flags.FLAGS.config).stem}"
+  config, workdir = config_flag.get(), config_flag.workdir("attack_")
   with app.stoppable(workdir):
     rows = attack_table.run_all(config, workdir)
   app.refuse_failed(rows)

@@ -71,8 +71,8 @@ SUITES = ("gradients", "federated", "training", "devices", "noise", "secure_sums
 _OF_SUITES = {  # flags that not every suite reads
   "workloads": ("gradients", "federated", "secure_sums"),
   "clients": ("federated",),
-  "cpu_devices": ("federated", "devices"),
   "data_mb": ("federated",),
+  "cpu_devices": ("federated", "devices"),
   "configs": ("training", "devices"),
   "mesh": ("devices",),
   "peak_rss": ("gradients", "secure_sums"),
@@ -99,7 +99,7 @@ flags.DEFINE_list(
 flags.DEFINE_integer(
   "cpu_devices",
   None,
-  "federated and devices: devices to make of one CPU (default: one).",
+  "federated, for pmap and shard_map, and devices: devices to make of one CPU (default: one).",
   lower_bound=1,
   upper_bound=1024,
 )

@@ -19,6 +19,7 @@ import pathlib
 
 from absl import flags
 
+from dpjax import validate
 from dpjax.checks import table as check
 from dpjax.runs import writers
 from dpjax.runs.central.config import TrainConfig
@@ -30,12 +31,13 @@ flags.DEFINE_string("workdir", None, "Directory to write check.json to (default:
 
 def main() -> None:
   """Runs every check."""
+  workdir = flags.FLAGS.workdir
+  if workdir is not None:
+    validate.folder(workdir=workdir)
   rows = list(check.checks(check.subject(config_flag.get())))
   print(check.table(rows))
-  if flags.FLAGS.workdir:
-    writers.write_json(
-      pathlib.Path(flags.FLAGS.workdir) / "check.json", check.to_json(rows)
-    )
+  if workdir is not None:
+    writers.write_json(pathlib.Path(workdir) / "check.json", check.to_json(rows))
   failed = check.failed(rows)
   if failed:
     names = "; ".join(row.name for row in failed)

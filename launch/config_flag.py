@@ -65,8 +65,16 @@ def asked(prefix: str = "") -> tuple[Any, str]:
   config = get()
   if flags.FLAGS["audit"].present:
     config = fields.replace(config, "audit.enabled", flags.FLAGS.audit)
-  stem = pathlib.Path(flags.FLAGS.config).stem
-  return config, flags.FLAGS.workdir or f"runs/{prefix}{stem}"
+  return config, workdir(prefix)
+
+
+def workdir(prefix: str = "") -> str:
+  """Of --workdir, or runs/<prefix><config name>; UserError where it can be none."""
+  given = flags.FLAGS.workdir
+  if given is None:
+    return f"runs/{prefix}{pathlib.Path(flags.FLAGS.config).stem}"
+  validate.folder(workdir=given)
+  return given
 
 
 def load(path: str, kind: type, *, name: str = "--config") -> Any:
@@ -88,6 +96,8 @@ def load(path: str, kind: type, *, name: str = "--config") -> Any:
 
 
 def _found(path: str, at: str) -> pathlib.Path:
+  if not pathlib.PurePath(path).name:
+    raise UserError(f"{at}: must name a Python file")
   roots = [pathlib.Path()]
   if pathlib.PurePath(path).parts[:1] == ("configs",):
     roots.append(app.ROOT)
@@ -112,7 +122,10 @@ def _module(path: str, at: str) -> ModuleType:
 def _guarded(call: Any, path: str, at: str) -> Any:
   try:
     return call()
-  except Exception as error:  # whatever a user's file does, it ends in one line
+  except (
+    Exception,
+    SystemExit,
+  ) as error:  # whatever a user's file does, it ends in one line
     raise UserError(f"{at}: {names.reason(error, str(path))}") from error
 
 

@@ -31,7 +31,7 @@ flags.DEFINE_string(
 def main() -> None:
   """Runs what is left of the table."""
   config = config_flag.get()
-  workdir = flags.FLAGS.workdir or f"runs/secure_{pathlib.Path(flags.FLAGS.config).stem}"
+  workdir = config_flag.workdir("secure_")
   with app.stoppable(workdir):
     rows = secure_table.run_all(config, workdir)
   app.refuse_failed(rows)

@@ -31,7 +31,7 @@ flags.DEFINE_string("workdir", None, "Directory of this sweep.", required=True)
 
 def main() -> None:
   """Runs what is left of the sweep."""
-  config, workdir = config_flag.get(), flags.FLAGS.workdir
+  config, workdir = config_flag.get(), config_flag.workdir()
   federated = isinstance(config.base, FedConfig)
   load_fn = federate_build.load_data if federated else build.load_data
   with app.stoppable(workdir):

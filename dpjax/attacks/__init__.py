@@ -98,7 +98,6 @@ from dpjax.attacks.recovery import infer_labels as infer_labels
 from dpjax.attacks.robustness import Defence as Defence
 from dpjax.attacks.robustness import PoisoningOutcome as PoisoningOutcome
 from dpjax.attacks.robustness import breakdown_points as breakdown_points
-from dpjax.attacks.robustness import counted as counted
 from dpjax.attacks.robustness import defences as defences
 from dpjax.attacks.robustness import measure_poisoning as measure_poisoning
 from dpjax.attacks.robustness import poisoning_grid as poisoning_grid
@@ -107,6 +106,7 @@ from dpjax.attacks.roc import FPRS as FPRS
 from dpjax.attacks.roc import Leakage as Leakage
 from dpjax.attacks.roc import RateAtFpr as RateAtFpr
 from dpjax.attacks.roc import Roc as Roc
+from dpjax.attacks.roc import counted as counted
 from dpjax.attacks.roc import curve_of as curve_of
 from dpjax.attacks.roc import measure as measure
 from dpjax.attacks.roc import rate_at as rate_at

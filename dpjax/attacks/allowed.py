@@ -17,7 +17,7 @@ that is replace_one's (`replaced`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,20 +59,8 @@ def by_epsilon(epsilon: float, delta: float) -> AllowedRoc:
   if delta:
     validate.open_unit(delta=delta)
   words = f"epsilon = {upper(epsilon)} at delta = {upper(delta)}"
-  return AllowedRoc(words, _least_of([(epsilon, delta)]))
-
-
-def _least_of(pairs: Iterable[tuple[float, float]]) -> Callable[[np.ndarray], np.ndarray]:
-  epsilons, deltas = np.array([*pairs]).T
-
-  def tpr(fpr: np.ndarray) -> np.ndarray:
-    x = fpr[..., None]  # [..., 1] against the pairs
-    with np.errstate(over="ignore", invalid="ignore"):
-      first = np.where(x > 0, np.exp(epsilons) * x, 0.0) + deltas
-    second = 1 - np.exp(-epsilons) * (1 - deltas - x)
-    return np.min(np.minimum(first, second), axis=-1)
-
-  return tpr
+  pair = accounting.TradeOff(np.array([epsilon], float), np.array([delta], float))
+  return AllowedRoc(words, pair.true_positive_rate)
 
 
 def by_mu(mu: float) -> AllowedRoc:
@@ -156,7 +144,8 @@ def _by_curve(
     raise UserError(f"{name}: has no finite epsilon at any delta, so no line is forbidden")
   kind = f"claimed, if {'; '.join(assumed)}" if assumed else "proved"
   words = f"{kind} by {accountant}, {relation}"
-  return AllowedRoc(words, _least_of(zip(_EPSILONS, np.minimum(deltas, 1.0))))
+  pairs = accounting.TradeOff(np.array(_EPSILONS), np.minimum(deltas, 1.0))
+  return AllowedRoc(words, pairs.true_positive_rate)
 
 
 class Judged(NamedTuple):

@@ -22,7 +22,7 @@ import optax
 from dpjax import metrics, trees, validate
 from dpjax.attacks import reconstructions, signals
 from dpjax.attacks.gradient_inversion import total_variation
-from dpjax.attacks.roc import Interval, exact_interval
+from dpjax.attacks.roc import Interval, counted
 from dpjax.data import Dataset
 from dpjax.metrics import Apply
 from dpjax.types import Array, Example, HostArray, Params
@@ -185,16 +185,10 @@ def judge_inversion(
   means = class_means(records, np.unique(inverted.y))[inverted.y]
   rate = metrics.accuracy(apply, params, Example(inverted.x, inverted.y))
   total = len(inverted.y)
-  count = round(rate * total)
   images = means.ndim == 4 and min(means.shape[1:3]) >= 11
   alike = reconstructions.ssim(means, inverted.x) if images else None
-  return InversionScore(
-    count,
-    total,
-    exact_interval(count, total, 0.95),
-    alike,
-    reconstructions.mse(means, inverted.x),
-  )
+  error = reconstructions.mse(means, inverted.x)
+  return InversionScore(*counted(round(rate * total), total), alike, error)
 
 
 def class_means(records: Dataset, classes: HostArray) -> np.ndarray:

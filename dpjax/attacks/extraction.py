@@ -24,7 +24,7 @@ import numpy as np
 from dpjax import trees, validate
 from dpjax.attacks import signals
 from dpjax.attacks.fitting import Fit
-from dpjax.attacks.roc import Interval, exact_interval
+from dpjax.attacks.roc import Interval, counted
 from dpjax.metrics import Apply
 from dpjax.types import Array, HostArray, Params
 from dpjax.validate import UserError
@@ -64,11 +64,7 @@ def ask(
     if not len(x):
       raise UserError("x: must hold at least one query")
     signals.num_classes(apply, params, x.shape[1:])
-    places = np.arange(len(x) + -len(x) % min(batch_size, len(x)))
-    places = np.minimum(places, len(x) - 1)
-    parts = np.split(places, range(batch_size, len(places), batch_size))
-    found = [np.asarray(answer(x[part]), np.float64) for part in parts]
-    found = np.concatenate(found)[: len(x)]
+    found = signals.by_parts(lambda part: answer(x[part]), len(x), batch_size)
     if labels_only:
       return np.eye(found.shape[1])[found.argmax(axis=1)]
     return found if decimals is None else found.round(decimals)
@@ -179,7 +175,6 @@ def agreement(
   >>> agreement([[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [1.0, 0.0]], num_queries=5).rate
   0.5
   """
-  validate.open_unit(confidence=confidence)
   validate.integer_at_least(1, num_queries=num_queries)
   a, b = _probabilities(found), _probabilities(answers)
   if a.shape != b.shape:
@@ -187,8 +182,7 @@ def agreement(
       f"found: has the shape {a.shape}: must be that of the answers, {b.shape}"
     )
   count = int(np.sum(a.argmax(axis=1) == b.argmax(axis=1)))
-  interval = exact_interval(count, len(a), confidence)
-  return Agreement(num_queries, count, len(a), interval)
+  return Agreement(num_queries, *counted(count, len(a), confidence))
 
 
 def extraction_curve(

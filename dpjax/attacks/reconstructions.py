@@ -254,9 +254,9 @@ def picture(
   path: str | os.PathLike[str],
   *,
   captions: Sequence[str] = (),
-  data_range: float = 1.0,
 ) -> None:
-  """Truth above, reconstruction below, one column for each image [B, H, W, C]; a PNG.
+  """Truth above, reconstruction below, one column for each image [B, H, W, C]; a PNG. Numbers
+  are shown in [0, 1].
 
   Args:
     captions: under each column, such as its PSNR.
@@ -278,7 +278,7 @@ def picture(
   for row, (name, images) in enumerate((("truth", a), ("found", b))):
     axes[row, 0].set_ylabel(name)
     for axis, image in zip(axes[row], images):
-      axis.imshow(np.clip(image / data_range, 0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
+      axis.imshow(np.clip(image, 0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
       axis.set(xticks=[], yticks=[])
   for axis, caption in zip(axes[1], captions):
     axis.set_xlabel(caption, fontsize=8)

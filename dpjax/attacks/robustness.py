@@ -15,7 +15,7 @@ import numpy as np
 
 from dpjax import markdown, metrics, validate
 from dpjax.attacks.poisoning import Poisoning, choose_attackers
-from dpjax.attacks.roc import Interval, exact_interval
+from dpjax.attacks.roc import Counted, counted
 from dpjax.data import Dataset
 from dpjax.federated import aggregation, robust
 from dpjax.federated.aggregation import Aggregator
@@ -80,30 +80,6 @@ def defences(
   rows["geometric_median"] = Defence(robust.geometric_median(), most["geometric_median"])
   drawn = lambda row: row._replace(aggregator=row.aggregator.drawn_by(plan))
   return {name: drawn(row) for name, row in rows.items()}
-
-
-class Counted(NamedTuple):
-  """How many of so many test records, with the exact interval of the rate."""
-
-  count: int
-  total: int
-  interval: Interval
-
-  @property
-  def rate(self) -> float:
-    return self.count / self.total
-
-
-def counted(count: int, total: int, confidence: float = 0.95) -> Counted:
-  """With its Clopper-Pearson interval.
-
-  >>> counted(0, 10).interval[0], round(counted(5, 10).rate, 1)
-  (0.0, 0.5)
-  """
-  validate.integer_at_least(1, total=total)
-  validate.integer_in(0, total, count=count)
-  validate.open_unit(confidence=confidence)
-  return Counted(count, total, exact_interval(count, total, confidence))
 
 
 class PoisoningOutcome(NamedTuple):

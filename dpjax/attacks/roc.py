@@ -112,6 +112,30 @@ def exact_interval(count: int, n: int, confidence: float) -> Interval:
   return float(exact.low), float(exact.high)
 
 
+class Counted(NamedTuple):
+  """How many of so many records, with the exact interval of the rate."""
+
+  count: int
+  total: int
+  interval: Interval
+
+  @property
+  def rate(self) -> float:
+    return self.count / self.total
+
+
+def counted(count: int, total: int, confidence: float = 0.95) -> Counted:
+  """With its Clopper-Pearson interval.
+
+  >>> counted(0, 10).interval[0], round(counted(5, 10).rate, 1)
+  (0.0, 0.5)
+  """
+  validate.integer_at_least(1, total=total)
+  validate.integer_in(0, total, count=count)
+  validate.open_unit(confidence=confidence)
+  return Counted(count, total, exact_interval(count, total, confidence))
+
+
 def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
   """TPR at `fpr`, each interval at `confidence`.
 

@@ -19,7 +19,7 @@ from scipy import special
 
 from dpjax import trees, validate
 from dpjax.metrics import Apply
-from dpjax.types import HostArray, Labelled, Params
+from dpjax.types import Array, HostArray, Labelled, Params
 from dpjax.validate import UserError
 
 _TINY = 1e-45  # no probability counts as less
@@ -165,13 +165,21 @@ def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
 
   def signal(params: Params, records: Labelled) -> np.ndarray:
     x, y = np.asarray(records.x), np.asarray(records.y)
-    spare = -len(y) % min(batch_size, max(len(y), 1))  # rows that repeat the last ones
-    places = np.minimum(np.arange(len(y) + spare), len(y) - 1)
-    parts = np.split(places, range(batch_size, len(places), batch_size))
-    found = [np.asarray(ask(params, x[part], y[part]), np.float64) for part in parts]
-    return np.clip(np.concatenate(found)[: len(y)], -LARGEST, LARGEST)
+    found = by_parts(lambda part: ask(params, x[part], y[part]), len(y), batch_size)
+    return np.clip(found, -LARGEST, LARGEST)
 
   return signal
+
+
+def by_parts(ask: Callable[[np.ndarray], Array], count: int, batch_size: int) -> np.ndarray:
+  """What `ask(places [batch_size])` says of rows 0 .. count - 1, float64 [count, ...].
+
+  All parts are of one size, or there would be a compilation for each: the last row is repeated.
+  """
+  spare = -count % min(batch_size, max(count, 1))
+  places = np.minimum(np.arange(count + spare), count - 1)
+  parts = np.split(places, range(batch_size, len(places), batch_size))
+  return np.concatenate([np.asarray(ask(part), np.float64) for part in parts])[:count]
 
 
 def num_classes(apply: Apply, params: Params, shape: Sequence[int]) -> int:

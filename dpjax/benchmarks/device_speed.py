@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from dpjax import gradients
 from dpjax.benchmarks.collectives import collectives
 from dpjax.gradients.explain import aligned
 from dpjax.runs import report
@@ -53,6 +54,7 @@ class _Stepper:
 
   def __init__(self, config: TrainConfig, mesh: str, loaded: Any):
     config = dataclasses.replace(config, mesh=mesh)
+    self.num_devices = gradients.mesh_of(mesh).size
     self.run = build.assemble(config, loaded)
     work = build.work(config, self.run)
     self.batch = next(iter(next(iter(work.draws(0)))))
@@ -73,7 +75,8 @@ class _Stepper:
     return parts - held.alias_size_in_bytes + held.temp_size_in_bytes
 
   def sent_bytes(self) -> int:
-    return sum(each.num_bytes for each in collectives(self.step.as_text()))
+    found = collectives(self.step.as_text() or "")
+    return sum(each.num_bytes for each in found if self.num_devices > 1)
 
 
 def measure(
@@ -95,13 +98,11 @@ def measure(
 
 def _entry(name: str, mesh: str, stepper: _Stepper, times: list[float]) -> Entry:
   plan, median = stepper.run.plan, statistics.median(times)
-  assert stepper.run.mesh is not None
-  count = stepper.run.mesh.size
   return Entry(
     config=name,
     mesh=mesh,
-    num_devices=count,
-    virtual=count > 1 and jax.default_backend() == "cpu",
+    num_devices=stepper.num_devices,
+    virtual=stepper.num_devices > 1 and jax.default_backend() == "cpu",
     median_s=median,
     examples_per_s=plan.normalize_by / plan.slices / median,
     compile_s=stepper.compile_s,

@@ -36,19 +36,12 @@ _AUDIT_CONFIDENCE = (
 _EPSILON_SLACK = 0.01  # relative: two discretisations of one privacy loss
 
 
-_RELATIONS = {
-  NeighboringRelation.ADD_OR_REMOVE_ONE: dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
-  NeighboringRelation.REPLACE_ONE: dpa.NeighboringRelation.REPLACE_ONE,
-  NeighboringRelation.REPLACE_SPECIAL: dpa.NeighboringRelation.REPLACE_SPECIAL,
-}
-
-
 def _derived_epsilon(subject: Subject) -> float | None:
   """Epsilon from the sampler's and the noise's public fields, by dp_accounting alone; None
   where no second derivation is written here."""
   plan: Any = subject.plan
   accountant = RdpAccountant if plan.accountant == "rdp" else PLDAccountant
-  relation = _RELATIONS[NeighboringRelation(plan.neighboring_relation)]
+  relation = dpa.NeighboringRelation[NeighboringRelation(plan.neighboring_relation).name]
   if plan.sampler.participation is not None:
     counted, event, times = accountant(), *_event_of_matrix(plan)
   elif plan.sampler.law == "shuffled":  # a Gaussian for each epoch, begun ones too

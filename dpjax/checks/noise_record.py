@@ -175,12 +175,12 @@ def _places(leaves: list[Any]) -> list[np.ndarray]:
   ]
 
 
-def _axis_sums(leaf: jax.Array, most: int = 16) -> jax.Array:
+def _axis_sums(leaf: jax.Array) -> jax.Array:
   """[s]: sums over each axis of a matrix or kernel, scaled to the variance of one value."""
   if leaf.ndim < 2:
     return jnp.zeros(0)
   sums = [
-    (leaf.sum(axis) / math.sqrt(max(1, leaf.shape[axis]))).ravel()[:most]
+    (leaf.sum(axis) / math.sqrt(max(1, leaf.shape[axis]))).ravel()[:16]
     for axis in range(leaf.ndim)
   ]
   return jnp.concatenate([*sums, leaf.sum().reshape(1) / math.sqrt(max(1, leaf.size))])

@@ -61,7 +61,8 @@ class FederatedState(NamedTuple):
   params: Params
   server: Any  # the server's optimizer and what else it keeps
   aggregator: Any
-  memories: Any  # leaves [N, ...], what each client keeps; None where it keeps nothing
+  # leaves [N, ...], NumPy, what each client keeps; None where it keeps nothing
+  memories: Any
   key: Array  # of everything random on clients; never changes
   round: Array  # int32, rounds done
 
@@ -108,39 +109,43 @@ def _info(info: ClientInfo) -> RoundInfo:
   )
 
 
-@jax.jit
-def _taken(memories: Any, places: Array) -> Any:
-  return jax.tree.map(lambda leaf: jnp.take(leaf, places, axis=0), memories)
+def _for_each(own: Any, num_clients: int) -> Any:
+  """What every client keeps before its first round, leaves [N, ...], on the host."""
+  if any(trees.is_key(leaf) for leaf in jax.tree.leaves(own)):
+    raise UserError("memory: must hold arrays; keep a key as jax.random.key_data(key)")
+  return jax.tree.map(
+    lambda leaf: np.repeat(np.asarray(leaf)[None], num_clients, axis=0), own
+  )
 
 
 def _rows(memories: Any, places: np.ndarray) -> Any:
-  return None if memories is None else _taken(memories, jax.device_put(places))
+  """Rows [K, ...] of leaves [N, ...], on the host: no device ever holds all of them."""
+  return jax.tree.map(lambda leaf: np.asarray(leaf)[places], memories)
 
 
-@jax.jit
-def _scattered(memories: Any, places: Array, new: Any) -> Any:
-  """Rows [K] of leaves replaced at `places`, where a new one is finite in all leaves."""
-  sound = jnp.ones(places.shape, bool)
-  for leaf in jax.tree.leaves(new):
+def _sound(rows: Any, mask: np.ndarray) -> np.ndarray:
+  """[K] bool: the rows of `mask` that are finite in all leaves [K, ...]."""
+  for leaf in jax.tree.leaves(rows):
     if jnp.issubdtype(leaf.dtype, jnp.inexact):
-      sound &= jnp.all(jnp.isfinite(leaf.reshape(leaf.shape[0], -1)), axis=1)
-  places = jnp.where(sound, places, np.iinfo(np.int32).max)
-  return jax.tree.map(
-    lambda leaf, rows: leaf.at[places].set(rows, mode="drop"), memories, new
-  )
+      mask = mask & np.isfinite(leaf.reshape(len(mask), -1)).all(axis=1)
+  return mask
 
 
 def _remembered(memories: Any, ids: np.ndarray, parts: Any) -> Any:
   """All memories, those of the cohort replaced; padding goes to no place at all.
 
   A client whose new memory is not finite keeps its old one: it would send nothing that
-  counts ever after. Nothing is donated: the state before the round stays what it was.
+  counts ever after. Nothing is written over: the state before the round stays what it was.
   """
-  beyond = np.iinfo(np.int32).max
-  for part in parts:
-    places = np.where(part.mask, np.asarray(ids)[part.places], beyond).astype(np.int32)
-    memories = _scattered(memories, *jax.device_put((places, part.memories)))
-  return memories
+  if not parts:
+    return memories
+  after = jax.tree.map(np.array, memories)
+  for part in jax.device_get(parts):
+    sound = _sound(part.memories, part.mask)
+    places = np.asarray(ids)[part.places[sound]]
+    for leaf, rows in zip(jax.tree.leaves(after), jax.tree.leaves(part.memories)):
+      leaf[places] = rows[sound]
+  return after
 
 
 def _combined(aggregator: Aggregator) -> Callable[..., Any]:
@@ -223,7 +228,8 @@ def federated(
     aggregator: default `weighted_mean()`; `central(plan, noise_key)` for user-level privacy.
     map_clients: default `auto_clients()`.
     memory: `(params) -> what ONE client remembers before its first round`; kept for all
-      clients, which costs num_clients times its size.
+      clients in the memory of the host, which costs num_clients times its size, and once more
+      while a round ends. Devices hold that of a cohort at most.
 
   Returns:
     `init(params, num_clients=0)`, `round(state, cohort) -> (state, RoundInfo)` and
@@ -257,12 +263,11 @@ def federated(
       validate.integer_at_least(1, num_clients=num_clients)
     zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)
     like = jax.tree.map(zeros, jax.eval_shape(message, params, own))
-    many = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], num_clients, axis=0), own)
     return FederatedState(
       params=params,
       server=server.init(params),
       aggregator=aggregator.init(like),
-      memories=many,
+      memories=_for_each(own, num_clients),
       key=jnp.copy(key),
       round=jnp.zeros((), jnp.int32),
     )

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dpjax import sampling, validate
@@ -133,12 +132,6 @@ class LocalWork:
     return LocalBatches(places.reshape(shape), mask.reshape(shape))
 
 
-def resident(federation: Federation) -> Example:
-  """The federation's arrays on the device; pass them to every `cohort_of`, made once."""
-  dataset = federation.dataset
-  return Example(jnp.asarray(dataset.x), jnp.asarray(dataset.y))
-
-
 def cohort_of(
   federation: Federation,
   clients: Sequence[int | str] | np.ndarray,
@@ -155,8 +148,8 @@ def cohort_of(
 
   Args:
     data: None for the federation's own arrays, in the memory of the host: executions on one
-      device place them there once, those over several send what each block needs. What
-      `resident(federation)` returned is shared by all that run on one device.
+      device place them there once each, those over several send what each block needs. JAX
+      arrays are shared by all that run where they lie.
 
   Raises:
     UserError: an unknown client, or one that is named twice.

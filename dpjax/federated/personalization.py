@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dpjax import trees, validate
@@ -271,8 +272,8 @@ def hyp_cluster(
     context = execution.Context(Received(state.params), cohort.data, None, state.key, None)
     losses = score(context, cohort).sent.message["losses"]  # [C, K]
     losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)  # a broken model wins nobody
-    choice = jnp.argmin(losses, axis=1).astype(jnp.int32)
-    memories = jnp.asarray(state.memories).at[cohort.ids].set(choice)
+    memories = np.array(state.memories)
+    memories[cohort.ids] = jnp.argmin(losses, axis=1)
     return training.round(state._replace(memories=memories), cohort)
 
   return FederatedAlgorithm(init, one_round, training.cohorts)

@@ -1,6 +1,6 @@
 """A cohort spread over the processes of JAX's multi-process runtime, on one machine or many.
 
-Each process runs its share of the cohort with an execution of its own (`loop`, `vmap`, `pmap`
+Each process runs its share of the cohort with an execution of its own (`loop`, `vmap`, `shard_map`
 over its own devices); the partial sums are added over the processes once. Everything else
 is computed by every process from equal inputs: who takes part, each client's key, the noise
 (drawn from the one key that all hold, so added once, as everywhere), the server's optimizer.
@@ -224,7 +224,7 @@ def process_clients(inner: MapClients) -> MapClients:
 
   Args:
     inner: the execution within a process: `loop_clients()`, `vmap_clients()`,
-      `pmap_clients()` over the process's own devices.
+      `shard_map_clients()` or `pmap_clients()` over the process's own devices.
 
   Every process must hold the same state and call `round` with the same cohort, the empty
   one included: a process without a client takes part in the sum with zero. Clients' infos,

@@ -333,9 +333,10 @@ def _table_form(site: Site, table: _Table, count: int, build) -> RowForm:
 
 
 def _small_integers(index: jax.Array, bound: int) -> jax.Array:
-  """int32; what is too large for it becomes `bound`, which is outside as well."""
-  large = jnp.iinfo(index.dtype).max > bound
-  return (jnp.minimum(index, bound) if large else index).astype(jnp.int32)
+  """int32; what is too large for it becomes `bound`, what is below zero -1: outside as well."""
+  kind = jnp.iinfo(index.dtype)
+  large = kind.max > bound
+  return (jnp.clip(index, max(kind.min, -1), bound) if large else index).astype(jnp.int32)
 
 
 _FINDERS: dict[str, Callable[[Site], RowForm | None]] = {

@@ -161,8 +161,10 @@ def _mergeable(sites, forms) -> bool:
     and (form.blocks, len(form.left_dims), len(form.right_dims)) == (1, 1, 1)
     for site, form in zip(sites, forms)
   )
+  if not matrices:
+    return False
   one_hot = {_left_dim(site, form) for site, form in zip(sites, forms) if form.one_hot}
-  return matrices and len(one_hot) <= 1
+  return len(one_hot) <= 1
 
 
 def _left_dim(site: Site, form: RowForm) -> int:

@@ -25,7 +25,7 @@ from dpjax.mechanisms import finite, stated
 from dpjax.mechanisms.additive import Gaussian
 from dpjax.mechanisms.bounded import Quantile
 from dpjax.mechanisms.sensitivity import vector_sum_sensitivity
-from dpjax.types import Array
+from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError
 
 LARGEST_NORM = 64.0  # public: medians are looked for in [0, it]
@@ -47,7 +47,7 @@ class Statistics(NamedTuple):
   clip_norms: jax.Array  # [2] of the vectors of means, of mean squares
 
 
-def standardized(x: Array, statistics: Statistics) -> jax.Array:
+def standardized(x: ArrayLike, statistics: Statistics) -> jax.Array:
   """(x - mean) / sqrt(variance + 1e-5) for each channel, the last axis: [..., C] -> same.
 
   A channel whose noisy variance is not positive becomes 0.
@@ -120,7 +120,7 @@ class ChannelStatistics:
     stated.positive(noise_multiplier=self.total_noise_multiplier)
     _ = self._sums, self._median  # check the rest
 
-  def __call__(self, key: jax.Array, x: Array) -> Statistics:
+  def __call__(self, key: jax.Array, x: ArrayLike) -> Statistics:
     """The statistics of `x` [n, ..., C], where each row is one example."""
     finite.check_key(key)
     return _released(self, key, channel_moments(x))
@@ -198,7 +198,8 @@ def _released(
   rows = (vectors[:, 0], vectors[:, 1])
   norms = [mechanism.clip_norm(keys[i], one, i) for i, one in enumerate(rows)]
   means = [mechanism.noisy_mean(keys[2 + i], one, norms[i]) for i, one in enumerate(rows)]
-  return Statistics(*means, jnp.stack(norms))
+  mean, square = means
+  return Statistics(mean, square, jnp.stack(norms))
 
 
 def gaussian_of_pure(epsilon: float) -> float:
@@ -218,7 +219,7 @@ def gaussian_of_pure(epsilon: float) -> float:
   return math.inf if mu <= 0 else 1 / mu
 
 
-def channel_moments(x: Array) -> jax.Array:
+def channel_moments(x: ArrayLike) -> jax.Array:
   """[n, ..., C] -> [n, 2, C]: of each example the mean, and the mean square, over positions.
 
   In float32, by chunks of examples where `x` lies on the host. Not private.
@@ -226,25 +227,25 @@ def channel_moments(x: Array) -> jax.Array:
   >>> channel_moments(np.array([[[1.0], [3.0]]])).tolist()
   [[[2.0], [5.0]]]
   """
-  x = finite.array("x", x)
-  if x.ndim < 2 or 0 in x.shape[1:]:
-    raise UserError(f"x: must have shape [n, ..., channels], not {x.shape}")
-  if x.shape[-1] > MAX_CHANNELS or len(x) > finite.MAX_RECORDS:
+  given = finite.array("x", x)
+  if given.ndim < 2 or 0 in given.shape[1:]:
+    raise UserError(f"x: must have shape [n, ..., channels], not {given.shape}")
+  if given.shape[-1] > MAX_CHANNELS or len(given) > finite.MAX_RECORDS:
     raise UserError(
       f"x: must have at most {MAX_CHANNELS} channels and {finite.MAX_RECORDS} examples"
     )
-  library: Any = jnp if isinstance(x, jax.Array) else np
-  positions = math.prod(x.shape[1:-1])
+  library: Any = jnp if isinstance(given, jax.Array) else np
+  entries = math.prod(given.shape[1:])
   # chunks of one shape, whatever n is: else the others' last bits follow from n
-  size = max(1, min(_CHUNK, _CHUNK_ENTRIES // (positions * x.shape[-1])))
-  parts = []
-  for i in range(0, len(x), size):
+  size = max(1, min(_CHUNK, _CHUNK_ENTRIES // entries))
+  parts = [jnp.zeros((0, 2, given.shape[-1]), jnp.float32)]
+  for i in range(0, len(given), size):
     with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
-      rows = library.asarray(x[i : i + size], np.float32)
-    rows = rows.reshape(len(rows), positions, x.shape[-1])
+      rows = library.asarray(given[i : i + size], np.float32)
+    rows = rows.reshape(len(rows), -1, given.shape[-1])
     short = [(0, size - len(rows)), (0, 0), (0, 0)]
     parts.append(_moments(jnp.asarray(library.pad(rows, short)))[: len(rows)])
-  return jnp.concatenate(parts or [jnp.zeros((0, 2, x.shape[-1]), jnp.float32)])
+  return jnp.concatenate(parts)
 
 
 @jax.jit

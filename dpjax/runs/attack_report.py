@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from dpjax.attacks import AllowedRoc, Leakage, Roc, table
 from dpjax.runs import report, writers
 from dpjax.validate import UserError
 
+Rates = Sequence[float] | np.ndarray
 _LEFT = 0.1  # of both axes, or what one record is worth
 
 
@@ -52,27 +53,37 @@ def roc_report(
 
 
 def draw_roc(axes: Axes, curves: Mapping[str, Roc], line: AllowedRoc | None = None) -> None:
-  """Each curve as a staircase, guessing as a dotted diagonal, `line` dashed and black.
+  """`draw_curves` of them and of `line`.
 
   The axes begin at what one record is worth: a curve further to the left would show a rate that
   so few records cannot, and seem to cross the line.
   """
   left = min(1 / max(c.num_members, c.num_non_members) for c in curves.values())
-  left = min(left, _LEFT)
-  rates = np.geomspace(left, 1, 200)
-  axes.set_xscale("log")
-  axes.set_yscale("log")
-  for index, (name, curve) in enumerate(curves.items()):
-    fpr, tpr = _best(curve)
+  rates = np.geomspace(min(left, _LEFT), 1, 200)
+  best = {name: _best(curve) for name, curve in curves.items()}
+  allowed = ("", None) if line is None else (line.words, line(rates))
+  draw_curves(axes, best, rates, *allowed)
+
+
+def draw_curves(
+  axes: Axes,
+  curves: Mapping[str, tuple[Rates, Rates]],
+  rates: Rates,
+  words: str,
+  allowed: Rates | None,
+) -> None:
+  """Each curve (fpr, tpr) as a staircase, guessing as a dotted diagonal, what is allowed at
+  `rates`, and told in `words`, dashed and black; on logarithmic axes that begin at rates[0]."""
+  left = rates[0]
+  for index, (name, (fpr, tpr)) in enumerate(curves.items()):
     color = report.PALETTE[index % (len(report.PALETTE) - 1)]
     steps: dict[str, Any] = dict(drawstyle="steps-post", color=color, linewidth=1.3)
     axes.plot(np.maximum(fpr, left), np.maximum(tpr, left), label=name, **steps)
   axes.plot(rates, rates, color="#888888", linewidth=0.9, linestyle=":", label="guessing")
-  if line is not None:
-    label = f"allowed: {line.words}"
-    axes.plot(rates, line(rates), color="#000000", linestyle="--", linewidth=1, label=label)
-  axes.set_xlim(left, 1)
-  axes.set_ylim(left, 1.1)
+  if allowed is not None:
+    line: dict[str, Any] = dict(color="#000000", linestyle="--", linewidth=1)
+    axes.plot(rates, allowed, label=f"allowed: {words}", **line)
+  axes.set(xscale="log", yscale="log", xlim=(left, 1), ylim=(left, 1.1))
 
 
 def _best(curve: Roc) -> tuple[np.ndarray, np.ndarray]:

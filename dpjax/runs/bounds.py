@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,6 +38,7 @@ MOST_RUNS = 10**5  # of one sweep, or one experiment
 MOST_DRAWS = 10**7  # attacks of an audit
 _MOST_TOKENS = 10**6  # of an example
 _MOST_PASSES = 10**9  # steps until each example was drawn once, 1 / sampling_prob
+_ANY_BATCH = 1024  # of a client, however few examples there are
 _LEAST_COHORT = 1e-3  # clients expected in a round
 _LEAST_ALPHA, _MOST_EXPONENT = 1e-9, 50.0  # beyond them shares are 0 or 1 anyway
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -65,6 +67,22 @@ def names_fields(call: _F) -> _F:
       raise UserError(dotted(str(error), config)) from error
 
   return told  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def within(room: str) -> Iterator[None]:
+  """Errors name fields of that room of the config.
+
+  >>> with within("train"):
+  ...   raise UserError("seed=-1: must be >= 0")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: train.seed=-1: must be >= 0
+  """
+  try:
+    yield
+  except UserError as error:
+    raise UserError(f"{room}.{error}") from error
 
 
 def dotted(text: str, config: Any) -> str:
@@ -111,6 +129,15 @@ def limit(config: DataConfig, num_examples: int) -> None:
     raise UserError(
       f"data.limit={config.limit}: must be <= {num_examples}, the training examples of "
       f"data.name={config.name!r}, or none"
+    )
+
+
+def local_batch(config: FedConfig, num_examples: int) -> None:
+  """Raises UserError for a batch of a client that is padded to more examples than there are."""
+  size, most = config.local.batch_size, max(num_examples, _ANY_BATCH)
+  if size is not None and size > most:
+    raise UserError(
+      f"local.batch_size={size}: must be <= {most}, or none, a client's examples at once"
     )
 
 

@@ -199,9 +199,10 @@ def stepped(work: Work, state: ArrayTree, draw: object) -> tuple[Any, Any]:
   """(the next state, info)."""
   before, made = jax.tree.structure(state), work.step(state, draw)
   if not isinstance(made, tuple) or len(made) != 2:
-    _refuse("Work.step", "return (state, info)", made)
-  if jax.tree.structure(made[0]) != before:
-    _refuse("Work.step", f"return a state like that of init, {before!s:.60}", made[0])
+    _refuse("Work.step", "return (state, info)", jax.tree.structure(made))
+  after = jax.tree.structure(made[0])
+  if after != before:
+    _refuse("Work.step", f"return a state like that of init, {before!s:.60}", after)
   return made
 
 
@@ -217,7 +218,8 @@ def scored(work: Work, state: ArrayTree) -> Scores:
 
 def _check_digest(field: str, wanted: str, found: object) -> None:
   if not isinstance(found, bytes) or len(found) != _DIGEST_BYTES:
-    _refuse(field, wanted, found)
+    size = f" of {len(found)}" if isinstance(found, bytes | str) else ""
+    raise UserError(f"{field}: must {wanted}, not {type(found).__name__}{size}")  # secret
 
 
 def _check_functions(part: Any, *names: str) -> None:
@@ -231,5 +233,5 @@ def _is_array(leaf: Any) -> bool:
   return trees.is_key(leaf) or dtype.kind in "biufcV"  # V: bfloat16 and its kin
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: Any) -> bool:
   return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"

@@ -22,6 +22,8 @@ from dpjax.runs.central.config import (
   PrivacyConfig,
   TrainConfig,
 )
+from dpjax.runs.central.ftrl import SAMPLERS as FTRL_SAMPLERS
+from dpjax.runs.central.privacy import SAMPLERS
 from dpjax.runs.federated.config import FedConfig
 from dpjax.schema import fields
 from dpjax.validate import UserError
@@ -129,7 +131,8 @@ def of_dataset(dataset: Any) -> Unused:
 def _sampling(privacy: PrivacyConfig) -> Unused:
   correlated = privacy.method == "dp_ftrl"
   sampler = privacy.ftrl.sampler if correlated else privacy.sampler
-  fixed = sampler in ("fixed_size", "shuffled", "cyclic")
+  kind = {**SAMPLERS, **FTRL_SAMPLERS}.get(sampler)  # None: one's own
+  fixed = kind is not None and "capacity" not in kind.__dataclass_fields__
   return needs(
     not correlated, "another privacy.method than 'dp_ftrl'", "privacy.sampler"
   ) | needs(

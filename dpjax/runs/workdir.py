@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax import names
+from dpjax import names, validate
 from dpjax.runs import checkpoint, streams, writers
 from dpjax.schema import fields
 from dpjax.types import Config, Params
@@ -43,8 +43,9 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   """What the run of this very config remembers; None: it has not begun.
 
   Raises:
-    UserError: the directory holds another config's run, or what is of no run.
+    UserError: the directory holds another config's run, or what is of no run; it can be none.
   """
+  validate.folder(workdir=workdir)
   path = workdir / CONFIG
   if path.exists():
     wanted = writers.plain(fields.to_dict(config))
@@ -58,7 +59,7 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
       )
     return remembered(workdir)
   held = (path for path in workdir.rglob("*") if path.name != writers.LOCK)
-  if workdir.exists() and (not workdir.is_dir() or not all(p.is_dir() for p in held)):
+  if workdir.exists() and not all(p.is_dir() for p in held):
     raise UserError(f"workdir={workdir}: must be a new, an empty or a run's own directory")
   return None
 

@@ -97,18 +97,16 @@ class Encoding:
     counted = finite(messages, mask) & jnp.isfinite(weights) & (weights > 0)
     weights = jnp.where(counted, jnp.minimum(weights, 1.0), 0.0)
 
+    scale = self.largest / self.largest_value
+
     def integers(leaf: Array) -> Array:
       leaf = trees.at_least_float32(jnp.asarray(leaf))
       row = (-1,) + (1,) * (leaf.ndim - 1)
       clipped = jnp.clip(leaf, -self.largest_value, self.largest_value)
       kept = jnp.where(counted.reshape(row), clipped, 0.0)  # 0 x NaN is NaN
-      return self._rounded(kept * weights.astype(leaf.dtype).reshape(row) * self._scale)
+      return self._rounded(kept * weights.astype(leaf.dtype).reshape(row) * scale)
 
     return Encoded(jax.tree.map(integers, messages), self._rounded(weights * self.largest))
-
-  @property
-  def _scale(self) -> float:
-    return self.largest / self.largest_value
 
   def _rounded(self, scaled: Array) -> Array:
     whole = jnp.clip(jnp.round(scaled), -self.largest, self.largest).astype(jnp.int32)

@@ -12,6 +12,7 @@ from typing import Any
 from dpjax.runs import bounds, unused
 from dpjax.runs.attack import build, table
 from dpjax.runs.attack.config import AttackConfig, check, other, room
+from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.loop import Job
 from dpjax.schema.fields import name_of
 from dpjax.sweeps import cost, engine, labelled
@@ -68,7 +69,8 @@ def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
   Raises:
     UserError: a wrong config, and as there.
   """
-  last = engine.LastData(_loaded)
+  loader = lambda of: build.LOADERS["federate" if isinstance(of, FedConfig) else "train"]
+  last = engine.LastData(lambda attacked: loader(attacked)(attacked))
 
   def job(run: AttackConfig) -> Job:
     return build.build(run, build.named(run, last, room(run)))
@@ -82,11 +84,6 @@ def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
     tell=table.told,
     unreleased=cost.NOT_RELEASED,
   )
-
-
-def _loaded(attacked: Any) -> Any:
-  load = build.LOADERS["federate" if hasattr(attacked, "partition") else "train"]
-  return load(attacked)
 
 
 def is_above(row: Row) -> bool:

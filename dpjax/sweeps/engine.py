@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dpjax import validate
 from dpjax.accounting import by_name
 from dpjax.runs import bounds, checkpoint, promise, provenance, writers
 from dpjax.runs import workdir as owner
@@ -115,6 +116,7 @@ def run(grid: Grid, workdir: pathlib.Path) -> list[Row]:
     UserError: another process is at work in the folder, or it is that of a single run. A
       UserError of one run is recorded in its row, and the others go on.
   """
+  validate.folder(workdir=workdir)
   if owner.remembered(workdir) is not None:
     raise UserError(
       f"workdir={workdir}: holds a single run; choose another directory, nothing was changed"
@@ -146,6 +148,8 @@ def grouped(points: Iterable[Point]) -> list[Point]:
 def _data_key(config: Any) -> str:
   held = fields.to_dict(config)
   rooms = [held[room] for room in ("data", "model", "partition") if room in held]
+  # features are standardised one by one, or left for statistics of them all
+  rooms.append(held.get("privacy", {}).get("normalization", {}).get("name"))
   return json.dumps(writers.plain(rooms))
 
 

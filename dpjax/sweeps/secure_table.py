@@ -6,7 +6,8 @@ import pathlib
 
 from dpjax.runs import bounds
 from dpjax.runs.secure import build, table
-from dpjax.runs.secure.config import SecureConfig, check, task_name
+from dpjax.runs.secure.config import SecureConfig, check
+from dpjax.schema.fields import name_of
 from dpjax.sweeps import labelled
 from dpjax.sweeps.engine import Point, Row
 
@@ -30,7 +31,7 @@ def points(config: SecureConfig) -> list[Point]:
   """
   return labelled.points(
     config,
-    alone=f"{task_name(config)}, as configured",
+    alone=f"{name_of(config, 'task')}, as configured",
     check=check,
     told=lambda label, run: {"label": label},
   )

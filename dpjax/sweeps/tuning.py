@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import accounting
+from dpjax import accounting, validate
 from dpjax.accounting import upper
 from dpjax.plan import Plan
 from dpjax.runs import writers
@@ -70,6 +70,7 @@ def run_selection(
       process at work in the folder.
   """
   _check(config)
+  validate.folder(workdir=workdir)
   workdir, settings = pathlib.Path(workdir), points(config)
   load = LastData(load_fn)
   plan = _common_plan(settings, load, plan_fn or _plan)

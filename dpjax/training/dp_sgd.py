@@ -45,11 +45,9 @@ def _info(summed: ClippedSum, mask: Array, scale: Any) -> StepInfo:
   )
 
 
-def _keys(key: Array, step: Array, examples: Any, most: int) -> Array:
-  """Of each row. Those beyond `most` are what a mesh has added: they change nobody's key."""
-  size = jax.tree.leaves(examples)[0].shape[0]
-  keys = jax.random.split(jax.random.fold_in(key, step), min(size, most))
-  return gradients.filled(keys, size)
+def _keys(key: Array, step: Array, size: int, own: int) -> Array:
+  """Of `size` rows; those beyond `own` are what a mesh has added, and change nobody's key."""
+  return gradients.filled(jax.random.split(jax.random.fold_in(key, step), own), size)
 
 
 def _divided(loss_fn: LossFn, scale: Array) -> LossFn:
@@ -143,7 +141,9 @@ def dp_sgd(
     call = state.step * plan.slices + slice_index
     examples = batch.examples
     if example_key is not None:  # made on every device: none has to be told its own
-      examples = examples._replace(key=placed(_keys(example_key, call, examples, slots)))
+      size = jax.tree.leaves(examples)[0].shape[0]
+      own = slots if size == rows else size
+      examples = examples._replace(key=placed(_keys(example_key, call, size, own)))
     summed, scale = clipped(state, examples, batch.mask)
     mask: Any = summed.mask
     updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=mask)

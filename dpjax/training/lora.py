@@ -8,6 +8,7 @@ where x meets W it adds (alpha / rank) (x A) B, so that no gradient of a frozen 
 
 from __future__ import annotations
 
+import collections
 import fnmatch
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -56,7 +57,8 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
 
   Raises:
     UserError: a pattern that matches nothing, or no matrix; a rank above a dimension; leaves
-      that are not real floating point; an empty tree.
+      that are not real floating point, or two of one path; an empty tree. `merge` and `apply`:
+      adapters of other names or shapes.
 
   >>> params = {"dense": {"kernel": jnp.ones((3, 2)), "bias": jnp.zeros(2)}}
   >>> loss = lambda p, x: jnp.sum(x @ p["dense"]["kernel"] + p["dense"]["bias"])
@@ -81,6 +83,8 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
   scale = alpha / rank
 
   def merge(adapters: Adapters) -> Any:
+    _check_adapters(adapters, trainable)
+
     def merged(path, leaf):
       pair = adapters.get(_name(path))
       return leaf if pair is None else _merged(leaf, pair, scale)
@@ -89,12 +93,15 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
 
   def apply(loss_fn: LossFn) -> LossFn:
     def loss(adapters: Adapters, example: Example) -> jax.Array:
-      traced = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, example)
+      _check_adapters(adapters, trainable)
+      call = lambda p, e: loss_fn(p, e)
+      traced, shapes = jax.make_jaxpr(call, return_shape=True)(params, example)
       frozen = [
         _Adapted(leaf, adapters[_name(path)], scale) if _name(path) in adapters else leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
       ]
-      return _evaluate(traced, [*frozen, *jax.tree.leaves(example)])[0]
+      results = _evaluate(traced, [*frozen, *jax.tree.leaves(example)])
+      return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return loss
 
@@ -116,11 +123,24 @@ def _chosen(params: Any, pattern: str) -> dict[str, Any]:
     raise UserError("params: must hold at least one array")
   check_real(params=params)
   named = {_name(path): jnp.asarray(leaf) for path, leaf in leaves}
+  if len(named) < len(leaves):
+    twice, _ = collections.Counter(_name(path) for path, _ in leaves).most_common(1)[0]
+    raise UserError(f"params: {twice!r} must be the path of one leaf, not of several")
+  if not isinstance(pattern, str):
+    raise UserError(f"pattern={pattern!r:.60}: must be a string, such as '*/kernel'")
   chosen = {name: w for name, w in named.items() if fnmatch.fnmatchcase(name, pattern)}
   if not chosen:
     example = next(iter(named))
     raise UserError(f"pattern={pattern!r}: must match a path, such as {example!r}")
   return chosen
+
+
+def _check_adapters(adapters: Adapters, trainable: Adapters) -> None:
+  found, wanted = (jax.tree.map(jnp.shape, tree) for tree in (adapters, trainable))
+  if found != wanted:
+    raise UserError(
+      f"adapters: must have the names and shapes of trainable, {wanted!r:.200}"
+    )
 
 
 def _check_shapes(chosen: dict[str, Any], rank: int) -> None:

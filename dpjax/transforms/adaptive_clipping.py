@@ -123,19 +123,25 @@ CLIP_RULES = ChainMap[str, type[gradients.ClipRule]](
 )
 
 
-def centred_count(summed: ClippedSum, mask: Any = None) -> jax.Array:
-  """sum_i mask_i (1[norm_i <= C] - 1/2), []; a non-finite norm counts as above C.
-
-  Counts of parts of a batch add up to that of the batch, exactly in float32 below 2^23 rows.
-  A ClippedSum knows which rows it holds: counted as real, its padding would let one example
-  move the count by 1, twice what is paid for it.
-  """
-  known, rows = summed.mask, summed.norms.shape[0]
-  if known is None or mask is not None:
-    given = gradients.checked_mask(mask, rows)
-    known = given if known is None else known & given
+def _count(summed: ClippedSum, mask: jax.Array) -> jax.Array:
+  """sum_i mask_i (1[norm_i <= C] - 1/2); a non-finite norm counts as above C."""
   inside = summed.norms <= summed.l2_bound
-  return jnp.sum(jnp.where(known, jnp.where(inside, 0.5, -0.5), 0.0))
+  return jnp.sum(jnp.where(mask, jnp.where(inside, 0.5, -0.5), 0.0))
+
+
+def centred_count(summed: ClippedSum, mask: Any = None) -> jax.Array:
+  """How many rows lie within the norm, less half of them, []: a sum over rows, so those of
+  parts of a batch add up to that of the batch, exactly below 2^23 rows.
+
+  A ClippedSum knows which rows it holds: counted as real, its padding would let one example
+  move the count by 1, twice what is paid for.
+  """
+  known = summed.mask
+  if known is None:
+    return _count(summed, gradients.checked_mask(mask, summed.norms.shape[0]))
+  if mask is not None:
+    known = known & gradients.checked_mask(mask, known.shape[0])
+  return _count(summed, known)
 
 
 def adaptive_clip_and_noise(

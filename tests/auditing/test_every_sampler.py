@@ -23,6 +23,16 @@ _FIELDS = {
 }  # fmt: skip
 
 
+def _value(kind, field):
+  """Of a field of a sampler: `_FIELDS`, or else that of the class's own small settings."""
+  known = dict(kind.small[0] if kind.small else {}) | _FIELDS
+  assert field in known, (
+    f"{kind.__name__}: give its field {field!r} a value in {kind.__name__}.small, or in _FIELDS "
+    f"of {__name__.replace('.', '/')}.py, by which it draws from {_N} examples in {_STEPS} steps"
+  )
+  return known[field]
+
+
 def _every_sampler():
   """All of `dpjax.sampling`, found by what they can do."""
   kinds = [
@@ -32,7 +42,7 @@ def _every_sampler():
   ]
   assert len(kinds) >= 9
   for kind in kinds:
-    values = {field.name: _FIELDS[field.name] for field in dataclasses.fields(kind)}
+    values = {field.name: _value(kind, field.name) for field in dataclasses.fields(kind)}
     if kind is sampling.TruncatedPoissonSampler:
       values["capacity"] = 30  # cuts most batches
     yield kind(**values)
@@ -43,6 +53,19 @@ _PAIRS = [
   for sampler in _every_sampler()
   for relation in accounting.proved_for(sampler.law).relations
 ]
+
+
+def test_a_sampler_with_a_field_that_has_no_value_here_is_told_where_to_give_one():
+  @dataclasses.dataclass(frozen=True)
+  class OddSampler(sampling.PoissonSampler):
+    oddity: float = 0.5
+
+  with pytest.raises(
+    AssertionError, match="'oddity' a value in OddSampler.small, or in _F"
+  ):
+    _value(OddSampler, "oddity")
+  OddSampler.small = ({"prob": 0.5, "capacity": 5, "oddity": 0.1},)
+  assert (_value(OddSampler, "oddity"), _value(OddSampler, "prob")) == (0.1, 0.4)
 
 
 def _plan(sampler, relation, **changes):

@@ -135,21 +135,33 @@ def test_a_round_moves_nothing_that_grows_with_the_data_set(counted_bytes, name)
   assert host[f"params {small} {name}"] == host[f"params {large} {name}"]
 
 
-def test_the_guard_sees_the_data_set_go_to_the_devices_once(counted_bytes):
-  """The count above can fail: the first round's is seen, on as many devices as there are."""
-  devices, _, moved = counted_bytes
-  seen = lambda size, round: sum(
-    shape == (size, 3) for shape, _ in moved[f"{size} pmap {round}"]
-  )
-  for size in _SIZES:
-    assert seen(size, 0) == (devices if devices > 1 else 0)  # one device: it lies there
-    assert seen(size, 1) == seen(size, 2) == 0
+def test_the_guard_sees_the_data_set_go_to_one_device_once_and_never_to_several(
+  counted_bytes,
+):
+  """The count above can fail: the first round's is seen."""
+  _, _, moved = counted_bytes
+  seen = lambda name, round: [
+    sum(shape == (size, 3) for shape, _ in moved[f"{size} {name} {round}"])
+    for size in _SIZES
+  ]
+  assert seen("loop", 0) == [1, 1] and seen("loop", 1) == seen("loop", 2) == [0, 0]
+  for name in _OVER_DEVICES:
+    assert seen(name, 0) == seen(name, 1) == seen(name, 2) == [0, 0]
 
 
-def test_the_parameters_go_to_each_device_once_a_round_whatever_the_blocks(counted_bytes):
-  devices, _, moved = counted_bytes
-  to_all = [shape for shape, _ in moved[f"{_SIZES[0]} pmap 2"] if shape == (3, 4)]
-  assert len(to_all) == (devices if devices > 1 else 0)
+@pytest.mark.parametrize("name", _OVER_DEVICES)
+def test_a_round_sends_its_own_rows_once_and_the_parameters_once_whatever_the_blocks(
+  counted_bytes, name
+):
+  """The guard writes a line for each device. Eleven clients of ten rows, in two epochs."""
+  devices, host, moved = counted_bytes
+  lines = [shape for shape, _ in moved[f"{_SIZES[0]} {name} 2"]]
+  rows = [shape for shape in lines if shape[-2:] == (10, 3)]
+  assert len(rows) == -(-11 // devices) * devices  # blocks of a client on each device
+  assert {math.prod(shape) for shape in rows} == {devices * 10 * 3}
+  back = 1  # the sum comes once, by way of the host
+  assert lines.count((3, 4)) == (devices if devices > 1 else 0) + back
+  assert host[f"{_SIZES[0]} {name}"] == 0  # no program is called with what is not there
 
 
 def _cohort(rows, arrays):

@@ -453,6 +453,37 @@ def test_p31_scan_over_stacked_layers_and_nested_scans():
   oracle.check(loss, params, _normal(SIZE, 2, 4))
 
 
+def test_a_table_that_a_scan_steps_through_and_an_index_chooses_from():
+  """Its rows are those of no matrix that all sites see: the general rule."""
+
+  def loss(table, example):
+    step = lambda carry, row: (carry + row[example["k"]], None)
+    total, _ = lax.scan(step, 0.0, table)
+    return total**2 + _energy(table[example["k"]])
+
+  batch = {"k": _tokens(SIZE, below=4)}
+  oracle.check(loss, _normal(6, 4), batch)
+
+
+@pytest.mark.parametrize("kind", [jnp.int64, jnp.uint8])
+def test_indices_far_outside_meet_no_row(kind):
+  """Cut to 32 bits, -2^32 + 3 would be row 3: its part would cancel in the norm alone."""
+  far = -(2**32) + 3 if kind is jnp.int64 else 255
+  rows = lax.GatherDimensionNumbers(
+    offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,)
+  )
+
+  def loss(table, example):
+    taken = lax.gather(
+      table, example["k"][:, None], rows, (1, 4), mode="fill", fill_value=0.0
+    )
+    return 10 * jnp.sum(taken * example["sign"][:, None])
+
+  index = jnp.array(np.array([[far, 3], [1, 2]]).astype(kind))
+  batch = {"k": index, "sign": jnp.array([[1.0, -1.0], [1.0, 1.0]])}
+  oracle.check(loss, _normal(6, 4), batch)
+
+
 def test_p31_convolution_and_embedding_in_a_scan():
   def loss(p, x):
     def body(h, token):

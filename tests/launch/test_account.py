@@ -103,7 +103,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(args, words):
   assert done.stderr.count("\n") == 1 and words in done.stderr
 
 
-def test_a_curve_that_cannot_be_written_is_one_line_and_exit_code_1(tmp_path):
+def test_a_curve_that_cannot_be_written_is_refused_before_anything_is_computed(tmp_path):
   (tmp_path / "file").write_text("")
   done = _run(
     "--noise_multiplier=9",
@@ -111,8 +111,8 @@ def test_a_curve_that_cannot_be_written_is_one_line_and_exit_code_1(tmp_path):
     "--num_steps=2",
     f"--curve={tmp_path}/file",
   )
-  assert done.returncode == 1
-  assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+  assert done.returncode == 2 and done.stdout == ""
+  assert done.stderr.count("\n") == 1 and "curve=" in done.stderr
 
 
 def test_help_shows_examples_and_flags():
@@ -190,6 +190,7 @@ def test_p27_epochs_are_rounded_up_to_whole_steps(epochs, prob, steps):
     ["--epsilon=1", "--noise_multiplier=1", "--num_steps=1", "--sampling_prob=.1"],
     ["--epochs=1", "--num_steps=1", "--sampling_prob=.1"],
     ["--epochs=1", "--epsilon=1", "--noise_multiplier=1"],
+    ["--epochs=1e300", "--noise_multiplier=1", "--sampling_prob=.1"],
     ["--batch_size=3", "--num_steps=1", "--noise_multiplier=1"],
     ["--batch_size=3", "--num_examples=2", "--num_steps=1", "--noise_multiplier=1"],
     ["--batch_size=3", "--num_examples=9", "--sampling_prob=.1", "--num_steps=1"],
@@ -253,7 +254,8 @@ def test_random_allocation_is_one_pass_or_several_with_poisson_beside_it():
   )  # fmt: skip
   assert price.run_event(more) == accounting.composed(once, 3)
   lines = account.table([one]).splitlines()
-  assert [line.split()[0] for line in lines] == ["accountant", "pld", "poisson"]
+  names = [line.split()[0] for line in lines]
+  assert names == ["accountant", "pld", "launch.train", "poisson"]
 
 
 def test_random_allocation_solves_for_whole_passes():
@@ -282,3 +284,10 @@ def test_what_random_allocation_cannot_do_is_one_line(args, message):
   with pytest.raises(UserError, match=message):
     answer = _answer("--sampler=random_allocation", *args)
     price.epsilon_of(answer, answer.accountants[0])
+
+
+def test_tradeoff_tells_what_an_attack_may_reach():
+  asked = _answer("--noise_multiplier=1", "--sampler=none", "--num_steps=1", "--tradeoff")
+  line = account.attackers(asked)
+  assert "at most 0.0183" in line  # at .001, Phi(1 - 3.0902) = .018299
+  assert "1.001-Gaussian DP up to 1e-05 (by pld)" in line

@@ -8,6 +8,7 @@ from absl import flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dpjax
 from dpjax import accounting, price, sampling
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.runs.central.privacy import make_plan
@@ -64,6 +65,17 @@ def test_equal_settings_are_equal_events(sampler, n, thousandths, z, steps):
   if sampler == "fixed_size":  # and what the table shows is what is drawn
     drawn = plan.sampler.draw(n, seed=0, step=0).size
     assert question.sampling_prob * n == pytest.approx(drawn)
+
+
+def test_random_allocation_in_training_pays_for_overflow_too():
+  sampler = dpjax.RandomAllocationSampler(steps_per_pass=5, capacity=200)
+  plan = dpjax.Plan(sampler, 2.0, 1.0, 100.0, num_steps=7, delta=1e-5)
+  question = _asked(
+    "--sampler=random_allocation", "--sampling_prob=0.2", "--noise_multiplier=2",
+    "--num_steps=7",
+  )  # fmt: skip
+  assert price.epsilon_in_training(question, "pld") == plan.epsilon()
+  assert price.epsilon_of(question, "pld") < plan.epsilon()
 
 
 def test_the_row_of_training_is_what_training_prints():

@@ -138,6 +138,7 @@ def test_failing_file_names_its_line(folder):
     ("def get_config(:", "SyntaxError"),
     ("def get_config():\n  raise RuntimeError('a\\nb')", r"RuntimeError: a b \(line 2\)"),
     ("def get_config(name):\n  pass", "TypeError"),
+    ("raise SystemExit(3)", "SystemExit: 3"),
     (
       "from dpjax.runs.central.config import *\n"
       "def get_config():\n  return TrainConfig(privacy=PrivacyConfig(epsilon='2'))",
@@ -151,6 +152,11 @@ def test_bad_files(tmp_path, text, says):
   with pytest.raises(UserError, match=says) as error:
     config_flag.load(str(path), TrainConfig)
   assert "\n" not in str(error.value)
+
+
+def test_a_file_without_a_name_is_none():
+  with pytest.raises(UserError, match="--config=: must name a Python file"):
+    config_flag.load("", TrainConfig)
 
 
 def test_a_config_of_another_launcher_is_named(folder):

@@ -302,8 +302,8 @@ def test_a_wrong_config_is_one_line_that_names_its_field(changes, words):
   [
     ({"train.data.limit": 11}, "train.data.limit=11: leaves 11 records, of which too few"),
     (
-      {"train.data.limit": 61, "train.privacy.sampler": "shuffled"},
-      "train.data.limit=61: leaves 61 records, which must be even",
+      {"train.data.limit": 61, "train.privacy.sampler": "fixed_size"},
+      "train.data.limit=61: leaves 61 records, which must be even: FixedSizeSampler is made",
     ),
     ({"attack.target": "no/such.npz"}, "attack.target='no/such.npz': is no params.npz"),
     (

@@ -4,16 +4,20 @@ that a refused run must leave as it found them."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 
+import numpy as np
 import pytest
 from absl import flags
 
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
+from dpjax import data
 from dpjax.checks import long_games
-from dpjax.runs import loop, writers
-from dpjax.runs.central import build
-from dpjax.runs.central.config import TrainConfig
+from dpjax.runs import dry_run, loop, writers
+from dpjax.runs.central import build, privacy
+from dpjax.runs.central.config import ModelConfig, TrainConfig
+from dpjax.runs.federated import build as federated
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.relevance.config import RelevanceConfig
 from dpjax.schema import fields
@@ -88,6 +92,51 @@ def test_an_option_of_the_wrong_kind_is_one_line(tmp_path, name, options):
   with pytest.raises(UserError, match=next(iter(options))):
     loop.train(config, tmp_path / "run")
   assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+  "start", [loop.train, dry_run.told, sweep.run_sweep, tuning.run_selection]
+)
+def test_a_folder_that_cannot_be_is_refused_before_the_data_are_read(tmp_path, start):
+  (tmp_path / "file").write_text("")
+  config = _config(data__name="no/such.npz")
+  if start in (sweep.run_sweep, tuning.run_selection):
+    grid = {"optimizer.learning_rate": [0.1, 0.2]}
+    config = sweep.SweepConfig(
+      base=config, grid=grid, seeds=[0], x="optimizer.learning_rate"
+    )
+    config.selection.enabled = start is tuning.run_selection
+    start = functools.partial(start, train_fn=loop.train, load_fn=build.load_data)
+  with pytest.raises(
+    UserError, match="workdir='.*file/run': must be a directory; .*file is"
+  ):
+    start(config, tmp_path / "file" / "run")
+
+
+def test_more_slices_than_slots_are_refused():
+  config = _config(slices=1000, privacy__epsilon=None, privacy__noise_multiplier=1.0)
+  with pytest.raises(UserError, match="slices=1000: must be <= .* slots of a batch"):
+    privacy.make_plan(config, 60)
+
+
+def test_pictures_are_moved_and_nothing_else():
+  rows = data.from_arrays(np.zeros((9, 4)), np.arange(9) % 3, num_classes=3)
+  with pytest.raises(
+    UserError, match=r"augmentation='shift': needs images .* shape \(4,\)"
+  ):
+    build.assemble(_config(augmentation="shift"), (rows, rows))
+  with pytest.raises(
+    UserError, match="model.name='scatter_linear': needs images .*H, W, C"
+  ):
+    build.featured(ModelConfig("scatter_linear"), rows)
+
+
+def test_a_client_pads_no_batch_beyond_the_data():
+  config = fields.replace(fed_quickstart.get_config(), "local.batch_size", 10**8)
+  with pytest.raises(
+    UserError, match="local.batch_size=100000000: must be <= 1437, or none"
+  ):
+    federated.load_data(config)
 
 
 def test_a_refused_run_leaves_its_folder_to_the_mended_config(tmp_path):

@@ -174,8 +174,8 @@ def test_a_score_of_any_name_is_drawn(tmp_path, monkeypatch):
     ({"digest": "abc"}, "Job.digest: must be 32 bytes .*config_digest"),
     ({"seed": -1}, "Job.seed=-1: must be an integer >= 0"),
     ({"data": b"abc"}, "Job.data: must be a function, not b'abc'"),
-    ({"data": lambda: np.ones(3)}, "Job.data: must return 32 bytes of all .*not array"),
-    ({"data": lambda: b"abc"}, "Job.data: must return 32 bytes .* SHA-256.*not b'abc'"),
+    ({"data": lambda: np.ones(3)}, "Job.data: must return 32 bytes of all .*not ndarray"),
+    ({"data": lambda: b"abc"}, "Job.data: must return 32 bytes .* SHA-256.*not bytes of 3"),
     ({"start": lambda random: None}, "Job.start: must return what loop.single.*not None"),
   ],
 )

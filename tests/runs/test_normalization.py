@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
+import types
 
-import jax
 import numpy as np
 import pytest
 
@@ -18,6 +18,7 @@ from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.attack.config import check as check_attack
 from dpjax.runs.central import build, normalization, privacy
 from dpjax.schema import fields
+from dpjax.sweeps import engine
 from dpjax.validate import UserError
 
 _PRIVATE = {"name": "private_statistics", "noise_multiplier": 2.0, "clip_norms": (1.0, 1.0)}
@@ -64,12 +65,12 @@ def test_a_run_pays_for_them_says_so_and_releases_them(loaded, tmp_path):
   assert "Before the first step: mean and mean square" in result["privacy_statement"]
   assert result["normalization"] == "private_statistics"
   held = dict(np.load(tmp_path / "whole" / "params.npz"))
-  again = build.assemble(config, loaded)
-  assert np.array_equal(held["statistics/mean"], again.statistics.mean)
+  assert np.array_equal(held["statistics/mean"], _means(config, loaded))
   saved = json.dumps([path.name for path in (tmp_path / "whole").rglob("*")])
   assert "features" not in saved  # nothing of the data is kept
 
 
+@pytest.mark.long  # that they are a function of settings and data is shown below
 def test_a_resumed_run_has_the_same_statistics(loaded, tmp_path):
   def stop(step):
     if step == 2:
@@ -82,16 +83,11 @@ def test_a_resumed_run_has_the_same_statistics(loaded, tmp_path):
   assert cut["params_sha256"] == whole["params_sha256"]
 
 
-def test_every_input_meets_the_same_function(run, loaded):
-  """The model that is evaluated and the loss that is trained on normalise alike."""
-  x = loaded[1].x[:3]
-  wanted = np.asarray(mechanisms.standardized(x, run.statistics)).reshape(3, -1)
-  bias, kernel = (np.asarray(leaf) for leaf in jax.tree.leaves(run.params))
-  assert np.allclose(run.apply(run.params, x), wanted @ kernel + bias, atol=1e-4)
-  example = loaded[0][0]
-  logits = np.asarray(run.apply(run.params, example.x[None])[0], np.float64)
-  loss = np.log(np.exp(logits).sum()) - logits[example.y]
-  assert float(run.loss_fn(run.params, example)) == pytest.approx(loss, rel=1e-4)
+def test_training_and_test_data_are_normalised_by_the_same(run, loaded):
+  for mine, raw in zip((run.train, run.test), loaded):
+    wanted = np.asarray(mechanisms.standardized(raw.x, run.statistics))
+    assert np.allclose(mine.x, wanted, atol=1e-5) and np.array_equal(mine.y, raw.y)
+    assert np.abs(mine.x).max() > 1.1 * np.abs(raw.x).max()
 
 
 def test_p17_their_noise_depends_on_settings_data_and_release(loaded):
@@ -99,7 +95,7 @@ def test_p17_their_noise_depends_on_settings_data_and_release(loaded):
   config = _config()
   found = [
     _means(config, loaded), _means(_config(seed=1), loaded), _means(config, fewer),
-    _means(config, loaded, streams.fresh(0)), _means(config, loaded, streams.fresh(0)),
+    _means(config, loaded, streams.fresh(0)),
   ]  # fmt: skip
   assert len({one.tobytes() for one in found}) == len(found)
   assert np.array_equal(found[0], _means(config, loaded))
@@ -114,25 +110,41 @@ def test_canaries_are_part_of_what_is_fitted(loaded, monkeypatch):
     "__call__",
     lambda self, key, x: seen.append((len(x), self.normalize_by)) or call(self, key, x),
   )
-  for relation in ("add_or_remove_one", "replace_special"):
-    audited = _config(
-      audit__enabled=True, audit__num_canaries=100, privacy__neighboring_relation=relation
-    )
-    found = build.assemble(audited, loaded)
-    out = int((~found.canaries.included).sum())
-    assert seen.pop() == (300 - out, 300.0)  # those that are out are in neither way there
+  audited = _config(
+    audit__enabled=True,
+    audit__num_canaries=100,
+    privacy__neighboring_relation="replace_special",
+  )
+  found = build.assemble(audited, loaded)
+  out = int((~found.canaries.included).sum())
+  assert seen == [(300 - out, 300.0)]  # empty records are left out, their place is public
+  assert np.abs(found.canaries.examples.x).max() > 1.1  # as the data that they are among
 
 
-def test_the_check_holds_and_refutes_what_is_not_clipped(loaded):
-  subject = check.subject(_config(), loaded)
-  rows = list(check.checks(subject))
+@pytest.mark.long
+def test_every_check_holds(loaded):
+  rows = list(check.checks(check.subject(_config(), loaded)))
   assert [row for row in rows if row.passed is False] == []
   assert {"statistics: influence", "statistics: noise"} <= {row.name for row in rows}
-  for kind, at_fault in ((_Unclipped, 0), (_HalfNoise, 1)):
-    honest = subject.plan.statistics
-    plan = dataclasses.replace(subject.plan, statistics=kind(**vars(honest)))
-    found = [one(subject._replace(plan=plan)) for one in before_steps.CHECKS]
-    assert [row.passed for row in found].index(False) == at_fault
+
+
+def _passes(check_one, run, kind):
+  """Whether a check of the statistics passes, of statistics of this kind."""
+  mine = kind(**vars(run.plan.statistics))
+  plan = dataclasses.replace(run.plan, statistics=mine)
+  subject = types.SimpleNamespace(plan=plan, batch=lambda: run.train[np.arange(8)])
+  return check_one(subject).passed
+
+
+def test_the_check_of_influence_refutes_what_is_not_clipped(run):
+  assert _passes(before_steps.influence, run, channel_statistics.ChannelStatistics)
+  assert not _passes(before_steps.influence, run, _Unclipped)
+
+
+@pytest.mark.long  # the game of the mechanism shows it too
+def test_the_check_of_noise_refutes_half_of_it(run):
+  assert _passes(before_steps.noise_std, run, channel_statistics.ChannelStatistics)
+  assert not _passes(before_steps.noise_std, run, _HalfNoise)
 
 
 class _Unclipped(channel_statistics.ChannelStatistics):
@@ -180,6 +192,15 @@ def test_attacks_whose_models_share_a_function_are_refused():
   config = AttackConfig(train=_config(eval_every=100, checkpoint_every=100))
   with pytest.raises(UserError, match="train.privacy.normalization"):
     check_attack(config)
+
+
+def test_a_sweep_does_not_share_features_that_are_normalised_otherwise():
+  loads = []
+  last = engine.LastData(lambda config: loads.append(config) or len(loads))
+  mine = _config()
+  noisier = _config(privacy__normalization={**_PRIVATE, "noise_multiplier": 3.0})
+  assert [last(mine), last(noisier)] == [1, 1]
+  assert last(_config(privacy__normalization="per_example")) == 2
 
 
 def test_the_default_leaves_earlier_runs_as_they_were():

@@ -146,6 +146,8 @@ def test_half_precision_weights_have_float32_adapters():
     ({"w": jnp.ones((4, 3), jnp.int32)}, {}, "int32 must be real floating point"),
     ({"w": jnp.ones((4, 3), jnp.complex64)}, {}, "complex64 must be real floating point"),
     ({}, {}, "params: must hold at least one array"),
+    ({"w": jnp.ones((4, 3))}, dict(pattern=None), "pattern=None: must be a string"),
+    ({"w": {"k": jnp.ones((4, 3))}, "w/k": jnp.ones((2, 2))}, {}, "'w/k' must be the path of one"),
   ],
 )  # fmt: skip
 def test_mistakes_are_one_line(params, options, match):
@@ -153,3 +155,27 @@ def test_mistakes_are_one_line(params, options, match):
   with pytest.raises(UserError, match=match) as error:
     lora(params, options.pop("pattern"), **options, key=_KEY)
   assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("change", ["other name", "other shape", "one missing"])
+def test_adapters_of_other_names_or_shapes_are_refused(change):
+  adapted = lora({"w": jnp.ones((4, 3))}, "w", rank=1, alpha=1.0, key=_KEY)
+  pair = adapted.trainable["w"]
+  wrong = {
+    "other name": {"v": pair},
+    "other shape": {"w": {**pair, "a": jnp.ones((4, 2))}},
+    "one missing": {"w": {"a": pair["a"]}},
+  }[change]
+  for use in (adapted.merge, lambda t: adapted.apply(lambda p, x: p["w"].sum())(t, 1.0)):
+    with pytest.raises(UserError, match="adapters: must have the names and shapes"):
+      use(wrong)
+
+
+def test_a_loss_that_is_no_scalar_stays_none():
+  """Of {"aux": .., "loss": ..} the first leaf would else be trained."""
+  adapted = lora({"w": jnp.ones((4, 3))}, "w", rank=1, alpha=1.0, key=_KEY)
+  loss = adapted.apply(lambda p, x: {"aux": jnp.sum(x), "loss": jnp.sum(x @ p["w"])})
+  with pytest.raises(UserError, match="scalar"):
+    gradients.clipped_grad(loss, l2_clip_norm=1.0)(
+      adapted.trainable, jnp.ones((2, 4)), True
+    )

@@ -130,29 +130,20 @@ class Blocks:
     self.partial, self._way = partial, way
     self._nobody = shared.nobody(client, partial)
     self._placed = shared.Placed(way.everywhere)
-    self._add, self._take = jax.jit(trees.add), jax.jit(shared.row)
-
-  def _rows(self, memories: Any, places: np.ndarray) -> Any:
-    on_host = all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(memories))
-    return (
-      shared.row(memories, places)
-      if on_host
-      else self._take(memories, jax.device_put(places))
-    )
+    self._add = jax.jit(trees.add)
 
   def _dispatched(self, context: Context, cohort: Cohort) -> Iterator[tuple[Block, Any]]:
     """Each block with what will come back from it."""
-    memories, data = context.memories, None
+    memories, data = jax.tree.map(np.asarray, context.memories), None
     if self._way.send is not None and context.data is not None:
       data, context = jax.tree.map(np.asarray, context.data), context._replace(data=None)
     context = self._placed(context._replace(memories=None))
     for block in _blocks(cohort, self._way.size(cohort.size), data):
-      given = self._rows(memories, block.places), block
+      given = shared.row(memories, block.places), block
       given = given if self._way.send is None else self._way.send(given)
       yield block, self._way.program(context, *given)
 
   def __call__(self, context: Context, cohort: Cohort) -> Mapped:
-    nothing = self._nobody(context)
     sums, kept, rows, places = None, [], [], []
     for block, (collected, remembered, info) in _one_behind(
       self._dispatched(context, cohort)
@@ -164,10 +155,10 @@ class Blocks:
       rows.append(jax.tree.map(lambda leaf: leaf[block.mask], found))  # noqa: B023
       places.append(block.places[block.mask])
       if remembered is not None:
-        remembered = remembered if self._way.send is None else self._way.fetch(remembered)
-        kept.append(shared.Remembered(block.places, block.mask, remembered))
+        found = self._way.fetch(remembered)
+        kept.append(shared.Remembered(block.places, block.mask, found))
     if not rows:
-      return nothing
+      return self._nobody(context)
     back = np.argsort(np.concatenate(places))
     sent, info = jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *rows)
     # once a round, by way of the host, so that it may meet arrays of any device

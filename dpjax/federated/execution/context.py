@@ -107,8 +107,8 @@ def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Map
     if partial is None:
       sent = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), found)
       return Mapped(None, sent, (), infos)
-    sums = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), found)
-    return Mapped(jax.device_put(sums), None, (), infos)
+    sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), found)
+    return Mapped(sums, None, (), infos)
 
   return empty
 

@@ -28,15 +28,15 @@ from dpjax.validate import UserError
 LOADERS = {"train": central.load_data, "federate": federated.load_data}
 
 
-def load_data(config: AttackConfig, *, features: bool = True) -> tuple[Any, Any]:
+def load_data(config: AttackConfig) -> tuple[Any, Any]:
   """(what is trained on, test data) of the attacked run."""
-  return named(config, LOADERS[config.attack.room], room(config), features=features)
+  return named(config, LOADERS[config.attack.room], room(config))
 
 
-def named(config: AttackConfig, call: Any, *args: Any, **options: Any) -> Any:
+def named(config: AttackConfig, call: Any, *args: Any) -> Any:
   """The call on the attacked run; its errors name fields of the whole config."""
   try:
-    return call(*args, **options)
+    return call(*args)
   except UserError as error:
     known = str(error).partition("=")[0].partition(".")[0] in to_dict(room(config))
     prefix = f"{config.attack.room}." if known else ""

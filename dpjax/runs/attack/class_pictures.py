@@ -69,7 +69,7 @@ def found(config: AttackConfig, run: central.Run, state: Any) -> Found:
     "verdict": verdict(score, len(classes)),
     "epsilon_note": "" if run.promise.kind == "none" else _OF_RECORDS,
   }
-  return Found({"x": made.x, "y": made.y}, result, lambda folder: None)
+  return Found({"x": made.x, "y": made.y}, result)
 
 
 def _judge(config: AttackConfig, run: central.Run, key: Array) -> Params:

@@ -10,8 +10,6 @@ is a field of theirs, one flag:
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 from dpjax import attacks, validate
@@ -328,35 +326,21 @@ def check(config: AttackConfig) -> None:
   """Raises UserError for what can be told of one run without data."""
   bounds.typed(config)
   validate.integer_at_least(0, seed=config.seed)
-  name = config.attack.room
-  checks: dict[str, Callable[[Any], None]] = {
-    "train": central.check, "federate": federated.check,
-  }  # fmt: skip
-  _named(name, functools.partial(checks[name], room(config)))
-  _check_room(config)
-  needs = {other(config): "an attack on it"}
-  unused.refuse(config, needs | _unread(config))
-
-
-def _named(prefix: str, call: Callable[[], None]) -> None:
-  """The call; its errors name fields of the whole config."""
-  try:
-    call()
-  except UserError as error:
-    raise UserError(f"{prefix}.{error}") from error
-
-
-def _check_room(config: AttackConfig) -> None:
+  checks = {"train": central.check, "federate": federated.check}
+  with bounds.within(config.attack.room):
+    checks[config.attack.room](room(config))
   if config.attack.room == "train":
     _check_train(config.train)
     dealt = fields.name_of(config, "attack") == "membership"
     if dealt and fields.name_of(config.train.privacy, "normalization") != "per_example":
       raise UserError(
         "train.privacy.normalization='private_statistics': must be 'per_example' for "
-        "attack='membership', whose shadow models share one model function"
+        "attack='membership', whose shadow models would share statistics of one half"
       )
   else:
     _check_federate(config.federate, config.attack)
+  needs = {other(config): "an attack on it"}
+  unused.refuse(config, needs | _unread(config))
 
 
 def _check_train(train: TrainConfig) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 
 from dpjax import attacks, training
 from dpjax.attacks.fitting import Fit
-from dpjax.attacks.robustness import Counted
+from dpjax.attacks.roc import Counted
+from dpjax.runs import bounds
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.attack.members import Found
 from dpjax.runs.central import build as central
@@ -61,7 +62,7 @@ def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
   thief = attacks.Extraction(
     run.apply, init, Fit(steps=own.steps, learning_rate=own.learning_rate)
   )
-  try:
+  with bounds.within("attack"):
     rows = attacks.extraction_curve(
       thief,
       door,
@@ -70,8 +71,6 @@ def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
       num_queries=own.num_queries,
       seed=run.random.order,
     )
-  except UserError as error:
-    raise UserError(f"attack.{error}") from error
   guess = _commonest(door(attacked.queries), door(attacked.held_out))
   result = {
     "test_accuracy": run.task.evaluate(run.apply, params, run.test)["accuracy"],
@@ -80,7 +79,7 @@ def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
     "epsilon_note": "" if attacked.promise.kind == "none" else _OF_RECORDS,
   }
   rates = np.array([[row.num_queries, row.count, row.total] for row in rows])
-  return Found({"rates": rates}, result, lambda folder: None)
+  return Found({"rates": rates}, result)
 
 
 def _commonest(asked: np.ndarray, truth: np.ndarray) -> Counted:

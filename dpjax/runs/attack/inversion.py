@@ -64,7 +64,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> V
   batches = LocalWork(**vars(federate.local)).rows(count, np.random.default_rng(0))
   client, memory = federated.client_of(federate, loss)
   guessed, _ = federated.client_of(federate, loss, guessed=True)
-  truths = [_example(federation, rows) for rows in federation.indices]
+  x, y = federation.dataset.x, federation.dataset.y
+  truths = [Example(jnp.asarray(x[at]), jnp.asarray(y[at])) for at in federation.indices]
 
   @jax.jit  # once for all clients
   def message(truth: Example, key: jax.Array) -> Any:
@@ -156,11 +157,6 @@ def _size(federation: Any) -> int:
       f"examples to a client; must deal equally many, {len(federation.dataset)} in all"
     )
   return sizes[0]
-
-
-def _example(federation: Any, rows: Any) -> Example:
-  held = federation.dataset
-  return Example(jnp.asarray(held.x[rows]), jnp.asarray(held.y[rows]))
 
 
 def _uniform(params: Any, bound: float, key: jax.Array) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ from dpjax.runs import attack_report, pieces, workdir, writers
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.central import build as central
+from dpjax.runs.central import privacy
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.loop import Work
 from dpjax.runs.pieces import Arrays
@@ -55,7 +56,7 @@ class Found(NamedTuple):
 
   scores: dict[str, Any]  # arrays, for attack.npz
   result: dict[str, Any]
-  write: Any  # (folder)
+  write: Callable[[pathlib.Path], None] = lambda folder: None
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Targets:
@@ -107,12 +108,12 @@ def _halves(config: AttackConfig, count: int, n: int, random: Streams) -> np.nda
       f"data.limit={config.train.data.limit}: leaves {n} records, of which too few would be "
       f"members or non-members; must leave at least {least}"
     )
-  sized = config.train.privacy.sampler in ("fixed_size", "truncated_poisson", "shuffled")
-  sized |= config.train.privacy.method == "dp_ftrl"
+  drawn_by = privacy.sampler(config.train, n // 2)
+  sized = drawn_by.only_size is not None
   if sized and n % 2:
     raise UserError(
       f"data.limit={config.train.data.limit}: leaves {n} records, which must be even: "
-      f"privacy.sampler={config.train.privacy.sampler!r} is made for halves of one size"
+      f"{type(drawn_by).__name__} is made for halves of one size"
     )
   return attacks.random_halves(count, n, seed=random.order, exact=sized)
 
@@ -171,16 +172,12 @@ def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
 # --- the work
 
 
-def _empty(models: int, n: int) -> Arrays:
-  zeros = lambda *shape: np.zeros(shape, np.float32)
-  return {"log_odds": zeros(models, n), "top": zeros(models, n), "accuracy": zeros(models)}
-
-
 def work(config: AttackConfig, attacked: Targets) -> Work:
   """One step a group of models: trained, and asked about all records."""
-  models, n = attacked.included.shape
-  width = config.attack.side_by_side
-  asked = _questions(attacked)
+  both = attacked.included.shape  # models, records
+  width, asked = config.attack.side_by_side, _questions(attacked)
+  shapes = {"log_odds": both, "top": both, "accuracy": both[:1]}
+  empty = lambda: {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
   def ask(state: Arrays, group: int) -> None:
     for index, params in enumerate(attacked.train(group), start=group * width):
@@ -191,8 +188,7 @@ def work(config: AttackConfig, attacked: Targets) -> Work:
     known = np.asarray(state["accuracy"])
     return {"accuracy": float(known[known > 0].mean()) if known.any() else 0.0}
 
-  groups = shadows.num_groups(models, width)
-  empty = lambda: _empty(models, n)
+  groups = shadows.num_groups(both[0], width)
   return pieces.filled(groups, empty, ask, name="models", evaluate=accuracy)
 
 

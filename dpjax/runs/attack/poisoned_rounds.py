@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import attacks
-from dpjax.attacks.robustness import Counted
+from dpjax.attacks.roc import Counted
 from dpjax.runs import pieces
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.attack.members import Found
@@ -178,7 +178,7 @@ def found(config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]) ->
     "epsilon_note": attacked.note,
   }
   held = {"counts": counts, "attackers": attacked.attackers}
-  return Found(held, result, lambda folder: None)
+  return Found(held, result)
 
 
 def _told(one: Counted | None) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from dpjax.accounting import upper
 from dpjax.markdown import table
-from dpjax.runs import report, writers
+from dpjax.runs import attack_report, report, writers
 
 Row = dict[str, Any]
 _NOTE = (
@@ -189,7 +189,7 @@ def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> N
   """Writes attacks.md, attacks.csv and attacks.png; nothing where no run has finished."""
   if not results:
     return
-  rows = rows_of([{**result} for result in results])
+  rows = rows_of(results)
   report.write_csv(folder / "attacks.csv", rows)
   writers.replace_file(folder / "attacks.md", f"{_NOTE}\n{markdown(rows)}".encode())
   curves = [result for result in results if "curves" in result]
@@ -210,20 +210,10 @@ def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> N
 
 
 def _draw_curves(axes: Axes, result: Row) -> None:
-  curves: Mapping[str, list[float]] = result["curves"]
-  fpr = np.array(curves["fpr"])
-  least = fpr[0]
-  axes.plot(fpr, fpr, color="#888888", linewidth=0.9, linestyle=":", label="guessing")
-  for index, name in enumerate(n for n in curves if n not in ("fpr", "allowed")):
-    tpr = np.maximum(np.array(curves[name], float), least)
-    color = report.PALETTE[index % (len(report.PALETTE) - 1)]
-    axes.plot(fpr, tpr, color=color, linewidth=1.3, label=name, drawstyle="steps-post")
-  if "allowed" in curves:
-    label = "allowed: no attack may cross"
-    axes.plot(
-      fpr, curves["allowed"], color="#000000", linestyle="--", linewidth=1, label=label
-    )
-  axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1))
+  curves: dict[str, list[float]] = {**result["curves"]}
+  fpr, allowed = curves.pop("fpr"), curves.pop("allowed", None)
+  best = {name: (fpr, tpr) for name, tpr in curves.items()}
+  attack_report.draw_curves(axes, best, fpr, "no attack may cross", allowed)
   epsilon = _epsilon(_common(result))
   title = f"{result['attack']}: {result['defence']}\nepsilon: {epsilon}"
   report.style(axes, title=title, xlabel="false positive rate", ylabel="true positive rate")

@@ -129,9 +129,8 @@ class Run(NamedTuple):
   loss_fn: LossFn  # of ONE example, augmentation included: what is clipped
   canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
   noise: Noise | None = None  # for an optimizer that must know it
-  statistics: mechanisms.Statistics | None = (
-    None  # of the data, by which `apply` normalises
-  )
+  # by which `train` and `test` are normalised
+  statistics: mechanisms.Statistics | None = None
   mesh: Mesh | None = None  # devices, where there are several
 
 
@@ -227,6 +226,7 @@ def featured(config: ModelConfig, dataset: data.Dataset, standardized: bool = Tr
   each example standardised by itself if asked for."""
   if models.needs_features(config.name) != "scattering":
     return dataset
+  _check_images(dataset, f"model.name={config.name!r}")
   num_groups, done = make_model(config, dataset.num_classes).num_groups, 0
 
   def tell(count: int, _: int) -> None:
@@ -239,6 +239,12 @@ def featured(config: ModelConfig, dataset: data.Dataset, standardized: bool = Tr
   if standardized:
     features = models.standardized_features(features, num_groups, in_place=True)
   return data.computed(dataset, features)
+
+
+def _check_images(dataset: data.Dataset, needed_by: str) -> None:
+  shape = dataset.x.shape[1:]
+  if len(shape) != 3:
+    raise UserError(f"{needed_by}: needs images [H, W, C]; an example is of shape {shape}")
 
 
 def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
@@ -311,17 +317,20 @@ def assemble(
   check(config)
   train, test = load_data(config) if loaded is None else loaded
   random = streams(config, data.digest(train)) if random is None else random
+  augmented = config.augmentation != "none"
+  if augmented:
+    _check_images(train, f"augmentation={config.augmentation!r}")
   task, model, params = start(config, train, random)
-  whole, _ = audit.beside(config, params, model.apply)
+  params, apply = audit.beside(config, params, model.apply)
   # Of the whole set: canaries take rows away or exchange them.
-  plan, num_examples = privacy.make_plan(config, len(train), whole), len(train)
+  plan, num_examples = privacy.make_plan(config, len(train), params), len(train)
   numbers: dict[str, Any] = dict(num_classes=train.num_classes, plan=plan)
+  loss_fn = audit.loss(config, task.loss, model.apply, **numbers)
   train, canaries = audit.insert(config, train, plan)
   statistics = normalization.released(plan, random, train)  # of what is trained on
-  model_apply = normalization.normalized(model.apply, statistics)
-  params, apply = audit.beside(config, params, model_apply)
-  loss_fn = audit.loss(config, task.loss, model_apply, **numbers)
-  augmented = config.augmentation != "none"
+  if statistics is not None:
+    train, test = (normalization.normalized(part, statistics) for part in (train, test))
+    canaries = normalization.of_canaries(canaries, statistics)
   if augmented:
     augment = training.AUGMENTATIONS[config.augmentation]
     loss_fn = training.augmented(loss_fn, augment, augmult=config.augmult)

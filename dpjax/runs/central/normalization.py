@@ -1,21 +1,21 @@
 """How the inputs of a model are normalised: by themselves, or by private statistics.
 
-Statistics are part of the model, not of the data: who asks the model gives features as they
-are, and the test data, the canaries and an attacker meet the same function as the training
-data. They are computed from the data that are trained on, canaries included, and never kept on
-a disk but in the released params.npz, as what the mechanism released.
+Statistics are computed from the data that are trained on, canaries included; test data and
+canaries are normalised by the same. They are kept in the released params.npz alone, as what the
+mechanism released; normalised inputs are never written. A run that goes on computes them again,
+with the same key.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import jax
 import numpy as np
 
-from dpjax import accounting, data, mechanisms, sampling
+from dpjax import accounting, auditing, data, mechanisms, sampling
 from dpjax.plan import Plan
 from dpjax.runs import streams
 from dpjax.runs.central.config import PrivateStatistics, TrainConfig
@@ -24,7 +24,7 @@ from dpjax.types import Params
 from dpjax.validate import UserError
 
 RELEASED = "statistics"  # their name beside the parameters in params.npz
-Apply = Callable[..., Any]
+_CHUNK = 1000  # examples
 
 
 def is_private(config: TrainConfig) -> bool:
@@ -87,11 +87,22 @@ def released(
   return jax.tree.map(np.asarray, found)
 
 
-def normalized(apply: Apply, statistics: mechanisms.Statistics | None) -> Apply:
-  """The model with its inputs normalised."""
-  if statistics is None:
-    return apply
-  return lambda params, x: apply(params, mechanisms.standardized(x, statistics))
+def normalized(dataset: data.Dataset, statistics: mechanisms.Statistics) -> data.Dataset:
+  """The data set with its inputs normalised, once: a copy, chunk by chunk."""
+  step = jax.jit(functools.partial(mechanisms.standardized, statistics=statistics))
+  out = np.empty_like(dataset.x)
+  for start in range(0, len(out), _CHUNK):
+    out[start : start + _CHUNK] = step(dataset.x[start : start + _CHUNK])
+  return dataclasses.replace(dataset, x=out)
+
+
+def of_canaries(
+  canaries: auditing.Canaries | None, statistics: mechanisms.Statistics
+) -> auditing.Canaries | None:
+  """The canaries as inputs of the model."""
+  if canaries is None:
+    return None
+  return canaries._replace(examples=normalized(canaries.examples, statistics))
 
 
 def beside(params: Params, statistics: mechanisms.Statistics | None) -> Params:

@@ -47,6 +47,8 @@ def check(config: TrainConfig) -> None:
       f"release=True: needs privacy.method='dp_sgd' or 'dp_ftrl', not {privacy.method!r}; "
       "without noise nothing may be released"
     )
+  if config.release and privacy.noise_multiplier == 0:
+    raise UserError("privacy.noise_multiplier=0: without noise nothing may be released")
   _check_clipping(config)
   _check_noise_aware(config)
   if privacy.method in PRIVATE_METHODS:
@@ -106,6 +108,20 @@ def _check_promise(privacy: PrivacyConfig) -> None:
     )
 
 
+def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
+  """Of a run on so many examples, with slots for all of them and for one more."""
+  privacy, capacity = config.privacy, num_examples + 1
+  if privacy.method == "dp_ftrl":
+    return ftrl.sampler(privacy, config.num_steps, num_examples, capacity)
+  made = _sampler(privacy, num_examples, capacity)
+  if privacy.noise_levels and privacy.method != "sgd" and not made.steps_alike:
+    raise UserError(
+      f"privacy.noise_levels={privacy.noise_levels!r}: must be empty for privacy.sampler="
+      f"{privacy.sampler!r}, which pays several steps at the first of them"
+    )
+  return made
+
+
 def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampling.Sampler:
   if names.is_path(privacy.sampler):
     return user_code.sampler(
@@ -124,22 +140,12 @@ def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampli
   if privacy.sampler == "truncated_poisson":
     return _truncated(privacy, num_examples)
   proved = privacy.method != "sgd" and privacy.neighboring_relation in _PROVED_SHUFFLED
-  if proved and privacy.noise_levels:  # an epoch is paid at its first step's noise
-    raise UserError(
-      f"privacy.noise_levels={privacy.noise_levels!r}: must be empty for "
-      "privacy.sampler='shuffled', which pays an epoch at its first step"
-    )
   return sampling.ShuffledSampler(
     batch_size=batch_size, num_examples=num_examples if proved else None
   )
 
 
 def _random_allocation(privacy: PrivacyConfig, capacity: int) -> sampling.Sampler:
-  if privacy.noise_levels and privacy.method != "sgd":
-    raise UserError(
-      f"privacy.noise_levels={privacy.noise_levels!r}: must be empty for "
-      "privacy.sampler='random_allocation', which pays a pass at its first step"
-    )
   steps = round(1 / privacy.sampling_prob)
   if not math.isclose(steps * privacy.sampling_prob, 1, rel_tol=1e-9):
     raise UserError(
@@ -191,10 +197,9 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   )
   shares = rule.shares(clip) if isinstance(rule, transforms.PerLayer) else None
   numbers["noise_shape"] = ftrl.noise_shape(config, shares)
-  whole = _sampler(privacy, num_examples, num_examples + 1)  # cannot overflow
+  whole = sampler(config, num_examples)  # cannot overflow
   numbers["statistics"] = normalization.mechanism(config, num_examples, whole)
   if privacy.method == "dp_ftrl":
-    whole = ftrl.sampler(privacy, config.num_steps, num_examples, num_examples + 1)
     numbers["normalize_by"] = ftrl.expected_share(privacy) * num_examples
   if privacy.method == "sgd":
     numbers |= dict(neighboring_relation="", accountant="")
@@ -203,7 +208,12 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
     plan = Plan(sampler=whole, noise_multiplier=privacy.noise_multiplier, **numbers)
   else:
     plan = Plan.calibrated(epsilon=privacy.epsilon or 0.0, sampler=whole, **numbers)
-  return _with_capacity(plan, privacy, num_examples)
+  plan = _with_capacity(plan, privacy, num_examples)
+  if plan.slices > plan.sampler.slots:
+    raise UserError(
+      f"slices={plan.slices}: must be <= {plan.sampler.slots} slots of a batch"
+    )
+  return plan
 
 
 def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Plan:

@@ -158,9 +158,8 @@ def _check_client_optimizer(config: FedConfig) -> None:
 
 
 def digest(config: FedConfig) -> bytes:
-  """Of everything in the config but for where data lie, how the run is executed, in which
-  the processes of one run may differ, and what an audit that is switched off would do.
-  Public."""
+  """Of the config but for where data lie, how it is executed, in which the processes of one run
+  may differ, and what an audit that is switched off would do. Public."""
   fields = to_dict(config)
   fields["data"].pop("data_dir")
   for name in ("execution", "num_devices", "num_threads"):
@@ -207,6 +206,7 @@ def _central(config: FedConfig) -> TrainConfig:
 def _partitioned(config: FedConfig, train: Any) -> Federation:
   """A simulated federation: who holds what is part of the question, decided before any
   mechanism runs, so its law may read the labels. The number of users is the config's."""
+  bounds.local_batch(config, len(train))
   return Federation(train, config.partition.make(train.y))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,9 +18,9 @@ from dpjax.runs import streams as streams_lib
 from dpjax.runs.loop import Ended, Fit, Job, Play, Work
 from dpjax.runs.pieces import Arrays
 from dpjax.runs.promise import Promise
-from dpjax.runs.secure.config import SecureConfig, check, task_name
+from dpjax.runs.secure.config import SecureConfig, check
 from dpjax.runs.streams import Streams
-from dpjax.schema.fields import to_dict
+from dpjax.schema.fields import name_of, to_dict
 from dpjax.validate import UserError
 
 
@@ -42,6 +41,9 @@ class Computed(NamedTuple):
   more: dict[str, Any] = {}  # noqa: RUF012 - read alone
 
 
+_TOLD = ("sizes", "seconds", "error", "error_is", "found", "hides", "num_steps")
+
+
 def digest(config: SecureConfig) -> bytes:
   """Of everything in the config that this computation reads. Public."""
   fields = to_dict(config)
@@ -52,26 +54,17 @@ def digest(config: SecureConfig) -> bytes:
   return streams_lib.config_digest("secure", fields)
 
 
-def load_data(config: SecureConfig) -> Any:
-  """Those of the task, as its module has them."""
-  return _module(config).load_data(config)
-
-
-def _module(config: SecureConfig) -> Any:
-  return importlib.import_module(f"dpjax.runs.secure.{config.task.module}")
-
-
 @bounds.names_fields
 def build(config: SecureConfig, loaded: Any = None) -> Job:
   """The job of one computation: no rows.
 
   Args:
-    loaded: what `load_data` returns, to share them between runs.
+    loaded: what `load_data` of the task's module returns, to share them between runs.
   """
   check(config)
   if config.rows:
     raise UserError("rows: must be empty for one computation; it is of a table of several")
-  kind = _module(config)
+  kind = importlib.import_module(f"dpjax.runs.secure.{config.task.module}")
   read = functools.cache(lambda: kind.load_data(config) if loaded is None else loaded)
 
   def start(random: Streams) -> Play:
@@ -94,21 +87,14 @@ def _play(config: SecureConfig, kind: Any, prepared: Any, fit: Fit) -> Ended:
   result = {
     "test_accuracy": None,  # but where a model is asked
     **(nothing if found.facts is None else found.facts),
-    "task": task_name(config),
+    "task": name_of(config, "task"),
     "dataset": config.data.name,
     "method": found.protocol,
-    "sizes": found.sizes,
-    "seconds": found.seconds,
     "bytes": found.num_bytes,
-    "error": found.error,
-    "error_is": found.error_is,
-    "found": found.found,
-    "hides": found.hides,
-    "num_steps": found.num_steps,
+    **{name: getattr(found, name) for name in _TOLD},
     **found.more,
   }
-  write: Callable[[pathlib.Path], None] = lambda folder: None
-  return Ended(found.params, lambda folder: result, write, saved_as="secure.npz")
+  return Ended(found.params, lambda folder: result, saved_as="secure.npz")
 
 
 def once(compute: Callable[[], Arrays], like: Arrays, name: str) -> Work:

@@ -14,7 +14,7 @@ from dpjax import validate
 from dpjax.runs import bounds, unused
 from dpjax.runs.central import build as central
 from dpjax.runs.central.config import DataConfig, TrainConfig
-from dpjax.schema.fields import Choice, WithChoices, name_of
+from dpjax.schema.fields import Choice, WithChoices
 from dpjax.secure import sums
 from dpjax.secure.homomorphic.inference import LAYOUTS
 from dpjax.secure.mpc import secureml
@@ -197,10 +197,8 @@ def _check_sum(config: SecureConfig) -> None:
 
 
 def _check_train(train: TrainConfig) -> None:
-  try:
+  with bounds.within("train"):
     central.check(train)
-  except UserError as error:
-    raise UserError(f"train.{error}") from error
   if train.audit.enabled:
     raise UserError("train.audit.enabled=True: must be false; audit a run of launch.train")
   if train.release:
@@ -217,8 +215,3 @@ def _check_train(train: TrainConfig) -> None:
     raise UserError(
       f"train.model.options.features={options['features']!r}: must be one hidden layer"
     )
-
-
-def task_name(config: SecureConfig) -> str:
-  """Of the chosen task."""
-  return name_of(config, "task")

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpjax import data as data_lib
 from dpjax import training
-from dpjax.runs import pieces
+from dpjax.runs import bounds, pieces
 from dpjax.runs.central import build as central
 from dpjax.runs.loop import Fit, Work
 from dpjax.runs.pieces import Arrays
@@ -30,7 +30,8 @@ class _Ready(NamedTuple):
 
 def load_data(config: SecureConfig) -> tuple[Any, Any]:
   """(train, test) of `train`."""
-  return _named(central.load_data, config.train)
+  with bounds.within("train"):
+    return central.load_data(config.train)
 
 
 def data_digest(loaded: tuple[Any, Any]) -> bytes:
@@ -38,19 +39,10 @@ def data_digest(loaded: tuple[Any, Any]) -> bytes:
   return data_lib.digest(loaded[0])
 
 
-def _named(call: Any, *args: Any) -> Any:
-  try:
-    return call(*args)
-  except UserError as error:
-    raise UserError(f"train.{error}") from error
-
-
 def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: Streams) -> _Ready:
   """Builds the training; the first test images are asked about."""
-  run, count = (
-    _named(central.assemble, config.train, loaded, random),
-    config.task.num_images,
-  )
+  with bounds.within("train"):
+    run, count = central.assemble(config.train, loaded, random), config.task.num_images
   if count > len(run.test):
     raise UserError(
       f"task.num_images={count}: must be at most {len(run.test)}, the test images of "

@@ -11,7 +11,7 @@ import numpy as np
 from sklearn import datasets
 
 from dpjax import data as data_lib
-from dpjax.runs import pieces
+from dpjax.runs import bounds, pieces
 from dpjax.runs.loop import Fit, Work
 from dpjax.runs.pieces import Arrays
 from dpjax.runs.secure.build import Computed
@@ -78,11 +78,9 @@ def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
   each = n // task.batch_size * task.batch_size
   orders = [rng.permutation(n)[:each] for _ in range(task.epochs)]
   sizes = (loaded.x.shape[1], *task.hidden, loaded.y.shape[1])
-  try:
+  with bounds.within("task"):
     recipe = secureml.Recipe(task.activation, task.output, task.learning_rate)
     recipe.shift(task.batch_size)
-  except UserError as error:
-    raise UserError(f"task.{error}") from error
   start = secureml.initial(sizes, seed=config.seed)
   batches = np.concatenate(orders).reshape(-1, task.batch_size)
   with np.errstate(all="ignore"):

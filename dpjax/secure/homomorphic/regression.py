@@ -208,9 +208,7 @@ class RegressionServer:
     # In lane 0 of each column; rotated by one it is the last lane of the column before, which
     # every window of R slots of that column meets. Then back to its own column.
     spread = on.folded(on.rotate(on.load(weights), 1), 1, plan.rows_each)
-    for _ in range(plan.width - 1):
-      spread = on.rotate(spread, plan.rows_each)
-    spread = on.lowered(spread, 1)
+    spread = on.lowered(self._column(spread, plan.width - 1), 1)
     return [on.dump(self._row_sums(on.load(x), spread)) for x in rows]
 
   def _row_sums(self, x: Any, w: Any) -> Any:

@@ -103,7 +103,8 @@ class SpuParty(NamedTuple):
     if not reveal_to:
       raise UserError("reveal_to=(): must name a party, or nobody would learn the result")
     for index, (arg, owner) in enumerate(zip(args, owners)):
-      if owner == self.rank or all(map(_is_shape, jax.tree.leaves(arg))):
+      given = (not isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(arg))
+      if owner == self.rank or not any(given):
         continue
       raise UserError(
         f"args[{index}]: is party {owner}'s, party {self.rank} gave values, which nobody "
@@ -233,10 +234,6 @@ def _encrypt(
 
 _ATTEMPT_SECONDS = 9  # SPU tries four times in an attempt, after 1, 3 and 5 seconds
 _THIS_MACHINE = ("127.0.0.1", "localhost")
-
-
-def _is_shape(leaf: Any) -> bool:
-  return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def _shape(index: int, leaf: Any) -> Any:

@@ -30,6 +30,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -87,7 +88,7 @@ class SecAgg(SumSettings):
     Raises:
       UserError: also where the extra `secure` is not installed.
     """
-    return _sum(self, vectors, drops, self.signed)
+    return _sum(self, vectors, drops)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,7 @@ class SecAggPlus(SumSettings):
 
   corrupt: float = 0.1
   dropout: float = 0.2
+  signed: ClassVar[bool] = False
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -139,24 +141,33 @@ class SecAggPlus(SumSettings):
       UserError: also where a client has fewer neighbours left than the threshold, or the
         extra `secure` is not installed.
     """
-    return _sum(self, vectors, drops, False)
+    return _sum(self, vectors, drops)
 
 
-def _sum(
-  protocol: SecAgg | SecAggPlus,
-  vectors: Mapping[int, np.ndarray],
-  drops: Drops,
-  signed: bool,
-) -> Summed:
-  start = time.perf_counter()
-  primitives.library()
+def begun(
+  protocol: SecAgg | SecAggPlus, vectors: Mapping[int, np.ndarray], drops: Drops
+) -> tuple[Present, Reader, Terms]:
+  """Who is there in each phase, their vectors, and the terms, without a directory.
+
+  Raises:
+    UserError: nobody is left to upload.
+  """
   there = present(protocol, vectors, drops)
   if not there.uploading:
     raise UserError("drops: nobody is left before upload; nothing was revealed")
   read = Reader(protocol, vectors, there.uploading)
-  terms = protocol.terms(there.named, read.length)
-  keys = {who: secrets.token_bytes(32) for who in there.named} if signed else {}
-  if signed:
+  return there, read, protocol.terms(there.named, read.length)
+
+
+def _sum(
+  protocol: SecAgg | SecAggPlus, vectors: Mapping[int, np.ndarray], drops: Drops
+) -> Summed:
+  start = time.perf_counter()
+  primitives.library()
+  there, read, terms = begun(protocol, vectors, drops)
+  keys: dict[int, bytes] = {}
+  if protocol.signed:
+    keys = {who: secrets.token_bytes(32) for who in there.named}
     directory = tuple(primitives.signing_public_key(keys[who]) for who in there.named)
     terms = dataclasses.replace(terms, directory=directory)
   summed = run(terms, there, read, keys)

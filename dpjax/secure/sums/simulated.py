@@ -14,10 +14,10 @@ import numpy as np
 
 from dpjax.secure.sums import letters
 from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
-from dpjax.secure.sums.secagg import SecAgg, SecAggPlus
+from dpjax.secure.sums.secagg import SecAgg, SecAggPlus, begun
 from dpjax.secure.sums.secagg_client import record_bytes
 from dpjax.secure.sums.terms import Terms, neighbours
-from dpjax.secure.sums.vectors import Present, Reader, present
+from dpjax.secure.sums.vectors import Present
 from dpjax.validate import UserError
 
 
@@ -52,17 +52,12 @@ class Simulated:
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
     """As `interface.SumProtocol.sum`, with the drop-outs and refusals of the protocol."""
     start = time.perf_counter()
-    there = present(self.protocol, vectors, drops)
-    if not there.uploading:
-      raise UserError("drops: nobody is left before upload; nothing was revealed")
-    read = Reader(self.protocol, vectors, there.uploading)
-    terms = self.protocol.terms(there.named, read.length)
+    there, read, terms = begun(self.protocol, vectors, drops)
     there = going_on(terms, there)
     total = np.zeros(read.length, self.protocol.dtype)
     for who in there.uploading:
       total += read(who)
-    signed = isinstance(self.protocol, SecAgg) and self.protocol.signed
-    if signed:
+    if self.protocol.signed:
       terms = dataclasses.replace(terms, directory=(bytes(32),) * len(terms.clients))
     cost = predicted(terms, there)._replace(seconds=time.perf_counter() - start)
     return Summed(total, there.uploading, cost)

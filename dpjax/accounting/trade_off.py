@@ -1,0 +1,108 @@
+"""What a proof means to who tests for a record: true positives, and mu of Gaussian DP.
+
+A run keeps many pairs (epsilon, delta) at once. All of them together bound every test that
+tells a run with a record from one without (Dong, Roth and Su 2022, Proposition 2.12):
+
+  TPR <= e^epsilon FPR + delta    and    1 - FPR <= e^epsilon (1 - TPR) + delta
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Unpack
+
+import numpy as np
+from scipy import special
+
+from dpjax import validate
+from dpjax.accounting.epsilon import Counting, delta_curve, epsilon
+from dpjax.accounting.events import DpEvent
+
+_POINTS = 129  # of a curve: each pair is a tangent of the line of true positives
+_WIDEST = 100.0  # where no epsilon is finite at the slack
+_MOST = 1e4  # of mu
+_ROUNDING = 1e-14  # of a Gaussian's delta, times 1 + epsilon
+
+
+class TradeOff(NamedTuple):
+  """Pairs that hold at once, under both directions of their relation."""
+
+  epsilons: np.ndarray  # [k], rising, none below 0
+  deltas: np.ndarray  # [k], each an upper bound
+
+  def true_positive_rate(self, fpr: np.ndarray) -> np.ndarray:
+    """The largest that any test can have at a false positive rate, [...] -> [...].
+
+    Guarantee: an upper bound, at every rate.
+
+    >>> pair = TradeOff(np.log([4.0]), np.zeros(1))
+    >>> pair.true_positive_rate(np.array([0.0, 0.1, 0.8])).round(4)  # 4 * .1, 1 - .2 / 4
+    array([0.  , 0.4 , 0.95])
+    """
+    x = np.asarray(fpr, float)[..., None]  # [..., 1] against the pairs
+    with np.errstate(over="ignore", invalid="ignore"):
+      first = np.where(x > 0, np.exp(self.epsilons) * x, 0.0) + self.deltas
+    second = 1 - np.exp(-self.epsilons) * (1 - self.deltas - x)
+    return np.clip(np.min(np.minimum(first, second), axis=-1), x[..., 0], 1.0)
+
+  def mu(self, slack: float) -> float:
+    """The smallest mu found for which no test has a true positive rate above
+    Phi(Phi^-1(FPR) + mu) + slack; inf where the pairs show none.
+
+    Guarantee: an upper bound: delta(e^epsilon) is convex, so between two pairs it is below
+    their chord, and that of a Gaussian is above its tangents. Without slack no mu could be
+    read off a curve that ends.
+    """
+    validate.open_unit(slack=slack)
+    enough = np.flatnonzero(self.deltas <= slack)
+    if self.epsilons[0] or not len(enough):
+      return math.inf
+    if not enough[0]:
+      return 0.0
+    part = TradeOff(self.epsilons[: enough[0] + 1], self.deltas[: enough[0] + 1])
+    low, high = 0.0, 1.0
+    while not part._within(high, slack):
+      low, high = high, 2 * high
+      if high > _MOST:
+        return math.inf
+    while high - low > 1e-7 * high:
+      middle = (low + high) / 2
+      low, high = (low, middle) if part._within(middle, slack) else (middle, high)
+    return high
+
+  def _within(self, mu: float, slack: float) -> bool:
+    """Whether delta <= that of mu-GDP + slack from the first epsilon to the last."""
+    x = np.exp(self.epsilons)  # [k]
+    far = special.ndtr(-self.epsilons / mu - mu / 2)  # minus the slope in x
+    own = special.ndtr(-self.epsilons / mu + mu / 2) - x * far
+    own = own + slack - _ROUNDING * (1 + self.epsilons)
+    width, risen, fallen = np.diff(x), np.diff(own), np.diff(self.deltas)  # [k - 1]
+    first, last = -far[:-1] * width, -far[1:] * width
+    bend = np.maximum(last - first, np.finfo(float).tiny)
+    meet = np.clip((last - risen) / bend, 0.0, 1.0)  # where the tangents of both ends do
+    tangents = np.maximum(own[:-1] + first * meet, own[1:] - last * (1 - meet))
+    between = tangents >= self.deltas[:-1] + fallen * meet
+    return bool((own >= self.deltas).all() and between.all())
+
+
+def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> TradeOff:
+  """What is proved for an event from epsilon 0 to where delta is no more than `slack`.
+
+  Args:
+    event: of the whole run.
+    slack: least delta of interest, in (0, 1).
+    counting: relation and accountant, as in `epsilon`.
+
+  UserError: as `epsilon`.
+
+  >>> from dpjax.accounting.events import gaussian_event
+  >>> curve = trade_off(gaussian_event(2.0), slack=1e-5)  # which is .5-Gaussian DP
+  >>> round(curve.mu(1e-5), 3), curve.true_positive_rate(np.array(0.01)).round(4)
+  (0.5, np.float64(0.0339))
+  """
+  last = epsilon(event, delta=slack, **counting)
+  epsilons = np.linspace(0, min(last, _WIDEST), _POINTS if last else 1)
+  deltas = delta_curve(event, epsilons.tolist(), **counting)
+  if epsilons[-1] == last:
+    deltas[-1] = min(deltas[-1], slack)
+  return TradeOff(epsilons, deltas)

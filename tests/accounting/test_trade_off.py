@@ -1,0 +1,79 @@
+"""True positives and mu of Gaussian DP, read from proved pairs: against closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import special
+
+from dpjax import accounting
+from dpjax.validate import UserError
+
+_SLACK = 1e-5
+_RATES = np.array([0.0, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.99, 1.0])
+
+
+def _line(mu, fpr):
+  return special.ndtr(special.ndtri(fpr) + mu)
+
+
+@pytest.mark.parametrize("z", [50.0, 1.0, 0.4])
+def test_a_gaussian_is_its_own_line(z):
+  curve = accounting.trade_off(accounting.gaussian_event(z), slack=_SLACK)
+  found, exact = curve.true_positive_rate(_RATES), _line(1 / z, _RATES)
+  assert (found >= exact).all() and (found <= exact * 1.003 + _SLACK).all()
+  # the slack lowers mu where delta(0) is small; never below what it may
+  least = special.ndtri(special.ndtr(1 / z / 2) - _SLACK / 2) * 2
+  assert 0.999 * least <= curve.mu(_SLACK) <= 1.002 / z
+
+
+def test_twenty_steps_are_as_one():
+  event = accounting.composed(accounting.gaussian_event(math.sqrt(20)), 20)
+  assert accounting.trade_off(event, slack=_SLACK).mu(_SLACK) == pytest.approx(1, rel=2e-3)
+
+
+@pytest.mark.parametrize("by", ["pld", "rdp"])
+def test_a_sampled_gaussian_is_below_both_lines(by):
+  prob, z = 0.2, 0.8
+  event = accounting.poisson_sampled_event(accounting.gaussian_event(z), sampling_prob=prob)
+  curve = accounting.trade_off(event, slack=_SLACK, accountant=by)
+  at = (
+    np.linspace(-6, 10, 400) / z
+  )  # thresholds: the likelihood ratio grows with the output
+  fpr = special.ndtr(-at)
+  member = prob * special.ndtr(1 / z - at) + (1 - prob) * fpr  # the record is there
+  other = 1 - (prob * special.ndtr(at - 1 / z) + (1 - prob) * special.ndtr(at))
+  mu = curve.mu(_SLACK)
+  for rate, hit in (
+    (fpr, member),
+    (1 - other, special.ndtr(at)),
+  ):  # and the other way round
+    assert (hit <= curve.true_positive_rate(rate) + 1e-12).all()
+    assert (hit <= _line(mu, rate) + _SLACK).all()
+  if by == "pld":
+    gap = lambda mu: np.max(member - _line(mu, fpr) - _SLACK)
+    assert gap(0.99 * mu) > 0 and mu < 1 / z  # no smaller mu would do
+
+
+def test_between_two_pairs_the_chord_counts():
+  """Both pairs are below the Gaussian's, and their chord is not."""
+  delta = lambda e: special.ndtr(0.5 - e) - np.exp(e) * special.ndtr(-0.5 - e)
+  ends = np.array([0.0, 3.0])
+  coarse = accounting.TradeOff(ends, np.array([*delta(ends[:1]), 1e-9]))
+  assert coarse.mu(1e-6) > 1.1
+  assert accounting.TradeOff(np.linspace(0, 6, 99), delta(np.linspace(0, 6, 99))).mu(
+    1e-6
+  ) == pytest.approx(1, rel=2e-3)
+
+
+def test_the_ends():
+  nothing = accounting.trade_off(accounting.gaussian_event(0), slack=_SLACK)
+  assert nothing.mu(_SLACK) == math.inf and nothing.true_positive_rate(_RATES).min() == 1
+  much = accounting.trade_off(accounting.gaussian_event(1e7), slack=_SLACK)
+  assert much.mu(_SLACK) == 0
+  np.testing.assert_allclose(much.true_positive_rate(_RATES), _RATES, atol=1e-6)
+  with pytest.raises(UserError, match="slack=0"):
+    much.mu(0)
+  with pytest.raises(UserError, match="replace_one"):
+    event = accounting.random_allocation_event(accounting.gaussian_event(1), num_steps=9)
+    accounting.trade_off(event, slack=_SLACK, neighboring_relation="replace_one")

@@ -1,0 +1,93 @@
+"""launch.check on samplers whose law is that of a pass, or their author's: what is charged is
+tested where it can be, and what is said of the rest is true."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import dp_accounting
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax import sampling
+from dpjax.checks import batches
+from dpjax.checks.subject import Subject
+from dpjax.validate import UserError
+
+_N = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class PartSampler(sampling.SizedSampler):
+  """Four of the first half: charged so, or as if drawn from all."""
+
+  law: ClassVar[str] = "fixed_size"
+  num_examples: int = _N
+  pool: int = _N // 2
+  charged: int = _N // 2
+
+  @property
+  def slots(self):
+    return 4
+
+  def event(self, inner):
+    return dp_accounting.SampledWithoutReplacementDpEvent(self.charged, 4, inner)
+
+  def draw(self, num_examples, *, seed, step):
+    return sampling.generator(seed, step).permutation(self.pool)[:4]
+
+
+def _subject(sampler, draw=None, **changes: Any):
+  numbers = {"noise_multiplier": 2.0, "l2_clip_norm": 1.0, "num_steps": 100, "delta": 1e-5}
+  plan = dpjax.Plan(**{**numbers, "sampler": sampler, "normalize_by": 4, **changes})
+  rest = dict.fromkeys(Subject._fields)
+  return Subject(**{**rest, "plan": plan, "draw": draw or sampler.draw, "train": range(_N)})
+
+
+def test_a_pass_of_random_allocation_is_tested():
+  sampler = sampling.RandomAllocationSampler(steps_per_pass=5, capacity=_N)
+  found = batches.sampler_law(_subject(sampler))
+  assert found.passed and "passes of 5 steps" in found.detail
+  again = lambda n, *, seed, step: sampler.draw(n, seed=seed, step=step % 5)
+  poisson = sampling.PoissonSampler(prob=0.2, capacity=_N)
+  for broken in (
+    again,
+    poisson.draw,
+  ):  # one order for all passes; twice in a pass, or never
+    assert not batches.sampler_law(_subject(sampler, broken)).passed
+
+
+def test_a_draw_of_a_part_is_held_to_what_it_is_charged():
+  honest = batches.sampler_law(_subject(PartSampler()))
+  assert honest.passed and "charged: 0.1333 of them" in honest.detail
+  assert not batches.sampler_law(_subject(PartSampler(pool=15))).passed
+  twice = lambda n, *, seed, step: np.full(4, step % _N)
+  assert not batches.sampler_law(_subject(PartSampler(), twice)).passed
+
+
+def test_what_has_no_law_is_not_said_to_be_unsampled():
+  silent = _subject(sampling.PoissonSampler(0.5, _N), noise_multiplier=0.0)
+  assert batches.sampler_law(silent).detail == "no epsilon is claimed"
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (
+      {"accountant": "pld"},
+      "^accountant='pld': has no analysis of PartSampler; use .*'rdp'",
+    ),
+    ({"neighboring_relation": "replace_special"}, "PartSampler is proved only under"),
+  ],
+)
+def test_what_cannot_count_a_sampler_names_the_sampler(changes, message):
+  with pytest.raises(UserError, match=message):
+    _subject(PartSampler(), **changes)
+
+
+def test_an_event_that_its_row_does_not_allow_is_refused_by_the_samplers_name(monkeypatch):
+  row = dpjax.accounting.Proved(("replace_special",))
+  monkeypatch.setitem(dpjax.accounting.PROVED, "part", row)
+  monkeypatch.setattr(PartSampler, "law", "part")
+  with pytest.raises(UserError, match="the event of PartSampler, fixed_size, is accounted"):
+    _subject(PartSampler())
