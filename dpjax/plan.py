@@ -76,6 +76,9 @@ class Plan:
     validate.integer_at_least(1, num_steps=self.num_steps, slices=self.slices)
     validate.open_unit(delta=self.delta)
     object.__setattr__(self, "l2_clip_norm", gradients.Clip.of(self.l2_clip_norm))
+    if not isinstance(self.statistics, mechanisms.ChannelStatistics | None):
+      told = f"statistics={self.statistics!r:.60}"
+      raise UserError(f"{told}: must be a dpjax.mechanisms.ChannelStatistics, or None")
     rest: Any = dict(sampler=self.sampler, slices=self.slices, statistics=self.statistics)
     transforms.check_together(self.l2_clip_norm, self.noise_shape, **rest)
     if self.noise_multiplier:  # without such a number z is not what runs

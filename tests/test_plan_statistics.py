@@ -131,6 +131,7 @@ def test_the_statement_names_them():
     (sampling.CyclicSampler(10, _N), _REPLACE),
     (sampling.BallsInBinsSampler(num_bins=10, capacity=_N), _ADD),
     (sampling.CyclicPoissonSampler(prob=0.5, num_groups=5, capacity=_N), _ADD),
+    (sampling.UserSampler(prob=0.1, capacity=_N + 1), _ADD),  # a user has many rows
   ],
 )
 def test_what_nobody_has_composed_is_refused(sampler, relation):
@@ -141,6 +142,11 @@ def test_what_nobody_has_composed_is_refused(sampler, relation):
 def test_statistics_of_another_relation_are_refused():
   with pytest.raises(UserError, match="private under 'replace_one'"):
     _plan(_POISSON, statistics=_statistics(_REPLACE))
+
+
+def test_what_is_no_such_mechanism_is_one_line():
+  with pytest.raises(UserError, match="statistics=True: must be a dpjax.mechanisms"):
+    _plan(_POISSON, statistics=True)
 
 
 def test_a_plan_without_a_proof_stays_without_one():

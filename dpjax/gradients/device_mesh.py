@@ -78,7 +78,7 @@ def checked_mesh(mesh: Mesh) -> Mesh:
   if not isinstance(mesh, Mesh):
     raise UserError(f"mesh={mesh!r:.60}: must be a jax.sharding.Mesh, or None")
   names = tuple(mesh.axis_names)
-  if DATA not in names or not {*names} <= {DATA, MODEL}:
+  if sorted(names) not in ([DATA], [DATA, MODEL]):
     raise UserError(
       f"mesh={names!r}: must have an axis {DATA!r} and none but {MODEL!r} beside it"
     )

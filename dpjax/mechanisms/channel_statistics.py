@@ -35,7 +35,7 @@ _CHUNK = 1000  # examples averaged at a time, of so many entries at most
 _CHUNK_ENTRIES = 2**24
 _GRID = 2.0**-22  # of a clipped vector's entries, in clip norms
 _HUGE = 1e30
-_NUMBERS, _MEDIAN_EPSILONS = (1e-30, 1e30), (1e-6, 100.0)
+_LARGEST_EPSILON = 700.0  # e^-epsilon is a float64 number
 _TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -100,6 +100,8 @@ class ChannelStatistics:
   neighboring_relation: str = "add_or_remove_one"
 
   def __post_init__(self) -> None:
+    stated.positive(normalize_by=self.normalize_by, noise_multiplier=self.noise_multiplier)
+    stated.positive(median_epsilon=self.median_epsilon)
     if not isinstance(self.clip_norms, (tuple, list)) or len(self.clip_norms) not in (0, 2):
       told = " ".join(repr(self.clip_norms).split())
       raise UserError(
@@ -107,13 +109,12 @@ class ChannelStatistics:
         "squares, or none for private medians"
       )
     norms = {f"clip_norms[{i}]": norm for i, norm in enumerate(self.clip_norms)}
-    numbers = ("normalize_by", "noise_multiplier", "median_epsilon")
-    given = {name: getattr(self, name) for name in numbers} | norms
-    stated.positive(**given)
-    for name, value in given.items():
-      low, high = _MEDIAN_EPSILONS if name == "median_epsilon" else _NUMBERS
-      if not low <= float(value) <= high:
-        raise UserError(f"{name}={value!r}: must be in [{low:g}, {high:g}]")
+    stated.positive(**norms)
+    rest = ("normalize_by", "noise_multiplier", "median_epsilon")
+    for name, value in (norms | {name: getattr(self, name) for name in rest}).items():
+      most = _LARGEST_EPSILON if name == "median_epsilon" else 1e30
+      if not 1e-30 <= float(value) <= most:
+        raise UserError(f"{name}={value!r}: must be in [1e-30, {most:g}]")
     object.__setattr__(self, "clip_norms", tuple(float(norm) for norm in self.clip_norms))
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
     stated.positive(noise_multiplier=self.total_noise_multiplier)
@@ -234,17 +235,17 @@ def channel_moments(x: ArrayLike) -> jax.Array:
       f"x: must have at most {MAX_CHANNELS} channels and {finite.MAX_RECORDS} examples"
     )
   library: Any = jnp if isinstance(given, jax.Array) else np
-  positions = math.prod(given.shape[1:-1])
+  entries = math.prod(given.shape[1:])
   # chunks of one shape, whatever n is: else the others' last bits follow from n
-  size = max(1, min(_CHUNK, _CHUNK_ENTRIES // (positions * given.shape[-1])))
-  parts = []
+  size = max(1, min(_CHUNK, _CHUNK_ENTRIES // entries))
+  parts = [jnp.zeros((0, 2, given.shape[-1]), jnp.float32)]
   for i in range(0, len(given), size):
     with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
       rows = library.asarray(given[i : i + size], np.float32)
-    rows = rows.reshape(len(rows), positions, given.shape[-1])
+    rows = rows.reshape(len(rows), -1, given.shape[-1])
     short = [(0, size - len(rows)), (0, 0), (0, 0)]
     parts.append(_moments(jnp.asarray(library.pad(rows, short)))[: len(rows)])
-  return jnp.concatenate(parts or [jnp.zeros((0, 2, given.shape[-1]), jnp.float32)])
+  return jnp.concatenate(parts)
 
 
 @jax.jit

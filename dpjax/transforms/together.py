@@ -25,7 +25,7 @@ APART = {
   "correlated noise": _SHAPED,
   "a noise schedule": (*_SHAPED, _EPOCHS),
   _BANDS: ("free participation",),
-  "private statistics": ("bounded participation", "correlated noise"),
+  "private statistics": ("bounded participation", "correlated noise", "users"),
 }
 
 
@@ -61,6 +61,7 @@ def features(
     free, drawn = sampler.participation is None, f"sampler={sampler!r}"
     found["free participation"] = (free, drawn)
     found["bounded participation"] = (not free, drawn)
+    found["users"] = (sampler.unit != "example", drawn)  # a row is not all of a user
     found[_EPOCHS] = (not sampler.steps_alike, drawn)
   return {name: argument for name, (has, argument) in found.items() if has}
 

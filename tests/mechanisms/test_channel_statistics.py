@@ -89,6 +89,20 @@ def test_p9_one_example_moves_a_sum_by_the_clip_norm_exchanged_by_twice_it():
   assert broken > 1e20  # what a sum without clipping would show
 
 
+@pytest.mark.parametrize("place", [np.asarray, jnp.asarray])
+def test_what_an_example_adds_does_not_depend_on_the_others_bit_for_bit(place):
+  """One compiled for all rows at once rounds a single one differently."""
+  x = place(_RNG.normal(size=(lib._CHUNK + 3, 25, 2)).astype(np.float32))
+  whole, clipped = np.asarray(lib.channel_moments(x)), jax.jit(lib.clipped_total)
+  for rows in (slice(0, 1), slice(1, 4), slice(2, lib._CHUNK + 3)):
+    assert (np.asarray(lib.channel_moments(x[rows])) == whole[rows]).all()
+  total = lambda rows: np.add(
+    *(np.asarray(part, np.float64) for part in clipped(rows, 0.1))
+  )
+  alone = sum(total(whole[i : i + 1, 0]) for i in range(20))
+  assert (total(whole[:20, 0]) == alone).all()
+
+
 def test_p1_a_vector_that_is_not_finite_counts_as_zero():
   clipped = jax.jit(lib.clipped_total)
   for bad in (np.nan, np.inf, -np.inf):
@@ -174,7 +188,10 @@ def test_standardised_features_have_mean_zero_and_variance_one():
     ({"clip_norms": (1.0,)}, "clip_norms=.*two norms"),
     ({"clip_norms": (1.0, -1.0)}, r"clip_norms\[1\]=-1.0"),
     ({"noise_multiplier": 0.0}, "noise_multiplier"),
+    ({"noise_multiplier": 1e-200}, "noise_multiplier=1e-200: must be in"),
+    ({"noise_multiplier": 1e200}, "noise_multiplier=1e\\+200: must be in"),
     ({"median_epsilon": 0.0}, "epsilon"),
+    ({"median_epsilon": 800.0}, "median_epsilon=800.0: must be in"),
     ({"normalize_by": 1e200}, "normalize_by"),
   ],
 )

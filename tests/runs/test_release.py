@@ -74,6 +74,9 @@ def test_the_updates_of_a_release_lie_on_the_grid():
 def test_what_cannot_be_released_is_refused(tmp_path):
   with pytest.raises(UserError, match="release=True: needs privacy.method='dp_sgd'"):
     loop.train(_config(**{"privacy.method": "sgd"}), tmp_path / "run")
+  noiseless = {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
+  with pytest.raises(UserError, match="noise_multiplier=0: without noise nothing"):
+    loop.train(_config(**noiseless), tmp_path / "run")  # not at its end
   with pytest.raises(UserError, match="holds no release keys"):
     streams.from_meta(0, {"data_sha256": ""})
   assert not (tmp_path / "run").exists()

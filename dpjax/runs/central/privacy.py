@@ -47,6 +47,8 @@ def check(config: TrainConfig) -> None:
       f"release=True: needs privacy.method='dp_sgd' or 'dp_ftrl', not {privacy.method!r}; "
       "without noise nothing may be released"
     )
+  if config.release and privacy.noise_multiplier == 0:
+    raise UserError("privacy.noise_multiplier=0: without noise nothing may be released")
   _check_clipping(config)
   _check_noise_aware(config)
   if privacy.method in PRIVATE_METHODS:

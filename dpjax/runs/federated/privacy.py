@@ -56,6 +56,8 @@ def _check_release(config: FedConfig) -> None:
       f"privacy.simulated_cohort, not {privacy.method!r} and {privacy.simulated_cohort!r}; "
       "only what the noise of the sum covers may be released"
     )
+  if privacy.noise_multiplier == 0:
+    raise UserError("privacy.noise_multiplier=0: without noise nothing may be released")
 
 
 def check(config: FedConfig) -> None:
