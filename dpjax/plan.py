@@ -98,8 +98,6 @@ class Plan:
     transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shape.shares)
     if participation is not None:
       _ = self._correlated_events  # refuses what has no analysis
-    if self.statistics is not None:  # refuses another relation than they are private under
-      _ = self.statistics.event(self.neighboring_relation)
     if participation is None or participation.sampling_prob < 1:
       shape.check_levels(self.accountant)
 
@@ -250,8 +248,9 @@ class Plan:
     steps = self._steps(steps)
     if not self.sampler.can_overflow or not steps or not self.is_private:
       return delta
-    whole = steps == self.num_steps
-    if delta >= self.delta and (whole or math.isfinite(self._own_epsilon)):
+    if delta >= self.delta and (
+      steps == self.num_steps or math.isfinite(self._own_epsilon)
+    ):
       return delta - OVERFLOW_SHARE * self.delta
     return delta - self._set_aside(delta, steps)
 

@@ -35,7 +35,7 @@ _CHUNK = 1000  # examples averaged at a time, of so many entries at most
 _CHUNK_ENTRIES = 2**24
 _GRID = 2.0**-22  # of a clipped vector's entries, in clip norms
 _HUGE = 1e30
-_LARGEST_EPSILON = 700.0  # e^-epsilon is a float64 number
+_NUMBERS, _MEDIAN_EPSILONS = (1e-30, 1e30), (1e-6, 100.0)
 _TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -100,8 +100,6 @@ class ChannelStatistics:
   neighboring_relation: str = "add_or_remove_one"
 
   def __post_init__(self) -> None:
-    stated.positive(normalize_by=self.normalize_by, noise_multiplier=self.noise_multiplier)
-    stated.positive(median_epsilon=self.median_epsilon)
     if not isinstance(self.clip_norms, (tuple, list)) or len(self.clip_norms) not in (0, 2):
       told = " ".join(repr(self.clip_norms).split())
       raise UserError(
@@ -109,12 +107,13 @@ class ChannelStatistics:
         "squares, or none for private medians"
       )
     norms = {f"clip_norms[{i}]": norm for i, norm in enumerate(self.clip_norms)}
-    stated.positive(**norms)
-    rest = ("normalize_by", "noise_multiplier", "median_epsilon")
-    for name, value in (norms | {name: getattr(self, name) for name in rest}).items():
-      most = _LARGEST_EPSILON if name == "median_epsilon" else 1e30
-      if not 1e-30 <= float(value) <= most:
-        raise UserError(f"{name}={value!r}: must be in [1e-30, {most:g}]")
+    numbers = ("normalize_by", "noise_multiplier", "median_epsilon")
+    given = {name: getattr(self, name) for name in numbers} | norms
+    stated.positive(**given)
+    for name, value in given.items():
+      low, high = _MEDIAN_EPSILONS if name == "median_epsilon" else _NUMBERS
+      if not low <= float(value) <= high:
+        raise UserError(f"{name}={value!r}: must be in [{low:g}, {high:g}]")
     object.__setattr__(self, "clip_norms", tuple(float(norm) for norm in self.clip_norms))
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
     stated.positive(noise_multiplier=self.total_noise_multiplier)
