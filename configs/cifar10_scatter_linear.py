@@ -4,7 +4,14 @@
     --workdir=runs/cifar10_scatter
 
 Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir) and
-12 GB of memory (2.5 GB of it features in float32).
+12 GB of memory. Channels of the features are normalised by their mean and variance over the
+training data, which are released with noise first and paid from the same epsilon; each clip
+norm is a private median, paid too.
+Hardware: 2 CPU cores.
+Expected: of seed 0, test accuracy .624 after 120 of the 600 steps, at a proved epsilon of
+1.40; .643 after 240, at 1.90; .652 after 360, at 2.31 (delta 1e-5, Poisson, add/remove-one,
+per example; statistics included). Per-example groups (model.options.num_groups=27,
+privacy.normalization=per_example, 400 averaged steps of 4,096) reach .629 at 3.
 """
 
 from configs import mnist_scatter_linear

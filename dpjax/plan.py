@@ -336,14 +336,12 @@ class Plan:
     """
     return gradients.clipped_grad(loss_fn, l2_clip_norm=self.l2_clip_norm, **options)
 
-  def accumulated(
-    self, tx: optax.GradientTransformation, *, rows: int | None = None
-  ) -> Any:
+  def accumulated(self, tx: optax.GradientTransformation, *, rows: int = 0) -> Any:
     """`tx` for this plan's slices: give it `optax.chain(plan.transform(key), optimizer)`.
 
     With slices > 1 the result takes the `slices` batches of one step one after the other;
     noise, division and the optimizer's own state move with the last one, once per step.
-    `rows` are those of a slice, where several devices want more than the plan has.
+    `rows` are those of a slice, where several devices want more than the plan has; 0: its own.
     """
     if self.slices == 1:
       return tx
@@ -369,8 +367,7 @@ class Plan:
     return jax.tree.leaves(stds)[0] if len(set(jax.tree.leaves(stds))) == 1 else stds
 
   def fitted_sampler(self, num_examples: int) -> Any:
-    """This plan's sampler with the smallest capacity that delta's share allows."""
-    # the neighbour may have one more
+    """The sampler with the least capacity that delta's share allows, also for one more."""
     return self.sampler.fitted_to(num_examples + 1, log_overflow_prob=self._log_allowed)
 
   def check_capacity(self, num_examples: int) -> None:
@@ -432,7 +429,6 @@ class Plan:
       return "Privacy statement\n\nNone: no epsilon is proved for this run."
     clip, shape = self.l2_clip_norm, self.noise_shape
     numbers = (self.noise_multiplier, self.normalize_by, self.num_steps)
-    words = transforms.noise_in_words(clip, shape, self.sampler, unit, *numbers)
     return accounting.privacy_statement(
       self._total(steps),
       delta=self.delta,
@@ -441,7 +437,7 @@ class Plan:
       accountants=accounting.accountants_for(self.sampler.law, self.neighboring_relation),
       delta_set_aside=self.delta - self.accounted_delta(self.delta),
       unit=unit,
-      noise=words,
+      noise=transforms.noise_in_words(clip, shape, self.sampler, unit, *numbers),
       statistics="" if self.statistics is None else self.statistics.statement(unit),
       epsilon_kind="claimed" if self.assumptions else "proved",
     )

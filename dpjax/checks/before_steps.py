@@ -13,6 +13,7 @@ from scipy import stats
 
 from dpjax import mechanisms
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, row
+from dpjax.mechanisms.channel_statistics import channel_moments
 from dpjax.types import NeighboringRelation
 
 _NAME = ("statistics: influence", "statistics: noise")
@@ -27,7 +28,7 @@ def _public(
   statistics: mechanisms.ChannelStatistics, x: np.ndarray, **changes: Any
 ) -> tuple[mechanisms.ChannelStatistics, tuple[float, ...]]:
   """The same mechanism with public norms, that most of these examples exceed."""
-  moments = np.asarray(mechanisms.channel_moments(x), np.float64)
+  moments = np.asarray(channel_moments(x), np.float64)
   norms = np.median(np.linalg.norm(moments, axis=2), axis=0) / 2
   norms = tuple(float(norm) or 1.0 for norm in norms)
   return dataclasses.replace(statistics, clip_norms=norms, **changes), norms

@@ -35,8 +35,6 @@ from dpjax.mechanisms.budget import Overspent as Overspent
 from dpjax.mechanisms.budget import ShardCharge as ShardCharge
 from dpjax.mechanisms.channel_statistics import ChannelStatistics as ChannelStatistics
 from dpjax.mechanisms.channel_statistics import Statistics as Statistics
-from dpjax.mechanisms.channel_statistics import channel_moments as channel_moments
-from dpjax.mechanisms.channel_statistics import standardized as standardized
 from dpjax.mechanisms.response import RandomizedResponse as RandomizedResponse
 from dpjax.mechanisms.selection import Exponential as Exponential
 from dpjax.mechanisms.selection import PermuteAndFlip as PermuteAndFlip

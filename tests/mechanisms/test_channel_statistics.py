@@ -177,7 +177,7 @@ def test_under_replace_one_medians_are_scaled_for_an_exchange():
 
 def test_standardised_features_have_mean_zero_and_variance_one():
   found = _made(noise_multiplier=_NOWHERE, clip_norms=(20, 60))(jax.random.key(3), _X)
-  seen = np.asarray(mechanisms.standardized(_X, found), np.float64).reshape(-1, 3)
+  seen = np.asarray(lib.standardized(_X, found), np.float64).reshape(-1, 3)
   assert np.abs(seen.mean(axis=0)).max() < 0.02
   assert np.abs(seen.std(axis=0) - 1).max() < 0.05
 

@@ -18,9 +18,7 @@ from dpjax import (
   auditing,
   data,
   gradients,
-  losses,
   mechanisms,
-  metrics,
   models,
   names,
   training,
@@ -38,6 +36,7 @@ from dpjax.runs.central.config import (
   OptimizerConfig,
   TrainConfig,
 )
+from dpjax.runs.central.tasks import Task, make_task
 from dpjax.runs.loop import Job, Work, every, single
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
@@ -61,29 +60,6 @@ class OnData(Config, Protocol):
   def seed(self) -> int: ...
   @property
   def release(self) -> bool: ...
-
-
-class Task(NamedTuple):
-  """What is learnt, and how it is scored."""
-
-  name: str
-  loss: Callable[[Any], LossFn]  # of model.apply
-  evaluate: Callable[..., dict[str, float]]  # (apply, params, dataset)
-  width: Callable[[Any], int]  # of the logits, from the data set
-
-
-_CLASSIFICATION = Task(
-  "classification",
-  losses.softmax_cross_entropy,
-  metrics.evaluate,
-  lambda dataset: dataset.num_classes,
-)
-_LANGUAGE = Task(
-  "language_modeling",
-  functools.partial(losses.next_token, padding_id=data.PADDING_ID),
-  functools.partial(metrics.evaluate_next_token, padding_id=data.PADDING_ID),
-  lambda dataset: dataset.vocab_size,
-)
 
 
 def digest(config: TrainConfig) -> bytes:
@@ -264,18 +240,6 @@ def optimizer(
   if isinstance(config.rule, str):
     return user_code.optimizer(config.rule, schedule)
   return config.rule.make(schedule, noise)
-
-
-def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
-  """Classification, or the next token where the model is a transformer over text; with a
-  user's own loss where the config names one. The scores stay those of the task."""
-  task = _LANGUAGE if config.model.name == "transformer" else _CLASSIFICATION
-  if task is _LANGUAGE and dataset.vocab_size is None:
-    raise UserError(
-      f"model.name='transformer': needs text of a declared vocabulary, which data.name="
-      f"{config.data.name!r} does not hold"
-    )
-  return task if config.loss == "auto" else task._replace(loss=user_code.loss(config.loss))
 
 
 def memory_budget(config: TrainConfig) -> float | None:

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from dpjax import accounting, auditing, data, mechanisms, sampling
+from dpjax.mechanisms import channel_statistics
 from dpjax.plan import Plan
 from dpjax.runs import streams
 from dpjax.runs.central.config import PrivateStatistics, TrainConfig
@@ -89,7 +90,7 @@ def released(
 
 def normalized(dataset: data.Dataset, statistics: mechanisms.Statistics) -> data.Dataset:
   """The data set with its inputs normalised, once: a copy, chunk by chunk."""
-  step = jax.jit(functools.partial(mechanisms.standardized, statistics=statistics))
+  step = jax.jit(functools.partial(channel_statistics.standardized, statistics=statistics))
   out = np.empty_like(dataset.x)
   for start in range(0, len(out), _CHUNK):
     out[start : start + _CHUNK] = step(dataset.x[start : start + _CHUNK])

@@ -19,6 +19,7 @@ from dpjax.plan import Plan
 from dpjax.runs import bounds, unused
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.central import build as build_central
+from dpjax.runs.central import tasks
 from dpjax.runs.central.config import OptimizerConfig, TrainConfig
 from dpjax.runs.federated import audit, distributed, facts, privacy, secure_sums
 from dpjax.runs.federated.config import ALGORITHMS, FedConfig
@@ -31,8 +32,6 @@ from dpjax.validate import UserError
 
 WRAPPING = ("fed_avg", "fed_prox")  # algorithms that wrap what a client sends
 _OF_SGD = ("fed_nova", "scaffold")  # derived for clients that take steps of plain SGD
-
-
 Wrapping = dict[str, Any]
 
 
@@ -48,7 +47,7 @@ class FedRun(NamedTuple):
   federation: Federation
   work: federated.LocalWork
   test: Any
-  task: build_central.Task
+  task: tasks.Task
   # (change of {"wrap", "memory"}: what is done to a client, and what it keeps) -> the algorithm
   # of this run, but for that; of FedAvg and FedProx, the others wrap nothing
   wrapped: Callable[[Callable[[Wrapping], Wrapping]], federated.FederatedAlgorithm]
