@@ -170,7 +170,10 @@ class _HalfNoise(channel_statistics.ChannelStatistics):
 @pytest.mark.parametrize(
   ("changes", "word"),
   [
-    ({"privacy__method": "dp_ftrl"}, "not with private statistics"),
+    (
+      {"privacy__method": "dp_ftrl", "privacy__neighboring_relation": "replace_one"},
+      "not with private statistics",
+    ),
     (
       {"privacy__method": "sgd", "privacy__epsilon": None},
       "privacy.normalization.*ignored",
@@ -211,7 +214,7 @@ def test_the_default_leaves_earlier_runs_as_they_were():
   config = _config(privacy__normalization="per_example")
   before = fields.to_dict(config)
   before["privacy"].pop("normalization")
-  for name in ("audit", "loss"):
+  for name in ("audit", "loss", *config.where):
     before.pop(name)
   before["data"].pop("data_dir")
   assert build.digest(config) == streams.config_digest("central", before)

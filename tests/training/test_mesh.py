@@ -196,6 +196,10 @@ def test_a_mesh_that_does_not_fit_is_one_line(mesh, told):
       lambda: jax.make_mesh((1,), ("model",)),
       r"mesh=\('model',\): must have an axis 'data'",
     ),
+    (
+      lambda: jax.sharding.Mesh([jax.devices()[:1]], ("data", "data")),
+      r"mesh=\('data', 'data'\): must have an axis 'data'",
+    ),
     (lambda: "data:1", "mesh='data:1': must be a jax.sharding.Mesh"),
   ],
 )
