@@ -35,8 +35,7 @@ class Plan:
       `Clip` of all three. What an adaptive rule releases is charged with every step.
     normalize_by: public divisor of the noisy sum: the expected batch size.
     num_steps: updates that the plan pays for.
-    delta: of the guarantee; `epsilon()` refers to it. A share of `OVERFLOW_SHARE` pays
-      for Poisson draws above the capacity.
+    delta: of the guarantee; `OVERFLOW_SHARE` of it pays for draws above the capacity.
     neighboring_relation: "" for the sampler's own.
     accountant: "pld" (tight) or "rdp"; "" for the tightest that knows the sampler
       (fixed-size sampling is proved by "rdp" only).
@@ -44,7 +43,7 @@ class Plan:
     noise_shape: public factors of the noise multiplier, correlation between steps (DP-FTRL),
       shares of groups. Correlation needs a sampler that bounds the participation of one
       example (`dpjax.sampling.participation`), from which its cost is computed.
-    statistics: called once on the same data before the first step, and paid with it.
+    statistics: called once on the same data before step 1, and paid with it, not without.
 
   What does not combine is said in `dpjax/transforms/together.py`.
 
@@ -248,9 +247,8 @@ class Plan:
     steps = self._steps(steps)
     if not self.sampler.can_overflow or not steps or not self.is_private:
       return delta
-    if delta >= self.delta and (
-      steps == self.num_steps or math.isfinite(self._own_epsilon)
-    ):
+    finite = steps == self.num_steps or math.isfinite(self._own_epsilon)
+    if delta >= self.delta and finite:
       return delta - OVERFLOW_SHARE * self.delta
     return delta - self._set_aside(delta, steps)
 
