@@ -25,7 +25,7 @@ def get_config() -> TrainConfig:
   config.data.name = "cifar10"
   config.model.options = {}
   config.privacy.normalization = PrivateStatistics(
-    noise_multiplier=8.0, median_epsilon=0.02
+    noise_multiplier=16.0, median_epsilon=0.02
   )
   config.privacy.sampling_prob = 8192 / 50000
   config.optimizer.learning_rate = 4.0

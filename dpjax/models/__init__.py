@@ -26,5 +26,6 @@ from dpjax.models.scatter_heads import group_standardize as group_standardize
 from dpjax.models.scatter_heads import standardized_features as standardized_features
 from dpjax.models.scattering import scattering as scattering
 from dpjax.models.scattering import scattering_features as scattering_features
+from dpjax.models.scattering import typical_scales as typical_scales
 from dpjax.models.transformer import Transformer as Transformer
 from dpjax.models.wide_resnet import WideResNet as WideResNet

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn import datasets
 
 from dpjax import models
 from dpjax.models.scattering import _lowpass_matrix, _morlet_hat, num_channels, scattering
@@ -261,3 +262,15 @@ def test_tiny_data_sets(count):
 def test_wrong_images_are_refused(images, options, message):
   with pytest.raises(UserError, match=message):
     models.scattering_features(images, **options)
+
+
+def test_typical_scales_are_those_of_photographs_within_a_factor():
+  """Digits, enlarged, are no photographs, and yet: all but the low-pass, which follows the
+  mean of the pixels, come near one size."""
+  images = np.kron(datasets.load_digits().images[:64] / 16, np.ones((2, 2)))[..., None]
+  found = models.scattering_features(images.astype(np.float32))
+  sizes = np.sqrt(np.square(found).mean(axis=(0, 1, 2)))
+  scales = models.typical_scales((16, 16, 1))
+  assert np.ptp(np.log(sizes[1:] / scales[1:])) < np.log(5)
+  assert np.ptp(np.log(sizes[1:])) > np.log(20)
+  np.testing.assert_array_equal(models.typical_scales((16, 16, 2)), np.tile(scales, 2))

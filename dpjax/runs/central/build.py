@@ -199,7 +199,7 @@ def _memory() -> int:
 
 def featured(config: ModelConfig, dataset: data.Dataset, standardized: bool = True) -> Any:
   """The data set as inputs of the model: the features of it, for one that takes features,
-  each example standardised by itself if asked for."""
+  each example standardised by itself; else each channel in units of its typical size."""
   if models.needs_features(config.name) != "scattering":
     return dataset
   _check_images(dataset, f"model.name={config.name!r}")
@@ -214,6 +214,8 @@ def featured(config: ModelConfig, dataset: data.Dataset, standardized: bool = Tr
     features = models.scattering_features(dataset.x, progress=tell)
   if standardized:
     features = models.standardized_features(features, num_groups, in_place=True)
+  else:
+    features /= models.typical_scales(dataset.x.shape[1:])
   return data.computed(dataset, features)
 
 
