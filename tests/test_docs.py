@@ -61,10 +61,13 @@ def _fenced(page: str, language: str) -> list[str]:
   return re.findall(rf"^```{language}\n(.*?)^```$", _text(page), re.DOTALL | re.MULTILINE)
 
 
+def _without_blocks(page: str) -> str:
+  return re.sub(r"^```.*?^```$", "", _text(page), flags=re.DOTALL | re.MULTILINE)
+
+
 def _anchors(page: str) -> set[str]:
   """Of the headings, as GitHub makes them."""
-  text = re.sub(r"^```.*?^```$", "", _text(page), flags=re.DOTALL | re.MULTILINE)
-  heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+  heads = re.findall(r"^#+ (.+)$", _without_blocks(page), re.MULTILINE)
   return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
@@ -93,7 +96,7 @@ def _commands() -> list[tuple[str, str]]:
   found = []
   for page in (*_GUIDE, "WORKSPACE.md", "results/README.md"):
     blocks = "\n".join(_fenced(page, "bash")).replace("\\\n", " ")
-    spans = re.findall(r"`([^`]*python -m launch[^`]*)`", _text(page))
+    spans = re.findall(r"`([^`]*python -m launch[^`]*)`", _without_blocks(page))
     for line in (*blocks.splitlines(), *(" ".join(span.split()) for span in spans)):
       found += [(page, part) for part in line.split("&&") if "python -m launch" in part]
   return found
