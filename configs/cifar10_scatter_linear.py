@@ -15,7 +15,7 @@ privacy.normalization=per_example, 400 averaged steps of 4,096) reach .629 at 3.
 """
 
 from configs import mnist_scatter_linear
-from dpjax.runs.central.config import PrivateStatistics, TrainConfig
+from dpjax.runs.central.config import ByStatistics, TrainConfig
 
 
 def get_config() -> TrainConfig:
@@ -24,9 +24,7 @@ def get_config() -> TrainConfig:
   config = mnist_scatter_linear.get_config()
   config.data.name = "cifar10"
   config.model.options = {}
-  config.privacy.normalization = PrivateStatistics(
-    noise_multiplier=16.0, median_epsilon=0.02
-  )
+  config.privacy.normalization = ByStatistics(noise_multiplier=16.0, median_epsilon=0.02)
   config.privacy.sampling_prob = 8192 / 50000
   config.optimizer.learning_rate = 4.0
   config.num_steps = 600

@@ -35,7 +35,7 @@ def _public(
 
 
 def _in_norms(
-  found: mechanisms.Statistics, norms: tuple[float, ...], n: float
+  found: mechanisms.ChannelMoments, norms: tuple[float, ...], n: float
 ) -> list[np.ndarray]:
   """The two noisy sums [C], each in its clip norm."""
   sums = (np.asarray(found.mean, np.float64), np.asarray(found.mean_square, np.float64))

@@ -33,8 +33,8 @@ from dpjax.mechanisms.budget import BudgetLedger as BudgetLedger
 from dpjax.mechanisms.budget import OverlappingShards as OverlappingShards
 from dpjax.mechanisms.budget import Overspent as Overspent
 from dpjax.mechanisms.budget import ShardCharge as ShardCharge
+from dpjax.mechanisms.channel_statistics import ChannelMoments as ChannelMoments
 from dpjax.mechanisms.channel_statistics import ChannelStatistics as ChannelStatistics
-from dpjax.mechanisms.channel_statistics import Statistics as Statistics
 from dpjax.mechanisms.response import RandomizedResponse as RandomizedResponse
 from dpjax.mechanisms.selection import Exponential as Exponential
 from dpjax.mechanisms.selection import PermuteAndFlip as PermuteAndFlip

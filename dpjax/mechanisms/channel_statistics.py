@@ -39,7 +39,7 @@ _NUMBERS, _MEDIAN_EPSILONS = (1e-30, 1e30), (1e-6, 100.0)
 _TINY = float(np.finfo(np.float32).tiny)
 
 
-class Statistics(NamedTuple):
+class ChannelMoments(NamedTuple):
   """What was released."""
 
   mean: jax.Array  # [C]
@@ -47,12 +47,12 @@ class Statistics(NamedTuple):
   clip_norms: jax.Array  # [2] of the vectors of means, of mean squares
 
 
-def standardized(x: ArrayLike, statistics: Statistics) -> jax.Array:
+def standardized(x: ArrayLike, statistics: ChannelMoments) -> jax.Array:
   """(x - mean) / sqrt(variance + 1e-5) for each channel, the last axis: [..., C] -> same.
 
   A channel whose noisy variance is not positive becomes 0.
 
-  >>> found = Statistics(jnp.array([1.0, 0.0]), jnp.array([5.0, 0.0]), jnp.ones(2))
+  >>> found = ChannelMoments(jnp.array([1.0, 0.0]), jnp.array([5.0, 0.0]), jnp.ones(2))
   >>> standardized(jnp.array([[3.0, 3.0]]), found).round(3).tolist()
   [[1.0, 0.0]]
   """
@@ -119,7 +119,7 @@ class ChannelStatistics:
     stated.positive(noise_multiplier=self.total_noise_multiplier)
     _ = self._sums, self._median  # check the rest
 
-  def __call__(self, key: jax.Array, x: ArrayLike) -> Statistics:
+  def __call__(self, key: jax.Array, x: ArrayLike) -> ChannelMoments:
     """The statistics of `x` [n, ..., C], where each row is one example."""
     finite.check_key(key)
     return _released(self, key, channel_moments(x))
@@ -192,13 +192,13 @@ class ChannelStatistics:
 @functools.partial(jax.jit, static_argnums=0)
 def _released(
   mechanism: ChannelStatistics, key: jax.Array, vectors: jax.Array
-) -> Statistics:
+) -> ChannelMoments:
   keys = jax.random.split(key, 4)
   rows = (vectors[:, 0], vectors[:, 1])
   norms = [mechanism.clip_norm(keys[i], one, i) for i, one in enumerate(rows)]
   means = [mechanism.noisy_mean(keys[2 + i], one, norms[i]) for i, one in enumerate(rows)]
   mean, square = means
-  return Statistics(mean, square, jnp.stack(norms))
+  return ChannelMoments(mean, square, jnp.stack(norms))
 
 
 def gaussian_of_pure(epsilon: float) -> float:

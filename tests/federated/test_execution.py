@@ -403,7 +403,7 @@ def test_a_block_is_sent_while_the_one_before_is_computed():
 
   client = clients.full_gradient(problems.quadratic)
   program = jax.jit(lambda *given: client_blocks.run_block(client, None, *given))
-  way = client_blocks.Way(
+  way = client_blocks.Dispatch(
     noting("compute", program), lambda count: 1, None, noting("send"),
     noting("fetch", jax.device_get),
   )  # fmt: skip

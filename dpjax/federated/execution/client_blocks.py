@@ -25,7 +25,7 @@ from dpjax.gradients import loss_checks
 MOST = 32  # clients of one block on one device
 
 
-class Block(NamedTuple):
+class ClientBlock(NamedTuple):
   """Clients padded to common shapes; every leaf [K, ...]."""
 
   places: np.ndarray  # in the cohort, to put the results back
@@ -36,7 +36,7 @@ class Block(NamedTuple):
   own: Any = None  # leaves [K, R, ...] that `batches` hold rows of, where it was gathered
 
 
-def _blocks(cohort: Cohort, size: int, data: Any) -> Iterator[Block]:
+def _blocks(cohort: Cohort, size: int, data: Any) -> Iterator[ClientBlock]:
   """Blocks of `size` clients, those with the most steps first: like is padded to like."""
   steps = np.array([len(batches.mask) for batches in cohort.batches], np.int64)
   order = np.argsort(-steps, kind="stable")
@@ -44,7 +44,7 @@ def _blocks(cohort: Cohort, size: int, data: Any) -> Iterator[Block]:
     yield _block(cohort, order[start : start + size], size, data)
 
 
-def _block(cohort: Cohort, places: np.ndarray, size: int, data: Any) -> Block:
+def _block(cohort: Cohort, places: np.ndarray, size: int, data: Any) -> ClientBlock:
   members, own = [cohort.batches[place] for place in places], None
   if data is not None:
     members, own = _gathered(members, data, size)
@@ -53,7 +53,7 @@ def _block(cohort: Cohort, places: np.ndarray, size: int, data: Any) -> Block:
   members += [jax.tree.map(np.zeros_like, members[0])] * (size - len(places))
   padded = [member.padded(num_steps, width) for member in members]
   indices = np.concatenate([places, np.full(size - len(places), places[0])])
-  return Block(
+  return ClientBlock(
     places=indices,
     who=np.asarray(cohort.ids)[indices].astype(np.int32),
     n=np.asarray(cohort.num_examples)[indices].astype(np.int32),
@@ -90,7 +90,11 @@ def _gathered(
 
 
 def run_block(
-  client: ClientAlgorithm, partial: Partial, context: Context, memories: Any, block: Block
+  client: ClientAlgorithm,
+  partial: Partial,
+  context: Context,
+  memories: Any,
+  block: ClientBlock,
 ) -> Any:
   """(sums or messages, memories, info) of a block: one `scan` over steps, under vmap."""
 
@@ -111,7 +115,7 @@ def run_block(
   return shared.collected(partial, context.state, sent, block.mask), memories, info
 
 
-class Way(NamedTuple):
+class Dispatch(NamedTuple):
   """Where blocks run, and how they get there and back."""
 
   program: Callable[..., Any]  # (context, memories, block) -> as `run_block`
@@ -126,13 +130,15 @@ class Way(NamedTuple):
 class Blocks:
   """What executions by blocks share: cutting, sending ahead, adding up."""
 
-  def __init__(self, client: ClientAlgorithm, partial: Partial, way: Way):
+  def __init__(self, client: ClientAlgorithm, partial: Partial, way: Dispatch):
     self.partial, self._way = partial, way
     self._nobody = shared.nobody(client, partial)
     self._placed = shared.Placed(way.everywhere)
     self._add = jax.jit(trees.add)
 
-  def _dispatched(self, context: Context, cohort: Cohort) -> Iterator[tuple[Block, Any]]:
+  def _dispatched(
+    self, context: Context, cohort: Cohort
+  ) -> Iterator[tuple[ClientBlock, Any]]:
     """Each block with what will come back from it."""
     memories, data = jax.tree.map(np.asarray, context.memories), None
     if self._way.send is not None and context.data is not None:
@@ -194,6 +200,6 @@ def vmap_clients(*, clients_per_block: int | None = None) -> MapClients:
 
   def bind(client: ClientAlgorithm, partial: Partial) -> Run:
     program = jax.jit(functools.partial(run_block, client, partial))
-    return Blocks(client, partial, Way(program, size))
+    return Blocks(client, partial, Dispatch(program, size))
 
   return bind

@@ -21,7 +21,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from dpjax import validate
 from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import bucket
-from dpjax.federated.execution.client_blocks import MOST, Block, Blocks, Way, run_block
+from dpjax.federated.execution.client_blocks import (
+  MOST,
+  Blocks,
+  ClientBlock,
+  Dispatch,
+  run_block,
+)
 from dpjax.federated.execution.context import Context, MapClients, Partial, Run
 from dpjax.validate import UserError
 
@@ -43,7 +49,7 @@ def _devices(num_devices: int | None) -> list[Any]:
   return devices[:num_devices]
 
 
-OnDevice = Callable[[Context, Any, Block], Any]  # the clients of one device
+OnDevice = Callable[[Context, Any, ClientBlock], Any]  # the clients of one device
 Tree = Callable[[Any], Any]
 
 
@@ -68,14 +74,14 @@ def _over_devices(
     return mesh.size * (clients_per_device or bucket(min(share, MOST)))
 
   def bind(client: ClientAlgorithm, partial: Partial) -> Run:
-    def on_device(context: Context, memories: Any, block: Block) -> Any:
+    def on_device(context: Context, memories: Any, block: ClientBlock) -> Any:
       collected, *rest = run_block(client, partial, context, memories, block)
       if partial is not None:
         collected = jax.lax.psum(collected, _AXIS)
       return collected, *rest
 
     program, send, fetch = parallel(on_device, _APART if partial is None else _SAME, mesh)
-    return Blocks(client, partial, Way(program, size, everywhere, send, fetch))
+    return Blocks(client, partial, Dispatch(program, size, everywhere, send, fetch))
 
   return bind
 

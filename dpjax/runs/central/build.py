@@ -106,7 +106,7 @@ class Run(NamedTuple):
   canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
   noise: Noise | None = None  # for an optimizer that must know it
   # by which `train` and `test` are normalised
-  statistics: mechanisms.Statistics | None = None
+  statistics: mechanisms.ChannelMoments | None = None
   mesh: Mesh | None = None  # devices, where there are several
 
 

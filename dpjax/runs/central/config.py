@@ -27,7 +27,7 @@ class PerExample:
 
 
 @dataclasses.dataclass(frozen=True)
-class PrivateStatistics:
+class ByStatistics:
   """Mean and variance of each channel over the training data, paid from the run's budget."""
 
   noise_multiplier: float = 8.0  # of each of two sums, over all examples
@@ -38,7 +38,7 @@ class PrivateStatistics:
 
 NORMALIZATIONS: dict[str, type] = {
   "per_example": PerExample,
-  "private_statistics": PrivateStatistics,
+  "private_statistics": ByStatistics,
 }
 
 
@@ -106,7 +106,7 @@ class PrivacyConfig(WithChoices):
   noise_levels: list[float] = dataclasses.field(default_factory=list)
   ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)
   # of the model's inputs: per_example | private_statistics (of channels, from the same budget)
-  normalization: Annotated[PerExample | PrivateStatistics, Choice(NORMALIZATIONS)] = (
+  normalization: Annotated[PerExample | ByStatistics, Choice(NORMALIZATIONS)] = (
     dataclasses.field(default_factory=PerExample)
   )
 

@@ -19,7 +19,7 @@ from dpjax import accounting, auditing, data, mechanisms, sampling
 from dpjax.mechanisms import channel_statistics
 from dpjax.plan import Plan
 from dpjax.runs import streams
-from dpjax.runs.central.config import PrivateStatistics, TrainConfig
+from dpjax.runs.central.config import ByStatistics, TrainConfig
 from dpjax.runs.streams import Streams
 from dpjax.types import Params
 from dpjax.validate import UserError
@@ -30,7 +30,7 @@ _CHUNK = 1000  # examples
 
 def is_private(config: TrainConfig) -> bool:
   """Whether statistics of the data are part of the run."""
-  return isinstance(config.privacy.normalization, PrivateStatistics)
+  return isinstance(config.privacy.normalization, ByStatistics)
 
 
 def leave_out_default(privacy: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ def mechanism(
 ) -> mechanisms.ChannelStatistics | None:
   """What the plan charges, for so many examples (public), under the relation of its sampler."""
   chosen, relation = config.privacy.normalization, "add_or_remove_one"
-  if not isinstance(chosen, PrivateStatistics):
+  if not isinstance(chosen, ByStatistics):
     return None
   if sampler is not None:
     asked, name = config.privacy.neighboring_relation, type(sampler).__name__
@@ -71,7 +71,7 @@ def mechanism(
 
 def released(
   plan: Plan, random: Streams, train: data.Dataset
-) -> mechanisms.Statistics | None:
+) -> mechanisms.ChannelMoments | None:
   """The statistics of the data that are trained on; rows that are empty records are left out.
 
   UserError: tokens, which have no channels.
@@ -88,7 +88,9 @@ def released(
   return jax.tree.map(np.asarray, found)
 
 
-def normalized(dataset: data.Dataset, statistics: mechanisms.Statistics) -> data.Dataset:
+def normalized(
+  dataset: data.Dataset, statistics: mechanisms.ChannelMoments
+) -> data.Dataset:
   """The data set with its inputs normalised, once: a copy, chunk by chunk."""
   step = jax.jit(functools.partial(channel_statistics.standardized, statistics=statistics))
   out = np.empty_like(dataset.x)
@@ -98,7 +100,7 @@ def normalized(dataset: data.Dataset, statistics: mechanisms.Statistics) -> data
 
 
 def of_canaries(
-  canaries: auditing.Canaries | None, statistics: mechanisms.Statistics
+  canaries: auditing.Canaries | None, statistics: mechanisms.ChannelMoments
 ) -> auditing.Canaries | None:
   """The canaries as inputs of the model."""
   if canaries is None:
@@ -106,7 +108,7 @@ def of_canaries(
   return canaries._replace(examples=normalized(canaries.examples, statistics))
 
 
-def beside(params: Params, statistics: mechanisms.Statistics | None) -> Params:
+def beside(params: Params, statistics: mechanisms.ChannelMoments | None) -> Params:
   """What leaves a run: the parameters, and the statistics without which they say nothing."""
   if statistics is None:
     return params
