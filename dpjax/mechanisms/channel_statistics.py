@@ -183,7 +183,7 @@ class ChannelStatistics:
     total = accounting.lower(self.total_noise_multiplier, digits=6)
     return (
       f"Before the first step: mean and mean square of each channel over all {unit}s, the two "
-      f"vectors of a {unit} clipped to {norms}, each sum with Gaussian noise of {noise} times "
+      f"vectors of one {unit} clipped to {norms}, each sum with Gaussian noise of {noise} times "
       f"the norm. Charged together as Gaussian noise of {total} times the clip norm, which is "
       "part of what is charged above, with the first step."
     )
