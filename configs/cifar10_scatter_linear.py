@@ -27,7 +27,7 @@ def get_config() -> TrainConfig:
   config.privacy.normalization = ByStatistics(noise_multiplier=16.0, median_epsilon=0.02)
   config.privacy.sampling_prob = 8192 / 50000
   config.optimizer.learning_rate = 4.0
-  config.num_steps = 600
+  config.num_steps = 360
   config.eval_every = 120
-  config.checkpoint_every = 300
+  config.checkpoint_every = 120
   return config
