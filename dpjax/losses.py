@@ -13,10 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import trees
+from dpjax import trees, validate
 from dpjax.types import Array, Example, LossFn, Params
 from dpjax.validate import UserError
 
+_INTEGERS = ("one integer", "integer tokens [T]", "integer tokens [m, T]")  # by rank
+REDUCTIONS = ("mean", "sum")
 Apply = Callable[[Params, Any], Array]  # (params, x [B, ...]) -> outputs [B, ...]
 
 
@@ -41,8 +43,8 @@ def _integers(value: Any, name: str, rank: int) -> Array:
   array = jnp.asarray(value)
   if array.ndim != rank or not jnp.issubdtype(array.dtype, jnp.integer):
     raise UserError(
-      f"example.{name}: must be {'one integer' if rank == 0 else 'integer tokens [T]'} "
-      f"(a loss sees ONE example), got {array.dtype} of shape {array.shape}"
+      f"example.{name}: must be {_INTEGERS[rank]} (a loss sees ONE example), got "
+      f"{array.dtype} of shape {array.shape}"
     )
   return array
 
@@ -97,28 +99,73 @@ def mean_squared_error(apply: Apply) -> LossFn:
   return loss
 
 
-def next_token(apply: Apply, *, padding_id: int | None = None) -> LossFn:
-  """Mean cross-entropy of each token of one sequence given those before it.
+def next_token(
+  apply: Apply,
+  *,
+  padding_id: int | None = None,
+  sequences: bool = False,
+  reduction: str = "mean",
+  weights: Callable[[Array], Array] | None = None,
+) -> LossFn:
+  """Cross-entropy of the tokens of one example, each given those before it in its sequence.
 
-  `example.x` is tokens [T]; apply gets [1, T - 1] and returns logits [1, T - 1, V], and
-  must be causal. Targets equal to `padding_id` are left out of the mean, which is over
-  the example's own tokens (a sequence of padding alone costs 0). `example.y` is unused.
+  An example is one sequence, `example.x` tokens [T] (m = 1); apply gets [m, T - 1] and returns
+  logits [m, T - 1, V], and must be causal. `example.y` is unused.
+
+  An example's loss is divided by nothing but numbers of its own (or by none). To divide by the
+  tokens of the whole batch, as is usual without privacy, would let every example change the
+  gradients of all others: no clip norm would bound what one of them does. A public divisor
+  is `normalize_by` of a `Plan`.
+
+  Args:
+    padding_id: targets equal to it count for nothing (padding alone costs 0).
+    sequences: an example is several sequences of one person, `example.x` tokens [m, T].
+    reduction: "mean" over the example's own tokens, or their "sum": before clipping, long
+      examples then weigh more.
+    weights: of each target, [m, T - 1] from the targets [m, T - 1]: at least 0, and from
+      these alone. "mean" is then the weighted mean: sum of w * loss / sum of w.
+
+  Raises:
+    UserError: while it is traced: no integer tokens of one example, fewer than 2 in a
+      sequence, weights of another shape.
 
   >>> uniform = lambda params, tokens: jnp.zeros((*tokens.shape, 8)) + params
   >>> print(round(float(next_token(uniform)(0.0, Example(jnp.arange(5), 0))), 4))  # log 8
   2.0794
+  >>> loss = next_token(uniform, padding_id=0, reduction="sum")
+  >>> print(round(float(loss(0.0, Example(jnp.array([5, 3, 7, 0]), 0))), 4))  # 2 log 8
+  4.1589
   """
+  validate.one_of(REDUCTIONS, reduction=reduction)
 
   def loss(params: Params, example: Example) -> Array:
-    tokens = _integers(example.x, "x", 1)
-    if tokens.shape[0] < 2:
-      raise UserError(f"example.x: must hold at least 2 tokens, got {tokens.shape[0]}")
-    inputs, targets = tokens[:-1], tokens[1:]
-    logits = _outputs(apply, params, inputs, 3, "logits [1, T, V]")
-    losses = _cross_entropy(logits, targets)
-    if padding_id is None:
-      return jnp.mean(losses)
-    kept = (targets != padding_id).astype(losses.dtype)
-    return jnp.sum(losses * kept) / jnp.maximum(jnp.sum(kept), 1)
+    tokens = _integers(example.x, "x", 2 if sequences else 1)
+    if tokens.shape[-1] < 2:
+      raise UserError(f"example.x: must hold at least 2 tokens, got {tokens.shape[-1]}")
+    tokens = tokens if sequences else tokens[None]
+    logits = apply(params, tokens[:, :-1])
+    targets = tokens[:, 1:]
+    if jnp.ndim(logits) != 3 or jnp.shape(logits)[:2] != targets.shape:
+      told = f"for x of shape {targets.shape}, got {jnp.shape(logits)}"
+      raise UserError(f"apply: must return logits [1, T, V] {told}")
+    losses = _cross_entropy(trees.at_least_float32(jnp.asarray(logits)), targets)
+    shares = _shares(targets, padding_id, weights).astype(losses.dtype)
+    # not 0 x infinity: what counts for nothing may be anything
+    total = jnp.sum(jnp.where(shares > 0, losses, 0) * shares)
+    if reduction == "sum":
+      return total
+    weight = jnp.sum(shares)
+    return total / jnp.where(weight > 0, weight, 1)
 
   return loss
+
+
+def _shares(targets: Array, padding_id: int | None, weights: Any) -> Array:
+  """What each target counts: [m, T - 1]."""
+  kept = jnp.ones(targets.shape, bool) if padding_id is None else targets != padding_id
+  if weights is None:
+    return kept
+  own = jnp.asarray(weights(targets))
+  if own.shape != targets.shape:
+    raise UserError(f"weights: must be of shape {targets.shape}, got {own.shape}")
+  return jnp.where(kept, trees.at_least_float32(own), 0)

@@ -31,6 +31,8 @@ def _compiled(apply: Apply, padding_id: int | None) -> Callable[..., Array]:
   @jax.jit
   def totals(params: Params, x: Array, y: Array, mask: Array) -> Array:
     if padding_id is not None:
+      mask = jnp.repeat(mask, x.size // x.shape[-1] // len(x))
+      x = x.reshape(-1, x.shape[-1])  # the sequences of all examples
       x, y = x[:, :-1], x[:, 1:]
       mask = mask[:, None] & (y != padding_id)
     logits = apply(params, x)
@@ -61,8 +63,10 @@ def _batches(x: Any, y: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
     yield _padded(x, start, size), _padded(y, start, size), mask
 
 
-def _arrays(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
-  x, y = np.asarray(dataset.x), np.asarray(dataset.y)
+def _arrays(dataset: Any) -> tuple[Any, np.ndarray]:
+  x, y = dataset.x, np.asarray(dataset.y)
+  if isinstance(x, jax.Array) or not hasattr(x, "shape"):  # else read a batch at a time
+    x = np.asarray(x)
   if y.ndim != 1 or y.dtype.kind not in "iu" or len(y) == 0:
     raise UserError(
       f"dataset.y: must be integer labels [n] with n >= 1, got {y.dtype} {y.shape}"
@@ -134,7 +138,9 @@ def evaluate_next_token(
   """{"accuracy", "loss", "perplexity"} of predicting each token from those before it,
   over all tokens of the data set that are not padding.
 
-  `dataset.x` is tokens [n, T]; apply maps [B, T - 1] to logits [B, T - 1, V].
+  `dataset.x` is tokens [n, T], or [n, m, T] where an example is several sequences; apply maps
+  [B, T - 1] to logits [B, T - 1, V]. Every token counts the same, whosever it is: perplexity
+  is exp of the mean over tokens, which no mean of examples' own means is.
 
   >>> from dpjax.types import Example
   >>> data = Example(x=np.array([[1, 2, 1, 0]]), y=np.array([0]))

@@ -184,12 +184,14 @@ def _is_ours(file: str) -> bool:
 
 # --- what a run is made of
 
-# Fields of a config that take a path.
+# Fields of a config that take a path; and of files that are as much a part of the run.
 _FIELDS = ("name", "loss", "sampler", "algorithm", "aggregator", "rule")
+_FILES = ("pretrained",)
 
 
 def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, str]]:
-  """Field -> {"path", "sha256" of the code} of every import path in a config's fields.
+  """Field -> {"path", "sha256" of the code} of every import path in a config's fields, and of
+  the file of weights that a run starts from.
 
   The code is the file that the path names and, where that one only imports what the path
   names, the file that it comes from. What else they import is not read.
@@ -205,7 +207,18 @@ def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, 
       found |= sources(value, f"{prefix}{name}.")
     elif name in _FIELDS and isinstance(value, str) and is_path(value):
       found[f"{prefix}{name}"] = {"path": value, "sha256": _sha256(value, prefix + name)}
+    elif name in _FILES and isinstance(value, str):
+      found[f"{prefix}{name}"] = {"path": value, "sha256": _sha256_of(value, prefix + name)}
   return found
+
+
+def _sha256_of(path: str, field: str) -> str:
+  """Of a file, 1 MB at a time."""
+  try:
+    with open(path, "rb") as file:
+      return hashlib.file_digest(file, "sha256").hexdigest()
+  except OSError as error:
+    raise UserError(f"{field}={path!r}: {error.strerror}") from error
 
 
 def _sha256(path: str, field: str) -> str:

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax import accounting, sampling
+from dpjax import accounting, sampling, validate
+from dpjax.accounting.matrix import Strategy
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 
 SAMPLERS = ("poisson", "random_allocation", "truncated_poisson", "fixed_size", "none")
 OVERFLOWING = ("poisson", "random_allocation")  # whose batches have a random size
+BOUNDED = ("balls_in_bins", "min_sep")  # whose participation is bounded: `bounded_rows`
 UNKNOWNS = ("epsilon", "noise_multiplier", "num_steps", "sampling_prob")
 _CURVE_POINTS = 60
 
@@ -135,6 +137,71 @@ def epsilon_in_training(question: Question, accountant: str) -> float:
   share = OVERFLOW_SHARE if question.sampler in OVERFLOWING else 0.0
   smaller = question._replace(delta=question.delta - share * question.delta)
   return epsilon_of(smaller, accountant)
+
+
+class Bounded(NamedTuple):
+  """A run whose sampler bounds how often an example takes part, with banded noise."""
+
+  sampler: str  # one of BOUNDED
+  noise_multiplier: float
+  num_steps: int
+  sampling_prob: float  # of one example to be in a batch
+  min_sep: int  # of balls_in_bins the number of bins
+  delta: float
+  bands: int = 1  # of the noise; 1: independent
+  num_samples: int = 2_000_000
+
+  @property
+  def strategy(self) -> Strategy:
+    """Coefficients that are best for this number of steps and bands."""
+    from dpjax.noise import correlated  # loads JAX, which nothing else here needs
+
+    if self.bands == 1:
+      return correlated.Independent()
+    return correlated.BandedToeplitz.optimized(num_steps=self.num_steps, bands=self.bands)
+
+
+def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
+  """(what it is worth, epsilon) under add_or_remove_one: simulated, labelled so; proved for
+  the same run; and proved for cyclic Poisson batches of the same expected size.
+
+  >>> rows = bounded_rows(Bounded("balls_in_bins", 1.0, 8, 0.25, 4, 1e-3, num_samples=10_000))
+  >>> [name for name, _ in rows][:2]
+  ['Monte Carlo estimate, NOT a bound', 'Monte Carlo, 99 % confidence, NOT a proof']
+  """
+  validate.one_of(BOUNDED, sampler=run.sampler)
+  strategy = run.strategy
+  common: Any = {"noise_multiplier": run.noise_multiplier, "num_steps": run.num_steps}
+  bins = run.sampler == "balls_in_bins"
+  simulated: Any = {**common, "delta": run.delta, "num_samples": run.num_samples}
+  if bins:
+    found = accounting.balls_in_bins_epsilon(strategy, num_bins=run.min_sep, **simulated)
+  else:
+    prob = run.sampling_prob / (1 - (run.min_sep - 1) * run.sampling_prob)
+    found = accounting.min_sep_epsilon(
+      strategy, sampling_prob=prob, min_sep=run.min_sep, **simulated
+    )
+  share = f"{100 * found.confidence:g} %"
+  rows = [
+    ("Monte Carlo estimate, NOT a bound", found.estimate),
+    (f"Monte Carlo, {share} confidence, NOT a proof", found.upper),
+  ]
+  for by in accounting.ACCOUNTANTS if bins else ():
+    proved = accounting.balls_in_bins_proved(
+      strategy, num_bins=run.min_sep, delta=run.delta, accountant=by, **common
+    )
+    rows.append((f"proved ({by})", proved))
+  of = lambda **more: accounting.epsilon(
+    accounting.joined(
+      accounting.correlated_events(strategy, min_sep=run.min_sep, **common, **more)
+    ),
+    delta=run.delta,
+  )
+  rows.append(("proved, unamplified (pld)", of(cyclic=bins)))
+  turn = run.sampling_prob * run.min_sep
+  if not bins and run.bands <= run.min_sep and turn < 1:
+    rows.append(("cyclic poisson (pld)", of(cyclic=True, sampling_prob=turn)))
+  return rows
 
 
 def curve(answers: Iterable[Question]) -> list[dict[str, Any]]:

@@ -178,6 +178,17 @@ def unflattened(flat: np.ndarray, like: ArrayTree) -> Any:
   return jax.tree.unflatten(treedef, shaped)
 
 
+def named_leaves(tree: ArrayTree) -> dict[str, Any]:
+  """Leaf by its path; "" is that of an array by itself.
+
+  >>> named_leaves({"params": {"head": {"bias": 1}}})
+  {'params/head/bias': 1}
+  """
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+  return {name(path): leaf for path, leaf in leaves}
+
+
 def sha256(tree: ArrayTree) -> str:
   """Fingerprint of a tree: paths, dtypes, shapes and every byte.
 

@@ -30,6 +30,10 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --sampler=random_allocation --noise_multiplier=1 \\
     --num_steps=2000 --sampling_prob=0.005
 
+  # steps of a record at least 8 apart, noise of 4 bands: simulated; balls_in_bins: proved, too
+  python -m launch.account --sampler=min_sep --min_sep=8 --bands=4 --noise_multiplier=1 \\
+    --num_steps=64 --sampling_prob=0.05 --delta=1e-4 --num_samples=300000
+
   # shuffled batches: an epoch costs no more than one step on all data; here 40 epochs
   python -m launch.account --sampler=none --noise_multiplier=20 --num_steps=40 \\
     --neighboring_relation=replace_special
@@ -38,7 +42,7 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --tradeoff --noise_multiplier=1.1 --sampling_prob=0.01 \\
     --num_steps=4000
 
-  # beside the proofs an approximation by the central limit, which may be too small
+  # beside the proofs the central limit, which may be too small
   python -m launch.account --gdp --noise_multiplier=1 --sampling_prob=0.01 --num_steps=100
 
   # published formulas beside the truth: where they promise too much, where too little
@@ -62,7 +66,7 @@ from dpjax import accounting, price, sampling, validate
 from dpjax.accounting import documents
 from dpjax.price import UNKNOWNS, Question
 from dpjax.validate import UserError
-from launch import app
+from launch import app, bounded
 
 _OF_SIZE = ("fixed_size", "truncated_poisson")  # samplers for a known number of examples
 _MOST = 2**53
@@ -80,6 +84,7 @@ _QUESTION_FLAGS = (
   "capacity",
   "gdp",
   "tradeoff",
+  *bounded.FLAGS,
 )
 
 
@@ -103,7 +108,17 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   flag("integer", "batch_size", None, size)
   most = "the most examples of a batch, for --sampler=truncated_poisson"
   flag("integer", "capacity", None, most)
-  flag("enum", "sampler", "poisson", price.SAMPLERS, "who is in a batch; none: all data")
+  flag(
+    "enum",
+    "sampler",
+    "poisson",
+    (*price.SAMPLERS, *price.BOUNDED),
+    "who is in a batch; none: all data",
+  )
+  apart = "least steps between two of one example, for min_sep; bins of balls_in_bins"
+  flag("integer", "min_sep", None, apart)
+  flag("integer", "bands", 1, "with --min_sep: bands of the correlated noise")
+  flag("integer", "num_samples", 2_000_000, "with --min_sep: simulated runs")
   own = "default: add_or_remove_one; fixed_size: replace_one; truncated: replace_special"
   flag("enum", "neighboring_relation", None, accounting.RELATIONS, own)
   flag("enum", "accountant", "both", ("pld", "rdp", "both"), "pld solves for both")
@@ -264,7 +279,8 @@ def _rows(answer: Question, gdp: bool) -> list[tuple[str, ...]]:
     by = answer.accountants[0]
     found = price.epsilon_in_training(answer, by)
     rows.append((f"launch.train ({by})", *known, _up(found)))
-  if answer.sampler == "random_allocation":  # the same expected batches, for comparison
+  allowed = accounting.accountants_for("poisson", answer.neighboring_relation)
+  if answer.sampler == "random_allocation" and allowed:  # the same expected batches
     poisson = answer._replace(sampler="poisson")
     rows.append(("poisson (pld)", *known, _up(price.epsilon_of(poisson, "pld"))))
   return rows + ([_approximated(answer, known)] if gdp else [])
@@ -352,14 +368,27 @@ def _check_out(name: str, values: Any) -> None:
     validate.folder(**{name: values[name].value})
 
 
+def _check_companions(values: Any) -> None:
+  """UserError for a flag whose companion is missing."""
+  if values.out is not None:
+    raise UserError("out: goes with --compare_documents only")
+  given = [name for name in bounded.FLAGS if values[name].present]
+  if given and values.sampler not in price.BOUNDED:
+    samplers = " or ".join(price.BOUNDED)
+    raise UserError(f"{given[0]}: goes with sampler={samplers} only")
+  _check_out("curve", values)
+
+
 def main() -> None:
   """Answers the command line."""
   values = flags.FLAGS
   if values.compare_documents:
     return compare_documents(values)
-  if values.out is not None:
-    raise UserError("out: goes with --compare_documents only")
-  _check_out("curve", values)
+  _check_companions(values)
+  if values.sampler in price.BOUNDED:
+    _check_counts(values)
+    levels = _noise_multipliers(values.noise_multiplier)
+    return bounded.show(bounded.runs(values, levels))
   asked = questions(values)
   answers = [price.solve(question) for question in asked]
   print(f"{headline(asked[0])}\n{table(answers, gdp=values.gdp)}")

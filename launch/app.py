@@ -27,7 +27,7 @@ def fail(message: object, code: int = 2) -> None:
 
 
 def define_dry_run() -> None:
-  """Defines --dry_run of a launcher that trains; call it at import time, as any absl flag."""
+  """Defines --dry_run of a launcher; call it at import time, as any absl flag."""
   flags.DEFINE_bool(
     "dry_run", False, "Print the plan of the run, and end: nothing is written."
   )

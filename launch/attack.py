@@ -31,6 +31,7 @@ flags.DEFINE_string(
   "workdir", None, "Directory of this table (default: runs/attack_<config>)."
 )
 flags.DEFINE_bool("threats", False, "Print the page of threats, and do nothing else.")
+app.define_dry_run()
 
 
 def main() -> None:
@@ -38,6 +39,7 @@ def main() -> None:
   if flags.FLAGS.threats:
     app.refuse_given(("config", "workdir"), "a run, without --threats")
     return print(registry.page(), end="")
+  app.refuse_given(("dry_run",), "launch.train or launch.federate, whose runs are attacked")
   config, workdir = config_flag.get(), config_flag.workdir("attack_")
   with app.stoppable(workdir):
     rows = attack_table.run_all(config, workdir)

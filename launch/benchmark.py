@@ -7,11 +7,15 @@
   python -m launch.benchmark --suite=federated --cpu_devices=8
   python -m launch.benchmark --suite=federated --workloads=mlp --methods=vmap,pmap,shard_map \
     --cpu_devices=8 --data_mb=2,188
+  python -m launch.benchmark --suite=federated --workloads=cifar10_pfl \
+    --methods=threads,loop,pfl,flower --peer_python=PATH
   python -m launch.benchmark --suite=training \
     --configs=configs/mnist_cnn.py,configs/cifar10_cnn.py --methods=auto,vmap
   python -m launch.benchmark --suite=devices --cpu_devices=8 --configs=configs/mnist_cnn.py \
     --mesh=data:1 --mesh=data:8 --mesh=data:4,model:2
+  python -m launch.benchmark --suite=population --clients=100,10000 --rounds=100
   python -m launch.benchmark --suite=secure_sums --workloads=10x1000000 --repeats=1
+  python -m launch.benchmark --suite=data --folder=made --records=10000,1000000
 
 For each workload, in one process and in turns: the ordinary gradient, the vmap route, the
 fast route (ghost), auto, and where they are installed (pip install -e '.[bench]')
@@ -28,7 +32,10 @@ none are given) over the number of clients (--clients); it writes federated.csv 
 federated.png. "loop" is one thread, "threads" what launch.federate does on a CPU, "pmap" and
 "shard_map" run over all devices (--cpu_devices=8 makes 8 of one CPU: for the correctness of the
 programme, not for its speed), "fedjax" is FedJAX where it is installed. --data_mb also times
-rounds of the same 40 clients beside data sets of these sizes, in turns.
+rounds of the same 40 clients beside data sets of these sizes, in turns. The workload cifar10_pfl is
+the published CIFAR-10 setup of pfl-research (50 of 1,000 clients a round, 5 local steps): ours
+beside "pfl" and "flower" (its simulation; the same PyTorch client), each in a process of its own,
+by --peer_python, the Python of an environment with them (see dpjax/benchmarks/peer_rounds.py).
 
 --suite=training times the steps of whole configs by gradient method, in turns, and says how
 many minutes their runs take by each; it writes training.csv.
@@ -41,10 +48,19 @@ sends and holds; it writes devices.csv. Devices made of one CPU (--cpu_devices) 
 noise are inside it, by bits and epsilon, against Gaussian noise of a server at equal epsilon; it
 writes distributed_noise.csv, .md and .png.
 
+--suite=population measures SCAFFOLD over populations (--clients) with 1e5 parameters, their states
+in memory and on disk (--methods), for --rounds rounds of 10 clients: time, checkpoints, and memory
+of device and host, each in a process of its own; it writes population.csv.
+
 --suite=secure_sums measures sums of clients' vectors by protocol (--methods: see
 dpjax/secure/sums), all parties in one process, with and without drop-outs: seconds, bytes,
 streams, operations and memory, for --workloads=CLIENTSxLENGTH,...; it writes sums.csv and
 sums.md. With --repeats the best is reported.
+
+--suite=data makes records by a program in --folder (--workloads: arrays, images, text; --records
+of each; 1e6 images take .8 GB as arrays), where they stay, and times steps on them in turns, from
+memory and read from files as they are drawn; with the peak memory of a run in a fresh process, for
+which the larger set must fit into memory. It writes data.csv.
 """
 
 from __future__ import annotations
@@ -56,10 +72,13 @@ from absl import flags
 
 from dpjax import gradients, validate
 from dpjax.benchmarks import (
+  data_speed,
   device_speed,
   federated_speed,
   gradient_speed,
   noise_error,
+  peer_rounds,
+  population_cost,
   sum_overhead,
   training_speed,
   workloads,
@@ -67,17 +86,30 @@ from dpjax.benchmarks import (
 from dpjax.runs.central.config import TrainConfig
 from launch import app, config_flag
 
-SUITES = ("gradients", "federated", "training", "devices", "noise", "secure_sums")
+SUITES = (
+  "gradients",
+  "federated",
+  "training",
+  "devices",
+  "noise",
+  "population",
+  "secure_sums",
+  "data",
+)
 _OF_SUITES = {  # flags that not every suite reads
-  "workloads": ("gradients", "federated", "secure_sums"),
-  "clients": ("federated",),
+  "workloads": ("gradients", "federated", "secure_sums", "data"),
+  "folder": ("data",),
+  "records": ("data",),
+  "clients": ("federated", "population"),
+  "rounds": ("population",),
   "data_mb": ("federated",),
-  "cpu_devices": ("federated", "devices"),
+  "peer_python": ("federated",),
+  "cpu_devices": ("federated", "training", "devices"),
   "configs": ("training", "devices"),
   "mesh": ("devices",),
-  "peak_rss": ("gradients", "secure_sums"),
-  "methods": ("gradients", "federated", "training", "secure_sums"),
-  "repeats": ("gradients", "federated", "training", "devices", "secure_sums"),
+  "peak_rss": ("gradients", "secure_sums", "data"),
+  "methods": ("gradients", "federated", "training", "population", "secure_sums"),
+  "repeats": ("gradients", "federated", "training", "devices", "secure_sums", "data"),
 }
 
 flags.DEFINE_string("suite", "gradients", f"What to measure: {', '.join(SUITES)}.")
@@ -85,8 +117,9 @@ flags.DEFINE_list(
   "workloads",
   None,
   f"Of gradients: {', '.join(workloads.NAMES)}; of "
-  f"federated: {', '.join(federated_speed.WORKLOADS)} (default: all); of secure_sums: "
-  "CLIENTSxLENGTH.",
+  f"federated: {', '.join(federated_speed.WORKLOADS)} (default: these) and "
+  f"{peer_rounds.WORKLOAD}; of secure_sums: CLIENTSxLENGTH; of data: "
+  f"{', '.join(data_speed.KINDS)} (default: arrays).",
 )
 flags.DEFINE_list(
   "methods",
@@ -94,23 +127,40 @@ flags.DEFINE_list(
   "Of gradients: "
   f"{', '.join(gradient_speed.METHODS)} (default: all); of federated: "
   f"{', '.join(federated_speed.METHODS)} (default: all that are installed); of secure_sums: "
-  f"{', '.join(sum_overhead.METHODS)} (default: all).",
+  f"{', '.join(sum_overhead.METHODS)} (default: all); of population: "
+  f"{', '.join(population_cost.METHODS)} (default: both).",
 )
 flags.DEFINE_integer(
   "cpu_devices",
   None,
-  "federated, for pmap and shard_map, and devices: devices to make of one CPU (default: one).",
+  "federated, for pmap and shard_map, training, for meshes, and devices: devices to make of one "
+  "CPU (default: one).",
   lower_bound=1,
   upper_bound=1024,
 )
-flags.DEFINE_list("clients", [], "federated: also time cohorts of these many clients.")
+flags.DEFINE_list(
+  "clients",
+  [],
+  "federated: also time cohorts of these many clients; population: its sizes (default: "
+  f"{', '.join(map(str, population_cost.SIZES))}).",
+)
+flags.DEFINE_integer(
+  "rounds", 100, "population: rounds of 10 clients.", lower_bound=20, upper_bound=10**6
+)
 flags.DEFINE_list(
   "data_mb", [], "federated: also time rounds beside data sets of these many megabytes."
 )
 flags.DEFINE_list(
   "configs", ["configs/mnist_cnn.py"], "training, devices: config files, each one run."
 )
+flags.DEFINE_string(
+  "peer_python",
+  sys.executable,
+  "federated: the Python that has pfl and flwr (default: this one).",
+)
 flags.DEFINE_multi_string("mesh", [], "devices: such as data:8, or data:4,model:2.")
+flags.DEFINE_string("folder", None, "data: where the records are made; they stay there.")
+flags.DEFINE_list("records", ["10000", "1000000"], "data: sizes of the sets.")
 flags.DEFINE_string("out", None, "Directory for the CSV and PNG files.")
 flags.DEFINE_integer(
   "repeats",
@@ -136,7 +186,9 @@ def main() -> None:
     "training": _training,
     "devices": _devices,
     "noise": _noise,
+    "population": _population,
     "secure_sums": _secure_sums,
+    "data": _data,
   }
   run[options.suite](options, out)
 
@@ -156,7 +208,22 @@ def _gradients(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   print(gradient_speed.table(entries))
 
 
+def _beside_peers(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  app.refuse_given(("cpu_devices", "clients", "data_mb"), "another workload")
+  entries = peer_rounds.measure(
+    options.methods or peer_rounds.METHODS,
+    repeats=options.repeats,
+    peer_python=options.peer_python,
+  )
+  if out is not None:
+    federated_speed.write(entries, out)
+  print(federated_speed.table(entries))
+
+
 def _federated(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  if options.workloads == [peer_rounds.WORKLOAD]:
+    return _beside_peers(options, out)
+  app.refuse_given(("peer_python",), f"--workloads={peer_rounds.WORKLOAD}")
   names = options.workloads or list(federated_speed.WORKLOADS)
   methods = options.methods or federated_speed.default_methods()
   over_devices = set(methods) & set(federated_speed.OVER_DEVICES)
@@ -189,8 +256,10 @@ def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   methods = options.methods or list(training_speed.METHODS)
   for method in methods:
     validate.one_of(gradients.METHODS, methods=method)
-  entries = []
-  for name, config in _configs(options).items():
+  configs, entries = _configs(options), []
+  if options.cpu_devices is not None:
+    federated_speed.use_cpu_devices(options.cpu_devices)
+  for name, config in configs.items():
     entries += training_speed.measure(name, config, methods, repeats=options.repeats)
     print(f"measured {name}", file=sys.stderr, flush=True)
     if out is not None:
@@ -228,6 +297,21 @@ def _noise(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   print(noise_error.table(entries))
 
 
+def _population(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  methods = options.methods or list(population_cost.METHODS)
+  for method in methods:
+    validate.one_of(population_cost.METHODS, methods=method)
+  counts = [_count("clients", text) for text in options.clients]
+  entries = []
+  for count in counts or population_cost.SIZES:
+    for method in methods:
+      entries.append(population_cost.measure(count, method, rounds=options.rounds))
+      print(f"measured {count} {method}", file=sys.stderr, flush=True)
+      if out is not None:
+        population_cost.write(entries, out)
+  print(population_cost.table(entries))
+
+
 def _secure_sums(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   methods = options.methods or list(sum_overhead.METHODS)
   for method in methods:
@@ -242,13 +326,36 @@ def _secure_sums(options: flags.FlagValues, out: pathlib.Path | None) -> None:
         length,
         dropped=dropped,
         repeats=options.repeats,
-        alone=options.peak_rss,
+        fresh_process=options.peak_rss,
       )
     )
     print(f"measured {method} {clients}x{length}", file=sys.stderr, flush=True)
     if out is not None:
       sum_overhead.write(entries, out)
   print(sum_overhead.table(entries))
+
+
+def _data(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  if not options.folder:
+    raise validate.UserError("folder: must be given: where a million records are made")
+  validate.folder(folder=options.folder)
+  kinds = options.workloads or ["arrays"]
+  for kind in kinds:
+    validate.one_of(data_speed.KINDS, workloads=kind)
+  sizes = [_count("records", text) for text in options.records]
+  entries = []
+  for kind in kinds:
+    entries += data_speed.measure(
+      pathlib.Path(options.folder),
+      kind,
+      sizes,
+      repeats=options.repeats,
+      fresh_process=options.peak_rss,
+    )
+    print(f"measured {kind}", file=sys.stderr, flush=True)
+    if out is not None:
+      data_speed.write(entries, out)
+  print(data_speed.table(entries))
 
 
 def _count(name: str, text: str) -> int:

@@ -33,16 +33,11 @@ authenticated: for networks that are trusted.
 
 from __future__ import annotations
 
-import functools
-import pathlib
-
 from absl import flags
 
-from dpjax.federated import processes
-from dpjax.runs import checkpoint, dry_run, loop, promise, writers
+from dpjax.runs import promise, writers
 from dpjax.runs.federated import build, secure_sums
 from dpjax.runs.federated.config import FedConfig
-from dpjax.validate import UserError
 from launch import app, config_flag, peers
 
 config_flag.define(kind=FedConfig, default="configs/fed/quickstart.py")
@@ -71,37 +66,16 @@ def line(result: dict) -> str:
   )
 
 
-def _federate(config: FedConfig, workdir: str, rounds: list[int]) -> None:
-  """Appends the rounds that are saved to `rounds`."""
-  with app.stoppable(workdir):
-    result = loop.run(build.build(config), workdir, on_save=rounds.append)
-  if processes.is_first():
-    print(line(result))
-    print(f"wrote {workdir}/result.json, report.png, metrics.jsonl, params.npz")
-    app.report_audit(result)
-
-
-def _saved(workdir: str, heard: int | None, *, owner: bool) -> str:
-  """What is saved when a peer is lost, perhaps while process 0, the owner, was writing it."""
-  round = checkpoint.newest(pathlib.Path(workdir)) if owner else heard
-  if round is None:
-    return "nothing is saved"
-  return f"round {round} is saved in {workdir} of process 0"
-
-
 def main() -> None:
-  (config, workdir), many, rounds = config_flag.asked("fed_"), peers.options(), []
-  if flags.FLAGS.dry_run:
-    if many is not None:
-      raise UserError("--dry_run: must be without --coordinator; it plans for one process")
-    return print(dry_run.told(config, workdir))
-  work = functools.partial(_federate, config, workdir, rounds)
-  if many is None:
-    work()
-    return
-  heard = lambda: rounds[-1] if rounds else None
-  saved = lambda: _saved(workdir, heard(), owner=many.process_id == 0)
-  peers.run(work, many, config=build.digest(config).hex(), saved=saved)
+  config, workdir = config_flag.asked("fed_")
+  peers.carry_out(
+    config,
+    workdir,
+    # checkpoints differ by where states lie, though the digest, of what is computed, does not
+    {"config": build.digest(config).hex(), "client_state": config.client_state},
+    line,
+    "round",
+  )
 
 
 if __name__ == "__main__":

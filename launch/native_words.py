@@ -15,7 +15,7 @@ import signal
 import sys
 
 SAID = b"\0said\n"
-_RUNTIME = re.compile(rb"coordination|distributed service|preemption", re.IGNORECASE)
+_RUNTIME = re.compile(rb"coordination|distributed service", re.IGNORECASE)
 
 
 def main() -> None:

@@ -4,19 +4,23 @@ machine or many. Each machine gets the same command but for its --process_id."""
 from __future__ import annotations
 
 import os
+import pathlib
 import signal
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
 
-from dpjax.federated import meeting
-from dpjax.federated.processes import PeerLost
+from dpjax import processes
+from dpjax.processes import PeerLost, meeting
+from dpjax.runs import checkpoint, dry_run, loop
+from dpjax.runs.central.config import TrainConfig
+from dpjax.runs.federated.config import FedConfig
 from dpjax.validate import UserError
 from launch import app, native_words
 
@@ -183,13 +187,60 @@ class _Ending:
     os._exit(code)
 
 
+def carry_out(
+  config: TrainConfig | FedConfig,
+  workdir: str,
+  same: Mapping[str, str],
+  line: Callable[[dict], str],
+  unit: str,
+) -> None:
+  """The `main` of a launcher that trains: the run of a config, on as many processes as the
+  flags say, or its plan (--dry_run).
+
+  Args:
+    same: what all processes must give alike; see `meeting.meet`.
+    line: a result, for people; process 0 prints it.
+    unit: what its checkpoints count.
+  """
+  many, done = options(), []
+  if flags.FLAGS.dry_run:
+    if many is not None:
+      raise UserError("--dry_run: must be without --coordinator; it plans for one process")
+    return print(dry_run.told(config, workdir))
+
+  def work() -> None:
+    with app.stoppable(workdir):
+      result = loop.run(loop.job_of(config), workdir, on_save=done.append)
+    if processes.is_first():
+      print(line(result))
+      print(f"wrote {workdir}/result.json, report.png, metrics.jsonl, params.npz")
+      app.report_audit(result)
+
+  if many is None:
+    return work()
+  saved = lambda: _saved(workdir, unit, done, owner=many.process_id == 0)
+  run(work, many, same=same, saved=saved)
+
+
+def _saved(workdir: str, unit: str, heard: Sequence[int], *, owner: bool) -> str:
+  """What is saved when a peer is lost, perhaps while process 0, the owner, was writing it."""
+  newest = checkpoint.newest(pathlib.Path(workdir)) if owner else (None, *heard)[-1]
+  if newest is None:
+    return "nothing is saved"
+  return f"{unit} {newest} is saved in {workdir} of process 0"
+
+
 def run(
-  work: Callable[[], None], options: Options, *, config: str, saved: Callable[[], str]
+  work: Callable[[], None],
+  options: Options,
+  *,
+  same: Mapping[str, str],
+  saved: Callable[[], str],
 ) -> None:
   """Runs `work()` on JAX's multi-process runtime.
 
   Args:
-    config: digest of what runs; all processes must have the same.
+    same: what all processes must give alike; see `meeting.meet`.
     saved: says, when a peer is lost, what is saved.
 
   UserError: one line, exit code 2. A process that dies: one line in each of the others, exit
@@ -202,7 +253,7 @@ def run(
   where: dict[str, Any] = options._asdict()
   devices = where.pop("local_devices")
   ending = _Ending(options, saved)
-  met = meeting.meet(config=config, **where)
+  met = meeting.meet(same=same, **where)
   met.watch(ending.lost)
   try:
     meeting.start(**where, local_devices=devices)

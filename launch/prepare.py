@@ -9,26 +9,39 @@ format with random access). Only this command needs TensorFlow and the network:
 
 Training then reads the files without either, here or on another machine that you copy the
 folder to. Names: mnist, fashion_mnist, cifar10, imdb_reviews, or any other
-tensorflow-datasets name with an image or a text and a label. "digits" is embedded.
+tensorflow-datasets name with an image or a text and a label. "digits" and
+"random_process" are embedded.
+
+  python -m launch.prepare --dataset=femnist --data_dir=data
+
+fetches a federation instead, as TensorFlow Federated published it: one file, emnist_all.sqlite
+(170 MB, unpacked 4.7 GB) of "femnist", stackoverflow.sqlite of "stackoverflow" (tens of GB). It
+needs the network alone; `configs/fed/femnist.py` reads it.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import lzma
 import os
 import pathlib
+import shutil
+import urllib.request
 from typing import Any
 
 from absl import flags
 
-from dpjax.data import prepared
+from dpjax.data import EMBEDDED, prepared, tff
 from dpjax.validate import UserError
 from launch import app
 
 _PROBE_SECONDS = 20
 
 _DATASET = flags.DEFINE_string(
-  "dataset", None, "Name of the data set: mnist, fashion_mnist, cifar10, ...", required=True
+  "dataset",
+  None,
+  "Name of the data set: mnist, fashion_mnist, cifar10, femnist, ...",
+  required=True,
 )
 _DATA_DIR = flags.DEFINE_string(
   "data_dir",
@@ -84,11 +97,40 @@ def prepare(name: str, root: pathlib.Path) -> dict[str, int]:
   return prepared.split_sizes(name, root)
 
 
+def fetch(name: str, root: pathlib.Path) -> pathlib.Path:
+  """The database of TensorFlow Federated with this name, unpacked while it comes.
+
+  One that is there already is left alone. A failed download leaves nothing that is read.
+  """
+  path = root / tff.DATABASES[name]
+  if path.exists():
+    return path
+  root.mkdir(parents=True, exist_ok=True)
+  unfinished, url = path.with_suffix(".part"), f"{tff.URL}{path.name}.lzma"
+  try:
+    with (
+      urllib.request.urlopen(url, timeout=_PROBE_SECONDS) as packed,
+      lzma.open(packed) as whole,
+      unfinished.open("wb") as out,
+    ):
+      shutil.copyfileobj(whole, out, 2**20)
+  except (OSError, EOFError, lzma.LZMAError) as error:
+    unfinished.unlink(missing_ok=True)
+    reason = f"{type(error).__name__}: {prepared.first_line(error)}"
+    raise OSError(f"could not fetch {url}: {reason}") from error
+  return unfinished.replace(path)
+
+
 def main() -> None:
   name, root = _DATASET.value, prepared.data_root(_DATA_DIR.value)
-  if name == "digits":
+  if name in EMBEDDED:
     app.refuse_given(["data_dir"], "a data set that is written to a folder")
-    print("digits is embedded: nothing to prepare")
+    print(f"{name} is embedded: nothing to prepare")
+    return
+  if name in tff.DATABASES:
+    path = fetch(name, root)
+    print(f"{name}: {path}")
+    print(f"train on it with: --config.partition=tff --config.data.name={path.absolute()}")
     return
   sizes = prepare(name, root)
   counts = ", ".join(f"{split} {size}" for split, size in sizes.items())

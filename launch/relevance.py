@@ -13,6 +13,8 @@ claims.csv and .md: what is claimed, what is proved, what an attack shows (--aud
 the accuracy. checkpoints/ in a run's folder tells its data from others: keep it as secret as
 the data. Stop it at any time; the same command goes on where it stopped.
 Exit code 1 if one of several runs failed, or an attack refutes a PROVED epsilon.
+--dry_run prints the plan and ends: runs, epsilon of each and of all together, minutes and memory
+(estimates, from a few steps on zeros, without the attacks of --audit); it writes nothing.
 """
 
 from __future__ import annotations
@@ -20,17 +22,20 @@ from __future__ import annotations
 from absl import flags
 
 from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.sweeps import claims, engine, experiment
+from dpjax.sweeps import claims, engine, experiment, rehearsal
 from launch import app, config_flag
 
 config_flag.define(kind=RelevanceConfig, default="configs/radp/quickstart.py")
 flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<config name>).")
 flags.DEFINE_bool("audit", False, "Attack each run; short for --config.audit.enabled.")
+app.define_dry_run()
 
 
 def main() -> None:
   """Runs what is left of the experiment."""
   config, workdir = config_flag.asked()
+  if flags.FLAGS.dry_run:
+    return print(rehearsal.told_relevance(config, workdir))
   with app.stoppable(workdir):
     rows = experiment.run_all(config, workdir)
   for row in rows:

@@ -26,10 +26,12 @@ config_flag.define(kind=SecureConfig, default="configs/secure/quickstart.py")
 flags.DEFINE_string(
   "workdir", None, "Directory of this table (default: runs/secure_<config>)."
 )
+app.define_dry_run()
 
 
 def main() -> None:
   """Runs what is left of the table."""
+  app.refuse_given(("dry_run",), "a run of many steps; a sum or a regression is one")
   config = config_flag.get()
   workdir = config_flag.workdir("secure_")
   with app.stoppable(workdir):

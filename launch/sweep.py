@@ -12,6 +12,8 @@ runs over clients, as launch.federate does (configs/sweeps/fed_*.py). Writes to 
 sweep.json, curve.csv, curve.png, table.md, points/. Stop it at any time; the same command goes on
 where it stopped. Exit code 1 if one of its runs failed. A private selection writes best/
 (to be released), trials.json and trials/ (secret).
+--dry_run prints the plan and ends: runs, epsilon of each and of all together, minutes and memory
+(estimates, from a few steps on zeros); it writes nothing.
 """
 
 from __future__ import annotations
@@ -22,16 +24,19 @@ from dpjax.runs import loop
 from dpjax.runs.central import build
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.federated.config import FedConfig
-from dpjax.sweeps import grid, tuning
+from dpjax.sweeps import grid, rehearsal, tuning
 from launch import app, config_flag
 
 config_flag.define(kind=grid.SweepConfig)
 flags.DEFINE_string("workdir", None, "Directory of this sweep.", required=True)
+app.define_dry_run()
 
 
 def main() -> None:
   """Runs what is left of the sweep."""
   config, workdir = config_flag.get(), config_flag.workdir()
+  if flags.FLAGS.dry_run:
+    return print(rehearsal.told(config, workdir))
   federated = isinstance(config.base, FedConfig)
   load_fn = federate_build.load_data if federated else build.load_data
   with app.stoppable(workdir):

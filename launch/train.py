@@ -14,20 +14,34 @@ on the true epsilon. If it is above the proved epsilon, the exit code is 1.
 --dry_run prints the plan and ends: epsilon, noise, sampler, steps, minutes and memory (estimates,
 from a few steps on zeros); it is refused what the run would be refused, and writes nothing.
 --config.release=true takes every key from the operating system and logs nothing private.
+
+Several accelerators share every batch with --config.mesh=data:8; those of several machines, or
+of several processes of one, with the same command on all but for --process_id:
+
+  python -m launch.train --config=configs/mnist_cnn.py --workdir=runs/many \\
+    --config.mesh=data:16 --coordinator=10.0.0.1:9000 --num_processes=2 --process_id=0
+
+Each holds the data. Process 0 listens at --coordinator, writes and prints. If a process dies
+the others say so, within seconds (if it hangs, after --peer_timeout), and end with exit code 1;
+the same commands go on from the last checkpoint of process 0's --workdir, on as many devices
+and processes as there are. The connections are neither encrypted nor authenticated: for
+networks that are trusted.
 """
 
 from __future__ import annotations
 
 from absl import flags
 
-from dpjax.runs import dry_run, loop, promise, writers
+from dpjax.runs import promise, writers
+from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
-from launch import app, config_flag
+from launch import app, config_flag, peers
 
 config_flag.define(kind=TrainConfig, default="configs/quickstart.py")
 flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<config name>).")
 flags.DEFINE_bool("audit", False, "Train with canaries; short for --config.audit.enabled.")
 app.define_dry_run()
+peers.define()
 
 
 def line(result: dict) -> str:
@@ -40,13 +54,8 @@ def line(result: dict) -> str:
 
 def main() -> None:
   config, workdir = config_flag.asked()
-  if flags.FLAGS.dry_run:
-    return print(dry_run.told(config, workdir))
-  with app.stoppable(workdir):
-    result = loop.train(config, workdir)
-  print(line(result))
-  print(f"wrote {workdir}/result.json, report.png, metrics.jsonl, params.npz")
-  app.report_audit(result)
+  same = {"config": build.digest(config).hex(), "mesh": str(config.mesh)}
+  peers.carry_out(config, workdir, same, line, "step")
 
 
 if __name__ == "__main__":

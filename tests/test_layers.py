@@ -8,7 +8,8 @@ import pytest
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LAYERS = (
   {"types", "validate", "passes"},
-  {"names", "trees", "markdown"},
+  {"names", "trees", "markdown", "random_images"},
+  {"processes"},  # of one run
   {
     "gradients",
     "noise",

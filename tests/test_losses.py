@@ -1,5 +1,7 @@
 """Losses of one example: against Optax, by hand, and in the ways they can be misused."""
 
+import itertools
+
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -148,3 +150,45 @@ def test_misuse_of_next_token_is_refused(x, says):
   with pytest.raises(UserError) as caught:
     losses.next_token(bigram)(jnp.ones((2, 2)), Example(x, 0))
   assert says in str(caught.value)
+
+
+def test_tokens_are_weighted_within_their_own_example():
+  """Several sequences, padding and weights, against a loop over tokens."""
+  rng = np.random.default_rng(0)
+  table, tokens = rng.normal(size=(5, 5)), rng.integers(1, 5, (3, 6))
+  tokens[1, 3:], tokens[2] = 0, 0
+  log_probs = table - np.log(np.exp(table).sum(axis=1, keepdims=True))
+  weight = np.array([9.0, 0.5, 0.0, 2.0, 1.0])  # by target; the padding's is ignored
+  pairs = [(a, b) for row in tokens for a, b in itertools.pairwise(row) if b != 0]
+  costs = np.array([-log_probs[pair] for pair in pairs])
+  shares = np.array([weight[b] for _, b in pairs])
+  weights = lambda targets: jnp.asarray(weight, jnp.float32)[targets]
+  expected = {
+    ("mean", None): costs.mean(),
+    ("sum", None): costs.sum(),
+    ("mean", weights): (costs * shares).sum() / shares.sum(),
+    ("sum", weights): (costs * shares).sum(),
+  }
+  params, example = jnp.asarray(table, jnp.float32), Example(jnp.asarray(tokens), 0)
+  for (reduction, own), value in expected.items():
+    options = dict(padding_id=0, sequences=True, reduction=reduction, weights=own)
+    loss = losses.next_token(bigram, **options)(params, example)
+    np.testing.assert_allclose(loss, value, rtol=1e-5)
+
+
+def test_an_example_is_not_divided_by_the_tokens_of_others():
+  """One person's gradient is the same beside a long text and beside a short one."""
+  loss_fn = losses.next_token(bigram, padding_id=0)
+  grads = jax.jit(jax.vmap(jax.grad(loss_fn), in_axes=(None, Example(0, 0, None))))
+  own, short, long = [1, 2, 3, 0, 0], [2, 1, 0, 0, 0], [3, 1, 2, 1, 3]
+  beside = [Example(jnp.array([own, other]), jnp.zeros(2)) for other in (short, long)]
+  first, second = (grads(jnp.eye(4), batch)[0] for batch in beside)
+  np.testing.assert_array_equal(first, second)
+
+
+def test_unknown_reductions_and_weights_of_another_shape_are_refused():
+  with pytest.raises(UserError, match="reduction='batch': must be one of mean, sum"):
+    losses.next_token(bigram, reduction="batch")
+  odd = losses.next_token(bigram, weights=lambda targets: jnp.ones(3))
+  with pytest.raises(UserError, match=r"weights: must be of shape \(1, 4\), got \(3,\)"):
+    odd(jnp.eye(4), Example(jnp.array([1, 2, 3, 1, 2]), 0))

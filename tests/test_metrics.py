@@ -150,3 +150,7 @@ def test_next_token_metrics_against_a_loop_and_padding_is_left_out():
   assert got["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
   assert got["accuracy"] == pytest.approx(np.mean(hits))
   assert got["perplexity"] == pytest.approx(np.exp(np.mean(losses)), rel=1e-5)
+  blocks = Example(x=np.pad(tokens, ((0, 1), (0, 0))).reshape(4, 2, 6), y=np.zeros(4, int))
+  assert metrics.evaluate_next_token(apply, table, blocks, batch_size=3) == pytest.approx(
+    got
+  )

@@ -8,6 +8,8 @@ from dpjax.accounting import gdp as gdp
 from dpjax.accounting import overflow as overflow
 from dpjax.accounting import shuffle as shuffle
 from dpjax.accounting import tuning as tuning
+from dpjax.accounting.bins import balls_in_bins_event as balls_in_bins_event
+from dpjax.accounting.bins import balls_in_bins_proved as balls_in_bins_proved
 from dpjax.accounting.calibration import (
   calibrate_noise_multiplier as calibrate_noise_multiplier,
 )
@@ -41,6 +43,7 @@ from dpjax.accounting.matrix import participation_costs as participation_costs
 from dpjax.accounting.matrix import sensitivity as sensitivity
 from dpjax.accounting.monte_carlo import MonteCarloEpsilon as MonteCarloEpsilon
 from dpjax.accounting.monte_carlo import balls_in_bins_epsilon as balls_in_bins_epsilon
+from dpjax.accounting.monte_carlo import min_sep_epsilon as min_sep_epsilon
 from dpjax.accounting.proved import ACCOUNTANTS as ACCOUNTANTS
 from dpjax.accounting.proved import PROVED as PROVED
 from dpjax.accounting.proved import RELATIONS as RELATIONS

@@ -7,7 +7,8 @@ std / sensitivity, PLD: std / C), a factor of 2 in the noise; here the conversio
 done before either of them is asked. A randomised response (so also `pure_dp_event`) has no
 noise multiplier: its epsilon stands as it is under every relation.
 
-Which sampler is proved under which relation by which accountant stands in `proved`.
+Which sampler is proved under which relation by which accountant stands in `proved`. Random
+allocation under replace_one is charged as removing and adding a record (`replaced`).
 A truncated Poisson sample is charged as the mixture of two pairs, which `_pld_truncated`
 derives. Hyper-parameter selection is charged by `tuning.select_rdp`.
 
@@ -31,10 +32,12 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import validate
 from dpjax.accounting import tuning
+from dpjax.accounting.allocation_rdp import allocation_rdp
 from dpjax.accounting.discrete import SkellamDpEvent, skellam_rdp
-from dpjax.accounting.events import DpEvent, composed, merged_parts
+from dpjax.accounting.events import DpEvent, composed, merged_parts, unamplified
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS, law_of, proved_for
 from dpjax.accounting.random_allocation import allocation_pld
+from dpjax.accounting.replaced import delta_of_both, epsilon_of_both
 from dpjax.passes import RandomAllocationDpEvent
 from dpjax.validate import UserError
 
@@ -87,9 +90,13 @@ def epsilon(
   steps = _accountable(event, neighboring_relation, accountant)
   if dpa.NonPrivateDpEvent() in steps:
     return math.inf
-  if accountant == "pld":
-    return float(_pld_epsilon(steps, delta))
-  return float(rdp_lib.compute_epsilon(_ORDERS, list(_rdp(steps)), delta)[0])
+  one = _pld_epsilon if accountant == "pld" else _rdp_epsilon
+  if _in_two(steps, neighboring_relation):
+    least = 2 * _pld_rounding(steps)
+    both = epsilon_of_both(functools.partial(one, steps), delta, least=least)
+    relation: Counting = {"neighboring_relation": "replace_one", "accountant": accountant}
+    return min(both, epsilon(unamplified(steps), delta=delta, **relation))
+  return one(steps, delta)
 
 
 def delta(event: DpEvent, *, epsilon: float, **counting: Unpack[Counting]) -> float:
@@ -117,7 +124,11 @@ def delta_curve(
   if dpa.NonPrivateDpEvent() in steps:
     return np.ones(len(epsilons))
   pld = counting.get("accountant", "pld") == "pld"
-  deltas = (_pld_deltas if pld else _rdp_deltas)(steps, [float(one) for one in epsilons])
+  curve = functools.partial(_pld_deltas if pld else _rdp_deltas, steps)
+  if _in_two(steps, counting.get("neighboring_relation", "")):
+    plain = delta_curve(unamplified(steps), epsilons, **counting)
+    return np.minimum(plain, [delta_of_both(curve, float(one)) for one in epsilons])
+  deltas = curve([float(one) for one in epsilons])
   return np.minimum(1.0, np.array(deltas, float))
 
 
@@ -152,7 +163,7 @@ def _accountable(
   steps = merged_parts(event)
   for part in steps:
     _check_supported(part, str(neighboring_relation), accountant)
-  if neighboring_relation != "replace_one":
+  if neighboring_relation != "replace_one" or _in_two(steps, neighboring_relation):
     return steps
   return {_relative_to_two_clip_norms(part): times for part, times in steps.items()}
 
@@ -171,8 +182,28 @@ def _check_supported(part: Any, neighboring_relation: str, accountant: str) -> N
       f"accountant={' or '.join(map(repr, proved.accountants))}"
     )
   if isinstance(part, dpa.dp_event.RepeatAndSelectDpEvent):
-    for inner in merged_parts(part.event):
+    runs = merged_parts(part.event)
+    if _in_two(runs, neighboring_relation):
+      raise UserError(
+        "sampler=random_allocation with neighboring_relation='replace_one': is not proved "
+        "for the best of several runs"
+      )
+    for inner in runs:
       _check_supported(inner, neighboring_relation, accountant)
+
+
+def _in_two(steps: _Parts, neighboring_relation: str) -> bool:
+  """Whether replacing is charged as removing and adding; UserError where both ways meet."""
+  passes = [part for part in steps if isinstance(part, RandomAllocationDpEvent)]
+  if neighboring_relation != "replace_one" or not passes:
+    return False
+  for part in steps:
+    if not isinstance(part, RandomAllocationDpEvent | dpa.GaussianDpEvent):
+      raise UserError(
+        "sampler=random_allocation with neighboring_relation='replace_one': is proved "
+        f"beside Gaussian noise only, not beside {type(part).__name__}"
+      )
+  return True
 
 
 def _relative_to_two_clip_norms(part: Any) -> DpEvent:
@@ -196,6 +227,10 @@ def _relative_to_two_clip_norms(part: Any) -> DpEvent:
 # --- Renyi DP
 
 
+def _rdp_epsilon(steps: _Parts, delta: float) -> float:
+  return float(rdp_lib.compute_epsilon(_ORDERS, list(_rdp(steps)), delta)[0])
+
+
 def _rdp_deltas(steps: _Parts, epsilons: list[float]) -> list[float]:
   rdp = list(_rdp(steps))
   return [rdp_lib.compute_delta(_ORDERS, rdp, epsilon)[0] for epsilon in epsilons]
@@ -217,6 +252,8 @@ def _rdp_one(part: DpEvent) -> np.ndarray:
   if isinstance(part, SkellamDpEvent):
     given = {"l2_sensitivity": part.l2_sensitivity, "l1_sensitivity": part.l1_sensitivity}
     return skellam_rdp(part.variance, orders=_ORDERS, **given)
+  if isinstance(part, RandomAllocationDpEvent):
+    return allocation_rdp(part.num_steps, part.noise_multiplier, orders=_ORDERS)
   replaces = isinstance(
     part, dpa.SampledWithoutReplacementDpEvent | dpa.RandomizedResponseDpEvent
   )
@@ -251,8 +288,8 @@ def _pld_epsilon(steps: _Parts, delta: float) -> float:
     )
   if not steps:
     return 0.0
-  plain = _unamplified(steps)
-  if plain is not None:
+  plain = merged_parts(unamplified(steps))
+  if plain != steps:
     return min(_pld_quantile(steps, delta), _pld_quantile(plain, delta))
   return _pld_quantile(steps, delta)
 
@@ -260,31 +297,17 @@ def _pld_epsilon(steps: _Parts, delta: float) -> float:
 def _pld_quantile(steps: _Parts, delta: float) -> float:
   if _interval(steps) > _WIDEST:
     return math.inf
-  return _pld(steps).get_epsilon_for_delta(delta - _pld_rounding(steps))
+  return float(_pld(steps).get_epsilon_for_delta(delta - _pld_rounding(steps)))
 
 
 def _pld_deltas(steps: _Parts, epsilons: list[float]) -> list[float]:
   if not steps:
     return [0.0] * len(epsilons)
-  plain = _unamplified(steps)
-  if plain is None:
+  plain = merged_parts(unamplified(steps))
+  if plain == steps:
     return _pld_values(steps, epsilons)
   pairs = zip(_pld_values(steps, epsilons), _pld_values(plain, epsilons))
   return [min(pair) for pair in pairs]
-
-
-def _unamplified(steps: _Parts) -> _Parts | None:
-  """One Gaussian sum for each pass of random allocation, of which a pass is the mixture:
-  looser, but for little noise, where the grid of a pass is coarse. None: no such pass."""
-  if not any(isinstance(part, RandomAllocationDpEvent) for part in steps):
-    return None
-  plain = lambda part: (
-    dpa.GaussianDpEvent(part.noise_multiplier)
-    if isinstance(part, RandomAllocationDpEvent)
-    else part
-  )
-  run = [dpa.SelfComposedDpEvent(plain(part), times) for part, times in steps.items()]
-  return merged_parts(dpa.ComposedDpEvent([*run]))
 
 
 def _pld_values(steps: _Parts, epsilons: list[float]) -> list[float]:
@@ -300,8 +323,13 @@ def _pld_rounding(steps: _Parts) -> float:
 
 
 def _pld(steps: _Parts) -> pld_lib.PrivacyLossDistribution:
-  interval = _interval(steps)
-  ones = [(_pld_one(part, interval), times) for part, times in steps.items()]
+  return _pld_of(tuple(steps.items()))
+
+
+@functools.lru_cache(maxsize=2)  # replacing asks the same run at several deltas
+def _pld_of(steps: tuple[tuple[DpEvent, int], ...]) -> pld_lib.PrivacyLossDistribution:
+  interval = _interval(dict(steps))
+  ones = [(_pld_one(part, interval), times) for part, times in steps]
   each = [one if times == 1 else one.self_compose(times) for one, times in ones]
   return functools.reduce(lambda left, right: left.compose(right), each)
 

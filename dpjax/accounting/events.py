@@ -46,6 +46,7 @@ _FIELDS: dict[str, tuple[type[DpEvent], tuple[str, ...]]] = {
   "repeat_and_select": (dpa.dp_event.RepeatAndSelectDpEvent, ("event", "mean", "shape")),
 }
 _NOISE_LEVELS = (1e-100, 1e100)  # squares of noise multipliers between them are floats
+_MOST_STEPS = 10**15  # of a pass: integers that are floats, too
 _KINDS = {cls: kind for kind, (cls, _) in _FIELDS.items()}
 
 
@@ -137,14 +138,14 @@ def random_allocation_event(event: DpEvent, *, num_steps: int) -> DpEvent:
   """One pass of `num_steps` Gaussian sums, each record in one of them, drawn uniformly.
 
   A record draws its step independently of the others, and anew in every pass; steps of
-  records are secret. It can be accounted only by PLD (`dpjax.accounting.random_allocation`). A
-  pass that stops early costs no more. Where every pass takes the SAME batches, k passes are
-  one of noise multiplier / sqrt(k).
+  records are secret. Accounted by PLD (`dpjax.accounting.random_allocation`) and by RDP
+  (`dpjax.accounting.allocation_rdp`). A pass that stops early costs no more. Where every
+  pass takes the SAME batches, k passes are one of noise multiplier / sqrt(k).
 
   >>> random_allocation_event(gaussian_event(1), num_steps=200)
   RandomAllocationDpEvent(num_steps=200, noise_multiplier=1.0)
   """
-  validate.integer_at_least(1, num_steps=num_steps)
+  validate.integer_in(1, _MOST_STEPS, num_steps=num_steps)
   if not isinstance(event, dpa.GaussianDpEvent):
     raise UserError(f"event={event!r}: random allocation takes a GaussianDpEvent")
   return RandomAllocationDpEvent(int(num_steps), event.noise_multiplier)
@@ -262,6 +263,24 @@ def merged_parts(event: DpEvent) -> Counter[DpEvent]:
     precision = math.fsum(counts.pop(part) / part.noise_multiplier**2 for part in gaussians)
     counts[dpa.GaussianDpEvent(precision**-0.5)] = 1
   return counts
+
+
+def unamplified(counts: Mapping[DpEvent, int]) -> DpEvent:
+  """What `parts` counts, with one Gaussian sum for each pass of random allocation.
+
+  A pass is the mixture of such sums, so this costs no less; where there is little noise, an
+  accountant may find that it costs less.
+
+  >>> unamplified(parts(random_allocation_event(gaussian_event(2), num_steps=9)))
+  ComposedDpEvent(events=[SelfComposedDpEvent(event=GaussianDpEvent(...=2.0), count=1)])
+  """
+  plain = lambda part: (
+    dpa.GaussianDpEvent(part.noise_multiplier)
+    if isinstance(part, RandomAllocationDpEvent)
+    else part
+  )
+  run = [dpa.SelfComposedDpEvent(plain(part), times) for part, times in counts.items()]
+  return dpa.ComposedDpEvent([*run])
 
 
 def _walk(event: Any, times: int) -> Iterator[tuple[DpEvent, int]]:

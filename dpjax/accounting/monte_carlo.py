@@ -1,10 +1,17 @@
-"""Epsilon of balls-in-bins sampling by simulation: a bound with a confidence, NOT a proof.
+"""Epsilon of balls in bins and of b-min-sep sampling by simulation: a bound with a confidence,
+NOT a proof.
 
-Choquette-Choo et al. 2024 (arXiv:2410.06266) show that correlated noise C^{-1} z, C lower
-triangular and not negative, with an example in a random one of b bins, is dominated by the
-pair: y = z m_J + noise against y = noise, where m_j = C (e_j + e_{j+b} + ..) and J is uniform.
-The privacy loss has no closed form, but only the b products <m_j, y> enter it, so it is
-cheap to draw. What is certified: delta at epsilon is the mean of a variable in [0, 1], which
+Correlated noise C^{-1} z, C lower triangular and not negative, with an example in a random
+set S of steps, drawn independently of the others, is dominated by the pair: y = z-noise with
+C 1_S added against y = noise (balls in bins: Choquette-Choo et al. 2024, arXiv:2410.06266;
+for every law of S by the proof in `bins`, whose steps 1. and 2. take any mean over S).
+
+Balls in bins: S is a bin, and only the b products of their images with y enter the loss, so it
+is cheap to draw. b-min-sep (as arXiv:2602.09338 does): with at most b bands the columns of
+one S share no row, so the sum over all S is a walk over the steps, whose state is the step
+from which the example is free. What balls in bins are proved to cost is `bins`.
+
+What is certified: delta at epsilon is the mean of a variable in [0, 1], which
 Hoeffding's inequality bounds from N draws, in the form exp(-N kl(mean, bound)).
 """
 
@@ -67,6 +74,15 @@ def balls_in_bins_epsilon(
   >>> found.estimate < found.upper < 2.7  # a Gaussian without bins: 2.68 at delta 0.01
   True
   """
+  _check_simulation(noise_multiplier, delta, num_samples, confidence)
+  images = turn_images(strategy, num_steps, num_bins)
+  losses = _losses(images.T @ images, noise_multiplier, num_samples, seed)
+  return _certified(losses, delta, confidence)
+
+
+def _check_simulation(
+  noise_multiplier: float, delta: float, num_samples: int, confidence: float
+) -> None:
   validate.positive(noise_multiplier=noise_multiplier)
   validate.integer_at_least(1, num_samples=num_samples)
   validate.open_unit(delta=delta, confidence=confidence)
@@ -76,11 +92,126 @@ def balls_in_bins_epsilon(
       f"num_samples={num_samples}: must be >= {math.ceil(log_miss / delta)} to certify "
       f"delta={delta!r} at confidence={confidence:g}"
     )
-  images = turn_images(strategy, num_steps, num_bins)
-  losses = _losses(images.T @ images, noise_multiplier, num_samples, seed)
-  limit = _largest_mean(num_samples, delta, log_miss)
+
+
+def _certified(
+  losses: list[np.ndarray], delta: float, confidence: float
+) -> MonteCarloEpsilon:
+  """From sorted losses in both directions."""
+  number = len(losses[0])
+  limit = _largest_mean(number, delta, math.log(2 / (1 - confidence)))
   at = lambda bar: max(_least_epsilon(loss, bar) for loss in losses)
-  return MonteCarloEpsilon(at(delta), at(limit), confidence, num_samples)
+  return MonteCarloEpsilon(at(delta), at(limit), confidence, number)
+
+
+def min_sep_epsilon(
+  strategy: Strategy,
+  *,
+  noise_multiplier: float,
+  num_steps: int,
+  sampling_prob: float,
+  min_sep: int,
+  delta: float,
+  num_samples: int = 2_000_000,
+  confidence: float = 0.99,
+  seed: int = 0,
+) -> MonteCarloEpsilon:
+  """Monte-Carlo epsilon of `MinSepSampler(sampling_prob, min_sep)` with correlated noise,
+  add/remove.
+
+  Args:
+    strategy: C, with no negative entry and at most `min_sep` bands.
+    sampling_prob: of an example that is free to take part.
+    num_samples, confidence: as of `balls_in_bins_epsilon`. Time is as num_samples times
+      num_steps.
+
+  Guarantee: of the simulation only, as of `balls_in_bins_epsilon`.
+
+  Raises:
+    UserError: too few samples, or more bands than min_sep: then steps of one example share
+      rows, and the likelihood ratio is a sum over all its sets of steps.
+
+  >>> from dpjax.noise.correlated import Independent
+  >>> found = min_sep_epsilon(Independent(), noise_multiplier=1.0, num_steps=4,
+  ...   sampling_prob=0.1, min_sep=4, delta=0.01, num_samples=10_000)
+  >>> found.estimate < found.upper < 2.7
+  True
+  """
+  _check_simulation(noise_multiplier, delta, num_samples, confidence)
+  validate.probability(sampling_prob=sampling_prob)
+  validate.integer_at_least(1, num_steps=num_steps, min_sep=min_sep)
+  if strategy.bands is None or strategy.bands > min_sep:
+    raise UserError(
+      f"correlation={type(strategy).__name__}: has {strategy.bands or 'no'} bands; the "
+      f"simulation takes noise of at most min_sep={min_sep} bands"
+    )
+  run = _MinSep(_columns(strategy, num_steps), noise_multiplier, sampling_prob, min_sep)
+  rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0xB5EB,)))
+  chunk = max(1, _CHUNK // (num_steps + min_sep))
+  sizes = [min(chunk, num_samples - start) for start in range(0, num_samples, chunk)]
+  many = lambda present: np.concatenate([run.losses(rng, n, present) for n in sizes])
+  losses = [np.sort(many(True)), np.sort(-many(False))]
+  return _certified(losses, delta, confidence)
+
+
+def _columns(strategy: Strategy, num_steps: int) -> np.ndarray:
+  """C[t + k, t] at [k, t], zero beyond the last row: all that a banded C has."""
+  bands = min(strategy.bands or 1, num_steps)
+  images = turn_images(strategy, num_steps, bands)  # columns of one image are disjoint
+  padded = np.vstack([images, np.zeros((bands, images.shape[1]))])
+  steps = np.arange(num_steps)
+  return np.array([padded[steps + k, steps % bands] for k in range(bands)])
+
+
+class _MinSep(NamedTuple):
+  """One example under b-min-sep sampling; its likelihood ratio by a walk over the steps."""
+
+  columns: np.ndarray  # [bands, steps]
+  noise: float
+  prob: float
+  min_sep: int
+
+  def losses(self, rng: np.random.Generator, number: int, present: bool) -> np.ndarray:
+    """log dP/dQ of `number` outputs, drawn under P (`present`) or Q: [number]."""
+    bands, steps = self.columns.shape
+    outputs = rng.standard_normal((steps + bands, number))  # in units of the noise
+    if present:
+      self._take_part(rng, outputs)
+    return self._log_ratio(outputs)
+
+  def _first(self) -> np.ndarray:
+    """Chance to be free from step 0, 1, .. min_sep - 1 on, as if running for ever."""
+    rate = self.prob / (1 + (self.min_sep - 1) * self.prob)
+    chances = np.full(self.min_sep, rate)
+    chances[0] = 1 - (self.min_sep - 1) * rate
+    return chances
+
+  def _take_part(self, rng: np.random.Generator, outputs: np.ndarray) -> None:
+    bands, steps = self.columns.shape
+    free = rng.choice(self.min_sep, outputs.shape[1], p=self._first())  # from which step on
+    for t in range(steps):
+      takes = (free <= t) & (rng.random(outputs.shape[1]) < self.prob)
+      outputs[t : t + bands, takes] += self.columns[:, t : t + 1] / self.noise
+      free[takes] = t + self.min_sep
+
+  def _log_ratio(self, outputs: np.ndarray) -> np.ndarray:
+    """log of the sum over all sets of steps, each with its chance: `free[t % min_sep]` holds
+    what is free from step t on. Columns of one set share no row, so factors of steps
+    multiply. All in logarithms: with little noise one factor is beyond float64."""
+    bands, steps = self.columns.shape
+    with np.errstate(divide="ignore"):  # log 0: nobody is free before the first step
+      takes, leaves = np.log(self.prob), np.log1p(-self.prob)
+      first = np.log(self._first())
+    waiting = np.repeat(first[:, None], outputs.shape[1], axis=1)  # [min_sep, number]
+    free = np.full(outputs.shape[1], -np.inf)
+    half = (self.columns**2).sum(axis=0) / (2 * self.noise**2)
+    for t in range(steps):
+      place = t % self.min_sep
+      free = np.logaddexp(free, waiting[place])
+      products = self.columns[:, t] @ outputs[t : t + bands] / self.noise
+      waiting[place] = takes + free + products - half[t]
+      free = free + leaves
+    return np.logaddexp(free, special.logsumexp(waiting, axis=0))
 
 
 def _losses(gram: np.ndarray, noise: float, number: int, seed: int) -> list[np.ndarray]:
@@ -115,7 +246,7 @@ def _least_epsilon(losses: np.ndarray, limit: float) -> float:
   """The least epsilon of the grid whose mean delta is at most `limit`; it falls with
   epsilon, so bisection finds what a walk from the top would."""
   low, high = -1, len(_GRID) - 1
-  if _mean_delta(losses, _GRID[high]) > limit:
+  if not _mean_delta(losses, _GRID[high]) <= limit:  # nor where it is no number
     return math.inf
   while high - low > 1:
     middle = (low + high) // 2

@@ -35,7 +35,9 @@ PROVED: dict[str, Proved] = {
   "poisson": Proved((_ADD, _ZERO), ACCOUNTANTS, dpa.PoissonSampledDpEvent),
   "fixed_size": Proved((_REPLACE,), ("rdp",), dpa.SampledWithoutReplacementDpEvent),
   "truncated_poisson": Proved((_ZERO,), ("pld",), dpa.TruncatedSubsampledGaussianDpEvent),
-  "random_allocation": Proved((_ADD, _ZERO), ("pld",), RandomAllocationDpEvent),
+  "random_allocation": Proved(
+    (_ADD, _ZERO, _REPLACE), ACCOUNTANTS, RandomAllocationDpEvent
+  ),
   "shuffled": Proved((_REPLACE, _ZERO)),
   "cyclic": Proved((_ZERO, _REPLACE)),
   "balls_in_bins": Proved((_ADD, _ZERO, _REPLACE)),

@@ -16,18 +16,22 @@ the record removed (P against Q), (1 - a L)_+ with it added (Q against P), a >= 
 2. Each X_t is spread onto a grid 0, h, 2 h, ..: what lies in a cell goes to its two ends with
    the mean kept. That is larger in convex order, so the divergences of the sum of the spread
    variables are upper bounds, for both directions and every a.
-3. Beyond the grid: where the record is removed, a mass is spread to 0 and infinity, which keeps
-   the mean: its share of P counts as lost (delta). Where it is added, what is beyond becomes the
-   grid's last point, for (1 - a L)_+ falls in L. Both after every convolution.
+3. The sum is taken at once, as a power of a discrete Fourier transform, on a window of the
+   grid, round a circle. What wraps onto a smaller loss is charged as lost (delta), by
+   Chernoff's bound on the very masses; what wraps onto a larger one is pessimistic as it is.
+   A term beyond its cap: where the record is removed, its mass is spread to 0 and infinity,
+   which keeps the mean, and its share of P counts as lost. Where it is added, it becomes the
+   cap, for (1 - a L)_+ falls in L.
 4. log L is spread onto the accountant's grid of losses by 2. ("connect the dots").
-5. Rounding: each convolution (FFT) adds its error bound to a total, in L1 (`_fft_error`), which
-   is charged, doubled, as mass at infinite loss.
+5. Rounding: masses before the sum are raised by their relative error, for more mass is a
+   larger divergence. The transforms' error is bounded in L1 (`_sum`) and charged, doubled,
+   as mass at infinite loss. They are taken in long double, where the machine has one.
 
 The observation 1. that the pair is that of T independent lognormals, and numerical accounting
 by it, are Feldman and Shenfeld's (2025, arXiv:2502.08202; 2026, arXiv:2602.17284); T steps
 without adaptivity were Choquette-Choo et al.'s (2024, arXiv:2410.06266) and Chua et al.'s
 (2024) balls in bins. The discretisation here is our own: the convex order serves both
-directions, and the sum is taken on a grid of L, not of log L, so FFTs do.
+directions, and the sum is taken on a grid of L, not of log L, so one FFT does.
 """
 
 from __future__ import annotations
@@ -43,25 +47,24 @@ from scipy import fft, special
 
 from dpjax import validate
 
-_CELLS = (2**17, 2**20)  # least and most of the grid of L
-_FINE = 0.1  # wanted width of a cell, in s: what it adds to the variance is lost in it
-_TAIL = 7.0  # standard deviations of the loss that the grid has room for
+_CELLS = (2**16, 2**20)  # least and most of the window of L
+_FINE = 0.05  # wanted width of a cell, in s: what it adds to the variance is lost in it
+_TAILS = (8.0, 7.0)  # standard deviations of a term's loss with room: z >= 1, less noise
 _MOST_SHIFT = 4.0  # 1 / z from which on no amplification is claimed: nothing is left of it
 _LEAST_SHIFT = 1e-3  # and up to which: cells would be coarser than the loss
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _CELL_ERROR = 1e-13  # relative, of one cell's mass at s = 1: quadrature and rounding
 _UNIT = 2.0**-53
+_LONG_UNIT = float(np.finfo(np.longdouble).eps) / 2
 
 
 class _Law(NamedTuple):
-  """Of the sum of `terms` spread variables: masses at 0, h, 2 h, .. [cells]."""
+  """Masses of the sum at (first + i) h, under P where the record is removed, else under Q."""
 
-  terms: int
-  without: np.ndarray  # under Q
-  having: (
-    np.ndarray | None
-  )  # under P, where that is what is wanted; its rest is at infinity
-  error: float  # in L1, of either
+  width: float  # h
+  first: int
+  masses: np.ndarray  # [cells]
+  lost: float  # mass that is to count as infinite loss
 
 
 def allocation_pld(
@@ -90,31 +93,34 @@ def allocation_pld(
     return pld_lib.from_gaussian_mechanism(
       noise_multiplier, value_discretization_interval=interval
     )
-  width, law = _law(num_steps, shift, cells, removed=True)
-  removed = _loss_of_removed(law, width / num_steps, interval)
-  width, law = _law(num_steps, shift, cells, removed=False)
-  added = _loss_of_added(law, width / num_steps, interval)
+  removed = _loss_of_removed(
+    _law(num_steps, shift, cells, removed=True), num_steps, interval
+  )
+  added = _loss_of_added(_law(num_steps, shift, cells, removed=False), num_steps, interval)
   return pld_lib.PrivacyLossDistribution(removed, added)
 
 
-def _loss_of_removed(law: _Law, step: float, interval: float) -> pld_pmf.PLDPmf:
-  """Of log L under P, L on the grid of `step`."""
-  assert law.having is not None
-  ratios = np.arange(1, len(law.having)) * step
-  lowest, low, high = _spread(ratios, law.having[1:], interval, tilted=True)
-  finite = _two_ends(low, high)
-  lost = max(0.0, 1 - finite.sum()) + 2 * (law.error + 4 * _UNIT / interval)
-  return pld_pmf.DensePLDPmf(interval, lowest, finite, min(1.0, lost), True)
+def _loss_of_removed(law: _Law, num_steps: int, interval: float) -> pld_pmf.PLDPmf:
+  """Of log L under P."""
+  lowest, low, high = _spread(*_positive(law, num_steps), interval, tilted=True)
+  lost = min(1.0, law.lost)
+  return pld_pmf.DensePLDPmf(interval, lowest, _two_ends(low, high), lost, True)
 
 
-def _loss_of_added(law: _Law, step: float, interval: float) -> pld_pmf.PLDPmf:
-  """Of -log L under Q, L on the grid of `step`."""
-  ratios = np.arange(1, len(law.without)) * step
-  lowest, low, high = _spread(ratios, law.without[1:], interval, tilted=False)
+def _loss_of_added(law: _Law, num_steps: int, interval: float) -> pld_pmf.PLDPmf:
+  """Of -log L under Q."""
+  lowest, low, high = _spread(*_positive(law, num_steps), interval, tilted=False)
   finite = _two_ends(low, high)
-  lost = law.without[0] + 2 * (law.error + 4 * _UNIT / interval)
+  lost = min(1.0, law.lost + (0.0 if law.first else float(law.masses[0])))
   top = lowest + len(finite) - 1
-  return pld_pmf.DensePLDPmf(interval, -top, finite[::-1].copy(), min(1.0, lost), True)
+  return pld_pmf.DensePLDPmf(interval, -top, finite[::-1].copy(), lost, True)
+
+
+def _positive(law: _Law, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+  """(L, its mass) at the points of the window where L > 0."""
+  start = int(law.first == 0)
+  ratios = (law.first + np.arange(start, len(law.masses))) * (law.width / num_steps)
+  return ratios, law.masses[start:]
 
 
 def _spread(
@@ -123,8 +129,9 @@ def _spread(
   """Masses [cells] of L moved to the ends of their cell of the grid exp(interval * i), the
   mean of L under Q kept: (first i, what is moved down by i, what is moved up by i).
 
-  `tilted`: masses are P's, which are L times Q's.
+  `tilted`: masses are P's, which are L times Q's. Both shares are raised by their rounding.
   """
+  masses = masses * (1 + 16 * _UNIT / interval)
   cells = np.floor(np.log(ratios) / interval)
   below, above = np.exp(cells * interval), np.exp((cells + 1) * interval)
   up = np.clip((ratios - below) / (above - below), 0.0, 1.0)
@@ -140,33 +147,63 @@ def _two_ends(low: np.ndarray, high: np.ndarray) -> np.ndarray:
   return np.append(low, 0.0) + np.append(0.0, high)
 
 
+class _Window(NamedTuple):
+  """Where the sum is looked at: cells of h from `first` on; a term ends at `cap` h."""
+
+  width: float
+  first: int
+  cells: int
+  cap: int
+
+
 @functools.lru_cache(maxsize=4)
-def _law(num_steps: int, shift: float, cells: int, *, removed: bool) -> tuple[float, _Law]:
-  """(h, the law of X_1 + .. + X_T on 0, h, ..), by repeated squaring."""
-  reach = _reach(num_steps, shift, removed=removed)
-  if not cells:
-    wanted = 2 ** math.ceil(math.log2(reach / (_FINE * shift)))
-    cells = min(max(wanted, _CELLS[0]), _CELLS[1])
-  width = reach / (cells - 1)
-  one = _one_term(shift, width, cells, removed=removed)
-  found = one
-  for bit in bin(num_steps)[3:]:
-    found = _added(found, found)
-    found = _added(found, one) if bit == "1" else found
-  return width, found
+def _law(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Law:
+  """The law of X_1 + .. + X_T, under P (`removed`) or Q."""
+  window = _window(num_steps, shift, cells, removed=removed)
+  one, beyond = _one_term(shift, window.width, window.cap + 1, removed=removed)
+  having = one * np.arange(len(one)) * window.width if removed else None
+  masses, error = _sum(one, having, num_steps, window.cells)
+  edge = window.first + (window.cells if removed else 0)
+  wrapped = _tail(one, having, num_steps, edge, above=removed)
+  start = window.first % window.cells
+  return _Law(
+    window.width, window.first, np.roll(masses, -start), 2 * error + beyond + wrapped
+  )
 
 
-def _reach(num_steps: int, shift: float, *, removed: bool) -> float:
-  """Where the grid ends: what lies beyond costs next to nothing, and is charged."""
+def _window(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Window:
+  """Where nearly all of the mass lies; what does not is charged, so any window is sound."""
   deviation = math.sqrt(num_steps * math.expm1(shift**2))
-  if not removed:
-    return min(4 * num_steps, num_steps + 20 * deviation)
-  middle = num_steps + min(num_steps, 20 * deviation)
-  return middle + 2 * math.exp(shift**2 / 2 + _TAIL * shift)
+  if removed:
+    tail = _TAILS[shift > 1]
+    cap = math.exp(shift**2 / 2 + tail * shift)
+    low = num_steps - 12 * deviation
+    high = num_steps + min(num_steps, 20 * deviation) + 1.25 * cap
+  else:
+    cap = min(2.0 * num_steps, 1 + 8 * deviation)
+    low, spread = num_steps - 20 * deviation, _capped_deviation(num_steps, shift, cap)
+    high = min(num_steps * cap, num_steps + 20 * spread + cap)
+  low = max(0.0, low)
+  if not cells:
+    wanted = 2 ** math.ceil(math.log2((high - low) / (_FINE * shift)))
+    cells = min(max(wanted, _CELLS[0]), _CELLS[1])
+  width = (high - low) / (cells - 4)
+  return _Window(width, math.floor(low / width), cells, math.ceil(cap / width))
 
 
-def _one_term(shift: float, width: float, cells: int, *, removed: bool) -> _Law:
-  """X = exp(s Z - s^2 / 2), each cell's mass moved to the cell's ends with the mean kept."""
+def _capped_deviation(num_steps: int, shift: float, cap: float) -> float:
+  """At least the standard deviation of a sum of terms cut at `cap`."""
+  place = math.log(cap) / shift + shift / 2
+  second = math.exp(shift**2) * special.ndtr(place - 2 * shift)
+  second += cap**2 * special.ndtr(-place)
+  return math.sqrt(num_steps * min(second, math.expm1(shift**2)))
+
+
+def _one_term(
+  shift: float, width: float, cells: int, *, removed: bool
+) -> tuple[np.ndarray, float]:
+  """X = exp(s Z - s^2 / 2), each cell's mass moved to the cell's ends with the mean kept:
+  (masses at 0, h, .., (cells - 1) h, what is beyond under P)."""
   up, down = np.zeros(cells - 1), np.zeros(cells - 1)
   first = min(cells - 1, math.ceil(4 * max(1.0, 1 / shift)))  # by closed form before it
   with np.errstate(divide="ignore"):
@@ -174,8 +211,9 @@ def _one_term(shift: float, width: float, cells: int, *, removed: bool) -> _Law:
   below = special.ndtr(edges)
   inside, mean = np.diff(below), np.diff(special.ndtr(edges - shift)) / width
   near, far = np.arange(first), np.arange(first, cells - 1)
-  up[:first] = np.maximum(0.0, mean - near * inside)
-  down[:first] = np.maximum(0.0, (near + 1) * inside - mean)
+  cancelled = 128 * _UNIT * (near + 1) * below[1:]
+  up[:first] = np.maximum(0.0, mean - near * inside) + cancelled
+  down[:first] = np.maximum(0.0, (near + 1) * inside - mean) + cancelled
   for node, weight in zip((_NODES + 1) / 2, _WEIGHTS / 2):  # all terms are positive
     place = far + node
     z = np.log(place * width) / shift + shift / 2
@@ -185,43 +223,65 @@ def _one_term(shift: float, width: float, cells: int, *, removed: bool) -> _Law:
   masses = np.append(down, 0.0) + np.append(0.0, up)
   last = math.log((cells - 1) * width) / shift + shift / 2
   masses[0 if removed else -1] += special.ndtr(-last)  # what lies beyond the grid
-  cancelled = 128 * _UNIT * float(((near + 1) * below[1:]).sum())
-  having = masses * np.arange(cells) * width if removed else None
-  return _Law(1, masses, having, _CELL_ERROR * max(1.0, 1 / shift) + cancelled)
+  beyond = float(special.ndtr(shift - last)) if removed else 0.0
+  return masses * (1 + _CELL_ERROR * max(1.0, 1 / shift)), 1.01 * beyond
 
 
-def _added(left: _Law, right: _Law) -> _Law:
-  """The law of the sum of two independent sums.
+def _sum(
+  one: np.ndarray, having: np.ndarray | None, num_steps: int, cells: int
+) -> tuple[np.ndarray, float]:
+  """(masses of a sum of T terms, round a circle of `cells`; bound on their error in L1).
 
-  Under P one of all terms, any with the same chance, is tilted; it is on the left or right.
+  Under P one of all terms, any with the same chance, is tilted.
+
+  An entry of a transform of mass m errs by at most d = 8 log2(N) u m: it is a sum over at
+  most log2(N) stages, each with a rounding of a few u (Higham 2002, Accuracy and Stability
+  of Numerical Algorithms, section 24.1, has less for accurate twiddle factors); in L2 the
+  same holds of the way back (theorem 24.2). A product of T entries of size at most a, each
+  off by d, is off by T d (a + d)^(T - 1), and by T 4 u of itself from multiplying. From L2 to
+  L1 it is a factor of sqrt(N), after Parseval.
   """
-  terms, cells = left.terms + right.terms, len(left.without)
-  image = lambda masses: np.asarray(fft.rfft(masses, 2 * cells))
-  back = lambda image: np.maximum(0.0, np.asarray(fft.irfft(image, 2 * cells)))
-  images = [image(left.without), image(right.without)]
-  error = left.error + right.error + _fft_error(left, right)
-  full = back(images[0] * images[1])
-  without, beyond = full[:cells].copy(), full[cells:].sum()
-  if left.having is None or right.having is None:
-    without[-1] += beyond
-    return _Law(terms, without, None, error)
-  without[0] += beyond
-  tilted = left.terms / terms * image(left.having) * images[1]
-  tilted += right.terms / terms * images[0] * image(right.having)
-  return _Law(terms, without, back(tilted)[:cells], error)
+  long = lambda masses: np.asarray(fft.rfft(_folded(masses, cells).astype(np.longdouble)))
+  off = 8 * math.log2(cells) * _LONG_UNIT * max(1.0, one.sum())
+  image = long(one)
+  sizes = np.abs(image).astype(np.float64)
+  spread = np.exp((num_steps - 2 + (having is None)) * np.log(sizes + 2 * off))
+  power = _power(image, num_steps - (having is not None))
+  if having is not None:
+    power = power * long(having)
+  found = np.asarray(fft.irfft(power, cells)).astype(np.float64)
+  each = num_steps * (off + 4 * _LONG_UNIT) * 1.01
+  error = each * math.sqrt(2 * float((spread**2).sum()) / cells)
+  error += off * float(np.linalg.norm(found))
+  rounded = 2 * _UNIT  # to double, relative: raised by it
+  return np.maximum(0.0, found) * (1 + rounded), math.sqrt(cells) * error
 
 
-def _fft_error(left: _Law, right: _Law) -> float:
-  """Bound on the L1 error of convolving two laws of mass <= 1 by FFT of length N.
+def _folded(masses: np.ndarray, cells: int) -> np.ndarray:
+  return np.bincount(np.arange(len(masses)) % cells, masses, cells)
 
-  A transform errs by at most c = 8 log2(N) u in relative L2 (Higham 2002, Accuracy and
-  Stability of Numerical Algorithms, theorem 24.2, has less than 5 log2(N) u for accurate
-  twiddle factors). No entry of a transform of a law exceeds 1, so the result errs by at most
-  3 c (|a| + |b|) in L2, and by sqrt(N) times that in L1.
-  """
-  length = 2 * len(left.without)
-  pairs = [(left.without, right.without)]
-  if left.having is not None and right.having is not None:
-    pairs += [(left.having, right.without), (left.without, right.having)]
-  norms = max(float(np.linalg.norm(a) + np.linalg.norm(b)) for a, b in pairs)
-  return 24 * math.log2(length) * _UNIT * math.sqrt(length) * norms
+
+def _power(base: np.ndarray, exponent: int) -> np.ndarray:
+  """By squaring: the rounding of n - 1 products."""
+  found = base
+  for bit in bin(exponent)[3:]:
+    found = found * found
+    found = found * base if bit == "1" else found
+  return found
+
+
+def _tail(
+  one: np.ndarray, having: np.ndarray | None, num_steps: int, edge: int, *, above: bool
+) -> float:
+  """At least the mass of a sum at `edge` cells or above (below it), by Chernoff's bound."""
+  if not above and edge <= 0:
+    return 0.0
+  places = np.arange(len(one)) - edge / num_steps  # of a term, relative to an equal share
+  rates = np.geomspace(1 / (edge + len(one)), 600 / np.abs(places).max(), 25)
+  best = math.inf
+  for rate in rates if above else -rates:
+    weights = np.exp(rate * places)
+    common = math.log(one @ weights)
+    first = common if having is None else math.log(having @ weights)
+    best = min(best, (num_steps - 1) * common + first)
+  return math.exp(min(0.0, best + 1e-9 * num_steps))

@@ -263,11 +263,13 @@ def recruited(
   UserError: clients that do not remember what they are (`attacker_memory`), or unknown ones.
   """
   memories = state.memories
-  if not (isinstance(memories, dict) and set(memories) == _MEMORY):
+  own = getattr(memories, "own", None)
+  if memories is None or not (isinstance(own, dict) and set(own) == _MEMORY):
     raise UserError("state: its clients were not made with memory=attacker_memory")
-  flags = np.zeros(memories["attacker"].shape[0], bool)
-  flags[_checked(attackers, len(flags))] = True
-  return state._replace(memories={**memories, "attacker": jnp.asarray(flags)})
+  places = _checked(attackers, memories.num_clients)
+  who = np.union1d(memories.touched, places)  # no other was ever an attacker
+  rows = {**memories.rows(who), "attacker": np.isin(who, places)}
+  return state._replace(memories=memories.replaced(who, rows))
 
 
 def poisoned_training(

@@ -125,15 +125,13 @@ def insert_canaries(
     np.random.default_rng, np.random.SeedSequence([seed, _STREAM]).spawn(3)
   )
   rows = np.sort(rows_rng.choice(len(train), num_canaries, replace=False))
-  made = changed(train.subset(rows), kind, change_rng)
+  made = changed(train.subset(rows).read(), kind, change_rng)
   if keep_labels:
     if kind != "random":
       raise UserError(f"kind={kind!r}: not with keep_labels=True; use 'random'")
     made = dataclasses.replace(made, y=train.y[rows])
   included = coin_rng.random(num_canaries) < 0.5
-  x, y = train.x.copy(), train.y.copy()
-  x[rows[included]], y[rows[included]] = made.x[included], made.y[included]
-  mixed = dataclasses.replace(train, x=x, y=y, num_classes=made.num_classes)
+  mixed = train.replaced(rows[included], made.subset(included))
   left = _without(mixed, rows[~included], neighboring_relation)
   return left, Canaries(made, included, kind)
 

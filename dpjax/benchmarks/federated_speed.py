@@ -33,8 +33,8 @@ OVER_DEVICES = ("pmap", "shard_map")
 METHODS = (FLOOR, "loop", "threads", "vmap", *OVER_DEVICES, "fedjax")
 _KEY_SEED, _RATE = 0, 0.1
 _ROW_BYTES = 4 * 28 * 28
-_MARKERS = {"cnn": "o", "mlp": "s"}  # the colours begin again after seven lines
-WORKLOADS = tuple(_MARKERS)
+_MARKERS = {"cnn": "o", "mlp": "s", "cifar10_pfl": "^"}  # colours repeat after seven lines
+WORKLOADS = ("cnn", "mlp")
 
 
 class Entry(NamedTuple):
@@ -49,6 +49,7 @@ class Entry(NamedTuple):
   rounds_per_s: float | None = None
   num_devices: int = 1  # that the method runs on
   data_mb: int | None = None  # of the data set, where that was chosen; most of it nobody's
+  note: str = ""  # versions of a peer, or why it did not run
 
 
 class RoundLoad(NamedTuple):
@@ -284,7 +285,8 @@ def table(entries: Sequence[Entry]) -> str:
   workload  method  devices  clients  steps  data  round     ratio  rounds/s
   mlp       loop    1        10       3            500.0 ms  1.25   2.00
   """
-  return aligned([_HEADER, *map(_cells, entries)])
+  notes = [f"{entry.method}: {entry.note}" for entry in entries if entry.note]
+  return "\n".join([aligned([_HEADER, *map(_cells, entries)]), *notes])
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
@@ -311,7 +313,7 @@ def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
 def _draw(entries: Sequence[Entry], path: pathlib.Path) -> None:
   figure = Figure(figsize=(7.2, 3.4), layout="constrained")
   axes = figure.subplots()
-  entries = [entry for entry in entries if entry.data_mb is None]
+  entries = [entry for entry in entries if entry.data_mb is None and entry.median_s]
   kinds = dict.fromkeys((e.workload, e.method, e.steps_per_client) for e in entries)
   for index, (workload, method, steps) in enumerate(kinds):
     mine = [e for e in entries if (e.workload, e.method, e.steps_per_client)

@@ -12,12 +12,8 @@ nothing, and XLA's account of buffers does not know them.
 from __future__ import annotations
 
 import importlib.util
-import json
 import pathlib
-import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -28,10 +24,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from dpjax import gradients, trees, validate
-from dpjax.benchmarks import opacus_twins, workloads
+from dpjax.benchmarks import alone, opacus_twins, workloads
 from dpjax.benchmarks.workloads import Workload
 from dpjax.gradients.explain import aligned
-from dpjax.runs import report
+from dpjax.runs import provenance, report
 
 ORDINARY = "ordinary"
 METHODS = (ORDINARY, "vmap", "ghost", "auto", "jax_privacy", *opacus_twins.METHODS)
@@ -172,16 +168,13 @@ def _ratio(value: float | None, base: float | None) -> float | None:
 
 
 def _peak_rss(name: str, method: str) -> float | None:
-  command = [sys.executable, "-m", __name__, name, method]
-  done = subprocess.run(command, capture_output=True, text=True)
-  return json.loads(done.stdout) if done.returncode == 0 else None
+  return alone.run(__name__, name, method).found
 
 
 def _run_alone(name: str, method: str) -> int:
   """Runs one entry once; bytes of this process at its peak."""
   _compile(name, workloads.build(name, jax.default_backend()), method).run()
-  unit = 1 if sys.platform == "darwin" else 1024
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+  return provenance.peak_rss()
 
 
 def check(names: Iterable[str], methods: Iterable[str]) -> None:
@@ -260,4 +253,4 @@ def _draw(entries: Sequence[Entry], path: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-  print(_run_alone(*sys.argv[1:]))
+  print(_run_alone(*alone.ordered()))

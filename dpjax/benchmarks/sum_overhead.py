@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from dpjax import validate
+from dpjax.benchmarks import alone
 from dpjax.gradients.explain import aligned
 from dpjax.runs import report
 from dpjax.secure import sums
@@ -133,13 +132,13 @@ def measure(
   *,
   dropped: int,
   repeats: int = 1,
-  alone: bool = True,
+  fresh_process: bool = True,
 ) -> Entry:
   """One entry.
 
   Args:
     dropped: clients that fall silent between sharing and upload.
-    alone: in a fresh process, whose peak memory is measured.
+    fresh_process: in a fresh process, whose peak memory is measured.
 
   Raises:
     UserError: an unknown method, or a sum that is not the plain one.
@@ -149,41 +148,42 @@ def measure(
   reason = why_not(*first)
   if reason:
     return Entry(*first, reason)
-  order = json.dumps([*first, repeats])
-  if not alone:
-    return Entry(*json.loads(_measured(order)))
-  command = [sys.executable, "-m", __name__, order]
-  done = subprocess.run(command, capture_output=True, text=True)
-  if done.returncode:
-    return Entry(*first, f"failed: {(done.stderr.strip().splitlines() or [''])[-1][:80]}")
-  return Entry(*json.loads(done.stdout))
+  if not fresh_process:
+    return _measured(*first, repeats)
+  outcome = alone.run(__name__, *first, repeats)
+  if outcome.found is None:
+    return Entry(*first, f"failed: {outcome.reason[:80]}")
+  return Entry(*outcome.found)
 
 
-def _measured(order: str) -> str:
-  method, clients, length, dropped, repeats = json.loads(order)
+def _measured(method: str, clients: int, length: int, dropped: int, repeats: int) -> Entry:
   chosen = protocol(method, clients)
   small = _OneVector(clients, 1)
   chosen.sum(small)  # loads the libraries
   vectors = _OneVector(clients, length)
   drops = sums.Drops(before_upload=frozenset(range(dropped)))
-  before = _memory("VmRSS")
-  with contextlib.suppress(OSError):  # the peak of the imports is not of interest
-    pathlib.Path("/proc/self/clear_refs").write_text("5")
+  before = process_memory("VmRSS", forget_peak=True)  # of the imports
   found = [chosen.sum(vectors, drops) for _ in range(repeats)]
-  peak = _memory("VmHWM")
+  peak = process_memory("VmHWM")
   above = None if peak is None or before is None else max(peak - before, 0)
   expected = vectors[0] * np.uint32(clients - dropped)
   if not all(np.array_equal(one.total, expected) for one in found):
     raise UserError(f"methods={method}: the sum is not the plain one")
   cost = found[0].cost._replace(seconds=min(one.cost.seconds for one in found))
-  return json.dumps(
-    [method, clients, length, dropped, "ok", cost.seconds, *cost[:4], above]
-  )
+  return Entry(method, clients, length, dropped, "ok", cost.seconds, *cost[:4], above)
 
 
-def _memory(field: str) -> int | None:
-  """Bytes of this process by Linux's account; None elsewhere."""
+def process_memory(field: str, *, forget_peak: bool = False) -> int | None:
+  """Bytes of this process by Linux's account, as "VmRSS" or "VmHWM", their peak; None
+  elsewhere.
+
+  Args:
+    forget_peak: the peak begins anew.
+  """
   try:
+    if forget_peak:
+      with contextlib.suppress(OSError):
+        pathlib.Path("/proc/self/clear_refs").write_text("5")
     status = pathlib.Path("/proc/self/status").read_text()
   except OSError:
     return None
@@ -227,4 +227,4 @@ def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-  print(_measured(sys.argv[1]))
+  print(json.dumps(_measured(*alone.ordered())))

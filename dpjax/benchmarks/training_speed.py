@@ -1,7 +1,7 @@
 """Minutes of a whole training run by the fast route and by vmap, from timed steps in turns.
 
-Both step functions of a config are compiled first and then timed step by step in turns, so
-that whatever else the machine does falls on both alike. A run's minutes are the median step
+The step functions of a config are compiled first and then timed step by step in turns, so
+that whatever else the machine does falls on them alike. A run's minutes are the median step
 times its number of steps: evaluation, compilation and the loading of data come on top.
 """
 
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from dpjax import data as data_lib
 from dpjax.gradients.explain import aligned
 from dpjax.runs import report
 from dpjax.runs.central import build
@@ -39,19 +38,17 @@ class Entry(NamedTuple):
 
 def _stepper(config: TrainConfig, method: str, loaded: Any) -> Callable[[], float]:
   """Runs one more step of the run; seconds."""
-  run = build.assemble(dataclasses.replace(config, grad_method=method), loaded)
-  step_fn = jax.jit(run.algorithm.step, donate_argnums=0)
-  state = run.algorithm.init(run.params)
-  train = data_lib.resident(run.train)
-  batches = itertools.cycle(
-    itertools.islice(run.plan.batches(train, rng=run.random.sampler), 4)
-  )
+  config = dataclasses.replace(config, grad_method=method)
+  work = build.work(config, build.assemble(config, loaded))
+  state = work.init()
+  # as the run has them: placed on its mesh, all slices of a step
+  draws = itertools.cycle([list(slices) for slices in itertools.islice(work.draws(0), 4)])
 
   def step() -> float:
     nonlocal state
-    batch = next(batches)
+    slices = next(draws)
     start = time.perf_counter()
-    state, info = step_fn(state, batch)
+    state, info = work.step(state, slices)
     jax.block_until_ready((state.params, info))
     return time.perf_counter() - start
 

@@ -288,12 +288,13 @@ def _changed(value: Any) -> Any:
 def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
   """The config with one field changed, for each field that decides what runs."""
   told = to_dict(config)
-  for name, value in [(name, told[name]) for name in told if name not in config.where]:
+  elsewhere = (*config.where, "pretrained")  # a file, which must be there: its bytes decide
+  for name, value in [(name, told[name]) for name in told if name not in elsewhere]:
     part = getattr(config, name)
     if not dataclasses.is_dataclass(part):
       yield name, dataclasses.replace(config, **{name: _changed(value)})
     elif name != "audit" or config.audit.enabled:
-      for inner in value:
+      for inner in (field.name for field in dataclasses.fields(part)):
         if inner != "data_dir":  # where the data lie is no part of the run
           other = dataclasses.replace(part, **{inner: _changed(value[inner])})  # type: ignore
           yield f"{name}.{inner}", dataclasses.replace(config, **{name: other})

@@ -2,20 +2,31 @@
 
 `load` reads a named data set, `from_arrays` takes your own; both give a `Dataset`, and
 `dataset[indices]` is a `dpjax.types.Example` batch. A `Federation` says which rows belong to
-which client; `partition` makes them, `shakespeare_federation` has natural ones. Nothing here
+which client; `partition` makes them; `by_client` groups by ids, and natural ones are read by
+`natural_federation`, `leaf_federation`, `tff_federation`, `shakespeare_federation`. Nothing here
 looks at the values to choose a transformation: see `preprocess` for why, and for what is
 offered instead.
 """
 
+from dpjax.data import cache as cache
 from dpjax.data import partition as partition
 from dpjax.data import preprocess as preprocess
+from dpjax.data.ahead import ahead as ahead
 from dpjax.data.dataset import Dataset as Dataset
 from dpjax.data.dataset import from_arrays as from_arrays
+from dpjax.data.dataset import in_files as in_files
 from dpjax.data.federation import Federation as Federation
 from dpjax.data.identity import computed as computed
 from dpjax.data.identity import digest as digest
+from dpjax.data.leaf import leaf_federation as leaf_federation
+from dpjax.data.natural import by_client as by_client
+from dpjax.data.natural import natural_federation as natural_federation
+from dpjax.data.random_process import load_random_process as load_random_process
+from dpjax.data.registry import EMBEDDED as EMBEDDED
 from dpjax.data.registry import load as load
 from dpjax.data.resident import resident as resident
+from dpjax.data.rows import Rows as Rows
 from dpjax.data.shakespeare import shakespeare_federation as shakespeare_federation
 from dpjax.data.text import PADDING_ID as PADDING_ID
 from dpjax.data.text import encode_text as encode_text
+from dpjax.data.tff import tff_federation as tff_federation

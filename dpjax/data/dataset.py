@@ -8,18 +8,22 @@ from typing import Any
 import numpy as np
 
 from dpjax import validate
+from dpjax.data.rows import Rows, RowSource
 from dpjax.types import Example, HostArray
 from dpjax.validate import UserError
 
 
 def _check_x(x: Any) -> None:
-  if not isinstance(x, np.ndarray) or x.dtype not in (np.float32, np.int32):
+  known = isinstance(x, np.ndarray | Rows)
+  if not known or x.dtype not in (np.float32, np.int32):
     kind = getattr(x, "dtype", type(x).__name__)
     raise UserError(f"x: must be a float32 or int32 NumPy array, got {kind}")
   if x.ndim < 2:
     raise UserError(f"x.shape={x.shape}: must be [n, *features] (one column: [n, 1])")
   if 0 in x.shape[1:]:
     raise UserError(f"x.shape={x.shape}: one example must hold at least one number")
+  if isinstance(x, Rows):
+    return  # `checked` does the rest as they are read
   if x.dtype == np.float32 and not np.isfinite(x).all():
     bad = int(np.count_nonzero(~np.isfinite(x)))
     raise UserError(f"x: every value must be finite in float32, {bad} are not")
@@ -55,10 +59,11 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-  """Examples in memory: `len(d)`, and `d[i]`, `d[indices]` or `d[a:b]` -> `Example`.
+  """Examples: `len(d)`, and `d[i]`, `d[indices]` or `d[a:b]` -> `Example`.
 
   Checked when built: x and y are equally long, x is finite, labels lie in
-  [0, num_classes), tokens in [0, vocab_size). The arrays are read-only views. The
+  [0, num_classes), tokens in [0, vocab_size). The arrays are read-only views. x may lie in
+  files (`Rows`): then it is checked whenever it is read, and labels alone are in memory. The
   shape of one example, `num_classes` and `vocab_size` are taken as public; the values,
   and under add-or-remove-one also `len(d)`, are not.
 
@@ -71,7 +76,8 @@ class Dataset:
   3
   """
 
-  x: np.ndarray  # [n, H, W, C] or [n, *features] float32; or [n, T] int32 tokens
+  # [n, H, W, C] or [n, *features] float32; or [n, T] int32 tokens; an array, or `Rows`
+  x: Any
   y: np.ndarray  # [n] int32
   name: str
   num_classes: int
@@ -86,9 +92,10 @@ class Dataset:
     _check_x(self.x)
     _check_y(self.y, len(self.x))
     _check_range(self.y, self.num_classes, "y", "num_classes")
-    if self.x.dtype == np.int32:
-      _check_range(self.x, self.vocab_size, "x", "vocab_size")
-    object.__setattr__(self, "x", _read_only(self.x))
+    if isinstance(self.x, np.ndarray):
+      if self.x.dtype == np.int32:
+        _check_range(self.x, self.vocab_size, "x", "vocab_size")
+      object.__setattr__(self, "x", _read_only(self.x))
     object.__setattr__(self, "y", _read_only(self.y))
     if self.present is not None:
       _check_present(self.present, len(self.x))
@@ -102,12 +109,34 @@ class Dataset:
 
   def __repr__(self) -> str:
     x = f"{len(self)} x {self.x.shape[1:]} {self.x.dtype}"
+    x += "" if self.in_memory else " in files"
     return f"Dataset({self.name}/{self.split}: {x}, {self.num_classes} classes)"
 
   def subset(self, indices: np.ndarray | slice) -> Dataset:
     """The data set of these rows, in this order (indices, a slice or a boolean mask)."""
     present = None if self.present is None else self.present[indices]
-    return dataclasses.replace(self, x=self.x[indices], y=self.y[indices], present=present)
+    x = self.x[indices] if self.in_memory else self.x.subset(indices)
+    return dataclasses.replace(self, x=x, y=self.y[indices], present=present)
+
+  @property
+  def in_memory(self) -> bool:
+    """Whether x is an array; else `Rows`, read as they are asked for."""
+    return not isinstance(self.x, Rows)
+
+  def read(self) -> Dataset:
+    """The same in memory."""
+    return dataclasses.replace(self, x=self.x[:])
+
+  def replaced(self, indices: np.ndarray, by: Dataset) -> Dataset:
+    """With the rows of `by` [k] at distinct `indices` [k], as a data set of its classes."""
+    y = self.y.copy()
+    y[indices] = by.y
+    if self.in_memory:
+      x = self.x.copy()
+      x[indices] = by.x
+    else:
+      x = self.x.replaced(indices, by.x)
+    return dataclasses.replace(self, x=x, y=y, num_classes=by.num_classes)
 
 
 def first_line(error: Exception) -> str:
@@ -152,6 +181,44 @@ def _as_labels(value: Any) -> np.ndarray:
   if y.dtype.kind not in "iu":
     raise UserError(f"y: must hold integer class labels, got {y.dtype}")
   return _to_int32(y, "y")
+
+
+def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
+  """A `Dataset` whose inputs stay in a source: what `from_arrays` makes of the same arrays,
+  a few rows at a time.
+
+  Args:
+    source: of raw rows [k, ...]: uint8 images, floats or tokens, as `from_arrays` takes them.
+    y: integer labels [n].
+    more: `num_classes`, `vocab_size`, `name` and `split` of `from_arrays`.
+
+  Raises:
+    UserError: now, or when a row is read, as `from_arrays` would.
+
+  >>> class Grey:
+  ...   def __len__(self): return 3
+  ...   def read(self, places): return np.full((len(places), 2, 2), 255, np.uint8)
+  >>> d = in_files(Grey(), np.array([0, 1, 0]), num_classes=2)
+  >>> d, float(d[np.array([2])].x.max())
+  (Dataset(arrays/train: 3 x (2, 2, 1) float32 in files, 2 classes), 1.0)
+  """
+  vocab_size = more.get("vocab_size")
+
+  def decode(raw: np.ndarray) -> np.ndarray:
+    x = _as_features(raw)
+    _check_x(x)
+    if x.dtype == np.int32:
+      _check_range(x, vocab_size, "x", "vocab_size")
+    return x
+
+  if len(source) != len(y) or not len(y):
+    raise UserError(
+      f"y.shape={y.shape}: must be ({len(source)},), one label for each row of x"
+    )
+  first = decode(source.read(np.zeros(1, np.int64)))
+  x = Rows(source, first.shape[1:], first.dtype, decode)
+  named: Any = {"name": "arrays", "split": "train"} | more
+  return Dataset(x=x, y=_as_labels(y), **named)
 
 
 def from_arrays(

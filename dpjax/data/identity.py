@@ -15,6 +15,7 @@ import numpy as np
 
 from dpjax.data.dataset import Dataset
 from dpjax.data.federation import Federation
+from dpjax.data.rows import Rows
 from dpjax.types import Labelled
 
 _ORIGIN = "_origin"  # digest of the data that `computed` computed these from
@@ -46,15 +47,16 @@ def digest(data: Labelled | Federation) -> bytes:
 def _of_arrays(dataset: Any) -> bytes:
   kind = [getattr(dataset, name, None) for name in ("num_classes", "vocab_size")]
   found = hashlib.sha256(f"dpjax data {kind}".encode())
-  for array in (np.asarray(dataset.x), np.asarray(dataset.y)):
-    _add(found, array)
+  for array in (dataset.x, dataset.y):
+    _add(found, array if isinstance(array, Rows) else np.asarray(array))
   return found.digest()
 
 
-def _add(found: Any, array: np.ndarray) -> None:
+def _add(found: Any, array: np.ndarray | Rows) -> None:
   found.update(f"{array.dtype.str} {array.shape} ".encode())
-  if array.size:  # an empty array has no bytes to view
-    found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+  for chunk in array.chunks() if isinstance(array, Rows) else [array]:
+    if chunk.size:  # an empty array has no bytes to view
+      found.update(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
 
 
 def _of_federation(federation: Any) -> bytes:
@@ -65,7 +67,7 @@ def _of_federation(federation: Any) -> bytes:
   return found.digest()
 
 
-def computed(source: Dataset, x: np.ndarray) -> Dataset:
+def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
   """`source` with other inputs, which a public rule computed from its own.
 
   The digest stays that of `source`, so that it is equal where features differ in their last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import zipfile
 import zlib
@@ -9,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.data.dataset import Dataset, first_line, from_arrays
+from dpjax.data.dataset import Dataset, first_line, from_arrays, in_files
+from dpjax.data.rows import File, stay_in_files
 from dpjax.validate import UserError
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -62,11 +64,13 @@ def _num_classes(arrays: dict[str, np.ndarray], given: int | None) -> int:
   return given if declared is None else declared  # type: ignore[return-value]
 
 
-def _split(arrays: dict[str, np.ndarray], split: str, **common: Any) -> Dataset:
+def _split(arrays: dict[str, Any], split: str, **common: Any) -> Dataset:
   x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
   try:
     if y.size == 0:
       raise UserError("y: is empty")
+    if isinstance(x, File):
+      return in_files(x, y, split=split, **common)
     return from_arrays(x, y, split=split, **common)
   except UserError as error:
     raise UserError(f"{split} split: {error}") from error
@@ -107,9 +111,82 @@ def load_npz(
       (object) array, a wrong dtype or shape, NaN, splits that do not match, or a number of
       classes that is not declared, twice differently, or not above every label.
   """
+  return _load(path, num_classes)[0]
+
+
+def _load(
+  path: str | pathlib.Path, num_classes: int | None, *fields: str
+) -> tuple[tuple[Dataset, Dataset], dict[str, np.ndarray]]:
+  """Both splits, and every array of the file."""
   path = pathlib.Path(path)
   arrays = _read(path)
   try:
-    return _both(arrays, path.stem, num_classes)
+    missing = [key for key in fields if key not in arrays]
+    if missing:
+      raise UserError(f"has no {', '.join(missing)} (it holds {', '.join(sorted(arrays))})")
+    return _both(arrays, path.stem, num_classes), arrays
   except UserError as error:
     raise UserError(f"name='{path}': {error}") from error
+
+
+def load_npz_fields(
+  path: str | pathlib.Path, field: str, num_classes: int | None = None
+) -> tuple[tuple[Dataset, np.ndarray], tuple[Dataset, np.ndarray]]:
+  """((train, its FIELD_train), (test, its FIELD_test)): `load_npz` with one more column."""
+  keys = (f"{field}_train", f"{field}_test")
+  (train, test), arrays = _load(path, num_classes, *keys)
+  return (train, arrays[keys[0]]), (test, arrays[keys[1]])
+
+
+def load_folder(
+  path: str | pathlib.Path, *, num_classes: int | None = None, resident: bool | None = True
+) -> tuple[Dataset, Dataset]:
+  """`load_npz` of an archive that was unpacked: x_train.npy, y_train.npy and so on in a folder.
+
+  Args:
+    resident: in memory; False: x_train and x_test stay in their files and are read as they are
+      asked for; None: where they are larger than a quarter of the memory.
+
+  A program that writes x_train.npy through `np.lib.format.open_memmap` never holds it.
+
+  Raises:
+    UserError: as `load_npz`.
+  """
+  path = pathlib.Path(path)
+  if not path.is_dir():
+    raise UserError(f"name='{path}/': there is no such folder")
+  try:
+    arrays = {
+      file.stem: _held(*_file(file), file.stem, resident)
+      for file in sorted(path.glob("*.npy"))
+    }
+    return _both(arrays, path.name, num_classes)
+  except UserError as error:
+    raise UserError(f"name='{path}/': {error}") from error
+
+
+def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:
+  """A .npy file, opened, and the shape of its array."""
+  try:
+    with path.open("rb") as stream:
+      version = np.lib.format.read_magic(stream)
+      header = np.lib.format.read_array_header_2_0
+      if version == (1, 0):
+        header = np.lib.format.read_array_header_1_0
+      shape, by_column, dtype = header(stream)
+      offset = stream.tell()
+  except (OSError, ValueError, EOFError) as error:
+    raise UserError(
+      f"{path.name}: is not a readable .npy array ({first_line(error)})"
+    ) from error
+  if dtype.hasobject or (by_column and len(shape) > 1):
+    told = "holds pickled objects" if dtype.hasobject else "is in Fortran order"
+    raise UserError(f"{path.name}: {told}, so its rows cannot be read by place")
+  return File(path, offset, shape or (1,), dtype), shape
+
+
+def _held(file: File, shape: tuple[int, ...], name: str, resident: bool | None) -> Any:
+  """The array; or the file, for inputs that stay there, which read as float32."""
+  if name.startswith("x_") and stay_in_files(4 * math.prod(shape), resident):
+    return file
+  return file.read(np.arange(len(file))).reshape(shape)

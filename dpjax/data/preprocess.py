@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpjax.data.dataset import Dataset
+from dpjax.data.rows import Rows
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
@@ -36,7 +37,7 @@ def _constant(name: str, value: Any, channels: int) -> np.ndarray:
   return constant
 
 
-def standardize(data: Dataset | HostArray, mean: HostArray, std: HostArray) -> Any:
+def standardize(data: Dataset | Rows | HostArray, mean: HostArray, std: HostArray) -> Any:
   """(x - mean) / std by PUBLIC constants: a Dataset gives a Dataset, an array an array.
 
   `mean` and `std` are one number, or one for each entry of the last axis (the channel).
@@ -55,6 +56,9 @@ def standardize(data: Dataset | HostArray, mean: HostArray, std: HostArray) -> A
   """
   if isinstance(data, Dataset):
     return dataclasses.replace(data, x=standardize(data.x, mean, std))
+  if isinstance(data, Rows):
+    standardize(data[:0], mean, std)  # refuses what the rows would be refused for
+    return data.then(lambda x: standardize(x, mean, std))
   x = np.asarray(data)
   if x.dtype.kind != "f":
     raise UserError(f"x: must be floats to be standardized, got {x.dtype}")

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 from dpjax import names, validate
-from dpjax.data import digits, npz, prepared, shakespeare
+from dpjax.data import digits, npz, prepared, random_process, shakespeare, shakespeare_lines
 from dpjax.data.dataset import Dataset
 from dpjax.validate import UserError
+
+# name -> (train, test): nothing has to lie in a folder
+EMBEDDED: dict[str, Callable[[], tuple[Dataset, Dataset]]] = {
+  "digits": digits.load_digits,
+  "random_process": random_process.load_random_process,
+}
 
 
 def load(
@@ -18,20 +25,27 @@ def load(
   *,
   max_length: int = 256,
   num_classes: int | None = None,
+  resident: bool | None = True,
 ) -> tuple[Dataset, Dataset]:
   """(train, test) of a data set: x float32 [n, H, W, C] in [0, 1], or int32 tokens [n, T].
 
   Args:
-    name: "digits" (embedded: works offline on a fresh machine); "shakespeare" (one line
-      says how to get it; `shakespeare_federation` keeps the roles apart); "mnist",
+    name: "digits" (embedded: works offline on a fresh machine); "random_process" (synthetic
+      images, see `load_random_process`); "shakespeare" (one line
+      says how to get it; `shakespeare_federation` keeps the roles apart), "shakespeare_lines",
+      "shakespeare_roles" and "shakespeare_public_lines" (`data.shakespeare_lines`); "mnist",
       "fashion_mnist", "cifar10" or any tensorflow-datasets name with an image or a text
-      and a label, prepared beforehand; a path ending in ".npz" (see `npz.load_npz`); or
+      and a label, prepared beforehand; a path ending in ".npz" (see `npz.load_npz`), or in
+      "/", the folder of such a file unpacked (`npz.load_folder`); or
       `package.module:name`, a user's own function of no arguments that returns the two.
     data_dir: where prepared data lies; by default $TFDS_DATA_DIR, then
       ~/tensorflow_datasets. A relative .npz path is looked up in it too.
     max_length: for text, the number of bytes kept of each example (padded with 0).
     num_classes: how many classes there are, for data that do not declare it; data that do
       must declare the same. Public: it is never counted from the labels.
+
+    resident: in memory. False: prepared data and folders are read as they are asked for
+      (`Rows`), but for their labels; None: those larger than a quarter of the memory are.
 
   The order of the records is that of the prepared files: public, and fixed. Nothing is
   ever downloaded here.
@@ -50,32 +64,65 @@ def load(
   validate.integer_at_least(1, max_length=max_length)
   if num_classes is not None:
     validate.integer_at_least(1, num_classes=num_classes)
-  train, test = _load(name, data_dir, max_length, num_classes)
+  train, test = _load(name, data_dir, max_length, num_classes, resident)
   if num_classes not in (None, train.num_classes):
     raise UserError(f"num_classes={num_classes}: {name!r} declares {train.num_classes}")
   return train, test
 
 
 def _load(
-  name: str, data_dir: Any, max_length: int, num_classes: int | None
+  name: str,
+  data_dir: Any,
+  max_length: int,
+  num_classes: int | None,
+  resident: bool | None,
 ) -> tuple[Dataset, Dataset]:
+  if name.endswith("/"):
+    return npz.load_folder(
+      own_path(name, data_dir), num_classes=num_classes, resident=resident
+    )
+  whole = (*EMBEDDED, *shakespeare_lines.LOADERS, "shakespeare")
+  in_files = name.split(":")[0] not in whole and not name.endswith(".npz")
+  if resident is False and (not in_files or names.is_path(name)):
+    raise UserError(
+      f"resident=False: data.name={name!r} comes whole into memory; prepared data, and the "
+      "folder of an unpacked .npz, whose name ends in '/', are read as they are drawn"
+    )
   if name.endswith(".npz"):
-    path = pathlib.Path(data_dir or ".") / pathlib.Path(os.path.expanduser(name))
-    return npz.load_npz(path, num_classes=num_classes)
+    return npz.load_npz(own_path(name, data_dir), num_classes=num_classes)
   if names.is_path(name):
     return _of_user(names.call(name, "data.name"), name)
-  if name == "digits":
-    return digits.load_digits()
+  if name in EMBEDDED:
+    return EMBEDDED[name]()
+  if name in shakespeare_lines.LOADERS:
+    return shakespeare_lines.LOADERS[name](data_dir)
   if name == "shakespeare":
     return shakespeare.load_shakespeare(data_dir)
+  return prepared.load_prepared(
+    name,
+    prepared_root(name, data_dir),
+    max_length=max_length,
+    num_classes=num_classes,
+    resident=resident,
+  )
+
+
+def own_path(name: str | os.PathLike[str], data_dir: Any = None) -> pathlib.Path:
+  """A file or folder of one's own: a relative one lies in `data_dir`, else in the current
+  folder."""
+  return pathlib.Path(data_dir or ".") / pathlib.Path(os.path.expanduser(name))
+
+
+def prepared_root(name: str, data_dir: Any = None) -> pathlib.Path:
+  """Where a data set lies prepared; UserError with the command where it does not."""
   root = prepared.data_root(data_dir)
-  if not prepared.is_prepared(name, root):
-    prepared.check_known(name)
-    raise UserError(
-      f"name={name!r}: not found in {root} (data_dir=, else $TFDS_DATA_DIR, else "
-      f"~/tensorflow_datasets); prepare it with: {prepared.prepare_command(name, root)}"
-    )
-  return prepared.load_prepared(name, root, max_length=max_length, num_classes=num_classes)
+  if prepared.is_prepared(name, root):
+    return root
+  prepared.check_known(name)
+  raise UserError(
+    f"name={name!r}: not found in {root} (data_dir=, else $TFDS_DATA_DIR, else "
+    f"~/tensorflow_datasets); prepare it with: {prepared.prepare_command(name, root)}"
+  )
 
 
 def _of_user(made: Any, name: str) -> tuple[Dataset, Dataset]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
+from dpjax import processes
+from dpjax.data.rows import Rows
 from dpjax.types import Example, Labelled
 
 LIMIT_BYTES = 8 * 2**30  # beyond this the data stay in host memory
@@ -42,7 +45,9 @@ class Resident:
     split: Callable[[Any], Any] | None = None,
   ):
     arrays = Example(dataset.x, dataset.y)
-    put = jnp.asarray if everywhere is None else (lambda a: jax.device_put(a, everywhere))
+    put = jnp.asarray
+    if everywhere is not None:
+      put = functools.partial(processes.placed, sharding=everywhere)
     self._arrays = jax.tree.map(put, arrays)
     shared = lambda arrays, indices: split(_take(arrays, indices))  # type: ignore[misc]
     self._take = _take if split is None else jax.jit(shared)
@@ -56,7 +61,7 @@ class Resident:
 
 
 def resident(dataset: Labelled, limit_bytes: int = LIMIT_BYTES, **placed: Any) -> Any:
-  """The data set on the device where it fits into `limit_bytes`, else as it is; `placed` as
-  of `Resident`, for several devices."""
-  fits = dataset.x.nbytes <= limit_bytes
+  """The data set on the device where it fits into `limit_bytes`, else as it is, as are data
+  that lie in files; `placed` as of `Resident`, for several devices."""
+  fits = dataset.x.nbytes <= limit_bytes and not isinstance(dataset.x, Rows)
   return Resident(dataset, **placed) if fits else dataset

@@ -24,6 +24,8 @@ from dpjax.federated.client import capped as capped
 from dpjax.federated.client import clipped_grad as clipped_grad
 from dpjax.federated.client import local_training as local_training
 from dpjax.federated.client import uniform as uniform
+from dpjax.federated.client_states import ClientStates as ClientStates
+from dpjax.federated.client_states import OnDisk as OnDisk
 from dpjax.federated.cohort import Cohort as Cohort
 from dpjax.federated.cohort import LocalBatches as LocalBatches
 from dpjax.federated.cohort import LocalWork as LocalWork
@@ -44,6 +46,7 @@ from dpjax.federated.corrections import scaffold as scaffold
 from dpjax.federated.execution import auto_clients as auto_clients
 from dpjax.federated.execution import loop_clients as loop_clients
 from dpjax.federated.execution import pmap_clients as pmap_clients
+from dpjax.federated.execution import process_clients as process_clients
 from dpjax.federated.execution import shard_map_clients as shard_map_clients
 from dpjax.federated.execution import vmap_clients as vmap_clients
 from dpjax.federated.personalization import apfl as apfl
@@ -51,11 +54,11 @@ from dpjax.federated.personalization import fine_tune as fine_tune
 from dpjax.federated.personalization import hyp_cluster as hyp_cluster
 from dpjax.federated.placement import compare_placements as compare_placements
 from dpjax.federated.placement import local_epsilon as local_epsilon
-from dpjax.federated.processes import process_clients as process_clients
 from dpjax.federated.robust import geometric_median as geometric_median
 from dpjax.federated.robust import krum as krum
 from dpjax.federated.robust import median as median
 from dpjax.federated.robust import trimmed_mean as trimmed_mean
+from dpjax.federated.row_journal import Journal as Journal
 from dpjax.federated.server_optimizers import fed_opt as fed_opt
 from dpjax.federated.vertical import alignment as alignment
 from dpjax.federated.vertical import encrypted_vectors as encrypted_vectors

@@ -37,6 +37,7 @@ from dpjax.federated import client as clients
 from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Local, Received, Weighting
+from dpjax.federated.client_states import ClientStates
 from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts, padded
 from dpjax.federated.server_optimizers import fed_opt
 from dpjax.types import Array, ArrayTree, ClientTx, LossFn, Params
@@ -61,8 +62,7 @@ class FederatedState(NamedTuple):
   params: Params
   server: Any  # the server's optimizer and what else it keeps
   aggregator: Any
-  # leaves [N, ...], NumPy, what each client keeps; None where it keeps nothing
-  memories: Any
+  memories: ClientStates | None  # what each client keeps; None where it keeps nothing
   key: Array  # of everything random on clients; never changes
   round: Array  # int32, rounds done
 
@@ -109,20 +109,6 @@ def _info(info: ClientInfo) -> RoundInfo:
   )
 
 
-def _for_each(own: Any, num_clients: int) -> Any:
-  """What every client keeps before its first round, leaves [N, ...], on the host."""
-  if any(trees.is_key(leaf) for leaf in jax.tree.leaves(own)):
-    raise UserError("memory: must hold arrays; keep a key as jax.random.key_data(key)")
-  return jax.tree.map(
-    lambda leaf: np.repeat(np.asarray(leaf)[None], num_clients, axis=0), own
-  )
-
-
-def _rows(memories: Any, places: np.ndarray) -> Any:
-  """Rows [K, ...] of leaves [N, ...], on the host: no device ever holds all of them."""
-  return jax.tree.map(lambda leaf: np.asarray(leaf)[places], memories)
-
-
 def _sound(rows: Any, mask: np.ndarray) -> np.ndarray:
   """[K] bool: the rows of `mask` that are finite in all leaves [K, ...]."""
   for leaf in jax.tree.leaves(rows):
@@ -131,21 +117,19 @@ def _sound(rows: Any, mask: np.ndarray) -> np.ndarray:
   return mask
 
 
-def _remembered(memories: Any, ids: np.ndarray, parts: Any) -> Any:
+def _remembered(memories: ClientStates | None, ids: np.ndarray, parts: Any) -> Any:
   """All memories, those of the cohort replaced; padding goes to no place at all.
 
   A client whose new memory is not finite keeps its old one: it would send nothing that
   counts ever after. Nothing is written over: the state before the round stays what it was.
   """
-  if not parts:
-    return memories
-  after = jax.tree.map(np.array, memories)
+  if memories is None:
+    return None
   for part in jax.device_get(parts):
     sound = _sound(part.memories, part.mask)
-    places = np.asarray(ids)[part.places[sound]]
-    for leaf, rows in zip(jax.tree.leaves(after), jax.tree.leaves(part.memories)):
-      leaf[places] = rows[sound]
-  return after
+    rows = jax.tree.map(lambda leaf: leaf[sound], part.memories)  # noqa: B023
+    memories = memories.replaced(np.asarray(ids)[part.places[sound]], rows)
+  return memories
 
 
 def _combined(aggregator: Aggregator) -> Callable[..., Any]:
@@ -178,7 +162,7 @@ def check_public(
     raise UserError(f"{name}=None: must be a public number with a private aggregator{why}")
 
 
-def _check(cohort: Cohort, memories: Any) -> None:
+def _check(cohort: Cohort, memories: ClientStates | None) -> None:
   """A client's number makes its key and finds its memory: one client, one number."""
   ids = np.asarray(cohort.ids)
   if len(np.unique(ids)) != len(ids):
@@ -190,7 +174,7 @@ def _check(cohort: Cohort, memories: Any) -> None:
     raise UserError(f"cohort.ids: must be numbered from 0 to 2^31 - 1, not {wrong}")
   if memories is None or not cohort.size:
     return
-  held = jax.tree.leaves(memories)[0].shape[0]
+  held = memories.num_clients
   if int(np.max(cohort.ids)) >= held:
     raise UserError(
       f"client={int(np.max(cohort.ids))}: must be below num_clients={held} of init(params, "
@@ -227,9 +211,10 @@ def federated(
       of each round has its own.
     aggregator: default `weighted_mean()`; `central(plan, noise_key)` for user-level privacy.
     map_clients: default `auto_clients()`.
-    memory: `(params) -> what ONE client remembers before its first round`; kept for all
-      clients in the memory of the host, which costs num_clients times its size, and once more
-      while a round ends. Devices hold that of a cohort at most.
+    memory: `(params) -> what ONE client remembers before its first round`; kept as
+      `ClientStates`, on the host, for the clients that have taken part. Devices hold that of
+      a cohort at most. To keep it on disk: `state._replace(memories=OnDisk(state.memories,
+      Journal(folder, state.memories.row_bytes)))`.
 
   Returns:
     `init(params, num_clients=0)`, `round(state, cohort) -> (state, RoundInfo)` and
@@ -259,15 +244,14 @@ def federated(
   def init(params: Params, num_clients: int = 0) -> FederatedState:
     params = jax.tree.map(jnp.array, params)
     own = None if memory is None else memory(params)
-    if own is not None:
-      validate.integer_at_least(1, num_clients=num_clients)
+    memories = None if own is None else ClientStates(own, num_clients)
     zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)
     like = jax.tree.map(zeros, jax.eval_shape(message, params, own))
     return FederatedState(
       params=params,
       server=server.init(params),
       aggregator=aggregator.init(like),
-      memories=_for_each(own, num_clients),
+      memories=memories,
       key=jnp.copy(key),
       round=jnp.zeros((), jnp.int32),
     )
@@ -281,7 +265,7 @@ def federated(
     context = execution.Context(
       received=Received(state.params, server.extra(state.server)),
       data=cohort.data,
-      memories=_rows(state.memories, places),
+      memories=None if state.memories is None else state.memories.rows(places),
       key=key,
       state=state.aggregator,
     )

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from dpjax import trees, validate
@@ -147,7 +146,7 @@ def apfl(
   the first step of a round also moves the client's own alpha along -<v - w, that gradient>
   (section 4), kept within [0, 1].
 
-  `state.memories` holds every client's v and alpha (`PersonalMemory`);
+  `state.memories.rows(clients)` are their v and alpha (`PersonalMemory`);
   `mixed(v, state.params, alpha)` is its model. alpha = 0 is `fed_avg`; alpha = 1 trains each
   client alone.
   """
@@ -224,7 +223,7 @@ def hyp_cluster(
 
   `init(params)` takes K stacked models, leaves [K, *p], which must differ. The message is the
   difference in the place of the chosen model, so a private aggregator covers the choice too.
-  `state.memories` holds every client's last choice, which stays with the client.
+  `state.memories.rows(clients)` are their last choices, which stay with the clients.
 
   Args:
     cluster_share: public share of a cohort, in (0, 1], that a model's mean difference is
@@ -272,8 +271,8 @@ def hyp_cluster(
     context = execution.Context(Received(state.params), cohort.data, None, state.key, None)
     losses = score(context, cohort).sent.message["losses"]  # [C, K]
     losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)  # a broken model wins nobody
-    memories = np.array(state.memories)
-    memories[cohort.ids] = jnp.argmin(losses, axis=1)
+    chosen = jnp.argmin(losses, axis=1)
+    memories = state.memories.replaced(cohort.ids, chosen)  # pyright: ignore[reportOptionalMemberAccess]
     return training.round(state._replace(memories=memories), cohort)
 
   return FederatedAlgorithm(init, one_round, training.cohorts)

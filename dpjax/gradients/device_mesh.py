@@ -12,6 +12,9 @@ A mesh has an axis `data`, over which the rows of a batch are split, and may hav
 
 Nothing else crosses `data`: no example leaves its device, and noise is a function of its key and
 of the shape of the whole leaf, drawn outside, wherever the parts of it lie.
+
+The devices may be those of several processes of JAX's runtime, of each as many. Then all make the
+same calls, with the same data; parameters are split within a process, so each holds all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dpjax import trees
+from dpjax import processes, trees
 from dpjax.gradients.microbatch import filled
 from dpjax.types import Array, ArrayTree, ClippedSum, HostArray
 from dpjax.validate import UserError
@@ -38,10 +41,12 @@ _ROWS = PartitionSpec(DATA)
 
 
 def mesh_of(text: str) -> Mesh:
-  """The mesh of a text such as "data:4" or "data:4,model:2", of the first devices there are.
+  """The mesh of a text such as "data:4" or "data:4,model:2", of the first devices there are;
+  of several processes, of the first of each.
 
   Raises:
-    UserError: text of another form, or more devices than this process has.
+    UserError: text of another form, more devices than this process has, or a number that the
+      processes cannot have equal shares of.
 
   >>> dict(mesh_of("data:1").shape)
   {'data': 1}
@@ -54,21 +59,38 @@ def mesh_of(text: str) -> Mesh:
   if not found:
     raise UserError(f"mesh={text!r}: must be such as 'data:4' or 'data:4,model:2'")
   shape = tuple(int(size) for size in found.groups() if size)
-  devices, count = jax.local_devices(), math.prod(shape)
-  if count > len(devices):
+  devices = _equal_shares(f"mesh={text!r}", math.prod(shape))
+  return checked_mesh(Mesh(np.array(devices).reshape(shape), AXES[: len(shape)]))
+
+
+def _equal_shares(name: str, count: int) -> list[Any]:
+  """So many devices, as many of each process, process by process."""
+  num_processes = jax.process_count()
+  share, rest = divmod(count, num_processes)
+  if rest:
     raise UserError(
-      f"mesh={text!r}: needs {count} devices, this process has {len(devices)} "
-      f"({devices[0].platform})"
+      f"{name}: has {count} devices, which must be a multiple of the {num_processes} processes"
     )
-  return checked_mesh(Mesh(np.array(devices[:count]).reshape(shape), AXES[: len(shape)]))
+  chosen: list[Any] = []
+  for index in range(num_processes):
+    own = [device for device in jax.devices() if device.process_index == index]
+    if share > len(own):
+      who = "this process" if num_processes == 1 else f"process {index}"
+      each = "" if num_processes == 1 else " of each process"
+      raise UserError(
+        f"{name}: needs {share} devices{each}, {who} has {len(own)} ({own[0].platform})"
+      )
+    chosen += own[:share]
+  return chosen
 
 
 def checked_mesh(mesh: Mesh) -> Mesh:
   """The mesh, with axes whose shardings the compiler is free to choose.
 
   Raises:
-    UserError: it has no axis `data`, or another one than `data` and `model`; or its devices
-      are those of several processes.
+    UserError: it has no axis `data`, or another one than `data` and `model`; or, where there
+      are several processes, its devices are not as many of each, or an axis `model` crosses
+      from one to another.
 
   >>> checked_mesh(jax.make_mesh((1,), ("rows",)))
   Traceback (most recent call last):
@@ -82,9 +104,23 @@ def checked_mesh(mesh: Mesh) -> Mesh:
     raise UserError(
       f"mesh={names!r}: must have an axis {DATA!r} and none but {MODEL!r} beside it"
     )
-  if any(device.process_index != jax.process_index() for device in mesh.devices.flat):
-    raise UserError(f"mesh={dict(mesh.shape)!r}: must be of the devices of one process")
+  _check_processes(mesh, names)
   return Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def _check_processes(mesh: Mesh, names: tuple[Any, ...]) -> None:
+  whose = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
+  counts = np.bincount(whose.ravel(), minlength=jax.process_count())
+  if len({*counts}) > 1:
+    raise UserError(
+      f"mesh={dict(mesh.shape)!r}: must hold as many devices of each of the "
+      f"{len(counts)} processes, not {counts.tolist()}"
+    )
+  if MODEL in names and np.ptp(whose, axis=names.index(MODEL)).any():
+    raise UserError(
+      f"mesh={dict(mesh.shape)!r}: {MODEL!r} must divide the {counts[0]} devices of a process, "
+      "for parameters are not split between processes"
+    )
 
 
 def whole_rows(rows: int, mesh: Mesh) -> int:
@@ -122,7 +158,7 @@ def _at(leaf: Any, sharding: NamedSharding) -> Any:
   """Also while it is traced."""
   if isinstance(leaf, Tracer):
     return lax.with_sharding_constraint(leaf, sharding)
-  return jax.device_put(leaf, sharding)
+  return processes.placed(leaf, sharding)
 
 
 def laid_out(mesh: Mesh, tree: ArrayTree) -> Any:
@@ -145,10 +181,11 @@ def split_rows(mesh: Mesh, tree: ArrayTree) -> Any:
 
 
 def on_one(mesh: Mesh, tree: ArrayTree) -> Any:
-  """The tree on the first device, where each device holds all of it; else as it lies."""
-  return (
-    tree if mesh.shape.get(MODEL, 1) > 1 else jax.device_put(tree, mesh.devices.flat[0])
-  )
+  """The tree on the first device of this process, where each device holds all of it; else as
+  it lies on the devices of this process."""
+  if mesh.shape.get(MODEL, 1) > 1:
+    return processes.own_copy(tree)
+  return jax.device_put(processes.own_copy(tree), mesh.local_devices[0])
 
 
 def over_devices(

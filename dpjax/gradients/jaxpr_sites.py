@@ -26,6 +26,7 @@ from jax.extend import core as jex
 
 from dpjax.gradients.equations import (
   REARRANGED,
+  REMATS,
   Eqn,
   Graph,
   Var,
@@ -37,7 +38,6 @@ from dpjax.gradients.equations import (
 from dpjax.types import ArrayTree, Params
 
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
-_REMATS = ("remat2", "checkpoint", "remat")
 
 
 class Kind(enum.IntEnum):
@@ -317,7 +317,7 @@ def _plan(eqn, values, loops, ids) -> Step:
     return _enter(Action.CALL, eqn, eqn.params[_CALLS[name]], values, loops, ids)
   if Kind.DATA not in kinds:
     return Step(Action.PLAIN, eqn, _transformed(eqn, values))
-  if name in _REMATS:
+  if name in REMATS:
     return _enter(Action.REMAT, eqn, eqn.params["jaxpr"], values, loops, ids)
   if name == "scan":
     return _enter_scan(eqn, values, loops, ids)

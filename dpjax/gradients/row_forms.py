@@ -25,7 +25,7 @@ from dpjax.gradients.jaxpr_sites import Site, is_complex
 from dpjax.gradients.lengths import Length
 
 
-class Rows(NamedTuple):
+class RowFactors(NamedTuple):
   """Both sides of one example; an integer side means one-hot rows (-1: none)."""
 
   left: jax.Array  # [N, T, K], or integer [N, T]
@@ -45,7 +45,7 @@ class RowForm:
   right_dims: tuple[int, ...]
   plain: bool  # the left side is the operand itself, rearranged: no patches, not one-hot
   recorded: int  # elements of the site's operand and cotangent, per example
-  build: Callable[[tuple, tuple], Rows]  # (data operands, cotangents) of one example
+  build: Callable[[tuple, tuple], RowFactors]  # (data operands, cotangents) of one example
   unflatten: Callable[[jax.Array], jax.Array]  # [N, K, P] -> the site's parameter
 
 
@@ -116,7 +116,7 @@ def _dot_form(site: Site) -> RowForm | None:
     )  # [*loops, *data], [*loops, *out]
     left = _arrange(a, sliced + deep(data_b), shared + deep(data_f), deep(data_c))
     right = _arrange(g, sliced + out_b, shared + deep(out_t), deep(out_p))
-    return Rows(left, right)  # [N, T, K], [N, T, P]
+    return RowFactors(left, right)  # [N, T, K], [N, T, P]
 
   order = (*param_b, *param_c, *param_f)
   loop_sizes = _loop_sizes(site, sliced)
@@ -197,10 +197,10 @@ def _conv_form(site: Site) -> RowForm | None:
     right = _arrange(cotangents[0], sliced, [*shared, *positions], [depth + out_c])
     right = right.reshape(blocks, rows, groups, features)
     if groups == 1:
-      return Rows(left.reshape(blocks, rows, -1), right.reshape(blocks, rows, -1))
+      return RowFactors(left.reshape(blocks, rows, -1), right.reshape(blocks, rows, -1))
     left = left.transpose(0, 3, 1, 2, 4).reshape(blocks * groups, rows, -1)  # [N, T, K]
     right = right.transpose(0, 2, 1, 3).reshape(blocks * groups, rows, -1)  # [N, T, P]
-    return Rows(left, right)
+    return RowFactors(left, right)
 
   def unflatten(product):
     split = product.reshape(blocks, groups, *kernel, channels, features)
@@ -296,14 +296,14 @@ def _table(site: Site, slice_sizes, columns: Sequence[int], clip: bool) -> _Tabl
   return _Table(indexed, kept, limits, places, sliced, shared, clip)
 
 
-def _chosen_rows(table: _Table, index: jax.Array, right: jax.Array) -> Rows:
+def _chosen_rows(table: _Table, index: jax.Array, right: jax.Array) -> RowFactors:
   """Of starts [N, T, columns] and their cotangents [N, T, P]."""
   limits = jnp.asarray(table.limits, index.dtype).reshape(1, 1, -1)  # [1, 1, columns]
   index = jnp.clip(index, 0, limits - 1) if table.clip else index
   inside = jnp.all((index >= 0) & (index < limits), axis=-1)  # [N, T]
   places = jnp.asarray(table.places, index.dtype).reshape(1, 1, -1)  # [1, 1, columns]
   tokens = jnp.sum(index * places, axis=-1)  # [N, T]
-  return Rows(jnp.where(inside, tokens, -1), jnp.where(inside[..., None], right, 0))
+  return RowFactors(jnp.where(inside, tokens, -1), jnp.where(inside[..., None], right, 0))
 
 
 def _table_form(site: Site, table: _Table, count: int, build) -> RowForm:
@@ -364,7 +364,7 @@ def _side_gram(a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.where(a[:, :, None] >= 0, jnp.swapaxes(columns, 1, 2), 0)
 
 
-def outer_length(rows: Rows) -> Length:
+def outer_length(rows: RowFactors) -> Length:
   """|left^T right| where there is one row: |left| |right|, block by block."""
   right = lengths.of(rows.right, axis=(1, 2))  # [N]
   if not is_float(rows.left):
@@ -381,7 +381,7 @@ def _over_blocks(each: Length) -> Length:
   return Length(norms[0], norms[1])
 
 
-def gram_length(parts: Sequence[Rows]) -> Length:
+def gram_length(parts: Sequence[RowFactors]) -> Length:
   """|sum of left^T right| through the T x T products of rows (ghost norm).
 
   Rounding is charged to the norm: where rows cancel, the sum of pairs could otherwise
@@ -415,7 +415,7 @@ def _diagonal(pairs: jax.Array) -> jax.Array:
   return jnp.sum(jnp.where(jnp.eye(pairs.shape[-1], dtype=bool)[None], pairs, 0), axis=2)
 
 
-def with_rounding(product: jax.Array, parts: Sequence[Rows]) -> Length:
+def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> Length:
   """Norm of sum_t a_t g_t^T, plus the rounding of a second evaluation of it.
 
   The bound eps sum_t |a_t| |g_t| is far below the norm, unless rows cancel.
@@ -435,7 +435,7 @@ def _row_lengths(side: jax.Array) -> Length:
   return lengths.of(side, axis=-1)
 
 
-def product(rows: Rows, left_size: int) -> jax.Array:
+def product(rows: RowFactors, left_size: int) -> jax.Array:
   """left^T right: [N, K, P], in float32 or wider."""
   if is_float(rows.left) and rows.left.shape[0] == 1:
     # Two flat matrices: XLA multiplies these without transposing them in memory first.

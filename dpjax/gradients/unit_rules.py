@@ -22,7 +22,7 @@ from dpjax.gradients.jaxpr_sites import Loop, Site
 from dpjax.gradients.lengths import Length
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.param_flow import ParamFlow
-from dpjax.gradients.row_forms import Rows
+from dpjax.gradients.row_forms import RowFactors
 from dpjax.gradients.settling import on_settled
 from dpjax.gradients.tapped import Recorded
 from dpjax.gradients.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
@@ -136,7 +136,7 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> tuple[tuple[Length, ...], 
     form.build(data[site.index], cotangents[site.index])
     for site, form in zip(unit.sites, unit.forms)
   ]  # left [N, T, K] or [N, T], right [N, T, P]
-  parts = [Rows(*p[::-1]) if swap else p for p, swap in zip(parts, unit.swapped)]
+  parts = [RowFactors(*p[::-1]) if swap else p for p, swap in zip(parts, unit.swapped)]
   if unit.rule is Rule.OUTER:
     return (row_forms.outer_length(parts[0]),), None
   if unit.rule is Rule.GRAM:

@@ -21,6 +21,7 @@ import numpy as np
 from scipy import special
 
 from dpjax import accounting, validate
+from dpjax.data.rows import Rows
 from dpjax.mechanisms import finite, stated
 from dpjax.mechanisms.additive import Gaussian
 from dpjax.mechanisms.bounded import Quantile
@@ -119,8 +120,9 @@ class ChannelStatistics:
     stated.positive(noise_multiplier=self.total_noise_multiplier)
     _ = self._sums, self._median  # check the rest
 
-  def __call__(self, key: jax.Array, x: ArrayLike) -> ChannelMoments:
-    """The statistics of `x` [n, ..., C], where each row is one example."""
+  def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> ChannelMoments:
+    """The statistics of `x` [n, ..., C], where each row is one example; `Rows` are read once,
+    in chunks."""
     finite.check_key(key)
     return _released(self, key, channel_moments(x))
 
@@ -218,7 +220,7 @@ def gaussian_of_pure(epsilon: float) -> float:
   return math.inf if mu <= 0 else 1 / mu
 
 
-def channel_moments(x: ArrayLike) -> jax.Array:
+def channel_moments(x: ArrayLike | Rows) -> jax.Array:
   """[n, ..., C] -> [n, 2, C]: of each example the mean, and the mean square, over positions.
 
   In float32, by chunks of examples where `x` lies on the host. Not private.
@@ -226,7 +228,7 @@ def channel_moments(x: ArrayLike) -> jax.Array:
   >>> channel_moments(np.array([[[1.0], [3.0]]])).tolist()
   [[[2.0], [5.0]]]
   """
-  given = finite.array("x", x)
+  given = x if isinstance(x, Rows) else finite.array("x", x)
   if given.ndim < 2 or 0 in given.shape[1:]:
     raise UserError(f"x: must have shape [n, ..., channels], not {given.shape}")
   if given.shape[-1] > MAX_CHANNELS or len(given) > finite.MAX_RECORDS:

@@ -13,6 +13,10 @@ from dpjax.models.convnet import ConvNet as ConvNet
 from dpjax.models.convnet import RadpCnn as RadpCnn
 from dpjax.models.dense import Linear as Linear
 from dpjax.models.dense import Mlp as Mlp
+from dpjax.models.equivariant import EquivariantCnn as EquivariantCnn
+from dpjax.models.equivariant import GroupConv as GroupConv
+from dpjax.models.gpt2 import load_gpt2 as load_gpt2
+from dpjax.models.gpt2 import save_gpt2 as save_gpt2
 from dpjax.models.pooling import max_pool as max_pool
 from dpjax.models.registry import build as build
 from dpjax.models.registry import check_options as check_options
@@ -24,7 +28,9 @@ from dpjax.models.scatter_heads import ScatterCnn as ScatterCnn
 from dpjax.models.scatter_heads import ScatterLinear as ScatterLinear
 from dpjax.models.scatter_heads import group_standardize as group_standardize
 from dpjax.models.scatter_heads import standardized_features as standardized_features
+from dpjax.models.scattering import features_shape as features_shape
 from dpjax.models.scattering import scattering as scattering
+from dpjax.models.scattering import scattering_chunks as scattering_chunks
 from dpjax.models.scattering import scattering_features as scattering_features
 from dpjax.models.scattering import typical_scales as typical_scales
 from dpjax.models.transformer import Transformer as Transformer

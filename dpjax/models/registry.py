@@ -11,7 +11,14 @@ import flax.linen as nn
 
 from dpjax import names as names_lib
 from dpjax import validate
-from dpjax.models import convnet, dense, scatter_heads, transformer, wide_resnet
+from dpjax.models import (
+  convnet,
+  dense,
+  equivariant,
+  scatter_heads,
+  transformer,
+  wide_resnet,
+)
 from dpjax.validate import UserError
 
 
@@ -41,6 +48,7 @@ _ENTRIES = {
   "cnn": _Entry(convnet.Cnn),
   "convnet": _Entry(convnet.ConvNet),
   "cifar_cnn": _Entry(convnet.CifarCnn),
+  "equivariant_cnn": _Entry(equivariant.EquivariantCnn),
   "radp_mnist": _Entry(convnet.RadpCnn, convnet.RadpCnn.mnist),
   "radp_fashion_mnist": _Entry(convnet.RadpCnn, convnet.RadpCnn.fashion_mnist),
   "radp_cifar10": _Entry(convnet.RadpCnn, convnet.RadpCnn.cifar10),

@@ -16,15 +16,15 @@ intermediate is ever transposed.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import trees, validate
-from dpjax.types import DType, HostArray
+from dpjax import random_images, trees, validate
+from dpjax.types import DType, HostArray, Indexed
 from dpjax.validate import UserError
 
 _PI = 3.1415  # Kymatio's rounded pi in the filter norm; kept, so that features agree
@@ -271,6 +271,7 @@ def scattering_features(
   J: int = 2,
   L: int = 8,
   batch_size: int | None = None,
+  mirrored: bool = False,
   dtype: DType = np.float32,
   progress: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
@@ -280,6 +281,9 @@ def scattering_features(
     x: float images [n, H, W, C].
     J: log2 of the scale; L: number of angles.
     batch_size: images per chunk; by default what suits the platform.
+    mirrored: the mean of the features of an image and of its mirror image (left is right). A
+      linear model on them scores both alike, and half of the noise in its weights has no
+      direction to act in.
     dtype: of the result. float16 halves its size and keeps three digits.
     progress: called as progress(images done, n) after each chunk.
 
@@ -292,22 +296,56 @@ def scattering_features(
 
   >>> scattering_features(np.zeros((3, 8, 8, 1), np.float32), batch_size=2).shape
   (3, 2, 2, 81)
+  >>> image = np.arange(64.0, dtype=np.float32).reshape(1, 8, 8, 1)
+  >>> both = [scattering_features(x, mirrored=True) for x in (image, image[:, :, ::-1])]
+  >>> bool((both[0] == both[1]).all())
+  True
   """
-  shape = _check(x, J, L)
-  count, colours = len(x), x.shape[3]
+  _check(x, J, L)
+  count = len(x)
+  out = np.empty(features_shape(x.shape, J=J, L=L), dtype)
+  done = 0
+  for features in scattering_chunks(x, J=J, L=L, batch_size=batch_size, mirrored=mirrored):
+    out[done : done + len(features)] = features
+    done += len(features)
+    if progress is not None:
+      progress(done, count)
+  return out
+
+
+def features_shape(shape: tuple[int, ...], *, J: int = 2, L: int = 8) -> tuple[int, ...]:
+  """Of the scattering features of images of `shape` [n, H, W, C].
+
+  >>> features_shape((9, 28, 28, 1))
+  (9, 7, 7, 81)
+  """
+  count, height, width, colours = shape
+  return (count, height // 2**J, width // 2**J, num_channels(J, L) * colours)
+
+
+def scattering_chunks(
+  x: Indexed,
+  *,
+  J: int = 2,
+  L: int = 8,
+  batch_size: int | None = None,
+  mirrored: bool = False,
+) -> Iterator[np.ndarray]:
+  """`scattering_features`, chunk by chunk and bit by bit, of images that need not lie in
+  memory: `x` has shape, dtype and slices."""
+  images: Any = x
+  shape, count, colours = _check(images, J, L), len(x), images.shape[3]
   batch_size = _default_batch_size(colours) if batch_size is None else batch_size
   validate.integer_at_least(1, batch_size=batch_size)
   plan = jax.device_put(_plan(shape, J, L))
-  sides = (size // 2**J for size in shape)
-  out = np.empty((count, *sides, num_channels(J, L) * colours), dtype)
   for start in range(0, count, batch_size):
-    chunk = np.asarray(x[start : start + batch_size], np.float32)
+    chunk = np.asarray(images[start : start + batch_size], np.float32)
     missing = ((0, batch_size - len(chunk)), (0, 0), (0, 0), (0, 0))
-    features = _transform(plan, np.pad(chunk, missing))
-    out[start : start + len(chunk)] = features[: len(chunk)]
-    if progress is not None:
-      progress(start + len(chunk), count)
-  return out
+    chunk, rows = np.pad(chunk, missing), len(chunk)
+    features = _transform(plan, chunk)
+    if mirrored:
+      features = (features + _transform(plan, chunk[:, :, ::-1])) / 2
+    yield np.asarray(features)[:rows]
 
 
 def typical_scales(shape: tuple[int, int, int], *, J: int = 2, L: int = 8) -> np.ndarray:
@@ -332,9 +370,7 @@ def typical_scales(shape: tuple[int, int, int], *, J: int = 2, L: int = 8) -> np
   height, width, colours = shape
   frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width))  # [H, W]
   frequency[0, 0] = np.inf
-  turns = np.random.default_rng(0).integers(2**16, size=(64, height, width)) / 2**16
-  images = np.fft.ifft2(np.exp(2j * np.pi * turns) / frequency).real  # [64, H, W]
-  images /= images.std()
+  images = random_images.random_phases(np.random.default_rng(0), 64, frequency)
   features = scattering_features(images[..., None].astype(np.float32), J=J, L=L)
   of_one_colour = np.sqrt(np.square(features).mean(axis=(0, 1, 2)))
   return np.tile(of_one_colour, colours)

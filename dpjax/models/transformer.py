@@ -37,13 +37,15 @@ class Block(nn.Module):
 
   num_heads: int
   dtype: Any = None
+  norm_epsilon: float = 1e-6
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     width = x.shape[-1]
-    normed = nn.LayerNorm(dtype=self.dtype, name="attention_norm")(x)
+    norm = lambda name: nn.LayerNorm(self.norm_epsilon, dtype=self.dtype, name=name)
+    normed = norm("attention_norm")(x)
     x = x + Attention(self.num_heads, self.dtype, name="attention")(normed)
-    hidden = nn.LayerNorm(dtype=self.dtype, name="mlp_norm")(x)
+    hidden = norm("mlp_norm")(x)
     hidden = nn.Dense(4 * width, dtype=self.dtype, name="mlp_in")(hidden)
     return x + nn.Dense(width, dtype=self.dtype, name="mlp_out")(nn.gelu(hidden))
 
@@ -53,7 +55,10 @@ class Transformer(nn.Module):
 
   The logits at position t depend on tokens 0..t only (causal mask); positions are learnt;
   LayerNorm precedes attention and MLP (Radford et al. 2019). With `tie_embeddings` the
-  output matrix is the token embedding.
+  output matrix is the token embedding. `norm_epsilon=1e-5` is GPT-2's (`load_gpt2`). With
+  `dtype="bfloat16"` activations are of that type, parameters and logits of float32. With
+  `remat` each block is computed again in the backward pass in place of being kept
+  (Chen et al. 2016, arXiv:1604.06174): the numbers are the same.
 
   Raises:
     UserError: tokens are not integers of shape [B, T] with T <= max_length.
@@ -75,6 +80,8 @@ class Transformer(nn.Module):
   max_length: int = 128
   tie_embeddings: bool = True
   dtype: Any = None
+  norm_epsilon: float = 1e-6
+  remat: bool = False
 
   def __post_init__(self):
     validate.integer_at_least(
@@ -85,6 +92,9 @@ class Transformer(nn.Module):
       max_length=self.max_length,
     )
     validate.integer_in(1, 1000, num_layers=self.num_layers)
+    validate.positive(norm_epsilon=self.norm_epsilon)
+    if not isinstance(self.remat, bool):
+      raise UserError(f"remat={self.remat!r}: must be true or false")
     if self.features % self.num_heads:
       raise UserError(f"features={self.features!r}: must be a multiple of num_heads")
     super().__post_init__()
@@ -107,9 +117,10 @@ class Transformer(nn.Module):
     positions = self.param("positions", init, (self.max_length, self.features))
     x = embed(tokens)
     x = x + positions[None, : tokens.shape[1]].astype(x.dtype)
+    block = nn.remat(Block) if self.remat else Block
     for i in range(self.num_layers):
-      x = Block(self.num_heads, self.dtype, name=f"block_{i}")(x)
-    x = nn.LayerNorm(dtype=self.dtype, name="final_norm")(x)
+      x = block(self.num_heads, self.dtype, self.norm_epsilon, name=f"block_{i}")(x)
+    x = nn.LayerNorm(self.norm_epsilon, dtype=self.dtype, name="final_norm")(x)
     head = nn.Dense(self.vocab_size, use_bias=False, dtype=self.dtype, name="head")
     logits = embed.attend(x) if self.tie_embeddings else head(x)
     return trees.at_least_float32(logits)

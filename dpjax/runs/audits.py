@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from dpjax import auditing, validate
 from dpjax.auditing import Scores
+from dpjax.data import Dataset, Federation
 from dpjax.plan import Plan
 from dpjax.runs.central.config import AuditConfig
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
+
+
+class AuditedConfig(Protocol):
+  """A config of a run that can be audited."""
+
+  @property
+  def audit(self) -> AuditConfig: ...
+  @property
+  def seed(self) -> int: ...
+
+
+class _Coins(Protocol):
+  @property
+  def included(self) -> np.ndarray: ...
+
+
+_Data = TypeVar("_Data", Dataset, Federation)
+_Canaries = TypeVar("_Canaries", bound=_Coins)
 
 
 def check(config: AuditConfig, kinds: tuple[str, ...], scores: tuple[str, ...]) -> None:
@@ -30,6 +50,32 @@ def relation_of(plan: Plan) -> str:
   knows the number of examples still fits; where nothing is proved, they are exchanged."""
   known = plan.sampler.law != "unproved"
   return str(plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE)
+
+
+def insert(
+  config: AuditedConfig,
+  held: _Data,
+  plan: Plan,
+  make: Callable[..., tuple[_Data, _Canaries]],
+) -> tuple[_Data, _Canaries | None]:
+  """(what to train on, canaries), or the data as they are where no audit is asked for.
+
+  Args:
+    held: a data set, or a federation.
+    make: `auditing.insert_canaries`, or `auditing.insert_canary_clients`.
+  """
+  if not config.audit.enabled:
+    return held, None
+  auditing.check_method(config.audit.method, plan)
+  changed, canaries = make(
+    held,
+    num_canaries=config.audit.num_canaries,
+    seed=config.seed,
+    kind=config.audit.kind,
+    neighboring_relation=relation_of(plan),
+  )
+  check_coins(canaries.included, config.seed)
+  return changed, canaries
 
 
 def check_coins(included: np.ndarray, seed: int) -> None:

@@ -85,6 +85,27 @@ def within(room: str) -> Iterator[None]:
     raise UserError(f"{room}.{error}") from error
 
 
+@contextlib.contextmanager
+def renamed(config: Any, **field_of: str) -> Iterator[None]:
+  """Errors about an argument name the field that gives it, where that has another name.
+
+  >>> with renamed(TrainConfig(memory_budget_gb=1e-6), memory_budget="memory_budget_gb"):
+  ...   raise UserError("memory_budget=1000: must be >= 2900 bytes")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: memory_budget_gb=1e-06: must be >= 2900 bytes
+  """
+  try:
+    yield
+  except UserError as error:
+    name, _, rest = str(error).partition("=")
+    if name not in field_of:
+      raise
+    value = fields.get(config, field_of[name])
+    told = rest.partition(": ")[2]
+    raise UserError(f"{field_of[name]}={value!r}: {told}") from error
+
+
 def dotted(text: str, config: Any) -> str:
   """The text of an error, with the room of the one field that it begins with, by name and
   value; as it is, where there is none or more than one.
@@ -142,11 +163,45 @@ def local_batch(config: FedConfig, num_examples: int) -> None:
 
 
 def model(config: ModelConfig, room: str = "model") -> None:
-  """Raises UserError for a model or an option that does not exist."""
+  """Raises UserError for a model or an option that does not exist, or a value of one of ours
+  that suits no data; a user's own model is built when there are data."""
   names.one_of(models.names(), **{f"{room}.name": config.name})
   for option, value in config.options.items():
     _written(value, f"{room}.options.{option}")
   models.check_options(config.name, config.options, prefix=f"{room}.options.")
+  if config.options.get("dtype") is not None and not names.is_path(config.name):
+    # of activations: those for which the bound of clipped sums is shown (tests/gradients)
+    validate.one_of(
+      ("float32", "bfloat16", "float16"),
+      **{f"{room}.options.dtype": config.options["dtype"]},
+    )
+  if not names.is_path(config.name):
+    with of_model(config, room):
+      models.build(config.name, num_classes=2, **config.options)
+
+
+@contextlib.contextmanager
+def of_model(config: ModelConfig, room: str = "model") -> Iterator[None]:
+  """Errors of a model name its options as fields, and else the model itself.
+
+  >>> with of_model(ModelConfig("mlp", {"features": [0]})):
+  ...   raise UserError("features=0: must be an integer >= 1")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: model.options.features=0: must be an integer >= 1
+  """
+  try:
+    yield
+  except UserError as error:
+    text = str(error)
+    name = text.partition("=")[0].partition("[")[0]
+    if name.split(".")[0] == room or text.startswith("model="):
+      raise
+    if name == "options":
+      raise UserError(f"{room}.{text}") from error
+    own = name in config.options
+    place = f"{room}.options." if own else f"{room}.name={config.name!r}: "
+    raise UserError(f"{place}{text}") from error
 
 
 def _written(value: Any, name: str) -> None:
@@ -262,6 +317,7 @@ def federation(config: FedConfig) -> None:
   validate.integer_at_least(1, **named("", config, *counts))
   steps("num_rounds", config.num_rounds, config.privacy)
   validate.integer_in(1, MOST_THREADS, **named("", config, "num_threads"))
+  validate.positive(**named("", config, "memory_budget_gb"))
   validate.integer_at_least(0, seed=config.seed)
   validate.positive(clients_per_round=config.clients_per_round)
   if config.clients_per_round < _LEAST_COHORT:
@@ -274,7 +330,14 @@ def federation(config: FedConfig) -> None:
 
 def _partition(config: FedConfig) -> None:
   room = config.partition
-  validate.integer_at_least(1, **named("partition", room, "min_chars"))
+  validate.integer_at_least(1, **named("partition", room, "min_chars", "max_examples"))
+  shape = getattr(room, "shape", None)
+  if shape is not None and not (shape and all(side > 0 for side in shape)):
+    raise UserError(f"partition.shape={shape!r}: must be positive integers, or none")
+  if getattr(room, "client_id", None) == "" and not names.is_path(config.data.name):
+    raise UserError(
+      "partition.client_id='': must name the field that says whose each record is"
+    )
   counts = ("num_clients", "shards_per_client")
   validate.integer_in(1, MOST_CLIENTS, **named("partition", room, *counts))
   validate.integer_at_least(0, **named("partition", room, "min_size", "seed"))

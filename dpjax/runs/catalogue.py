@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dpjax import accounting, auditing, models, training
 from dpjax.attacks import registry as threats
-from dpjax.data import digits, npz, prepared, shakespeare
+from dpjax.data import EMBEDDED, npz, prepared, shakespeare, shakespeare_lines
 from dpjax.relevance import claimed_methods, pipeline, rigorous_method
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.central import ftrl
@@ -104,7 +104,7 @@ def _samplers(where: str, table: Mapping[str, Any]) -> Section:
   """With what is proved of each, by name of its row."""
 
   def told(name: str, kind: Any) -> str:
-    row = accounting.proved_for(name)
+    row = accounting.proved_for(name if name in accounting.PROVED else kind.law)
     by = f"{', '.join(row.relations)} by {' or '.join(row.accountants)}"
     return f"{sentence(kind.__doc__)} [proved: {by}]"
 
@@ -123,7 +123,7 @@ def _accountants() -> Rows:
 def _data_sets() -> Rows:
   """Those of `prepared.COMMON`, with whether they are here, and the forms of other names."""
   root = prepared.data_root()
-  embedded = {"digits": digits.load_digits, "shakespeare": shakespeare.load_shakespeare}
+  embedded = {**EMBEDDED, "shakespeare": shakespeare.load_shakespeare}
 
   def told(name: str) -> str:
     if name in embedded:
@@ -132,9 +132,14 @@ def _data_sets() -> Rows:
       return f"prepared, in {root}"
     return f"not in {root}: {prepared.prepare_command(name, root)}"
 
-  return {name: told(name) for name in prepared.COMMON} | {
-    "FILE.npz": sentence(npz.load_npz.__doc__),
-  }
+  lines = {n: sentence(load.__doc__) for n, load in shakespeare_lines.LOADERS.items()}
+  return (
+    {name: told(name) for name in prepared.COMMON}
+    | lines
+    | {
+      "FILE.npz": sentence(npz.load_npz.__doc__),
+    }
+  )
 
 
 def _models() -> Rows:
@@ -176,6 +181,7 @@ TOPICS: dict[str, tuple[Section, ...]] = {
     _samplers("--config.privacy.ftrl.sampler of both", ftrl.SAMPLERS),
   ),
   "normalizations": (_choice(TrainConfig, "privacy.normalization"),),
+  "trainables": (_choice(TrainConfig, "trainable"),),
   "accountants": (Section("--config.privacy.accountant", _accountants),),
   "correlations": (_choice(TrainConfig, "privacy.ftrl.strategy"),),
   "augmentations": (_documented("--config.augmentation", training.AUGMENTATIONS),),

@@ -2,6 +2,10 @@
 
 A checkpoint holds the noise key and a digest of the data. Whoever reads it can subtract the
 noise from the updates, or confirm a guess of the data: keep it as secret as the data.
+
+What clients keep (`ClientStates`) lies beside the steps in `clients/`, rows that are only ever
+appended; a step holds an index of them, so what it writes is what changed since the one
+before. The rows are a client's own, and which clients have one tells who was drawn.
 """
 
 from __future__ import annotations
@@ -11,27 +15,31 @@ import logging
 import os
 import pathlib
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
-from dpjax import trees
-from dpjax.federated import processes
+from dpjax import processes, trees
+from dpjax.federated import row_journal
+from dpjax.federated.client_states import ClientStates, Keeper
 from dpjax.runs import writers
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
 FOLDER = "checkpoints"
-_KEEP = 2  # the newest, and one before it
+_KEEP = row_journal.KEPT  # the newest, and one before it
+_ROWS = "clients"
 _ALONE = "state"
 
 
 def to_arrays(tree: ArrayTree) -> Any:
   """Keys as their data. One process of several writes copies of its own."""
   arrays = jax.tree.map(
-    lambda leaf: jax.random.key_data(leaf) if trees.is_key(leaf) else leaf, tree
+    lambda leaf: jax.random.key_data(leaf) if trees.is_key(leaf) else leaf,
+    processes.own_copy(tree),
   )
   return jax.device_get(arrays) if jax.process_count() > 1 else arrays
 
@@ -45,6 +53,17 @@ def to_keys(arrays: ArrayTree, like: ArrayTree) -> Any:
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
 
   return jax.tree.map(wrap, arrays, like)
+
+
+def _states(tree: ArrayTree) -> list[ClientStates]:
+  return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, ClientStates)]
+
+
+def _with_states(tree: ArrayTree, others: Sequence[Any], like: ArrayTree) -> Any:
+  """The tree with these, in order, where `like` has `ClientStates`."""
+  left = list(others)
+  place = lambda old, leaf: left.pop(0) if isinstance(leaf, ClientStates) else old
+  return jax.tree.map(place, tree, like)
 
 
 def _tree(arrays: ArrayTree) -> Any:
@@ -80,6 +99,7 @@ class Checkpoints:
   Args:
     workdir: of the run.
     phase: folder in it, for a run of several trainings; "" for one training.
+    rows_on_disk: `ClientStates` lie there also between checkpoints.
 
   >>> import tempfile
   >>> checkpoints = Checkpoints(pathlib.Path(tempfile.mkdtemp()))
@@ -91,7 +111,8 @@ class Checkpoints:
   (True, {'ledger': []})
   """
 
-  def __init__(self, workdir: pathlib.Path, phase: str = ""):
+  def __init__(self, workdir: pathlib.Path, phase: str = "", *, rows_on_disk: bool = False):
+    self._rows_on_disk, self._keepers = rows_on_disk, None
     self.directory = pathlib.Path(workdir).resolve() / FOLDER / phase
     self._manager: Any = _manager(self.directory) if processes.is_first() else None
     self._latest = processes.on_first(lambda: self._manager.latest_step())
@@ -100,6 +121,15 @@ class Checkpoints:
     """The newest complete checkpoint, or None. A save that was cut off does not count."""
     return self._latest
 
+  def begun(self, state: ArrayTree) -> Any:
+    """The state that a run begins with, its `ClientStates` where they are to lie."""
+    folder = lambda i: self.directory / f"{_ROWS}{i or ''}"
+    self._keepers = [
+      Keeper(folder(i), states, on_disk=self._rows_on_disk)
+      for i, states in enumerate(_states(state))
+    ]
+    return _with_states(state, [keeper.begun for keeper in self._keepers], state)
+
   def save(self, step: int, state: ArrayTree, meta: dict[str, Any]) -> None:
     """Writes state (a tree of arrays and keys) and meta (JSON data), all or nothing.
 
@@ -107,15 +137,22 @@ class Checkpoints:
       UserError: the processes do not hold the same state.
       OSError: the disk is full; earlier checkpoints are as they were.
     """
+    if self._keepers is None:
+      self.begun(state)
+    pairs = list(zip(self._keepers or (), _states(state)))
+    rows = [keeper.saved(states) for keeper, states in pairs]
+    arrays = to_arrays(_with_states(state, rows, state))
     if jax.process_count() > 1:
-      processes.same(state=trees.sha256(to_arrays(state)))
+      processes.same(state=trees.sha256(arrays))
     if step != self._latest:
-      processes.on_first(lambda: self._write(step, state, meta))
+      processes.on_first(lambda: self._write(step, arrays, meta))
+      for keeper, _ in pairs:
+        keeper.committed()
     self._latest = step
 
-  def _write(self, step: int, state: Any, meta: dict[str, Any]) -> None:
+  def _write(self, step: int, arrays: Any, meta: dict[str, Any]) -> None:
     args = ocp.args.Composite(
-      state=ocp.args.StandardSave(_tree(to_arrays(state))), meta=ocp.args.JsonSave(meta)
+      state=ocp.args.StandardSave(_tree(arrays)), meta=ocp.args.JsonSave(meta)
     )
     try:
       self._manager.save(step, args=args, force=True)
@@ -130,12 +167,24 @@ class Checkpoints:
     Raises:
       UserError: it cannot be read, or is of another structure. Nothing is deleted.
     """
-    like_arrays, read = to_arrays(like), []
+    if self._keepers is None:
+      self.begun(like)
+    empty = [row_journal.no_rows(states.num_clients) for states in _states(like)]
+    like_arrays, read = to_arrays(_with_states(like, empty, like)), []
     meta = processes.on_first(lambda: self._read(like_arrays, read))
     arrays = read[0] if read else like_arrays
     if jax.process_count() > 1:
-      arrays = jax.tree.map(jnp.asarray, processes.arrays_from_first(to_arrays(arrays)))
-    return to_keys(arrays, like), meta
+      arrays = processes.arrays_from_first(to_arrays(arrays))
+      arrays = jax.tree.map(processes.placed_like, arrays, like)
+    state = to_keys(arrays, like)
+    indexes = [
+      index
+      for index, leaf in zip(jax.tree.leaves(state), jax.tree.leaves(like))
+      if isinstance(leaf, ClientStates)
+    ]
+    pairs = zip(self._keepers or (), indexes)
+    rows = [keeper.restored(np.asarray(index)) for keeper, index in pairs]
+    return _with_states(state, rows, like), meta
 
   def _read(self, like: Any, into: list[Any]) -> dict[str, Any]:
     """The meta data; the arrays go `into` a list."""

@@ -12,9 +12,7 @@ import contextlib
 import dataclasses
 import itertools
 import pathlib
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
@@ -24,17 +22,20 @@ import numpy as np
 
 from dpjax import models, trees
 from dpjax.accounting import Ledger, by_name
-from dpjax.data import Dataset, Federation
-from dpjax.runs import checkpoint, loop, promise, streams, writers
+from dpjax.data import Dataset, Federation, Rows
+from dpjax.runs import checkpoint, loop, promise, provenance, streams, writers
 from dpjax.runs import workdir as owner
 from dpjax.runs.central import build as central
 from dpjax.runs.central.config import ModelConfig, TrainConfig
 from dpjax.runs.federated import build as federated
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.loop import Work
+from dpjax.validate import UserError
 
 TIMED_STEPS = 5  # after the first, which compiles
 TIMED_SECONDS = 10.0  # of them together
+FINISHED = "holds this run, finished; it would not run again"
+NOTHING = promise.Promise("none", None, "")
 _TIMED_FEATURES = 256  # examples
 _ROOMS: dict[type, Any] = {TrainConfig: central, FedConfig: federated}
 
@@ -58,6 +59,26 @@ class Timing(NamedTuple):
     return statistics.median(self.steps) if self.steps else 0.0
 
 
+class Rehearsal(NamedTuple):
+  """A run on zeros."""
+
+  work: Work
+  timing: Timing
+  before: float  # seconds until it begins
+
+  @property
+  def seconds(self) -> float:
+    """Of the whole run; an estimate."""
+    return self.before + self.timing.whole(self.work)
+
+  def facts(self) -> dict[str, Any]:
+    """What the run will promise: the privacy part of its result.json."""
+    stated = self.work.promise
+    if stated is None:
+      return NOTHING.facts(Ledger(), 0.0)
+    return stated.facts(Ledger(), stated.curve(self.work.num_steps))
+
+
 class _Enough(Exception):
   """A work has been timed: the run ends here."""
 
@@ -66,48 +87,65 @@ def told(config: TrainConfig | FedConfig, workdir: pathlib.Path | str) -> str:
   """The plan of a run, as lines.
 
   Raises:
-    UserError: whatever the run would be refused for before its first step, in the same line.
+    UserError: whatever the run would be refused for before its first step, in the same line;
+      or several processes.
   """
+  if jax.process_count() > 1:
+    raise UserError(
+      f"dry_run: must be of one process, not {jax.process_count()}: what it times is one's"
+    )
   room, folder = _ROOMS[type(config)], pathlib.Path(workdir)
   room.check(config)
   owner.known(folder, config)  # before the data are read, as in a run
   loaded = room.load_data(config, features=False)
-  state = _state(room.build(config, loaded), folder)
-  work, timing, before = _rehearsed(room, config, loaded)
+  state = state_of(room.build(config, loaded), folder)
+  found = rehearsed(config, loaded)
+  work = found.work
+  if work.promise is not None:
+    work.promise.warn()
   held = loaded[0].dataset if isinstance(loaded[0], Federation) else loaded[0]
   lines = {
     "data": repr(held),
     **{name: _shown(name, value) for name, value in work.planned().items()},
-    "num_parameters": f"{timing.num_parameters:,}",
-    "privacy": _promised(work),
+    "num_parameters": f"{found.timing.num_parameters:,}",
+    "privacy": _promised(found),
     work.name: f"{work.num_steps} {work.steps_are}",
-    "time": _minutes(work, timing, before),
-    "memory": _memory(),
+    "time": _minutes(found),
+    "memory": memory(),
     "workdir": f"{workdir}: {state}",
   }
+  return aligned(lines)
+
+
+def aligned(lines: dict[str, str]) -> str:
+  """A plan as text: names and what is said of them."""
   width = max(map(len, lines))
   head = "Plan only: nothing is trained, nothing is written."
   return "\n".join([head, *(f"{name:<{width}}  {line}" for name, line in lines.items())])
 
 
-def _rehearsed(room: Any, config: Any, loaded: Any) -> tuple[Work, Timing, float]:
-  """(what the loop would do, how long it takes, seconds before it begins), on zeros."""
-  began = time.monotonic()
-  blank, features = _blank(config.model, loaded)
-  job = room.build(config, blank)
+def rehearsed(config: TrainConfig | FedConfig, loaded: tuple[Any, Any]) -> Rehearsal:
+  """The run on zeros of the shape of `loaded`, what `load_data(config, features=False)` gave.
+
+  Raises:
+    UserError: whatever the run would be refused for before its first step.
+  """
+  room, began = _ROOMS[type(config)], time.monotonic()
+  zeros, features = _blank(config.model, loaded)
+  job = room.build(config, zeros)
   play = job.start(streams.derived(job.seed, job.digest, job.data()))
   before, found = time.monotonic() - began + features, []
 
   def fit(work: Work) -> NoReturn:
-    found.append((work, _timed(work)))
+    found.append(Rehearsal(work, timed(work)[0], before))
     raise _Enough
 
   with contextlib.suppress(_Enough):
     play(fit)
-  return (*found[0], before)
+  return found[0]
 
 
-def _state(job: loop.Job, folder: pathlib.Path) -> str:
+def state_of(job: loop.Job, folder: pathlib.Path) -> str:
   """What the run would find in its folder."""
   meta = owner.known(folder, job.config)
   done = owner.finished(folder, job.config) is not None
@@ -117,7 +155,7 @@ def _state(job: loop.Job, folder: pathlib.Path) -> str:
   loop.admitted(job, folder, meta)
   saved = checkpoint.newest(folder)
   if done:
-    return "holds this run, finished; it would not run again"
+    return FINISHED
   return "new" if saved is None else f"would go on from step {saved}"
 
 
@@ -127,25 +165,46 @@ def _blank(model: ModelConfig, loaded: tuple[Any, Any]) -> tuple[tuple[Any, Any]
   held = train.dataset if isinstance(train, Federation) else train
   seconds, shape = 0.0, held.x.shape[1:]
   if models.needs_features(model.name):
-    rows = _zeros(held.subset(slice(0, _TIMED_FEATURES)), shape)
+    rows = blank(held.subset(slice(0, _TIMED_FEATURES)), shape).read()
     for _ in range(2):  # the first compiles
       began = time.monotonic()
       shape = central.featured(model, rows).x.shape[1:]
       seconds = (time.monotonic() - began) / len(rows) * (len(held) + len(test))
-  zeros: Any = _zeros(held, shape)
+  zeros: Any = blank(held, shape)
   if isinstance(train, Federation):
     rows = np.array_split(np.arange(len(train)), train.num_clients)
     zeros = Federation(zeros, rows)
-  return (zeros, _zeros(test, shape)), seconds
+  return (zeros, blank(test, shape)), seconds
 
 
-def _zeros(dataset: Dataset, shape: tuple[int, ...]) -> Dataset:
-  """As many examples, all zero, of class 0."""
-  x = np.zeros((len(dataset), *shape), dataset.x.dtype)
-  return dataclasses.replace(dataset, x=x, y=np.zeros_like(dataset.y))
+def blank(dataset: Dataset, shape: tuple[int, ...]) -> Dataset:
+  """As many examples, of that shape, all zero, of class 0."""
+  y = np.zeros_like(dataset.y)
+  if dataset.in_memory:
+    x = np.zeros((len(dataset), *shape), dataset.x.dtype)
+  else:
+    x = Rows(_Zeros(len(dataset), shape, dataset.x.dtype), shape, dataset.x.dtype)
+  return dataclasses.replace(dataset, x=x, y=y)
 
 
-def _timed(work: Work) -> Timing:
+@dataclasses.dataclass(frozen=True)
+class _Zeros:
+  """A source of zeros, for data that lie in files."""
+
+  count: int
+  shape: tuple[int, ...]
+  dtype: np.dtype
+
+  def __len__(self) -> int:
+    return self.count
+
+  def read(self, places: np.ndarray) -> np.ndarray:
+    return np.zeros((len(places), *self.shape), self.dtype)
+
+
+def timed(work: Work) -> tuple[Timing, Any]:
+  """(how long a few of its steps take, the state after them)."""
+
   def steps() -> Iterator[float]:
     nonlocal state
     began = time.monotonic()
@@ -163,7 +222,8 @@ def _timed(work: Work) -> Timing:
     spent.append(seconds)
     if sum(spent[1:]) > TIMED_SECONDS:
       break
-  return Timing(started + spent[0], tuple(spent[1:]), _evaluated(work, state), size)
+  seconds = _evaluated(work, state)
+  return Timing(started + spent[0], tuple(spent[1:]), seconds, size), state
 
 
 def _evaluated(work: Work, state: Any) -> float:
@@ -175,12 +235,8 @@ def _evaluated(work: Work, state: Any) -> float:
   return seconds
 
 
-def _promised(work: Work) -> str:
-  if work.promise is None:
-    return promise.told({"epsilon_kind": "none"})
-  work.promise.warn()
-  epsilon = work.promise.curve(work.num_steps)
-  facts = work.promise.facts(Ledger(), epsilon)
+def _promised(found: Rehearsal) -> str:
+  facts = found.facts()
   by = facts["accountant"]
   return promise.told(facts) + (f", by {by}" if by else "")
 
@@ -189,19 +245,18 @@ def _shown(name: str, value: Any) -> str:
   return by_name(name, value) if isinstance(value, float) else str(value)
 
 
-def _minutes(work: Work, timing: Timing, before: float) -> str:
-  minutes = (timing.whole(work) + before) / 60
+def _minutes(found: Rehearsal) -> str:
+  timing, begun = found.timing, found.before + found.timing.start
   return (
-    f"about {minutes:.2g} minutes (estimate: {before + timing.start:.2g} s until the first step "
+    f"about {found.seconds / 60:.2g} minutes (estimate: {begun:.2g} s until the first step "
     f"is done, then {1e3 * timing.step:.3g} ms a step, the median of {len(timing.steps)} on "
     f"zeros, and {timing.evaluation:.2g} s an evaluation)"
   )
 
 
-def _memory() -> str:
+def memory() -> str:
   """Of this process until now: it held the data, compiled and took steps."""
-  unit = 1 if sys.platform == "darwin" else 1024
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+  peak = provenance.peak_rss()
   line = f"about {peak / 1e9:.2g} GB at most (estimate: what this dry run took)"
   stats = jax.local_devices()[0].memory_stats() or {}
   device = stats.get("peak_bytes_in_use")

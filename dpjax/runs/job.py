@@ -16,6 +16,7 @@ import numpy as np
 
 from dpjax import trees, validate
 from dpjax.accounting import Ledger
+from dpjax.federated.client_states import ClientStates
 from dpjax.runs import report, writers
 from dpjax.runs import workdir as owner
 from dpjax.runs.promise import Promise
@@ -39,11 +40,14 @@ class Work(NamedTuple):
   released: Callable[[Any], Any]  # of a state: what may leave
   # of a state, on public data: scores by name, among them "accuracy" if any; None: no rows
   evaluate: Callable[[Any], Scores] | None
+  # (folder, the last state): files beside params.npz
+  write: Callable[[pathlib.Path, Any], None] = lambda folder, state: None
   promise: Promise | None = None  # what each step is charged; None: it is charged elsewhere
   row_at: Callable[[int], int | None] = lambda step: step  # number of its row, if any
   observe: Callable[[Any, Any, int], Scores] = lambda state, info, step: {}  # more of a row
   enough: Callable[[Scores], bool] = lambda row: False  # whether a row ends it early
   save_every: int | None = None  # steps; None: by the clock
+  rows_on_disk: bool = False  # what clients keep (`ClientStates`) lies in the folder
   name: str = "train"  # on the progress bar
   phase: str = ""  # folder of its checkpoints, where a run has several works
   steps_are: str = "optimizer steps"  # in the picture
@@ -88,6 +92,7 @@ class Job(NamedTuple):
   data: Callable[[], bytes]
   start: Callable[[Streams], Play]  # builds the parts; UserError: the run is refused
   release: bool = False  # its streams come from the operating system
+  over_processes: bool = False  # whether several processes may share its steps
 
 
 def every(count: int, step: int, num_steps: int) -> int | None:
@@ -115,7 +120,8 @@ def single(work: Work) -> Play:
     drawn = lambda folder: report.train_report(folder, steps=work.steps_are)
     finish = (lambda folder: None) if work.evaluate is None else drawn
     result = lambda folder: _result(work, fitted, folder)
-    return Ended(work.released(fitted.state), result, finish=finish)
+    write = lambda folder: work.write(folder, fitted.state)
+    return Ended(work.released(fitted.state), result, write=write, finish=finish)
 
   return play
 
@@ -179,7 +185,7 @@ def checked_work(work: Work) -> Work:
     validate.integer_at_least(1, **{"Work.save_every": work.save_every})
   _check_functions(
     work, "init", "step", "draws", "released", "row_at", "observe", "enough", "planned",
-    "describe", *(() if work.evaluate is None else ("evaluate",))
+    "describe", "write", *(() if work.evaluate is None else ("evaluate",))
   )  # fmt: skip
   if not isinstance(work.promise, Promise | None):
     _refuse("Work.promise", "be a dpjax.runs.promise.Promise, or None", work.promise)
@@ -229,6 +235,8 @@ def _check_functions(part: Any, *names: str) -> None:
 
 
 def _is_array(leaf: Any) -> bool:
+  if isinstance(leaf, ClientStates):
+    return True
   dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
   return trees.is_key(leaf) or dtype.kind in "biufcV"  # V: bfloat16 and its kin
 

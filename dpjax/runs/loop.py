@@ -9,7 +9,7 @@ the checkpoint holds the ledger of the k steps that it contains; a resumed run r
 steps with the same batches and the same noise, so it releases what the interrupted one would
 have released.
 
-On several processes (`federated.processes`) all make the same calls: process 0 alone
+On several processes (`dpjax.processes`) all make the same calls: process 0 alone
 evaluates and holds the files.
 """
 
@@ -20,13 +20,12 @@ import importlib
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 
-from dpjax import names, noise, trees
+from dpjax import names, noise, processes, trees
 from dpjax.accounting import Ledger
-from dpjax.federated import processes
 from dpjax.runs import checkpoint, provenance, streams, writers
 from dpjax.runs import job as job_lib
 from dpjax.runs import workdir as owner
@@ -111,12 +110,7 @@ def run(
     PeerLost: another process of this run is gone.
   """
   folder = pathlib.Path(workdir)
-  job_lib.checked(job)
-  if job.release and jax.process_count() > 1:
-    raise UserError(
-      f"release=True: must be run by one process, not {jax.process_count()}: its keys leave "
-      "no machine"
-    )
+  _check_processes(job_lib.checked(job))
   meta = processes.on_first(lambda: owner.known(folder, job.config))
   done = processes.on_first(lambda: _finished(job, folder, meta))
   if done is not None:
@@ -140,6 +134,22 @@ def run(
     # What the ledger calls the noise key: nothing that follows from the data.
     name = noise.key_id(random.noise) if job.release else streams.ledger_name(job.digest)
     return _played(job, folder, play, _Fit(folder, run_id, name, on_save))
+
+
+def _check_processes(job: Job) -> None:
+  """Raises UserError where several processes are there for a run of one."""
+  count = jax.process_count()
+  if count == 1:
+    return
+  if job.release:
+    raise UserError(
+      f"release=True: must be run by one process, not {count}: its keys leave no machine"
+    )
+  if not job.over_processes:
+    raise UserError(
+      f"config={type(job.config).__name__}: must be run by one process, not {count}: nothing "
+      "of such a run is shared between them"
+    )
 
 
 def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
@@ -222,6 +232,15 @@ def signals() -> Iterator[list[int]]:
       signal.signal(signum, handler)
 
 
+@contextlib.contextmanager
+def _ended(draws: Iterable[object]) -> Iterator[Iterable[object]]:
+  """Closes them however the steps end, so that what reads them ahead ends, too."""
+  try:
+    yield draws
+  finally:
+    getattr(draws, "close", lambda: None)()
+
+
 class _Fit:
   """Carries out the works of one run."""
 
@@ -255,7 +274,10 @@ class Running:
     self.work, self.fit, self.metrics = job_lib.checked_work(work), fit, None
     self.state, self.ledger, self.step = job_lib.begun(work), Ledger(), 0
     self.reached, self.saved_at = False, time.monotonic()  # work.enough; by the clock
-    self.checkpoints = checkpoint.Checkpoints(fit.folder, work.phase)
+    self.checkpoints = checkpoint.Checkpoints(
+      fit.folder, work.phase, rows_on_disk=work.rows_on_disk
+    )
+    self.state = self.checkpoints.begun(self.state)
     if self.checkpoints.latest_step() is None:
       self.save()
     else:
@@ -348,8 +370,8 @@ class Running:
     work = self.work
     if self.step == work.num_steps or self.reached:  # killed before its result was written
       return
-    with self._bar() as bar:
-      for draw in work.draws(self.step):
+    with self._bar() as bar, _ended(work.draws(self.step)) as draws:
+      for draw in draws:
         self.state, info = job_lib.stepped(work, self.state, draw)
         self.charge()
         row = None if work.evaluate is None else work.row_at(self.step)

@@ -163,6 +163,22 @@ def of_plan(
   )
 
 
+def noted(promised: Promise, note: str, assumed: str = "") -> Promise:
+  """The same promise, whose statement begins with a note; "" for none.
+
+  Args:
+    assumed: what the promise rests on and nothing here can check: then it is a claim.
+  """
+  if not note:
+    return promised
+  told = promised.statement
+  found = dataclasses.replace(promised, statement=lambda steps: f"{note}\n\n{told(steps)}")
+  if not assumed or promised.kind == "none":
+    return found
+  rests = (*promised.failed_assumptions, assumed)
+  return dataclasses.replace(found, kind="claimed", failed_assumptions=rests)
+
+
 def released(plan: Plan) -> str:
   """What release mode adds to the privacy statement, and what it does not cover."""
   least = plan.noise_multiplier * min(plan.noise_shape.schedule, default=1.0)

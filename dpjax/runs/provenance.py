@@ -6,7 +6,9 @@ import importlib.metadata
 import os
 import pathlib
 import platform
+import resource
 import subprocess
+import sys
 
 import jax
 
@@ -31,12 +33,19 @@ def device(used: int | None = None, mesh: str | None = None) -> str:
   devices = jax.devices()
   text = f"{used or len(devices)} x {devices[0].device_kind}"
   text += "" if mesh is None else f", {mesh}"
+  text += f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
   if devices[0].platform != "cpu":
     return text
   count = (
     len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
   )
   return f"{text}, {count or 1} cores"
+
+
+def peak_rss() -> int:
+  """Bytes of memory that this process had at its peak."""
+  unit = 1 if sys.platform == "darwin" else 1024
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def git_commit(package: pathlib.Path) -> str | None:

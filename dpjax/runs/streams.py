@@ -56,8 +56,29 @@ def config_digest(kind: str, fields: Mapping[str, Any]) -> bytes:
     kind: of run. fields: all that decides what it computes, the seed included.
   """
   own = names.sources(fields)  # edited code is another config
+  fields = _as_before(fields)
   text = json.dumps([kind, canonical(fields), *([canonical(own)] if own else [])])
   return hashlib.sha256(f"dpjax config {text}".encode()).digest()
+
+
+# Fields that came later, in whichever room -> what every run did before them.
+_LATER: dict[str, Any] = {
+  "normalization": {"name": "per_example"},
+  "mirrored": False,
+  "trainable": {"name": "all"},
+  "safetensors": False,
+  "pretrained": None,
+  "client_state": "memory",
+}
+
+
+def _as_before(fields: Mapping[str, Any]) -> dict[str, Any]:
+  """Without the fields of `_LATER` where they say what every run did before them."""
+  return {
+    name: _as_before(entry) if isinstance(entry, Mapping) and name != "options" else entry
+    for name, entry in fields.items()
+    if name not in _LATER or entry != _LATER[name]
+  }
 
 
 def canonical(value: object, exact: bool = False) -> Any:
@@ -197,6 +218,12 @@ def check_run(meta: Mapping[str, Any] | None, run: str, *, workdir: object) -> N
       f"workdir={workdir}: its checkpoints are those of another run; bring its own back, or "
       "choose another directory, nothing was changed"
     )
+
+
+def data_of(meta: Mapping[str, Any]) -> bytes | None:
+  """The digest of the data that is remembered, if any. Never write it elsewhere."""
+  held = meta.get(_DATA)
+  return bytes.fromhex(held) if isinstance(held, str) else None
 
 
 def check_data(

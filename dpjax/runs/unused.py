@@ -14,11 +14,15 @@ import os
 import pathlib
 from typing import Any
 
+from dpjax import models
+from dpjax.data import EMBEDDED
+from dpjax.data.shakespeare_lines import LOADERS as LINES
 from dpjax.names import is_path
 from dpjax.runs.central.config import (
   AuditConfig,
   DataConfig,
   FtrlConfig,
+  ModelConfig,
   PrivacyConfig,
   TrainConfig,
 )
@@ -29,7 +33,8 @@ from dpjax.schema import fields
 from dpjax.validate import UserError
 
 Unused = dict[str, str]  # dotted field, or room of fields -> what it would need
-_NO_TEXT = ("digits", "shakespeare")  # shakespeare comes in windows of its own length
+# shakespeare comes in windows, and lines, of its own length
+_NO_TEXT = (*EMBEDDED, "shakespeare", *LINES)
 
 
 def needs(condition: bool, what: str, *fields: str) -> Unused:
@@ -69,13 +74,6 @@ def refuse(config: Any, unused: Unused, name: str = "") -> None:
     raise UserError("; ".join(faults))
 
 
-def of(config: TrainConfig | FedConfig) -> Unused:
-  """Those of either kind of run."""
-  if isinstance(config, FedConfig):
-    return of_federation(config)
-  return of_training(config)
-
-
 # --- central runs
 
 
@@ -93,6 +91,7 @@ def of_training(config: TrainConfig) -> Unused:
   reported = private or config.audit.enabled
   return (
     _data(config.data)
+    | _model(config.model)
     | needs(private, "privacy.method='dp_sgd' or 'dp_ftrl'", *named)
     | needs(reported, "a private privacy.method or audit.enabled", "privacy.delta")
     | needs(
@@ -116,11 +115,16 @@ def _data(data: DataConfig) -> Unused:
   """What can be told from the name; `of_dataset` tells the rest."""
   path, is_file = pathlib.Path(os.path.expanduser(data.name)), data.name.endswith(".npz")
   own = is_path(data.name)
-  embedded = data.name == "digits" or own or (is_file and path.is_absolute())
+  embedded = data.name in EMBEDDED or own or path.is_absolute()
   text = data.name not in _NO_TEXT and not is_file and not own
   return needs(not embedded, "data that lie in a folder", "data.data_dir") | needs(
     text, "a text of tensorflow-datasets", "data.max_length"
   )
+
+
+def _model(model: ModelConfig) -> Unused:
+  of_features = models.needs_features(model.name) == "scattering"
+  return needs(of_features, "a model on scattering features", "model.mirrored")
 
 
 def of_dataset(dataset: Any) -> Unused:
@@ -163,8 +167,11 @@ def of_federation(config: FedConfig) -> Unused:
   >>> of_federation(FedConfig())["privacy.local_noise_multiplier"]
   "privacy.method='both'"
   """
+  fields_of_clients = ("partition.client_id", "partition.max_examples")
   return (
     _data(config.data)
+    | _model(config.model)
+    | needs(not is_path(config.data.name), "clients that dpjax reads", *fields_of_clients)
     | _algorithm(config)
     | _federated_optimizers(config)
     | _federated_privacy(config)
@@ -176,11 +183,25 @@ def of_federation(config: FedConfig) -> Unused:
 def _algorithm(config: FedConfig) -> Unused:
   name, aggregator = fields.name_of(config, "algorithm"), config.aggregator
   weighs = isinstance(aggregator, str) or fields.name_of(config, "aggregator") == "mean"
-  return needs(
-    name != "scaffold" and weighs,
-    "aggregator='mean' and another algorithm than 'scaffold'",
-    "weighting",
-  ) | needs(name != "fed_sgd", "an algorithm with local steps", "local.epochs")
+  return (
+    needs(
+      name != "scaffold" and weighs,
+      "aggregator='mean' and another algorithm than 'scaffold'",
+      "weighting",
+    )
+    | needs(name != "fed_sgd", "an algorithm with local steps", "local.epochs")
+    | needs(
+      _keeps(config, name),
+      "clients that keep something (algorithm='scaffold', compression='top_k')",
+      "client_state",
+    )
+  )
+
+
+def _keeps(config: FedConfig, algorithm: str) -> bool:
+  """Whether clients keep something between rounds; one's own algorithm may."""
+  own = isinstance(config.algorithm, str)
+  return own or algorithm == "scaffold" or fields.name_of(config, "compression") == "top_k"
 
 
 def _federated_optimizers(config: FedConfig) -> Unused:

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import jax
 import numpy as np
 
-from dpjax import names, validate
+from dpjax import names, trees, validate
 from dpjax.runs import checkpoint, streams, writers
 from dpjax.schema import fields
 from dpjax.types import Config, Params
@@ -180,9 +179,8 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
 def save_params(path: pathlib.Path, params: Params) -> None:
   """The released model alone, without the noise key: one array per path; an array by itself is
   called "params"."""
-  leaves = jax.tree_util.tree_leaves_with_path(params)
+  leaves = trees.named_leaves(params)
   arrays: dict[str, Any] = {
-    jax.tree_util.keystr(path, simple=True, separator="/") or "params": np.asarray(leaf)
-    for path, leaf in leaves
+    name or "params": np.asarray(leaf) for name, leaf in leaves.items()
   }
   np.savez(path, **arrays)

@@ -18,8 +18,9 @@ its own group, bin or times, independently of how many others there are: the two
 coupled so that the others take part in the same steps.
 
 No amplification is claimed for a random position except by CyclicPoissonSampler and, without
-correlated noise, RandomAllocationSampler; for balls in bins see
-`dpjax.accounting.balls_in_bins_epsilon`, a Monte-Carlo bound.
+correlated noise, RandomAllocationSampler. What balls in bins are proved to cost as a whole run
+is `dpjax.accounting.balls_in_bins_event`, by which no run is charged yet; b-min-sep has a
+Monte-Carlo bound, `dpjax.accounting.min_sep_epsilon`.
 """
 
 from __future__ import annotations

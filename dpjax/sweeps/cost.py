@@ -8,6 +8,7 @@ from typing import Any
 
 from dpjax.accounting import upper
 from dpjax.runs import writers
+from dpjax.runs.federated.config import NATURAL
 from dpjax.schema import fields
 
 Row = dict[str, Any]
@@ -65,10 +66,16 @@ def population(config: Any) -> str:
   equal, so are the units that are hidden."""
   held = {name: getattr(config.data, name) for name in ("name", "data_dir", "limit")}
   part = getattr(config, "partition", None)
-  if part is not None:  # roles are the same users, however many of them are left out
-    natural = fields.name_of(config, "partition") == "shakespeare"
-    held["partition"] = "shakespeare" if natural else fields.to_dict(config)["partition"]
+  if part is not None:
+    held["partition"] = _users(fields.to_dict(config)["partition"])
   return json.dumps(writers.plain(held))
+
+
+def _users(partition: dict[str, Any]) -> Any:
+  """Clients that the data decide are the same users, however much of them is left out."""
+  if partition["name"] not in NATURAL:
+    return partition
+  return ":".join(filter(None, (partition["name"], partition.get("client_id"))))
 
 
 def statement(rows: list[Row], others: int = 0) -> str:

@@ -13,6 +13,8 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
+
 from dpjax import validate
 from dpjax.accounting import by_name
 from dpjax.runs import bounds, checkpoint, promise, provenance, writers
@@ -60,19 +62,25 @@ def expand(
   axes_of: Callable[[Any], Axes],
   point: Callable[[str, Any, dict[str, Any]], Point],
   *,
+  check: Callable[[Any], None],
   name: str,
   where: str,
 ) -> list[Point]:
   """Each variant of a config at each combination of its axes; the last axis is innermost.
 
+  Every run is checked here, before the first one begins: a sweep of hours does not find at
+  its end that a value of its last run is impossible.
+
   Args:
     variants: name -> the fields that it sets together.
     axes_of: (variant's config) -> its axes, whose values are written over its own.
     point: (variant's name, config of the run, the axes' values) -> the run.
+    check: of the config of a run, for what can be told without data.
     name, where: of the whole and of the variants, for errors.
 
   Raises:
-    UserError: an unknown field, an ill-typed value, more than `bounds.MOST_RUNS` runs.
+    UserError: an unknown field, an ill-typed value, more than `bounds.MOST_RUNS` runs; what
+      `check` refuses, after the name of the run.
   """
   bases = {
     variant: fields.replace_all(base, fixed, name=f"{where}[{variant!r}]")
@@ -87,8 +95,16 @@ def expand(
     for values in itertools.product(*axes[variant].values()):
       chosen = dict(zip(axes[variant], values))
       run = fields.replace_all(config, chosen, name=name)
-      found.append(point(variant, run, chosen))
+      found.append(_checked(point(variant, run, chosen), check))
   return found
+
+
+def _checked(point: Point, check: Callable[[Any], None]) -> Point:
+  try:
+    check(point.config)
+  except UserError as error:
+    raise UserError(f"{point.name}: {error}") from error
+  return point
 
 
 def slug(label: str) -> str:
@@ -117,6 +133,11 @@ def run(grid: Grid, workdir: pathlib.Path) -> list[Row]:
       UserError of one run is recorded in its row, and the others go on.
   """
   validate.folder(workdir=workdir)
+  if jax.process_count() > 1:
+    raise UserError(
+      f"sweep: must be run by one process, not {jax.process_count()}; several may share one "
+      "run (launch.train, launch.federate)"
+    )
   if owner.remembered(workdir) is not None:
     raise UserError(
       f"workdir={workdir}: holds a single run; choose another directory, nothing was changed"

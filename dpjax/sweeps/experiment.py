@@ -34,12 +34,10 @@ def points(config: RelevanceConfig) -> list[Point]:
   unused.refuse_curves(config)
   found = engine.expand(
     config, config.curves or {config.method: {}}, _axes, _point,
-    name="num_seeds, with curves and epsilons,", where="config.curves",
+    check=check, name="num_seeds, with curves and epsilons,", where="config.curves",
   )  # fmt: skip
   if len({point.name for point in found}) < len(found):
     raise UserError("curves: two labels or two epsilons give runs of the same name")
-  for point in found:
-    check(point.config)
   return sorted(found, key=lambda point: point.config.seed)
 
 
@@ -72,7 +70,7 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[Row]:
   workdir, found = pathlib.Path(workdir), points(config)
   if len(found) == 1:
     return [_alone(config, found[0], workdir)]
-  _check_folders(found, workdir)
+  check_folders(found, workdir)
   kept, draw = lambda point, result: result, functools.partial(_draw, config, "points")
   grid = Grid(config, found, _train, lambda config: {}, kept, draw)
   return engine.run(grid, workdir)
@@ -101,7 +99,7 @@ def _draw(
     claims.write(workdir, rows)
 
 
-def _check_folders(found: list[Point], workdir: pathlib.Path) -> None:
+def check_folders(found: list[Point], workdir: pathlib.Path) -> None:
   """Raises UserError, before anything runs, where a run is of another config or other data."""
   folders = {point.name: engine.folder(workdir, point.name) for point in found}
   over = all((folder / writers.RESULT).exists() for folder in folders.values())

@@ -83,8 +83,8 @@ def points(config: SweepConfig) -> list[Point]:
   """The runs of a sweep, in grid order, variants outermost and seeds innermost.
 
   Raises:
-    UserError: empty grid, unknown field, ill-typed or repeated value, repeated seed; a
-      field that a run, or all of them, would ignore.
+    UserError: empty grid, unknown field, ill-typed or repeated value, repeated seed; what a
+      run would be refused for without its data; a field that all of them would ignore.
 
   >>> sweep = SweepConfig(grid={"privacy.epsilon": [1, 2]}, seeds=[0, 1])
   >>> [point.name[:16] for point in points(sweep)][:3]
@@ -94,11 +94,27 @@ def points(config: SweepConfig) -> list[Point]:
   axes = {**config.grid, "seed": config.seeds}
   found = engine.expand(
     config.base, config.variants or {"": {}}, lambda base: axes, _point,
-    name="grid", where="variants",
+    check=_room(config.base).check, name="grid", where="variants",
   )  # fmt: skip
   unused.refuse(config, found)
   _check_alike(found)
   return found
+
+
+def placed(config: SweepConfig) -> list[Point]:
+  """`points` of a sweep that draws a curve: each has its place in it, as far as can be known.
+
+  Raises:
+    UserError: as there; an x that is no number, or none in some run.
+  """
+  found = points(config)
+  _check_positions(config, found)
+  return found
+
+
+def _room(config: TrainConfig | FedConfig) -> Any:
+  """The module that checks, names and builds a run."""
+  return federated if isinstance(config, FedConfig) else central
 
 
 def _check_alike(found: list[Point]) -> None:
@@ -107,8 +123,7 @@ def _check_alike(found: list[Point]) -> None:
   seen: dict[Any, str] = {}
   for point in found:
     config = point.config
-    of_users = isinstance(config, FedConfig)
-    digest = federated.digest(config) if of_users else central.digest(config)
+    digest = _room(config).digest(config)
     private = config.privacy.method not in ("none", "sgd") and not config.release
     alike = (digest, config.data.data_dir) if private else point.name
     if alike in seen:
@@ -157,8 +172,7 @@ def run_sweep(
   Raises:
     UserError: a fault of the sweep itself, before anything runs; else as `engine.run`.
   """
-  found = points(config)
-  _check_positions(config, found)
+  found = placed(config)
   drawn = {"x": config.x, "y": config.y, "series": config.series}
 
   def draw(folder: pathlib.Path, rows: list[Row]) -> None:

@@ -69,12 +69,9 @@ def run_selection(
       run without a proof, an RDP analysis that does not exist for the sampler, or another
       process at work in the folder.
   """
-  _check(config)
   validate.folder(workdir=workdir)
-  workdir, settings = pathlib.Path(workdir), points(config)
-  load = LastData(load_fn)
-  plan = _common_plan(settings, load, plan_fn or _plan)
-  cost = charged(plan, config)  # before anything runs: it may be refused
+  workdir, load = pathlib.Path(workdir), LastData(load_fn)
+  settings, cost = planned(config, load, plan_fn)  # before anything runs
   workdir.mkdir(parents=True, exist_ok=True)
   with writers.alone_in(workdir):  # two at once would draw two numbers of trials
     drawn, results = _trials(workdir, config, len(settings)), []
@@ -96,6 +93,19 @@ def run_selection(
     writers.write_json(workdir / BEST / "selection.json", found)
   print(found["statement"], flush=True)
   return found
+
+
+def planned(
+  config: SweepConfig, load: LoadFn, plan_fn: PlanFn | None = None
+) -> tuple[list[Point], dict[str, Any]]:
+  """(the settings among which is chosen, what the choice costs: `charged`).
+
+  Raises:
+    UserError: as `run_selection`, for what is known before anything runs.
+  """
+  _check(config)
+  settings = points(config)
+  return settings, charged(_common_plan(settings, load, plan_fn or _plan), config)
 
 
 def _folder(workdir: pathlib.Path, trial: int) -> pathlib.Path:

@@ -21,7 +21,8 @@ _OF_EXPERIMENT = ("curves", "title")  # a curve has neither
 
 
 def refuse(config: Any, points: list[Any]) -> None:
-  """Raises UserError for a field of the SweepConfig, or of a point, that nothing reads."""
+  """Raises UserError for a field of the SweepConfig that nothing reads; what a point does not
+  read is refused where it is checked."""
   law = config.selection
   others = ("mean_trials", "shape", "better")
   of_sweep = needs(
@@ -31,8 +32,6 @@ def refuse(config: Any, points: list[Any]) -> None:
   of_sweep |= needs(not law.enabled, "a sweep; a selection draws its seeds", "seeds")
   unused.refuse(config, of_sweep)
   unused.refuse(config.base, _replaced(config, points), "base.")
-  for point in points:
-    unused.refuse(point.config, unused.of(point.config), f"{point.name}: ")
 
 
 def _replaced(config: Any, points: list[Any]) -> Unused:

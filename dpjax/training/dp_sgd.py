@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from dpjax import gradients, sampling, transforms, validate
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, Array, Batch, ClippedSum, LossFn, Params
+from dpjax.validate import UserError
 
 
 class TrainState(NamedTuple):
@@ -62,6 +63,18 @@ def _averaged(ema: Params, params: Params, step: Array, decay: float) -> Params:
   return jax.tree.map(lambda e, p: rate * e + (1 - rate) * p, ema, params)
 
 
+def _checked_mesh(mesh: Mesh | None) -> Mesh | None:
+  """UserError without one, where several processes would each train by themselves."""
+  if mesh is not None:
+    return gradients.checked_mesh(mesh)
+  if jax.process_count() == 1:
+    return None
+  raise UserError(
+    f"mesh=None: must be such as 'data:{jax.device_count()}', over devices of all "
+    f"{jax.process_count()} processes: each would add the same noise to a sum of its own"
+  )
+
+
 def dp_sgd(
   loss_fn: LossFn,
   plan: Plan,
@@ -89,7 +102,8 @@ def dp_sgd(
     method, microbatch_size, memory_budget: see `dpjax.clipped_grad`.
     mesh: devices of an axis "data", which share the examples of a batch, and of an axis
       "model", where there is one, over which parameters, optimizer state and noise are split
-      (`dpjax.gradients.device_mesh`). Noise, batches and event are those of one device.
+      (`dpjax.gradients.device_mesh`). Of several processes it must be theirs together, and
+      all give the same arguments and batches. Noise, batches and event are those of one device.
 
   Returns:
     `init(params) -> TrainState` and `step(state, batch) -> (TrainState, StepInfo)`, both
@@ -115,7 +129,7 @@ def dp_sgd(
     method=method, microbatch_size=microbatch_size, memory_budget=memory_budget, mesh=mesh
   )
   slots = sampling.slice_slots(plan.sampler.slots, plan.slices)
-  mesh = None if mesh is None else gradients.checked_mesh(mesh)
+  mesh = _checked_mesh(mesh)
   placed = lambda tree: tree if mesh is None else gradients.laid_out(mesh, tree)
   grad_fn = plan.clipped_grad(loss_fn, **options)
   blind = optax.GradientTransformation(

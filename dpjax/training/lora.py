@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend import core as jex
 
 from dpjax import trees, validate
 from dpjax.gradients import equations
@@ -49,8 +50,9 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
     (trainable, merge, apply). `merge(trainable)` is the tree of `params` with every matched W
     as W + (alpha / rank) A B, in its dtype. `apply(loss_fn)` is the loss of the adapters:
     `loss_fn(merge(trainable), example)` up to rounding, for `clipped_grad` and `dp_sgd`.
-    A product with W as its second operand is rewritten, also inside `jit`; anywhere else
-    (under `jax.checkpoint` or a scan, say) the merged weight is used: equal, but slower.
+    A product with W as its second operand is rewritten, also inside `jit` and
+    `jax.checkpoint`; anywhere else (in a scan, say) the merged weight is used: equal, but
+    slower.
 
   Guarantee: none of its own; that of whoever trains `trainable`. The frozen weights
   must not depend on the private data.
@@ -188,6 +190,10 @@ def _step(eqn: Any, values: list[Any]) -> list[Any]:
     return _evaluated(eqn, values)
   if name in _CALLS:
     return _evaluate(eqn.params["jaxpr"], values)
+  if name in equations.REMATS:
+    inner = jex.ClosedJaxpr(eqn.params["jaxpr"], ())
+    how = {option: eqn.params[option] for option in ("prevent_cse", "policy")}
+    return jax.checkpoint(lambda *given: _evaluate(inner, given), **how)(*values)
   if name == "convert_element_type" and equations.is_float(eqn.outvars[0].aval):
     return [values[0]._replace(frozen=_evaluated(eqn, [values[0].frozen])[0])]
   if name == "dot_general" and isinstance(values[1], _Adapted) and _is_matmul(eqn):

@@ -75,5 +75,20 @@ def test_the_ends():
   with pytest.raises(UserError, match="slack=0"):
     much.mu(0)
   with pytest.raises(UserError, match="replace_one"):
-    event = accounting.random_allocation_event(accounting.gaussian_event(1), num_steps=9)
+    event = accounting.poisson_sampled_event(
+      accounting.gaussian_event(1), sampling_prob=0.1
+    )
     accounting.trade_off(event, slack=_SLACK, neighboring_relation="replace_one")
+
+
+def test_rows_that_only_renyi_dp_proves_have_a_line_too():
+  """Batches of fixed size: Renyi DP keeps a pair at each epsilon, as every proof does."""
+  event = accounting.fixed_size_event(
+    accounting.gaussian_event(2), num_examples=10, batch_size=1
+  )
+  counting = {"neighboring_relation": "replace_one", "accountant": "rdp"}
+  curve = accounting.trade_off(event, slack=_SLACK, **counting)
+  whole = accounting.trade_off(accounting.gaussian_event(2), slack=_SLACK, **counting)
+  found = curve.true_positive_rate(_RATES)
+  assert (found <= whole.true_positive_rate(_RATES) + 1e-12).all() and found[3] < 0.2
+  assert 0.1 < curve.mu(_SLACK) < whole.mu(_SLACK) < 2

@@ -1,6 +1,7 @@
 """Data sets on disk: the real ones where they are, and tiny ones written as TFDS writes."""
 
 import logging
+import os
 import subprocess
 import sys
 
@@ -118,6 +119,30 @@ def test_images_and_a_validation_split_for_the_test(image_folder):
   np.testing.assert_array_equal(train.x[:, 0, 0, 0] * 255, [0, 10, 20])
   assert train.x.shape == (3, 4, 5, 1) and train.num_classes == 4
   assert (test.split, test.y.tolist()) == ("test", [1, 2])
+
+
+def test_records_that_stay_in_their_files_are_the_same(image_folder, text_dir):
+  for name in ("tiny_image", "tiny_text"):
+    wanted = data.load(name, text_dir, max_length=5)
+    found = data.load(name, text_dir, max_length=5, resident=False)
+    for part, whole in zip(found, wanted):
+      assert not part.in_memory and part.vocab_size == whole.vocab_size
+      assert data.digest(part) == data.digest(whole)
+      np.testing.assert_array_equal(part[np.array([0, 0])].x, whole.x[[0, 0]])
+
+
+def test_a_record_that_spoils_while_it_is_in_use_is_one_line(image_folder):
+  path = image_folder / "tiny_image-train.array_record-00000-of-00001"
+  train = data.load("tiny_image", image_folder.parents[1], resident=False)[0]
+  content, times = path.read_bytes(), path.stat().st_mtime_ns
+  at = content.index(b"PNG")
+  spoilt = content[: at - 8] + bytes(60) + content[at + 52 :]
+  path.write_bytes(spoilt)  # in place
+  assert "cannot be read" in one_line(train.x.__getitem__, np.array([0, 1, 2]))
+  os.utime(path, ns=(times, times))
+  assert "cannot be read" in one_line(train.x.__getitem__, np.array([0, 1, 2]))
+  path.write_bytes(content)
+  assert "changed since they were opened" in one_line(train.x.__getitem__, np.array([2]))
 
 
 def test_chunks_do_not_show(image_folder, monkeypatch):

@@ -210,7 +210,7 @@ def test_scaffold_converges_where_local_steps_drift():
   )
   error = lambda s: abs(float(s.params["w"][0]) - optimum)
   assert error(state) < 1e-3 and error(drifting) > 0.1
-  own = np.asarray(state.memories["w"]).ravel()  # c_i is the client's gradient at w*
+  own = np.asarray(state.memories.all()["w"]).ravel()  # c_i is the client's gradient at w*
   np.testing.assert_allclose(
     own, np.array(sharp) * (optimum - np.array(centres)), atol=2e-2
   )
@@ -226,9 +226,9 @@ def test_scaffold_with_partial_cohorts_keeps_the_others_control():
     _sharp, optax.sgd(0.1), **_options(client_learning_rate=0.1, num_clients=3)
   )
   state, _ = _run(algorithm, {"w": jnp.zeros(1)}, part, 1, num_clients=3)
-  moved = np.asarray(state.memories["w"]).ravel() != 0
+  moved = np.asarray(state.memories.all()["w"]).ravel() != 0
   assert moved.tolist() == [False, True, False]
-  change = float(state.memories["w"][1, 0]) / 3  # |S| / N of the mean change
+  change = float(state.memories.rows([1])["w"][0, 0]) / 3  # |S| / N of the mean change
   assert float(state.server.control["w"][0]) == pytest.approx(change, rel=1e-5)
 
 
@@ -268,7 +268,7 @@ def test_apfl_mixes_between_the_shared_and_the_own_model():
   )  # fmt: skip
   problems.assert_trees_close(state.params, shared.params)  # what is sent is FedAvg's
   for place, optimum in enumerate((1.0, -3.0)):
-    own = jax.tree.map(lambda leaf: leaf[place], state.memories)
+    own = jax.tree.map(lambda leaf: leaf[place], state.memories.all())
     model = mixed(own.params, state.params, own.alpha)["w"]
     away = abs(float(state.params["w"][0]) - optimum)
     assert abs(float(model[0]) - optimum) < 0.3 * away
@@ -280,7 +280,7 @@ def test_hyp_cluster_finds_the_clusters():
   algorithm = hyp_cluster(problems.quadratic, optax.sgd(0.5), **_options(num_clients=5))
   start = {"w": jnp.array([[0.5], [-0.5]])}
   state, _ = _run(algorithm, start, from_batches(clients, batch_size=1), 8)
-  assert np.asarray(state.memories).tolist() == [0, 0, 1, 0, 1]
+  assert state.memories.all().tolist() == [0, 0, 1, 0, 1]
   np.testing.assert_allclose(state.params["w"].ravel(), [5.0, -5.1], atol=0.05)
 
 

@@ -107,7 +107,7 @@ def test_error_feedback_sends_in_the_end_what_was_left_out():
   state = algorithm.init(jnp.zeros(4), num_clients=1)
   for rounds in range(1, 13):
     state, info = algorithm.round(state, cohort)
-    left_out = state.memories["left_out"]["delta"][0]
+    left_out = state.memories.all()["left_out"]["delta"][0]
     np.testing.assert_allclose(state.params + left_out, rounds * target[0], rtol=1e-5)
   assert (np.asarray(state.params) > 0).all()  # top_k alone would never send the last two
   assert int(info.upload_bits) == 32 + 2

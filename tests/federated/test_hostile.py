@@ -70,7 +70,7 @@ def test_scaffold_keeps_its_control_at_the_mean_of_the_clients():
   state = made.init(jnp.zeros(1), 5)
   for _ in range(3):
     state, _ = made.round(state, from_batches([x.astype(np.float32) for x in own]))
-    mean = np.mean(state.memories, axis=0)
+    mean = np.mean(state.memories.all(), axis=0)
     assert np.abs(mean).max() > 0.1
     np.testing.assert_allclose(state.server.control, mean, rtol=1e-5)
 

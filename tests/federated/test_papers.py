@@ -154,8 +154,8 @@ def test_apfl_is_algorithm_1(eta_alpha):
   for _ in range(3):
     state, _ = algorithm.round(state, from_batches(own, batch_size=1))
   np.testing.assert_allclose(state.params["w"], w, rtol=1e-4, atol=1e-5)
-  np.testing.assert_allclose(state.memories.params["w"], v, rtol=1e-4, atol=1e-5)
-  np.testing.assert_allclose(state.memories.alpha, alphas, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(state.memories.all().params["w"], v, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(state.memories.all().alpha, alphas, rtol=1e-4, atol=1e-5)
   moved = np.abs(alphas - 0.6).max()
   assert moved == 0 if not eta_alpha else moved > 0.01
   assert eta_alpha < 1 or set(alphas) & {0.0, 1.0}  # projected
@@ -169,6 +169,8 @@ def test_apfl_at_the_ends_of_alpha():
     start = {"w": jnp.zeros(2)}
     state, _ = algorithm.round(algorithm.init(start, num_clients=2), cohort)
     _, alone, _ = _deng(own, np.zeros(2), eta=0.4, eta_alpha=0.0, alpha=alpha, rounds=1)
-    np.testing.assert_allclose(state.memories.params["w"], alone, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+      state.memories.all().params["w"], alone, rtol=1e-4, atol=1e-6
+    )
   with pytest.raises(UserError, match="alpha_learning_rate=-1"):
     apfl(_loss, optax.sgd(0.4), alpha_learning_rate=-1, **_OPTIONS)

@@ -185,7 +185,7 @@ def test_a_model_that_nobody_chose_moves_by_the_noise_of_one_mean():
   models = {"w": jnp.stack([jnp.zeros(width), jnp.full(width, 50.0)])}
   cohort = from_batches([np.zeros((2, width), np.float32)] * 3, batch_size=2)
   state, _ = algorithm.round(algorithm.init(models), cohort)
-  assert np.asarray(state.memories)[:3].tolist() == [0, 0, 0]
+  assert state.memories.all()[:3].tolist() == [0, 0, 0]
   moved = np.asarray(state.params["w"][1]) - 50.0
   std = 2.0 * registry.CLIP / registry.DIVISOR / share
   assert 0.93 * std < moved.std() < 1.07 * std
@@ -395,7 +395,7 @@ def test_error_feedback_outlives_a_message_that_is_not_finite():
   state = registry.start("fed_avg error feedback", algorithm)
   for value in (1.0, np.nan, 1.0):
     state, _ = algorithm.round(state, _cohorts(value)[1])
-  assert float(jnp.abs(state.memories["left_out"]["delta"]["w"][3]).max()) > 0
+  assert float(jnp.abs(state.memories.all()["left_out"]["delta"]["w"][3]).max()) > 0
 
 
 def test_error_feedback_names_the_memory_that_it_needs():

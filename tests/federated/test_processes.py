@@ -5,22 +5,24 @@ import json
 import numpy as np
 import pytest
 
-from dpjax.federated import processes
+from dpjax.federated.execution import client_processes
 from tests.federated import programs
 
 _WORKER = """
 import json, sys
 sys.path.insert(0, ".")
 count, index, port = map(int, sys.argv[1:])
-from dpjax.federated import meeting, processes
+from dpjax import processes
+from dpjax.processes import meeting
 if count > 1:
   where = dict(num_processes=count, process_id=index, timeout=120)
-  meeting.meet(f"127.0.0.1:{port}", config="same", **where)
+  meeting.meet(f"127.0.0.1:{port}", same={"config": "same"}, **where)
   meeting.start(f"127.0.0.1:{port}", local_devices=[0, 1], **where)
 import jax, jax.numpy as jnp, numpy as np, optax
 from dpjax import sampling, trees
 from dpjax.federated import (central, fed_avg, from_batches, loop_clients, median,
-                             pmap_clients, scaffold, vmap_clients)
+                             pmap_clients, process_clients, scaffold,
+                             vmap_clients)
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 from tests.federated import problems
@@ -34,23 +36,39 @@ plan = Plan(sampler=sampling.PoissonSampler(prob=0.5, capacity=99), noise_multip
             l2_clip_norm=0.5, normalize_by=4.0, num_steps=9, delta=1e-3)
 def fed(inner, aggregator=None):
   return fed_avg(problems.network, optax.sgd(0.1), None, aggregator,
-                 processes.process_clients(inner), key=key)
+                 process_clients(inner), key=key)
 def run(algorithm, what=cohorts):
   state, infos = algorithm.init(params, num_clients=5), []
   for cohort in what:
     state, info = algorithm.round(state, cohort)
     infos.append([np.asarray(leaf).tolist() for leaf in info.clients])
-  kept = (state.params, state.memories)
+  kept = (state.params, state.memories and state.memories.all())
   return [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(kept)], infos
 out = {
   "pmap": run(fed(pmap_clients(num_devices=2 if count > 1 else 1), central(plan, noise_key))),
   "median": run(fed(loop_clients(), median())),
   "scaffold": run(scaffold(problems.network, optax.sgd(0.1), client_learning_rate=0.1,
-                           map_clients=processes.process_clients(vmap_clients()),
+                           map_clients=process_clients(vmap_clients()),
                            num_clients=5, key=key)),
 }
+import pathlib, tempfile
+from dpjax.runs import checkpoint
+algorithm = scaffold(problems.network, optax.sgd(0.1), client_learning_rate=0.1, key=key,
+                     map_clients=process_clients(vmap_clients()), num_clients=5)
+folder = pathlib.Path(tempfile.mkdtemp())
+checkpoints = checkpoint.Checkpoints(folder, rows_on_disk=True)
+state = checkpoints.begun(algorithm.init(params, num_clients=5))
+for step, cohort in enumerate(cohorts):
+  state, _ = algorithm.round(state, cohort)
+  checkpoints.save(step, state, {})
+checkpoints.close()
+restored, _ = checkpoint.Checkpoints(folder).restore(algorithm.init(params, num_clients=5))
+for name, found in (("on disk", state), ("restored", restored)):
+  kept = (found.params, found.memories.all())
+  out[name] = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(kept)]
+out["files"] = len(list(folder.rglob("*.rows")))
 silent = fed_avg(lambda w, x: 0.0 * jnp.sum(w), optax.sgd(0.1), None,
-                 central(plan, noise_key), processes.process_clients(loop_clients()), key=key)
+                 central(plan, noise_key), process_clients(loop_clients()), key=key)
 state, _ = silent.round(silent.init(jnp.zeros(8000)), from_batches([np.ones((1, 1))] * 5))
 out["noise"] = [float(jnp.std(state.params)), trees.sha256(state.params)]
 
@@ -106,6 +124,12 @@ def test_two_processes_are_one(outcomes, name):
   _close(one, first, atol=2e-6)
 
 
+def test_what_clients_keep_on_disk_is_in_the_files_of_process_0_alone(outcomes):
+  for found in outcomes:
+    assert found["on disk"] == found["restored"] == found["scaffold"][0]
+  assert [found["files"] > 0 for found in outcomes] == [True, True, False]
+
+
 def test_messages_that_are_gathered_are_those_of_one_process(outcomes):
   """No sum, so no order of a sum: the median's parameters agree to the last bit."""
   assert outcomes[0]["median"][0] == outcomes[1]["median"][0]
@@ -133,8 +157,8 @@ def test_process_0_speaks_for_all(outcomes):
 
 def test_the_deal_takes_everyone_once_and_balances():
   sizes = np.array([100, 1, 90, 2, 80, 3, 70, 4])
-  shares = processes.deal(sizes, 3)
+  shares = client_processes.deal(sizes, 3)
   assert sorted(np.concatenate(shares).tolist()) == list(range(8))
   work = [int(sizes[places].sum()) for places in shares]
   assert max(work) - min(work) <= sizes.max()
-  assert [len(places) for places in processes.deal(np.zeros(1), 3)] == [1, 0, 0]
+  assert [len(places) for places in client_processes.deal(np.zeros(1), 3)] == [1, 0, 0]

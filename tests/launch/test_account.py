@@ -10,7 +10,7 @@ from absl import flags
 
 from dpjax import accounting, price
 from dpjax.validate import UserError
-from launch import account
+from launch import account, bounded
 from tests import commands
 
 _ROOT = pathlib.Path(account.__file__).parents[1]
@@ -20,11 +20,15 @@ def _run(*args):
   return commands.run("launch.account", *args)
 
 
-def _ask(*args):
+def _flags(*args):
   values = flags.FlagValues()
   account.define_flags(values)
   values(["account", *args])
-  return account.questions(values)
+  return values
+
+
+def _ask(*args):
+  return account.questions(_flags(*args))
 
 
 def _answer(*args):
@@ -244,7 +248,7 @@ def test_the_approximation_is_shown_on_request_and_labelled():
 
 def test_random_allocation_is_one_pass_or_several_with_poisson_beside_it():
   (one,) = _ask("--sampler=random_allocation", "--noise_multiplier=2", "--num_steps=4")
-  assert one.steps_per_pass == 4 and one.accountants == ("pld",)
+  assert one.steps_per_pass == 4 and one.accountants == ("pld", "rdp")
   once = accounting.random_allocation_event(accounting.gaussian_event(2.0), num_steps=4)
   assert price.run_event(one) == accounting.composed(once, 1)
   # 9 steps of 4 a pass: the third pass is charged whole; 1 / 0.23 is between 4 and 5
@@ -255,7 +259,7 @@ def test_random_allocation_is_one_pass_or_several_with_poisson_beside_it():
   assert price.run_event(more) == accounting.composed(once, 3)
   lines = account.table([one]).splitlines()
   names = [line.split()[0] for line in lines]
-  assert names == ["accountant", "pld", "launch.train", "poisson"]
+  assert names == ["accountant", "pld", "rdp", "launch.train", "poisson"]
 
 
 def test_random_allocation_solves_for_whole_passes():
@@ -273,11 +277,7 @@ def test_random_allocation_solves_for_whole_passes():
   "args, message",
   [
     (("--epsilon=1", "--noise_multiplier=2"), "sampling_prob=None: must be given"),
-    (("--num_steps=4", "--noise_multiplier=2", "--accountant=rdp"), "accountant='rdp'"),
-    (
-      ("--num_steps=4", "--noise_multiplier=2", "--neighboring_relation=replace_one"),
-      "random_allocation with neighboring_relation",
-    ),
+    (("--sampling_prob=2", "--num_steps=4", "--noise_multiplier=2"), "sampling_prob=2"),
   ],
 )
 def test_what_random_allocation_cannot_do_is_one_line(args, message):
@@ -291,3 +291,46 @@ def test_tradeoff_tells_what_an_attack_may_reach():
   line = account.attackers(asked)
   assert "at most 0.0183" in line  # at .001, Phi(1 - 3.0902) = .018299
   assert "1.001-Gaussian DP up to 1e-05 (by pld)" in line
+
+
+@pytest.mark.parametrize("sampler", ["min_sep", "balls_in_bins"])
+def test_bounded_participation_says_what_each_number_is_worth(sampler):
+  more = ["--sampling_prob=0.05"] if sampler == "min_sep" else []
+  values = _flags(
+    f"--sampler={sampler}", "--min_sep=4", "--bands=2", "--noise_multiplier=2",
+    "--num_steps=8", "--delta=1e-2", "--num_samples=2000", *more,
+  )  # fmt: skip
+  (run,) = bounded.runs(values, [2.0])
+  rows = dict(price.bounded_rows(run))
+  estimate = rows["Monte Carlo estimate, NOT a bound"]
+  upper = rows["Monte Carlo, 99 % confidence, NOT a proof"]
+  assert estimate < upper and estimate < rows["proved, unamplified (pld)"]
+  assert ("proved (rdp)" in rows) == (sampler == "balls_in_bins")
+  lines = bounded.table([run]).splitlines()
+  assert len(lines) == 1 + len(rows) and lines[1].endswith("NOT a bound")
+
+
+@pytest.mark.parametrize(
+  "args, message",
+  [
+    (("--min_sep=4",), "sampling_prob"),
+    (("--min_sep=4", "--sampling_prob=0.3"), "must be at most 1 / min_sep"),
+    (("--min_sep=4", "--sampling_prob=0.1", "--bands=5"), r"bands=5: .* \[1, 4\]"),
+    (("--min_sep=4", "--sampling_prob=0.1", "--gdp"), "gdp: does not go with"),
+    (("--sampling_prob=0.1",), "min_sep=None"),
+  ],
+)
+def test_what_a_simulation_cannot_answer_is_one_line(args, message):
+  values = _flags("--sampler=min_sep", "--num_steps=8", *args)
+  with pytest.raises(UserError, match=message):
+    bounded.runs(values, [1.0])
+
+
+def test_replacing_under_random_allocation_has_no_poisson_beside_it():
+  (asked,) = _ask(
+    "--sampler=random_allocation", "--noise_multiplier=4", "--num_steps=4",
+    "--neighboring_relation=replace_one", "--accountant=rdp",
+  )  # fmt: skip
+  names = [line.split()[0] for line in account.table([asked]).splitlines()]
+  assert names == ["accountant", "rdp", "launch.train"]
+  assert "(by rdp)" in account.attackers(asked)

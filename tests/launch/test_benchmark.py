@@ -156,15 +156,26 @@ def test_the_fast_route_knows_every_workload_for_what_it_is(name):
     assert row.rule != "gradient" or not kernels or transformed, row
 
 
+_OVER_TWO = """
+from configs import quickstart
+def get_config():
+  config = quickstart.get_config()
+  config.mesh, config.model.name, config.model.options = "data:2", "linear", {}
+  return config
+"""
+
+
 def test_a_config_is_timed_by_both_routes(tmp_path):
-  flags = ("--suite=training", "--configs=configs/quickstart.py", "--repeats=1")
-  done = _launch(*flags, f"--out={tmp_path}")
+  """On its mesh: a batch that is not placed there is refused by the compiled step."""
+  (tmp_path / "over_two.py").write_text(_OVER_TWO)
+  flags = ("--suite=training", f"--configs={tmp_path}/over_two.py", "--repeats=1")
+  done = _launch(*flags, "--cpu_devices=2", f"--out={tmp_path}")
   assert done.returncode == 0, done.stderr
   with open(tmp_path / "training.csv") as file:
     rows = list(csv.DictReader(file))
   assert [(row["config"], row["method"]) for row in rows] == [
-    ("quickstart", "auto"),
-    ("quickstart", "vmap"),
+    ("over_two", "auto"),
+    ("over_two", "vmap"),
   ]
   for row in rows:
     seconds = float(row["median_s"]) * int(row["num_steps"])

@@ -47,7 +47,7 @@ def test_the_plan_is_that_of_the_run(tmp_path):
   assert result["epsilon"] <= planned <= result["epsilon"] * 1.002
   assert "estimate" in plan["time"] and "estimate" in plan["memory"]
   before = sorted(path.name for path in tmp_path.rglob("*"))
-  state = dry_run._state(build.build(config), tmp_path / "run")
+  state = dry_run.state_of(build.build(config), tmp_path / "run")
   assert state == "holds this run, finished; it would not run again"
   with pytest.raises(UserError, match=r"holds a run of another config \(config.seed"):
     dry_run.told(fields.replace(config, "seed", 2), tmp_path / "run")
@@ -63,9 +63,9 @@ def test_no_step_sees_the_data(monkeypatch, tmp_path):
     for draw in work.draws(0):
       state, _ = work.step(state, draw)
     seen.append(trees.sha256(work.released(state)))
-    return dry_run.Timing(1.0, (0.1,), 0.1, 650)
+    return dry_run.Timing(1.0, (0.1,), 0.1, 650), state
 
-  monkeypatch.setattr(dry_run, "_timed", spy)
+  monkeypatch.setattr(dry_run, "timed", spy)
   plans = []
   for flipped in (False, True):
     monkeypatch.setattr(data, "load", _loaded(flipped))

@@ -13,7 +13,7 @@ from absl import flags as absl_flags
 
 from dpjax import data
 from dpjax.validate import UserError
-from launch import federate, native_words, peers
+from launch import native_words, peers
 from tests.federated import programs
 
 _CONFIG = [
@@ -236,8 +236,9 @@ def test_flags_that_do_not_fit(flags, given, match):
 
 def test_process_0_tells_what_its_files_hold_not_what_it_was_told(tmp_path):
   """A peer may die between the last byte of a checkpoint and the word that it is written."""
-  assert federate._saved(str(tmp_path), None, owner=True) == "nothing is saved"
+  saved = functools.partial(peers._saved, str(tmp_path), "round")
+  assert saved([], owner=True) == saved([], owner=False) == "nothing is saved"
   for name in ("3", "6", "9.orbax-checkpoint-tmp-1"):
     (tmp_path / "checkpoints" / name).mkdir(parents=True)
-  assert "round 6 is saved" in federate._saved(str(tmp_path), 3, owner=True)
-  assert "round 3 is saved" in federate._saved(str(tmp_path), 3, owner=False)
+  assert "round 6 is saved" in saved([0, 3], owner=True)
+  assert "round 3 is saved" in saved([0, 3], owner=False)

@@ -1,6 +1,7 @@
 """`python -m launch.prepare`: every mistake is one line on stderr."""
 
 import importlib.util
+import lzma
 import os
 import pathlib
 
@@ -104,3 +105,19 @@ def test_a_folder_for_the_embedded_digits_is_refused(tmp_path):
   done = prepare("--dataset=digits", f"--data_dir={tmp_path}")
   assert done.returncode == 2 and done.stderr.count("\n") == 1
   assert "--data_dir" in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_a_federation_is_unpacked_as_it_comes(tmp_path, monkeypatch):
+  from launch import prepare as launcher
+
+  packed, held = tmp_path / "emnist_all.sqlite.lzma", b"SQLite" * 100_000
+  packed.write_bytes(lzma.compress(held, lzma.FORMAT_ALONE))
+  monkeypatch.setattr(launcher.tff, "URL", tmp_path.as_uri() + "/")
+  path = launcher.fetch("femnist", tmp_path / "new")
+  assert path == tmp_path / "new" / "emnist_all.sqlite" and path.read_bytes() == held
+  packed.write_bytes(packed.read_bytes()[:40])
+  assert launcher.fetch("femnist", tmp_path / "new").read_bytes() == held  # is there
+  for name, why in {"femnist": "EOFError", "stackoverflow": "URLError"}.items():
+    with pytest.raises(OSError, match=f"could not fetch file://.*: {why}") as caught:
+      launcher.fetch(name, tmp_path / "cut")
+    assert "\n" not in str(caught.value) and not list((tmp_path / "cut").iterdir())

@@ -22,7 +22,8 @@ def get_config():
   base = TrainConfig(
     num_steps=4, eval_every=2, checkpoint_every=2, model=ModelConfig("mlp"),
     privacy=PrivacyConfig(sampling_prob=0.05, accountant="rdp"))
-  grid = {"privacy.epsilon": [1.0, 4.0], "privacy.sampler": ["poisson", "no_such_sampler"]}
+  # the second limit is above the number of examples, which only the data tell
+  grid = {"privacy.epsilon": [1.0, 4.0], "data.limit": [1400, 9999]}
   return SweepConfig(base=base, grid=grid, seeds=[0])
 """
 
@@ -48,14 +49,14 @@ def test_failed_runs_are_named_and_finished_ones_kept(tmp_path):
   done = _launch(tmp_path)
   assert done.returncode == 1, done.stderr
   last = done.stderr.splitlines()[-1]
-  assert last.startswith("error: 2 of 4 runs failed") and "no_such_sampler" in last
+  assert last.startswith("error: 2 of 4 runs failed") and "data.limit=9999" in last
   assert "Traceback" not in done.stderr and "query on the private data" in done.stdout
   saved = json.loads((tmp_path / "out" / "sweep.json").read_text())
   assert [row["status"] for row in saved["rows"]] == ["done", "failed"] * 2
   assert 0 < saved["all_runs_together"]["epsilon"] <= 5.0
   assert (tmp_path / "out" / "curve.png").exists()
   before = _written(tmp_path)
-  again = _launch(tmp_path, "--config.grid.privacy.sampler=['poisson']")
+  again = _launch(tmp_path, "--config.grid.data.limit=[1400]")
   assert again.returncode == 0, again.stderr
   assert len(before) == 2 and _written(tmp_path) == before
 
@@ -80,7 +81,7 @@ def test_configs_of_the_repository_are_sweeps():
 @pytest.mark.long
 def test_terminated_sweep_goes_on_and_ends_equal(tmp_path):
   first, second = tmp_path / "a", tmp_path / "b"
-  steps = ("--config.grid.privacy.sampler=['poisson']", "--config.base.num_steps=400")
+  steps = ("--config.grid.data.limit=[1400]", "--config.base.num_steps=400")
   for folder in (first, second):
     folder.mkdir()
   process = subprocess.Popen(

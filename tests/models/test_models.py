@@ -23,6 +23,7 @@ SMALL = {
   "cnn": (dict(features=(4, 4), kernel_sizes=(3, 3), strides=(1, 1), hidden=8), IMAGE),
   "convnet": (dict(filters=(4,), pool_after=(1,), dense_sizes=(8,)), IMAGE),
   "cifar_cnn": (dict(filters=(4, 4), pool_after=(2,), dense_sizes=(8,)), IMAGE),
+  "equivariant_cnn": (dict(filters=(4, 4), strides=(2, 1), pool_after=()), IMAGE),
   "radp_mnist": (dict(filters=(2, 2, 2)), IMAGE),
   "radp_fashion_mnist": (dict(filters=(2, 2, 2), dense_sizes=(8,)), IMAGE),
   "radp_cifar10": (dict(filters=(2, 2, 2, 2, 2), dense_sizes=(8,)), IMAGE),
@@ -135,6 +136,8 @@ def test_float64_stays_float64(x64):
     ("linear", (28, 28, 1), 7_850),
     ("cnn", (28, 28, 1), 26_010),  # Papernot et al. 2021
     ("cifar_cnn", (32, 32, 3), 550_570),  # Papernot et al. 2021
+    # lifting 36*3*8+8, conv 9*64*8+8 and 9*64*16+16, head 170
+    ("equivariant_cnn", (32, 32, 3), 14_890),
     ("radp_mnist", (28, 28, 1), 10_058),
     ("radp_fashion_mnist", (28, 28, 1), 155_786),
     ("radp_cifar10", (32, 32, 3), 657_114),

@@ -236,6 +236,16 @@ def test_chunks_give_the_whole_with_one_compilation(monkeypatch):
   np.testing.assert_allclose(features, scattering(images), atol=1e-6)
 
 
+def test_mirrored_features_are_the_mean_of_both_images():
+  images = _random(5, 8, 8, 2)
+  found = models.scattering_features(images, mirrored=True, batch_size=2)
+  both = scattering(images), scattering(images[:, :, ::-1])
+  np.testing.assert_allclose(found, (both[0] + both[1]) / 2, atol=1e-6)
+  other = models.scattering_features(images[:, :, ::-1], mirrored=True, batch_size=2)
+  assert (found == other).all()  # bit for bit: no example and its image differ
+  assert np.abs(found - both[0]).max() > 1e-3
+
+
 def test_features_in_half_precision():
   images = _random(2, 8, 8, 1)
   half = models.scattering_features(images, dtype=np.float16)

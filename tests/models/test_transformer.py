@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import models, trees
+from dpjax import gradients, losses, models, trees
 from dpjax.models.transformer import Attention
+from dpjax.types import Example
 from dpjax.validate import UserError
 
 KEY = jax.random.key(0)
@@ -77,3 +78,52 @@ def test_attention_is_the_average_over_the_past_when_scores_are_equal():
 def test_wrong_tokens_are_refused(tokens, message):
   with pytest.raises(UserError, match=message):
     models.Transformer(vocab_size=11, **SIZES).init(KEY, tokens)
+
+
+def test_blocks_that_are_computed_again_have_the_same_parameters_and_keep_less():
+  kept, again = (models.Transformer(vocab_size=11, **SIZES, remat=r) for r in (False, True))
+  shapes = [jax.eval_shape(model.init, KEY, TOKENS) for model in (kept, again)]
+  assert shapes[0] == shapes[1]
+  held = []
+  for model in (kept, again):
+    loss = lambda p, model=model: jax.nn.log_softmax(model.apply(p, TOKENS))[..., 0].sum()
+    _, back = jax.eval_shape(lambda p, loss=loss: jax.vjp(loss, p), shapes[0])
+    held.append(trees.size(back))  # numbers that the backward pass is given
+  assert held[1] < 0.8 * held[0]
+  with pytest.raises(UserError, match=r"remat='yes': must be true or false"):
+    models.Transformer(vocab_size=11, **SIZES, remat="yes")
+
+
+@pytest.mark.slow
+def test_p4_bfloat16_activations_keep_the_bound_and_float32_sums():
+  """The clipped gradient of each example alone, in float64, of losses that stretch it: weights
+  that saturate, one token repeated (rows that add up), rows that cancel, a tiny and a huge
+  scale; and without clipping, the direction of a float32 model's."""
+  options = dict(vocab_size=11, num_layers=1, num_heads=2, features=8, max_length=6)
+  half, full = (models.Transformer(**options, dtype=d) for d in ("bfloat16", None))
+  params = jax.jit(full.init)(KEY, TOKENS)
+  tokens = jnp.array([[1, 2, 3, 4, 5, 6], [7] * 6, [7, 8] * 3, [0, 0, 9, 9, 9, 9]])
+
+  def total(model):
+    def loss(p, example):
+      tokens, scale = example
+      return scale * losses.next_token(model.apply, padding_id=0)(p, Example(tokens, 0))
+
+    fn = gradients.clipped_grad(loss, l2_clip_norm=0.7, method="ghost")
+    return jax.jit(lambda p, scale, mask: fn(p, (tokens, jnp.full(4, scale)), mask).total)
+
+  def flat(tree):
+    assert {leaf.dtype for leaf in jax.tree.leaves(tree)} == {jnp.dtype("float32")}
+    return np.concatenate(
+      [np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(tree)]
+    )
+
+  of_half, of_full = total(half), total(full)
+  for stretch, scale in ((1.0, 1e-3), (1.0, 1e6), (60.0, 1.0), (60.0, 1e25)):
+    weights = jax.tree.map(lambda leaf, s=stretch: s * leaf, params)
+    for i in range(4):
+      clipped = flat(of_half(weights, scale, jnp.arange(4) == i))
+      assert np.linalg.norm(clipped) <= 0.7 * (1 + 1e-6)
+  ours, theirs = (flat(f(params, 1e-3, jnp.ones(4, bool))) for f in (of_half, of_full))
+  assert ours @ theirs > 0.99 * np.linalg.norm(ours) * np.linalg.norm(theirs) > 0
+  assert not np.array_equal(ours, theirs)

@@ -18,7 +18,7 @@ import optax
 from jax import core
 
 from dpjax import accounting, data, federated, models, secure, training, trees
-from dpjax.data import digits, registry, shakespeare
+from dpjax.data import digits, registry, shakespeare, tff
 from dpjax.runs.central import build
 from dpjax.runs.federated import build as federate_build
 from dpjax.schema import fields
@@ -39,6 +39,9 @@ class Call(NamedTuple):
   def drawn_by(self, plan: Any) -> Any:
     """Of an aggregator: the same, for the cohorts of a plan."""
     return Call("drawn_by", (self, plan), ())
+
+  def round(self, state: Any, cohort: Any) -> Any:
+    raise AssertionError(f"{self.name} is described, not run")
 
 
 def plain(value: Any) -> Any:
@@ -105,7 +108,7 @@ def _loaded(name: str, data_dir: Any, max_length: int) -> tuple[Any, Any]:
   if name == "digits":
     return digits.load_digits()
   text = name in ("imdb_reviews", "shakespeare")
-  side, depth = (32, 3) if name == "cifar10" else (28, 1)
+  side, depth = (32, 3) if name in ("cifar10", "random_process") else (28, 1)
   word = hashlib.sha256(repr((name, data_dir)).encode()).digest()
   rng = np.random.default_rng(list(word))
   n, classes = 500 if depth == 3 else 2100, 2 if text else 10
@@ -128,6 +131,14 @@ def _roles(data_dir: Any, *, min_chars: Any = None) -> tuple[Any, Any]:
   size = 7 if min_chars is None else 6
   indices = np.split(np.arange(len(dataset)), len(dataset) // size)
   return data.Federation(dataset, indices), data.Federation(dataset, indices)
+
+
+def _writers(name: Any, data_dir: Any, *, num_classes: int, max_examples: Any, **_: Any):
+  made = _loaded(name, data_dir, 0)[0]
+  owners = np.arange(len(made)) // 6
+  dataset = dataclasses.replace(made, num_classes=num_classes)
+  federation = data.by_client(dataset, owners, max_examples=max_examples)
+  return federation, federation
 
 
 _PARAMS: dict[str, Any] = {}
@@ -164,7 +175,7 @@ def fast():
       known[what] = read(config)
     return known[what]
 
-  load = lambda name, data_dir, max_length, num_classes: _loaded(name, data_dir, max_length)
+  load = lambda name, data_dir, max_length, *_: _loaded(name, data_dir, max_length)
   with (
     mock.patch.object(accounting, "calibrate_noise_multiplier", _calibrated),
     mock.patch.object(accounting, "epsilon", _spent),
@@ -174,6 +185,7 @@ def fast():
     mock.patch.object(build, "load_data", load_once),
     mock.patch.object(models, "scattering_features", _features),
     mock.patch.object(shakespeare, "shakespeare_federation", _roles),
+    mock.patch.object(tff, "tff_federation", _writers),
   ):
     yield
 
@@ -243,7 +255,7 @@ def federated_run(config: Any) -> Any:
     mock.patch.object(federate_build, "secure", _Recorder(secure)),
     mock.patch.object(fields.Setting, "make", make),
     mock.patch.object(federate_build.execution, "by_name", by_name),
-    mock.patch.object(federate_build.processes, "process_clients", lambda inner: inner),
+    mock.patch.object(federate_build.execution, "process_clients", lambda inner: inner),
     # whose optimizer moves other parameters here; `_audited` says whether it is watched
     mock.patch.object(federate_build.audit, "watched", lambda config, audited, tx: tx),
   ):
@@ -255,6 +267,7 @@ def federated_run(config: Any) -> Any:
   facts += [run.work, trees.sha256(run.params), run.task.name, promise.step_event(0)]
   facts += [np.concatenate(dealt.indices), [len(rows) for rows in dealt.indices]]
   facts += [dealt.dataset.x[:40], dealt.dataset.y, _audited(config, run.audited)]
+  facts += [federate_build._work(config, run).rows_on_disk]
   return plain(facts)
 
 

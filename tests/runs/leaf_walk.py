@@ -103,7 +103,7 @@ def nonsense(path, hint, value):
   if typing.get_origin(hint) in (dict, list, tuple):
     return [3, "text", None, {1: 2}, {"no_such_key": 1}, ["text"], [None], (-1,)]
   if bool in kinds:
-    return ["yes", 1, None]
+    return ["yes", 1, *([] if type(None) in kinds else [None])]
   if is_number(hint) and str not in kinds:
     wrong = ["a lot", True, math.nan, [1]]
     wrong += [] if path in _COORDINATES else [-1, -0.5]

@@ -105,6 +105,7 @@ def _small(config):
   small = {"data.name": "digits", "data.limit": 60, "model.name": "linear"}
   if isinstance(config, FedConfig):
     small |= {"data.limit": 400, "partition": "iid"}  # others want their own data, or more
+    small |= {"data.num_classes": None, "data.data_dir": None}
   small |= {"model.options": {}, "eval_every": 2, "checkpoint_every": 2}
   if config.privacy.method not in ("sgd", "none"):  # calibration takes longer than the run
     small |= {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
@@ -155,11 +156,19 @@ def _first_of_its_kind(configs, used):
   seen = set()
   for name, config in configs.items():
     ways = repr((type(config), sorted(used(config)), config.data.name == "shakespeare"))
-    yield pytest.param(name, marks=[pytest.mark.long] if ways in seen else [])
+    natural = config.data.name.endswith(".sqlite")
+    # what clients that the data name add is in test_natural_clients
+    yield pytest.param(name, marks=[pytest.mark.long] if ways in seen or natural else [])
     seen.add(ways)
 
 
-@pytest.mark.parametrize("name", _first_of_its_kind(_RUNS, unused.of))
+def _unused(config):
+  if isinstance(config, FedConfig):
+    return unused.of_federation(config)
+  return unused.of_training(config)
+
+
+@pytest.mark.parametrize("name", _first_of_its_kind(_RUNS, _unused))
 def test_every_field_of_a_published_run_changes_it_or_is_refused(name, tmp_path):
   config = _RUNS[name]
   with descriptions.fast():

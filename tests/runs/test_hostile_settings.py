@@ -94,6 +94,28 @@ def test_an_option_of_the_wrong_kind_is_one_line(tmp_path, name, options):
   assert not (tmp_path / "run").exists()
 
 
+_CYCLIC = {"privacy.method": "dp_ftrl", "privacy.sampling_prob": 1e-3}
+_NOISE = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
+
+
+@pytest.mark.parametrize(
+  ("changes", "says"),
+  [
+    ({"model.options": {"features": [0]}}, "model.options.features=0: must be"),
+    ({"model.options": {"activation": "rellu"}}, "model.options.activation='rellu': must"),
+    ({"memory_budget_gb": 1e-9}, r"memory_budget_gb=1e-09: must be >= \d+ bytes"),
+    (
+      _CYCLIC,
+      "privacy.ftrl.sampler='cyclic': its pass of 1000 steps must be of at most 60",
+    ),
+  ],
+)
+def test_an_error_of_a_lower_room_names_the_field(tmp_path, changes, says):
+  config = fields.replace_all(_config(), _NOISE | changes)
+  with pytest.raises(UserError, match=f"^{says}"):
+    loop.train(config, tmp_path / "run")
+
+
 @pytest.mark.parametrize(
   "start", [loop.train, dry_run.told, sweep.run_sweep, tuning.run_selection]
 )

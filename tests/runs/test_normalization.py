@@ -16,7 +16,7 @@ from dpjax.mechanisms import channel_statistics
 from dpjax.runs import loop, streams
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.attack.config import check as check_attack
-from dpjax.runs.central import build, normalization, privacy
+from dpjax.runs.central import build, facts, normalization, privacy
 from dpjax.schema import fields
 from dpjax.sweeps import engine
 from dpjax.validate import UserError
@@ -71,6 +71,14 @@ def test_a_run_pays_for_them_says_so_and_releases_them(loaded, tmp_path):
 
 
 @pytest.mark.long  # that they are a function of settings and data is shown below
+def test_without_noise_on_the_gradients_none_is_stated(loaded, run):
+  without = _config(privacy__epsilon=None, privacy__noise_multiplier=0.0)
+  unpaid = facts.planned(without, build.assemble(without, loaded))
+  assert unpaid["normalization"] == "private_statistics"  # it is done nevertheless
+  paid = facts.planned(_config(), run)
+  assert paid.keys() - unpaid.keys() == {"statistics_noise_multiplier"}
+
+
 def test_a_resumed_run_has_the_same_statistics(loaded, tmp_path):
   def stop(step):
     if step == 2:
@@ -214,8 +222,11 @@ def test_the_default_leaves_earlier_runs_as_they_were():
   config = _config(privacy__normalization="per_example")
   before = fields.to_dict(config)
   before["privacy"].pop("normalization")
-  for name in ("audit", "loss", *config.where):
+  before["model"].pop("mirrored")
+  for name in ("audit", "loss", "trainable", "safetensors", *config.where):
     before.pop(name)
   before["data"].pop("data_dir")
   assert build.digest(config) == streams.config_digest("central", before)
   assert build.digest(_config()) != build.digest(config)
+  mirrored = _config(privacy__normalization="per_example", model__mirrored=True)
+  assert build.digest(mirrored) != build.digest(config)

@@ -9,16 +9,21 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from configs import quickstart
+from configs import mnist_scatter_ftrl, quickstart
+from configs.attack import gradient_inversion_cifar10
 from configs.fed import quickstart as fed_quickstart
+from configs.radp import quickstart as radp_quickstart
+from configs.secure import quickstart as secure_quickstart
 from dpjax import data, noise
 from dpjax.runs import checkpoint, loop, streams
 from dpjax.runs import workdir as owner
+from dpjax.runs.attack import build as attack_build
 from dpjax.runs.central import build
 from dpjax.runs.central.config import DataConfig, ModelConfig
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.relevance import build as relevance_build
 from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.runs.secure import build as secure_build
 from dpjax.schema import fields
 from dpjax.sweeps import experiment, grid
 from dpjax.validate import UserError
@@ -185,6 +190,20 @@ def test_configs_have_one_digest_exactly_where_they_are_equal(one, other):
   )
   typed = lambda value: json.dumps(value, sort_keys=True).replace("-0.0", "0.0")
   assert (options(one) == options(other)) == (typed(one) == typed(other))
+
+
+@pytest.mark.parametrize(("get_config", "room", "started"), [
+  (quickstart.get_config, build, "86470f4e2e529cab"),
+  (mnist_scatter_ftrl.get_config, build, "e2d23c88f8a0ff96"),
+  (fed_quickstart.get_config, federate_build, "ce1416bf0a921555"),
+  (radp_quickstart.get_config, relevance_build, "9bb2a1817c111f63"),
+  (secure_quickstart.get_config, secure_build, "4d395d3ba13ad1a6"),
+  (gradient_inversion_cifar10.get_config, attack_build, "0cdc68f7430bf948"),
+])  # fmt: skip
+def test_what_was_published_can_be_repeated(get_config, room, started):
+  """By the noise, so by the digest, that these configs have always had: what comes to be
+  configurable later is named only where it is another value than theirs."""
+  assert room.digest(get_config()).hex().startswith(started)
 
 
 def test_features_are_known_by_what_they_were_computed_from(tmp_path):

@@ -59,7 +59,6 @@ def test_a_plan_is_charged_a_pass_at_its_first_step():
 @pytest.mark.parametrize(
   "changes, message",
   [
-    ({"neighboring_relation": "replace_one"}, "RandomAllocationSampler is proved only"),
     ({"noise_shape": NoiseShape(schedule=(1.0,) * 4 + (2.0,) * 4)}, "not with a noise sch"),
     ({"noise_shape": NoiseShape(correlation=BandedToeplitz((1.0, 0.5)))}, "Random"),
   ],

@@ -125,7 +125,7 @@ def test_memories_of_those_who_dropped_out_stay_what_they_were(protocol):
     federated.scaffold, server_tx=optax.sgd(1.0), client_learning_rate=0.5, num_clients=5
   )
   state, _ = _rounds(_secure(protocol, dropout=dropout), count=1, make=make)
-  moved = np.any(np.asarray(jax.tree.leaves(state.memories)[0]) != 0, axis=1)
+  moved = np.any(np.asarray(jax.tree.leaves(state.memories.all())[0]) != 0, axis=1)
   assert np.flatnonzero(moved).tolist() == uploading(range(5), dropout.drops(0, range(5)))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import importlib
 import math
 import re
@@ -200,6 +199,12 @@ def test_a_y_that_is_no_number_is_one_line(tmp_path):
     ({"grid": {"privacy.epsilom": [1.0]}}, "did you mean 'epsilon'"),
     ({"grid": {"privacy.epsilon": ["two"]}}, "grid.privacy.epsilon='two'"),
     ({"grid": {"privacy.epsilon": [1, 1.0]}}, "comes twice"),
+    # of the last run, after its name
+    ({"grid": {"privacy.epsilon": [2.0, -2.0]}}, ": privacy.epsilon=-2.0: must be"),
+    ({"grid": {"model.name": ["cnn", "cnnn"]}}, "did you mean 'cnn'"),
+    ({"grid": {"model.options": [{}, {"widht": 3}]}}, ": model.options.widht=3: not an"),
+    ({"grid": {"model.options": [{}, {"features": [0]}]}}, ": model.options.features=0:"),
+    ({"grid": {"privacy.sampler": ["poisson", "poison"]}}, "did you mean 'poisson'"),
     ({"grid": {"seed": [1]}}, "seeds"),
     ({"seeds": []}, "seeds"),
     ({"seeds": [0, 1, 0]}, "seeds: 0 comes twice"),
@@ -334,15 +339,11 @@ def test_sgd_beside_dp_sgd_has_no_epsilon(tmp_path):
 
 
 def test_infinite_values_survive_the_comparison_of_configs(tmp_path):
-  base = TrainConfig()
-  base = dataclasses.replace(
-    base, privacy=dataclasses.replace(base.privacy, l2_clip_norm=math.inf)
-  )
-  config = _config(base=base)
-  sweep.run_sweep(config, tmp_path, Fake())
-  again = Fake()
+  config = _federated(grid={"partition.alpha": [math.inf]}, x="partition.alpha")
+  sweep.run_sweep(config, tmp_path, FakeFederated())
+  again = FakeFederated()
   sweep.run_sweep(config, tmp_path, again)
-  assert again.calls == []
+  assert again.data == []
 
 
 _VARIANTS = {
@@ -493,6 +494,7 @@ def test_x_may_be_the_rounds_of_a_result(tmp_path):
   [
     ({"grid": {"partition.alhpa": [1.0]}}, "did you mean 'alpha'"),
     ({"grid": {"optimizer.learning_rate": [1.0]}}, "optimizer"),
+    ({"grid": {"clients_per_round": [5.0, 1e9]}}, ": clients_per_round=1000000000.0: must"),
     ({"x": "privacy.sampling_prob"}, "x.privacy.sampling_prob"),
     ({"selection": sweep.SelectionConfig(enabled=True)}, "must be a TrainConfig"),
   ],
@@ -519,6 +521,11 @@ _PRIVATE = {
 }
 
 
+_ROLES = {
+  "partition": ["shakespeare"], "data.name": ["shakespeare"], "model.name": ["transformer"]
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
   ("grid", "sums"),
   [
@@ -527,7 +534,7 @@ _PRIVATE = {
     ({"partition.num_clients": [100, 200]}, False),
     ({"data.limit": [100, 200]}, False),
     ({"data.name": ["mnist", "digits"]}, False),
-    ({"partition": ["shakespeare"], "partition.min_chars": [99, 500]}, True),
+    ({**_ROLES, "partition.min_chars": [99, 500]}, True),
   ],
 )
 def test_p40_users_who_are_dealt_anew_have_no_sum(grid, sums, tmp_path):

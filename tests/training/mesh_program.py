@@ -7,6 +7,7 @@ With `more`, whole runs, and every kind of noise and clipping, over meshes and o
 
 import json
 import pathlib
+import shutil
 import sys
 import tempfile
 from unittest import mock
@@ -17,12 +18,12 @@ import numpy as np
 import optax
 from jax import lax
 
-from dpjax import data, gradients, noise, training, transforms
+from dpjax import data, gradients, noise, processes, training, transforms
 from dpjax.benchmarks.collectives import collectives
 from dpjax.gradients import per_example
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.plan import Plan
-from dpjax.runs import checkpoint, loop
+from dpjax.runs import checkpoint, loop, writers
 from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
 from dpjax.sampling import CyclicSampler, PoissonSampler
@@ -64,10 +65,11 @@ def _plain(leaf):
 
 
 def _told(tree):
-  return [np.asarray(_plain(leaf)).tolist() for leaf in jax.tree.leaves(tree)]
+  leaves = jax.tree.leaves(processes.own_copy(tree))
+  return [np.asarray(_plain(leaf)).tolist() for leaf in leaves]
 
 
-def _exchanged(compiled):
+def exchanged(compiled):
   return [[c.kind, c.arrays, c.group] for c in collectives(compiled.as_text())]
 
 
@@ -99,7 +101,7 @@ class _Steps:
       "drawn": [[rows(b.examples.x), rows(b.mask), int(sum(b.mask))] for b in self.batches],
       "rows on a device": self.batches[0].examples.x.sharding.shard_shape((32, 6)),
       "lies": [lies(leaf) for leaf in jax.tree.leaves((state.params, state.opt_state))],
-      "exchanged": _exchanged(self.step),
+      "exchanged": exchanged(self.step),
       "digest": build.digest(config(None)).hex(),
       "epsilon": self.run.promise.curve(4),
     }
@@ -180,7 +182,7 @@ def _plants():
     with mock.patch.object(per_example, "over_devices", wrong):
       step = jax.jit(grad_fn).lower(jnp.zeros(3), *batch).compile()
     total = step(jnp.zeros(3), *batch).total
-    found[name] = {"total": total.tolist(), "exchanged": _exchanged(step)}
+    found[name] = {"total": total.tolist(), "exchanged": exchanged(step)}
   grad_fn = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0, method="vmap")
   return found | {"one": {"total": grad_fn(jnp.zeros(3), *batch).total.tolist()}}
 
@@ -192,10 +194,17 @@ class _Enough(Exception):
   pass
 
 
-def _until(last, mesh, folder):
-  """Trains on a mesh up to a checkpoint, or to the end (None)."""
+def until(last, mesh, folder, copies=None):
+  """Trains on a mesh up to a checkpoint, or to the end (None).
+
+  Args:
+    copies: {step: where its folder is copied to when that step is saved}.
+  """
 
   def on_save(step):
+    if step in (copies or {}) and processes.is_first():
+      ignored = shutil.ignore_patterns(writers.LOCK)
+      shutil.copytree(folder, copies[step], ignore=ignored)
     if step == last:
       raise _Enough
 
@@ -214,11 +223,23 @@ def _runs():
   }
   for name, legs in parts.items():
     folder = pathlib.Path(tempfile.mkdtemp()) / "run"
-    result = [_until(last, mesh, folder) for last, mesh in legs][-1]
-    assert result is not None and _until(None, None, folder) == result
+    result = [until(last, mesh, folder) for last, mesh in legs][-1]
+    assert result is not None and until(None, None, folder) == result
     with np.load(folder / "params.npz") as params:
       arrays = [params[key].tolist() for key in sorted(params)]
     found[name] = {key: result.get(key) for key in kept} | {"params": arrays}
+  return found
+
+
+def audited(mesh, folder):
+  """What runs with canaries report, of each kind of them."""
+  found = {}
+  for kind, score in (("mislabelled", "loss"), ("gradient", "sums")):
+    changes = {"enabled": True, "num_canaries": 10, "kind": kind, "score": score}
+    named = {f"audit.{name}": value for name, value in changes.items()}
+    settings = fields.replace_all(config(mesh), named)
+    job = build.build(settings, (dataset(), dataset()))
+    found[kind] = loop.run(job, folder / kind)["audit"]
   return found
 
 
@@ -245,12 +266,12 @@ def _ran(layout, plan, **options):
   for batch in plan.batches(dataset(), rng=3):
     placed = batch if mesh is None else gradients.split_rows(mesh, batch)
     state, info = step(state, placed)
-  exchanged = _exchanged(step.lower(state, placed).compile())
+  sent = exchanged(step.lower(state, placed).compile())
   told = {"params": _told(state.params), "info": [float(value) for value in info]}
-  return told | {"exchanged": exchanged, "ema": _told(state.ema)}
+  return told | {"exchanged": sent, "ema": _told(state.ema)}
 
 
-def _kinds():
+def kinds(layouts=LAYOUTS):
   numbers = {"noise_multiplier": 1.0, "l2_clip_norm": 0.5, "normalize_by": 8}
   numbers |= {"sampler": PoissonSampler(0.2, SLOTS), "num_steps": 3, "delta": 1e-1}
   secret = noise.source.key_from_bytes(bytes(range(32)))
@@ -276,7 +297,7 @@ def _kinds():
   found = {}
   for name, (changes, options) in cases.items():
     plan = Plan(**numbers | changes)
-    found[name] = {str(layout): _ran(layout, plan, **options) for layout in LAYOUTS}
+    found[name] = {str(layout): _ran(layout, plan, **options) for layout in layouts}
     print(f"done: {name}", file=sys.stderr, flush=True)
   return found
 
@@ -284,5 +305,5 @@ def _kinds():
 if __name__ == "__main__":
   assert jax.device_count() == 8
   more = sys.argv[1:] == ["more"]
-  parts = {"runs": _runs, "kinds": _kinds} if more else {"steps": _steps, "plants": _plants}
+  parts = {"runs": _runs, "kinds": kinds} if more else {"steps": _steps, "plants": _plants}
   print(json.dumps({name: part() for name, part in parts.items()}))

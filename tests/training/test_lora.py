@@ -92,6 +92,23 @@ def test_no_gradient_of_a_frozen_weight_is_formed(name):
   assert not any(shape in text(adapted.apply(loss_fn)) for shape in stacked)
 
 
+def test_what_is_computed_again_is_rewritten_too():
+  """Under jax.checkpoint: the same clipped sum, and no merged weight."""
+  block = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"]) ** 2)
+  params = {"w": jnp.arange(30.0).reshape(6, 5) / 30}
+  batch = jnp.asarray(np.random.default_rng(0).normal(size=(_SIZE, 4, 6)), jnp.float32)
+  totals = []
+  for loss in (block, jax.checkpoint(block)):
+    adapted = lora(params, "w", rank=2, alpha=3.0, key=_KEY)
+    trainable = _trained(adapted)
+    rows = explain(adapted.apply(loss), trainable, batch[0]).rows
+    assert [(row.sites, row.reason) for row in rows] == [("dot_general", "")] * 2
+    fn = gradients.clipped_grad(adapted.apply(loss), l2_clip_norm=0.1, method="ghost")
+    totals.append(jax.jit(lambda a, fn=fn: fn(a, batch, True).total)(trainable))
+  for one, other in zip(*map(jax.tree.leaves, totals)):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_the_function_is_unchanged_at_first_and_merged_weights_are_exact():
   loss_fn, params, batch = _mlp()
   adapted = lora(params, "params/*/kernel", rank=2, alpha=3.0, key=_KEY)

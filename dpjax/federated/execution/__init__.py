@@ -15,8 +15,9 @@ block, what their own clients hold. A block is padded and sent while the one bef
 
 Contributions are summed as they are made: memory is one message per client IN A BLOCK, and
 there are two blocks, whatever the size of the cohort. Only an aggregator that needs all
-messages at once (a median, say) gets them stacked. Noise is never added here: the aggregator
-adds it once, to the sum, from its one key.
+messages at once (a median, say) gets them stacked. Where one client holds much more than the
+others, blocks are cut so that their padded bytes stay within a budget. Noise is never added
+here: the aggregator adds it once, to the sum, from its one key.
 
 A client gets its own examples and nothing of the others': where batches hold rows of one
 shared data set, the execution takes the rows (`context.step`), and padding repeats the
@@ -32,10 +33,11 @@ from __future__ import annotations
 import jax
 
 from dpjax import validate
-from dpjax.federated.execution.client_blocks import vmap_clients
+from dpjax.federated.execution.client_blocks import MOST_BYTES, vmap_clients
 from dpjax.federated.execution.client_devices import pmap_clients, shard_map_clients
 from dpjax.federated.execution.client_loop import has_convolution as has_convolution
 from dpjax.federated.execution.client_loop import loop_clients
+from dpjax.federated.execution.client_processes import process_clients as process_clients
 from dpjax.federated.execution.context import Context as Context
 from dpjax.federated.execution.context import MapClients as MapClients
 from dpjax.federated.execution.context import Mapped as Mapped
@@ -56,10 +58,14 @@ def auto_clients(*, num_threads: int | None = 1) -> MapClients:
 
 
 def by_name(
-  name: str, *, num_devices: int | None = None, num_threads: int | None = None
+  name: str,
+  *,
+  num_devices: int | None = None,
+  num_threads: int | None = None,
+  memory_budget_gb: float | None = None,
 ) -> MapClients:
   """The execution of that name; `num_devices` concerns pmap and shard_map, `num_threads` the
-  loop (None: one for each core).
+  loop (None: one for each core), `memory_budget_gb` (1e9 bytes; None: 1) those by blocks.
 
   >>> by_name("pmpa")
   Traceback (most recent call last):
@@ -73,9 +79,16 @@ def by_name(
     )
   if num_threads is not None and name not in ("auto", "loop"):
     raise UserError(f"num_threads={num_threads}: is for execution='loop', not {name!r}")
+  blocks = ("vmap", *_OVER_DEVICES)
+  if memory_budget_gb is not None and name not in blocks:
+    raise UserError(
+      f"memory_budget_gb={memory_budget_gb}: is for execution={' or '.join(map(repr, blocks))}"
+      f", not {name!r}"
+    )
+  budget = MOST_BYTES if memory_budget_gb is None else memory_budget_gb * 1e9
   if name in _OVER_DEVICES:
-    return _OVER_DEVICES[name](num_devices=num_devices)
+    return _OVER_DEVICES[name](num_devices=num_devices, memory_budget=budget)
   if name == "vmap":
-    return vmap_clients()
+    return vmap_clients(memory_budget=budget)
   make = auto_clients if name == "auto" else loop_clients
   return make(num_threads=num_threads)

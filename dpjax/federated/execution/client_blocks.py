@@ -2,6 +2,9 @@
 
 Blocks are dispatched one ahead of what is fetched: while the devices compute one, the host pads
 the next and sends it. Two are in memory, whatever the size of the cohort.
+
+All clients of a block are padded to the largest. Where that takes more bytes than a budget, the
+block is cut: the large ones by themselves, the others together.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from dpjax.federated.execution.context import Context, MapClients, Mapped, Parti
 from dpjax.gradients import loss_checks
 
 MOST = 32  # clients of one block on one device
+MOST_BYTES = 1e9  # of one block's padded examples
 
 
 class ClientBlock(NamedTuple):
@@ -36,12 +40,66 @@ class ClientBlock(NamedTuple):
   own: Any = None  # leaves [K, R, ...] that `batches` hold rows of, where it was gathered
 
 
-def _blocks(cohort: Cohort, size: int, data: Any) -> Iterator[ClientBlock]:
+class ByteBudget(NamedTuple):
+  """What the padded examples of one block may take."""
+
+  most: float  # bytes
+  lanes: int = 1  # devices: clients of a block are a multiple of it
+
+  def cut(self, cohort: Cohort, places: np.ndarray, size: int, sent: bool) -> Any:
+    """Yields (places, number of clients padded to), together these places of the cohort.
+
+    One piece where they fit. Else pieces of a power of two clients for each device, so that
+    there are few shapes, the largest clients first; one of them at least, whatever it takes.
+
+    Args:
+      size: clients that the whole would be padded to.
+      sent: whether the rows that clients hold are sent with the block.
+    """
+    shapes = np.array([_shape(cohort, place, sent) for place in places], np.int64)
+    if size * _bytes(shapes.max(axis=0), cohort) <= self.most:
+      yield places, size
+      return
+    each = np.array([_bytes(shape, cohort) for shape in shapes])
+    order = np.argsort(-each, kind="stable")
+    while len(order):
+      count, wanted = self.lanes, min(size, len(order))
+      while count < wanted and self._fits(shapes[order[: 2 * count]], 2 * count, cohort):
+        count *= 2
+      yield places[order[:count]], count
+      order = order[count:]
+
+  def _fits(self, shapes: np.ndarray, count: int, cohort: Cohort) -> bool:
+    return count * _bytes(shapes.max(axis=0), cohort) <= self.most
+
+
+def _shape(cohort: Cohort, place: int, sent: bool) -> tuple[int, int, int]:
+  """(steps, examples of a step, rows that are sent) of a client, rounded as in a block."""
+  steps, width = cohort.batches[place].mask.shape
+  rows = min(steps * width, int(cohort.num_examples[place])) if sent else 0
+  return max(1, bucket(steps)), width, width * bucket(-(-rows // width))
+
+
+def _bytes(shape: np.ndarray, cohort: Cohort) -> float:
+  """Of one client of a block: its batches, the rows it is sent, and a step's examples."""
+  steps, width, rows = shape.tolist()
+  of_row = lambda leaf, axes: leaf.nbytes / max(1, np.prod(leaf.shape[:axes]))
+  some = next((own for own in cohort.batches if own.mask.size), cohort.batches[0])
+  in_batch = sum(of_row(np.asarray(leaf), 2) for leaf in jax.tree.leaves(some))
+  in_data = sum(of_row(leaf, 1) for leaf in jax.tree.leaves(cohort.data))
+  return steps * width * in_batch + (rows + width) * in_data
+
+
+def _blocks(
+  cohort: Cohort, size: int, data: Any, budget: ByteBudget
+) -> Iterator[ClientBlock]:
   """Blocks of `size` clients, those with the most steps first: like is padded to like."""
   steps = np.array([len(batches.mask) for batches in cohort.batches], np.int64)
   order = np.argsort(-steps, kind="stable")
   for start in range(0, len(order), size):
-    yield _block(cohort, order[start : start + size], size, data)
+    pieces = budget.cut(cohort, order[start : start + size], size, data is not None)
+    for places, count in pieces:
+      yield _block(cohort, places, count, data)
 
 
 def _block(cohort: Cohort, places: np.ndarray, size: int, data: Any) -> ClientBlock:
@@ -125,6 +183,7 @@ class Dispatch(NamedTuple):
   # of the host, and with the whole data set, placed once
   send: Callable[[Any], Any] | None = None
   fetch: Callable[[Any], Any] = jax.device_get  # leaves of all devices -> [K, ...], NumPy
+  budget: ByteBudget = ByteBudget(MOST_BYTES)
 
 
 class Blocks:
@@ -144,7 +203,8 @@ class Blocks:
     if self._way.send is not None and context.data is not None:
       data, context = jax.tree.map(np.asarray, context.data), context._replace(data=None)
     context = self._placed(context._replace(memories=None))
-    for block in _blocks(cohort, self._way.size(cohort.size), data):
+    size, budget = self._way.size(cohort.size), self._way.budget
+    for block in _blocks(cohort, size, data, budget):
       given = shared.row(memories, block.places), block
       given = given if self._way.send is None else self._way.send(given)
       yield block, self._way.program(context, *given)
@@ -188,18 +248,26 @@ def _one_behind(items: Iterator[Any]) -> Iterator[Any]:
   yield from late
 
 
-def vmap_clients(*, clients_per_block: int | None = None) -> MapClients:
+def vmap_clients(
+  *, clients_per_block: int | None = None, memory_budget: float = MOST_BYTES
+) -> MapClients:
   """Blocks of clients in one program each.
 
   Args:
     clients_per_block: None for the whole cohort, up to 32.
+    memory_budget: bytes of a block's examples, padded to its largest client. A block that
+      would take more is cut; a client that needs more by itself is a block by itself. There
+      are two blocks at a time, and what clients train on top.
   """
+  validate.positive(memory_budget=memory_budget)
   if clients_per_block is not None:
     validate.integer_at_least(1, clients_per_block=clients_per_block)
   size = lambda count: clients_per_block or bucket(min(max(count, 1), MOST))
 
   def bind(client: ClientAlgorithm, partial: Partial) -> Run:
     program = jax.jit(functools.partial(run_block, client, partial))
-    return Blocks(client, partial, Dispatch(program, size))
+    return Blocks(
+      client, partial, Dispatch(program, size, budget=ByteBudget(memory_budget))
+    )
 
   return bind

@@ -23,7 +23,9 @@ from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import bucket
 from dpjax.federated.execution.client_blocks import (
   MOST,
+  MOST_BYTES,
   Blocks,
+  ByteBudget,
   ClientBlock,
   Dispatch,
   run_block,
@@ -57,6 +59,7 @@ def _over_devices(
   parallel: Callable[[OnDevice, PartitionSpec, Mesh], tuple[Any, Tree, Tree]],
   num_devices: int | None,
   clients_per_device: int | None,
+  memory_budget: float,
 ) -> MapClients:
   """The execution by one of JAX's two ways to run a function on every device.
 
@@ -68,6 +71,7 @@ def _over_devices(
   everywhere = NamedSharding(mesh, _SAME)
   if clients_per_device is not None:
     validate.integer_at_least(1, clients_per_device=clients_per_device)
+  validate.positive(memory_budget=memory_budget)
 
   def size(count: int) -> int:
     share = -(-max(count, 1) // mesh.size)
@@ -81,13 +85,17 @@ def _over_devices(
       return collected, *rest
 
     program, send, fetch = parallel(on_device, _APART if partial is None else _SAME, mesh)
-    return Blocks(client, partial, Dispatch(program, size, everywhere, send, fetch))
+    budget = ByteBudget(memory_budget, mesh.size)
+    return Blocks(client, partial, Dispatch(program, size, everywhere, send, fetch, budget))
 
   return bind
 
 
 def pmap_clients(
-  *, num_devices: int | None = None, clients_per_device: int | None = None
+  *,
+  num_devices: int | None = None,
+  clients_per_device: int | None = None,
+  memory_budget: float = MOST_BYTES,
 ) -> MapClients:
   """Blocks of devices x clients: vmap on each device, then one `psum` over the devices.
 
@@ -99,6 +107,8 @@ def pmap_clients(
   Args:
     num_devices: of this process; None for all.
     clients_per_device: in a block; None for an equal share of the cohort, up to 32.
+    memory_budget: as of `vmap_clients`, over all devices. A block has a place for one client
+      on each, so one that needs more by itself is padded to by as many as there are devices.
 
   Raises:
     UserError: more devices than there are.
@@ -118,17 +128,20 @@ def pmap_clients(
     send = lambda tree: jax.device_put(jax.tree.map(spread, tree), apart)
     return mapped, send, lambda tree: jax.tree.map(flat, jax.device_get(tree))
 
-  return _over_devices(parallel, num_devices, clients_per_device)
+  return _over_devices(parallel, num_devices, clients_per_device, memory_budget)
 
 
 def shard_map_clients(
-  *, num_devices: int | None = None, clients_per_device: int | None = None
+  *,
+  num_devices: int | None = None,
+  clients_per_device: int | None = None,
+  memory_budget: float = MOST_BYTES,
 ) -> MapClients:
   """As `pmap_clients`, by jit and `shard_map`: the same blocks and the same numbers, in
   arrays [K, ...] that are sharded over clients.
 
   Args:
-    num_devices, clients_per_device: as of `pmap_clients`.
+    num_devices, clients_per_device, memory_budget: as of `pmap_clients`.
 
   Raises:
     UserError: more devices than there are.
@@ -146,4 +159,4 @@ def shard_map_clients(
     send = lambda tree: jax.device_put(tree, NamedSharding(mesh, _APART))
     return jax.jit(sharded), send, jax.device_get
 
-  return _over_devices(parallel, num_devices, clients_per_device)
+  return _over_devices(parallel, num_devices, clients_per_device, memory_budget)

@@ -16,7 +16,6 @@ from dpjax.runs import bounds
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.attack.config import AttackConfig, check, other, room
 from dpjax.runs.central import build as central
-from dpjax.runs.central import normalization
 from dpjax.runs.federated import build as federated
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.loop import Ended, Fit, Job, Play
@@ -25,7 +24,7 @@ from dpjax.runs.streams import Streams
 from dpjax.schema.fields import name_of, to_dict
 from dpjax.validate import UserError
 
-LOADERS = {"train": central.load_data, "federate": federated.load_data}
+LOADERS = {"train": central.load_resident, "federate": federated.load_data}
 
 
 def load_data(config: AttackConfig) -> tuple[Any, Any]:
@@ -51,8 +50,10 @@ def digest(config: AttackConfig) -> bytes:
     fields.pop(name)
   attacked = fields[config.attack.room]
   attacked["data"].pop("data_dir")
-  attacked.pop("mesh", None)
-  normalization.leave_out_default(attacked["privacy"])
+  for name in room(config).where:
+    attacked.pop(name)
+  if config.attack.room == "federate" and attacked["memory_budget_gb"] is None:
+    attacked.pop("memory_budget_gb")  # came later; a central run has always had one
   return streams_lib.config_digest("attack", fields)
 
 

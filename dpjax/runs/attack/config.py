@@ -350,6 +350,8 @@ def _check_train(train: TrainConfig) -> None:
     raise UserError("train.release=True: must be false, an attack trains many models")
   if train.model.name == "transformer":
     raise UserError("train.model.name='transformer': must classify records")
+  if fields.name_of(train, "trainable") != "all":
+    raise UserError("train.trainable='lora': must be 'all', an attack trains whole models")
 
 
 def _check_federate(federate: FedConfig, attack: Any) -> None:
@@ -369,7 +371,7 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
 def _unread(config: AttackConfig) -> unused.Unused:
   """Fields of the attacked room that decide nothing of what an attacker sees."""
   if config.attack.room == "train":
-    names = ("eval_every", "checkpoint_every", "diagnostics", "seed", "mesh")
+    names = ("eval_every", "checkpoint_every", "diagnostics", "seed", *TrainConfig.where)
     needs = unused.needs(False, "a run of launch.train itself", *names)
   else:
     names = ("eval_every", "checkpoint_every", "targets", "stop_at_accuracy")

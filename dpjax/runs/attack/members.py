@@ -12,7 +12,7 @@ from scipy import special
 
 from dpjax import attacks, data, trees
 from dpjax.attacks import allowed, shadows, signals
-from dpjax.runs import attack_report, pieces, workdir, writers
+from dpjax.runs import attack_report, pieces, saved, workdir, writers
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.central import build as central
@@ -74,7 +74,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
   run = central.assemble(config.train, (half, test), random)
   promise, told = run.promise, {}
   if own.target is not None:
-    target = loaded_params(own.target, run.params)
+    arrays = saved.read(own.target, "attack.target")
+    target = saved.in_place_of(run.params, arrays, f"attack.target={own.target!r}")
     told = told_of(own.target, target, config.train)
     promise = Promise("none", None, "")  # this config's steps are not what trained it
   init = jax.jit(
@@ -118,40 +119,15 @@ def _halves(config: AttackConfig, count: int, n: int, random: Streams) -> np.nda
   return attacks.random_halves(count, n, seed=random.order, exact=sized)
 
 
-def loaded_params(path: str, like: Params) -> Params:
-  """The parameters in a params.npz, in the structure of `like`.
-
-  UserError: no such file, or a model that was trained elsewhere: other leaves or shapes.
-  """
-  named = lambda found: jax.tree_util.keystr(found, simple=True, separator="/")
-  leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
-  try:
-    with np.load(path, allow_pickle=False) as held:
-      arrays = dict(held)
-  except (OSError, ValueError) as error:
-    raise UserError(f"attack.target={path!r}: is no params.npz ({error})") from error
-  wanted = {named(where): np.shape(leaf) for where, leaf in leaves}
-  for name in sorted({*wanted, *arrays}):
-    got = arrays[name].shape if name in arrays else "no such leaf"
-    needed = wanted.get(name, "no such leaf")
-    if got != needed:
-      raise UserError(
-        f"attack.target={path!r}: was trained elsewhere: {name} is {got} there, {needed} in "
-        "the model of this config"
-      )
-  return jax.tree.unflatten(treedef, [arrays[named(where)] for where, _ in leaves])
-
-
 def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
   """What the run of a target says it promises: the result.json beside its params.npz, if it
   is of these very parameters. Another config's epsilon was not charged for them.
 
   UserError: its run had other data, so that its members are not those of `train`.
   """
-  folder, none = pathlib.Path(path).parent, dict.fromkeys(_PROMISED)
-  file, config = folder / writers.RESULT, folder / workdir.CONFIG
-  result = writers.read_json(file) if file.exists() else {}
-  if not isinstance(result, dict) or result.get("params_sha256") != trees.sha256(params):
+  config, none = pathlib.Path(path).parent / workdir.CONFIG, dict.fromkeys(_PROMISED)
+  result = saved.result_of(path, params)
+  if result is None:
     return none | {"epsilon_kind": "none", "method": "unknown", "epsilon_note": _UNTOLD}
   wanted, known = (
     {name: value for name, value in dict(data).items() if name != "data_dir"}

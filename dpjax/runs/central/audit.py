@@ -7,7 +7,7 @@ from typing import Any
 
 import optax
 
-from dpjax import auditing, data
+from dpjax import auditing
 from dpjax.plan import Plan
 from dpjax.runs import audits
 from dpjax.runs.central.config import AuditConfig, TrainConfig
@@ -61,7 +61,7 @@ def loss(
   num_classes: int,
   plan: Plan,
 ) -> LossFn:
-  """The loss of one example of the data that `insert` returns; `apply` is the model's own."""
+  """The loss of one example of the data with their canaries; `apply` is the model's own."""
   if not in_gradients(config):
     return make(apply)
   return auditing.canary_loss(
@@ -74,24 +74,6 @@ def watched(
 ) -> optax.GradientTransformation:
   """The optimizer, behind what adds up the noisy sums where canaries are gradients."""
   return optax.chain(auditing.canary_sums(), tx) if in_gradients(config) else tx
-
-
-def insert(
-  config: TrainConfig, train: data.Dataset, plan: Plan
-) -> tuple[data.Dataset, auditing.Canaries | None]:
-  """(data to train on, canaries), or the data as they are where no audit is asked for."""
-  if not config.audit.enabled:
-    return train, None
-  auditing.check_method(config.audit.method, plan)
-  changed, canaries = auditing.insert_canaries(
-    train,
-    num_canaries=config.audit.num_canaries,
-    seed=config.seed,
-    kind=config.audit.kind,
-    neighboring_relation=audits.relation_of(plan),
-  )
-  audits.check_coins(canaries.included, config.seed)
-  return changed, canaries
 
 
 def facts(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import flax.linen as nn
@@ -21,22 +23,25 @@ from dpjax import (
   mechanisms,
   models,
   names,
+  processes,
   training,
   trees,
   validate,
 )
 from dpjax.data.dataset import first_line
 from dpjax.plan import Plan
-from dpjax.runs import bounds, promise, unused, writers
+from dpjax.runs import audits, bounds, promise, saved, unused
 from dpjax.runs import streams as streams_lib
-from dpjax.runs.central import audit, facts, normalization, privacy
+from dpjax.runs.central import audit, facts, normalization, privacy, starting_point
+from dpjax.runs.central import features as features_lib
 from dpjax.runs.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,
   TrainConfig,
 )
-from dpjax.runs.central.tasks import Task, make_task
+from dpjax.runs.central.features import featured as featured
+from dpjax.runs.central.tasks import Task, check_unit, make_task, of_people
 from dpjax.runs.loop import Job, Work, every, single
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
@@ -74,7 +79,6 @@ def digest(config: TrainConfig) -> bytes:
     fields.pop("audit")
   if config.loss == "auto":
     fields.pop("loss")
-  normalization.leave_out_default(fields["privacy"])
   return streams_lib.config_digest("central", fields)
 
 
@@ -105,9 +109,11 @@ class Run(NamedTuple):
   loss_fn: LossFn  # of ONE example, augmentation included: what is clipped
   canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
   noise: Noise | None = None  # for an optimizer that must know it
+  pretrained_on: Sequence[str] = ()  # data that the first parameters know, the last first
   # by which `train` and `test` are normalised
   statistics: mechanisms.ChannelMoments | None = None
   mesh: Mesh | None = None  # devices, where there are several
+  save: Callable[..., None] = lambda folder, params: None  # more than params.npz
 
 
 @bounds.names_fields
@@ -122,6 +128,7 @@ def check(config: TrainConfig) -> None:
   audit.check(config.audit)
   privacy.check(config)
   normalization.check(config)
+  starting_point.check(config)
   unused.refuse(config, unused.of_training(config))
 
 
@@ -137,15 +144,29 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
     data_dir=config.data.data_dir,
     max_length=config.data.max_length,
     num_classes=config.data.num_classes,
+    resident=config.resident,
   )
   unused.refuse(config, unused.of_dataset(train))
+  return preprocessed(config, train, test, features=features)
+
+
+def preprocessed(
+  config: TrainConfig, train: data.Dataset, test: data.Dataset, *, features: bool
+) -> tuple[Any, Any]:
+  """What `load_data` returns, of data that are loaded."""
   if config.data.center:
     train, test = data.preprocess.center(train), data.preprocess.center(test)
   train = limited(train, config.data)
   if features:
-    own = not normalization.is_private(config)
-    train, test = (featured(config.model, part, own) for part in (train, test))
+    own, kept = not normalization.is_private(config), data.cache.folder()
+    given: Any = own, kept, config.resident
+    train, test = (featured(config.model, part, *given) for part in (train, test))
   return train, test
+
+
+def load_resident(config: TrainConfig) -> tuple[Any, Any]:
+  """`load_data` in memory, for who looks at all of them at once."""
+  return load_data(dataclasses.replace(config, resident=True))
 
 
 def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
@@ -159,7 +180,8 @@ def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
 
 def make_model(config: ModelConfig, width: int, **fixed: Any) -> Any:
   """The model that a config names, with `width` outputs; `fixed` goes before its options."""
-  return models.build(config.name, num_classes=width, **{**config.options, **fixed})
+  with bounds.of_model(config):
+    return models.build(config.name, num_classes=width, **{**config.options, **fixed})
 
 
 def init_params(
@@ -173,7 +195,8 @@ def init_params(
       more parameters than the machine has memory for.
   """
   try:
-    size = trees.size(jax.eval_shape(model.init, key, first))
+    with bounds.of_model(config):
+      size = trees.size(jax.eval_shape(model.init, key, first))
     if 4 * size > _memory():
       told = f"model.name={config.name!r}, model.options={config.options!r}"
       raise UserError(
@@ -181,9 +204,8 @@ def init_params(
         "machine hold; width, classes or the size of an example must be smaller"
       )
     return model.init(key, first)
-  except UserError as error:
-    named = str(error).startswith("model.")
-    raise UserError(f"{'' if named else f'model.name={config.name!r}: '}{error}") from error
+  except UserError:
+    raise
   except Exception as error:
     reason = first_line(error)
     raise UserError(
@@ -195,34 +217,6 @@ def init_params(
 def _memory() -> int:
   """Bytes of the machine."""
   return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def featured(config: ModelConfig, dataset: data.Dataset, standardized: bool = True) -> Any:
-  """The data set as inputs of the model: the features of it, for one that takes features,
-  each example standardised by itself; else each channel in units of its typical size."""
-  if models.needs_features(config.name) != "scattering":
-    return dataset
-  _check_images(dataset, f"model.name={config.name!r}")
-  num_groups, done = make_model(config, dataset.num_classes).num_groups, 0
-
-  def tell(count: int, _: int) -> None:
-    nonlocal done
-    bar.update(count - done)
-    done = count
-
-  with writers.progress(len(dataset), 0, "scattering features") as bar:
-    features = models.scattering_features(dataset.x, progress=tell)
-  if standardized:
-    features = models.standardized_features(features, num_groups, in_place=True)
-  else:
-    features /= models.typical_scales(dataset.x.shape[1:])
-  return data.computed(dataset, features)
-
-
-def _check_images(dataset: data.Dataset, needed_by: str) -> None:
-  shape = dataset.x.shape[1:]
-  if len(shape) != 3:
-    raise UserError(f"{needed_by}: needs images [H, W, C]; an example is of shape {shape}")
 
 
 def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
@@ -258,10 +252,12 @@ def start(
   fixed = {"num_groups": None} if models.needs_features(name) else {}
   # of the shape of an example, never of one: no model may start from somebody's record
   first, wanted = jnp.zeros_like(dataset.x[:1]), (1, task.width(dataset))
+  first = first[:, 0] if of_people(dataset) else first
 
   def made() -> tuple[Task, nn.Module, Params]:
     model = make_model(config.model, task.width(dataset), **fixed)
     params = init_params(config.model, model, random.init, first)
+    params = starting_point.loaded(config, model, params)
     if names.is_path(name):  # a classifier, for text has a model of ours
       logits = jax.eval_shape(model.apply, params, first)
       if getattr(logits, "shape", None) != wanted:
@@ -285,14 +281,17 @@ def assemble(
   random = streams(config, data.digest(train)) if random is None else random
   augmented = config.augmentation != "none"
   if augmented:
-    _check_images(train, f"augmentation={config.augmentation!r}")
+    features_lib.check_images(train, f"augmentation={config.augmentation!r}")
+  known = saved.pretrained_on(config.pretrained, config.data.name, train)
   task, model, params = start(config, train, random)
-  params, apply = audit.beside(config, params, model.apply)
+  trained = starting_point.trained(config, task, model, params, random.init)
+  params, apply = audit.beside(config, trained.params, trained.apply)
   # Of the whole set: canaries take rows away or exchange them.
   plan, num_examples = privacy.make_plan(config, len(train), params), len(train)
+  check_unit(config, train, plan)
   numbers: dict[str, Any] = dict(num_classes=train.num_classes, plan=plan)
-  loss_fn = audit.loss(config, task.loss, model.apply, **numbers)
-  train, canaries = audit.insert(config, train, plan)
+  loss_fn = audit.loss(config, trained.loss, trained.apply, **numbers)
+  train, canaries = audits.insert(config, train, plan, auditing.insert_canaries)
   statistics = normalization.released(plan, random, train)  # of what is trained on
   if statistics is not None:
     train, test = (normalization.normalized(part, statistics) for part in (train, test))
@@ -322,9 +321,14 @@ def assemble(
 
   return Run(
     plan=plan,
-    promise=promise.of_plan(
-      plan, len(train), budget=config.privacy.epsilon_budget, release=config.release
+    promise=promise.noted(
+      promise.of_plan(
+        plan, len(train), budget=config.privacy.epsilon_budget, release=config.release
+      ),
+      saved.statement(config.pretrained, known),
+      saved.assumed(config.pretrained, known),
     ),
+    pretrained_on=known,
     algorithm=with_keys(random.noise, random.local),
     with_keys=with_keys,
     params=params,
@@ -339,6 +343,9 @@ def assemble(
     noise=noise,
     statistics=statistics,
     mesh=mesh,
+    save=lambda folder, params: starting_point.write(
+      config, model, trained.whole(params), folder
+    ),
   )
 
 
@@ -377,29 +384,43 @@ def job_on_data(
     data=lambda: data.digest(read()[0]),
     start=lambda random: single(work(None if whole else read(), random)),
     release=config.release,
+    over_processes=True,
   )
+
+
+def batches(run: Run, start: int = 0) -> Generator[Any]:
+  """Those of the steps from `start` on, on the devices. Data that lie in files are read, in a
+  thread that ends with the generator, while the batch before is trained on."""
+  split, placed = None, {}
+  if run.mesh is not None:
+    split = functools.partial(gradients.split_rows, run.mesh)
+    placed = {"everywhere": gradients.on_all(run.mesh), "split": split}
+  train = data.resident(run.train, **placed)
+  drawn = run.plan.batches(train, rng=run.random.sampler, start=start)
+  if run.train.in_memory:
+    yield from drawn if split is None else map(split, drawn)
+    return
+  read = data.ahead(map(jax.device_put, drawn) if split is None else drawn)
+  with contextlib.closing(read):
+    yield from read if split is None else map(split, read)
 
 
 def work(config: TrainConfig, run: Run) -> Work:
   """The training itself, step by step."""
   step_fn, scored = jax.jit(run.algorithm.step, donate_argnums=0), training.eval_params
+  own = processes.own_copy  # process 0 of several is alone with it
 
   def step(state: Any, slices: Iterator[Any]) -> tuple[Any, Any]:
     info = None
-    for batch in slices:  # a step is complete with the last of them
-      state, info = step_fn(state, batch)
+    with bounds.renamed(config, memory_budget="memory_budget_gb", method="grad_method"):
+      for batch in slices:  # a step is complete with the last of them
+        state, info = step_fn(state, batch)
     return state, info
 
   def draws(start: int) -> Iterator[Iterator[Any]]:
-    split, placed = None, {}
-    if run.mesh is not None:
-      split = functools.partial(gradients.split_rows, run.mesh)
-      placed = {"everywhere": gradients.on_all(run.mesh), "split": split}
-    train = data.resident(run.train, **placed)
-    batches = iter(run.plan.batches(train, rng=run.random.sampler, start=start))
-    batches = batches if split is None else map(split, batches)
-    for _ in range(start, config.num_steps):
-      yield itertools.islice(batches, run.plan.slices)
+    with contextlib.closing(batches(run, start)) as held:
+      for _ in range(start, config.num_steps):
+        yield itertools.islice(held, run.plan.slices)
 
   def scores(state: Any) -> dict[str, float]:
     params = scored(state)
@@ -412,12 +433,15 @@ def work(config: TrainConfig, run: Run) -> Work:
     init=lambda: run.algorithm.init(run.params),
     step=step,
     draws=draws,
-    released=lambda state: normalization.beside(scored(state), run.statistics),
+    released=lambda state: normalization.beside(own(scored(state)), run.statistics),
     evaluate=scores,
+    write=lambda folder, state: run.save(folder, scored(state)),
     promise=run.promise,
     row_at=lambda step: every(config.eval_every, step, config.num_steps),
     observe=lambda state, info, step: facts.observed(config, run, state, info, step),
     save_every=config.checkpoint_every,
     planned=lambda: facts.planned(config, run),
-    describe=lambda state, stated, rows: facts.of(config, run, state, stated["epsilon"]),
+    describe=lambda state, stated, rows: facts.of(
+      config, run, own(state), stated["epsilon"]
+    ),
   )

@@ -42,13 +42,29 @@ NORMALIZATIONS: dict[str, type] = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class AllWeights:
+  """Every weight of the model is trained."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LowRank:
+  """Low-rank adapters (LoRA) of the matrices whose path matches; all else stays as it was."""
+
+  rank: int = 4
+  alpha: float = 8.0  # A B is multiplied by alpha / rank
+  pattern: str = "*/kernel"  # of paths such as params/block_0/mlp_in/kernel
+
+
+TRAINABLE: dict[str, type] = {"all": AllWeights, "lora": LowRank}
+
+
 @dataclasses.dataclass
 class DataConfig:
   """Which data; see `dpjax.data.load`."""
 
-  name: str = (
-    "digits"  # digits | mnist | fashion_mnist | cifar10 | any TFDS name | path.npz
-  )
+  # digits | random_process | mnist | fashion_mnist | cifar10 | any TFDS name | path.npz
+  name: str = "digits"
   data_dir: str | None = None  # where TFDS data lie; None: TFDS_DATA_DIR or its default
   center: bool = False  # (x - 0.5) / 0.5: public constants, nothing estimated from data
   limit: int | None = None  # use only the first n training examples
@@ -62,6 +78,7 @@ class ModelConfig:
 
   name: str = "mlp"
   options: dict[str, Any] = dataclasses.field(default_factory=dict)
+  mirrored: bool = False  # scattering features: averaged with those of the mirror image
 
 
 @dataclasses.dataclass
@@ -94,6 +111,7 @@ class PrivacyConfig(WithChoices):
   clip_schedule_final: float = 0.1  # factor of l2_clip_norm at the last step
   # poisson | fixed_size (replace_one) | truncated_poisson (replace_special) | shuffled
   # (an epoch as one step on all data under replace_one or replace_special, else no epsilon)
+  # | users (poisson, over data of which an example is all of one person)
   # | random_allocation (every example once in each pass of 1 / sampling_prob steps)
   sampler: str = "poisson"
   sampling_prob: float = 0.05  # expected batch size / number of examples
@@ -138,14 +156,23 @@ class AuditConfig:
 
 
 @dataclasses.dataclass
-class TrainConfig:
+class TrainConfig(WithChoices):
   """A whole training run."""
 
-  # Which devices compute it: a run goes on with others, with the noise and batches it had.
-  where: ClassVar[tuple[str, ...]] = ("mesh",)
+  # Which devices compute it, where data lie: a run goes on with others, with the noise and
+  # batches it had.
+  where: ClassVar[tuple[str, ...]] = ("mesh", "resident")
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+  # all | lora: what is trained, released and paid for; the rest is public and stays as it is
+  trainable: Annotated[AllWeights | LowRank, Choice(TRAINABLE)] = dataclasses.field(
+    default_factory=AllWeights
+  )
+  # weights to start from, of other data: params.npz of an earlier run, or a .safetensors file in
+  # GPT-2's layout; None: random ones
+  pretrained: str | None = None
+  safetensors: bool = False  # write model.safetensors, too: all weights, adapters merged
   loss: str = "auto"  # of one example; auto: that of the task
   privacy: PrivacyConfig = dataclasses.field(default_factory=PrivacyConfig)
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
@@ -156,6 +183,8 @@ class TrainConfig:
   memory_budget_gb: float | None = None  # in its place: what one microbatch may take, 1e9 B
   # devices that share a batch, data:8, and parameters, data:4,model:2; None: one device
   mesh: str | None = None
+  # examples in memory; False: read from files as they are drawn; None: by their size
+  resident: bool | None = None
   slices: int = 1  # physical batches that make up one step (gradient accumulation)
   augmentation: str = "none"  # none | shift | flip_shift
   augmult: int = 1  # augmented copies per example, averaged before clipping

@@ -8,8 +8,8 @@ import numpy as np
 
 from dpjax import training, transforms
 from dpjax.plan import Plan
-from dpjax.runs import provenance
-from dpjax.runs.central import audit
+from dpjax.runs import provenance, saved
+from dpjax.runs.central import audit, starting_point
 from dpjax.runs.central.config import TrainConfig
 from dpjax.schema import fields
 from dpjax.types import ArrayLike
@@ -53,9 +53,16 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
   }
   if plan.statistics is not None:
     found["normalization"] = "private_statistics"
-    found["statistics_noise_multiplier"] = plan.statistics.total_noise_multiplier
+    noise = plan.statistics.total_noise_multiplier
+    # without an epsilon their noise is part of no promise
+    found |= {"statistics_noise_multiplier": noise} if plan.is_private else {}
+  if run.pretrained_on:
+    found[saved.PRETRAINED_ON] = list(run.pretrained_on)
+  found |= starting_point.facts(config)
   if config.mesh is not None:
     found["mesh"] = config.mesh
+  if config.resident is not None:
+    found["resident"] = config.resident
   if fields.name_of(config.optimizer, "rule") == "dp_sgld" and run.noise is not None:
     found["sgld_temperature"] = transforms.sgld_temperature(
       step_size=config.optimizer.learning_rate / run.noise.num_examples,

@@ -83,6 +83,11 @@ def sampler(
     return user_code.sampler(
       privacy.ftrl.sampler, field, num_examples=num_examples, prob=rate, unit=unit
     )
+  if privacy.ftrl.sampler == "cyclic" and apart > num_examples:
+    raise UserError(
+      f"privacy.ftrl.sampler='cyclic': its pass of {apart} steps must be of at most "
+      f"{num_examples}, one for each {unit}; a larger batch makes it shorter"
+    )
   if privacy.ftrl.sampler == "cyclic":
     return sampling.CyclicSampler(steps_per_pass=apart, num_examples=num_examples)
   if privacy.ftrl.sampler == "balls_in_bins":

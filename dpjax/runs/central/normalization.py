@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import numpy as np
@@ -31,12 +30,6 @@ _CHUNK = 1000  # examples
 def is_private(config: TrainConfig) -> bool:
   """Whether statistics of the data are part of the run."""
   return isinstance(config.privacy.normalization, ByStatistics)
-
-
-def leave_out_default(privacy: dict[str, Any]) -> None:
-  """Takes the field out of what names a run, where it says what every run did before it."""
-  if privacy.get("normalization") == {"name": "per_example"}:
-    privacy.pop("normalization")
 
 
 def check(config: TrainConfig) -> None:
@@ -83,20 +76,26 @@ def released(
       "privacy.normalization='private_statistics': needs inputs of numbers, data.name holds "
       "tokens"
     )
-  x = train.x if train.present is None else train.x[train.present]
-  found = plan.statistics(streams.statistics_key(random), x)
+  there = train if train.present is None else train.subset(train.present)
+  found = plan.statistics(streams.statistics_key(random), there.x)
   return jax.tree.map(np.asarray, found)
 
 
 def normalized(
   dataset: data.Dataset, statistics: mechanisms.ChannelMoments
 ) -> data.Dataset:
-  """The data set with its inputs normalised, once: a copy, chunk by chunk."""
+  """The data set with its inputs normalised, once: a copy, chunk by chunk; or as they are
+  read, where they are read from files."""
   step = jax.jit(functools.partial(channel_statistics.standardized, statistics=statistics))
-  out = np.empty_like(dataset.x)
-  for start in range(0, len(out), _CHUNK):
-    out[start : start + _CHUNK] = step(dataset.x[start : start + _CHUNK])
-  return dataclasses.replace(dataset, x=out)
+
+  def change(x: np.ndarray) -> np.ndarray:
+    out = np.empty_like(x)
+    for start in range(0, len(x), _CHUNK):
+      out[start : start + _CHUNK] = step(x[start : start + _CHUNK])
+    return out
+
+  x = change(dataset.x) if dataset.in_memory else dataset.x.then(change)
+  return dataclasses.replace(dataset, x=x)
 
 
 def of_canaries(

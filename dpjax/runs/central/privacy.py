@@ -21,6 +21,7 @@ PRIVATE_METHODS = {
 METHODS = {**PRIVATE_METHODS, "sgd": "no clipping, no noise, no epsilon"}
 SAMPLERS = {
   "poisson": sampling.PoissonSampler,
+  "users": sampling.UserSampler,
   "random_allocation": sampling.RandomAllocationSampler,
   "truncated_poisson": sampling.TruncatedPoissonSampler,
   "fixed_size": sampling.FixedSizeSampler,
@@ -133,6 +134,8 @@ def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampli
   batch_size = sampling.whole_batch_size(privacy.sampling_prob, num_examples)
   if privacy.sampler == "poisson":
     return sampling.PoissonSampler(prob=privacy.sampling_prob, capacity=capacity)
+  if privacy.sampler == "users":
+    return sampling.UserSampler(prob=privacy.sampling_prob, capacity=capacity)
   if privacy.sampler == "random_allocation":
     return _random_allocation(privacy, capacity)
   if privacy.sampler == "fixed_size":

@@ -6,7 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dpjax import data, losses, metrics
+from dpjax.plan import Plan
 from dpjax.runs.central.config import TrainConfig
 from dpjax.schema import user_code
 from dpjax.types import LossFn
@@ -28,9 +31,11 @@ _CLASSIFICATION = Task(
   metrics.evaluate,
   lambda dataset: dataset.num_classes,
 )
+_NEXT_TOKEN = functools.partial(losses.next_token, padding_id=data.PADDING_ID)
+_OF_PEOPLE = functools.partial(_NEXT_TOKEN, sequences=True)
 _LANGUAGE = Task(
   "language_modeling",
-  functools.partial(losses.next_token, padding_id=data.PADDING_ID),
+  _NEXT_TOKEN,
   functools.partial(metrics.evaluate_next_token, padding_id=data.PADDING_ID),
   lambda dataset: dataset.vocab_size,
 )
@@ -45,4 +50,22 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
       f"model.name='transformer': needs text of a declared vocabulary, which data.name="
       f"{config.data.name!r} does not hold"
     )
+  if task is _LANGUAGE and of_people(dataset):
+    task = task._replace(loss=_OF_PEOPLE)
   return task if config.loss == "auto" else task._replace(loss=user_code.loss(config.loss))
+
+
+def of_people(dataset: data.Dataset) -> bool:
+  """Whether an example is several sequences of tokens, [m, T]: all of one person."""
+  return dataset.x.dtype == np.int32 and dataset.x.ndim == 3
+
+
+def check_unit(config: TrainConfig, dataset: data.Dataset, plan: Plan) -> None:
+  """Raises UserError unless the promise names what one row of the data is."""
+  people = of_people(dataset)
+  if people != (plan.sampler.unit == "user"):
+    must, what = ("be", "all") if people else ("not be", "not all")
+    raise UserError(
+      f"privacy.sampler={config.privacy.sampler!r}: must {must} 'users' for data.name="
+      f"{config.data.name!r}, an example of which is {what} that one person wrote"
+    )

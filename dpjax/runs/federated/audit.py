@@ -9,7 +9,6 @@ import optax
 
 from dpjax import auditing, federated, trees
 from dpjax.auditing import canary_clients
-from dpjax.data import Federation
 from dpjax.plan import Plan
 from dpjax.runs import audits
 from dpjax.runs.federated.config import FedConfig
@@ -81,24 +80,6 @@ def _check_kind(config: FedConfig) -> None:
       f"audit.score={score!r}: needs an algorithm whose server has an optimizer, not "
       "'mime_lite'; use 'final'"
     )
-
-
-def insert(
-  config: FedConfig, federation: Federation, plan: Plan
-) -> tuple[Federation, auditing.CanaryClients | None]:
-  """(the federation to train on, canaries), or as it is where no audit is asked for."""
-  if not config.audit.enabled:
-    return federation, None
-  auditing.check_method(config.audit.method, plan)
-  changed, canaries = auditing.insert_canary_clients(
-    federation,
-    num_canaries=config.audit.num_canaries,
-    seed=config.seed,
-    kind=config.audit.kind,
-    neighboring_relation=audits.relation_of(plan),
-  )
-  audits.check_coins(canaries.included, config.seed)
-  return changed, canaries
 
 
 def prepared(

@@ -10,19 +10,20 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+from dpjax import auditing, federated, names, secure, trees, validate
 from dpjax import data as data_lib
-from dpjax import federated, names, secure, trees, validate
 from dpjax.data import Federation
-from dpjax.federated import execution, processes
+from dpjax.federated import execution
 from dpjax.federated.server_optimizers import fed_opt
 from dpjax.plan import Plan
-from dpjax.runs import bounds, unused
+from dpjax.runs import audits, bounds, unused
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.central import build as build_central
 from dpjax.runs.central import tasks
-from dpjax.runs.central.config import OptimizerConfig, TrainConfig
-from dpjax.runs.federated import audit, distributed, facts, privacy, secure_sums
-from dpjax.runs.federated.config import ALGORITHMS, FedConfig
+from dpjax.runs.central.config import OptimizerConfig
+from dpjax.runs.federated import audit, distributed, facts, loading, privacy, secure_sums
+from dpjax.runs.federated.config import ALGORITHMS, NATURAL, FedConfig
+from dpjax.runs.federated.loading import load_data as load_data
 from dpjax.runs.loop import Job, Work, every
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
@@ -32,6 +33,7 @@ from dpjax.validate import UserError
 
 WRAPPING = ("fed_avg", "fed_prox")  # algorithms that wrap what a client sends
 _OF_SGD = ("fed_nova", "scaffold")  # derived for clients that take steps of plain SGD
+_EXECUTED = ("num_devices", "num_threads", "memory_budget_gb")  # of `execution.by_name`
 Wrapping = dict[str, Any]
 
 
@@ -62,8 +64,9 @@ def check(config: FedConfig) -> None:
   bounds.federation(config)
   validate.one_of(privacy.METHODS, **{"privacy.method": config.privacy.method})
   validate.one_of(execution.NAMES, execution=config.execution)
+  validate.one_of(("memory", "disk"), client_state=config.client_state)
   names.one_of(privacy.SAMPLERS, **{"privacy.sampler": config.privacy.sampler})
-  if name_of(config, "partition") == "shakespeare":
+  if name_of(config, "partition") in NATURAL:
     _check_natural(config)
   else:
     privacy.check_cohort(config, config.partition.num_clients)
@@ -76,16 +79,17 @@ def check(config: FedConfig) -> None:
 
 def _check_natural(config: FedConfig) -> None:
   """Clients that the data decide: nothing of the data is dealt or cut."""
-  wanted = {"data.name": "shakespeare", "data.limit": None, "data.center": False}
-  wanted["data.num_classes"] = None  # declared by the task
-  wanted["model.name"] = "transformer"  # the language model here
+  partition, wanted = name_of(config, "partition"), {"data.limit": None}
+  if partition == "shakespeare":
+    wanted |= {"data.name": "shakespeare", "data.center": False}
+    wanted["data.num_classes"] = None  # declared by the task
+    wanted["model.name"] = "transformer"  # the language model here
   rooms = {"data": config.data, "model": config.model}
   for path, value in wanted.items():
     room, _, name = path.partition(".")
     if getattr(rooms[room], name) != value:
       raise UserError(
-        f"{path}={getattr(rooms[room], name)!r}: must be {value!r} for "
-        "partition='shakespeare'"
+        f"{path}={getattr(rooms[room], name)!r}: must be {value!r} for {partition=}"
       )
 
 
@@ -161,7 +165,7 @@ def digest(config: FedConfig) -> bytes:
   may differ, and what an audit that is switched off would do. Public."""
   fields = to_dict(config)
   fields["data"].pop("data_dir")
-  for name in ("execution", "num_devices", "num_threads"):
+  for name in ("execution", *_EXECUTED, *config.where):
     fields.pop(name)
   if not config.audit.enabled:
     fields.pop("audit")
@@ -179,34 +183,6 @@ def streams(config: FedConfig, data: bytes) -> Streams:
     data: `dpjax.data.digest` of the federation, before canaries.
   """
   return streams_lib.derived(config.seed, digest(config), data)
-
-
-@bounds.names_fields
-def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, Any]:
-  """(the federation, the test set) that a config names; `build` takes them as `data`.
-
-  Args:
-    features: as of `central.build.load_data`.
-
-  Raises:
-    UserError: data that are not there; the line says how to get them.
-  """
-  if name_of(config, "partition") == "shakespeare":
-    train, test = config.partition.make(config.data.data_dir)
-    return train, test.dataset
-  train, test = build_central.load_data(_central(config), features=features)
-  return _partitioned(config, train), test
-
-
-def _central(config: FedConfig) -> TrainConfig:
-  return TrainConfig(data=config.data, model=config.model, loss=config.loss)
-
-
-def _partitioned(config: FedConfig, train: Any) -> Federation:
-  """A simulated federation: who holds what is part of the question, decided before any
-  mechanism runs, so its law may read the labels. The number of users is the config's."""
-  bounds.local_batch(config, len(train))
-  return Federation(train, config.partition.make(train.y))
 
 
 def _is_summed(config: FedConfig) -> bool:
@@ -331,12 +307,11 @@ def _algorithm(
   client_tx = optimizer(config.client_optimizer)
   server_tx = server_optimizer(config.server_optimizer, config.num_rounds)
   server_tx = audit.watched(config, audited, server_tx)
-  inner = execution.by_name(
-    config.execution, num_devices=config.num_devices, num_threads=config.num_threads
-  )
+  how = {name: getattr(config, name) for name in _EXECUTED}
+  inner = execution.by_name(config.execution, **how)
   common: dict[str, Any] = dict(
     aggregator=_aggregator(config, plan, random.noise, num_clients, mechanism),
-    map_clients=processes.process_clients(audit.sending(audited, inner)),
+    map_clients=execution.process_clients(audit.sending(audited, inner)),
     key=random.local,
   )
   if name != "scaffold":
@@ -384,7 +359,8 @@ def assemble(
   random = streams(config, data_lib.digest(federation)) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)
   task, model, params = start(config, federation, random)
-  federation, canaries = audit.insert(config, federation, plan)
+  make = auditing.insert_canary_clients
+  federation, canaries = audits.insert(config, federation, plan, make)
   audited = audit.prepared(config, canaries, plan, params, num_clients)
   mechanism = distributed.mechanism(config, trees.size(params))
   parts = (config, task.loss(model.apply), plan, random, num_clients, audited, mechanism)
@@ -407,7 +383,7 @@ def assemble(
 
 def start(config: FedConfig, federation: Federation, random: Streams) -> Any:
   """(what is learnt, the model, the parameters that clients get in the first round)."""
-  return build_central.start(_central(config), federation.dataset, random)
+  return build_central.start(loading.central(config), federation.dataset, random)
 
 
 def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
@@ -440,6 +416,7 @@ def _work(config: FedConfig, fed: FedRun) -> Work:
     observe=lambda state, info, step: facts.observed(config, fed, state, info),
     enough=lambda row: target is not None and row["test_accuracy"] >= target,
     save_every=config.checkpoint_every,
+    rows_on_disk=config.client_state == "disk",
     name="rounds",
     steps_are="communication rounds",
     planned=lambda: facts.planned(config, fed),

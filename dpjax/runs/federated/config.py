@@ -8,10 +8,10 @@ may be a user's own, `package.module:name`; see `dpjax.schema.user_code`.
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from dpjax import federated, gradients, transforms
-from dpjax.data import partition, shakespeare
+from dpjax.data import leaf, natural, partition, shakespeare, tff
 from dpjax.runs.central.config import (
   AuditConfig,
   DataConfig,
@@ -24,10 +24,34 @@ from dpjax.schema import optimizers
 from dpjax.schema.fields import Choice, WithChoices, settings
 
 
-def _roles(data_dir: str | None, min_chars: int | None) -> Any:
+def _roles(data: DataConfig, min_chars: int | None) -> Any:
   """One client for each role of Shakespeare's plays, with data.name="shakespeare"; roles with
   less text are left out."""
-  return shakespeare.shakespeare_federation(data_dir, min_chars=min_chars)
+  return shakespeare.shakespeare_federation(data.data_dir, min_chars=min_chars)
+
+
+def _by_field(data: DataConfig, client_id: str, max_examples: int | None) -> Any:
+  """One client for each value of a field, client_id, of prepared data or of an .npz; or those of
+  a function of yours, data.name=package.module:name."""
+  own = {"client_id": client_id, "max_examples": max_examples}
+  return natural.natural_federation(data.name, **_read(data), **own)
+
+
+def _leaf(data: DataConfig, shape: tuple[int, ...] | None, max_examples: int | None) -> Any:
+  """The users of a folder that LEAF wrote, data.name: FEMNIST, Sent140, Shakespeare; shape of
+  one example, where LEAF holds it as a row."""
+  own: dict[str, Any] = {"shape": shape, "max_examples": max_examples}
+  return leaf.leaf_federation(data.name, **_read(data), **own)
+
+
+def _tff(data: DataConfig, max_examples: int | None) -> Any:
+  """The clients of a file of TensorFlow Federated, data.name, .sqlite or _train.h5: EMNIST by
+  writer, StackOverflow by user."""
+  return tff.tff_federation(data.name, **_read(data), max_examples=max_examples)
+
+
+def _read(data: DataConfig) -> dict[str, Any]:
+  return {name: getattr(data, name) for name in ("data_dir", "max_length", "num_classes")}
 
 
 # The seed is that of the partition alone, so that seeds of a run share their clients.
@@ -39,7 +63,14 @@ PARTITIONS = {
   "shards": settings(partition.shards, **_DEALT, shards_per_client=2),
   "quantity_skew": settings(partition.quantity_skew, **_DEALT, alpha=0.5, min_size=0),
   "power_law": settings(partition.power_law, **_DEALT, exponent=1.0, min_size=0),
+}
+# Clients that the data decide: called with the `DataConfig`, they return (train, test).
+NATURAL = {
   "shakespeare": settings(_roles, min_chars=None),
+  # max_examples of each client are kept, the first; None: all
+  "natural": settings(_by_field, client_id="", max_examples=None),
+  "leaf": settings(_leaf, shape=None, max_examples=None),
+  "tff": settings(_tff, max_examples=None),
 }
 ALGORITHMS = {
   "fed_avg": settings(federated.fed_avg),
@@ -131,9 +162,13 @@ class FedAuditConfig(AuditConfig):
 class FedConfig(WithChoices):
   """A whole federated run."""
 
+  # Where clients' states lie: a run goes on elsewhere, bit for bit.
+  where: ClassVar[tuple[str, ...]] = ("client_state",)
+
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
-  # iid | dirichlet | dirichlet_hsu | shards | quantity_skew | power_law | shakespeare
-  partition: Annotated[Any, Choice(PARTITIONS)] = "iid"
+  # iid | dirichlet | dirichlet_hsu | shards | quantity_skew | power_law; or clients of the
+  # data: natural (by a field) | leaf | tff | shakespeare
+  partition: Annotated[Any, Choice({**PARTITIONS, **NATURAL})] = "iid"
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
   loss: str = "auto"  # of one example; auto: that of the task
   # fed_avg | fed_sgd | fed_prox | fed_nova | scaffold | mime_lite
@@ -163,6 +198,9 @@ class FedConfig(WithChoices):
   execution: str = "auto"  # auto | loop | vmap | pmap | shard_map
   num_devices: int | None = None  # pmap, shard_map; None: all
   num_threads: int | None = None  # loop: clients at once; None: as many as there are cores
+  memory_budget_gb: float | None = None  # vmap, pmap, shard_map: of a block, 1e9 B; None: 1
+  # memory | disk: where what clients keep between rounds lies; disk: in the run's folder
+  client_state: str = "memory"
   eval_every: int = 10  # rounds
   checkpoint_every: int = 10  # rounds
   targets: tuple[float, ...] = (0.97, 0.99)  # rounds to these accuracies are reported

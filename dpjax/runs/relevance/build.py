@@ -88,7 +88,7 @@ def _play(
   fit: loop.Fit,
 ) -> loop.Ended:
   train, test = load_data(config, shared)
-  trainer = lambda steps: fit(_work(config, curve, steps)).state[0]
+  trainer = lambda steps: fit(work(config, curve, steps)).state[0]
   job = make_job(config, train, test, shared, random, trainer)
   outcome = relevance.run(config.method, config.mode, job)
 
@@ -111,7 +111,7 @@ def forget(folder: pathlib.Path) -> None:
     checkpoint.remove(folder)
 
 
-def _work(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Work:
+def work(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Work:
   """One training of a method. What it costs is a stage of the method's own ledger."""
   scored = steps.scored
   run = f"{curve}, epsilon {config.epsilons[0]:g}, seed {config.seed}"

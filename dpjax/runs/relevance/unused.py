@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 from dpjax import models
+from dpjax.data import EMBEDDED
 from dpjax.relevance.lrp import Lrp
 from dpjax.relevance.settings import Paper, Rigorous
 from dpjax.runs.central.config import DataConfig, ModelConfig
@@ -63,7 +64,7 @@ def _table(*rows: tuple[bool, str, str]) -> Unused:
 
 def _data(data: DataConfig) -> Unused:
   path, is_file = pathlib.Path(os.path.expanduser(data.name)), data.name.endswith(".npz")
-  embedded = data.name == "digits" or (is_file and path.is_absolute())
+  embedded = data.name in EMBEDDED or (is_file and path.is_absolute())
   return needs(not embedded, "data that lie in a folder", "data.data_dir") | {
     "data.max_length": "text, and relevance is of images"
   }

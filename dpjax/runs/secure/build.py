@@ -50,7 +50,8 @@ def digest(config: SecureConfig) -> bytes:
   for name in config.of_table:
     fields.pop(name)
   fields["train"]["data"].pop("data_dir")
-  fields["train"].pop("mesh")
+  for name in config.train.where:
+    fields["train"].pop(name)
   return streams_lib.config_digest("secure", fields)
 
 

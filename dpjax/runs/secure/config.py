@@ -14,6 +14,7 @@ from dpjax import validate
 from dpjax.runs import bounds, unused
 from dpjax.runs.central import build as central
 from dpjax.runs.central.config import DataConfig, TrainConfig
+from dpjax.schema import fields
 from dpjax.schema.fields import Choice, WithChoices
 from dpjax.secure import sums
 from dpjax.secure.homomorphic.inference import LAYOUTS
@@ -184,7 +185,7 @@ def check(config: SecureConfig) -> None:
     _check_train(config.train)
 
 
-_UNREAD = ("train.seed", "train.mesh")
+_UNREAD = ("train.seed", *(f"train.{name}" for name in TrainConfig.where))
 
 
 def _check_sum(config: SecureConfig) -> None:
@@ -203,6 +204,8 @@ def _check_train(train: TrainConfig) -> None:
     raise UserError("train.audit.enabled=True: must be false; audit a run of launch.train")
   if train.release:
     raise UserError("train.release=True: must be false; this is a rehearsal")
+  if fields.name_of(train, "trainable") != "all":
+    raise UserError("train.trainable='lora': must be 'all', whose weights are encrypted")
   options = train.model.options
   if train.model.name != "mlp":
     raise UserError(f"train.model.name={train.model.name!r}: must be 'mlp'")

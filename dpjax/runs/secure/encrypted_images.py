@@ -31,7 +31,7 @@ class _Ready(NamedTuple):
 def load_data(config: SecureConfig) -> tuple[Any, Any]:
   """(train, test) of `train`."""
   with bounds.within("train"):
-    return central.load_data(config.train)
+    return central.load_resident(config.train)
 
 
 def data_digest(loaded: tuple[Any, Any]) -> bytes:

@@ -68,7 +68,7 @@ def _check(agreed: Agreed) -> None:
 
 
 def _address(at: str) -> tuple[str, int]:
-  from dpjax.federated import lobby  # a party on this machine does not need that room
+  from dpjax.processes import lobby  # a party on this machine does not need that room
 
   return lobby.address(at)
 

@@ -1,7 +1,7 @@
 """SecAgg between processes: a server and clients that are separate programs.
 
 `serve` is the server, `take_part` a client: the same states and letters as in memory, over
-the sockets of `federated.lobby`. A client that is killed, leaves or hangs at any time is a
+the sockets of `processes.lobby`. A client that is killed, leaves or hangs at any time is a
 drop-out. The server waits `connect_timeout` seconds for clients and at most `phase_timeout`
 for the letters of each phase, so a sum ends after at most connect_timeout + 5 phase_timeout
 seconds and what it computes. Strangers, garbage and letters that are wrong are one line each
@@ -41,7 +41,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import numpy as np
 
 from dpjax import names, validate
-from dpjax.federated import lobby
+from dpjax.processes import lobby
 from dpjax.secure.sums import letters, secagg_client, secagg_server, simulated
 from dpjax.secure.sums.interface import Cost, Summed
 from dpjax.secure.sums.secagg_client import record_bytes

@@ -18,13 +18,13 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
 
-from dpjax import validate
-from dpjax.federated import lobby, processes
+from dpjax import processes, validate
+from dpjax.processes import lobby
 from dpjax.validate import UserError
 
 _MOST = 4096  # bytes of one message
@@ -148,21 +148,12 @@ def _loss(said: bytes, sender: int) -> tuple[int, str]:
   return who, why[:200]
 
 
-def _keep_alive(connection: socket.socket) -> None:
-  """A peer that vanishes without closing (power, network) is noticed in about 15 s."""
-  connection.settimeout(None)  # until `Meeting.watch`
-  connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-  for name, value in (("TCP_KEEPIDLE", 6), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3)):
-    if hasattr(socket, name):
-      connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
 def meet(
   coordinator: str,
   *,
   num_processes: int,
   process_id: int,
-  config: str,
+  same: Mapping[str, str],
   timeout: float,
   peer_timeout: float = 30.0,
 ) -> Meeting:
@@ -170,7 +161,8 @@ def meet(
 
   Args:
     coordinator: "HOST:PORT" of process 0, where it listens until all have come.
-    config: a digest of what this process is going to run.
+    same: what all must give alike, by name: `config`, a digest of what this process is going
+      to run, is compared and not shown, anything else is.
     timeout: seconds to wait for the others.
     peer_timeout: seconds without a sign of life after which a peer counts as hanging; the
       same in all.
@@ -191,12 +183,12 @@ def meet(
     "process_id": process_id,
     "num_processes": num_processes,
     "jax": jax.__version__,
-    "config": config,
     "peer_timeout": peer_timeout,
+    **same,
   }
   connections = (lobby.host if process_id == 0 else lobby.join)(at, mine, timeout)
   for connection in connections.values():
-    _keep_alive(connection)
+    connection.settimeout(None)  # until `Meeting.watch`
   return Meeting(connections, peer_timeout)
 
 
@@ -220,6 +212,7 @@ def start(
   """
   if local_devices is not None and len(local_devices) > 1:
     jax.config.update("jax_num_cpu_devices", len(local_devices))
+  jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is the loop's
   jax.distributed.initialize(
     coordinator,
     num_processes,

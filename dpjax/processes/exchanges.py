@@ -1,14 +1,8 @@
-"""A cohort spread over the processes of JAX's multi-process runtime, on one machine or many.
+"""What the processes of one run, on one machine or many, tell each other while it runs.
 
-Each process runs its share of the cohort with an execution of its own (`loop`, `vmap`, `shard_map`
-over its own devices); the partial sums are added over the processes once. Everything else
-is computed by every process from equal inputs: who takes part, each client's key, the noise
-(drawn from the one key that all hold, so added once, as everywhere), the server's optimizer.
-So all processes hold equal parameters after each round, which `same` checks.
-
-All exchange between processes is in this file, on one mesh of one device per process. Every
-process must make the same calls in the same order; where one is gone, the others get
-`PeerLost`. `meeting` is how processes find each other.
+All is on one mesh of one device per process, over JAX's multi-process runtime. Every process
+must make the same calls in the same order; where one is gone, the others get `PeerLost`.
+`meeting` is how processes find each other.
 """
 
 from __future__ import annotations
@@ -16,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -24,15 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dpjax.federated.cohort import Cohort, bucket, padded
-from dpjax.federated.execution import (
-  Context,
-  MapClients,
-  Mapped,
-  Remembered,
-  Run,
-  all_remembered,
-)
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
@@ -46,9 +32,6 @@ class PeerLost(Exception):
 def is_first() -> bool:
   """Whether this process is the one that writes."""
   return jax.process_index() == 0
-
-
-# --- what goes between processes
 
 
 @functools.cache
@@ -97,14 +80,22 @@ def largest(number: int) -> int:
   return int(np.max(exchange((), np.int32(number))[1]))
 
 
+def _bytes(data: bytes) -> np.ndarray:
+  return np.frombuffer(data, np.uint8)
+
+
 def same(**named: str) -> None:
   """Raises UserError in all processes unless all give the same texts.
+
+  What is sent are digests with a word that process 0 draws for this very call, so they are
+  those of no other run: a digest of data would confirm a guess to whoever reads it later.
 
   >>> same(config="learning_rate=0.1")
   """
   if jax.process_count() == 1:
     return
-  digest = lambda text: np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+  nonce = exchange(_bytes(secrets.token_bytes(32) if is_first() else bytes(32)), ())[0]
+  digest = lambda text: _bytes(hashlib.sha256(nonce.tobytes() + text.encode()).digest())
   _, rows = exchange((), [digest(text) for text in named.values()])
   for name, found in zip(named, rows):
     odd = [i for i, row in enumerate(found) if np.any(row != found[0])]
@@ -118,9 +109,9 @@ def same(**named: str) -> None:
 def _from_first(data: bytes) -> bytes:
   """The bytes of process 0 in all processes; what others give is ignored."""
   length = int(exchange((), np.int32(len(data)))[1][0])
-  row = np.zeros(bucket(length), np.uint8)
+  row = np.zeros(1 << length.bit_length(), np.uint8)  # few shapes, so few compilations
   if is_first():
-    row[:length] = np.frombuffer(data, np.uint8)
+    row[:length] = _bytes(data)
   return exchange(row, ())[0].tobytes()[:length]
 
 
@@ -166,73 +157,3 @@ def arrays_from_first(tree: ArrayTree) -> Any:
     tree,
     exchange(mine, ())[0],
   )
-
-
-# --- a cohort over processes
-
-
-def deal(num_examples: np.ndarray, num_processes: int) -> list[np.ndarray]:
-  """Places of the cohort for each process: those with the most examples are dealt first.
-
-  >>> [places.tolist() for places in deal(np.array([1, 9, 5, 7, 0]), 2)]
-  [[1, 2, 4], [0, 3]]
-  """
-  order = np.argsort(-np.asarray(num_examples), kind="stable")
-  return [np.sort(order[i::num_processes]) for i in range(num_processes)]
-
-
-def _in_one(parts: tuple[Remembered, ...], like: Any, size: int) -> Any:
-  """What a share keeps, by place, leaves [size, ...]; `like`: leaves [any, ...]."""
-  whole = jax.tree.map(
-    lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), jax.device_get(like)
-  )
-  for part in parts:
-    for into, rows in zip(jax.tree.leaves(whole), jax.tree.leaves(part.memories)):
-      into[part.places[part.mask]] = np.asarray(rows)[part.mask]
-  return whole
-
-
-def _run_share(run: Run, context: Context, cohort: Cohort) -> Mapped:
-  """`run` on this process's share of the cohort, and what all of them found."""
-  if jax.process_count() == 1:
-    return run(context, cohort)
-  shares = deal(cohort.num_examples, jax.process_count())
-  mine = shares[jax.process_index()]
-  size = max(1, bucket(len(shares[0])))  # the first is the longest
-  held = padded(jax.tree.map(lambda leaf: np.asarray(leaf)[mine], context.memories), size)
-  share = cohort._replace(
-    ids=np.asarray(cohort.ids)[mine],
-    num_examples=np.asarray(cohort.num_examples)[mine],
-    batches=[cohort.batches[place] for place in mine],
-  )
-  mapped = run(context._replace(memories=held), share)
-  sent, info = padded((mapped.sent, mapped.info), size)
-  kept = _in_one(mapped.memories, held, size)
-  sums, gathered = exchange(mapped.sums, (sent, kept, info))
-  back = np.argsort(np.concatenate(shares))
-
-  def in_order(leaf: np.ndarray) -> np.ndarray:  # [P, size, ...] -> [C, ...]
-    rows = [leaf[i, : len(places)] for i, places in enumerate(shares)]
-    return np.concatenate(rows)[back]
-
-  sent, memories, info = jax.tree.map(in_order, gathered)
-  return Mapped(sums, sent, all_remembered(memories, cohort.size), info)
-
-
-def process_clients(inner: MapClients) -> MapClients:
-  """Each process runs its share of the cohort with `inner`; the sums are added once.
-
-  Args:
-    inner: the execution within a process: `loop_clients()`, `vmap_clients()`,
-      `shard_map_clients()` or `pmap_clients()` over the process's own devices.
-
-  Every process must hold the same state and call `round` with the same cohort, the empty
-  one included: a process without a client takes part in the sum with zero. Clients' infos,
-  what they keep (SCAFFOLD) and, for aggregators that need all of them, their messages are
-  gathered in the order of the cohort. The result is that of one process, up to the order of
-  the sum; with one process it is `inner` itself.
-
-  Raises:
-    PeerLost: by `round`, where another process is gone.
-  """
-  return lambda client, partial: functools.partial(_run_share, inner(client, partial))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax.federated import lobby, meeting
+from dpjax.processes import lobby, meeting
 from dpjax.validate import UserError
 from tests.federated import programs
 
@@ -51,7 +51,7 @@ def _meet_all(arguments):
 
 def _options(port, index, **changes):
   options = dict(coordinator=f"127.0.0.1:{port}", num_processes=2, process_id=index,
-                 config="a", timeout=50.0)  # fmt: skip
+                 same={"config": "a", "mesh": "data:4"}, timeout=50.0)  # fmt: skip
   return options | changes
 
 
@@ -137,7 +137,13 @@ def test_a_flood_from_elsewhere_does_not_push_out_a_slow_peer():
   word = json.loads(slow.makefile().readline())["word"]
   flood = [_knock(port) for _ in range(200)]
   time.sleep(0.5)
-  hello = {"process_id": 1, "num_processes": 2, "jax": jax.__version__, "config": "a"}
+  hello = {
+    "process_id": 1,
+    "num_processes": 2,
+    "jax": jax.__version__,
+    "config": "a",
+    "mesh": "data:4",
+  }
   slow.sendall(json.dumps(hello | {"peer_timeout": 30.0, "word": word}).encode() + b"\n")
   (met,) = calls.wait()
   assert isinstance(met, meeting.Meeting), met
@@ -249,7 +255,11 @@ def test_a_hello_that_was_overheard_is_of_no_use():
 @pytest.mark.parametrize(
   ("second", "match"),
   [
-    ({"config": "b"}, "config: differs between process 0 and process 1"),
+    ({"same": {"config": "b"}}, "config: differs between process 0 and process 1"),
+    (
+      {"same": {"config": "a", "mesh": "data:8"}},
+      "mesh: differs between process 0 and process 1 (data:4 and data:8)",
+    ),
     (
       {"num_processes": 3},
       "num_processes: differs between process 0 and process 1 (2 and 3)",
@@ -280,7 +290,7 @@ def test_a_number_that_nobody_may_have_is_said_and_not_waited_for(number):
   calls = _Calls([_options(port, 0)])
   with _knock(port) as peer:
     word = json.loads(peer.recv(4096))["word"]
-    told = {"num_processes": 2, "jax": meeting.jax.__version__, "config": "a",
+    told = {"num_processes": 2, "jax": meeting.jax.__version__, "config": "a", "mesh": "data:4",
             "peer_timeout": 30.0, "process_id": number, "word": word}  # fmt: skip
     peer.sendall(json.dumps(told).encode() + b"\n")
     (line,) = calls.wait()
@@ -293,7 +303,7 @@ def test_one_that_dies_before_the_others_come_may_come_again():
   first = _Calls([_options(port, 0, num_processes=3)])
   dying = _knock(port)
   word = json.loads(dying.recv(4096))["word"]
-  told = {"num_processes": 3, "jax": meeting.jax.__version__, "config": "a",
+  told = {"num_processes": 3, "jax": meeting.jax.__version__, "config": "a", "mesh": "data:4",
           "peer_timeout": 30.0, "process_id": 1, "word": word}  # fmt: skip
   dying.sendall(json.dumps(told).encode() + b"\n")
   dying.close()
@@ -430,7 +440,7 @@ import sys
 sys.path.insert(0, ".")
 import numpy as np
 from absl import flags
-from dpjax.federated import processes
+from dpjax import processes
 from launch import app, peers
 peers.define()
 flags.DEFINE_string("progress", None, "")
@@ -440,7 +450,7 @@ def main():
       processes.exchange(np.ones(3), ())
       with open(flags.FLAGS.progress, "w") as file:
         file.write(f"{step + 1:09d}")
-  peers.run(work, peers.options(), config="same", saved=lambda: "round 7 is saved")
+  peers.run(work, peers.options(), same={"config": "same"}, saved=lambda: "round 7 is saved")
 app.run(main)
 """
 
@@ -514,7 +524,8 @@ def test_one_that_hangs_right_after_the_meeting_is_given_up(tmp_path):
   port = programs.free_port()
   running = [_endless(tmp_path, port, 0, 2)]
   try:
-    (met,) = _meet_all([_options(port, 1, timeout=120.0, peer_timeout=2.0, config="same")])
+    late = dict(timeout=120.0, peer_timeout=2.0, same={"config": "same"})
+    (met,) = _meet_all([_options(port, 1, **late)])
     assert isinstance(met, meeting.Meeting), met
     assert running[0].code() == 1
     (line,) = running[0].err.read_text().splitlines()

@@ -1,0 +1,61 @@
+"""One record replaced, where removing and adding one are proved: by way of the run without.
+
+Let P be the run with a record, R the run with another in its place, Q the run with neither,
+everything else, and its randomness, alike. For every event E
+
+  P(E) <= e^e1 Q(E) + d(e1)  and  Q(E) <= e^e2 R(E) + d(e2), so
+  P(E) <= e^(e1 + e2) R(E) + d(e1) + e^e1 d(e2),
+
+where d is the curve of removing or adding, of the whole run. Any e1 + e2 = epsilon is sound;
+the best of a few is taken. Q need not be a run that anybody could have: a Gaussian sum's
+midpoint is within one clip norm of both sums two clip norms apart.
+
+Direct pairs (X_1 + .. + X_T of one record over that of the other) would be tighter, by up to
+sqrt(2) where little is lost. That such a pair dominates is not proved here: the convex order
+of `random_allocation` is about one sum, and no two sums of the same normals are independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
+_SPLITS = 33
+
+
+def epsilon_of_both(
+  epsilon_of: Callable[[float], float], delta: float, *, least: float
+) -> float:
+  """From the epsilon of removing or adding at any delta from `least` on, that of replacing at
+  one delta; inf where none is found.
+
+  >>> epsilon_of_both(lambda delta: 0.5, 1e-5, least=1e-12)
+  1.0
+  """
+  best = math.inf
+  for share in _SHARES:
+    if share * delta < least:
+      continue
+    first = epsilon_of(share * delta)
+    rest = (1 - share) * delta * math.exp(-first)
+    if rest >= least and first < best:
+      best = min(best, first + epsilon_of(rest))
+  return best
+
+
+def delta_of_both(
+  deltas_of: Callable[[list[float]], Sequence[float]], epsilon: float
+) -> float:
+  """From the curve of removing or adding, delta of replacing at one epsilon.
+
+  >>> delta_of_both(lambda epsilons: [0.0 if e >= 1 else 1.0 for e in epsilons], 2.0)
+  0.0
+  """
+  first = np.linspace(0, epsilon, _SPLITS if epsilon else 1)
+  deltas = np.asarray(deltas_of(first.tolist()), float)
+  with np.errstate(over="ignore", invalid="ignore"):
+    both = deltas + np.where(deltas[::-1] > 0, np.exp(first) * deltas[::-1], 0.0)
+  return float(min(1.0, both.min()))

@@ -1,0 +1,27 @@
+"""The next batch is read while the one before is being trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+_T = TypeVar("_T")
+_END = object()
+
+
+def ahead(items: Iterator[_T]) -> Generator[_T]:
+  """The same items, each made in a thread of its own while the caller is at the one before.
+
+  At most one is made beforehand, so two are in memory beside the caller's. What `items` raises
+  is raised here, in its turn. The thread ends with the last item, or when this iterator is
+  closed, after the item that is being made.
+
+  >>> list(ahead(iter("abc")))
+  ['a', 'b', 'c']
+  """
+  with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as thread:
+    coming = thread.submit(next, items, _END)
+    while (item := coming.result()) is not _END:
+      coming = thread.submit(next, items, _END)
+      yield item  # type: ignore[misc]

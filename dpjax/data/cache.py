@@ -1,0 +1,203 @@
+"""Features on disk, so that the next run on the same data need not compute them again.
+
+A file holds the features themselves, so the folder is AS PRIVATE AS THE DATA: only its owner may
+read it (0700, files 0600). What a file belongs to (a digest of data and settings, itself as
+secret as the data) stands inside it; its name is random. Nothing is ever evicted: the folder is
+the user's to empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.data.rows import CHUNK_BYTES, File, Rows
+from dpjax.validate import UserError
+
+VARIABLE = "DPJAX_CACHE_DIR"
+_SUFFIX, _PARTIAL, _LOCK = ".features", ".partial", "lock"
+_HEAD, _MAGIC = 4096, "dpjax features 1"
+
+
+def folder() -> pathlib.Path | None:
+  """$DPJAX_CACHE_DIR, or None where features are not kept."""
+  named = os.environ.get(VARIABLE)
+  return pathlib.Path(os.path.expanduser(named)) if named else None
+
+
+def key(data: bytes, *settings: object) -> bytes:
+  """What features belong to: data by their digest, and all that they were computed with.
+
+  >>> key(b"", "J", 2) == key(b"", "J", 2), key(b"", "J", 2) == key(b"", "J", 3)
+  (True, False)
+  """
+  return hashlib.sha256(f"dpjax cache {settings!r} ".encode() + data).digest()
+
+
+def rows(
+  where: pathlib.Path,
+  wanted: bytes,
+  shape: tuple[int, ...],
+  make: Callable[[], Iterable[np.ndarray]],
+  tell: Callable[[str], None] = lambda line: None,
+) -> Rows:
+  """float32 rows [n, *features] out of a folder, put there first where they are not.
+
+  Args:
+    wanted: `key` of them.
+    make: computes them: arrays that are `shape` when joined. Called where there are none, or
+      where what there is was cut short or damaged.
+    tell: told in a line what was found or is done.
+
+  A file is whole or it is not there (written beside, then renamed), its content is compared
+  with a digest when it is opened, and one process at a time computes.
+
+  Raises:
+    UserError: a folder that cannot be one, is open to others, or is full.
+  """
+  _own(where)
+  found = _look(where, wanted, shape, tell)
+  if found is not None:
+    return found
+  with _alone(where, tell):
+    found = _look(where, wanted, shape, tell)  # another process may have been faster
+    if found is not None:
+      return found
+    for path in where.glob(f"*{_PARTIAL}"):  # nobody else is writing
+      path.unlink()
+      tell(f"removed {path}, which a process left that was stopped")
+    return _opened(_written(where, wanted, shape, make), shape)
+
+
+def _own(where: pathlib.Path) -> None:
+  validate.folder(**{VARIABLE: where})
+  with _refused(where):
+    where.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = where.stat().st_mode & 0o777
+  if mode & 0o077:
+    raise UserError(
+      f"{VARIABLE}={where}: is open to others (mode {mode:o}); what lies there is as private "
+      "as the data: chmod 700 it, or choose another"
+    )
+
+
+@contextlib.contextmanager
+def _refused(where: pathlib.Path) -> Iterator[None]:
+  try:
+    yield
+  except OSError as error:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    raise UserError(f"{VARIABLE}={where}: cannot be written ({reason})") from error
+
+
+@contextlib.contextmanager
+def _alone(where: pathlib.Path, tell: Callable[[str], None]) -> Iterator[None]:
+  with _refused(where):
+    lock = os.open(where / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+  try:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      tell(f"waiting for another process, which computes features in {where}")
+      fcntl.flock(lock, fcntl.LOCK_EX)
+    yield
+  finally:
+    os.close(lock)
+
+
+def _head(path: pathlib.Path) -> dict[str, Any]:
+  """What stands at the head of a file; {} where it is none of ours, or of another version."""
+  try:
+    with path.open("rb") as file:
+      head = json.loads(file.read(_HEAD))
+  except (OSError, ValueError, RecursionError):
+    return {}
+  return head if isinstance(head, dict) and head.get("magic") == _MAGIC else {}
+
+
+def _look(
+  where: pathlib.Path,
+  wanted: bytes,
+  shape: tuple[int, ...],
+  tell: Callable[[str], None],
+) -> Rows | None:
+  for path in sorted(where.glob(f"*{_SUFFIX}")):
+    head = _head(path)
+    if head.get("key") != wanted.hex() or head.get("shape") != list(shape):
+      continue
+    with contextlib.suppress(UserError):  # it is cut short
+      found = _opened(path, shape)
+      if _digest(found.chunks()) == head.get("sha256"):
+        tell(f"features are read from {path}")
+        return found
+    path.unlink(missing_ok=True)
+    tell(f"{path} was damaged and is removed; its features are computed again")
+  return None
+
+
+def _opened(path: pathlib.Path, shape: tuple[int, ...]) -> Rows:
+  return Rows(File(path, _HEAD, shape, np.float32), shape[1:])
+
+
+def _digest(chunks: Iterable[np.ndarray]) -> str:
+  found = hashlib.sha256()
+  for chunk in chunks:
+    found.update(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
+  return found.hexdigest()
+
+
+def _written(
+  where: pathlib.Path,
+  wanted: bytes,
+  shape: tuple[int, ...],
+  make: Callable[[], Iterable[np.ndarray]],
+) -> pathlib.Path:
+  name = secrets.token_hex(8)
+  partial = where / f"{name}{_PARTIAL}"
+  with _refused(where):
+    raw = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+  try:
+    with os.fdopen(raw, "wb", buffering=0) as file, _refused(where):
+      _fill(file, wanted, shape, make())
+      os.fsync(file.fileno())
+    done = partial.rename(where / f"{name}{_SUFFIX}")
+  except BaseException:
+    partial.unlink(missing_ok=True)
+    raise
+  return done
+
+
+def _fill(
+  file: Any, wanted: bytes, shape: tuple[int, ...], chunks: Iterable[np.ndarray]
+) -> None:
+  def written() -> Iterator[np.ndarray]:
+    for chunk in chunks:
+      whole = np.ascontiguousarray(chunk, np.float32)
+      for part in np.array_split(whole, max(1, whole.nbytes // CHUNK_BYTES)):
+        _write(file, part)
+        yield part
+
+  file.seek(_HEAD)
+  sha256 = _digest(written())
+  expected = _HEAD + 4 * int(np.prod(shape))
+  if file.tell() != expected:
+    raise AssertionError(f"features of {shape} took {file.tell()} bytes, not {expected}")
+  head = {"magic": _MAGIC, "key": wanted.hex(), "shape": list(shape), "sha256": sha256}
+  file.seek(0)
+  _write(file, np.frombuffer(json.dumps(head).ljust(_HEAD).encode(), np.uint8))
+
+
+def _write(file: Any, array: np.ndarray) -> None:
+  left = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+  while left:
+    left = left[file.write(left) :]

@@ -1,0 +1,176 @@
+"""LEAF's folders of JSON: FEMNIST by writer, Sent140 by user, Shakespeare by role.
+
+LEAF (Caldas et al. 2018, arXiv:1812.01097) writes what its `preprocess.sh` made to `train`
+and `test`, each some files {"users": [ids], "num_samples": [n], "user_data": {id: {"x", "y"}}}.
+
+  git clone https://github.com/TalwalkarLab/leaf
+  cd leaf/data/femnist && ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample   # -> data/{train,test}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax.data import natural, text
+from dpjax.data.dataset import first_line, from_arrays
+from dpjax.data.federation import Federation
+from dpjax.data.npz import UNDECLARED
+from dpjax.data.registry import own_path
+from dpjax.validate import UserError, integer_at_least
+
+PREPARE = "write it with ./preprocess.sh of a data set of github.com/TalwalkarLab/leaf"
+_TWEET = 4  # of a row of Sent140: id, date, query, user, text
+_BYTES = 256  # classes of a next character
+
+
+class _Part(NamedTuple):
+  """What one user has in one file."""
+
+  user: str
+  x: np.ndarray  # [n, *features]
+  y: np.ndarray  # [n]
+  is_text: bool
+  next_character: bool  # y was a character
+
+
+def leaf_federation(
+  name: str | os.PathLike[str],
+  data_dir: str | os.PathLike[str] | None = None,
+  *,
+  num_classes: int | None = None,
+  max_length: int = 256,
+  shape: tuple[int, ...] | None = None,
+  max_examples: int | None = None,
+) -> tuple[Federation, Federation]:
+  """(train, test) of a folder that LEAF wrote: `name`/train/*.json and `name`/test/*.json.
+
+  Inputs are numbers (LEAF's images are rows of numbers in [0, 1]), or text, as UTF-8 bytes,
+  of Sent140 the tweet. Labels are integers, or, of Shakespeare, the next character, one of
+  256 bytes. A user in several files is one client. The same users need not be in both splits
+  (LEAF's -t user).
+
+  Args:
+    data_dir: where a relative `name` begins; else the current folder.
+    num_classes: public, never counted; 62 of FEMNIST, 2 of Sent140.
+    max_length: of text, the number of bytes kept.
+    shape: of one example, where the files hold it as a row: (28, 28, 1) of FEMNIST.
+    max_examples: as of `data.by_client`.
+
+  Raises:
+    UserError: one line that names the file: no such folder (with the command that makes it),
+      a damaged file, users who are named twice in a file or lack x or y.
+  """
+  integer_at_least(1, max_length=max_length)
+  root = own_path(name, data_dir)
+  options = (num_classes, max_length, shape, max_examples)
+  try:
+    train, test = (_split(root, split, *options) for split in ("train", "test"))
+  except UserError as error:
+    raise UserError(f"name={os.fspath(name)!r}: {error}") from error
+  return natural.paired(train, test, os.fspath(name))
+
+
+def _split(
+  root: pathlib.Path,
+  split: str,
+  num_classes: int | None,
+  max_length: int,
+  shape: tuple[int, ...] | None,
+  max_examples: int | None,
+) -> Federation:
+  files = sorted((root / split).glob("*.json"))
+  if not files:
+    raise UserError(f"no *.json in {root / split}; {PREPARE}")
+  parts = [part for path in files for part in _parts(path, max_length)]
+  full = [part for part in parts if len(part.y)]
+  kinds = {(part.x.shape[1:], part.is_text, part.next_character) for part in full}
+  if len(kinds) != 1:
+    told = ", ".join(sorted(str(kind[0]) for kind in kinds)) or "none"
+    raise UserError(f"{split}: examples must be of one kind and shape, found {told}")
+  _, is_text, next_character = kinds.pop()
+  declared = _BYTES if next_character else num_classes
+  if declared is None:
+    raise UserError(f"num_classes: {UNDECLARED}")
+  if num_classes not in (None, declared):
+    raise UserError(f"num_classes={num_classes}: a next character is one of {declared}")
+  dataset = from_arrays(
+    _shaped(np.concatenate([part.x for part in full]), shape, is_text),
+    np.concatenate([part.y for part in full]),
+    num_classes=declared,
+    vocab_size=text.VOCAB_SIZE if is_text else None,
+    name=root.name,
+    split=split,
+  )
+  users, sizes = [part.user for part in parts], [len(part.y) for part in parts]
+  return natural.by_client(dataset, users, sizes=sizes, max_examples=max_examples)
+
+
+def _shaped(x: np.ndarray, shape: tuple[int, ...] | None, is_text: bool) -> np.ndarray:
+  if shape is None:
+    return x
+  fits = all(isinstance(side, int) and side > 0 for side in shape)
+  if is_text or not fits or np.prod(shape, dtype=object) != np.prod(x.shape[1:]):
+    kind = "text" if is_text else f"of shape {x.shape[1:]}"
+    raise UserError(f"shape={shape!r}: does not fit an example, which is {kind}")
+  return x.reshape(len(x), *shape)
+
+
+def _parts(path: pathlib.Path, max_length: int) -> Iterator[_Part]:
+  try:
+    with path.open(encoding="utf-8") as stream:
+      held = json.load(stream, object_pairs_hook=_unique)
+    users, data = held["users"], held["user_data"]
+    if sorted(users) != sorted(data):
+      raise UserError('"users" must name those of "user_data", each once')
+    yield from (_part(user, data[user], max_length) for user in users)
+    told = held.get("num_samples", [len(data[user]["y"]) for user in users])
+    if told != [len(data[user]["y"]) for user in users]:
+      raise UserError('"num_samples" are not the numbers of samples in "user_data"')
+  except UserError as error:
+    raise UserError(f"{path}: {error}") from error
+  except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    why = f"{type(error).__name__}: {first_line(error)}"
+    raise UserError(f"{path}: is no file of LEAF ({why}); {PREPARE}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  """JSON keeps the last of equal names: a user's first records would be gone."""
+  found = dict(pairs)
+  if len(found) != len(pairs):
+    seen: set[str] = set()
+    twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+    raise UserError(f"{twice!r} is there twice")
+  return found
+
+
+def _part(user: str, data: dict[str, list], max_length: int) -> _Part:
+  xs, ys = data["x"], data["y"]
+  if len(xs) != len(ys):
+    raise UserError(f"user {user!r} has {len(xs)} x and {len(ys)} y")
+  rows = [x[_TWEET] if _is_tweet(x) else x for x in xs]
+  is_text = any(isinstance(row, str) for row in rows)
+  if is_text:
+    x = text.encode_text(rows, max_length=max_length)
+  else:
+    x = np.asarray(rows)
+    with np.errstate(over="ignore"):  # becomes inf, which Dataset refuses by name
+      # an image of nothing but 0 and 1 is written without a point
+      x = x.astype(np.float32) if x.dtype.kind in "iuf" else x
+  character = any(isinstance(y, str) for y in ys)
+  return _Part(user, x, _next(ys) if character else np.asarray(ys), is_text, character)
+
+
+def _is_tweet(x: Any) -> bool:
+  return isinstance(x, list) and len(x) > _TWEET and isinstance(x[_TWEET], str)
+
+
+def _next(ys: list[str]) -> np.ndarray:
+  if not all(isinstance(y, str) and len(y) == 1 and y.isascii() for y in ys):
+    raise UserError("y: must be integers, or one ASCII character each")
+  return np.array([ord(y) for y in ys], np.int32)

@@ -1,0 +1,193 @@
+"""Natural federations: whose each record is, the data say themselves.
+
+A client is an id. Everything under one id is one client, wherever it lies in the files and
+whether it is written as text, bytes or a number; so user-level privacy counts people, as far
+as the ids do. Clients stand in the order of their ids and rows in that of the data, so what
+a client holds, and which of it is kept, depends on no other client's records.
+
+`natural_federation` reads any prepared data with a field that names the client;
+`leaf_federation` and `tff_federation` read files that are sorted by client. Vocabulary and
+classes are declared, never taken from the data. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpjax import names, validate
+from dpjax.data import npz, prepared, registry
+from dpjax.data.dataset import Dataset
+from dpjax.data.federation import Federation
+from dpjax.validate import UserError
+
+Pair = tuple[Federation, Federation]  # train, test
+
+
+def by_client(
+  dataset: Dataset,
+  client_ids: Sequence[Any] | np.ndarray,
+  *,
+  sizes: Sequence[int] | np.ndarray | None = None,
+  max_examples: int | None = None,
+) -> Federation:
+  """One client for each id, ordered by id; a client's rows in the order of the data.
+
+  Args:
+    client_ids: [n] text, UTF-8 bytes or integers: whose each example is. b"7", "7" and 7
+      are one client.
+    sizes: where the data lie in stretches of one client each, the examples of each stretch;
+      then there is one id for a stretch, and one of size 0 makes an empty client.
+    max_examples: the first so many of each client are kept, of the others nothing; public.
+
+  Raises:
+    UserError: one line: an id that is empty, no text and no integer; a number of ids that
+      does not fit the data.
+
+  >>> from dpjax.data.dataset import from_arrays
+  >>> d = from_arrays(np.arange(4.0)[:, None], [0, 1, 1, 0], num_classes=2)
+  >>> fed = by_client(d, ["bob", b"ann", "bob", "bob"], max_examples=2)
+  >>> fed.client_ids, fed.client("bob").x.ravel().tolist()
+  (('ann', 'bob'), [0.0, 2.0])
+  """
+  if max_examples is not None:
+    validate.integer_at_least(1, max_examples=max_examples)
+  ids = texts(client_ids)
+  counts = np.ones(len(ids), np.int64) if sizes is None else np.asarray(sizes, np.int64)
+  if len(counts) != len(ids) or counts.sum() != len(dataset):
+    raise UserError(
+      f"client_ids: {len(ids)} ids are for {int(counts.sum())} examples, there are "
+      f"{len(dataset)}"
+    )
+  if not ids:
+    raise UserError("client_ids: must name at least one client")
+  distinct = sorted(set(ids))
+  places = {name: place for place, name in enumerate(distinct)}
+  stretches = np.fromiter(map(places.__getitem__, ids), np.int64, len(ids))
+  owners = np.repeat(stretches, counts)  # [n]
+  if max_examples is not None:
+    kept = _first(owners, max_examples)
+    dataset, owners = dataset.subset(kept), owners[kept]
+  order, starts = _sorted(owners, len(distinct))
+  return Federation(dataset, np.split(order, starts[1:]), distinct)
+
+
+def _sorted(owners: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
+  """(rows by owner [n], where each owner's begin [num_clients]); rows of one keep order."""
+  ends = np.cumsum(np.bincount(owners, minlength=num_clients))
+  return np.argsort(owners, kind="stable"), np.concatenate([[0], ends[:-1]])
+
+
+def _first(owners: np.ndarray, most: int) -> np.ndarray:
+  """The rows that are among the first `most` of their owner, ascending."""
+  order, starts = _sorted(owners, 0)
+  before = np.arange(len(order)) - starts[owners[order]]  # own rows before this one
+  return np.sort(order[before < most])
+
+
+def texts(client_ids: Iterable[Any]) -> list[str]:
+  """Ids as text, by which two spellings of one are told to be one.
+
+  >>> texts([b"ann", "ann", 7, np.int64(7)])
+  ['ann', 'ann', '7', '7']
+  """
+  found: list[Any] = [
+    one.item() if isinstance(one, np.generic | np.ndarray) and one.ndim == 0 else one
+    for one in client_ids
+  ]
+  kinds = set(map(type, found))
+  if not kinds <= {str, bytes, int}:
+    wrong = next(one for one in found if type(one) not in (str, bytes, int))
+    raise UserError(f"client_ids: must be text or integers, got {wrong!r:.60}")
+  try:
+    ids = list(map(_text, found))
+    "".join(ids).encode()
+  except UnicodeError as error:
+    raise UserError(f"client_ids: must be UTF-8, got {error.object!r:.60}") from None  # type: ignore[attr-defined]
+  if "" in ids:
+    raise UserError(
+      f"client_ids: the id at place {ids.index('')} is empty; records of nobody knows whom "
+      "have no privacy per client: leave them out when the data are prepared"
+    )
+  return ids
+
+
+def _text(client_id: str | bytes | int) -> str:
+  text = client_id.decode() if isinstance(client_id, bytes) else str(client_id)
+  return unicodedata.normalize("NFC", text)  # one name in two spellings is one person
+
+
+def paired(train: Federation, test: Federation, name: str) -> Pair:
+  """Both, if what one example is agrees."""
+  kinds = [(fed.dataset.x.shape[1:], fed.dataset.x.dtype) for fed in (train, test)]
+  if kinds[0] != kinds[1]:
+    told = " and ".join(f"{dtype} {shape}" for shape, dtype in kinds)
+    raise UserError(f"name={name!r}: train and test differ in what one example is: {told}")
+  if not (len(train) and len(test)):
+    raise UserError(f"name={name!r}: train and test must hold at least one example each")
+  return train, test
+
+
+# --- data with a field that names the client
+
+
+def natural_federation(
+  name: str,
+  data_dir: str | os.PathLike[str] | None = None,
+  *,
+  client_id: str = "",
+  max_length: int = 256,
+  num_classes: int | None = None,
+  max_examples: int | None = None,
+) -> Pair:
+  """(train, test) of prepared data, one client for each value of the field `client_id`.
+
+  Clients of the test need not be among those of the training.
+
+  Args:
+    name, data_dir, max_length, num_classes: as of `data.load`. `name` is that of data that
+      tensorflow-datasets has prepared (sentiment140, by "user"), or the path of an `.npz`,
+      whose "NAME_train" and "NAME_test" for client_id="NAME" hold the ids; or
+      `package.module:name`, a function of no arguments that returns two `Federation`.
+    client_id: the field; of a function of one's own "".
+    max_examples: as of `by_client`, of each client in train and in test.
+
+  Raises:
+    UserError: one line: as `data.load` and `by_client`, or there is no such field.
+  """
+  if names.is_path(name):
+    return _of_user(name, client_id, max_examples)
+  if not client_id:
+    raise UserError("client_id='': must name the field that says whose each record is")
+  if name.endswith(".npz"):
+    parts = npz.load_npz_fields(registry.own_path(name, data_dir), client_id, num_classes)
+  else:
+    root = registry.prepared_root(name, data_dir)
+    parts = prepared.load_prepared_fields(
+      name, root, client_id, max_length=max_length, num_classes=num_classes
+    )
+  make = lambda part: by_client(*part, max_examples=max_examples)
+  try:
+    return paired(make(parts[0]), make(parts[1]), name)
+  except UserError as error:
+    raise UserError(f"client_id={client_id!r}: {error}") from error
+
+
+def _of_user(name: str, client_id: str, max_examples: int | None) -> Pair:
+  for field, value in {"client_id": client_id, "max_examples": max_examples}.items():
+    if value not in ("", None):
+      raise UserError(
+        f"{field}={value!r}: would be ignored, name={name!r} returns clients as they are"
+      )
+  made = names.call(name, "data.name")
+  pair = isinstance(made, tuple) and len(made) == 2
+  if not pair or not all(isinstance(part, Federation) for part in made):
+    raise UserError(
+      f"data.name={name!r}: must return (train, test), two dpjax.data.Federation, not "
+      f"{made!r:.60}"
+    )
+  return paired(made[0], made[1], name)

@@ -1,0 +1,143 @@
+"""Images of random processes, to learn from before any private image is seen.
+
+Tang et al. (2023), "Differentially private image classification by learning priors from random
+processes" (arXiv 2306.06076), pre-train on images that no camera took; Baradad et al. (2021)
+compare processes, of which this is one: dead leaves with textures. Leaves fall on a ground
+and cover each other; ground and leaves are coloured noise of a spectrum. A class is one
+process: its leaves' shape, size and number, its palette, and the slope and direction of its
+spectrum; to tell which one made an image is what is learnt (as Kataoka et al. 2020 learn
+from fractals).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax import random_images, validate
+from dpjax.data.dataset import Dataset, from_arrays
+
+CLASSES, PER_CLASS, TEST_PER_CLASS = 64, 500, 50
+_SEED = 0
+
+
+class Process(NamedTuple):
+  """One class: what its images share. Each image draws the rest."""
+
+  leaves: int  # that fall on an image
+  size: tuple[float, float]  # least and largest half width of a leaf, as a part of the side
+  norm: float  # a leaf is a ball of it: 1 a diamond, 2 an ellipse, 8 nearly a box
+  aspect: float  # length / width of a leaf, and of the spectrum's frequencies
+  angle: float  # of the spectrum's direction, radians
+  slope: float  # amplitudes fall as 1 / frequency ** slope
+  contrast: float  # of the texture, beside the colours of 0 to 1
+  palette: np.ndarray  # [3, C]: colours of ground and leaves
+
+
+def drawn_process(random: np.random.Generator, channels: int) -> Process:
+  """A class, whose every number is uniform in a fixed range.
+
+  >>> drawn_process(np.random.default_rng(0), 3).palette.shape
+  (3, 3)
+  """
+  between = lambda low, high: low + (high - low) * random.random()
+  least = between(0.05, 0.2)
+  return Process(
+    leaves=int(random.integers(2, 13)),
+    size=(least, least + between(0.05, 0.25)),
+    norm=float(random.choice([1.0, 2.0, 8.0])),
+    aspect=between(1.0, 3.0),
+    angle=between(0.0, np.pi),
+    slope=between(0.5, 2.5),
+    contrast=between(0.05, 0.3),
+    palette=random.random((3, channels)),
+  )
+
+
+def images_of(
+  process: Process, random: np.random.Generator, count: int, height: int, width: int
+) -> np.ndarray:
+  """Images of one process, float32 [count, H, W, C] in [0, 1].
+
+  >>> process = drawn_process(np.random.default_rng(0), 3)
+  >>> images_of(process, np.random.default_rng(1), 2, 8, 8).shape
+  (2, 8, 8, 3)
+  """
+  texture = process.contrast * random_images.random_phases(
+    random, 2 * count, _falling(process, height, width)
+  ).reshape(2, count, height, width, 1).astype(np.float32)
+  x = _colours(process, random, count) + texture[0]
+  for _ in range(process.leaves):
+    covered = _leaf(process, random, count, height, width)[..., None]
+    rolled = np.roll(texture[1], tuple(random.integers(0, (height, width))), axis=(1, 2))
+    x = np.where(covered, _colours(process, random, count) + rolled, x)
+  return np.clip(x, 0, 1)
+
+
+def _falling(process: Process, height: int, width: int) -> np.ndarray:
+  """[H, W]: frequencies to the slope, stretched along the direction."""
+  down, right = np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)
+  cos, sin = np.cos(process.angle), np.sin(process.angle)
+  along, across = cos * right + sin * down, cos * down - sin * right
+  frequency = np.hypot(process.aspect * along, across)
+  frequency[0, 0] = np.inf
+  return frequency**process.slope
+
+
+def _colours(process: Process, random: np.random.Generator, count: int) -> np.ndarray:
+  """One of the palette for each image, a little changed: [count, 1, 1, C]."""
+  chosen = process.palette[random.integers(len(process.palette), size=count)]
+  changed = chosen + 0.2 * (random.random(chosen.shape) - 0.5)
+  return changed[:, None, None].astype(np.float32)
+
+
+def _leaf(
+  process: Process, random: np.random.Generator, count: int, height: int, width: int
+) -> np.ndarray:
+  """Which pixels a leaf covers, at a place and an angle of its own: bool [count, H, W]."""
+  centre, angle = random.random((2, count, 1, 1)), 2 * np.pi * random.random((count, 1, 1))
+  low, high = process.size
+  half = low + (high - low) * random.random((count, 1, 1))
+  down = (np.arange(height) / height)[:, None] - centre[0]  # [count, H, 1]
+  right = np.arange(width) / width - centre[1]  # [count, 1, W]
+  along = np.abs(np.cos(angle) * right + np.sin(angle) * down) / process.aspect
+  across = np.abs(np.cos(angle) * down - np.sin(angle) * right)
+  return along**process.norm + across**process.norm < half**process.norm
+
+
+@functools.lru_cache(maxsize=1)
+def load_random_process(
+  shape: tuple[int, int, int] = (32, 32, 3),
+  *,
+  num_classes: int = CLASSES,
+  per_class: int = PER_CLASS,
+  test_per_class: int = TEST_PER_CLASS,
+) -> tuple[Dataset, Dataset]:
+  """(train, test) of random processes: the same at every call, and no data of anybody's.
+
+  Args:
+    shape: (H, W, C) of an image. "random_process" is [32, 32, 3], 64 classes of 500 images
+      each, and 50 to test; a function of yours may return others, `data.name=mine:make`.
+
+  >>> train, test = load_random_process((8, 8, 1), num_classes=3, per_class=4)
+  >>> train
+  Dataset(random_process/train: 12 x (8, 8, 1) float32, 3 classes)
+  """
+  sizes = dict(num_classes=num_classes, per_class=per_class, test_per_class=test_per_class)
+  validate.integer_at_least(1, **sizes)
+  random, (height, width, channels) = np.random.Generator(np.random.PCG64(_SEED)), shape
+  each = per_class + test_per_class
+  made = []
+  for _ in range(num_classes):
+    process = drawn_process(random, channels)
+    made.append(images_of(process, random, each, height, width))
+  x = np.stack(made)  # [K, each, H, W, C]
+  y = np.repeat(np.arange(num_classes), each).reshape(num_classes, each)
+
+  def split(name: str, part: slice) -> Dataset:
+    rows = (values[:, part].reshape(-1, *values.shape[2:]) for values in (x, y))
+    return from_arrays(*rows, num_classes=num_classes, name="random_process", split=name)
+
+  return split("train", slice(per_class)), split("test", slice(per_class, None))

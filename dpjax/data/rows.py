@@ -1,0 +1,263 @@
+"""Examples that stay in files and are read by place, as they are asked for.
+
+`Rows` stands where a NumPy array [n, ...] stands in a `Dataset`: it has a shape and a dtype,
+and `rows[indices]` is an array. What needs all of them at once is refused (`__array__`), so that
+nothing reads a whole data set into memory by accident. Files are read, not mapped: a file that
+is cut short while it is mapped kills the process with a bus error, and what is mapped counts as
+its memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import math
+import os
+import pathlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from dpjax.validate import UserError
+
+CHUNK_BYTES = 2**24  # of what a pass over all rows holds at a time
+
+
+class RowSource(Protocol):
+  """Where rows come from; called from one thread at a time."""
+
+  def __len__(self) -> int: ...
+  def read(self, places: np.ndarray, /) -> np.ndarray:
+    """Rows [k, ...] at ascending, distinct places [k]."""
+    ...
+
+
+def _as_they_are(raw: np.ndarray) -> np.ndarray:
+  return raw
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Rows:
+  """[n, *features] that lie in a source: `rows[indices]`, `rows[a:b]` and `rows[mask]` read.
+
+  Args:
+    source: of all rows, before they are decoded.
+    features: shape of one row, decoded.
+    dtype: float32, or int32 for tokens, as of a `Dataset`.
+    decode: raw rows [k, ...] -> [k, *features], each by itself, so that it does not show how
+      many are decoded together. It raises UserError for what no row may be.
+    places: which rows of the source these are, in this order; None: all.
+
+  >>> class Squares:
+  ...   def __len__(self): return 1000
+  ...   def read(self, places): return np.float32(places[:, None] ** 2)
+  >>> rows = Rows(Squares(), (1,))
+  >>> rows.shape, rows[np.array([3, 0, 3])].tolist(), rows.subset(slice(2, 5))[:2].tolist()
+  ((1000, 1), [[9.0], [0.0], [9.0]], [[4.0], [9.0]])
+  >>> np.asarray(rows)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: resident=False: this needs all 1000 examples in memory at once, ...
+  """
+
+  source: RowSource
+  features: tuple[int, ...]
+  dtype: np.dtype = dataclasses.field(default=np.dtype(np.float32))
+  decode: Callable[[np.ndarray], np.ndarray] = _as_they_are
+  places: np.ndarray | None = None
+
+  def __len__(self) -> int:
+    return len(self.source) if self.places is None else len(self.places)
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return (len(self), *self.features)
+
+  @property
+  def ndim(self) -> int:
+    return 1 + len(self.features)
+
+  @property
+  def nbytes(self) -> int:
+    """Were they all in memory."""
+    return math.prod(self.shape) * self.dtype.itemsize
+
+  def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+    raise self._too_many()
+
+  def __iter__(self) -> Iterator[np.ndarray]:  # as np.stack would
+    raise self._too_many()
+
+  def _too_many(self) -> UserError:
+    return UserError(
+      f"resident=False: this needs all {len(self)} examples in memory at once, and they are "
+      "read from files as they are drawn; use resident=True"
+    )
+
+  def __getitem__(self, which: Any) -> np.ndarray:
+    wanted = self._of_source(which)
+    if np.ndim(wanted) == 0:
+      return self._read(np.asarray(wanted)[None])[0]
+    if wanted.size < 2 or (np.diff(wanted) > 0).all():
+      return self._read(wanted)
+    places, back = np.unique(wanted, return_inverse=True)  # ascending: as a disk likes it
+    return self._read(places)[back]
+
+  def _of_source(self, which: Any) -> np.ndarray:
+    """Places in the source, as which rows of a NumPy array of this length would be."""
+    if self.places is not None:
+      return self.places[which]
+    if isinstance(which, slice):
+      return np.arange(*which.indices(len(self)))
+    places = np.asarray(which)
+    if places.dtype == bool:
+      if places.shape != (len(self),):
+        raise IndexError(f"a mask of {places.shape} over {len(self)} rows")
+      return np.flatnonzero(places)
+    if places.size and not -len(self) <= places.min() <= places.max() < len(self):
+      raise IndexError(f"rows {places.min()} to {places.max()} of {len(self)}")
+    return np.where(places < 0, places + len(self), places).astype(np.int64)
+
+  def _read(self, places: np.ndarray) -> np.ndarray:
+    if not places.size:
+      return np.zeros((0, *self.features), self.dtype)
+    found = self.decode(self.source.read(places))
+    if found.shape != (len(places), *self.features) or found.dtype != self.dtype:
+      raise UserError(
+        f"x: rows of shape {found.shape[1:]} and dtype {found.dtype} stand where all others "
+        f"have {self.features} and {self.dtype}"
+      )
+    return found
+
+  def subset(self, which: Any) -> Rows:
+    """These rows of them, in this order, unread."""
+    return dataclasses.replace(self, places=self._of_source(which))
+
+  def then(
+    self,
+    change: Callable[[np.ndarray], np.ndarray],
+    features: tuple[int, ...] | None = None,
+  ) -> Rows:
+    """The rows with `change` made of each by itself as they are read."""
+    before = self.decode
+    shape = self.features if features is None else features
+    return dataclasses.replace(self, decode=lambda raw: change(before(raw)), features=shape)
+
+  def replaced(self, which: np.ndarray, rows: np.ndarray) -> Rows:
+    """With `rows` [k, *features] in the places `which` [k], distinct; they lie in memory."""
+    order = np.argsort(which)
+    over = _Over(self, np.asarray(which)[order], np.asarray(rows)[order])
+    return Rows(over, self.features, self.dtype)
+
+  def chunks(self) -> Iterator[np.ndarray]:
+    """All rows, in order, a few megabytes at a time."""
+    size = max(1, CHUNK_BYTES // max(1, self.nbytes // max(1, len(self))))
+    for start in range(0, len(self), size):
+      yield self[start : start + size]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Over:
+  """A source with some rows in memory in place of its own."""
+
+  below: Rows
+  which: np.ndarray  # [k] ascending
+  rows: np.ndarray  # [k, *features]
+
+  def __len__(self) -> int:
+    return len(self.below)
+
+  def read(self, places: np.ndarray) -> np.ndarray:
+    found = self.below[places]
+    _, here, there = np.intersect1d(places, self.which, return_indices=True)
+    found[here] = self.rows[there]
+    return found
+
+
+def stay_in_files(nbytes: int, resident: bool | None) -> bool:
+  """Whether examples of so many bytes are read as they are drawn: asked for (False), or, where
+  it is left open (None), more than a quarter of the machine's memory.
+
+  >>> stay_in_files(8, None), stay_in_files(2**60, None), stay_in_files(8, False)
+  (False, True, True)
+  """
+  if resident is not None:
+    return not resident
+  return 4 * nbytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class File:
+  """Rows of one shape and dtype, one after the other in a file from `offset` on.
+
+  Raises:
+    UserError: when it is opened or read: it is not there, cut short, or has changed since.
+
+  >>> import tempfile
+  >>> with tempfile.NamedTemporaryFile() as file:
+  ...   _ = file.write(np.arange(12, dtype=np.uint8).tobytes()); file.flush()
+  ...   File(file.name, 0, (6, 2), np.uint8).read(np.array([1, 2, 5])).tolist()
+  [[2, 3], [4, 5], [10, 11]]
+  """
+
+  def __init__(
+    self,
+    path: str | os.PathLike[str],
+    offset: int,
+    shape: tuple[int, ...],
+    dtype: np.typing.DTypeLike,
+  ):
+    self.path, self.offset, self.shape = pathlib.Path(path), offset, tuple(shape)
+    self.dtype = np.dtype(dtype)
+    self._row = math.prod(self.shape[1:]) * self.dtype.itemsize
+    try:
+      self._file = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except OSError as error:
+      raise UserError(f"{self._told()} cannot be opened ({error.strerror})") from error
+    weakref.finalize(self, os.close, self._file)
+    self._known = self._identity()
+    needed = offset + self.shape[0] * self._row
+    if self._known[0] < needed:
+      told = f"holds {self._known[0]} bytes of {needed}"
+      raise UserError(f"{self._told()} is cut short: it {told}")
+
+  def _told(self) -> str:
+    return f"file='{self.path}':"
+
+  def _identity(self) -> tuple[int, int]:
+    found = os.fstat(self._file)
+    return found.st_size, found.st_mtime_ns
+
+  def __len__(self) -> int:
+    return self.shape[0]
+
+  def read(self, places: np.ndarray) -> np.ndarray:
+    out = np.empty((len(places), *self.shape[1:]), self.dtype)
+    bytes_of = out.reshape(-1).view(np.uint8).data
+    starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)  # of runs without a gap
+    try:
+      for first, last in zip(starts, [*starts[1:], len(places)]):
+        part = bytes_of[first * self._row : last * self._row]
+        self._fill(part, self.offset + int(places[first]) * self._row)
+      self.check()
+    except OSError as error:
+      told = os.strerror(error.errno or errno.EIO)
+      raise UserError(f"{self._told()} cannot be read any more ({told})") from error
+    return out
+
+  def _fill(self, part: memoryview, start: int) -> None:
+    while part:
+      count = os.preadv(self._file, [part], start)
+      if not count:
+        raise UserError(f"{self._told()} was cut short while it was being read")
+      part, start = part[count:], start + count
+
+  def check(self) -> None:
+    """Raises UserError where the file is not what it was when it was opened: the noise of a
+    run is bound to the data that it read first."""
+    if self._identity() != self._known:
+      raise UserError(
+        f"{self._told()} has changed since it was opened; a run is bound to its data, bring "
+        "them back"
+      )

@@ -1,0 +1,118 @@
+"""Shakespeare by line and by role, for language models: some plays public, the others private.
+
+PUBLIC are the fourteen comedies of `PUBLIC_PLAYS`: on them a base may be trained without
+privacy. PRIVATE are all other plays: what one line, or one role, says there is what an
+epsilon hides. (This is a declaration for an experiment; all the texts are old and free.)
+
+An example is a line as it is printed, between two line ends, or the first lines of one role,
+[m, LENGTH]. The last fifth of each role's lines is the test, the same for both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import numpy as np
+
+from dpjax.data.dataset import Dataset
+from dpjax.data.shakespeare import PADDING, VOCAB_SIZE, encode, load_speeches
+
+PUBLIC_PLAYS = (
+  "alls_well_that_ends_well",
+  "as_you_like_it",
+  "comedy_of_errors",
+  "loves_labours_lost",
+  "measure_for_measure",
+  "merchant_of_venice",
+  "merry_wives_of_windsor",
+  "midsummer_nights_dream",
+  "much_ado_about_nothing",
+  "taming_of_the_shrew",
+  "tempest",
+  "twelfth_night",
+  "two_gentlemen_of_verona",
+  "winters_tale",
+)
+LENGTH = 64  # tokens of a line, both line ends included; what is longer is cut
+MOST_LINES = 16  # of a role: its first; public
+_TEST_SHARE = 0.2
+
+Folder = str | os.PathLike[str] | None
+
+
+def tokens_of(lines: Iterable[str], length: int = LENGTH) -> np.ndarray:
+  """int32 [n, length]: a line end, the characters, a line end, padding.
+
+  >>> tokens_of(["Oh!"], 6).tolist()
+  [[2, 42, 61, 4, 2, 0]]
+  """
+  rows = [encode(f"\n{line[: length - 2]}\n") for line in lines]
+  out = np.full((len(rows), length), PADDING, np.int32)
+  for row, ids in zip(out, rows):
+    row[: len(ids)] = ids
+  return out
+
+
+def blocks_of(tokens: np.ndarray, lines: int) -> np.ndarray:
+  """[n, T] -> [ceil(n / lines), lines, T], the last filled up with padding.
+
+  >>> blocks_of(np.array([[2, 5], [2, 6], [2, 7]]), 2).tolist()
+  [[[2, 5], [2, 6]], [[2, 7], [0, 0]]]
+  """
+  missing = -len(tokens) % lines
+  full = np.pad(tokens, ((0, missing), (0, 0)), constant_values=PADDING)
+  return full.reshape(-1, lines, tokens.shape[1])
+
+
+def _by_role(folder: Folder, public: bool) -> list[tuple[np.ndarray, np.ndarray]]:
+  """(train, test) lines of each role."""
+  found = []
+  for name, text in load_speeches(folder).items():
+    if (name.partition("/")[0] in PUBLIC_PLAYS) is public:
+      tokens = tokens_of(line for line in text.split("\n") if line.strip())
+      cut = len(tokens) - round(_TEST_SHARE * len(tokens))
+      found.append((tokens[:cut], tokens[cut:]))
+  return found
+
+
+def _datasets(name: str, train: np.ndarray, test: np.ndarray) -> tuple[Dataset, Dataset]:
+  made = [
+    Dataset(x, np.zeros(len(x), np.int32), name, VOCAB_SIZE, split, VOCAB_SIZE)
+    for x, split in ((train, "train"), (test, "test"))
+  ]
+  return made[0], made[1]
+
+
+def load_public_lines(folder: Folder = None) -> tuple[Dataset, Dataset]:
+  """(train, test): lines of the public plays, x int32 [n, LENGTH]."""
+  return _lines("shakespeare_public_lines", folder, public=True)
+
+
+def load_lines(folder: Folder = None) -> tuple[Dataset, Dataset]:
+  """(train, test): lines of the private plays, x int32 [n, LENGTH]. One example: one line."""
+  return _lines("shakespeare_lines", folder, public=False)
+
+
+def _lines(name: str, folder: Folder, *, public: bool) -> tuple[Dataset, Dataset]:
+  train, test = (np.concatenate(part) for part in zip(*_by_role(folder, public)))
+  return _datasets(name, train, test)
+
+
+def load_roles(folder: Folder = None) -> tuple[Dataset, Dataset]:
+  """(train, test): roles of the private plays, x int32 [n, MOST_LINES, LENGTH].
+
+  One example is one role: its first lines, and no other row holds any of it. In the test a
+  block is no role: all test lines, as those of `load_lines`.
+  """
+  roles = _by_role(folder, public=False)
+  train = np.concatenate([blocks_of(own[:MOST_LINES], MOST_LINES) for own, _ in roles])
+  test = blocks_of(np.concatenate([own for _, own in roles]), MOST_LINES)
+  return _datasets("shakespeare_roles", train, test)
+
+
+LOADERS = {
+  "shakespeare_lines": load_lines,
+  "shakespeare_roles": load_roles,
+  "shakespeare_public_lines": load_public_lines,
+}

@@ -1,0 +1,283 @@
+"""The files of TensorFlow Federated: SQLite databases, and its older HDF5 files.
+
+EMNIST by writer (FEMNIST), StackOverflow by user, Shakespeare by role, CIFAR-100 by topic,
+read without TensorFlow: a database holds `examples` (split_name, client_id,
+serialized_example_proto), whose last is a tf.train.Example, and `client_metadata` (client_id,
+split_name, num_examples); an HDF5 file `examples/<client_id>/<feature>`.
+
+  python -m launch.prepare --dataset=femnist --data_dir=DIR        # DIR/emnist_all.sqlite
+  python -m launch.prepare --dataset=stackoverflow --data_dir=DIR  # DIR/stackoverflow.sqlite
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pathlib
+import sqlite3
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax.data import natural, text
+from dpjax.data.dataset import first_line, from_arrays
+from dpjax.data.federation import Federation
+from dpjax.data.npz import UNDECLARED
+from dpjax.data.prepared import stored_features, stored_values
+from dpjax.data.registry import own_path
+from dpjax.validate import UserError, integer_at_least
+
+URL = "https://storage.googleapis.com/tff-datasets-public/"
+# name for `launch.prepare` -> the database; each is at URL with .lzma behind
+DATABASES = {"femnist": "emnist_all.sqlite", "stackoverflow": "stackoverflow.sqlite"}
+_SPLITS = (("all_train", "all_test"), ("train", "test"))  # EMNIST's; everybody's
+_TRAIN, _TEST = "_train.h5", "_test.h5"
+_IMAGES = {"pixels": ((28, 28, 1), np.float32), "image": ((32, 32, 3), np.uint8)}
+_TEXTS = ("tokens", "snippets")  # StackOverflow, Shakespeare; they have no label
+_LABEL = "label"
+_BLOCK = 1_000  # records decoded at once
+
+
+class _Kind(NamedTuple):
+  """What a file's examples are."""
+
+  key: str  # of the input
+  shape: tuple[int, ...]
+  dtype: Any
+  labelled: bool
+
+  @property
+  def is_text(self) -> bool:
+    return self.key in _TEXTS
+
+
+class _Stretches(NamedTuple):
+  """What a split holds, in stretches of one client each."""
+
+  ids: list[Any]  # [stretches]
+  sizes: list[int]
+  x: np.ndarray  # [n, *shape]
+  y: np.ndarray  # [n] integers
+
+
+def tff_federation(
+  name: str | os.PathLike[str],
+  data_dir: str | os.PathLike[str] | None = None,
+  *,
+  num_classes: int | None = None,
+  max_length: int = 256,
+  max_examples: int | None = None,
+) -> tuple[Federation, Federation]:
+  """(train, test) of a file of TensorFlow Federated.
+
+  Images are float32 [28, 28, 1] as they are (EMNIST: 1 is paper, 0 is ink) or [32, 32, 3] / 255.
+  Text without labels, of StackOverflow one sentence each, is UTF-8 bytes, int32
+  [max_length], padded with 0, for `losses.next_token`; y is 0. StackOverflow has 135,818,730
+  sentences of 342,477 users: keep some of each by `max_examples`; others are not stored.
+
+  Args:
+    name: a path that ends in .sqlite, or in _train.h5 (the file that ends in _test.h5 lies
+      beside it; needs the `h5` extra).
+    data_dir: where a relative `name` begins; else the current folder.
+    num_classes: public, never counted; 62 of FEMNIST.
+    max_examples: as of `data.by_client`, of each client in train and in test.
+
+  Raises:
+    UserError: one line: no such file (with the command that gets it), a damaged one, one
+      whose clients have other numbers of examples than it says.
+  """
+  name = os.fspath(name)
+  integer_at_least(1, max_length=max_length)
+  if max_examples is not None:
+    integer_at_least(1, max_examples=max_examples)
+  path, most = own_path(name, data_dir), max_examples
+  try:
+    with _one_line_errors():
+      read = _h5_pair if name.endswith(_TRAIN) else _sqlite_pair
+      train, test, kind = read(_found(path), max_length, most)
+    declared = num_classes if kind.labelled else 1
+    if declared is None:
+      raise UserError(f"num_classes: {UNDECLARED}")
+    if num_classes not in (None, declared):
+      raise UserError(f"num_classes={num_classes}: text without labels has no classes")
+    make = lambda part, split: _federation(part, kind, declared, path.stem, split, most)
+    clients = make(train, "train"), make(test, "test")
+  except UserError as error:
+    raise UserError(f"name={name!r}: {error}") from error
+  return natural.paired(clients[0], clients[1], name)
+
+
+def _federation(
+  part: _Stretches, kind: _Kind, classes: int, name: str, split: str, most: int | None
+) -> Federation:
+  dataset = from_arrays(
+    part.x,
+    part.y,
+    num_classes=classes,
+    vocab_size=text.VOCAB_SIZE if kind.is_text else None,
+    name=name,
+    split=split,
+  )
+  return natural.by_client(dataset, part.ids, sizes=part.sizes, max_examples=most)
+
+
+def _found(path: pathlib.Path) -> pathlib.Path:
+  if not path.name.endswith((".sqlite", _TRAIN)):
+    raise UserError(f"must end in .sqlite or {_TRAIN}, the files of TensorFlow Federated")
+  if path.is_file():
+    return path
+  known = {file: word for word, file in DATABASES.items()}.get(path.name)
+  command = f"--dataset={known or '|'.join(DATABASES)} --data_dir={path.parent}"
+  raise UserError(f"no file {path}; get one by: python -m launch.prepare {command}")
+
+
+@contextlib.contextmanager
+def _one_line_errors() -> Iterator[None]:
+  try:
+    yield
+  except UserError:
+    raise
+  except Exception as error:  # of sqlite, protobuf and HDF5: many types, most of many lines
+    raise UserError(
+      f"cannot be read as a file of TensorFlow Federated ({type(error).__name__}: "
+      f"{first_line(error)})"
+    ) from error
+
+
+def _kind(features: Mapping[str, Any], max_length: int) -> _Kind:
+  key = next((key for key in (*_IMAGES, *_TEXTS) if key in features), None)
+  if key is None:
+    known = ", ".join((*_IMAGES, *_TEXTS))
+    raise UserError(f"must hold one of {known}, has {', '.join(sorted(features))}")
+  if key in _TEXTS:
+    return _Kind(key, (max_length,), np.int32, False)
+  shape, dtype = _IMAGES[key]
+  return _Kind(key, shape, dtype, True)
+
+
+# --- SQLite
+
+
+def _sqlite_pair(
+  path: pathlib.Path, max_length: int, most: int | None
+) -> tuple[_Stretches, _Stretches, _Kind]:
+  uri = f"file:{urllib.parse.quote(str(path.absolute()))}?mode=ro"
+  with contextlib.closing(sqlite3.connect(uri, uri=True)) as base:
+    held = {
+      row[0] for row in base.execute("SELECT DISTINCT split_name FROM client_metadata")
+    }
+    splits = next((pair for pair in _SPLITS if held.issuperset(pair)), None)
+    if splits is None:
+      raise UserError(f"must hold the splits train and test, has {sorted(map(str, held))}")
+    first = base.execute("SELECT serialized_example_proto FROM examples LIMIT 1").fetchone()
+    kind = _kind(next(stored_features(first or ()), {}), max_length)
+    train, test = (_sqlite(base, split, kind, most) for split in splits)
+  return train, test, kind
+
+
+def _sqlite(
+  base: sqlite3.Connection, split: str, kind: _Kind, most: int | None
+) -> _Stretches:
+  """A row after the other, in the order of the file; memory for what is kept alone."""
+  query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
+  told: dict[Any, int] = dict(base.execute(query, [split]))
+  # what a damaged number asks for is not allocated
+  most_rows = base.execute("SELECT MAX(rowid) FROM examples").fetchone()[0] or 0
+  kept = sum(min(n, n if most is None else most) for n in told.values())
+  if kept > most_rows or min(told.values(), default=0) < 0:
+    raise UserError(f"client_metadata tells of {kept} examples, there are {most_rows}")
+  x, y = np.empty((kept, *kind.shape), kind.dtype), np.zeros(kept, np.int64)
+  rows, seen, block = [], dict.fromkeys(told, 0), []
+  query = (
+    "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? "
+    "ORDER BY rowid"
+  )
+  for client, record in base.execute(query, [split]):
+    seen[client] = seen.get(client, 0) + 1
+    if seen[client] <= min(told.get(client, 0), most or seen[client]):
+      rows.append(client)
+      block.append(record)
+    if len(block) == _BLOCK:
+      _decode(block, kind, x[: len(rows)], y[: len(rows)])
+      block.clear()
+  _decode(block, kind, x[: len(rows)], y[: len(rows)])
+  for client, count in seen.items():
+    if count != told.get(client):
+      raise UserError(
+        f"client {client!r} has {count} examples in {split}, client_metadata says "
+        f"{told.get(client, 0)}"
+      )
+  # after the examples, so that a client who has none is one, too
+  return _Stretches([*rows, *told], [1] * len(rows) + [0] * len(told), x, y)
+
+
+def _decode(records: list[bytes], kind: _Kind, x: np.ndarray, y: np.ndarray) -> None:
+  """Fills the last rows of x and y, one for each record."""
+  found, size = list(stored_features(records)), int(np.prod(kind.shape))
+  for key in (kind.key, *[_LABEL] * kind.labelled):
+    if not all(key in features for features in found):
+      raise UserError(f"an example has no {key}")
+  values = [stored_values(features[kind.key]) for features in found]
+  first = len(x) - len(records)
+  if kind.is_text:
+    x[first:] = text.encode_text([one[0] for one in values], max_length=size)
+    return
+  wrong = next((one for one in values if len(one) != size), None)
+  if wrong is not None:
+    raise UserError(f"{kind.key}: must be {kind.shape} numbers, got {len(wrong)}")
+  x[first:] = _image(np.asarray(values), kind, len(records))
+  y[first:] = [features[_LABEL].int64_list.value[0] for features in found]
+
+
+def _image(values: np.ndarray, kind: _Kind, count: int) -> np.ndarray:
+  """[count, *shape]; a pixel of a byte is refused where it is none."""
+  if values.size != count * int(np.prod(kind.shape)):
+    raise UserError(f"{kind.key}: must be {kind.shape} numbers, got {values.shape}")
+  as_is = values.astype(kind.dtype)
+  if kind.dtype == np.uint8 and not np.array_equal(as_is, values):
+    raise UserError(f"{kind.key}: must be bytes, from 0 to 255")
+  return as_is.reshape(count, *kind.shape)
+
+
+# --- HDF5
+
+
+def _h5_pair(
+  path: pathlib.Path, max_length: int, most: int | None
+) -> tuple[_Stretches, _Stretches, _Kind]:
+  try:
+    h5py: Any = importlib.import_module("h5py")
+  except ModuleNotFoundError as error:
+    raise UserError("h5py is needed to read it: pip install 'dpjax[h5]'") from error
+  test = path.with_name(path.name.removesuffix(_TRAIN) + _TEST)
+  if not test.is_file():
+    raise UserError(f"there is no file {test} beside it")
+  with h5py.File(path, "r") as one, h5py.File(test, "r") as other:
+    held = one["examples"]
+    first = next(iter(held.values()), {})
+    kind = _kind(first, max_length)
+    train, test = (_h5(part["examples"], kind, most) for part in (one, other))
+  return train, test, kind
+
+
+def _h5(held: Mapping[str, Any], kind: _Kind, most: int | None) -> _Stretches:
+  ids = sorted(held)
+  parts = [_client(held[client], kind, most) for client in ids]
+  x = np.concatenate([np.empty((0, *kind.shape), kind.dtype), *(x for x, _ in parts)])
+  y = np.concatenate([np.empty(0, np.int64), *(y for _, y in parts)])
+  return _Stretches(ids, [len(y) for _, y in parts], x, y)
+
+
+def _client(group: Mapping[str, Any], kind: _Kind, most: int | None) -> tuple[Any, Any]:
+  values = np.asarray(group[kind.key][:most])
+  if kind.is_text:
+    return text.encode_text(values.tolist(), max_length=kind.shape[0]), np.zeros(
+      len(values), np.int64
+    )
+  labels = np.asarray(group[_LABEL][:most])
+  if labels.shape != (len(values),):
+    raise UserError(f"label: {labels.shape} labels for {len(values)} examples")
+  return _image(values, kind, len(values)), labels

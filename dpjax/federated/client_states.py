@@ -1,0 +1,214 @@
+"""What clients keep between rounds: SCAFFOLD's c_i, APFL's own models, what codes left out.
+
+It lies on the host, in memory or on disk, as one row of bytes for each client that has one:
+clients that no round has touched cost nothing, and a round costs what its cohort costs.
+Devices are given the rows of a cohort, never all of them.
+
+Which clients have a row follows from who was drawn, which is a secret under Poisson sampling,
+and a row is what its client alone would know: keep both as secret as the data.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import trees, validate
+from dpjax.federated import row_journal
+from dpjax.federated.row_journal import Journal
+from dpjax.types import ArrayLike, ArrayTree
+from dpjax.validate import UserError
+
+_NONE = b""  # of a client that keeps what it began with
+_AT_ONCE = 64  # rows in memory while all are read
+
+
+class ClientStates:
+  """What each of `num_clients` clients keeps, in memory: a value, `replaced` makes another.
+
+  It is one leaf of a state. States share the rows that they have in common.
+
+  Args:
+    own: what ONE client keeps before its first round, a tree of arrays.
+    num_clients: N.
+
+  >>> states = ClientStates({"c": np.zeros(2, np.float32)}, num_clients=10_000)
+  >>> after = states.replaced([7], {"c": np.ones((1, 2))})
+  >>> after.rows([0, 7])["c"].tolist(), after.touched.tolist()
+  ([[0.0, 0.0], [1.0, 1.0]], [7])
+  >>> states.touched.tolist()
+  []
+  """
+
+  def __init__(self, own: ArrayTree, num_clients: int):
+    if any(trees.is_key(leaf) for leaf in jax.tree.leaves(own)):
+      raise UserError("memory: must hold arrays; keep a key as jax.random.key_data(key)")
+    validate.integer_at_least(1, num_clients=num_clients)
+    self.own, self.num_clients = jax.tree.map(np.asarray, own), num_clients
+    self._held = np.full(num_clients, _NONE, object)  # the bytes of each row
+
+  @property
+  def row_bytes(self) -> int:
+    """Of one client."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(self.own))
+
+  @property
+  def touched(self) -> np.ndarray:
+    """The clients that have a row of their own, in order: as secret as who was drawn."""
+    return np.flatnonzero(self._held != _NONE)
+
+  def rows(self, ids: ArrayLike) -> Any:
+    """What these clients keep: leaves [K, ...], NumPy."""
+    return self._unpacked(self.records(np.asarray(ids, np.int64)))
+
+  def all(self) -> Any:
+    """What every client keeps: leaves [N, ...], in memory. For few clients."""
+    return self.rows(np.arange(self.num_clients))
+
+  def replaced(self, ids: ArrayLike, rows: ArrayTree) -> ClientStates:
+    """The states after these clients' rows, leaves [K, ...], took the place of their own."""
+    return self.with_records(np.asarray(ids, np.int64), self._packed(rows))
+
+  def changed(self, before: ClientStates) -> tuple[np.ndarray, list[bytes]]:
+    """(clients, their rows) where this is not `before`, which it was made from."""
+    pairs = enumerate(zip(self._held, before._held))
+    ids = np.array([i for i, (new, old) in pairs if new is not old], np.int64)
+    return ids, self._held[ids].tolist()
+
+  def records(self, ids: np.ndarray) -> list[bytes]:
+    """The rows of these clients as bytes, none of those that no round has touched."""
+    return self._held[ids].tolist()
+
+  def with_records(self, ids: np.ndarray, records: list[bytes]) -> ClientStates:
+    """`replaced`, of rows as bytes."""
+    after = ClientStates(self.own, self.num_clients)
+    after._held = self._held.copy()
+    for who, record in zip(ids.tolist(), records):
+      after._held[who] = record
+    return after
+
+  def _packed(self, rows: ArrayTree) -> list[bytes]:
+    def flat(leaf: np.ndarray, like: np.ndarray) -> np.ndarray:  # [K, bytes of the leaf]
+      array = np.ascontiguousarray(leaf, like.dtype)
+      return np.frombuffer(array.tobytes(), np.uint8).reshape(len(array), like.nbytes)
+
+    packed = jax.tree.leaves(jax.tree.map(flat, rows, self.own))
+    return [row.tobytes() for row in np.concatenate(packed, axis=1)]
+
+  def _unpacked(self, records: list[bytes]) -> Any:
+    leaves, treedef = jax.tree.flatten(self.own)
+    found = [np.repeat(leaf[None], len(records), axis=0) for leaf in leaves]
+    for place, record in enumerate(records):
+      start = 0
+      for into in found if record else ():
+        row = np.frombuffer(record, into.dtype, into[0].size, start) if into[0].size else ()
+        into[place] = np.reshape(row, into.shape[1:])
+        start += into[0].nbytes
+    return jax.tree.unflatten(treedef, found)
+
+  def __repr__(self) -> str:  # who was drawn is a secret
+    return f"{type(self).__name__}(num_clients={self.num_clients}, bytes={self.row_bytes})"
+
+
+class OnDisk(ClientStates):
+  """The same, its rows in a journal: memory is that of an index, 16 bytes a client.
+
+  A state from before the newest two that `Journal.keep` was told of may name rows that are no
+  more; it says so in one line when they are asked for.
+
+  >>> import pathlib, tempfile
+  >>> states = ClientStates({"c": np.zeros(2, np.float32)}, num_clients=10_000)
+  >>> journal = Journal(pathlib.Path(tempfile.mkdtemp()), states.row_bytes)
+  >>> on_disk = OnDisk(states, journal).replaced([7], {"c": np.ones((1, 2))})
+  >>> on_disk.rows([0, 7])["c"].tolist()
+  [[0.0, 0.0], [1.0, 1.0]]
+  """
+
+  def __init__(
+    self, states: ClientStates, journal: Journal, index: np.ndarray | None = None
+  ):
+    self.own, self.num_clients = states.own, states.num_clients
+    self.journal = journal
+    if index is None:
+      index, ids = row_journal.no_rows(self.num_clients), states.touched
+      index[ids] = journal.append(states.records(ids))
+    self.index: np.ndarray = index
+
+  @property
+  def touched(self) -> np.ndarray:
+    return row_journal.with_rows(self.index)
+
+  def records(self, ids: np.ndarray) -> list[bytes]:
+    records = [_NONE] * len(ids)
+    places = row_journal.with_rows(self.index[ids])
+    for place, record in zip(places, self.journal.read(self.index[ids[places]])):
+      records[place] = record
+    return records
+
+  def with_records(self, ids: np.ndarray, records: list[bytes]) -> ClientStates:
+    index = self.index.copy()
+    index[ids] = self.journal.append(records)
+    return OnDisk(self, self.journal, index)
+
+
+class Keeper:
+  """Rows of one `ClientStates` from one checkpoint of a run to the next: what changed.
+
+  A checkpoint is the index that `saved` returns, once it is kept somewhere. What was appended
+  and never became one is in nobody's way. Files that the newest two do not need are removed.
+
+  Args:
+    folder: of the rows.
+    states: those that a run begins with.
+    on_disk: whether they lie there also between checkpoints, and not in memory.
+    segment_bytes: as of `Journal`.
+  """
+
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    states: ClientStates,
+    *,
+    on_disk: bool,
+    segment_bytes: int = row_journal.SEGMENT_BYTES,
+  ):
+    self.journal = Journal(folder, states.row_bytes, segment_bytes=segment_bytes)
+    self.begun = OnDisk(states, self.journal) if on_disk else states
+    self._before = ClientStates(states.own, states.num_clients)
+    self._index: np.ndarray = row_journal.no_rows(states.num_clients)
+
+  def saved(self, states: ClientStates) -> np.ndarray:
+    """The index [N, 4] of these states, every row of it on disk."""
+    if isinstance(states, OnDisk):
+      self._index = states.index  # compacted in place: where a row lies is not its value
+    else:
+      ids, records = states.changed(self._before)
+      places, self._index = self.journal.append(records), self._index.copy()
+      self._index[ids], self._before = places, states
+    self.journal.compact(self._index)
+    self.journal.sync()
+    return self._index.copy()
+
+  def committed(self) -> None:
+    """The index of `saved` is kept: earlier files can go."""
+    self.journal.keep(self._index)
+
+  def restored(self, index: np.ndarray) -> ClientStates:
+    """The states of an index, every row of it read and found to be what was written.
+
+    Raises:
+      UserError: it is not.
+    """
+    self._index, records = np.array(index, np.uint32), []
+    in_memory, ids = not isinstance(self.begun, OnDisk), row_journal.with_rows(self._index)
+    for start in range(0, len(ids), _AT_ONCE):
+      found = self.journal.read(self._index[ids[start : start + _AT_ONCE]])
+      records += found if in_memory else []
+    self.journal.resume(self._index)
+    if not in_memory:
+      return OnDisk(self._before, self.journal, self._index.copy())
+    self._before = self._before.with_records(ids, records)
+    return self._before

@@ -1,0 +1,205 @@
+"""Rows of bytes in files that are only appended to: what clients keep, on disk.
+
+A row that is written anew is written at another place, so whoever holds an earlier index still
+reads what it named. An index says of each client where its row lies and a digest of it: a torn
+write, an edited file and a file of another run are told when they are read.
+
+Of several processes all make the same calls; process 0 alone touches the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from dpjax import processes
+from dpjax.validate import UserError
+
+SEGMENT_BYTES = 64 * 2**20  # after which rows go to the next file
+KEPT = 2  # the newest indexes whose rows stay on disk
+_SUFFIX = ".rows"
+_NOWHERE = 0  # the segment of a client that has no row; files are numbered from 1
+
+
+def no_rows(num_clients: int) -> np.ndarray:
+  """The index [N, 4] uint32 (segment, slot, digest in two words) of clients without a row."""
+  return np.zeros((num_clients, 4), np.uint32)
+
+
+def with_rows(index: np.ndarray) -> np.ndarray:
+  """The clients that have a row, in order."""
+  return np.flatnonzero(index[:, 0] != _NOWHERE)
+
+
+def _digest(record: bytes) -> np.ndarray:
+  """[2] uint32. It finds accidents; it is no signature."""
+  return np.frombuffer(hashlib.blake2b(record, digest_size=8).digest(), "<u4")
+
+
+def _segments(index: np.ndarray) -> set[int]:
+  return set(np.unique(index[:, 0]).tolist()) - {_NOWHERE}
+
+
+class Journal:
+  """Rows of one length, in numbered files of a folder.
+
+  Args:
+    folder: made where it is missing. What an earlier process has written there is read where
+      an index names it, and never written over.
+    row_bytes: of every row.
+    segment_bytes: a file that has reached it is closed.
+
+  >>> import tempfile
+  >>> journal = Journal(pathlib.Path(tempfile.mkdtemp()), row_bytes=2)
+  >>> index = no_rows(3)
+  >>> index[[0, 2]] = journal.append([b"ab", b"cd"])
+  >>> journal.read(index[[2, 0]])
+  [b'cd', b'ab']
+  """
+
+  def __init__(
+    self, folder: pathlib.Path, row_bytes: int, *, segment_bytes: int = SEGMENT_BYTES
+  ):
+    self.folder, self.row_bytes = pathlib.Path(folder), row_bytes
+    self._segment_rows = max(1, segment_bytes // max(1, row_bytes))
+    self._rows: dict[int, int] = {}  # of each file, those that nobody names included
+    self._named: list[set[int]] = []  # the files of the newest indexes
+    self._open: int | None = None  # the file that is written to
+    self._unsynced: set[int] = set()
+    processes.on_first(self._look)
+
+  def _look(self) -> None:
+    self.folder.mkdir(parents=True, exist_ok=True)
+    for path in self.folder.glob(f"*{_SUFFIX}"):
+      if path.stem.isdigit():
+        self._rows[int(path.stem)] = path.stat().st_size // max(1, self.row_bytes)
+
+  def path(self, segment: int) -> pathlib.Path:
+    """The file of that number."""
+    return self.folder / f"{segment:06d}{_SUFFIX}"
+
+  def append(self, records: Sequence[bytes]) -> np.ndarray:
+    """Writes rows; returns their places in an index, [K, 4]. They are durable after `sync`.
+
+    Raises:
+      OSError: the disk is full; what was written before is as it was.
+    """
+    places = no_rows(len(records))
+    if records:
+      places[:, :2] = processes.on_first(lambda: self._appended(records))
+      places[:, 2:] = [_digest(record) for record in records]
+    return places
+
+  def _appended(self, records: Sequence[bytes]) -> list[tuple[int, int]]:
+    places = []
+    for record in records:
+      if self._open is None or self._rows[self._open] >= self._segment_rows:
+        self._open = max(self._rows, default=0) + 1
+        self._rows[self._open] = 0
+      slot = self._rows[self._open]
+      file = os.open(self.path(self._open), os.O_WRONLY | os.O_CREAT, 0o666)
+      try:
+        _write_all(file, record, slot * self.row_bytes)
+      finally:
+        os.close(file)
+      self._rows[self._open] += 1
+      self._unsynced.add(self._open)
+      places.append((self._open, slot))
+    return places
+
+  def read(self, places: np.ndarray) -> list[bytes]:
+    """The rows at these places [K, 4] of an index.
+
+    Raises:
+      UserError: a file is gone, or holds something else there.
+    """
+    found: list[bytes] = []
+    processes.on_first(lambda: found.extend(self._found(places)))
+    if jax.process_count() == 1 or not len(places):
+      return found
+    rows = [np.frombuffer(record, np.uint8) for record in found]
+    empty = np.zeros((len(places), self.row_bytes), np.uint8)
+    whole = processes.arrays_from_first(np.stack(rows) if rows else empty)
+    return [row.tobytes() for row in whole]
+
+  def _found(self, places: np.ndarray) -> list[bytes]:
+    records, files = [], {}
+    with contextlib.ExitStack() as held:
+      for segment, slot, *digest in places.tolist():
+        path = self.path(segment)
+        try:
+          if segment not in files:
+            files[segment] = held.enter_context(open(path, "rb", buffering=0))
+          record = os.pread(files[segment].fileno(), self.row_bytes, slot * self.row_bytes)
+        except OSError as error:
+          raise _unreadable(path, error.strerror or "cannot be opened") from error
+        if _digest(record).tolist() != digest:
+          raise _unreadable(path, "it does not hold what was written")
+        records.append(record)
+    return records
+
+  def sync(self) -> None:
+    """What was appended survives a loss of power."""
+    processes.on_first(self._synced)
+
+  def _synced(self) -> None:
+    written = [self.path(segment) for segment in sorted(self._unsynced)]
+    for path in (*written, self.folder):
+      file = os.open(path, os.O_RDONLY)
+      try:
+        os.fsync(file)
+      finally:
+        os.close(file)
+    self._unsynced.clear()
+
+  def compact(self, index: np.ndarray) -> None:
+    """Moves, in `index`, what is left of closed files of which most is named no more, so that
+    `keep` can take them away: files hold at most twice what is named, and one file."""
+    for segment, slot, who in processes.on_first(lambda: self._moved(index)):
+      index[who, :2] = segment, slot
+
+  def _moved(self, index: np.ndarray) -> list[tuple[int, int, int]]:
+    moved, closed = [], set(self._rows) - {self._open}
+    for segment in sorted(_segments(index) & closed):
+      clients = np.flatnonzero(index[:, 0] == segment)
+      if 2 * len(clients) >= self._rows[segment]:
+        continue
+      for who in clients.tolist():
+        ((to, slot),) = self._appended(self._found(index[[who]]))
+        moved.append((to, slot, who))
+    return moved
+
+  def resume(self, index: np.ndarray) -> None:
+    """Goes on from this index; takes nothing away before the next."""
+    self._named = [_segments(index)]
+
+  def keep(self, index: np.ndarray) -> None:
+    """Takes away the files that neither this index names nor the one before it."""
+    self._named = [*self._named, _segments(index)][-KEPT:]
+    processes.on_first(self._pruned)
+
+  def _pruned(self) -> None:
+    needed = set().union(*self._named, {self._open} - {None})
+    for segment in set(self._rows) - needed:
+      self.path(segment).unlink(missing_ok=True)
+      del self._rows[segment]
+      self._unsynced.discard(segment)
+
+
+def _write_all(file: int, record: bytes, offset: int) -> None:
+  done = 0
+  while done < len(record):
+    done += os.pwrite(file, record[done:], offset + done)
+
+
+def _unreadable(path: pathlib.Path, reason: str) -> UserError:
+  return UserError(
+    f"checkpoint={path}: cannot be read ({reason}); nothing was changed, bring the file back, "
+    "or remove the newest step beside it to go on from an earlier one"
+  )

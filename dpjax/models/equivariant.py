@@ -1,0 +1,206 @@
+"""Convolutional networks that turn and mirror with their images (Cohen & Welling 2016).
+
+A feature map of a group G of turns and mirrors has one channel for every feature and every
+element of G, [B, H, W, C * |G|], the element running fastest. A layer's weights are shared by
+all elements: turning the image turns the maps and exchanges those channels, exactly. Fewer
+parameters, of larger gradients each, suit noise (Hölzl et al. 2023, arXiv 2301.13104).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.linen.dtypes import promote_dtype
+from jax import lax
+
+from dpjax import validate
+from dpjax.models import activations, convnet
+from dpjax.models.dense import dense_layers
+from dpjax.models.pooling import max_pool
+from dpjax.models.scatter_heads import group_standardize
+from dpjax.types import DType
+from dpjax.validate import UserError
+
+# name -> (quarter turns, mirrored first) of each element
+GROUPS: dict[str, tuple[tuple[int, bool], ...]] = {
+  "C1": ((0, False),),  # no symmetry: an ordinary network of the same shape
+  "C4": tuple((turns, False) for turns in range(4)),
+  "D4": tuple((turns, mirrored) for mirrored in (False, True) for turns in range(4)),
+}
+
+
+def acted(x, turns: int, mirrored: bool, axes: tuple[int, int] = (0, 1)):
+  """x mirrored along axes[1], if so, then turned: (g x)(p) = x(g^-1 p), an element's action.
+
+  >>> acted(np.array([[1, 2], [3, 4]]), 1, True).tolist()
+  [[1, 3], [2, 4]]
+  """
+  module = np if isinstance(x, np.ndarray) else jnp
+  x = module.flip(x, axes[1]) if mirrored else x
+  return module.rot90(x, turns, axes)
+
+
+@functools.cache
+def left_quotients(group: str) -> np.ndarray:
+  """[|G|, |G|] indices of g^-1 h, by (g, h), which is how g permutes the maps of the group.
+
+  >>> left_quotients("C4")[1].tolist()  # a quarter turn back
+  [3, 0, 1, 2]
+  """
+  elements, probe = GROUPS[group], np.arange(9).reshape(3, 3)
+  seen = {acted(probe, *h).tobytes(): i for i, h in enumerate(elements)}
+  products = [
+    [seen[acted(acted(probe, *h), *g).tobytes()] for h in elements] for g in elements
+  ]
+  return np.argsort(np.array(products), axis=1)  # row g: the k with g k = h
+
+
+class GroupConv(nn.Module):
+  """Convolution whose weights are shared over a group: [B, H, W, C] -> [B, H, W, K * |G|].
+
+  Args:
+    lifting: the input is an image, [B, H, W, C]; else a map of the group, [B, H, W, C * |G|].
+    stride: 1 wants an odd kernel and 2 an even one, which alone lie centred on the pixels
+      that they produce; with 2 the sides must be even. Zero padding keeps H / stride.
+
+  Guarantee: a turned or mirrored image gives the turned and permuted output, exactly, since
+  the kernel of the element g is that of the identity, acted on by g.
+
+  >>> x = jnp.zeros((1, 4, 4, 1))
+  >>> layer = GroupConv(2, group="C4", lifting=True)
+  >>> shapes = jax.eval_shape(layer.init, jax.random.key(0), x)["params"]
+  >>> shapes["kernel"].shape, layer.apply(layer.init(jax.random.key(0), x), x).shape
+  ((3, 3, 1, 2), (1, 4, 4, 8))
+  """
+
+  features: int
+  group: str = "D4"
+  lifting: bool = False
+  kernel_size: int = 3
+  stride: int = 1
+  dtype: DType | None = None
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    order = len(GROUPS[self.group])
+    _check_centred(self.kernel_size, self.stride, x.shape)
+    shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
+    kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
+    bias = self.param("bias", nn.initializers.zeros, (self.features,))
+    x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
+    kernel = shared_kernel(kernel, self.group, self.lifting)
+    pad = (self.kernel_size - self.stride) // 2
+    out = lax.conv_general_dilated(
+      x, kernel, (self.stride,) * 2, ((pad, pad),) * 2,
+      dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )  # fmt: skip
+    return out + jnp.repeat(bias, order).reshape(1, 1, 1, -1)
+
+
+def shared_kernel(kernel: jax.Array, group: str, lifting: bool) -> jax.Array:
+  """[k, k, C, K] of an image, or [k, k, C * |G|, K] -> [k, k, the same, K * |G|], the kernel of
+  every element of the group.
+
+  >>> shared_kernel(jnp.arange(4.0).reshape(2, 2, 1, 1), "C4", True)[0, 0, 0].tolist()
+  [0.0, 1.0, 3.0, 2.0]
+  """
+  elements, (size, _, inputs, outputs) = GROUPS[group], kernel.shape
+  maps = kernel.reshape(size, size, -1, 1 if lifting else len(elements), outputs)
+  turned = [acted(maps, *element) for element in elements]
+  if not lifting:
+    turned = [each[:, :, :, order] for each, order in zip(turned, left_quotients(group))]
+  stacked = jnp.stack(turned, axis=-1)  # [k, k, C, |G| or 1, K, |G|]
+  return stacked.reshape(size, size, inputs, outputs * len(elements))
+
+
+def _check_centred(kernel_size: int, stride: int, shape: tuple[int, ...]) -> None:
+  if (kernel_size - stride) % 2:
+    raise UserError(
+      f"kernel_size={kernel_size}: must be {'odd' if stride == 1 else 'even'} with stride "
+      f"{stride}, else no output lies at its middle and turns are not exact"
+    )
+  _check_even(shape, stride)
+
+
+def _check_even(shape: tuple[int, ...], stride: int) -> None:
+  if any(side % stride for side in shape[1:3]):
+    raise UserError(
+      f"x.shape={shape}: a side is odd where it is halved, so turns are not exact; sides "
+      "must be multiples of 2 to the number of halvings"
+    )
+
+
+class EquivariantCnn(nn.Module):
+  """A small CNN whose layers turn and mirror with the image: images -> logits.
+
+  A lifting convolution and group convolutions of `filters[i]` features each, `strides[i]`,
+  maxima of 2x2 after those whose number, from 1, is in `pool_after`; then the maximum over
+  the group, the mean over positions, and a linear head. Logits of a turned or mirrored image
+  are the same; `invariant=False` gives the head all positions instead of their mean: the
+  layers are as before, the logits may depend on the way an image is up.
+
+  Args:
+    group: "D4" (turns and mirrors), "C4" (turns), "C1" (none: an ordinary network).
+    first_kernel: size of the lifting kernel, even where its stride is 2; the others are
+      3x3, and 4x4 with stride 2.
+    num_groups: of channels, each standardised over positions and the whole group, in each
+      example alone, before each activation; None: no normalisation.
+
+  Raises:
+    UserError: a side that is odd where it is halved, a kernel that does not lie centred: both
+      break the symmetry.
+
+  >>> from dpjax import trees
+  >>> model, x = EquivariantCnn(num_classes=10), jnp.zeros((1, 32, 32, 3))
+  >>> trees.size(jax.eval_shape(model.init, jax.random.key(0), x))
+  14890
+  """
+
+  num_classes: int
+  group: str = "D4"
+  filters: Sequence[int] = (8, 8, 16)
+  strides: Sequence[int] = (2, 1, 1)
+  pool_after: Sequence[int] = (1, 2)
+  first_kernel: int = 6
+  num_groups: int | None = 4
+  invariant: bool = True
+  activation: activations.Activation = "tanh"
+  dtype: Any = None
+
+  def __post_init__(self):
+    sizes = dict(num_classes=self.num_classes, first_kernel=self.first_kernel)
+    validate.integer_at_least(1, **sizes)
+    validate.one_of(GROUPS, group=self.group)
+    if not self.filters or len(self.strides) != len(self.filters):
+      given = f"filters={self.filters!r}, strides={self.strides!r}"
+      raise UserError(f"{given}: must have one entry per convolution, one at least")
+    for name, values in dict(filters=self.filters, strides=self.strides).items():
+      for value in values:
+        validate.integer_at_least(1, **{name: value})
+    if max(self.strides) > 2:
+      raise UserError(f"strides={self.strides!r}: must be 1 or 2")
+    if not set(self.pool_after) <= set(range(1, len(self.filters) + 1)):
+      raise UserError(f"pool_after={self.pool_after!r}: must be in 1..{len(self.filters)}")
+    activations.activation_fn(self.activation)
+    super().__post_init__()
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    convnet.check_images(x)
+    activation = activations.activation_fn(self.activation)
+    for i, (width, stride) in enumerate(zip(self.filters, self.strides)):
+      size = 2 + stride if i else self.first_kernel
+      conv = GroupConv(width, self.group, not i, size, stride, self.dtype, name=f"conv_{i}")
+      x = activation(group_standardize(conv(x), self.num_groups))
+      if i + 1 in self.pool_after:
+        _check_even(x.shape, 2)
+        x = max_pool(x)
+    x = x.reshape(*x.shape[:3], -1, len(GROUPS[self.group])).max(axis=-1)
+    x = x.mean(axis=(1, 2)) if self.invariant else x
+    return dense_layers(x, (), self.num_classes, self.activation, self.dtype)

@@ -1,0 +1,212 @@
+"""GPT-2's weights from and to a safetensors file, as Hugging Face names and lays them out.
+
+A file is read, never executed. The architecture (Radford et al. 2019) is `Transformer`'s with
+`norm_epsilon=1e-5`: pre-LayerNorm, learnt positions, GELU by tanh, scores / sqrt(head width).
+The products of GPT-2 ("Conv1D") are [in, out], as linen's kernels are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from dpjax.models.transformer import Transformer
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+INSTALL = "pip install 'dpjax[lm]'"
+NORM_EPSILON = 1e-5
+_BUFFERS = re.compile(
+  r"h\.\d+\.attn\.(masked_)?bias"
+)  # the causal mask, which is no weight
+_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
+_HEAD, _TIED = "lm_head.weight", "wte.weight"
+_NORMS = {"ln_1": "attention_norm", "ln_2": "mlp_norm"}
+_PRODUCTS = {
+  "attn.c_attn": ("attention", "query_key_value"),
+  "attn.c_proj": ("attention", "out"),
+  "mlp.c_fc": ("mlp_in",),
+  "mlp.c_proj": ("mlp_out",),
+}
+
+
+def load_gpt2(path: str | os.PathLike[str], model: Transformer) -> Params:
+  """The parameters of `model`, float32, from a safetensors file of GPT-2's layout.
+
+  Names may begin with "transformer."; buffers of the causal mask are passed over. With tied
+  embeddings an `lm_head.weight` may stand in the file only if it is `wte.weight`.
+
+  Args:
+    path: tensors of F32, F16 or BF16; https://huggingface.co/openai-community/gpt2 has one.
+    model: with norm_epsilon=1e-5; its sizes decide which names and shapes are wanted.
+
+  Raises:
+    UserError: one line: no such file, or none of safetensors; a tensor too few or too many, of
+      another shape or type, or with a value that is not finite; a model of another
+      norm_epsilon, or of other heads than the file says; the library is not installed.
+
+  >>> sizes = dict(num_layers=12, num_heads=12, features=768, max_length=1024)
+  >>> model = Transformer(vocab_size=50257, norm_epsilon=1e-5, **sizes)
+  >>> load_gpt2("gpt2.safetensors", model)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: path='gpt2.safetensors': No such file or directory
+  """
+  data = _bytes(path)
+  told = f"path={os.fspath(path)!r}"
+  found, said = _tensors(data, told)
+  _check_model(model, said, told)
+  held = _without_prefix(found, told)
+  names, wanted = _names(model), _shapes(model)
+  _check_head(held, names, told)
+  _check_names(held, names, told)
+  flat = {ours: _as_ours(held[name], ours) for name, ours in names.items()}
+  for name, ours in names.items():
+    if flat[ours].shape != wanted[ours]:
+      shape = _as_ours(np.broadcast_to(np.float32(0), wanted[ours]), ours).shape
+      have = f"{name} is of shape {held[name].shape}"
+      raise UserError(f"{told}: {have}, the model wants {shape}")
+    if not np.isfinite(flat[ours]).all():
+      raise UserError(f"{told}: {name} holds values that are not finite")
+  return {"params": traverse_util.unflatten_dict(jax.tree.map(jnp.asarray, flat))}
+
+
+def save_gpt2(path: str | os.PathLike[str], model: Transformer, params: Params) -> None:
+  """Writes the parameters of `model` as `load_gpt2`, and Hugging Face's GPT-2, read them:
+  float32, with the number of heads and the epsilon of the norms as metadata.
+
+  Raises:
+    UserError: parameters of another model; the library is not installed.
+  """
+  names, wanted = _names(model), _shapes(model)
+  held: Any = params
+  flat: Any = traverse_util.flatten_dict(dict(held["params"]) if "params" in held else {})
+  if {name: np.shape(leaf) for name, leaf in flat.items()} != wanted:
+    raise UserError(
+      "params: must be those of the model, {'params': ...} as init gives them"
+    )
+  tensors = {
+    name: np.ascontiguousarray(_as_ours(np.asarray(flat[ours], np.float32), ours))
+    for name, ours in names.items()
+  }
+  said = {"format": "pt", "num_heads": str(model.num_heads)}
+  said["norm_epsilon"] = repr(float(model.norm_epsilon))
+  _library().numpy.save_file(tensors, os.fspath(path), metadata=said)
+
+
+def _library() -> Any:
+  try:
+    import safetensors.numpy
+  except ImportError as error:
+    raise UserError(f"safetensors: is not installed ({error}); {INSTALL}") from error
+  return safetensors
+
+
+def _bytes(path: str | os.PathLike[str]) -> bytes:
+  try:
+    return pathlib.Path(path).read_bytes()
+  except OSError as error:
+    raise UserError(f"path={os.fspath(path)!r}: {error.strerror}") from error
+
+
+def _tensors(data: bytes, told: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+  """(tensors by their names, what the file says of itself)."""
+  library = _library()
+  try:
+    entries = library.deserialize(data)
+  except library.SafetensorError as error:
+    raise UserError(f"{told}: is no safetensors file ({error})") from error
+  found = {}
+  for name, entry in entries:
+    if entry["dtype"] not in _DTYPES and not _BUFFERS.fullmatch(_bare(name)):
+      known = ", ".join(_DTYPES)
+      raise UserError(f"{told}: {name} is {entry['dtype']}, must be one of {known}")
+    dtype = _DTYPES.get(entry["dtype"], np.uint8)  # of a buffer, which nobody looks at
+    array = np.frombuffer(entry["data"], dtype)
+    found[name] = array if dtype is np.uint8 else array.reshape(entry["shape"])
+  header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+  return found, header.get("__metadata__", {})
+
+
+def _bare(name: str) -> str:
+  return name.removeprefix("transformer.")
+
+
+def _without_prefix(found: dict[str, np.ndarray], told: str) -> dict[str, np.ndarray]:
+  held = {_bare(name): array for name, array in found.items()}
+  if len(held) < len(found):
+    raise UserError(f"{told}: holds a tensor twice, with and without 'transformer.'")
+  return {name: a for name, a in held.items() if not _BUFFERS.fullmatch(name)}
+
+
+def _check_model(model: Transformer, said: dict[str, str], told: str) -> None:
+  if model.norm_epsilon != NORM_EPSILON:
+    raise UserError(
+      f"norm_epsilon={model.norm_epsilon!r}: must be {NORM_EPSILON!r}, as GPT-2's is"
+    )
+  for name in ("num_heads", "norm_epsilon"):
+    ours = getattr(model, name)
+    if name in said and float(said[name]) != ours:
+      raise UserError(f"{told}: was made with {name}={said[name]}, the model has {ours!r}")
+
+
+def _check_head(
+  held: dict[str, np.ndarray], names: dict[str, tuple[str, ...]], told: str
+) -> None:
+  """Takes a head that is only the embedding once more out of what is held."""
+  if _HEAD in names or _HEAD not in held:
+    return
+  head = held.pop(_HEAD)
+  if not np.array_equal(head, held.get(_TIED, ())):
+    raise UserError(f"{told}: {_HEAD} is not {_TIED}; it needs tie_embeddings=False")
+
+
+def _check_names(
+  held: dict[str, np.ndarray], names: dict[str, tuple[str, ...]], told: str
+) -> None:
+  for what, odd in (("lacks", {*names} - {*held}), ("has unknown", {*held} - {*names})):
+    if odd:
+      first = ", ".join(sorted(odd)[:3])
+      more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
+      raise UserError(f"{told}: {what} {first}{more}")
+
+
+def _shapes(model: Transformer) -> dict[tuple[str, ...], tuple[int, ...]]:
+  made: Any = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+  flat: dict[tuple[str, ...], Any] = traverse_util.flatten_dict(made["params"])
+  return {path: leaf.shape for path, leaf in flat.items()}
+
+
+def _names(model: Transformer) -> dict[str, tuple[str, ...]]:
+  """Hugging Face's name of each tensor -> the path of ours."""
+  found: dict[str, tuple[str, ...]] = {
+    _TIED: ("embed", "embedding"),
+    "wpe.weight": ("positions",),
+    "ln_f.weight": ("final_norm", "scale"),
+    "ln_f.bias": ("final_norm", "bias"),
+  }
+  if not model.tie_embeddings:
+    found[_HEAD] = ("head", "kernel")
+  for i in range(model.num_layers):
+    block = f"block_{i}"
+    for theirs, ours in _NORMS.items():
+      found[f"h.{i}.{theirs}.weight"] = (block, ours, "scale")
+      found[f"h.{i}.{theirs}.bias"] = (block, ours, "bias")
+    for theirs, path in _PRODUCTS.items():
+      found[f"h.{i}.{theirs}.weight"] = (block, *path, "kernel")
+      found[f"h.{i}.{theirs}.bias"] = (block, *path, "bias")
+  return found
+
+
+def _as_ours(array: np.ndarray, ours: tuple[str, ...]) -> np.ndarray:
+  """float32; the head alone, [out, in], is laid out the other way, in both directions."""
+  array = array.astype(np.float32)
+  return array.T if ours[0] == "head" else array

@@ -1,0 +1,64 @@
+"""Arrays whose parts lie on devices of several processes: from what each holds, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+from dpjax import trees
+from dpjax.types import ArrayTree, HostArray
+
+
+def placed(leaf: Any, sharding: Sharding) -> jax.Array:
+  """The leaf over the devices of a sharding, be they of one process or of several.
+
+  Args:
+    leaf: an array or keys, of any shape, of which every process of the sharding holds the
+      same: each gives its own devices their parts, and nothing is sent. Or an array that
+      spans processes already, which is laid out anew.
+
+  >>> device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  >>> placed(np.ones(2, np.float32), device)
+  Array([1., 1.], dtype=float32)
+  """
+  spans = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+  if spans or sharding.is_fully_addressable:
+    return jax.device_put(leaf, sharding)
+  if trees.is_key(leaf):
+    data = placed(jax.random.key_data(leaf), sharding)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+  held = np.asarray(leaf)
+  return jax.make_array_from_callback(held.shape, sharding, lambda part: held[part])
+
+
+def placed_like(leaf: HostArray, like: object) -> jax.Array:
+  """The leaf where `like` lies, if that spans processes; else a device array of this one."""
+  if isinstance(like, jax.Array) and not like.is_fully_addressable:
+    return placed(leaf, like.sharding)
+  return jnp.asarray(leaf)
+
+
+def own_copy(tree: ArrayTree) -> Any:
+  """The tree without what spans processes: such leaves are put together from the parts on
+  this process's own devices, which must hold all of them between them. Nothing is sent, so one
+  process may do it alone.
+
+  >>> own_copy({"x": np.ones(1)})
+  {'x': array([1.])}
+  """
+  return jax.tree.map(_own_copy, tree)
+
+
+def _own_copy(leaf: Any) -> Any:
+  if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+    return leaf
+  if leaf.is_fully_replicated:
+    return leaf.addressable_data(0)
+  whole = np.empty(leaf.shape, leaf.dtype)
+  for part in leaf.addressable_shards:
+    whole[part.index] = np.asarray(part.data)
+  return whole

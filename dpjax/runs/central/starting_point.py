@@ -1,0 +1,123 @@
+"""Where a run starts and what of it is trained: public weights, low-rank adapters.
+
+Public weights are part of what names the run (`dpjax.names.sources`: their sha256 decides every
+stream, and is in result.json), so other weights never share noise with these. They must not
+depend on the private data: nothing here can know that.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+
+from dpjax import models, training, validate
+from dpjax.models import gpt2
+from dpjax.runs import saved
+from dpjax.runs.central.config import AllWeights, LowRank, TrainConfig
+from dpjax.runs.central.tasks import Task
+from dpjax.types import LossFn, Params
+from dpjax.validate import UserError
+
+SAVED_AS = "model.safetensors"
+_ADAPTERS = 1  # what the key of the first parameters is folded with for adapters
+
+
+class Trained(NamedTuple):
+  """What the steps change, and how a model is had from it."""
+
+  params: Params  # at step 0
+  loss: Callable[[Any], LossFn]  # of the model's apply, which it knows already
+  apply: Callable[[Params, Any], Any]  # (params, x [B, ...]) -> outputs
+  whole: Callable[[Params], Params]  # all weights of the model
+
+
+def check(config: TrainConfig) -> None:
+  """Raises UserError for what can be told without data."""
+  _check_layout(config)
+  own = config.trainable
+  if isinstance(own, LowRank):
+    validate.integer_at_least(1, **{"trainable.rank": own.rank})
+    validate.positive(**{"trainable.alpha": own.alpha})
+    if config.mesh is not None:
+      raise UserError(
+        f"mesh={config.mesh!r}: must be none where trainable='lora', whose frozen weights "
+        "nobody has laid out over devices"
+      )
+
+
+def _check_layout(config: TrainConfig) -> None:
+  """Whose weights are read or written must be GPT-2."""
+  if config.pretrained is not None and not pathlib.Path(config.pretrained).is_file():
+    raise UserError(
+      f"pretrained={config.pretrained!r}: there is no such file (looked in {os.getcwd()})"
+    )
+  of_gpt2 = config.pretrained if _is_safetensors(config.pretrained) else None
+  asked = {"pretrained": of_gpt2, "safetensors": config.safetensors}
+  first = next((f"{name}={value!r}" for name, value in asked.items() if value), None)
+  if first is None:
+    return
+  if config.model.name != "transformer":
+    raise UserError(f"{first}: needs model.name='transformer', not {config.model.name!r}")
+  epsilon = config.model.options.get("norm_epsilon")
+  if epsilon != gpt2.NORM_EPSILON:
+    raise UserError(
+      f"{first}: needs model.options.norm_epsilon={gpt2.NORM_EPSILON!r}, as GPT-2 has "
+      f"it, not {epsilon!r}"
+    )
+
+
+def _is_safetensors(path: str | None) -> bool:
+  return path is not None and path.endswith(".safetensors")
+
+
+def loaded(config: TrainConfig, model: nn.Module, params: Params) -> Params:
+  """The weights of the config's file; where it names none, `params`."""
+  if config.pretrained is None or not _is_safetensors(config.pretrained):
+    return saved.begun(config.pretrained, params)
+  assert isinstance(model, models.Transformer)
+  try:
+    return models.load_gpt2(config.pretrained, model)
+  except UserError as error:
+    raise UserError(str(error).replace("path=", "pretrained=", 1)) from error
+
+
+def trained(
+  config: TrainConfig, task: Task, model: Any, params: Params, key: jax.Array
+) -> Trained:
+  """All weights, or adapters of some.
+
+  Args:
+    params: the whole model's. key: of the initial parameters: of the seed alone, so public.
+  """
+  own = config.trainable
+  if isinstance(own, AllWeights):
+    return Trained(params, task.loss, model.apply, lambda whole: whole)
+  key = jax.random.fold_in(key, _ADAPTERS)
+  try:
+    adapted = training.lora(params, own.pattern, rank=own.rank, alpha=own.alpha, key=key)
+  except UserError as error:
+    at = (
+      "" if str(error).startswith(("pattern=", "rank=")) else f"pattern={own.pattern!r}: "
+    )
+    raise UserError(f"trainable.{at}{error}") from error
+  loss = lambda _: adapted.apply(task.loss(model.apply))
+  apply = lambda adapters, x: model.apply(adapted.merge(adapters), x)
+  return Trained(adapted.trainable, loss, apply, adapted.merge)
+
+
+def write(config: TrainConfig, model: Any, whole: Params, folder: pathlib.Path) -> None:
+  """model.safetensors, where the config asks for it: adapters merged into their matrices."""
+  if config.safetensors:
+    models.save_gpt2(folder / SAVED_AS, model, whole)
+
+
+def facts(config: TrainConfig) -> dict[str, Any]:
+  """What result.json says of it."""
+  if isinstance(config.trainable, AllWeights):
+    return {}
+  return {"trainable": f"lora, rank {config.trainable.rank}, {config.trainable.pattern}"}

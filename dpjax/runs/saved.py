@@ -1,0 +1,175 @@
+"""Parameters that an earlier run has written, `params.npz`: read, and begun from.
+
+A run that begins from them promises what it promises to records that they know nothing of.
+So where they come from must be known: their run's result.json, beside them and of these very
+parameters, says on which data it was trained, and where it began itself. Data of the run's
+own name are refused; what others they are stands in the privacy statement.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import data, names, trees
+from dpjax.runs import streams, workdir, writers
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+PRETRAINED_ON = "pretrained_on"  # in result.json: data sets, the last one first
+SYNTHETIC = ("random_process",)  # made of random numbers
+_UNNAMED = "data that nothing beside it names"  # of weights from elsewhere
+_HEAD = "head"  # the last layer of every model of ours
+
+
+def read(path: str, field: str) -> dict[str, np.ndarray]:
+  """The arrays of a params.npz, by name.
+
+  Raises:
+    UserError: no such file, or none that `numpy.savez` has written.
+  """
+  try:
+    with np.load(path, allow_pickle=False) as held:
+      return dict(held)
+  except (OSError, ValueError, AttributeError) as error:
+    raise UserError(f"{field}={path!r}: is no params.npz ({error})") from error
+
+
+def in_place_of(
+  like: Params, arrays: Mapping[str, np.ndarray], told: str, fresh: tuple[str, ...] = ()
+) -> Params:
+  """The arrays in the structure of `like`, whose leaves named in `fresh` stay as they are.
+
+  Raises:
+    UserError: beginning with `told`, other leaves or shapes: of another model.
+  """
+  leaves, treedef = trees.named_leaves(like), jax.tree.structure(like)
+  for name in sorted({*leaves, *arrays} - {*fresh}):
+    got = arrays[name].shape if name in arrays else "no such leaf"
+    wanted = np.shape(leaves[name]) if name in leaves else "no such leaf"
+    if got != wanted:
+      raise UserError(
+        f"{told}: was trained elsewhere: {name} is {got} there, {wanted} in the model of this "
+        "config"
+      )
+  found = (leaf if name in fresh else arrays[name] for name, leaf in leaves.items())
+  return jax.tree.unflatten(treedef, list(found))
+
+
+def result_of(path: str, params: Mapping[str, Any] | Params) -> dict[str, Any] | None:
+  """The result.json beside a params.npz, if it is of these very parameters; else None."""
+  file = pathlib.Path(path).parent / writers.RESULT
+  result = writers.read_json(file) if file.exists() else {}
+  same = isinstance(result, dict) and result.get("params_sha256") == trees.sha256(params)
+  return result if same else None
+
+
+def begun(path: str | None, params: Params) -> Params:
+  """First parameters from `pretrained`: all arrays of the file, but those of `head`, the
+  last layer, which begins afresh where the file's has another shape (other classes).
+
+  Raises:
+    UserError: no params.npz, or that of another model.
+  """
+  if path is None:
+    return params
+  arrays, leaves = read(path, "pretrained"), trees.named_leaves(params)
+  last = [name for name in leaves if f"/{_HEAD}/" in f"/{name}"]
+  shape = lambda name: arrays[name].shape if name in arrays else None
+  same = all(shape(name) == np.shape(leaves[name]) for name in last)
+  return in_place_of(params, arrays, f"pretrained={path!r}", () if same else tuple(last))
+
+
+def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list[str]:
+  """Data sets that the parameters in a file follow from, the last one first; [] for None.
+
+  Args:
+    data_name, train: the run's own.
+
+  Raises:
+    UserError: nothing says which (of a .safetensors file, from elsewhere, the statement says
+      so instead), or the run's own data are among them: by their name, or by what the earlier
+      run remembers of its data.
+  """
+  if path is None:
+    return []
+  told = f"pretrained={path!r}"
+  if path.endswith(".safetensors"):
+    result = {"dataset": _UNNAMED}  # what lies beside it is not bound to it
+  else:
+    result = result_of(path, _nested(read(path, "pretrained")))
+  if result is None:
+    raise UserError(
+      f"{told}: no result.json of these parameters lies beside it, so nothing says which data "
+      "they know, and no epsilon would hold; give the params.npz in the folder of its run"
+    )
+  known = [str(result.get("dataset")), *result.get(PRETRAINED_ON, [])]
+  bare = lambda name: name.partition(":")[0] if _is_prepared(name) else name
+  seen = bare(data_name) in map(bare, known)
+  remembered = workdir.remembered(pathlib.Path(path).parent) or {}
+  if seen or streams.data_of(remembered) == data.digest(train):
+    raise UserError(
+      f"{told}: was trained on {data_name!r}, the data of this run, whose epsilon would leave "
+      "out what the first parameters know of them; must be of other data"
+    )
+  return known
+
+
+def _is_prepared(name: str) -> bool:
+  """Whether a version may stand behind the name of a data set, after a colon."""
+  return not name.endswith(".npz") and not names.is_path(name)
+
+
+def _nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+  """The tree whose leaves have these names."""
+  tree: dict[str, Any] = {}
+  for name, leaf in arrays.items():
+    *rooms, last = name.split("/")
+    place = tree
+    for room in rooms:
+      place = place.setdefault(room, {})
+    place[last] = leaf
+  return tree
+
+
+def assumed(path: str | None, known: list[str]) -> str:
+  """What a promise rests on where the first parameters know data of people; "" for none.
+
+  That none of this run's records is among those data cannot be checked: names may differ, and
+  so may their order, number and preprocessing. So the promise is a claim, not a proof.
+
+  >>> assumed("a/params.npz", ["random_process"]), assumed(None, [])
+  ('', '')
+  >>> assumed("a/params.npz", ["mnist"])
+  'no record of this run is known to a/params.npz, which was trained on mnist'
+  """
+  if path is None or set(known) <= set(SYNTHETIC):
+    return ""
+  return (
+    f"no record of this run is known to {path}, which was trained on {', '.join(known)}"
+  )
+
+
+def statement(path: str | None, known: list[str]) -> str:
+  """What stands before a privacy statement; "" for a run that begins at random.
+
+  >>> print(statement("a/params.npz", ["random_process"]))
+  First parameters. The run begins from a/params.npz, which was trained on synthetic images of
+  random processes alone: on no record of anybody's.
+  """
+  if path is None:
+    return ""
+  if set(known) <= set(SYNTHETIC):
+    what = "synthetic images of random processes alone: on no record of anybody's."
+  else:
+    what = (
+      f"{', '.join(known)}. Nothing is promised to records that are in those data, too, or that "
+      "they follow from; that there are none is assumed, not checked."
+    )
+  text = f"First parameters. The run begins from {path}, which was trained on {what}"
+  return textwrap.fill(text, width=92, break_on_hyphens=False)

@@ -1,0 +1,56 @@
+"""The part of `launch.account` about samplers that bound how often an example takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dpjax import accounting, price, validate
+from dpjax.validate import UserError
+
+FLAGS = ("min_sep", "bands", "num_samples")  # that go with these samplers only
+_NOT = ("epsilon", "epochs", "num_examples", "batch_size", "capacity", "accountant")
+_NOT += ("neighboring_relation", "curve", "statement", "gdp", "tradeoff")
+
+
+def runs(values: Any, levels: Sequence[float]) -> list[price.Bounded]:
+  """One run for each noise multiplier, from flag values; UserError when unclear."""
+  for name in _NOT:
+    if values[name].present:
+      raise UserError(f"{name}: does not go with sampler={values.sampler!r}")
+  if not levels:
+    raise UserError(f"noise_multiplier=None: must be given for {values.sampler!r}")
+  validate.integer_at_least(1, num_steps=values.num_steps, min_sep=values.min_sep)
+  validate.integer_in(1, values.min_sep, bands=values.bands)
+  bins, prob = values.sampler == "balls_in_bins", values.sampling_prob
+  if bins and prob is not None:
+    raise UserError("sampling_prob: is 1 / min_sep for sampler='balls_in_bins'")
+  prob = 1 / values.min_sep if bins else prob or 0.0
+  validate.probability(sampling_prob=prob)
+  if not bins and prob * values.min_sep > 1:
+    raise UserError(f"sampling_prob={prob!r}: must be at most 1 / min_sep")
+  common = (values.num_steps, prob, values.min_sep, values.delta, values.bands)
+  return [
+    price.Bounded(values.sampler, level, *common, values.num_samples) for level in levels
+  ]
+
+
+def table(asked: Iterable[price.Bounded]) -> str:
+  """Each run's epsilons, each beside what it is worth."""
+  lines: list[tuple[str, ...]] = [("noise_multiplier", "epsilon", "kind")]
+  for run in asked:
+    level = accounting.lower(run.noise_multiplier, digits=6)
+    up = lambda value: accounting.upper(value, decimals=4)
+    lines += [(level, up(value), kind) for kind, value in price.bounded_rows(run)]
+  return "\n".join(f"{level:>16}  {value:>10}  {kind}" for level, value, kind in lines)
+
+
+def show(asked: Sequence[price.Bounded]) -> None:
+  """Prints what was asked, and the table."""
+  one = asked[0]
+  print(
+    f"epsilon at delta {accounting.upper(one.delta)}; sampler {one.sampler}, min_sep "
+    f"{one.min_sep}, sampling_prob {accounting.upper(one.sampling_prob, digits=6)}, "
+    f"{one.num_steps} steps, noise of bands {one.bands}, add_or_remove_one"
+  )
+  print(table(asked))

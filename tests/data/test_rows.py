@@ -1,0 +1,254 @@
+"""Rows that lie in files are the array that they would be in memory; a batch reads a batch."""
+
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from dpjax import data, plan, sampling
+from dpjax.data import cache, rows
+from dpjax.validate import UserError
+
+
+class Numbers:
+  """Row i is i, i, ...; counts what is read."""
+
+  def __init__(self, count, width=3):
+    self.count, self.width, self.reads = count, width, []
+
+  def __len__(self):
+    return self.count
+
+  def read(self, places):
+    assert (np.diff(places) > 0).all()  # ascending, distinct
+    self.reads.append(len(places))
+    return np.repeat(places[:, None], self.width, 1).astype(np.float32)
+
+
+_WHICH = [
+  slice(None),
+  slice(2, 30, 5),
+  slice(None, None, -1),
+  np.array([3, 3, 0, 19, 0, -1]),
+  np.arange(20) % 3 == 0,
+  np.zeros(0, int),
+  7,
+]
+
+
+@pytest.mark.parametrize("which", _WHICH, ids=str)
+def test_rows_are_indexed_as_an_array(which):
+  lazy = rows.Rows(Numbers(20), (3,))
+  held = Numbers(20).read(np.arange(20))
+  np.testing.assert_array_equal(lazy[which], held[which])
+  if which is not _WHICH[-1]:
+    part = lazy.subset(which)
+    np.testing.assert_array_equal(part[:], held[which])
+    assert part.shape == held[which].shape and part.nbytes == held[which].nbytes
+    np.testing.assert_array_equal(part.subset(slice(1, 3))[:], held[which][1:3])
+  np.testing.assert_array_equal(lazy.then(lambda x: 2 * x)[which], 2 * held[which])
+
+
+@pytest.mark.parametrize("which", [20, np.array([-21]), np.ones(3, bool)])
+def test_rows_that_are_not_there(which):
+  with pytest.raises(IndexError):
+    rows.Rows(Numbers(20), (3,))[which]
+
+
+def test_rows_in_memory_lie_over_those_of_a_file():
+  lazy, held = rows.Rows(Numbers(20), (3,)), Numbers(20).read(np.arange(20))
+  which, by = np.array([11, 2, 19]), -np.ones((3, 3), np.float32) * [[1], [2], [3]]
+  held[which] = by
+  np.testing.assert_array_equal(lazy.replaced(which, by)[:], held)
+  np.testing.assert_array_equal(
+    lazy.replaced(which, by).subset(slice(2, 12))[:], held[2:12]
+  )
+
+
+def test_a_poisson_batch_reads_that_batch_and_nothing_more():
+  source, count = Numbers(200_000, 256), 200_000  # 200 MB, were it in memory
+  dataset = data.in_files(source, np.zeros(count, int), num_classes=2)
+  sampler = sampling.PoissonSampler(prob=1e-3, capacity=400)
+  numbers = dict(l2_clip_norm=1.0, normalize_by=200.0, num_steps=4, delta=1e-5)
+  batches = plan.Plan(sampler, 1.0, **numbers).batches(dataset, rng=3)
+  source.reads.clear()
+  tracemalloc.start()
+  seen = [(batch.mask.sum(), batch.examples.x[batch.mask, 0]) for batch in batches]
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert peak < 10e6  # a draw over all records, and a batch
+  for step, (size, taken) in enumerate(seen):
+    drawn = sampler.draw(count, seed=3, step=step)
+    np.testing.assert_array_equal(taken, drawn)
+    assert source.reads[step] in (size, size + 1)  # padding is row 0, read once
+
+
+def test_the_digest_is_that_of_the_same_data_in_memory(monkeypatch):
+  y = np.arange(50) % 2
+  lazy = data.in_files(Numbers(50), y, num_classes=2)
+  held = data.from_arrays(Numbers(50).read(np.arange(50)), y, num_classes=2)
+  monkeypatch.setattr(rows, "CHUNK_BYTES", 100)  # several chunks
+  assert data.digest(lazy) == data.digest(held) == data.digest(lazy.read())
+  other = data.in_files(Numbers(50), 1 - y, num_classes=2)
+  assert data.digest(other) != data.digest(held)
+  changed = lazy.replaced(np.array([9]), held.subset(np.array([8])))
+  assert data.digest(changed) != data.digest(held)
+
+
+def test_what_needs_all_of_them_is_refused_in_one_line():
+  lazy = data.in_files(Numbers(50), np.zeros(50, int), num_classes=2)
+  for call in (np.asarray, np.stack, np.sum, list):
+    with pytest.raises(UserError, match="resident=False: this needs all 50 examples"):
+      call(lazy.x)
+
+
+class Bad(Numbers):
+  """Row 7 is not what it should be."""
+
+  def __init__(self, value):
+    super().__init__(20)
+    self.value = value
+
+  def read(self, places):
+    found = super().read(places)
+    found[places == 7] = self.value
+    return found
+
+
+def test_a_row_that_is_not_finite_is_refused_when_it_is_read():
+  dataset = data.in_files(Bad(np.nan), np.zeros(20, int), num_classes=2)
+  assert np.isfinite(dataset[:7].x).all()
+  with pytest.raises(
+    UserError, match="x: every value must be finite in float32, 3 are not"
+  ):
+    data.digest(dataset)  # which every run begins with
+
+
+@pytest.mark.parametrize("count", [0, 19])
+def test_labels_are_as_many_as_rows(count):
+  with pytest.raises(UserError, match=r"y.shape=\(\d+,\): must be \(20,\)"):
+    data.in_files(Numbers(20), np.zeros(count, int), num_classes=2)
+
+
+def test_a_label_beyond_the_classes_is_refused_at_once():
+  with pytest.raises(UserError, match="y: holds values from 2 to 2"):
+    data.in_files(Numbers(20), np.full(20, 2), num_classes=2)
+
+
+# --- reading ahead
+
+
+def _threads():
+  return {thread.name for thread in threading.enumerate()}
+
+
+def test_what_the_reader_raises_is_raised_in_its_turn():
+  def items():
+    yield from range(3)
+    raise UserError("the disk is gone")
+
+  before, found = _threads(), []
+  with pytest.raises(UserError, match="the disk is gone"):
+    for item in data.ahead(items()):
+      found.append(item)
+  assert found == [0, 1, 2] and _threads() == before
+
+
+def test_one_is_made_ahead_in_another_thread_which_ends_when_it_is_closed():
+  made, before, second = [], _threads(), threading.Event()
+
+  def items():
+    for i in range(100):
+      made.append((i, threading.current_thread().name))
+      if i == 1:
+        second.set()
+      yield i
+
+  reader = data.ahead(items())
+  assert next(reader) == 0 and second.wait(10)
+  assert [i for i, _ in made] == [0, 1]
+  assert {name for _, name in made} - before
+  reader.close()
+  assert len(made) == 2 and _threads() == before
+
+
+# --- an unpacked .npz
+
+
+def _write(folder, **changes):
+  folder.mkdir(exist_ok=True)
+  rng = np.random.default_rng(0)
+  arrays = {
+    "x_train": rng.integers(0, 256, (9, 4, 4, 3), np.uint8),
+    "y_train": np.arange(9) % 3,
+    "x_test": rng.integers(0, 256, (4, 4, 4, 3), np.uint8),
+    "y_test": np.arange(4) % 3,
+    "num_classes": 3,
+  }
+  for name, array in {**arrays, **changes}.items():
+    np.save(folder / f"{name}.npy", array)
+  np.savez(folder / "packed.npz", **{**arrays, **changes})
+
+
+def _tokens():
+  rng = np.random.default_rng(1)
+  return {"x_train": rng.integers(0, 50, (9, 6)), "x_test": rng.integers(0, 50, (4, 6)),
+          "vocab_size": 50}  # fmt: skip
+
+
+def _floats():
+  return {
+    "x_train": np.random.default_rng(2).normal(size=(9, 5)).astype(">f8"),
+    "x_test": np.ones((4, 5), np.float16),
+  }
+
+
+@pytest.mark.parametrize("changes", [dict, _tokens, _floats])
+def test_a_folder_is_the_archive_unpacked(tmp_path, changes):
+  _write(tmp_path, **changes())
+  wanted = data.load(str(tmp_path / "packed.npz"))
+  for resident in (True, False, None):
+    found = data.load(f"{tmp_path}/", resident=resident)
+    for part, whole in zip(found, wanted):
+      assert part.in_memory == (resident is not False)
+      assert data.digest(part) == data.digest(whole)
+      assert part.num_classes == whole.num_classes and part.x.dtype == whole.x.dtype
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"x_train": np.asfortranarray(np.ones((9, 5)))}, "x_train.npy: is in Fortran order"),
+    ({"x_train": np.array([{}] * 9)}, "x_train.npy: holds pickled objects"),
+    ({"x_train": np.ones((8, 4, 4, 3), np.uint8)}, r"train split: y.shape=\(9,\)"),
+    ({"x_train": np.ones((9, 2, 2, 3), np.uint8)}, "differ in what one example is"),
+    ({"y_train": np.arange(9)}, r"y: holds values from 0 to 8"),
+  ],
+)
+def test_a_folder_that_is_none_is_one_line(tmp_path, changes, words):
+  _write(tmp_path, **changes)
+  with pytest.raises(UserError, match=words) as told:
+    data.load(f"{tmp_path}/", resident=False)
+  assert str(tmp_path) in str(told.value) and "\n" not in str(told.value)
+
+
+def test_a_file_that_is_cut_short(tmp_path):
+  _write(tmp_path)
+  path = tmp_path / "x_train.npy"
+  content = path.read_bytes()
+  for kept, words in ((len(content) - 5, "is cut short"), (20, "not a readable .npy")):
+    path.write_bytes(content[:kept])
+    with pytest.raises(UserError, match=words):
+      data.load(f"{tmp_path}/", resident=False)
+  path.unlink()
+  with pytest.raises(UserError, match="has no x_train"):
+    data.load(f"{tmp_path}/")
+  with pytest.raises(UserError, match="there is no such folder"):
+    data.load(f"{tmp_path}/nothing/")
+
+
+def test_small_data_stay_in_memory_unless_asked():
+  assert not rows.stay_in_files(10**6, None) and rows.stay_in_files(10**15, None)
+  assert rows.stay_in_files(1, False) and not rows.stay_in_files(10**15, True)
+  assert cache.VARIABLE == "DPJAX_CACHE_DIR"

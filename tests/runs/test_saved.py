@@ -1,0 +1,169 @@
+"""A run that begins from an earlier one's parameters, and what it says of them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from dpjax import data, trees
+from dpjax.runs import loop, saved, streams, workdir
+from dpjax.runs.central import build
+from dpjax.runs.central.config import (
+  DataConfig,
+  ModelConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+from dpjax.schema import fields
+from dpjax.validate import UserError
+
+
+def _data(num_classes, name):
+  rng = np.random.default_rng(num_classes)
+  x, y = rng.random((24, 4), np.float32), np.arange(24) % num_classes
+  made = data.from_arrays(x, y, num_classes=num_classes, name=name)
+  return made, made
+
+
+def synthetic():
+  return _data(3, "synthetic")
+
+
+def own():
+  return _data(2, "own")
+
+
+_FIRST = "tests.runs.test_saved:synthetic"
+
+
+def _config(**changes):
+  config = TrainConfig(
+    data=DataConfig(name="own.npz"),
+    model=ModelConfig(name="mlp", options={"features": (3,)}),
+    privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.25),
+    num_steps=2, eval_every=2, checkpoint_every=2,
+  )  # fmt: skip
+  return fields.replace_all(config, changes)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+  """What a finished run of three classes leaves of its model."""
+  folder = tmp_path_factory.mktemp("first")
+  layer = lambda *shape: {"kernel": np.ones(shape, np.float32), "bias": np.zeros(shape[1:])}
+  params = {"params": {"dense_0": layer(4, 3), "head": layer(3, 3)}}
+  workdir.save_params(folder / "params.npz", params)
+  result = {"dataset": _FIRST, "params_sha256": trees.sha256(params)}
+  (folder / "result.json").write_text(json.dumps(result))
+  return folder / "params.npz"
+
+
+@pytest.mark.long
+def test_a_run_begins_from_a_run(tmp_path):
+  plain = {
+    "data.name": _FIRST,
+    "privacy": PrivacyConfig(method="sgd", epsilon=2.0, sampling_prob=0.25),
+  }
+  loop.train(_config(**plain), tmp_path / "first")
+  path = str(tmp_path / "first" / "params.npz")
+  own = "tests.runs.test_saved:own"
+  result = loop.train(_config(**{"data.name": own, "pretrained": path}), tmp_path / "own")
+  assert result["pretrained_on"] == [_FIRST]
+  assert result["user_code"]["pretrained"]["path"] == path
+
+
+def _begun(first, num_classes=2, **changes):
+  config = _config(**{"pretrained": str(first)} | changes)
+  return build.assemble(config, _data(num_classes, "own"))
+
+
+def test_all_but_another_head_is_taken(first):
+  held = dict(np.load(first))
+  run, random = _begun(first), build.assemble(_config(), _data(2, "own"))
+  layer = run.params["params"]["dense_0"]
+  np.testing.assert_array_equal(layer["kernel"], held["params/dense_0/kernel"])
+  same = run.params["params"]["head"]["kernel"] == random.params["params"]["head"]["kernel"]
+  assert same.all() and run.params["params"]["head"]["kernel"].shape == (3, 2)
+
+
+def test_a_head_of_the_same_shape_is_taken(first):
+  head = _begun(first, 3).params["params"]["head"]["kernel"]
+  np.testing.assert_array_equal(head, np.load(first)["params/head/kernel"])
+
+
+def test_the_statement_says_from_what(first):
+  run = _begun(first)
+  assert list(run.pretrained_on) == [_FIRST] and run.promise.kind == "claimed"
+  assert _FIRST in run.promise.failed_assumptions[0]  # nobody can check what it knows
+  text = run.promise.statement(2)
+  assert "that there are none is assumed" in text and "Privacy statement" in text
+  assert "on no record of anybody's" in saved.statement("a", ["random_process"])
+  assert build.assemble(_config(), _data(2, "own")).promise.statement(2) in text
+
+
+def test_the_runs_own_data_are_refused(first):
+  with pytest.raises(UserError, match="was trained on .* the data of this run"):
+    _begun(first, 3, **{"data.name": _FIRST})
+
+
+def test_versions_and_other_names_of_the_runs_own_data_are_seen(first, tmp_path):
+  result = json.loads((first.parent / "result.json").read_text())
+  (tmp_path / "params.npz").write_bytes(first.read_bytes())
+  path = str(tmp_path / "params.npz")
+  for known, asked in (("mnist:3.0.1", "mnist"), ("mnist", "mnist:3.0.1")):
+    (tmp_path / "result.json").write_text(json.dumps(result | {"dataset": known}))
+    with pytest.raises(UserError, match="was trained on"):
+      saved.pretrained_on(path, asked, _data(2, "own")[0])
+  (tmp_path / "checkpoints").mkdir()
+  memory = streams.to_meta(data.digest(_data(2, "own")[0]))
+  (tmp_path / "checkpoints" / "run.json").write_text(json.dumps(memory))
+  with pytest.raises(UserError, match="was trained on"):
+    saved.pretrained_on(path, "copy.npz", _data(2, "own")[0])
+  assert saved.pretrained_on(path, "copy.npz", _data(3, "other")[0]) == ["mnist"]
+
+
+def test_so_are_those_that_the_earlier_run_began_from(first, tmp_path):
+  result = json.loads((first.parent / "result.json").read_text())
+  chain = {saved.PRETRAINED_ON: ["own.npz"], "params_sha256": result["params_sha256"]}
+  (tmp_path / "result.json").write_text(json.dumps({"dataset": "other"} | chain))
+  (tmp_path / "params.npz").write_bytes(first.read_bytes())
+  with pytest.raises(UserError, match="was trained on 'own.npz'"):
+    _begun(tmp_path / "params.npz")
+
+
+def test_unknown_parameters_are_refused(first, tmp_path):
+  alone = tmp_path / "params.npz"
+  alone.write_bytes(first.read_bytes())
+  with pytest.raises(UserError, match="no result.json of these parameters"):
+    _begun(alone)
+  arrays = dict(np.load(first)) | {"params/head/bias": np.ones(3, np.float32)}
+  np.savez(alone, **arrays)
+  (tmp_path / "result.json").write_bytes((first.parent / "result.json").read_bytes())
+  with pytest.raises(UserError, match="no result.json of these parameters"):
+    _begun(alone)
+
+
+def test_another_model_is_refused(first):
+  with pytest.raises(UserError, match=r"dense_0/bias is \(3,\) there, \(4,\) in the model"):
+    _begun(first, **{"model.options": {"features": (4,)}})
+
+
+def test_no_file_and_no_params(tmp_path):
+  with pytest.raises(UserError, match="pretrained=.*No such file"):
+    build.digest(_config(**{"pretrained": str(tmp_path / "none.npz")}))
+  (tmp_path / "text.npz").write_text("text")
+  with pytest.raises(UserError, match="pretrained=.*is no params.npz"):
+    _begun(tmp_path / "text.npz")
+
+
+def test_the_file_decides_the_noise_and_none_leaves_it(tmp_path):
+  path = tmp_path / "a.npz"
+  digests = []
+  for content in (b"a", b"b"):
+    path.write_bytes(content)
+    digests.append(build.digest(_config(**{"pretrained": str(path)})))
+  assert len({*digests, build.digest(_config())}) == 3
+  # that of before there was the field
+  assert build.digest(TrainConfig()).hex()[:16] == "272dba7d6f090812"

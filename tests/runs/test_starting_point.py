@@ -1,0 +1,160 @@
+"""Adapters and public weights in a run: what is trained, what is bound, what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import data, models
+from dpjax.data.shakespeare_lines import blocks_of, tokens_of
+from dpjax.runs import loop
+from dpjax.runs.central import build
+from dpjax.runs.central.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+from dpjax.schema import fields
+from dpjax.validate import UserError
+
+_OPTIONS = dict(num_layers=1, num_heads=2, features=8, max_length=7, norm_epsilon=1e-5)
+_MODEL = models.Transformer(vocab_size=data.shakespeare.VOCAB_SIZE, **_OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+  pytest.importorskip("safetensors")
+  tokens = jnp.zeros((1, 7), jnp.int32)
+  params = jax.jit(_MODEL.init)(jax.random.key(5), tokens)
+  path = tmp_path_factory.mktemp("weights") / "base.safetensors"
+  models.save_gpt2(path, _MODEL, params)
+  return path
+
+
+def _config(weights, **changed):
+  config = TrainConfig(
+    data=DataConfig(name="shakespeare_lines"),
+    model=ModelConfig(name="transformer", options=dict(_OPTIONS)),
+    pretrained=str(weights),
+    trainable={"name": "lora", "rank": 2},
+    privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
+    optimizer=OptimizerConfig(learning_rate=0.1),
+    num_steps=2,
+    eval_every=2,
+  )
+  return fields.replace_all(config, changed)
+
+
+def _datasets(blocks=False):
+  lines = tokens_of([f"ab{i:02}" for i in range(12)], 7)
+  x = blocks_of(lines, 3) if blocks else lines
+  size = data.shakespeare.VOCAB_SIZE
+  labels = np.zeros(len(x), np.int32)
+  make = lambda split: data.Dataset(x, labels, "lines", size, split, size)
+  return make("train"), make("test")
+
+
+def test_adapters_alone_are_trained_released_and_counted(weights, tmp_path):
+  config = _config(weights, safetensors=True)
+  result = loop.train(config, tmp_path / "run", data=_datasets())
+  with np.load(tmp_path / "run" / "params.npz") as held:
+    released = dict(held)
+  assert sorted(released) == sorted(
+    f"params/block_0/{name}/kernel/{part}"
+    for name in ("attention/query_key_value", "attention/out", "mlp_in", "mlp_out")
+    for part in ("a", "b")
+  )
+  assert all(np.abs(value).max() > 0 for value in released.values())
+  assert result["num_parameters"] == sum(map(np.size, released.values()))
+  assert result["trainable"].startswith("lora, rank 2") and result["test_perplexity"] > 1
+  # the merged export is the public base but for W + (alpha / rank) A B
+  before = models.load_gpt2(weights, _MODEL)["params"]
+  after = models.load_gpt2(tmp_path / "run" / "model.safetensors", _MODEL)["params"]
+  out = "params/block_0/mlp_out/kernel"
+  low_rank = 4.0 * released[f"{out}/a"] @ released[f"{out}/b"]
+  kernel = before["block_0"]["mlp_out"].pop("kernel") + low_rank
+  np.testing.assert_allclose(after["block_0"]["mlp_out"].pop("kernel"), kernel, rtol=1e-5)
+  np.testing.assert_array_equal(after["embed"]["embedding"], before["embed"]["embedding"])
+  told = result["user_code"]["pretrained"]
+  assert told["path"] == str(weights) and len(told["sha256"]) == 64
+  # edited weights are another run: other streams, and the folder is refused
+  named = build.digest(config)
+  held = weights.read_bytes()
+  try:
+    models.save_gpt2(
+      weights, _MODEL, {"params": after | {"block_0": _block(after, kernel)}}
+    )
+    assert build.digest(config) != named
+    with pytest.raises(UserError, match="pretrained=.*is not that of the run"):
+      loop.train(config, tmp_path / "run", data=_datasets())
+  finally:
+    weights.write_bytes(held)
+  assert build.digest(config) == named
+  assert json.loads((tmp_path / "run" / "config.json").read_text())["pretrained"]
+
+
+def _block(after, kernel):
+  return after["block_0"] | {"mlp_out": after["block_0"]["mlp_out"] | {"kernel": kernel}}
+
+
+def test_an_example_may_be_a_role_and_the_promise_says_so(weights):
+  config = _config(
+    weights, **{"privacy.sampler": "users", "data.name": "shakespeare_roles"}
+  )
+  run = build.assemble(config, _datasets(blocks=True))
+  assert run.plan.sampler.unit == "user" and len(run.train) == 4
+  lines, blocks = (build.assemble(config, _datasets(blocks=True)), _datasets(True)[0])
+  of_lines = [
+    float(lines.task.evaluate(run.apply, run.params, part)["loss"])
+    for part in (blocks, _datasets()[0])
+  ]
+  assert of_lines[0] == pytest.approx(of_lines[1], rel=1e-5)
+  with pytest.raises(UserError, match=r"privacy\.sampler='poisson': must be 'users'"):
+    build.assemble(_config(weights), _datasets(blocks=True))
+  with pytest.raises(UserError, match=r"privacy\.sampler='users': must not be 'users'"):
+    build.assemble(config, _datasets())
+
+
+_REFUSED = {
+  "trainable.rank=0: must be": {"trainable.rank": 0},
+  "trainable.alpha=0.0: must be": {"trainable.alpha": 0.0},
+  r"mesh='data:1': must be none where trainable='lora'": {"mesh": "data:1"},
+  "pretrained='none.st': there is no such file": {"pretrained": "none.st"},
+  "pretrained=.*: needs model.options.norm_epsilon=1e-05": {"model.options": {}},
+  "safetensors=True: needs model.name='transformer', not 'mlp'": {
+    "pretrained": None,
+    "safetensors": True,
+    "model.name": "mlp",
+    "model.options": {},
+  },
+}
+
+
+@pytest.mark.parametrize("message", _REFUSED)
+def test_what_would_be_ignored_or_cannot_be_is_refused(message, weights):
+  with pytest.raises(UserError, match=message):
+    build.check(_config(weights, **_REFUSED[message]))
+
+
+def test_weights_and_patterns_that_do_not_fit_the_model_are_refused(weights):
+  faults = {
+    r"pretrained=.*wpe.weight is of shape \(7, 8\)": {
+      "model.options": {**_OPTIONS, "max_length": 9}
+    },
+    r"trainable.pattern='\*/nothing': must match": {"trainable.pattern": "*/nothing"},
+    r"trainable.pattern='\*/bias': params": {"trainable.pattern": "*/bias"},
+    r"trainable.rank=9: must be <= 8": {"trainable.rank": 9},
+  }
+  for message, changed in faults.items():
+    with pytest.raises(UserError, match=message):
+      build.assemble(_config(weights, **changed), _datasets())
+
+
+def test_weights_name_another_run(weights):
+  assert build.digest(TrainConfig()) != build.digest(_config(weights))

@@ -1,0 +1,98 @@
+"""--dry_run of several runs: what they would promise together, and none of them."""
+
+import re
+
+import pytest
+
+from configs.radp import quickstart as radp
+from dpjax.runs import dry_run, loop
+from dpjax.runs.central import build
+from dpjax.runs.central.config import TrainConfig
+from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.schema import fields
+from dpjax.sweeps import grid, rehearsal
+from dpjax.validate import UserError
+from tests import commands
+
+_TINY = {
+  "num_steps": 3,
+  "eval_every": 3,
+  "model.name": "linear",
+  "privacy.accountant": "rdp",
+  "privacy.epsilon": None,
+  "privacy.noise_multiplier": 2.0,
+}
+
+
+def _sweep(**changes):
+  base = fields.replace_all(TrainConfig(), _TINY)
+  varied = {"data.limit": [200, 99999]}
+  return grid.SweepConfig(**({"base": base, "grid": varied, "x": "data.limit"} | changes))
+
+
+def _lines(text):
+  head, *lines = text.splitlines()
+  assert head == "Plan only: nothing is trained, nothing is written."
+  return dict(re.split(r"  +", line, maxsplit=1) for line in lines)
+
+
+def test_the_plan_of_a_sweep_is_that_of_its_runs(tmp_path):
+  config = _sweep(seeds=[0, 1])
+  plan = _lines(rehearsal.told(config, tmp_path / "new"))
+  assert list(tmp_path.iterdir()) == []
+  assert plan["runs"] == "4, of which 0 are finished and 2 would fail"
+  failing = [
+    line for line in plan.values() if line.startswith("would fail: data.limit=99999")
+  ]
+  assert len(failing) == 2 and "estimate" in plan["time"]
+  rows = grid.run_sweep(config, tmp_path / "ran", loop.train, build.load_data)
+  total = 2 * rows[0]["epsilon"]
+  said = re.search(r"at most \(epsilon = ([\d.]+), delta = ([\d.e-]+)\)", plan["together"])
+  assert total <= float(said[1]) <= 1.01 * total and float(said[2]) == pytest.approx(2e-5)
+  again = _lines(rehearsal.told(config, tmp_path / "ran"))
+  assert again["runs"] == "4, of which 2 are finished and 2 would fail"
+  assert again[rows[0]["name"]].endswith(dry_run.FINISHED)
+  assert again["time"].startswith("about 0 minutes")
+
+
+def test_the_plan_of_a_selection_is_what_the_choice_costs(monkeypatch, tmp_path):
+  timing = dry_run.Timing(27.0, (1.0,), 1.0, 650)  # and two more steps, one evaluation
+  real = dry_run.timed
+  monkeypatch.setattr(dry_run, "timed", lambda work: (timing, real))
+  config = _sweep(x="privacy.epsilon", grid={"optimizer.learning_rate": [0.1, 0.2]})
+  config.selection = grid.SelectionConfig(enabled=True, mean_trials=4.0)
+  plan = _lines(rehearsal.told(config, tmp_path))
+  assert plan["time"].startswith("about 2 minutes on average")
+  assert "The choice of the best of a random number of runs is charged" in plan["privacy"]
+
+
+def test_the_plan_of_an_experiment_trains_on_zeros(monkeypatch, tmp_path):
+  seen, real = [], rehearsal.relevance.run
+
+  def spy(method, mode, job):
+    seen.append((job.train.x.any(), len(job.train)))
+    return real(method, mode, job)
+
+  monkeypatch.setattr(rehearsal.relevance, "run", spy)
+  small = {"method": "no_dp", "num_epochs": 2, "model.options": {"features": (4,)}}
+  config = fields.replace_all(radp.get_config(), small)
+  plan = _lines(rehearsal.told_relevance(config, tmp_path / "new"))
+  assert seen == [(False, 1437)] and list(tmp_path.iterdir()) == []
+  assert plan["no-dp-eps8-seed0"].startswith("not private, 28 steps, about ")
+  with pytest.raises(UserError, match="data.limit=99999"):
+    rehearsal.told_relevance(fields.replace(config, "data.limit", 99999), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["radp", "radp_dpsgd", "adlm"])
+def test_every_method_can_be_rehearsed(method, tmp_path):
+  config = RelevanceConfig(method=method, num_epochs=2, batch_size=400)
+  config.model.options = {"features": (4,)}
+  told = rehearsal.told_relevance(config, tmp_path)
+  assert re.search(r"epsilon=[\d.]+ \((proved|CLAIMED)", told)
+
+
+@pytest.mark.parametrize("launcher", ["attack", "secure"])
+def test_what_has_no_plan_says_so(launcher):
+  line = commands.refusal(commands.run(f"launch.{launcher}", "--dry_run"))
+  assert line.startswith("error: --dry_run=True: would be ignored, it needs")
