@@ -25,9 +25,11 @@ def get_config() -> TrainConfig:
   config = mnist_scatter_linear.get_config()
   config.data.name = "cifar10"
   config.model.options = {}
+  config.model.mirrored = True
   config.privacy.normalization = ByStatistics(noise_multiplier=16.0, median_epsilon=0.02)
   config.privacy.sampling_prob = 8192 / 50000
   config.optimizer.learning_rate = 4.0
+  config.ema_decay = 0.98
   config.num_steps = 360
   config.eval_every = 120
   config.checkpoint_every = 120

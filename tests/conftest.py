@@ -10,9 +10,13 @@ import tempfile
 _CACHE = os.environ.get(
   "DPJAX_TEST_CACHE", pathlib.Path(tempfile.gettempdir()) / "dpjax-xla"
 )
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # these three hold for commands of tests too
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # these four hold for commands of tests too
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
+# Compiling takes longer than running here: half of all processor time. Rooms whose promise is a
+# rounding are compiled as users' programs are (`_compiled_as_for_users`).
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+_OPTIMIZED = ("gradients", "noise")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -40,6 +44,16 @@ def x64():
   """Float64 for the oracles of one test."""
   with jax.enable_x64(True):
     yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_as_for_users(request):
+  """Let go of at the end, by the next fixture, so that no room finds those of another."""
+  before = jax.config.read("jax_disable_most_optimizations")
+  optimized = request.path.parent.name in _OPTIMIZED
+  jax.config.update("jax_disable_most_optimizations", before and not optimized)
+  yield
+  jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -241,7 +241,8 @@ def _check_positions(config: SweepConfig, found: list[Point]) -> None:
     )
   for point in found if config.x in _config_axes(config) else ():
     value = fields.get(point.config, config.x)
-    private = point.config.privacy.method != "none"  # others are drawn without a position
+    # others are drawn without a position
+    private = point.config.privacy.method not in ("none", "sgd")
     if (value is not None and not isinstance(value, str | bool)) or not private:
       continue
     raise UserError(

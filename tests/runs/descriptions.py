@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -107,23 +108,28 @@ def _spent(event: Any, **options: Any) -> float:
 def _loaded(name: str, data_dir: Any, max_length: int) -> tuple[Any, Any]:
   if name == "digits":
     return digits.load_digits()
-  text = name in ("imdb_reviews", "shakespeare")
+  text = name == "imdb_reviews" or name.startswith("shakespeare")
   side, depth = (32, 3) if name in ("cifar10", "random_process") else (28, 1)
   word = hashlib.sha256(repr((name, data_dir)).encode()).digest()
   rng = np.random.default_rng(list(word))
   n, classes = 500 if depth == 3 else 2100, 2 if text else 10
   y = rng.integers(0, classes, n).astype(np.int32)
   if text:
-    x = rng.integers(1, 256, size=(n, min(max_length, 300))).astype(np.int32)
+    length = 64 if name.startswith("shakespeare_") else min(max_length, 300)
+    x = rng.integers(1, 256, size=(n, length)).astype(np.int32)
   else:
     x = rng.random((n, side, side, depth), np.float32)
   made = data.Dataset(x, y, name, classes, "train", 256 if text else None)
   return made, dataclasses.replace(made, split="test")
 
 
-def _features(x: Any, progress: Any = None) -> np.ndarray:
+def _chunks(x: Any, mirrored: bool = False) -> Iterator[np.ndarray]:
   """As many channels as scattering has, in a twinkling."""
-  return np.repeat(x[:, ::4, ::4], 81, axis=3)
+  x = (x + x[:, :, ::-1]) / 2 if mirrored else x
+  yield np.repeat(x[:, ::4, ::4], 81, axis=3)
+
+
+_typical_scales = functools.cache(models.typical_scales)
 
 
 def _roles(data_dir: Any, *, min_chars: Any = None) -> tuple[Any, Any]:
@@ -183,7 +189,8 @@ def fast():
     mock.patch.object(build, "make_model", lambda *a, **k: _Remembered(make(*a, **k))),
     mock.patch.object(registry, "_load", load),
     mock.patch.object(build, "load_data", load_once),
-    mock.patch.object(models, "scattering_features", _features),
+    mock.patch.object(models, "scattering_chunks", _chunks),
+    mock.patch.object(models, "typical_scales", _typical_scales),
     mock.patch.object(shakespeare, "shakespeare_federation", _roles),
     mock.patch.object(tff, "tff_federation", _writers),
   ):

@@ -65,7 +65,7 @@ class Fake:
       "epsilon_kind": "proved" if private else "none",
       "neighboring_relation": config.privacy.neighboring_relation,
       "unit": "example",
-      "test_accuracy": 0.5 + config.privacy.epsilon / 10,
+      "test_accuracy": 0.5 + (config.privacy.epsilon or 5.0) / 10,
       "seed": config.seed,
       "test_loss": 1.0,
     }
@@ -314,6 +314,19 @@ def test_x_and_series_may_be_fields_outside_the_grid_or_result_keys(tmp_path):
   rows = sweep.run_sweep(_config(x="epsilon", y="test_loss"), tmp_path / "b", Fake())
   assert [row["test_loss"] for row in rows] == [1.0] * 4
   assert "versions" not in rows[0]
+
+
+def test_a_run_without_privacy_stands_beside_the_curve_without_a_position(tmp_path):
+  config = _config(
+    grid={},
+    variants={"2": {"privacy.epsilon": 2.0}, "not private": {"privacy.method": "sgd"}},
+  )
+  config.base.privacy.epsilon = None
+  rows = sweep.run_sweep(config, tmp_path, Fake())
+  assert [row["privacy.epsilon"] for row in rows] == [2.0] * 2 + [None] * 2
+  config.variants["not private"] = {"privacy.noise_multiplier": 1.0}
+  with pytest.raises(UserError, match="x='privacy.epsilon': must be a number in every run"):
+    sweep.run_sweep(config, tmp_path / "b", Fake())
 
 
 def test_a_train_function_that_writes_nothing_is_still_recorded(tmp_path):

