@@ -25,7 +25,7 @@ def get_config() -> TrainConfig:
     model=ModelConfig(name="transformer", options=sizes),
     privacy=PrivacyConfig(method="sgd", epsilon=None, sampling_prob=128 / 26941),
     optimizer=OptimizerConfig(rule="adam", learning_rate=3e-3, schedule="cosine"),
-    num_steps=800,
+    num_steps=600,
     eval_every=200,
     checkpoint_every=200,
   )

@@ -3,7 +3,7 @@
   python -m launch.sweep --config=configs/sweeps/cifar10_scatter_linear.py \\
     --workdir=runs/cifar10_scatter_sweep
 
-The features are computed once for all runs. Hardware: 2 CPU cores, 16 GB; 15 minutes.
+The features are computed once for all runs. Hardware: 2 CPU cores, 16 GB; 20 minutes.
 Numbers: results/cifar10_scatter_linear.
 """
 

@@ -7,7 +7,7 @@
 Private per role, its 16 first lines:
 
   ... --config.base.data.name=shakespeare_roles --config.base.privacy.sampler=users \\
-    --config.base.privacy.sampling_prob=0.1 --config.base.privacy.delta=1e-4 \\
+    --config.base.privacy.sampling_prob=0.05 --config.base.privacy.delta=1e-4 \\
     --config.base.num_steps=60
 
 Hardware: 2 CPU cores, MINUTES. Numbers: results/lm_lora.
