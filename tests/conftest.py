@@ -14,9 +14,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # these four hold for commands of
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
 # Compiling takes longer than running here: half of all processor time. Rooms whose promise is a
-# rounding are compiled as users' programs are (`_compiled_as_for_users`).
+# rounding, and who optimise for long, are compiled as users' programs are.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-_OPTIMIZED = ("gradients", "noise")
+_OPTIMIZED = ("attacks", "gradients", "noise")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -7,8 +7,7 @@
 Private per role, its 16 first lines:
 
   ... --config.base.data.name=shakespeare_roles --config.base.privacy.sampler=users \\
-    --config.base.privacy.sampling_prob=0.05 --config.base.privacy.delta=1e-4 \\
-    --config.base.num_steps=60
+    --config.base.privacy.sampling_prob=0.05 --config.base.privacy.delta=1e-4
 
 Hardware: 2 CPU cores, MINUTES. Numbers: results/lm_lora.
 """
@@ -26,6 +25,6 @@ def get_config() -> SweepConfig:
   return SweepConfig(
     base=base,
     variants={**private, "not private": {"privacy.method": "sgd"}},
-    y="perplexity",
+    y="test_perplexity",
     title="Shakespeare by line: adapters of a public character model",
   )
