@@ -27,6 +27,6 @@ def get_config() -> TrainConfig:
   config.trainable = LowRank(rank=4, alpha=8.0, pattern="*/kernel")
   config.privacy = PrivacyConfig(epsilon=3.0, delta=1e-5, sampling_prob=256 / 53801)
   config.optimizer = OptimizerConfig(rule="adam", learning_rate=3e-3)
-  config.num_steps = 60
-  config.eval_every = config.checkpoint_every = 30
+  config.num_steps = 200
+  config.eval_every = config.checkpoint_every = 100
   return config

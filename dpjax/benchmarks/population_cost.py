@@ -23,9 +23,9 @@ import optax
 
 from dpjax import federated, validate
 from dpjax.benchmarks import alone
-from dpjax.benchmarks.sum_overhead import process_memory
 from dpjax.gradients.explain import aligned
 from dpjax.runs import checkpoint, report
+from dpjax.runs.provenance import process_memory
 from dpjax.validate import UserError
 
 METHODS = ("memory", "disk")

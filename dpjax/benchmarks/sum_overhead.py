@@ -8,7 +8,6 @@ the plain one. Memory is the peak above what the process held before, in a proce
 
 from __future__ import annotations
 
-import contextlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from dpjax import validate
 from dpjax.benchmarks import alone
 from dpjax.gradients.explain import aligned
 from dpjax.runs import report
+from dpjax.runs.provenance import process_memory
 from dpjax.secure import sums
 from dpjax.validate import UserError
 
@@ -171,23 +171,6 @@ def _measured(method: str, clients: int, length: int, dropped: int, repeats: int
     raise UserError(f"methods={method}: the sum is not the plain one")
   cost = found[0].cost._replace(seconds=min(one.cost.seconds for one in found))
   return Entry(method, clients, length, dropped, "ok", cost.seconds, *cost[:4], above)
-
-
-def process_memory(field: str, *, forget_peak: bool = False) -> int | None:
-  """Bytes of this process by Linux's account, as "VmRSS" or "VmHWM", their peak; None
-  elsewhere.
-
-  Args:
-    forget_peak: the peak begins anew.
-  """
-  try:
-    if forget_peak:
-      with contextlib.suppress(OSError):
-        pathlib.Path("/proc/self/clear_refs").write_text("5")
-    status = pathlib.Path("/proc/self/status").read_text()
-  except OSError:
-    return None
-  return 1024 * int(status.split(f"{field}:")[1].split()[0])
 
 
 _HEADER = ("method", "clients", "length", "dropped", "seconds", "client", "server",
