@@ -147,7 +147,10 @@ def _check(command: str) -> None:
 def _check_config(launcher: str, path: str, overrides: dict[str, str]) -> None:
   kind = _KINDS[launcher]
   config = config_flag.load(str(_ROOT / path), kind) if path else kind()
-  for name in sorted(overrides, key=lambda name: name.count(".")):
+  overrides = {n: v for n, v in overrides.items() if not n.endswith(".pretrained")}
+  for name in sorted(
+    overrides, key=lambda name: name.count(".")
+  ):  # a command makes that file
     config = fields.override(config, name.removeprefix("config."), overrides[name])
   if getattr(config, "mesh", None) is not None:  # of devices that are not here
     config = fields.replace(config, "mesh", None)
