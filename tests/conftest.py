@@ -16,7 +16,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
 # Compiling takes longer than running here: half of all processor time. Rooms whose promise is a
 # rounding, and who optimise for long, are compiled as users' programs are.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-_OPTIMIZED = ("attacks", "gradients", "noise")
+_OPTIMIZED = ("attacks", "gradients", "models", "noise")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

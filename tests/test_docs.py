@@ -147,10 +147,9 @@ def _check(command: str) -> None:
 def _check_config(launcher: str, path: str, overrides: dict[str, str]) -> None:
   kind = _KINDS[launcher]
   config = config_flag.load(str(_ROOT / path), kind) if path else kind()
-  overrides = {n: v for n, v in overrides.items() if not n.endswith(".pretrained")}
-  for name in sorted(
-    overrides, key=lambda name: name.count(".")
-  ):  # a command makes that file
+  # a file to start from is made by another command
+  here = [name for name in overrides if not name.endswith(".pretrained")]
+  for name in sorted(here, key=lambda name: name.count(".")):
     config = fields.override(config, name.removeprefix("config."), overrides[name])
   if getattr(config, "mesh", None) is not None:  # of devices that are not here
     config = fields.replace(config, "mesh", None)

@@ -43,7 +43,6 @@ def load(
     max_length: for text, the number of bytes kept of each example (padded with 0).
     num_classes: how many classes there are, for data that do not declare it; data that do
       must declare the same. Public: it is never counted from the labels.
-
     resident: in memory. False: prepared data and folders are read as they are asked for
       (`Rows`), but for their labels; None: those larger than a quarter of the memory are.
 

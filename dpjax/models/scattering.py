@@ -348,6 +348,7 @@ def scattering_chunks(
     yield np.asarray(features)[:rows]
 
 
+@functools.cache
 def typical_scales(shape: tuple[int, int, int], *, J: int = 2, L: int = 8) -> np.ndarray:
   """Size of each scattering channel of images in general, from no data at all.
 
@@ -361,7 +362,7 @@ def typical_scales(shape: tuple[int, int, int], *, J: int = 2, L: int = 8) -> np
     shape: (H, W, C) of an image.
 
   Returns:
-    [num_channels(J, L) * C], positive, in the order of `scattering`.
+    [num_channels(J, L) * C], positive, in the order of `scattering`; not to be written to.
 
   >>> scales = typical_scales((8, 8, 2))
   >>> scales.shape, bool((scales > 0).all()), bool(scales[0] > 10 * scales[80])
@@ -373,4 +374,6 @@ def typical_scales(shape: tuple[int, int, int], *, J: int = 2, L: int = 8) -> np
   images = random_images.random_phases(np.random.default_rng(0), 64, frequency)
   features = scattering_features(images[..., None].astype(np.float32), J=J, L=L)
   of_one_colour = np.sqrt(np.square(features).mean(axis=(0, 1, 2)))
-  return np.tile(of_one_colour, colours)
+  scales = np.tile(of_one_colour, colours)
+  scales.flags.writeable = False  # the next caller gets it, too
+  return scales

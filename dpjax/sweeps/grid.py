@@ -117,6 +117,11 @@ def _room(config: TrainConfig | FedConfig) -> Any:
   return federated if isinstance(config, FedConfig) else central
 
 
+def _is_private(config: Any) -> bool:
+  """Whether the run promises an epsilon."""
+  return config.privacy.method not in ("none", "sgd")
+
+
 def _check_alike(found: list[Point]) -> None:
   """Raises UserError for two runs that are one, or that share their noise and batches: how a
   federated run is executed rounds its sums differently, and decides no stream."""
@@ -124,7 +129,7 @@ def _check_alike(found: list[Point]) -> None:
   for point in found:
     config = point.config
     digest = _room(config).digest(config)
-    private = config.privacy.method not in ("none", "sgd") and not config.release
+    private = _is_private(config) and not config.release
     alike = (digest, config.data.data_dir) if private else point.name
     if alike in seen:
       raise UserError(
@@ -241,9 +246,8 @@ def _check_positions(config: SweepConfig, found: list[Point]) -> None:
     )
   for point in found if config.x in _config_axes(config) else ():
     value = fields.get(point.config, config.x)
-    # others are drawn without a position
-    private = point.config.privacy.method not in ("none", "sgd")
-    if (value is not None and not isinstance(value, str | bool)) or not private:
+    placed = value is not None and not isinstance(value, str | bool)
+    if placed or not _is_private(point.config):  # others are drawn without a position
       continue
     raise UserError(
       f"x={config.x!r}: must be a number in every run; it is {value!r} in {point.name}"

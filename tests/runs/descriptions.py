@@ -129,9 +129,6 @@ def _chunks(x: Any, mirrored: bool = False) -> Iterator[np.ndarray]:
   yield np.repeat(x[:, ::4, ::4], 81, axis=3)
 
 
-_typical_scales = functools.cache(models.typical_scales)
-
-
 def _roles(data_dir: Any, *, min_chars: Any = None) -> tuple[Any, Any]:
   dataset = _loaded("shakespeare", data_dir, 80)[0]
   size = 7 if min_chars is None else 6
@@ -190,7 +187,6 @@ def fast():
     mock.patch.object(registry, "_load", load),
     mock.patch.object(build, "load_data", load_once),
     mock.patch.object(models, "scattering_chunks", _chunks),
-    mock.patch.object(models, "typical_scales", _typical_scales),
     mock.patch.object(shakespeare, "shakespeare_federation", _roles),
     mock.patch.object(tff, "tff_federation", _writers),
   ):
