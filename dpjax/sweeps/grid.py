@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 import pathlib
 import re
@@ -65,6 +66,9 @@ class SweepConfig:
   A variant is a name and the fields that it sets together, such as a method with the
   learning rate that suits it; the whole grid is run for each. series="variant" draws one
   line for each.
+
+  A `privacy.epsilon` of inf in the grid is the same run with clipping and without noise, which
+  promises nothing: drawn as a horizontal line.
   """
 
   base: TrainConfig | FedConfig = dataclasses.field(default_factory=TrainConfig)
@@ -119,7 +123,8 @@ def _room(config: TrainConfig | FedConfig) -> Any:
 
 def _is_private(config: Any) -> bool:
   """Whether the run promises an epsilon."""
-  return config.privacy.method not in ("none", "sgd")
+  privacy = config.privacy
+  return privacy.method not in ("none", "sgd") and privacy.noise_multiplier != 0
 
 
 def _check_alike(found: list[Point]) -> None:
@@ -142,6 +147,9 @@ def _check_alike(found: list[Point]) -> None:
 def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
   values = {"variant": variant} if variant else {}
   values |= {path: fields.get(config, path) for path in chosen}
+  if values.get("privacy.epsilon") == math.inf:
+    without_noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
+    config = fields.replace_all(config, without_noise, name="grid")
   held = json.dumps(writers.plain(fields.to_dict(config)), sort_keys=True)
   digest = hashlib.sha256(held.encode()).hexdigest()[:8]
   words = "_".join(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib
 import math
 import re
@@ -19,7 +20,7 @@ from dpjax.runs import workdir as owner
 from dpjax.runs.central import build
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.runs.federated import build as federate_build
-from dpjax.runs.federated.config import FedConfig
+from dpjax.runs.federated.config import FedConfig, FedPrivacyConfig
 from dpjax.schema import fields
 from dpjax.schema.fields import to_dict
 from dpjax.sweeps import cost
@@ -58,7 +59,7 @@ class Fake:
       raise KeyboardInterrupt
     if config.privacy.epsilon in self.fail:
       raise UserError("privacy.epsilon: cannot\nbe reached")
-    private = config.privacy.method == "dp_sgd"
+    private = config.privacy.method == "dp_sgd" and config.privacy.noise_multiplier != 0
     result = dict.fromkeys(writers.RESULT_KEYS, 0) | {
       "epsilon": config.privacy.epsilon if private else None,
       "delta": config.privacy.delta if private else None,
@@ -327,6 +328,32 @@ def test_a_run_without_privacy_stands_beside_the_curve_without_a_position(tmp_pa
   config.variants["not private"] = {"privacy.noise_multiplier": 1.0}
   with pytest.raises(UserError, match="x='privacy.epsilon': must be a number in every run"):
     sweep.run_sweep(config, tmp_path / "b", Fake())
+
+
+@pytest.mark.parametrize(
+  "base",
+  [
+    TrainConfig(privacy=PrivacyConfig(epsilon=None)),
+    FedConfig(clients_per_round=5, privacy=FedPrivacyConfig(epsilon=None)),
+  ],
+)
+def test_an_infinite_epsilon_is_the_run_without_noise(base):
+  config = SweepConfig(base=base, grid={"privacy.epsilon": [2.0, math.inf]})
+  private, without = sweep.points(config)
+  assert private.config.privacy.epsilon == 2.0
+  assert private.config.privacy.noise_multiplier is None
+  assert without.config.privacy.epsilon is None
+  assert without.config.privacy.noise_multiplier == 0
+  assert without.overrides["privacy.epsilon"] == math.inf
+  wanted = dataclasses.replace(private.config.privacy, epsilon=None, noise_multiplier=0.0)
+  assert without.config.privacy == wanted  # clipped as the others are
+
+
+def test_a_run_without_noise_is_drawn_beside_the_curve_without_a_position(tmp_path):
+  config = _config(grid={"privacy.epsilon": [2.0, math.inf]})
+  config.base.privacy.epsilon = None
+  rows = sweep.run_sweep(config, tmp_path, Fake())
+  assert [row["privacy.epsilon"] for row in rows] == [2.0] * 2 + [None] * 2
 
 
 def test_a_train_function_that_writes_nothing_is_still_recorded(tmp_path):
