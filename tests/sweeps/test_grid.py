@@ -353,7 +353,10 @@ def test_a_run_without_noise_is_drawn_beside_the_curve_without_a_position(tmp_pa
   config = _config(grid={"privacy.epsilon": [2.0, math.inf]})
   config.base.privacy.epsilon = None
   rows = sweep.run_sweep(config, tmp_path, Fake())
-  assert [row["privacy.epsilon"] for row in rows] == [2.0] * 2 + [None] * 2
+  assert [row["privacy.epsilon"] for row in rows] == [2.0] * 2 + [math.inf] * 2
+  assert [row["epsilon"] for row in rows] == [2.0] * 2 + [None] * 2
+  with (tmp_path / "curve.csv").open() as file:
+    assert [row["privacy.epsilon"] for row in csv.DictReader(file)] == ["", "2.0"]
 
 
 def test_a_train_function_that_writes_nothing_is_still_recorded(tmp_path):
