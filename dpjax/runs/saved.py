@@ -24,7 +24,7 @@ from dpjax.validate import UserError
 PRETRAINED_ON = "pretrained_on"  # in result.json: data sets, the last one first
 SYNTHETIC = ("random_process",)  # made of random numbers
 _UNNAMED = "data that nothing beside it names"  # of weights from elsewhere
-_HEAD = "head"  # the last layer of every model of ours
+HEAD = "head"  # the last layer of every model of ours
 
 
 def read(path: str, field: str) -> dict[str, np.ndarray]:
@@ -79,7 +79,7 @@ def begun(path: str | None, params: Params) -> Params:
   if path is None:
     return params
   arrays, leaves = read(path, "pretrained"), trees.named_leaves(params)
-  last = [name for name in leaves if f"/{_HEAD}/" in f"/{name}"]
+  last = [name for name in leaves if f"/{HEAD}/" in f"/{name}"]
   shape = lambda name: arrays[name].shape if name in arrays else None
   same = all(shape(name) == np.shape(leaves[name]) for name in last)
   return in_place_of(params, arrays, f"pretrained={path!r}", () if same else tuple(last))

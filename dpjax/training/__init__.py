@@ -2,6 +2,12 @@
 
 from dpjax.training.augment import AUGMENTATIONS as AUGMENTATIONS
 from dpjax.training.augment import augmented as augmented
+from dpjax.training.contrastive import alignment as alignment
+from dpjax.training.contrastive import alignment_and_uniformity as alignment_and_uniformity
+from dpjax.training.contrastive import contrastive as contrastive
+from dpjax.training.contrastive import contrastive_loss as contrastive_loss
+from dpjax.training.contrastive import on_sphere as on_sphere
+from dpjax.training.contrastive import uniformity as uniformity
 from dpjax.training.dp_sgd import StepInfo as StepInfo
 from dpjax.training.dp_sgd import TrainState as TrainState
 from dpjax.training.dp_sgd import clip_scale as clip_scale

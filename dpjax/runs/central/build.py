@@ -32,7 +32,14 @@ from dpjax.data.dataset import first_line
 from dpjax.plan import Plan
 from dpjax.runs import audits, bounds, promise, saved, unused
 from dpjax.runs import streams as streams_lib
-from dpjax.runs.central import audit, facts, normalization, privacy, starting_point
+from dpjax.runs.central import (
+  audit,
+  contrastive,
+  facts,
+  normalization,
+  privacy,
+  starting_point,
+)
 from dpjax.runs.central import features as features_lib
 from dpjax.runs.central.config import (
   DataConfig,
@@ -106,7 +113,8 @@ class Run(NamedTuple):
   train: Any
   test: Any
   task: Task
-  loss_fn: LossFn  # of ONE example, augmentation included: what is clipped
+  # of ONE example, augmentation included: what is clipped; refuses where the loss has none
+  loss_fn: LossFn
   canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
   noise: Noise | None = None  # for an optimizer that must know it
   pretrained_on: Sequence[str] = ()  # data that the first parameters know, the last first
@@ -126,6 +134,7 @@ def check(config: TrainConfig) -> None:
   if config.augmult > 1 and config.augmentation == "none":
     raise UserError(f"augmult={config.augmult}: must be 1 unless augmentation is set")
   audit.check(config.audit)
+  contrastive.check(config)
   privacy.check(config)
   normalization.check(config)
   starting_point.check(config)
@@ -306,6 +315,10 @@ def assemble(
   tx = audit.watched(config, optimizer(config.optimizer, schedule, noise))
 
   def with_keys(noise_key: jax.Array, example_key: jax.Array) -> Algorithm:
+    if config.loss == contrastive.NAME:
+      views: Any = training.AUGMENTATIONS[config.augmentation]
+      own: Any = dict(view_key=example_key, ema_decay=config.ema_decay)
+      return training.contrastive(apply, views, tx, **own)
     return training.dp_sgd(
       loss_fn,
       plan,
