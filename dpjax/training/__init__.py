@@ -16,3 +16,4 @@ from dpjax.training.dp_sgd import eval_params as eval_params
 from dpjax.training.dp_sgd import noise_state as noise_state
 from dpjax.training.lora import Lora as Lora
 from dpjax.training.lora import lora as lora
+from dpjax.training.part import of_part as of_part

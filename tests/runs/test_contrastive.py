@@ -135,6 +135,7 @@ _REFUSED = {
   },
   r"loss='contrastive': needs audit\.enabled=False": {"audit.enabled": True},
   r"loss='contrastive': needs an augmentation": {"augmentation": "none"},
+  r"loss='contrastive': needs trainable='all', not 'head'": {"trainable": "head"},
   "release=True: needs privacy.method": {"release": True},
   "augmult=2: would be ignored, it needs a loss of one example": {"augmult": 2},
   "slices=2: would be ignored": {"slices": 2},
@@ -211,6 +212,65 @@ def test_the_layers_below_are_those_that_it_began_with(whole):
   jax.tree.map(
     np.testing.assert_array_equal, ours["params"]["head"], theirs["params"]["head"]
   )
+
+
+_FIRST = {"trainable": {"name": "head_first", "steps": 2}, "num_steps": 4}
+
+
+def _kernels(folder):
+  held = np.load(folder / "params.npz")
+  return [held[f"params/{layer}/kernel"] for layer in ("dense_0", "head")]
+
+
+def test_head_first_is_one_run_that_costs_what_every_run_of_its_steps_does(
+  whole, tmp_path, monkeypatch
+):
+  path = whole[0] / "params.npz"
+  result = loop.train(_private(path, **_FIRST), tmp_path / "run")
+  plain = build.assemble(_private(path, num_steps=4))
+  assert result["epsilon"] == plain.plan.epsilon(result["delta"])
+  assert result["trainable"] == "head first, 2 steps"
+  begun = plain.params["params"]["dense_0"]["kernel"]
+  assert np.abs(_kernels(tmp_path / "run")[0] - begun).max() > 0  # in the later steps
+  stop_after(monkeypatch, 1, sigterm)  # and within the first ones it goes on exactly
+  with pytest.raises(loop.Interrupted):
+    loop.train(_private(path, **_FIRST), tmp_path / "stopped")
+  again = loop.train(_private(path, **_FIRST), tmp_path / "stopped")
+  assert again["params_sha256"] == result["params_sha256"]
+
+
+def test_the_first_steps_move_the_last_layer_alone(whole, tmp_path):
+  config = _private(whole[0] / "params.npz", **_FIRST)
+  run = build.assemble(config)
+  work = build.work(config, run)
+  state, seen = work.init(), []
+  for slices in work.draws(0):
+    state, _ = work.step(state, slices)
+    seen.append(np.asarray(state.params["params"]["dense_0"]["kernel"]))
+  begun = run.params["params"]["dense_0"]["kernel"]
+  assert [bool(np.array_equal(kernel, begun)) for kernel in seen] == [
+    True,
+    True,
+    False,
+    False,
+  ]
+
+
+@pytest.mark.parametrize(
+  ("message", "changes"),
+  [
+    ("trainable.steps=0: must be", {"trainable.steps": 0}),
+    ("trainable.steps=4: must be < num_steps=4", {"trainable.steps": 4}),
+    ("audit.kind='gradient': must be another", {
+      "audit.enabled": True, "audit.kind": "gradient", "audit.score": "sums"
+    }),
+    ("mesh='data:1': must be none where trainable='head_first'", {"mesh": "data:1"}),
+  ],
+)  # fmt: skip
+def test_first_steps_that_cannot_be_are_refused(message, changes, whole):
+  config = _private(whole[0] / "params.npz", **_FIRST)
+  with pytest.raises(UserError, match=message):
+    build.check(fields.replace_all(config, changes))
 
 
 def test_a_head_on_a_mesh_or_of_a_model_without_one_is_refused(whole):

@@ -53,6 +53,13 @@ class Head:
 
 
 @dataclasses.dataclass(frozen=True)
+class HeadFirst:
+  """The last layer alone in the first steps, then every weight: one run, one promise."""
+
+  steps: int = 20  # of the last layer alone; the others train every weight
+
+
+@dataclasses.dataclass(frozen=True)
 class LowRank:
   """Low-rank adapters (LoRA) of the matrices whose path matches; all else stays as it was."""
 
@@ -61,7 +68,12 @@ class LowRank:
   pattern: str = "*/kernel"  # of paths such as params/block_0/mlp_in/kernel
 
 
-TRAINABLE: dict[str, type] = {"all": AllWeights, "head": Head, "lora": LowRank}
+TRAINABLE: dict[str, type] = {
+  "all": AllWeights,
+  "head": Head,
+  "head_first": HeadFirst,
+  "lora": LowRank,
+}
 
 
 @dataclasses.dataclass
@@ -170,9 +182,10 @@ class TrainConfig(WithChoices):
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-  # all | head | lora: what is trained, released and paid for; the rest is public and stays
-  trainable: Annotated[AllWeights | Head | LowRank, Choice(TRAINABLE)] = dataclasses.field(
-    default_factory=AllWeights
+  # all | head | head_first | lora: what is trained, released and paid for; the rest is public
+  # and stays
+  trainable: Annotated[AllWeights | Head | HeadFirst | LowRank, Choice(TRAINABLE)] = (
+    dataclasses.field(default_factory=AllWeights)
   )
   # weights to start from, of other data: params.npz of an earlier run, or a .safetensors file in
   # GPT-2's layout; None: random ones

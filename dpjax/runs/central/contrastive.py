@@ -16,6 +16,7 @@ import numpy as np
 
 from dpjax import data, losses, metrics, training
 from dpjax.runs.central.config import TrainConfig
+from dpjax.schema import fields
 from dpjax.training.augment import AugmentFn
 from dpjax.types import Array, Batch, Example, LossFn, Params
 from dpjax.validate import UserError
@@ -37,6 +38,9 @@ def check(config: TrainConfig) -> None:
     )
   if config.audit.enabled:
     raise UserError(f"{_TOLD}: needs audit.enabled=False: it {_WHY}")
+  trainable = fields.name_of(config, "trainable")
+  if trainable != "all":
+    raise UserError(f"{_TOLD}: needs trainable='all', not {trainable!r}")
   if config.augmentation == "none":
     raise UserError(f"{_TOLD}: needs an augmentation, of which it compares two views")
 
