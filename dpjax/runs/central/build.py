@@ -34,7 +34,7 @@ from dpjax.runs import audits, bounds, promise, saved, unused
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.central import (
   audit,
-  contrastive,
+  embeddings,
   facts,
   normalization,
   privacy,
@@ -135,7 +135,7 @@ def check(config: TrainConfig) -> None:
   if config.augmult > 1 and config.augmentation == "none":
     raise UserError(f"augmult={config.augmult}: must be 1 unless augmentation is set")
   audit.check(config.audit)
-  contrastive.check(config)
+  embeddings.check(config)
   privacy.check(config)
   normalization.check(config)
   starting_point.check(config)
@@ -318,7 +318,7 @@ def assemble(
   def with_keys(
     noise_key: jax.Array, example_key: jax.Array, *, first: bool = False
   ) -> Algorithm:
-    if config.loss == contrastive.NAME:
+    if config.loss == embeddings.NAME:
       views: Any = training.AUGMENTATIONS[config.augmentation]
       own: Any = dict(view_key=example_key, ema_decay=config.ema_decay)
       return training.contrastive(apply, views, tx, **own)

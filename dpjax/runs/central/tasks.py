@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax import data, losses, metrics, training
 from dpjax.plan import Plan
-from dpjax.runs.central import contrastive
+from dpjax.runs.central import embeddings
 from dpjax.runs.central.config import TrainConfig
 from dpjax.schema import user_code
 from dpjax.types import LossFn
@@ -46,7 +46,7 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
   """Classification, or the next token where the model is a transformer over text; with a
   user's own loss where the config names one. The scores stay those of the task. Embeddings
   of two views where it is named."""
-  if config.loss == contrastive.NAME:
+  if config.loss == embeddings.NAME:
     return _embedding(config)
   task = _LANGUAGE if config.model.name == "transformer" else _CLASSIFICATION
   if task is _LANGUAGE and dataset.vocab_size is None:
@@ -61,8 +61,8 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
 
 def _embedding(config: TrainConfig) -> Task:
   augment = training.AUGMENTATIONS[config.augmentation]
-  evaluate = functools.partial(contrastive.evaluate, augment)
-  return Task(contrastive.NAME, contrastive.loss, evaluate, lambda _: contrastive.WIDTH)
+  evaluate = functools.partial(embeddings.evaluate, augment)
+  return Task(embeddings.NAME, embeddings.loss, evaluate, lambda _: embeddings.WIDTH)
 
 
 def of_people(dataset: data.Dataset) -> bool:
