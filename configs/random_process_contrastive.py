@@ -12,9 +12,10 @@ Hardware: 2 CPU cores. Time: 6 minutes beside other work; the second command 2.
 Expected: the nearest other image, in the embedding, is of the same of 64 processes for .441 of
 the test images (.144 in that of a random network, .218 by pixels). Begun from it,
 configs/cifar10_equivariant.py reaches .465 with every weight from the first step, .477 with the
-last layer first; a random start reaches .476, one from classified processes
-(configs/random_process_pretrain.py) .480. Seed 0 alone: at this size and length pre-training by
-contrast was not seen to help. The paper's network, images and training are far larger.
+last layer first; a random start .476 and .469, one from classified processes
+(configs/random_process_pretrain.py) .480 with every weight. Seed 0 alone: at this size and
+length pre-training by contrast was not seen to help. The paper's network, images and training
+are far larger.
 """
 
 from configs import cifar10_equivariant

@@ -101,6 +101,7 @@ def test_a_run_has_the_result_of_every_run_and_promises_nothing(whole):
   assert rows[-1]["test_loss"] < rows[0]["test_loss"]
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_equals_uninterrupted(whole, tmp_path, monkeypatch):
   stop_after(monkeypatch, 3, sigterm)
   with pytest.raises(loop.Interrupted):
@@ -222,6 +223,7 @@ def _kernels(folder):
   return [held[f"params/{layer}/kernel"] for layer in ("dense_0", "head")]
 
 
+@pytest.mark.slow
 def test_head_first_is_one_run_that_costs_what_every_run_of_its_steps_does(
   whole, tmp_path, monkeypatch
 ):
