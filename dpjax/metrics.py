@@ -127,6 +127,31 @@ def accuracy(
   return evaluate(apply, params, dataset, batch_size=batch_size)["accuracy"]
 
 
+def nearest_neighbour_accuracy(points: Any, labels: Any, *, batch_size: int = 500) -> float:
+  """The share of points whose nearest OTHER point (Euclidean; the first of several) has their
+  label: what an embedding knows of classes that it was never told.
+
+  Args:
+    points: [n, D], n >= 2. labels: [n].
+
+  >>> nearest_neighbour_accuracy([[0.0], [0.1], [5.0], [5.2], [1.0]], [0, 0, 1, 1, 2])
+  0.8
+  """
+  points, labels = np.asarray(points, np.float64), np.asarray(labels)
+  if points.ndim != 2 or len(points) < 2 or labels.shape != points.shape[:1]:
+    raise UserError(
+      f"points: must be [n, D] with n >= 2 and labels [n], got {points.shape}, {labels.shape}"
+    )
+  validate.integer_at_least(1, batch_size=batch_size)
+  lengths, hits = np.sum(points * points, axis=1), 0
+  for start in range(0, len(points), batch_size):
+    rows = np.arange(start, min(start + batch_size, len(points)))
+    distances = lengths - 2 * points[rows] @ points.T  # less the row's own length
+    distances[rows - start, rows] = np.inf
+    hits += np.sum(labels[np.argmin(distances, axis=1)] == labels[rows])
+  return float(hits / len(points))
+
+
 def evaluate_next_token(
   apply: Apply,
   params: Params,

@@ -3,7 +3,8 @@
   python -m launch.sweep --config=configs/sweeps/ablations_cifar10.py --workdir=runs/ablations
 
 Every row is the network of configs/cifar10_equivariant.py for two passes, but for what its
-label says. What pre-training adds: the two commands of configs/random_process_pretrain.py.
+label says. What pre-training adds: the commands of configs/random_process_pretrain.py and
+configs/random_process_contrastive.py.
 Hardware: 2 CPU cores, 5 to 12 minutes a run beside other work.
 Measured, seed 0, at a proved epsilon of 3 (delta 1e-5, Poisson, add/remove-one, per example):
 C4 network .476, its parameters averaged .486, with a cosine schedule .451, begun from random

@@ -21,7 +21,7 @@ from dpjax.runs.federated.config import FedConfig
 from dpjax.schema import fields
 from dpjax.validate import UserError
 
-LOSSES = ("auto",)
+LOSSES = ("auto",)  # of both kinds of runs
 SCHEDULES = ("constant", "cosine", "linear")
 ACCOUNTANTS = ("", "pld", "rdp")
 _FLOAT32 = np.finfo(np.float32)
@@ -269,7 +269,7 @@ def training(config: TrainConfig) -> None:
   """Raises UserError for a number of a central run outside its range."""
   data(config.data)
   model(config.model)
-  names.one_of(LOSSES, loss=config.loss)
+  names.one_of((*LOSSES, "contrastive"), loss=config.loss)
   privacy(config.privacy)
   optimizer(config.optimizer)
   validate.one_of(gradients.METHODS, grad_method=config.grad_method)

@@ -24,7 +24,7 @@ from dpjax.validate import UserError
 PRETRAINED_ON = "pretrained_on"  # in result.json: data sets, the last one first
 SYNTHETIC = ("random_process",)  # made of random numbers
 _UNNAMED = "data that nothing beside it names"  # of weights from elsewhere
-_HEAD = "head"  # the last layer of every model of ours
+HEAD = "head"  # the last layer of every model of ours
 
 
 def read(path: str, field: str) -> dict[str, np.ndarray]:
@@ -79,10 +79,19 @@ def begun(path: str | None, params: Params) -> Params:
   if path is None:
     return params
   arrays, leaves = read(path, "pretrained"), trees.named_leaves(params)
-  last = [name for name in leaves if f"/{_HEAD}/" in f"/{name}"]
+  last = list(filter(in_head, leaves))
   shape = lambda name: arrays[name].shape if name in arrays else None
   same = all(shape(name) == np.shape(leaves[name]) for name in last)
   return in_place_of(params, arrays, f"pretrained={path!r}", () if same else tuple(last))
+
+
+def in_head(name: str) -> bool:
+  """Whether a parameter is one of the last layer, by its name.
+
+  >>> in_head("params/head/kernel"), in_head("params/heads/kernel")
+  (True, False)
+  """
+  return f"/{HEAD}/" in f"/{name}"
 
 
 def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list[str]:

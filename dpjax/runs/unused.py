@@ -32,6 +32,10 @@ from dpjax.runs.federated.config import FedConfig
 from dpjax.schema import fields
 from dpjax.validate import UserError
 
+# what a loss of a whole batch does not read
+_OF_ONE_EXAMPLE = ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
+_OF_ONE_EXAMPLE += ("augmult",)
+
 Unused = dict[str, str]  # dotted field, or room of fields -> what it would need
 # shakespeare comes in windows, and lines, of its own length
 _NO_TEXT = (*EMBEDDED, "shakespeare", *LINES)
@@ -108,6 +112,7 @@ def of_training(config: TrainConfig) -> Unused:
     )
     | _audit(config.audit)
     | needs(not config.release, "release=False", "diagnostics")
+    | needs(config.loss != "contrastive", "a loss of one example", *_OF_ONE_EXAMPLE)
   )
 
 

@@ -2,6 +2,12 @@
 
 from dpjax.training.augment import AUGMENTATIONS as AUGMENTATIONS
 from dpjax.training.augment import augmented as augmented
+from dpjax.training.contrastive import alignment as alignment
+from dpjax.training.contrastive import alignment_and_uniformity as alignment_and_uniformity
+from dpjax.training.contrastive import contrastive as contrastive
+from dpjax.training.contrastive import contrastive_loss as contrastive_loss
+from dpjax.training.contrastive import on_sphere as on_sphere
+from dpjax.training.contrastive import uniformity as uniformity
 from dpjax.training.dp_sgd import StepInfo as StepInfo
 from dpjax.training.dp_sgd import TrainState as TrainState
 from dpjax.training.dp_sgd import clip_scale as clip_scale
@@ -10,3 +16,4 @@ from dpjax.training.dp_sgd import eval_params as eval_params
 from dpjax.training.dp_sgd import noise_state as noise_state
 from dpjax.training.lora import Lora as Lora
 from dpjax.training.lora import lora as lora
+from dpjax.training.part import of_part as of_part

@@ -32,7 +32,50 @@ def flip_shift(key: Array, x: Array, *, pixels: int = 4) -> Array:
   return jnp.where(jax.random.bernoulli(key_flip), moved[:, ::-1], moved)
 
 
-AUGMENTATIONS: dict[str, AugmentFn] = {"shift": shift, "flip_shift": flip_shift}
+def crop_color(
+  key: Array, x: Array, *, least_area: float = 0.2, strength: float = 0.4
+) -> Array:
+  """A random part of the image, enlarged to its size, mirrored by a coin, in other colours.
+
+  Args:
+    least_area: of the part, as a share of the image's; its sides' ratio is 3/4 to 4/3.
+    strength: each channel's contrast changes by at most this share, and its mean by at most
+      this many standard deviations of the image; the range stays that of the image.
+
+  >>> crop_color(jax.random.key(0), jnp.ones((8, 8, 3))).shape
+  (8, 8, 3)
+  """
+  key_crop, key_flip, key_color = jax.random.split(key, 3)
+  x = _cropped(key_crop, x, least_area)
+  x = jnp.where(jax.random.bernoulli(key_flip), x[:, ::-1], x)
+  return _recolored(key_color, x, strength)
+
+
+def _cropped(key: Array, x: Array, least_area: float) -> Array:
+  key_size, key_corner = jax.random.split(key)
+  area, skew = jax.random.uniform(key_size, (2,))
+  ratio = (4 / 3) ** (2 * skew - 1)
+  area = least_area + (1 - least_area) * area
+  part = jnp.minimum(jnp.sqrt(area * jnp.stack([ratio, 1 / ratio])), 1)  # of each side
+  corner = jax.random.uniform(key_corner, (2,)) * (1 - part) * jnp.array(x.shape[:2])
+  return jax.image.scale_and_translate(
+    x, x.shape, (0, 1), 1 / part, -corner / part, "linear", antialias=False
+  )
+
+
+def _recolored(key: Array, x: Array, strength: float) -> Array:
+  drawn = jax.random.uniform(key, (2, 1, 1, x.shape[-1]), minval=-1, maxval=1)
+  factor, offset = strength * drawn
+  mean = jnp.mean(x, axis=(0, 1), keepdims=True)
+  changed = mean + (1 + factor) * (x - mean) + offset * jnp.std(x)
+  return jnp.clip(changed, jnp.min(x), jnp.max(x))
+
+
+AUGMENTATIONS: dict[str, AugmentFn] = {
+  "shift": shift,
+  "flip_shift": flip_shift,
+  "crop_color": crop_color,
+}
 
 
 def augmented(loss_fn: LossFn, augment_fn: AugmentFn, *, augmult: int) -> LossFn:

@@ -56,7 +56,7 @@ def _divided(loss_fn: LossFn, scale: Array) -> LossFn:
   return lambda params, example: loss_fn(params, example) / scale
 
 
-def _averaged(ema: Params, params: Params, step: Array, decay: float) -> Params:
+def averaged(ema: Params, params: Params, step: Array, decay: float) -> Params:
   """Warm-up min(decay, (1 + t) / (10 + t)), as De et al. 2022 do, so that the average
   does not remember the initial weights."""
   rate = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
@@ -165,7 +165,7 @@ def dp_sgd(
     done = slice_index == plan.slices - 1
     ema = state.ema
     if ema_decay is not None:
-      ema = _averaged(ema, params, state.step, ema_decay)
+      ema = averaged(ema, params, state.step, ema_decay)
       ema = jax.tree.map(lambda new, old: jnp.where(done, new, old), ema, state.ema)
     after = placed(TrainState(params, opt_state, ema, state.step + jnp.int32(done)))
     return after, _info(summed, mask, scale)

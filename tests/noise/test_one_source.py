@@ -33,8 +33,8 @@ _MODULES = {"random", "jax._src.random", "numpy.random.mtrand"}  # not to be imp
 
 # file -> names: every exception, beside its reason
 _EXCEPTIONS = {
-  # horizontal flips of an image: augmentation with a coin of 1/2, no privacy rests on it
-  "dpjax/training/augment.py": {"bernoulli"},
+  # flips, crops and colours of an image: augmentation, no privacy rests on it
+  "dpjax/training/augment.py": {"bernoulli", "uniform"},
   # randomised rounding and rotation of messages: compression, without a privacy claim
   "dpjax/federated/compression.py": {"uniform", "rademacher"},
   # Monte-Carlo estimate of an epsilon: simulates a mechanism, releases nothing

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar
 from dpjax import attacks, validate
 from dpjax.runs import bounds, unused
 from dpjax.runs.central import build as central
+from dpjax.runs.central import embeddings
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.federated import build as federated
 from dpjax.runs.federated.config import FedConfig
@@ -350,8 +351,11 @@ def _check_train(train: TrainConfig) -> None:
     raise UserError("train.release=True: must be false, an attack trains many models")
   if train.model.name == "transformer":
     raise UserError("train.model.name='transformer': must classify records")
-  if fields.name_of(train, "trainable") != "all":
-    raise UserError("train.trainable='lora': must be 'all', an attack trains whole models")
+  embeddings.refuse(train, "train")
+  trainable = fields.name_of(train, "trainable")
+  if trainable != "all":
+    told = f"train.trainable={trainable!r}"
+    raise UserError(f"{told}: must be 'all', an attack trains whole models")
 
 
 def _check_federate(federate: FedConfig, attack: Any) -> None:

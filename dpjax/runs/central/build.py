@@ -32,7 +32,14 @@ from dpjax.data.dataset import first_line
 from dpjax.plan import Plan
 from dpjax.runs import audits, bounds, promise, saved, unused
 from dpjax.runs import streams as streams_lib
-from dpjax.runs.central import audit, facts, normalization, privacy, starting_point
+from dpjax.runs.central import (
+  audit,
+  embeddings,
+  facts,
+  normalization,
+  privacy,
+  starting_point,
+)
 from dpjax.runs.central import features as features_lib
 from dpjax.runs.central.config import (
   DataConfig,
@@ -106,9 +113,11 @@ class Run(NamedTuple):
   train: Any
   test: Any
   task: Task
-  loss_fn: LossFn  # of ONE example, augmentation included: what is clipped
+  # of ONE example, augmentation included: what is clipped; refuses where the loss has none
+  loss_fn: LossFn
   canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
   noise: Noise | None = None  # for an optimizer that must know it
+  first_steps: Algorithm | None = None  # in the same states, where they train less
   pretrained_on: Sequence[str] = ()  # data that the first parameters know, the last first
   # by which `train` and `test` are normalised
   statistics: mechanisms.ChannelMoments | None = None
@@ -126,6 +135,7 @@ def check(config: TrainConfig) -> None:
   if config.augmult > 1 and config.augmentation == "none":
     raise UserError(f"augmult={config.augmult}: must be 1 unless augmentation is set")
   audit.check(config.audit)
+  embeddings.check(config)
   privacy.check(config)
   normalization.check(config)
   starting_point.check(config)
@@ -305,11 +315,18 @@ def assemble(
   noise = Noise(plan.noise_std, num_examples) if aware else None
   tx = audit.watched(config, optimizer(config.optimizer, schedule, noise))
 
-  def with_keys(noise_key: jax.Array, example_key: jax.Array) -> Algorithm:
+  def with_keys(
+    noise_key: jax.Array, example_key: jax.Array, *, first: bool = False
+  ) -> Algorithm:
+    if config.loss == embeddings.NAME:
+      views: Any = training.AUGMENTATIONS[config.augmentation]
+      own: Any = dict(view_key=example_key, ema_decay=config.ema_decay)
+      return training.contrastive(apply, views, tx, **own)
+    moved = training.of_part(loss_fn, tx, saved.in_head) if first else (loss_fn, tx)
     return training.dp_sgd(
-      loss_fn,
+      moved[0],
       plan,
-      tx,
+      moved[1],
       noise_key=noise_key,
       example_key=example_key if augmented else None,
       ema_decay=config.ema_decay,
@@ -331,6 +348,9 @@ def assemble(
     pretrained_on=known,
     algorithm=with_keys(random.noise, random.local),
     with_keys=with_keys,
+    first_steps=with_keys(random.noise, random.local, first=True)
+    if starting_point.first_steps(config)
+    else None,
     params=params,
     apply=apply,
     schedule=schedule,
@@ -407,14 +427,17 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
 
 def work(config: TrainConfig, run: Run) -> Work:
   """The training itself, step by step."""
-  step_fn, scored = jax.jit(run.algorithm.step, donate_argnums=0), training.eval_params
+  kinds = (run.algorithm, run.first_steps or run.algorithm)
+  later, first = (jax.jit(kind.step, donate_argnums=0) for kind in kinds)
+  num_first, scored = starting_point.first_steps(config), training.eval_params
   own = processes.own_copy  # process 0 of several is alone with it
 
   def step(state: Any, slices: Iterator[Any]) -> tuple[Any, Any]:
     info = None
     with bounds.renamed(config, memory_budget="memory_budget_gb", method="grad_method"):
       for batch in slices:  # a step is complete with the last of them
-        state, info = step_fn(state, batch)
+        early = num_first and int(state.step) < num_first  # who has none never waits
+        state, info = (first if early else later)(state, batch)
     return state, info
 
   def draws(start: int) -> Iterator[Iterator[Any]]:

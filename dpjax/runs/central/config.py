@@ -48,6 +48,18 @@ class AllWeights:
 
 
 @dataclasses.dataclass(frozen=True)
+class Head:
+  """The last layer alone; the layers below stay as they begin, such as `pretrained`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadFirst:
+  """The last layer alone in the first steps, then every weight: one run, one promise."""
+
+  steps: int = 20  # of the last layer alone; the others train every weight
+
+
+@dataclasses.dataclass(frozen=True)
 class LowRank:
   """Low-rank adapters (LoRA) of the matrices whose path matches; all else stays as it was."""
 
@@ -56,7 +68,12 @@ class LowRank:
   pattern: str = "*/kernel"  # of paths such as params/block_0/mlp_in/kernel
 
 
-TRAINABLE: dict[str, type] = {"all": AllWeights, "lora": LowRank}
+TRAINABLE: dict[str, type] = {
+  "all": AllWeights,
+  "head": Head,
+  "head_first": HeadFirst,
+  "lora": LowRank,
+}
 
 
 @dataclasses.dataclass
@@ -165,15 +182,18 @@ class TrainConfig(WithChoices):
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-  # all | lora: what is trained, released and paid for; the rest is public and stays as it is
-  trainable: Annotated[AllWeights | LowRank, Choice(TRAINABLE)] = dataclasses.field(
-    default_factory=AllWeights
+  # all | head | head_first | lora: what is trained, released and paid for; the rest is public
+  # and stays
+  trainable: Annotated[AllWeights | Head | HeadFirst | LowRank, Choice(TRAINABLE)] = (
+    dataclasses.field(default_factory=AllWeights)
   )
   # weights to start from, of other data: params.npz of an earlier run, or a .safetensors file in
   # GPT-2's layout; None: random ones
   pretrained: str | None = None
   safetensors: bool = False  # write model.safetensors, too: all weights, adapters merged
-  loss: str = "auto"  # of one example; auto: that of the task
+  # auto: of one example, that of the task | contrastive: of a whole batch, of two views of each
+  # image; for privacy.method='sgd' alone
+  loss: str = "auto"
   privacy: PrivacyConfig = dataclasses.field(default_factory=PrivacyConfig)
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
   num_steps: int = 200
@@ -186,7 +206,7 @@ class TrainConfig(WithChoices):
   # examples in memory; False: read from files as they are drawn; None: by their size
   resident: bool | None = None
   slices: int = 1  # physical batches that make up one step (gradient accumulation)
-  augmentation: str = "none"  # none | shift | flip_shift
+  augmentation: str = "none"  # none | shift | flip_shift | crop_color
   augmult: int = 1  # augmented copies per example, averaged before clipping
   ema_decay: float | None = None  # evaluate an exponential average of the parameters
   eval_every: int = 100  # steps

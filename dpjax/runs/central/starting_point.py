@@ -1,4 +1,4 @@
-"""Where a run starts and what of it is trained: public weights, low-rank adapters.
+"""Where a run starts and what of it is trained: public weights, a last layer, adapters.
 
 Public weights are part of what names the run (`dpjax.names.sources`: their sha256 decides every
 stream, and is in result.json), so other weights never share noise with these. They must not
@@ -18,8 +18,15 @@ import jax
 from dpjax import models, training, validate
 from dpjax.models import gpt2
 from dpjax.runs import saved
-from dpjax.runs.central.config import AllWeights, LowRank, TrainConfig
+from dpjax.runs.central.config import (
+  AllWeights,
+  Head,
+  HeadFirst,
+  LowRank,
+  TrainConfig,
+)
 from dpjax.runs.central.tasks import Task
+from dpjax.schema import fields
 from dpjax.types import LossFn, Params
 from dpjax.validate import UserError
 
@@ -43,11 +50,27 @@ def check(config: TrainConfig) -> None:
   if isinstance(own, LowRank):
     validate.integer_at_least(1, **{"trainable.rank": own.rank})
     validate.positive(**{"trainable.alpha": own.alpha})
-    if config.mesh is not None:
-      raise UserError(
-        f"mesh={config.mesh!r}: must be none where trainable='lora', whose frozen weights "
-        "nobody has laid out over devices"
-      )
+  if isinstance(own, HeadFirst):
+    _check_first_steps(config, own)
+  if config.mesh is not None and not isinstance(own, AllWeights):
+    raise UserError(
+      f"mesh={config.mesh!r}: must be none where trainable={fields.name_of(config, 'trainable')!r}"
+      ", whose frozen weights nobody has laid out over devices"
+    )
+
+
+def _check_first_steps(config: TrainConfig, own: HeadFirst) -> None:
+  validate.integer_at_least(1, **{"trainable.steps": own.steps})
+  if own.steps >= config.num_steps:
+    raise UserError(
+      f"trainable.steps={own.steps}: must be < num_steps={config.num_steps}; with "
+      "trainable='head' the last layer alone is trained in all of them"
+    )
+  if config.audit.kind == "gradient" and config.audit.enabled:
+    raise UserError(
+      "audit.kind='gradient': must be another where trainable='head_first', whose first steps "
+      "would leave the canaries' parameters out"
+    )
 
 
 def _check_layout(config: TrainConfig) -> None:
@@ -89,14 +112,14 @@ def loaded(config: TrainConfig, model: nn.Module, params: Params) -> Params:
 def trained(
   config: TrainConfig, task: Task, model: Any, params: Params, key: jax.Array
 ) -> Trained:
-  """All weights, or adapters of some.
+  """All weights, those of the last layer, or adapters of some.
 
   Args:
     params: the whole model's. key: of the initial parameters: of the seed alone, so public.
   """
   own = config.trainable
-  if isinstance(own, AllWeights):
-    return Trained(params, task.loss, model.apply, lambda whole: whole)
+  if not isinstance(own, LowRank):
+    return _without_adapters(config, task, model, params)
   key = jax.random.fold_in(key, _ADAPTERS)
   try:
     adapted = training.lora(params, own.pattern, rank=own.rank, alpha=own.alpha, key=key)
@@ -110,6 +133,38 @@ def trained(
   return Trained(adapted.trainable, loss, apply, adapted.merge)
 
 
+def _without_adapters(
+  config: TrainConfig, task: Task, model: Any, params: Params
+) -> Trained:
+  if not isinstance(config.trainable, AllWeights):
+    _check_head(config, params)
+  if isinstance(config.trainable, Head):
+    return _last_layer(task, model, params)
+  return Trained(params, task.loss, model.apply, lambda whole: whole)
+
+
+def _check_head(config: TrainConfig, params: Params) -> None:
+  layers = params.get("params", {})
+  name = fields.name_of(config, "trainable")
+  if saved.HEAD not in layers:
+    raise UserError(
+      f"trainable={name!r}: needs a model whose last layer is {saved.HEAD!r}; those of model.name="
+      f"{config.model.name!r} are {', '.join(map(repr, layers))}"
+    )
+
+
+def _last_layer(task: Task, model: Any, params: Params) -> Trained:
+  layers = params["params"]
+  whole = lambda head: {**params, "params": {**layers, **head["params"]}}
+  apply = lambda head, x: model.apply(whole(head), x)
+  return Trained({"params": {saved.HEAD: layers[saved.HEAD]}}, task.loss, apply, whole)
+
+
+def first_steps(config: TrainConfig) -> int:
+  """How many steps train the last layer alone, before those that train every weight."""
+  return config.trainable.steps if isinstance(config.trainable, HeadFirst) else 0
+
+
 def write(config: TrainConfig, model: Any, whole: Params, folder: pathlib.Path) -> None:
   """model.safetensors, where the config asks for it: adapters merged into their matrices."""
   if config.safetensors:
@@ -118,6 +173,9 @@ def write(config: TrainConfig, model: Any, whole: Params, folder: pathlib.Path) 
 
 def facts(config: TrainConfig) -> dict[str, Any]:
   """What result.json says of it."""
-  if isinstance(config.trainable, AllWeights):
-    return {}
-  return {"trainable": f"lora, rank {config.trainable.rank}, {config.trainable.pattern}"}
+  own = config.trainable
+  if isinstance(own, LowRank):
+    return {"trainable": f"lora, rank {own.rank}, {own.pattern}"}
+  if isinstance(own, HeadFirst):
+    return {"trainable": f"head first, {own.steps} steps"}
+  return {} if isinstance(own, AllWeights) else {"trainable": "head"}

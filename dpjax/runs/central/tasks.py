@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax import data, losses, metrics
+from dpjax import data, losses, metrics, training
 from dpjax.plan import Plan
+from dpjax.runs.central import embeddings
 from dpjax.runs.central.config import TrainConfig
 from dpjax.schema import user_code
 from dpjax.types import LossFn
@@ -22,7 +23,7 @@ class Task(NamedTuple):
   name: str
   loss: Callable[[Any], LossFn]  # of model.apply
   evaluate: Callable[..., dict[str, float]]  # (apply, params, dataset)
-  width: Callable[[Any], int]  # of the logits, from the data set
+  width: Callable[[Any], int]  # of the outputs, from the data set
 
 
 _CLASSIFICATION = Task(
@@ -43,7 +44,10 @@ _LANGUAGE = Task(
 
 def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
   """Classification, or the next token where the model is a transformer over text; with a
-  user's own loss where the config names one. The scores stay those of the task."""
+  user's own loss where the config names one. The scores stay those of the task. Embeddings
+  of two views where it is named."""
+  if config.loss == embeddings.NAME:
+    return _embedding(config)
   task = _LANGUAGE if config.model.name == "transformer" else _CLASSIFICATION
   if task is _LANGUAGE and dataset.vocab_size is None:
     raise UserError(
@@ -53,6 +57,12 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
   if task is _LANGUAGE and of_people(dataset):
     task = task._replace(loss=_OF_PEOPLE)
   return task if config.loss == "auto" else task._replace(loss=user_code.loss(config.loss))
+
+
+def _embedding(config: TrainConfig) -> Task:
+  augment = training.AUGMENTATIONS[config.augmentation]
+  evaluate = functools.partial(embeddings.evaluate, augment)
+  return Task(embeddings.NAME, embeddings.loss, evaluate, lambda _: embeddings.WIDTH)
 
 
 def of_people(dataset: data.Dataset) -> bool:

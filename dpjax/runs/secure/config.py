@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 from dpjax import validate
 from dpjax.runs import bounds, unused
 from dpjax.runs.central import build as central
+from dpjax.runs.central import embeddings
 from dpjax.runs.central.config import DataConfig, TrainConfig
 from dpjax.schema import fields
 from dpjax.schema.fields import Choice, WithChoices
@@ -204,8 +205,11 @@ def _check_train(train: TrainConfig) -> None:
     raise UserError("train.audit.enabled=True: must be false; audit a run of launch.train")
   if train.release:
     raise UserError("train.release=True: must be false; this is a rehearsal")
-  if fields.name_of(train, "trainable") != "all":
-    raise UserError("train.trainable='lora': must be 'all', whose weights are encrypted")
+  embeddings.refuse(train, "train")
+  trainable = fields.name_of(train, "trainable")
+  if trainable != "all":
+    told = f"train.trainable={trainable!r}"
+    raise UserError(f"{told}: must be 'all', whose weights are encrypted")
   options = train.model.options
   if train.model.name != "mlp":
     raise UserError(f"train.model.name={train.model.name!r}: must be 'mlp'")

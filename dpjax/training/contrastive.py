@@ -1,0 +1,171 @@
+"""Contrastive learning without labels or privacy: alignment and uniformity of two views.
+
+Wang and Isola (2020, arXiv 2005.10242): two augmented views of an image shall lie together on
+the unit sphere, and all images shall be spread over it. The loss is one of a whole BATCH, in
+which every example pulls at the gradient of every other: no clip norm bounds what one of them
+does, so nothing here can be made private by clipping examples. It is for data that nobody
+owns, such as images of random processes (Baradad et al. 2021, arXiv 2106.05963).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import trees, validate
+from dpjax.losses import Apply
+from dpjax.training.augment import AugmentFn
+from dpjax.training.dp_sgd import StepInfo, TrainState, averaged
+from dpjax.types import Algorithm, Array, Batch, Params
+
+_TEMPERATURE = (
+  2.0  # t of the uniformity; both it and the power of the alignment as published
+)
+_LEAST = 1e-12  # square of a length below which a point is drawn to the middle
+
+
+def on_sphere(z: Array) -> Array:
+  """Points [B, D] / their lengths, float32 or wider; 0 stays 0.
+
+  >>> on_sphere(jnp.array([[3.0, 4.0], [0.0, 0.0]]))
+  Array([[0.6, 0.8],
+         [0. , 0. ]], dtype=float32)
+  """
+  z = trees.at_least_float32(z)
+  return z * jax.lax.rsqrt(jnp.maximum(jnp.sum(z * z, axis=1, keepdims=True), _LEAST))
+
+
+def alignment(u: Array, v: Array, mask: Array) -> Array:
+  """Mean over i of |u_i - v_i|^2: u and v [B, D] are two views of the same examples.
+
+  Args:
+    mask: [B] bool, which examples there are; the others count for nothing.
+
+  >>> here, there = jnp.array([[1.0, 0.0]]), jnp.array([[0.0, 1.0]])
+  >>> print(alignment(here, here, jnp.array([True])), alignment(here, there, jnp.array([True])))
+  0.0 2.0
+  """
+  squared = jnp.sum((u - v) ** 2, axis=1)
+  return jnp.sum(jnp.where(mask, squared, 0)) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def uniformity(u: Array, mask: Array) -> Array:
+  """log of the mean over pairs i != j of exp(-2 |u_i - u_j|^2): u [B, D], of unit length.
+
+  From 0, all points in one place, down to that of the uniform law on the sphere; 0 where
+  there are fewer than two points.
+
+  >>> ends = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
+  >>> print(uniformity(ends, jnp.array([True, True])))  # -2 * 2^2
+  -8.0
+  """
+  lengths = jnp.sum(u * u, axis=1)
+  products = jnp.matmul(u, u.T, precision=jax.lax.Precision.HIGHEST)
+  squared = jnp.maximum(lengths[:, None] + lengths[None, :] - 2 * products, 0)
+  pairs = mask[:, None] & mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
+  count = jnp.sum(pairs)
+  total = jnp.sum(jnp.where(pairs, jnp.exp(-_TEMPERATURE * squared), 0))
+  return jnp.log(jnp.where(count > 0, total / jnp.maximum(count, 1), 1))
+
+
+def alignment_and_uniformity(u: Array, v: Array, mask: Array) -> Array:
+  """alignment(u, v) + (uniformity(u) + uniformity(v)) / 2, of views on the unit sphere.
+
+  >>> ends = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
+  >>> print(alignment_and_uniformity(ends, ends, jnp.array([True, True])))
+  -8.0
+  """
+  spread = (uniformity(u, mask) + uniformity(v, mask)) / 2
+  return alignment(u, v, mask) + spread
+
+
+def two_views(augment_fn: AugmentFn, keys: Array, x: Array) -> tuple[Array, Array]:
+  """Two augmented views of each example: [B, H, W, C] each, from one key of each [B].
+
+  >>> first, second = two_views(lambda key, x: x, jax.random.split(jax.random.key(0), 3),
+  ...   jnp.ones((3, 8, 8, 1)))
+  >>> first.shape == second.shape == (3, 8, 8, 1)
+  True
+  """
+  keys = jax.vmap(jax.random.split)(keys)  # [B, 2]
+  both = jax.vmap(jax.vmap(augment_fn, (0, None)))(keys, x)  # [B, 2, ...]
+  return both[:, 0], both[:, 1]
+
+
+def contrastive_loss(
+  apply: Apply, augment_fn: AugmentFn, params: Params, batch: Batch, keys: Array
+) -> Array:
+  """`alignment_and_uniformity` of the embeddings apply(params, x) [B, D] of two views of x.
+
+  Args:
+    batch: images `batch.examples.x` [B, H, W, C]; labels are not read. keys: [B].
+
+  >>> from dpjax.types import Example
+  >>> x = jnp.array([1.0, -1.0]).reshape(2, 1, 1, 1)
+  >>> batch = Batch(Example(x, None), jnp.array([True, True]))
+  >>> apply, keys = lambda params, x: x.reshape(-1, 1), jax.random.split(jax.random.key(0))
+  >>> print(contrastive_loss(apply, lambda key, x: x, None, batch, keys))
+  -8.0
+  """
+  views = two_views(augment_fn, keys, batch.examples.x)
+  u, v = jnp.split(on_sphere(apply(params, jnp.concatenate(views))), 2)
+  return alignment_and_uniformity(u, v, batch.mask)
+
+
+def contrastive(
+  apply: Apply,
+  augment_fn: AugmentFn,
+  tx: optax.GradientTransformation,
+  *,
+  view_key: Array,
+  ema_decay: float | None = None,
+) -> Algorithm:
+  """Gradient descent on `contrastive_loss`, as `dp_sgd` is made. NOT private, with any `tx`.
+
+  Args:
+    apply: (params, x [B, H, W, C]) -> embeddings [B, D].
+    tx: optimizer, of the gradient of the loss of the batch.
+    view_key: typed key from which every example of every step gets its two views.
+    ema_decay: keep an exponential average of the parameters.
+
+  Returns:
+    `init(params) -> TrainState` and `step(state, batch) -> (TrainState, StepInfo)`; of the
+    info, `mean_norm` is the norm of the one gradient, and nothing is clipped.
+
+  >>> from dpjax.types import Example
+  >>> x = jnp.array([[1.0, 0.0], [1.0, 0.1]]).reshape(2, 1, 1, 2)
+  >>> apply = lambda params, x: x.reshape(-1, 2) @ params
+  >>> init, step = contrastive(apply, lambda key, x: x, optax.sgd(0.1),
+  ...   view_key=jax.random.key(0))
+  >>> state, batch = init(jnp.eye(2)), Batch(Example(x, None), jnp.array([True, True]))
+  >>> state, first = step(state, batch)
+  >>> bool(step(state, batch)[1].train_loss < first.train_loss)  # further apart
+  True
+  """
+  if ema_decay is not None:
+    validate.open_unit(ema_decay=ema_decay)
+  # its state begins with what would be that of a private transform
+  chain = optax.chain(optax.identity(), tx)
+
+  def init(params: Params) -> TrainState:
+    params = jax.tree.map(jnp.copy, params)  # the caller's survive donation
+    ema = None if ema_decay is None else jax.tree.map(jnp.copy, params)
+    return TrainState(params, chain.init(params), ema, jnp.zeros((), jnp.int32))
+
+  def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
+    mask = jnp.asarray(batch.mask)
+    keys = jax.random.split(jax.random.fold_in(view_key, state.step), len(mask))
+    value_and_grad = jax.value_and_grad(contrastive_loss, argnums=2)
+    loss, grad = value_and_grad(apply, augment_fn, state.params, batch, keys)
+    updates, opt_state = chain.update(grad, state.opt_state, state.params)
+    params: Any = optax.apply_updates(state.params, updates)
+    ema = state.ema
+    if ema_decay is not None:
+      ema = averaged(ema, params, state.step, ema_decay)
+    info = StepInfo(loss, optax.tree.norm(grad), jnp.zeros(()), jnp.sum(mask))
+    return TrainState(params, opt_state, ema, state.step + 1), info
+
+  return Algorithm(init, step)

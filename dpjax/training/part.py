@@ -1,0 +1,46 @@
+"""Training some of the parameters for a while, in the state of a training of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import trees
+from dpjax.types import Example, LossFn, Params, Updates
+
+
+def of_part(
+  loss_fn: LossFn, tx: optax.GradientTransformation, trained: Callable[[str], bool]
+) -> tuple[LossFn, optax.GradientTransformation]:
+  """(loss, optimizer) under which parameters that are not `trained` have no gradient, and stay.
+
+  Their state is that of `tx`, so a training goes from these to `loss_fn` and `tx`, or back, in
+  any step. With `dp_sgd` both are steps of one plan: examples are clipped by what is trained
+  alone, and the noise on the rest, which is drawn as ever, is thrown away, which costs nothing.
+
+  Args:
+    trained: of a parameter's name, such as params/head/kernel (`trees.named_leaves`).
+
+  >>> loss, tx = of_part(lambda p, x: x * p["a"] * p["b"], optax.sgd(1.0), "b".__eq__)
+  >>> params = {"a": jnp.float32(2), "b": jnp.float32(3)}
+  >>> grads = jax.grad(loss)(params, 5.0)
+  >>> print(grads["a"], grads["b"], tx.update(params, tx.init(params))[0]["a"])
+  0.0 10.0 0.0
+  """
+
+  def but(tree: Params, instead: Callable[[jax.Array], jax.Array]) -> Params:
+    leaves, structure = trees.named_leaves(tree), jax.tree.structure(tree)
+    chosen = (leaf if trained(name) else instead(leaf) for name, leaf in leaves.items())
+    return jax.tree.unflatten(structure, list(chosen))
+
+  def loss(params: Params, example: Example) -> jax.Array:
+    return loss_fn(but(params, jax.lax.stop_gradient), example)
+
+  def update(updates: Updates, state: optax.OptState, params: Params | None = None):
+    moved, state = tx.update(but(updates, jnp.zeros_like), state, params)
+    return but(moved, jnp.zeros_like), state
+
+  return loss, optax.GradientTransformation(tx.init, update)

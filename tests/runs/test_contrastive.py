@@ -1,0 +1,296 @@
+"""Runs of a contrastive loss: what they learn, where they go on, and that nothing private has
+one; the last layer trained alone, on top of them."""
+
+import json
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from dpjax import data
+from dpjax.checks import table
+from dpjax.runs import loop, writers
+from dpjax.runs.attack.config import AttackConfig
+from dpjax.runs.attack.config import check as check_attack
+from dpjax.runs.central import build
+from dpjax.runs.central.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+from dpjax.runs.federated import build as federate_build
+from dpjax.runs.federated.config import FedConfig
+from dpjax.runs.secure.config import SecureConfig
+from dpjax.runs.secure.config import check as check_secure
+from dpjax.schema import fields
+from dpjax.types import Example
+from dpjax.validate import UserError
+from tests.runs.stops import sigterm, stop_after
+
+_MODEL = ModelConfig(name="mlp", options={"features": (12,)})
+
+
+def _images(name, classes, count=80):
+  """Stripes, whose direction and width are the class."""
+  rng = np.random.default_rng(classes)
+  y = np.arange(count) % classes
+  phase = 2 * np.pi * rng.random(count)
+  angle, at = np.pi * y / classes, np.mgrid[:8, :8].reshape(2, 1, 64)
+  waves = np.cos(
+    at[0] * np.cos(angle)[:, None] + at[1] * np.sin(angle)[:, None] + phase[:, None]
+  )
+  x = (waves.reshape(count, 8, 8, 1) + 0.1 * rng.normal(size=(count, 8, 8, 1))) / 2
+  made = data.from_arrays(x.astype(np.float32), y, num_classes=classes, name=name)
+  return made, made
+
+
+def synthetic():
+  return _images("synthetic", 4)
+
+
+def own():
+  return _images("own", 3)
+
+
+def _config(**changes):
+  config = TrainConfig(
+    data=DataConfig(name=f"{__name__}:synthetic"),
+    model=_MODEL,
+    loss="contrastive",
+    augmentation="crop_color",
+    privacy=PrivacyConfig(method="sgd", sampling_prob=0.5),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=0.01),
+    num_steps=6,
+    eval_every=2,
+    checkpoint_every=2,
+  )  # fmt: skip
+  return fields.replace_all(config, changes)
+
+
+def _private(path, **changes):
+  """A private run that begins from a params.npz."""
+  config = TrainConfig(
+    data=DataConfig(name=f"{__name__}:own"),
+    model=_MODEL,
+    pretrained=str(path),
+    privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
+    num_steps=2,
+    eval_every=2,
+  )
+  return fields.replace_all(config, changes)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+  """(folder, result) of a whole run."""
+  folder = tmp_path_factory.mktemp("whole") / "run"
+  return folder, loop.train(_config(), folder)
+
+
+def test_a_run_has_the_result_of_every_run_and_promises_nothing(whole):
+  folder, result = whole
+  assert set(writers.RESULT_KEYS) <= set(result)
+  assert result["task"] == "contrastive" and result["epsilon_kind"] == "none"
+  assert result["epsilon"] is None and 0 <= result["test_accuracy"] <= 1
+  with np.load(folder / "params.npz") as held:
+    assert held["params/head/kernel"].shape == (12, 128)
+  rows = writers.read_metrics(folder)
+  assert rows[-1]["test_loss"] < rows[0]["test_loss"]
+
+
+@pytest.mark.slow
+def test_stopped_and_resumed_equals_uninterrupted(whole, tmp_path, monkeypatch):
+  stop_after(monkeypatch, 3, sigterm)
+  with pytest.raises(loop.Interrupted):
+    loop.train(_config(), tmp_path / "run")
+  result = loop.train(_config(), tmp_path / "run")
+  assert result["params_sha256"] == whole[1]["params_sha256"]
+  rows = [(path / writers.METRICS).read_bytes() for path in (tmp_path / "run", whole[0])]
+  assert rows[0] == rows[1]
+
+
+def test_a_private_run_begins_from_all_but_the_embedding(whole, tmp_path):
+  run = build.assemble(_private(whole[0] / "params.npz"))
+  held = np.load(whole[0] / "params.npz")
+  kernel = run.params["params"]["dense_0"]["kernel"]
+  np.testing.assert_array_equal(kernel, held["params/dense_0/kernel"])
+  assert run.params["params"]["head"]["kernel"].shape == (12, 3)
+  result = loop.train(_private(whole[0] / "params.npz"), tmp_path / "run")
+  assert result["pretrained_on"] == [f"{__name__}:synthetic"]
+  assert (
+    result["epsilon"] > 0 and result["epsilon_kind"] == "claimed"
+  )  # own data: not checked
+
+
+# --- nothing private has it
+
+_REFUSED = {
+  r"loss='contrastive': needs privacy\.method='sgd', not 'dp_sgd'": {
+    "privacy": PrivacyConfig(epsilon=2.0)
+  },
+  r"loss='contrastive': needs privacy\.method='sgd', not 'dp_ftrl'": {
+    "privacy": PrivacyConfig(method="dp_ftrl")
+  },
+  r"loss='contrastive': needs audit\.enabled=False": {"audit.enabled": True},
+  r"loss='contrastive': needs an augmentation": {"augmentation": "none"},
+  r"loss='contrastive': needs trainable='all', not 'head'": {"trainable": "head"},
+  "release=True: needs privacy.method": {"release": True},
+  "augmult=2: would be ignored, it needs a loss of one example": {"augmult": 2},
+  "slices=2: would be ignored": {"slices": 2},
+  "grad_method='vmap': would be ignored": {"grad_method": "vmap"},
+  "microbatch_size=2: would be ignored": {"microbatch_size": 2},
+  "memory_budget_gb=1.0: would be ignored": {"memory_budget_gb": 1.0},
+  "mesh='data:1': would be ignored": {"mesh": "data:1"},
+  "loss='contrastiv'.*must be one of.*contrastive": {"loss": "contrastiv"},
+}
+
+
+@pytest.mark.parametrize("message", _REFUSED)
+def test_what_needs_a_loss_of_one_example_is_refused_in_one_line(message):
+  with pytest.raises(UserError, match=message) as caught:
+    build.check(_config(**_REFUSED[message]))
+  assert "\n" not in str(caught.value)
+
+
+def test_other_kinds_of_runs_refuse_it():
+  for check, config, told in (
+    (federate_build.check, FedConfig(loss="contrastive"), "loss='contrastive': must be"),
+    (
+      check_attack,
+      AttackConfig(train=_config()),
+      "train.loss='contrastive': must be another",
+    ),
+    (check_secure, _secure(), "train.loss='contrastive': must be another"),
+  ):
+    with pytest.raises(UserError, match=told):
+      check(config)
+
+
+def _secure():
+  return fields.replace_all(SecureConfig(task="infer"), {"train": _config()})
+
+
+def test_there_is_nothing_to_check_and_no_loss_of_one_example():
+  with pytest.raises(UserError, match="privacy.method='sgd': promises nothing"):
+    table.subject(_config())
+  run = build.assemble(_config())
+  with pytest.raises(UserError, match="loss='contrastive': is a loss of a whole batch"):
+    run.task.loss(run.apply)(run.params, Example(run.train.x[0], run.train.y[0]))
+
+
+def test_of_text_there_are_no_views():
+  config = _config(**{"data.name": "shakespeare", "model.name": "transformer"})
+  tokens = data.Dataset(
+    np.ones((4, 9), np.int32), np.zeros(4, np.int32), "t", 2, "train", 9
+  )
+  with pytest.raises(UserError, match="augmentation='crop_color': needs images"):
+    build.assemble(fields.replace(config, "model.options", {}), (tokens, tokens))
+
+
+# --- the last layer alone
+
+
+def test_the_last_layer_alone_is_trained_released_and_paid_for(whole, tmp_path):
+  path = whole[0] / "params.npz"
+  result = loop.train(_private(path, trainable="head"), tmp_path / "run")
+  released = dict(np.load(tmp_path / "run" / "params.npz"))
+  assert sorted(released) == ["params/head/bias", "params/head/kernel"]
+  assert result["num_parameters"] == 12 * 3 + 3 and result["trainable"] == "head"
+  begun = build.assemble(_private(path)).params["params"]["head"]["kernel"]
+  assert np.abs(released["params/head/kernel"] - begun).max() > 0
+
+
+def test_the_layers_below_are_those_that_it_began_with(whole):
+  path = whole[0] / "params.npz"
+  run, full = (build.assemble(_private(path, trainable=name)) for name in ("head", "all"))
+  outputs = [each.apply(each.params, each.test.x[:5]) for each in (run, full)]
+  np.testing.assert_array_equal(*outputs)
+  example = jax.tree.map(lambda leaf: leaf[0], run.train[np.arange(1)])
+  ours, theirs = (jax.grad(each.loss_fn)(each.params, example) for each in (run, full))
+  jax.tree.map(
+    np.testing.assert_array_equal, ours["params"]["head"], theirs["params"]["head"]
+  )
+
+
+_FIRST = {"trainable": {"name": "head_first", "steps": 2}, "num_steps": 4}
+
+
+def _kernels(folder):
+  held = np.load(folder / "params.npz")
+  return [held[f"params/{layer}/kernel"] for layer in ("dense_0", "head")]
+
+
+@pytest.mark.slow
+def test_head_first_is_one_run_that_costs_what_every_run_of_its_steps_does(
+  whole, tmp_path, monkeypatch
+):
+  path = whole[0] / "params.npz"
+  result = loop.train(_private(path, **_FIRST), tmp_path / "run")
+  plain = build.assemble(_private(path, num_steps=4))
+  assert result["epsilon"] == plain.plan.epsilon(result["delta"])
+  assert result["trainable"] == "head first, 2 steps"
+  begun = plain.params["params"]["dense_0"]["kernel"]
+  assert np.abs(_kernels(tmp_path / "run")[0] - begun).max() > 0  # in the later steps
+  stop_after(monkeypatch, 1, sigterm)  # and within the first ones it goes on exactly
+  with pytest.raises(loop.Interrupted):
+    loop.train(_private(path, **_FIRST), tmp_path / "stopped")
+  again = loop.train(_private(path, **_FIRST), tmp_path / "stopped")
+  assert again["params_sha256"] == result["params_sha256"]
+
+
+def test_the_first_steps_move_the_last_layer_alone(whole, tmp_path):
+  config = _private(whole[0] / "params.npz", **_FIRST)
+  run = build.assemble(config)
+  work = build.work(config, run)
+  state, seen = work.init(), []
+  for slices in work.draws(0):
+    state, _ = work.step(state, slices)
+    seen.append(np.asarray(state.params["params"]["dense_0"]["kernel"]))
+  begun = run.params["params"]["dense_0"]["kernel"]
+  assert [bool(np.array_equal(kernel, begun)) for kernel in seen] == [
+    True,
+    True,
+    False,
+    False,
+  ]
+
+
+@pytest.mark.parametrize(
+  ("message", "changes"),
+  [
+    ("trainable.steps=0: must be", {"trainable.steps": 0}),
+    ("trainable.steps=4: must be < num_steps=4", {"trainable.steps": 4}),
+    ("audit.kind='gradient': must be another", {
+      "audit.enabled": True, "audit.kind": "gradient", "audit.score": "sums"
+    }),
+    ("mesh='data:1': must be none where trainable='head_first'", {"mesh": "data:1"}),
+  ],
+)  # fmt: skip
+def test_first_steps_that_cannot_be_are_refused(message, changes, whole):
+  config = _private(whole[0] / "params.npz", **_FIRST)
+  with pytest.raises(UserError, match=message):
+    build.check(fields.replace_all(config, changes))
+
+
+def test_a_head_on_a_mesh_or_of_a_model_without_one_is_refused(whole):
+  path = whole[0] / "params.npz"
+  with pytest.raises(UserError, match="mesh='data:1': must be none where trainable='head'"):
+    build.check(_private(path, trainable="head", mesh="data:1"))
+  own = {"model.name": f"{__name__}:headless", "model.options": {}, "pretrained": None}
+  with pytest.raises(
+    UserError, match="trainable='head': needs a model whose last layer is"
+  ):
+    build.assemble(_private(path, trainable="head", **own))
+
+
+def headless(num_classes):
+  return nn.Sequential([lambda x: x.reshape(len(x), -1), nn.Dense(num_classes)])
+
+
+def test_digests_of_other_runs_are_as_they_were(whole):
+  assert build.digest(TrainConfig()).hex()[:16] == "272dba7d6f090812"
+  assert build.digest(TrainConfig(trainable="head")) != build.digest(TrainConfig())
+  assert json.loads((whole[0] / "config.json").read_text())["loss"] == "contrastive"
