@@ -67,7 +67,7 @@ class Plan:
   accountant: str = ""
   slices: int = 1
   noise_shape: noise.NoiseShape = noise.WHITE
-  statistics: mechanisms.ChannelStatistics | None = None
+  statistics: mechanisms.channel_statistics.NoisyMeans | None = None
 
   def __post_init__(self):
     validate.non_negative(noise_multiplier=self.noise_multiplier)
@@ -75,9 +75,11 @@ class Plan:
     validate.integer_at_least(1, num_steps=self.num_steps, slices=self.slices)
     validate.open_unit(delta=self.delta)
     object.__setattr__(self, "l2_clip_norm", gradients.Clip.of(self.l2_clip_norm))
-    if not isinstance(self.statistics, mechanisms.ChannelStatistics | None):
+    if not isinstance(self.statistics, mechanisms.channel_statistics.NoisyMeans | None):
       told = f"statistics={self.statistics!r:.60}"
-      raise UserError(f"{told}: must be a dpjax.mechanisms.ChannelStatistics, or None")
+      raise UserError(
+        f"{told}: must be a dpjax.mechanisms.ChannelStatistics, a Whitening, or None"
+      )
     rest: Any = dict(sampler=self.sampler, slices=self.slices, statistics=self.statistics)
     transforms.check_together(self.l2_clip_norm, self.noise_shape, **rest)
     if self.noise_multiplier:  # without such a number z is not what runs

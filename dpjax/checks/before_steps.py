@@ -13,50 +13,42 @@ from scipy import stats
 
 from dpjax import mechanisms
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, row
-from dpjax.mechanisms.channel_statistics import channel_moments
 from dpjax.types import NeighboringRelation
 
 _NAME = ("statistics: influence", "statistics: noise")
 _FACTORS = (0.0, -1.0, 1e4, 1e9)  # of one example, in place of its neighbour
 _QUIET = 1e-3  # noise multiplier of the runs that are compared
+_LOUD = 100.0  # epsilon of the medians that they follow
 _SLACK = 1e-2  # of a clip norm: grid and rounding of such a run
-_KEYS = 200
+_KEYS = 50
 _Z = 6.0
 
 
 def _public(
-  statistics: mechanisms.ChannelStatistics, x: np.ndarray, **changes: Any
-) -> tuple[mechanisms.ChannelStatistics, tuple[float, ...]]:
+  statistics: mechanisms.channel_statistics.NoisyMeans, x: np.ndarray, **changes: Any
+) -> mechanisms.channel_statistics.NoisyMeans:
   """The same mechanism with public norms, that most of these examples exceed."""
-  moments = np.asarray(channel_moments(x), np.float64)
-  norms = np.median(np.linalg.norm(moments, axis=2), axis=0) / 2
+  loud = dataclasses.replace(statistics, clip_norms=(), median_epsilon=_LOUD)
+  norms = np.asarray(loud(jax.random.key(SEED), x).clip_norms, np.float64) / 2
   norms = tuple(float(norm) or 1.0 for norm in norms)
-  return dataclasses.replace(statistics, clip_norms=norms, **changes), norms
-
-
-def _in_norms(
-  found: mechanisms.ChannelMoments, norms: tuple[float, ...], n: float
-) -> list[np.ndarray]:
-  """The two noisy sums [C], each in its clip norm."""
-  sums = (np.asarray(found.mean, np.float64), np.asarray(found.mean_square, np.float64))
-  return [one * n / norm for one, norm in zip(sums, norms)]
+  return dataclasses.replace(statistics, clip_norms=norms, **changes)
 
 
 def influence(subject: Subject) -> Row:
-  """No example moves either sum by more than the noise covers, whatever it holds."""
+  """No example moves a sum by more than the noise covers, whatever it holds; what was released
+  before that sum is the same."""
   statistics, relation = subject.plan.statistics, subject.plan.neighboring_relation
   assert statistics is not None
   x = np.asarray(subject.batch().x, np.float32)
-  quiet, norms = _public(statistics, x, noise_multiplier=_QUIET)
+  quiet = _public(statistics, x, noise_multiplier=_QUIET)
   exchanged = relation is NeighboringRelation.REPLACE_ONE
-  released = lambda rows: _in_norms(
-    quiet(jax.random.key(SEED), rows), norms, statistics.normalize_by
-  )
-  before, moves = released(x if exchanged else x[1:]), []
+  key, without = jax.random.key(SEED), x if exchanged else x[1:]
+  found, moves = quiet(key, without), []
   for factor in _FACTORS:
     changed = x.copy()
     changed[0] *= factor
-    pairs = zip(before, released(changed))
+    after = quiet.after(key, changed, found)
+    pairs = zip(quiet.noisy_totals(found), quiet.noisy_totals(after))
     moves += [float(np.linalg.norm(one - other)) for one, other in pairs]
   worst = max(moves) if np.isfinite(moves).all() else math.nan
   detail = f"largest move of a sum in clip norms, {relation}, one of {BATCH} examples"
@@ -64,20 +56,24 @@ def influence(subject: Subject) -> Row:
 
 
 def noise_std(subject: Subject) -> Row:
-  """The noise on the sums has the standard deviation that is paid for, in every channel, and
+  """The noise on the sums has the standard deviation that is paid for, in every entry, and
   differs from key to key."""
   statistics = subject.plan.statistics
   assert statistics is not None
   x = np.asarray(subject.batch().x, np.float32)
-  public, norms = _public(statistics, x)
-  keys = jax.random.split(jax.random.key(SEED), _KEYS)
-  found = jax.vmap(public, (0, None))(keys, jax.numpy.asarray(x))
-  drawn = [one[:, None] for one in _in_norms(found, norms, statistics.normalize_by)]
-  values = np.concatenate(drawn, axis=1) / statistics.noise_multiplier  # [keys, 2, C]
+  public = _public(statistics, x)
+  quiet = dataclasses.replace(public, noise_multiplier=_QUIET)
+  drawn = []
+  for key in jax.random.split(jax.random.key(SEED), _KEYS):
+    found = public(key, x)
+    exact = quiet.after(jax.random.key(SEED), x, found)
+    pairs = zip(public.noisy_totals(found), public.noisy_totals(exact))
+    drawn.append(np.concatenate([noisy - quietly for noisy, quietly in pairs]))
+  values = np.stack(drawn) / statistics.noise_multiplier  # [keys, entries]
   energy = np.sum((values - values.mean(axis=0)) ** 2, axis=0)
   tails = np.minimum(stats.chi2.cdf(energy, _KEYS - 1), stats.chi2.sf(energy, _KEYS - 1))
   worst = float(stats.norm.isf(min(1.0, 2 * float(np.min(tails)) * energy.size) / 2))
-  detail = f"z of the least likely variance of {energy.size} channels over {_KEYS} keys"
+  detail = f"z of the least likely variance of {energy.size} entries over {_KEYS} keys"
   return row(_NAME[1], worst, _Z, detail)
 
 

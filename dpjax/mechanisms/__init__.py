@@ -12,6 +12,7 @@ mechanism that is private under another relation refuses that default.
 | each person's own label   | RandomizedResponse                                     |
 | statistics of numbers     | BoundedMean, Histogram, Quantile                       |
 | statistics of channels    | ChannelStatistics                                      |
+| how features are spread   | Whitening                                              |
 | any function, on shards   | SampleAndAggregateMean, SampleAndAggregateVote         |
 | which queries stand out   | SparseVector                                           |
 """
@@ -47,3 +48,5 @@ from dpjax.mechanisms.sensitivity import vector_sum_sensitivity as vector_sum_se
 from dpjax.mechanisms.sparse_vector import SparseVector as SparseVector
 from dpjax.mechanisms.sparse_vector import SparseVectorAnswer as SparseVectorAnswer
 from dpjax.mechanisms.sparse_vector import SparseVectorState as SparseVectorState
+from dpjax.mechanisms.whitening import Spread as Spread
+from dpjax.mechanisms.whitening import Whitening as Whitening

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ _CHUNK = 1000  # examples averaged at a time, of so many entries at most
 _CHUNK_ENTRIES = 2**24
 _GRID = 2.0**-22  # of a clipped vector's entries, in clip norms
 _HUGE = 1e30
+_COUNTS = {0: "no", 2: "two", 5: "five"}
 _NUMBERS, _MEDIAN_EPSILONS = (1e-30, 1e30), (1e-6, 100.0)
 _TINY = float(np.finfo(np.float32).tiny)
 
@@ -46,6 +47,10 @@ class ChannelMoments(NamedTuple):
   mean: jax.Array  # [C]
   mean_square: jax.Array  # [C]
   clip_norms: jax.Array  # [2] of the vectors of means, of mean squares
+
+  def standardizer(self) -> Callable[[jax.Array], jax.Array]:
+    """What normalises examples [b, ..., C] by it."""
+    return jax.jit(functools.partial(standardized, statistics=self))
 
 
 def standardized(x: ArrayLike, statistics: ChannelMoments) -> jax.Array:
@@ -66,7 +71,121 @@ def standardized(x: ArrayLike, statistics: ChannelMoments) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class ChannelStatistics:
+class NoisyMeans:
+  """What statistics have in common that are means of vectors, so many of each example.
+
+  Each kind of vector is clipped to a norm of its own, public or a private median, and its sum
+  gets Gaussian noise. A vector may depend on what was released before it: all of them together
+  are no worse than ONE Gaussian sum of the noise multiplier that `event` states.
+  """
+
+  vectors: ClassVar[tuple[str, ...]] = ()  # what each is
+
+  normalize_by: float
+  noise_multiplier: float = 8.0
+  median_epsilon: float = 0.05
+  clip_norms: tuple[float, ...] = ()
+  neighboring_relation: str = "add_or_remove_one"
+
+  def __post_init__(self) -> None:
+    count = len(self.vectors)
+    if not isinstance(self.clip_norms, (tuple, list)) or len(self.clip_norms) not in (
+      0,
+      count,
+    ):
+      told = " ".join(repr(self.clip_norms).split())
+      raise UserError(
+        f"clip_norms={told:.60}: must be {_COUNTS[count]} norms, of an example's "
+        f"{', '.join(self.vectors)}, or none for private medians"
+      )
+    norms = {f"clip_norms[{i}]": norm for i, norm in enumerate(self.clip_norms)}
+    numbers = ("normalize_by", "noise_multiplier", "median_epsilon")
+    given = {name: getattr(self, name) for name in numbers} | norms
+    stated.positive(**given)
+    for name, value in given.items():
+      low, high = _MEDIAN_EPSILONS if name == "median_epsilon" else _NUMBERS
+      if not low <= float(value) <= high:
+        raise UserError(f"{name}={value!r}: must be in [{low:g}, {high:g}]")
+    object.__setattr__(self, "clip_norms", tuple(float(norm) for norm in self.clip_norms))
+    validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
+    stated.positive(noise_multiplier=self.total_noise_multiplier)
+    _ = self._sums, self._median  # check the rest
+
+  def clip_norm(self, key: jax.Array, norms: jax.Array, which: int) -> jax.Array:
+    """Public, or the private median of `norms` [n]."""
+    if self.clip_norms:
+      return jnp.float32(self.clip_norms[which])
+    return self._median(key, norms)
+
+  @property
+  def _sums(self) -> Gaussian:
+    """Noise on a sum of vectors, in clip norms."""
+    return Gaussian(self.noise_multiplier, 1.0)
+
+  @property
+  def _median(self) -> Quantile:
+    relation = self.neighboring_relation
+    if relation == "replace_special":  # an empty record is one value less
+      relation = "add_or_remove_one"
+    return Quantile(self.median_epsilon, 0.0, LARGEST_NORM, neighboring_relation=relation)
+
+  @property
+  def total_noise_multiplier(self) -> float:
+    """Of one Gaussian sum that costs no less than all that is released, in clip norms.
+
+    Medians are counted as `gaussian_of_pure(median_epsilon)`; Gaussian mechanisms compose
+    exactly (Dong, Roth and Su 2019, arXiv:1905.02383, corollary 3.3).
+    """
+    count = len(self.vectors)
+    precision = count / float(self.noise_multiplier) ** 2
+    if not self.clip_norms:
+      precision += count / (self._bound * gaussian_of_pure(self.median_epsilon)) ** 2
+    return precision**-0.5 if precision else math.inf
+
+  @property
+  def _bound(self) -> float:
+    """How far one example moves a sum, in clip norms."""
+    return vector_sum_sensitivity(1.0, neighboring_relation=self.neighboring_relation)
+
+  def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
+    """For `dpjax.accounting`, under `neighboring_relation`."""
+    relative = self.total_noise_multiplier / self._bound
+    return stated.gaussian_event(relative, self.neighboring_relation, neighboring_relation)
+
+  def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Any:
+    """The statistics of `x` [n, ..., C], where each row is one example."""
+    return self.after(key, x, None)
+
+  def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> Any:
+    """The same; each of its fields as if those ahead of it in `before` had been released."""
+    raise NotImplementedError
+
+  def noisy_totals(self, found: Any) -> list[np.ndarray]:
+    """The noisy sums of what was released, in clip norms."""
+    raise NotImplementedError
+
+  def statement(self, unit: str = "example") -> str:
+    """What is released, in words."""
+    raise NotImplementedError
+
+  def _told(self, what: str, unit: str) -> str:
+    norms = "public norms"
+    if not self.clip_norms:
+      spent = accounting.upper(self.median_epsilon, digits=6)
+      norms = f"private medians of their norms (each ({spent}, 0)-private)"
+    noise = accounting.lower(self.noise_multiplier, digits=6)
+    total = accounting.lower(self.total_noise_multiplier, digits=6)
+    count = _COUNTS[len(self.vectors)]
+    return (
+      f"Before the first step: {what} over all {unit}s, the {count} "
+      f"vectors of one {unit} clipped to {norms}, each sum with Gaussian noise of {noise} times "
+      f"the norm. Charged together as Gaussian noise of {total} times the clip norm, which is "
+      "part of what is charged above, with the first step."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelStatistics(NoisyMeans):
   """Mean and mean square of each channel of `x` [n, ..., C], over examples and positions.
 
   Args:
@@ -94,82 +213,28 @@ class ChannelStatistics:
   True
   """
 
-  normalize_by: float
-  noise_multiplier: float = 8.0
-  median_epsilon: float = 0.05
-  clip_norms: tuple[float, ...] = ()
-  neighboring_relation: str = "add_or_remove_one"
-
-  def __post_init__(self) -> None:
-    if not isinstance(self.clip_norms, (tuple, list)) or len(self.clip_norms) not in (0, 2):
-      told = " ".join(repr(self.clip_norms).split())
-      raise UserError(
-        f"clip_norms={told:.60}: must be two norms, of an example's means and of its mean "
-        "squares, or none for private medians"
-      )
-    norms = {f"clip_norms[{i}]": norm for i, norm in enumerate(self.clip_norms)}
-    numbers = ("normalize_by", "noise_multiplier", "median_epsilon")
-    given = {name: getattr(self, name) for name in numbers} | norms
-    stated.positive(**given)
-    for name, value in given.items():
-      low, high = _MEDIAN_EPSILONS if name == "median_epsilon" else _NUMBERS
-      if not low <= float(value) <= high:
-        raise UserError(f"{name}={value!r}: must be in [{low:g}, {high:g}]")
-    object.__setattr__(self, "clip_norms", tuple(float(norm) for norm in self.clip_norms))
-    validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
-    stated.positive(noise_multiplier=self.total_noise_multiplier)
-    _ = self._sums, self._median  # check the rest
-
-  def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> ChannelMoments:
-    """The statistics of `x` [n, ..., C], where each row is one example; `Rows` are read once,
-    in chunks."""
-    finite.check_key(key)
-    return _released(self, key, channel_moments(x))
-
-  def clip_norm(self, key: jax.Array, rows: jax.Array, which: int) -> jax.Array:
-    """Public, or the private median of the norms of `rows` [n, C]."""
-    if self.clip_norms:
-      return jnp.float32(self.clip_norms[which])
-    return self._median(key, _each(_norms, _sound(rows)))
+  vectors = ("means", "mean squares")
 
   def noisy_mean(self, key: jax.Array, rows: jax.Array, clip_norm: Array) -> jax.Array:
     """Of `rows` [n, C], each clipped: [C]."""
     noisy = self._sums.on(key, *clipped_total(rows, clip_norm))
     return clip_norm * noisy / float(self.normalize_by)
 
-  @property
-  def _sums(self) -> Gaussian:
-    """Noise on a sum of vectors, in clip norms."""
-    return Gaussian(self.noise_multiplier, 1.0)
+  def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> ChannelMoments:
+    """The statistics of `x` [n, ..., C], where each row is one example; `Rows` are read once,
+    in chunks."""
+    return self.after(key, x, None)
 
-  @property
-  def _median(self) -> Quantile:
-    relation = self.neighboring_relation
-    if relation == "replace_special":  # an empty record is one value less
-      relation = "add_or_remove_one"
-    return Quantile(self.median_epsilon, 0.0, LARGEST_NORM, neighboring_relation=relation)
+  def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> ChannelMoments:
+    """The same: neither sum depends on the other."""
+    finite.check_key(key)
+    return _released(self, key, channel_moments(x))
 
-  @property
-  def total_noise_multiplier(self) -> float:
-    """Of one Gaussian sum that costs no less than all that is released, in clip norms.
-
-    Medians are counted as `gaussian_of_pure(median_epsilon)`; Gaussian mechanisms compose
-    exactly (Dong, Roth and Su 2019, arXiv:1905.02383, corollary 3.3).
-    """
-    precision = 2 / float(self.noise_multiplier) ** 2
-    if not self.clip_norms:
-      precision += 2 / (self._bound * gaussian_of_pure(self.median_epsilon)) ** 2
-    return precision**-0.5 if precision else math.inf
-
-  @property
-  def _bound(self) -> float:
-    """How far one example moves a sum, in clip norms."""
-    return vector_sum_sensitivity(1.0, neighboring_relation=self.neighboring_relation)
-
-  def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """For `dpjax.accounting`, under `neighboring_relation`."""
-    relative = self.total_noise_multiplier / self._bound
-    return stated.gaussian_event(relative, self.neighboring_relation, neighboring_relation)
+  def noisy_totals(self, found: ChannelMoments) -> list[np.ndarray]:
+    """The noisy sums, in clip norms."""
+    means = (found.mean, found.mean_square)
+    pairs = zip(means, np.asarray(found.clip_norms, np.float64))
+    return [np.asarray(one, np.float64) * self.normalize_by / norm for one, norm in pairs]
 
   def statement(self, unit: str = "example") -> str:
     """What is released, in words.
@@ -177,18 +242,7 @@ class ChannelStatistics:
     >>> print(ChannelStatistics(normalize_by=9, clip_norms=(1, 1)).statement())
     Before the first step: mean and mean square of each channel over all examples, ...
     """
-    norms = "public norms"
-    if not self.clip_norms:
-      spent = accounting.upper(self.median_epsilon, digits=6)
-      norms = f"private medians of their norms (each ({spent}, 0)-private)"
-    noise = accounting.lower(self.noise_multiplier, digits=6)
-    total = accounting.lower(self.total_noise_multiplier, digits=6)
-    return (
-      f"Before the first step: mean and mean square of each channel over all {unit}s, the two "
-      f"vectors of one {unit} clipped to {norms}, each sum with Gaussian noise of {noise} times "
-      f"the norm. Charged together as Gaussian noise of {total} times the clip norm, which is "
-      "part of what is charged above, with the first step."
-    )
+    return self._told("mean and mean square of each channel", unit)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -197,7 +251,8 @@ def _released(
 ) -> ChannelMoments:
   keys = jax.random.split(key, 4)
   rows = (vectors[:, 0], vectors[:, 1])
-  norms = [mechanism.clip_norm(keys[i], one, i) for i, one in enumerate(rows)]
+  lengths = [_each(_norms, _sound(one)) for one in rows]
+  norms = [mechanism.clip_norm(keys[i], one, i) for i, one in enumerate(lengths)]
   means = [mechanism.noisy_mean(keys[2 + i], one, norms[i]) for i, one in enumerate(rows)]
   mean, square = means
   return ChannelMoments(mean, square, jnp.stack(norms))
@@ -267,6 +322,11 @@ def _sound(rows: jax.Array) -> jax.Array:
   """[n, d], zero where a row holds what is not finite, or so large that its inverse is not."""
   sound = (jnp.abs(rows) < _HUGE).all(axis=1, keepdims=True)
   return jnp.where(sound, rows, 0.0)
+
+
+def norm(vector: jax.Array) -> jax.Array:
+  """[d] -> [], 0 where an entry is not finite or beyond 1e30."""
+  return _norms(_sound(vector[None]))[0]
 
 
 def _norms(rows: jax.Array) -> jax.Array:

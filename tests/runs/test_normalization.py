@@ -91,6 +91,57 @@ def test_a_resumed_run_has_the_same_statistics(loaded, tmp_path):
   assert cut["params_sha256"] == whole["params_sha256"]
 
 
+_WHITENED = {
+  "name": "private_whitening",
+  "noise_multiplier": 4.0,
+  "clip_norms": (4.0, 9.0, 9.0, 5.0, 2.0),
+  "num_directions": 20,
+  "floor_rank": 10,
+}
+
+
+def test_a_whitened_run_pays_for_five_sums_and_goes_on_with_the_same(loaded, tmp_path):
+  config = _config(privacy__normalization=_WHITENED, privacy__epsilon=4.0)
+
+  def stop(step):
+    if step == 2:
+      raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    loop.run(loop.job_of(config, loaded), tmp_path / "cut", on_save=stop)
+  cut = loop.train(config, tmp_path / "cut", data=loaded)
+  result = loop.train(config, tmp_path / "whole", data=loaded)
+  assert cut["params_sha256"] == result["params_sha256"]
+  gaussian = Ledger.from_json(result["ledger"]).charges[0].event.events[0].event
+  assert gaussian.noise_multiplier == pytest.approx(4 / 5**0.5)
+  assert 3.9 < result["epsilon"] <= 4.0
+  assert "second moments of channels" in result["privacy_statement"]
+  assert result["normalization"] == "private_whitening"
+  held = dict(np.load(tmp_path / "whole" / "params.npz"))
+  names = {name.removeprefix("statistics/") for name in held if "statistics" in name}
+  assert names == set(mechanisms.Spread._fields)
+
+
+@pytest.mark.long
+def test_the_checks_of_whitening_hold_and_refute(loaded):
+  run = build.assemble(_config(privacy__normalization=_WHITENED), loaded)
+  assert _passes(before_steps.influence, run, mechanisms.Whitening)
+  assert _passes(before_steps.noise_std, run, mechanisms.Whitening)
+  assert not _passes(before_steps.influence, run, _LongWhitening)
+  assert not _passes(before_steps.noise_std, run, _QuietWhitening)
+
+
+def test_features_are_standardised_before_they_are_whitened_where_groups_are_given():
+  groups = {"name": "scatter_linear", "options": {"num_groups": 27}}
+  found = []
+  for changes in ({}, {"model.options": {}}, {"privacy.normalization": "per_example"}):
+    start = {"model.name": groups["name"], "model.options": groups["options"]}
+    start["privacy.normalization"] = _WHITENED
+    config = fields.replace_all(quickstart.get_config(), start | changes)
+    found.append(normalization.per_example(config))
+  assert found == [True, False, True]
+
+
 def test_training_and_test_data_are_normalised_by_the_same(run, loaded):
   for mine, raw in zip((run.train, run.test), loaded):
     wanted = np.asarray(channel_statistics.standardized(raw.x, run.statistics))
@@ -165,6 +216,25 @@ class _Unclipped(channel_statistics.ChannelStatistics):
   def noisy_mean(self, key, rows, clip_norm):
     noise = super().noisy_mean(key, 0 * rows, clip_norm)
     return noise + rows.sum(axis=0) / self.normalize_by
+
+
+class _LongWhitening(mechanisms.Whitening):
+  """States the price of norms that it clips to three times."""
+
+  def clip_norm(self, key, norms, which):
+    return super().clip_norm(key, norms, which) * (3 if which == 4 else 1)
+
+  def noisy_totals(self, found):
+    norms = np.array(found.clip_norms) / np.array([1, 1, 1, 1, 3])
+    return super().noisy_totals(found._replace(clip_norms=norms))
+
+
+class _QuietWhitening(mechanisms.Whitening):
+  """States a noise of which it adds half."""
+
+  @property
+  def _sums(self):
+    return mechanisms.Gaussian(self.noise_multiplier / 2, 1.0)
 
 
 class _HalfNoise(channel_statistics.ChannelStatistics):

@@ -218,6 +218,33 @@ def _channel_statistics(kind: Callable) -> list[Game]:
   ]
 
 
+def _whitening(kind: Callable) -> list[Game]:
+  """With public norms, as `_channel_statistics`. One draw at a time: it works on the host."""
+  made = functools.partial(kind, normalize_by=1.0, clip_norms=(1.0,) * 5)
+  loud = made(noise_multiplier=2.0)
+  swap = made(noise_multiplier=4.0, neighboring_relation=_REPLACE)
+  pixel = lambda *values: _f(*values).reshape(-1, 1, 1)
+  empty = "an empty example, a long one"
+  played = [
+    *_games(linear, _ADD, (loud, empty, pixel(0), pixel(1e4))),
+    *_games(linear, _REPLACE, (swap, "-9, 9 under replace_one", pixel(-9), pixel(9))),
+  ]
+  inputs = ((loud, pixel(0), pixel(1e4)), (swap, pixel(-9), pixel(9)))
+  return [
+    dataclasses.replace(one, outputs=functools.partial(_one_by_one, given), draws=0.06)
+    for one, given in zip(played, inputs)
+  ]
+
+
+def _one_by_one(given: tuple, world: int, seed: int, n: int) -> np.ndarray:
+  made, *data = given
+  keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
+  drawn = [jax.tree.leaves(made(key, data[world])) for key in keys]
+  return np.array(
+    [np.concatenate([np.ravel(leaf) for leaf in one]) for one in drawn], float
+  )
+
+
 def _randomized_response(kind: Callable) -> list[Game]:
   return _games(
     frequency,
@@ -310,6 +337,7 @@ _PLAYED = {
   "Histogram": _histogram,
   "Quantile": _quantile,
   "ChannelStatistics": _channel_statistics,
+  "Whitening": _whitening,
   "RandomizedResponse": _randomized_response,
   "Exponential": _selection,
   "PermuteAndFlip": _selection,

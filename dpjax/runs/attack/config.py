@@ -333,9 +333,10 @@ def check(config: AttackConfig) -> None:
   if config.attack.room == "train":
     _check_train(config.train)
     dealt = fields.name_of(config, "attack") == "membership"
-    if dealt and fields.name_of(config.train.privacy, "normalization") != "per_example":
+    normalized = fields.name_of(config.train.privacy, "normalization")
+    if dealt and normalized != "per_example":
       raise UserError(
-        "train.privacy.normalization='private_statistics': must be 'per_example' for "
+        f"train.privacy.normalization={normalized!r}: must be 'per_example' for "
         "attack='membership', whose shadow models would share statistics of one half"
       )
   else:

@@ -20,7 +20,6 @@ from dpjax import (
   auditing,
   data,
   gradients,
-  mechanisms,
   models,
   names,
   processes,
@@ -120,7 +119,7 @@ class Run(NamedTuple):
   first_steps: Algorithm | None = None  # in the same states, where they train less
   pretrained_on: Sequence[str] = ()  # data that the first parameters know, the last first
   # by which `train` and `test` are normalised
-  statistics: mechanisms.ChannelMoments | None = None
+  statistics: normalization.Released | None = None
   mesh: Mesh | None = None  # devices, where there are several
   save: Callable[..., None] = lambda folder, params: None  # more than params.npz
 
@@ -168,7 +167,7 @@ def preprocessed(
     train, test = data.preprocess.center(train), data.preprocess.center(test)
   train = limited(train, config.data)
   if features:
-    own, kept = not normalization.is_private(config), data.cache.folder()
+    own, kept = normalization.per_example(config), data.cache.folder()
     given: Any = own, kept, config.resident
     train, test = (featured(config.model, part, *given) for part in (train, test))
   return train, test

@@ -36,9 +36,24 @@ class ByStatistics:
   clip_norms: tuple[float, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Whitened:
+  """After each example was normalised by itself, or its channels brought to their typical sizes:
+  the linear map that evens out the directions of the training data, paid likewise."""
+
+  noise_multiplier: float = 16.0  # of each of five sums, over all examples
+  median_epsilon: float = 0.02  # of each clip norm, where they are private medians
+  # public norms of an example's (mean, channels, positions, variances, covariance); ():
+  # private medians
+  clip_norms: tuple[float, ...] = ()
+  num_directions: int = 300  # whose covariance is released
+  floor_rank: int = 100  # variances above the one of this rank are brought down to it
+
+
 NORMALIZATIONS: dict[str, type] = {
   "per_example": PerExample,
   "private_statistics": ByStatistics,
+  "private_whitening": Whitened,
 }
 
 
@@ -141,7 +156,8 @@ class PrivacyConfig(WithChoices):
   noise_levels: list[float] = dataclasses.field(default_factory=list)
   ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)
   # of the model's inputs: per_example | private_statistics (of channels, from the same budget)
-  normalization: Annotated[PerExample | ByStatistics, Choice(NORMALIZATIONS)] = (
+  # | private_whitening (of all directions, likewise)
+  normalization: Annotated[PerExample | ByStatistics | Whitened, Choice(NORMALIZATIONS)] = (
     dataclasses.field(default_factory=PerExample)
   )
 

@@ -52,7 +52,7 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
     "normalize_by": plan.normalize_by,
   }
   if plan.statistics is not None:
-    found["normalization"] = "private_statistics"
+    found["normalization"] = fields.name_of(config.privacy, "normalization")
     noise = plan.statistics.total_noise_multiplier
     # without an epsilon their noise is part of no promise
     found |= {"statistics_noise_multiplier": noise} if plan.is_private else {}

@@ -9,27 +9,35 @@ with the same key.
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax import accounting, auditing, data, mechanisms, sampling
-from dpjax.mechanisms import channel_statistics
 from dpjax.plan import Plan
 from dpjax.runs import streams
-from dpjax.runs.central.config import ByStatistics, TrainConfig
+from dpjax.runs.central.config import ByStatistics, TrainConfig, Whitened
 from dpjax.runs.streams import Streams
 from dpjax.types import Params
 from dpjax.validate import UserError
 
+_MECHANISMS = {ByStatistics: mechanisms.ChannelStatistics, Whitened: mechanisms.Whitening}
+Released = mechanisms.ChannelMoments | mechanisms.Spread
 RELEASED = "statistics"  # their name beside the parameters in params.npz
 _CHUNK = 1000  # examples
 
 
 def is_private(config: TrainConfig) -> bool:
   """Whether statistics of the data are part of the run."""
-  return isinstance(config.privacy.normalization, ByStatistics)
+  return type(config.privacy.normalization) in _MECHANISMS
+
+
+def per_example(config: TrainConfig) -> bool:
+  """Whether features are normalised by the model's own groups, in each example by itself."""
+  groups = config.model.options.get("num_groups")
+  chosen = config.privacy.normalization
+  return not is_private(config) or (isinstance(chosen, Whitened) and groups is not None)
 
 
 def check(config: TrainConfig) -> None:
@@ -38,7 +46,7 @@ def check(config: TrainConfig) -> None:
     return
   mechanism(config, 1)  # checks its numbers
   groups = config.model.options.get("num_groups")
-  if groups is not None:
+  if groups is not None and not per_example(config):
     raise UserError(
       f"model.options.num_groups={groups!r}: would be ignored, it needs "
       "privacy.normalization='per_example'; leave it out"
@@ -47,24 +55,22 @@ def check(config: TrainConfig) -> None:
 
 def mechanism(
   config: TrainConfig, num_examples: int, sampler: sampling.Sampler | None = None
-) -> mechanisms.ChannelStatistics | None:
+) -> mechanisms.channel_statistics.NoisyMeans | None:
   """What the plan charges, for so many examples (public), under the relation of its sampler."""
   chosen, relation = config.privacy.normalization, "add_or_remove_one"
-  if not isinstance(chosen, ByStatistics):
+  if not is_private(config):
     return None
   if sampler is not None:
     asked, name = config.privacy.neighboring_relation, type(sampler).__name__
     relation = accounting.checked_relation(sampler.law, asked, name)
   given = {"normalize_by": float(num_examples), "neighboring_relation": relation}
   try:
-    return mechanisms.ChannelStatistics(**given, **dataclasses.asdict(chosen))
+    return _MECHANISMS[type(chosen)](**given, **dataclasses.asdict(chosen))
   except UserError as error:
     raise UserError(f"privacy.normalization.{error}") from error
 
 
-def released(
-  plan: Plan, random: Streams, train: data.Dataset
-) -> mechanisms.ChannelMoments | None:
+def released(plan: Plan, random: Streams, train: data.Dataset) -> Released | None:
   """The statistics of the data that are trained on; rows that are empty records are left out.
 
   UserError: tokens, which have no channels.
@@ -73,25 +79,22 @@ def released(
     return None
   if train.x.dtype == np.int32:
     raise UserError(
-      "privacy.normalization='private_statistics': needs inputs of numbers, data.name holds "
-      "tokens"
+      "privacy.normalization: must be 'per_example' for tokens; statistics are of numbers"
     )
   there = train if train.present is None else train.subset(train.present)
   found = plan.statistics(streams.statistics_key(random), there.x)
   return jax.tree.map(np.asarray, found)
 
 
-def normalized(
-  dataset: data.Dataset, statistics: mechanisms.ChannelMoments
-) -> data.Dataset:
+def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
   """The data set with its inputs normalised, once: a copy, chunk by chunk; or as they are
   read, where they are read from files."""
-  step = jax.jit(functools.partial(channel_statistics.standardized, statistics=statistics))
+  step = statistics.standardizer()
 
   def change(x: np.ndarray) -> np.ndarray:
     out = np.empty_like(x)
     for start in range(0, len(x), _CHUNK):
-      out[start : start + _CHUNK] = step(x[start : start + _CHUNK])
+      out[start : start + _CHUNK] = step(jnp.asarray(x[start : start + _CHUNK]))
     return out
 
   x = change(dataset.x) if dataset.in_memory else dataset.x.then(change)
@@ -99,7 +102,7 @@ def normalized(
 
 
 def of_canaries(
-  canaries: auditing.Canaries | None, statistics: mechanisms.ChannelMoments
+  canaries: auditing.Canaries | None, statistics: Released
 ) -> auditing.Canaries | None:
   """The canaries as inputs of the model."""
   if canaries is None:
@@ -107,7 +110,7 @@ def of_canaries(
   return canaries._replace(examples=normalized(canaries.examples, statistics))
 
 
-def beside(params: Params, statistics: mechanisms.ChannelMoments | None) -> Params:
+def beside(params: Params, statistics: Released | None) -> Params:
   """What leaves a run: the parameters, and the statistics without which they say nothing."""
   if statistics is None:
     return params

@@ -1,0 +1,333 @@
+"""A private linear map after which features are spread alike in all directions.
+
+Features of images are strongly correlated: a few directions hold most of their energy, fill the
+clip norm of every gradient, and say little about the class. Scaled down to the size of the others,
+they leave the same noise beside a larger signal. What that takes is estimated from the data, and
+paid for: the mean; the second moments of channels and of positions, whose eigenvectors are a basis
+in which features are nearly uncorrelated (as in K-FAC, Martens and Grosse 2015, arXiv:1503.05671,
+and SOAP, Vyas et al. 2024, arXiv:2409.11321); the variance of each of its coordinates; and, once
+these are evened out, the covariance of the largest (Analyze Gauss, Dwork et al. 2014). Each is a
+mean of one vector of each example, clipped and noised as `channel_statistics` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import validate
+from dpjax.data.rows import Rows
+from dpjax.mechanisms import channel_statistics, finite
+from dpjax.mechanisms.channel_statistics import NoisyMeans, clipped_total
+from dpjax.mechanisms.selection import PermuteAndFlip
+from dpjax.types import Array, ArrayLike
+from dpjax.validate import UserError
+
+MAX_DIRECTIONS = 1024
+MAX_SIDE = 1024  # channels, positions
+_CHUNK = 1000  # examples at a time, of so many entries of their vectors at most
+_CHUNK_ENTRIES = 2**24
+_TINY = 1e-30
+_EDGES = np.float32(2.0 ** (np.arange(-320, 321) / 16))  # of clip norms: 4 % apart
+# Full float32 products, also where an accelerator would round its inputs to fewer bits.
+_product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+
+
+class Spread(NamedTuple):
+  """What was released: P positions, C channels, M directions; a symmetric matrix as its upper
+  triangle by rows, entries beside the diagonal times sqrt(2)."""
+
+  mean: jax.Array  # [P * C]
+  channels: jax.Array  # [C (C + 1) / 2] second moments, summed over positions
+  positions: jax.Array  # [P (P + 1) / 2] second moments, summed over channels
+  variances: jax.Array  # [P * C] of the coordinates of the basis that these two have
+  covariance: jax.Array  # [M (M + 1) / 2] of the largest, after they were evened out
+  clip_norms: jax.Array  # [5] of the vectors of each
+  floor: (
+    jax.Array
+  )  # [] variance that no direction is scaled below; follows from `variances`
+
+  def standardizer(self) -> Callable[[jax.Array], jax.Array]:
+    """The map, of examples [b, ..., C] to the same: directions of a variance above the floor
+    have variance 1 after it, all others keep their size beside them."""
+    shape = (_side(len(self.positions)), _side(len(self.channels)))
+    known = _map(self._asdict(), shape, _side(len(self.covariance)))
+    scale = np.float32(1 / math.sqrt(float(self.floor)))
+    return jax.jit(functools.partial(_evened, known=known, scale=scale))
+
+
+class _Map(NamedTuple):
+  """What follows from a `Spread`, as far as it is known."""
+
+  mean: Any = 0.0  # [P, C]
+  channels: Any = None  # [C, C], eigenvectors in columns
+  positions: Any = None  # [P, P]
+  scales: Any = None  # [P * C] in (0, 1]
+  largest: Any = None  # [M] coordinates
+  root: Any = None  # [M, M] symmetric
+
+
+@dataclasses.dataclass(frozen=True)
+class Whitening(NoisyMeans):
+  """The private linear map that evens out features `x` [n, ..., C].
+
+  Args:
+    normalize_by: public divisor of the noisy sums: the number of examples.
+    noise_multiplier: std of the noise on each of the five sums / the clip norm of its vectors.
+    median_epsilon: spent on each of the five clip norms, where they are private medians.
+    clip_norms: public norms (of the fields of `Spread`, in their order), or () for medians.
+    num_directions: of how many coordinates the covariance is released; at most P * C.
+    floor_rank: the variances that are larger than the one of this rank are brought down to it.
+
+  Guarantee: as that of `ChannelStatistics`, for five sums, each of vectors that depend on an
+  example and on what was released before: adaptive composition of Gaussian mechanisms is exact
+  (Dong, Roth and Su 2019, arXiv:1905.02383, corollary 3.3). All else is post-processing.
+
+  >>> rng = np.random.default_rng(0)
+  >>> x = rng.normal(size=(500, 2, 2, 3)) @ np.diag([9.0, 1.0, 1.0])
+  >>> mechanism = Whitening(normalize_by=500.0, noise_multiplier=1e-2, median_epsilon=1.0)
+  >>> found = mechanism(jax.random.key(0), x)
+  >>> even = np.asarray(found.standardizer()(jnp.asarray(x, jnp.float32)))
+  >>> before, after = (a.reshape(500, -1).std(axis=0) for a in (x, even))
+  >>> bool(before.max() / before.min() > 8), bool(after.max() / after.min() < 2)
+  (True, True)
+  """
+
+  num_directions: int = 300
+  floor_rank: int = 100
+  vectors = ("mean", "channels", "positions", "variances", "covariance")
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    validate.integer_at_least(
+      1, num_directions=self.num_directions, floor_rank=self.floor_rank
+    )
+    if self.num_directions > MAX_DIRECTIONS:
+      raise UserError(
+        f"num_directions={self.num_directions!r}: must be at most {MAX_DIRECTIONS}"
+      )
+
+  def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Spread:
+    """The spread of `x` [n, ..., C], where each row is one example; `Rows` are read ten times,
+    in chunks."""
+    return self.after(key, x, None)
+
+  def after(self, key: jax.Array, x: ArrayLike | Rows, before: Spread | None) -> Spread:
+    """The same; each field as if those ahead of it in `before` had been released."""
+    finite.check_key(key)
+    examples = _examples(x)
+    keys = jax.random.split(key, 2 * len(self.vectors))
+    found: dict[str, Any] = {}
+    norms, known = [], _Map()
+    for place, name in enumerate(self.vectors):
+      lengths = _lengths(name, known, examples)
+      norms.append(self.clip_norm(keys[2 * place], lengths, place))
+      summed = _total(name, known, examples, norms[-1])
+      whole = np.round(summed)  # both parts are exact in float32
+      parts = (jnp.asarray(part, jnp.float32) for part in (whole, summed - whole))
+      noisy = self._sums.on(keys[2 * place + 1], *parts)
+      found[name] = norms[-1] * noisy / float(self.normalize_by)
+      if name == "variances":
+        found["floor"] = self._floor(found[name], norms[-1])
+      there = found if before is None else {one: getattr(before, one) for one in found}
+      known = _map(there, examples.shape[1:], self.num_directions)
+    return Spread(**found, clip_norms=jnp.stack(norms))
+
+  def clip_norm(self, key: jax.Array, norms: jax.Array, which: int) -> jax.Array:
+    """Public, or the upper end of a bin that the median of `norms` [n] privately is in.
+
+    All examples may have one norm, standardised ones have: between them there is nothing that
+    `Quantile` could choose. The utility of a bin is how many records more than half of them lie
+    on one side of it, times -2, so that it is an integer.
+    """
+    if self.clip_norms:
+      return jnp.float32(self.clip_norms[which])
+    places = jnp.minimum(jnp.searchsorted(_EDGES, norms), len(_EDGES) - 1)
+    counts = jnp.bincount(places, length=len(_EDGES))
+    upto, count = jnp.cumsum(counts), len(norms)
+    excess = jnp.maximum(2 * (upto - counts) - count, 2 * (count - upto) - count)
+    chosen = self._among(key, -jnp.maximum(excess, 0))
+    return jnp.asarray(_EDGES)[chosen]
+
+  @property
+  def _among(self) -> PermuteAndFlip:
+    """An exchanged record leaves one side for the other; one that comes or goes also moves what
+    half of them is."""
+    exchanged = self.neighboring_relation == "replace_one"
+    return PermuteAndFlip(self.median_epsilon, utility_sensitivity=2 if exchanged else 1)
+
+  def _floor(self, variances: jax.Array, clip_norm: jax.Array) -> jax.Array:
+    """The variance of the rank asked for, and no less than its noise."""
+    rank = min(self.floor_rank, len(variances)) - 1
+    noise = float(self.noise_multiplier) * clip_norm / float(self.normalize_by)
+    return jnp.maximum(jnp.sort(variances)[::-1][rank], jnp.maximum(noise, _TINY))
+
+  def noisy_totals(self, found: Spread) -> list[np.ndarray]:
+    """The noisy sums, in clip norms."""
+    pairs = zip(found[: len(self.vectors)], np.asarray(found.clip_norms, np.float64))
+    return [np.asarray(one, np.float64) * self.normalize_by / norm for one, norm in pairs]
+
+  def statement(self, unit: str = "example") -> str:
+    """What is released, in words.
+
+    >>> print(Whitening(normalize_by=9).statement())
+    Before the first step: mean, second moments of channels and of positions, variances and ...
+    """
+    what = (
+      "mean, second moments of channels and of positions, variances and the covariance of "
+      f"{self.num_directions} directions"
+    )
+    return self._told(what, unit)
+
+
+def _map(found: dict[str, Any], shape: tuple[int, ...], num_directions: int) -> _Map:
+  """What follows from the fields that are there, of examples [P, C]; by NumPy in float64, so
+  that it is the same wherever they are read again."""
+  known = _Map(np.asarray(found["mean"]).reshape(shape))
+  for name in ("channels", "positions"):
+    if name in found:
+      known = known._replace(**{name: _eigenvectors(found[name])[1]})
+  if "variances" not in found:
+    return known
+  variances, floor = np.asarray(found["variances"], np.float64), float(found["floor"])
+  largest = np.argsort(-variances, kind="stable")[:num_directions]
+  scales = np.sqrt(floor / np.maximum(variances, floor))
+  known = known._replace(scales=np.float32(scales), largest=np.sort(largest))
+  if "covariance" not in found:
+    return known
+  values, vectors = _eigenvectors(found["covariance"])
+  evened = vectors * np.sqrt(floor / np.maximum(values, floor))
+  return known._replace(root=np.float32(evened @ vectors.T))
+
+
+def _examples(x: ArrayLike | Rows) -> _Examples:
+  given: Any = x if isinstance(x, Rows) else finite.array("x", x)
+  if given.ndim < 3 or 0 in given.shape[1:]:
+    raise UserError(f"x: must have shape [n, positions, channels], not {given.shape}")
+  shape = (len(given), math.prod(given.shape[1:-1]), given.shape[-1])
+  if max(shape[1:]) > MAX_SIDE or shape[0] > finite.MAX_RECORDS:
+    raise UserError(
+      f"x: must have at most {MAX_SIDE} positions, {MAX_SIDE} channels and "
+      f"{finite.MAX_RECORDS} examples, not {given.shape}"
+    )
+  return _Examples(given, shape)
+
+
+class _Examples(NamedTuple):
+  """Examples [n, P, C], read in chunks of one shape, whatever n is."""
+
+  given: Any
+  shape: tuple[int, int, int]
+
+  def chunks(self, entries: int) -> Iterator[tuple[jax.Array, int]]:
+    """(examples [size, P, C] in float32, how many of them there are); of so many entries of a
+    vector."""
+    size = max(2, min(_CHUNK, _CHUNK_ENTRIES // max(entries, math.prod(self.shape[1:]))))
+    for start in range(0, self.shape[0], size):
+      with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
+        rows = np.asarray(self.given[start : start + size], np.float32)
+      rows = rows.reshape(len(rows), *self.shape[1:])
+      short = [(0, size - len(rows)), (0, 0), (0, 0)]
+      yield jnp.asarray(np.pad(rows, short)), len(rows)
+
+
+def _vector(name: str, known: _Map, example: jax.Array) -> jax.Array:
+  """Of one example [P, C], whose mean is taken; see `Spread`."""
+  if name == "mean":
+    return example.ravel()
+  centred = example - known.mean
+  if name == "channels":
+    return _upper(_product(centred.T, centred))
+  if name == "positions":
+    return _upper(_product(centred, centred.T))
+  turned = _product(known.positions.T, _product(centred, known.channels)).ravel()
+  if name == "variances":
+    return jnp.square(turned)
+  evened = (turned * known.scales)[known.largest]
+  return _upper(jnp.outer(evened, evened))
+
+
+def _length(name: str, known: _Map, shape: tuple[int, int, int]) -> int:
+  """Of that vector."""
+  like = jax.ShapeDtypeStruct(shape[1:], jnp.float32)
+  return jax.eval_shape(functools.partial(_vector, name, known), like).size
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _chunk_lengths(name: str, known: _Map, chunk: jax.Array) -> jax.Array:
+  one = lambda example: channel_statistics.norm(_vector(name, known, example))
+  return jax.lax.map(one, chunk)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _chunk_total(
+  name: str, known: _Map, chunk: jax.Array, count: Array, clip_norm: Array
+) -> tuple[jax.Array, jax.Array]:
+  rows = jax.lax.map(functools.partial(_vector, name, known), chunk)
+  there = jnp.arange(len(chunk))[:, None] < count
+  return clipped_total(
+    jnp.where(there, rows, 0.0), clip_norm
+  )  # a zero adds exactly nothing
+
+
+def _lengths(name: str, known: _Map, examples: _Examples) -> jax.Array:
+  """Norms [n] of the vectors, each by itself."""
+  chunks = examples.chunks(_length(name, known, examples.shape))
+  found = [_chunk_lengths(name, known, chunk)[:count] for chunk, count in chunks]
+  return jnp.concatenate([jnp.zeros(0), *found])
+
+
+def _total(name: str, known: _Map, examples: _Examples, clip_norm: Array) -> np.ndarray:
+  """The exact sum of the clipped vectors in clip norms, float64: multiples of 2^-22."""
+  length = _length(name, known, examples.shape)
+  summed = np.zeros(length)
+  for chunk, count in examples.chunks(length):
+    high, low = _chunk_total(name, known, chunk, jnp.int32(count), clip_norm)
+    summed += np.asarray(high, np.float64) + np.asarray(low, np.float64)
+  return summed
+
+
+def _upper(matrix: jax.Array) -> jax.Array:
+  """[k, k] symmetric -> [k (k + 1) / 2] of the same norm."""
+  rows, columns = np.triu_indices(matrix.shape[0])
+  weights = np.where(rows == columns, 1.0, math.sqrt(2)).astype(np.float32)
+  return matrix[rows, columns] * weights
+
+
+def _side(length: int) -> int:
+  """k of a triangle of k (k + 1) / 2 entries."""
+  return (math.isqrt(8 * length + 1) - 1) // 2
+
+
+def _eigenvectors(triangle: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+  """(eigenvalues, vectors in columns) of a symmetric matrix; the largest entry of each vector
+  is positive, so that they are the same on every machine."""
+  entries = np.asarray(triangle, np.float64)
+  side = _side(len(entries))
+  rows, columns = np.triu_indices(side)
+  matrix = np.zeros((side, side))
+  matrix[rows, columns] = np.where(rows == columns, entries, entries / math.sqrt(2))
+  matrix = matrix + np.triu(matrix, 1).T
+  values, vectors = np.linalg.eigh(matrix)
+  largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[None], axis=0)
+  vectors = vectors * np.where(largest < 0, -1.0, 1.0)
+  return values, vectors.astype(np.float32)
+
+
+def _evened(x: jax.Array, known: _Map, scale: Any) -> jax.Array:
+  """[b, ..., C] -> the same."""
+  shape = x.shape
+  x = jnp.asarray(x, jnp.float32).reshape(len(x), *known.mean.shape) - known.mean[None]
+  turned = _product(known.positions.T, _product(x, known.channels))  # [b, P, C]
+  evened = turned.reshape(len(x), -1) * known.scales[None]
+  changed = _product(evened[:, known.largest], known.root)
+  evened = evened.at[:, known.largest].set(changed).reshape(turned.shape) * scale
+  back = _product(known.positions, _product(evened, known.channels.T))
+  return back.reshape(shape)
