@@ -59,7 +59,7 @@ def _derived_epsilon(subject: Subject) -> float | None:
     return None
   counted.compose(event, times)
   for one in _events_before(plan):
-    counted.compose(one, 2)
+    counted.compose(one, len(plan.statistics.vectors))
   return float(counted.get_epsilon(plan.accounted_delta(plan.delta)))
 
 

@@ -80,6 +80,7 @@ class NoisyMeans:
   """
 
   vectors: ClassVar[tuple[str, ...]] = ()  # what each is
+  norms: ClassVar[str] = "medians"  # what the private clip norms are
 
   normalize_by: float
   noise_multiplier: float = 8.0
@@ -172,7 +173,7 @@ class NoisyMeans:
     norms = "public norms"
     if not self.clip_norms:
       spent = accounting.upper(self.median_epsilon, digits=6)
-      norms = f"private medians of their norms (each ({spent}, 0)-private)"
+      norms = f"private {self.norms} of their norms (each ({spent}, 0)-private)"
     noise = accounting.lower(self.noise_multiplier, digits=6)
     total = accounting.lower(self.total_noise_multiplier, digits=6)
     count = _COUNTS[len(self.vectors)]

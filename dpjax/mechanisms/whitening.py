@@ -34,7 +34,7 @@ MAX_DIRECTIONS = 1024
 MAX_SIDE = 1024  # channels, positions
 _CHUNK = 1000  # examples at a time, of so many entries of their vectors at most
 _CHUNK_ENTRIES = 2**24
-_TINY = 1e-30
+_TINY, _HUGE = 1e-30, 1e30
 _EDGES = np.float32(2.0 ** (np.arange(-320, 321) / 16))  # of clip norms: 4 % apart
 # Full float32 products, also where an accelerator would round its inputs to fewer bits.
 _product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
@@ -60,7 +60,8 @@ class Spread(NamedTuple):
     shape = (_side(len(self.positions)), _side(len(self.channels)))
     known = _map(self._asdict(), shape, _side(len(self.covariance)))
     scale = np.float32(1 / math.sqrt(float(self.floor)))
-    return jax.jit(functools.partial(_evened, known=known, scale=scale))
+    one = functools.partial(_evened, known=known, scale=scale)
+    return jax.jit(lambda x: _each(one, jnp.asarray(x, jnp.float32)))
 
 
 class _Map(NamedTuple):
@@ -81,8 +82,9 @@ class Whitening(NoisyMeans):
   Args:
     normalize_by: public divisor of the noisy sums: the number of examples.
     noise_multiplier: std of the noise on each of the five sums / the clip norm of its vectors.
-    median_epsilon: spent on each of the five clip norms, where they are private medians.
-    clip_norms: public norms (of the fields of `Spread`, in their order), or () for medians.
+    median_epsilon: spent on each of the five clip norms, where they are private: here not the
+      medians but the ninth deciles, for what is cut off of the longest vectors is missing.
+    clip_norms: public norms (of the fields of `Spread`, in their order), or () for private ones.
     num_directions: of how many coordinates the covariance is released; at most P * C.
     floor_rank: the variances that are larger than the one of this rank are brought down to it.
 
@@ -103,6 +105,7 @@ class Whitening(NoisyMeans):
   num_directions: int = 300
   floor_rank: int = 100
   vectors = ("mean", "channels", "positions", "variances", "covariance")
+  norms = "ninth deciles"
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -133,7 +136,10 @@ class Whitening(NoisyMeans):
       whole = np.round(summed)  # both parts are exact in float32
       parts = (jnp.asarray(part, jnp.float32) for part in (whole, summed - whole))
       noisy = self._sums.on(keys[2 * place + 1], *parts)
-      found[name] = norms[-1] * noisy / float(self.normalize_by)
+      mean = norms[-1] * noisy / float(self.normalize_by)
+      found[name] = jnp.clip(
+        mean, -_HUGE, _HUGE
+      )  # infinite where noise is out of all bounds
       if name == "variances":
         found["floor"] = self._floor(found[name], norms[-1])
       there = found if before is None else {one: getattr(before, one) for one in found}
@@ -141,27 +147,27 @@ class Whitening(NoisyMeans):
     return Spread(**found, clip_norms=jnp.stack(norms))
 
   def clip_norm(self, key: jax.Array, norms: jax.Array, which: int) -> jax.Array:
-    """Public, or the upper end of a bin that the median of `norms` [n] privately is in.
+    """Public, or the upper end of a bin that privately holds the ninth decile of `norms` [n].
 
-    All examples may have one norm, standardised ones have: between them there is nothing that
-    `Quantile` could choose. The utility of a bin is how many records more than half of them lie
-    on one side of it, times -2, so that it is an integer.
+    Many examples may have one norm, as standardised ones have: between them there is nothing that
+    `Quantile` could choose. The utility of a bin is how many records too many lie below it (above
+    nine tenths of them) or above it (above one tenth), times -10, so that it is an integer.
     """
     if self.clip_norms:
       return jnp.float32(self.clip_norms[which])
     places = jnp.minimum(jnp.searchsorted(_EDGES, norms), len(_EDGES) - 1)
     counts = jnp.bincount(places, length=len(_EDGES))
     upto, count = jnp.cumsum(counts), len(norms)
-    excess = jnp.maximum(2 * (upto - counts) - count, 2 * (count - upto) - count)
+    excess = jnp.maximum(10 * (upto - counts) - 9 * count, 10 * (count - upto) - count)
     chosen = self._among(key, -jnp.maximum(excess, 0))
     return jnp.asarray(_EDGES)[chosen]
 
   @property
   def _among(self) -> PermuteAndFlip:
     """An exchanged record leaves one side for the other; one that comes or goes also moves what
-    half of them is."""
+    nine tenths of them are."""
     exchanged = self.neighboring_relation == "replace_one"
-    return PermuteAndFlip(self.median_epsilon, utility_sensitivity=2 if exchanged else 1)
+    return PermuteAndFlip(self.median_epsilon, utility_sensitivity=10 if exchanged else 9)
 
   def _floor(self, variances: jax.Array, clip_norm: jax.Array) -> jax.Array:
     """The variance of the rank asked for, and no less than its noise."""
@@ -182,14 +188,14 @@ class Whitening(NoisyMeans):
     """
     what = (
       "mean, second moments of channels and of positions, variances and the covariance of "
-      f"{self.num_directions} directions"
+      f"at most {self.num_directions} directions"
     )
     return self._told(what, unit)
 
 
 def _map(found: dict[str, Any], shape: tuple[int, ...], num_directions: int) -> _Map:
   """What follows from the fields that are there, of examples [P, C]; by NumPy in float64, so
-  that it is the same wherever they are read again."""
+  that it is the same but for rounding wherever they are read again."""
   known = _Map(np.asarray(found["mean"]).reshape(shape))
   for name in ("channels", "positions"):
     if name in found:
@@ -308,7 +314,7 @@ def _side(length: int) -> int:
 
 def _eigenvectors(triangle: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
   """(eigenvalues, vectors in columns) of a symmetric matrix; the largest entry of each vector
-  is positive, so that they are the same on every machine."""
+  is positive, so that machines agree on the sign."""
   entries = np.asarray(triangle, np.float64)
   side = _side(len(entries))
   rows, columns = np.triu_indices(side)
@@ -321,13 +327,19 @@ def _eigenvectors(triangle: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
   return values, vectors.astype(np.float32)
 
 
-def _evened(x: jax.Array, known: _Map, scale: Any) -> jax.Array:
-  """[b, ..., C] -> the same."""
-  shape = x.shape
-  x = jnp.asarray(x, jnp.float32).reshape(len(x), *known.mean.shape) - known.mean[None]
-  turned = _product(known.positions.T, _product(x, known.channels))  # [b, P, C]
-  evened = turned.reshape(len(x), -1) * known.scales[None]
-  changed = _product(evened[:, known.largest], known.root)
-  evened = evened.at[:, known.largest].set(changed).reshape(turned.shape) * scale
+def _each(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+  """`fn` of each example, by itself: one product for all of them rounds each differently where
+  there are fewer. A loop of one turn is no loop to a compiler, so there are two or more."""
+  short = [(0, max(0, 2 - len(x))), *[(0, 0)] * (x.ndim - 1)]
+  return jax.lax.map(fn, jnp.pad(x, short))[: len(x)]
+
+
+def _evened(example: jax.Array, known: _Map, scale: Any) -> jax.Array:
+  """[..., C] -> the same; zeros where it is too large for float32."""
+  centred = example.reshape(known.mean.shape) - known.mean
+  turned = _product(known.positions.T, _product(centred, known.channels))  # [P, C]
+  evened = turned.ravel() * known.scales
+  changed = _product(known.root, evened[known.largest])
+  evened = evened.at[known.largest].set(changed).reshape(turned.shape) * scale
   back = _product(known.positions, _product(evened, known.channels.T))
-  return back.reshape(shape)
+  return jnp.where(jnp.isfinite(back).all(), back, 0.0).reshape(example.shape)

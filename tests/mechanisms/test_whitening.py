@@ -67,12 +67,12 @@ def test_it_is_the_loop_where_the_noise_is_negligible():
   assert all(np.abs(a - b).max() > 0.01 for a, b in zip(wanted, unclipped))
 
 
-def test_the_private_medians_are_near_the_medians():
+def test_the_private_norms_are_near_the_ninth_deciles():
   many = np.tile(_X, (40, 1, 1, 1))
   made = _made(normalize_by=2400.0, noise_multiplier=_NOWHERE, median_epsilon=1.0)
   found = made(jax.random.key(1), many)
   lengths = np.linalg.norm(_X.reshape(60, -1), axis=1)
-  assert float(found.clip_norms[0]) == pytest.approx(np.median(lengths), rel=0.05)
+  assert float(found.clip_norms[0]) == pytest.approx(np.quantile(lengths, 0.9), rel=0.06)
 
 
 def _utilities(norms, relation, monkeypatch):

@@ -42,9 +42,9 @@ class Whitened:
   the linear map that evens out the directions of the training data, paid likewise."""
 
   noise_multiplier: float = 16.0  # of each of five sums, over all examples
-  median_epsilon: float = 0.02  # of each clip norm, where they are private medians
+  median_epsilon: float = 0.02  # of each clip norm, where they are private ninth deciles
   # public norms of an example's (mean, channels, positions, variances, covariance); ():
-  # private medians
+  # private ones
   clip_norms: tuple[float, ...] = ()
   num_directions: int = 300  # whose covariance is released
   floor_rank: int = 100  # variances above the one of this rank are brought down to it

@@ -82,7 +82,10 @@ def released(plan: Plan, random: Streams, train: data.Dataset) -> Released | Non
       "privacy.normalization: must be 'per_example' for tokens; statistics are of numbers"
     )
   there = train if train.present is None else train.subset(train.present)
-  found = plan.statistics(streams.statistics_key(random), there.x)
+  try:
+    found = plan.statistics(streams.statistics_key(random), there.x)
+  except UserError as error:
+    raise UserError(f"privacy.normalization: {error}") from error
   return jax.tree.map(np.asarray, found)
 
 
