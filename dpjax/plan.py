@@ -17,8 +17,9 @@ import numpy as np
 import optax
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
-from dpjax import accounting, gradients, mechanisms, noise, sampling, transforms, validate
+from dpjax import accounting, gradients, noise, sampling, transforms, validate
 from dpjax.accounting.overflow import OVERFLOW_SHARE
+from dpjax.mechanisms.channel_statistics import NoisyMeans
 from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError
 
@@ -67,7 +68,7 @@ class Plan:
   accountant: str = ""
   slices: int = 1
   noise_shape: noise.NoiseShape = noise.WHITE
-  statistics: mechanisms.channel_statistics.NoisyMeans | None = None
+  statistics: NoisyMeans | None = None
 
   def __post_init__(self):
     validate.non_negative(noise_multiplier=self.noise_multiplier)
@@ -75,7 +76,7 @@ class Plan:
     validate.integer_at_least(1, num_steps=self.num_steps, slices=self.slices)
     validate.open_unit(delta=self.delta)
     object.__setattr__(self, "l2_clip_norm", gradients.Clip.of(self.l2_clip_norm))
-    if not isinstance(self.statistics, mechanisms.channel_statistics.NoisyMeans | None):
+    if not isinstance(self.statistics, NoisyMeans | None):
       told = f"statistics={self.statistics!r:.60}"
       raise UserError(
         f"{told}: must be a dpjax.mechanisms.ChannelStatistics, a Whitening, or None"

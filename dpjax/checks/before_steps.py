@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from scipy import stats
 
-from dpjax import mechanisms
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, row
+from dpjax.mechanisms.channel_statistics import NoisyMeans
 from dpjax.types import NeighboringRelation
 
 _NAME = ("statistics: influence", "statistics: noise")
@@ -24,9 +24,7 @@ _KEYS = 50
 _Z = 6.0
 
 
-def _public(
-  statistics: mechanisms.channel_statistics.NoisyMeans, x: np.ndarray, **changes: Any
-) -> mechanisms.channel_statistics.NoisyMeans:
+def _public(statistics: NoisyMeans, x: np.ndarray, **changes: Any) -> NoisyMeans:
   """The same mechanism with public norms, that most of these examples exceed."""
   loud = dataclasses.replace(statistics, clip_norms=(), median_epsilon=_LOUD)
   norms = np.asarray(loud(jax.random.key(SEED), x).clip_norms, np.float64) / 2

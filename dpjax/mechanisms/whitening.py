@@ -35,7 +35,7 @@ MAX_SIDE = 1024  # channels, positions
 _CHUNK = 1000  # examples at a time, of so many entries of their vectors at most
 _CHUNK_ENTRIES = 2**24
 _TINY, _HUGE = 1e-30, 1e30
-_EDGES = np.float32(2.0 ** (np.arange(-320, 321) / 16))  # of clip norms: 4 % apart
+_EDGES = (2.0 ** (np.arange(-320, 321) / 16)).astype(np.float32)  # of clip norms: 4 % apart
 # Full float32 products, also where an accelerator would round its inputs to fewer bits.
 _product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
@@ -137,9 +137,7 @@ class Whitening(NoisyMeans):
       parts = (jnp.asarray(part, jnp.float32) for part in (whole, summed - whole))
       noisy = self._sums.on(keys[2 * place + 1], *parts)
       mean = norms[-1] * noisy / float(self.normalize_by)
-      found[name] = jnp.clip(
-        mean, -_HUGE, _HUGE
-      )  # infinite where noise is out of all bounds
+      found[name] = jnp.clip(mean, -_HUGE, _HUGE)  # noise may be out of all bounds
       if name == "variances":
         found["floor"] = self._floor(found[name], norms[-1])
       there = found if before is None else {one: getattr(before, one) for one in found}
@@ -155,8 +153,8 @@ class Whitening(NoisyMeans):
     """
     if self.clip_norms:
       return jnp.float32(self.clip_norms[which])
-    places = jnp.minimum(jnp.searchsorted(_EDGES, norms), len(_EDGES) - 1)
-    counts = jnp.bincount(places, length=len(_EDGES))
+    places = jnp.minimum(jnp.searchsorted(jnp.asarray(_EDGES), norms), _EDGES.size - 1)
+    counts = jnp.bincount(places, length=_EDGES.size)
     upto, count = jnp.cumsum(counts), len(norms)
     excess = jnp.maximum(10 * (upto - counts) - 9 * count, 10 * (count - upto) - count)
     chosen = self._among(key, -jnp.maximum(excess, 0))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import accounting, auditing, data, mechanisms, sampling
+from dpjax.mechanisms.channel_statistics import NoisyMeans
 from dpjax.plan import Plan
 from dpjax.runs import streams
 from dpjax.runs.central.config import ByStatistics, TrainConfig, Whitened
@@ -55,7 +56,7 @@ def check(config: TrainConfig) -> None:
 
 def mechanism(
   config: TrainConfig, num_examples: int, sampler: sampling.Sampler | None = None
-) -> mechanisms.channel_statistics.NoisyMeans | None:
+) -> NoisyMeans | None:
   """What the plan charges, for so many examples (public), under the relation of its sampler."""
   chosen, relation = config.privacy.normalization, "add_or_remove_one"
   if not is_private(config):
