@@ -135,9 +135,7 @@ class Whitening(NoisyMeans):
       summed = _total(name, known, examples, norms[-1])
       whole = np.round(summed)  # both parts are exact in float32
       parts = (jnp.asarray(part, jnp.float32) for part in (whole, summed - whole))
-      noisy = self._sums.on(keys[2 * place + 1], *parts)
-      mean = norms[-1] * noisy / float(self.normalize_by)
-      found[name] = jnp.clip(mean, -_HUGE, _HUGE)  # noise may be out of all bounds
+      found[name] = _noisy_mean(self, keys[2 * place + 1], *parts, norms[-1])
       if name == "variances":
         found["floor"] = self._floor(found[name], norms[-1])
       there = found if before is None else {one: getattr(before, one) for one in found}
@@ -167,6 +165,11 @@ class Whitening(NoisyMeans):
     exchanged = self.neighboring_relation == "replace_one"
     return PermuteAndFlip(self.median_epsilon, utility_sensitivity=10 if exchanged else 9)
 
+  def noisy_mean(self, key: jax.Array, high: Array, low: Array, norm: Array) -> jax.Array:
+    """Of vectors whose clipped sum is high + low, exactly, in units of `norm`."""
+    mean = norm * self._sums.on(key, high, low) / float(self.normalize_by)
+    return jnp.clip(mean, -_HUGE, _HUGE)  # noise may be out of all bounds
+
   def _floor(self, variances: jax.Array, clip_norm: jax.Array) -> jax.Array:
     """The variance of the rank asked for, and no less than its noise."""
     rank = min(self.floor_rank, len(variances)) - 1
@@ -189,6 +192,9 @@ class Whitening(NoisyMeans):
       f"at most {self.num_directions} directions"
     )
     return self._told(what, unit)
+
+
+_noisy_mean = jax.jit(Whitening.noisy_mean, static_argnums=0)
 
 
 def _map(found: dict[str, Any], shape: tuple[int, ...], num_directions: int) -> _Map:
@@ -260,8 +266,11 @@ def _vector(name: str, known: _Map, example: jax.Array) -> jax.Array:
 
 def _length(name: str, known: _Map, shape: tuple[int, int, int]) -> int:
   """Of that vector."""
-  like = jax.ShapeDtypeStruct(shape[1:], jnp.float32)
-  return jax.eval_shape(functools.partial(_vector, name, known), like).size
+  if name in ("mean", "variances"):
+    return shape[1] * shape[2]
+  sides = {"positions": shape[1], "channels": shape[2]}
+  side = sides[name] if name in sides else len(known.largest)
+  return side * (side + 1) // 2
 
 
 @functools.partial(jax.jit, static_argnums=0)
