@@ -6,6 +6,7 @@ Each epsilon has its own number of steps: those with which the paper's noise mul
 and 3) reach epsilons 1, 2 and 4 by RDP; of 8, the most of its table. Not run here.
 """
 
+from dpjax.runs.central.config import TrainConfig
 from dpjax.sweeps.grid import SweepConfig
 
 STEPS = {1.0: 875, 2.0: 1125, 4.0: 1687, 8.0: 2468}
@@ -16,7 +17,10 @@ def get_config() -> SweepConfig:
   from configs import cifar10_wrn
 
   base = cifar10_wrn.get_config()
-  base.privacy.epsilon = None  # the variants have it
+  base.privacy.epsilon, base.num_steps = (
+    None,
+    TrainConfig.num_steps,
+  )  # the variants have them
   variants = {
     f"epsilon {epsilon:g}": {"privacy.epsilon": epsilon, "num_steps": steps}
     for epsilon, steps in STEPS.items()
