@@ -9,6 +9,7 @@ paper takes the exact ones, unpaid).
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import math
@@ -71,7 +72,7 @@ def standardized(x: ArrayLike, statistics: ChannelMoments) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class NoisyMeans:
+class NoisyMeans(abc.ABC):
   """What statistics have in common that are means of vectors, so many of each example.
 
   Each kind of vector is clipped to a norm of its own, public or a private median, and its sum
@@ -157,17 +158,17 @@ class NoisyMeans:
     """The statistics of `x` [n, ..., C], where each row is one example."""
     return self.after(key, x, None)
 
+  @abc.abstractmethod
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> Any:
     """The same; each of its fields as if those ahead of it in `before` had been released."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def noisy_totals(self, found: Any) -> list[np.ndarray]:
     """The noisy sums of what was released, in clip norms."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def statement(self, unit: str = "example") -> str:
     """What is released, in words."""
-    raise NotImplementedError
 
   def _told(self, what: str, unit: str) -> str:
     norms = "public norms"

@@ -58,8 +58,10 @@ def public(package: ModuleType) -> dict[str, Any]:
 
 
 def is_mechanism(found: object) -> bool:
-  """A class whose objects are called and have an event."""
-  return inspect.isclass(found) and {"__call__", "event"} <= _own_names(found)
+  """A class whose objects are called and have an event; not the base classes."""
+  if not inspect.isclass(found) or inspect.isabstract(found):
+    return False
+  return {"__call__", "event"} <= _own_names(found)
 
 
 def _own_names(kind: type) -> set[str]:
