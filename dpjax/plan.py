@@ -19,7 +19,7 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from dpjax import accounting, gradients, noise, sampling, transforms, validate
 from dpjax.accounting.overflow import OVERFLOW_SHARE
-from dpjax.mechanisms.channel_statistics import NoisyMeans
+from dpjax.mechanisms.noisy_means import NoisyMeans
 from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError
 

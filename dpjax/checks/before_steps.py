@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, row
-from dpjax.mechanisms.channel_statistics import NoisyMeans
+from dpjax.mechanisms.noisy_means import NoisyMeans
 from dpjax.types import NeighboringRelation
 
 _NAME = ("statistics: influence", "statistics: noise")
@@ -20,14 +20,15 @@ _FACTORS = (0.0, -1.0, 1e4, 1e9)  # of one example, in place of its neighbour
 _QUIET = 1e-3  # noise multiplier of the runs that are compared
 _LOUD = 100.0  # epsilon of the medians that they follow
 _SLACK = 1e-2  # of a clip norm: grid and rounding of such a run
-_KEYS = 50
+_KEYS = 200
 _Z = 6.0
 
 
 def _public(statistics: NoisyMeans, x: np.ndarray, **changes: Any) -> NoisyMeans:
   """The same mechanism with public norms, that most of these examples exceed."""
-  loud = dataclasses.replace(statistics, clip_norms=(), median_epsilon=_LOUD)
-  norms = np.asarray(loud(jax.random.key(SEED), x).clip_norms, np.float64) / 2
+  private = {"clip_norms": (), "median_epsilon": _LOUD, "noise_multiplier": _QUIET}
+  found = dataclasses.replace(statistics, **private)(jax.random.key(SEED), x)
+  norms = np.asarray(found.clip_norms, np.float64) / 2
   norms = tuple(float(norm) or 1.0 for norm in norms)
   return dataclasses.replace(statistics, clip_norms=norms, **changes)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,17 +24,15 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.data.rows import Rows
-from dpjax.mechanisms import channel_statistics, finite
-from dpjax.mechanisms.channel_statistics import NoisyMeans, clipped_total
+from dpjax.mechanisms import finite, noisy_means
+from dpjax.mechanisms.noisy_means import HUGE, NoisyMeans, chunks, clipped_total, each
 from dpjax.mechanisms.selection import PermuteAndFlip
 from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError
 
 MAX_DIRECTIONS = 1024
 MAX_SIDE = 1024  # channels, positions
-_CHUNK = 1000  # examples at a time, of so many entries of their vectors at most
-_CHUNK_ENTRIES = 2**24
-_TINY, _HUGE = 1e-30, 1e30
+_TINY = 1 / HUGE
 _EDGES = (2.0 ** (np.arange(-320, 321) / 16)).astype(np.float32)  # of clip norms: 4 % apart
 # Full float32 products, also where an accelerator would round its inputs to fewer bits.
 _product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
@@ -50,9 +48,7 @@ class Spread(NamedTuple):
   variances: jax.Array  # [P * C] of the coordinates of the basis that these two have
   covariance: jax.Array  # [M (M + 1) / 2] of the largest, after they were evened out
   clip_norms: jax.Array  # [5] of the vectors of each
-  floor: (
-    jax.Array
-  )  # [] variance that no direction is scaled below; follows from `variances`
+  floor: jax.Array  # [] no variance is scaled below it; follows from `variances`
 
   def standardizer(self) -> Callable[[jax.Array], jax.Array]:
     """The map, of examples [b, ..., C] to the same: directions of a variance above the floor
@@ -61,7 +57,7 @@ class Spread(NamedTuple):
     known = _map(self._asdict(), shape, _side(len(self.covariance)))
     scale = np.float32(1 / math.sqrt(float(self.floor)))
     one = functools.partial(_evened, known=known, scale=scale)
-    return jax.jit(lambda x: _each(one, jnp.asarray(x, jnp.float32)))
+    return jax.jit(lambda x: each(one, jnp.asarray(x, jnp.float32)))
 
 
 class _Map(NamedTuple):
@@ -126,6 +122,7 @@ class Whitening(NoisyMeans):
     """The same; each field as if those ahead of it in `before` had been released."""
     finite.check_key(key)
     examples = _examples(x)
+    sides = (math.prod(examples.shape[1:-1]), examples.shape[-1])
     keys = jax.random.split(key, 2 * len(self.vectors))
     found: dict[str, Any] = {}
     norms, known = [], _Map()
@@ -139,18 +136,16 @@ class Whitening(NoisyMeans):
       if name == "variances":
         found["floor"] = self._floor(found[name], norms[-1])
       there = found if before is None else {one: getattr(before, one) for one in found}
-      known = _map(there, examples.shape[1:], self.num_directions)
+      known = _map(there, sides, self.num_directions)
     return Spread(**found, clip_norms=jnp.stack(norms))
 
-  def clip_norm(self, key: jax.Array, norms: jax.Array, which: int) -> jax.Array:
-    """Public, or the upper end of a bin that privately holds the ninth decile of `norms` [n].
+  def _private_norm(self, key: jax.Array, norms: jax.Array) -> jax.Array:
+    """The upper end of a bin that privately holds the ninth decile.
 
     Many examples may have one norm, as standardised ones have: between them there is nothing that
     `Quantile` could choose. The utility of a bin is how many records too many lie below it (above
     nine tenths of them) or above it (above one tenth), times -10, so that it is an integer.
     """
-    if self.clip_norms:
-      return jnp.float32(self.clip_norms[which])
     places = jnp.minimum(jnp.searchsorted(jnp.asarray(_EDGES), norms), _EDGES.size - 1)
     counts = jnp.bincount(places, length=_EDGES.size)
     upto, count = jnp.cumsum(counts), len(norms)
@@ -165,21 +160,11 @@ class Whitening(NoisyMeans):
     exchanged = self.neighboring_relation == "replace_one"
     return PermuteAndFlip(self.median_epsilon, utility_sensitivity=10 if exchanged else 9)
 
-  def noisy_mean(self, key: jax.Array, high: Array, low: Array, norm: Array) -> jax.Array:
-    """Of vectors whose clipped sum is high + low, exactly, in units of `norm`."""
-    mean = norm * self._sums.on(key, high, low) / float(self.normalize_by)
-    return jnp.clip(mean, -_HUGE, _HUGE)  # noise may be out of all bounds
-
   def _floor(self, variances: jax.Array, clip_norm: jax.Array) -> jax.Array:
     """The variance of the rank asked for, and no less than its noise."""
     rank = min(self.floor_rank, len(variances)) - 1
     noise = float(self.noise_multiplier) * clip_norm / float(self.normalize_by)
     return jnp.maximum(jnp.sort(variances)[::-1][rank], jnp.maximum(noise, _TINY))
-
-  def noisy_totals(self, found: Spread) -> list[np.ndarray]:
-    """The noisy sums, in clip norms."""
-    pairs = zip(found[: len(self.vectors)], np.asarray(found.clip_norms, np.float64))
-    return [np.asarray(one, np.float64) * self.normalize_by / norm for one, norm in pairs]
 
   def statement(self, unit: str = "example") -> str:
     """What is released, in words.
@@ -191,10 +176,10 @@ class Whitening(NoisyMeans):
       "mean, second moments of channels and of positions, variances and the covariance of "
       f"at most {self.num_directions} directions"
     )
-    return self._told(what, unit)
+    return self.told(what, unit)
 
 
-_noisy_mean = jax.jit(Whitening.noisy_mean, static_argnums=0)
+_noisy_mean = jax.jit(NoisyMeans.noisy_mean_of, static_argnums=0)
 
 
 def _map(found: dict[str, Any], shape: tuple[int, ...], num_directions: int) -> _Map:
@@ -217,35 +202,18 @@ def _map(found: dict[str, Any], shape: tuple[int, ...], num_directions: int) -> 
   return known._replace(root=np.float32(evened @ vectors.T))
 
 
-def _examples(x: ArrayLike | Rows) -> _Examples:
+def _examples(x: ArrayLike | Rows) -> Any:
+  """[n, ..., C] of numbers, or `Rows`; else UserError."""
   given: Any = x if isinstance(x, Rows) else finite.array("x", x)
   if given.ndim < 3 or 0 in given.shape[1:]:
     raise UserError(f"x: must have shape [n, positions, channels], not {given.shape}")
-  shape = (len(given), math.prod(given.shape[1:-1]), given.shape[-1])
-  if max(shape[1:]) > MAX_SIDE or shape[0] > finite.MAX_RECORDS:
+  sides = (math.prod(given.shape[1:-1]), given.shape[-1])
+  if max(sides) > MAX_SIDE or len(given) > finite.MAX_RECORDS:
     raise UserError(
       f"x: must have at most {MAX_SIDE} positions, {MAX_SIDE} channels and "
       f"{finite.MAX_RECORDS} examples, not {given.shape}"
     )
-  return _Examples(given, shape)
-
-
-class _Examples(NamedTuple):
-  """Examples [n, P, C], read in chunks of one shape, whatever n is."""
-
-  given: Any
-  shape: tuple[int, int, int]
-
-  def chunks(self, entries: int) -> Iterator[tuple[jax.Array, int]]:
-    """(examples [size, P, C] in float32, how many of them there are); of so many entries of a
-    vector."""
-    size = max(2, min(_CHUNK, _CHUNK_ENTRIES // max(entries, math.prod(self.shape[1:]))))
-    for start in range(0, self.shape[0], size):
-      with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
-        rows = np.asarray(self.given[start : start + size], np.float32)
-      rows = rows.reshape(len(rows), *self.shape[1:])
-      short = [(0, size - len(rows)), (0, 0), (0, 0)]
-      yield jnp.asarray(np.pad(rows, short)), len(rows)
+  return given
 
 
 def _vector(name: str, known: _Map, example: jax.Array) -> jax.Array:
@@ -264,18 +232,19 @@ def _vector(name: str, known: _Map, example: jax.Array) -> jax.Array:
   return _upper(jnp.outer(evened, evened))
 
 
-def _length(name: str, known: _Map, shape: tuple[int, int, int]) -> int:
-  """Of that vector."""
+def _length(name: str, known: _Map, shape: tuple[int, ...]) -> int:
+  """Of that vector, of one of the examples of this shape."""
+  positions, channels = math.prod(shape[1:-1]), shape[-1]
   if name in ("mean", "variances"):
-    return shape[1] * shape[2]
-  sides = {"positions": shape[1], "channels": shape[2]}
+    return positions * channels
+  sides = {"positions": positions, "channels": channels}
   side = sides[name] if name in sides else len(known.largest)
   return side * (side + 1) // 2
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _chunk_lengths(name: str, known: _Map, chunk: jax.Array) -> jax.Array:
-  one = lambda example: channel_statistics.norm(_vector(name, known, example))
+  one = lambda example: noisy_means.norm(_vector(name, known, example))
   return jax.lax.map(one, chunk)
 
 
@@ -285,23 +254,22 @@ def _chunk_total(
 ) -> tuple[jax.Array, jax.Array]:
   rows = jax.lax.map(functools.partial(_vector, name, known), chunk)
   there = jnp.arange(len(chunk))[:, None] < count
-  return clipped_total(
-    jnp.where(there, rows, 0.0), clip_norm
-  )  # a zero adds exactly nothing
+  rows = jnp.where(there, rows, 0.0)  # a zero adds exactly nothing
+  return clipped_total(rows, clip_norm)
 
 
-def _lengths(name: str, known: _Map, examples: _Examples) -> jax.Array:
+def _lengths(name: str, known: _Map, examples: Any) -> jax.Array:
   """Norms [n] of the vectors, each by itself."""
-  chunks = examples.chunks(_length(name, known, examples.shape))
-  found = [_chunk_lengths(name, known, chunk)[:count] for chunk, count in chunks]
+  parts = chunks(examples, _length(name, known, examples.shape))
+  found = [_chunk_lengths(name, known, chunk)[:count] for chunk, count in parts]
   return jnp.concatenate([jnp.zeros(0), *found])
 
 
-def _total(name: str, known: _Map, examples: _Examples, clip_norm: Array) -> np.ndarray:
+def _total(name: str, known: _Map, examples: Any, clip_norm: Array) -> np.ndarray:
   """The exact sum of the clipped vectors in clip norms, float64: multiples of 2^-22."""
   length = _length(name, known, examples.shape)
   summed = np.zeros(length)
-  for chunk, count in examples.chunks(length):
+  for chunk, count in chunks(examples, length):
     high, low = _chunk_total(name, known, chunk, jnp.int32(count), clip_norm)
     summed += np.asarray(high, np.float64) + np.asarray(low, np.float64)
   return summed
@@ -332,13 +300,6 @@ def _eigenvectors(triangle: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
   largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[None], axis=0)
   vectors = vectors * np.where(largest < 0, -1.0, 1.0)
   return values, vectors.astype(np.float32)
-
-
-def _each(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-  """`fn` of each example, by itself: one product for all of them rounds each differently where
-  there are fewer. A loop of one turn is no loop to a compiler, so there are two or more."""
-  short = [(0, max(0, 2 - len(x))), *[(0, 0)] * (x.ndim - 1)]
-  return jax.lax.map(fn, jnp.pad(x, short))[: len(x)]
 
 
 def _evened(example: jax.Array, known: _Map, scale: Any) -> jax.Array:

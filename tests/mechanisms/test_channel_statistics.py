@@ -12,6 +12,7 @@ from scipy import stats
 
 from dpjax import accounting, mechanisms
 from dpjax.mechanisms import channel_statistics as lib
+from dpjax.mechanisms import noisy_means as means
 from dpjax.validate import UserError
 
 _RNG = np.random.default_rng(0)
@@ -78,7 +79,7 @@ def _neighbours():
 
 
 def test_p9_one_example_moves_a_sum_by_the_clip_norm_exchanged_by_twice_it():
-  clipped = jax.jit(lambda rows: lib.clipped_total(rows, 1.0))
+  clipped = jax.jit(lambda rows: means.clipped_total(rows, 1.0))
   found = [
     (_moved(clipped, rows, more), _moved(clipped, rows, exchanged))
     for rows, more, exchanged in _neighbours()
@@ -92,9 +93,9 @@ def test_p9_one_example_moves_a_sum_by_the_clip_norm_exchanged_by_twice_it():
 @pytest.mark.parametrize("place", [np.asarray, jnp.asarray])
 def test_what_an_example_adds_does_not_depend_on_the_others_bit_for_bit(place):
   """One compiled for all rows at once rounds a single one differently."""
-  x = place(_RNG.normal(size=(lib._CHUNK + 3, 25, 2)).astype(np.float32))
-  whole, clipped = np.asarray(lib.channel_moments(x)), jax.jit(lib.clipped_total)
-  for rows in (slice(0, 1), slice(1, 4), slice(2, lib._CHUNK + 3)):
+  x = place(_RNG.normal(size=(means._CHUNK + 3, 25, 2)).astype(np.float32))
+  whole, clipped = np.asarray(lib.channel_moments(x)), jax.jit(means.clipped_total)
+  for rows in (slice(0, 1), slice(1, 4), slice(2, means._CHUNK + 3)):
     assert (np.asarray(lib.channel_moments(x[rows])) == whole[rows]).all()
   total = lambda rows: np.add(
     *(np.asarray(part, np.float64) for part in clipped(rows, 0.1))
@@ -104,7 +105,7 @@ def test_what_an_example_adds_does_not_depend_on_the_others_bit_for_bit(place):
 
 
 def test_p1_a_vector_that_is_not_finite_counts_as_zero():
-  clipped = jax.jit(lib.clipped_total)
+  clipped = jax.jit(means.clipped_total)
   for bad in (np.nan, np.inf, -np.inf):
     rows = np.ones((3, 2), np.float32)
     rows[1, 0] = bad
@@ -128,7 +129,7 @@ def test_no_pure_mechanism_is_worse_than_its_gaussian(epsilon):
   alpha = np.linspace(1e-6, 1 - 1e-6, 20_001)
   response = np.maximum(1 - np.exp(epsilon) * alpha, np.exp(-epsilon) * (1 - alpha))
   curve = lambda mu: stats.norm.cdf(stats.norm.isf(alpha) - mu)
-  mu = 1 / lib.gaussian_of_pure(epsilon)
+  mu = 1 / means.gaussian_of_pure(epsilon)
   assert (curve(mu) <= response + 1e-12).all()
   assert (curve(0.98 * mu) > response).any()  # no smaller one would do
   pure = accounting.composed(accounting.pure_dp_event(epsilon), 4)
@@ -155,7 +156,7 @@ def test_the_event_is_that_of_all_four_releases(relation, sensitivity):
   made = _made(noise_multiplier=6.0, median_epsilon=0.2, neighboring_relation=relation)
   sums = [dpa.GaussianDpEvent(6.0 / sensitivity)] * 2
   medians = [
-    dpa.GaussianDpEvent(lib.gaussian_of_pure(0.2))
+    dpa.GaussianDpEvent(means.gaussian_of_pure(0.2))
   ] * 2  # pure under its own relation
   event = made.event(relation)
   cost = accounting.epsilon(event, delta=1e-5, neighboring_relation=relation)

@@ -11,8 +11,8 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from dpjax import accounting, mechanisms
+from dpjax.mechanisms import noisy_means as means
 from dpjax.mechanisms import whitening as lib
-from dpjax.mechanisms.channel_statistics import gaussian_of_pure
 from dpjax.validate import UserError
 
 _RNG = np.random.default_rng(0)
@@ -136,7 +136,7 @@ def test_what_an_example_adds_does_not_depend_on_the_others_bit_for_bit(name):
   total = lambda x: lib._total(name, known, lib._examples(x), jnp.float32(3.0))
   alone = sum(total(_X[i : i + 1]) for i in range(20))
   assert (total(_X[:20]) == alone).all()
-  long = np.concatenate([_X] * 20)[: lib._CHUNK + 3]  # two chunks
+  long = np.concatenate([_X] * 20)[: means._CHUNK + 3]  # two chunks
   moved = np.roll(long, 7, axis=0)
   assert (total(long) == total(moved)).all()
   assert (total(long) - total(long[1:]) == total(long[:1])).all()
@@ -177,7 +177,7 @@ def test_the_noise_of_each_sum_is_as_large_as_charged_and_independent():
 def test_the_event_is_that_of_all_ten_releases(relation, sensitivity):
   made = _made(noise_multiplier=9.0, median_epsilon=0.1, neighboring_relation=relation)
   sums = [dpa.GaussianDpEvent(9.0 / sensitivity)] * 5
-  medians = [dpa.GaussianDpEvent(gaussian_of_pure(0.1))] * 5
+  medians = [dpa.GaussianDpEvent(means.gaussian_of_pure(0.1))] * 5
   direct = PLDAccountant()
   for event in (*sums, *medians):
     direct.compose(event)

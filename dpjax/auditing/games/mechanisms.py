@@ -226,20 +226,20 @@ def _whitening(kind: Callable) -> list[Game]:
   loud = made(noise_multiplier=2.0)
   swap = made(noise_multiplier=4.0, neighboring_relation=_REPLACE)
   pixel = lambda *values: _f(*values).reshape(-1, 1, 1)
-  empty = "an empty example, a long one"
-  played = [
-    *_games(linear, _ADD, (loud, empty, pixel(0), pixel(1e4))),
-    *_games(linear, _REPLACE, (swap, "-9, 9 under replace_one", pixel(-9), pixel(9))),
-  ]
-  inputs = ((loud, pixel(0), pixel(1e4)), (swap, pixel(-9), pixel(9)))
+  rows = (
+    (_ADD, (loud, "an empty example, a long one", pixel(0), pixel(1e4))),
+    (_REPLACE, (swap, "-9, 9 under replace_one", pixel(-9), pixel(9))),
+  )
   return [
-    dataclasses.replace(one, outputs=functools.partial(_one_by_one, given), draws=0.3)
-    for one, given in zip(played, inputs)
+    dataclasses.replace(
+      one, outputs=functools.partial(_one_by_one, mechanism, data), draws=0.3
+    )
+    for relation, (mechanism, about, *data) in rows
+    for one in _games(linear, relation, (mechanism, about, *data))
   ]
 
 
-def _one_by_one(given: tuple, world: int, seed: int, n: int) -> np.ndarray:
-  made, *data = given
+def _one_by_one(made: Any, data: list, world: int, seed: int, n: int) -> np.ndarray:
   keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
   drawn = [jax.tree.leaves(made(key, data[world])) for key in keys]
   return np.array(

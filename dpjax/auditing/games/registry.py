@@ -57,23 +57,22 @@ def public(package: ModuleType) -> dict[str, Any]:
   return found
 
 
-def is_mechanism(found: object) -> bool:
-  """A class whose objects are called and have an event; not the base classes."""
+def _concrete(found: object, *names: str) -> bool:
+  """Whether it is a class that can be made, and whose objects have these."""
   if not inspect.isclass(found) or inspect.isabstract(found):
     return False
-  return {"__call__", "event"} <= _own_names(found)
+  own = {name for base in found.__mro__[:-1] for name in vars(base)}
+  return own.issuperset(names)
 
 
-def _own_names(kind: type) -> set[str]:
-  """What its objects have, object itself left out."""
-  return {name for base in kind.__mro__[:-1] for name in vars(base)}
+def is_mechanism(found: object) -> bool:
+  """A class whose objects are called and have an event; not the base classes."""
+  return _concrete(found, "__call__", "event")
 
 
 def is_sampler(found: object) -> bool:
   """A class that draws and has an event; not the base classes."""
-  if not inspect.isclass(found) or inspect.isabstract(found):
-    return False
-  return {"draw", "event"} <= _own_names(found)
+  return _concrete(found, "draw", "event")
 
 
 def _returns(found: Any, *words: str) -> bool:

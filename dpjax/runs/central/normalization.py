@@ -15,10 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import accounting, auditing, data, mechanisms, sampling
-from dpjax.mechanisms.channel_statistics import NoisyMeans
+from dpjax.mechanisms.noisy_means import NoisyMeans
 from dpjax.plan import Plan
 from dpjax.runs import streams
-from dpjax.runs.central.config import ByStatistics, TrainConfig, Whitened
+from dpjax.runs.central.config import (
+  NORMALIZATIONS,
+  ByStatistics,
+  TrainConfig,
+  Whitened,
+)
 from dpjax.runs.streams import Streams
 from dpjax.types import Params
 from dpjax.validate import UserError
@@ -78,15 +83,18 @@ def released(plan: Plan, random: Streams, train: data.Dataset) -> Released | Non
   """
   if plan.statistics is None:
     return None
+  known = {
+    name: _MECHANISMS[one] for name, one in NORMALIZATIONS.items() if one in _MECHANISMS
+  }
+  chosen = next(name for name, one in known.items() if isinstance(plan.statistics, one))
+  argument = f"privacy.normalization={chosen!r}"
   if train.x.dtype == np.int32:
-    raise UserError(
-      "privacy.normalization: must be 'per_example' for tokens; statistics are of numbers"
-    )
+    raise UserError(f"{argument}: needs inputs of numbers, data.name holds tokens")
   there = train if train.present is None else train.subset(train.present)
   try:
     found = plan.statistics(streams.statistics_key(random), there.x)
   except UserError as error:
-    raise UserError(f"privacy.normalization: {error}") from error
+    raise UserError(f"{argument}: {error}") from error
   return jax.tree.map(np.asarray, found)
 
 

@@ -1,0 +1,243 @@
+"""Means of vectors, so many of each example, with noise: what statistics of a data set share.
+
+Vectors of one kind are clipped to a norm, public or chosen privately, and their sum gets Gaussian
+noise. The clipped sums are sums of integers: no rounding adds to the bound.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from dpjax import accounting, validate
+from dpjax.data.rows import Rows
+from dpjax.mechanisms import finite, stated
+from dpjax.mechanisms.additive import Gaussian
+from dpjax.mechanisms.bounded import Quantile
+from dpjax.mechanisms.sensitivity import vector_sum_sensitivity
+from dpjax.types import Array, ArrayLike
+from dpjax.validate import UserError
+
+LARGEST_NORM = 64.0  # public: medians are looked for in [0, it]
+HUGE = 1e30
+_CHUNK = 1000  # examples at a time, of so many entries of their vectors at most
+_CHUNK_ENTRIES = 2**24
+_GRID = 2.0**-22  # of a clipped vector's entries, in clip norms
+_COUNTS = {0: "no", 2: "two", 5: "five"}
+_NUMBERS, _MEDIAN_EPSILONS = (1e-30, 1e30), (1e-6, 100.0)
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoisyMeans(abc.ABC):
+  """What statistics have in common that are means of vectors, so many of each example.
+
+  Each kind of vector is clipped to a norm of its own, public or a private median, and its sum
+  gets Gaussian noise. A vector may depend on what was released before it: all of them together
+  are no worse than ONE Gaussian sum of the noise multiplier that `event` states.
+  """
+
+  vectors: ClassVar[tuple[str, ...]] = ()  # what each is
+  norms: ClassVar[str] = "medians"  # what the private clip norms are
+
+  normalize_by: float
+  noise_multiplier: float = 8.0
+  median_epsilon: float = 0.05
+  clip_norms: tuple[float, ...] = ()
+  neighboring_relation: str = "add_or_remove_one"
+
+  def __post_init__(self) -> None:
+    count = len(self.vectors)
+    given = self.clip_norms
+    if not isinstance(given, (tuple, list)) or len(given) not in (0, count):
+      words = " ".join(repr(given).split())
+      raise UserError(
+        f"clip_norms={words:.60}: must be {_COUNTS[count]} norms, of an example's "
+        f"{', '.join(self.vectors)}, or none for private {self.norms}"
+      )
+    norms = {f"clip_norms[{i}]": norm for i, norm in enumerate(self.clip_norms)}
+    numbers = ("normalize_by", "noise_multiplier", "median_epsilon")
+    checked = {name: getattr(self, name) for name in numbers} | norms
+    stated.positive(**checked)
+    for name, value in checked.items():
+      low, high = _MEDIAN_EPSILONS if name == "median_epsilon" else _NUMBERS
+      if not low <= float(value) <= high:
+        raise UserError(f"{name}={value!r}: must be in [{low:g}, {high:g}]")
+    object.__setattr__(self, "clip_norms", tuple(float(norm) for norm in self.clip_norms))
+    validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
+    stated.positive(noise_multiplier=self.total_noise_multiplier)
+    _ = self._sums, self._median  # check the rest
+
+  def clip_norm(self, key: jax.Array, norms: jax.Array, which: int) -> jax.Array:
+    """Public, or chosen privately by `norms` [n]."""
+    if self.clip_norms:
+      return jnp.float32(self.clip_norms[which])
+    return self._private_norm(key, norms)
+
+  def _private_norm(self, key: jax.Array, norms: jax.Array) -> jax.Array:
+    """The median."""
+    return self._median(key, norms)
+
+  def noisy_mean_of(
+    self, key: jax.Array, high: Array, low: Array, norm: Array
+  ) -> jax.Array:
+    """Of vectors whose clipped sum is high + low, exactly, in units of `norm`."""
+    mean = norm * self._sums.on(key, high, low) / float(self.normalize_by)
+    return jnp.clip(mean, -HUGE, HUGE)  # noise may be out of all bounds
+
+  @property
+  def _sums(self) -> Gaussian:
+    """Noise on a sum of vectors, in clip norms."""
+    return Gaussian(self.noise_multiplier, 1.0)
+
+  @property
+  def _median(self) -> Quantile:
+    relation = self.neighboring_relation
+    if relation == "replace_special":  # an empty record is one value less
+      relation = "add_or_remove_one"
+    return Quantile(self.median_epsilon, 0.0, LARGEST_NORM, neighboring_relation=relation)
+
+  @property
+  def total_noise_multiplier(self) -> float:
+    """Of one Gaussian sum that costs no less than all that is released, in clip norms.
+
+    Medians are counted as `gaussian_of_pure(median_epsilon)`; Gaussian mechanisms compose
+    exactly (Dong, Roth and Su 2019, arXiv:1905.02383, corollary 3.3).
+    """
+    count = len(self.vectors)
+    precision = count / float(self.noise_multiplier) ** 2
+    if not self.clip_norms:
+      precision += count / (self._bound * gaussian_of_pure(self.median_epsilon)) ** 2
+    return precision**-0.5 if precision else math.inf
+
+  @property
+  def _bound(self) -> float:
+    """How far one example moves a sum, in clip norms."""
+    return vector_sum_sensitivity(1.0, neighboring_relation=self.neighboring_relation)
+
+  def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
+    """For `dpjax.accounting`, under `neighboring_relation`."""
+    relative = self.total_noise_multiplier / self._bound
+    return stated.gaussian_event(relative, self.neighboring_relation, neighboring_relation)
+
+  @abc.abstractmethod
+  def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Any:
+    """The statistics of `x` [n, ..., C], where each row is one example."""
+
+  @abc.abstractmethod
+  def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> Any:
+    """The same; each of its fields as if those ahead of it in `before` had been released."""
+
+  def noisy_totals(self, found: Any) -> list[np.ndarray]:
+    """The noisy sums of what was released, in clip norms."""
+    pairs = zip(found[: len(self.vectors)], np.asarray(found.clip_norms, np.float64))
+    return [np.asarray(one, np.float64) * self.normalize_by / norm for one, norm in pairs]
+
+  @abc.abstractmethod
+  def statement(self, unit: str = "example") -> str:
+    """What is released, in words."""
+
+  def told(self, what: str, unit: str) -> str:
+    """The statement of what is released."""
+    norms = "public norms"
+    if not self.clip_norms:
+      spent = accounting.upper(self.median_epsilon, digits=6)
+      norms = f"private {self.norms} of their norms (each ({spent}, 0)-private)"
+    noise = accounting.lower(self.noise_multiplier, digits=6)
+    total = accounting.lower(self.total_noise_multiplier, digits=6)
+    count = _COUNTS[len(self.vectors)]
+    return (
+      f"Before the first step: {what} over all {unit}s, the {count} "
+      f"vectors of one {unit} clipped to {norms}, each sum with Gaussian noise of {noise} times "
+      f"the norm. Charged together as Gaussian noise of {total} times the clip norm, which is "
+      "part of what is charged above, with the first step."
+    )
+
+
+def gaussian_of_pure(epsilon: float) -> float:
+  """Noise multiplier of a Gaussian mechanism that is no better than ANY (epsilon, 0)-DP one.
+
+  Its trade-off function G_mu is convex with G_mu(0) = 1, G_mu(1) = 0, and meets the corner
+  1 / (1 + e^epsilon) of the piecewise linear one of binary randomised response, which
+  dominates every such mechanism, where mu = -2 Phi^-1(1 / (1 + e^epsilon)): it lies below.
+  Source: Liu, Sun, Kong and Jiang 2022, "Identification, amplification and measurement: a
+  bridge to Gaussian differential privacy".
+
+  >>> round(gaussian_of_pure(0.1), 3)
+  7.98
+  """
+  stated.positive(epsilon=epsilon)
+  mu = -2 * float(special.ndtri(special.expit(-float(epsilon))))
+  return math.inf if mu <= 0 else 1 / mu
+
+
+def each(fn: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
+  """`fn` of each row of [n, ...], by itself: what a compiler makes of all rows at once may
+  round each differently where there are fewer of them. A loop of one turn is no loop to it,
+  so there are two or more."""
+  short = [(0, max(0, 2 - len(rows))), *[(0, 0)] * (rows.ndim - 1)]
+  return jax.lax.map(fn, jnp.pad(rows, short))[: len(rows)]
+
+
+def chunks(given: Any, entries: int = 0) -> Iterator[tuple[jax.Array, int]]:
+  """(examples [size, positions, channels] in float32, how many of them there are) of an array
+  or `Rows` [n, ..., channels], whose vectors have so many entries.
+
+  All of one shape, filled up by zeros, whatever n is: else the others' last bits follow from n.
+  """
+  library: Any = jnp if isinstance(given, jax.Array) else np
+  entries = max(entries, math.prod(given.shape[1:]))
+  size = max(2, min(_CHUNK, _CHUNK_ENTRIES // entries))
+  for start in range(0, len(given), size):
+    with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
+      rows = library.asarray(given[start : start + size], np.float32)
+    rows = rows.reshape(len(rows), -1, given.shape[-1])
+    short = [(0, size - len(rows)), (0, 0), (0, 0)]
+    yield jnp.asarray(library.pad(rows, short)), len(rows)
+
+
+def _sound(rows: jax.Array) -> jax.Array:
+  """[n, d], zero where a row holds what is not finite, or so large that its inverse is not."""
+  sound = (jnp.abs(rows) < HUGE).all(axis=1, keepdims=True)
+  return jnp.where(sound, rows, 0.0)
+
+
+def norm(vector: jax.Array) -> jax.Array:
+  """[d] -> [], 0 where an entry is not finite or beyond 1e30."""
+  return _norms(_sound(vector[None]))[0]
+
+
+def _norms(rows: jax.Array) -> jax.Array:
+  """[..., d] -> [...], without overflow or underflow of the squares."""
+  top = jnp.maximum(jnp.abs(rows).max(axis=-1, initial=0.0), _TINY)
+  return top * jnp.sqrt(jnp.square(rows / top[..., None]).sum(axis=-1))
+
+
+def clipped_total(rows: jax.Array, clip_norm: Array) -> tuple[jax.Array, jax.Array]:
+  """(high, low), whose sum is that of the rows [n, d] in clip norms, each clipped to norm 1.
+
+  A row that is not finite, or beyond 1e30, counts as zero. Each is rounded by itself, to
+  multiples of 2^-22, with room for it below norm 1; from there on the sum is one of integers.
+  Not private.
+
+  >>> high, low = clipped_total(jnp.array([[3.0, 4.0], [0.0, 0.25]]), 1.0)
+  >>> np.round(np.float64(high + low), 3).tolist()
+  [0.6, 1.05]
+  """
+  room = 1 - _GRID * (rows.shape[1] + 64)
+
+  def share(row: jax.Array) -> jax.Array:  # of [-1, 1]
+    norm = jnp.maximum(_norms(row), _TINY)
+    clipped = row / norm * jnp.minimum(norm / clip_norm, room)
+    return jnp.clip((clipped + 1) / 2, 0.0, 1.0)
+
+  whole, rest = finite.total(each(share, _sound(rows)))
+  return 2 * whole - len(rows), 2 * rest
