@@ -65,10 +65,11 @@ class SweepConfig:
 
   A variant is a name and the fields that it sets together, such as a method with the
   learning rate that suits it; the whole grid is run for each. series="variant" draws one
-  line for each.
+  line for each; what follows " @ " in a name only tells variants of one line apart, such as an
+  epsilon and the settings that suit it.
 
-  A `privacy.epsilon` of inf in the grid is the same run with clipping and without noise, which
-  promises nothing: drawn as a horizontal line.
+  A `privacy.epsilon` of inf, in the grid or of a variant, is the same run with clipping and
+  without noise, which promises nothing: drawn as a horizontal line.
   """
 
   base: TrainConfig | FedConfig = dataclasses.field(default_factory=TrainConfig)
@@ -147,7 +148,8 @@ def _check_alike(found: list[Point]) -> None:
 def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
   values = {"variant": variant} if variant else {}
   values |= {path: fields.get(config, path) for path in chosen}
-  if values.get("privacy.epsilon") == math.inf:
+  if config.privacy.epsilon == math.inf:
+    values["privacy.epsilon"] = math.inf
     without_noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
     config = fields.replace_all(config, without_noise, name="grid")
   held = json.dumps(writers.plain(fields.to_dict(config)), sort_keys=True)
@@ -157,6 +159,13 @@ def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
   )
   safe = re.sub(r"[^A-Za-z0-9.=_-]+", "-", words)[:80]
   return Point(f"{safe}_{digest}", config, values)
+
+
+def _on_its_line(row: Row) -> Row:
+  """Variants of one line have one name."""
+  if "variant" not in row:
+    return row
+  return {**row, "variant": row["variant"].split(" @ ")[0]}
 
 
 def _word(value: Any) -> str:
@@ -190,6 +199,7 @@ def run_sweep(
 
   def draw(folder: pathlib.Path, rows: list[Row]) -> None:
     references, title = config.references, config.title
+    rows = [_on_its_line(row) for row in rows]
     curve.sweep_report(rows, folder, **drawn, references=references, title=title)
     table.write(rows, folder, **drawn)
 

@@ -359,6 +359,22 @@ def test_a_run_without_noise_is_drawn_beside_the_curve_without_a_position(tmp_pa
     assert [row["privacy.epsilon"] for row in csv.DictReader(file)] == ["", "2.0"]
 
 
+def test_variants_of_one_line_are_drawn_as_one_each_with_its_settings(tmp_path):
+  at = lambda epsilon, rate: {"privacy.epsilon": epsilon, "optimizer.learning_rate": rate}
+  variants = {"A @ 1": at(1.0, 0.1), "A @ 4": at(4.0, 0.5), "A @ inf": at(math.inf, 0.5)}
+  config = _config(
+    grid={}, variants={**variants, "B": at(4.0, 0.2)}, seeds=[0], series="variant"
+  )
+  fake = Fake()
+  rows = sweep.run_sweep(config, tmp_path, fake)
+  assert [row["variant"] for row in rows] == [*variants, "B"]
+  assert [row["privacy.epsilon"] for row in rows] == [1.0, 4.0, math.inf, 4.0]
+  assert [row["epsilon"] for row in rows] == [1.0, 4.0, None, 4.0]
+  with (tmp_path / "curve.csv").open() as file:
+    drawn = [(row["variant"], row["privacy.epsilon"]) for row in csv.DictReader(file)]
+  assert drawn == [("A", ""), ("A", "1.0"), ("A", "4.0"), ("B", "4.0")]
+
+
 def test_a_train_function_that_writes_nothing_is_still_recorded(tmp_path):
   class Silent(Fake):
     def __call__(self, config, workdir, *, data=None):
