@@ -28,7 +28,9 @@ from dpjax.models.scatter_heads import ScatterCnn as ScatterCnn
 from dpjax.models.scatter_heads import ScatterLinear as ScatterLinear
 from dpjax.models.scatter_heads import group_standardize as group_standardize
 from dpjax.models.scatter_heads import standardized_features as standardized_features
+from dpjax.models.scattering import COLOURS as COLOURS
 from dpjax.models.scattering import features_shape as features_shape
+from dpjax.models.scattering import opponent_colours as opponent_colours
 from dpjax.models.scattering import scattering as scattering
 from dpjax.models.scattering import scattering_chunks as scattering_chunks
 from dpjax.models.scattering import scattering_features as scattering_features

@@ -30,6 +30,11 @@ from dpjax.validate import UserError
 _PI = 3.1415  # Kymatio's rounded pi in the filter norm; kept, so that features agree
 _SLANT = 4.0  # slant * L: wavelets are L / 4 times longer across than along
 _TINY = 1e-30  # under the square root, so that the modulus of 0 has gradient 0
+COLOURS = ("rgb", "opponent")
+# Orthonormal rows: light, red against blue, both against green. The principal components of the
+# colours of photographs are nearly these (Buchsbaum and Gottschalk 1983), which no data are asked.
+_OPPONENT = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3], [2], [6]])
+_COLOUR_CORRELATION = 0.9  # between two of red, green and blue, in photographs
 
 
 class _Bank(NamedTuple):
@@ -224,6 +229,24 @@ def _transform(plan: _Plan, images: jax.Array) -> jax.Array:
   return paths.reshape(*paths.shape[:3], -1)
 
 
+def opponent_colours(images: HostArray) -> np.ndarray:
+  """[..., 3] red, green, blue -> [..., 3] light, red - blue, red + blue - 2 green; orthonormal.
+
+  The colours of a photograph are strongly correlated, these hardly: edges of light and edges of
+  colour become features of their own.
+
+  >>> np.abs(opponent_colours(np.ones((1, 3)))).round(6).tolist()
+  [[1.732051, 0.0, 0.0]]
+  """
+  return np.asarray(images, np.float32) @ _OPPONENT.T.astype(np.float32)
+
+
+def _check_colours(colours: str, count: int) -> None:
+  validate.one_of(COLOURS, colours=colours)
+  if colours == "opponent" and count != 3:
+    raise UserError(f"colours={colours!r}: needs images of 3 colours, not of {count}")
+
+
 def _check(images: Any, J: int, L: int) -> tuple[int, int]:
   """Raises UserError unless float images [B, H, W, C] with H, W >= 2**J; gives (H, W)."""
   validate.integer_at_least(1, J=J, L=L)
@@ -272,6 +295,7 @@ def scattering_features(
   L: int = 8,
   batch_size: int | None = None,
   mirrored: bool = False,
+  colours: str = "rgb",
   dtype: DType = np.float32,
   progress: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
@@ -284,6 +308,7 @@ def scattering_features(
     mirrored: the mean of the features of an image and of its mirror image (left is right). A
       linear model on them scores both alike, and half of the noise in its weights has no
       direction to act in.
+    colours: rgb: as they are; opponent: of `opponent_colours`, for images of three.
     dtype: of the result. float16 halves its size and keeps three digits.
     progress: called as progress(images done, n) after each chunk.
 
@@ -292,7 +317,7 @@ def scattering_features(
     images take 0.95 GB at 28x28x1 and 3.7 GB at 32x32x3.
 
   Raises:
-    UserError: as `scattering`.
+    UserError: as `scattering`; unknown colours, opponent ones of other than three.
 
   >>> scattering_features(np.zeros((3, 8, 8, 1), np.float32), batch_size=2).shape
   (3, 2, 2, 81)
@@ -305,7 +330,8 @@ def scattering_features(
   count = len(x)
   out = np.empty(features_shape(x.shape, J=J, L=L), dtype)
   done = 0
-  for features in scattering_chunks(x, J=J, L=L, batch_size=batch_size, mirrored=mirrored):
+  options: Any = {"batch_size": batch_size, "mirrored": mirrored, "colours": colours}
+  for features in scattering_chunks(x, J=J, L=L, **options):
     out[done : done + len(features)] = features
     done += len(features)
     if progress is not None:
@@ -330,18 +356,21 @@ def scattering_chunks(
   L: int = 8,
   batch_size: int | None = None,
   mirrored: bool = False,
+  colours: str = "rgb",
 ) -> Iterator[np.ndarray]:
   """`scattering_features`, chunk by chunk and bit by bit, of images that need not lie in
   memory: `x` has shape, dtype and slices."""
   images: Any = x
-  shape, count, colours = _check(images, J, L), len(x), images.shape[3]
-  batch_size = _default_batch_size(colours) if batch_size is None else batch_size
+  shape, count = _check(images, J, L), len(x)
+  _check_colours(colours, images.shape[3])
+  batch_size = _default_batch_size(images.shape[3]) if batch_size is None else batch_size
   validate.integer_at_least(1, batch_size=batch_size)
   plan = jax.device_put(_plan(shape, J, L))
   for start in range(0, count, batch_size):
     chunk = np.asarray(images[start : start + batch_size], np.float32)
     missing = ((0, batch_size - len(chunk)), (0, 0), (0, 0), (0, 0))
     chunk, rows = np.pad(chunk, missing), len(chunk)
+    chunk = opponent_colours(chunk) if colours == "opponent" else chunk
     features = _transform(plan, chunk)
     if mirrored:
       features = (features + _transform(plan, chunk[:, :, ::-1])) / 2
@@ -349,7 +378,9 @@ def scattering_chunks(
 
 
 @functools.cache
-def typical_scales(shape: tuple[int, int, int], *, J: int = 2, L: int = 8) -> np.ndarray:
+def typical_scales(
+  shape: tuple[int, int, int], *, J: int = 2, L: int = 8, colours: str = "rgb"
+) -> np.ndarray:
   """Size of each scattering channel of images in general, from no data at all.
 
   The root mean square over synthetic images of unit variance whose amplitudes fall as
@@ -360,6 +391,8 @@ def typical_scales(shape: tuple[int, int, int], *, J: int = 2, L: int = 8) -> np
 
   Args:
     shape: (H, W, C) of an image.
+    colours: opponent: light is (1 + 2 * .9) / (1 - .9) times as variable as the two others, as
+      where two of red, green and blue have a correlation of .9.
 
   Returns:
     [num_channels(J, L) * C], positive, in the order of `scattering`; not to be written to.
@@ -368,12 +401,16 @@ def typical_scales(shape: tuple[int, int, int], *, J: int = 2, L: int = 8) -> np
   >>> scales.shape, bool((scales > 0).all()), bool(scales[0] > 10 * scales[80])
   ((162,), True, True)
   """
-  height, width, colours = shape
+  height, width, count = shape
+  _check_colours(colours, count)
   frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width))  # [H, W]
   frequency[0, 0] = np.inf
   images = random_images.random_phases(np.random.default_rng(0), 64, frequency)
   features = scattering_features(images[..., None].astype(np.float32), J=J, L=L)
   of_one_colour = np.sqrt(np.square(features).mean(axis=(0, 1, 2)))
-  scales = np.tile(of_one_colour, colours)
+  of_colours = np.ones(count)
+  if colours == "opponent":
+    of_colours = np.sqrt(1 + _COLOUR_CORRELATION * np.array([2, -1, -1]))
+  scales = np.outer(of_colours, of_one_colour).ravel().astype(of_one_colour.dtype)
   scales.flags.writeable = False  # the next caller gets it, too
   return scales

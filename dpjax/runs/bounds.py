@@ -168,6 +168,7 @@ def model(config: ModelConfig, room: str = "model") -> None:
   names.one_of(models.names(), **{f"{room}.name": config.name})
   for option, value in config.options.items():
     _written(value, f"{room}.options.{option}")
+  validate.one_of(models.COLOURS, **{f"{room}.colours": config.colours})
   models.check_options(config.name, config.options, prefix=f"{room}.options.")
   if config.options.get("dtype") is not None and not names.is_path(config.name):
     # of activations: those for which the bound of clipped sums is shown (tests/gradients)

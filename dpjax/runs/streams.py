@@ -65,6 +65,7 @@ def config_digest(kind: str, fields: Mapping[str, Any]) -> bytes:
 _LATER: dict[str, Any] = {
   "normalization": {"name": "per_example"},
   "mirrored": False,
+  "colours": "rgb",
   "trainable": {"name": "all"},
   "safetensors": False,
   "pretrained": None,

@@ -129,7 +129,8 @@ def _data(data: DataConfig) -> Unused:
 
 def _model(model: ModelConfig) -> Unused:
   of_features = models.needs_features(model.name) == "scattering"
-  return needs(of_features, "a model on scattering features", "model.mirrored")
+  what = "a model on scattering features"
+  return needs(of_features, what, "model.mirrored", "model.colours")
 
 
 def of_dataset(dataset: Any) -> Unused:

@@ -246,6 +246,46 @@ def test_mirrored_features_are_the_mean_of_both_images():
   assert np.abs(found - both[0]).max() > 1e-3
 
 
+def test_opponent_colours_are_orthonormal_and_those_of_the_transformed_image():
+  images = _random(3, 8, 8, 3)
+  turned = models.opponent_colours(images)
+  lengths = np.linalg.norm(turned, axis=-1), np.linalg.norm(images, axis=-1)
+  np.testing.assert_allclose(*lengths, atol=1e-6)
+  np.testing.assert_allclose(turned[..., 0], images.sum(axis=-1) / 3**0.5, atol=1e-6)
+  np.testing.assert_allclose(
+    turned[..., 1] * 2**0.5, images[..., 0] - images[..., 2], atol=1e-6
+  )
+  grey = models.opponent_colours(np.repeat(images[..., :1], 3, axis=-1))
+  assert np.abs(grey[..., 1:]).max() < 1e-6
+  for mirrored in (False, True):
+    options = {"mirrored": mirrored, "batch_size": 2}
+    found = models.scattering_features(images, colours="opponent", **options)
+    np.testing.assert_allclose(
+      found, models.scattering_features(turned, **options), atol=1e-6
+    )
+    assert np.abs(found - models.scattering_features(images, **options)).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+  "colours, depth, told", [("opponent", 1, "3 colours, not of 1"), ("cmyk", 3, "cmyk")]
+)
+def test_colours_that_images_do_not_have_are_refused(colours, depth, told):
+  with pytest.raises(UserError, match=told):
+    models.scattering_features(_random(1, 8, 8, depth), colours=colours)
+  with pytest.raises(UserError, match=told):
+    models.typical_scales((8, 8, depth), colours=colours)
+
+
+def test_typical_scales_of_opponent_colours_are_those_of_correlated_ones():
+  """Against images whose colours have that correlation, transformed."""
+  rng = np.random.default_rng(0)
+  plain, opponent = (models.typical_scales((8, 8, 3), colours=c) for c in models.COLOURS)
+  light = rng.normal(size=(40000, 1)) * 0.9**0.5
+  seen = models.opponent_colours(light + rng.normal(size=(40000, 3)) * 0.1**0.5).std(axis=0)
+  ratio = (opponent / plain).reshape(3, 81)
+  np.testing.assert_allclose(ratio, np.tile(seen[:, None], 81), rtol=0.03)
+
+
 def test_features_in_half_precision():
   images = _random(2, 8, 8, 1)
   half = models.scattering_features(images, dtype=np.float16)

@@ -123,8 +123,9 @@ def _loaded(name: str, data_dir: Any, max_length: int) -> tuple[Any, Any]:
   return made, dataclasses.replace(made, split="test")
 
 
-def _chunks(x: Any, mirrored: bool = False) -> Iterator[np.ndarray]:
+def _chunks(x: Any, mirrored: bool = False, colours: str = "rgb") -> Iterator[np.ndarray]:
   """As many channels as scattering has, in a twinkling."""
+  x = models.opponent_colours(x) if colours == "opponent" else x
   x = (x + x[:, :, ::-1]) / 2 if mirrored else x
   yield np.repeat(x[:, ::4, ::4], 81, axis=3)
 

@@ -113,7 +113,7 @@ def _small(config):
     small |= {"num_rounds": 4, "partition.num_clients": 12, "clients_per_round": 4.0}
     small |= {"local.epochs": 1}
   else:
-    small |= {"num_steps": 4, "model.mirrored": False}
+    small |= {"num_steps": 4, "model.mirrored": False, "model.colours": "rgb"}
   return fields.replace_all(config, small)
 
 

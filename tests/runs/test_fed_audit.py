@@ -147,7 +147,8 @@ def test_without_an_audit_the_streams_are_those_of_a_config_that_has_none():
   config = small_config()
   named = fields.to_dict(config)
   named["data"].pop("data_dir")
-  named["model"].pop("mirrored")
+  for name in ("mirrored", "colours"):
+    named["model"].pop(name)
   idle = ("execution", "num_devices", "num_threads", "memory_budget_gb", "client_state")
   for name in (*idle, "audit", "loss", "secure_sum"):
     named.pop(name)

@@ -111,6 +111,7 @@ class ModelConfig:
   name: str = "mlp"
   options: dict[str, Any] = dataclasses.field(default_factory=dict)
   mirrored: bool = False  # scattering features: averaged with those of the mirror image
+  colours: str = "rgb"  # of scattering features: rgb | opponent (light and two differences)
 
 
 @dataclasses.dataclass

@@ -21,7 +21,9 @@ from dpjax.runs import writers
 from dpjax.runs.central.config import ModelConfig
 from dpjax.validate import UserError
 
-_CODE = ("dpjax.models.scattering", "dpjax.models.scatter_heads", "dpjax.random_images")
+_CODE = (
+  "dpjax.models.scattering", "dpjax.models.scatter_heads", "dpjax.random_images", __name__
+)  # fmt: skip
 _BLOCK = 1000  # examples standardised at a time, whose shape decides the last bit
 
 
@@ -52,10 +54,14 @@ def featured(
   if models.needs_features(config.name) != "scattering":
     return dataset
   check_images(dataset, f"model.name={config.name!r}")
+  if config.colours == "opponent" and dataset.x.shape[-1] != 3:
+    depth = dataset.x.shape[-1]
+    raise UserError(f"model.colours='opponent': needs images of 3 colours, not of {depth}")
   options: Any = {"num_classes": dataset.num_classes, **config.options}
   groups = models.build(config.name, **options).num_groups if standardized else None
   shape = models.features_shape(dataset.x.shape)
-  make = functools.partial(_blocks, dataset, groups, standardized, config.mirrored)
+  seen = {"mirrored": config.mirrored, "colours": config.colours}
+  make = functools.partial(_blocks, dataset, groups, standardized, seen)
   in_files = rows.stay_in_files(4 * math.prod(shape), resident)
   if kept is None:
     if in_files and not (resident is None and dataset.in_memory):
@@ -64,9 +70,8 @@ def featured(
         f"kept on disk: set {cache.VARIABLE} to a folder for them, as private as the data"
       )
     return data.computed(dataset, _joined(make(), shape))
-  key = cache.key(
-    data.digest(dataset), shape, groups, standardized, config.mirrored, *_makers()
-  )
+  settings = (shape, groups, standardized, *seen.values())
+  key = cache.key(data.digest(dataset), *settings, *_makers())
   tell = lambda line: print(line, file=sys.stderr, flush=True)
   found = cache.rows(kept, key, shape, make, tell)
   return data.computed(dataset, found if in_files else found[:])
@@ -86,14 +91,17 @@ def _makers() -> tuple[str, ...]:
 
 
 def _blocks(
-  dataset: data.Dataset, groups: int | None, standardized: bool, mirrored: bool
+  dataset: data.Dataset, groups: int | None, standardized: bool, seen: dict[str, Any]
 ) -> Iterator[np.ndarray]:
   """The features of all examples, in order; equal bit by bit wherever they are put."""
-  scales = None if standardized else models.typical_scales(dataset.x.shape[1:])
+  images = dataset.x.shape[1:]
+  scales = None
+  if not standardized:
+    scales = models.typical_scales(images, colours=seen["colours"])
   with writers.progress(len(dataset), 0, "scattering features") as bar:
 
     def counted() -> Iterator[np.ndarray]:
-      for chunk in models.scattering_chunks(dataset.x, mirrored=mirrored):
+      for chunk in models.scattering_chunks(dataset.x, **seen):
         bar.update(len(chunk))
         yield chunk
 
