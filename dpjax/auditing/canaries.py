@@ -121,6 +121,10 @@ def insert_canaries(
   validate.one_of(NeighboringRelation, neighboring_relation=str(neighboring_relation))
   if num_canaries > len(train):
     raise UserError(f"num_canaries={num_canaries}: the data have only {len(train)} rows")
+  if train.present is not None and not train.present.all():
+    raise UserError(
+      "train: holds empty records already (`present`), which no canary can be"
+    )
   rows_rng, change_rng, coin_rng = map(
     np.random.default_rng, np.random.SeedSequence([seed, _STREAM]).spawn(3)
   )
@@ -142,7 +146,7 @@ def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:
     return train
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
     return train.subset(np.setdiff1d(np.arange(len(train)), rows))
-  present = np.ones(len(train), bool)
+  present = np.ones(len(train), bool) if train.present is None else train.present.copy()
   present[rows] = False
   return dataclasses.replace(train, present=present)
 

@@ -106,6 +106,7 @@ def final_model_scores(
       f"plan: neighboring_relation={str(plan.neighboring_relation)!r}: must be "
       "'add_or_remove_one', for the target is there or not"
     )
+  plan = dataclasses.replace(plan, slices=1)  # the same sums, in one physical batch
   with_target = _joined(records, target)
   finals = _finals(loss_fn, plan, tx, params, target)
   found = []

@@ -98,10 +98,15 @@ def gradient_canaries(
   True
   """
   validate.integer_at_least(2, num_canaries=num_canaries)
+  validate.integer_at_least(0, seed=seed)
   if not plan.l2_clip_norm.is_one_number:
     raise UserError("l2_clip_norm: must be one number, canaries have no groups")
   plan = dataclasses.replace(plan, slices=1)  # the same sums, in one physical batch
   coins = np.random.default_rng([seed, 0x0C01]).random(num_canaries) < 0.5
+  if coins.all() or not coins.any():
+    raise UserError(
+      f"num_canaries={num_canaries}: with seed={seed} all are on one side; use more of them"
+    )
   tx = (transform or plan.transform)(key)
   length = _LENGTH * plan.l2_bound
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,4 +33,9 @@ class CanaryScores(Scores):
     """
     made = cls(values[included], values[~included])
     made.numbers = np.concatenate([np.flatnonzero(included), np.flatnonzero(~included)])
+    return made
+
+  def _replace(self, **changes: Any) -> CanaryScores:
+    made = super()._replace(**changes)
+    made.numbers = self.numbers
     return made

@@ -105,11 +105,12 @@ def _alone(where: pathlib.Path, tell: Callable[[str], None]) -> Iterator[None]:
   with _refused(where):
     lock = os.open(where / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
   try:
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      tell(f"waiting for another process, which computes features in {where}")
-      fcntl.flock(lock, fcntl.LOCK_EX)
+    with _refused(where):  # a file system may have no locks
+      try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        tell(f"waiting for another process, which computes features in {where}")
+        fcntl.flock(lock, fcntl.LOCK_EX)
     yield
   finally:
     os.close(lock)

@@ -20,6 +20,7 @@ UNDECLARED = (
   "the model: give it as num_classes= (--config.data.num_classes)"
 )
 _UNREADABLE = (
+  OSError,  # a folder, or no right to read it
   ValueError,  # a pickle, or a damaged header
   RuntimeError,  # encrypted
   EOFError,
@@ -29,18 +30,19 @@ _UNREADABLE = (
 )
 
 
-def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
+def arrays_of(path: pathlib.Path, told: str) -> dict[str, np.ndarray]:
+  """The arrays of an archive by name, or UserError: `told`, and what is wrong with it."""
   try:
     # Pickles can run code. NumPy leaks the file that it opens where the archive is bad.
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
       return {key: archive[key] for key in archive.files}
   except FileNotFoundError as error:
-    raise UserError(f"name='{path}': there is no such file") from error
+    raise UserError(f"{told}: there is no such file") from error
   except (AttributeError, TypeError) as error:  # a bare .npy array: no `with`
-    raise UserError(f"name='{path}': is not an .npz archive") from error
+    raise UserError(f"{told}: is not an .npz archive") from error
   except _UNREADABLE as error:
     raise UserError(
-      f"name='{path}': is not a readable .npz archive ({first_line(error)})"
+      f"{told}: is not a readable .npz archive ({first_line(error)})"
     ) from error
 
 
@@ -119,7 +121,7 @@ def _load(
 ) -> tuple[tuple[Dataset, Dataset], dict[str, np.ndarray]]:
   """Both splits, and every array of the file."""
   path = pathlib.Path(path)
-  arrays = _read(path)
+  arrays = arrays_of(path, f"name='{path}'")
   try:
     missing = [key for key in fields if key not in arrays]
     if missing:

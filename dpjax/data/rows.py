@@ -38,6 +38,14 @@ def _as_they_are(raw: np.ndarray) -> np.ndarray:
   return raw
 
 
+def _indices(which: Any) -> np.ndarray:
+  """Of rows; IndexError as NumPy has it for what is neither integers nor a mask."""
+  places = np.asarray(which)
+  if isinstance(which, tuple) or (places.size and places.dtype.kind not in "iub"):
+    raise IndexError(f"rows are read by integers, a slice or a mask, not by {which!r:.60}")
+  return places if places.dtype.kind in "iub" else places.astype(np.int64)
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Rows:
   """[n, *features] that lie in a source: `rows[indices]`, `rows[a:b]` and `rows[mask]` read.
@@ -97,9 +105,10 @@ class Rows:
     )
 
   def __getitem__(self, which: Any) -> np.ndarray:
-    wanted = self._of_source(which)
-    if np.ndim(wanted) == 0:
-      return self._read(np.asarray(wanted)[None])[0]
+    which = which if isinstance(which, slice) else _indices(which)
+    wanted = np.asarray(self._of_source(which))
+    if wanted.ndim != 1:  # so has which
+      return self[np.ravel(which)].reshape(*np.shape(which), *self.features)
     if wanted.size < 2 or (np.diff(wanted) > 0).all():
       return self._read(wanted)
     places, back = np.unique(wanted, return_inverse=True)  # ascending: as a disk likes it

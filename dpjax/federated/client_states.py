@@ -210,5 +210,6 @@ class Keeper:
     self.journal.resume(self._index)
     if not in_memory:
       return OnDisk(self._before, self.journal, self._index.copy())
-    self._before = self._before.with_records(ids, records)
+    untouched = ClientStates(self._before.own, self._before.num_clients)
+    self._before = untouched.with_records(ids, records)
     return self._before

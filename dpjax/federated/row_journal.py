@@ -103,7 +103,7 @@ class Journal:
         self._open = max(self._rows, default=0) + 1
         self._rows[self._open] = 0
       slot = self._rows[self._open]
-      file = os.open(self.path(self._open), os.O_WRONLY | os.O_CREAT, 0o666)
+      file = os.open(self.path(self._open), os.O_WRONLY | os.O_CREAT, 0o600)
       try:
         _write_all(file, record, slot * self.row_bytes)
       finally:

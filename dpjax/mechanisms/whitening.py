@@ -114,8 +114,8 @@ class Whitening(NoisyMeans):
       )
 
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Spread:
-    """The spread of `x` [n, ..., C], where each row is one example; `Rows` are read ten times,
-    in chunks."""
+    """The spread of `x` [n, ..., C], where each row is one example; `Rows` are read ten times, or
+    five where norms are public, in chunks."""
     return self.after(key, x, None)
 
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Spread | None) -> Spread:
@@ -127,7 +127,8 @@ class Whitening(NoisyMeans):
     found: dict[str, Any] = {}
     norms, known = [], _Map()
     for place, name in enumerate(self.vectors):
-      lengths = _lengths(name, known, examples)
+      public = bool(self.clip_norms)
+      lengths = jnp.zeros(0) if public else _lengths(name, known, examples)
       norms.append(self.clip_norm(keys[2 * place], lengths, place))
       summed = _total(name, known, examples, norms[-1])
       whole = np.round(summed)  # both parts are exact in float32

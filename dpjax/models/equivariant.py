@@ -153,8 +153,8 @@ class EquivariantCnn(nn.Module):
       example alone, before each activation; None: no normalisation.
 
   Raises:
-    UserError: a side that is odd where it is halved, a kernel that does not lie centred: both
-      break the symmetry.
+    UserError: a side that is odd where it is halved, a kernel that does not lie centred, groups
+      of channels that do not hold whole features: each breaks the symmetry.
 
   >>> from dpjax import trees
   >>> model, x = EquivariantCnn(num_classes=10), jnp.zeros((1, 32, 32, 3))
@@ -183,6 +183,13 @@ class EquivariantCnn(nn.Module):
     for name, values in dict(filters=self.filters, strides=self.strides).items():
       for value in values:
         validate.integer_at_least(1, **{name: value})
+    if self.num_groups is not None:
+      validate.integer_at_least(1, num_groups=self.num_groups)
+      if any(width % self.num_groups for width in self.filters):
+        raise UserError(
+          f"num_groups={self.num_groups}: must divide each of filters={self.filters!r}, so that "
+          "a feature and its images under the group are normalised together"
+        )
     if max(self.strides) > 2:
       raise UserError(f"strides={self.strides!r}: must be 1 or 2")
     if not set(self.pool_after) <= set(range(1, len(self.filters) + 1)):

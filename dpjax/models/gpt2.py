@@ -8,6 +8,7 @@ The products of GPT-2 ("Conv1D") are [in, out], as linen's kernels are.
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 import re
@@ -99,7 +100,11 @@ def save_gpt2(path: str | os.PathLike[str], model: Transformer, params: Params) 
   }
   said = {"format": "pt", "num_heads": str(model.num_heads)}
   said["norm_epsilon"] = repr(float(model.norm_epsilon))
-  _library().numpy.save_file(tensors, os.fspath(path), metadata=said)
+  library = _library()
+  try:
+    library.numpy.save_file(tensors, os.fspath(path), metadata=said)
+  except library.SafetensorError as error:  # a full disk, too
+    raise OSError(f"{os.fspath(path)}: cannot be written ({error})") from error
 
 
 def _library() -> Any:
@@ -154,8 +159,16 @@ def _check_model(model: Transformer, said: dict[str, str], told: str) -> None:
     )
   for name in ("num_heads", "norm_epsilon"):
     ours = getattr(model, name)
-    if name in said and float(said[name]) != ours:
+    if name in said and _number(said[name]) != ours:
       raise UserError(f"{told}: was made with {name}={said[name]}, the model has {ours!r}")
+
+
+def _number(text: str) -> float:
+  """NaN, which no model has, where it is none."""
+  try:
+    return float(text)
+  except ValueError:
+    return math.nan
 
 
 def _check_head(

@@ -48,6 +48,8 @@ class Work(NamedTuple):
   enough: Callable[[Scores], bool] = lambda row: False  # whether a row ends it early
   save_every: int | None = None  # steps; None: by the clock
   rows_on_disk: bool = False  # what clients keep (`ClientStates`) lies in the folder
+  # A tree of what was released before the first step: a run that goes on must have it again.
+  before_steps: Any = None
   name: str = "train"  # on the progress bar
   phase: str = ""  # folder of its checkpoints, where a run has several works
   steps_are: str = "optimizer steps"  # in the picture

@@ -298,6 +298,12 @@ class Running:
         f"checkpoint={self.checkpoints.directory}: is of another run; bring its own back, or "
         "choose another directory, nothing was changed"
       )
+    if meta.get("before_steps", self._before_steps()) != self._before_steps():
+      raise UserError(
+        f"checkpoint={self.checkpoints.directory}: what was released before the first step is "
+        "not what this machine and these versions compute from the same data and noise; go on "
+        "where it was begun, or choose another directory, nothing was changed"
+      )
     self.ledger, self.reached = Ledger.from_json(meta["ledger"]), meta["reached"]
     self.fit.before = max(self.fit.before, meta["seconds"])
     self.step = int(self.checkpoints.latest_step() or 0)
@@ -310,6 +316,10 @@ class Running:
 
   def _name(self) -> str:
     return f"{self.fit.run_id} {self.work.phase}".rstrip()
+
+  def _before_steps(self) -> str:
+    """A second release of it with the same noise would tell how the two differ."""
+    return trees.sha256(self.work.before_steps)
 
   def _last_row(self) -> int | None:
     """Number of the newest row that the checkpoint knows of."""
@@ -353,6 +363,7 @@ class Running:
     meta = {
       "run": self._name(),
       "ledger": self.ledger.to_json(),
+      "before_steps": self._before_steps(),
       "seconds": self.fit.seconds(),
       "reached": self.reached,
     }

@@ -15,8 +15,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import traverse_util
 
 from dpjax import data, names, trees
+from dpjax.data import npz
 from dpjax.runs import streams, workdir, writers
 from dpjax.types import Params
 from dpjax.validate import UserError
@@ -34,9 +36,8 @@ def read(path: str, field: str) -> dict[str, np.ndarray]:
     UserError: no such file, or none that `numpy.savez` has written.
   """
   try:
-    with np.load(path, allow_pickle=False) as held:
-      return dict(held)
-  except (OSError, ValueError, AttributeError) as error:
+    return npz.arrays_of(pathlib.Path(path), "it")
+  except UserError as error:
     raise UserError(f"{field}={path!r}: is no params.npz ({error})") from error
 
 
@@ -111,7 +112,7 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
   if path.endswith(".safetensors"):
     result = {"dataset": _UNNAMED}  # what lies beside it is not bound to it
   else:
-    result = result_of(path, _nested(read(path, "pretrained")))
+    result = result_of(path, _nested(read(path, "pretrained"), told))
   if result is None:
     raise UserError(
       f"{told}: no result.json of these parameters lies beside it, so nothing says which data "
@@ -134,16 +135,13 @@ def _is_prepared(name: str) -> bool:
   return not name.endswith(".npz") and not names.is_path(name)
 
 
-def _nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _nested(arrays: Mapping[str, np.ndarray], told: str) -> dict[str, Any]:
   """The tree whose leaves have these names."""
-  tree: dict[str, Any] = {}
-  for name, leaf in arrays.items():
-    *rooms, last = name.split("/")
-    place = tree
-    for room in rooms:
-      place = place.setdefault(room, {})
-    place[last] = leaf
-  return tree
+  split = {tuple(name.split("/")): leaf for name, leaf in arrays.items()}
+  try:
+    return traverse_util.unflatten_dict(split)
+  except (TypeError, AttributeError, IndexError, ValueError) as error:
+    raise UserError(f"{told}: one array has the name of a folder of others") from error
 
 
 def assumed(path: str | None, known: list[str]) -> str:

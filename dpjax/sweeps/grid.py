@@ -9,6 +9,7 @@ cost together is their sum, on whichever data they ran: see `cost.charge`.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import hashlib
@@ -146,7 +147,7 @@ def _check_alike(found: list[Point]) -> None:
 
 
 def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
-  values = {"variant": variant} if variant else {}
+  values: dict[str, Any] = {"variant": variant} if variant else {}
   values |= {path: fields.get(config, path) for path in chosen}
   if config.privacy.epsilon == math.inf:
     values["privacy.epsilon"] = math.inf
@@ -161,11 +162,21 @@ def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
   return Point(f"{safe}_{digest}", config, values)
 
 
-def _on_its_line(row: Row) -> Row:
-  """Variants of one line have one name."""
-  if "variant" not in row:
-    return row
-  return {**row, "variant": row["variant"].split(" @ ")[0]}
+def _lines(config: SweepConfig, rows: list[Row]) -> tuple[list[Row], str | None]:
+  """(rows, what tells their lines apart): variants of one line have one name; runs that differ in
+  more than the seed are never one point, so where they would be each setting is a line."""
+  varied = [name for name in ("variant", *config.grid) if name != config.x]
+  named = [
+    {**row, "variant": row["variant"].split(" @ ")[0]} for row in rows if "variant" in row
+  ]
+  named, settings = named or rows, collections.defaultdict(set)
+  told = [", ".join(_word(row[name]) for name in varied if name in row) for row in rows]
+  for row, setting in zip(named, told):
+    place = row.get(config.x) if row.get("epsilon_kind") != "none" else None
+    settings[repr((row.get(config.series or ""), place))].add(setting)
+  if max(map(len, settings.values()), default=0) < 2:
+    return named, config.series
+  return [{**row, "setting": setting} for row, setting in zip(rows, told)], "setting"
 
 
 def _word(value: Any) -> str:
@@ -195,11 +206,11 @@ def run_sweep(
     UserError: a fault of the sweep itself, before anything runs; else as `engine.run`.
   """
   found = placed(config)
-  drawn = {"x": config.x, "y": config.y, "series": config.series}
 
   def draw(folder: pathlib.Path, rows: list[Row]) -> None:
+    rows, series = _lines(config, rows)
+    drawn = {"x": config.x, "y": config.y, "series": series}
     references, title = config.references, config.title
-    rows = [_on_its_line(row) for row in rows]
     curve.sweep_report(rows, folder, **drawn, references=references, title=title)
     table.write(rows, folder, **drawn)
 

@@ -1,5 +1,7 @@
 """Canaries: fair coins, one record for each, and scores that tell them apart."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -121,3 +123,10 @@ def test_coins_on_one_side_are_refused_before_anything_trains():
     with pytest.raises(UserError, match=f"audit.num_canaries=2: .* seed={seed}"):
       audits.check_coins(np.array(coins), seed)
   audits.check_coins(np.array([True, False]), 0)
+
+
+def test_records_that_are_empty_already_are_refused():
+  """A canary in their place would be a record more than the plan was made for."""
+  train = dataclasses.replace(_train(), present=np.arange(300) % 2 == 0)
+  with pytest.raises(UserError, match="train: holds empty records already"):
+    _insert(train, neighboring_relation="replace_special")

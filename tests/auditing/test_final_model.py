@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import jax
+import numpy as np
 import optax
 import pytest
 
@@ -64,6 +65,14 @@ def test_a_sound_training_is_told_apart_and_not_refuted(audited):
   assert 0.5 * mu < gap < 1.5 * mu  # of the mu of all steps, the final model keeps most
   for name in many_models._SHOWN:
     assert auditing.METHODS[name](found, delta=DELTA) <= plan.epsilon()
+
+
+def test_a_step_in_slices_is_one_step_not_many(audited):
+  """The target would else be in every slice, and the noise added once for all of them."""
+  plan = _plan()
+  whole, sliced = (audited(p, 4) for p in (plan, dataclasses.replace(plan, slices=2)))
+  np.testing.assert_array_equal(whole.inside, sliced.inside)
+  np.testing.assert_array_equal(whole.outside, sliced.outside)
 
 
 def test_too_little_noise_is_refuted_by_the_final_model(audited):

@@ -9,6 +9,7 @@ import pytest
 from dpjax import auditing
 from dpjax.plan import Plan
 from dpjax.sampling import PoissonSampler
+from dpjax.validate import UserError
 
 
 def _plan(planted, epsilon, m):
@@ -29,6 +30,14 @@ def _scores(planted, bug, epsilon, m=1000, seed=0):
   return auditing.gradient_canaries(
     plan, num_canaries=m, seed=seed, key=jax.random.key(seed + 1), transform=transform
   )
+
+
+def test_coins_that_all_fall_alike_and_odd_seeds_are_one_line(planted):
+  coins = lambda seed: np.random.default_rng([seed, 0x0C01]).random(2) < 0.5
+  alike = next(seed for seed in range(99) if len({*coins(seed)}) == 1)
+  for seed, told in ((alike, "all are on one side"), (-1, "seed=-1")):
+    with pytest.raises(UserError, match=told):
+      _scores(planted, "none", 1.0, m=2, seed=seed)
 
 
 def test_canaries_give_what_ideal_gaussian_scores_give(planted):

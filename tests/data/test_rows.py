@@ -33,6 +33,9 @@ _WHICH = [
   np.array([3, 3, 0, 19, 0, -1]),
   np.arange(20) % 3 == 0,
   np.zeros(0, int),
+  [],
+  np.array([[0, 1], [5, 2]]),
+  [[4]],
   7,
 ]
 
@@ -42,7 +45,7 @@ def test_rows_are_indexed_as_an_array(which):
   lazy = rows.Rows(Numbers(20), (3,))
   held = Numbers(20).read(np.arange(20))
   np.testing.assert_array_equal(lazy[which], held[which])
-  if which is not _WHICH[-1]:
+  if isinstance(which, slice) or np.ndim(which) == 1:
     part = lazy.subset(which)
     np.testing.assert_array_equal(part[:], held[which])
     assert part.shape == held[which].shape and part.nbytes == held[which].nbytes
@@ -50,7 +53,9 @@ def test_rows_are_indexed_as_an_array(which):
   np.testing.assert_array_equal(lazy.then(lambda x: 2 * x)[which], 2 * held[which])
 
 
-@pytest.mark.parametrize("which", [20, np.array([-21]), np.ones(3, bool)])
+@pytest.mark.parametrize(
+  "which", [20, np.array([-21]), np.ones(3, bool), (1, 2), 1.7, [0.5]]
+)
 def test_rows_that_are_not_there(which):
   with pytest.raises(IndexError):
     rows.Rows(Numbers(20), (3,))[which]

@@ -83,6 +83,19 @@ def test_states_are_values_on_disk_as_in_memory(on_disk, tmp_path):
   assert "4" not in repr(states)  # who was drawn is no message
 
 
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_rows_that_were_saved_and_not_committed_are_not_restored(on_disk, tmp_path):
+  """In memory as on disk: the index is all that counts."""
+  keeper = Keeper(tmp_path / "rows", _states(), on_disk=on_disk)
+  first = keeper.begun.replaced([1], _rows([1], 1))
+  index = keeper.saved(first)
+  keeper.committed()
+  keeper.saved(first.replaced([2], _rows([2], 2)))  # and the checkpoint was never written
+  restored = keeper.restored(index)
+  assert restored.touched.tolist() == [1]
+  _same(restored.all(), first.all())
+
+
 def test_rows_that_were_there_before_go_to_disk_too(tmp_path):
   states = _states().replaced([2], _rows([2], 7))
   _same(OnDisk(states, Journal(tmp_path, _ROW)).all(), states.all())

@@ -93,6 +93,11 @@ def test_all_positions_reach_the_head_where_it_is_not_invariant(x64):
     (dict(filters=()), "one entry per convolution"),
     (dict(pool_after=(3,)), r"pool_after=\(3,\)"),
     (dict(num_groups=5), "num_groups=5"),
+    (dict(num_groups=0), "num_groups=0"),
+    (
+      dict(filters=(2, 4), num_groups=4),
+      r"num_groups=4: must divide each of filters=\(2, 4\)",
+    ),
   ],
 )
 def test_what_would_break_the_symmetry_is_refused(options, message):

@@ -145,6 +145,15 @@ def test_what_is_saved_is_read_again_and_is_in_their_layout(tmp_path):
     models.load_gpt2(tmp_path / "True.safetensors", _MODEL.clone(num_heads=4, num_layers=1))
   with pytest.raises(UserError, match="params: must be those of the model"):
     models.save_gpt2(tmp_path / "x", _MODEL, params)
+  with pytest.raises(OSError, match="cannot be written"):
+    models.save_gpt2(tmp_path / "no" / "x", model, params)
+
+
+@pytest.mark.parametrize("name", ["num_heads", "norm_epsilon"])
+def test_what_a_file_says_of_itself_may_be_anything(name, tmp_path):
+  save_file(_tensors(), tmp_path / "odd.safetensors", metadata={name: "two"})
+  with pytest.raises(UserError, match=f"was made with {name}=two, the model has"):
+    models.load_gpt2(tmp_path / "odd.safetensors", _MODEL)
 
 
 def _nan(tensors):

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import types
+from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from dpjax import data, mechanisms
 from dpjax.accounting import Ledger
 from dpjax.checks import before_steps
 from dpjax.checks import table as check
+from dpjax.data.rows import Rows
 from dpjax.mechanisms import channel_statistics
 from dpjax.runs import loop, streams
 from dpjax.runs.attack.config import AttackConfig
@@ -164,6 +167,64 @@ def test_p18_a_release_draws_from_a_key_of_its_own(loaded):
   assert not np.array_equal(*found)
 
 
+class _Source:
+  """Rows that lie elsewhere."""
+
+  def __init__(self, x):
+    self.x = x
+
+  def __len__(self):
+    return len(self.x)
+
+  def read(self, places):
+    return self.x[places]
+
+
+def test_rows_of_files_are_normalised_in_one_shape(loaded, run):
+  """As many as are drawn, which no step has in common with another: one compilation."""
+  train = loaded[0]
+  lazy = dataclasses.replace(train, x=Rows(_Source(train.x), train.x.shape[1:]))
+  shapes, kind = [], type(run.statistics)
+  make = kind.standardizer
+
+  def seen(self):
+    step = make(self)
+    return lambda x: shapes.append(x.shape) or step(x)
+
+  with mock.patch.object(kind, "standardizer", seen):
+    found = normalization.normalized(lazy, run.statistics)
+  for count in (3, 17, 40):
+    np.testing.assert_array_equal(found.x[:count], run.train.x[:count])
+  assert len({*shapes}) == 1
+
+
+def test_a_run_whose_statistics_come_out_otherwise_does_not_go_on(loaded, tmp_path):
+  """Two releases with one noise would tell how they differ."""
+  config = _config(num_steps=4, checkpoint_every=2)
+  with pytest.raises(RuntimeError, match="killed"):
+    loop.run(build.build(config, loaded), tmp_path, on_save=_killed_at(2))
+  other = lambda *given: jax.tree.map(
+    lambda leaf: np.nextafter(leaf, 9.0), released(*given)
+  )
+  released = normalization.released
+  with (
+    mock.patch.object(normalization, "released", other),
+    pytest.raises(
+      UserError, match="released before the first step is not what this machine"
+    ),
+  ):
+    loop.run(build.build(config, loaded), tmp_path)
+  assert loop.run(build.build(config, loaded), tmp_path)["num_steps"] == 4
+
+
+def _killed_at(step):
+  def on_save(saved):
+    if saved == step:
+      raise RuntimeError("killed")
+
+  return on_save
+
+
 def test_canaries_are_part_of_what_is_fitted(loaded, monkeypatch):
   """Statistics are of the changed data: an audit sees what they tell of a canary."""
   seen = []
@@ -292,11 +353,13 @@ def test_the_default_leaves_earlier_runs_as_they_were():
   config = _config(privacy__normalization="per_example")
   before = fields.to_dict(config)
   before["privacy"].pop("normalization")
-  before["model"].pop("mirrored")
+  for name in ("mirrored", "colours"):
+    before["model"].pop(name)
   for name in ("audit", "loss", "trainable", "safetensors", *config.where):
     before.pop(name)
   before["data"].pop("data_dir")
   assert build.digest(config) == streams.config_digest("central", before)
   assert build.digest(_config()) != build.digest(config)
-  mirrored = _config(privacy__normalization="per_example", model__mirrored=True)
-  assert build.digest(mirrored) != build.digest(config)
+  for changed in ({"model__mirrored": True}, {"model__colours": "opponent"}):
+    other = _config(privacy__normalization="per_example", **changed)
+    assert build.digest(other) != build.digest(config)

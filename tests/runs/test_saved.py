@@ -151,11 +151,42 @@ def test_another_model_is_refused(first):
 
 
 def test_no_file_and_no_params(tmp_path):
-  with pytest.raises(UserError, match="pretrained=.*No such file"):
+  with pytest.raises(UserError, match="pretrained=.*[Nn]o such file"):
     build.digest(_config(**{"pretrained": str(tmp_path / "none.npz")}))
   (tmp_path / "text.npz").write_text("text")
   with pytest.raises(UserError, match="pretrained=.*is no params.npz"):
     _begun(tmp_path / "text.npz")
+
+
+def _cut(path):
+  path.write_bytes(path.read_bytes()[:-30])
+
+
+def _flipped(path):
+  held = bytearray(path.read_bytes())
+  held[len(held) // 3] ^= 255
+  path.write_bytes(held)
+
+
+def _bare(path):
+  with path.open("wb") as file:
+    np.save(file, np.ones(3))
+
+
+def _entangled(path):
+  np.savez(path, **{"a": np.ones(1), "a/b": np.ones(1)})
+
+
+@pytest.mark.parametrize(
+  "damage", [_cut, _flipped, _bare, _entangled, lambda path: path.write_bytes(b"")]
+)
+def test_a_damaged_file_is_one_line(first, tmp_path, damage):
+  path = tmp_path / "params.npz"
+  path.write_bytes(first.read_bytes())
+  damage(path)
+  with pytest.raises(UserError, match="^pretrained=") as caught:
+    _begun(path)
+  assert "\n" not in str(caught.value)
 
 
 def test_the_file_decides_the_noise_and_none_leaves_it(tmp_path):

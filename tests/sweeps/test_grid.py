@@ -375,6 +375,28 @@ def test_variants_of_one_line_are_drawn_as_one_each_with_its_settings(tmp_path):
   assert drawn == [("A", ""), ("A", "1.0"), ("A", "4.0"), ("B", "4.0")]
 
 
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"grid": {"privacy.epsilon": [1.0, 2.0], "optimizer.learning_rate": [0.1, 1.0]}},
+    {
+      "variants": {f"A @ {r}": {"optimizer.learning_rate": r} for r in (0.1, 1.0)},
+      "series": "variant",
+    },
+    {"variants": {r: {"optimizer.learning_rate": float(r)} for r in ("0.1", "1")}},
+  ],
+  ids=["grid", "one line", "no series"],
+)
+def test_runs_of_two_settings_are_no_seeds_of_one_point(changes, tmp_path):
+  config = _config(**changes)
+  rows = sweep.run_sweep(config, tmp_path, Fake())
+  with (tmp_path / "curve.csv").open() as file:
+    drawn = list(csv.DictReader(file))
+  assert {row["seeds"] for row in drawn} == {"2"}  # of _config, and nothing else
+  assert len({row["setting"] for row in drawn}) == 2
+  assert len(rows) == 2 * len(drawn)
+
+
 def test_a_train_function_that_writes_nothing_is_still_recorded(tmp_path):
   class Silent(Fake):
     def __call__(self, config, workdir, *, data=None):

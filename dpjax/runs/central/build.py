@@ -462,6 +462,7 @@ def work(config: TrainConfig, run: Run) -> Work:
     row_at=lambda step: every(config.eval_every, step, config.num_steps),
     observe=lambda state, info, step: facts.observed(config, run, state, info, step),
     save_every=config.checkpoint_every,
+    before_steps=None if run.statistics is None else run.statistics._asdict(),
     planned=lambda: facts.planned(config, run),
     describe=lambda state, stated, rows: facts.of(
       config, run, own(state), stated["epsilon"]

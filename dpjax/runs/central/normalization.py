@@ -3,7 +3,7 @@
 Statistics are computed from the data that are trained on, canaries included; test data and
 canaries are normalised by the same. They are kept in the released params.npz alone, as what the
 mechanism released; normalised inputs are never written. A run that goes on computes them again,
-with the same key.
+with the same key, and is refused where they are not the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -104,9 +104,13 @@ def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
   step = statistics.standardizer()
 
   def change(x: np.ndarray) -> np.ndarray:
-    out = np.empty_like(x)
+    out, chunk = np.empty_like(x), np.zeros((_CHUNK, *x.shape[1:]), x.dtype)
     for start in range(0, len(x), _CHUNK):
-      out[start : start + _CHUNK] = step(jnp.asarray(x[start : start + _CHUNK]))
+      rows = x[start : start + _CHUNK]
+      chunk[: len(rows)] = (
+        rows  # of one shape: a batch drawn from files has any number of rows
+      )
+      out[start : start + _CHUNK] = step(jnp.asarray(chunk))[: len(rows)]
     return out
 
   x = change(dataset.x) if dataset.in_memory else dataset.x.then(change)
