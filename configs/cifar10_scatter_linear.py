@@ -29,6 +29,7 @@ def get_config() -> TrainConfig:
   config.data.name = "cifar10"
   config.model.options = {}
   config.model.mirrored = True
+  config.model.colours = "opponent"
   config.privacy.normalization = ByStatistics(noise_multiplier=16.0, median_epsilon=0.02)
   config.privacy.sampling_prob = 8192 / 50000
   config.optimizer.learning_rate = 4.0

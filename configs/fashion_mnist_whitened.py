@@ -18,4 +18,5 @@ def get_config() -> TrainConfig:
   config = mnist_whitened.get_config()
   config.data.name = "fashion_mnist"
   config.optimizer.learning_rate = 100.0
+  config.ema_decay = 0.95
   return config

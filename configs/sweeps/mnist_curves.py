@@ -12,6 +12,7 @@ were chosen on these data, as were those of the papers compared with.
 
 import math
 
+from dpjax.runs.central.config import OptimizerConfig
 from dpjax.sweeps.grid import SweepConfig
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, math.inf)
@@ -71,7 +72,8 @@ def get_config() -> SweepConfig:
   from configs import mnist_scatter_linear
 
   base = mnist_scatter_linear.get_config()
-  base.privacy.epsilon = None  # the variants have it
+  base.privacy.epsilon = None  # the variants have it,
+  base.optimizer = OptimizerConfig()  # and their learning rates
   variants = {
     f"{name} @ {epsilon:g}": {"privacy.epsilon": epsilon} | fields(epsilon)
     for name, fields in LINES.items()
