@@ -52,11 +52,12 @@ def _of(kind):
 
 
 def _runs():
-  """Every published run, those of sweeps included: the last of each variant."""
+  """Every published run, those of sweeps included: the last of each line of variants."""
   found = _of((TrainConfig, FedConfig))
   for name, config in _of(grid.SweepConfig).items():
     for point in grid.points(config):
-      found[f"{name} {point.overrides.get('variant', '')}".strip()] = point.config
+      line = point.overrides.get("variant", "").split(" @ ")[0]
+      found[f"{name} {line}".strip()] = point.config
   return found
 
 
