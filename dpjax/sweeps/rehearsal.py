@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from dpjax import relevance
 from dpjax.accounting import Ledger
 from dpjax.data import Dataset
-from dpjax.runs import dry_run, promise, streams
+from dpjax.runs import dry_run, promise, streams, writers
 from dpjax.runs.central import build as central
 from dpjax.runs.federated import build as federated
 from dpjax.runs.federated.config import FedConfig
@@ -82,7 +82,7 @@ def _of_points(
   state: Callable[[Point, pathlib.Path], str],
 ) -> str:
   rows, lines, seconds, over, seen = [], {}, 0.0, 0, {}
-  for point in engine.grouped(found):
+  for point in _shown(engine.grouped(found)):
     try:
       there = state(point, engine.folder(workdir, point.name))
       plan = _once(seen, point, rehearse)
@@ -106,6 +106,14 @@ def _of_points(
     "workdir": str(workdir),
   }
   return dry_run.aligned(head | lines)
+
+
+def _shown(found: list[Point]) -> Iterator[Point]:
+  """The same, with a progress bar: a calibration of each may take a while."""
+  with writers.progress(len(found), 0, "rehearsed") as bar:
+    for point in found:
+      yield point
+      bar.update(1)
 
 
 def _once(seen: dict[str, _Planned], point: Point, rehearse: Rehearse) -> _Planned:
