@@ -5,9 +5,9 @@
 
 Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir) and
 12 GB of memory. Features are those of light and of two differences of colours, averaged with
-those of the mirror image. Their channels are normalised by mean and variance over the training data, which are released with noise first and
-paid from the same epsilon; each clip norm is a private median, paid too. Parameters are an
-exponential average over the steps.
+those of the mirror image. Their channels are normalised by mean and variance over the training
+data, which are released with noise first and paid from the same epsilon; each clip norm is a
+private median, paid too. Parameters are an exponential average over the steps.
 Hardware: 2 CPU cores. Time: five minutes of training after three of features (DPJAX_CACHE_DIR
 keeps them).
 Expected: test accuracy .705 (.703-.707 over three seeds) at a proved epsilon of 3 (delta 1e-5,

@@ -26,7 +26,9 @@ from tests import slow_cases  # noqa: E402
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 _MOST_MEMORY = 1.3e9  # bytes that a worker may hold between two tests
-_MORE_MEMORY = 0.2e9  # or so many more than it could not give back: libraries, their threads
+_MORE_MEMORY = (
+  0.2e9  # or so many more than it could not give back: libraries, their threads
+)
 _kept = 0
 
 

@@ -7,7 +7,8 @@ Hardware: 2 CPU cores, one to two minutes a run; it goes on where it was stopped
 Numbers: results/mnist_curves.
 
 Learning rates at small epsilon and the noise of the map follow epsilon by the rules below, which
-were chosen on these data, as were those of the papers compared with.
+were chosen on these data, as were those of the papers compared with. At .1 there is no map: five
+clip norms and sums that cost so little say nothing (accuracy .60 with noise of 480 on each sum).
 """
 
 import math
@@ -25,7 +26,7 @@ def whitened(epsilon: float) -> dict:
     "privacy.normalization": {
       "name": "private_whitening",
       "noise_multiplier": 16.0 / share,
-      "median_epsilon": max(0.002, 0.02 * share),
+      "median_epsilon": 0.02 * share,
     },
     "privacy.sampling_prob": 8192 / 60000,
     "privacy.l2_clip_norm": 0.024,
@@ -78,6 +79,7 @@ def get_config() -> SweepConfig:
     f"{name} @ {epsilon:g}": {"privacy.epsilon": epsilon} | fields(epsilon)
     for name, fields in LINES.items()
     for epsilon in EPSILONS
+    if fields is not whitened or epsilon >= 0.5
   }
   return SweepConfig(
     base=base,
