@@ -95,7 +95,7 @@ def of_training(config: TrainConfig) -> Unused:
   reported = private or config.audit.enabled
   return (
     _data(config.data)
-    | _model(config.model)
+    | of_model(config.model)
     | needs(private, "privacy.method='dp_sgd' or 'dp_ftrl'", *named)
     | needs(reported, "a private privacy.method or audit.enabled", "privacy.delta")
     | needs(
@@ -127,10 +127,11 @@ def _data(data: DataConfig) -> Unused:
   )
 
 
-def _model(model: ModelConfig) -> Unused:
+def of_model(model: ModelConfig, room: str = "model") -> Unused:
+  """The fields of a model that are of another kind of inputs."""
   of_features = models.needs_features(model.name) == "scattering"
   what = "a model on scattering features"
-  return needs(of_features, what, "model.mirrored", "model.colours")
+  return needs(of_features, what, f"{room}.mirrored", f"{room}.colours")
 
 
 def of_dataset(dataset: Any) -> Unused:
@@ -176,7 +177,7 @@ def of_federation(config: FedConfig) -> Unused:
   fields_of_clients = ("partition.client_id", "partition.max_examples")
   return (
     _data(config.data)
-    | _model(config.model)
+    | of_model(config.model)
     | needs(not is_path(config.data.name), "clients that dpjax reads", *fields_of_clients)
     | _algorithm(config)
     | _federated_optimizers(config)

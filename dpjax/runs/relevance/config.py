@@ -91,8 +91,15 @@ def check(config: RelevanceConfig) -> None:
     raise UserError(
       "data.center=True: must be false, the noise is made for pixels in [0, 1]"
     )
-  if models.needs_features(config.model.name):
-    raise UserError(f"model.name={config.model.name!r}: must take images as they are")
+  for room, model in (("model", config.model), ("rigorous_model", config.rigorous_model)):
+    if model is not None and models.needs_features(model.name):
+      raise UserError(f"{room}.name={model.name!r}: must take images as they are")
+  reduced = config.rigorous_model or ModelConfig()
+  for name in ("mirrored", "colours"):
+    if (value := getattr(reduced, name)) != getattr(ModelConfig(), name):
+      raise UserError(
+        f"rigorous_model.{name}={value!r}: would be ignored, it is of scattering features"
+      )
   _check_audit(config.audit)
 
 

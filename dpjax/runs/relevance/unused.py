@@ -13,7 +13,7 @@ from dpjax.relevance.lrp import Lrp
 from dpjax.relevance.settings import Paper, Rigorous
 from dpjax.runs.central.config import DataConfig, ModelConfig
 from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.runs.unused import Unused, needs
+from dpjax.runs.unused import Unused, needs, of_model
 
 _SGD = ("dpsgd", "tempered", "radp_dpsgd")  # and SGLD, without momentum
 _ADAPTIVE = ("dp_adam", "dpdligdo")
@@ -35,6 +35,7 @@ def of(config: RelevanceConfig) -> Unused:
   of_audit = (f"audit.{f.name}" for f in dataclasses.fields(audit) if f.name != "enabled")
   return (
     _data(config.data)
+    | of_model(config.model)
     | _nets(config, rigorous)
     | _private(config, rigorous)
     | _table(
