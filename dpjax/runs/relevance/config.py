@@ -66,9 +66,6 @@ def check(config: RelevanceConfig) -> None:
   validate.one_of(relevance.NAMES, method=config.method)
   validate.one_of(MODES, mode=config.mode)
   bounds.data(config.data)
-  bounds.model(config.model)
-  if config.rigorous_model is not None:
-    bounds.model(config.rigorous_model, "rigorous_model")
   validate.one_of(models.ACTIVATIONS, activation=config.activation)
   validate.one_of(models.ACTIVATIONS, activation_1=config.activation_1)
   validate.integer_at_least(1, batch_size=config.batch_size)
@@ -91,8 +88,16 @@ def check(config: RelevanceConfig) -> None:
     raise UserError(
       "data.center=True: must be false, the noise is made for pixels in [0, 1]"
     )
+  _check_models(config)
+  _check_audit(config.audit)
+
+
+def _check_models(config: RelevanceConfig) -> None:
   for room, model in (("model", config.model), ("rigorous_model", config.rigorous_model)):
-    if model is not None and models.needs_features(model.name):
+    if model is None:
+      continue
+    bounds.model(model, room)
+    if models.needs_features(model.name):
       raise UserError(f"{room}.name={model.name!r}: must take images as they are")
   reduced = config.rigorous_model or ModelConfig()
   for name in ("mirrored", "colours"):
@@ -100,7 +105,6 @@ def check(config: RelevanceConfig) -> None:
       raise UserError(
         f"rigorous_model.{name}={value!r}: would be ignored, it is of scattering features"
       )
-  _check_audit(config.audit)
 
 
 def _check_audit(audit: RelevanceAuditConfig) -> None:
