@@ -29,7 +29,7 @@ from launch import app
 
 flags.DEFINE_bool("all", False, "Attack everything that has a game.")
 flags.DEFINE_string("only", "", "Attack one room (mechanisms, samplers, transforms, "
-                    "federated, relevance) or one subject, such as Laplace.")  # fmt: skip
+                    "federated, secure, relevance) or one subject, such as Laplace.")  # fmt: skip
 flags.DEFINE_float("minutes", 10.0, "About how long, shared among the subjects.")
 flags.DEFINE_integer("seed", 0, "Of all draws.", lower_bound=0, upper_bound=2**62 - 1)
 flags.DEFINE_string("final_model", "", "Audit final models of this data set instead.")

@@ -4,8 +4,8 @@ sets.
   python -m launch.relevance --config=configs/radp/test4_gaussian.py \\
     --workdir=runs/test4_gaussian --config.num_seeds=3
 
-Four epochs in batches of 100; more: --config.num_epochs=40. MNIST at 1.5, Fashion-MNIST at
-3, CIFAR-10 at 8.
+Four epochs in batches of 100 (the vectors: 20 of 1,000); more: --config.num_epochs=40. MNIST at
+1.5, Fashion-MNIST at 3, CIFAR-10 at 8.
 "Laplace" and "Gaussian" are the paper's comparison: coordinate by coordinate, delta 1e-3
 each. The corrected comparison noises the record as ONE vector, (epsilon, 1e-5)-locally
 private under replace_one, labels public: Laplace accounted by its privacy loss

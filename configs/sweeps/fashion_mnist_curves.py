@@ -1,4 +1,4 @@
-"""Fashion-MNIST over epsilon .1 to 8 and without noise: private algorithms, three seeds.
+"""Fashion-MNIST over epsilon .1 to 8 and without noise: the lines of mnist_curves.
 
   python -m launch.sweep --config=configs/sweeps/fashion_mnist_curves.py \\
     --workdir=runs/fashion_curves

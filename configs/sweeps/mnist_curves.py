@@ -1,10 +1,13 @@
-"""MNIST over epsilon .1 to 8 and without noise: five private algorithms, three seeds.
+"""MNIST over epsilon .1 to 8 and without noise: five lines, three seeds.
 
   python -m launch.sweep --config=configs/sweeps/mnist_curves.py --workdir=runs/mnist_curves
 
 Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.base.data.data_dir).
 Hardware: 2 CPU cores, one to two minutes a run; it goes on where it was stopped.
 Numbers: results/mnist_curves.
+
+The lines are DP-SGD on three models and two samplers under add_or_remove_one, and DP-FTRL under
+replace_special: its epsilons are of another statement.
 
 Learning rates at small epsilon and the noise of the map follow epsilon by the rules below, which
 were chosen on these data, as were those of the papers compared with. At .1 there is no map: five

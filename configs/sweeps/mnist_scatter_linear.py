@@ -3,7 +3,7 @@
   python -m launch.sweep --config=configs/sweeps/mnist_scatter_linear.py \\
     --workdir=runs/mnist_scatter_sweep
 
-Hardware: 2 CPU cores. Time: about 15 minutes. Expected mean test accuracy (smallest to
+Hardware: 2 CPU cores. Time: about 20 minutes. Expected mean test accuracy (smallest to
 largest of the seeds): .968 (.967-.969) at 0.5; .980 (.979-.982) at 1; .986 (.985-.987) at
 2; .987 (.987-.988) at 3; .988 (.988-.988) at 8. Results: results/mnist_scatter_linear/.
 
