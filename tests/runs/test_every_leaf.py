@@ -14,7 +14,7 @@ import hypothesis.strategies as st
 import pytest
 
 from dpjax.plan import Plan
-from dpjax.runs import checkpoint, loop, unused, writers
+from dpjax.runs import checkpoint, loop, streams, unused, writers
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.central import build
 from dpjax.runs.central.config import ModelConfig, TrainConfig
@@ -118,7 +118,16 @@ def _small(config):
   return fields.replace_all(config, small)
 
 
-_OF_ONE_RUN = ("wall_seconds", "versions", "device", "ledger", "params_sha256")
+def _one_noise_for_all():
+  """Other noise, which every field draws by its place in the digest, is no sign that it is read."""
+  derived = streams.derived
+  alike = lambda seed, config, data: derived(seed, bytes(32), data)
+  fresh = lambda seed: derived(seed, bytes(32), bytes(32))
+  return mock.patch.multiple(streams, derived=alike, fresh=fresh)
+
+
+# The ledger and `run_sha256` name the run by a digest of its whole config.
+_OF_ONE_RUN = ("wall_seconds", "versions", "device", "ledger", "run_sha256")
 
 
 def _ran(config, workdir):
@@ -127,7 +136,7 @@ def _ran(config, workdir):
   kind = checkpoint.Checkpoints
   save = lambda self, step, *args: (saved.append(step), original(self, step, *args))
   original = kind.save
-  with mock.patch.object(kind, "save", save):
+  with mock.patch.object(kind, "save", save), _one_noise_for_all():
     result = loop.train(config, workdir)
   kept = {key: value for key, value in result.items() if key not in _OF_ONE_RUN}
   columns = [sorted(row) for row in writers.read_metrics(workdir)]
@@ -435,9 +444,8 @@ def test_every_field_of_a_relevance_method_changes_it_or_is_refused(name, tmp_pa
 
 def _wrote(config, workdir):
   """The files of an experiment, but for what differs between any two runs of one config."""
-  with mock.patch.object(
-    relevance_build, "load_data", lambda config, _: relevance_description.loaded(config)
-  ):
+  load = lambda config, _: relevance_description.loaded(config)
+  with mock.patch.object(relevance_build, "load_data", load), _one_noise_for_all():
     results = experiment.run_all(config, workdir)
   kept = [{k: v for k, v in r.items() if k not in _OF_ONE_RUN} for r in results]
   told = [workdir / name for name in ("report.png", "report.csv", "claims.md")]
