@@ -41,9 +41,9 @@ def arrays_of(path: pathlib.Path, told: str) -> dict[str, np.ndarray]:
   except (AttributeError, TypeError) as error:  # a bare .npy array: no `with`
     raise UserError(f"{told}: is not an .npz archive") from error
   except _UNREADABLE as error:
-    raise UserError(
-      f"{told}: is not a readable .npz archive ({first_line(error)})"
-    ) from error
+    # what begins as no archive is taken for a pickle, with the advice to load it nevertheless
+    reason = "no zip file" if "unsafely" in str(error) else first_line(error)
+    raise UserError(f"{told}: is not a readable .npz archive ({reason})") from error
 
 
 def _declared(arrays: dict[str, np.ndarray], key: str) -> int | None:

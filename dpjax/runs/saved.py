@@ -35,10 +35,7 @@ def read(path: str, field: str) -> dict[str, np.ndarray]:
   Raises:
     UserError: no such file, or none that `numpy.savez` has written.
   """
-  try:
-    return npz.arrays_of(pathlib.Path(path), "it")
-  except UserError as error:
-    raise UserError(f"{field}={path!r}: is no params.npz ({error})") from error
+  return npz.arrays_of(pathlib.Path(path), f"{field}={path!r}: is no params.npz")
 
 
 def in_place_of(
