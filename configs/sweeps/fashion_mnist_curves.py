@@ -5,7 +5,7 @@
 
 Needs Fashion-MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or
 --config.base.data.data_dir). Hardware: 2 CPU cores, one to two minutes a run; it goes on where it
-was stopped. Numbers: results/fashion_mnist_curves.
+was stopped. One of its runs was done: whitened at epsilon .5, seed 0, .883.
 """
 
 from configs.sweeps import mnist_curves

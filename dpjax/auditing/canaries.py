@@ -146,7 +146,7 @@ def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:
     return train
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
     return train.subset(np.setdiff1d(np.arange(len(train)), rows))
-  present = np.ones(len(train), bool) if train.present is None else train.present.copy()
+  present = np.ones(len(train), bool)  # so it was before: `insert_canaries` refuses others
   present[rows] = False
   return dataclasses.replace(train, present=present)
 

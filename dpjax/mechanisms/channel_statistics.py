@@ -139,7 +139,7 @@ def channel_moments(x: ArrayLike | Rows) -> jax.Array:
       f"x: must have at most {MAX_CHANNELS} channels and {finite.MAX_RECORDS} examples"
     )
   parts = [_moments(chunk)[:count] for chunk, count in chunks(given)]
-  return jnp.concatenate([jnp.zeros((0, 2, given.shape[-1])), *parts])
+  return jnp.concatenate([jnp.zeros((0, 2, given.shape[-1]), jnp.float32), *parts])
 
 
 @jax.jit

@@ -232,14 +232,14 @@ def _whitening(kind: Callable) -> list[Game]:
   )
   return [
     dataclasses.replace(
-      one, outputs=functools.partial(_one_by_one, mechanism, data), draws=0.3
+      one, outputs=functools.partial(_one_by_one, row[0], row[2:]), draws=0.3
     )
-    for relation, (mechanism, about, *data) in rows
-    for one in _games(linear, relation, (mechanism, about, *data))
+    for relation, row in rows
+    for one in _games(linear, relation, row)
   ]
 
 
-def _one_by_one(made: Any, data: list, world: int, seed: int, n: int) -> np.ndarray:
+def _one_by_one(made: Any, data: tuple, world: int, seed: int, n: int) -> np.ndarray:
   keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
   drawn = [jax.tree.leaves(made(key, data[world])) for key in keys]
   return np.array(
