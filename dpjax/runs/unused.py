@@ -127,11 +127,11 @@ def _data(data: DataConfig) -> Unused:
   )
 
 
-def of_model(model: ModelConfig, room: str = "model") -> Unused:
+def of_model(model: ModelConfig) -> Unused:
   """The fields of a model that are of another kind of inputs."""
   of_features = models.needs_features(model.name) == "scattering"
   what = "a model on scattering features"
-  return needs(of_features, what, f"{room}.mirrored", f"{room}.colours")
+  return needs(of_features, what, "model.mirrored", "model.colours")
 
 
 def of_dataset(dataset: Any) -> Unused:

@@ -258,6 +258,10 @@ def _check_selection(config: SweepConfig) -> None:
 
 
 def _check_variants(config: SweepConfig) -> None:
+  if config.base.privacy.epsilon == math.inf:
+    raise UserError(
+      "base.privacy.epsilon=inf: must be finite; the grid or a variant may be not"
+    )
   for name, fixed in config.variants.items():
     varied = {"seed", *config.grid}  # whole, so that what is set inside would be lost
     twice = [path for path in fixed if reason(path, dict.fromkeys(varied, "")) is not None]

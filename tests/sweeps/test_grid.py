@@ -349,6 +349,13 @@ def test_an_infinite_epsilon_is_the_run_without_noise(base):
   assert without.config.privacy == wanted  # clipped as the others are
 
 
+def test_an_infinite_epsilon_of_the_base_is_refused():
+  config = _config(grid={"optimizer.learning_rate": [0.1, 0.2]})
+  config.base.privacy.epsilon = math.inf
+  with pytest.raises(UserError, match="base.privacy.epsilon=inf: must be finite"):
+    sweep.points(config)
+
+
 def test_a_run_without_noise_is_drawn_beside_the_curve_without_a_position(tmp_path):
   config = _config(grid={"privacy.epsilon": [2.0, math.inf]})
   config.base.privacy.epsilon = None

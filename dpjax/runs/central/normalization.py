@@ -107,9 +107,7 @@ def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
     out, chunk = np.empty_like(x), np.zeros((_CHUNK, *x.shape[1:]), x.dtype)
     for start in range(0, len(x), _CHUNK):
       rows = x[start : start + _CHUNK]
-      chunk[: len(rows)] = (
-        rows  # of one shape: a batch drawn from files has any number of rows
-      )
+      chunk[: len(rows)] = rows  # of one shape, however many a batch from files has
       out[start : start + _CHUNK] = step(jnp.asarray(chunk))[: len(rows)]
     return out
 
