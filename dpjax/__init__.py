@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and editors
   from dpjax import accounting as accounting
+  from dpjax import allocator as allocator
   from dpjax import attacks as attacks
   from dpjax import auditing as auditing
   from dpjax import data as data
@@ -56,7 +57,8 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
 
 __version__ = "0.1.0"
 _ROOMS = (
-  *("accounting", "attacks", "auditing", "data", "federated", "gradients", "losses"),
+  *("accounting", "allocator", "attacks", "auditing", "data", "federated", "gradients"),
+  "losses",
   *("mechanisms", "metrics", "models", "names", "noise", "plan", "price", "relevance"),
   *("passes", "sampling", "secure"),
   *("training", "transforms", "trees", "types", "validate"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from dpjax import names
+from dpjax import allocator, names
 from dpjax.validate import UserError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]  # of a checkout, or of an installation
@@ -117,6 +117,7 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
   2. Anything else is a bug of ours and keeps its traceback.
   """
 
+  allocator.keep_freed_memory()
   if hasattr(signal, "SIGPIPE"):  # `... | head` is no error either
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 

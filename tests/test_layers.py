@@ -7,7 +7,7 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LAYERS = (
-  {"types", "validate", "passes"},
+  {"types", "validate", "passes", "allocator"},
   {"names", "trees", "markdown", "random_images"},
   {"processes"},  # of one run
   {
