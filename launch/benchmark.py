@@ -16,6 +16,7 @@
   python -m launch.benchmark --suite=population --clients=100,10000 --rounds=100
   python -m launch.benchmark --suite=secure_sums --workloads=10x1000000 --repeats=1
   python -m launch.benchmark --suite=data --folder=made --records=10000,1000000
+  python -m launch.benchmark --suite=allocator
 
 For each workload, in one process and in turns: the ordinary gradient, the vmap route, the
 fast route (ghost), auto, and where they are installed (pip install -e '.[bench]')
@@ -61,6 +62,9 @@ sums.md. With --repeats the best is reported.
 of each; 1e6 images take .8 GB as arrays), where they stay, and times steps on them in turns, from
 memory and read from files as they are drawn; with the peak memory of a run in a fresh process, for
 which the larger set must fit into memory. It writes data.csv.
+
+--suite=allocator times steps of a linear model in processes that give freed memory back to the
+system, and that keep it (`dpjax.allocator`), in turns; it writes allocator.csv.
 """
 
 from __future__ import annotations
@@ -72,6 +76,7 @@ from absl import flags
 
 from dpjax import gradients, validate
 from dpjax.benchmarks import (
+  allocator_speed,
   data_speed,
   device_speed,
   federated_speed,
@@ -95,9 +100,10 @@ SUITES = (
   "population",
   "secure_sums",
   "data",
+  "allocator",
 )
 _OF_SUITES = {  # flags that not every suite reads
-  "workloads": ("gradients", "federated", "secure_sums", "data"),
+  "workloads": ("gradients", "federated", "secure_sums", "data", "allocator"),
   "folder": ("data",),
   "records": ("data",),
   "clients": ("federated", "population"),
@@ -109,7 +115,10 @@ _OF_SUITES = {  # flags that not every suite reads
   "mesh": ("devices",),
   "peak_rss": ("gradients", "secure_sums", "data"),
   "methods": ("gradients", "federated", "training", "population", "secure_sums"),
-  "repeats": ("gradients", "federated", "training", "devices", "secure_sums", "data"),
+  "repeats": (
+    *("gradients", "federated", "training", "devices"),
+    *("secure_sums", "data", "allocator"),
+  ),
 }
 
 flags.DEFINE_string("suite", "gradients", f"What to measure: {', '.join(SUITES)}.")
@@ -119,7 +128,8 @@ flags.DEFINE_list(
   f"Of gradients: {', '.join(workloads.NAMES)}; of "
   f"federated: {', '.join(federated_speed.WORKLOADS)} (default: these) and "
   f"{peer_rounds.WORKLOAD}; of secure_sums: CLIENTSxLENGTH; of data: "
-  f"{', '.join(data_speed.KINDS)} (default: arrays).",
+  f"{', '.join(data_speed.KINDS)} (default: arrays); of allocator: "
+  f"{', '.join(allocator_speed.WORKLOADS)} (default: these).",
 )
 flags.DEFINE_list(
   "methods",
@@ -189,6 +199,7 @@ def main() -> None:
     "population": _population,
     "secure_sums": _secure_sums,
     "data": _data,
+    "allocator": _allocator,
   }
   run[options.suite](options, out)
 
@@ -356,6 +367,16 @@ def _data(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     if out is not None:
       data_speed.write(entries, out)
   print(data_speed.table(entries))
+
+
+def _allocator(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  entries = []
+  for name in options.workloads or allocator_speed.WORKLOADS:
+    entries += allocator_speed.measure(name, repeats=options.repeats)
+    print(f"measured {name}", file=sys.stderr, flush=True)
+    if out is not None:
+      allocator_speed.write(entries, out)
+  print(allocator_speed.table(entries))
 
 
 def _count(name: str, text: str) -> int:
