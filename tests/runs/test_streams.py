@@ -215,6 +215,24 @@ def test_features_are_known_by_what_they_were_computed_from(tmp_path):
   assert data.digest(features) == data.digest(arrays)
 
 
+@pytest.mark.parametrize("kind", ["central", "federated"])
+@pytest.mark.parametrize("model", ["linear", "scatter_linear"])
+def test_a_run_reads_its_data_once(kind, model, tmp_path, monkeypatch):
+  make, train, room = _KINDS[kind]
+  draw = np.random.default_rng(0)
+  arrays = lambda n: (draw.random((n, 8, 8, 1), np.float32), draw.integers(0, 3, n))
+  (x, y), (x_test, y_test) = arrays(60), arrays(20)
+  _write(tmp_path, x_train=x, y_train=y, x_test=x_test, y_test=y_test)
+  place = {"model.name": model, "data.data_dir": str(tmp_path)}
+  config = fields.replace_all(make(), place)
+  reads, load = [], data.load
+  monkeypatch.setattr(data, "load", lambda *a, **k: reads.append(a) or load(*a, **k))
+  own = train(config, tmp_path / "own")
+  assert len(reads) == 1
+  given = train(config, tmp_path / "given", data=room.load_data(config))
+  assert own["params_sha256"] == given["params_sha256"]
+
+
 # --- runs
 
 

@@ -48,7 +48,7 @@ from dpjax.runs.central.config import (
 )
 from dpjax.runs.central.features import featured as featured
 from dpjax.runs.central.tasks import Task, check_unit, make_task, of_people
-from dpjax.runs.loop import Job, Work, every, single
+from dpjax.runs.loop import Job, Play, Work, every, single
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
 from dpjax.schema import user_code
@@ -165,11 +165,16 @@ def preprocessed(
   """What `load_data` returns, of data that are loaded."""
   if config.data.center:
     train, test = data.preprocess.center(train), data.preprocess.center(test)
-  train = limited(train, config.data)
-  if features:
-    own, kept = normalization.per_example(config), data.cache.folder()
-    given: Any = own, kept, config.resident
-    train, test = (featured(config.model, part, *given) for part in (train, test))
+  loaded = limited(train, config.data), test
+  return with_features(config, loaded) if features else loaded
+
+
+@bounds.names_fields
+def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
+  """What `load_data` returns, of what it returned without features."""
+  own, kept = normalization.per_example(config), data.cache.folder()
+  given: Any = own, kept, config.resident
+  train, test = (featured(config.model, part, *given) for part in loaded)
   return train, test
 
 
@@ -376,32 +381,41 @@ def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
   """
   check(config)
   whole = lambda *parts: work(config, assemble(config, *parts))
-  return job_on_data(config, digest(config), load_data, loaded, whole)
+  return job_on_data(config, digest(config), load_data, with_features, loaded, whole)
 
 
 def job_on_data(
   config: OnData,
   named: bytes,
   load: Callable[..., tuple[Any, Any]],
+  complete: Callable[[Any, Any], tuple[Any, Any]],
   loaded: tuple[Any, Any] | None,
   work: Callable[[Any, Streams], Work],
 ) -> Job:
   """The job of a run that is one training on the data of its config.
 
   Args:
-    named: digest of the config. load: its data, as `load_data`. loaded: given ones.
-    work: (data, None for those of the config with their features, streams) -> work.
+    named: digest of the config. load: its data, as `load_data`. complete: those with their
+      features, as `with_features`. loaded: given ones.
+    work: (data, streams) -> work.
   """
   read = functools.cache(lambda: load(config, features=False) if loaded is None else loaded)
-  # A digest needs no features, so a run that is done does not compute them.
-  whole = models.needs_features(config.model.name) and loaded is None
+
+  def start(random: Streams) -> Play:
+    if loaded is not None or not models.needs_features(config.model.name):
+      return single(work(read(), random))
+    # Not before: a digest needs no features, so a run that is done does not compute them.
+    found = complete(config, read())
+    read.cache_clear()  # what features were computed of need not stay in memory
+    return single(work(found, random))
+
   return Job(
     config=config,
     digest=named,
     seed=config.seed,
     data_name=config.data.name,
     data=lambda: data.digest(read()[0]),
-    start=lambda random: single(work(None if whole else read(), random)),
+    start=start,
     release=config.release,
     over_processes=True,
   )

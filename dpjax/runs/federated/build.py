@@ -24,6 +24,7 @@ from dpjax.runs.central.config import OptimizerConfig
 from dpjax.runs.federated import audit, distributed, facts, loading, privacy, secure_sums
 from dpjax.runs.federated.config import ALGORITHMS, NATURAL, FedConfig
 from dpjax.runs.federated.loading import load_data as load_data
+from dpjax.runs.federated.loading import with_features as with_features
 from dpjax.runs.loop import Job, Work, every
 from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
@@ -394,7 +395,8 @@ def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
   """
   check(config)
   work = lambda *parts: _work(config, assemble(config, *parts))
-  return build_central.job_on_data(config, digest(config), load_data, data, work)
+  parts = (load_data, with_features, data, work)
+  return build_central.job_on_data(config, digest(config), *parts)
 
 
 def _work(config: FedConfig, fed: FedRun) -> Work:

@@ -23,19 +23,27 @@ def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, 
   Raises:
     UserError: data that are not there; the line says how to get them.
   """
-  if name_of(config, "partition") in NATURAL:
-    return _natural(config, features)
-  train, test = build_central.load_data(central(config), features=features)
-  return _partitioned(config, train), test
+  natural = name_of(config, "partition") in NATURAL
+  loaded = _natural(config) if natural else _partitioned(config)
+  return with_features(config, loaded) if features else loaded
 
 
-def _natural(config: FedConfig, features: bool) -> tuple[Federation, Any]:
+def with_features(
+  config: FedConfig, loaded: tuple[Federation, Any]
+) -> tuple[Federation, Any]:
+  """What `load_data` returns, of what it returned without features."""
+  federation, test = loaded
+  sets = build_central.with_features(central(config), (federation.dataset, test))
+  return dataclasses.replace(federation, dataset=sets[0]), sets[1]
+
+
+def _natural(config: FedConfig) -> tuple[Federation, Any]:
   """Clients of the test are scored together; they need not be among those that train."""
   train, test = config.partition.make(config.data)
   bounds.local_batch(config, len(train))
   unused.refuse(config, unused.of_dataset(train.dataset))
   sets = build_central.preprocessed(
-    central(config), train.dataset, test.dataset, features=features
+    central(config), train.dataset, test.dataset, features=False
   )
   return dataclasses.replace(train, dataset=sets[0]), sets[1]
 
@@ -46,8 +54,9 @@ def central(config: FedConfig) -> TrainConfig:
   return TrainConfig(**shared, resident=True)
 
 
-def _partitioned(config: FedConfig, train: Any) -> Federation:
+def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
   """A simulated federation: who holds what is part of the question, decided before any
   mechanism runs, so its law may read the labels. The number of users is the config's."""
+  train, test = build_central.load_data(central(config), features=False)
   bounds.local_batch(config, len(train))
-  return Federation(train, config.partition.make(train.y))
+  return Federation(train, config.partition.make(train.y)), test
