@@ -7,27 +7,28 @@ import os
 
 # Of mallopt(3), and what each is set to.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
-_KEPT, _LARGE, _AHEAD = 2**31 - 1, 2**30, 2**26  # bytes
 _SETTINGS = {
   _ARENA_MAX: 1,  # others hold no block above 64 MiB, and would ask the system for each
-  _MMAP_THRESHOLD: _LARGE,  # larger ones still come from the system and go back to it
-  _TRIM_THRESHOLD: _KEPT,
-  _TOP_PAD: _AHEAD,
+  _MMAP_THRESHOLD: 2**31 - 1,  # bytes, the most it takes; larger blocks still come and go
+  _TRIM_THRESHOLD: -1,  # never
+  _TOP_PAD: 2**26,  # bytes asked for ahead
 }
 
 
 def keep_freed_memory() -> bool:
-  """Lets this process use freed blocks of up to a GiB again instead of giving them back.
+  """Lets this process use freed blocks of up to 2 GiB again instead of giving them back.
 
-  A training step on a CPU frees its batch and its intermediate arrays; by default glibc gives
-  blocks above 32 MiB back to the system, which hands them out again at the next step, zeroed
-  page by page: that took more than half of the time of steps on wide features (`python -m
-  launch.benchmark --suite=allocator`). At most 2 GiB at the end of the heap stay unused with
-  the process. No number of a run changes. Every launcher calls it; a notebook may, first.
+  For steps on wide examples on a CPU, which free a batch and intermediate arrays above 32 MiB:
+  by default glibc gives such blocks back to the system, which hands them out again at the next
+  step, zeroed page by page. On scattering features that took more than half of the time. Steps of
+  many small operations become slower, for all threads then share one heap (`python -m
+  launch.benchmark --suite=allocator` measures both). The process keeps its peak of memory until
+  it ends. No number of a run changes. Launchers call it for models of scattering features;
+  elsewhere call it before JAX is first used: threads that are there keep what they have.
 
   Returns:
     Whether it took effect: not without glibc, and not where the user has chosen himself, by
-    MALLOC_ variables, GLIBC_TUNABLES or another allocator (LD_PRELOAD).
+    MALLOC_ variables, GLIBC_TUNABLES (an empty one will do) or another allocator (LD_PRELOAD).
 
   >>> keep_freed_memory() in (True, False)
   True

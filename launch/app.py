@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from dpjax import allocator, names
+from dpjax import allocator, models, names
 from dpjax.validate import UserError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]  # of a checkout, or of an installation
@@ -62,6 +62,14 @@ def report_audit(result: Mapping[str, Any]) -> None:
   if found["refuted"]:
     fail(f"audit: {found['verdict']}", code=1)
   print(f"audit: {found['verdict']}")
+
+
+def prepare_memory(names_of_models: Iterable[str]) -> None:
+  """Keeps freed memory where steps are on scattering features, which are wide: other steps
+  may become slower (`dpjax.allocator`). Call it before JAX is used."""
+  with contextlib.suppress(UserError):  # no model: the run refuses it, by its field
+    if any(map(models.needs_features, names_of_models)):
+      allocator.keep_freed_memory()
 
 
 _BETWEEN = (
@@ -117,7 +125,6 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
   2. Anything else is a bug of ours and keeps its traceback.
   """
 
-  allocator.keep_freed_memory()
   if hasattr(signal, "SIGPIPE"):  # `... | head` is no error either
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 

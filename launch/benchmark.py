@@ -63,8 +63,8 @@ of each; 1e6 images take .8 GB as arrays), where they stay, and times steps on t
 memory and read from files as they are drawn; with the peak memory of a run in a fresh process, for
 which the larger set must fit into memory. It writes data.csv.
 
---suite=allocator times steps of a linear model in processes that give freed memory back to the
-system, and that keep it (`dpjax.allocator`), in turns; it writes allocator.csv.
+--suite=allocator times steps on wide features and of a small CNN in processes that give freed
+memory back to the system, and that keep it (`dpjax.allocator`), in turns; it writes allocator.csv.
 """
 
 from __future__ import annotations

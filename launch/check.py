@@ -34,7 +34,9 @@ def main() -> None:
   workdir = flags.FLAGS.workdir
   if workdir is not None:
     validate.folder(workdir=workdir)
-  rows = list(check.checks(check.subject(config_flag.get())))
+  config = config_flag.get()
+  app.prepare_memory([config.model.name])
+  rows = list(check.checks(check.subject(config)))
   print(check.table(rows))
   if workdir is not None:
     writers.write_json(pathlib.Path(workdir) / "check.json", check.to_json(rows))

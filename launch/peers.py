@@ -207,6 +207,7 @@ def carry_out(
     if many is not None:
       raise UserError("--dry_run: must be without --coordinator; it plans for one process")
     return print(dry_run.told(config, workdir))
+  app.prepare_memory([config.model.name])
 
   def work() -> None:
     with app.stoppable(workdir):

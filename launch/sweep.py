@@ -37,6 +37,7 @@ def main() -> None:
   config, workdir = config_flag.get(), config_flag.workdir()
   if flags.FLAGS.dry_run:
     return print(rehearsal.told(config, workdir))
+  app.prepare_memory(point.config.model.name for point in grid.points(config))
   federated = isinstance(config.base, FedConfig)
   load_fn = federate_build.load_data if federated else build.load_data
   with app.stoppable(workdir):

@@ -47,7 +47,8 @@ LINES = {
   "whitened scattering + linear": whitened,
   "scattering + linear": scattering,
   "the same, random allocation": lambda epsilon: (
-    scattering(epsilon) | {"privacy.sampler": "random_allocation"}
+    scattering(epsilon)
+    | {"privacy.sampler": "random_allocation", "privacy.sampling_prob": 1 / 15}
   ),
   "the same, DP-FTRL": lambda epsilon: (
     scattering(epsilon)

@@ -1,5 +1,8 @@
-"""What it saves that the C library keeps freed memory (`dpjax.allocator`): steps of DP-SGD on a
-linear model, in processes of their own that do and that do not, in turns.
+"""What it saves or costs that the C library keeps freed memory (`dpjax.allocator`): steps of
+DP-SGD, in processes of their own that do and that do not, in turns.
+
+Of a linear model on features as wide as scattering features of MNIST, and of a small CNN on
+microbatches, whose many small operations then wait for each other.
 """
 
 from __future__ import annotations
@@ -12,14 +15,14 @@ import resource
 import statistics
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import allocator, data, losses, sampling, training, trees, validate
+from dpjax import allocator, data, losses, models, sampling, training, trees, validate
 from dpjax.benchmarks import alone
 from dpjax.gradients.explain import aligned
 from dpjax.plan import Plan
@@ -30,11 +33,8 @@ METHODS = (
   "returned",
   "kept",
 )  # what is freed; the first is what the second is compared with
-WORKLOADS = {  # (examples, their features, mean batch)
-  "wide": (20_000, 4_000, 4_096),
-  "narrow": (20_000, 100, 512),
-}
-_CLASSES, _STEPS = 10, 40
+WORKLOADS = ("wide", "small")
+_EXAMPLES, _CLASSES, _STEPS = 20_000, 10, 40
 
 
 class Entry(NamedTuple):
@@ -58,17 +58,31 @@ class _Found(NamedTuple):
   params_sha256: str
 
 
-def _data(num_examples: int, features: int) -> data.Dataset:
-  draw = np.random.default_rng(0)
-  x = draw.standard_normal((num_examples, features), np.float32)
-  return data.from_arrays(x, np.arange(num_examples) % _CLASSES, num_classes=_CLASSES)
+class _Work(NamedTuple):
+  """What is trained."""
+
+  model: Any
+  shape: tuple[int, ...]  # of an example
+  size: int  # of a batch, on average
+  microbatch_size: int | None
+
+
+def _work(workload: str) -> _Work:
+  if workload == "wide":
+    return _Work(models.Linear(num_classes=_CLASSES), (4_000,), 4_096, None)
+  return _Work(models.Cnn(num_classes=_CLASSES), (28, 28, 1), 512, 128)
+
+
+def _data(shape: tuple[int, ...]) -> data.Dataset:
+  x = np.random.default_rng(0).standard_normal((_EXAMPLES, *shape), np.float32)
+  return data.from_arrays(x, np.arange(_EXAMPLES) % _CLASSES, num_classes=_CLASSES)
 
 
 def _measured(workload: str) -> _Found:
-  num_examples, features, size = WORKLOADS[workload]
+  model, shape, size, microbatch_size = _work(workload)
   plan = Plan(
     sampler=sampling.PoissonSampler(
-      prob=size / num_examples, capacity=size + 8 * math.isqrt(size)
+      prob=size / _EXAMPLES, capacity=size + 8 * math.isqrt(size)
     ),
     noise_multiplier=1.0,
     l2_clip_norm=0.1,
@@ -76,11 +90,12 @@ def _measured(workload: str) -> _Found:
     num_steps=_STEPS + 2,  # the first two compile
     delta=1e-5,
   )
-  loss_fn = losses.softmax_cross_entropy(lambda w, x: x @ w)
-  init, step = training.dp_sgd(loss_fn, plan, optax.sgd(0.1), noise_key=jax.random.key(0))
-  step = jax.jit(step, donate_argnums=0)
-  state = init(jnp.zeros((features, _CLASSES)))
-  dataset = data.resident(_data(num_examples, features))
+  init, step = training.dp_sgd(
+    losses.softmax_cross_entropy(model.apply), plan, optax.sgd(0.1),
+    noise_key=jax.random.key(0), microbatch_size=microbatch_size,
+  )  # fmt: skip
+  step, dataset = jax.jit(step, donate_argnums=0), data.resident(_data(shape))
+  state = init(model.init(jax.random.key(1), jnp.zeros((1, *shape))))
   seconds, batches = [], plan.batches(dataset, rng=1)
   for batch in itertools.islice(batches, 2):
     state, _ = step(state, batch)
@@ -106,7 +121,7 @@ def measure(workload: str, *, repeats: int = 3) -> list[Entry]:
   """One workload: an entry for each method.
 
   Args:
-    workload: "wide" or "narrow".
+    workload: "wide" or "small".
     repeats: processes of each method.
 
   Raises:

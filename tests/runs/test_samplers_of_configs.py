@@ -99,3 +99,10 @@ def test_random_allocation_passes_through_the_data_as_its_probability_says():
 def test_random_allocation_refuses_half_steps_and_changing_noise(changes, message):
   with pytest.raises(UserError, match=message):
     _plan(sampler="random_allocation", **changes)
+
+
+def test_half_a_step_of_a_pass_is_refused_before_any_data_are_read():
+  """So also by a sweep, before its first run."""
+  privacy = PrivacyConfig(sampler="random_allocation", sampling_prob=0.3)
+  with pytest.raises(UserError, match="privacy.sampling_prob=0.3: must be 1 / a whole"):
+    build.check(TrainConfig(privacy=privacy))

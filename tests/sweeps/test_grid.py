@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import importlib
 import math
+import pathlib
 import re
 from typing import Any
 
@@ -27,6 +28,9 @@ from dpjax.sweeps import cost
 from dpjax.sweeps import grid as sweep
 from dpjax.sweeps.grid import SweepConfig
 from dpjax.validate import UserError
+
+_PUBLISHED = pathlib.Path(__file__).parents[2] / "configs" / "sweeps"
+_SWEEPS = sorted(set(_PUBLISHED.glob("*.py")) - {_PUBLISHED / "__init__.py"})
 
 EPSILONS = [0.5, 2.0]
 _MANY = (
@@ -670,3 +674,10 @@ def test_federated_sweeps_of_the_repository_are_sound(module, runs):
   assert len(found) == runs
   for point in found:
     federate_build.check(point.config)
+
+
+@pytest.mark.parametrize("path", _SWEEPS, ids=lambda path: path.stem)
+def test_every_run_of_a_published_sweep_is_sound(path):
+  config = importlib.import_module(f"configs.sweeps.{path.stem}").get_config()
+  if isinstance(config, SweepConfig):
+    assert sweep.points(fields.check(config, SweepConfig, "config"))
