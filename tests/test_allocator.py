@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from dpjax import allocator
+from launch import app
+
 _GLIBC = platform.libc_ver()[0] == "glibc"
 needs_glibc = pytest.mark.skipif(not _GLIBC, reason="without glibc nothing is set")
 
@@ -81,3 +84,14 @@ def test_what_is_large_goes_back_to_the_system():
 def test_who_has_chosen_keeps_the_choice(variables):
   took, faults = _run(_FAULTS, "kept", **variables)
   assert took is False and (faults > 50_000 or not _GLIBC)
+
+
+@pytest.mark.parametrize(
+  ("models", "kept"),
+  [(["cnn", "scatter_linear"], 1), (["cnn", "mlp"], 0), (["of-nobody"], 0), ([], 0)],
+)
+def test_launchers_keep_it_for_wide_features_alone(models, kept, monkeypatch):
+  calls = []
+  monkeypatch.setattr(allocator, "keep_freed_memory", lambda: calls.append(1))
+  app.prepare_memory(models)
+  assert len(calls) == kept
