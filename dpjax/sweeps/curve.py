@@ -6,6 +6,7 @@ import math
 import os
 import pathlib
 import statistics
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from dpjax.runs import report, writers
 from dpjax.validate import UserError
 
 _OURS = "this sweep"
+_LABEL = 44  # characters that fit below the axes beside a legend
 _MARKERS = ("*", "D", "P", "X", "v", "^")
 Row = dict[str, Any]
 
@@ -219,7 +221,8 @@ def _label(axes: Axes, groups: list[Row], x: str, y: str, title: str) -> None:
     kept = {
       name: _common(group[name] for group in private) for name in report.WHAT_EPSILON_MEANS
     }
-    xlabel = f"{x}\n(epsilon: {report.meaning(kept)})"
+    told = f"(epsilon: {report.meaning(kept)})"
+    xlabel = f"{x}\n{textwrap.fill(told, _LABEL, break_on_hyphens=False)}"
   report.style(
     axes, title=f"{title}\n{note}".strip(), xlabel=xlabel, ylabel=y.replace("_", " ")
   )

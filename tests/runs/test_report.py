@@ -160,6 +160,16 @@ def test_a_run_without_privacy_is_never_drawn_at_its_configs_epsilon(tmp_path, f
   assert "not private" in labels
 
 
+def test_what_an_epsilon_means_fits_into_the_picture(tmp_path, figures):
+  long = "the same, random allocation, not private"
+  other = {"neighboring_relation": "replace_special", "series": "another"}
+  rows = [row | {"series": long} for row in _rows()] + [row | other for row in _rows()]
+  curve.sweep_report(rows, tmp_path, series="series")
+  label = figures[0].axes[0].xaxis.label
+  assert "replace_special" in label.get_text()
+  assert label.get_window_extent().x0 >= 0
+
+
 def test_an_epsilon_of_mixed_meaning_says_so(tmp_path):
   rows = _rows(seeds=(0, 1))
   rows[0]["epsilon_kind"] = "claimed"
