@@ -8,11 +8,20 @@ import os
 # Of mallopt(3), and what each is set to.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 _SETTINGS = {
+  # Bytes, the most it takes; larger blocks still come and go. First: before 2.35 glibc refuses
+  # it, and all others without it would take the place of what glibc adapts by itself.
+  _MMAP_THRESHOLD: 2**31 - 1,
   _ARENA_MAX: 1,  # others hold no block above 64 MiB, and would ask the system for each
-  _MMAP_THRESHOLD: 2**31 - 1,  # bytes, the most it takes; larger blocks still come and go
   _TRIM_THRESHOLD: -1,  # never
   _TOP_PAD: 2**26,  # bytes asked for ahead
 }
+
+
+def chosen_by_user() -> list[str]:
+  """Names of the variables of this process by which a user has chosen how memory is given:
+  MALLOC_ variables, GLIBC_TUNABLES (an empty one will do), another allocator (LD_PRELOAD)."""
+  named = ("GLIBC_TUNABLES", "LD_PRELOAD")
+  return [name for name in os.environ if name in named or name.startswith("MALLOC_")]
 
 
 def keep_freed_memory() -> bool:
@@ -23,22 +32,23 @@ def keep_freed_memory() -> bool:
   step, zeroed page by page. On scattering features that took more than half of the time. Steps of
   many small operations become slower, for all threads then share one heap (`python -m
   launch.benchmark --suite=allocator` measures both). The process keeps its peak of memory until
-  it ends. No number of a run changes. Launchers call it for models of scattering features;
-  elsewhere call it before JAX is first used: threads that are there keep what they have.
+  it ends. No number of a run changes. Launchers call it for central training on scattering
+  features; elsewhere call it before JAX is first used: threads that are there keep what they
+  have.
 
   Returns:
-    Whether it took effect: not without glibc, and not where the user has chosen himself, by
-    MALLOC_ variables, GLIBC_TUNABLES (an empty one will do) or another allocator (LD_PRELOAD).
+    Whether the C library took the settings; if not, nothing has changed: without glibc 2.35 or
+    newer, and where the user has chosen himself (`chosen_by_user`).
 
-  >>> keep_freed_memory() in (True, False)
+  >>> import dpjax
+  >>> dpjax.allocator.keep_freed_memory()  # doctest: +SKIP
   True
   """
-  chosen = ("GLIBC_TUNABLES", "LD_PRELOAD")
-  if any(name in chosen or name.startswith("MALLOC_") for name in os.environ):
+  if chosen_by_user():
     return False
   try:
     libc = ctypes.CDLL(None)
     libc.gnu_get_libc_version  # noqa: B018  (other libraries have a mallopt of other numbers)
-    return all([libc.mallopt(option, value) for option, value in _SETTINGS.items()])
+    return all(libc.mallopt(option, value) for option, value in _SETTINGS.items())
   except (AttributeError, OSError, TypeError):
     return False

@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from dpjax import allocator, models, names
+from dpjax import allocator, names
 from dpjax.validate import UserError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]  # of a checkout, or of an installation
@@ -64,11 +64,16 @@ def report_audit(result: Mapping[str, Any]) -> None:
   print(f"audit: {found['verdict']}")
 
 
-def prepare_memory(names_of_models: Iterable[str]) -> None:
-  """Keeps freed memory where steps are on scattering features, which are wide: other steps
-  may become slower (`dpjax.allocator`). Call it before JAX is used."""
+def prepare_memory(configs: Iterable[Any]) -> None:
+  """Keeps freed memory where one of these runs is central training on scattering features,
+  whose steps are wide: others may become slower (`dpjax.allocator`). Call it before JAX is used.
+  """
+  from dpjax import models
+  from dpjax.runs.central.config import TrainConfig
+
+  names = [each.model.name for each in configs if isinstance(each, TrainConfig)]
   with contextlib.suppress(UserError):  # no model: the run refuses it, by its field
-    if any(map(models.needs_features, names_of_models)):
+    if any(map(models.needs_features, names)):
       allocator.keep_freed_memory()
 
 

@@ -268,6 +268,7 @@ def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   for method in methods:
     validate.one_of(gradients.METHODS, methods=method)
   configs, entries = _configs(options), []
+  app.prepare_memory(configs.values())  # as their runs do
   if options.cpu_devices is not None:
     federated_speed.use_cpu_devices(options.cpu_devices)
   for name, config in configs.items():

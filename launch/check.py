@@ -35,7 +35,7 @@ def main() -> None:
   if workdir is not None:
     validate.folder(workdir=workdir)
   config = config_flag.get()
-  app.prepare_memory([config.model.name])
+  app.prepare_memory([config])
   rows = list(check.checks(check.subject(config)))
   print(check.table(rows))
   if workdir is not None:

@@ -203,11 +203,11 @@ def carry_out(
     unit: what its checkpoints count.
   """
   many, done = options(), []
+  app.prepare_memory([config])
   if flags.FLAGS.dry_run:
     if many is not None:
       raise UserError("--dry_run: must be without --coordinator; it plans for one process")
     return print(dry_run.told(config, workdir))
-  app.prepare_memory([config.model.name])
 
   def work() -> None:
     with app.stoppable(workdir):

@@ -35,9 +35,9 @@ app.define_dry_run()
 def main() -> None:
   """Runs what is left of the sweep."""
   config, workdir = config_flag.get(), config_flag.workdir()
+  app.prepare_memory(point.config for point in grid.points(config))
   if flags.FLAGS.dry_run:
     return print(rehearsal.told(config, workdir))
-  app.prepare_memory(point.config.model.name for point in grid.points(config))
   federated = isinstance(config.base, FedConfig)
   load_fn = federate_build.load_data if federated else build.load_data
   with app.stoppable(workdir):

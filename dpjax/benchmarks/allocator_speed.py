@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import pathlib
 import resource
 import statistics
@@ -43,7 +44,7 @@ class Entry(NamedTuple):
   workload: str
   method: str
   step_s: float  # median over steps, batch included
-  system_s: float  # of it, in the kernel: mean over steps
+  system_s: float  # of all threads in the kernel: mean over steps
   peak_bytes: int  # of the process
   ratio: float  # of step_s, to the first method
   params_sha256: str  # after all steps: equal for both
@@ -99,6 +100,7 @@ def _measured(workload: str) -> _Found:
   seconds, batches = [], plan.batches(dataset, rng=1)
   for batch in itertools.islice(batches, 2):
     state, _ = step(state, batch)
+  jax.block_until_ready(state)
   system, began = _system_seconds(), time.perf_counter()
   for batch in batches:
     state, _ = step(state, batch)
@@ -125,10 +127,13 @@ def measure(workload: str, *, repeats: int = 3) -> list[Entry]:
     repeats: processes of each method.
 
   Raises:
-    UserError: a wrong argument; a process failed; nothing can be kept here.
+    UserError: a wrong argument; a process failed; nothing can be kept here; the parameters of
+      two processes differ.
   """
   validate.one_of(WORKLOADS, workloads=workload)
   validate.integer_at_least(1, repeats=repeats)
+  for name in allocator.chosen_by_user():
+    raise UserError(f"{name}={os.environ[name]!r}: must not be set: it is left as it is")
   found: dict[str, list[_Found]] = {method: [] for method in METHODS}
   for _ in range(repeats):
     for method in METHODS:
@@ -136,6 +141,9 @@ def measure(workload: str, *, repeats: int = 3) -> list[Entry]:
       if outcome.found is None:
         raise UserError(f"workloads={workload}: failed: {outcome.reason[:160]}")
       found[method].append(_Found(*outcome.found))
+  trained = {each.params_sha256 for all_of in found.values() for each in all_of}
+  if len(trained) > 1:
+    raise UserError(f"workloads={workload}: trained {len(trained)} different parameters")
   first = statistics.median(each.step_s for each in found[METHODS[0]])
   return [_entry(workload, method, each, first) for method, each in found.items()]
 
@@ -157,10 +165,10 @@ def table(entries: Sequence[Entry]) -> str:
   """The entries for people.
 
   >>> print(table([Entry("wide", "kept", 0.02, 0.001, 10**9, 0.4, "5f1c" * 16)]))
-  workload  freed memory is  step     of it in the kernel  peak     ratio  parameters
+  workload  freed memory is  step     kernel, all threads  peak     ratio  parameters
   wide      kept             20.0 ms  1.0 ms               1000 MB  0.40   5f1c5f1c
   """
-  header = ("workload", "freed memory is", "step", "of it in the kernel", "peak", "ratio",
+  header = ("workload", "freed memory is", "step", "kernel, all threads", "peak", "ratio",
             "parameters")  # fmt: skip
   rows = [
     (
@@ -185,5 +193,5 @@ def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
 if __name__ == "__main__":
   asked_workload, asked_method = alone.ordered()
   if asked_method == "kept" and not allocator.keep_freed_memory():
-    raise UserError("this process's allocator is not glibc's, or the user has set it")
+    raise UserError("freed memory: can be kept under glibc 2.35 or newer alone")
   print(json.dumps(_measured(asked_workload)))

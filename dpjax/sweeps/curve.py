@@ -20,7 +20,7 @@ from dpjax.runs import report, writers
 from dpjax.validate import UserError
 
 _OURS = "this sweep"
-_LABEL = 44  # characters that fit below the axes beside a legend
+_LABEL = 48  # characters that fit below the axes beside a legend
 _MARKERS = ("*", "D", "P", "X", "v", "^")
 Row = dict[str, Any]
 
