@@ -16,12 +16,13 @@ def _nothing_is_chosen(monkeypatch):
 
 
 @needs_glibc
+@pytest.mark.slow
 def test_both_methods_train_the_same_parameters():
-  returned, kept = allocator_speed.measure("small", repeats=1)
+  returned, kept = allocator_speed.measure("wide", repeats=1)
   assert (returned.method, kept.method) == allocator_speed.METHODS
   assert returned.params_sha256 == kept.params_sha256
   assert returned.ratio == 1 and kept.ratio == kept.step_s / returned.step_s
-  assert min(returned.peak_bytes, kept.peak_bytes) > 6e7  # of the data alone
+  assert min(returned.peak_bytes, kept.peak_bytes) > 3e8  # of the data alone
 
 
 def test_where_a_user_has_chosen_nothing_is_measured(monkeypatch):
