@@ -58,9 +58,8 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
 __version__ = "0.1.0"
 _ROOMS = (
   *("accounting", "allocator", "attacks", "auditing", "data", "federated", "gradients"),
-  "losses",
-  *("mechanisms", "metrics", "models", "names", "noise", "plan", "price", "relevance"),
-  *("passes", "sampling", "secure"),
+  *("losses", "mechanisms", "metrics", "models", "names", "noise", "passes", "plan"),
+  *("price", "relevance", "sampling", "secure"),
   *("training", "transforms", "trees", "types", "validate"),
 )
 _SAMPLERS = (

@@ -71,9 +71,9 @@ def prepare_memory(configs: Iterable[Any]) -> None:
   from dpjax import models
   from dpjax.runs.central.config import TrainConfig
 
-  names = [each.model.name for each in configs if isinstance(each, TrainConfig)]
+  asked = [each.model.name for each in configs if isinstance(each, TrainConfig)]
   with contextlib.suppress(UserError):  # no model: the run refuses it, by its field
-    if any(map(models.needs_features, names)):
+    if any(map(models.needs_features, asked)):
       allocator.keep_freed_memory()
 
 
