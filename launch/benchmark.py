@@ -371,8 +371,10 @@ def _data(options: flags.FlagValues, out: pathlib.Path | None) -> None:
 
 
 def _allocator(options: flags.FlagValues, out: pathlib.Path | None) -> None:
-  entries = []
-  for name in options.workloads or allocator_speed.WORKLOADS:
+  names, entries = options.workloads or allocator_speed.WORKLOADS, []
+  for name in names:
+    validate.one_of(allocator_speed.WORKLOADS, workloads=name)
+  for name in names:
     entries += allocator_speed.measure(name, repeats=options.repeats)
     print(f"measured {name}", file=sys.stderr, flush=True)
     if out is not None:
