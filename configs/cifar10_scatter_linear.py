@@ -4,11 +4,11 @@
     --workdir=runs/cifar10_scatter
 
 Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir) and
-12 GB of memory. Features are those of light and of two differences of colours, averaged with
+13 GB of memory. Features are those of light and of two differences of colours, averaged with
 those of the mirror image. Their channels are normalised by mean and variance over the training
 data, which are released with noise first and paid from the same epsilon; each clip norm is a
 private median, paid too. Parameters are an exponential average over the steps.
-Hardware: 2 CPU cores. Time: six minutes of training after three of features (DPJAX_CACHE_DIR
+Hardware: 2 CPU cores. Time: two minutes of training after three of features (DPJAX_CACHE_DIR
 keeps them).
 Expected: test accuracy .705 (.703-.707 over three seeds) at a proved epsilon of 3 (delta 1e-5,
 Poisson, add/remove-one, per example; statistics included). Of red, green and blue

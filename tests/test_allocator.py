@@ -50,6 +50,20 @@ print(json.dumps([took, during - before, process_memory("VmSize") - before]))
 """
 
 
+_BACK = """
+import json
+from dpjax import allocator
+from dpjax.runs.provenance import process_memory
+
+took = allocator.keep_freed_memory()
+held = [b"x" * 2**27 for _ in range(4)]
+del held
+before = process_memory("VmRSS")
+allocator.give_back()
+print(json.dumps([took, before - process_memory("VmRSS")]))
+"""
+
+
 def _run(program, *arguments, **variables):
   taken_out = ("GLIBC_TUNABLES", "LD_PRELOAD")
   env = {
@@ -68,6 +82,12 @@ def test_a_block_that_was_freed_is_used_again():
   returned, kept = (_run(_FAULTS, method) for method in ("returned", "kept"))
   assert kept[0] is True
   assert returned[1] > 0.5 * _PAGES and kept[1] < 0.02 * _PAGES
+
+
+@needs_glibc
+def test_what_is_kept_can_be_given_back():
+  took, less = _run(_BACK)
+  assert took and less > 2**28
 
 
 @needs_glibc

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from dpjax import validate
+from dpjax import allocator, validate
 from dpjax.accounting import by_name
 from dpjax.runs import bounds, checkpoint, promise, provenance, writers
 from dpjax.runs import workdir as owner
@@ -149,6 +149,7 @@ def run(grid: Grid, workdir: pathlib.Path) -> list[Row]:
       at = folder(workdir, point.name)
       ran = not (at / writers.RESULT).exists()
       rows[point.name] = _row(grid, point, at, load)
+      allocator.give_back()  # or holes that a run has left would add to the peak of the next
       line = _line(grid, rows[point.name])
       print(f"[{count}/{len(grid.points)}] {line}", flush=True)
       ordered = [rows[p.name] for p in grid.points if p.name in rows]
