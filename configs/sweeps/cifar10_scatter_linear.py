@@ -3,8 +3,8 @@
   python -m launch.sweep --config=configs/sweeps/cifar10_scatter_linear.py \\
     --workdir=runs/cifar10_scatter_sweep
 
-The features are computed once for all runs. Hardware: 2 CPU cores, 10 minutes and 17 GB (15 GB and 20 minutes
-with GLIBC_TUNABLES= before the command: see docs/machines.md).
+The features are computed once for all runs. Hardware: 2 CPU cores, 17 GB, 10
+minutes; with GLIBC_TUNABLES= before the command 15 GB, 20 minutes (docs/machines.md).
 Numbers: results/cifar10_scatter_linear.
 """
 
