@@ -32,9 +32,9 @@ def keep_freed_memory() -> bool:
   step, zeroed page by page. On scattering features that took more than half of the time. Steps of
   many small operations become slower, for all threads then share one heap (`python -m
   launch.benchmark --suite=allocator` measures both). The process keeps its peak of memory until
-  it ends. No number of a run changes. Launchers call it for central training on scattering
-  features; elsewhere call it before JAX is first used: threads that are there keep what they
-  have.
+  it ends or is told to `give_back`. No number of a run changes. Launchers call it for central
+  training on scattering features; elsewhere call it before JAX is first used: threads that are
+  there keep what they have.
 
   Returns:
     Whether the C library took the settings; if not, nothing has changed: without glibc 2.35 or

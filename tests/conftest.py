@@ -1,10 +1,8 @@
 """Strictness for every test: rank promotion raises; compilations are cached on disk."""
 
-import ctypes
 import gc
 import os
 import pathlib
-import sys
 import tempfile
 
 _CACHE = os.environ.get(
@@ -21,6 +19,7 @@ _OPTIMIZED = ("attacks", "gradients", "models", "noise")
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from dpjax import allocator  # noqa: E402
 from tests import slow_cases  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -88,5 +87,4 @@ def _memory() -> int:
 def _let_go() -> None:
   jax.clear_caches()
   gc.collect()
-  if sys.platform == "linux":  # freed memory stays with the process until it is asked for
-    ctypes.CDLL(None).malloc_trim(0)
+  allocator.give_back()  # freed memory stays with the process until it is asked for

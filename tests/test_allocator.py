@@ -65,12 +65,8 @@ print(json.dumps([took, before - process_memory("VmRSS")]))
 
 
 def _run(program, *arguments, **variables):
-  taken_out = ("GLIBC_TUNABLES", "LD_PRELOAD")
-  env = {
-    name: value
-    for name, value in os.environ.items()
-    if name not in taken_out and not name.startswith("MALLOC_")
-  }
+  chosen = allocator.chosen_by_user()
+  env = {name: value for name, value in os.environ.items() if name not in chosen}
   command = [sys.executable, "-c", program, *arguments]
   done = subprocess.run(command, capture_output=True, text=True, env=env | variables)
   assert done.returncode == 0, done.stderr

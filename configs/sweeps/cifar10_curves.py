@@ -9,48 +9,31 @@ Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.base.d
 Numbers: results/cifar10_curves, of seed 0 and, at epsilon 1, seed 1.
 """
 
-from configs.sweeps.mnist_curves import EPSILONS
-from dpjax.runs.central.config import OptimizerConfig, PrivacyConfig
+from configs.sweeps.mnist_curves import curves, paid
+from dpjax.runs.central.config import PrivacyConfig
 from dpjax.sweeps.grid import SweepConfig
 
 
 def opponent(epsilon: float) -> dict:
-  """The statistics are paid from the same epsilon: the less of it, the more noise is in them."""
-  share = min(epsilon, 3.0) / 3.0
   return {
-    "privacy.epsilon": epsilon,
-    "privacy.normalization": {
-      "name": "private_statistics",
-      "noise_multiplier": 16.0 / share,
-      "median_epsilon": 0.02 * share,
-    },
+    "privacy.normalization": paid("private_statistics", epsilon),
     "optimizer.learning_rate": 4.0 * min(1.0, epsilon),
   }
 
 
 def get_config() -> SweepConfig:
-  """A run for each epsilon and seed."""
+  """One line."""
   from configs import cifar10_scatter_linear
 
   base = cifar10_scatter_linear.get_config()
-  base.privacy.epsilon = None  # the variants have it, the price of the statistics
-  base.privacy.normalization = PrivacyConfig().normalization
-  base.optimizer = OptimizerConfig()  # and the learning rate
-  variants = {
-    f"opponent scattering + linear @ {epsilon:g}": opponent(epsilon) for epsilon in EPSILONS
-  }
-  return SweepConfig(
-    base=base,
-    variants=variants,
-    seeds=[0, 1, 2],
-    series="variant",
-    references=[
-      ("Tramèr and Boneh 2021, linear", 3.0, 0.670),
-      ("Tramèr and Boneh 2021, CNN", 3.0, 0.693),
-      ("De et al. 2022, WRN-16-4", 1.0, 0.568),
-      ("De et al. 2022, WRN-16-4", 2.0, 0.649),
-      ("De et al. 2022, WRN-16-4", 4.0, 0.719),
-      ("De et al. 2022, WRN-16-4", 8.0, 0.795),
-    ],
-    title="CIFAR-10, delta 1e-5",
-  )
+  base.privacy.normalization = PrivacyConfig().normalization  # the line has its own
+  references = [
+    ("Tramèr and Boneh 2021, linear", 3.0, 0.670),
+    ("Tramèr and Boneh 2021, CNN", 3.0, 0.693),
+    ("De et al. 2022, WRN-16-4", 1.0, 0.568),
+    ("De et al. 2022, WRN-16-4", 2.0, 0.649),
+    ("De et al. 2022, WRN-16-4", 4.0, 0.719),
+    ("De et al. 2022, WRN-16-4", 8.0, 0.795),
+  ]
+  lines = {"opponent scattering + linear": opponent}
+  return curves(base, lines, references, "CIFAR-10, delta 1e-5")

@@ -156,17 +156,17 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
     resident=config.resident,
   )
   unused.refuse(config, unused.of_dataset(train))
-  return preprocessed(config, train, test, features=features)
+  loaded = preprocessed(config, train, test)
+  return with_features(config, loaded) if features else loaded
 
 
 def preprocessed(
-  config: TrainConfig, train: data.Dataset, test: data.Dataset, *, features: bool
+  config: TrainConfig, train: data.Dataset, test: data.Dataset
 ) -> tuple[Any, Any]:
-  """What `load_data` returns, of data that are loaded."""
+  """What `load_data` returns without features, of data that are loaded."""
   if config.data.center:
     train, test = data.preprocess.center(train), data.preprocess.center(test)
-  loaded = limited(train, config.data), test
-  return with_features(config, loaded) if features else loaded
+  return limited(train, config.data), test
 
 
 @bounds.names_fields

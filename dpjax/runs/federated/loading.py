@@ -42,9 +42,7 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
   train, test = config.partition.make(config.data)
   bounds.local_batch(config, len(train))
   unused.refuse(config, unused.of_dataset(train.dataset))
-  sets = build_central.preprocessed(
-    central(config), train.dataset, test.dataset, features=False
-  )
+  sets = build_central.preprocessed(central(config), train.dataset, test.dataset)
   return dataclasses.replace(train, dataset=sets[0]), sets[1]
 
 
