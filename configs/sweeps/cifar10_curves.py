@@ -6,7 +6,7 @@ The runs are those of configs/cifar10_scatter_linear.py, with the price of the c
 statistics in proportion to epsilon, and a smaller learning rate below epsilon 1.
 Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.base.data.data_dir) and
 17 GB of memory. Hardware: 2 CPU cores, two minutes a run; it goes on where it was stopped.
-Numbers: results/cifar10_curves, of seed 0 and, at epsilon 1, seed 1.
+Numbers: results/cifar10_curves.
 """
 
 from configs.sweeps.mnist_curves import curves, paid

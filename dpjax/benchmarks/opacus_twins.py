@@ -169,6 +169,15 @@ def _cifar_cnn(torch: Any) -> tuple:
   return nn.Sequential(*layers), _classes
 
 
+def _scatter_cnn(torch: Any) -> tuple:
+  nn = torch.nn
+  layers = (
+    *(nn.Conv2d(81, 16, 3, 2, padding=1), nn.Tanh(), nn.Conv2d(16, 32, 3, padding=1)),
+    *(nn.Tanh(), nn.Flatten(), nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10)),
+  )
+  return nn.Sequential(*layers), _classes
+
+
 def _mlp(width: int) -> Callable[[Any], tuple]:
   def make(torch: Any) -> tuple:
     nn = torch.nn
@@ -272,6 +281,7 @@ def _lstm(torch: Any) -> tuple:
 _TWINS: dict[str, Callable[[Any], tuple]] = {
   "small_cnn": _small_cnn,
   "cifar_cnn": _cifar_cnn,
+  "scatter_cnn": _scatter_cnn,
   "mlp": _mlp(1024),
   "wide_mlp": _mlp(4096),
   "gpt": _gpt,

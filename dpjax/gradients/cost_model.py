@@ -14,7 +14,11 @@ seconds = flops / rate + elements * cost. The constants below were measured, flo
   products over a whole batch of patches ran at 7-15 Gflop/s, the same products one
   example at a time in a loop at 50-110 (patches stay in the cache and no memory is
   faulted in), XLA's own weight gradient at 40-90, gram products at 110-210 (square
-  matrices). A convolution inside a loop ran at 1, so it is never put there.
+  matrices). A convolution inside a loop ran at 1, so none of those that have rows is put there.
+  With patches of 3,300 to 15,900 elements an example (networks of MNIST, of RADP and on
+  scattering features) a whole step took .37 to 1.05 times as long with the loop as without;
+  smaller ones were not measured. A loop leaves cores idle that a batch would use: where there
+  are many, another constant may be better.
   Dense sites of 16 to 256 rows and 192 to 1024 columns, whose sides are the recorded
   arrays themselves: products, gram products and weight gradients all ran at 140-195, in a
   batch as in a loop; but a product freed after its norm still wants the loop, where it
@@ -51,12 +55,13 @@ class Platform(NamedTuple):
   hold_seconds: float  # the same, of a product that outlives its norm
   fault_seconds: float  # and of its elements beyond what its site has recorded
   loop_above: int  # elements per example from which examples are taken in a loop
+  patches_above: int  # the same, where the patches of a convolution are among them
   loop_elements: int  # elements in flight in that loop: at least one example
 
 
 _PLATFORMS = {
-  "cpu": Platform(80e9, 140e9, 70e9, 170e9, 0.4e-9, 0.3e-9, 1.3e-9, 16_384, 0),
-  "gpu": Platform(30e12, 30e12, 40e12, 40e12, 4e-12, 8e-12, 0.0, 0, 2**28),
+  "cpu": Platform(80e9, 140e9, 70e9, 170e9, 0.4e-9, 0.3e-9, 1.3e-9, 16_384, 3000, 0),
+  "gpu": Platform(30e12, 30e12, 40e12, 40e12, 4e-12, 8e-12, 0.0, 0, 0, 2**28),
 }
 
 # Products are held up to this share of the operands and cotangents that are held anyway,
@@ -80,6 +85,7 @@ class Cost(NamedTuple):
   is_gram: bool = False
   fused: bool = False  # nothing large is formed, or it is held: never worth a loop
   is_dense: bool = False  # the sides are the recorded arrays, already in the cache
+  patches: bool = False  # a side is copied together from overlapping parts of an array
 
   def seconds(self, platform: str) -> float:
     """Estimated time for one example."""
@@ -102,6 +108,10 @@ def _dense(forms: Sequence[RowForm]) -> bool:
   return all(form.plain for form in forms)
 
 
+def _patches(forms: Sequence[RowForm]) -> bool:
+  return any(not (form.plain or form.one_hot) for form in forms)
+
+
 def outer(form: RowForm) -> Cost:
   """|a|^2 |g|^2."""
   return Cost(2 * _sides(form), _sides(form), fused=True)
@@ -112,13 +122,14 @@ def gram(forms: Sequence[RowForm]) -> Cost:
   rows = sum(form.rows for form in forms)
   flops = sum(2 * rows * _sides(form) for form in forms)
   pairs = 2 * rows * rows * forms[0].blocks
-  patches = any(not (form.plain or form.one_hot) for form in forms)
+  patches = _patches(forms)
   return Cost(
     flops,
     pairs + sum(map(_sides, forms)),
     is_gram=True,
     fused=not patches and pairs <= _recorded(forms),
     is_dense=_dense(forms),
+    patches=patches,
   )
 
 
@@ -136,6 +147,7 @@ def product(forms: Sequence[RowForm], platform: str) -> tuple[Cost, bool]:
     sum(map(_sides, forms)) + size(forms[0]),
     fused=hold and _dense(forms),
     is_dense=_dense(forms),
+    patches=_patches(forms),
   )
   return cost, hold
 
@@ -186,6 +198,7 @@ def in_flight(cost: Cost, platform: str) -> int:
 def chunk(cost: Cost, platform: str) -> int | None:
   """Examples to take at a time in a compiled loop; None for the whole batch at once."""
   machine = constants(platform)
-  if cost.fused or cost.elements <= machine.loop_above:
+  above = machine.patches_above if cost.patches else machine.loop_above
+  if cost.fused or cost.elements <= above:
     return None
   return max(1, int(machine.loop_elements // cost.elements))

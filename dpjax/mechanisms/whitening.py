@@ -82,7 +82,8 @@ class Whitening(NoisyMeans):
       medians but the ninth deciles, for what is cut off of the longest vectors is missing.
     clip_norms: public norms (of the fields of `Spread`, in their order), or () for private ones.
     num_directions: of how many coordinates the covariance is released; at most P * C.
-    floor_rank: the variances that are larger than the one of this rank are brought down to it.
+    floor_rank: the variances that are larger than the one of this rank (the smallest of all, where
+      an example has fewer features) are brought down to it.
 
   Guarantee: as that of `ChannelStatistics`, for five sums, each of vectors that depend on an
   example and on what was released before: adaptive composition of Gaussian mechanisms is exact

@@ -109,13 +109,22 @@ def summarize(
     label = (
       by_name(str(series), label, digits=6) if isinstance(label, float) else str(label)
     )
-    promised = row.get("epsilon_kind") != "none" or not x.endswith("epsilon")
-    at = numeric(row, x) if promised else None
+    at = place(row, x)
     if at is None or not math.isnan(at):
       groups.setdefault((label, at), []).append(row)
   labels = [label for label, _ in groups]  # series stay in the order they came in
   order = sorted(groups, key=lambda at: (labels.index(at[0]), at[1] or -math.inf))
   return [_summary(key, groups[key], x, y, series) for key in order]
+
+
+def place(row: Row, x: str) -> float | None:
+  """Where a run stands on the axis; None without an epsilon.
+
+  >>> place({"alpha": "inf"}, "alpha"), place({"epsilon_kind": "none"}, "epsilon")
+  (inf, None)
+  """
+  promised = row.get("epsilon_kind") != "none" or not x.endswith("epsilon")
+  return numeric(row, x) if promised else None
 
 
 def _summary(key: tuple, rows: list[Row], x: str, y: str, series: str | None) -> Row:

@@ -31,7 +31,7 @@ def write(
     rows: one per finished run, as for `curve.sweep_report`.
   """
   text = table(rows, x=x, y=y, series=series)
-  rounds = rounds_table(rows, series=series)
+  rounds = rounds_table(rows, x=x, series=series)
   content = f"{text}\n{rounds}" if rounds else text
   writers.replace_file(pathlib.Path(out_dir) / TABLE, content.encode())
 
@@ -52,32 +52,48 @@ def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> 
   cells = {(_label(group, series, y), group[x]): _cell(group, y) for group in groups}
   head = [
     f"{series or y} \\ {x}",
-    *("none" if c is None else by_name(x, c, digits=6) for c in columns),
+    *(_told(x, c) for c in columns),
   ]
   body = [[label, *(cells.get((label, at), "") for at in columns)] for label in labels]
   return markdown.table(head, body)
 
 
-def rounds_table(rows: Sequence[Row], *, series: str | None = None) -> str:
-  """Rounds to each target by series; "" where no run reports them, "-" where one of the
-  seeds (or of the other settings) never got there.
+def rounds_table(rows: Sequence[Row], *, x: str, series: str | None = None) -> str:
+  """Rounds to each target by series, and by x where a line has several; "" where no run
+  reports them, "-" where one of the seeds (or of the other settings) never got there.
 
-  >>> print(rounds_table([{"rounds_to_accuracy": {"0.97": 12, "0.99": None}}]))
+  >>> runs = [{"alpha": at, "rounds_to_accuracy": {"0.97": 9, "0.99": None}} for at in (1, 2)]
+  >>> print(rounds_table(runs, x="alpha"))
   | rounds to | 0.97 | 0.99 |
   | --- | --- | --- |
-  | all | 12 | - |
+  | all @ 1 | 9 | - |
+  | all @ 2 | 9 | - |
   <BLANKLINE>
+  >>> print(rounds_table(runs[:1], x="alpha").splitlines()[-1])
+  | all | 9 | - |
   """
   told = [row for row in rows if row.get("rounds_to_accuracy")]
   if not told:
     return ""
   targets = list(dict.fromkeys(t for row in told for t in row["rounds_to_accuracy"]))
-  label = lambda row: str(row[series]) if series else "all"
+  name = lambda row: str(row[series]) if series else "all"
+  places: dict[str, set] = {}
+  for row in told:
+    places.setdefault(name(row), set()).add(curve.place(row, x))
+
+  def label(row: Row) -> str:
+    line = name(row)
+    return f"{line} @ {_told(x, curve.place(row, x))}" if len(places[line]) > 1 else line
+
   lines = []
-  for name in dict.fromkeys(map(label, told)):
-    mine = [row["rounds_to_accuracy"] for row in told if label(row) == name]
-    lines.append([name, *(_most([own.get(t) for own in mine]) for t in targets)])
+  for each in dict.fromkeys(map(label, told)):
+    mine = [row["rounds_to_accuracy"] for row in told if label(row) == each]
+    lines.append([each, *(_most([own.get(t) for own in mine]) for t in targets)])
   return markdown.table(["rounds to", *targets], lines)
+
+
+def _told(x: str, at: float | None) -> str:
+  return "none" if at is None else by_name(x, at, digits=6)
 
 
 def _most(rounds: list[Any]) -> str:

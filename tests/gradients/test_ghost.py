@@ -138,10 +138,11 @@ def _inside_branches_and_loops(jaxpr, inside=False):
         yield from _inside_branches_and_loops(sub, deeper)
 
 
-@pytest.mark.parametrize("build", [models.Cnn, models.CifarCnn])
+@pytest.mark.parametrize("build", [models.Cnn, models.CifarCnn, models.ScatterCnn])
 def test_no_convolution_runs_in_a_branch_or_a_loop(build):
   """There XLA's CPU backend takes 3 to 20 times as long for one."""
-  model, x = build(num_classes=10), np.zeros((4, 32, 32, 3), np.float32)
+  channels = 27 if build is models.ScatterCnn else 3
+  model, x = build(num_classes=10), np.zeros((4, 32, 32, channels), np.float32)
   params = model.init(jax.random.key(0), x[:1])
   grad_fn = gradients.clipped_grad(
     losses.softmax_cross_entropy(model.apply), l2_clip_norm=1.0, method="ghost"
@@ -649,31 +650,51 @@ _TWO_DEVICES = """
 import jax, jax.numpy as jnp, numpy as np
 from jax import lax
 from dpjax import gradients
-loss = lambda p, x: jnp.sum(jnp.sin(jnp.tanh(x @ p["w"] + p["b"]) @ p["v"]))
 rng = np.random.default_rng(0)
-sizes = dict(w=(4, 3), b=(3,), v=(3, 2))
-params = {k: jnp.asarray(rng.normal(size=s), jnp.float32) for k, s in sizes.items()}
-batch = jnp.asarray(rng.normal(size=(4, 4)), jnp.float32)
+normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+equal = lambda a, b: jax.tree.map(
+  lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), a, b)
+
+def dense(p, x):
+  return jnp.sum(jnp.sin(jnp.tanh(x @ p["w"] + p["b"]) @ p["v"]))
+
+def looped(p, x):  # its patches hold 7 * 7 * 9 * 8 numbers an example
+  numbers = ("NHWC", "HWIO", "NHWC")
+  maps = lax.conv_general_dilated(x[None], p["k"], (1, 1), "SAME", dimension_numbers=numbers)
+  return jnp.sum(jnp.sin(jnp.tanh(maps).reshape(-1) @ p["v"]))
+
+cases = [
+  (dense, dict(w=normal(4, 3), b=normal(3), v=normal(3, 2)), normal(4, 4)),
+  (looped, dict(k=normal(3, 3, 8, 4), v=normal(196, 2)), normal(4, 7, 7, 8)),
+]
 mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
 P = jax.sharding.PartitionSpec
-for method in ("vmap", "ghost"):
-  grad_fn = gradients.clipped_grad(loss, l2_clip_norm=0.5, method=method)
-  expected = grad_fn(params, batch, True).total
-  total = lambda p, x: jax.tree.map(lambda t: lax.psum(t, "d"), grad_fn(p, x, True).total)
-  for check in (True, False):
-    sharded = jax.shard_map(
-      total, mesh=mesh, in_specs=(P(), P("d")), out_specs=P(), check_vma=check
-    )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-                 jax.jit(sharded)(params, batch), expected)
-  mapped = jax.pmap(total, axis_name="d", in_axes=(None, 0))(params, batch.reshape(2, 2, 4))
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-4, atol=1e-6),
-               mapped, expected)
-print("equal")
+for loss, params, batch in cases:
+  vmapped = gradients.clipped_grad(loss, l2_clip_norm=0.5, method="vmap")
+  expected = vmapped(params, batch, True).total
+  for method in ("vmap", "ghost"):
+    grad_fn = gradients.clipped_grad(loss, l2_clip_norm=0.5, method=method)
+    equal(grad_fn(params, batch, True).total, expected)
+    total = lambda p, x: jax.tree.map(
+      lambda t: lax.psum(t, "d"), grad_fn(p, x, True).total)
+    for check in (True, False):
+      sharded = jax.shard_map(
+        total, mesh=mesh, in_specs=(P(), P("d")), out_specs=P(), check_vma=check)
+      equal(jax.jit(sharded)(params, batch), expected)
+    halves = batch.reshape(2, 2, *batch.shape[1:])
+    mapped = jax.pmap(total, axis_name="d", in_axes=(None, 0))(params, halves)
+    equal(jax.tree.map(lambda a: a[0], mapped), expected)
+    both = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), params)
+    many = jax.jit(jax.vmap(lambda p: grad_fn(p, batch, True).total))(both)
+    twice = vmapped(jax.tree.map(lambda a: 2 * a, params), batch, True).total
+    equal(many, jax.tree.map(lambda a, b: jnp.stack([a, b]), expected, twice))
+ghost = gradients.clipped_grad(looped, l2_clip_norm=0.5, method="ghost")
+print("equal", "scan" in str(jax.make_jaxpr(lambda p: ghost(p, batch, True).total)(params)))
 """
 
 
 def test_examples_are_clipped_before_devices_are_added_up():
+  """Also those that are taken in a loop, and under a vmap over parameters."""
   flags = dict(XLA_FLAGS="--xla_force_host_platform_device_count=2", JAX_PLATFORMS="cpu")
   done = subprocess.run(
     [sys.executable, "-c", _TWO_DEVICES],
@@ -681,7 +702,7 @@ def test_examples_are_clipped_before_devices_are_added_up():
     capture_output=True,
     text=True,
   )
-  assert done.stdout.strip() == "equal", done.stderr[-2000:]
+  assert done.stdout.strip() == "equal True", done.stderr[-2000:]
 
 
 def test_wrong_parameters_are_one_clear_line():

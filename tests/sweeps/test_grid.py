@@ -561,8 +561,11 @@ def test_a_federated_sweep_has_alpha_infinity_and_a_table(tmp_path):
     "",
     "| rounds to | 0.5 | 0.99 |",
     "| --- | --- | --- |",
-    "| FedAvg | 3 | - |",
-    "| SCAFFOLD | 3 | - |",
+    *(
+      f"| {name} @ {alpha} | 3 | - |"
+      for name in ("FedAvg", "SCAFFOLD")
+      for alpha in ("0.5", "inf", "0.1")
+    ),
   ]
   with (tmp_path / "curve.csv").open() as file:
     assert [row["partition.alpha"] for row in csv.DictReader(file)][:3] == [
@@ -665,7 +668,7 @@ def test_a_wrong_field_of_a_federated_base_is_named():
 
 @pytest.mark.parametrize(
   ("module", "runs"),
-  [("fed_dirichlet", 12), ("fed_user_level", 4), ("fed_mcmahan", 3)],
+  [("fed_dirichlet", 12), ("fed_user_level", 42), ("fed_mcmahan", 3)],
 )
 def test_federated_sweeps_of_the_repository_are_sound(module, runs):
   config = importlib.import_module(f"configs.sweeps.{module}").get_config()
