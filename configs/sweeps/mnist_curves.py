@@ -45,7 +45,7 @@ def whitened(epsilon: float) -> dict | None:
 
 
 def scattering(epsilon: float) -> dict:
-  return {"optimizer.learning_rate": 4.0 * min(1.0, 2 * epsilon)}
+  return {"optimizer.learning_rate": 4.0 * min(1.0, epsilon / 2), "ema_decay": 0.98}
 
 
 LINES = {
@@ -64,11 +64,9 @@ LINES = {
       "privacy.ftrl.strategy.bands": 15,
     }
   ),
-  "scattering + tempered-sigmoid CNN": lambda epsilon: {
-    "model.name": "scatter_cnn",
-    "optimizer.learning_rate": 4.0 * min(1.0, epsilon / 2),
-    "ema_decay": 0.98,
-  },
+  "scattering + tempered-sigmoid CNN": lambda epsilon: (
+    scattering(epsilon) | {"model.name": "scatter_cnn"}
+  ),
   "tempered-sigmoid CNN": lambda epsilon: {
     "data.center": True,
     "model.name": "cnn",

@@ -178,6 +178,10 @@ def _scatter_cnn(torch: Any) -> tuple:
   return nn.Sequential(*layers), _classes
 
 
+def _scatter_linear(torch: Any) -> tuple:
+  return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3969, 10)), _classes
+
+
 def _mlp(width: int) -> Callable[[Any], tuple]:
   def make(torch: Any) -> tuple:
     nn = torch.nn
@@ -282,6 +286,7 @@ _TWINS: dict[str, Callable[[Any], tuple]] = {
   "small_cnn": _small_cnn,
   "cifar_cnn": _cifar_cnn,
   "scatter_cnn": _scatter_cnn,
+  "scatter_linear": _scatter_linear,
   "mlp": _mlp(1024),
   "wide_mlp": _mlp(4096),
   "gpt": _gpt,

@@ -193,11 +193,13 @@ def _mlp(width: int, batch_size: int) -> Workload:
 def _by_platform(platform: str) -> dict[str, Callable[[], Workload]]:
   cpu, f = platform == "cpu", functools.partial
   scattered = models.ScatterCnn(num_classes=10, num_groups=None)
+  linear = models.ScatterLinear(num_classes=10, num_groups=None)
   return {
     "small_cnn": f(_images, models.Cnn(num_classes=10), (28, 28, 1), 256 if cpu else 2048),
     "cifar_cnn": f(
       _images, models.CifarCnn(num_classes=10), (32, 32, 3), 128 if cpu else 1024
     ),
+    "scatter_linear": f(_images, linear, (7, 7, 81), 4096 if cpu else 32768),
     "scatter_cnn": f(_images, scattered, (7, 7, 81), 1024 if cpu else 8192),
     "mlp": f(_mlp, 1024, 256 if cpu else 2048),
     "wide_mlp": f(_mlp, 4096, 512 if cpu else 4096),

@@ -51,7 +51,13 @@ def of(x: jax.Array, axis: int | tuple[int, ...] | None = None) -> Length:
   Length(norm=Array(5., dtype=float32), longest=Array(5., dtype=float32))
   """
   x = trees.at_least_float32(x)
-  square = jnp.sum(x * x, axis=axis)  # x's shape without `axis`
+  axis = tuple(range(x.ndim)) if axis is None else axis
+  summed = {i % x.ndim for i in ((axis,) if isinstance(axis, int) else axis)}
+  wide = [i for i, size in enumerate(x.shape) if size != 1]
+  # XLA's CPU backend writes out the squares of an array that has dimensions of size 1.
+  flat = x.reshape([x.shape[i] for i in wide])
+  square = jnp.sum(flat * flat, axis=tuple(k for k, i in enumerate(wide) if i in summed))
+  square = square.reshape([n for i, n in enumerate(x.shape) if i not in summed])
   count = x.size // max(square.size, 1)
   return from_square(square, count * tiny(x))
 

@@ -38,7 +38,12 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return as_varying_as(tree, zeros)
 
-  return lax.cond(jnp.ravel(known[0])[0] < -jnp.inf, never, fn, tree)
+  # Without dimensions of size 1: for these XLA's CPU backend chooses another layout inside of
+  # the branch, and copies.
+  narrow = jax.tree.map(lambda x: jnp.reshape(x, [n for n in jnp.shape(x) if n != 1]), tree)
+  again = lambda flat: jax.tree.map(lambda x, y: jnp.reshape(y, jnp.shape(x)), tree, flat)
+  impossible = jnp.ravel(known[0])[0] < -jnp.inf
+  return lax.cond(impossible, never, lambda flat: fn(again(flat)), narrow)
 
 
 def _has_number(leaf: Any) -> bool:

@@ -30,6 +30,7 @@ from dpjax.gradients.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
 # Numbers per example from which it pays to skip the pass that drops examples; below, a
 # branch costs more to compile than the pass to run (models have dozens of biases).
 _BRANCH_ABOVE = 4096
+_WIDE = 1024  # the same of an operand that is multiplied whole
 _ROUNDING = 1e-6  # two evaluations of one gradient may differ by this much of its norm
 
 
@@ -260,7 +261,14 @@ def totals(
     return _from_products(unit, flow, _weighted(first.held, factors[0]))
   if how is Sum.AGAIN:
     return _one_by_one(unit, flow, recorded, first, factors)
-  return _transposed(unit, flow, recorded, factors)
+  return _transposed(unit, flow, recorded, factors, finite=_all_finite(first))
+
+
+def _all_finite(first: Norms) -> jax.Array:
+  """Whether all operands of the unit are known to be finite: one that is not makes the norm of
+  its example infinite or NaN, or is where no parameter is reached."""
+  longest = [length.longest for length in first.lengths]  # of each leaf: [B]
+  return jnp.all(jnp.isfinite(jnp.stack(longest)))
 
 
 def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, factors):
@@ -339,7 +347,12 @@ def convolutions(
 
 
 def _transposed(
-  unit: Unit, flow: ParamFlow, recorded: Recorded, factors, call=lambda fn, tree: fn(tree)
+  unit: Unit,
+  flow: ParamFlow,
+  recorded: Recorded,
+  factors: Sequence[jax.Array],
+  call: Callable = lambda fn, tree: fn(tree),
+  finite: jax.Array | None = None,
 ):
   """Book-keeping: each site's ordinary transpose at c_i g_i, once per distinct factor."""
   seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
@@ -348,14 +361,16 @@ def _transposed(
     if id(factor) not in by_factor:
       by_factor[id(factor)] = back(
         {
-          site.index: _clipped_transpose(site, seen[site.index], recorded, factor, call)
+          site.index: _clipped_transpose(
+            site, seen[site.index], recorded, factor, call, finite
+          )
           for site in unit.sites
         }
       )
   return tuple(by_factor[id(factor)][i] for i, factor in enumerate(factors))
 
 
-def _clipped_transpose(site: Site, seen, recorded: Recorded, factor: jax.Array, call):
+def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finite):
   """sum_i factor[i] * gradient_i of each parameter: [*source.loops, *param]."""
   depth = len(site.loops)
 
@@ -374,11 +389,19 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor: jax.Array, 
     cleaned = tuple(clean(a, factor) for a in data)
     return cleaned, tuple(clip(g, factor) for g in cotangents)
 
-  batch = dataclasses.replace(site, loops=(*site.loops, Loop(-1, factor.shape[0])))
-  seen_by_norms = (recorded.operands[site.index], recorded.cotangents[site.index])
-  data, cotangents = call(clipped, (factor, *seen_by_norms))  # [*loops, B, ...]
-  form = row_forms.find(batch)  # the batch as one more loop around the site
-  if form is not None and form.plain:
+  def multiplied(data, cotangents):
     product = row_forms.product(form.build(data, cotangents), form.left)  # [N, K, P]
     return (form.unflatten(product),)
+
+  batch = dataclasses.replace(site, loops=(*site.loops, Loop(-1, factor.shape[0])))
+  form = row_forms.find(batch)  # the batch as one more loop around the site
+  data, cotangents = recorded.operands[site.index], recorded.cotangents[site.index]
+  plain = form is not None and form.plain
+  if plain and finite is not None and form.left * form.rows > _WIDE * len(factor):
+    cleaned = lambda *settled: multiplied(*clipped(settled))
+    as_is = lambda factor, data, g: multiplied(data, tuple(clip(x, factor) for x in g))
+    return lax.cond(finite, as_is, cleaned, factor, data, cotangents)
+  data, cotangents = call(clipped, (factor, data, cotangents))  # [*loops, B, ...]
+  if plain:
+    return multiplied(data, cotangents)
   return transpose(batch, seen, data, cotangents, wide=form is not None)

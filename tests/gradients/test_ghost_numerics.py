@@ -144,6 +144,34 @@ def test_p1_a_dropped_example_never_meets_a_zero_times_infinity():
     _close(expected, got, 1e-6)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 3e38])
+def test_p1_a_wide_operand_is_multiplied_as_it_is_only_where_all_are_finite(rows, poison):
+  """Also where the poison reaches no parameter, or meets a gradient of 0, or is masked out."""
+  live = np.arange(1500) != 7
+
+  def loss(w, example):
+    x, scale = example
+    return jnp.sum(jnp.sin(x[:, :1500] @ jnp.where(live[:, None], w, 0))) * scale
+
+  w, x, scale = (
+    _normal(1500, 2),
+    _normal(5, rows, 3, 500).reshape(5, rows, 1500),
+    jnp.ones(5),
+  )
+  mask = jnp.arange(5) != 3
+  grad_fn = jax.jit(gradients.clipped_grad(loss, l2_clip_norm=0.5, method="ghost"))
+  for column, factor in ((0, 1.0), (7, 1.0), (0, 0.0)):
+    bad = x.at[3, 0, column].set(poison), scale.at[3].set(factor)
+    expected, got = grad_fn(w, (x, scale), mask).total, grad_fn(w, bad, mask).total
+    np.testing.assert_array_equal(got, expected)  # of an example that the mask leaves out
+    dropped = grad_fn(w, bad, jnp.ones(5, bool))
+    alone = grad_fn(w, bad, ~mask)
+    assert np.isfinite(dropped.total).all()
+    assert float(jnp.linalg.norm(dropped.total - expected)) <= 0.5 * (1 + 1e-5)
+    _close(dropped.total, expected + alone.total, 1e-5)
+
+
 def test_p2_a_norm_beyond_float32_is_dropped_not_passed_on():
   loss = lambda w, x: jnp.sum(x @ w)
   got = _sum(loss, jnp.ones((2, 1)), jnp.array([[3e30, 4e30], [0.0, 0.5]]))
