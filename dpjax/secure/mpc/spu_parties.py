@@ -22,6 +22,7 @@ import hashlib
 import math
 import pathlib
 import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -206,7 +207,7 @@ def connect(
   try:
     yield SpuParty(own, rank, protocol, parties)
   finally:
-    own.stop_link()
+    time.sleep(_LINGER_SECONDS)
 
 
 def _encrypt(
@@ -232,6 +233,11 @@ def _encrypt(
     options.verify.verify_depth = 1
 
 
+# SPU answers other parties until the link is let go of, and ends the process of one whose message
+# it left without an answer; its own handshake at the end lets go too early (TLS: one in five
+# runs on a busy machine), and waits for ever for a party that is gone. `_leave` has seen to it
+# that nothing but such answers is on its way.
+_LINGER_SECONDS = 2.0
 _ATTEMPT_SECONDS = 9  # SPU tries four times in an attempt, after 1, 3 and 5 seconds
 _THIS_MACHINE = ("127.0.0.1", "localhost")
 
