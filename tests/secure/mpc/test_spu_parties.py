@@ -88,6 +88,7 @@ def _run(parties, **task):
   finally:
     for one in started:
       one.kill()
+      one.wait()
   lines = [
     [w for w in out.splitlines() if w[:5] in ("RESUL", "ERROR")] for out, _ in outputs
   ]
@@ -101,6 +102,37 @@ def test_three_processes_over_tls_and_one_of_them_learns_the_result(tmp_path):
   assert lines[0] == lines[2] == 'RESULT "(5,) float32"'
   got = np.array(json.loads(lines[1].removeprefix("RESULT ")))
   assert np.abs(got - spu_party.step(spu_party.data(0), spu_party.data(1))).max() < 2e-4
+
+
+_LEAVES = """
+import json, sys
+from dpjax.secure.mpc import spu_parties
+addresses, rank = json.loads(sys.argv[1])
+with spu_parties.connect(addresses, rank, protocol="CHEETAH", timeout_seconds=60):
+  print("connected", flush=True)
+  sys.stdin.readline()
+print("left")
+"""
+
+
+@pytest.mark.slow
+def test_who_leaves_waits_for_nobody_who_is_gone():
+  addresses, pipe = _addresses(2), subprocess.PIPE
+  command = lambda rank: [sys.executable, "-c", _LEAVES, json.dumps([addresses, rank])]
+  both = [
+    subprocess.Popen(command(rank), cwd=_ROOT, stdin=pipe, stdout=pipe, text=True)
+    for rank in range(2)
+  ]
+  try:
+    connected = [one.stdout.readline() for one in both]
+    both[1].kill()
+    out, _ = both[0].communicate("leave\n", timeout=60)
+  finally:
+    for one in both:
+      one.kill()
+      one.communicate()
+  assert connected == ["connected\n"] * 2
+  assert both[0].returncode == 0 and "left" in out
 
 
 @pytest.mark.long
