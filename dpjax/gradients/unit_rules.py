@@ -22,7 +22,7 @@ from dpjax.gradients.jaxpr_sites import Loop, Site
 from dpjax.gradients.lengths import Length
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.param_flow import ParamFlow
-from dpjax.gradients.row_forms import RowFactors
+from dpjax.gradients.row_forms import RowFactors, RowForm
 from dpjax.gradients.settling import on_settled
 from dpjax.gradients.tapped import Recorded
 from dpjax.gradients.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
@@ -373,35 +373,42 @@ def _transposed(
 def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finite):
   """sum_i factor[i] * gradient_i of each parameter: [*source.loops, *param]."""
   depth = len(site.loops)
-
-  def along(x, values):  # [B] -> [1 for each loop, B, 1 ...], as x is [*loops, B, ...]
-    return values.reshape((1,) * depth + (-1,) + (1,) * (x.ndim - depth - 1))
-
-  def clip(g, factor):
-    g = trees.at_least_float32(g)
-    return jnp.where(along(g, factor != 0), g * along(g, factor).astype(g.dtype), 0)
-
-  def clean(a, factor):
-    return jnp.where(along(a, factor != 0), a, 0) if equations.is_float(a) else a
+  batch = dataclasses.replace(site, loops=(*site.loops, Loop(-1, factor.shape[0])))
+  form = row_forms.find(batch)  # the batch as one more loop around the site
 
   def clipped(settled):
     factor, data, cotangents = settled
-    cleaned = tuple(clean(a, factor) for a in data)
-    return cleaned, tuple(clip(g, factor) for g in cotangents)
+    cleaned = tuple(_cleaned(a, factor, depth) for a in data)
+    return cleaned, tuple(_clipped(g, factor, depth) for g in cotangents)
 
-  def multiplied(data, cotangents):
-    product = row_forms.product(form.build(data, cotangents), form.left)  # [N, K, P]
-    return (form.unflatten(product),)
+  def as_it_lies(factor, data, cotangents):
+    (product,) = multiplied(data, tuple(_clipped(g, factor, depth) for g in cotangents))
+    return (jnp.where(product == 0, 0, product),)  # 0 times a dropped row may be -0.0
 
-  batch = dataclasses.replace(site, loops=(*site.loops, Loop(-1, factor.shape[0])))
-  form = row_forms.find(batch)  # the batch as one more loop around the site
-  data, cotangents = recorded.operands[site.index], recorded.cotangents[site.index]
-  plain = form is not None and form.plain
-  if plain and finite is not None and form.left * form.rows > _WIDE * len(factor):
-    cleaned = lambda *settled: multiplied(*clipped(settled))
-    as_is = lambda factor, data, g: multiplied(data, tuple(clip(x, factor) for x in g))
-    return lax.cond(finite, as_is, cleaned, factor, data, cotangents)
-  data, cotangents = call(clipped, (factor, data, cotangents))  # [*loops, B, ...]
-  if plain:
-    return multiplied(data, cotangents)
-  return transpose(batch, seen, data, cotangents, wide=form is not None)
+  args = (factor, recorded.operands[site.index], recorded.cotangents[site.index])
+  if form is None or not form.plain:
+    data, cotangents = call(clipped, args)  # [*loops, B, ...]
+    return transpose(batch, seen, data, cotangents, wide=form is not None)
+  multiplied = functools.partial(_multiplied, form)
+  if finite is None or form.left * form.rows <= _WIDE * len(factor):
+    return multiplied(*call(clipped, args))
+  return lax.cond(finite, as_it_lies, lambda *args: multiplied(*clipped(args)), *args)
+
+
+def _multiplied(form: RowForm, data, cotangents) -> tuple[jax.Array]:
+  product = row_forms.product(form.build(data, cotangents), form.left)  # [N, K, P]
+  return (form.unflatten(product),)
+
+
+def _along(x: jax.Array, values: jax.Array, depth: int) -> jax.Array:
+  """[B] -> [1 for each loop, B, 1 ...], as x is [*loops, B, ...]."""
+  return values.reshape((1,) * depth + (-1,) + (1,) * (x.ndim - depth - 1))
+
+
+def _clipped(g: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
+  g, factor = trees.at_least_float32(g), _along(g, factor, depth)
+  return jnp.where(factor != 0, g * factor.astype(g.dtype), 0)
+
+
+def _cleaned(a: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
+  return jnp.where(_along(a, factor != 0, depth), a, 0) if equations.is_float(a) else a

@@ -172,6 +172,35 @@ def test_p1_a_wide_operand_is_multiplied_as_it_is_only_where_all_are_finite(rows
     _close(dropped.total, expected + alone.total, 1e-5)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.bool_])
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("shape", [(8,), (3, 8), (1500,)], ids=str)
+def test_p1_integers_that_a_parameter_multiplies_are_numbers(dtype, size, shape):
+  """Taken for rows of a table, they made a sum of 100 times the clip norm of one example."""
+  x = np.random.default_rng(0).integers(0, 200, (size, *shape)).astype(dtype)
+  w = _normal(shape[-1], 4)
+  contracted = (((len(shape) - 1,), (0,)), ((), ()))
+  loss = lambda w, x: jnp.sum(jnp.sin(jax.lax.dot_general(x, w, contracted)))
+  each = (
+    gradients.clipped_grad(loss, l2_clip_norm=0.5, method=method)(w, x, True)
+    for method in ("vmap", "ghost")
+  )
+  expected, got = each
+  _close(expected.total, got.total, 1e-4)
+  np.testing.assert_allclose(got.norms, expected.norms, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1500, 2), (2, 1025, 1)], ids=str)
+def test_p7_not_even_the_sign_of_a_zero_says_what_padding_holds(sizes):
+  size, width, classes = sizes
+  loss = lambda w, x: jnp.sum(jnp.sin(x @ w))
+  grad_fn = jax.jit(gradients.clipped_grad(loss, l2_clip_norm=0.5, method="ghost"))
+  x = jnp.zeros((size, width))
+  for held in (1.0, -1.0, np.nan):
+    total = grad_fn(_normal(width, classes), x.at[0].set(held), jnp.arange(size) > 0).total
+    assert not np.signbit(total).any()
+
+
 def test_p2_a_norm_beyond_float32_is_dropped_not_passed_on():
   loss = lambda w, x: jnp.sum(x @ w)
   got = _sum(loss, jnp.ones((2, 1)), jnp.array([[3e30, 4e30], [0.0, 0.5]]))
