@@ -197,9 +197,8 @@ def _conv_form(site: Site) -> RowForm | None:
 
   def build(data, cotangents):
     order = [*sliced, *shared, *(depth + d for d in (lhs_n, *lhs_s, lhs_c))]
-    x = _as_numbers(data[0], cotangents[0]).transpose(
-      order
-    )  # [*sliced, *shared, n, *spatial, channels]
+    x = _as_numbers(data[0], cotangents[0])
+    x = x.transpose(order)  # [*sliced, *shared, n, *spatial, groups * channels]
     windows = _windows(x, params, kernel, out)  # [*sliced, *shared, n, *out, offsets, ...]
     left = windows.reshape(blocks, rows, offsets, groups, channels)
     positions = [depth + d for d in (out_n, *out_s)]

@@ -30,7 +30,7 @@ from dpjax.gradients.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
 # Numbers per example from which it pays to skip the pass that drops examples; below, a
 # branch costs more to compile than the pass to run (models have dozens of biases).
 _BRANCH_ABOVE = 4096
-_WIDE = 1024  # the same of an operand that is multiplied whole
+_WIDE = 1024  # likewise, of an operand that is multiplied as it lies
 _ROUNDING = 1e-6  # two evaluations of one gradient may differ by this much of its norm
 
 

@@ -234,8 +234,8 @@ def _encrypt(
 
 
 # SPU answers other parties until the link is let go of, and ends the process of one whose message
-# it left without an answer; its own handshake at the end lets go too early (TLS: one in five
-# runs on a busy machine), and waits for ever for a party that is gone. `_leave` has seen to it
+# it left without an answer; its own handshake at the end lets go too early (TLS: in 4 of
+# 14 runs on a busy machine), and waits for ever for a party that is gone. `_leave` has seen to it
 # that nothing but such answers is on its way.
 _LINGER_SECONDS = 2.0
 _ATTEMPT_SECONDS = 9  # SPU tries four times in an attempt, after 1, 3 and 5 seconds
