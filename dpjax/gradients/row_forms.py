@@ -114,7 +114,8 @@ def _dot_form(site: Site) -> RowForm | None:
       cotangents,
       deep(range(batch)),
     )  # [*loops, *data], [*loops, *out]
-    a = _as_numbers(a, g)
+    if not is_float(a):  # a left side of integers would be taken for rows of a table
+      a = a.astype(trees.at_least_float32(g).dtype)
     left = _arrange(a, sliced + deep(data_b), shared + deep(data_f), deep(data_c))
     right = _arrange(g, sliced + out_b, shared + deep(out_t), deep(out_p))
     return RowFactors(left, right)  # [N, T, K], [N, T, P]
@@ -139,12 +140,6 @@ def _dot_form(site: Site) -> RowForm | None:
     build=build,
     unflatten=unflatten,
   )
-
-
-def _as_numbers(x: jax.Array, cotangent: jax.Array) -> jax.Array:
-  """Integers and truth values that a parameter multiplies: a left side of integers would be
-  taken for rows of a table."""
-  return x if is_float(x) else x.astype(trees.at_least_float32(cotangent).dtype)
 
 
 def _windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
@@ -197,8 +192,7 @@ def _conv_form(site: Site) -> RowForm | None:
 
   def build(data, cotangents):
     order = [*sliced, *shared, *(depth + d for d in (lhs_n, *lhs_s, lhs_c))]
-    x = _as_numbers(data[0], cotangents[0])
-    x = x.transpose(order)  # [*sliced, *shared, n, *spatial, groups * channels]
+    x = data[0].transpose(order)  # [*sliced, *shared, n, *spatial, groups * channels]
     windows = _windows(x, params, kernel, out)  # [*sliced, *shared, n, *out, offsets, ...]
     left = windows.reshape(blocks, rows, offsets, groups, channels)
     positions = [depth + d for d in (out_n, *out_s)]

@@ -317,8 +317,7 @@ def _weighted(x: jax.Array, factor: jax.Array) -> jax.Array:
   if math.prod(x.shape[1:]) > _BRANCH_ABOVE:
     return trees.weighted_sum(x, factor, jnp.all(factor != 0))
   x = trees.at_least_float32(x)
-  kept = jnp.where((factor != 0).reshape(-1, *(1,) * (x.ndim - 1)), x, 0)  # [B, ...]
-  return trees.dot_examples(factor, kept)
+  return trees.dot_examples(factor, _cleaned(x, factor, 0))
 
 
 def _from_products(unit: Unit, flow: ParamFlow, product: jax.Array):

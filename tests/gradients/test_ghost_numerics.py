@@ -152,13 +152,9 @@ def test_p1_a_wide_operand_is_multiplied_as_it_is_only_where_all_are_finite(rows
 
   def loss(w, example):
     x, scale = example
-    return jnp.sum(jnp.sin(x[:, :1500] @ jnp.where(live[:, None], w, 0))) * scale
+    return jnp.sum(jnp.sin(x @ jnp.where(live[:, None], w, 0))) * scale
 
-  w, x, scale = (
-    _normal(1500, 2),
-    _normal(5, rows, 3, 500).reshape(5, rows, 1500),
-    jnp.ones(5),
-  )
+  w, x, scale = _normal(1500, 2), _normal(5, rows, 1500), jnp.ones(5)
   mask = jnp.arange(5) != 3
   grad_fn = jax.jit(gradients.clipped_grad(loss, l2_clip_norm=0.5, method="ghost"))
   for column, factor in ((0, 1.0), (7, 1.0), (0, 0.0)):
@@ -181,11 +177,10 @@ def test_p1_integers_that_a_parameter_multiplies_are_numbers(dtype, size, shape)
   w = _normal(shape[-1], 4)
   contracted = (((len(shape) - 1,), (0,)), ((), ()))
   loss = lambda w, x: jnp.sum(jnp.sin(jax.lax.dot_general(x, w, contracted)))
-  each = (
+  expected, got = (
     gradients.clipped_grad(loss, l2_clip_norm=0.5, method=method)(w, x, True)
     for method in ("vmap", "ghost")
   )
-  expected, got = each
   _close(expected.total, got.total, 1e-4)
   np.testing.assert_allclose(got.norms, expected.norms, rtol=1e-4)
 

@@ -167,7 +167,7 @@ def connect(
   trusted_dealer: bool = False,
   timeout_seconds: int = 120,
 ) -> Iterator[SpuParty]:
-  """Party `rank`, connected to the others by TCP; closed at the end of the block.
+  """Party `rank`, connected to the others by TCP; closed two seconds after the end of the block.
 
   Args:
     addresses: "host:port" of every party, its own included, the same list at all of them.
