@@ -48,6 +48,20 @@ def scattering(epsilon: float) -> dict:
   return {"optimizer.learning_rate": 4.0 * min(1.0, epsilon / 2), "ema_decay": 0.98}
 
 
+def on_pixels(epsilon: float) -> dict:
+  steps = {0.1: 500, 0.5: 1000, 1.0: 1000}.get(epsilon, 2000)  # the less, the more noise
+  return {
+    "data.center": True,
+    "model.name": "cnn",
+    "model.options": {},
+    "privacy.sampling_prob": 1024 / 60000,
+    "optimizer.learning_rate": 1.5 * min(1.0, 4 * epsilon),
+    "num_steps": steps,
+    "microbatch_size": 128,
+    "ema_decay": 0.99,
+  }
+
+
 LINES = {
   "whitened scattering + linear": whitened,
   "scattering + linear": scattering,
@@ -67,16 +81,7 @@ LINES = {
   "scattering + tempered-sigmoid CNN": lambda epsilon: (
     scattering(epsilon) | {"model.name": "scatter_cnn"}
   ),
-  "tempered-sigmoid CNN": lambda epsilon: {
-    "data.center": True,
-    "model.name": "cnn",
-    "model.options": {},
-    "privacy.sampling_prob": 1024 / 60000,
-    "optimizer.learning_rate": 1.5,
-    "num_steps": 2000,
-    "microbatch_size": 128,
-    "ema_decay": 0.99,
-  },
+  "tempered-sigmoid CNN": on_pixels,
 }
 
 
