@@ -17,7 +17,7 @@ def get_config():
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_command_measures_a_mesh_and_says_that_it_is_virtual(tmp_path):
   (tmp_path / "small.py").write_text(_CONFIG)
   flags = ["--suite=devices", "--cpu_devices=2", "--mesh=data:2", "--repeats=1"]
