@@ -49,14 +49,13 @@ def scattering(epsilon: float) -> dict:
 
 
 def on_pixels(epsilon: float) -> dict:
-  steps = {0.1: 500, 0.5: 1000, 1.0: 1000}.get(epsilon, 2000)  # the less, the more noise
   return {
     "data.center": True,
     "model.name": "cnn",
     "model.options": {},
     "privacy.sampling_prob": 1024 / 60000,
     "optimizer.learning_rate": 1.5 * min(1.0, 4 * epsilon),
-    "num_steps": steps,
+    "num_steps": 500 if epsilon < 0.5 else 1000 if epsilon < 2 else 2000,
     "microbatch_size": 128,
     "ema_decay": 0.99,
   }

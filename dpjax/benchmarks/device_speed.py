@@ -57,8 +57,8 @@ class _Stepper:
     self.num_devices = gradients.mesh_of(mesh).size
     self.run = build.assemble(config, loaded)
     work = build.work(config, self.run)
-    draws = iter(work.draws(0))  # while it is held, its steps have batches
-    self.batch = next(next(draws))
+    draws = work.draws(0)  # while it is held, its steps have batches
+    self.batch = next(iter(next(iter(draws))))
     self.state, step = work.init(), jax.jit(self.run.algorithm.step, donate_argnums=0)
     began = time.perf_counter()
     self.step = step.lower(self.state, self.batch).compile()
