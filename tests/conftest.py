@@ -1,6 +1,7 @@
 """Strictness for every test: rank promotion raises; compilations are cached on disk."""
 
 import gc
+import importlib.util
 import os
 import pathlib
 import tempfile
@@ -29,17 +30,29 @@ _MORE_MEMORY = (
   0.2e9  # or so many more than it could not give back: libraries, their threads
 )
 _kept = 0
+# Whose examples need a library that comes with an extra: README's command installs `dev` alone.
+_OF_EXTRAS = {
+  "dpjax.secure.homomorphic.": "tenseal",
+  "dpjax.secure.sums.homomorphic_sums.": "tenseal",
+  "dpjax.secure.sums.": "Crypto",
+  "dpjax.secure.mpc.": "Crypto",
+  "dpjax.secure.vertical_models": "Crypto",
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items):
-  """Cases that were measured to be slow or long are marked like those that say so themselves."""
+  """Cases that were measured to be slow or long are marked like those that say so themselves;
+  examples are skipped where their library is not installed."""
   marks = slow_cases.marks()
+  absent = [room for room, name in _OF_EXTRAS.items() if not importlib.util.find_spec(name)]
   for item in items:
     if item.nodeid in marks:
       item.add_marker(marks[item.nodeid])
     elif slow_cases.PROGRAMS & set(item.fixturenames):
       item.add_marker("slow")
+    if item.name.startswith(tuple(absent)):
+      item.add_marker(pytest.mark.skip(reason="needs an extra: see pyproject.toml"))
 
 
 @pytest.fixture

@@ -42,6 +42,12 @@ def _point(**changes):
 
 
 @pytest.fixture
+def secure():
+  for module in ("cryptography", "Crypto"):
+    pytest.importorskip(module, reason="needs pip install 'dpjax[secure]'")
+
+
+@pytest.fixture
 def tenseal():
   pytest.importorskip("tenseal", reason="needs TenSEAL: pip install 'dpjax[he]'")
 
@@ -101,7 +107,7 @@ _TRAIN |= {"batch_size": 64, "learning_rate": 0.25, "num_predicted": 30}
 @pytest.mark.parametrize(
   ("activation", "output"), [("relu", "sigmoid"), ("square", "linear")]
 )
-def test_training_on_shares_is_that_in_the_clear(tmp_path, activation, output):
+def test_training_on_shares_is_that_in_the_clear(tmp_path, activation, output, secure):
   rate = 0.25 if output == "sigmoid" else 2**-12
   task = _TRAIN | {"activation": activation, "output": output, "learning_rate": rate}
   result = loop.train(_point(task=task), tmp_path)
@@ -110,7 +116,7 @@ def test_training_on_shares_is_that_in_the_clear(tmp_path, activation, output):
   assert result["bytes"] == result["bytes_between_parties"] + result["bytes_dealt"]
 
 
-def test_training_on_shares_goes_on_where_it_stopped(tmp_path, monkeypatch):
+def test_training_on_shares_goes_on_where_it_stopped(tmp_path, monkeypatch, secure):
   stop_after(monkeypatch, 1)
   config = _point(task=_TRAIN)
   with pytest.raises(loop.Interrupted, match="step 1"):

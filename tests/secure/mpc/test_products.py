@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from dpjax.secure import mpc
 from dpjax.secure.mpc import products, ring64
 from dpjax.validate import UserError
+from tests.secure.mpc import programs
 
 pytest.importorskip("cryptography", reason="needs the extra 'secure'")
 pytest.importorskip("Crypto", reason="needs the extra 'secure'")
@@ -27,16 +27,6 @@ def _run(program, *values, **settings):
 def _joined(program, *values, frac_bits=_F, **settings):
   outputs = _run(program, *values, frac_bits=frac_bits, **settings).outputs
   return mpc.join(*outputs, frac_bits=frac_bits)
-
-
-def looks_uniform(data: bytes) -> bool:
-  """Chi-squared of bytes, and of each bit; false where one place is one in 55 % of words."""
-  raw = np.frombuffer(data, np.uint8)
-  of_bytes = stats.chisquare(np.bincount(raw, minlength=256)).pvalue
-  ones = np.unpackbits(raw.reshape(-1, 8), axis=1).sum(0)
-  of_bits = stats.binomtest(int(ones.sum()), 64 * len(raw) // 8).pvalue
-  each = [stats.binomtest(int(one), len(raw) // 8).pvalue for one in ones]
-  return min(of_bytes, of_bits, 64 * min(each)) > 1e-6
 
 
 # --- sharing
@@ -60,15 +50,15 @@ def test_a_tree_is_split_and_joined():
 @pytest.mark.parametrize("value", [0.0, 1.0, -131071.0])
 def test_one_partys_shares_are_uniform_whatever_they_hide(value):
   for tree in mpc.split(np.full(20000, value), seed=1):
-    assert looks_uniform(tree.tobytes())
+    assert programs.looks_uniform(tree.tobytes())
 
 
 def test_the_uniformity_test_rejects_a_planted_bias():
   (share, _), rng = mpc.split(np.zeros(20000), seed=1), np.random.default_rng(0)
   lit = rng.random(20000) < 0.1  # one place is stuck in one word of ten
   stuck = share | (lit.astype(np.uint64) << np.uint64(40))
-  assert not looks_uniform(stuck.tobytes())
-  assert not looks_uniform((share % np.uint64(2**64 - 2**59)).tobytes())
+  assert not programs.looks_uniform(stuck.tobytes())
+  assert not programs.looks_uniform((share % np.uint64(2**64 - 2**59)).tobytes())
 
 
 def test_two_splits_share_no_mask_and_a_seed_says_simulation():

@@ -13,13 +13,15 @@ import sys
 import jax
 import numpy as np
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from dpjax.secure.mpc import spu_jit, spu_parties, spu_program
 from dpjax.validate import UserError
 from tests.secure.mpc import spu_party
+
+x509 = pytest.importorskip("cryptography.x509", reason="needs the extra 'secure'")
+hashes = pytest.importorskip("cryptography.hazmat.primitives.hashes")
+serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+ec = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ec")
 
 if spu_program.missing():
   pytest.skip(f"needs spu: {spu_program.INSTALL}", allow_module_level=True)

@@ -11,7 +11,7 @@ import pytest
 from dpjax.secure import mpc
 from dpjax.secure.mpc import links, three_programs
 from dpjax.validate import UserError
-from tests.secure.mpc import programs, test_products
+from tests.secure.mpc import programs
 
 pytest.importorskip("cryptography", reason="needs the extra 'secure'")
 pytest.importorskip("Crypto", reason="needs the extra 'secure'")
@@ -49,14 +49,14 @@ def test_what_crosses_between_the_processes_is_uniform_and_all_of_it(ran):
   apart, _, _ = ran
   (_, seen), spent = apart.outputs[0], apart.spent[0]
   assert len(seen) == spent.bytes_sent + spent.bytes_received > 10_000
-  assert test_products.looks_uniform(seen[: len(seen) // 8 * 8])
+  assert programs.looks_uniform(seen[: len(seen) // 8 * 8])
 
 
 def test_a_value_sent_in_the_clear_would_be_seen(ran):
   _, seen = ran[0].outputs[0]
   x = ran[2][1]
   leaked = seen + mpc.encode(x).tobytes()
-  assert not test_products.looks_uniform(leaked[: len(leaked) // 8 * 8])
+  assert not programs.looks_uniform(leaked[: len(leaked) // 8 * 8])
 
 
 @pytest.mark.slow
