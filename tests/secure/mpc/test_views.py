@@ -8,6 +8,7 @@ from dpjax.secure.mpc import comparison, correlations, links, secureml
 from dpjax.secure.sums import primitives
 from dpjax.validate import UserError
 from tests.secure.mpc import programs
+from tests.secure.mpc.programs import looks_uniform
 
 pytest.importorskip("cryptography", reason="needs the extra 'secure'")
 pytest.importorskip("Crypto", reason="needs the extra 'secure'")
@@ -39,12 +40,9 @@ def _bytes(arrays):
 def test_each_partys_part_of_what_is_dealt_is_uniform_alone(name):
   held, values = _parts(name)
   for parts in held:
-    assert programs.looks_uniform(_bytes(parts))
+    assert looks_uniform(_bytes(parts))
   bound = len(correlations.correlated(name, _DEALT[name]).bound)
-  assert not programs.looks_uniform(_bytes(values[-bound:])) or name in (
-    "elementwise",
-    "matrices",
-  )
+  assert not looks_uniform(_bytes(values[-bound:])) or name in ("elementwise", "matrices")
 
 
 def test_every_correlation_of_this_room_is_tried():
@@ -78,15 +76,15 @@ def _masked_by_a_factor(party, x):
 @pytest.mark.parametrize("value", [0.0, 1.0, -1e5])
 @pytest.mark.parametrize("program", [_square, mpc.relu, mpc.sigmoid])
 def test_messages_are_uniform_whatever_they_hide(program, value):
-  assert programs.looks_uniform(_seen(program, value))
+  assert looks_uniform(_seen(program, value))
 
 
 def test_a_multiplicative_mask_is_rejected():
   """Its low bits are those of x: zeros."""
-  assert not programs.looks_uniform(_seen(_masked_by_a_factor, 0.0))
+  assert not looks_uniform(_seen(_masked_by_a_factor, 0.0))
   ends = [programs.Recording(link) for link in links.queue_links()]
   ran = mpc.run(_masked_by_a_factor, *mpc.split((np.full(3000, 4.0),)), links=ends)
-  assert not programs.looks_uniform(ran.outputs[0][0].tobytes())
+  assert not looks_uniform(ran.outputs[0][0].tobytes())
 
 
 def test_who_does_not_ask_receives_nothing_that_depends_on_the_answer():
@@ -107,7 +105,7 @@ def test_who_does_not_ask_receives_nothing_that_depends_on_the_answer():
   (nothing, told, _), (answer, words, computed) = ran.outputs
   assert nothing is None and told == 0 and words == 8 * 50
   data = b"".join(ends[0].seen)
-  assert len(data) > computed > 0 and programs.looks_uniform(data[: len(data) // 8 * 8])
+  assert len(data) > computed > 0 and looks_uniform(data[: len(data) // 8 * 8])
   assert answer.shape == (50,)
 
 
