@@ -17,6 +17,9 @@ _SETTINGS = {
 }
 
 
+_taken = False  # the C library cannot be asked
+
+
 def chosen_by_user() -> list[str]:
   """Names of the variables of this process by which a user has chosen how memory is given:
   MALLOC_ variables, GLIBC_TUNABLES (an empty one will do), another allocator (LD_PRELOAD)."""
@@ -44,14 +47,25 @@ def keep_freed_memory() -> bool:
   >>> dpjax.allocator.keep_freed_memory()  # doctest: +SKIP
   True
   """
+  global _taken
   if chosen_by_user():
     return False
   try:
     libc = ctypes.CDLL(None)
     libc.gnu_get_libc_version  # noqa: B018  (other libraries have a mallopt of other numbers)
-    return all(libc.mallopt(option, value) for option, value in _SETTINGS.items())
+    _taken = all(libc.mallopt(option, value) for option, value in _SETTINGS.items())
   except (AttributeError, OSError, TypeError):
     return False
+  return _taken
+
+
+def keeps_freed_memory() -> bool:
+  """Whether `keep_freed_memory` has been called here, and heard: for a process that starts others.
+
+  >>> keeps_freed_memory()
+  False
+  """
+  return _taken
 
 
 def give_back() -> None:

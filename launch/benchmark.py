@@ -13,6 +13,7 @@
     --configs=configs/mnist_cnn.py,configs/cifar10_cnn.py --methods=auto,vmap
   python -m launch.benchmark --suite=devices --cpu_devices=8 --configs=configs/mnist_cnn.py \
     --mesh=data:1 --mesh=data:8 --mesh=data:4,model:2
+  python -m launch.benchmark --suite=sweeps --configs=configs/mnist_cnn.py --processes=1,2
   python -m launch.benchmark --suite=population --clients=100,10000 --rounds=100
   python -m launch.benchmark --suite=secure_sums --workloads=10x1000000 --repeats=1
   python -m launch.benchmark --suite=data --folder=made --records=10000,1000000
@@ -44,6 +45,9 @@ many minutes their runs take by each; it writes training.csv.
 --suite=devices times a step of whole configs over meshes of devices (--mesh, once for each; 1, 2,
 4, ... of all where none is given), in turns, and reads from the compiled program what a device
 sends and holds; it writes devices.csv. Devices made of one CPU (--cpu_devices) are called virtual.
+
+--suite=sweeps times sweeps of four seeds of whole configs, 100 steps each, whose runs are shared by
+--processes, from start to end; it writes sweeps.csv.
 
 --suite=noise measures no time but error: that of a sum over 100 clients whose shares of Skellam
 noise are inside it, by bits and epsilon, against Gaussian noise of a server at equal epsilon; it
@@ -85,6 +89,7 @@ from dpjax.benchmarks import (
   peer_rounds,
   population_cost,
   sum_overhead,
+  sweep_speed,
   training_speed,
   workloads,
 )
@@ -96,6 +101,7 @@ SUITES = (
   "federated",
   "training",
   "devices",
+  "sweeps",
   "noise",
   "population",
   "secure_sums",
@@ -111,12 +117,13 @@ _OF_SUITES = {  # flags that not every suite reads
   "data_mb": ("federated",),
   "peer_python": ("federated",),
   "cpu_devices": ("federated", "training", "devices"),
-  "configs": ("training", "devices"),
+  "configs": ("training", "devices", "sweeps"),
+  "processes": ("sweeps",),
   "mesh": ("devices",),
   "peak_rss": ("gradients", "secure_sums", "data"),
   "methods": ("gradients", "federated", "training", "population", "secure_sums"),
   "repeats": (
-    *("gradients", "federated", "training", "devices"),
+    *("gradients", "federated", "training", "devices", "sweeps"),
     *("secure_sums", "data", "allocator"),
   ),
 }
@@ -161,7 +168,9 @@ flags.DEFINE_list(
   "data_mb", [], "federated: also time rounds beside data sets of these many megabytes."
 )
 flags.DEFINE_list(
-  "configs", ["configs/mnist_cnn.py"], "training, devices: config files, each one run."
+  "configs",
+  ["configs/mnist_cnn.py"],
+  "training, devices, sweeps: config files, each one run.",
 )
 flags.DEFINE_string(
   "peer_python",
@@ -169,6 +178,7 @@ flags.DEFINE_string(
   "federated: the Python that has pfl and flwr (default: this one).",
 )
 flags.DEFINE_multi_string("mesh", [], "devices: such as data:8, or data:4,model:2.")
+flags.DEFINE_list("processes", ["1", "2"], "sweeps: how many share the runs.")
 flags.DEFINE_string("folder", None, "data: where the records are made; they stay there.")
 flags.DEFINE_list("records", ["10000", "1000000"], "data: sizes of the sets.")
 flags.DEFINE_string("out", None, "Directory for the CSV and PNG files.")
@@ -195,6 +205,7 @@ def main() -> None:
     "federated": _federated,
     "training": _training,
     "devices": _devices,
+    "sweeps": _sweeps,
     "noise": _noise,
     "population": _population,
     "secure_sums": _secure_sums,
@@ -299,6 +310,18 @@ def _devices(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     if out is not None:
       device_speed.write(entries, out)
   print(device_speed.table(entries))
+
+
+def _sweeps(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  counts, entries = [_count("processes", text) for text in options.processes], []
+  if not counts:
+    raise validate.UserError("processes=: must name at least one number")
+  for name, config in _configs(options).items():
+    entries += sweep_speed.measure(name, config, counts, repeats=options.repeats)
+    print(f"measured {name}", file=sys.stderr, flush=True)
+    if out is not None:
+      sweep_speed.write(entries, out)
+  print(sweep_speed.table(entries))
 
 
 def _noise(options: flags.FlagValues, out: pathlib.Path | None) -> None:

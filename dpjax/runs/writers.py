@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from tqdm import tqdm
@@ -49,6 +50,7 @@ RESULT_KEYS = (
 EPSILON_KINDS = ("proved", "claimed", "simulated", "none")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LINE_SECONDS = 5.0  # between two progress lines where stderr is no terminal
+_SILENT = ContextVar("silent", default=False)
 
 
 def replace_file(path: str | os.PathLike, content: bytes) -> None:
@@ -347,8 +349,26 @@ def warn(message: str) -> None:
   print(f"warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
 
+def say(line: str) -> None:
+  """Prints a line on stdout, above the bar of a progress report where there is one."""
+  tqdm.write(line, file=sys.stdout)
+  sys.stdout.flush()
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+  """Without reports of progress: those of several runs at once would overwrite each other."""
+  before = _SILENT.set(True)
+  try:
+    yield
+  finally:
+    _SILENT.reset(before)
+
+
 def progress(total: int, initial: int = 0, desc: str = "") -> Progress:
   """A progress report on stderr: a bar on a terminal, elsewhere a line every 5 s."""
+  if _SILENT.get():
+    return _Silence(total, initial, desc)
   if sys.stderr.isatty():
     return _Bar(total, initial, desc)
   return Progress(total, initial, desc)
@@ -365,7 +385,7 @@ class Progress:
     self._said = initial  # nothing done, nothing to say
 
   def update(self, n: int = 1, **postfix: Any) -> None:
-    """Counts n more; `postfix` are values to show, the newest of each name."""
+    """Counts n more; `postfix` are values to show, the newest of each name. 0: time goes on."""
     self._count += n
     self._postfix.update(postfix)
     if time.monotonic() >= self._next:
@@ -394,6 +414,13 @@ class Progress:
     self.close()
 
 
+class _Silence(Progress):
+  """Progress of which nothing is said."""
+
+  def _say(self) -> None:
+    pass
+
+
 class _Bar(Progress):
   """Progress as a bar."""
 
@@ -406,6 +433,8 @@ class _Bar(Progress):
       self._postfix.update({name: _short(name, value) for name, value in postfix.items()})
       self._bar.set_postfix(self._postfix, refresh=False)
     self._bar.update(n)
+    if not n:
+      self._bar.refresh()
 
   def close(self) -> None:
     self._bar.close()

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
+import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -60,11 +62,27 @@ class Setting:
   """Base of `settings`."""
 
   function: ClassVar[Callable[..., Any]]
+  _place: ClassVar[tuple[str, int]]  # the module that made it, and its number there
 
   def make(self, *args: Any, **named: Any) -> Any:
     """What the function returns for these arguments and those that were set."""
     own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
     return type(self).function(*args, **named, **own)
+
+  def __reduce__(self) -> Any:
+    """As such classes are rows of tables, pickle does not find them by name."""
+    return _again, (self._place, dict(vars(self)))
+
+
+_MADE: dict[
+  str, list[type[Setting]]
+] = {}  # module -> what `settings` made for it, in order
+
+
+def _again(place: tuple[str, int], values: dict[str, Any]) -> Setting:
+  module, number = place
+  importlib.import_module(module)
+  return _MADE[module][number](**values)
 
 
 def settings(
@@ -81,16 +99,22 @@ def settings(
   """
   hints = typing.get_type_hints(function) if None in defaults.values() else {}
   kinds = [(n, hints[n] if one is None else type(one), one) for n, one in defaults.items()]
-  return dataclasses.make_dataclass(
+  module = sys._getframe(1).f_globals["__name__"]
+  made = _MADE.setdefault(module, [])
+  kind = dataclasses.make_dataclass(
     function.__name__,
     kinds,
     bases=(Setting,),
     namespace={
       "function": staticmethod(function),
       "__doc__": (documented or function).__doc__ or "",
+      "__module__": module,
+      "_place": (module, len(made)),
     },
     frozen=True,
   )
+  made.append(kind)
+  return kind
 
 
 @functools.cache

@@ -1,4 +1,5 @@
-"""The one grid engine: points from variants and axes, and their runs, one after another.
+"""The one grid engine: points from variants and axes, and their runs, one after another or, in
+several processes, side by side.
 
 It can be killed at any moment and started again: finished runs are kept, the interrupted one
 resumes, and what is drawn is drawn again after each.
@@ -10,7 +11,7 @@ import itertools
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from dpjax.accounting import by_name
 from dpjax.runs import bounds, checkpoint, promise, provenance, writers
 from dpjax.runs import workdir as owner
 from dpjax.schema import fields
-from dpjax.sweeps import cost, curve
+from dpjax.sweeps import cost, curve, side_by_side
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Point(NamedTuple):
 
 
 class Grid(NamedTuple):
-  """Runs of whichever kind, and what is told of them."""
+  """Runs of whichever kind, and what is told of them; picklable where they may run side by side."""
 
   config: Any  # a dataclass, of the whole: for sweep.json
   points: list[Point]
@@ -121,8 +122,12 @@ def folder(workdir: pathlib.Path, name: str) -> pathlib.Path:
   return workdir / "points" / name
 
 
-def run(grid: Grid, workdir: pathlib.Path) -> list[Row]:
+def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Row]:
   """Runs what is left of a grid; after each run writes sweep.json and what `grid.draw` does.
+
+  Args:
+    num_processes: more than 1: as many runs at a time, each in a process of this machine, which
+      holds data of its own (`side_by_side`).
 
   Returns:
     One row per point, in the order of the points: name, status ("done" or "failed"), error,
@@ -133,6 +138,7 @@ def run(grid: Grid, workdir: pathlib.Path) -> list[Row]:
       UserError of one run is recorded in its row, and the others go on.
   """
   validate.folder(workdir=workdir)
+  side_by_side.check(num_processes)
   if jax.process_count() > 1:
     raise UserError(
       f"sweep: must be run by one process, not {jax.process_count()}; several may share one "
@@ -144,19 +150,45 @@ def run(grid: Grid, workdir: pathlib.Path) -> list[Row]:
     )
   workdir.mkdir(parents=True, exist_ok=True)
   with writers.alone_in(workdir):
-    load, rows, ordered = LastData(grid.load), {}, []
-    for count, point in enumerate(grouped(grid.points), start=1):
-      at = folder(workdir, point.name)
-      ran = not (at / writers.RESULT).exists()
-      rows[point.name] = _row(grid, point, at, load)
-      allocator.give_back()  # or holes that a run has left would add to the peak of the next
-      line = _line(grid, rows[point.name])
-      print(f"[{count}/{len(grid.points)}] {line}", flush=True)
+    done = {point.name for point in grid.points if _result_of(point, workdir).exists()}
+    rows, ordered = {}, []
+    for count, (point, row) in enumerate(
+      _rows(grid, workdir, done, num_processes), start=1
+    ):
+      rows[point.name] = row
+      writers.say(f"[{count}/{len(grid.points)}] {_line(grid, row)}")
       ordered = [rows[p.name] for p in grid.points if p.name in rows]
-      if ran or count == len(grid.points):
+      if point.name not in done or count == len(grid.points):
         _save(grid, workdir, ordered)
     print(writers.read_json(workdir / FILE)["statement"], flush=True)
     return ordered
+
+
+def _result_of(point: Point, workdir: pathlib.Path) -> pathlib.Path:
+  return folder(workdir, point.name) / writers.RESULT
+
+
+def _rows(
+  grid: Grid, workdir: pathlib.Path, done: set[str], num_processes: int
+) -> Iterator[tuple[Point, Row]]:
+  """The points and their rows, as they end."""
+  work = _Work(grid, workdir)
+  num_processes = min(num_processes, len(grid.points) - len(done))
+  if num_processes > 1:
+    return side_by_side.outcomes(work, grouped(grid.points), num_processes)
+  return ((point, work(point)) for point in grouped(grid.points))
+
+
+class _Work:
+  """(point) -> its row, once it has run; with a memory of the data of the last one."""
+
+  def __init__(self, grid: Grid, workdir: pathlib.Path):
+    self._grid, self._workdir, self._load = grid, workdir, LastData(grid.load)
+
+  def __call__(self, point: Point) -> Row:
+    row = _row(self._grid, point, folder(self._workdir, point.name), self._load)
+    allocator.give_back()  # or holes that a run has left would add to the peak of the next
+    return row
 
 
 def grouped(points: Iterable[Point]) -> list[Point]:

@@ -188,6 +188,8 @@ def run_sweep(
   workdir: str | os.PathLike,
   train_fn: TrainFn,
   load_fn: LoadFn | None = None,
+  *,
+  num_processes: int = 1,
 ) -> list[Row]:
   """Runs what is left of a sweep: sweep.json, curve.csv, curve.png and table.md.
 
@@ -198,6 +200,9 @@ def run_sweep(
       the content of result.json.
     load_fn: loads the data of a config; called once for all runs that share data and
       model (the model may choose the features). None: the runs load their own.
+    num_processes: how many runs go on at a time, each in a process of this machine, for runs that
+      leave cores idle; each loads the data for itself, and `train_fn` and `load_fn` must be
+      picklable (`sweeps/side_by_side.py`).
 
   Returns:
     As `engine.run`; of a finished run also the keys of its result, and x and series.
@@ -206,18 +211,26 @@ def run_sweep(
     UserError: a fault of the sweep itself, before anything runs; else as `engine.run`.
   """
   found = placed(config)
-
-  def draw(folder: pathlib.Path, rows: list[Row]) -> None:
-    rows, series = _lines(config, rows)
-    drawn = {"x": config.x, "y": config.y, "series": series}
-    references, title = config.references, config.title
-    curve.sweep_report(rows, folder, **drawn, references=references, title=title)
-    table.write(rows, folder, **drawn)
-
-  train = lambda point, folder, data: train_fn(point.config, folder, data=data)
-  kept, load = functools.partial(_kept, config), load_fn or (lambda config: None)
+  train, load = functools.partial(_train, train_fn), load_fn or _no_data
+  kept, draw = functools.partial(_kept, config), functools.partial(_draw, config)
   grid = engine.Grid(config, found, train, load, kept, draw, config.y)
-  return engine.run(grid, pathlib.Path(workdir))
+  return engine.run(grid, pathlib.Path(workdir), num_processes=num_processes)
+
+
+def _train(train_fn: TrainFn, point: Point, folder: pathlib.Path, data: Any) -> Row:
+  return train_fn(point.config, folder, data=data)
+
+
+def _no_data(config: Any) -> None:
+  """Runs load their own."""
+
+
+def _draw(config: SweepConfig, folder: pathlib.Path, rows: list[Row]) -> None:
+  rows, series = _lines(config, rows)
+  drawn = {"x": config.x, "y": config.y, "series": series}
+  references, title = config.references, config.title
+  curve.sweep_report(rows, folder, **drawn, references=references, title=title)
+  table.write(rows, folder, **drawn)
 
 
 def _check(config: SweepConfig) -> None:

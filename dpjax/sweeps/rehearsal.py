@@ -22,7 +22,7 @@ from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.relevance import build as of_relevance
 from dpjax.runs.relevance.config import RelevanceConfig
 from dpjax.schema import fields
-from dpjax.sweeps import cost, engine, experiment, grid, tuning
+from dpjax.sweeps import cost, engine, experiment, grid, side_by_side, tuning
 from dpjax.sweeps.engine import Point, Row
 from dpjax.validate import UserError
 
@@ -36,13 +36,16 @@ class _Planned(NamedTuple):
 Rehearse = Callable[[Point], _Planned]
 
 
-def told(config: grid.SweepConfig, workdir: pathlib.Path | str) -> str:
+def told(
+  config: grid.SweepConfig, workdir: pathlib.Path | str, *, num_processes: int = 1
+) -> str:
   """The plan of a sweep, as lines; of a private selection what the choice costs.
 
   Raises:
     UserError: a fault of the sweep itself. One of a run that only its data tell is told with
       that run, as the sweep would.
   """
+  side_by_side.check(num_processes)
   room = federated if isinstance(config.base, FedConfig) else central
   load = engine.LastData(lambda run: room.load_data(run, features=False))
 
@@ -55,7 +58,9 @@ def told(config: grid.SweepConfig, workdir: pathlib.Path | str) -> str:
 
   if config.selection.enabled:
     return _of_selection(config, workdir, rehearse)
-  return _of_points(grid.placed(config), pathlib.Path(workdir), rehearse, state)
+  return _of_points(
+    grid.placed(config), pathlib.Path(workdir), rehearse, state, num_processes
+  )
 
 
 def told_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> str:
@@ -80,6 +85,7 @@ def _of_points(
   workdir: pathlib.Path,
   rehearse: Rehearse,
   state: Callable[[Point, pathlib.Path], str],
+  num_processes: int = 1,
 ) -> str:
   rows, lines, seconds, over, seen = [], {}, 0.0, 0, {}
   for point in _shown(engine.grouped(found)):
@@ -98,11 +104,15 @@ def _of_points(
       dry_run.FINISHED if done else f"about {plan.seconds / 60:.2g} minutes"
     )
   failed = len(found) - len(rows)
+  side = f", of each of {num_processes} processes" if num_processes > 1 else ""
+  after = (
+    f" one after another; {num_processes} processes may take a part of it" if side else ""
+  )
   head = {
     "runs": f"{len(found)}, of which {over} are finished and {failed} would fail",
     **({"together": cost.statement(rows)} if len(found) > 1 else {}),
-    "time": f"about {seconds / 60:.2g} minutes (estimate, from a few steps on zeros each)",
-    "memory": dry_run.memory(),
+    "time": f"about {seconds / 60:.2g} minutes (estimate, from a few steps on zeros each){after}",
+    "memory": dry_run.memory() + side,
     "workdir": str(workdir),
   }
   return dry_run.aligned(head | lines)

@@ -155,3 +155,43 @@ def test_a_federated_sweep_runs_over_clients(tmp_path):
   assert [row["method"] for row in saved["rows"]] == ["dp_fed_avg"] * 2
   assert (tmp_path / "out" / "curve.png").exists()
   assert "| test_accuracy |" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_two_processes_find_what_one_finds_and_go_on_where_it_stopped(tmp_path):
+  alone, together = tmp_path / "alone", tmp_path / "together"
+  for folder in (alone, together):
+    folder.mkdir()
+  assert _launch(alone).returncode == 1
+  first = ("--config.grid.privacy.epsilon=[4.0]", "--config.grid.data.limit=[1400]")
+  assert _launch(together, *first).returncode == 0
+  before = _written(together)
+  done = _launch(together, "--processes=2")
+  assert done.returncode == 1, done.stderr
+  assert done.stderr.splitlines()[-1].startswith("error: 2 of 4 runs failed")
+  assert before.items() <= _written(together).items()
+  assert (alone / "out" / "curve.csv").read_bytes() == (
+    together / "out" / "curve.csv"
+  ).read_bytes()
+  rows = [
+    [
+      {key: value for key, value in row.items() if key != "wall_seconds"}
+      for row in json.loads((folder / "out" / "sweep.json").read_text())["rows"]
+    ]
+    for folder in (alone, together)
+  ]
+  assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("flag", ["--processes=0", "--processes=1000000"])
+def test_a_wrong_number_of_processes_is_one_line(tmp_path, flag):
+  done = _launch(tmp_path, flag)
+  assert done.returncode == 2 and not (tmp_path / "out").exists()
+  (line,) = done.stderr.splitlines()
+  assert line.startswith(f"error: processes={flag.split('=')[1]}: must be")
+
+
+def test_processes_are_refused_where_trials_follow_each_other(tmp_path):
+  command = _command(tmp_path, "--processes=2")
+  (tmp_path / "sweep.py").write_text(SELECTION)
+  done = commands.run(*command)
+  assert done.returncode == 2 and "--processes=2: would be ignored" in done.stderr

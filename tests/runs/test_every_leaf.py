@@ -3,9 +3,11 @@
 No list of fields is kept here: `leaf_walk` finds them, and other values for them.
 """
 
+import copy
 import dataclasses
 import importlib
 import pathlib
+import pickle
 import re
 from unittest import mock
 
@@ -176,6 +178,13 @@ def _unused(config):
   if isinstance(config, FedConfig):
     return unused.of_federation(config)
   return unused.of_training(config)
+
+
+@pytest.mark.parametrize("name", _CONFIGS)
+def test_a_published_config_can_be_sent_to_another_process(name):
+  config = _CONFIGS[name]
+  assert pickle.loads(pickle.dumps(config)) == config
+  assert copy.deepcopy(config) == config
 
 
 @pytest.mark.parametrize("name", _first_of_its_kind(_RUNS, _unused))
