@@ -7,11 +7,12 @@ resumes, and what is drawn is drawn again after each.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -149,16 +150,14 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
       f"workdir={workdir}: holds a single run; choose another directory, nothing was changed"
     )
   workdir.mkdir(parents=True, exist_ok=True)
-  with writers.alone_in(workdir):
-    done = {point.name for point in grid.points if _result_of(point, workdir).exists()}
+  found = lambda: contextlib.closing(_rows(grid, workdir, num_processes))
+  with writers.alone_in(workdir), found() as ended:
     rows, ordered = {}, []
-    for count, (point, row) in enumerate(
-      _rows(grid, workdir, done, num_processes), start=1
-    ):
+    for count, (point, (row, ran)) in enumerate(ended, start=1):
       rows[point.name] = row
       writers.say(f"[{count}/{len(grid.points)}] {_line(grid, row)}")
       ordered = [rows[p.name] for p in grid.points if p.name in rows]
-      if point.name not in done or count == len(grid.points):
+      if ran or count == len(grid.points):
         _save(grid, workdir, ordered)
     print(writers.read_json(workdir / FILE)["statement"], flush=True)
     return ordered
@@ -169,26 +168,28 @@ def _result_of(point: Point, workdir: pathlib.Path) -> pathlib.Path:
 
 
 def _rows(
-  grid: Grid, workdir: pathlib.Path, done: set[str], num_processes: int
-) -> Iterator[tuple[Point, Row]]:
-  """The points and their rows, as they end."""
-  work = _Work(grid, workdir)
-  num_processes = min(num_processes, len(grid.points) - len(done))
-  if num_processes > 1:
-    return side_by_side.outcomes(work, grouped(grid.points), num_processes)
-  return ((point, work(point)) for point in grouped(grid.points))
+  grid: Grid, workdir: pathlib.Path, num_processes: int
+) -> Generator[tuple[Point, tuple[Row, bool]]]:
+  """The points with what `_Work` says of them, as they end."""
+  work, points = _Work(grid, workdir), grouped(grid.points)
+  left = sum(not _result_of(point, workdir).exists() for point in points)
+  if min(num_processes, left) > 1:
+    return side_by_side.outcomes(work, points, min(num_processes, left))
+  return ((point, work(point)) for point in points)
 
 
 class _Work:
-  """(point) -> its row, once it has run; with a memory of the data of the last one."""
+  """(point) -> its row, once it has run, and whether it had not run before; with a memory of the
+  data of the last one."""
 
   def __init__(self, grid: Grid, workdir: pathlib.Path):
     self._grid, self._workdir, self._load = grid, workdir, LastData(grid.load)
 
-  def __call__(self, point: Point) -> Row:
+  def __call__(self, point: Point) -> tuple[Row, bool]:
+    ran = not _result_of(point, self._workdir).exists()
     row = _row(self._grid, point, folder(self._workdir, point.name), self._load)
     allocator.give_back()  # or holes that a run has left would add to the peak of the next
-    return row
+    return row, ran
 
 
 def grouped(points: Iterable[Point]) -> list[Point]:

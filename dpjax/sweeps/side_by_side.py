@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
@@ -47,7 +47,7 @@ def check(num_processes: int) -> None:
 
 def outcomes(
   work: Callable[[T], Any], tasks: Sequence[T], num_processes: int
-) -> Iterator[tuple[T, Any]]:
+) -> Generator[tuple[T, Any]]:
   """Yields (task, its outcome) as they end; tasks begin in their order.
 
   Left early, by an exception or by who reads, it sends SIGTERM to the processes and waits for
