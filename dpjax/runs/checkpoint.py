@@ -211,7 +211,7 @@ class Checkpoints:
 
 def _manager(directory: pathlib.Path) -> ocp.CheckpointManager:
   logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every save at INFO
-  directory.mkdir(parents=True, exist_ok=True)  # orbax will not where it is alone
+  writers.secret_folder(directory)  # orbax makes none where it is alone
   alone = ocp.options.MultiprocessingOptions(
     primary_host=jax.process_index(), active_processes={jax.process_index()}
   )

@@ -53,13 +53,22 @@ _LINE_SECONDS = 5.0  # between two progress lines where stderr is no terminal
 _SILENT = ContextVar("silent", default=False)
 
 
-def replace_file(path: str | os.PathLike, content: bytes) -> None:
-  """Writes a file atomically and durably: a new file beside it, fsync, rename."""
+def secret_folder(path: pathlib.Path) -> None:
+  """Makes a folder for what is as secret as the data: nobody but its owner may enter it. One that
+  is there stays as it is."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.mkdir(mode=0o700, exist_ok=True)
+
+
+def replace_file(path: str | os.PathLike, content: bytes, *, secret: bool = False) -> None:
+  """Writes a file atomically and durably: a new file beside it, fsync, rename. A secret one is its
+  owner's alone."""
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
   try:
-    with new.open("wb") as file:
+    mode = 0o600 if secret else 0o666
+    with open(new, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
       file.write(content)
       file.flush()
       os.fsync(file.fileno())
@@ -116,7 +125,8 @@ def alone_in(workdir: pathlib.Path, room: str = "") -> Iterator[None]:
     UserError: another process holds it.
   """
   path = workdir / room / LOCK
-  path.parent.mkdir(parents=True, exist_ok=True)
+  workdir.mkdir(parents=True, exist_ok=True)
+  secret_folder(path.parent)  # the state of a run; the block's own folder is there
   with open(path, "ab") as file:  # network file systems lock what is open for writing
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -156,10 +166,10 @@ def number(value: float | str | None) -> float:
   return math.nan if value is None else float(value)
 
 
-def write_json(path: str | os.PathLike, data: object) -> None:
-  """Writes strict JSON atomically, keys in the order given."""
+def write_json(path: str | os.PathLike, data: object, *, secret: bool = False) -> None:
+  """Writes strict JSON atomically, keys in the order given; `secret` as `replace_file` has it."""
   text = json.dumps(plain(data), indent=2, allow_nan=False, ensure_ascii=False)
-  replace_file(path, f"{text}\n".encode())
+  replace_file(path, f"{text}\n".encode(), secret=secret)
 
 
 def read_json(path: str | os.PathLike) -> Any:

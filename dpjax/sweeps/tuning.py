@@ -73,6 +73,7 @@ def run_selection(
   workdir, load = pathlib.Path(workdir), LastData(load_fn)
   settings, cost = planned(config, load, plan_fn)  # before anything runs
   workdir.mkdir(parents=True, exist_ok=True)
+  writers.secret_folder(_folder(workdir, 0).parent)
   with writers.alone_in(workdir):  # two at once would draw two numbers of trials
     drawn, results = _trials(workdir, config, len(settings)), []
     for index, (choice, seed) in enumerate(drawn):
@@ -222,5 +223,7 @@ def _trials(
   number = accounting.tuning.draw_trials(rng, mean_trials=law.mean_trials, shape=law.shape)
   settings = rng.integers(count, size=number).tolist()
   drawn = list(zip(settings, rng.integers(2**31, size=number).tolist()))
-  writers.write_json(path, {"secret": True, "config": identity, "trials": drawn})
+  writers.write_json(
+    path, {"secret": True, "config": identity, "trials": drawn}, secret=True
+  )
   return drawn

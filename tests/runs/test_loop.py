@@ -273,6 +273,17 @@ def test_two_processes_never_work_in_one_folder(name, tmp_path):
   assert kind.go(folder)["params_sha256"]  # what a killed one leaves is no hindrance
 
 
+def test_other_users_of_the_machine_cannot_enter_where_the_keys_lie(tmp_path):
+  before = os.umask(0o022)  # as most have it
+  try:
+    _KINDS["central"].go(tmp_path)
+  finally:
+    os.umask(before)
+  open_to_others = {path.name for path in tmp_path.iterdir() if path.stat().st_mode & 0o077}
+  assert (tmp_path / checkpoint.FOLDER / "run.json").exists()
+  assert checkpoint.FOLDER not in open_to_others and writers.RESULT in open_to_others
+
+
 def test_two_that_start_at_once_do_not_draw_two_sets_of_keys(tmp_path):
   """Another process does the whole run between our look into the folder and our lock."""
   config, folder = _KINDS["central"].release, tmp_path / "run"

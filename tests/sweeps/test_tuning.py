@@ -124,6 +124,12 @@ def test_the_best_alone_is_released_without_seed_or_number_of_runs(tmp_path):
   assert np.load(tmp_path / "best" / "params.npz")["w"][0] == best
 
 
+def test_other_users_of_the_machine_cannot_count_the_trials(tmp_path):
+  _run(tmp_path)
+  assert (tmp_path / "trials").stat().st_mode & 0o777 == 0o700
+  assert (tmp_path / tuning.TRIALS).stat().st_mode & 0o777 == 0o600
+
+
 def test_p17_every_run_has_a_seed_of_its_own(tmp_path):
   _, train = _run(tmp_path, _sweep(law={"mean_trials": 40.0}))
   seeds = [config.seed for config in train.configs]
