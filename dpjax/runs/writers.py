@@ -114,10 +114,11 @@ def room_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Iter
 
 
 @contextmanager
-def alone_in(workdir: pathlib.Path, room: str = "") -> Iterator[None]:
+def alone_in(workdir: pathlib.Path, room: str = "") -> Iterator[int]:
   """Keeps every other process out of the same block, by `workdir`/`room`/lock.
 
-  The operating system releases the lock with the process, however that ends. Two runs in one
+  The operating system releases the lock with the process, however that ends, and with those that
+  have inherited the file descriptor, which the block is given. Two runs in one
   folder would overwrite each other's checkpoints and charge noise twice. The lock is a file of
   its own, for one that is replaced, as config.json may be, can be held twice.
 
@@ -137,7 +138,7 @@ def alone_in(workdir: pathlib.Path, room: str = "") -> Iterator[None]:
       raise UserError(
         f"workdir={workdir}: another process is at work there; wait for it, or stop it"
       )
-    yield
+    yield file.fileno()
 
 
 def plain(value: object) -> Any:
@@ -442,8 +443,9 @@ class _Bar(Progress):
     if postfix:
       self._postfix.update({name: _short(name, value) for name, value in postfix.items()})
       self._bar.set_postfix(self._postfix, refresh=False)
-    self._bar.update(n)
-    if not n:
+    if n:
+      self._bar.update(n)
+    else:  # an update by nothing would count as a step that took no time
       self._bar.refresh()
 
   def close(self) -> None:

@@ -150,8 +150,8 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
       f"workdir={workdir}: holds a single run; choose another directory, nothing was changed"
     )
   workdir.mkdir(parents=True, exist_ok=True)
-  found = lambda: contextlib.closing(_rows(grid, workdir, num_processes))
-  with writers.alone_in(workdir), found() as ended:
+  found = lambda lock: contextlib.closing(_rows(grid, workdir, num_processes, lock))
+  with writers.alone_in(workdir) as lock, found(lock) as ended:
     rows, ordered = {}, []
     for count, (point, (row, ran)) in enumerate(ended, start=1):
       rows[point.name] = row
@@ -168,13 +168,13 @@ def _result_of(point: Point, workdir: pathlib.Path) -> pathlib.Path:
 
 
 def _rows(
-  grid: Grid, workdir: pathlib.Path, num_processes: int
+  grid: Grid, workdir: pathlib.Path, num_processes: int, lock: int
 ) -> Generator[tuple[Point, tuple[Row, bool]]]:
   """The points with what `_Work` says of them, as they end."""
   work, points = _Work(grid, workdir), grouped(grid.points)
   left = sum(not _result_of(point, workdir).exists() for point in points)
   if min(num_processes, left) > 1:
-    return side_by_side.outcomes(work, points, min(num_processes, left))
+    return side_by_side.outcomes(work, points, min(num_processes, left), lock=lock)
   return ((point, work(point)) for point in points)
 
 

@@ -10,11 +10,13 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from multiprocessing import reduction
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
@@ -46,7 +48,11 @@ def check(num_processes: int) -> None:
 
 
 def outcomes(
-  work: Callable[[T], Any], tasks: Sequence[T], num_processes: int
+  work: Callable[[T], Any],
+  tasks: Sequence[T],
+  num_processes: int,
+  *,
+  lock: int | None = None,
 ) -> Generator[tuple[T, Any]]:
   """Yields (task, its outcome) as they end; tasks begin in their order.
 
@@ -55,23 +61,26 @@ def outcomes(
 
   Args:
     work: done once for each task, in whichever process is free. It and the tasks are pickled for
-      processes that import this program anew: a script that calls this must guard its main part
-      by `if __name__ == "__main__"`.
+      processes that import this program anew, with its environment and what JAX was configured
+      to do; nothing else that it has set. A script that calls this must guard its main part by
+      `if __name__ == "__main__"`.
+    lock: descriptor of a locked file, which stays locked while one of the processes lives.
 
   Raises:
-    UserError: a process was ended from outside, or a user's own code failed in it.
-    Exception: what else a task raised.
+    UserError: what cannot be pickled; a process was ended from outside, or a user's own code
+      failed in it.
+    BaseException: what else a task raised.
   """
+  _check_picklable(work, tasks)
   waiting, doing = iter(tasks), {}  # doing: the pipe to a process -> its task
 
   def give(pipe: Any) -> None:
     for task in itertools.islice(waiting, 1):
       doing[pipe] = task
-      with contextlib.suppress(BrokenPipeError):  # who reads its answer will notice
-        pipe.send(task)
+      _send(pipe, task)
 
-  bar = writers.progress(len(tasks), 0, "runs")
-  with bar, _crew(work, min(num_processes, len(tasks))) as processes:
+  bar, held = writers.progress(len(tasks), 0, "runs"), None if lock is None else _Held(lock)
+  with bar, _crew(work, min(num_processes, len(tasks)), held) as processes:
     for pipe in processes:
       give(pipe)
     while doing:
@@ -82,17 +91,46 @@ def outcomes(
       bar.update(0)  # the time goes on
 
 
+def _check_picklable(work: Callable[[Any], Any], tasks: Sequence[Any]) -> None:
+  try:
+    pickle.dumps((work, tasks))
+  except Exception as error:  # of whichever object
+    raise UserError(
+      f"processes: what runs in several must be picklable: {error}"
+    ) from error
+
+
+class _Held:
+  """An open file that a process inherits, and with it a lock that all of them must let go."""
+
+  def __init__(self, number: int):
+    self.number = number
+
+  def __reduce__(self) -> Any:
+    return _inherited, (reduction.DupFd(self.number),)
+
+
+def _inherited(given: Any) -> _Held:
+  return _Held(given.detach())
+
+
 @contextlib.contextmanager
-def _crew(work: Callable[[Any], Any], count: int) -> Iterator[dict[Any, Any]]:
+def _crew(
+  work: Callable[[Any], Any], count: int, lock: _Held | None
+) -> Iterator[dict[Any, Any]]:
   """Processes by the pipes to them."""
   context = multiprocessing.get_context("spawn")  # a forked JAX may hang
+  told = (work, allocator.keeps_freed_memory(), dict(jax.config.values), lock)
   processes = {}
   try:
     for _ in range(count):
       ours, theirs = context.Pipe()
-      arguments = (theirs, work, allocator.keeps_freed_memory())
-      processes[ours] = context.Process(target=_main, args=arguments, daemon=True)
-      processes[ours].start()
+      process = context.Process(target=_main, args=(theirs, *told))
+      with _blocked(
+        signal.SIGINT
+      ):  # there for ever: this process tells the others of Ctrl-C
+        process.start()
+      processes[ours] = process
       theirs.close()  # or its end would not be noticed
     yield processes
   except BaseException:
@@ -105,14 +143,34 @@ def _crew(work: Callable[[Any], Any], count: int) -> Iterator[dict[Any, Any]]:
       process.join()
 
 
+@contextlib.contextmanager
+def _blocked(signum: int) -> Iterator[None]:
+  before = signal.pthread_sigmask(signal.SIG_BLOCK, {signum})
+  try:
+    yield
+  finally:
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _send(pipe: Any, task: Any) -> None:
+  """To one that may have ended, which who reads its answer will notice; launchers let a broken
+  pipe end the process without a word, as `| head` wants it."""
+  with _blocked(signal.SIGPIPE):
+    with contextlib.suppress(BrokenPipeError):
+      pipe.send(task)
+    if signal.SIGPIPE in signal.sigpending():
+      signal.sigwait({signal.SIGPIPE})
+
+
 def _heard(pipe: Any, process: Any) -> Any:  # a Connection; Windows has another class
   try:
     fault, outcome = pipe.recv()
   except (EOFError, ConnectionError):
     process.join()
     raise UserError(
-      f"processes: one was ended from outside (exit code {process.exitcode}; -9 most often for "
-      "want of memory, which fewer processes take less of); finished runs are kept, run the same "
+      f"processes: one was ended from outside (exit code {process.exitcode}; -9: most often for "
+      "want of memory, fewer processes take less; 1: a script whose main part is not guarded by "
+      "`if __name__ == '__main__'`, or what it says above); finished runs are kept, run the same "
       "command to go on"
     ) from None
   if fault is not None:
@@ -123,11 +181,18 @@ def _heard(pipe: Any, process: Any) -> Any:  # a Connection; Windows has another
 # --- within a process
 
 
-def _main(pipe: Any, work: Callable[[Any], Any], keep_freed: bool) -> None:
-  signal.signal(
-    signal.SIGINT, signal.SIG_IGN
-  )  # Ctrl-C reaches all: the first tells the others
+def _main(
+  pipe: Any,
+  work: Callable[[Any], Any],
+  keep_freed: bool,
+  jax_config: Mapping[str, Any],
+  lock: _Held | None,
+) -> None:
+  del lock  # it is the descriptor that holds it
   threading.Thread(target=_end_with_first, daemon=True).start()
+  for name, value in jax_config.items():
+    if jax.config.values.get(name) != value:
+      jax.config.update(name, value)
   if keep_freed:
     allocator.keep_freed_memory()
   with writers.silent(), contextlib.suppress(EOFError, ConnectionError):
@@ -147,9 +212,9 @@ def _done(work: Callable[[Any], Any], task: Any) -> tuple[BaseException | None, 
     return None, work(task)
   except loop.Interrupted as stopped:
     sys.exit(128 + stopped.signum)
-  except (Exception, SystemExit) as error:  # an own part may call sys.exit
+  except BaseException as error:  # an own part may call sys.exit
     blamed = names.blame(error)  # by its traceback, which does not travel
-    if blamed is not None:
+    if blamed is not None and not isinstance(error, KeyboardInterrupt):
       return UserError(blamed), None
     error.add_note(f"in a process of its own:\n{traceback.format_exc()}")
     return error, None

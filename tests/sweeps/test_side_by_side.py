@@ -1,5 +1,6 @@
 """Tasks in several processes: each once, a fault said as in one, nobody left behind."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 import jax
 import pytest
 
+from dpjax.runs import writers
 from dpjax.sweeps import side_by_side
 from dpjax.validate import UserError
 from tests import commands
@@ -26,6 +28,12 @@ def _work(task):
   if word == "wait":
     value.write_text(str(os.getpid()))
     time.sleep(600)
+  if word == "stop":
+    raise KeyboardInterrupt
+  if word == "tell":
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    is_daemon = multiprocessing.current_process().daemon
+    return jax.config.jax_default_prng_impl, signal.SIGINT in blocked, is_daemon
   return value**2, os.getpid()
 
 
@@ -66,6 +74,7 @@ def test_no_more_processes_than_tasks_and_none_for_nothing():
     ("refuse", UserError, "x=1: must be something else"),
     ("fail", ZeroDivisionError, "1"),
     ("die", UserError, r"exit code -9"),
+    ("stop", KeyboardInterrupt, "in a process of its own"),
   ],
 )
 def test_a_fault_in_a_process_is_raised_here_and_the_others_end(tmp_path, word, kind, said):
@@ -87,17 +96,50 @@ def test_who_stops_reading_ends_the_processes(tmp_path):
   assert _gone(int(file.read_text()))
 
 
+def test_processes_are_set_up_as_this_one():
+  """What JAX is configured to do decides the noise. Ctrl-C in a terminal reaches all processes, of
+  which the first tells the others; and they may have processes of their own."""
+  before = jax.config.jax_default_prng_impl
+  jax.config.update("jax_default_prng_impl", "rbg")
+  try:
+    ((_, told),) = side_by_side.outcomes(_work, [("tell", None)], 1)
+  finally:
+    jax.config.update("jax_default_prng_impl", before)
+  assert told == ("rbg", True, False)
+
+
+def test_what_cannot_be_sent_is_one_line():
+  with pytest.raises(UserError, match="processes: .* must be picklable"):
+    next(side_by_side.outcomes(lambda task: task, [1], 1))
+
+
+def test_a_task_for_a_process_that_is_gone_does_not_end_this_one():
+  ours, theirs = multiprocessing.get_context("spawn").Pipe()
+  theirs.close()
+  before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as launchers have it
+  try:
+    side_by_side._send(ours, "a task")
+  finally:
+    signal.signal(signal.SIGPIPE, before)
+  assert signal.SIGPIPE not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 _FIRST = """
 import pathlib, sys
+from dpjax.runs import writers
 from dpjax.sweeps import side_by_side
 from tests.sweeps.test_side_by_side import _work
 if __name__ == "__main__":
-  tasks = [("wait", pathlib.Path(sys.argv[1]) / str(number)) for number in range(2)]
-  list(side_by_side.outcomes(_work, tasks, 2))
+  folder = pathlib.Path(sys.argv[1])
+  tasks = [("wait", folder / str(number)) for number in range(2)]
+  with writers.alone_in(folder) as lock:
+    list(side_by_side.outcomes(_work, tasks, 2, lock=lock))
 """
 
 
-def test_processes_whose_first_is_killed_end_by_themselves(tmp_path):
+def test_processes_whose_first_is_killed_end_by_themselves_and_keep_its_lock_until_then(
+  tmp_path,
+):
   (tmp_path / "first.py").write_text(_FIRST)
   command = [sys.executable, str(tmp_path / "first.py"), str(tmp_path)]
   environment = {**os.environ, "PYTHONPATH": str(commands.ROOT)}
@@ -105,10 +147,18 @@ def test_processes_whose_first_is_killed_end_by_themselves(tmp_path):
   files = [tmp_path / "0", tmp_path / "1"]
   try:
     assert _until(lambda: all(file.exists() and file.read_text() for file in files))
+    pids = [int(file.read_text()) for file in files]
+    os.kill(pids[0], signal.SIGSTOP)  # as one that is deaf while it compiles
   finally:
     first.kill()
     first.wait()
-  assert _until(lambda: all(_gone(int(file.read_text())) for file in files))
+  assert _until(lambda: _gone(pids[1]))
+  with pytest.raises(UserError, match="another process"), writers.alone_in(tmp_path):
+    pass
+  os.kill(pids[0], signal.SIGCONT)
+  assert _until(lambda: _gone(pids[0]))
+  with writers.alone_in(tmp_path):
+    pass
 
 
 def test_a_number_of_processes_is_refused_where_they_would_not_help(monkeypatch):
