@@ -31,7 +31,13 @@ from launch import app, config_flag
 
 config_flag.define(kind=grid.SweepConfig)
 flags.DEFINE_string("workdir", None, "Directory of this sweep.", required=True)
-flags.DEFINE_integer("processes", 1, "How many runs go on at a time, a process each.")
+flags.DEFINE_integer(
+  "processes",
+  1,
+  "How many runs go on at a time, a process each.",
+  lower_bound=1,
+  upper_bound=1024,
+)
 app.define_dry_run()
 
 

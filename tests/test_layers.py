@@ -26,7 +26,8 @@ _LAYERS = (
   {"secure"},  # joins the rounds of federated/
   {"attacks", "auditing", "schema"},
   {"runs"},  # ONE run, whatever it trains
-  {"sweeps", "checks", "benchmarks"},  # of runs
+  {"sweeps", "checks"},  # of runs
+  {"benchmarks"},  # of all
 )
 _LEVEL = {room: level for level, rooms in enumerate(_LAYERS) for room in rooms}
 

@@ -74,9 +74,8 @@ class Setting:
     return _again, (self._place, dict(vars(self)))
 
 
-_MADE: dict[
-  str, list[type[Setting]]
-] = {}  # module -> what `settings` made for it, in order
+# Module -> what `settings` made for it, in order.
+_MADE: dict[str, list[type[Setting]]] = {}
 
 
 def _again(place: tuple[str, int], values: dict[str, Any]) -> Setting:
