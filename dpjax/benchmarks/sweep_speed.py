@@ -50,7 +50,8 @@ def measure(
     side_by_side.check(count)
   short = {"num_steps": STEPS, "eval_every": STEPS, "checkpoint_every": STEPS}
   base = fields.replace_all(config, short)
-  sweep = grid.SweepConfig(base=base, variants={"run": {}}, seeds=list(range(RUNS)))
+  seeds = list(range(RUNS))
+  sweep = grid.SweepConfig(base=base, variants={"run": {}}, seeds=seeds, x="num_steps")
   times: dict[int, list[float]] = {count: [] for count in processes}
   for _ in range(repeats):
     for count in times:
