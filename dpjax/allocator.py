@@ -15,8 +15,6 @@ _SETTINGS = {
   _TRIM_THRESHOLD: -1,  # never
   _TOP_PAD: 2**26,  # bytes asked for ahead
 }
-
-
 _taken = False  # the C library cannot be asked
 
 

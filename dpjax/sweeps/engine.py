@@ -150,8 +150,10 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
       f"workdir={workdir}: holds a single run; choose another directory, nothing was changed"
     )
   workdir.mkdir(parents=True, exist_ok=True)
-  found = lambda lock: contextlib.closing(_rows(grid, workdir, num_processes, lock))
-  with writers.alone_in(workdir) as lock, found(lock) as ended:
+  with (
+    writers.alone_in(workdir) as lock,
+    contextlib.closing(_rows(grid, workdir, num_processes, lock)) as ended,
+  ):
     rows, ordered = {}, []
     for count, (point, (row, ran)) in enumerate(ended, start=1):
       rows[point.name] = row

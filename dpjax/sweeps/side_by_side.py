@@ -126,9 +126,8 @@ def _crew(
     for _ in range(count):
       ours, theirs = context.Pipe()
       process = context.Process(target=_main, args=(theirs, *told))
-      with _blocked(
-        signal.SIGINT
-      ):  # there for ever: this process tells the others of Ctrl-C
+      # For the whole life of the process: this one tells the others of Ctrl-C.
+      with _blocked(signal.SIGINT):
         process.start()
       processes[ours] = process
       theirs.close()  # or its end would not be noticed

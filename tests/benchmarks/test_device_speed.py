@@ -8,20 +8,11 @@ from dpjax.benchmarks import device_speed
 from dpjax.benchmarks.collectives import collectives
 from tests import commands
 
-_CONFIG = """
-from dpjax.runs.central.config import ModelConfig, PrivacyConfig, TrainConfig
-
-def get_config():
-  privacy = PrivacyConfig(epsilon=None, noise_multiplier=1.0)
-  return TrainConfig(model=ModelConfig("linear"), privacy=privacy, num_steps=2)
-"""
-
 
 @pytest.mark.slow
-def test_the_command_measures_a_mesh_and_says_that_it_is_virtual(tmp_path):
-  (tmp_path / "small.py").write_text(_CONFIG)
+def test_the_command_measures_a_mesh_and_says_that_it_is_virtual(tmp_path, small_run):
   flags = ["--suite=devices", "--cpu_devices=2", "--mesh=data:2", "--repeats=1"]
-  flags += [f"--configs={tmp_path / 'small.py'}", f"--out={tmp_path}"]
+  flags += [f"--configs={small_run}", f"--out={tmp_path}"]
   done = commands.run("launch.benchmark", *flags)
   assert done.returncode == 0, done.stderr
   assert device_speed.NOTE in done.stdout

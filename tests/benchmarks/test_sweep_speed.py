@@ -6,20 +6,11 @@ import pytest
 
 from tests import commands
 
-_CONFIG = """
-from dpjax.runs.central.config import ModelConfig, PrivacyConfig, TrainConfig
-
-def get_config():
-  privacy = PrivacyConfig(epsilon=None, noise_multiplier=1.0)
-  return TrainConfig(model=ModelConfig("linear"), privacy=privacy, num_steps=2)
-"""
-
 
 @pytest.mark.slow
-def test_the_command_measures_one_process_against_two(tmp_path):
-  (tmp_path / "small.py").write_text(_CONFIG)
+def test_the_command_measures_one_process_against_two(tmp_path, small_run):
   flags = ["--suite=sweeps", "--processes=1,2", "--repeats=1", f"--out={tmp_path}"]
-  done = commands.run("launch.benchmark", *flags, f"--configs={tmp_path / 'small.py'}")
+  done = commands.run("launch.benchmark", *flags, f"--configs={small_run}")
   assert done.returncode == 0, done.stderr
   with open(tmp_path / "sweeps.csv") as file:
     rows = list(csv.DictReader(file))
