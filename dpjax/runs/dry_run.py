@@ -23,7 +23,7 @@ import numpy as np
 from dpjax import models, trees
 from dpjax.accounting import Ledger, by_name
 from dpjax.data import Dataset, Federation, Rows
-from dpjax.runs import checkpoint, loop, promise, provenance, streams, writers
+from dpjax.runs import checkpoint, loop, promise, provenance, saved, streams, writers
 from dpjax.runs import workdir as owner
 from dpjax.runs.central import build as central
 from dpjax.runs.central.config import ModelConfig, TrainConfig
@@ -131,6 +131,8 @@ def rehearsed(config: TrainConfig | FedConfig, loaded: tuple[Any, Any]) -> Rehea
     UserError: whatever the run would be refused for before its first step.
   """
   room, began = _ROOMS[type(config)], time.monotonic()
+  if isinstance(config, TrainConfig):  # zeros would not be known again
+    saved.pretrained_on(config.pretrained, config.data.name, loaded[0])
   zeros, features = _blank(config.model, loaded)
   job = room.build(config, zeros)
   play = job.start(streams.derived(job.seed, job.digest, job.data()))
@@ -153,10 +155,10 @@ def state_of(job: loop.Job, folder: pathlib.Path) -> str:
     with writers.alone_in(folder, checkpoint.FOLDER):
       pass
   loop.admitted(job, folder, meta)
-  saved = checkpoint.newest(folder)
+  step = checkpoint.newest(folder)
   if done:
     return FINISHED
-  return "new" if saved is None else f"would go on from step {saved}"
+  return "new" if step is None else f"would go on from step {step}"
 
 
 def _blank(model: ModelConfig, loaded: tuple[Any, Any]) -> tuple[tuple[Any, Any], float]:

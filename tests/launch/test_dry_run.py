@@ -1,5 +1,6 @@
 """--dry_run: the plan of the run that would follow, and nothing of the run."""
 
+import json
 import re
 
 import numpy as np
@@ -110,6 +111,21 @@ def test_what_a_run_refuses_the_plan_refuses_in_the_same_line(tmp_path, change, 
       begin(config, tmp_path / begin.__name__)
     told.append(str(refused.value))
   assert told[0] == told[1] and words in told[0], told
+
+
+def test_a_model_that_knows_the_data_by_another_name_is_refused_in_the_same_line(tmp_path):
+  config = fields.replace_all(TrainConfig(**_TINY), _NOISE)
+  loop.train(config, tmp_path / "first")
+  result = tmp_path / "first" / "result.json"
+  result.write_text(json.dumps(json.loads(result.read_text()) | {"dataset": "renamed"}))
+  path = str(tmp_path / "first" / "params.npz")
+  config = fields.replace_all(config, {"pretrained": path, "seed": 2})
+  told = []
+  for begin in (loop.train, dry_run.told):
+    with pytest.raises(UserError, match="the data of this run") as refused:
+      begin(config, tmp_path / begin.__name__)
+    told.append(str(refused.value))
+  assert told[0] == told[1]
 
 
 def test_features_are_neither_computed_nor_read(monkeypatch):
