@@ -1,4 +1,4 @@
-"""MNIST over epsilon .1 to 8 and without noise: six lines, three seeds.
+"""MNIST over epsilon .1 to 8 and without noise: seven lines, three seeds.
 
   python -m launch.sweep --config=configs/sweeps/mnist_curves.py --workdir=runs/mnist_curves
 
@@ -7,7 +7,7 @@ Hardware: 2 CPU cores, half a minute a run, three minutes of the CNNs; it goes o
 stopped.
 Numbers: results/mnist_curves, of both CNNs seed 0.
 
-The lines are DP-SGD on four models and two samplers under add_or_remove_one, and DP-FTRL under
+The lines are DP-SGD on five models and two samplers under add_or_remove_one, and DP-FTRL under
 replace_special: its epsilons are of another statement. Random allocation and DP-FTRL take 15 steps
 for a pass, whole numbers being theirs, Poisson sampling 14.6.
 
@@ -61,6 +61,17 @@ def on_pixels(epsilon: float) -> dict:
   }
 
 
+def equivariant(epsilon: float) -> dict:
+  network = {"group": "C4", "filters": (8, 16), "strides": (2, 1), "pool_after": (1,)}
+  return on_pixels(epsilon) | {
+    "model.name": "equivariant_cnn",
+    "model.options": network | {"num_groups": None, "invariant": False},
+    "optimizer.learning_rate": 8.0 * min(1.0, 2 * epsilon),
+    "num_steps": 300 if epsilon < 0.5 else 400 if epsilon < 2 else 800,
+    "ema_decay": 0.98,
+  }
+
+
 LINES = {
   "whitened scattering + linear": whitened,
   "scattering + linear": scattering,
@@ -81,6 +92,7 @@ LINES = {
     scattering(epsilon) | {"model.name": "scatter_cnn"}
   ),
   "tempered-sigmoid CNN": on_pixels,
+  "C4-equivariant CNN": equivariant,
 }
 
 
@@ -123,7 +135,7 @@ def curves(
 
 
 def get_config() -> SweepConfig:
-  """The six lines."""
+  """The seven lines."""
   from configs import mnist_scatter_linear
 
   references = [
