@@ -1,9 +1,10 @@
-"""CIFAR-10 over epsilon .1 to 8 and without noise: scattering + linear, three seeds.
+"""CIFAR-10 over epsilon .1 to 8 and without noise: two lines, three seeds.
 
   python -m launch.sweep --config=configs/sweeps/cifar10_curves.py --workdir=runs/cifar10_curves
 
-The runs are those of configs/cifar10_scatter_linear.py, with the price of the channels'
-statistics in proportion to epsilon, and a smaller learning rate below epsilon 1.
+Scattering + linear is configs/cifar10_scatter_linear.py, with the price of the channels'
+statistics in proportion to epsilon, and a smaller learning rate below epsilon 1. The network on
+pixels is that of configs/cifar10_equivariant.py without its normalisation, for longer.
 Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.base.data.data_dir) and
 17 GB of memory. Hardware: 2 CPU cores, two minutes a run; it goes on where it was stopped.
 Numbers: results/cifar10_curves.
@@ -21,8 +22,26 @@ def opponent(epsilon: float) -> dict:
   }
 
 
+def equivariant(epsilon: float) -> dict:
+  network = {"group": "C4", "filters": (8, 8, 16), "num_groups": None, "invariant": False}
+  return {
+    "data.center": True,
+    "model.name": "equivariant_cnn",
+    "model.options": network,
+    "model.mirrored": False,
+    "model.colours": "rgb",
+    "privacy.sampling_prob": 1024 / 50000,
+    "optimizer.learning_rate": 8.0 * min(1.0, 2 * epsilon),
+    "num_steps": 200 if epsilon < 0.5 else 300 if epsilon < 2 else 400,
+    "microbatch_size": 128,
+  }
+
+
+LINES = {"opponent scattering + linear": opponent, "C4-equivariant CNN": equivariant}
+
+
 def get_config() -> SweepConfig:
-  """One line."""
+  """The two lines."""
   from configs import cifar10_scatter_linear
 
   base = cifar10_scatter_linear.get_config()
@@ -35,5 +54,4 @@ def get_config() -> SweepConfig:
     ("De et al. 2022, WRN-16-4", 4.0, 0.719),
     ("De et al. 2022, WRN-16-4", 8.0, 0.795),
   ]
-  lines = {"opponent scattering + linear": opponent}
-  return curves(base, lines, references, "CIFAR-10, delta 1e-5")
+  return curves(base, LINES, references, "CIFAR-10, delta 1e-5")
