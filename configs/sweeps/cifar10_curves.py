@@ -31,7 +31,7 @@ def equivariant(epsilon: float) -> dict:
     "model.mirrored": False,
     "model.colours": "rgb",
     "privacy.sampling_prob": 1024 / 50000,
-    "optimizer.learning_rate": 8.0 * min(1.0, 2 * epsilon),
+    "optimizer.learning_rate": 8.0 * min(1.0, epsilon),
     "num_steps": 200 if epsilon < 0.5 else 300 if epsilon < 2 else 400,
     "microbatch_size": 128,
   }

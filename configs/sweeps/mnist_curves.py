@@ -66,7 +66,7 @@ def equivariant(epsilon: float) -> dict:
   return on_pixels(epsilon) | {
     "model.name": "equivariant_cnn",
     "model.options": network | {"num_groups": None, "invariant": False},
-    "optimizer.learning_rate": 8.0 * min(1.0, 2 * epsilon),
+    "optimizer.learning_rate": 8.0 * min(1.0, epsilon),
     "num_steps": 300 if epsilon < 0.5 else 400 if epsilon < 2 else 800,
     "ema_decay": 0.98,
   }
