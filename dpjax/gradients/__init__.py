@@ -11,6 +11,9 @@ from dpjax.gradients.clip import ClipRule as ClipRule
 from dpjax.gradients.clip import Flat as Flat
 from dpjax.gradients.clip import sensitivity as sensitivity
 from dpjax.gradients.clipping import clip_and_sum as clip_and_sum
+from dpjax.gradients.convolutions import (
+  canonical_convolutions as canonical_convolutions,
+)
 from dpjax.gradients.device_mesh import checked_mesh as checked_mesh
 from dpjax.gradients.device_mesh import laid_out as laid_out
 from dpjax.gradients.device_mesh import mesh_of as mesh_of

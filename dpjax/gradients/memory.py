@@ -35,7 +35,6 @@ from dpjax.types import ArrayTree, LossFn, Params
 
 _FLOAT32_BYTES = 4
 _VMAP_COPIES = 2.6  # of the stacked gradients: measured 0.7 to 2.6
-_MAX_UNROLLED = 16  # microbatches; see `microbatch`
 
 
 class Bytes(NamedTuple):
@@ -101,7 +100,7 @@ def microbatch(budget: float, estimate: Bytes, batch_size: int) -> int | None:
   """The microbatch whose estimated temporaries fit in `budget` bytes; None: the batch.
 
   The largest that fits, or up to twice as many smaller ones where these leave fewer slots
-  empty in the last; no more than 16 where that is possible, as the CPU wants few.
+  empty in the last.
 
   Raises:
     UserError: not even one example fits.
@@ -121,8 +120,7 @@ def microbatch(budget: float, estimate: Bytes, batch_size: int) -> int | None:
   if fitting >= batch_size:
     return None
   fewest = -(-batch_size // fitting)
-  most = min(2 * fewest, max(fewest, _MAX_UNROLLED))
-  sizes = [-(-batch_size // count) for count in range(fewest, most + 1)]
+  sizes = [-(-batch_size // count) for count in range(fewest, 2 * fewest + 1)]
   return min(sizes, key=lambda size: (-batch_size % size, -size))
 
 

@@ -13,12 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import trees
+from dpjax.gradients.convolutions import canonical_convolutions
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.types import ArrayTree, ClippedSum
-
-# XLA's CPU backend runs a convolution inside a compiled loop several times slower than
-# outside one, so a short loop is unrolled there; beyond this, compile time would explode.
-_MAX_UNROLLED_ON_CPU = 16
 
 
 def filled(tree: ArrayTree, rows: int) -> Any:
@@ -46,16 +43,6 @@ def _split(tree: Any, size: int, count: int) -> Any:
   return jax.tree.map(cut, filled(tree, size * count))
 
 
-def _zero_once_known(total: Any) -> jax.Array:
-  """0, which XLA can tell only when every leaf of `total` is there.
-
-  An unrolled microbatch is found at a place to which this is added: otherwise XLA would run
-  all of them at once, in the memory of all of them (it drops optimization barriers first).
-  """
-  firsts = [jnp.ravel(leaf)[0] for leaf in jax.tree.leaves(total) if leaf.size]
-  return (sum(firsts, jnp.float32(0)) < -jnp.inf).astype(jnp.int32)
-
-
 def microbatched(
   fn: Callable[[Any, Any, jax.Array], ClippedSum], microbatch_size: int
 ) -> Callable[[Any, Any, jax.Array], ClippedSum]:
@@ -71,18 +58,19 @@ def microbatched(
       return fn(params, batch, mask)
     parts = _split((batch, mask), microbatch_size, count)  # [count, size, ...]
 
-    def body(total, i):
-      place = i + _zero_once_known(total)
-      take = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, place, keepdims=False)
-      out = fn(params, *jax.tree.map(take, parts))  # of [size, ...]
-      return trees.add(total, out.total), (out.norms, out.losses)  # [*param], ([size],) * 2
+    @canonical_convolutions
+    def of_part(params, batch, mask):
+      out = fn(params, batch, mask)
+      return out.total, (out.norms, out.losses)  # [*param], ([size],) * 2
+
+    def body(total, part):
+      more, aux = of_part(params, *part)
+      return trees.add(total, more), aux
 
     shapes = jax.eval_shape(fn, params, *jax.tree.map(lambda leaf: leaf[0], parts))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.total)
     zero = as_varying_as(parts, zero)
-    unrolled = jax.default_backend() == "cpu" and count <= _MAX_UNROLLED_ON_CPU
-    unroll = count if unrolled else 1
-    total, aux = jax.lax.scan(body, zero, jnp.arange(count), unroll=unroll)
+    total, aux = jax.lax.scan(body, zero, parts)
     norms, losses = (leaf.reshape(-1)[:batch_size] for leaf in aux)  # [count, size] -> [B]
     return ClippedSum(total, norms, losses, shapes.l2_bound, shapes.group_bounds, mask)
 

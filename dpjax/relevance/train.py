@@ -20,7 +20,6 @@ from dpjax.types import Array, Example, HostArray, LossFn, Params
 # On a CPU a convolution over 600 images leaves the caches and takes twice as long for each as
 # one over 60, so a batch is cut into equal parts whose gradients are added.
 _PART = 64
-_MOST_PARTS = 16  # that the clipped sum unrolls, see gradients/microbatch.py
 
 # The trainings of a method: of the net whose relevance is propagated, and of the released one.
 FIRST, SECOND = "model 1", "model 2"
@@ -93,13 +92,6 @@ def num_parts(batch_size: int, backend: str | None = None) -> int:
     return 1
   fitting = range(-(-batch_size // _PART), _PART + 1)
   return next((count for count in fitting if batch_size % count == 0), 1)
-
-
-def _microbatch_size(slots: int) -> int | None:
-  """Of clipped sums, whose last microbatch is padded."""
-  if jax.default_backend() != "cpu":
-    return None
-  return max(_PART, -(-slots // _MOST_PARTS))
 
 
 def _in_parts(loss: BatchLoss, parts: int) -> Callable[..., Any]:
@@ -205,7 +197,7 @@ def fit_private(
   element of `data` under the plan's relation.
   """
   chain = optax.chain(plan.transform(noise_key), tx)
-  microbatch_size = _microbatch_size(plan.sampler.slots)
+  microbatch_size = _PART if jax.default_backend() == "cpu" else None
   clipped = plan.clipped_grad(loss_fn, microbatch_size=microbatch_size)
 
   @jax.jit

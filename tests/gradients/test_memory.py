@@ -102,7 +102,7 @@ def test_a_budget_bounds_the_memory_and_changes_no_result(name):
   assert bounded._fitting(params, batch, 16) == 4
   small, large = (_xla_temporaries(fn, params, batch) for fn in (bounded, whole))
   small -= 2 * 4 * trees.size(params)  # the sum and what is added to it
-  assert small <= budget and small < 0.6 * large  # unrolled, yet one after the other
+  assert small <= budget and small < 0.6 * large
   a, b = (jax.jit(grad_fn)(params, batch, True) for grad_fn in (whole, bounded))
   close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
   jax.tree.map(close, (a.total, a.norms, a.losses), (b.total, b.norms, b.losses))
@@ -149,7 +149,7 @@ def test_the_microbatch_fits_and_wastes_little(fitting, batch_size, fixed):
     return
   assert 1 <= size <= fitting < batch_size
   fewest, count = -(-batch_size // fitting), -(-batch_size // size)
-  assert count <= 2 * fewest and count <= max(fewest, 16)
+  assert count <= 2 * fewest
   padding = size * count - batch_size
   assert padding <= fewest * -(-batch_size // fewest) - batch_size
 

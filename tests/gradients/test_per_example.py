@@ -133,7 +133,7 @@ def test_p11_microbatches_never_change_the_result(size):
   assert parts.sensitivity("replace_one") == 2.0  # per example, not per microbatch
 
 
-def test_microbatches_carry_keys_and_loop_beyond_the_unrolled_length():
+def test_microbatches_carry_keys():
   loss_fn = lambda w, e: w * jax.random.normal(e.key) * e.x
   size = 37
   batch = Example(
