@@ -77,7 +77,6 @@ def test_scaffold_keeps_its_control_at_the_mean_of_the_clients():
 
 _EXECUTIONS = {
   "loop": federated.loop_clients(),
-  "unrolled": federated.loop_clients(unroll=True),
   "vmap": federated.vmap_clients(),
   "blocks": federated.vmap_clients(clients_per_block=2),
   "pmap": federated.pmap_clients(),

@@ -33,7 +33,7 @@ from tests.federated import problems, programs
 _KEY = jax.random.key(0)
 _EXECUTIONS = {
   "loop": loop_clients(),
-  "unrolled": loop_clients(unroll=True, num_threads=2),
+  "threads": loop_clients(num_threads=2),
   "vmap": vmap_clients(clients_per_block=2),
   "pmap": pmap_clients(clients_per_device=1),
   "shard_map": shard_map_clients(clients_per_device=1),

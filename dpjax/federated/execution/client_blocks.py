@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from dpjax import trees, validate
+from dpjax import gradients, trees, validate
 from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import Cohort, LocalBatches, bucket
 from dpjax.federated.execution import context as shared
@@ -169,7 +169,7 @@ def run_block(
 
   each = (memories, block.who, block.n, block.batches, block.own)
   loss_checks.check_client(one, *each)  # once for each shape
-  sent, memories, info = jax.vmap(one)(*each)
+  sent, memories, info = gradients.canonical_convolutions(jax.vmap(one))(*each)
   return shared.collected(partial, context.state, sent, block.mask), memories, info
 
 

@@ -1,13 +1,11 @@
 """Clients one after another in Python, a few at a time in threads.
 
-Measured, and why it is as it is: on the CPU a convolution inside a compiled loop (`scan`,
-`while`, so also under `vmap_clients`) takes 3.6 times as long as outside of one. So steps that
-hold a convolution are unrolled: up to 4 of them in one program with the rest of the client's
-work, more in pieces of 8, 4, 2, 1 steps; ragged clients compile ten programs at most. Steps
-without one run in a compiled loop whose length is an argument, one call per client. A small
-convolution keeps one core busy, so unrolled clients may run in threads: each thread does the
-local work of a client, and what they send is added up in the order of the cohort, so that the
-number of threads does not change the result.
+The local steps of a client are a compiled loop whose length is an argument, so clients of any
+number of steps share a few programs. Its convolutions are written in the form that is fast in
+a loop (`gradients.canonical_convolutions`). A small convolution keeps one core busy, so clients
+whose steps hold one may run in threads: each thread does the local work of a client, and what
+they send is added up in the order of the cohort, so that the number of threads does not change
+the result.
 """
 
 from __future__ import annotations
@@ -24,15 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import trees, validate
+from dpjax import gradients, trees, validate
 from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import Cohort, LocalBatches, bucket
 from dpjax.federated.execution import context as shared
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Partial
 from dpjax.validate import UserError
 
-_UNROLL = 8  # most local steps in one program where steps are unrolled
-_AT_ONCE = 4  # most local steps of a client that is one program when unrolled
 _FLUSH = 256  # clients after which the loop waits and moves their results to the host
 
 
@@ -65,35 +61,35 @@ class _Loop:
   """The programs of `loop_clients` for one client algorithm and one aggregator."""
 
   def __init__(
-    self,
-    client: ClientAlgorithm,
-    partial: Partial,
-    jit: bool,
-    unroll: bool | None,
-    num_threads: int | None,
+    self, client: ClientAlgorithm, partial: Partial, jit: bool, num_threads: int | None
   ):
     compiled = jax.jit if jit else (lambda fn: fn)
-    self.client, self.partial, self.unroll = client, partial, unroll
+    self.client, self.partial, self._jit = client, partial, jit
     self._num_threads = _num_cores() if num_threads is None else num_threads
-    # One program is a few percent faster but rounds differently from its pieces: for those
-    # who ask for one thread, not for those who happen to have one core.
-    self._at_once = _AT_ONCE if num_threads == 1 else 0
-    self._jit = jit
+    # One program is a few percent faster but rounds differently from its parts: for those who
+    # ask for one thread, not for those who happen to have one core.
+    self._whole = num_threads == 1
+    self._convolves: bool | None = None
     self._nobody, self._placed = shared.nobody(client, partial), shared.Placed()
-    self._first_program = compiled(self._first)
-    self._pieces_program = compiled(self._pieces)
+    self._local_program = compiled(self._local)
     self._last_program = compiled(self._last)
-    self._unrolled_program = compiled(self._unrolled)
-    self._looping_program = compiled(self._looping)
+    self._whole_program = compiled(
+      lambda context, *work, sums: self._last(context, self._local(context, *work), sums)
+    )
 
-  def _first(self, context: Context, place: Any, who: Any, n: Any) -> Any:
+  def _local(
+    self, context: Context, place: Any, who: Any, n: Any, batches: Any, num_steps: Any
+  ) -> Any:
     memory = shared.row(context.memories, place)
-    return shared.begin(self.client, context, memory, who, n)
+    local = shared.begin(self.client, context, memory, who, n)
 
-  def _pieces(self, context: Context, local: Any, batches: LocalBatches) -> Any:
-    for i in range(batches.mask.shape[0]):
-      local = shared.step(self.client, context, local, shared.row(batches, i))
-    return local
+    def body(i: Any, local: Any) -> Any:
+      return shared.step(self.client, context, local, shared.row(batches, i))
+
+    if not self._jit:
+      return functools.reduce(lambda local, i: body(i, local), range(num_steps), local)
+    loop = lambda local: jax.lax.fori_loop(0, num_steps, body, local)
+    return gradients.canonical_convolutions(loop)(local)
 
   def _last(self, context: Context, local: Any, sums: Any) -> Any:
     sent, memory, info = self.client.finish(context.received, local)
@@ -103,25 +99,6 @@ class _Loop:
     more = shared.collected(self.partial, context.state, sent, jnp.ones(1, bool))
     return trees.add(sums, more), memory, info
 
-  def _unrolled(self, context, place, who, n, batches, sums) -> Any:
-    local = self._first(context, place, who, n)
-    return self._last(context, self._pieces(context, local, batches), sums)
-
-  def _looping(self, context, place, who, n, batches, num_steps, sums) -> Any:
-    def body(i: Any, local: Any) -> Any:
-      return shared.step(self.client, context, local, shared.row(batches, i))
-
-    local = self._first(context, place, who, n)
-    return self._last(context, jax.lax.fori_loop(0, num_steps, body, local), sums)
-
-  def _trained(self, context, place, who, n, batches) -> Any:
-    local = self._first_program(context, place, who, n)
-    # without what has the cohort's length, which would be compiled for
-    seen = context._replace(memories=None, key=None, state=None)
-    for piece in _pieces_of(batches, _UNROLL):
-      local = self._pieces_program(seen, local, piece)
-    return local
-
   def _begun(self, context: Context, cohort: Cohort, place: int, threads: bool) -> Any:
     """sums -> (collected, memory, info) of the client at this place of the cohort.
 
@@ -129,30 +106,28 @@ class _Loop:
     """
     who, n = np.int32(cohort.ids[place]), np.int32(cohort.num_examples[place])
     batches = cohort.batches[place]
-    given = context, np.int32(place), who, n
-    num_steps = len(batches.mask)
-    if not self._unrolls(context, cohort):
-      batches = batches.padded(max(1, bucket(num_steps)))
-      return functools.partial(self._looping_program, *given, batches, np.int32(num_steps))
-    if not self._jit or num_steps <= self._at_once:
-      return functools.partial(self._unrolled_program, *given, batches)
-    local = self._trained(*given, batches)
+    num_steps = np.int32(len(batches.mask))
+    batches = batches.padded(max(1, bucket(len(batches.mask))))
+    work = np.int32(place), who, n, batches, num_steps
+    if self._whole or not self._holds_convolution(context, cohort):
+      return lambda sums: self._whole_program(context, *work, sums=sums)
+    local = self._local_program(context, *work)
     if threads:
       jax.block_until_ready(local)
     return functools.partial(self._last_program, context, local)
 
-  def _unrolls(self, context: Context, cohort: Cohort) -> bool:
-    if self.unroll is not None:
-      return self.unroll
-    busy = next((batches for batches in cohort.batches if len(batches.mask)), None)
-    if busy is None:
-      return True
-    self.unroll = not self._jit or has_convolution(self.client, context, busy)
-    return self.unroll
+  def _holds_convolution(self, context: Context, cohort: Cohort) -> bool:
+    if self._convolves is None:
+      busy = next((batches for batches in cohort.batches if len(batches.mask)), None)
+      if busy is None:
+        return False
+      self._convolves = has_convolution(self.client, context, busy)
+    return self._convolves
 
   def _all_begun(self, context: Context, cohort: Cohort) -> Iterator[Any]:
     """`_begun` of each place in order, with as many clients ahead as there are threads."""
-    threads = self._num_threads > 1 and self._jit and self._unrolls(context, cohort)
+    several = self._num_threads > 1 and self._jit
+    threads = several and self._holds_convolution(context, cohort)
 
     def begin(place: int) -> Any:
       with _naming(cohort.ids[place]):
@@ -200,28 +175,16 @@ def _naming(who: Any) -> Iterator[None]:
     raise
 
 
-def _pieces_of(batches: LocalBatches, most: int) -> Iterator[LocalBatches]:
-  """The steps in order, in pieces of `most` and then of smaller powers of two."""
-  start, total = 0, len(batches.mask)
-  while start < total:
-    size = min(most, 1 << ((total - start).bit_length() - 1))
-    yield jax.tree.map(lambda leaf: leaf[start : start + size], batches)  # noqa: B023
-    start += size
-
-
-def loop_clients(
-  *, jit: bool = True, unroll: bool | None = None, num_threads: int | None = 1
-) -> MapClients:
+def loop_clients(*, jit: bool = True, num_threads: int | None = 1) -> MapClients:
   """Clients one after another in Python, or a few at a time.
 
   Args:
     jit: False runs every operation as it stands: slow, and the easiest to look into.
-    unroll: compile local steps one after another instead of in a compiled loop; None: where
-      they hold a convolution.
-    num_threads: clients at once, where steps are compiled and unrolled; None: one for each
-      core. Settings that hold for one thread only (`with jax.enable_x64(True)` and the like)
-      do not reach the others. All but 1 give the same result bit for bit, 1 to rounding.
+    num_threads: clients at once, where steps are compiled and hold a convolution; None: one
+      for each core. Settings that hold for one thread only (`with jax.enable_x64(True)` and
+      the like) do not reach the others. All but 1 give the same result bit for bit, 1 to
+      rounding.
   """
   if num_threads is not None:
     validate.integer_at_least(1, num_threads=num_threads)
-  return lambda client, partial: _Loop(client, partial, jit, unroll, num_threads)
+  return lambda client, partial: _Loop(client, partial, jit, num_threads)
