@@ -20,7 +20,8 @@
   python -m launch.benchmark --suite=allocator
 
 For each workload, in one process and in turns: the ordinary gradient, the vmap route, the
-fast route (ghost), auto, and where they are installed (pip install -e '.[bench]')
+fast route (ghost), auto, auto over 16 microbatches and in a scan that is written by hand
+(plain_loop), and where they are installed (pip install -e '.[bench]')
 jax_privacy.clipped_grad, PyTorch's ordinary gradient of a twin (torch), and Opacus's clipped
 one by hooks (opacus) and by ghost norms (opacus_ghost). Prints the median time, compile time
 and memory of each with their ratio to OUR ordinary gradient; a method whose per-example

@@ -30,7 +30,12 @@ from dpjax.gradients.explain import aligned
 from dpjax.runs import provenance, report
 
 ORDINARY = "ordinary"
-METHODS = (ORDINARY, "vmap", "ghost", "auto", "jax_privacy", *opacus_twins.METHODS)
+_LOOPS = ("microbatches", "plain_loop")
+METHODS = (
+  *(ORDINARY, "vmap", "ghost", "auto", *_LOOPS, "jax_privacy"),
+  *opacus_twins.METHODS,
+)
+_PARTS = 16  # of a batch, in a loop
 _STACKS = ("vmap", "jax_privacy", "opacus")  # hold a gradient per example
 _MOST_STACKED_BYTES = 8e9
 _REST_SECONDS = 0.02  # in which the threads of the method before stop to spin
@@ -64,6 +69,24 @@ def _clipped(method: str) -> Callable[[Workload], Callable]:
   return build
 
 
+def _microbatches(work: Workload) -> Callable:
+  size = -(-len(jax.tree.leaves(work.batch)[0]) // _PARTS)
+  grad_fn = gradients.clipped_grad(work.loss_fn, l2_clip_norm=1.0, microbatch_size=size)
+  return lambda p, b: grad_fn(p, b, True).total
+
+
+def _plain_loop(work: Workload) -> Callable:
+  """What the microbatches would be without `gradients.canonical_convolutions`."""
+  grad_fn = gradients.clipped_grad(work.loss_fn, l2_clip_norm=1.0)
+
+  def total(p: Any, b: Any) -> Any:
+    parts = jax.tree.map(lambda leaf: leaf.reshape(_PARTS, -1, *leaf.shape[1:]), b)
+    add = lambda total, part: (trees.add(total, grad_fn(p, part, True).total), None)
+    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, p), parts)[0]
+
+  return total
+
+
 def _jax_privacy(work: Workload) -> Callable:
   from jax_privacy import clipping  # pyright: ignore[reportMissingImports]
 
@@ -75,6 +98,8 @@ _BUILD: dict[str, Callable[[Workload], Callable]] = {
   "vmap": _clipped("vmap"),
   "ghost": _clipped("ghost"),
   "auto": _clipped("auto"),
+  "microbatches": _microbatches,
+  "plain_loop": _plain_loop,
   "jax_privacy": _jax_privacy,
 }
 
