@@ -23,18 +23,25 @@ from dpjax.gradients import equations
 
 _Fn = TypeVar("_Fn", bound=Callable[..., Any])
 _CONVOLUTION = "conv_general_dilated"
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 
 
 def canonical_convolutions(fn: _Fn) -> _Fn:
   """The same function, whose convolutions are fast in a compiled loop on the CPU.
 
-  For the body of a `scan` that holds a gradient of a convolutional network. Results are the
-  same; what is outside of a loop is as fast as before, and so is all of it on other devices.
-  Apply it to the function that takes the gradient, not to the one whose gradient is taken.
+  For the body of a `scan`, under `jit`, that holds a gradient of a convolutional network: apply
+  it to the function that takes the gradient, not to the one whose gradient is taken. What is
+  outside of a loop is as fast as before, and so is all of it on other devices. Results are the
+  same to rounding; where a kernel is infinite, the padding it meets is NaN, as in XLA's fast
+  route everywhere.
+
+  Not entered, and so as slow as before: convolutions in functions whose derivatives are their
+  own (`custom_jvp`, `custom_vjp`) and that are not differentiated inside of `fn`, in a
+  `shard_map` inside of it, and in branches by platform. Eager calls compile each time.
 
   Args:
-    fn: of pytrees of arrays, to pytrees of arrays. Custom derivatives inside of it hold.
+    fn: of pytrees to pytrees. Leaves that are no arrays are handed through as they are.
 
   >>> import jax.numpy as jnp
   >>> conv = lambda k: lax.conv(jnp.ones((1, 1, 3, 3)), k, (1, 1), "VALID").sum()
@@ -46,20 +53,33 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
   def wrapped(*args: Any, **kwargs: Any) -> Any:
     if jax.default_backend() != "cpu":
       return fn(*args, **kwargs)
-    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args, **kwargs)
-    if not _to_rewrite(closed.jaxpr):
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]
+    found: dict[str, Any] = {}
+
+    def on_arrays(*arrays: Any) -> list[Any]:  # anew for each call: JAX would remember it
+      given = list(leaves)
+      for place, array in zip(places, arrays):
+        given[place] = array
+      args, kwargs = jax.tree.unflatten(structure, given)
+      found["outs"], found["tree"] = jax.tree.flatten(fn(*args, **kwargs))
+      return [out for out in found["outs"] if isinstance(out, _ARRAYS)]
+
+    arrays = [leaves[place] for place in places]
+    closed, rewriting = jax.make_jaxpr(on_arrays)(*arrays), _Rewriting()
+    if not rewriting.is_due(closed.jaxpr):
       return fn(*args, **kwargs)
-    results = _run(closed.jaxpr, closed.consts, jax.tree.leaves((args, kwargs)))
-    return jax.tree.unflatten(jax.tree.structure(shapes), results)
+    values = zip(closed.out_avals, rewriting.run(closed.jaxpr, closed.consts, arrays))
+    results = iter([_array(value, aval) for aval, value in values])
+    outs = [next(results) if isinstance(out, _ARRAYS) else out for out in found["outs"]]
+    return jax.tree.unflatten(found["tree"], outs)
 
   return wrapped  # type: ignore[return-value]
 
 
-def _to_rewrite(jaxpr: Any) -> bool:
-  """Whether it holds a convolution of another form, at any depth that is entered."""
-  return any(
-    _is_other(eqn) or any(map(_to_rewrite, _inner(eqn).values())) for eqn in jaxpr.eqns
-  )
+def _array(value: Any, aval: Any) -> Any:
+  """What a jaxpr hands back as it is need be no array of JAX."""
+  return value if isinstance(value, jax.Array) else jnp.asarray(value, aval.dtype)
 
 
 def _is_other(eqn: Any) -> bool:
@@ -73,9 +93,12 @@ def _is_swapped(eqn: Any) -> bool:
   """Whether XLA would exchange its operands, and so leave the form: the window is the larger."""
   (lhs, rhs), params = (atom.aval.shape for atom in eqn.invars), eqn.params
   image, window, _ = params["dimension_numbers"]
+  if not all(isinstance(size, int) for size in (*lhs, *rhs)):
+    return False  # symbolic
   size = lambda shape, spec: math.prod(shape[axis] for axis in spec[2:])
   alone = params["feature_group_count"] == params["batch_group_count"] == 1
-  return alone and size(rhs, window) > size(lhs, image)
+  real = jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating)
+  return alone and real and size(rhs, window) > size(lhs, image) and math.prod(lhs) > 0
 
 
 def _inner(eqn: Any) -> dict[str, Any]:
@@ -89,7 +112,7 @@ def _inner(eqn: Any) -> dict[str, Any]:
     return {"body": params["jaxpr"]}
   if name == "while":
     return {"body": params["body_jaxpr"].jaxpr, "test": params["cond_jaxpr"].jaxpr}
-  if name == "cond":
+  if name == "cond" and not params.get("branches_platforms"):
     return {str(i): branch.jaxpr for i, branch in enumerate(params["branches"])}
   return {}
 
@@ -102,61 +125,84 @@ def _form(eqn: Any) -> lax.ConvDimensionNumbers:
   return lax.ConvDimensionNumbers(arrays, (rank + 1, rank, *space), arrays)
 
 
-def _run(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-  """Evaluates a jaxpr, the convolutions in that form."""
-  env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values]))
-  read = lambda atom: atom.val if equations.is_literal(atom) else env[atom]
-  for eqn in jaxpr.eqns:
-    env.update(zip(eqn.outvars, _result(eqn, list(map(read, eqn.invars)))))
-  return list(map(read, jaxpr.outvars))
+class _Rewriting:
+  """Evaluates jaxprs with their convolutions in that form; what is shared is rewritten once."""
 
+  def __init__(self) -> None:
+    self._due: dict[int, tuple[Any, bool]] = {}  # by id, beside what has it
+    self._called: dict[int, tuple[Any, Callable[..., list[Any]]]] = {}
 
-def _result(eqn: Any, values: list[Any]) -> Sequence[Any]:
-  if _is_other(eqn):
-    return [_convolution(eqn, *values)]
-  if not any(map(_to_rewrite, _inner(eqn).values())):
-    known = equations.named(eqn, values)
-    return equations.eqn_fn(eqn)(*(known[v] for v in equations.operands(eqn)))
-  name, params = eqn.primitive.name, eqn.params
-  if name in _CALLS:
-    return _closed(params[_CALLS[name]])(*values)
-  if name in equations.REMATS:
-    again = functools.partial(_run, params["jaxpr"], ())
-    how = {key: params[key] for key in ("policy", "prevent_cse")}
-    return jax.checkpoint(again, **how)(values)
-  if name == "cond":
-    return lax.switch(values[0], list(map(_closed, params["branches"])), *values[1:])
-  return _while(params, values) if name == "while" else _scan(params, values)
+  def is_due(self, jaxpr: Any) -> bool:
+    """Whether it holds a convolution of another form, at any depth that is entered."""
+    if id(jaxpr) not in self._due:
+      due = any(_is_other(eqn) or self._is_due_inside(eqn) for eqn in jaxpr.eqns)
+      self._due[id(jaxpr)] = jaxpr, due
+    return self._due[id(jaxpr)][1]
 
+  def _is_due_inside(self, eqn: Any) -> bool:
+    return any(map(self.is_due, _inner(eqn).values()))
 
-def _closed(closed: Any) -> Callable[..., list[Any]]:
-  return lambda *values: _run(closed.jaxpr, closed.consts, values)
+  def run(self, jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """The results of a jaxpr."""
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values]))
+    read = lambda atom: atom.val if equations.is_literal(atom) else env[atom]
+    for eqn in jaxpr.eqns:
+      env.update(zip(eqn.outvars, self._result(eqn, list(map(read, eqn.invars)))))
+    return list(map(read, jaxpr.outvars))
 
+  def _result(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
+    if _is_other(eqn):
+      return [_convolution(eqn, *values)]
+    if not self._is_due_inside(eqn):
+      known = equations.named(eqn, values)
+      return equations.eqn_fn(eqn)(*(known[v] for v in equations.operands(eqn)))
+    name, params = eqn.primitive.name, eqn.params
+    if name in _CALLS:
+      return self._call(params[_CALLS[name]])(*values)
+    if name in equations.REMATS:
+      again = functools.partial(self.run, params["jaxpr"], ())
+      how = {key: params[key] for key in ("policy", "prevent_cse")}
+      return jax.checkpoint(again, **how)(values)
+    if name == "cond":
+      return lax.switch(values[0], list(map(self._closed, params["branches"])), *values[1:])
+    return (self._while if name == "while" else self._scan)(params, values)
 
-def _scan(params: dict[str, Any], values: list[Any]) -> list[Any]:
-  first_carry = params["num_consts"]
-  first_xs = first_carry + params["num_carry"]
-  consts, carry, xs = values[:first_carry], values[first_carry:first_xs], values[first_xs:]
-  step = _closed(params["jaxpr"])
+  def _closed(self, closed: Any) -> Callable[..., list[Any]]:
+    return lambda *values: self.run(closed.jaxpr, closed.consts, values)
 
-  def body(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
-    outs = step(*consts, *carry, *slices)
-    return outs[: len(carry)], outs[len(carry) :]
+  def _call(self, closed: Any) -> Callable[..., list[Any]]:
+    """A function of its own, so that many calls of one stay calls of one."""
+    if id(closed) not in self._called:
+      self._called[id(closed)] = closed, jax.jit(self._closed(closed))
+    return self._called[id(closed)][1]
 
-  how = {key: params[key] for key in ("length", "reverse", "unroll")}
-  carry, ys = lax.scan(body, carry, xs, **how)
-  return [*carry, *ys]
+  def _scan(self, params: dict[str, Any], values: list[Any]) -> list[Any]:
+    first_carry = params["num_consts"]
+    first_xs = first_carry + params["num_carry"]
+    consts, carry, xs = (
+      values[:first_carry],
+      values[first_carry:first_xs],
+      values[first_xs:],
+    )
+    step = self._closed(params["jaxpr"])
 
+    def body(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+      outs = step(*consts, *carry, *slices)
+      return outs[: len(carry)], outs[len(carry) :]
 
-def _while(params: dict[str, Any], values: list[Any]) -> list[Any]:
-  for_test, for_body = params["cond_nconsts"], params["body_nconsts"]
-  tested, known = values[:for_test], values[for_test : for_test + for_body]
-  test, step = _closed(params["cond_jaxpr"]), _closed(params["body_jaxpr"])
-  return lax.while_loop(
-    lambda carry: test(*tested, *carry)[0],
-    lambda carry: step(*known, *carry),
-    values[for_test + for_body :],
-  )
+    how = {key: params[key] for key in ("length", "reverse", "unroll")}
+    carry, ys = lax.scan(body, carry, xs, **how)
+    return [*carry, *ys]
+
+  def _while(self, params: dict[str, Any], values: list[Any]) -> list[Any]:
+    for_test, for_body = params["cond_nconsts"], params["body_nconsts"]
+    tested, known = values[:for_test], values[for_test : for_test + for_body]
+    test, step = self._closed(params["cond_jaxpr"]), self._closed(params["body_jaxpr"])
+    return lax.while_loop(
+      lambda carry: test(*tested, *carry)[0],
+      lambda carry: step(*known, *carry),
+      values[for_test + for_body :],
+    )
 
 
 def _convolution(eqn: Any, lhs: Any, rhs: Any) -> Any:
@@ -173,43 +219,22 @@ def _convolution(eqn: Any, lhs: Any, rhs: Any) -> Any:
     lhs = lhs.reshape(rows // groups, *shape, groups * depth)
     params |= {"batch_group_count": 1, "feature_group_count": groups}
   if _is_swapped(eqn):
-    sizes = [eqn.outvars[0].aval.shape[axis] for axis in results[2:]]
-    found = _as_product(lhs, rhs, sizes, params)
-  else:
-    found = lax.conv_general_dilated(lhs, rhs, **params)
+    lhs = _widened(lhs, params)
+    params |= {"padding": [(0, 0)] * len(window), "lhs_dilation": (1,) * len(window)}
+  found = lax.conv_general_dilated(lhs, rhs, **params)
   batch, features, *space = results
   places = {batch: 0, features: len(space) + 1, **{at: i + 1 for i, at in enumerate(space)}}
   return lax.transpose(found, [places[axis] for axis in range(len(places))])
 
 
-def _as_product(lhs: Any, rhs: Any, sizes: Sequence[int], params: dict[str, Any]) -> Any:
-  """A convolution of few positions as a product of patches, [N, *space, C] -> [N, *sizes, O]."""
-  taps = _taps(lhs.shape[1:-1], rhs.shape[:-2], sizes, params)  # [Q, W]
-  rows = lax.collapse(lhs, 1, -1)  # [N, P, C]
-  rows = jnp.pad(rows, ((0, 0), (0, 1), (0, 0)))  # and what lies outside
-  weights = lax.collapse(rhs, 0, -2)  # [W, C, O]
-  same = {name: params[name] for name in ("precision", "preferred_element_type")}
-  found = jnp.einsum("nqwc,wco->nqo", rows[:, taps], weights, **same)
-  return found.reshape(lhs.shape[0], *sizes, rhs.shape[-1])
+def _widened(lhs: Any, params: dict[str, Any]) -> Any:
+  """The image with its padding, [N, *space, C]: at least as large as the window.
 
-
-def _taps(
-  image: Sequence[int],
-  window: Sequence[int],
-  sizes: Sequence[int],
-  params: dict[str, Any],
-) -> np.ndarray:
-  """[positions of the result, of the window] position of the image there; beyond all: none."""
-  rank, place, inside = len(image), np.zeros((), int), np.ones((), bool)
-  names = ("window_strides", "padding", "lhs_dilation", "rhs_dilation")
-  of_axes = zip(image, window, sizes, *(params[name] for name in names))
-  for axis, (n, width, size, stride, (low, _), dilation, apart) in enumerate(of_axes):
-    at = np.arange(size)[:, None] * stride + np.arange(width) * apart - low  # [size, width]
-    met = (at >= 0) & (at % dilation == 0) & (at < n * dilation)
-    shape = [1] * (2 * rank)
-    shape[axis], shape[rank + axis] = size, width
-    place = place * n + (at // dilation).reshape(shape)
-    inside = inside & met.reshape(shape)
-  return np.where(inside, place, math.prod(image)).reshape(
-    math.prod(sizes), math.prod(window)
-  )
+  Of zeros that XLA cannot tell, or it would take them for the padding that they stand for.
+  """
+  first = lhs[(0,) * lhs.ndim]
+  no = lax.lt(first, lax.full_like(first, -np.inf))
+  zero = lax.select(no, first, lax.full_like(first, 0))
+  axes = zip(params["padding"], params["lhs_dilation"])
+  widths = [(low, high, dilation - 1) for (low, high), dilation in axes]
+  return lax.pad(lhs, zero, [(0, 0, 0), *widths, (0, 0, 0)])

@@ -210,3 +210,77 @@ def test_microbatches_hold_none_of_the_slow_form(name, rows):
   assert not _not_fast(parts, *args)
   close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
   jax.tree.map(close, jax.jit(parts)(*args).total, of()(*args).total)
+
+
+def test_what_the_function_closes_over_is_read_anew():
+  """JAX remembers what it traced by the function; here it is another each time."""
+  loss, x, k = _case("flax")
+  held = {"k": k}
+  fast = canonical_convolutions(lambda x: jax.grad(loss)(x, held["k"]))
+  first = fast(x)
+  held["k"] = 2 * k
+  assert not np.allclose(fast(x), first)
+
+  def outer(x, k):
+    held["k"] = k
+    return fast(x)
+
+  jax.jit(outer)(x, k)  # its tracers are not met again
+  np.testing.assert_allclose(jax.jit(lambda x, k: outer(x, k))(x, k), first, rtol=1e-5)
+
+
+def test_what_is_no_array_is_handed_through():
+  def fn(x, k, padding, *, train=True):
+    y = lax.conv_general_dilated(x, k, (1, 1), padding)
+    return {"y": y if train else x, "one": 1.0, "name": padding, "none": None, "np": _ONE}
+
+  x, k = _normal(0, (2, 3, 5, 5)), _normal(1, (2, 3, 3, 3))
+  fast = canonical_convolutions(fn)
+  found, wanted = fast(x, k, "SAME"), fn(x, k, "SAME")
+  assert type(found["one"]) is float and found["name"] == "SAME" and found["none"] is None
+  np.testing.assert_allclose(found["y"], wanted["y"], rtol=1e-5)
+  assert isinstance(found["np"], jax.Array)
+  again = jax.jit(lambda x, k: fast(x, k, "SAME", train=True)["y"])(x, k)
+  np.testing.assert_allclose(again, wanted["y"], rtol=1e-5)
+
+
+_ONE = np.ones(3, np.float32)
+
+
+def test_shared_functions_stay_shared():
+  """Twelve of them, each calling the one before twice: not 4,096 convolutions."""
+  _, x, _ = _case("torch")
+  fn, k = jax.jit(lambda x, k: x + _CASES["torch"][0](x, k)), _normal(1, (3, 3, 3, 3))
+  for _ in range(12):
+    fn = jax.jit(lambda x, k, fn=fn: fn(fn(x, k), k))
+  text = jax.jit(canonical_convolutions(fn)).lower(x, k).as_text()
+  assert text.count("stablehlo.convolution") < 4
+
+
+def test_symbolic_sizes_and_doubles_within():
+  _, x, k = _case("torch")
+  conv = canonical_convolutions(_CASES["torch"][0])
+  height, width = jax.export.symbolic_shape("h,w")
+  shape = jax.ShapeDtypeStruct((2, 3, height, width), x.dtype)
+  exported = jax.export.export(jax.jit(conv))(shape, k)
+  np.testing.assert_allclose(exported.call(x, k), conv(x, k), rtol=1e-5)
+
+  def doubles(x, k):
+    with jax.enable_x64(True):
+      x, k = x.astype(jnp.float64) / 3, k.astype(jnp.float64) / 7
+      return lax.conv_general_dilated(x, k, (1, 1), [(4, 4)] * 2)
+
+  x = x[..., :2, :2]
+  np.testing.assert_allclose(canonical_convolutions(doubles)(x, k), doubles(x, k), 1e-12)
+
+
+def test_a_dilated_image_takes_no_more_than_its_result():
+  loss = lambda x, k: jnp.sum(jnp.square(lax.conv_transpose(x, k, (8, 8), "SAME")))
+  grad = jax.grad(loss, argnums=1)
+  x, k = _normal(0, (8, 8, 8, 4)), 0.01 * _normal(1, (9, 9, 4, 4))
+
+  def temporaries(fn):
+    compiled = jax.jit(_twice(fn)).lower(x, k).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  assert temporaries(canonical_convolutions(grad)) < 4 * temporaries(grad)
