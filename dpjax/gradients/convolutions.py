@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend import core as jex
 
 from dpjax.gradients import equations
 
@@ -67,9 +68,9 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
 
     arrays = [leaves[place] for place in places]
     closed, rewriting = jax.make_jaxpr(on_arrays)(*arrays), _Rewriting()
-    if not rewriting.is_due(closed.jaxpr):
-      return fn(*args, **kwargs)
-    values = zip(closed.out_avals, rewriting.run(closed.jaxpr, closed.consts, arrays))
+    due = rewriting.is_due(closed.jaxpr)
+    evaluate = rewriting.closed(closed) if due else jex.jaxpr_as_fun(closed)
+    values = zip(closed.out_avals, evaluate(*arrays))
     results = iter([_array(value, aval) for aval, value in values])
     outs = [next(results) if isinstance(out, _ARRAYS) else out for out in found["outs"]]
     return jax.tree.unflatten(found["tree"], outs)
@@ -164,16 +165,17 @@ class _Rewriting:
       how = {key: params[key] for key in ("policy", "prevent_cse")}
       return jax.checkpoint(again, **how)(values)
     if name == "cond":
-      return lax.switch(values[0], list(map(self._closed, params["branches"])), *values[1:])
+      return lax.switch(values[0], list(map(self.closed, params["branches"])), *values[1:])
     return (self._while if name == "while" else self._scan)(params, values)
 
-  def _closed(self, closed: Any) -> Callable[..., list[Any]]:
+  def closed(self, closed: Any) -> Callable[..., list[Any]]:
+    """One as a function."""
     return lambda *values: self.run(closed.jaxpr, closed.consts, values)
 
   def _call(self, closed: Any) -> Callable[..., list[Any]]:
     """A function of its own, so that many calls of one stay calls of one."""
     if id(closed) not in self._called:
-      self._called[id(closed)] = closed, jax.jit(self._closed(closed))
+      self._called[id(closed)] = closed, jax.jit(self.closed(closed))
     return self._called[id(closed)][1]
 
   def _scan(self, params: dict[str, Any], values: list[Any]) -> list[Any]:
@@ -184,7 +186,7 @@ class _Rewriting:
       values[first_carry:first_xs],
       values[first_xs:],
     )
-    step = self._closed(params["jaxpr"])
+    step = self.closed(params["jaxpr"])
 
     def body(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
       outs = step(*consts, *carry, *slices)
@@ -197,7 +199,7 @@ class _Rewriting:
   def _while(self, params: dict[str, Any], values: list[Any]) -> list[Any]:
     for_test, for_body = params["cond_nconsts"], params["body_nconsts"]
     tested, known = values[:for_test], values[for_test : for_test + for_body]
-    test, step = self._closed(params["cond_jaxpr"]), self._closed(params["body_jaxpr"])
+    test, step = self.closed(params["cond_jaxpr"]), self.closed(params["body_jaxpr"])
     return lax.while_loop(
       lambda carry: test(*tested, *carry)[0],
       lambda carry: step(*known, *carry),

@@ -68,14 +68,12 @@ class _Loop:
     self._num_threads = _num_cores() if num_threads is None else num_threads
     # One program is a few percent faster but rounds differently from its parts: for those who
     # ask for one thread, not for those who happen to have one core.
-    self._whole = num_threads == 1
+    self._at_once = num_threads == 1
     self._convolves: bool | None = None
     self._nobody, self._placed = shared.nobody(client, partial), shared.Placed()
     self._local_program = compiled(self._local)
     self._last_program = compiled(self._last)
-    self._whole_program = compiled(
-      lambda context, *work, sums: self._last(context, self._local(context, *work), sums)
-    )
+    self._whole_program = compiled(self._whole)
 
   def _local(
     self, context: Context, place: Any, who: Any, n: Any, batches: Any, num_steps: Any
@@ -99,6 +97,10 @@ class _Loop:
     more = shared.collected(self.partial, context.state, sent, jnp.ones(1, bool))
     return trees.add(sums, more), memory, info
 
+  def _whole(self, context, place, who, n, batches, num_steps, sums) -> Any:
+    local = self._local(context, place, who, n, batches, num_steps)
+    return self._last(context, local, sums)
+
   def _begun(self, context: Context, cohort: Cohort, place: int, threads: bool) -> Any:
     """sums -> (collected, memory, info) of the client at this place of the cohort.
 
@@ -109,8 +111,8 @@ class _Loop:
     num_steps = np.int32(len(batches.mask))
     batches = batches.padded(max(1, bucket(len(batches.mask))))
     work = np.int32(place), who, n, batches, num_steps
-    if self._whole or not self._holds_convolution(context, cohort):
-      return lambda sums: self._whole_program(context, *work, sums=sums)
+    if self._at_once or not self._holds_convolution(context, cohort):
+      return functools.partial(self._whole_program, context, *work)
     local = self._local_program(context, *work)
     if threads:
       jax.block_until_ready(local)
