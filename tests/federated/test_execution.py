@@ -270,7 +270,8 @@ def after(name, map_clients, aggregator):
   state = registry.start(name, algorithm)
   for _ in range(2):
     state, info = algorithm.round(state, cohort)
-  keep = state._replace(key=0, aggregator=0)
+  memories = state.memories and state.memories.all()
+  keep = state._replace(key=0, aggregator=0, memories=memories)
   return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves((keep, info))]
 found = {}
 cases = [(name, None) for name in registry.ALGORITHMS]
