@@ -44,7 +44,8 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
   Args:
     fn: of pytrees to pytrees. Leaves that are no arrays are handed through as they are.
 
-  >>> import jax.numpy as jnp
+  >>> import jax, jax.numpy as jnp
+  >>> from jax import lax
   >>> conv = lambda k: lax.conv(jnp.ones((1, 1, 3, 3)), k, (1, 1), "VALID").sum()
   >>> canonical_convolutions(jax.grad(conv))(jnp.ones((1, 1, 2, 2))).tolist()
   [[[[4.0, 4.0], [4.0, 4.0]]]]

@@ -162,10 +162,14 @@ def test_a_version_and_a_config_may_be_named(text_dir):
   assert len(data.load("tiny_text:1.0.0", text_dir)[0]) == 2
 
 
-def test_opencv_advice_is_dropped_and_other_warnings_are_not(image_folder, caplog):
+def test_opencv_advice_is_dropped_and_other_warnings_are_not(
+  image_folder, caplog, monkeypatch
+):
   from absl import logging as absl_logging
 
   logger = absl_logging.get_absl_logger()
+  caplog.set_level(logging.WARNING, logger=logger.name)  # whatever ran before
+  monkeypatch.setattr(logger, "propagate", True)
   before = list(logger.filters)
   data.load("tiny_image", image_folder.parents[1])
   assert logger.filters == before  # nothing stays behind
