@@ -25,7 +25,6 @@ from dpjax.gradients import equations
 _Fn = TypeVar("_Fn", bound=Callable[..., Any])
 _CONVOLUTION = "conv_general_dilated"
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 
 
 def canonical_convolutions(fn: _Fn) -> _Fn:
@@ -106,8 +105,8 @@ def _is_swapped(eqn: Any) -> bool:
 def _inner(eqn: Any) -> dict[str, Any]:
   """The jaxprs of an equation that is entered, by a name of their own."""
   name, params = eqn.primitive.name, eqn.params
-  if name in _CALLS:
-    return {"body": params[_CALLS[name]].jaxpr}
+  if name in equations.CALLS:
+    return {"body": params[equations.CALLS[name]].jaxpr}
   if name == "scan":
     return {"body": params["jaxpr"].jaxpr}
   if name in equations.REMATS:
@@ -159,8 +158,8 @@ class _Rewriting:
       known = equations.named(eqn, values)
       return equations.eqn_fn(eqn)(*(known[v] for v in equations.operands(eqn)))
     name, params = eqn.primitive.name, eqn.params
-    if name in _CALLS:
-      return self._call(params[_CALLS[name]])(*values)
+    if name in equations.CALLS:
+      return self._call(params[equations.CALLS[name]])(*values)
     if name in equations.REMATS:
       again = functools.partial(self.run, params["jaxpr"], ())
       how = {key: params[key] for key in ("policy", "prevent_cse")}

@@ -14,7 +14,8 @@ seconds = flops / rate + elements * cost. The constants below were measured, flo
   products over a whole batch of patches ran at 7-15 Gflop/s, the same products one
   example at a time in a loop at 50-110 (patches stay in the cache and no memory is
   faulted in), XLA's own weight gradient at 40-90, gram products at 110-210 (square
-  matrices). A convolution inside a loop ran at 1, so none of those that have rows is put there.
+  matrices). A convolution inside a loop ran at 1, so none of those that have rows is put
+  there (before `convolutions.py`, in whose form it would run as outside).
   With patches of 3,300 to 15,900 elements an example (networks of MNIST, of RADP and on
   scattering features) a whole step took .37 to 1.05 times as long with the loop as without;
   smaller ones were not measured. A loop leaves cores idle that a batch would use: where there

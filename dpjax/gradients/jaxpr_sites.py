@@ -8,7 +8,7 @@ equation that cannot be entered (cond, while, custom_vjp ...) is a site as a who
 PARAM value must become DATA (the start of a scan's carry, say) an identity site lifts it.
 
 Of JAX this relies on `jax.make_jaxpr`, `jax.extend.core` and the names and parameters of
-the primitives in `_CALLS`, "scan" and those of `row_forms`; tests pin them.
+the primitives in `equations.CALLS`, "scan" and those of `row_forms`; tests pin them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 
 from dpjax.gradients.equations import (
+  CALLS,
   REARRANGED,
   REMATS,
   Eqn,
@@ -36,8 +37,6 @@ from dpjax.gradients.equations import (
   operands,
 )
 from dpjax.types import ArrayTree, Params
-
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 
 
 class Kind(enum.IntEnum):
@@ -313,8 +312,8 @@ def _plan(eqn, values, loops, ids) -> Step:
     kind = Kind.DATA if Kind.DATA in kinds else Kind.CONST
     return Step(Action.PLAIN, eqn, (Value(kind),) * len(eqn.outvars))
   name = eqn.primitive.name
-  if name in _CALLS:
-    return _enter(Action.CALL, eqn, eqn.params[_CALLS[name]], values, loops, ids)
+  if name in CALLS:
+    return _enter(Action.CALL, eqn, eqn.params[CALLS[name]], values, loops, ids)
   if Kind.DATA not in kinds:
     return Step(Action.PLAIN, eqn, _transformed(eqn, values))
   if name in REMATS:

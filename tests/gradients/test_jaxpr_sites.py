@@ -21,7 +21,7 @@ def _eqn(function, *args):
 def test_names_and_parameters_of_the_primitives_that_are_entered():
   x = jnp.ones(3)
   call = _eqn(jax.jit(jnp.sin), x)
-  assert call.primitive.name in jaxpr_sites._CALLS and "jaxpr" in call.params
+  assert call.primitive.name in equations.CALLS and "jaxpr" in call.params
   remat = _eqn(jax.checkpoint(jnp.sin), x)
   assert remat.primitive.name in jaxpr_sites.REMATS
   assert {"jaxpr", "policy", "prevent_cse"} <= set(remat.params)
