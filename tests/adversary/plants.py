@@ -60,11 +60,6 @@ def _half_central(plan, key):
   return federated.central(quiet, key)
 
 
-def _no_noise(plan, key):
-  quiet = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 1000)
-  return federated.central(quiet, key)
-
-
 def _leaky_mean(tx, **options):
   """The private mean, and with it a millionth of the raw one."""
   honest = federated.dp_mean(tx, **options)
@@ -113,8 +108,8 @@ def _federated(name):
     "central": _half_central,
     "client_noise": _half_noise(federated.client_noise),
   }
-  weaker = _half_central if name == "fed_avg" else _no_noise
-  return federated_games.games(name, own.get(name, getattr(federated, name)), weaker)
+  found = own.get(name, getattr(federated, name))
+  return federated_games.games(name, found, _half_central)
 
 
 def _relevance(name):

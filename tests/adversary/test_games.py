@@ -9,9 +9,11 @@ import functools
 import numpy as np
 import pytest
 
+import dpjax.federated
 from dpjax import secure
 from dpjax.accounting.discrete import DistributedNoise
 from dpjax.auditing.games import CONFIDENCE, play, registry
+from dpjax.auditing.games import federated as federated_games
 from dpjax.auditing.games import secure as secure_games
 from dpjax.validate import UserError
 from tests.adversary import plants
@@ -20,13 +22,11 @@ _DRAWS = {
   "mechanisms": 3000,
   "samplers": 1500,
   "transforms": 3000,
-  "federated": 1000,
+  "federated": 3000,
   "relevance": 3000,
   "secure": 3000,
 }
-_PLANTED = {**_DRAWS, "samplers": 2400}
-# Half of the noise is left where others have none; or little shows.
-_FAINT = {"fed_avg", "central", "client_noise", "hyp_cluster"}
+_PLANTED = {**_DRAWS, "samplers": 2400, "federated": 6000}  # half of the noise is missing
 # Broken in the same place as another one.
 _ALIKE = {
   *("fed_sgd", "fed_prox", "fed_adam", "fed_yogi", "fed_adagrad", "apfl"),
@@ -89,8 +89,23 @@ def test_the_claim_stands(room, name):
 @pytest.mark.parametrize(("room", "name"), _subjects(slow=_ALIKE))
 def test_a_broken_twin_is_refuted(room, name):
   strongest = plants.GAMES[room](name)[0]
-  draws = 3000 if name in _FAINT else _PLANTED[room]
-  assert _broken(play(strongest, num_draws=draws))
+  assert _broken(play(strongest, num_draws=_PLANTED[room]))
+
+
+_OTHERS = {"dp_mean", "central", "client_noise", "federated", "hyp_cluster"}
+_ALGORITHMS = sorted({*federated_games.GAMES} - _OTHERS)
+
+
+@pytest.mark.parametrize("name", _ALGORITHMS)
+def test_draws_at_once_are_those_of_rounds_as_users_run_them(name, monkeypatch):
+  games = registry.games("federated", name)
+  played = [game for game in games if not _is_refused(game)]
+  at_once = [[game.outputs(world, 3, 5) for world in range(2)] for game in played]
+  monkeypatch.setattr(federated_games, "_at_once", federated_games._one_by_one)
+  monkeypatch.setattr(federated_games, "_draws_at_once", dpjax.federated.vmap_clients)
+  played = [g for g in registry.games("federated", name) if not _is_refused(g)]
+  one_by_one = [[game.outputs(world, 3, 5) for world in range(2)] for game in played]
+  np.testing.assert_allclose(at_once, one_by_one, rtol=1e-5, atol=1e-6)
 
 
 # Where rounding may make a vector of norm .5 nine times as long, and upwards sixteen times.

@@ -3,7 +3,9 @@
 A game runs the algorithm as it is, from `init`, for two rounds with `central` noise. After
 each round the adversary sees every leaf of the state that is not kept by clients and is not
 the noise key: parameters, the optimizer of the server, its control variates. Draws differ
-in the noise key alone, so an algorithm is built and compiled once.
+in the noise key alone, so an algorithm is built once, and thousands of draws are one `vmap`
+of its rounds. The loop `federated` is also played draw by draw over executions as users run
+them.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 
 from dpjax import federated, sampling
 from dpjax.auditing.games.game import Game, claims, linear
 from dpjax.federated.algorithms import optimizing_server
-from dpjax.federated.client import Received
+from dpjax.federated.client import ClientAlgorithm, Received
+from dpjax.federated.execution import client_blocks
+from dpjax.federated.execution.context import MapClients, Partial, Run
 from dpjax.noise.gaussian import NoiseState
 from dpjax.plan import Plan
 from dpjax.types import Params
@@ -31,7 +36,7 @@ ROUNDS = 2
 _ADD, _REPLACE = "add_or_remove_one", "replace_one"
 _Z, _CLIP, _SIZE = 1.5, 0.5, 2.0
 _FAR = 1e6
-_SHARE, _FEW = 0.2, 0.16  # of the draws: a round is ordinary Python; edges leak or not
+_DEAR = 0.2  # of the draws, where each is ordinary Python
 _MANY = 64  # parameters by which the size of the noise itself shows
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
 
@@ -67,24 +72,50 @@ _WORLDS: dict[str, tuple[list[float], list[float]]] = {
 _ALONE = {"nobody, one client": ([], [_FAR])}
 
 
-def _with_keys(state: federated.FederatedState, draw: int) -> federated.FederatedState:
-  """The state with noise keys of this draw; two of them never get the same."""
-  keys = iter(range(8))
+def _with_keys(state: federated.FederatedState, key: Any) -> federated.FederatedState:
+  """The state with noise keys of one draw; no two of them are the same."""
+  places = iter(range(8))
 
   def fresh(leaf: Any) -> Any:
     if not isinstance(leaf, NoiseState):
       return leaf
-    return leaf._replace(key=jax.random.fold_in(jax.random.key(draw), next(keys)))
+    return leaf._replace(key=jax.random.fold_in(key, next(places)))
 
   return jax.tree.map(fresh, state, is_leaf=lambda leaf: isinstance(leaf, NoiseState))
 
 
 def _shown(leaf: Any) -> np.ndarray:
-  """Its numbers; of many of them only the first, and how far they spread."""
-  values = np.ravel(np.asarray(leaf, np.float64))
-  if values.size < _MANY:
+  """Its numbers [n, features]; of many of them only the first, and how far they spread."""
+  values = np.asarray(leaf, np.float64).reshape(len(leaf), -1)
+  if values.shape[1] < _MANY:
     return values
-  return np.append(values[:2], np.log(values[2:].std() + 1e-30))
+  spread = np.log(values[:, 2:].std(axis=1, keepdims=True) + 1e-30)
+  return np.concatenate([values[:, :2], spread], axis=1)
+
+
+def _seen(tree: Any) -> Any:
+  """NumPy arrays; zeros for what differs from draw to draw, which is not known yet."""
+  known = lambda leaf: not isinstance(leaf, Tracer)
+  seen = lambda leaf: np.asarray(leaf) if known(leaf) else np.zeros(leaf.shape, leaf.dtype)
+  return jax.tree.map(seen, tree)
+
+
+def _draws_at_once() -> MapClients:
+  """`vmap_clients` for rounds under a `vmap` over noise keys: the same program of a block.
+
+  Of what is fetched, figures for a person and what clients keep, the first round's is known:
+  noise comes after it. The last round's is seen by nobody. An algorithm that looks at what
+  clients send (no sum: no `partial`) has to be played one by one.
+  """
+
+  def bind(client: ClientAlgorithm, partial: Partial) -> Run:
+    assert partial is not None
+    program = jax.jit(functools.partial(client_blocks.run_block, client, partial))
+    size = lambda count: max(1, count)
+    way = client_blocks.Dispatch(program, size, fetch=_seen)
+    return client_blocks.Blocks(client, partial, way)
+
+  return bind
 
 
 def _game(
@@ -95,6 +126,7 @@ def _game(
   *,
   params: Params,
   num_clients: int = 0,
+  one_by_one: bool = False,
 ) -> Game:
   """`ROUNDS` rounds of what `build` makes, one noisy sum in each."""
   made, width = functools.cache(build), params.shape[-1]
@@ -103,17 +135,29 @@ def _game(
     algorithm = made()
     first = algorithm.init(params, num_clients) if num_clients else algorithm.init(params)
     cohort = federated.from_batches([_client(x, width) for x in worlds[world]])
-    seen = []
-    for draw in range(n):
-      state, leaves = _with_keys(first, (2 * seed + world) * n + draw), []
+
+    def one(key: Any) -> list[Any]:
+      state, leaves = _with_keys(first, key), []
       for _ in range(ROUNDS):
         state, _info = algorithm.round(state, cohort)
         leaves += jax.tree.leaves((state.params, state.server))
-      seen.append(np.concatenate([_shown(leaf) for leaf in leaves]))
-    return np.array(seen, np.float64)
+      return leaves
 
-  share = _SHARE if case == _JOINS else _FEW
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
+    every = (_one_by_one if one_by_one else _at_once)(one, keys)
+    return np.concatenate([_shown(leaf) for leaf in every], axis=1)
+
+  share = _DEAR if one_by_one else 1.0
   return Game(ROOM, subject, case, _ADD, claims(the_plan().epsilon), outputs, linear, share)
+
+
+def _at_once(one: Callable[[Any], list[Any]], keys: Any) -> list[Any]:
+  return jax.vmap(one)(keys)
+
+
+def _one_by_one(one: Callable[[Any], list[Any]], keys: Any) -> list[np.ndarray]:
+  """The same leaves [n, ...], draw by draw."""
+  return [np.stack(leaves) for leaves in zip(*(map(np.asarray, one(key)) for key in keys))]
 
 
 def _algorithm(
@@ -121,18 +165,22 @@ def _algorithm(
   worlds: dict,
   *arguments: Any,
   params: Params = _START,
-  map_clients: Callable[..., Any] = federated.vmap_clients,
+  map_clients: Callable[[], MapClients] | None = None,
   **options: Any,
 ) -> Games:
-  """The games of an algorithm that takes `aggregator=`, `map_clients=` and `key=`."""
-  kept = {"num_clients": 4} if subject in ("scaffold", "apfl") else {}
+  """The games of an algorithm that takes `aggregator=`, `map_clients=` and `key=`.
+
+  `map_clients`: None for all draws at once; else one by one, as users run it.
+  """
+  kept: dict[str, Any] = {"num_clients": 4} if subject in ("scaffold", "apfl") else {}
+  kept["one_by_one"] = map_clients is not None
 
   def games(kind: Any, aggregate: Aggregate) -> list[Game]:
     def build() -> federated.FederatedAlgorithm:
       return kind(
         *arguments,
         key=jax.random.key(1),
-        map_clients=map_clients(),
+        map_clients=(map_clients or _draws_at_once)(),
         aggregator=aggregate(the_plan(), jax.random.key(0)),
         **options,
       )
@@ -219,8 +267,19 @@ _NEAR = {_JOINS: ([-1.5], [-1.5, 1.5])}  # so that a choice of cluster survives 
 _scaffold = functools.partial(
   _algorithm, "scaffold", client_learning_rate=0.5, num_clients=4
 )
-_hyp_cluster = functools.partial(
-  _algorithm, "hyp_cluster", params=np.array([[1, 0], [-1, 0]], np.float32), num_clients=4
+_loop = lambda worlds, **options: _algorithm(
+  "federated",
+  worlds,
+  federated.local_training(_LOSS, _SGD),
+  optimizing_server(optax.adam(0.1)),
+  **options,
+)
+_hyp_cluster = functools.partial(  # the server's side asks clients for losses, then chooses
+  _algorithm,
+  "hyp_cluster",
+  params=np.array([[1, 0], [-1, 0]], np.float32),
+  num_clients=4,
+  map_clients=federated.vmap_clients,
 )
 
 GAMES: dict[str, Games] = {
@@ -247,15 +306,17 @@ GAMES: dict[str, Games] = {
   "mime_lite": _algorithm("mime_lite", _WORLDS, _LOSS, optax.sgd(0.5, momentum=0.9)),
   "apfl": _algorithm("apfl", _WORLDS, _LOSS, _SGD, alpha=0.5),
   "hyp_cluster": _all(
-    _hyp_cluster(_WORLDS | _ALONE | _NEAR, _LOSS, _SGD, cluster_share=0.5),
+    _hyp_cluster(_ALONE | _WORLDS | _NEAR, _LOSS, _SGD, cluster_share=0.5),
     _hyp_cluster({"models are divided by their members": _NEAR[_JOINS]}, _LOSS, _SGD),
   ),
-  "federated": _algorithm(  # the loop itself, with the parts of FedAvg
-    "federated",
-    _ALONE,
-    federated.local_training(_LOSS, _SGD),
-    optimizing_server(optax.adam(0.1)),
-    map_clients=federated.loop_clients,
+  "federated": _all(  # the loop itself, with the parts of FedAvg
+    _loop(_ALONE),
+    _loop(
+      {"one by one: loop_clients": _WORLDS[_JOINS]}, map_clients=federated.loop_clients
+    ),
+    _loop(
+      {"one by one: vmap_clients": _WORLDS[_JOINS]}, map_clients=federated.vmap_clients
+    ),
   ),
   "dp_mean": _aggregator(
     "dp_mean", lambda kind, key: kind(the_plan().transform(key), l2_clip_norm=_CLIP)
