@@ -20,6 +20,7 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 from dpjax import accounting, gradients, noise, sampling, transforms, validate
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.mechanisms.noisy_means import NoisyMeans
+from dpjax.transforms import accumulation
 from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError
 
@@ -308,6 +309,8 @@ class Plan:
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
     """`dpjax.clip_and_noise` with this plan's numbers, or the kin that its clip asks for.
 
+    With slices > 1 it takes whole steps alone: chain it and give the chain to `accumulated`.
+
     Args:
       key: of the noise, for ONE run on ONE data set. It is the caller's, and no transform
         sees the whole data, so it cannot be checked here: two runs with one key, on data or
@@ -321,6 +324,10 @@ class Plan:
       normalize_by=self.normalize_by,
       key=key,
     )
+    tx = self._transform(numbers)
+    return tx if self.slices == 1 else accumulation.whole_steps_only(tx, self.slices)
+
+  def _transform(self, numbers: dict[str, Any]) -> optax.GradientTransformationExtraArgs:
     if self.l2_clip_norm.rule.adapts:
       return transforms.adaptive_clip_and_noise(**numbers)
     numbers["noise_shape"] = self.noise_shape

@@ -72,20 +72,25 @@ def proved(
   unit: str = "example",
   ledger: Sequence[StageCharge] = (),
   notes: Sequence[str] = (),
+  rests_on: Sequence[str] = (),
   **details: Any,
 ) -> Privacy:
   """A proved epsilon; the claim coincides with it.
+
+  Args:
+    rests_on: what nobody can check; then it is a claim.
 
   >>> proved(1.0, 1e-5, "replace_one").claimed_epsilon
   1.0
   """
   return Privacy(
-    kind="proved",
+    kind="claimed" if rests_on else "proved",
     epsilon=epsilon,
     delta=delta,
     neighboring_relation=neighboring_relation,
     unit=unit,
     claimed_epsilon=epsilon,
+    failed_assumptions=tuple(rests_on),
     ledger=tuple(ledger),
     notes=tuple(notes),
     details=details,

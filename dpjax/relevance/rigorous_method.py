@@ -45,6 +45,9 @@ class _Prepared(NamedTuple):
   details: dict[str, Any]
 
 
+_SYNTHETIC = "random_process"  # public data that are of nobody
+
+
 def radp_rigorous(job: Inputs) -> Outcome:
   """RADP with a proof, stages A to S of `rigorous`; then any training is post-processing.
 
@@ -70,6 +73,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
     unit=rigorous.FEATURES_UNIT if public else "example",
     ledger=charges,
     notes=_notes(job),
+    rests_on=_rests_on(job),
     **prepared.details,
   )
   epsilon_l, k = prepared.details["epsilon_labels"], job.train.num_classes
@@ -172,6 +176,13 @@ def _model_1(
   theta = gradient_methods.train_model_1(job, model, data, plan)
   spent = plan.epsilon()
   return theta, [StageCharge("A", where, spent, plan.delta, "model 1 by DP-SGD")]
+
+
+def _rests_on(job: Inputs) -> tuple[str, ...]:
+  """That data of people know no private record cannot be checked: copies differ in a bit."""
+  if job.rigorous.model1 != "public" or job.public.name == _SYNTHETIC:
+    return ()
+  return (f"no private record is known to the public data {job.public.name}",)
 
 
 def _check_public(job: Inputs) -> None:

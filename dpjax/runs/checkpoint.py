@@ -66,6 +66,16 @@ def _with_states(tree: ArrayTree, others: Sequence[Any], like: ArrayTree) -> Any
   return jax.tree.map(place, tree, like)
 
 
+def _filled(arrays: ArrayTree) -> Any:
+  """One zero where an array is empty, which the library cannot save."""
+  return jax.tree.map(lambda leaf: leaf if np.size(leaf) else np.zeros(1), arrays)
+
+
+def _emptied(arrays: ArrayTree, like: ArrayTree) -> Any:
+  """The inverse of `_filled`."""
+  return jax.tree.map(lambda leaf, old: leaf if np.size(old) else old, arrays, like)
+
+
 def _tree(arrays: ArrayTree) -> Any:
   """As it is; an array by itself in a dict, for the library saves containers alone."""
   alone = jax.tree_util.treedef_is_leaf(jax.tree.structure(arrays))
@@ -152,7 +162,7 @@ class Checkpoints:
 
   def _write(self, step: int, arrays: Any, meta: dict[str, Any]) -> None:
     args = ocp.args.Composite(
-      state=ocp.args.StandardSave(_tree(arrays)), meta=ocp.args.JsonSave(meta)
+      state=ocp.args.StandardSave(_tree(_filled(arrays))), meta=ocp.args.JsonSave(meta)
     )
     try:
       self._manager.save(step, args=args, force=True)
@@ -188,7 +198,7 @@ class Checkpoints:
 
   def _read(self, like: Any, into: list[Any]) -> dict[str, Any]:
     """The meta data; the arrays go `into` a list."""
-    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _tree(like))
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _tree(_filled(like)))
     args = ocp.args.Composite(
       state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()
     )
@@ -200,7 +210,8 @@ class Checkpoints:
         f"checkpoint={self.directory / str(self._latest)}: cannot be read ({reason}); nothing "
         "was changed, remove this directory to go on from an earlier step"
       ) from error
-    into.append(restored.state if _tree(like) is like else restored.state[_ALONE])
+    found = restored.state if _tree(like) is like else restored.state[_ALONE]
+    into.append(_emptied(found, like))
     return restored.meta
 
   def close(self) -> None:

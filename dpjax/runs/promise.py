@@ -18,6 +18,7 @@ from dpjax import noise, validate
 from dpjax.accounting import Budget, BudgetExceeded, Ledger, by_name, delta_warning, upper
 from dpjax.plan import Plan
 from dpjax.runs import writers
+from dpjax.validate import UserError
 
 KINDS = writers.EPSILON_KINDS
 NOTHING = "Privacy statement\n\nNone: no epsilon is proved for this run."
@@ -136,7 +137,13 @@ def of_plan(
     unit: whose data are one record; "" for the plan's own word.
     note: what stands before the plan's statement.
     release: noise on a grid, keys of the operating system; see `released`.
+
+  Raises:
+    UserError: a budget, or a release, of a run that promises nothing.
   """
+  if not plan.is_private and (release or budget is not None):
+    given = "release=True" if release else f"privacy.epsilon_budget={budget!r}"
+    raise UserError(f"{given}: needs an epsilon, and nothing is proved for this run")
   runs = plan if ran is None else ran
   kind = "claimed" if plan.assumptions else ("proved" if ran is None else "simulated")
 

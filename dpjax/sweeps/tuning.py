@@ -42,7 +42,8 @@ from dpjax.validate import UserError
 TRIALS = "trials.json"  # secret: how many runs there are, and which settings they took
 BEST = "best"  # folder of what may be released
 _MODEL = "params.npz"  # result.json and config.json stay secret: they hold the seed
-PlanFn = Callable[[TrainConfig, Any], Plan]
+# its plan, and what its promise rests on that nobody can check
+PlanFn = Callable[[TrainConfig, Any], tuple[Plan, tuple[str, ...]]]
 
 
 def run_selection(
@@ -58,7 +59,8 @@ def run_selection(
     config: a sweep with `selection.enabled` and one seed; its grid holds the settings.
     workdir: `trials.json` and `trials/` in it are secret, `best/` may be released.
     train_fn, load_fn: as for `grid.run_sweep`.
-    plan_fn: (config, data) -> the plan of a run; default: that of `build.assemble`.
+    plan_fn: (config, data) -> (the plan of a run, its failed assumptions); default: those of
+      `build.assemble`.
 
   Returns:
     The content of best/selection.json: the winning setting, its score, and both epsilons:
@@ -106,7 +108,14 @@ def planned(
   """
   _check(config)
   settings = points(config)
-  return settings, charged(_common_plan(settings, load, plan_fn or _plan), config)
+  plan, assumptions = _common_plan(settings, load, plan_fn or _plan)
+  cost, budget = charged(plan, config, assumptions), config.base.privacy.epsilon_budget
+  if budget is not None and cost["epsilon"] > budget:
+    raise accounting.BudgetExceeded(
+      f"base.privacy.epsilon_budget={budget!r}: the choice among runs costs epsilon="
+      f"{upper(cost['epsilon'])}, one of them {upper(cost['epsilon_of_one_run'])}"
+    )
+  return settings, cost
 
 
 def _folder(workdir: pathlib.Path, trial: int) -> pathlib.Path:
@@ -119,8 +128,13 @@ def _winner(config: SweepConfig, results: list[dict[str, Any]]) -> int:
   return int(np.argmax([s if math.isfinite(s) else -math.inf for s in scores]))
 
 
-def charged(plan: Plan, config: SweepConfig) -> dict[str, Any]:
+def charged(
+  plan: Plan, config: SweepConfig, assumptions: tuple[str, ...] = ()
+) -> dict[str, Any]:
   """Epsilon of one run and of the selection, with its delta.
+
+  Args:
+    assumptions: that some run rests on and nobody can check; then it is a claim.
 
   A run that draws a batch above its capacity aborts, and the selection with it: by a union
   bound over the runs that has at most E[K] times one run's chance B, which adds
@@ -143,9 +157,9 @@ def charged(plan: Plan, config: SweepConfig) -> dict[str, Any]:
     unit=plan.unit,
     accountants=("rdp",),
     delta_set_aside=delta - left,
-    epsilon_kind="claimed" if plan.assumptions else "proved",
+    epsilon_kind="claimed" if assumptions else "proved",
   )
-  failed = {"failed_assumptions": list(plan.assumptions)} if plan.assumptions else {}
+  failed = {"failed_assumptions": list(assumptions)} if assumptions else {}
   return {
     "epsilon_of_one_run": one_run,
     "epsilon": epsilon,
@@ -155,13 +169,15 @@ def charged(plan: Plan, config: SweepConfig) -> dict[str, Any]:
     "neighboring_relation": str(plan.neighboring_relation),
     "unit": plan.unit,
     "event": accounting.event_to_json(event),
-    "statement": _told(plan, one_run, epsilon, delta),
+    "statement": _told(plan, one_run, epsilon, delta, assumptions),
     "privacy_statement": words,
   }
 
 
-def _told(plan: Plan, one_run: float, epsilon: float, delta: float) -> str:
-  fails = " ".join(text.split(":")[0] for text in plan.assumptions)
+def _told(
+  plan: Plan, one_run: float, epsilon: float, delta: float, assumptions: tuple[str, ...]
+) -> str:
+  fails = " ".join(text.split(":")[0] for text in assumptions)
   kind = f"CLAIMED; nothing is proved, fails: {fails}" if fails else "proved"
   return (
     f"One run is (epsilon = {upper(one_run)}, delta = {upper(plan.delta)})"
@@ -182,16 +198,21 @@ def _check(config: SweepConfig) -> None:
     )
 
 
-def _plan(config: TrainConfig, data: Any) -> Plan:
-  return build.assemble(config, data).plan
+def _plan(config: TrainConfig, data: Any) -> tuple[Plan, tuple[str, ...]]:
+  run = build.assemble(config, data)
+  return run.plan, run.promise.failed_assumptions
 
 
-def _common_plan(settings: list[Point], load: LoadFn, plan_fn: PlanFn) -> Plan:
-  """The plan of any setting; refuses settings of which one might cost more."""
+def _common_plan(
+  settings: list[Point], load: LoadFn, plan_fn: PlanFn
+) -> tuple[Plan, tuple[str, ...]]:
+  """(the plan of any setting, what any of them rests on); refuses settings of which one
+  might cost more."""
   for point in settings:
     if point.config.data != settings[0].config.data:
       raise UserError("grid: must not vary the data in a private selection")
-  plans = [plan_fn(point.config, load(point.config)) for point in settings]
+  found = [plan_fn(point.config, load(point.config)) for point in settings]
+  plans, assumed = zip(*found)
   facts = lambda plan: (plan.event(), plan.delta, plan.neighboring_relation)
   for point, plan in zip(settings, plans):
     if not plan.is_private:
@@ -201,7 +222,7 @@ def _common_plan(settings: list[Point], load: LoadFn, plan_fn: PlanFn) -> Plan:
         f"grid: {point.name} does not cost the same event as {settings[0].name}; in a private "
         "selection all settings must (same noise_multiplier, sampler, steps and delta)"
       )
-  return plans[0]
+  return plans[0], tuple(dict.fromkeys(text for texts in assumed for text in texts))
 
 
 def _trials(

@@ -95,6 +95,27 @@ def accumulate(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
+def whole_steps_only(
+  tx: optax.GradientTransformationExtraArgs, every: int
+) -> optax.GradientTransformationExtraArgs:
+  """The same transform for `accumulate` alone, which hands it the sum of all slices.
+
+  Noise on each slice would not cover a step: rows are cut into slices by their place, so one
+  row that is added moves others across every cut, and changes two rows of each slice.
+  """
+
+  def update_fn(updates: Any, state, params=None, **extra_args):
+    whole = isinstance(updates, ClippedSum) and not updates.norms.shape[0]
+    if not whole:
+      raise UserError(
+        f"slices={every}: this transform takes the sum of a step's slices, not one of them; "
+        "give it to plan.accumulated(...), with the optimizer behind it"
+      )
+    return tx.update(updates, state, params, **extra_args)
+
+  return optax.GradientTransformationExtraArgs(tx.init, update_fn)
+
+
 def _check_slice(summed: ClippedSum, slots: int | None) -> None:
   if slots is not None and summed.norms.shape != (slots,):
     raise UserError(

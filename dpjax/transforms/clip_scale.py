@@ -63,6 +63,8 @@ def scheduled_scales(name: str, num_steps: int, final: float) -> tuple[float, ..
   validate.one_of(CLIP_SCHEDULES, clip_schedule=name)
   validate.integer_at_least(1, num_steps=num_steps)
   validate.factors(clip_schedule=[final])
+  if num_steps == 1 and name != "constant":
+    raise UserError(f"clip_schedule={name!r}: needs num_steps >= 2, its first and its last")
   curves: dict[str, Callable[[float], float]] = {
     "constant": lambda x: 1.0,
     "linear": lambda x: 1 - (1 - final) * x,

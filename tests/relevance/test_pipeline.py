@@ -247,8 +247,16 @@ def test_a_private_model_1_is_charged_to_the_records_that_it_saw():
 def test_a_public_model_1_costs_nothing():
   how = dataclasses.replace(_LOCAL, model1="public")
   job = _job(rigorous=how, nets=_LINEAR, public=_FEW)
-  charges = relevance.run("radp", "rigorous", job).privacy.ledger
+  found = relevance.run("radp", "rigorous", job).privacy
+  charges = found.ledger
   assert charges[0].epsilon == 0 and "public data (digits)" in charges[0].what
+  # that no private record is known to them cannot be checked: copies differ in a bit
+  assert found.kind == "claimed" and found.proved_epsilon is None
+  assert found.failed_assumptions == (
+    "no private record is known to the public data digits",
+  )
+  nobody = dataclasses.replace(job, public=dataclasses.replace(_FEW, name="random_process"))
+  assert relevance.run("radp", "rigorous", nobody).privacy.kind == "proved"
 
 
 def test_public_labels_are_said_to_be_public():

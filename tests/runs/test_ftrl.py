@@ -16,6 +16,7 @@ from dpjax.runs.central import build
 from dpjax.runs.central.privacy import make_plan
 from dpjax.schema import fields
 from dpjax.validate import UserError
+from tests.runs.stops import die, stop_after
 
 _SMALL = {
   "grad_method": "vmap",
@@ -164,3 +165,32 @@ def test_wrong_configs_are_one_line(extra, match):
     build.check(config)
     make_plan(config, 400)
   assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"privacy.sampling_prob": 1.0},
+    {**_POISSON, "privacy.ftrl.separation": 1},
+  ],
+)
+def test_one_band_keeps_no_noise_and_goes_on_from_a_checkpoint(changes, tmp_path):
+  """Its memory is empty, which the library of checkpoints cannot save as it is."""
+  config = _config(num_steps=4, eval_every=4, checkpoint_every=2, **changes)
+  whole = loop.train(config, tmp_path / "whole")
+  stopped = tmp_path / "stopped"
+  with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+    stop_after(patch, 3, die)
+    loop.train(config, stopped)
+  assert loop.train(config, stopped)["params_sha256"] == whole["params_sha256"]
+
+
+def test_a_batch_that_is_no_whole_share_of_a_cyclic_pass_is_refused():
+  """0.7 ran as 1 without a word."""
+  some = {"privacy.sampling_prob": 0.7}
+  match = r"privacy.sampling_prob=0.7: must be 1 / a whole number.*; 1.0 is near"
+  for sampler in ("cyclic", "balls_in_bins"):
+    with pytest.raises(UserError, match=match):
+      build.assemble(_config(**some, **{"privacy.ftrl.sampler": sampler}))
+  apart = {**_POISSON, "privacy.ftrl.separation": 1}
+  assert build.assemble(_config(**some, **apart)).plan.sampler.prob == 0.7

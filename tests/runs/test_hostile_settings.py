@@ -240,3 +240,63 @@ def test_a_count_beyond_every_float_is_refused(given, named):
   values(["account", "--noise_multiplier=1", *given])
   with pytest.raises(UserError, match=f"{named}.*must be"):
     account.questions(values)
+
+
+_UNPROVED = dict(
+  privacy__epsilon=None, privacy__noise_multiplier=1.0, privacy__sampler="shuffled"
+)
+
+
+@pytest.mark.parametrize(
+  ("changes", "match"),
+  [
+    (_UNPROVED | dict(privacy__epsilon_budget=0.1), "privacy.epsilon_budget=0.1: needs an"),
+    (
+      dict(
+        privacy__epsilon=None, privacy__noise_multiplier=0.0, privacy__epsilon_budget=0.1
+      ),
+      "privacy.epsilon_budget=0.1: needs an",
+    ),
+    (_UNPROVED | dict(release=True), "release=True: needs an epsilon"),
+    (
+      dict(privacy__noise_levels=[1.0, 1.0, 5.0]),
+      r"privacy.noise_levels=\[1.0, 1.0, 5.0\]: must be at most num_steps=2",
+    ),
+    (
+      dict(num_steps=1, privacy__clip_schedule="linear", privacy__clip_schedule_final=0.5),
+      "clip_schedule='linear': needs num_steps >= 2",
+    ),
+    (
+      dict(optimizer__rule={"name": "dp_adam"}, privacy__noise_levels=[1.0, 2.0]),
+      "optimizer.rule='dp_adam': .* nor privacy.noise_levels",
+    ),
+  ],
+)
+def test_a_setting_that_would_be_ignored_in_this_combination_is_refused(changes, match):
+  config = _config(**changes)
+  with pytest.raises(UserError, match=match):
+    build.assemble(config, build.load_data(config))
+
+
+def test_a_federated_budget_without_an_epsilon_is_refused():
+  config = fed_quickstart.get_config()
+  config = fields.replace_all(
+    config,
+    {
+      "privacy.epsilon": None,
+      "privacy.noise_multiplier": 0.0,
+      "privacy.epsilon_budget": 0.1,
+    },
+  )
+  with pytest.raises(UserError, match="privacy.epsilon_budget=0.1: needs an epsilon"):
+    federated.assemble(config)
+
+
+def test_a_cohort_that_is_no_whole_share_of_a_cyclic_pass_is_refused():
+  """Of 100 clients 80 ran as 100, and the result said 80."""
+  config = fields.replace_all(
+    fed_quickstart.get_config(),
+    {"privacy.method": "dp_ftrl", "clients_per_round": 80},
+  )
+  with pytest.raises(UserError, match="clients_per_round=80.*num_clients=100 / a whole"):
+    federated.assemble(config)

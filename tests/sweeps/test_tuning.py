@@ -36,6 +36,16 @@ def _plan(config, data):
   )
 
 
+def _promised(plan_fn):
+  """What a plan rests on beside it, as `run_selection` takes them."""
+
+  def of(config, data):
+    plan = plan_fn(config, data)
+    return plan, plan.assumptions
+
+  return of
+
+
 class _Train:
   """Writes a model; the score is the learning rate, and each call is remembered."""
 
@@ -53,7 +63,9 @@ class _Train:
 
 def _run(folder, sweep=None, train=None):
   train = train or _Train()
-  found = tuning.run_selection(sweep or _sweep(), folder, train, lambda _: "data", _plan)
+  found = tuning.run_selection(
+    sweep or _sweep(), folder, train, lambda _: "data", _promised(_plan)
+  )
   return found, train
 
 
@@ -80,11 +92,35 @@ def test_p40_a_choice_among_claims_is_a_claim(tmp_path, capsys):
     own = _OwnPoisson(prob=0.05, capacity=200)
     return dataclasses.replace(_plan(config, data), sampler=own)
 
-  found = tuning.run_selection(_sweep(), tmp_path, _Train(), lambda _: "data", plan_of)
+  found = tuning.run_selection(
+    _sweep(), tmp_path, _Train(), lambda _: "data", _promised(plan_of)
+  )
   assert found["epsilon_kind"] == "claimed" and found["failed_assumptions"]
   assert "kind: claimed" in found["privacy_statement"]
   shown = capsys.readouterr().out
   assert "CLAIMED; nothing is proved, fails:" in shown and "(proved" not in shown
+
+
+def test_p40_a_choice_among_runs_from_unknown_weights_is_a_claim(tmp_path):
+  """What a run's promise rests on is not in its plan alone."""
+  known = "no record of this run is known to a.npz"
+  rests = iter([(), (known,), (known,), ()])  # of the four settings
+  plan_of = lambda config, data: (_plan(config, data), next(rests))
+  found = tuning.run_selection(_sweep(), tmp_path, _Train(), lambda _: "data", plan_of)
+  assert found["epsilon_kind"] == "claimed" and found["failed_assumptions"] == [known]
+  assert "kind: claimed" in found["privacy_statement"]
+
+
+def test_p40_the_budget_is_that_of_the_choice(tmp_path):
+  sweep, cost = _sweep(), _run(tmp_path / "free")[0]
+  assert cost["epsilon_of_one_run"] < cost["epsilon"]
+  for budget in (cost["epsilon_of_one_run"], cost["epsilon"]):
+    sweep.base.privacy.epsilon_budget = budget
+    if budget == cost["epsilon"]:
+      assert _run(tmp_path / "paid", sweep)[0]["epsilon"] == budget
+      continue
+    with pytest.raises(UserError, match="base.privacy.epsilon_budget=.* choice among runs"):
+      _run(tmp_path / "refused", sweep)
 
 
 def test_each_setting_gets_the_features_of_its_own_model(tmp_path):
@@ -97,7 +133,7 @@ def test_each_setting_gets_the_features_of_its_own_model(tmp_path):
 
   grid = {"model.name": ["linear", "scatter_linear"]}
   sweep = _sweep(grid=grid, law={"mean_trials": 40.0})
-  tuning.run_selection(sweep, tmp_path, Train(), lambda c: c.model.name, _plan)
+  tuning.run_selection(sweep, tmp_path, Train(), lambda c: c.model.name, _promised(_plan))
   assert seen and all(model == data for model, data in seen)
 
 
@@ -226,4 +262,4 @@ def test_samplers_without_rdp_or_without_proof_are_refused(tmp_path):
 
   for plan_fn, match in ((cut, "truncated_poisson"), (shuffled, "no proved epsilon")):
     with pytest.raises(UserError, match=match):
-      tuning.run_selection(_sweep(), tmp_path, _Train(), lambda _: None, plan_fn)
+      tuning.run_selection(_sweep(), tmp_path, _Train(), lambda _: None, _promised(plan_fn))

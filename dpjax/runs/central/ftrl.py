@@ -3,6 +3,7 @@ takes part when."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dpjax import names, sampling, validate
@@ -34,7 +35,13 @@ def check(privacy: PrivacyConfig) -> None:
   """Raises UserError for what can be told without data."""
   ftrl = privacy.ftrl
   names.one_of(SAMPLERS, **{"privacy.ftrl.sampler": ftrl.sampler})
-  if separation(privacy) * privacy.sampling_prob > 1 + 1e-9 and not _cyclic(privacy):
+  if cyclic(privacy) and not whole_passes(privacy):
+    raise UserError(
+      f"privacy.sampling_prob={privacy.sampling_prob!r}: must be 1 / a whole number, the "
+      f"steps of a pass, for privacy.ftrl.sampler={ftrl.sampler!r}; "
+      f"{1 / steps_per_pass(privacy)!r} is near"
+    )
+  if separation(privacy) * privacy.sampling_prob > 1 + 1e-9 and not cyclic(privacy):
     raise UserError(
       f"privacy.ftrl.separation={ftrl.separation}: must be <= 1 / sampling_prob = "
       f"{1 / privacy.sampling_prob:.6g} for privacy.ftrl.sampler={ftrl.sampler!r}, whose "
@@ -42,17 +49,27 @@ def check(privacy: PrivacyConfig) -> None:
     )
 
 
-def _cyclic(privacy: PrivacyConfig) -> bool:
+def cyclic(privacy: PrivacyConfig) -> bool:
+  """Whether every pass takes each example once."""
   return privacy.ftrl.sampler in ("cyclic", "balls_in_bins")
 
 
 def steps_per_pass(privacy: PrivacyConfig) -> int:
   """Steps of a pass: 1 / sampling_prob, rounded.
 
-  >>> steps_per_pass(PrivacyConfig(sampling_prob=0.3))
-  3
+  >>> steps_per_pass(PrivacyConfig(sampling_prob=0.25))
+  4
   """
   return max(1, round(1 / privacy.sampling_prob))
+
+
+def whole_passes(privacy: PrivacyConfig) -> bool:
+  """Whether a pass is a whole number of steps.
+
+  >>> whole_passes(PrivacyConfig(sampling_prob=0.25))
+  True
+  """
+  return math.isclose(steps_per_pass(privacy) * privacy.sampling_prob, 1, rel_tol=1e-9)
 
 
 def separation(privacy: PrivacyConfig) -> int:
@@ -63,7 +80,7 @@ def separation(privacy: PrivacyConfig) -> int:
   >>> separation(PrivacyConfig(ftrl=FtrlConfig(sampler="cyclic_poisson", separation=4)))
   4
   """
-  if _cyclic(privacy):
+  if cyclic(privacy):
     return steps_per_pass(privacy)
   return privacy.ftrl.separation or max(1, int(1 / privacy.sampling_prob + 1e-9))
 
@@ -75,8 +92,8 @@ def sampler(
   capacity: int,
   unit: str = "example",
 ) -> sampling.Sampler:
-  """The sampler of a DP-FTRL run, with the expected batch of `sampling_prob` (rounded to
-  whole passes where they are cyclic), over rows that are one `unit` each."""
+  """The sampler of a DP-FTRL run, with the expected batch of `sampling_prob`, over rows
+  that are one `unit` each."""
   apart, rate = separation(privacy), privacy.sampling_prob
   if names.is_path(privacy.ftrl.sampler):
     field = "privacy.ftrl.sampler"
@@ -99,15 +116,6 @@ def sampler(
   return sampling.MinSepSampler(
     prob=prob, min_sep=apart, num_steps=num_steps, capacity=capacity
   )
-
-
-def expected_share(privacy: PrivacyConfig) -> float:
-  """Expected batch size / number of examples.
-
-  >>> expected_share(PrivacyConfig(sampling_prob=0.3)) == 1 / 3
-  True
-  """
-  return 1 / steps_per_pass(privacy) if _cyclic(privacy) else privacy.sampling_prob
 
 
 def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlation:
@@ -134,5 +142,13 @@ def staircase(levels: list[float], num_steps: int) -> tuple[float, ...]:
 
   >>> staircase([1.5, 0.5], 5)
   (1.5, 1.5, 1.5, 0.5, 0.5)
+
+  Raises:
+    UserError: more levels than steps, of which some would be left out.
   """
+  if len(levels) > num_steps:
+    raise UserError(
+      f"privacy.noise_levels={levels!r}: must be at most num_steps={num_steps} of them, "
+      f"not {len(levels)}"
+    )
   return tuple(levels[step * len(levels) // num_steps] for step in range(num_steps))

@@ -69,10 +69,11 @@ def _check_clipping(config: TrainConfig) -> None:
       f"privacy.clipping={fields.get(privacy, 'clipping')!r}, privacy.clip_schedule="
       f"{privacy.clip_schedule!r}: not with privacy.method='sgd', which does not clip"
     )
-  if name in NOISE_AWARE and changing:
+  if name in NOISE_AWARE and (changing or privacy.noise_levels):
     raise UserError(
       f"optimizer.rule={name!r}: needs noise of one standard deviation at every step, so "
-      "neither privacy.clipping='adaptive' nor a privacy.clip_schedule"
+      "neither privacy.clipping='adaptive' nor a privacy.clip_schedule nor "
+      "privacy.noise_levels"
     )
 
 
@@ -206,8 +207,6 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   numbers["noise_shape"] = ftrl.noise_shape(config, shares)
   whole = sampler(config, num_examples)  # cannot overflow
   numbers["statistics"] = normalization.mechanism(config, num_examples, whole)
-  if privacy.method == "dp_ftrl":
-    numbers["normalize_by"] = ftrl.expected_share(privacy) * num_examples
   if privacy.method == "sgd":
     numbers |= dict(neighboring_relation="", accountant="")
     plan = Plan(sampler=whole, noise_multiplier=0.0, **numbers)

@@ -156,6 +156,12 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
     sampling_prob=config.clients_per_round / num_clients,
     ftrl=config.privacy.ftrl,
   )
+  if ftrl.cyclic(privacy) and not ftrl.whole_passes(privacy):
+    raise UserError(
+      f"clients_per_round={config.clients_per_round!r}: must be num_clients={num_clients} / a "
+      f"whole number, the rounds of a pass, for privacy.ftrl.sampler="
+      f"{privacy.ftrl.sampler!r}; {num_clients / ftrl.steps_per_pass(privacy):.6g} is near"
+    )
   ftrl.check(privacy)
   numbers: dict[str, Any] = dict(
     sampler=ftrl.sampler(
@@ -163,7 +169,7 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
     ),
     num_steps=config.num_rounds,
     l2_clip_norm=config.privacy.l2_clip_norm,
-    normalize_by=ftrl.expected_share(privacy) * num_clients,
+    normalize_by=config.clients_per_round,
     delta=config.privacy.delta,
     accountant=config.privacy.accountant,
     noise_shape=NoiseShape(correlation=ftrl.correlation(privacy, config.num_rounds)),
