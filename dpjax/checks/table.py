@@ -8,6 +8,7 @@ A pass is evidence, not a proof; a failure is a bug that voids the epsilon.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -45,7 +46,8 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
       microbatch_size=config.microbatch_size,
       memory_budget=build.memory_budget(config),
     ),
-    transform=plan.transform,
+    # of whole steps, as a run in slices hands them on
+    transform=dataclasses.replace(plan, slices=1).transform,
     draw=plan.sampler.draw,
     apply=run.apply,
     streams=lambda c, digest=whole: _streams(c, digest),

@@ -528,3 +528,10 @@ def test_an_ordinary_loss_does_not_leak():
   batch = Example(jax.random.normal(jax.random.key(0), (4, 3)), jnp.arange(4) % 2)
   fn = lambda w, batch: grad_fn(w, batch)[1]
   assert check.cross_example_leakage(fn, jnp.ones((3, 2)), batch) == 0
+
+
+def test_a_run_in_slices_is_checked_on_whole_steps():
+  """Its transform refuses a slice; what the checks hand it are sums of steps."""
+  cut = check.subject(_config(slices=2))
+  rows = [noise_laws.noise_std(cut), charges.divisor(cut)]
+  assert all(row.passed for row in rows), rows
