@@ -247,7 +247,8 @@ def _swept(config, workdir):
 
   if config.selection.enabled:
     with mock.patch.object(tuning.secrets, "randbits", lambda bits: 4):
-      found = tuning.run_selection(config, workdir, train, lambda _: None, _plan)
+      plan_fn = lambda config, data: (_plan(config, data), ())
+      found = tuning.run_selection(config, workdir, train, lambda _: None, plan_fn)
   else:
     found = grid.run_sweep(config, workdir, train)
   told = [path.read_bytes() for path in sorted(workdir.glob("*.[cpm]*"))]
