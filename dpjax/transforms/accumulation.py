@@ -104,14 +104,16 @@ def whole_steps_only(
   row that is added moves others across every cut, and changes two rows of each slice.
   """
 
-  def update_fn(updates: Any, state, params=None, **extra_args):
+  inner: Any = tx  # its type knows of no ClippedSum
+
+  def update_fn(updates, state, params=None, **extra_args):
     whole = isinstance(updates, ClippedSum) and not updates.norms.shape[0]
     if not whole:
       raise UserError(
         f"slices={every}: this transform takes the sum of a step's slices, not one of them; "
         "give it to plan.accumulated(...), with the optimizer behind it"
       )
-    return tx.update(updates, state, params, **extra_args)
+    return inner.update(updates, state, params, **extra_args)
 
   return optax.GradientTransformationExtraArgs(tx.init, update_fn)
 
