@@ -109,10 +109,12 @@ def planned(
   _check(config)
   settings = points(config)
   plan, assumptions = _common_plan(settings, load, plan_fn or _plan)
-  cost, budget = charged(plan, config, assumptions), config.base.privacy.epsilon_budget
-  if budget is not None and cost["epsilon"] > budget:
+  cost = charged(plan, config, assumptions)
+  budgets = [point.config.privacy.epsilon_budget for point in settings]
+  least = min((budget for budget in budgets if budget is not None), default=math.inf)
+  if cost["epsilon"] > least:
     raise accounting.BudgetExceeded(
-      f"base.privacy.epsilon_budget={budget!r}: the choice among runs costs epsilon="
+      f"base.privacy.epsilon_budget={least!r}: the choice among runs costs epsilon="
       f"{upper(cost['epsilon'])}, one of them {upper(cost['epsilon_of_one_run'])}"
     )
   return settings, cost
@@ -129,7 +131,7 @@ def _winner(config: SweepConfig, results: list[dict[str, Any]]) -> int:
 
 
 def charged(
-  plan: Plan, config: SweepConfig, assumptions: tuple[str, ...] = ()
+  plan: Plan, config: SweepConfig, assumptions: tuple[str, ...]
 ) -> dict[str, Any]:
   """Epsilon of one run and of the selection, with its delta.
 

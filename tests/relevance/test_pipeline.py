@@ -255,8 +255,8 @@ def test_a_public_model_1_costs_nothing():
   assert found.failed_assumptions == (
     "no private record is known to the public data digits",
   )
-  nobody = dataclasses.replace(job, public=dataclasses.replace(_FEW, name="random_process"))
-  assert relevance.run("radp", "rigorous", nobody).privacy.kind == "proved"
+  named = dataclasses.replace(job, public=dataclasses.replace(_FEW, name="random_process"))
+  assert relevance.run("radp", "rigorous", named).privacy.kind == "claimed"
 
 
 def test_public_labels_are_said_to_be_public():

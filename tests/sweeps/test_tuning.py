@@ -121,6 +121,9 @@ def test_p40_the_budget_is_that_of_the_choice(tmp_path):
       continue
     with pytest.raises(UserError, match="base.privacy.epsilon_budget=.* choice among runs"):
       _run(tmp_path / "refused", sweep)
+  varied = _sweep(grid={"privacy.epsilon_budget": [None, cost["epsilon_of_one_run"]]})
+  with pytest.raises(UserError, match="base.privacy.epsilon_budget=.* choice among runs"):
+    _run(tmp_path / "varied", varied)
 
 
 def test_each_setting_gets_the_features_of_its_own_model(tmp_path):

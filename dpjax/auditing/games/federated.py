@@ -5,7 +5,7 @@ each round the adversary sees every leaf of the state that is not kept by client
 the noise key: parameters, the optimizer of the server, its control variates. Draws differ
 in the noise key alone, so an algorithm is built once, and thousands of draws are one `vmap`
 of its rounds. The loop `federated` is also played draw by draw over executions as users run
-them.
+them, and HypCluster so alone.
 """
 
 from __future__ import annotations

@@ -35,12 +35,8 @@ def check(privacy: PrivacyConfig) -> None:
   """Raises UserError for what can be told without data."""
   ftrl = privacy.ftrl
   names.one_of(SAMPLERS, **{"privacy.ftrl.sampler": ftrl.sampler})
-  if cyclic(privacy) and not whole_passes(privacy):
-    raise UserError(
-      f"privacy.sampling_prob={privacy.sampling_prob!r}: must be 1 / a whole number, the "
-      f"steps of a pass, for privacy.ftrl.sampler={ftrl.sampler!r}; "
-      f"{1 / steps_per_pass(privacy)!r} is near"
-    )
+  if cyclic(privacy):
+    check_passes(privacy, f"privacy.ftrl.sampler={ftrl.sampler!r}")
   if separation(privacy) * privacy.sampling_prob > 1 + 1e-9 and not cyclic(privacy):
     raise UserError(
       f"privacy.ftrl.separation={ftrl.separation}: must be <= 1 / sampling_prob = "
@@ -70,6 +66,15 @@ def whole_passes(privacy: PrivacyConfig) -> bool:
   True
   """
   return math.isclose(steps_per_pass(privacy) * privacy.sampling_prob, 1, rel_tol=1e-9)
+
+
+def check_passes(privacy: PrivacyConfig, told: str) -> None:
+  """Raises, for a sampler that is `told`, unless a pass is a whole number of steps."""
+  if not whole_passes(privacy):
+    raise UserError(
+      f"privacy.sampling_prob={privacy.sampling_prob!r}: must be 1 / a whole number, the "
+      f"steps of a pass, for {told}; {1 / steps_per_pass(privacy)!r} is near"
+    )
 
 
 def separation(privacy: PrivacyConfig) -> int:

@@ -51,7 +51,7 @@ def check(config: TrainConfig) -> None:
   if config.release and privacy.noise_multiplier == 0:
     raise UserError("privacy.noise_multiplier=0: without noise nothing may be released")
   if privacy.sampler == "random_allocation":
-    _steps_per_pass(privacy)
+    ftrl.check_passes(privacy, "privacy.sampler='random_allocation'")
   _check_clipping(config)
   _check_noise_aware(config)
   if privacy.method in PRIVATE_METHODS:
@@ -140,7 +140,8 @@ def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampli
   if privacy.sampler == "users":
     return sampling.UserSampler(prob=privacy.sampling_prob, capacity=capacity)
   if privacy.sampler == "random_allocation":
-    steps = _steps_per_pass(privacy)
+    ftrl.check_passes(privacy, "privacy.sampler='random_allocation'")
+    steps = ftrl.steps_per_pass(privacy)
     return sampling.RandomAllocationSampler(steps_per_pass=steps, capacity=capacity)
   if privacy.sampler == "fixed_size":
     return sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_examples)
@@ -150,17 +151,6 @@ def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampli
   return sampling.ShuffledSampler(
     batch_size=batch_size, num_examples=num_examples if proved else None
   )
-
-
-def _steps_per_pass(privacy: PrivacyConfig) -> int:
-  """Of random allocation, whose every pass takes each example once."""
-  steps = round(1 / privacy.sampling_prob)
-  if not math.isclose(steps * privacy.sampling_prob, 1, rel_tol=1e-9):
-    raise UserError(
-      f"privacy.sampling_prob={privacy.sampling_prob!r}: must be 1 / a whole number, the "
-      f"steps of a pass, for privacy.sampler='random_allocation'; {1 / steps!r} is near"
-    )
-  return steps
 
 
 def _truncated(privacy: PrivacyConfig, num_examples: int) -> sampling.Sampler:
