@@ -309,7 +309,8 @@ class Plan:
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
     """`dpjax.clip_and_noise` with this plan's numbers, or the kin that its clip asks for.
 
-    With slices > 1 it takes whole steps alone: chain it and give the chain to `accumulated`.
+    Put it first in a chain: what stands before it sees all examples of a batch, and would let one
+    change the gradients of the others. With slices > 1 give the chain to `accumulated`.
 
     Args:
       key: of the noise, for ONE run on ONE data set. It is the caller's, and no transform
@@ -324,8 +325,7 @@ class Plan:
       normalize_by=self.normalize_by,
       key=key,
     )
-    tx = self._transform(numbers)
-    return tx if self.slices == 1 else accumulation.whole_steps_only(tx, self.slices)
+    return accumulation.whole_steps_only(self._transform(numbers), self.slices)
 
   def _transform(self, numbers: dict[str, Any]) -> optax.GradientTransformationExtraArgs:
     if self.l2_clip_norm.rule.adapts:

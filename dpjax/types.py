@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
+import numpy as np
 import numpy.typing
 import optax
 
@@ -80,6 +81,10 @@ class Batch(NamedTuple):
   mask: Any  # [capacity] bool
 
 
+def _seal() -> Array:
+  return jax.random.wrap_key_data(np.zeros(2, np.uint32), impl="threefry2x32")
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ClippedSum:
@@ -88,7 +93,9 @@ class ClippedSum:
   `norms` and `losses` are per example and NOT private: never release them.
 
   `l2_bound` is static (part of the type, not an array), so that a transform which
-  adds noise for another bound refuses while it is traced.
+  adds noise for another bound refuses while it is traced. It would not follow a sum that was
+  scaled: a leaf that no arithmetic takes, `seal`, makes JAX raise where a transform is put
+  before the private one in a chain (`optax.chain(optax.scale(9.0), private)`).
   """
 
   total: Updates  # sum_i mask_i * clip(g_i); params-shaped, at least float32
@@ -98,6 +105,9 @@ class ClippedSum:
   # of each group of parameters, where they are clipped group by group; else (l2_bound,)
   group_bounds: tuple[float, ...] = dataclasses.field(default=(), metadata={"static": True})
   mask: Any = None  # [B] bool, the one that was applied; None where it is not known
+  # slices of a step that it adds up, each of one draw of rows
+  slices: int = dataclasses.field(default=1, metadata={"static": True})
+  seal: Array = dataclasses.field(default_factory=_seal)  # [] a key that nobody draws from
 
 
 class Algorithm(NamedTuple):

@@ -28,6 +28,7 @@ from dpjax.relevance.pipeline import run as run
 from dpjax.relevance.privacy import Privacy as Privacy
 from dpjax.relevance.rigorous import StageCharge as StageCharge
 from dpjax.relevance.rigorous import total as total
+from dpjax.relevance.rigorous_method import check_public as check_public
 from dpjax.relevance.settings import AdLM as AdLM
 from dpjax.relevance.settings import Paper as Paper
 from dpjax.relevance.settings import Private as Private

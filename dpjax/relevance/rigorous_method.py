@@ -164,7 +164,7 @@ def _model_1(
   if how.model1 == "public":
     if job.public is None:
       raise UserError("rigorous.model1='public': needs public data of the same shape")
-    _check_public(job)
+    check_public(job.train, job.public)
     what = f"trained on public data ({job.public.name})"
     return job.model_1(job.public), [StageCharge("A", where, 0.0, 0.0, what)]
   plan = gradient_methods.make_plan(
@@ -183,14 +183,18 @@ def _rests_on(job: Inputs) -> tuple[str, ...]:
   return (f"no private record is known to the public data {job.public.name}",)
 
 
-def _check_public(job: Inputs) -> None:
-  """Raises where what is called public holds private records: that would go uncharged."""
-  private = {row.tobytes() for row in np.asarray(job.train.x)}
-  shared = sum(row.tobytes() in private for row in np.asarray(job.public.x))
+def check_public(train: Any, public: Any) -> None:
+  """Raises where what is called public holds private records: that would go uncharged.
+
+  Args:
+    train, public: `dpjax.data.Dataset`s.
+  """
+  private = {row.tobytes() for row in np.asarray(train.x)}
+  shared = sum(row.tobytes() in private for row in np.asarray(public.x))
   if shared:
     raise UserError(
-      f"public={job.public.name!r}: {shared} of its records are in the training data "
-      f"{job.train.name!r}, which are private; use other data, or rigorous.model1='dp_sgd'"
+      f"public={public.name!r}: {shared} of its records are in the training data "
+      f"{train.name!r}, which are private; use other data, or rigorous.model1='dp_sgd'"
     )
 
 

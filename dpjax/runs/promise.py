@@ -141,9 +141,8 @@ def of_plan(
   Raises:
     UserError: a budget, or a release, of a run that promises nothing.
   """
-  if not plan.is_private and (release or budget is not None):
-    given = "release=True" if release else f"privacy.epsilon_budget={budget!r}"
-    raise UserError(f"{given}: needs an epsilon, and nothing is proved for this run")
+  if not plan.is_private or (release and not math.isfinite(plan.epsilon())):
+    check_nothing_asked(budget=budget, release=release)
   runs = plan if ran is None else ran
   kind = "claimed" if plan.assumptions else ("proved" if ran is None else "simulated")
 
@@ -168,6 +167,13 @@ def of_plan(
     budget=budget,
     failed_assumptions=plan.assumptions or runs.assumptions,
   )
+
+
+def check_nothing_asked(*, budget: float | None, release: bool) -> None:
+  """Raises for what a run that promises nothing would ignore."""
+  if release or budget is not None:
+    given = "release=True" if release else f"privacy.epsilon_budget={budget!r}"
+    raise UserError(f"{given}: needs an epsilon, and nothing is proved for this run")
 
 
 def noted(promised: Promise, note: str, assumed: str = "") -> Promise:

@@ -115,7 +115,7 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
       f"{told}: no result.json of these parameters lies beside it, so nothing says which data "
       "they know, and no epsilon would hold; give the params.npz in the folder of its run"
     )
-  known = [str(result.get("dataset")), *result.get(PRETRAINED_ON, [])]
+  known = [str(result.get("dataset")), *(result.get(PRETRAINED_ON) or [])]
   bare = lambda name: name.partition(":")[0] if _is_prepared(name) else name
   seen = bare(data_name) in map(bare, known)
   remembered = workdir.remembered(pathlib.Path(path).parent) or {}

@@ -6,11 +6,14 @@ alone once. Everything is refused that the runs would be refused before the firs
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from dpjax import relevance
 from dpjax.accounting import Ledger
@@ -167,6 +170,11 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
   loaded = of_relevance.load_data(config, zeros)
   of_relevance.build(config, zeros, curve="").start(random)  # refuses what a run would be
   job = of_relevance.make_job(config, *loaded, zeros, random, trainer)
+  if job.public is not None:  # zeros among zeros
+    train, _ = of_relevance.load_data(config, shared)
+    relevance.check_public(train, of_relevance.load_public(config, shared))
+    ones = dataclasses.replace(job.public, x=np.ones_like(job.public.x))
+    job = dataclasses.replace(job, public=ones)
   outcome = relevance.run(config.method, config.mode, job)
   stated = of_relevance.promise(outcome.privacy, len(loaded[0]))
   facts = stated.facts(Ledger(), stated.curve(outcome.num_steps))

@@ -114,7 +114,7 @@ def planned(
   least = min((budget for budget in budgets if budget is not None), default=math.inf)
   if cost["epsilon"] > least:
     raise accounting.BudgetExceeded(
-      f"base.privacy.epsilon_budget={least!r}: the choice among runs costs epsilon="
+      f"privacy.epsilon_budget={least!r}: the choice among runs costs epsilon="
       f"{upper(cost['epsilon'])}, one of them {upper(cost['epsilon_of_one_run'])}"
     )
   return settings, cost
@@ -150,8 +150,15 @@ def charged(
   left = plan.accounted_delta(plan.delta)
   epsilon = accounting.epsilon(event, delta=left, **options)
   one_run = plan.epsilon()
-  growth = math.exp(np.logaddexp(0, epsilon) - np.logaddexp(0, one_run))
+  growth = np.logaddexp(0, epsilon) - np.logaddexp(0, one_run)
+  growth = math.exp(min(growth, 700.0))  # beyond that delta is no probability either
   delta = left + (plan.delta - left) * law.mean_trials * growth
+  if not (math.isfinite(epsilon) and delta < 1):
+    raise UserError(
+      f"selection.mean_trials={law.mean_trials!r}: the choice costs epsilon={upper(epsilon)} "
+      f"at delta={upper(delta)}, where one run costs {upper(one_run)}: must be fewer trials, "
+      "or more noise"
+    )
   words = accounting.privacy_statement(
     event,
     delta=delta,
@@ -215,16 +222,21 @@ def _common_plan(
       raise UserError("grid: must not vary the data in a private selection")
   found = [plan_fn(point.config, load(point.config)) for point in settings]
   plans, assumed = zip(*found)
-  facts = lambda plan: (plan.event(), plan.delta, plan.neighboring_relation)
   for point, plan in zip(settings, plans):
-    if not plan.is_private:
+    if not plan.is_private or not math.isfinite(plan.epsilon()):
       raise UserError(f"grid: {point.name} has no proved epsilon, so the choice has none")
-    if facts(plan) != facts(plans[0]):
+    if _facts(plan) != _facts(plans[0]):
       raise UserError(
         f"grid: {point.name} does not cost the same event as {settings[0].name}; in a private "
         "selection all settings must (same noise_multiplier, sampler, steps and delta)"
       )
   return plans[0], tuple(dict.fromkeys(text for texts in assumed for text in texts))
+
+
+def _facts(plan: Plan) -> tuple[Any, ...]:
+  """All that `charged` reads; a batch may overflow under one of two samplers of one event."""
+  left = plan.accounted_delta(plan.delta)
+  return plan.event(), plan.delta, left, plan.neighboring_relation, plan.unit
 
 
 def _trials(

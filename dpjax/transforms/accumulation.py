@@ -77,10 +77,10 @@ def accumulate(
     _check_slice(summed, slots)
     if len(bounds) > 1:
       check_groups(summed, clip)
-    total = trees.add(state.total, summed.total)
+    total, slices = trees.add(state.total, summed.total), every * summed.slices
 
     def apply(total):
-      whole: Any = ClippedSum(total, empty, empty, bound, bounds)
+      whole: Any = ClippedSum(total, empty, empty, bound, bounds, slices=slices)
       return inner_tx.update(whole, state.inner, params, **extra_args)
 
     def wait(total):
@@ -98,20 +98,21 @@ def accumulate(
 def whole_steps_only(
   tx: optax.GradientTransformationExtraArgs, every: int
 ) -> optax.GradientTransformationExtraArgs:
-  """The same transform for `accumulate` alone, which hands it the sum of all slices.
+  """The same transform for whole steps of `every` slices alone, which `accumulate` adds up.
 
   Noise on each slice would not cover a step: rows are cut into slices by their place, so one
-  row that is added moves others across every cut, and changes two rows of each slice.
+  row that is added moves others across every cut, and changes two rows of each slice. Noise on
+  several steps would cover none: an example may be in each.
   """
 
   inner: Any = tx  # its type knows of no ClippedSum
 
   def update_fn(updates, state, params=None, **extra_args):
-    whole = isinstance(updates, ClippedSum) and not updates.norms.shape[0]
-    if not whole:
+    slices = updates.slices if isinstance(updates, ClippedSum) else 1
+    if slices != every:
       raise UserError(
-        f"slices={every}: this transform takes the sum of a step's slices, not one of them; "
-        "give it to plan.accumulated(...), with the optimizer behind it"
+        f"slices={every}: this transform takes the sum of so many, a whole step's, not of "
+        f"{slices}; give it to plan.accumulated(...), with the optimizer behind it"
       )
     return inner.update(updates, state, params, **extra_args)
 

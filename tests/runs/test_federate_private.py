@@ -107,6 +107,35 @@ def test_a_budget_counts_all_rounds_of_dp_ftrl(tmp_path):
   assert loop.train(config, tmp_path / "ok")["epsilon"] <= epsilon * 1.001
 
 
+@pytest.mark.parametrize("clients", [3.0, 7.0, 13.0])
+def test_a_share_of_a_pass_that_is_said_to_be_near_is_taken(clients):
+  with pytest.raises(UserError, match="a whole number, the rounds of a pass") as caught:
+    federate_privacy.make_plan(_config(**_FTRL, clients_per_round=clients), 100)
+  near = float(str(caught.value).split("; ")[-1].removesuffix(" is near"))
+  plan = federate_privacy.make_plan(_config(**_FTRL, clients_per_round=near), 100)[0]
+  assert plan.sampler.steps_per_pass == round(100 / near)
+
+
+@pytest.mark.parametrize(
+  ("changes", "match"),
+  [
+    (
+      {"privacy.method": "local", "privacy.noise_multiplier": 0.0, "privacy.epsilon_budget": 0.5},
+      "privacy.epsilon_budget=0.5: needs an epsilon",
+    ),
+    ({"privacy.noise_multiplier": 1e-8, "release": True}, "release=True: needs an epsilon"),
+    (
+      {**_FTRL, "privacy.noise_multiplier": 1e-8, "release": True},
+      "release=True: needs an epsilon",
+    ),
+  ],
+)  # fmt: skip
+def test_what_nothing_is_promised_of_is_not_asked_for(tmp_path, changes, match):
+  with pytest.raises(UserError, match=match):
+    loop.train(_config(**changes), tmp_path / "run")
+  assert not (tmp_path / "run").exists()
+
+
 def test_p17_how_noise_is_clipped_and_correlated_is_part_of_the_streams():
   streams = lambda **o: noise.key_id(federate_build.streams(_config(**o), bytes(32)).noise)
   assert streams() != streams(**_ADAPTIVE) != streams(**_FTRL)

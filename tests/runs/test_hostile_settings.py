@@ -259,6 +259,14 @@ _UNPROVED = dict(
     ),
     (_UNPROVED | dict(release=True), "release=True: needs an epsilon"),
     (
+      dict(privacy__epsilon=None, privacy__noise_multiplier=1e-8, release=True),
+      "release=True: needs an epsilon",
+    ),
+    (
+      dict(optimizer__rule={"name": "dp_adam"}, privacy__method="dp_ftrl"),
+      "optimizer.rule='dp_adam': .* nor privacy.ftrl.strategy='banded'",
+    ),
+    (
       dict(privacy__noise_levels=[1.0, 1.0, 5.0]),
       r"privacy.noise_levels=\[1.0, 1.0, 5.0\]: must be at most num_steps=2",
     ),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dpjax import data, trees
+from dpjax.relevance import Rigorous
 from dpjax.runs import loop, saved, streams, workdir
 from dpjax.runs.central import build
 from dpjax.runs.central.config import (
@@ -16,6 +17,8 @@ from dpjax.runs.central.config import (
   PrivacyConfig,
   TrainConfig,
 )
+from dpjax.runs.relevance import build as relevance_build
+from dpjax.runs.relevance.config import RelevanceConfig
 from dpjax.schema import fields
 from dpjax.validate import UserError
 
@@ -131,6 +134,27 @@ def test_so_are_those_that_the_earlier_run_began_from(first, tmp_path):
   (tmp_path / "params.npz").write_bytes(first.read_bytes())
   with pytest.raises(UserError, match="was trained on 'own.npz'"):
     _begun(tmp_path / "params.npz")
+
+
+def test_p42_public_data_of_a_relevance_run_are_among_what_its_weights_know(tmp_path):
+  """They trained model 1 in the clear; a chain through synthetic data would hide them."""
+  rng = np.random.default_rng(0)
+  x, y = rng.random((50, 8, 8, 1), np.float32), np.arange(50) % 10
+  np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y, num_classes=10)
+  own = str(tmp_path / "own.npz")
+  config = RelevanceConfig(
+    data=DataConfig(name="digits", limit=50),
+    model=ModelConfig(name="mlp", options={"features": (4,)}),
+    public_data=own,
+    rigorous=Rigorous(model1="public", pool=1, shuffle=False),
+    epsilons=[8.0], num_epochs=1, batch_size=25, method="radp", mode="rigorous",
+  )  # fmt: skip
+  result = loop.run(relevance_build.build(config), tmp_path / "first")
+  assert result["epsilon_kind"] == "claimed" and result["pretrained_on"] == [own]
+  path = str(tmp_path / "first" / "params.npz")
+  with pytest.raises(UserError, match="was trained on .*own.npz', the data of this run"):
+    saved.pretrained_on(path, own, _data(2, "own")[0])
+  assert saved.pretrained_on(path, "other", _data(2, "own")[0]) == ["digits", own]
 
 
 def test_unknown_parameters_are_refused(first, tmp_path):

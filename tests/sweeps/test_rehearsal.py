@@ -2,9 +2,11 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from configs.radp import quickstart as radp
+from dpjax import data
 from dpjax.runs import dry_run, loop
 from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
@@ -81,6 +83,28 @@ def test_the_plan_of_an_experiment_trains_on_zeros(monkeypatch, tmp_path):
   assert plan["no-dp-eps8-seed0"].startswith("not private, 28 steps, about ")
   with pytest.raises(UserError, match="data.limit=99999"):
     rehearsal.told_relevance(fields.replace(config, "data.limit", 99999), tmp_path)
+
+
+def test_public_data_of_an_experiment_are_not_taken_for_the_private_ones(tmp_path):
+  """Both are zeros in a rehearsal; where one holds records of the other the plan says so."""
+  train, test = data.load("digits")
+  config = fields.replace_all(
+    RelevanceConfig(method="radp", mode="rigorous", num_epochs=1, batch_size=100),
+    {
+      "model.options": {"features": (4,)}, "data.limit": 200, "epsilons": [8.0],
+      "rigorous.model1": "public", "rigorous.pool": 1, "rigorous.shuffle": False,
+      "public_data": str(tmp_path / "other.npz"),
+    },
+  )  # fmt: skip
+  for first, match in ((200, None), (199, "1 of its records are in the training data")):
+    rows = slice(first, first + 200)
+    named = dict(x_test=test.x, y_test=test.y, num_classes=10)
+    np.savez(tmp_path / "other.npz", x_train=train.x[rows], y_train=train.y[rows], **named)
+    if match is None:
+      assert "CLAIMED" in rehearsal.told_relevance(config, tmp_path / "new")
+      continue
+    with pytest.raises(UserError, match=match):
+      rehearsal.told_relevance(config, tmp_path / "new")
 
 
 @pytest.mark.slow

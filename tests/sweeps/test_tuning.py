@@ -1,6 +1,7 @@
 """Private selection: random and secret number of runs, both epsilons, nothing else out."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -8,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from dpjax import accounting, plan, sampling
+from dpjax import accounting, noise, plan, sampling
 from dpjax.runs.central.config import TrainConfig
 from dpjax.sweeps import tuning
 from dpjax.sweeps.grid import SelectionConfig, SweepConfig
@@ -119,10 +120,10 @@ def test_p40_the_budget_is_that_of_the_choice(tmp_path):
     if budget == cost["epsilon"]:
       assert _run(tmp_path / "paid", sweep)[0]["epsilon"] == budget
       continue
-    with pytest.raises(UserError, match="base.privacy.epsilon_budget=.* choice among runs"):
+    with pytest.raises(UserError, match="privacy.epsilon_budget=.* choice among runs"):
       _run(tmp_path / "refused", sweep)
   varied = _sweep(grid={"privacy.epsilon_budget": [None, cost["epsilon_of_one_run"]]})
-  with pytest.raises(UserError, match="base.privacy.epsilon_budget=.* choice among runs"):
+  with pytest.raises(UserError, match="privacy.epsilon_budget=.* choice among runs"):
     _run(tmp_path / "varied", varied)
 
 
@@ -266,3 +267,51 @@ def test_samplers_without_rdp_or_without_proof_are_refused(tmp_path):
   for plan_fn, match in ((cut, "truncated_poisson"), (shuffled, "no proved epsilon")):
     with pytest.raises(UserError, match=match):
       tuning.run_selection(_sweep(), tmp_path, _Train(), lambda _: None, _promised(plan_fn))
+
+
+def test_p40_one_setting_may_overflow_where_another_of_the_same_event_cannot(tmp_path):
+  """Whatever the order of the grid: what is set aside for it would be read of the first."""
+
+  def plan_of(config, data, order):
+    del data
+    bins = sampling.BallsInBinsSampler(num_bins=4, capacity=600)
+    cyclic = sampling.CyclicSampler(steps_per_pass=4, num_examples=1000)
+    first = config.optimizer.learning_rate == order[0]
+    return plan.Plan(
+      sampler=bins if first else cyclic,
+      noise_multiplier=2.0,
+      l2_clip_norm=1.0,
+      normalize_by=250,
+      num_steps=8,
+      delta=1e-5,
+      neighboring_relation="replace_special",
+      noise_shape=noise.NoiseShape(correlation=noise.correlated.Independent()),
+    )
+
+  for order in ([0.1, 0.2], [0.2, 0.1]):
+    of = _promised(functools.partial(plan_of, order=order))
+    sweep = _sweep(grid={"optimizer.learning_rate": [0.1, 0.2]})
+    with pytest.raises(UserError, match="does not cost the same event"):
+      tuning.run_selection(sweep, tmp_path, _Train(), lambda _: None, of)
+
+
+@pytest.mark.parametrize(
+  ("noise_multiplier", "law", "match"),
+  [
+    (0.01, {}, "selection.mean_trials=6.0: the choice costs epsilon="),
+    (0.05, {}, "selection.mean_trials=6.0: the choice costs epsilon="),
+    (1e-8, {}, "has no proved epsilon"),
+    (2.0, {"shape": 1e6}, "selection.mean_trials=6.0: the choice costs epsilon="),
+  ],
+)
+def test_p40_a_choice_that_costs_all_of_delta_is_refused(
+  tmp_path, noise_multiplier, law, match
+):
+  def plan_of(config, data):
+    return dataclasses.replace(_plan(config, data), noise_multiplier=noise_multiplier)
+
+  with pytest.raises(UserError, match=match) as caught:
+    tuning.run_selection(
+      _sweep(law=law), tmp_path, _Train(), lambda _: None, _promised(plan_of)
+    )
+  assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())

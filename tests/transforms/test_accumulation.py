@@ -116,3 +116,80 @@ def test_p15_a_plan_of_slices_refuses_one_slice_as_a_step():
   for _ in range(2):
     update, state = tx.update(_grads(0, 3), state, _PARAMS, mask=mask)
   assert all(leaf.any() for leaf in jax.tree.leaves(update))
+
+
+def _plan(slices):
+  return dpjax.Plan(
+    sampler=dpjax.PoissonSampler(prob=0.5, capacity=12),
+    noise_multiplier=0.0,
+    l2_clip_norm=1.0,
+    normalize_by=1,
+    num_steps=6,
+    delta=1e-5,
+    slices=slices,
+  )
+
+
+@pytest.mark.parametrize(
+  ("made", "planned"),
+  [
+    (lambda tx: transforms.accumulate(tx, every=2, l2_clip_norm=1.0), 4),
+    (lambda tx: transforms.accumulate(tx, every=1, l2_clip_norm=1.0), 4),
+    (lambda tx: transforms.accumulate(tx, every=4, l2_clip_norm=1.0), 1),
+    (lambda tx: _plan(2).accumulated(tx, rows=3), 4),
+    (
+      lambda tx: transforms.accumulate(
+        transforms.accumulate(tx, every=4, l2_clip_norm=1.0), every=1, l2_clip_norm=1.0
+      ),
+      2,
+    ),
+  ],
+)
+def test_p15_noise_falls_on_the_slices_of_the_plan_and_on_no_others(made, planned):
+  """Less than a step gets its noise too often, more than one holds an example twice."""
+  tx = made(optax.chain(_plan(planned).transform(jax.random.key(0)), optax.sgd(1.0)))
+  with pytest.raises(UserError, match=f"slices={planned}: .* give it to plan.accumulated"):
+    tx.update(_grads(0, 3), tx.init(_PARAMS), _PARAMS, mask=jnp.ones(3, bool))
+
+
+@pytest.mark.parametrize(
+  "before",
+  [
+    optax.scale(100.0),
+    optax.scale_by_schedule(lambda step: 100.0),
+    optax.clip(0.1),
+    optax.clip_by_global_norm(1.0),
+    optax.scale_by_sign(),
+    optax.trace(0.9),
+    optax.scale_by_adam(),
+    optax.normalize_by_update_norm(),
+    optax.adaptive_grad_clip(0.1),
+  ],
+)
+@pytest.mark.parametrize("slices", [1, 4])
+@pytest.mark.parametrize("wrapped", [jax.jit, lambda fn: fn])
+def test_nothing_stands_before_the_private_transform(before, slices, wrapped):
+  """On a sum that has been clipped: a factor of 100 would be 100 times its sensitivity."""
+  plan, mask = _plan(slices), jnp.ones(3, bool)
+  chain = optax.chain(before, plan.transform(jax.random.key(0)))
+  tx, updates = plan.accumulated(chain, rows=3), _grads(0, 3)
+  if slices == 1:
+    loss = lambda p, x: jnp.sum((x @ p["w"] + p["b"]) ** 2)
+    updates = jax.jit(plan.clipped_grad(loss))(_PARAMS, jnp.ones((3, 2)), mask)
+  state = tx.init(_PARAMS)
+  with pytest.raises((TypeError, ValueError, NotImplementedError)):
+    wrapped(lambda u, s: tx.update(u, s, _PARAMS, mask=mask))(updates, state)
+
+
+def test_a_sum_goes_through_programs_branches_and_chains_as_it_is():
+  plan, mask = _plan(1), jnp.ones(3, bool)
+  loss = lambda p, x: jnp.sum((x @ p["w"] + p["b"]) ** 2)
+  summed = plan.clipped_grad(loss)(_PARAMS, jnp.ones((3, 2)), mask)
+  same = jax.jit(lambda s: jax.lax.cond(True, lambda a: a, lambda a: a, s))(summed)
+  tx = optax.chain(optax.identity(), plan.transform(jax.random.key(0)), optax.sgd(1.0))
+  found = [tx.update(s, tx.init(_PARAMS), _PARAMS)[0] for s in (summed, same)]
+  assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), *found))
+  many = jax.vmap(
+    lambda scale: plan.clipped_grad(loss)(_PARAMS, scale * jnp.ones((3, 2)), mask)
+  )
+  assert many(jnp.arange(4.0)).seal.shape == (4,)

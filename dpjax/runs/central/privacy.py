@@ -69,11 +69,13 @@ def _check_clipping(config: TrainConfig) -> None:
       f"privacy.clipping={fields.get(privacy, 'clipping')!r}, privacy.clip_schedule="
       f"{privacy.clip_schedule!r}: not with privacy.method='sgd', which does not clip"
     )
-  if name in NOISE_AWARE and (changing or privacy.noise_levels):
+  strategy = fields.name_of(privacy.ftrl, "strategy")
+  correlated = privacy.method == "dp_ftrl" and strategy != "identity"
+  if name in NOISE_AWARE and (changing or privacy.noise_levels or correlated):
     raise UserError(
       f"optimizer.rule={name!r}: needs noise of one standard deviation at every step, so "
       "neither privacy.clipping='adaptive' nor a privacy.clip_schedule nor "
-      "privacy.noise_levels"
+      f"privacy.noise_levels nor privacy.ftrl.strategy={strategy!r} of dp_ftrl"
     )
 
 

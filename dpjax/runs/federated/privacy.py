@@ -160,7 +160,7 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
     raise UserError(
       f"clients_per_round={config.clients_per_round!r}: must be num_clients={num_clients} / a "
       f"whole number, the rounds of a pass, for privacy.ftrl.sampler="
-      f"{privacy.ftrl.sampler!r}; {num_clients / ftrl.steps_per_pass(privacy):.6g} is near"
+      f"{privacy.ftrl.sampler!r}; {num_clients / ftrl.steps_per_pass(privacy)!r} is near"
     )
   ftrl.check(privacy)
   numbers: dict[str, Any] = dict(
@@ -249,7 +249,9 @@ _LOCAL_NOTE = (
 def _local_promise(config: FedConfig, num_clients: int) -> Promise:
   """Against the server itself; for a client that takes part in every round."""
   noise, delta = local_noise(config) or 0.0, config.privacy.delta
-  relation = str(NeighboringRelation.REPLACE_ONE)
+  relation, budget = str(NeighboringRelation.REPLACE_ONE), config.privacy.epsilon_budget
+  if not noise:
+    promise.check_nothing_asked(budget=budget, release=config.release)
 
   def statement(rounds: int) -> str:
     text = accounting.privacy_statement(
@@ -274,7 +276,7 @@ def _local_promise(config: FedConfig, num_clients: int) -> Promise:
     accounted_delta=delta,
     l2_bound=config.privacy.l2_clip_norm,
     num_records=num_clients,
-    budget=config.privacy.epsilon_budget,
+    budget=budget,
   )
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from dpjax import data as data_lib
 from dpjax import models, relevance
 from dpjax.accounting import Ledger
-from dpjax.runs import bounds, checkpoint, loop, writers
+from dpjax.runs import bounds, checkpoint, loop, saved, writers
 from dpjax.runs import streams as streams_lib
 from dpjax.runs import unused as unused_lib
 from dpjax.runs import workdir as owner
@@ -145,7 +145,7 @@ def promise(found: relevance.Privacy, num_records: int) -> Promise:
 
 def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
   """Of all that a run trains on: the private data, and the public ones of model 1."""
-  train, public = load_data(config, loaded)[0], _public(config, loaded)
+  train, public = load_data(config, loaded)[0], load_public(config, loaded)
   key = ("digest", id(train), id(public))  # `loaded` holds them, so the ids stay theirs
   if key not in loaded:
     digests = map(data_lib.digest, [train] if public is None else [train, public])
@@ -165,7 +165,7 @@ def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
   return loaded[key]
 
 
-def _public(config: RelevanceConfig, loaded: dict) -> Any:
+def load_public(config: RelevanceConfig, loaded: dict) -> Any:
   """The data of a public model 1, or None."""
   if config.public_data is None:
     return None
@@ -200,7 +200,7 @@ def make_job(
     rigorous=config.rigorous,
     private=config.private,
     adlm=config.adlm,
-    public=_public(config, loaded) if "public" in read else None,
+    public=load_public(config, loaded) if "public" in read else None,
     relevance_records=config.relevance_records if "relevance_records" in read else None,
     trainer=trainer,
     memo=loaded.setdefault("memo", {}),
@@ -291,4 +291,6 @@ def _result(
     "num_examples": len(job.train),
     "noise_from_seed": not is_released(config),
   }
+  if job.public is not None:  # known to model 1, and to all that follows from it
+    result[saved.PRETRAINED_ON] = [str(config.public_data)]
   return result | (audit.facts(config, job, outcome) if config.audit.enabled else {})
