@@ -1,11 +1,12 @@
 """Which cases are slow: measured, not guessed. The list is `slow_cases.txt` beside this file.
 
 The quickest case of each test is what `pytest` runs, where it takes less than 1.5 seconds of
-processor time, and every other that takes less than .3. The rest is `slow`, which
-`.ci/run` runs as well, but for other cases of more than .3 seconds: they are `long`, by hand.
-Measure, with an empty compilation cache (`DPJAX_TEST_CACHE`), and write the list again:
+processor time, and every other that takes less than .3. Quickest cases of 1.5 to 6 seconds are
+`slow`: `.ci/run` runs them as well. The rest is `long`, by hand, but for the quickest cases of
+`KEPT`: promises that many changes could break, whatever they take. Measure, with an empty
+compilation cache (`DPJAX_TEST_CACHE`), and write the list again:
 
-    python -m pytest -q -n 2 -m 'not long' -p tests.slow_cases --times=DIR
+    python -m pytest -q -n 2 -m '' -p tests.slow_cases --times=DIR
     python -m tests.slow_cases DIR
 
     python -m pytest -q -n 2 -p tests.slow_cases --times=QUICK
@@ -18,6 +19,7 @@ measured keep their mark.
 """
 
 import collections
+import math
 import os
 import pathlib
 import resource
@@ -26,11 +28,44 @@ import sys
 import pytest
 
 LIST = pathlib.Path(__file__).with_suffix(".txt")
-_QUICK, _SLOW, _LONG = 0.3, 1.5, 0.3  # seconds of processor time
+# Seconds of processor time: of a quick case, of a test's quickest, and of a slow one.
+_QUICK, _QUICKEST, _SLOW = 0.3, 1.5, 6.0
 _ALONE = 0.8  # where no slow case runs beside it
 # Fixtures that start programs of eight devices or of several processes, for a whole file: the
 # first test that is left would pay for all.
 PROGRAMS = frozenset({"on_devices", "outcomes", "whole_runs", "counted_bytes"})
+
+# Tests whose quickest case `.ci/run` runs, whatever it takes.
+KEPT = frozenset(
+  f"tests/{path}"
+  for path in (
+    "accounting/test_calibration.py::test_p25_calibration_lands_on_the_private_side",
+    "accounting/test_lower_bounds.py::test_no_epsilon_is_below_what_an_attack_can_see",
+    "adversary/test_games.py::test_a_broken_twin_is_refuted",
+    "adversary/test_games.py::test_draws_at_once_are_those_of_rounds_as_users_run_them",
+    "adversary/test_games.py::test_the_claim_stands",
+    "checks/test_check.py::test_a_sound_run_passes_every_check",
+    "federated/test_remote.py::test_nothing_that_the_server_holds_gives_a_clients_noise",
+    "gradients/test_automatic.py::test_p4_one_example_never_exceeds_the_bound",
+    "gradients/test_ghost.py::test_examples_are_clipped_before_devices_are_added_up",
+    "gradients/test_per_example.py::test_clipped_sum_equals_jax_privacy",
+    "launch/test_stoppable.py::"
+    "test_between_two_trainings_sigterm_is_one_line_and_the_same_command_goes_on",
+    "relevance/test_streams.py::test_p17_two_methods_share_no_noise",
+    "runs/test_audit.py::test_white_box_audit_of_dp_sgd_and_of_dp_sgd_without_its_noise",
+    "runs/test_clipping_runs.py::test_p16_p27_stopped_and_resumed_equals_uninterrupted",
+    "runs/test_federate_private.py::"
+    "test_p16_resumed_equals_uninterrupted_and_pays_what_its_plan_says",
+    "runs/test_federate_release.py::"
+    "test_p16_a_resumed_release_of_correlated_noise_equals_the_uninterrupted_one",
+    "runs/test_loop.py::test_p16_a_resumed_release_equals_the_uninterrupted_one",
+    "runs/test_loop.py::test_p16_killed_and_resumed_equals_uninterrupted",
+    "runs/test_loop.py::test_two_that_start_at_once_do_not_draw_two_sets_of_keys",
+    "runs/test_normalization.py::test_a_resumed_run_has_the_same_statistics",
+    "runs/test_normalization.py::test_a_run_pays_for_them_says_so_and_releases_them",
+    "sweeps/test_side_by_side.py::test_each_task_is_done_once_by_one_of_the_processes",
+  )
+)
 
 
 def marks() -> dict[str, str]:
@@ -64,18 +99,19 @@ def _seconds() -> float:
 def marked(times: dict[str, float]) -> dict[str, str]:
   """Of node ids and their seconds those that are not quick.
 
-  >>> marked({"a::t[1]": 0.1, "a::t[2]": 0.2, "a::u[1]": 1.6, "a::u[2]": 9.0, "a::v": 9.0})
-  {'a::u[1]': 'slow', 'a::u[2]': 'long', 'a::v': 'slow'}
+  >>> marked({"a::t[1]": 0.1, "a::t[2]": 0.2, "a::u[1]": 1.6, "a::u[2]": 1.9, "a::v": 9.0})
+  {'a::u[1]': 'slow', 'a::u[2]': 'long', 'a::v': 'long'}
   """
   by_test = collections.defaultdict(dict)
   for name, seconds in times.items():
     by_test[name.partition("[")[0]][name] = seconds
   found = {}
-  for cases in by_test.values():
+  for test, cases in by_test.items():
     quickest = min(cases, key=cases.__getitem__)
     for name, seconds in cases.items():
-      if seconds > (_SLOW if name == quickest else _QUICK):
-        found[name] = "long" if seconds > _LONG and name != quickest else "slow"
+      if seconds > (_QUICKEST if name == quickest else _QUICK):
+        most = math.inf if test in KEPT else _SLOW
+        found[name] = "slow" if name == quickest and seconds <= most else "long"
   return found
 
 
