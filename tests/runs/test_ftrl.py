@@ -145,7 +145,10 @@ def test_a_budget_is_refused_before_the_first_step(tmp_path):
     ({"privacy.ftrl.strategy": "bandit"}, "privacy.ftrl.strategy='bandit'"),
     ({"privacy.ftrl.strategy.bands": 0}, "privacy.ftrl.strategy.bands=0"),
     ({"privacy.ftrl.strategy.buffers": 2}, "'banded' has no such field; it belongs to blt"),
-    ({**_POISSON, "privacy.ftrl.separation": 6}, "separation=6: must be <= 1 / samp"),
+    (
+      {**_POISSON, "privacy.ftrl.separation": 6},
+      "separation=6: must be <= 5, the steps of a pass",
+    ),
     ({"privacy.neighboring_relation": "add_or_remove_one"}, "is proved only under"),
     ({"privacy.noise_levels": [1.0, -1.0]}, r"privacy.noise_levels\[1\]=-1.0"),
     (

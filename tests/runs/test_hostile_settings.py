@@ -263,6 +263,14 @@ _UNPROVED = dict(
       "release=True: needs an epsilon",
     ),
     (
+      dict(privacy__clipping={"name": "adaptive"}, privacy__noise_levels=[1.0, 2.0]),
+      r"privacy.noise_levels=\[1.0, 2.0\]: not with privacy.clipping='adaptive'",
+    ),
+    (
+      dict(privacy__clipping={"name": "adaptive"}, privacy__clip_schedule="linear"),
+      "privacy.clip_schedule='linear': not with privacy.clipping='adaptive'",
+    ),
+    (
       dict(optimizer__rule={"name": "dp_adam"}, privacy__method="dp_ftrl"),
       "optimizer.rule='dp_adam': .* nor privacy.ftrl.strategy='banded'",
     ),

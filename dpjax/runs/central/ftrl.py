@@ -39,9 +39,9 @@ def check(privacy: PrivacyConfig) -> None:
     check_passes(privacy, f"privacy.ftrl.sampler={ftrl.sampler!r}")
   if separation(privacy) * privacy.sampling_prob > 1 + 1e-9 and not cyclic(privacy):
     raise UserError(
-      f"privacy.ftrl.separation={ftrl.separation}: must be <= 1 / sampling_prob = "
-      f"{1 / privacy.sampling_prob:.6g} for privacy.ftrl.sampler={ftrl.sampler!r}, whose "
-      "examples take part every that many steps"
+      f"privacy.ftrl.separation={ftrl.separation}: must be <= {1 / privacy.sampling_prob:.6g}, "
+      f"the steps of a pass, for privacy.ftrl.sampler={ftrl.sampler!r}, whose rows take part "
+      "every that many steps"
     )
 
 

@@ -69,6 +69,13 @@ def _check_clipping(config: TrainConfig) -> None:
       f"privacy.clipping={fields.get(privacy, 'clipping')!r}, privacy.clip_schedule="
       f"{privacy.clip_schedule!r}: not with privacy.method='sgd', which does not clip"
     )
+  asked = {"noise_levels": privacy.noise_levels, "clip_schedule": privacy.clip_schedule}
+  for field, value in asked.items():
+    if privacy.clipping.adapts and value not in ([], "constant"):
+      raise UserError(
+        f"privacy.{field}={value!r}: not with privacy.clipping='adaptive', whose clip norm, "
+        "and so its noise, follows the data"
+      )
   strategy = fields.name_of(privacy.ftrl, "strategy")
   correlated = privacy.method == "dp_ftrl" and strategy != "identity"
   if name in NOISE_AWARE and (changing or privacy.noise_levels or correlated):
