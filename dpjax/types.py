@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 import numpy.typing
 import optax
 
@@ -82,7 +82,7 @@ class Batch(NamedTuple):
 
 
 def _seal() -> Array:
-  return jax.random.wrap_key_data(np.zeros(2, np.uint32), impl="threefry2x32")
+  return jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32), impl="threefry2x32")
 
 
 @jax.tree_util.register_dataclass
