@@ -150,6 +150,8 @@ def charged(
   left = plan.accounted_delta(plan.delta)
   epsilon = accounting.epsilon(event, delta=left, **options)
   one_run = plan.epsilon()
+  if not math.isfinite(one_run):
+    raise UserError("grid: a run of its settings has no finite epsilon, nor has the choice")
   growth = np.logaddexp(0, epsilon) - np.logaddexp(0, one_run)
   growth = math.exp(min(growth, 700.0))  # beyond that delta is no probability either
   delta = left + (plan.delta - left) * law.mean_trials * growth
@@ -223,7 +225,7 @@ def _common_plan(
   found = [plan_fn(point.config, load(point.config)) for point in settings]
   plans, assumed = zip(*found)
   for point, plan in zip(settings, plans):
-    if not plan.is_private or not math.isfinite(plan.epsilon()):
+    if not plan.is_private:
       raise UserError(f"grid: {point.name} has no proved epsilon, so the choice has none")
     if _facts(plan) != _facts(plans[0]):
       raise UserError(

@@ -300,7 +300,7 @@ def test_p40_one_setting_may_overflow_where_another_of_the_same_event_cannot(tmp
   [
     (0.01, {}, "selection.mean_trials=6.0: the choice costs epsilon="),
     (0.05, {}, "selection.mean_trials=6.0: the choice costs epsilon="),
-    (1e-8, {}, "has no proved epsilon"),
+    (1e-8, {}, "no finite epsilon"),
     (2.0, {"shape": 1e6}, "selection.mean_trials=6.0: the choice costs epsilon="),
   ],
 )
