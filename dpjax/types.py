@@ -94,8 +94,9 @@ class ClippedSum:
 
   `l2_bound` is static (part of the type, not an array), so that a transform which
   adds noise for another bound refuses while it is traced. It would not follow a sum that was
-  scaled: a leaf that no arithmetic takes, `seal`, makes JAX raise where a transform is put
-  before the private one in a chain (`optax.chain(optax.scale(9.0), private)`).
+  scaled: a leaf that no arithmetic takes, `seal`, makes JAX raise where a transform of all
+  leaves is put before the private one in a chain (`optax.chain(optax.scale(9.0), private)`).
+  One that chooses leaves (`optax.masked` without parameters) is not seen.
   """
 
   total: Updates  # sum_i mask_i * clip(g_i); params-shaped, at least float32

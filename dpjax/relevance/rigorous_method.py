@@ -184,11 +184,18 @@ def _rests_on(job: Inputs) -> tuple[str, ...]:
 
 
 def check_public(train: Any, public: Any) -> None:
-  """Raises where what is called public holds private records: that would go uncharged.
+  """Raises where what is called public holds private records: that would go uncharged; and
+  where it is of another shape or other classes.
 
   Args:
     train, public: `dpjax.data.Dataset`s.
   """
+  kinds = [(one.x.shape[1:], one.num_classes) for one in (public, train)]
+  if kinds[0] != kinds[1]:
+    raise UserError(
+      f"public={public.name!r}: has images {kinds[0][0]} of {kinds[0][1]} classes; must be as "
+      f"those of {train.name!r}, {kinds[1][0]} of {kinds[1][1]}"
+    )
   private = {row.tobytes() for row in np.asarray(train.x)}
   shared = sum(row.tobytes() in private for row in np.asarray(public.x))
   if shared:

@@ -8,6 +8,7 @@ own name are refused; what others they are stands in the privacy statement.
 
 from __future__ import annotations
 
+import os
 import pathlib
 import textwrap
 from collections.abc import Mapping
@@ -61,10 +62,15 @@ def in_place_of(
 
 def result_of(path: str, params: Mapping[str, Any] | Params) -> dict[str, Any] | None:
   """The result.json beside a params.npz, if it is of these very parameters; else None."""
+  result = _beside(path)
+  return result if result.get("params_sha256") == trees.sha256(params) else None
+
+
+def _beside(path: str) -> dict[str, Any]:
+  """The result.json in the folder of a file; empty where there is none."""
   file = pathlib.Path(path).parent / writers.RESULT
   result = writers.read_json(file) if file.exists() else {}
-  same = isinstance(result, dict) and result.get("params_sha256") == trees.sha256(params)
-  return result if same else None
+  return result if isinstance(result, dict) else {}
 
 
 def begun(path: str | None, params: Params) -> Params:
@@ -99,25 +105,29 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
     data_name, train: the run's own.
 
   Raises:
-    UserError: nothing says which (of a .safetensors file, from elsewhere, the statement says
-      so instead), or the run's own data are among them: by their name, or by what the earlier
-      run remembers of its data.
+    UserError: nothing says which (of a .safetensors file, which is bound to no result, the
+      statement says so instead), or the run's own data are among them: by their name, the file
+      that they lie in, or what the earlier run remembers of its data.
   """
   if path is None:
     return []
   told = f"pretrained={path!r}"
-  if path.endswith(".safetensors"):
-    result = {"dataset": _UNNAMED}  # what lies beside it is not bound to it
-  else:
-    result = result_of(path, _nested(read(path, "pretrained"), told))
+  unbound = path.endswith(".safetensors")  # a result beside it may be of another file
+  read_result = lambda: result_of(path, _nested(read(path, "pretrained"), told))
+  result = _beside(path) if unbound else read_result()
   if result is None:
     raise UserError(
       f"{told}: no result.json of these parameters lies beside it, so nothing says which data "
       "they know, and no epsilon would hold; give the params.npz in the folder of its run"
     )
-  known = [str(result.get("dataset")), *(result.get(PRETRAINED_ON) or [])]
-  bare = lambda name: name.partition(":")[0] if _is_prepared(name) else name
-  seen = bare(data_name) in map(bare, known)
+  own = result.get("dataset")
+  named = [
+    _UNNAMED if unbound or not own else None,
+    own,
+    *(result.get(PRETRAINED_ON) or []),
+  ]
+  known = [str(name) for name in named if name]
+  seen = _bare(data_name) in map(_bare, known)
   remembered = workdir.remembered(pathlib.Path(path).parent) or {}
   if seen or streams.data_of(remembered) == data.digest(train):
     raise UserError(
@@ -127,9 +137,15 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
   return known
 
 
-def _is_prepared(name: str) -> bool:
-  """Whether a version may stand behind the name of a data set, after a colon."""
-  return not name.endswith(".npz") and not names.is_path(name)
+def _bare(name: str) -> str:
+  """The name of a data set without what may be spelt otherwise: a version, a way to a file.
+
+  >>> _bare("mnist:3.0.1"), _bare("./a/../own.npz") == _bare("own.npz")
+  ('mnist', True)
+  """
+  if name.endswith((".npz", "/")):
+    return os.path.realpath(os.path.expanduser(name))
+  return name if names.is_path(name) else name.partition(":")[0]
 
 
 def _nested(arrays: Mapping[str, np.ndarray], told: str) -> dict[str, Any]:

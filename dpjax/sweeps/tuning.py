@@ -157,9 +157,8 @@ def charged(
   delta = left + (plan.delta - left) * law.mean_trials * growth
   if not (math.isfinite(epsilon) and delta < 1):
     raise UserError(
-      f"selection.mean_trials={law.mean_trials!r}: the choice costs epsilon={upper(epsilon)} "
-      f"at delta={upper(delta)}, where one run costs {upper(one_run)}: must be fewer trials, "
-      "or more noise"
+      f"selection.mean_trials={law.mean_trials!r}: must be less, or the noise more: the choice "
+      f"costs epsilon={upper(epsilon)}, one run {upper(one_run)}, and all of delta"
     )
   words = accounting.privacy_statement(
     event,
@@ -230,15 +229,17 @@ def _common_plan(
     if _facts(plan) != _facts(plans[0]):
       raise UserError(
         f"grid: {point.name} does not cost the same event as {settings[0].name}; in a private "
-        "selection all settings must (same noise_multiplier, sampler, steps and delta)"
+        "selection all settings must (same noise_multiplier, sampler, steps, delta, accountant)"
       )
   return plans[0], tuple(dict.fromkeys(text for texts in assumed for text in texts))
 
 
 def _facts(plan: Plan) -> tuple[Any, ...]:
-  """All that `charged` reads; a batch may overflow under one of two samplers of one event."""
+  """All that `charged` reads: under one of two samplers of one event a batch may overflow, and
+  how often follows from the accountant's epsilon."""
   left = plan.accounted_delta(plan.delta)
-  return plan.event(), plan.delta, left, plan.neighboring_relation, plan.unit
+  more = plan.neighboring_relation, plan.unit, plan.accountant
+  return plan.event(), plan.delta, left, *more
 
 
 def _trials(

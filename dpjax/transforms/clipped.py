@@ -31,6 +31,16 @@ def check_updates(updates: Updates | ClippedSum, params: Params | None) -> None:
     raise UserError("updates: must hold at least one array")
 
 
+def _check_precision(total: Any) -> None:
+  """Raises where rounding could move a sum by more than one example may."""
+  dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(total)}
+  low = sorted(str(dtype) for dtype in dtypes if jnp.finfo(dtype).bits < 32)
+  if low:
+    raise UserError(
+      f"updates: the total of a ClippedSum must be at least float32, not {low[0]}"
+    )
+
+
 def _check_stacked(updates: Any, params: Any) -> int:
   sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(updates)}
   if len(sizes) != 1 or () in sizes:
@@ -70,6 +80,7 @@ def clipped_sum(
   check_updates(updates, params)
   if isinstance(updates, ClippedSum):
     check_bound(updates, clip.l2_bound)
+    _check_precision(updates.total)
     return updates
   mask = gradients.checked_mask(mask, _check_stacked(updates, params))
   return gradients.clip_and_sum(updates, jnp.zeros(mask.shape), mask, clip)

@@ -191,6 +191,11 @@ def test_private_records_are_not_public():
   for other in (train, train.subset(slice(0, 5)), public):
     with pytest.raises(UserError, match="which are private"):
       relevance.run("radp", "rigorous", _job(how=how, train=train, public=other))
+  twice = np.repeat(train.x, 2, axis=1)
+  for x, classes in ((twice, 3), (_records(10, 3).x, 5)):
+    other = data.from_arrays(x, np.zeros(len(x), int), num_classes=classes, name="other")
+    with pytest.raises(UserError, match="public='other': has images .* must be as those"):
+      relevance.run("radp", "rigorous", _job(how=how, train=train, public=other))
   with pytest.raises(UserError, match="public_data='mnist'"):
     config = RelevanceConfig(public_data="mnist")
     config.data.name = "mnist"

@@ -127,6 +127,40 @@ def test_versions_and_other_names_of_the_runs_own_data_are_seen(first, tmp_path)
   assert saved.pretrained_on(path, "copy.npz", _data(3, "other")[0]) == ["mnist"]
 
 
+def test_a_file_has_one_name_however_it_is_spelt(first, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  result = json.loads((first.parent / "result.json").read_text())
+  (tmp_path / "params.npz").write_bytes(first.read_bytes())
+  path, other = str(tmp_path / "params.npz"), _data(3, "other")[0]
+  (tmp_path / "a").mkdir()
+  for known in ("own.npz", "./a/../own.npz", str(tmp_path / "own.npz")):
+    (tmp_path / "result.json").write_text(json.dumps(result | {"dataset": known}))
+    with pytest.raises(UserError, match="was trained on './own.npz'"):
+      saved.pretrained_on(path, "./own.npz", other)
+    assert saved.pretrained_on(path, "a/own.npz", other) == [known]
+
+
+@pytest.mark.parametrize("nothing", [{"dataset": None}, {}, {"pretrained_on": None}])
+def test_p42_a_result_that_names_no_data_proves_nothing(first, tmp_path, nothing):
+  result = json.loads((first.parent / "result.json").read_text())
+  (tmp_path / "params.npz").write_bytes(first.read_bytes())
+  told = {"params_sha256": result["params_sha256"]} | nothing
+  (tmp_path / "result.json").write_text(json.dumps(told))
+  known = saved.pretrained_on(str(tmp_path / "params.npz"), "own", _data(3, "other")[0])
+  assert len(known) == 1 and saved.assumed("a", known)
+
+
+def test_our_own_safetensors_know_what_their_run_knew(tmp_path):
+  """No result is bound to such a file: what lies beside it counts, and so may other data."""
+  path, train = str(tmp_path / "model.safetensors"), _data(3, "other")[0]
+  (unnamed,) = saved.pretrained_on(path, "x.npz", train)
+  result = {"dataset": "y.npz", saved.PRETRAINED_ON: ["x.npz"]}
+  (tmp_path / "result.json").write_text(json.dumps(result))
+  with pytest.raises(UserError, match="was trained on 'x.npz'"):
+    saved.pretrained_on(path, "x.npz", train)
+  assert saved.pretrained_on(path, "z", train) == [unnamed, "y.npz", "x.npz"]
+
+
 def test_so_are_those_that_the_earlier_run_began_from(first, tmp_path):
   result = json.loads((first.parent / "result.json").read_text())
   chain = {saved.PRETRAINED_ON: ["own.npz"], "params_sha256": result["params_sha256"]}

@@ -295,13 +295,24 @@ def test_p40_one_setting_may_overflow_where_another_of_the_same_event_cannot(tmp
       tuning.run_selection(sweep, tmp_path, _Train(), lambda _: None, of)
 
 
+@pytest.mark.parametrize("order", [["pld", "rdp"], ["rdp", "pld"]])
+def test_p40_settings_have_one_accountant(tmp_path, order):
+  """By its epsilon a capacity is chosen, and so how often a batch may be above it."""
+  plan_of = lambda config, data: dataclasses.replace(
+    _plan(config, data), accountant=config.privacy.accountant
+  )
+  with pytest.raises(UserError, match="does not cost the same event"):
+    sweep = _sweep(grid={"privacy.accountant": order})
+    tuning.run_selection(sweep, tmp_path, _Train(), lambda _: None, _promised(plan_of))
+
+
 @pytest.mark.parametrize(
   ("noise_multiplier", "law", "match"),
   [
-    (0.01, {}, "selection.mean_trials=6.0: the choice costs epsilon="),
-    (0.05, {}, "selection.mean_trials=6.0: the choice costs epsilon="),
+    (0.01, {}, "selection.mean_trials=6.0: must be less, .* and all of delta"),
+    (0.05, {}, "selection.mean_trials=6.0: must be less, .* and all of delta"),
     (1e-8, {}, "no finite epsilon"),
-    (2.0, {"shape": 1e6}, "selection.mean_trials=6.0: the choice costs epsilon="),
+    (2.0, {"shape": 1e6}, "selection.mean_trials=6.0: must be less, .* and all of delta"),
   ],
 )
 def test_p40_a_choice_that_costs_all_of_delta_is_refused(

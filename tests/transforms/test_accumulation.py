@@ -1,5 +1,7 @@
 """One logical batch in slices: one sum, one noise, one optimizer step."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -193,3 +195,14 @@ def test_a_sum_goes_through_programs_branches_and_chains_as_it_is():
     lambda scale: plan.clipped_grad(loss)(_PARAMS, scale * jnp.ones((3, 2)), mask)
   )
   assert many(jnp.arange(4.0)).seal.shape == (4,)
+
+
+def test_p20_a_sum_in_half_precision_is_refused():
+  """Its rounding may move it by more than one example: 129.499 and 129.501 are 1 apart."""
+  plan, mask = _plan(1), jnp.ones(3, bool)
+  loss = lambda p, x: jnp.sum((x @ p["w"] + p["b"]) ** 2)
+  summed = plan.clipped_grad(loss)(_PARAMS, jnp.ones((3, 2)), mask)
+  half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), summed.total)
+  private = plan.transform(jax.random.key(0))
+  with pytest.raises(UserError, match="at least float32, not bfloat16"):
+    private.update(dataclasses.replace(summed, total=half), private.init(_PARAMS), _PARAMS)

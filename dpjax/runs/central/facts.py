@@ -35,6 +35,11 @@ def observed(
   return row | {f"not_private/{name}": float(value) for name, value in shown}
 
 
+def pretrained(run: Run) -> dict[str, Any]:
+  """What the first parameters know."""
+  return {saved.PRETRAINED_ON: list(run.pretrained_on)} if run.pretrained_on else {}
+
+
 def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
   """What result.json says of central runs alone, and what is known before the first step."""
   plan = run.plan
@@ -56,9 +61,7 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
     noise = plan.statistics.total_noise_multiplier
     # without an epsilon their noise is part of no promise
     found |= {"statistics_noise_multiplier": noise} if plan.is_private else {}
-  if run.pretrained_on:
-    found[saved.PRETRAINED_ON] = list(run.pretrained_on)
-  found |= starting_point.facts(config)
+  found |= pretrained(run) | starting_point.facts(config)
   if config.mesh is not None:
     found["mesh"] = config.mesh
   if config.resident is not None:

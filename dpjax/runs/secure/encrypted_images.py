@@ -83,6 +83,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
       "bytes_per_image": sent / count,
       "key_bytes": int(keys),
       "ledger": fitted.ledger.to_json(),
+      **central.facts.pretrained(ready.run),
     },
   )
 
