@@ -7,7 +7,8 @@ import inspect
 import numpy as np
 import pytest
 
-from dpjax.runs import loop, streams, writers
+from dpjax import data
+from dpjax.runs import loop, saved, streams, writers
 from dpjax.runs.central.config import (
   DataConfig,
   ModelConfig,
@@ -98,6 +99,22 @@ def test_inference_goes_on_where_it_stopped(private, tmp_path, monkeypatch, tens
   assert result["error"] < 1e-2
   assert result["epsilon_kind"] == ("proved" if private else "none")
   assert not private or 2.5 < result["epsilon"] <= 3.0
+
+
+def mirrored():
+  """Other data than digits, of their shape."""
+  return tuple(dataclasses.replace(one, x=one.x[:, ::-1]) for one in data.load("digits"))
+
+
+def test_p42_weights_that_are_asked_in_secret_know_what_they_began_from(tmp_path, tenseal):
+  first = fields.replace(_MODEL["train"], "data.name", "tests.runs.test_secure:mirrored")
+  loop.train(first, tmp_path / "first")
+  begun = {"train.pretrained": str(tmp_path / "first" / "params.npz")}
+  config = _point(task={"name": "infer", "num_images": 2}, **_MODEL, **begun)
+  loop.train(config, tmp_path / "asked")
+  path, train = str(tmp_path / "asked" / "secure.npz"), data.load("digits")[0]
+  known = saved.pretrained_on(path, "elsewhere", train.subset(slice(0, 9)))
+  assert known == ["digits", "tests.runs.test_secure:mirrored"]
 
 
 _TRAIN = {"name": "train", "dataset": "digits", "hidden": (4,), "epochs": 1}
