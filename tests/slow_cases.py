@@ -1,7 +1,7 @@
 """Which cases are slow: measured, not guessed. The list is `slow_cases.txt` beside this file.
 
 The quickest case of each test is what `pytest` runs, where it takes less than 1.5 seconds of
-processor time, and every other that takes less than .3. Quickest cases of 1.5 to 6 seconds are
+processor time, and every other that takes less than .3. Quickest cases of 1.5 to 4 seconds are
 `slow`: `.ci/run` runs them as well. The rest is `long`, by hand, but for the quickest cases of
 `KEPT`: promises that many changes could break, whatever they take. Measure, with an empty
 compilation cache (`DPJAX_TEST_CACHE`), and write the list again:
@@ -29,7 +29,7 @@ import pytest
 
 LIST = pathlib.Path(__file__).with_suffix(".txt")
 # Seconds of processor time: of a quick case, of a test's quickest, and of a slow one.
-_QUICK, _QUICKEST, _SLOW = 0.3, 1.5, 6.0
+_QUICK, _QUICKEST, _SLOW = 0.3, 1.5, 4.0
 _ALONE = 0.8  # where no slow case runs beside it
 # Fixtures that start programs of eight devices or of several processes, for a whole file: the
 # first test that is left would pay for all.
