@@ -113,20 +113,19 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
     return []
   told = f"pretrained={path!r}"
   unbound = path.endswith(".safetensors")  # a result beside it may be of another file
-  read_result = lambda: result_of(path, _nested(read(path, "pretrained"), told))
-  result = _beside(path) if unbound else read_result()
+  result = (
+    _beside(path) if unbound else result_of(path, _nested(read(path, "pretrained"), told))
+  )
   if result is None:
     raise UserError(
       f"{told}: no result.json of these parameters lies beside it, so nothing says which data "
       "they know, and no epsilon would hold; give the params.npz in the folder of its run"
     )
   own = result.get("dataset")
-  named = [
-    _UNNAMED if unbound or not own else None,
-    own,
-    *(result.get(PRETRAINED_ON) or []),
-  ]
-  known = [str(name) for name in named if name]
+  known = [str(own)] if own else []
+  known += map(str, result.get(PRETRAINED_ON) or [])
+  if unbound or not own:
+    known.insert(0, _UNNAMED)
   seen = _bare(data_name) in map(_bare, known)
   remembered = workdir.remembered(pathlib.Path(path).parent) or {}
   if seen or streams.data_of(remembered) == data.digest(train):

@@ -237,9 +237,14 @@ def _common_plan(
 def _facts(plan: Plan) -> tuple[Any, ...]:
   """All that `charged` reads: under one of two samplers of one event a batch may overflow, and
   how often follows from the accountant's epsilon."""
-  left = plan.accounted_delta(plan.delta)
-  more = plan.neighboring_relation, plan.unit, plan.accountant
-  return plan.event(), plan.delta, left, *more
+  return (
+    plan.event(),
+    plan.delta,
+    plan.accounted_delta(plan.delta),
+    plan.neighboring_relation,
+    plan.unit,
+    plan.accountant,
+  )
 
 
 def _trials(

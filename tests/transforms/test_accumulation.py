@@ -33,6 +33,16 @@ def _rows(tree, start, stop):
   return jax.tree.map(lambda leaf: leaf[start:stop], tree)
 
 
+def _plan(slices, **changes):
+  numbers = dict(noise_multiplier=0.0, l2_clip_norm=1.0, normalize_by=1, num_steps=6)
+  numbers |= dict(sampler=dpjax.PoissonSampler(prob=0.5, capacity=12), delta=1e-5)
+  return dpjax.Plan(slices=slices, **(numbers | changes))
+
+
+def _loss(params, x):
+  return jnp.sum((x @ params["w"] + params["b"]) ** 2)
+
+
 @pytest.mark.parametrize("optimizer", [optax.sgd(0.5, momentum=0.9), optax.adam(0.1)])
 def test_p15_slices_give_the_update_of_the_whole_batch_with_one_draw_of_noise(optimizer):
   chain = optax.chain(_private(), optimizer)
@@ -58,14 +68,13 @@ def test_p15_slices_give_the_update_of_the_whole_batch_with_one_draw_of_noise(op
 
 
 def test_clipped_sums_and_stacked_gradients_are_one_route():
-  loss = lambda p, x: jnp.sum((x @ p["w"] + p["b"]) ** 2)
   batch, mask = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2))), jnp.ones(2, bool)
   tx = transforms.accumulate(_private(), every=2, l2_clip_norm=0.7, slots=2)
   fast, stacked = tx.init(_PARAMS), tx.init(_PARAMS)
   for part in (batch[:2], batch[2:]):
-    summed = dpjax.clipped_grad(loss, l2_clip_norm=0.7)(_PARAMS, part, mask)
+    summed = dpjax.clipped_grad(_loss, l2_clip_norm=0.7)(_PARAMS, part, mask)
     a, fast = tx.update(summed, fast, _PARAMS)
-    grads = dpjax.per_example_grads(loss)(_PARAMS, part)[1]
+    grads = dpjax.per_example_grads(_loss)(_PARAMS, part)[1]
     b, stacked = tx.update(grads, stacked, _PARAMS, mask=mask)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), a, b)
 
@@ -96,21 +105,13 @@ def test_wrong_uses_are_refused():
 def test_p15_a_plan_of_slices_refuses_one_slice_as_a_step():
   """One added row moves others across the cut: 2 slices of noise 1 measured epsilon 6.14
   where one step is 4.39."""
-  plan = dpjax.Plan(
-    sampler=dpjax.PoissonSampler(prob=1.0, capacity=6),
-    noise_multiplier=1.0,
-    l2_clip_norm=0.7,
-    normalize_by=1,
-    num_steps=1,
-    delta=1e-5,
-    slices=2,
-  )
+  sampler = dpjax.PoissonSampler(prob=1.0, capacity=6)
+  plan = _plan(2, sampler=sampler, noise_multiplier=1.0, l2_clip_norm=0.7, num_steps=1)
   private = plan.transform(jax.random.key(0))
   state, mask = private.init(_PARAMS), jnp.ones(3, bool)
   with pytest.raises(UserError, match=r"slices=2: .* give it to plan.accumulated"):
     private.update(_grads(0, 3), state, _PARAMS, mask=mask)
-  loss = lambda p, x: jnp.sum((x @ p["w"] + p["b"]) ** 2)
-  summed = plan.clipped_grad(loss)(_PARAMS, jnp.ones((3, 2)), mask)
+  summed = plan.clipped_grad(_loss)(_PARAMS, jnp.ones((3, 2)), mask)
   with pytest.raises(UserError, match=r"slices=2: .* give it to plan.accumulated"):
     jax.jit(lambda s: private.update(summed, s, _PARAMS))(state)
   tx = plan.accumulated(optax.chain(private, optax.sgd(1.0)))
@@ -118,18 +119,6 @@ def test_p15_a_plan_of_slices_refuses_one_slice_as_a_step():
   for _ in range(2):
     update, state = tx.update(_grads(0, 3), state, _PARAMS, mask=mask)
   assert all(leaf.any() for leaf in jax.tree.leaves(update))
-
-
-def _plan(slices):
-  return dpjax.Plan(
-    sampler=dpjax.PoissonSampler(prob=0.5, capacity=12),
-    noise_multiplier=0.0,
-    l2_clip_norm=1.0,
-    normalize_by=1,
-    num_steps=6,
-    delta=1e-5,
-    slices=slices,
-  )
 
 
 @pytest.mark.parametrize(
@@ -176,8 +165,7 @@ def test_nothing_stands_before_the_private_transform(before, slices, wrapped):
   chain = optax.chain(before, plan.transform(jax.random.key(0)))
   tx, updates = plan.accumulated(chain, rows=3), _grads(0, 3)
   if slices == 1:
-    loss = lambda p, x: jnp.sum((x @ p["w"] + p["b"]) ** 2)
-    updates = jax.jit(plan.clipped_grad(loss))(_PARAMS, jnp.ones((3, 2)), mask)
+    updates = jax.jit(plan.clipped_grad(_loss))(_PARAMS, jnp.ones((3, 2)), mask)
   state = tx.init(_PARAMS)
   with pytest.raises((TypeError, ValueError, NotImplementedError)):
     wrapped(lambda u, s: tx.update(u, s, _PARAMS, mask=mask))(updates, state)
@@ -185,14 +173,13 @@ def test_nothing_stands_before_the_private_transform(before, slices, wrapped):
 
 def test_a_sum_goes_through_programs_branches_and_chains_as_it_is():
   plan, mask = _plan(1), jnp.ones(3, bool)
-  loss = lambda p, x: jnp.sum((x @ p["w"] + p["b"]) ** 2)
-  summed = plan.clipped_grad(loss)(_PARAMS, jnp.ones((3, 2)), mask)
+  summed = plan.clipped_grad(_loss)(_PARAMS, jnp.ones((3, 2)), mask)
   same = jax.jit(lambda s: jax.lax.cond(True, lambda a: a, lambda a: a, s))(summed)
   tx = optax.chain(optax.identity(), plan.transform(jax.random.key(0)), optax.sgd(1.0))
   found = [tx.update(s, tx.init(_PARAMS), _PARAMS)[0] for s in (summed, same)]
   assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), *found))
   many = jax.vmap(
-    lambda scale: plan.clipped_grad(loss)(_PARAMS, scale * jnp.ones((3, 2)), mask)
+    lambda scale: plan.clipped_grad(_loss)(_PARAMS, scale * jnp.ones((3, 2)), mask)
   )
   assert many(jnp.arange(4.0)).seal.shape == (4,)
 
@@ -200,8 +187,7 @@ def test_a_sum_goes_through_programs_branches_and_chains_as_it_is():
 def test_p20_a_sum_in_half_precision_is_refused():
   """Its rounding may move it by more than one example: 129.499 and 129.501 are 1 apart."""
   plan, mask = _plan(1), jnp.ones(3, bool)
-  loss = lambda p, x: jnp.sum((x @ p["w"] + p["b"]) ** 2)
-  summed = plan.clipped_grad(loss)(_PARAMS, jnp.ones((3, 2)), mask)
+  summed = plan.clipped_grad(_loss)(_PARAMS, jnp.ones((3, 2)), mask)
   half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), summed.total)
   private = plan.transform(jax.random.key(0))
   with pytest.raises(UserError, match="at least float32, not bfloat16"):

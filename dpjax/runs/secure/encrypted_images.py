@@ -11,6 +11,7 @@ from dpjax import data as data_lib
 from dpjax import training
 from dpjax.runs import bounds, pieces
 from dpjax.runs.central import build as central
+from dpjax.runs.central import facts
 from dpjax.runs.loop import Fit, Work
 from dpjax.runs.pieces import Arrays
 from dpjax.runs.secure.build import Computed
@@ -83,7 +84,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
       "bytes_per_image": sent / count,
       "key_bytes": int(keys),
       "ledger": fitted.ledger.to_json(),
-      **central.facts.pretrained(ready.run),
+      **facts.pretrained(ready.run),
     },
   )
 
