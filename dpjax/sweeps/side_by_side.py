@@ -188,12 +188,12 @@ def _main(
   lock: _Held | None,
 ) -> None:
   del lock  # it is the descriptor that holds it
+  if keep_freed:
+    allocator.keep_freed_memory()  # first: a thread that is there has a heap of its own
   threading.Thread(target=_end_with_first, daemon=True).start()
   for name, value in jax_config.items():
     if jax.config.values.get(name) != value:
       jax.config.update(name, value)
-  if keep_freed:
-    allocator.keep_freed_memory()
   with writers.silent(), contextlib.suppress(EOFError, ConnectionError):
     while True:
       pipe.send(_done(work, pipe.recv()))
