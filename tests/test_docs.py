@@ -54,6 +54,8 @@ _REFUSED = {
   "attack": attack_table.points,
   "secure": secure_table.points,
 }
+_COMMAND = r"(?m)^ *((?:python -m launch|\.\.\. --).*)"  # of a docstring
+_OVERRIDE = r"--config\.[\w.]+=\S*[^\s.,;:)]"  # in a sentence
 _PLACEHOLDER = re.compile(r"\b(X|NAME)\.py$")
 
 
@@ -115,6 +117,24 @@ def _commands() -> list[tuple[str, str]]:
   return found
 
 
+def _commands_of_docstrings() -> list[tuple[str, str]]:
+  """(file, command) of every config and launcher: its commands, a line each, and of a config the
+  one that runs it with the flags of lines that begin with dots, or that a sentence names."""
+  found = []
+  for path in sorted([*_ROOT.glob("configs/**/*.py"), *_ROOT.glob("launch/*.py")]):
+    name = path.relative_to(_ROOT).as_posix()
+    told = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    text = re.sub(r"\\\n *", "", told)
+    lines = [match[1].split("  #")[0] for match in re.finditer(_COMMAND, text)]
+    run = [line for line in lines if f"--config={name}" in line][:1]
+    if run:
+      prose = re.sub(r"(?m)^ +.*", "", text)
+      chained = re.findall(rf"{_OVERRIDE}(?:\s+{_OVERRIDE})*", prose)
+      lines += [f"... {flags}" for flags in chained]
+    found += [(name, line.replace("...", *run, 1) if run else line) for line in lines]
+  return found
+
+
 @functools.cache
 def _flags(launcher: str) -> frozenset[str]:
   """Every name that stands in the launcher's code: its flags are among them."""
@@ -159,8 +179,8 @@ def _check_config(launcher: str, path: str, overrides: dict[str, str]) -> None:
 def test_every_command_names_a_launcher_its_flags_and_a_config(monkeypatch):
   """And its runs are not refused, as far as can be told without data."""
   monkeypatch.syspath_prepend(_ROOT / "notebooks")  # of mine.py
-  found = _commands()
-  assert len(found) > 60
+  found = [*_commands(), *_commands_of_docstrings()]
+  assert len(found) > 200
   for page, command in found:
     try:
       _check(command)

@@ -1,7 +1,7 @@
 """Which reading of the paper gives its numbers? Presets P3 to P5 on cifar10, paper mode.
 
   python -m launch.relevance --config=configs/radp/presets_cifar10.py \\
-    --workdir=runs/presets_cifar10 --config.num_seeds=3
+    --workdir=runs/presets_cifar10
 
 As presets_mnist, without P1 and P2, which leave nothing to learn. 6 epochs in batches of 100,
 which is as many steps as 60 epochs of the batches that DP-SGD has here.

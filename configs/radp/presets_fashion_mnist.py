@@ -2,7 +2,7 @@
 mode.
 
   python -m launch.relevance --config=configs/radp/presets_fashion_mnist.py \\
-    --workdir=runs/presets_fashion_mnist --config.num_seeds=3
+    --workdir=runs/presets_fashion_mnist
 
 As presets_mnist, without P1 and P2, which leave nothing to learn. 6 epochs in batches of 100,
 which is as many steps as 36 epochs of the batches that DP-SGD has here.

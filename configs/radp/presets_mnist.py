@@ -9,7 +9,7 @@ epoch. 10 epochs in batches of 100: the paper names neither, the noise of P3 to 
 neither, and it is as many steps as 60 epochs of the batches that DP-SGD has here.
 
 Hardware: one of 2 CPU cores, 9 minutes a seed. Seen (three seeds, last epoch, the paper has
-.949 for RADP): P3 .931, fresh .938, P4 .924, low floor .902, P5 .27 to .63, P1 and P2 chance.
+.949 for RADP): P3 .931, fresh .938, P4 .924, low floor .902, P5 .26 to .63, P1 and P2 chance.
 """
 
 from configs.radp import common

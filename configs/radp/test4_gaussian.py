@@ -2,7 +2,7 @@
 sets.
 
   python -m launch.relevance --config=configs/radp/test4_gaussian.py \\
-    --workdir=runs/test4_gaussian --config.num_seeds=3
+    --workdir=runs/test4_gaussian
 
 Four epochs in batches of 100 (the vectors: 20 of 1,000); more: --config.num_epochs=40. MNIST at
 1.5, Fashion-MNIST at 3, CIFAR-10 at 8.

@@ -1,7 +1,7 @@
 """Test 5 of Kang and Wang 2024 (figures 12 and 13): four activations, three data sets.
 
   python -m launch.relevance --config=configs/radp/test5_activations.py \\
-    --workdir=runs/test5_activations --config.num_seeds=3
+    --workdir=runs/test5_activations
 
 Four epochs in batches of 100; more: --config.num_epochs=40. MNIST at 1.5, Fashion-MNIST at
 3, CIFAR-10 at 8, paper mode. The paper finds sigmoid and tanh above relu and leaky_relu.

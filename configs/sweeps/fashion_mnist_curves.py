@@ -4,7 +4,7 @@
     --workdir=runs/fashion_curves
 
 Needs Fashion-MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or
---config.base.data.data_dir). Hardware: 2 CPU cores, half a minute a run, three minutes of the CNNs;
+--config.base.data.data_dir). Hardware: 2 CPU cores, half a minute a run, 3 to 15 of the CNNs;
 it goes on where it was stopped.
 Numbers: results/fashion_mnist_curves, without the tempered-sigmoid CNN on pixels; of the other
 two CNNs seed 0.

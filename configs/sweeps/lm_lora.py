@@ -12,6 +12,7 @@ Private per role, its 16 first lines:
 Hardware: 2 CPU cores, 18 minutes. Numbers: results/lm_lora.
 """
 
+from dpjax.runs.central.config import PrivacyConfig
 from dpjax.sweeps.grid import SweepConfig
 
 
@@ -24,7 +25,10 @@ def get_config() -> SweepConfig:
   private = {f"epsilon {eps:g}": {"privacy.epsilon": eps} for eps in (1.0, 3.0, 8.0)}
   return SweepConfig(
     base=base,
-    variants={**private, "not private": {"privacy.method": "sgd"}},
+    variants={
+      **private,
+      "not private": {"privacy.method": "sgd", "privacy.delta": PrivacyConfig.delta},
+    },
     y="test_perplexity",
     title="Shakespeare by line: adapters of a public character model",
   )

@@ -3,7 +3,7 @@
   python -m launch.sweep --config=configs/sweeps/mnist_curves.py --workdir=runs/mnist_curves
 
 Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.base.data.data_dir).
-Hardware: 2 CPU cores, half a minute a run, three minutes of the CNNs; it goes on where it was
+Hardware: 2 CPU cores, half a minute a run, 3 to 15 of the CNNs; it goes on where it was
 stopped.
 Numbers: results/mnist_curves, of the two CNNs on pixels seed 0.
 

@@ -1,0 +1,22 @@
+"""MNIST and Fashion-MNIST, a CNN of tempered sigmoids on pixels; three seeds.
+
+  python -m launch.sweep --config=configs/sweeps/mnist_cnn.py --workdir=runs/mnist_cnn_sweep
+
+The runs of configs/mnist_cnn.py, at the epsilons of Papernot et al. 2021, whose network it is.
+Hardware: 2 CPU cores, two to six minutes a run. Numbers: results/mnist_cnn.
+"""
+
+from configs.sweeps import scatter_cnn
+from dpjax.runs.central.config import DataConfig
+from dpjax.sweeps.grid import SweepConfig
+
+
+def get_config() -> SweepConfig:
+  """A variant for each data set, as for the CNN on features."""
+  from configs import mnist_cnn
+
+  config, base = scatter_cnn.get_config(), mnist_cnn.get_config()
+  base.data, base.privacy.epsilon = DataConfig(center=True), None  # the variants have them
+  config.base, config.title = base, "Tempered-sigmoid CNN on pixels, delta 1e-5"
+  config.references = [one for one in config.references if "Papernot" in one[0]]
+  return config

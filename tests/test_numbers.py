@@ -1,0 +1,162 @@
+"""Numbers on the pages are those of the committed results, and labels say how many seeds."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import re
+
+import pytest
+
+from tests.commands import ROOT
+
+_LINES = {  # of the curves: as a page calls them -> as the sweep does
+  "whitened": "whitened scattering + linear",
+  "plain": "scattering + linear",
+  "plain, random allocation": "the same, random allocation",
+  "plain, DP-FTRL": "the same, DP-FTRL",
+  "CNN on the features": "scattering + tempered-sigmoid CNN",
+  "CNN on pixels": "tempered-sigmoid CNN",
+  "C4-equivariant CNN on pixels": "C4-equivariant CNN",
+  "opponent colours, private channel statistics": "opponent scattering + linear",
+  # of users
+  "linear on pixels": "linear",
+  "linear on scattering features": "scattering + linear",
+  # of algorithms
+  "DP-SGD, Poisson": "DP-SGD",
+  "DP-FTRL, banded noise, fixed public order (no sampling to trust)": "DP-FTRL, banded",
+  "DP-Adam, second moment corrected": "DP-Adam",
+  "FedProx, mu 0.1": "FedProx",
+}
+_TABLES = [  # page, how its header begins, folder, column of the header
+  ("docs/curves.md", "MNIST|0.1", "mnist_curves", "privacy.epsilon"),
+  ("docs/curves.md", "Fashion-MNIST (", "fashion_mnist_curves", "privacy.epsilon"),
+  ("docs/curves.md", "CIFAR-10 (", "cifar10_curves", "privacy.epsilon"),
+  ("docs/federated.md", "model|0.1", "fed_user_level", "privacy.epsilon"),
+  ("docs/federated.md", "|alpha 0.1", "fed_dirichlet", "partition.alpha"),
+  ("docs/toolbox.md", "algorithm|", "mnist_algorithms", "privacy.epsilon"),
+]
+_ABLATIONS = {
+  "none": "C4 network",
+  "no symmetry, as wide (C1)": "no symmetry, as wide (C1)",
+  "turns and mirrors (D4), as wide": "turns and mirrors (D4)",
+  "no normalisation of channels": "no normalisation",
+  "pixels normalised by private statistics": "private statistics of the pixels",
+  "parameters averaged, decay .95": "averaged parameters (.95)",
+  "cosine schedule of the learning rate": "cosine schedule",
+  "batches of 256, 400 steps": "batches of 256, 400 steps",
+  "batches of 4,096, 25 steps": "batches of 4,096, 25 steps",
+  "two augmented copies of an example (shifts, mirrors)": "two augmented copies",
+  "head sees the mean over positions": "head sees the mean over positions",
+}
+_PUBLISHED = {  # row of README -> folder
+  "`sweeps/mnist_whitened`": "mnist_whitened",
+  "`mnist_whitened`": "mnist_whitened",
+  "`mnist_scatter_linear`": "mnist_scatter_linear",
+  "`fashion_mnist_whitened`": "fashion_mnist_whitened",
+  "`fashion_mnist_scatter_linear`": "fashion_mnist_scatter_linear",
+  "`cifar10_scatter_linear`": "cifar10_scatter_linear",
+  "`cifar10_cnn`": "cifar10_cnn",
+  "`sweeps/scatter_cnn`": "scatter_cnn",
+  "`sweeps/mnist_cnn`": "mnist_cnn",
+}
+
+
+def _tables(page: str) -> list[list[list[str]]]:
+  """Of each table its rows of cells, header first."""
+  text = (ROOT / page).read_text(encoding="utf-8")
+  blocks = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
+  cells = lambda line: [cell.strip() for cell in line.strip("|").split("|")]
+  made = [[cells(line) for line in block.splitlines()] for block in blocks]
+  return [[rows[0], *rows[2:]] for rows in made]
+
+
+@functools.cache
+def _curve(folder: str) -> list[dict[str, str]]:
+  with open(ROOT / "results" / folder / "curve.csv", newline="", encoding="utf-8") as file:
+    return list(csv.DictReader(file))
+
+
+def _as_printed(value: str | float, cell: str) -> str:
+  """To as many decimals as the cell has."""
+  return f"{float(value):.{len(cell.partition('.')[2])}f}".lstrip("0")
+
+
+def _x(head: str) -> str:
+  """Of a column's head the value in the file, where no noise is an empty field."""
+  found = re.search(r"[\d.]+", head)
+  none = "inf" if head == "IID" else ""
+  return repr(float(found[0])) if found else none
+
+
+@pytest.mark.parametrize(("page", "first", "folder", "column"), _TABLES)
+def test_a_table_is_that_of_its_file(page, first, folder, column):
+  (table,) = [rows for rows in _tables(page) if "|".join(rows[0]).startswith(first)]
+  points = {(row["variant"], row[column]): row for row in _curve(folder)}
+  seen = set()
+  for label, *cells in table[1:]:
+    name, one, _ = label.partition(", ONE seed")
+    for head, cell in zip(table[0][1:], cells):
+      point = points.get((_LINES.get(name, name), _x(head)))
+      assert (cell == "–") == (point is None), (label, head)
+      if point is None:
+        continue
+      seen.add((point["variant"], point[column]))
+      assert cell == _as_printed(point["test_accuracy_mean"], cell), (label, head)
+      assert folder not in ("mnist_curves", "fashion_mnist_curves", "cifar10_curves") or (
+        point["seeds"] == ("1" if one else "3")
+      ), (label, head)
+  assert seen == set(points)
+
+
+def test_ablations_are_those_of_their_file():
+  (table,) = [rows for rows in _tables("docs/curves.md") if rows[0][0] == "change"]
+  points = {
+    row["variant"]: row["test_accuracy_mean"] for row in _curve("ablations_cifar10")
+  }
+  told = {_ABLATIONS[label]: cell for label, cell in table[1:]}
+  assert told == {name: _as_printed(value, ".000") for name, value in points.items()}
+
+
+def test_perplexities_are_those_of_their_file():
+  tables = [rows for rows in _tables("docs/language_models.md") if rows[0][0] == "epsilon"]
+  points = {
+    row["privacy.epsilon"] or "not private": row["test_perplexity_mean"]
+    for row in _curve("lm_lora")
+  }
+  told = {row[0]: row[1] for row in tables[0][1:] if "untouched" not in row[0]}
+  assert told == {
+    name if name == "not private" else f"{float(name):g}": _as_printed(value, ".000")
+    for name, value in points.items()
+  }
+
+
+def _published() -> list[tuple[str, dict[str, str]]]:
+  """(folder, cells by the head of their column) of README's table."""
+  (table,) = [rows for rows in _tables("README.md") if rows[0][0] == "config"]
+  rows = [dict(zip(table[0], cells)) for cells in table[1:]]
+  named = [re.split(r", | \(", row["config"])[0] for row in rows]
+  return [(_PUBLISHED[name], row) for name, row in zip(named, rows)]
+
+
+def test_rows_of_the_readme_are_those_of_their_files():
+  """Mean, smallest and largest accuracy, and the seconds of a run, over three seeds."""
+  for folder, told in _published():
+    if folder == "cifar10_cnn":  # one run
+      run = json.loads((ROOT / "results" / folder / "result.json").read_text())
+      assert told["ours"] == _as_printed(run["test_accuracy"], ".000") + ", one seed"
+      assert told["time a run"] == f"{run['wall_seconds']:.0f} s"
+      continue
+    data, epsilon = told["data"], float(told["epsilon"])
+    is_of = lambda row: (
+      float(row["privacy.epsilon"] or "inf") == epsilon and row.get("variant", data) == data
+    )
+    (point,) = filter(is_of, _curve(folder))
+    mean, low, high = re.fullmatch(r"(\S+) \[(\S+), (\S+)\]", told["ours"]).groups()
+    for part, cell in (("mean", mean), ("min", low), ("max", high)):
+      assert cell == _as_printed(point[f"test_accuracy_{part}"], cell), (told, part)
+    runs = json.loads((ROOT / "results" / folder / "sweep.json").read_text())["rows"]
+    seconds = [run["wall_seconds"] for run in filter(is_of, runs)]
+    assert len(seconds) == 3 == int(point["seeds"])
+    assert told["time a run"] == f"{min(seconds):.0f} to {max(seconds):.0f} s", told
