@@ -58,7 +58,8 @@ def _stepper(config: TrainConfig, method: str, loaded: Any) -> Callable[[], floa
 def measure(
   name: str, config: TrainConfig, methods: Sequence[str] = METHODS, *, repeats: int = 5
 ) -> list[Entry]:
-  """One config: a step of each method to compile it, then `repeats` of each in turns."""
+  """One config: a step of each method to compile it, then `repeats` of each in turns, the second of
+  two steps: the first one finds its memory given back for that of another method."""
   loaded = build.load_data(config)
   steppers = {method: _stepper(config, method, loaded) for method in methods}
   for step in steppers.values():
@@ -66,6 +67,7 @@ def measure(
   times: dict[str, list[float]] = {method: [] for method in methods}
   for _ in range(repeats):
     for method, step in steppers.items():
+      step()
       times[method].append(step())
   medians = {method: statistics.median(seconds) for method, seconds in times.items()}
   steps, first = config.num_steps, medians[methods[0]]
