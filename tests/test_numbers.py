@@ -50,6 +50,21 @@ _ABLATIONS = {
   "two augmented copies of an example (shifts, mirrors)": "two augmented copies",
   "head sees the mean over positions": "head sees the mean over positions",
 }
+_WORKLOADS = {
+  "small CNN, 28x28": "small_cnn",
+  "linear, scattering features": "scatter_linear",
+  "CNN on scattering features": "scatter_cnn",
+  "CIFAR CNN": "cifar_cnn",
+  "WRN-16-4, standardised kernels": "wrn",
+  "MLP 784-1024-1024-10": "mlp",
+  "MLP 784-4096-4096-10": "wide_mlp",
+  "GPT, 4 layers, T 128": "gpt",
+  "GPT, tied embeddings, LoRA": "gpt_lora",
+  "ViT-Tiny/4, 32x32": "vit",
+  "LSTM, T 64": "lstm",
+  "mixture of 2 experts": "few_experts",
+  "mixture of 16 experts": "experts",
+}
 _PUBLISHED = {  # row of README -> folder
   "`sweeps/mnist_whitened`": "mnist_whitened",
   "`mnist_whitened`": "mnist_whitened",
@@ -73,9 +88,13 @@ def _tables(page: str) -> list[list[list[str]]]:
 
 
 @functools.cache
+def _rows(file: str) -> list[dict[str, str]]:
+  with open(ROOT / "results" / file, newline="", encoding="utf-8") as lines:
+    return list(csv.DictReader(lines))
+
+
 def _curve(folder: str) -> list[dict[str, str]]:
-  with open(ROOT / "results" / folder / "curve.csv", newline="", encoding="utf-8") as file:
-    return list(csv.DictReader(file))
+  return _rows(f"{folder}/curve.csv")
 
 
 def _as_printed(value: str | float, cell: str) -> str:
@@ -160,3 +179,65 @@ def test_rows_of_the_readme_are_those_of_their_files():
     seconds = [run["wall_seconds"] for run in filter(is_of, runs)]
     assert len(seconds) == 3 == int(point["seeds"])
     assert told["time a run"] == f"{min(seconds):.0f} to {max(seconds):.0f} s", told
+
+
+def _entries(file: str, first: str) -> dict[tuple[str, str], dict[str, str]]:
+  return {(row[first], row["method"]): row for row in _rows(file)}
+
+
+def test_speeds_of_gradients_are_those_of_their_files():
+  (table,) = [
+    rows for rows in _tables("docs/gradients.md") if rows[0][-1] == "compile, now"
+  ]
+  began = _entries("gradients/fourth_run.csv", "workload")
+  began |= _entries("gradients/gradients.csv", "workload")
+  now = _entries("gradients/eighth_run.csv", "workload")
+  methods = {"dpjax auto": "auto", "dpjax vmap": "vmap", "jax-privacy 2.0": "jax_privacy"}
+  kept = {
+    "auto, now": "ratio",
+    "memory, now": "memory_ratio",
+    "compile, now": "compile_ratio",
+  }
+  seen = 0
+  for label, *cells in table[1:]:
+    workload = _WORKLOADS[label]
+    for head, cell in zip(table[0][1:], cells):
+      times = re.fullmatch(r"([\d.]+)x", cell)
+      if not times or head == "batch":
+        continue
+      opacus = [began.get((workload, name), {}) for name in ("opacus", "opacus_ghost")]
+      found = {
+        **{name: began.get((workload, method)) for name, method in methods.items()},
+        **{name: {"ratio": now[workload, "auto"][key]} for name, key in kept.items()},
+        "Opacus 1.6, best mode": min(
+          opacus, key=lambda row: float(row.get("ratio") or "inf")
+        ),
+      }[head]
+      value, digits = float(found["ratio"]), len(times[1].partition(".")[2])
+      assert times[1] == f"{value:.{digits}f}", (label, head)
+      seen += 1
+  assert seen > 60 and len(table) - 1 == len(_WORKLOADS)
+
+
+def test_minutes_of_whole_runs_are_those_of_their_file():
+  (table,) = [rows for rows in _tables("docs/gradients.md") if rows[0][0] == "config"]
+  names = ("mnist_cnn", "mnist_cnn --config.microbatch_size=none", "cifar10_cnn")
+  found = _entries("training/training.csv", "config")
+  for name, (_, _, *cells) in zip(names, table[1:], strict=True):
+    for method, cell in zip(("vmap", "auto"), cells, strict=True):
+      value = float(found[name, method]["minutes"])
+      assert cell == (f"{value:.1f} min" if value < 20 else f"{value:.0f} min"), name
+
+
+def test_steps_on_machines_are_those_of_their_files():
+  text = (ROOT / "docs/machines.md").read_text(encoding="utf-8")
+  one, two = (
+    f"{1e3 * float(row['median_s']):.0f}" for row in _rows("training/devices.csv")
+  )
+  memory = _entries("training/allocator.csv", "workload")
+  kept, given = (
+    f"{1e3 * float(memory['wide', method]['step_s']):.0f}"
+    for method in ("kept", "returned")
+  )
+  assert f"({two} ms for {one}," in text
+  assert f"{kept} ms\nfor {given} (" in text
