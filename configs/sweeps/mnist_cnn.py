@@ -3,7 +3,7 @@
   python -m launch.sweep --config=configs/sweeps/mnist_cnn.py --workdir=runs/mnist_cnn_sweep
 
 The runs of configs/mnist_cnn.py, at the epsilons of Papernot et al. 2021, whose network it is.
-Hardware: 2 CPU cores, two to six minutes a run. Numbers: results/mnist_cnn.
+Hardware: 2 CPU cores, three to six minutes a run, two at a time 12. Numbers: results/mnist_cnn.
 """
 
 from configs.sweeps import scatter_cnn
