@@ -3,8 +3,8 @@
   python -m launch.train --config=configs/mnist_cnn.py --workdir=runs/mnist_cnn
 
 Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir).
-Hardware: 2 CPU cores. Time: two to eight minutes (microbatches of 128 fit the caches: .8 of the time
-of the whole batch at once; an accelerator may take --config.microbatch_size=none).
+Hardware: 2 CPU cores. Time: two to eight minutes (microbatches of 128 fit the caches: .8 of the
+time of the whole batch at once; an accelerator may take --config.microbatch_size=none).
 Expected: test accuracy .982 (.981-.983 over three seeds) at a proved epsilon of 2.93 (delta 1e-5,
 Poisson, add/remove-one, per example). With --config.data.name=fashion_mnist
 --config.privacy.epsilon=2.7: .866 (.864-.867; Papernot et al. .861).
