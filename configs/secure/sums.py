@@ -4,10 +4,9 @@ python -m launch.secure --config=configs/secure/sums.py --workdir=runs/sums
 
 Hardware: 2 CPU cores, busy; a minute and a half. Seen: every integer sum exact, CKKS off by 5e-8.
 100 clients x 10,000 entries: 4 MB in the clear, 6.3 MB and 4 s by SecAgg, 4.7 MB on a graph, 52
-MB by BFV, 400 MB by shares among clients; 10 of 100 silent, and the
-threshold of 67 that goes with them, cost SecAgg 32 s (the threshold is the reason:
-results/secure/sums.md), on a graph 1.4. At
-10 clients x 1,000,000 masks cost nothing (40 MB), BFV 9 s and 359 MB. See results/secure/sums.
+MB by BFV, 400 MB by shares among clients; 10 of 100 silent, and the threshold of 67 that goes with
+them, cost SecAgg 32 s (the threshold is the reason: results/secure/sums.md), on a graph 1.4. At 10
+clients x 1,000,000 masks cost nothing (40 MB), BFV 9 s and 359 MB. See results/secure/sums.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ The runs of configs/mnist_cnn.py, at the epsilons of Papernot et al. 2021, whose
 Hardware: 2 CPU cores, three to six minutes a run, two at a time 12. Numbers: results/mnist_cnn.
 """
 
+from configs import mnist_cnn
 from configs.sweeps import scatter_cnn
 from dpjax.runs.central.config import DataConfig
 from dpjax.sweeps.grid import SweepConfig
@@ -13,8 +14,6 @@ from dpjax.sweeps.grid import SweepConfig
 
 def get_config() -> SweepConfig:
   """A variant for each data set, as for the CNN on features."""
-  from configs import mnist_cnn
-
   config, base = scatter_cnn.get_config(), mnist_cnn.get_config()
   base.data, base.privacy.epsilon = DataConfig(center=True), None  # the variants have them
   config.base, config.title = base, "Tempered-sigmoid CNN on pixels, delta 1e-5"
