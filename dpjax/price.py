@@ -45,8 +45,10 @@ class Question(NamedTuple):
 
   @property
   def steps_per_pass(self) -> int:
-    """Of random allocation."""
-    return round(1 / (self.sampling_prob or 1.0))
+    """Of random allocation; UserError unless they are a whole number."""
+    prob = self.sampling_prob or 1.0
+    sampling.check_passes(prob, "random allocation")
+    return sampling.steps_per_pass(prob)
 
 
 def step_event(question: Question) -> accounting.DpEvent:
@@ -106,13 +108,14 @@ def solve(question: Question) -> Question:
   if question.num_steps is None:
     num_steps = accounting.calibrate_num_steps(step_event(question), **target)
     return question._replace(num_steps=num_steps)
-  make = lambda q: run(sampling_prob=q)
-  found = question._replace(
-    sampling_prob=accounting.calibrate_sampling_prob(make, **target)
-  )
+  in_passes = question.sampler == "random_allocation"
+  near = (lambda q: 1 / math.ceil(1 / q)) if in_passes else (lambda q: q)
+  make = lambda q: run(sampling_prob=near(q))
+  prob = near(accounting.calibrate_sampling_prob(make, **target))
+  found = question._replace(sampling_prob=prob)
   if question.sampler == "fixed_size":
     return found._replace(sampling_prob=found.batch_size / (found.num_examples or 0))
-  return found._replace(sampling_prob=_rounded(found.sampling_prob or 0.0, math.floor))
+  return found if in_passes else found._replace(sampling_prob=_rounded(prob, math.floor))
 
 
 def _rounded(value: float, to_integer: Callable[[float], int]) -> float:

@@ -205,7 +205,7 @@ def _sampling_prob(values: Any) -> float | None:
   validate.integer_at_least(1, batch_size=batch)
   validate.probability(**{"batch_size / num_examples": batch / n})
   if values.sampler == "random_allocation":
-    return _given_prob(values.sampler, batch / n, n)
+    return _of_passes(batch, n)
   return batch / n
 
 
@@ -224,12 +224,22 @@ def _without_batch(values: Any, prob: float | None) -> float | None:
   return 1 / values.num_steps
 
 
+def _of_passes(batch_size: int, num_examples: int) -> float:
+  """1 / the steps of a pass of random allocation, whose mean batch is this one or next to it."""
+  steps = max(1, round(num_examples / batch_size))
+  if abs(num_examples / steps - batch_size) < 1:
+    return 1 / steps
+  raise UserError(
+    f"batch_size={batch_size}: must be num_examples={num_examples} / a whole number, the steps of "
+    f"a pass, for random allocation; {round(num_examples / steps)} is near"
+  )
+
+
 def _given_prob(sampler: str, prob: float, num_examples: Any) -> float:
-  """As it is; for fixed-size batches that of the whole batch which training would draw, for
-  random allocation 1 / steps of a pass, of which there are no more than 1 / prob."""
+  """As it is; for fixed-size batches that of the whole batch which training would draw."""
   validate.probability(sampling_prob=prob)
   if sampler == "random_allocation":
-    return 1 / math.floor(1 / prob * (1 + 1e-12))
+    sampling.check_passes(prob, "random allocation")
   if sampler != "fixed_size":
     return prob
   return sampling.whole_batch_size(prob, num_examples) / num_examples

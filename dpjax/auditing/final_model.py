@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import training, validate
+from dpjax import gradients, training, validate
 from dpjax.auditing.scores import Scores
 from dpjax.data import Dataset
 from dpjax.plan import Plan
@@ -53,8 +53,8 @@ def fitted_params(
     updates, state = tx.update(jax.grad(mean)(params), state)
     return (optax.apply_updates(params, updates), state), None
 
-  run = jax.jit(lambda p: jax.lax.scan(step, (p, tx.init(p)), length=num_steps)[0][0])
-  return run(params)
+  run = lambda p: jax.lax.scan(step, (p, tx.init(p)), length=num_steps)[0][0]
+  return jax.jit(gradients.canonical_convolutions(run))(params)
 
 
 def blank_target(
@@ -152,4 +152,4 @@ def _finals(
     state = jax.lax.fori_loop(0, plan.num_steps, body, init(params))
     return loss_fn(training.eval_params(state), asked)
 
-  return jax.jit(jax.vmap(one, (0, None)))
+  return jax.jit(gradients.canonical_convolutions(jax.vmap(one, (0, None))))

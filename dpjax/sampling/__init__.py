@@ -13,10 +13,13 @@ from dpjax.sampling.samplers import Sampler as Sampler
 from dpjax.sampling.samplers import ShuffledSampler as ShuffledSampler
 from dpjax.sampling.samplers import SizedSampler as SizedSampler
 from dpjax.sampling.samplers import assumption as assumption
+from dpjax.sampling.samplers import check_passes as check_passes
 from dpjax.sampling.samplers import generator as generator
 from dpjax.sampling.samplers import pad as pad
+from dpjax.sampling.samplers import steps_per_pass as steps_per_pass
 from dpjax.sampling.samplers import taken as taken
 from dpjax.sampling.samplers import whole_batch_size as whole_batch_size
+from dpjax.sampling.samplers import whole_passes as whole_passes
 from dpjax.sampling.slicing import slice_slots as slice_slots
 from dpjax.sampling.slicing import slices as slices
 from dpjax.sampling.truncated import TruncatedPoissonSampler as TruncatedPoissonSampler

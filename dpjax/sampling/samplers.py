@@ -414,6 +414,35 @@ def whole_batch_size(sampling_prob: float, num_examples: int) -> int:
   return max(1, round(sampling_prob * num_examples))
 
 
+def steps_per_pass(sampling_prob: float) -> int:
+  """Steps of a pass that takes every record once: 1 / sampling_prob, rounded.
+
+  >>> steps_per_pass(0.25)
+  4
+  """
+  return max(1, round(1 / sampling_prob))
+
+
+def whole_passes(sampling_prob: float) -> bool:
+  """Whether a pass is a whole number of steps.
+
+  >>> whole_passes(0.25), whole_passes(0.3)
+  (True, False)
+  """
+  return math.isclose(steps_per_pass(sampling_prob) * sampling_prob, 1, rel_tol=1e-9)
+
+
+def check_passes(sampling_prob: float, told: str, *, name: str = "sampling_prob") -> None:
+  """Raises UserError, for a sampler that is `told`, unless a pass is a whole number of steps. The
+  ONE place that decides it, for what runs and for what is charged."""
+  validate.probability(**{name: sampling_prob})
+  if not whole_passes(sampling_prob):
+    raise UserError(
+      f"{name}={sampling_prob!r}: must be 1 / a whole number, the steps of a pass, for {told}; "
+      f"{1 / steps_per_pass(sampling_prob)!r} is near"
+    )
+
+
 def pad(indices: np.ndarray, slots: int) -> tuple[np.ndarray, np.ndarray]:
   """Pads indices to `slots`; returns (indices, mask). Padding repeats index 0.
 

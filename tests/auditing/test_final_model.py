@@ -9,12 +9,14 @@ import optax
 import pytest
 
 from dpjax import auditing, losses, models
+from dpjax.auditing import final_model
 from dpjax.checks import many_models
-from dpjax.data import load
+from dpjax.data import from_arrays, load
 from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler, PoissonSampler
+from dpjax.types import Example
 from dpjax.validate import UserError
-from tests import commands
+from tests import commands, hlo
 
 RECORDS, DELTA = 60, 1e-5
 
@@ -73,6 +75,27 @@ def test_a_step_in_slices_is_one_step_not_many(audited):
   whole, sliced = (audited(p, 4) for p in (plan, dataclasses.replace(plan, slices=2)))
   np.testing.assert_array_equal(whole.inside, sliced.inside)
   np.testing.assert_array_equal(whole.outside, sliced.outside)
+
+
+def test_convolutions_of_the_trainings_are_in_the_fast_form():
+  """Steps are a compiled loop, in which XLA takes fifty times as long for the other form."""
+  net = models.Cnn(num_classes=3, features=(2, 3), kernel_sizes=(3, 2), strides=(2, 1))
+  x, target = (
+    np.ones((4, 8, 8, 1), np.float32),
+    Example(np.zeros((1, 8, 8, 1)), np.zeros(1, int)),
+  )
+  params, loss_fn = (
+    net.init(jax.random.key(0), x[:1]),
+    losses.softmax_cross_entropy(net.apply),
+  )
+  plan = _plan(sampler=PoissonSampler(prob=1.0, capacity=8), normalize_by=4)
+  records = from_arrays(x, np.zeros(4, int), num_classes=3)
+  batch = next(iter(plan.batches(records, rng=0)))
+  finals = final_model._finals(loss_fn, plan, optax.sgd(1.0), params, target)
+  keys = jax.random.split(jax.random.key(1), 3)
+  compiled = finals.lower(keys, batch).compile()
+  assert "dim_labels" in compiled.as_text()
+  assert not hlo.slow_convolutions(compiled)
 
 
 def test_too_little_noise_is_refuted_by_the_final_model(audited):

@@ -1,7 +1,6 @@
 """Convolutions of gradients in the form that XLA's CPU backend computes fast, in loops too."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,7 @@ from jax import lax
 
 from dpjax import gradients, models
 from dpjax.gradients import canonical_convolutions
-
-_FAST = {"bf_io->bf", "b0f_0io->b0f", "b01f_01io->b01f", "b012f_012io->b012f"}
+from tests import hlo
 
 
 def _normal(seed, shape):
@@ -78,10 +76,7 @@ def _case(name):
 
 
 def _not_fast(fn, *args):
-  """Forms of convolutions in the compiled program that XLA computes slowly."""
-  text = jax.jit(fn).lower(*args).compile().as_text()
-  assert text is not None
-  return set(re.findall(r"dim_labels=([^,\s]*)", text)) - _FAST
+  return hlo.slow_convolutions(jax.jit(fn).lower(*args).compile())
 
 
 def _twice(fn):

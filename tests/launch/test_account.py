@@ -251,10 +251,10 @@ def test_random_allocation_is_one_pass_or_several_with_poisson_beside_it():
   assert one.steps_per_pass == 4 and one.accountants == ("pld", "rdp")
   once = accounting.random_allocation_event(accounting.gaussian_event(2.0), num_steps=4)
   assert price.run_event(one) == accounting.composed(once, 1)
-  # 9 steps of 4 a pass: the third pass is charged whole; 1 / 0.23 is between 4 and 5
+  # 9 steps of 4 a pass: the third pass is charged whole
   (more,) = _ask(
     "--sampler=random_allocation", "--noise_multiplier=2", "--num_steps=9",
-    "--sampling_prob=0.23",
+    "--sampling_prob=0.25",
   )  # fmt: skip
   assert price.run_event(more) == accounting.composed(once, 3)
   lines = account.table([one]).splitlines()
@@ -278,12 +278,40 @@ def test_random_allocation_solves_for_whole_passes():
   [
     (("--epsilon=1", "--noise_multiplier=2"), "sampling_prob=None: must be given"),
     (("--sampling_prob=2", "--num_steps=4", "--noise_multiplier=2"), "sampling_prob=2"),
+    (  # as launch.train does, whose passes are whole
+      ("--sampling_prob=0.3", "--num_steps=4", "--noise_multiplier=2"),
+      "sampling_prob=0.3: must be 1 / a whole number.* 0.3333333333333333 is near",
+    ),
+    (
+      (
+        "--batch_size=4096",
+        "--num_examples=60000",
+        "--num_steps=4",
+        "--noise_multiplier=2",
+      ),
+      "batch_size=4096: must be num_examples=60000 / a whole number.* 4000 is near",
+    ),
   ],
 )
 def test_what_random_allocation_cannot_do_is_one_line(args, message):
   with pytest.raises(UserError, match=message):
     answer = _answer("--sampler=random_allocation", *args)
     price.epsilon_of(answer, answer.accountants[0])
+
+
+def test_a_pass_of_random_allocation_has_the_batch_asked_for():
+  asked = ("--sampler=random_allocation", "--noise_multiplier=2", "--num_steps=7")
+  for batch in (7142, 7143):  # 50000 / 7 is 7142.9
+    (one,) = _ask(*asked, f"--batch_size={batch}", "--num_examples=50000")
+    assert one.steps_per_pass == 7
+
+
+def test_the_fewest_steps_of_a_pass_are_solved_for_in_the_library():
+  (one,) = _ask("--sampler=random_allocation", "--noise_multiplier=2", "--num_steps=40")
+  found = price.solve(one._replace(epsilon=0.6, sampling_prob=None))
+  assert price.epsilon_of(found, "pld") <= 0.6
+  fewer = found._replace(sampling_prob=1 / (found.steps_per_pass - 1))
+  assert price.epsilon_of(fewer, "pld") > 0.6
 
 
 def test_tradeoff_tells_what_an_attack_may_reach():

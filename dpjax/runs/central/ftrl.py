@@ -3,7 +3,6 @@ takes part when."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from dpjax import names, sampling, validate
@@ -50,31 +49,9 @@ def cyclic(privacy: PrivacyConfig) -> bool:
   return privacy.ftrl.sampler in ("cyclic", "balls_in_bins")
 
 
-def steps_per_pass(privacy: PrivacyConfig) -> int:
-  """Steps of a pass: 1 / sampling_prob, rounded.
-
-  >>> steps_per_pass(PrivacyConfig(sampling_prob=0.25))
-  4
-  """
-  return max(1, round(1 / privacy.sampling_prob))
-
-
-def whole_passes(privacy: PrivacyConfig) -> bool:
-  """Whether a pass is a whole number of steps.
-
-  >>> whole_passes(PrivacyConfig(sampling_prob=0.25))
-  True
-  """
-  return math.isclose(steps_per_pass(privacy) * privacy.sampling_prob, 1, rel_tol=1e-9)
-
-
 def check_passes(privacy: PrivacyConfig, told: str) -> None:
   """Raises, for a sampler that is `told`, unless a pass is a whole number of steps."""
-  if not whole_passes(privacy):
-    raise UserError(
-      f"privacy.sampling_prob={privacy.sampling_prob!r}: must be 1 / a whole number, the "
-      f"steps of a pass, for {told}; {1 / steps_per_pass(privacy)!r} is near"
-    )
+  sampling.check_passes(privacy.sampling_prob, told, name="privacy.sampling_prob")
 
 
 def separation(privacy: PrivacyConfig) -> int:
@@ -86,7 +63,7 @@ def separation(privacy: PrivacyConfig) -> int:
   4
   """
   if cyclic(privacy):
-    return steps_per_pass(privacy)
+    return sampling.steps_per_pass(privacy.sampling_prob)
   return privacy.ftrl.separation or max(1, int(1 / privacy.sampling_prob + 1e-9))
 
 

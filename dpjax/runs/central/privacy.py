@@ -150,7 +150,7 @@ def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampli
     return sampling.UserSampler(prob=privacy.sampling_prob, capacity=capacity)
   if privacy.sampler == "random_allocation":
     ftrl.check_passes(privacy, "privacy.sampler='random_allocation'")
-    steps = ftrl.steps_per_pass(privacy)
+    steps = sampling.steps_per_pass(privacy.sampling_prob)
     return sampling.RandomAllocationSampler(steps_per_pass=steps, capacity=capacity)
   if privacy.sampler == "fixed_size":
     return sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_examples)

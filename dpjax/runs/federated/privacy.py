@@ -156,11 +156,12 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
     sampling_prob=config.clients_per_round / num_clients,
     ftrl=config.privacy.ftrl,
   )
-  if ftrl.cyclic(privacy) and not ftrl.whole_passes(privacy):
+  prob = privacy.sampling_prob
+  if ftrl.cyclic(privacy) and not sampling.whole_passes(prob):
     raise UserError(
       f"clients_per_round={config.clients_per_round!r}: must be num_clients={num_clients} / a "
       f"whole number, the rounds of a pass, for privacy.ftrl.sampler="
-      f"{privacy.ftrl.sampler!r}; {num_clients / ftrl.steps_per_pass(privacy)!r} is near"
+      f"{privacy.ftrl.sampler!r}; {num_clients / sampling.steps_per_pass(prob)!r} is near"
     )
   ftrl.check(privacy)
   numbers: dict[str, Any] = dict(
