@@ -387,5 +387,6 @@ def _describe(hint: Any) -> str:
   kind, inner = typing.get_origin(hint), typing.get_args(hint)
   if kind is not None:
     kept = inner[1:] if kind is dict else [one for one in inner if one is not ...]
-    return f"{_WORDS[kind]} of {', '.join(map(_describe, kept))}"
+    words = ", ".join(_describe(one) for one in kept if one not in (Any, object))
+    return f"{_WORDS[kind]} of {words}" if words else _WORDS[kind]
   return _WORDS.get(hint, f"of type {hint}")
