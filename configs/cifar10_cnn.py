@@ -3,8 +3,8 @@
   python -m launch.train --config=configs/cifar10_cnn.py --workdir=runs/cifar10_cnn
 
 Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir).
-Hardware: 2 CPU cores. Nine passes over the data, so that it ends in half an hour; the paper
-trains longer (.662). Expected: test accuracy .579 (one seed) at a proved epsilon of 7.53
+Hardware: 2 CPU cores. Nine passes over the data, an hour and a quarter beside much else to do;
+the paper trains longer (.662). Expected: test accuracy .579 (one seed) at a proved epsilon of 7.53
 (delta 1e-5, Poisson, add/remove-one, per example).
 """
 

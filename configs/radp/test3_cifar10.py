@@ -12,7 +12,7 @@ launch.prepare --help`.
 
 Hardware: 2 CPU cores, 13 minutes a seed. Seen at epsilon 12 (mean of three seeds, last
 epoch): losses RADP 1.49 (1.35 to 1.58), DPSGD 1.58, DPDLIGDO 1.67, AdLM 2.5: on average in
-the paper's order; accuracies .476, .528, .471, .100.
+the paper's order; accuracies .476, .528, .470, .100.
 """
 
 from configs.radp import common

@@ -5,7 +5,7 @@
 Every row is the network of configs/cifar10_equivariant.py for two passes, but for what its
 label says. What pre-training adds: the commands of configs/random_process_pretrain.py and
 configs/random_process_contrastive.py.
-Hardware: 2 CPU cores, one to three minutes a run beside another. Numbers, of one seed:
+Hardware: 2 CPU cores, 67 to 187 s a run, beside another. Numbers, of one seed:
 results/ablations_cifar10. Nothing is tuned again for a change, and differences below .03 or so are
 noise: the base with microbatches of 128, which draws other noise, reaches .493.
 """

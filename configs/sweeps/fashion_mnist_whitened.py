@@ -3,7 +3,7 @@
   python -m launch.sweep --config=configs/sweeps/fashion_mnist_whitened.py \\
     --workdir=runs/fashion_whitened_sweep
 
-Hardware: 2 CPU cores, 100 s a run. Numbers: results/fashion_mnist_whitened.
+Hardware: 2 CPU cores, 86 to 170 s a run. Numbers: results/fashion_mnist_whitened.
 """
 
 from dpjax.sweeps.grid import SweepConfig

@@ -7,7 +7,7 @@ delta 1e-4 < 1 / 2,000, Poisson sampling of users, 500 of them expected in a rou
 a linear one on the pixels, and a linear one on scattering features, which are fixed and cost
 no privacy.
 
-Hardware: 2 CPU cores, 20 s to a minute a run. Numbers: results/fed_user_level.
+Hardware: 2 CPU cores, 19 to 103 s a run. Numbers: results/fed_user_level.
 The server's learning rate falls with epsilon below 2, a rule that was chosen on these data.
 
 The users are an IID split of MNIST, not people: what is measured is the price of the unit,

@@ -7,9 +7,9 @@ Same data passes, clip norm and adjacency (replace_special, delta 1e-5, per exam
 DP-SGD, DP-Adam and DP-SGLD rest on secret Poisson sampling; DP-FTRL's batches come in a
 fixed, public order and its noise is correlated instead.
 
-Hardware: 2 CPU cores. Time: about a minute a run when alone. Measured, one seed, at epsilon
-1 / 2 / 8: DP-SGD .981 / .986 / .988, DP-FTRL .980 / .985 / .988, DP-Adam .978 / .983 / .990,
-DP-SGLD .980 / .985 / .989.
+Hardware: 2 CPU cores. Time: 113 to 293 s a run, before freed memory was kept. Measured, one seed,
+at epsilon 1 / 2 / 8: DP-SGD .981 / .986 / .988, DP-FTRL .980 / .985 / .988, DP-Adam .978 / .983 /
+.990, DP-SGLD .980 / .985 / .989.
 """
 
 from dpjax.runs.central.config import FtrlConfig

@@ -3,8 +3,8 @@
   python -m launch.sweep --config=configs/sweeps/mnist_curves.py --workdir=runs/mnist_curves
 
 Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.base.data.data_dir).
-Hardware: 2 CPU cores, half a minute a run, 3 to 15 of the CNNs; it goes on where it was
-stopped.
+Hardware: 2 CPU cores, half a minute a run, of the CNNs 3 to 15 (41 beside
+much else); it goes on where it was stopped.
 Numbers: results/mnist_curves, of the two CNNs on pixels seed 0.
 
 The lines are DP-SGD on five models and two samplers under add_or_remove_one, and DP-FTRL under

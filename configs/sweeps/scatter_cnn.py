@@ -4,7 +4,7 @@
 
 The runs of configs/mnist_scatter_cnn.py, at the epsilons of Papernot et al. 2021, whose network
 of the same activation is on pixels.
-Hardware: 2 CPU cores, two to three minutes a run. Numbers: results/scatter_cnn.
+Hardware: 2 CPU cores, 233 to 315 s a run beside others. Numbers: results/scatter_cnn.
 """
 
 from dpjax.runs.central.config import DataConfig
