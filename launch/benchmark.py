@@ -129,7 +129,7 @@ _OF_SUITES = {  # flags that not every suite reads
   ),
 }
 
-flags.DEFINE_string("suite", "gradients", f"What to measure: {', '.join(SUITES)}.")
+flags.DEFINE_enum("suite", "gradients", SUITES, "What to measure.")
 flags.DEFINE_list(
   "workloads",
   None,
@@ -196,7 +196,6 @@ flags.DEFINE_bool("peak_rss", True, "Also run each entry alone, for its peak mem
 def main() -> None:
   """Runs the suite, a line on stderr as each workload is done."""
   options = flags.FLAGS
-  validate.one_of(SUITES, suite=options.suite)
   for name, suites in _OF_SUITES.items():
     if options.suite not in suites:
       app.refuse_given([name], f"--suite={' or '.join(suites)}, not {options.suite}")

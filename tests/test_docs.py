@@ -11,9 +11,12 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import re
 import shlex
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -111,7 +114,11 @@ def _commands() -> list[tuple[str, str]]:
   found = []
   for page in (*_GUIDE, "WORKSPACE.md", "results/README.md"):
     blocks = "\n".join(_fenced(page, "bash")).replace("\\\n", " ")
-    spans = re.findall(r"`([^`]*python -m launch[^`]*)`", _without_blocks(page))
+    prose = _without_blocks(page)
+    spans = re.findall(r"`([^`]*python -m launch[^`]*)`", prose)
+    spans += [
+      f"python -m {span}" for span in re.findall(r"`(launch\.\w+\s--[^`]*)`", prose)
+    ]
     for line in (*blocks.splitlines(), *(" ".join(span.split()) for span in spans)):
       found += [(page, part) for part in line.split("&&") if "python -m launch" in part]
   return found
@@ -188,6 +195,13 @@ def test_every_command_names_a_launcher_its_flags_and_a_config(monkeypatch):
       raise AssertionError(f"{page}: {command}: {error}") from error
 
 
+@pytest.mark.parametrize("page", [*_LINKED, "CHANGELOG.md"])
+def test_programs_of_the_tests_that_are_named_exist(page):
+  for name in re.findall(r"python -m (tests\.[\w.]+\w)", " ".join(_text(page).split())):
+    path = _ROOT / f"{name.replace('.', '/')}.py"
+    assert "__main__" in path.read_text(encoding="utf-8"), name
+
+
 def test_a_wrong_command_is_seen():
   _check("python -m launch.train --config=configs/quickstart.py --config.num_steps=3")
   for wrong in (
@@ -200,6 +214,53 @@ def test_a_wrong_command_is_seen():
   ):
     with pytest.raises((AssertionError, ValueError)):
       _check(wrong)
+
+
+_PARSE = """
+import importlib, json, sys
+from absl import flags
+module = importlib.import_module("launch." + sys.argv[1])
+getattr(module, "define_flags", lambda: None)()
+for words in json.load(sys.stdin):
+  try:
+    flags.FLAGS(["launcher", *words])
+  except flags.Error as error:
+    print(words, error)
+"""
+
+
+def _refused(launcher: str, given: list[list[str]]) -> str:
+  """What the launcher's own flags say of these words, in a process of its own: flags are global."""
+  command = [sys.executable, "-c", _PARSE, launcher]
+  done = subprocess.run(
+    command, input=json.dumps(given), capture_output=True, text=True, cwd=_ROOT
+  )
+  assert done.returncode == 0, done.stderr
+  return done.stdout
+
+
+def _flags_of(launcher: str) -> list[list[str]]:
+  """Of every command that calls it, without the fields of its config."""
+  found = []
+  for _, command in (*_commands(), *_commands_of_docstrings()):
+    words = shlex.split(command)
+    if f"launch.{launcher}" in words:
+      given = [word for word in words if word.startswith("--")]
+      found.append([word for word in given if not word.startswith("--config.")])
+  return found
+
+
+@pytest.mark.parametrize(
+  "launcher",
+  sorted({c.split("-m launch.")[1].split()[0] for _, c in _commands()} | {"sweep"}),
+)
+def test_values_of_flags_are_taken_by_their_launcher(launcher):
+  assert not _refused(launcher, _flags_of(launcher))
+
+
+def test_a_wrong_value_of_a_flag_is_seen():
+  told = _refused("benchmark", [["--suite=nonsense"], ["--suite=noise"], ["--repeats=x"]])
+  assert len(told.splitlines()) == 2 and "nonsense" in told and "repeats" in told
 
 
 def _is_field(name: str) -> bool:
