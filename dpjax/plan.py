@@ -89,6 +89,7 @@ class Plan:
     law, name = self.sampler.law, type(self.sampler).__name__
     tightest = accounting.proved_for(law).accountants[0]
     object.__setattr__(self, "accountant", self.accountant or tightest)
+    validate.one_of(accounting.ACCOUNTANTS, accountant=self.accountant)
     relation = accounting.checked_relation(law, str(self.neighboring_relation), name)
     object.__setattr__(self, "neighboring_relation", NeighboringRelation(relation))
     self._check_shape()
@@ -452,7 +453,8 @@ class Plan:
   @property
   def assumptions(self) -> tuple[str, ...]:
     """What its epsilon rests on and nobody has proved: then it is only claimed."""
-    return transforms.assumptions(self.l2_clip_norm, self.noise_shape, self.sampler)
+    clip, shape = self.l2_clip_norm, self.noise_shape
+    return transforms.assumptions(clip, shape, self.sampler, self.statistics)
 
   @property
   def unit(self) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from dpjax import accounting, sampling, validate
 from dpjax.accounting.matrix import Strategy
 from dpjax.accounting.overflow import OVERFLOW_SHARE
+from dpjax.validate import UserError
 
 SAMPLERS = ("poisson", "random_allocation", "truncated_poisson", "fixed_size", "none")
 OVERFLOWING = ("poisson", "random_allocation")  # whose batches have a random size
@@ -166,7 +167,12 @@ class Bounded(NamedTuple):
 
 def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
   """(what it is worth, epsilon) under add_or_remove_one: simulated, labelled so; proved for
-  the same run; and proved for cyclic Poisson batches of the same expected size.
+  the same run; and proved for cyclic Poisson batches of the same expected size. "launch.train" is
+  what a run pays, which leaves a share of delta for batches above its capacity.
+
+  Raises:
+    UserError: another sampler, a sampling_prob that is not 1 / min_sep for balls_in_bins or above
+      it for min_sep.
 
   >>> rows = bounded_rows(Bounded("balls_in_bins", 1.0, 8, 0.25, 4, 1e-3, num_samples=10_000))
   >>> [name for name, _ in rows][:2]
@@ -175,12 +181,18 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
   validate.one_of(BOUNDED, sampler=run.sampler)
   strategy = run.strategy
   common: Any = {"noise_multiplier": run.noise_multiplier, "num_steps": run.num_steps}
-  bins = run.sampler == "balls_in_bins"
+  bins, turn = run.sampler == "balls_in_bins", run.sampling_prob * run.min_sep
+  if turn > 1 + 1e-9 or (bins and turn < 1 - 1e-9):
+    raise UserError(
+      f"sampling_prob={run.sampling_prob!r}: must be {'' if bins else 'at most '}1 / min_sep, "
+      f"{1 / run.min_sep!r}, for sampler={run.sampler!r}"
+    )
   simulated: Any = {**common, "delta": run.delta, "num_samples": run.num_samples}
   if bins:
     found = accounting.balls_in_bins_epsilon(strategy, num_bins=run.min_sep, **simulated)
   else:
-    prob = run.sampling_prob / (1 - (run.min_sep - 1) * run.sampling_prob)
+    # rounding may take what is 1 just above it
+    prob = min(1.0, run.sampling_prob / (1 - (run.min_sep - 1) * run.sampling_prob))
     found = accounting.min_sep_epsilon(
       strategy, sampling_prob=prob, min_sep=run.min_sep, **simulated
     )
@@ -193,17 +205,18 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
     proved = accounting.balls_in_bins_proved(
       strategy, num_bins=run.min_sep, delta=run.delta, accountant=by, **common
     )
-    rows.append((f"proved ({by})", proved))
-  of = lambda **more: accounting.epsilon(
-    accounting.joined(
-      accounting.correlated_events(strategy, min_sep=run.min_sep, **common, **more)
-    ),
-    delta=run.delta,
-  )
-  rows.append(("proved, unamplified (pld)", of(cyclic=bins)))
-  turn = run.sampling_prob * run.min_sep
+    rows.append((f"proved, charged by no run ({by})", proved))
+  laws: dict[str, dict[str, Any]] = {"proved, unamplified": {"cyclic": bins}}
   if not bins and run.bands <= run.min_sep and turn < 1:
-    rows.append(("cyclic poisson (pld)", of(cyclic=True, sampling_prob=turn)))
+    laws["cyclic poisson"] = {"cyclic": True, "sampling_prob": turn}
+  for law, more in laws.items():
+    event = accounting.joined(
+      accounting.correlated_events(strategy, min_sep=run.min_sep, **common, **more)
+    )
+    paid = {"pld": run.delta, "launch.train, pld": run.delta - OVERFLOW_SHARE * run.delta}
+    rows += [
+      (f"{law} ({by})", accounting.epsilon(event, delta=d)) for by, d in paid.items()
+    ]
   return rows
 
 

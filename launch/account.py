@@ -205,7 +205,7 @@ def _sampling_prob(values: Any) -> float | None:
   validate.integer_at_least(1, batch_size=batch)
   validate.probability(**{"batch_size / num_examples": batch / n})
   if values.sampler == "random_allocation":
-    return _of_passes(batch, n)
+    return _of_passes(batch, n or 0)
   return batch / n
 
 
@@ -285,14 +285,14 @@ def _rows(answer: Question, gdp: bool) -> list[tuple[str, ...]]:
     f"{answer.num_steps}",
   )
   rows = [(by, *known, _up(price.epsilon_of(answer, by))) for by in answer.accountants]
+  by = answer.accountants[0]
   if answer.sampler in price.OVERFLOWING:
-    by = answer.accountants[0]
     found = price.epsilon_in_training(answer, by)
     rows.append((f"launch.train ({by})", *known, _up(found)))
   allowed = accounting.accountants_for("poisson", answer.neighboring_relation)
-  if answer.sampler == "random_allocation" and allowed:  # the same expected batches
+  if answer.sampler == "random_allocation" and by in allowed:  # the same expected batches
     poisson = answer._replace(sampler="poisson")
-    rows.append(("poisson (pld)", *known, _up(price.epsilon_of(poisson, "pld"))))
+    rows.append((f"poisson ({by})", *known, _up(price.epsilon_of(poisson, by))))
   return rows + ([_approximated(answer, known)] if gdp else [])
 
 

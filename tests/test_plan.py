@@ -163,6 +163,12 @@ def test_p12_a_capacity_that_could_overflow_is_refused_before_the_first_step():
     tight.batches(_Data(), rng=0)
 
 
+def test_a_delta_next_to_nothing_has_a_logarithm():
+  assert accounting.overflow.log_allowed(1e-322, 0.0, 150) == pytest.approx(
+    math.log(1e-322) + math.log(0.05 / 150) - math.log(2)
+  )
+
+
 def test_p12_the_overflow_share_pays_for_both_neighbours():
   plan = _plan()
   per_draw = math.exp(accounting.overflow.log_allowed(1e-5, 2.0, 500))

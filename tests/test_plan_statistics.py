@@ -153,3 +153,18 @@ def test_a_plan_without_a_proof_stays_without_one():
   shuffled = sampling.ShuffledSampler(batch_size=100)
   assert not _plan(shuffled).is_private
   assert not _plan(_POISSON, noise_multiplier=0.0).is_private
+
+
+class _Cheap(mechanisms.ChannelStatistics):
+  """Of somebody else, who says that they cost next to nothing."""
+
+  def event(self, neighboring_relation=_ADD):
+    return dpa.GaussianDpEvent(1e6)
+
+
+def test_statistics_of_somebody_elses_are_claimed_not_proved():
+  theirs = _Cheap(noise_multiplier=8.0, clip_norms=(1.0, 1.0), normalize_by=_N)
+  assert not _plan(_POISSON).assumptions
+  plan = _plan(_POISSON, statistics=theirs)
+  assert plan.assumptions == ("_Cheap: its event is its author's word",)
+  assert promise.of_plan(plan, plan.accountant).kind == "claimed"

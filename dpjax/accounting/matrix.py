@@ -40,6 +40,7 @@ from dpjax.accounting.events import DpEvent, composed, gaussian_event, poisson_s
 from dpjax.validate import UserError
 
 _DENSE = 4096  # steps up to which a dense matrix is made where none of the above helps
+_MOST_ENTRIES = 2**28  # of an array, 2 GiB of float64, that is held a few times
 _ZERO = 1e-12  # entries of C within this of zero count as not negative: rounding
 
 
@@ -137,6 +138,11 @@ def turn_images(
   >>> turn_images(Tree(restart_every=4), 4, 2)[3]
   array([2., 2.])
   """
+  if num_steps * min(turns, num_steps) > _MOST_ENTRIES:
+    raise UserError(
+      f"num_steps={num_steps}: must be at most {_MOST_ENTRIES // turns} for steps that are {turns} "
+      "apart: what an example may change is counted in an array of num_steps times so many"
+    )
   steps = np.arange(num_steps)[:, None]
   patterns = (steps % turns == np.arange(min(turns, num_steps))).astype(np.float64)
   image = strategy.multiply(patterns)

@@ -26,7 +26,8 @@ def log_allowed(delta: float, epsilon: float, num_steps: int) -> float:
   -24
   """
   epsilon = epsilon if math.isfinite(epsilon) else 0.0
-  return math.log(OVERFLOW_SHARE * delta / max(num_steps, 1)) - np.logaddexp(0.0, epsilon)
+  share = math.log(OVERFLOW_SHARE) + math.log(delta) - math.log(max(num_steps, 1))
+  return share - np.logaddexp(0.0, epsilon)
 
 
 def set_aside(

@@ -54,7 +54,7 @@ from dpjax.secure.summation import (
   through_way,
   with_cost,
 )
-from dpjax.secure.sums import NO_DROPS, Drops, Summed, SumProtocol
+from dpjax.secure.sums import NO_DROPS, BfvSum, Drops, Summed, SumProtocol
 from dpjax.secure.sums.vectors import dtype_of
 from dpjax.types import HostArray
 from dpjax.validate import UserError
@@ -244,16 +244,11 @@ def skellam_mean(
   depend on the data. A simulated one promises that of its OUTPUT; who runs it sees all.
 
   Raises:
-    UserError: a protocol that accepts fewer survivors, or has fewer bits, than the mechanism.
+    UserError: a protocol that accepts fewer survivors, or has fewer bits, than the mechanism, or
+      that shows somebody the sum before it is reduced (BFV).
   """
   validate.integer_at_least(0, seed=seed, rotation=rotation)
-  if protocol.bits < mechanism.bits:
-    raise UserError(f"bits={mechanism.bits}: must be <= {protocol.bits} of {protocol.name}")
-  if protocol.min_survivors < mechanism.noise.min_survivors:
-    raise UserError(
-      f"min_survivors={protocol.min_survivors}: must be >= "
-      f"{mechanism.noise.min_survivors}, for which the noise was sized"
-    )
+  _check_protocol(protocol, mechanism)
   total = functools.partial(_total, protocol, mechanism, seed)
 
   def init(message: Any) -> Any:
@@ -302,6 +297,21 @@ def skellam_mean(
 
 
 Encode = Callable[[int, np.random.Generator], np.ndarray]  # (place, rng) -> integers
+
+
+def _check_protocol(protocol: SumProtocol, mechanism: SkellamSum) -> None:
+  if isinstance(protocol, BfvSum):
+    raise UserError(
+      f"protocol={protocol.name!r}: must be another one: a client decrypts the sum before it is "
+      f"reduced modulo 2^{protocol.bits}, and so learns more than the noise hides"
+    )
+  if protocol.bits < mechanism.bits:
+    raise UserError(f"bits={mechanism.bits}: must be <= {protocol.bits} of {protocol.name}")
+  if protocol.min_survivors < mechanism.noise.min_survivors:
+    raise UserError(
+      f"min_survivors={protocol.min_survivors}: must be >= "
+      f"{mechanism.noise.min_survivors}, for which the noise was sized"
+    )
 
 
 def _total(

@@ -92,8 +92,11 @@ def check_together(
       raise UserError(f"{found[other]}: not with {one}")
 
 
-def assumptions(clip: Clip, shape: NoiseShape, sampler: Sampler) -> tuple[str, ...]:
+def assumptions(
+  clip: Clip, shape: NoiseShape, sampler: Sampler, statistics: object = None
+) -> tuple[str, ...]:
   """What an epsilon of these rests on and nobody has proved: the events of parts that are not
   dpjax's are the words of their authors. Where there are any it is "claimed"."""
-  parts = (sampler, clip.rule if clip.rule.adapts else None, shape.correlation)
+  rule = clip.rule if clip.rule.adapts else None
+  parts = (sampler, rule, shape.correlation, statistics)
   return tuple(filter(None, (assumption(part) for part in parts if part is not None)))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from dpjax import accounting
+from dpjax.accounting import matrix
 from dpjax.noise import correlated
 from dpjax.validate import UserError
 
@@ -296,3 +297,9 @@ def test_wrong_matrices_are_named():
     accounting.sensitivity(np.eye(3), min_sep=1, max_participations=0)
   with pytest.raises(UserError, match="finite"):
     accounting.sensitivity(np.full((2, 2), np.nan), min_sep=1)
+
+
+def test_an_array_without_end_is_one_line():
+  """A million steps, a hundred thousand apart, would take a terabyte."""
+  with pytest.raises(UserError, match="num_steps=1000000: must be at most 2684 for steps"):
+    matrix.turn_images(correlated.Independent(), 10**6, 10**5)

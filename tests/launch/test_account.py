@@ -278,6 +278,10 @@ def test_random_allocation_solves_for_whole_passes():
   [
     (("--epsilon=1", "--noise_multiplier=2"), "sampling_prob=None: must be given"),
     (("--sampling_prob=2", "--num_steps=4", "--noise_multiplier=2"), "sampling_prob=2"),
+    (
+      ("--sampling_prob=1e-320", "--num_steps=4", "--noise_multiplier=2"),
+      r"sampling_prob=1e-320: must be at least 2\*\*-53",
+    ),
     (  # as launch.train does, whose passes are whole
       ("--sampling_prob=0.3", "--num_steps=4", "--noise_multiplier=2"),
       "sampling_prob=0.3: must be 1 / a whole number.* 0.3333333333333333 is near",
@@ -333,9 +337,35 @@ def test_bounded_participation_says_what_each_number_is_worth(sampler):
   estimate = rows["Monte Carlo estimate, NOT a bound"]
   upper = rows["Monte Carlo, 99 % confidence, NOT a proof"]
   assert estimate < upper and estimate < rows["proved, unamplified (pld)"]
-  assert ("proved (rdp)" in rows) == (sampler == "balls_in_bins")
+  assert ("proved, charged by no run (rdp)" in rows) == (sampler == "balls_in_bins")
   lines = bounded.table([run]).splitlines()
   assert len(lines) == 1 + len(rows) and lines[1].endswith("NOT a bound")
+
+
+@pytest.mark.parametrize("least", [5, 10, 20, 40])
+def test_batches_that_come_as_often_as_they_may_are_simulated(least):
+  """1 / min_sep is no number of floats: p / (1 - (m - 1) p) may be just above 1."""
+  given = (1.0, 8, 1 / least, least, 1e-2)
+  rows = dict(price.bounded_rows(price.Bounded("min_sep", *given, num_samples=2000)))
+  assert (
+    rows["Monte Carlo estimate, NOT a bound"] <= rows["proved, unamplified (pld)"] + 0.5
+  )
+
+
+@pytest.mark.parametrize(("sampler", "prob"), [("balls_in_bins", 0.9), ("min_sep", 0.3)])
+def test_a_probability_that_would_be_ignored_is_refused_in_the_library(sampler, prob):
+  with pytest.raises(UserError, match=f"sampling_prob={prob}: must be .*1 / min_sep, 0.25"):
+    price.bounded_rows(price.Bounded(sampler, 1.0, 8, prob, 4, 1e-3))
+
+
+def test_a_row_beside_others_refuses_none_of_them():
+  """A delta that the grid of PLD is too coarse for, and RDP is not."""
+  (asked,) = _ask(
+    "--sampler=random_allocation", "--accountant=rdp", "--noise_multiplier=1",
+    "--num_steps=20", "--delta=1e-15",
+  )  # fmt: skip
+  names = [line.split("  ")[0].strip() for line in account.table([asked]).splitlines()]
+  assert "poisson (rdp)" in account.table([asked]) and len(names) == 4
 
 
 @pytest.mark.parametrize(

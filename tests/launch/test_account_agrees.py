@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import dpjax
 from dpjax import accounting, price, sampling
-from dpjax.runs.central.config import PrivacyConfig, TrainConfig
+from dpjax.runs.central.config import FtrlConfig, PrivacyConfig, TrainConfig
 from dpjax.runs.central.privacy import make_plan
 from dpjax.runs.federated import privacy as federate_privacy
 from dpjax.runs.federated.config import FedConfig
@@ -65,6 +65,33 @@ def test_equal_settings_are_equal_events(sampler, n, thousandths, z, steps):
   if sampler == "fixed_size":  # and what the table shows is what is drawn
     drawn = plan.sampler.draw(n, seed=0, step=0).size
     assert question.sampling_prob * n == pytest.approx(drawn)
+
+
+@pytest.mark.parametrize(
+  ("sampler", "more", "law"),
+  [
+    ("balls_in_bins", {}, "proved, unamplified"),
+    ("min_sep", {"separation": 20}, "proved, unamplified"),
+    ("cyclic_poisson", {"separation": 20}, "cyclic poisson"),
+  ],
+)
+def test_samplers_that_bound_participation_pay_for_overflow_too(sampler, more, law):
+  prob = 0.05 if sampler == "balls_in_bins" else 0.04
+  ftrl = FtrlConfig(sampler=sampler, strategy="identity", **more)
+  privacy = PrivacyConfig(
+    method="dp_ftrl",
+    ftrl=ftrl,
+    sampling_prob=prob,
+    noise_multiplier=1.0,
+    epsilon=None,
+    delta=1e-2,
+  )
+  plan = make_plan(TrainConfig(privacy=privacy, num_steps=20), 500)
+  asked = "min_sep" if sampler == "cyclic_poisson" else sampler
+  rows = dict(
+    price.bounded_rows(price.Bounded(asked, 1.0, 20, prob, 20, 1e-2, num_samples=2000))
+  )
+  assert rows[f"{law} (launch.train, pld)"] == plan.epsilon() > rows[f"{law} (pld)"]
 
 
 def test_random_allocation_in_training_pays_for_overflow_too():

@@ -184,6 +184,14 @@ def test_a_public_run_stops_at_its_target_and_a_killed_one_does_not_go_on(
       "privacy.simulated_cohort=9",
     ),
     ({**_FTRL, "privacy.ftrl": FtrlConfig(sampler="poisson")}, "privacy.ftrl.sampler"),
+    (
+      {
+        "privacy.sampler": "fixed_size",
+        "privacy.simulated_cohort": 600,
+        "privacy.simulated_clients": 100_000,
+      },
+      "privacy.sampler='fixed_size': must be 'poisson' with privacy.simulated_cohort",
+    ),
     ({**_FTRL, "aggregator": "median"}, "must be 'mean'"),
     (
       {**_FTRL, "privacy.ftrl": FtrlConfig(sampler="min_sep", separation=9)},

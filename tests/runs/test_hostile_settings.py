@@ -105,6 +105,25 @@ _NOISE = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
     ({"model.options": {"activation": "rellu"}}, "model.options.activation='rellu': must"),
     ({"memory_budget_gb": 1e-9}, r"memory_budget_gb=1e-09: must be >= \d+ bytes"),
     (
+      {"privacy.capacity": 10**12},
+      r"privacy.capacity=1000000000000: must be at most \d+, the examples and one more",
+    ),
+    ({"privacy.noise_levels": [1e-9]}, r"privacy.noise_levels\[0\]=1e-09: must be in"),
+    (
+      {"privacy.noise_levels": [1.0 + i for i in range(33)], "num_steps": 33},
+      "privacy.noise_levels: has 33 different ones; must have at most 32",
+    ),
+    (
+      {
+        "privacy.method": "dp_ftrl",
+        "privacy.ftrl.sampler": "cyclic_poisson",
+        "privacy.ftrl.separation": 2,
+        "privacy.ftrl.strategy": "blt",
+        "privacy.sampling_prob": 0.25,
+      },
+      "privacy.ftrl.strategy='blt': must have at most 2 bands",
+    ),
+    (
       _CYCLIC,
       "privacy.ftrl.sampler='cyclic': its pass of 1000 steps must be of at most 60",
     ),

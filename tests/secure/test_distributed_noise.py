@@ -14,7 +14,7 @@ import pytest
 from dpjax import accounting, federated, secure
 from dpjax.accounting import discrete as curves
 from dpjax.secure.distributed_noise import SkellamSum, skellam_mean
-from dpjax.secure.sums import AdditiveServers, PlainSum
+from dpjax.secure.sums import AdditiveServers, BfvSum, PlainSum
 from dpjax.validate import UserError
 
 _KEY = jax.random.key(3)
@@ -265,6 +265,10 @@ def test_p37_with_too_few_survivors_nothing_is_released():
     (
       lambda: skellam_mean(PlainSum(min_survivors=3), _sized(), seed=0),
       "min_survivors=3: must be >= 4",
+    ),
+    (
+      lambda: skellam_mean(BfvSum(min_survivors=4), _sized(), seed=0),
+      "protocol='bfv': must be another one: a client decrypts the sum before it is reduced",
     ),
     (lambda: _sized(bits=40), "bits=40"),
     (lambda: _sized(bits=8, max_clients=200), "bits=8"),

@@ -7,8 +7,9 @@ from typing import Any
 
 from dpjax import names, sampling, validate
 from dpjax.noise import NoiseShape, correlated
+from dpjax.noise.shape import MAX_NOISE_LEVELS
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
-from dpjax.schema import user_code
+from dpjax.schema import fields, user_code
 from dpjax.validate import UserError
 
 SAMPLERS = {
@@ -21,8 +22,14 @@ SAMPLERS = {
 
 def check_levels(privacy: PrivacyConfig) -> None:
   """Raises unless the noise levels are factors of some noise."""
-  levels = {f"privacy.noise_levels[{i}]": f for i, f in enumerate(privacy.noise_levels)}
-  validate.positive(**levels)
+  levels = privacy.noise_levels
+  validate.factors(**{"privacy.noise_levels": levels})
+  several = len(set(levels)) > MAX_NOISE_LEVELS and privacy.accountant != "rdp"
+  if several and privacy.method == "dp_sgd":
+    raise UserError(
+      f"privacy.noise_levels: has {len(set(levels))} different ones; must have at most "
+      f"{MAX_NOISE_LEVELS} for privacy.accountant={privacy.accountant!r}, or use 'rdp'"
+    )
   if levels and privacy.method == "sgd":
     raise UserError(
       f"privacy.noise_levels={privacy.noise_levels!r}: not with privacy.method='sgd', which "
@@ -106,7 +113,18 @@ def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlatio
   >>> correlation(PrivacyConfig(sampling_prob=0.5), 10).bands
   2
   """
-  return privacy.ftrl.strategy.make(num_steps, separation(privacy))
+  made, apart = (
+    privacy.ftrl.strategy.make(num_steps, separation(privacy)),
+    separation(privacy),
+  )
+  amplified = privacy.ftrl.sampler == "cyclic_poisson"
+  if amplified and (made.bands is None or made.bands > apart):
+    raise UserError(
+      f"privacy.ftrl.strategy={fields.name_of(privacy.ftrl, 'strategy')!r}: must have at most "
+      f"{apart} bands, the steps between two of an example, for privacy.ftrl.sampler="
+      f"'cyclic_poisson', which amplifies no other noise; it has {made.bands or 'no end of them'}"
+    )
+  return made
 
 
 def noise_shape(config: TrainConfig, shares: Any = None) -> NoiseShape:

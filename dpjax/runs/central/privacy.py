@@ -124,6 +124,10 @@ def _check_promise(privacy: PrivacyConfig) -> None:
 def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
   """Of a run on so many examples, with slots for all of them and for one more."""
   privacy, capacity = config.privacy, num_examples + 1
+  if (privacy.capacity or 0) > capacity:
+    raise UserError(
+      f"privacy.capacity={privacy.capacity}: must be at most {capacity}, the examples and one more"
+    )
   if privacy.method == "dp_ftrl":
     return ftrl.sampler(privacy, config.num_steps, num_examples, capacity)
   made = _sampler(privacy, num_examples, capacity)

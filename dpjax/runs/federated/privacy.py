@@ -104,6 +104,11 @@ def _check_simulated(config: FedConfig) -> None:
       f"privacy.simulated_cohort={cohort}: needs privacy.method='central' and must be >= "
       f"clients_per_round={config.clients_per_round}"
     )
+  if privacy.sampler != "poisson":
+    raise UserError(
+      f"privacy.sampler={privacy.sampler!r}: must be 'poisson' with "
+      "privacy.simulated_cohort, which is drawn so"
+    )
   if cohort > (privacy.simulated_clients or 0):
     raise UserError(
       f"privacy.simulated_clients={privacy.simulated_clients}: must be >= "
