@@ -1,0 +1,46 @@
+"""The table of epsilons in the guide, computed anew."""
+
+import pytest
+
+from dpjax import accounting
+from tests import tables
+from tests.commands import ROOT
+
+_HEAD = (
+  "| steps | delta | random allocation, PLD | by RDP | Poisson, PLD | replace_one, PLD "
+  "| unamplified |"
+)
+
+
+def _rows():
+  text = (ROOT / "docs/accounting.md").read_text(encoding="utf-8")
+  (block,) = (b for b in tables.blocks(text) if b.splitlines()[0] == _HEAD)
+  return [line.strip("| ").split(" | ") for line in block.splitlines()[2:]]
+
+
+def _epsilon(event, delta, by="pld", relation="add_or_remove_one"):
+  return accounting.epsilon(
+    event, delta=delta, neighboring_relation=relation, accountant=by
+  )
+
+
+@pytest.mark.parametrize("row", _rows(), ids=lambda row: f"{row[0]}, delta {row[1]}")
+def test_the_table_of_one_pass_is_that_of_the_library(row):
+  steps, passes = (
+    int(row[0].split(", ")[0].replace(",", "")),
+    10 if "passes" in row[0] else 1,
+  )
+  noise, delta = accounting.gaussian_event(1.0), float(row[1])
+  once = accounting.random_allocation_event(noise, num_steps=steps)
+  allocated = accounting.composed(once, passes)
+  sampled = accounting.poisson_sampled_event(noise, sampling_prob=1 / steps)
+  found = [
+    _epsilon(allocated, delta),
+    _epsilon(allocated, delta, by="rdp"),
+    _epsilon(accounting.composed(sampled, steps * passes), delta),
+    _epsilon(allocated, delta, relation="replace_one"),
+    _epsilon(accounting.composed(noise, passes), delta),
+  ]
+  for cell, value in zip(row[2:], found, strict=True):
+    told = accounting.upper(value, decimals=len(cell.partition(".")[2]))
+    assert cell == told.removeprefix("0"), (cell, value)
