@@ -14,6 +14,7 @@ where it stopped. Exit code 1 if one of its runs failed. A private selection wri
 (to be released), trials.json and trials/ (secret).
 --processes=2 has two runs going at a time, for those that leave cores idle, as small convolutional
 networks do; each process holds the data.
+--only='CNN @ *' runs the variants of that name alone; the same command without it goes on.
 --dry_run prints the plan and ends: runs, epsilon of each and of all together, minutes and memory
 (estimates, from a few steps on zeros); it writes nothing.
 """
@@ -38,6 +39,11 @@ flags.DEFINE_integer(
   lower_bound=1,
   upper_bound=1024,
 )
+flags.DEFINE_string(
+  "only",
+  "",
+  "Pattern of the variants, or runs, to be run now; what has run is drawn with them.",
+)
 app.define_dry_run()
 
 
@@ -45,18 +51,18 @@ def main() -> None:
   """Runs what is left of the sweep."""
   config, workdir = config_flag.get(), config_flag.workdir()
   app.prepare_memory(point.config for point in grid.points(config))
-  processes = flags.FLAGS.processes
   if config.selection.enabled:
-    app.refuse_given(["processes"], "a sweep without selection")
+    app.refuse_given(["processes", "only"], "a sweep without selection")
+  asked = {"num_processes": flags.FLAGS.processes, "only": flags.FLAGS.only}
   if flags.FLAGS.dry_run:
-    return print(rehearsal.told(config, workdir, num_processes=processes))
+    return print(rehearsal.told(config, workdir, **asked))
   federated = isinstance(config.base, FedConfig)
   load_fn = federate_build.load_data if federated else build.load_data
   with app.stoppable(workdir):
     if config.selection.enabled:
       tuning.run_selection(config, workdir, loop.train, load_fn)
       return print(f"wrote {workdir}/{tuning.BEST}/")
-    rows = grid.run_sweep(config, workdir, loop.train, load_fn, num_processes=processes)
+    rows = grid.run_sweep(config, workdir, loop.train, load_fn, **asked)
   app.refuse_failed(rows)
   print(f"wrote {workdir}/curve.png, curve.csv, table.md, sweep.json")
 

@@ -8,6 +8,7 @@ resumes, and what is drawn is drawn again after each.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import itertools
 import json
 import math
@@ -121,6 +122,25 @@ def slug(label: str) -> str:
 def folder(workdir: pathlib.Path, name: str) -> pathlib.Path:
   """Of one run."""
   return workdir / "points" / name
+
+
+def part(points: list[Point], only: str, workdir: pathlib.Path) -> list[Point]:
+  """Those that are asked for, and those that have run: what is drawn is of all that there is.
+
+  Args:
+    only: pattern of a variant's name or of a run's, as of files in a shell; "" for all runs.
+
+  Raises:
+    UserError: a pattern of none.
+  """
+  told = lambda point: (point.name, str(point.overrides.get("variant", point.name)))
+  wanted = {p.name for p in points if any(fnmatch.fnmatchcase(n, only) for n in told(p))}
+  if only and not wanted:
+    known = list(dict.fromkeys(told(point)[1] for point in points))
+    some = ", ".join([*known[:3], "..."] if len(known) > 3 else known)
+    raise UserError(f"only={only!r}: must be a pattern of one of {some}")
+  there = lambda point: _result_of(point, workdir).exists()
+  return [p for p in points if not only or p.name in wanted or there(p)]
 
 
 def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Row]:

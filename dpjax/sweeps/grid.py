@@ -190,6 +190,7 @@ def run_sweep(
   load_fn: LoadFn | None = None,
   *,
   num_processes: int = 1,
+  only: str = "",
 ) -> list[Row]:
   """Runs what is left of a sweep: sweep.json, curve.csv, curve.png and table.md.
 
@@ -203,6 +204,8 @@ def run_sweep(
     num_processes: how many runs go on at a time, each in a process of this machine, for runs that
       leave cores idle; each loads the data for itself, and `train_fn` and `load_fn` must be
       picklable (`sweeps/side_by_side.py`).
+    only: pattern ("CNN @ *") of the variants, or runs, to be run now; what has run before is drawn
+      with them.
 
   Returns:
     As `engine.run`; of a finished run also the keys of its result, and x and series.
@@ -210,7 +213,7 @@ def run_sweep(
   Raises:
     UserError: a fault of the sweep itself, before anything runs; else as `engine.run`.
   """
-  found = placed(config)
+  found = engine.part(placed(config), only, pathlib.Path(workdir))
   train, load = functools.partial(_train, train_fn), load_fn or _no_data
   kept, draw = functools.partial(_kept, config), functools.partial(_draw, config)
   grid = engine.Grid(config, found, train, load, kept, draw, config.y)

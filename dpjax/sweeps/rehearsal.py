@@ -40,9 +40,14 @@ Rehearse = Callable[[Point], _Planned]
 
 
 def told(
-  config: grid.SweepConfig, workdir: pathlib.Path | str, *, num_processes: int = 1
+  config: grid.SweepConfig,
+  workdir: pathlib.Path | str,
+  *,
+  num_processes: int = 1,
+  only: str = "",
 ) -> str:
-  """The plan of a sweep, as lines; of a private selection what the choice costs.
+  """The plan of a sweep, as lines; of a private selection what the choice costs. `num_processes`
+  and `only` are those of `grid.run_sweep`.
 
   Raises:
     UserError: a fault of the sweep itself. One of a run that only its data tell is told with
@@ -61,9 +66,9 @@ def told(
 
   if config.selection.enabled:
     return _of_selection(config, workdir, rehearse)
-  return _of_points(
-    grid.placed(config), pathlib.Path(workdir), rehearse, state, num_processes
-  )
+  folder = pathlib.Path(workdir)
+  found = engine.part(grid.placed(config), only, folder)
+  return _of_points(found, folder, rehearse, state, num_processes)
 
 
 def told_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> str:

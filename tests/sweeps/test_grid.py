@@ -293,6 +293,40 @@ def test_p40_runs_of_an_earlier_grid_are_mentioned(tmp_path):
   )
 
 
+_LINES = {
+  f"{name} @ {epsilon}": {"privacy.epsilon": epsilon, "optimizer.learning_rate": rate}
+  for name, rate in (("plain", 0.1), ("wide", 0.2))
+  for epsilon in EPSILONS
+}
+
+
+def test_a_part_is_run_by_name_and_drawn_with_what_has_run(tmp_path):
+  """The parts, in whichever order, are the whole, and each is charged with what is there."""
+  config = _config(grid={}, variants=_LINES, seeds=[0], series="variant")
+  fake = Fake()
+  rows = sweep.run_sweep(config, tmp_path, fake, only="wide @ *")
+  assert [row["variant"] for row in rows] == ["wide @ 0.5", "wide @ 2.0"]
+  assert cost.charge(rows)["epsilon"] == 2.5
+  rows = sweep.run_sweep(config, tmp_path, fake, only="plain @ 0.5")
+  assert [row["variant"] for row in rows] == ["plain @ 0.5", "wide @ 0.5", "wide @ 2.0"]
+  text = writers.read_json(tmp_path / "sweep.json")["statement"]
+  assert "best of these 3 runs" in text and "further" not in text
+  assert len(fake.calls) == 3
+  whole = sweep.run_sweep(config, tmp_path, fake)
+  assert len(fake.calls) == 4 and whole == sweep.run_sweep(
+    config, tmp_path / "once", Fake()
+  )
+  assert sweep.run_sweep(config, tmp_path, fake, only=whole[0]["name"]) == whole
+
+
+@pytest.mark.parametrize("only", ["wide", "Plain*", "*3", "[", " "])
+def test_a_pattern_of_no_run_is_refused_before_anything_runs(tmp_path, only):
+  config = _config(grid={}, variants=_LINES, seeds=[0], series="variant")
+  with pytest.raises(UserError, match="^only=.*must be a pattern of one of plain @ 0.5, "):
+    sweep.run_sweep(config, tmp_path / "run", Fake(), only=only)
+  assert not (tmp_path / "run").exists()
+
+
 def test_data_are_loaded_once_per_data_and_model(tmp_path):
   loaded = []
 
