@@ -42,9 +42,10 @@ def entries(file: str) -> list[dict[str, str]]:
 
 
 def runs(folder: str) -> list[dict]:
-  """The finished runs of a sweep in results/."""
+  """The runs of a sweep in results/, none of which has failed."""
   rows = json.loads((_RESULTS / folder / "sweep.json").read_text())["rows"]
-  return [row for row in rows if row["status"] == "done"]
+  assert all(row["status"] == "done" for row in rows), folder
+  return rows
 
 
 def one(rows: list[dict], **wanted: str) -> dict:
@@ -63,6 +64,14 @@ def share(value: str | float, digits: int = 3) -> str:
   ('.988', '1.00')
   """
   return f"{float(value):.{digits}f}".removeprefix("0")
+
+
+def percent(value: float) -> str:
+  """
+  >>> percent(0.0019), percent(0.067)
+  ('.2', '6.7')
+  """
+  return f"{100 * value:.1f}".removeprefix("0")
 
 
 def ratio(value: str | float) -> str:
@@ -200,9 +209,10 @@ def _readme() -> list[Row]:
 
 def _curve(
   folder: str, lines: dict[str, str], *, column: str = "privacy.epsilon", values: list[str],
-  digits: int, seeds: bool = False,
+  digits: int, seeds: int | None = None,
 ) -> list[Row]:  # fmt: skip
-  """A line of cells for each line of a curve; with `seeds` a line of one seed says so."""
+  """A line of cells for each line of a curve, all of so many seeds; None: 3, or the line says that
+  it has one."""
   points = entries(f"{folder}/curve.csv")
   assert {row["variant"] for row in points} == set(lines.values()), folder
   assert {row[column] for row in points} == set(values), folder
@@ -210,8 +220,8 @@ def _curve(
   for label, variant in lines.items():
     of = {row[column]: row for row in points if row["variant"] == variant}
     (count,) = {row["seeds"] for row in of.values()}
-    assert count in ("1", "3"), (folder, label)
-    told = f"{label}, ONE seed" if seeds and count == "1" else label
+    assert int(count) in ((1, 3) if seeds is None else (seeds,)), (folder, label)
+    told = f"{label}, ONE seed" if seeds is None and count == "1" else label
     cells = (of[value]["test_accuracy_mean"] if value in of else None for value in values)
     made.append([told, *(_NONE if cell is None else share(cell, digits) for cell in cells)])
   return made
@@ -238,7 +248,7 @@ def _of_data(
     f"([extremes](../results/{folder}/curve.csv), [picture](../results/{folder}/curve.png))"
   )
   head = [f"{data} {files}" if linked else data, *_HEADS, "inf"]
-  make = functools.partial(_curve, folder, lines, values=_EPSILONS, digits=4, seeds=True)
+  make = functools.partial(_curve, folder, lines, values=_EPSILONS, digits=4)
   return Table("docs/curves.md", head, make)
 
 
@@ -447,22 +457,31 @@ def _proved() -> list[Row]:
 # --- attacks, secure sums
 
 
+def _exactly(rows: list[dict[str, str]]) -> str:
+  """How many records each found exactly: "24 of 24 (0.86-1.00) exactly, ...\"."""
+  found = [re.match(r"(\d+ of \d+) \S+ exactly", row["finds"]) for row in rows]
+  assert all(found), rows
+  return ", ".join(match[1] for match in found if match is not None)
+
+
 def _leakage() -> list[Row]:
   rows = entries("attacks/leakage_scores/attacks.csv")
   made = []
   for data, paper in (("MNIST", ".82 / 76 %"), ("CIFAR-10", ".68 / 54 %")):
-    dlg = one(rows, attack="DLG", defence=f"{data} LeNet batch 1")
-    exact = re.match(r"\d+ of \d+(?= .*exactly)", dlg["finds"])
-    assert exact is not None
-    null = share(dlg["gls_recovered_null"], 2)
-    found = f"{share(dlg['gls_recovered'])} (null {null}), {exact[0]}"
-    dense = [
-      one(rows, attack="dense layer first", defence=f"{data} batch {size}")
-      for size in (1, 4, 16)
-    ]
-    scores = ", ".join(share(row["gls_dense"]) for row in dense)
-    nulls = ", ".join(share(row["gls_dense_null"], 2) for row in dense)
-    made.append([data, paper, found, f"{scores} (nulls {nulls})"])
+    dlg = [one(rows, attack="DLG", defence=f"{data} LeNet batch 1")]
+    of = lambda size, data=data: f"{data} batch {size}"
+    dense = [one(rows, attack="dense layer first", defence=of(size)) for size in (1, 4, 16)]
+    cells = []
+    for found, score in (
+      (dlg, "gls_recovered"),
+      (dense, "gls_recovered"),
+      (dense, "gls_dense"),
+    ):
+      scores = ", ".join(share(row[score]) for row in found)
+      nulls = ", ".join(share(row[f"{score}_null"], 2) for row in found)
+      cells.append(f"{scores} (null{'s' if len(found) > 1 else ''} {nulls})")
+    cells[:2] = [f"{cells[0]}, {_exactly(dlg)}", f"{cells[1]}, {_exactly(dense)}"]
+    made.append([data, paper, *cells])
   return made
 
 
@@ -488,14 +507,14 @@ TABLES = [
   _of_data("CIFAR-10", _OPPONENT | _EQUIVARIANT, "cifar10_curves"),
   Table(
     "docs/curves.md", ["change", "accuracy"],
-    lambda: _curve("ablations_cifar10", _ABLATIONS, values=["3.0"], digits=3),
+    lambda: _curve("ablations_cifar10", _ABLATIONS, values=["3.0"], digits=3, seeds=1),
   ),
   Table(
     "docs/federated.md", ["model", *_HEADS, "no noise"],
     lambda: _curve(
       "fed_user_level",
       {"linear on pixels": "linear", "linear on scattering features": "scattering + linear"},
-      values=_EPSILONS, digits=3,
+      values=_EPSILONS, digits=3, seeds=3,
     ),
   ),
   Table("docs/federated.md", ["", "target", "paper", "ours"], _rounds),
@@ -505,7 +524,7 @@ TABLES = [
       "fed_dirichlet",
       {"FedAvg": "FedAvg", "FedProx, mu 0.1": "FedProx", "FedNova": "FedNova",
        "SCAFFOLD": "SCAFFOLD"},
-      column="partition.alpha", values=["0.1", "0.5", "inf"], digits=3,
+      column="partition.alpha", values=["0.1", "0.5", "inf"], digits=3, seeds=1,
     ),
   ),
   Table(
@@ -542,8 +561,9 @@ TABLES = [
   ),
   Table(
     "docs/attacks.md",
-    ["", "published", "DLG on LeNet, batch 1: correlation, recovered exactly",
-     "first dense layer, batch 1, 4, 16"],
+    ["", "published", "DLG on LeNet, batch 1: correlation with what is found, recovered exactly",
+     "first dense layer, batch 1, 4, 16: the same",
+     "correlation with the best of its units, which needs the record"],
     _leakage,
   ),
   Table(
@@ -559,7 +579,7 @@ TABLES = [
       {"DP-SGD, Poisson": "DP-SGD",
        "DP-FTRL, banded noise, fixed public order (no sampling to trust)": "DP-FTRL, banded",
        "DP-Adam, second moment corrected": "DP-Adam", "DP-SGLD": "DP-SGLD"},
-      values=["1.0", "2.0", "8.0"], digits=3,
+      values=["1.0", "2.0", "8.0"], digits=3, seeds=1,
     ),
   ),
 ]  # fmt: skip
@@ -576,7 +596,7 @@ def line(cells: Row) -> str:
 def blocks(text: str) -> list[str]:
   """Every table of a page: all lines from its head to the next empty one, which Markdown takes as
   its rows, whatever they look like."""
-  head, rule = r"^[^\n]*\|[^\n]*\n", r"[ \t]*\|?[ :|-]*-[ :|-]*\n"
+  head, rule = r"^[^\n]*\|[^\n]*\n", r"[ \t>]*\|?[ \t:|-]*-[ \t:|-]*\n"
   return re.findall(rf"{head}{rule}(?:[^\n]+\n?)*", text, re.MULTILINE)
 
 

@@ -6,7 +6,7 @@ from dpjax import accounting
 from tests import tables
 from tests.commands import ROOT
 
-_HEAD = (
+HEAD = (
   "| steps | delta | random allocation, PLD | by RDP | Poisson, PLD | replace_one, PLD "
   "| unamplified |"
 )
@@ -14,7 +14,7 @@ _HEAD = (
 
 def _rows():
   text = (ROOT / "docs/accounting.md").read_text(encoding="utf-8")
-  (block,) = (b for b in tables.blocks(text) if b.splitlines()[0] == _HEAD)
+  (block,) = (b for b in tables.blocks(text) if b.splitlines()[0] == HEAD)
   return [line.strip("| ").split(" | ") for line in block.splitlines()[2:]]
 
 
