@@ -247,7 +247,8 @@ class Quantile(_Clipped):
     for_interval, for_point = jax.random.split(key)
     index = jnp.argmax(log_weights + source.gumbel(for_interval, log_weights))
     low, high = edges[index], edges[index + 1]
-    part = jax.random.randint(for_point, (), low, high).astype(log_weights.dtype) + 0.5
+    place = low + source.integers(for_point, (), high - low)
+    part = place.astype(log_weights.dtype) + 0.5
     share = part / _parts(log_weights.dtype)
     return jnp.clip(self._at(share), float(self.lower), float(self.upper))
 

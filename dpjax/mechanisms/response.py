@@ -73,7 +73,7 @@ class RandomizedResponse:
     for_coins, for_answers = jax.random.split(key)
     chance = min(1.0, self.noise_parameter * _ROUNDING)
     lies = source.bernoulli(for_coins, chance, labels.shape)
-    answers = jax.random.randint(for_answers, labels.shape, 0, k)
+    answers = source.integers(for_answers, labels.shape, k)
     return jnp.where(lies, answers, labels)
 
   def frequencies(self, responses: jax.Array) -> np.ndarray:

@@ -303,6 +303,16 @@ def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
   return laws.bernoulli((first, *rest), prob)
 
 
+def integers(key: jax.Array, shape: tuple[int, ...], span: ArrayLike) -> jax.Array:
+  """Integers [shape], int32, uniform on 0 .. span - 1, exact to a factor of 1 + 2^-97.
+
+  >>> integers(key_from_bytes(bytes(32)), (5,), 1).tolist()
+  [0, 0, 0, 0, 0]
+  """
+  bits = jax.random.bits(key, (laws.INTEGER_WORDS, *shape), jnp.uint32)
+  return laws.integers(tuple(bits), span)
+
+
 # --- the grid
 
 

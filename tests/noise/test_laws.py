@@ -314,3 +314,24 @@ def test_zero_size_leaves_zero_std_and_the_limits_of_std():
     for std in (1e36, 1e-31):  # as far as float32 goes
       drawn = np.asarray(draw(jax.random.key(0), jnp.zeros(5000), std), np.float64) / std
       assert np.isfinite(drawn).all() and np.unique(drawn).size > 4900
+
+
+@pytest.mark.parametrize("span", [1, 2, 3, 65536, 65537, 8388607, 3 * 2**29, 2**31 - 1])
+def test_integers_are_the_whole_number_modulo_the_span(span):
+  """All 128 bits, against Python's integers, in eager and in compiled code."""
+  words = _random_words(laws.INTEGER_WORDS, size=200)
+  numbers = [
+    sum(int(w) << 32 * (3 - i) for i, w in enumerate(bits)) for bits in zip(*words)
+  ]
+  expected = [number % span for number in numbers]
+  assert laws.integers(words, span).tolist() == expected
+  traced = jax.jit(laws.integers)(words, jnp.full(200, span, jnp.uint32))
+  assert traced.tolist() == expected and traced.dtype == jnp.int32
+
+
+def test_integers_above_two_to_the_sixteenth_are_uniform():
+  """JAX's `randint` of 3 * 2^29 is below 2^30 in three of four draws instead of two of three."""
+  span, draws = 3 * 2**29, 40_000
+  below = lambda found: stats.binomtest(int((found < 2**30).sum()), draws, 2 / 3).pvalue
+  assert below(source.integers(jax.random.key(0), (draws,), span)) > 1e-3
+  assert below(jax.random.randint(jax.random.key(0), (draws,), 0, span)) < 1e-9

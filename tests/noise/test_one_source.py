@@ -13,9 +13,9 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SOURCE = "dpjax/noise/"  # the source itself: bits become noise there
 
 # Of jax.random everything is a float sampler (its tails end, its uniforms are multiples of
-# 2^-23) unless it is named here: keys, and integers that are uniform.
+# 2^-23; `randint` is not uniform above 2^16) unless it is named here: keys, and an order.
 _JAX_ALLOWED = {
-  "key", "split", "fold_in", "key_data", "wrap_key_data", "key_impl", "permutation", "randint",
+  "key", "split", "fold_in", "key_data", "wrap_key_data", "key_impl", "permutation",
 }  # fmt: skip
 # Of numpy.random only generators and their seeds; what they draw is judged by its name.
 _NUMPY_ALLOWED = {
@@ -34,7 +34,7 @@ _MODULES = {"random", "jax._src.random", "numpy.random.mtrand"}  # not to be imp
 # file -> names: every exception, beside its reason
 _EXCEPTIONS = {
   # flips, crops and colours of an image: augmentation, no privacy rests on it
-  "dpjax/training/augment.py": {"bernoulli", "uniform"},
+  "dpjax/training/augment.py": {"bernoulli", "uniform", "randint"},
   # randomised rounding and rotation of messages: compression, without a privacy claim
   "dpjax/federated/compression.py": {"uniform", "rademacher"},
   # Monte-Carlo estimate of an epsilon: simulates a mechanism, releases nothing
