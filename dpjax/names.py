@@ -186,12 +186,12 @@ def _is_ours(file: str) -> bool:
 
 # Fields of a config that take a path; and of files that are as much a part of the run.
 _FIELDS = ("name", "loss", "sampler", "algorithm", "aggregator", "rule")
-_FILES = ("pretrained",)
+_FILES = ("pretrained", "target")
 
 
 def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, str]]:
   """Field -> {"path", "sha256" of the code} of every import path in a config's fields, and of
-  the file of weights that a run starts from.
+  the file of weights that a run starts from, or attacks.
 
   The code is the file that the path names and, where that one only imports what the path
   names, the file that it comes from. What else they import is not read.

@@ -37,7 +37,8 @@ app.define_dry_run()
 def main() -> None:
   """Runs what is left of the table."""
   if flags.FLAGS.threats:
-    app.refuse_given(("config", "workdir"), "a run, without --threats")
+    fields = [name for name in flags.FLAGS if name.startswith("config.")]
+    app.refuse_given(("config", "workdir", "dry_run", *fields), "a run, without --threats")
     return print(registry.page(), end="")
   app.refuse_given(("dry_run",), "launch.train or launch.federate, whose runs are attacked")
   config, workdir = config_flag.get(), config_flag.workdir("attack_")

@@ -84,7 +84,7 @@ def options() -> Options | None:
   values: dict[str, Any] = {name: flags.FLAGS[name].value for name in _NAMES}
   given = [name for name, value in values.items() if value is not None]
   if not given:
-    app.refuse_given(("local_devices", "connect_timeout"), "--coordinator")
+    app.refuse_given(("local_devices", "connect_timeout", "peer_timeout"), "--coordinator")
     return None
   for name in _NAMES:
     if name not in given:

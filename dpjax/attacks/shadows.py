@@ -286,7 +286,7 @@ def _files(
     for index, row in enumerate(rows)
   ]
   folder = pathlib.Path(directory)
-  folder.mkdir(parents=True, exist_ok=True)
+  folder.mkdir(mode=0o700, parents=True, exist_ok=True)
   return [folder / f"{word}.npy" for word in names]
 
 
@@ -310,7 +310,8 @@ def _write(file: pathlib.Path | None, scores: Any) -> None:
     return
   new = file.with_name(f".{file.name}.{os.getpid()}.tmp")
   try:
-    with new.open("wb") as handle:
+    raw = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)  # as secret as records
+    with os.fdopen(raw, "wb") as handle:
       np.save(handle, scores)
     os.replace(new, file)
   finally:

@@ -73,9 +73,11 @@ class FinalModels:
 def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
   """Trains, writes `out`/final_model.json and returns what it holds.
 
-  UserError: a data set without images of classes, or with too few records.
+  UserError: a data set without images of classes, or with too few records; a folder that cannot
+  be written, or that holds the result of other settings.
   """
-  started = time.perf_counter()
+  started, folder = time.perf_counter(), pathlib.Path(out)
+  _check_folder(settings, folder)
   records, own, test = _parts(settings)
   model: Any = models.build("linear", num_classes=records.num_classes)
   loss_fn = losses.softmax_cross_entropy(model.apply)
@@ -98,10 +100,21 @@ def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
     "minutes": (time.perf_counter() - started) / 60,
     "versions": provenance.versions(),
   }
-  folder = pathlib.Path(out)
-  folder.mkdir(parents=True, exist_ok=True)
   writers.write_json(folder / RESULT, found)
   return found
+
+
+def _check_folder(settings: FinalModels, folder: pathlib.Path) -> None:
+  validate.folder(out=folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  asked = writers.plain(dataclasses.asdict(settings))
+  known = writers.read_json(folder / RESULT) if (folder / RESULT).exists() else asked
+  for name, value in asked.items():
+    if known.get(name) != value:
+      raise UserError(
+        f"out={str(folder)!r}: holds a result of {name}={known.get(name)!r}, not {value!r}; choose "
+        "another directory, nothing was changed"
+      )
 
 
 def _plan(settings: FinalModels) -> Plan:

@@ -19,6 +19,7 @@ from dpjax.relevance.lrp import Lrp
 from dpjax.relevance.privacy import Privacy
 from dpjax.relevance.settings import AdLM, Paper, Private, Rigorous, Training
 from dpjax.types import Params
+from dpjax.validate import UserError
 
 # What fold_in(noise, purpose) is used for.
 RELEVANCE, FEATURES, LABELS, GRADIENTS, MODEL_1, LOSS = range(1, 7)
@@ -184,6 +185,10 @@ class Inputs:
   def for_relevance(self) -> Any:
     """The training records that the relevance is averaged over."""
     wanted = self.relevance_records
+    if wanted is not None and wanted > len(self.train):
+      raise UserError(
+        f"relevance_records={wanted}: must be at most {len(self.train)}, the training records"
+      )
     return self.train if wanted is None else self.train.subset(slice(0, wanted))
 
   @property
@@ -210,6 +215,8 @@ class RecordNoise(NamedTuple):
   grid: float | None = None
   l1_clip: float | None = None  # of a record before the noise, weighted by beta
   clip_after: float | None = None  # noisy entries are cut to [-clip, clip]
+  # what is done to records [n, *shape] before the noise, on which its proof rests
+  clipped: Callable[[np.ndarray], np.ndarray] = lambda x: x
 
 
 class Outcome(NamedTuple):

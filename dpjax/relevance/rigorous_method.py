@@ -225,7 +225,8 @@ def _stages_c_l_s(
     epsilon=(local - epsilon_l) / copies,
     channels=job.channels,
   )
-  reduce = lambda x: rigorous.clipped(rigorous.pooled(x, _pool(job)), beta, how)
+  clipped = lambda x: rigorous.clipped(x, beta, how)
+  reduce = lambda x: clipped(rigorous.pooled(x, _pool(job)))
   key, x = job.streams.key(FEATURES), reduce(job.train.x[ids])
   noisy = lambda copy: record_noise.noisy_records(
     jax.random.fold_in(key, copy), ids, x, drawn.scales, mechanism=drawn.mechanism
@@ -236,7 +237,7 @@ def _stages_c_l_s(
   clip = how.clip if how.features == "laplace_clipped" else None
   made = RecordNoise(
     _pooled_shape(job), beta, drawn.scales, drawn.mechanism,
-    grid=record_noise.GRID, l1_clip=clip,
+    grid=record_noise.GRID, l1_clip=clip, clipped=clipped,
   )  # fmt: skip
   return _Prepared(
     _shuffled(job, lambda copy: scale(noisy(copy)), responses, copies),

@@ -127,6 +127,16 @@ def test_what_it_cannot_audit_is_one_line(audited):
     many_models.run(many, "unused")
 
 
+def test_a_result_of_other_settings_is_kept_and_a_folder_that_cannot_be_is_named(tmp_path):
+  """Before two thousand models are trained, not after."""
+  asked = many_models.FinalModels(data="digits", num_models=3)
+  (tmp_path / many_models.RESULT).write_text('{"data": "mnist"}')
+  with pytest.raises(UserError, match="holds a result of data='mnist', not 'digits'"):
+    many_models.run(asked, tmp_path)
+  with pytest.raises(UserError, match="out=.*must be a directory"):
+    many_models.run(asked, tmp_path / many_models.RESULT / "below")
+
+
 def test_the_command_writes_what_it_says(tmp_path):
   done = commands.run(
     "launch.audit", "--final_model=digits", "--models=4", f"--out={tmp_path}"

@@ -61,6 +61,11 @@ def test_the_threats_are_printed():
   assert done.returncode == 0 and done.stdout == registry.page()
 
 
+@pytest.mark.parametrize("more", ["--dry_run", "--config.seed=3", "--workdir=x"])
+def test_a_flag_beside_the_threats_is_refused(more):
+  assert f"{more.split('=')[0]}" in commands.refusal(_launch("--threats", more))
+
+
 @pytest.mark.parametrize(
   ("arguments", "words"),
   [

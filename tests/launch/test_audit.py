@@ -3,10 +3,11 @@
 import json
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 
-from dpjax.auditing.games import Claim, Game, registry
+from dpjax.auditing.games import Claim, Game, game, registry
 from dpjax.auditing.games.game import linear
 from dpjax.checks import long_games
 from dpjax.validate import UserError
@@ -85,6 +86,15 @@ def test_another_audit_is_not_overwritten(toys, tmp_path):
 def test_wrong_settings_are_named(wrong):
   with pytest.raises(UserError, match=next(iter(wrong))):
     long_games.Settings(**wrong)
+
+
+def test_every_seed_that_may_be_given_makes_a_key():
+  def outputs(world, seed, n):
+    return np.asarray(jax.random.normal(jax.random.key(seed), (n, 1)))
+
+  made = Game("toys", "one", "0, 1", "replace_one", (Claim(1.0, 0.0),), outputs, linear)
+  for seed in (0, 10**13, 2**62 - 1 + 1_000_000):
+    assert game._drawn(made, 0, seed, 3).shape == (3, 1)
 
 
 def _launch(*arguments):

@@ -29,6 +29,7 @@ def test_quickstart_prints_a_result_and_writes_it(tmp_path):
     (["--config.execution=pmap", "--config.num_devices=64"], ["num_devices=64", "<="]),
     (["--config.privacy.epsilom=1"], ["epsilom", "epsilon"]),
     (["--local_devices=0"], ["--local_devices", "needs --coordinator"]),
+    (["--peer_timeout=3"], ["--peer_timeout", "needs --coordinator"]),
     (
       ["--config.algorithm.mu=0.5"],
       ["algorithm.mu", "'fed_avg' has no such field", "fed_prox"],

@@ -132,6 +132,11 @@ def test_the_epsilon_of_a_target_is_that_of_its_own_run_and_never_of_the_config(
   result = _ran(leaky, tmp_path / "attack")
   assert result["epsilon"] is None and result["epsilon_kind"] == "none"
   assert result["method"] == "sgd" and result["noise_multiplier"] in (None, 0.0)
+  # what the shadows promise says nothing of the target: it may fail
+  assert {row["verdict"].split(":")[0] for row in result["attacks"].values()} <= {
+    "FAILS",
+    "not shown to fail",
+  }
   dp = {"privacy.method": "dp_sgd", "privacy.epsilon": 7.0}
   own = _trained(tmp_path / "dp", **dp)
   told = members.told_of(own, _held(own), config.train)
@@ -143,6 +148,17 @@ def test_the_epsilon_of_a_target_is_that_of_its_own_run_and_never_of_the_config(
   fewer = fields.replace(config.train, "data.limit", 40)
   with pytest.raises(UserError, match="was trained elsewhere: its run had data="):
     members.told_of(own, _held(own), fewer)
+
+
+def test_another_model_under_the_targets_path_is_not_taken_for_it(tmp_path):
+  changes = {"train.data.center": False, "attack.num_shadows": 4}
+  target = _trained(tmp_path / "own")
+  config = fields.replace(_config(**changes), "attack.target", target)
+  _ran(config, tmp_path / "attack")
+  other = {name: value + 1 for name, value in np.load(target).items()}
+  np.savez(target, **other)
+  with pytest.raises(UserError, match="attack.target"):
+    _ran(config, tmp_path / "attack")
 
 
 def _held(path):
@@ -305,7 +321,7 @@ def test_a_wrong_config_is_one_line_that_names_its_field(changes, words):
       {"train.data.limit": 61, "train.privacy.sampler": "fixed_size"},
       "train.data.limit=61: leaves 61 records, which must be even: FixedSizeSampler is made",
     ),
-    ({"attack.target": "no/such.npz"}, "attack.target='no/such.npz': is no params.npz"),
+    ({"attack.target": "no/such.npz"}, "attack.target='no/such.npz': No such file"),
     (
       {"attack": "dense_first", "federate.data.limit": 9},
       "federate.partition.num_clients=8: deals 1 to 2 examples to a client",

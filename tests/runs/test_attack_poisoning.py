@@ -76,6 +76,13 @@ def test_an_epsilon_stands_where_it_binds_an_attacker(tmp_path):
   assert central["tolerates"] is None and "epsilon bounds one client" in row["verdict"]
   local = _config(**{**_PRIVATE, "federate.privacy.method": "local"})
   assert "an attacker sends what it likes" in _prepared(local).note
+  inside = {
+    "federate.privacy.method": "distributed", "federate.privacy.sampler": "fixed_size",
+    "federate.secure_sum": "secagg", "federate.privacy.epsilon": None,
+    "federate.privacy.noise_multiplier": 2.0, "federate.privacy.l2_clip_norm": 0.5,
+    "federate.clients_per_round": 4,
+  }  # fmt: skip
+  assert "adds to the sum what it likes" in _prepared(_config(**inside)).note
 
 
 def test_defences_meet_the_same_attackers_on_the_same_victims():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpjax import auditing, noise, relevance
-from dpjax.relevance import Paper, Rigorous
+from dpjax.relevance import Paper, Rigorous, rigorous
 from dpjax.runs import checkpoint, loop, writers
 from dpjax.runs import workdir as owner
 from dpjax.runs.central.config import DataConfig, ModelConfig
@@ -320,6 +320,18 @@ def test_u1_takes_the_worst_pair_within_the_clip():
   assert one.sum() == other.sum() == 1 and not (one * other).any()
   one, other = relevance_audit.worst_pair((2, 2, 1), beta, 0.9)
   assert np.abs(one - other).sum() == 4
+
+
+def test_u1_plays_the_pair_as_the_run_clips_it():
+  """Gaussian noise is for records of a small norm: 0 against 1 would be many times as far apart,
+  and refute a proof that stands."""
+  beta, how = np.full(4, 0.25), Rigorous(features="gaussian", clip=0.05, shuffle=False)
+  drawn = rigorous.feature_noise(beta, how, epsilon=2.0, channels=1)
+  played = _noise(drawn.scales, beta).noise._replace(mechanism="gaussian", grid=None)
+  bound = lambda noise: _bound(_Job, _noise(drawn.scales, beta)._replace(noise=noise))
+  assert bound(played) > 2.0
+  clipped = played._replace(clipped=lambda x: rigorous.clipped(x, beta, how))
+  assert 0.5 < bound(clipped) <= 2.0
 
 
 def test_u3_raw_labels_are_found_and_randomised_ones_are_not(tmp_path):

@@ -132,7 +132,7 @@ def _drawn(game: Game, world: int, seed: int, n: int) -> np.ndarray | None:
   size = min(n, _CHUNK)
   try:
     parts = [
-      np.asarray(game.outputs(world, seed * 1_000_003 + part, size), np.float64)
+      np.asarray(game.outputs(world, (seed * 1_000_003 + part) % 2**62, size), np.float64)
       for part in range(-(-n // size))
     ]
   except UserError:

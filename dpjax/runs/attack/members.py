@@ -232,7 +232,9 @@ def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> 
   by_method, members = scores(config, attacked, state)
   measured = {name: attacks.measure(one, members) for name, one in by_method.items()}
   line, private = None, attacked.run.plan.is_private
-  if attacked.target is None and private:  # whose members were dealt by coins
+  if attacked.target is not None:  # the shadows' plan is not what trained it
+    private = attacked.told["epsilon_kind"] != "none"
+  elif private:  # whose members were dealt by coins
     line = _line(attacked)
   result = {
     "test_accuracy": _accuracy(attacked, state),

@@ -23,6 +23,7 @@ from dpjax.types import Params
 from dpjax.validate import UserError
 
 _LOCAL = "binds honest clients; an attacker sends what it likes, without noise"
+_DISTRIBUTED = "binds honest clients; an attacker adds to the sum what it likes"
 _SIMULATED = "is of a larger deployment, not of this run"
 
 
@@ -81,8 +82,9 @@ def _tolerates(config: AttackConfig) -> int | None:
 
 def _note(config: AttackConfig, promise: Promise) -> str:
   """What an epsilon of this run is worth against its own clients."""
-  if config.federate.privacy.method == "local":
-    return _LOCAL
+  notes = {"local": _LOCAL, "distributed": _DISTRIBUTED}
+  if config.federate.privacy.method in notes:
+    return notes[config.federate.privacy.method]
   return _SIMULATED if promise.kind == "simulated" else ""
 
 

@@ -19,7 +19,8 @@ _NOTE = (
   "Epsilon is what the attacked run promises; its line bounds every membership attack, and a "
   "user's what one client can do to the model. A "
   "defence that an attack breaks FAILS; one that is not shown to fail may fail under another "
-  "attack. Intervals are exact, at 95 % each.\n"
+  "attack. Intervals are exact, at 95 % each, for scores that are independent: those "
+  "of the records of one model share its training.\n"
 )
 _WIDE = 3  # panels beside each other
 _COLUMNS = ("attack", "defence", "method", "finds", "epsilon", "test_accuracy", "verdict")

@@ -112,7 +112,7 @@ def worst_pair(
 def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
   """Runs the noise of the method on both records, many times, and thresholds the ratio."""
   made, n = outcome.noise, config.audit.num_trials
-  pair = worst_pair(made.shape, made.beta, made.l1_clip)
+  pair = made.clipped(np.stack(worst_pair(made.shape, made.beta, made.l1_clip)))
   keys = [jax.random.fold_in(job.streams.noise, 1000 + which) for which in range(2)]
   outputs = [
     noise_lib.noisy_records(
@@ -215,7 +215,7 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
     relation = rigorous.RELATION
   mixed, canaries = auditing.insert_canaries(
     job.train,
-    num_canaries=min(config.audit.num_canaries, len(job.train)),
+    num_canaries=config.audit.num_canaries,
     seed=config.seed,
     kind=_KINDS[name],
     neighboring_relation=relation,
