@@ -6,6 +6,7 @@ Without network, and without the tools that make the site of them.
 from __future__ import annotations
 
 import ast
+import contextlib
 import doctest
 import functools
 import importlib
@@ -31,6 +32,7 @@ from dpjax.runs.secure.config import SecureConfig
 from dpjax.schema import fields
 from dpjax.sweeps import attack_table, experiment, grid, secure_table
 from dpjax.sweeps.grid import SweepConfig
+from dpjax.validate import UserError
 from launch import config_flag
 from tests import commands
 
@@ -115,7 +117,7 @@ def _commands() -> list[tuple[str, str]]:
   for page in (*_GUIDE, "WORKSPACE.md", "results/README.md"):
     blocks = "\n".join(_fenced(page, "bash")).replace("\\\n", " ")
     prose = _without_blocks(page)
-    spans = re.findall(r"`([^`]*python -m launch[^`]*)`", prose)
+    spans = re.findall(r"`([^`]*python\s+-m\s+launch[^`]*)`", prose)
     spans += [
       f"python -m {span}" for span in re.findall(r"`(launch\.\w+\s--[^`]*)`", prose)
     ]
@@ -195,6 +197,17 @@ def test_every_command_names_a_launcher_its_flags_and_a_config(monkeypatch):
       raise AssertionError(f"{page}: {command}: {error}") from error
 
 
+@pytest.mark.parametrize("page", [*_GUIDE, "WORKSPACE.md", "results/README.md"])
+def test_every_command_of_a_page_is_read(page):
+  """Whichever fence or indent it stands in: else nothing would check it."""
+  called = re.findall(r"python[\d.]*\s+-m\s+launch\b", _text(page))
+  read = [c for place, c in _commands() if place == page]
+  spans = re.findall(
+    r"`(launch\.\w+\s--[^`]*)`", _without_blocks(page)
+  )  # without python -m
+  assert len(called) == len(read) - len(spans)
+
+
 @pytest.mark.parametrize("page", [*_LINKED, "CHANGELOG.md"])
 def test_programs_of_the_tests_that_are_named_exist(page):
   for name in re.findall(r"python -m (tests\.[\w.]+\w)", " ".join(_text(page).split())):
@@ -264,16 +277,23 @@ def test_a_wrong_value_of_a_flag_is_seen():
 
 
 def _is_field(name: str) -> bool:
-  """Of a config of any launcher: the first names, a chosen value's own are its class's."""
-  made = [kind() for kind in _KINDS.values()]
-  first = name.split(".")[0]
-  return any(hasattr(config, first) for config in made)
+  """Of a config of any launcher; of a dict or a chosen value whatever it may hold."""
+  for kind in _KINDS.values():
+    with contextlib.suppress(UserError):
+      fields.get(kind(), name)
+      return True
+  return False
 
 
 @pytest.mark.parametrize("page", _GUIDE)
 def test_fields_that_are_named_exist(page):
-  for name in re.findall(r"--config\.([a-z_]+)", _text(page)):
+  for name in re.findall(r"--config\.([a-z_]+(?:\.[a-z_]+)*)", _text(page)):
     assert _is_field(name), name
+
+
+def test_a_wrong_field_is_seen():
+  assert _is_field("privacy.ftrl.strategy.bands") and _is_field("federate.compression")
+  assert not _is_field("privacy.no_such") and not _is_field("privacy.ftrl.strategy.no_such")
 
 
 # ---- examples
