@@ -5,7 +5,7 @@
 Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.base.data.data_dir).
 Hardware: 2 CPU cores, half a minute a run, of the CNNs 3 to 15 (41 beside
 much else); it goes on where it was stopped.
-Numbers: results/mnist_curves, of the two CNNs on pixels seed 0.
+Numbers: results/mnist_curves.
 
 The lines are DP-SGD on five models and two samplers under add_or_remove_one, and DP-FTRL under
 replace_special: its epsilons are of another statement. Random allocation and DP-FTRL take 15 steps
