@@ -100,15 +100,17 @@ def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
     "minutes": (time.perf_counter() - started) / 60,
     "versions": provenance.versions(),
   }
+  folder.mkdir(parents=True, exist_ok=True)
   writers.write_json(folder / RESULT, found)
   return found
 
 
 def _check_folder(settings: FinalModels, folder: pathlib.Path) -> None:
   validate.folder(out=folder)
-  folder.mkdir(parents=True, exist_ok=True)
-  asked = writers.plain(dataclasses.asdict(settings))
-  known = writers.read_json(folder / RESULT) if (folder / RESULT).exists() else asked
+  if not (folder / RESULT).exists():
+    return
+  known, asked = writers.read_json(folder / RESULT), dataclasses.asdict(settings)
+  known = known if isinstance(known, dict) else {}
   for name, value in asked.items():
     if known.get(name) != value:
       raise UserError(

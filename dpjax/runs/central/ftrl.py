@@ -113,10 +113,8 @@ def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlatio
   >>> correlation(PrivacyConfig(sampling_prob=0.5), 10).bands
   2
   """
-  made, apart = (
-    privacy.ftrl.strategy.make(num_steps, separation(privacy)),
-    separation(privacy),
-  )
+  apart = separation(privacy)
+  made = privacy.ftrl.strategy.make(num_steps, apart)
   amplified = privacy.ftrl.sampler == "cyclic_poisson"
   if amplified and (made.bands is None or made.bands > apart):
     raise UserError(
