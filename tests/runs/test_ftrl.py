@@ -159,7 +159,7 @@ def test_a_budget_is_refused_before_the_first_step(tmp_path):
       },
       "not with privacy.method='sgd'",
     ),
-    ({**_POISSON, "privacy.ftrl.strategy": "blt"}, "privacy.ftrl.strategy='blt': must have at most .* bands"),
+    ({**_POISSON, "privacy.ftrl.strategy": "blt"}, "strategy='blt': must have"),
   ],
 )
 def test_wrong_configs_are_one_line(extra, match):
