@@ -186,7 +186,7 @@ def _is_ours(file: str) -> bool:
 
 # Fields of a config that take a path; and of files that are as much a part of the run.
 _FIELDS = ("name", "loss", "sampler", "algorithm", "aggregator", "rule")
-_FILES = ("pretrained", "target")
+_FILES = (".pretrained", ".attack.target")
 
 
 def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, str]]:
@@ -207,7 +207,7 @@ def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, 
       found |= sources(value, f"{prefix}{name}.")
     elif name in _FIELDS and isinstance(value, str) and is_path(value):
       found[f"{prefix}{name}"] = {"path": value, "sha256": _sha256(value, prefix + name)}
-    elif name in _FILES and isinstance(value, str):
+    elif f".{prefix}{name}".endswith(_FILES) and isinstance(value, str):
       found[f"{prefix}{name}"] = {"path": value, "sha256": _sha256_of(value, prefix + name)}
   return found
 

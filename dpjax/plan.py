@@ -89,7 +89,7 @@ class Plan:
     law, name = self.sampler.law, type(self.sampler).__name__
     tightest = accounting.proved_for(law).accountants[0]
     object.__setattr__(self, "accountant", self.accountant or tightest)
-    validate.one_of(accounting.ACCOUNTANTS, accountant=self.accountant)
+    accounting.check_accountant(self.accountant)
     relation = accounting.checked_relation(law, str(self.neighboring_relation), name)
     object.__setattr__(self, "neighboring_relation", NeighboringRelation(relation))
     self._check_shape()

@@ -231,7 +231,7 @@ def _of_passes(batch_size: int, num_examples: int) -> float:
     return 1 / steps
   raise UserError(
     f"batch_size={batch_size}: must be num_examples={num_examples} / a whole number, the steps of "
-    f"a pass, for random allocation; {round(num_examples / steps)} is near"
+    f"a pass, for random allocation; {-(-num_examples // steps)} is near"
   )
 
 

@@ -16,6 +16,7 @@ from dpjax.accounting.calibration import (
 from dpjax.accounting.calibration import calibrate_num_steps as calibrate_num_steps
 from dpjax.accounting.calibration import calibrate_sampling_prob as calibrate_sampling_prob
 from dpjax.accounting.discrete import SkellamDpEvent as SkellamDpEvent
+from dpjax.accounting.epsilon import check_accountant as check_accountant
 from dpjax.accounting.epsilon import delta as delta
 from dpjax.accounting.epsilon import delta_curve as delta_curve
 from dpjax.accounting.epsilon import epsilon as epsilon

@@ -149,16 +149,24 @@ def epsilon_curve(
 # --- which mechanism, under which relation, by which accountant
 
 
-def _accountable(
-  event: DpEvent, neighboring_relation: str = "add_or_remove_one", accountant: str = "pld"
-) -> _Parts:
-  """The event's parts with noise relative to the sensitivity; refuses mismatches."""
+def check_accountant(accountant: str) -> None:
+  """Raises UserError unless it is one that proves what it prints.
+
+  >>> check_accountant("pld")
+  """
   if accountant == "gdp":
     raise UserError(
       "accountant='gdp': an approximation that can be too small and proves nothing; use "
       "'pld' or 'rdp', or ask for it by name: dpjax.accounting.gdp.approximate"
     )
   validate.one_of(ACCOUNTANTS, accountant=accountant)
+
+
+def _accountable(
+  event: DpEvent, neighboring_relation: str = "add_or_remove_one", accountant: str = "pld"
+) -> _Parts:
+  """The event's parts with noise relative to the sensitivity; refuses mismatches."""
+  check_accountant(accountant)
   validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
   steps = merged_parts(event)
   for part in steps:

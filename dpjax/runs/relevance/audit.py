@@ -215,7 +215,7 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
     relation = rigorous.RELATION
   mixed, canaries = auditing.insert_canaries(
     job.train,
-    num_canaries=config.audit.num_canaries,
+    num_canaries=min(config.audit.num_canaries, len(job.train)),
     seed=config.seed,
     kind=_KINDS[name],
     neighboring_relation=relation,

@@ -67,11 +67,6 @@ def build(
   def start(random: Streams) -> loop.Play:
     loaded = load_data(config, shared)
     unused_lib.refuse(config, unused.of_dataset(loaded[0]))
-    asked, rows = config.audit.num_canaries, len(loaded[0])
-    if config.audit.enabled and config.audit.canary_runs and asked > rows:
-      raise UserError(
-        f"audit.num_canaries={asked}: must be at most {rows}, the training records"
-      )
     return functools.partial(_play, config, curve or config.method, shared, random)
 
   return loop.Job(

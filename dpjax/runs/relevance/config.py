@@ -18,7 +18,7 @@ class RelevanceAuditConfig:
 
   enabled: bool = False
   num_trials: int = 1000  # of U1 (the features' noise) and U2 (shared noise), on each side
-  num_canaries: int = 200  # of U3 (wrong labels) and U4 (membership)
+  num_canaries: int = 200  # at most, of U3 (wrong labels) and U4 (membership)
   canary_runs: bool = True  # U3 and U4 train the method once more each
 
 
