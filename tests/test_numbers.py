@@ -15,10 +15,8 @@ from tests import tables
 from tests.accounting import test_page
 from tests.commands import ROOT
 
-_PAGES = [
-  "README.md",
-  *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
-]
+_DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+_PAGES = ["README.md", *_DOCS]
 # Tables in which nothing is measured, or not kept as a file, by page and head.
 _OF_WORDS = {
   ("README.md", "| command | what it does |"),
@@ -40,6 +38,8 @@ _OF_WORDS = {
   ),  # once, as it says
   ("docs/promises.md", "| | words | where it stands |"),
   ("docs/promises.md", "| | |"),
+  ("docs/reference/index.md", "| name | what it is |"),
+  ("docs/reference/index.md", "| room | what lives there |"),
   ("docs/toolbox.md", "| what | how | proved under |"),
   ("results/README.md", "| folder | command | hardware |"),
   ("THREATS.md", "| attack | target | access | what defends |"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from dpjax import validate
@@ -56,13 +57,20 @@ class NoiseShape:
 
   def check_levels(self, accountant: str) -> None:
     """Raises where a sampled run would need too many privacy loss distributions."""
-    levels = len(set(self.schedule))
-    if levels > MAX_NOISE_LEVELS and accountant == "pld":
-      raise UserError(
-        f"noise_schedule: has {levels} different factors; must have at most "
-        f"{MAX_NOISE_LEVELS} for accountant='pld' (each is one more privacy loss "
-        "distribution), or use accountant='rdp'"
-      )
+    check_levels(self.schedule, accountant)
+
+
+def check_levels(
+  factors: Sequence[float], accountant: str, *, name: str = "noise_schedule"
+) -> None:
+  """`NoiseShape.check_levels` of factors that have a name of their own."""
+  levels = len(set(factors))
+  if levels > MAX_NOISE_LEVELS and accountant == "pld":
+    raise UserError(
+      f"{name}: has {levels} different factors; must have at most "
+      f"{MAX_NOISE_LEVELS} for accountant='pld' (each is one more privacy loss "
+      "distribution), or use accountant='rdp'"
+    )
 
 
 WHITE = NoiseShape()

@@ -26,10 +26,8 @@ def _epsilon(event, delta, by="pld", relation="add_or_remove_one"):
 
 @pytest.mark.parametrize("row", _rows(), ids=lambda row: f"{row[0]}, delta {row[1]}")
 def test_the_table_of_one_pass_is_that_of_the_library(row):
-  steps, passes = (
-    int(row[0].split(", ")[0].replace(",", "")),
-    10 if "passes" in row[0] else 1,
-  )
+  steps = int(row[0].split(", ")[0].replace(",", ""))
+  passes = 10 if "passes" in row[0] else 1
   noise, delta = accounting.gaussian_event(1.0), float(row[1])
   once = accounting.random_allocation_event(noise, num_steps=steps)
   allocated = accounting.composed(once, passes)

@@ -80,14 +80,10 @@ def test_a_step_in_slices_is_one_step_not_many(audited):
 def test_convolutions_of_the_trainings_are_in_the_fast_form():
   """Steps are a compiled loop, in which XLA takes fifty times as long for the other form."""
   net = models.Cnn(num_classes=3, features=(2, 3), kernel_sizes=(3, 2), strides=(2, 1))
-  x, target = (
-    np.ones((4, 8, 8, 1), np.float32),
-    Example(np.zeros((1, 8, 8, 1)), np.zeros(1, int)),
-  )
-  params, loss_fn = (
-    net.init(jax.random.key(0), x[:1]),
-    losses.softmax_cross_entropy(net.apply),
-  )
+  x = np.ones((4, 8, 8, 1), np.float32)
+  target = Example(np.zeros((1, 8, 8, 1)), np.zeros(1, int))
+  params = net.init(jax.random.key(0), x[:1])
+  loss_fn = losses.softmax_cross_entropy(net.apply)
   plan = _plan(sampler=PoissonSampler(prob=1.0, capacity=8), normalize_by=4)
   records = from_arrays(x, np.zeros(4, int), num_classes=3)
   batch = next(iter(plan.batches(records, rng=0)))

@@ -111,7 +111,7 @@ _NOISE = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
     ({"privacy.noise_levels": [1e-9]}, r"privacy.noise_levels\[0\]=1e-09: must be in"),
     (
       {"privacy.noise_levels": [1.0 + i for i in range(33)], "num_steps": 33},
-      "privacy.noise_levels: has 33 different ones; must have at most 32",
+      "privacy.noise_levels: has 33 different factors; must have at most 32",
     ),
     (
       {

@@ -22,8 +22,10 @@ from dpjax.schema.fields import name_of
 from dpjax.types import Params
 from dpjax.validate import UserError
 
-_LOCAL = "binds honest clients; an attacker sends what it likes, without noise"
-_DISTRIBUTED = "binds honest clients; an attacker adds to the sum what it likes"
+_NOTES = {  # of where the noise is added
+  "local": "binds honest clients; an attacker sends what it likes, without noise",
+  "distributed": "binds honest clients; an attacker adds to the sum what it likes",
+}
 _SIMULATED = "is of a larger deployment, not of this run"
 
 
@@ -82,10 +84,8 @@ def _tolerates(config: AttackConfig) -> int | None:
 
 def _note(config: AttackConfig, promise: Promise) -> str:
   """What an epsilon of this run is worth against its own clients."""
-  notes = {"local": _LOCAL, "distributed": _DISTRIBUTED}
-  if config.federate.privacy.method in notes:
-    return notes[config.federate.privacy.method]
-  return _SIMULATED if promise.kind == "simulated" else ""
+  of_rest = _SIMULATED if promise.kind == "simulated" else ""
+  return _NOTES.get(config.federate.privacy.method, of_rest)
 
 
 def _measured(run: federated.FedRun, attack: attacks.Poisoning, params: Params) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dpjax import names, sampling, validate
 from dpjax.noise import NoiseShape, correlated
-from dpjax.noise.shape import MAX_NOISE_LEVELS
+from dpjax.noise import shape as shapes
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.schema import fields, user_code
 from dpjax.validate import UserError
@@ -24,12 +24,8 @@ def check_levels(privacy: PrivacyConfig) -> None:
   """Raises unless the noise levels are factors of some noise."""
   levels = privacy.noise_levels
   validate.factors(**{"privacy.noise_levels": levels})
-  several = len(set(levels)) > MAX_NOISE_LEVELS and privacy.accountant != "rdp"
-  if several and privacy.method == "dp_sgd":
-    raise UserError(
-      f"privacy.noise_levels: has {len(set(levels))} different ones; must have at most "
-      f"{MAX_NOISE_LEVELS} for privacy.accountant={privacy.accountant!r}, or use 'rdp'"
-    )
+  if privacy.method == "dp_sgd":
+    shapes.check_levels(levels, privacy.accountant, name="privacy.noise_levels")
   if levels and privacy.method == "sgd":
     raise UserError(
       f"privacy.noise_levels={privacy.noise_levels!r}: not with privacy.method='sgd', which "
