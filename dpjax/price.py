@@ -179,6 +179,8 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
   ['Monte Carlo estimate, NOT a bound', 'Monte Carlo, 99 % confidence, NOT a proof']
   """
   validate.one_of(BOUNDED, sampler=run.sampler)
+  validate.probability(sampling_prob=run.sampling_prob)
+  validate.integer_in(1, accounting.MOST_APART, min_sep=run.min_sep)
   strategy = run.strategy
   common: Any = {"noise_multiplier": run.noise_multiplier, "num_steps": run.num_steps}
   bins, turn = run.sampler == "balls_in_bins", run.sampling_prob * run.min_sep

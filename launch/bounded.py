@@ -20,15 +20,13 @@ def runs(values: Any, levels: Sequence[float]) -> list[price.Bounded]:
       raise UserError(f"{name}: does not go with sampler={values.sampler!r}")
   if not levels:
     raise UserError(f"noise_multiplier=None: must be given for {values.sampler!r}")
-  validate.integer_at_least(1, num_steps=values.num_steps, min_sep=values.min_sep)
+  validate.integer_at_least(1, num_steps=values.num_steps)
+  validate.integer_in(1, accounting.MOST_APART, min_sep=values.min_sep)
   validate.integer_in(1, values.min_sep, bands=values.bands)
   bins, prob = values.sampler == "balls_in_bins", values.sampling_prob
   if bins and prob is not None:
     raise UserError("sampling_prob: is 1 / min_sep for sampler='balls_in_bins'")
   prob = 1 / values.min_sep if bins else prob or 0.0
-  validate.probability(sampling_prob=prob)
-  if not bins and prob * values.min_sep > 1:
-    raise UserError(f"sampling_prob={prob!r}: must be at most 1 / min_sep")
   common = (values.num_steps, prob, values.min_sep, values.delta, values.bands)
   return [
     price.Bounded(values.sampler, level, *common, values.num_samples) for level in levels

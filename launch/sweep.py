@@ -41,7 +41,7 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_string(
   "only",
-  "",
+  None,
   "Pattern of the variants, or runs, to be run now; what has run is drawn with them.",
 )
 app.define_dry_run()

@@ -8,6 +8,8 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import Plan, accounting, mechanisms, sampling
+from dpjax.gradients import Clip
+from dpjax.noise import NoiseShape, correlated
 from dpjax.runs import promise
 from dpjax.validate import UserError
 
@@ -167,4 +169,26 @@ def test_statistics_of_somebody_elses_are_claimed_not_proved():
   assert not _plan(_POISSON).assumptions
   plan = _plan(_POISSON, statistics=theirs)
   assert plan.assumptions == ("_Cheap: its event is its author's word",)
+  assert promise.of_plan(plan, plan.accountant).kind == "claimed"
+
+
+class _OwnShape(NoiseShape):
+  """Says that its noise, which is white, is worth more."""
+
+  strategy = property(lambda self: correlated.Independent())
+
+
+class _OwnClip(Clip):
+  """Says what it bounds."""
+
+  l2_bound = property(lambda self: 1e-9)
+
+
+@pytest.mark.parametrize(
+  "given", [{"noise_shape": _OwnShape()}, {"l2_clip_norm": _OwnClip(1.0)}]
+)
+def test_a_shape_and_a_clip_of_somebody_elses_are_claimed_not_proved(given):
+  plan = _plan(_POISSON, statistics=None, **given)
+  (name,) = (type(part).__name__ for part in given.values())
+  assert plan.assumptions == (f"{name}: its event is its author's word",)
   assert promise.of_plan(plan, plan.accountant).kind == "claimed"

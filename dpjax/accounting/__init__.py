@@ -42,6 +42,7 @@ from dpjax.accounting.matrix import correlated_events as correlated_events
 from dpjax.accounting.matrix import joined as joined
 from dpjax.accounting.matrix import participation_costs as participation_costs
 from dpjax.accounting.matrix import sensitivity as sensitivity
+from dpjax.accounting.monte_carlo import MOST_APART as MOST_APART
 from dpjax.accounting.monte_carlo import MonteCarloEpsilon as MonteCarloEpsilon
 from dpjax.accounting.monte_carlo import balls_in_bins_epsilon as balls_in_bins_epsilon
 from dpjax.accounting.monte_carlo import min_sep_epsilon as min_sep_epsilon

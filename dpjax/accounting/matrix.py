@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -139,8 +140,9 @@ def turn_images(
   array([2., 2.])
   """
   if num_steps * min(turns, num_steps) > _MOST_ENTRIES:
+    most = max(_MOST_ENTRIES // turns, math.isqrt(_MOST_ENTRIES))
     raise UserError(
-      f"num_steps={num_steps}: must be at most {_MOST_ENTRIES // turns} for steps that are {turns} "
+      f"num_steps={num_steps}: must be at most {most} for steps that are {turns} "
       "apart: what an example may change is counted in an array of num_steps times so many"
     )
   steps = np.arange(num_steps)[:, None]
@@ -244,12 +246,13 @@ def amplified_costs(
       f"amplifies only noise of at most num_groups={num_groups} bands"
     )
   squares = turn_images(strategy, num_steps, num_groups, factors) ** 2
-  turns = -(-num_steps // num_groups)
-  padded = np.zeros(((turns + 1) * num_groups, squares.shape[1]))
+  groups = squares.shape[1]  # num_groups; of steps that are fewer, one each
+  turns = -(-num_steps // groups)
+  padded = np.zeros(((turns + 1) * groups, groups))
   padded[:num_steps] = squares
   norms = [
-    padded[group : group + turns * num_groups, group].reshape(turns, num_groups).sum(axis=1)
-    for group in range(squares.shape[1])
+    padded[group : group + turns * groups, group].reshape(turns, groups).sum(axis=1)
+    for group in range(groups)
   ]
   costs = np.max(norms, axis=0)
   costs.flags.writeable = False
@@ -284,7 +287,7 @@ def correlated_events(
     costs = amplified_costs(strategy, num_groups=min_sep, **options)
     turns = [_event(cost, noise_multiplier) for cost in costs]
     sampled = [poisson_sampled_event(turn, sampling_prob=sampling_prob) for turn in turns]
-    quiet = [dpa.NoOpDpEvent()] * (min_sep - 1)
+    quiet = [dpa.NoOpDpEvent()] * (min(min_sep, num_steps) - 1)
     return tuple(itertools.chain.from_iterable([one, *quiet] for one in sampled))[
       :num_steps
     ]

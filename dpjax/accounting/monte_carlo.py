@@ -28,6 +28,10 @@ from dpjax import validate
 from dpjax.accounting.matrix import Strategy, turn_images
 from dpjax.validate import UserError
 
+MOST_APART = (
+  10**6
+)  # steps between two of one example: each simulated run keeps so many numbers
+_MOST_SAMPLES = 10**10
 _CHUNK = 4_000_000  # numbers drawn at a time
 _GRID = 1e-3 * 1.005 ** np.arange(2800)  # epsilons that may be answered, to 1160
 
@@ -84,7 +88,7 @@ def _check_simulation(
   noise_multiplier: float, delta: float, num_samples: int, confidence: float
 ) -> None:
   validate.positive(noise_multiplier=noise_multiplier)
-  validate.integer_at_least(1, num_samples=num_samples)
+  validate.integer_in(1, _MOST_SAMPLES, num_samples=num_samples)
   validate.open_unit(delta=delta, confidence=confidence)
   log_miss = math.log(2 / (1 - confidence))  # half for either direction
   if num_samples * -math.log1p(-delta) < log_miss:
@@ -139,7 +143,8 @@ def min_sep_epsilon(
   """
   _check_simulation(noise_multiplier, delta, num_samples, confidence)
   validate.probability(sampling_prob=sampling_prob)
-  validate.integer_at_least(1, num_steps=num_steps, min_sep=min_sep)
+  validate.integer_in(1, MOST_APART, min_sep=min_sep)
+  validate.integer_at_least(1, num_steps=num_steps)
   if strategy.bands is None or strategy.bands > min_sep:
     raise UserError(
       f"correlation={type(strategy).__name__}: has {strategy.bands or 'no'} bands; the "

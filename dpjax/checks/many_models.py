@@ -74,7 +74,7 @@ def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
   """Trains, writes `out`/final_model.json and returns what it holds.
 
   UserError: a data set without images of classes, or with too few records; a folder that cannot
-  be written, or that holds the result of other settings.
+  be written, or that holds the result of other settings or versions.
   """
   started, folder = time.perf_counter(), pathlib.Path(out)
   _check_folder(settings, folder)
@@ -109,7 +109,8 @@ def _check_folder(settings: FinalModels, folder: pathlib.Path) -> None:
   validate.folder(out=folder)
   if not (folder / RESULT).exists():
     return
-  known, asked = writers.read_json(folder / RESULT), dataclasses.asdict(settings)
+  asked = dataclasses.asdict(settings) | {"versions": provenance.versions()}
+  known = writers.read_json(folder / RESULT)
   known = known if isinstance(known, dict) else {}
   for name, value in asked.items():
     if known.get(name) != value:

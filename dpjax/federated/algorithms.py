@@ -43,7 +43,8 @@ from dpjax.federated.server_optimizers import fed_opt
 from dpjax.types import Array, ArrayTree, ClientTx, LossFn, Params
 from dpjax.validate import UserError
 
-_CLIENTS = 0xC11E  # keeps clients' streams apart from the server's noise of the same key
+# Keeps clients' streams apart from the server's noise of the same key: no round is so late.
+_CLIENTS = np.uint32(2**32 - 2)
 
 
 class FederatedAlgorithm(NamedTuple):

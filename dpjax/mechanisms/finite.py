@@ -12,10 +12,12 @@ A guarantee is proved for real numbers. In floats four things could break it:
 | noise is lost beside large scores (1e30)          | scores are taken relative to the       |
 |                                                   | largest one, exactly: `gaps`           |
 
-The step is the power of two between scale / 2^13 and scale / 2^12 in float32, 2^-42 and
-2^-41 in float64. What is left, stated and not proved: the chance of one grid point is that
-of rounded real noise up to a factor 1 +- 2^-11 within four scales of the value and 1 +- 2^-6
-at 40 scales (2^-40 and 2^-35 in float64), for that is how few floats lie in a cell.
+The step is the power of two between scale / 2^8 and scale / 2^7. What is left, stated and not
+proved: the chance of one grid point is that of rounded real noise up to a factor 1 +- 2^-13
+within four scales of the value and 1 +- 2^-9 at 40 scales (2^-42 and 2^-38 in float64), for that
+is how few floats lie in a cell. The factor is that of ONE number: d numbers of one release, and
+releases one after another, multiply theirs, by about its sqrt(d)-th power. So float32 cannot
+carry an epsilon much below 2^-10, nor 10^8 numbers at 1; use x64 there.
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ from jax import core
 
 from dpjax import trees
 from dpjax.noise import source
-from dpjax.types import Array, DType
+from dpjax.types import Array
 from dpjax.validate import UserError
 
 Numbers = Any  # what NumPy or JAX reads as an array of real numbers, or refuses
-_FINE = 11  # bits of a float's fraction that are left to the noise below the grid
+_FINE = (
+  7  # bits of the grid below the noise's scale; the rest of the fraction is left to it
+)
 _LIMB = 8  # bits that are summed at once
 MAX_RECORDS = 2**24  # then neither a limb's sum nor a count in float32 is rounded
 _MOST_INT = 2**53  # what float64 holds exactly
@@ -160,13 +164,13 @@ def _wide_pair(name: str, value: np.ndarray, scale: float) -> tuple[jax.Array, j
   return _to_float32(high), _to_float32(value - high)
 
 
-def fine_step(scale: float, dtype: DType) -> float:
+def fine_step(scale: float) -> float:
   """The public step of outputs with noise of `scale`.
 
-  >>> fine_step(1.0, jnp.float32) == 2.0**-12
+  >>> fine_step(1.0) == 2.0**-7
   True
   """
-  return source.grid_step(scale, int(jnp.finfo(dtype).nmant) - _FINE)
+  return source.grid_step(scale, _FINE)
 
 
 def noised(
@@ -177,11 +181,11 @@ def noised(
   The small parts are added up first, so the result is that of adding exactly and rounding.
 
   >>> out = noised(source.laplace, jax.random.key(0), jnp.zeros(3), jnp.ones(3), 1.0)
-  >>> bool((out * 2**12 == jnp.round(out * 2**12)).all())
+  >>> bool((out * 2**7 == jnp.round(out * 2**7)).all())
   True
   """
   scale = source.check_scale(scale, low.dtype, "scale")
-  step = fine_step(scale, low.dtype)
+  step = fine_step(scale)
   beside = jnp.remainder(high, step)  # 0 unless the step is larger than what high is cut to
   noisy = source.snap((low + beside) + draw(key, low, scale), step)
   return (high - beside) + noisy

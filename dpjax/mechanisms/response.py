@@ -17,6 +17,7 @@ from dpjax.validate import UserError
 
 _MOST_CATEGORIES = 2**31 - 1
 _ROUNDING = 1 + 2.0**-48  # of a probability computed in float64
+_TINY = 5e-324  # the least one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,8 @@ class RandomizedResponse:
     k = int(self.num_categories)
     labels = finite.indices("labels", labels, 0, k - 1)
     for_coins, for_answers = jax.random.split(key)
-    chance = min(1.0, self.noise_parameter * _ROUNDING)
+    # beyond epsilon 745 it underflows, and a label would never be hidden
+    chance = min(1.0, max(self.noise_parameter, _TINY) * _ROUNDING)
     lies = source.bernoulli(for_coins, chance, labels.shape)
     answers = source.integers(for_answers, labels.shape, k)
     return jnp.where(lies, answers, labels)

@@ -19,7 +19,6 @@ from dpjax.relevance.lrp import Lrp
 from dpjax.relevance.privacy import Privacy
 from dpjax.relevance.settings import AdLM, Paper, Private, Rigorous, Training
 from dpjax.types import Params
-from dpjax.validate import UserError
 
 # What fold_in(noise, purpose) is used for.
 RELEVANCE, FEATURES, LABELS, GRADIENTS, MODEL_1, LOSS = range(1, 7)
@@ -185,10 +184,6 @@ class Inputs:
   def for_relevance(self) -> Any:
     """The training records that the relevance is averaged over."""
     wanted = self.relevance_records
-    if wanted is not None and wanted > len(self.train):
-      raise UserError(
-        f"relevance_records={wanted}: must be at most {len(self.train)}, the training records"
-      )
     return self.train if wanted is None else self.train.subset(slice(0, wanted))
 
   @property

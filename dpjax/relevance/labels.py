@@ -12,6 +12,7 @@ import numpy as np
 
 from dpjax import mechanisms, trees
 from dpjax.types import Array, Example, HostArray, LossFn
+from dpjax.validate import UserError
 
 _LEAST_PRIOR = 0.01
 
@@ -30,12 +31,19 @@ def noisy_labels(
 
   Guarantee: (epsilon, 0)-DP for each record under replace_one (local).
 
+  Raises:
+    UserError: two records of one id, which would share their coins.
+
   >>> noisy_labels(jax.random.key(0), [0, 1], [3, 3], epsilon=20.0, num_classes=10).tolist()
   [3, 3]
   """
-  ids = jnp.asarray(np.asarray(record_ids), jnp.uint32)
+  ids = np.asarray(record_ids).astype(np.uint32)
+  if len(np.unique(ids)) != ids.size:
+    raise UserError("record_ids: must be all different, below 2^32")
   labels = jnp.asarray(np.asarray(labels), jnp.int32)
-  return np.asarray(_responses(epsilon, num_classes)(key, ids, labels), np.int32)
+  return np.asarray(
+    _responses(epsilon, num_classes)(key, jnp.asarray(ids), labels), np.int32
+  )
 
 
 @functools.cache

@@ -57,7 +57,7 @@ def _refuse_unread(method: str, mode: str, job: Inputs) -> None:
   read = reads(method, mode, job.rigorous)
   validate.integer_at_least(1, public_size=job.size)
   if job.relevance_records is not None:
-    validate.integer_at_least(1, relevance_records=job.relevance_records)
+    validate.integer_in(1, len(job.train), relevance_records=job.relevance_records)
     if "relevance_records" not in read:
       raise UserError(
         f"relevance_records={job.relevance_records!r}: must be None for method={method!r} "

@@ -14,8 +14,11 @@ here to be measured and attacked.
 
 Samples come from `dpjax.noise.source`: tails to 133 scales (Gaussian: 9.49 standard
 deviations), in the float type of the records. Its lattice depends on the value (Mironov
-2012); rounding to `GRID` afterwards is post-processing and bounds which numbers can be seen,
-it does not prove the last bit.
+2012); rounding to a public grid afterwards is post-processing and bounds which numbers can be
+seen. A feature's step is `GRID`, and where its scale is above 2 between scale / 2^8 and scale /
+2^7: so 2^15 floats lie in a cell, and what that leaves open is what `mechanisms.finite` says.
+With one step for all, a cell would hold three floats at scale 80,000, whose chances tell the
+record though a real number's would not.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from dpjax import validate
 from dpjax.types import DType, HostArray
 from dpjax.validate import UserError
 
-GRID = 2.0**-6
+GRID = 2.0**-6  # the least step
+_FINE = 7  # bits of the grid below a feature's scale
 MECHANISMS = ("laplace", "gaussian")
 _SAMPLE: dict[str, Callable] = {
   "laplace": noise_lib.source.laplace,
@@ -76,18 +80,22 @@ def sample(
   return jnp.broadcast_to(unit * scales, shape)
 
 
-def _snapped(x: jax.Array, grid: float | None) -> jax.Array:
-  return noise_lib.source.snap(x, grid) if grid else x
+def _steps(scales: HostArray, least: float) -> np.ndarray:
+  """The grid of each feature, powers of two."""
+  own = np.ldexp(0.5, np.frexp(np.asarray(scales, np.float32))[1] - _FINE)
+  return np.maximum(own, np.float32(least)).astype(np.float32)
 
 
 @functools.cache
-def _compiled(shape: tuple, mechanism: str, shared: bool, grid: float | None) -> Callable:
-  def one(key, record_id, x, scales):
+def _compiled(shape: tuple, mechanism: str, shared: bool) -> Callable:
+  def one(key, record_id, x, scales, steps):
     mine = jax.random.fold_in(key, record_id)
     drawn = sample(mine, scales, shape, mechanism=mechanism, shared_channels=shared)
-    return _snapped(x + drawn, grid)
+    if steps is None:
+      return x + drawn
+    return noise_lib.source.snap((x + drawn) / steps, 1.0) * steps  # exact: powers of two
 
-  return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, None)))
+  return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, None, None)))
 
 
 def noisy_records(
@@ -106,10 +114,11 @@ def noisy_records(
     key: secret; the only thing beside the ids that the noise depends on.
     record_ids: [n] integers, distinct; they may be published, the key may not.
     scales: [d] Laplace scales (or Gaussian standard deviations) by feature.
-    grid: round to multiples of this power of two; None: not at all.
+    grid: least step of the grid that is rounded to, a power of two; None: not at all.
 
   Guarantee (Laplace, channels not shared, entries of x in [0, 1]): each record's output is
-  (sum_j channels / b_j, 0)-DP under replace_one (local), for real-valued noise.
+  (sum_j channels / b_j, 0)-DP under replace_one (local), for real-valued noise; what floats
+  leave open is said above.
 
   >>> x = np.zeros((2, 3), np.float32)
   >>> key = jax.random.key(0)
@@ -121,14 +130,17 @@ def noisy_records(
   if ids.shape != (len(x),) or len(np.unique(ids)) != len(ids):
     raise UserError("record_ids: must be one for each record, all different")
   shaped = jnp.asarray(by_feature(scales, x.shape[1:]))
-  run = _compiled(x.shape[1:], mechanism, shared_channels, grid)
+  steps = (
+    None if grid is None else jnp.asarray(by_feature(_steps(scales, grid), x.shape[1:]))
+  )
+  run = _compiled(x.shape[1:], mechanism, shared_channels)
   size = min(_CHUNK, len(x))
   parts = []
   for start in range(0, len(x), max(size, 1)):
     take = slice(start, start + size)
     missing = size - len(ids[take])
     padded = np.pad(x[take], [(0, missing)] + [(0, 0)] * (x.ndim - 1))
-    out = run(key, np.pad(ids[take], (0, missing)), padded, shaped)
+    out = run(key, np.pad(ids[take], (0, missing)), padded, shaped, steps)
     parts.append(np.asarray(out)[: len(ids[take])])
   return np.concatenate(parts) if parts else x
 

@@ -31,7 +31,7 @@ from dpjax import validate
 from dpjax.validate import UserError
 
 DpEvent = dp_accounting.DpEvent
-_LEAST_PROB = 2.0**-53  # below it the steps of a pass are no whole number of float64
+_LEAST_PROB = 1e-15  # below it the steps of a pass are no whole number of float64
 
 
 class Participation(NamedTuple):
@@ -438,7 +438,7 @@ def check_passes(sampling_prob: float, told: str, *, name: str = "sampling_prob"
   ONE place that decides it, for what runs and for what is charged."""
   validate.probability(**{name: sampling_prob})
   if sampling_prob < _LEAST_PROB:
-    raise UserError(f"{name}={sampling_prob!r}: must be at least 2**-53, for {told}")
+    raise UserError(f"{name}={sampling_prob!r}: must be at least {_LEAST_PROB}, for {told}")
   if not whole_passes(sampling_prob):
     raise UserError(
       f"{name}={sampling_prob!r}: must be 1 / a whole number, the steps of a pass, for {told}; "

@@ -305,6 +305,8 @@ def _check_protocol(protocol: SumProtocol, mechanism: SkellamSum) -> None:
       f"protocol={protocol.name!r}: must be another one: a client decrypts the sum before it is "
       f"reduced modulo 2^{protocol.bits}, and so learns more than the noise hides"
     )
+  if getattr(protocol, "bits", None) is None:
+    raise UserError(f"protocol={protocol!r:.60}: must add up integers modulo 2^bits")
   if protocol.bits < mechanism.bits:
     raise UserError(f"bits={mechanism.bits}: must be <= {protocol.bits} of {protocol.name}")
   if protocol.min_survivors < mechanism.noise.min_survivors:

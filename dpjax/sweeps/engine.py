@@ -57,6 +57,9 @@ class Grid(NamedTuple):
   tell: Callable[[Row], str] | None = None  # a finished run in one line; None: its y
   # Where the runs are not to be released, so that what they cost does not add up: why.
   unreleased: str = ""
+  only: str | None = (
+    None  # pattern of the points that are run now, as `part` has it; None: all
+  )
 
 
 def expand(
@@ -124,23 +127,26 @@ def folder(workdir: pathlib.Path, name: str) -> pathlib.Path:
   return workdir / "points" / name
 
 
-def part(points: list[Point], only: str, workdir: pathlib.Path) -> list[Point]:
+def part(points: list[Point], only: str | None, workdir: pathlib.Path) -> list[Point]:
   """Those that are asked for, and those that have run: what is drawn is of all that there is.
 
   Args:
-    only: pattern of a variant's name or of a run's, as of files in a shell; "" for all runs.
+    only: name of a variant or of a run, or a pattern of it, as of files in a shell; None for all.
 
   Raises:
     UserError: a pattern of none.
   """
+  if only is None:
+    return points
   told = lambda point: (point.name, str(point.overrides.get("variant", point.name)))
-  wanted = {p.name for p in points if any(fnmatch.fnmatchcase(n, only) for n in told(p))}
-  if only and not wanted:
+  meant = lambda name: name == only or fnmatch.fnmatchcase(name, only)
+  wanted = {point.name for point in points if any(map(meant, told(point)))}
+  if not wanted:
     known = list(dict.fromkeys(told(point)[1] for point in points))
     some = ", ".join([*known[:3], "..."] if len(known) > 3 else known)
     raise UserError(f"only={only!r}: must be a pattern of one of {some}")
   there = lambda point: _result_of(point, workdir).exists()
-  return [p for p in points if not only or p.name in wanted or there(p)]
+  return [point for point in points if point.name in wanted or there(point)]
 
 
 def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Row]:
@@ -152,11 +158,12 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
 
   Returns:
     One row per point, in the order of the points: name, status ("done" or "failed"), error,
-    population (whose data they are), what `grid.kept` keeps, and the point's overrides.
+    population (whose data they are), what `grid.kept` keeps, and the point's overrides. With
+    `grid.only` those of its part; sweep.json keeps what had failed of the rest as well.
 
   Raises:
-    UserError: another process is at work in the folder, or it is that of a single run. A
-      UserError of one run is recorded in its row, and the others go on.
+    UserError: `grid.only` names none; another process is at work in the folder, or it is that of
+      a single run. A UserError of one run is recorded in its row, and the others go on.
   """
   validate.folder(workdir=workdir)
   side_by_side.check(num_processes)
@@ -169,20 +176,35 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
     raise UserError(
       f"workdir={workdir}: holds a single run; choose another directory, nothing was changed"
     )
+  now = grid._replace(points=part(grid.points, grid.only, workdir))
   workdir.mkdir(parents=True, exist_ok=True)
   with (
     writers.alone_in(workdir) as lock,
-    contextlib.closing(_rows(grid, workdir, num_processes, lock)) as ended,
+    contextlib.closing(_rows(now, workdir, num_processes, lock)) as ended,
   ):
-    rows, ordered = {}, []
+    left_out, rows = _failed_of_the_rest(grid, now, workdir), {}
     for count, (point, (row, ran)) in enumerate(ended, start=1):
       rows[point.name] = row
-      writers.say(f"[{count}/{len(grid.points)}] {_line(grid, row)}")
-      ordered = [rows[p.name] for p in grid.points if p.name in rows]
-      if ran or count == len(grid.points):
-        _save(grid, workdir, ordered)
+      writers.say(f"[{count}/{len(now.points)}] {_line(grid, row)}")
+      if ran or count == len(now.points):
+        _save(grid, workdir, _in_order(grid, left_out | rows))
     print(writers.read_json(workdir / FILE)["statement"], flush=True)
-    return ordered
+    return _in_order(grid, rows)
+
+
+def _failed_of_the_rest(grid: Grid, now: Grid, workdir: pathlib.Path) -> dict[str, Row]:
+  """What sweep.json knows of points that this call leaves out: without a result they failed."""
+  if not (workdir / FILE).exists():
+    return {}
+  rest = {point.name for point in grid.points} - {point.name for point in now.points}
+  rows = writers.read_json(workdir / FILE)["rows"]
+  return {
+    row["name"]: row for row in rows if row["name"] in rest and row["status"] == "failed"
+  }
+
+
+def _in_order(grid: Grid, rows: dict[str, Row]) -> list[Row]:
+  return [rows[point.name] for point in grid.points if point.name in rows]
 
 
 def _result_of(point: Point, workdir: pathlib.Path) -> pathlib.Path:

@@ -190,7 +190,7 @@ def run_sweep(
   load_fn: LoadFn | None = None,
   *,
   num_processes: int = 1,
-  only: str = "",
+  only: str | None = None,
 ) -> list[Row]:
   """Runs what is left of a sweep: sweep.json, curve.csv, curve.png and table.md.
 
@@ -205,7 +205,7 @@ def run_sweep(
       leave cores idle; each loads the data for itself, and `train_fn` and `load_fn` must be
       picklable (`sweeps/side_by_side.py`).
     only: pattern ("CNN @ *") of the variants, or runs, to be run now; what has run before is drawn
-      with them.
+      with them. None: all.
 
   Returns:
     As `engine.run`; of a finished run also the keys of its result, and x and series.
@@ -213,10 +213,12 @@ def run_sweep(
   Raises:
     UserError: a fault of the sweep itself, before anything runs; else as `engine.run`.
   """
-  found = engine.part(placed(config), only, pathlib.Path(workdir))
+  if config.selection.enabled:
+    raise UserError("selection.enabled=True: its runs are chosen by tuning.run_selection")
+  found = placed(config)
   train, load = functools.partial(_train, train_fn), load_fn or _no_data
   kept, draw = functools.partial(_kept, config), functools.partial(_draw, config)
-  grid = engine.Grid(config, found, train, load, kept, draw, config.y)
+  grid = engine.Grid(config, found, train, load, kept, draw, config.y, only=only)
   return engine.run(grid, pathlib.Path(workdir), num_processes=num_processes)
 
 

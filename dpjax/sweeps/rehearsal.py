@@ -44,7 +44,7 @@ def told(
   workdir: pathlib.Path | str,
   *,
   num_processes: int = 1,
-  only: str = "",
+  only: str | None = None,
 ) -> str:
   """The plan of a sweep, as lines; of a private selection what the choice costs. `num_processes`
   and `only` are those of `grid.run_sweep`.
@@ -65,6 +65,10 @@ def told(
     return dry_run.state_of(room.build(point.config, load(point.config)), folder)
 
   if config.selection.enabled:
+    if only is not None or num_processes != 1:
+      raise UserError(
+        f"only={only!r}, num_processes={num_processes}: go with a sweep without selection"
+      )
     return _of_selection(config, workdir, rehearse)
   folder = pathlib.Path(workdir)
   found = engine.part(grid.placed(config), only, folder)

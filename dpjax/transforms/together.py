@@ -98,5 +98,5 @@ def assumptions(
   """What an epsilon of these rests on and nobody has proved: the events of parts that are not
   dpjax's are the words of their authors. Where there are any it is "claimed"."""
   rule = clip.rule if clip.rule.adapts else None
-  parts = (sampler, rule, shape.correlation, statistics)
+  parts = (sampler, clip, rule, shape, shape.correlation, statistics)
   return tuple(filter(None, (assumption(part) for part in parts if part is not None)))

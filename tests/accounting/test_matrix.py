@@ -301,5 +301,25 @@ def test_wrong_matrices_are_named():
 
 def test_an_array_without_end_is_one_line():
   """A million steps, a hundred thousand apart, would take a terabyte."""
-  with pytest.raises(UserError, match="num_steps=1000000: must be at most 2684 for steps"):
+  with pytest.raises(UserError, match="num_steps=1000000: must be at most 16384 for steps"):
     matrix.turn_images(correlated.Independent(), 10**6, 10**5)
+  with pytest.raises(UserError, match="num_steps=200000: must be at most 134217 for steps"):
+    matrix.turn_images(correlated.Independent(), 200_000, 2000)
+
+
+def test_groups_that_no_step_has_take_no_memory():
+  """Of 10^9 groups ten have a step: what they cost is that of ten."""
+  strategy = _STRATEGIES["banded"]
+  costs = [
+    accounting.amplified_costs(strategy, num_steps=10, num_groups=g) for g in (10, 10**9)
+  ]
+  np.testing.assert_array_equal(*costs)
+  events = accounting.correlated_events(
+    strategy,
+    noise_multiplier=1.0,
+    num_steps=10,
+    min_sep=10**9,
+    cyclic=True,
+    sampling_prob=0.5,
+  )
+  assert len(events) == 10

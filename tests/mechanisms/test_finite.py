@@ -74,12 +74,20 @@ def test_a_hopeless_candidate_is_chosen_as_often_as_it_should(monkeypatch, noise
 )
 def test_every_output_is_a_multiple_of_a_public_step(x64, mechanism, dtype):
   scale = mechanism.scale if isinstance(mechanism, mechanisms.Laplace) else mechanism.std
-  step = finite.fine_step(scale, dtype)
+  step = finite.fine_step(scale)
   for shift in (0.0, 1 / 3, 1 / 3 + 2**-20, 1e-6, 777.7):
     out = np.asarray(mechanism(_KEY, jnp.full(2000, shift, dtype)), np.float64)
     np.testing.assert_array_equal(out, np.round(out / step) * step)
   raw = np.asarray(1 / 3 + source.laplace(_KEY, jnp.zeros(2000, dtype), scale))
   assert np.mean(raw == np.round(raw / step) * step) < 0.5  # the test can fail
+
+
+@pytest.mark.parametrize(("dtype", "more"), [(np.float32, 0), (np.float64, 29)])
+def test_a_cell_holds_the_floats_that_its_chance_is_said_to_rest_on(dtype, more):
+  """A share of one float in a cell is what is left open, for a number: 2^-13 and 2^-9."""
+  for scale in 2.0 ** np.linspace(-3, 3, 61):
+    held = lambda scales: finite.fine_step(scale) / np.spacing(dtype(scales * scale))
+    assert held(4) >= 2.0 ** (13 + more) and held(40) >= 2.0 ** (9 + more)
 
 
 @pytest.mark.parametrize("value", [0.0, 1 / 3, 1.0])
@@ -214,7 +222,7 @@ def test_sparse_vector_compares_large_integers_exactly():
 def test_values_of_hits_lie_on_the_public_grid():
   vector = mechanisms.SparseVector(50.0, threshold=1.0, max_above=5, epsilon_values=5.0)
   answers = vector(_KEY, jnp.full(5, 30 + 1 / 3))
-  step = finite.fine_step(1.0, jnp.float32)
+  step = finite.fine_step(1.0)
   values = np.asarray(answers.value, np.float64)
   assert answers.above.all() and (values % step == 0).all()
 
@@ -231,3 +239,12 @@ def test_a_lie_of_probability_1e_12_is_told_that_rarely(monkeypatch):
   assert 0.004 < float(told.mean()) < 0.014
   old = jnp.zeros(9000) < response.noise_parameter
   assert bool(old.all())
+
+
+def test_no_epsilon_is_so_large_that_nothing_is_hidden(monkeypatch):
+  """e^-800 underflows to a coin that never falls."""
+  _drive(monkeypatch, 0)
+  response = mechanisms.RandomizedResponse(800.0, num_categories=2)
+  assert (
+    response.noise_parameter == 0 and response(_KEY, jnp.ones(4, int)).tolist() == [0] * 4
+  )

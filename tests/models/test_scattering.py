@@ -211,7 +211,10 @@ def test_p29_no_image_influences_another():
 
 def test_jit_and_finite_gradient_at_a_blank_image():
   blank = jnp.zeros((1, 8, 8, 1))
-  np.testing.assert_array_equal(jax.jit(scattering)(blank), scattering(blank))
+  # not bit for bit: fused or not, moduli of 1e-15 are rounded as the processor likes
+  np.testing.assert_allclose(
+    jax.jit(scattering)(blank), scattering(blank), rtol=1e-5, atol=0
+  )
   grad = jax.grad(lambda x: scattering(x).sum())(blank)
   assert jnp.isfinite(grad).all()
 

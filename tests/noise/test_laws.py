@@ -329,6 +329,29 @@ def test_integers_are_the_whole_number_modulo_the_span(span):
   assert traced.tolist() == expected and traced.dtype == jnp.int32
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_drawn_integers_are_128_fresh_bits_each(shape):
+  """Against Python, each with a span of its own: no word is used twice, none is left out."""
+  spans = np.random.default_rng(0).integers(1, 2**31, shape, np.int64)
+  bits = np.asarray(jax.random.bits(jax.random.key(5), (4, *shape), jnp.uint32), object)
+  number = sum(bits[i] * 2 ** (32 * (3 - i)) for i in range(4))
+  found = source.integers(jax.random.key(5), shape, spans)
+  np.testing.assert_array_equal(found, np.asarray(number % spans.astype(object), np.int64))
+
+
+@pytest.mark.parametrize("span", [0, -1, 2**31, 2**32, 1.5, np.array([3, 0, 5])])
+def test_spans_that_integers_cannot_have_are_one_line(span):
+  with pytest.raises(UserError, match=r"^span=.*must be integers in \[1, 2\^31 - 1\]"):
+    source.integers(jax.random.key(0), (3,), span)
+
+
+def test_no_two_integers_share_their_bits():
+  with pytest.raises(
+    UserError, match=r"span: has shape \(3,\); must be one for each of \(1,\)"
+  ):
+    source.integers(jax.random.key(0), (1,), np.array([3, 4, 5]))
+
+
 def test_integers_above_two_to_the_sixteenth_are_uniform():
   """JAX's `randint` of 3 * 2^29 is below 2^30 in three of four draws instead of two of three."""
   span, draws = 3 * 2**29, 40_000

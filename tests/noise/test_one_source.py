@@ -28,8 +28,16 @@ _METHODS = {
   "normal", "standard_normal", "multivariate_normal", "lognormal", "laplace", "gumbel",
   "logistic", "exponential", "standard_exponential", "standard_cauchy", "standard_t", "rvs",
   "gauss", "normalvariate", "expovariate", "poisson", "weibull", "rayleigh", "vonmises",
+  "uniform", "randn", "standard_gamma", "binomial", "negative_binomial", "chisquare",
+  "noncentral_chisquare", "dirichlet", "triangular", "pareto", "wald", "zipf", "logseries",
 }  # fmt: skip
+_CALLED = {"gamma", "beta", "power"}  # names of numbers, too: noise where they are called
 _MODULES = {"random", "jax._src.random", "numpy.random.mtrand"}  # not to be imported at all
+# Elsewhere in JAX: draws, and the bits below a key's methods.
+_BESIDE = {
+  "jax.lax.rng_uniform", "jax.lax.rng_bit_generator", "jax.extend.random.threefry_2x32",
+  "jax.extend.random.threefry2x32_p", "jax.extend.random.random_bits",
+}  # fmt: skip
 
 # file -> names: every exception, beside its reason
 _EXCEPTIONS = {
@@ -39,12 +47,15 @@ _EXCEPTIONS = {
   "dpjax/federated/compression.py": {"uniform", "rademacher"},
   # Monte-Carlo estimate of an epsilon: simulates a mechanism, releases nothing
   "dpjax/accounting/monte_carlo.py": {"standard_normal"},
+  # pixels of canaries; where a rounded number was within its cell, of a test's input
+  "dpjax/auditing/canaries.py": {"uniform"},
+  "dpjax/checks/noise_laws.py": {"uniform"},
   # signs and sizes of sums that a check feeds to a transform: its input, not its noise
   "dpjax/checks/charges.py": {"bits"},
   # the random NUMBER of trials of private selection: an integer, by a 53-bit generator
-  "dpjax/accounting/tuning.py": {"poisson"},
-  # makes synthetic clients differ in style: data, not protection
-  "dpjax/data/partition.py": {"standard_normal"},
+  "dpjax/accounting/tuning.py": {"poisson", "negative_binomial", "logseries"},
+  # deals records to clients, and makes synthetic ones differ in style: data, not protection
+  "dpjax/data/partition.py": {"standard_normal", "standard_gamma", "uniform"},
   # a peer's own order of examples, beside which ours is timed
   "dpjax/benchmarks/peer_worker.py": {"seed"},
   # an adversary's first guess
@@ -94,6 +105,8 @@ def _of_a_library(name):
       return None if drawn in allowed else drawn
   if name.startswith("jax.nn.initializers"):
     return "jax.nn.initializers"
+  if name in _BESIDE:
+    return name
   root = name.split(".")[0]
   scipy_law = root == "scipy" and name.endswith(".rvs")
   return "rvs" if scipy_law else None
@@ -118,6 +131,7 @@ def _draws(text):
   """Every float sampler that a source text names."""
   tree = ast.parse(text)
   names, inner = _imported(tree), _inner(tree)
+  called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
   for node in ast.walk(tree):
     if isinstance(node, ast.Import | ast.ImportFrom):
       yield from _of_an_import(node)
@@ -125,7 +139,8 @@ def _draws(text):
       name = _dotted(node, names)
       known = name is not None and not name.startswith("?")
       found = _of_a_library(name) if known else None
-      if not known and isinstance(node, ast.Attribute) and node.attr in _METHODS:
+      told = _METHODS | (_CALLED if id(node) in called else set())
+      if not known and isinstance(node, ast.Attribute) and node.attr in told:
         found = node.attr
       yield from filter(None, [found])
     elif isinstance(node, ast.Constant) and node.value in ("jax.random", "numpy.random"):
@@ -194,6 +209,13 @@ def test_the_source_draws_bits_and_nothing_else_of_jax():
     "from scipy.stats import laplace\nx = laplace(0, 1).rvs()",
     "def f():\n  from jax import random as inner\n  return inner.normal",
     "import jax\nx = jax.nn.initializers.normal(1.0)(key, (3,))",
+    "import jax\nx = jax.lax.rng_uniform(0.0, 1.0, (3,))",
+    "from jax import lax\nkey, x = lax.rng_bit_generator(key, (3,))",
+    "from jax.extend.random import threefry_2x32",
+    "import numpy as np\nx = np.random.default_rng(0).uniform()",
+    "import numpy as np\nx = np.random.RandomState(0).randn(3)",
+    "def f(rng):\n  return rng.gamma(2.0)",
+    "def f(rng):\n  return rng.standard_gamma(2.0) + rng.binomial(9, 0.5) + rng.dirichlet([1, 1])",
   ],
 )
 def test_every_way_of_naming_one_is_found(text):

@@ -122,6 +122,25 @@ def test_rounding_costs_almost_nothing_and_is_unbiased():
   assert abs(x.mean()) < 5 / np.sqrt(x.size)
 
 
+@pytest.mark.parametrize("shift", [0.0, 2.0**-21, 3 * 2.0**-22])
+def test_every_multiple_gets_as_many_floats_whatever_the_value(shift):
+  """Halves to even would give 2,049 and 2,047 in turns, and by 2^-21, half of what the floats
+  there are apart, exchange the two: a value a ten-millionth of the noise away is told."""
+  noise_floats = jnp.float32(8) + jnp.arange(2**15, dtype=jnp.float32) * 2.0**-20
+  sums = noise_floats + jnp.float32(shift)
+  count = lambda out: np.unique(out, return_counts=True)[1][1:-1]
+  assert set(count(source.snap(sums, 2.0**-9))) == {2048}
+  assert set(count(source.snap(-sums, 2.0**-9))) == {2048}
+  assert len(set(count(jnp.round(sums / 2.0**-9)))) > 1
+
+
+def test_halves_go_up_on_both_sides_of_zero_and_next_to_them():
+  under = np.nextafter(np.float32(0.5), np.float32(0))
+  x = jnp.asarray([0.5, -0.5, 1.5, 2.5, -2.5, under, -under, -1e-30, 0.0, 8388607.5])
+  expected = [1, 0, 2, 3, -2, 0, 0, 0, 0, 8388608]
+  np.testing.assert_array_equal(source.snap(x, 1.0), expected)
+
+
 def test_snap_is_exact_idempotent_and_keeps_what_is_too_large():
   x = jnp.asarray(np.random.default_rng(0).normal(size=1000), jnp.float32)
   once = source.snap(x, 0.125)

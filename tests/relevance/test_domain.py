@@ -9,6 +9,7 @@ import pytest
 
 from dpjax import auditing, data, models, relevance
 from dpjax.relevance import record_noise, rigorous
+from dpjax.relevance.inputs import Inputs
 from dpjax.relevance.settings import FEATURES, Rigorous, Training
 from dpjax.runs import promise
 from dpjax.runs.relevance import audit as relevance_audit
@@ -209,6 +210,15 @@ def test_what_a_method_would_leave_unread_is_refused(method, name):
   value = 10 if name == "relevance_records" else job.test
   with pytest.raises(UserError, match=f"^{name}="):
     relevance.run(method, "rigorous", dataclasses.replace(job, **{name: value}))
+
+
+def test_more_records_than_there_are_is_told_before_the_first_training(monkeypatch):
+  monkeypatch.setattr(Inputs, "model_1", None)
+  job = dataclasses.replace(_job(), relevance_records=10**7)
+  with pytest.raises(
+    UserError, match=r"^relevance_records=10000000: must be an integer in"
+  ):
+    relevance.run("adlm", "paper", job)
 
 
 @pytest.mark.parametrize("method", ["radp", "dpsgd", "radp_dpsgd", "adlm"])

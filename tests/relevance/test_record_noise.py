@@ -64,6 +64,26 @@ def test_outputs_lie_on_the_public_grid():
   np.testing.assert_array_equal(noisy * 64, np.round(noisy * 64))
 
 
+def test_a_large_scale_has_a_grid_that_its_floats_fill():
+  """At scale 80,000 three floats lie in a cell of 1/64: their chances tell 0 from 1."""
+  scales = np.array([1.0, 1.9, 6.0, 80_000.0], np.float32)
+  noisy = record_noise.noisy_records(
+    _KEY, _IDS, np.zeros((len(_IDS), 4), np.float32), scales
+  )
+  for j, scale in enumerate(scales):
+    drawn = np.unique(np.abs(noisy[:, j]))
+    step = np.diff(drawn).min()
+    assert step == max(2.0**-6, 2.0 ** (np.ceil(np.log2(scale)) - 8) if scale > 2 else 0)
+    assert (drawn % step == 0).all() and step / np.spacing(4 * scale) >= 2**13
+
+
+def test_two_records_of_one_id_are_refused_where_labels_lie_too():
+  """They would share their coins: where the answers differ, both are true."""
+  for ids in ([5, 5], [0, 2**32]):
+    with pytest.raises(UserError, match="^record_ids: must be all different"):
+      labels.noisy_labels(_KEY, np.array(ids), np.array([0, 1]), epsilon=1.0, num_classes=3)
+
+
 def test_release_keys_serve_as_well():
   key = noise_lib.source.key_from_bytes(bytes(range(32)))
   x = np.zeros((3000, 2), np.float32)

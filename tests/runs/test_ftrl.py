@@ -130,6 +130,15 @@ def test_the_checks_catch_noise_without_its_correlation():
   assert caught & {"noise as charged", "noise independent"}
 
 
+def test_noise_without_end_is_charged_where_everybody_of_a_group_takes_part():
+  """Nothing is amplified there, as under cyclic batches of the same turn."""
+  blt = {"privacy.ftrl.strategy": "blt", "privacy.sampling_prob": 0.25}
+  cyclic = make_plan(_config(**blt, **{"privacy.ftrl.sampler": "cyclic"}), 400)
+  poisson = make_plan(_config(**_POISSON | blt | {"privacy.ftrl.separation": None}), 400)
+  assert 2.99 < poisson.epsilon() <= 3.0
+  assert poisson.noise_multiplier == pytest.approx(cyclic.noise_multiplier, rel=5e-3)
+
+
 def test_a_budget_is_refused_before_the_first_step(tmp_path):
   with pytest.raises(UserError, match="the budget at delta"):
     loop.train(_config(**{"privacy.epsilon_budget": 2.9}), tmp_path / "run")

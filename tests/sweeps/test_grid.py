@@ -319,7 +319,41 @@ def test_a_part_is_run_by_name_and_drawn_with_what_has_run(tmp_path):
   assert sweep.run_sweep(config, tmp_path, fake, only=whole[0]["name"]) == whole
 
 
-@pytest.mark.parametrize("only", ["wide", "Plain*", "*3", "[", " "])
+def test_a_part_keeps_what_had_failed_of_the_rest(tmp_path):
+  """The file is that of the whole: its runs are counted, and no error is lost."""
+  config = _config(grid={}, variants=_LINES, seeds=[0], series="variant")
+  names = [point.name for point in sweep.points(config)]
+
+  def train(run, workdir, *, data=None):
+    if pathlib.Path(workdir).name == names[0]:
+      raise UserError("num_steps=3: too few")
+    return Fake()(run, workdir, data=data)
+
+  sweep.run_sweep(config, tmp_path, train)
+  rows = sweep.run_sweep(config, tmp_path, train, only="wide @ *")
+  assert [row["status"] for row in rows] == ["done"] * 3  # of its part, nothing has failed
+  saved = writers.read_json(tmp_path / "sweep.json")
+  assert saved["points"] == 4 == len(saved["rows"])
+  assert saved["rows"][0]["error"] == "num_steps=3: too few"
+  rows = sweep.run_sweep(config, tmp_path, Fake(), only=names[0])  # mended
+  assert [row["status"] for row in rows] == ["done"] * 4
+
+
+def test_a_name_with_brackets_is_no_pattern(tmp_path):
+  lines = {f"net [{f}]": {"model.options.activation": f} for f in ("tanh", "relu")}
+  config = _config(variants=lines, seeds=[0], series="variant")
+  rows = sweep.run_sweep(config, tmp_path, Fake(), only="net [tanh]")
+  assert {row["variant"] for row in rows} == {"net [tanh]"}
+
+
+def test_a_selection_is_not_run_as_a_grid(tmp_path):
+  config = _config(selection=sweep.SelectionConfig(enabled=True))
+  with pytest.raises(UserError, match="^selection.enabled=True: its runs are chosen by"):
+    sweep.run_sweep(config, tmp_path / "run", Fake())
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("only", ["", "wide", "Plain*", "*3", "[", " "])
 def test_a_pattern_of_no_run_is_refused_before_anything_runs(tmp_path, only):
   config = _config(grid={}, variants=_LINES, seeds=[0], series="variant")
   with pytest.raises(UserError, match="^only=.*must be a pattern of one of plain @ 0.5, "):

@@ -109,7 +109,7 @@ def _halves(config: AttackConfig, count: int, n: int, random: Streams) -> np.nda
       f"data.limit={config.train.data.limit}: leaves {n} records, of which too few would be "
       f"members or non-members; must leave at least {least}"
     )
-  drawn_by = privacy.sampler(config.train, n // 2)
+  drawn_by = privacy.sampler(config.train, n)  # of a half, checked again where it is known
   sized = drawn_by.only_size is not None
   if sized and n % 2:
     raise UserError(
@@ -233,7 +233,7 @@ def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> 
   measured = {name: attacks.measure(one, members) for name, one in by_method.items()}
   line, private = None, attacked.run.plan.is_private
   if attacked.target is not None:  # the shadows' plan is not what trained it
-    private = attacked.told["epsilon_kind"] != "none"
+    private = attacked.told["epsilon_kind"] in ("proved", "claimed")
   elif private:  # whose members were dealt by coins
     line = _line(attacked)
   result = {

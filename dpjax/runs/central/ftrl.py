@@ -111,7 +111,8 @@ def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlatio
   """
   apart = separation(privacy)
   made = privacy.ftrl.strategy.make(num_steps, apart)
-  amplified = privacy.ftrl.sampler == "cyclic_poisson"
+  # with everybody of a group nothing is amplified, and any noise has its price
+  amplified = privacy.ftrl.sampler == "cyclic_poisson" and privacy.sampling_prob * apart < 1
   if amplified and (made.bands is None or made.bands > apart):
     raise UserError(
       f"privacy.ftrl.strategy={fields.name_of(privacy.ftrl, 'strategy')!r}: must have at most "
