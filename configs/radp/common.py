@@ -3,7 +3,7 @@
 Chosen where the paper is silent: Adam at 1e-3; batches of 100 for RADP and No_DP, of 600
 (CIFAR-10: 1000) for what perturbs gradients or batches; relu for model 1 and tanh for model 2,
 pixels / 255, clean test images, the last epoch. With 8 epochs on MNIST and 4 on the others
-("RADP, proved" takes 20) one seed of a test took 16 to 19 minutes on one of two busy cores; an
+("RADP, proved" takes 20) one seed of a test took 14 to 21 minutes on one of two busy cores; an
 accelerator may take --config.num_epochs=40.
 
 `paper` and `proof` are the settings of either mode; an experiment takes those of the modes

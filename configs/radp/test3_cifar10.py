@@ -10,7 +10,7 @@ loss); no accuracy is stated. RADP and AdLM are claimed there and here; DPSGD an
 are proved here (add/remove-one, delta 1e-5). Data: prepare it first, see `python -m
 launch.prepare --help`.
 
-Hardware: 2 CPU cores, 13 minutes a seed. Seen at epsilon 12 (mean of three seeds, last
+Hardware: 2 CPU cores, 14 to 21 minutes a seed. Seen at epsilon 12 (mean of three seeds, last
 epoch): losses RADP 1.49 (1.35 to 1.58), DPSGD 1.58, DPDLIGDO 1.67, AdLM 2.5: on average in
 the paper's order; accuracies .476, .528, .470, .100.
 """

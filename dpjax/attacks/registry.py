@@ -182,7 +182,7 @@ ATTACKS: tuple[Attack, ...] = (
   # --- rounds that are poisoned
   Attack(
     "label flip", "errors of the model on one class", "part", "clients of the federation",
-    "aggregator=median, trimmed_mean, multi_krum, below their breakdown points",
+    "aggregator=median, trimmed_mean, krum, below their breakdown points",
     "dpjax.attacks.label_flip", "Tolpegin et al. 2020",
   ),
   Attack(
@@ -194,7 +194,7 @@ ATTACKS: tuple[Attack, ...] = (
   Attack(
     "backdoor", "a chosen answer to inputs with a trigger", "part",
     "clients of the federation",
-    "aggregator=median or multi_krum while attackers are few; clipping slows it",
+    "aggregator=median or krum while attackers are few; clipping slows it",
     "dpjax.attacks.backdoor", "Gu et al. 2017; Bagdasaryan et al. 2020",
   ),
   Attack(

@@ -3,8 +3,9 @@
 XLA has a fast route on the CPU for convolutions whose batch comes first and whose features come
 last, with kernels [*window, in, out]. Others it brings into that form, but only in the outermost
 computation of a program (its pass `ConvCanonicalization`; seen in the text of compiled
-programs): the gradients of a convolution, which JAX writes in another form, take 50 to 90
-times as long inside `scan`, `while_loop` or `cond`. Written in that form they do not.
+programs): the gradients of a convolution, which JAX writes in another form, take many times as
+long inside `scan`, `while_loop` or `cond` (`launch.benchmark --suite=gradients`). Written in that
+form they do not.
 """
 
 from __future__ import annotations

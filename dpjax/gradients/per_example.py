@@ -211,7 +211,7 @@ def clipped_grad(
       or a tree of bounds that is a prefix of the parameters, one per group of parameters
       (see `allocate_clip_norms`); or a `Clip`, which also names the rule. Its schedule is for
       the transform: here the norms are those of the first step.
-    method: "vmap" stacks a gradient per example; "ghost" never does (see
+    method: "vmap" stacks a gradient per example; "ghost" does where it has no rule (see
       `dpjax.gradients.ghost`, and `explain` for its choices); "auto" is "ghost" wherever
       that can gain. All are exact: the same sum to rounding.
     microbatch_size: examples held in memory at a time; None for the whole batch. It
