@@ -209,7 +209,7 @@ for name in ("loop", "eight", "sharded"):
   algorithm = scaffold(problems.network, optax.sgd(0.1), key=key, map_clients=ways[name],
                        aggregator=central(plan, noise_key), client_learning_rate=0.1,
                        num_clients=11, expected_cohort=4)
-  for count in (0, 1, 7, 8, 9, 11):  # fewer, as many and more clients than devices; nobody
+  for count in (0, 7, 8, 11):  # fewer, as many and more clients than devices; nobody
     own = from_batches(clients[:count], batch_size=2)
     state, info = algorithm.round(algorithm.init(params, num_clients=11), own)
     out[f"of {count} {name}"] = values((state.params, state.memories.all(), info))
@@ -329,7 +329,7 @@ def test_no_client_sums_over_the_clients_of_other_devices(on_devices, axis, way)
 
 
 @_OVER_EIGHT
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 11])
+@pytest.mark.parametrize("count", [0, 7, 8, 11])
 def test_eight_devices_serve_cohorts_of_any_size(on_devices, count, way):
   for a, b in zip(on_devices[f"of {count} {way}"], on_devices[f"of {count} loop"]):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
