@@ -8,8 +8,8 @@ Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.d
 those of the mirror image. Their channels are normalised by mean and variance over the training
 data, which are released with noise first and paid from the same epsilon; each clip norm is a
 private median, paid too. Parameters are an exponential average over the steps.
-Hardware: 2 CPU cores. Time: two minutes of training after three to four of features (DPJAX_CACHE_DIR
-keeps them).
+Hardware: 2 CPU cores. Time: two minutes of training after three to four of features
+(DPJAX_CACHE_DIR keeps them).
 Expected: test accuracy .705 (.703-.707 over three seeds) at a proved epsilon of 3 (delta 1e-5,
 Poisson, add/remove-one, per example; statistics included). Of red, green and blue
 (model.colours=rgb) .693 (.692-.696). Tried on those with seed 0, by a script that

@@ -6,8 +6,7 @@
 Needs Fashion-MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or
 --config.base.data.data_dir). Hardware: 2 CPU cores, half a minute a run, 3 to 15 of the CNNs;
 it goes on where it was stopped.
-Numbers: results/fashion_mnist_curves, without the tempered-sigmoid CNN on pixels; of the
-equivariant one seed 0.
+Numbers: results/fashion_mnist_curves, without the tempered-sigmoid CNN on pixels.
 """
 
 from configs.sweeps import mnist_curves

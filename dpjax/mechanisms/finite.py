@@ -22,6 +22,7 @@ carry an epsilon much below 2^-10, nor 10^8 numbers at 1; use x64 there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -120,9 +121,16 @@ def _small_integers(value: jax.Array) -> jax.Array:
   return value.astype(jnp.int32) if value.dtype.itemsize < 4 else value
 
 
-def _integer_pair(value: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _integer_pair(value: jax.Array, step: float = 1.0) -> tuple[jax.Array, jax.Array]:
+  """The low part has as many bits as leave room for multiples of `step` below it, and the high one
+  no more than its float holds."""
   value = _small_integers(value)
-  bits, dtype = (12, jnp.float32) if value.dtype.itemsize == 4 else (32, jnp.float64)
+  wide = value.dtype.itemsize == 8
+  most, least, dtype = (32, 11, jnp.float64) if wide else (12, 8, jnp.float32)
+  room = (
+    jnp.finfo(dtype).nmant - 1 + math.frexp(step)[1] - 1
+  )  # 2^room is below `snap`'s limit
+  bits = int(min(max(room, least), most))
   low = value & jnp.asarray(2**bits - 1, value.dtype)
   return (value - low).astype(dtype), low.astype(dtype)
 
@@ -131,7 +139,8 @@ def pair(name: str, value: Numbers, scale: float) -> tuple[jax.Array, jax.Array]
   """(high, low), floats whose sum is exactly `value`; low is of the size of the noise.
 
   A float that is JAX's own is its own low part. UserError: NaN or infinity; 64-bit numbers
-  so large beside the noise that float32 could not even show it.
+  so large beside the noise that float32 could not even show it, an error that itself tells of
+  the value: keep them within public bounds, or enable x64.
 
   >>> high, low = pair("value", np.array([2**24 + 1]), 1.0)
   >>> int(high[0]) + int(low[0]) == 2**24 + 1
@@ -143,7 +152,7 @@ def pair(name: str, value: Numbers, scale: float) -> tuple[jax.Array, jax.Array]
     return _wide_pair(name, value, scale)
   value = jnp.asarray(value.astype(np.int32) if _too_wide(value) else value)
   if is_integer(value) or value.dtype == bool:
-    return _integer_pair(value)
+    return _integer_pair(value, fine_step(scale))
   low = source.as_floats(value)
   return jnp.zeros_like(low), low
 

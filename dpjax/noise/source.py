@@ -315,7 +315,7 @@ def integers(key: jax.Array, shape: tuple[int, ...], span: ArrayLike) -> jax.Arr
   Raises:
     UserError: spans of another shape; or outside of the range, where they are known.
   """
-  if jnp.broadcast_shapes(shape, jnp.shape(span)) != tuple(shape):
+  if jnp.ndim(span) and jnp.shape(span) != tuple(shape):
     raise UserError(f"span: has shape {jnp.shape(span)}; must be one for each of {shape}")
   if not isinstance(span, core.Tracer):
     known = np.asarray(span)
@@ -361,7 +361,7 @@ def snap(tree: ArrayTree, step: float) -> Any:
   def rounded(leaf):
     noise_dtype(leaf.dtype)
     info = jnp.finfo(leaf.dtype)
-    if not float(info.tiny) <= step <= float(info.max):
+    if not 2.0**8 * float(info.tiny) <= step <= 2.0**-8 * float(info.max):
       raise UserError(f"step={step!r}: outside the range of {leaf.dtype}")
     limit = min(step * 2.0**info.nmant, float(info.max))
     below = jnp.floor(leaf / step)  # what is above it is exact where it is near a half

@@ -207,7 +207,7 @@ class RecordNoise(NamedTuple):
   scales: np.ndarray  # [d]
   mechanism: str
   shared_channels: bool = False
-  grid: float | None = None
+  grid: float | None = None  # the least step
   l1_clip: float | None = None  # of a record before the noise, weighted by beta
   clip_after: float | None = None  # noisy entries are cut to [-clip, clip]
   # what is done to records [n, *shape] before the noise, on which its proof rests

@@ -24,6 +24,7 @@ record though a real number's would not.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -130,6 +131,10 @@ def noisy_records(
   if ids.shape != (len(x),) or len(np.unique(ids)) != len(ids):
     raise UserError("record_ids: must be one for each record, all different")
   shaped = jnp.asarray(by_feature(scales, x.shape[1:]))
+  if grid is not None:
+    validate.positive(grid=grid)
+    if math.frexp(grid)[0] != 0.5:
+      raise UserError(f"grid={grid!r}: must be a power of two, so that rounding is exact")
   steps = (
     None if grid is None else jnp.asarray(by_feature(_steps(scales, grid), x.shape[1:]))
   )

@@ -29,8 +29,8 @@ from dpjax.validate import UserError
 _PIXEL_VARIANCE = 0.1  # a public guess, to weigh signal against noise; any number is safe
 _FLOAT_NOTE = (
   "Laplace and Gaussian samples are float32 with tails to 133 scales and 9.49 std, rounded "
-  "with the record to a public grid of 1/64 or 1/128 of the noise's scale; the proof is for "
-  "real-valued noise"
+  "with the record to a public grid of 1/64, or for scales above 2 of between 1/256 and 1/128 of "
+  "the scale; the proof is for real-valued noise"
 )
 
 

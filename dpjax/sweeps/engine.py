@@ -194,13 +194,14 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
 
 def _failed_of_the_rest(grid: Grid, now: Grid, workdir: pathlib.Path) -> dict[str, Row]:
   """What sweep.json knows of points that this call leaves out: without a result they failed."""
-  if not (workdir / FILE).exists():
-    return {}
   rest = {point.name for point in grid.points} - {point.name for point in now.points}
-  rows = writers.read_json(workdir / FILE)["rows"]
-  return {
-    row["name"]: row for row in rows if row["name"] in rest and row["status"] == "failed"
-  }
+  if not rest or not (workdir / FILE).exists():
+    return {}
+  try:
+    known = {row["name"]: row for row in writers.read_json(workdir / FILE)["rows"]}
+    return {n: known[n] for n in rest & set(known) if known[n]["status"] == "failed"}
+  except (KeyError, TypeError):
+    raise UserError(f"workdir={workdir}: {FILE} there is not that of a sweep") from None
 
 
 def _in_order(grid: Grid, rows: dict[str, Row]) -> list[Row]:

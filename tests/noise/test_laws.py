@@ -350,6 +350,10 @@ def test_no_two_integers_share_their_bits():
     UserError, match=r"span: has shape \(3,\); must be one for each of \(1,\)"
   ):
     source.integers(jax.random.key(0), (1,), np.array([3, 4, 5]))
+  with pytest.raises(
+    UserError, match=r"span: has shape \(2,\); must be one for each of \(3,\)"
+  ):
+    source.integers(jax.random.key(0), (3,), np.array([3, 4]))
 
 
 def test_integers_above_two_to_the_sixteenth_are_uniform():

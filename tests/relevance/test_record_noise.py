@@ -77,6 +77,14 @@ def test_a_large_scale_has_a_grid_that_its_floats_fill():
     assert (drawn % step == 0).all() and step / np.spacing(4 * scale) >= 2**13
 
 
+@pytest.mark.parametrize("grid", [0.1, 0.0, -1.0, float("nan")])
+def test_a_grid_that_is_no_power_of_two_is_one_line(grid):
+  with pytest.raises(UserError, match="^grid="):
+    record_noise.noisy_records(
+      _KEY, [1], np.zeros((1, 2), np.float32), [1.0, 1.0], grid=grid
+    )
+
+
 def test_two_records_of_one_id_are_refused_where_labels_lie_too():
   """They would share their coins: where the answers differ, both are true."""
   for ids in ([5, 5], [0, 2**32]):

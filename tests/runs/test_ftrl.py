@@ -136,6 +136,10 @@ def test_noise_without_end_is_charged_where_everybody_of_a_group_takes_part():
   cyclic = make_plan(_config(**blt, **{"privacy.ftrl.sampler": "cyclic"}), 400)
   poisson = make_plan(_config(**_POISSON | blt | {"privacy.ftrl.separation": None}), 400)
   assert 2.99 < poisson.epsilon() <= 3.0
+  rounded = (
+    _POISSON | blt | {"privacy.ftrl.separation": None, "privacy.sampling_prob": 1 / 49}
+  )
+  assert make_plan(_config(**rounded), 400).sampler.prob == 1  # 49 * (1 / 49) is below it
   assert poisson.noise_multiplier == pytest.approx(cyclic.noise_multiplier, rel=5e-3)
 
 

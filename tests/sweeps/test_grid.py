@@ -339,6 +339,17 @@ def test_a_part_keeps_what_had_failed_of_the_rest(tmp_path):
   assert [row["status"] for row in rows] == ["done"] * 4
 
 
+@pytest.mark.parametrize("text", ["{", "{}", '{"rows": null}', '{"rows": [{"x": 1}]}'])
+def test_a_file_of_something_else_is_told_to_a_part_and_replaced_by_the_whole(
+  tmp_path, text
+):
+  config = _config(grid={}, variants=_LINES, seeds=[0], series="variant")
+  (tmp_path / "sweep.json").write_text(text)
+  with pytest.raises(UserError, match="sweep.json"):
+    sweep.run_sweep(config, tmp_path, Fake(), only="wide @ *")
+  assert len(sweep.run_sweep(config, tmp_path, Fake())) == 4
+
+
 def test_a_name_with_brackets_is_no_pattern(tmp_path):
   lines = {f"net [{f}]": {"model.options.activation": f} for f in ("tanh", "relu")}
   config = _config(variants=lines, seeds=[0], series="variant")

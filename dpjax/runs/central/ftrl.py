@@ -95,12 +95,18 @@ def sampler(
   if privacy.ftrl.sampler == "balls_in_bins":
     return sampling.BallsInBinsSampler(num_bins=apart, capacity=capacity)
   if privacy.ftrl.sampler == "cyclic_poisson":
-    prob = min(1.0, rate * apart)
+    prob = _prob_in_turn(privacy)
     return sampling.CyclicPoissonSampler(prob=prob, num_groups=apart, capacity=capacity)
   prob = min(1.0, rate / max(1 - (apart - 1) * rate, rate))
   return sampling.MinSepSampler(
     prob=prob, min_sep=apart, num_steps=num_steps, capacity=capacity
   )
+
+
+def _prob_in_turn(privacy: PrivacyConfig) -> float:
+  """Of an example, to be in the batch of its group; 1 where rounding alone keeps it below."""
+  prob = privacy.sampling_prob * separation(privacy)
+  return 1.0 if prob > 1 - 1e-9 else prob
 
 
 def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlation:
@@ -112,7 +118,7 @@ def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlatio
   apart = separation(privacy)
   made = privacy.ftrl.strategy.make(num_steps, apart)
   # with everybody of a group nothing is amplified, and any noise has its price
-  amplified = privacy.ftrl.sampler == "cyclic_poisson" and privacy.sampling_prob * apart < 1
+  amplified = privacy.ftrl.sampler == "cyclic_poisson" and _prob_in_turn(privacy) < 1
   if amplified and (made.bands is None or made.bands > apart):
     raise UserError(
       f"privacy.ftrl.strategy={fields.name_of(privacy.ftrl, 'strategy')!r}: must have at most "
