@@ -165,6 +165,19 @@ class Bounded(NamedTuple):
     return correlated.BandedToeplitz.optimized(num_steps=self.num_steps, bands=self.bands)
 
 
+def check_bounded(run: Bounded) -> None:
+  """Raises UserError for what `bounded_rows` refuses before it computes anything."""
+  validate.one_of(BOUNDED, sampler=run.sampler)
+  validate.integer_in(1, accounting.MOST_APART, min_sep=run.min_sep)
+  validate.probability(sampling_prob=run.sampling_prob)
+  bins, turn = run.sampler == "balls_in_bins", run.sampling_prob * run.min_sep
+  if turn > 1 + 1e-9 or (bins and turn < 1 - 1e-9):
+    raise UserError(
+      f"sampling_prob={run.sampling_prob!r}: must be {'' if bins else 'at most '}1 / min_sep, "
+      f"{1 / run.min_sep!r}, for sampler={run.sampler!r}"
+    )
+
+
 def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
   """(what it is worth, epsilon) under add_or_remove_one: simulated, labelled so; proved for
   the same run; and proved for cyclic Poisson batches of the same expected size. "launch.train" is
@@ -178,17 +191,10 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
   >>> [name for name, _ in rows][:2]
   ['Monte Carlo estimate, NOT a bound', 'Monte Carlo, 99 % confidence, NOT a proof']
   """
-  validate.one_of(BOUNDED, sampler=run.sampler)
-  validate.probability(sampling_prob=run.sampling_prob)
-  validate.integer_in(1, accounting.MOST_APART, min_sep=run.min_sep)
+  check_bounded(run)
   strategy = run.strategy
   common: Any = {"noise_multiplier": run.noise_multiplier, "num_steps": run.num_steps}
   bins, turn = run.sampler == "balls_in_bins", run.sampling_prob * run.min_sep
-  if turn > 1 + 1e-9 or (bins and turn < 1 - 1e-9):
-    raise UserError(
-      f"sampling_prob={run.sampling_prob!r}: must be {'' if bins else 'at most '}1 / min_sep, "
-      f"{1 / run.min_sep!r}, for sampler={run.sampler!r}"
-    )
   simulated: Any = {**common, "delta": run.delta, "num_samples": run.num_samples}
   if bins:
     found = accounting.balls_in_bins_epsilon(strategy, num_bins=run.min_sep, **simulated)

@@ -28,9 +28,11 @@ def runs(values: Any, levels: Sequence[float]) -> list[price.Bounded]:
     raise UserError("sampling_prob: is 1 / min_sep for sampler='balls_in_bins'")
   prob = 1 / values.min_sep if bins else prob or 0.0
   common = (values.num_steps, prob, values.min_sep, values.delta, values.bands)
-  return [
+  found = [
     price.Bounded(values.sampler, level, *common, values.num_samples) for level in levels
   ]
+  price.check_bounded(found[0])
+  return found
 
 
 def table(asked: Iterable[price.Bounded]) -> str:

@@ -80,6 +80,7 @@ def test_real_mnist(tfds_dir):
     assert test.y[i] == source[i]["label"]
 
 
+@pytest.mark.long
 def test_real_cifar10(tfds_dir):
   train, test = data.load("cifar10", data_dir=tfds_dir)
   check_real(train, 50_000, (32, 32, 3))

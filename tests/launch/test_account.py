@@ -280,7 +280,7 @@ def test_random_allocation_solves_for_whole_passes():
     (("--sampling_prob=2", "--num_steps=4", "--noise_multiplier=2"), "sampling_prob=2"),
     (
       ("--sampling_prob=1e-320", "--num_steps=4", "--noise_multiplier=2"),
-      r"sampling_prob=1e-320: must be at least 2\*\*-53",
+      r"sampling_prob=1e-320: must be at least 1e-15",
     ),
     (  # as launch.train does, whose passes are whole
       ("--sampling_prob=0.3", "--num_steps=4", "--noise_multiplier=2"),

@@ -157,6 +157,7 @@ def test_a_federated_sweep_runs_over_clients(tmp_path):
   assert "| test_accuracy |" in (tmp_path / "out" / "table.md").read_text()
 
 
+@pytest.mark.long  # `sweeps/test_side_by_side.py` has it in a process of its own
 def test_two_processes_find_what_one_finds_and_go_on_where_it_stopped(tmp_path):
   alone, together = tmp_path / "alone", tmp_path / "together"
   for folder in (alone, together):

@@ -45,7 +45,7 @@ def test_p17_keys_decide_and_coordinates_are_independent(mechanism):
 def test_p20_noise_is_at_least_float32(mechanism, dtype):
   out = mechanism(jax.random.key(0), jnp.zeros(1000, dtype))
   assert out.dtype == jnp.float32
-  assert np.unique(out).size > 950
+  assert np.unique(out).size > 500  # of a grid of 1/128 of the scale
 
 
 @settings(deadline=None)
