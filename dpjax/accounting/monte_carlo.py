@@ -28,9 +28,8 @@ from dpjax import validate
 from dpjax.accounting.matrix import Strategy, turn_images
 from dpjax.validate import UserError
 
-MOST_APART = (
-  10**6
-)  # steps between two of one example: each simulated run keeps so many numbers
+# Steps between two of one example: each simulated run keeps so many numbers.
+MOST_APART = 10**6
 _MOST_SAMPLES = 10**10
 _CHUNK = 4_000_000  # numbers drawn at a time
 _GRID = 1e-3 * 1.005 ** np.arange(2800)  # epsilons that may be answered, to 1160

@@ -37,9 +37,7 @@ from dpjax.types import Array
 from dpjax.validate import UserError
 
 Numbers = Any  # what NumPy or JAX reads as an array of real numbers, or refuses
-_FINE = (
-  7  # bits of the grid below the noise's scale; the rest of the fraction is left to it
-)
+_FINE = 7  # bits of the grid below the noise's scale; the others are left to the noise
 _LIMB = 8  # bits that are summed at once
 MAX_RECORDS = 2**24  # then neither a limb's sum nor a count in float32 is rounded
 _MOST_INT = 2**53  # what float64 holds exactly
@@ -127,9 +125,8 @@ def _integer_pair(value: jax.Array, step: float = 1.0) -> tuple[jax.Array, jax.A
   value = _small_integers(value)
   wide = value.dtype.itemsize == 8
   most, least, dtype = (32, 11, jnp.float64) if wide else (12, 8, jnp.float32)
-  room = (
-    jnp.finfo(dtype).nmant - 1 + math.frexp(step)[1] - 1
-  )  # 2^room is below `snap`'s limit
+  # 2^room is half of `snap`'s limit
+  room = jnp.finfo(dtype).nmant - 1 + math.frexp(step)[1] - 1
   bits = int(min(max(room, least), most))
   low = value & jnp.asarray(2**bits - 1, value.dtype)
   return (value - low).astype(dtype), low.astype(dtype)

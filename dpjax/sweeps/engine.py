@@ -57,9 +57,7 @@ class Grid(NamedTuple):
   tell: Callable[[Row], str] | None = None  # a finished run in one line; None: its y
   # Where the runs are not to be released, so that what they cost does not add up: why.
   unreleased: str = ""
-  only: str | None = (
-    None  # pattern of the points that are run now, as `part` has it; None: all
-  )
+  only: str | None = None  # pattern of the points to be run now, as of `part`
 
 
 def expand(
