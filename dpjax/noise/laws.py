@@ -135,7 +135,8 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
   held, span = jnp.stack(words), jnp.asarray(span, jnp.uint32)
 
   def step(place: Array, rest: Array) -> Array:
-    bit = (held[place // 32] >> (31 - place % 32).astype(jnp.uint32)) & 1
+    # `place` is Python's where jit is disabled
+    bit = (held[place // 32] >> jnp.asarray(31 - place % 32, jnp.uint32)) & 1
     twice = 2 * rest + bit  # below 2 * span, hence 2^32
     return jnp.where(twice >= span, twice - span, twice)
 
