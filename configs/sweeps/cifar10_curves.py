@@ -7,7 +7,7 @@ statistics in proportion to epsilon, and a smaller learning rate below epsilon 1
 pixels is that of configs/cifar10_equivariant.py without its normalisation, for longer.
 Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.base.data.data_dir) and
 17 GB of memory. Hardware: 2 CPU cores, two minutes a run, more of the network; it goes on where it
-was stopped. Numbers: results/cifar10_curves, of the network seed 0.
+was stopped. Numbers: results/cifar10_curves.
 """
 
 from configs.sweeps.mnist_curves import curves, paid
