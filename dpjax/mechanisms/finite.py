@@ -37,7 +37,7 @@ from dpjax.types import Array
 from dpjax.validate import UserError
 
 Numbers = Any  # what NumPy or JAX reads as an array of real numbers, or refuses
-_FINE = 7  # bits of the grid below the noise's scale; the others are left to the noise
+GRID_BITS = 7  # bits of the grid below the noise's scale; the others are left to the noise
 _LIMB = 8  # bits that are summed at once
 MAX_RECORDS = 2**24  # then neither a limb's sum nor a count in float32 is rounded
 _MOST_INT = 2**53  # what float64 holds exactly
@@ -176,7 +176,7 @@ def fine_step(scale: float) -> float:
   >>> fine_step(1.0) == 2.0**-7
   True
   """
-  return source.grid_step(scale, _FINE)
+  return source.grid_step(scale, GRID_BITS)
 
 
 def noised(

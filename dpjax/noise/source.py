@@ -343,6 +343,17 @@ def grid_step(std: float, bits: int = 4) -> float:
   return step
 
 
+def check_step(**named: float) -> None:
+  """Raises unless each value is a power of two.
+
+  >>> check_step(step=0.25)
+  """
+  validate.positive(**named)
+  for name, step in named.items():
+    if math.frexp(step)[0] != 0.5:
+      raise UserError(f"{name}={step!r}: must be a power of two, so that rounding is exact")
+
+
 def snap(tree: ArrayTree, step: float) -> Any:
   """Every scalar rounded to the nearest multiple of `step`, a power of two; halves go up.
 
@@ -354,9 +365,7 @@ def snap(tree: ArrayTree, step: float) -> Any:
   >>> snap(jnp.array([0.26, -0.3, 1e30]), 0.25)
   Array([ 2.5e-01, -2.5e-01,  1.0e+30], dtype=float32)
   """
-  validate.positive(step=step)
-  if math.frexp(step)[0] != 0.5:
-    raise UserError(f"step={step!r}: must be a power of two, so that rounding is exact")
+  check_step(step=step)
 
   def rounded(leaf):
     noise_dtype(leaf.dtype)
@@ -364,9 +373,9 @@ def snap(tree: ArrayTree, step: float) -> Any:
     if not 2.0**8 * float(info.tiny) <= step <= 2.0**-8 * float(info.max):
       raise UserError(f"step={step!r}: outside the range of {leaf.dtype}")
     limit = min(step * 2.0**info.nmant, float(info.max))
-    below = jnp.floor(leaf / step)  # what is above it is exact where it is near a half
-    return jnp.where(
-      jnp.abs(leaf) <= limit, (below + (leaf / step - below >= 0.5)) * step, leaf
-    )
+    steps = leaf / step
+    below = jnp.floor(steps)  # what is above it is exact where it is near a half
+    nearest = below + (steps - below >= 0.5)
+    return jnp.where(jnp.abs(leaf) <= limit, nearest * step, leaf)
 
   return jax.tree.map(rounded, jax.tree.map(jnp.asarray, tree))

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import mechanisms, trees
+from dpjax.relevance.record_noise import distinct_ids
 from dpjax.types import Array, Example, HostArray, LossFn
-from dpjax.validate import UserError
 
 _LEAST_PRIOR = 0.01
 
@@ -37,9 +37,7 @@ def noisy_labels(
   >>> noisy_labels(jax.random.key(0), [0, 1], [3, 3], epsilon=20.0, num_classes=10).tolist()
   [3, 3]
   """
-  ids = np.asarray(record_ids).astype(np.uint32)
-  if len(np.unique(ids)) != ids.size:
-    raise UserError("record_ids: must be all different, below 2^32")
+  ids = distinct_ids(record_ids, len(labels))
   labels = jnp.asarray(np.asarray(labels), jnp.int32)
   return np.asarray(
     _responses(epsilon, num_classes)(key, jnp.asarray(ids), labels), np.int32

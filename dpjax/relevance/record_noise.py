@@ -24,7 +24,6 @@ record though a real number's would not.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 
 import jax
@@ -33,11 +32,11 @@ import numpy as np
 
 from dpjax import noise as noise_lib
 from dpjax import validate
+from dpjax.mechanisms import finite
 from dpjax.types import DType, HostArray
 from dpjax.validate import UserError
 
 GRID = 2.0**-6  # the least step
-_FINE = 7  # bits of the grid below a feature's scale
 MECHANISMS = ("laplace", "gaussian")
 _SAMPLE: dict[str, Callable] = {
   "laplace": noise_lib.source.laplace,
@@ -83,7 +82,7 @@ def sample(
 
 def _steps(scales: HostArray, least: float) -> np.ndarray:
   """The grid of each feature, powers of two."""
-  own = np.ldexp(0.5, np.frexp(np.asarray(scales, np.float32))[1] - _FINE)
+  own = np.ldexp(0.5, np.frexp(np.asarray(scales, np.float32))[1] - finite.GRID_BITS)
   return np.maximum(own, np.float32(least)).astype(np.float32)
 
 
@@ -97,6 +96,20 @@ def _compiled(shape: tuple, mechanism: str, shared: bool) -> Callable:
     return noise_lib.source.snap((x + drawn) / steps, 1.0) * steps  # exact: powers of two
 
   return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, None, None)))
+
+
+def distinct_ids(record_ids: HostArray, count: int) -> np.ndarray:
+  """The ids, uint32 [count], from which streams of records are derived.
+
+  Raises:
+    UserError: two records of one id, which would share their noise.
+  """
+  ids = np.asarray(record_ids).astype(np.uint32)
+  if ids.shape != (count,) or len(np.unique(ids)) != count:
+    raise UserError(
+      "record_ids: must be all different, below 2^32, and one for each record"
+    )
+  return ids
 
 
 def noisy_records(
@@ -127,14 +140,11 @@ def noisy_records(
   >>> bool((noisy_records(key, [7], x[:1], [1.0] * 3)[0] == both[1]).all())
   True
   """
-  ids, x = np.asarray(record_ids, np.uint32), np.asarray(x, np.float32)
-  if ids.shape != (len(x),) or len(np.unique(ids)) != len(ids):
-    raise UserError("record_ids: must be one for each record, all different")
+  x = np.asarray(x, np.float32)
+  ids = distinct_ids(record_ids, len(x))
   shaped = jnp.asarray(by_feature(scales, x.shape[1:]))
   if grid is not None:
-    validate.positive(grid=grid)
-    if math.frexp(grid)[0] != 0.5:
-      raise UserError(f"grid={grid!r}: must be a power of two, so that rounding is exact")
+    noise_lib.source.check_step(grid=grid)
   steps = (
     None if grid is None else jnp.asarray(by_feature(_steps(scales, grid), x.shape[1:]))
   )

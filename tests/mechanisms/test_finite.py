@@ -105,10 +105,8 @@ def test_a_number_tells_less_than_3e_5_beyond_real_noise(std):
   for shift in (0.0, 2.0**-22, 2.0**-21, 3 * 2.0**-21, 1e-3 * std):
     new = _log_ratios(std, shift, lambda x: source.snap(x, step), step)
     old = _log_ratios(std, shift, lambda x: jnp.round(x / 2.0**-9) * 2.0**-9, 2.0**-9)
-    worst, before = (
-      max(worst, np.sqrt(np.mean(new**2))),
-      max(before, np.sqrt(np.mean(old**2))),
-    )
+    worst = max(worst, np.sqrt(np.mean(new**2)))
+    before = max(before, np.sqrt(np.mean(old**2)))
   assert worst < 2.5e-5 and before > 3e-4
 
 
