@@ -37,8 +37,8 @@ def noisy_labels(
   >>> noisy_labels(jax.random.key(0), [0, 1], [3, 3], epsilon=20.0, num_classes=10).tolist()
   [3, 3]
   """
-  ids = distinct_ids(record_ids, len(labels))
   labels = jnp.asarray(np.asarray(labels), jnp.int32)
+  ids = distinct_ids(record_ids, len(labels))
   return np.asarray(
     _responses(epsilon, num_classes)(key, jnp.asarray(ids), labels), np.int32
   )
