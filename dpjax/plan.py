@@ -434,7 +434,7 @@ class Plan:
     """
     unit = unit or self.unit
     if not self.is_private:
-      return "Privacy statement\n\nNone: no epsilon is proved for this run."
+      return accounting.NOTHING
     clip, shape = self.l2_clip_norm, self.noise_shape
     numbers = (self.noise_multiplier, self.normalize_by, self.num_steps)
     return accounting.privacy_statement(

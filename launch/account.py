@@ -121,7 +121,9 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   flag("integer", "num_samples", 2_000_000, "with --min_sep: simulated runs")
   own = "default: add_or_remove_one; fixed_size: replace_one; truncated: replace_special"
   flag("enum", "neighboring_relation", None, accounting.RELATIONS, own)
-  flag("enum", "accountant", "both", ("pld", "rdp", "both"), "pld solves for both")
+  flag(
+    "enum", "accountant", "both", (*accounting.ACCOUNTANTS, "both"), "pld solves for both"
+  )
   folder = "directory for epsilon_curve.csv and .png: epsilon over the steps"
   flag("string", "curve", None, folder)
   flag("bool", "gdp", False, "add the central limit's approximation, NOT a bound")

@@ -54,6 +54,7 @@ from dpjax.accounting.proved import accountants_for as accountants_for
 from dpjax.accounting.proved import check_event as check_event
 from dpjax.accounting.proved import checked_relation as checked_relation
 from dpjax.accounting.proved import proved_for as proved_for
+from dpjax.accounting.statement import NOTHING as NOTHING
 from dpjax.accounting.statement import delta_warning as delta_warning
 from dpjax.accounting.statement import privacy_statement as privacy_statement
 from dpjax.accounting.text import by_name as by_name

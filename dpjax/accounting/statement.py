@@ -13,7 +13,7 @@ from dpjax import validate
 from dpjax.accounting.discrete import SkellamDpEvent
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.events import DpEvent, parts
-from dpjax.accounting.proved import RELATIONS
+from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
 from dpjax.accounting.text import lower, upper
 from dpjax.passes import RandomAllocationDpEvent
 from dpjax.validate import UserError
@@ -24,6 +24,7 @@ EPSILON_KINDS = {
   "approximation": "an approximation in the limit of many steps, which may be too small",
   "audited_lower_bound": "a lower bound measured by an attack, the truth is no less",
 }
+NOTHING = "Privacy statement\n\nNone: no epsilon is proved for this run."  # without noise
 _RELATIONS = {
   "add_or_remove_one": "one {unit} more or less",
   "replace_one": "one {unit} exchanged for any other",
@@ -63,7 +64,7 @@ def privacy_statement(
   neighboring_relation: str = "add_or_remove_one",
   num_examples: int | None = None,
   unit: str = "example",
-  accountants: Sequence[str] = ("pld", "rdp"),
+  accountants: Sequence[str] = ACCOUNTANTS,
   epsilon_kind: str = "proved",
   epsilons: Mapping[str, float] | None = None,
   delta_set_aside: float = 0.0,

@@ -223,8 +223,8 @@ class Inversion:
     num_classes: labels are 0 .. num_classes - 1.
     method: `Dlg()`, `CosineAdam()` or another `Method`.
     restarts: independent first guesses.
-    finalists: how many of them, the best after `trial` steps, go on to the end; the others have
-      gone astray by then, or have not, and cost no more.
+    finalists: at most so many of them, the best after `trial` steps, go on to the end; the others
+      have gone astray by then, or have not, and cost no more.
 
   Raises:
     UserError: a batch of 0, no restarts, total variation of what is no image, a shape that the

@@ -438,12 +438,30 @@ def _t_tail(t: float, degrees: int, noncentrality: float) -> float:
   return tail if 0 <= tail <= 1 else 1.0
 
 
-METHODS: dict[str, Callable[..., float]] = {
-  "one_run": one_run,
-  "one_run_two_sided": one_run_two_sided,
-  "one_run_fdp": one_run_fdp,
-  "one_run_fdp_two_sided": one_run_fdp_two_sided,
-  "one_run_gaussian": one_run_gaussian,
-  "clopper_pearson": clopper_pearson,
-  "gdp": gdp_lower_bound,
+class Method(NamedTuple):
+  """A bound, and what it says of one training run with many canaries."""
+
+  bound: Callable[..., float]  # (scores, *, delta, confidence) -> epsilon
+  meaning: str
+  gaussian_only: bool = False  # says nothing of a mechanism that is not Gaussian-DP
+  indicative: bool = False  # an alarm, without confidence
+
+  def __call__(self, scores: Scores, **levels: float) -> float:
+    """The lower bound on epsilon; levels: `delta`, `confidence`."""
+    return self.bound(scores, **levels)
+
+
+_ANY = "valid for any (epsilon, delta)-DP training"
+_GAUSSIAN = "valid only if the training is Gaussian-DP"
+_SUMS = "valid only if scores are noisy sums along orthogonal canaries, unsampled"
+_ONE_BY_ONE = "indicative: treats the canaries of one run as independent"
+_BOTH = "indicative: as clopper_pearson, and only if the training is Gaussian-DP"
+METHODS = {
+  "one_run": Method(one_run, _ANY),
+  "one_run_two_sided": Method(one_run_two_sided, _ANY),
+  "one_run_fdp": Method(one_run_fdp, _GAUSSIAN, gaussian_only=True),
+  "one_run_fdp_two_sided": Method(one_run_fdp_two_sided, _GAUSSIAN, gaussian_only=True),
+  "one_run_gaussian": Method(one_run_gaussian, _SUMS, gaussian_only=True),
+  "clopper_pearson": Method(clopper_pearson, _ONE_BY_ONE, indicative=True),
+  "gdp": Method(gdp_lower_bound, _BOTH, gaussian_only=True, indicative=True),
 }

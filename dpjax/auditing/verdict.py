@@ -7,22 +7,9 @@ from typing import Any
 
 from dpjax import validate
 from dpjax.accounting import events, lower, upper
-from dpjax.auditing import lower_bounds
+from dpjax.auditing.lower_bounds import METHODS
 from dpjax.auditing.scores import Scores
 from dpjax.plan import Plan
-
-_MEANING = {
-  "one_run": "valid for any (epsilon, delta)-DP training",
-  "one_run_two_sided": "valid for any (epsilon, delta)-DP training",
-  "one_run_fdp": "valid only if the training is Gaussian-DP",
-  "one_run_fdp_two_sided": "valid only if the training is Gaussian-DP",
-  "one_run_gaussian": "valid only if scores are noisy sums along orthogonal canaries, unsampled",
-  "clopper_pearson": "indicative: treats the canaries of one run as independent",
-  "gdp": "indicative: as clopper_pearson, and only if the training is Gaussian-DP",
-}
-
-_INDICATIVE = ("clopper_pearson", "gdp")  # of the canaries of one run
-_GAUSSIAN_ONLY = ("one_run_fdp", "one_run_fdp_two_sided", "one_run_gaussian", "gdp")
 
 
 def check_method(method: str, plan: Plan) -> None:
@@ -41,8 +28,8 @@ def check_method(method: str, plan: Plan) -> None:
   Traceback (most recent call last):
   dpjax.validate.UserError: method='one_run_fdp': valid only for Gaussian noise without ...
   """
-  validate.one_of(lower_bounds.METHODS, method=method)
-  if method not in _GAUSSIAN_ONLY:
+  validate.one_of(METHODS, method=method)
+  if not METHODS[method].gaussian_only:
     return
   parts = events.merged_parts(plan.event())
   other = sorted({type(part).__name__ for part in parts if not _is_gaussian(part)})
@@ -87,7 +74,7 @@ class Audit:
     >>> Audit(2.5, "gdp", 0.95, 1e-5, 1.0, {}).verdict
     'ALARM: epsilon >= 2.5 (gdp, indicative, no confidence, delta=1e-05), above the claimed 1'
     """
-    indicative = self.method in _INDICATIVE
+    indicative = METHODS[self.method].indicative
     sure = "indicative, no" if indicative else f"{lower(100 * self.confidence)}%"
     found = (
       f"epsilon >= {lower(self.epsilon_lower)} ({self.method}, {sure} confidence, "
@@ -105,13 +92,13 @@ class Audit:
     return {
       "epsilon_audited_lower": self.epsilon_lower,
       "method": self.method,
-      "meaning": _MEANING[self.method],
+      "meaning": METHODS[self.method].meaning,
       "confidence": self.confidence,
       "delta": self.delta,
       "refuted": self.refuted,
       "verdict": self.verdict,
       "others": {
-        name: {"epsilon_lower": value, "meaning": _MEANING[name]}
+        name: {"epsilon_lower": value, "meaning": METHODS[name].meaning}
         for name, value in self.others.items()
       },
     }
@@ -136,11 +123,11 @@ def audit(
   >>> audit(scores, delta=1e-5, epsilon_claimed=1.0).refuted
   True
   """
-  validate.one_of(lower_bounds.METHODS, method=method)
+  validate.one_of(METHODS, method=method)
   found = {
     name: bound(scores, delta=delta, confidence=confidence)
-    for name, bound in lower_bounds.METHODS.items()
-    if delta or name == method or name not in _GAUSSIAN_ONLY
+    for name, bound in METHODS.items()
+    if delta or name == method or not bound.gaussian_only
   }
   chosen = found.pop(method)
   return Audit(chosen, method, confidence, delta, epsilon_claimed, found)

@@ -189,11 +189,6 @@ def _of_round(key: Array, round: Array) -> tuple[Array, Array]:
   return jax.random.fold_in(jax.random.fold_in(key, _CLIENTS), round), round + 1
 
 
-def key_of_round(state: FederatedState) -> Array:
-  """Key of the clients in the round that comes next; each folds in its own number."""
-  return _of_round(state.key, state.round)[0]
-
-
 def federated(
   client: ClientAlgorithm,
   server: Server,

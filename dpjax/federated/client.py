@@ -30,7 +30,7 @@ from dpjax.plan import Plan
 from dpjax.types import Array, ArrayLike, ArrayTree, ClientTx, LossFn, Params
 
 # What a client's key is folded with before it is used: no two uses share a stream.
-OPTIMIZER_KEY, EXAMPLE_KEY, NOISE_KEY, ROUNDING_KEY, PERSONAL_KEY = range(5)
+OPTIMIZER_KEY, NOISE_KEY, ROUNDING_KEY, PERSONAL_KEY = 0, 2, 3, 4  # 1 had a use once
 
 
 class Received(NamedTuple):
@@ -212,7 +212,6 @@ def local_training(
   adjust: Callable[..., Any] | None = None,
   start: Callable[..., Any] | None = None,
   message: Callable[..., Any] = send_difference,
-  example_keys: bool = False,
 ) -> ClientAlgorithm:
   """Local training from the server's parameters with any Optax optimizer.
 
@@ -225,7 +224,6 @@ def local_training(
     adjust: `(gradient, received, local) -> gradient`, before the optimizer.
     start: `(opt_state, received) -> opt_state` at the first local step.
     message: `(received, local) -> (message, memory)`.
-    example_keys: give each example of each step its own `example.key`.
 
   >>> algorithm = local_training(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), optax.sgd(0.5))
   >>> received = Received(jnp.zeros(1))
@@ -245,9 +243,6 @@ def local_training(
     return begun(params, opt_state, memory, num_examples, key)
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
-    if example_keys:
-      keys = jax.random.fold_in(jax.random.fold_in(local.key, EXAMPLE_KEY), local.num_steps)
-      examples = examples._replace(key=jax.random.split(keys, mask.shape[0]))
     found, loss = grad_fn(local.params, examples, mask)
     found = found if adjust is None else adjust(found, received, local)
     tx = make_tx(client_tx, jax.random.fold_in(local.key, OPTIMIZER_KEY))

@@ -139,17 +139,14 @@ def cohort_of(
   *,
   seed: int,
   round: int,
-  data: Example | None = None,
 ) -> Cohort:
   """The cohort of these clients (places or ids; none is allowed), with their batches.
 
   Each client's order of examples is a function of (seed, round, client) alone: it does not
   depend on who else takes part.
 
-  Args:
-    data: None for the federation's own arrays, in the memory of the host: executions on one
-      device place them there once each, those over several send what each block needs. JAX
-      arrays are shared by all that run where they lie.
+  Its data are the federation's own arrays, in the memory of the host: executions on one device
+  place them there once each, those over several send what each block needs.
 
   Raises:
     UserError: an unknown client, or one that is named twice.
@@ -170,7 +167,7 @@ def cohort_of(
     ids=ids,
     num_examples=np.array([len(federation.indices[i]) for i in ids], np.int64),
     batches=tuple(batches(int(i)) for i in ids),
-    data=Example(federation.dataset.x, federation.dataset.y) if data is None else data,
+    data=Example(federation.dataset.x, federation.dataset.y),
   )
 
 

@@ -56,7 +56,6 @@ def fed_nova(
   weighting: Weighting = clients.uniform,
   steps: Callable[[Array], Array] | None = None,
   tau_eff: float | None = None,
-  adjust: Callable[..., Any] | None = None,
   **common: Unpack[Common],
 ) -> FederatedAlgorithm:
   """Differences divided by local steps, so that clients with more steps do not pull the
@@ -88,9 +87,7 @@ def fed_nova(
     tau = mean["tau"] if tau_eff is None else tau_eff
     return server.apply(params, state, {"delta": trees.scale(mean["direction"], tau)}, size)
 
-  client = clients.local_training(
-    loss_fn, client_tx, weighting=weighting, message=message, adjust=adjust
-  )
+  client = clients.local_training(loss_fn, client_tx, weighting=weighting, message=message)
   return federated(client, server._replace(apply=apply), **common)
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dpjax import gradients, models, names, validate
+from dpjax import accounting, gradients, models, names, validate
 from dpjax.runs.central.config import (
   DataConfig,
   ModelConfig,
@@ -23,7 +23,7 @@ from dpjax.validate import UserError
 
 LOSSES = ("auto",)  # of both kinds of runs
 SCHEDULES = ("constant", "cosine", "linear")
-ACCOUNTANTS = ("", "pld", "rdp")
+ACCOUNTANTS = ("", *accounting.ACCOUNTANTS)  # "": the tightest that is proved
 _FLOAT32 = np.finfo(np.float32)
 # Numbers that size a loop or an array, so that a slip of the keyboard is not a run without end.
 MOST_STEPS = 10**8  # of a run; rounds, epochs

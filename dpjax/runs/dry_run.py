@@ -35,7 +35,6 @@ from dpjax.validate import UserError
 TIMED_STEPS = 5  # after the first, which compiles
 TIMED_SECONDS = 10.0  # of them together
 FINISHED = "holds this run, finished; it would not run again"
-NOTHING = promise.Promise("none", None, "")
 _TIMED_FEATURES = 256  # examples
 _ROOMS: dict[type, Any] = {TrainConfig: central, FedConfig: federated}
 
@@ -73,9 +72,7 @@ class Rehearsal(NamedTuple):
 
   def facts(self) -> dict[str, Any]:
     """What the run will promise: the privacy part of its result.json."""
-    stated = self.work.promise
-    if stated is None:
-      return NOTHING.facts(Ledger(), 0.0)
+    stated = self.work.promise or promise.NONE
     return stated.facts(Ledger(), stated.curve(self.work.num_steps))
 
 

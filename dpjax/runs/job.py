@@ -19,7 +19,7 @@ from dpjax.accounting import Ledger
 from dpjax.federated.client_states import ClientStates
 from dpjax.runs import report, writers
 from dpjax.runs import workdir as owner
-from dpjax.runs.promise import Promise
+from dpjax.runs.promise import NONE, Promise
 from dpjax.runs.streams import Streams
 from dpjax.types import ArrayTree, Config
 from dpjax.validate import UserError
@@ -129,7 +129,7 @@ def single(work: Work) -> Play:
 
 
 def _result(work: Work, fitted: Fitted, folder: pathlib.Path) -> Result:
-  promise = work.promise or Promise("none", None, "")
+  promise = work.promise or NONE
   facts = promise.facts(fitted.ledger, fitted.final_epsilon)
   facts["privacy_statement"] = promise.statement(fitted.step)
   return {

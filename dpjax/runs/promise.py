@@ -9,19 +9,26 @@ from __future__ import annotations
 import dataclasses
 import math
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dp_accounting import DpEvent, NoOpDpEvent
 
 from dpjax import noise, validate
-from dpjax.accounting import Budget, BudgetExceeded, Ledger, by_name, delta_warning, upper
+from dpjax.accounting import (
+  NOTHING,
+  Budget,
+  BudgetExceeded,
+  Ledger,
+  by_name,
+  delta_warning,
+  upper,
+)
 from dpjax.plan import Plan
 from dpjax.runs import writers
 from dpjax.validate import UserError
 
 KINDS = writers.EPSILON_KINDS
-NOTHING = "Privacy statement\n\nNone: no epsilon is proved for this run."
 _FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
 
 
@@ -169,6 +176,18 @@ def of_plan(
   )
 
 
+NONE = Promise("none", None, "")
+
+
+def named(assumptions: Iterable[str]) -> str:
+  """The names of failed assumptions, each of which precedes its words and a colon.
+
+  >>> named(["C1: the clip norm is a guess", "C4: no noise"])
+  'C1 C4'
+  """
+  return " ".join(text.split(":")[0] for text in assumptions)
+
+
 def check_nothing_asked(*, budget: float | None, release: bool) -> None:
   """Raises for what a run that promises nothing would ignore."""
   if release or budget is not None:
@@ -229,5 +248,5 @@ def told(result: Mapping[str, Any]) -> str:
     return f"{epsilon} ({kind}, {under}, per {result['unit']})"
   theorem = result.get("claimed_epsilon_thm7")
   own = f"; {upper(theorem)} by its own theorem 7" if theorem else ""
-  failed = " ".join(text.split(":")[0] for text in result["failed_assumptions"])
+  failed = named(result["failed_assumptions"])
   return f"{epsilon} (CLAIMED, {under}{own}; nothing is proved, fails: {failed})"

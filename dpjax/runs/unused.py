@@ -28,6 +28,7 @@ from dpjax.runs.central.config import (
 )
 from dpjax.runs.central.ftrl import SAMPLERS as FTRL_SAMPLERS
 from dpjax.runs.central.privacy import SAMPLERS
+from dpjax.runs.federated import privacy as federated_privacy
 from dpjax.runs.federated.config import FedConfig
 from dpjax.schema import fields
 from dpjax.validate import UserError
@@ -233,7 +234,7 @@ def _federated_privacy(config: FedConfig) -> Unused:
     )
     | needs(reported, "privacy (privacy.method) or audit.enabled", f"{room}.delta")
     | needs(
-      method in ("central", "both", "dp_ftrl"),
+      method in federated_privacy.CENTRAL,
       "noise of the server (privacy.method)",
       f"{room}.accountant",
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpjax.accounting import lower, upper
 from dpjax.markdown import table
-from dpjax.runs import report, writers
+from dpjax.runs import promise, report, writers
 
 Row = dict[str, Any]
 _NOTE = (
@@ -52,9 +52,7 @@ def _row(key: tuple, group: list[Row]) -> Row:
     "test_accuracy": statistics.mean(accuracies),
     "accuracy_range": f"{min(accuracies):.3f}-{max(accuracies):.3f}",
     "seeds": len(group),
-    "failed_assumptions": " ".join(
-      line.split(":")[0] for line in first["failed_assumptions"]
-    ),
+    "failed_assumptions": promise.named(first["failed_assumptions"]),
   }
 
 

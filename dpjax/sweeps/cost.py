@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from dpjax.accounting import upper
-from dpjax.runs import writers
+from dpjax.runs import promise, writers
 from dpjax.runs.federated.config import NATURAL
 from dpjax.schema import fields
 
@@ -107,7 +107,7 @@ def _bound(total: dict[str, Any], num_data_sets: int) -> str:
       "user are dealt to other users in another run."
     )
   epsilon, delta = upper(total["epsilon"]), upper(total["delta"])
-  failed = " ".join(text.split(":")[0] for text in total["failed_assumptions"])
+  failed = promise.named(total["failed_assumptions"])
   claim = f"; nothing is proved, fails: {failed}" if failed else ""
   overlap = (
     f" They are on {num_data_sets} data sets, which may overlap: that is the bound for "

@@ -30,7 +30,7 @@ import numpy as np
 from dpjax import accounting, validate
 from dpjax.accounting import upper
 from dpjax.plan import Plan
-from dpjax.runs import writers
+from dpjax.runs import promise, writers
 from dpjax.runs.central import build
 from dpjax.runs.central.config import TrainConfig
 from dpjax.schema import fields
@@ -187,7 +187,7 @@ def charged(
 def _told(
   plan: Plan, one_run: float, epsilon: float, delta: float, assumptions: tuple[str, ...]
 ) -> str:
-  fails = " ".join(text.split(":")[0] for text in assumptions)
+  fails = promise.named(assumptions)
   kind = f"CLAIMED; nothing is proved, fails: {fails}" if fails else "proved"
   return (
     f"One run is (epsilon = {upper(one_run)}, delta = {upper(plan.delta)})"

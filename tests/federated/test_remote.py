@@ -55,6 +55,11 @@ def _noisy():
   )
 
 
+def _key_of_round(state):
+  """Of the clients in the round that comes next; each folds in its own number."""
+  return algorithms._of_round(state.key, state.round)[0]
+
+
 class World:
   """A server with three noisy clients, and all that the server ever gets to see."""
 
@@ -81,7 +86,7 @@ class World:
     """Every array and number in the server's hands now."""
     server, config = self.server, self.server.settings()
     told = [*config.values(), server._rng, server.num_clients]
-    for leaf in jax.tree.leaves((server.state, algorithms.key_of_round(server.state))):
+    for leaf in jax.tree.leaves((server.state, _key_of_round(server.state))):
       is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
       told.append(np.asarray(jax.random.key_data(leaf) if is_key else leaf))
     return told
@@ -142,9 +147,7 @@ def test_nothing_that_the_server_holds_gives_a_clients_noise(played):
 def test_noise_from_what_the_server_sends_would_have_been_found(tmp_path, monkeypatch):
   """As it once was: the key of the round, which server and clients all know."""
   world = World(tmp_path)
-  monkeypatch.setattr(
-    remote, "_new_key", lambda: algorithms.key_of_round(world.server.state)
-  )
+  monkeypatch.setattr(remote, "_new_key", lambda: _key_of_round(world.server.state))
   world.round()
   assert sorted(set(world.reproduced())) == [0, 1, 2]
 

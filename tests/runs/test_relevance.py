@@ -83,16 +83,15 @@ def test_noise_comes_from_the_seed_only_where_it_is_said():
   seeded = _config(
     mode="rigorous", rigorous=dataclasses.replace(proved.rigorous, seeded_noise=True)
   )
-  same = lambda config: bool(
-    relevance_build.streams(config, _DATA).noise
-    == relevance_build.streams(config, _DATA).noise
-  )
+  key = lambda config: loop._streams(relevance_build.build(config), _DATA, None).noise
+  same = lambda config: bool(key(config) == key(config))
   assert same(paper) and same(seeded) and not same(proved)
   other = dataclasses.replace(paper, epsilons=[3.0])
-  name = lambda config: noise.key_id(relevance_build.streams(config, _DATA).noise)
+  name = lambda config: noise.key_id(key(config))
   assert name(paper) != name(other)
   pooled = relevance.Private(relevance_pool=4)
-  assert name(RelevanceConfig(private=pooled)) != name(RelevanceConfig())
+  digest = relevance_build.digest
+  assert digest(RelevanceConfig(private=pooled)) != digest(RelevanceConfig())
 
 
 # --- runs

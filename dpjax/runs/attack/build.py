@@ -1,7 +1,9 @@
-"""From an `AttackConfig` to the job of one attack; `members` and `inversion` do the work.
+"""From an `AttackConfig` to the job of one attack; the module that the attack names does the
+work.
 
-A step of it is a model that is trained, or a message that is inverted, so that an attack goes
-on where it was cut off. Its result says what the attacked run promises, not the attack.
+A step of it is a piece of that work, such as a model that is trained or a message that is
+inverted, so that an attack goes on where it was cut off. Its result says what the attacked run
+promises, not the attack.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def _inverter(config: AttackConfig, attacked: Victims) -> Any:
     num_classes=attacked.num_classes,
     method=own.method(),
     restarts=own.restarts,
-    finalists=min(own.finalists, own.restarts),
+    finalists=own.finalists,
     trial=own.trial,
   )
 

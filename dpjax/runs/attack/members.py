@@ -20,7 +20,7 @@ from dpjax.runs.central import privacy
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.loop import Work
 from dpjax.runs.pieces import Arrays
-from dpjax.runs.promise import Promise
+from dpjax.runs.promise import NONE, Promise
 from dpjax.runs.streams import Streams
 from dpjax.schema import fields
 from dpjax.types import NeighboringRelation, Params
@@ -77,7 +77,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
     arrays = saved.read(own.target, "attack.target")
     target = saved.in_place_of(run.params, arrays, f"attack.target={own.target!r}")
     told = told_of(own.target, target, config.train)
-    promise = Promise("none", None, "")  # this config's steps are not what trained it
+    promise = NONE  # this config's steps are not what trained it
   init = jax.jit(
     lambda key: central.start(config.train, half, random._replace(init=key))[2]
   )

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from dpjax import gradients, names, sampling, transforms, validate
+from dpjax import accounting, gradients, names, sampling, transforms, validate
 from dpjax.plan import Plan
 from dpjax.runs import bounds
 from dpjax.runs.central import ftrl, normalization
@@ -27,7 +27,6 @@ SAMPLERS = {
   "fixed_size": sampling.FixedSizeSampler,
   "shuffled": sampling.ShuffledSampler,
 }
-_PROVED_SHUFFLED = ("replace_one", "replace_special")  # relations of a shuffled epoch
 NOISE_AWARE = ("dp_adam", "dp_sgld")  # optimizers that must know the noise of the plan
 
 
@@ -160,7 +159,8 @@ def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampli
     return sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_examples)
   if privacy.sampler == "truncated_poisson":
     return _truncated(privacy, num_examples)
-  proved = privacy.method != "sgd" and privacy.neighboring_relation in _PROVED_SHUFFLED
+  relations = accounting.proved_for("shuffled").relations
+  proved = privacy.method != "sgd" and privacy.neighboring_relation in relations
   return sampling.ShuffledSampler(
     batch_size=batch_size, num_examples=num_examples if proved else None
   )

@@ -232,7 +232,9 @@ def _build(model: ModelConfig, num_classes: int, activation: str) -> Any:
 
 
 def is_released(config: RelevanceConfig) -> bool:
-  """Whether the noise comes from the operating system."""
+  """Whether the noise comes from the operating system: in rigorous mode, unless `seeded_noise`
+  is set. There the order of batches must not depend on the data, as it does with a seed: the
+  model that is released depends on it."""
   rigorous = config.method == "radp" and config.mode == "rigorous"
   return rigorous and not config.rigorous.seeded_noise
 
@@ -243,22 +245,6 @@ def digest(config: RelevanceConfig) -> bytes:
   fields["data"].pop("data_dir")
   fields.pop("audit")
   return streams_lib.config_digest("relevance", fields)
-
-
-def streams(config: RelevanceConfig, data: bytes) -> Streams:
-  """Streams of the seed, of everything else in the config and of the data (two runs never
-  share their noise); in rigorous mode, fresh entropy unless `seeded_noise` is set.
-
-  The order of batches depends on seed and data alone, so that runs that differ in what
-  follows model 1 can share it. In rigorous mode it must NOT depend on the data, for the model
-  that is released depends on it.
-
-  Args:
-    data: `data_digest`.
-  """
-  if is_released(config):
-    return streams_lib.fresh(config.seed)
-  return streams_lib.derived(config.seed, digest(config), data)
 
 
 def _result(

@@ -17,7 +17,7 @@ from dpjax.runs import bounds, pieces
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.loop import Ended, Fit, Job, Play, Work
 from dpjax.runs.pieces import Arrays
-from dpjax.runs.promise import Promise
+from dpjax.runs.promise import NONE
 from dpjax.runs.secure.config import SecureConfig, check
 from dpjax.runs.streams import Streams
 from dpjax.schema.fields import name_of, to_dict
@@ -84,7 +84,7 @@ def build(config: SecureConfig, loaded: Any = None) -> Job:
 
 def _play(config: SecureConfig, kind: Any, prepared: Any, fit: Fit) -> Ended:
   found: Computed = kind.measured(config, prepared, fit)
-  nothing = Promise("none", None, "").facts(Ledger(), 0.0)
+  nothing = NONE.facts(Ledger(), 0.0)
   result = {
     "test_accuracy": None,  # but where a model is asked
     **(nothing if found.facts is None else found.facts),

@@ -53,7 +53,6 @@ class SpuProgram(NamedTuple):
 
   code: bytes
   text: str  # StableHLO, which every party may read
-  num_inputs: int
   outputs: tuple[jax.ShapeDtypeStruct, ...]  # leaves, in order
   out_tree: Any
 
@@ -125,7 +124,7 @@ def compiled(
   with one_line():
     code = spu.compile(source, spu.CompilerOptions())
   leaves = tuple(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in outputs)
-  return SpuProgram(code, text, len(structs), leaves, out_tree)
+  return SpuProgram(code, text, leaves, out_tree)
 
 
 class one_line:
