@@ -28,7 +28,14 @@ def _require(condition: bool, name: str, value: Any, bound: str) -> None:
 
 
 def _is_number(value: Any) -> bool:
-  return isinstance(value, numbers.Real) and not isinstance(value, bool)
+  """A real number that is a float64, or rounds to one, or is not finite."""
+  if not isinstance(value, numbers.Real) or isinstance(value, bool):
+    return False
+  try:
+    float(value)
+  except OverflowError:
+    return False
+  return True
 
 
 def positive(**named: Any) -> None:
@@ -165,7 +172,7 @@ def one_of(choices: Iterable[str], **named: Any) -> None:
   choices = tuple(str(choice) for choice in choices)
   for name, value in named.items():
     bound = f"one of {', '.join(choices)}{did_you_mean(str(value), choices)}"
-    _require(str(value) in choices, name, value, bound)
+    _require(isinstance(value, str) and value in choices, name, value, bound)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -46,6 +46,7 @@ _FIELDS: dict[str, tuple[type[DpEvent], tuple[str, ...]]] = {
   "repeat_and_select": (dpa.dp_event.RepeatAndSelectDpEvent, ("event", "mean", "shape")),
 }
 _NOISE_LEVELS = (1e-100, 1e100)  # squares of noise multipliers between them are floats
+_SMALL = 1e-6  # of a pure epsilon: from there on, float64 has room for it beside 1
 _MOST_STEPS = 10**15  # of a pass: integers that are floats, too
 _KINDS = {cls: kind for kind, (cls, _) in _FIELDS.items()}
 
@@ -85,8 +86,10 @@ def pure_dp_event(epsilon: float) -> DpEvent:
   RandomizedResponseDpEvent(noise_parameter=0.5, num_buckets=2)
   """
   validate.non_negative(epsilon=epsilon)
-  flip = math.exp(-epsilon) / (1 + math.exp(-epsilon))
-  return dpa.RandomizedResponseDpEvent(2 * flip, 2)
+  noise = 2 * math.exp(-epsilon) / (1 + math.exp(-epsilon))
+  if 0 < epsilon < _SMALL:  # 1 - epsilon / 2 is below it, and float64 rounds it down
+    noise = math.nextafter(1 - epsilon / 2, 0.0)
+  return dpa.RandomizedResponseDpEvent(noise, 2)
 
 
 def poisson_sampled_event(event: DpEvent, *, sampling_prob: float) -> DpEvent:

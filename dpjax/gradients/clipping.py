@@ -22,6 +22,7 @@ finished sum is multiplied by.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -47,11 +48,19 @@ def _lift(top: float) -> float:
   )
 
 
+@functools.cache
+def _top(rule, bound):
+  """Asked for once: the factors and what the sum is multiplied by rest on one answer."""
+  top = rule.top(bound)
+  validate.positive_or_inf(**{f"{type(rule).__name__}.top({bound})": top})
+  return top
+
+
 def _factor(longest, keep, bound, rule):
   """[B] -> [B], of one group."""
   if bound == 0:  # frozen
     return jnp.zeros_like(longest)  # [B]
-  top = rule.top(bound)
+  top = _top(rule, bound)
   lift = _lift(top)
   most = Flat().factors(longest, top * lift, lift)  # [B]
   if type(rule).factors is Flat.factors:
@@ -68,7 +77,7 @@ def rescaled(total: Updates, clip: Clip, *, rescale_to_unit_norm: bool) -> Any:
   def times(bound, group):
     if bound == 0:
       return group
-    top = clip.rule.top(bound)
+    top = _top(clip.rule, bound)
     left = 1.0 if top == bound else bound / top  # inf / inf is no number
     left = left / _lift(top) / (bound if rescale_to_unit_norm else 1.0)
     return group if left == 1 else trees.scale(group, left)
@@ -142,7 +151,9 @@ def clip_and_sum(
 def _clipped(grads, mask, clip):
   def group_norm(bound, group):
     """Exact where it can show in the factor; a group without arrays has norm 0."""
-    exact_above = clip.rule.visible(bound) * _NEGLIGIBLE
+    usual, own = bound or 1.0, clip.rule.visible(bound)
+    # What is longer must be exact for the flat clip, by which every rule is held.
+    exact_above = (own if 0 <= own <= usual else usual) * _NEGLIGIBLE
     norms = trees.per_example_norms(group, exact_above=exact_above)  # [B], or []
     return jnp.broadcast_to(norms, mask.shape)  # [B]
 

@@ -41,6 +41,7 @@ The rounding adds less than 0.02 % to the standard deviation.
 from __future__ import annotations
 
 import math
+import numbers
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -295,8 +296,10 @@ def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
   >>> int(bernoulli(key_from_bytes(bytes(32)), 1.0, (5,)).sum())
   5
   """
-  if not 0 <= prob <= 1:
+  validate.non_negative(prob=prob)
+  if prob > 1:
     raise UserError(f"prob={prob!r}: must be in [0, 1]")
+  prob = prob if isinstance(prob, numbers.Rational) else float(prob)  # either is exact
   first = jax.random.bits(key, shape, jnp.uint32)
   more = (laws.BERNOULLI_WORDS - 1, *shape)
   rest = jax.random.bits(jax.random.fold_in(key, 1), more, jnp.uint32)
@@ -337,14 +340,15 @@ def grid_step(std: float, bits: int = 4) -> float:
   (0.0625, 0.0625, 0.000244140625)
   """
   validate.positive(std=std)
-  step = math.ldexp(1.0, math.frexp(std)[1] - 1 - bits)
+  validate.integer_in(0, 1074, bits=bits)
+  step = math.ldexp(1.0, math.frexp(std)[1] - 1 - int(bits))
   if step == 0:
     raise UserError(f"std={std!r}: too small for a grid")
   return step
 
 
-def check_step(**named: float) -> None:
-  """Raises unless each value is a power of two.
+def check_step(dtype: DType | None = None, /, **named: float) -> None:
+  """Raises unless each value is a power of two, well within the range of `dtype`.
 
   >>> check_step(step=0.25)
   """
@@ -352,6 +356,11 @@ def check_step(**named: float) -> None:
   for name, step in named.items():
     if math.frexp(step)[0] != 0.5:
       raise UserError(f"{name}={step!r}: must be a power of two, so that rounding is exact")
+    if dtype is None:
+      continue
+    info = jnp.finfo(dtype)
+    if not 2.0**8 * float(info.tiny) <= step <= 2.0**-8 * float(info.max):
+      raise UserError(f"{name}={step!r}: outside the range of {dtype}")
 
 
 def snap(tree: ArrayTree, step: float) -> Any:
@@ -366,12 +375,12 @@ def snap(tree: ArrayTree, step: float) -> Any:
   Array([ 2.5e-01, -2.5e-01,  1.0e+30], dtype=float32)
   """
   check_step(step=step)
+  step = float(step)  # of no type that a leaf would be promoted to
 
   def rounded(leaf):
     noise_dtype(leaf.dtype)
+    check_step(leaf.dtype, step=step)
     info = jnp.finfo(leaf.dtype)
-    if not 2.0**8 * float(info.tiny) <= step <= 2.0**-8 * float(info.max):
-      raise UserError(f"step={step!r}: outside the range of {leaf.dtype}")
     limit = min(step * 2.0**info.nmant, float(info.max))
     steps = leaf / step
     below = jnp.floor(steps)  # what is above it is exact where it is near a half

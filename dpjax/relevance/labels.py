@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import mechanisms, trees
+from dpjax.mechanisms import finite
 from dpjax.relevance.record_noise import distinct_ids
 from dpjax.types import Array, Example, HostArray, LossFn
+from dpjax.validate import UserError
 
 _LEAST_PRIOR = 0.01
 
@@ -32,16 +34,19 @@ def noisy_labels(
   Guarantee: (epsilon, 0)-DP for each record under replace_one (local).
 
   Raises:
-    UserError: two records of one id, which would share their coins.
+    UserError: two records of one id, which would share their coins; labels that are not one
+      integer for each record.
 
   >>> noisy_labels(jax.random.key(0), [0, 1], [3, 3], epsilon=20.0, num_classes=10).tolist()
   [3, 3]
   """
-  labels = jnp.asarray(np.asarray(labels), jnp.int32)
-  ids = distinct_ids(record_ids, len(labels))
-  return np.asarray(
-    _responses(epsilon, num_classes)(key, jnp.asarray(ids), labels), np.int32
-  )
+  keep_probability(epsilon, num_classes)  # checks both, whatever is cached
+  true = finite.indices("labels", labels, 0, int(num_classes) - 1)
+  if true.ndim != 1:
+    raise UserError(f"labels: must be [n], one for each record, not {list(true.shape)}")
+  ids = distinct_ids(record_ids, len(true))
+  respond = _responses(float(epsilon), int(num_classes))
+  return np.asarray(respond(key, jnp.asarray(ids), true), np.int32)
 
 
 @functools.cache

@@ -51,7 +51,8 @@ def by_feature(scales: HostArray, shape: tuple[int, ...]) -> np.ndarray:
   >>> by_feature([1.0, 2.0], (1, 2, 3)).shape
   (1, 2, 1)
   """
-  scales = np.asarray(scales, np.float32)
+  with np.errstate(over="ignore"):
+    scales = np.asarray(finite.array("scales", scales)).astype(np.float32)
   places = shape[:2] if len(shape) == 3 else shape
   if scales.size != int(np.prod(places)):
     raise UserError(f"scales: must be one for each of {int(np.prod(places))} features")
@@ -102,14 +103,22 @@ def distinct_ids(record_ids: HostArray, count: int) -> np.ndarray:
   """The ids, uint32 [count], from which streams of records are derived.
 
   Raises:
-    UserError: two records of one id, which would share their noise.
+    UserError: two records of one id, which would share their noise; ids that are no integers
+      in [0, 2^32), of which two that are given at different times could become one.
+
+  >>> distinct_ids([7, 2**32 - 1], 2)
+  array([         7, 4294967295], dtype=uint32)
   """
-  ids = np.asarray(record_ids).astype(np.uint32)
-  if ids.shape != (count,) or len(np.unique(ids)) != count:
+  ids = finite.array("record_ids", record_ids)
+  if ids.shape != (count,):
     raise UserError(
-      "record_ids: must be all different, below 2^32, and one for each record"
+      f"record_ids: must be [{count}], one for each record, not {[*ids.shape]}"
     )
-  return ids
+  ids = np.asarray(ids if count else np.zeros(0, np.uint32))
+  right = ids.dtype.kind in "iu" and (not count or 0 <= ids.min() <= ids.max() < 2**32)
+  if not right or len(np.unique(ids)) != count:
+    raise UserError("record_ids: must be integers in [0, 2^32), all different")
+  return ids.astype(np.uint32)
 
 
 def noisy_records(
@@ -130,6 +139,10 @@ def noisy_records(
     scales: [d] Laplace scales (or Gaussian standard deviations) by feature.
     grid: least step of the grid that is rounded to, a power of two; None: not at all.
 
+  Raises:
+    UserError: ids as `distinct_ids` says; scales that are not positive numbers, or so small or
+      large that float32 noise would vanish or overflow; records that are not finite.
+
   Guarantee (Laplace, channels not shared, entries of x in [0, 1]): each record's output is
   (sum_j channels / b_j, 0)-DP under replace_one (local), for real-valued noise; what floats
   leave open is said above.
@@ -140,11 +153,16 @@ def noisy_records(
   >>> bool((noisy_records(key, [7], x[:1], [1.0] * 3)[0] == both[1]).all())
   True
   """
-  x = np.asarray(x, np.float32)
+  x = np.asarray(finite.array("x", x), np.float32)
+  if not x.ndim or not np.isfinite(x).all():
+    raise UserError("x: must be records [n, ...] of finite numbers")
   ids = distinct_ids(record_ids, len(x))
-  shaped = jnp.asarray(by_feature(scales, x.shape[1:]))
+  shaped = by_feature(scales, x.shape[1:])
+  for end in (shaped.min(), shaped.max()) if shaped.size else ():
+    noise_lib.source.check_scale(float(end), shaped.dtype, "scales")
   if grid is not None:
-    noise_lib.source.check_step(grid=grid)
+    noise_lib.source.check_step(jnp.dtype(x.dtype), grid=grid)
+  shaped = jnp.asarray(shaped)
   steps = (
     None if grid is None else jnp.asarray(by_feature(_steps(scales, grid), x.shape[1:]))
   )

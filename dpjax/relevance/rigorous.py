@@ -201,9 +201,13 @@ def clipped(x: np.ndarray, beta: np.ndarray, how: Rigorous) -> np.ndarray:
 
 
 def _weighted_norm(magnitudes: np.ndarray, beta: np.ndarray) -> np.ndarray:
-  if magnitudes.ndim == 4:
-    magnitudes = magnitudes.sum(axis=3)
-  return magnitudes.reshape(len(magnitudes), -1) @ beta.astype(np.float32)
+  """[n], added up in float64: float32 sums of many features err by more than `_SLACK`."""
+
+  def norm(one: np.ndarray) -> float:
+    wide = one.astype(np.float64)  # [d] or [height, width, channels]
+    return (wide.sum(axis=2) if one.ndim == 3 else wide).reshape(-1) @ beta
+
+  return np.array([norm(one) for one in magnitudes], np.float64)
 
 
 def _scaled_to(x: np.ndarray, norms: np.ndarray, clip: float) -> np.ndarray:

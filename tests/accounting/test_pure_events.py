@@ -1,5 +1,6 @@
 """Pure-DP events: binary randomised response dominates, Laplace noise does not."""
 
+import fractions
 import json
 import math
 
@@ -113,3 +114,11 @@ def test_json_ledger_and_statement_know_it():
   assert accounting.Ledger.from_json(ledger.to_json()) == ledger
   words = accounting.privacy_statement(event, delta=1e-5)
   assert "(1.09862, 0)-private" in words.replace("\n", " ")
+
+
+@pytest.mark.parametrize("epsilon", [1e-17, 1e-13, 1e-9, 9.9e-7, 1.1e-6])
+def test_a_small_epsilon_is_not_rounded_to_nothing(epsilon):
+  """Beside 1 float64 has steps of 1e-16: an epsilon of 1e-17 was charged as 0."""
+  chance = fractions.Fraction(accounting.pure_dp_event(epsilon).noise_parameter)
+  stated = 2 * (1 - chance)  # log((2 - p) / p) is no smaller
+  assert stated >= fractions.Fraction(epsilon) * (1 - fractions.Fraction(1, 10**9))

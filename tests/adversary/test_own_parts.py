@@ -1,6 +1,7 @@
 """Own parts that lie: a promise either holds without their word, or says that it rests on it."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +45,46 @@ class _OfTheBatch(gradients.ClipRule):
 
   def factors(self, lengths, top, most):
     return most * jnp.where(lengths.sum() > 100, 0.0, top / (lengths + 1))
+
+
+class _Top(gradients.ClipRule):
+  """Would have factors for another length than what the sum is multiplied for."""
+
+  asked: ClassVar[list[float]] = []
+
+  def top(self, bound):
+    self.asked.append(bound)
+    return bound if len(self.asked) % 2 else bound / 1000
+
+  def factors(self, lengths, top, most):
+    return jnp.full_like(lengths, most)
+
+
+class _Visible(gradients.ClipRule):
+  """Would have norms of tiny entries lost to underflow."""
+
+  def visible(self, bound):
+    return 1e30
+
+  def factors(self, lengths, top, most):
+    return jnp.minimum(most, top / lengths)
+
+
+@pytest.mark.parametrize(
+  ("rule", "norm", "entries"),
+  [(_Top, 1.0, [[3.0, 4.0]]), (_Visible, 1e-22, [[1e-20] * 10**4])],
+)
+def test_what_a_rule_says_of_lengths_does_not_lengthen_the_sum(rule, norm, entries):
+  clip = gradients.Clip(norm, rule())
+  found = gradients.clip_and_sum(jnp.array(entries), jnp.zeros(1), True, clip).total
+  assert np.linalg.norm(np.asarray(found, np.float64)) <= norm * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("top", [0.0, -1.0, None, float("nan")])
+def test_a_rule_without_a_longest_gradient_is_one_line(top):
+  rule = type("Rule", (_Constant,), {"top": lambda self, bound: top})()
+  with pytest.raises(UserError, match=r"Rule.top\(1.0\)=.*: must be a number > 0"):
+    gradients.clip_and_sum(jnp.ones((2, 3)), jnp.zeros(2), True, gradients.Clip(1.0, rule))
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])

@@ -1,5 +1,8 @@
 """Release-mode noise: the cipher, the keys, the tails, the grid."""
 
+import fractions
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -171,3 +174,26 @@ def test_noise_of_a_release_key_survives_jit_and_float64_sums(x64):
   out, state = step(noise.init(_KEY), jnp.ones(10, jnp.float64))
   assert out.dtype == jnp.float64 and int(state.count) == 1
   assert source.is_secure(state.key)
+
+
+def test_a_step_of_any_number_type_rounds_alike():
+  """An int beyond 32 bits or a Fraction stopped in JAX, a float64 made float64 of float32."""
+  x = jnp.array([0.3, -5.6])
+  for step in (0.25, fractions.Fraction(1, 4), np.float32(0.25), np.float64(0.25)):
+    out = source.snap(x, step)
+    assert out.dtype == x.dtype and out.tolist() == [0.25, -5.5]
+  assert source.snap(x, 2**40).tolist() == [0, 0]
+  for wrong in (10**400, 3, None, "1"):
+    with pytest.raises(UserError, match="^step="):
+      source.snap(x, wrong)
+  with pytest.raises(UserError, match="^bits="):
+    source.grid_step(1.0, bits=2.5)
+
+
+def test_a_coin_takes_any_number():
+  key = jax.random.key(0)
+  for prob in (np.float32(1), fractions.Fraction(3, 3), 1):
+    assert source.bernoulli(key, prob, (3,)).all()
+  for wrong in ("a", None, [0.5], True, 1.1, math.nan):
+    with pytest.raises(UserError, match="^prob="):
+      source.bernoulli(key, wrong, (3,))

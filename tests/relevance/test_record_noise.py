@@ -88,7 +88,9 @@ def test_a_grid_that_is_no_power_of_two_is_one_line(grid):
 def test_two_records_of_one_id_are_refused_where_labels_lie_too():
   """They would share their coins: where the answers differ, both are true."""
   for ids in ([5, 5], [0, 2**32]):
-    with pytest.raises(UserError, match="^record_ids: must be all different"):
+    with pytest.raises(
+      UserError, match="^record_ids: must be integers in .* all different"
+    ):
       labels.noisy_labels(_KEY, np.array(ids), np.array([0, 1]), epsilon=1.0, num_classes=3)
 
 
@@ -99,10 +101,59 @@ def test_release_keys_serve_as_well():
   np.testing.assert_allclose(np.abs(drawn).mean(axis=0), [1.0, 3.0], rtol=0.06)
 
 
-@pytest.mark.parametrize("ids", [[0, 0], [0]])
-def test_a_record_id_twice_would_share_noise_and_is_refused(ids):
-  with pytest.raises(UserError, match="all different"):
+@pytest.mark.parametrize(
+  "ids",
+  [
+    [0, 0], [0], [-1, 1], [2**32 + 5, 1], np.array([-1, 1]), [0.2, 1.2], [np.nan, 1], ["0", "1"],
+    [1, "2"], [True, False], [None, 1], [2**70, 1], [[0], [1]], [[0], [1, 2]], 7,
+  ],
+  ids=str,
+)  # fmt: skip
+def test_ids_that_could_share_noise_are_refused(ids):
+  """Twice at once, or beside one that another call is given: 5 and 2^32 + 5 were one."""
+  with pytest.raises(UserError, match="^record_ids: must be"):
     record_noise.noisy_records(_KEY, ids, np.zeros((2, 3)), np.ones(3))
+  with pytest.raises(UserError, match="^record_ids: must be"):
+    labels.noisy_labels(_KEY, ids, [1, 2], epsilon=1.0, num_classes=3)
+
+
+@pytest.mark.parametrize(
+  ("changed", "match"),
+  [
+    *[({"scales": [one, 1.0]}, "^scales") for one in (0.0, 1e-50, -1, np.nan, np.inf, 1e39, "a")],
+    *[({"grid": one}, "^grid") for one in (2.0**200, 2.0**-149, 10**400)],
+    *[({"x": one}, "^x: must be") for one in ([[np.inf, 0]], [[np.nan, 0]], 0.5)],
+  ],
+  ids=str,
+)  # fmt: skip
+def test_no_record_leaves_without_noise(changed, match):
+  """A scale of 1e-50 is 0 in float32: the record itself came back."""
+  given = {"x": [[0.25, 0.75]], "scales": [1.0, 1.0]} | changed
+  x, scales = given.pop("x"), given.pop("scales")
+  with pytest.raises(UserError, match=match):
+    record_noise.noisy_records(_KEY, [0], x, scales, **given)
+
+
+@pytest.mark.parametrize(
+  "given",
+  [np.zeros((2, 2), int), 5, [3.7, 3.2], [np.nan, 1], ["3", "4"], [None, 1]],
+  ids=str,
+)
+def test_a_record_has_one_label(given):
+  """Labels [n, m] of one epsilon would cost each record m of them."""
+  with pytest.raises(UserError, match="^labels: must be"):
+    labels.noisy_labels(_KEY, [0, 1], given, epsilon=1.0, num_classes=10)
+
+
+def test_a_refusal_does_not_depend_on_what_was_asked_before():
+  answer = lambda **by: labels.noisy_labels(_KEY, [0, 1], [1, 2], **by)
+  assert answer(epsilon=1.0, num_classes=10).shape == (2,)
+  for wrong in (
+    {"epsilon": True, "num_classes": 10},
+    {"epsilon": 1.0, "num_classes": 10.0},
+  ):
+    with pytest.raises(UserError):
+      answer(**wrong)
 
 
 def test_a_wrong_number_of_scales_is_refused():

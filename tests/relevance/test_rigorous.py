@@ -207,3 +207,11 @@ def test_a_charge_needs_a_known_place_and_finite_numbers():
     dataclasses.replace(good, records="D3")
   with pytest.raises(UserError, match="epsilon=inf"):
     dataclasses.replace(good, epsilon=math.inf)
+
+
+def test_norms_of_many_features_are_added_up_in_float64():
+  """In float32 a sum over 224 x 224 features was 1.3e-5 too small, and so was epsilon."""
+  d = 224 * 224
+  beta, x = np.full(d, 1 / d), np.full((1, d), 0.7, np.float32)
+  kept = rigorous.clipped(x, beta, Rigorous(features="laplace_clipped", clip=0.25))
+  assert np.abs(kept.astype(np.float64)) @ beta <= 0.25 * rigorous._SLACK
