@@ -54,6 +54,18 @@ def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
     fail(f"{len(failed)} of {len(rows)} runs failed: {'; '.join(failed)}", code=1)
 
 
+def refuse_refuted(rows: Iterable[Mapping[str, Any]]) -> None:
+  """Ends the process in one line, with exit code 1, where an audit refuted a run's claim."""
+  from dpjax.accounting import lower
+
+  refuted = [row for row in rows if row.get("refuted")]
+  if refuted:
+    told = "; ".join(
+      f"{row['name']}: epsilon >= {lower(row['epsilon_audited_lower'])}" for row in refuted
+    )
+    fail(f"audit: {len(refuted)} claims are REFUTED: {told}", code=1)
+
+
 def report_audit(result: Mapping[str, Any]) -> None:
   """Prints the verdict, if there is one; a refuted claim ends the process with exit code 1."""
   found = result.get("audit")

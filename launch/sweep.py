@@ -64,6 +64,7 @@ def main() -> None:
       return print(f"wrote {workdir}/{tuning.BEST}/")
     rows = grid.run_sweep(config, workdir, loop.train, load_fn, **asked)
   app.refuse_failed(rows)
+  app.refuse_refuted(rows)
   print(f"wrote {workdir}/curve.png, curve.csv, table.md, sweep.json")
 
 

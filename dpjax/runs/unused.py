@@ -119,7 +119,10 @@ def of_training(config: TrainConfig) -> Unused:
 
 def _data(data: DataConfig) -> Unused:
   """What can be told from the name; `of_dataset` tells the rest."""
-  path, is_file = pathlib.Path(os.path.expanduser(data.name)), data.name.endswith(".npz")
+  path, is_file = (
+    pathlib.Path(os.path.expanduser(data.name)),
+    data.name.endswith((".npz", "/")),
+  )
   own = is_path(data.name)
   embedded = data.name in EMBEDDED or own or path.is_absolute()
   text = data.name not in _NO_TEXT and not is_file and not own

@@ -285,6 +285,9 @@ def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
   if not isinstance(value, kind):
     raise _wrong(value, kind, name)
   hints = hints_of(kind)
+  for given in getattr(value, "__dict__", ()):
+    if not hasattr(kind, given):  # a class keeps what it computes under a name of its own
+      _check_field(value, given, name)
   fields = {
     field.name: check(getattr(value, field.name), hints[field.name], f"{name}.{field.name}")
     for field in dataclasses.fields(kind)

@@ -37,6 +37,7 @@ TrainFn = Callable[..., Row]  # (config, workdir, *, data) -> the content of res
 # Kept of a result, beside RESULT_KEYS: what fails of a claim, and of a federated one more.
 _MORE_KEYS = (
   "failed_assumptions",
+  "epsilon_audited_lower",
   "rounds_to_accuracy",
   "num_clients",
   "clients_per_round",
@@ -322,7 +323,8 @@ def _kept(config: SweepConfig, point: Point, result: Row) -> Row:
   for key in (config.y, *({config.x} - given)):
     curve.numeric(result, key)
   wanted = (*writers.RESULT_KEYS[:-1], *_MORE_KEYS, *drawn.values())  # not versions
-  return {key: result[key] for key in wanted if key in result} | axes
+  audited = {"refuted": result["audit"]["refuted"]} if "audit" in result else {}
+  return {key: result[key] for key in wanted if key in result} | audited | axes
 
 
 def _config_axes(config: SweepConfig) -> list[str]:

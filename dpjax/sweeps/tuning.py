@@ -221,6 +221,11 @@ def _common_plan(
   for point in settings:
     if point.config.data != settings[0].config.data:
       raise UserError("grid: must not vary the data in a private selection")
+    if point.config.audit.enabled:
+      raise UserError(
+        "audit.enabled=True: must be false in a private selection, which keeps no verdict on "
+        "a trial"
+      )
   found = [plan_fn(point.config, load(point.config)) for point in settings]
   plans, assumed = zip(*found)
   for point, plan in zip(settings, plans):

@@ -297,6 +297,15 @@ _ROW = "rows['a, b']"
       {**_DENSE, "federate.secure_sum": "secagg", "federate.secure_sum.simulated": False},
       "federate.secure_sum.simulated=False: would be ignored",
     ),
+    *[
+      ({"attack": "dense_first", f"federate.{name}": value}, f"federate.{name}={value!r}: would be")
+      for name, value in (("memory_budget_gb", 5.0), ("weighting", "capped"))
+    ],
+    (
+      {"attack.target": "a.npz", "train.privacy.method": "dp_sgd",
+       "train.privacy.epsilon_budget": 0.1},
+      "train.privacy.epsilon_budget=0.1: would be ignored",
+    ),
     ({"rows": {"a, b": {"train.no_such": 1}}}, "no_such"),
     ({"rows": {"a, b": {"title": "x"}}}, f"{_ROW}.title: would be ignored"),
     (

@@ -279,6 +279,9 @@ def test_a_head_on_a_mesh_or_of_a_model_without_one_is_refused(whole):
   path = whole[0] / "params.npz"
   with pytest.raises(UserError, match="mesh='data:1': must be none where trainable='head'"):
     build.check(_private(path, trainable="head", mesh="data:1"))
+  audit = {"audit.enabled": True, "audit.kind": "gradient", "audit.score": "sums"}
+  with pytest.raises(UserError, match="audit.kind='gradient': must be another where train"):
+    build.check(fields.replace_all(_private(path, trainable="head"), audit))
   own = {"model.name": f"{__name__}:headless", "model.options": {}, "pretrained": None}
   with pytest.raises(
     UserError, match="trainable='head': needs a model whose last layer is"

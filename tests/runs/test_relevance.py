@@ -198,6 +198,10 @@ def test_the_folder_of_a_single_run_takes_no_experiment(tmp_path):
     ({"title": "mine"}, "title='mine': would be ignored"),
     ({"weight_decay": 0.5}, "weight_decay=0.5: would be ignored"),
     ({"num_epochs": 0}, "num_epochs=0"),
+    (
+      {"method": "dpsgd", "audit": RelevanceAuditConfig(True, canary_runs=False)},
+      "audit.enabled=True: would be ignored",
+    ),
   ],
 )
 def test_a_single_run_refuses_what_only_an_experiment_reads(change, words):

@@ -217,3 +217,19 @@ def test_an_option_that_config_json_would_not_hold_is_refused(odd):
   config.model.options = {"features": odd}
   with pytest.raises(UserError, match="model.options.features.*must be a number, text"):
     build.check(config)
+
+
+@pytest.mark.parametrize(
+  ("config", "room", "typo"),
+  [
+    (TrainConfig, "privacy", "neighbouring_relation"),
+    (TrainConfig, "", "relase"),
+    (FedConfig, "privacy", "noise_multipler"),
+  ],
+)
+def test_a_typo_in_a_config_file_is_not_dropped(config, room, typo):
+  """`config.relase = True` is an assignment that Python takes; its run was no release."""
+  made = config()
+  setattr(getattr(made, room) if room else made, typo, 1)
+  with pytest.raises(UserError, match=f"{typo}: no such field.*did you mean"):
+    fields.check(made, config, "config")

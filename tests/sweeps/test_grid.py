@@ -28,6 +28,7 @@ from dpjax.sweeps import cost
 from dpjax.sweeps import grid as sweep
 from dpjax.sweeps.grid import SweepConfig
 from dpjax.validate import UserError
+from launch import app
 
 _PUBLISHED = pathlib.Path(__file__).parents[2] / "configs" / "sweeps"
 _SWEEPS = sorted(set(_PUBLISHED.glob("*.py")) - {_PUBLISHED / "__init__.py"})
@@ -763,3 +764,20 @@ def test_every_run_of_a_published_sweep_is_sound(path):
   config = importlib.import_module(f"configs.sweeps.{path.stem}").get_config()
   if isinstance(config, SweepConfig):
     assert sweep.points(fields.check(config, SweepConfig, "config"))
+
+
+def test_a_refuted_run_is_told_in_its_row(tmp_path):
+  """launch.sweep ended with exit code 0 and no word of it."""
+  result = Fake()
+
+  def audited(config, workdir, *, data=None):
+    found = {"refuted": config.privacy.epsilon < 1, "verdict": "REFUTED"}
+    more = {"epsilon_audited_lower": 0.7, "audit": found}
+    return owner.write_result(workdir, config, result(config, workdir, data=data) | more)
+
+  rows = sweep.run_sweep(_config(seeds=[0]), tmp_path, audited)
+  assert [row["refuted"] for row in rows] == [True, False]
+  with pytest.raises(SystemExit) as ended:
+    app.refuse_refuted(rows)
+  assert ended.value.code == 1
+  app.refuse_refuted(rows[1:])

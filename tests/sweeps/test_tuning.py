@@ -238,6 +238,7 @@ def test_a_run_that_diverged_is_never_chosen(tmp_path, lost, monkeypatch):
     ({"law": {"mean_trials": 0.5}}, "mean_trials=0.5"),
     ({"law": {"shape": -1.0}}, "selection.shape=-1.0"),
     ({"law": {"better": "best"}}, "selection.better='best'"),
+    ({"grid": {"audit.enabled": [True]}}, "audit.enabled=True: must be false"),
     (
       {"grid": {"privacy.noise_multiplier": [2.0, 1.0], "privacy.epsilon": [None]}},
       "does not cost the same event",

@@ -52,6 +52,13 @@ def check(config: TrainConfig) -> None:
     validate.positive(**{"trainable.alpha": own.alpha})
   if isinstance(own, HeadFirst):
     _check_first_steps(config, own)
+  audited = config.audit.enabled and config.audit.kind == "gradient"
+  if audited and not isinstance(own, AllWeights):
+    name = fields.name_of(config, "trainable")
+    raise UserError(
+      f"audit.kind='gradient': must be another where trainable={name!r}, which trains some "
+      "weights alone: the canaries' own would be left out"
+    )
   if config.mesh is not None and not isinstance(own, AllWeights):
     raise UserError(
       f"mesh={config.mesh!r}: must be none where trainable={fields.name_of(config, 'trainable')!r}"
@@ -65,11 +72,6 @@ def _check_first_steps(config: TrainConfig, own: HeadFirst) -> None:
     raise UserError(
       f"trainable.steps={own.steps}: must be < num_steps={config.num_steps}; with "
       "trainable='head' the last layer alone is trained in all of them"
-    )
-  if config.audit.kind == "gradient" and config.audit.enabled:
-    raise UserError(
-      "audit.kind='gradient': must be another where trainable='head_first', whose first steps "
-      "would leave the canaries' parameters out"
     )
 
 

@@ -51,6 +51,8 @@ def of(config: RelevanceConfig) -> Unused:
       (noised, "a method that noises records", "audit.num_trials"),
       (audit.canary_runs, "audit.canary_runs", "audit.num_canaries"),
       (audit.enabled, "audit.enabled", " ".join(of_audit)),
+      (noised or audit.canary_runs, "audit.canary_runs, or a method that noises records",
+       "audit.enabled"),
     )
     | (_paper(config.paper) if paper else {})
     | (_rigorous(config.rigorous) if rigorous else {})
