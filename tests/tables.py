@@ -503,7 +503,7 @@ def _sums() -> list[Row]:
 TABLES = [
   Table("README.md", ["config", "data", "epsilon", "paper", "ours", "time a run"], _readme),
   _of_data("MNIST", _PLAIN | _PIXELS | _EQUIVARIANT, "mnist_curves", linked=False),
-  _of_data("Fashion-MNIST", _PLAIN | _EQUIVARIANT, "fashion_mnist_curves"),
+  _of_data("Fashion-MNIST", _PLAIN | _PIXELS | _EQUIVARIANT, "fashion_mnist_curves"),
   _of_data("CIFAR-10", _OPPONENT | _EQUIVARIANT, "cifar10_curves"),
   Table(
     "docs/curves.md", ["change", "accuracy"],

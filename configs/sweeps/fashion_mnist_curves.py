@@ -4,9 +4,9 @@
     --workdir=runs/fashion_curves
 
 Needs Fashion-MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or
---config.base.data.data_dir). Hardware: 2 CPU cores, half a minute a run, 3 to 15 of the CNNs;
+--config.base.data.data_dir). Hardware: 2 CPU cores, half a minute a run, 3 to 23 of the CNNs;
 it goes on where it was stopped.
-Numbers: results/fashion_mnist_curves, without the tempered-sigmoid CNN on pixels.
+Numbers: results/fashion_mnist_curves.
 """
 
 from configs.sweeps import mnist_curves
