@@ -87,7 +87,9 @@ def pure_dp_event(epsilon: float) -> DpEvent:
   """
   validate.non_negative(epsilon=epsilon)
   noise = 2 * math.exp(-epsilon) / (1 + math.exp(-epsilon))
-  if 0 < epsilon < _SMALL:  # 1 - epsilon / 2 is below it, and float64 rounds it down
+  if (
+    0 < epsilon < _SMALL
+  ):  # 1 - epsilon / 2 is less, of which the next float64 below is, too
     noise = math.nextafter(1 - epsilon / 2, 0.0)
   return dpa.RandomizedResponseDpEvent(noise, 2)
 

@@ -117,12 +117,11 @@ def of_training(config: TrainConfig) -> Unused:
   )
 
 
-def _data(data: DataConfig) -> Unused:
-  """What can be told from the name; `of_dataset` tells the rest."""
-  path, is_file = (
-    pathlib.Path(os.path.expanduser(data.name)),
-    data.name.endswith((".npz", "/")),
-  )
+def _data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
+  """What can be told from the name; `of_dataset` tells the rest. A folder that LEAF wrote may
+  hold text, another one holds the arrays of an .npz."""
+  path, folder = pathlib.Path(os.path.expanduser(data.name)), data.name.endswith("/")
+  is_file = data.name.endswith(".npz") or (folder and not of_leaf)
   own = is_path(data.name)
   embedded = data.name in EMBEDDED or own or path.is_absolute()
   text = data.name not in _NO_TEXT and not is_file and not own
@@ -180,7 +179,7 @@ def of_federation(config: FedConfig) -> Unused:
   """
   fields_of_clients = ("partition.client_id", "partition.max_examples")
   return (
-    _data(config.data)
+    _data(config.data, of_leaf=fields.name_of(config, "partition") == "leaf")
     | of_model(config.model)
     | needs(not is_path(config.data.name), "clients that dpjax reads", *fields_of_clients)
     | _algorithm(config)

@@ -7,10 +7,11 @@ import pytest
 from configs.fed import quickstart as federated
 from configs.radp import common, proved_mnist, test4_gaussian
 from configs.sweeps import mnist_algorithms
+from dpjax.runs import unused
 from dpjax.runs.central import build
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.runs.federated import build as federate_build
-from dpjax.runs.federated.config import FedOptimizerConfig
+from dpjax.runs.federated.config import FedConfig, FedOptimizerConfig
 from dpjax.runs.relevance import build as relevance_build
 from dpjax.runs.relevance.config import RelevanceConfig
 from dpjax.schema import fields
@@ -34,6 +35,7 @@ def _with(config, **changes):
     ({"audit__score": "gradient"}, "audit.score='gradient'.*audit.enabled"),
     ({"data__data_dir": "here"}, "data.data_dir='here'"),
     ({"data__max_length": 9}, "data.max_length=9"),
+    ({"data__name": "tokens/", "data__max_length": 9}, "data.max_length=9"),
     ({"release": True, "diagnostics": False}, "diagnostics=False.*release=False"),
     ({"privacy__method": "sgd", "privacy__epsilon": 3.0}, "privacy.epsilon=3.0"),
     (
@@ -46,6 +48,14 @@ def test_a_central_run_names_all_that_it_would_ignore(changes, match):
   with pytest.raises(UserError, match=match) as caught:
     build.check(_with(TrainConfig(), **changes))
   assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_leaf_may_hold_text():
+  found = [
+    unused.of_federation(_with(FedConfig(), partition=name, data__name="text/"))
+    for name in ("leaf", "iid")
+  ]
+  assert ["data.max_length" in one for one in found] == [False, True]
 
 
 def test_a_default_of_another_method_is_not_a_setting():

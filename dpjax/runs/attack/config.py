@@ -377,14 +377,12 @@ def _unread(config: AttackConfig) -> unused.Unused:
   """Fields of the attacked room that decide nothing of what an attacker sees."""
   if config.attack.room == "train":
     names = ("eval_every", "checkpoint_every", "diagnostics", "seed", *TrainConfig.where)
-    names += ("privacy.epsilon_budget",) * (
-      getattr(config.attack, "target", None) is not None
-    )
+    if getattr(config.attack, "target", None) is not None:  # whose run has paid already
+      names += ("privacy.epsilon_budget",)
     needs = unused.needs(False, "a run of launch.train itself", *names)
   else:
     names = ("eval_every", "checkpoint_every", "targets", "stop_at_accuracy")
-    names += ("diagnostics", "release", "seed", "audit")
-    names += ("client_state",)
+    names += ("diagnostics", "release", "seed", "audit", "client_state")
     if config.attack.task == "inversion":  # which looks at no aggregate
       names += ("memory_budget_gb", "weighting")
       names += ("secure_sum.simulated", "secure_sum.dropout_prob")
