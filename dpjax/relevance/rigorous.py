@@ -205,7 +205,7 @@ def _weighted_norm(magnitudes: np.ndarray, beta: np.ndarray) -> np.ndarray:
 
   def norm(one: np.ndarray) -> float:
     wide = one.astype(np.float64)  # [d] or [height, width, channels]
-    return (wide.sum(axis=2) if one.ndim == 3 else wide).reshape(-1) @ beta
+    return float((wide.sum(axis=2) if one.ndim == 3 else wide).reshape(-1) @ beta)
 
   return np.array([norm(one) for one in magnitudes], np.float64)
 

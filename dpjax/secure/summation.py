@@ -301,17 +301,23 @@ def _check_size(encoding: Encoding, cohort: Cohort) -> None:
 # --- rounds that fail
 
 
-def forgiving(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
+def forgiving(
+  algorithm: FederatedAlgorithm, refused: Callable[[str], None] = lambda why: None
+) -> FederatedAlgorithm:
   """The same, but a round that is refused leaves everything as it was and the next follows:
   of an algorithm whose aggregator is one of this room, and counts its rounds.
 
   What was promised for that round stays charged: a ledger counts rounds, not successes.
+
+  Args:
+    refused: told of such a round in words: which one, and why.
   """
 
   def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:
     try:
       return algorithm.round(state, cohort)
-    except RoundRefused:
+    except RoundRefused as error:
+      refused(f"round {int(state.round) + 1} was refused, and moved nothing: {error}")
       later = state._replace(round=state.round + 1, aggregator=state.aggregator + 1)
       return later, _nobody()
 

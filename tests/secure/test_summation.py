@@ -22,7 +22,7 @@ _ENCODING = secure.Encoding(8)
 
 
 def _rounds(
-  aggregator, *, map_clients=None, count=2, cohort=_COHORT, make=federated.fed_avg
+  aggregator, *, map_clients=None, count=2, cohort=_COHORT, make=federated.fed_avg, **told
 ):
   algorithm = secure.forgiving(
     make(
@@ -31,7 +31,8 @@ def _rounds(
       aggregator=aggregator,
       map_clients=map_clients,
       key=jax.random.key(0),
-    )
+    ),
+    **told,
   )
   state = algorithm.init(jnp.zeros(2), 5)
   for _ in range(count):
@@ -101,9 +102,13 @@ def test_the_mean_is_of_those_who_uploaded():
   "protocol", [PlainSum(min_survivors=6), AdditiveServers(min_survivors=6)]
 )
 def test_a_round_with_too_few_changes_nothing_but_its_number(protocol):
-  state, info = _rounds(_secure(protocol), count=3)
+  told = []
+  state, info = _rounds(_secure(protocol), count=3, refused=told.append)
   assert not np.asarray(state.params).any()
   assert int(state.round) == 3 and int(state.aggregator) == 3 and info.num_clients == 0
+  assert [words.partition(",")[0] for words in told] == [
+    f"round {n} was refused" for n in (1, 2, 3)
+  ]
 
 
 def test_without_forgiving_it_is_one_line():

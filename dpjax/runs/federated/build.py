@@ -16,7 +16,7 @@ from dpjax.data import Federation
 from dpjax.federated import execution
 from dpjax.federated.server_optimizers import fed_opt
 from dpjax.plan import Plan
-from dpjax.runs import audits, bounds, unused
+from dpjax.runs import audits, bounds, unused, writers
 from dpjax.runs import streams as streams_lib
 from dpjax.runs.central import build as build_central
 from dpjax.runs.central import tasks
@@ -341,7 +341,7 @@ def _algorithm(
   optimizers = {"fed_sgd": (server_tx,), "mime_lite": (client_tx,)}
   txs = optimizers.get(name, (client_tx, server_tx))
   made = config.algorithm.make(loss_fn, *txs, **common, **options)
-  return secure.forgiving(made) if _is_summed(config) else made
+  return secure.forgiving(made, refused=writers.warn) if _is_summed(config) else made
 
 
 @bounds.names_fields
