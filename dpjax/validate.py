@@ -161,7 +161,7 @@ def folder(**named: str | os.PathLike) -> None:
     )
 
 
-def one_of(choices: Iterable[str], **named: Any) -> None:
+def one_of(choices: Iterable[str | int], **named: Any) -> None:
   """Raises unless each value is one of the choices; suggests the nearest.
 
   >>> one_of(("sgd", "adam"), optimizer="adan")
@@ -169,10 +169,13 @@ def one_of(choices: Iterable[str], **named: Any) -> None:
   ...
   dpjax.validate.UserError: optimizer='adan': must be one of sgd, adam (did you mean 'adam'?)
   """
-  choices = tuple(str(choice) for choice in choices)
+  choices = tuple(choices)
+  words = tuple(map(str, choices))
   for name, value in named.items():
-    bound = f"one of {', '.join(choices)}{did_you_mean(str(value), choices)}"
-    _require(isinstance(value, str) and value in choices, name, value, bound)
+    bound = f"one of {', '.join(words)}{did_you_mean(str(value), words)}"
+    # of their type: callers go on with the value, not with its text
+    known = isinstance(value, str | numbers.Integral) and not isinstance(value, bool)
+    _require(known and value in choices, name, value, bound)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

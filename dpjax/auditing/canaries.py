@@ -118,7 +118,7 @@ def insert_canaries(
   validate.integer_at_least(2, num_canaries=num_canaries)
   validate.integer_at_least(0, seed=seed)
   validate.one_of(KINDS, kind=kind)
-  validate.one_of(NeighboringRelation, neighboring_relation=str(neighboring_relation))
+  validate.one_of(NeighboringRelation, neighboring_relation=neighboring_relation)
   if num_canaries > len(train):
     raise UserError(f"num_canaries={num_canaries}: the data have only {len(train)} rows")
   if train.present is not None and not train.present.all():

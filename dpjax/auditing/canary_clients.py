@@ -116,7 +116,7 @@ def insert_canary_clients(
   validate.integer_at_least(2, num_canaries=num_canaries)
   validate.integer_at_least(0, seed=seed)
   validate.one_of(CLIENT_KINDS, kind=kind)
-  validate.one_of(NeighboringRelation, neighboring_relation=str(neighboring_relation))
+  validate.one_of(NeighboringRelation, neighboring_relation=neighboring_relation)
   if num_canaries > federation.num_clients:
     raise UserError(
       f"num_canaries={num_canaries}: must be <= {federation.num_clients}, the number of clients"

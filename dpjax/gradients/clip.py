@@ -211,6 +211,6 @@ def sensitivity(bound: float, relation: NeighboringRelation | str) -> float:
   >>> sensitivity(1.5, "add_or_remove_one"), sensitivity(1.5, "replace_one")
   (1.5, 3.0)
   """
-  validate.one_of(NeighboringRelation, neighboring_relation=str(relation))
+  validate.one_of(NeighboringRelation, neighboring_relation=relation)
   exchanged = NeighboringRelation(relation) is NeighboringRelation.REPLACE_ONE
   return 2 * bound if exchanged else bound

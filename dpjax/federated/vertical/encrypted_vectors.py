@@ -112,7 +112,7 @@ def ckks(*, depth: int = 1) -> KeyPair:
   Raises:
     UserError: another depth, or TenSEAL is not installed.
   """
-  validate.one_of(map(str, _PARAMETERS), depth=depth)
+  validate.one_of(_PARAMETERS, depth=depth)
   tenseal = library()
   degree, moduli = _PARAMETERS[depth]
   secret = tenseal.context(

@@ -238,7 +238,7 @@ def two_party_logistic(
   seen = Disclosure() if disclosure is None else disclosure
   validate.positive(learning_rate=learning_rate)
   validate.non_negative(ridge=ridge)
-  validate.one_of(map(str, POLYNOMIALS), degree=degree)
+  validate.one_of(POLYNOMIALS, degree=degree)
 
   def init(num_features: tuple[int, int]) -> TwoPartyState:
     return TwoPartyState(np.zeros(num_features[0]), np.zeros(num_features[1] + 1))
