@@ -438,7 +438,7 @@ def _t_tail(t: float, degrees: int, noncentrality: float) -> float:
   return tail if 0 <= tail <= 1 else 1.0
 
 
-class Method(NamedTuple):
+class LowerBound(NamedTuple):
   """A bound, and what it says of one training run with many canaries."""
 
   bound: Callable[..., float]  # (scores, *, delta, confidence) -> epsilon
@@ -457,11 +457,11 @@ _SUMS = "valid only if scores are noisy sums along orthogonal canaries, unsample
 _ONE_BY_ONE = "indicative: treats the canaries of one run as independent"
 _BOTH = "indicative: as clopper_pearson, and only if the training is Gaussian-DP"
 METHODS = {
-  "one_run": Method(one_run, _ANY),
-  "one_run_two_sided": Method(one_run_two_sided, _ANY),
-  "one_run_fdp": Method(one_run_fdp, _GAUSSIAN, gaussian_only=True),
-  "one_run_fdp_two_sided": Method(one_run_fdp_two_sided, _GAUSSIAN, gaussian_only=True),
-  "one_run_gaussian": Method(one_run_gaussian, _SUMS, gaussian_only=True),
-  "clopper_pearson": Method(clopper_pearson, _ONE_BY_ONE, indicative=True),
-  "gdp": Method(gdp_lower_bound, _BOTH, gaussian_only=True, indicative=True),
+  "one_run": LowerBound(one_run, _ANY),
+  "one_run_two_sided": LowerBound(one_run_two_sided, _ANY),
+  "one_run_fdp": LowerBound(one_run_fdp, _GAUSSIAN, gaussian_only=True),
+  "one_run_fdp_two_sided": LowerBound(one_run_fdp_two_sided, _GAUSSIAN, gaussian_only=True),
+  "one_run_gaussian": LowerBound(one_run_gaussian, _SUMS, gaussian_only=True),
+  "clopper_pearson": LowerBound(clopper_pearson, _ONE_BY_ONE, indicative=True),
+  "gdp": LowerBound(gdp_lower_bound, _BOTH, gaussian_only=True, indicative=True),
 }
