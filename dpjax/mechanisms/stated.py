@@ -72,14 +72,14 @@ def _doubled(stated: str) -> int:
 def positive(**named: float) -> None:
   """Raises unless each value and its inverse are finite float64 numbers > 0.
 
-  >>> positive(epsilon=10**400)
+  >>> positive(epsilon=1e-310)
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: epsilon: must be a finite float64 number > 0, as its inverse
   """
   validate.positive(**named)
   for name, value in named.items():
-    if not 1 / _MOST <= _float(value) <= _MOST:
+    if not 1 / _MOST <= value <= _MOST:
       raise UserError(f"{name}: must be a finite float64 number > 0, as its inverse")
 
 

@@ -115,7 +115,7 @@ def _digest_of(kind, config, folder):
 
 
 def _streams_of(kind, config, digest):
-  found = _KINDS[kind][2].streams(config, digest)
+  found = streams.derived(config.seed, _KINDS[kind][2].digest(config), digest)
   keys = {noise.key_id(found.noise), noise.key_id(found.local)}
   return {*keys, found.sampler, found.order}, found.init
 
