@@ -37,7 +37,14 @@ def equivariant(epsilon: float) -> dict:
   }
 
 
-LINES = {"opponent scattering + linear": opponent, "C4-equivariant CNN": equivariant}
+LINES = {
+  "opponent scattering + linear": opponent,
+  "the same, random allocation": lambda epsilon: (
+    opponent(epsilon)
+    | {"privacy.sampler": "random_allocation", "privacy.sampling_prob": 1 / 6}
+  ),
+  "C4-equivariant CNN": equivariant,
+}
 
 
 def get_config() -> SweepConfig:
