@@ -182,9 +182,14 @@ class Plan:
 
   def _event_at(self, step: int) -> DpEvent:
     event = self.sum_event(step)
-    if step or self.statistics is None or isinstance(event, NonPrivateDpEvent):
-      return event
-    return accounting.joined([self.statistics.event(self.neighboring_relation), event])
+    return event if step else self._with_statistics(event)
+
+  def _with_statistics(self, sums: DpEvent) -> DpEvent:
+    """What is released from the first step on: `sums`, each an answer to the data and to what
+    was released before it, so that both compose."""
+    if self.statistics is None or isinstance(sums, NonPrivateDpEvent):
+      return sums
+    return accounting.joined([self.statistics.event(self.neighboring_relation), sums])
 
   def sum_event(self, step: int) -> DpEvent:
     """What the noisy sum of step `step` adds to the bill; `step_event` less the statistics."""
@@ -223,7 +228,8 @@ class Plan:
       cyclic=participation.cyclic,
       factors=self.noise_shape.schedule,
     )
-    return accounting.gaussian_event(self.noise_multiplier / math.sqrt(costs[steps - 1]))
+    sums = accounting.gaussian_event(self.noise_multiplier / math.sqrt(costs[steps - 1]))
+    return self._with_statistics(sums)
 
   def remaining_event(self, start: int) -> DpEvent:
     """What the steps from `start` to the last are to the accountant."""

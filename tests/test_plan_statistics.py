@@ -40,6 +40,10 @@ def _poisson(z):
   return dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(z))
 
 
+def _half(z):
+  return dpa.PoissonSampledDpEvent(0.5, dpa.GaussianDpEvent(z))
+
+
 # (sampler, relation, accountant, one step, statistics as the accountant reads them)
 _SOUND = {
   "poisson": (_POISSON, _ADD, PLDAccountant(), _poisson(4.0), 8.0),
@@ -127,18 +131,65 @@ def test_the_statement_names_them():
   assert "Before" not in quiet and "other statistics" not in quiet
 
 
-@pytest.mark.parametrize(
-  ("sampler", "relation"),
-  [
-    (sampling.CyclicSampler(10, _N), _REPLACE),
-    (sampling.BallsInBinsSampler(num_bins=10, capacity=_N), _ADD),
-    (sampling.CyclicPoissonSampler(prob=0.5, num_groups=5, capacity=_N), _ADD),
-    (sampling.UserSampler(prob=0.1, capacity=_N + 1), _ADD),  # a user has many rows
-  ],
-)
-def test_what_nobody_has_composed_is_refused(sampler, relation):
+_BANDS = correlated.BandedToeplitz((1.0, 0.5, 0.25))
+# What a pass costs under `_BANDS`: the largest squared column of C, bands in a pass or fewer.
+_COLUMN = 1 + 0.5**2 + 0.25**2
+_CYCLIC = sampling.CyclicSampler(10, _N)
+_IN_TURN = sampling.CyclicPoissonSampler(prob=0.5, num_groups=5, capacity=_N)
+_BINS = sampling.BallsInBinsSampler(num_bins=10, capacity=_N)
+
+# (sampler, relation, strategy, one turn as if of sensitivity 1, turns in 20 steps)
+_IN_PASSES = {
+  "cyclic, exchanged": (_CYCLIC, _REPLACE, None, dpa.GaussianDpEvent(2.0), 2),
+  "cyclic, emptied": (_CYCLIC, _ZERO, None, dpa.GaussianDpEvent(4.0), 2),
+  "cyclic, bands": (_CYCLIC, _ZERO, _BANDS, dpa.GaussianDpEvent(4 / _COLUMN**0.5), 2),
+  "groups in turn": (_IN_TURN, _ADD, None, _half(4.0), 4),
+  "groups in turn, bands": (_IN_TURN, _ADD, _BANDS, _half(4 / _COLUMN**0.5), 4),
+  "bins": (_BINS, _ADD, None, dpa.GaussianDpEvent(4.0), 2),
+  "bins, bands": (_BINS, _ADD, _BANDS, dpa.GaussianDpEvent(4 / _COLUMN**0.5), 2),
+}
+
+
+@pytest.mark.parametrize("by", ["pld", "rdp"])
+@pytest.mark.parametrize("name", _IN_PASSES)
+def test_p25_dp_ftrl_composes_with_them(name, by):
+  """The sums answer the data and what was released before them, whatever that was."""
+  sampler, relation, bands, turn, turns = _IN_PASSES[name]
+  shape = {} if bands is None else {"noise_shape": NoiseShape(correlation=bands)}
+  plan = _plan(sampler, relation, accountant=by, **shape)
+  accountant = {"pld": PLDAccountant, "rdp": RdpAccountant}[by]()
+  accountant.compose(turn, turns)
+  alone = accountant.get_epsilon(plan.accounted_delta(_DELTA))
+  accountant.compose(dpa.GaussianDpEvent(4.0 if relation == _REPLACE else 8.0), 2)
+  expected = accountant.get_epsilon(plan.accounted_delta(_DELTA))
+  assert plan.epsilon() == pytest.approx(expected, rel=2e-3)
+  assert plan.epsilon() > 1.005 * alone
+  assert plan.epsilon_curve([20])[0] == pytest.approx(plan.epsilon(), rel=1e-4)
+  steps = [plan.epsilon(steps=t) for t in (0, 1, 10, 11, 20)]
+  assert steps[0] == 0 and steps == sorted(steps)
+  first = dpa.ComposedDpEvent([plan.statistics.event(relation), plan.sum_event(0)])
+  given = dict(delta=plan.accounted_delta(_DELTA), accountant=by)
+  given["neighboring_relation"] = relation
+  assert steps[1] == pytest.approx(accounting.epsilon(first, **given), rel=1e-4)
+
+
+def test_p25_dp_ftrl_is_calibrated_with_them():
+  given = dict(
+    epsilon=2.0, delta=_DELTA, sampler=_CYCLIC, num_steps=20, l2_clip_norm=0.1,
+    normalize_by=100, neighboring_relation=_ZERO,
+    noise_shape=NoiseShape(correlation=_BANDS),
+  )  # fmt: skip
+  plan = Plan.calibrated(statistics=_statistics(_ZERO), **given)
+  assert 1.99 < plan.epsilon() <= 2.0
+  mu = lambda plan: (2 * _COLUMN) ** 0.5 / plan.noise_multiplier
+  alone = Plan.calibrated(**given)
+  assert mu(plan) ** 2 + 2 / 8**2 == pytest.approx(mu(alone) ** 2, rel=1e-3)
+
+
+def test_a_users_rows_have_no_statistics():
+  sampler = sampling.UserSampler(prob=0.1, capacity=_N + 1)  # a user has many rows
   with pytest.raises(UserError, match="not with private statistics"):
-    _plan(sampler, relation)
+    _plan(sampler)
 
 
 def test_statistics_of_another_relation_are_refused():

@@ -43,6 +43,15 @@ LINES = {
     opponent(epsilon)
     | {"privacy.sampler": "random_allocation", "privacy.sampling_prob": 1 / 6}
   ),
+  "the same, DP-FTRL": lambda epsilon: (
+    opponent(epsilon)
+    | {
+      "privacy.method": "dp_ftrl",
+      "privacy.sampling_prob": 1 / 6,
+      "privacy.neighboring_relation": "replace_special",
+      "privacy.ftrl.strategy.bands": 6,
+    }
+  ),
   "C4-equivariant CNN": equivariant,
 }
 

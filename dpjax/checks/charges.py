@@ -58,8 +58,11 @@ def _derived_epsilon(subject: Subject) -> float | None:
   else:
     return None
   counted.compose(event, times)
-  for one in _events_before(plan):
-    counted.compose(one, len(plan.statistics.vectors))
+  # a PLD of exchanged records reads multipliers relative to the clip norm
+  by_norm = plan.sampler.law in _SAMPLED and accountant is PLDAccountant
+  for level in _levels_before(plan):
+    event = dpa.GaussianDpEvent(level * (_exchanged(plan) if by_norm else 1))
+    counted.compose(event, len(plan.statistics.vectors))
   return float(counted.get_epsilon(plan.accounted_delta(plan.delta)))
 
 
@@ -75,17 +78,16 @@ _SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
 }
 
 
-def _events_before(plan: Any) -> list[dpa.DpEvent]:
-  """Of the statistics that were released first, each twice, relative to the sensitivity."""
+def _levels_before(plan: Any) -> list[float]:
+  """Noise multipliers of the statistics that were released first, each of every vector,
+  relative to the sensitivity."""
   found = plan.statistics
   if found is None:
     return []
   levels = [found.noise_multiplier / _exchanged(plan)]
   if not found.clip_norms:
     levels.append(-0.5 / float(stats.norm.ppf(1 / (1 + math.exp(found.median_epsilon)))))
-  # a PLD reads the multiplier relative to the clip norm where records are exchanged
-  unit = _exchanged(plan) if plan.accountant == "pld" else 1
-  return [dpa.GaussianDpEvent(level * unit) for level in levels]
+  return levels
 
 
 def _multiplier(plan: Any) -> float:

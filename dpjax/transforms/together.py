@@ -25,7 +25,7 @@ APART = {
   "correlated noise": _SHAPED,
   "a noise schedule": (*_SHAPED, _EPOCHS),
   _BANDS: ("free participation",),
-  "private statistics": ("bounded participation", "correlated noise", "users"),
+  "private statistics": ("users",),
 }
 
 

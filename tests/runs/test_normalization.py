@@ -245,9 +245,36 @@ def test_canaries_are_part_of_what_is_fitted(loaded, monkeypatch):
   assert np.abs(found.canaries.examples.x).max() > 1.1  # as the data that they are among
 
 
+@pytest.mark.parametrize("relation", ["replace_special", "replace_one"])
+def test_a_run_of_dp_ftrl_pays_for_them_and_goes_on_with_the_same(
+  relation, loaded, tmp_path
+):
+  config = _config(**_FTRL, privacy__neighboring_relation=relation)
+  with pytest.raises(RuntimeError, match="killed"):
+    loop.run(loop.job_of(config, loaded), tmp_path / "cut", on_save=_killed_at(2))
+  cut = loop.train(config, tmp_path / "cut", data=loaded)
+  result = loop.train(config, tmp_path / "whole", data=loaded)
+  assert cut["params_sha256"] == result["params_sha256"]
+  assert 3.9 < result["epsilon"] <= 4.0 and result["epsilon_kind"] == "proved"
+  before = Ledger.from_json(result["ledger"]).charges[0].event.events[0].event
+  assert before.noise_multiplier == pytest.approx(8 / 2**0.5)  # in clip norms
+  assert "Before the first step" in result["privacy_statement"]
+
+
+_FTRL = {
+  "privacy__method": "dp_ftrl",
+  "privacy__epsilon": 4.0,
+  "privacy__sampling_prob": 0.5,
+  "privacy__ftrl__strategy": {"name": "banded", "bands": 2},
+  "privacy__normalization": {**_PRIVATE, "noise_multiplier": 8.0},
+}
+
+
 @pytest.mark.long
-def test_every_check_holds(loaded):
-  rows = list(check.checks(check.subject(_config(), loaded)))
+@pytest.mark.parametrize("relation", ["", "replace_special", "replace_one"])
+def test_every_check_holds(relation, loaded):
+  ftrl = _FTRL | {"privacy__neighboring_relation": relation} if relation else {}
+  rows = list(check.checks(check.subject(_config(**ftrl), loaded)))
   assert [row for row in rows if row.passed is False] == []
   assert {"statistics: influence", "statistics: noise"} <= {row.name for row in rows}
 
@@ -309,10 +336,6 @@ class _HalfNoise(channel_statistics.ChannelStatistics):
 @pytest.mark.parametrize(
   ("changes", "word"),
   [
-    (
-      {"privacy__method": "dp_ftrl", "privacy__neighboring_relation": "replace_one"},
-      "not with private statistics",
-    ),
     (
       {"privacy__method": "sgd", "privacy__epsilon": None},
       "privacy.normalization.*ignored",
