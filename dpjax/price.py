@@ -199,8 +199,7 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
   if bins:
     found = accounting.balls_in_bins_epsilon(strategy, num_bins=run.min_sep, **simulated)
   else:
-    # rounding may take what is 1 just above it
-    prob = min(1.0, run.sampling_prob / (1 - (run.min_sep - 1) * run.sampling_prob))
+    prob = sampling.MinSepSampler.prob_of(run.sampling_prob, run.min_sep)
     found = accounting.min_sep_epsilon(
       strategy, sampling_prob=prob, min_sep=run.min_sep, **simulated
     )

@@ -244,6 +244,11 @@ class RandomAllocationSampler(PaddedSampler):
     return self.checked(np.flatnonzero(places == place), step)
 
 
+def _rate(prob: float, min_sep: int) -> float:
+  """How often one takes part in the long run, who rests for min_sep - 1 steps after it."""
+  return prob / (1 + (min_sep - 1) * prob)
+
+
 @functools.lru_cache(maxsize=2)
 def _renewals(
   prob: float, min_sep: int, num_steps: int, seed: int, num_examples: int
@@ -252,7 +257,7 @@ def _renewals(
   rng = _once(seed)
   times = -(-num_steps // min_sep)
   waits = rng.geometric(prob, (times, num_examples)) - 1
-  rate = prob / (1 + (min_sep - 1) * prob)
+  rate = _rate(prob, min_sep)
   locked = rng.random(num_examples) < (min_sep - 1) * rate  # as if running for ever
   lock = rng.integers(1, max(min_sep, 2), num_examples)
   first = np.where(locked, lock, 0)
@@ -297,7 +302,16 @@ class MinSepSampler(_Unamplified, PaddedSampler):
   @property
   def rate(self) -> float:
     """Probability of one example to be in a batch."""
-    return self.prob / (1 + (self.min_sep - 1) * self.prob)
+    return _rate(self.prob, self.min_sep)
+
+  @staticmethod
+  def prob_of(rate: float, min_sep: int) -> float:
+    """The `prob` of a sampler of this `rate`, which is at most 1 / min_sep.
+
+    >>> MinSepSampler.prob_of(0.25, min_sep=4), MinSepSampler.prob_of(0.25, min_sep=1)
+    (1.0, 0.25)
+    """
+    return min(1.0, rate / max(1 - (min_sep - 1) * rate, rate))  # rounding may exceed 1
 
   @property
   def participation(self) -> Participation:

@@ -97,7 +97,7 @@ def sampler(
   if privacy.ftrl.sampler == "cyclic_poisson":
     prob = _prob_in_turn(privacy)
     return sampling.CyclicPoissonSampler(prob=prob, num_groups=apart, capacity=capacity)
-  prob = min(1.0, rate / max(1 - (apart - 1) * rate, rate))
+  prob = sampling.MinSepSampler.prob_of(rate, apart)
   return sampling.MinSepSampler(
     prob=prob, min_sep=apart, num_steps=num_steps, capacity=capacity
   )
