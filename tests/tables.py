@@ -238,7 +238,11 @@ _PLAIN = {
 }
 _PIXELS = {"CNN on pixels": "tempered-sigmoid CNN"}
 _EQUIVARIANT = {"C4-equivariant CNN on pixels": "C4-equivariant CNN"}
-_OPPONENT = {"opponent colours, private channel statistics": "opponent scattering + linear"}
+_OPPONENT = {
+  "opponent colours, private channel statistics": "opponent scattering + linear",
+  "the same, random allocation": "the same, random allocation",
+  "the same, DP-FTRL": "the same, DP-FTRL",
+}
 
 
 def _of_data(
