@@ -45,7 +45,8 @@ class Plan:
     noise_shape: public factors of the noise multiplier, correlation between steps (DP-FTRL),
       shares of groups. Correlation needs a sampler that bounds the participation of one
       example (`dpjax.sampling.participation`), from which its cost is computed.
-    statistics: called once on the same data before step 1, and paid with it, not without.
+    statistics: called once on the same data before step 1, and paid with it, not without;
+      with the key of `transform` or another.
 
   What does not combine is said in `dpjax/transforms/together.py`.
 
@@ -281,6 +282,8 @@ class Plan:
       log_abort_prob=self._log_allowed + math.log(steps),
       least=OVERFLOW_SHARE * self.delta,
     )
+    if aside is None and math.isinf(self._accounted(event, delta)):
+      return delta / 2  # whatever is left: it costs infinitely much
     if aside is None:
       raise UserError(
         f"delta={delta!r}: is too small for this plan, whose capacity was chosen for delta="
@@ -452,7 +455,7 @@ class Plan:
       delta_set_aside=self.delta - self.accounted_delta(self.delta),
       unit=unit,
       noise=transforms.noise_in_words(clip, shape, self.sampler, unit, *numbers),
-      statistics="" if self.statistics is None else self.statistics.statement(unit),
+      statistics=self.statistics.statement(unit) if self.statistics and steps != 0 else "",
       epsilon_kind="claimed" if self.assumptions else "proved",
     )
 

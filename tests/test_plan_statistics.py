@@ -1,8 +1,12 @@
 """Statistics that are paid from the plan's budget: composed, charged, refused where unproved."""
 
 import dataclasses
+import math
 
 import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
@@ -102,6 +106,43 @@ def test_p25_calibration_pays_for_both():
   )
 
 
+class _OneKey(mechanisms.ChannelStatistics):
+  """A plant: draws from the key itself."""
+
+  def own_key(self, key):
+    return key
+
+
+@pytest.mark.parametrize("bands", [None, (1.0, 0.5, 0.25)])
+@pytest.mark.parametrize("kind", [mechanisms.ChannelStatistics, _OneKey])
+def test_p17_one_key_for_statistics_and_steps_shares_no_noise(kind, bands):
+  """split(key, 4)[2], whence a mean's noise came, is fold_in(key, 2), that of a step: the
+  difference of two releases was the mean."""
+  shape = NoiseShape(correlation=bands and correlated.BandedToeplitz(bands))
+  statistics = kind(normalize_by=_N, noise_multiplier=8.0, clip_norms=(1.0, 1.0))
+  sampler = sampling.BallsInBinsSampler(num_bins=10, capacity=_N) if bands else _POISSON
+  plan = _plan(sampler, statistics=statistics, noise_shape=shape)
+  key, zeros = jax.random.key(0), jnp.zeros((3, 400))
+  means = plan.statistics(key, zeros)[:2]
+  tx, rows = plan.transform(key), []
+  update = jax.jit(lambda s: tx.update(zeros, s, zeros[0], mask=jnp.zeros(3, bool)))
+  state = tx.init(zeros[0])
+  for _ in range(plan.num_steps):
+    out, state = update(state)
+    rows.append(np.asarray(out))
+  white = correlated.matrix(shape.strategy, plan.num_steps) @ np.array(rows)
+  seen = np.corrcoef(np.concatenate([np.asarray(means), white]))[:2, 2:]
+  assert (np.abs(seen).max() > 0.99) == (kind is _OneKey), seen
+  assert np.abs(seen).max() < 0.3 or kind is _OneKey
+
+
+def test_what_costs_infinitely_much_does_so_after_each_step():
+  sampler = sampling.BallsInBinsSampler(num_bins=10, capacity=16)
+  plan = _plan(sampler, noise_multiplier=1e-30)
+  assert plan.epsilon_curve([0, 1, 10, 20]).tolist() == [0.0, math.inf, math.inf, math.inf]
+  assert plan.epsilon(steps=3) == math.inf
+
+
 def test_they_are_paid_with_the_first_step_and_once():
   plan = _plan(_POISSON)
   assert not plan.steps_alike and plan.epsilon(steps=0) == 0
@@ -127,6 +168,7 @@ def test_the_statement_names_them():
   assert "1 x Gaussian noise of 5.65685 times the clip norm; 20 x" in words
   assert "Before the first step: mean and mean square of each channel" in words
   assert "other statistics fitted to the private data" in words
+  assert "Before the first step" not in _plan(_POISSON).statement(_N, 0)
   quiet = dataclasses.replace(_plan(_POISSON), statistics=None).statement(_N)
   assert "Before" not in quiet and "other statistics" not in quiet
 

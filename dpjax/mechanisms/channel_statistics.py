@@ -98,8 +98,7 @@ class ChannelStatistics(NoisyMeans):
 
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> ChannelMoments:
     """The same: neither sum depends on the other."""
-    finite.check_key(key)
-    return _released(self, key, channel_moments(x))
+    return _released(self, self.own_key(key), channel_moments(x))
 
   def statement(self, unit: str = "example") -> str:
     """What is released, in words.

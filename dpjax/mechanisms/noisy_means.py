@@ -31,6 +31,7 @@ HUGE = 1e30
 _CHUNK = 1000  # examples at a time, of so many entries of their vectors at most
 _CHUNK_ENTRIES = 2**24
 _GRID = 2.0**-22  # of a clipped vector's entries, in clip norms
+_NO_STEP = 2**32 - 1
 _COUNTS = {0: "no", 2: "two", 5: "five"}
 _NUMBERS, _MEDIAN_EPSILONS = (1e-30, 1e30), (1e-6, 100.0)
 _TINY = float(np.finfo(np.float32).tiny)
@@ -127,6 +128,13 @@ class NoisyMeans(abc.ABC):
     """For `dpjax.accounting`, under `neighboring_relation`."""
     relative = self.total_noise_multiplier / self._bound
     return stated.gaussian_event(relative, self.neighboring_relation, neighboring_relation)
+
+  def own_key(self, key: jax.Array) -> jax.Array:
+    """What the noise of these is drawn from: no draw of a step, which folds in its number,
+    an int32, so that the key of a run serves both. `jax.random.split` alone gives the keys of
+    the first steps: split(key, n)[i] is fold_in(key, i)."""
+    finite.check_key(key)
+    return jax.random.fold_in(key, np.uint32(_NO_STEP))
 
   @abc.abstractmethod
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Any:

@@ -79,7 +79,7 @@ def positive(**named: float) -> None:
   """
   validate.positive(**named)
   for name, value in named.items():
-    if not 1 / _MOST <= value <= _MOST:
+    if not 1 / _MOST <= float(value) <= _MOST:
       raise UserError(f"{name}: must be a finite float64 number > 0, as its inverse")
 
 

@@ -121,8 +121,7 @@ class Whitening(NoisyMeans):
 
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Spread | None) -> Spread:
     """The same; each field as if those ahead of it in `before` had been released."""
-    finite.check_key(key)
-    examples = _examples(x)
+    key, examples = self.own_key(key), _examples(x)
     sides = (math.prod(examples.shape[1:-1]), examples.shape[-1])
     keys = jax.random.split(key, 2 * len(self.vectors))
     found: dict[str, Any] = {}

@@ -34,7 +34,6 @@ from dpjax.validate import UserError
 _DATA, _STREAMS, _CODE, _RUN = "data_sha256", "release_streams", "user_code", "run_id"
 _KEYS, _NUMBERS = ("noise", "local"), ("sampler", "order")
 _SAMPLER_BITS, _ORDER_BITS = 256, 64
-_STATISTICS = 2**32 - 1  # no step has this number: they are int32
 
 
 class Streams(NamedTuple):
@@ -141,12 +140,6 @@ def fresh(seed: int) -> Streams:
     sampler=secrets.randbits(_SAMPLER_BITS),
     order=secrets.randbits(_ORDER_BITS),
   )
-
-
-def statistics_key(random: Streams) -> jax.Array:
-  """Of what is fitted to the data before the first step: apart from every step's noise, which
-  folds in its number."""
-  return jax.random.fold_in(random.noise, np.uint32(_STATISTICS))
 
 
 def joined(*digests: bytes) -> bytes:

@@ -17,7 +17,6 @@ import numpy as np
 from dpjax import accounting, auditing, data, mechanisms, sampling
 from dpjax.mechanisms.noisy_means import NoisyMeans
 from dpjax.plan import Plan
-from dpjax.runs import streams
 from dpjax.runs.central.config import (
   NORMALIZATIONS,
   ByStatistics,
@@ -92,7 +91,7 @@ def released(plan: Plan, random: Streams, train: data.Dataset) -> Released | Non
     raise UserError(f"{argument}: needs inputs of numbers, data.name holds tokens")
   there = train if train.present is None else train.subset(train.present)
   try:
-    found = plan.statistics(streams.statistics_key(random), there.x)
+    found = plan.statistics(random.noise, there.x)
   except UserError as error:
     raise UserError(f"{argument}: {error}") from error
   return jax.tree.map(np.asarray, found)
