@@ -257,6 +257,15 @@ def _of_data(
   return Table("docs/curves.md", head, make)
 
 
+def _of_users(head: str, folder: str) -> Table:
+  lines = {
+    "linear on pixels": "linear",
+    "linear on scattering features": "scattering + linear",
+  }
+  make = functools.partial(_curve, folder, lines, values=_EPSILONS, digits=3, seeds=3)
+  return Table("docs/federated.md", [head, *_HEADS, "no noise"], make)
+
+
 _ABLATIONS = {
   "none": "C4 network",
   "no symmetry, as wide (C1)": "no symmetry, as wide (C1)",
@@ -514,14 +523,8 @@ TABLES = [
     "docs/curves.md", ["change", "accuracy"],
     lambda: _curve("ablations_cifar10", _ABLATIONS, values=["3.0"], digits=3, seeds=1),
   ),
-  Table(
-    "docs/federated.md", ["model", *_HEADS, "no noise"],
-    lambda: _curve(
-      "fed_user_level",
-      {"linear on pixels": "linear", "linear on scattering features": "scattering + linear"},
-      values=_EPSILONS, digits=3, seeds=3,
-    ),
-  ),
+  _of_users("model", "fed_user_level"),
+  _of_users("Fashion-MNIST", "fed_user_level_fashion_mnist"),
   Table("docs/federated.md", ["", "target", "paper", "ours"], _rounds),
   Table(
     "docs/federated.md", ["", "alpha 0.1", "0.5", "IID"],

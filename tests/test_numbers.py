@@ -295,6 +295,10 @@ _PROMISED = [  # a page, what it says of a table's runs, their file, and that in
     "fed_user_level", ("add_or_remove_one", "user", "0.0001"),
   ),
   (
+    "docs/federated.md", "The same two lines and settings on Fashion-MNIST",
+    "fed_user_level_fashion_mnist", ("add_or_remove_one", "user", "0.0001"),
+  ),
+  (
     "docs/toolbox.md", "replace_special, delta 1e-5", "mnist_algorithms",
     ("replace_special", "example", "1e-05"),
   ),
@@ -332,6 +336,12 @@ def test_seeds_in_sentences_are_those_that_the_tables_are_held_to(page, words):
 _SECONDS = [  # a page, its words about the seconds of a run, the sweep
   ("docs/federated.md", "{low} to {high} s a run", "fed_user_level"),
   ("configs/sweeps/fed_user_level.py", "{low} to {high} s a run", "fed_user_level"),
+  ("docs/federated.md", "{low} to {high} s a run", "fed_user_level_fashion_mnist"),
+  (
+    "configs/sweeps/fed_user_level_fashion_mnist.py",
+    "{low} to {high} s a run",
+    "fed_user_level_fashion_mnist",
+  ),
   ("configs/mnist_scatter_cnn.py", "{low} to {high} s", "scatter_cnn"),
   ("configs/sweeps/scatter_cnn.py", "{low} to {high} s a run", "scatter_cnn"),
   ("configs/sweeps/fed_dirichlet.py", "{low} to {high} s a run", "fed_dirichlet"),

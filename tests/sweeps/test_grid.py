@@ -748,7 +748,12 @@ def test_a_wrong_field_of_a_federated_base_is_named():
 
 @pytest.mark.parametrize(
   ("module", "runs"),
-  [("fed_dirichlet", 12), ("fed_user_level", 42), ("fed_mcmahan", 3)],
+  [
+    ("fed_dirichlet", 12),
+    ("fed_user_level", 42),
+    ("fed_user_level_fashion_mnist", 42),
+    ("fed_mcmahan", 3),
+  ],
 )
 def test_federated_sweeps_of_the_repository_are_sound(module, runs):
   config = importlib.import_module(f"configs.sweeps.{module}").get_config()
