@@ -257,11 +257,8 @@ def _of_data(
   return Table("docs/curves.md", head, make)
 
 
-def _of_users(head: str, folder: str) -> Table:
-  lines = {
-    "linear on pixels": "linear",
-    "linear on scattering features": "scattering + linear",
-  }
+def _of_users(head: str, folder: str, features: str = "scattering + linear") -> Table:
+  lines = {"linear on pixels": "linear", "linear on scattering features": features}
   make = functools.partial(_curve, folder, lines, values=_EPSILONS, digits=3, seeds=3)
   return Table("docs/federated.md", [head, *_HEADS, "no noise"], make)
 
@@ -525,6 +522,7 @@ TABLES = [
   ),
   _of_users("model", "fed_user_level"),
   _of_users("Fashion-MNIST", "fed_user_level_fashion_mnist"),
+  _of_users("CIFAR-10", "fed_user_level_cifar10", "opponent scattering + linear"),
   Table("docs/federated.md", ["", "target", "paper", "ours"], _rounds),
   Table(
     "docs/federated.md", ["", "alpha 0.1", "0.5", "IID"],

@@ -299,6 +299,10 @@ _PROMISED = [  # a page, what it says of a table's runs, their file, and that in
     "fed_user_level_fashion_mnist", ("add_or_remove_one", "user", "0.0001"),
   ),
   (
+    "docs/federated.md", "On CIFAR-10, 25 images a user",
+    "fed_user_level_cifar10", ("add_or_remove_one", "user", "0.0001"),
+  ),
+  (
     "docs/toolbox.md", "replace_special, delta 1e-5", "mnist_algorithms",
     ("replace_special", "example", "1e-05"),
   ),
@@ -341,6 +345,12 @@ _SECONDS = [  # a page, its words about the seconds of a run, the sweep
     "configs/sweeps/fed_user_level_fashion_mnist.py",
     "{low} to {high} s a run",
     "fed_user_level_fashion_mnist",
+  ),
+  ("docs/federated.md", "{low} to {high} s a run", "fed_user_level_cifar10"),
+  (
+    "configs/sweeps/fed_user_level_cifar10.py",
+    "{low} to {high} s a run",
+    "fed_user_level_cifar10",
   ),
   ("configs/mnist_scatter_cnn.py", "{low} to {high} s", "scatter_cnn"),
   ("configs/sweeps/scatter_cnn.py", "{low} to {high} s a run", "scatter_cnn"),

@@ -173,10 +173,10 @@ def fast():
   def load_once(
     config: Any, features: bool = True
   ) -> Any:  # what this key forgets shows as a field without effect
-    what = repr((config.data, config.model))
+    what = repr((config.data, config.model, features))
     if what not in known:
       known.clear()
-      known[what] = read(config)
+      known[what] = read(config, features=features)
     return known[what]
 
   load = lambda name, data_dir, max_length, *_: _loaded(name, data_dir, max_length)

@@ -752,6 +752,7 @@ def test_a_wrong_field_of_a_federated_base_is_named():
     ("fed_dirichlet", 12),
     ("fed_user_level", 42),
     ("fed_user_level_fashion_mnist", 42),
+    ("fed_user_level_cifar10", 42),
     ("fed_mcmahan", 3),
   ],
 )
