@@ -5,6 +5,7 @@ import math
 import re
 import typing
 
+from dpjax import names
 from dpjax.schema import fields
 from dpjax.validate import UserError
 
@@ -27,7 +28,8 @@ def choices(config, path, check):
     check(fields.replace(config, path, "no such word"))
   except UserError as error:
     found = _CHOICES.search(str(error))
-    return found[1].split(", ") if found else []
+    words = found[1].split(", ") if found else []
+    return [word for word in words if word != names.FORM]  # names nobody's code
   return []
 
 

@@ -114,7 +114,7 @@ def _small(config):
     small |= {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
   if isinstance(config, FedConfig):
     small |= {"num_rounds": 4, "partition.num_clients": 12, "clients_per_round": 4.0}
-    small |= {"local.epochs": 1}
+    small |= {"local.epochs": 5}  # .6 after two rounds: a run may end at an accuracy
   else:
     small |= {"num_steps": 4, "model.mirrored": False, "model.colours": "rgb"}
   return fields.replace_all(config, small)
