@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import pathlib
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,11 +48,21 @@ def refuse_given(names: Iterable[str], what: str) -> None:
 
 
 def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
-  """Ends the process in one line, with exit code 1, where runs of a grid failed."""
-  rows = list(rows)
-  failed = [f"{row['name']}: {row['error']}" for row in rows if row["status"] == "failed"]
-  if failed:
-    fail(f"{len(failed)} of {len(rows)} runs failed: {'; '.join(failed)}", code=1)
+  """Ends the process in one line, with exit code 1, where runs of a grid failed: each reason
+  once, with the first run that has it and the number of the others."""
+  rows, reasons = list(rows), dict[str, list[str]]()
+  for row in rows:
+    if row["status"] == "failed":
+      reasons.setdefault(row["error"], []).append(row["name"])
+  if reasons:
+    failed = sum(map(len, reasons.values()))
+    told = (_of_all(names, error) for error, names in reasons.items())
+    fail(f"{failed} of {len(rows)} runs failed: {'; '.join(told)}", code=1)
+
+
+def _of_all(names: Sequence[str], error: str) -> str:
+  others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+  return f"{names[0]}{others}: {error}"
 
 
 def refuse_refuted(rows: Iterable[Mapping[str, Any]]) -> None:
@@ -133,6 +144,18 @@ def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
   return rest
 
 
+def _end_unread(signum: int, frame: object) -> None:
+  """On SIGPIPE: `... | head` ends the process without a word, as it ends any other. Whatever
+  other pipe is broken is for who wrote to it to notice: of the event loops that save
+  checkpoints one in 500 is told something after it has closed."""
+  streams = select.poll()
+  for number in (1, 2):
+    streams.register(number, 0)  # errors are told unasked: nobody is left to read
+  if any(events & (select.POLLERR | select.POLLHUP) for _, events in streams.poll(0)):
+    signal.signal(signum, signal.SIG_DFL)
+    signal.raise_signal(signum)
+
+
 def run(main: Callable[..., None], *, words: bool = False) -> None:
   """Runs `main()` under absl with one-line errors; with `words`, `main(*words)` of those that
   are no flags, which else are refused.
@@ -142,8 +165,8 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
   2. Anything else is a bug of ours and keeps its traceback.
   """
 
-  if hasattr(signal, "SIGPIPE"):  # `... | head` is no error either
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+  if hasattr(signal, "SIGPIPE"):
+    signal.signal(signal.SIGPIPE, _end_unread)
 
   def guarded(argv: Sequence[str]) -> None:
     logging.set_verbosity(logging.WARNING)  # third parties' chatter is not for users
@@ -158,5 +181,8 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
       if blamed is None:
         raise
       fail(blamed)
+    finally:  # within reach of `_end_unread`
+      with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
 
   app.run(guarded, flags_parser=functools.partial(_parse, words=words))

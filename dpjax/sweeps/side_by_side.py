@@ -152,13 +152,9 @@ def _blocked(signum: int) -> Iterator[None]:
 
 
 def _send(pipe: Any, task: Any) -> None:
-  """To one that may have ended, which who reads its answer will notice; launchers let a broken
-  pipe end the process without a word, as `| head` wants it."""
-  with _blocked(signal.SIGPIPE):
-    with contextlib.suppress(BrokenPipeError):
-      pipe.send(task)
-    if signal.SIGPIPE in signal.sigpending():
-      signal.sigwait({signal.SIGPIPE})
+  """To one that may have ended, which who reads its answer will notice."""
+  with contextlib.suppress(BrokenPipeError):
+    pipe.send(task)
 
 
 def _heard(pipe: Any, process: Any) -> Any:  # a Connection; Windows has another class

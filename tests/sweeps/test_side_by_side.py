@@ -13,6 +13,7 @@ import pytest
 from dpjax.runs import writers
 from dpjax.sweeps import side_by_side
 from dpjax.validate import UserError
+from launch import app
 from tests import commands
 
 
@@ -116,12 +117,11 @@ def test_what_cannot_be_sent_is_one_line():
 def test_a_task_for_a_process_that_is_gone_does_not_end_this_one():
   ours, theirs = multiprocessing.get_context("spawn").Pipe()
   theirs.close()
-  before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as launchers have it
+  before = signal.signal(signal.SIGPIPE, app._end_unread)  # as launchers have it
   try:
     side_by_side._send(ours, "a task")
   finally:
     signal.signal(signal.SIGPIPE, before)
-  assert signal.SIGPIPE not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 _FIRST = """
