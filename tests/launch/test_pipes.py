@@ -44,7 +44,7 @@ print("told", len(told))
 
 def test_pipes_of_its_own_do_not_end_a_command(tmp_path):
   """Checkpoints are saved by event loops that are woken, at times, after they have closed:
-  under the system's own answer to SIGPIPE one run in six of 800 saves ended without a word."""
+  under the system's own answer to SIGPIPE about one save in 500 ended the run without a word."""
   done = subprocess.run(
     _script(tmp_path, _OWN_PIPE), env=_environment(), capture_output=True, text=True
   )
