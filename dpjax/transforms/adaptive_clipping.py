@@ -79,11 +79,10 @@ class AdaptiveClipping(gradients.Flat):
     validate.positive(**{name: size for name, size in sizes.items() if size is not None})
     validate.positive(min_factor=self.min_factor, max_factor=self.max_factor)
     low, high = validate.MIN_FACTOR, validate.MAX_FACTOR
-    if not low <= self.min_factor <= 1 <= self.max_factor <= high:
-      raise UserError(
-        f"min_factor={self.min_factor!r}: must be in [{low:g}, 1], and max_factor="
-        f"{self.max_factor!r} in [1, {high:g}]"
-      )
+    if not low <= self.min_factor <= 1:
+      raise UserError(f"min_factor={self.min_factor!r}: must be in [{low:g}, 1]")
+    if not 1 <= self.max_factor <= high:
+      raise UserError(f"max_factor={self.max_factor!r}: must be in [1, {high:g}]")
 
   def batch_size(self, normalize_by: float) -> float:
     """The public number that the count is divided by."""

@@ -234,6 +234,7 @@ def test_p33_one_compilation_with_donated_state():
     (lambda: AdaptiveClipping(learning_rate=float("nan")), "^learning_rate=nan"),
     (lambda: AdaptiveClipping(count_noise_std=0.0), "count_noise_std=0.0"),
     (lambda: AdaptiveClipping(min_factor=2.0), "min_factor=2.0"),
+    (lambda: AdaptiveClipping(max_factor=1e308), "^max_factor=1e\\+308: must be in .1, "),
     (lambda: AdaptiveClipping(max_factor=1e9), "max_factor=1000000000.0"),
     (lambda: _tx(l2_clip_norm={"w": 1.0}), "l2_clip_norm="),
     (lambda: _tx(key=0), "typed key"),
