@@ -54,15 +54,13 @@ def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
   for row in rows:
     if row["status"] == "failed":
       reasons.setdefault(row["error"], []).append(row["name"])
-  if reasons:
+  told = []
+  for error, (first, *others) in reasons.items():
+    also = f" and {len(others)} more" if others else ""
+    told.append(f"{first}{also}: {error}")
+  if told:
     failed = sum(map(len, reasons.values()))
-    told = (_of_all(names, error) for error, names in reasons.items())
     fail(f"{failed} of {len(rows)} runs failed: {'; '.join(told)}", code=1)
-
-
-def _of_all(names: Sequence[str], error: str) -> str:
-  others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-  return f"{names[0]}{others}: {error}"
 
 
 def refuse_refuted(rows: Iterable[Mapping[str, Any]]) -> None:

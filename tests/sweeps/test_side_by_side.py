@@ -122,6 +122,7 @@ def test_a_task_for_a_process_that_is_gone_does_not_end_this_one():
     side_by_side._send(ours, "a task")
   finally:
     signal.signal(signal.SIGPIPE, before)
+  assert signal.SIGPIPE not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 _FIRST = """
