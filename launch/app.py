@@ -179,8 +179,8 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
       if blamed is None:
         raise
       fail(blamed)
-    finally:  # within reach of `_end_unread`
-      with contextlib.suppress(BrokenPipeError):
-        sys.stdout.flush()
+    finally:  # within reach of `_end_unread`; there may be no stdout, which print minds
+      with contextlib.suppress(OSError):
+        print(end="", flush=True)
 
   app.run(guarded, flags_parser=functools.partial(_parse, words=words))

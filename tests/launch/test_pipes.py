@@ -73,3 +73,15 @@ def test_an_unread_stream_ends_a_command_without_a_word(tmp_path, body, merged):
   assert b"Traceback" not in told and b"Broken" not in told, told[-500:]
   quiet = "fail" in body and not merged  # nothing was written to the stream
   assert process.returncode == (2 if quiet else -signal.SIGPIPE)
+
+
+@pytest.mark.parametrize(("stream", "code"), [(">&-", 0), ("> /dev/full", 120)])
+def test_an_output_that_takes_nothing_ends_in_no_traceback_of_ours(tmp_path, stream, code):
+  command = _script(tmp_path, "print('one line')")
+  done = subprocess.run(
+    ["/bin/sh", "-c", f'exec "$0" "$@" {stream}', *command],
+    env=_environment(),
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == code and "app.py" not in done.stderr, done.stderr
