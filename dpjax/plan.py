@@ -52,7 +52,8 @@ class Plan:
 
   Guarantee: a run that uses `transform` on the batches of `batches`, for at most `steps`
   updates, is (epsilon(delta, steps), delta)-differentially private for one example under
-  `neighboring_relation`, with the number of examples public.
+  `neighboring_relation`. All its numbers are constants: under add_or_remove_one none of them
+  may follow from the number of examples, which is a secret; one that was declared serves.
 
   >>> plan = Plan(sampler=sampling.PoissonSampler(prob=0.01, capacity=768),
   ...   noise_multiplier=1.2, l2_clip_norm=1.0, normalize_by=600, num_steps=2000, delta=1e-5)
@@ -387,10 +388,21 @@ class Plan:
     """The sampler with the least capacity that delta's share allows, also for one more."""
     return self.sampler.fitted_to(num_examples + 1, log_overflow_prob=self._log_allowed)
 
-  def check_capacity(self, num_examples: int) -> None:
-    """Raises unless the chance of a draw above the capacity fits into delta's share."""
+  def check_capacity(self, num_examples: int, declared: int | None = None) -> None:
+    """Raises unless the chance of a draw above the capacity fits into delta's share.
+
+    Args:
+      declared: number of examples that the plan was made for, where that is a constant. Under
+        add_or_remove_one the check is of it, so that it answers the same for one example less
+        or more; data that are larger by more than one are checked by themselves.
+    """
     if not self.sampler.can_overflow:
       return
+    if declared is not None and self.neighboring_relation == "add_or_remove_one":
+      # a capacity that serves `declared` examples was sized for one more
+      self.check_capacity(declared)
+      if num_examples <= declared + 1:
+        return
     slots, needed = self.sampler.slots, self.fitted_sampler(num_examples).slots
     if slots < min(needed, num_examples + 1):
       chance = math.exp(self.sampler.log_overflow_prob(num_examples + 1))
@@ -408,6 +420,7 @@ class Plan:
     Args:
       data: anything with `len()` whose `data[indices]` is a tree of stacked examples. Rows
         that its `present` [n] (where it has one) calls empty are drawn, and contribute zero.
+        Its `nominal_size` (where it has one) is the number that the capacity is checked for.
       rng: integer seed of the sampler; 128 bits or more for a release. As the key of
         `transform`, of one run on one data set: the costs of runs add up only where they
         sample independently. The batches are a function of (rng, step), not of the data, so
@@ -419,7 +432,7 @@ class Plan:
     """
     validate.integer_at_least(0, rng=rng, start=start)
     num_examples, present = len(data), getattr(data, "present", None)
-    self.check_capacity(num_examples)
+    self.check_capacity(num_examples, getattr(data, "nominal_size", None))
 
     def generate() -> Iterator[Batch]:
       for step in range(start, self.num_steps):
