@@ -74,7 +74,8 @@ def load(
   if num_classes not in (None, train.num_classes):
     raise UserError(f"num_classes={num_classes}: {name!r} declares {train.num_classes}")
   known = train.nominal_size
-  if known is None and not names.is_path(name):
+  own_texts = name.startswith("shakespeare") and not shakespeare.are_published(data_dir)
+  if known is None and not names.is_path(name) and not own_texts:
     known = nominal_size(name)
   if None not in (num_examples, known) and num_examples != known:
     raise UserError(f"num_examples={num_examples}: {name!r} declares {known}")

@@ -156,6 +156,12 @@ def load_speeches(data_dir: str | os.PathLike[str] | None = None) -> dict[str, s
   return clients
 
 
+def are_published(data_dir: str | os.PathLike[str] | None = None) -> bool:
+  """Whether the texts are those of the package, whose numbers are constants; a folder of one's
+  own may hold any."""
+  return _play_files(data_dir)[0].parent != data_root(data_dir) / "shakespeare"
+
+
 def _play_files(data_dir: str | os.PathLike[str] | None) -> list[pathlib.Path]:
   folders = list(_folders(data_dir))
   for folder in folders:
@@ -215,6 +221,7 @@ def shakespeare_federation(
     name: text for name, text in load_speeches(data_dir).items() if len(text) >= min_chars
   }
   train, test = federation_of(texts, length=length, stride=stride, test_share=test_share)
+  published = published and are_published(data_dir)
   users = PUBLISHED["shakespeare"].num_users if published else None
   return dataclasses.replace(train, nominal_users=users), test
 
