@@ -28,7 +28,7 @@ def public(
     real: of the data: a secret under add_or_remove_one, public under the others.
     declared: a constant that somebody declared; None: nobody did.
     relation: neighboring relation of the promise.
-    promised: whether anything is promised at all.
+    promised: whether anything is promised at all. If not, the true number serves as well.
     field: of the config that declares it. other: field=value that makes the number public.
 
   Raises:
@@ -41,8 +41,10 @@ def public(
   >>> public(100, None, **{**args, "relation": "replace_special"})
   100
   """
-  if relation != ADD_OR_REMOVE_ONE or not promised:
+  if relation != ADD_OR_REMOVE_ONE:
     return real
+  if not promised:  # what is declared serves where it is near, and nothing must be
+    return real if declared is None or 2 * real < declared else declared
   if declared is None:
     raise UserError(
       f"{field}=None: own data under add_or_remove_one need a declared public size, as their "

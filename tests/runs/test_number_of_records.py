@@ -20,16 +20,18 @@ from configs.fed import quickstart as fed_quickstart
 from dpjax import accounting, data, relevance, sampling
 from dpjax.data import published
 from dpjax.plan import Plan
+from dpjax.relevance import gradient_methods
 from dpjax.runs import dry_run, loop, streams
 from dpjax.runs.attack import build as attack_build
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.central import build, facts, normalization, privacy
-from dpjax.runs.central.config import TrainConfig
+from dpjax.runs.central.config import ModelConfig, TrainConfig
 from dpjax.runs.federated import build as federate_build
 from dpjax.runs.federated import facts as federate_facts
 from dpjax.runs.federated import privacy as federate_privacy
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.relevance import build as relevance_build
+from dpjax.runs.relevance import unused as relevance_unused
 from dpjax.runs.relevance.config import RelevanceConfig
 from dpjax.schema import fields
 from dpjax.sweeps import attack_table, experiment, grid
@@ -38,8 +40,6 @@ from tests.runs import descriptions
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2] / "configs"
 _ADD = "add_or_remove_one"
-_USERS = 3_400  # of the federation of files that a config names
-_NEAR = (-1, 0, 1)
 
 
 def _published():
@@ -82,18 +82,23 @@ _RUNS = _published()
 
 
 def _shape(config):
-  """Of an example of the data that a config names, as its model takes it."""
+  """Of an example of the data that a config names; images are small."""
   name = config.data.name
-  text = {"shakespeare_roles": (16, 64), "shakespeare": (80,)}
   if name.startswith("shakespeare"):
+    text = {"shakespeare_roles": (16, 64), "shakespeare": (80,)}
     return text.get(name, (64,)), np.int32
-  if name == "imdb_reviews":
-    return (config.data.max_length,), np.int32
-  side, depth = (32, 3) if name in ("cifar10", "random_process") else (28, 1)
-  side = 8 if name == "digits" else side
-  if "scatter" in config.model.name:
-    return (side // 4, side // 4, 81 * depth), np.float32
-  return (side, side, depth), np.float32
+  depth = 3 if name in ("cifar10", "random_process") else 1
+  return (8, 8, depth), np.float32
+
+
+def _small(config):
+  """The same run of a linear model, where its data are images: no plan follows from a model."""
+  if config.data.name.startswith("shakespeare"):
+    return config
+  changes = {"model": ModelConfig(name="linear")}
+  if isinstance(config, RelevanceConfig):
+    changes["rigorous_model"] = None
+  return dataclasses.replace(config, **changes)
 
 
 def _zeros(config, count, nominal):
@@ -115,9 +120,9 @@ def _zeros(config, count, nominal):
 
 def _declared(config):
   """How many examples there are said to be."""
-  known = {"random_process": 32_000, "imdb_reviews": 25_000}
   name = config.data.name
-  return config.data.limit or known.get(name) or published.nominal_size(name) or 20_000
+  known = 32_000 if name == "random_process" else published.nominal_size(name)
+  return config.data.limit or known or 20_000
 
 
 # --- what is built
@@ -176,16 +181,16 @@ def _declared_users(config):
 
 def _of_relevance(config, count):
   """The inputs of a method: its plans are made of their size alone."""
-  train = _zeros(config, count, _declared(config))
-  random = streams.derived(config.seed, bytes(32), bytes(32))
-  job = relevance_build.make_job(config, train, train.subset(slice(0, 2)), {}, random)
-  from dpjax.relevance import gradient_methods
-
-  if config.method not in relevance_build.unused.PLAN:
+  if config.method not in relevance_unused.PLAN:
     return None
   if config.private.neighboring_relation != _ADD:
     return None
-  return repr([job.size, gradient_methods.make_plan(job, job.size, job.epsilon)])
+  train = _zeros(config, count, _declared(config))
+  random = streams.derived(config.seed, bytes(32), bytes(32))
+  job = relevance_build.make_job(config, train, train.subset(slice(0, 2)), {}, random)
+  plan = gradient_methods.make_plan(job, job.size, job.epsilon)
+  plan.batches(job.train, rng=0)  # is not refused
+  return repr([job.size, plan])
 
 
 def _differing(config):
@@ -197,13 +202,167 @@ def _differing(config):
     describe, declared = _of_relevance, _declared(config)
   else:
     describe, declared = _central, _declared(config)
-  found = [describe(config, declared + more) for more in _NEAR]
-  return found if found[0] is not None else None
+  usual = describe(config, declared)
+  if usual is None:
+    return None
+  return [describe(config, declared - 1), usual, describe(config, declared + 1)]
 
 
 @pytest.mark.parametrize("name", _RUNS)
 def test_a_record_more_or_less_changes_no_plan_of_a_published_run(name):
   with _fast():
-    found = _differing(_RUNS[name])
+    found = _differing(_small(_RUNS[name]))
   if found is not None:
     assert found[0] == found[1] == found[2]
+
+
+# --- every sampler beside what else a plan is made of
+
+_SAMPLERS = [*privacy.SAMPLERS, *privacy.ftrl.SAMPLERS]
+_CENTRAL = {
+  "alone": {},
+  "adaptive": {"privacy.clipping": "adaptive"},
+  "per layer": {"privacy.clipping": "per_layer"},
+  "levels": {"privacy.noise_levels": [1.5, 0.5]},
+  "clip schedule": {"privacy.clip_schedule": "linear"},
+  "slices": {"slices": 2},
+  "statistics": {"privacy.normalization": "private_statistics"},
+  "whitening": {"privacy.normalization": "private_whitening"},
+  "dp_sgld": {"optimizer.rule": "dp_sgld"},
+  "dp_adam": {"optimizer.rule": "dp_adam"},
+  "rdp": {"privacy.accountant": "rdp"},
+  "a limit": {"data.limit": 400},
+  "all records": {"privacy.sampling_prob": 1.0},
+  "release": {"release": True},
+}
+_FED = {
+  "alone": {},
+  "adaptive": {"privacy.clipping": "adaptive"},
+  "both": {"privacy.method": "both"},
+  "simulated": {"privacy.simulated_cohort": 100, "privacy.simulated_clients": 10_000},
+  "scaffold": {"algorithm": "scaffold"},
+  "fed_nova": {"algorithm": "fed_nova"},
+  "mime_lite": {"algorithm": "mime_lite"},
+  "all users": {"clients_per_round": 100.0},
+  "release": {"release": True},
+}
+
+
+def _cells(table, samplers):
+  """(sampler, changes) of every cell."""
+  for sampler in samplers:
+    for name, changes in table.items():
+      yield pytest.param(sampler, changes, id=f"{sampler}-{name}")
+
+
+def _chosen(config, sampler, changes):
+  """The config with a sampler, wherever it is named; None: they do not go together."""
+  correlated = sampler in privacy.ftrl.SAMPLERS
+  own = {"privacy.method": "dp_ftrl", "privacy.ftrl.sampler": sampler}
+  chosen = own if correlated else {"privacy.sampler": sampler}
+  return fields.replace_all(config, {**chosen, **changes})
+
+
+def _played(config):
+  """Builds it three times; skips what is refused for other reasons."""
+  with _fast():
+    try:
+      describe = _federated if isinstance(config, FedConfig) else _central
+      declared = _declared_users(config) if describe is _federated else _declared(config)
+      describe(config, declared)
+    except UserError as error:
+      assert not str(error).startswith(("data.num_examples", "data.num_users"))
+      pytest.skip(f"refused: {error}")
+    found = _differing(config)
+  if found is None:
+    pytest.skip("neighbours have as many records")
+  assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(("sampler", "changes"), _cells(_CENTRAL, _SAMPLERS))
+def test_a_record_more_or_less_changes_no_plan_of_any_sampler(sampler, changes):
+  base = {"privacy.sampling_prob": 0.25, "privacy.epsilon": None, "num_steps": 8}
+  base |= {"privacy.noise_multiplier": 2.0}
+  config = fields.replace_all(_small(quickstart.get_config()), base)
+  _played(_chosen(config, sampler, changes))
+
+
+_FED_SAMPLERS = [*federate_privacy.SAMPLERS, *privacy.ftrl.SAMPLERS]
+
+
+@pytest.mark.parametrize(("sampler", "changes"), _cells(_FED, _FED_SAMPLERS))
+def test_a_user_more_or_less_changes_no_plan_of_any_sampler(sampler, changes):
+  base = {"privacy.noise_multiplier": 2.0, "privacy.epsilon": None, "num_rounds": 8}
+  config = fields.replace_all(_small(fed_quickstart.get_config()), base)
+  _played(_chosen(config, sampler, changes))
+
+
+# --- real runs of seconds
+
+_RUN = {
+  "model.name": "linear",
+  "model.options": {},
+  "privacy.epsilon": None,
+  "privacy.noise_multiplier": 2.0,
+  "eval_every": 2,
+  "checkpoint_every": 2,
+  "diagnostics": False,
+}
+# What noise and time decide, in result.json and in a row of metrics.
+_DECIDED = ("test_accuracy", "test_loss", "params_sha256", "run_sha256", "wall_seconds")
+_DECIDED += ("rounds_to_accuracy", "ledger", "final_l2_clip_norm", "l2_clip_norm")
+_FIXED = ("params.npz", "config.json")  # files whose size no noise decides
+
+
+def _digits(count):
+  """So many records, which are said to be 300."""
+  train, test = data.load("digits")
+  return train.subset(slice(0, count)).declared(300), test.subset(slice(0, 40))
+
+
+def _left(config, loaded, folder):
+  """What a run leaves outside its checkpoints, but for what noise and time decide."""
+  result = loop.train(config, folder, data=loaded)
+  told = {key: value for key, value in result.items() if key not in _DECIDED}
+  rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+  metrics = [
+    {key: None if key in _DECIDED else value for key, value in row.items()} for row in rows
+  ]
+  paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+  inside = [path.relative_to(folder) for path in paths]
+  names = [
+    str(path.parent / "events") if "tfevents" in path.name else str(path)
+    for path in inside
+    if "checkpoints" not in path.parts
+  ]
+  sizes = {name: (folder / name).stat().st_size for name in _FIXED}
+  ledger = result.get("ledger")
+  return json.dumps(
+    [sorted(result), told, metrics, names, sizes, ledger], default=str, sort_keys=True
+  ), (folder / "config.json").read_text()
+
+
+@pytest.mark.parametrize("release", [False, True])
+@pytest.mark.parametrize("sampler", ["poisson", "random_allocation"])
+def test_a_record_more_or_less_is_in_no_file(tmp_path, release, sampler):
+  changes = {"num_steps": 4, "privacy.sampling_prob": 0.25, "privacy.sampler": sampler}
+  config = fields.replace_all(quickstart.get_config(), {**_RUN, **changes})
+  if release:
+    config = fields.replace_all(config, {"release": True, "diagnostics": True})
+  left = [_left(config, _digits(n), tmp_path / str(n)) for n in (299, 300, 301)]
+  assert left[0] == left[1] == left[2]
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_a_user_more_or_less_is_in_no_file(tmp_path, release):
+  changes = {"num_rounds": 4, "clients_per_round": 5.0, "partition.num_clients": 20}
+  config = fields.replace_all(fed_quickstart.get_config(), {**_RUN, **changes})
+  if release:
+    config = fields.replace_all(config, {"release": True, "diagnostics": True})
+  train, test = _digits(300)
+  rows = np.array_split(np.arange(300), 21)
+  left = []
+  for users in (19, 20, 21):
+    federation = data.Federation(train, rows[:users])
+    left.append(_left(config, (federation, test), tmp_path / str(users)))
+  assert left[0] == left[1] == left[2]
