@@ -20,7 +20,9 @@ _NAME = "number of records"
 def _of_zeros(train: data.Dataset, count: int) -> data.Dataset:
   """So many records of zeros: no number of a plan may follow from what records hold, either."""
   # one row, repeated without memory
-  x = np.broadcast_to(np.zeros(train.x.shape[1:], train.x.dtype), (count, *train.x.shape[1:]))
+  x = np.broadcast_to(
+    np.zeros(train.x.shape[1:], train.x.dtype), (count, *train.x.shape[1:])
+  )
   y = np.zeros(count, train.y.dtype)
   return dataclasses.replace(train, x=x, y=y, present=None)
 

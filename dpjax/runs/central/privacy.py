@@ -216,7 +216,8 @@ def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
 def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Plan:
   """The plan of a config: noise calibrated or as given, capacity as given or safe.
 
-  `num_examples` is that of `public_size`: every number of the plan follows from it. `params`, of which only the shapes are read, are needed for clipping="per_layer".
+  `num_examples` is that of `public_size`: every number of the plan follows from it. `params`,
+  of which only the shapes are read, are needed for clipping="per_layer".
   """
   privacy, clip = config.privacy, _clip(config, params)
   rule = privacy.clipping
