@@ -392,25 +392,28 @@ class Plan:
     """Raises unless the chance of a draw above the capacity fits into delta's share.
 
     Args:
-      declared: number of examples that the plan was made for, where that is a constant. Under
-        add_or_remove_one the check is of it, so that it answers the same for one example less
-        or more; data that are larger by more than one are checked by themselves.
+      declared: number of examples that the data are said to have, a constant. Where the
+        capacity serves it under add_or_remove_one, it serves one example less or more alike,
+        so that nothing flips between neighbours. Other data are checked by themselves.
     """
     if not self.sampler.can_overflow:
       return
-    if declared is not None and self.neighboring_relation == "add_or_remove_one":
-      # a capacity that serves `declared` examples was sized for one more
-      self.check_capacity(declared)
-      if num_examples <= declared + 1:
-        return
-    slots, needed = self.sampler.slots, self.fitted_sampler(num_examples).slots
-    if slots < min(needed, num_examples + 1):
+    constant = self.neighboring_relation == "add_or_remove_one" and declared is not None
+    if constant and num_examples <= declared + 1 and self._slots_needed(declared) == 0:
+      return
+    needed = self._slots_needed(num_examples)
+    if needed:
       chance = math.exp(self.sampler.log_overflow_prob(num_examples + 1))
       raise UserError(
-        f"capacity={slots}: a Poisson draw from {num_examples} examples "
+        f"capacity={self.sampler.slots}: a Poisson draw from {num_examples} examples "
         f"exceeds it with probability {chance:.1e} per step; must be >= {needed} for "
         f"delta={self.delta!r}"
       )
+
+  def _slots_needed(self, num_examples: int) -> int:
+    """Slots that draws from so many examples, and one more, need; 0: there are enough."""
+    slots, needed = self.sampler.slots, self.fitted_sampler(num_examples).slots
+    return needed if slots < min(needed, num_examples + 1) else 0
 
   def batches(self, data: Indexed, rng: int, start: int = 0) -> Iterator[Batch]:
     """Padded, masked batches for steps start .. num_steps - 1, each a function of

@@ -61,6 +61,6 @@ def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
   """A simulated federation: who holds what is part of the question, decided before any
   mechanism runs, so its law may read the labels. The number of users is the config's."""
   train, test = build_central.load_data(central(config), features=False)
-  bounds.local_batch(config, len(train))
+  bounds.local_batch(config, train.nominal_size or len(train))
   users = config.partition.num_clients
   return Federation(train, config.partition.make(train.y), nominal_users=users), test
