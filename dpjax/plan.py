@@ -52,7 +52,8 @@ class Plan:
 
   Guarantee: a run that uses `transform` on the batches of `batches`, for at most `steps`
   updates, is (epsilon(delta, steps), delta)-differentially private for one example under
-  `neighboring_relation`, with the number of examples public.
+  `neighboring_relation`. All its numbers are constants: under add_or_remove_one none of them
+  may follow from the number of examples, which is a secret; one that was declared serves.
 
   >>> plan = Plan(sampler=sampling.PoissonSampler(prob=0.01, capacity=768),
   ...   noise_multiplier=1.2, l2_clip_norm=1.0, normalize_by=600, num_steps=2000, delta=1e-5)
@@ -387,18 +388,32 @@ class Plan:
     """The sampler with the least capacity that delta's share allows, also for one more."""
     return self.sampler.fitted_to(num_examples + 1, log_overflow_prob=self._log_allowed)
 
-  def check_capacity(self, num_examples: int) -> None:
-    """Raises unless the chance of a draw above the capacity fits into delta's share."""
+  def check_capacity(self, num_examples: int, declared: int | None = None) -> None:
+    """Raises unless the chance of a draw above the capacity fits into delta's share.
+
+    Args:
+      declared: number of examples that the data are said to have, a constant. Where the
+        capacity serves it under add_or_remove_one, it serves one example less or more alike,
+        so that nothing flips between neighbours. Other data are checked by themselves.
+    """
     if not self.sampler.can_overflow:
       return
-    slots, needed = self.sampler.slots, self.fitted_sampler(num_examples).slots
-    if slots < min(needed, num_examples + 1):
+    constant = self.neighboring_relation == "add_or_remove_one" and declared is not None
+    if constant and num_examples <= declared + 1 and self._slots_needed(declared) == 0:
+      return
+    needed = self._slots_needed(num_examples)
+    if needed:
       chance = math.exp(self.sampler.log_overflow_prob(num_examples + 1))
       raise UserError(
-        f"capacity={slots}: a Poisson draw from {num_examples} examples "
+        f"capacity={self.sampler.slots}: a Poisson draw from {num_examples} examples "
         f"exceeds it with probability {chance:.1e} per step; must be >= {needed} for "
         f"delta={self.delta!r}"
       )
+
+  def _slots_needed(self, num_examples: int) -> int:
+    """Slots that draws from so many examples, and one more, need; 0: there are enough."""
+    slots, needed = self.sampler.slots, self.fitted_sampler(num_examples).slots
+    return needed if slots < min(needed, num_examples + 1) else 0
 
   def batches(self, data: Indexed, rng: int, start: int = 0) -> Iterator[Batch]:
     """Padded, masked batches for steps start .. num_steps - 1, each a function of
@@ -408,6 +423,7 @@ class Plan:
     Args:
       data: anything with `len()` whose `data[indices]` is a tree of stacked examples. Rows
         that its `present` [n] (where it has one) calls empty are drawn, and contribute zero.
+        Its `nominal_size` (where it has one) is the number that the capacity is checked for.
       rng: integer seed of the sampler; 128 bits or more for a release. As the key of
         `transform`, of one run on one data set: the costs of runs add up only where they
         sample independently. The batches are a function of (rng, step), not of the data, so
@@ -419,7 +435,7 @@ class Plan:
     """
     validate.integer_at_least(0, rng=rng, start=start)
     num_examples, present = len(data), getattr(data, "present", None)
-    self.check_capacity(num_examples)
+    self.check_capacity(num_examples, getattr(data, "nominal_size", None))
 
     def generate() -> Iterator[Batch]:
       for step in range(start, self.num_steps):

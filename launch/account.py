@@ -103,7 +103,9 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   flag("float", "epochs", None, passes)
   chance = "chance of each example to be in a batch; for fixed_size b/n"
   flag("float", "sampling_prob", None, chance)
-  flag("integer", "num_examples", None, "n, the size of the data set; treated as public")
+  flag(
+    "integer", "num_examples", None, "n, the declared number of examples, a public constant"
+  )
   size = "b, the (expected) batch; with --num_examples for --sampling_prob"
   flag("integer", "batch_size", None, size)
   most = "the most examples of a batch, for --sampler=truncated_poisson"

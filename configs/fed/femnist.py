@@ -29,7 +29,7 @@ from dpjax.runs.federated.config import (
 
 def get_config() -> FedConfig:
   return FedConfig(
-    data=DataConfig(name="emnist_all.sqlite", num_classes=62, center=True),
+    data=DataConfig(name="emnist_all.sqlite", num_classes=62, num_users=3_400, center=True),
     partition="tff",
     model=ModelConfig(name="cnn"),
     local=LocalConfig(batch_size=20, epochs=1, max_examples=200),

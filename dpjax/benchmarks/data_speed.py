@@ -71,6 +71,7 @@ def _config(folder: pathlib.Path, name: str, kind: str, records: int) -> TrainCo
       name=f"{folder / name}/" if kind == "arrays" else name,
       data_dir=None if kind == "arrays" else str(folder),
       max_length=64 if text else 256,
+      num_examples=records,
     ),
     model=ModelConfig("transformer", dict(_TRANSFORMER)) if text else ModelConfig("cnn"),
     privacy=PrivacyConfig(

@@ -14,7 +14,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from dpjax import data
-from dpjax.checks import batches, before_steps, charges, influence, noise_laws
+from dpjax.checks import (
+  batches,
+  before_steps,
+  charges,
+  influence,
+  noise_laws,
+  size_of_data,
+)
 from dpjax.checks.influence import cross_example_leakage as cross_example_leakage
 from dpjax.checks.subject import Row as Row
 from dpjax.checks.subject import Subject as Subject
@@ -63,7 +70,7 @@ def _streams(config: TrainConfig, digest: bytes) -> Streams:
 def checks(checked: Subject) -> Iterator[Row]:
   """Every check, one after the other."""
   fitted = (before_steps,) if checked.plan.statistics is not None else ()
-  for room in (influence, noise_laws, *fitted, batches, charges):
+  for room in (influence, noise_laws, *fitted, batches, charges, size_of_data):
     for one in room.CHECKS:
       yield one(checked)
 

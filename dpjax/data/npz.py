@@ -89,7 +89,8 @@ def _both(
     "num_classes": _num_classes(arrays, given),
     "vocab_size": _declared(arrays, "vocab_size"),
   }
-  train = _split(arrays, "train", name=name, **public)
+  size = _declared(arrays, "num_examples")
+  train = _split(arrays, "train", name=name, nominal_size=size, **public)
   test = _split(arrays, "test", name=name, **public)
   if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
     shapes = f"{train.x.dtype} {train.x.shape[1:]} and {test.x.dtype} {test.x.shape[1:]}"
@@ -105,7 +106,8 @@ def load_npz(
   uint8 images are divided by 255; floats must be finite and are left alone. The number of
   classes is public and must be declared: by an integer `num_classes` in the file or as the
   argument. It is never counted from the labels. So is the vocabulary of integer tokens, by
-  an integer `vocab_size` in the file, for models that need it. The shape of one example is
+  an integer `vocab_size` in the file, for models that need it, and the number of training
+  examples that mechanisms use, by an integer `num_examples`. The shape of one example is
   public, being that of the array.
 
   Raises:

@@ -14,6 +14,7 @@ edition prints names, so a few stage words and typing errors of the sources coun
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import math
 import os
@@ -27,6 +28,7 @@ from dpjax import validate
 from dpjax.data.dataset import Dataset, from_arrays
 from dpjax.data.federation import Federation
 from dpjax.data.prepared import data_root
+from dpjax.data.published import PUBLISHED
 from dpjax.validate import UserError
 
 CHARACTERS = (
@@ -154,6 +156,12 @@ def load_speeches(data_dir: str | os.PathLike[str] | None = None) -> dict[str, s
   return clients
 
 
+def are_published(data_dir: str | os.PathLike[str] | None = None) -> bool:
+  """Whether the texts are those of the package, whose numbers are constants; a folder of one's
+  own may hold any."""
+  return _play_files(data_dir)[0].parent != data_root(data_dir) / "shakespeare"
+
+
 def _play_files(data_dir: str | os.PathLike[str] | None) -> list[pathlib.Path]:
   folders = list(_folders(data_dir))
   for folder in folders:
@@ -202,6 +210,8 @@ def shakespeare_federation(
   """
   validate.integer_at_least(1, length=length)
   validate.open_unit(test_share=test_share)
+  # the roles of the published texts are counted for these settings alone
+  published = (length, test_share, min_chars) == (80, 0.2, None)
   stride = length if stride is None else stride
   validate.integer_at_least(1, stride=stride)
   if min_chars is None:
@@ -210,7 +220,10 @@ def shakespeare_federation(
   texts = {
     name: text for name, text in load_speeches(data_dir).items() if len(text) >= min_chars
   }
-  return federation_of(texts, length=length, stride=stride, test_share=test_share)
+  train, test = federation_of(texts, length=length, stride=stride, test_share=test_share)
+  published = published and are_published(data_dir)
+  users = PUBLISHED["shakespeare"].num_users if published else None
+  return dataclasses.replace(train, nominal_users=users), test
 
 
 def federation_of(

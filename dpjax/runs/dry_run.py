@@ -100,9 +100,8 @@ def told(config: TrainConfig | FedConfig, workdir: pathlib.Path | str) -> str:
   work = found.work
   if work.promise is not None:
     work.promise.warn()
-  held = loaded[0].dataset if isinstance(loaded[0], Federation) else loaded[0]
   lines = {
-    "data": repr(held),
+    "data": _declared(loaded[0]),
     **{name: _shown(name, value) for name, value in work.planned().items()},
     "num_parameters": f"{found.timing.num_parameters:,}",
     "privacy": _promised(found),
@@ -112,6 +111,19 @@ def told(config: TrainConfig | FedConfig, workdir: pathlib.Path | str) -> str:
     "workdir": f"{workdir}: {state}",
   }
   return aligned(lines)
+
+
+def _declared(data: Dataset | Federation) -> str:
+  """A data set in words, with the number of examples that was declared where there is one.
+
+  Without it the number is public (a promise under add_or_remove_one is refused without), but
+  for users, whose promise hides how many examples they have.
+  """
+  held = data.dataset if isinstance(data, Federation) else data
+  count = f"{held.nominal_size or len(held)} x "
+  if held.nominal_size is None and isinstance(data, Federation):
+    count = ""
+  return repr(held).replace(f": {len(held)} x ", f": {count}", 1)
 
 
 def aligned(lines: dict[str, str]) -> str:
@@ -172,7 +184,7 @@ def _blank(model: ModelConfig, loaded: tuple[Any, Any]) -> tuple[tuple[Any, Any]
   zeros: Any = blank(held, shape)
   if isinstance(train, Federation):
     rows = np.array_split(np.arange(len(train)), train.num_clients)
-    zeros = Federation(zeros, rows)
+    zeros = Federation(zeros, rows, nominal_users=train.nominal_users)
   return (zeros, blank(test, shape)), seconds
 
 

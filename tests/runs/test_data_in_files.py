@@ -43,6 +43,7 @@ def folder(tmp_path_factory):
 def _config(folder, **overrides):
   small = {
     "data.name": f"{folder}/",
+    "data.num_examples": _N,
     "model.name": "linear",
     "num_steps": 6,
     "eval_every": 3,

@@ -221,6 +221,7 @@ def _plays(folder):
 
 
 _TINY_TEXT = {
+  "data.num_users": len(_ROLES),
   "num_rounds": 2,
   "eval_every": 2,
   "clients_per_round": 2.0,
@@ -246,6 +247,7 @@ def test_shakespeare_trains_over_its_roles(tmp_path):
     ({"data.limit": 5}, "data.limit=5"),
     ({"model.name": "mlp", "model.options": {}}, "model.name='mlp'"),
     ({"clients_per_round": 5.0}, "clients_per_round=5.0: must be <= .*=4"),
+    ({"data.num_users": None}, "data.num_users=None: own data under add_or_remove_one"),
     ({"partition.min_chars": 10_000}, "at least one client"),
   ],
 )

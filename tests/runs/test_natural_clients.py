@@ -39,7 +39,8 @@ def _writers(folder, num_writers=40):
   test = [("f9999", say(3)), *rows[:5]]
   path = folder / "emnist_all.sqlite"
   client_files.sqlite(path, {"all_train": rows, "all_test": test})
-  return {**_SMALL, "data.data_dir": str(folder)}
+  small = {**_SMALL, "data.num_users": num_writers}
+  return {**small, "data.data_dir": str(folder)}
 
 
 def test_femnist_trains_over_its_writers(tmp_path):
@@ -62,6 +63,8 @@ def test_femnist_trains_over_its_writers(tmp_path):
   ("overrides", "says"),
   [
     ({"clients_per_round": 41.0}, "clients_per_round=41.0: must be <= .*=40"),
+    ({"data.num_users": 81}, "data.num_users=81: is declared, and the data have less than"),
+    ({"data.num_users": None}, "data.num_users=None: own data under add_or_remove_one"),
     ({"data.limit": 9}, "data.limit=9: must be None for partition='tff'"),
     ({"data.num_classes": None}, "num_classes: must be declared"),
     ({"data.num_classes": 3}, r"data.name=.*: y: holds .*num_classes=3"),
@@ -87,7 +90,8 @@ def _own(tmp_path):
   arrays |= {"x_test": np.eye(12)[:4], "y_test": [0, 1, 0, 1], "who_test": who[:4]}
   np.savez(tmp_path / "own.npz", num_classes=2, **arrays)
   part = {"name": "natural", "client_id": "who"}
-  return {**_SMALL, "data.name": str(tmp_path / "own.npz"), "partition": part}
+  small = {**_SMALL, "data.num_users": 3}
+  return {**small, "data.name": str(tmp_path / "own.npz"), "partition": part}
 
 
 def test_a_column_of_ones_own_data_names_the_users(tmp_path):

@@ -43,7 +43,7 @@ _FIRST = "tests.runs.test_saved:synthetic"
 
 def _config(**changes):
   config = TrainConfig(
-    data=DataConfig(name="own.npz"),
+    data=DataConfig(name="own.npz", num_examples=24),
     model=ModelConfig(name="mlp", options={"features": (3,)}),
     privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.25),
     num_steps=2, eval_every=2, checkpoint_every=2,

@@ -37,7 +37,7 @@ def _central(**overrides):
     "grad_method": "vmap", "num_steps": 4, "eval_every": 2, "checkpoint_every": 2,
     "model.name": "linear", "model.options": {}, "privacy.epsilon": None,
     "privacy.noise_multiplier": 2.0, "privacy.sampling_prob": 0.2,
-    "data.name": "mine.npz",
+    "data.name": "mine.npz", "data.num_examples": _ROWS,
   }  # fmt: skip
   return fields.replace_all(quickstart.get_config(), {**small, **overrides})
 
@@ -54,7 +54,7 @@ def _federated(**overrides):
 
 def _relevance(**overrides):
   base = RelevanceConfig(
-    data=DataConfig(name="mine.npz"), model=ModelConfig(name="linear"),
+    data=DataConfig(name="mine.npz", num_examples=_ROWS), model=ModelConfig(name="linear"),
     method="dpsgd", num_epochs=1, batch_size=40, epsilons=[4.0],
   )  # fmt: skip
   return fields.replace_all(base, overrides)

@@ -70,6 +70,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
   count = own.num_shadows + (own.target is None)
   included = _halves(config, count, len(records), random)
   size = int(included.sum(axis=1).max())
+  # the attacked run is that of one half, and every half has its plan
+  records = records.declared(size)
   half = records.subset(slice(0, size))
   run = central.assemble(config.train, (half, test), random)
   promise, told = run.promise, {}
@@ -129,8 +131,10 @@ def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
   result = saved.result_of(path, params)
   if result is None:
     return none | {"epsilon_kind": "none", "method": "unknown", "epsilon_note": _UNTOLD}
+  # where the data lie, and how many records they are said to have, makes them no other data
+  apart = ("data_dir", "num_examples", "num_users")
   wanted, known = (
-    {name: value for name, value in dict(data).items() if name != "data_dir"}
+    {name: value for name, value in dict(data).items() if name not in apart}
     for data in (
       writers.plain(fields.to_dict(train))["data"],
       (writers.read_json(config) if config.exists() else {}).get("data", {}),
