@@ -204,33 +204,25 @@ def transpose(site: Site, seen, data, cotangents, *, wide: bool = False):
 
 
 def _site_fn(site: Site, wide: bool) -> Callable:
-  """(parameters, data operands) -> tapped results; wide: in at least float32."""
+  """(parameters, data operands) -> tapped results; wide, or where the loss computes in less
+  than float32: in float32 at least."""
   if site.eqn is None:
     return lambda params, data: (params[0],)
-  evaluate = equations.eqn_fn(_widened(site.eqn) if wide else site.eqn)
   order = equations.operands(site.eqn)
+  wide = wide or any(
+    map(equations.is_narrow, (v.aval for v in (*order, *site.eqn.outvars)))
+  )
+  evaluate = equations.wide_fn(site.eqn) if wide else None
+  # What cannot be widened sees the types that it was traced with.
+  as_seen = lambda x, var: x if evaluate else tapped.cast(x, var.aval.dtype)
+  call = evaluate or equations.eqn_fn(site.eqn)
 
   def fn(params, data):
-    known = {v: _as_seen(x, v, wide) for v, x in zip(site.params, params)}
-    known |= {v: _as_seen(x, v, wide) for v, x in zip(site.data, data)}
-    results = evaluate(*(known[v] for v in order))
+    known = dict(zip((*site.params, *site.data), (*params, *data)))
+    results = call(*(as_seen(known[v], v) for v in order))
     return tuple(results[i] for i in site.outs)
 
   return fn
-
-
-def _as_seen(x, var, wide: bool):
-  if wide and equations.is_float(x):
-    return trees.at_least_float32(x)
-  return tapped.cast(x, var.aval.dtype)
-
-
-def _widened(eqn: Any) -> Any:
-  """In full precision, as the norm is: where a platform's default is less (TF32), a term
-  could come out longer than its norm."""
-  full = {"preferred_element_type": None, "precision": (lax.Precision.HIGHEST,) * 2}
-  known = {name: value for name, value in full.items() if name in eqn.params}
-  return eqn.replace(params={**eqn.params, **known}) if known else eqn
 
 
 def _over_loops(fn: Callable, site: Site) -> Callable:
