@@ -133,21 +133,28 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> tuple[tuple[Length, ...], 
   if unit.rule is Rule.UNUSED:
     zero = jnp.zeros(loss.shape, jnp.float32)  # []
     return (Length(zero, zero),), None
-  parts = [
-    form.build(data[site.index], cotangents[site.index])
-    for site, form in zip(unit.sites, unit.forms)
-  ]  # left [N, T, K] or [N, T], right [N, T, P]
-  parts = [RowFactors(*p[::-1]) if swap else p for p, swap in zip(parts, unit.swapped)]
+  parts = _row_factors(unit, data, cotangents)
   if unit.rule is Rule.OUTER:
     return (row_forms.outer_length(parts[0]),), None
   if unit.rule is Rule.GRAM:
     return (row_forms.gram_length(parts),), None
-  size = unit.forms[0].right if unit.swapped[0] else unit.forms[0].left
-  products = [row_forms.product(p, size) for p in parts]  # [N, K, P] ([N, P, K] if swapped)
-  product = functools.reduce(jnp.add, products)
+  product = row_forms.summed_product(parts, _left_size(unit))  # [N, K, P], or [N, P, K]
   if unit.hold:
     return (lengths.of(product),), product
   return (row_forms.with_rounding(product, parts),), None
+
+
+def _row_factors(unit: Unit, data, cotangents) -> list[RowFactors]:
+  """Of each site: left [N, T, K] or [N, T], right [N, T, P]; the other way round if swapped."""
+  parts = [
+    form.build(data[site.index], cotangents[site.index])
+    for site, form in zip(unit.sites, unit.forms)
+  ]
+  return [RowFactors(*p[::-1]) if swap else p for p, swap in zip(parts, unit.swapped)]
+
+
+def _left_size(unit: Unit) -> int:
+  return unit.forms[0].right if unit.swapped[0] else unit.forms[0].left
 
 
 def _one_gradient(unit: Unit, flow: ParamFlow) -> Callable:
@@ -256,6 +263,45 @@ def totals(
   return _transposed(unit, flow, recorded, factors, finite=_all_finite(first))
 
 
+def stacked(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array, ...]:
+  """The gradients of all examples, [B, *leaf] for each leaf of the unit."""
+  count = recorded.losses.shape[0]
+  if unit.rule is Rule.UNUSED:
+    return tuple(
+      jnp.zeros((count, *x.shape), x.dtype)
+      for x in map(flow.leaves.__getitem__, unit.leaves)
+    )
+  gradients = _one_gradient(unit, flow)
+  one = lambda loss, data, cotangents: gradients(data, cotangents)
+  return _over_examples(one, [unit], recorded, None)
+
+
+def entries(
+  unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, row: jax.Array
+) -> tuple[jax.Array | None, ...]:
+  """For each leaf of the unit, the gradient of the example in one row, or what is as long.
+
+  The norm of these numbers is what the example is to be clipped by, as soon as it is taken
+  without squares that leave the range of floats (`lengths.scaled`). None adds nothing.
+  """
+  none = (None,) * len(unit.leaves)
+  if unit.rule is Rule.UNUSED:
+    return none
+  if first.held is not None:
+    held = tuple(x[row] for x in jax.tree.leaves(first.held))
+    return (*held, *none[len(held) :])
+  data, cotangents, depth = _arrays([unit], recorded)
+  pick = functools.partial(lax.dynamic_index_in_dim, index=row, keepdims=False)
+
+  def of_row(arrays):
+    return {i: tuple(pick(x, axis=depth[i]) for x in each) for i, each in arrays.items()}
+
+  if unit.rule is Rule.GRADIENT:
+    return _one_gradient(unit, flow)(of_row(data), of_row(cotangents))
+  parts = _row_factors(unit, of_row(data), of_row(cotangents))
+  return (row_forms.largest_entries(parts, _left_size(unit)), *none[1:])
+
+
 def _all_finite(first: Norms) -> jax.Array:
   """Whether all operands of the unit are known to be finite: one that is not makes the norm of
   its example infinite or NaN, or is where no parameter is reached."""
@@ -290,9 +336,18 @@ def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, f
   return lax.scan(body, zero, jax.tree.map(cut, seen))[0]
 
 
+def at_most(first: Norms, longest: Sequence[jax.Array]) -> Norms:
+  """With lengths that are at most those [B] that are known of each leaf of the unit."""
+  pairs = zip(first.lengths, longest)
+  held = tuple(Length(own.norm, jnp.minimum(own.longest, most)) for own, most in pairs)
+  return first._replace(lengths=held)
+
+
 def _held_to(grad: jax.Array, factor: jax.Array, longest: jax.Array) -> jax.Array:
   """factor * grad [*leaf] of ONE example, where grad is no longer than its first evaluation."""
-  again = lengths.of(grad).longest  # []
+  # In units of that length, in which squares are normal numbers wherever they count.
+  unit = jnp.where(jnp.isfinite(longest), jnp.clip(longest, 1e-30, 1e30), 1)
+  again = lengths.of(trees.at_least_float32(grad) / unit).longest * unit  # []
   over = again > longest * (1 + _ROUNDING)
   factor = factor * jnp.where(over, longest / again, 1)
   keep = (factor != 0) & jnp.isfinite(again)
