@@ -11,16 +11,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.types import ArrayLike, ArrayTree
+from dpjax.types import ArrayLike, ArrayTree, DType
+
+
+def wide_dtype(dtype: DType) -> Any:
+  """Returns the type in which numbers of a type are computed: float32, or a wider one.
+
+  >>> wide_dtype(jnp.float8_e5m2), wide_dtype(jnp.complex64)
+  (dtype('float32'), dtype('complex64'))
+  """
+  # JAX has no promotion for floats of 8 bits or fewer.
+  narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+  return jnp.promote_types(jnp.float32 if narrow else dtype, jnp.float32)
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
-  """Casts half-precision floats up to float32; leaves float32 and float64 alone.
+  """Casts floats of less than 32 bits up to float32; leaves float32 and float64 alone.
 
   >>> at_least_float32(jnp.ones(2, jnp.bfloat16)).dtype
   dtype('float32')
   """
-  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  return x.astype(wide_dtype(x.dtype))
 
 
 def _rows(leaf: jax.Array) -> jax.Array:

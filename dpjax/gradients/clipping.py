@@ -31,13 +31,15 @@ import jax.numpy as jnp
 
 from dpjax import trees, validate
 from dpjax.gradients.arguments import check_real, checked_mask
-from dpjax.gradients.clip import Clip, Flat
+from dpjax.gradients.clip import Clip, ClipRule, Flat
 from dpjax.gradients.settling import on_settled
 from dpjax.types import ArrayLike, ArrayTree, ClipLike, ClippedSum, Updates
 
 _LEAST_TERM = 1e-6
 # Of the clip norm (of gamma): errors of a norm below this do not show in its factor.
 _NEGLIGIBLE = 1e-7
+# Norms that differ by less than this share give the same factor, up to rounding.
+_ALIKE = 1e-6
 
 
 def _lift(top: float) -> float:
@@ -112,6 +114,34 @@ def clip_factors(
   return factors, norms
 
 
+def is_certain(lengths: Any, clip: Clip) -> jax.Array:
+  """[B] whether the factor of each example follows from norms that squares gave.
+
+  It does not where squares left the range of floats: where a norm is infinite or NaN, or may
+  have lost to underflow what would show in the factor.
+
+  Args:
+    lengths: tree of `lengths.Length` [B], one per clip norm.
+    clip: its norms are a tree of the same structure.
+  """
+
+  def certain(bound, length):
+    exact = length.longest <= length.norm * (1 + _ALIKE)
+    harmless = length.longest <= _exact_above(bound, clip.rule)
+    return jnp.isfinite(length.longest) & (exact | harmless)  # [B]
+
+  each = jax.tree.map(certain, clip.norms, lengths)  # of each group: [B]
+  return jnp.all(jnp.stack(jax.tree.leaves(each)), axis=0)
+
+
+def _exact_above(bound: float, rule: ClipRule) -> float:
+  """The length from which an error of a norm can show in its factor."""
+  usual = bound or 1.0
+  visible = rule.visible(bound)
+  # What is longer must be exact for the flat clip, by which every rule is held.
+  return (visible if 0 <= visible <= usual else usual) * _NEGLIGIBLE
+
+
 def clip_and_sum(
   grads: Updates,
   losses: jax.Array,
@@ -140,7 +170,7 @@ def clip_and_sum(
   mask = _checked(grads, mask, clip)
 
   def clipped(grads):
-    total, norms = _clipped(grads, mask, clip)
+    total, norms = weighted_and_norms(grads, mask, clip)
     return rescaled(total, clip, rescale_to_unit_norm=unit), norms
 
   total, norms = on_settled(clipped, grads)
@@ -148,12 +178,14 @@ def clip_and_sum(
   return ClippedSum(total, norms, losses, math.hypot(*bounds), bounds, mask)
 
 
-def _clipped(grads, mask, clip):
+def weighted_and_norms(
+  grads: Updates, mask: jax.Array, clip: Clip
+) -> tuple[Any, jax.Array]:
+  """The sum of clipped gradients [B, *param], not yet `rescaled`, and their norms [B]."""
+
   def group_norm(bound, group):
     """Exact where it can show in the factor; a group without arrays has norm 0."""
-    usual, own = bound or 1.0, clip.rule.visible(bound)
-    # What is longer must be exact for the flat clip, by which every rule is held.
-    exact_above = (own if 0 <= own <= usual else usual) * _NEGLIGIBLE
+    exact_above = _exact_above(bound, clip.rule)
     norms = trees.per_example_norms(group, exact_above=exact_above)  # [B], or []
     return jnp.broadcast_to(norms, mask.shape)  # [B]
 

@@ -167,7 +167,7 @@ class _Rewriting:
       return jax.checkpoint(again, **how)(values)
     if name == "cond":
       return lax.switch(values[0], list(map(self.closed, params["branches"])), *values[1:])
-    return (self._while if name == "while" else self._scan)(params, values)
+    return self._while(params, values) if name == "while" else self._scan(eqn, values)
 
   def closed(self, closed: Any) -> Callable[..., list[Any]]:
     """One as a function."""
@@ -179,14 +179,12 @@ class _Rewriting:
       self._called[id(closed)] = closed, jax.jit(self.closed(closed))
     return self._called[id(closed)][1]
 
-  def _scan(self, params: dict[str, Any], values: list[Any]) -> list[Any]:
-    first_carry = params["num_consts"]
-    first_xs = first_carry + params["num_carry"]
-    consts, carry, xs = (
-      values[:first_carry],
-      values[first_carry:first_xs],
-      values[first_xs:],
-    )
+  def _scan(self, eqn: Any, values: list[Any]) -> list[Any]:
+    params = eqn.params
+    first_carry, first_xs = equations.ScanParts.of(eqn)
+    consts = values[:first_carry]
+    carry = values[first_carry:first_xs]
+    xs = values[first_xs:]
     step = self.closed(params["jaxpr"])
 
     def body(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:

@@ -12,7 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend import core as jex
+
+from dpjax import trees
 
 Var = Any  # jax.extend.core.Var
 Eqn = Any  # jax.extend.core.JaxprEqn
@@ -73,6 +76,75 @@ def eqn_fn(eqn: Eqn) -> Callable[..., list[Any]]:
     return [None if isinstance(var, jex.DropVar) else next(results) for var in eqn.outvars]
 
   return call
+
+
+def is_narrow(aval: HasDType) -> bool:
+  """Whether a value is a float of less than 32 bits."""
+  return jnp.issubdtype(aval.dtype, jnp.floating) and jnp.finfo(aval.dtype).bits < 32
+
+
+def wide_fn(eqn: Eqn) -> Callable[..., list[Any]] | None:
+  """Returns the equation as a function of `operands(eqn)` that computes in at least float32.
+
+  None where its parameters hold a program of its own (a branch, a custom derivative), which
+  computes in the types that it was traced with.
+  """
+  params = eqn.params
+  held = [each for value in params.values() for each in _several(value)]
+  if any(
+    callable(each) or hasattr(each, "eqns") or hasattr(each, "jaxpr") for each in held
+  ):
+    return None
+  # A term could come out longer than its norm where a platform's default is less (TF32).
+  full = {"preferred_element_type": None, "precision": (lax.Precision.HIGHEST,) * 2}
+  known = params | {name: value for name, value in full.items() if name in params}
+
+  def call(*args):
+    values = dict(zip(operands(eqn), args))
+    read = (atom.val if is_literal(atom) else values[atom] for atom in eqn.invars)
+    results = eqn.primitive.bind(*map(_wide, read, eqn.invars), **known)
+    return results if eqn.primitive.multiple_results else [results]
+
+  return call
+
+
+def _several(value: Any) -> Sequence[Any]:
+  return value if isinstance(value, (tuple, list)) else (value,)
+
+
+def _wide(value: Any, atom: Any) -> Any:
+  return trees.at_least_float32(jnp.asarray(value)) if is_float(atom.aval) else value
+
+
+class ScanParts(NamedTuple):
+  """Where the operands of a scan begin: first its constants, then its carry, then what it
+  steps through."""
+
+  first_carry: int
+  first_xs: int
+
+  @classmethod
+  def of(cls, eqn: Eqn) -> ScanParts:
+    """Reads the parts of a scan from the ranks of its operands and results.
+
+    JAX up to 0.10 writes `num_consts` and `num_carry` beside a scan, JAX from 0.11 does not.
+    In all of them the body sees a carry as the scan does, and what is stepped through with
+    one axis less.
+
+    >>> scan = lambda c, x: jax.lax.scan(lambda c, x: (c + x, c), c, x)
+    >>> ScanParts.of(jax.make_jaxpr(scan)(0.0, jnp.ones(3)).eqns[0])
+    ScanParts(first_carry=0, first_xs=1)
+    """
+    body = eqn.params["jaxpr"].jaxpr
+    stepped = _count_stepped(eqn.invars, body.invars)
+    carried = len(eqn.outvars) - _count_stepped(eqn.outvars, body.outvars)
+    first_xs = len(eqn.invars) - stepped
+    return cls(first_xs - carried, first_xs)
+
+
+def _count_stepped(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+  ranks = ((len(o.aval.shape), len(i.aval.shape)) for o, i in zip(outside, inside))
+  return sum(seen != within for seen, within in ranks)
 
 
 @functools.cache

@@ -29,11 +29,12 @@ Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced functio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from dpjax import trees
 from dpjax.gradients import clipping, jaxpr_sites, lengths, tapped, unit_rules, units
@@ -41,7 +42,7 @@ from dpjax.gradients.clip import Clip
 from dpjax.gradients.jaxpr_sites import Program
 from dpjax.gradients.param_flow import ParamFlow
 from dpjax.gradients.settling import on_settled
-from dpjax.gradients.units import Rule, Unit
+from dpjax.gradients.units import Rule, Sum, Unit, sum_of
 from dpjax.types import ArrayTree, ClippedSum, LossFn, NumberTree, Params
 
 _SMALL = 4096  # parameters whose per-example gradients are cheap to stack
@@ -115,16 +116,29 @@ def clipped_sum(
     first = [*map(unit_rules.finished, early), *late]
     by_leaf = treedef.unflatten(_by_leaf(ordered, [each.lengths for each in first]))
     groups = _group_lengths(clip.norms, by_leaf)  # of each clip norm: [B]
+
+    def exactly(row):
+      each = [
+        unit_rules.entries(unit, flow, recorded, known, row)
+        for unit, known in zip(ordered, first)
+      ]
+      by_leaf = treedef.unflatten(_by_leaf(ordered, each))
+      return jax.tree.map(lambda _, group: lengths.scaled(group), clip.norms, by_leaf)
+
+    groups = _made_certain(groups, clip, mask, exactly)
     pick = lambda name: jax.tree.map(lambda _, g: getattr(g, name), clip.norms, groups)
     longest = pick("longest")
     factors, norms = clipping.clip_factors(pick("norm"), clip, mask, longest=longest)
     leaf_factors = _spread(factors, params)  # of each leaf: [B]
-    sums = [
-      None
-      if unit_rules.convolves(unit)
-      else unit_rules.totals(unit, flow, recorded, each, of(unit, leaf_factors))
-      for unit, each in zip(ordered, first)
-    ]
+    most = _spread(longest, params)  # of each leaf: [B]
+    sums = []
+    for unit, known in zip(ordered, first):
+      if unit_rules.convolves(unit):
+        sums.append(None)
+        continue
+      if sum_of(unit) is Sum.AGAIN:
+        known = unit_rules.at_most(known, of(unit, most))
+      sums.append(unit_rules.totals(unit, flow, recorded, known, of(unit, leaf_factors)))
     return sums, norms, leaf_factors
 
   ordered, of = [*held, *rest], lambda unit, leaves: [leaves[i] for i in unit.leaves]
@@ -143,6 +157,46 @@ def clipped_sum(
   total = clipping.rescaled(total, clip, rescale_to_unit_norm=unit)
   bounds = clip.group_bounds(rescale_to_unit_norm=unit)
   return ClippedSum(total, norms, recorded.losses, math.hypot(*bounds), bounds, mask)
+
+
+def stacked_gradients(
+  loss_fn: LossFn, params: Params, batch: ArrayTree
+) -> tuple[jax.Array, Any]:
+  """Losses [B] and the gradient of each example, leaves [B, *param], in at least float32.
+
+  Formed from the operands and cotangents that the loss computed, as they are for the fast
+  route: where the loss computes in less than float32, JAX would round (or overflow) once more.
+  """
+  leaves, treedef = jax.tree.flatten(params)
+  program, found, _ = plan(loss_fn, params, first_of(batch))
+  flow = ParamFlow.of(program, leaves)
+  recorded = tapped.record(program, leaves, jax.tree.leaves(batch))  # [*loops, B, ...]
+  grads = [unit_rules.stacked(unit, flow, recorded) for unit in found]
+  return recorded.losses, treedef.unflatten(_by_leaf(found, grads))
+
+
+def _made_certain(
+  groups: Any, clip: Clip, mask: jax.Array, exactly: Callable[[jax.Array], Any]
+) -> Any:
+  """Replaces lengths that squares could not tell, one example after the other.
+
+  Where there are none, this is the condition of a loop.
+
+  Args:
+    groups: tree of Length [B], one per clip norm.
+    clip: how they are clipped.
+    mask: [B] bool; nothing is asked of padding.
+    exactly: the same tree of Length [], of the example in a row.
+  """
+
+  def replace(carry):
+    left, groups = carry
+    row = jnp.argmax(left)
+    write = lambda known, new: known.at[row].set(new.astype(known.dtype))
+    return left.at[row].set(False), jax.tree.map(write, groups, exactly(row))
+
+  left = mask & ~clipping.is_certain(groups, clip)  # [B]
+  return lax.while_loop(lambda carry: jnp.any(carry[0]), replace, (left, groups))[1]
 
 
 def _by_leaf(found: Sequence[Unit], values: Sequence[Sequence[Any]]) -> list[Any]:

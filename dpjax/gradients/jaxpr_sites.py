@@ -30,6 +30,7 @@ from dpjax.gradients.equations import (
   REMATS,
   Eqn,
   Graph,
+  ScanParts,
   Var,
   is_float,
   is_literal,
@@ -364,8 +365,8 @@ def _enter(action, eqn, jaxpr, values, loops, ids) -> Step:
 
 
 def _enter_scan(eqn, values, loops, ids) -> Step:
-  consts, closed = eqn.params["num_consts"], eqn.params["jaxpr"]
-  carries = slice(consts, consts + eqn.params["num_carry"])
+  closed = eqn.params["jaxpr"]
+  carries = slice(*ScanParts.of(eqn))
   places = list(enumerate(eqn.invars))[carries]
   lifts = _lifts(places, values[carries], loops, ids)
   loop = Loop(next(ids), eqn.params["length"])

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import trees
-from dpjax.types import Array
+from dpjax.types import Array, ArrayTree
 
 
 class Length(NamedTuple):
@@ -60,6 +60,19 @@ def of(x: jax.Array, axis: int | tuple[int, ...] | None = None) -> Length:
   square = square.reshape([n for i, n in enumerate(x.shape) if i not in summed])
   count = x.size // max(square.size, 1)
   return from_square(square, count * tiny(x))
+
+
+def scaled(tree: ArrayTree) -> Length:
+  """The norm of all numbers of a tree, scaled before they are squared: true wherever they are
+  finite, at the price of passes of its own.
+
+  >>> scaled({"w": jnp.array([3e30]), "b": jnp.array(4e30)}).norm == 5e30
+  Array(True, dtype=bool)
+  """
+  flat = [trees.at_least_float32(x).ravel() for x in jax.tree.leaves(tree)]
+  # One array, since each reduction would be compiled on its own.
+  (norm,) = trees.scaled_norms([jnp.concatenate([jnp.zeros(1), *flat])[None]])
+  return Length(norm, norm)
 
 
 def joined(lengths: Sequence[Length]) -> Length:

@@ -41,6 +41,13 @@ def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
   _check_apart(loss_fn, params, one, closed)
 
 
+def computes_narrowly(loss_fn: LossFn, params: Params, batch: ArrayTree) -> bool:
+  """Whether the loss of ONE example computes in floats of less than 32 bits anywhere."""
+  closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, _example(batch))
+  inside = (v for e in _equations(closed.jaxpr) for v in (*e.invars, *e.outvars))
+  return any(equations.is_narrow(var.aval) for var in (*closed.jaxpr.invars, *inside))
+
+
 def _check_apart(loss_fn: LossFn, params: Params, one: Any, closed: Any) -> None:
   """Raises UserError for what says itself how it is batched: it is handed all examples. The
   rules of custom derivatives are seen by differentiating."""

@@ -25,7 +25,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from dpjax import trees, validate
 from dpjax.gradients import cost_model, tapped
@@ -151,7 +150,7 @@ def _held_bytes(unit: Unit, leaves: Any) -> float:
     held = cost_model.size(unit.forms[0])
     recorded = sum(form.recorded for form in unit.forms)
   new = max(0, held - recorded) if unit.cost.fused else held
-  return new * jnp.promote_types(leaves[unit.leaves[0]].dtype, jnp.float32).itemsize
+  return new * trees.wide_dtype(leaves[unit.leaves[0]].dtype).itemsize
 
 
 def _work(planned: Recipe) -> tuple[float, float]:

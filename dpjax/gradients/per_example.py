@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from dpjax import validate
+from dpjax import trees, validate
 from dpjax.gradients import clipping, ghost, memory
 from dpjax.gradients.arguments import check_real, checked_mask, examples_and_mask
 from dpjax.gradients.clip import Clip, sensitivity
 from dpjax.gradients.device_mesh import DATA, checked_mesh, over_devices, whole_rows
-from dpjax.gradients.loss_checks import check_loss, explain_failure
+from dpjax.gradients.loss_checks import check_loss, computes_narrowly, explain_failure
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.microbatch import microbatched
 from dpjax.types import (
@@ -62,8 +62,8 @@ def per_example_grads(
     loss_fn: `(params, example) -> scalar`, for ONE example (no batch axis).
 
   Returns:
-    `(params, batch) -> (losses [B], grads)` with grad leaves [B, *param]. Neither is
-    private: pass the gradients to `dpjax.clip_and_noise`, with the batch's mask. Rows of
+    `(params, batch) -> (losses [B], grads)` with grad leaves [B, *param], in float32 where
+    the parameter's own type is less. Neither is private: pass the gradients to `dpjax.clip_and_noise`, with the batch's mask. Rows of
     padding have gradients like any other.
 
   Raises:
@@ -81,10 +81,13 @@ def per_example_grads(
     size = _batch_size(batch)
     _check_params(params)
     check_loss(loss_fn, params, batch)
+    if size and computes_narrowly(loss_fn, params, batch):
+      return ghost.stacked_gradients(loss_fn, params, batch)
     if size:
       return grad_fn(params, batch)
     shapes = jax.eval_shape(grad_fn, params, batch)  # nothing is traced for no rows
-    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    losses, grads = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return losses, jax.tree.map(trees.at_least_float32, grads)
 
   return grads
 

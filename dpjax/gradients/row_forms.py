@@ -430,6 +430,20 @@ def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> Length:
   return Length(own.norm + reach, own.longest + most)
 
 
+def largest_entries(parts: Sequence[RowFactors], left_size: int) -> jax.Array:
+  """|sum of left^T right|, entry by entry, as large as a second evaluation can come out."""
+  total = jnp.abs(summed_product(parts, left_size))  # [N, K, P]
+  if sum(part.right.shape[1] for part in parts) == 1:
+    return total
+  sizes = [RowFactors(*(jnp.abs(x) if is_float(x) else x for x in p)) for p in parts]
+  return total + 4 * jnp.finfo(total.dtype).eps * summed_product(sizes, left_size)
+
+
+def summed_product(parts: Sequence[RowFactors], left_size: int) -> jax.Array:
+  """sum of left^T right over sites: [N, K, P], in float32 or wider."""
+  return functools.reduce(jnp.add, [product(p, left_size) for p in parts])
+
+
 def _row_lengths(side: jax.Array) -> Length:
   if not is_float(side):
     inside = (side >= 0).astype(jnp.float32)  # [N, T]

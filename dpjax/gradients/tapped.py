@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from dpjax import trees
 from dpjax.gradients import equations
 from dpjax.gradients.jaxpr_sites import (
   Action,
@@ -139,9 +140,10 @@ def _remat(step: Step, values: list[Any], taps: Taps):
 
 def _scan(step: Step, values: list[Any], taps: Taps):
   params, inner = step.eqn.params, step.inner
-  first_carry = params["num_consts"]
-  first_xs = first_carry + params["num_carry"]
-  consts, carry, xs = values[:first_carry], values[first_carry:first_xs], values[first_xs:]
+  first_carry, first_xs = equations.ScanParts.of(step.eqn)
+  consts = values[:first_carry]
+  carry = values[first_carry:first_xs]
+  xs = values[first_xs:]
 
   def body(carry, slices):
     xs, taps = slices
@@ -220,10 +222,9 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], found: dict) ->
 def _entering(step: Step, values: Sequence[_Stacked | None]) -> list:
   if step.action is not Action.SCAN:
     return list(values)
-  consts, carries = step.eqn.params["num_consts"], step.eqn.params["num_carry"]
-  xs = values[consts + carries :]
-  sliced = [v and _Stacked(v.value, (*v.loops, step.loop)) for v in xs]
-  return [*values[:consts], *[None] * carries, *sliced]
+  first_carry, first_xs = equations.ScanParts.of(step.eqn)
+  sliced = [v and _Stacked(v.value, (*v.loops, step.loop)) for v in values[first_xs:]]
+  return [*values[:first_carry], *[None] * (first_xs - first_carry), *sliced]
 
 
 def _vectorised(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:
@@ -238,21 +239,41 @@ def _vectorised(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:
 
 
 def _widening_fn(eqn: Any) -> Callable[..., list[Any]]:
-  """Rearrangements take whatever precision they get, and casts to less are left out, so that
-  bfloat16 on the way from a leaf to its site does not round the sum of gradients."""
-  name, fn = eqn.primitive.name, equations.eqn_fn(eqn)
-  if name == "convert_element_type" and _narrows(eqn):
-    return lambda x: [x]
-  if name in (*equations.REARRANGED, "transpose"):
-    return fn
-  dtypes = [v.aval.dtype for v in equations.operands(eqn)]
-  return lambda *args: fn(*(cast(x, dtype) for x, dtype in zip(args, dtypes)))
+  """One equation on wide values, whose transpose rounds nothing below float32: what goes
+  back through it from a site to the leaves may be a sum of clipped gradients."""
+  evaluate = equations.eqn_fn(eqn)
+  if not any(map(equations.is_narrow, (v.aval for v in (*eqn.invars, *eqn.outvars)))):
+    return lambda *args: evaluate(*_cast_to_operands(eqn, args))
+  if eqn.primitive.name == "convert_element_type" and equations.is_float(
+    eqn.invars[0].aval
+  ):
+    return lambda x: [_rounded_to(x, eqn.outvars[0].aval.dtype)]
+  wide = equations.wide_fn(eqn)
+  if wide is None:
+    # Its parameters are no view of the leaves: it sees gradients of one example, not sums.
+    return lambda *args: evaluate(*_cast_to_operands(eqn, args))
+  return lambda *args: [
+    _rounded_to(x, var.aval.dtype) if equations.is_narrow(var.aval) else x
+    for x, var in zip(wide(*args), eqn.outvars)
+  ]
 
 
-def _narrows(eqn: Any) -> bool:
-  before, after = eqn.invars[0].aval, eqn.outvars[0].aval
-  floats = equations.is_float(before) and equations.is_float(after)
-  return floats and jnp.finfo(after.dtype).bits < jnp.finfo(before.dtype).bits
+def _cast_to_operands(eqn: Any, args: Sequence[Any]) -> list[Any]:
+  return [cast(x, v.aval.dtype) for x, v in zip(args, equations.operands(eqn))]
+
+
+def _rounded_to(x: Array, dtype: DType) -> Any:
+  """The values that a cast to `dtype` leaves, in at least float32; gradients pass it as they
+  are."""
+  if not equations.is_narrow(jax.ShapeDtypeStruct((), dtype)):
+    return cast(x, dtype)
+
+  @jax.custom_jvp
+  def rounded(x):
+    return x.astype(dtype).astype(x.dtype)
+
+  rounded.defjvp(lambda primals, tangents: (rounded(*primals), tangents[0]))
+  return rounded(trees.at_least_float32(x))
 
 
 def cast(x: Array, dtype: DType) -> Any:

@@ -133,21 +133,28 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> tuple[tuple[Length, ...], 
   if unit.rule is Rule.UNUSED:
     zero = jnp.zeros(loss.shape, jnp.float32)  # []
     return (Length(zero, zero),), None
-  parts = [
-    form.build(data[site.index], cotangents[site.index])
-    for site, form in zip(unit.sites, unit.forms)
-  ]  # left [N, T, K] or [N, T], right [N, T, P]
-  parts = [RowFactors(*p[::-1]) if swap else p for p, swap in zip(parts, unit.swapped)]
+  parts = _row_factors(unit, data, cotangents)
   if unit.rule is Rule.OUTER:
     return (row_forms.outer_length(parts[0]),), None
   if unit.rule is Rule.GRAM:
     return (row_forms.gram_length(parts),), None
-  size = unit.forms[0].right if unit.swapped[0] else unit.forms[0].left
-  products = [row_forms.product(p, size) for p in parts]  # [N, K, P] ([N, P, K] if swapped)
-  product = functools.reduce(jnp.add, products)
+  product = row_forms.summed_product(parts, _left_size(unit))  # [N, K, P], or [N, P, K]
   if unit.hold:
     return (lengths.of(product),), product
   return (row_forms.with_rounding(product, parts),), None
+
+
+def _row_factors(unit: Unit, data, cotangents) -> list[RowFactors]:
+  """Of each site: left [N, T, K] or [N, T], right [N, T, P]; the other way round if swapped."""
+  parts = [
+    form.build(data[site.index], cotangents[site.index])
+    for site, form in zip(unit.sites, unit.forms)
+  ]
+  return [RowFactors(*p[::-1]) if swap else p for p, swap in zip(parts, unit.swapped)]
+
+
+def _left_size(unit: Unit) -> int:
+  return unit.forms[0].right if unit.swapped[0] else unit.forms[0].left
 
 
 def _one_gradient(unit: Unit, flow: ParamFlow) -> Callable:
@@ -204,33 +211,25 @@ def transpose(site: Site, seen, data, cotangents, *, wide: bool = False):
 
 
 def _site_fn(site: Site, wide: bool) -> Callable:
-  """(parameters, data operands) -> tapped results; wide: in at least float32."""
+  """(parameters, data operands) -> tapped results; wide, or where the loss computes in less
+  than float32: in float32 at least."""
   if site.eqn is None:
     return lambda params, data: (params[0],)
-  evaluate = equations.eqn_fn(_widened(site.eqn) if wide else site.eqn)
   order = equations.operands(site.eqn)
+  wide = wide or any(
+    map(equations.is_narrow, (v.aval for v in (*order, *site.eqn.outvars)))
+  )
+  evaluate = equations.wide_fn(site.eqn) if wide else None
+  # What cannot be widened sees the types that it was traced with.
+  as_seen = lambda x, var: x if evaluate else tapped.cast(x, var.aval.dtype)
+  call = evaluate or equations.eqn_fn(site.eqn)
 
   def fn(params, data):
-    known = {v: _as_seen(x, v, wide) for v, x in zip(site.params, params)}
-    known |= {v: _as_seen(x, v, wide) for v, x in zip(site.data, data)}
-    results = evaluate(*(known[v] for v in order))
+    known = dict(zip((*site.params, *site.data), (*params, *data)))
+    results = call(*(as_seen(known[v], v) for v in order))
     return tuple(results[i] for i in site.outs)
 
   return fn
-
-
-def _as_seen(x, var, wide: bool):
-  if wide and equations.is_float(x):
-    return trees.at_least_float32(x)
-  return tapped.cast(x, var.aval.dtype)
-
-
-def _widened(eqn: Any) -> Any:
-  """In full precision, as the norm is: where a platform's default is less (TF32), a term
-  could come out longer than its norm."""
-  full = {"preferred_element_type": None, "precision": (lax.Precision.HIGHEST,) * 2}
-  known = {name: value for name, value in full.items() if name in eqn.params}
-  return eqn.replace(params={**eqn.params, **known}) if known else eqn
 
 
 def _over_loops(fn: Callable, site: Site) -> Callable:
@@ -262,6 +261,45 @@ def totals(
   if how is Sum.AGAIN:
     return _one_by_one(unit, flow, recorded, first, factors)
   return _transposed(unit, flow, recorded, factors, finite=_all_finite(first))
+
+
+def stacked(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array, ...]:
+  """The gradients of all examples, [B, *leaf] for each leaf of the unit."""
+  count = recorded.losses.shape[0]
+  if unit.rule is Rule.UNUSED:
+    return tuple(
+      jnp.zeros((count, *x.shape), x.dtype)
+      for x in map(flow.leaves.__getitem__, unit.leaves)
+    )
+  gradients = _one_gradient(unit, flow)
+  one = lambda loss, data, cotangents: gradients(data, cotangents)
+  return _over_examples(one, [unit], recorded, None)
+
+
+def entries(
+  unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, row: jax.Array
+) -> tuple[jax.Array | None, ...]:
+  """For each leaf of the unit, the gradient of the example in one row, or what is as long.
+
+  The norm of these numbers is what the example is to be clipped by, as soon as it is taken
+  without squares that leave the range of floats (`lengths.scaled`). None adds nothing.
+  """
+  none = (None,) * len(unit.leaves)
+  if unit.rule is Rule.UNUSED:
+    return none
+  if first.held is not None:
+    held = tuple(x[row] for x in jax.tree.leaves(first.held))
+    return (*held, *none[len(held) :])
+  data, cotangents, depth = _arrays([unit], recorded)
+  pick = functools.partial(lax.dynamic_index_in_dim, index=row, keepdims=False)
+
+  def of_row(arrays):
+    return {i: tuple(pick(x, axis=depth[i]) for x in each) for i, each in arrays.items()}
+
+  if unit.rule is Rule.GRADIENT:
+    return _one_gradient(unit, flow)(of_row(data), of_row(cotangents))
+  parts = _row_factors(unit, of_row(data), of_row(cotangents))
+  return (row_forms.largest_entries(parts, _left_size(unit)), *none[1:])
 
 
 def _all_finite(first: Norms) -> jax.Array:
@@ -298,9 +336,18 @@ def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, f
   return lax.scan(body, zero, jax.tree.map(cut, seen))[0]
 
 
+def at_most(first: Norms, longest: Sequence[jax.Array]) -> Norms:
+  """With lengths that are at most those [B] that are known of each leaf of the unit."""
+  pairs = zip(first.lengths, longest)
+  held = tuple(Length(own.norm, jnp.minimum(own.longest, most)) for own, most in pairs)
+  return first._replace(lengths=held)
+
+
 def _held_to(grad: jax.Array, factor: jax.Array, longest: jax.Array) -> jax.Array:
   """factor * grad [*leaf] of ONE example, where grad is no longer than its first evaluation."""
-  again = lengths.of(grad).longest  # []
+  # In units of that length, in which squares are normal numbers wherever they count.
+  unit = jnp.where(jnp.isfinite(longest), jnp.clip(longest, 1e-30, 1e30), 1)
+  again = lengths.of(trees.at_least_float32(grad) / unit).longest * unit  # []
   over = again > longest * (1 + _ROUNDING)
   factor = factor * jnp.where(over, longest / again, 1)
   keep = (factor != 0) & jnp.isfinite(again)

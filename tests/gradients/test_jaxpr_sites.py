@@ -25,10 +25,34 @@ def test_names_and_parameters_of_the_primitives_that_are_entered():
   remat = _eqn(jax.checkpoint(jnp.sin), x)
   assert remat.primitive.name in jaxpr_sites.REMATS
   assert {"jaxpr", "policy", "prevent_cse"} <= set(remat.params)
-  scan = _eqn(lambda x: lax.scan(lambda c, y: (c, y), 0.0, x), x)
+  scan = _eqn(lambda x: lax.scan(lambda c, y: (c + y, c), 0.0, x), x)
   assert scan.primitive.name == "scan"
-  fields = {"jaxpr", "length", "reverse", "unroll", "num_consts", "num_carry"}
-  assert fields <= set(scan.params)
+  assert {"jaxpr", "length", "reverse", "unroll"} <= set(scan.params)
+  assert equations.ScanParts.of(scan) == (0, 1)
+
+
+@pytest.mark.parametrize("consts", [0, 2])
+@pytest.mark.parametrize("carries", [0, 1, 2])
+@pytest.mark.parametrize("stepped", [0, 1, 2])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_the_parts_of_a_scan_are_told_from_ranks_alone(consts, carries, stepped, shape):
+  # Length and shape are alike: only the rank tells a constant from what is stepped through.
+  def scan(known, carry, xs):
+    def body(carry, xs):
+      key = jax.random.key(0)
+      used = sum(map(jnp.sum, (*known, *carry, *xs)), jnp.zeros(shape))
+      return [c + used for c in carry], (used, key)
+
+    return lax.scan(body, carry, xs, length=3)
+
+  known = [jnp.ones(shape)] * consts
+  xs = [jnp.ones((3, *shape))] * stepped
+  jaxpr = jax.make_jaxpr(scan)(known, [jnp.ones(shape)] * carries, xs).jaxpr
+  found = next(eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan")
+  parts = equations.ScanParts.of(found)
+  # JAX may add constants of its own, such as the zeros above.
+  assert parts.first_xs - parts.first_carry == carries
+  assert len(found.invars) - parts.first_xs == stepped
 
 
 def test_names_and_parameters_of_the_row_forms():
