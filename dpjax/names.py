@@ -214,6 +214,7 @@ def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, 
 
 def _sha256_of(path: str, field: str) -> str:
   """Of a file, 1 MB at a time."""
+  validate.no_pipe(path, f"{field}={path!r}")
   try:
     with open(path, "rb") as file:
       return hashlib.file_digest(file, "sha256").hexdigest()

@@ -212,5 +212,6 @@ def sha256(tree: ArrayTree) -> str:
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     array = np.asarray(leaf)
     digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
-    digest.update(array.tobytes())
+    # The bytes themselves, not a copy of them: a model may be most of the memory.
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
   return digest.hexdigest()

@@ -161,6 +161,22 @@ def folder(**named: str | os.PathLike) -> None:
     )
 
 
+def no_pipe(path: str | os.PathLike, at: str) -> None:
+  """Raises where something is there that is no file: a pipe or a device would be read for ever.
+
+  Args:
+    at: what the message begins with, as "name='data.npz'".
+
+  >>> no_pipe("/dev/null", "name='/dev/null'")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: name='/dev/null': must be a file, not a folder, a pipe or a device
+  """
+  there = pathlib.Path(path)
+  if there.exists() and not there.is_file():
+    raise UserError(f"{at}: must be a file, not a folder, a pipe or a device")
+
+
 def one_of(choices: Iterable[str | int], **named: Any) -> None:
   """Raises unless each value is one of the choices; suggests the nearest.
 

@@ -105,27 +105,35 @@ _BETWEEN = (
 
 
 class _Stopped(KeyboardInterrupt):
-  signum = signal.SIGTERM
+  def __init__(self, signum: int):
+    super().__init__(signum)
+    self.signum = signum
 
 
 @contextlib.contextmanager
 def stoppable(workdir: str) -> Iterator[None]:
-  """Where SIGINT or SIGTERM stops the block, it ends the process in one line, with exit code
+  """Where SIGINT, SIGTERM or SIGHUP stops the block, it ends the process in one line, with exit code
   128 + signal. Within a training the loop hears them, ends its step and saves."""
   from dpjax.runs import loop
 
   def stop(signum: int, frame: Any) -> None:
-    raise _Stopped
+    raise _Stopped(signum)
 
-  previous = signal.signal(signal.SIGTERM, stop)
+  previous = {}
+  for signum in loop.STOPPING:
+    # Python raises KeyboardInterrupt for SIGINT; what is ignored, as by nohup, stays so.
+    if signum != signal.SIGINT and signal.getsignal(signum) != signal.SIG_IGN:
+      previous[signum] = signal.signal(signum, stop)
   try:
     yield
   except (loop.Interrupted, KeyboardInterrupt) as stopped:
     told = stopped if isinstance(stopped, loop.Interrupted) else _BETWEEN
-    print(f"{told} (workdir {workdir})", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the terminal that hung up reads nothing
+      print(f"{told} (workdir {workdir})", file=sys.stderr, flush=True)
     sys.exit(128 + getattr(stopped, "signum", signal.SIGINT))
   finally:
-    signal.signal(signal.SIGTERM, previous)
+    for signum, handler in previous.items():
+      signal.signal(signum, handler)
 
 
 def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
@@ -170,10 +178,10 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
     logging.set_verbosity(logging.WARNING)  # third parties' chatter is not for users
     try:
       main(*argv[1:])
+    except OSError as error:  # first: what cannot be written is a UserError, too
+      fail(error, code=1)
     except UserError as error:
       fail(error)
-    except OSError as error:
-      fail(error, code=1)
     except (Exception, SystemExit) as error:  # an own part may call sys.exit
       blamed = names.blame(error)
       if blamed is None:

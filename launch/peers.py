@@ -261,10 +261,10 @@ def run(
     work()
   except PeerLost as error:
     ending.broken(met, error)
+  except OSError as error:  # first: what cannot be written is a UserError, too
+    ending.error(met, error, 1)
   except UserError as error:
     ending.error(met, error, 2)
-  except OSError as error:
-    ending.error(met, error, 1)
   except Exception:
     ending.bug(met)
   finally:

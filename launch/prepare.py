@@ -93,6 +93,7 @@ def prepare(name: str, root: pathlib.Path) -> dict[str, int]:
   if not prepared.is_prepared(name, root):
     prepared.check_known(name)
     _require_tensorflow()
+    prepared.check_features(name, root)
     _write(name, root)
   return prepared.split_sizes(name, root)
 

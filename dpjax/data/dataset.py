@@ -13,6 +13,8 @@ from dpjax.data.rows import Rows, RowSource
 from dpjax.types import Example, HostArray
 from dpjax.validate import UserError
 
+_SHOWN = 160  # characters of another library's message
+
 
 def _check_x(x: Any) -> None:
   known = isinstance(x, np.ndarray | Rows)
@@ -166,9 +168,9 @@ class Dataset:
 
 
 def first_line(error: Exception) -> str:
-  """The first line of another library's error, or its type where it says nothing."""
+  """The beginning of another library's error, or its type where it says nothing."""
   lines = str(error).strip().splitlines()
-  return lines[0] if lines else type(error).__name__
+  return lines[0][:_SHOWN] if lines else type(error).__name__
 
 
 def _as_array(value: Any, name: str) -> np.ndarray:

@@ -22,7 +22,7 @@ from dpjax.data.dataset import first_line, from_arrays
 from dpjax.data.federation import Federation
 from dpjax.data.npz import UNDECLARED
 from dpjax.data.registry import own_path
-from dpjax.validate import UserError, integer_at_least
+from dpjax.validate import UserError, integer_at_least, no_pipe
 
 PREPARE = "write it with ./preprocess.sh of a data set of github.com/TalwalkarLab/leaf"
 _TWEET = 4  # of a row of Sent140: id, date, query, user, text
@@ -122,6 +122,7 @@ def _shaped(x: np.ndarray, shape: tuple[int, ...] | None, is_text: bool) -> np.n
 
 
 def _parts(path: pathlib.Path, max_length: int) -> Iterator[_Part]:
+  no_pipe(path, str(path))
   try:
     with path.open(encoding="utf-8") as stream:
       held = json.load(stream, object_pairs_hook=_unique)

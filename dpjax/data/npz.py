@@ -12,7 +12,7 @@ import numpy as np
 
 from dpjax.data.dataset import Dataset, first_line, from_arrays, in_files
 from dpjax.data.rows import File, stay_in_files
-from dpjax.validate import UserError
+from dpjax.validate import UserError, no_pipe
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 UNDECLARED = (
@@ -20,6 +20,8 @@ UNDECLARED = (
   "the model: give it as num_classes= (--config.data.num_classes)"
 )
 _UNREADABLE = (
+  MemoryError,  # a header that promises more than there is
+  OverflowError,
   OSError,  # a folder, or no right to read it
   ValueError,  # a pickle, or a damaged header
   RuntimeError,  # encrypted
@@ -32,6 +34,7 @@ _UNREADABLE = (
 
 def arrays_of(path: pathlib.Path, told: str) -> dict[str, np.ndarray]:
   """The arrays of an archive by name, or UserError: `told`, and what is wrong with it."""
+  no_pipe(path, told)
   try:
     # Pickles can run code. NumPy leaks the file that it opens where the archive is bad.
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
@@ -171,6 +174,7 @@ def load_folder(
 
 def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:
   """A .npy file, opened, and the shape of its array."""
+  no_pipe(path, path.name)
   try:
     with path.open("rb") as stream:
       version = np.lib.format.read_magic(stream)
@@ -179,13 +183,20 @@ def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:
         header = np.lib.format.read_array_header_1_0
       shape, by_column, dtype = header(stream)
       offset = stream.tell()
-  except (OSError, ValueError, EOFError) as error:
+    size = path.stat().st_size - offset
+  except (OSError, ValueError, EOFError, TypeError, OverflowError) as error:
     raise UserError(
       f"{path.name}: is not a readable .npy array ({first_line(error)})"
     ) from error
   if dtype.hasobject or (by_column and len(shape) > 1):
     told = "holds pickled objects" if dtype.hasobject else "is in Fortran order"
     raise UserError(f"{path.name}: {told}, so its rows cannot be read by place")
+  # Before anything is allocated: a header can promise any number of bytes.
+  promised = math.prod(shape) * dtype.itemsize
+  if min(shape, default=0) < 0 or promised > size:
+    raise UserError(
+      f"{path.name}: holds {size} bytes, and its header says shape={str(shape)[:60]} of {dtype}"
+    )
   return File(path, offset, shape or (1,), dtype), shape
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import os
 import pathlib
@@ -28,6 +29,8 @@ from dpjax.validate import UserError
 
 COMMON = ("digits", "random_process", "mnist", "fashion_mnist", "cifar10", "shakespeare")
 _CHUNK = 1_000  # records decoded at once: bounds the memory of decoded Python objects
+_CLASS_KEYS = ("pythonClassName", "python_class_name")  # in features.json
+_OWN_FEATURE = re.compile(r"tensorflow_datasets\.core\.features\.\w+\.\w+")
 _NAME = re.compile(r"(?P<folder>\w+(/[\w.+-]+)?)(:\d+\.\d+\.\d+)?")
 
 
@@ -99,9 +102,42 @@ def _one_line_errors(name: str, root: pathlib.Path) -> Iterator[None]:
     ) from error
 
 
+def check_features(name: str, root: pathlib.Path) -> None:
+  """UserError where features.json of any version names a class that is not tensorflow-datasets'
+  own: it imports whatever module is named there, which runs code of whoever wrote the file."""
+  match = _NAME.fullmatch(name)
+  folder = root / (match["folder"] if match else name)
+  for path in sorted(folder.rglob("features.json")):
+    validate.no_pipe(path, str(path))
+    for named in _classes_named(json.loads(path.read_text(encoding="utf-8"))):
+      if not _OWN_FEATURE.fullmatch(str(named)):
+        raise UserError(
+          f"{str(path)[-120:]} names the class {str(named)[:80]!r}, whose module would be run; "
+          "must be of tensorflow_datasets.core.features"
+        )
+
+
+def _classes_named(data: Any) -> Iterator[Any]:
+  """Every class that JSON data of features name, in today's layout and in the older ones, of which
+  one holds JSON as text."""
+  if isinstance(data, str) and data.lstrip()[:1] in ("{", "["):
+    with contextlib.suppress(ValueError):
+      yield from _classes_named(json.loads(data))
+  elif isinstance(data, list):
+    for entry in data:
+      yield from _classes_named(entry)
+  elif isinstance(data, dict):
+    for key, value in data.items():
+      # An older layout says "type"; a feature may have that name, too, and is a mapping then.
+      if key in _CLASS_KEYS or (key == "type" and not isinstance(value, dict)):
+        yield value
+      yield from _classes_named(value)
+
+
 def _open(name: str, root: pathlib.Path) -> Any:  # {split: source}
   import tensorflow_datasets as tfds
 
+  check_features(name, root)
   return tfds.data_source(name, data_dir=str(root), download=False)
 
 

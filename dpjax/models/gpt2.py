@@ -21,7 +21,7 @@ from flax import traverse_util
 
 from dpjax.models.transformer import Transformer
 from dpjax.types import Params
-from dpjax.validate import UserError
+from dpjax.validate import UserError, no_pipe
 
 INSTALL = "pip install 'dpjax[lm]'"
 NORM_EPSILON = 1e-5
@@ -116,6 +116,7 @@ def _library() -> Any:
 
 
 def _bytes(path: str | os.PathLike[str]) -> bytes:
+  no_pipe(path, f"path={os.fspath(path)!r}")
   try:
     return pathlib.Path(path).read_bytes()
   except OSError as error:

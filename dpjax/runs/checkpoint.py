@@ -6,16 +6,23 @@ noise from the updates, or confirm a guess of the data: keep it as secret as the
 What clients keep (`ClientStates`) lies beside the steps in `clients/`, rows that are only ever
 appended; a step holds an index of them, so what it writes is what changed since the one
 before. The rows are a client's own, and which clients have one tells who was drawn.
+
+A step is written aside, made durable, and only then renamed to its number; older steps go
+after that. So a loss of power at any moment leaves the newest step or the one before it, whole.
+What it holds comes with digests of it, which tell accidents: a turned bit, an edited number. They
+are no signature.
 """
 
 from __future__ import annotations
 
-import errno
+import concurrent.futures
+import hashlib
+import json
 import logging
 import os
 import pathlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,6 +40,10 @@ FOLDER = "checkpoints"
 _KEEP = row_journal.KEPT  # the newest, and one before it
 _ROWS = "clients"
 _ALONE = "state"
+_NEW = ".new"  # where a step is written before it has its number
+_UNFINISHED = "*.orbax-checkpoint-tmp*"  # what earlier versions left of a save that was cut off
+_DIGESTS = "digests"  # in meta: of the state, and of meta without them
+_BLOCK_BYTES = 1 << 22  # hashed by one thread at a time
 
 
 def to_arrays(tree: ArrayTree) -> Any:
@@ -100,6 +111,43 @@ def remove(workdir: pathlib.Path) -> None:
       shutil.rmtree(path)
 
 
+def _numbers(directory: pathlib.Path) -> list[int]:
+  """The steps in a folder, in order."""
+  steps = (path.name for path in directory.glob("*") if path.is_dir())
+  return sorted(int(name) for name in steps if name.isdigit())
+
+
+def _blocks(arrays: ArrayTree) -> Iterator[np.ndarray]:
+  for leaf in jax.tree.leaves(arrays):
+    octets = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+    for start in range(0, max(1, len(octets)), _BLOCK_BYTES):
+      yield octets[start : start + _BLOCK_BYTES]
+
+
+def _state_digest(arrays: ArrayTree) -> str:
+  """Of paths, dtypes, shapes and every byte, as `trees.sha256`; several times faster on several
+  cores, since a save is on the way of every run.
+
+  >>> _state_digest({"w": np.zeros(2)}) == _state_digest({"w": np.array([0.0, -0.0])})
+  False
+  """
+  whole = hashlib.sha256()
+  for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+    name = jax.tree_util.keystr(path)
+    whole.update(f"{name} {np.asarray(leaf).dtype} {np.shape(leaf)};".encode())
+  # hashlib lets go of the interpreter's lock, so threads hash side by side.
+  with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+    for digest in threads.map(lambda b: hashlib.sha256(b).digest(), _blocks(arrays)):
+      whole.update(digest)
+  return whole.hexdigest()
+
+
+def meta_digest(meta: Mapping[str, Any]) -> str:
+  """SHA-256 of JSON data, whatever the order of their keys."""
+  plain = json.loads(json.dumps(meta))
+  return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
 class Checkpoints:
   """Saves and restores (state, meta) under `<workdir>/checkpoints`.
 
@@ -124,8 +172,8 @@ class Checkpoints:
   def __init__(self, workdir: pathlib.Path, phase: str = "", *, rows_on_disk: bool = False):
     self._rows_on_disk, self._keepers = rows_on_disk, None
     self.directory = pathlib.Path(workdir).resolve() / FOLDER / phase
-    self._manager: Any = _manager(self.directory) if processes.is_first() else None
-    self._latest = processes.on_first(lambda: self._manager.latest_step())
+    self._orbax: Any = _orbax(self.directory) if processes.is_first() else None
+    self._latest = processes.on_first(lambda: max(_numbers(self.directory), default=None))
 
   def latest_step(self) -> int | None:
     """The newest complete checkpoint, or None. A save that was cut off does not count."""
@@ -145,7 +193,7 @@ class Checkpoints:
 
     Raises:
       UserError: the processes do not hold the same state.
-      OSError: the disk is full; earlier checkpoints are as they were.
+      Unwritable: the disk is full, or refuses; earlier checkpoints are as they were.
     """
     if self._keepers is None:
       self.begun(state)
@@ -161,21 +209,31 @@ class Checkpoints:
     self._latest = step
 
   def _write(self, step: int, arrays: Any, meta: dict[str, Any]) -> None:
+    held = {**meta, "step": step}
+    digests = {"state": _state_digest(arrays), "meta": meta_digest(held)}
     args = ocp.args.Composite(
-      state=ocp.args.StandardSave(_tree(_filled(arrays))), meta=ocp.args.JsonSave(meta)
+      state=ocp.args.StandardSave(_tree(_filled(arrays))),
+      meta=ocp.args.JsonSave({**held, _DIGESTS: digests}),
     )
-    try:
-      self._manager.save(step, args=args, force=True)
-    except Exception as error:  # of many types, and told in many lines
-      if not writers.is_full(error):
-        raise
-      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+    new = self.directory / _NEW
+    with writers.told_in_one_line(f"checkpoint={self.directory / str(step)}"):
+      shutil.rmtree(new, ignore_errors=True)
+      writers.secret_folder(new)
+      self._orbax.save(new / str(step), args=args)
+      # Durable before it has its name, and its name before older steps go.
+      writers.make_durable(new / str(step), secret=True)
+      os.rename(new / str(step), self.directory / str(step))
+      writers.sync_folder(self.directory)
+      new.rmdir()
+      for old in _numbers(self.directory)[:-_KEEP]:
+        shutil.rmtree(self.directory / str(old))
 
   def restore(self, like: ArrayTree) -> tuple[Any, dict[str, Any]]:
     """The newest checkpoint, with the structure, shapes and dtypes of `like`.
 
     Raises:
-      UserError: it cannot be read, or is of another structure. Nothing is deleted.
+      UserError: it cannot be read, is of another structure, or is not what was saved. Nothing is
+        deleted.
     """
     if self._keepers is None:
       self.begun(like)
@@ -203,33 +261,65 @@ class Checkpoints:
       state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()
     )
     try:
-      restored = self._manager.restore(self._latest, args=args)
+      restored = self._orbax.restore(self.directory / str(self._latest), args=args)
     except Exception as error:  # orbax and tensorstore raise many types for a broken file
-      reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
-      raise UserError(
-        f"checkpoint={self.directory / str(self._latest)}: cannot be read ({reason}); nothing "
-        "was changed, remove this directory to go on from an earlier step"
-      ) from error
+      reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+      raise self._unreadable(reason) from error
     found = restored.state if _tree(like) is like else restored.state[_ALONE]
-    into.append(_emptied(found, like))
-    return restored.meta
+    arrays = _emptied(found, like)
+    meta = self._believed(restored.meta, arrays)
+    into.append(arrays)
+    return meta
+
+  def _unreadable(self, reason: str) -> UserError:
+    # The end of a long folder's name is what tells it.
+    where = str(self.directory / str(self._latest))[-100:]
+    return UserError(
+      f"checkpoint={where}: cannot be read ({reason}); nothing "
+      "was changed, remove this directory to go on from an earlier step"
+    )
+
+  def _believed(self, meta: Any, arrays: Any) -> dict[str, Any]:
+    """What was given to `save` beside these arrays. UserError: these are not what was saved."""
+    if not isinstance(meta, dict):
+      raise self._unreadable("its meta data are no mapping")
+    held = {name: value for name, value in meta.items() if name != _DIGESTS}
+    if _DIGESTS not in meta:
+      writers.warn(
+        f"checkpoint={self.directory / str(self._latest)}: an earlier version wrote it, without "
+        "digests; a damaged file would not be noticed"
+      )
+      return held
+    now = {"state": _state_digest(arrays), "meta": meta_digest(held)}
+    for name, digest in now.items():
+      saved = meta[_DIGESTS].get(name) if isinstance(meta[_DIGESTS], dict) else None
+      if saved != digest:
+        raise self._unreadable(f"its {name} is not what was saved")
+    if held.pop("step", None) != self._latest:
+      raise self._unreadable("it is that of another step")
+    return held
 
   def close(self) -> None:
-    """Waits for writes and releases the directory."""
-    if self._manager is not None:
-      self._manager.close()
+    """Releases what reads and writes."""
+    if self._orbax is not None:
+      self._orbax.close()
 
 
-def _manager(directory: pathlib.Path) -> ocp.CheckpointManager:
+def _orbax(directory: pathlib.Path) -> ocp.Checkpointer:
+  """Writes and reads one step. Which steps there are is ours to say: `ocp.CheckpointManager` takes
+  older ones away before the newest would survive a loss of power."""
   logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every save at INFO
-  writers.secret_folder(directory)  # orbax makes none where it is alone
+  writers.secret_folder(directory)
+  for path in directory.glob(_UNFINISHED):
+    shutil.rmtree(path, ignore_errors=True)
   alone = ocp.options.MultiprocessingOptions(
     primary_host=jax.process_index(), active_processes={jax.process_index()}
   )
-  options = ocp.CheckpointManagerOptions(
-    max_to_keep=_KEEP,
-    enable_async_checkpointing=False,
-    create=False,
+  return ocp.Checkpointer(
+    ocp.CompositeCheckpointHandler(
+      composite_options=ocp.CompositeOptions(multiprocessing_options=alone),
+      state=ocp.StandardCheckpointHandler(multiprocessing_options=alone),
+      meta=ocp.JsonCheckpointHandler(multiprocessing_options=alone),
+    ),
     multiprocessing_options=alone,
   )
-  return ocp.CheckpointManager(directory, options=options)

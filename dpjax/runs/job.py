@@ -26,6 +26,7 @@ from dpjax.validate import UserError
 
 Scores = dict[str, float]
 Result = dict[str, Any]
+STEPS_ARE = "steps_are"  # in result.json of a run that has a report: what its steps are called
 _DIGEST_BYTES = 32
 _PLANNED = ("task", "dataset", "method")  # of result.json, whichever the run
 
@@ -138,6 +139,7 @@ def _result(work: Work, fitted: Fitted, folder: pathlib.Path) -> Result:
     **scored(work, fitted.state),
     "num_steps": fitted.step,
     "ledger": fitted.ledger.to_json(),
+    **({} if work.evaluate is None else {STEPS_ARE: work.steps_are}),
     **work.planned(),
     **work.describe(fitted.state, facts, writers.read_metrics(folder)),
   }
@@ -239,6 +241,8 @@ def _check_functions(part: Any, *names: str) -> None:
 def _is_array(leaf: Any) -> bool:
   if isinstance(leaf, ClientStates):
     return True
+  if isinstance(leaf, np.generic):  # it would be saved, and could not be read again
+    return False
   dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
   return trees.is_key(leaf) or dtype.kind in "biufcV"  # V: bfloat16 and its kin
 

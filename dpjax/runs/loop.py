@@ -17,16 +17,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import pathlib
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import jax
 
 from dpjax import names, noise, processes, trees
 from dpjax.accounting import Ledger
-from dpjax.runs import checkpoint, provenance, streams, writers
+from dpjax.runs import checkpoint, provenance, report, streams, writers
 from dpjax.runs import job as job_lib
 from dpjax.runs import workdir as owner
 from dpjax.runs.job import Ended as Ended
@@ -37,11 +39,15 @@ from dpjax.runs.job import Result, Scores
 from dpjax.runs.job import Work as Work
 from dpjax.runs.job import every as every
 from dpjax.runs.job import single as single
+from dpjax.runs.promise import Promise
 from dpjax.runs.streams import Streams
 from dpjax.schema import fields
 from dpjax.types import Config
 from dpjax.validate import UserError
 
+STOPPING = tuple(
+  getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 SAVE_SECONDS = 10.0  # between two checkpoints of a work that does not say when
 
 
@@ -106,7 +112,7 @@ def run(
     UserError: a wrong config, missing data, a workdir of another config or of other data,
       one where another process is at work, an overspent budget, a full disk, processes whose
       data differ; in each case nothing is overwritten.
-    Interrupted: SIGINT or SIGTERM arrived, in any of the processes; the state is saved.
+    Interrupted: SIGINT, SIGTERM or SIGHUP arrived, in any of the processes; the state is saved.
     PeerLost: another process of this run is gone.
   """
   folder = pathlib.Path(workdir)
@@ -133,7 +139,8 @@ def run(
     processes.on_first(lambda: taken(held))
     # What the ledger calls the noise key: nothing that follows from the data.
     name = noise.key_id(random.noise) if job.release else streams.ledger_name(job.digest)
-    return _played(job, folder, play, _Fit(folder, run_id, name, on_save))
+    fit = _Fit(folder, run_id, name, on_save, release=job.release)
+    return _played(job, folder, play, fit)
 
 
 def _check_processes(job: Job) -> None:
@@ -168,6 +175,8 @@ def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | N
   done = owner.finished(folder, job.config)
   if done is not None and meta:  # else its checkpoints were taken away
     _check_same(job, folder, meta, job_lib.data_of(job))
+  if done is not None and isinstance(done.get(job_lib.STEPS_ARE), str):
+    report.redraw(folder, done[job_lib.STEPS_ARE])
   return done
 
 
@@ -205,6 +214,7 @@ def _played(job: Job, folder: pathlib.Path, play: Play, fit: _Fit) -> Result:
     }
     owner.save_params(folder / ended.saved_as, ended.params)
     ended.write(folder)
+    result[owner.FILES] = owner.digests(folder)
     result = owner.write_result(folder, job.config, result)
     ended.finish(folder)
     return result
@@ -217,10 +227,13 @@ def _played(job: Job, folder: pathlib.Path, play: Play, fit: _Fit) -> Result:
 
 @contextlib.contextmanager
 def signals() -> Iterator[list[int]]:
-  """Collects SIGINT and SIGTERM instead of dying in the middle of a step."""
+  """Collects SIGINT, SIGTERM and SIGHUP instead of dying in the middle of a step. SIGHUP that is
+  ignored stays so: under `nohup` a run outlives its terminal."""
   received: list[int] = []
   previous = {}
-  for signum in (signal.SIGINT, signal.SIGTERM):
+  for signum in STOPPING:
+    if signum == getattr(signal, "SIGHUP", None) and signal.getsignal(signum) == signal.SIG_IGN:
+      continue
     try:
       previous[signum] = signal.signal(signum, lambda s, _: received.append(s))
     except ValueError:  # not in the main thread: the owner of that thread handles them
@@ -250,8 +263,10 @@ class _Fit:
     run_id: str,
     key_name: str,
     on_save: Callable[[int], None],
+    *,
+    release: bool,
   ):
-    self.folder, self.run_id = folder, run_id
+    self.folder, self.run_id, self.release = folder, run_id, release
     self.key_name, self.on_save = key_name, on_save
     self.started, self.before = time.monotonic(), 0.0
 
@@ -267,6 +282,18 @@ class _Fit:
     return running
 
 
+def _alike(one: Any, other: Any) -> bool:
+  """Whether JSON data are equal but for the last digits of floats, which another machine's
+  calibration may round otherwise."""
+  if isinstance(one, float) and isinstance(other, float):
+    return math.isclose(one, other, rel_tol=1e-9) or one == other
+  if isinstance(one, dict) and isinstance(other, dict):
+    return one.keys() == other.keys() and all(_alike(one[k], other[k]) for k in one)
+  if isinstance(one, list) and isinstance(other, list):
+    return len(one) == len(other) and all(map(_alike, one, other))
+  return type(one) is type(other) and one == other
+
+
 class Running:
   """The state of a running work; one object so that each phase stays a short method."""
 
@@ -274,6 +301,7 @@ class Running:
     self.work, self.fit, self.metrics = job_lib.checked_work(work), fit, None
     self.state, self.ledger, self.step = job_lib.begun(work), Ledger(), 0
     self.reached, self.saved_at = False, time.monotonic()  # work.enough; by the clock
+    self.rows: dict[str, Any] | None = None  # what the checkpoint knows of metrics.jsonl
     self.checkpoints = checkpoint.Checkpoints(
       fit.folder, work.phase, rows_on_disk=work.rows_on_disk
     )
@@ -289,7 +317,12 @@ class Running:
       self.final_epsilon = processes.on_first(lambda: promise.curve(work.num_steps))
       processes.on_first(promise.warn)
     if work.evaluate is not None and processes.is_first():
-      self.metrics = writers.MetricsWriter(fit.folder, resume_step=self._last_row())
+      self.metrics = writers.MetricsWriter(
+        fit.folder,
+        resume_step=self._last_row(),
+        tensorboard=not fit.release,
+        held=self.rows,
+      )
 
   def _resume(self) -> None:
     self.state, meta = self.checkpoints.restore(self.state)
@@ -304,15 +337,50 @@ class Running:
         "not what this machine and these versions compute from the same data and noise; go on "
         "where it was begun, or choose another directory, nothing was changed"
       )
-    self.ledger, self.reached = Ledger.from_json(meta["ledger"]), meta["reached"]
-    self.fit.before = max(self.fit.before, meta["seconds"])
     self.step = int(self.checkpoints.latest_step() or 0)
-    if self.work.promise is not None and self.ledger.num_steps != self.step:
+    try:
+      self.ledger = Ledger.from_json(meta["ledger"])
+      self.reached = bool(meta["reached"])
+      self.fit.before = max(self.fit.before, float(meta["seconds"]))
+      self.rows = meta.get("rows")
+    except (KeyError, TypeError, ValueError) as error:
+      reason = f"{type(error).__name__}: {error}".splitlines()[0][:120]
       raise UserError(
-        f"checkpoint={self.step}: its ledger holds {self.ledger.num_steps} steps; it cannot "
-        "be trusted"
-      )
+        f"checkpoint={self.step}: what it remembers is damaged ({reason}); remove it to go on "
+        "from an earlier step, nothing was changed"
+      ) from error
+    if self.work.promise is not None:
+      self._check_ledger(self.work.promise)
     self.fit.on_save(self.step)
+
+  def _check_ledger(self, promise: Promise) -> None:
+    """UserError unless the ledger holds what this run's steps so far cost, by its promise."""
+    wanted = self._charges(promise)
+    if not _alike(self.ledger.to_json(), wanted.to_json()):
+      raise UserError(
+        f"checkpoint={self.step}: its ledger holds {self.ledger.num_steps} steps that are not those "
+        "of this run; it cannot be trusted, remove it to go on from an earlier step"
+      )
+
+  def _charges(self, promise: Promise) -> Ledger:
+    """The ledger of the steps so far. Steps alike are charged at once: it costs what they cost."""
+    ledger = Ledger()
+    start = 0
+    while start < self.step:
+      event = promise.step_event(start)
+      end = start + 1
+      while end < self.step and promise.step_event(end) == event:
+        end += 1
+      ledger = ledger.charge(
+        event,
+        num_steps=end - start,
+        l2_clip_norm=promise.l2_bound,
+        neighboring_relation=promise.relation,
+        noise_key_id=self.fit.key_name,
+        first_step=start,
+      )
+      start = end
+    return ledger
 
   def _name(self) -> str:
     return f"{self.fit.run_id} {self.work.phase}".rstrip()
@@ -367,6 +435,8 @@ class Running:
       "seconds": self.fit.seconds(),
       "reached": self.reached,
     }
+    if self.metrics is not None:
+      meta["rows"] = self.metrics.durable()  # before the checkpoint that counts on them
     self.checkpoints.save(self.step, self.state, meta)
     self.saved_at = time.monotonic()
     self.fit.on_save(self.step)

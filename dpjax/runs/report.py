@@ -27,6 +27,9 @@ from dpjax.runs import writers
 from dpjax.validate import UserError
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+PICTURE = "report.png"
+TABLE = "report.csv"
+FILES = (PICTURE, TABLE)
 WHAT_EPSILON_MEANS = ("epsilon_kind", "delta", "neighboring_relation", "unit")
 Row = dict[str, Any]
 
@@ -50,7 +53,7 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
     raise UserError(f"{workdir / writers.METRICS}: holds no metrics to report")
   path = workdir / writers.RESULT
   result = writers.read_json(path) if path.exists() else {}
-  write_csv(workdir / "report.csv", rows)
+  write_csv(workdir / TABLE, rows)
   score = _score(rows)
   panels = [] if score is None else [functools.partial(_draw_score, score)]
   panels += [_draw_epsilon] * bool(_series(rows, "epsilon")[0])
@@ -60,7 +63,15 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
   axes = figure.subplots(1, len(panels), squeeze=False)[0]
   for axis, draw in zip(axes, panels):
     draw(axis, rows, result, steps)
-  save_figure(figure, workdir / "report.png")
+  save_figure(figure, workdir / PICTURE)
+
+
+def redraw(workdir: pathlib.Path, steps: str) -> None:
+  """Draws `train_report` again where a part of it is gone or empty: a run may have been killed
+  between its result and its report."""
+  whole = all((workdir / name).is_file() and (workdir / name).stat().st_size for name in FILES)
+  if not whole and writers.read_metrics(workdir):
+    train_report(workdir, steps=steps)
 
 
 def style(axes: Axes, *, title: str, xlabel: str, ylabel: str) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
@@ -34,9 +35,24 @@ def read(path: str, field: str) -> dict[str, np.ndarray]:
   """The arrays of a params.npz, by name.
 
   Raises:
-    UserError: no such file, or none that `numpy.savez` has written.
+    UserError: no such file, or none that `numpy.savez` has written; an array of it is of another
+      type than floating point numbers, or holds one that is not finite.
   """
-  return npz.arrays_of(pathlib.Path(path), f"{field}={path!r}: is no params.npz")
+  at = f"{field}={path!r}"
+  arrays = npz.arrays_of(pathlib.Path(path), f"{at}: is no params.npz")
+  return {name: _numbers(array, f"{at}: {name}") for name, array in arrays.items()}
+
+
+def _numbers(array: np.ndarray, told: str) -> np.ndarray:
+  """The array. UserError, beginning with `told`: it cannot be a parameter."""
+  floats = jnp.issubdtype(array.dtype, jnp.floating)
+  if not floats:
+    raise UserError(f"{told}: must hold floating point numbers, not {array.dtype}")
+  if not array.dtype.isnative:
+    raise UserError(f"{told}: must be of this machine's byte order, not {array.dtype.str}")
+  if not np.isfinite(np.asarray(array, np.float64)).all():
+    raise UserError(f"{told}: holds NaN or infinity")
+  return array
 
 
 def in_place_of(
@@ -45,7 +61,7 @@ def in_place_of(
   """The arrays in the structure of `like`, whose leaves named in `fresh` stay as they are.
 
   Raises:
-    UserError: beginning with `told`, other leaves or shapes: of another model.
+    UserError: beginning with `told`, other leaves, shapes or dtypes: of another model.
   """
   leaves, treedef = trees.named_leaves(like), jax.tree.structure(like)
   for name in sorted({*leaves, *arrays} - {*fresh}):
@@ -54,6 +70,11 @@ def in_place_of(
     if got != wanted:
       raise UserError(
         f"{told}: was trained elsewhere: {name} is {got} there, {wanted} in the model of this "
+        "config"
+      )
+    if arrays[name].dtype != leaves[name].dtype:
+      raise UserError(
+        f"{told}: {name} is {arrays[name].dtype} there, {leaves[name].dtype} in the model of this "
         "config"
       )
   found = (leaf if name in fresh else arrays[name] for name, leaf in leaves.items())

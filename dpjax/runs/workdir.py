@@ -13,14 +13,18 @@ from typing import Any
 import numpy as np
 
 from dpjax import names, trees, validate
-from dpjax.runs import checkpoint, streams, writers
+from dpjax.runs import checkpoint, report, streams, writers
 from dpjax.schema import fields
 from dpjax.types import Config, Params
 from dpjax.validate import UserError
 
 CONFIG = "config.json"
 PARAMS = "params.npz"
+FILES = "files_sha256"  # in result.json: of what lies beside it
 _SEAL = "run_sha256"  # in result.json and in what the run remembers
+_SELF = "sha256"  # in what the run remembers: of the rest of it
+# Written before the result, or after it, or drawn again.
+_UNBOUND = (CONFIG, writers.RESULT, writers.LOCK, *report.FILES)
 
 
 def _differences(old: object, new: object, path: tuple[str, ...] = ()) -> Iterator[str]:
@@ -98,8 +102,18 @@ def _memory(workdir: pathlib.Path) -> pathlib.Path:
 def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
   """What `remember` wrote; {} for a run that has begun and does not remember, None for one
   that has not begun."""
-  if _memory(workdir).exists():
-    return writers.read_json(_memory(workdir)) or {}
+  path = _memory(workdir)
+  if path.exists():
+    held = writers.read_json(path)
+    if isinstance(held, dict):
+      digest = held.pop(_SELF, None)
+      # Earlier versions wrote none.
+      if digest is None or digest == checkpoint.meta_digest(held):
+        return held
+    raise UserError(
+      f"{str(path)[-160:]}: is not what the run wrote there; bring that back, or choose another "
+      "directory, nothing was changed"
+    )
   begun = checkpoint.newest(workdir) is not None or (workdir / writers.RESULT).exists()
   # Rows were released with keys that are gone: a release must not draw others for them.
   return {} if begun or writers.read_metrics(workdir) else None
@@ -120,7 +134,13 @@ def remember(
       "command again"
     )
   if meta != before:
-    writers.write_json(_memory(workdir), meta)
+    _remember(workdir, meta)
+
+
+def _remember(workdir: pathlib.Path, meta: dict[str, Any]) -> None:
+  writers.secret_folder(_memory(workdir).parent)
+  held = {**meta, _SELF: checkpoint.meta_digest(meta)}
+  writers.write_json(_memory(workdir), held, secret=True)
 
 
 # --- its result
@@ -143,7 +163,7 @@ def write_result(
   sealed = {**result, _SEAL: _seal(config, result)}
   if _memory(workdir).exists():  # first, so that a kill between the two is no contradiction
     held = remembered(workdir) or {}
-    writers.write_json(_memory(workdir), {**held, _SEAL: sealed[_SEAL]})
+    _remember(workdir, {**held, _SEAL: sealed[_SEAL]})
   writers.write_result(workdir, sealed)
   return sealed
 
@@ -157,7 +177,8 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   computes the digest for another result is believed, and so are the other files of the folder.
 
   Raises:
-    UserError: it is not the result of this run.
+    UserError: it is not the result of this run, or a file that the run wrote beside it is gone, or
+      is another.
   """
   path = workdir / writers.RESULT
   if not path.exists():
@@ -173,7 +194,33 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   if "user_code" in result:  # also where the checkpoints, which know it too, are gone
     code = names.sources(fields.to_dict(config))
     streams.check_code(result, code, workdir=workdir)
+  _check_files(workdir, result.get(FILES, {}))
   return result
+
+
+def digests(workdir: pathlib.Path) -> dict[str, str]:
+  """SHA-256 of each file that a run has written for its reader, by name, but of pictures that can
+  be drawn again."""
+  files = [path for path in sorted(workdir.iterdir()) if path.is_file()]
+  wanted = [path for path in files if path.name not in _UNBOUND and path.name[0] != "."]
+  return {path.name: _digest(path) for path in wanted}
+
+
+def _digest(path: pathlib.Path) -> str:
+  with path.open("rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_files(workdir: pathlib.Path, written: Mapping[str, str]) -> None:
+  for name, digest in written.items():
+    path = workdir / name
+    if path.is_file() and _digest(path) == digest:
+      continue
+    what = "is not what the run wrote" if path.exists() else "is gone"
+    raise UserError(
+      f"workdir={str(workdir)[-120:]}: its {name} {what}; bring it back, or take result.json away, "
+      "too: the same command then writes both from the checkpoint"
+    )
 
 
 def save_params(path: pathlib.Path, params: Params) -> None:
@@ -183,4 +230,4 @@ def save_params(path: pathlib.Path, params: Params) -> None:
   arrays: dict[str, Any] = {
     name or "params": np.asarray(leaf) for name, leaf in leaves.items()
   }
-  np.savez(path, **arrays)
+  writers.replace_file(path, lambda file: np.savez(file, **arrays))

@@ -7,19 +7,23 @@ moment leaves the old one or the new one.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import hashlib
 import json
+import logging
 import math
 import os
 import pathlib
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
@@ -53,63 +57,190 @@ _LINE_SECONDS = 5.0  # between two progress lines where stderr is no terminal
 _SILENT = ContextVar("silent", default=False)
 
 
+class Unwritable(UserError, OSError):
+  """A file system refuses what a run must write: full, read-only, damaged. One line, exit code 1:
+  no setting of the run is wrong."""
+
+
 def secret_folder(path: pathlib.Path) -> None:
   """Makes a folder for what is as secret as the data: nobody but its owner may enter it. One that
-  is there stays as it is."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.mkdir(mode=0o700, exist_ok=True)
+  is there is closed to others."""
+  make_folder(path.parent)
+  if not path.is_dir():
+    path.mkdir(mode=0o700)
+    sync_folder(path.parent)
+  if stat.S_IMODE(path.stat().st_mode) & 0o077:
+    try:
+      path.chmod(0o700)
+    except OSError:  # of another owner, or a file system without modes
+      warn(f"{path}: is open to other users, who can read what is as secret as the data")
 
 
-def replace_file(path: str | os.PathLike, content: bytes, *, secret: bool = False) -> None:
-  """Writes a file atomically and durably: a new file beside it, fsync, rename. A secret one is its
-  owner's alone."""
+def make_folder(path: pathlib.Path) -> None:
+  """Makes a folder, and those above it, so that they survive a loss of power."""
+  if path.is_dir():
+    return
+  make_folder(path.parent)
+  path.mkdir(exist_ok=True)
+  sync_folder(path.parent)
+
+
+def sync_folder(path: str | os.PathLike) -> None:
+  """The names in a folder survive a loss of power: a file that was synced may else be nameless."""
+  _sync(path)
+
+
+def _sync(path: str | os.PathLike, mode: int | None = None) -> None:
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    if mode is not None:
+      os.fchmod(descriptor, mode)
+    os.fsync(descriptor)
+  except OSError as error:
+    # Some network file systems sync no folders (EINVAL), and some have no modes (EPERM).
+    if error.errno not in (errno.EINVAL, errno.EPERM, errno.ENOTSUP):
+      raise
+  finally:
+    os.close(descriptor)
+
+
+def make_durable(folder: pathlib.Path, *, secret: bool = False) -> None:
+  """Files and folders under this one survive a loss of power; `secret`: they are their owner's
+  alone."""
+  for path in (*folder.rglob("*"), folder):
+    mode = 0o700 if path.is_dir() else 0o600
+    _sync(path, mode if secret else None)
+
+
+def replace_file(
+  path: str | os.PathLike,
+  content: bytes | Callable[[BinaryIO], object],
+  *,
+  secret: bool = False,
+) -> None:
+  """Writes a file atomically and durably: a new file beside it, fsync, rename, fsync of the folder.
+
+  Args:
+    content: bytes, or what writes them to an open file.
+    secret: the file is its owner's alone, whatever the umask.
+  """
   path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
+  make_folder(path.parent)
   new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
   try:
     mode = 0o600 if secret else 0o666
     with open(new, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-      file.write(content)
+      if secret:
+        os.fchmod(file.fileno(), mode)
+      if isinstance(content, bytes):
+        file.write(content)
+      else:
+        content(file)
       file.flush()
       os.fsync(file.fileno())
     os.replace(new, path)
+    sync_folder(path.parent)
   finally:
-    new.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # where nothing can be written, nothing is to be removed
+      new.unlink(missing_ok=True)
 
 
-def is_full(error: BaseException | None) -> bool:
-  """Whether an error, or what led to it, is a disk without space.
+# Errors of a file system rather than of a program, as errno has them and as native code says them.
+_REFUSALS = (
+  errno.ENOSPC,
+  errno.EDQUOT,
+  errno.EFBIG,
+  errno.EIO,
+  errno.EROFS,
+  errno.EACCES,
+  errno.EPERM,
+  errno.EMFILE,
+  errno.ENFILE,
+  errno.ESTALE,
+)
+_SAID = {os.strerror(code): code for code in _REFUSALS}
 
-  >>> is_full(OSError(errno.ENOSPC, "")), is_full(OSError(errno.EACCES, ""))
-  (True, False)
+
+def refusal(error: BaseException | None) -> int | None:
+  """The errno of a file system that refuses, by an error or what led to it; None for another error.
+
+  >>> refusal(ValueError("UNKNOWN: Error writing: [OS error 5: EIO Input/output error]"))
+  5
+  >>> refusal(FileNotFoundError(errno.ENOENT, "")) is None
+  True
   """
   if error is None:
-    return False
+    return None
   code = getattr(error, "errno", None)
-  said = "No space left on device" in str(error)  # of native code, which has no errno
-  return said or code in _FULL or is_full(error.__cause__ or error.__context__)
+  if code in _REFUSALS:
+    return code
+  if not isinstance(error, OSError):  # native code has no errno
+    for words, known in _SAID.items():
+      if words in str(error):
+        return known
+  return refusal(error.__cause__ or error.__context__)
+
+
+@contextmanager
+def told_in_one_line(what: str) -> Iterator[None]:
+  """Ends in one line where the file system refuses what the block writes.
+
+  Libraries that write raise errors of many types and lines, and complain again on stderr, through
+  asyncio's logger, of the tasks that they left.
+
+  Args:
+    what: is written, as "checkpoint=FOLDER".
+
+  Raises:
+    Unwritable: with the reason's errno.
+  """
+  complaints = logging.getLogger("asyncio")
+  before = complaints.level
+  complaints.setLevel(logging.CRITICAL)
+  try:
+    yield
+  except Unwritable:
+    raise
+  except Exception as error:
+    code = refusal(error)
+    if code is None:
+      raise
+    refused = Unwritable(f"{what[-200:]}: cannot be written ({os.strerror(code)})")
+    refused.errno = code
+    raise refused from None
+  finally:
+    complaints.setLevel(before)
 
 
 @contextmanager
 def room_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Iterator[None]:
-  """Ends in one line where the disk is full.
+  """Ends in one line where the disk is full, or refuses.
 
   Args:
     saved: the step that is saved at that moment.
 
   Raises:
-    UserError: there was no space in the block.
+    Unwritable: there was no space in the block, or no right to write, or the disk is damaged.
   """
   try:
     yield
   except Exception as error:
-    if not is_full(error):
+    code = refusal(error)
+    # A user's mistake about a file has its own line.
+    if code is None or (isinstance(error, UserError) and not isinstance(error, Unwritable)):
       raise
-    step = saved()
+    try:
+      step = saved()
+    except OSError:  # not even the folder can be read
+      step = None
     kept = "nothing was saved" if step is None else f"step {step} is saved"
-    raise UserError(
-      f"workdir={workdir}: no space left on the device; {kept}; make room, then run the "
-      "same command"
+    full = code in _FULL
+    reason = "no space left on the device" if full else os.strerror(code).lower()
+    at = getattr(error, "filename", None)
+    reason += f" ({str(at)[-80:]})" if at and not full else ""
+    mend = "make room" if full else "mend that"
+    raise Unwritable(
+      f"workdir={str(workdir)[-120:]}: {reason}; {kept}; {mend}, then run the same command"
     ) from None
 
 
@@ -126,9 +257,11 @@ def alone_in(workdir: pathlib.Path, room: str = "") -> Iterator[int]:
     UserError: another process holds it.
   """
   path = workdir / room / LOCK
-  workdir.mkdir(parents=True, exist_ok=True)
-  secret_folder(path.parent)  # the state of a run; the block's own folder is there
-  with open(path, "ab") as file:  # network file systems lock what is open for writing
+  make_folder(workdir)
+  if room:
+    secret_folder(path.parent)  # the state of a run
+  private = lambda name, flags: os.open(name, flags, 0o600)
+  with open(path, "ab", opener=private) as file:  # network file systems lock what is written
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       held = os.path.samestat(os.fstat(file.fileno()), path.stat())  # not one taken away
@@ -180,12 +313,14 @@ def read_json(path: str | os.PathLike) -> Any:
     UserError: the file is missing or is not JSON; one line.
   """
   path = pathlib.Path(path)
+  validate.no_pipe(path, str(path))
   try:
     return json.loads(path.read_text(encoding="utf-8"))
   except (FileNotFoundError, NotADirectoryError):
     raise UserError(f"{path}: no such file") from None
-  except ValueError as error:  # not UTF-8, or not JSON
-    raise UserError(f"{path}: is not valid JSON ({error})") from None
+  except (ValueError, RecursionError, MemoryError) as error:  # not UTF-8, or not JSON
+    reason = str(error)[:100] or type(error).__name__
+    raise UserError(f"{path}: is not valid JSON ({reason})") from None
 
 
 class MetricsWriter:
@@ -200,10 +335,12 @@ class MetricsWriter:
     resume_step: keep the lines of steps <= this one and drop the others, among them a
       last line that was cut off; None starts an empty file and drops earlier event files:
       scores of a run that starts again with other noise would be released beside its own.
-    tensorboard: also write event files to `workdir`/tensorboard.
+    tensorboard: also write event files to `workdir`/tensorboard. They hold the time of every row
+      and the name of the machine.
+    held: what `durable` returned at that step: the file must still begin so.
 
   Raises:
-    UserError: a line other than the last is not JSON.
+    UserError: a line other than the last is not JSON, or the file does not begin as `held` says.
 
   >>> import tempfile
   >>> with tempfile.TemporaryDirectory() as workdir:
@@ -218,24 +355,38 @@ class MetricsWriter:
     workdir: str | os.PathLike,
     resume_step: int | None = None,
     tensorboard: bool = True,
+    held: Mapping[str, Any] | None = None,
   ):
     workdir = pathlib.Path(workdir)
     last_kept = -1 if resume_step is None else int(resume_step)
-    kept = [line for line, entry in _lines(workdir) if entry["step"] <= last_kept]
-    replace_file(workdir / METRICS, "".join(kept).encode())
+    if held is None:
+      kept = [line for line, entry in _lines(workdir) if entry["step"] <= last_kept]
+      content = "".join(kept).encode()
+    else:
+      content = _beginning(workdir / METRICS, held)
+    replace_file(workdir / METRICS, content)
+    self._size = len(content)
+    self._digest = hashlib.sha256(content)
     self._file = (workdir / METRICS).open("a", encoding="utf-8")
-    if resume_step is None:
+    if resume_step is None or not tensorboard:
       shutil.rmtree(workdir / EVENTS, ignore_errors=True)
     self._events = _Events(workdir / EVENTS, last_kept + 1) if tensorboard else None
 
   def write(self, step: int, values: dict[str, Any]) -> None:
     """Appends one line {"step": step, **values}; values are scalars."""
     scalars = {name: float(value) for name, value in values.items()}
-    line = json.dumps(plain({"step": int(step), **scalars}), allow_nan=False)
-    self._file.write(f"{line}\n")
+    line = json.dumps(plain({"step": int(step), **scalars}), allow_nan=False) + "\n"
+    self._file.write(line)
     self._file.flush()
+    self._size += len(line.encode())
+    self._digest.update(line.encode())
     if self._events is not None:
       self._events.write(int(step), scalars)
+
+  def durable(self) -> dict[str, Any]:
+    """Length and digest of all lines so far, which survive a loss of power from now on."""
+    os.fsync(self._file.fileno())
+    return {"bytes": self._size, "sha256": self._digest.hexdigest()}
 
   def close(self) -> None:
     """Closes the files; a second call does nothing."""
@@ -251,6 +402,22 @@ class MetricsWriter:
 
   def __exit__(self, *error: object) -> None:
     self.close()
+
+
+def _beginning(path: pathlib.Path, held: Mapping[str, Any]) -> bytes:
+  """The bytes that a file began with when `MetricsWriter.durable` was asked."""
+  validate.no_pipe(path, str(path))
+  try:
+    with path.open("rb") as file:
+      content = file.read(held["bytes"])
+  except FileNotFoundError:
+    content = b""
+  if hashlib.sha256(content).hexdigest() != held["sha256"]:
+    raise UserError(
+      f"{str(path)[-120:]}: its rows are not those that the newest checkpoint knows of "
+      f"({held['bytes']} bytes); bring them back, or choose another directory, nothing was changed"
+    )
+  return content
 
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
@@ -269,6 +436,7 @@ def _lines(workdir: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
   path = workdir / METRICS
   if not path.exists():
     return []
+  validate.no_pipe(path, str(path))
   lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
   found = []
   for index, line in enumerate(lines):
@@ -378,7 +546,8 @@ def silent() -> Iterator[None]:
 
 def progress(total: int, initial: int = 0, desc: str = "") -> Progress:
   """A progress report on stderr: a bar on a terminal, elsewhere a line every 5 s."""
-  if _SILENT.get():
+  # There may be no stderr (`2>&-`): Python has None for it.
+  if _SILENT.get() or sys.stderr is None:
     return _Silence(total, initial, desc)
   if sys.stderr.isatty():
     return _Bar(total, initial, desc)

@@ -369,7 +369,7 @@ def _literal(text: str) -> Any:
   for read in (ast.literal_eval, json.loads) if text[:1] in "{[" else (ast.literal_eval,):
     try:
       return read(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
       continue
   return text
 

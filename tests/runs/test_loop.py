@@ -551,7 +551,7 @@ def _no_space(step: int, honest: Any, error: Exception) -> Any:
   ("owns", "name", "error"),
   [
     (writers.MetricsWriter, "write", OSError(errno.ENOSPC, "No space left on device")),
-    (ocp.CheckpointManager, "save", ValueError("RESOURCE_EXHAUSTED: No space left on device")),
+    (checkpoint.Checkpoints, "_write", ValueError("RESOURCE_EXHAUSTED: No space left on device")),
   ],
 )  # fmt: skip
 def test_no_space_for_metrics_or_a_checkpoint_is_one_line(

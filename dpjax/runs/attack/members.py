@@ -121,6 +121,13 @@ def _halves(config: AttackConfig, count: int, n: int, random: Streams) -> np.nda
   return attacks.random_halves(count, n, seed=random.order, exact=sized)
 
 
+def _data_in(config: pathlib.Path) -> Mapping[str, Any]:
+  """What a config.json says of its data; nothing where there is none."""
+  held = writers.read_json(config) if config.exists() else {}
+  data = held.get("data", {}) if isinstance(held, dict) else {}
+  return data if isinstance(data, dict) else {}
+
+
 def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
   """What the run of a target says it promises: the result.json beside its params.npz, if it
   is of these very parameters. Another config's epsilon was not charged for them.
@@ -137,7 +144,7 @@ def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
     {name: value for name, value in dict(data).items() if name not in apart}
     for data in (
       writers.plain(fields.to_dict(train))["data"],
-      (writers.read_json(config) if config.exists() else {}).get("data", {}),
+      _data_in(config),
     )
   )
   if streams_lib.canonical(wanted) != streams_lib.canonical(known):
