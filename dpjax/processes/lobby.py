@@ -277,9 +277,10 @@ def host(
       a peer with whom something is wrong is told so and let go, alone. None: all must come.
   """
   deadline = time.monotonic() + timeout
-  with _listen(at) as server, contextlib.closing(
-    _Lobby(server, mine, fewest, report)
-  ) as lobby:
+  with (
+    _listen(at) as server,
+    contextlib.closing(_Lobby(server, mine, fewest, report)) as lobby,
+  ):
     wrong = lobby.gather(deadline)
   for connection in lobby.heard:
     _tell(connection, wrong)

@@ -215,7 +215,9 @@ def test_a_round_with_too_few_messages_is_refused():
       algorithm.round(state, from_batches(broken, batch_size=2))
 
 
-@pytest.mark.parametrize("size", [np.nan, np.inf, 3e38, "weight 0", "weight NaN", "weight -1"])
+@pytest.mark.parametrize(
+  "size", [np.nan, np.inf, 3e38, "weight 0", "weight NaN", "weight -1"]
+)
 @pytest.mark.parametrize("f", [1, 2, 3])
 def test_krum_is_not_stopped_by_its_attackers(f, size):
   """Any number of the f send nothing that counts, for every n from 2 f + 3 on."""
@@ -242,7 +244,9 @@ def test_krum_is_not_stopped_by_its_attackers(f, size):
   st.integers(0, 3), st.integers(0, 4), st.integers(0, 3), st.integers(0, 3),
   st.sampled_from([1e2, 1e6, 1e20]), st.integers(0, 10**6),
 )  # fmt: skip
-def test_what_krum_does_not_refuse_is_near_an_honest_message(f, more, bad, idle, size, seed):
+def test_what_krum_does_not_refuse_is_near_an_honest_message(
+  f, more, bad, idle, size, seed
+):
   """b clients send NaN, z honest ones have no examples, and all other attackers agree."""
   bad, n = min(bad, f), 2 * f + 3 + more
   idle, left = min(idle, n - f), f - bad
