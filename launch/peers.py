@@ -254,7 +254,8 @@ def run(
   where: dict[str, Any] = options._asdict()
   devices = where.pop("local_devices")
   ending = _Ending(options, saved)
-  met = meeting.meet(same=same, **where)
+  note = lambda line: print(f"note: {line}", file=sys.stderr, flush=True)
+  met = meeting.meet(same=same, report=note, **where)
   met.watch(ending.lost)
   try:
     meeting.start(**where, local_devices=devices)

@@ -163,8 +163,14 @@ def check_public(
     raise UserError(f"{name}=None: must be a public number with a private aggregator{why}")
 
 
-def _check(cohort: Cohort, memories: ClientStates | None) -> None:
-  """A client's number makes its key and finds its memory: one client, one number."""
+def check_cohort(cohort: Cohort, memories: ClientStates | None) -> None:
+  """Refuses a cohort in which a number names no client, or one twice.
+
+  A client's number makes its key and finds its memory: one client, one number.
+
+  Raises:
+    UserError: a number that comes twice, is negative, or has no memory.
+  """
   ids = np.asarray(cohort.ids)
   if len(np.unique(ids)) != len(ids):
     raise UserError(
@@ -253,7 +259,7 @@ def federated(
     )
 
   def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:
-    _check(cohort, state.memories)
+    check_cohort(cohort, state.memories)
     check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
     # as many rows of memories as one of few shapes has
     places, _ = sampling.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))

@@ -61,16 +61,39 @@ class ClientStates:
     return np.flatnonzero(self._held != _NONE)
 
   def rows(self, ids: ArrayLike) -> Any:
-    """What these clients keep: leaves [K, ...], NumPy."""
-    return self._unpacked(self.records(np.asarray(ids, np.int64)))
+    """What these clients keep: leaves [K, ...], NumPy.
+
+    Raises:
+      UserError: a client beyond num_clients, or a negative one.
+
+    >>> ClientStates(np.zeros(2), num_clients=3).rows([5])
+    Traceback (most recent call last):
+    ...
+    dpjax.validate.UserError: client=5: must be in [0, 3), below num_clients of init(...)
+    """
+    return self._unpacked(self.records(self._checked(ids)))
 
   def all(self) -> Any:
     """What every client keeps: leaves [N, ...], in memory. For few clients."""
     return self.rows(np.arange(self.num_clients))
 
   def replaced(self, ids: ArrayLike, rows: ArrayTree) -> ClientStates:
-    """The states after these clients' rows, leaves [K, ...], took the place of their own."""
-    return self.with_records(np.asarray(ids, np.int64), self._packed(rows))
+    """The states after these clients' rows, leaves [K, ...], took the place of their own.
+
+    Raises:
+      UserError: a client beyond num_clients, or a negative one.
+    """
+    return self.with_records(self._checked(ids), self._packed(rows))
+
+  def _checked(self, ids: ArrayLike) -> np.ndarray:
+    """[K] int64; a negative index would name another client without a word."""
+    ids = np.asarray(ids, np.int64)
+    wrong = ids[(ids < 0) | (ids >= self.num_clients)]
+    if wrong.size:
+      raise UserError(
+        f"client={wrong[0]}: must be in [0, {self.num_clients}), below num_clients of init(...)"
+      )
+    return ids
 
   def changed(self, before: ClientStates) -> tuple[np.ndarray, list[bytes]]:
     """(clients, their rows) where this is not `before`, which it was made from."""

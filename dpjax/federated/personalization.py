@@ -22,6 +22,7 @@ from dpjax.federated.algorithms import (
   FederatedState,
   Server,
   cast_like,
+  check_cohort,
   check_public,
   federated,
   optimizing_server,
@@ -266,6 +267,7 @@ def hyp_cluster(
     return training.init(params, num_clients)
 
   def one_round(state: FederatedState, cohort: Cohort) -> Any:
+    check_cohort(cohort, state.memories)  # before its clients' choices are kept
     if not cohort.size:
       return training.round(state, cohort)
     context = execution.Context(Received(state.params), cohort.data, None, state.key, None)

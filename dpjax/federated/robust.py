@@ -2,7 +2,8 @@
 
 None of them is private by itself. Each leaves out padding, clients of weight 0 and messages
 that hold NaN or infinity; ignores how large weights are (a weight is a way to steer); and
-returns 0 where nobody is left. n is the number of messages that are left.
+returns 0 where nobody is left. n is the number of messages that are left; for `krum` it is the
+number of clients in the round (mask True), as who sends NaN or nothing counts among its f.
 
 | aggregator         | stands up to                   | source                                |
 | ------------------ | ------------------------------ | ------------------------------------- |
@@ -56,20 +57,47 @@ def _kept(messages: Any, mask: Array, weights: Array | None) -> Array:
   return kept if weights is None else kept & (jnp.asarray(weights) > 0)
 
 
-def _robust(
-  combine: Callable[[Any, Array], Any], least: int = 1, wants: str = ""
-) -> Aggregator:
-  """`combine(messages, kept [C]) -> (update, state)`, with finite numbers in the messages.
+class _Counts(NamedTuple):
+  """Who takes part in a round, each []."""
 
-  Fewer than `least` messages, but some, are refused; NaN under jit, where nothing can be.
+  clients: Array  # mask True
+  kept: Array  # their messages that count
+  faulty: Array  # messages or weights that no honest client sends
+
+
+def _counts(messages: Any, mask: Array, weights: Array | None) -> _Counts:
+  mask = jnp.asarray(mask, bool)
+  faulty = mask & ~finite(messages, mask)
+  if weights is not None:
+    weights = jnp.asarray(weights)
+    faulty = faulty | (mask & ~((weights >= 0) & jnp.isfinite(weights)))
+  kept = _kept(messages, mask, weights)
+  return _Counts(jnp.sum(mask), jnp.sum(kept), jnp.sum(faulty))
+
+
+def _at_least_one(counts: _Counts) -> Array:
+  return jnp.ones_like(counts.kept)
+
+
+def _robust(
+  combine: Callable[[Any, Array, _Counts], Any],
+  least: Callable[[_Counts], Array] = _at_least_one,
+  wants: str = "",
+) -> Aggregator:
+  """`combine(messages, kept [C], counts) -> (update, state)`, with finite numbers in messages.
+
+  Fewer than `least(counts)` messages, but some, are refused; NaN under jit, where nothing can
+  be.
   """
 
   def check(messages: Any, mask: Array, weights: Array | None = None) -> None:
     if not len(mask):
       return
-    count = int(jnp.sum(_kept(messages, mask, weights)))
-    if 0 < count < least:
-      raise UserError(f"{wants}: {count} clients sent a message; must be >= {least}")
+    counts = _counts(messages, mask, weights)
+    count = int(counts.kept)
+    fewest = int(least(counts))
+    if 0 < count < fewest:
+      raise UserError(f"{wants}: {count} clients sent a message; must be >= {fewest}")
 
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
     del state
@@ -81,10 +109,10 @@ def _robust(
     clean = jax.tree.map(
       lambda leaf: jnp.where(_along(kept, leaf), trees.at_least_float32(leaf), 0), messages
     )
-    found, after = combine(clean, kept)
-    count = jnp.sum(kept)
-    wrong = jnp.where(count == 0, 0.0, jnp.nan)
-    usable = count >= least
+    counts = _counts(messages, mask, weights)
+    found, after = combine(clean, kept, counts)
+    wrong = jnp.where(counts.kept == 0, 0.0, jnp.nan)
+    usable = (counts.kept > 0) & (counts.kept >= least(counts))
     return jax.tree.map(lambda leaf: jnp.where(usable, leaf, wrong), found), after
 
   return Aggregator(lambda message: (), update, check=check)
@@ -120,7 +148,7 @@ def median() -> Aggregator:
   >>> update[0]
   Array([2.], dtype=float32)
   """
-  return _robust(lambda messages, kept: (_median(messages, kept), ()))
+  return _robust(lambda messages, kept, counts: (_median(messages, kept), ()))
 
 
 def trimmed_mean(trim: float) -> Aggregator:
@@ -137,7 +165,8 @@ def trimmed_mean(trim: float) -> Aggregator:
   if trim >= 0.5:
     raise UserError(f"trim={trim!r}: must be in [0, 0.5)")
 
-  def combine(messages: Any, kept: Array) -> Any:
+  def combine(messages: Any, kept: Array, counts: _Counts) -> Any:
+    del counts
     count, ranks = jnp.sum(kept), jnp.arange(kept.shape[0])
     cut = jnp.floor(trim * count + 1e-6).astype(count.dtype)  # 0.2 * 5 is 1 in floats too
     inside = (ranks >= cut) & (ranks < count - cut)
@@ -170,11 +199,26 @@ def _lengths(tree: Any) -> Array:
 
 
 def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
-  """The mean of the `num_selected` messages nearest to their n - f - 2 nearest others.
+  """The mean of the `num_selected` messages nearest to their k nearest others.
+
+  k is n - f - 2 where all n clients of the round send a message that counts, as in the paper.
+  Else let m messages count, b clients send NaN, infinity or an impossible weight, and z send
+  weight 0. Honest clients never do what the b do, so g = f - b attackers are left (b > f
+  breaks the assumption and excuses nobody: g = f). Then k = max(m - g - 2, g).
+
+  Guarantee, where at most f of n >= 2 f + 3 clients are arbitrary, silent or without examples:
+  a selected message is within sqrt(k) honest diameters D of an honest one.
+  Proof. At most g - z of the m messages are arbitrary, and at least n - f >= f + 3 are
+  honest. So k <= n - f - 1: an honest message has k honest others, and scores k D^2 at most.
+  A selected message scores no more than the worst honest one, as there are num_selected
+  honest ones. If it is arbitrary, at most g - 1 of its k >= g nearest others are: one of them
+  is honest, and its squared distance is one term of a score <= k D^2.
+  The same holds where all z are honest and f more clients are arbitrary, if m >= 2 g + 1: a
+  silent client buys the attackers no vote. So NaN and silence of attackers stop no round.
 
   Args:
-    num_byzantine: f; the guarantee of the paper needs n > 2 f + 2, and a round with fewer
-      messages is refused.
+    num_byzantine: f; a round of n <= 2 f + 2 clients is refused, and one in which more than
+      f clients send nothing that counts, unless m >= 2 g + 3.
     num_selected: 1 is Krum, more is multi-Krum; at most n - f.
 
   Raises:
@@ -186,24 +230,38 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   """
   validate.integer_at_least(0, num_byzantine=num_byzantine)
   validate.integer_at_least(1, num_selected=num_selected)
+  least = max(2 * num_byzantine + 3, num_byzantine + num_selected)  # clients
 
-  def combine(messages: Any, kept: Array) -> Any:
+  def attackers(counts: _Counts) -> Array:
+    """g: those among the messages that count."""
+    excused = jnp.where(counts.faulty <= num_byzantine, counts.faulty, 0)
+    return num_byzantine - excused
+
+  def enough(counts: _Counts) -> Array:
+    left = attackers(counts)
+    # where more than f are left out, some of them are honest, and f may still attack
+    without = jnp.maximum(2 * left + 3, left + num_selected)
+    fewest = jnp.minimum(counts.clients - num_byzantine, without)
+    return jnp.where(counts.clients >= least, fewest, least)
+
+  def combine(messages: Any, kept: Array, counts: _Counts) -> Any:
     apart = kept[:, None] & kept[None, :] & ~jnp.eye(kept.shape[0], dtype=bool)
     # by differences: no cancellation where messages nearly agree
     away = lambda one: _lengths(jax.tree.map(lambda a, b: a[None] - b, one, messages))
     distances = jnp.where(apart, jax.lax.map(away, messages), jnp.inf)  # [C, C]
     distances = jnp.sort(distances, axis=1)
-    near = jnp.arange(kept.shape[0]) < jnp.sum(kept) - num_byzantine - 2
+    left = attackers(counts)
+    near = jnp.arange(kept.shape[0]) < jnp.maximum(counts.kept - left - 2, left)
     # A root orders as its square does, and is finite for every message of the majority.
     scores = _lengths(jnp.where(near[None], distances, 0.0))
     ranks = jnp.argsort(jnp.argsort(jnp.where(kept, scores, jnp.nan)))  # NaN comes last
     chosen = kept & (ranks < num_selected)
     return trees.weighted_sum(messages, chosen / jnp.maximum(jnp.sum(chosen), 1)), ()
 
-  byzantine, selected = 2 * num_byzantine + 3, num_byzantine + num_selected
-  if selected > byzantine:
-    return _robust(combine, selected, f"num_selected={num_selected}")
-  return _robust(combine, byzantine, f"num_byzantine={num_byzantine}")
+  wants = f"num_byzantine={num_byzantine}"
+  if least > 2 * num_byzantine + 3:
+    wants = f"num_selected={num_selected}"
+  return _robust(combine, enough, wants)
 
 
 def _centred(messages: Any, kept: Array) -> tuple[Any, Array, Any]:
@@ -299,7 +357,8 @@ def geometric_median(num_iterations: int = 1000) -> Aggregator:
   """
   validate.integer_at_least(1, num_iterations=num_iterations)
 
-  def combine(messages: Any, kept: Array) -> Any:
+  def combine(messages: Any, kept: Array, counts: _Counts) -> Any:
+    del counts
     centre, unit, points = _centred(messages, kept)
     point, certificate = _weiszfeld(points, kept, num_iterations)
     return jax.tree.map(lambda c, p: c + unit * p, centre, point), certificate

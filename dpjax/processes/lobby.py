@@ -5,6 +5,11 @@ keeps the others waiting. Of a crowd those go first that share an address with m
 a peer that was let go comes again, until its time is over. Process 0 gives each a word that its
 hello must repeat, so a hello that was overheard is of no use later. All waiting ends at a time
 that is known beforehand.
+
+A process id is given only to who knows `config`, the digest of what is to be run. Whoever
+claims an id without it is told what differs, alone, and the others wait on for the right one:
+a stranger ends no meeting. Who knows it and still differs is a process of this run that was
+started wrongly: that ends the meeting for all, with the same line.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import selectors
 import socket
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dpjax.validate import UserError
@@ -91,12 +97,22 @@ def _listen(at: Address) -> socket.socket:
     ) from error
 
 
+def _is_stranger(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
+  """Whether this peer does not know what is to be run."""
+  return "config" in mine and theirs.get("config") != mine["config"]
+
+
+def _no_config(who: int) -> str:
+  # of a stranger's number, which may have any length, no more than a line can show
+  return f"config: differs between process 0 and process {str(who)[:20]}; nothing was run"
+
+
 def _wrong(mine: dict[str, Any], theirs: dict[str, Any], present: Any) -> str | None:
   """Why this peer cannot take part, or None."""
   who = theirs["process_id"]
   for name, value in mine.items():
     if name != "process_id" and theirs.get(name) != value:
-      shown = f" ({value} and {theirs.get(name)})" if name != "config" else ""
+      shown = f" ({value} and {str(theirs.get(name))[:80]})"
       return f"{name}: differs between process 0 and process {who}{shown}; nothing was run"
   if not 0 <= who < mine["num_processes"]:
     return f"process_id={who}: must be below num_processes={mine['num_processes']}; nothing was run"
@@ -136,13 +152,21 @@ class _Guest:
 class _Lobby:
   """Where process 0 waits for the others, and for as long as it takes with none of them."""
 
-  def __init__(self, server: socket.socket, mine: dict[str, Any], fewest: int | None):
+  def __init__(
+    self,
+    server: socket.socket,
+    mine: dict[str, Any],
+    fewest: int | None,
+    report: Callable[[str], None],
+  ):
     self._server, self._mine, self._fewest = server, mine, fewest
+    self._report = report
     server.setblocking(False)
     self._most = max(_CROWD, 2 * mine["num_processes"])
     self._waiting: list[_Guest] = []
     self.present: dict[int, socket.socket] = {}
     self.heard: list[socket.socket] = []
+    self._refused: dict[int, str] = {}  # id -> why the last who claimed it was let go
 
   def gather(self, deadline: float) -> str | None:
     """None when all are there, else what is wrong."""
@@ -151,8 +175,14 @@ class _Lobby:
       if time.monotonic() > deadline:
         if self._fewest is not None and len(self.present) >= self._fewest:
           return None
-        missing = ", ".join(map(str, sorted(wanted - {*self.present})))
-        return f"process_id={missing}: did not come in time; see --connect_timeout"
+        absent = sorted(wanted - {*self.present})
+        # perhaps no stranger, but one of ours that was given another config
+        claims = [f" ({self._refused[who]})" for who in absent if who in self._refused]
+        missing = ", ".join(map(str, absent[:10])) + ", ..." * (len(absent) > 10)
+        return (
+          f"process_id={missing}: did not come in time; see --connect_timeout"
+          + (*claims, "")[0]
+        )
       wrong = self._turn(min(deadline, time.monotonic() + _RETRY))
       if wrong:
         return wrong
@@ -203,6 +233,16 @@ class _Lobby:
     if not theirs:
       self._dismiss(guest)
       return None
+    if _is_stranger(self._mine, theirs):
+      who = theirs["process_id"]
+      wrong = _no_config(who)
+      with contextlib.suppress(OSError):  # without waiting: it need not listen
+        _say(guest.connection, {"wrong": wrong})
+      self._dismiss(guest)
+      if 0 < who < self._mine["num_processes"] and who not in self._refused:
+        self._refused[who] = wrong
+        self._report(f"{wrong.removesuffix('; nothing was run')}; it was let go")
+      return None
     self._waiting.remove(guest)
     self.heard.append(guest.connection)
     wrong = _wrong(self._mine, theirs, self.present)
@@ -222,16 +262,25 @@ class _Lobby:
 
 
 def host(
-  at: Address, mine: dict[str, Any], timeout: float, *, fewest: int | None = None
+  at: Address,
+  mine: dict[str, Any],
+  timeout: float,
+  *,
+  fewest: int | None = None,
+  report: Callable[[str], None] = lambda line: None,
 ) -> dict[int, socket.socket]:
   """The connections to all peers; whatever is wrong is said to all that are there.
 
   Args:
+    report: is told, once for each id, that somebody claimed it without the right config.
     fewest: if given, the meeting takes place when its time is over and so many have come, and
       a peer with whom something is wrong is told so and let go, alone. None: all must come.
   """
   deadline = time.monotonic() + timeout
-  with _listen(at) as server, contextlib.closing(_Lobby(server, mine, fewest)) as lobby:
+  with (
+    _listen(at) as server,
+    contextlib.closing(_Lobby(server, mine, fewest, report)) as lobby,
+  ):
     wrong = lobby.gather(deadline)
   for connection in lobby.heard:
     _tell(connection, wrong)

@@ -3,7 +3,8 @@
 JAX's runtime ends a process with a stack trace where a peer does not come, where two have
 the same number or where the first one dies. So before it is started the processes meet over
 a plain socket at the same address: each says who it is and what it wants to run, process 0
-compares, and all go on or all end with the same line. The sockets stay open: a connection
+compares, and all go on or all end with the same line; who does not know what is to be run
+is let go, alone. The sockets stay open: a connection
 that closes without a farewell is a dead peer, known at once, whatever is being computed; one
 on which no sign of life comes for `peer_timeout` seconds is a peer that hangs.
 
@@ -156,6 +157,7 @@ def meet(
   same: Mapping[str, str],
   timeout: float,
   peer_timeout: float = 30.0,
+  report: Callable[[str], None] = lambda line: None,
 ) -> Meeting:
   """Waits until all processes are there and agree; touches no device.
 
@@ -166,6 +168,8 @@ def meet(
     timeout: seconds to wait for the others.
     peer_timeout: seconds without a sign of life after which a peer counts as hanging; the
       same in all.
+    report: is told in process 0, in one line, of whoever claimed a number without knowing
+      `config`. It is let go, for it may be a stranger; its number stays free until `timeout`.
 
   Raises:
     UserError: a bad argument, a port in use, a peer that does not come, that has the same
@@ -186,7 +190,10 @@ def meet(
     "peer_timeout": peer_timeout,
     **same,
   }
-  connections = (lobby.host if process_id == 0 else lobby.join)(at, mine, timeout)
+  if process_id == 0:
+    connections = lobby.host(at, mine, timeout, report=report)
+  else:
+    connections = lobby.join(at, mine, timeout)
   for connection in connections.values():
     connection.settimeout(None)  # until `Meeting.watch`
   return Meeting(connections, peer_timeout)

@@ -11,7 +11,9 @@ What a secure sum adds are integers modulo a power of two, so a client sends
 | a message holds NaN or infinity    | the client sends zeros, of weight 0                    |
 | a weight is above 1                | it counts 1, the public bound                          |
 | a weight is 0, negative or NaN     | the client sends zeros, of weight 0                    |
-| rounding                           | to nearest; the mean errs by half a grid step at most  |
+| rounding a weight                  | to nearest multiple of 1 / largest, and not to 0       |
+| rounding a coordinate              | to nearest, of the rounded weight times the value: the |
+|                                    | mean errs by `Encoding.error_bound(weights)` at most   |
 
 The weight is one more integer of the message: what a server learns is the sum of the weighted
 messages and the sum of the weights, never either of one client.
@@ -29,7 +31,7 @@ import numpy as np
 from dpjax import trees, validate
 from dpjax.federated.aggregation import finite
 from dpjax.secure.sums.vectors import dtype_of
-from dpjax.types import Array, ArrayTree
+from dpjax.types import Array, ArrayLike, ArrayTree
 from dpjax.validate import UserError
 
 BITS = (8, 32)  # of the modulus: JAX adds 32-bit integers, of which these are the low ones
@@ -42,6 +44,10 @@ class Encoded(NamedTuple):
   weight: Array  # [] uint32
 
 
+def _unsigned(whole: Array) -> Array:
+  return whole.astype(jnp.int32).astype(jnp.uint32)  # two's complement
+
+
 @dataclasses.dataclass(frozen=True)
 class Encoding:
   """How messages become integers of which `max_clients` can be added without wrapping.
@@ -51,9 +57,11 @@ class Encoding:
     largest_value: a coordinate of a message is clipped to [-largest_value, largest_value].
     bits: of the modulus, 8 to 32.
 
-  Guarantee: max_clients * largest < 2^(bits - 1), so no sum of so many wraps around; the
-  weighted mean of messages within `largest_value` is exact to `resolution` / 2, and to the
-  rounding of one float.
+  Guarantee: max_clients * largest < 2^(bits - 1), so no sum of so many wraps around. The mean
+  of messages within `largest_value` stays within it, and errs by `error_bound(weights)` at
+  most: by `resolution` / 2, and the rounding of one float, where all weights are 1. With
+  smaller weights the sum fills less of the modulus and the same half step weighs more: the
+  bound is divided by the mean weight. Coarse sums of small weights need more `bits`.
 
   >>> encoding = Encoding(max_clients=100, largest_value=1.0, bits=16)
   >>> encoding.largest, round(encoding.resolution, 6)
@@ -85,6 +93,32 @@ class Encoding:
     """One step of the grid, in the message's units."""
     return self.largest_value / self.largest
 
+  def error_bound(self, weights: ArrayLike) -> float:
+    """Returns the largest error of a coordinate of the weighted mean, in the message's units.
+
+    Proof. Client i sends W_i = max(1, round(w_i L)) and round(v_i W_i / m), with L `largest`
+    and m `largest_value`. C half steps over sum W_i are C m / (2 sum W_i). The weights W_i / L
+    in place of w_i move the mean by |sum (W_i / L - w_i) (v_i - mean)| L / sum W_i, and
+    |v_i - mean| <= 2 m. Floats add 2^-21 m.
+
+    Args:
+      weights: [C] of the clients that count, in (0, 1]; those above 1 count 1.
+
+    >>> encoding = Encoding(max_clients=100, largest_value=1.0, bits=16)
+    >>> round(encoding.error_bound(np.ones(100)) / encoding.resolution, 3)
+    0.5
+    >>> round(encoding.error_bound(np.full(10, 0.01)) / encoding.resolution, 1)  # 3.27 -> 3
+    54.5
+    """
+    weights = np.minimum(np.asarray(weights, np.float64), 1.0)
+    if not len(weights):
+      return 0.0
+    whole = np.maximum(np.round(weights * self.largest), 1.0)
+    half_steps = len(weights) / 2
+    moved = 2 * np.abs(whole - weights * self.largest).sum()
+    moved = 0.0 if np.ptp(weights) == 0 else moved
+    return float(self.largest_value * ((half_steps + moved) / whole.sum() + 2.0**-21))
+
   def encode(self, messages: ArrayTree, weights: Array, mask: Array) -> Encoded:
     """[C, *p] floats, [C] weights in [0, 1], [C] bool -> [C, *p] and [C] uint32; pure JAX.
 
@@ -95,22 +129,22 @@ class Encoding:
     """
     weights = jnp.asarray(weights)
     counted = finite(messages, mask) & jnp.isfinite(weights) & (weights > 0)
-    weights = jnp.where(counted, jnp.minimum(weights, 1.0), 0.0)
-
-    scale = self.largest / self.largest_value
+    weights = trees.at_least_float32(jnp.where(counted, jnp.minimum(weights, 1.0), 0.0))
+    # The weight is rounded first, and the value by that weight: so a message counts with the
+    # weight that is sent, and the mean stays within its clients' range, up to half a step.
+    whole = jnp.clip(jnp.round(weights * self.largest), 1, self.largest)
+    whole = jnp.where(counted, whole, 0)  # [C]
 
     def integers(leaf: Array) -> Array:
       leaf = trees.at_least_float32(jnp.asarray(leaf))
       row = (-1,) + (1,) * (leaf.ndim - 1)
       clipped = jnp.clip(leaf, -self.largest_value, self.largest_value)
       kept = jnp.where(counted.reshape(row), clipped, 0.0)  # 0 x NaN is NaN
-      return self._rounded(kept * weights.astype(leaf.dtype).reshape(row) * scale)
+      limit = whole.astype(leaf.dtype).reshape(row)
+      scaled = jnp.round(kept * (limit / self.largest_value))
+      return _unsigned(jnp.clip(scaled, -limit, limit))
 
-    return Encoded(jax.tree.map(integers, messages), self._rounded(weights * self.largest))
-
-  def _rounded(self, scaled: Array) -> Array:
-    whole = jnp.clip(jnp.round(scaled), -self.largest, self.largest).astype(jnp.int32)
-    return whole.astype(jnp.uint32)  # two's complement
+    return Encoded(jax.tree.map(integers, messages), _unsigned(whole))
 
   def add(self, encoded: Encoded) -> Encoded:
     """The sum over the leading axis; whatever the order, the same bits."""

@@ -27,7 +27,7 @@ from dpjax.federated import (
 )
 from dpjax.federated.personalization import mixed
 from dpjax.validate import UserError
-from tests.federated import problems
+from tests.federated import problems, registry
 
 _KEY = jax.random.key(0)
 _LOOP = loop_clients()
@@ -348,3 +348,29 @@ def test_a_client_beyond_those_that_are_remembered_is_refused():
   state = algorithm.init({"w": jnp.zeros(1)}, num_clients=2)
   with pytest.raises(UserError, match="client=2: must be below num_clients=2"):
     algorithm.round(state, from_batches(_sharp_clients(), batch_size=1))
+
+
+@pytest.mark.parametrize("ids", [(0, 99), (-1, 0), (2, 2), (0, 2**40)])
+@pytest.mark.parametrize("name", sorted(registry.ALGORITHMS))
+def test_a_number_that_names_no_client_is_one_line(name, ids):
+  """Of every algorithm; without memories any number up to 2^31 is a client's own."""
+  algorithm = registry.build(name)
+  cohort = from_batches(problems.ragged((2, 2), width=3), batch_size=2)
+  cohort = cohort._replace(ids=np.array(ids, np.int64))
+  state = registry.start(name, algorithm)
+  if state.memories is None and ids == (0, 99):
+    return
+  with pytest.raises(UserError, match="client|cohort.ids") as caught:
+    algorithm.round(state, cohort)
+  assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("ids", [[5], [-1], [0, 10**9]])
+def test_rows_of_nobody_are_one_line(ids):
+  states = federated.client_states.ClientStates(np.zeros(2, np.float32), num_clients=5)
+  for call in (
+    lambda: states.rows(ids),
+    lambda: states.replaced(ids, np.ones((len(ids), 2))),
+  ):
+    with pytest.raises(UserError, match=r"must be in \[0, 5\)"):
+      call()

@@ -60,7 +60,10 @@ def test_aligned_parties_learn_as_the_pooled_rows_would(library):
   both = [int(name[2:]) for name in found.ids]
   assert sorted(both) == sorted(set(rows_a) & set(rows_b))
   x_a, x_b = features[rows_a, :2][found.rows_a], features[rows_b, 2:][found.rows_b]
-  init, step = vertical.two_party_logistic(encrypted_vectors.plaintext(), learning_rate=0.5)
+  seen = vertical.disclosure.Disclosure(secret_labels=False)  # the same rows in two orders
+  init, step = vertical.two_party_logistic(
+    encrypted_vectors.plaintext(), learning_rate=0.5, disclosure=seen
+  )
   joined = Example((features[both, :2], features[both, 2:]), y[both])
   aligned, _ = step(init((2, 2)), Example((x_a, x_b), y[rows_b][found.rows_b]))
   pooled, _ = step(init((2, 2)), joined)

@@ -249,13 +249,57 @@ def test_a_hello_that_was_overheard_is_of_no_use():
     _close([*calls.wait(), *second.wait()])
 
 
+def _claim(port, **says):
+  """A stranger that repeats the word; what it is told."""
+  with _knock(port) as stranger:
+    stranger.settimeout(_SOON)
+    reader = stranger.makefile()
+    word = json.loads(reader.readline())["word"]
+    stranger.sendall(json.dumps({"word": word, **says}).encode() + b"\n")
+    return json.loads(reader.readline())["wrong"]
+
+
+_CLAIMS = {
+  "an id alone": {},
+  "another digest": {"config": "b"},
+  "no text": {"config": ["a"]},
+  "all but the digest": {"num_processes": 2, "jax": jax.__version__, "peer_timeout": 30.0,
+                         "mesh": "data:4"},
+  "another number of processes": {"num_processes": 3, "config": "A"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _CLAIMS)
+@pytest.mark.parametrize("number", [1, 0, 7, -1, 10**400])
+def test_who_does_not_know_the_config_takes_no_id_and_ends_no_meeting(name, number):
+  port = programs.free_port()
+  calls = _Calls([_options(port, 0)])
+  line = _claim(port, process_id=number, **_CLAIMS[name])
+  assert line.startswith("config: differs") and len(line) < 300
+  second = _Calls([_options(port, 1)])
+  _close([*calls.wait(), *second.wait()])
+
+
+def test_a_flood_of_claims_keeps_no_id_and_is_reported_once():
+  port, told = programs.free_port(), []
+  calls = _Calls([_options(port, 0, num_processes=3, report=told.append)])
+  second = _Calls([_options(port, 1, num_processes=3)])
+  for _ in range(50):
+    _claim(port, process_id=2, config="b")
+    _claim(port, process_id=1)
+  third = _Calls([_options(port, 2, num_processes=3)])
+  _close([*calls.wait(), *second.wait(), *third.wait()])
+  assert sorted(told) == [
+    f"config: differs between process 0 and process {who}; it was let go" for who in (1, 2)
+  ]
+
+
 # --- peers with a mistake
 
 
 @pytest.mark.parametrize(
   ("second", "match"),
   [
-    ({"same": {"config": "b"}}, "config: differs between process 0 and process 1"),
     (
       {"same": {"config": "a", "mesh": "data:8"}},
       "mesh: differs between process 0 and process 1 (data:4 and data:8)",
@@ -274,6 +318,17 @@ def test_mismatched_processes_end_with_one_line_each(second, match):
   port = programs.free_port()
   for line in _meet_all([_options(port, 0), _options(port, 1, **second)]):
     assert isinstance(line, str) and match in line and "\n" not in line
+
+
+def test_another_config_ends_there_at_once_and_here_when_time_is_over():
+  """It may be a stranger, so that process 0 waits on; at its end it says what it saw."""
+  port = programs.free_port()
+  first, second = _meet_all(
+    [_options(port, 0, timeout=2.0), _options(port, 1, same={"config": "b"})]
+  )
+  line = "config: differs between process 0 and process 1; nothing was run"
+  assert second == line
+  assert first == f"process_id=1: did not come in time; see --connect_timeout ({line})"
 
 
 def test_two_of_one_number_end_with_one_line_each():

@@ -44,17 +44,43 @@ def test_one_client_more_does_wrap():
 
 @hypothesis.given(
   messages=st.lists(st.lists(_VALUES, min_size=3, max_size=3), min_size=4, max_size=4),
-  weights=st.lists(st.floats(0.125, 1, width=32), min_size=4, max_size=4),
+  weights=st.lists(st.floats(2.0**-20, 2, width=32), min_size=4, max_size=4),
+  same=st.booleans(),
+  bits=st.sampled_from([8, 12, 16, 24, 32]),
+  clients=st.sampled_from([4, 30, 100]),
 )
-@hypothesis.settings(max_examples=50, deadline=None)
-def test_the_mean_is_that_of_the_clipped_messages_to_half_a_step(messages, weights):
-  encoding = Encoding(4, largest_value=8.0, bits=24)
-  messages, weights = np.array(messages, np.float32), np.array(weights, np.float32)
+@hypothesis.settings(max_examples=200, deadline=None)
+def test_the_mean_is_that_of_the_clipped_messages_to_its_bound(
+  messages, weights, same, bits, clients
+):
+  """Whatever the weights are; with weights of 1 the bound is half a step."""
+  encoding = Encoding(clients, largest_value=8.0, bits=bits)
+  messages = np.array(messages[:1] * 4 if same else messages, np.float32)
+  weights = np.array(weights[:1] * 4 if same else weights, np.float32)
   sent = _encode(encoding, messages, weights, np.ones(4, bool))
   clipped = np.clip(messages.astype(np.float64), -8, 8)
-  expected = np.average(clipped, axis=0, weights=weights.astype(np.float64))
-  error = np.abs(np.asarray(_mean(encoding, sent)) - expected).max()
-  assert error <= 4 * encoding.resolution / weights.sum() + 1e-5
+  public = np.minimum(weights.astype(np.float64), 1.0)
+  expected = np.average(clipped, axis=0, weights=public)
+  found = np.asarray(_mean(encoding, sent))
+  assert np.abs(found - expected).max() <= encoding.error_bound(weights)
+  assert np.abs(found).max() <= 8.0 * (1 + 1e-6)
+  ones = encoding.error_bound(np.ones(clients))
+  assert ones <= encoding.resolution / 2 + 8.0 * 2.0**-20
+
+
+def test_the_error_of_small_weights_is_near_its_bound():
+  """Ten clients of one example in a hundred: the bound is not loose."""
+  encoding = Encoding(100, largest_value=1.0, bits=16)
+  weights = np.full(10, 0.01, np.float32)
+  sent = _encode(encoding, np.full((10, 1), 0.5), weights, np.ones(10, bool))
+  error = abs(float(_mean(encoding, sent)[0]) - 0.5)
+  assert 0.99 * encoding.error_bound(weights) <= error <= encoding.error_bound(weights)
+
+
+def test_a_small_weight_is_not_rounded_to_nothing():
+  encoding = Encoding(100, largest_value=1.0, bits=16)
+  sent = _encode(encoding, np.ones((3, 1)), np.full(3, 1e-6), np.ones(3, bool))
+  assert float(_mean(encoding, sent)[0]) == 1.0
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -14,8 +14,22 @@ and, with it, labels or scores. The rules, the same for a and b, over ALL steps 
 | again                                        | one row in common is that row's residual     |
 | steps on a batch * d < numbers that the      | residuals change with the weights: new       |
 | other party holds in it                      | equations, until its features are determined |
-| bits of a's equations < B, where b's weights | residuals are 1/2 - y then: one sum over the |
-| are all 0                                    | labels tells as many of them as it has bits  |
+| bits of a's equations <= B / 4, over all     | one sum over the labels tells as many of     |
+| steps on a batch, whatever b's weights are   | them as it has bits; b's scores hide none    |
+| the same for the other's columns of few      | a column of 0 and 1 is as short as a column  |
+| values, of which they hold `discrete_bits`   | of labels                                    |
+
+The rule on labels is a theorem. Let everything but b's labels be known to a. The coordinator
+rounds each sum to multiples of 2^-20, so a step's equation has one of 1 + 2^20 R values, where
+R is the width of its range. R is at most 2 rho sum_i |x_ij|, with rho the largest residual.
+The power of two above rho costs 11 bits more. All views of a batch together are then a prefix
+code of at most B / 4 bits, so the entropy of uniform labels stays >= 3 B / 4. By Fano's
+inequality and concavity, a guess errs at >= .2145 of the labels on average: a reads at most
+78.6 % of them, where blind guesses read 50 %. It is an average over rows, not a bound for one.
+
+A batch in that rule is large: 28 bits and more for each column and step. Where that is too
+few steps, train on shares (`dpjax.secure.vertical_models.train_logistic`): there no party
+sees a gradient. `Disclosure(secret_labels=False)` says instead that a may know the labels.
 
 A residual r_i is determined by X^T r alone exactly where h_i = 1; X^T r then fixes r up to
 the null space, which holds (1 - h_i) of e_i. What a batch holds of the other party's is known
@@ -39,7 +53,12 @@ MAX_LEVERAGE = 0.9
 # step of the masks' lattice, for small columns may stand beside large ones.
 _RANK, _STEP = 1e-9, 2.0**-28
 _ROUNDING = 1e-14  # of the singular values themselves, as a share of the largest
-_BITS = 20  # below the point of a sum over rows that CKKS decrypts: errors of about 1e-6
+# Binary digits below the point of a sum that the coordinator tells; CKKS errs by about 1e-6.
+SUM_BITS = 20
+# Of the bits of labels, or of a column of few values, that the other party may be told.
+MAX_SHARE = 0.25
+_EXPONENT_BITS = 11  # of a float64
+_SHARES = "dpjax.secure.vertical_models.train_logistic"
 
 
 def leverages(matrix: np.ndarray) -> np.ndarray:
@@ -64,6 +83,44 @@ def numbers_held(num_rows: int, num_features: int, *, labels: bool) -> int:
   return features + num_rows * labels
 
 
+def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
+  """Returns the bits of matrix^T residuals, each sum rounded to 2^-SUM_BITS.
+
+  Args:
+    matrix: [B, d] of one party.
+    largest_residual: bound on the absolute residuals; 1/2 where all weights are 0.
+
+  >>> round(equation_bits(np.ones((8, 2)), 0.5), 3)  # two sums in a range of 8
+  57.0
+  """
+  if not matrix.shape[1]:
+    return 0.0
+  # rounded up to a power of two: what the width itself tells is its exponent
+  power = math.ceil(math.log2(max(largest_residual, 0.5)))
+  with np.errstate(divide="ignore"):
+    log_sums = np.log2(np.abs(matrix).sum(axis=0))  # -inf for a column of zeros
+  # in logarithms: a residual near 2^1023 would overflow the width
+  bits = np.logaddexp2(0.0, log_sums + (power + 1 + SUM_BITS))
+  return float(np.sum(bits)) + _EXPONENT_BITS
+
+
+def discrete_bits(matrix: np.ndarray) -> float:
+  """Returns the bits that columns of few values hold, by the entropy of what is in them.
+
+  A column has few values where there are two, or each comes twice on average: then another
+  party may know the list of them.
+
+  >>> discrete_bits(np.array([[0.0, 0.1], [1.0, 0.2], [0.0, 0.3], [1.0, 0.4]]))
+  4.0
+  """
+  total = 0.0
+  for column in matrix.T:
+    _, counts = np.unique(column, return_counts=True)
+    if len(counts) <= max(2, len(column) // 2):
+      total += float(np.sum(counts * np.log2(len(column) / counts)))
+  return total
+
+
 def _digests(*arrays: np.ndarray) -> list[bytes]:
   """[B] fingerprints of rows."""
   # + 0.0: 0 and -0 are one number
@@ -80,34 +137,53 @@ class Disclosure:
   that starts again from an old state asks again. Give the same one to every
   `two_party_logistic` over the same entities.
 
-  >>> seen, rng = Disclosure(), np.random.default_rng(0)
+  Args:
+    secret_labels: True: party a must not read b's labels. False: both agree that a may know
+      them, so only features are guarded, and many more steps are admitted.
+
+  >>> rng = np.random.default_rng(0)
   >>> x_a, x_b, y = rng.normal(size=(9, 2)), rng.normal(size=(9, 1)), np.arange(9) % 2
   >>> x_b = np.column_stack([x_b, np.ones(9)])
-  >>> for _ in range(8):  # a: 2 equations a step, for b's 9 features and 9 labels
+  >>> Disclosure().admit(x_a, x_b, y)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: batch: step 1 on these rows would give party a 56 bits; must be ...
+  >>> seen = Disclosure(secret_labels=False)
+  >>> for _ in range(4):  # a: 2 equations a step, for b's 9 features
   ...   seen.admit(x_a, x_b, y)
   >>> seen.admit(x_a, x_b, y)
   Traceback (most recent call last):
   ...
-  dpjax.validate.UserError: batch: step 9 on these rows would give party a 18 equations; ...
+  dpjax.validate.UserError: batch: step 5 on these rows would give party a 10 equations; ...
   """
 
-  def __init__(self):
+  def __init__(self, *, secret_labels: bool = True):
+    if not isinstance(secret_labels, bool):
+      raise UserError(f"secret_labels={secret_labels!r}: must be True or False")
+    self._secret_labels = secret_labels
     self._seen: set[bytes] = set()  # rows of all batches
     self._steps: dict[bytes, int] = {}  # batch -> steps on it
+    self._bits: dict[bytes, dict[str, float]] = {}  # batch -> party -> bits told to it
 
   def admit(
-    self, x_a: np.ndarray, x_b: np.ndarray, y: np.ndarray, only_labels: bool = False
+    self,
+    x_a: np.ndarray,
+    x_b: np.ndarray,
+    y: np.ndarray,
+    largest_residual: float = 0.5,
   ) -> None:
     """Counts one step, or raises.
 
     Args:
       x_a, x_b: [B, f_a], and [B, f_b + 1] with the column of ones last.
       y: [B] labels, which b holds.
-      only_labels: b's weights are all 0, so that its residuals hold nothing but labels.
+      largest_residual: the largest absolute residual of the step; 1/2 at weights of 0.
 
     Raises:
       UserError: a rule of this module is broken; nothing is counted then.
     """
+    if not largest_residual < math.inf:
+      raise UserError(f"batch: has a residual of {largest_residual}; must be finite")
     rows = _digests(x_a, x_b, np.asarray(y, np.float64))
     first = list({row: i for i, row in enumerate(rows)}.values())  # one of each
     batch = hashlib.sha256(b"".join(sorted(rows))).digest()
@@ -117,9 +193,14 @@ class Disclosure:
       for check in (_check_rows, _check_leverages):
         for party, matrix in own.items():
           check(party, matrix)
-    if only_labels:
-      _check_labels(x_a[first])
     self._check_steps(batch, len(first), x_a.shape[1], x_b.shape[1])
+    told = self._bits.get(batch, {"a": 0.0, "b": 0.0})
+    told = {
+      "a": told["a"] + equation_bits(x_a, largest_residual),
+      "b": told["b"] + equation_bits(x_b, largest_residual),
+    }
+    self._check_bits(self._steps.get(batch, 0) + 1, told, x_a[first], x_b[first, :-1])
+    self._bits[batch] = told
     self._steps[batch] = self._steps.get(batch, 0) + 1
     self._seen.update(rows)
 
@@ -133,7 +214,8 @@ class Disclosure:
   def _check_steps(self, batch: bytes, num_rows: int, width_a: int, width_b: int) -> None:
     step = self._steps.get(batch, 0) + 1
     held = {
-      "a": numbers_held(num_rows, width_b - 1, labels=True),  # by b, for a to solve for
+      # by b, for a to solve for
+      "a": numbers_held(num_rows, width_b - 1, labels=self._secret_labels),
       "b": numbers_held(num_rows, width_a, labels=False),
     }
     for party, width in {"a": width_a, "b": width_b}.items():
@@ -143,6 +225,30 @@ class Disclosure:
           f"equations; must be fewer than the {held[party]} numbers that the other holds"
         )
 
+  def _check_bits(
+    self, step: int, told: dict[str, float], x_a: np.ndarray, x_b: np.ndarray
+  ) -> None:
+    """Refuses more bits than leave labels, and columns of few values, open.
+
+    Args:
+      told: bits of all steps on these rows, by party, with this one.
+      x_a, x_b: [B, f_a], [B, f_b] different rows.
+    """
+    # Each secret is counted alone, as if the party knew all the others.
+    secrets = [("a", "columns of few values", discrete_bits(x_b))]
+    secrets += [("b", "columns of few values", discrete_bits(x_a))]
+    if self._secret_labels:
+      secrets.insert(0, ("a", "labels", float(len(x_a))))
+    for party, name, held in secrets:
+      most = MAX_SHARE * held
+      # columns of one value alone hold nothing
+      if (held or name == "labels") and told[party] > most:
+        raise UserError(
+          f"batch: step {step} on these rows would give party {party} {told[party]:.0f} bits; "
+          f"must be <= {most:.0f}, {MAX_SHARE:g} of what the other's {name} hold: take more "
+          f"rows, or train on shares ({_SHARES})"
+        )
+
 
 def _check_rows(party: str, matrix: np.ndarray) -> None:
   num_rows, width = matrix.shape
@@ -150,16 +256,6 @@ def _check_rows(party: str, matrix: np.ndarray) -> None:
     raise UserError(
       f"batch: {num_rows} different rows; must be more than the {width} columns of party "
       f"{party} (its gradient would tell every residual)"
-    )
-
-
-def _check_labels(matrix: np.ndarray) -> None:
-  bits = float(np.sum(np.log2(1 + np.abs(matrix).sum(axis=0) * 2.0**_BITS)))
-  if bits >= len(matrix):
-    raise UserError(
-      f"batch: {len(matrix)} different rows while b's weights are 0; must be more than "
-      f"{math.ceil(bits)}, the bits of party a's {matrix.shape[1]} equations (they would tell "
-      "every label); begin with weights of b that are secret, or with more rows"
     )
 
 

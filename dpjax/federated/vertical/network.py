@@ -26,7 +26,7 @@ import numpy as np
 import optax
 
 from dpjax import validate
-from dpjax.federated.vertical.disclosure import Disclosure
+from dpjax.federated.vertical.disclosure import SUM_BITS, Disclosure
 from dpjax.federated.vertical.encrypted_vectors import KeyPair, Vectors
 from dpjax.types import Algorithm, Array, Example, Params
 from dpjax.validate import UserError
@@ -208,7 +208,7 @@ def two_party_logistic(
   1. a sends its encrypted scores x_a w_a (degree 3: and their squares and cubes) to b;
   2. b turns them into encrypted residuals by its own scores and labels, and sends them to a;
   3. each multiplies them by its columns, adds masks, and sends that to the coordinator;
-  4. the coordinator decrypts, sums over the rows, and sends the sums back;
+  4. the coordinator decrypts, sums over the rows, rounds to 2^-20, and sends the sums back;
   5. each subtracts its masks' sums and takes a step on its own weights.
 
   | who         | learns                                                          |
@@ -221,7 +221,11 @@ def two_party_logistic(
   A party's gradient is one equation for each of its columns (b's bias is one), for B
   residuals, which tell labels to a and scores to b. `disclosure` counts them for both
   parties over all steps and refuses the batch or the step that would let one of them solve
-  for a residual or for the other's features. Nothing here is differentially private.
+  for a residual, for the other's features, or for more than a share of the labels' bits. With
+  secret labels that is a few steps on thousands of rows: `secure.vertical_models.train_logistic`
+  computes the same steps on shares, where neither party sees a gradient, and has no such
+  limit. Where a may know the labels, give `Disclosure(secret_labels=False)`. Nothing here is
+  differentially private.
   Source: Hardy et al. 2017, arXiv:1711.10677; degree 3, packing and masks per row are ours.
 
   Args:
@@ -249,7 +253,11 @@ def two_party_logistic(
     wanted = len(state.weights_a), len(state.weights_b) - 1
     if given != wanted:
       raise UserError(f"batch.x: has {given} features, must have {wanted} as the weights")
-    seen.admit(x_a, x_b, y, not np.any(state.weights_b))
+    # The width of what a party may learn in this step; computed here, told to nobody.
+    scores = x_a @ state.weights_a + x_b @ state.weights_b
+    with np.errstate(over="ignore", invalid="ignore"):
+      largest_residual = float(np.abs(residuals(scores, y, degree=degree)).max())
+    seen.admit(x_a, x_b, y, largest_residual)
     copies = keys.public.slots // len(y)
     powers = _powers(keys.public, np.tile(x_a @ state.weights_a, copies), degree)
     scores_b, labels = np.tile(x_b @ state.weights_b, copies), np.tile(y, copies)
@@ -331,8 +339,12 @@ def masked_sums(
 
 
 def _coordinator(keys: KeyPair, cipher: bytes, num_rows: int, num_sums: int) -> np.ndarray:
-  """[num_sums] sums over rows: all that the coordinator does, and all that it returns."""
-  return keys.decrypt(cipher).reshape(-1, num_rows)[:num_sums].sum(axis=1)
+  """[num_sums] sums over rows: all that the coordinator does, and all that it returns.
+
+  Rounded, so that a sum has a known number of bits (`disclosure`), however exact the keys are.
+  """
+  sums = keys.decrypt(cipher).reshape(-1, num_rows)[:num_sums].sum(axis=1)
+  return np.round(sums * 2.0**SUM_BITS) / 2.0**SUM_BITS
 
 
 def _masks(size: int) -> np.ndarray:

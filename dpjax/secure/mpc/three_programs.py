@@ -11,6 +11,10 @@ On three machines, each its own call:
     with connect(0, agreed, listen="0.0.0.0:9000", dealer="dealer:9001") as party: ...
     with connect(1, agreed, peer="first:9000", dealer="dealer:9001") as party: ...
 
+Whoever connects is greeted at once and beside all others, has `_PATIENCE` seconds, and is let
+go unless it proves to know the token; of a crowd of more than `_CROWD` the oldest go first. So
+silent strangers do not keep the three apart.
+
 `run_processes` starts all three on this machine.
 """
 
@@ -21,9 +25,13 @@ import json
 import math
 import multiprocessing
 import pickle
+import queue
 import secrets
+import selectors
 import socket
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
@@ -41,6 +49,7 @@ from dpjax.validate import UserError
 
 _RETRY = 0.05
 _PATIENCE = 10.0  # seconds for the greeting of somebody who has connected
+_CROWD = 64  # greetings at once
 _START = 120.0  # seconds in which a process of this machine has imported everything
 Record = Callable[[Link], Link]  # wraps a link, for whoever wants to see what crosses it
 
@@ -80,22 +89,95 @@ def _listen(at: str) -> socket.socket:
     raise UserError(f"listen={at}: cannot listen there ({error.strerror})") from error
 
 
-def _admit(
-  server: socket.socket, who: str, greet: Callable[[socket.socket], Any], until: float
-) -> Any:
-  """What `greet` makes of the first connection of whom it accepts; others are let go."""
-  last = ""
-  while True:
+class _Greetings:
+  """Greets all who connect at once, each in a thread of its own, until it is closed.
+
+  Args:
+    server: listens.
+    greet: makes something of a connection, or closes it and raises PeerFailed: a stranger.
+    until: the time at which `next` gives up.
+  """
+
+  def __init__(
+    self, server: socket.socket, greet: Callable[[socket.socket], Any], until: float
+  ):
+    self._server, self._greet, self._until = server, greet, until
+    server.setblocking(False)  # who has left again is not waited for
+    self._waiting: dict[socket.socket, str] = {}  # connection -> host, oldest first
+    self._done: queue.SimpleQueue[tuple[socket.socket, Any]] = queue.SimpleQueue()
+    self._bell, self._ring = socket.socketpair()  # rings when something is done
+    self._last = ""  # why the last stranger was let go
+
+  def next(self, who: str) -> Any:
+    """What `greet` made of the next that it accepted.
+
+    Raises:
+      PeerFailed: nobody came in time; `who` was waited for.
+      UserError: what else `greet` raised.
+    """
+    while True:
+      while not self._done.empty():
+        connection, found = self._done.get()
+        self._waiting.pop(connection, None)
+        if isinstance(found, PeerFailed):
+          self._last = f"; somebody else did ({found})"
+        elif isinstance(found, Exception):
+          raise found
+        else:
+          return found
+      left = self._until - time.monotonic()
+      if left <= 0:
+        raise PeerFailed(f"{who}: did not come in time{self._last}")
+      with selectors.DefaultSelector() as ready:
+        ready.register(self._server, selectors.EVENT_READ)
+        ready.register(self._bell, selectors.EVENT_READ)
+        comes = {key.fileobj for key, _ in ready.select(left)}
+      if self._bell in comes:
+        self._bell.recv(_CROWD)
+      if self._server in comes:
+        self._accept()
+
+  def _accept(self) -> None:
     try:
-      server.settimeout(max(until - time.monotonic(), 0.001))
-      connection = server.accept()[0]
-    except OSError as error:
-      raise PeerFailed(f"{who}: did not come in time{last}") from error
+      connection, (host, *_) = self._server.accept()
+    except OSError:  # it has left again
+      return
+    if len(self._waiting) >= _CROWD:
+      # Of the address with most of them the oldest, so that a crowd pushes out itself.
+      (crowded, _), *_ = Counter(self._waiting.values()).most_common(1)
+      oldest = next(one for one, where in self._waiting.items() if where == crowded)
+      self._let_go(oldest)
+    self._waiting[connection] = host
+    threading.Thread(target=self._run, args=(connection,), daemon=True).start()
+
+  def _run(self, connection: socket.socket) -> None:
     try:
-      return greet(connection)
-    except PeerFailed as error:
+      found = self._greet(connection)
+    except Exception as error:
       connection.close()
-      last = f"; somebody else did ({error})"
+      found = error
+    self._done.put((connection, found))
+    with contextlib.suppress(OSError):  # closed meanwhile: nobody listens
+      self._ring.send(b"!")
+
+  def _let_go(self, connection: socket.socket) -> None:
+    # Its thread wakes up and closes it: a number closed here could be another file's by then.
+    del self._waiting[connection]
+    with contextlib.suppress(OSError):
+      connection.shutdown(socket.SHUT_RDWR)
+
+  def close(self) -> None:
+    """Lets go whoever has not been greeted."""
+    done = set[socket.socket]()
+    while not self._done.empty():
+      connection, found = self._done.get()
+      done.add(connection)
+      if not isinstance(found, Exception):
+        connection.close()
+    for connection in [one for one in self._waiting if one not in done]:
+      self._let_go(connection)
+    self._bell.close()
+    self._ring.close()
 
 
 def _reach(at: tuple[str, int], who: str, until: float) -> socket.socket:
@@ -128,22 +210,25 @@ def serve_dealer(listen: str, agreed: Agreed) -> None:
 def _serve(server: socket.socket, agreed: Agreed) -> None:
   dealer, until = Dealer(agreed.seed), time.monotonic() + agreed.timeout
   links: dict[int, SocketLink] = {}
+
+  def greet(connection: socket.socket) -> tuple[int, SocketLink]:
+    number = _who(connection, min(_PATIENCE, agreed.timeout))
+    link = SocketLink(
+      connection, me="dealer", peer=f"party {number}", token=agreed.token,
+      timeout=agreed.timeout, patience=_PATIENCE,
+    )  # fmt: skip
+    return number, link
+
   with contextlib.ExitStack() as stack:
-
-    def greet(connection: socket.socket) -> None:
-      number = _who(connection, min(_PATIENCE, agreed.timeout))
-      link = SocketLink(
-        connection, me="dealer", peer=f"party {number}", token=agreed.token,
-        timeout=agreed.timeout, patience=_PATIENCE,
-      )  # fmt: skip
-      stack.callback(link.close)
-      if number in links:
-        raise PeerFailed(f"party {number}: came twice")
-      links[number] = link
-      link.send(dealer.keys[number])
-
-    while len(links) < 2:
-      _admit(server, f"party {1 if 0 in links else 0}", greet, until)
+    with contextlib.closing(_Greetings(server, greet, until)) as greetings:
+      while len(links) < 2:
+        number, link = greetings.next(f"party {1 if 0 in links else 0}")
+        stack.callback(link.close)
+        if number in links:
+          link.close()  # came twice: the first stays
+          continue
+        links[number] = link
+        link.send(dealer.keys[number])
     _deal(dealer, links[1])
 
 
@@ -235,7 +320,8 @@ def _meet(
     )
 
   if isinstance(peer, socket.socket):
-    link = _admit(peer, other, greet, until)
+    with contextlib.closing(_Greetings(peer, greet, until)) as greetings:
+      link = greetings.next(other)
   else:
     link = greet(_reach(peer, other, until), None)
   stack.callback(link.close)

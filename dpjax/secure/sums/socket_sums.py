@@ -3,11 +3,13 @@
 `serve` is the server, `take_part` a client: the same states and letters as in memory, over
 the sockets of `processes.lobby`. A client that is killed, leaves or hangs at any time is a
 drop-out. The server waits `connect_timeout` seconds for clients and at most `phase_timeout`
-for the letters of each phase, so a sum ends after at most connect_timeout + 5 phase_timeout
-seconds and what it computes. Strangers, garbage and letters that are wrong are one line each
-to `report` and cost nobody else anything, but for envelopes that a client cannot open, which
-silence it (`secagg`). Clients that send so slowly that they keep others waiting are left out
-after a quarter of the phase; of long vectors (above 8 MiB) 32 such clients fill a phase.
+for the letters of each phase, its own included: they are sent to all clients at once, while it
+listens, and a client that takes none of its letter for 5 seconds is left out. So a sum ends
+after at most connect_timeout + 5 phase_timeout seconds and what it computes. Strangers,
+garbage and letters that are wrong are one line each to `report` and cost nobody else anything,
+but for envelopes that a client cannot open, which silence it (`secagg`). Clients that send so
+slowly that they keep others waiting are left out after a quarter of the phase; of long vectors
+(above 8 MiB) 32 such clients fill a phase.
 
 What is hidden is what `secagg` says. The network is no better than the server: connections
 are neither encrypted nor authenticated, which SecAgg does not need against who listens;
@@ -26,6 +28,7 @@ with `client=`, it returns [d] unsigned integers of the terms' type):
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -54,7 +57,7 @@ _PIECE = 1 << 20
 _AT_ONCE = 8  # letters that are half read, or as many as fit into _ROOM bytes: memory does
 _ROOM = 1 << 26  # not grow with the number of clients
 _SHARE = 4  # a letter that keeps others waiting has this part of a phase
-_STALL = 5.0  # seconds without a byte in the middle of a letter
+_STALL = 5.0  # seconds without a byte in the middle of a letter, either way
 _TURN = 0.2
 Report = Callable[[str], None]
 
@@ -119,7 +122,13 @@ class _Line:
     self._connection = connection
     self._data, self._wanted = bytearray(), _FRAME.size
     self._head = True  # whether the length is still to come
+    self._unsent: collections.deque[memoryview] = collections.deque()
+    self.bytes_sent = 0
     connection.setblocking(False)
+
+  @property
+  def has_unsent(self) -> bool:
+    return bool(self._unsent)
 
   def fileno(self) -> int:
     return self._connection.fileno()
@@ -148,58 +157,114 @@ class _Line:
     self._head, self._wanted = False, announced
     return None
 
-  def send(self, data: bytes) -> None:
-    self._connection.settimeout(_STALL)
+  def put(self, data: bytes) -> None:
+    """Keeps a letter until the client takes it; `flush` sends."""
+    self._unsent.append(memoryview(_FRAME.pack(len(data))))
+    self._unsent.append(memoryview(data))
+
+  def flush(self) -> bool:
+    """Sends a piece that the client takes now, without waiting; whether it took any."""
+    piece = self._unsent[0]
     try:
-      self._connection.sendall(_FRAME.pack(len(data)) + data)
+      count = self._connection.send(piece[:_PIECE])
+    except BlockingIOError:
+      return False
     except OSError as error:
       raise _Gone("does not take its letter") from error
-    finally:
-      self._connection.setblocking(False)
+    self.bytes_sent += count
+    self._unsent[0] = piece[count:]
+    if count == len(piece):
+      self._unsent.popleft()
+    return count > 0
 
   def close(self) -> None:
     self._connection.close()
 
 
+class _Phase:
+  """Who is still to be heard in a phase, and since when each has said or taken nothing."""
+
+  def __init__(
+    self, lines: Mapping[int, _Line], wanted: Collection[int], most: int, until: float
+  ):
+    start = time.monotonic()
+    self._lines, self._most, self._until = lines, most, until
+    self.waiting = set(wanted)
+    self._begun = dict[int, float]()  # client -> when it last said something
+    self._first = dict[int, float]()  # client -> when it began
+    self._taken = dict.fromkeys(wanted, start)  # client -> when it last took something
+    self._at_once = max(_AT_ONCE, _ROOM // most)
+    self._patience = max(_STALL, (until - start) / _SHARE)
+
+  def _listens(self, who: int) -> bool:
+    # Other letters wait in their sockets while as many as memory holds are half read.
+    return who in self._begun or len(self._begun) < self._at_once
+
+  def ready(self) -> list[tuple[int, int]]:
+    """(client, what can be done on its line): of all at once, within the phase's time."""
+    with selectors.DefaultSelector() as ready:
+      for who in self.waiting:
+        events = selectors.EVENT_READ * self._listens(who)
+        events |= selectors.EVENT_WRITE * self._lines[who].has_unsent
+        if events:
+          ready.register(self._lines[who].fileno(), events, who)
+      left = min(_TURN, max(self._until - time.monotonic(), 0.0))
+      return [(key.data, events) for key, events in ready.select(left)]
+
+  def move(self, who: int, events: int, now: float) -> bytes | str | None:
+    """Sends and reads what is possible; its letter, why there is none, or None so far."""
+    try:
+      if events & selectors.EVENT_WRITE and self._lines[who].flush():
+        self._taken[who] = now
+      if events & selectors.EVENT_READ and self._listens(who):
+        self._begun[who] = now
+        self._first.setdefault(who, now)
+        return self._lines[who].more(self._most)
+    except _Gone as gone:
+      return str(gone)
+    return None
+
+  def late(self, now: float) -> dict[int, str]:
+    """Whose time is over, and why."""
+    full = len(self._begun) >= self._at_once and len(self.waiting) > len(self._begun)
+    late = dict[int, str]()
+    for who, last in self._begun.items():
+      slow = now - self._first[who] > self._patience
+      if now - last > _STALL or (full and slow):
+        late[who] = "is slow" if slow else "is silent"
+    if now >= self._until:
+      late = dict.fromkeys(self.waiting, "is silent")
+    for who in self.waiting:
+      if self._lines[who].has_unsent and now - self._taken[who] > _STALL:
+        late[who] = "does not take its letter"
+    return late
+
+  def end(self, who: int) -> None:
+    """It is heard, or not waited for any more."""
+    self.waiting.discard(who)
+    self._begun.pop(who, None)
+
+
 def _heard(
   lines: Mapping[int, _Line], wanted: Collection[int], most: int, until: float
 ) -> Iterator[tuple[int, bytes | str]]:
-  """(client, its letter or why there is none), as they come; each of `wanted` once."""
-  waiting, begun = set(wanted), dict[int, float]()  # client -> when it last said something
-  first = dict[int, float]()  # client -> when it began
-  at_once = max(_AT_ONCE, _ROOM // most)
-  patience = max(_STALL, (until - time.monotonic()) / _SHARE)
-  while waiting:
+  """(client, its letter or why there is none), as they come; each of `wanted` once.
+
+  What was put on their lines is sent meanwhile, to all at once.
+  """
+  phase = _Phase(lines, wanted, most, until)
+  while phase.waiting:
+    ready = phase.ready()
+    # Before whoever listens to this computes: that is no silence of a client's.
     now = time.monotonic()
-    full = len(begun) >= at_once and len(waiting) > len(begun)
-    late = [
-      who
-      for who in begun
-      if now - begun[who] > _STALL or (full and now - first[who] > patience)
-    ]
-    silent = sorted(waiting) if now >= until else late
-    for who in silent:
-      waiting.discard(who)
-      begun.pop(who, None)
-      yield who, "is silent" if now >= until or now - first[who] <= patience else "is slow"
-    with selectors.DefaultSelector() as ready:
-      for who in begun if len(begun) >= at_once else waiting:
-        ready.register(lines[who].fileno(), selectors.EVENT_READ, who)
-      events = ready.select(_TURN) if waiting else []
-    for key, _ in events:
-      who = key.data
-      if who not in begun and len(begun) >= at_once:
-        continue
-      begun[who] = time.monotonic()
-      first.setdefault(who, begun[who])
-      try:
-        found: bytes | str | None = lines[who].more(most)
-      except _Gone as gone:
-        found = str(gone)
-      if found is not None:
-        waiting.discard(who)
-        del begun[who]
-        yield who, found
+    for who, events in ready:
+      said = phase.move(who, events, now)
+      if said is not None:
+        phase.end(who)
+        yield who, said
+    for who, why in sorted(phase.late(now).items()):
+      phase.end(who)
+      yield who, why
 
 
 def serve(
@@ -259,12 +324,14 @@ def _served(
         answered.append(who)
       except UserError as error:
         report(str(error))
+        moved[who] += lines[who].bytes_sent
         lines.pop(who).close()
     if kind != "agreed":
       there.append(tuple(sorted(answered)))
     state, outgoing = secagg_server.close(state)
-    for who, data in outgoing.items():
-      _send(lines, who, data, moved, report)
+    for who in outgoing.keys() & lines.keys():
+      lines[who].put(outgoing[who])  # sent while the next phase's are heard
+  moved.update({who: line.bytes_sent for who, line in lines.items()})
   unmasked = secagg_server.total(state)
   formula = simulated.predicted(terms, Present(*there))
   cost = Cost(
@@ -275,19 +342,6 @@ def _served(
     seconds=time.perf_counter() - start,
   )
   return Summed(unmasked.total, unmasked.survivors, cost)
-
-
-def _send(
-  lines: dict[int, _Line], who: int, data: bytes, moved: Counter[int], report: Report
-) -> None:
-  if who not in lines:
-    return
-  try:
-    lines[who].send(data)
-    moved[who] += len(data) + _FRAME.size
-  except _Gone as gone:
-    report(f"client {who} {gone}")
-    lines.pop(who).close()
 
 
 # --- a client

@@ -1,5 +1,6 @@
 """Two parties and the dealer in processes of their own: the same bits, and nothing but shares."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -146,6 +147,82 @@ def test_a_stranger_is_let_go_and_the_run_goes_on(monkeypatch):
   agreed = three_programs.Agreed(_TOKEN, timeout=5.0)
   outcomes = _parties(agreed, agreed, agreed)
   assert np.add(outcomes[0], outcomes[1]).tolist() == [0, 0]
+
+
+def _address(at):
+  host, port = at.split(":")
+  return host, int(port)
+
+
+def _knocks(at, count, says):
+  """Connections that say something and stay, made once somebody listens there."""
+  until = time.monotonic() + 20
+  found = []
+  while len(found) < count:
+    try:
+      found.append(socket.create_connection(_address(at), timeout=20))
+      found[-1].sendall(says)
+    except OSError:
+      assert time.monotonic() < until
+      time.sleep(0.02)
+  return found
+
+
+@pytest.mark.parametrize("count", [4, 150])
+@pytest.mark.parametrize("says", [b"", b"0", b"1" + bytes(31), b"GET / HTTP/1.1\r\n\r\n"])
+def test_strangers_that_stay_keep_nobody_apart(says, count):
+  """At both doors, before those who are waited for; more than are greeted at once, too."""
+  agreed = three_programs.Agreed(_TOKEN, timeout=9.0)
+  dealer, peer = _free_port(), _free_port()
+  outcomes = {}
+
+  def act(number):
+    where = {"listen": peer} if number == 0 else {"peer": peer}
+    try:
+      if number == 2:
+        return three_programs.serve_dealer(dealer, agreed)
+      with three_programs.connect(number, agreed, dealer=dealer, **where) as party:
+        outcomes[number] = mpc.relu(party, np.zeros(2, np.uint64))
+    except UserError as error:
+      outcomes[number] = error
+
+  threads = [threading.Thread(target=act, args=(number,)) for number in (2, 0, 1)]
+  threads[0].start()
+  strangers = _knocks(dealer, count, says)
+  threads[1].start()
+  strangers += _knocks(peer, count, says)
+  threads[2].start()
+  for thread in threads:
+    thread.join(60)
+  for stranger in strangers:
+    stranger.close()
+  assert np.add(outcomes[0], outcomes[1]).tolist() == [0, 0]
+
+
+def test_no_more_than_a_crowd_are_greeted_at_once(monkeypatch):
+  """The oldest of them go, so that whoever comes last is heard."""
+  monkeypatch.setattr(three_programs, "_CROWD", 5)
+  asked, most = [], []
+
+  def greet(connection):
+    asked.append(connection)
+    most.append(sum(one.fileno() >= 0 for one in asked))
+    said = connection.recv(1)
+    if said != b"x":
+      raise mpc.PeerFailed("a stranger")
+    return connection
+
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    at = "{}:{}".format(*server.getsockname())
+    strangers = _knocks(at, 40, b"")
+    with contextlib.closing(
+      three_programs._Greetings(server, greet, time.monotonic() + 20)
+    ) as greetings:
+      honest = _knocks(at, 1, b"x")
+      greetings.next("somebody").close()
+  for one in strangers + honest:
+    one.close()
+  assert len(asked) == 41 and max(most) <= 2 * 5
 
 
 def test_nobody_there_and_wrong_arguments_are_one_line():

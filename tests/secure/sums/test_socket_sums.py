@@ -329,3 +329,67 @@ def test_letters_that_never_end_keep_nobody_from_being_heard(monkeypatch, most):
       ended.set()
       thread.join()
   assert heard[slow] == b"hello"
+
+
+def _reads(end, length):
+  """Takes a letter, then answers; what it took."""
+  data = bytearray()
+  while len(data) < length + 8:
+    data += end.recv(1 << 20)
+  end.sendall(struct.pack("<Q", 5) + b"hello")
+  return bytes(data[8:])
+
+
+def test_clients_that_do_not_read_keep_no_letter_from_the_others(monkeypatch):
+  """More than a socket's buffer for each: all are sent at once, within the phase's clock."""
+  monkeypatch.setattr(socket_sums, "_STALL", 1.5)
+  monkeypatch.setattr(socket_sums, "_TURN", 0.02)
+  deaf, honest, letter = 8, 3, os.urandom(3 << 20)
+  with _lines(deaf + honest) as (lines, ends):
+    for line in lines.values():  # the deaf come first
+      line.put(letter)
+    taken = {}
+    threads = [
+      threading.Thread(target=lambda end=end: taken.update({end: _reads(end, len(letter))}))
+      for end in ends[deaf:]
+    ]
+    for thread in threads:
+      thread.start()
+    heard = list(socket_sums._heard(lines, [*lines], 10**6, time.monotonic() + 60))
+    for thread in threads:
+      thread.join()
+    assert set(taken.values()) == {letter} and len(taken) == honest
+  assert {who for who, _ in heard[:honest]} == {*range(deaf, deaf + honest)}
+  assert {said for _, said in heard[:honest]} == {b"hello"}
+  assert [said for _, said in heard[honest:]] == ["does not take its letter"] * deaf
+
+
+def test_a_phase_ends_on_time_whatever_clients_take():
+  """One takes a byte now and then, one nothing: neither holds the phase past its end."""
+  ended = threading.Event()
+  with _lines(2) as (lines, ends):
+    for line in lines.values():
+      line.put(bytes(3 << 20))
+
+    def trickle():
+      while not ended.wait(0.05):
+        ends[0].recv(1)
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    try:
+      heard = dict(socket_sums._heard(lines, [0, 1], 10**6, time.monotonic() + 1.0))
+    finally:
+      ended.set()
+      thread.join()
+  assert heard == {0: "is silent", 1: "is silent"}
+
+
+def test_a_client_that_closes_before_its_letter_is_gone():
+  with _lines(2) as (lines, ends):
+    for line in lines.values():
+      line.put(bytes(3 << 20))
+    ends[0].close()
+    heard = socket_sums._heard(lines, [0, 1], 10**6, time.monotonic() + 60)
+    who, said = next(heard)
+  assert who == 0 and said in ("closed its connection", "does not take its letter")
