@@ -266,6 +266,9 @@ def run(
   except OSError as error:
     ending.error(met, error, 1)
   except Exception:
+    broken = app.without_device()
+    if broken is not None:
+      ending.error(met, UserError(broken), 2)
     ending.bug(met)
   finally:
     met.leave(options.peer_timeout)
