@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from dpjax import validate
+from dpjax import run_code, validate
 from dpjax.validate import UserError
 
 FORM = "package.module:name"
@@ -132,6 +132,7 @@ def guarded(path: str, field: str, part: Callable[..., Any]) -> Callable[..., An
         raise
       ours = isinstance(error, UserError)
       why = str(error) if ours else reason(error, _file(path.partition(":")[0]))
+      why = why.removeprefix(f"{field.partition('.')[0]}={path!r}: ")  # said once
       raise UserError(f"{at}: {why}") from error
 
   return told
@@ -193,8 +194,8 @@ def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, 
   """Field -> {"path", "sha256" of the code} of every import path in a config's fields, and of
   the file of weights that a run starts from, or attacks.
 
-  The code is the file that the path names and, where that one only imports what the path
-  names, the file that it comes from. What else they import is not read.
+  The sha256 is that of the file that the path names and, where that one only imports what the
+  path names, of the file that it comes from. `code` names all that they import.
 
   >>> sources({"model": {"name": "mlp", "options": {"name": "a:b"}}, "loss": "auto"})
   {}
@@ -228,5 +229,33 @@ def _sha256(path: str, field: str) -> str:
     raise UserError(
       f"{field}={path!r}: must be code of a file, by which a run knows it again"
     )
-  code = b"".join(pathlib.Path(file).read_bytes() for file in files)
-  return hashlib.sha256(code).hexdigest()
+  return hashlib.sha256(b"".join(map(run_code.source, files))).hexdigest()
+
+
+def code(fields: Mapping[str, Any], own: Iterable[Any] = ()) -> run_code.Code:
+  """The code of a run with a config of these fields: see `dpjax.run_code`.
+
+  Args:
+    own: more that a run begins at, such as the type of a config that is not dpjax's.
+
+  >>> code({"model": {"name": "mlp"}}).modules
+  {}
+  """
+  return run_code.of([*own, *_roots(fields)])
+
+
+def _roots(fields: Mapping[str, Any], prefix: str = "") -> list[Any]:
+  """What import paths in a config's fields name, and those in the options of a model, which may
+  import by them."""
+  found: list[Any] = []
+  for name, value in fields.items():
+    where = f"{prefix}{name}"
+    if isinstance(value, Mapping):
+      found += _roots(value, f"{where}.")
+    elif isinstance(value, str) and is_path(value):
+      home = value.partition(":")[0]
+      if name in _FIELDS and "options" not in prefix.split("."):
+        found += [home, find(value, where)]
+      elif "options" in prefix.split("."):
+        found.append(home)
+  return found

@@ -98,6 +98,27 @@ def prepare_memory(configs: Iterable[Any]) -> None:
       allocator.keep_freed_memory()
 
 
+def without_device() -> str | None:
+  """One line where JAX has no device to run on, such as with JAX_PLATFORMS=cuda on a machine
+  without a GPU; None: it has one. JAX says it with an assertion, or in many lines.
+
+  Ask after something has failed: to ask is to start JAX's backends."""
+  import jax
+
+  try:
+    jax.devices()
+  except Exception as error:
+    asked = jax.config.jax_platforms or ""
+    first = (str(error).splitlines() or [""])[0].partition(" (set JAX_PLATFORMS")[0]
+    first = first.removeprefix(f"Unable to initialize backend {asked!r}: ")
+    reason = f" ({first:.110})" if first else ""
+    return (
+      f"JAX_PLATFORMS={asked}: JAX finds no such device on this machine{reason}; install what "
+      "it needs, or set JAX_PLATFORMS=cpu, or leave it unset for the best that is there"
+    )
+  return None
+
+
 _BETWEEN = (
   "stopped before, between or after trainings, whose steps are saved; run the same command "
   "to go on"
@@ -183,6 +204,9 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
     except UserError as error:
       fail(error)
     except (Exception, SystemExit) as error:  # an own part may call sys.exit
+      broken = without_device()
+      if broken is not None:
+        fail(broken)
       blamed = names.blame(error)
       if blamed is None:
         raise

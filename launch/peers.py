@@ -267,6 +267,9 @@ def run(
   except UserError as error:
     ending.error(met, error, 2)
   except Exception:
+    broken = app.without_device()
+    if broken is not None:
+      ending.error(met, UserError(broken), 2)
     ending.bug(met)
   finally:
     met.leave(options.peer_timeout)

@@ -8,6 +8,7 @@ import pytest
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LAYERS = (
   {"types", "validate", "passes", "allocator"},
+  {"run_code"},  # what a run is made of
   {"names", "trees", "markdown", "random_images"},
   {"processes"},  # of one run
   {

@@ -75,7 +75,7 @@ def test_an_option_that_a_model_does_not_have_is_refused():
 
 
 def test_what_a_path_returns_is_checked():
-  with pytest.raises(UserError, match="must return a linen module, not 7"):
+  with pytest.raises(UserError, match="must return a linen module, not int; .*clipped_grad"):
     models.build("own_parts:no_net", num_classes=2)
   with pytest.raises(UserError, match="two dpjax.data.Dataset"):
     data.load("own_parts:dict".replace("own_parts", "builtins"))
@@ -88,6 +88,8 @@ def test_streams_and_record_follow_the_code_and_not_its_path_alone(tmp_path):
   recorded = names.sources(config)["model.name"]
   assert recorded["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
   file.write_text(_MODULES["own_parts"] + "# another loss\n")
+  assert streams.config_digest("central", config) == before  # what was imported is what runs
+  del sys.modules["own_parts"]
   assert streams.config_digest("central", config) != before
 
 
@@ -97,6 +99,9 @@ def test_code_that_a_module_only_imports_is_part_of_the_record_and_of_the_blame(
   before = names.sources(config)
   file = tmp_path / "own_parts.py"
   file.write_text(file.read_text() + "\n")
+  assert names.sources(config) == before
+  for name in ("own_front", "own_parts"):
+    del sys.modules[name]
   assert names.sources(config) != before
   with pytest.raises(TypeError) as caught:
     names.find("own_front:net", "model.name")(num_classes=2, nothing=1)

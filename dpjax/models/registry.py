@@ -74,8 +74,20 @@ def _entry(name: str) -> _Entry:
   names_lib.one_of(_ENTRIES, model=name)
   if names_lib.is_path(name):
     make = functools.partial(names_lib.call, name, "model")
-    return _Entry(names_lib.find(name, "model"), make)
+    found = names_lib.find(name, "model")
+    if isinstance(found, type) and not issubclass(found, nn.Module):
+      raise _not_linen(name, found)
+    return _Entry(found, make)
   return _ENTRIES[name]
+
+
+def _not_linen(name: str, kind: type) -> UserError:
+  """Of any other model: its type alone, for the repr of one has many lines."""
+  told = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+  return UserError(
+    f"model={name!r:.80}: must return a linen module, not {told:.80}; a launcher takes no "
+    "other, but Plan.clipped_grad in a notebook takes any loss(params, example) (your_code.md)"
+  )
 
 
 def options(name: str) -> tuple[str, ...]:
@@ -158,7 +170,7 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> nn.Module:
   try:
     made = (entry.make or entry.module)(num_classes=num_classes, **model_options)
     if not isinstance(made, nn.Module):
-      raise UserError(f"model={name!r}: must return a linen module, not {made!r}")
+      raise _not_linen(name, type(made))
     return made
   except (TypeError, OverflowError) as error:  # an option of a kind that no field takes
     reason = str(error).splitlines()[0]

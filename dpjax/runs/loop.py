@@ -16,6 +16,7 @@ evaluates and holds the files.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import math
 import pathlib
@@ -26,7 +27,7 @@ from typing import Any
 
 import jax
 
-from dpjax import names, noise, processes, trees
+from dpjax import names, noise, processes, run_code, trees
 from dpjax.accounting import Ledger
 from dpjax.runs import checkpoint, provenance, report, streams, writers
 from dpjax.runs import job as job_lib
@@ -122,7 +123,10 @@ def run(
   if done is not None:
     return done
   data, random, run_id = admitted(job, folder, meta)
-  play = job_lib.started(job, random)
+  look = functools.partial(streams.code_of, job.config)
+  code = look()
+  with run_code.watched(code, look):
+    play = job_lib.started(job, random)
 
   def taken(held: contextlib.ExitStack) -> None:
     held.enter_context(writers.alone_in(folder, checkpoint.FOLDER))
@@ -131,16 +135,16 @@ def run(
     owner.claim(folder, job.config)
     held.enter_context(owner.given_back(folder, fresh=fresh))
     kept = random if job.release else None
-    secrets = streams.to_meta(data, kept, _own_code(job), run_id)
+    secrets = streams.to_meta(data, kept, _own_code(job), run_id, code)
     owner.remember(folder, secrets, before=meta)
 
   with contextlib.ExitStack() as held:
     held.enter_context(writers.room_on_disk(folder, lambda: checkpoint.newest(folder)))
     processes.on_first(lambda: taken(held))
     # What the ledger calls the noise key: nothing that follows from the data.
-    name = noise.key_id(random.noise) if job.release else streams.ledger_name(job.digest)
-    fit = _Fit(folder, run_id, name, on_save, release=job.release)
-    return _played(job, folder, play, fit)
+    name = noise.key_id(random.noise) if job.release else streams.ledger_name(_digest(job))
+    fit = _Fit(folder, run_id, name, on_save, (code, look), release=job.release)
+    return _played(job, folder, play, fit, code)
 
 
 def _check_processes(job: Job) -> None:
@@ -165,7 +169,7 @@ def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
   processes.same(data=data.hex())  # compared by what follows from it, and never shown
   processes.on_first(lambda: _check_same(job, folder, meta, data))
   random = _streams(job, data, meta)
-  run_id = streams.run_id(job.digest, data, random)
+  run_id = streams.run_id(_digest(job), data, random)
   processes.on_first(lambda: streams.check_run(meta, run_id, workdir=folder))
   return data, random, run_id
 
@@ -174,16 +178,28 @@ def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | N
   """The result of a run that is done."""
   done = owner.finished(folder, job.config)
   if done is not None and meta:  # else its checkpoints were taken away
-    _check_same(job, folder, meta, job_lib.data_of(job))
+    _check_same(job, folder, meta, job_lib.data_of(job), done=True)
   if done is not None and isinstance(done.get(job_lib.STEPS_ARE), str):
     report.redraw(folder, done[job_lib.STEPS_ARE])
   return done
 
 
-def _check_same(job: Job, folder: pathlib.Path, meta: Result | None, data: bytes) -> None:
+def _check_same(
+  job: Job,
+  folder: pathlib.Path,
+  meta: Result | None,
+  data: bytes,
+  *,
+  done: bool = False,
+) -> None:
   """Raises UserError unless data and code are those of the run in the folder."""
   streams.check_data(meta, data, name=job.data_name, workdir=folder)
-  streams.check_code(meta, _own_code(job), workdir=folder)
+  code = streams.code_of(job.config)
+  streams.check_code(meta, _own_code(job), code, workdir=folder, done=done)
+
+
+def _digest(job: Job) -> bytes:
+  return streams.digest_of(job.config, job.digest)
 
 
 def _own_code(job: Job) -> dict[str, dict[str, str]]:
@@ -192,11 +208,13 @@ def _own_code(job: Job) -> dict[str, dict[str, str]]:
 
 def _streams(job: Job, data: bytes, meta: Result | None) -> Streams:
   if not job.release:
-    return streams.derived(job.seed, job.digest, data)
+    return streams.derived(job.seed, _digest(job), data)
   return streams.fresh(job.seed) if meta is None else streams.from_meta(job.seed, meta)
 
 
-def _played(job: Job, folder: pathlib.Path, play: Play, fit: _Fit) -> Result:
+def _played(
+  job: Job, folder: pathlib.Path, play: Play, fit: _Fit, code: run_code.Code
+) -> Result:
   ended = play(fit)
 
   def written() -> Result:
@@ -211,6 +229,7 @@ def _played(job: Job, folder: pathlib.Path, play: Play, fit: _Fit) -> Result:
       "wall_seconds": None if job.release else round(fit.seconds(), 3),
       "versions": provenance.versions(),
       "user_code": _own_code(job),
+      streams.CODE: code.to_json(),
     }
     owner.save_params(folder / ended.saved_as, ended.params)
     ended.write(folder)
@@ -263,11 +282,13 @@ class _Fit:
     run_id: str,
     key_name: str,
     on_save: Callable[[int], None],
+    code: tuple[run_code.Code, Callable[[], run_code.Code]],
     *,
     release: bool,
   ):
     self.folder, self.run_id, self.release = folder, run_id, release
     self.key_name, self.on_save = key_name, on_save
+    self.code = code
     self.started, self.before = time.monotonic(), 0.0
 
   def seconds(self) -> float:
@@ -451,9 +472,16 @@ class Running:
     work = self.work
     if self.step == work.num_steps or self.reached:  # killed before its result was written
       return
+    first = True
     with self._bar() as bar, _ended(work.draws(self.step)) as draws:
       for draw in draws:
-        self.state, info = job_lib.stepped(work, self.state, draw)
+        if first:
+          # Before anything of the step is written: what it called while JAX traced it.
+          with run_code.watched(*self.fit.code):
+            self.state, info = job_lib.stepped(work, self.state, draw)
+          first = False
+        else:
+          self.state, info = job_lib.stepped(work, self.state, draw)
         self.charge()
         row = None if work.evaluate is None else work.row_at(self.step)
         shown = {} if row is None else self.record(row, info)

@@ -17,21 +17,26 @@ nothing at all (`fresh`).
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
 import secrets
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from dpjax import names, noise
+from dpjax import names, noise, run_code
+from dpjax.schema import fields as schema_fields
+from dpjax.types import Config
 from dpjax.validate import UserError
 
 # names in what a run remembers
-_DATA, _STREAMS, _CODE, _RUN = "data_sha256", "release_streams", "user_code", "run_id"
+_DATA, _STREAMS, _OWN, _RUN = "data_sha256", "release_streams", "user_code", "run_id"
+CODE = "code"
 _KEYS, _NUMBERS = ("noise", "local"), ("sampler", "order")
 _SAMPLER_BITS, _ORDER_BITS = 256, 64
 
@@ -48,13 +53,22 @@ class Streams(NamedTuple):
 
 
 def config_digest(kind: str, fields: Mapping[str, Any]) -> bytes:
-  """32 bytes that name a config and the files of the user's own code that it names: equal for
-  equal ones, whatever the order of their dicts (`canonical`). Public.
+  """32 bytes that name a config and the code that carries it out (`dpjax.run_code`). Public.
+
+  Edited code, of the user or of dpjax, and another version of JAX are another config: with the
+  same noise, the difference of two runs would be that of their exact sums.
 
   Args:
     kind: of run. fields: all that decides what it computes, the seed included.
   """
-  own = names.sources(fields)  # edited code is another config
+  named = config_name(kind, fields)
+  return hashlib.sha256(b"dpjax config and code" + named + names.code(fields).digest()).digest()
+
+
+def config_name(kind: str, fields: Mapping[str, Any]) -> bytes:
+  """32 bytes that name a config and the files that it names: equal for equal ones, whatever the
+  order of their dicts (`canonical`), and whatever code carries it out."""
+  own = names.sources(fields)
   fields = _as_before(fields)
   text = json.dumps([kind, canonical(fields), *([canonical(own)] if own else [])])
   return hashlib.sha256(f"dpjax config {text}".encode()).digest()
@@ -82,6 +96,42 @@ def _as_before(fields: Mapping[str, Any]) -> dict[str, Any]:
     for name, entry in fields.items()
     if name not in _LATER or entry != _LATER[name]
   }
+
+
+def code_of(config: Config) -> run_code.Code:
+  """All code of the run of a config: what its fields name, and where it is of a type that is not
+  dpjax's, that type and the `build` beside it.
+
+  >>> from dpjax.runs.central.config import TrainConfig
+  >>> code_of(TrainConfig()).modules
+  {}
+  """
+  return names.code(schema_fields.to_dict(config), _types(config))
+
+
+def digest_of(config: Config, digest: bytes) -> bytes:
+  """`config_digest` of a run, and of the code of its kind, where that is a user's own."""
+  kind = run_code.of(_types(config))
+  return hashlib.sha256(digest + kind.digest()).digest() if kind.modules else digest
+
+
+def _types(value: Any) -> list[Any]:
+  """Types of a config and of the values in it, and the modules that build the runs of them."""
+  found: list[Any] = []
+  if isinstance(value, (list, tuple)):
+    return [each for part in value for each in _types(part)]
+  if isinstance(value, Mapping):
+    return [each for part in value.values() for each in _types(part)]
+  if not dataclasses.is_dataclass(value):
+    return found
+  home = type(value).__module__
+  if home.partition(".")[0] != "dpjax":
+    package = home.rpartition(".")[0]
+    build = f"{package}.build" if package else "build"
+    found += [type(value), *([build] if build in sys.modules else [])]
+  for field in dataclasses.fields(value):
+    found += _types(getattr(value, field.name))
+  return found
 
 
 def canonical(value: object, exact: bool = False) -> Any:
@@ -168,16 +218,18 @@ def ledger_name(config: bytes) -> str:
 def to_meta(
   data: bytes,
   released: Streams | None = None,
-  code: Mapping[str, Mapping[str, str]] | None = None,
+  own: Mapping[str, Mapping[str, str]] | None = None,
   run: str = "",
+  code: run_code.Code | None = None,
 ) -> dict[str, Any]:
   """What a run must remember before anything is computed. Never write it elsewhere.
 
   Args:
     data: the digest of its data. released: streams that nothing but this can give back.
-    code: the user's own, `names.sources`. run: `run_id`.
+    own: the user's code, `names.sources`. run: `run_id`. code: all of it, `names.code`.
   """
-  meta: dict[str, Any] = {_DATA: data.hex()} | ({_CODE: code} if code else {})
+  meta: dict[str, Any] = {_DATA: data.hex()} | ({_OWN: own} if own else {})
+  meta |= {CODE: code.to_json()} if code is not None else {}
   meta |= {_RUN: run} if run else {}
   if released is None:
     return meta
@@ -246,14 +298,35 @@ def check_data(
 
 
 def check_code(
-  meta: Mapping[str, Any] | None, code: Mapping[str, Any], *, workdir: object
+  meta: Mapping[str, Any] | None,
+  own: Mapping[str, Any],
+  code: run_code.Code,
+  *,
+  workdir: object,
+  done: bool = False,
 ) -> None:
-  """Raises UserError unless what a run remembers is this code of the user's own; None: it has
-  not begun. Going on with other code would give two steps the same noise."""
-  before = (code if meta is None else meta.get(_CODE)) or {}
-  changed = [field for field in {**before, **code} if before.get(field) != code.get(field)]
+  """Raises UserError unless what a run remembers is this code; None: it has not begun. Going on
+  with other code would give two steps the same noise.
+
+  Args:
+    meta: what a run remembers, or its result. own: `names.sources`. code: `names.code`.
+    done: it has ended, so nothing is drawn any more. Then its own versions of dpjax and of
+      packages, which its result names, are no reason to refuse it, nor is a result that is older
+      than this record.
+  """
+  if meta is None:
+    return
+  before = meta.get(_OWN) or {}
+  changed = [field for field in {**before, **own} if before.get(field) != own.get(field)]
   if changed:
     raise UserError(
-      f"{changed[0]}={code.get(changed[0], {}).get('path')!r}: its code is not that of the run "
+      f"{changed[0]}={own.get(changed[0], {}).get('path')!r}: its code is not that of the run "
       f"in workdir={workdir}; bring that back, or choose another directory, nothing was changed"
     )
+  held = meta.get(CODE)
+  if done:
+    if held is not None:
+      before = {"modules": held["modules"]}
+      run_code.check_same(before, code._replace(versions={}), workdir=workdir)
+    return
+  run_code.check_same(held, code, workdir=workdir)

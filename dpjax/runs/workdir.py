@@ -192,8 +192,9 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
       "choose another directory, nothing was changed"
     )
   if "user_code" in result:  # also where the checkpoints, which know it too, are gone
-    code = names.sources(fields.to_dict(config))
-    streams.check_code(result, code, workdir=workdir)
+    own = names.sources(fields.to_dict(config))
+    code = streams.code_of(config)
+    streams.check_code(result, own, code, workdir=workdir, done=True)
   _check_files(workdir, result.get(FILES, {}))
   return result
 
