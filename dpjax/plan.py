@@ -28,7 +28,7 @@ from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError
 
 
-_FAR_OFF = 2.0  # a divisor beyond this multiple of the expected batch size is a mistake
+_FAR_OFF = 4.0  # a divisor beyond this multiple of the expected batch size is a mistake
 
 
 def _size_of(data: Indexed) -> int:
@@ -539,7 +539,9 @@ class Plan:
       )
     if isinstance(states[0].count, jax.core.Tracer):
       raise UserError("opt_state: is traced; call plan.spent outside of jit")
-    counts = np.unique(np.asarray(states[0].count))  # several of a state that was replicated
+    counts = np.unique(
+      np.asarray(states[0].count)
+    )  # several of a state that was replicated
     if counts.size != 1:
       raise UserError(f"opt_state: its copies count {counts.tolist()} steps")
     steps = int(counts[0])
