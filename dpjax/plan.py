@@ -27,7 +27,6 @@ from dpjax.transforms import accumulation
 from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError
 
-
 _FAR_OFF = 4.0  # a divisor beyond this multiple of the expected batch size is a mistake
 
 
@@ -623,12 +622,12 @@ class Plan:
     Args:
       data: anything with `len()` whose `data[indices]` is a tree of arrays, each with a
         leading axis of len(indices): an array, a `dpjax.data.Dataset`, a torch TensorDataset, a
-        Hugging Face data set `.with_format("numpy")`, a class of your own. Rows that its `present` [n] (where it has one) calls empty are drawn, and contribute zero.
+        Hugging Face data set `.with_format("numpy")`, a class of your own. Rows that its
+        `present` [n] (where it has one) calls empty are drawn, and contribute zero.
       rng: integer seed of the sampler; 128 bits or more for a release. None: 128 fresh bits of
-        the operating system, so that no other run has these batches, not even this one when it
-        is resumed. As the key of
-        `transform`, of one run on one data set: the costs of runs add up only where they
-        sample independently. The batches are a function of (rng, step), not of the data, so
+        the operating system, which nobody can draw again. As the key of `transform`, it is of
+        one run on one data set: the costs of runs add up only where they sample independently.
+        The batches are a function of (rng, step), not of the data, so
         that they are the same wherever the data are kept.
       start: first step, to go on where a run stopped.
 
@@ -666,10 +665,11 @@ class Plan:
     expected = sampler.rate * num_examples if is_padded else sampler.slots
     factor = self.normalize_by / expected
     if not 1 / _FAR_OFF <= factor <= _FAR_OFF:
+      name = type(sampler).__name__
+      word = "small" if factor > 1 else "large"
       warnings.warn(
         f"normalize_by={self.normalize_by!r}: is {factor:.2g} times the expected batch size of "
-        f"{type(sampler).__name__}, so updates are that much too {'small' if factor > 1 else 'large'}"
-        "; Plan.for_data chooses the divisor",
+        f"{name}, so updates are that much too {word}; Plan.for_data chooses the divisor",
         stacklevel=3,
       )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import optax
 
-from dpjax import gradients, noise, trees, validate
+from dpjax import noise, trees, validate
 from dpjax.gradients import Clip
 from dpjax.noise import WHITE, NoiseShape, NoiseState
 from dpjax.transforms import group_noise

@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import optax
 
-from dpjax import gradients, noise, trees, validate
+from dpjax import noise, trees, validate
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import CorrelatedNoiseState
 from dpjax.transforms.clip_and_noise import checked_clip

@@ -166,7 +166,9 @@ def test_losses_and_norms_are_per_example():
   stacked_losses, grads = gradients.per_example_grads(loss_fn)(params, batch)
   assert summed.losses.shape == summed.norms.shape == (8,)
   np.testing.assert_allclose(summed.losses, stacked_losses, rtol=1e-6)
-  flat = np.concatenate([np.reshape(leaf, (8, -1)) for leaf in grads.arrays.values()], axis=1)
+  flat = np.concatenate(
+    [np.reshape(leaf, (8, -1)) for leaf in grads.arrays.values()], axis=1
+  )
   np.testing.assert_allclose(summed.norms, np.linalg.norm(flat, axis=1), rtol=1e-5)
 
 

@@ -459,7 +459,9 @@ def test_an_empty_batch_passes_through_every_transform():
   losses, grads = gradients.per_example_grads(_LINEAR)(jnp.ones(2), jnp.ones((0, 2)))
   assert losses.shape == (0,) and grads.arrays.shape == (0, 2)
   for tx in _private_transforms():
-    np.testing.assert_array_equal(_update(tx, {"w": grads.arrays}, True)[0]["w"], np.zeros(2))
+    np.testing.assert_array_equal(
+      _update(tx, {"w": grads.arrays}, True)[0]["w"], np.zeros(2)
+    )
 
 
 @pytest.mark.parametrize("empty", [{}, (), None])

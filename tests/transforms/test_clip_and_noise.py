@@ -99,7 +99,9 @@ def test_p10_noise_for_per_layer_bounds_covers_the_whole_gradient():
   tx = _tx(l2_clip_norm={"w": 3.0, "b": 4.0}, noise_multiplier=2.0, normalize_by=1.0)
   params = {"w": jnp.zeros(20_000), "b": jnp.zeros(20_000)}
   grads = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape)), params)
-  update, _ = tx.update(dpjax.stacked(grads), tx.init(params), params, mask=jnp.ones(1, bool))
+  update, _ = tx.update(
+    dpjax.stacked(grads), tx.init(params), params, mask=jnp.ones(1, bool)
+  )
   for leaf in update.values():
     assert np.std(leaf) == pytest.approx(2.0 * 5.0, rel=0.02)  # not 2*3 and 2*4
 

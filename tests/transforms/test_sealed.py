@@ -129,10 +129,8 @@ def _of_optax():
   found = {}
   for module in (optax, optax.contrib, optax.transforms):
     for name, value in vars(module).items():
-      if (
-        name.startswith("_")
-        or not inspect.isfunction(value)
-        and value is not optax.MultiSteps
+      if name.startswith("_") or (
+        not inspect.isfunction(value) and value is not optax.MultiSteps
       ):
         continue
       if name not in found and _made_or_none(value) is not None:
