@@ -102,7 +102,8 @@ class Plan:
     l2_clip_norm: bound on one example's gradient, a prefix tree of bounds, or a
       `dpjax.Clip`, which also says by which rule, and by which schedule; the plan holds the
       `Clip` of all three. What an adaptive rule releases is charged with every step.
-    normalize_by: public divisor of the noisy sum: the expected batch size.
+    normalize_by: public divisor of the noisy sum: the expected batch size, or 1 for the sum.
+      `batches` warns of one that is far off.
     num_steps: updates that the plan pays for.
     delta: of the guarantee; `OVERFLOW_SHARE` of it pays for draws above the capacity.
     neighboring_relation: "" for the sampler's own.
@@ -119,7 +120,8 @@ class Plan:
 
   Guarantee: a run that uses `transform` on the batches of `batches`, for at most `steps`
   updates, is (epsilon(delta, steps), delta)-differentially private for one example under
-  `neighboring_relation`, with the number of examples public.
+  `neighboring_relation`. All its numbers are constants: under add_or_remove_one none of them
+  may follow from the number of examples, which is a secret; one that was declared serves.
 
   >>> plan = Plan(sampler=sampling.PoissonSampler(prob=0.01, capacity=768),
   ...   noise_multiplier=1.2, l2_clip_norm=1.0, normalize_by=600, num_steps=2000, delta=1e-5)
@@ -599,10 +601,21 @@ class Plan:
     """The sampler with the least capacity that delta's share allows, also for one more."""
     return self.sampler.fitted_to(num_examples + 1, log_overflow_prob=self._log_allowed)
 
-  def check_capacity(self, num_examples: int) -> None:
-    """Raises unless the chance of a draw above the capacity fits into delta's share."""
+  def check_capacity(self, num_examples: int, declared: int | None = None) -> None:
+    """Raises unless the chance of a draw above the capacity fits into delta's share.
+
+    Args:
+      declared: number of examples that the plan was made for, where that is a constant. Under
+        add_or_remove_one the check is of it, so that it answers the same for one example less
+        or more; data that are larger by more than one are checked by themselves.
+    """
     if not self.sampler.can_overflow:
       return
+    if declared is not None and self.neighboring_relation == "add_or_remove_one":
+      # a capacity that serves `declared` examples was sized for one more
+      self.check_capacity(declared)
+      if num_examples <= declared + 1:
+        return
     slots, needed = self.sampler.slots, self.fitted_sampler(num_examples).slots
     if slots < min(needed, num_examples + 1):
       chance = math.exp(self.sampler.log_overflow_prob(num_examples + 1))
@@ -623,7 +636,8 @@ class Plan:
       data: anything with `len()` whose `data[indices]` is a tree of arrays, each with a
         leading axis of len(indices): an array, a `dpjax.data.Dataset`, a torch TensorDataset, a
         Hugging Face data set `.with_format("numpy")`, a class of your own. Rows that its
-        `present` [n] (where it has one) calls empty are drawn, and contribute zero.
+        `present` [n] (where it has one) calls empty are drawn, and contribute zero. Its
+        `nominal_size` (where it has one) is the number that the capacity is checked for.
       rng: integer seed of the sampler; 128 bits or more for a release. None: 128 fresh bits of
         the operating system, which nobody can draw again. As the key of `transform`, it is of
         one run on one data set: the costs of runs add up only where they sample independently.
@@ -643,8 +657,9 @@ class Plan:
     validate.integer_at_least(0, rng=rng, start=start)
     num_examples = _size_of(data)
     present = getattr(data, "present", None)
-    self.check_capacity(num_examples)
-    self._warn_of_divisor(num_examples)
+    declared = getattr(data, "nominal_size", None)
+    self.check_capacity(num_examples, declared)
+    self._warn_of_divisor(declared or num_examples)
     # What cannot be read is told now, by place 0, which padding repeats: it tells of no draw.
     _rows_of(data, np.zeros(1, np.int64))
 
@@ -664,6 +679,8 @@ class Plan:
     is_padded = isinstance(sampler, sampling.PaddedSampler)
     expected = sampler.rate * num_examples if is_padded else sampler.slots
     factor = self.normalize_by / expected
+    if self.normalize_by == 1:  # the sum itself is wanted
+      return
     if not 1 / _FAR_OFF <= factor <= _FAR_OFF:
       name = type(sampler).__name__
       word = "small" if factor > 1 else "large"

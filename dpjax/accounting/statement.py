@@ -74,6 +74,8 @@ def privacy_statement(
   """The guarantee of the whole run `event`, in words, with a table accountant -> epsilon.
 
   Args:
+    num_examples: under add_or_remove_one the DECLARED number that the mechanism used, a
+      constant; under the other relations that of the data, which neighbours share.
     epsilons: replaces the table, for values that no accountant computes (claimed, audited).
     delta_set_aside: share of delta that pays for a failure outside of `event`, such as a
       batch above its capacity; epsilon is taken at what is left.
@@ -148,11 +150,25 @@ def _headline(
 
 
 def _adjacency(relation: str, unit: str, num_examples: int | None) -> str:
-  size = "" if num_examples is None else f" ({num_examples} {unit}s)"
-  return (
+  told = (
     f"Unit: one {unit}. Neighbouring data sets ({relation}) differ by "
-    f"{_RELATIONS[relation].format(unit=unit)}. The size of the data set{size} and all "
-    "hyper-parameters are treated as public."
+    f"{_RELATIONS[relation].format(unit=unit)}."
+  )
+  if relation != "add_or_remove_one":
+    size = "" if num_examples is None else f" ({num_examples})"
+    return (
+      f"{told} The number of {unit}s{size} is the same in neighbouring data sets. It and all "
+      "hyper-parameters are treated as public."
+    )
+  # what follows the size of the data would tell it, and with it whether a record is there
+  declared = (
+    f"A declared number of {unit}s"
+    if num_examples is None
+    else f"The declared number of {num_examples} {unit}s"
+  )
+  return (
+    f"{told} {declared}, a constant that does not follow from the data, was used wherever a "
+    "mechanism needs their size. All hyper-parameters are treated as public."
   )
 
 

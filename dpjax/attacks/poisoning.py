@@ -217,7 +217,7 @@ def poisoned(
   places = _checked(attackers, federation.num_clients)
   held = [federation.indices[place] for place in places]
   dataset = attack.poison(federation.dataset, held)
-  return Federation(dataset, federation.indices, federation.client_ids)
+  return dataclasses.replace(federation, dataset=dataset)
 
 
 def attacker_memory(own: Any = None) -> Any:

@@ -153,7 +153,7 @@ def _senders(
   numbers = np.zeros(len(whole) + m, np.int32)
   numbers[len(whole) :] = np.where(included, 1, opposite) * np.arange(1, m + 1)
   rows = dataclasses.replace(whole, **joined)
-  changed = Federation(rows, indices, federation.client_ids)
+  changed = dataclasses.replace(federation, dataset=rows, indices=indices)
   return changed, CanaryClients(included, kind, None, np.zeros(0, np.int64), numbers)
 
 
@@ -178,7 +178,7 @@ def _trainers(
   x, y, come = whole.x.copy(), whole.y.copy(), included[owners]
   x[rows[come]], y[rows[come]] = made.x[come], made.y[come]
   mixed = dataclasses.replace(whole, x=x, y=y)
-  changed = Federation(mixed, federation.indices, federation.client_ids)
+  changed = dataclasses.replace(federation, dataset=mixed)
   return changed, CanaryClients(included, kind, made, owners, None)
 
 
@@ -194,7 +194,7 @@ def _without(federation: Federation, places: np.ndarray, relation: str) -> Feder
   indices = list(federation.indices)
   for place in places:
     indices[place] = np.zeros(0, np.int64)
-  return Federation(federation.dataset, indices, federation.client_ids)
+  return dataclasses.replace(federation, indices=indices)
 
 
 # --- directions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -64,8 +65,8 @@ class Dataset:
   Checked when built: x and y are equally long, x is finite, labels lie in
   [0, num_classes), tokens in [0, vocab_size). The arrays are read-only views. x may lie in
   files (`Rows`): then it is checked whenever it is read, and labels alone are in memory. The
-  shape of one example, `num_classes` and `vocab_size` are taken as public; the values,
-  and under add-or-remove-one also `len(d)`, are not.
+  shape of one example, `num_classes`, `vocab_size` and `nominal_size` are taken as public; the
+  values, and under add-or-remove-one also `len(d)`, are not.
 
   >>> d = from_arrays(np.zeros((4, 2, 2, 1)), [0, 1, 1, 0], num_classes=2)
   >>> d
@@ -74,6 +75,8 @@ class Dataset:
   array([1, 0], dtype=int32)
   >>> len(d.subset(slice(0, 3)))
   3
+  >>> from_arrays(np.zeros((4, 1)), [0] * 4, num_classes=1, nominal_size=5).nominal_size
+  5
   """
 
   # [n, H, W, C] or [n, *features] float32; or [n, T] int32 tokens; an array, or `Rows`
@@ -86,9 +89,14 @@ class Dataset:
   # [n] bool; a row that is not present is an empty record: it keeps its place, may be drawn,
   # and contributes zero (replace_special). `Plan.batches` masks it. None: all are present.
   present: np.ndarray | None = None
+  # How many examples this data set is said to have: a constant that does not follow from its
+  # rows, so it stays what it is when a row comes or goes. None: nobody has declared it.
+  nominal_size: int | None = None
 
   def __post_init__(self):
     validate.integer_at_least(1, num_classes=self.num_classes)
+    if self.nominal_size is not None:
+      validate.integer_at_least(1, nominal_size=self.nominal_size)
     _check_x(self.x)
     _check_y(self.y, len(self.x))
     _check_range(self.y, self.num_classes, "y", "num_classes")
@@ -113,10 +121,28 @@ class Dataset:
     return f"Dataset({self.name}/{self.split}: {x}, {self.num_classes} classes)"
 
   def subset(self, indices: np.ndarray | slice) -> Dataset:
-    """The data set of these rows, in this order (indices, a slice or a boolean mask)."""
+    """The data set of these rows, in this order (indices, a slice or a boolean mask).
+
+    `nominal_size` stays: a data set with a row less has the plan of the whole one. A part that
+    is a data set of its own declares its own, `part.declared(100)`.
+    """
     present = None if self.present is None else self.present[indices]
     x = self.x[indices] if self.in_memory else self.x.subset(indices)
     return dataclasses.replace(self, x=x, y=self.y[indices], present=present)
+
+  def declared(self, nominal_size: int | None) -> Dataset:
+    """Returns the same rows with another `nominal_size`.
+
+    >>> d = from_arrays(np.zeros((4, 1)), [0] * 4, num_classes=1)
+    >>> d.subset(slice(0, 2)).declared(2).nominal_size
+    2
+    """
+    if nominal_size is not None:
+      validate.integer_at_least(1, nominal_size=nominal_size)
+    # a copy as it is: the rows need no second check, and a digest that is known is kept
+    same = copy.copy(self)
+    object.__setattr__(same, "nominal_size", nominal_size)
+    return same
 
   @property
   def in_memory(self) -> bool:
@@ -190,7 +216,7 @@ def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
   Args:
     source: of raw rows [k, ...]: uint8 images, floats or tokens, as `from_arrays` takes them.
     y: integer labels [n].
-    more: `num_classes`, `vocab_size`, `name` and `split` of `from_arrays`.
+    more: `num_classes`, `vocab_size`, `name`, `split`, `nominal_size` of `from_arrays`.
 
   Raises:
     UserError: now, or when a row is read, as `from_arrays` would.
@@ -229,6 +255,7 @@ def from_arrays(
   vocab_size: int | None = None,
   name: str = "arrays",
   split: str = "train",
+  nominal_size: int | None = None,
 ) -> Dataset:
   """A `Dataset` from anything NumPy can read as an array.
 
@@ -239,6 +266,9 @@ def from_arrays(
     y: integer labels [n] in [0, num_classes).
     num_classes: how many classes there are. Public: never counted from the labels here.
     vocab_size: for tokens, an upper bound that they are checked against.
+    nominal_size: the public number of examples, declared by whoever holds the data: a constant
+      near n, never counted from the rows. Under add-or-remove-one, where n is a secret,
+      mechanisms use it in place of n.
 
   Raises:
     UserError: one line, for every other dtype or shape, a non-finite value, or a label
@@ -259,4 +289,5 @@ def from_arrays(
     num_classes=num_classes,
     split=split,
     vocab_size=vocab_size,
+    nominal_size=nominal_size,
   )

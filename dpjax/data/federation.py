@@ -39,8 +39,13 @@ class Federation:
   dataset: Dataset
   indices: Sequence[Any]  # [num_clients] arrays of rows
   client_ids: Sequence[str] = ()  # default: "0", "1", ...
+  # How many clients there are said to be: a constant that does not follow from the data, so it
+  # stays what it is when a client comes or goes. None: nobody has declared it.
+  nominal_users: int | None = None
 
   def __post_init__(self):
+    if self.nominal_users is not None:
+      validate.integer_at_least(1, nominal_users=self.nominal_users)
     rows = tuple(_as_rows(client) for client in self.indices)
     if not rows:
       raise UserError("indices: must hold at least one client")
@@ -87,12 +92,13 @@ class Federation:
     return self.dataset[self.indices[self.position(client)]]
 
   def select(self, clients: Sequence[int | str]) -> Federation:
-    """The federation of these clients only, over the same data set."""
+    """The federation of these clients only, over the same data set; `nominal_users` stays."""
     places = [self.position(client) for client in clients]
     return Federation(
       self.dataset,
       [self.indices[place] for place in places],
       [self.client_ids[place] for place in places],
+      self.nominal_users,
     )
 
   def label_histograms(self) -> np.ndarray:

@@ -136,8 +136,15 @@ def load_random_process(
   x = np.stack(made)  # [K, each, H, W, C]
   y = np.repeat(np.arange(num_classes), each).reshape(num_classes, each)
 
-  def split(name: str, part: slice) -> Dataset:
+  def split(name: str, part: slice, count: int) -> Dataset:
     rows = (values[:, part].reshape(-1, *values.shape[2:]) for values in (x, y))
-    return from_arrays(*rows, num_classes=num_classes, name="random_process", split=name)
+    return from_arrays(
+      *rows,
+      num_classes=num_classes,
+      name="random_process",
+      split=name,
+      nominal_size=num_classes * count,
+    )
 
-  return split("train", slice(per_class)), split("test", slice(per_class, None))
+  train = split("train", slice(per_class), per_class)
+  return train, split("test", slice(per_class, None), test_per_class)

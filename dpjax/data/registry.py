@@ -10,6 +10,7 @@ from typing import Any
 from dpjax import names, validate
 from dpjax.data import digits, npz, prepared, random_process, shakespeare, shakespeare_lines
 from dpjax.data.dataset import Dataset
+from dpjax.data.published import nominal_size
 from dpjax.validate import UserError
 
 # name -> (train, test): nothing has to lie in a folder
@@ -25,6 +26,7 @@ def load(
   *,
   max_length: int = 256,
   num_classes: int | None = None,
+  num_examples: int | None = None,
   resident: bool | None = True,
 ) -> tuple[Dataset, Dataset]:
   """(train, test) of a data set: x float32 [n, H, W, C] in [0, 1], or int32 tokens [n, T].
@@ -43,6 +45,9 @@ def load(
     max_length: for text, the number of bytes kept of each example (padded with 0).
     num_classes: how many classes there are, for data that do not declare it; data that do
       must declare the same. Public: it is never counted from the labels.
+    num_examples: how many training examples there are said to be (`nominal_size`), for data
+      that do not declare it; published data do, and must be given the same. Public: it is
+      never counted from the rows.
     resident: in memory. False: prepared data and folders are read as they are asked for
       (`Rows`), but for their labels; None: those larger than a quarter of the memory are.
 
@@ -51,8 +56,8 @@ def load(
 
   Raises:
     UserError: one line: an unknown name (with the nearest one), data that is not there
-      (with where it was looked for and the command that prepares it), or a number of classes
-      that nobody declares.
+      (with where it was looked for and the command that prepares it), a number of classes
+      that nobody declares, or a number of examples that is declared twice differently.
 
   >>> train, test = load("digits")
   >>> train, test
@@ -63,10 +68,18 @@ def load(
   validate.integer_at_least(1, max_length=max_length)
   if num_classes is not None:
     validate.integer_at_least(1, num_classes=num_classes)
+  if num_examples is not None:
+    validate.integer_at_least(1, num_examples=num_examples)
   train, test = _load(name, data_dir, max_length, num_classes, resident)
   if num_classes not in (None, train.num_classes):
     raise UserError(f"num_classes={num_classes}: {name!r} declares {train.num_classes}")
-  return train, test
+  known = train.nominal_size
+  if known is None and not names.is_path(name):
+    known = nominal_size(name)
+  if None not in (num_examples, known) and num_examples != known:
+    raise UserError(f"num_examples={num_examples}: {name!r} declares {known}")
+  declared = num_examples if known is None else known
+  return train.declared(declared), test
 
 
 def _load(

@@ -52,6 +52,9 @@ class Resident:
     shared = lambda arrays, indices: split(_take(arrays, indices))  # type: ignore[misc]
     self._take = _take if split is None else jax.jit(shared)
     self.present = getattr(dataset, "present", None)  # read where batches are masked
+    self.nominal_size = getattr(
+      dataset, "nominal_size", None
+    )  # where capacities are checked
 
   def __len__(self) -> int:
     return self._arrays.y.shape[0]

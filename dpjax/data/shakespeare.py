@@ -14,6 +14,7 @@ edition prints names, so a few stage words and typing errors of the sources coun
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import math
 import os
@@ -27,6 +28,7 @@ from dpjax import validate
 from dpjax.data.dataset import Dataset, from_arrays
 from dpjax.data.federation import Federation
 from dpjax.data.prepared import data_root
+from dpjax.data.published import PUBLISHED
 from dpjax.validate import UserError
 
 CHARACTERS = (
@@ -202,6 +204,8 @@ def shakespeare_federation(
   """
   validate.integer_at_least(1, length=length)
   validate.open_unit(test_share=test_share)
+  # the roles of the published texts are counted for these settings alone
+  published = (length, test_share, min_chars) == (80, 0.2, None)
   stride = length if stride is None else stride
   validate.integer_at_least(1, stride=stride)
   if min_chars is None:
@@ -210,7 +214,9 @@ def shakespeare_federation(
   texts = {
     name: text for name, text in load_speeches(data_dir).items() if len(text) >= min_chars
   }
-  return federation_of(texts, length=length, stride=stride, test_share=test_share)
+  train, test = federation_of(texts, length=length, stride=stride, test_share=test_share)
+  users = PUBLISHED["shakespeare"].num_users if published else None
+  return dataclasses.replace(train, nominal_users=users), test
 
 
 def federation_of(

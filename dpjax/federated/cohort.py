@@ -195,7 +195,7 @@ def cohorts(
       "without privacy, weighted_mean().drawn_by(plan)"
     )
   validate.integer_at_least(0, rng=rng, start=start)
-  plan.check_capacity(federation.num_clients)
+  plan.check_capacity(federation.num_clients, federation.nominal_users)
 
   def generate() -> Iterator[Cohort]:
     for step in range(start, plan.num_steps):

@@ -227,6 +227,8 @@ class _Pairs:
     n = len(data.y) // 2 * 2
     self.x = np.asarray(data.x[:n]).reshape(n // 2, 2, *data.x.shape[1:])
     self.y = np.asarray(data.y[:n]).reshape(n // 2, 2)
+    declared = getattr(data, "nominal_size", None)
+    self.nominal_size = None if declared is None else declared // 2
 
   def __len__(self) -> int:
     return len(self.y)

@@ -138,7 +138,8 @@ def named(room: str, config: Any, *names: str) -> dict[str, Any]:
 
 def data(config: DataConfig) -> None:
   """Raises UserError for a number of examples, bytes or classes below one."""
-  validate.integer_at_least(1, **named("data", config, "limit", "num_classes"))
+  counts = ("limit", "num_classes", "num_examples", "num_users")
+  validate.integer_at_least(1, **named("data", config, *counts))
   validate.integer_in(1, _MOST_TOKENS, **named("data", config, "max_length"))
   if names.is_path(config.name):
     names.find(config.name, "data.name")

@@ -172,7 +172,7 @@ def _blank(model: ModelConfig, loaded: tuple[Any, Any]) -> tuple[tuple[Any, Any]
   zeros: Any = blank(held, shape)
   if isinstance(train, Federation):
     rows = np.array_split(np.arange(len(train)), train.num_clients)
-    zeros = Federation(zeros, rows)
+    zeros = Federation(zeros, rows, nominal_users=train.nominal_users)
   return (zeros, blank(test, shape)), seconds
 
 

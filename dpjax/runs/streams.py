@@ -69,6 +69,9 @@ _LATER: dict[str, Any] = {
   "safetensors": False,
   "pretrained": None,
   "client_state": "memory",
+  "num_examples": None,
+  "num_users": None,
+  "neighboring_relation": "",
 }
 
 

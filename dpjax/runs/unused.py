@@ -97,6 +97,8 @@ def of_training(config: TrainConfig) -> Unused:
   return (
     _data(config.data)
     | of_model(config.model)
+    | needs(private, "privacy.method='dp_sgd' or 'dp_ftrl'", "data.num_examples")
+    | needs(False, "users that the data name (launch.federate)", "data.num_users")
     | needs(private, "privacy.method='dp_sgd' or 'dp_ftrl'", *named)
     | needs(reported, "a private privacy.method or audit.enabled", "privacy.delta")
     | needs(
@@ -181,6 +183,12 @@ def of_federation(config: FedConfig) -> Unused:
   return (
     _data(config.data, of_leaf=fields.name_of(config, "partition") == "leaf")
     | of_model(config.model)
+    | needs(False, "a promise to one example, not to one user", "data.num_examples")
+    | needs(
+      not hasattr(config.partition, "num_clients"),
+      "users that the data name",
+      "data.num_users",
+    )
     | needs(not is_path(config.data.name), "clients that dpjax reads", *fields_of_clients)
     | _algorithm(config)
     | _federated_optimizers(config)
@@ -239,6 +247,8 @@ def _federated_privacy(config: FedConfig) -> Unused:
       method in federated_privacy.CENTRAL,
       "noise of the server (privacy.method)",
       f"{room}.accountant",
+      f"{room}.neighboring_relation",
+      "data.num_users",
     )
     | needs(method == "both", f"{room}.method='both'", f"{room}.local_noise_multiplier")
     | needs(method == "central", f"{room}.method='central'", *simulated)

@@ -76,7 +76,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> V
     return message(truths[place], jax.random.fold_in(random.local, place))
 
   guess = attacks.client_view(guessed, params, batches)
-  together, number = federated.summed_clients(federate), len(truths)
+  together = federated.summed_clients(federate)
+  number = privacy.public_size(federate, federation)
   plan, reported = privacy.make_plan(federate, number)
   mechanism = distributed.mechanism(federate, trees.size(params))
   promise = privacy.make_promise(federate, plan, reported, number, mechanism)

@@ -70,6 +70,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
   count = own.num_shadows + (own.target is None)
   included = _halves(config, count, len(records), random)
   size = int(included.sum(axis=1).max())
+  # the attacked run is that of one half, and every half has its plan
+  records = records.declared(size)
   half = records.subset(slice(0, size))
   run = central.assemble(config.train, (half, test), random)
   promise, told = run.promise, {}

@@ -159,7 +159,7 @@ def found(config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]) ->
     name,
     name_of(config.federate, "aggregator"),
     len(attacked.attackers),
-    attacked.run.federation.num_clients,
+    attacked.run.num_clients,
     attacked.tolerates,
     accuracy,  # pyright: ignore[reportArgumentType]  # there always are test records
     success,

@@ -153,6 +153,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
     data_dir=config.data.data_dir,
     max_length=config.data.max_length,
     num_classes=config.data.num_classes,
+    num_examples=config.data.num_examples,
     resident=config.resident,
   )
   unused.refuse(config, unused.of_dataset(train))
@@ -184,12 +185,20 @@ def load_resident(config: TrainConfig) -> tuple[Any, Any]:
 
 
 def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
-  """The first `config.limit` examples. More than there are is refused: then the number that
-  a config states would not be the number that the run treats as public."""
+  """The first `config.limit` examples, which declares that number.
+
+  Neighbouring data sets are those AFTER the limit: a row that is taken out of them leaves one
+  less. (Before it, a row that goes would let another one in, and two rows would differ.) More
+  than the declared number is refused: then the number that a config states would not be the
+  number that the run treats as public.
+  """
   if config.limit is None:
     return train
-  bounds.limit(config, len(train))
-  return train.subset(slice(0, config.limit))
+  known = train.nominal_size
+  if known is None and config.limit <= len(train) + 1:
+    known = config.limit  # a row of these may be the one that is taken out
+  bounds.limit(config, len(train) if known is None else known)
+  return train.subset(slice(0, config.limit)).declared(config.limit)
 
 
 def make_model(config: ModelConfig, width: int, **fixed: Any) -> Any:
@@ -301,7 +310,10 @@ def assemble(
   trained = starting_point.trained(config, task, model, params, random.init)
   params, apply = audit.beside(config, trained.params, trained.apply)
   # Of the whole set: canaries take rows away or exchange them.
-  plan, num_examples = privacy.make_plan(config, len(train), params), len(train)
+  num_examples = privacy.public_size(config, train)
+  # Batches check the capacity for it, also where it is the config that declares it.
+  train = train.declared(num_examples)
+  plan = privacy.make_plan(config, num_examples, params)
   check_unit(config, train, plan)
   numbers: dict[str, Any] = dict(num_classes=train.num_classes, plan=plan)
   loss_fn = audit.loss(config, trained.loss, trained.apply, **numbers)
@@ -344,7 +356,7 @@ def assemble(
     plan=plan,
     promise=promise.noted(
       promise.of_plan(
-        plan, len(train), budget=config.privacy.epsilon_budget, release=config.release
+        plan, num_examples, budget=config.privacy.epsilon_budget, release=config.release
       ),
       saved.statement(config.pretrained, known),
       saved.assumed(config.pretrained, known),

@@ -102,6 +102,10 @@ class DataConfig:
   limit: int | None = None  # use only the first n training examples
   max_length: int = 256  # text: bytes kept of each example
   num_classes: int | None = None  # public; for data that do not declare it themselves
+  # public, a constant near the number of training examples, which takes its place where one
+  # example more or less is to be hidden; for data that do not declare it themselves
+  num_examples: int | None = None
+  num_users: int | None = None  # likewise, of users whom the data name (launch.federate)
 
 
 @dataclasses.dataclass

@@ -6,9 +6,9 @@ import dataclasses
 import math
 from typing import Any
 
-from dpjax import accounting, gradients, names, sampling, transforms, validate
+from dpjax import accounting, data, gradients, names, sampling, transforms, validate
 from dpjax.plan import Plan
-from dpjax.runs import bounds
+from dpjax.runs import bounds, sizes
 from dpjax.runs.central import ftrl, normalization
 from dpjax.runs.central.config import PrivacyConfig, TrainConfig
 from dpjax.schema import fields, user_code
@@ -120,6 +120,28 @@ def _check_promise(privacy: PrivacyConfig) -> None:
     )
 
 
+def public_size(config: TrainConfig, train: data.Dataset) -> int:
+  """Returns the number of examples that the mechanism may depend on; see `runs.sizes`.
+
+  Raises:
+    UserError: own data that declare none, under add_or_remove_one.
+  """
+  privacy = config.privacy
+  known = train.nominal_size
+  correlated = privacy.method == "dp_ftrl"
+  kinds = ftrl.SAMPLERS if correlated else SAMPLERS
+  kind = kinds.get(privacy.ftrl.sampler if correlated else privacy.sampler)
+  law = "poisson" if kind is None else kind.law  # a sampler of one's own may be any
+  return sizes.public(
+    len(train),
+    config.data.num_examples if known is None else known,
+    relation=privacy.neighboring_relation or accounting.proved_for(law).relations[0],
+    promised=privacy.method in PRIVATE_METHODS and privacy.noise_multiplier != 0,
+    field="data.num_examples",
+    other="privacy.neighboring_relation=replace_special",
+  )
+
+
 def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
   """Of a run on so many examples, with slots for all of them and for one more."""
   privacy, capacity = config.privacy, num_examples + 1
@@ -193,7 +215,7 @@ def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
 def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Plan:
   """The plan of a config: noise calibrated or as given, capacity as given or safe.
 
-  `params`, of which only the shapes are read, are needed for clipping="per_layer".
+  `num_examples` is that of `public_size`: every number of the plan follows from it. `params`, of which only the shapes are read, are needed for clipping="per_layer".
   """
   privacy, clip = config.privacy, _clip(config, params)
   rule = privacy.clipping

@@ -48,6 +48,7 @@ class FedRun(NamedTuple):
   apply: Any
   random: Streams
   federation: Federation
+  num_clients: int  # that the mechanism depends on; see `privacy.public_size`
   work: federated.LocalWork
   test: Any
   task: tasks.Task
@@ -356,7 +357,9 @@ def assemble(
   """
   check(config)
   federation, test = load_data(config) if data is None else data
-  num_clients = federation.num_clients  # before canaries
+  num_clients = privacy.public_size(config, federation)  # before canaries
+  # cohorts check the capacity for it, also where it is the config that declares it
+  federation = dataclasses.replace(federation, nominal_users=num_clients)
   random = streams(config, data_lib.digest(federation)) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)
   task, model, params = start(config, federation, random)
@@ -367,12 +370,13 @@ def assemble(
   parts = (config, task.loss(model.apply), plan, random, num_clients, audited, mechanism)
   return FedRun(
     plan=plan,
-    promise=privacy.make_promise(config, plan, reported, federation.num_clients, mechanism),
+    promise=privacy.make_promise(config, plan, reported, num_clients, mechanism),
     algorithm=_algorithm(*parts),
     params=params,
     apply=model.apply,
     random=random,
     federation=federation,
+    num_clients=num_clients,
     work=federated.LocalWork(**dataclasses.asdict(config.local)),
     test=test,
     task=task,

@@ -143,6 +143,8 @@ class FedPrivacyConfig(WithChoices):
   )
   sampler: str = "poisson"  # poisson | fixed_size, over clients; dp_ftrl has its own
   ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)  # dp_ftrl, over clients
+  # "": the sampler's own; replace_special, which makes the number of users public, for poisson
+  neighboring_relation: str = ""
   accountant: str = ""  # pld | rdp; "": the tightest for the sampler
   epsilon_budget: float | None = None  # refuse to start a run that would spend more
   simulated_cohort: int | None = None  # central: noise as if so many clients took part

@@ -78,7 +78,7 @@ def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
     "dataset": config.data.name,
     "model": config.model.name,
     "method": f"{method}{name_of(config, 'algorithm')}",
-    "num_clients": fed.federation.num_clients,
+    "num_clients": fed.num_clients,
     "clients_per_round": config.clients_per_round,
     "partition": name_of(config, "partition"),
     **_noise_facts(config, fed),

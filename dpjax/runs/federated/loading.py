@@ -11,6 +11,7 @@ from dpjax.runs.central import build as build_central
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.federated.config import NATURAL, FedConfig
 from dpjax.schema.fields import name_of
+from dpjax.validate import UserError
 
 
 @bounds.names_fields
@@ -43,7 +44,11 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
   bounds.local_batch(config, len(train))
   unused.refuse(config, unused.of_dataset(train.dataset))
   sets = build_central.preprocessed(central(config), train.dataset, test.dataset)
-  return dataclasses.replace(train, dataset=sets[0]), sets[1]
+  known, asked = train.nominal_users, config.data.num_users
+  if None not in (known, asked) and known != asked:
+    raise UserError(f"data.num_users={asked}: {config.data.name!r} declares {known}")
+  users = asked if known is None else known
+  return dataclasses.replace(train, dataset=sets[0], nominal_users=users), sets[1]
 
 
 def central(config: FedConfig) -> TrainConfig:
@@ -57,4 +62,5 @@ def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
   mechanism runs, so its law may read the labels. The number of users is the config's."""
   train, test = build_central.load_data(central(config), features=False)
   bounds.local_batch(config, len(train))
-  return Federation(train, config.partition.make(train.y)), test
+  users = config.partition.num_clients
+  return Federation(train, config.partition.make(train.y), nominal_users=users), test

@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 from dpjax import accounting, gradients, names, sampling, secure, validate
+from dpjax.data import Federation
 from dpjax.federated import placement
 from dpjax.noise import NoiseShape
 from dpjax.plan import Plan
-from dpjax.runs import bounds, promise
+from dpjax.runs import bounds, promise, sizes
 from dpjax.runs.central import ftrl
 from dpjax.runs.central.config import PrivacyConfig
 from dpjax.runs.federated import distributed
@@ -34,6 +35,36 @@ SAMPLERS = {
 CENTRAL = ("central", "both", "dp_ftrl")
 # go with a secure sum: no server adds noise to what it sees
 SUMMED = ("none", "local", distributed.METHOD)
+
+
+def relation(config: FedConfig) -> str:
+  """Returns the neighboring relation of the promise of the server's noise."""
+  privacy = config.privacy
+  correlated = privacy.method == "dp_ftrl"
+  kinds = ftrl.SAMPLERS if correlated else SAMPLERS
+  kind = kinds.get(privacy.ftrl.sampler if correlated else privacy.sampler)
+  law = "poisson" if kind is None else kind.law  # a sampler of one's own may be any
+  return privacy.neighboring_relation or accounting.proved_for(law).relations[0]
+
+
+def public_size(config: FedConfig, federation: Federation) -> int:
+  """Returns the number of clients that the mechanism may depend on; see `runs.sizes`.
+
+  Raises:
+    UserError: clients whom the data name, and nobody declares how many, under
+      add_or_remove_one.
+  """
+  privacy, known = config.privacy, federation.nominal_users
+  dealt = getattr(config.partition, "num_clients", None)
+  declared = config.data.num_users if dealt is None else dealt
+  return sizes.public(
+    federation.num_clients,
+    declared if known is None else known,
+    relation=relation(config),
+    promised=privacy.method in CENTRAL and privacy.noise_multiplier != 0,
+    field="data.num_users" if dealt is None else "partition.num_clients",
+    other="privacy.neighboring_relation=replace_special",
+  )
 
 
 def check_cohort(config: FedConfig, num_clients: int) -> None:
@@ -143,6 +174,7 @@ def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) 
     l2_clip_norm=gradients.Clip(privacy.l2_clip_norm, privacy.clipping),
     normalize_by=divisor,
     delta=privacy.delta,
+    neighboring_relation=privacy.neighboring_relation,
     accountant=privacy.accountant,
   )
   return _with_noise(config, noise, numbers)
@@ -177,6 +209,7 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
     l2_clip_norm=config.privacy.l2_clip_norm,
     normalize_by=config.clients_per_round,
     delta=config.privacy.delta,
+    neighboring_relation=config.privacy.neighboring_relation,
     accountant=config.privacy.accountant,
     noise_shape=NoiseShape(correlation=ftrl.correlation(privacy, config.num_rounds)),
   )
@@ -191,6 +224,7 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
   """
   privacy = config.privacy
   check_cohort(config, num_clients)
+  # every number below follows from `num_clients`, which is that of `public_size`
   if privacy.method == "dp_ftrl":
     plan = _ftrl_plan(config, num_clients)
     return plan, plan

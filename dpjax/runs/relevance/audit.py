@@ -225,7 +225,7 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
   key = jax.random.fold_in(job.streams.noise, purpose)
   streams = job.streams._replace(noise=key, secret=job.streams.secret + purpose)
   again = dataclasses.replace(
-    job, train=mixed, public_size=len(job.train), trainer=None, memo={}, streams=streams
+    job, train=mixed, public_size=job.size, trainer=None, memo={}, streams=streams
   )
   attacked = relevance.run(config.method, config.mode, again)
   seen = dataclasses.replace(canaries.examples, x=attacked.prepare(canaries.examples.x))

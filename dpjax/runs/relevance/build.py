@@ -24,7 +24,7 @@ import numpy as np
 from dpjax import data as data_lib
 from dpjax import models, relevance
 from dpjax.accounting import Ledger
-from dpjax.runs import bounds, checkpoint, loop, saved, writers
+from dpjax.runs import bounds, checkpoint, loop, saved, sizes, writers
 from dpjax.runs import streams as streams_lib
 from dpjax.runs import unused as unused_lib
 from dpjax.runs import workdir as owner
@@ -157,7 +157,10 @@ def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
   key = tuple(dataclasses.asdict(config.data).values())
   if key not in loaded:
     train, test = data_lib.load(
-      config.data.name, data_dir=config.data.data_dir, num_classes=config.data.num_classes
+      config.data.name,
+      data_dir=config.data.data_dir,
+      num_classes=config.data.num_classes,
+      num_examples=config.data.num_examples,
     )
     if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
       raise UserError(f"data.name={config.data.name!r}: must be images in [0, 1]")
@@ -165,12 +168,26 @@ def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
   return loaded[key]
 
 
+def public_size(config: RelevanceConfig, train: Any) -> int:
+  """Returns the number of records that plans are made for; see `runs.sizes`. Rigorous RADP is
+  promised under replace_one, which fixes it; claims of papers prove nothing."""
+  return sizes.public(
+    len(train),
+    train.nominal_size,
+    relation=config.private.neighboring_relation,
+    promised=config.method in unused.PLAN,
+    field="data.num_examples",
+    other="private.neighboring_relation=replace_one",
+  )
+
+
 def load_public(config: RelevanceConfig, loaded: dict) -> Any:
   """The data of a public model 1, or None."""
   if config.public_data is None:
     return None
   other = dataclasses.replace(
-    config, data=dataclasses.replace(config.data, name=config.public_data)
+    config,
+    data=dataclasses.replace(config.data, name=config.public_data, num_examples=None),
   )
   return load_data(other, loaded)[0]
 
@@ -188,9 +205,11 @@ def make_job(
   first = jnp.zeros_like(train.x[:1])  # refused before anything is trained or spent
   net = _build(config.model, train.num_classes, config.activation_1)
   jax.eval_shape(lambda: central.init_params(config.model, net, jax.random.key(0), first))
+  size = public_size(config, train)
   return relevance.Inputs(
     epsilon=config.epsilons[0],
-    train=train,
+    train=train.declared(size),
+    public_size=size,
     test=test,
     nets=_nets(config, train.num_classes),
     streams=relevance.Streams(random.init, random.noise, random.order, random.sampler),
@@ -255,7 +274,7 @@ def _result(
   folder: pathlib.Path,
 ) -> dict[str, Any]:
   rows = writers.read_metrics(folder)
-  last, stated = rows[-1], promise(outcome.privacy, len(job.train))
+  last, stated = rows[-1], promise(outcome.privacy, job.size)
   losses = [row["test_loss"] for row in rows if not math.isnan(row["test_loss"])]
   stated.warn()
   result = {
@@ -274,7 +293,7 @@ def _result(
     "best_epoch_test_loss": min(losses, default=math.nan),
     "num_steps": outcome.num_steps,
     "num_epochs": config.num_epochs,
-    "num_examples": len(job.train),
+    "num_examples": job.size,
     "noise_from_seed": not is_released(config),
   }
   if job.public is not None:  # known to model 1, and to all that follows from it

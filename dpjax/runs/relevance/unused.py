@@ -17,7 +17,7 @@ from dpjax.runs.unused import Unused, needs, of_model
 
 _SGD = ("dpsgd", "tempered", "radp_dpsgd")  # and SGLD, without momentum
 _ADAPTIVE = ("dp_adam", "dpdligdo")
-_PLAN = (*_SGD, "dp_sgld", *_ADAPTIVE)  # perturb gradients
+PLAN = (*_SGD, "dp_sgld", *_ADAPTIVE)  # perturb gradients
 _CLAIMED = ("adlm", "ilm")
 
 
@@ -69,7 +69,8 @@ def _data(data: DataConfig) -> Unused:
   path, is_file = pathlib.Path(os.path.expanduser(data.name)), data.name.endswith(".npz")
   embedded = data.name in EMBEDDED or (is_file and path.is_absolute())
   return needs(not embedded, "data that lie in a folder", "data.data_dir") | {
-    "data.max_length": "text, and relevance is of images"
+    "data.max_length": "text, and relevance is of images",
+    "data.num_users": "users that the data name (launch.federate)",
   }
 
 
@@ -136,9 +137,9 @@ def _private(config: RelevanceConfig, rigorous: bool) -> Unused:
   model_1 = rigorous and config.rigorous.model1 == "dp_sgd"
   by_sgd = method in _SGD or model_1
   used = {
-    "l2_clip_norm": method in _PLAN or model_1,
-    "delta": method in _PLAN,
-    "neighboring_relation": method in _PLAN,
+    "l2_clip_norm": method in PLAN or model_1,
+    "delta": method in PLAN,
+    "neighboring_relation": method in PLAN,
     "learning_rate": by_sgd or method == "dp_sgld",
     "momentum": by_sgd,
     "adaptive_learning_rate": method in _ADAPTIVE,

@@ -1,0 +1,56 @@
+"""The number of records that a mechanism may depend on.
+
+Neighbours under add-or-remove-one have one record more or less, so their number is a secret. A
+divisor, a probability or a number of steps that followed it would tell whether somebody is
+there, whatever noise is added: the scale of the noise alone says it (arXiv 2605.15648 audits
+this). Such numbers are computed from a declared constant. The other relations fix the number.
+"""
+
+from __future__ import annotations
+
+from dpjax.validate import UserError
+
+ADD_OR_REMOVE_ONE = "add_or_remove_one"
+
+
+def public(
+  real: int,
+  declared: int | None,
+  *,
+  relation: str,
+  promised: bool,
+  field: str,
+  other: str,
+) -> int:
+  """Returns the number of records from which plan, promise and results are computed.
+
+  Args:
+    real: of the data: a secret under add_or_remove_one, public under the others.
+    declared: a constant that somebody declared; None: nobody did.
+    relation: neighboring relation of the promise.
+    promised: whether anything is promised at all.
+    field: of the config that declares it. other: field=value that makes the number public.
+
+  Raises:
+    UserError: nobody declared it, or it is more than twice the true number. What is too small
+      for the data is refused by `Plan.check_capacity`.
+
+  >>> args = dict(relation="add_or_remove_one", promised=True, field="n", other="r=x")
+  >>> [public(real, 100, **args) for real in (60, 99, 100, 101)]
+  [100, 100, 100, 100]
+  >>> public(100, None, **{**args, "relation": "replace_special"})
+  100
+  """
+  if relation != ADD_OR_REMOVE_ONE or not promised:
+    return real
+  if declared is None:
+    raise UserError(
+      f"{field}=None: own data under add_or_remove_one need a declared public size, as their "
+      f"true one is a secret: --config.{field}=N, a round number near it, or --config.{other}"
+    )
+  if 2 * real < declared:
+    raise UserError(
+      f"{field}={declared}: is declared, and the data have less than half as many records; "
+      f"must be near the true number, or --config.{other}"
+    )
+  return declared
