@@ -659,9 +659,9 @@ class Plan:
     present = getattr(data, "present", None)
     declared = getattr(data, "nominal_size", None)
     self.check_capacity(num_examples, declared)
-    self._warn_of_divisor(declared or num_examples)
     # What cannot be read is told now, by place 0, which padding repeats: it tells of no draw.
     _rows_of(data, np.zeros(1, np.int64))
+    self._warn_of_divisor(declared or num_examples)
 
     def generate() -> Iterator[Batch]:
       for step in range(start, self.num_steps):
