@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import optax
 from dp_accounting import DpEvent, NonPrivateDpEvent
+from jax import core
 
 from dpjax import accounting, gradients, noise, sampling, transforms, validate
 from dpjax.accounting.overflow import OVERFLOW_SHARE
@@ -470,7 +471,8 @@ class Plan:
     which knows its mask, or gradients of `dpjax.per_example_grads`; bare arrays go through
     `dpjax.stacked`. Its state counts the updates (`spent`): one beyond `num_steps` raises, and
     is NaN under jit. Each update needs the state that the one before gave: the same state
-    twice draws the same noise twice, which nothing can see.
+    twice draws the same noise twice, which nothing can see. Nor can it see how rows were drawn:
+    epsilon is that of `batches`, not of rows of your own with mask=True.
 
     Args:
       key: of the noise, for ONE run on ONE data set. It is the caller's, and no transform
@@ -538,7 +540,7 @@ class Plan:
         f"opt_state: must hold the state of one plan.transform, found {len(states)}; give the "
         "state that tx.init and tx.update return, of one run"
       )
-    if isinstance(states[0].count, jax.core.Tracer):
+    if isinstance(states[0].count, core.Tracer):
       raise UserError("opt_state: is traced; call plan.spent outside of jit")
     counts = np.unique(
       np.asarray(states[0].count)

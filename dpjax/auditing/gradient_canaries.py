@@ -113,7 +113,7 @@ def gradient_canaries(
   @jax.jit
   def step(state, ids, signs, mask):
     grads = length * signs[:, None] * jax.nn.one_hot(ids, num_canaries)  # [slots, m]
-    offered = gradients.stacked(grads)
+    offered: Any = gradients.stacked(grads)
     return tx.update(offered, state, jnp.zeros(num_canaries), mask=mask)
 
   state, total = tx.init(jnp.zeros(num_canaries)), np.zeros(num_canaries)

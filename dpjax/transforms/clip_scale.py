@@ -109,7 +109,7 @@ def with_clip_schedule(
     return state_at(tx.init(params), jnp.zeros((), jnp.int32))
 
   def update_fn(updates, state, params=None, **extra_args):
-    scaled = unscaled(updates, state.scale)
+    scaled: Any = unscaled(updates, state.scale)
     noisy, inner = tx.update(scaled, state.inner, params, **extra_args)
     return trees.scale(noisy, state.scale), state_at(inner, state.count + 1)
 

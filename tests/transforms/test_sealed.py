@@ -17,7 +17,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import dpjax
-from dpjax import sealed, transforms
+from dpjax import sealed, training, transforms
 from dpjax.validate import UserError
 
 _PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
@@ -405,6 +405,8 @@ def test_one_key_means_one(number):
   for make in (_plan().transform, lambda key: _plan(1.0).transform(key)):
     with pytest.raises(UserError, match=rf"key.shape=\({number},\): must be \(\)"):
       make(keys)
+  with pytest.raises(UserError, match="^example_key=.*: must be ONE typed key"):
+    training.dp_sgd(_loss, _plan(), optax.sgd(0.1), noise_key=_KEY, example_key=keys)
 
 
 def test_a_gradient_that_is_looked_at_is_a_plain_array():
