@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
   from dpjax import price as price
   from dpjax import relevance as relevance
   from dpjax import sampling as sampling
+  from dpjax import sealed as sealed
   from dpjax import secure as secure
   from dpjax import training as training
   from dpjax import transforms as transforms
@@ -35,8 +36,10 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
   from dpjax.gradients import Clip as Clip
   from dpjax.gradients import clipped_grad as clipped_grad
   from dpjax.gradients import per_example_grads as per_example_grads
+  from dpjax.gradients import stacked as stacked
   from dpjax.metrics import accuracy as accuracy
   from dpjax.noise import NoiseShape as NoiseShape
+  from dpjax.noise import new_key as new_key
   from dpjax.plan import Plan as Plan
   from dpjax.sampling import BallsInBinsSampler as BallsInBinsSampler
   from dpjax.sampling import CyclicPoissonSampler as CyclicPoissonSampler
@@ -53,13 +56,14 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
   from dpjax.types import ClippedSum as ClippedSum
   from dpjax.types import Example as Example
   from dpjax.types import NeighboringRelation as NeighboringRelation
+  from dpjax.types import PerExampleGrads as PerExampleGrads
   from dpjax.validate import UserError as UserError
 
 __version__ = "0.1.0"
 _ROOMS = (
   *("accounting", "allocator", "attacks", "auditing", "data", "federated", "gradients"),
   *("losses", "mechanisms", "metrics", "models", "names", "noise", "passes", "plan"),
-  *("price", "relevance", "sampling", "secure"),
+  *("price", "relevance", "sampling", "sealed", "secure"),
   *("training", "transforms", "trees", "types", "validate"),
 )
 _SAMPLERS = (
@@ -71,12 +75,15 @@ _HOMES = {  # name -> its room
   "Clip": "gradients",
   "clipped_grad": "gradients",
   "per_example_grads": "gradients",
+  "stacked": "gradients",
   "accuracy": "metrics",
   "NoiseShape": "noise",
+  "new_key": "noise",
   "Plan": "plan",
   **dict.fromkeys(_SAMPLERS, "sampling"),
   "clip_and_noise": "transforms",
   **dict.fromkeys(("Batch", "ClippedSum", "Example", "NeighboringRelation"), "types"),
+  "PerExampleGrads": "types",
   "UserError": "validate",
 }
 

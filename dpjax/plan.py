@@ -9,20 +9,88 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import secrets
+import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 from dp_accounting import DpEvent, NonPrivateDpEvent
+from jax import core
 
 from dpjax import accounting, gradients, noise, sampling, transforms, validate
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.mechanisms.noisy_means import NoisyMeans
+from dpjax.noise.correlated import CorrelatedNoiseState
 from dpjax.transforms import accumulation
 from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError
+
+_FAR_OFF = 4.0  # a divisor beyond this multiple of the expected batch size is a mistake
+
+
+def _size_of(data: Indexed) -> int:
+  """Number of rows; UserError where there are none, or nobody can tell."""
+  try:
+    size = len(data)
+  except TypeError:
+    size = None
+  if size is None:
+    raise UserError(f"{_needs(data)}, which has no len()")
+  if not size:
+    raise UserError(f"data: must hold at least one row, {type(data).__name__} holds none")
+  return size
+
+
+def _needs(data: object) -> str:
+  kind = type(data)
+  return (
+    "data: needs len() and data[indices] that returns a tree of arrays, each with a leading axis "
+    f"of len(indices); got {kind.__module__.partition('.')[0]}.{kind.__name__}"
+  )
+
+
+def _rows_of(data: Indexed, indices: np.ndarray) -> Any:
+  """`data[indices]`, checked. No error tells the indices: who was drawn is a secret."""
+  failure = ""
+  try:
+    examples = data[indices]
+  except UserError:
+    raise
+  except Exception as error:  # whatever it is, its text may hold what was looked for
+    examples = None
+    failure = type(error).__name__
+  if failure:  # outside of the handler, so that the error keeps nothing of the other one
+    raise UserError(f"{_needs(data)}, whose data[indices] raised {failure}")
+  leaves = jax.tree.leaves(examples)
+  if not leaves:
+    raise UserError(f"{_needs(data)}, whose data[indices] holds no array")
+  for leaf in leaves:
+    shape = getattr(leaf, "shape", None)
+    is_text = getattr(getattr(leaf, "dtype", None), "kind", "") in ("O", "S", "U")
+    # What selects by label, such as a pandas Series, has `iloc` to select by place.
+    if shape is None or is_text or hasattr(leaf, "iloc"):
+      kind = f"arrays of {leaf.dtype}" if is_text else type(leaf).__name__
+      raise UserError(
+        f"{_needs(data)}, which returns {kind}; make it .with_format('numpy') (Hugging Face) or "
+        ".to_numpy() (pandas)"
+      )
+    if tuple(shape[:1]) != (len(indices),):
+      raise UserError(
+        f"{_needs(data)}, which returns {tuple(shape)} for {len(indices)} indices"
+      )
+  return examples
+
+
+class Spent(NamedTuple):
+  """What the updates that ran have cost: `Plan.spent`."""
+
+  steps: int  # updates with noise
+  epsilon: float
+  delta: float
+  statement: str  # the guarantee in words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +103,8 @@ class Plan:
     l2_clip_norm: bound on one example's gradient, a prefix tree of bounds, or a
       `dpjax.Clip`, which also says by which rule, and by which schedule; the plan holds the
       `Clip` of all three. What an adaptive rule releases is charged with every step.
-    normalize_by: public divisor of the noisy sum: the expected batch size.
+    normalize_by: public divisor of the noisy sum: the expected batch size, or 1 for the sum.
+      `batches` warns of one that is far off.
     num_steps: updates that the plan pays for.
     delta: of the guarantee; `OVERFLOW_SHARE` of it pays for draws above the capacity.
     neighboring_relation: "" for the sampler's own.
@@ -154,6 +223,80 @@ class Plan:
       accountant=unit.accountant,
     )
     return dataclasses.replace(unit, noise_multiplier=noise_multiplier)
+
+  @classmethod
+  def for_data(
+    cls,
+    data: Indexed,
+    *,
+    batch_size: int,
+    epochs: float,
+    epsilon: float,
+    delta: float,
+    l2_clip_norm: gradients.Clip | ArrayTree,
+    num_examples: int | None = None,
+    **options: Any,
+  ) -> Plan:
+    """The plan of a Poisson-sampled run, from its expected batch size and its epochs.
+
+    Sampling probability (batch_size / n), capacity, divisor (batch_size) and number of steps
+    (epochs * n / batch_size, rounded) follow from those two numbers and a size n.
+
+    Under add-or-remove-one the size of the data is private, so n is a number that was declared
+    without looking: `num_examples`, else the `nominal_size` of a `dpjax.data.Dataset`. Under
+    the other relations both neighbours have one size, and n is len(data).
+
+    Args:
+      data: what `batches` will draw from.
+      batch_size: expected number of examples in a step.
+      epochs: expected number of steps of each example.
+      epsilon, delta: of the guarantee; the noise is the least that keeps it.
+      l2_clip_norm: bound on one example's gradient, as for the plan.
+      num_examples: n, declared. None: as above.
+      options: further fields of the plan, such as `neighboring_relation` and `slices`.
+
+    Raises:
+      UserError: no declared size under add-or-remove-one; a batch size above n; epsilon or
+        another number out of its range.
+
+    >>> plan = Plan.for_data(np.zeros((1_000, 2)), batch_size=100, epochs=3, epsilon=2.0,
+    ...   delta=1e-5, l2_clip_norm=1.0, num_examples=1_000)
+    >>> plan.sampler.prob, plan.normalize_by, plan.num_steps, plan.epsilon() <= 2
+    (0.1, 100, 30, True)
+    """
+    validate.integer_at_least(1, batch_size=batch_size)
+    validate.positive(epochs=epochs)
+    relation = options.get("neighboring_relation") or NeighboringRelation.ADD_OR_REMOVE_ONE
+    size = num_examples
+    if size is None and relation != NeighboringRelation.ADD_OR_REMOVE_ONE:
+      size = _size_of(data)
+    if size is None:
+      size = getattr(data, "nominal_size", None)
+    if size is None:
+      raise UserError(
+        "num_examples=None: must be declared, a constant that no record changes, because "
+        "add_or_remove_one hides len(data); or neighboring_relation='replace_special'"
+      )
+    validate.integer_at_least(1, num_examples=size)
+    if batch_size > size:
+      raise UserError(f"batch_size={batch_size}: must be <= num_examples={size}")
+    if "sampler" in options or "normalize_by" in options or "num_steps" in options:
+      raise UserError(
+        "for_data: sampler, normalize_by and num_steps follow from batch_size and epochs; to "
+        "choose them use Plan.calibrated"
+      )
+    steps = max(1, round(epochs * size / batch_size))
+    plan = cls.calibrated(
+      epsilon=epsilon,
+      delta=delta,
+      # The noise does not depend on the capacity, which is chosen for it below.
+      sampler=sampling.PoissonSampler(prob=batch_size / size, capacity=size),
+      num_steps=steps,
+      l2_clip_norm=l2_clip_norm,
+      normalize_by=batch_size,
+      **options,
+    )
+    return dataclasses.replace(plan, sampler=plan.fitted_sampler(size))
 
   @property
   def is_private(self) -> bool:
@@ -320,21 +463,30 @@ class Plan:
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
     """`dpjax.clip_and_noise` with this plan's numbers, or the kin that its clip asks for.
 
-    Put it first in a chain: what stands before it sees all examples of a batch, and would let one
-    change the gradients of the others. With slices > 1 give the chain to `accumulated`.
+    Put it first in `optax.chain`, in no wrapper: what stands before it sees all examples of a
+    batch, and would let one change the gradients of the others. Optax there ends in one line.
+    With slices > 1 give the chain to `accumulated`.
+
+    Its `update(grads, state, params, mask=batch.mask)` takes a `ClippedSum` of `clipped_grad`,
+    which knows its mask, or gradients of `dpjax.per_example_grads`; bare arrays go through
+    `dpjax.stacked`. Its state counts the updates (`spent`): one beyond `num_steps` raises, and
+    is NaN under jit. Each update needs the state that the one before gave: the same state
+    twice draws the same noise twice, which nothing can see. Nor can it see how rows were drawn:
+    epsilon is that of `batches`, not of rows of your own with mask=True.
 
     Args:
       key: of the noise, for ONE run on ONE data set. It is the caller's, and no transform
         sees the whole data, so it cannot be checked here: two runs with one key, on data or
         settings that differ in anything, have the same noise, and the difference of what
         they release is exact. Give every run a key of its own:
-        `dpjax.noise.source.new_key()`, or a seed that no other run has.
+        `dpjax.new_key()`, or a seed that no other run has.
     """
     numbers: dict[str, Any] = dict(
       l2_clip_norm=self.l2_clip_norm,
       noise_multiplier=self.noise_multiplier,
       normalize_by=self.normalize_by,
       key=key,
+      num_steps=self.num_steps,
     )
     return accumulation.whole_steps_only(self._transform(numbers), self.slices)
 
@@ -343,8 +495,71 @@ class Plan:
       return transforms.adaptive_clip_and_noise(**numbers)
     numbers["noise_shape"] = self.noise_shape
     if self.noise_shape.by_step:
-      return transforms.clip_and_correlated_noise(**numbers, num_steps=self.num_steps)
+      return transforms.clip_and_correlated_noise(**numbers)
     return transforms.clip_and_noise(**numbers)
+
+  def spent(
+    self,
+    opt_state: optax.OptState,
+    *,
+    delta: float | None = None,
+    num_examples: int | None = None,
+  ) -> Spent:
+    """What the updates cost that this optimizer state has counted, whatever was planned.
+
+    Args:
+      opt_state: of the chain that `transform` is in, or anything that holds it, such as the
+        state of `training.dp_sgd`; also one that was restored from a checkpoint.
+      delta: of the guarantee; None for the plan's.
+      num_examples: a public size for the statement, as in `statement`.
+
+    Guarantee: for a run on `batches` from step 0, in which each update was given the state of
+    the one before.
+
+    Raises:
+      UserError: a state without the noise of a private transform, or with several; more steps
+        than the plan has; called under jit.
+
+    >>> import optax
+    >>> plan = Plan(sampler=sampling.PoissonSampler(prob=0.5, capacity=4), l2_clip_norm=1.0,
+    ...   noise_multiplier=1.0, normalize_by=2, num_steps=3, delta=1e-5)
+    >>> tx = optax.chain(plan.transform(jax.random.key(0)), optax.adam(0.1))
+    >>> params = jax.numpy.zeros(2)
+    >>> grads = gradients.stacked(jax.numpy.ones((4, 2)), mask=True)
+    >>> _, opt_state = tx.update(grads, tx.init(params), params)
+    >>> spent = plan.spent(opt_state)
+    >>> spent.steps, spent.epsilon == plan.epsilon(steps=1) < plan.epsilon()
+    (1, True)
+    """
+    counted = (noise.NoiseState, CorrelatedNoiseState)
+    is_noise = lambda part: isinstance(part, counted)
+    parts = jax.tree.leaves(opt_state, is_leaf=is_noise)
+    states = [part for part in parts if is_noise(part)]
+    if len(states) != 1:
+      raise UserError(
+        f"opt_state: must hold the state of one plan.transform, found {len(states)}; give the "
+        "state that tx.init and tx.update return, of one run"
+      )
+    if isinstance(states[0].count, core.Tracer):
+      raise UserError("opt_state: is traced; call plan.spent outside of jit")
+    counts = np.unique(
+      np.asarray(states[0].count)
+    )  # several of a state that was replicated
+    if counts.size != 1:
+      raise UserError(f"opt_state: its copies count {counts.tolist()} steps")
+    steps = int(counts[0])
+    if steps > self.num_steps:
+      raise UserError(
+        f"opt_state: counts {steps} steps: must be <= num_steps={self.num_steps} of the plan"
+      )
+    delta = self.delta if delta is None else delta
+    at_delta = dataclasses.replace(self, delta=delta) if delta != self.delta else self
+    return Spent(
+      steps=steps,
+      epsilon=self.epsilon(delta, steps),
+      delta=delta,
+      statement=at_delta.statement(num_examples, steps),
+    )
 
   def clipped_grad(self, loss_fn: LossFn, **options: Any) -> gradients.ClippedGrad:
     """`dpjax.clipped_grad` with this plan's clip norm; feed its result to `transform`.
@@ -415,35 +630,70 @@ class Plan:
     slots, needed = self.sampler.slots, self.fitted_sampler(num_examples).slots
     return needed if slots < min(needed, num_examples + 1) else 0
 
-  def batches(self, data: Indexed, rng: int, start: int = 0) -> Iterator[Batch]:
+  def batches(
+    self, data: Indexed, rng: int | None = None, start: int = 0
+  ) -> Iterator[Batch]:
     """Padded, masked batches for steps start .. num_steps - 1, each a function of
     (rng, step) alone. With slices > 1, each step's draw comes as that many batches in a
     row, and every drawn example is in exactly one of them.
 
     Args:
-      data: anything with `len()` whose `data[indices]` is a tree of stacked examples. Rows
-        that its `present` [n] (where it has one) calls empty are drawn, and contribute zero.
-        Its `nominal_size` (where it has one) is the number that the capacity is checked for.
-      rng: integer seed of the sampler; 128 bits or more for a release. As the key of
-        `transform`, of one run on one data set: the costs of runs add up only where they
-        sample independently. The batches are a function of (rng, step), not of the data, so
+      data: anything with `len()` whose `data[indices]` is a tree of arrays, each with a
+        leading axis of len(indices): an array, a `dpjax.data.Dataset`, a torch TensorDataset, a
+        Hugging Face data set `.with_format("numpy")`, a class of your own. Rows that its
+        `present` [n] (where it has one) calls empty are drawn, and contribute zero. Its
+        `nominal_size` (where it has one) is the number that the capacity is checked for.
+      rng: integer seed of the sampler; 128 bits or more for a release. None: 128 fresh bits of
+        the operating system, which nobody can draw again. As the key of `transform`, it is of
+        one run on one data set: the costs of runs add up only where they sample independently.
+        The batches are a function of (rng, step), not of the data, so
         that they are the same wherever the data are kept.
       start: first step, to go on where a run stopped.
 
     Raises:
-      UserError: the sampler's capacity is too small for these data.
+      UserError: the sampler's capacity is too small for these data; they have no rows, or
+        cannot be read by place, now or at a later step, with no word of which were drawn.
+      UserWarning: `normalize_by` is far from the expected number of rows. That costs no
+        privacy, and scales the updates.
     """
+    if rng is None:
+      validate.integer_in(0, 0, start=start)  # what stopped cannot be drawn again
+      rng = secrets.randbits(128)
     validate.integer_at_least(0, rng=rng, start=start)
-    num_examples, present = len(data), getattr(data, "present", None)
-    self.check_capacity(num_examples, getattr(data, "nominal_size", None))
+    num_examples = _size_of(data)
+    present = getattr(data, "present", None)
+    declared = getattr(data, "nominal_size", None)
+    self.check_capacity(num_examples, declared)
+    # What cannot be read is told now, by place 0, which padding repeats: it tells of no draw.
+    _rows_of(data, np.zeros(1, np.int64))
+    self._warn_of_divisor(declared or num_examples)
 
     def generate() -> Iterator[Batch]:
       for step in range(start, self.num_steps):
         drawn = sampling.taken(self.sampler, num_examples, seed=rng, step=step)
         for indices, mask in sampling.slices(drawn, self.sampler.slots, self.slices):
-          yield Batch(data[indices], mask if present is None else mask & present[indices])
+          examples = _rows_of(data, indices)
+          yield Batch(examples, mask if present is None else mask & present[indices])
 
     return generate()
+
+  def _warn_of_divisor(self, num_examples: int) -> None:
+    sampler = self.sampler
+    if not isinstance(sampler, sampling.PaddedSampler | sampling.FixedSizeSampler):
+      return
+    is_padded = isinstance(sampler, sampling.PaddedSampler)
+    expected = sampler.rate * num_examples if is_padded else sampler.slots
+    factor = self.normalize_by / expected
+    if self.normalize_by == 1:  # the sum itself is wanted
+      return
+    if not 1 / _FAR_OFF <= factor <= _FAR_OFF:
+      name = type(sampler).__name__
+      word = "small" if factor > 1 else "large"
+      warnings.warn(
+        f"normalize_by={self.normalize_by!r}: is {factor:.2g} times the expected batch size of "
+        f"{name}, so updates are that much too {word}; Plan.for_data chooses the divisor",
+        stacklevel=3,
+      )
 
   @property
   def l2_bound(self) -> float:

@@ -12,9 +12,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy.typing
 import optax
+
+from dpjax import sealed
+from dpjax.sealed import PerExampleGrads as PerExampleGrads
 
 Array = jax.Array
 ArrayLike = jax.typing.ArrayLike  # an array of JAX or NumPy, or a number
@@ -81,22 +83,17 @@ class Batch(NamedTuple):
   mask: Any  # [capacity] bool
 
 
-def _seal() -> Array:
-  return jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32), impl="threefry2x32")
-
-
-@jax.tree_util.register_dataclass
+@sealed.registered
 @dataclasses.dataclass(frozen=True)
-class ClippedSum:
+class ClippedSum(metaclass=sealed.Sealed):
   """The sum of clipped per-example gradients, with the bound it was clipped to.
 
   `norms` and `losses` are per example and NOT private: never release them.
 
   `l2_bound` is static (part of the type, not an array), so that a transform which
   adds noise for another bound refuses while it is traced. It would not follow a sum that was
-  scaled: a leaf that no arithmetic takes, `seal`, makes JAX raise where a transform of all
-  leaves is put before the private one in a chain (`optax.chain(optax.scale(9.0), private)`).
-  One that chooses leaves (`optax.masked` without parameters) is not seen.
+  scaled. So Optax may not take it apart (`dpjax.sealed`), and one leaf, `seal`, takes no
+  arithmetic: JAX raises where anybody else computes with all leaves.
   """
 
   total: Updates  # sum_i mask_i * clip(g_i); params-shaped, at least float32
@@ -108,7 +105,7 @@ class ClippedSum:
   mask: Any = None  # [B] bool, the one that was applied; None where it is not known
   # slices of a step that it adds up, each of one draw of rows
   slices: int = dataclasses.field(default=1, metadata={"static": True})
-  seal: Array = dataclasses.field(default_factory=_seal)  # [] a key that nobody draws from
+  seal: Any = dataclasses.field(default_factory=sealed.seal)  # [] takes no arithmetic
 
 
 class Algorithm(NamedTuple):

@@ -7,7 +7,9 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LAYERS = (
-  {"types", "validate", "passes", "allocator"},
+  {"validate"},
+  {"sealed"},  # which types hold
+  {"types", "passes", "allocator"},
   {"run_code"},  # what a run is made of
   {"names", "trees", "markdown", "random_images"},
   {"processes"},  # of one run

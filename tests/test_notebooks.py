@@ -56,10 +56,11 @@ def test_the_notebook_holds_the_readme_text():
   """The lines that README and the architecture promise are the lines that run here."""
   source = (_FOLDER / "dp_sgd_in_15_lines.ipynb").read_text()
   for line in (
-    "dpjax.per_example_grads(dpjax.losses.softmax_cross_entropy(model.apply))",
-    "optax.chain(plan.transform(jax.random.key(1)), optax.sgd(0.5, momentum=0.9))",
-    "tx.update(grads, opt_state, params, mask=batch.mask)",
-    "plan.batches(train, rng=2)",
-    "plan.epsilon(delta=1e-5), dpjax.accuracy(model.apply, params, test)",
+    "dpjax.Plan.for_data(",
+    "plan.clipped_grad(dpjax.losses.softmax_cross_entropy(model.apply))",
+    "optax.chain(plan.transform(dpjax.new_key()), optax.sgd(0.5, momentum=0.9))",
+    "tx.update(grad_fn(params, batch), opt_state, params)",
+    "plan.batches(train)",
+    "plan.spent(opt_state).epsilon, dpjax.accuracy(model.apply, params, test)",
   ):
     assert line in source

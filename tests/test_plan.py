@@ -189,9 +189,8 @@ def test_the_transform_and_the_clipped_grad_carry_the_plans_numbers():
   assert plan.clipped_grad(lambda w, x: w * x).sensitivity("add_or_remove_one") == 0.25
   tx = plan.transform(jax.random.key(0))
   params = np.zeros(20_000, np.float32)
-  update, _ = tx.update(
-    np.zeros((1, 20_000), np.float32), tx.init(params), params, mask=np.ones(1, bool)
-  )
+  grads = dpjax.stacked(np.zeros((1, 20_000), np.float32))
+  update, _ = tx.update(grads, tx.init(params), params, mask=np.ones(1, bool))
   assert np.std(update) == pytest.approx(2.0 * 0.25 / 10, rel=0.02)
 
 

@@ -11,7 +11,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax import Plan, accounting, mechanisms, sampling
+from dpjax import Plan, accounting, gradients, mechanisms, sampling
 from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape, correlated
 from dpjax.runs import promise
@@ -125,7 +125,8 @@ def test_p17_one_key_for_statistics_and_steps_shares_no_noise(kind, bands):
   key, zeros = jax.random.key(0), jnp.zeros((3, 400))
   means = plan.statistics(key, zeros)[:2]
   tx, rows = plan.transform(key), []
-  update = jax.jit(lambda s: tx.update(zeros, s, zeros[0], mask=jnp.zeros(3, bool)))
+  grads = gradients.stacked(zeros)
+  update = jax.jit(lambda s: tx.update(grads, s, zeros[0], mask=jnp.zeros(3, bool)))
   state = tx.init(zeros[0])
   for _ in range(plan.num_steps):
     out, state = update(state)

@@ -213,7 +213,7 @@ def gradient_scores(
   moved = jax.tree.map(lambda a, b: jnp.asarray(b) - jnp.asarray(a), after, before)
 
   def along(batch: Example) -> jax.Array:
-    _, grads = gradients.per_example_grads(loss_fn)(before, batch)
+    _, grads = gradients.stacked_arrays(loss_fn)(before, batch)
     rows = [g.reshape(g.shape[0], -1) for g in jax.tree.leaves(grads)]
     flat = jnp.concatenate(rows, axis=1)
     total = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(moved)])

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import validate
+from dpjax import gradients, validate
 from dpjax.auditing.canaries import Canaries, split_scores
 from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.plan import Plan
@@ -113,7 +113,8 @@ def gradient_canaries(
   @jax.jit
   def step(state, ids, signs, mask):
     grads = length * signs[:, None] * jax.nn.one_hot(ids, num_canaries)  # [slots, m]
-    return tx.update(grads, state, jnp.zeros(num_canaries), mask=mask)
+    offered: Any = gradients.stacked(grads)
+    return tx.update(offered, state, jnp.zeros(num_canaries), mask=mask)
 
   state, total = tx.init(jnp.zeros(num_canaries)), np.zeros(num_canaries)
   for batch in plan.batches(_records(plan, coins), rng=seed):

@@ -261,7 +261,8 @@ def divisor(subject: Subject) -> Row:
   def update(mask):
     tx = subject.transform(key)
     state = tx.init(subject.params)
-    return tx.update(grads, state, subject.params, mask=mask)[0]
+    offered = gradients.stacked(grads)
+    return tx.update(offered, state, subject.params, mask=mask)[0]
 
   def seen(k):
     moved = jax.tree.map(

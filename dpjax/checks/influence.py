@@ -271,7 +271,8 @@ def _dropped_from_stack(subject: Subject) -> Iterator[float]:
   @jax.jit
   def update(grads, mask):
     tx = subject.transform(key)
-    return tx.update(grads, tx.init(subject.params), subject.params, mask=mask)[0]
+    offered = gradients.stacked(grads)
+    return tx.update(offered, tx.init(subject.params), subject.params, mask=mask)[0]
 
   def spoil(tree, value, whole):
     leaves, treedef = jax.tree.flatten(tree)

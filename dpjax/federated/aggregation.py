@@ -29,7 +29,6 @@ from dpjax import gradients, noise, transforms, trees, validate
 from dpjax.federated.client import NOISE_KEY, ClientAlgorithm, Sent
 from dpjax.plan import Plan
 from dpjax.transforms.adaptive_clipping import centred_count
-from dpjax.transforms.clip_scale import unscaled
 from dpjax.types import Array, ArrayTree, ClipLike, ClippedSum
 from dpjax.validate import UserError
 
@@ -162,7 +161,8 @@ def dp_mean(
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
     mask, weights = _checked(messages, mask, weights)
     weighted, mask = at_least_one((_weighted(messages, weights), mask))
-    return transform.update(weighted, state, None, mask=mask)
+    offered: Any = gradients.stacked(weighted)
+    return transform.update(offered, state, None, mask=mask)
 
   if l2_clip_norm is None:
     return Aggregator(transform.init, update, private=True)
@@ -173,7 +173,7 @@ def dp_mean(
     zeros = jnp.zeros(mask.shape, jnp.float32)
     weighted, scale = _weighted(messages, weights), transforms.clip_scale(state)
     if scale is not None:  # a public number, from what earlier rounds have released
-      weighted = unscaled(weighted, scale)
+      weighted = jax.tree.map(lambda leaf: leaf / scale, weighted)
     summed = gradients.clip_and_sum(weighted, zeros, mask, clip)
     return summed.total, centred_count(summed) if clip.rule.adapts else None
 

@@ -27,3 +27,5 @@ from dpjax.gradients.per_example import METHODS as METHODS
 from dpjax.gradients.per_example import ClippedGrad as ClippedGrad
 from dpjax.gradients.per_example import clipped_grad as clipped_grad
 from dpjax.gradients.per_example import per_example_grads as per_example_grads
+from dpjax.gradients.per_example import stacked as stacked
+from dpjax.gradients.per_example import stacked_arrays as stacked_arrays

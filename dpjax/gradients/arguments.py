@@ -32,7 +32,12 @@ def checked_mask(mask: ArrayLike | None, size: int) -> Array:
   """
   if mask is None:
     raise UserError(_NO_MASK)
-  mask = jnp.asarray(mask)
+  try:
+    mask = jnp.asarray(mask)
+  except (TypeError, ValueError):  # text, objects, rows of several lengths
+    raise UserError(
+      f"mask={mask!r:.60}: must be a bool array [{size}], such as batch.mask, or True"
+    ) from None
   if mask.dtype != bool:
     raise UserError(f"mask.dtype={mask.dtype}: must be bool")
   if mask.shape not in ((), (size,)):

@@ -32,17 +32,18 @@ from dpjax.types import (
   LossFn,
   NeighboringRelation,
   Params,
+  PerExampleGrads,
 )
 
 METHODS = ("auto", "vmap", "ghost")
 
 
-def _batch_size(batch: Any) -> int:
-  sizes = {leaf.shape[:1] for leaf in jax.tree.leaves(batch)}  # () for a scalar
+def _batch_size(batch: Any, name: str = "batch") -> int:
+  sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}  # () for a scalar
   if len(sizes) != 1 or () in sizes:
     found = sorted(map(str, sizes)) or "no arrays"
     raise validate.UserError(
-      f"batch: every leaf needs the same leading axis, found {found}"
+      f"{name}: every leaf needs the same leading axis, found {found}"
     )
   return sizes.pop()[0]
 
@@ -53,30 +54,74 @@ def _check_params(params: Any) -> None:
     raise validate.UserError("params: must hold at least one array")
 
 
+def stacked(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
+  """Gradients that you computed per example, in the form that a private transform takes.
+
+  The explicit way for bare arrays, such as those of `jax.vmap(jax.grad(loss_fn))`. Calling it
+  says: row i of every leaf follows from example i alone, and no other row from that example.
+  Nothing can check that, and the guarantee rests on it.
+
+  Args:
+    grads: leaves [B, *param], real floating point.
+    mask: [B] bool, False for padding, or True; None where the transform is given it.
+
+  Raises:
+    UserError: a leaf that is not real floating point; a mask that is not bool.
+
+  >>> grads = stacked({"w": jnp.ones((3, 2))})
+  >>> grads.arrays["w"].shape
+  (3, 2)
+  """
+  if isinstance(grads, PerExampleGrads | ClippedSum):
+    raise validate.UserError(
+      f"grads: must be bare arrays, not {type(grads).__name__}, which the transform takes as it is"
+    )
+  check_real(grads=grads)
+  if mask is not None:
+    mask = checked_mask(mask, _batch_size(grads, "grads"))
+  return PerExampleGrads.of(grads, mask)
+
+
 def per_example_grads(
   loss_fn: LossFn,
-) -> Callable[[Params, Any], tuple[Array, Params]]:
+) -> Callable[[Params, Any], tuple[Array, PerExampleGrads]]:
   """Gradient of each example's loss on its own.
 
   Args:
     loss_fn: `(params, example) -> scalar`, for ONE example (no batch axis).
 
   Returns:
-    `(params, batch) -> (losses [B], grads)` with grad leaves [B, *param], in float32 where
-    the parameter's own type is less. Neither is private: pass the gradients to `dpjax.clip_and_noise`, with the batch's mask. Rows of
+    `(params, batch) -> (losses [B], grads)`. Neither is private: pass the gradients to
+    `plan.transform` or `dpjax.clip_and_noise`, with the batch's mask; those of a
+    `dpjax.types.Batch` know it. They are sealed: `grads.arrays` is the tree of leaves
+    [B, *param] to look at, in float32 where the parameter's own type is less. Rows of
     padding have gradients like any other.
 
   Raises:
     UserError: a parameter that is not real floating point, a loss that is not a scalar.
 
   >>> loss_fn = lambda w, example: 0.5 * (w - example) ** 2
-  >>> per_example_grads(loss_fn)(jnp.float32(1.0), jnp.array([0.0, 3.0]))
+  >>> losses, grads = per_example_grads(loss_fn)(jnp.float32(1.0), jnp.array([0.0, 3.0]))
+  >>> losses, grads.arrays
   (Array([0.5, 2. ], dtype=float32), Array([ 1., -2.], dtype=float32))
   """
+  unsealed = stacked_arrays(loss_fn)
+
+  def grads(params: Params, batch: Any) -> tuple[Array, PerExampleGrads]:
+    examples, mask = examples_and_mask(batch, None)
+    losses, arrays = unsealed(params, examples)
+    if mask is not None:
+      mask = checked_mask(mask, losses.shape[0])
+    return losses, PerExampleGrads.of(arrays, mask)
+
+  return grads
+
+
+def stacked_arrays(loss_fn: LossFn) -> Callable[[Params, Any], tuple[Array, Params]]:
+  """`per_example_grads` as bare arrays, for what clips them itself."""
   grad_fn = jax.vmap(jax.value_and_grad(loss_fn), in_axes=(None, 0))
 
   def grads(params: Params, batch: Any) -> tuple[Array, Params]:
-    batch, _ = examples_and_mask(batch, None)
     batch = jax.tree.map(jnp.asarray, batch)
     size = _batch_size(batch)
     _check_params(params)
@@ -165,7 +210,7 @@ class ClippedGrad:
     return memory.microbatch(self.memory_budget, estimate, batch_size)
 
   def _stacked(self, params, batch, mask):
-    losses, grads = per_example_grads(self.loss_fn)(params, batch)  # [B], [B, *param]
+    losses, grads = stacked_arrays(self.loss_fn)(params, batch)  # [B], [B, *param]
     clip, unit = self.l2_clip_norm, self.rescale_to_unit_norm
     return clipping.clip_and_sum(grads, losses, mask, clip, rescale_to_unit_norm=unit)
 

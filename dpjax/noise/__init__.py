@@ -11,3 +11,4 @@ from dpjax.noise.gaussian import init as init
 from dpjax.noise.gaussian import key_id as key_id
 from dpjax.noise.shape import WHITE as WHITE
 from dpjax.noise.shape import NoiseShape as NoiseShape
+from dpjax.noise.source import new_key as new_key

@@ -16,7 +16,8 @@ import numpy as np
 
 from dpjax import trees
 from dpjax.noise import source
-from dpjax.types import ArrayTree
+from dpjax.types import Array, ArrayTree
+from dpjax.validate import UserError
 
 
 class NoiseState(NamedTuple):
@@ -46,13 +47,47 @@ def gaussian(key: jax.Array, like: ArrayTree, std: float) -> Any:
   return source.gaussian(key, like, std)
 
 
-def add_gaussian(state: NoiseState, tree: ArrayTree, std: float) -> tuple[Any, NoiseState]:
+def check_paid(count: Array, num_steps: int) -> None:
+  """Raises where step `count`, from 0, was not accounted for; one that is traced passes unseen,
+  and `poisoned` makes what it gives NaN.
+
+  >>> check_paid(jnp.int32(20), 20)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: step=20: the noise was accounted for num_steps=20 steps only
+  """
+  try:
+    done = int(count)
+  except jax.errors.ConcretizationTypeError:
+    return
+  if done >= num_steps:
+    raise UserError(
+      f"step={done}: the noise was accounted for num_steps={num_steps} steps only"
+    )
+
+
+def poisoned(noisy: ArrayTree, count: Array, num_steps: int) -> Any:
+  """The tree, NaN throughout where step `count` was not accounted for: no number is released
+  that nobody paid for.
+
+  >>> poisoned(jnp.ones(2), jnp.int32(20), 20)
+  Array([nan, nan], dtype=float32)
+  """
+  paid = count < num_steps
+  return jax.tree.map(lambda leaf: jnp.where(paid, leaf, jnp.nan), noisy)
+
+
+def add_gaussian(
+  state: NoiseState, tree: ArrayTree, std: float, *, num_steps: int | None = None
+) -> tuple[Any, NoiseState]:
   """tree + N(0, std^2 I), and the state for the next draw.
 
   Args:
     state: key and count.
     tree: leaves are cast to at least float32 before the noise is added.
     std: standard deviation, in the units of `tree`; 0 returns the tree itself.
+    num_steps: draws that were accounted for. A later one raises, or is NaN where the count is
+      traced. None: the caller counts.
 
   With a release key (`dpjax.noise.source`) the noisy tree is rounded to a public grid.
 
@@ -60,15 +95,17 @@ def add_gaussian(state: NoiseState, tree: ArrayTree, std: float) -> tuple[Any, N
   >>> total, int(state.count)
   (Array([1., 1.], dtype=float32), 1)
   """
-  tree = source.as_floats(tree)
-  after = NoiseState(state.key, state.count + 1)
-  if std == 0:
-    return tree, after
-  noise = gaussian(jax.random.fold_in(state.key, state.count), tree, std)
-  noisy = trees.add(tree, noise)
-  if source.is_secure(state.key):
-    noisy = source.snap(noisy, source.grid_step(std))
-  return noisy, after
+  if num_steps is not None:
+    check_paid(state.count, num_steps)
+  noisy = source.as_floats(tree)
+  if std != 0:
+    noise = gaussian(jax.random.fold_in(state.key, state.count), noisy, std)
+    noisy = trees.add(noisy, noise)
+    if source.is_secure(state.key):
+      noisy = source.snap(noisy, source.grid_step(std))
+  if num_steps is not None:
+    noisy = poisoned(noisy, state.count, num_steps)
+  return noisy, NoiseState(state.key, state.count + 1)
 
 
 def key_id(key: jax.Array) -> str:

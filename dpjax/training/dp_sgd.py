@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from dpjax import gradients, sampling, transforms, validate
+from dpjax import gradients, sampling, transforms, trees, validate
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, Array, Batch, ClippedSum, LossFn, Params
 from dpjax.validate import UserError
@@ -95,7 +95,9 @@ def dp_sgd(
     plan: clip norm, noise and divisor; also yields the batches.
     tx: optimizer; sees only the privatised gradient, and no extra argument such as the mask,
       whose sum is a secret, so it costs no privacy.
-    noise_key: typed key of the noise.
+    noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`, or a seed that no other
+      run has. Two runs with one key have the same noise, and the difference of what they
+      release is exact.
     example_key: typed key from which every example of every step gets its own
       `example.key` (augmentation, dropout); None leaves `example.key` as it is.
     ema_decay: keep an exponential average of the parameters (post-processing: free).
@@ -112,7 +114,8 @@ def dp_sgd(
     batches come best as `gradients.split_rows` places them, for then no device gets all.
 
   Guarantee: the sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one
-  example, for the steps and sampler of the plan. StepInfo is not private.
+  example, for the steps and sampler of the plan. StepInfo is not private. A step beyond the
+  plan raises, and gives NaN under jit; `plan.spent(state)` says what the steps so far cost.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,
@@ -125,6 +128,8 @@ def dp_sgd(
   """
   if ema_decay is not None:
     validate.open_unit(ema_decay=ema_decay)
+  if example_key is not None and (not trees.is_key(example_key) or example_key.ndim):
+    raise UserError(f"example_key={example_key!r:.60}: must be ONE typed key, or None")
   options: dict[str, Any] = dict(
     method=method, microbatch_size=microbatch_size, memory_budget=memory_budget, mesh=mesh
   )

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import gradients, trees, validate
-from dpjax.transforms.clipped import clipped_sum
+from dpjax.transforms.clipped import check_whole, clipped_sum
 from dpjax.transforms.group_noise import check_groups
 from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
@@ -46,7 +46,7 @@ def accumulate(
     slots: rows of each slice; other sizes are then refused.
 
   Returns:
-    A transform that takes stacked gradients with `mask=`, or a ClippedSum, of one slice.
+    A transform that takes `per_example_grads` with `mask=`, or a ClippedSum, of one slice.
     Its updates are zero but for the last slice of each logical step.
 
   Guarantee: that of `tx` for the whole logical batch, provided that no example is in two of
@@ -58,8 +58,9 @@ def accumulate(
   ...   l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=2, key=jax.random.key(0))
   >>> tx = accumulate(private, every=2, l2_clip_norm=1.0)
   >>> state, mask = tx.init(jnp.zeros(2)), jnp.array([True])
-  >>> first, state = tx.update(jnp.array([[3.0, 4.0]]), state, mask=mask)
-  >>> first, tx.update(jnp.array([[0.0, 1.0]]), state, mask=mask)[0]
+  >>> slices = [gradients.stacked(jnp.array([row])) for row in ([3.0, 4.0], [0.0, 1.0])]
+  >>> first, state = tx.update(slices[0], state, mask=mask)
+  >>> first, tx.update(slices[1], state, mask=mask)[0]
   (Array([0., 0.], dtype=float32), Array([0.3, 0.9], dtype=float32))
   """
   validate.integer_at_least(1, every=every)
@@ -69,6 +70,7 @@ def accumulate(
   empty = jnp.zeros(0)
 
   def init_fn(params) -> AccumulateState:
+    check_whole(params=params)
     total = jax.tree.map(lambda p: jnp.zeros_like(trees.at_least_float32(p)), params)
     return AccumulateState(tx.init(params), total, jnp.zeros((), jnp.int32))
 

@@ -36,7 +36,7 @@ import optax
 from dpjax import accounting, gradients, noise, trees, validate
 from dpjax.transforms.clip_and_noise import checked_clip
 from dpjax.transforms.clip_scale import ScaledState, unscaled
-from dpjax.transforms.clipped import clipped_sum
+from dpjax.transforms.clipped import check_whole, clipped_sum
 from dpjax.transforms.group_noise import noise_std
 from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
@@ -149,6 +149,7 @@ def adaptive_clip_and_noise(
   noise_multiplier: float,
   normalize_by: float,
   key: jax.Array,
+  num_steps: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """`clip_and_noise` with a clip norm that follows a quantile of the gradient norms.
 
@@ -160,9 +161,10 @@ def adaptive_clip_and_noise(
       is smaller; `dpjax.Plan` does so.
     normalize_by: public divisor of the noisy sum.
     key: a typed key; one draw per step serves the sum and the count.
+    num_steps: as for `clip_and_noise`.
 
   Returns:
-    A transform that takes stacked gradients with `mask=`, or the ClippedSum of the loss
+    A transform that takes `per_example_grads` with `mask=`, or the ClippedSum of the loss
     DIVIDED by `clip_scale(state)`, clipped to `l2_clip_norm`, which knows its mask; one that
     was added up from parts, and knows no rows, with the sum of their counts as `count=`.
 
@@ -171,7 +173,8 @@ def adaptive_clip_and_noise(
 
   >>> tx = adaptive_clip_and_noise(
   ...   l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=2, key=jax.random.key(0))
-  >>> grads, mask = jnp.array([[3.0, 4.0], [6.0, 8.0]]), jnp.array([True, True])
+  >>> grads = gradients.stacked(jnp.array([[3.0, 4.0], [6.0, 8.0]]))
+  >>> mask = jnp.array([True, True])
   >>> _, state = tx.update(grads, tx.init(jnp.zeros(2)), mask=mask)
   >>> bool(state.scale == jnp.exp(0.2 * 0.5))  # all were clipped: up by half the rate
   True
@@ -181,6 +184,8 @@ def adaptive_clip_and_noise(
   clip, adaptive = checked_clip(whole, noise_multiplier, normalize_by, key), whole.rule
   if not isinstance(adaptive, AdaptiveClipping):
     raise UserError(f"l2_clip_norm={clip!r}: must be a Clip of an AdaptiveClipping")
+  if num_steps is not None:
+    validate.integer_at_least(1, num_steps=num_steps)
   std, batch_size = noise_std(clip, noise_multiplier), adaptive.batch_size(normalize_by)
   # In units in which its noise is that of the sum: one draw, one mechanism.
   unit = std / adaptive.count_std(normalize_by) if std else 1.0
@@ -191,7 +196,7 @@ def adaptive_clip_and_noise(
     return jnp.clip(scale * step, adaptive.min_factor, adaptive.max_factor)
 
   def init_fn(params) -> ScaledState:
-    del params
+    check_whole(params=params)
     return ScaledState(noise.init(key), jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32))
 
   def update_fn(updates, state, params=None, *, mask=None, count=None, **extra_args):
@@ -200,7 +205,7 @@ def adaptive_clip_and_noise(
     summed = clipped_sum(scaled, params, mask, clip)
     count = centred_count(summed, mask) if count is None else count
     queries = {"sum": summed.total, "count": count * unit}
-    noisy, inner = noise.add_gaussian(state.inner, queries, std)
+    noisy, inner = noise.add_gaussian(state.inner, queries, std, num_steps=num_steps)
     after = ScaledState(inner, moved(state.scale, noisy["count"] / unit), state.count + 1)
     return trees.scale(noisy["sum"], state.scale / normalize_by), after
 

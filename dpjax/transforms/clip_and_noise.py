@@ -10,7 +10,7 @@ from dpjax.gradients import Clip
 from dpjax.noise import WHITE, NoiseShape, NoiseState
 from dpjax.transforms import group_noise
 from dpjax.transforms.clip_scale import scheduled
-from dpjax.transforms.clipped import clipped_sum
+from dpjax.transforms.clipped import check_whole, clipped_sum
 from dpjax.transforms.together import check_together
 from dpjax.types import ClipLike
 from dpjax.validate import UserError
@@ -30,7 +30,9 @@ def checked_clip(
   validate.non_negative(noise_multiplier=noise_multiplier)
   validate.positive(normalize_by=normalize_by)
   if not trees.is_key(key):
-    raise UserError(f"key={key!r}: must be a typed key, jax.random.key(...)")
+    raise UserError(f"key={key!r:.60}: must be a typed key, jax.random.key(...)")
+  if key.ndim:
+    raise UserError(f"key.shape={key.shape}: must be (), ONE typed key")
   if noise_multiplier:
     validate.positive(noise_std=noise_multiplier * clip.l2_bound)
   return clip
@@ -43,13 +45,16 @@ def clip_and_noise(
   normalize_by: float,
   key: jax.Array,
   noise_shape: NoiseShape = WHITE,
+  num_steps: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Clips per-example gradients, sums, adds Gaussian noise, divides by a public constant.
 
   The Gaussian mechanism of DP-SGD (Abadi et al. 2016, Algorithm 1) as an Optax
-  transformation: `update(grads, state, params, *, mask)` with grads either stacked per
-  example (leaves [B, *param], with `mask` [B]) or a `dpjax.types.ClippedSum` (mask then
-  already applied). Works in `optax.chain`, under jit, with donated state.
+  transformation: `update(grads, state, params, *, mask)` with grads either those of
+  `dpjax.per_example_grads` (leaves [B, *param], with `mask` [B]) or a `dpjax.types.ClippedSum`
+  (mask then already applied). Arrays from elsewhere go through `dpjax.stacked`. It stands
+  first in `optax.chain`. Works under jit, with donated state. Give every step the state of the
+  step before: the same state twice draws the same noise twice.
 
   Args:
     l2_clip_norm: bound C on one example's gradient, a prefix tree of bounds, or a `Clip`.
@@ -61,6 +66,8 @@ def clip_and_noise(
     noise_shape: its `shares`, a tree like the clip norms, are each group's share of the
       privacy budget; group g then gets noise of standard deviation z C_g / sqrt(share_g), at
       the same noise multiplier z for the accountant (see `transforms/group_noise.py`).
+    num_steps: updates that were accounted for; a later one raises, or is NaN under jit. None:
+      no limit. `dpjax.Plan` gives its own.
 
   A group whose bound is 0 is frozen: its update is exactly 0.
 
@@ -69,8 +76,8 @@ def clip_and_noise(
   an empty batch included. Account for it with `dpjax.Plan`, which builds this transform.
 
   Raises:
-    UserError: mask missing or of another length, gradients without a batch axis, a
-      ClippedSum clipped to a larger bound, a non-positive clip norm or divisor.
+    UserError: bare arrays, a mask that is missing or of another length, gradients without a
+      batch axis, a ClippedSum clipped to a larger bound, a non-positive clip norm or divisor.
 
   >>> import jax.numpy as jnp
   >>> tx = clip_and_noise(
@@ -78,7 +85,7 @@ def clip_and_noise(
   >>> grads = {"w": jnp.array([[3.0, 4.0], [0.0, 0.5], [9.0, 9.0]])}
   >>> mask = jnp.array([True, True, False])
   >>> params = {"w": jnp.zeros(2)}
-  >>> tx.update(grads, tx.init(params), params, mask=mask)[0]["w"]
+  >>> tx.update(gradients.stacked(grads), tx.init(params), params, mask=mask)[0]["w"]
   Array([0.3 , 0.65], dtype=float32)
   """
   clip = checked_clip(l2_clip_norm, noise_multiplier, normalize_by, key, noise_shape)
@@ -87,12 +94,15 @@ def clip_and_noise(
       "clip_and_noise: noise that differs by step is that of clip_and_correlated_noise, a "
       "clip norm that follows a quantile that of adaptive_clip_and_noise"
     )
-  std, shares = group_noise.noise_std(clip, noise_multiplier), noise_shape.shares
+  if num_steps is not None:
+    validate.integer_at_least(1, num_steps=num_steps)
+  std = group_noise.noise_std(clip, noise_multiplier)
+  shares = noise_shape.shares
   weights = group_noise.group_weights(clip, shares)
   alike = all(weight == 1 for weight in jax.tree.leaves(weights))
 
   def init_fn(params) -> NoiseState:
-    del params
+    check_whole(params=params)
     return noise.init(key)
 
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):
@@ -101,7 +111,7 @@ def clip_and_noise(
     if shares is not None:
       group_noise.check_groups(summed, clip)
     total = summed.total if alike else group_noise.weighted(summed.total, weights)
-    noisy, state = noise.add_gaussian(state, total, std)
+    noisy, state = noise.add_gaussian(state, total, std, num_steps=num_steps)
     noisy = noisy if alike else group_noise.unweighted(noisy, weights)
     return trees.scale(noisy, 1.0 / normalize_by), state
 

@@ -21,7 +21,7 @@ import optax
 
 from dpjax import gradients, trees, validate
 from dpjax.transforms.clipped import check_updates
-from dpjax.types import ClippedSum, Updates
+from dpjax.types import ClippedSum, PerExampleGrads
 from dpjax.validate import UserError
 
 CLIP_SCHEDULES = ("constant", "linear", "cosine", "exponential")
@@ -44,12 +44,15 @@ def clip_scale(state: object) -> jax.Array | None:
   return state.scale if isinstance(state, ScaledState) else None
 
 
-def unscaled(updates: Updates | ClippedSum, scale: jax.Array) -> Updates:
+def unscaled(
+  updates: PerExampleGrads | ClippedSum, scale: jax.Array
+) -> PerExampleGrads | ClippedSum:
   """Stacked gradients divided by s_t; a ClippedSum is of the divided loss already."""
-  check_updates(updates, None)  # before integers become floats
+  arrays = check_updates(updates, None)  # before integers become floats
   if isinstance(updates, ClippedSum):
     return updates
-  return jax.tree.map(lambda leaf: trees.at_least_float32(leaf) / scale, updates)
+  divided = jax.tree.map(lambda leaf: trees.at_least_float32(leaf) / scale, arrays)
+  return PerExampleGrads.of(divided, updates.mask)
 
 
 def scheduled_scales(name: str, num_steps: int, final: float) -> tuple[float, ...]:
@@ -89,7 +92,7 @@ def with_clip_schedule(
   >>> from dpjax.transforms.clip_and_noise import clip_and_noise
   >>> tx = with_clip_schedule(clip_and_noise(l2_clip_norm=1.0, noise_multiplier=0.0,
   ...   normalize_by=1, key=jax.random.key(0)), [1.0, 0.5])
-  >>> g, mask = jnp.array([[3.0, 4.0]]), jnp.array([True])
+  >>> g, mask = gradients.stacked(jnp.array([[3.0, 4.0]])), jnp.array([True])
   >>> first, state = tx.update(g, tx.init(jnp.zeros(2)), mask=mask)
   >>> first, tx.update(g, state, mask=mask)[0]
   (Array([0.6, 0.8], dtype=float32), Array([0.3, 0.4], dtype=float32))
@@ -106,7 +109,7 @@ def with_clip_schedule(
     return state_at(tx.init(params), jnp.zeros((), jnp.int32))
 
   def update_fn(updates, state, params=None, **extra_args):
-    scaled = unscaled(updates, state.scale)
+    scaled: Any = unscaled(updates, state.scale)
     noisy, inner = tx.update(scaled, state.inner, params, **extra_args)
     return trees.scale(noisy, state.scale), state_at(inner, state.count + 1)
 

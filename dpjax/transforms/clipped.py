@@ -1,4 +1,4 @@
-"""What every private transform takes: stacked gradients with a mask, or a ClippedSum."""
+"""What every private transform takes: sealed gradients with a mask, or a ClippedSum."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from dpjax import gradients
-from dpjax.types import ArrayLike, ClipLike, ClippedSum, Params, Updates
+from dpjax import gradients, sealed
+from dpjax.types import ArrayLike, ClipLike, ClippedSum, Params, PerExampleGrads, Updates
 from dpjax.validate import UserError
 
 
@@ -21,14 +22,58 @@ def check_bound(updates: ClippedSum, bound: float) -> None:
     )
 
 
-def check_updates(updates: Updates | ClippedSum, params: Params | None) -> None:
-  """Raises unless gradients (and parameters, where given) are real floating point."""
-  tree = updates.total if isinstance(updates, ClippedSum) else updates
+def check_whole(**named: Any) -> None:
+  """Raises where a wrapper, such as `optax.masked`, has left out a part of a tree.
+
+  A transform of a part clips that part to the whole bound, so the parts together are beyond it;
+  and parts of one shape that share a key get the same noise.
+
+  >>> check_whole(params={"w": optax.MaskedNode()})  # doctest: +ELLIPSIS
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: params: hold optax.MaskedNode: plan.transform must stand first ...
+  """
+  is_masked = lambda leaf: isinstance(leaf, optax.MaskedNode)
+  for name, tree in named.items():
+    if any(map(is_masked, jax.tree.leaves(tree, is_leaf=is_masked))):
+      raise UserError(
+        f"{name}: hold optax.MaskedNode: plan.transform must stand first in optax.chain, "
+        "outside of masked, multi_transform and partition, which choose among what follows it"
+      )
+
+
+def gradients_of(updates: PerExampleGrads | ClippedSum) -> Updates:
+  """The arrays in what a private transform is given: stacked, or their sum.
+
+  Raises:
+    UserError: a bare tree of arrays, which anything may have computed with; a part of a tree.
+  """
+  if isinstance(updates, ClippedSum):
+    if not sealed.is_closed(updates.seal):
+      raise UserError(sealed.MISPLACED)
+    check_whole(updates=updates.total)
+    return updates.total
+  if not isinstance(updates, PerExampleGrads):
+    raise UserError(
+      f"updates: bare gradients ({type(updates).__name__}): must be those of "
+      "dpjax.per_example_grads or plan.clipped_grad, or dpjax.stacked(grads) where row i follows "
+      "from example i alone; plan.transform must stand first in optax.chain, and once"
+    )
+  check_whole(updates=updates.leaves)
+  return updates.arrays
+
+
+def check_updates(updates: PerExampleGrads | ClippedSum, params: Params | None) -> Updates:
+  """The arrays of the gradients. Raises unless they (and parameters, where given) are real
+  floating point."""
+  tree = gradients_of(updates)
   gradients.check_real(updates=tree)
   if params is not None:
+    check_whole(params=params)
     gradients.check_real(params=params)
   if not jax.tree.leaves(tree):
     raise UserError("updates: must hold at least one array")
+  return tree
 
 
 def _check_precision(total: Any) -> None:
@@ -56,7 +101,7 @@ def _check_stacked(updates: Any, params: Any) -> int:
 
 
 def clipped_sum(
-  updates: Updates | ClippedSum,
+  updates: PerExampleGrads | ClippedSum,
   params: Params | None,
   mask: ArrayLike | None,
   l2_clip_norm: ClipLike,
@@ -64,23 +109,30 @@ def clipped_sum(
   """The sum to which noise is added; checked, whichever form it comes in.
 
   Args:
-    updates: leaves [B, *param], or a ClippedSum (its mask is then already applied).
+    updates: sealed leaves [B, *param], or a ClippedSum (its mask is then already applied).
     params: to check shapes with, or None.
-    mask: [B] bool, or True; needed for stacked gradients.
+    mask: [B] bool, or True; needed for stacked gradients that do not know theirs.
     l2_clip_norm: a `Clip`, or the number or prefix tree of a flat one.
 
   Raises:
-    UserError: no mask, no batch axis, gradients that are not real floating point, or a
-      sum clipped to a larger bound.
+    UserError: bare arrays, no mask, no batch axis, gradients that are not real floating
+      point, or a sum clipped to a larger bound.
 
-  >>> clipped_sum(jnp.array([[3.0, 4.0]]), None, jnp.array([True]), 1.0).total
+  >>> grads = gradients.stacked(jnp.array([[3.0, 4.0]]))
+  >>> clipped_sum(grads, None, jnp.array([True]), 1.0).total
   Array([0.6, 0.8], dtype=float32)
   """
   clip = gradients.Clip.of(l2_clip_norm)
-  check_updates(updates, params)
+  arrays = check_updates(updates, params)
   if isinstance(updates, ClippedSum):
     check_bound(updates, clip.l2_bound)
     _check_precision(updates.total)
     return updates
-  mask = gradients.checked_mask(mask, _check_stacked(updates, params))
-  return gradients.clip_and_sum(updates, jnp.zeros(mask.shape), mask, clip)
+  size = _check_stacked(arrays, params)
+  known = updates.mask
+  if known is not None:
+    # Both may say that a row is padding: none is trained on that either leaves out.
+    known = gradients.checked_mask(known, size)
+    mask = known if mask is None else known & gradients.checked_mask(mask, size)
+  mask = gradients.checked_mask(mask, size)
+  return gradients.clip_and_sum(arrays, jnp.zeros(mask.shape), mask, clip)

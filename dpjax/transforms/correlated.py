@@ -12,7 +12,7 @@ from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import CorrelatedNoiseState
 from dpjax.transforms.clip_and_noise import checked_clip
 from dpjax.transforms.clip_scale import scheduled
-from dpjax.transforms.clipped import clipped_sum
+from dpjax.transforms.clipped import check_whole, clipped_sum
 from dpjax.transforms.group_noise import noise_std
 from dpjax.types import ClipLike
 
@@ -52,6 +52,7 @@ def clip_and_correlated_noise(
   ...   noise_shape=NoiseShape(correlation=noise.correlated.BandedToeplitz((1.0, 0.5))),
   ...   num_steps=1)
   >>> grads, params = {"w": jnp.array([[3.0, 4.0], [0.0, 0.5]])}, {"w": jnp.zeros(2)}
+  >>> grads = gradients.stacked(grads)
   >>> tx.update(grads, tx.init(params), params, mask=jnp.ones(2, bool))[0]["w"]
   Array([0.3 , 0.65], dtype=float32)
   """
@@ -63,6 +64,7 @@ def clip_and_correlated_noise(
   std = noise_std(clip, noise_multiplier)
 
   def init_fn(params) -> CorrelatedNoiseState:
+    check_whole(params=params)
     return noise.correlated.init(key, correlation, params)
 
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):

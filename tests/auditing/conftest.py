@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import auditing, transforms
+from dpjax import auditing, gradients, transforms
 
 DELTA = 1e-5
 _C = 1.0
@@ -21,7 +21,8 @@ def _sum_first(base):
 
   def update(grads, state, params=None, *, mask=None, **_):
     mask = jnp.asarray(mask)[:, None]
-    total = jnp.sum(jnp.where(mask, grads, 0), axis=0)[None]
+    total = jnp.sum(jnp.where(mask, grads.arrays, 0), axis=0)[None]
+    total = gradients.stacked(total)
     return base.update(total, state, params, mask=jnp.ones(1, bool))
 
   return optax.GradientTransformationExtraArgs(base.init, update)
@@ -49,7 +50,7 @@ def scores(bug, epsilon, num_trials, seed=0):
   The example that is always there pulls one way with norm 1; the one in question pulls the
   other way with norm 10. Clipped one by one the sum moves by 1, clipped together by 2.
   """
-  grads = jnp.array([[-_C, 0.0], [10 * _C, 0.0]])
+  grads = gradients.stacked(jnp.array([[-_C, 0.0], [10 * _C, 0.0]]))
 
   @jax.jit
   def sums(keys, mask):

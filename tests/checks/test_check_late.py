@@ -208,7 +208,8 @@ def nan_kept_in_stacked_gradients(subject):
       if hasattr(updates, "total"):
         return out, after
       spoilt = [
-        jnp.where(jnp.isnan(leaf), leaf, 0).sum() for leaf in jax.tree.leaves(updates)
+        jnp.where(jnp.isnan(leaf), leaf, 0).sum()
+        for leaf in jax.tree.leaves(updates.arrays)
       ]
       return jax.tree.map(lambda leaf: leaf + sum(spoilt), out), after
 

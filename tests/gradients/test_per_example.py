@@ -166,7 +166,9 @@ def test_losses_and_norms_are_per_example():
   stacked_losses, grads = gradients.per_example_grads(loss_fn)(params, batch)
   assert summed.losses.shape == summed.norms.shape == (8,)
   np.testing.assert_allclose(summed.losses, stacked_losses, rtol=1e-6)
-  flat = np.concatenate([np.reshape(leaf, (8, -1)) for leaf in grads.values()], axis=1)
+  flat = np.concatenate(
+    [np.reshape(leaf, (8, -1)) for leaf in grads.arrays.values()], axis=1
+  )
   np.testing.assert_allclose(summed.norms, np.linalg.norm(flat, axis=1), rtol=1e-5)
 
 
@@ -202,7 +204,7 @@ def test_p29_batch_norm_sees_one_example_only_and_cannot_mix_the_batch():
     )
     return jnp.sum(out**2)
 
-  grads = gradients.per_example_grads(loss_fn)
+  grads = gradients.stacked_arrays(loss_fn)
   _, before = grads(variables["params"], x)
   _, after = grads(variables["params"], x.at[0].set(99.0))
   jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[1:], b[1:]), before, after)

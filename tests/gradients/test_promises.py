@@ -121,7 +121,7 @@ def _private_transforms():
 
 def _update(tx, updates, mask, params=None):
   params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:]), updates)
-  return tx.update(updates, tx.init(params), params, mask=mask)
+  return tx.update(gradients.stacked(updates), tx.init(params), params, mask=mask)
 
 
 def test_the_count_of_adaptive_clipping_leaves_out_what_the_sum_leaves_out():
@@ -457,9 +457,11 @@ def test_an_empty_batch_sums_to_zero(method, options):
 
 def test_an_empty_batch_passes_through_every_transform():
   losses, grads = gradients.per_example_grads(_LINEAR)(jnp.ones(2), jnp.ones((0, 2)))
-  assert losses.shape == (0,) and grads.shape == (0, 2)
+  assert losses.shape == (0,) and grads.arrays.shape == (0, 2)
   for tx in _private_transforms():
-    np.testing.assert_array_equal(_update(tx, {"w": grads}, True)[0]["w"], np.zeros(2))
+    np.testing.assert_array_equal(
+      _update(tx, {"w": grads.arrays}, True)[0]["w"], np.zeros(2)
+    )
 
 
 @pytest.mark.parametrize("empty", [{}, (), None])

@@ -92,7 +92,7 @@ def test_a_new_rule_is_known_by_its_name_everywhere(psac):
     gradients.clipped_grad(_loss, l2_clip_norm=clip, method=method)(_PARAMS, x, True)
     for method in ("vmap", "ghost")
   ]
-  grads = gradients.per_example_grads(_loss)(_PARAMS, x)[1]
+  grads = gradients.per_example_grads(_loss)(_PARAMS, x)[1].arrays
   norms = np.asarray(dpjax.trees.per_example_norms(grads), np.float64)
   factors = 0.5 / (norms + 0.1 / (norms + 0.1))
   expected = jax.tree.map(lambda g: np.tensordot(factors, np.asarray(g), 1), grads)
@@ -113,7 +113,7 @@ def test_plan_cohorts_and_games_take_a_new_rule_as_it_is(psac):
   tx, state = plan.transform(jax.random.key(0)), None
   state = tx.init(_PARAMS)
   mask = jnp.ones(2, bool)
-  long = {"w": jnp.full((2, 3), 1e6), "b": jnp.full(2, 1e6)}
+  long = gradients.stacked({"w": jnp.full((2, 3), 1e6), "b": jnp.full(2, 1e6)})
   assert all(
     np.isfinite(u).all() for u in jax.tree.leaves(tx.update(long, state, mask=mask)[0])
   )

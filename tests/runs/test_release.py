@@ -3,7 +3,7 @@
 import pytest
 
 from configs import quickstart
-from dpjax import data, noise
+from dpjax import data, gradients, noise
 from dpjax.runs import loop, streams, writers
 from dpjax.runs.central import build
 from dpjax.schema import fields
@@ -63,7 +63,7 @@ def test_the_updates_of_a_release_lie_on_the_grid():
   built = build.assemble(config, None, streams.fresh(config.seed))
   plan = built.plan
   tx = plan.transform(built.random.noise)
-  grads = {"w": jax.random.normal(jax.random.key(0), (4, 500))}
+  grads = gradients.stacked({"w": jax.random.normal(jax.random.key(0), (4, 500))})
   params = {"w": jnp.zeros(500)}
   update, _ = tx.update(grads, tx.init(params), params, mask=jnp.ones(4, bool))
   step = noise.source.grid_step(plan.noise_multiplier * plan.l2_bound)

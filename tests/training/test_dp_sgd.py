@@ -150,7 +150,7 @@ def test_augmentation_averages_before_clipping_so_sensitivity_stays():
   assert float(jnp.linalg.norm(total)) == pytest.approx(1.0, rel=1e-5)
   scales = jax.vmap(jax.random.normal)(jax.random.split(key, 64))
   expected = 400.0 * float(scales.mean())  # the mean gradient, not the mean of clipped ones
-  grads = dpjax.per_example_grads(averaged)(_PARAMS, batch)[1]["w"]
+  grads = dpjax.per_example_grads(averaged)(_PARAMS, batch)[1].arrays["w"]
   np.testing.assert_allclose(grads[0], expected, rtol=1e-4)
 
 

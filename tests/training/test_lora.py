@@ -60,7 +60,7 @@ def test_gradients_of_adapters_are_those_through_merged_weights(name):
 
     return loss_fn(jax.tree_util.tree_map_with_path(weight, params), example)
 
-  run = lambda fn: jax.jit(gradients.per_example_grads(fn))(trainable, batch)
+  run = lambda fn: jax.jit(gradients.stacked_arrays(fn))(trainable, batch)
   for ours, theirs in zip(
     *map(jax.tree.leaves, map(run, (adapted.apply(loss_fn), merged_loss)))
   ):

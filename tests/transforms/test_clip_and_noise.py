@@ -25,10 +25,8 @@ def _tx(**changes):
 
 def _grads(seed=0, size=4):
   rng = np.random.default_rng(seed)
-  return {
-    "w": jnp.asarray(rng.normal(size=(size, 3, 2)), jnp.float32),
-    "b": jnp.asarray(rng.normal(size=(size, 2)), jnp.float32),
-  }
+  w = jnp.asarray(rng.normal(size=(size, 3, 2)), jnp.float32)
+  return dpjax.stacked({"w": w, "b": jnp.asarray(rng.normal(size=(size, 2)), jnp.float32)})
 
 
 def _loss(params, example):
@@ -66,12 +64,12 @@ def test_a_forgotten_mask_is_an_error_also_inside_a_chain():
 
 
 def test_gradients_without_a_batch_axis_are_refused():
-  mean = jax.tree.map(lambda leaf: leaf.mean(0), _grads())
+  mean = dpjax.stacked(jax.tree.map(lambda leaf: leaf.mean(0), _grads().arrays))
   with pytest.raises(UserError, match="per example"):
     _tx().update(mean, _tx().init(_PARAMS), _PARAMS, mask=_MASK)
   square = {"w": jnp.ones((4, 4))}  # a mean whose first axis happens to be the batch size
   with pytest.raises(UserError, match="per-example"):
-    _tx().update(square, _tx().init(square), square, mask=_MASK)
+    _tx().update(dpjax.stacked(square), _tx().init(square), square, mask=_MASK)
 
 
 def test_a_sum_clipped_to_a_larger_bound_is_refused():
@@ -85,7 +83,7 @@ def test_a_sum_clipped_to_a_larger_bound_is_refused():
 def _noise_sample(**changes):
   tx = _tx(**changes)
   params = jnp.zeros(30_000)
-  grads = jnp.zeros((2, 30_000))
+  grads = dpjax.stacked(jnp.zeros((2, 30_000)))
   update, _ = tx.update(grads, tx.init(params), params, mask=jnp.ones(2, bool))
   return np.asarray(update)
 
@@ -101,7 +99,9 @@ def test_p10_noise_for_per_layer_bounds_covers_the_whole_gradient():
   tx = _tx(l2_clip_norm={"w": 3.0, "b": 4.0}, noise_multiplier=2.0, normalize_by=1.0)
   params = {"w": jnp.zeros(20_000), "b": jnp.zeros(20_000)}
   grads = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape)), params)
-  update, _ = tx.update(grads, tx.init(params), params, mask=jnp.ones(1, bool))
+  update, _ = tx.update(
+    dpjax.stacked(grads), tx.init(params), params, mask=jnp.ones(1, bool)
+  )
   for leaf in update.values():
     assert np.std(leaf) == pytest.approx(2.0 * 5.0, rel=0.02)  # not 2*3 and 2*4
 
@@ -150,20 +150,20 @@ def test_p35_donation_never_repeats_the_noise():
   tx = _tx(noise_multiplier=1.0)
   step = jax.jit(lambda g, s: tx.update(g, s, mask=jnp.ones(1, bool)), donate_argnums=1)
   state, draws = tx.init(None), []
+  nothing = dpjax.stacked({"w": jnp.zeros((1, 100))})
   for _ in range(3):
-    update, state = step({"w": jnp.zeros((1, 100))}, state)
+    update, state = step(nothing, state)
     draws.append(np.asarray(update["w"]))
   assert np.abs(np.corrcoef(draws)[np.triu_indices(3, 1)]).max() < 0.5
-  fresh, _ = step({"w": jnp.zeros((1, 100))}, tx.init(None))
+  fresh, _ = step(nothing, tx.init(None))
   np.testing.assert_array_equal(fresh["w"], draws[0])
 
 
 def test_half_precision_parameters_get_float32_noise():
   params = {"w": jnp.ones(4, jnp.bfloat16)}
   tx = _tx(noise_multiplier=1.0)
-  update, _ = tx.update(
-    {"w": jnp.ones((1, 4), jnp.bfloat16)}, tx.init(params), params, mask=jnp.ones(1, bool)
-  )
+  grads = dpjax.stacked({"w": jnp.ones((1, 4), jnp.bfloat16)})
+  update, _ = tx.update(grads, tx.init(params), params, mask=jnp.ones(1, bool))
   assert update["w"].dtype == jnp.float32
   assert optax.apply_updates(params, update)["w"].dtype == jnp.bfloat16
 

@@ -41,7 +41,7 @@ def _after_private_steps(noise_std, steps=200):
   @jax.jit
   def run(state):
     step = lambda state, _: (
-      tx.update(signal[None], state, mask=jnp.ones(1, bool))[1],
+      tx.update(dpjax.stacked(signal[None]), state, mask=jnp.ones(1, bool))[1],
       None,
     )
     return jax.lax.scan(step, state, None, length=steps)[0]

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import sampling
+from dpjax import gradients, sampling
 from dpjax.auditing.games.game import DELTAS, Claim, Game, Score, claims
 from dpjax.noise.correlated.strategies import matrix
 from dpjax.plan import Plan
@@ -96,7 +96,8 @@ def _runner(plan: Plan) -> Callable[..., Any]:
     state = tx.init(jnp.zeros(1))
 
     def step(state: Any, batch: Any) -> Any:
-      update, state = tx.update(batch[0][:, None], state, jnp.zeros(1), mask=batch[1])
+      offered = gradients.stacked(batch[0][:, None])
+      update, state = tx.update(offered, state, jnp.zeros(1), mask=batch[1])
       return state, update[0]
 
     return jax.lax.scan(step, state, (grads, mask))[1]

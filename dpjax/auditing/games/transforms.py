@@ -19,7 +19,7 @@ import optax
 
 from dpjax import accounting, transforms
 from dpjax.auditing.games.game import Game, claims, linear
-from dpjax.gradients import RULES, Clip
+from dpjax.gradients import RULES, Clip, stacked
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.noise.correlated.strategies import matrix
@@ -62,7 +62,7 @@ def game(
     tx, params = make(key), jnp.zeros(_PARAMS, dtype)
     state, seen = tx.init(params), []
     for _ in range(steps * calls):
-      updates, state = tx.update(grads, state, params, mask=mask)
+      updates, state = tx.update(stacked(grads), state, params, mask=mask)
       seen.append((updates, released(state)))
     return [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(seen)]
 

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 from dpjax import trees
 from dpjax.noise import source
 from dpjax.noise.correlated.strategies import Correlation
-from dpjax.noise.gaussian import gaussian
+from dpjax.noise.gaussian import check_paid, gaussian, poisoned
 from dpjax.noise.gaussian import init as init_white
 from dpjax.types import ArrayTree
-from dpjax.validate import UserError
 
 
 class CorrelatedNoiseState(NamedTuple):
@@ -60,7 +59,7 @@ def add_correlated(
   >>> total, int(state.count)
   (Array([1., 1.], dtype=float32), 1)
   """
-  _check_paid(state.count, num_steps)
+  check_paid(state.count, num_steps)
   tree = source.as_floats(tree)
   if std == 0:
     return tree, state._replace(count=state.count + 1)
@@ -74,17 +73,5 @@ def add_correlated(
   noisy = trees.add(tree, row)
   if source.is_secure(state.key):
     noisy = source.snap(noisy, source.grid_step(std * min(factors, default=1.0)))
-  paid = state.count < num_steps
-  noisy = jax.tree.map(lambda leaf: jnp.where(paid, leaf, jnp.nan), noisy)
+  noisy = poisoned(noisy, state.count, num_steps)
   return noisy, CorrelatedNoiseState(state.key, state.count + 1, memory)
-
-
-def _check_paid(count: jax.Array, num_steps: int) -> None:
-  try:
-    done = int(count)
-  except jax.errors.ConcretizationTypeError:  # under jit: `add_correlated` gives NaN
-    return
-  if done >= num_steps:
-    raise UserError(
-      f"step={done}: the noise was accounted for num_steps={num_steps} steps only"
-    )

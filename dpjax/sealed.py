@@ -1,0 +1,216 @@
+"""Gradients that nothing but a private transform computes with.
+
+Whatever stands before the private transform in a chain sees all examples of a batch. There
+`optax.clip_by_global_norm` lets one example scale the gradients of the others, so it moves the
+sum by more than the noise covers. Two things stop it:
+
+| who computes with the gradients        | what happens                                        |
+| -------------------------------------- | --------------------------------------------------- |
+| a transform or a wrapper of Optax      | `UserError` where it takes the tree apart, in the   |
+|                                        | words of `MISPLACED`                                |
+| anybody else, by `jax.tree.map`        | JAX refuses arithmetic on a sealed leaf: its type   |
+|                                        | is `key<sealed: ...>`, and no function takes it     |
+
+A sealed leaf holds the bits of its array as a typed key. So every transformation of JAX takes
+it: jit, vmap, scan, cond, shard_map, donation. Rows may be cut, moved and joined. Under jit,
+closing and opening a leaf cost nothing, because XLA removes both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any, TypeVar
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+
+from dpjax.validate import UserError
+
+MISPLACED = (
+  "gradients: Optax took them apart before they were private: plan.transform must stand first in "
+  "optax.chain, inside no wrapper: wrap what follows it, or use plan.accumulated in place of "
+  "MultiSteps; to read them: .arrays (stacked), .total (ClippedSum)"
+)
+_TAG = "sealed: plan.transform must stand first in optax.chain"
+_Class = TypeVar("_Class", bound=type)
+
+
+def _never(*args: Any) -> Any:
+  raise UserError("seal: nobody draws from it")
+
+
+def _impl(words: int) -> Any:
+  return jax.extend.random.define_prng_impl(
+    key_shape=(words,),
+    seed=_never,
+    split=_never,
+    random_bits=_never,
+    fold_in=_never,
+    name=f"dpjax_sealed_{32 * words}",
+    tag=_TAG,
+  )
+
+
+_IMPLS = {1: _impl(1), 2: _impl(2)}  # by the 32-bit words of a number
+
+
+def refuse_inside_optax() -> None:
+  """Raises UserError where Optax is what asks, with no function of dpjax between.
+
+  The call stack says who asks. It decides which words an error has, and finds transforms
+  that choose leaves by their shape; that arithmetic fails is up to the type of the leaves.
+  """
+  frame = sys._getframe(2)  # neither this function nor the one that calls it
+  while frame is not None:
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    if package == "optax":
+      raise UserError(MISPLACED)
+    if package == "dpjax":
+      return
+    frame = frame.f_back
+
+
+class Sealed(type):
+  """The type of classes that Optax must not take apart.
+
+  JAX names the class where two trees differ in structure, such as a mask and the gradients.
+  """
+
+  def __repr__(cls) -> str:
+    refuse_inside_optax()
+    return super().__repr__()
+
+
+def registered(cls: _Class) -> _Class:
+  """Registers a dataclass as a pytree whose flattening Optax may not ask for.
+
+  Fields with `metadata={"static": True}` are part of the structure.
+  """
+  fields = dataclasses.fields(cls)
+  static = [field.name for field in fields if field.metadata.get("static")]
+  names = [field.name for field in fields if field.name not in static]
+
+  def flatten(value: Any) -> tuple[Any, Any]:
+    refuse_inside_optax()
+    children = [getattr(value, name) for name in names]
+    return children, tuple(getattr(value, name) for name in static)
+
+  def flatten_with_keys(value: Any) -> tuple[Any, Any]:
+    refuse_inside_optax()
+    keys = map(jax.tree_util.GetAttrKey, names)
+    children = [getattr(value, name) for name in names]
+    return list(zip(keys, children)), tuple(getattr(value, name) for name in static)
+
+  def unflatten(values: Any, children: Any) -> Any:
+    return cls(**dict(zip(names, children)), **dict(zip(static, values)))
+
+  jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+  return cls
+
+
+def seal() -> jax.Array:
+  """A sealed number, []: as a leaf it stops a transform that computes with all leaves.
+
+  >>> import jax
+  >>> jax.tree.map(lambda leaf: 2 * leaf, [seal()])  # doctest: +ELLIPSIS
+  Traceback (most recent call last):
+  ...
+  TypeError: ...sealed: plan.transform must stand first in optax.chain...
+  """
+  return jax.random.wrap_key_data(jnp.zeros(1, jnp.uint32), impl=_IMPLS[1])
+
+
+def is_closed(leaf: object) -> bool:
+  """Whether a leaf is sealed; works while tracing.
+
+  >>> is_closed(seal()), is_closed(jax.random.key(0)), is_closed(None)
+  (True, False, False)
+  """
+  dtype = getattr(leaf, "dtype", None)
+  if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+    return False
+  return jax.random.key_impl(leaf) in _IMPLS.values()  # type: ignore[arg-type]
+
+
+@jax.custom_jvp
+def _closed(leaf: jax.Array) -> jax.Array:
+  bits = jnp.finfo(leaf.dtype).bits
+  if bits == 64:
+    words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)  # [..., 2]
+    return jax.random.wrap_key_data(words, impl=_IMPLS[2])
+  words = jax.lax.bitcast_convert_type(leaf, f"uint{bits}").astype(jnp.uint32)
+  return jax.random.wrap_key_data(words[..., None], impl=_IMPLS[1])
+
+
+@_closed.defjvp
+def _no_derivative(primals: Any, tangents: Any) -> Any:
+  # Bits have the derivative zero, which would be wrong without a word.
+  del primals, tangents
+  raise UserError(
+    "gradients: sealed ones have no derivative; differentiate jax.vmap(jax.grad(loss_fn))"
+  )
+
+
+def _opened(leaf: Any, dtype: Any) -> jax.Array:
+  if not is_closed(leaf):
+    raise UserError(
+      f"gradients: a leaf was exchanged by {type(leaf).__name__}; nothing but the private "
+      "transform may change them, so plan.transform must stand first in optax.chain"
+    )
+  words = jax.random.key_data(leaf)
+  bits = jnp.finfo(dtype).bits
+  if bits == 64:
+    return jax.lax.bitcast_convert_type(words, dtype)
+  return jax.lax.bitcast_convert_type(words[..., 0].astype(f"uint{bits}"), dtype)
+
+
+@registered
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class PerExampleGrads(metaclass=Sealed):
+  """Gradients of each example, stacked, which only a private transform opens. NOT private.
+
+  `dpjax.per_example_grads` returns them; `dpjax.stacked` makes them of arrays. Every
+  transformation of JAX takes them. Optax before the private transform ends in one line.
+
+  >>> grads = PerExampleGrads.of({"w": jnp.ones((3, 2))})
+  >>> grads.arrays["w"].shape, grads
+  ((3, 2), PerExampleGrads({'w': 'float32[3, 2]'}))
+  """
+
+  leaves: Any  # tree of sealed [B, *param]
+  mask: Any  # [B] bool, False for padding; None where it comes beside the gradients
+  # of the arrays, in the order of the leaves
+  dtypes: tuple[Any, ...] = dataclasses.field(metadata={"static": True})
+
+  @classmethod
+  def of(cls, arrays: Any, mask: Any = None) -> PerExampleGrads:
+    """Seals a tree of real floating-point arrays, [B, *param] each, and their mask [B]."""
+    # Of 4 bits there is no unsigned integer; float32 holds each of their values.
+    whole = lambda leaf: leaf if jnp.finfo(leaf.dtype).bits >= 8 else leaf.astype("float32")
+    arrays = jax.tree.map(lambda leaf: whole(jnp.asarray(leaf)), arrays)
+    dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(arrays))
+    return cls(jax.tree.map(_closed, arrays), mask, dtypes)
+
+  @property
+  def arrays(self) -> Any:
+    """The gradients as a tree of plain arrays, [B, *param] each, to look at. NOT private.
+
+    Raises:
+      UserError: a leaf that is no longer sealed.
+    """
+    leaves, treedef = jax.tree.flatten(self.leaves)
+    if len(leaves) != len(self.dtypes):
+      raise UserError("gradients: leaves were left out; give all of them to the transform")
+    return treedef.unflatten(map(_opened, leaves, self.dtypes))
+
+  def __repr__(self) -> str:
+    leaves, treedef = jax.tree.flatten(self.leaves)
+    shapes = [
+      f"{dtype}{list(getattr(leaf, 'shape', ()))}"
+      for leaf, dtype in zip(leaves, self.dtypes)
+    ]
+    if len(shapes) != len(leaves):
+      return "PerExampleGrads(...)"
+    return f"PerExampleGrads({treedef.unflatten(shapes)})"

@@ -1,0 +1,240 @@
+"""A plan from two numbers, and the data that a plan takes its batches from."""
+
+import dataclasses
+import inspect
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dpjax
+from dpjax import sampling
+from dpjax.plan import Plan
+from dpjax.validate import UserError
+
+_N = 60
+_ROWS = np.arange(2.0 * _N).reshape(_N, 2)
+_NUMBERS = {"epsilon": 2.0, "delta": 1e-5, "l2_clip_norm": 1.0}
+
+
+_KEYS = jax.random.split(jax.random.key(0), _N)
+
+
+class _Declared:
+  """Data whose holder has declared a size, which is not the number of rows."""
+
+  nominal_size = 1000
+
+  def __init__(self, rows):
+    self.rows = rows
+
+  def __len__(self):
+    return self.rows
+
+  def __getitem__(self, indices):
+    return np.zeros((len(indices), 2))
+
+
+def _made(data, **changes):
+  return Plan.for_data(data, **({"batch_size": 100, "epochs": 3} | _NUMBERS | changes))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+  size=st.integers(50, 5000),
+  share=st.floats(0.01, 1.0),
+  epochs=st.floats(0.5, 10.0),
+  epsilon=st.floats(0.5, 8.0),
+)
+def test_all_numbers_follow_from_two(size, share, epochs, epsilon):
+  batch_size = max(1, round(share * size))
+  numbers = {"batch_size": batch_size, "epochs": epochs, "epsilon": epsilon}
+  plan = _made(None, num_examples=size, **numbers)
+  assert plan.sampler.prob == batch_size / size and plan.normalize_by == batch_size
+  assert plan.num_steps == max(1, round(epochs * size / batch_size))
+  assert 0.98 * epsilon <= plan.epsilon() <= epsilon
+  plan.check_capacity(size)  # it fits, and one of 8 fewer slots does not
+  tight = dataclasses.replace(plan.sampler, capacity=max(1, plan.sampler.capacity - 8))
+  if tight.capacity < size + 1 and plan.sampler.capacity > 8:
+    with pytest.raises(UserError, match="capacity="):
+      dataclasses.replace(plan, sampler=tight).check_capacity(size)
+
+
+def test_under_add_or_remove_no_number_follows_from_the_rows():
+  plans = [_made(_Declared(n)) for n in (999, 1000, 1001)]
+  assert plans[0] == plans[1] == plans[2] == _made(None, num_examples=1000)
+  with pytest.raises(UserError, match="num_examples=None: must be declared") as caught:
+    _made(_ROWS)
+  assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+  assert _made(_Declared(5), num_examples=2000).sampler.prob == 0.05
+
+
+@pytest.mark.parametrize("relation", ["replace_special"])
+def test_where_both_neighbours_have_one_size_it_is_that_of_the_data(relation):
+  plan = _made(_ROWS, batch_size=20, neighboring_relation=relation)
+  assert plan.sampler.prob == 20 / _N and plan.num_steps == 9
+  assert next(plan.batches(_ROWS)).examples.shape == (plan.sampler.capacity, 2)
+
+
+@pytest.mark.parametrize(
+  ("changes", "match"),
+  [
+    ({"batch_size": 0}, "^batch_size=0"),
+    ({"batch_size": 1001}, "^batch_size=1001: must be <= num_examples=1000"),
+    ({"batch_size": 10.5}, "^batch_size=10.5"),
+    ({"epochs": 0}, "^epochs=0"),
+    ({"epochs": math.inf}, "^epochs=inf"),
+    ({"epsilon": -1.0}, "^epsilon=-1.0"),
+    ({"delta": 2.0}, "^delta=2.0"),
+    ({"num_examples": 0}, "^num_examples=0"),
+    ({"neighboring_relation": "replace_one"}, "neighboring_relation="),
+    ({"neighboring_relation": "nonsense"}, "neighboring_relation="),
+    ({"normalize_by": 3}, "normalize_by and num_steps follow"),
+    ({"sampler": None}, "normalize_by and num_steps follow"),
+  ],
+)
+def test_wrong_numbers_are_named(changes, match):
+  with pytest.raises(UserError, match=match):
+    _made(_Declared(1000), **changes)
+
+
+# --- what batches are taken from
+
+
+class _Indexed:
+  """Data that answer by a function of the indices."""
+
+  def __init__(self, answer):
+    self.answer = answer
+
+  def __len__(self):
+    return _N
+
+  def __getitem__(self, indices):
+    return self.answer(indices)
+
+
+class _Sized:
+  def __len__(self):
+    return _N
+
+
+def _missing(indices):
+  raise KeyError(f"None of {indices.tolist()} are in the [columns]")
+
+
+class _Labelled(np.ndarray):
+  """What selects by label, as a pandas Series does."""
+
+  iloc = None
+
+
+def _late(failure):
+  """Answers the question that is asked beforehand, and fails at the first step."""
+  return lambda indices: np.zeros((1, 2)) if len(indices) == 1 else failure(indices)
+
+
+_HUGGING_FACE = lambda indices: {
+  "x": [[0.5] * 4 for _ in indices],
+  "y": [1 for _ in indices],
+}
+_UNREADABLE = {
+  "a tuple": (_ROWS, _ROWS[:, 0]),
+  "a list": _ROWS.tolist(),
+  "a list of arrays": list(_ROWS),
+  "a dict": {"x": _ROWS},
+  "text": "rows",
+  "None": None,
+  "a number": 3.0,
+  "an iterator": iter(_ROWS),
+  "a set": {1.0, 2.0},
+  "a loader, which has no place": _Sized(),
+  "an array of no axis": np.float32(1),
+  "a frame, which looks for columns": _Indexed(_missing),
+  "a series": _Indexed(lambda i: _ROWS[i, 0].view(_Labelled)),
+  "lists of numbers": _Indexed(_HUGGING_FACE),
+  "no array": _Indexed(lambda i: ()),
+  "text in arrays": _Indexed(lambda i: np.array(["a"] * len(i))),
+  "objects in arrays": _Indexed(lambda i: np.array([{}] * len(i))),
+  "another number of rows": _Indexed(lambda i: np.zeros((len(i) + 1, 2))),
+  "no leading axis": _Indexed(lambda i: np.float32(1)),
+  "rows second": _Indexed(lambda i: np.zeros((2, 3, len(i)))),
+  "a file that is gone": _Indexed(lambda i: np.load(f"/no/such/{i[0]}.npy")),
+  "columns, later": _Indexed(_late(_missing)),
+  "lists, later": _Indexed(_late(_HUGGING_FACE)),
+}
+
+
+def _causes(error):
+  while error is not None:
+    yield str(error)
+    error = error.__cause__ or error.__context__
+
+
+@pytest.mark.parametrize("kind", sorted(_UNREADABLE))
+def test_what_cannot_be_read_by_place_is_one_line_without_who_was_drawn(kind):
+  plan = Plan(sampling.PoissonSampler(prob=0.5, capacity=61), 1.0, 1.0, 30, 3, delta=1e-5)
+  with pytest.raises(
+    UserError, match=r"^data: needs len\(\) and data\[indices\]"
+  ) as caught:
+    for _ in plan.batches(_UNREADABLE[kind], rng=0):
+      pass
+  told = list(_causes(caught.value))
+  assert len(told) == 1, told  # no other error hangs on it
+  assert "\n" not in told[0] and len(told[0]) < 300
+  drawn = plan.sampler.draw(_N, seed=0, step=0)
+  assert f"{drawn[0]}, {drawn[1]}" not in told[0]
+  if "lists" in kind:
+    assert ".with_format('numpy')" in told[0]
+
+
+def test_errors_of_data_that_are_dpjaxs_own_keep_their_words():
+  def refuse(indices):
+    raise UserError("x: every value must be finite")
+
+  plan = Plan(sampling.PoissonSampler(prob=0.5, capacity=61), 1.0, 1.0, 30, 3, delta=1e-5)
+  with pytest.raises(UserError, match="^x: every value"):
+    plan.batches(_Indexed(refuse), rng=0)
+
+
+@pytest.mark.parametrize("rows", [np.zeros((0, 2)), jnp.zeros((0, 2)), jnp.zeros(0)])
+def test_data_without_rows_are_one_line(rows):
+  plan = Plan(sampling.PoissonSampler(prob=0.5, capacity=61), 1.0, 1.0, 30, 3, delta=1e-5)
+  with pytest.raises(UserError, match="^data: must hold at least one row"):
+    plan.batches(rows, rng=0)
+
+
+@pytest.mark.parametrize(
+  "data",
+  [
+    _ROWS,
+    jnp.asarray(_ROWS),
+    _Indexed(lambda i: (_ROWS[i], {"y": _ROWS[i, 0], "none": None})),
+    _Indexed(lambda i: dpjax.Example(_ROWS[i], _ROWS[i, 0], _KEYS[i])),
+  ],
+  ids=["numpy", "jax", "trees", "keys"],
+)  # fmt: skip
+def test_what_is_read_by_place_is_taken(data):
+  plan = Plan(sampling.PoissonSampler(prob=0.5, capacity=61), 1.0, 1.0, 30, 3, delta=1e-5)
+  assert len(list(plan.batches(data, rng=0))) == 3
+
+
+def test_without_a_seed_every_run_has_batches_of_its_own():
+  plan = Plan(sampling.PoissonSampler(prob=0.5, capacity=61), 1.0, 1.0, 30, 3, delta=1e-5)
+  masks = [np.asarray([b.mask for b in plan.batches(_ROWS)]) for _ in range(2)]
+  rows = [np.asarray([b.examples for b in plan.batches(_ROWS)]) for _ in range(2)]
+  assert not np.array_equal(masks[0], masks[1]) or not np.array_equal(rows[0], rows[1])
+  assert inspect.signature(plan.batches).parameters["rng"].default is None
+  with pytest.raises(UserError, match="start=1"):
+    plan.batches(_ROWS, start=1)
+
+
+@pytest.mark.parametrize(("normalize_by", "word"), [(3000, "small"), (0.3, "large")])
+def test_a_divisor_that_is_far_off_is_told(normalize_by, word):
+  sampler = sampling.PoissonSampler(prob=0.5, capacity=61)
+  with pytest.warns(UserWarning, match=f"normalize_by={normalize_by}: .* too {word}"):
+    Plan(sampler, 1.0, 1.0, normalize_by, 3, delta=1e-5).batches(_ROWS, rng=0)

@@ -1,0 +1,196 @@
+"""Steps are counted where they run: what they cost, and none beyond those that were planned."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+
+import dpjax
+from dpjax import sampling, training, transforms
+from dpjax.noise import NoiseShape
+from dpjax.noise.correlated import BandedToeplitz
+from dpjax.plan import Plan
+from dpjax.validate import UserError
+
+_PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
+_KEY = jax.random.key(1)
+_STEPS = 3
+
+
+def _loss(params, x):
+  return jnp.sum(jnp.tanh(x @ params["w"]) * params["b"])
+
+
+_BATCH = dpjax.Batch(jax.random.normal(jax.random.key(0), (8, 3)), jnp.arange(8) < 7)
+
+
+def _plan(**changes):
+  numbers = {
+    "sampler": sampling.PoissonSampler(prob=0.1, capacity=8),
+    "noise_multiplier": 2.0,
+  }
+  numbers |= {"l2_clip_norm": 1.0, "normalize_by": 4, "num_steps": _STEPS, "delta": 1e-5}
+  return Plan(**(numbers | changes))
+
+
+_PLANS = {
+  "white": _plan(),
+  "no noise": _plan(noise_multiplier=0.0),
+  "adaptive": _plan(l2_clip_norm=dpjax.Clip(1.0, transforms.AdaptiveClipping())),
+  "clip schedule": _plan(l2_clip_norm=dpjax.Clip(1.0, schedule=(1.0, 0.5, 0.5))),
+  "shares": _plan(
+    l2_clip_norm={"w": 1.0, "b": 1.0}, noise_shape=NoiseShape(shares={"w": 1.0, "b": 2.0})
+  ),
+  "noise schedule": _plan(noise_shape=NoiseShape(schedule=(1.0, 1.0, 2.0))),
+  "correlated": _plan(
+    sampler=sampling.CyclicSampler(steps_per_pass=3, num_examples=24),
+    noise_shape=NoiseShape(correlation=BandedToeplitz((1.0, 0.5))),
+  ),
+  "slices": _plan(slices=2),
+  "release": _plan(),
+}
+
+
+def _started(name):
+  """(plan, its chain, one step of it, that takes all its slices)."""
+  plan = _PLANS[name]
+  key = dpjax.new_key() if name == "release" else _KEY
+  chain = optax.chain(plan.transform(key), optax.sgd(0.1))
+  tx = plan.accumulated(chain, rows=8)
+  summed = plan.clipped_grad(_loss)(_PARAMS, _BATCH)
+
+  def step(state):
+    for _ in range(plan.slices):
+      updates, state = tx.update(summed, state, _PARAMS)
+    return updates, state
+
+  return plan, tx, step
+
+
+@pytest.mark.parametrize("name", sorted(_PLANS))
+def test_what_ran_is_charged_and_a_step_beyond_the_plan_is_refused(name):
+  plan, tx, step = _started(name)
+  state = tx.init(_PARAMS)
+  for done in range(_STEPS + 1):
+    spent = plan.spent(state)
+    assert (spent.steps, spent.delta) == (done, plan.delta)
+    assert spent.epsilon == plan.epsilon(steps=done)
+    assert spent.statement == plan.statement(steps=done)
+    if done < _STEPS:
+      updates, state = step(state)
+      assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(updates))
+  if name != "slices":  # `accumulate` traces its transform, which then gives NaN
+    with pytest.raises(UserError, match=f"step=3: .* num_steps={_STEPS}"):
+      step(state)
+  if name == "no noise":
+    return
+  updates, beyond = jax.jit(step)(state)
+  assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(updates))
+  with pytest.raises(UserError, match=f"counts 4 steps: must be <= num_steps={_STEPS}"):
+    plan.spent(beyond)
+
+
+def test_dp_sgd_stops_where_the_plan_does():
+  """Until 2026-11-25 25 updates on a plan of 20 were taken, and epsilon stayed at 3."""
+  plan = _PLANS["white"]
+  init, step = training.dp_sgd(_loss_of, plan, optax.sgd(0.1), noise_key=_KEY)
+  state, jitted = init(_PARAMS), jax.jit(step)
+  batch = dpjax.Batch(dpjax.Example(_BATCH.examples, jnp.zeros(8)), _BATCH.mask)
+  for done in range(_STEPS):
+    assert plan.spent(state).steps == done
+    state, _ = jitted(state, batch)
+  assert plan.spent(state).epsilon == plan.epsilon()
+  with pytest.raises(UserError, match="step=3"):
+    step(state, batch)
+  after, _ = jitted(state, batch)
+  assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(after.params))
+
+
+def _loss_of(params, example):
+  return _loss(params, example.x)
+
+
+def test_clip_and_noise_by_itself_has_no_limit_but_one_that_is_given():
+  numbers = {"l2_clip_norm": 1.0, "noise_multiplier": 1.0, "normalize_by": 4, "key": _KEY}
+  grads = dpjax.stacked(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
+  free = dpjax.clip_and_noise(**numbers)
+  state = free.init(_PARAMS)
+  for _ in range(5):
+    _, state = free.update(grads, state, _PARAMS)
+  assert int(state.count) == 5
+  bound = dpjax.clip_and_noise(**numbers, num_steps=5)
+  with pytest.raises(UserError, match="step=5"):
+    bound.update(grads, state, _PARAMS)
+  with pytest.raises(UserError, match="num_steps=0"):
+    dpjax.clip_and_noise(**numbers, num_steps=0)
+
+
+_WRAPPED = {
+  "chain": lambda p: optax.chain(p, optax.adamw(0.1)),
+  "named_chain": lambda p: optax.named_chain(("private", p), ("sgd", optax.sgd(0.1))),
+  "inject_hyperparams": lambda p: optax.inject_hyperparams(
+    lambda rate: optax.chain(p, optax.sgd(rate))
+  )(rate=0.1),
+  "schedule_free": lambda p: optax.contrib.schedule_free(
+    optax.chain(p, optax.sgd(0.1)), 0.1
+  ),
+  "MultiSteps after": lambda p: optax.chain(
+    p, optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation()
+  ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(_WRAPPED))
+def test_the_count_is_found_in_any_state_of_optax(name):
+  plan = _PLANS["white"]
+  tx = _WRAPPED[name](plan.transform(_KEY))
+  summed = plan.clipped_grad(_loss)(_PARAMS, _BATCH)
+  state = tx.init(_PARAMS)
+  for done in range(2):
+    assert plan.spent({"state": [state, None]}).steps == done
+    _, state = tx.update(summed, state, _PARAMS)
+
+
+def test_a_state_that_was_saved_goes_on_counting(tmp_path):
+  checkpoint = pytest.importorskip("orbax.checkpoint")
+  plan, tx, step = _started("white")
+  _, state = step(tx.init(_PARAMS))
+  with checkpoint.StandardCheckpointer() as checkpointer:
+    checkpointer.save(tmp_path / "state", state)
+    checkpointer.wait_until_finished()
+    restored = checkpointer.restore(tmp_path / "state", tx.init(_PARAMS))
+  assert plan.spent(restored).steps == 1
+  for _ in range(_STEPS - 1):
+    _, restored = step(restored)
+  with pytest.raises(UserError, match="step=3"):
+    step(restored)
+
+
+def test_what_cannot_be_counted_is_one_line():
+  plan, tx, _ = _started("white")
+  state = tx.init(_PARAMS)
+  for wrong, match in (
+    (optax.adam(0.1).init(_PARAMS), "found 0"),
+    (None, "found 0"),
+    ((state, state), "found 2"),
+    (
+      jax.tree.map(lambda x: jnp.stack([x, x + 1]) if x.dtype == jnp.int32 else x, state),
+      "copies",
+    ),
+  ):
+    with pytest.raises(UserError, match=match):
+      plan.spent(wrong)
+  copies = jax.tree.map(lambda x: jnp.stack([x, x]), state)  # of two devices
+  assert plan.spent(copies).steps == 0
+  with pytest.raises(UserError, match="outside of jit"):
+    jax.jit(lambda s: plan.spent(s).epsilon)(state)
+
+
+def test_another_delta_is_charged_as_the_plan_does():
+  plan, tx, step = _started("white")
+  _, state = step(tx.init(_PARAMS))
+  spent = plan.spent(state, delta=1e-4, num_examples=80)
+  assert (spent.epsilon, spent.delta) == (plan.epsilon(1e-4, 1), 1e-4)
+  assert "80 examples" in spent.statement and "delta 0.0001" in spent.statement

@@ -1,0 +1,417 @@
+"""Nothing of Optax, and no function of trees, computes with gradients that are not yet private.
+
+One example would move the sum by more than its noise covers: behind `clip_by_global_norm` by
+62.9 bounds, in two parts of `multi_transform` by 1.414, with equal noise in both.
+"""
+
+import functools
+import inspect
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import dpjax
+from dpjax import sealed, training, transforms
+from dpjax.validate import UserError
+
+_PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
+_KEY = jax.random.key(1)
+_KINDS = ("stacked", "sum")
+
+
+def _loss(params, x):
+  return jnp.sum(jnp.tanh(x @ params["w"]) * params["b"])
+
+
+_BATCH = dpjax.Batch(jax.random.normal(jax.random.key(0), (8, 3)), jnp.arange(8) < 7)
+
+
+@functools.cache
+def _plan(noise_multiplier=0.0):
+  return dpjax.Plan(
+    sampler=dpjax.PoissonSampler(prob=0.5, capacity=8),
+    noise_multiplier=noise_multiplier,
+    l2_clip_norm=1.0,
+    normalize_by=4,
+    num_steps=5,
+    delta=1e-5,
+  )
+
+
+@functools.cache
+def _gradients(kind):
+  if kind == "sum":
+    return _plan().clipped_grad(_loss)(_PARAMS, _BATCH)
+  return dpjax.per_example_grads(_loss)(_PARAMS, _BATCH)[1]
+
+
+def _private():
+  return _plan().transform(_KEY)
+
+
+def _seen(tx, released):
+  """The transform, with each of its updates appended to `released`."""
+
+  def update(updates, state, params=None, **more):
+    out, state = tx.update(updates, state, params, **more)
+    released.append(out)
+    return out, state
+
+  return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+def _one_line(error):
+  text = str(error)
+  return "\n" not in text and len(text) < 300 and "must stand first in optax.chain" in text
+
+
+def _update(tx, kind, params=_PARAMS, wrapped=lambda fn: fn):
+  """What an update gives, or its error, which must be the one line."""
+  tx = optax.with_extra_args_support(tx)
+  more = {"value": jnp.float32(1.0), "grad": _PARAMS, "loss": 1.0}
+  more["value_fn"] = more["obj_fn"] = lambda params: jnp.float32(1.0)
+  update = lambda grads, state: tx.update(grads, state, params, **more)
+  try:
+    return wrapped(update)(_gradients(kind), tx.init(params))[0]
+  except UserError as error:
+    assert _one_line(error), error
+    return None
+
+
+# --- all of Optax
+
+_ARGUMENTS = {
+  "learning_rate": 0.1, "step_size": 0.1, "step_size_fn": lambda step: 0.1, "factor": 0.5,
+  "decay": 0.9, "max_norm": 1.0, "max_delta": 1.0, "threshold": 1.0, "clipping": 0.1,
+  "eta": 0.1, "gamma": 0.9, "seed": 0, "key": jax.random.key(0), "weight_decay": 0.1,
+  "max_consecutive_errors": 3, "every_k_schedule": 2, "mask": True, "sync_period": 2,
+  "slow_step_size": 0.5, "l2_norm_clip": 1.0, "noise_multiplier": 1.0, "max_learning_rate": 1.0,
+  "should_transform_fn": lambda step, **_: True, "f": lambda updates, params: updates,
+  "should_update_fn": lambda step, **_: True,
+  "param_labels": lambda params: jax.tree.map(lambda _: "a", params),
+}  # fmt: skip
+_INNER = ("inner", "opt", "optimizer", "base_optimizer", "fast_optimizer", "tx")
+# `f` is a function of whole trees that hands them on; these change no gradient at all.
+_HARMLESS = {"identity", "named_chain", "stateless"}
+_WRAPS_WELL = {"chain", "lookahead", "schedule_free", "with_extra_args_support"}
+
+
+def _made(function, inner):
+  """(its transform, whether it wraps `inner`); None where it makes no transform."""
+  options, positional, wraps = {}, [], False
+  for parameter in inspect.signature(function).parameters.values():
+    name = parameter.name
+    if parameter.kind is parameter.VAR_POSITIONAL and function is optax.chain:
+      positional, wraps = [inner], True
+    elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+      continue
+    elif name in _INNER or name == "transforms":
+      options[name], wraps = {"a": inner} if name == "transforms" else inner, True
+    elif name in _ARGUMENTS:
+      options[name] = _ARGUMENTS[name]
+    elif parameter.default is parameter.empty:
+      return None
+  tx = function(*positional, **options)
+  tx = tx.gradient_transformation() if isinstance(tx, optax.MultiSteps) else tx
+  is_transform = hasattr(tx, "init") and hasattr(tx, "update")
+  return (tx, wraps) if is_transform else None
+
+
+@functools.cache
+def _of_optax():
+  """{name: its function} of all that makes a transform."""
+  found = {}
+  for module in (optax, optax.contrib, optax.transforms):
+    for name, value in vars(module).items():
+      if name.startswith("_") or (
+        not inspect.isfunction(value) and value is not optax.MultiSteps
+      ):
+        continue
+      if name not in found and _made_or_none(value) is not None:
+        found[name] = value
+  return found
+
+
+def _made_or_none(function, inner=None):
+  try:
+    return _made(function, inner or optax.identity())
+  except (TypeError, ValueError, AttributeError):
+    return None
+
+
+def test_the_generator_finds_optax():
+  wrappers = {n for n, f in _of_optax().items() if _made_or_none(f)[1]}
+  assert len(_of_optax()) > 100, sorted(_of_optax())
+  assert wrappers >= _WRAPS_WELL | {
+    *("MultiSteps", "apply_if_finite", "flatten", "masked", "multi_transform", "partition")
+  }
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("name", sorted(_of_optax()))
+def test_optax_before_or_around_the_private_transform_is_right_or_one_line(name, kind):
+  released = []
+  tx, wraps = _made(_of_optax()[name], _seen(_private(), released))
+  whole = tx if wraps else optax.chain(tx, _seen(_private(), released))
+  params = optax.LookaheadParams.init_synced(_PARAMS) if name == "lookahead" else _PARAMS
+  out = _update(whole, kind, params)
+  assert (out is not None) == (name in (_WRAPS_WELL if wraps else _HARMLESS))
+  if out is not None:  # the private transform saw the gradients as they were
+    expected = _update(_private(), kind)
+    jax.tree.map(np.testing.assert_array_equal, released[0], expected)
+
+
+# --- the compositions that people write
+
+_SOME = {"w": True, "b": False}
+_COMPOSED = {
+  "chain after": (True, lambda p: optax.chain(p, optax.adamw(0.1, mask=_SOME))),
+  "chain before": (False, lambda p: optax.chain(optax.clip_by_global_norm(10.0), p)),
+  "masked": (False, lambda p: optax.masked(p, _SOME)),
+  "masked by nothing": (False, lambda p: optax.masked(p, {"w": True, "b": True})),
+  "masked by shape": (
+    False,
+    lambda p: optax.masked(p, lambda t: jax.tree.map(lambda x: x.ndim > 1, t)),
+  ),
+  "masked before": (
+    False,
+    lambda p: optax.chain(optax.masked(optax.clip_by_global_norm(1.0), _SOME), p),
+  ),
+  "multi_transform": (
+    False,
+    lambda p: optax.multi_transform({"a": p, "b": _private()}, {"w": "a", "b": "b"}),
+  ),
+  "multi_transform of one": (
+    False,
+    lambda p: optax.multi_transform({"a": p}, {"w": "a", "b": "a"}),
+  ),
+  "MultiSteps": (
+    False,
+    lambda p: optax.MultiSteps(optax.chain(p, optax.sgd(0.1)), 2).gradient_transformation(),
+  ),
+  "inject_hyperparams around": (
+    True,
+    lambda p: optax.inject_hyperparams(lambda r: optax.chain(p, optax.sgd(r)))(r=0.1),
+  ),
+  "inject_hyperparams after": (
+    True,
+    lambda p: optax.chain(p, optax.inject_hyperparams(optax.sgd)(0.1)),
+  ),
+  "apply_if_finite": (
+    False,
+    lambda p: optax.apply_if_finite(optax.chain(p, optax.sgd(0.1)), 3),
+  ),
+  "apply_if_finite after": (
+    True,
+    lambda p: optax.chain(p, optax.apply_if_finite(optax.sgd(0.1), 3)),
+  ),
+  "lookahead": (True, lambda p: optax.lookahead(optax.chain(p, optax.sgd(0.1)), 2, 0.5)),
+  "schedule_free": (
+    True,
+    lambda p: optax.contrib.schedule_free(optax.chain(p, optax.sgd(0.1)), 0.1),
+  ),
+  "ema after": (True, lambda p: optax.chain(p, optax.ema(0.9))),
+  "ema before": (False, lambda p: optax.chain(optax.ema(0.9), p)),
+  "twice": (False, lambda p: optax.chain(p, _private())),
+  "nested": (
+    False,
+    lambda p: optax.chain(optax.chain(optax.masked(optax.scale(2.0), True), p), optax.sgd(0.1)),
+  ),
+  "one of one's own, by shape": (
+    False,
+    lambda p: optax.chain(
+      optax.stateless(
+        lambda u, _: jax.tree.map(lambda x: 2 * x if x.ndim > 1 else x, u)
+      ),
+      p,
+    ),
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrapped", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("name", sorted(_COMPOSED))
+def test_a_composition_is_right_or_one_line(name, kind, wrapped):
+  works, make = _COMPOSED[name]
+  released = []
+  params = optax.LookaheadParams.init_synced(_PARAMS) if name == "lookahead" else _PARAMS
+  out = _update(make(_seen(_private(), released)), kind, params, wrapped)
+  assert (out is not None) == works
+  if works and wrapped is not jax.jit:
+    jax.tree.map(np.testing.assert_array_equal, released[0], _update(_private(), kind))
+
+
+# --- everybody else
+
+_ARITHMETIC = {
+  "times": lambda x: 2 * x,
+  "by shape": lambda x: x * 2 if x.ndim > 1 else x,
+  "by type": lambda x: x * 2 if jnp.issubdtype(x.dtype, jnp.floating) else x + 0,
+  "cast": lambda x: x.astype(jnp.float32),
+  "sum": lambda x: x.sum(0, keepdims=True),
+  "mean of all": lambda x: x - jnp.mean(x, 0),
+  "clip": lambda x: jnp.clip(x, -1, 1),
+  "norm": lambda x: x / jnp.linalg.norm(x),
+  "numpy": lambda x: np.asarray(x) * 2,
+}
+
+
+@pytest.mark.parametrize("wrapped", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
+@pytest.mark.parametrize("name", sorted(_ARITHMETIC))
+def test_no_arithmetic_is_done_on_any_leaf(name, wrapped):
+  change = lambda grads: jax.tree.map(_ARITHMETIC[name], grads)
+  with pytest.raises((TypeError, ValueError, NotImplementedError, AttributeError)):
+    wrapped(change)(_gradients("stacked"))
+
+
+def test_rows_are_cut_and_joined_without_being_opened():
+  grads = _gradients("stacked")
+  parts = [jax.tree.map(lambda leaf, a=a: leaf[a : a + 4], grads) for a in (0, 4)]
+  joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+  jax.tree.map(np.testing.assert_array_equal, joined.arrays, grads.arrays)
+
+
+def _programs():
+  mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+  rows = PartitionSpec("data")
+  shared = jax.shard_map(lambda g: g, mesh=mesh, in_specs=(rows,), out_specs=rows)
+  yield "jit", jax.jit(lambda g: g)
+  yield "donated", lambda g: jax.jit(lambda g: g, donate_argnums=0)(jax.device_put(g))
+  yield "vmap", jax.vmap(lambda g: g)
+  yield "scan", lambda g: jax.lax.scan(lambda c, x: (c, x), 0, g)[1]
+  yield "cond", lambda g: jax.lax.cond(True, lambda a: a, lambda a: a, g)
+  yield "shard_map", jax.jit(shared)
+  yield "remat", jax.checkpoint(lambda g: g)
+  yield "pickle", lambda g: pickle.loads(pickle.dumps(g))
+  yield "opened inside", jax.jit(lambda g: dpjax.stacked(g.arrays))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+  ("name", "program"), [pytest.param(n, p, id=n) for n, p in _programs()]
+)
+def test_every_program_hands_them_on_bit_for_bit(name, program, dtype):
+  rows = jax.random.normal(jax.random.key(0), (4, 3)).at[0, 0].set(jnp.nan)
+  arrays = {"w": rows.astype(dtype), "b": jnp.arange(4.0).astype(dtype), "n": None}
+  after = program(dpjax.stacked(arrays)).arrays
+  # NumPy knows the NaN of no type that is not its own.
+  whole = lambda tree: jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), tree)
+  jax.tree.map(np.testing.assert_array_equal, whole(after), whole(arrays))
+  assert jax.tree.map(lambda a: a.dtype, after) == jax.tree.map(lambda a: a.dtype, arrays)
+
+
+def test_float64_keeps_its_bits():
+  with jax.enable_x64(True):
+    arrays = jnp.arange(1, 4, dtype=jnp.float64) / 3
+    np.testing.assert_array_equal(dpjax.stacked(arrays).arrays, arrays)
+
+
+def test_they_have_no_derivative_rather_than_a_derivative_of_zero():
+  moved = lambda scale: dpjax.stacked(scale * jnp.ones((2, 3))).arrays.sum()
+  with pytest.raises(UserError, match="no derivative"):
+    jax.grad(moved)(1.0)
+
+
+def test_closing_and_opening_cost_nothing_under_jit():
+  round_trip = jax.jit(lambda x: dpjax.stacked(x).arrays)
+  text = round_trip.lower(jnp.ones((64, 32))).compile().as_text()
+  assert "convert" not in text and "fusion" not in text, text
+
+
+# --- the door for bare arrays, masks, parts of trees
+
+
+def test_bare_arrays_are_refused_and_the_line_names_the_call():
+  arrays = _gradients("stacked").arrays
+  tx = _private()
+  with pytest.raises(UserError, match=r"dpjax\.stacked\(grads\)") as caught:
+    tx.update(arrays, tx.init(_PARAMS), _PARAMS, mask=_BATCH.mask)
+  assert _one_line(caught.value)
+  out, _ = tx.update(dpjax.stacked(arrays), tx.init(_PARAMS), _PARAMS, mask=_BATCH.mask)
+  jax.tree.map(np.testing.assert_array_equal, out, _update(tx, "stacked"))
+
+
+def test_gradients_of_a_batch_know_its_mask_and_a_second_one_is_joined():
+  tx, full = _private(), jnp.ones(8, bool)
+  without = dpjax.per_example_grads(_loss)(_PARAMS, _BATCH.examples)[1]
+  update = lambda grads, **mask: tx.update(grads, tx.init(_PARAMS), _PARAMS, **mask)[0]
+  expected = update(without, mask=_BATCH.mask)
+  for found in (
+    update(_gradients("stacked")),
+    update(_gradients("stacked"), mask=full),
+    update(dpjax.stacked(without.arrays, mask=_BATCH.mask)),
+    update(dpjax.stacked(without.arrays, mask=True), mask=_BATCH.mask),
+  ):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+  with pytest.raises(UserError, match="mask=None"):
+    update(without)
+  with pytest.raises(UserError, match="grads: every leaf needs the same leading axis"):
+    dpjax.stacked({"a": jnp.ones((2, 1)), "b": jnp.ones(3)}, mask=True)
+
+
+_WRONG_MASKS = ["True", np.array([None, True]), object(), [[True], [True, False]], b"\x01"]
+
+
+@pytest.mark.parametrize("mask", _WRONG_MASKS, ids=repr)
+def test_a_mask_that_is_no_array_is_one_line(mask):
+  without = dpjax.per_example_grads(_loss)(_PARAMS, _BATCH.examples)[1]
+  tx = _private()
+  for call in (
+    lambda: tx.update(without, tx.init(_PARAMS), _PARAMS, mask=mask),
+    lambda: _plan().clipped_grad(_loss)(_PARAMS, _BATCH.examples, mask),
+    lambda: dpjax.stacked(without.arrays, mask=mask),
+  ):
+    with pytest.raises(UserError, match=r"^mask") as caught:
+      call()
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def _all_private():
+  numbers = {"l2_clip_norm": 1.0, "noise_multiplier": 0.0, "normalize_by": 1, "key": _KEY}
+  banded = dpjax.noise.correlated.BandedToeplitz((1.0, 0.5))
+  inner = transforms.clip_and_noise(**numbers)
+  yield inner
+  yield transforms.adaptive_clip_and_noise(**numbers)
+  yield transforms.with_clip_schedule(inner, [1.0])
+  yield transforms.accumulate(inner, every=2, l2_clip_norm=1.0)
+  yield transforms.clip_and_correlated_noise(
+    **numbers, num_steps=3, noise_shape=dpjax.NoiseShape(correlation=banded)
+  )
+
+
+@pytest.mark.parametrize(
+  "tx", list(_all_private()), ids=lambda tx: tx.init.__qualname__[:30]
+)
+def test_a_part_of_a_tree_is_refused_by_every_private_transform(tx):
+  part = {"w": _PARAMS["w"], "b": optax.MaskedNode()}
+  with pytest.raises(UserError, match="MaskedNode") as caught:
+    tx.init(part)
+  assert _one_line(caught.value)
+  arrays = _gradients("stacked").arrays | {"b": optax.MaskedNode()}
+  with pytest.raises(UserError, match="MaskedNode"):
+    tx.update(dpjax.stacked(arrays, mask=True), tx.init(_PARAMS), _PARAMS)
+
+
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_one_key_means_one(number):
+  keys = jax.random.split(jax.random.key(0), number)
+  for make in (_plan().transform, lambda key: _plan(1.0).transform(key)):
+    with pytest.raises(UserError, match=rf"key.shape=\({number},\): must be \(\)"):
+      make(keys)
+  with pytest.raises(UserError, match="^example_key=.*: must be ONE typed key"):
+    training.dp_sgd(_loss, _plan(), optax.sgd(0.1), noise_key=_KEY, example_key=keys)
+
+
+def test_a_gradient_that_is_looked_at_is_a_plain_array():
+  grads = _gradients("stacked")
+  assert grads.arrays["w"].shape == (8, 3, 2) and "float32[8, 3, 2]" in repr(grads)
+  spoilt = sealed.PerExampleGrads(grads.arrays, None, grads.dtypes)
+  with pytest.raises(UserError, match="must stand first in optax.chain"):
+    _ = spoilt.arrays
