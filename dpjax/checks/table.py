@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dpjax import data
-from dpjax.checks import batches, before_steps, charges, influence, noise_laws
+from dpjax import data, gradients
+from dpjax.checks import batches, before_steps, charges, influence, noise_laws, whole_step
 from dpjax.checks.influence import cross_example_leakage as cross_example_leakage
 from dpjax.checks.subject import Row as Row
 from dpjax.checks.subject import Subject as Subject
@@ -22,6 +22,7 @@ from dpjax.runs import streams
 from dpjax.runs.central import build, privacy
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.streams import Streams
+from dpjax.types import LossFn
 from dpjax.validate import UserError
 
 
@@ -36,16 +37,20 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
   whole = data.digest(loaded[0])
   run = build.assemble(config, loaded, _streams(config, whole))
   plan = run.plan
+
+  def clipped_grad(loss_fn: LossFn) -> gradients.ClippedGrad:
+    return plan.clipped_grad(
+      loss_fn,
+      method=config.grad_method,
+      microbatch_size=config.microbatch_size,
+      memory_budget=build.memory_budget(config),
+    )
+
   return Subject(
     config=config,
     plan=plan,
     loss_fn=run.loss_fn,
-    clipped_grad=plan.clipped_grad(
-      run.loss_fn,
-      method=config.grad_method,
-      microbatch_size=config.microbatch_size,
-      memory_budget=build.memory_budget(config),
-    ),
+    clipped_grad=clipped_grad(run.loss_fn),
     # of whole steps, as a run in slices hands them on
     transform=dataclasses.replace(plan, slices=1).transform,
     draw=plan.sampler.draw,
@@ -53,6 +58,11 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     streams=lambda c, digest=whole: _streams(c, digest),
     params=run.params,
     train=run.train,
+    keyed=run.keyed,
+    gradient_of=clipped_grad,
+    algorithm=lambda key: run.with_keys(key, run.random.local),
+    promise=run.promise,
+    optimizer=run.optimizer,
   )
 
 
@@ -63,7 +73,7 @@ def _streams(config: TrainConfig, digest: bytes) -> Streams:
 def checks(checked: Subject) -> Iterator[Row]:
   """Every check, one after the other."""
   fitted = (before_steps,) if checked.plan.statistics is not None else ()
-  for room in (influence, noise_laws, *fitted, batches, charges):
+  for room in (influence, whole_step, noise_laws, *fitted, batches, charges):
     for one in room.CHECKS:
       yield one(checked)
 

@@ -121,6 +121,8 @@ class Run(NamedTuple):
   # by which `train` and `test` are normalised
   statistics: normalization.Released | None = None
   mesh: Mesh | None = None  # devices, where there are several
+  keyed: bool = False  # whether every example gets a key of its own, `example.key`
+  optimizer: Any = None  # the Optax transformation behind the private gradient
   save: Callable[..., None] = lambda folder, params: None  # more than params.npz
 
 
@@ -367,6 +369,8 @@ def assemble(
     noise=noise,
     statistics=statistics,
     mesh=mesh,
+    keyed=augmented,
+    optimizer=tx,
     save=lambda folder, params: starting_point.write(
       config, model, trained.whole(params), folder
     ),
