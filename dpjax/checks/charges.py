@@ -162,7 +162,7 @@ def overflow(subject: Subject) -> Row:
 
 def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
   """The steps at which sums go in: all of the run, or as many as can be afforded."""
-  count = max(_OWN_STEPS, subject.plan.num_steps)
+  count = subject.plan.num_steps  # a transform ends with its plan
   affordable = max(_OWN_STEPS, _OWN_WORK // max(1, trees.size(subject.params)))
   if count <= affordable:
     return np.arange(count)
@@ -181,7 +181,7 @@ def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]
   key = jax.random.fold_in(jax.random.key(SEED + 1 + number), step)
   keys = jax.random.split(key, len(leaves) + 1)
   drawn = [
-    length * jnp.where(jax.random.bits(k, jnp.shape(p)) >> 31, 1.0, -1.0)
+    length * jnp.where(jax.random.bits(k, jnp.shape(p)) >> 31, jnp.float32(1), -1)
     for k, p in zip(keys, leaves)
   ]
   total = jax.tree.unflatten(jax.tree.structure(subject.params), drawn)
@@ -328,17 +328,19 @@ def divisor(subject: Subject) -> Row:
   if not plan.l2_clip_norm.is_one_number:
     active = [c for c in plan.l2_clip_norm.group_bounds() if c]
     length = min(active) / math.sqrt(size)
-  grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), subject.params)
-
-  one = jax.tree.map(lambda leaf: leaf[:1], grads)
-  term = gradients.clip_and_sum(one, jnp.zeros(1), jnp.ones(1, bool), plan.l2_clip_norm)
+  floats = noise.source.as_floats(subject.params)
+  grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), floats)
+  clipped = lambda mask: gradients.clip_and_sum(
+    grads, jnp.zeros(BATCH), mask, plan.l2_clip_norm
+  )
+  term = clipped(jnp.arange(BATCH) < 1)
   unit = sum(np.sum(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(term.total))
 
   @jax.jit
   def update(mask):
     tx = subject.transform(key)
     state = tx.init(subject.params)
-    return tx.update(grads, state, subject.params, mask=mask)[0]
+    return tx.update(clipped(mask), state, subject.params, mask=mask)[0]
 
   def seen(k):
     moved = jax.tree.map(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import gradients, trees
+from dpjax import gradients, noise, trees
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, row
 from dpjax.types import ArrayTree, LossFn, NeighboringRelation, Params
 
@@ -450,12 +450,19 @@ def _dropped_from_stack(subject: Subject) -> Iterator[float]:
   """The same for stacked gradients of which one is spoilt, through the transform."""
   plan, key = subject.plan, jax.random.key(SEED)
   length = min(plan.l2_bound, 1.0) / math.sqrt(max(1, trees.size(subject.params)))
-  grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), subject.params)
+  floats = noise.source.as_floats(subject.params)
+  grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), floats)
+  # A loss whose gradient is the example itself: stacked gradients of any value, in the type
+  # that the private transform takes.
+  own = lambda params, example: sum(
+    jnp.sum(p * e) for p, e in zip(jax.tree.leaves(params), jax.tree.leaves(example))
+  )
 
   @jax.jit
   def update(grads, mask):
+    stacked = gradients.per_example_grads(own)(floats, grads)[1]
     tx = subject.transform(key)
-    return tx.update(grads, tx.init(subject.params), subject.params, mask=mask)[0]
+    return tx.update(stacked, tx.init(floats), floats, mask=mask)[0]
 
   def spoil(tree, value, whole):
     leaves, treedef = jax.tree.flatten(tree)

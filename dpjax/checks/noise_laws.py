@@ -329,10 +329,15 @@ def _dependences(mine: Record, other: Record, std: float) -> Iterator[tuple[floa
 def _ties(values: np.ndarray, std: float) -> float:
   """z of the pairs of values that agree in size, which no two should: values of one leaf that
   come again in it, atoms, and noise on a grid."""
-  sizes = np.sort(np.abs(values) / std)
-  same = int(np.sum(sizes[1:] == sizes[:-1]))
-  expected = sizes.size**2 / 2 * _SPACING / math.sqrt(math.pi)
-  return _as_z(2 * float(stats.poisson.sf(same - 1, max(expected, 1e-9))))
+  sizes, often = np.unique(np.abs(values) / std, return_counts=True)
+  count, same = values.size, values.size - sizes.size
+  expected = count**2 / 2 * _SPACING / math.sqrt(math.pi)
+  pairs = _as_z(2 * float(stats.poisson.sf(same - 1, max(expected, 1e-9))))
+  # No value comes m times: about n^m / m! (spacing times density)^(m - 1) of them are expected.
+  most = int(often.max())
+  logarithm = most * math.log(count) - math.lgamma(most + 1)
+  logarithm += (most - 1) * math.log(_SPACING * 2 * float(stats.norm.pdf(0)))
+  return max(pairs, _as_z(math.exp(min(0.0, logarithm))))
 
 
 def _same_marks(a: Record, b: Record | None) -> float:
@@ -352,6 +357,8 @@ def _copies(recorded: Record, std: float) -> Iterator[tuple[float, str]]:
   """Values of one leaf at one step that come again elsewhere, in any order or sign."""
   for name, values in noise_record.blocks(recorded):
     yield _ties(values, std), f"values within {name}"
+  for i, leaf in enumerate(recorded.whole):
+    yield _ties(leaf.ravel(), std), f"values of leaf {i}"
   pooled = np.concatenate([leaf.ravel() for leaf in recorded.whole])
   yield _ties(pooled, std), "any two values"
   for (first, a), (second, b) in itertools.combinations(noise_record.blocks(recorded), 2):

@@ -18,6 +18,7 @@ from dpjax.checks import batches, before_steps, charges, influence, noise_laws, 
 from dpjax.checks.influence import cross_example_leakage as cross_example_leakage
 from dpjax.checks.subject import Row as Row
 from dpjax.checks.subject import Subject as Subject
+from dpjax.data.dataset import first_line
 from dpjax.runs import streams
 from dpjax.runs.central import build, privacy
 from dpjax.runs.central.config import TrainConfig
@@ -71,11 +72,46 @@ def _streams(config: TrainConfig, digest: bytes) -> Streams:
 
 
 def checks(checked: Subject) -> Iterator[Row]:
-  """Every check, one after the other."""
+  """Every check, one after the other. One that cannot be run to its end fails."""
   fitted = (before_steps,) if checked.plan.statistics is not None else ()
   for room in (influence, whole_step, noise_laws, *fitted, batches, charges):
     for one in room.CHECKS:
-      yield one(checked)
+      try:
+        yield one(checked)
+      except Exception as error:
+        # What raises here is the run's own code, on inputs that training may meet.
+        told = f"ended in {type(error).__name__}: {first_line(error)[:200]}"
+        yield Row(one.__name__.replace("_", " "), False, math.inf, 0.0, told)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Table:
+  """The rows of all checks; printed, a line for each."""
+
+  rows: list[Row]
+
+  @property
+  def ok(self) -> bool:
+    """Whether no check fails. Evidence, not a proof."""
+    return not self.failed
+
+  @property
+  def failed(self) -> list[Row]:
+    """The checks that do not hold; those that do not apply are not among them."""
+    return failed(self.rows)
+
+  def to_json(self) -> dict[str, Any]:
+    """The rows as data."""
+    return to_json(self.rows)
+
+  def __repr__(self) -> str:
+    return table(self.rows)
+
+  def __iter__(self) -> Iterator[Row]:
+    return iter(self.rows)
+
+  def __len__(self) -> int:
+    return len(self.rows)
 
 
 def failed(rows: list[Row]) -> list[Row]:
