@@ -138,6 +138,12 @@ def _run_deviations(subject: Subject, law: _Law) -> Iterator[tuple[float, str]]:
   yield _most(counts, len(sizes), law.rate), "one row"
   yield _fewest(counts, len(sizes), law.rate), "one row, left out"
   yield _unlikely_size(sizes, law), "size of a batch"
+  # Of more draws than are compared with each other: sizes that are cut have less variance.
+  seen, times = np.array(sizes, float), len(sizes)
+  yield _z(seen.mean(), law.n * law.rate, law.size_variance / times), "mean size in the run"
+  if times > 1:
+    spread = 2 * law.size_variance**2 / (times - 1)
+    yield _z(seen.var(ddof=1), law.size_variance, spread), "variance of sizes in the run"
 
 
 def _unlikely_size(sizes: list[int], law: _Law) -> float:

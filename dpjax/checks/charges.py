@@ -33,7 +33,8 @@ _OWN_STEPS = 4  # of a run whose sums are changed, at least
 _OWN_WORK = 20_000_000  # values of such a run before steps are skipped
 _LENGTHS = ((1.0, 0.0, 0.5, 1.0, 0.1), (0.25, 1.0, 0.0))  # of the sums, in clip norms
 _CANARIES = 1000
-_SEEDS = 64  # whose keys are compared
+_SEEDS = 64  # from the run's own on, whose keys are compared
+_SPREAD_SEEDS = 300  # large ones, likewise
 _COMMON_MULTIPLE = 720_720  # of all numbers up to 16
 _LEDGER_STEPS = 200  # of a run whose charges are added up one by one, at most
 _RECORDS = 500  # of data whose digests are compared
@@ -367,6 +368,9 @@ def _changed(value: Any, name: str = "") -> Iterator[Any]:
     if name == "seed":  # the one field by which runs are repeated in number
       yield from (value + (1 << power) for power in (20, 24, 28, 31, 32, 40, 62))
       yield from range(value + 1, value + _SEEDS)
+      # Two of so many agree where only a few thousand keys are possible.
+      drawn = np.random.default_rng(SEED).integers(0, 2**62, _SPREAD_SEEDS)
+      yield from drawn.tolist()
   elif isinstance(value, float):
     yield from (math.nextafter(value, math.inf), value * 1.0001, value * (1 + 1e-9))
     yield from (value + 0.25, value + 1, value + 2, value + 16, value * 2, value * 10, -value)

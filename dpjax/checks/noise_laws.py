@@ -135,12 +135,14 @@ def _over_time(recorded: Record, rounded: float) -> Iterator[tuple[float, str]]:
   energy = np.sum(np.stack(recorded.energy or []), axis=0) / rounded
   # The cube root of chi-squared is close to normal (Wilson and Hilferty 1931).
   normal = ((energy / total) ** (1 / 3) - (1 - 2 / (9 * total))) / math.sqrt(2 / (9 * total))
+  # What a run does at a step, each run does: their sums over the runs are as normal.
+  normal = normal.reshape(recorded.runs, -1).sum(axis=0) / math.sqrt(recorded.runs)
+  if len(normal) < 16 or total < 16:
+    return
   trend = np.arange(len(normal)) - (len(normal) - 1) / 2
-  if len(normal) >= 16 and total >= 16:
-    yield abs(float(normal @ trend)) / float(np.linalg.norm(trend)), "a trend of the size"
-    power = np.abs(np.fft.rfft(normal)[1:-1]) ** 2 / len(normal)
-    chance = math.exp(-float(power.max()))
-    yield _as_z(chance, power.size), "a period of the size"
+  yield abs(float(normal @ trend)) / float(np.linalg.norm(trend)), "a trend of the size"
+  power = np.abs(np.fft.rfft(normal)[1:-1]) ** 2 / len(normal)
+  yield _as_z(math.exp(-float(power.max())), power.size), "a period of the size"
 
 
 def _moments_z(values: np.ndarray) -> tuple[float, str]:

@@ -29,7 +29,7 @@ _WORK = 600_000_000  # values to be drawn before steps are skipped: ten seconds 
 _SMALL = 4096  # numbers in the state of a transform that remembers no noise
 _LONG = 20_000  # steps that are all compared with each other; more are skipped
 _WHOLE = 50_000  # values of one leaf at one step that are compared with others, at most
-_TAIL = 24_000_000  # values whose tails are counted: a cut at 4.7 standard deviations shows
+_TAIL = 10_000_000  # values whose tails are counted: a cut at 4.5 standard deviations shows
 _AT_ONCE = 2_000_000  # of them in memory
 THRESHOLDS = (2.0, 3.0, 3.5, 4.0, 4.5, 5.0)  # standard deviations, of either sign
 _COMPARED = 200_000_000  # values of all pairs of blocks
@@ -52,6 +52,7 @@ class Record(NamedTuple):
   marks: list[np.ndarray] | None = None  # of each such leaf: [T, 4] of the sizes of its values
   # at a step: largest, least, sum of squares, sum; two steps that hold the same values in any
   # order and with any signs agree in the first three
+  runs: int = 1  # of the plan, one after the other under keys of their own
 
 
 class Tails(NamedTuple):
@@ -66,7 +67,7 @@ class Tails(NamedTuple):
 
 def test_key(subject: Subject, number: int) -> jax.Array:
   """A key of the kind that the run uses, the same at every check."""
-  if not subject.config.release:
+  if not subject.release:
     return jax.random.key(SEED + number)
   return noise.source.key_from_bytes(number.to_bytes(noise.source.KEY_BYTES, "little"))
 
@@ -137,6 +138,7 @@ def _joined(runs: list[Record], whole: int) -> Record:
     energy=rows("energy"),
     marks=rows("marks"),
     places=places,
+    runs=len(runs),
   )
 
 

@@ -97,8 +97,9 @@ def check(
 
   Returns:
     A table: `.ok`, `.failed`, `.rows`; its repr has a line for each check. A pass is evidence,
-    not a proof. A failure is a bug that voids the epsilon. A sound plan fails with a chance
-    below 1e-5; the same arguments always give the same table.
+    not a proof. A failure is a bug that voids the epsilon. Statistics of sound noise and batches
+    exceed their bounds with a chance below 1e-5, all together; the audit by canaries, by
+    its confidence, with one below .01. The same arguments always give the same table.
 
   Raises:
     UserError: arguments that are none of these, or a loss that is not one of ONE example.

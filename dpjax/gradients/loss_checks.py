@@ -132,7 +132,8 @@ def _no_batch_norm() -> Iterator[None]:
     return
 
   def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    if _is_batch_norm(context.module) and context.method_name == "__call__":
+    own = _is_batch_norm(context.module) and hasattr(context.module, "use_running_average")
+    if own and context.method_name == "__call__":
       average = kwargs.get("use_running_average", args[1] if len(args) > 1 else None)
       average = context.module.use_running_average if average is None else average
       if not average:
