@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
   from dpjax import trees as trees
   from dpjax import types as types
   from dpjax import validate as validate
+  from dpjax.checks.own_loss import check as check
   from dpjax.gradients import Clip as Clip
   from dpjax.gradients import clipped_grad as clipped_grad
   from dpjax.gradients import per_example_grads as per_example_grads
@@ -72,6 +73,7 @@ _SAMPLERS = (
   *("TruncatedPoissonSampler", "UserSampler"),
 )
 _HOMES = {  # name -> its room
+  "check": "checks.own_loss",
   "Clip": "gradients",
   "clipped_grad": "gradients",
   "per_example_grads": "gradients",

@@ -185,7 +185,7 @@ def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
   return ends(installed), ends(standard)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _owner(file: str) -> str:
   """Whose a file is: "user", "dpjax", "installed" or "standard"."""
   real = os.path.realpath(file)
@@ -225,7 +225,9 @@ def _version(name: str) -> str:
     return held.version
   rows = (held.read_text("RECORD") or "").splitlines()
   # Scripts name this machine's Python, and the files of the installer its folders.
-  rows = sorted(row for row in rows if row.partition(",")[0].endswith((".py", *_EXTENSIONS)))
+  rows = sorted(
+    row for row in rows if row.partition(",")[0].endswith((".py", *_EXTENSIONS))
+  )
   return f"{held.version} {hashlib.sha256(json.dumps(rows).encode()).hexdigest()}"
 
 
@@ -581,7 +583,9 @@ class _Search:
     found: dict[str, str] = {}
     for name, digest in sorted(self._found):
       held = found.get(name)
-      joined = digest if held is None else hashlib.sha256(f"{held} {digest}".encode()).hexdigest()
+      joined = (
+        digest if held is None else hashlib.sha256(f"{held} {digest}".encode()).hexdigest()
+      )
       found[name] = joined
     return found
 
@@ -636,7 +640,9 @@ class _Search:
     spec = self._spec(top)
     if users_only or top in DISTRIBUTIONS or spec is None:
       return
-    places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
+    places = (
+      [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
+    )
     if any(_owner(place) == "installed" for place in places):
       self.versions |= {each: _version(each) for each in _brought_by(top)}
 
@@ -704,7 +710,9 @@ class _Search:
     spec = self._spec(top)
     if spec is None:
       return top == "__main__"
-    places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
+    places = (
+      [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
+    )
     return any(_owner(place) == "user" for place in places) or self._is_unversioned(top)
 
   def _children(self, package: str) -> list[str]:
@@ -807,7 +815,9 @@ class _Search:
   def _class(self, value: type) -> None:
     home = sys.modules.get(value.__module__)
     file = getattr(home, "__file__", None)
-    methods = [part for part in vars(value).values() if isinstance(part, types.FunctionType)]
+    methods = [
+      part for part in vars(value).values() if isinstance(part, types.FunctionType)
+    ]
     files = {file, *(part.__code__.co_filename for part in methods)} - {None}
     if not any(_is_users_code(str(each)) for each in files):
       return

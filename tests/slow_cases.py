@@ -50,7 +50,7 @@ KEPT = frozenset(
     "gradients/test_ghost.py::test_examples_are_clipped_before_devices_are_added_up",
     "gradients/test_per_example.py::test_clipped_sum_equals_jax_privacy",
     "gradients/test_per_example.py::"
-    "test_p29_batch_norm_sees_one_example_only_and_cannot_mix_the_batch",
+    "test_p29_batch_norm_is_refused_for_it_would_mix_the_batch",
     "launch/test_stoppable.py::"
     "test_between_two_trainings_sigterm_is_one_line_and_the_same_command_goes_on",
     "mechanisms/test_finite.py::test_a_hopeless_candidate_is_chosen_as_often_as_it_should",

@@ -23,6 +23,8 @@ _INDICES = 40_000_000  # of them, as many as this many coins allow
 _PAIRED = 2048  # examples of which every two are compared; of more, neighbours
 _ROWS = 2000  # batches in which each row is counted, of a run that has fewer steps
 _REPEATS = 200_000_000  # the same for batches that are only compared with each other
+_SEEDS = 1500  # compared with each other
+_SEED_INDICES = 4_000_000  # of them, as many as this many coins allow
 _OTHER_SEEDS = (SEED + 1, SEED + (1 << 40), SEED + (1 << 100))  # low and high bits differ
 
 
@@ -100,6 +102,12 @@ def _most(counts: np.ndarray, times: int, chance: float) -> float:
   return float(stats.norm.isf(min(1.0, p * max(1, counts.size)) / 2))
 
 
+def _fewest(counts: np.ndarray, times: int, chance: float) -> float:
+  """z of the smallest of binomial counts, exact, for as many as there are."""
+  p = float(stats.binom.cdf(int(counts.min(initial=times)), times, chance))
+  return float(stats.norm.isf(min(1.0, p * max(1, counts.size)) / 2))
+
+
 def _taken(draws: list[np.ndarray], n: int) -> np.ndarray:
   """[T, n] float32: 1 where a draw holds a row."""
   taken = np.zeros((len(draws), n), np.float32)
@@ -118,6 +126,7 @@ def _pair_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float
   else:
     together = np.sum(taken[:, 1:] * taken[:, :-1], axis=0)
   yield _most(together, times, chance), "two rows together"
+  yield _fewest(together, times, chance), "two rows, never together"
 
 
 def _run_deviations(subject: Subject, law: _Law) -> Iterator[tuple[float, str]]:
@@ -127,7 +136,14 @@ def _run_deviations(subject: Subject, law: _Law) -> Iterator[tuple[float, str]]:
     sizes.append(drawn.size)
     counts[drawn] += 1
   yield _most(counts, len(sizes), law.rate), "one row"
+  yield _fewest(counts, len(sizes), law.rate), "one row, left out"
   yield _unlikely_size(sizes, law), "size of a batch"
+  # Of more draws than are compared with each other: sizes that are cut have less variance.
+  seen, times = np.array(sizes, float), len(sizes)
+  yield _z(seen.mean(), law.n * law.rate, law.size_variance / times), "mean size in the run"
+  if times > 1:
+    spread = 2 * law.size_variance**2 / (times - 1)
+    yield _z(seen.var(ddof=1), law.size_variance, spread), "variance of sizes in the run"
 
 
 def _unlikely_size(sizes: list[int], law: _Law) -> float:
@@ -259,6 +275,7 @@ def sampler_seed(subject: Subject) -> Row:
   for seed in _OTHER_SEEDS:
     found.append((_shared_z(own, drawn(seed), n), f"seeds {SEED} and {seed}"))
   found.append(_unused_bits(subject, own, steps, n))
+  found.append(_few_seeds(subject, steps, n))
   if plan.sampler.participation is None:
     found.append((_comes_again(subject, n), "steps with one batch"))
   worst, what = max(found)
@@ -273,7 +290,7 @@ def _unused_bits(
   same = lambda i, seed: np.array_equal(
     own[i], np.asarray(subject.draw(n, seed=seed, step=steps[i]))
   )
-  width = subject.streams(subject.config).sampler.bit_length()
+  width = subject.seed_bits
   idle = [
     bit
     for bit in range(width)
@@ -282,6 +299,25 @@ def _unused_bits(
   if sum(_ways(own[i].size, n) for i in several) < 25:  # too few batches to tell
     return 0.0, "bits of the seed"
   return (math.inf if idle else 0.0), f"seeds that differ in bit {idle[:1]}"
+
+
+def _few_seeds(subject: Subject, steps: list[int], n: int) -> tuple[float, str]:
+  """Infinite where two of many seeds draw the same: then few batches are possible, as where
+  the seed is taken modulo a small number."""
+  times = int(np.clip(_SEED_INDICES // max(n, 1), 40, _SEEDS))
+  rng = np.random.default_rng(SEED)
+  width = subject.seed_bits
+  seen: set[bytes] = set()
+  for _ in range(times):
+    seed = int.from_bytes(rng.bytes(width // 8), "little")
+    drawn = [np.sort(np.asarray(subject.draw(n, seed=seed, step=t))) for t in steps[:2]]
+    if sum(_ways(each.size, n) for each in drawn) - 2 * math.log(times) < 21:
+      continue
+    name = hashlib.sha256(np.concatenate(drawn).astype(np.int64).tobytes()).digest()
+    if name in seen:
+      return math.inf, f"two of {times} seeds"
+    seen.add(name)
+  return 0.0, f"{times} seeds"
 
 
 def _ways(size: int, n: int) -> float:

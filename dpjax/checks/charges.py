@@ -5,6 +5,7 @@ canaries prove."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,15 +22,22 @@ from dpjax import accounting, auditing, data, gradients, noise, sampling, trees
 from dpjax.checks import noise_record
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, not_applicable, row
 from dpjax.plan import OVERFLOW_SHARE
+from dpjax.runs import streams as streams_lib
 from dpjax.runs.central.config import TrainConfig
 from dpjax.sampling import PoissonSampler
 from dpjax.schema.fields import to_dict
 from dpjax.types import ClippedSum, NeighboringRelation
+from dpjax.validate import UserError
 
 _OWN_STEPS = 4  # of a run whose sums are changed, at least
 _OWN_WORK = 20_000_000  # values of such a run before steps are skipped
 _LENGTHS = ((1.0, 0.0, 0.5, 1.0, 0.1), (0.25, 1.0, 0.0))  # of the sums, in clip norms
 _CANARIES = 1000
+_SEEDS = 64  # from the run's own on, whose keys are compared
+_SPREAD_SEEDS = 300  # large ones, likewise
+_COMMON_MULTIPLE = 720_720  # of all numbers up to 16
+_LEDGER_STEPS = 200  # of a run whose charges are added up one by one, at most
+_RECORDS = 500  # of data whose digests are compared
 _AUDIT_CONFIDENCE = (
   0.99  # much more is out of reach: at delta > 0 p-values end near m * delta
 )
@@ -155,7 +163,7 @@ def overflow(subject: Subject) -> Row:
 
 def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
   """The steps at which sums go in: all of the run, or as many as can be afforded."""
-  count = max(_OWN_STEPS, subject.plan.num_steps)
+  count = subject.plan.num_steps  # a transform ends with its plan
   affordable = max(_OWN_STEPS, _OWN_WORK // max(1, trees.size(subject.params)))
   if count <= affordable:
     return np.arange(count)
@@ -174,7 +182,7 @@ def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]
   key = jax.random.fold_in(jax.random.key(SEED + 1 + number), step)
   keys = jax.random.split(key, len(leaves) + 1)
   drawn = [
-    length * jnp.where(jax.random.bits(k, jnp.shape(p)) >> 31, 1.0, -1.0)
+    length * jnp.where(jax.random.bits(k, jnp.shape(p)) >> 31, jnp.float32(1), -1)
     for k, p in zip(keys, leaves)
   ]
   total = jax.tree.unflatten(jax.tree.structure(subject.params), drawn)
@@ -188,7 +196,7 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
   """[T] norm of what the updates of two runs with one noise key differ by, besides their
   sums: the same transform on other sums, other batch sizes and other parameters."""
   plan, gaps = subject.plan, np.diff(steps, prepend=-1) - 1
-  params = [trees.scale(subject.params, factor) for factor in (1, -2)]
+  params = [jax.tree.map(lambda p, by=by: p * by, subject.params) for by in (1, -2)]
   frozen = lambda bound, group: trees.scale(group, float(bound > 0))
 
   def update(number, state, offered, mask):
@@ -227,12 +235,36 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
   return np.asarray(run(), np.float64)
 
 
+def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
+  """Norm by which step 0 differs where more slots, all or none of them taken, come with the
+  same sum: noise sees no batch."""
+  plan = subject.plan
+  offered, _ = _offered(subject, 0, 0)
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def update(size, taken):
+    tx = subject.transform(key)
+    seen = jnp.full(size, min(plan.l2_bound, 1e6) * 0.5)
+    summed = dataclasses.replace(offered, norms=seen, losses=seen)
+    state = tx.init(subject.params)
+    mask = jnp.broadcast_to(taken, size)
+    return noise_record.updated(tx.update, summed, state, subject.params, mask)[0]
+
+  first = update(BATCH, True)
+  for size, taken in ((BATCH, False), (1, True), (max(2, plan.sampler.slots), True)):
+    off = jax.tree.map(
+      lambda a, b: np.sum((np.asarray(a, float) - np.asarray(b, float)) ** 2),
+      first, update(size, taken),
+    )  # fmt: skip
+    yield plan.normalize_by * math.sqrt(sum(jax.tree.leaves(off)))
+
+
 def own_sum(subject: Subject) -> Row:
   """An update is its own step's sum and noise, over a public divisor, at every step of the
   run: the noise sees neither the sum nor the batch, no earlier sum comes again."""
   plan, key = subject.plan, jax.random.key(SEED)  # not on a release key's grid
   steps = _own_steps(subject, key)
-  off = _unasked(subject, key, steps)
+  off = np.array([*_unasked(subject, key, steps), *_of_another_size(subject, key)])
   rounding = 1e-6 * plan.noise_multiplier * math.sqrt(trees.size(subject.params))
   worst = float(off.max()) if np.isfinite(off).all() else math.nan
   return row(
@@ -243,6 +275,59 @@ def own_sum(subject: Subject) -> Row:
   )
 
 
+def _stated_epsilons(subject: Subject) -> Iterator[tuple[float, str]]:
+  """(epsilon, where it stands) of all that a run prints or writes at its end."""
+  promise, config = subject.promise, subject.config
+  assert promise is not None and config is not None
+  yield float(promise.curve(config.num_steps)), "printed"
+  left = promise.accounted_delta
+  if left:
+    told = {"neighboring_relation": promise.relation, "accountant": promise.accountant}
+    event = promise.remaining_event(0)
+    yield accounting.epsilon(event, delta=left, **told), "of the steps from the first"
+    if config.num_steps <= _LEDGER_STEPS or subject.plan.steps_alike:
+      events = [promise.step_event(step) for step in range(min(config.num_steps, 2))]
+      events += [
+        promise.step_event(0 if subject.plan.steps_alike else step)
+        for step in range(2, min(config.num_steps, _LEDGER_STEPS))
+      ]
+      if len(events) == config.num_steps:
+        yield (
+          accounting.epsilon(accounting.joined(events), delta=left, **told),
+          "of a ledger",
+        )
+
+
+def stated(subject: Subject) -> Row:
+  """What the run prints, and what its ledger is charged, is what its steps cost, at the delta
+  and for the steps that its config asks for."""
+  name, plan, config, promise = (
+    "stated as charged",
+    subject.plan,
+    subject.config,
+    subject.promise,
+  )
+  if config is None or promise is None or not plan.is_private or promise.kind == "none":
+    return not_applicable(name, "nothing is stated of a run")
+  if plan.num_steps != config.num_steps:
+    why = f"{config.num_steps} steps run, the plan pays for {plan.num_steps}"
+    return Row(name, False, math.inf, 0.0, why)
+  if max(plan.delta, promise.delta or math.inf) > config.privacy.delta * (1 + 1e-9):
+    why = (
+      f"delta {plan.delta:g}, stated {promise.delta}, asked for {config.privacy.delta:g}"
+    )
+    return Row(name, False, math.inf, 0.0, why)
+  derived = _derived_epsilon(subject)
+  if derived is None or sampling.assumption(plan.sampler):
+    return not_applicable(name, f"sampler={plan.sampler.law} is not derived a second time")
+  asked = [(config.privacy.epsilon, "asked for")] if config.privacy.epsilon else []
+  found = [*_stated_epsilons(subject), *asked]
+  short = [(derived / max(epsilon, 1e-12) - 1, where) for epsilon, where in found]
+  worst, where = max(short)
+  detail = f"relative, what is missing from one of {len(found)} epsilons: {where}"
+  return row(name, max(0.0, worst), _EPSILON_SLACK, detail)
+
+
 def divisor(subject: Subject) -> Row:
   """The noisy sum is divided by a public constant, however many examples took part."""
   plan, key = subject.plan, jax.random.key(SEED)
@@ -251,18 +336,19 @@ def divisor(subject: Subject) -> Row:
   if not plan.l2_clip_norm.is_one_number:
     active = [c for c in plan.l2_clip_norm.group_bounds() if c]
     length = min(active) / math.sqrt(size)
-  grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), subject.params)
-
-  one = jax.tree.map(lambda leaf: leaf[:1], grads)
-  term = gradients.clip_and_sum(one, jnp.zeros(1), jnp.ones(1, bool), plan.l2_clip_norm)
+  floats = noise.source.as_floats(subject.params)
+  grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), floats)
+  clipped = lambda mask: gradients.clip_and_sum(
+    grads, jnp.zeros(BATCH), mask, plan.l2_clip_norm
+  )
+  term = clipped(jnp.arange(BATCH) < 1)
   unit = sum(np.sum(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(term.total))
 
   @jax.jit
   def update(mask):
     tx = subject.transform(key)
     state = tx.init(subject.params)
-    offered = gradients.stacked(grads)
-    return tx.update(offered, state, subject.params, mask=mask)[0]
+    return tx.update(clipped(mask), state, subject.params, mask=mask)[0]
 
   def seen(k):
     moved = jax.tree.map(
@@ -278,14 +364,45 @@ def divisor(subject: Subject) -> Row:
   )
 
 
-def _changed(value: Any) -> Any:
+def _changed(value: Any, name: str = "") -> Iterator[Any]:
+  """Other values of a field: by little, by a power of two, by a whole number, of another sign;
+  a key that follows from a part of the value alone keeps with one of them."""
   if isinstance(value, bool):
-    return not value
-  if isinstance(value, (int, float)):
-    return value + 1
-  if isinstance(value, dict):
-    return {**value, "another": 1}
-  return f"{value}_"
+    yield not value
+  elif isinstance(value, int):
+    yield from (value + (1 << power) for power in (0, 1, 2, 3, 5, 8, 12, 16))
+    yield from (2 * value, value + _COMMON_MULTIPLE, -value, 10 * value, value + 100)
+    if name == "seed":  # the one field by which runs are repeated in number
+      yield from (value + (1 << power) for power in (20, 24, 28, 31, 32, 40, 62))
+      yield from range(value + 1, value + _SEEDS)
+      # Two of so many agree where only a few thousand keys are possible.
+      drawn = np.random.default_rng(SEED).integers(0, 2**62, _SPREAD_SEEDS)
+      yield from drawn.tolist()
+  elif isinstance(value, float):
+    yield from (math.nextafter(value, math.inf), value * 1.0001, value * (1 + 1e-9))
+    yield from (
+      value + 0.25,
+      value + 1,
+      value + 2,
+      value + 16,
+      value * 2,
+      value * 10,
+      -value,
+    )
+  elif isinstance(value, str):
+    yield from (f"{value}_", f"_{value}", value[::-1], f"{value}{value}", value.upper())
+  elif isinstance(value, dict):
+    yield {**value, "another": 1}
+    for key, entry in value.items():
+      for other in _changed(entry):
+        yield {**value, key: other}
+  elif isinstance(value, (list, tuple)):
+    yield type(value)([*value, 1])
+    for i, entry in enumerate(value):
+      for other in _changed(entry):
+        yield type(value)([*value[:i], other, *value[i + 1 :]])
+  else:
+    yield from (f"{value}_", 1, 0.5)
 
 
 def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
@@ -295,12 +412,19 @@ def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
   for name, value in [(name, told[name]) for name in told if name not in elsewhere]:
     part = getattr(config, name)
     if not dataclasses.is_dataclass(part):
-      yield name, dataclasses.replace(config, **{name: _changed(value)})
+      for other in _changed(value, name):
+        yield name, dataclasses.replace(config, **{name: other})
     elif name != "audit" or config.audit.enabled:
       for inner in (field.name for field in dataclasses.fields(part)):
         if inner != "data_dir":  # where the data lie is no part of the run
-          other = dataclasses.replace(part, **{inner: _changed(value[inner])})  # type: ignore
-          yield f"{name}.{inner}", dataclasses.replace(config, **{name: other})
+          for changed in _changed(value[inner]):
+            other = dataclasses.replace(part, **{inner: changed})  # type: ignore
+            yield f"{name}.{inner}", dataclasses.replace(config, **{name: other})
+
+
+def _told(config: TrainConfig) -> str:
+  """All that decides a run, as text: 1 and 1.0 are one number."""
+  return repr(streams_lib.canonical(to_dict(config)))
 
 
 def _identities(random: Any) -> set[str]:
@@ -308,14 +432,76 @@ def _identities(random: Any) -> set[str]:
   return {*keys, f"sampler {random.sampler}"}
 
 
+def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
+  """Data that differ from a part of these in one record, each in another way."""
+  part = train.subset(slice(0, min(len(train), _RECORDS)))
+  yield "fewer records", part
+  yield "the first record", part.subset(slice(1, None))
+  yield "the last record", part.subset(slice(0, len(part) - 1))
+  yield "one record twice", part.subset(np.array([*range(len(part)), 0]))
+  yield "the order of two records", part.subset(np.array([1, 0, *range(2, len(part))]))
+  for at in (0, len(part) // 2, len(part) - 1):
+    again = np.arange(len(part))
+    again[at] = (at + 1) % len(part)
+    yield f"record {at}, exchanged", part.subset(again)
+  try:
+    x, y = np.asarray(part.x), np.asarray(part.y)
+    for at in (0, len(part) - 1):
+      changed, labels = x.copy(), y.copy()
+      entry = changed.reshape(len(part), -1)[at, -1:]
+      entry[...] = entry + np.ones((), x.dtype)
+      yield f"one number of record {at}", dataclasses.replace(part, x=changed)
+      one = labels.reshape(len(part), -1)[at, :1]
+      one[...] = (one + 1) % max(2, part.num_classes)
+      yield f"the label of record {at}", dataclasses.replace(part, y=labels)
+  except UserError:  # a data set that allows no such value
+    return
+
+
+def _shared_keys(subject: Subject) -> Iterator[str]:
+  """Fields of the config, and changes of the data, that two runs differ in with one key."""
+  assert subject.streams is not None
+  streams, config = subject.streams, subject.config
+  assert config is not None
+  holders: dict[str, tuple[str, str]] = {}  # a key -> (field, config that has it)
+
+  def held(what: str, told: str, random: Any) -> Iterator[str]:
+    for name in _identities(random):
+      before, text = holders.setdefault(name, (what, told))
+      if text != told:
+        yield what if before in ("", what) else f"{before} and {what}"
+
+  yield from held("", _told(config), streams(config))
+  for name, other in _neighbours(config):
+    yield from held(name, _told(other), streams(other))
+  for i, (what, changed) in enumerate(_other_data(subject.train)):
+    whole = i == 0 and len(changed) == len(subject.train)
+    told = _told(config) if whole else f"other data {i}"
+    yield from held(f"data: {what}", told, streams(config, data.digest(changed)))
+
+
+def _poor_bits(subject: Subject) -> Iterator[str]:
+  """Bits of the keys that are the same for too many seeds."""
+  assert subject.streams is not None and subject.config is not None
+  seeds = [dataclasses.replace(subject.config, seed=seed) for seed in range(_SEEDS)]
+  found = [subject.streams(config) for config in seeds]
+  for name in ("noise", "local"):
+    words = [np.asarray(jax.random.key_data(getattr(one, name))).ravel() for one in found]
+    bits = np.unpackbits(np.stack(words).view(np.uint8), axis=1)  # [seeds, bits]
+    ones = bits.sum(axis=0)
+    tails = stats.binom.cdf(np.minimum(ones, _SEEDS - ones), _SEEDS, 0.5)
+    if tails.min() * 2 * len(ones) < 1e-9:
+      yield f"some bits of the {name} key"
+
+
 def key_reuse(subject: Subject) -> Row:
   """Runs that differ in one field share neither noise, nor augmentation, nor batches."""
+  name = "no key serves twice"
+  if subject.streams is None or subject.config is None:
+    return not_applicable(name, "keys are the caller's own: one for each run")
   random, config = subject.streams(subject.config), subject.config
   own = _identities(random)
-  shared = [
-    name for name, other in _neighbours(config)
-    if not own.isdisjoint(_identities(subject.streams(other)))
-  ]  # fmt: skip
+  shared = list(dict.fromkeys(_shared_keys(subject)))
   fewer = data.digest(subject.train.subset(slice(1, None)))
   if not own.isdisjoint(_identities(subject.streams(config, fewer))):
     shared.append("one record of the data")
@@ -325,10 +511,10 @@ def key_reuse(subject: Subject) -> Row:
     shared.append("a sampler seed of fewer than 64 bits")
   if config.release:
     shared += _release_faults(subject, random)
+  else:
+    shared += _poor_bits(subject)
   found = f" ({', '.join(shared[:3])})" if shared else ""
-  return row(
-    "no key serves twice", len(shared), 0, f"fields whose change keeps a key{found}"
-  )
+  return row(name, len(shared), 0, f"fields whose change keeps a key{found}")
 
 
 def _release_faults(subject: Subject, random: Any) -> Iterator[str]:
@@ -368,6 +554,7 @@ CHECKS: tuple[Callable[[Subject], Row], ...] = (
   own_sum,
   divisor,
   agreement,
+  stated,
   overflow,
   key_reuse,
   white_box_audit,

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from dpjax import gradients, trees
+from dpjax import gradients, noise, trees
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, row
 from dpjax.types import ArrayTree, LossFn, NeighboringRelation, Params
 
@@ -20,6 +21,12 @@ _SUM_SLACK = 0.02  # of a clip norm for each example; covers bfloat16 models
 _LEAK = 1e-5  # relative: one row of a matrix product does not depend on another's
 _SPOILT = (float("nan"), float("inf"), 1e38)
 _FACTORS = (1.0, 1e2, 1e4)  # of inputs and parameters: adversarially large gradients
+_SMALL_FACTORS = (1e-1, 1e-3, 1e-6)  # of inputs and losses: gradients below the clip norm
+_EXACT = 1e-3  # relative to the terms' lengths: one route, another mask
+_NEAR = 0.05  # the same against gradients by another route; covers bfloat16 models
+_FITTED = (15, 40, 80, 150)  # steps of plain training after which gradients are looked at
+_LARGE = 300_000  # parameters of a model that is looked at in fewer regimes
+_MORE_BATCHES = 6  # further examples, so that labels are met that the first ones lack
 
 
 def _numpy(tree: Any) -> Any:
@@ -122,12 +129,30 @@ def influence(subject: Subject) -> Row:
     for changed in (_scaled(batch, x), _scaled_one(batch, j, x))
   ]
   bound = gradients.sensitivity(subject.plan.l2_bound, relation)
+  norms += _alike_moves(subject, exchange)
   return row(
     "influence of one example",
     _worst(norms),
     bound * (1 + _SLACK),
     f"largest move of the sum, {relation}, inputs and parameters up to x{_FACTORS[-1]:g}",
   )
+
+
+def _alike_moves(subject: Subject, exchange: bool) -> Iterator[float]:
+  """The same in a batch of the run's own size whose examples are all one: their sum is as long
+  as can be, so that whatever rounds the sum shows."""
+  size = subject.plan.sampler.slots
+  total, own = _total(subject), _scaled(subject.batch(), _FACTORS[1])
+  alike = jax.tree.map(lambda leaf: leaf[np.zeros(size, int)], own)
+  everyone = np.ones(size, bool)
+  whole = total(subject.params, alike, everyone)
+  for j in {0, size - 1}:
+    if exchange:
+      put = lambda leaf, one, j=j: jnp.asarray(leaf).at[j].set(one[1])
+      other = jax.tree.map(put, alike, own)
+      yield _norm(_minus(whole, total(subject.params, other, everyone)))
+    else:
+      yield _norm(_minus(whole, total(subject.params, alike, np.arange(size) != j)))
 
 
 def _published(rule: gradients.ClipRule, norm: float, bound: float) -> float | None:
@@ -199,6 +224,158 @@ def sum_of_terms(subject: Subject) -> Row:
   )
 
 
+@functools.lru_cache(maxsize=4)
+def _own_grads(loss_fn: LossFn) -> Callable[..., Any]:
+  """(params, batch) -> gradients [B, ...], of one example after the other."""
+  return jax.jit(
+    lambda params, batch: jax.lax.map(lambda one: jax.grad(loss_fn)(params, one), batch)
+  )
+
+
+@functools.lru_cache(maxsize=4)
+def _scaled_total(gradient_of: Callable[..., Any], loss_fn: LossFn) -> Callable[..., Any]:
+  """(factor, params, batch, mask) -> the sum for the loss times the factor."""
+
+  def total(factor, params, batch, mask):
+    scaled = lambda own, example: loss_fn(own, example) * factor
+    return gradient_of(scaled)(params, batch, mask).total
+
+  return jax.jit(total)
+
+
+def _masks() -> Iterator[np.ndarray]:
+  """No example, one, all, and every number of them between."""
+  yield np.zeros(BATCH, bool)
+  yield np.ones(BATCH, bool)
+  rng = np.random.default_rng(SEED)
+  for count in range(2, BATCH):
+    yield rng.permutation(np.arange(BATCH) < count)
+
+
+def _fitted(subject: Subject, batch: Any) -> Iterator[tuple[str, Any]]:
+  """Parameters that know these examples, so that gradients become short: plain Adam."""
+  tx = optax.adam(0.02)
+  mean = lambda params: jnp.mean(
+    jax.vmap(subject.loss_fn, in_axes=(None, 0))(params, batch).astype(jnp.float32)
+  )
+
+  @functools.partial(jax.jit, static_argnums=2)
+  def train(params, state, steps):
+    def step(carry, _):
+      params, state = carry
+      updates, state = tx.update(jax.grad(mean)(params), state, params)
+      return (optax.apply_updates(params, updates), state), None
+
+    return jax.lax.scan(step, (params, state), length=steps)[0]
+
+  large = trees.size(subject.params) > _LARGE
+  params, state, done = subject.params, tx.init(subject.params), 0
+  for steps in _FITTED[:1] if large else _FITTED:
+    params, state = train(params, state, steps - done)
+    done = steps
+    yield f"after {steps} steps of training on them", params
+
+
+def _regimes(subject: Subject) -> Iterator[tuple[str, Callable[..., Any], Any, Any]]:
+  """(name, total, params, batch) with gradients of very different lengths."""
+  total, batch, params = _total(subject), subject.batch(), subject.params
+  few = trees.size(params) > _LARGE
+  yield "as they are", total, params, batch
+  yield "two of them alike", total, params, _copied(batch, 0)
+  for factor in _FACTORS[1:2] if few else (*_FACTORS[1:], *_SMALL_FACTORS, -1.0):
+    yield f"inputs x{factor:g}", total, params, _scaled(batch, factor)
+    yield f"one input x{factor:g}", total, params, _scaled_one(batch, 1, factor)
+  for name, own in _fitted(subject, batch):
+    yield name, total, own, batch
+  if subject.gradient_of is None:
+    return
+  scaled = _scaled_total(subject.gradient_of, subject.loss_fn)
+  for factor in _SMALL_FACTORS:
+    by = lambda own, batch, mask, factor=factor: _numpy(
+      scaled(factor, own, batch, jnp.asarray(mask))
+    )
+    yield f"losses x{factor:g}", by, params, batch
+
+
+def _terms(subject: Subject, grads: Any) -> Any:
+  """Stacked gradients, each clipped as the rule's paper says, in float64; the rule is known."""
+  clip = subject.plan.l2_clip_norm
+
+  def clipped(bound, group):
+    leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(group)]
+    norms = np.sqrt(sum(np.sum(leaf**2, axis=1) for leaf in leaves))
+    factors = [
+      (_published(clip.rule, norm, bound) or 0.0) if bound and 0 < norm < math.inf else 0.0
+      for norm in norms
+    ]
+    times = np.array(factors)
+    by = lambda leaf: np.nan_to_num(leaf) * times.reshape(-1, *(1,) * (leaf.ndim - 1))
+    return jax.tree.map(by, group)
+
+  return jax.tree.map(clipped, clip.norms, grads)
+
+
+def _off(total: Any, terms: Any, mask: np.ndarray) -> float:
+  """How far a sum is from that of its terms [B, ...], relative to their lengths together;
+  of none, in clip norms."""
+  wanted = jax.tree.map(lambda leaf: np.tensordot(mask.astype(float), leaf, axes=1), terms)
+  lengths = [
+    _norm(jax.tree.map(lambda leaf, i=i: leaf[i], terms)) for i in range(len(mask))
+  ]
+  length = float(np.array(lengths) @ mask)
+  moved = _norm(_minus(total, wanted))
+  # Nothing may come of nothing: what is below the smallest floats has no length.
+  return moved / length if length > 1e-30 else min(moved, math.inf) * 1e30 * (moved > 1e-30)
+
+
+def any_mask(subject: Subject) -> Row:
+  """Whoever takes part, and however long the gradients are, the sum is that of the terms:
+  no example's term depends on how many others there are, on their lengths or their labels."""
+  worst, where, shortest = 0.0, "", math.inf
+  for name, total, params, batch in _regimes(subject):
+    alone = [
+      total(params, batch, np.arange(BATCH) == i)  # the last slot is one of them
+      for i in range(BATCH)
+    ]
+    terms = jax.tree.map(lambda *leaves: np.stack(leaves), *alone)
+    for mask in _masks():
+      off = _off(total(params, batch, mask), terms, mask) / _EXACT
+      if not off <= worst:
+        worst, where = off, f"{name}, {int(mask.sum())} of {BATCH}"
+    least = min(_norm(one) for one in alone)
+    shortest = min(shortest, least or shortest)
+  off, name = _by_another_route(subject)
+  if not off <= worst:
+    worst, where = off, name
+  return row(
+    "sum for every mask and scale",
+    worst,
+    1.0,
+    f"error in {_EXACT:g} of the terms' lengths (by another route, {_NEAR:g}); worst: {where}; "
+    f"shortest term {shortest / subject.plan.l2_bound:.1e} clip norms",
+  )
+
+
+def _by_another_route(subject: Subject) -> tuple[float, str]:
+  """The same against gradients of one example after the other, of more examples."""
+  clip = subject.plan.l2_clip_norm
+  if _published(clip.rule, 1.0, 1.0) is None:
+    return 0.0, ""
+  own_grads, total, found = _own_grads(subject.loss_fn), _total(subject), []
+  more = 1 if trees.size(subject.params) > _LARGE else _MORE_BATCHES
+  cases = [
+    (f"examples {k}", subject.params, subject.batch(start=k)) for k in range(1, more)
+  ]
+  batch = subject.batch()
+  cases += [(name, params, batch) for name, params in _fitted(subject, batch)]
+  everyone = np.ones(BATCH, bool)
+  for name, params, examples in cases:
+    terms = _terms(subject, _numpy(own_grads(params, examples)))
+    off = _off(total(params, examples, everyone), terms, everyone) / _NEAR
+    found.append((off if math.isfinite(off) else math.inf, f"{name}, by another route"))
+  return max(found)
+
+
 def padding(subject: Subject) -> Row:
   """What lies in padded slots, NaN included, changes nothing."""
   total, batch, half = _total(subject), subject.batch(), np.arange(BATCH) < BATCH // 2
@@ -221,26 +398,39 @@ def whole_batch(subject: Subject) -> Row:
   """A batch of the run's own size is the sum of its parts of `BATCH`, one of its examples far
   beyond the clip and padding that is NaN or an example: a gradient may take another way where
   batches are large."""
-  size, rng = max(subject.plan.sampler.slots, 2 * BATCH), np.random.default_rng(SEED)
-  batch = subject.batch(size)
-  mask = rng.random(size) < 0.75
-  mask[[BATCH + 1, -1]] = True
-  batch = _scaled_one(batch, BATCH + 1, _FACTORS[-1])
-  hole = np.flatnonzero(~mask)[::2]  # others are padded by examples
-  batch = _put(batch, hole, lambda own: float("nan"))
-  total = _total(subject)
-  rest = total(subject.params, batch, mask)
-  for start in range(0, size, BATCH):
-    take = np.arange(start, start + BATCH)
-    part = jax.tree.map(lambda leaf, at=take % size: leaf[at], batch)
-    here = (take < size) & mask[take % size]
-    rest = _minus(rest, total(subject.params, part, here))
+  size = max(subject.plan.sampler.slots, 2 * BATCH)
+  rng = np.random.default_rng(SEED)
+  batch = _scaled_one(subject.batch(size), BATCH + 1, _FACTORS[-1])
+  many = rng.random(size) < 0.75
+  many[[BATCH + 1, -1]] = True
+  last = np.arange(size) == size - 1
+  everyone = np.ones(size, bool)
+  nobody = np.zeros(size, bool)
+  moves = [
+    _whole_less_parts(subject, batch, mask) for mask in (many, last, everyone, nobody)
+  ]
   return row(
     "whole batch is its parts",
-    _norm(rest) / (math.sqrt(size) * subject.plan.l2_bound),
+    _worst(moves) / (math.sqrt(size) * subject.plan.l2_bound),
     _SUM_SLACK,
-    f"{size} slots against sums of {BATCH}: error in clip norms / sqrt(slots)",
+    f"{size} slots, many, one, all or none of them taken, against sums of {BATCH}: error in "
+    "clip norms / sqrt(slots)",
   )
+
+
+def _whole_less_parts(subject: Subject, batch: Any, mask: np.ndarray) -> float:
+  """Norm of the sum of a large batch less those of its parts that hold an example."""
+  size, total = len(mask), _total(subject)
+  hole = np.flatnonzero(~mask)[::2]  # others are padded by examples
+  batch = _put(batch, hole, lambda own: float("nan"))
+  left = total(subject.params, batch, mask)
+  for start in range(0, size, BATCH):
+    take = np.arange(start, start + BATCH)
+    here = (take < size) & mask[take % size]
+    if here.any():
+      part = jax.tree.map(lambda leaf, at=take % size: leaf[at], batch)
+      left = _minus(left, total(subject.params, part, here))
+  return _norm(left)
 
 
 def _dropped_from_sum(subject: Subject) -> Iterator[float]:
@@ -266,13 +456,19 @@ def _dropped_from_stack(subject: Subject) -> Iterator[float]:
   """The same for stacked gradients of which one is spoilt, through the transform."""
   plan, key = subject.plan, jax.random.key(SEED)
   length = min(plan.l2_bound, 1.0) / math.sqrt(max(1, trees.size(subject.params)))
-  grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), subject.params)
+  floats = noise.source.as_floats(subject.params)
+  grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), floats)
+  # A loss whose gradient is the example itself: stacked gradients of any value, in the type
+  # that the private transform takes.
+  own = lambda params, example: sum(
+    jnp.sum(p * e) for p, e in zip(jax.tree.leaves(params), jax.tree.leaves(example))
+  )
 
   @jax.jit
   def update(grads, mask):
+    stacked = gradients.per_example_grads(own)(floats, grads)[1]
     tx = subject.transform(key)
-    offered = gradients.stacked(grads)
-    return tx.update(offered, tx.init(subject.params), subject.params, mask=mask)[0]
+    return tx.update(stacked, tx.init(floats), floats, mask=mask)[0]
 
   def spoil(tree, value, whole):
     leaves, treedef = jax.tree.flatten(tree)
@@ -383,9 +579,12 @@ def _sum_leakage(subject: Subject) -> float:
 
 def cross_example(subject: Subject) -> Row:
   """No example reaches another's outputs in the model, or its gradient in the sum."""
+  summed = _sum_leakage(subject)
+  if subject.apply is None:  # a loss of one example: only the sum could mix
+    told = f"the others' gradients move by {summed:.1e} clip norms (<= {_SLACK:g})"
+    return row("no cross-example leakage", summed / _SLACK, 1.0, told)
   x = jnp.asarray(subject.batch().x)
   model = cross_example_leakage(subject.apply, subject.params, x)
-  summed = _sum_leakage(subject)
   return row(
     "no cross-example leakage",
     max(model / _LEAK, summed / _SLACK),
@@ -399,6 +598,7 @@ CHECKS = (
   influence,
   one_term,
   sum_of_terms,
+  any_mask,
   whole_batch,
   padding,
   dropped,

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import dp_accounting as dpa
-import jax
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from dpjax import noise
 from dpjax.checks import noise_record
@@ -28,6 +27,10 @@ _Z = 6.0
 _KS = 2.5  # sqrt(n) * distance; above it with a chance of 7e-6
 _WINDOW = 2000  # values of a stretch of steps whose variance is looked at
 _TOLERANCE = 1e-6  # relative: two float32 numbers that are one number
+# Spacing of the noise's values, in standard deviations, that is taken for no grid: several
+# times that of float32 numbers near 1.
+_SPACING = 2.0**-21
+_LEAST_MARKED = 3  # values of a leaf by whose sizes two steps can be told apart
 
 
 def _noise_multiplier(event: Any) -> float | None:
@@ -89,6 +92,12 @@ def _law_deviations(
       yield _variance_z(part), "a leaf in a quarter of the run"
   for stretch in _stretches(together):
     yield _variance_z(stretch), "a stretch of steps"
+  for sums in recorded.sums:
+    if sums.shape[1]:
+      # A component that all values of an axis share is small in each, and large in their sum.
+      energy = np.sum((sums / std) ** 2, axis=0)
+      yield _energy_z(energy, len(sums)), "sums over an axis"
+  yield _moments_z(np.concatenate([leaf.ravel() for leaf in recorded.whole]) / std)
   yield _energy_z(np.sum(together**2, axis=1), together.shape[1]), "one step"
   yield from _every_value(recorded, grid / std)
 
@@ -101,6 +110,7 @@ def _every_value(recorded: Record, grid: float) -> Iterator[tuple[float, str]]:
   half a step farther.
   """
   times, rounded = len(recorded.steps), 1 + grid**2 / 12
+  yield from _over_time(recorded, rounded)
   for energy, (by_place, near) in zip(recorded.energy or (), recorded.places or ()):
     size, energy, by_place = by_place.size, energy / rounded, by_place / rounded
     yield _energy_z(energy, size), "a leaf at one step"
@@ -116,6 +126,82 @@ def _every_value(recorded: Record, grid: float) -> Iterator[tuple[float, str]]:
     yield _as_z(2 * float(often), size), "one coordinate, close to 0 too often"
 
 
+def _over_time(recorded: Record, rounded: float) -> Iterator[tuple[float, str]]:
+  """Squares of all values of a step have one mean over the run: no trend and no period."""
+  sizes = [by_place.size for by_place, _ in recorded.places or ()]
+  if not sizes:
+    return
+  total = sum(sizes)
+  energy = np.sum(np.stack(recorded.energy or []), axis=0) / rounded
+  # The cube root of chi-squared is close to normal (Wilson and Hilferty 1931).
+  normal = ((energy / total) ** (1 / 3) - (1 - 2 / (9 * total))) / math.sqrt(
+    2 / (9 * total)
+  )
+  # What a run does at a step, each run does: their sums over the runs are as normal.
+  normal = normal.reshape(recorded.runs, -1).sum(axis=0) / math.sqrt(recorded.runs)
+  if len(normal) < 16 or total < 16:
+    return
+  trend = np.arange(len(normal)) - (len(normal) - 1) / 2
+  yield abs(float(normal @ trend)) / float(np.linalg.norm(trend)), "a trend of the size"
+  power = np.abs(np.fft.rfft(normal)[1:-1]) ** 2 / len(normal)
+  yield _as_z(math.exp(-float(power.max())), power.size), "a period of the size"
+
+
+def _moments_z(values: np.ndarray) -> tuple[float, str]:
+  """z of mean, skewness and fourth moment of N(0, 1) values, the largest."""
+  powers = [float(np.sum(values**power)) for power in (1, 2, 3, 4)]
+  return _powers_z(powers, values.size)
+
+
+def _powers_z(powers: Any, count: int) -> tuple[float, str]:
+  """The same of sums of the first four powers."""
+  first, second, third, fourth = (float(power) for power in powers)
+  # Each is uncorrelated with the others, as Hermite polynomials are.
+  found = {
+    "the mean": abs(first) / math.sqrt(count),
+    "the skewness": abs(third - 3 * first) / math.sqrt(6 * count),
+    "the fourth moment": abs(fourth - 6 * second + 3 * count) / math.sqrt(24 * count),
+  }
+  what = max(found, key=lambda name: _nan_first((found[name], name)))
+  return found[what], what
+
+
+def _tail_deviations(seen: noise_record.Tails, grid: float) -> Iterator[tuple[float, str]]:
+  """The extremes and the values beyond each threshold are as many as Gaussian noise has.
+
+  Noise that is cut off, at any number of standard deviations, lacks its extremes.
+  """
+  for power_z in [_powers_z(seen.powers, seen.count)]:
+    yield power_z
+  for sign, most in ((-1, -seen.lowest), (1, seen.highest)):
+    # P(no value beyond the largest one), and P(one as large), both to half a grid step.
+    none = math.exp(-seen.count * float(stats.norm.sf(most + grid / 2)))
+    one = -math.expm1(-seen.count * float(stats.norm.sf(most - grid / 2)))
+    yield _as_z(2 * min(none, one), 2), f"the {'largest' if sign > 0 else 'least'} value"
+  for counts, side in zip(seen.beyond, ("below", "above")):
+    for limit, count in zip(noise_record.THRESHOLDS, counts):
+      few = seen.count * float(stats.norm.sf(limit + grid / 2))
+      many = seen.count * float(stats.norm.sf(limit - grid / 2))
+      p = min(stats.poisson.cdf(count, few), stats.poisson.sf(count - 1, many))
+      yield _as_z(2 * float(p)), f"values {side} {limit:g} standard deviations"
+
+
+def noise_tails(subject: Subject) -> Row:
+  """Noise is cut off nowhere: its tails hold what a Gaussian's hold."""
+  name, multiplier = "noise has its tails", _charged_multiplier(subject.plan)
+  if multiplier is None:
+    return not_applicable(name, "no noise is charged")
+  std = multiplier * subject.plan.l2_bound
+  seen = noise_record.tails(subject, noise_record.test_keys(subject, 3))
+  if seen is None:
+    return not_applicable(name, "correlated noise; see its law")
+  grid = noise.source.grid_step(std) / std if subject.release else 0.0
+  worst, what = max(_tail_deviations(seen, grid), key=_nan_first)
+  extremes = f"least {seen.lowest:.3g}, largest {seen.highest:.3g}"
+  detail = f"largest z of {seen.count:.2g} values ({extremes} std): {what}"
+  return row(name, worst, _Z, detail)
+
+
 def noise_std(subject: Subject) -> Row:
   """The noise has the standard deviation that is paid for, in every leaf and at every
   step, and is Gaussian."""
@@ -123,8 +209,8 @@ def noise_std(subject: Subject) -> Row:
   if multiplier is None:
     return not_applicable(name, "no noise is charged")
   std = multiplier * subject.plan.l2_bound
-  (recorded,) = noise_record.records(subject, [noise_record.test_key(subject, 0)])
-  grid = noise.source.grid_step(std) if subject.config.release else 0.0
+  (recorded,) = noise_record.records(subject, [noise_record.test_keys(subject, 0)])
+  grid = noise.source.grid_step(std) if subject.release else 0.0
   worst, where = max(_law_deviations(recorded, std, grid), key=_nan_first)
   pooled = np.concatenate([leaf.ravel() for leaf in recorded.whole])
   spread = np.random.default_rng(SEED).uniform(-grid / 2, grid / 2, pooled.size)
@@ -212,9 +298,25 @@ def _matches(a: np.ndarray, b: np.ndarray) -> float:
   return _as_z(2 * float(stats.poisson.sf(int(hits.sum()) - 1, max(expected, 1e-9))))
 
 
-def _dependences(mine: Record, other: Record) -> Iterator[tuple[float, str]]:
+def _gaussian_sizes(values: np.ndarray) -> np.ndarray:
+  """Sizes of N(0, 1) values, brought to N(0, 1): signs are gone, and nothing else."""
+  size = np.abs(values)
+  upper = special.ndtri(np.clip(2 * special.ndtr(-size), 1e-300, 1 - 1e-16))
+  return -upper
+
+
+def _dependences(mine: Record, other: Record, std: float) -> Iterator[tuple[float, str]]:
   rows = np.concatenate(mine.sampled, axis=1)
   others = np.concatenate(other.sampled, axis=1)
+  # Signs that are drawn anew hide a correlation, but not that of the sizes.
+  sizes, other_sizes = _gaussian_sizes(rows / std), _gaussian_sizes(others / std)
+  yield _alike(sizes, sizes, _below), "sizes in steps"
+  yield _alike(other_sizes, sizes), "sizes under keys"
+  yield _alike(sizes.T, sizes.T, _below), "sizes of coordinates"
+  for i, leaf in enumerate(mine.whole):
+    if leaf.shape[1] >= 64:
+      yield _lag_z(leaf.T), f"places in leaf {i}"
+      yield _lag_z(_gaussian_sizes(leaf.T / std)), f"sizes at places in leaf {i}"
   yield _alike(rows, rows, _below), "steps"
   if not mine.stepped_over:
     yield _lag_z(rows), "steps"
@@ -228,8 +330,41 @@ def _dependences(mine: Record, other: Record) -> Iterator[tuple[float, str]]:
       yield _alike(sums.T, np.concatenate(rest, axis=1).T), "leaves (sums over an axis)"
 
 
-def _copies(recorded: Record) -> Iterator[tuple[float, str]]:
+def _ties(values: np.ndarray, std: float) -> float:
+  """z of the pairs of values that agree in size, which no two should: values of one leaf that
+  come again in it, atoms, and noise on a grid."""
+  sizes, often = np.unique(np.abs(values) / std, return_counts=True)
+  count, same = values.size, values.size - sizes.size
+  expected = count**2 / 2 * _SPACING / math.sqrt(math.pi)
+  pairs = _as_z(2 * float(stats.poisson.sf(same - 1, max(expected, 1e-9))))
+  # No value comes m times: about n^m / m! (spacing times density)^(m - 1) of them are expected.
+  most = int(often.max())
+  logarithm = most * math.log(count) - math.lgamma(most + 1)
+  logarithm += (most - 1) * math.log(_SPACING * 2 * float(stats.norm.pdf(0)))
+  return max(pairs, _as_z(math.exp(min(0.0, logarithm))))
+
+
+def _same_marks(a: Record, b: Record | None) -> float:
+  """Infinite where two steps, of one run or of two, hold the same values in another order."""
+  for i, marks in enumerate(a.marks or ()):
+    if (a.places or [])[i][0].size < _LEAST_MARKED:
+      continue
+    rows = marks if b is None else np.concatenate([marks, (b.marks or [])[i]])
+    rows = rows[np.argsort(rows[:, 0]), :3]
+    close = np.abs(np.diff(rows, axis=0)) <= 4 * _TOLERANCE * np.abs(rows[1:])
+    if close.all(axis=1).any():
+      return math.inf
+  return 0.0
+
+
+def _copies(recorded: Record, std: float) -> Iterator[tuple[float, str]]:
   """Values of one leaf at one step that come again elsewhere, in any order or sign."""
+  for name, values in noise_record.blocks(recorded):
+    yield _ties(values, std), f"values within {name}"
+  for i, leaf in enumerate(recorded.whole):
+    yield _ties(leaf.ravel(), std), f"values of leaf {i}"
+  pooled = np.concatenate([leaf.ravel() for leaf in recorded.whole])
+  yield _ties(pooled, std), "any two values"
   for (first, a), (second, b) in itertools.combinations(noise_record.blocks(recorded), 2):
     large, small = (a, b) if a.size >= b.size else (b, a)
     yield _matches(large, small), f"values of {first} and {second}"
@@ -237,15 +372,17 @@ def _copies(recorded: Record) -> Iterator[tuple[float, str]]:
 
 def noise_independence(subject: Subject) -> Row:
   """No two steps, leaves, coordinates or keys share noise."""
-  name = "noise independent"
-  if _charged_multiplier(subject.plan) is None:
+  name, multiplier = "noise independent", _charged_multiplier(subject.plan)
+  if multiplier is None:
     return not_applicable(name, "no noise is charged")
-  keys = [noise_record.test_key(subject, number) for number in (0, 1)]
+  std = multiplier * subject.plan.l2_bound
+  keys = [noise_record.test_keys(subject, number) for number in (0, 1)]
   mine, other = noise_record.records(subject, keys)
   plain = mine
-  if subject.config.release:  # on its grid all values come again
-    (plain,) = noise_record.records(subject, [jax.random.key(SEED)])
-  found = [*_dependences(mine, other), *_copies(plain)]
+  if subject.release:  # on its grid all values come again
+    (plain,) = noise_record.records(subject, [noise_record.plain_keys])
+  found = [*_dependences(mine, other, std), *_copies(plain, std)]
+  found.append((_same_marks(plain, other if plain is mine else None), "steps, reordered"))
   worst, what = max(found, key=_nan_first)
   return row(
     name,
@@ -255,4 +392,4 @@ def noise_independence(subject: Subject) -> Row:
   )
 
 
-CHECKS = (noise_std, noise_independence)
+CHECKS = (noise_std, noise_tails, noise_independence)

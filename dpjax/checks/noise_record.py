@@ -29,6 +29,9 @@ _WORK = 600_000_000  # values to be drawn before steps are skipped: ten seconds 
 _SMALL = 4096  # numbers in the state of a transform that remembers no noise
 _LONG = 20_000  # steps that are all compared with each other; more are skipped
 _WHOLE = 50_000  # values of one leaf at one step that are compared with others, at most
+_TAIL = 10_000_000  # values whose tails are counted: a cut at 4.5 standard deviations shows
+_AT_ONCE = 2_000_000  # of them in memory
+THRESHOLDS = (2.0, 3.0, 3.5, 4.0, 4.5, 5.0)  # standard deviations, of either sign
 _COMPARED = 200_000_000  # values of all pairs of blocks
 
 
@@ -46,30 +49,153 @@ class Record(NamedTuple):
     list[tuple[np.ndarray, np.ndarray]] | None
   )  # [size] sum of squares over the steps,
   # and number of steps with less than NEAR standard deviations, of each of its values
+  marks: list[np.ndarray] | None = (
+    None  # of each such leaf: [T, 4] of the sizes of its values
+  )
+  # at a step: largest, least, sum of squares, sum; two steps that hold the same values in any
+  # order and with any signs agree in the first three
+  runs: int = 1  # of the plan, one after the other under keys of their own
+
+
+class Tails(NamedTuple):
+  """Counts over many runs of the plan, in standard deviations; of all leaves together."""
+
+  count: int  # values
+  lowest: float
+  highest: float
+  beyond: np.ndarray  # [2, len(THRESHOLDS)] values below -threshold, and above it
+  powers: np.ndarray  # [4] sums of x, x^2, x^3, x^4
 
 
 def test_key(subject: Subject, number: int) -> jax.Array:
   """A key of the kind that the run uses, the same at every check."""
-  if not subject.config.release:
+  if not subject.release:
     return jax.random.key(SEED + number)
   return noise.source.key_from_bytes(number.to_bytes(noise.source.KEY_BYTES, "little"))
 
 
-def records(subject: Subject, keys: Sequence[jax.Array]) -> list[Record]:
-  """Runs the transform on empty sums, once under each key (all of one kind)."""
-  steps = _steps(subject)
+def test_keys(subject: Subject, number: int) -> Callable[[int], jax.Array]:
+  """run -> key: those of one record, which differ from those of every other."""
+  return lambda run: test_key(subject, number + 1000 * run)
+
+
+def plain_keys(run: int) -> jax.Array:
+  """Keys of noise that is not rounded to a grid."""
+  return jax.random.key(SEED + 1000 * run)
+
+
+def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> list[Record]:
+  """Runs the transform on empty sums through all steps of the plan, and never beyond them.
+
+  A short plan is run several times, each time with another key, until there are enough values.
+
+  Args:
+    keys: run -> key, of each record; all of one kind.
+  """
+  steps = np.arange(subject.plan.num_steps)
   size = max(1, trees.size(subject.params))
   affordable = min(_LONG, _WORK // size + 4)
   if len(steps) > affordable:
-    covered = walks(subject, keys[0])
+    covered = walks(subject, keys[0](0))
     steps = _covering(len(steps)) if covered else steps[:affordable]
-  whole = int(np.clip(_VALUES // size + 1, 4, len(steps)))
-  run = _runner(subject, steps, whole)
-  return [_undone(subject.plan, subject.params, steps, *run(key)) for key in keys]
+  wanted = max(4, min(_LONGEST, _VALUES // size + 1))
+  runs = 1 if subject.plan.noise_shape.by_step else -(-wanted // len(steps))
+  whole = int(np.clip(_VALUES // size + 1, 4, runs * len(steps)))
+  run = _runner(subject, steps, min(whole, len(steps)))
+  return [
+    _joined(
+      [_undone(subject.plan, subject.params, steps, *run(key(i))) for i in range(runs)],
+      whole,
+    )
+    for key in keys
+  ]
+
+
+def _joined(runs: list[Record], whole: int) -> Record:
+  """One record of several runs under keys of their own, as if it were one long run."""
+  first = runs[0]
+  if len(runs) == 1:
+    return first
+
+  def rows(field: str) -> Any:
+    if getattr(first, field) is None:
+      return None
+    return [np.concatenate(leaf) for leaf in zip(*(getattr(run, field) for run in runs))]
+
+  kept = [leaf[:whole] for leaf in rows("whole")]
+  places = None
+  if first.places is not None:
+    places = [
+      (sum(squares for squares, _ in leaf), sum(near for _, near in leaf))
+      for leaf in zip(*(run.places or [] for run in runs))
+    ]
+  total = sum(len(run.steps) for run in runs)
+  return first._replace(
+    steps=np.arange(total),
+    sampled=rows("sampled"),
+    sums=rows("sums"),
+    whole=kept,
+    energy=rows("energy"),
+    marks=rows("marks"),
+    places=places,
+    runs=len(runs),
+  )
+
+
+def tails(subject: Subject, keys: Callable[[int], jax.Array]) -> Tails | None:
+  """What many runs of the plan have far from zero; None where noise is correlated."""
+  plan = subject.plan
+  if plan.noise_shape.correlation is not None:
+    return None
+  size, steps = max(1, trees.size(subject.params)), plan.num_steps
+  together = int(np.clip(_AT_ONCE // size, 1, 64))
+  calls = max(1, -(-_TAIL // (size * steps * together)))
+  length = int(np.clip(-(-_TAIL // (size * together)), 1, steps))
+  live, scales = _live(subject)
+  factors = jnp.asarray(_factors(plan, np.arange(length)), jnp.float32)
+  limits = np.asarray(THRESHOLDS, np.float32)
+
+  def one(key):
+    state, step = _updater(subject, key)
+
+    def body(state, factor):
+      drawn, state = step(state)
+      parts = [drawn[i].ravel() * (unit / factor) for i, unit in zip(live, scales)]
+      flat = jnp.concatenate(parts)
+      powers = jnp.stack([jnp.sum(flat**power) for power in (1, 2, 3, 4)])
+      below = jnp.stack([jnp.sum(flat < -limit) for limit in limits])
+      above = jnp.stack([jnp.sum(flat > limit) for limit in limits])
+      return state, (jnp.min(flat), jnp.max(flat), below, above, powers)
+
+    return jax.lax.scan(body, state, factors)[1]
+
+  run = jax.jit(jax.vmap(one))
+  found = [
+    run(jnp.stack([keys(call * together + i) for i in range(together)]))
+    for call in range(calls)
+  ]
+  lowest, highest, below, above, powers = zip(*found)
+  add = lambda arrays: sum(np.asarray(a, np.float64).sum(axis=(0, 1)) for a in arrays)
+  count = sum(int(np.size(jax.tree.leaves(subject.params)[i])) for i in live)
+  return Tails(
+    count * length * together * calls,
+    float(np.min(lowest)),
+    float(np.max(highest)),
+    np.stack([add(below), add(above)]),
+    add(powers),
+  )
+
+
+def _live(subject: Subject) -> tuple[list[int], list[float]]:
+  """(leaves that get noise, what makes one of their values a standard deviation)."""
+  stds = _relative_stds(subject.plan, subject.params)
+  live = [i for i, std in enumerate(stds) if std]
+  unit = subject.plan.normalize_by / _std(subject.plan)
+  return live, [unit / stds[i] for i in live]
 
 
 def _undone(
-  plan: Plan, params: Any, steps: np.ndarray, sampled, sums, energy, places, whole
+  plan: Plan, params: Any, steps: np.ndarray, sampled, sums, marks, places, whole
 ) -> Record:
   live = [std for std in _relative_stds(plan, params) if std]
 
@@ -84,17 +210,10 @@ def _undone(
   white = plan.noise_shape.correlation is None
   return Record(
     steps, undo(sampled, steps), undo(sums, steps), undo(whole, first), skipped,
-    [np.asarray(leaf, np.float64) for leaf in energy] if white else None,
+    [np.asarray(leaf, np.float64)[:, 2] for leaf in marks] if white else None,
     [(np.asarray(x), np.asarray(near)) for x, near in places] if white else None,
+    [np.asarray(leaf, np.float64) for leaf in marks] if white else None,
   )  # fmt: skip
-
-
-def _steps(subject: Subject) -> np.ndarray:
-  plan, size = subject.plan, max(1, trees.size(subject.params))
-  count = plan.num_steps
-  if not plan.noise_shape.by_step:  # these end with the plan
-    count = max(count, min(_LONGEST, _VALUES // size + 1), 4)
-  return np.arange(count)
 
 
 def _covering(count: int) -> np.ndarray:
@@ -143,7 +262,9 @@ def updated(
 def _updater(subject: Subject, key: jax.Array):
   """(state at step 0, state -> (noise leaves in units of the update, next state))."""
   tx, plan = subject.transform(key), subject.plan
-  zeros, empty = jax.tree.map(jnp.zeros_like, subject.params), jnp.zeros(1)
+  # A sum is at least float32, whatever the parameters are.
+  zeros = jax.tree.map(jnp.zeros_like, noise.source.as_floats(subject.params))
+  empty = jnp.zeros(1)
   bounds = plan.l2_clip_norm.group_bounds()
   nothing = ClippedSum(zeros, empty, empty, plan.l2_bound, bounds)
 
@@ -151,7 +272,7 @@ def _updater(subject: Subject, key: jax.Array):
     update, state = updated(tx.update, nothing, state, subject.params, jnp.zeros(1, bool))
     return jax.tree.leaves(update), state
 
-  return tx.init(zeros), step
+  return tx.init(subject.params), step
 
 
 def walks(subject: Subject, key: jax.Array) -> bool:
@@ -209,8 +330,12 @@ def _runner(subject: Subject, steps: np.ndarray, whole: int):
     seen = [
       (energy + x**2, near + (jnp.abs(x) < NEAR)) for (energy, near), x in zip(seen, unity)
     ]
-    energy = [jnp.sum(x**2) for x in unity]
-    return (state, kept, seen), (sampled, [_axis_sums(leaf) for leaf in leaves], energy)
+    sizes = [jnp.abs(x) for x in unity]
+    marks = [
+      jnp.stack([jnp.max(size), jnp.min(size), jnp.sum(size**2), jnp.sum(x)])
+      for size, x in zip(sizes, unity)
+    ]
+    return (state, kept, seen), (sampled, [_axis_sums(leaf) for leaf in leaves], marks)
 
   @jax.jit
   def run(key):

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dpjax import data
+from dpjax import data, gradients
 from dpjax.checks import (
   batches,
   before_steps,
@@ -21,14 +21,17 @@ from dpjax.checks import (
   influence,
   noise_laws,
   size_of_data,
+  whole_step,
 )
 from dpjax.checks.influence import cross_example_leakage as cross_example_leakage
 from dpjax.checks.subject import Row as Row
 from dpjax.checks.subject import Subject as Subject
+from dpjax.data.dataset import first_line
 from dpjax.runs import streams
 from dpjax.runs.central import build, privacy
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.streams import Streams
+from dpjax.types import LossFn
 from dpjax.validate import UserError
 
 
@@ -43,16 +46,20 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
   whole = data.digest(loaded[0])
   run = build.assemble(config, loaded, _streams(config, whole))
   plan = run.plan
+
+  def clipped_grad(loss_fn: LossFn) -> gradients.ClippedGrad:
+    return plan.clipped_grad(
+      loss_fn,
+      method=config.grad_method,
+      microbatch_size=config.microbatch_size,
+      memory_budget=build.memory_budget(config),
+    )
+
   return Subject(
     config=config,
     plan=plan,
     loss_fn=run.loss_fn,
-    clipped_grad=plan.clipped_grad(
-      run.loss_fn,
-      method=config.grad_method,
-      microbatch_size=config.microbatch_size,
-      memory_budget=build.memory_budget(config),
-    ),
+    clipped_grad=clipped_grad(run.loss_fn),
     # of whole steps, as a run in slices hands them on
     transform=dataclasses.replace(plan, slices=1).transform,
     draw=plan.sampler.draw,
@@ -60,6 +67,11 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     streams=lambda c, digest=whole: _streams(c, digest),
     params=run.params,
     train=run.train,
+    keyed=run.keyed,
+    gradient_of=clipped_grad,
+    algorithm=lambda key: run.with_keys(key, run.random.local),
+    promise=run.promise,
+    optimizer=run.optimizer,
   )
 
 
@@ -68,11 +80,47 @@ def _streams(config: TrainConfig, digest: bytes) -> Streams:
 
 
 def checks(checked: Subject) -> Iterator[Row]:
-  """Every check, one after the other."""
+  """Every check, one after the other. One that cannot be run to its end fails."""
   fitted = (before_steps,) if checked.plan.statistics is not None else ()
-  for room in (influence, noise_laws, *fitted, batches, charges, size_of_data):
+  rooms = (influence, whole_step, noise_laws, *fitted, batches, charges, size_of_data)
+  for room in rooms:
     for one in room.CHECKS:
-      yield one(checked)
+      try:
+        yield one(checked)
+      except Exception as error:
+        # What raises here is the run's own code, on inputs that training may meet.
+        told = f"ended in {type(error).__name__}: {first_line(error)[:200]}"
+        yield Row(one.__name__.replace("_", " "), False, math.inf, 0.0, told)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Table:
+  """The rows of all checks; printed, a line for each."""
+
+  rows: list[Row]
+
+  @property
+  def ok(self) -> bool:
+    """Whether no check fails. Evidence, not a proof."""
+    return not self.failed
+
+  @property
+  def failed(self) -> list[Row]:
+    """The checks that do not hold; those that do not apply are not among them."""
+    return failed(self.rows)
+
+  def to_json(self) -> dict[str, Any]:
+    """The rows as data."""
+    return to_json(self.rows)
+
+  def __repr__(self) -> str:
+    return table(self.rows)
+
+  def __iter__(self) -> Iterator[Row]:
+    return iter(self.rows)
+
+  def __len__(self) -> int:
+    return len(self.rows)
 
 
 def failed(rows: list[Row]) -> list[Row]:

@@ -6,6 +6,8 @@ Each is found by tracing, and each mistake is one line that says the way out.
 from __future__ import annotations
 
 import contextlib
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -95,8 +97,12 @@ def _example(batch: Any) -> Any:
 def _traced(loss_fn: LossFn, params: Params, one: Any, batch: Any) -> tuple[Any, Any]:
   trace = jax.make_jaxpr(lambda p, e: loss_fn(p, e), return_shape=True)
   try:
-    return trace(params, one)
+    with _no_batch_norm():
+      return trace(params, one)
+  except validate.UserError:
+    raise
   except Exception as error:
+    _explain_library(error)
     if "unbound axis name" in str(error):
       raise validate.UserError(
         f"loss_fn: {str(error).splitlines()[0].split('. ')[0]}: a collective would mix "
@@ -112,6 +118,57 @@ def _traced(loss_fn: LossFn, params: Params, one: Any, batch: Any) -> tuple[Any,
         f"without a batch axis, which dpjax adds ({_first_line(error)})"
       ) from error
     raise
+
+
+_BATCH_NORM = (
+  "loss_fn: BatchNorm mixes examples; use GroupNorm or LayerNorm, which see one example"
+)
+
+
+def _is_batch_norm(module: Any) -> bool:
+  return "BatchNorm" in type(module).__name__
+
+
+@contextlib.contextmanager
+def _no_batch_norm() -> Iterator[None]:
+  """Raises UserError where a linen BatchNorm computes statistics: of one example, they are
+  no statistics; of a batch, they mix examples."""
+  linen = sys.modules.get("flax.linen")
+  if linen is None:
+    yield
+    return
+
+  def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    own = _is_batch_norm(context.module) and hasattr(context.module, "use_running_average")
+    if own and context.method_name == "__call__":
+      average = kwargs.get("use_running_average", args[1] if len(args) > 1 else None)
+      average = context.module.use_running_average if average is None else average
+      if not average:
+        raise validate.UserError(_BATCH_NORM)
+    return call(*args, **kwargs)
+
+  with linen.intercept_methods(watch):
+    yield
+
+
+def _explain_library(error: Exception) -> None:
+  """Raises UserError for what a layer of Flax or Equinox cannot do in a loss of ONE example."""
+  name, message = type(error).__name__, str(error)
+  frames = list(traceback.walk_tb(error.__traceback__))
+  within = any(_is_batch_norm(frame.f_locals.get("self")) for frame, _ in frames)
+  if within or "batch_stats" in message or "BatchStat" in message:
+    raise validate.UserError(f"{_BATCH_NORM} ({name})") from error
+  if name == "InvalidRngError" or (name == "TraceContextError" and "Rng" in message):
+    raise validate.UserError(
+      "loss_fn: Dropout needs a key for each example: draw from example.key (linen: "
+      "rngs={'dropout': example.key}; nnx: rngs=nnx.Rngs(dropout=example.key)) and give "
+      f"training.dp_sgd an example_key ({name})"
+    ) from error
+  if name == "TraceContextError":
+    raise validate.UserError(
+      "loss_fn: changes its model in place; write it as a function of params, with "
+      f"nnx.split and nnx.merge ({_first_line(error)})"
+    ) from error
 
 
 def _first_line(error: Exception) -> str:

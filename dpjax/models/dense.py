@@ -19,6 +19,8 @@ def dense_layers(
   num_classes: int,
   activation: activations.Activation,
   dtype: DType | None,
+  dropout: float = 0.0,
+  train: bool = False,
 ) -> jax.Array:
   """Flattened x [B, ...] through layers `dense_i` and the linear `head`: logits [B, K] of at
   least float32. To be called in the `__call__` of a module, whose layers they become."""
@@ -26,6 +28,8 @@ def dense_layers(
   for i, width in enumerate(sizes):
     layer = nn.Dense(width, dtype=dtype, name=f"dense_{i}")
     x = activations.activation_fn(activation)(layer(x))
+    if dropout:
+      x = nn.Dropout(dropout, deterministic=not train)(x)
   return trees.at_least_float32(nn.Dense(num_classes, dtype=dtype, name="head")(x))
 
 
@@ -33,7 +37,8 @@ class Mlp(nn.Module):
   """Fully connected network: [B, ...] -> logits [B, num_classes].
 
   Inputs are flattened. `features` are the hidden widths, `dtype` the compute dtype
-  (parameters and logits stay at least float32).
+  (parameters and logits stay at least float32), `dropout` the share of hidden values that a
+  training step leaves out: `apply(params, x, train=True, rngs={"dropout": key})`.
 
   >>> import jax.numpy as jnp
   >>> model = Mlp(features=(16,), num_classes=3)
@@ -48,17 +53,22 @@ class Mlp(nn.Module):
   features: Sequence[int] = (128,)
   activation: activations.Activation = "tanh"
   dtype: Any = None
+  dropout: float = 0.0
 
   def __post_init__(self):
     validate.integer_at_least(1, num_classes=self.num_classes)
+    if not 0 <= self.dropout < 1:
+      raise validate.UserError(f"dropout={self.dropout!r}: must be in [0, 1)")
     for width in self.features:
       validate.integer_at_least(1, features=width)
     activations.activation_fn(self.activation)
     super().__post_init__()
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    return dense_layers(x, self.features, self.num_classes, self.activation, self.dtype)
+  def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+    return dense_layers(
+      x, self.features, self.num_classes, self.activation, self.dtype, self.dropout, train
+    )
 
 
 class Linear(Mlp):

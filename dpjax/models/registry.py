@@ -43,7 +43,7 @@ def _transformer(*, num_classes: int, **options) -> nn.Module:
 
 
 _ENTRIES = {
-  "linear": _Entry(dense.Linear, fixed=("features", "activation")),
+  "linear": _Entry(dense.Linear, fixed=("features", "activation", "dropout")),
   "mlp": _Entry(dense.Mlp),
   "cnn": _Entry(convnet.Cnn),
   "convnet": _Entry(convnet.ConvNet),

@@ -41,7 +41,9 @@ _KEEP = row_journal.KEPT  # the newest, and one before it
 _ROWS = "clients"
 _ALONE = "state"
 _NEW = ".new"  # where a step is written before it has its number
-_UNFINISHED = "*.orbax-checkpoint-tmp*"  # what earlier versions left of a save that was cut off
+_UNFINISHED = (
+  "*.orbax-checkpoint-tmp*"  # what earlier versions left of a save that was cut off
+)
 _DIGESTS = "digests"  # in meta: of the state, and of meta without them
 _BLOCK_BYTES = 1 << 22  # hashed by one thread at a time
 

@@ -251,7 +251,10 @@ def signals() -> Iterator[list[int]]:
   received: list[int] = []
   previous = {}
   for signum in STOPPING:
-    if signum == getattr(signal, "SIGHUP", None) and signal.getsignal(signum) == signal.SIG_IGN:
+    if (
+      signum == getattr(signal, "SIGHUP", None)
+      and signal.getsignal(signum) == signal.SIG_IGN
+    ):
       continue
     try:
       previous[signum] = signal.signal(signum, lambda s, _: received.append(s))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from dpjax import validate
 from dpjax.types import Array, Example, LossFn
 
+_OF_THE_MODEL = 2**31  # folded into a copy's key: what its augmentation never draws from
 AugmentFn = Callable[[Array, Array], Array]  # (key, x [H, W, C]) -> x [H, W, C]
 
 
@@ -99,10 +100,12 @@ def augmented(loss_fn: LossFn, augment_fn: AugmentFn, *, augmult: int) -> LossFn
   def loss(params, example):
     if example.key is None:
       raise validate.UserError("example.key=None: augmentation needs a key per example")
-    copies = jax.vmap(augment_fn, in_axes=(0, None))(
-      jax.random.split(example.key, augmult), example.x
-    )
-    losses = jax.vmap(lambda x: loss_fn(params, Example(x, example.y)))(copies)
+    keys = jax.random.split(example.key, augmult)
+    copies = jax.vmap(augment_fn, in_axes=(0, None))(keys, example.x)
+    # What a model draws, such as dropout, is drawn anew for each copy.
+    own = jax.vmap(lambda key: jax.random.fold_in(key, _OF_THE_MODEL))(keys)
+    one = lambda x, key: loss_fn(params, Example(x, example.y, key))
+    losses = jax.vmap(one)(copies, own)
     return jnp.mean(losses)
 
   return loss

@@ -9,10 +9,18 @@ import pytest
 
 from configs import quickstart
 from dpjax import trees
-from dpjax.checks import batches, charges, influence, noise_laws, noise_record
+from dpjax.checks import (
+  batches,
+  charges,
+  influence,
+  noise_laws,
+  noise_record,
+  whole_step,
+)
 from dpjax.checks import table as check
 from dpjax.schema import fields
-from tests.checks import test_check
+from dpjax.transforms.clipped import gradients_of
+from tests.checks import plants, test_check
 
 _STEPS = 600
 _MODELS = {
@@ -209,7 +217,7 @@ def nan_kept_in_stacked_gradients(subject):
         return out, after
       spoilt = [
         jnp.where(jnp.isnan(leaf), leaf, 0).sum()
-        for leaf in jax.tree.leaves(updates.arrays)
+        for leaf in jax.tree.leaves(gradients_of(updates))
       ]
       return jax.tree.map(lambda leaf: leaf + sum(spoilt), out), after
 
@@ -452,8 +460,11 @@ def test_sound_runs_pass(small, large, one):
 
 
 def test_every_check_has_a_bug_to_find():
-  rooms = (influence, noise_laws, batches, charges)
-  assert {*_BUGS, *test_check._BUGS} == {one for room in rooms for one in room.CHECKS}
+  rooms = (influence, whole_step, noise_laws, batches, charges)
+  planted = {plant.row for plant in plants.PLANTS.values()}
+  assert {*_BUGS, *test_check._BUGS, *planted} == {
+    one for room in rooms for one in room.CHECKS
+  }
 
 
 def test_steps_are_skipped_where_the_model_is_too_large_to_draw_them_all(monkeypatch):

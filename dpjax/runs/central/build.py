@@ -35,6 +35,7 @@ from dpjax.runs.central import (
   audit,
   embeddings,
   facts,
+  modes,
   normalization,
   privacy,
   starting_point,
@@ -121,6 +122,8 @@ class Run(NamedTuple):
   # by which `train` and `test` are normalised
   statistics: normalization.Released | None = None
   mesh: Mesh | None = None  # devices, where there are several
+  keyed: bool = False  # whether every example gets a key of its own, `example.key`
+  optimizer: Any = None  # the Optax transformation behind the private gradient
   save: Callable[..., None] = lambda folder, params: None  # more than params.npz
 
 
@@ -219,7 +222,13 @@ def init_params(
   """
   try:
     with bounds.of_model(config):
-      size = trees.size(jax.eval_shape(model.init, key, first))
+      shapes = jax.eval_shape(model.init, key, first)
+    if "batch_stats" in shapes:
+      raise UserError(
+        f"model.name={config.name!r}: its BatchNorm mixes examples; use GroupNorm, which sees "
+        "one example"
+      )
+    size = trees.size(shapes)
     if 4 * size > _memory():
       told = f"model.name={config.name!r}, model.options={config.options!r}"
       raise UserError(
@@ -278,7 +287,7 @@ def start(
   first = first[:, 0] if of_people(dataset) else first
 
   def made() -> tuple[Task, nn.Module, Params]:
-    model = make_model(config.model, task.width(dataset), **fixed)
+    model = modes.modes(make_model(config.model, task.width(dataset), **fixed))
     params = init_params(config.model, model, random.init, first)
     params = starting_point.loaded(config, model, params)
     if names.is_path(name):  # a classifier, for text has a model of ours
@@ -307,6 +316,11 @@ def assemble(
     features_lib.check_images(train, f"augmentation={config.augmentation!r}")
   known = saved.pretrained_on(config.pretrained, config.data.name, train)
   task, model, params = start(config, train, random)
+  first = jnp.zeros_like(train.x[:1, 0] if of_people(train) else train.x[:1])
+  dropout = modes.draws(model, params, first, f"model.name={config.model.name!r}")
+  if dropout:
+    task = task._replace(loss=modes.keyed_loss(task.loss))
+  keyed = augmented or dropout
   trained = starting_point.trained(config, task, model, params, random.init)
   params, apply = audit.beside(config, trained.params, trained.apply)
   # Of the whole set: canaries take rows away or exchange them.
@@ -344,7 +358,7 @@ def assemble(
       plan,
       moved[1],
       noise_key=noise_key,
-      example_key=example_key if augmented else None,
+      example_key=example_key if keyed else None,
       ema_decay=config.ema_decay,
       method=config.grad_method,
       microbatch_size=config.microbatch_size,
@@ -379,6 +393,8 @@ def assemble(
     noise=noise,
     statistics=statistics,
     mesh=mesh,
+    keyed=keyed,
+    optimizer=tx,
     save=lambda folder, params: starting_point.write(
       config, model, trained.whole(params), folder
     ),

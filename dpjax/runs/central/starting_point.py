@@ -158,7 +158,7 @@ def _check_head(config: TrainConfig, params: Params) -> None:
 def _last_layer(task: Task, model: Any, params: Params) -> Trained:
   layers = params["params"]
   whole = lambda head: {**params, "params": {**layers, **head["params"]}}
-  apply = lambda head, x: model.apply(whole(head), x)
+  apply = lambda head, x, **key: model.apply(whole(head), x, **key)
   return Trained({"params": {saved.HEAD: layers[saved.HEAD]}}, task.loss, apply, whole)
 
 

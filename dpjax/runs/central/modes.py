@@ -1,0 +1,113 @@
+"""Models that train otherwise than they are evaluated: dropout, with a key for each example."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import flax.errors
+import jax
+
+from dpjax.types import Array, Example, LossFn, Params
+from dpjax.validate import UserError
+
+# Arguments of a model's `__call__` by which Flax models are told that they train -> its value.
+_TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False}
+_OTHER_KEY = 1  # folded into an example's key: of all that is not called dropout
+
+
+@dataclasses.dataclass(frozen=True)
+class Modes:
+  """A linen module that is told whether it trains, where its `__call__` asks for it.
+
+  Args:
+    module: the model.
+    flags: arguments of its `__call__` with their values in training.
+  """
+
+  module: Any
+  flags: dict[str, bool]
+
+  def init(self, key: Array, x: Any) -> Params:
+    """Parameters, made as in evaluation: no example's key is needed."""
+    return self.module.init(key, x, **self._evaluating)
+
+  def apply(self, params: Params, x: Any, *, key: Array | None = None) -> Array:
+    """Outputs [B, ...]: of training with a key, which one example draws from; else of
+    evaluation."""
+    if key is None:
+      return self.module.apply(params, x, **self._evaluating)
+    rngs = {"dropout": key, "params": jax.random.fold_in(key, _OTHER_KEY)}
+    return self.module.apply(params, x, **self.flags, rngs=rngs)
+
+  @property
+  def _evaluating(self) -> dict[str, bool]:
+    return {name: not value for name, value in self.flags.items()}
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self.module, name)
+
+
+def modes(module: Any) -> Any:
+  """The module, told whether it trains where its `__call__` has an argument for that; any
+  other is returned as it is.
+
+  >>> modes("a model without such an argument")
+  'a model without such an argument'
+  """
+  call = getattr(type(module), "__call__", None)
+  try:
+    names = inspect.signature(call).parameters if call is not None else {}
+  except (TypeError, ValueError):  # of native code, which has none to look at
+    names = {}
+  flags = {name: value for name, value in _TRAINING.items() if name in names}
+  return Modes(module, flags) if flags else module
+
+
+def draws(model: Any, params: Params, first: Any, field: str) -> bool:
+  """Whether the model needs a key in training (dropout).
+
+  Raises:
+    UserError: it draws in evaluation too.
+  """
+  if not _needs_key(lambda: _shape(model, params, first)):
+    flags = getattr(model, "flags", {})
+    training = lambda p, x: model.module.apply(p, x, **flags)
+    return bool(flags) and _needs_key(lambda: jax.eval_shape(training, params, first))
+  raise UserError(
+    f"{field}: draws random numbers in evaluation too; give its __call__ an argument "
+    "train=False, and nn.Dropout deterministic=not train"
+  )
+
+
+def _shape(model: Any, params: Params, x: Any) -> Any:
+  return jax.eval_shape(lambda p, x: model.apply(p, x), params, x)
+
+
+def _needs_key(run: Callable[[], Any]) -> bool:
+  try:
+    run()
+  except flax.errors.InvalidRngError:
+    return True
+  return False
+
+
+def keyed_loss(make: Callable[..., LossFn]) -> Callable[..., LossFn]:
+  """The maker of a loss whose model draws from `example.key`; without one, as in evaluation.
+
+  Args:
+    make: `apply -> loss`, with apply(params, x).
+  """
+
+  def of(apply: Callable[..., Array]) -> LossFn:
+    def loss(params: Params, example: Example) -> Array:
+      key = example.key
+      if key is None:
+        return make(apply)(params, example)
+      return make(lambda own, x: apply(own, x, key=key))(params, example)
+
+    return loss
+
+  return of
