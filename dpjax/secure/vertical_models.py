@@ -27,8 +27,10 @@ What each party learns, if it follows the protocol and does not collude with the
 | `own_weights`                     | its weights at the end   | its weights at the end, bias |
 | `classes(to=1)`                   | nothing                  | the classes of the rows      |
 | `federated.vertical`'s encrypted  | its gradient in the      | the same, for its columns    |
-| `two_party_logistic` (no dealer,  | clear at every step      |                              |
-| but a coordinator with the key)   |                          |                              |
+| `two_party_logistic` (no dealer,  | clear at every step: up  |                              |
+| but a coordinator with the key)   | to a quarter of the bits |                              |
+|                                   | of the labels, then it   |                              |
+|                                   | refuses                  |                              |
 | `split_learning` (plain)          | cotangents, which tell   | all activations of the other |
 |                                   | labels                   |                              |
 
