@@ -398,9 +398,10 @@ class Plan:
     """
     if not self.sampler.can_overflow:
       return
-    if declared is not None and self.neighboring_relation == "add_or_remove_one":
-      if num_examples <= declared + 1 and not self._slots_needed(declared):
-        return
+    near = declared is not None and num_examples <= declared + 1
+    constant = near and self.neighboring_relation == "add_or_remove_one"
+    if declared is not None and constant and not self._slots_needed(declared):
+      return
     needed = self._slots_needed(num_examples)
     if needed:
       chance = math.exp(self.sampler.log_overflow_prob(num_examples + 1))
