@@ -613,8 +613,9 @@ class Plan:
     """
     if not self.sampler.can_overflow:
       return
-    constant = self.neighboring_relation == "add_or_remove_one" and declared is not None
-    if constant and num_examples <= declared + 1 and self._slots_needed(declared) == 0:
+    near = declared is not None and num_examples <= declared + 1
+    constant = near and self.neighboring_relation == "add_or_remove_one"
+    if declared is not None and constant and not self._slots_needed(declared):
       return
     needed = self._slots_needed(num_examples)
     if needed:

@@ -413,14 +413,14 @@ def test_a_declared_number_decides_the_plan(way):
   config = _plain(**({"data.num_examples": 120} if way == "config" else {}))
   run = _assembled(config, _own(100, **declared))
   assert run.plan.normalize_by == 0.25 * 120 and run.promise.num_records == 120
-  assert "The declared number of 120 examples" in run.plan.statement(120)
+  assert "The declared number of 120 examples" in " ".join(run.plan.statement(120).split())
 
 
 def test_a_relation_that_fixes_the_number_needs_no_other():
   config = _plain(**{"privacy.neighboring_relation": "replace_special"})
   run = _assembled(config, _own(100, nominal_size=120))
   assert run.plan.normalize_by == 0.25 * 100 and run.promise.num_records == 100
-  text = run.plan.statement(100)
+  text = " ".join(run.plan.statement(100).split())
   assert "The number of examples (100) is the same in neighbouring data sets" in text
 
 
