@@ -8,12 +8,30 @@
 | any entry NaN or infinite    | 0 (the example is dropped)         | 0 (dropped)           |
 | mask False (padding)         | 0                                  | 0                     |
 | squares outside float32      | norm from scaled numbers: as above | as above              |
-| norm * C beyond float32      | 0                                  | 0                     |
+| norm beyond float32 (3.4e38),| 0 (dropped)                        | 0 (dropped)           |
+| or above 8e37 min(C, 1)      |                                    |                       |
 | C = inf                      | g; the sensitivity is inf          | UserError             |
 | C <= 0, NaN, or not in       | UserError                          | UserError             |
 | [1e-25, 1e30]                |                                    |                       |
 | C = 0 for one group of many  | 0: the group is frozen             | 0: frozen             |
 | gradient complex or integer  | UserError                          | UserError             |
+
+These rows hold on every route (`auto`, `ghost`, `vmap`, microbatches, meshes). Where the loss
+computes in a narrow type (bfloat16, float16, any float8), they are about the gradient in float32:
+
+| in a loss with narrow types    | what happens, on every route                               |
+| ------------------------------ | ---------------------------------------------------------- |
+| the parameter is narrow, or is | the gradient is formed, clipped and summed in float32; a   |
+| cast to a narrow type and back | cast rounds the parameter's values, never its gradients    |
+| an activation or its cotangent | it is infinite, NaN or 0 in the loss itself; an example of |
+| leaves the range of its type   | which that makes the gradient NaN or infinite is dropped   |
+| a product of the two leaves it | formed in float32: the example is kept                     |
+| inside of cond, while or a     | computed in the types that it was traced with; clipped and |
+| custom derivative              | summed in float32                                          |
+| types that JAX does not join   | UserError (float8 and float32 without a cast)              |
+
+Nothing that stands after the clip is computed below float32: the sum, its noise, its division.
+Only the updated parameters are rounded to their type, after the noise.
 
 While they are summed, terms are kept away from the ends of the range of floats: what makes
 them longer (C / gamma, 1 / C for unit norms), or very short (C < 1e-6), is a number that the
@@ -45,9 +63,7 @@ _ALIKE = 1e-6
 def _lift(top: float) -> float:
   """A power of two that takes tiny terms away from the smallest floats while they are
   summed: there c_i g_i would round to 0 in part, and what is left could be longer."""
-  return (
-    2.0 ** max(0, math.ceil(math.log2(_LEAST_TERM / top))) if top < _LEAST_TERM else 1.0
-  )
+  return 2.0 ** max(0, math.ceil(math.log2(1 / top))) if top < _LEAST_TERM else 1.0
 
 
 @functools.cache

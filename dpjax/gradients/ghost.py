@@ -9,12 +9,12 @@ Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced functio
 | case                                          | what happens                              |
 | --------------------------------------------- | ----------------------------------------- |
 | NaN or infinite gradient, padding             | contributes exactly 0                     |
-| a square overflows on the way to a norm       | norm is not finite, contributes 0         |
-| squares underflow                             | what they may have lost is added to the   |
-|                                               | norm that clips (`lengths`)               |
+| squares overflow on the way to a norm, or     | the example's gradient is formed and      |
+| underflow by what shows in its factor         | scaled before it is squared, in a loop    |
+|                                               | over such examples (`lengths.scaled`)     |
 | complex numbers meet a parameter              | its (real) gradient per example           |
 | parameter the loss does not use               | gradient 0                                |
-| bfloat16 or float16 activations               | norms and sums in float32                 |
+| floats of less than 32 bits                   | norms and sums in float32 (`clipping`)    |
 | rows of an example that cancel                | their rounding is added to the norm, so   |
 |                                               | that the bound holds; else below 1e-5     |
 | parameter joined with, or transformed by,     | its gradient per example, pulled back and |

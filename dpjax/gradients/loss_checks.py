@@ -78,8 +78,11 @@ def _refuse_own_batching(eqns: Iterable[Any], name: str, others: str) -> None:
       )
 
 
-def explain_failure(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
-  """Raises UserError that names the primitive which cannot be differentiated, if any."""
+def explain_failure(
+  loss_fn: LossFn, params: Params, batch: ArrayTree, error: Exception
+) -> None:
+  """Raises UserError that names the primitive which cannot be differentiated, if any, or says
+  that one cannot be batched."""
   closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, _example(batch))
   count = len(jax.tree.leaves(params))
   for eqn in _on_the_way(closed.jaxpr, set(closed.jaxpr.invars[:count])):
@@ -88,6 +91,11 @@ def explain_failure(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
         f"loss_fn: '{eqn.primitive.name}' has no reverse-mode derivative; write it with "
         "lax.scan, give it a jax.custom_vjp, or put lax.stop_gradient around it"
       )
+  if isinstance(error, NotImplementedError):
+    raise validate.UserError(
+      "loss_fn: holds an operation that JAX cannot batch over examples "
+      f"({_first_line(error)}); write it with jnp.einsum, jnp.where or lax.scan"
+    ) from error
 
 
 def _example(batch: Any) -> Any:
@@ -107,6 +115,11 @@ def _traced(loss_fn: LossFn, params: Params, one: Any, batch: Any) -> tuple[Any,
       raise validate.UserError(
         f"loss_fn: {str(error).splitlines()[0].split('. ')[0]}: a collective would mix "
         "examples; the loss of ONE example must not see the others"
+      ) from error
+    if "no available implicit dtype promotion path" in str(error):
+      raise validate.UserError(
+        f"loss_fn: {str(error).split('. ')[0].splitlines()[0]}: JAX has no common type for them; "
+        "cast one of them, such as w.astype(jnp.float32)"
       ) from error
     if "not a valid JAX type" in str(error):
       raise validate.UserError(

@@ -236,8 +236,9 @@ class ClippedGrad:
       return one_pass(params, batch, mask)
     except validate.UserError:
       raise
-    except (ValueError, NotImplementedError):  # which JAX raises without a derivative
-      explain_failure(self.loss_fn, params, batch)
+    # JAX raises these without a derivative, or without a rule for a batch.
+    except (ValueError, NotImplementedError) as error:
+      explain_failure(self.loss_fn, params, batch, error)
       raise
 
 

@@ -196,9 +196,12 @@ def test_p7_not_even_the_sign_of_a_zero_says_what_padding_holds(sizes):
     assert not np.signbit(total).any()
 
 
-def test_p2_a_norm_beyond_float32_is_dropped_not_passed_on():
+def test_p2_a_square_beyond_float32_is_clipped_and_a_norm_beyond_it_dropped():
   loss = lambda w, x: jnp.sum(x @ w)
   got = _sum(loss, jnp.ones((2, 1)), jnp.array([[3e30, 4e30], [0.0, 0.5]]))
+  np.testing.assert_allclose(got.total, [[0.3], [0.9]], rtol=1e-6)
+  np.testing.assert_allclose(got.norms, [5e30, 0.5], rtol=1e-6)
+  got = _sum(loss, jnp.ones((2, 1)), jnp.array([[3e38, 3e38], [0.0, 0.5]]))
   np.testing.assert_allclose(got.total, [[0.0], [0.5]])
 
 

@@ -42,6 +42,54 @@ def test_the_example_trains(tmp_path):
   assert sorted(result["user_code"]) == ["loss", "model.name", "optimizer.rule"]
 
 
+_SCANS = """
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+
+class Net(nn.Module):
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, x):
+    rows = x.reshape(*x.shape[:-1], 8, 8)
+    cell = nn.scan(
+      nn.SimpleCell, variable_broadcast="params", split_rngs={"params": False},
+      in_axes=-2, out_axes=-2,
+    )(features=16)
+    carry = jnp.zeros((*rows.shape[:-2], 16))
+    carry, _ = cell(carry, rows)
+    return nn.Dense(self.num_classes)(carry)
+
+
+def loss(apply):
+  def of_one(params, example):
+    def step(total, scale):
+      logits = apply(params, example.x[None] * scale)[0]
+      return total + optax.softmax_cross_entropy_with_integer_labels(logits, example.y), None
+
+    return jax.lax.scan(step, 0.0, jnp.array([0.5, 1.0]))[0]
+
+  return of_one
+"""
+
+
+@pytest.mark.slow
+def test_a_model_and_a_loss_with_loops_train(tmp_path):
+  (tmp_path / "loops.py").write_text(_SCANS)
+  done = _launch(
+    tmp_path,
+    f"--workdir={tmp_path}/run",
+    "--config.model.name=loops:Net",
+    "--config.loss=loops:loss",
+    "--config.num_steps=4",
+  )
+  assert done.returncode == 0, done.stderr
+  assert "digits loops:Net: test_accuracy=" in done.stdout
+
+
 @pytest.mark.parametrize(
   ("argument", "words"),
   [

@@ -1,0 +1,184 @@
+"""Losses that compute in types of less than 32 bits: no example exceeds its bound, and all
+routes keep the same examples.
+
+The 200 losses of the acceptance run are `-m long` (or DPJAX_ADVERSARY_LOSSES=n).
+"""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from dpjax import gradients
+from dpjax.validate import UserError
+from tests.adversary import dtypes
+
+ROUTES = {
+  "auto": dict(method="auto"),
+  "ghost": dict(method="ghost"),
+  "vmap": dict(method="vmap"),
+  "microbatched": dict(method="auto", microbatch_size=3),
+}
+_SLACK = 1e-5  # the guarantee
+_LOSSES = int(os.environ.get("DPJAX_ADVERSARY_LOSSES", "200"))
+
+
+def _flat(tree):
+  leaves = [np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)]
+  return np.concatenate(leaves)
+
+
+def _norm(flat):
+  """Of numbers up to 1e308."""
+  largest = np.abs(flat).max(initial=0)
+  return largest * np.linalg.norm(flat / largest) if 0 < largest < np.inf else largest
+
+
+def _terms(grad_fn, params, batch, mask):
+  """What each example adds alone, [BATCH, P]; all sums are float32."""
+  run, size = jax.jit(grad_fn), len(mask)
+  alone = []
+  for i in range(size):
+    total = run(params, batch, mask & (np.arange(size) == i)).total
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(total))
+    alone.append(_flat(total))
+  return np.array(alone)
+
+
+def check(recipe, routes=tuple(ROUTES)):
+  """Every guarantee for one loss; how many terms were not zero."""
+  data, found = dtypes.data_of(recipe), {}
+  for route in routes:
+    grad_fn = gradients.clipped_grad(
+      dtypes.loss_of(recipe), l2_clip_norm=recipe.clip_norm, **ROUTES[route]
+    )
+    found[route] = _terms(grad_fn, *data)
+    for i, term in enumerate(found[route]):
+      assert np.isfinite(term).all(), (route, i)
+      assert _norm(term) <= recipe.clip_norm * (1 + _SLACK), (route, i, _norm(term))
+    np.testing.assert_array_equal(found[route][-1], 0)  # padding
+  kept = {route: [_norm(term) > 0 for term in terms] for route, terms in found.items()}
+  assert len(set(map(tuple, kept.values()))) == 1, kept
+  return sum(kept[routes[0]])
+
+
+_SETTINGS = dict(
+  deadline=None,
+  derandomize=True,
+  database=None,
+  suppress_health_check=list(HealthCheck),
+  phases=[Phase.explicit, Phase.generate],  # shrinking would compile for an hour
+)
+
+
+def _run(count, routes):
+  kept = 0
+
+  @settings(max_examples=count, **_SETTINGS)
+  @given(dtypes.recipes())
+  def each(recipe):
+    nonlocal kept
+    kept += check(recipe, routes)
+
+  each()
+  assert kept >= count // 4  # not everything overflows
+
+
+def test_a_few_losses_of_low_precision_keep_every_guarantee():
+  _run(5, ("auto", "vmap"))
+
+
+@pytest.mark.long
+def test_losses_of_low_precision_keep_every_guarantee_on_every_route():
+  _run(_LOSSES, tuple(ROUTES))
+
+
+def _layer(layer, dtype, before="float32", inside="float32", after="float32"):
+  layers = ((layer, "a", before, inside, after),)
+  return dtypes.Recipe(layers, (dtype, dtype), (0.0,) * dtypes.BATCH, 3.0, 1.0, 0)
+
+
+def _influence(recipe, count, **options):
+  """By how many clip norms one of `count` examples, which are alike, moves the sum."""
+  params, batch, _ = dtypes.data_of(recipe)
+  alike = np.repeat(batch[:1], count, axis=0)
+  run = jax.jit(
+    gradients.clipped_grad(
+      dtypes.loss_of(recipe), l2_clip_norm=recipe.clip_norm, method="ghost", **options
+    )
+  )
+  most = np.ones(count, bool)
+  least = np.arange(count) > 0
+  moved = _flat(run(params, alike, most).total) - _flat(run(params, alike, least).total)
+  return _norm(moved) / recipe.clip_norm
+
+
+def _most(count):
+  """Float32 rounds each of the two sums, of numbers up to `count`."""
+  return 1 + _SLACK + 4 * count * np.finfo(np.float32).eps
+
+
+# A parameter that is widened where it meets the data, and a wide one that is cast there and back.
+_WIDENED = [("bfloat16", "float32"), ("float32", "bfloat16"), ("float16", "bfloat16")]
+
+
+@pytest.mark.parametrize("layer", ["dense", "table"])
+def test_p20_no_sum_of_clipped_gradients_is_rounded(layer):
+  for dtype, before in [*_WIDENED, ("float8_e5m2", "float32")]:
+    assert _influence(_layer(layer, dtype, before), 1024) <= _most(1024), (dtype, before)
+
+
+@pytest.mark.parametrize("layer", sorted(dtypes.LAYERS))
+@pytest.mark.parametrize("count", [256, 1024, 4096])
+@pytest.mark.slow
+def test_no_sum_of_clipped_gradients_of_any_layer_is_rounded(layer, count):
+  for dtype in dtypes.DTYPES[1:]:
+    for before, inside in (("float32", "float32"), (dtype, "float32"), (dtype, dtype)):
+      recipe = _layer(layer, dtype, before, inside)
+      assert _influence(recipe, count) <= _most(count), (dtype, before, inside)
+
+
+@pytest.mark.slow
+def test_no_sum_is_rounded_over_devices_or_microbatches():
+  if len(jax.devices()) < 4:
+    pytest.skip("needs four devices")
+  mesh = gradients.mesh_of("data:4")
+  for dtype, before in _WIDENED:
+    recipe = _layer("dense", dtype, before)
+    assert _influence(recipe, 1024, mesh=mesh) <= _most(1024)
+    assert _influence(recipe, 1024, microbatch_size=300) <= _most(1024)
+
+
+@pytest.mark.parametrize("method", ["auto", "ghost", "vmap"])
+@pytest.mark.parametrize("clip_norm", [1e-12, 1.0, 200.0])
+def test_p2_a_finite_gradient_is_clipped_whatever_its_size(method, clip_norm):
+  # Its square, or its products in float16, are no numbers of their type.
+  for size, dtype in ((1e19, "float32"), (1e25, "float32"), (600.0, "float16")):
+    loss = lambda w, x: jnp.sum(jnp.square((x @ w).astype(jnp.float32)))
+    loss = (lambda w, x: jnp.sum(x @ w)) if dtype == "float32" else loss
+    w = jnp.full((3, 2), 0.5).astype(dtype)
+    x = jnp.asarray([[size, -size, size / 2], [0.5, 0.25, 0.0]]).astype(dtype)
+    run = jax.jit(gradients.clipped_grad(loss, l2_clip_norm=clip_norm, method=method))
+    term = run(w, x, np.array([True, False])).total
+    np.testing.assert_allclose(_norm(_flat(term)), clip_norm, rtol=1e-5)
+
+
+_BARE = {
+  "promotion": lambda w, x: jnp.sum(x @ w.astype(jnp.float8_e4m3fn)),
+  "ragged": lambda w, x: jnp.sum(
+    jax.lax.ragged_dot(x[None], w[None], jnp.array([1], jnp.int32))
+  ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(_BARE))
+@pytest.mark.parametrize("method", ["auto", "ghost", "vmap"])
+def test_what_jax_cannot_do_for_a_batch_ends_in_one_line(name, method):
+  grad_fn = gradients.clipped_grad(_BARE[name], l2_clip_norm=1.0, method=method)
+  with pytest.raises(UserError) as caught:
+    grad_fn(jnp.ones((3, 2)), jnp.ones((4, 3)), True)
+  assert str(caught.value).startswith("loss_fn: ")
+  assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
