@@ -183,17 +183,35 @@ def _end_unread(signum: int, frame: object) -> None:
     signal.raise_signal(signum)
 
 
+def _is_memory(error: BaseException | None) -> bool:
+  """Whether an error, or what led to it, is a lack of memory: Python's, or XLA's."""
+  if error is None:
+    return False
+  said = ("RESOURCE_EXHAUSTED", "can't start new thread", "Cannot allocate memory")
+  own = isinstance(error, MemoryError) or any(words in str(error) for words in said)
+  return own or _is_memory(error.__cause__ or error.__context__)
+
+
+def _without_late_writes(told: Any) -> None:
+  """Python's own hook, but for writes of a checkpoint that has failed: native code says through it,
+  from its threads, that nobody listens any more."""
+  late = isinstance(told.exc_value, RuntimeError)
+  if not (late and str(told.exc_value) == "Event loop is closed"):
+    sys.__unraisablehook__(told)
+
+
 def run(main: Callable[..., None], *, words: bool = False) -> None:
   """Runs `main()` under absl with one-line errors; with `words`, `main(*words)` of those that
   are no flags, which else are refused.
 
-  UserError: exit code 2. OSError (a missing or unwritable file): exit code 1.
+  UserError: exit code 2. OSError (a missing or unwritable file) and a lack of memory: exit code 1.
   An error in a user's own code that a config names by its import path: one line, exit code
   2. Anything else is a bug of ours and keeps its traceback.
   """
 
   if hasattr(signal, "SIGPIPE"):
     signal.signal(signal.SIGPIPE, _end_unread)
+  sys.unraisablehook = _without_late_writes
 
   def guarded(argv: Sequence[str]) -> None:
     logging.set_verbosity(logging.WARNING)  # third parties' chatter is not for users
@@ -207,6 +225,8 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
       broken = without_device()
       if broken is not None:
         fail(broken)
+      if _is_memory(error):
+        fail(f"out of memory: {str(error)[:160] or type(error).__name__}", code=1)
       blamed = names.blame(error)
       if blamed is None:
         raise

@@ -22,6 +22,7 @@ import logging
 import os
 import pathlib
 import shutil
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -307,10 +308,20 @@ class Checkpoints:
       self._orbax.close()
 
 
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+  trace = record.exc_info[2] if isinstance(record.exc_info, tuple) else None
+  files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+  return not any("orbax" in text for text in (record.pathname, record.getMessage(), *files))
+
+
 def _orbax(directory: pathlib.Path) -> ocp.Checkpointer:
   """Writes and reads one step. Which steps there are is ours to say: `ocp.CheckpointManager` takes
   older ones away before the newest would survive a loss of power."""
   logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every save at INFO
+  # One failed write fails many tasks of orbax. It tells each in thirty lines, through absl's logger,
+  # and so does asyncio, some of them at exit. What failed is raised to us.
+  for name in ("absl", "asyncio"):
+    logging.getLogger(name).addFilter(_is_not_of_orbax)
   writers.secret_folder(directory)
   for path in directory.glob(_UNFINISHED):
     shutil.rmtree(path, ignore_errors=True)

@@ -12,7 +12,6 @@ import errno
 import fcntl
 import hashlib
 import json
-import logging
 import math
 import os
 import pathlib
@@ -187,8 +186,7 @@ def refusal(error: BaseException | None) -> int | None:
 def told_in_one_line(what: str) -> Iterator[None]:
   """Ends in one line where the file system refuses what the block writes.
 
-  Libraries that write raise errors of many types and lines, and complain again on stderr, through
-  asyncio's logger, of the tasks that they left.
+  Libraries that write raise errors of many types, most of many lines.
 
   Args:
     what: is written, as "checkpoint=FOLDER".
@@ -196,9 +194,6 @@ def told_in_one_line(what: str) -> Iterator[None]:
   Raises:
     Unwritable: with the reason's errno.
   """
-  complaints = logging.getLogger("asyncio")
-  before = complaints.level
-  complaints.setLevel(logging.CRITICAL)
   try:
     yield
   except Unwritable:
@@ -210,8 +205,6 @@ def told_in_one_line(what: str) -> Iterator[None]:
     refused = Unwritable(f"{what[-200:]}: cannot be written ({os.strerror(code)})")
     refused.errno = code
     raise refused from None
-  finally:
-    complaints.setLevel(before)
 
 
 @contextmanager

@@ -1,0 +1,395 @@
+"""Files that a run finds otherwise than it left them: turned bits, edits, a loss of power, a disk that
+refuses. The same result, or one line; never a smaller epsilon, never a hang."""
+
+import hashlib
+import json
+import pathlib
+import random
+import shutil
+import stat
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax import Plan, PoissonSampler, training
+from dpjax.runs import checkpoint, loop, promise, streams, writers
+from dpjax.runs import workdir as owner
+from dpjax.runs.central.config import TrainConfig
+from dpjax.validate import UserError
+from tests.runs.power import Disk
+from tests.runs.stops import sigterm, stop_after
+
+_STEPS = 6
+_ROWS = np.full((60, 3), 0.3, np.float32)
+_PLAN = Plan(
+  sampler=PoissonSampler(prob=0.5, capacity=61), num_steps=_STEPS, l2_clip_norm=2.0,
+  noise_multiplier=1.1, normalize_by=30.0, delta=1e-5,
+)  # fmt: skip
+_LOSS = lambda w, row: 0.5 * jnp.sum((w - row) ** 2)
+_STEP = jax.jit(
+  lambda key, state, batch: training.dp_sgd(
+    _LOSS, _PLAN, optax.sgd(0.5), noise_key=key
+  ).step(state, batch)
+)
+
+
+def _job(*, release: bool = False) -> loop.Job:
+  """A private mean: a run of a second, of whose files each is of every run."""
+
+  def start(random_keys: streams.Streams) -> loop.Play:
+    algorithm = training.dp_sgd(_LOSS, _PLAN, optax.sgd(0.5), noise_key=random_keys.noise)
+    work = loop.Work(
+      num_steps=_STEPS,
+      init=lambda: algorithm.init(jnp.zeros(3)),
+      step=lambda state, batch: _STEP(random_keys.noise, state, batch),
+      draws=lambda at: _PLAN.batches(_ROWS, rng=random_keys.sampler, start=at),
+      released=lambda state: {"mean": state.params},
+      evaluate=lambda state: {"accuracy": float(state.params[0])},
+      promise=promise.of_plan(_PLAN, len(_ROWS), release=release),
+      save_every=2,
+      planned=lambda: {"task": "mean", "dataset": "rows", "method": "private_mean"},
+    )
+    return loop.single(work)
+
+  return loop.Job(
+    config=TrainConfig(release=release),
+    digest=streams.config_digest("mean of files", {}),
+    seed=0,
+    data_name="rows",
+    data=lambda: hashlib.sha256(_ROWS.tobytes()).digest(),
+    start=start,
+    release=release,
+  )
+
+
+def _told(folder: pathlib.Path) -> tuple[Any, ...]:
+  """All that a run says, but for how long it took."""
+  result = json.loads((folder / writers.RESULT).read_text())
+  facts = {name: result[name] for name in ("params_sha256", "epsilon", "ledger", "num_steps")}
+  rows = (folder / writers.METRICS).read_bytes()
+  with np.load(folder / owner.PARAMS) as params:
+    return facts, rows, params["mean"].tobytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> pathlib.Path:
+  folder = tmp_path_factory.mktemp("whole") / "run"
+  loop.run(_job(), folder)
+  return folder
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch) -> pathlib.Path:
+  """The folder of a run that was stopped at step 5 of 6, steps 4 and 5 saved."""
+  folder = tmp_path / "run"
+  with monkeypatch.context() as context:
+    stop_after(context, 5, sigterm)
+    with pytest.raises(loop.Interrupted):
+      loop.run(_job(), folder)
+  return folder
+
+
+def _goes_on(folder: pathlib.Path, whole: pathlib.Path) -> bool:
+  """True: with the same result. False: refused in one line."""
+  try:
+    loop.run(_job(), folder)
+  except UserError as error:
+    message = str(error)
+    assert "\n" not in message and len(message) < 300 + len(str(folder)), message
+    return False
+  assert _told(folder) == _told(whole)
+  return True
+
+
+# --- accidents
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+  """What a run goes on from, but for the steps before the newest."""
+  inside = folder / checkpoint.FOLDER
+  newest = inside / str(checkpoint.newest(folder))
+  found = [path for path in newest.rglob("*") if path.is_file() and path.stat().st_size]
+  return sorted([*found, inside / "run.json", folder / writers.METRICS, folder / owner.CONFIG])
+
+
+def _flipped(count: int, stopped: pathlib.Path, whole: pathlib.Path, folder: pathlib.Path):
+  """How many of so many turned bits were refused."""
+  chance, refused = random.Random(0), 0
+  files = _files(stopped)
+  for _ in range(count):
+    shutil.copytree(stopped, folder)
+    path = folder / chance.choice(files).relative_to(stopped)
+    content = bytearray(path.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    path.write_bytes(bytes(content))
+    refused += not _goes_on(folder, whole)
+    shutil.rmtree(folder)
+  return refused
+
+
+def test_a_turned_bit_is_refused_or_changes_nothing(stopped, whole, tmp_path):
+  assert _flipped(20, stopped, whole, tmp_path / "copy") > 3
+
+
+@pytest.mark.long
+def test_of_200_turned_bits_each_is_refused_or_changes_nothing(stopped, whole, tmp_path):
+  assert _flipped(200, stopped, whole, tmp_path / "copy") > 50
+
+
+def _edited(folder: pathlib.Path, change, *, signed: bool) -> None:
+  """Changes the meta data of the newest step; `signed`: with a digest that fits."""
+  newest = folder / checkpoint.FOLDER / str(checkpoint.newest(folder))
+  (path,) = (newest / "meta").glob("metadata")
+  meta = json.loads(path.read_text())
+  change(meta)
+  if signed:
+    held = {name: value for name, value in meta.items() if name != "digests"}
+    meta["digests"]["meta"] = checkpoint.meta_digest(held)
+  path.write_text(json.dumps(meta))
+
+
+def _charge(**changes):
+  def change(meta: dict[str, Any]) -> None:
+    meta["ledger"]["charges"][0].update(changes)
+
+  return change
+
+
+def _event(path: tuple[str, ...], factor: float):
+  def change(meta: dict[str, Any]) -> None:
+    where = meta["ledger"]["charges"][0]["event"]
+    numbers = _numbers(where)
+    assert numbers
+    for holder, name in numbers:
+      if name in path:
+        holder[name] *= factor
+
+  return change
+
+
+def _numbers(data: Any) -> list[tuple[Any, Any]]:
+  """(holder, key) of every float in JSON data."""
+  pairs = data.items() if isinstance(data, dict) else enumerate(data)
+  found = []
+  for key, value in pairs:
+    if isinstance(value, dict | list):
+      found += _numbers(value)
+    elif isinstance(value, float):
+      found.append((data, key))
+  return found
+
+
+def _every_number(meta: dict[str, Any]) -> None:
+  for holder, key in _numbers(meta["ledger"]):
+    holder[key] *= 9
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize(
+  "change",
+  [
+    _every_number,
+    _charge(l2_clip_norm=1e-3),
+    _charge(num_steps=4),
+    _charge(neighboring_relation="replace_one"),
+    _charge(noise_key_id="another"),
+    lambda meta: meta["ledger"].update(charges=[]),
+    lambda meta: meta["ledger"].update(version=3),
+    lambda meta: meta.update(seconds="x"),
+    lambda meta: meta.update(step=4),
+    lambda meta: meta.update(rows={"bytes": 0, "sha256": "0"}),
+  ],
+)
+def test_an_edited_ledger_is_refused_even_with_a_digest_that_fits(change, signed, stopped, whole):
+  _edited(stopped, change, signed=signed)
+  assert not _goes_on(stopped, whole)
+
+
+def test_the_state_of_another_step_is_refused(stopped, whole):
+  inside = stopped / checkpoint.FOLDER
+  shutil.rmtree(inside / "5" / "state")
+  shutil.copytree(inside / "4" / "state", inside / "5" / "state")
+  assert not _goes_on(stopped, whole)
+  shutil.rmtree(inside / "5")
+  shutil.copytree(inside / "4", inside / "5")
+  assert not _goes_on(stopped, whole)
+  shutil.rmtree(inside / "5")
+  assert _goes_on(stopped, whole)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read_with_a_warning(stopped, whole, capsys):
+  def without(meta: dict[str, Any]) -> None:
+    for name in ("digests", "step", "rows"):
+      del meta[name]
+
+  _edited(stopped, without, signed=False)
+  assert _goes_on(stopped, whole)
+  assert "an earlier version wrote it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"3", b"NaN", b"{}x", b"\xff", b"[" * 9999])
+@pytest.mark.parametrize(
+  "name", ["checkpoints/run.json", "config.json", "metrics.jsonl", "checkpoints/5/meta/metadata"]
+)
+def test_what_is_no_json_of_ours_is_refused(name, content, stopped, whole):
+  (stopped / name).write_bytes(content)
+  assert not _goes_on(stopped, whole)
+
+
+@pytest.mark.parametrize("name", ["checkpoints/run.json", "config.json", "metrics.jsonl"])
+def test_a_pipe_in_place_of_a_file_does_not_hang(name, stopped, whole):
+  import os
+
+  (stopped / name).unlink()
+  os.mkfifo(stopped / name)
+  ended: list[bool] = []
+  going = threading.Thread(target=lambda: ended.append(_goes_on(stopped, whole)), daemon=True)
+  going.start()
+  going.join(60)
+  assert ended == [False]
+
+
+@pytest.mark.parametrize("change", [lambda text: "", lambda text: text[:-20], lambda t: t.replace("1", "2")])
+def test_lost_or_edited_rows_are_noticed(change, stopped, whole):
+  path = stopped / writers.METRICS
+  path.write_text(change(path.read_text()))
+  assert not _goes_on(stopped, whole)
+
+
+# --- a loss of power
+
+
+def _power_cuts(count: int, whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  """A run, its power cut at moments spread over it; what is left goes on to the same result."""
+  chance = random.Random(1)
+  calls: list[int] = []
+  with Disk(tmp_path / "dry", lambda: calls.append(1)).watched():
+    loop.run(_job(), tmp_path / "dry")
+  moments = set(chance.sample(range(len(calls)), min(count, len(calls))))
+  seen: list[int] = []
+  lock = threading.Lock()
+
+  def before() -> None:
+    with lock:
+      seen.append(1)
+      if len(seen) in moments:
+        disk.lost(tmp_path / "cut" / str(len(seen)), chance)
+
+  disk = Disk(tmp_path / "run", before)
+  with disk.watched():
+    loop.run(_job(), tmp_path / "run")
+  steps = []
+  for moment in sorted(moments):
+    left = tmp_path / "cut" / str(moment)
+    steps.append(checkpoint.newest(left) or 0)
+    assert _goes_on(left, whole), moment
+  assert max(steps) == _STEPS
+
+
+@pytest.mark.slow
+def test_after_a_loss_of_power_a_run_goes_on_to_the_same_result(whole, tmp_path):
+  _power_cuts(20, whole, tmp_path)
+
+
+@pytest.mark.long
+def test_after_each_of_100_losses_of_power_a_run_goes_on_to_the_same_result(whole, tmp_path):
+  _power_cuts(100, whole, tmp_path)
+
+
+# --- a run that is done
+
+
+@pytest.mark.parametrize("name", [owner.PARAMS, writers.METRICS])
+@pytest.mark.parametrize("how", ["gone", "empty", "edited"])
+def test_a_damaged_file_of_a_finished_run_is_told_and_can_be_written_again(
+  name, how, whole, tmp_path
+):
+  folder = tmp_path / "run"
+  shutil.copytree(whole, folder)
+  path = folder / name
+  content = path.read_bytes()
+  path.unlink()
+  if how != "gone":
+    path.write_bytes(b"" if how == "empty" else content[:-1] + b"?")
+  with pytest.raises(UserError, match=f"its {name} is (gone|not what the run wrote)") as caught:
+    loop.run(_job(), folder)
+  assert "\n" not in str(caught.value)
+  if name == owner.PARAMS:
+    (folder / writers.RESULT).unlink()
+    assert _goes_on(folder, whole)
+
+
+@pytest.mark.parametrize("name", ["report.png", "report.csv"])
+def test_a_missing_report_is_drawn(name, whole, tmp_path):
+  folder = tmp_path / "run"
+  shutil.copytree(whole, folder)
+  (folder / name).unlink()
+  loop.run(_job(), folder)
+  assert (folder / name).read_bytes() == (whole / name).read_bytes()
+
+
+# --- who may read what
+
+
+def _open_to_others(folder: pathlib.Path) -> list[str]:
+  paths = [path for path in folder.rglob("*") if stat.S_IMODE(path.stat().st_mode) & 0o077]
+  return [str(path.relative_to(folder)) for path in paths]
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o777])
+def test_what_is_secret_is_its_owners_alone(mask, tmp_path):
+  import os
+
+  folder = tmp_path / "run"
+  (folder / checkpoint.FOLDER).mkdir(parents=True, mode=0o777)
+  (folder / checkpoint.FOLDER).chmod(0o777)
+  before = os.umask(mask)
+  try:
+    loop.run(_job(), folder)
+  finally:
+    os.umask(before)
+  assert _open_to_others(folder / checkpoint.FOLDER) == []
+  assert stat.S_IMODE((folder / checkpoint.FOLDER).stat().st_mode) == 0o700
+
+
+def test_a_release_holds_no_time_and_no_name_of_the_machine(tmp_path, monkeypatch):
+  import socket
+  import time
+
+  clock = 4_000_000_000.0  # of no other number in the files
+  monkeypatch.setattr(time, "time", lambda: clock)
+  monkeypatch.setattr(socket, "gethostname", lambda: "machine-of-mine")
+  loop.run(_job(release=True), tmp_path / "run")
+  files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+  public = [path for path in files if checkpoint.FOLDER not in path.parts]
+  assert {path.name for path in public} > {writers.RESULT, owner.PARAMS, "report.png"}
+  assert not any(writers.EVENTS in path.parts for path in public)
+  for path in public:
+    content = path.read_bytes()
+    assert b"machine-of-mine" not in content and b"4000000000" not in content, path
+    assert np.float64(clock).tobytes() not in content, path
+
+
+def test_a_finished_release_and_a_seeded_run_write_the_same_kinds_of_files(whole):
+  assert (whole / writers.EVENTS).is_dir()
+
+
+# --- a state that could not be read again
+
+
+def test_a_numpy_scalar_in_a_state_is_refused_before_the_first_step(tmp_path):
+  work = loop.Work(
+    num_steps=1, init=lambda: {"w": jnp.zeros(2), "n": np.int32(0)},
+    step=lambda state, draw: (state, None), draws=lambda at: iter([0]),
+    released=lambda state: state, evaluate=None,
+    planned=lambda: {"task": "t", "dataset": "d", "method": "m"},
+  )  # fmt: skip
+  job = _job()._replace(start=lambda keys: loop.single(work))
+  with pytest.raises(UserError, match=r"Work.init: must return an array") as caught:
+    loop.run(job, tmp_path / "run")
+  assert "int32" in str(caught.value)
