@@ -287,10 +287,15 @@ def _stated_epsilons(subject: Subject) -> Iterator[tuple[float, str]]:
     yield accounting.epsilon(event, delta=left, **told), "of the steps from the first"
     if config.num_steps <= _LEDGER_STEPS or subject.plan.steps_alike:
       events = [promise.step_event(step) for step in range(min(config.num_steps, 2))]
-      events += [promise.step_event(0 if subject.plan.steps_alike else step)
-                 for step in range(2, min(config.num_steps, _LEDGER_STEPS))]
+      events += [
+        promise.step_event(0 if subject.plan.steps_alike else step)
+        for step in range(2, min(config.num_steps, _LEDGER_STEPS))
+      ]
       if len(events) == config.num_steps:
-        yield accounting.epsilon(accounting.joined(events), delta=left, **told), "of a ledger"
+        yield (
+          accounting.epsilon(accounting.joined(events), delta=left, **told),
+          "of a ledger",
+        )
 
 
 def stated(subject: Subject) -> Row:
@@ -308,7 +313,9 @@ def stated(subject: Subject) -> Row:
     why = f"{config.num_steps} steps run, the plan pays for {plan.num_steps}"
     return Row(name, False, math.inf, 0.0, why)
   if max(plan.delta, promise.delta or math.inf) > config.privacy.delta * (1 + 1e-9):
-    why = f"delta {plan.delta:g}, stated {promise.delta}, asked for {config.privacy.delta:g}"
+    why = (
+      f"delta {plan.delta:g}, stated {promise.delta}, asked for {config.privacy.delta:g}"
+    )
     return Row(name, False, math.inf, 0.0, why)
   derived = _derived_epsilon(subject)
   if derived is None or sampling.assumption(plan.sampler):
@@ -357,35 +364,52 @@ def divisor(subject: Subject) -> Row:
   )
 
 
+def _other_integers(value: int, name: str) -> Iterator[int]:
+  yield from (value + (1 << power) for power in (0, 1, 2, 3, 5, 8, 12, 16))
+  yield from (2 * value, value + _COMMON_MULTIPLE, -value, 10 * value, value + 100)
+  if name == "seed":  # the one field by which runs are repeated in number
+    yield from (value + (1 << power) for power in (20, 24, 28, 31, 32, 40, 62))
+    yield from range(value + 1, value + _SEEDS)
+    # Two of so many agree where only a few thousand keys are possible.
+    drawn = np.random.default_rng(SEED).integers(0, 2**62, _SPREAD_SEEDS)
+    yield from drawn.tolist()
+
+
+def _other_entries(value: Any) -> Iterator[Any]:
+  """Of a dict, a list or a tuple: one entry more, and each entry changed."""
+  if isinstance(value, dict):
+    yield {**value, "another": 1}
+    for key, entry in value.items():
+      yield from ({**value, key: other} for other in _changed(entry))
+    return
+  yield type(value)([*value, 1])
+  for i, entry in enumerate(value):
+    for other in _changed(entry):
+      yield type(value)([*value[:i], other, *value[i + 1 :]])
+
+
 def _changed(value: Any, name: str = "") -> Iterator[Any]:
   """Other values of a field: by little, by a power of two, by a whole number, of another sign;
   a key that follows from a part of the value alone keeps with one of them."""
   if isinstance(value, bool):
     yield not value
   elif isinstance(value, int):
-    yield from (value + (1 << power) for power in (0, 1, 2, 3, 5, 8, 12, 16))
-    yield from (2 * value, value + _COMMON_MULTIPLE, -value, 10 * value, value + 100)
-    if name == "seed":  # the one field by which runs are repeated in number
-      yield from (value + (1 << power) for power in (20, 24, 28, 31, 32, 40, 62))
-      yield from range(value + 1, value + _SEEDS)
-      # Two of so many agree where only a few thousand keys are possible.
-      drawn = np.random.default_rng(SEED).integers(0, 2**62, _SPREAD_SEEDS)
-      yield from drawn.tolist()
+    yield from _other_integers(value, name)
   elif isinstance(value, float):
     yield from (math.nextafter(value, math.inf), value * 1.0001, value * (1 + 1e-9))
-    yield from (value + 0.25, value + 1, value + 2, value + 16, value * 2, value * 10, -value)
+    yield from (
+      value + 0.25,
+      value + 1,
+      value + 2,
+      value + 16,
+      value * 2,
+      value * 10,
+      -value,
+    )
   elif isinstance(value, str):
     yield from (f"{value}_", f"_{value}", value[::-1], f"{value}{value}", value.upper())
-  elif isinstance(value, dict):
-    yield {**value, "another": 1}
-    for key, entry in value.items():
-      for other in _changed(entry):
-        yield {**value, key: other}
-  elif isinstance(value, (list, tuple)):
-    yield type(value)([*value, 1])
-    for i, entry in enumerate(value):
-      for other in _changed(entry):
-        yield type(value)([*value[:i], other, *value[i + 1 :]])
+  elif isinstance(value, (dict, list, tuple)):
+    yield from _other_entries(value)
   else:
     yield from (f"{value}_", 1, 0.5)
 
@@ -503,6 +527,7 @@ def key_reuse(subject: Subject) -> Row:
 
 
 def _release_faults(subject: Subject, random: Any) -> Iterator[str]:
+  assert subject.streams is not None
   if not _identities(random).isdisjoint(_identities(subject.streams(subject.config))):
     yield "release keys that follow from the config"
   if not all(noise.source.is_secure(key) for key in (random.noise, random.local)):

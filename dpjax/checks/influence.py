@@ -319,7 +319,9 @@ def _off(total: Any, terms: Any, mask: np.ndarray) -> float:
   """How far a sum is from that of its terms [B, ...], relative to their lengths together;
   of none, in clip norms."""
   wanted = jax.tree.map(lambda leaf: np.tensordot(mask.astype(float), leaf, axes=1), terms)
-  lengths = [_norm(jax.tree.map(lambda leaf, i=i: leaf[i], terms)) for i in range(len(mask))]
+  lengths = [
+    _norm(jax.tree.map(lambda leaf, i=i: leaf[i], terms)) for i in range(len(mask))
+  ]
   length = float(np.array(lengths) @ mask)
   moved = _norm(_minus(total, wanted))
   # Nothing may come of nothing: what is below the smallest floats has no length.
@@ -361,7 +363,9 @@ def _by_another_route(subject: Subject) -> tuple[float, str]:
     return 0.0, ""
   own_grads, total, found = _own_grads(subject.loss_fn), _total(subject), []
   more = 1 if trees.size(subject.params) > _LARGE else _MORE_BATCHES
-  cases = [(f"examples {k}", subject.params, subject.batch(start=k)) for k in range(1, more)]
+  cases = [
+    (f"examples {k}", subject.params, subject.batch(start=k)) for k in range(1, more)
+  ]
   batch = subject.batch()
   cases += [(name, params, batch) for name, params in _fitted(subject, batch)]
   everyone = np.ones(BATCH, bool)
@@ -402,7 +406,9 @@ def whole_batch(subject: Subject) -> Row:
   last = np.arange(size) == size - 1
   everyone = np.ones(size, bool)
   nobody = np.zeros(size, bool)
-  moves = [_whole_less_parts(subject, batch, mask) for mask in (many, last, everyone, nobody)]
+  moves = [
+    _whole_less_parts(subject, batch, mask) for mask in (many, last, everyone, nobody)
+  ]
   return row(
     "whole batch is its parts",
     _worst(moves) / (math.sqrt(size) * subject.plan.l2_bound),
@@ -454,9 +460,9 @@ def _dropped_from_stack(subject: Subject) -> Iterator[float]:
   grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), floats)
   # A loss whose gradient is the example itself: stacked gradients of any value, in the type
   # that the private transform takes.
-  own = lambda params, example: sum(
-    jnp.sum(p * e) for p, e in zip(jax.tree.leaves(params), jax.tree.leaves(example))
-  )
+  own = lambda params, example: jnp.stack(
+    [jnp.sum(p * e) for p, e in zip(jax.tree.leaves(params), jax.tree.leaves(example))]
+  ).sum()
 
   @jax.jit
   def update(grads, mask):

@@ -134,7 +134,9 @@ def _over_time(recorded: Record, rounded: float) -> Iterator[tuple[float, str]]:
   total = sum(sizes)
   energy = np.sum(np.stack(recorded.energy or []), axis=0) / rounded
   # The cube root of chi-squared is close to normal (Wilson and Hilferty 1931).
-  normal = ((energy / total) ** (1 / 3) - (1 - 2 / (9 * total))) / math.sqrt(2 / (9 * total))
+  normal = ((energy / total) ** (1 / 3) - (1 - 2 / (9 * total))) / math.sqrt(
+    2 / (9 * total)
+  )
   # What a run does at a step, each run does: their sums over the runs are as normal.
   normal = normal.reshape(recorded.runs, -1).sum(axis=0) / math.sqrt(recorded.runs)
   if len(normal) < 16 or total < 16:
@@ -169,8 +171,7 @@ def _tail_deviations(seen: noise_record.Tails, grid: float) -> Iterator[tuple[fl
 
   Noise that is cut off, at any number of standard deviations, lacks its extremes.
   """
-  for power_z in [_powers_z(seen.powers, seen.count)]:
-    yield power_z
+  yield _powers_z(seen.powers, seen.count)
   for sign, most in ((-1, -seen.lowest), (1, seen.highest)):
     # P(no value beyond the largest one), and P(one as large), both to half a grid step.
     none = math.exp(-seen.count * float(stats.norm.sf(most + grid / 2)))

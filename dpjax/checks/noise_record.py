@@ -49,7 +49,9 @@ class Record(NamedTuple):
     list[tuple[np.ndarray, np.ndarray]] | None
   )  # [size] sum of squares over the steps,
   # and number of steps with less than NEAR standard deviations, of each of its values
-  marks: list[np.ndarray] | None = None  # of each such leaf: [T, 4] of the sizes of its values
+  marks: list[np.ndarray] | None = (
+    None  # of each such leaf: [T, 4] of the sizes of its values
+  )
   # at a step: largest, least, sum of squares, sum; two steps that hold the same values in any
   # order and with any signs agree in the first three
   runs: int = 1  # of the plan, one after the other under keys of their own
@@ -82,9 +84,7 @@ def plain_keys(run: int) -> jax.Array:
   return jax.random.key(SEED + 1000 * run)
 
 
-def records(
-  subject: Subject, keys: Sequence[Callable[[int], jax.Array]]
-) -> list[Record]:
+def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> list[Record]:
   """Runs the transform on empty sums through all steps of the plan, and never beyond them.
 
   A short plan is run several times, each time with another key, until there are enough values.
@@ -175,7 +175,9 @@ def tails(subject: Subject, keys: Callable[[int], jax.Array]) -> Tails | None:
     for call in range(calls)
   ]
   lowest, highest, below, above, powers = zip(*found)
-  add = lambda arrays: sum(np.asarray(a, np.float64).sum(axis=(0, 1)) for a in arrays)
+  add = lambda arrays: np.sum(
+    [np.asarray(part, np.float64).sum(axis=(0, 1)) for part in arrays], axis=0
+  )
   count = sum(int(np.size(jax.tree.leaves(subject.params)[i])) for i in live)
   return Tails(
     count * length * together * calls,

@@ -26,7 +26,7 @@ import numpy as np
 import optax
 
 from configs import quickstart
-from dpjax import data, noise, training
+from dpjax import data
 from dpjax.checks import (
   batches,
   charges,
@@ -36,7 +36,6 @@ from dpjax.checks import (
 )
 from dpjax.checks import table as check
 from dpjax.plan import Plan
-from dpjax.runs.central import build
 from dpjax.schema import fields
 from dpjax.types import Algorithm
 
@@ -166,7 +165,9 @@ def _half_copied(sign):
       flat = x.ravel()
       half = flat.size // 2
       order = np.random.default_rng(3).permutation(half)
-      return jnp.concatenate([flat[: flat.size - half], sign * flat[order]]).reshape(x.shape)
+      return jnp.concatenate([flat[: flat.size - half], sign * flat[order]]).reshape(
+        x.shape
+      )
 
     return jax.tree.map(copied, drawn)
 
@@ -393,7 +394,9 @@ def _digest_of(change: Callable[[Any], bytes]) -> Callable[[Any], Any]:
   """`data.digest` sees a part of the data. The plant says so to `run` by an attribute."""
 
   def broken(sound):
-    return sound._replace(streams=lambda config, digest=bytes(32): sound.streams(config, digest))
+    return sound._replace(
+      streams=lambda config, digest=bytes(32): sound.streams(config, digest)
+    )
 
   broken.digest = lambda train: hashlib.sha256(change(train)).digest()  # type: ignore
   return broken
@@ -555,7 +558,9 @@ def _batch_mean_removed(total, grads, norms, mask, bound):
     lambda g: g * (mask * _factors(norms, bound)).reshape(-1, *(1,) * (g.ndim - 1)), grads
   )
   share = jnp.where(jnp.sum(mask) > 4, 0.05, 0.0)
-  return jax.tree.map(lambda g: jnp.sum(g - share * g.mean(0) * mask.mean(), axis=0), clipped)
+  return jax.tree.map(
+    lambda g: jnp.sum(g - share * g.mean(0) * mask.mean(), axis=0), clipped
+  )
 
 
 def _by_realised_batch(total, grads, norms, mask, bound):
@@ -579,9 +584,9 @@ def _sum_in_bfloat16(total, grads, norms, mask, bound):
   def add(g):
     times = (mask * _factors(norms, bound)).reshape(-1, *(1,) * (g.ndim - 1))
     terms = (g * times).astype(jnp.bfloat16)
-    return jax.lax.scan(lambda s, t: (s + t, None), jnp.zeros(g.shape[1:], jnp.bfloat16), terms)[
-      0
-    ].astype(g.dtype)
+    return jax.lax.scan(
+      lambda s, t: (s + t, None), jnp.zeros(g.shape[1:], jnp.bfloat16), terms
+    )[0].astype(g.dtype)
 
   return jax.tree.map(add, grads)
 
@@ -876,8 +881,16 @@ def main(path: str, *names: str) -> None:
       continue
     started = time.perf_counter()
     found = run(name, sound)
-    lines.append([name, plant.row.__name__, found.name, f"{found.measured:.4g}",
-                  f"{found.bound:.4g}", "refused" if found.passed is False else "MISSED"])
+    lines.append(
+      [
+        name,
+        plant.row.__name__,
+        found.name,
+        f"{found.measured:.4g}",
+        f"{found.bound:.4g}",
+        "refused" if found.passed is False else "MISSED",
+      ]
+    )
     print(*lines[-1], f"{time.perf_counter() - started:.1f}s", sep="\t", flush=True)
   lines += [[name, "", "", "", "", f"not seen: {why}"] for name, why in UNSEEN.items()]
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)

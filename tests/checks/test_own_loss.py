@@ -137,9 +137,7 @@ def test_a_broken_part_fails_its_row_and_a_row_that_ends_in_an_error_fails():
   def transform(key):
     raise RuntimeError("no transform")
 
-  table = dpjax.check(
-    loss, params, plan, _train(), clipped_grad=loose, transform=transform
-  )
+  table = dpjax.check(loss, params, plan, _train(), clipped_grad=loose, transform=transform)
   failed = {row.name: row.detail for row in table.failed}
   assert "influence of one example" in failed and not table.ok
   assert "RuntimeError: no transform" in failed["noise std"]
@@ -273,7 +271,13 @@ _MISUSES = {
 )
 def test_misuse_ends_in_one_line(name, value, message):
   loss, params, _ = plain()
-  given = {"loss_fn": loss, "params": params, "plan": _plan(), "data": _train(), name: value}
+  given = {
+    "loss_fn": loss,
+    "params": params,
+    "plan": _plan(),
+    "data": _train(),
+    name: value,
+  }
   with pytest.raises(UserError, match=message) as caught:
     dpjax.check(**given)
   assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
