@@ -460,9 +460,9 @@ def _dropped_from_stack(subject: Subject) -> Iterator[float]:
   grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), floats)
   # A loss whose gradient is the example itself: stacked gradients of any value, in the type
   # that the private transform takes.
-  own = lambda params, example: sum(
-    jnp.sum(p * e) for p, e in zip(jax.tree.leaves(params), jax.tree.leaves(example))
-  )
+  own = lambda params, example: jnp.stack(
+    [jnp.sum(p * e) for p, e in zip(jax.tree.leaves(params), jax.tree.leaves(example))]
+  ).sum()
 
   @jax.jit
   def update(grads, mask):

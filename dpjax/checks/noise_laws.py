@@ -171,8 +171,7 @@ def _tail_deviations(seen: noise_record.Tails, grid: float) -> Iterator[tuple[fl
 
   Noise that is cut off, at any number of standard deviations, lacks its extremes.
   """
-  for power_z in [_powers_z(seen.powers, seen.count)]:
-    yield power_z
+  yield _powers_z(seen.powers, seen.count)
   for sign, most in ((-1, -seen.lowest), (1, seen.highest)):
     # P(no value beyond the largest one), and P(one as large), both to half a grid step.
     none = math.exp(-seen.count * float(stats.norm.sf(most + grid / 2)))

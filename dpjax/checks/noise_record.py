@@ -175,7 +175,9 @@ def tails(subject: Subject, keys: Callable[[int], jax.Array]) -> Tails | None:
     for call in range(calls)
   ]
   lowest, highest, below, above, powers = zip(*found)
-  add = lambda arrays: sum(np.asarray(a, np.float64).sum(axis=(0, 1)) for a in arrays)
+  add = lambda arrays: np.sum(
+    [np.asarray(part, np.float64).sum(axis=(0, 1)) for part in arrays], axis=0
+  )
   count = sum(int(np.size(jax.tree.leaves(subject.params)[i])) for i in live)
   return Tails(
     count * length * together * calls,

@@ -52,12 +52,31 @@ def _checked_rows(data: Any) -> _Rows:
       f"{needs}; got {kind}, whose two rows have the shapes {str(shapes)[:80]}"
     )
   # jnp's question knows bfloat16 and float8, which NumPy takes for no numbers.
-  real = lambda dtype: jnp.issubdtype(dtype, jnp.number) or dtype == bool
+  real = lambda dtype: jnp.issubdtype(dtype, jnp.number) or dtype.kind == "b"
   leaves = [leaf for leaf in jax.tree.leaves(taken) if not trees.is_key(leaf)]
   odd = [leaf.dtype for leaf in leaves if not real(leaf.dtype)]
   if odd:
     raise UserError(f"{needs} of numbers; got {kind}, which holds {odd[0]}")
   return rows
+
+
+def _check_arguments(
+  functions: dict[str, Any], plan: Any, optimizer: Any, example_key: Any
+) -> None:
+  """UserError unless each is of its kind; all but the loss and the plan may be None."""
+  for name, part in functions.items():
+    if not callable(part) and (part is not None or name == "loss_fn"):
+      raise UserError(f"{name}={part!r:.60}: must be a function")
+  if not isinstance(plan, Plan):
+    raise UserError(f"plan={plan!r:.60}: must be a dpjax.Plan")
+  if optimizer is not None and not hasattr(optimizer, "update"):
+    raise UserError(
+      f"optimizer={optimizer!r:.60}: must be an Optax transformation, or None"
+    )
+  if example_key is not None and not trees.is_key(example_key):
+    raise UserError(
+      f"example_key={example_key!r:.60}: must be a typed key, jax.random.key(...)"
+    )
 
 
 def check(
@@ -114,24 +133,14 @@ def check(
   ...
   dpjax.validate.UserError: data: must have len() and data[indices], a tree of stacked ...
   """
-  if not callable(loss_fn):
-    raise UserError(f"loss_fn={loss_fn!r:.60}: must be a function of (params, ONE example)")
-  if not isinstance(plan, Plan):
-    raise UserError(f"plan={plan!r:.60}: must be a dpjax.Plan")
-  for name, part in {
-    "apply": apply, "clipped_grad": clipped_grad, "transform": transform,
+  functions = {
+    "loss_fn": loss_fn,
+    "apply": apply,
+    "clipped_grad": clipped_grad,
+    "transform": transform,
     "algorithm": algorithm,
-  }.items():  # fmt: skip
-    if part is not None and not callable(part):
-      raise UserError(f"{name}={part!r:.60}: must be a function, or None")
-  if optimizer is not None and not hasattr(optimizer, "update"):
-    raise UserError(
-      f"optimizer={optimizer!r:.60}: must be an Optax transformation, or None"
-    )
-  if example_key is not None and not trees.is_key(example_key):
-    raise UserError(
-      f"example_key={example_key!r:.60}: must be a typed key, jax.random.key(...)"
-    )
+  }
+  _check_arguments(functions, plan, optimizer, example_key)
   rows = _checked_rows(data)
   plan.check_capacity(len(rows))
   options: dict[str, Any] = {"method": method, "microbatch_size": microbatch_size}
@@ -143,6 +152,7 @@ def check(
     return plan.clipped_grad(loss, **options)
 
   def whole_step(key: Array) -> Algorithm:
+    assert optimizer is not None
     return training.dp_sgd(
       loss_fn, plan, optimizer, noise_key=key, example_key=example_key, **options
     )

@@ -2,9 +2,9 @@
 
     python -m tests.checks.plants results/checks/plants.csv
 
-walks all of them, or those that are named behind it, and writes one line for each. A plant is a function of a `Subject` that
-returns a broken one, beside the row that must refuse it. `UNSEEN` names those that no row can
-see, with the reason.
+walks all of them, or those that are named behind it, and writes one line for each. A plant is a
+function of a `Subject` that returns a broken one, beside the row that must refuse it. `UNSEEN`
+names those that no row can see, with the reason.
 """
 
 from __future__ import annotations

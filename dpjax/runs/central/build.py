@@ -290,12 +290,16 @@ def start(
     model = modes.modes(make_model(config.model, task.width(dataset), **fixed))
     params = init_params(config.model, model, random.init, first)
     params = starting_point.loaded(config, model, params)
+    drawing = modes.draws(model, params, first, f"model.name={name!r}")
+    whole = task
+    if drawing:  # dropout: each example has a key of its own in training
+      whole = task._replace(loss=modes.keyed_loss(task.loss), keyed=True)
     if names.is_path(name):  # a classifier, for text has a model of ours
       logits = jax.eval_shape(model.apply, params, first)
       if getattr(logits, "shape", None) != wanted:
         told = f"of shape {wanted} for x of shape {first.shape}, not {logits!r:.60}"
         raise UserError(f"model.name={name!r}: must return logits {told}")
-    return task, model, params
+    return whole, model, params
 
   return (names.guarded(name, "model.name", made) if names.is_path(name) else made)()
 
@@ -316,11 +320,7 @@ def assemble(
     features_lib.check_images(train, f"augmentation={config.augmentation!r}")
   known = saved.pretrained_on(config.pretrained, config.data.name, train)
   task, model, params = start(config, train, random)
-  first = jnp.zeros_like(train.x[:1, 0] if of_people(train) else train.x[:1])
-  dropout = modes.draws(model, params, first, f"model.name={config.model.name!r}")
-  if dropout:
-    task = task._replace(loss=modes.keyed_loss(task.loss))
-  keyed = augmented or dropout
+  keyed = augmented or task.keyed
   trained = starting_point.trained(config, task, model, params, random.init)
   params, apply = audit.beside(config, trained.params, trained.apply)
   # Of the whole set: canaries take rows away or exchange them.

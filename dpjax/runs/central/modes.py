@@ -57,9 +57,8 @@ def modes(module: Any) -> Any:
   >>> modes("a model without such an argument")
   'a model without such an argument'
   """
-  call = getattr(type(module), "__call__", None)
   try:
-    names = inspect.signature(call).parameters if call is not None else {}
+    names = inspect.signature(module).parameters if callable(module) else {}
   except (TypeError, ValueError):  # of native code, which has none to look at
     names = {}
   flags = {name: value for name, value in _TRAINING.items() if name in names}

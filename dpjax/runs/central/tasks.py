@@ -24,6 +24,7 @@ class Task(NamedTuple):
   loss: Callable[[Any], LossFn]  # of model.apply
   evaluate: Callable[..., dict[str, float]]  # (apply, params, dataset)
   width: Callable[[Any], int]  # of the outputs, from the data set
+  keyed: bool = False  # whether the model draws from `example.key` in training
 
 
 _CLASSIFICATION = Task(
