@@ -70,7 +70,9 @@ def _job(*, release: bool = False) -> loop.Job:
 def _told(folder: pathlib.Path) -> tuple[Any, ...]:
   """All that a run says, but for how long it took."""
   result = json.loads((folder / writers.RESULT).read_text())
-  facts = {name: result[name] for name in ("params_sha256", "epsilon", "ledger", "num_steps")}
+  facts = {
+    name: result[name] for name in ("params_sha256", "epsilon", "ledger", "num_steps")
+  }
   rows = (folder / writers.METRICS).read_bytes()
   with np.load(folder / owner.PARAMS) as params:
     return facts, rows, params["mean"].tobytes()
@@ -114,7 +116,9 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
   inside = folder / checkpoint.FOLDER
   newest = inside / str(checkpoint.newest(folder))
   found = [path for path in newest.rglob("*") if path.is_file() and path.stat().st_size]
-  return sorted([*found, inside / "run.json", folder / writers.METRICS, folder / owner.CONFIG])
+  return sorted(
+    [*found, inside / "run.json", folder / writers.METRICS, folder / owner.CONFIG]
+  )
 
 
 def _flipped(count: int, stopped: pathlib.Path, whole: pathlib.Path, folder: pathlib.Path):
@@ -205,7 +209,9 @@ def _every_number(meta: dict[str, Any]) -> None:
     lambda meta: meta.update(rows={"bytes": 0, "sha256": "0"}),
   ],
 )
-def test_an_edited_ledger_is_refused_even_with_a_digest_that_fits(change, signed, stopped, whole):
+def test_an_edited_ledger_is_refused_even_with_a_digest_that_fits(
+  change, signed, stopped, whole
+):
   _edited(stopped, change, signed=signed)
   assert not _goes_on(stopped, whole)
 
@@ -232,9 +238,12 @@ def test_a_checkpoint_of_an_earlier_version_is_read_with_a_warning(stopped, whol
   assert "an earlier version wrote it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", [b"", b"[1]", b"3", b"NaN", b"{}x", b"\xff", b"[" * 9999])
 @pytest.mark.parametrize(
-  "name", ["checkpoints/run.json", "config.json", "metrics.jsonl", "checkpoints/5/meta/metadata"]
+  "content", [b"", b"[1]", b"3", b"NaN", b"{}x", b"\xff", b"[" * 9999]
+)
+@pytest.mark.parametrize(
+  "name",
+  ["checkpoints/run.json", "config.json", "metrics.jsonl", "checkpoints/5/meta/metadata"],
 )
 def test_what_is_no_json_of_ours_is_refused(name, content, stopped, whole):
   (stopped / name).write_bytes(content)
@@ -248,13 +257,17 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(name, stopped, whole):
   (stopped / name).unlink()
   os.mkfifo(stopped / name)
   ended: list[bool] = []
-  going = threading.Thread(target=lambda: ended.append(_goes_on(stopped, whole)), daemon=True)
+  going = threading.Thread(
+    target=lambda: ended.append(_goes_on(stopped, whole)), daemon=True
+  )
   going.start()
   going.join(60)
   assert ended == [False]
 
 
-@pytest.mark.parametrize("change", [lambda text: "", lambda text: text[:-20], lambda t: t.replace("1", "2")])
+@pytest.mark.parametrize(
+  "change", [lambda text: "", lambda text: text[:-20], lambda t: t.replace("1", "2")]
+)
 def test_lost_or_edited_rows_are_noticed(change, stopped, whole):
   path = stopped / writers.METRICS
   path.write_text(change(path.read_text()))
@@ -297,7 +310,9 @@ def test_after_a_loss_of_power_a_run_goes_on_to_the_same_result(whole, tmp_path)
 
 
 @pytest.mark.long
-def test_after_each_of_100_losses_of_power_a_run_goes_on_to_the_same_result(whole, tmp_path):
+def test_after_each_of_100_losses_of_power_a_run_goes_on_to_the_same_result(
+  whole, tmp_path
+):
   _power_cuts(100, whole, tmp_path)
 
 
@@ -316,7 +331,9 @@ def test_a_damaged_file_of_a_finished_run_is_told_and_can_be_written_again(
   path.unlink()
   if how != "gone":
     path.write_bytes(b"" if how == "empty" else content[:-1] + b"?")
-  with pytest.raises(UserError, match=f"its {name} is (gone|not what the run wrote)") as caught:
+  with pytest.raises(
+    UserError, match=f"its {name} is (gone|not what the run wrote)"
+  ) as caught:
     loop.run(_job(), folder)
   assert "\n" not in str(caught.value)
   if name == owner.PARAMS:
