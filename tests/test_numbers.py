@@ -38,6 +38,9 @@ _OF_WORDS = {
   ),  # once, as it says
   ("docs/promises.md", "| | words | where it stands |"),
   ("docs/promises.md", "| | |"),
+  ("docs/promises.md", "| data | the constant | where it comes from |"),
+  ("docs/promises.md", "| | when |"),
+  ("docs/your_data.md", "| | |"),
   ("docs/reference/index.md", "| name | what it is |"),
   ("docs/reference/index.md", "| room | what lives there |"),
   ("docs/toolbox.md", "| what | how | proved under |"),
