@@ -63,8 +63,9 @@ def per_example_grads(
 
   Returns:
     `(params, batch) -> (losses [B], grads)` with grad leaves [B, *param], in float32 where
-    the parameter's own type is less. Neither is private: pass the gradients to `dpjax.clip_and_noise`, with the batch's mask. Rows of
-    padding have gradients like any other.
+    the parameter's own type is less. Neither is private: pass the gradients to
+    `dpjax.clip_and_noise`, with the batch's mask. Rows of padding have gradients like any
+    other.
 
   Raises:
     UserError: a parameter that is not real floating point, a loss that is not a scalar.
