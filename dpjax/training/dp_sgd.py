@@ -166,7 +166,10 @@ def dp_sgd(
     summed, scale = clipped(state, examples, batch.mask)
     mask: Any = summed.mask
     updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=mask)
-    params = optax.apply_updates(state.params, updates)
+    # In float32, also for types that JAX does not join with it (float8); only what comes out,
+    # after the noise, is rounded to the parameter's own type.
+    wide = optax.apply_updates(jax.tree.map(trees.at_least_float32, state.params), updates)
+    params = jax.tree.map(lambda new, old: new.astype(old.dtype), wide, state.params)
     done = slice_index == plan.slices - 1
     ema = state.ema
     if ema_decay is not None:
