@@ -75,7 +75,9 @@ def test_an_option_that_a_model_does_not_have_is_refused():
 
 
 def test_what_a_path_returns_is_checked():
-  with pytest.raises(UserError, match="must return a linen module, not int; .*clipped_grad"):
+  with pytest.raises(
+    UserError, match="must return a linen module, not int; .*clipped_grad"
+  ):
     models.build("own_parts:no_net", num_classes=2)
   with pytest.raises(UserError, match="two dpjax.data.Dataset"):
     data.load("own_parts:dict".replace("own_parts", "builtins"))
@@ -88,7 +90,9 @@ def test_streams_and_record_follow_the_code_and_not_its_path_alone(tmp_path):
   recorded = names.sources(config)["model.name"]
   assert recorded["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
   file.write_text(_MODULES["own_parts"] + "# another loss\n")
-  assert streams.config_digest("central", config) == before  # what was imported is what runs
+  assert (
+    streams.config_digest("central", config) == before
+  )  # what was imported is what runs
   del sys.modules["own_parts"]
   assert streams.config_digest("central", config) != before
 

@@ -137,7 +137,9 @@ def run(
     processes.on_first(lambda: taken(held))
     # What the ledger calls the noise key: nothing that follows from the data.
     name = noise.key_id(random.noise) if job.release else streams.ledger_name(_digest(job))
-    return _played(job, folder, play, _Fit(folder, run_id, name, on_save, (code, look)), code)
+    return _played(
+      job, folder, play, _Fit(folder, run_id, name, on_save, (code, look)), code
+    )
 
 
 def _check_processes(job: Job) -> None:

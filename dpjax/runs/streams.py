@@ -62,7 +62,9 @@ def config_digest(kind: str, fields: Mapping[str, Any]) -> bytes:
     kind: of run. fields: all that decides what it computes, the seed included.
   """
   named = config_name(kind, fields)
-  return hashlib.sha256(b"dpjax config and code" + named + names.code(fields).digest()).digest()
+  return hashlib.sha256(
+    b"dpjax config and code" + named + names.code(fields).digest()
+  ).digest()
 
 
 def config_name(kind: str, fields: Mapping[str, Any]) -> bytes:
