@@ -118,7 +118,8 @@ _WAYS = {
   "run_path": {
     "own_main": (
       "import runpy, os\n"
-      "scale = runpy.run_path(os.path.join(os.path.dirname(__file__), 'own_help' + '.py'))['scale']\n"
+      "at = os.path.join(os.path.dirname(__file__), 'own_help' + '.py')\n"
+      "scale = runpy.run_path(at)['scale']\n"
     )
     + _USES,
   },
