@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import pathlib
 import select
 import signal
@@ -108,7 +109,7 @@ def without_device() -> str | None:
   try:
     jax.devices()
   except Exception as error:
-    asked = jax.config.jax_platforms or ""
+    asked = os.environ.get("JAX_PLATFORMS", "")
     first = (str(error).splitlines() or [""])[0].partition(" (set JAX_PLATFORMS")[0]
     first = first.removeprefix(f"Unable to initialize backend {asked!r}: ")
     reason = f" ({first:.110})" if first else ""

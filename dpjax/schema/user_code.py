@@ -21,9 +21,11 @@ without an event there is no epsilon. An aggregator, or a whole federated algori
 own is proved by nobody, so it is refused with privacy. A layer that mixes examples is found by
 `launch.check`.
 
-The code at a path (see `names.sources`) is part of the digest that decides every stream, so
-edited code never shares its noise with the code before, and result.json names it with its
-sha256 in `user_code`.
+The code at a path, all files of the user that it reaches, dpjax itself and the versions of JAX
+and of other packages are part of the digest that decides every stream (`dpjax.run_code` says
+which code that is). So edited code never shares its noise with the code before, and a run goes
+on with its own code alone. result.json names the files at the paths in `user_code`, and all of
+it in `code`, with their sha256.
 """
 
 from __future__ import annotations

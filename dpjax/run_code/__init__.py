@@ -1,0 +1,48 @@
+"""The code that a run is made of, so that edited code never shares its noise with the code before.
+
+Two runs with one noise and two codes give their exact clipped sums away: the difference of what
+they release holds no noise. So `of` names the code, `runs.streams` binds every key to that name,
+and a run that was begun goes on with the same code alone.
+
+| code                                            | is told by                                 |
+| ----------------------------------------------- | ------------------------------------------ |
+| files of the user that the run reaches          | name of the module, SHA-256 of its source  |
+| dpjax                                           | its version, SHA-256 of all its sources    |
+| JAX, Flax, Optax, NumPy, SciPy, dp_accounting   | their versions                             |
+| other packages that the user's files import     | their versions                             |
+| a package that was installed from a folder      | the hashes of its RECORD, too              |
+| Python and its standard library                 | the version, as 3.11                       |
+| what was changed in memory [1]                  | its byte code, or its value                |
+
+[1] Of a user's module: a function whose code is not in the source, such as one that `exec` made
+of another file, and a number or string that the source sets once to something else.
+
+Why SciPy and dp_accounting: they decide the noise multiplier of an epsilon. One noise at two
+scales gives the sums away, too. Names hold no folder, so two machines with one code agree.
+
+Which files a run reaches is a function of the run, not of the process. `sys.modules` also holds
+what a test, a notebook or a plugin imported by chance. So the search starts at the modules that
+the config names, and follows (1) every import statement in their sources, also within functions,
+and every module or file that a constant names where one is imported; (2) what their functions,
+classes and values are made of: closures, defaults, decorated functions, partial arguments. What
+is not yet imported is found as an import would find it, and its source is read without running
+it.
+
+A source is read once, when its module is first seen. A long process that edits a file later runs
+what it has imported, under the name of what it has imported. A file that was edited between its
+import and that first look is refused, where its compiled file tells.
+
+What the search cannot see is refused when it runs: `watched` looks at the files whose functions
+are called while a run is built and does its first step. Not covered are data files that code
+reads, text that a function gives to `exec` or `eval` while it runs, libraries that are loaded by
+ctypes, environment variables, and files in site-packages that were edited in place.
+"""
+
+from __future__ import annotations
+
+from dpjax.run_code.packages import DISTRIBUTIONS as DISTRIBUTIONS
+from dpjax.run_code.record import Code as Code
+from dpjax.run_code.record import check_same as check_same
+from dpjax.run_code.search import of as of
+from dpjax.run_code.sources import source as source
+from dpjax.run_code.watch import watched as watched

@@ -1,0 +1,219 @@
+"""What the source of a module names: its imports, wherever they stand, and what it sets once."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib.util
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
+_NAME = re.compile(r"\.*[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+# "helpers." of f"helpers.{name}", "helpers.%s", "helpers.{}"
+_PREFIX = re.compile(r"(\.*(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*)?)\.(?:%s|\{\w*\})?")
+_IMPORTS = re.compile(r"import|run_module|run_path|find_spec|load_module|resolve_name")
+_LISTS = ("iter_modules", "walk_packages")  # of pkgutil: all modules of a package
+_LONGEST_PATH = 500
+_SCALARS = (bool, int, float, complex, str, bytes, type(None))
+
+
+@dataclasses.dataclass
+class Names:
+  """What one source names; names of modules are absolute, and may be of none."""
+
+  imports: set[str] = dataclasses.field(default_factory=set)
+  top: set[str] = dataclasses.field(
+    default_factory=set
+  )  # those outside of functions and branches
+  packages: set[str] = dataclasses.field(default_factory=set)  # any child may be imported
+  stars: set[str] = dataclasses.field(default_factory=set)  # of which all is imported
+  files: set[str] = dataclasses.field(default_factory=set)  # names that end with .py
+  maybe: set[str] = dataclasses.field(default_factory=set)  # what could name a module
+  # Names that are bound once, to a number, a string or a tuple of those.
+  literals: dict[str, Any] = dataclasses.field(default_factory=dict)
+  exported: list[str] = dataclasses.field(default_factory=list)  # strings of __all__
+
+
+@functools.lru_cache(maxsize=4096)
+def names_in(content: bytes, package: str) -> Names:
+  """What a source names; nothing where it cannot be read as Python.
+
+  Args:
+    package: that relative imports begin at.
+
+  >>> sorted(names_in(b"def f():\\n  from a.b import c", "").imports)
+  ['a.b', 'a.b.c']
+  """
+  try:
+    tree = ast.parse(content)
+  except (SyntaxError, ValueError):
+    return Names()
+  reader = _Reader(package)
+  reader.visit(tree)
+  found = reader.found
+  for chain in reader.chains:
+    first, *parts = chain
+    name = reader.aliases.get(first)
+    for part in parts if name is not None else ():
+      name = f"{name}.{part}"
+      found.maybe.add(name)
+  for node in tree.body:
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+      found.top |= {*_of_statement(node, package)}
+  found.literals = _literals(tree, reader.bound)
+  found.exported = _exported(tree)
+  return found
+
+
+def is_plain(value: Any) -> bool:
+  """Whether a value is a number, a string, None or a tuple of those.
+
+  >>> is_plain((1, "a")), is_plain([1])
+  (True, False)
+  """
+  if isinstance(value, tuple):
+    return all(map(is_plain, value))
+  return type(value) in _SCALARS
+
+
+def _absolute(name: str, package: str) -> str | None:
+  if not name.startswith("."):
+    return name
+  try:
+    return importlib.util.resolve_name(name, package) if package else None
+  except ImportError:
+    return None
+
+
+def _of_statement(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[str]:
+  if isinstance(node, ast.Import):
+    yield from (alias.name for alias in node.names)
+    return
+  home = _absolute("." * node.level + (node.module or ""), package)
+  if home is not None:
+    yield home
+    yield from (f"{home}.{alias.name}" for alias in node.names if alias.name != "*")
+
+
+class _Reader(ast.NodeVisitor):
+  """Reads one source; scopes are not told apart, so it may find more than is imported."""
+
+  def __init__(self, package: str):
+    self.package = package
+    self.found = Names()
+    self.aliases: dict[str, str] = {}  # name in the source -> what it was imported as
+    self.chains: list[list[str]] = []  # ["pkg", "part", "f"] of pkg.part.f
+    self.bound: dict[str, int] = {}  # name -> how often it is bound
+
+  def _bind(self, name: str, times: int = 1) -> None:
+    self.bound[name] = self.bound.get(name, 0) + times
+
+  def visit_Import(self, node: ast.Import) -> None:
+    self.found.imports |= {*_of_statement(node, self.package)}
+    for alias in node.names:
+      first = alias.name.partition(".")[0]
+      self._bind(alias.asname or first)
+      self.aliases[alias.asname or first] = alias.name if alias.asname else first
+
+  def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+    names = [*_of_statement(node, self.package)]
+    self.found.imports |= {*names}
+    for alias in node.names:
+      self._bind(alias.asname or alias.name)
+      if names and alias.name == "*":
+        self.found.stars.add(names[0])
+      elif names:
+        self.aliases[alias.asname or alias.name] = f"{names[0]}.{alias.name}"
+
+  def visit_Call(self, node: ast.Call) -> None:
+    name = str(getattr(node.func, "attr", getattr(node.func, "id", "")))
+    if _IMPORTS.search(name):
+      self._importing_call(node)
+    elif name in _LISTS:
+      self.found.packages.add(self.package)
+    self.generic_visit(node)
+
+  def _importing_call(self, node: ast.Call) -> None:
+    """What a call such as `importlib.import_module(f"helpers.{name}")` may import."""
+    arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+    texts = [text for argument in arguments for text in _strings(argument)]
+    for text in texts:
+      prefix = _PREFIX.fullmatch(text)
+      if prefix is not None:
+        home = prefix.group(1)
+        # "." of f"{__name__}.{name}" or of "." + name: any module beside this one.
+        inside = _absolute(home, self.package) if home.strip(".") else self.package
+        self.found.packages.add(inside or self.package)
+      elif _NAME.fullmatch(text):
+        self.found.imports.add(_absolute(text, self.package) or text)
+    if not texts:
+      self.found.packages.add(self.package)
+
+  def visit_Constant(self, node: ast.Constant) -> None:
+    text = node.value
+    if not isinstance(text, str):
+      return
+    if _DOTTED.fullmatch(text):
+      self.found.maybe.add(text)
+    if text.endswith(".py") and len(text) < _LONGEST_PATH and "\n" not in text:
+      self.found.files.add(text)
+
+  def visit_Attribute(self, node: ast.Attribute) -> None:
+    parts = [node.attr]
+    at = node.value
+    while isinstance(at, ast.Attribute):
+      parts.append(at.attr)
+      at = at.value
+    if isinstance(at, ast.Name):
+      self.chains.append([at.id, *reversed(parts)])
+    self.visit(at)
+
+  def visit_Name(self, node: ast.Name) -> None:
+    if not isinstance(node.ctx, ast.Load):
+      self._bind(node.id)
+
+  def visit_Global(self, node: ast.Global) -> None:
+    for name in node.names:  # a function sets it, too
+      self._bind(name, 2)
+
+  def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+    self._bind(node.name)
+    self.generic_visit(node)
+
+  def visit_ClassDef(self, node: ast.ClassDef) -> None:
+    self._bind(node.name)
+    self.generic_visit(node)
+
+
+def _strings(node: ast.AST) -> list[str]:
+  constants = [each for each in ast.walk(node) if isinstance(each, ast.Constant)]
+  return [each.value for each in constants if isinstance(each.value, str)]
+
+
+def _literals(tree: ast.Module, bound: dict[str, int]) -> dict[str, Any]:
+  found = {}
+  for node in tree.body:
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+      continue
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    target = targets[0]
+    if not isinstance(target, ast.Name) or bound[target.id] != 1:
+      continue
+    try:
+      value = ast.literal_eval(node.value)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+      continue
+    if is_plain(value):
+      found[target.id] = value
+  return found
+
+
+def _exported(tree: ast.Module) -> list[str]:
+  for node in tree.body:
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    if any(isinstance(each, ast.Name) and each.id == "__all__" for each in targets):
+      return _strings(node)
+  return []

@@ -1,0 +1,153 @@
+"""Whose a file is, and by which versions packages are told."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.machinery
+import importlib.metadata
+import json
+import os
+import pathlib
+import site
+import sys
+import sysconfig
+from collections.abc import Mapping
+from typing import Any
+
+# Distributions that decide what a run computes, whether or not a user imports them.
+DISTRIBUTIONS = (
+  "dpjax",
+  "jax",
+  "jaxlib",
+  "flax",
+  "optax",
+  "numpy",
+  "scipy",
+  "dp_accounting",
+)
+EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]  # dpjax
+
+
+def find(name: str) -> Any:
+  """The spec of a module that is imported, or would be; nothing is run. None: there is none."""
+  module = sys.modules.get(name)
+  spec = getattr(module, "__spec__", None)
+  if spec is not None:
+    return spec
+  parent, _, _ = name.rpartition(".")
+  path = None
+  if parent:
+    above = find(parent)
+    path = getattr(above, "submodule_search_locations", None)
+    if path is None:
+      return None
+  for finder in sys.meta_path:
+    look = getattr(finder, "find_spec", None)
+    try:
+      spec = None if look is None else look(name, path, None)
+    except Exception:  # a finder of others
+      spec = None
+    if spec is not None:
+      return spec
+  return None
+
+
+@functools.cache
+def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
+  """(folders of installed packages, folders of the standard library)."""
+  paths = sysconfig.get_paths()
+  installed = [paths["purelib"], paths["platlib"], site.getusersitepackages()]
+  installed += site.getsitepackages() if hasattr(site, "getsitepackages") else []
+  standard = [paths["stdlib"], paths["platstdlib"], os.path.dirname(os.__file__)]
+  ends = lambda folders: tuple(
+    sorted({os.path.join(os.path.realpath(each), "") for each in folders})
+  )
+  return ends(installed), ends(standard)
+
+
+@functools.cache
+def owner(file: str) -> str:
+  """Whose a file is: "user", "dpjax", "installed" or "standard"."""
+  real = os.path.realpath(file)
+  installed, standard = _folders()
+  if real.startswith(os.path.join(str(_PACKAGE), "")):
+    return "dpjax"
+  parts = pathlib.PurePath(real).parts
+  if real.startswith(installed) or {"site-packages", "dist-packages"} & {*parts}:
+    return "installed"
+  return "standard" if real.startswith(standard) else "user"
+
+
+@functools.cache
+def _version_of_python() -> str:
+  return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+  found = {name: version(name) for name in DISTRIBUTIONS}
+  found["dpjax"] = f"{found['dpjax'].partition(' ')[0]} {_DPJAX}"
+  return found | {"python": _version_of_python()}
+
+
+@functools.cache
+def version(name: str) -> str:
+  """A version; of a package that was installed from a folder or a repository, whose version says
+  little, also a digest of the hashes in its RECORD; of a checkout one of all its sources."""
+  try:
+    held = importlib.metadata.distribution(name)
+  except importlib.metadata.PackageNotFoundError:
+    return "none"
+  spec = None if name == "dpjax" else find(name)
+  if spec is not None and spec.has_location and owner(spec.origin) == "user":
+    return f"{held.version} {sha256_of_sources(os.path.dirname(spec.origin))}"
+  if held.read_text("direct_url.json") is None:
+    return held.version
+  rows = (held.read_text("RECORD") or "").splitlines()
+  # Scripts name this machine's Python, and the files of the installer its folders.
+  rows = sorted(row for row in rows if row.partition(",")[0].endswith((".py", *EXTENSIONS)))
+  return f"{held.version} {hashlib.sha256(json.dumps(rows).encode()).hexdigest()}"
+
+
+@functools.cache
+def brought_by(top: str) -> list[str]:
+  """The installed packages that hold a module. To look through them all takes a second, so the
+  one with its name comes first."""
+  try:
+    return [importlib.metadata.distribution(top).metadata["Name"]]
+  except (importlib.metadata.PackageNotFoundError, ValueError):
+    return sorted(set(_all_packages().get(top, [])))
+
+
+@functools.cache
+def _all_packages() -> Mapping[str, list[str]]:
+  return importlib.metadata.packages_distributions()
+
+
+def sha256_of_sources(folder: str) -> str:
+  """Of all Python files below a folder; 400 files take a few milliseconds."""
+  paths = []
+  for here, _, files in os.walk(folder):
+    paths += [os.path.join(here, file) for file in files if file.endswith(".py")]
+  names = {os.path.relpath(path, folder).replace(os.sep, "/"): path for path in paths}
+  found = hashlib.sha256()
+  for name in sorted(names):
+    content = pathlib.Path(names[name]).read_bytes()
+    found.update(f"{name} {hashlib.sha256(content).hexdigest()} ".encode())
+  return found.hexdigest()
+
+
+# When dpjax is imported, so that a later edit does not pass for what runs.
+_DPJAX = sha256_of_sources(str(_PACKAGE))
+
+
+def places(spec: Any) -> list[str]:
+  """Where a module lies: its file, or the folders of a package without one."""
+  return [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
+
+
+def is_users_code(file: str) -> bool:
+  """Whether code comes from a file of the user."""
+  return not file.startswith("<") and owner(file) == "user"

@@ -1,0 +1,60 @@
+"""What is known of the code of a run, and whether it is still that of a run that was begun."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from dpjax.validate import UserError
+
+
+class Code(NamedTuple):
+  """The code of a run. `modules` and `versions` are public and hold no folder."""
+
+  modules: dict[str, str]  # of the user's: name -> SHA-256
+  versions: dict[str, str]  # of packages: name -> version, or version and SHA-256
+  files: frozenset[str] = frozenset()  # where the modules lie on this machine
+
+  def digest(self) -> bytes:
+    """32 bytes that name it.
+
+    >>> Code({}, {}).digest() == Code({}, {"jax": "0.10"}).digest()
+    False
+    """
+    told = json.dumps([sorted(self.modules.items()), sorted(self.versions.items())])
+    return hashlib.sha256(f"dpjax code {told}".encode()).digest()
+
+  def to_json(self) -> dict[str, dict[str, str]]:
+    """What result.json and a run's memory hold of it."""
+    return {"modules": self.modules, "versions": self.versions}
+
+
+def check_same(before: Mapping[str, Any] | None, code: Code, *, workdir: object) -> None:
+  """Raises UserError, which names the module or package, unless a run was begun with this code.
+
+  Args:
+    before: `Code.to_json()` of the run in the workdir.
+  """
+  then = "bring that back, or choose another directory, nothing was changed"
+  if before is None:
+    raise UserError(
+      f"workdir={workdir}: holds a run of an earlier version, which did not remember its "
+      "code, so it cannot be gone on with; choose another directory, nothing was changed"
+    )
+  for kind, now in code.to_json().items():
+    held = before.get(kind, {})
+    changed = sorted(name for name in {**held, **now} if held.get(name) != now.get(name))
+    if not changed:
+      continue
+    name = changed[0]
+    if kind == "modules":
+      raise UserError(
+        f"module {name!r}: is not the code of the run in workdir={workdir}, which was begun "
+        f"with another version of it; {then}"
+      )
+    was = str(held.get(name)).partition(" ")[0]
+    version = str(now.get(name)).partition(" ")[0]
+    told = f"{was}, not {version}" if was != version else f"another state of {was}"
+    raise UserError(f"{name}: the run in workdir={workdir} was begun with {told}; {then}")

@@ -1,0 +1,342 @@
+"""The walk over the code of a run: what its sources name, and what its values are made of."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import os
+import pathlib
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from dpjax.run_code import packages, sources
+from dpjax.run_code.named import Names, is_plain, names_in
+from dpjax.run_code.packages import EXTENSIONS, is_users_code, owner
+from dpjax.run_code.record import Code
+
+
+def of(roots: Iterable[Any] = ()) -> Code:
+  """Returns the code of a run that begins at `roots`.
+
+  Args:
+    roots: names of modules that can be imported, and functions, classes or values whose code
+      takes part. Those of dpjax and of installed packages add nothing but a version.
+
+  Raises:
+    UserError: a file was edited after it was imported.
+
+  >>> of().modules, sorted(of().versions)[:3]
+  ({}, ['dp_accounting', 'dpjax', 'flax'])
+  """
+  search = _Search()
+  for root in roots:
+    if isinstance(root, str):
+      search.module(root, live=True)
+    else:
+      search.value(root)
+  while search.todo:
+    search.todo.pop()()
+  versions = {**packages.versions(), **search.versions}
+  return Code(search.modules(), versions, frozenset(search.files))
+
+
+class _Search:
+  """One walk. Whatever is yet to be looked at waits in `todo`, so that no chain is too deep."""
+
+  def __init__(self) -> None:
+    self.files: set[str] = set()
+    self.versions: dict[str, str] = {}
+    self.todo: list[Callable[[], None]] = []
+    self._found: set[tuple[str, str]] = set()  # (module, SHA-256)
+    self._named: set[str] = set()  # modules whose source was looked at
+    self._read: set[tuple[str, str]] = set()  # (module, file)
+    self._live: set[int] = set()  # ids of modules whose values were looked at
+    self._values: dict[int, Any] = {}  # held, so that no other value gets its id
+    self._specs: dict[str, Any] = {}
+    self._known_codes: dict[str, frozenset[str]] = {}  # file -> names of its byte code
+
+  def modules(self) -> dict[str, str]:
+    """Name -> SHA-256; of several files with one name, of all of them."""
+    found: dict[str, str] = {}
+    for name, digest in sorted(self._found):
+      before = found.get(name)
+      both = f"{before} {digest}".encode()
+      found[name] = digest if before is None else hashlib.sha256(both).hexdigest()
+    return found
+
+  def _spec(self, name: str) -> Any:
+    if name not in self._specs:
+      self._specs[name] = packages.find(name)
+    return self._specs[name]
+
+  # --- what sources name
+
+  def module(self, name: str, *, live: bool = False, guess: bool = False) -> None:
+    """Takes a module by name, the packages that hold it, and what its source names.
+
+    Args:
+      live: this run has imported it, so what it holds is part of the run.
+      guess: it may be of no module; then it does not add a package's version.
+    """
+    top = name.partition(".")[0]
+    if not self._is_users(top):
+      self._installed(top, guess=guess)
+      return
+    parent = name.rpartition(".")[0]
+    if parent:
+      self.module(parent, live=live, guess=guess)
+    if live and name in sys.modules:
+      self.todo.append(functools.partial(self.namespace, sys.modules[name]))
+    spec = self._spec(name)
+    if name in self._named or spec is None or not spec.has_location:
+      return
+    if owner(spec.origin) != "user" and not self._is_unversioned(top):
+      return
+    self._named.add(name)
+    is_package = spec.submodule_search_locations is not None
+    self.file(name, spec.origin, name if is_package else parent, spec)
+
+  def _is_users(self, top: str) -> bool:
+    """Whether a first name is that of a file or folder of the user."""
+    if top in packages.DISTRIBUTIONS:
+      return False
+    spec = self._spec(top)
+    if spec is None:
+      return top == "__main__"
+    is_users = any(owner(place) == "user" for place in packages.places(spec))
+    return is_users or self._is_unversioned(top)
+
+  def _is_unversioned(self, top: str) -> bool:
+    """Whether a module in site-packages belongs to no package, so that nothing has a version."""
+    spec = self._spec(top)
+    file = spec.origin if spec is not None and spec.has_location else None
+    is_installed = file is not None and owner(file) == "installed"
+    return is_installed and not packages.brought_by(top)
+
+  def _installed(self, top: str, *, guess: bool) -> None:
+    """Adds the version of the package that brought a module."""
+    spec = self._spec(top)
+    if guess or top in packages.DISTRIBUTIONS or spec is None:
+      return
+    if any(owner(place) == "installed" for place in packages.places(spec)):
+      self.versions |= {name: packages.version(name) for name in packages.brought_by(top)}
+
+  def file(self, name: str, file: str, package: str, spec: Any = None) -> None:
+    """Takes a file of the user, whose source is followed unless it is a compiled one."""
+    real = os.path.realpath(file)
+    if (name, real) in self._read:
+      return
+    self._read.add((name, real))
+    self.files.add(real)
+    try:
+      content = self._content(name, file, spec)
+    except OSError:
+      return  # gone: what it left in memory is looked at by `namespace`
+    self._found.add((name, hashlib.sha256(content).hexdigest()))
+    if not real.endswith((*EXTENSIONS, ".pyc")):
+      self.todo.append(functools.partial(self._follow, names_in(content, package), real))
+
+  def _content(self, name: str, file: str, spec: Any) -> bytes:
+    """A source as it was imported, or of a module that is not yet imported as it lies there."""
+    module = sys.modules.get(name)
+    is_imported = getattr(module, "__spec__", None) is spec or id(spec) in sources.SEEN
+    if spec is not None and is_imported:
+      return sources.read(spec, file)
+    return pathlib.Path(file).read_bytes() if spec is None else sources.bytes_of(spec, file)
+
+  def _follow(self, named: Names, file: str) -> None:
+    for name in named.imports:
+      self.module(name, live=name in named.top)
+    for home in named.stars:
+      for part in self._exported(home):
+        self.module(f"{home}.{part}")
+    guesses = [child for home in named.packages for child in self._children(home)]
+    for name in (*guesses, *named.maybe):
+      self.module(name, guess=True)
+    self._beside(named.files, file)
+
+  def _beside(self, texts: Iterable[str], file: str) -> None:
+    """Takes files of code that a source names: beside it, or in the current folder."""
+    for text in texts:
+      for folder in (os.path.dirname(file), os.getcwd()):
+        path = os.path.join(folder, text)
+        if os.path.isfile(path) and owner(path) == "user":
+          self.file(os.path.basename(text), path, "")
+
+  def _exported(self, home: str) -> list[str]:
+    """What `from home import *` may import of a package."""
+    spec = self._spec(home)
+    origin = str(getattr(spec, "origin", None))
+    if not origin.endswith(".py") or owner(origin) != "user":
+      return []
+    return names_in(self._content(home, origin, spec), home).exported
+
+  def _children(self, package: str) -> set[str]:
+    if not package or not self._is_users(package.partition(".")[0]):
+      return set()
+    found = set()
+    for location in getattr(self._spec(package), "submodule_search_locations", None) or ():
+      folder = pathlib.Path(location)
+      for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name.endswith((".py", *EXTENSIONS)) or (path / "__init__.py").is_file():
+          found.add(f"{package}.{path.name.partition('.')[0]}")
+    return found - {f"{package}.__init__"}
+
+  # --- what values are made of
+
+  def namespace(self, module: types.ModuleType) -> None:
+    """Takes what an imported module of the user holds, and what in it is not as its source says."""
+    file = getattr(module, "__file__", None)
+    if id(module) in self._live or file is None or owner(file) != "user":
+      return
+    self._live.add(id(module))
+    name, spec = module.__name__, getattr(module, "__spec__", None)
+    package = getattr(module, "__package__", None) or ""
+    self.file(name, file, package, spec)
+    held = {key: value for key, value in vars(module).items() if not key.startswith("__")}
+    for key, value in held.items():
+      # A package has as attributes also what others imported of it, by chance; see `_follow`.
+      is_child = isinstance(value, types.ModuleType) and value.__name__ == f"{name}.{key}"
+      if not is_child:
+        self.value(value)
+    with contextlib.suppress(OSError):  # the file is gone
+      literals = names_in(self._content(name, file, spec), package).literals
+      for key, value in literals.items() if file.endswith(".py") else ():
+        if key in held and repr(held[key]) != repr(value):
+          self._differs(f"{name}.{key}", held[key])
+
+  def _differs(self, name: str, live: Any) -> None:
+    told = repr(live) if is_plain(live) else f"of type {type(live).__name__}"
+    self._found.add((name, hashlib.sha256(told.encode()).hexdigest()))
+
+  def value(self, value: Any) -> None:
+    """Takes anything that could hold a function of the user."""
+    if is_plain(value) or id(value) in self._values:
+      return
+    self._values[id(value)] = value
+    self.todo.append(functools.partial(self._look, value))
+
+  def _look(self, value: Any) -> None:
+    if isinstance(value, types.ModuleType):
+      self.namespace(value)
+    elif isinstance(value, type):
+      self._class(value)
+    elif isinstance(value, types.FunctionType):
+      self._function(value)
+    else:
+      for part in _parts(value):
+        self.value(part)
+
+  def _class(self, value: type) -> None:
+    home = sys.modules.get(value.__module__)
+    methods = [
+      part for part in vars(value).values() if isinstance(part, types.FunctionType)
+    ]
+    files = {method.__code__.co_filename for method in methods}
+    files.add(str(getattr(home, "__file__", None)))
+    if not any(map(is_users_code, files)):
+      return
+    if home is not None:
+      self.namespace(home)
+    for part in (*value.__mro__[1:], *list(vars(value).values())):
+      self.value(part)
+
+  def _function(self, value: types.FunctionType) -> None:
+    code, space = value.__code__, value.__globals__
+    if "__create_fn__" in code.co_qualname or "namedtuple_" in str(space.get("__name__")):
+      return  # of a dataclass or a named tuple: its class says all of it
+    for part in _held_by(value):
+      self.value(part)
+    in_file = not code.co_filename.startswith("<")
+    if owner(code.co_filename if in_file else str(space.get("__file__", ""))) != "user":
+      return  # of a package
+    name = str(space.get("__name__", value.__module__))
+    home = sys.modules.get(name)
+    file = None
+    if home is not None and vars(home) is space:
+      self.namespace(home)
+      file = getattr(home, "__file__", None)
+    if os.path.isfile(code.co_filename) and not _is_same(file, code.co_filename):
+      # Of a module that nobody registered, or compiled by hand.
+      file = code.co_filename
+      is_its_own = _is_same(space.get("__file__"), file)
+      spec = space.get("__spec__") if is_its_own else None
+      self.file(name, file, str(space.get("__package__") or ""), spec)
+    if file is None or not self._is_in_source(name, file, code, space):
+      self._without_source(name, code, space)
+
+  def _is_in_source(
+    self, name: str, file: str, code: types.CodeType, space: Mapping[str, Any]
+  ) -> bool:
+    """Whether byte code is that of the file's source; taken for it where others compiled it."""
+    spec = space.get("__spec__")
+    if sources.is_compiled_by_others(spec):
+      return _is_same(file, code.co_filename)
+    if file not in self._known_codes:
+      try:
+        own = _is_same(getattr(spec, "origin", None), file)
+        content = self._content(name, file, spec if own else None)
+        whole = compile(content, file, "exec", dont_inherit=True)
+      except (OSError, SyntaxError, ValueError):
+        return False
+      codes = map(sources.code_name, sources.codes_in(whole))
+      self._known_codes[file] = frozenset(codes)
+    return sources.code_name(code) in self._known_codes[file]
+
+  def _without_source(
+    self, name: str, code: types.CodeType, space: Mapping[str, Any]
+  ) -> None:
+    """Takes byte code, and all that it names, for no source says what that is."""
+    self._found.add((f"{name}:{code.co_qualname}", sources.code_name(code)))
+    named = {each for part in sources.codes_in(code) for each in part.co_names}
+    for each in sorted(named & {*space}):
+      self.value(space[each])
+      if is_plain(space[each]):
+        self._differs(f"{name}:{each}", space[each])
+    for each in sorted(named):
+      self.module(each, guess=True)
+
+
+def _is_same(file: str | None, other: str) -> bool:
+  return file is not None and os.path.realpath(file) == os.path.realpath(other)
+
+
+def _held_by(function: types.FunctionType) -> list[Any]:
+  """What a function holds besides its code: defaults, a closure, what it wraps."""
+  held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+  for cell in function.__closure__ or ():
+    with contextlib.suppress(ValueError):  # an empty cell
+      held.append(cell.cell_contents)
+  return held + list(vars(function).values())
+
+
+def _parts(value: Any) -> Iterator[Any]:
+  """What a value that is no function, class or module is made of."""
+  if isinstance(value, types.MethodType):
+    yield from (value.__func__, value.__self__)
+  elif isinstance(value, functools.partial):
+    yield from (value.func, *value.args, *value.keywords.values())
+  elif isinstance(value, property):
+    yield from (value.fget, value.fset, value.fdel)
+  elif isinstance(value, (tuple, list, set, frozenset)):
+    yield from list(value)
+  elif isinstance(value, Mapping):
+    with contextlib.suppress(Exception):  # one of others may refuse any look
+      yield from [part for pair in list(value.items()) for part in pair]
+  yield from _parts_of_object(value)
+
+
+def _parts_of_object(value: Any) -> Iterator[Any]:
+  """Of an own class all that it holds; of another one what it wraps, and the fields of a
+  dataclass, such as a linen module's, or of what can be called, such as `jax.custom_vjp`."""
+  yield type(value)
+  with contextlib.suppress(Exception):  # an object of others may refuse any look
+    yield getattr(value, "__wrapped__", getattr(value, "__func__", None))
+    home = sys.modules.get(type(value).__module__)
+    is_own = is_users_code(str(getattr(home, "__file__", None) or "<none>"))
+    if is_own or dataclasses.is_dataclass(value) or callable(value):
+      yield from list(vars(value).values())

@@ -1,0 +1,92 @@
+"""What runs: the files whose functions are called, against those that the search has found."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dpjax.run_code.packages import is_users_code
+from dpjax.run_code.record import Code
+from dpjax.validate import UserError
+
+
+@contextlib.contextmanager
+def watched(code: Code, again: Callable[[], Code]) -> Iterator[None]:
+  """Refuses the block, when it ends, where it ran a function of a file that is not in `code`, or
+  where code was edited between the first look and its import.
+
+  Args:
+    code: of the run. again: looks a second time.
+
+  Raises:
+    UserError: names the file, and what would make it known.
+  """
+  if not code.modules:  # nothing of a user's own takes part
+    yield
+    return
+  called: set[str] = set()
+  with _calls(called):
+    yield
+  real = {os.path.realpath(file) for file in called if is_users_code(file)}
+  unknown = sorted(real - code.files)
+  if unknown:
+    raise UserError(
+      f"{os.path.basename(unknown[0])}: the run calls a function of this file, but no import "
+      "in its other files names it, so its noise would not change with it; import it by its "
+      "name where it is used"
+    )
+  now = again().modules
+  changed = sorted(name for name in code.modules if now.get(name) != code.modules[name])
+  if changed:
+    raise UserError(
+      f"module {changed[0]!r}: was edited or exchanged while the run was built; run the same "
+      "command again"
+    )
+
+
+@contextlib.contextmanager
+def _calls(files: set[str]) -> Iterator[None]:
+  """Collects the files of all functions that this thread calls."""
+  monitoring = getattr(sys, "monitoring", None)
+  if monitoring is None:
+    before = sys.getprofile()
+    if before is not None:  # somebody measures; a run is no reason to end that
+      yield
+      return
+
+    def told(frame: Any, event: str, argument: Any) -> None:
+      if event == "call":
+        files.add(frame.f_code.co_filename)
+
+    sys.setprofile(told)
+    try:
+      yield
+    finally:
+      sys.setprofile(before)
+    return
+  me, tool = threading.get_ident(), 4
+  if monitoring.get_tool(tool) is not None:
+    yield
+    return
+
+  def started(code: types.CodeType, offset: int) -> Any:
+    if threading.get_ident() != me:
+      return None
+    files.add(code.co_filename)
+    return monitoring.DISABLE
+
+  monitoring.use_tool_id(tool, "dpjax")
+  monitoring.register_callback(tool, monitoring.events.PY_START, started)
+  monitoring.set_events(tool, monitoring.events.PY_START)
+  monitoring.restart_events()
+  try:
+    yield
+  finally:
+    monitoring.set_events(tool, 0)
+    monitoring.register_callback(tool, monitoring.events.PY_START, None)
+    monitoring.free_tool_id(tool)
