@@ -84,7 +84,7 @@ def _rows_of(data: Indexed, indices: np.ndarray) -> Any:
   return examples
 
 
-class Spent(NamedTuple):
+class SpentBudget(NamedTuple):
   """What the updates that ran have cost: `Plan.spent`."""
 
   steps: int  # updates with noise
@@ -504,7 +504,7 @@ class Plan:
     *,
     delta: float | None = None,
     num_examples: int | None = None,
-  ) -> Spent:
+  ) -> SpentBudget:
     """What the updates cost that this optimizer state has counted, whatever was planned.
 
     Args:
@@ -554,7 +554,7 @@ class Plan:
       )
     delta = self.delta if delta is None else delta
     at_delta = dataclasses.replace(self, delta=delta) if delta != self.delta else self
-    return Spent(
+    return SpentBudget(
       steps=steps,
       epsilon=self.epsilon(delta, steps),
       delta=delta,
