@@ -62,9 +62,9 @@ def refuse_inside_optax() -> None:
   The call stack says who asks. It decides which words an error has, and finds transforms
   that choose leaves by their shape; that arithmetic fails is up to the type of the leaves.
   """
-  frame = sys._getframe(2)  # neither this function nor the one that calls it
+  frame = sys._getframe(1).f_back  # neither this function nor the one that calls it
   while frame is not None:
-    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     if package == "optax":
       raise UserError(MISPLACED)
     if package == "dpjax":

@@ -19,6 +19,7 @@ _DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rgl
 _PAGES = ["README.md", *_DOCS]
 # Tables in which nothing is measured, or not kept as a file, by page and head.
 _OF_WORDS = {
+  ("docs/gradients.md", "| composition | what happens |"),
   ("README.md", "| command | what it does |"),
   ("README.md", "| page | what it answers |"),
   ("docs/accounting.md", test_page.HEAD),  # which computes it
