@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.types import ArrayLike, ArrayTree, DType
+from dpjax.validate import UserError
 
 
 def wide_dtype(dtype: DType) -> Any:
@@ -148,6 +149,21 @@ def is_key(leaf: object) -> bool:
   """
   dtype = getattr(leaf, "dtype", None)
   return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def check_key(**named: Any) -> None:
+  """Raises unless each value is ONE typed random key.
+
+  >>> check_key(key=0)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: key=0: must be a typed key, jax.random.key(...)
+  """
+  for name, key in named.items():
+    if not is_key(key):
+      raise UserError(f"{name}={key!r:.60}: must be a typed key, jax.random.key(...)")
+    if jnp.ndim(key):
+      raise UserError(f"{name}.shape={jnp.shape(key)}: must be (), ONE typed key")
 
 
 def add(a: ArrayTree, b: ArrayTree) -> Any:

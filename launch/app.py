@@ -223,12 +223,9 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
     except UserError as error:
       fail(error)
     except (Exception, SystemExit) as error:  # an own part may call sys.exit
-      broken = without_device()
-      if broken is not None:
-        fail(broken)
       if _is_memory(error):
         fail(f"out of memory: {str(error)[:160] or type(error).__name__}", code=1)
-      blamed = names.blame(error)
+      blamed = without_device() or names.blame(error)
       if blamed is None:
         raise
       fail(blamed)

@@ -280,8 +280,7 @@ class Inversion:
     known = None
     if labels is not None:
       known = check_labels(labels, self.shape[0], self.num_classes)
-    if not trees.is_key(key):
-      raise UserError(f"key={key!r}: must be a typed key, jax.random.key(...)")
+    trees.check_key(key=key)
     guessed = self._guessed(soft=labels is None)
     _check_fits(_message_shapes(self.view, guessed), seen)
     self.method.look(self.view, guessed)

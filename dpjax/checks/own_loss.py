@@ -73,10 +73,8 @@ def _check_arguments(
     raise UserError(
       f"optimizer={optimizer!r:.60}: must be an Optax transformation, or None"
     )
-  if example_key is not None and not trees.is_key(example_key):
-    raise UserError(
-      f"example_key={example_key!r:.60}: must be a typed key, jax.random.key(...)"
-    )
+  if example_key is not None:
+    trees.check_key(example_key=example_key)
 
 
 def check(

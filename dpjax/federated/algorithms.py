@@ -229,8 +229,7 @@ def federated(
       other noise than the aggregator's, or for another round; by `cohorts`: an aggregator
       that knows no plan.
   """
-  if not trees.is_key(key):
-    raise UserError(f"key={key!r}: must be a typed key, jax.random.key(...)")
+  trees.check_key(key=key)
   aggregator = weighted_mean() if aggregator is None else aggregator
   map_clients = execution.auto_clients() if map_clients is None else map_clients
   through = aggregator.through or (lambda inner: inner)

@@ -75,6 +75,14 @@ def _checked_mesh(mesh: Mesh | None) -> Mesh | None:
   )
 
 
+def _check_optional(*, ema_decay: float | None, example_key: Array | None) -> None:
+  """Raises unless each argument that may be None is None or what it must be."""
+  if ema_decay is not None:
+    validate.open_unit(ema_decay=ema_decay)
+  if example_key is not None:
+    trees.check_key(example_key=example_key)
+
+
 def dp_sgd(
   loss_fn: LossFn,
   plan: Plan,
@@ -126,10 +134,7 @@ def dp_sgd(
   >>> step(init(jnp.zeros(1)), batch)[0].params
   Array([0.75], dtype=float32)
   """
-  if ema_decay is not None:
-    validate.open_unit(ema_decay=ema_decay)
-  if example_key is not None and (not trees.is_key(example_key) or example_key.ndim):
-    raise UserError(f"example_key={example_key!r:.60}: must be ONE typed key, or None")
+  _check_optional(ema_decay=ema_decay, example_key=example_key)
   options: dict[str, Any] = dict(
     method=method, microbatch_size=microbatch_size, memory_budget=memory_budget, mesh=mesh
   )

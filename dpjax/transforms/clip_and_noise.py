@@ -29,10 +29,7 @@ def checked_clip(
   check_together(clip, shape)
   validate.non_negative(noise_multiplier=noise_multiplier)
   validate.positive(normalize_by=normalize_by)
-  if not trees.is_key(key):
-    raise UserError(f"key={key!r:.60}: must be a typed key, jax.random.key(...)")
-  if key.ndim:
-    raise UserError(f"key.shape={key.shape}: must be (), ONE typed key")
+  trees.check_key(key=key)
   if noise_multiplier:
     validate.positive(noise_std=noise_multiplier * clip.l2_bound)
   return clip

@@ -405,7 +405,7 @@ def test_one_key_means_one(number):
   for make in (_plan().transform, lambda key: _plan(1.0).transform(key)):
     with pytest.raises(UserError, match=rf"key.shape=\({number},\): must be \(\)"):
       make(keys)
-  with pytest.raises(UserError, match="^example_key=.*: must be ONE typed key"):
+  with pytest.raises(UserError, match=r"^example_key.*must be .*typed key"):
     training.dp_sgd(_loss, _plan(), optax.sgd(0.1), noise_key=_KEY, example_key=keys)
 
 
