@@ -321,7 +321,7 @@ _RUN = {
 }
 # What noise and time decide, in result.json and in a row of metrics.
 _DECIDED = ("test_accuracy", "test_loss", "params_sha256", "run_sha256", "wall_seconds")
-_DECIDED += ("rounds_to_accuracy", "ledger", "final_l2_clip_norm", "l2_clip_norm")
+_DECIDED += ("rounds_to_accuracy", "ledger", "final_l2_clip_norm", "versions")
 _FIXED = ("params.npz", "config.json")  # files whose size no noise decides
 
 
