@@ -129,6 +129,7 @@ def _dot_all(tree: Any, weights: jax.Array) -> Any:
 
 def _dot_kept(tree: Any, weights: jax.Array) -> Any:
   def kept(leaf):
+    leaf = at_least_float32(leaf)  # a narrow type may hold no zero
     return jnp.where((weights != 0).reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0)
 
   return _dot_all(jax.tree.map(kept, tree), weights)

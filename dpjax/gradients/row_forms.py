@@ -305,6 +305,7 @@ def _chosen_rows(table: _Table, index: jax.Array, right: jax.Array) -> RowFactor
   inside = jnp.all((index >= 0) & (index < limits), axis=-1)  # [N, T]
   places = jnp.asarray(table.places, index.dtype).reshape(1, 1, -1)  # [1, 1, columns]
   tokens = jnp.sum(index * places, axis=-1)  # [N, T]
+  right = trees.at_least_float32(right)
   return RowFactors(jnp.where(inside, tokens, -1), jnp.where(inside[..., None], right, 0))
 
 

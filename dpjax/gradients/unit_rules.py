@@ -462,4 +462,7 @@ def _clipped(g: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
 
 
 def _cleaned(a: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
-  return jnp.where(_along(a, factor != 0, depth), a, 0) if equations.is_float(a) else a
+  if not equations.is_float(a):
+    return a
+  # Widened first: a narrow type may hold no zero (float8_e8m0fnu).
+  return jnp.where(_along(a, factor != 0, depth), trees.at_least_float32(a), 0)

@@ -87,8 +87,21 @@ def _run(count, routes):
   assert kept >= count // 4  # not everything overflows
 
 
+_LINKED = (  # layers that hand on what others have rounded
+  ("joined", "a", "bfloat16", "float32", "float32"),
+  ("scan", "b", "float32", "bfloat16", "float16"),
+)
+
+
+def test_a_loss_of_mixed_precision_keeps_every_guarantee():
+  sizes = (0.0, 19.5, -25.0, 0.0)
+  recipe = dtypes.Recipe(_LINKED, ("float16", "float8_e5m2"), sizes, 0.0, 1.0, 0)
+  assert check(recipe, ("auto", "vmap")) >= 1
+
+
+@pytest.mark.slow
 def test_a_few_losses_of_low_precision_keep_every_guarantee():
-  _run(5, ("auto", "vmap"))
+  _run(4, tuple(ROUTES))
 
 
 @pytest.mark.long
@@ -125,10 +138,9 @@ def _most(count):
 _WIDENED = [("bfloat16", "float32"), ("float32", "bfloat16"), ("float16", "bfloat16")]
 
 
-@pytest.mark.parametrize("layer", ["dense", "table"])
-def test_p20_no_sum_of_clipped_gradients_is_rounded(layer):
-  for dtype, before in [*_WIDENED, ("float8_e5m2", "float32")]:
-    assert _influence(_layer(layer, dtype, before), 1024) <= _most(1024), (dtype, before)
+@pytest.mark.parametrize(("dtype", "before"), [_WIDENED[0], ("float32", "float8_e5m2")])
+def test_p20_no_sum_of_clipped_gradients_is_rounded(dtype, before):
+  assert _influence(_layer("dense", dtype, before), 1024) <= _most(1024)
 
 
 @pytest.mark.parametrize("layer", sorted(dtypes.LAYERS))
@@ -152,8 +164,8 @@ def test_no_sum_is_rounded_over_devices_or_microbatches():
     assert _influence(recipe, 1024, microbatch_size=300) <= _most(1024)
 
 
-@pytest.mark.parametrize("method", ["auto", "ghost", "vmap"])
-@pytest.mark.parametrize("clip_norm", [1e-12, 1.0, 200.0])
+@pytest.mark.parametrize("method", ["ghost", "vmap"])
+@pytest.mark.parametrize("clip_norm", [1e-12, 200.0])
 def test_p2_a_finite_gradient_is_clipped_whatever_its_size(method, clip_norm):
   # Its square, or its products in float16, are no numbers of their type.
   for size, dtype in ((1e19, "float32"), (1e25, "float32"), (600.0, "float16")):
@@ -182,3 +194,11 @@ def test_what_jax_cannot_do_for_a_batch_ends_in_one_line(name, method):
     grad_fn(jnp.ones((3, 2)), jnp.ones((4, 3)), True)
   assert str(caught.value).startswith("loss_fn: ")
   assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_a_type_without_a_zero_or_a_sign_drops_every_example():
+  loss = lambda w, x: jnp.sum((x.astype(w.dtype) @ w).astype(jnp.float32))
+  params = jnp.ones((3, 2), jnp.float8_e8m0fnu)
+  run = jax.jit(gradients.clipped_grad(loss, l2_clip_norm=1.0, method="ghost"))
+  total = run(params, -jnp.ones((4, 3)), True).total
+  np.testing.assert_array_equal(total, 0)

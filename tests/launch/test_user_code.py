@@ -51,15 +51,16 @@ import optax
 
 class Net(nn.Module):
   num_classes: int
+  width: int
 
   @nn.compact
   def __call__(self, x):
-    rows = x.reshape(*x.shape[:-1], 8, 8)
+    rows = x.reshape(x.shape[0], 8, 8)
     cell = nn.scan(
       nn.SimpleCell, variable_broadcast="params", split_rngs={"params": False},
       in_axes=-2, out_axes=-2,
-    )(features=16)
-    carry = jnp.zeros((*rows.shape[:-2], 16))
+    )(features=self.width)
+    carry = jnp.zeros((x.shape[0], self.width))
     carry, _ = cell(carry, rows)
     return nn.Dense(self.num_classes)(carry)
 
@@ -83,6 +84,7 @@ def test_a_model_and_a_loss_with_loops_train(tmp_path):
     tmp_path,
     f"--workdir={tmp_path}/run",
     "--config.model.name=loops:Net",
+    '--config.model.options={"width": 16}',
     "--config.loss=loops:loss",
     "--config.num_steps=4",
   )
