@@ -75,6 +75,11 @@ def _checked_mesh(mesh: Mesh | None) -> Mesh | None:
   )
 
 
+def _check_example_key(key: Array | None) -> None:
+  if key is not None and (not trees.is_key(key) or key.ndim):
+    raise UserError(f"example_key={key!r:.60}: must be ONE typed key, or None")
+
+
 def dp_sgd(
   loss_fn: LossFn,
   plan: Plan,
@@ -128,8 +133,7 @@ def dp_sgd(
   """
   if ema_decay is not None:
     validate.open_unit(ema_decay=ema_decay)
-  if example_key is not None and (not trees.is_key(example_key) or example_key.ndim):
-    raise UserError(f"example_key={example_key!r:.60}: must be ONE typed key, or None")
+  _check_example_key(example_key)
   options: dict[str, Any] = dict(
     method=method, microbatch_size=microbatch_size, memory_budget=memory_budget, mesh=mesh
   )
