@@ -77,12 +77,13 @@ def clip_and_noise(
       batch axis, a ClippedSum clipped to a larger bound, a non-positive clip norm or divisor.
 
   >>> import jax.numpy as jnp
+  >>> from dpjax.gradients import stacked
   >>> tx = clip_and_noise(
   ...   l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=2, key=jax.random.key(0))
   >>> grads = {"w": jnp.array([[3.0, 4.0], [0.0, 0.5], [9.0, 9.0]])}
   >>> mask = jnp.array([True, True, False])
   >>> params = {"w": jnp.zeros(2)}
-  >>> tx.update(gradients.stacked(grads), tx.init(params), params, mask=mask)[0]["w"]
+  >>> tx.update(stacked(grads), tx.init(params), params, mask=mask)[0]["w"]
   Array([0.3 , 0.65], dtype=float32)
   """
   clip = checked_clip(l2_clip_norm, noise_multiplier, normalize_by, key, noise_shape)

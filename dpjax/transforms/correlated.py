@@ -47,12 +47,13 @@ def clip_and_correlated_noise(
     UserError: as `clip_and_noise`; a schedule of another length; a step not paid for.
 
   >>> import jax.numpy as jnp
+  >>> from dpjax.gradients import stacked
   >>> tx = clip_and_correlated_noise(
   ...   l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=2, key=jax.random.key(0),
   ...   noise_shape=NoiseShape(correlation=noise.correlated.BandedToeplitz((1.0, 0.5))),
   ...   num_steps=1)
   >>> grads, params = {"w": jnp.array([[3.0, 4.0], [0.0, 0.5]])}, {"w": jnp.zeros(2)}
-  >>> grads = gradients.stacked(grads)
+  >>> grads = stacked(grads)
   >>> tx.update(grads, tx.init(params), params, mask=jnp.ones(2, bool))[0]["w"]
   Array([0.3 , 0.65], dtype=float32)
   """
