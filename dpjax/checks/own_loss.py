@@ -13,7 +13,7 @@ import optax
 
 from dpjax import gradients, training, trees
 from dpjax.checks.subject import BATCH, Subject
-from dpjax.checks.table import Table, checks
+from dpjax.checks.table import CheckTable, checks
 from dpjax.data.dataset import first_line
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, Array, Indexed, LossFn, Params
@@ -93,7 +93,7 @@ def check(
   clipped_grad: Callable[..., Any] | None = None,
   transform: Callable[[Array], Any] | None = None,
   algorithm: Callable[[Array], Algorithm] | None = None,
-) -> Table:
+) -> CheckTable:
   """Checks the parts of a private training that is put together by hand.
 
   Each fact about code on which an epsilon rests is measured, on this loss and these data: how
@@ -178,7 +178,7 @@ def check(
     optimizer=optimizer,
   )
   _try(subject)
-  return Table(list(checks(subject)))
+  return CheckTable(list(checks(subject)))
 
 
 def _try(subject: Subject) -> None:

@@ -85,7 +85,7 @@ def checks(checked: Subject) -> Iterator[Row]:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Table:
+class CheckTable:
   """The rows of all checks; printed, a line for each."""
 
   rows: list[Row]
