@@ -44,6 +44,7 @@ _OF_WORDS = {
   ("docs/your_data.md", "| | |"),
   ("docs/reference/index.md", "| name | what it is |"),
   ("docs/reference/index.md", "| room | what lives there |"),
+  ("docs/your_code.md", "| library | in the loss of ONE example |"),
   ("docs/toolbox.md", "| what | how | proved under |"),
   ("results/README.md", "| folder | command | hardware |"),
   ("THREATS.md", "| attack | target | access | what defends |"),
