@@ -26,7 +26,9 @@ from dpjax.validate import UserError
 
 Scores = dict[str, float]
 Result = dict[str, Any]
-STEPS_ARE = "steps_are"  # in result.json of a run that has a report: what its steps are called
+STEPS_ARE = (
+  "steps_are"  # in result.json of a run that has a report: what its steps are called
+)
 _DIGEST_BYTES = 32
 _PLANNED = ("task", "dataset", "method")  # of result.json, whichever the run
 

@@ -69,7 +69,9 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
 def redraw(workdir: pathlib.Path, steps: str) -> None:
   """Draws `train_report` again where a part of it is gone or empty: a run may have been killed
   between its result and its report."""
-  whole = all((workdir / name).is_file() and (workdir / name).stat().st_size for name in FILES)
+  whole = all(
+    (workdir / name).is_file() and (workdir / name).stat().st_size for name in FILES
+  )
   if not whole and writers.read_metrics(workdir):
     train_report(workdir, steps=steps)
 

@@ -140,7 +140,9 @@ def replace_file(
     os.replace(new, path)
     sync_folder(path.parent)
   finally:
-    with contextlib.suppress(OSError):  # where nothing can be written, nothing is to be removed
+    with contextlib.suppress(
+      OSError
+    ):  # where nothing can be written, nothing is to be removed
       new.unlink(missing_ok=True)
 
 
@@ -254,7 +256,9 @@ def alone_in(workdir: pathlib.Path, room: str = "") -> Iterator[int]:
   if room:
     secret_folder(path.parent)  # the state of a run
   private = lambda name, flags: os.open(name, flags, 0o600)
-  with open(path, "ab", opener=private) as file:  # network file systems lock what is written
+  with open(
+    path, "ab", opener=private
+  ) as file:  # network file systems lock what is written
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       held = os.path.samestat(os.fstat(file.fileno()), path.stat())  # not one taken away

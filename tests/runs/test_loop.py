@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from configs import quickstart
