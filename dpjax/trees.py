@@ -230,5 +230,5 @@ def sha256(tree: ArrayTree) -> str:
     array = np.asarray(leaf)
     digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
     # The bytes themselves, not a copy of them: a model may be most of the memory.
-    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
   return digest.hexdigest()

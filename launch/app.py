@@ -10,6 +10,7 @@ import pathlib
 import select
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -134,8 +135,8 @@ class _Stopped(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def stoppable(workdir: str) -> Iterator[None]:
-  """Where SIGINT, SIGTERM or SIGHUP stops the block, it ends the process in one line, with exit code
-  128 + signal. Within a training the loop hears them, ends its step and saves."""
+  """Where SIGINT, SIGTERM or SIGHUP stops the block, it ends the process in one line, with exit
+  code 128 + signal. Within a training the loop hears them, ends its step and saves."""
   from dpjax.runs import loop
 
   def stop(signum: int, frame: Any) -> None:
@@ -193,11 +194,13 @@ def _is_memory(error: BaseException | None) -> bool:
   return own or _is_memory(error.__cause__ or error.__context__)
 
 
-def _without_late_writes(told: Any) -> None:
-  """Python's own hook, but for writes of a checkpoint that has failed: native code says through it,
-  from its threads, that nobody listens any more."""
+def _without_late_words(told: Any) -> None:
+  """Python's own hook, but for a checkpoint that could not be written or read: orbax's other tasks,
+  and native code from its threads, say through it that nobody listens any more."""
   late = isinstance(told.exc_value, RuntimeError)
-  if not (late and str(told.exc_value) == "Event loop is closed"):
+  files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(told.exc_traceback)]
+  of_orbax = any("orbax" in file for file in files)
+  if not (of_orbax or (late and str(told.exc_value) == "Event loop is closed")):
     sys.__unraisablehook__(told)
 
 
@@ -212,7 +215,7 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
 
   if hasattr(signal, "SIGPIPE"):
     signal.signal(signal.SIGPIPE, _end_unread)
-  sys.unraisablehook = _without_late_writes
+  sys.unraisablehook = _without_late_words
 
   def guarded(argv: Sequence[str]) -> None:
     logging.set_verbosity(logging.WARNING)  # third parties' chatter is not for users

@@ -318,8 +318,8 @@ def _orbax(directory: pathlib.Path) -> ocp.Checkpointer:
   """Writes and reads one step. Which steps there are is ours to say: `ocp.CheckpointManager` takes
   older ones away before the newest would survive a loss of power."""
   logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every save at INFO
-  # One failed write fails many tasks of orbax. It tells each in thirty lines, through absl's logger,
-  # and so does asyncio, some of them at exit. What failed is raised to us.
+  # One failed write fails many tasks of orbax. It tells each in thirty lines, through absl's
+  # logger, and so does asyncio, some of them at exit. What failed is raised to us.
   for name in ("absl", "asyncio"):
     logging.getLogger(name).addFilter(_is_not_of_orbax)
   writers.secret_folder(directory)

@@ -382,8 +382,8 @@ class Running:
     wanted = self._charges(promise)
     if not _alike(self.ledger.to_json(), wanted.to_json()):
       raise UserError(
-        f"checkpoint={self.step}: its ledger holds {self.ledger.num_steps} steps that are not those "
-        "of this run; it cannot be trusted, remove it to go on from an earlier step"
+        f"checkpoint={self.step}: its ledger holds {self.ledger.num_steps} steps that are not "
+        "those of this run; it cannot be trusted, remove it to go on from an earlier step"
       )
 
   def _charges(self, promise: Promise) -> Ledger:

@@ -224,8 +224,9 @@ def released(plan: Plan) -> str:
     "numbers can occur does not depend on the data; that the probabilities on the grid are "
     "those of an ideal rounded Gaussian is not proved to the last bit. Per-example "
     "diagnostics were switched off. How long anything took follows the private sizes of "
-    "batches and cohorts and is not covered: result.json does not say it, but times of "
-    "files, TensorBoard's events and progress on a terminal do, so release none of these.",
+    "batches and cohorts and is not covered: no file of the run says it (there are no "
+    "TensorBoard events), but the files' own times and progress on a terminal do, so release "
+    "neither of these.",
     width=92,
     break_on_hyphens=False,
   )

@@ -61,7 +61,8 @@ def in_place_of(
   """The arrays in the structure of `like`, whose leaves named in `fresh` stay as they are.
 
   Raises:
-    UserError: beginning with `told`, other leaves, shapes or dtypes: of another model.
+    UserError: beginning with `told`, other leaves or shapes: of another model; or numbers that
+      its dtypes cannot hold.
   """
   leaves, treedef = trees.named_leaves(like), jax.tree.structure(like)
   for name in sorted({*leaves, *arrays} - {*fresh}):
@@ -72,13 +73,23 @@ def in_place_of(
         f"{told}: was trained elsewhere: {name} is {got} there, {wanted} in the model of this "
         "config"
       )
-    if arrays[name].dtype != leaves[name].dtype:
-      raise UserError(
-        f"{told}: {name} is {arrays[name].dtype} there, {leaves[name].dtype} in the model of this "
-        "config"
-      )
-  found = (leaf if name in fresh else arrays[name] for name, leaf in leaves.items())
-  return jax.tree.unflatten(treedef, list(found))
+  found = [
+    leaf if name in fresh else _cast(arrays[name], leaf.dtype, f"{told}: {name}")
+    for name, leaf in leaves.items()
+  ]
+  return jax.tree.unflatten(treedef, found)
+
+
+def _cast(array: np.ndarray, dtype: Any, told: str) -> np.ndarray:
+  """The array in the dtype of the model. UserError, beginning with `told`: it does not fit."""
+  if array.dtype == dtype:
+    return array
+  with np.errstate(over="ignore"):
+    cast = array.astype(dtype)
+  if not np.isfinite(np.asarray(cast, np.float64)).all():
+    raise UserError(f"{told}: holds numbers beyond {dtype}, the type of the model's own")
+  writers.warn(f"{told}: is {array.dtype}, cast to {dtype}")
+  return cast
 
 
 def result_of(path: str, params: Mapping[str, Any] | Params) -> dict[str, Any] | None:

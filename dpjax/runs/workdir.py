@@ -35,7 +35,13 @@ def _differences(old: object, new: object, path: tuple[str, ...] = ()) -> Iterat
     return
   there, now = (streams.canonical(value, "options" in path) for value in (old, new))
   if there != now:
-    yield f"{'.'.join(('config', *path))}: {old!r} there, {new!r} now"
+    yield f"{'.'.join(('config', *path))[:80]}: {_short(old)} there, {_short(new)} now"
+
+
+def _short(value: object) -> str:
+  """Of a field that is long, or a whole config, the beginning."""
+  text = repr(value)
+  return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _where(config: Config) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """A loss of power, simulated: what a run had not told the disk to keep may be gone.
 
-`Disk` notes what is durable: a file as it was when it was last synced, a folder's names as they were
-when the folder was. `Disk.lost` writes what could be left: a file that was never synced is empty,
-cut short or whole; a name that its folder was not synced with is there or not; each by chance.
+`Disk` notes what is durable: a file as it was when it was last synced, a folder's names as they
+were when the folder was. `Disk.lost` writes what could be left: a file that was never synced is
+empty, cut short or whole; a name that its folder was not synced with is there or not; each by
+chance.
 
 A file that native code writes counts as not synced until Python syncs it, and a kernel keeps more
 order than this: it is the worst case.
@@ -13,6 +14,7 @@ import os
 import pathlib
 import random
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from unittest import mock
 
@@ -30,6 +32,9 @@ class Disk:
   def __init__(self, root: pathlib.Path, before: Callable[[], None] = lambda: None):
     self.root = root
     self._before = before
+    self._folders: set[int] = set()  # of all that was ever seen, those that are gone, too
+    self._lock = threading.RLock()  # orbax writes from threads
+    self._asking = False
     self._bytes: dict[int, bytes] = {}  # file -> what is durable of it
     self._names: dict[int, dict[str, int]] = {}  # folder -> name -> file or folder
     self._keep(root.parent)
@@ -46,7 +51,11 @@ class Disk:
     honest = getattr(os, name)
 
     def act(*args, **options):
-      self._before()
+      with self._lock:
+        if not self._asking:  # `before` may write files itself
+          self._asking = True
+          self._before()
+          self._asking = False
       done = honest(*args, **options)
       if name == "fsync":
         self._keep(f"/proc/self/fd/{args[0]}")
@@ -58,7 +67,9 @@ class Disk:
     held = os.stat(path)
     if stat.S_ISDIR(held.st_mode):
       with os.scandir(path) as entries:
-        self._names[held.st_ino] = {entry.name: entry.inode() for entry in entries}
+        found = list(entries)
+      self._names[held.st_ino] = {entry.name: entry.inode() for entry in found}
+      self._folders |= {entry.inode() for entry in found if entry.is_dir()}
     elif stat.S_ISREG(held.st_mode):
       self._bytes[held.st_ino] = pathlib.Path(path).read_bytes()
 
@@ -90,7 +101,7 @@ class Disk:
 
   def _entry(self, inode, into, there, chance) -> None:
     path = there.get(inode)
-    if inode in self._names or (path is not None and path.is_dir()):
+    if inode in self._folders or (path is not None and path.is_dir()):
       self._folder(path, inode, into, there, chance)
       return
     whole = b""
