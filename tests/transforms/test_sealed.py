@@ -359,7 +359,7 @@ def test_gradients_of_a_batch_know_its_mask_and_a_second_one_is_joined():
 _WRONG_MASKS = ["True", np.array([None, True]), object(), [[True], [True, False]], b"\x01"]
 
 
-@pytest.mark.parametrize("mask", _WRONG_MASKS, ids=repr)
+@pytest.mark.parametrize("mask", _WRONG_MASKS, ids=lambda mask: type(mask).__name__)
 def test_a_mask_that_is_no_array_is_one_line(mask):
   without = dpjax.per_example_grads(_loss)(_PARAMS, _BATCH.examples)[1]
   tx = _private()
