@@ -176,7 +176,10 @@ def _ftrl(sampler):
 @pytest.mark.parametrize(("sampler", "relation", "method"), _CONFIGS)
 def test_a_training_run_with_canaries_draws_all_of_its_batches(sampler, relation, method):
   train = data.from_arrays(
-    np.random.default_rng(0).normal(size=(_N, 4)), np.arange(_N) % 3, num_classes=3
+    np.random.default_rng(0).normal(size=(_N, 4)),
+    np.arange(_N) % 3,
+    num_classes=3,
+    nominal_size=_N,
   )
   privacy = PrivacyConfig(
     method=method, epsilon=None, noise_multiplier=None if method == "sgd" else 2.0,

@@ -131,12 +131,14 @@ def public_size(config: TrainConfig, train: data.Dataset) -> int:
   correlated = privacy.method == "dp_ftrl"
   kinds = ftrl.SAMPLERS if correlated else SAMPLERS
   kind = kinds.get(privacy.ftrl.sampler if correlated else privacy.sampler)
-  law = "poisson" if kind is None else kind.law  # a sampler of one's own may be any
+  # a sampler of one's own may be any, and the scheme of shuffled batches follows their size
+  law: Any = getattr(kind, "law", None)
+  usual = accounting.proved_for(law).relations if isinstance(law, str) else ()
   asked = privacy.neighboring_relation if privacy.method in PRIVATE_METHODS else ""
   return sizes.public(
     len(train),
     config.data.num_examples if known is None else known,
-    relation=asked or accounting.proved_for(law).relations[0],
+    relation=asked or (*usual, sizes.ADD_OR_REMOVE_ONE)[0],
     promised=privacy.method in PRIVATE_METHODS and privacy.noise_multiplier != 0,
     field="data.num_examples",
     other="privacy.neighboring_relation=replace_special",

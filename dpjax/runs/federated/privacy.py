@@ -43,8 +43,9 @@ def relation(config: FedConfig) -> str:
   correlated = privacy.method == "dp_ftrl"
   kinds = ftrl.SAMPLERS if correlated else SAMPLERS
   kind = kinds.get(privacy.ftrl.sampler if correlated else privacy.sampler)
-  law = "poisson" if kind is None else kind.law  # a sampler of one's own may be any
-  return privacy.neighboring_relation or accounting.proved_for(law).relations[0]
+  law: Any = getattr(kind, "law", None)  # a sampler of one's own may be any
+  usual = accounting.proved_for(law).relations if isinstance(law, str) else ()
+  return privacy.neighboring_relation or (*usual, sizes.ADD_OR_REMOVE_ONE)[0]
 
 
 def public_size(config: FedConfig, federation: Federation) -> int:
