@@ -77,7 +77,8 @@ def _rows_of(data: Indexed, indices: np.ndarray) -> Any:
         f"{_needs(data)}, which returns {kind}; make it .with_format('numpy') (Hugging Face) or "
         ".to_numpy() (pandas)"
       )
-    if tuple(shape[:1]) != (len(indices),):
+    enough = bool(shape) and getattr(data, "adds_rows", False) and shape[0] > len(indices)
+    if tuple(shape[:1]) != (len(indices),) and not enough:
       raise UserError(
         f"{_needs(data)}, which returns {tuple(shape)} for {len(indices)} indices"
       )

@@ -49,6 +49,8 @@ def size_of_data(subject: Subject) -> Row:
   Plan, promise and results must be equal: whoever sees the scale of the noise would else count
   the records, and with them see whether one of them is there (arXiv 2605.15648).
   """
+  if subject.config is None:
+    return not_applicable(_NAME, "the plan is given, none is made of a config")
   relation = subject.plan.neighboring_relation
   if relation != NeighboringRelation.ADD_OR_REMOVE_ONE:
     return not_applicable(_NAME, f"is the same in neighbouring data sets under {relation}")

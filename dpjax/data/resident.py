@@ -52,9 +52,10 @@ class Resident:
     shared = lambda arrays, indices: split(_take(arrays, indices))  # type: ignore[misc]
     self._take = _take if split is None else jax.jit(shared)
     self.present = getattr(dataset, "present", None)  # read where batches are masked
-    self.nominal_size = getattr(
-      dataset, "nominal_size", None
-    )  # where capacities are checked
+    # read where capacities are checked
+    self.nominal_size = getattr(dataset, "nominal_size", None)
+    # several devices get as many rows each, so there may be more than were asked for
+    self.adds_rows = split is not None
 
   def __len__(self) -> int:
     return self._arrays.y.shape[0]

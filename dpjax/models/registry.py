@@ -85,7 +85,7 @@ def _not_linen(name: str, kind: type) -> UserError:
   """Of any other model: its type alone, for the repr of one has many lines."""
   told = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
   return UserError(
-    f"model={name!r:.80}: must return a linen module, not {told:.80}; a launcher takes no "
+    f"model.name={name!r:.80}: must return a linen module, not {told:.80}; a launcher takes no "
     "other, but Plan.clipped_grad in a notebook takes any loss(params, example) (your_code.md)"
   )
 

@@ -150,6 +150,7 @@ def test_a_federation_charges_what_account_says(clients, share, fixed):
   assert plan is reported and price.run_event(question) == plan.event()
 
 
+@pytest.mark.filterwarnings("ignore:normalize_by=0.001")  # one of 10, at a rate of 1e-4
 def test_batches_have_the_size_that_is_charged():
   for prob, n in ((0.015, 100), (0.5, 5), (1e-4, 10), (0.025, 100), (0.035, 100)):
     plan = _trained("fixed_size", prob, n, 4.0, 3)
