@@ -322,6 +322,8 @@ _RUN = {
 # What noise and time decide, in result.json and in a row of metrics.
 _DECIDED = ("test_accuracy", "test_loss", "params_sha256", "run_sha256", "wall_seconds")
 _DECIDED += ("rounds_to_accuracy", "ledger", "final_l2_clip_norm", "versions")
+# digests of parameters and pictures, which hold noise
+_DECIDED += ("files_sha256",)
 _FIXED = ("params.npz", "config.json")  # files whose size no noise decides
 
 

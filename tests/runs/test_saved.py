@@ -247,12 +247,13 @@ def test_a_damaged_file_is_one_line(first, tmp_path, damage):
   assert "\n" not in str(caught.value)
 
 
-def test_the_file_decides_the_noise_and_none_leaves_it(tmp_path):
+def test_the_file_decides_the_noise_and_none_leaves_it(tmp_path, monkeypatch):
   path = tmp_path / "a.npz"
   digests = []
   for content in (b"a", b"b"):
     path.write_bytes(content)
     digests.append(build.digest(_config(**{"pretrained": str(path)})))
   assert len({*digests, build.digest(_config())}) == 3
-  # that of before there was the field
+  # that of before there was the field; the code of the day is part of every digest
+  monkeypatch.setattr(streams, "config_digest", streams.config_name)
   assert build.digest(TrainConfig()).hex()[:16] == "272dba7d6f090812"
