@@ -224,7 +224,10 @@ def test_a_run_that_did_not_remember_its_code_is_not_continued(tmp_path, monkeyp
 
 
 def test_a_sweep_takes_no_run_of_edited_code_for_its_own(tmp_path, fresh):
-  sweep = grid.SweepConfig(base=_small(num_steps=1), grid={"privacy.noise_multiplier": [1.0]})
+  base = _small(num_steps=1, **{"privacy.noise_multiplier": None})
+  sweep = grid.SweepConfig(
+    base=base, grid={"privacy.noise_multiplier": [1.0]}, x="privacy.noise_multiplier"
+  )
   rows = []
   for scale in (1.0, 2.0, 1.0):
     _write(tmp_path / "code", scale)
