@@ -239,7 +239,7 @@ def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
       _check_range(x, vocab_size, "x", "vocab_size")
     return x
 
-  if len(source) != len(y) or not len(y):
+  if y.shape != (len(source),) or not y.size:
     raise UserError(
       f"y.shape={y.shape}: must be ({len(source)},), one label for each row of x"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+import tokenize
 import zipfile
 import zlib
 from typing import Any
@@ -19,9 +20,16 @@ UNDECLARED = (
   "must be declared, since counting private labels would let one record decide the shape of "
   "the model: give it as num_classes= (--config.data.num_classes)"
 )
-_UNREADABLE = (
-  MemoryError,  # a header that promises more than there is
+_NO_HEADER = (
+  MemoryError,  # it promises more than there is
   OverflowError,
+  TypeError,
+  RecursionError,
+  SyntaxError,  # NumPy reads it as a literal of Python
+  tokenize.TokenError,
+)
+_UNREADABLE = (
+  *_NO_HEADER,
   OSError,  # a folder, or no right to read it
   ValueError,  # a pickle, or a damaged header
   RuntimeError,  # encrypted
@@ -184,7 +192,7 @@ def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:
       shape, by_column, dtype = header(stream)
       offset = stream.tell()
     size = path.stat().st_size - offset
-  except (OSError, ValueError, EOFError, TypeError, OverflowError) as error:
+  except (OSError, ValueError, EOFError, *_NO_HEADER) as error:
     raise UserError(
       f"{path.name}: is not a readable .npy array ({first_line(error)})"
     ) from error

@@ -1,7 +1,9 @@
 """`.npz` files: a round trip, and one line for each way in which a file can be wrong."""
 
+import os
 import pathlib
 import tempfile
+import zipfile
 
 import hypothesis
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dpjax import data
+from dpjax.data import npz
 from dpjax.validate import UserError
 
 
@@ -156,3 +159,58 @@ def test_a_bare_npy_array_is_not_an_archive(tmp_path):
     np.save(stream, np.zeros(3))
   with pytest.raises(UserError, match=r"is not an .npz archive"):
     data.load(path)
+
+
+# --- headers that promise what is not there, and pipes
+
+
+_HEADERS = [
+  "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000, 4)}",
+  "{'descr': '<f4', 'fortran_order': False, 'shape': (10000000000000,)}",
+  "{'descr': '<f4', 'fortran_order': False, 'shape': (-20, 2)}",
+  "{'descr': '<f4', 'fortran_order': False, 'shape': (1 << 80,)}",
+  "{'descr': '<f4', 'fortran_order': False, 'shape': 'x'}",
+  "{'descr': '|O', 'fortran_order': False, 'shape': (4,)}",
+  "{'descr': '<f4', 'fortran_order': True, 'shape': (4, 2)}",
+  "{'descr': '<f4', 'fortran_order': False, 'shape': ()}",
+  "(" * 3000,
+  "{}",
+  "",
+]
+
+
+def _npy(header: str) -> bytes:
+  text = header.encode() + b"\n"
+  return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(64)
+
+
+@pytest.mark.parametrize("header", _HEADERS)
+@pytest.mark.parametrize("key", ["x_train", "y_train"])
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_header_that_promises_too_much_is_one_line(key, header, resident, tmp_path):
+  for name, array in good().items():
+    np.save(tmp_path / f"{name}.npy", array)
+  (tmp_path / f"{key}.npy").write_bytes(_npy(header))
+  with zipfile.ZipFile(tmp_path / "mine.npz", "w") as archive:
+    for path in tmp_path.glob("*.npy"):
+      archive.write(path, path.name)
+  for call in (
+    lambda: npz.load_folder(tmp_path, resident=resident),
+    lambda: npz.load_npz(tmp_path / "mine.npz"),
+  ):
+    with pytest.raises(UserError) as caught:
+      call()
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300 + len(
+      str(tmp_path)
+    )
+
+
+@pytest.mark.parametrize("name", ["x_train.npy", "mine.npz"])
+def test_a_pipe_is_refused_at_once(name, tmp_path):
+  for key, array in good().items():
+    np.save(tmp_path / f"{key}.npy", array)
+  (tmp_path / name).unlink(missing_ok=True)
+  os.mkfifo(tmp_path / name)
+  load = npz.load_npz if name.endswith("npz") else npz.load_folder
+  with pytest.raises(UserError, match="must be a file, not a folder, a pipe"):
+    load(tmp_path / name if name.endswith("npz") else tmp_path)

@@ -1,5 +1,6 @@
 """Data sets on disk: the real ones where they are, and tiny ones written as TFDS writes."""
 
+import json
 import logging
 import os
 import subprocess
@@ -289,3 +290,46 @@ def test_import_is_light():
     [sys.executable, "-c", code], capture_output=True, text=True, check=True
   )
   assert done.stdout.strip() == "[]"
+
+
+# --- a prepared data set from somebody else
+
+_EVIL = "payload_of_a_stranger.Feature"
+_CLASS = "tensorflow_datasets.core.features.features_dict.FeaturesDict"
+
+
+def _inner(**named):
+  return {"featuresDict": {"features": {"image": named}}}
+
+
+@pytest.mark.parametrize(
+  "features",
+  [
+    {"pythonClassName": _EVIL},
+    {"python_class_name": _EVIL},
+    {"pythonClassName": _CLASS, **_inner(pythonClassName=_EVIL)},
+    {"pythonClassName": _CLASS, **_inner(python_class_name=_EVIL)},
+    {"pythonClassName": f"x.{_CLASS}"},
+    {"pythonClassName": "tensorflow_datasets.core.features_of.mine.Feature"},
+    {"pythonClassName": "os.path.Feature"},
+    {"pythonClassName": ["os"]},
+    {"type": _EVIL, "content": {}},
+    {"type": _CLASS, "content": {"image": {"type": _EVIL, "content": {}}}},
+    {
+      "type": _CLASS,
+      "content": json.dumps({"features": {"a": {"pythonClassName": _EVIL}}}),
+    },
+  ],
+)
+def test_features_that_name_code_are_refused_before_anything_is_imported(
+  features, image_folder, tmp_path, monkeypatch
+):
+  (path,) = tmp_path.rglob("features.json")
+  path.write_text(json.dumps(features))
+  (tmp_path / "payload_of_a_stranger.py").write_text(
+    f"open({str(tmp_path / 'ran')!r}, 'w')"
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  message = one_line(data.load, "tiny_image", data_dir=tmp_path)
+  assert "names the class" in message and len(message) < 300 + len(str(tmp_path))
+  assert not (tmp_path / "ran").exists()

@@ -257,3 +257,40 @@ def test_the_file_decides_the_noise_and_none_leaves_it(tmp_path, monkeypatch):
   # that of before there was the field; the code of the day is part of every digest
   monkeypatch.setattr(streams, "config_digest", streams.config_name)
   assert build.digest(TrainConfig()).hex()[:16] == "272dba7d6f090812"
+
+
+_WRONG = {
+  "NaN": lambda leaf: leaf * np.nan,
+  "infinity": lambda leaf: leaf + np.inf,
+  "text": lambda leaf: leaf.astype(str),
+  "bytes": lambda leaf: leaf.astype("S3"),
+  "integers": lambda leaf: leaf.astype(np.int64),
+  "booleans": lambda leaf: leaf > 0,
+  "complex": lambda leaf: leaf.astype(np.complex64),
+  "another machine's": lambda leaf: leaf.astype(">f4"),
+  "dates": lambda leaf: leaf.astype(np.int64).astype("M8[s]"),
+  "void": lambda leaf: leaf.astype(np.float32).view("V4"),
+  "beyond float32": lambda leaf: np.full_like(leaf, 1e300, np.float64),
+}
+
+
+@pytest.mark.parametrize("wrong", _WRONG)
+def test_weights_that_can_be_none_are_one_line_before_the_first_step(
+  wrong, first, tmp_path
+):
+  held = dict(np.load(first))
+  np.savez(tmp_path / "params.npz", **{n: _WRONG[wrong](leaf) for n, leaf in held.items()})
+  tree = saved._nested(dict(np.load(tmp_path / "params.npz")), "x")
+  result = {"dataset": _FIRST, "params_sha256": trees.sha256(tree)}
+  (tmp_path / "result.json").write_text(json.dumps(result))
+  with pytest.raises(UserError, match=r"^pretrained=.*params/") as caught:
+    _begun(tmp_path / "params.npz")
+  assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_wider_weights_are_cast_and_told(first, capsys):
+  run = _begun(first)  # whose biases are float64
+  assert {str(leaf.dtype) for leaf in trees.named_leaves(run.params).values()} == {
+    "float32"
+  }
+  assert "is float64, cast to float32" in capsys.readouterr().err
