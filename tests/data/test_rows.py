@@ -242,7 +242,10 @@ def test_a_file_that_is_cut_short(tmp_path):
   _write(tmp_path)
   path = tmp_path / "x_train.npy"
   content = path.read_bytes()
-  for kept, words in ((len(content) - 5, "holds 427 bytes, and its header says"), (20, "not a readable .npy")):
+  for kept, words in (
+    (len(content) - 5, "holds 427 bytes, and its header says"),
+    (20, "not a readable .npy"),
+  ):
     path.write_bytes(content[:kept])
     with pytest.raises(UserError, match=words):
       data.load(f"{tmp_path}/", resident=False)
