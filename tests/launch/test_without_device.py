@@ -95,13 +95,16 @@ def words(num_classes):
 @pytest.mark.parametrize(
   ("launcher", "model"),
   [
+    ("train", "made"),
     *(
-      ("train", model)
-      for model in ("Net", "NeedsRngs", "Plain", "made", "function", "words")
+      pytest.param(launcher, model, marks=pytest.mark.slow)
+      for launcher, model in (
+        *(("train", model) for model in ("Net", "NeedsRngs", "Plain", "function", "words")),
+        ("federate", "Net"),
+        ("federate", "made"),
+        ("relevance", "made"),
+      )
     ),
-    ("federate", "Net"),
-    ("federate", "made"),
-    ("relevance", "made"),
   ],
 )
 def test_a_model_that_is_no_linen_module_is_one_line(launcher, model, tmp_path):
