@@ -41,7 +41,13 @@ def _one_line(done):
   return lines[0]
 
 
-@pytest.mark.parametrize("name", _COMMANDS)
+@pytest.mark.parametrize(
+  "name",
+  [
+    name if name == "sweep" else pytest.param(name, marks=pytest.mark.slow)
+    for name in _COMMANDS
+  ],
+)
 def test_a_platform_that_is_not_there_is_one_line(name, tmp_path):
   workdir = [] if name == "check" else [f"--workdir={tmp_path}"]
   done = _launch(name, *_COMMANDS[name], *workdir, JAX_PLATFORMS="nonsense")
@@ -50,6 +56,7 @@ def test_a_platform_that_is_not_there_is_one_line(name, tmp_path):
   assert not [*tmp_path.rglob("*.json")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--dry_run"], ["many"]])
 def test_a_tpu_or_gpu_that_is_not_there_is_one_line(more, tmp_path):
   many = ["--coordinator=127.0.0.1:39123", "--num_processes=1", "--process_id=0"]
@@ -88,13 +95,16 @@ def words(num_classes):
 @pytest.mark.parametrize(
   ("launcher", "model"),
   [
+    ("train", "made"),
     *(
-      ("train", model)
-      for model in ("Net", "NeedsRngs", "Plain", "made", "function", "words")
+      pytest.param(launcher, model, marks=pytest.mark.slow)
+      for launcher, model in (
+        *(("train", model) for model in ("Net", "NeedsRngs", "Plain", "function", "words")),
+        ("federate", "Net"),
+        ("federate", "made"),
+        ("relevance", "made"),
+      )
     ),
-    ("federate", "Net"),
-    ("federate", "made"),
-    ("relevance", "made"),
   ],
 )
 def test_a_model_that_is_no_linen_module_is_one_line(launcher, model, tmp_path):
