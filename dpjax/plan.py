@@ -35,7 +35,7 @@ def _size_of(data: Indexed) -> int:
   """Number of rows; UserError where there are none, or nobody can tell."""
   try:
     size = len(data)
-  except TypeError:
+  except Exception:
     size = None
   if size is None:
     raise UserError(f"{_needs(data)}, which has no len()")
@@ -55,20 +55,24 @@ def _needs(data: object) -> str:
 def _rows_of(data: Indexed, indices: np.ndarray) -> Any:
   """`data[indices]`, checked. No error tells the indices: who was drawn is a secret."""
   failure = ""
+  examples = None
+  leaves = []
+  shapes = []
   try:
     examples = data[indices]
+    leaves = jax.tree.leaves(examples)
+    # None: it has no shape.
+    held = [getattr(leaf, "shape", None) for leaf in leaves]
+    shapes = [shape if shape is None else tuple(shape) for shape in held]
   except UserError:
     raise
   except Exception as error:  # whatever it is, its text may hold what was looked for
-    examples = None
     failure = type(error).__name__
   if failure:  # outside of the handler, so that the error keeps nothing of the other one
     raise UserError(f"{_needs(data)}, whose data[indices] raised {failure}")
-  leaves = jax.tree.leaves(examples)
   if not leaves:
     raise UserError(f"{_needs(data)}, whose data[indices] holds no array")
-  for leaf in leaves:
-    shape = getattr(leaf, "shape", None)
+  for leaf, shape in zip(leaves, shapes):
     is_text = getattr(getattr(leaf, "dtype", None), "kind", "") in ("O", "S", "U")
     # What selects by label, such as a pandas Series, has `iloc` to select by place.
     if shape is None or is_text or hasattr(leaf, "iloc"):
@@ -78,10 +82,8 @@ def _rows_of(data: Indexed, indices: np.ndarray) -> Any:
         ".to_numpy() (pandas)"
       )
     enough = bool(shape) and getattr(data, "adds_rows", False) and shape[0] > len(indices)
-    if tuple(shape[:1]) != (len(indices),) and not enough:
-      raise UserError(
-        f"{_needs(data)}, which returns {tuple(shape)} for {len(indices)} indices"
-      )
+    if shape[:1] != (len(indices),) and not enough:
+      raise UserError(f"{_needs(data)}, which returns {shape} for {len(indices)} indices")
   return examples
 
 
@@ -543,12 +545,14 @@ class Plan:
       )
     if isinstance(states[0].count, core.Tracer):
       raise UserError("opt_state: is traced; call plan.spent outside of jit")
-    counts = np.unique(
-      np.asarray(states[0].count)
-    )  # several of a state that was replicated
-    if counts.size != 1:
-      raise UserError(f"opt_state: its copies count {counts.tolist()} steps")
-    steps = int(counts[0])
+    count = np.asarray(states[0].count)
+    # Copies on several devices and models under vmap look alike, and only the former are one.
+    if count.shape or count.dtype.kind not in "iu" or count < 0:
+      raise UserError(
+        f"opt_state: counts steps by {count.dtype}{list(count.shape)}: must be one integer >= 0; "
+        "of several models or devices give the state of one"
+      )
+    steps = int(count)
     if steps > self.num_steps:
       raise UserError(
         f"opt_state: counts {steps} steps: must be <= num_steps={self.num_steps} of the plan"
@@ -664,7 +668,17 @@ class Plan:
     validate.integer_at_least(0, rng=rng, start=start)
     num_examples = _size_of(data)
     present = getattr(data, "present", None)
+    if present is not None:
+      # An index that it lacks would be told by NumPy, and who was drawn is a secret.
+      kind = getattr(getattr(present, "dtype", None), "kind", "")
+      if kind != "b" or np.shape(present) != (num_examples,):
+        raise UserError(
+          f"data.present: must be a bool array [{num_examples}], one for each row of data; got "
+          f"{type(present).__name__} of shape {np.shape(present) if kind else None}"
+        )
     declared = getattr(data, "nominal_size", None)
+    if declared is not None:
+      validate.integer_at_least(1, **{"data.nominal_size": declared})
     self.check_capacity(num_examples, declared)
     # What cannot be read is told now, by place 0, which padding repeats: it tells of no draw.
     _rows_of(data, np.zeros(1, np.int64))

@@ -64,7 +64,8 @@ def per_example_norms(tree: ArrayTree, *, exact_above: float = 0.0) -> jax.Array
   if not leaves:
     return plain
   # Squares below the normal numbers are lost: at most this much of the sum.
-  lost = jnp.finfo(plain.dtype).tiny * sum(leaf.shape[1] for leaf in leaves)
+  # Those of a float32 leaf are lost sooner than those of a float64 one beside it.
+  lost = sum(float(jnp.finfo(leaf.dtype).tiny) * leaf.shape[1] for leaf in leaves)
   sound = jnp.isfinite(plain) & (squares * jnp.finfo(plain.dtype).eps >= lost)
   harmless = jnp.sqrt(squares + lost) <= exact_above
   keep = sound | harmless

@@ -238,3 +238,28 @@ def test_a_divisor_that_is_far_off_is_told(normalize_by, word):
   sampler = sampling.PoissonSampler(prob=0.5, capacity=61)
   with pytest.warns(UserWarning, match=f"normalize_by={normalize_by}: .* too {word}"):
     Plan(sampler, 1.0, 1.0, normalize_by, 3, delta=1e-5).batches(_ROWS, rng=0)
+
+
+@pytest.mark.parametrize(
+  "present", [np.ones(4, bool), np.ones((10, 1), bool), np.full(10, 2), [True] * 10, "yes"]
+)
+def test_an_odd_presence_is_one_line_and_tells_of_no_draw(present):
+  class Rows:
+    def __len__(self):
+      return 10
+
+    def __getitem__(self, indices):
+      return np.zeros((len(indices), 2), np.float32)
+
+  data = Rows()
+  data.present = present
+  plan = Plan(
+    sampler=sampling.PoissonSampler(prob=0.5, capacity=11),
+    noise_multiplier=1.0,
+    l2_clip_norm=1.0,
+    normalize_by=5,
+    num_steps=2,
+    delta=1e-5,
+  )
+  with pytest.raises(UserError, match=r"^data.present: must be a bool array \[10\]"):
+    list(plan.batches(data, rng=0))

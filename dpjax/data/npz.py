@@ -46,7 +46,7 @@ def arrays_of(path: pathlib.Path, told: str) -> dict[str, np.ndarray]:
   try:
     # Pickles can run code. NumPy leaks the file that it opens where the archive is bad.
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-      return {key: archive[key] for key in archive.files}
+      arrays = {key: archive[key] for key in archive.files}
   except FileNotFoundError as error:
     raise UserError(f"{told}: there is no such file") from error
   except (AttributeError, TypeError) as error:  # a bare .npy array: no `with`
@@ -55,6 +55,11 @@ def arrays_of(path: pathlib.Path, told: str) -> dict[str, np.ndarray]:
     # what begins as no archive is taken for a pickle, with the advice to load it nevertheless
     reason = "no zip file" if "unsafely" in str(error) else first_line(error)
     raise UserError(f"{told}: is not a readable .npz archive ({reason})") from error
+  # NumPy gives the bytes of a member that is no array.
+  odd = [key for key, value in arrays.items() if not isinstance(value, np.ndarray)]
+  if odd:
+    raise UserError(f"{told}: its member {odd[0]!r:.60} is no .npy array")
+  return arrays
 
 
 def _declared(arrays: dict[str, np.ndarray], key: str) -> int | None:

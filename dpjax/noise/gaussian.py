@@ -27,10 +27,39 @@ class NoiseState(NamedTuple):
   count: jax.Array  # int32, number of draws so far
 
 
-def init(key: jax.Array) -> NoiseState:
+def init(key: jax.Array, params: ArrayTree = None) -> NoiseState:
   """State before the first draw. The key's buffer is copied: donating the state must
-  not destroy (or worse, let anyone reuse) the caller's key."""
+  not destroy (or worse, let anyone reuse) the caller's key.
+
+  Args:
+    key: one typed key.
+    params: of the model that the noise is for. Several models under `jax.vmap` with one key
+      would get the same noise, and the difference of their sums would be exact.
+
+  Raises:
+    UserError: such a vmap; map over the keys, too.
+  """
+  arrays = [leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype")]
+  _one_model([leaf for leaf in arrays if not trees.is_key(leaf)], jax.random.key_data(key))
   return NoiseState(jnp.copy(key), jnp.zeros((), jnp.int32))
+
+
+@jax.custom_batching.custom_vmap
+def _one_model(params: list[Array], key_data: Array) -> Array:
+  """Returns `key_data`; what counts is the rule below, which JAX asks where it maps."""
+  del params
+  return key_data
+
+
+@_one_model.def_vmap
+def _several_models(size: int, mapped: Any, params: list[Array], key_data: Array) -> Any:
+  of_params, of_key = mapped
+  if any(of_params) and not of_key:
+    raise UserError(
+      f"key: one for {size} models under jax.vmap, which would all get the same noise; map over "
+      "as many keys, jax.random.split(key, n), and account for each model"
+    )
+  return _one_model(params, key_data), of_key
 
 
 def gaussian(key: jax.Array, like: ArrayTree, std: float) -> Any:

@@ -197,7 +197,8 @@ def adaptive_clip_and_noise(
 
   def init_fn(params) -> ScaledState:
     check_whole(params=params)
-    return ScaledState(noise.init(key), jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32))
+    started = noise.init(key, params)
+    return ScaledState(started, jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32))
 
   def update_fn(updates, state, params=None, *, mask=None, count=None, **extra_args):
     del extra_args

@@ -101,7 +101,7 @@ def clip_and_noise(
 
   def init_fn(params) -> NoiseState:
     check_whole(params=params)
-    return noise.init(key)
+    return noise.init(key, params)
 
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):
     del extra_args

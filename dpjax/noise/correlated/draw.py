@@ -25,7 +25,7 @@ class CorrelatedNoiseState(NamedTuple):
 
 def init(key: jax.Array, correlation: Correlation, like: ArrayTree) -> CorrelatedNoiseState:
   """State before the first draw; `like` has the structure and shapes of the parameters."""
-  started = init_white(key)
+  started = init_white(key, like)
   return CorrelatedNoiseState(started.key, started.count, correlation.init(like))
 
 
