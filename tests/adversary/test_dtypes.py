@@ -99,6 +99,9 @@ def test_a_loss_of_mixed_precision_keeps_every_guarantee():
   assert check(recipe, ("auto", "vmap")) >= 1
 
 
+_LONG = pytest.mark.long
+
+
 @pytest.mark.slow
 def test_a_few_losses_of_low_precision_keep_every_guarantee():
   _run(4, tuple(ROUTES))
@@ -144,7 +147,9 @@ def test_p20_no_sum_of_clipped_gradients_is_rounded(dtype, before):
 
 
 @pytest.mark.parametrize("layer", sorted(dtypes.LAYERS))
-@pytest.mark.parametrize("count", [256, 1024, 4096])
+@pytest.mark.parametrize(
+  "count", [pytest.param(256, marks=_LONG), pytest.param(1024, marks=_LONG), 4096]
+)
 @pytest.mark.slow
 def test_no_sum_of_clipped_gradients_of_any_layer_is_rounded(layer, count):
   for dtype in dtypes.DTYPES[1:]:
