@@ -682,7 +682,9 @@ class Plan:
     self.check_capacity(num_examples, declared)
     # What cannot be read is told now, by place 0, which padding repeats: it tells of no draw.
     _rows_of(data, np.zeros(1, np.int64))
-    self._warn_of_divisor(declared or num_examples)
+    # A part of a data set has the whole one's declared size: either may be meant.
+    near = num_examples if declared is None else declared
+    self._warn_of_divisor(min(near, num_examples), max(near, num_examples))
 
     def generate() -> Iterator[Batch]:
       for step in range(start, self.num_steps):
@@ -693,12 +695,16 @@ class Plan:
 
     return generate()
 
-  def _warn_of_divisor(self, num_examples: int) -> None:
+  def _warn_of_divisor(self, least: int, most: int) -> None:
+    """Warns where the divisor is far from the expected batch of so many examples."""
     sampler = self.sampler
     if not isinstance(sampler, sampling.PaddedSampler | sampling.FixedSizeSampler):
       return
     is_padded = isinstance(sampler, sampling.PaddedSampler)
-    expected = sampler.rate * num_examples if is_padded else sampler.slots
+    sizes = (
+      (sampler.rate * least, sampler.rate * most) if is_padded else (sampler.slots,) * 2
+    )
+    expected = min(max(self.normalize_by, sizes[0]), sizes[1])
     factor = self.normalize_by / expected
     if self.normalize_by == 1:  # the sum itself is wanted
       return
