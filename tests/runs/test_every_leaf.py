@@ -129,7 +129,9 @@ def _one_noise_for_all():
 
 
 # The ledger and `run_sha256` name the run by a digest of its whole config.
-_OF_ONE_RUN = ("wall_seconds", "versions", "device", "ledger", "run_sha256")
+_OF_ONE_RUN = (
+  "wall_seconds", "versions", "device", "ledger", "run_sha256", "files_sha256",
+)  # fmt: skip
 
 
 def _ran(config, workdir):
