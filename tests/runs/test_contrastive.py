@@ -43,7 +43,9 @@ def _images(name, classes, count=80):
     at[0] * np.cos(angle)[:, None] + at[1] * np.sin(angle)[:, None] + phase[:, None]
   )
   x = (waves.reshape(count, 8, 8, 1) + 0.1 * rng.normal(size=(count, 8, 8, 1))) / 2
-  made = data.from_arrays(x.astype(np.float32), y, num_classes=classes, name=name)
+  made = data.from_arrays(
+    x.astype(np.float32), y, num_classes=classes, name=name, nominal_size=count
+  )
   return made, made
 
 

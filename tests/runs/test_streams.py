@@ -309,6 +309,7 @@ def test_nothing_but_noisy_parameters_tells_two_data_sets_apart(kind, tmp_path):
   assert results[0]["params_sha256"] != results[1]["params_sha256"]
   noisy = {"params_sha256", "wall_seconds", "test_accuracy", "test_loss"}
   noisy |= {"run_sha256"}  # of the config and of the other keys
+  noisy |= {"files_sha256"}  # of parameters and scores
   left = [{k: v for k, v in result.items() if k not in noisy} for result in results]
   assert left[0] == left[1]
   assert "noise_key_id" in json.dumps(left[0])
