@@ -39,7 +39,7 @@ def dataset():
   rng = np.random.default_rng(0)
   x = rng.normal(size=(SIZE, 6)).astype(np.float32)
   x[:, :IDLE] = 0  # the weights of these columns see noise alone
-  return data.from_arrays(x, rng.integers(0, 4, SIZE), num_classes=4)
+  return data.from_arrays(x, rng.integers(0, 4, SIZE), num_classes=4, nominal_size=SIZE)
 
 
 def config(mesh):
