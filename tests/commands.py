@@ -91,4 +91,5 @@ def _become(module, arguments, cwd, env, out, err):
 if __name__ == "__main__":
   sys.path.insert(0, str(ROOT))
   _import_everything()
+  importlib.import_module("tests.pinned").pin()
   _become(*_orders())

@@ -21,8 +21,9 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 from dpjax import allocator  # noqa: E402
-from tests import slow_cases  # noqa: E402
+from tests import pinned, slow_cases  # noqa: E402
 
+pinned.pin()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 _MOST_MEMORY = 1.3e9  # bytes that a worker may hold between two tests

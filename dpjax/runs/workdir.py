@@ -68,8 +68,10 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
         "another directory, nothing was changed"
       )
     return remembered(workdir)
-  held = (path for path in workdir.rglob("*") if path.name != writers.LOCK)
-  if workdir.exists() and not all(p.is_dir() for p in held):
+  held = [path for path in workdir.rglob("*") if path.name != writers.LOCK]
+  # A loss of power may leave the config under the name that it is written by.
+  begun = set(workdir.glob(f".{CONFIG}.*.tmp"))
+  if workdir.exists() and not all(p.is_dir() or p in begun for p in held):
     raise UserError(f"workdir={workdir}: must be a new, an empty or a run's own directory")
   return None
 

@@ -15,6 +15,7 @@ import pathlib
 import random
 import stat
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from unittest import mock
 
@@ -33,6 +34,7 @@ class Disk:
     self.root = root
     self._before = before
     self._folders: set[int] = set()  # of all that was ever seen, those that are gone, too
+    self._held: dict[int, int] = {}  # file or folder -> a descriptor
     self._lock = threading.RLock()  # orbax writes from threads
     self._asking = False
     self._bytes: dict[int, bytes] = {}  # file -> what is durable of it
@@ -63,14 +65,30 @@ class Disk:
 
     return act
 
+  def _hold(self, path: str | pathlib.Path) -> None:
+    """Keeps the number of a file or folder its own when it is gone."""
+    # A kernel gives the number of what was deleted to the next file that is made.
+    with contextlib.suppress(FileNotFoundError):
+      descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+      inode = os.fstat(descriptor).st_ino
+      if inode in self._held:
+        os.close(descriptor)
+      else:
+        self._held[inode] = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
   def _keep(self, path: str | pathlib.Path) -> None:
     held = os.stat(path)
     if stat.S_ISDIR(held.st_mode):
+      self._hold(os.path.realpath(path))
       with os.scandir(path) as entries:
         found = list(entries)
+      for entry in found:
+        self._hold(os.path.join(os.path.realpath(path), entry.name))
       self._names[held.st_ino] = {entry.name: entry.inode() for entry in found}
       self._folders |= {entry.inode() for entry in found if entry.is_dir()}
     elif stat.S_ISREG(held.st_mode):
+      self._hold(os.path.realpath(path))
       self._bytes[held.st_ino] = pathlib.Path(path).read_bytes()
 
   def lost(self, into: pathlib.Path, chance: random.Random) -> None:

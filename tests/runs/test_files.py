@@ -315,7 +315,18 @@ def _power_cuts(count: int, whole: pathlib.Path, tmp_path: pathlib.Path) -> None
 
 @pytest.mark.slow
 def test_after_a_loss_of_power_a_run_goes_on_to_the_same_result(whole, tmp_path):
-  _power_cuts(20, whole, tmp_path)
+  _power_cuts(8, whole, tmp_path)
+
+
+def test_a_config_that_was_half_written_is_no_strangers_file(whole, tmp_path):
+  folder = tmp_path / "run"
+  folder.mkdir()
+  (folder / f".{owner.CONFIG}.7.tmp").write_text("{")
+  assert _goes_on(folder, whole)
+  other = tmp_path / "other"
+  other.mkdir()
+  (other / ".notes.7.tmp").write_text("{")
+  assert not _goes_on(other, whole)
 
 
 @pytest.mark.long

@@ -1,0 +1,17 @@
+"""The sources of dpjax that tests draw their noise for.
+
+Noise of a run follows dpjax's sources (`dpjax.run_code`). A test of chance with a fixed seed
+would draw anew with each edit, and fail for some. So tests name one version for all of them.
+Programs that a test starts by itself are not pinned: what two of them draw is compared with
+each other only.
+"""
+
+from dpjax.run_code import packages
+
+_SHA256 = "c21d5a959dd5011a7491d27fd25a9ae93d563ef865c0c09b5cb02c027fac8a5e"
+
+
+def pin() -> None:
+  """Lets this process, and those that it forks, draw as if dpjax had not been edited."""
+  packages._DPJAX = _SHA256
+  packages.versions.cache_clear()
