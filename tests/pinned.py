@@ -2,8 +2,7 @@
 
 Noise of a run follows dpjax's sources (`dpjax.run_code`). A test of chance with a fixed seed
 would draw anew with each edit, and fail for some. So tests name one version for all of them.
-Programs that a test starts by itself are not pinned: what two of them draw is compared with
-each other only.
+A program that a test starts by itself, and that goes on from a run of the test, pins it, too.
 """
 
 from dpjax.run_code import packages

@@ -23,6 +23,7 @@ from dpjax.runs.central import build
 from dpjax.schema import fields
 from dpjax.sweeps import engine
 from dpjax.validate import UserError
+from tests import pinned
 from tests.training import mesh_program
 
 ROWS = np.arange(20, 20 - mesh_program.SLOTS, -1) % mesh_program.SIZE  # of a batch
@@ -111,6 +112,7 @@ def _more(folder, index):
 
 
 if __name__ == "__main__":
+  pinned.pin()  # FOLDER/down was begun by a test
   port, folder = int(sys.argv[1]), pathlib.Path(sys.argv[2])
   second = os.fork()
   me = 0 if second else 1
