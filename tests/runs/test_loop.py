@@ -185,7 +185,9 @@ def test_p16_cut_off_between_two_trainings(name, when, whole, tmp_path, monkeypa
 _KILLED = """
 import pathlib, sys
 from dpjax.runs import loop
+from tests import pinned
 from tests.runs import test_loop
+pinned.pin()
 loop.SAVE_SECONDS = 0.0
 test_loop._KINDS[sys.argv[1]].go(pathlib.Path(sys.argv[2]))
 """
@@ -480,7 +482,9 @@ import pathlib, sys
 from dpjax.runs import loop
 from dpjax.validate import UserError
 from launch import app
+from tests import pinned
 from tests.runs import test_loop
+pinned.pin()
 loop.SAVE_SECONDS = 0.0
 kind, workdir = test_loop._KINDS[sys.argv[1]], pathlib.Path(sys.argv[2])
 charge = loop.Running.charge
