@@ -69,8 +69,7 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
       )
     return remembered(workdir)
   held = [path for path in workdir.rglob("*") if path.name != writers.LOCK]
-  # A loss of power may leave the config under the name that it is written by.
-  begun = set(workdir.glob(f".{CONFIG}.*.tmp"))
+  begun = writers.half_written(path)
   if workdir.exists() and not all(p.is_dir() or p in begun for p in held):
     raise UserError(f"workdir={workdir}: must be a new, an empty or a run's own directory")
   return None

@@ -146,6 +146,11 @@ def replace_file(
       new.unlink(missing_ok=True)
 
 
+def half_written(path: pathlib.Path) -> set[pathlib.Path]:
+  """Files that `replace_file` had not yet renamed to `path` when its machine lost power."""
+  return set(path.parent.glob(f".{path.name}.*.tmp"))
+
+
 # Errors of a file system rather than of a program, as errno has them and as native code says them.
 _REFUSALS = (
   errno.ENOSPC,

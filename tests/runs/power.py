@@ -78,17 +78,17 @@ class Disk:
         weakref.finalize(self, os.close, descriptor)
 
   def _keep(self, path: str | pathlib.Path) -> None:
+    path = os.path.realpath(path)  # of a descriptor: `_hold` follows no link
+    self._hold(path)
     held = os.stat(path)
     if stat.S_ISDIR(held.st_mode):
-      self._hold(os.path.realpath(path))
       with os.scandir(path) as entries:
         found = list(entries)
       for entry in found:
-        self._hold(os.path.join(os.path.realpath(path), entry.name))
+        self._hold(entry.path)
       self._names[held.st_ino] = {entry.name: entry.inode() for entry in found}
       self._folders |= {entry.inode() for entry in found if entry.is_dir()}
     elif stat.S_ISREG(held.st_mode):
-      self._hold(os.path.realpath(path))
       self._bytes[held.st_ino] = pathlib.Path(path).read_bytes()
 
   def lost(self, into: pathlib.Path, chance: random.Random) -> None:
