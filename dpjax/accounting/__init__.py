@@ -61,5 +61,6 @@ from dpjax.accounting.text import by_name as by_name
 from dpjax.accounting.text import lower as lower
 from dpjax.accounting.text import upper as upper
 from dpjax.accounting.trade_off import TradeOff as TradeOff
+from dpjax.accounting.trade_off import all_pairs as all_pairs
 from dpjax.accounting.trade_off import trade_off as trade_off
 from dpjax.passes import RandomAllocationDpEvent as RandomAllocationDpEvent

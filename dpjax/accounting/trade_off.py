@@ -18,6 +18,8 @@ from dpjax import validate
 from dpjax.accounting.epsilon import Counting, delta_curve, epsilon
 from dpjax.accounting.events import DpEvent
 
+# Each pair is a tangent of the line; closer together they would lower it by less than 1e-3.
+_EPSILONS = (*np.linspace(0, 8, 81), *np.geomspace(8.2, 200, 60))
 _POINTS = 129  # of a curve: each pair is a tangent of the line of true positives
 _WIDEST = 100.0  # where no epsilon is finite at the slack
 _MOST = 1e4  # of mu
@@ -44,6 +46,33 @@ class TradeOff(NamedTuple):
       first = np.where(x > 0, np.exp(self.epsilons) * x, 0.0) + self.deltas
     second = 1 - np.exp(-self.epsilons) * (1 - self.deltas - x)
     return np.clip(np.min(np.minimum(first, second), axis=-1), x[..., 0], 1.0)
+
+  def false_positive_rate(self, tpr: np.ndarray) -> np.ndarray:
+    """The least that any test can have at a true positive rate, [...] -> [...]: the inverse of
+    `true_positive_rate`.
+
+    Guarantee: a lower bound, at every rate.
+
+    >>> pair = TradeOff(np.log([4.0]), np.zeros(1))
+    >>> pair.false_positive_rate(np.array([0.0, 0.4, 0.95])).round(4)
+    array([0. , 0.1, 0.8])
+    """
+    y = np.asarray(tpr, float)[..., None]  # [..., 1] against the pairs
+    with np.errstate(over="ignore", invalid="ignore"):
+      first = np.exp(-self.epsilons) * (y - self.deltas)
+      second = 1 - self.deltas - np.where(y < 1, np.exp(self.epsilons) * (1 - y), 0.0)
+    return np.clip(np.max(np.maximum(first, second), axis=-1), 0.0, y[..., 0])
+
+  @property
+  def total_variation(self) -> float:
+    """The most that TPR - FPR can be; a test that guesses a fair coin is right with probability
+    (1 + this) / 2 at most.
+
+    >>> round(TradeOff(np.log([3.0]), np.zeros(1)).total_variation, 6)  # at FPR 1/4
+    0.5
+    """
+    odds = np.exp(-self.epsilons)
+    return float(np.min((1 - odds + 2 * self.deltas * odds) / (1 + odds)))
 
   def mu(self, slack: float) -> float:
     """The smallest mu found for which no test has a true positive rate above
@@ -106,3 +135,20 @@ def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> 
   if epsilons[-1] == last:
     deltas[-1] = min(deltas[-1], slack)
   return TradeOff(epsilons, deltas)
+
+
+def all_pairs(event: DpEvent, **counting: Unpack[Counting]) -> TradeOff:
+  """What is proved for an event at many epsilons from 0 to 200, all together.
+
+  Args:
+    event: of the whole run.
+    counting: relation and accountant, as in `epsilon`.
+
+  UserError: as `epsilon`.
+
+  >>> from dpjax.accounting.events import gaussian_event
+  >>> all_pairs(gaussian_event(1.0)).true_positive_rate(np.array(0.5)).round(3)  # Phi(1)
+  np.float64(0.841)
+  """
+  deltas = delta_curve(event, _EPSILONS, **counting)
+  return TradeOff(np.array(_EPSILONS), np.minimum(deltas, 1.0))

@@ -30,9 +30,6 @@ from dpjax.plan import Plan
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Each pair is a tangent of the line; closer together they would lower it by less than 1e-3.
-_EPSILONS = (*np.linspace(0, 8, 81), *np.geomspace(8.2, 200, 60))
-
 
 @dataclasses.dataclass(frozen=True)
 class AllowedRoc:
@@ -92,10 +89,10 @@ def by_event(
   >>> bool(0.8413 <= line([0.5])[0] < 0.842)
   True
   """
-  deltas = accounting.delta_curve(
-    event, _EPSILONS, neighboring_relation=neighboring_relation, accountant=accountant
+  pairs = accounting.all_pairs(
+    event, neighboring_relation=neighboring_relation, accountant=accountant
   )
-  return _by_curve("event", deltas, accountant, neighboring_relation)
+  return _by_pairs("event", pairs, accountant, neighboring_relation)
 
 
 def by_plan(plan: Plan, *, steps: int | None = None) -> AllowedRoc:
@@ -112,15 +109,8 @@ def by_plan(plan: Plan, *, steps: int | None = None) -> AllowedRoc:
   """
   if not plan.is_private:
     raise UserError("plan: promises no epsilon, so no line is allowed or forbidden")
-  relation = plan.neighboring_relation
-  deltas = accounting.delta_curve(
-    plan.event(steps), _EPSILONS, neighboring_relation=relation, accountant=plan.accountant
-  )
-  own, aside = plan.epsilon(), plan.delta - plan.accounted_delta(plan.delta)
-  # of the whole run; aside = (1 + e^own) of it, where own is finite
-  abort = aside / (1 + np.exp(own if np.isfinite(own) else 0.0))
-  deltas = deltas + abort * (1 + np.exp(_EPSILONS))
-  return _by_curve("plan", deltas, plan.accountant, relation, plan.assumptions)
+  relation, pairs = plan.neighboring_relation, plan.trade_off(steps)
+  return _by_pairs("plan", pairs, plan.accountant, relation, plan.assumptions)
 
 
 def replaced(line: AllowedRoc) -> AllowedRoc:
@@ -137,15 +127,17 @@ def replaced(line: AllowedRoc) -> AllowedRoc:
   )
 
 
-def _by_curve(
-  name: str, deltas: np.ndarray, accountant: str, relation: str, assumed: Sequence[str] = ()
+def _by_pairs(
+  name: str,
+  pairs: accounting.TradeOff,
+  accountant: str,
+  relation: str,
+  assumed: Sequence[str] = (),
 ) -> AllowedRoc:
-  if not (deltas < 1).any():
+  if not (pairs.deltas < 1).any():
     raise UserError(f"{name}: has no finite epsilon at any delta, so no line is forbidden")
   kind = f"claimed, if {'; '.join(assumed)}" if assumed else "proved"
-  words = f"{kind} by {accountant}, {relation}"
-  pairs = accounting.TradeOff(np.array(_EPSILONS), np.minimum(deltas, 1.0))
-  return AllowedRoc(words, pairs.true_positive_rate)
+  return AllowedRoc(f"{kind} by {accountant}, {relation}", pairs.true_positive_rate)
 
 
 class Judged(NamedTuple):

@@ -48,6 +48,8 @@ from dpjax.auditing.likelihood import laplace_log_ratio as laplace_log_ratio
 from dpjax.auditing.likelihood import likelihood_ratio as likelihood_ratio
 from dpjax.auditing.likelihood import trial_scores as trial_scores
 from dpjax.auditing.lower_bounds import METHODS as METHODS
+from dpjax.auditing.lower_bounds import alarm_p_value as alarm_p_value
+from dpjax.auditing.lower_bounds import claim_p_value as claim_p_value
 from dpjax.auditing.lower_bounds import clopper_pearson as clopper_pearson
 from dpjax.auditing.lower_bounds import delta_from_mu as delta_from_mu
 from dpjax.auditing.lower_bounds import epsilon_from_mu as epsilon_from_mu
@@ -62,5 +64,7 @@ from dpjax.auditing.lower_bounds import one_run_two_sided as one_run_two_sided
 from dpjax.auditing.scores import CanaryScores as CanaryScores
 from dpjax.auditing.scores import Scores as Scores
 from dpjax.auditing.verdict import Audit as Audit
+from dpjax.auditing.verdict import Found as Found
 from dpjax.auditing.verdict import audit as audit
+from dpjax.auditing.verdict import ceiling as ceiling
 from dpjax.auditing.verdict import check_method as check_method

@@ -43,6 +43,7 @@ import numpy as np
 from scipy import special, stats
 
 from dpjax import validate
+from dpjax.accounting import TradeOff
 from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.types import HostArray
 from dpjax.validate import UserError
@@ -55,6 +56,7 @@ _MIDDLE = special.ndtr(np.linspace(-1.5, 1.5, 5))
 _GUESSES = 6  # numbers of guesses of a one-run audit
 _TWO_SIDED = 5  # the same where both ends of the scores are guessed
 _FEWEST = 16  # guesses at either end: fewer refute nothing at the usual confidence
+_P_VALUES = np.geomspace(1e-12, 1.0, 145)
 _TIES_SEED = 2305_08846  # equal scores are put in an order that knows nothing of the truth
 
 
@@ -436,6 +438,74 @@ def _t_tail(t: float, degrees: int, noncentrality: float) -> float:
   with np.errstate(all="ignore"):
     tail = float(stats.nct.sf(t, degrees, noncentrality))
   return tail if 0 <= tail <= 1 else 1.0
+
+
+def claim_p_value(scores: Scores, claim: TradeOff) -> float:
+  """How likely guesses as good as these are, at most, in ONE run that keeps its claim.
+
+  The claim is every pair (epsilon, delta) of a proof at once. So it can be refuted where
+  `one_run` cannot: of m perfect canaries that shows about log(m / 5), and less at a large
+  delta, while a proof of epsilon 4 also says that few canaries can be guessed at all.
+
+  Algorithm 3 of Mahloujifar et al. 2024, with the claim's own line of true positives F in
+  place of a Gaussian's; the claim's pairs hold in both directions, and F is concave, which is
+  all that `one_run_fdp_two_sided` takes for granted. Numbers of guesses are fixed by m, and
+  their number multiplies the p-value (Bonferroni).
+
+  Guarantee: below p with probability at most p, where the claim holds and every canary was in
+  by a fair coin of its own. Rounds up, to one of 12 values in each power of ten.
+
+  >>> claim = TradeOff(np.array([1.0]), np.array([1e-3]))
+  >>> claim_p_value(Scores(inside=np.ones(25), outside=np.zeros(25)), claim) < 0.01
+  True
+  >>> claim_p_value(Scores(inside=np.zeros(25), outside=np.ones(25)), claim)
+  1.0
+  """
+  _ = _checked(scores, 0.0, 0.5)
+  m, tried = sum(map(len, scores)), list(_guesses(scores, two_sided=True))
+  refuted = np.zeros(len(_P_VALUES), bool)
+  for guesses, correct in tried:
+    refuted |= _claim_refuted(
+      claim, _P_VALUES / len(tried), correct=correct, guesses=guesses, num_canaries=m
+    )
+  return float(min([1.0, *_P_VALUES[refuted]]))
+
+
+def _claim_refuted(
+  claim: TradeOff, levels: np.ndarray, *, correct: int, guesses: int, num_canaries: int
+) -> np.ndarray:
+  """`_fdp_refuted` at each of the levels of significance [s], by a claim's line."""
+  r = levels * correct / num_canaries
+  h = levels * (guesses - correct) / num_canaries
+  for i in range(correct - 1, -1, -1):
+    higher = np.maximum(h, claim.false_positive_rate(r))
+    if (higher == h).all():
+      break  # nothing changes any more
+    r = np.minimum(1.0, r + i / (guesses - i) * (higher - h))
+    h = higher
+  return r + h > guesses / num_canaries
+
+
+def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
+  """`claim_p_value` as if canaries were independent: INDICATIVE, and far smaller.
+
+  Guesses in what lies above the middle between low scores and high ones, and out what lies
+  below, wherever the coins fell. One guess is right with probability (1 + v) / 2 at most, v the
+  claim's total variation. Noisy sums along orthogonal canaries are independent (white noise,
+  each canary drawn by itself); canaries that train move a model that all of them share.
+
+  >>> claim = TradeOff(np.zeros(1), np.array([0.5]))
+  >>> p = alarm_p_value(Scores(inside=np.ones(25), outside=np.zeros(25)), claim)
+  >>> bool(np.isclose(p, 0.75**50))
+  True
+  """
+  _ = _checked(scores, 0.0, 0.5)
+  values = np.concatenate(scores)
+  low, high = np.quantile(values, [0.1, 0.9], method="nearest")
+  middle = (low + high) / 2 if np.isfinite([low, high]).all() else np.median(values)
+  correct = int(np.sum(scores.inside > middle) + np.sum(scores.outside <= middle))
+  right = (1 + claim.total_variation) / 2
+  return float(stats.binom.sf(correct - 1, values.size, right))
 
 
 class LowerBound(NamedTuple):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from dpjax import validate
-from dpjax.accounting import events, lower, upper
-from dpjax.auditing.lower_bounds import METHODS
+from dpjax.accounting import TradeOff, events, lower, upper
+from dpjax.auditing.lower_bounds import METHODS, alarm_p_value, claim_p_value
 from dpjax.auditing.scores import Scores
 from dpjax.plan import Plan
 
@@ -46,9 +48,26 @@ def _is_gaussian(part: Any) -> bool:
   return type(part.event if everybody else part).__name__ == "GaussianDpEvent"
 
 
+_ALARMING = 1e-3  # a p-value that rests on independent canaries
+_SHARE = 10  # the claim's own test has this part of what the bound may err
+
+
+class Found(NamedTuple):
+  """What some scores show."""
+
+  epsilon_lower: float  # by the method
+  claim_p_value: float | None = None  # None: no claim of many pairs is known
+  alarm_p_value: float | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Audit:
-  """The result of an audit. `refuted` False does NOT mean private: no audit can show that."""
+  """The result of an audit. `refuted` False does NOT mean private: no audit can show that.
+
+  `refuted` errs with probability 1 - confidence at most by its bound, and a tenth of that by
+  `claim_p_value`. An alarm rests on more: a method that is only indicative, or canaries that
+  are taken as independent (`alarm_p_value`).
+  """
 
   epsilon_lower: float
   method: str
@@ -56,12 +75,30 @@ class Audit:
   delta: float
   epsilon_claimed: float | None  # None: nothing is claimed, so nothing can be refuted
   others: dict[str, float]  # lower bounds by the other methods, for information
+  claim_p_value: float | None = None
+  alarm_p_value: float | None = None
+  ceiling: Found | None = None  # what perfect scores of as many canaries would show
 
   @property
   def refuted(self) -> bool:
-    """Whether the bound is above the claim: it is false, with `confidence`; by a method that
-    is only indicative this is an alarm, and no more."""
-    return self.epsilon_claimed is not None and self.epsilon_lower > self.epsilon_claimed
+    """Whether the claim is false as far as this audit tells, or an alarm is raised."""
+    return bool(self._reason(self))
+
+  @property
+  def can_refute(self) -> bool:
+    """Whether perfect scores would have refuted the claim, or raised an alarm."""
+    return self.ceiling is None or bool(self._reason(self.ceiling))
+
+  def _reason(self, found: Found | Audit) -> str:
+    """ "REFUTED", "ALARM" or "", by what scores show."""
+    if self.epsilon_claimed is None:
+      return ""
+    indicative = METHODS[self.method].indicative
+    above = found.epsilon_lower > self.epsilon_claimed
+    unlikely = _at_most(found.claim_p_value, (1 - self.confidence) / _SHARE)
+    if unlikely or (above and not indicative):
+      return "REFUTED"
+    return "ALARM" if above or _at_most(found.alarm_p_value, _ALARMING) else ""
 
   @property
   def verdict(self) -> str:
@@ -82,10 +119,29 @@ class Audit:
     )
     if self.epsilon_claimed is None:
       return f"{found}; no epsilon is claimed"
-    claim = f"the claimed {upper(self.epsilon_claimed)}"
-    if self.refuted:
-      return f"{'ALARM' if indicative else 'REFUTED'}: {found}, above {claim}"
-    return f"not refuted: {found}, {claim}; an audit cannot show that a run is private"
+    claim, reason = f"the claimed {upper(self.epsilon_claimed)}", self._reason(self)
+    if self.epsilon_lower > self.epsilon_claimed:
+      return f"{reason}: {found}, above {claim}"
+    if reason:
+      return f"{reason}: {self._unlikely(reason)}; {found}, {claim}"
+    told = f"{found}, {claim}{self._at_best()}"
+    return f"not refuted: {told}; an audit cannot show that a run is private"
+
+  def _unlikely(self, reason: str) -> str:
+    if reason == "REFUTED":
+      p, premise = self.claim_p_value, ""
+    else:
+      p, premise = self.alarm_p_value, ", if canaries are independent"
+    assert p is not None
+    return f"such guesses have probability <= {upper(p)} under the claim{premise}"
+
+  def _at_best(self) -> str:
+    if self.ceiling is None:
+      return ""
+    best = f" (perfect scores would show {lower(self.ceiling.epsilon_lower)})"
+    if self.can_refute:
+      return best
+    return f"{best}; so few canaries CANNOT refute it"
 
   def to_json(self) -> dict[str, Any]:
     """Plain data for result.json."""
@@ -97,6 +153,10 @@ class Audit:
       "delta": self.delta,
       "refuted": self.refuted,
       "verdict": self.verdict,
+      "claim_p_value": self.claim_p_value,
+      "alarm_p_value": self.alarm_p_value,
+      "can_refute": self.can_refute,
+      "ceiling": None if self.ceiling is None else self.ceiling._asdict(),
       "others": {
         name: {"epsilon_lower": value, "meaning": METHODS[name].meaning}
         for name, value in self.others.items()
@@ -111,12 +171,18 @@ def audit(
   epsilon_claimed: float | None,
   method: str = "one_run",
   confidence: float = 0.95,
+  claim: TradeOff | None = None,
 ) -> Audit:
   """The lower bound by `method` on the scores of one run's canaries, against a claim.
 
   The method is chosen beforehand: taking the largest of several bounds would need a
   correction of its own. The others are reported beside it and decide nothing; at delta 0,
   where Gaussian-DP has no epsilon, those that are valid for any mechanism.
+
+  Args:
+    scores: of canaries that were in, each by a fair coin of its own, and of those out.
+    delta, epsilon_claimed: one pair of the claim.
+    claim: all its pairs, as `Plan.trade_off` has them: far more can be refuted.
 
   >>> import numpy as np
   >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
@@ -130,4 +196,44 @@ def audit(
     if delta or name == method or not bound.gaussian_only
   }
   chosen = found.pop(method)
-  return Audit(chosen, method, confidence, delta, epsilon_claimed, found)
+  at_best = ceiling(
+    len(scores.inside) + len(scores.outside),
+    delta=delta,
+    method=method,
+    confidence=confidence,
+    claim=claim,
+  )
+  p_values = _p_values(scores, claim)
+  return Audit(
+    chosen, method, confidence, delta, epsilon_claimed, found, *p_values, ceiling=at_best
+  )
+
+
+def ceiling(
+  num_canaries: int,
+  *,
+  delta: float,
+  method: str,
+  confidence: float = 0.95,
+  claim: TradeOff | None = None,
+) -> Found:
+  """What scores show at best: those of every canary that is in above all others.
+
+  >>> round(ceiling(50, delta=1e-3, method="one_run").epsilon_lower, 2)
+  0.7
+  """
+  validate.integer_at_least(2, num_canaries=num_canaries)
+  half = num_canaries // 2
+  perfect = Scores(inside=np.ones(half), outside=np.zeros(num_canaries - half))
+  bound = METHODS[method](perfect, delta=delta, confidence=confidence)
+  return Found(bound, *_p_values(perfect, claim))
+
+
+def _p_values(scores: Scores, claim: TradeOff | None) -> tuple[float | None, float | None]:
+  if claim is None:
+    return None, None
+  return claim_p_value(scores, claim), alarm_p_value(scores, claim)
+
+
+def _at_most(p_value: float | None, level: float) -> bool:
+  return p_value is not None and p_value <= level

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from dpjax import auditing, validate
+from dpjax import accounting, auditing, validate
+from dpjax.accounting import lower, upper
 from dpjax.auditing import Scores
 from dpjax.data import Dataset, Federation
 from dpjax.plan import Plan
+from dpjax.runs import writers
 from dpjax.runs.central.config import AuditConfig
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
@@ -67,6 +70,7 @@ def insert(
   if not config.audit.enabled:
     return held, None
   auditing.check_method(config.audit.method, plan)
+  _warn_of_ceiling(config.audit, plan)
   changed, canaries = make(
     held,
     num_canaries=config.audit.num_canaries,
@@ -76,6 +80,37 @@ def insert(
   )
   check_coins(canaries.included, config.seed)
   return changed, canaries
+
+
+def claim_of(plan: Plan, epsilon: float | None) -> accounting.TradeOff | None:
+  """All pairs that are claimed, where the claim is that of the plan."""
+  if epsilon is None or not plan.is_private or not math.isfinite(epsilon):
+    return None
+  return plan.trade_off() if math.isclose(epsilon, plan.epsilon()) else None
+
+
+def _warn_of_ceiling(config: AuditConfig, plan: Plan) -> None:
+  """One line, before anything trains, where no scores could refute the claim."""
+  epsilon = plan.epsilon() if plan.is_private else math.inf
+  if not math.isfinite(epsilon):
+    return
+  options = {"method": config.method, "confidence": config.confidence}
+  best = auditing.ceiling(
+    config.num_canaries, delta=plan.delta, claim=claim_of(plan, epsilon), **options
+  )
+  perfect = auditing.Audit(
+    best.epsilon_lower,
+    **options,
+    delta=plan.delta,
+    epsilon_claimed=epsilon,
+    others={},
+    ceiling=best,
+  )
+  if not perfect.can_refute:
+    writers.warn(
+      f"audit.num_canaries={config.num_canaries}: perfect scores of so many would show epsilon "
+      f">= {lower(best.epsilon_lower)}, which cannot refute the claimed {upper(epsilon)}; use more"
+    )
 
 
 def check_coins(included: np.ndarray, seed: int) -> None:
@@ -95,6 +130,8 @@ def facts(
   config: AuditConfig,
   scores: Scores,
   *,
+  score: str,
+  plan: Plan,
   included: np.ndarray,
   delta: float,
   epsilon: float | None,
@@ -104,6 +141,8 @@ def facts(
   """The audit's part of result.json.
 
   Args:
+    score: what told them.
+    plan: what the run was charged for.
     included: [m] bool, the coins; seed: theirs.
     delta, epsilon: the claim; epsilon None: nothing is claimed.
     note: who the canaries are; {out_of}, {included} and {kind} are filled in.
@@ -114,6 +153,7 @@ def facts(
     epsilon_claimed=epsilon,
     method=config.method,
     confidence=config.confidence,
+    claim=claim_of(plan, epsilon),
   ).to_json()
   numbers = {"num_canaries": len(included), "num_included": int(included.sum())}
   told = note.format(
@@ -123,7 +163,7 @@ def facts(
     "epsilon_audited_lower": found["epsilon_audited_lower"],
     "audit": {
       **found,
-      "score": config.score,
+      "score": score,
       "kind": config.kind,
       **numbers,
       "coins_seed": seed,

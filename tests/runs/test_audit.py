@@ -19,6 +19,7 @@ _MEMORISE = {
   "privacy.sampling_prob": 1.0, "num_steps": 60, "eval_every": 60, "grad_method": "auto",
   "model.name": "mlp", "model.options": {"features": (128,)}, "optimizer.rule": "adam",
   "optimizer.learning_rate": 0.01, "data.limit": 240, "audit.num_canaries": 200,
+  "audit.kind": "mislabelled", "audit.score": "loss", "audit.method": "one_run",
 }  # fmt: skip
 
 
@@ -37,7 +38,11 @@ def test_a_sound_run_is_not_refuted_and_its_canaries_are_in_the_data(tmp_path):
   found = result["audit"]
   assert result["epsilon_audited_lower"] == found["epsilon_audited_lower"]
   assert 0 <= result["epsilon_audited_lower"] <= result["epsilon"] and not found["refuted"]
-  assert (found["method"], found["confidence"], found["delta"]) == ("one_run", 0.95, 1e-5)
+  assert (found["method"], found["confidence"], found["delta"]) == (
+    "one_run_two_sided",
+    0.95,
+    1e-5,
+  )
   assert 150 < found["num_included"] < 250 and found["num_canaries"] == 400
   assert "part of the training data" in found["note"]
   built = build.assemble(config)
@@ -57,6 +62,7 @@ def test_p39_a_non_private_run_claims_nothing_and_its_canaries_are_found(tmp_pat
   assert result["epsilon"] is None and not found["refuted"]
   assert "no epsilon is claimed" in found["verdict"]
   assert "private" not in found["verdict"]
+  assert found["claim_p_value"] is found["alarm_p_value"] is None
   least = {"loss": 1.5, "gradient": 0.5}[score]
   assert found["epsilon_audited_lower"] > least, found
 
@@ -113,6 +119,34 @@ def test_white_box_audit_of_dp_sgd_and_of_dp_sgd_without_its_noise(tmp_path, mon
   assert broken["epsilon_audited_lower"] > 2 and broken["audit"]["refuted"]
 
 
+@pytest.mark.parametrize("factor", [1.0, pytest.param(0.1, marks=pytest.mark.long), 0.01])
+def test_the_defaults_refute_a_run_with_a_part_of_its_noise(factor, monkeypatch):
+  """By its bound at an epsilon that perfect scores exceed, else by all pairs of the claim."""
+  for epsilon in (3.0, 6.0):
+    config = _config(**{"audit.num_canaries": 400, "privacy.epsilon": epsilon})
+    built = build.assemble(config)
+    plan = dataclasses.replace(built.plan, normalize_by=40.0)  # of canaries alone
+    wrong = dataclasses.replace(plan, noise_multiplier=factor * plan.noise_multiplier)
+    scores = auditing.gradient_canaries(
+      plan, num_canaries=400, seed=1, key=jax.random.key(2), transform=wrong.transform
+    )
+    found = auditing.audit(
+      scores, delta=plan.delta, epsilon_claimed=plan.epsilon(), claim=plan.trade_off(),
+      method="one_run_two_sided",
+    )  # fmt: skip
+    assert found.can_refute and found.refuted == (factor < 0.5), found.verdict
+    assert (found.epsilon_lower > epsilon) == (factor < 0.05 and epsilon == 3)
+
+
+def test_an_audit_that_can_refute_nothing_says_so_before_it_trains(capsys):
+  build.assemble(_config(**{"audit.num_canaries": 12}))
+  (line,) = [x for x in capsys.readouterr().err.splitlines() if "num_canaries" in x]
+  assert "audit.num_canaries=12: perfect scores of so many would show epsilon >= " in line
+  assert "cannot refute the claimed 3; use more" in line
+  build.assemble(_config())
+  assert "num_canaries" not in capsys.readouterr().err
+
+
 def test_a_run_that_neither_clips_nor_adds_its_noise_is_refuted(tmp_path, monkeypatch):
   """The plan claims epsilon .5; the transform that runs is another one's."""
   honest = Plan.transform
@@ -155,9 +189,15 @@ def test_replace_one_exchanges_records_and_keeps_the_size():
     ({"audit.score": "losses"}, "did you mean 'loss'"),
     ({"audit.method": "one_runs"}, "did you mean 'one_run'"),
     ({"audit.confidence": 95.0}, "audit.confidence=95.0"),
-    ({"audit.kind": "gradient"}, "audit.score='loss': must be 'sums' with"),
-    ({"audit.score": "sums"}, "with no other kind; audit.kind='mislabelled'"),
-    ({"audit.method": "one_run_gaussian"}, "is valid for audit.score='sums' only"),
+    ({"audit.score": "loss"}, "audit.score='loss': must be 'sums' with"),
+    (
+      {"audit.kind": "mislabelled", "audit.score": "sums"},
+      "with no other kind; audit.kind='mislabelled'",
+    ),
+    (
+      {"audit.kind": "mislabelled", "audit.method": "one_run_gaussian"},
+      "is valid for audit.score='sums' only",
+    ),
     (
       {**_WHITE_BOX, "audit.method": "one_run_gaussian"},
       "audit.method='one_run_gaussian': valid only for .* PoissonSampledDpEvent",

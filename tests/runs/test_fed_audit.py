@@ -172,17 +172,20 @@ def test_every_setting_of_an_audit_changes_it():
     assert built(sends) != built(fields.replace(sends, "audit.score", "rounds"))
   rng, coins = np.random.default_rng(0), np.arange(400) < 200
   scores = Scores(rng.normal(1, 1, 200), rng.normal(0, 1, 200))
+  plan = build.assemble(small_config()).plan
   told = [
     audits.facts(
       FedAuditConfig(enabled=True, **changes),
       scores,
+      score="rounds",
+      plan=plan,
       included=coins,
       delta=1e-5,
       epsilon=4.0,
       seed=0,
       note="",
     )["epsilon_audited_lower"]
-    for changes in ({}, {"method": "gdp"}, {"confidence": 0.6})
+    for changes in ({}, {"method": "one_run"}, {"confidence": 0.6})
   ]
   assert len(set(told)) == 3
 

@@ -23,19 +23,26 @@ NOTE = (
 
 def check(config: AuditConfig) -> None:
   """Raises UserError for what can be told without data."""
-  audits.check(config, auditing.KINDS, auditing.SCORES)
+  audits.check(config, auditing.KINDS, ("auto", *auditing.SCORES))
   if not config.enabled:
     return
-  if (config.kind == "gradient") != (config.score == "sums"):
+  if (config.kind == "gradient") != (score(config) == "sums"):
     raise UserError(
       f"audit.score={config.score!r}: must be 'sums' with audit.kind='gradient', whose canaries "
       f"have a parameter of their own, and with no other kind; audit.kind={config.kind!r}"
     )
-  if config.method == "one_run_gaussian" and config.score != "sums":
+  if config.method == "one_run_gaussian" and score(config) != "sums":
     raise UserError(
       f"audit.method='one_run_gaussian': is valid for audit.score='sums' only, not "
-      f"{config.score!r}"
+      f"{score(config)!r}"
     )
+
+
+def score(config: AuditConfig) -> str:
+  """What tells canaries: `auto` is the strongest of their kind."""
+  if config.score != "auto":
+    return config.score
+  return "sums" if config.kind == "gradient" else "loss"
 
 
 def in_gradients(config: TrainConfig) -> bool:
@@ -79,6 +86,7 @@ def watched(
 def facts(
   config: TrainConfig,
   *,
+  plan: Plan,
   loss_fn: LossFn,
   before: Params,
   after: Params,
@@ -91,10 +99,12 @@ def facts(
   if in_gradients(config):
     scores = auditing.sum_scores(state, canaries)
   else:
-    scores = scored[config.audit.score](loss_fn, before, after, canaries)
+    scores = scored[score(config.audit)](loss_fn, before, after, canaries)
   return audits.facts(
     config.audit,
     scores,
+    score=score(config.audit),
+    plan=plan,
     included=canaries.included,
     delta=config.privacy.delta,
     epsilon=epsilon,

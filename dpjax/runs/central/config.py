@@ -182,14 +182,15 @@ class AuditConfig:
   """Canaries in the training data, and the lower bound on epsilon that they prove."""
 
   enabled: bool = False
-  num_canaries: int = 1000  # rows of the training data; each comes back by a fair coin
-  kind: str = "mislabelled"  # mislabelled | random | gradient (a parameter of its own)
+  num_canaries: int = 200  # rows of the training data; each comes back by a fair coin
+  kind: str = "gradient"  # gradient (a parameter of its own) | mislabelled | random
   # loss (black box) | gradient (first and last parameters are known) | sums (white box: all
-  # noisy sums along the canaries; of audit.kind = gradient, and of no other)
-  score: str = "loss"
+  # noisy sums along the canaries; of audit.kind = gradient, and of no other); auto: sums where
+  # the kind has them, else loss
+  score: str = "auto"
   # one_run | one_run_two_sided | clopper_pearson; without sampling also one_run_fdp |
   # one_run_fdp_two_sided | gdp, and of score = sums one_run_gaussian
-  method: str = "one_run"
+  method: str = "one_run_two_sided"
   confidence: float = 0.95
 
 

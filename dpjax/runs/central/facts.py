@@ -86,6 +86,7 @@ def of(
     return found
   return found | audit.facts(
     config,
+    plan=run.plan,
     loss_fn=run.task.loss(run.apply),  # without augmentation
     before=run.params,
     after=training.eval_params(state),

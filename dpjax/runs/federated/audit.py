@@ -161,6 +161,8 @@ def facts(
   return audits.facts(
     config.audit,
     scores,
+    score=config.audit.score,
+    plan=audited.plan,
     included=canaries.included,
     delta=config.privacy.delta,
     epsilon=epsilon,

@@ -1,0 +1,96 @@
+"""A claim's pairs, all at once, against guesses: a right claim stands, a wrong one falls."""
+
+import numpy as np
+import pytest
+from scipy import special
+
+from dpjax import accounting, auditing
+from dpjax.auditing import lower_bounds
+
+
+def _gaussian_claim(mu):
+  return accounting.all_pairs(accounting.gaussian_event(1 / mu))
+
+
+def _scores(mu, num_canaries, rng):
+  """White noise along canaries that are in by fair coins: mu-Gaussian DP, exactly."""
+  coins = rng.random(num_canaries) < 0.5
+  return auditing.CanaryScores.parted(rng.normal(size=num_canaries) + mu * coins, coins)
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
+def test_the_lines_of_both_rates_are_inverse(mu):
+  claim = _gaussian_claim(mu)
+  rates = np.linspace(0.001, 0.999, 97)
+  there = claim.true_positive_rate(rates)
+  np.testing.assert_allclose(claim.false_positive_rate(there), rates, rtol=1e-9)
+  exact = special.ndtr(special.ndtri(rates) - mu)
+  found = claim.false_positive_rate(rates)
+  assert (found <= exact + 1e-12).all() and (exact - found < 2e-3).all()
+  assert claim.total_variation >= 2 * special.ndtr(mu / 2) - 1
+  assert claim.total_variation < 2 * special.ndtr(mu / 2) - 1 + 1e-3
+
+
+@pytest.mark.parametrize(("correct", "guesses"), [(40, 40), (55, 60), (30, 60), (0, 10)])
+def test_a_gaussian_claim_is_refuted_where_algorithm_3_refutes_its_mu(correct, guesses):
+  """But for the claim's chords, which only make it weaker."""
+  claim, numbers = (
+    _gaussian_claim(1.0),
+    {"correct": correct, "guesses": guesses, "num_canaries": 100},
+  )
+  levels = np.geomspace(1e-8, 1, 33)
+  found = lower_bounds._claim_refuted(claim, levels, **numbers)
+  near = [
+    [lower_bounds._fdp_refuted(mu, significance=level, **numbers) for level in levels]
+    for mu in (1.0, 1.02)
+  ]
+  assert (found <= near[0]).all() and (found >= near[1]).all()
+
+
+@pytest.mark.parametrize(("mu", "num_canaries"), [(1.0, 60), (2.0, 60), (0.5, 300)])
+def test_what_keeps_its_claim_is_refuted_as_seldom_as_the_p_values_say(mu, num_canaries):
+  rng, claim = np.random.default_rng(0), _gaussian_claim(mu)
+  runs = [_scores(mu, num_canaries, rng) for _ in range(200)]
+  proved = np.array([auditing.claim_p_value(scores, claim) for scores in runs])
+  alarms = np.array([auditing.alarm_p_value(scores, claim) for scores in runs])
+  for level in (0.01, 0.05, 0.2):
+    chance = 3 * np.sqrt(level * (1 - level) / len(runs))
+    assert (proved <= level).mean() <= level + chance
+    assert (alarms <= level).mean() <= level + chance
+
+
+def test_a_canary_that_leaks_with_a_small_chance_is_within_a_delta_and_not_refuted():
+  """All canaries at once, in one run of 20: the worst that (0, .05)-DP allows."""
+  rng, claim = np.random.default_rng(0), accounting.TradeOff(np.zeros(1), np.array([0.05]))
+  refuted = 0
+  for _ in range(400):
+    coins = rng.random(40) < 0.5
+    leaked = rng.random() < 0.05
+    scores = coins.astype(float) if leaked else rng.random(40)
+    parted = auditing.CanaryScores.parted(scores, coins)
+    refuted += auditing.claim_p_value(parted, claim) <= 0.05
+  assert refuted <= 20 + 3 * np.sqrt(19)
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.0])
+def test_a_mechanism_of_a_tenth_of_the_noise_is_refuted(mu):
+  rng, claim = np.random.default_rng(0), _gaussian_claim(mu)
+  scores = _scores(10 * mu, 400, rng)
+  assert auditing.claim_p_value(scores, claim) < 0.005
+  assert auditing.alarm_p_value(scores, claim) < 1e-12
+  halved = auditing.Scores(scores.outside, scores.inside)  # low where it should be high
+  assert auditing.claim_p_value(halved, claim) == 1.0
+
+
+def test_an_alarm_is_no_refutation_and_says_what_it_takes_for_granted():
+  rng, claim = np.random.default_rng(0), _gaussian_claim(1.0)
+  scores = _scores(20.0, 40, rng)
+  found = auditing.audit(scores, delta=1e-3, epsilon_claimed=4.0, claim=claim)
+  assert found.refuted and found.verdict.startswith(
+    "ALARM: such guesses have probability <="
+  )
+  assert "if canaries are independent" in found.verdict
+  assert found.to_json()["can_refute"] and found.to_json()["ceiling"]["epsilon_lower"] < 4
+  told = auditing.audit(scores, delta=1e-3, epsilon_claimed=4.0)
+  assert not told.refuted and not told.can_refute
+  assert "so few canaries CANNOT refute it" in told.verdict
