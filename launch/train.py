@@ -10,7 +10,8 @@ report.png and .csv, params.npz (the model), checkpoints/ (holds the noise key: 
 Stop it at any time; the same command goes on where it stopped.
 
 --audit trains with canaries and adds epsilon_audited_lower to result.json: a lower bound
-on the true epsilon. If it is above the proved epsilon, the exit code is 1.
+on the true epsilon, and what perfect scores would show. If it is above the proved epsilon, or
+guesses are too good for the proof, the exit code is 1.
 --dry_run prints the plan and ends: epsilon, noise, sampler, steps, minutes and memory (estimates,
 from a few steps on zeros); it is refused what the run would be refused, and writes nothing.
 --config.release=true takes every key from the operating system and logs nothing private.

@@ -63,8 +63,8 @@ from dpjax.auditing.lower_bounds import one_run_p_value as one_run_p_value
 from dpjax.auditing.lower_bounds import one_run_two_sided as one_run_two_sided
 from dpjax.auditing.scores import CanaryScores as CanaryScores
 from dpjax.auditing.scores import Scores as Scores
+from dpjax.auditing.verdict import AtBest as AtBest
 from dpjax.auditing.verdict import Audit as Audit
-from dpjax.auditing.verdict import Found as Found
 from dpjax.auditing.verdict import audit as audit
 from dpjax.auditing.verdict import ceiling as ceiling
 from dpjax.auditing.verdict import check_method as check_method

@@ -489,23 +489,25 @@ def _claim_refuted(
 def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
   """`claim_p_value` as if canaries were independent: INDICATIVE, and far smaller.
 
-  Guesses in what lies above the middle between low scores and high ones, and out what lies
-  below, wherever the coins fell. One guess is right with probability (1 + v) / 2 at most, v the
-  claim's total variation. Noisy sums along orthogonal canaries are independent (white noise,
-  each canary drawn by itself); canaries that train move a model that all of them share.
+  Guesses in as many of the largest scores as were in, and the others out. One guess is right
+  with probability (1 + v) / 2 at most, v the claim's total variation. Noisy sums along
+  orthogonal canaries are independent (white noise, each canary drawn by itself); canaries that
+  train move a model that all of them share.
 
   >>> claim = TradeOff(np.zeros(1), np.array([0.5]))
   >>> p = alarm_p_value(Scores(inside=np.ones(25), outside=np.zeros(25)), claim)
-  >>> bool(np.isclose(p, 0.75**50))
+  >>> bool(np.isclose(p, 0.75**50 + 50 * 0.75**49 * 0.25))
   True
   """
   _ = _checked(scores, 0.0, 0.5)
-  values = np.concatenate(scores)
-  low, high = np.quantile(values, [0.1, 0.9], method="nearest")
-  middle = (low + high) / 2 if np.isfinite([low, high]).all() else np.median(values)
-  correct = int(np.sum(scores.inside > middle) + np.sum(scores.outside <= middle))
+  values, inside = np.concatenate(scores), len(scores.inside)
+  truth = np.arange(values.size) < inside
+  order = np.lexsort((truth, -values))  # equal scores are guessed as wrong as can be
+  found = int(np.sum(truth[order[:inside]]))
+  correct = values.size - 2 * (inside - found)  # who is missed has another in its place
   right = (1 + claim.total_variation) / 2
-  return float(stats.binom.sf(correct - 1, values.size, right))
+  # One fewer: mistakes come in pairs, and a threshold that follows the scores gains a little.
+  return float(stats.binom.sf(correct - 2, values.size, right))
 
 
 class LowerBound(NamedTuple):

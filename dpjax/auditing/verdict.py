@@ -52,7 +52,7 @@ _ALARMING = 1e-3  # a p-value that rests on independent canaries
 _SHARE = 10  # the claim's own test has this part of what the bound may err
 
 
-class Found(NamedTuple):
+class AtBest(NamedTuple):
   """What some scores show."""
 
   epsilon_lower: float  # by the method
@@ -77,7 +77,7 @@ class Audit:
   others: dict[str, float]  # lower bounds by the other methods, for information
   claim_p_value: float | None = None
   alarm_p_value: float | None = None
-  ceiling: Found | None = None  # what perfect scores of as many canaries would show
+  ceiling: AtBest | None = None  # what perfect scores of as many canaries would show
 
   @property
   def refuted(self) -> bool:
@@ -89,7 +89,7 @@ class Audit:
     """Whether perfect scores would have refuted the claim, or raised an alarm."""
     return self.ceiling is None or bool(self._reason(self.ceiling))
 
-  def _reason(self, found: Found | Audit) -> str:
+  def _reason(self, found: AtBest | Audit) -> str:
     """ "REFUTED", "ALARM" or "", by what scores show."""
     if self.epsilon_claimed is None:
       return ""
@@ -216,7 +216,7 @@ def ceiling(
   method: str,
   confidence: float = 0.95,
   claim: TradeOff | None = None,
-) -> Found:
+) -> AtBest:
   """What scores show at best: those of every canary that is in above all others.
 
   >>> round(ceiling(50, delta=1e-3, method="one_run").epsilon_lower, 2)
@@ -226,7 +226,7 @@ def ceiling(
   half = num_canaries // 2
   perfect = Scores(inside=np.ones(half), outside=np.zeros(num_canaries - half))
   bound = METHODS[method](perfect, delta=delta, confidence=confidence)
-  return Found(bound, *_p_values(perfect, claim))
+  return AtBest(bound, *_p_values(perfect, claim))
 
 
 def _p_values(scores: Scores, claim: TradeOff | None) -> tuple[float | None, float | None]:

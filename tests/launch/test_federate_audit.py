@@ -4,6 +4,8 @@ import functools
 import json
 import signal
 
+import pytest
+
 from tests import commands
 
 # A config file can hold any code, so it can plant what a patched installation would.
@@ -24,6 +26,17 @@ def get_config():
     "privacy.epsilon": None, "privacy.noise_multiplier": 8.0, "num_rounds": 2,
     "clients_per_round": 100.0, "audit.num_canaries": 90, "audit.method": "one_run_fdp",
   })
+"""
+_QUIET = """
+import dataclasses
+
+from configs.fed import quickstart
+from dpjax import federated
+
+honest = federated.central
+quiet = lambda plan: dataclasses.replace(plan, noise_multiplier=0.01 * plan.noise_multiplier)
+federated.central = lambda plan, key: honest(quiet(plan), key)._replace(plan=plan)
+get_config = quickstart.get_config
 """
 _STOPPED = """
 import os
@@ -62,6 +75,19 @@ def test_a_refuted_claim_exits_with_1_and_one_line_and_again_when_it_is_done(tmp
   assert result["epsilon"] < 1.5 < result["epsilon_audited_lower"]
   again = _launch(*arguments)  # the finished run says it again
   assert again.returncode == 1 and "REFUTED" in again.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4))
+def test_the_defaults_raise_an_alarm_at_a_hundredth_of_the_noise(tmp_path, seed):
+  """50 canaries at delta 1e-3 cannot refute epsilon 4 by a bound, whatever they show."""
+  where = f"--workdir={tmp_path / 'run'}", f"--config.seed={seed}"
+  done = _launch("--audit", _file(tmp_path, _QUIET), *where)
+  assert done.returncode == 1, done.stderr
+  assert "audit: ALARM: such guesses have probability <= " in done.stderr
+  sound = _launch("--audit", f"--workdir={tmp_path / 'sound'}", f"--config.seed={seed}")
+  assert sound.returncode == 0, sound.stderr
+  assert "(perfect scores would show 1.822)" in sound.stdout
 
 
 def test_a_mistake_about_canaries_is_one_line_and_exit_code_2(tmp_path):
