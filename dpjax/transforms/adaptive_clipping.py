@@ -207,7 +207,7 @@ def adaptive_clip_and_noise(
     count = centred_count(summed, mask) if count is None else count
     queries = {"sum": summed.total, "count": count * unit}
     noisy, inner = noise.add_gaussian(state.inner, queries, std, num_steps=num_steps)
-    after = ScaledState(inner, moved(state.scale, noisy["count"] / unit), state.count + 1)
+    after = ScaledState(inner, moved(state.scale, noisy["count"] / unit), state.steps + 1)
     return trees.scale(noisy["sum"], state.scale / normalize_by), after
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -32,7 +32,7 @@ class ScaledState(NamedTuple):
 
   inner: Any
   scale: jax.Array  # float32: clip norm of the NEXT update / l2_clip_norm
-  count: jax.Array  # int32, updates so far
+  steps: jax.Array  # int32, so far
 
 
 def clip_scale(state: object) -> jax.Array | None:
@@ -111,7 +111,7 @@ def with_clip_schedule(
   def update_fn(updates, state, params=None, **extra_args):
     scaled: Any = unscaled(updates, state.scale)
     noisy, inner = tx.update(scaled, state.inner, params, **extra_args)
-    return trees.scale(noisy, state.scale), state_at(inner, state.count + 1)
+    return trees.scale(noisy, state.scale), state_at(inner, state.steps + 1)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

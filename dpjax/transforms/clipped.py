@@ -42,6 +42,15 @@ def check_whole(**named: Any) -> None:
       )
 
 
+def is_placeholder(params: Any) -> bool:
+  """Whether `optax.tree_map_params` asks which parts of a state are like the parameters.
+
+  It then maps a function over those. Earlier noise and sums of gradients are not the optimizer's
+  to map, so that to reset the moments of Adam leaves them as they are.
+  """
+  return type(params).__name__ == "_ParamsPlaceholder"
+
+
 def gradients_of(updates: PerExampleGrads | ClippedSum) -> Updates:
   """The arrays in what a private transform is given: stacked, or their sum.
 
