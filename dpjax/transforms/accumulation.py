@@ -16,7 +16,7 @@ import optax
 
 from dpjax import gradients, trees, validate
 from dpjax.noise.state import changed, check_count, checksum, is_sound, next_checksum
-from dpjax.transforms.clipped import check_whole, clipped_sum, is_placeholder
+from dpjax.transforms.clipped import check_start, clipped_sum, is_placeholder
 from dpjax.transforms.group_noise import check_groups
 from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
@@ -72,7 +72,7 @@ def accumulate(
   empty = jnp.zeros(0)
 
   def init_fn(params) -> AccumulateState:
-    check_whole(params=params)
+    check_start(params)
     start = jnp.zeros((), jnp.int32)
     if is_placeholder(params):
       return AccumulateState(tx.init(params), start, start, start)

@@ -10,7 +10,7 @@ from dpjax.gradients import Clip
 from dpjax.noise import WHITE, NoiseShape, NoiseState
 from dpjax.transforms import group_noise
 from dpjax.transforms.clip_scale import scheduled
-from dpjax.transforms.clipped import check_whole, clipped_sum
+from dpjax.transforms.clipped import check_start, clipped_sum
 from dpjax.transforms.together import check_together
 from dpjax.types import ClipLike
 from dpjax.validate import UserError
@@ -102,7 +102,7 @@ def clip_and_noise(
   alike = all(weight == 1 for weight in jax.tree.leaves(weights))
 
   def init_fn(params) -> NoiseState:
-    check_whole(params=params)
+    check_start(params)
     return noise.init(key, params)
 
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):

@@ -52,7 +52,7 @@ def unscaled(
   if isinstance(updates, ClippedSum):
     return updates
   divided = jax.tree.map(lambda leaf: trees.at_least_float32(leaf) / scale, arrays)
-  return PerExampleGrads.of(divided, updates.mask)
+  return PerExampleGrads.of(divided, updates.mask, updates.rows)
 
 
 def scheduled_scales(name: str, num_steps: int, final: float) -> tuple[float, ...]:

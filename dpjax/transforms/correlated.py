@@ -13,7 +13,7 @@ from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import CorrelatedNoiseState
 from dpjax.transforms.clip_and_noise import checked_clip
 from dpjax.transforms.clip_scale import scheduled
-from dpjax.transforms.clipped import check_whole, clipped_sum, is_placeholder
+from dpjax.transforms.clipped import check_start, clipped_sum, is_placeholder
 from dpjax.transforms.group_noise import noise_std
 from dpjax.types import ClipLike
 
@@ -66,7 +66,7 @@ def clip_and_correlated_noise(
   std = noise_std(clip, noise_multiplier)
 
   def init_fn(params) -> CorrelatedNoiseState:
-    check_whole(params=params)
+    check_start(params)
     if is_placeholder(params):
       started = noise.init(key)
       return CorrelatedNoiseState(

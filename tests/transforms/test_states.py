@@ -184,3 +184,39 @@ def test_a_state_that_was_restored_in_part_is_one_line(kind, wrapped):
   assert len(str(caught.value)) < 300
   with pytest.raises(UserError):
     plan.spent(change(opt_state))
+
+
+def _resets():
+  """What Optax can wrap around a transform and reset with it."""
+  private = lambda: test_plan_spent._PLANS["white"].transform(jax.random.key(1))
+  chain = lambda: optax.chain(private(), optax.sgd(0.1))
+  yield "lookahead", lambda reset: optax.lookahead(chain(), 2, 0.5, reset_state=reset)
+  yield (
+    "lookahead inside inject_hyperparams",
+    lambda reset: optax.inject_hyperparams(
+      lambda rate: optax.lookahead(
+        optax.chain(private(), optax.sgd(rate)), 2, 0.5, reset_state=reset
+      )
+    )(rate=0.1),
+  )
+
+
+@pytest.mark.parametrize("wrapped", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
+@pytest.mark.parametrize(("name", "make"), list(_resets()), ids=lambda x: str(x)[:40])
+def test_optax_does_not_begin_anew_in_the_middle_of_a_run(name, make, wrapped):
+  """`optax.lookahead(reset_state=True)` would draw its noise again at every synchronisation."""
+  plan = test_plan_spent._PLANS["white"]
+  summed = plan.clipped_grad(test_plan_spent._loss)(_PARAMS, test_plan_spent._BATCH)
+  params = optax.LookaheadParams.init_synced(_PARAMS)
+  for reset in (True, False):
+    tx = make(reset)
+    opt_state = tx.init(params)
+    update = wrapped(lambda s, tx=tx: tx.update(summed, s, params))
+    if reset:
+      with pytest.raises(UserError, match="reset_state=False") as caught:
+        update(opt_state)
+      assert len(str(caught.value)) < 300
+      continue
+    for done in range(3):
+      assert plan.spent(opt_state).steps == done
+      opt_state = update(opt_state)[1]
