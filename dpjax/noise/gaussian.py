@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 
 from dpjax import trees
 from dpjax.noise import source
@@ -34,26 +35,38 @@ def init(key: jax.Array, params: ArrayTree = None) -> NoiseState:
     UserError: such a vmap; map over the keys, too.
   """
   arrays = [leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype")]
-  _one_model([leaf for leaf in arrays if not trees.is_key(leaf)], jax.random.key_data(key))
+  _one_model(
+    [leaf for leaf in arrays if not trees.is_key(leaf)], [jax.random.key_data(key)]
+  )
   return state_at(jnp.copy(key), 0)
 
 
 @jax.custom_batching.custom_vmap
-def _one_model(params: list[Array], key_data: Array) -> Array:
-  """Returns `key_data`; what counts is the rule below, which JAX asks where it maps."""
+def _one_model(params: list[Array], stream: list[Array]) -> list[Array]:
+  """Returns `stream`, the key's data and the draws; what counts is the rule below, which JAX
+  asks where it maps."""
   del params
-  return key_data
+  return stream
 
 
 @_one_model.def_vmap
-def _several_models(size: int, mapped: Any, params: list[Array], key_data: Array) -> Any:
-  of_params, of_key = mapped
-  if any(of_params) and not of_key:
+def _several_models(
+  size: int, mapped: Any, params: list[Array], stream: list[Array]
+) -> Any:
+  of_params, of_stream = mapped
+  if any(of_params) and not any(of_stream):
     raise UserError(
       f"key: one for {size} models under jax.vmap, which would all get the same noise; map over "
       "as many keys, jax.random.split(key, n), and account for each model"
     )
-  return _one_model(params, key_data), of_key
+  return _one_model(params, stream), of_stream
+
+
+def check_one_sum(noisy: ArrayTree, state: Any) -> None:
+  """Raises where `jax.vmap` maps over sums and not over the state: all would get one noise."""
+  leaves = [leaf for leaf in jax.tree.leaves(noisy) if isinstance(leaf, core.Tracer)]
+  if leaves:
+    _one_model(leaves, [jax.random.key_data(state.key), jnp.asarray(state.draws)])
 
 
 def gaussian(key: jax.Array, like: ArrayTree, std: float) -> Any:
@@ -83,7 +96,8 @@ def add_gaussian(
       traced. None: the caller counts.
 
   Raises:
-    UserError: a state that something else has changed (NaN where it is traced); a raw key.
+    UserError: a state that something else has changed (NaN where it is traced); a raw key; one
+      state for several sums under `jax.vmap`.
 
   With a release key (`dpjax.noise.source`) the noisy tree is rounded to a public grid.
 
@@ -94,6 +108,7 @@ def add_gaussian(
   check_paid(state, num_steps)
   noisy = source.as_floats(tree)
   if std != 0:
+    check_one_sum(noisy, state)
     noise = gaussian(jax.random.fold_in(state.key, state.draws), noisy, std)
     noisy = trees.add(noisy, noise)
     if source.is_secure(state.key):

@@ -220,3 +220,20 @@ def test_optax_does_not_begin_anew_in_the_middle_of_a_run(name, make, wrapped):
     for done in range(3):
       assert plan.spent(opt_state).steps == done
       opt_state = update(opt_state)[1]
+
+
+@pytest.mark.parametrize("name", ["white", "correlated", "adaptive", "clip schedule"])
+def test_sums_under_vmap_do_not_share_the_noise_of_one_state(name):
+  """Two sums with one noise: their difference is exact."""
+  plan, tx, _, opt_state = _after(name)
+  grads = dpjax.stacked(jax.tree.map(lambda p: jnp.stack([p, 2 * p]), _PARAMS), mask=True)
+  several = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), grads)
+  update = lambda g, s: tx.update(g, s, _PARAMS)[0]["w"]
+  for mapped in (jax.vmap(update, (0, None)), jax.jit(jax.vmap(update, (0, None)))):
+    with pytest.raises(UserError, match="^key: one for 2 models under jax.vmap"):
+      mapped(several, opt_state)
+  keys = jax.random.split(jax.random.key(0), 2)
+  states = jax.vmap(lambda key: plan.transform(key).init(_PARAMS))(keys)
+  states = (states, jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), opt_state[1]))
+  first, second = jax.vmap(update)(several, states)
+  assert not np.array_equal(first, second)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dpjax import trees
 from dpjax.noise import source
 from dpjax.noise.correlated.strategies import Correlation
-from dpjax.noise.gaussian import gaussian
+from dpjax.noise.gaussian import check_one_sum, gaussian
 from dpjax.noise.gaussian import init as init_white
 from dpjax.noise.state import after_draw, check_paid, poisoned
 from dpjax.types import ArrayTree
@@ -68,6 +68,7 @@ def add_correlated(
   if std == 0:
     tree = poisoned(tree, state, num_steps)
     return tree, state._replace(draws=after.draws, checksum=after.checksum)
+  check_one_sum(tree, state)
   white = gaussian(jax.random.fold_in(state.key, state.draws), tree, std)
   if factors:
     for leaf in jax.tree.leaves(tree):  # std alone was checked by the draw
