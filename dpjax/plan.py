@@ -487,9 +487,11 @@ class Plan:
     Its `update(grads, state, params, mask=batch.mask)` takes a `ClippedSum` of `clipped_grad`,
     which knows its mask, or gradients of `dpjax.per_example_grads`; bare arrays go through
     `dpjax.stacked`. Its state counts the updates (`spent`): one beyond `num_steps` raises, and
-    is NaN under jit. Each update needs the state that the one before gave: the same state
-    twice draws the same noise twice, which nothing can see. Nor can it see how rows were drawn:
-    epsilon is that of `batches`, not of rows of your own with mask=True.
+    is NaN under jit; so is one whose state was changed by `optax.tree.set`, `jax.tree.map` or
+    the like. Each update needs the state that the one before gave. An earlier state as a whole,
+    whether it was kept, copied, restored or made by `init` again, draws the same noise twice,
+    which nothing can see. Nor can it see how rows were drawn: epsilon is that of `batches`, not
+    of rows of your own with mask=True.
 
     Args:
       key: of the noise, for ONE run on ONE data set. It is the caller's, and no transform
@@ -534,8 +536,8 @@ class Plan:
     the one before.
 
     Raises:
-      UserError: a state without the noise of a private transform, or with several; more steps
-        than the plan has; called under jit.
+      UserError: a state without the noise of a private transform, or with several; one that
+        something else has changed; more steps than the plan has; called under jit.
 
     >>> import optax
     >>> plan = Plan(sampler=sampling.PoissonSampler(prob=0.5, capacity=4), l2_clip_norm=1.0,
@@ -557,15 +559,16 @@ class Plan:
         f"opt_state: must hold the state of one plan.transform, found {len(states)}; give the "
         "state that tx.init and tx.update return, of one run"
       )
-    if isinstance(states[0].count, core.Tracer):
+    if isinstance(states[0].draws, core.Tracer):
       raise UserError("opt_state: is traced; call plan.spent outside of jit")
-    count = np.asarray(states[0].count)
+    count = np.asarray(states[0].draws)
     # Copies on several devices and models under vmap look alike, and only the former are one.
     if count.shape or count.dtype.kind not in "iu" or count < 0:
       raise UserError(
         f"opt_state: counts steps by {count.dtype}{list(count.shape)}: must be one integer >= 0; "
         "of several models or devices give the state of one"
       )
+    noise.check_paid(states[0], None)
     steps = int(count)
     if steps > self.num_steps:
       raise UserError(

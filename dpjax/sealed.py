@@ -12,8 +12,14 @@ sum by more than the noise covers. Two things stop it:
 |                                        | is `key<sealed: ...>`, and no function takes it     |
 
 A sealed leaf holds the bits of its array as a typed key. So every transformation of JAX takes
-it: jit, vmap, scan, cond, shard_map, donation. Rows may be cut, moved and joined. Under jit,
-closing and opening a leaf cost nothing, because XLA removes both.
+it: jit, vmap, scan, cond, shard_map, donation. Under jit, closing and opening a leaf cost
+nothing, because XLA removes both.
+
+Rows may be cut, moved and joined, all leaves alike. Each row has a number, sealed beside the
+gradients: its place among those that were computed together, or 0 for padding. A number that
+comes twice is a record that would count twice, so it is refused. Rows of two computations share
+numbers; `dpjax.stacked(grads.arrays)` says that they are of different examples. What moves the
+rows of one leaf and not of another is not seen.
 """
 
 from __future__ import annotations
@@ -134,6 +140,14 @@ def is_closed(leaf: object) -> bool:
   return jax.random.key_impl(leaf) in _IMPLS.values()  # type: ignore[arg-type]
 
 
+def _numbered(size: int, mask: Any) -> jax.Array:
+  """Returns the sealed numbers of so many rows, [size]: from 1 on, and 0 for padding."""
+  numbers = jnp.arange(1, size + 1, dtype=jnp.uint32)
+  if mask is not None:
+    numbers = jnp.where(jnp.asarray(mask), numbers, jnp.uint32(0))
+  return jax.random.wrap_key_data(numbers[:, None], impl=_IMPLS[1])
+
+
 @jax.custom_jvp
 def _closed(leaf: jax.Array) -> jax.Array:
   bits = jnp.finfo(leaf.dtype).bits
@@ -183,15 +197,35 @@ class PerExampleGrads(metaclass=Sealed):
   mask: Any  # [B] bool, False for padding; None where it comes beside the gradients
   # of the arrays, in the order of the leaves
   dtypes: tuple[Any, ...] = dataclasses.field(metadata={"static": True})
+  rows: Any = None  # sealed [B], the number of each row; None where there is no row axis
 
   @classmethod
-  def of(cls, arrays: Any, mask: Any = None) -> PerExampleGrads:
-    """Seals a tree of real floating-point arrays, [B, *param] each, and their mask [B]."""
+  def of(cls, arrays: Any, mask: Any = None, rows: Any = None) -> PerExampleGrads:
+    """Seals a tree of real floating-point arrays, [B, *param] each, and their mask [B].
+
+    `rows` are those of the gradients that the arrays were made of, row by row.
+    """
     # Of 4 bits there is no unsigned integer; float32 holds each of their values.
     whole = lambda leaf: leaf if jnp.finfo(leaf.dtype).bits >= 8 else leaf.astype("float32")
     arrays = jax.tree.map(lambda leaf: whole(jnp.asarray(leaf)), arrays)
     dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(arrays))
-    return cls(jax.tree.map(_closed, arrays), mask, dtypes)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(arrays)]
+    if rows is None and shapes and shapes[0]:
+      rows = _numbered(shapes[0][0], mask)
+    return cls(jax.tree.map(_closed, arrays), mask, dtypes, rows)
+
+  def numbers(self, size: int) -> jax.Array:
+    """The number of each row, [size]: from 1 on, and 0 for padding.
+
+    Raises:
+      UserError: numbers that are not sealed, or not one for each row.
+    """
+    if not is_closed(self.rows) or self.rows.shape != (size,):
+      raise UserError(
+        f"gradients: {size} rows with {getattr(self.rows, 'shape', None)} numbers: cut and join "
+        "all leaves alike, by jax.tree.map; dpjax.stacked(grads.arrays) takes rows of your own"
+      )
+    return jax.random.key_data(self.rows)[..., 0]
 
   @property
   def arrays(self) -> Any:

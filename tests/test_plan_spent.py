@@ -119,7 +119,7 @@ def test_clip_and_noise_by_itself_has_no_limit_but_one_that_is_given():
   state = free.init(_PARAMS)
   for _ in range(5):
     _, state = free.update(grads, state, _PARAMS)
-  assert int(state.count) == 5
+  assert int(state.draws) == 5
   bound = dpjax.clip_and_noise(**numbers, num_steps=5)
   with pytest.raises(UserError, match="step=5"):
     bound.update(grads, state, _PARAMS)

@@ -112,7 +112,10 @@ def check(
     method, microbatch_size: see `dpjax.clipped_grad`.
     clipped_grad, transform, algorithm: parts of your own, `(params, batch, mask) ->
       ClippedSum`, `noise key -> optax transformation`, and `noise key -> Algorithm`, in place
-      of `plan.clipped_grad(loss_fn)`, `plan.transform` and `training.dp_sgd`.
+      of `plan.clipped_grad(loss_fn)`, `plan.transform` and `training.dp_sgd`. An algorithm needs
+      `optimizer`, and takes `plan.slices` batches for a step. Its first steps are compared with
+      the parts, 4 to 64 of them by the size of the model. With `example_key` the batches bring
+      `example.key`, which the algorithm must hand to the loss as it is.
 
   Returns:
     A table: `.ok`, `.failed`, `.rows`; its repr has a line for each check. A pass is evidence,
@@ -121,7 +124,8 @@ def check(
     its confidence, with one below .01. The same arguments always give the same table.
 
   Raises:
-    UserError: arguments that are none of these, or a loss that is not one of ONE example.
+    UserError: arguments that are none of these, or a loss that is not one of ONE example; an
+      algorithm without an optimizer, or beside a clipped_grad of one's own whose norm moves.
 
   >>> import dpjax
   >>> plan = dpjax.Plan(sampler=dpjax.PoissonSampler(prob=0.2, capacity=64),
@@ -139,8 +143,20 @@ def check(
     "algorithm": algorithm,
   }
   _check_arguments(functions, plan, optimizer, example_key)
+  clip = plan.l2_clip_norm
+  if algorithm is not None and optimizer is None:
+    raise UserError("algorithm: needs optimizer=, with which its steps are compared")
+  if (
+    algorithm is not None
+    and clipped_grad is not None
+    and (clip.schedule or clip.rule.adapts)
+  ):
+    raise UserError(
+      "algorithm: cannot be compared with clipped_grad=, which is not told how the clip norm "
+      f"of the plan moves (l2_clip_norm={clip!r:.80}); leave clipped_grad out"
+    )
   rows = _checked_rows(data)
-  plan.check_capacity(len(rows))
+  plan.check_capacity(len(rows), getattr(data, "nominal_size", None))
   options: dict[str, Any] = {"method": method, "microbatch_size": microbatch_size}
   keyed = example_key is not None
   if keyed and not hasattr(rows[np.zeros(1, int)], "key"):
@@ -151,9 +167,8 @@ def check(
 
   def whole_step(key: Array) -> Algorithm:
     assert optimizer is not None
-    return training.dp_sgd(
-      loss_fn, plan, optimizer, noise_key=key, example_key=example_key, **options
-    )
+    # The batches of a check bring the keys of their examples.
+    return training.dp_sgd(loss_fn, plan, optimizer, noise_key=key, **options)
 
   if algorithm is None and optimizer is not None:
     algorithm = whole_step
@@ -172,7 +187,7 @@ def check(
     train=rows,
     keyed=keyed,
     gradient_of=gradient_of if clipped_grad is None else None,
-    algorithm=algorithm if plan.slices == 1 else None,
+    algorithm=algorithm,
     optimizer=optimizer,
   )
   _try(subject)

@@ -69,7 +69,8 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     train=run.train,
     keyed=run.keyed,
     gradient_of=clipped_grad,
-    algorithm=lambda key: run.with_keys(key, run.random.local),
+    # The batches of a check bring the keys of their examples.
+    algorithm=lambda key: run.with_keys(key, None if run.keyed else run.random.local),
     promise=run.promise,
     optimizer=run.optimizer,
   )

@@ -59,7 +59,8 @@ def stacked(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
 
   The explicit way for bare arrays, such as those of `jax.vmap(jax.grad(loss_fn))`. Calling it
   says: row i of every leaf follows from example i alone, and no other row from that example.
-  Nothing can check that, and the guarantee rests on it.
+  Nothing can check that, and the guarantee rests on it. Sealed gradients that are joined from
+  several computations, such as parts of a batch or several devices, go through it, too.
 
   Args:
     grads: leaves [B, *param], real floating point.
@@ -95,7 +96,8 @@ def per_example_grads(
     `plan.transform` or `dpjax.clip_and_noise`, with the batch's mask; those of a
     `dpjax.types.Batch` know it. They are sealed: `grads.arrays` is the tree of leaves
     [B, *param] to look at, in float32 where the parameter's own type is less. Rows of
-    padding have gradients like any other.
+    padding have gradients like any other. A row that is given twice to a private transform
+    raises, or gives NaN under jit.
 
   Raises:
     UserError: a parameter that is not real floating point, a loss that is not a scalar.

@@ -4,7 +4,6 @@ from dpjax.noise import correlated as correlated
 from dpjax.noise import discrete as discrete
 from dpjax.noise import laws as laws
 from dpjax.noise import source as source
-from dpjax.noise.gaussian import NoiseState as NoiseState
 from dpjax.noise.gaussian import add_gaussian as add_gaussian
 from dpjax.noise.gaussian import gaussian as gaussian
 from dpjax.noise.gaussian import init as init
@@ -12,3 +11,6 @@ from dpjax.noise.gaussian import key_id as key_id
 from dpjax.noise.shape import WHITE as WHITE
 from dpjax.noise.shape import NoiseShape as NoiseShape
 from dpjax.noise.source import new_key as new_key
+from dpjax.noise.state import NoiseState as NoiseState
+from dpjax.noise.state import check_paid as check_paid
+from dpjax.noise.state import state_at as state_at

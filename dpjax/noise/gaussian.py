@@ -1,30 +1,25 @@
 """Gaussian noise with a key discipline: one key, one count, one draw.
 
 The noise of step t is drawn from fold_in(key, t), split once per leaf. So the state
-(key, count) determines every later draw, a resumed run draws what the interrupted one
+(key, draws) determines every later draw, a resumed run draws what the interrupted one
 would have drawn, and no two steps or leaves share a stream.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 
 from dpjax import trees
 from dpjax.noise import source
+from dpjax.noise.state import NoiseState, after_draw, check_paid, poisoned, state_at
 from dpjax.types import Array, ArrayTree
 from dpjax.validate import UserError
-
-
-class NoiseState(NamedTuple):
-  """What the next draw needs. Whoever holds it can subtract the noise: keep it secret."""
-
-  key: jax.Array  # typed key array, never changes
-  count: jax.Array  # int32, number of draws so far
 
 
 def init(key: jax.Array, params: ArrayTree = None) -> NoiseState:
@@ -40,26 +35,38 @@ def init(key: jax.Array, params: ArrayTree = None) -> NoiseState:
     UserError: such a vmap; map over the keys, too.
   """
   arrays = [leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype")]
-  _one_model([leaf for leaf in arrays if not trees.is_key(leaf)], jax.random.key_data(key))
-  return NoiseState(jnp.copy(key), jnp.zeros((), jnp.int32))
+  _one_model(
+    [leaf for leaf in arrays if not trees.is_key(leaf)], [jax.random.key_data(key)]
+  )
+  return state_at(jnp.copy(key), 0)
 
 
 @jax.custom_batching.custom_vmap
-def _one_model(params: list[Array], key_data: Array) -> Array:
-  """Returns `key_data`; what counts is the rule below, which JAX asks where it maps."""
+def _one_model(params: list[Array], stream: list[Array]) -> list[Array]:
+  """Returns `stream`, the key's data and the draws; what counts is the rule below, which JAX
+  asks where it maps."""
   del params
-  return key_data
+  return stream
 
 
 @_one_model.def_vmap
-def _several_models(size: int, mapped: Any, params: list[Array], key_data: Array) -> Any:
-  of_params, of_key = mapped
-  if any(of_params) and not of_key:
+def _several_models(
+  size: int, mapped: Any, params: list[Array], stream: list[Array]
+) -> Any:
+  of_params, of_stream = mapped
+  if any(of_params) and not any(of_stream):
     raise UserError(
       f"key: one for {size} models under jax.vmap, which would all get the same noise; map over "
       "as many keys, jax.random.split(key, n), and account for each model"
     )
-  return _one_model(params, key_data), of_key
+  return _one_model(params, stream), of_stream
+
+
+def check_one_sum(noisy: ArrayTree, state: Any) -> None:
+  """Raises where `jax.vmap` maps over sums and not over the state: all would get one noise."""
+  leaves = [leaf for leaf in jax.tree.leaves(noisy) if isinstance(leaf, core.Tracer)]
+  if leaves:
+    _one_model(leaves, [jax.random.key_data(state.key), jnp.asarray(state.draws)])
 
 
 def gaussian(key: jax.Array, like: ArrayTree, std: float) -> Any:
@@ -76,65 +83,38 @@ def gaussian(key: jax.Array, like: ArrayTree, std: float) -> Any:
   return source.gaussian(key, like, std)
 
 
-def check_paid(count: Array, num_steps: int) -> None:
-  """Raises where step `count`, from 0, was not accounted for; one that is traced passes unseen,
-  and `poisoned` makes what it gives NaN.
-
-  >>> check_paid(jnp.int32(20), 20)
-  Traceback (most recent call last):
-  ...
-  dpjax.validate.UserError: step=20: the noise was accounted for num_steps=20 steps only
-  """
-  try:
-    done = int(count)
-  except jax.errors.ConcretizationTypeError:
-    return
-  if done >= num_steps:
-    raise UserError(
-      f"step={done}: the noise was accounted for num_steps={num_steps} steps only"
-    )
-
-
-def poisoned(noisy: ArrayTree, count: Array, num_steps: int) -> Any:
-  """The tree, NaN throughout where step `count` was not accounted for: no number is released
-  that nobody paid for.
-
-  >>> poisoned(jnp.ones(2), jnp.int32(20), 20)
-  Array([nan, nan], dtype=float32)
-  """
-  paid = count < num_steps
-  return jax.tree.map(lambda leaf: jnp.where(paid, leaf, jnp.nan), noisy)
-
-
 def add_gaussian(
   state: NoiseState, tree: ArrayTree, std: float, *, num_steps: int | None = None
 ) -> tuple[Any, NoiseState]:
   """tree + N(0, std^2 I), and the state for the next draw.
 
   Args:
-    state: key and count.
+    state: key, draws and their checksum, as `init` or the draw before gave it.
     tree: leaves are cast to at least float32 before the noise is added.
     std: standard deviation, in the units of `tree`; 0 returns the tree itself.
-    num_steps: draws that were accounted for. A later one raises, or is NaN where the count is
+    num_steps: draws that were accounted for. A later one raises, or is NaN where the state is
       traced. None: the caller counts.
+
+  Raises:
+    UserError: a state that something else has changed (NaN where it is traced); a raw key; one
+      state for several sums under `jax.vmap`.
 
   With a release key (`dpjax.noise.source`) the noisy tree is rounded to a public grid.
 
   >>> total, state = add_gaussian(init(jax.random.key(0)), jnp.ones(2), 0.0)
-  >>> total, int(state.count)
+  >>> total, int(state.draws)
   (Array([1., 1.], dtype=float32), 1)
   """
-  if num_steps is not None:
-    check_paid(state.count, num_steps)
+  check_paid(state, num_steps)
   noisy = source.as_floats(tree)
   if std != 0:
-    noise = gaussian(jax.random.fold_in(state.key, state.count), noisy, std)
+    check_one_sum(noisy, state)
+    noise = gaussian(jax.random.fold_in(state.key, state.draws), noisy, std)
     noisy = trees.add(noisy, noise)
     if source.is_secure(state.key):
       noisy = source.snap(noisy, source.grid_step(std))
-  if num_steps is not None:
-    noisy = poisoned(noisy, state.count, num_steps)
-  return noisy, NoiseState(state.key, state.count + 1)
+  noisy = poisoned(noisy, state, num_steps)
+  return noisy, after_draw(state)
 
 
 def key_id(key: jax.Array) -> str:

@@ -202,7 +202,7 @@ def _private_state(state: TrainState) -> Any:
 def _slice_index(state: TrainState) -> Any:
   """How many slices of the current step were taken; 0 where a step is one batch."""
   chained: Any = state.opt_state
-  return chained.count if isinstance(chained, transforms.AccumulateState) else 0
+  return chained.slices if isinstance(chained, transforms.AccumulateState) else 0
 
 
 def noise_state(state: TrainState) -> Any:

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import gradients, trees, validate
-from dpjax.transforms.clipped import check_whole, clipped_sum
+from dpjax.noise.state import changed, check_count, checksum, is_sound, next_checksum
+from dpjax.transforms.clipped import check_start, clipped_sum, is_placeholder
 from dpjax.transforms.group_noise import check_groups
 from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
@@ -26,7 +27,8 @@ class AccumulateState(NamedTuple):
 
   inner: Any
   total: Any  # params-shaped, at least float32: clipped gradients of the slices so far
-  count: jax.Array  # int32, slices of this logical step so far
+  slices: jax.Array  # int32, of this logical step so far
+  checksum: Any = None  # uint32, of slices; None is refused
 
 
 def accumulate(
@@ -70,11 +72,15 @@ def accumulate(
   empty = jnp.zeros(0)
 
   def init_fn(params) -> AccumulateState:
-    check_whole(params=params)
+    check_start(params)
+    start = jnp.zeros((), jnp.int32)
+    if is_placeholder(params):
+      return AccumulateState(tx.init(params), start, start, start)
     total = jax.tree.map(lambda p: jnp.zeros_like(trees.at_least_float32(p)), params)
-    return AccumulateState(tx.init(params), total, jnp.zeros((), jnp.int32))
+    return AccumulateState(tx.init(params), total, start, checksum(start))
 
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):
+    _check_place(state)
     summed = clipped_sum(updates, params, mask, clip)
     _check_slice(summed, slots)
     if len(bounds) > 1:
@@ -89,10 +95,15 @@ def accumulate(
       shapes, _ = jax.eval_shape(apply, total)
       return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), state.inner
 
-    last = state.count == every - 1
+    last = state.slices == every - 1
     out, inner = jax.lax.cond(last, apply, wait, total)
+    # Slices of two logical steps in one sum would hold an example twice.
+    sound = is_sound(state.slices, state.checksum)
+    out = jax.tree.map(lambda leaf: jnp.where(sound, leaf, jnp.nan), out)
     total = jax.tree.map(lambda leaf: jnp.where(last, 0, leaf), total)
-    return out, AccumulateState(inner, total, jnp.where(last, 0, state.count + 1))
+    place = jnp.where(last, 0, state.slices + 1)
+    after = next_checksum(state.slices, state.checksum, place)
+    return out, AccumulateState(inner, total, place, after)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -119,6 +130,22 @@ def whole_steps_only(
     return inner.update(updates, state, params, **extra_args)
 
   return optax.GradientTransformationExtraArgs(tx.init, update_fn)
+
+
+def _check_place(state: AccumulateState) -> None:
+  """Raises where something else than `accumulate` has set how many slices were taken."""
+  if not isinstance(state, AccumulateState):
+    raise UserError(
+      f"state: {type(state).__name__}: must be what init and update of `accumulate` return; "
+      "restore it with tx.init(params) as the target"
+    )
+  check_count("state.slices", state.slices, state.checksum)
+  try:
+    sound = bool(is_sound(state.slices, state.checksum))
+  except jax.errors.ConcretizationTypeError:
+    return  # the updates are NaN then
+  if not sound:
+    raise changed("state.slices", state.slices)
 
 
 def _check_slice(summed: ClippedSum, slots: int | None) -> None:

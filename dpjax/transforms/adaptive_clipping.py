@@ -36,7 +36,7 @@ import optax
 from dpjax import accounting, gradients, noise, trees, validate
 from dpjax.transforms.clip_and_noise import checked_clip
 from dpjax.transforms.clip_scale import ScaledState, unscaled
-from dpjax.transforms.clipped import check_whole, clipped_sum
+from dpjax.transforms.clipped import check_start, clipped_sum
 from dpjax.transforms.group_noise import noise_std
 from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
@@ -196,7 +196,7 @@ def adaptive_clip_and_noise(
     return jnp.clip(scale * step, adaptive.min_factor, adaptive.max_factor)
 
   def init_fn(params) -> ScaledState:
-    check_whole(params=params)
+    check_start(params)
     started = noise.init(key, params)
     return ScaledState(started, jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32))
 
@@ -207,7 +207,7 @@ def adaptive_clip_and_noise(
     count = centred_count(summed, mask) if count is None else count
     queries = {"sum": summed.total, "count": count * unit}
     noisy, inner = noise.add_gaussian(state.inner, queries, std, num_steps=num_steps)
-    after = ScaledState(inner, moved(state.scale, noisy["count"] / unit), state.count + 1)
+    after = ScaledState(inner, moved(state.scale, noisy["count"] / unit), state.steps + 1)
     return trees.scale(noisy["sum"], state.scale / normalize_by), after
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -10,7 +10,7 @@ from dpjax.gradients import Clip
 from dpjax.noise import WHITE, NoiseShape, NoiseState
 from dpjax.transforms import group_noise
 from dpjax.transforms.clip_scale import scheduled
-from dpjax.transforms.clipped import check_whole, clipped_sum
+from dpjax.transforms.clipped import check_start, clipped_sum
 from dpjax.transforms.together import check_together
 from dpjax.types import ClipLike
 from dpjax.validate import UserError
@@ -51,7 +51,8 @@ def clip_and_noise(
   `dpjax.per_example_grads` (leaves [B, *param], with `mask` [B]) or a `dpjax.types.ClippedSum`
   (mask then already applied). Arrays from elsewhere go through `dpjax.stacked`. It stands
   first in `optax.chain`. Works under jit, with donated state. Give every step the state of the
-  step before: the same state twice draws the same noise twice.
+  step before. A state that something else changed raises, or gives NaN under jit; an earlier one
+  as a whole draws the same noise twice, which nothing can see.
 
   Args:
     l2_clip_norm: bound C on one example's gradient, a prefix tree of bounds, or a `Clip`.
@@ -74,7 +75,8 @@ def clip_and_noise(
 
   Raises:
     UserError: bare arrays, a mask that is missing or of another length, gradients without a
-      batch axis, a ClippedSum clipped to a larger bound, a non-positive clip norm or divisor.
+      batch axis, a ClippedSum clipped to a larger bound, a non-positive clip norm or divisor, a
+      state that something else changed or that was restored without its types.
 
   >>> import jax.numpy as jnp
   >>> from dpjax.gradients import stacked
@@ -100,7 +102,7 @@ def clip_and_noise(
   alike = all(weight == 1 for weight in jax.tree.leaves(weights))
 
   def init_fn(params) -> NoiseState:
-    check_whole(params=params)
+    check_start(params)
     return noise.init(key, params)
 
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):

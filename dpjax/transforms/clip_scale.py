@@ -32,7 +32,7 @@ class ScaledState(NamedTuple):
 
   inner: Any
   scale: jax.Array  # float32: clip norm of the NEXT update / l2_clip_norm
-  count: jax.Array  # int32, updates so far
+  steps: jax.Array  # int32, so far
 
 
 def clip_scale(state: object) -> jax.Array | None:
@@ -52,7 +52,7 @@ def unscaled(
   if isinstance(updates, ClippedSum):
     return updates
   divided = jax.tree.map(lambda leaf: trees.at_least_float32(leaf) / scale, arrays)
-  return PerExampleGrads.of(divided, updates.mask)
+  return PerExampleGrads.of(divided, updates.mask, updates.rows)
 
 
 def scheduled_scales(name: str, num_steps: int, final: float) -> tuple[float, ...]:
@@ -111,7 +111,7 @@ def with_clip_schedule(
   def update_fn(updates, state, params=None, **extra_args):
     scaled: Any = unscaled(updates, state.scale)
     noisy, inner = tx.update(scaled, state.inner, params, **extra_args)
-    return trees.scale(noisy, state.scale), state_at(inner, state.count + 1)
+    return trees.scale(noisy, state.scale), state_at(inner, state.steps + 1)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from typing import Any
 
 import jax
@@ -40,6 +42,33 @@ def check_whole(**named: Any) -> None:
         f"{name}: hold optax.MaskedNode: plan.transform must stand first in optax.chain, "
         "outside of masked, multi_transform and partition, which choose among what follows it"
       )
+
+
+def check_start(params: Any) -> None:
+  """Raises where a part of the parameters is left out, or Optax begins anew within an update.
+
+  A state that is made again in the middle of a run draws the noise of its first steps again,
+  and counts from 0. `optax.lookahead` with reset_state=True makes one at every synchronisation.
+  """
+  check_whole(params=params)
+  frame = sys._getframe(1)
+  while frame is not None:
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    if package == "optax" and "update" in frame.f_code.co_name:
+      raise UserError(
+        "state: Optax makes it anew within an update, so the noise of the first steps would be "
+        "drawn again and not be counted; give reset_state=False, or put plan.transform outside"
+      )
+    frame = frame.f_back
+
+
+def is_placeholder(params: Any) -> bool:
+  """Whether `optax.tree_map_params` asks which parts of a state are like the parameters.
+
+  It then maps a function over those. Earlier noise and sums of gradients are not the optimizer's
+  to map, so that to reset the moments of Adam leaves them as they are.
+  """
+  return type(params).__name__ == "_ParamsPlaceholder"
 
 
 def gradients_of(updates: PerExampleGrads | ClippedSum) -> Updates:
@@ -86,6 +115,19 @@ def _check_precision(total: Any) -> None:
     )
 
 
+def _check_one_sum(updates: ClippedSum, params: Any) -> None:
+  """Raises for several sums in one, whose noise would cover one of them."""
+  shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(updates.total)]
+  expected = (
+    None if params is None else [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+  )
+  if updates.seal.shape != () or shapes != (shapes if expected is None else expected):
+    raise UserError(
+      f"updates: a ClippedSum of shapes {str(shapes)[:60]}: must be one sum, with the shapes of "
+      f"params, {str(expected)[:60]}; several models go by jax.vmap, with a key each"
+    )
+
+
 def _check_stacked(updates: Any, params: Any) -> int:
   sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(updates)}
   if len(sizes) != 1 or () in sizes:
@@ -98,6 +140,22 @@ def _check_stacked(updates: Any, params: Any) -> int:
     if stacked != [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]:
       raise UserError("updates: must be per-example gradients, [B, *param] for every leaf")
   return sizes.pop()[0]
+
+
+def _once(summed: ClippedSum, numbers: jax.Array) -> ClippedSum:
+  """The sum, NaN where one row was counted twice; UserError where it can be looked at."""
+  ordered = jnp.sort(numbers)
+  twice = jnp.any((ordered[1:] == ordered[:-1]) & (ordered[1:] > 0))
+  try:
+    if bool(twice):
+      raise UserError(
+        "updates: a row of the gradients comes twice, so a record would count twice; where they "
+        "are of different examples, computed in parts, give dpjax.stacked(grads.arrays)"
+      )
+  except jax.errors.ConcretizationTypeError:
+    total = jax.tree.map(lambda leaf: jnp.where(twice, jnp.nan, leaf), summed.total)
+    return dataclasses.replace(summed, total=total)
+  return summed
 
 
 def clipped_sum(
@@ -116,7 +174,7 @@ def clipped_sum(
 
   Raises:
     UserError: bare arrays, no mask, no batch axis, gradients that are not real floating
-      point, or a sum clipped to a larger bound.
+      point, a row that comes twice (NaN where that is traced), or a sum clipped to a larger bound.
 
   >>> grads = gradients.stacked(jnp.array([[3.0, 4.0]]))
   >>> clipped_sum(grads, None, jnp.array([True]), 1.0).total
@@ -127,6 +185,7 @@ def clipped_sum(
   if isinstance(updates, ClippedSum):
     check_bound(updates, clip.l2_bound)
     _check_precision(updates.total)
+    _check_one_sum(updates, params)
     return updates
   size = _check_stacked(arrays, params)
   known = updates.mask
@@ -135,4 +194,7 @@ def clipped_sum(
     known = gradients.checked_mask(known, size)
     mask = known if mask is None else known & gradients.checked_mask(mask, size)
   mask = gradients.checked_mask(mask, size)
-  return gradients.clip_and_sum(arrays, jnp.zeros(mask.shape), mask, clip)
+  numbers = jnp.where(mask, updates.numbers(size), 0)
+  mask = numbers > 0  # a row of padding stays one, whatever the masks have become
+  summed = gradients.clip_and_sum(arrays, jnp.zeros(mask.shape), mask, clip)
+  return _once(summed, numbers)

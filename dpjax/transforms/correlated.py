@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from dpjax import noise, trees, validate
@@ -12,7 +13,7 @@ from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import CorrelatedNoiseState
 from dpjax.transforms.clip_and_noise import checked_clip
 from dpjax.transforms.clip_scale import scheduled
-from dpjax.transforms.clipped import check_whole, clipped_sum
+from dpjax.transforms.clipped import check_start, clipped_sum, is_placeholder
 from dpjax.transforms.group_noise import noise_std
 from dpjax.types import ClipLike
 
@@ -65,7 +66,12 @@ def clip_and_correlated_noise(
   std = noise_std(clip, noise_multiplier)
 
   def init_fn(params) -> CorrelatedNoiseState:
-    check_whole(params=params)
+    check_start(params)
+    if is_placeholder(params):
+      started = noise.init(key)
+      return CorrelatedNoiseState(
+        started.key, started.draws, jnp.zeros(()), started.checksum
+      )
     return noise.correlated.init(key, correlation, params)
 
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):

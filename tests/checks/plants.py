@@ -610,6 +610,12 @@ def _host_memory(sound):
     before, held[0] = held[0], np.asarray(seen, np.float32)
     return before
 
+  return _with_host(sound, swap)
+
+
+def _with_host(sound, swap):
+  """The first number of a sum, plus what `swap` gives for it."""
+
   def clipped_grad(params, batch, mask):
     summed = sound.clipped_grad(params, batch, mask)
     leaves, treedef = jax.tree.flatten(summed.total)
@@ -619,6 +625,31 @@ def _host_memory(sound):
     return dataclasses.replace(summed, total=jax.tree.unflatten(treedef, leaves))
 
   return sound._replace(clipped_grad=clipped_grad, gradient_of=None)
+
+
+def _late_memory(sound):
+  """What the caller's own sum keeps is added three calls later."""
+  held = [jnp.zeros(())] * 3
+
+  def clipped_grad(params, batch, mask):
+    summed = sound.clipped_grad(params, batch, mask)
+    leaves, treedef = jax.tree.flatten(summed.total)
+    held.append(leaves[0].ravel()[0])
+    leaves[0] = leaves[0] + held.pop(0)
+    return dataclasses.replace(summed, total=jax.tree.unflatten(treedef, leaves))
+
+  return sound._replace(clipped_grad=clipped_grad, gradient_of=None)
+
+
+def _late_host_memory(sound):
+  """The same on the host, nine calls later."""
+  held = [np.float32(0)] * 9
+
+  def swap(seen):
+    held.append(np.asarray(seen, np.float32))
+    return held.pop(0)
+
+  return _with_host(sound, swap)
 
 
 _SUMS = {
@@ -642,6 +673,8 @@ _SUMS = {
   "sum_in_bfloat16": (influence.influence, _sum(_sum_in_bfloat16)),
   "label_9_unclipped": (influence.any_mask, _label_9_unclipped),
   "host_memory_of_a_sum": (influence.no_memory, _host_memory),
+  "memory_of_the_third_last_sum": (influence.no_memory, _late_memory),
+  "host_memory_of_the_ninth_last_sum": (influence.no_memory, _late_host_memory),
 }
 
 
@@ -674,6 +707,13 @@ def _raw_gradient(before, after, batch, raw):
   return after._replace(params=params)
 
 
+def _raw_gradient_late(before, after, batch, raw):
+  params = jax.tree.map(lambda p, g: p - 1e-4 * g, after.params, raw)
+  late = after.step > 5
+  params = jax.tree.map(lambda a, b: jnp.where(late, a, b), params, after.params)
+  return after._replace(params=params)
+
+
 def _step_skipped_when_empty(before, after, batch, raw):
   keep = jnp.any(batch.mask)
   return after._replace(
@@ -696,6 +736,7 @@ def _restart_on_high_loss(before, after, batch, raw):
 
 _WHOLE = {
   "optimizer_with_raw_gradients": _steps(_raw_gradient),
+  "raw_gradients_from_the_sixth_step": _steps(_raw_gradient_late),
   "empty_steps_are_skipped": _steps(_step_skipped_when_empty),
   "learning_rate_by_realised_batch": _steps(_rate_by_batch),
   "steps_with_long_gradients_are_undone": _steps(_restart_on_high_loss),

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from configs import quickstart
-from dpjax import trees
+from dpjax import noise, trees
 from dpjax.checks import (
   batches,
   charges,
@@ -95,7 +95,7 @@ def _again_after(subject, period):
 
     def update(updates, state, params=None, *, mask=None, **_):
       out, state = base.update(updates, state, params, mask=mask)
-      return out, state._replace(count=state.count % period)
+      return out, noise.state_at(state.key, state.draws % period)
 
     return optax.GradientTransformationExtraArgs(base.init, update)
 

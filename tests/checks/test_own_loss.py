@@ -1,5 +1,6 @@
 """`dpjax.check` on losses of every library, and on what is none."""
 
+import dataclasses
 import functools
 
 import equinox as eqx
@@ -13,7 +14,7 @@ from flax import nnx
 
 import dpjax
 from dpjax import data, training
-from dpjax.checks import own_loss
+from dpjax.checks import own_loss, whole_step
 from dpjax.validate import UserError
 
 _N = 200
@@ -106,7 +107,7 @@ def test_sound_losses_of_every_library_pass(make):
   assert len(table) == len(table.rows) > 15 and len(repr(table).splitlines()) == len(table)
   names = {row.name for row in table if row.passed is None}
   assert {"no key serves twice", "stated as charged"} <= names
-  assert ("step is its parts" in names) == (key is not None)
+  assert "step is its parts" not in names
 
 
 @pytest.mark.parametrize("make", [linen_dropout, nnx_dropout, equinox_dropout])
@@ -295,3 +296,93 @@ def test_indices_are_not_told():
 
   with pytest.raises(UserError, match="got Frame .KeyError.$"):
     own_loss.check(*plain()[:2], _plan(), Frame())
+
+
+def _broken(algorithm, late=0):
+  """The algorithm, whose parameters move by 1 % more than they should."""
+
+  def broken(key):
+    honest = algorithm(key)
+
+    def step(state, batch):
+      after, info = honest.step(state, batch)
+      more = lambda a, b: jnp.where(after.step > late, b + 1.01 * (a - b), a)
+      return after._replace(params=jax.tree.map(more, after.params, state.params)), info
+
+    return honest._replace(step=step)
+
+  return broken
+
+
+_ADAPTIVE = dpjax.Clip(1.0, dpjax.transforms.AdaptiveClipping())
+_SCHEDULE = dpjax.Clip(1.0, schedule=tuple(np.linspace(1, 0.1, 8)))
+_COMPARED = {
+  "whole batches": ({}, False),
+  "slices": ({"slices": 3}, False),
+  "a key for each example": ({}, True),
+  "slices and keys": ({"slices": 2}, True),
+  "a clip schedule": ({"l2_clip_norm": _SCHEDULE}, False),
+  "an adaptive clip": ({"l2_clip_norm": _ADAPTIVE}, False),
+  "slices and a schedule": ({"slices": 2, "l2_clip_norm": _SCHEDULE}, False),
+}
+
+
+_QUICK = (("slices and keys", "sound"), ("slices and a schedule", "broken"))
+
+
+@pytest.mark.parametrize(
+  ("name", "kind"),
+  [
+    pytest.param(name, kind, marks=() if (name, kind) in _QUICK else pytest.mark.long)
+    for name in sorted(_COMPARED)
+    for kind in ("sound", "broken")
+  ],
+)
+def test_an_algorithm_is_compared_whatever_the_plan_is(name, kind, monkeypatch):
+  """Slices, keys and clip norms that move once dropped the argument without a word."""
+  changes, is_keyed = _COMPARED[name]
+  sampler = dpjax.PoissonSampler(prob=0.01, capacity=40)
+  plan = _plan(**{"sampler": sampler, "normalize_by": 2, "num_steps": 8, **changes})
+
+  def loss(w, example):
+    kept = jax.random.bernoulli(example.key, 0.5, (4,)) if is_keyed else 1.0
+    return jnp.sum(jnp.tanh(w * example.x.ravel()[20:24] - 1) * kept)
+
+  def algorithm(noise_key):
+    return training.dp_sgd(loss, plan, optax.sgd(0.1), noise_key=noise_key)
+
+  if kind == "broken":
+    algorithm = _broken(algorithm, late=3 if "adaptive" in name else 7)
+  monkeypatch.setattr(own_loss, "checks", lambda subject: [whole_step.whole_step(subject)])
+  key = jax.random.key(0) if is_keyed else None
+  given = {"optimizer": optax.sgd(0.1), "example_key": key, "algorithm": algorithm}
+  (row,) = dpjax.check(loss, jnp.ones(4), plan, _train(), **given)
+  assert row.passed is (kind == "sound"), row
+
+
+def test_an_algorithm_that_cannot_be_compared_is_one_line():
+  loss, params, _ = plain()
+  algorithm = lambda key: training.dp_sgd(loss, _plan(), optax.sgd(0.1), noise_key=key)
+  with pytest.raises(UserError, match="^algorithm: needs optimizer="):
+    dpjax.check(loss, params, _plan(), _train(), algorithm=algorithm)
+  plan = _plan(l2_clip_norm=_ADAPTIVE)
+  given = {"algorithm": algorithm, "optimizer": optax.sgd(0.1)}
+  given["clipped_grad"] = plan.clipped_grad(loss)
+  with pytest.raises(UserError, match="^algorithm: cannot be compared") as caught:
+    dpjax.check(loss, params, plan, _train(), **given)
+  assert len(str(caught.value)) < 300
+
+
+def test_the_capacity_is_checked_for_the_declared_size(monkeypatch):
+  """For the true one it would flip between neighbours, and `plan.batches` does not."""
+  loss, params, _ = plain()
+  plan = _plan()
+  slots = lambda size: plan.fitted_sampler(size).slots
+  size = next(size for size in range(_N - 1, 2, -1) if slots(size) > slots(size - 1))
+  train = _train().subset(slice(0, size)).declared(size - 1)
+  least = dataclasses.replace(plan, sampler=plan.fitted_sampler(size - 1))
+  with pytest.raises(UserError, match=r"^capacity="):
+    dpjax.check(loss, params, least, train.declared(None))
+  monkeypatch.setattr(own_loss, "checks", lambda subject: [])
+  assert dpjax.check(loss, params, least, train).ok
+  assert next(least.batches(train, 0)).mask.shape == (least.sampler.slots,)

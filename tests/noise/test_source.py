@@ -172,7 +172,7 @@ def test_p17_steps_leaves_and_keys_share_no_noise_and_a_state_repeats():
 def test_noise_of_a_release_key_survives_jit_and_float64_sums(x64):
   step = jax.jit(lambda state, tree: noise.add_gaussian(state, tree, 2.0))
   out, state = step(noise.init(_KEY), jnp.ones(10, jnp.float64))
-  assert out.dtype == jnp.float64 and int(state.count) == 1
+  assert out.dtype == jnp.float64 and int(state.draws) == 1
   assert source.is_secure(state.key)
 
 

@@ -112,7 +112,7 @@ def test_p22_adaptive_dp_sgd_is_the_transform_on_stacked_gradients():
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), fast.params, params
     )
-  assert float(state.scale) != 1.0 and int(training.noise_state(fast).count) == 6
+  assert float(state.scale) != 1.0 and int(training.noise_state(fast).draws) == 6
 
 
 def test_p22_the_plan_charges_sum_and_count_as_one_gaussian():
@@ -194,8 +194,8 @@ def test_p15_p27_slices_are_one_step_of_noise_optimizer_average_and_count():
       jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), a, b)
     before = states[4 * step + 2][0]  # three of four slices: nothing has moved
     assert int(before.step) == step and int(got.step) == step + 1
-    assert int(training.noise_state(before).count) == step
-  assert int(training.noise_state(states[-1][0]).count) == 3
+    assert int(training.noise_state(before).draws) == step
+  assert int(training.noise_state(states[-1][0]).draws) == 3
   with pytest.raises(UserError, match="slices of one logical batch"):
     _run(plan, _batches(1))
 

@@ -85,7 +85,7 @@ def test_p16_interrupted_equals_uninterrupted_bit_for_bit():
   rest, _ = _run(resumed, state, list(_batches(8))[3:])
   assert dpjax.trees.sha256(whole.params) == dpjax.trees.sha256(rest.params)
   assert dpjax.trees.sha256(whole.ema) == dpjax.trees.sha256(rest.ema)
-  assert int(rest.step) == int(training.noise_state(rest).count) == 8
+  assert int(rest.step) == int(training.noise_state(rest).draws) == 8
 
 
 def test_p17_each_step_draws_other_noise():
@@ -211,5 +211,5 @@ def test_training_learns_and_the_plan_pays_for_what_ran():
     state, _ = jax.jit(algorithm.step)(state, batch)
     count += 1
   assert (
-    count == int(state.step) == int(training.noise_state(state).count) == plan.num_steps
+    count == int(state.step) == int(training.noise_state(state).draws) == plan.num_steps
   )

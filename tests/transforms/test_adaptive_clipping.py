@@ -185,7 +185,7 @@ def test_p8_empty_batches_move_by_noise_alone_and_stay_finite():
   for _ in range(5):
     update, state = update_fn(state)
     assert np.isfinite(update).all() and np.abs(update).max() > 0
-  assert int(state.inner.count) == int(state.count) == 5
+  assert int(state.inner.draws) == int(state.steps) == 5
   assert 0.5 < float(state.scale) < 2
 
 
@@ -226,7 +226,7 @@ def test_p33_one_compilation_with_donated_state():
   state = tx.init(None)
   for i in range(4):
     state = step(state, jnp.ones((3, 2)) * i, jnp.arange(3) < i)
-  assert len(traces) == 1 and int(state.count) == 4
+  assert len(traces) == 1 and int(state.steps) == 4
 
 
 @pytest.mark.parametrize(

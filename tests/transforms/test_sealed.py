@@ -4,6 +4,7 @@ One example would move the sum by more than its noise covers: behind `clip_by_gl
 62.9 bounds, in two parts of `multi_transform` by 1.414, with equal noise in both.
 """
 
+import dataclasses
 import functools
 import inspect
 import pickle
@@ -415,3 +416,109 @@ def test_a_gradient_that_is_looked_at_is_a_plain_array():
   spoilt = sealed.PerExampleGrads(grads.arrays, None, grads.dtypes)
   with pytest.raises(UserError, match="must stand first in optax.chain"):
     _ = spoilt.arrays
+
+
+# --- a record that is given twice
+
+
+def _rows(index):
+  return lambda g: jax.tree.map(lambda leaf: leaf[index], g)
+
+
+_TWICE = {
+  "joined with itself": lambda g: jax.tree.map(lambda x: jnp.concatenate([x, x]), g),
+  "indexed twice": _rows(np.array([0, 1, 1, 3])),
+  "the same shape": _rows(np.array([0, 0, 2, 3, 4, 5, 6, 7])),
+  "repeated": lambda g: jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), g),
+  "tiled": lambda g: jax.tree.map(lambda x: jnp.concatenate([x] * 3), g),
+  "stacked and flattened": lambda g: jax.tree.map(
+    lambda x: jnp.stack([x, x]).reshape(2 * x.shape[0], *x.shape[1:]), g
+  ),
+  "broadcast": lambda g: jax.tree.map(
+    lambda x: jnp.broadcast_to(x[None, 0], (5, *x.shape[1:])), g
+  ),
+  "two calls": lambda g: jax.tree.map(
+    lambda x, y: jnp.concatenate([x, y]), g, dpjax.stacked(g.arrays, mask=g.mask)
+  ),
+  "unflattened": lambda g: jax.tree.unflatten(
+    jax.tree.structure(g), [jnp.concatenate([x, x]) for x in jax.tree.leaves(g)]
+  ),
+  "taken": lambda g: jax.tree.map(lambda x: jnp.take(x, jnp.array([1, 1]), axis=0), g),
+  "a scan": lambda g: jax.lax.scan(lambda c, _: (c, _rows(0)(c)), g, length=3)[1],
+  "vmap": lambda g: jax.vmap(lambda i: _rows(i)(g))(jnp.array([2, 2, 3])),
+  "pickled and joined": lambda g: _TWICE["joined with itself"](
+    pickle.loads(pickle.dumps(g))
+  ),
+}
+_ONCE = {
+  "as they are": lambda g: g,
+  "in another order": _rows(np.arange(7, -1, -1)),
+  "some": _rows(np.array([1, 5, 6])),
+  "padding that repeats padding": _rows(np.array([0, 1, 7, 7, 7])),
+}
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("name", sorted(_TWICE))
+def test_a_row_that_is_given_twice_is_one_line_or_nan(name, known):
+  """A record that counts twice moves the sum by two bounds, under noise for one."""
+  examples = _BATCH if known else _BATCH.examples
+  grads = _TWICE[name](dpjax.per_example_grads(_loss)(_PARAMS, examples)[1])
+  tx = _private()
+  mask = {} if known else {"mask": True}
+  update = lambda g: tx.update(g, tx.init(_PARAMS), _PARAMS, **mask)[0]
+  with pytest.raises(
+    UserError, match=r"comes twice.*dpjax\.stacked\(grads\.arrays\)"
+  ) as caught:
+    update(grads)
+  assert len(str(caught.value)) < 300
+  out = jax.jit(update)(grads)
+  assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(out))
+  said = dpjax.stacked(grads.arrays, mask=grads.mask)  # in so many words
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(update(said)))
+
+
+@pytest.mark.parametrize("name", sorted(_ONCE))
+def test_rows_that_come_once_are_summed_in_any_order(name):
+  grads = _gradients("stacked")
+  kept = _ONCE[name](grads)
+  tx = _private()
+  update = lambda g: tx.update(g, tx.init(_PARAMS), _PARAMS)[0]
+  expected = update(dpjax.stacked(kept.arrays, mask=kept.mask))
+  for found in (update(kept), jax.jit(update)(kept)):
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
+
+
+def test_padding_stays_padding_whatever_the_mask_has_become():
+  grads = _gradients("stacked")
+  opened = jax.tree.map(lambda x: ~x if x.dtype == bool else x, grads)
+  masks = [
+    dataclasses.replace(grads, mask=None),
+    dataclasses.replace(grads, mask=opened.mask | True),
+  ]
+  tx = _private()
+  update = lambda g: tx.update(g, tx.init(_PARAMS), _PARAMS, mask=True)[0]
+  for found in map(update, masks):
+    jax.tree.map(np.testing.assert_array_equal, found, update(grads))
+
+
+def test_numbers_that_are_left_out_or_exchanged_are_one_line():
+  grads, tx = _gradients("stacked"), _private()
+  for wrong in (
+    dataclasses.replace(grads, rows=None),
+    dataclasses.replace(grads, rows=jnp.arange(8)),
+    dataclasses.replace(grads, leaves=_TWICE["repeated"](grads.leaves), mask=None),
+  ):
+    with pytest.raises(UserError, match=r"rows with .* numbers") as caught:
+      tx.update(wrong, tx.init(_PARAMS), _PARAMS, mask=True)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("change", [lambda x: jnp.stack([x, x]), lambda x: x[None]])
+def test_several_sums_in_one_are_one_line(change):
+  """Each would get its own noise, and together they hold a record twice."""
+  several = jax.tree.map(change, _gradients("sum"))
+  tx = _private()
+  for params in (_PARAMS, None):
+    with pytest.raises(UserError, match="must be one sum"):
+      tx.update(several, tx.init(_PARAMS), params)

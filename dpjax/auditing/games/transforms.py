@@ -164,7 +164,7 @@ def _in_first_slice(make: Make, key: Any) -> Any:
   tx = make(key)
 
   def update(updates: Any, state: Any, params: Any = None, **given: Any) -> Any:
-    mask = given["mask"] & (state.count == 0)
+    mask = given["mask"] & (state.slices == 0)
     return tx.update(updates, state, params, mask=mask)
 
   return optax.GradientTransformationExtraArgs(tx.init, update)

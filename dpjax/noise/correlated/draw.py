@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from dpjax import trees
 from dpjax.noise import source
 from dpjax.noise.correlated.strategies import Correlation
-from dpjax.noise.gaussian import check_paid, gaussian, poisoned
+from dpjax.noise.gaussian import check_one_sum, gaussian
 from dpjax.noise.gaussian import init as init_white
+from dpjax.noise.state import after_draw, check_paid, poisoned
 from dpjax.types import ArrayTree
 
 
@@ -19,14 +20,16 @@ class CorrelatedNoiseState(NamedTuple):
   """What the next draw needs. Whoever holds it can subtract the noise: keep it secret."""
 
   key: jax.Array  # typed key, never changes
-  count: jax.Array  # int32, draws so far
+  draws: jax.Array  # int32, draws so far
   memory: Any  # of the strategy: earlier noise
+  checksum: Any = None  # uint32, of key and draws; None is refused
 
 
 def init(key: jax.Array, correlation: Correlation, like: ArrayTree) -> CorrelatedNoiseState:
   """State before the first draw; `like` has the structure and shapes of the parameters."""
   started = init_white(key, like)
-  return CorrelatedNoiseState(started.key, started.count, correlation.init(like))
+  memory = correlation.init(like)
+  return CorrelatedNoiseState(started.key, started.draws, memory, started.checksum)
 
 
 def add_correlated(
@@ -38,40 +41,43 @@ def add_correlated(
   num_steps: int,
   factors: tuple[float, ...] = (),
 ) -> tuple[Any, CorrelatedNoiseState]:
-  """tree + row `count` of C^{-1} z, and the state for the next row.
+  """tree + row `draws` of C^{-1} z, and the state for the next row.
 
   Args:
-    state: key, count and the strategy's memory.
+    state: key, draws, their checksum and the strategy's memory.
     tree: leaves are cast to at least float32 before the noise is added.
     std: standard deviation of the white noise z; 0 returns the tree itself.
     correlation: the strategy C, the same at every call.
-    num_steps: rows that were accounted for. A later one raises, or is NaN where the count
+    num_steps: rows that were accounted for. A later one raises, or is NaN where the state
       is traced: it never gives a number that nobody paid for.
     factors: of std at each step, or () for 1 throughout.
 
-  The white noise of step t is the very draw that `noise.add_gaussian` makes at count t. With
+  The white noise of step t is the very draw that `noise.add_gaussian` makes after t draws. With
   a release key the noisy tree is rounded to a public grid, which is post-processing.
 
   >>> from dpjax.noise.correlated import Independent
   >>> state = init(jax.random.key(0), Independent(), jnp.ones(2))
   >>> total, state = add_correlated(
   ...   state, jnp.ones(2), 0.0, correlation=Independent(), num_steps=1)
-  >>> total, int(state.count)
+  >>> total, int(state.draws)
   (Array([1., 1.], dtype=float32), 1)
   """
-  check_paid(state.count, num_steps)
+  check_paid(state, num_steps)
+  after = after_draw(state)
   tree = source.as_floats(tree)
   if std == 0:
-    return tree, state._replace(count=state.count + 1)
-  white = gaussian(jax.random.fold_in(state.key, state.count), tree, std)
+    tree = poisoned(tree, state, num_steps)
+    return tree, state._replace(draws=after.draws, checksum=after.checksum)
+  check_one_sum(tree, state)
+  white = gaussian(jax.random.fold_in(state.key, state.draws), tree, std)
   if factors:
     for leaf in jax.tree.leaves(tree):  # std alone was checked by the draw
       for end in (min(factors), max(factors)):
         source.check_scale(std * end, leaf.dtype, "std * noise_schedule")
-    white = trees.scale(white, jnp.asarray(factors, jnp.float32)[state.count])
+    white = trees.scale(white, jnp.asarray(factors, jnp.float32)[state.draws])
   row, memory = correlation.next(white, state.memory)
   noisy = trees.add(tree, row)
   if source.is_secure(state.key):
     noisy = source.snap(noisy, source.grid_step(std * min(factors, default=1.0)))
-  noisy = poisoned(noisy, state.count, num_steps)
-  return noisy, CorrelatedNoiseState(state.key, state.count + 1, memory)
+  noisy = poisoned(noisy, state, num_steps)
+  return noisy, CorrelatedNoiseState(state.key, after.draws, memory, after.checksum)

@@ -105,7 +105,7 @@ class Independent:
 class TreeState(NamedTuple):
   """The nodes whose sum is the noise of the prefix so far."""
 
-  count: jax.Array  # int32, rows done
+  draws: jax.Array  # int32, rows done
   nodes: Any  # leaves [levels, ...]; zero where the prefix has no node
 
 
@@ -159,7 +159,7 @@ class Tree:
 
   def next(self, white: ArrayTree, state: TreeState) -> tuple[Any, TreeState]:
     """The new node's noise less that of the nodes which it replaces."""
-    place = state.count % self.restart_every + 1
+    place = state.draws % self.restart_every + 1
     size = 2 ** jnp.arange(self.buffers)  # of a level's nodes
     low_bit = place & -place
     old = jnp.where(place == 1, jnp.zeros_like(size), size < low_bit)
@@ -172,4 +172,4 @@ class Tree:
       return jnp.where((kept != 0).reshape(shape), nodes, fresh)
 
     nodes = jax.tree.map(updated, state.nodes, jax.tree.map(trees.at_least_float32, white))
-    return row, TreeState(state.count + 1, nodes)
+    return row, TreeState(state.draws + 1, nodes)

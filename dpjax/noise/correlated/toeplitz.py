@@ -37,7 +37,7 @@ def _times(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
 class BandState(NamedTuple):
   """The last bands - 1 rows, in a ring."""
 
-  count: jax.Array  # int32, rows done
+  draws: jax.Array  # int32, rows done
   rows: Any  # leaves [bands - 1, ...]
 
 
@@ -112,17 +112,17 @@ class BandedToeplitz:
   def next(self, white: ArrayTree, state: BandState) -> tuple[Any, BandState]:
     """y_t = z_t - sum_j c_j y_{t-j}."""
     if self.bands == 1:
-      return white, BandState(state.count + 1, state.rows)
+      return white, BandState(state.draws + 1, state.rows)
     age = (
-      state.count - 1 - jnp.arange(self.buffers)
+      state.draws - 1 - jnp.arange(self.buffers)
     ) % self.buffers  # of each slot, from 0
     taps = jnp.asarray(self.coefficients[1:])[age]
     row = subtract(white, weighted(taps, state.rows))
-    slot = state.count % self.buffers
+    slot = state.draws % self.buffers
     put = lambda rows, new: jax.lax.dynamic_update_index_in_dim(
       rows, new.astype(rows.dtype), slot, 0
     )
-    return row, BandState(state.count + 1, jax.tree.map(put, state.rows, row))
+    return row, BandState(state.draws + 1, jax.tree.map(put, state.rows, row))
 
 
 @dataclasses.dataclass(frozen=True)

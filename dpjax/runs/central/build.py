@@ -104,8 +104,9 @@ class Run(NamedTuple):
   plan: Plan
   promise: Promise
   algorithm: Algorithm
-  # (key of the noise, of what examples draw) -> the same algorithm with other keys
-  with_keys: Callable[[jax.Array, jax.Array], Algorithm]
+  # (key of the noise, of what examples draw) -> the same algorithm with other keys; None: the
+  # examples bring their own
+  with_keys: Callable[[jax.Array, jax.Array | None], Algorithm]
   params: Any  # at step 0
   apply: Any  # (params, x [B, ...]) -> logits
   schedule: optax.Schedule
@@ -346,7 +347,7 @@ def assemble(
   tx = audit.watched(config, optimizer(config.optimizer, schedule, noise))
 
   def with_keys(
-    noise_key: jax.Array, example_key: jax.Array, *, first: bool = False
+    noise_key: jax.Array, example_key: jax.Array | None, *, first: bool = False
   ) -> Algorithm:
     if config.loss == embeddings.NAME:
       views: Any = training.AUGMENTATIONS[config.augmentation]

@@ -75,7 +75,7 @@ def test_the_identity_draws_exactly_what_plain_noise_draws():
       state, tree, 0.7, correlation=correlated.Independent(), num_steps=3
     )
     jax.tree.map(np.testing.assert_array_equal, expected, found)
-  assert int(state.count) == int(plain.count) == 3
+  assert int(state.draws) == int(plain.draws) == 3
 
 
 @pytest.mark.parametrize("correlation", _ALL, ids=lambda c: type(c).__name__)
@@ -90,13 +90,13 @@ def test_p16_p35_a_resumed_state_goes_on_bit_for_bit_also_when_donated(correlati
   for i in range(9):
     if i == 5:
       keys = jax.random.key_data(state.key)
-      rest = jax.tree.map(np.asarray, (state.count, state.memory))
+      rest = jax.tree.map(np.asarray, (state.draws, state.memory, state.checksum))
       saved = (np.asarray(keys), rest)
     noisy, state = run(state)
     whole.append(np.asarray(noisy["w"]))
-  count, memory = jax.tree.map(jnp.asarray, saved[1])
+  draws, memory, checksum = jax.tree.map(jnp.asarray, saved[1])
   state = correlated.CorrelatedNoiseState(
-    jax.random.wrap_key_data(jnp.asarray(saved[0])), count, memory
+    jax.random.wrap_key_data(jnp.asarray(saved[0])), draws, memory, checksum
   )
   for expected in whole[5:]:
     noisy, state = run(state)

@@ -1,0 +1,172 @@
+"""What a noise state counts, and how it tells that something else changed it.
+
+Optax has functions that change a state by the names of its fields, and `jax.tree.map` changes
+every leaf. A count that was set back would draw the same noise twice, and the difference of
+two sums would be exact. So a checksum of key and count stands beside them:
+
+| what happens to the state                          | what follows                       |
+| -------------------------------------------------- | ---------------------------------- |
+| the count or the key is exchanged, or set to zero  | `UserError`; NaN where it is traced |
+| a count that is no integer, or negative            | the same                           |
+| a whole earlier state is used again                | nothing can see it                 |
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import trees
+from dpjax.types import Array, ArrayTree
+from dpjax.validate import UserError
+
+_ODD = 0x9E3779B1  # 2^32 / golden ratio: multiplying by an odd number loses nothing
+
+
+class NoiseState(NamedTuple):
+  """What the next draw needs. Whoever holds it can subtract the noise: keep it secret.
+
+  Each update needs the state that the one before gave. `state_at` makes one of a key and a count.
+  """
+
+  key: jax.Array  # typed key array, never changes
+  draws: jax.Array  # int32, number of draws so far
+  checksum: Any = None  # uint32, of key and draws; None is refused
+
+
+def checksum(count: Array, key: Array | None = None) -> jax.Array:
+  """Returns the uint32 that belongs to a count, and to a key where there is one.
+
+  Each step of it is a bijection. So under one key no two counts share a checksum. Trees of
+  equal numbers, such as zeros, have none that is right.
+
+  >>> checksum(jnp.int32(0)) == checksum(jnp.int32(1))
+  Array(False, dtype=bool)
+  """
+  mixed = ~jnp.asarray(count).astype(jnp.uint32) * jnp.uint32(_ODD)
+  if key is None:
+    return mixed
+  words = jax.random.key_data(key).astype(jnp.uint32)
+  for place in range(words.shape[-1]):
+    mixed = (mixed ^ (mixed >> 15) ^ words[..., place]) * jnp.uint32(_ODD)
+  return mixed
+
+
+def state_at(key: jax.Array, draws: Array | int) -> NoiseState:
+  """Returns the state after `draws` draws under `key`, by which a run can be repeated.
+
+  >>> int(state_at(jax.random.key(0), 3).draws)
+  3
+  """
+  draws = jnp.asarray(draws, jnp.int32)
+  return NoiseState(key, draws, checksum(draws, key))
+
+
+def next_checksum(count: Array, seen: Array, after: Array, key: Array | None = None) -> Any:
+  """Returns the checksum of the count that follows; it stays wrong where `seen` is wrong.
+
+  Otherwise whoever leaves out the updates that are NaN would go on with noise of a repeated draw.
+
+  >>> wrong = next_checksum(jnp.int32(0), jnp.uint32(0), jnp.int32(1))
+  >>> is_sound(jnp.int32(1), wrong)
+  Array(False, dtype=bool)
+  """
+  off = jnp.asarray(seen).astype(jnp.uint32) ^ checksum(count, key)
+  return checksum(after, key) ^ off
+
+
+def after_draw(state: Any) -> NoiseState:
+  """Returns key, draws and checksum after one more draw."""
+  draws = state.draws + 1
+  return NoiseState(
+    state.key, draws, next_checksum(state.draws, state.checksum, draws, state.key)
+  )
+
+
+def is_sound(count: Array, seen: Array, key: Array | None = None) -> jax.Array:
+  """Returns whether a count and its checksum belong together, [] bool; may be traced.
+
+  >>> is_sound(jnp.int32(0), jnp.uint32(0))
+  Array(False, dtype=bool)
+  """
+  return (jnp.asarray(count) >= 0) & (checksum(count, key) == seen)
+
+
+def check_count(name: str, count: Any, seen: Any) -> None:
+  """Raises UserError unless a count and its checksum are integers.
+
+  >>> check_count("state.draws", jnp.float32(1.0), jnp.uint32(0))
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: state.draws: float32: must be an integer; change nothing ...
+  """
+  for part, value in ((name, count), (f"checksum of {name}", seen)):
+    dtype = None if value is None else jnp.result_type(value)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.integer):
+      raise UserError(
+        f"{part}: {dtype}: must be an integer; change nothing in the state of a private "
+        "transform, and give each update the state that the one before gave"
+      )
+
+
+def changed(name: str, count: Any) -> UserError:
+  """Returns the error for a count that does not belong to its checksum."""
+  return UserError(
+    f"{name}={int(count)}: does not belong to its checksum: something set, mapped or mixed the "
+    "state of a private transform, and noise could be drawn twice; give each update the state "
+    "that the one before gave, or restore it whole"
+  )
+
+
+def check_paid(state: Any, num_steps: int | None) -> None:
+  """Raises where a noise state was changed, or its next draw was not accounted for.
+
+  Where the state is traced, `poisoned` makes what it gives NaN instead.
+
+  Args:
+    state: a `NoiseState`, or what has its fields.
+    num_steps: draws that were accounted for; None: the caller counts.
+
+  >>> check_paid(state_at(jax.random.key(0), 20), 20)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: step=20: the noise was accounted for num_steps=20 steps only
+  """
+  if not hasattr(state, "checksum"):
+    raise UserError(
+      f"state: {type(state).__name__}: must be what init and update of the private transform "
+      "return; restore it with tx.init(params) as the target"
+    )
+  if not trees.is_key(state.key):
+    raise UserError(
+      f"state.key: {jnp.result_type(state.key)}{list(jnp.shape(state.key))}: must be a typed key; "
+      "make it one by jax.random.wrap_key_data(data, impl=jax.random.key_impl(key)), with the key "
+      "that the transform was given"
+    )
+  check_count("state.draws", state.draws, state.checksum)
+  try:
+    done = int(state.draws)
+    sound = bool(is_sound(state.draws, state.checksum, state.key))
+  except jax.errors.ConcretizationTypeError:
+    return
+  if not sound:
+    raise changed("state.draws", done)
+  if num_steps is not None and done >= num_steps:
+    raise UserError(
+      f"step={done}: the noise was accounted for num_steps={num_steps} steps only"
+    )
+
+
+def poisoned(noisy: ArrayTree, state: Any, num_steps: int | None) -> Any:
+  """The tree, NaN throughout where the state was changed or its step not accounted for: no
+  number is released that nobody paid for.
+
+  >>> poisoned(jnp.ones(2), state_at(jax.random.key(0), 20), 20)
+  Array([nan, nan], dtype=float32)
+  """
+  paid = is_sound(state.draws, state.checksum, state.key)
+  if num_steps is not None:
+    paid = paid & (state.draws < num_steps)
+  return jax.tree.map(lambda leaf: jnp.where(paid, leaf, jnp.nan), noisy)

@@ -1,0 +1,239 @@
+"""A private state that something else has changed raises, or gives NaN for good."""
+
+import copy
+import functools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+
+import dpjax
+from dpjax import noise, transforms, trees
+from dpjax.noise import correlated, state
+from dpjax.noise.correlated import strategies, toeplitz
+from dpjax.validate import UserError
+from tests import test_plan_spent
+
+_PARAMS = test_plan_spent._PARAMS
+_NAMES = ("white", "correlated", "clip schedule", "adaptive", "slices", "release")
+
+
+@functools.cache
+def _after(name, calls=1):
+  """(plan, its update by one call, the state after so many calls), from the second step on."""
+  plan = test_plan_spent._PLANS[name]
+  key = dpjax.new_key() if name == "release" else jax.random.key(1)
+  tx = plan.accumulated(optax.chain(plan.transform(key), optax.adam(0.1)), rows=8)
+  summed = plan.clipped_grad(test_plan_spent._loss)(_PARAMS, test_plan_spent._BATCH)
+  update = jax.jit(lambda opt_state: tx.update(summed, opt_state, _PARAMS))
+  opt_state = tx.init(_PARAMS)
+  for _ in range(calls):
+    opt_state = update(opt_state)[1]
+  return plan, tx, update, opt_state
+
+
+def _numbers(change):
+  """`change` on every leaf that is no key."""
+  return lambda leaf: leaf if trees.is_key(leaf) else change(leaf).astype(leaf.dtype)
+
+
+_CHANGES = {
+  "draws=0": lambda s: optax.tree.set(s, draws=0),
+  "draws=-1": lambda s: optax.tree.set(s, draws=jnp.int32(-1)),
+  "draws=2": lambda s: optax.tree.set(s, draws=jnp.int32(2)),
+  "checksum=0": lambda s: optax.tree.set(s, checksum=jnp.uint32(0)),
+  "another key": lambda s: optax.tree.set(s, key=jax.random.key(7)),
+  "zeros": lambda s: jax.tree.map(jnp.zeros_like, s),
+  "ones": lambda s: jax.tree.map(jnp.ones_like, s),
+  "zeros but the key": lambda s: jax.tree.map(_numbers(jnp.zeros_like), s),
+  "doubled": lambda s: jax.tree.map(_numbers(lambda leaf: 2 * leaf), s),
+  "integers set to zero": lambda s: jax.tree.map(
+    lambda x: 0 * x if x.dtype == jnp.int32 else x, s
+  ),
+}
+
+
+@pytest.mark.parametrize("change", sorted(_CHANGES))
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_changed_state_is_refused_by_spent_and_gives_nan_for_good(name, change):
+  plan, _, update, opt_state = _after(name, 2 if name == "slices" else 1)
+  changed = _CHANGES[change](opt_state)
+  if (name, change) != (
+    "slices",
+    "checksum=0",
+  ):  # `optax.tree.set` takes the outermost alone
+    with pytest.raises(UserError, match=r"checksum|must be one integer") as caught:
+      plan.spent(changed)
+    assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
+  released = []
+  # Whoever leaves out what is NaN goes on with the state, which must not have healed.
+  for _ in range(2 * plan.slices):
+    updates, changed = update(changed)
+    released.append(sum(jnp.sum(abs(leaf)) for leaf in jax.tree.leaves(updates)))
+  assert all(np.isnan(value) or value == 0 for value in released), released
+  assert np.isnan(released[plan.slices - 1]) and np.isnan(released[-1])
+
+
+@pytest.mark.parametrize("change", sorted(_CHANGES))
+def test_a_changed_state_raises_where_it_can_be_looked_at(change):
+  _, tx, _, opt_state = _after("white")
+  summed = dpjax.stacked(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
+  with pytest.raises(
+    UserError, match=r"state\.draws=-?\d+: does not belong to its checksum"
+  ):
+    tx.update(summed, _CHANGES[change](opt_state), _PARAMS)
+
+
+@pytest.mark.parametrize("slices", [0, -1, 1])
+def test_slices_of_two_steps_never_add_up(slices):
+  """A count that is set back in the middle of a step would hold an example twice."""
+  _, tx, update, opt_state = _after("slices", 3 if slices != 1 else 2)
+  changed = optax.tree.set(opt_state, slices=jnp.int32(slices))
+  with pytest.raises(UserError, match=rf"state\.slices={slices}: does not belong"):
+    tx.update(dpjax.stacked(_PARAMS), changed, _PARAMS)
+  for _ in range(4):
+    updates, changed = update(changed)
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(updates))
+
+
+_KEPT = {
+  "count=0": lambda tx, s: optax.tree.set(s, count=jnp.int32(0)),
+  "mu": lambda tx, s: optax.tree.set(s, mu=jax.tree.map(jnp.zeros_like, _PARAMS)),
+  "moments": lambda tx, s: optax.tree_utils.tree_map_params(tx, jnp.zeros_like, s),
+  "pickled": lambda tx, s: pickle.loads(pickle.dumps(s)),
+  "copied": lambda tx, s: copy.deepcopy(s),
+  "to NumPy and back": lambda tx, s: jax.tree.map(_numbers(np.asarray), s),
+}
+
+
+@pytest.mark.parametrize("change", sorted(_KEPT))
+@pytest.mark.parametrize("name", _NAMES)
+def test_what_resets_an_optimizer_leaves_the_noise_as_it_is(name, change):
+  """`optax.tree.set(opt_state, count=0)` restarts a schedule; once it drew the noise again."""
+  plan, tx, update, opt_state = _after(name, 3 if name == "slices" else 1)
+  changed = _KEPT[change](tx, opt_state)
+  assert plan.spent(changed).steps == 1
+  assert np.array_equal(_private(changed), _private(opt_state))
+  assert np.array_equal(_private(update(changed)[1]), _private(update(opt_state)[1]))
+
+
+def _private(opt_state):
+  """Every number of a state but those of Adam."""
+  whole = isinstance(opt_state, transforms.AccumulateState)
+  chain = opt_state.inner if whole else opt_state
+  held = (chain[0], opt_state._replace(inner=None) if whole else None)
+  leaves = [jax.random.key_data(x) if trees.is_key(x) else x for x in jax.tree.leaves(held)]
+  return np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in leaves])
+
+
+def test_optax_has_none_of_the_names_that_private_states_have():
+  """`optax.tree.set` knows fields by their names alone."""
+  modules = (optax, optax.contrib, optax.transforms)
+  fields = {
+    name
+    for module in modules
+    for value in vars(module).values()
+    if isinstance(value, type) and issubclass(value, tuple)
+    for name in getattr(value, "_fields", ())
+    if value is not optax.GradientTransformation
+  }
+  assert {"count", "mu", "hyperparams"} <= fields
+  states = (state.NoiseState, correlated.CorrelatedNoiseState, transforms.AccumulateState)
+  states += (transforms.ScaledState, toeplitz.BandState, strategies.TreeState)
+  shared = fields & {name for held in states for name in held._fields}
+  # A key that is exchanged is seen by its checksum; a scale multiplies what was released.
+  assert shared <= {"key", "scale"}
+
+
+def test_no_two_counts_share_a_checksum():
+  counts = jnp.arange(100_000, dtype=jnp.int32)
+  for key in (None, jax.random.key(3), noise.new_key()):
+    found = jax.vmap(lambda count, key=key: state.checksum(count, key))(counts)
+    assert len(np.unique(found)) == len(counts) and 0 not in found[:1000]
+
+
+_RAW = {
+  "raw key": (
+    lambda s: jax.tree.map(lambda x: jax.random.key_data(x) if trees.is_key(x) else x, s),
+    r"state\.key: uint32\[2\]: must be a typed key; make it one by jax\.random\.wrap_key_data",
+  ),
+  "floats": (
+    lambda s: jax.tree.map(lambda x: x if trees.is_key(x) else x.astype("float32"), s),
+    r"state\.draws: float32: must be an integer",
+  ),
+  "of an earlier version": (
+    lambda s: (noise.NoiseState(s[0].key, s[0].draws), *s[1:]),
+    r"checksum of state\.draws: None: must be an integer",
+  ),
+  "a dict": (lambda s: (s[0]._asdict(), *s[1:]), r"state: dict: must be what init and"),
+}
+
+
+@pytest.mark.parametrize("wrapped", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
+@pytest.mark.parametrize("kind", sorted(_RAW))
+def test_a_state_that_was_restored_in_part_is_one_line(kind, wrapped):
+  change, match = _RAW[kind]
+  plan, tx, _, opt_state = _after("white")
+  summed = dpjax.stacked(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
+  with pytest.raises(UserError, match=match) as caught:
+    wrapped(lambda s: tx.update(summed, s, _PARAMS))(change(opt_state))
+  assert len(str(caught.value)) < 300
+  with pytest.raises(UserError):
+    plan.spent(change(opt_state))
+
+
+def _resets():
+  """What Optax can wrap around a transform and reset with it."""
+  private = lambda: test_plan_spent._PLANS["white"].transform(jax.random.key(1))
+  chain = lambda: optax.chain(private(), optax.sgd(0.1))
+  yield "lookahead", lambda reset: optax.lookahead(chain(), 2, 0.5, reset_state=reset)
+  yield (
+    "lookahead inside inject_hyperparams",
+    lambda reset: optax.inject_hyperparams(
+      lambda rate: optax.lookahead(
+        optax.chain(private(), optax.sgd(rate)), 2, 0.5, reset_state=reset
+      )
+    )(rate=0.1),
+  )
+
+
+@pytest.mark.parametrize("wrapped", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
+@pytest.mark.parametrize(("name", "make"), list(_resets()), ids=lambda x: str(x)[:40])
+def test_optax_does_not_begin_anew_in_the_middle_of_a_run(name, make, wrapped):
+  """`optax.lookahead(reset_state=True)` would draw its noise again at every synchronisation."""
+  plan = test_plan_spent._PLANS["white"]
+  summed = plan.clipped_grad(test_plan_spent._loss)(_PARAMS, test_plan_spent._BATCH)
+  params = optax.LookaheadParams.init_synced(_PARAMS)
+  for reset in (True, False):
+    tx = make(reset)
+    opt_state = tx.init(params)
+    update = wrapped(lambda s, tx=tx: tx.update(summed, s, params))
+    if reset:
+      with pytest.raises(UserError, match="reset_state=False") as caught:
+        update(opt_state)
+      assert len(str(caught.value)) < 300
+      continue
+    for done in range(3):
+      assert plan.spent(opt_state).steps == done
+      opt_state = update(opt_state)[1]
+
+
+@pytest.mark.parametrize("name", ["white", "correlated", "adaptive", "clip schedule"])
+def test_sums_under_vmap_do_not_share_the_noise_of_one_state(name):
+  """Two sums with one noise: their difference is exact."""
+  plan, tx, _, opt_state = _after(name)
+  grads = dpjax.stacked(jax.tree.map(lambda p: jnp.stack([p, 2 * p]), _PARAMS), mask=True)
+  several = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), grads)
+  update = lambda g, s: tx.update(g, s, _PARAMS)[0]["w"]
+  for mapped in (jax.vmap(update, (0, None)), jax.jit(jax.vmap(update, (0, None)))):
+    with pytest.raises(UserError, match="^key: one for 2 models under jax.vmap"):
+      mapped(several, opt_state)
+  keys = jax.random.split(jax.random.key(0), 2)
+  states = jax.vmap(lambda key: plan.transform(key).init(_PARAMS))(keys)
+  states = (states, jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), opt_state[1]))
+  first, second = jax.vmap(update)(several, states)
+  assert not np.array_equal(first, second)
