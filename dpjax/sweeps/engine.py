@@ -64,7 +64,7 @@ class Grid(NamedTuple):
   only: str | None = None  # pattern of the points to be run now, as of `part`
 
 
-class Spread(NamedTuple):
+class Changed(NamedTuple):
   """One run of a grid before its fields are looked at."""
 
   variant: str
@@ -80,7 +80,7 @@ def spread(
   *,
   name: str,
   where: str,
-) -> list[Spread]:
+) -> list[Changed]:
   """The runs of `expand`, which says more of the arguments."""
   bases = {
     variant: fields.replace_all(base, fixed, name=f"{where}[{variant!r}]")
@@ -95,7 +95,7 @@ def spread(
     for values in itertools.product(*axes[variant].values()):
       chosen = dict(zip(axes[variant], values))
       run = fields.replace_all(config, chosen, name=name)
-      found.append(Spread(variant, {**variants[variant], **chosen}, chosen, run))
+      found.append(Changed(variant, {**variants[variant], **chosen}, chosen, run))
   return found
 
 

@@ -31,7 +31,7 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
     UserError: one line: no folder of such a run, one that is not finished, without params.npz, of
       another version of dpjax, audited (its records are not the data's alone), or changed.
   """
-  path, at = pathlib.Path(folder), f"run={str(folder)[-120:]!r}"
+  path, at = pathlib.Path(folder), f"run={str(folder)[-100:]!r}"
   if not path.is_dir():
     raise UserError(f"{at}: must be the folder of a run of launch.train; there is none")
   train = _config(path, at)
@@ -70,7 +70,8 @@ def _config(path: pathlib.Path, at: str) -> TrainConfig:
   try:
     return fields.from_dict(TrainConfig, held)
   except UserError as error:
-    raise UserError(f"{at}: was written by another version of dpjax: {error}") from error
+    told = f"{error!s:.100}"
+    raise UserError(f"{at}: was written by another version of dpjax: {told}") from error
 
 
 def _check_version(result: Any, at: str) -> None:
