@@ -79,7 +79,8 @@ def asked(prefix: str = "") -> tuple[Any, str]:
   """(config, workdir) of a run that --audit and --noaudit have attacked, or not, whatever its
   file says; `prefix` is of the default workdir's name."""
   audit = flags.FLAGS["audit"]
-  config = get(**{"audit.enabled": audit.value} if audit.present else {})
+  more: dict[str, Any] = {"audit.enabled": audit.value} if audit.present else {}
+  config = get("config", **more)
   return config, workdir(prefix)
 
 

@@ -102,7 +102,7 @@ def of_training(config: TrainConfig) -> Unused:
   privacy = config.privacy
   private = privacy.method != "sgd"
   promise = ("epsilon", "noise_multiplier", "l2_clip_norm", "neighboring_relation")
-  promise += ("accountant", "epsilon_budget", "normalization")
+  promise += ("accountant", "epsilon_budget")
   promise += ("clipping", "clip_schedule", "noise_levels")
   named = [f"privacy.{name}" for name in promise]
   reported = private or config.audit.enabled
@@ -282,7 +282,6 @@ def _federated_privacy(config: FedConfig) -> Unused:
       "noise of the server (privacy.method)",
       f"{room}.accountant",
       f"{room}.neighboring_relation",
-      "data.num_users",
     )
     | needs(method == "both", f"{room}.method='both'", f"{room}.local_noise_multiplier")
     | needs(method == "central", f"{room}.method='central'", *simulated)

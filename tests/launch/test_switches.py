@@ -203,6 +203,14 @@ def test_a_capacity_stays_where_the_other_sampler_reads_it(sampler, capacity):
   assert (config.privacy.epsilon, config.privacy.l2_clip_norm) == (4.0, 0.2)
 
 
+def test_statistics_of_the_inputs_are_not_dropped():
+  """Without them the model would be trained on other inputs, and nobody would know."""
+  text = _refused(_CONFIGS["cifar10_scatter_linear"], privacy__method="sgd")
+  assert text.startswith(
+    "privacy.normalization='private_statistics': must be 'per_example'"
+  )
+
+
 def test_a_release_is_not_dropped():
   file = TrainConfig(release=True)
   assert _refused(file, privacy__method="sgd").startswith("release=True: needs")
