@@ -43,7 +43,6 @@ _DESCRIBED = {
   TrainConfig: descriptions.training_run,
   FedConfig: descriptions.federated_run,
 }
-_ALGORITHM = {FedConfig: "algorithm"}
 
 
 def _published():
@@ -115,17 +114,21 @@ def _switch(name, path, word):
 
 
 # Written down by a run, and read by none of its parts.
-_TOLD = {"privacy.delta": ("none", "sgd"), "local.epochs": ("fed_sgd",)}
+_TOLD = {
+  "privacy.delta": ("none", "sgd"),
+  "local.epochs": ("fed_sgd",),
+  "weighting": ("scaffold", "median", "trimmed_mean", "krum", "geometric_median"),
+}
 
 
 def _same(undropped, dropped):
   """The values that are dropped are in nothing that is built; where the run is refused for
   them, there is nothing to compare."""
   describe = _DESCRIBED[type(dropped)]
-  chosen = {
-    dropped.privacy.method,
-    fields.get(dropped, _ALGORITHM.get(type(dropped), "seed")),
-  }
+  chosen = {dropped.privacy.method}
+  if isinstance(dropped, FedConfig):
+    names = (fields.get(dropped, path) for path in ("algorithm", "aggregator"))
+    chosen |= {name.partition("(")[0] for name in names}
   for path, names in _TOLD.items():
     if chosen & {*names}:
       undropped = fields.replace(undropped, path, fields.get(dropped, path))
