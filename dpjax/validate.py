@@ -194,6 +194,33 @@ def one_of(choices: Iterable[str | int], **named: Any) -> None:
     _require(known and value in choices, name, value, bound)
 
 
+def slip_of(word: str, known: Iterable[str]) -> str | None:
+  """The known word that a slip of the keyboard or two turn into this one; None: there is none.
+
+  A slip is a letter too many, missing or wrong, or two that changed places. Of four letters one
+  may be wrong, and of twelve or more three.
+
+  >>> slip_of("alhpa", ("alpha", "beta")), slip_of("nope", ("noise",)), slip_of("a", ("a",))
+  ('alpha', None, 'a')
+  """
+  nearest = min(known, key=lambda other: _slips(word, other), default=None)
+  most = min(3, max(1, len(word) // 4))
+  return None if nearest is None or _slips(word, nearest) > most else nearest
+
+
+def _slips(word: str, other: str) -> int:
+  """The distance of Damerau and Levenshtein, no part of which is changed twice."""
+  rows = [list(range(len(other) + 1))]
+  for i, letter in enumerate(word, start=1):
+    row = [i]
+    for j, one in enumerate(other, start=1):
+      row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != one)))
+      if i > 1 and j > 1 and word[i - 2 : i] == other[j - 2 : j][::-1]:
+        row[-1] = min(row[-1], rows[-2][j - 2] + 1)
+    rows.append(row)
+  return rows[-1][-1]
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
   """The end of a message about an unknown word: the nearest known one, or nothing.
 

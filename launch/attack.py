@@ -12,6 +12,11 @@ promised), attacks.png, sweep.json, points/ (one folder for each row). Stop it a
 same command goes on where it stopped. Exit code 1 if one of several rows failed, or if an
 attack is above the line that a promise allows.
 
+--run=runs/X attacks one finished run of launch.train instead: membership inference on its
+params.npz, with shadow models by its own config. Writes to --workdir (default: runs/attack_X)
+result.json, attacks.md, roc.csv and roc.png: AUC, the true positive rate at 1 % and .1 % false
+positives, and what they say of epsilon beside what the run claims.
+
 --threats prints the table of all attacks, what they need and what defends (THREATS.md).
 """
 
@@ -22,6 +27,8 @@ import pathlib
 from absl import flags
 
 from dpjax.attacks import registry
+from dpjax.runs import loop
+from dpjax.runs.attack import build, finished, table
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.sweeps import attack_table
 from launch import app, config_flag
@@ -31,15 +38,38 @@ flags.DEFINE_string(
   "workdir", None, "Directory of this table (default: runs/attack_<config>)."
 )
 flags.DEFINE_bool("threats", False, "Print the page of threats, and do nothing else.")
+flags.DEFINE_string("run", None, "Folder of a finished run of launch.train to attack.")
+flags.DEFINE_integer(
+  "shadows", 16, "With --run: models trained beside it.", lower_bound=4, upper_bound=10_000
+)
 app.define_dry_run()
+
+
+def attack_run() -> None:
+  """Attacks the run of --run, and prints what is found."""
+  overrides = [name for name in flags.FLAGS if name.startswith("config.")]
+  app.refuse_given(("config", "dry_run", *overrides), "a table of attacks, without --run")
+  folder = flags.FLAGS.run
+  config = finished.attack_on(folder, num_shadows=flags.FLAGS.shadows)
+  workdir = flags.FLAGS.workdir or f"runs/attack_{pathlib.Path(folder).resolve().name}"
+  app.prepare_memory([config.train])
+  with app.stoppable(workdir):
+    result = loop.run(build.build(config), workdir)
+  print((pathlib.Path(workdir) / "attacks.md").read_text(), end="")
+  print(table.told_of_run(result))
+  print(f"wrote {workdir}/result.json, attacks.md, roc.csv, roc.png")
 
 
 def main() -> None:
   """Runs what is left of the table."""
   if flags.FLAGS.threats:
     fields = [name for name in flags.FLAGS if name.startswith("config.")]
-    app.refuse_given(("config", "workdir", "dry_run", *fields), "a run, without --threats")
+    given = ("config", "workdir", "dry_run", "run", "shadows", *fields)
+    app.refuse_given(given, "a run, without --threats")
     return print(registry.page(), end="")
+  if flags.FLAGS.run is not None:
+    return attack_run()
+  app.refuse_given(("shadows",), "--run")
   app.refuse_given(("dry_run",), "launch.train or launch.federate, whose runs are attacked")
   config, workdir = config_flag.get(), config_flag.workdir("attack_")
   with app.stoppable(workdir):

@@ -17,7 +17,9 @@ from typing import Any
 from absl import flags
 
 from dpjax import names, validate
+from dpjax.runs import writers
 from dpjax.schema import fields
+from dpjax.sweeps import switched
 from dpjax.validate import UserError
 from launch import app
 
@@ -45,26 +47,40 @@ def define(
     flags.mark_flag_as_required(name)
 
 
-def get(name: str = "config") -> Any:
+def get(name: str = "config", **more: Any) -> Any:
   """The config that the parsed flags ask for: the file's, checked, with the overrides.
+
+  What an override leaves without a reader goes back to its default, and a line on stderr says
+  so; see `dpjax.sweeps.switched`.
+
+  Args:
+    more: fields that flags of their own set, as "audit.enabled".
 
   Raises:
     UserError: a missing or failing file, another type of config, an unknown field or
       an ill-typed value; one line that names the flag.
   """
-  config = load(str(flags.FLAGS[name].value), _KINDS[name], name=f"--{name}")
+  file = config = load(str(flags.FLAGS[name].value), _KINDS[name], name=f"--{name}")
+  steps = []
   for path in sorted(_overridden(name), key=lambda path: path.count(".")):  # whole first
     text = str(flags.FLAGS[f"{name}.{path}"].value)
     config = fields.override(config, path, text, name=f"--{name}")
+    steps.append((path, config))
+  for path, value in more.items():
+    config = fields.replace(config, path, value)
+    steps.append((path, config))
+  config, line = switched.settled(file, steps)
+  if line:
+    writers.note(line)
   return config
 
 
 def asked(prefix: str = "") -> tuple[Any, str]:
   """(config, workdir) of a run that --audit and --noaudit have attacked, or not, whatever its
   file says; `prefix` is of the default workdir's name."""
-  config = get()
-  if flags.FLAGS["audit"].present:
-    config = fields.replace(config, "audit.enabled", flags.FLAGS.audit)
+  audit = flags.FLAGS["audit"]
+  more: dict[str, Any] = {"audit.enabled": audit.value} if audit.present else {}
+  config = get("config", **more)
   return config, workdir(prefix)
 
 

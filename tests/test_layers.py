@@ -11,7 +11,7 @@ _LAYERS = (
   {"sealed"},  # which types hold
   {"types", "passes", "allocator"},
   {"run_code"},  # what a run is made of
-  {"names", "trees", "markdown", "random_images"},
+  {"names", "trees", "markdown", "random_images", "files"},
   {"processes"},  # of one run
   {
     "gradients",

@@ -24,6 +24,7 @@ _OF_WORDS = {
   ("README.md", "| page | what it answers |"),
   ("docs/accounting.md", test_page.HEAD),  # which computes it
   ("docs/attacks.md", "| what is put to the test | command |"),
+  ("docs/attacks.md", "| key of `result.json` | meaning |"),
   ("docs/comparison.md", "| | version read | what it is |"),
   (
     "docs/comparison.md",

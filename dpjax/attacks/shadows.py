@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpjax import training, validate
+from dpjax import files, training, validate
 from dpjax.attacks import signals
 from dpjax.attacks.membership import Evidence
 from dpjax.attacks.signals import Signal
@@ -153,14 +153,14 @@ def train_shadows(
     validate.integer_at_least(1, num_scores=num_scores)
   size = len(records) if num_scores is None else num_scores
   rows = np.asarray(included)
-  files = _files(records, rows, seed, directory, name)
-  found = [_read(file, size) for file in files]
+  paths = _files(records, rows, seed, directory, name)
+  found = [_read(path, size) for path in paths]
   for number in range(num_groups(len(rows), side_by_side)):
     group = range(number * side_by_side, min((number + 1) * side_by_side, len(rows)))
     missing = any(found[index] is None for index in group)
     for index, params in zip(group, train(number) if missing else []):
       found[index] = _asked(signal(params, records), size, index)
-      _write(files[index], found[index])
+      _write(paths[index], found[index])
     progress(group.stop, len(rows))
   return np.stack([one for one in found if one is not None])
 
@@ -305,14 +305,6 @@ def _read(file: pathlib.Path | None, n: int) -> np.ndarray | None:
 
 
 def _write(file: pathlib.Path | None, scores: Any) -> None:
-  """All or nothing."""
-  if file is None:
-    return
-  new = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-  try:
-    raw = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)  # as secret as records
-    with os.fdopen(raw, "wb") as handle:
-      np.save(handle, scores)
-    os.replace(new, file)
-  finally:
-    new.unlink(missing_ok=True)
+  """All or nothing, and as secret as the records."""
+  if file is not None:
+    files.replace_file(file, lambda opened: np.save(opened, scores), secret=True)

@@ -16,8 +16,10 @@ from typing import Any
 
 from dpjax import models
 from dpjax.data import EMBEDDED
+from dpjax.data.published import PUBLISHED
 from dpjax.data.shakespeare_lines import LOADERS as LINES
 from dpjax.names import is_path
+from dpjax.runs.central import normalization
 from dpjax.runs.central.config import (
   AuditConfig,
   DataConfig,
@@ -62,6 +64,15 @@ def reason(path: str, unused: Unused) -> str | None:
   return next((unused[prefix] for prefix in prefixes if prefix in unused), None)
 
 
+def within(section: str, unused: Unused) -> Unused:
+  """The same fields where their config is a section of another.
+
+  >>> within("train", {"seed": "a run of its own"})
+  {'train.seed': 'a run of its own'}
+  """
+  return {f"{section}.{path}": what for path, what in unused.items()}
+
+
 def refuse(config: Any, unused: Unused, name: str = "") -> None:
   """Raises UserError, one line for all, where a field is set that would be ignored.
 
@@ -91,12 +102,14 @@ def of_training(config: TrainConfig) -> Unused:
   privacy = config.privacy
   private = privacy.method != "sgd"
   promise = ("epsilon", "noise_multiplier", "l2_clip_norm", "neighboring_relation")
-  promise += ("accountant", "epsilon_budget", "normalization")
+  promise += ("accountant", "epsilon_budget")
+  promise += ("clipping", "clip_schedule", "noise_levels")
   named = [f"privacy.{name}" for name in promise]
   reported = private or config.audit.enabled
   return (
     _data(config.data)
     | of_model(config.model)
+    | _of_groups(config)
     | needs(private, "privacy.method='dp_sgd' or 'dp_ftrl'", "data.num_examples")
     | needs(False, "users that the data name (launch.federate)", "data.num_users")
     | needs(private, "privacy.method='dp_sgd' or 'dp_ftrl'", *named)
@@ -126,17 +139,37 @@ def _data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   is_file = data.name.endswith(".npz") or (folder and not of_leaf)
   own = is_path(data.name)
   embedded = data.name in EMBEDDED or own or path.is_absolute()
-  text = data.name not in _NO_TEXT and not is_file and not own
+  published = data.name.partition(":")[0] in PUBLISHED  # images, or text of its own length
+  text = data.name not in _NO_TEXT and not published and not is_file and not own
   return needs(not embedded, "data that lie in a folder", "data.data_dir") | needs(
     text, "a text of tensorflow-datasets", "data.max_length"
   )
 
 
 def of_model(model: ModelConfig) -> Unused:
-  """The fields of a model that are of another kind of inputs."""
+  """The fields of a model that are of another kind of inputs, and options of other models."""
   of_features = models.needs_features(model.name) == "scattering"
   what = "a model on scattering features"
-  return needs(of_features, what, "model.mirrored", "model.colours")
+  features = needs(of_features, what, "model.mirrored", "model.colours")
+  return features | within("model", of_options(model))
+
+
+def of_options(model: ModelConfig) -> Unused:
+  """The options that are set and that a model of this name does not take.
+
+  >>> of_options(ModelConfig("linear", {"features": (8,)}))
+  {'options.features': 'a model that takes it'}
+  """
+  if is_path(model.name):  # only its call tells
+    return {}
+  others = [name for name in model.options if name not in models.options(model.name)]
+  return {f"options.{name}": "a model that takes it" for name in others}
+
+
+def _of_groups(config: TrainConfig) -> Unused:
+  """The model's own groups, where private statistics normalise its inputs in their place."""
+  grouped = normalization.per_example(config)
+  return needs(grouped, "privacy.normalization='per_example'", "model.options.num_groups")
 
 
 def of_dataset(dataset: Any) -> Unused:
@@ -242,13 +275,13 @@ def _federated_privacy(config: FedConfig) -> Unused:
     needs(
       method != "none", "privacy (privacy.method)", *(f"{room}.{name}" for name in promise)
     )
+    | needs(method != "none", "privacy (privacy.method)", f"{room}.clipping")
     | needs(reported, "privacy (privacy.method) or audit.enabled", f"{room}.delta")
     | needs(
       method in federated_privacy.CENTRAL,
       "noise of the server (privacy.method)",
       f"{room}.accountant",
       f"{room}.neighboring_relation",
-      "data.num_users",
     )
     | needs(method == "both", f"{room}.method='both'", f"{room}.local_noise_multiplier")
     | needs(method == "central", f"{room}.method='central'", *simulated)

@@ -7,7 +7,6 @@ moment leaves the old one or the new one.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -22,12 +21,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, BinaryIO
+from typing import Any
 
 from tqdm import tqdm
 
-from dpjax import validate
+from dpjax import files, validate
 from dpjax.accounting import by_name
+from dpjax.files import half_written as half_written
+from dpjax.files import make_folder as make_folder
+from dpjax.files import replace_file as replace_file
+from dpjax.files import sync_folder as sync_folder
 from dpjax.validate import UserError
 
 METRICS = "metrics.jsonl"
@@ -75,80 +78,12 @@ def secret_folder(path: pathlib.Path) -> None:
       warn(f"{path}: is open to other users, who can read what is as secret as the data")
 
 
-def make_folder(path: pathlib.Path) -> None:
-  """Makes a folder, and those above it, so that they survive a loss of power."""
-  if path.is_dir():
-    return
-  make_folder(path.parent)
-  path.mkdir(exist_ok=True)
-  sync_folder(path.parent)
-
-
-def sync_folder(path: str | os.PathLike) -> None:
-  """The names in a folder survive a loss of power: a file that was synced may else be nameless."""
-  _sync(path)
-
-
-def _sync(path: str | os.PathLike, mode: int | None = None) -> None:
-  descriptor = os.open(path, os.O_RDONLY)
-  try:
-    if mode is not None:
-      os.fchmod(descriptor, mode)
-    os.fsync(descriptor)
-  except OSError as error:
-    # Some network file systems sync no folders (EINVAL), and some have no modes (EPERM).
-    if error.errno not in (errno.EINVAL, errno.EPERM, errno.ENOTSUP):
-      raise
-  finally:
-    os.close(descriptor)
-
-
 def make_durable(folder: pathlib.Path, *, secret: bool = False) -> None:
   """Files and folders under this one survive a loss of power; `secret`: they are their owner's
   alone."""
   for path in (*folder.rglob("*"), folder):
     mode = 0o700 if path.is_dir() else 0o600
-    _sync(path, mode if secret else None)
-
-
-def replace_file(
-  path: str | os.PathLike,
-  content: bytes | Callable[[BinaryIO], object],
-  *,
-  secret: bool = False,
-) -> None:
-  """Writes a file atomically and durably: a new file beside it, fsync, rename, fsync of the folder.
-
-  Args:
-    content: bytes, or what writes them to an open file.
-    secret: the file is its owner's alone, whatever the umask.
-  """
-  path = pathlib.Path(path)
-  make_folder(path.parent)
-  new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-  try:
-    mode = 0o600 if secret else 0o666
-    with open(new, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-      if secret:
-        os.fchmod(file.fileno(), mode)
-      if isinstance(content, bytes):
-        file.write(content)
-      else:
-        content(file)
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(new, path)
-    sync_folder(path.parent)
-  finally:
-    with contextlib.suppress(
-      OSError
-    ):  # where nothing can be written, nothing is to be removed
-      new.unlink(missing_ok=True)
-
-
-def half_written(path: pathlib.Path) -> set[pathlib.Path]:
-  """Files that `replace_file` had not yet renamed to `path` when its machine lost power."""
-  return set(path.parent.glob(f".{path.name}.*.tmp"))
+    files.sync(path, mode if secret else None)
 
 
 # Errors of a file system rather than of a program, as errno has them and as native code says them.
@@ -528,6 +463,11 @@ def _check_epsilon(result: dict[str, Any]) -> None:
 def warn(message: str) -> None:
   """Prints one line "warning: ..." on stderr."""
   print(f"warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+
+
+def note(message: str) -> None:
+  """Prints one line "note: ..." on stderr."""
+  print(f"note: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
 
 def say(line: str) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
-import difflib
 import json
 import math
 import types
@@ -22,7 +21,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dpjax import names
+from dpjax import names, validate
 from dpjax.schema.choices import Choice as Choice
 from dpjax.schema.choices import Setting as Setting
 from dpjax.schema.choices import choice_at, choice_of, hints_of
@@ -36,6 +35,7 @@ from dpjax.validate import UserError, did_you_mean
 _UNIONS = (typing.Union, types.UnionType)
 _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text",
           list: "a list", tuple: "a tuple", dict: "a dict or JSON"}  # fmt: skip
+_LISTED = 200  # characters of a list of fields in an error
 _INT_BITS = 64  # JAX and NumPy take no larger one
 
 
@@ -127,6 +127,47 @@ def override(config: Any, path: str, text: str, *, name: str = "config") -> Any:
     return check(_continued(given, hint, old), hint, at)
 
   return _update(config, path, change, name)
+
+
+def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
+  """The config that plain data say, such as a config.json; `to_dict` backwards.
+
+  Args:
+    kind: a dataclass, all of whose fields have defaults.
+    held: dict of its fields; those that are left out are at their defaults.
+
+  Raises:
+    UserError: a field that there is not, or a value of another type.
+
+  >>> from dpjax.runs.central.config import PrivacyConfig
+  >>> made = PrivacyConfig(clipping="automatic", noise_levels=[2.0, 0.5])
+  >>> from_dict(PrivacyConfig, to_dict(made)) == made
+  True
+  """
+  if not isinstance(held, dict):
+    raise _wrong(held, kind, name)
+  config, hints = kind(), hints_of(kind)
+  for field, value in held.items():
+    _check_field(config, field, name)
+    hint, at = hints[field], f"{name}.{field}"
+    rooms = [option for option in _members(hint) if dataclasses.is_dataclass(option)]
+    if choice_of(hint) is None and rooms and isinstance(value, dict):
+      value = from_dict(rooms[0], value, name=at)
+    config = _replaced(config, {field: check(_unwritten(value, hint), hint, at)}, name)
+  return config
+
+
+def _unwritten(value: Any, hint: Any) -> Any:
+  """What JSON has no word for: lists as tuples, and text as infinity, where those are due."""
+  choice, members = choice_of(hint), _members(hint)
+  if choice is not None and isinstance(value, dict) and value.get("name") in choice.table:
+    hints = hints_of(choice.table[value["name"]])
+    return {key: _unwritten(entry, hints.get(key, Any)) for key, entry in value.items()}
+  if isinstance(value, list) and any(typing.get_origin(one) is tuple for one in members):
+    return tuple(value)
+  if float in members and value in ("inf", "-inf"):
+    return float(value)
+  return value
 
 
 def check(value: Any, hint: Any, name: str) -> Any:
@@ -230,13 +271,30 @@ def _check_field(config: Any, head: str, name: str, choice: Choice | None = None
   if choice is not None:
     owners = choice.owners()
     whose = f"; it belongs to {', '.join(owners[head])}" if head in owners else ""
-    hint = whose or did_you_mean(head, owners)
+    hint = whose or _meant(head, {field: field for field in owners}, known)
     raise UserError(f"{name}.{head}: {choice.name(config)!r} has no such field{hint}")
   deep_first = sorted(_paths(config), key=lambda path: -path.count("."))
   places = {path.rpartition(".")[2]: path for path in deep_first}
-  near = [places[close] for close in difflib.get_close_matches(head, places, n=1)]
-  hint = f" (did you mean {near[0]!r}?)" if near else ""
-  raise UserError(f"{name}.{head}: no such field; must be one of {', '.join(known)}{hint}")
+  raise UserError(f"{name}.{head}: no such field{_meant(head, places, known)}")
+
+
+def _meant(word: str, places: Mapping[str, str], known: list[str]) -> str:
+  """The end of a message: the place of a name that is a slip away, or else what there is.
+
+  >>> _meant("epsilom", {"epsilon": "privacy.epsilon"}, ["privacy"])
+  " (did you mean 'privacy.epsilon'?)"
+  >>> _meant("nope", {"noise": "privacy.clipping.noise"}, ["privacy", "seed"])
+  '; must be one of privacy, seed'
+  """
+  near = validate.slip_of(word, places)
+  if near is not None:
+    return f" (did you mean {places[near]!r}?)"
+  if not known:
+    return ", and no other"
+  listed = ", ".join(known)
+  if len(listed) > _LISTED:
+    listed = f"{listed[:_LISTED].rpartition(', ')[0]}, ... ({len(known)} fields)"
+  return f"; must be one of {listed}"
 
 
 def _paths(config: Any, prefix: str = "") -> Iterator[str]:

@@ -11,13 +11,18 @@ from typing import Any
 
 from dpjax.runs import bounds, unused
 from dpjax.runs.attack import build, table
-from dpjax.runs.attack.config import AttackConfig, check, other, room
+from dpjax.runs.attack.config import AttackConfig, check, other, room, unread
 from dpjax.runs.federated.config import FedConfig
 from dpjax.runs.loop import Job
 from dpjax.schema.fields import name_of
 from dpjax.sweeps import cost, engine, labelled
 from dpjax.sweeps.engine import Point, Row
 from dpjax.validate import UserError
+
+
+def alone_as(config: AttackConfig) -> str:
+  """The label of a config without rows."""
+  return f"{name_of(config, 'attack')}, as configured"
 
 
 @bounds.names_fields
@@ -31,21 +36,23 @@ def points(config: AttackConfig) -> list[Point]:
   >>> [(point.name, point.overrides["defence"]) for point in points(AttackConfig(rows=rows))]
   [('membership-none', 'none')]
   """
-  alone = f"{name_of(config, 'attack')}, as configured"
+  alone = alone_as(config)
 
   def told(label: str, run: AttackConfig) -> dict[str, Any]:
     attack, _, defence = label.rpartition(", ")
     named = {"attack": attack or name_of(run, "attack"), "defence": defence}
     return named | {"beside": config.beside.get(label, "")}
 
-  found = labelled.points(config, alone=alone, check=check, told=told, settle=_settle)
+  found = labelled.points(
+    config, alone=alone, check=check, told=told, unread=unread, settle=_settle
+  )
   labels = config.rows or [alone]
   strange = [label for label in config.beside if label not in labels]
   if strange:
     raise UserError(f"beside[{strange[0]!r}]: is no row; rows are {', '.join(labels)}")
   attacked = {point.config.attack.room for point in found}
-  unread = {"train", "federate"} - attacked
-  unused.refuse(config, dict.fromkeys(unread, "a row that attacks it"))
+  others = {"train", "federate"} - attacked
+  unused.refuse(config, dict.fromkeys(others, "a row that attacks it"))
   return found
 
 

@@ -20,8 +20,9 @@ import jax
 
 from dpjax import allocator, validate
 from dpjax.accounting import by_name
-from dpjax.runs import bounds, checkpoint, promise, provenance, writers
+from dpjax.runs import bounds, checkpoint, promise, provenance, switches, writers
 from dpjax.runs import workdir as owner
+from dpjax.runs.unused import Unused, reason
 from dpjax.schema import fields
 from dpjax.sweeps import cost, curve, side_by_side
 from dpjax.validate import UserError
@@ -41,6 +42,9 @@ class Point(NamedTuple):
   name: str  # folder name: readable, unique, the same in every process
   config: Any
   overrides: dict[str, Any]  # what tells it from the other runs, by name; in its row, too
+  dropped: tuple[
+    str, ...
+  ] = ()  # fields of the whole that it does not read; see `resettled`
 
 
 class Grid(NamedTuple):
@@ -60,32 +64,24 @@ class Grid(NamedTuple):
   only: str | None = None  # pattern of the points to be run now, as of `part`
 
 
-def expand(
+class Changed(NamedTuple):
+  """One run of a grid before its fields are looked at."""
+
+  variant: str
+  changes: dict[str, Any]  # the fields that the variant and the axes set
+  axes: dict[str, Any]  # those of the axes alone
+  config: Any
+
+
+def spread(
   base: DataclassInstance,
   variants: Mapping[str, Mapping[str, Any]],
   axes_of: Callable[[Any], Axes],
-  point: Callable[[str, Any, dict[str, Any]], Point],
   *,
-  check: Callable[[Any], None],
   name: str,
   where: str,
-) -> list[Point]:
-  """Each variant of a config at each combination of its axes; the last axis is innermost.
-
-  Every run is checked here, before the first one begins: a sweep of hours does not find at
-  its end that a value of its last run is impossible.
-
-  Args:
-    variants: name -> the fields that it sets together.
-    axes_of: (variant's config) -> its axes, whose values are written over its own.
-    point: (variant's name, config of the run, the axes' values) -> the run.
-    check: of the config of a run, for what can be told without data.
-    name, where: of the whole and of the variants, for errors.
-
-  Raises:
-    UserError: an unknown field, an ill-typed value, more than `bounds.MOST_RUNS` runs; what
-      `check` refuses, after the name of the run.
-  """
+) -> list[Changed]:
+  """The runs of `expand`, which says more of the arguments."""
   bases = {
     variant: fields.replace_all(base, fixed, name=f"{where}[{variant!r}]")
     for variant, fixed in variants.items()
@@ -99,7 +95,66 @@ def expand(
     for values in itertools.product(*axes[variant].values()):
       chosen = dict(zip(axes[variant], values))
       run = fields.replace_all(config, chosen, name=name)
-      found.append(_checked(point(variant, run, chosen), check))
+      found.append(Changed(variant, {**variants[variant], **chosen}, chosen, run))
+  return found
+
+
+def resettled(
+  base: Any,
+  runs: Sequence[tuple[Any, Mapping[str, Any]]],
+  unread: Callable[[Any], Unused],
+) -> list[tuple[Any, list[str]]]:
+  """Each of (run, the fields that it sets over the base) without what it does not read.
+
+  A value of the base stays, to be refused, where neither the base nor any run reads it, or where
+  the run sets it itself. Beside each run are the names of the fields that it drops.
+  """
+  tables = [unread(config) for config in (base, *(config for config, _ in runs))]
+
+  def was_read(path: str) -> bool:
+    return any(reason(path, table) is None for table in tables)
+
+  return [switches.settled(run, changes, unread, was_read) for run, changes in runs]
+
+
+def expand(
+  base: DataclassInstance,
+  variants: Mapping[str, Mapping[str, Any]],
+  axes_of: Callable[[Any], Axes],
+  point: Callable[[str, Any, dict[str, Any]], Point],
+  *,
+  check: Callable[[Any], None],
+  name: str,
+  where: str,
+  unread: Callable[[Any], Unused] | None = None,
+) -> list[Point]:
+  """Each variant of a config at each combination of its axes; the last axis is innermost.
+
+  Every run is checked here, before the first one begins: a sweep of hours does not find at
+  its end that a value of its last run is impossible.
+
+  Args:
+    variants: name -> the fields that it sets together.
+    axes_of: (variant's config) -> its axes, whose values are written over its own.
+    point: (variant's name, config of the run, the axes' values) -> the run.
+    check: of the config of a run, for what can be told without data.
+    name, where: of the whole and of the variants, for errors.
+    unread: (config) -> the fields that its run does not read. What only other runs read of the
+      base is then dropped (`resettled`). None: all of the base stays.
+
+  Raises:
+    UserError: an unknown field, an ill-typed value, more than `bounds.MOST_RUNS` runs; what
+      `check` refuses, after the name of the run.
+  """
+  runs = spread(base, variants, axes_of, name=name, where=where)
+  configs = [(run.config, ()) for run in runs]
+  if unread is not None:
+    changed = [(run.config, run.changes) for run in runs]
+    configs = resettled(base, changed, unread)
+  found = []
+  for run, (config, dropped) in zip(runs, configs):
+    made = point(run.variant, config, run.axes)._replace(dropped=tuple(dropped))
+    found.append(_checked(made, check))
   return found
 
 
@@ -176,6 +231,7 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
     )
   now = grid._replace(points=part(grid.points, grid.only, workdir))
   workdir.mkdir(parents=True, exist_ok=True)
+  tell_dropped(now.points)
   with (
     writers.alone_in(workdir) as lock,
     contextlib.closing(_rows(now, workdir, num_processes, lock)) as ended,
@@ -188,6 +244,20 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
         _save(grid, workdir, _in_order(grid, left_out | rows))
     print(writers.read_json(workdir / FILE)["statement"], flush=True)
     return _in_order(grid, rows)
+
+
+def tell_dropped(points: Iterable[Point]) -> None:
+  """Prints one line on stderr where runs drop fields of the whole; see `resettled`."""
+  names: dict[tuple[str, ...], list[str]] = {}
+  for point in points:
+    if point.dropped:
+      names.setdefault(point.dropped, []).append(point.name)
+  told = []
+  for dropped, (first, *others) in names.items():
+    also = f" and {len(others)} more" if others else ""
+    told.append(f"{first}{also} takes no {', '.join(dropped)}")
+  if told:
+    writers.note(f"{'; '.join(told)}; the values of the whole are dropped there")
 
 
 def _failed_of_the_rest(grid: Grid, now: Grid, workdir: pathlib.Path) -> dict[str, Row]:

@@ -27,7 +27,7 @@ from dpjax.runs.central import build as central
 from dpjax.runs.central.config import TrainConfig
 from dpjax.runs.federated import build as federated
 from dpjax.runs.federated.config import FedConfig
-from dpjax.runs.unused import reason
+from dpjax.runs.unused import Unused, of_federation, of_training, reason
 from dpjax.schema import fields
 from dpjax.sweeps import curve, engine, table, unused
 from dpjax.sweeps.engine import LoadFn, Point, Row
@@ -101,11 +101,16 @@ def points(config: SweepConfig) -> list[Point]:
   axes = {**config.grid, "seed": config.seeds}
   found = engine.expand(
     config.base, config.variants or {"": {}}, lambda base: axes, _point,
-    check=_room(config.base).check, name="grid", where="variants",
+    check=_room(config.base).check, name="grid", where="variants", unread=unread_of(config.base),
   )  # fmt: skip
   unused.refuse(config, found)
   _check_alike(found)
   return found
+
+
+def unread_of(base: TrainConfig | FedConfig) -> Callable[[Any], Unused]:
+  """(config of such a run) -> the fields that it does not read."""
+  return of_federation if isinstance(base, FedConfig) else of_training
 
 
 def placed(config: SweepConfig) -> list[Point]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from dpjax.runs import bounds, loop
+from dpjax.runs.unused import Unused
 from dpjax.schema import fields
 from dpjax.sweeps import engine
 from dpjax.sweeps.engine import Grid, Point, Row
@@ -36,6 +37,7 @@ def points(
   alone: str,
   check: Callable[[Config], None],
   told: Callable[[str, Config], dict[str, Any]],
+  unread: Callable[[Config], Unused],
   settle: Callable[[Config, Mapping[str, Any], str], None] = lambda *row: None,
 ) -> list[Point]:
   """Every run of a table, checked before the first one begins.
@@ -44,6 +46,7 @@ def points(
     alone: the label where the config is one run.
     check: of a run.
     told: (label, run) -> what tells it from the other runs.
+    unread: (run) -> the fields that it does not read (`engine.resettled`).
     settle: (run, its changes, their place), before it is checked.
 
   Raises:
@@ -51,23 +54,38 @@ def points(
   """
   bounds.typed(config)
   whole = {name: getattr(type(config)(), name) for name in config.of_table}
+  rows = config.rows or {alone: {}}
+  runs = []
+  for (label, run), changes in zip(runs_of(config, alone), rows.values()):
+    settle(run, changes, f"rows[{label!r}]")
+    runs.append((run, changes))
+  base, found = fields.replace_all(config, whole), []
+  for label, (run, dropped) in zip(rows, engine.resettled(base, runs, unread)):
+    try:
+      check(run)
+    except UserError as error:
+      where = f"rows[{label!r}]: " if config.rows else ""
+      raise UserError(f"{where}{error}") from error
+    found.append(Point(_folder(label), run, told(label, run), tuple(dropped)))
+  if len({point.name for point in found}) < len(found):
+    raise UserError("rows: two labels give runs of the same name")
+  return found
 
-  def point(label: str, changes: dict[str, Any]) -> Point:
+
+def runs_of(config: Config, alone: str) -> list[tuple[str, Config]]:
+  """(label, run) of every row, before its fields are looked at.
+
+  Raises:
+    UserError: an unknown field or value, or a field of the whole table.
+  """
+  whole = {name: getattr(type(config)(), name) for name in config.of_table}
+  found = []
+  for label, changes in (config.rows or {alone: {}}).items():
     where = f"rows[{label!r}]"
     for name in whole:
       if name in changes:
         raise UserError(f"{where}.{name}: would be ignored, it is of the whole table")
-    run = fields.replace_all(config, {**whole, **changes}, name=where)
-    settle(run, changes, where)
-    try:
-      check(run)
-    except UserError as error:
-      raise UserError(f"{where}: {error}" if config.rows else str(error)) from error
-    return Point(_folder(label), run, told(label, run))
-
-  found = [point(*row) for row in (config.rows or {alone: {}}).items()]
-  if len({point.name for point in found}) < len(found):
-    raise UserError("rows: two labels give runs of the same name")
+    found.append((label, fields.replace_all(config, {**whole, **changes}, name=where)))
   return found
 
 

@@ -6,7 +6,7 @@ import pathlib
 
 from dpjax.runs import bounds
 from dpjax.runs.secure import build, table
-from dpjax.runs.secure.config import SecureConfig, check
+from dpjax.runs.secure.config import SecureConfig, check, unread
 from dpjax.schema.fields import name_of
 from dpjax.sweeps import labelled
 from dpjax.sweeps.engine import Point, Row
@@ -15,6 +15,11 @@ UNRELEASED = (
   "All parties of a row ran in one process on known data: these runs measure, and release "
   "nothing."
 )
+
+
+def alone_as(config: SecureConfig) -> str:
+  """The label of a config without rows."""
+  return f"{name_of(config, 'task')}, as configured"
 
 
 @bounds.names_fields
@@ -31,9 +36,10 @@ def points(config: SecureConfig) -> list[Point]:
   """
   return labelled.points(
     config,
-    alone=f"{name_of(config, 'task')}, as configured",
+    alone=alone_as(config),
     check=check,
     told=lambda label, run: {"label": label},
+    unread=unread,
   )
 
 

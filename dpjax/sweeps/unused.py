@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpjax.runs import unused
+from dpjax.runs import switches, unused
 from dpjax.runs.relevance import unused as relevance_unused
 from dpjax.runs.relevance.config import RelevanceConfig
 from dpjax.runs.unused import Unused, needs
@@ -23,15 +23,19 @@ _OF_EXPERIMENT = ("curves", "title")  # a curve has neither
 def refuse(config: Any, points: list[Any]) -> None:
   """Raises UserError for a field of the SweepConfig that nothing reads; what a point does not
   read is refused where it is checked."""
+  unused.refuse(config, of_sweep(config))
+  unused.refuse(config.base, _replaced(config, points), "base.")
+
+
+def of_sweep(config: Any) -> Unused:
+  """Fields of a SweepConfig, beside its base, that it does not read."""
   law = config.selection
   others = ("mean_trials", "shape", "better")
-  of_sweep = needs(
-    law.enabled, "selection.enabled", *(f"selection.{name}" for name in others)
+  return (
+    needs(law.enabled, "selection.enabled", *(f"selection.{name}" for name in others))
+    | needs(not law.enabled, "a sweep that draws a curve", *_DRAWN)
+    | needs(not law.enabled, "a sweep; a selection draws its seeds", "seeds")
   )
-  of_sweep |= needs(not law.enabled, "a sweep that draws a curve", *_DRAWN)
-  of_sweep |= needs(not law.enabled, "a sweep; a selection draws its seeds", "seeds")
-  unused.refuse(config, of_sweep)
-  unused.refuse(config.base, _replaced(config, points), "base.")
 
 
 def _replaced(config: Any, points: list[Any]) -> Unused:
@@ -57,7 +61,16 @@ def _replaced(config: Any, points: list[Any]) -> Unused:
 def refuse_curves(config: RelevanceConfig) -> None:
   """Raises UserError for a setting of an experiment that no curve reads, or not the one that
   sets it."""
-  reasons: dict[str, list[str | None]] = {path: [] for path in fields.set_fields(config)}
+  unused.refuse(config, of_curves(config))
+
+
+def of_curves(config: RelevanceConfig) -> Unused:
+  """Fields of an experiment that no curve reads.
+
+  Raises:
+    UserError: a curve sets what it does not read itself.
+  """
+  reasons: dict[str, list[str | None]] = {path: [] for path in switches.all_paths(config)}
   for label, changes in (config.curves or {config.method: {}}).items():
     where = f"curves[{label!r}]."
     for path in _OF_EXPERIMENT:
@@ -71,9 +84,8 @@ def refuse_curves(config: RelevanceConfig) -> None:
     taken = unread | dict.fromkeys(changes, "a curve that does not set its own")
     for path, given in reasons.items():
       given.append(unused.reason(path, taken))
-  shadowed = {
+  return {
     path: str(given[0])
     for path, given in reasons.items()
     if path not in _OF_EXPERIMENT and all(given)
   }
-  unused.refuse(config, shadowed)

@@ -338,7 +338,7 @@ class _HalfNoise(channel_statistics.ChannelStatistics):
   [
     (
       {"privacy__method": "sgd", "privacy__epsilon": None},
-      "privacy.normalization.*ignored",
+      "privacy.normalization=.*must be 'per_example' with privacy.method='sgd'",
     ),
     ({"model__name": "scatter_linear", "model__options": {"num_groups": 27}}, "num_groups"),
     (

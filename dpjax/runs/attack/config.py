@@ -341,8 +341,24 @@ def check(config: AttackConfig) -> None:
       )
   else:
     _check_federate(config.federate, config.attack)
-  needs = {other(config): "an attack on it"}
-  unused.refuse(config, needs | _unread(config))
+  unused.refuse(config, {other(config): "an attack on it"} | _unread(config))
+
+
+def unread(config: AttackConfig) -> unused.Unused:
+  """The fields that one attack does not read: those of its own, and those that the attacked run
+  does not read.
+
+  >>> unread(AttackConfig())["train.audit.score"]
+  'audit.enabled'
+  """
+  section = config.attack.room
+  of_run = (
+    unused.of_training(config.train)
+    if section == "train"
+    else unused.of_federation(config.federate)
+  )
+  own = {other(config): "an attack on it"} | _unread(config)
+  return own | unused.within(section, of_run)
 
 
 def _check_train(train: TrainConfig) -> None:
@@ -388,5 +404,4 @@ def _unread(config: AttackConfig) -> unused.Unused:
       names += ("secure_sum.simulated", "secure_sum.dropout_prob")
       names += ("server_optimizer", "execution", "num_devices", "num_threads", "aggregator")
     needs = unused.needs(False, "a run of launch.federate itself", *names)
-  prefix = config.attack.room
-  return {f"{prefix}.{path}": what for path, what in needs.items()}
+  return unused.within(config.attack.room, needs)

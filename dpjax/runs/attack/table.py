@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpjax.accounting import upper
+from dpjax.accounting import lower, upper
 from dpjax.markdown import table
 from dpjax.runs import attack_report, report, writers
 
@@ -184,6 +184,19 @@ def told(result: Row) -> str:
   rows = rows_of([result])
   best = max(rows, key=lambda row: row["success"])
   return f"{best['method']}: {best['finds']}; {best['verdict']}; epsilon {_epsilon(best)}"
+
+
+def told_of_run(result: Row) -> str:
+  """What an attack on a finished run says of its epsilon, in one line."""
+  bound, most = result["epsilon_lower_indicative"], result["epsilon_lower_ceiling"]
+  verdicts = "; ".join(
+    f"{name}: {one['verdict']}" for name, one in result["attacks"].items()
+  )
+  return (
+    f"epsilon >= {lower(bound)} by the best attack (indicative: members were not dealt by coins); "
+    f"claimed: {_epsilon(_common({'attack': '', 'defence': '', **result}))}; perfect scores of "
+    f"{result['num_members']} members would show {lower(most)}. {verdicts}"
+  )
 
 
 def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> None:

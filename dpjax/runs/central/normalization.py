@@ -24,6 +24,7 @@ from dpjax.runs.central.config import (
   Whitened,
 )
 from dpjax.runs.streams import Streams
+from dpjax.schema.fields import name_of
 from dpjax.types import Params
 from dpjax.validate import UserError
 
@@ -49,6 +50,13 @@ def check(config: TrainConfig) -> None:
   """Raises UserError for what can be told without data."""
   if not is_private(config):
     return
+  if config.privacy.method == "sgd":
+    # Never dropped with the rest of a promise: the model would get other inputs.
+    chosen = name_of(config.privacy, "normalization")
+    raise UserError(
+      f"privacy.normalization={chosen!r}: must be 'per_example' with privacy.method='sgd', which "
+      "releases no statistics"
+    )
   mechanism(config, 1)  # checks its numbers
   groups = config.model.options.get("num_groups")
   if groups is not None and not per_example(config):

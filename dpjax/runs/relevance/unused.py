@@ -13,7 +13,7 @@ from dpjax.relevance.lrp import Lrp
 from dpjax.relevance.settings import Paper, Rigorous
 from dpjax.runs.central.config import DataConfig, ModelConfig
 from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.runs.unused import Unused, needs, of_model
+from dpjax.runs.unused import Unused, needs, of_model, of_options, within
 
 _SGD = ("dpsgd", "tempered", "radp_dpsgd")  # and SGLD, without momentum
 _ADAPTIVE = ("dp_adam", "dpdligdo")
@@ -36,6 +36,7 @@ def of(config: RelevanceConfig) -> Unused:
   return (
     _data(config.data)
     | of_model(config.model)
+    | within("rigorous_model", of_options(config.rigorous_model or ModelConfig()))
     | _nets(config, rigorous)
     | _private(config, rigorous)
     | _table(

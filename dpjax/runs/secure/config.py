@@ -130,8 +130,6 @@ class TrainTask:
     for width in validate.several(hidden=self.hidden):
       validate.integer_in(1, 2**16, hidden=width)
     secureml.Recipe(self.activation, self.output, self.learning_rate)
-    if not self.hidden and self.activation != "relu":
-      raise UserError(f"activation={self.activation!r}: would be ignored, hidden is empty")
     validate.integer_in(1, bounds.MOST_EPOCHS, epochs=self.epochs)
     validate.integer_in(1, 2**16, batch_size=self.batch_size)
     validate.one_of(("masked", "local"), truncation=self.truncation)
@@ -178,12 +176,34 @@ def check(config: SecureConfig) -> None:
   """Raises UserError for what can be told of one computation without data."""
   bounds.typed(config)
   validate.integer_at_least(0, seed=config.seed)
-  needs = {room: what for room, what in _ROOMS.items() if room != config.task.reads}
-  unused.refuse(config, needs | unused.needs(False, "launch.train itself", *_UNREAD))
+  unused.refuse(config, _unread(config))
   if config.task.reads == "protocol":
     _check_sum(config)
   if config.task.reads == "train":
     _check_train(config.train)
+
+
+def _unread(config: SecureConfig) -> unused.Unused:
+  """Fields of the config itself that this computation does not read."""
+  task = config.task
+  other = {room: what for room, what in _ROOMS.items() if room != task.reads}
+  layers = not isinstance(task, TrainTask) or bool(task.hidden)
+  return (
+    other
+    | unused.needs(layers, "hidden layers (task.hidden)", "task.activation")
+    | unused.needs(False, "launch.train itself", *_UNREAD)
+  )
+
+
+def unread(config: SecureConfig) -> unused.Unused:
+  """The fields that one computation does not read, those of its model's training included.
+
+  >>> sorted(unread(SecureConfig(task="regress")))[:2]
+  ['protocol', 'train']
+  """
+  if config.task.reads != "train":
+    return _unread(config)
+  return _unread(config) | unused.within("train", unused.of_training(config.train))
 
 
 _UNREAD = ("train.seed", *(f"train.{name}" for name in TrainConfig.where))

@@ -1,0 +1,79 @@
+"""Files that survive a loss of power: written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pathlib
+from collections.abc import Callable
+from typing import BinaryIO
+
+
+def make_folder(path: pathlib.Path) -> None:
+  """Makes a folder, and those above it, so that they survive a loss of power."""
+  if path.is_dir():
+    return
+  make_folder(path.parent)
+  path.mkdir(exist_ok=True)
+  sync_folder(path.parent)
+
+
+def sync_folder(path: str | os.PathLike) -> None:
+  """The names in a folder survive a loss of power: a file that was synced may else be nameless."""
+  sync(path)
+
+
+def sync(path: str | os.PathLike, mode: int | None = None) -> None:
+  """A file, or the names in a folder, survive a loss of power; `mode`: their new mode."""
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    if mode is not None:
+      os.fchmod(descriptor, mode)
+    os.fsync(descriptor)
+  except OSError as error:
+    # Some network file systems sync no folders (EINVAL), and some have no modes (EPERM).
+    if error.errno not in (errno.EINVAL, errno.EPERM, errno.ENOTSUP):
+      raise
+  finally:
+    os.close(descriptor)
+
+
+def replace_file(
+  path: str | os.PathLike,
+  content: bytes | Callable[[BinaryIO], object],
+  *,
+  secret: bool = False,
+) -> None:
+  """Writes a file atomically and durably: a new file beside it, fsync, rename, fsync of the folder.
+
+  Args:
+    content: bytes, or what writes them to an open file.
+    secret: the file is its owner's alone, whatever the umask.
+  """
+  path = pathlib.Path(path)
+  make_folder(path.parent)
+  new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+  try:
+    mode = 0o600 if secret else 0o666
+    with open(new, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+      if secret:
+        os.fchmod(file.fileno(), mode)
+      if isinstance(content, bytes):
+        file.write(content)
+      else:
+        content(file)
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(new, path)
+    sync_folder(path.parent)
+  finally:
+    with contextlib.suppress(
+      OSError
+    ):  # where nothing can be written, nothing is to be removed
+      new.unlink(missing_ok=True)
+
+
+def half_written(path: pathlib.Path) -> set[pathlib.Path]:
+  """Files that `replace_file` had not yet renamed to `path` when its machine lost power."""
+  return set(path.parent.glob(f".{path.name}.*.tmp"))

@@ -1,0 +1,116 @@
+"""An attack on a finished run by its folder, and what is said of folders that are none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from dpjax import attacks
+from dpjax.runs import loop
+from dpjax.runs.attack import build, finished, members, table
+from dpjax.runs.central.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+from dpjax.validate import UserError
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("runs") / "own"
+  config = TrainConfig(
+    data=DataConfig(name="digits", limit=120),
+    model=ModelConfig("linear"),
+    privacy=PrivacyConfig(epsilon=None, noise_multiplier=2.0, sampling_prob=0.2),
+    optimizer=OptimizerConfig(learning_rate=0.3),
+    num_steps=6,
+    seed=5,
+    eval_every=3,
+    checkpoint_every=6,
+  )
+  loop.run(loop.job_of(config), folder)
+  return folder
+
+
+def test_a_finished_run_is_attacked_by_its_folder(run, tmp_path):
+  config = finished.attack_on(run, num_shadows=4)
+  assert (config.train.seed, config.train.eval_every) == (0, 100)  # of the run itself
+  assert config.train.num_steps == 6 and config.attack.target == str(run / "params.npz")
+  result = loop.run(build.build(config), tmp_path)
+  own = json.loads((run / "result.json").read_text())
+  assert result["epsilon"] == own["epsilon"] and result["epsilon_kind"] == "proved"
+  assert result["num_members"] == 120 and result["num_models"] == 4
+  assert 0 <= result["epsilon_lower_indicative"] <= result["epsilon_lower_ceiling"]
+  assert {"result.json", "roc.csv", "roc.png", "attacks.md"} <= {
+    path.name for path in tmp_path.iterdir()
+  }
+  line = table.told_of_run(result)
+  assert "epsilon >= " in line and "perfect scores of 120 members would show" in line
+
+
+def test_perfect_scores_reach_the_ceiling():
+  truth = np.arange(400) < 200
+  scores = {"loss": truth + 0.0, "rmia": np.zeros(400)}
+  found = members._lower_bounds(scores, truth, {"delta": 1e-5})
+  assert found["epsilon_lower_indicative"] == found["epsilon_lower_ceiling"] > 3
+  blind = members._lower_bounds({"rmia": np.zeros(400)}, truth, {"delta": None})
+  assert blind["epsilon_lower_indicative"] == 0
+
+
+def _changed(run, tmp_path, **files):
+  folder = tmp_path / "copy"
+  shutil.copytree(run, folder)
+  for name, change in files.items():
+    path = folder / name.replace("__", ".")
+    if change is None:
+      path.unlink()
+    else:
+      path.write_text(json.dumps(change(json.loads(path.read_text()))))
+  return folder
+
+
+@pytest.mark.parametrize(
+  ("files", "says"),
+  [
+    ({"result__json": None}, "is not finished"),
+    ({"params__npz": None}, "has no params.npz"),
+    ({"config__json": None}, "has no config.json"),
+    ({"config__json": lambda held: {"num_rounds": 3}}, "is a run of launch.federate"),
+    ({"config__json": lambda held: {"rows": {}}}, "is no run of launch.train"),
+    ({"config__json": lambda held: held | {"tau": 1}}, "by another version of dpjax"),
+    ({"config__json": lambda held: held | {"seed": 9}}, "is not the result of this run"),
+    ({"result__json": lambda held: held | {"versions": {"dpjax": "0.0.1"}}}, "dpjax 0.0.1"),
+  ],
+)
+def test_another_folder_is_one_line(run, tmp_path, files, says):
+  with pytest.raises(UserError, match=says) as caught:
+    finished.attack_on(_changed(run, tmp_path, **files))
+  assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_no_folder_is_one_line(tmp_path):
+  with pytest.raises(UserError, match="there is none"):
+    finished.attack_on(tmp_path / "nowhere")
+
+
+def test_a_defence_is_not_said_to_fail_by_records_that_are_counted_many_times():
+  """17 targets that are asked about the same 500 records: the AUC knows 500, not 8,500."""
+  weak, clear = _through(0.4, 0.452), _through(0.1, 0.9)
+  assert weak.auc == pytest.approx(0.526) and clear.auc == pytest.approx(0.9)
+  assert members.verdict(weak, None) == "FAILS: members are told apart"
+  assert members.verdict(weak, None, num_targets=17) == "not shown to fail"
+  assert members.verdict(clear, None, num_targets=17) == "FAILS: members are told apart"
+  low, high = members._auc_interval(weak, 0.95, 17)
+  assert low < 0.5 < 0.526 < high
+
+
+def _through(fpr, tpr, count=4250):
+  """The ROC of two straight lines through one point."""
+  counts = [np.array([0, round(rate * count), count]) for rate in (fpr, tpr)]
+  return attacks.Roc(np.array([np.inf, 1.0, 0.0]), *counts)
