@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from dpjax.run_code import packages, sources
+from dpjax.run_code import loaded, packages, sources
 from dpjax.run_code.named import Names, is_plain, names_in
 from dpjax.run_code.packages import EXTENSIONS, is_users_code, owner
 from dpjax.run_code.record import Code
@@ -38,10 +38,17 @@ def of(roots: Iterable[Any] = ()) -> Code:
       search.module(root, live=True)
     else:
       search.value(root)
-  while search.todo:
-    search.todo.pop()()
+  search.drain()
+  while search.loads():
+    search.drain()
   versions = {**packages.versions(), **search.versions}
-  return Code(search.modules(), versions, frozenset(search.files))
+  return Code(
+    search.modules(),
+    versions,
+    frozenset(search.files),
+    search.inputs,
+    frozenset(search.read),
+  )
 
 
 class _Search:
@@ -51,7 +58,10 @@ class _Search:
     self.files: set[str] = set()
     self.versions: dict[str, str] = {}
     self.todo: list[Callable[[], None]] = []
+    self.read: set[str] = set()
     self._found: set[tuple[str, str]] = set()  # (module, SHA-256)
+    self._inputs: set[tuple[str, str]] = set()  # (what was read or computed, SHA-256)
+    self._loaded: set[str] = set()  # files that were looked at by `loads`
     self._named: set[str] = set()  # modules whose source was looked at
     self._read: set[tuple[str, str]] = set()  # (module, file)
     self._live: set[int] = set()  # ids of modules whose values were looked at
@@ -60,13 +70,50 @@ class _Search:
     self._known_codes: dict[str, frozenset[str]] = {}  # file -> names of its byte code
 
   def modules(self) -> dict[str, str]:
-    """Name -> SHA-256; of several files with one name, of all of them."""
-    found: dict[str, str] = {}
-    for name, digest in sorted(self._found):
-      before = found.get(name)
-      both = f"{before} {digest}".encode()
-      found[name] = digest if before is None else hashlib.sha256(both).hexdigest()
-    return found
+    return _named(self._found)
+
+  @property
+  def inputs(self) -> dict[str, str]:
+    return _named(self._inputs)
+
+  def drain(self) -> None:
+    while self.todo:
+      self.todo.pop()()
+
+  # --- what was loaded
+
+  def loads(self) -> bool:
+    """Takes what the files so far have loaded by ways that no source tells; whether there was
+    any. Called when all else was looked at, so that a file has the name of its module."""
+    loads = [load for file in sorted(self.files) for load in loaded.by(file)]
+    new = [load for load in loads if os.path.realpath(load.file) not in self._loaded]
+    for load in new:
+      real = os.path.realpath(load.file)
+      self._loaded.add(real)
+      name = os.path.basename(load.file)
+      if load.is_code and real not in self.files:
+        self._loaded_code(name, load)
+      elif not load.is_code and load.sha256():
+        self.read.add(real)
+        self._inputs.add((f"file {name!r}", load.sha256()))
+    return bool(new)
+
+  def _loaded_code(self, name: str, load: loaded.Load) -> None:
+    digest = load.sha256()
+    if not digest:
+      return
+    real = os.path.realpath(load.file)
+    self.files.add(real)
+    # By the name of the file: another part of the process may have imported it by any name.
+    self._found.add((name, digest))
+    if real.endswith(".py"):
+      content = pathlib.Path(real).read_bytes()
+      self.todo.append(functools.partial(self._follow, names_in(content, ""), real))
+    for module in list(sys.modules.values()) if load.is_imported else ():
+      file = getattr(module, "__file__", None)
+      if isinstance(file, str) and _is_same(file, real):
+        self._read.add((module.__name__, real))
+        self.namespace(module)
 
   def _spec(self, name: str) -> Any:
     if name not in self._specs:
@@ -299,6 +346,16 @@ class _Search:
         self._differs(f"{name}:{each}", space[each])
     for each in sorted(named):
       self.module(each, guess=True)
+
+
+def _named(found: Iterable[tuple[str, str]]) -> dict[str, str]:
+  """Name -> SHA-256; of several things with one name, of all of them."""
+  named: dict[str, str] = {}
+  for name, digest in sorted(found):
+    before = named.get(name)
+    both = f"{before} {digest}".encode()
+    named[name] = digest if before is None else hashlib.sha256(both).hexdigest()
+  return named
 
 
 def _is_same(file: str | None, other: str) -> bool:
