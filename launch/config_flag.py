@@ -16,7 +16,7 @@ from typing import Any
 
 from absl import flags
 
-from dpjax import names, validate
+from dpjax import names, run_code, validate
 from dpjax.schema import fields
 from dpjax.validate import UserError
 from launch import app
@@ -52,7 +52,9 @@ def get(name: str = "config") -> Any:
     UserError: a missing or failing file, another type of config, an unknown field or
       an ill-typed value; one line that names the flag.
   """
-  config = load(str(flags.FLAGS[name].value), _KINDS[name], name=f"--{name}")
+  file = str(flags.FLAGS[name].value)
+  config = load(file, _KINDS[name], name=f"--{name}")
+  run_code.begin_at(str(_found(file, f"--{name}={file}")))
   for path in sorted(_overridden(name), key=lambda path: path.count(".")):  # whole first
     text = str(flags.FLAGS[f"{name}.{path}"].value)
     config = fields.override(config, path, text, name=f"--{name}")

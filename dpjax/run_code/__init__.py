@@ -40,9 +40,14 @@ ctypes, environment variables, and files in site-packages that were edited in pl
 
 from __future__ import annotations
 
+from dpjax.run_code.loaded import begin_at as begin_at
+from dpjax.run_code.loaded import number_of_changes as number_of_changes
+from dpjax.run_code.loaded import paused as paused
 from dpjax.run_code.packages import DISTRIBUTIONS as DISTRIBUTIONS
 from dpjax.run_code.record import Code as Code
+from dpjax.run_code.record import check_inputs as check_inputs
 from dpjax.run_code.record import check_same as check_same
 from dpjax.run_code.search import of as of
 from dpjax.run_code.sources import source as source
+from dpjax.run_code.watch import check_still as check_still
 from dpjax.run_code.watch import watched as watched

@@ -4,7 +4,7 @@ A source says what may be loaded; Python says what was. It raises an audit event
 that it opens and each piece of code that it runs, whichever way led there: an import, a finder,
 `exec_module`, `runpy`, `exec`, `ctypes`. A hook keeps each such file under the file of the user
 that asked for it. That is the nearest frame of a file of the user below the event; in a thread
-without one, the frame that started the thread.
+without one, the frame that started the thread, or that the main thread is at.
 
 So what a test, a notebook or a plugin loads stands under its own file, and is no part of a run
 that does not reach that file.
@@ -137,16 +137,30 @@ def _frame_of_event() -> Any:
 
 def _asks(*, data: bool) -> str | None:
   """The file of the user that asks for what is loaded now, if one does."""
-  frame = _frame_of_event()
+  is_over, file = _nearest(_frame_of_event(), data=data)
+  me = threading.get_ident()
+  if is_over or me == threading.main_thread().ident:
+    return file
+  # A thread that runs a library's function. Not every Python tells when it was started; whoever
+  # needs what it loads waits for it.
+  thread = threading.current_thread()
+  if thread in _STARTED_BY:
+    return _STARTED_BY[thread]
+  waiting = sys._current_frames().get(threading.main_thread().ident or 0)
+  return _nearest(waiting, data=False)[1]
+
+
+def _nearest(frame: Any, *, data: bool) -> tuple[bool, str | None]:
+  """(whether frames tell who asks, the file of the user that does)."""
   while frame is not None:
     code = frame.f_code
     kind = _kind(code.co_filename)
     if kind == "user":
-      return os.path.realpath(code.co_filename)
+      return True, os.path.realpath(code.co_filename)
     if kind == "dpjax" or (data and _is_own_doing(code, kind)):
-      return None
+      return True, None
     frame = frame.f_back
-  return _STARTED_BY.get(threading.current_thread())
+  return False, None
 
 
 def _is_own_doing(code: Any, kind: str) -> bool:

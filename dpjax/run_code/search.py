@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from dpjax.run_code import loaded, packages, sources
+from dpjax.run_code import loaded, packages, sources, values
 from dpjax.run_code.named import Names, is_plain, names_in
 from dpjax.run_code.packages import EXTENSIONS, is_users_code, owner
 from dpjax.run_code.record import Code
@@ -38,6 +38,8 @@ def of(roots: Iterable[Any] = ()) -> Code:
       search.module(root, live=True)
     else:
       search.value(root)
+  for config_file in loaded.config_files():
+    search.config_file(config_file)
   search.drain()
   while search.loads():
     search.drain()
@@ -49,6 +51,9 @@ def of(roots: Iterable[Any] = ()) -> Code:
     search.inputs,
     frozenset(search.read),
   )
+
+
+_CONFIG_FILE = "config file"  # its name among the modules
 
 
 class _Search:
@@ -97,6 +102,31 @@ class _Search:
         self.read.add(real)
         self._inputs.add((f"file {name!r}", load.sha256()))
     return bool(new)
+
+  def config_file(self, file: str) -> None:
+    """Takes, of the file that made the config and of what it imports, those files that change
+    what they import, such as `helper.SCALE = 3` or `jax.config.update(...)`. Of the others only
+    the values in the config count, which has a digest of its own."""
+    todo = [(_CONFIG_FILE, file, "")]
+    seen = set()
+    while todo:
+      name, path, package = todo.pop()
+      real = os.path.realpath(path)
+      if real in seen or owner(real) != "user" or not os.path.isfile(real):
+        continue
+      seen.add(real)
+      named = names_in(sources.source(path), package)
+      if named.acts:
+        self.files.add(real)
+        self._found.add((name, hashlib.sha256(sources.source(path)).hexdigest()))
+      for each in sorted(named.imports):
+        spec = self._spec(each) if self._is_users(each.partition(".")[0]) else None
+        if spec is not None and spec.has_location:
+          is_package = spec.submodule_search_locations is not None
+          home = each if is_package else each.rpartition(".")[0]
+          todo.append((each, spec.origin, home))
+      loads = [load.file for load in loaded.by(real) if load.is_code]
+      todo += [(os.path.basename(each), each, "") for each in loads]
 
   def _loaded_code(self, name: str, load: loaded.Load) -> None:
     digest = load.sha256()
@@ -250,11 +280,23 @@ class _Search:
       is_child = isinstance(value, types.ModuleType) and value.__name__ == f"{name}.{key}"
       if not is_child:
         self.value(value)
+    named = Names()
     with contextlib.suppress(OSError):  # the file is gone
-      literals = names_in(self._content(name, file, spec), package).literals
-      for key, value in literals.items() if file.endswith(".py") else ():
-        if key in held and repr(held[key]) != repr(value):
-          self._differs(f"{name}.{key}", held[key])
+      if file.endswith(".py"):
+        named = names_in(self._content(name, file, spec), package)
+    for key, value in named.literals.items():
+      if key in held and repr(held[key]) != repr(value):
+        self._differs(f"{name}.{key}", held[key])
+    for key, value in named.tables.items():
+      if key in held and held[key] != value:
+        self._computed(f"{name}.{key}", held[key])
+    for key in {*held} - {*named.literals} - {*named.tables} - named.changing:
+      if values.is_number_or_array(held[key]):
+        self._computed(f"{name}.{key}", held[key])
+
+  def _computed(self, name: str, live: Any) -> None:
+    """Takes a value of which no source says what it is. It may follow from private data."""
+    self._inputs.add((f"value {name!r}", values.sha256(live)))
 
   def _differs(self, name: str, live: Any) -> None:
     told = repr(live) if is_plain(live) else f"of type {type(live).__name__}"
@@ -291,6 +333,12 @@ class _Search:
       self.namespace(home)
     for part in (*value.__mro__[1:], *list(vars(value).values())):
       self.value(part)
+    if home is None or not is_users_code(str(getattr(home, "__file__", None) or "<none>")):
+      return
+    for key, held in list(vars(value).items()):
+      is_shown = held is not None and not key.startswith("_")
+      if is_shown and values.is_option(held):
+        self._computed(f"{value.__module__}.{value.__qualname__}.{key}", held)
 
   def _function(self, value: types.FunctionType) -> None:
     code, space = value.__code__, value.__globals__
@@ -302,6 +350,9 @@ class _Search:
     if owner(code.co_filename if in_file else str(space.get("__file__", ""))) != "user":
       return  # of a package
     name = str(space.get("__name__", value.__module__))
+    defaults = (value.__defaults__, value.__kwdefaults__)
+    if any(defaults) and values.is_option(defaults):
+      self._computed(f"{name}.{code.co_qualname}, defaults", defaults)
     home = sys.modules.get(name)
     file = None
     if home is not None and vars(home) is space:
