@@ -368,8 +368,7 @@ def test_files_of_a_data_set_are_known_by_its_digest_alone(tmp_path, fresh):
     folder = tmp_path / str(scale)
     folder.mkdir()
     (folder / "own_main.py").write_text(
-      _HERE + "import numpy as np\ndef part():\n"
-      "  return np.load(here + '/own.npy')\n"
+      _HERE + "import numpy as np\ndef part():\n  return np.load(here + '/own.npy')\n"
     )
     np.save(folder / "own.npy", np.full(3, scale))
     fresh(folder)
@@ -498,8 +497,12 @@ def test_two_processes_agree(tmp_path, fresh):
   _write(tmp_path, "a helper's own way", 1.0)
   _text("own.json", "{}")(tmp_path, 0)
   with (tmp_path / "own_main.py").open("a") as file:
-    file.write(f"{_HERE}import pathlib\nTEXT = pathlib.Path(here, 'own.json').read_text()\n")
-    file.write("import numpy as np\nROWS = np.arange(3) * 2\nclass A:\n  rate = {'a', 'b'}\n")
+    file.write(
+      f"{_HERE}import pathlib\nTEXT = pathlib.Path(here, 'own.json').read_text()\n"
+    )
+    file.write(
+      "import numpy as np\nROWS = np.arange(3) * 2\nclass A:\n  rate = {'a', 'b'}\n"
+    )
   fresh(tmp_path)
   code = _code()
   states = {f"{code._replace(versions={}).digest().hex()} {code.secret_digest().hex()}"}

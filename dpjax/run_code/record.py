@@ -75,9 +75,7 @@ def check_same(before: Mapping[str, Any] | None, code: Code, *, workdir: object)
     raise UserError(f"{name}: the run in workdir={workdir} was begun with {told}; {then}")
 
 
-def check_inputs(
-  before: Mapping[str, str] | None, code: Code, *, workdir: object
-) -> None:
+def check_inputs(before: Mapping[str, str] | None, code: Code, *, workdir: object) -> None:
   """Raises UserError, which names it, unless a run was begun with these inputs of its code.
 
   Args:
