@@ -219,7 +219,8 @@ _WAYS = {
     lambda folder, scale: np.save(folder / "own.npy", np.full(3, scale)),
   ),
   "a mapped file": (
-    _HERE + "import numpy as np\nTABLE = [np.memmap(here + '/own.raw', float, 'r')]\nSCALE = None\n",
+    _HERE
+    + "import numpy as np\nTABLE = [np.memmap(here + '/own.raw', float, 'r')]\nSCALE = None\n",
     lambda folder, scale: np.full(3, scale).tofile(folder / "own.raw"),
   ),
   "a descriptor": (
@@ -250,6 +251,23 @@ _WAYS = {
   ),
   "an environment variable": (
     "import os\nSCALE = float(os.environ['OWN_SCALE'])\n",
+    lambda folder, scale: os.environ.update(OWN_SCALE=str(scale)),
+  ),
+  "a table of a computation": (
+    "import os\nSCALE = {'a': float(os.environ['OWN_SCALE'])}\n",
+    lambda folder, scale: os.environ.update(OWN_SCALE=str(scale)),
+  ),
+  "a list of a computation": (
+    "import os\nSCALE = [float(x) for x in os.environ['OWN_SCALE'].split()]\n",
+    lambda folder, scale: os.environ.update(OWN_SCALE=str(scale)),
+  ),
+  "settings in an object": (
+    "import os, types\nSCALE = types.SimpleNamespace(a=float(os.environ['OWN_SCALE']))\n",
+    lambda folder, scale: os.environ.update(OWN_SCALE=str(scale)),
+  ),
+  "settings in a dataclass": (
+    "import dataclasses, os\n@dataclasses.dataclass\nclass A:\n  a: float\n"
+    "SCALE = A(float(os.environ['OWN_SCALE']))\n",
     lambda folder, scale: os.environ.update(OWN_SCALE=str(scale)),
   ),
   "an array of a computation": (
@@ -426,9 +444,9 @@ def test_a_function_called_in_another_thread_is_refused(tmp_path, fresh):
   fresh(tmp_path)
   importlib.import_module("own_help")
   code = _code()
-  with pytest.raises(UserError, match="own_help.py: the run calls a function"):
-    with run_code.watched(code, _code):
-      sys.modules["own_main"].part()
+  refused = pytest.raises(UserError, match="own_help.py: the run calls a function")
+  with refused, run_code.watched(code, _code):
+    sys.modules["own_main"].part()
 
 
 def test_a_file_that_was_edited_after_it_was_read_is_refused(tmp_path, fresh):
@@ -440,6 +458,24 @@ def test_a_file_that_was_edited_after_it_was_read_is_refused(tmp_path, fresh):
   loaded._WRITTEN.discard(str(tmp_path / "own.txt"))  # as if another program had written it
   with pytest.raises(UserError, match="'own.txt': was edited after"):
     _code()
+
+
+def test_a_data_file_that_was_edited_between_two_steps_is_refused(tmp_path, fresh):
+  _text("own.txt", "{}")(tmp_path, 1.0)
+  (tmp_path / "own_main.py").write_text(
+    _HERE
+    + "import pathlib\ndef part():\n  return pathlib.Path(here, 'own.txt').read_text()\n"
+    "SCALE = [part()]\n"
+  )
+  fresh(tmp_path)
+  code = _code()
+  sys.modules["own_main"].part()
+  run_code.check_still(code, _code)
+  _text("own.txt", "{} and more")(tmp_path, 2.0)
+  loaded._WRITTEN.discard(str(tmp_path / "own.txt"))  # as if another program had written it
+  sys.modules["own_main"].part()
+  with pytest.raises(UserError, match="^own.txt: own_main.py reads"):
+    run_code.check_still(code, _code)
 
 
 # --- what a config file changes

@@ -39,9 +39,12 @@ _CODE = (".py", ".pyc", *EXTENSIONS)
 class Load:
   """One file that was loaded. It counts as it was at the first look after that."""
 
-  def __init__(self, file: str, *, is_code: bool):
+  def __init__(self, file: str, *, is_code: bool, number: int):
     self.file = file
+    self.number = number
     self.is_code = is_code
+    # Digest of an earlier state of a file of data, where that was looked at.
+    self.before = ""
     # By an import, so that its module holds what it computed.
     self.is_imported = False
     self.state = _state(file)
@@ -179,26 +182,36 @@ def _is_own_doing(code: Any, kind: str) -> bool:
 def _keep(target: Any, *, is_code: bool) -> None:
   global _changes
   file = os.path.abspath(os.fsdecode(target))
-  if owner(file) != "user":
+  if owner(file) != "user" or (not is_code and _is_of_system(file)):
     return
-  if not is_code:
-    parts = pathlib.PurePath(file).parts
-    if file.startswith(_SYSTEM) or not _KEPT_BY_PROGRAMS.isdisjoint(parts):
-      return
   asking = _asks(data=not is_code)
   if asking is None:
     return
-  # An archive of modules: the code's own name goes on within it.
-  while is_code and not os.path.isfile(file) and file != os.path.dirname(file):
-    file = os.path.dirname(file)
+  file = _archive(file) if is_code else file
   if not os.path.isfile(file) or os.path.realpath(file) == asking:
     return
   held = _LOADS.setdefault(asking, {})
   if file not in held or held[file].state != _state(file):
-    held[file] = Load(file, is_code=is_code)
     _changes += 1
+    load = Load(file, is_code=is_code, number=_changes)
+    # A program may read again what it has written itself, such as a cache.
+    if file in held and not is_code and file not in _WRITTEN:
+      load.before = held[file]._sha256
+    held[file] = load
   if is_code and _frame_of_event().f_code.co_filename == "<frozen importlib._bootstrap>":
     held[file].is_imported = True
+
+
+def _is_of_system(file: str) -> bool:
+  kept = _KEPT_BY_PROGRAMS.intersection(pathlib.PurePath(file).parts)
+  return file.startswith(_SYSTEM) or bool(kept)
+
+
+def _archive(file: str) -> str:
+  """The file that holds code: itself, or an archive, within which the name of the code goes on."""
+  while not os.path.isfile(file) and file != os.path.dirname(file):
+    file = os.path.dirname(file)
+  return file
 
 
 def _ran(code: Any) -> None:

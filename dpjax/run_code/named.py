@@ -43,6 +43,8 @@ class Names:
   exported: list[str] = dataclasses.field(default_factory=list)  # strings of __all__
   # Names that are bound once to a dict, a list or a set that is written out.
   tables: dict[str, Any] = dataclasses.field(default_factory=dict)
+  # Names that are bound once to one that is computed, and is not empty at first.
+  displays: set[str] = dataclasses.field(default_factory=set)
   # Names that functions set, or that hold a time, a host or the like: other in each process.
   changing: set[str] = dataclasses.field(default_factory=set)
   # Whether it changes what it imports: `helper.SCALE = 3`, `jax.config.update(...)`.
@@ -82,6 +84,7 @@ def names_in(content: bytes, package: str) -> Names:
     for name, value in values.items()
     if value and not isinstance(value, tuple) and not is_plain(value)
   }
+  found.displays = _displays(tree, reader.bound) - {*values}
   found.changing |= _of_this_process(tree)
   found.acts = any(_acts(node, reader.aliases) for node in ast.walk(tree))
   found.exported = _exported(tree)
@@ -231,6 +234,19 @@ def _literals(tree: ast.Module, bound: dict[str, int]) -> dict[str, Any]:
   return found
 
 
+def _displays(tree: ast.Module, bound: dict[str, int]) -> set[str]:
+  found = set()
+  for node in tree.body:
+    if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+      continue
+    value, name = node.value, node.targets[0].id
+    is_filled = bool(getattr(value, "elts", None) or getattr(value, "keys", None))
+    is_computed = isinstance(value, (ast.ListComp, ast.SetComp, ast.DictComp))
+    if bound[name] == 1 and (is_filled or is_computed):
+      found.add(name)
+  return found
+
+
 def _of_this_process(tree: ast.Module) -> set[str]:
   found = set()
   for node in tree.body:
@@ -247,25 +263,24 @@ def _of_this_process(tree: ast.Module) -> set[str]:
 
 def _acts(node: ast.AST, aliases: Mapping[str, str]) -> bool:
   """Whether a statement changes something that was imported, or may do so."""
+  if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+    return node.func.id in _ACTS
+  targets: list[ast.expr] = []
   if isinstance(node, (ast.Assign, ast.Delete)):
     targets = node.targets
   elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
     targets = [node.target]
   elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-    targets = [node.value.func]
-    if isinstance(targets[0], ast.Name):  # `apply()` of `from patches import apply`
-      return targets[0].id in aliases or targets[0].id in _ACTS
-  elif isinstance(node, ast.Call):
-    return isinstance(node.func, ast.Name) and node.func.id in _ACTS
-  else:
-    return False
-  for target in targets:
-    at: ast.AST = target
-    while isinstance(at, (ast.Attribute, ast.Subscript, ast.Call)):
-      at = at.func if isinstance(at, ast.Call) else at.value
-    if at is not target and isinstance(at, ast.Name) and at.id in aliases:
-      return True
-  return False
+    targets = [node.value]  # whose result nobody keeps
+  return any(_is_part_of_import(target, aliases) for target in targets)
+
+
+def _is_part_of_import(target: ast.expr, aliases: Mapping[str, str]) -> bool:
+  """Whether it is an attribute, an entry or a call of something that was imported."""
+  at: ast.expr = target
+  while isinstance(at, (ast.Attribute, ast.Subscript, ast.Call)):
+    at = at.func if isinstance(at, ast.Call) else at.value
+  return at is not target and isinstance(at, ast.Name) and at.id in aliases
 
 
 def _exported(tree: ast.Module) -> list[str]:

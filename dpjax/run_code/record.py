@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -18,8 +19,9 @@ class Code(NamedTuple):
   files: frozenset[str] = frozenset()  # where the modules lie on this machine
   # What the user's modules read from files and computed when they were imported -> SHA-256.
   # It may follow from private data, so it is as secret as they are.
-  inputs: dict[str, str] = {}
+  inputs: Mapping[str, str] = types.MappingProxyType({})
   read: frozenset[str] = frozenset()  # where those files lie
+  as_of: int = 0  # `loaded.number_of_changes` at the look: what came later is not in here
 
   def digest(self) -> bytes:
     """32 bytes that name it.

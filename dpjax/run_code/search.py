@@ -33,6 +33,7 @@ def of(roots: Iterable[Any] = ()) -> Code:
   ({}, ['dp_accounting', 'dpjax', 'flax'])
   """
   search = _Search()
+  as_of = loaded.number_of_changes()
   for root in roots:
     if isinstance(root, str):
       search.module(root, live=True)
@@ -50,6 +51,7 @@ def of(roots: Iterable[Any] = ()) -> Code:
     frozenset(search.files),
     search.inputs,
     frozenset(search.read),
+    as_of,
   )
 
 
@@ -66,6 +68,7 @@ class _Search:
     self.read: set[str] = set()
     self._found: set[tuple[str, str]] = set()  # (module, SHA-256)
     self._inputs: set[tuple[str, str]] = set()  # (what was read or computed, SHA-256)
+    self._configs: set[str] = set()  # the config file, and files that it imports
     self._loaded: set[str] = set()  # files that were looked at by `loads`
     self._named: set[str] = set()  # modules whose source was looked at
     self._read: set[tuple[str, str]] = set()  # (module, file)
@@ -91,6 +94,14 @@ class _Search:
     """Takes what the files so far have loaded by ways that no source tells; whether there was
     any. Called when all else was looked at, so that a file has the name of its module."""
     loads = [load for file in sorted(self.files) for load in loaded.by(file)]
+    # What a config file imports counts where it changes something: see `config_file`.
+    of_configs = {load.file for file in self._configs for load in loaded.by(file)}
+    others = {load.file for file in self.files - self._configs for load in loaded.by(file)}
+    loads = [
+      load
+      for load in loads
+      if not load.is_code or load.file not in of_configs or load.file in others
+    ]
     new = [load for load in loads if os.path.realpath(load.file) not in self._loaded]
     for load in new:
       real = os.path.realpath(load.file)
@@ -115,6 +126,7 @@ class _Search:
       if real in seen or owner(real) != "user" or not os.path.isfile(real):
         continue
       seen.add(real)
+      self._configs.add(real)
       named = names_in(sources.source(path), package)
       if named.acts:
         self.files.add(real)
@@ -284,14 +296,20 @@ class _Search:
     with contextlib.suppress(OSError):  # the file is gone
       if file.endswith(".py"):
         named = names_in(self._content(name, file, spec), package)
-    for key, value in named.literals.items():
-      if key in held and repr(held[key]) != repr(value):
+    self._held(name, held, named)
+
+  def _held(self, name: str, held: Mapping[str, Any], named: Names) -> None:
+    """Takes the values of a module that are not as its source says, or of which it says nothing."""
+    for key in {*named.literals} & {*held}:
+      if repr(held[key]) != repr(named.literals[key]):
         self._differs(f"{name}.{key}", held[key])
-    for key, value in named.tables.items():
-      if key in held and held[key] != value:
+    for key in {*named.tables} & {*held}:
+      if held[key] != named.tables[key]:
         self._computed(f"{name}.{key}", held[key])
     for key in {*held} - {*named.literals} - {*named.tables} - named.changing:
-      if values.is_number_or_array(held[key]):
+      is_table = key in named.displays and values.is_table(held[key])
+      is_value = values.is_number_or_array(held[key]) or values.is_settings(held[key])
+      if is_table or is_value:
         self._computed(f"{name}.{key}", held[key])
 
   def _computed(self, name: str, live: Any) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
+import types
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 
 def is_number_or_array(value: Any) -> bool:
@@ -26,7 +29,7 @@ def is_number_or_array(value: Any) -> bool:
   if isinstance(value, jax.Array):
     is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
     # Of a transformation that has not ended, or of another process: nobody can read them.
-    is_here = not isinstance(value, jax.core.Tracer) and value.is_fully_addressable
+    is_here = not isinstance(value, Tracer) and value.is_fully_addressable
     return not is_key and is_here
   return type(value) in (bool, int, float, complex)
 
@@ -44,6 +47,26 @@ def is_option(value: Any) -> bool:
   if isinstance(value, (str, bytes)):
     return os.sep not in os.fsdecode(value)
   return value is None or is_number_or_array(value)
+
+
+def is_settings(value: Any) -> bool:
+  """Whether a value is an object that only holds options: a dataclass or a namespace.
+
+  >>> is_settings(types.SimpleNamespace(scale=1.0)), is_settings(1.0)
+  (True, False)
+  """
+  is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
+  if not is_object and type(value) is not types.SimpleNamespace:
+    return False
+  held = getattr(value, "__dict__", {})
+  return bool(held) and is_option(held)
+
+
+def is_table(value: Any) -> bool:
+  """Whether a value is a list, a set or a dict of options."""
+  if isinstance(value, (list, set)):
+    return is_option(tuple(value))
+  return type(value) is dict and is_option(value)
 
 
 def sha256(value: Any) -> str:
@@ -64,8 +87,10 @@ def _told(value: Any) -> str:
     return f"{type(value).__name__} {[*map(_told, value)]}"
   if isinstance(value, (np.ndarray, np.generic, jax.Array)):
     array = np.ascontiguousarray(np.asarray(value))
-    content = hashlib.sha256(array.view(np.uint8) if array.size else b"").hexdigest()
+    content = hashlib.sha256(array.tobytes()).hexdigest()
     return f"array {array.dtype} {np.shape(value)} {content}"
+  if is_settings(value):
+    return f"{type(value).__qualname__} {_told(vars(value))}"
   if value is None or type(value) in (bool, int, float, complex, str, bytes):
     return f"{type(value).__name__} {value!r}"
   # Its address would be another one in each process.

@@ -58,7 +58,10 @@ def check_still(code: Code, again: Callable[[], Code]) -> None:
   for file in sorted(code.files):
     for load in loaded.by(file):
       name = os.path.basename(load.file)
-      if os.path.realpath(load.file) in known or not load.sha256():
+      if load.number <= code.as_of or not load.sha256():
+        continue
+      is_known = os.path.realpath(load.file) in known
+      if is_known and load.before in ("", load.sha256()):
         continue
       what = "imports or runs" if load.is_code else "reads"
       raise UserError(

@@ -243,7 +243,7 @@ def to_meta(
   """
   meta: dict[str, Any] = {_DATA: data.hex()} | ({_OWN: own} if own else {})
   meta |= {CODE: code.to_json()} if code is not None else {}
-  meta |= {_INPUTS: code.inputs} if code is not None and code.inputs else {}
+  meta |= {_INPUTS: {**code.inputs}} if code is not None and code.inputs else {}
   meta |= {_RUN: run} if run else {}
   if released is None:
     return meta
