@@ -112,8 +112,7 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
   except ValueError:  # no signature to look at
     pass
   is_data = field == "data.name"
-  # What a data set is read from is known by the digest of the data.
-  with run_code.paused() if is_data else contextlib.nullcontext():
+  with run_code.reading(path) if is_data else contextlib.nullcontext():
     return guarded(path, field, made_by)(*args, **named)
 
 
@@ -260,6 +259,7 @@ def _roots(fields: Mapping[str, Any], prefix: str = "") -> list[Any]:
       home = value.partition(":")[0]
       if name in _FIELDS and "options" not in prefix.split("."):
         found += [home, find(value, where)]
+        found += [value] if f".{where}".endswith(".data.name") else []
       elif "options" in prefix.split("."):
         found.append(home)
   return found

@@ -380,21 +380,29 @@ def test_what_changes_with_each_process_is_no_part(tmp_path, fresh):
   assert len({*found}) == 1
 
 
-def test_files_of_a_data_set_are_known_by_its_digest_alone(tmp_path, fresh):
+def test_what_a_data_set_is_read_from_counts_for_its_function_alone(tmp_path, fresh):
+  """A file beside the data may decide more than the data. Another function of the same module may
+  have read another data set before, in the same process."""
   found = []
-  for scale in (1.0, 2.0):
-    folder = tmp_path / str(scale)
+  for place, scale, both in (("a", 1.0, False), ("b", 1.0, True), ("c", 2.0, False)):
+    folder = tmp_path / place
     folder.mkdir()
     (folder / "own_main.py").write_text(
-      _HERE + "import numpy as np\ndef part():\n  return np.load(here + '/own.npy')\n"
+      _HERE + "import numpy as np\n"
+      "def part():\n  return np.load(here + '/own.npy')\n"
+      "def other():\n  return np.load(here + '/more.npy')\n"
     )
     np.save(folder / "own.npy", np.full(3, scale))
+    np.save(folder / "more.npy", np.full(3, scale))
     fresh(folder)
+    if both:
+      names.call("own_main:other", "data.name")
     names.call("own_main:part", "data.name")
-    found.append(_code())
-    names.call("own_main:part", "loss")
-    assert _state(_code()) != _state(found[-1])
-  assert _state(found[0]) == _state(found[1])
+    found.append(names.code({"data": {"name": "own_main:part"}}))
+    assert _code().inputs == {}
+  assert _state(found[0]) == _state(found[1]) != _state(found[2])
+  assert found[0].digest() == found[2].digest()
+  assert not _goes_on(found[0], found[2])
 
 
 # --- what is loaded after the noise was chosen

@@ -42,7 +42,7 @@ from __future__ import annotations
 
 from dpjax.run_code.loaded import begin_at as begin_at
 from dpjax.run_code.loaded import number_of_changes as number_of_changes
-from dpjax.run_code.loaded import paused as paused
+from dpjax.run_code.loaded import reading as reading
 from dpjax.run_code.packages import DISTRIBUTIONS as DISTRIBUTIONS
 from dpjax.run_code.record import Code as Code
 from dpjax.run_code.record import check_inputs as check_inputs

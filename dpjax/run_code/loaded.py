@@ -9,8 +9,7 @@ without one, the frame that started the thread, or that the main thread is at.
 So what a test, a notebook or a plugin loads stands under its own file, and is no part of a run
 that does not reach that file.
 
-An audit hook cannot be removed. It costs a microsecond where nothing is kept, and `paused` turns
-it off.
+An audit hook cannot be removed. It costs less than a microsecond where nothing is kept.
 """
 
 from __future__ import annotations
@@ -33,10 +32,11 @@ _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/run/")
 _KEPT_BY_PROGRAMS = {".cache", ".config", ".local", ".git", ".ipython", ".jupyter"}
 # They read sources to show them: of a traceback, a warning.
 _READERS_OF_SOURCES = ("linecache.py", "tokenize.py", "inspect.py", "traceback.py")
+_LARGEST_BESIDE_DATA = 2**26  # bytes
 _CODE = (".py", ".pyc", *EXTENSIONS)
 
 
-class Load:
+class LoadedFile:
   """One file that was loaded. It counts as it was at the first look after that."""
 
   def __init__(self, file: str, *, is_code: bool, number: int):
@@ -72,12 +72,14 @@ class Load:
     return self._sha256
 
 
-_LOADS: dict[str, dict[str, Load]] = {}  # real path of the asking file -> file -> its load
+_LOADS: dict[
+  str, dict[str, LoadedFile]
+] = {}  # real path of the asking file, or `key_of` -> file -> its load
 _WRITTEN: set[str] = set()
 _STARTED_BY: weakref.WeakKeyDictionary[threading.Thread, str] = weakref.WeakKeyDictionary()
 _CONFIG_FILES: list[str] = []
 _changes = 0
-_off = 0
+_reading = ""  # import path of the function that reads a data set now
 
 
 def number_of_changes() -> int:
@@ -85,7 +87,7 @@ def number_of_changes() -> int:
   return _changes
 
 
-def by(file: str) -> list[Load]:
+def by(file: str) -> list[LoadedFile]:
   """Returns what a file of the user has loaded, in the order of the names."""
   return [load for _, load in sorted(_LOADS.get(file, {}).items())]
 
@@ -99,16 +101,28 @@ def config_files() -> list[str]:
   return [*_CONFIG_FILES]
 
 
+def key_of(path: str) -> str:
+  """Names a function at an import path, by the file of its module: another module of that name
+  may have been there before."""
+  home, _, name = path.partition(":")
+  file = getattr(sys.modules.get(home), "__file__", None) or home
+  return f"{os.path.realpath(file)}:{name}"
+
+
 @contextlib.contextmanager
-def paused() -> Iterator[None]:
-  """Keeps no data that are read within the block, in any thread: those of a data set, which has
-  a digest of its own. Code counts."""
-  global _off
-  _off += 1
+def reading(path: str) -> Iterator[None]:
+  """Keeps what the block loads under the import path of a function that reads a data set.
+
+  Another function of its file may read another data set, in another run of this process. Large
+  files are not kept: those of the data set are known by its digest.
+  """
+  global _reading
+  before = _reading
+  _reading = key_of(path)
   try:
     yield
   finally:
-    _off -= 1
+    _reading = before
 
 
 def _state(file: str) -> tuple[int, int] | None:
@@ -190,10 +204,12 @@ def _keep(target: Any, *, is_code: bool) -> None:
   file = _archive(file) if is_code else file
   if not os.path.isfile(file) or os.path.realpath(file) == asking:
     return
-  held = _LOADS.setdefault(asking, {})
+  if _reading and not is_code and os.path.getsize(file) > _LARGEST_BESIDE_DATA:
+    return
+  held = _LOADS.setdefault(_reading or asking, {})
   if file not in held or held[file].state != _state(file):
     _changes += 1
-    load = Load(file, is_code=is_code, number=_changes)
+    load = LoadedFile(file, is_code=is_code, number=_changes)
     # A program may read again what it has written itself, such as a cache.
     if file in held and not is_code and file not in _WRITTEN:
       load.before = held[file]._sha256
@@ -233,8 +249,7 @@ def _opened(path: Any, mode: Any, flags: int) -> None:
   is_code = name.endswith(_CODE)
   if is_code and _is_shown():
     return
-  if is_code or not _off:
-    _keep(name, is_code=is_code)
+  _keep(name, is_code=is_code)
 
 
 def _is_shown() -> bool:
@@ -260,7 +275,7 @@ def _library(name: Any) -> None:
 
 
 def _database(name: Any) -> None:
-  if not _off and isinstance(name, (str, bytes, os.PathLike)):
+  if isinstance(name, (str, bytes, os.PathLike)):
     _keep(name, is_code=False)
 
 

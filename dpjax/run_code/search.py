@@ -23,7 +23,8 @@ def of(roots: Iterable[Any] = ()) -> Code:
   """Returns the code of a run that begins at `roots`.
 
   Args:
-    roots: names of modules that can be imported, and functions, classes or values whose code
+    roots: names of modules that can be imported, import paths (`package.module:name`) that may
+      have read a data set (`loaded.reading`), and functions, classes or values whose code
       takes part. Those of dpjax and of installed packages add nothing but a version.
 
   Raises:
@@ -35,7 +36,9 @@ def of(roots: Iterable[Any] = ()) -> Code:
   search = _Search()
   as_of = loaded.number_of_changes()
   for root in roots:
-    if isinstance(root, str):
+    if isinstance(root, str) and ":" in root:
+      search.paths.add(root)
+    elif isinstance(root, str):
       search.module(root, live=True)
     else:
       search.value(root)
@@ -63,6 +66,7 @@ class _Search:
 
   def __init__(self) -> None:
     self.files: set[str] = set()
+    self.paths: set[str] = set()
     self.versions: dict[str, str] = {}
     self.todo: list[Callable[[], None]] = []
     self.read: set[str] = set()
@@ -102,6 +106,14 @@ class _Search:
       for load in loads
       if not load.is_code or load.file not in of_configs or load.file in others
     ]
+    for path in sorted(self.paths):
+      held = loaded.by(loaded.key_of(path))
+      loads += [load for load in held if load.is_code]
+      # Of a data set they may be many, so they have one name.
+      beside = [load for load in held if not load.is_code and load.sha256()]
+      self.read |= {os.path.realpath(load.file) for load in beside}
+      named = ((f"a file that {path!r} reads", load.sha256()) for load in beside)
+      self._inputs.update(named)
     new = [load for load in loads if os.path.realpath(load.file) not in self._loaded]
     for load in new:
       real = os.path.realpath(load.file)
@@ -140,7 +152,7 @@ class _Search:
       loads = [load.file for load in loaded.by(real) if load.is_code]
       todo += [(os.path.basename(each), each, "") for each in loads]
 
-  def _loaded_code(self, name: str, load: loaded.Load) -> None:
+  def _loaded_code(self, name: str, load: loaded.LoadedFile) -> None:
     digest = load.sha256()
     if not digest:
       return
