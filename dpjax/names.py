@@ -7,6 +7,7 @@ where Python looks: with `python -m launch.train` that is the current directory 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -110,7 +111,9 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
     raise UserError(f"{field}={path!r}: is called with ({given}): {error}") from error
   except ValueError:  # no signature to look at
     pass
-  return guarded(path, field, made_by)(*args, **named)
+  is_data = field == "data.name"
+  with run_code.reading(path) if is_data else contextlib.nullcontext():
+    return guarded(path, field, made_by)(*args, **named)
 
 
 def guarded(path: str, field: str, part: Callable[..., Any]) -> Callable[..., Any]:
@@ -256,6 +259,7 @@ def _roots(fields: Mapping[str, Any], prefix: str = "") -> list[Any]:
       home = value.partition(":")[0]
       if name in _FIELDS and "options" not in prefix.split("."):
         found += [home, find(value, where)]
+        found += [value] if f".{where}".endswith(".data.name") else []
       elif "options" in prefix.split("."):
         found.append(home)
   return found

@@ -16,7 +16,7 @@ from typing import Any
 
 from absl import flags
 
-from dpjax import names, validate
+from dpjax import names, run_code, validate
 from dpjax.runs import writers
 from dpjax.schema import fields
 from dpjax.sweeps import switched
@@ -60,7 +60,9 @@ def get(name: str = "config", **more: Any) -> Any:
     UserError: a missing or failing file, another type of config, an unknown field or
       an ill-typed value; one line that names the flag.
   """
-  file = config = load(str(flags.FLAGS[name].value), _KINDS[name], name=f"--{name}")
+  given = str(flags.FLAGS[name].value)
+  file = config = load(given, _KINDS[name], name=f"--{name}")
+  run_code.begin_at(str(_found(given, f"--{name}={given}")))
   steps = []
   for path in sorted(_overridden(name), key=lambda path: path.count(".")):  # whole first
     text = str(flags.FLAGS[f"{name}.{path}"].value)

@@ -43,6 +43,7 @@ _OF_WORDS = {
   ("docs/promises.md", "| data | the constant | where it comes from |"),
   ("docs/promises.md", "| | when |"),
   ("docs/promises.md", "| what happens to the state | what follows |"),
+  ("docs/promises.md", "| not seen | what to do |"),
   ("docs/your_data.md", "| | |"),
   ("docs/reference/index.md", "| name | what it is |"),
   ("docs/reference/index.md", "| room | what lives there |"),

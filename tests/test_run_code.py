@@ -467,7 +467,7 @@ def test_a_function_that_the_search_cannot_see_is_refused_when_it_runs(tmp_path,
   with refused as told, run_code.watched(code, _code):
     sys.modules["own_main"].part()
   assert len(str(told.value)) < 300
-  with run_code.watched(code, _code):
+  with run_code.watched(_code(), _code):
     pass
 
 

@@ -13,9 +13,14 @@ and a run that was begun goes on with the same code alone.
 | a package that was installed from a folder      | the hashes of its RECORD, too              |
 | Python and its standard library                 | the version, as 3.11                       |
 | what was changed in memory [1]                  | its byte code, or its value                |
+| data files that the user's modules read [2]     | SHA-256 of the file                        |
+| values that they hold after their import [2]    | SHA-256 of the value                       |
 
 [1] Of a user's module: a function whose code is not in the source, such as one that `exec` made
 of another file, and a number or string that the source sets once to something else.
+
+[2] They may follow from private data, so `Code.inputs` is as secret as those: it is part of no
+public digest, and stands in checkpoints alone.
 
 Why SciPy and dp_accounting: they decide the noise multiplier of an epsilon. One noise at two
 scales gives the sums away, too. Names hold no folder, so two machines with one code agree.
@@ -32,17 +37,25 @@ A source is read once, when its module is first seen. A long process that edits 
 what it has imported, under the name of what it has imported. A file that was edited between its
 import and that first look is refused, where its compiled file tells.
 
-What the search cannot see is refused when it runs: `watched` looks at the files whose functions
-are called while a run is built and does its first step. Not covered are data files that code
-reads, text that a function gives to `exec` or `eval` while it runs, libraries that are loaded by
-ctypes, environment variables, and files in site-packages that were edited in place.
+What no source tells, Python does: an audit hook keeps what each file of the user really loads
+(`loaded`), and the search follows that from the files that it has reached, whatever the way:
+computed names, `exec_module`, `runpy`, plugins, archives, threads, data files.
+
+What is loaded or called only after the noise was chosen is refused before a step is written: by
+`watched` while a run is built and does its first step, by `check_still` after each later one. What
+is still not seen stands in docs/promises.md.
 """
 
 from __future__ import annotations
 
+from dpjax.run_code.loaded import begin_at as begin_at
+from dpjax.run_code.loaded import number_of_changes as number_of_changes
+from dpjax.run_code.loaded import reading as reading
 from dpjax.run_code.packages import DISTRIBUTIONS as DISTRIBUTIONS
 from dpjax.run_code.record import Code as Code
+from dpjax.run_code.record import check_inputs as check_inputs
 from dpjax.run_code.record import check_same as check_same
 from dpjax.run_code.search import of as of
 from dpjax.run_code.sources import source as source
+from dpjax.run_code.watch import check_still as check_still
 from dpjax.run_code.watch import watched as watched

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
@@ -17,6 +17,12 @@ _PREFIX = re.compile(r"(\.*(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*)?)\.(?:%s|\{\w*\})?")
 _IMPORTS = re.compile(r"import|run_module|run_path|find_spec|load_module|resolve_name")
 _LISTS = ("iter_modules", "walk_packages")  # of pkgutil: all modules of a package
 _LONGEST_PATH = 500
+_CLOCKS = {
+  "time", "datetime", "date", "perf_counter", "monotonic", "process_time", "getpid", "getppid",
+  "gethostname", "getuser", "platform", "cpu_count", "node", "uname", "id", "getsize",
+  "getmtime", "stat",
+}  # fmt: skip
+_ACTS = {"setattr", "delattr", "exec", "eval", "__import__"}
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -35,6 +41,14 @@ class Names:
   # Names that are bound once, to a number, a string or a tuple of those.
   literals: dict[str, Any] = dataclasses.field(default_factory=dict)
   exported: list[str] = dataclasses.field(default_factory=list)  # strings of __all__
+  # Names that are bound once to a dict, a list or a set that is written out.
+  tables: dict[str, Any] = dataclasses.field(default_factory=dict)
+  # Names that are bound once to one that is computed, and is not empty at first.
+  displays: set[str] = dataclasses.field(default_factory=set)
+  # Names that functions set, or that hold a time, a host or the like: other in each process.
+  changing: set[str] = dataclasses.field(default_factory=set)
+  # Whether it changes what it imports: `helper.SCALE = 3`, `jax.config.update(...)`.
+  acts: bool = False
 
 
 @functools.lru_cache(maxsize=4096)
@@ -63,7 +77,16 @@ def names_in(content: bytes, package: str) -> Names:
   for node in tree.body:
     if isinstance(node, (ast.Import, ast.ImportFrom)):
       found.top |= {*_of_statement(node, package)}
-  found.literals = _literals(tree, reader.bound)
+  values = _literals(tree, reader.bound)
+  found.literals = {name: value for name, value in values.items() if is_plain(value)}
+  found.tables = {
+    name: value
+    for name, value in values.items()
+    if value and not isinstance(value, tuple) and not is_plain(value)
+  }
+  found.displays = _displays(tree, reader.bound) - {*values}
+  found.changing |= _of_this_process(tree)
+  found.acts = any(_acts(node, reader.aliases) for node in ast.walk(tree))
   found.exported = _exported(tree)
   return found
 
@@ -176,6 +199,7 @@ class _Reader(ast.NodeVisitor):
       self._bind(node.id)
 
   def visit_Global(self, node: ast.Global) -> None:
+    self.found.changing |= {*node.names}
     for name in node.names:  # a function sets it, too
       self._bind(name, 2)
 
@@ -206,9 +230,57 @@ def _literals(tree: ast.Module, bound: dict[str, int]) -> dict[str, Any]:
       value = ast.literal_eval(node.value)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
       continue
-    if is_plain(value):
-      found[target.id] = value
+    found[target.id] = value
   return found
+
+
+def _displays(tree: ast.Module, bound: dict[str, int]) -> set[str]:
+  found = set()
+  for node in tree.body:
+    if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+      continue
+    value, name = node.value, node.targets[0].id
+    is_filled = bool(getattr(value, "elts", None) or getattr(value, "keys", None))
+    is_computed = isinstance(value, (ast.ListComp, ast.SetComp, ast.DictComp))
+    if bound[name] == 1 and (is_filled or is_computed):
+      found.add(name)
+  return found
+
+
+def _of_this_process(tree: ast.Module) -> set[str]:
+  found = set()
+  for node in tree.body:
+    if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+      targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+      parts = [*ast.walk(node.value)]
+      names = {each.id for each in parts if isinstance(each, ast.Name)}
+      names |= {each.attr for each in parts if isinstance(each, ast.Attribute)}
+      if names & _CLOCKS:
+        bound = [each for target in targets for each in ast.walk(target)]
+        found |= {each.id for each in bound if isinstance(each, ast.Name)}
+  return found
+
+
+def _acts(node: ast.AST, aliases: Mapping[str, str]) -> bool:
+  """Whether a statement changes something that was imported, or may do so."""
+  if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+    return node.func.id in _ACTS
+  targets: list[ast.expr] = []
+  if isinstance(node, (ast.Assign, ast.Delete)):
+    targets = node.targets
+  elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+    targets = [node.target]
+  elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+    targets = [node.value]  # whose result nobody keeps
+  return any(_is_part_of_import(target, aliases) for target in targets)
+
+
+def _is_part_of_import(target: ast.expr, aliases: Mapping[str, str]) -> bool:
+  """Whether it is an attribute, an entry or a call of something that was imported."""
+  at: ast.expr = target
+  while isinstance(at, (ast.Attribute, ast.Subscript, ast.Call)):
+    at = at.func if isinstance(at, ast.Call) else at.value
+  return at is not target and isinstance(at, ast.Name) and at.id in aliases
 
 
 def _exported(tree: ast.Module) -> list[str]:

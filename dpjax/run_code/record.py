@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,11 @@ class Code(NamedTuple):
   modules: dict[str, str]  # of the user's: name -> SHA-256
   versions: dict[str, str]  # of packages: name -> version, or version and SHA-256
   files: frozenset[str] = frozenset()  # where the modules lie on this machine
+  # What the user's modules read from files and computed when they were imported -> SHA-256.
+  # It may follow from private data, so it is as secret as they are.
+  inputs: Mapping[str, str] = types.MappingProxyType({})
+  read: frozenset[str] = frozenset()  # where those files lie
+  as_of: int = 0  # `loaded.number_of_changes` at the look: what came later is not in here
 
   def digest(self) -> bytes:
     """32 bytes that name it.
@@ -25,6 +31,17 @@ class Code(NamedTuple):
     """
     told = json.dumps([sorted(self.modules.items()), sorted(self.versions.items())])
     return hashlib.sha256(f"dpjax code {told}".encode()).digest()
+
+  def secret_digest(self) -> bytes:
+    """32 bytes that name its inputs, or none where there are none. As secret as the data.
+
+    >>> Code({}, {}).secret_digest(), len(Code({}, {}, inputs={"a": "1"}).secret_digest())
+    (b'', 32)
+    """
+    if not self.inputs:
+      return b""
+    told = json.dumps(sorted(self.inputs.items()))
+    return hashlib.sha256(f"dpjax inputs {told}".encode()).digest()
 
   def to_json(self) -> dict[str, dict[str, str]]:
     """What result.json and a run's memory hold of it."""
@@ -58,3 +75,20 @@ def check_same(before: Mapping[str, Any] | None, code: Code, *, workdir: object)
     version = str(now.get(name)).partition(" ")[0]
     told = f"{was}, not {version}" if was != version else f"another state of {was}"
     raise UserError(f"{name}: the run in workdir={workdir} was begun with {told}; {then}")
+
+
+def check_inputs(before: Mapping[str, str] | None, code: Code, *, workdir: object) -> None:
+  """Raises UserError, which names it, unless a run was begun with these inputs of its code.
+
+  Args:
+    before: `Code.inputs` of the run in the workdir. None: it had none.
+  """
+  held = before or {}
+  now = code.inputs
+  changed = sorted(name for name in {**held, **now} if held.get(name) != now.get(name))
+  if changed:
+    raise UserError(
+      f"{changed[0]}: is not what the code of the run in workdir={str(workdir)[-100:]} read or "
+      "computed when it was begun; bring that back, or choose another directory, nothing was "
+      "changed"
+    )

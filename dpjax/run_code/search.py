@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from dpjax.run_code import packages, sources
+from dpjax.run_code import loaded, packages, sources, values
 from dpjax.run_code.named import Names, is_plain, names_in
 from dpjax.run_code.packages import EXTENSIONS, is_users_code, owner
 from dpjax.run_code.record import Code
@@ -23,7 +23,8 @@ def of(roots: Iterable[Any] = ()) -> Code:
   """Returns the code of a run that begins at `roots`.
 
   Args:
-    roots: names of modules that can be imported, and functions, classes or values whose code
+    roots: names of modules that can be imported, import paths (`package.module:name`) that may
+      have read a data set (`loaded.reading`), and functions, classes or values whose code
       takes part. Those of dpjax and of installed packages add nothing but a version.
 
   Raises:
@@ -33,15 +34,31 @@ def of(roots: Iterable[Any] = ()) -> Code:
   ({}, ['dp_accounting', 'dpjax', 'flax'])
   """
   search = _Search()
+  as_of = loaded.number_of_changes()
   for root in roots:
-    if isinstance(root, str):
+    if isinstance(root, str) and ":" in root:
+      search.paths.add(root)
+    elif isinstance(root, str):
       search.module(root, live=True)
     else:
       search.value(root)
-  while search.todo:
-    search.todo.pop()()
+  for config_file in loaded.config_files():
+    search.config_file(config_file)
+  search.drain()
+  while search.loads():
+    search.drain()
   versions = {**packages.versions(), **search.versions}
-  return Code(search.modules(), versions, frozenset(search.files))
+  return Code(
+    search.modules(),
+    versions,
+    frozenset(search.files),
+    search.inputs,
+    frozenset(search.read),
+    as_of,
+  )
+
+
+_CONFIG_FILE = "config file"  # its name among the modules
 
 
 class _Search:
@@ -49,9 +66,14 @@ class _Search:
 
   def __init__(self) -> None:
     self.files: set[str] = set()
+    self.paths: set[str] = set()
     self.versions: dict[str, str] = {}
     self.todo: list[Callable[[], None]] = []
+    self.read: set[str] = set()
     self._found: set[tuple[str, str]] = set()  # (module, SHA-256)
+    self._inputs: set[tuple[str, str]] = set()  # (what was read or computed, SHA-256)
+    self._configs: set[str] = set()  # the config file, and files that it imports
+    self._loaded: set[str] = set()  # files that were looked at by `loads`
     self._named: set[str] = set()  # modules whose source was looked at
     self._read: set[tuple[str, str]] = set()  # (module, file)
     self._live: set[int] = set()  # ids of modules whose values were looked at
@@ -60,13 +82,92 @@ class _Search:
     self._known_codes: dict[str, frozenset[str]] = {}  # file -> names of its byte code
 
   def modules(self) -> dict[str, str]:
-    """Name -> SHA-256; of several files with one name, of all of them."""
-    found: dict[str, str] = {}
-    for name, digest in sorted(self._found):
-      before = found.get(name)
-      both = f"{before} {digest}".encode()
-      found[name] = digest if before is None else hashlib.sha256(both).hexdigest()
-    return found
+    return _named(self._found)
+
+  @property
+  def inputs(self) -> dict[str, str]:
+    return _named(self._inputs)
+
+  def drain(self) -> None:
+    while self.todo:
+      self.todo.pop()()
+
+  # --- what was loaded
+
+  def loads(self) -> bool:
+    """Takes what the files so far have loaded by ways that no source tells; whether there was
+    any. Called when all else was looked at, so that a file has the name of its module."""
+    loads = [load for file in sorted(self.files) for load in loaded.by(file)]
+    # What a config file imports counts where it changes something: see `config_file`.
+    of_configs = {load.file for file in self._configs for load in loaded.by(file)}
+    others = {load.file for file in self.files - self._configs for load in loaded.by(file)}
+    loads = [
+      load
+      for load in loads
+      if not load.is_code or load.file not in of_configs or load.file in others
+    ]
+    for path in sorted(self.paths):
+      held = loaded.by(loaded.key_of(path))
+      loads += [load for load in held if load.is_code]
+      # Of a data set they may be many, so they have one name.
+      beside = [load for load in held if not load.is_code and load.sha256()]
+      self.read |= {os.path.realpath(load.file) for load in beside}
+      named = ((f"a file that {path!r} reads", load.sha256()) for load in beside)
+      self._inputs.update(named)
+    new = [load for load in loads if os.path.realpath(load.file) not in self._loaded]
+    for load in new:
+      real = os.path.realpath(load.file)
+      self._loaded.add(real)
+      name = os.path.basename(load.file)
+      if load.is_code and real not in self.files:
+        self._loaded_code(name, load)
+      elif not load.is_code and load.sha256():
+        self.read.add(real)
+        self._inputs.add((f"file {name!r}", load.sha256()))
+    return bool(new)
+
+  def config_file(self, file: str) -> None:
+    """Takes, of the file that made the config and of what it imports, those files that change
+    what they import, such as `helper.SCALE = 3` or `jax.config.update(...)`. Of the others only
+    the values in the config count, which has a digest of its own."""
+    todo = [(_CONFIG_FILE, file, "")]
+    seen = set()
+    while todo:
+      name, path, package = todo.pop()
+      real = os.path.realpath(path)
+      if real in seen or owner(real) != "user" or not os.path.isfile(real):
+        continue
+      seen.add(real)
+      self._configs.add(real)
+      named = names_in(sources.source(path), package)
+      if named.acts:
+        self.files.add(real)
+        self._found.add((name, hashlib.sha256(sources.source(path)).hexdigest()))
+      for each in sorted(named.imports):
+        spec = self._spec(each) if self._is_users(each.partition(".")[0]) else None
+        if spec is not None and spec.has_location:
+          is_package = spec.submodule_search_locations is not None
+          home = each if is_package else each.rpartition(".")[0]
+          todo.append((each, spec.origin, home))
+      loads = [load.file for load in loaded.by(real) if load.is_code]
+      todo += [(os.path.basename(each), each, "") for each in loads]
+
+  def _loaded_code(self, name: str, load: loaded.LoadedFile) -> None:
+    digest = load.sha256()
+    if not digest:
+      return
+    real = os.path.realpath(load.file)
+    self.files.add(real)
+    # By the name of the file: another part of the process may have imported it by any name.
+    self._found.add((name, digest))
+    if real.endswith(".py"):
+      content = pathlib.Path(real).read_bytes()
+      self.todo.append(functools.partial(self._follow, names_in(content, ""), real))
+    for module in list(sys.modules.values()) if load.is_imported else ():
+      file = getattr(module, "__file__", None)
+      if isinstance(file, str) and _is_same(file, real):
+        self._read.add((module.__name__, real))
+        self.namespace(module)
 
   def _spec(self, name: str) -> Any:
     if name not in self._specs:
@@ -203,11 +304,29 @@ class _Search:
       is_child = isinstance(value, types.ModuleType) and value.__name__ == f"{name}.{key}"
       if not is_child:
         self.value(value)
+    named = Names()
     with contextlib.suppress(OSError):  # the file is gone
-      literals = names_in(self._content(name, file, spec), package).literals
-      for key, value in literals.items() if file.endswith(".py") else ():
-        if key in held and repr(held[key]) != repr(value):
-          self._differs(f"{name}.{key}", held[key])
+      if file.endswith(".py"):
+        named = names_in(self._content(name, file, spec), package)
+    self._held(name, held, named)
+
+  def _held(self, name: str, held: Mapping[str, Any], named: Names) -> None:
+    """Takes the values of a module that are not as its source says, or of which it says nothing."""
+    for key in {*named.literals} & {*held}:
+      if repr(held[key]) != repr(named.literals[key]):
+        self._differs(f"{name}.{key}", held[key])
+    for key in {*named.tables} & {*held}:
+      if held[key] != named.tables[key]:
+        self._computed(f"{name}.{key}", held[key])
+    for key in {*held} - {*named.literals} - {*named.tables} - named.changing:
+      is_table = key in named.displays and values.is_table(held[key])
+      is_value = values.is_number_or_array(held[key]) or values.is_settings(held[key])
+      if is_table or is_value:
+        self._computed(f"{name}.{key}", held[key])
+
+  def _computed(self, name: str, live: Any) -> None:
+    """Takes a value of which no source says what it is. It may follow from private data."""
+    self._inputs.add((f"value {name!r}", values.sha256(live)))
 
   def _differs(self, name: str, live: Any) -> None:
     told = repr(live) if is_plain(live) else f"of type {type(live).__name__}"
@@ -244,6 +363,12 @@ class _Search:
       self.namespace(home)
     for part in (*value.__mro__[1:], *list(vars(value).values())):
       self.value(part)
+    if home is None or not is_users_code(str(getattr(home, "__file__", None) or "<none>")):
+      return
+    for key, held in list(vars(value).items()):
+      is_shown = held is not None and not key.startswith("_")
+      if is_shown and values.is_option(held):
+        self._computed(f"{value.__module__}.{value.__qualname__}.{key}", held)
 
   def _function(self, value: types.FunctionType) -> None:
     code, space = value.__code__, value.__globals__
@@ -255,6 +380,9 @@ class _Search:
     if owner(code.co_filename if in_file else str(space.get("__file__", ""))) != "user":
       return  # of a package
     name = str(space.get("__name__", value.__module__))
+    defaults = (value.__defaults__, value.__kwdefaults__)
+    if any(defaults) and values.is_option(defaults):
+      self._computed(f"{name}.{code.co_qualname}, defaults", defaults)
     home = sys.modules.get(name)
     file = None
     if home is not None and vars(home) is space:
@@ -299,6 +427,16 @@ class _Search:
         self._differs(f"{name}:{each}", space[each])
     for each in sorted(named):
       self.module(each, guess=True)
+
+
+def _named(found: Iterable[tuple[str, str]]) -> dict[str, str]:
+  """Name -> SHA-256; of several things with one name, of all of them."""
+  named: dict[str, str] = {}
+  for name, digest in sorted(found):
+    before = named.get(name)
+    both = f"{before} {digest}".encode()
+    named[name] = digest if before is None else hashlib.sha256(both).hexdigest()
+  return named
 
 
 def _is_same(file: str | None, other: str) -> bool:

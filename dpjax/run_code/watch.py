@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from dpjax.run_code import loaded
 from dpjax.run_code.packages import is_users_code
 from dpjax.run_code.record import Code
 from dpjax.validate import UserError
@@ -17,8 +18,8 @@ from dpjax.validate import UserError
 
 @contextlib.contextmanager
 def watched(code: Code, again: Callable[[], Code]) -> Iterator[None]:
-  """Refuses the block, when it ends, where it ran a function of a file that is not in `code`, or
-  where code was edited between the first look and its import.
+  """Refuses the block, when it ends, where it ran a function of a file that is not in `code`,
+  loaded such a file, or where code was edited between the first look and its import.
 
   Args:
     code: of the run. again: looks a second time.
@@ -40,6 +41,34 @@ def watched(code: Code, again: Callable[[], Code]) -> Iterator[None]:
       "in its other files names it, so its noise would not change with it; import it by its "
       "name where it is used"
     )
+  check_still(code, again)
+
+
+def check_still(code: Code, again: Callable[[], Code]) -> None:
+  """Raises UserError where code of a run has loaded a file that its noise does not follow, or was
+  edited since the first look.
+
+  The noise was chosen before. What is computed with such a file must not be released: another
+  state of the file would give another sum, with the same noise.
+
+  Args:
+    code: of the run. again: looks a second time.
+  """
+  known = code.files | code.read
+  for file in sorted(code.files):
+    for load in loaded.by(file):
+      name = os.path.basename(load.file)
+      if load.number <= code.as_of or not load.sha256():
+        continue
+      is_known = os.path.realpath(load.file) in known
+      if is_known and load.before in ("", load.sha256()):
+        continue
+      what = "imports or runs" if load.is_code else "reads"
+      raise UserError(
+        f"{name}: {os.path.basename(file)} {what} this file after the noise of the run was "
+        "chosen, which must follow it; load it while modules are imported, at their top, and "
+        "begin anew in another directory"
+      )
   now = again().modules
   changed = sorted(name for name in code.modules if now.get(name) != code.modules[name])
   if changed:
@@ -51,31 +80,24 @@ def watched(code: Code, again: Callable[[], Code]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _calls(files: set[str]) -> Iterator[None]:
-  """Collects the files of all functions that this thread calls."""
+  """Collects the files of all functions that are called by this thread and by threads that begin
+  meanwhile. Other threads of the process are not the run's.
+
+  Python 3.11 cannot look into threads that a library began without Python.
+  """
   monitoring = getattr(sys, "monitoring", None)
   if monitoring is None:
-    before = sys.getprofile()
-    if before is not None:  # somebody measures; a run is no reason to end that
+    with _profiled(files):
       yield
-      return
-
-    def told(frame: Any, event: str, argument: Any) -> None:
-      if event == "call":
-        files.add(frame.f_code.co_filename)
-
-    sys.setprofile(told)
-    try:
-      yield
-    finally:
-      sys.setprofile(before)
     return
   me, tool = threading.get_ident(), 4
   if monitoring.get_tool(tool) is not None:
     yield
     return
+  others = {thread.ident for thread in threading.enumerate()} - {me}
 
   def started(code: types.CodeType, offset: int) -> Any:
-    if threading.get_ident() != me:
+    if threading.get_ident() in others:
       return None
     files.add(code.co_filename)
     return monitoring.DISABLE
@@ -90,3 +112,31 @@ def _calls(files: set[str]) -> Iterator[None]:
     monitoring.set_events(tool, 0)
     monitoring.register_callback(tool, monitoring.events.PY_START, None)
     monitoring.free_tool_id(tool)
+
+
+@contextlib.contextmanager
+def _profiled(files: set[str]) -> Iterator[None]:
+  before = sys.getprofile()
+  in_threads = threading.getprofile()
+  if before is not None:  # somebody measures; a run is no reason to end that
+    yield
+    return
+
+  is_over = False
+
+  def started(frame: Any, event: str, argument: Any) -> None:
+    if is_over:  # a thread that outlives the block
+      sys.setprofile(None)
+    elif event == "call":
+      files.add(frame.f_code.co_filename)
+
+  sys.setprofile(started)
+  if in_threads is None:
+    threading.setprofile(started)
+  try:
+    yield
+  finally:
+    is_over = True
+    sys.setprofile(before)
+    if in_threads is None:
+      threading.setprofile(None)  # type: ignore[arg-type]

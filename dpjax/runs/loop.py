@@ -122,9 +122,8 @@ def run(
   done = processes.on_first(lambda: _finished(job, folder, meta))
   if done is not None:
     return done
-  data, random, run_id = admitted(job, folder, meta)
+  data, random, run_id, code = admitted(job, folder, meta)
   look = functools.partial(streams.code_of, job.config)
-  code = look()
   with run_code.watched(code, look):
     play = job_lib.started(job, random)
 
@@ -164,14 +163,17 @@ def _check_processes(job: Job) -> None:
 
 
 def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
-  """(digest of data, streams, name of the run), or UserError: `meta` is not of such a run."""
+  """(digest of data, streams, name of the run, its code), or UserError: `meta` is not of such a
+  run."""
   data = job_lib.data_of(job)
-  processes.same(data=data.hex())  # compared by what follows from it, and never shown
+  code = streams.code_of(job.config)
+  bound = streams.bound_data(data, code)
+  processes.same(data=bound.hex())  # compared by what follows from it, and never shown
   processes.on_first(lambda: _check_same(job, folder, meta, data))
-  random = _streams(job, data, meta)
-  run_id = streams.run_id(_digest(job), data, random)
+  random = _streams(job, bound, meta)
+  run_id = streams.run_id(_digest(job), bound, random)
   processes.on_first(lambda: streams.check_run(meta, run_id, workdir=folder))
-  return data, random, run_id
+  return data, random, run_id, code
 
 
 def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | None:
@@ -216,6 +218,7 @@ def _played(
   job: Job, folder: pathlib.Path, play: Play, fit: _Fit, code: run_code.Code
 ) -> Result:
   ended = play(fit)
+  fit.check_code()
 
   def written() -> Result:
     result = {
@@ -291,12 +294,20 @@ class _Fit:
   ):
     self.folder, self.run_id, self.release = folder, run_id, release
     self.key_name, self.on_save = key_name, on_save
-    self.code = code
+    self.code, self.changes = code, run_code.number_of_changes()
     self.started, self.before = time.monotonic(), 0.0
 
   def seconds(self) -> float:
     """Of all starts together."""
     return self.before + time.monotonic() - self.started
+
+  def check_code(self) -> None:
+    """Raises UserError where the last step loaded code or data that its noise does not follow."""
+    changes = run_code.number_of_changes()
+    if changes != self.changes:
+      self.changes = changes
+      if self.code[0].modules:
+        run_code.check_still(*self.code)
 
   def __call__(self, work: Work) -> Running:
     """A `Fit`: from the newest checkpoint of that work, if it has one."""
@@ -485,6 +496,7 @@ class Running:
           first = False
         else:
           self.state, info = job_lib.stepped(work, self.state, draw)
+          self.fit.check_code()
         self.charge()
         row = None if work.evaluate is None else work.row_at(self.step)
         shown = {} if row is None else self.record(row, info)

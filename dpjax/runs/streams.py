@@ -36,7 +36,7 @@ from dpjax.validate import UserError
 
 # names in what a run remembers
 _DATA, _STREAMS, _OWN, _RUN = "data_sha256", "release_streams", "user_code", "run_id"
-CODE = "code"
+CODE, _INPUTS = "code", "code_inputs"
 _KEYS, _NUMBERS = ("noise", "local"), ("sampler", "order")
 _SAMPLER_BITS, _ORDER_BITS = 256, 64
 
@@ -202,6 +202,17 @@ def joined(*digests: bytes) -> bytes:
   return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
 
 
+def bound_data(data: bytes, code: run_code.Code) -> bytes:
+  """One digest of the data of a run and of what its code read and computed on import, which may
+  follow from them. As secret as the data.
+
+  >>> bound_data(b"data", run_code.Code({}, {}))
+  b'data'
+  """
+  inputs = code.secret_digest()
+  return joined(data, inputs) if inputs else data
+
+
 def run_id(config: bytes, data: bytes, random: Streams) -> str:
   """Names one run, by all that decides it; as secret as the data."""
   key = np.asarray(jax.random.key_data(random.noise)).tobytes()
@@ -232,6 +243,7 @@ def to_meta(
   """
   meta: dict[str, Any] = {_DATA: data.hex()} | ({_OWN: own} if own else {})
   meta |= {CODE: code.to_json()} if code is not None else {}
+  meta |= {_INPUTS: {**code.inputs}} if code is not None and code.inputs else {}
   meta |= {_RUN: run} if run else {}
   if released is None:
     return meta
@@ -326,6 +338,9 @@ def check_code(
       f"in workdir={workdir}; bring that back, or choose another directory, nothing was changed"
     )
   held = meta.get(CODE)
+  # Its own hashes stand in checkpoints alone: a result never names them.
+  if _DATA in meta:
+    run_code.check_inputs(meta.get(_INPUTS), code, workdir=workdir)
   if done:
     if held is not None:
       before = {"modules": held["modules"]}

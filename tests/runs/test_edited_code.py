@@ -1,5 +1,7 @@
 """Runs whose code was edited: other noise, and no way on, for every kind of run."""
 
+import hashlib
+import importlib
 import json
 import shutil
 import sys
@@ -181,6 +183,94 @@ def test_a_run_is_not_continued_with_an_edited_helper(
   _write(tmp_path / "code", 1.0)
   fresh(tmp_path / "code")
   assert loop.train(config, tmp_path / "run") == done
+
+
+_READS = """
+import pathlib
+
+from dpjax import losses
+
+_HERE = pathlib.Path(__file__).parent
+_SCALE = [float((_HERE / "own_scale.txt").read_text())]
+_LATE = []
+
+
+def loss(apply):
+  nats = losses.softmax_cross_entropy(apply)
+  return lambda params, example: _SCALE[0] * nats(params, example)
+
+
+def late(stepped, when):
+  count = []
+
+  def step(work, state, draw):
+    count.append(1)
+    if len(count) == when:
+      _LATE.append((_HERE / "own_late.txt").read_text())
+    return stepped(work, state, draw)
+
+  return step
+"""
+
+
+def _write_reading(folder, scale):
+  folder.mkdir(exist_ok=True)
+  (folder / "own_main.py").write_text(_READS)
+  (folder / "own_scale.txt").write_text(f"{scale}")
+  (folder / "own_late.txt").write_text("1")
+
+
+def test_a_data_file_that_code_reads_is_bound_and_secret(tmp_path, fresh):
+  """Two runs over two states of the file shared their noise, so their difference was exact."""
+  released = []
+  for place, scale in (("a", 1e3), ("b", 2e3)):
+    _write_reading(tmp_path / place, scale)
+    fresh(tmp_path / place)
+    result = loop.train(_small(num_steps=1), tmp_path / place / "run")
+    released.append(result["params_sha256"])
+    digest = hashlib.sha256((tmp_path / place / "own_scale.txt").read_bytes()).hexdigest()
+    public = [p for p in (tmp_path / place / "run").iterdir() if p.is_file()]
+    assert not any(digest.encode() in path.read_bytes() for path in public)
+  assert released[0] != released[1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("release", [False, True])
+def test_a_run_is_not_continued_with_an_edited_data_file(
+  release, tmp_path, fresh, monkeypatch
+):
+  _write_reading(tmp_path / "code", 2e3)
+  fresh(tmp_path / "code")
+  config = _small(release=release, **{"privacy.sampling_prob": 0.2})
+  with monkeypatch.context() as stopping:
+    stop_after(stopping, 1)
+    with pytest.raises(loop.Interrupted):
+      loop.train(config, tmp_path / "run")
+  _write_reading(tmp_path / "code", 1e3)
+  fresh(tmp_path / "code")
+  with pytest.raises(UserError, match="^file 'own_scale.txt': is not what") as told:
+    loop.train(config, tmp_path / "run")
+  assert "\n" not in str(told.value) and len(str(told.value)) < 300
+  _write_reading(tmp_path / "code", 2e3)
+  fresh(tmp_path / "code")
+  assert loop.train(config, tmp_path / "run")["num_steps"] == 2
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_what_a_step_loads_for_the_first_time_ends_the_run_before_it_is_written(
+  step, tmp_path, fresh, monkeypatch
+):
+  """Its noise was chosen before: another state of the file would draw the same."""
+  _write_reading(tmp_path / "a", 1.0)
+  fresh(tmp_path / "a")
+  late = importlib.import_module("own_main").late(loop.job_lib.stepped, step)
+  with monkeypatch.context() as patched:
+    patched.setattr(loop.job_lib, "stepped", late)
+    with pytest.raises(UserError, match="^own_late.txt: own_main.py reads") as told:
+      loop.train(_small(), tmp_path / "run")
+  assert "\n" not in str(told.value) and len(str(told.value)) < 300
+  assert (checkpoint.newest(tmp_path / "run") or 0) == step - 1
+  assert not (tmp_path / "run" / "result.json").exists()
 
 
 def _planned(config, workdir):

@@ -1,0 +1,97 @@
+"""Values that modules hold: which of them decide a computation, and their names."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+
+def is_number_or_array(value: Any) -> bool:
+  """Whether a value is a number, an array of numbers, or a tuple of those.
+
+  Strings are none: what modules compute of them are mostly folders, hosts and users.
+
+  >>> is_number_or_array((1.5, np.ones(2))), is_number_or_array(()), is_number_or_array("tanh")
+  (True, False, False)
+  """
+  if isinstance(value, tuple):
+    return bool(value) and all(map(is_number_or_array, value))
+  if isinstance(value, (np.ndarray, np.generic)):
+    return value.dtype.kind in "biufcV"
+  if isinstance(value, jax.Array):
+    is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+    # Of a transformation that has not ended, or of another process: nobody can read them.
+    is_here = not isinstance(value, Tracer) and value.is_fully_addressable
+    return not is_key and is_here
+  return type(value) in (bool, int, float, complex)
+
+
+def is_option(value: Any) -> bool:
+  """Whether a value is a number, a word, or a tuple or a dict of those: no folder, no function.
+
+  >>> is_option((1, "tanh", None)), is_option("a/b"), is_option([1])
+  (True, False, False)
+  """
+  if isinstance(value, tuple):
+    return all(map(is_option, value))
+  if type(value) is dict:
+    return all(isinstance(key, str) and is_option(part) for key, part in value.items())
+  if isinstance(value, (str, bytes)):
+    return os.sep not in os.fsdecode(value)
+  return value is None or is_number_or_array(value)
+
+
+def is_settings(value: Any) -> bool:
+  """Whether a value is an object that only holds options: a dataclass or a namespace.
+
+  >>> is_settings(types.SimpleNamespace(scale=1.0)), is_settings(1.0)
+  (True, False)
+  """
+  is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
+  if not is_object and type(value) is not types.SimpleNamespace:
+    return False
+  held = getattr(value, "__dict__", {})
+  return bool(held) and is_option(held)
+
+
+def is_table(value: Any) -> bool:
+  """Whether a value is a list, a set or a dict of options."""
+  if isinstance(value, (list, set)):
+    return is_option(tuple(value))
+  return type(value) is dict and is_option(value)
+
+
+def sha256(value: Any) -> str:
+  """Names a value: equal for equal ones, in every process.
+
+  >>> sha256({"a": 1, "b": {2, 3}}) == sha256({"b": {3, 2}, "a": 1})
+  True
+  """
+  return hashlib.sha256(_told(value).encode()).hexdigest()
+
+
+def _told(value: Any) -> str:
+  if isinstance(value, Mapping):
+    return f"dict {sorted((_told(key), _told(part)) for key, part in value.items())}"
+  if isinstance(value, (set, frozenset)):
+    return f"set {sorted(map(_told, value))}"
+  if isinstance(value, (list, tuple)):
+    return f"{type(value).__name__} {[*map(_told, value)]}"
+  if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+    array = np.ascontiguousarray(np.asarray(value))
+    content = hashlib.sha256(array.tobytes()).hexdigest()
+    return f"array {array.dtype} {np.shape(value)} {content}"
+  if is_settings(value):
+    return f"{type(value).__qualname__} {_told(vars(value))}"
+  if value is None or type(value) in (bool, int, float, complex, str, bytes):
+    return f"{type(value).__name__} {value!r}"
+  # Its address would be another one in each process.
+  return f"of type {type(value).__module__}.{type(value).__qualname__}"
