@@ -367,7 +367,7 @@ def _side_gram(a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.where(a[:, :, None] >= 0, jnp.swapaxes(columns, 1, 2), 0)
 
 
-class Measured(NamedTuple):
+class RowLengths(NamedTuple):
   """The length of an example's gradient, and the sum of the lengths of its rows, of both sides:
   what underflow takes from the cotangents counts times those of the operand."""
 
@@ -375,14 +375,14 @@ class Measured(NamedTuple):
   extent: jax.Array  # []
 
 
-def outer_length(rows: RowFactors) -> Measured:
+def outer_length(rows: RowFactors) -> RowLengths:
   """|left^T right| where there is one row: |left| |right|, block by block."""
   right = lengths.of(rows.right, axis=(1, 2))  # [N]
   if not is_float(rows.left):
-    return Measured(_over_blocks(right), jnp.sum(right.longest))
+    return RowLengths(_over_blocks(right), jnp.sum(right.longest))
   left = lengths.of(rows.left, axis=(1, 2))  # [N]
   both = Length(left.norm * right.norm, left.longest * right.longest)
-  return Measured(_over_blocks(both), jnp.sum(left.longest + right.longest))
+  return RowLengths(_over_blocks(both), jnp.sum(left.longest + right.longest))
 
 
 def _over_blocks(each: Length) -> Length:
@@ -393,7 +393,7 @@ def _over_blocks(each: Length) -> Length:
   return Length(norms[0], norms[1])
 
 
-def gram_length(parts: Sequence[RowFactors]) -> Measured:
+def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
   """|sum of left^T right| through the T x T products of rows (ghost norm).
 
   Rounding is charged to the norm: where rows cancel, the sum of pairs could otherwise
@@ -440,7 +440,7 @@ def gram_length(parts: Sequence[RowFactors]) -> Measured:
   lost = rows * (lengths.tiny(total) * lost)
   square = jnp.maximum(total, 0) + eps * size
   more = eps * jnp.sqrt(rows * lost)
-  return Measured(lengths.from_square(square, lost, eps * reach, more), extent)
+  return RowLengths(lengths.from_square(square, lost, eps * reach, more), extent)
 
 
 def _diagonal(pairs: jax.Array) -> jax.Array:
@@ -458,7 +458,7 @@ def _rounding(parts: Sequence[RowFactors], dtype: Any) -> float:
   return (rows + 2) * float(jnp.finfo(dtype).eps) / 2
 
 
-def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> Measured:
+def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths:
   """Norm of sum_t a_t g_t^T, plus what the product lost to rounding.
 
   The charge is a small multiple of eps sum_t |a_t| |g_t|, far below the norm unless rows cancel.
@@ -473,7 +473,7 @@ def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> Measured:
   extents = [jnp.sum(left.longest + right.longest) for left, right in sides]
   extent = functools.reduce(jnp.add, extents)
   own = lengths.of(product)  # []
-  return Measured(Length(own.norm + reach, own.longest + most), extent)
+  return RowLengths(Length(own.norm + reach, own.longest + most), extent)
 
 
 def largest_entries(parts: Sequence[RowFactors], left_size: int) -> jax.Array:
