@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import trees
 from dpjax.types import Array, ArrayLike, ArrayTree, Batch
@@ -35,8 +36,9 @@ def checked_mask(mask: ArrayLike | None, size: int) -> Array:
   try:
     mask = jnp.asarray(mask)
   except (TypeError, ValueError):  # text, objects, rows of several lengths
+    shown = " ".join(repr(mask).split())  # in one line
     raise UserError(
-      f"mask={mask!r:.60}: must be a bool array [{size}], such as batch.mask, or True"
+      f"mask={shown:.60}: must be a bool array [{size}], such as batch.mask, or True"
     ) from None
   if mask.dtype != bool:
     raise UserError(f"mask.dtype={mask.dtype}: must be bool")
@@ -63,6 +65,24 @@ def examples_and_mask(batch: ArrayTree, mask: ArrayLike | None) -> tuple[Any, An
   return batch.examples, batch.mask
 
 
+def check_arrays(**named: Any) -> None:
+  """Raises unless every leaf of each tree is numbers, bools or random keys.
+
+  >>> check_arrays(batch={"x": ["a"]})
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: batch['x'][0]: dtype <U1 must be numbers, which JAX can hold
+  """
+  for name, tree in named.items():
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+      dtype = getattr(leaf, "dtype", None)
+      dtype = np.asarray(leaf).dtype if dtype is None else dtype
+      known = jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.number)
+      if not known and not trees.is_key(leaf):
+        place = f"{name}{jax.tree_util.keystr(path)}"
+        raise UserError(f"{place}: dtype {dtype} must be numbers, which JAX can hold")
+
+
 def check_real(**named: Any) -> None:
   """Raises unless every leaf of each tree is a real floating-point array.
 
@@ -73,6 +93,7 @@ def check_real(**named: Any) -> None:
   ...
   dpjax.validate.UserError: params['w']: dtype complex64 must be real floating point
   """
+  check_arrays(**named)
   for name, tree in named.items():
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
       dtype = jnp.result_type(leaf) if not trees.is_key(leaf) else leaf.dtype

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.gradients import cost_model, ghost, memory
-from dpjax.gradients.arguments import check_real
+from dpjax.gradients.arguments import check_arrays, check_real
+from dpjax.gradients.loss_checks import check_callable, check_loss
 from dpjax.gradients.units import Unit, sum_of
 from dpjax.types import ArrayTree, LossFn, Params
 
@@ -90,9 +91,13 @@ def explain(
   >>> table.rows[0].rule, table.rows[0].sites, table.rows[0].flops  # 2 (3 + 2)
   ('outer', 'dot_general', 10)
   """
+  check_callable(loss_fn)
+  check_arrays(example=example, params=params)
   shaped = lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
   params, example = jax.tree.map(shaped, (params, example))
   check_real(params=params)
+  of_one = lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype)
+  check_loss(loss_fn, params, jax.tree.map(of_one, example))
   planned = ghost.plan(loss_fn, params, example, platform=platform)
   paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
   shapes = [leaf.shape for leaf in jax.tree.leaves(params)]

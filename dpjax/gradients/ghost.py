@@ -12,6 +12,8 @@ Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced functio
 | squares overflow on the way to a norm, or     | the example's gradient is formed and      |
 | underflow by what shows in its factor         | scaled before it is squared, in a loop    |
 |                                               | over such examples (`lengths.scaled`)     |
+| c_i g_i underflows beside large operands      | its gradient is formed, then clipped,     |
+|                                               | in a loop over such examples              |
 | complex numbers meet a parameter              | its (real) gradient per example           |
 | parameter the loss does not use               | gradient 0                                |
 | floats of less than 32 bits                   | norms and sums in float32 (`clipping`)    |
@@ -28,6 +30,7 @@ Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced functio
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -40,6 +43,7 @@ from dpjax import trees
 from dpjax.gradients import clipping, jaxpr_sites, lengths, tapped, unit_rules, units
 from dpjax.gradients.clip import Clip
 from dpjax.gradients.jaxpr_sites import Program
+from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.param_flow import ParamFlow
 from dpjax.gradients.settling import on_settled
 from dpjax.gradients.units import Rule, Sum, Unit, sum_of
@@ -131,32 +135,66 @@ def clipped_sum(
     factors, norms = clipping.clip_factors(pick("norm"), clip, mask, longest=longest)
     leaf_factors = _spread(factors, params)  # of each leaf: [B]
     most = _spread(longest, params)  # of each leaf: [B]
-    sums = []
-    for unit, known in zip(ordered, first):
+    sums, used, waiting = [], [], {}
+    for i, (unit, known) in enumerate(zip(ordered, first)):
+      each = of(unit, leaf_factors)
+      alone = unit_rules.waiting(unit, known, each[0], of(unit, most)[0])
+      if alone is not None:
+        waiting[i] = alone
+        each = [jnp.where(alone.left, 0, each[0])] * len(each)
+      used.append(each)
       if unit_rules.convolves(unit):
         sums.append(None)
         continue
       if sum_of(unit) is Sum.AGAIN:
         known = unit_rules.at_most(known, of(unit, most))
-      sums.append(unit_rules.totals(unit, flow, recorded, known, of(unit, leaf_factors)))
-    return sums, norms, leaf_factors
+      sums.append(unit_rules.totals(unit, flow, recorded, known, each))
+    return sums, norms, used, waiting
 
   ordered, of = [*held, *rest], lambda unit, leaves: [leaves[i] for i in unit.leaves]
-  sums, norms, leaf_factors = on_settled(
+  sums, norms, used, waiting = on_settled(
     clipped, (early, unit_rules.sites_only(rest, recorded))
   )
   # Inside a branch XLA's CPU backend takes three times as long for a convolution.
   sums = [
-    unit_rules.convolutions(unit, flow, recorded, of(unit, leaf_factors))
-    if each is None
-    else each
-    for unit, each in zip(ordered, sums)
+    unit_rules.convolutions(unit, flow, recorded, factors) if each is None else each
+    for unit, each, factors in zip(ordered, sums, used)
   ]
+  sums = _with_rows_alone(sums, ordered, flow, recorded, waiting)
   total = treedef.unflatten(_by_leaf(ordered, sums))  # leaves [*param]
   unit = rescale_to_unit_norm
   total = clipping.rescaled(total, clip, rescale_to_unit_norm=unit)
   bounds = clip.group_bounds(rescale_to_unit_norm=unit)
   return ClippedSum(total, norms, recorded.losses, math.hypot(*bounds), bounds, mask)
+
+
+def _with_rows_alone(
+  sums: list[Any],
+  ordered: Sequence[Unit],
+  flow: ParamFlow,
+  recorded: tapped.Recorded,
+  waiting: dict[int, unit_rules.Waiting],
+) -> list[Any]:
+  """The sums, with the terms of examples whose c_i g_i underflow, one example after the other.
+
+  Where there are none, this is the condition of a loop.
+  """
+  if not waiting:
+    return sums
+
+  def add(carry):
+    left, sums = carry
+    row = jnp.argmax(left)
+    more = dict(sums)
+    for i, each in waiting.items():
+      terms = unit_rules.alone(ordered[i], flow, recorded, row, each)
+      more[i] = tuple(s + t.astype(s.dtype) for s, t in zip(sums[i], terms))
+    return left.at[row].set(False), more
+
+  left = functools.reduce(jnp.logical_or, [each.left for each in waiting.values()])  # [B]
+  first = as_varying_as((recorded, left), {i: sums[i] for i in waiting})
+  more = lax.while_loop(lambda carry: jnp.any(carry[0]), add, (left, first))[1]
+  return [more.get(i, each) for i, each in enumerate(sums)]
 
 
 def stacked_gradients(

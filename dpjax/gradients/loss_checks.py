@@ -6,6 +6,7 @@ Each is found by tracing, and each mistake is one line that says the way out.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,13 @@ from dpjax import validate
 from dpjax.gradients import equations
 from dpjax.types import ArrayTree, LossFn, Params
 
+# What JAX raises where Python wants the value of a number that is traced.
+_CONCRETE = (
+  jax.errors.ConcretizationTypeError,
+  jax.errors.NonConcreteBooleanIndexError,
+  jax.errors.TracerArrayConversionError,
+  jax.errors.TracerIntegerConversionError,
+)
 _HARMLESS = ("debug_callback", "debug_print")  # they return nothing to the program
 
 
@@ -41,6 +49,25 @@ def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
         "could reach another; return what it computes, or use jax.pure_callback"
       )
   _check_apart(loss_fn, params, one, closed)
+
+
+def check_callable(loss_fn: Any) -> None:
+  """Raises UserError unless `loss_fn` is a function that takes two arguments."""
+  if not callable(loss_fn):
+    raise validate.UserError(
+      f"loss_fn={' '.join(repr(loss_fn).split()):.60}: must be a function (params, ONE "
+      "example) -> scalar"
+    )
+  try:
+    signature = inspect.signature(loss_fn)
+  except (TypeError, ValueError):  # some built-in functions do not tell theirs
+    return
+  try:
+    signature.bind(None, None)
+  except TypeError as error:
+    raise validate.UserError(
+      f"loss_fn: must take two arguments, (params, ONE example): {_first_line(error)}"
+    ) from None
 
 
 def computes_narrowly(loss_fn: LossFn, params: Params, batch: ArrayTree) -> bool:
@@ -111,6 +138,11 @@ def _traced(loss_fn: LossFn, params: Params, one: Any, batch: Any) -> tuple[Any,
     raise
   except Exception as error:
     _explain_library(error)
+    if isinstance(error, _CONCRETE):
+      raise validate.UserError(
+        f"loss_fn: reads numbers while it is traced ({type(error).__name__}); write it with "
+        "jnp in place of np, jnp.where or lax.cond in place of if, and without float() or int()"
+      ) from error
     if "unbound axis name" in str(error):
       raise validate.UserError(
         f"loss_fn: {str(error).splitlines()[0].split('. ')[0]}: a collective would mix "

@@ -17,10 +17,20 @@ from jax.sharding import Mesh
 
 from dpjax import trees, validate
 from dpjax.gradients import clipping, ghost, memory
-from dpjax.gradients.arguments import check_real, checked_mask, examples_and_mask
+from dpjax.gradients.arguments import (
+  check_arrays,
+  check_real,
+  checked_mask,
+  examples_and_mask,
+)
 from dpjax.gradients.clip import Clip, sensitivity
 from dpjax.gradients.device_mesh import DATA, checked_mesh, over_devices, whole_rows
-from dpjax.gradients.loss_checks import check_loss, computes_narrowly, explain_failure
+from dpjax.gradients.loss_checks import (
+  check_callable,
+  check_loss,
+  computes_narrowly,
+  explain_failure,
+)
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.microbatch import microbatched
 from dpjax.types import (
@@ -121,9 +131,11 @@ def per_example_grads(
 
 def stacked_arrays(loss_fn: LossFn) -> Callable[[Params, Any], tuple[Array, Params]]:
   """`per_example_grads` as bare arrays, for what clips them itself."""
+  check_callable(loss_fn)
   grad_fn = jax.vmap(jax.value_and_grad(loss_fn), in_axes=(None, 0))
 
   def grads(params: Params, batch: Any) -> tuple[Array, Params]:
+    check_arrays(batch=batch)
     batch = jax.tree.map(jnp.asarray, batch)
     size = _batch_size(batch)
     _check_params(params)
@@ -152,6 +164,7 @@ class ClippedGrad:
   mesh: Mesh | None = None
 
   def __post_init__(self):
+    check_callable(self.loss_fn)
     validate.one_of(METHODS, method=self.method)
     object.__setattr__(self, "l2_clip_norm", Clip.of(self.l2_clip_norm))
     if self.rescale_to_unit_norm:
@@ -220,6 +233,7 @@ class ClippedGrad:
     self, params: Params, batch: ArrayTree, mask: ArrayLike | None = None
   ) -> ClippedSum:
     batch, mask = examples_and_mask(batch, mask)
+    check_arrays(batch=batch)
     batch = jax.tree.map(jnp.asarray, batch)
     size, mesh = _batch_size(batch), self.mesh
     mask = checked_mask(mask, size)

@@ -32,6 +32,9 @@ from dpjax.gradients.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
 _BRANCH_ABOVE = 4096
 _WIDE = 1024  # likewise, of an operand that is multiplied as it lies
 _ROUNDING = 1e-6  # two evaluations of one gradient may differ by this much of its norm
+_LOST = (
+  1e-7  # of a clipped term: what c_i g_i may lose to underflow before it is formed anew
+)
 
 
 class Norms(NamedTuple):
@@ -39,6 +42,7 @@ class Norms(NamedTuple):
 
   lengths: tuple[Length, ...]  # per leaf of the unit: [B]
   held: Any  # per-example products or gradients [B, ...]; None where they were freed
+  extent: Any = None  # sum of the lengths of an example's rows [B]; None where it has none
 
 
 def sites_only(units: Sequence[Unit], recorded: Recorded) -> Recorded:
@@ -78,16 +82,16 @@ def norms(
 
 def _complete(unit: Unit, result: Any) -> Norms:
   """Joined leaves share one norm; unused ones have none; see `finished`."""
-  found, held = result
+  found = result.lengths
   if not found:
-    return Norms((), held)
+    return result
   zero = jnp.zeros_like(found[0].norm)  # [B]
   rest = (Length(zero, zero),) * (len(unit.leaves) - len(found))
-  return Norms((*found, *rest), held)
+  return result._replace(lengths=(*found, *rest))
 
 
 def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
-  """(loss, operands, cotangents) of one example -> (lengths [], what is held)."""
+  """(loss, operands, cotangents) of one example -> its Norms, without the axis of examples."""
   if unit.rule is not Rule.GRADIENT:
     return functools.partial(_row_norms, unit)
   gradients = _one_gradient(unit, flow)
@@ -95,7 +99,7 @@ def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
   def one(loss, data, cotangents):
     del loss
     grads = gradients(data, cotangents)  # of each leaf: [*leaf]
-    return ((), grads) if unit.hold else (tuple(map(lengths.of, grads)), None)
+    return Norms((), grads) if unit.hold else Norms(tuple(map(lengths.of, grads)), None)
 
   return one
 
@@ -128,20 +132,23 @@ def _in_front(arrays: dict[int, Any], depth: dict[int, int]) -> dict[int, Any]:
   }
 
 
-def _row_norms(unit: Unit, loss, data, cotangents) -> tuple[tuple[Length, ...], Any]:
+def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
   """Of rows; and of no rows at all, 0."""
   if unit.rule is Rule.UNUSED:
     zero = jnp.zeros(loss.shape, jnp.float32)  # []
-    return (Length(zero, zero),), None
+    return Norms((Length(zero, zero),), None)
   parts = _row_factors(unit, data, cotangents)
   if unit.rule is Rule.OUTER:
-    return (row_forms.outer_length(parts[0]),), None
+    length, extent = row_forms.outer_length(parts[0])
+    return Norms((length,), None, extent)
   if unit.rule is Rule.GRAM:
-    return (row_forms.gram_length(parts),), None
+    length, extent = row_forms.gram_length(parts)
+    return Norms((length,), None, extent)
   product = row_forms.summed_product(parts, _left_size(unit))  # [N, K, P], or [N, P, K]
   if unit.hold:
-    return (lengths.of(product),), product
-  return (row_forms.with_rounding(product, parts),), None
+    return Norms((lengths.of(product),), product)
+  length, extent = row_forms.with_rounding(product, parts)
+  return Norms((length,), None, extent)
 
 
 def _row_factors(unit: Unit, data, cotangents) -> list[RowFactors]:
@@ -290,16 +297,22 @@ def entries(
   if first.held is not None:
     held = tuple(x[row] for x in jax.tree.leaves(first.held))
     return (*held, *none[len(held) :])
+  data, cotangents = _of_row(unit, recorded, row)
+  if unit.rule is Rule.GRADIENT:
+    return _one_gradient(unit, flow)(data, cotangents)
+  parts = _row_factors(unit, data, cotangents)
+  return (row_forms.largest_entries(parts, _left_size(unit)), *none[1:])
+
+
+def _of_row(unit: Unit, recorded: Recorded, row: jax.Array) -> tuple[Any, Any]:
+  """Operands and cotangents of ONE example at the unit's sites."""
   data, cotangents, depth = _arrays([unit], recorded)
   pick = functools.partial(lax.dynamic_index_in_dim, index=row, keepdims=False)
 
   def of_row(arrays):
     return {i: tuple(pick(x, axis=depth[i]) for x in each) for i, each in arrays.items()}
 
-  if unit.rule is Rule.GRADIENT:
-    return _one_gradient(unit, flow)(of_row(data), of_row(cotangents))
-  parts = _row_factors(unit, of_row(data), of_row(cotangents))
-  return (row_forms.largest_entries(parts, _left_size(unit)), *none[1:])
+  return of_row(data), of_row(cotangents)
 
 
 def _all_finite(first: Norms) -> jax.Array:
@@ -346,12 +359,57 @@ def at_most(first: Norms, longest: Sequence[jax.Array]) -> Norms:
 def _held_to(grad: jax.Array, factor: jax.Array, longest: jax.Array) -> jax.Array:
   """factor * grad [*leaf] of ONE example, where grad is no longer than its first evaluation."""
   # In units of that length, in which squares are normal numbers wherever they count.
-  unit = jnp.where(jnp.isfinite(longest), jnp.clip(longest, 1e-30, 1e30), 1)
+  most = float(jnp.finfo(longest.dtype).max) ** 0.8
+  unit = jnp.where(jnp.isfinite(longest), jnp.clip(longest, 1 / most, most), 1)
   again = lengths.of(trees.at_least_float32(grad) / unit).longest * unit  # []
   over = again > longest * (1 + _ROUNDING)
   factor = factor * jnp.where(over, longest / again, 1)
   keep = (factor != 0) & jnp.isfinite(again)
   return jnp.where(keep, grad * factor.astype(grad.dtype), 0)
+
+
+class Waiting(NamedTuple):
+  """Examples whose clipped gradient of a unit is to be formed alone, each [B]."""
+
+  left: jax.Array  # bool
+  factor: jax.Array
+  longest: jax.Array  # of the gradients of the clip group
+
+
+def waiting(
+  unit: Unit, first: Norms, factor: jax.Array, longest: jax.Array
+) -> Waiting | None:
+  """Examples of which c_i g_i loses what shows in the clipped term; None where it cannot.
+
+  A product below the normal numbers is 0. Rows a_t then lose up to that number times |a_t|,
+  for each column of g_t: the whole term where the operand is large.
+
+  Args:
+    unit: whose sum may be a transpose.
+    first: what its norms have left.
+    factor: [B], of its leaves.
+    longest: [B], of the gradients of their clip group.
+  """
+  if first.extent is None:
+    return None
+  columns = max(max(form.left, form.right) for form in unit.forms)
+  lost = lengths.tiny(first.extent) * math.sqrt(columns) * first.extent  # [B]
+  # Written so that an extent beyond the floats counts as a loss.
+  left = (factor != 0) & ~(lost <= _LOST * factor * longest)
+  return Waiting(left, factor, longest)
+
+
+def alone(
+  unit: Unit, flow: ParamFlow, recorded: Recorded, row: jax.Array, waiting: Waiting
+) -> tuple[jax.Array, ...]:
+  """The clipped gradient of the example in one row, for each leaf of the unit, or 0.
+
+  Formed before it is clipped: neither its products nor its entries leave the range of floats
+  where its norm does not.
+  """
+  factor = jnp.where(waiting.left, waiting.factor, 0)[row]
+  grads = _one_gradient(unit, flow)(*_of_row(unit, recorded, row))
+  return tuple(_held_to(grad, factor, waiting.longest[row]) for grad in grads)
 
 
 def _divisor(count: int, most: int) -> int:

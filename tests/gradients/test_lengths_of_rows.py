@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from dpjax import gradients
+from dpjax.gradients import units
+from dpjax.gradients.units import Rule
 
 _CLIP = 0.01
 
@@ -34,3 +36,36 @@ def test_rows_that_nearly_cancel_are_within_the_bound(inner, width, kind):
   for i in range(len(shares)):
     term = np.asarray(clipped(w, batch, np.arange(len(shares)) == i).total, np.float64)
     assert np.linalg.norm(term) <= _CLIP * (1 + 1e-5)
+
+
+def _blank(rows, inner, width, share):
+  """Constant rows; the second half of them nearly cancels the first."""
+  operand = np.full((rows, inner), 0.3)
+  operand[rows // 2 :] *= -(1 + share)
+  return operand.astype(np.float32), np.ones((rows, width), np.float32)
+
+
+@pytest.mark.parametrize(("rows", "inner", "width"), [(64, 64, 64), (1000, 1, 8)])
+def test_the_rounding_of_a_sum_of_many_rows_is_charged(rows, inner, width, monkeypatch):
+  """A charge of eps let the very numbers that are summed be 1.01 and 1.05 bounds long."""
+  product = lambda forms, platform: (Rule.PRODUCT, units.cost_model.outer(forms[0]), False)
+  monkeypatch.setattr(units, "_cheapest", product)
+  shares = [0.0, *np.geomspace(1e-7, 3e-3, 8)]
+  batch = tuple(map(np.stack, zip(*(_blank(rows, inner, width, s) for s in shares))))
+  loss = lambda w, example: jnp.sum((example[0] @ w) * example[1])
+  run = jax.jit(gradients.clipped_grad(loss, l2_clip_norm=_CLIP, method="ghost"))
+  norms = np.asarray(run(jnp.zeros((inner, width)), batch, True).norms, np.float64)
+  wide = (part.astype(np.float64) for part in batch)
+  true = np.linalg.norm(np.einsum("btk,btp->bkp", *wide), axis=(1, 2))
+  assert np.max(true * np.minimum(1, _CLIP / norms)) <= _CLIP * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("rule", [Rule.GRAM, Rule.PRODUCT])
+def test_rows_that_cancel_near_the_largest_float_are_kept(rule, monkeypatch):
+  cheapest = lambda forms, platform: (rule, units.cost_model.outer(forms[0]), False)
+  monkeypatch.setattr(units, "_cheapest", cheapest)
+  loss = lambda w, example: jnp.sum((example[0] @ w) * example[1])
+  operand = np.array([[[2e38], [-2e38]]], np.float32)
+  batch = operand, np.ones((1, 2, 1), np.float32)
+  run = jax.jit(gradients.clipped_grad(loss, l2_clip_norm=1.0, method="ghost"))
+  assert np.isfinite(run(jnp.zeros((1, 1)), batch, True).norms).all()

@@ -1,0 +1,119 @@
+"""Wrong losses, batches, parameters and masks end in one line that names them, at every entry."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax import gradients
+from dpjax.validate import UserError
+
+_W = jnp.ones((3, 2))
+_BATCH = np.ones((4, 3), np.float32)
+
+
+def _good(w, x):
+  return jnp.sum((x @ w) ** 2)
+
+
+def _branching(w, x):
+  if jnp.sum(x) > 0:
+    return jnp.sum(x @ w)
+  return jnp.sum(w)
+
+
+_LOSSES = {
+  "none": None,
+  "one argument": lambda w: jnp.sum(w),
+  "three arguments": lambda w, x, y: jnp.sum(x @ w),
+  "if": _branching,
+  "numpy": lambda w, x: np.sum(np.asarray(w)),
+  "float": lambda w, x: float(jnp.sum(x @ w)),
+  "int": lambda w, x: w[int(x[0])].sum(),
+  "index": lambda w, x: [0.0, 1.0][jnp.int32(x[0])],
+  "bool index": lambda w, x: jnp.sum(x[x > 0]),
+  "a tuple": lambda w, x: (jnp.sum(x @ w), 1.0),
+  "nothing": lambda w, x: None,
+  "a vector": lambda w, x: x @ w,
+  "text": lambda w, x: "a",
+}
+_LEAVES = {
+  "text": np.array(["a"] * 4),
+  "object": np.array([None] * 4, object),
+  "datetime": np.array(["2020-01-01"] * 4, "datetime64[D]"),
+}
+
+
+def _clipped(**options):
+  return lambda loss_fn, params, batch: gradients.clipped_grad(
+    loss_fn, l2_clip_norm=1.0, **options
+  )(params, batch, True)
+
+
+@functools.cache
+def _plan():
+  return dpjax.Plan(
+    sampler=dpjax.PoissonSampler(prob=0.1, capacity=72),
+    noise_multiplier=1.0,
+    l2_clip_norm=1.0,
+    normalize_by=20,
+    num_steps=20,
+    delta=1e-5,
+  )
+
+
+def _planned(loss_fn, params, batch):
+  return _plan().clipped_grad(loss_fn)(params, batch, True)
+
+
+_ENTRIES = {
+  "per_example_grads": lambda loss_fn, params, batch: gradients.per_example_grads(loss_fn)(
+    params, batch
+  ),
+  "vmap": _clipped(method="vmap"),
+  "ghost": _clipped(method="ghost"),
+  "auto": _clipped(),
+  "microbatches": _clipped(microbatch_size=2),
+  "memory": _clipped(memory_budget=1e9),
+  "plan": _planned,
+  "explain": lambda loss_fn, params, batch: gradients.explain(
+    loss_fn, params, jax.tree.map(lambda leaf: leaf[0], batch)
+  ),
+}
+
+
+def _one_line(call, name):
+  with pytest.raises(UserError) as caught:
+    call()
+  message = str(caught.value)
+  assert name in message and "\n" not in message and len(message) < 300, message
+
+
+@pytest.mark.parametrize("entry", sorted(_ENTRIES))
+def test_a_wrong_loss_is_one_line(entry):
+  for loss_fn in _LOSSES.values():
+    _one_line(lambda loss_fn=loss_fn: _ENTRIES[entry](loss_fn, _W, _BATCH), "loss_fn")
+
+
+@pytest.mark.parametrize("entry", sorted(set(_ENTRIES) - {"explain"}))
+@pytest.mark.parametrize("kind", sorted(_LEAVES))
+def test_a_leaf_that_is_no_number_is_one_line_that_names_its_path(entry, kind):
+  leaf = _LEAVES[kind]
+  call = _ENTRIES[entry]
+  _one_line(lambda: call(_good, _W, {"x": _BATCH, "y": leaf}), "batch['y']")
+  _one_line(lambda: call(_good, {"w": _W, "q": leaf}, _BATCH), "params['q']")
+
+
+@pytest.mark.parametrize("mask", [np.ones((4, 1), bool), np.array([[None]] * 4), "a\nb"])
+def test_a_wrong_mask_is_one_line(mask):
+  grad_fn = gradients.clipped_grad(_good, l2_clip_norm=1.0)
+  _one_line(lambda: grad_fn(_W, _BATCH, mask), "mask")
+  _one_line(lambda: gradients.stacked({"w": np.ones((4, 3))}, mask), "mask")
+
+
+@pytest.mark.parametrize("name", sorted(set(_LOSSES)))
+def test_check_says_what_is_wrong_with_a_loss(name):
+  _one_line(lambda: dpjax.check(_LOSSES[name], _W, _plan(), _BATCH), "loss_fn")
