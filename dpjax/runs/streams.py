@@ -89,15 +89,29 @@ _LATER: dict[str, Any] = {
   "num_users": None,
   "neighboring_relation": "",
 }
+# What an audit that is switched off said then, by its kind now.
+_AUDITS_OFF: dict[Any, dict[str, Any]] = {
+  "gradient": {
+    "num_canaries": 1000,
+    "kind": "mislabelled",
+    "score": "loss",
+    "method": "one_run",
+  },
+  "direction": {"method": "one_run"},
+}
 
 
 def _as_before(fields: Mapping[str, Any]) -> dict[str, Any]:
   """Without the fields of `_LATER` where they say what every run did before them."""
-  return {
-    name: _as_before(entry) if isinstance(entry, Mapping) and name != "options" else entry
-    for name, entry in fields.items()
-    if name not in _LATER or entry != _LATER[name]
-  }
+  found = {}
+  for name, entry in fields.items():
+    if name in _LATER and entry == _LATER[name]:
+      continue
+    if name == "audit" and isinstance(entry, Mapping) and not entry["enabled"]:
+      entry = {**entry, **_AUDITS_OFF.get(entry.get("kind"), {})}
+    nested = isinstance(entry, Mapping) and name != "options"
+    found[name] = _as_before(entry) if nested else entry
+  return found
 
 
 def code_of(config: Config) -> run_code.Code:
