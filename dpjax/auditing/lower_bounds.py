@@ -244,20 +244,36 @@ def one_run_p_value(
   return min(1.0, beta + 2 * num_canaries * delta * float(slope))
 
 
-def _fdp_refuted(
-  mu: float, *, correct: int, guesses: int, num_canaries: int, significance: float
-) -> bool:
-  """Whether that many correct guesses are too many for a mu-Gaussian-DP run: Algorithm 3
-  of Mahloujifar et al., where x -> Phi(Phi^-1(x) - mu) inverts the blow-up function."""
-  r = significance * correct / num_canaries
-  h = significance * (guesses - correct) / num_canaries
+def _too_many(
+  least_fpr: Callable[[Any], Any],
+  levels: Any,
+  *,
+  correct: int,
+  guesses: int,
+  num_canaries: int,
+) -> Any:
+  """Whether that many correct guesses are too many, at each level of significance [...]:
+  Algorithm 3 of Mahloujifar et al.
+
+  Args:
+    least_fpr: true positive rates -> the least false positive rates that go with them, which
+      inverts their blow-up function.
+  """
+  r = levels * correct / num_canaries
+  h = levels * (guesses - correct) / num_canaries
   for i in range(correct - 1, -1, -1):
-    higher = max(h, float(special.ndtr(special.ndtri(r) - mu)))
-    if higher == h:
+    higher = np.maximum(h, least_fpr(r))
+    if (higher == h).all():
       break  # nothing changes any more
-    r = min(1.0, r + i / (guesses - i) * (higher - h))
+    r = np.minimum(1.0, r + i / (guesses - i) * (higher - h))
     h = higher
   return r + h > guesses / num_canaries
+
+
+def _fdp_refuted(mu: float, *, significance: float, **counts: int) -> bool:
+  """Whether that many correct guesses are too many for a mu-Gaussian-DP run."""
+  least_fpr = lambda tpr: special.ndtr(special.ndtri(tpr) - mu)
+  return bool(_too_many(least_fpr, np.float64(significance), **counts))
 
 
 def _ends(m: int, *, two_sided: bool) -> np.ndarray:
@@ -465,25 +481,14 @@ def claim_p_value(scores: Scores, claim: TradeOff) -> float:
   m, tried = sum(map(len, scores)), list(_guesses(scores, two_sided=True))
   refuted = np.zeros(len(_P_VALUES), bool)
   for guesses, correct in tried:
-    refuted |= _claim_refuted(
-      claim, _P_VALUES / len(tried), correct=correct, guesses=guesses, num_canaries=m
+    refuted |= _too_many(
+      claim.false_positive_rate,
+      _P_VALUES / len(tried),
+      correct=correct,
+      guesses=guesses,
+      num_canaries=m,
     )
   return float(min([1.0, *_P_VALUES[refuted]]))
-
-
-def _claim_refuted(
-  claim: TradeOff, levels: np.ndarray, *, correct: int, guesses: int, num_canaries: int
-) -> np.ndarray:
-  """`_fdp_refuted` at each of the levels of significance [s], by a claim's line."""
-  r = levels * correct / num_canaries
-  h = levels * (guesses - correct) / num_canaries
-  for i in range(correct - 1, -1, -1):
-    higher = np.maximum(h, claim.false_positive_rate(r))
-    if (higher == h).all():
-      break  # nothing changes any more
-    r = np.minimum(1.0, r + i / (guesses - i) * (higher - h))
-    h = higher
-  return r + h > guesses / num_canaries
 
 
 def alarm_p_value(scores: Scores, claim: TradeOff) -> float:

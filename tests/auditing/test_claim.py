@@ -39,7 +39,7 @@ def test_a_gaussian_claim_is_refuted_where_algorithm_3_refutes_its_mu(correct, g
     {"correct": correct, "guesses": guesses, "num_canaries": 100},
   )
   levels = np.geomspace(1e-8, 1, 33)
-  found = lower_bounds._claim_refuted(claim, levels, **numbers)
+  found = lower_bounds._too_many(claim.false_positive_rate, levels, **numbers)
   near = [
     [lower_bounds._fdp_refuted(mu, significance=level, **numbers) for level in levels]
     for mu in (1.0, 1.02)
