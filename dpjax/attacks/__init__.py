@@ -106,6 +106,7 @@ from dpjax.attacks.roc import FPRS as FPRS
 from dpjax.attacks.roc import Leakage as Leakage
 from dpjax.attacks.roc import RateAtFpr as RateAtFpr
 from dpjax.attacks.roc import Roc as Roc
+from dpjax.attacks.roc import auc_interval as auc_interval
 from dpjax.attacks.roc import counted as counted
 from dpjax.attacks.roc import curve_of as curve_of
 from dpjax.attacks.roc import measure as measure

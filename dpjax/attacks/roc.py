@@ -167,6 +167,21 @@ class Leakage(NamedTuple):
   curve: Roc
 
 
+def auc_interval(curve: Roc, *, confidence: float, num_targets: int = 1) -> Interval:
+  """Returns Hoeffding's interval around an AUC (Hoeffding 1963).
+
+  Args:
+    num_targets: models whose scores of the same records were pooled. Such scores are not
+      independent of each other, so the interval is as wide as that of one.
+
+  >>> curve = curve_of(np.arange(2000.0), np.arange(2000) >= 1000)
+  >>> round(auc_interval(curve, confidence=0.95)[0], 3)
+  0.957
+  """
+  size = min(curve.num_members, curve.num_non_members) / num_targets
+  return _around(curve.auc, math.sqrt(math.log(2 / (1 - confidence)) / (2 * size)))
+
+
 def measure(
   scores: HostArray,
   membership: HostArray,
@@ -186,12 +201,11 @@ def measure(
   curve = curve_of(scores, membership)
   sizes, spare = (curve.num_members, curve.num_non_members), 1 - confidence
   balanced = float(np.max((curve.tpr + 1 - curve.fpr) / 2))
-  hoeffding = math.sqrt(math.log(2 / spare) / (2 * min(sizes)))
   massart = sum(math.sqrt(math.log(4 / spare) / (2 * n)) for n in sizes) / 2
   return Leakage(
     *sizes,
     curve.auc,
-    _around(curve.auc, hoeffding),
+    auc_interval(curve, confidence=confidence),
     balanced,
     _around(balanced, massart),
     tuple(

@@ -68,3 +68,4 @@ from dpjax.auditing.verdict import Audit as Audit
 from dpjax.auditing.verdict import audit as audit
 from dpjax.auditing.verdict import ceiling as ceiling
 from dpjax.auditing.verdict import check_method as check_method
+from dpjax.auditing.verdict import reason as reason

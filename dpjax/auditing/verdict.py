@@ -13,6 +13,9 @@ from dpjax.auditing.lower_bounds import METHODS, alarm_p_value, claim_p_value
 from dpjax.auditing.scores import Scores
 from dpjax.plan import Plan
 
+_ALARMING = 1e-3  # a p-value that rests on independent canaries
+_SHARE = 10  # the claim's own test has this part of what the bound may err
+
 
 def check_method(method: str, plan: Plan) -> None:
   """Refuses a bound that only holds for Gaussian-DP mechanisms where a plan's is not one.
@@ -48,16 +51,32 @@ def _is_gaussian(part: Any) -> bool:
   return type(part.event if everybody else part).__name__ == "GaussianDpEvent"
 
 
-_ALARMING = 1e-3  # a p-value that rests on independent canaries
-_SHARE = 10  # the claim's own test has this part of what the bound may err
-
-
 class AtBest(NamedTuple):
-  """What some scores show."""
+  """What perfect scores show."""
 
   epsilon_lower: float  # by the method
   claim_p_value: float | None = None  # None: no claim of many pairs is known
   alarm_p_value: float | None = None
+
+
+def reason(
+  shown: AtBest | Audit, *, epsilon_claimed: float | None, method: str, confidence: float
+) -> str:
+  """Returns "REFUTED", "ALARM" or "", by what scores show of a claim.
+
+  >>> case = dict(method="one_run", confidence=0.95)
+  >>> reason(AtBest(2.0), epsilon_claimed=1.0, **case)
+  'REFUTED'
+  >>> reason(AtBest(0.5, 1.0, 1e-4), epsilon_claimed=1.0, **case)
+  'ALARM'
+  """
+  if epsilon_claimed is None:
+    return ""
+  above = shown.epsilon_lower > epsilon_claimed
+  unlikely = _at_most(shown.claim_p_value, (1 - confidence) / _SHARE)
+  if unlikely or (above and not METHODS[method].indicative):
+    return "REFUTED"
+  return "ALARM" if above or _at_most(shown.alarm_p_value, _ALARMING) else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,16 +108,13 @@ class Audit:
     """Whether perfect scores would have refuted the claim, or raised an alarm."""
     return self.ceiling is None or bool(self._reason(self.ceiling))
 
-  def _reason(self, found: AtBest | Audit) -> str:
-    """ "REFUTED", "ALARM" or "", by what scores show."""
-    if self.epsilon_claimed is None:
-      return ""
-    indicative = METHODS[self.method].indicative
-    above = found.epsilon_lower > self.epsilon_claimed
-    unlikely = _at_most(found.claim_p_value, (1 - self.confidence) / _SHARE)
-    if unlikely or (above and not indicative):
-      return "REFUTED"
-    return "ALARM" if above or _at_most(found.alarm_p_value, _ALARMING) else ""
+  def _reason(self, shown: AtBest | Audit) -> str:
+    return reason(
+      shown,
+      epsilon_claimed=self.epsilon_claimed,
+      method=self.method,
+      confidence=self.confidence,
+    )
 
   @property
   def verdict(self) -> str:
@@ -119,19 +135,19 @@ class Audit:
     )
     if self.epsilon_claimed is None:
       return f"{found}; no epsilon is claimed"
-    claim, reason = f"the claimed {upper(self.epsilon_claimed)}", self._reason(self)
+    claim = f"the claimed {upper(self.epsilon_claimed)}"
+    word = self._reason(self)
     if self.epsilon_lower > self.epsilon_claimed:
-      return f"{reason}: {found}, above {claim}"
-    if reason:
-      return f"{reason}: {self._unlikely(reason)}; {found}, {claim}"
+      return f"{word}: {found}, above {claim}"
+    if word:
+      return f"{word}: {self._unlikely(word)}; {found}, {claim}"
     told = f"{found}, {claim}{self._at_best()}"
     return f"not refuted: {told}; an audit cannot show that a run is private"
 
-  def _unlikely(self, reason: str) -> str:
-    if reason == "REFUTED":
-      p, premise = self.claim_p_value, ""
-    else:
-      p, premise = self.alarm_p_value, ", if canaries are independent"
+  def _unlikely(self, word: str) -> str:
+    is_proof = word == "REFUTED"
+    p = self.claim_p_value if is_proof else self.alarm_p_value
+    premise = "" if is_proof else ", if canaries are independent"
     assert p is not None
     return f"such guesses have probability <= {upper(p)} under the claim{premise}"
 

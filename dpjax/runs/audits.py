@@ -94,19 +94,20 @@ def _warn_of_ceiling(config: AuditConfig, plan: Plan) -> None:
   epsilon = plan.epsilon() if plan.is_private else math.inf
   if not math.isfinite(epsilon):
     return
-  options = {"method": config.method, "confidence": config.confidence}
   best = auditing.ceiling(
-    config.num_canaries, delta=plan.delta, claim=claim_of(plan, epsilon), **options
-  )
-  perfect = auditing.Audit(
-    best.epsilon_lower,
-    **options,
+    config.num_canaries,
     delta=plan.delta,
-    epsilon_claimed=epsilon,
-    others={},
-    ceiling=best,
+    method=config.method,
+    confidence=config.confidence,
+    claim=plan.trade_off(),
   )
-  if not perfect.can_refute:
+  refutes = auditing.reason(
+    best,
+    epsilon_claimed=epsilon,
+    method=config.method,
+    confidence=config.confidence,
+  )
+  if not refutes:
     writers.warn(
       f"audit.num_canaries={config.num_canaries}: perfect scores of so many would show epsilon "
       f">= {lower(best.epsilon_lower)}, which cannot refute the claimed {upper(epsilon)}; use more"

@@ -313,7 +313,9 @@ def _row(
   judged = None if line is None else attacks.judge(one.curve, line)
   return {
     "auc": one.auc,
-    "auc_interval": list(_auc_interval(one.curve, 0.95, num_targets)),
+    "auc_interval": list(
+      attacks.auc_interval(one.curve, confidence=0.95, num_targets=num_targets)
+    ),
     "balanced_accuracy": one.balanced_accuracy,
     "tpr_at_fpr": {
       f"{rate.fpr:g}": {
@@ -327,16 +329,6 @@ def _row(
     "against_line": None if judged is None else judged.verdict,
     "verdict": verdict(one.curve, judged, private=private, num_targets=num_targets),
   }
-
-
-def _auc_interval(
-  curve: attacks.Roc, confidence: float, num_targets: int
-) -> tuple[float, float]:
-  """Hoeffding's, as `attacks.measure`, for the records of one target: pooled scores of the same
-  records under several targets are not independent of each other."""
-  size = min(curve.num_members, curve.num_non_members) / num_targets
-  width = float(np.sqrt(np.log(2 / (1 - confidence)) / (2 * size)))
-  return max(0.0, curve.auc - width), min(1.0, curve.auc + width)
 
 
 def verdict(
@@ -363,7 +355,7 @@ def verdict(
   each = 1 - 0.05 / _LOOKS
   rates = [attacks.rate_at(curve, fpr, confidence=each) for fpr in attacks.FPRS]
   apart = any(rate.tpr_interval[0] > rate.fpr_interval[1] for rate in rates)
-  apart |= _auc_interval(curve, each, num_targets)[0] > 0.5
+  apart |= attacks.auc_interval(curve, confidence=each, num_targets=num_targets)[0] > 0.5
   if judged is not None and judged.verdict == "above":
     return "ABOVE the line that its promise allows"
   if not apart:
