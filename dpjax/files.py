@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import pathlib
 from collections.abc import Callable
@@ -72,6 +73,12 @@ def replace_file(
       OSError
     ):  # where nothing can be written, nothing is to be removed
       new.unlink(missing_ok=True)
+
+
+def sha256(path: str | os.PathLike) -> str:
+  """Returns the SHA-256 of a file, in hexadecimal digits."""
+  with open(path, "rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def half_written(path: pathlib.Path) -> set[pathlib.Path]:

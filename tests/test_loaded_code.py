@@ -69,6 +69,10 @@ def _helper(at):
   return write
 
 
+def _environment(folder, scale):
+  os.environ.update(OWN_SCALE=str(scale))
+
+
 def _text(at, form):
   def write(folder, scale):
     (folder / at).parent.mkdir(parents=True, exist_ok=True)
@@ -251,28 +255,28 @@ _WAYS = {
   ),
   "an environment variable": (
     "import os\nSCALE = float(os.environ['OWN_SCALE'])\n",
-    lambda folder, scale: os.environ.update(OWN_SCALE=str(scale)),
+    _environment,
   ),
   "a table of a computation": (
     "import os\nSCALE = {'a': float(os.environ['OWN_SCALE'])}\n",
-    lambda folder, scale: os.environ.update(OWN_SCALE=str(scale)),
+    _environment,
   ),
   "a list of a computation": (
     "import os\nSCALE = [float(x) for x in os.environ['OWN_SCALE'].split()]\n",
-    lambda folder, scale: os.environ.update(OWN_SCALE=str(scale)),
+    _environment,
   ),
   "settings in an object": (
     "import os, types\nSCALE = types.SimpleNamespace(a=float(os.environ['OWN_SCALE']))\n",
-    lambda folder, scale: os.environ.update(OWN_SCALE=str(scale)),
+    _environment,
   ),
   "settings in a dataclass": (
     "import dataclasses, os\n@dataclasses.dataclass\nclass A:\n  a: float\n"
     "SCALE = A(float(os.environ['OWN_SCALE']))\n",
-    lambda folder, scale: os.environ.update(OWN_SCALE=str(scale)),
+    _environment,
   ),
   "an array of a computation": (
     "import os, numpy as np\nSCALE = np.ones(3) * float(os.environ['OWN_SCALE'])\n",
-    lambda folder, scale: os.environ.update(OWN_SCALE=str(scale)),
+    _environment,
   ),
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from dpjax import processes, trees
+from dpjax import files, processes, trees
 from dpjax.federated import row_journal
 from dpjax.federated.client_states import ClientStates, Keeper
 from dpjax.runs import writers
@@ -120,14 +120,9 @@ def _numbers(directory: pathlib.Path) -> list[int]:
 
 def _file_digests(step: pathlib.Path) -> dict[str, str]:
   """SHA-256 of every file of a step but their list, by its path in the step's folder."""
-  files = sorted(path for path in step.rglob("*") if path.is_file())
-  found = {}
-  for path in files:
-    name = path.relative_to(step).as_posix()
-    if name != _DIGESTS:
-      with path.open("rb") as file:
-        found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-  return found
+  paths = sorted(path for path in step.rglob("*") if path.is_file())
+  named = {path.relative_to(step).as_posix(): path for path in paths}
+  return {name: files.sha256(path) for name, path in named.items() if name != _DIGESTS}
 
 
 def write_digests(step: pathlib.Path) -> None:
@@ -311,8 +306,10 @@ class Checkpoints:
 
 def _is_not_of_orbax(record: logging.LogRecord) -> bool:
   trace = record.exc_info[2] if isinstance(record.exc_info, tuple) else None
-  files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
-  return not any("orbax" in text for text in (record.pathname, record.getMessage(), *files))
+  sources = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+  return not any(
+    "orbax" in text for text in (record.pathname, record.getMessage(), *sources)
+  )
 
 
 def _orbax(directory: pathlib.Path) -> ocp.Checkpointer:

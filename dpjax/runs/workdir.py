@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import names, trees, validate
+from dpjax import files, names, trees, validate
 from dpjax.runs import checkpoint, report, streams, writers
 from dpjax.schema import fields
 from dpjax.types import Config, Params
@@ -211,20 +211,15 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
 def digests(workdir: pathlib.Path) -> dict[str, str]:
   """SHA-256 of each file that a run has written for its reader, by name, but of pictures that can
   be drawn again."""
-  files = [path for path in sorted(workdir.iterdir()) if path.is_file()]
-  wanted = [path for path in files if path.name not in _UNBOUND and path.name[0] != "."]
-  return {path.name: _digest(path) for path in wanted}
-
-
-def _digest(path: pathlib.Path) -> str:
-  with path.open("rb") as file:
-    return hashlib.file_digest(file, "sha256").hexdigest()
+  paths = [path for path in sorted(workdir.iterdir()) if path.is_file()]
+  wanted = [path for path in paths if path.name not in _UNBOUND and path.name[0] != "."]
+  return {path.name: files.sha256(path) for path in wanted}
 
 
 def _check_files(workdir: pathlib.Path, written: Mapping[str, str]) -> None:
   for name, digest in written.items():
     path = workdir / name
-    if path.is_file() and _digest(path) == digest:
+    if path.is_file() and files.sha256(path) == digest:
       continue
     what = "is not what the run wrote" if path.exists() else "is gone"
     raise UserError(

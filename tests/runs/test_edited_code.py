@@ -147,6 +147,13 @@ def test_two_runs_of_edited_code_share_no_noise(tmp_path, fresh):
   assert keys[0] == keys[2] != keys[1]
 
 
+def _stop_after_one_step(config, workdir, monkeypatch):
+  with monkeypatch.context() as stopping:
+    stop_after(stopping, 1)
+    with pytest.raises(loop.Interrupted):
+      loop.train(config, workdir)
+
+
 @pytest.mark.parametrize("release", [False, True])
 def test_a_run_is_not_continued_with_an_edited_helper(
   release, tmp_path, fresh, monkeypatch
@@ -154,10 +161,7 @@ def test_a_run_is_not_continued_with_an_edited_helper(
   _write(tmp_path / "code", 1.0)
   fresh(tmp_path / "code")
   config = _small(release=release, **{"privacy.sampling_prob": 0.2})
-  with monkeypatch.context() as stopping:
-    stop_after(stopping, 1)
-    with pytest.raises(loop.Interrupted):
-      loop.train(config, tmp_path / "run")
+  _stop_after_one_step(config, tmp_path / "run", monkeypatch)
   shutil.copytree(tmp_path / "run", tmp_path / "copy")
   _write(tmp_path / "code", 2.0)
   fresh(tmp_path / "code")
@@ -242,10 +246,7 @@ def test_a_run_is_not_continued_with_an_edited_data_file(
   _write_reading(tmp_path / "code", 2e3)
   fresh(tmp_path / "code")
   config = _small(release=release, **{"privacy.sampling_prob": 0.2})
-  with monkeypatch.context() as stopping:
-    stop_after(stopping, 1)
-    with pytest.raises(loop.Interrupted):
-      loop.train(config, tmp_path / "run")
+  _stop_after_one_step(config, tmp_path / "run", monkeypatch)
   _write_reading(tmp_path / "code", 1e3)
   fresh(tmp_path / "code")
   with pytest.raises(UserError, match="^file 'own_scale.txt': is not what") as told:
@@ -280,10 +281,7 @@ def _planned(config, workdir):
 @pytest.mark.parametrize("name", ["dpjax", "jax"])
 def test_a_run_is_not_continued_with_another_version(name, tmp_path, monkeypatch):
   config = _small(loss="auto", release=True)
-  with monkeypatch.context() as stopping:
-    stop_after(stopping, 1)
-    with pytest.raises(loop.Interrupted):
-      loop.train(config, tmp_path / "run")
+  _stop_after_one_step(config, tmp_path / "run", monkeypatch)
   versions = run_code.of().versions
   with monkeypatch.context() as upgraded:
     upgraded.setattr(packages, "versions", lambda: {**versions, name: "99.1"})
@@ -299,10 +297,7 @@ def test_a_run_is_not_continued_with_another_version(name, tmp_path, monkeypatch
 
 def test_a_run_that_did_not_remember_its_code_is_not_continued(tmp_path, monkeypatch):
   config = _small(loss="auto")
-  with monkeypatch.context() as stopping:
-    stop_after(stopping, 1)
-    with pytest.raises(loop.Interrupted):
-      loop.train(config, tmp_path / "run")
+  _stop_after_one_step(config, tmp_path / "run", monkeypatch)
   memory = tmp_path / "run" / checkpoint.FOLDER / "run.json"
   held = json.loads(memory.read_text())
   new = (streams.CODE, owner._SELF)
