@@ -464,15 +464,16 @@ class Plan:
     return np.array([self._epsilon_of(self._total(n), delta, n) for n in counts], float)
 
   def trade_off(self, steps: int | None = None) -> accounting.TradeOff:
-    """Every pair (epsilon, delta) that holds after `steps` (default: all) steps, at many
-    epsilons; each pays for the abort on a draw above the capacity."""
+    """Returns every pair (epsilon, delta) that holds after `steps` (default: all) steps, at many
+    epsilons. Each pays for the abort on a draw above the capacity."""
     pairs = accounting.all_pairs(
       self.event(steps),
       neighboring_relation=self.neighboring_relation,
       accountant=self.accountant,
     )
-    own, aside = self.epsilon(), self.delta - self.accounted_delta(self.delta)
-    # of the whole run; aside = (1 + e^own) of it, where own is finite
+    own = self.epsilon()
+    aside = self.delta - self.accounted_delta(self.delta)
+    # Of the whole run: aside is (1 + e^own) times it, where own is finite.
     abort = aside / (1 + math.exp(own if math.isfinite(own) else 0.0))
     deltas = pairs.deltas + abort * (1 + np.exp(pairs.epsilons))
     return pairs._replace(deltas=np.minimum(deltas, 1.0))

@@ -138,7 +138,7 @@ def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> 
 
 
 def all_pairs(event: DpEvent, **counting: Unpack[Counting]) -> TradeOff:
-  """What is proved for an event at many epsilons from 0 to 200, all together.
+  """Returns what is proved for an event at many epsilons from 0 to 200, all together.
 
   Args:
     event: of the whole run.

@@ -109,8 +109,13 @@ def by_plan(plan: Plan, *, steps: int | None = None) -> AllowedRoc:
   """
   if not plan.is_private:
     raise UserError("plan: promises no epsilon, so no line is allowed or forbidden")
-  relation, pairs = plan.neighboring_relation, plan.trade_off(steps)
-  return _by_pairs("plan", pairs, plan.accountant, relation, plan.assumptions)
+  return _by_pairs(
+    "plan",
+    plan.trade_off(steps),
+    plan.accountant,
+    plan.neighboring_relation,
+    plan.assumptions,
+  )
 
 
 def replaced(line: AllowedRoc) -> AllowedRoc:

@@ -478,7 +478,8 @@ def claim_p_value(scores: Scores, claim: TradeOff) -> float:
   1.0
   """
   _ = _checked(scores, 0.0, 0.5)
-  m, tried = sum(map(len, scores)), list(_guesses(scores, two_sided=True))
+  m = sum(map(len, scores))
+  tried = list(_guesses(scores, two_sided=True))
   refuted = np.zeros(len(_P_VALUES), bool)
   for guesses, correct in tried:
     refuted |= _too_many(
@@ -505,7 +506,8 @@ def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
   True
   """
   _ = _checked(scores, 0.0, 0.5)
-  values, inside = np.concatenate(scores), len(scores.inside)
+  values = np.concatenate(scores)
+  inside = len(scores.inside)
   truth = np.arange(values.size) < inside
   order = np.lexsort((truth, -values))  # equal scores are guessed as wrong as can be
   found = int(np.sum(truth[order[:inside]]))

@@ -233,7 +233,7 @@ def ceiling(
   confidence: float = 0.95,
   claim: TradeOff | None = None,
 ) -> AtBest:
-  """What scores show at best: those of every canary that is in above all others.
+  """Returns what scores show at best: those of every canary that is in above all others.
 
   >>> round(ceiling(50, delta=1e-3, method="one_run").epsilon_lower, 2)
   0.7
