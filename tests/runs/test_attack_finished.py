@@ -106,7 +106,7 @@ def test_a_defence_is_not_said_to_fail_by_records_that_are_counted_many_times():
   assert members.verdict(weak, None) == "FAILS: members are told apart"
   assert members.verdict(weak, None, num_targets=17) == "not shown to fail"
   assert members.verdict(clear, None, num_targets=17) == "FAILS: members are told apart"
-  low, high = members._auc_interval(weak, 0.95, 17)
+  low, high = attacks.auc_interval(weak, confidence=0.95, num_targets=17)
   assert low < 0.5 < 0.526 < high
 
 
