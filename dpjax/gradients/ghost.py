@@ -175,26 +175,43 @@ def _with_rows_alone(
   recorded: tapped.Recorded,
   waiting: dict[int, unit_rules.Waiting],
 ) -> list[Any]:
-  """The sums, with the terms of examples whose c_i g_i underflow, one example after the other.
-
-  Where there are none, this is the condition of a loop.
-  """
+  """The sums, with the terms of examples whose c_i g_i underflow, one example after the other."""
   if not waiting:
     return sums
 
-  def add(carry):
-    left, sums = carry
-    row = jnp.argmax(left)
+  def add(sums, row):
     more = dict(sums)
     for i, each in waiting.items():
       terms = unit_rules.alone(ordered[i], flow, recorded, row, each)
       more[i] = tuple(s + t.astype(s.dtype) for s, t in zip(sums[i], terms))
-    return left.at[row].set(False), more
+    return more
 
   left = functools.reduce(jnp.logical_or, [each.left for each in waiting.values()])  # [B]
   first = as_varying_as((recorded, left), {i: sums[i] for i in waiting})
-  more = lax.while_loop(lambda carry: jnp.any(carry[0]), add, (left, first))[1]
+  more = _row_by_row(add, left, first)
   return [more.get(i, each) for i, each in enumerate(sums)]
+
+
+def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any) -> Any:
+  """Returns fn(... fn(fn(first, i), j) ..., k) over the rows i < j < ... < k that are True.
+
+  Args:
+    fn: `(carry, row) -> carry`; it may close over arrays of the whole batch.
+    rows: [B] bool.
+    first: the first carry.
+  """
+
+  def step(state):
+    left, carry = state
+    row = jnp.argmax(left)
+    return left.at[row].set(False), fn(carry, row)
+
+  def loop(state):
+    return lax.while_loop(lambda state: jnp.any(state[0]), step, state)
+
+  # XLA copies what a loop closes over, also for a loop of no steps. Inside of a conditional
+  # it does so only where there are such rows. Scattering features cost four times as much.
+  return lax.cond(jnp.any(rows), loop, lambda state: state, (rows, first))[1]
 
 
 def stacked_gradients(
@@ -218,8 +235,6 @@ def _made_certain(
 ) -> Any:
   """Replaces lengths that squares could not tell, one example after the other.
 
-  Where there are none, this is the condition of a loop.
-
   Args:
     groups: tree of Length [B], one per clip norm.
     clip: how they are clipped.
@@ -227,14 +242,13 @@ def _made_certain(
     exactly: the same tree of Length [], of the example in a row.
   """
 
-  def replace(carry):
-    left, groups = carry
-    row = jnp.argmax(left)
-    write = lambda known, new: known.at[row].set(new.astype(known.dtype))
-    return left.at[row].set(False), jax.tree.map(write, groups, exactly(row))
+  def replace(groups, row):
+    def write(known, new):
+      return known.at[row].set(new.astype(known.dtype))
 
-  left = mask & ~clipping.is_certain(groups, clip)  # [B]
-  return lax.while_loop(lambda carry: jnp.any(carry[0]), replace, (left, groups))[1]
+    return jax.tree.map(write, groups, exactly(row))
+
+  return _row_by_row(replace, mask & ~clipping.is_certain(groups, clip), groups)
 
 
 def _by_leaf(found: Sequence[Unit], values: Sequence[Sequence[Any]]) -> list[Any]:

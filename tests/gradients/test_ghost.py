@@ -153,6 +153,29 @@ def test_no_convolution_runs_in_a_branch_or_a_loop(build):
   assert "dot_general" in names and "conv_general_dilated" not in names
 
 
+def _beside_loops(jaxpr):
+  """For each while loop in a jaxpr, how many equations stand beside it."""
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name == "while":
+      yield len(jaxpr.eqns) - 1
+    for sub in jax.tree.leaves(list(eqn.params.values())):
+      sub = getattr(sub, "jaxpr", sub)
+      if hasattr(sub, "eqns"):
+        yield from _beside_loops(sub)
+
+
+def test_loops_over_rare_rows_stand_alone_in_a_branch():
+  """Elsewhere XLA copies the whole batch for a loop of no steps: four times the time."""
+  params = {"w": _normal(300, 10), "b": _normal(10)}
+  batch = _normal(6, 300)
+  grad_fn = gradients.clipped_grad(
+    lambda p, x: _energy(x @ p["w"] + p["b"]), l2_clip_norm=1.0, method="ghost"
+  )
+  jaxpr = jax.make_jaxpr(lambda p: grad_fn(p, batch, True).total)(params).jaxpr
+  # One for norms that squares cannot tell, one for terms that underflow.
+  assert list(_beside_loops(jaxpr)) == [0, 0]
+
+
 def test_flax_transposed_convolution():
   model = nn.ConvTranspose(3, (3, 3), strides=(2, 2))
   x = _normal(SIZE, 1, 5, 4, 2)
