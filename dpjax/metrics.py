@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -125,6 +125,64 @@ def accuracy(
   0.75
   """
   return evaluate(apply, params, dataset, batch_size=batch_size)["accuracy"]
+
+
+class Confusion(NamedTuple):
+  """Counts of answers by class, and how far the probabilities were from the labels."""
+
+  counts: np.ndarray  # [K, K]: rows are true classes, columns are answers
+  unanswered: np.ndarray  # [K]: examples of a class whose logits hold NaN
+  squared_error: float  # mean over examples of sum_k (p_k - [k is the label])^2
+
+  def one_against_rest(self) -> np.ndarray:
+    """Returns [K, 4]: for each class the true positives, true negatives, false positives and
+    false negatives."""
+    hits = np.diag(self.counts)
+    false_positives = self.counts.sum(axis=0) - hits
+    false_negatives = self.counts.sum(axis=1) + self.unanswered - hits
+    total = self.counts.sum() + self.unanswered.sum()
+    true_negatives = total - hits - false_positives - false_negatives
+    return np.stack([hits, true_negatives, false_positives, false_negatives], axis=1)
+
+
+def confusion(
+  apply: Apply, params: Params, dataset: Labelled, *, batch_size: int = 500
+) -> Confusion:
+  """Counts the answers of a classifier by class; see `evaluate` for the arguments.
+
+  The squared error is that of the softmax of the logits (the Brier score): 0 is perfect, 2 is
+  certain and wrong. An example whose logits hold NaN counts 2.
+
+  >>> from dpjax.types import Example
+  >>> data = Example(x=100 * jnp.eye(3)[jnp.array([0, 1, 2, 0])], y=jnp.array([0, 1, 1, 0]))
+  >>> counted = confusion(lambda params, x: x @ params, jnp.eye(3), data)
+  >>> counted.counts.tolist(), counted.squared_error
+  ([[2, 0, 0], [0, 1, 1], [0, 0, 0]], 0.5)
+  >>> counted.one_against_rest()[1].tolist()  # class 1: TP, TN, FP, FN
+  [1, 2, 0, 1]
+  """
+  validate.integer_at_least(1, batch_size=batch_size)
+  x, y = _arrays(dataset)
+  outputs = []
+  for rows, _, mask in _batches(x, y, batch_size):
+    outputs.append(np.asarray(apply(params, rows), np.float32)[mask])
+  logits = np.concatenate(outputs)  # [n, K]
+  if logits.ndim != 2 or len(logits) != len(y):
+    raise UserError(f"apply: must return logits [{len(y)}, K], got {logits.shape}")
+  if y.min() < 0 or y.max() >= logits.shape[1]:
+    raise UserError(
+      f"dataset.y: must be in [0, {logits.shape[1]}), the number of logits, "
+      f"got {y.min()} to {y.max()}"
+    )
+  answered = ~np.isnan(logits).any(axis=1)
+  num_classes = logits.shape[1]
+  counts = np.zeros((num_classes, num_classes), np.int64)
+  np.add.at(counts, (y[answered], np.argmax(logits[answered], axis=1)), 1)
+  unanswered = np.bincount(y[~answered], minlength=num_classes)
+  shares = np.asarray(jax.nn.softmax(jnp.asarray(logits[answered]), axis=1), np.float64)
+  errors = np.sum((shares - np.eye(num_classes)[y[answered]]) ** 2, axis=1)
+  total = np.sum(errors) + 2.0 * np.sum(unanswered)
+  return Confusion(counts, unanswered, float(total / len(y)))
 
 
 def nearest_neighbour_accuracy(points: Any, labels: Any, *, batch_size: int = 500) -> float:

@@ -15,6 +15,10 @@ the data. Stop it at any time; the same command goes on where it stopped.
 Exit code 1 if one of several runs failed, or an attack refutes a PROVED epsilon.
 --dry_run prints the plan and ends: runs, epsilon of each and of all together, minutes and memory
 (estimates, from a few steps on zeros, without the attacks of --audit); it writes nothing.
+
+--figure_9=DIR trains nothing. It draws 100,000 numbers of Laplace and Gaussian noise, as figure 9
+of the paper does, and says what either noise is for a whole record; it writes figure_9.png,
+figure_9.csv and result.json to DIR.
 """
 
 from __future__ import annotations
@@ -22,17 +26,32 @@ from __future__ import annotations
 from absl import flags
 
 from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.sweeps import claims, engine, experiment, rehearsal
+from dpjax.sweeps import claims, engine, experiment, noise_histograms, rehearsal
 from launch import app, config_flag
 
 config_flag.define(kind=RelevanceConfig, default="configs/radp/quickstart.py")
 flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<config name>).")
 flags.DEFINE_bool("audit", False, "Attack each run; short for --config.audit.enabled.")
+flags.DEFINE_string(
+  "figure_9", "", "Draw the noises of figure 9 into this folder, and end."
+)
 app.define_dry_run()
 
 
+def draw_figure_9(folder: str) -> None:
+  """Draws it, and prints a line for each noise."""
+  names = ("config", "workdir", "audit", "dry_run")
+  app.refuse_given(names, "a run, and --figure_9 trains nothing")
+  result = noise_histograms.run(folder)
+  for row in result["noises"]:
+    print(noise_histograms.line(row, result["num_features"]))
+  print(f"wrote {folder}/figure_9.png, figure_9.csv, result.json")
+
+
 def main() -> None:
-  """Runs what is left of the experiment."""
+  """Runs what is left of the experiment, or draws figure 9."""
+  if flags.FLAGS.figure_9:
+    return draw_figure_9(flags.FLAGS.figure_9)
   config, workdir = config_flag.asked()
   if flags.FLAGS.dry_run:
     return print(rehearsal.told_relevance(config, workdir))

@@ -91,6 +91,29 @@ def test_bfloat16_logits_are_summed_in_float32():
   np.testing.assert_allclose(loss, np.log(1000), rtol=1e-6)
 
 
+@hypothesis.given(st.integers(0, 2**31 - 1), st.integers(1, 40), st.integers(2, 5))
+@hypothesis.settings(max_examples=20, deadline=None)
+def test_confusion_counts_each_class_against_the_rest(seed, n, num_classes):
+  rng = np.random.default_rng(seed)
+  logits = rng.normal(size=(n, num_classes)).astype(np.float32)
+  logits[rng.random(n) < 0.2, 0] = np.nan
+  labels = rng.integers(num_classes, size=n)
+  data = Example(logits, labels)
+  counted = metrics.confusion(lambda params, x: x, None, data, batch_size=7)
+  answers = [-1 if np.isnan(row).any() else int(np.argmax(row)) for row in logits]
+  for k, found in enumerate(counted.one_against_rest()):
+    pairs = [(label == k, answer == k) for label, answer in zip(labels, answers)]
+    wanted = [pairs.count((True, True)), pairs.count((False, False))]
+    wanted += [pairs.count((False, True)), pairs.count((True, False))]
+    assert found.tolist() == wanted
+  errors = []
+  for row, label, answer in zip(logits.astype(np.float64), labels, answers):
+    shares = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+    wanted = np.arange(num_classes) == label
+    errors.append(2.0 if answer < 0 else np.sum((shares - wanted) ** 2))
+  assert counted.squared_error == pytest.approx(np.mean(errors), rel=1e-5)
+
+
 def test_tokens_are_evaluated_too():
   d = data.from_arrays(np.array([[1, 0], [2, 0]]), [1, 0], num_classes=3)
   assert metrics.accuracy(lambda table, x: table[x[:, 0]], jnp.eye(3), d) == 0.5

@@ -95,6 +95,9 @@ def _paper_privacy(job: Inputs, found: paper.Features) -> Privacy:
     neighboring_relation="add_or_remove_one",  # definition 1 of the paper
     failed_assumptions=tuple(failed),
     details={
+      "departures": paper.departures(
+        how, num_records=len(job.train), averaged=len(job.for_relevance())
+      ),
       "preset": how.preset,
       "draw": how.reading.draw,
       "features_alone_local_epsilon": paper.local_epsilon(found, how, job.channels),

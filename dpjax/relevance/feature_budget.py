@@ -31,6 +31,28 @@ def entropy_bits(shares: HostArray) -> np.ndarray:
   return shares * np.log2(1 / np.where(shares > 0, shares, 1.0))
 
 
+def value_frequencies(values: HostArray) -> np.ndarray:
+  """Returns how often each entry's value occurs in its column, as a share (eq. 12): [n, d].
+
+  Nothing here uses it, nor does the paper's algorithm: it takes the entropies of relevance
+  shares (eq. 15), not of the values' frequencies that eq. 11 and 12 define.
+
+  Args:
+    values: [n, d], n >= 1.
+
+  >>> value_frequencies([[0, 1], [0, 2], [3, 2], [0, 2]]).tolist()
+  [[0.75, 0.25], [0.75, 0.75], [0.25, 0.75], [0.75, 0.75]]
+  """
+  values = np.asarray(values)
+  if values.ndim != 2 or len(values) == 0:
+    raise UserError(f"values: must be [n, d] with n >= 1, got shape {values.shape}")
+  shares = np.empty(values.shape)
+  for j, column in enumerate(values.T):
+    _, which, counts = np.unique(column, return_inverse=True, return_counts=True)
+    shares[:, j] = counts[which] / len(values)
+  return shares
+
+
 def default_entropy_floor(num_features: int) -> float:
   """log2(d) / d: the entropy of a feature when all are alike. Public.
 
@@ -44,7 +66,7 @@ def entropy_noise_scales(shares: HostArray, num_records: int, floor: float) -> n
   """(1 / n) / max(eps_j, floor): the scale of the noise on R_j (Algorithm 2, step 14).
 
   The paper has floor 0, where a feature without relevance gets infinite noise. The scale
-  depends on the data, so this noise is no epsilon-DP for any epsilon (C4).
+  depends on the data, so this noise is no epsilon-DP for any epsilon.
   """
   validate.non_negative(floor=floor)
   with np.errstate(divide="ignore"):
@@ -74,7 +96,7 @@ def floor_normalized(noisy: HostArray, floor: float, power: float = 1.0) -> np.n
   """beta_j = max(R_j, floor)^power / sum of them: > 0, sums to 1, monotone in R_j.
 
   Post-processing of the noisy shares, so it costs nothing. The paper divides by the sum as
-  it is, and so gets negative shares and negative noise scales (C11).
+  it is, and so gets negative shares and negative noise scales.
 
   >>> floor_normalized([0.6, -0.2, 0.2], floor=0.2).tolist()
   [0.6, 0.2, 0.2]
@@ -124,7 +146,7 @@ class Reading:
 PRESETS = {
   "P1": Reading("sum1", True, "record_once"),  # Algorithm 3 as printed
   "P2": Reading("sum1", False, "record_once"),
-  "P3": Reading("mean1", False, "record_once"),  # divided by L, beta as in AdLM
+  "P3": Reading("mean1", False, "record_once"),  # P2 with beta times d, as in AdLM
   "P4": Reading("mean1", False, "batch"),  # AdLM on MNIST: one map per batch
   "P5": Reading("mean1", False, "run"),  # AdLM on CIFAR-10: one map per run
 }

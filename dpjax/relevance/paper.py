@@ -18,31 +18,37 @@ from dpjax.relevance import feature_budget
 from dpjax.relevance.settings import Paper
 from dpjax.types import HostArray
 
-# The critique C1-C18 of the design, in one line each.
+# Why the claims of a run do not hold: one line for each name. docs/relevance.md gives the
+# codes by which results that were published earlier call them.
 CRITIQUE = {
-  "C1": "definition 1 adds or removes a record, theorem 2 replaces one, theorem 4 changes "
-  "every record of a batch: the three are never reconciled",
-  "C2": "relevance shares need not lie in [0, 1] (eq. 10), so 1/n does not bound them",
-  "C4": "the scale of the relevance noise depends on the data: no finite epsilon holds, "
-  "and printing epsilon_1 leaks as well",
-  "C5": "epsilon_1 as the sum of entropies is neither an upper bound nor the cost of fixed "
-  "budgets",
-  "C6": "model 1 is trained on the raw data without privacy, and every relevance map "
-  "depends on it",
-  "C8": "Delta_x = L is the sensitivity of a batch sum to a change of all L records",
-  "C9": "the proof compares batch sums, the algorithm noises records: ",
-  "C10": "noise is drawn again and again, so the cost grows with every draw",
-  "C11": "noisy relevance is negative or zero for many features; it was floored here, "
-  "which the paper does not say",
-  "C12": "the labels are used raw: for a record with its label no finite epsilon holds",
-  "C13": "epsilon_2 alone is reported, where theorem 7 adds epsilon_1",
-  "C14": "the L2 sensitivity is taken as L where it is sqrt(L)",
-  "C15": "the Gaussian is compared coordinate by coordinate, not as a vector",
-  "C16": "delta is counted per coordinate: d * delta = {d_delta} for the record, and "
-  "n * delta = {n_delta} records may be published in clear",
-  "C17": "the channels of a place share their noise: their differences are noise-free",
+  "neighbors": "definition 1 adds or removes a record, theorem 2 replaces one, theorem 4 "
+  "changes every record of a batch: the three are never reconciled",
+  "range of shares": "relevance shares need not lie in [0, 1] (eq. 10), so 1/n does not bound "
+  "them",
+  "data-dependent noise": "the scale of the relevance noise depends on the data: no finite "
+  "epsilon holds, and printing epsilon_1 leaks as well",
+  "entropy as epsilon": "epsilon_1 as the sum of entropies is neither an upper bound nor the "
+  "cost of fixed budgets",
+  "model 1": "it is trained on the raw data without privacy, and every relevance map depends "
+  "on it",
+  "sensitivity L": "Delta_x = L is the sensitivity of a batch sum to a change of all L records",
+  "batch sums": "the proof compares batch sums, the algorithm noises records: ",
+  "redrawn noise": "noise is drawn again and again, so the cost grows with every draw",
+  "entropy floor": "this run floors the entropies, which the paper does not: without it P3 "
+  "falls to chance (docs/relevance.md)",
+  "relevance floor": "noisy relevance is negative or zero for many features; it was floored "
+  "here, which the paper does not say",
+  "raw labels": "for a record with its label no finite epsilon holds; theorem 6 says that the "
+  "loss needs no noise, by a series that diverges",
+  "epsilon_1 left out": "epsilon_2 alone is reported, where theorem 7 adds epsilon_1",
+  "L2 sensitivity": "it is taken as L where it is sqrt(L)",
+  "Gaussian by coordinate": "it is compared coordinate by coordinate, not as a vector",
+  "delta by coordinate": "d * delta = {d_delta} for the record, and n * delta = {n_delta} "
+  "records may be published in clear",
+  "shared channels": "the channels of a place share their noise: their differences are "
+  "noise-free",
 }
-_C9 = {
+_BATCH_SUMS = {
   "sum1": "one record's features have epsilon_2 (or epsilon_2 / L) of local privacy",
   "mean1": "with beta of mean 1 one record's features have d * epsilon_2 of local privacy",
   "shared": "with one noise map for several records, nothing holds for one record",
@@ -108,32 +114,83 @@ def claims(found: Features, epsilon: float) -> dict[str, float]:
 def failed_assumptions(
   how: Paper, *, num_features: int, num_channels: int, num_records: int
 ) -> list[str]:
-  """Why the claims do not hold, by the switches of this run: "C4: ..." in order.
+  """Returns why the claims do not hold, by the switches of this run: "name: reason" in order.
 
-  >>> failed = failed_assumptions(Paper(), num_features=784, num_channels=1,
+  >>> failed = failed_assumptions(Paper(entropy_floor=0.0), num_features=784, num_channels=1,
   ...                             num_records=60_000)
-  >>> [line.split(":")[0] for line in failed]
-  ['C1', 'C4', 'C5', 'C6', 'C9', 'C11', 'C12', 'C13']
+  >>> [line.split(":")[0] for line in failed][:4]
+  ['neighbors', 'data-dependent noise', 'entropy as epsilon', 'model 1']
   """
   reading = how.reading
   shared = reading.draw in ("batch", "run")
   gaussian = how.mechanism == "gaussian"
   applies = {
-    "C2": how.rel_norm == "raw",
-    "C8": reading.times_batch_size,
-    "C10": reading.draw != "record_once",
-    "C14": gaussian and reading.times_batch_size,
-    "C15": gaussian,
-    "C16": gaussian,
-    "C17": how.shared_channels and num_channels > 1,
+    "range of shares": how.rel_norm == "raw",
+    "sensitivity L": reading.times_batch_size,
+    "redrawn noise": reading.draw != "record_once",
+    "entropy floor": how.entropy_floor != 0,
+    "L2 sensitivity": gaussian and reading.times_batch_size,
+    "Gaussian by coordinate": gaussian,
+    "delta by coordinate": gaussian,
+    "shared channels": how.shared_channels and num_channels > 1,
   }
   numbers = {
     "d_delta": upper(num_features * how.delta, digits=3),
     "n_delta": upper(num_records * how.delta, digits=3),
   }
   lines = {name: text.format(**numbers) for name, text in CRITIQUE.items()}
-  lines["C9"] += _C9["shared" if shared else reading.beta_norm]
+  lines["batch sums"] += _BATCH_SUMS["shared" if shared else reading.beta_norm]
   return [f"{name}: {lines[name]}" for name in CRITIQUE if applies.get(name, True)]
+
+
+def departures(how: Paper, *, num_records: int, averaged: int) -> list[str]:
+  """Returns what this run does otherwise than the paper: "name: difference" in order.
+
+  None of it concerns privacy, in which `failed_assumptions` says what fails.
+
+  Args:
+    how: the settings of the run.
+    num_records: n.
+    averaged: the number of records that the relevance is a mean over.
+
+  >>> lines = departures(Paper(), num_records=60_000, averaged=10_000)
+  >>> lines[0]
+  'noise: its scale is 1 / (d beta_j epsilon_2); algorithm 3 has L / (beta_j epsilon_2)'
+  >>> [line.split(":")[0] for line in lines]
+  ['noise', 'shares', 'records', 'loss', 'kernels']
+  """
+  reading = how.reading
+  factor = "d " if reading.beta_norm == "mean1" else ""
+  top = "L" if reading.times_batch_size else "1"
+  printed = reading == feature_budget.PRESETS["P1"]
+  differs = {
+    f"noise: its scale is {top} / ({factor}beta_j epsilon_2); algorithm 3 has "
+    "L / (beta_j epsilon_2)": not printed,
+    "shares: |R| / sum |R|; eq. 10 has R / sum R": how.rel_norm == "abs",
+    "shares: max(R, 0) over their sum; eq. 10 has R / sum R": how.rel_norm == "relu",
+    f"records: the relevance is a mean over {averaged} of {num_records}; algorithm 2 takes "
+    "all": averaged < num_records,
+    "loss: cross-entropy is minimised and reported; eq. 20 has the squared error, which "
+    "result.json gives beside it": True,
+    "kernels: table 2's 4x4 to 128x128 are read as numbers of 3x3 filters": True,
+  }
+  return [line for line, applies in differs.items() if applies]
+
+
+def theorem_6_series(z: float, num_terms: int) -> float:
+  """Returns the sum of the first terms of theorem 6's series for ln(1 + e^-z).
+
+  A counter-example, used by nothing. The proof expands ln(1 + x) at x = e^-z and at x = e^z in
+  one line. The series converges for x <= 1 alone, so one of the two diverges for each z but 0.
+
+  >>> round(theorem_6_series(0.5, 60), 3), round(math.log1p(math.exp(-0.5)), 3)
+  (0.474, 0.474)
+  >>> theorem_6_series(-0.5, 60) < -1e11
+  True
+  """
+  validate.integer_at_least(1, num_terms=num_terms)
+  n = np.arange(1, num_terms + 1)
+  return float(np.sum((-1.0) ** (n - 1) / n * np.exp(-n * z)))
 
 
 def local_epsilon(found: Features, how: Paper, num_channels: int) -> float:

@@ -73,7 +73,7 @@ def sample(
   `dtype` is that of what it is added to: coarser noise would leave low bits bare.
 
   For "gaussian" the scales are standard deviations. With `shared_channels` one value is
-  used for all channels of a place (C17: then their differences are noise-free).
+  used for all channels of a place (then their differences are noise-free).
   """
   validate.one_of(MECHANISMS, mechanism=mechanism)
   drawn = scales.shape if shared_channels else shape

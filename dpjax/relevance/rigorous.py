@@ -7,10 +7,11 @@ replace_one on the image alone. Records lie in [0, 1]; others are refused. Stage
 | ----- | ------------------------------------------------- | ------------------------------ |
 | A     | none, public data, or DP-SGD on D1                | 0, 0, (eps_A, delta_A)         |
 | B     | mean share + Laplace(2 / (n1 eps_B))              | eps_B                          |
-| C1    | Laplace, b_j = c / (beta_j eps_C)                 | eps_C, local                   |
-| C2    | weighted L1 clip to C, b_j = min(c, 2C) / (...)   | eps_C, local                   |
-| C3    | Laplace, scales by the PLD of the whole vector    | (eps_C, delta), local          |
-| C4    | weighted L2 clip, Gaussian                        | (eps_C, delta), local          |
+| C     | laplace: b_j = c / (beta_j eps_C)                 | eps_C, local                   |
+| C     | laplace_clipped: weighted L1 clip to C,           | eps_C, local                   |
+|       | b_j = min(c, 2C) / (beta_j eps_C)                 |                                |
+| C     | laplace_pld: scales by the PLD of all features    | (eps_C, delta), local          |
+| C     | gaussian: weighted L2 clip                        | (eps_C, delta), local          |
 | L     | randomised response on the label                  | eps_L, local                   |
 | S     | the noisy records of D2 secretly permuted         | eps_C + eps_L -> (eps, delta)  |
 
@@ -48,7 +49,7 @@ FEATURES_UNIT = "example's features"
 _SALT = b"dpjax relevance split"
 _SLACK = 1 + 1e-6  # what float32 may add to a clipped norm
 _TOLERANCE = 1e-4  # of a search, relative; it ends on the private side
-_LEVELS = 4  # scales per octave in C3, so that few different events are composed
+_LEVELS = 4  # scales per octave in laplace_pld, so that few different events are composed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +186,7 @@ def check_domain(**named: Any) -> None:
 
 
 def clipped(x: np.ndarray, beta: np.ndarray, how: Rigorous) -> np.ndarray:
-  """Records as stage C noises them: scaled down to the clip, centred for C4.
+  """Records as stage C noises them: scaled down to the clip, centred for the Gaussian.
 
   Raises:
     UserError: a record that is not float32 numbers in [0, 1], for which no scale of

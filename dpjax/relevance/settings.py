@@ -11,7 +11,7 @@ from dpjax.validate import UserError
 
 MODES = ("paper", "rigorous")
 MECHANISMS = ("laplace", "gaussian")
-FEATURES = ("laplace", "laplace_clipped", "laplace_pld", "gaussian")  # C1, C2, C3, C4
+FEATURES = ("laplace", "laplace_clipped", "laplace_pld", "gaussian")
 MODEL_1 = ("none", "untrained", "public", "dp_sgd")
 RELEVANCE_NOISE = ("laplace", "gaussian", "entropy")
 LABELS = ("randomized_response", "public", "raw")
@@ -74,7 +74,7 @@ class Paper:
 
 @dataclasses.dataclass(frozen=True)
 class Rigorous:
-  """The mode in which the epsilon is proved; radp.md, section 4. Budgets are INPUTS.
+  """The mode in which the epsilon is proved; see `relevance.rigorous`. Budgets are INPUTS.
 
   `rel_noise`, `labels` and `draw` accept what the paper does only to refuse it by name.
   """
@@ -121,23 +121,23 @@ class Rigorous:
     """What no proof covers, each by its name."""
     if self.labels == "raw":
       raise UserError(
-        "rigorous.labels='raw': raw labels are part of the record and are not protected "
-        "(C12); use 'randomized_response', or 'public' for an adjacency without labels"
+        "rigorous.labels='raw': raw labels are part of the record and are not protected; "
+        "use 'randomized_response', or 'public' for an adjacency without labels"
       )
     if self.rel_noise == "entropy":
       raise UserError(
         "rigorous.rel_noise='entropy': data-dependent budgets: the scale of the noise "
-        "reveals the data and no finite epsilon holds (C4); use 'laplace' or 'gaussian'"
+        "reveals the data and no finite epsilon holds; use 'laplace' or 'gaussian'"
       )
     if self.draw in ("batch", "run"):
       raise UserError(
         f"rigorous.draw={self.draw!r}: shared noise: the difference of two records is free "
-        "of it, so no epsilon holds (C9); use 'record_once'"
+        "of it, so no epsilon holds; use 'record_once'"
       )
     if self.draw == "record_fresh" and not self.compose_fresh:
       raise UserError(
         "rigorous.draw='record_fresh': fresh noise without composition: E epochs are E "
-        "releases and averaging recovers the record (C10); set compose_fresh, or use "
+        "releases and averaging recovers the record; set compose_fresh, or use "
         "'record_once'"
       )
     if self.shuffle and self.labels == "public":

@@ -183,9 +183,9 @@ def named(assumptions: Iterable[str]) -> str:
   """The names of failed assumptions, each of which precedes its words and a colon.
 
   >>> named(["C1: the clip norm is a guess", "C4: no noise"])
-  'C1 C4'
+  'C1, C4'
   """
-  return " ".join(text.split(":")[0] for text in assumptions)
+  return ", ".join(text.split(":")[0] for text in assumptions)
 
 
 def check_nothing_asked(*, budget: float | None, release: bool) -> None:

@@ -23,26 +23,83 @@ def _failed(how, channels=1, d=784, n=60_000):
 @pytest.mark.parametrize(
   ("how", "channels", "present", "absent"),
   [
-    (Paper(preset="P1"), 1, {"C8", "C9", "C12"}, {"C10", "C14", "C17"}),
-    (Paper(preset="P2"), 1, {"C9"}, {"C8", "C10"}),
-    (Paper(preset="P4"), 1, {"C9", "C10"}, {"C8"}),
-    (Paper(preset="P5"), 3, {"C9", "C10", "C17"}, {"C16"}),
-    (Paper(mechanism="gaussian"), 1, {"C15", "C16"}, {"C14"}),
-    (Paper(preset="P1", mechanism="gaussian"), 1, {"C14", "C15", "C16"}, set()),
-    (Paper(rel_norm="raw"), 1, {"C2"}, set()),
-    (Paper(shared_channels=False), 3, {"C6"}, {"C17"}),
-    (Paper(preset="custom", draw="record_fresh"), 1, {"C10"}, set()),
+    (
+      Paper(preset="P1"),
+      1,
+      {"sensitivity L", "batch sums", "raw labels"},
+      {"redrawn noise", "L2 sensitivity", "shared channels"},
+    ),
+    (Paper(preset="P2"), 1, {"batch sums"}, {"sensitivity L", "redrawn noise"}),
+    (Paper(preset="P4"), 1, {"batch sums", "redrawn noise"}, {"sensitivity L"}),
+    (
+      Paper(preset="P5"),
+      3,
+      {"batch sums", "redrawn noise", "shared channels"},
+      {"delta by coordinate"},
+    ),
+    (
+      Paper(mechanism="gaussian"),
+      1,
+      {"Gaussian by coordinate", "delta by coordinate"},
+      {"L2 sensitivity"},
+    ),
+    (
+      Paper(preset="P1", mechanism="gaussian"),
+      1,
+      {"L2 sensitivity", "Gaussian by coordinate", "delta by coordinate"},
+      set(),
+    ),
+    (Paper(rel_norm="raw"), 1, {"range of shares"}, set()),
+    (Paper(shared_channels=False), 3, {"model 1"}, {"shared channels"}),
+    (Paper(entropy_floor=0.0), 1, {"relevance floor"}, {"entropy floor"}),
+    (Paper(entropy_floor=1e-4), 1, {"entropy floor"}, set()),
+    (Paper(preset="custom", draw="record_fresh"), 1, {"redrawn noise"}, set()),
   ],
 )
 def test_the_failed_assumptions_follow_the_switches(how, channels, present, absent):
   failed = _failed(how, channels)
   assert present <= set(failed) and not absent & set(failed)
-  assert {"C1", "C4", "C5", "C6", "C11", "C12", "C13"} <= set(failed)
+  assert {
+    "neighbors",
+    "data-dependent noise",
+    "entropy as epsilon",
+    "model 1",
+    "relevance floor",
+    "raw labels",
+    "epsilon_1 left out",
+  } <= set(failed)
 
 
-def test_c16_says_how_vacuous_delta_is():
-  text = _failed(Paper(mechanism="gaussian"))["C16"]
+def test_delta_by_coordinate_says_how_vacuous_delta_is():
+  text = _failed(Paper(mechanism="gaussian"))["delta by coordinate"]
   assert "d * delta = 0.784" in text and "n * delta = 60" in text
+
+
+@pytest.mark.parametrize("z", [-2.0, -0.5, 0.5, 2.0])
+def test_one_of_the_series_of_theorem_6_diverges(z):
+  """It expands ln(1 + e^-z) and ln(1 + e^z) side by side, by a series for |x| <= 1."""
+  converges, diverges = sorted([z, -z], reverse=True)
+  exact = math.log1p(math.exp(-converges))
+  errors = [abs(paper.theorem_6_series(converges, n) - exact) for n in (20, 100)]
+  assert errors[1] <= errors[0] and errors[1] < 1e-9
+  sizes = [abs(paper.theorem_6_series(diverges, n)) for n in (20, 100)]
+  assert sizes[1] > 1e3 * max(sizes[0], 1)
+
+
+@pytest.mark.parametrize(
+  ("how", "present", "absent"),
+  [
+    (Paper(), {"noise", "shares", "records", "loss", "kernels"}, set()),
+    (Paper(preset="P1"), {"loss"}, {"noise"}),
+    (Paper(preset="P2", rel_norm="raw"), {"noise"}, {"shares"}),
+  ],
+)
+def test_departures_follow_the_switches(how, present, absent):
+  lines = paper.departures(how, num_records=60_000, averaged=10_000)
+  names = {line.split(":")[0] for line in lines}
+  assert present <= names and not absent & names
+  whole = paper.departures(how, num_records=60_000, averaged=60_000)
+  assert not any(line.startswith("records") for line in whole)
 
 
 def test_theorem_7_adds_the_entropy_that_the_figures_leave_out():
@@ -97,7 +154,9 @@ def test_a_claim_cannot_be_stated_without_what_fails():
     privacy.Privacy("claimed", 1.0, 0.0, "replace_one")
   with pytest.raises(ValueError, match="finite"):
     privacy.Privacy("proved", math.inf, 1e-5, "replace_one")
-  claimed = privacy.Privacy("claimed", 1.0, 0.0, "x", failed_assumptions=("C4: ...",))
+  claimed = privacy.Privacy(
+    "claimed", 1.0, 0.0, "x", failed_assumptions=("raw labels: ...",)
+  )
   assert claimed.to_json()["proved_epsilon"] is None
 
 

@@ -103,7 +103,7 @@ def test_a_claimed_run_writes_what_the_contract_wants(tmp_path):
   assert set(writers.RESULT_KEYS) <= set(result)
   assert result["epsilon_kind"] == "claimed" and result["epsilon"] == 2.0
   assert result["proved_epsilon"] is None and result["claimed_epsilon_thm7"] > 2.0
-  assert any(line.startswith("C12") for line in result["failed_assumptions"])
+  assert any(line.startswith("raw labels") for line in result["failed_assumptions"])
   assert result["epsilon_audited_lower"] > 2.0  # P3: 64 times the claim
   assert [row["step"] for row in writers.read_metrics(tmp_path / "run")] == [1, 2]
   for name in ("report.png", "heat_maps.png", "maps.png"):
@@ -338,7 +338,7 @@ def test_u1_plays_the_pair_as_the_run_clips_it():
 
 
 def test_u3_raw_labels_are_found_and_randomised_ones_are_not(tmp_path):
-  """C12: with a net that memorises, wrong labels are told from right ones; behind randomised
+  """Raw labels: with a net that memorises, wrong labels are told from right ones; behind randomised
   response the bound stays below the proof."""
   audit = RelevanceAuditConfig(True, 100, 100)
   raw = _config(

@@ -12,7 +12,7 @@ from dpjax.validate import UserError
 
 
 def test_step_size_temperature_and_noise_multiplier_are_one_relation():
-  """radp.md: sigma = (L / (n C)) sqrt(2 tau / eta)."""
+  """The noise is that of DP-SGD with sigma = (L / (n C)) sqrt(2 tau / eta)."""
   n, batch, clip, tau, eta = 1000, 50, 0.7, 2.0, 1e-5
   z = transforms.sgld_noise_multiplier(
     temperature=tau,

@@ -15,6 +15,8 @@ import dataclasses
 import functools
 import math
 import pathlib
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import data as data_lib
-from dpjax import models, relevance
+from dpjax import metrics, models, relevance
 from dpjax.accounting import Ledger
-from dpjax.runs import bounds, checkpoint, loop, saved, sizes, writers
+from dpjax.runs import bounds, checkpoint, loop, report, saved, sizes, writers
 from dpjax.runs import streams as streams_lib
 from dpjax.runs import unused as unused_lib
 from dpjax.runs import workdir as owner
@@ -39,6 +41,7 @@ from dpjax.validate import UserError
 
 _TEMPERED = "tempered_sigmoid"
 _MAPS = "maps.npz"
+_COUNTS = "confusion.csv"
 _OF_EXPERIMENT = ("curves", "num_seeds", "title")
 
 
@@ -88,17 +91,69 @@ def _play(
   fit: loop.Fit,
 ) -> loop.Ended:
   train, test = load_data(config, shared)
-  trainer = lambda steps: fit(work(config, curve, steps)).state[0]
+  seconds: dict[str, float] = {}
+  trainer = timed(lambda steps: fit(work(config, curve, steps)).state[0], seconds)
   job = make_job(config, train, test, shared, random, trainer)
+  began = time.monotonic()
   outcome = relevance.run(config.method, config.mode, job)
+  seconds["relevance and noise"] = time.monotonic() - began - sum(seconds.values())
+  counted = metrics.confusion(outcome.apply, outcome.params, outcome.test)
 
   def write(folder: pathlib.Path) -> None:
     if outcome.maps:
       np.savez(folder / _MAPS, **outcome.maps)  # type: ignore[arg-type]
     pictures.pictures(folder, outcome, config.lrp)
+    _write_counts(folder / _COUNTS, counted)
 
-  result = lambda folder: _result(config, curve, job, outcome, folder)
+  times = {name: round(value, 3) for name, value in seconds.items()}
+  # Of a release the times would tell sizes of batches; see `loop`.
+  more = {"stage_seconds": None if is_released(config) else times}
+  more["test_squared_error"] = counted.squared_error
+
+  def result(folder: pathlib.Path) -> dict[str, Any]:
+    return _result(config, curve, job, outcome, folder) | more
+
   return loop.Ended(outcome.params, result, write, forget)
+
+
+def timed(
+  trainer: Callable[[relevance.Steps], Any], seconds: dict[str, float]
+) -> Callable[[relevance.Steps], Any]:
+  """Returns the trainer, whose trainings add their times to `seconds` by their names.
+
+  A training that goes on from a checkpoint, or that another run has done, counts what is left.
+  """
+
+  def carry_out(steps: relevance.Steps) -> Any:
+    began = time.monotonic()
+    params = trainer(steps)
+    seconds[steps.name] = seconds.get(steps.name, 0.0) + time.monotonic() - began
+    return params
+
+  return carry_out
+
+
+def oscillation(values: Sequence[float]) -> float | None:
+  """Returns the mean absolute change between neighbours in the last half; None for fewer than
+  two values. The paper calls a method stable, and states no number.
+
+  >>> oscillation([0.1, 0.9, 0.5, 0.7])
+  0.2
+  >>> oscillation([0.5]) is None
+  True
+  """
+  late = np.asarray(values[min(len(values) // 2, max(len(values) - 2, 0)) :], np.float64)
+  return round(float(np.mean(np.abs(np.diff(late)))), 6) if len(late) > 1 else None
+
+
+def _write_counts(path: pathlib.Path, counted: metrics.Confusion) -> None:
+  """Table 1 of the paper, for each class against the rest."""
+  names = ("true_positives", "true_negatives", "false_positives", "false_negatives")
+  rows = [
+    {"class": label} | dict(zip(names, map(int, counts)))
+    for label, counts in enumerate(counted.one_against_rest())
+  ]
+  report.write_csv(path, rows)
 
 
 def forget(folder: pathlib.Path) -> None:
@@ -289,6 +344,7 @@ def _result(
     **stated.facts(Ledger(), stated.curve(outcome.num_steps)),
     "test_accuracy": last["test_accuracy"],
     "test_loss": last["test_loss"],
+    "accuracy_oscillation": oscillation([row["test_accuracy"] for row in rows]),
     "best_epoch_test_accuracy": max(row["test_accuracy"] for row in rows),
     "best_epoch_test_loss": min(losses, default=math.nan),
     "num_steps": outcome.num_steps,

@@ -1,0 +1,36 @@
+"""What do the repairs of RADP's paper mode decide? Preset P3 on mnist, one change at a time.
+
+  python -m launch.relevance --config=configs/radp/departures_mnist.py \\
+    --workdir=runs/departures_mnist --config.num_seeds=3
+
+The published numbers of RADP rest on two floors that the paper does not have, on absolute
+relevance where it has R / sum R, and on the relevance of 10,000 records where it takes all.
+Each line undoes one of them; "1/d" and ".1/d" are floors of the noisy relevance. R / sum R
+itself is not run: shares are negative there, and the noise has no scale.
+
+Hardware: one of 2 busy CPU cores, SECONDS minutes a seed. Seen (SEEDS, last epoch): RESULTS.
+"""
+
+from configs.radp import common
+from dpjax.runs.relevance.config import RelevanceAuditConfig, RelevanceConfig
+
+CURVES = {
+  "P3": {},
+  "no entropy floor": {"paper.entropy_floor": 0.0},
+  "relevance floor .1/d": {"paper.floor": None},
+  "positive relevance": {"paper.rel_norm": "relu"},
+  "all records": {"relevance_records": None},
+}
+
+
+def get_config() -> RelevanceConfig:
+  return common.on(
+    "mnist",
+    **common.paper("mnist"),
+    curves=CURVES,
+    epsilons=[common.LAST["mnist"]],
+    batch_size=100,
+    num_epochs=4,
+    title="Repairs of the paper mode: mnist",
+    audit=RelevanceAuditConfig(),
+  )
