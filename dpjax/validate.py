@@ -7,19 +7,40 @@ import math
 import numbers
 import os
 import pathlib
+import re
 from collections.abc import Iterable
 from typing import Any
+
+# Of a message: the longest word without a space, and the length from which a value is cut.
+_LONGEST_WORD = 160
+_LONGEST = 300
+_WORD = re.compile(rf"[^\s=]{{{_LONGEST_WORD + 1},}}|={{{_LONGEST_WORD + 1},}}")
+_VALUE = re.compile(r"=(.*?)(?=: must )")
 
 
 class UserError(ValueError):
   """A mistake in what the user asked for; its text is one line, fit to be printed.
 
+  A value that a user gave may be a book: its middle is left out.
+
   >>> print(UserError("x=[[1]\\n [2]]: must be a number"))
   x=[[1] [2]]: must be a number
+  >>> len(str(UserError(f"x={'9' * 4000}: must be a number"))) < 120
+  True
   """
 
   def __init__(self, text: str = ""):
-    super().__init__(" ".join(line.strip() for line in str(text).splitlines()))
+    line = " ".join(line.strip() for line in str(text).splitlines())
+    line = _WORD.sub(lambda word: _cut(word[0]), line)
+    if len(line) > _LONGEST:
+      line = _VALUE.sub(lambda value: f"={_cut(value[1])}", line, count=1)
+    super().__init__(line)
+
+
+def _cut(text: str) -> str:
+  """Returns the text without its middle; a short one as it is."""
+  head, tail = 60, 20
+  return text if len(text) <= head + tail + 3 else f"{text[:head]}...{text[-tail:]}"
 
 
 def _require(condition: bool, name: str, value: Any, bound: str) -> None:

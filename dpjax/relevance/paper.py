@@ -25,6 +25,7 @@ CRITIQUE = {
   "changes every record of a batch: the three are never reconciled",
   "range of shares": "relevance shares need not lie in [0, 1] (eq. 10), so 1/n does not bound "
   "them",
+  "Delta R": "1/n is the change of one mean share; a replaced record moves the vector by 2/n",
   "data-dependent noise": "the scale of the relevance noise depends on the data: no finite "
   "epsilon holds, and printing epsilon_1 leaks as well",
   "entropy as epsilon": "epsilon_1 as the sum of entropies is neither an upper bound nor the "

@@ -1,0 +1,156 @@
+"""Gives every launcher thousands of wrong values, and looks at how it refuses them.
+
+    python -m tests.wrong_inputs --count=10000 --out=results/wrong_inputs
+
+A value is a text that a command line could hold for a field of a published config: a random
+hostile word, or the field's own value with one mark changed. It goes the way of a launcher's
+override, through the check of its kind of config. Allowed are: to be accepted, or to be refused
+by a UserError of one line under 300 characters. wrong_inputs.csv counts both, and what was
+neither: another error (a traceback for the user), a longer line, a value that took 10 seconds.
+Exit code 1 where there was one.
+"""
+
+import argparse
+import collections
+import csv
+import importlib
+import pathlib
+import random
+import sys
+import time
+
+from dpjax.runs.attack import config as attack
+from dpjax.runs.attack.config import AttackConfig
+from dpjax.runs.central import build as central
+from dpjax.runs.central.config import TrainConfig
+from dpjax.runs.federated import build as federated
+from dpjax.runs.federated.config import FedConfig
+from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.runs.secure import config as secure
+from dpjax.runs.secure.config import SecureConfig
+from dpjax.schema import fields
+from dpjax.sweeps import attack_table, experiment, grid, secure_table, switched
+from dpjax.validate import UserError
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1] / "configs"
+_LONGEST = 300
+_SLOW = 10.0
+HOSTILE = (
+  "", " ", "none", "None", "nan", "-nan", "inf", "-inf", "0", "-0.0", "-1", "1", "2", "1e-400",
+  "1e400", "1e30", "-1e30", "1e-30", "9" * 30, "0x10", "1_000", "1j", "True", "false", "[]",
+  "{}", "()", "[[]]", "{[]:1}", "{'a':1}", "{1:2}", "{'': None}", "[1]", "[1,2]", "[0.5, nan]",
+  "['a']", "[None]", "[-1]", "1,2", "a", "A b", "../..", "/", "/dev/null", "/dev/zero", "~",
+  "*", "%s", "{0}", "$HOME", "\\", "\x00", "\n", "a\nb", "é", "數", "😀", "a" * 400, "[" * 200,
+  "lambda: 1", "__import__('os')", "os:system", "builtins:exit", "dpjax:Plan", "json:loads",
+  "math:nan", "numpy:zeros", "this", "configs.quickstart", "poisson", "gaussian", "laplace",
+)  # fmt: skip
+
+
+def _checks():
+  """Launcher -> (kinds of config that it takes, what it asks of one)."""
+  return {
+    "train": (TrainConfig, central.check),
+    "federate": (FedConfig, federated.check),
+    "sweep": (grid.SweepConfig, grid.points),
+    "secure": (SecureConfig, _secure),
+    "relevance": (RelevanceConfig, experiment.points),
+    "attack": (AttackConfig, _attack),
+  }
+
+
+def _secure(config):
+  return secure_table.points(config) if config.rows else secure.check(config)
+
+
+def _attack(config):
+  return attack_table.points(config) if config.rows else attack.check(config)
+
+
+def published(kind):
+  """Returns the configs of one kind in configs/, by name."""
+  found = {}
+  for path in sorted(_ROOT.rglob("*.py")):
+    name = ".".join(path.relative_to(_ROOT.parent).with_suffix("").parts)
+    module = importlib.import_module(name)
+    config = module.get_config() if hasattr(module, "get_config") else None
+    if isinstance(config, kind):
+      found[name] = config
+  return found
+
+
+def text_for(value, rng):
+  """Returns a text that a command line could hold in place of a value."""
+  shown = str(value)
+  if rng.random() < 0.6 or not shown:
+    return rng.choice(HOSTILE)
+  at = rng.randrange(len(shown) + 1)
+  mark = rng.choice("0123456789.-+eE,:[]{}()'\" \tnaif_/x")
+  return rng.choice((shown[:at] + mark + shown[at:], shown[:at] + shown[at + 1 :]))
+
+
+def tried(config, check, path, text):
+  """Returns "accepted", "refused", or what was wrong with the way that it was refused."""
+  began = time.monotonic()
+  try:
+    changed = fields.override(config, path, text, name="--config")
+    settled, _ = switched.settled(config, [(path, changed)])
+    check(settled)
+    verdict = "accepted"
+  except UserError as error:
+    message = str(error)
+    verdict = "refused"
+    if "\n" in message or len(message) > _LONGEST:
+      verdict = f"long: {len(message)} characters: {message[:200]!r}"
+  except Exception as error:
+    verdict = f"traceback: {type(error).__name__}: {str(error)[:200]!r}"
+  seconds = time.monotonic() - began
+  return f"slow: {seconds:.0f} s" if seconds > _SLOW else verdict
+
+
+def walk(launcher, count, seed):
+  """Tries so many values; returns how often each verdict came."""
+  kind, check = _checks()[launcher]
+  configs = published(kind)
+  names = sorted(configs)
+  rng = random.Random(f"{seed} {launcher}")
+  verdicts = collections.Counter()
+  for number in range(count):
+    name = names[number % len(names)]
+    config = configs[name]
+    leaves = [(leaf.path, leaf.value) for leaf in fields.leaves(config)]
+    path, value = rng.choice(leaves)
+    text = text_for(value, rng)
+    verdict = tried(config, check, path, text)
+    verdicts[verdict.split(":")[0]] += 1
+    if ":" in verdict:
+      print(f"{launcher}: {name} --config.{path}={text!r}: {verdict}", flush=True)
+  return verdicts
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--count", type=int, default=10_000, help="values for each launcher")
+  parser.add_argument("--only", default=",".join(_checks()), help="launchers, by commas")
+  parser.add_argument("--out", default="", help="folder for wrong_inputs.csv")
+  parser.add_argument("--seed", type=int, default=0)
+  options = parser.parse_args()
+  rows = []
+  for launcher in options.only.split(","):
+    verdicts = walk(launcher, options.count, options.seed)
+    counts = {
+      name: verdicts[name] for name in ("accepted", "refused", "traceback", "long", "slow")
+    }
+    rows.append({"launcher": launcher, "values": options.count, **counts})
+    print(rows[-1], flush=True)
+  if options.out:
+    folder = pathlib.Path(options.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "wrong_inputs.csv").open("w", newline="") as file:
+      writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+      writer.writeheader()
+      writer.writerows(rows)
+  return int(any(row["traceback"] + row["long"] + row["slow"] for row in rows))
+
+
+if __name__ == "__main__":
+  sys.exit(main())
