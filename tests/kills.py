@@ -43,10 +43,20 @@ COMMANDS = {
     "--config.num_epochs=3",
     "--config.data.limit=600",
   ],
-  "attack": ["--config=configs/attack/quickstart.py"],
+  "attack": [
+    "--config=configs/attack/quickstart.py",
+    "--config.rows={'dense': {'attack': 'dense_first'}, 'dlg': {'attack': "
+    "{'name': 'dlg', 'steps': 60, 'restarts': 2, 'trial': 75}}}",
+  ],
 }
 # What may differ: times, and where the run stood.
 _TIMES = ("seconds", "took", "milliseconds", "started", "speed")
+# Digests of files with times in them.
+_DIGESTS = ("files", "files_sha256", "run_sha256")
+# Ciphertexts and shares take their randomness from the operating system: sizes and errors
+# differ, and what was computed differs by as much.
+_OF_CIPHERTEXTS = ("bytes", "error", "found", "params_sha256")
+_CLOSE = 0.05
 _NO_CONTENT = {".png", ".lock"}
 _SECRET = "checkpoints"
 
@@ -100,57 +110,69 @@ def run(name: str, workdir: pathlib.Path, kill_after: float | None = None) -> in
     time.sleep(0.002)
 
 
-def contents(workdir: pathlib.Path) -> dict[str, object]:
-  """Returns what the files of a finished run hold, without times and places."""
+def contents(name: str, workdir: pathlib.Path) -> dict[str, object]:
+  """Returns what the files of a finished run of a launcher hold, without times and places."""
+  ignored = (*_TIMES, *(_OF_CIPHERTEXTS if name == "secure" else ()))
   found: dict[str, object] = {}
   for path in sorted(workdir.rglob("*")):
-    name = str(path.relative_to(workdir))
-    if path.is_dir() or path.suffix in _NO_CONTENT or _SECRET in name:
+    place = str(path.relative_to(workdir))
+    if path.is_dir() or path.suffix in _NO_CONTENT or _SECRET in place:
       continue
-    if "tensorboard" in name:
+    if "tensorboard" in place:
       continue
-    found[name] = _content(path, workdir)
+    found[place] = _content(path, str(workdir), ignored)
   return found
 
 
-def _content(path: pathlib.Path, workdir: pathlib.Path) -> object:
+def _content(path: pathlib.Path, workdir: str, ignored: tuple[str, ...]) -> object:
   if path.suffix == ".npz":
     with np.load(path) as arrays:
-      return {key: (value.dtype.str, value.tobytes()) for key, value in arrays.items()}
+      return dict(arrays.items())
   text = path.read_bytes()
   if path.suffix == ".json":
-    return _timeless(json.loads(text), str(workdir))
+    return _timeless(json.loads(text), workdir, ignored)
   if path.suffix == ".jsonl":
-    return [_timeless(json.loads(line), str(workdir)) for line in text.splitlines()]
+    return [_timeless(json.loads(line), workdir, ignored) for line in text.splitlines()]
   if path.suffix == ".csv":
     rows = csv.DictReader(io.StringIO(text.decode()))
-    return [_timeless(dict(row), str(workdir)) for row in rows]
+    return [_timeless(dict(row), workdir, ignored) for row in rows]
   return None  # words with times in them: that the file is there is what counts
 
 
-def _timeless(value: object, workdir: str) -> object:
+def _timeless(value: object, workdir: str, ignored: tuple[str, ...]) -> object:
   if isinstance(value, dict):
     return {
-      key: _timeless(item, workdir)
+      key: _timeless(item, workdir, ignored)
       for key, item in value.items()
-      if not any(word in key for word in _TIMES) and key != "files"
+      if key not in _DIGESTS and not any(word in key for word in ignored)
     }
   if isinstance(value, list):
-    return [_timeless(item, workdir) for item in value]
+    return [_timeless(item, workdir, ignored) for item in value]
   return value.replace(workdir, "WORKDIR") if isinstance(value, str) else value
 
 
-def differences(known: dict[str, object], found: dict[str, object]) -> list[str]:
+def differences(name: str, known: dict[str, object], found: dict[str, object]) -> list[str]:
   """Returns the names of files that are missing, new or different; of JSON also the keys."""
   wrong = []
-  for name in sorted(known.keys() | found.keys()):
-    one, other = known.get(name), found.get(name)
+  for place in sorted(known.keys() | found.keys()):
+    one, other = known.get(place), found.get(place)
     if isinstance(one, dict) and isinstance(other, dict):
       keys = sorted(one.keys() | other.keys())
-      wrong += [f"{name}:{key}" for key in keys if one.get(key) != other.get(key)]
+      pairs = [(key, one.get(key), other.get(key)) for key in keys]
+      wrong += [f"{place}:{key}" for key, a, b in pairs if not _equal(name, a, b)]
     elif one != other:
-      wrong.append(name)
+      wrong.append(place)
   return wrong
+
+
+def _equal(name: str, one: object, other: object) -> bool:
+  if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
+    return one == other
+  if one.dtype != other.dtype or one.shape != other.shape:
+    return False
+  if name == "secure" and one.dtype.kind == "f":
+    return bool(np.allclose(one, other, atol=_CLOSE))
+  return one.tobytes() == other.tobytes()
 
 
 def walk(name: str, kills: int, folder: pathlib.Path, rng: random.Random) -> list[dict]:
@@ -163,7 +185,7 @@ def walk(name: str, kills: int, folder: pathlib.Path, rng: random.Random) -> lis
     raise SystemExit(
       f"launch.{name} ends with {code}: {whole.with_suffix('.log').read_text()}"
     )
-  known = contents(whole)
+  known = contents(name, whole)
   rows: list[dict] = []
   while len(rows) < kills:
     workdir = folder / f"{name}-{len(rows)}"
@@ -171,7 +193,11 @@ def walk(name: str, kills: int, folder: pathlib.Path, rng: random.Random) -> lis
     moments = [round(rng.uniform(0.02, 1.0) * length, 3) for _ in range(wanted)]
     killed = [run(name, workdir, kill_after=moment) is None for moment in moments]
     code = run(name, workdir)
-    wrong = differences(known, contents(workdir)) if code == 0 else [f"exit code {code}"]
+    wrong = (
+      differences(name, known, contents(name, workdir))
+      if code == 0
+      else [f"exit code {code}"]
+    )
     for moment, alive in zip(moments, killed):
       rows.append(
         {

@@ -17,5 +17,7 @@ def test_a_value_of_any_length_leaves_one_line_that_names_its_field(value, rest)
 
 
 def test_short_messages_are_as_they_were_written():
-  text = "x='" + "a b " * 20 + "': must be one of " + ", ".join(f"choice_{i}" for i in range(5))
+  text = (
+    "x='" + "a b " * 20 + "': must be one of " + ", ".join(f"choice_{i}" for i in range(5))
+  )
   assert str(UserError(text)) == text

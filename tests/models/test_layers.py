@@ -90,7 +90,7 @@ def test_a_whole_data_set_is_standardised_beside_or_in_place():
   x = np.random.default_rng(3).random((5, 2, 2, 4), np.float32)
   before, wanted = x.copy(), np.asarray(models.group_standardize(x, 2))
   beside = models.standardized_features(x, 2, batch_size=2)
-  np.testing.assert_allclose(beside, wanted, rtol=1e-6)
+  np.testing.assert_allclose(beside, wanted, rtol=1e-6, atol=1e-6)
   np.testing.assert_array_equal(x, before)
   assert models.standardized_features(x, 2, batch_size=2, in_place=True) is x
   np.testing.assert_array_equal(x, beside)
