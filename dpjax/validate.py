@@ -39,7 +39,7 @@ class UserError(ValueError):
 
 def _cut(text: str) -> str:
   """Returns the text without its middle; a short one as it is."""
-  head, tail = 60, 20
+  head, tail = 40, 12
   return text if len(text) <= head + tail + 3 else f"{text[:head]}...{text[-tail:]}"
 
 

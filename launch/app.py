@@ -24,7 +24,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]  # of a checkout, or of an in
 
 def fail(message: object, code: int = 2) -> None:
   """Prints one line on stderr and exits."""
-  line = " ".join(str(message).split())
+  # As an error of a user is: on one line, without the middle of a long value.
+  line = " ".join(str(UserError(str(message))).split())
   print(f"error: {line}", file=sys.stderr, flush=True)
   sys.exit(code)
 

@@ -8,7 +8,8 @@ relevance where it has R / sum R, and on the relevance of 10,000 records where i
 Each line undoes one of them; "1/d" and ".1/d" are floors of the noisy relevance. R / sum R
 itself is not run: shares are negative there, and the noise has no scale.
 
-Hardware: one of 2 busy CPU cores, SECONDS minutes a seed. Seen (SEEDS, last epoch): RESULTS.
+Hardware: one of 2 busy CPU cores, 25 minutes a seed. Seen (one seed, last epoch): P3 .906, no
+entropy floor .078, relevance floor .1/d .799, positive relevance .905, all records .954.
 """
 
 from configs.radp import common

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import pathlib
 import tokenize
 import zipfile
@@ -173,7 +174,7 @@ def load_folder(
     UserError: as `load_npz`.
   """
   path = pathlib.Path(path)
-  if not path.is_dir():
+  if not os.path.isdir(path):
     raise UserError(f"name='{path}/': there is no such folder")
   try:
     arrays = {

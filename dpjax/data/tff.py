@@ -127,7 +127,7 @@ def _federation(
 def _found(path: pathlib.Path) -> pathlib.Path:
   if not path.name.endswith((".sqlite", _TRAIN)):
     raise UserError(f"must end in .sqlite or {_TRAIN}, the files of TensorFlow Federated")
-  if path.is_file():
+  if os.path.isfile(path):
     return path
   known = {file: word for word, file in DATABASES.items()}.get(path.name)
   command = f"--dataset={known or '|'.join(DATABASES)} --data_dir={path.parent}"

@@ -28,7 +28,7 @@ def test_paper_mode_never_prints_a_claim_without_what_fails(tmp_path):
   assert (
     "CLAIMED" in line
     and "nothing is proved" in line
-    and "neighbors, data-dependent noise, entropy as epsilon, model 1" in line
+    and "neighbors, Delta R, data-dependent noise, entropy as epsilon" in line
   )
   result = json.loads((tmp_path / "run" / "result.json").read_text())
   assert result["proved_epsilon"] is None and result["num_examples"] == 200

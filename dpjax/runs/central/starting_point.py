@@ -77,7 +77,8 @@ def _check_first_steps(config: TrainConfig, own: HeadFirst) -> None:
 
 def _check_layout(config: TrainConfig) -> None:
   """Whose weights are read or written must be GPT-2."""
-  if config.pretrained is not None and not pathlib.Path(config.pretrained).is_file():
+  # os.path: pathlib raises where a name is too long to be a file's.
+  if config.pretrained is not None and not os.path.isfile(config.pretrained):
     raise UserError(
       f"pretrained={config.pretrained!r}: there is no such file (looked in {os.getcwd()})"
     )
