@@ -58,13 +58,14 @@ from dpjax.attacks.leakage import LeakageScore as LeakageScore
 from dpjax.attacks.leakage import dense_leakage as dense_leakage
 from dpjax.attacks.leakage import distance_correlation as distance_correlation
 from dpjax.attacks.leakage import recovered_leakage as recovered_leakage
-from dpjax.attacks.membership import MEMBERSHIP_ATTACKS as MEMBERSHIP_ATTACKS
 from dpjax.attacks.membership import Evidence as Evidence
 from dpjax.attacks.membership import confidence_rule as confidence_rule
 from dpjax.attacks.membership import lira as lira
 from dpjax.attacks.membership import loss_rule as loss_rule
 from dpjax.attacks.membership import loss_threshold as loss_threshold
+from dpjax.attacks.membership import relative_confidence as relative_confidence
 from dpjax.attacks.membership import rmia as rmia
+from dpjax.attacks.membership_table import MEMBERSHIP_ATTACKS as MEMBERSHIP_ATTACKS
 from dpjax.attacks.poisoning import Poisoning as Poisoning
 from dpjax.attacks.poisoning import Trigger as Trigger
 from dpjax.attacks.poisoning import attacker_memory as attacker_memory
@@ -95,6 +96,9 @@ from dpjax.attacks.reconstructions import success as success
 from dpjax.attacks.recovery import as_gradient as as_gradient
 from dpjax.attacks.recovery import first_dense as first_dense
 from dpjax.attacks.recovery import infer_labels as infer_labels
+from dpjax.attacks.rmia_tuning import RmiaSettings as RmiaSettings
+from dpjax.attacks.rmia_tuning import rmia_tuned as rmia_tuned
+from dpjax.attacks.rmia_tuning import tune_rmia as tune_rmia
 from dpjax.attacks.robustness import Defence as Defence
 from dpjax.attacks.robustness import PoisoningOutcome as PoisoningOutcome
 from dpjax.attacks.robustness import breakdown_points as breakdown_points

@@ -12,6 +12,7 @@ against the truth.
 | `lira`, offline     | shadows trained without it                | ibid.                      |
 | `rmia`              | shadows, and other records to compare to  | Zarifzadeh et al. 2024     |
 | `rmia`, offline     | shadows trained without it, other records | ibid.                      |
+| `rmia_tuned`        | the same: gamma, temperature on shadows   | ibid.                      |
 
 Several queries of one record (augmented copies) are one `Evidence` each; the mean of their
 `lira` scores is what the authors' code thresholds.
@@ -20,9 +21,7 @@ Several queries of one record (augmented copies) are one `Evidence` each; the me
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -88,8 +87,11 @@ class Evidence:
     for name, value in (("target", target), ("shadows", shadows), ("included", included)):
       object.__setattr__(self, name, value)
 
-  def _side(self, inside: bool, least: int, attack: str) -> np.ndarray:
-    """Scores of the shadows that held a record, or of those that did not; the others NaN."""
+  def side(self, inside: bool, least: int, attack: str) -> np.ndarray:
+    """Returns [S, n] scores of the shadows that held a record, or did not; the others NaN.
+
+    UserError: a record with fewer than `least` of them, which `attack` needs.
+    """
     chosen = self.included if inside else ~self.included  # [S, n]
     counts = chosen.sum(axis=0)
     if (short := np.flatnonzero(counts < least)).size:
@@ -168,12 +170,12 @@ def lira(
     raise UserError("two_sided=True: the online attack has no sides; must be False")
   least, name = (1, "lira") if fixed_variance else (2, "a variance of its own (lira)")
   axis = None if fixed_variance else 0
-  outside = evidence._side(False, least, name)
+  outside = evidence.side(False, least, name)
   center, t = np.nanmedian(outside, axis=0), evidence.target
   if offline:
     std = np.nanstd(outside, axis=axis) + _FLOOR
     return -_log_density(t, center, std) if two_sided else (t - center) / std
-  inside = evidence._side(True, least, name)
+  inside = evidence.side(True, least, name)
   std_in = np.nanstd(inside, axis=axis) + _FLOOR
   std_out = std_in if fixed_variance else np.nanstd(outside, axis=0) + _FLOOR
   held = _log_density(t, np.nanmedian(inside, axis=0), std_in)
@@ -184,24 +186,63 @@ def _log_density(t: np.ndarray, mean: np.ndarray, std: Any) -> np.ndarray:
   return -0.5 * ((t - mean) / std) ** 2 - np.log(std) - 0.5 * math.log(2 * math.pi)
 
 
+def relative_confidence(
+  evidence: Evidence,
+  *,
+  temperature: float = 1.0,
+  offline: bool = False,
+  offline_a: float = 0.3,
+) -> np.ndarray:
+  """log p(x) - log P(x) [n], from which `rmia` and `informia` make their scores.
+
+  p is the target's confidence in x: the logistic function of its log odds over `temperature`,
+  which is a softmax with that temperature between the record's label and all others together.
+  P is the mean of what p is over shadows with and without a record, half each. Offline it is
+  ((1 + a) P_out + 1 - a) / 2, a line between what a record gets that was out and 1.
+
+  Args:
+    temperature: above 1 it spreads the confidences of a model that is sure of all records.
+
+  UserError: a record that no shadow held (online), or that every shadow held.
+
+  >>> held = np.array([[True, False], [False, True]])
+  >>> relative_confidence(Evidence([0.0, 2.0], np.zeros((2, 2)), held)).round(3)
+  array([0.   , 0.566])
+  """
+  validate.positive(temperature=temperature)
+  validate.non_negative(offline_a=offline_a)
+  if offline_a > 1:
+    raise UserError(f"offline_a={offline_a!r}: must be in [0, 1]")
+  confidence = lambda side: np.nanmean(special.expit(side / temperature), axis=0)  # [n]
+  without = confidence(evidence.side(False, 1, "rmia"))
+  if offline:
+    prior = ((1 + offline_a) * without + 1 - offline_a) / 2
+  else:
+    prior = (confidence(evidence.side(True, 1, "rmia")) + without) / 2
+  return special.log_expit(evidence.target / temperature) - np.log(prior)
+
+
 def rmia(
   evidence: Evidence,
   *,
   population: HostArray | None = None,
   gamma: float = 2.0,
+  temperature: float = 1.0,
   offline: bool = False,
   offline_a: float = 0.3,
 ) -> np.ndarray:
   """The relative attack (Zarifzadeh et al. 2024): [n] shares, in [0, 1], of other records z
   that x beats by more than `gamma`, (p(x) / P(x)) / (p(z) / P(z)) > gamma.
 
-  p is the target's confidence; P is the mean of what it is over shadows with and without a
-  record, half each. Offline it is ((1 + a) P_out + 1 - a) / 2, a line between what a record
-  gets that was out and 1.
+  p and P are those of `relative_confidence`. The defaults are the paper's gamma without a
+  temperature; where a model is sure of all of its records, they find few members. `rmia_tuned`
+  chooses both on the shadow models.
 
   Args:
     population: bool [n], which records serve as z; None for all. Whether they are members
       of the target need not be known, and a record is never compared to itself (gamma >= 1).
+    gamma: at least 1.
+    temperature, offline, offline_a: of `relative_confidence`.
 
   UserError: as `lira`, and an empty population.
 
@@ -210,17 +251,21 @@ def rmia(
   array([1. , 0.5, 0. ])
   """
   validate.positive(gamma=gamma)
-  validate.non_negative(offline_a=offline_a)
-  if gamma < 1 or offline_a > 1:
-    raise UserError(f"gamma={gamma!r}, offline_a={offline_a!r}: must be >= 1 and in [0, 1]")
+  if gamma < 1:
+    raise UserError(f"gamma={gamma!r}: must be >= 1")
   compared = _population(population, evidence.target.size)
-  confidence = lambda side: np.nanmean(special.expit(side), axis=0)  # [n]
-  without = confidence(evidence._side(False, 1, "rmia"))
-  if offline:
-    prior = ((1 + offline_a) * without + 1 - offline_a) / 2
-  else:
-    prior = (confidence(evidence._side(True, 1, "rmia")) + without) / 2
-  ratio = special.log_expit(evidence.target) - np.log(prior)
+  ratio = relative_confidence(
+    evidence, temperature=temperature, offline=offline, offline_a=offline_a
+  )
+  return beaten_share(ratio, gamma=gamma, compared=compared)
+
+
+def beaten_share(ratio: np.ndarray, *, gamma: float, compared: np.ndarray) -> np.ndarray:
+  """The share of `compared` records whose log ratio is below a record's own by log gamma: [n].
+
+  >>> beaten_share(np.array([1.0, 0.0, 0.5]), gamma=1.0, compared=np.ones(3, bool))
+  array([1. , 0. , 0.5])
+  """
   beaten = np.searchsorted(np.sort(ratio[compared]), ratio - math.log(gamma), side="left")
   others = compared.sum() - compared  # a record is not among those it is compared to
   return beaten / np.maximum(others, 1)
@@ -233,14 +278,3 @@ def _population(population: HostArray | None, n: int) -> np.ndarray:
   if chosen.dtype != bool or chosen.shape != (n,) or not chosen.any():
     raise UserError(f"population: must be bool [{n}] and hold at least one True")
   return chosen
-
-
-MEMBERSHIP_ATTACKS: dict[str, Callable[[Evidence], np.ndarray]] = {
-  "loss": loss_threshold,
-  "lira": lira,
-  "lira_fixed": functools.partial(lira, fixed_variance=True),
-  "lira_offline": functools.partial(lira, offline=True),
-  "lira_offline_fixed": functools.partial(lira, offline=True, fixed_variance=True),
-  "rmia": rmia,
-  "rmia_offline": functools.partial(rmia, offline=True),
-}

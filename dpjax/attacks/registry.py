@@ -115,6 +115,11 @@ ATTACKS: tuple[Attack, ...] = (
     "dpjax.attacks.rmia", "Zarifzadeh et al. 2024",
   ),
   Attack(
+    "RMIA, tuned on shadows", _MEMBER, "answers",
+    f"{_OWNER} and has data like the training's", _DP,
+    "dpjax.attacks.rmia_tuned", "Zarifzadeh et al. 2024",
+  ),
+  Attack(
     "canary audit of one run", "a lower bound on epsilon", "two models",
     "the auditor, who puts canaries into the data",
     "nothing should: above a proved epsilon it refutes the proof",

@@ -2,10 +2,17 @@
 
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import stats
 
 from dpjax import attacks
-from dpjax.attacks import MEMBERSHIP_ATTACKS, Evidence, confidence_rule, lira, rmia
+from dpjax.attacks import (
+  MEMBERSHIP_ATTACKS,
+  Evidence,
+  confidence_rule,
+  lira,
+  rmia,
+  tune_rmia,
+)
 from dpjax.validate import UserError
 
 _N, _S = 300, 16
@@ -68,9 +75,10 @@ def test_offline_lira_has_the_order_of_the_papers_one_sided_test():
   np.testing.assert_array_equal(np.sign(z), np.sign(stats.norm.cdf(z) - 0.5))
 
 
-def _published_rmia(evidence, population, gamma, a):
+def _published_rmia(evidence, population, gamma, a, temperature=1.0):
   """Over all pairs (x, z), with P from shadows with and without each (a None) or without."""
-  p, q = special.expit(evidence.target), special.expit(evidence.shadows)
+  p = 1 / (1 + np.exp(-evidence.target / temperature))
+  q = 1 / (1 + np.exp(-evidence.shadows / temperature))
   prior = []
   for i, held in enumerate(evidence.included.T):
     out = q[~held, i].mean()
@@ -85,14 +93,61 @@ def _published_rmia(evidence, population, gamma, a):
 
 @pytest.mark.parametrize("gamma", [1.0, 1.3, 2.0])
 @pytest.mark.parametrize("a", [None, 0.3, 1.0])
-def test_rmia_is_the_published_one(gamma, a):
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
+def test_rmia_is_the_published_one(gamma, a, temperature):
   evidence, membership = _gaussian(spread=2.0)
   options = {} if a is None else dict(offline=True, offline_a=a)
+  options |= dict(gamma=gamma, temperature=temperature)
   for population in (np.ones(_N, bool), ~membership):
-    found = rmia(evidence, population=population, gamma=gamma, **options)
-    expected = _published_rmia(evidence, population, gamma, a)
+    found = rmia(evidence, population=population, **options)
+    expected = _published_rmia(evidence, population, gamma, a, temperature)
     np.testing.assert_allclose(found, expected, atol=1e-12)
   assert 0 < found.mean() < 1
+
+
+def _sure(seed=0, num_records=500):
+  """A model that is sure of all records, and surer of its members: their order is what tells."""
+  rng = np.random.default_rng(seed)
+  halves = attacks.random_halves(_S + 1, num_records, seed=seed)
+  center = rng.uniform(3.0, 9.0, num_records)
+  odds = center + 2.0 * halves + 0.5 * rng.standard_normal(halves.shape)
+  return Evidence(odds[-1], odds[:-1], halves[:-1]), halves[-1]
+
+
+def _rate(scores, members):
+  return attacks.rate_at(attacks.curve_of(scores, members), 0.01).tpr
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_tuning_finds_what_a_fixed_gamma_misses(offline):
+  evidence, members = _sure()
+  tuned = _rate(attacks.rmia_tuned(evidence, offline=offline), members)
+  assert _rate(rmia(evidence, offline=offline), members) < 0.25 * tuned
+  assert tuned > 0.4
+
+
+def test_tuning_takes_the_best_of_all_pairs_on_the_shadows():
+  """Recomputed by loops: each shadow the target, its complement left out."""
+  evidence, _ = _sure(num_records=120)
+  gammas, temperatures = (1.5, 1.2, 2.0), (1.0, 2.0, 4.0)
+  rates = {}
+  for gamma in gammas:
+    for temperature in temperatures:
+      found = []
+      for odds, held in attacks.each_as_target(evidence.shadows, evidence.included):
+        everyone = np.ones(120, bool)
+        scores = _published_rmia(odds, everyone, gamma, None, temperature)
+        found.append(scores[held] > np.sort(scores[~held])[-1])  # .01 of 60: none may err
+      rates[gamma, temperature] = np.mean([np.mean(one) for one in found])
+  chosen = tune_rmia(evidence, gammas=gammas, temperatures=temperatures)
+  assert rates[chosen] == pytest.approx(max(rates.values()))
+  assert len({round(rate, 6) for rate in rates.values()}) >= 3
+
+
+def test_tuning_reads_nothing_of_the_target():
+  evidence, _ = _sure(num_records=120)
+  other = Evidence(-evidence.target, evidence.shadows, evidence.included)
+  assert tune_rmia(evidence) == tune_rmia(other)
 
 
 def test_with_many_shadows_lira_is_the_best_test_there_is():
@@ -190,6 +245,12 @@ _ALWAYS[:, 2] = True
     (lambda: lira(_evidence(), two_sided=True), "two_sided=True"),
     (lambda: rmia(_evidence(), gamma=0.5), "gamma=0.5"),
     (lambda: rmia(_evidence(), gamma="2"), "gamma='2'"),
+    (lambda: rmia(_evidence(), temperature=0.0), "temperature=0.0"),
+    (lambda: tune_rmia(_evidence(), gammas=()), "gammas, temperatures: must each hold"),
+    (lambda: tune_rmia(_evidence(), gammas=(0.5,)), "gammas=0.5: must be >= 1"),
+    (lambda: tune_rmia(_evidence(), temperatures=(-1.0,)), "temperature=-1.0"),
+    (lambda: tune_rmia(_evidence(), fpr=0.0), "fpr=0.0"),
+    (lambda: tune_rmia(_evidence(included=_ALWAYS)), "none of 4 can play the target"),
     (lambda: rmia(_evidence(), offline=True, offline_a=2), "offline_a=2"),
     (lambda: rmia(_evidence(), population=np.zeros(6, bool)), "population: must be bool [6]"),
     (lambda: rmia(_evidence(), population=np.arange(6)), "population: must be bool [6]"),

@@ -15,6 +15,7 @@ _HELPERS = {
   "__init__",
   "allowed",
   "fitting",
+  "membership_table",
   "reconstructions",
   "registry",
   "robustness",

@@ -1,0 +1,23 @@
+"""All membership attacks that need a target's `Evidence` and nothing else, by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from dpjax.attacks.membership import Evidence, lira, loss_threshold, rmia
+from dpjax.attacks.rmia_tuning import rmia_tuned
+
+MEMBERSHIP_ATTACKS: dict[str, Callable[[Evidence], np.ndarray]] = {
+  "loss": loss_threshold,
+  "lira": lira,
+  "lira_fixed": functools.partial(lira, fixed_variance=True),
+  "lira_offline": functools.partial(lira, offline=True),
+  "lira_offline_fixed": functools.partial(lira, offline=True, fixed_variance=True),
+  "rmia": rmia,
+  "rmia_offline": functools.partial(rmia, offline=True),
+  "rmia_tuned": rmia_tuned,
+  "rmia_tuned_offline": functools.partial(rmia_tuned, offline=True),
+}
