@@ -88,6 +88,7 @@ _LATER: dict[str, Any] = {
   "num_examples": None,
   "num_users": None,
   "neighboring_relation": "",
+  "line_search": False,
 }
 # What an audit that is switched off said then, by its kind now.
 _AUDITS_OFF: dict[Any, dict[str, Any]] = {

@@ -10,6 +10,7 @@ import pytest
 
 from dpjax import attacks, federated, trees
 from dpjax.attacks.gradient_inversion import total_variation
+from dpjax.attacks.line_search import descend
 from dpjax.validate import UserError
 
 KEY = jax.random.key(0)
@@ -178,6 +179,7 @@ def _setting_errors(net):
     "total_variation=0.1: needs images",
   )
   yield lambda: attacks.Dlg(steps=0), "steps=0"
+  yield lambda: attacks.Dlg(line_search=1), "line_search=1: must be True or False"
   yield lambda: attacks.CosineAdam(bounds=(1.0, 0.0)), "must be .low, high"
 
 
@@ -203,3 +205,35 @@ def test_errors_are_one_line(net, gradient):
     with pytest.raises(UserError, match=words) as caught:
       call()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.long
+def test_a_line_search_finds_what_steps_of_a_fixed_length_miss(net):
+  loss, params = net.smooth(activation="tanh")
+  params = jax.tree.map(lambda leaf: 2.0 * leaf, params)  # so that the units saturate
+  view, exact = attacks.gradient_view(loss, params), []
+  for searching in (True, False):
+    method = attacks.Dlg(steps=300, line_search=searching)
+    attack = _attack(net, view, method=method)
+    truths = [net.records(1, seed) for seed in range(1, 5)]
+    found = [(truth, attack(view(truth), truth.y, key=KEY)) for truth in truths]
+    exact.append(sum(_exact(*one).count for one in found))
+  assert exact == [4, 0]
+
+
+def test_a_descent_ends_where_the_minimum_is_known():
+  """Rosenbrock's valley, whose minimum 0 is at (1, 1); and what is never finite."""
+
+  def valley(x):
+    bend = x[1] - x[0] ** 2
+    slope = [-2 * (1 - x[0]) - 400 * x[0] * bend, 200 * bend]
+    return float((1 - x[0]) ** 2 + 100 * bend**2), np.array(slope)
+
+  options = dict(memory=10, tolerance=1e-14)
+  found = descend(valley, np.array([-1.2, 1.0]), steps=200, **options)
+  np.testing.assert_allclose(found.x, [1, 1], atol=1e-5)
+  assert found.value <= 1e-14 and found.num_steps < 60
+  short = descend(valley, np.array([-1.2, 1.0]), steps=7, **options)
+  assert short.num_steps == 7 and short.value == valley(short.x)[0] < valley([-1.2, 1.0])[0]
+  lost = descend(lambda x: (np.nan, x), np.ones(2), steps=9, **options)
+  assert lost.value == np.inf and lost.num_steps == 1

@@ -15,6 +15,7 @@ _HELPERS = {
   "__init__",
   "allowed",
   "fitting",
+  "line_search",
   "membership_table",
   "reconstructions",
   "registry",

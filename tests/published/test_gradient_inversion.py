@@ -53,7 +53,8 @@ def run(count=_COUNT, sigmas=(0.0, 1e-4, 1e-3, 1e-2), tell=print):
   ]
   bound = max(float(optax.global_norm(view(truth))) for truth in truths)
   tell(f"{trees.size(params)} parameters, l2_clip_norm {bound:.3g}")
-  attack = attacks.Inversion(view, _SHAPE, num_classes=10, method=attacks.Dlg(steps=2500))
+  method = attacks.Dlg(steps=2500, line_search=False)
+  attack = attacks.Inversion(view, _SHAPE, num_classes=10, method=method)
   results = {}
   for sigma in sigmas:
     client = federated.client_noise(plain, l2_clip_norm=bound, noise_multiplier=sigma)

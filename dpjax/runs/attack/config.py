@@ -169,8 +169,8 @@ class DenseFirst(_Inversion):
 
 
 @dataclasses.dataclass(frozen=True)
-class DlgInversion(_Inversion):
-  """`attacks.Dlg`: steps, restarts and finalists are its own and those of `Inversion`."""
+class _SearchInversion(_Inversion):
+  """What searches for inputs; steps, restarts, finalists and trial are those of `Inversion`."""
 
   steps: int = 3000
   restarts: int = 12
@@ -182,13 +182,24 @@ class DlgInversion(_Inversion):
     counts = {name: getattr(self, name) for name in ("steps", "restarts", "finalists")}
     validate.integer_in(1, bounds.MOST_STEPS, trial=self.trial, **counts)
 
+
+@dataclasses.dataclass(frozen=True)
+class DlgInversion(_SearchInversion):
+  """`attacks.Dlg`.
+
+  Args:
+    line_search: False takes L-BFGS steps of a fixed length, which fail on tanh networks.
+  """
+
+  line_search: bool = True
+
   def method(self) -> attacks.Dlg:
     """What moves the guesses."""
-    return attacks.Dlg(steps=self.steps)
+    return attacks.Dlg(steps=self.steps, line_search=self.line_search)
 
 
 @dataclasses.dataclass(frozen=True)
-class CosineInversion(DlgInversion):
+class CosineInversion(_SearchInversion):
   """`attacks.CosineAdam` on images in [0, 1]."""
 
   total_variation: float = 0.1

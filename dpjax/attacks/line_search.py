@@ -1,0 +1,76 @@
+"""L-BFGS with a line search, from SciPy, on a function that JAX differentiates.
+
+Steps of a fixed length leave the region in which the quadratic model holds, on networks with tanh
+above all. A line search asks for a few values more and shortens such steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize
+
+# value and gradient [d] at a point [d]
+Differentiated = Callable[[np.ndarray], tuple[float, np.ndarray]]
+
+
+class Descent(NamedTuple):
+  """The lowest point that a descent has seen."""
+
+  x: np.ndarray  # [d]
+  value: float  # infinite where it never was finite
+  num_steps: int  # evaluations of value and gradient
+
+
+class _EndError(Exception):
+  """Ends a descent from inside of its function."""
+
+
+def descend(
+  function: Differentiated,
+  start: np.ndarray,
+  *,
+  steps: int,
+  memory: int,
+  tolerance: float,
+) -> Descent:
+  """Follows L-BFGS-B without bounds (Byrd et al. 1995) from `start`, float64 [d].
+
+  It ends after `steps` evaluations, at a value of at most `tolerance`, where no step goes down, or
+  at a value that is not finite.
+
+  Args:
+    memory: pairs that L-BFGS keeps.
+
+  >>> found = descend(
+  ...   lambda x: (float(x @ x), 2 * x), np.ones(3), steps=9, memory=5, tolerance=1e-9)
+  >>> found.value <= 1e-9, np.abs(found.x).max().round(3)
+  (True, np.float64(0.0))
+  """
+  best, taken = Descent(np.asarray(start, np.float64), np.inf, 0), 0
+
+  def watched(x: np.ndarray) -> tuple[float, np.ndarray]:
+    nonlocal best, taken
+    value, slope = function(x)
+    taken += 1
+    if value < best.value:
+      best = Descent(x.copy(), value, taken)
+    arrived = value <= tolerance
+    if arrived or taken >= steps or not (np.isfinite(value) and np.isfinite(slope).all()):
+      raise _EndError
+    return value, slope
+
+  # SciPy's own limits never decide: it stops where rounding leaves no descent.
+  options = {
+    "maxiter": steps,
+    "maxfun": 2 * steps,
+    "maxcor": memory,
+    "ftol": 0.0,
+    "gtol": 0.0,
+  }
+  with contextlib.suppress(_EndError):
+    optimize.minimize(watched, start, jac=True, method="L-BFGS-B", options=options)
+  return best._replace(num_steps=taken)
