@@ -43,6 +43,7 @@ from dpjax.attacks.class_inversion import ClassInversion as ClassInversion
 from dpjax.attacks.class_inversion import InversionScore as InversionScore
 from dpjax.attacks.class_inversion import Inverted as Inverted
 from dpjax.attacks.class_inversion import judge_inversion as judge_inversion
+from dpjax.attacks.difficulty import quantile_regression as quantile_regression
 from dpjax.attacks.extraction import Agreement as Agreement
 from dpjax.attacks.extraction import Extraction as Extraction
 from dpjax.attacks.extraction import agreement as agreement
@@ -54,6 +55,7 @@ from dpjax.attacks.gradient_inversion import CosineAdam as CosineAdam
 from dpjax.attacks.gradient_inversion import Dlg as Dlg
 from dpjax.attacks.gradient_inversion import Inversion as Inversion
 from dpjax.attacks.gradient_inversion import Reconstruction as Reconstruction
+from dpjax.attacks.information import informia as informia
 from dpjax.attacks.leakage import LeakageScore as LeakageScore
 from dpjax.attacks.leakage import dense_leakage as dense_leakage
 from dpjax.attacks.leakage import distance_correlation as distance_correlation
@@ -121,6 +123,7 @@ from dpjax.attacks.shadows import each_as_target as each_as_target
 from dpjax.attacks.shadows import random_halves as random_halves
 from dpjax.attacks.shadows import shadow_models as shadow_models
 from dpjax.attacks.shadows import train_shadows as train_shadows
+from dpjax.attacks.student_t import bavaria as bavaria
 from dpjax.attacks.views import View as View
 from dpjax.attacks.views import all_at_once as all_at_once
 from dpjax.attacks.views import client_view as client_view

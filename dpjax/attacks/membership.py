@@ -13,6 +13,9 @@ against the truth.
 | `rmia`              | shadows, and other records to compare to  | Zarifzadeh et al. 2024     |
 | `rmia`, offline     | shadows trained without it, other records | ibid.                      |
 | `rmia_tuned`        | the same: gamma, temperature on shadows   | ibid.                      |
+| `informia`          | as `rmia`                                 | Tao and Shokri 2025        |
+| `bavaria`           | as `lira`; steadier with few shadows      | Brännvall 2026             |
+| `quantile_regression` | other records, certainly not trained on | Bertran et al. 2023        |
 
 Several queries of one record (augmented copies) are one `Evidence` each; the mean of their
 `lira` scores is what the authors' code thresholds.
@@ -253,7 +256,7 @@ def rmia(
   validate.positive(gamma=gamma)
   if gamma < 1:
     raise UserError(f"gamma={gamma!r}: must be >= 1")
-  compared = _population(population, evidence.target.size)
+  compared = compared_records(population, evidence.target.size)
   ratio = relative_confidence(
     evidence, temperature=temperature, offline=offline, offline_a=offline_a
   )
@@ -271,7 +274,14 @@ def beaten_share(ratio: np.ndarray, *, gamma: float, compared: np.ndarray) -> np
   return beaten / np.maximum(others, 1)
 
 
-def _population(population: HostArray | None, n: int) -> np.ndarray:
+def compared_records(population: HostArray | None, n: int) -> np.ndarray:
+  """Returns bool [n], the records that others are compared to; all of them for None.
+
+  UserError: another shape, or none of them.
+
+  >>> compared_records(None, 2)
+  array([ True,  True])
+  """
   if population is None:
     return np.ones(n, bool)
   chosen = np.asarray(population)

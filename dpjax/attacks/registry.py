@@ -120,6 +120,19 @@ ATTACKS: tuple[Attack, ...] = (
     "dpjax.attacks.rmia_tuned", "Zarifzadeh et al. 2024",
   ),
   Attack(
+    "InfoRMIA", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
+    "dpjax.attacks.informia", "Tao and Shokri 2025",
+  ),
+  Attack(
+    "BaVarIA", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
+    "dpjax.attacks.bavaria", "Brännvall 2026",
+  ),
+  Attack(
+    "quantile regression", _MEMBER, "answers",
+    f"{_OWNER} and has records that are certainly no members", _DP,
+    "dpjax.attacks.quantile_regression", "Bertran et al. 2023",
+  ),
+  Attack(
     "canary audit of one run", "a lower bound on epsilon", "two models",
     "the auditor, who puts canaries into the data",
     "nothing should: above a proved epsilon it refutes the proof",

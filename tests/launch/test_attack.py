@@ -44,10 +44,10 @@ def test_a_table_is_written_resumed_and_says_what_fails(tmp_path):
   with open(tmp_path / "run" / "attacks.csv") as file:
     rows = list(csv.DictReader(file))
   methods = [row["method"] for row in rows]
-  inferred = ["confidence", "loss", "lira_fixed", "rmia", "rmia_tuned"]
+  inferred = ["confidence", "loss", "lira_fixed", "bavaria", "rmia", "rmia_tuned"]
   assert methods == [*inferred, "inversion", "inversion"]
-  assert {row["epsilon_kind"] for row in rows[:5]} == {"proved"}
-  assert float(rows[0]["epsilon"]) <= 8.0 and rows[5]["epsilon"] == ""
+  assert {row["epsilon_kind"] for row in rows[:6]} == {"proved"}
+  assert float(rows[0]["epsilon"]) <= 8.0 and rows[6]["epsilon"] == ""
   assert (tmp_path / "run" / "attacks.png").stat().st_size > 5000
   before = {
     p: p.stat().st_mtime_ns for p in (tmp_path / "run").glob("points/*/result.json")

@@ -43,7 +43,9 @@ class Membership:
       attacked in their place: its members are the training data, the others the test data.
   """
 
-  methods: tuple[str, ...] = ("confidence", "loss", "lira_fixed", "rmia", "rmia_tuned")
+  methods: tuple[str, ...] = (
+    "confidence", "loss", "lira_fixed", "bavaria", "rmia", "rmia_tuned",
+  )  # fmt: skip
   num_shadows: int = 16
   side_by_side: int = 1
   target: str | None = None

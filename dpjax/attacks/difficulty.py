@@ -1,0 +1,92 @@
+"""Membership by quantile regression: no shadow models (Bertran et al. 2023).
+
+An attacker with records that were certainly not trained on learns how sure the model is of records
+that look like x. What the model is surer of than all but a few of those is called a member.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.attacks import signals
+from dpjax.types import HostArray
+from dpjax.validate import UserError
+
+
+def quantile_regression(
+  log_odds: HostArray,
+  features: HostArray,
+  *,
+  known_log_odds: HostArray,
+  known_features: HostArray,
+  fpr: float = 0.01,
+  seed: int = 0,
+) -> np.ndarray:
+  """Returns log odds [n] less the (1 - fpr) quantile that a non-member like x would have.
+
+  Gradient-boosted trees learn the quantile on half of the known records, by the pinball loss. The
+  other half shifts it (split conformal prediction). So a non-member that is drawn like the known
+  ones has a score above 0 with a probability of at most `fpr`, whatever the trees have learned.
+
+  Args:
+    log_odds: [n], of the target (`signals`).
+    features: [n, d] numbers that the attacker knows of the records, such as pixels, a label, or the
+      answers of another model.
+    known_log_odds: [m], of records that are no members.
+    known_features: [m, d].
+    fpr: false positive rate in (0, 1) at which members are to be found, at least 1 / (m / 2 + 1).
+    seed: of the halves and the trees.
+
+  UserError: shapes that do not match, NaN, infinite numbers, too few known records for `fpr`.
+
+  >>> known = np.linspace(0, 1, 400)
+  >>> told = dict(known_log_odds=5 * known, known_features=known[:, None], fpr=0.05)
+  >>> found = quantile_regression([1.0, 4.9], [[0.9], [0.1]], **told)  # only the second is surer
+  >>> (found > 0).tolist()
+  [False, True]
+  """
+  validate.open_unit(fpr=fpr)
+  validate.integer_at_least(0, seed=seed)
+  odds, seen = _checked("", log_odds, features)
+  known, known_seen = _checked("known_", known_log_odds, known_features)
+  if seen.shape[1] != known_seen.shape[1]:
+    raise UserError(
+      f"features.shape={seen.shape}: must have as many columns as known_features, which has "
+      f"{known_seen.shape[1]}"
+    )
+  order = np.random.default_rng(seed).permutation(known.size)
+  learned, held_back = order[: known.size // 2], order[known.size // 2 :]
+  allowed = math.floor(fpr * (held_back.size + 1) * (1 + 1e-12))
+  if allowed < 1 or not learned.size:
+    raise UserError(
+      f"fpr={fpr!r}: must be at least {1 / (held_back.size + 1):.2g} with {known.size} known "
+      "records"
+    )
+  from sklearn.ensemble import GradientBoostingRegressor  # slow to import
+
+  leaf = min(40, max(1, learned.size // 10))
+  trees = GradientBoostingRegressor(
+    loss="quantile", alpha=1 - fpr, max_depth=2, min_samples_leaf=leaf, random_state=seed
+  ).fit(known_seen[learned], known[learned])
+  over = np.sort(known[held_back] - trees.predict(known_seen[held_back]))
+  # The `allowed`-th largest of n: a fresh one is above it with probability allowed / (n + 1).
+  return odds - trees.predict(seen) - over[-allowed]
+
+
+def _checked(
+  prefix: str, log_odds: HostArray, features: HostArray
+) -> tuple[np.ndarray, np.ndarray]:
+  odds = signals.numbers(f"{prefix}log_odds", log_odds)
+  seen = signals.numbers(f"{prefix}features", features)
+  if odds.ndim != 1 or not odds.size or seen.ndim != 2 or len(seen) != odds.size:
+    raise UserError(
+      f"{prefix}features.shape={seen.shape}: must be [n, d] beside {prefix}log_odds [n], got "
+      f"{odds.shape}"
+    )
+  for name, values in (("log_odds", odds), ("features", seen)):
+    if not np.isfinite(values).all():
+      raise UserError(f"{prefix}{name}: must be finite")
+  return odds, seen
