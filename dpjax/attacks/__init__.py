@@ -115,6 +115,7 @@ from dpjax.attacks.roc import Roc as Roc
 from dpjax.attacks.roc import auc_interval as auc_interval
 from dpjax.attacks.roc import counted as counted
 from dpjax.attacks.roc import curve_of as curve_of
+from dpjax.attacks.roc import loss_tail as loss_tail
 from dpjax.attacks.roc import measure as measure
 from dpjax.attacks.roc import rate_at as rate_at
 from dpjax.attacks.roc import slices as slices

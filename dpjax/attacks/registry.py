@@ -133,6 +133,11 @@ ATTACKS: tuple[Attack, ...] = (
     "dpjax.attacks.quantile_regression", "Bertran et al. 2023",
   ),
   Attack(
+    "loss tail", "how many members LiRA would find, without shadow models", "answers",
+    f"{_OWNER} and knows members and non-members: an estimate for owners, no attack", _DP,
+    "dpjax.attacks.loss_tail", "Dodd et al. 2025",
+  ),
+  Attack(
     "canary audit of one run", "a lower bound on epsilon", "two models",
     "the auditor, who puts canaries into the data",
     "nothing should: above a proved epsilon it refutes the proof",

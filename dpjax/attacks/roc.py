@@ -154,6 +154,30 @@ def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
   return RateAtFpr(fpr, allowed, false, (low[0], high[1]), float(curve.tpr[at]), found)
 
 
+def loss_tail(
+  scores: HostArray, membership: HostArray, *, fnr: float = 0.01, confidence: float = 0.95
+) -> RateAtFpr:
+  """Returns the share of non-members in the tail that training has emptied, by its `tpr`.
+
+  It is the true negative rate of the loss attack at a false negative rate of `fnr`: how many
+  non-members score below all but `fnr` of the members. Training pulls hard records out of that
+  tail, so their share estimates how many members LiRA would find at a false positive rate of `fnr`,
+  without shadow models (Dodd et al. 2025, arXiv 2510.19773). It is an estimate, no attack.
+
+  Args:
+    scores: [n], larger for smaller losses, such as log odds.
+    membership: bool [n].
+
+  UserError: as `curve_of`.
+
+  >>> odds, truth = np.array([5.0, 6, 7, 8, -3, -2, 6, 7]), np.arange(8) < 4
+  >>> loss_tail(odds, truth).tpr  # two of four non-members are harder than any member
+  0.5
+  """
+  values = signals.numbers("scores", scores)
+  return rate_at(curve_of(-values, ~np.asarray(membership)), fnr, confidence=confidence)
+
+
 class Leakage(NamedTuple):
   """What an attack found, for people and tables."""
 

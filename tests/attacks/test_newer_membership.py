@@ -115,7 +115,7 @@ def _regression(seed=0, n=800):
 def test_quantile_regression_keeps_its_false_positives_and_sees_what_one_threshold_does_not():
   """Of members the log odds are three deviations higher; the rates are means over known records."""
   wrong, right, plain = [], [], []
-  for seed in range(8):
+  for seed in range(5):
     known, seen = _regression(3 * seed)
     outside, fresh = _regression(3 * seed + 1)
     inside, places = _regression(3 * seed + 2)
@@ -128,7 +128,7 @@ def test_quantile_regression_keeps_its_false_positives_and_sees_what_one_thresho
     wrong.append(called[0].mean())
     right.append(called[1].mean())
     plain.append(np.mean(inside + 3.0 > np.quantile(known, 0.95)))
-  assert np.mean(wrong) == pytest.approx(0.05, abs=0.015)
+  assert np.mean(wrong) == pytest.approx(0.05, abs=0.02)
   assert np.mean(right) > 0.7 > 2 * np.mean(plain)
 
 

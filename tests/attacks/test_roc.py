@@ -1,5 +1,7 @@
 """ROC and rates: against scikit-learn and simulated truth; ties; what too few records show."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -134,3 +136,19 @@ def test_bad_input_is_one_line(call, words):
   with pytest.raises(UserError) as caught:
     call()
   assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_loss_tail_is_counted_and_estimates_what_lira_finds():
+  """By loops, and on models whose hard members alone are pulled to the head."""
+  rng = np.random.default_rng(0)
+  truth = np.arange(4000) < 2000
+  scores = rng.standard_normal(4000)
+  for fnr in (0.001, 0.01, 0.1):
+    floor = np.sort(scores[truth])[math.floor(fnr * 2000)]
+    expected = np.mean(scores[~truth] < floor)
+    assert attacks.loss_tail(scores, truth, fnr=fnr).tpr == pytest.approx(expected)
+  hard = rng.random(4000) < 0.2  # a fifth, which only memory makes easy
+  center = np.where(hard, np.where(truth, 4.0, -8.0), 4.0)
+  tail = attacks.loss_tail(center + rng.standard_normal(4000), truth, fnr=0.001)
+  assert tail.tpr == pytest.approx(0.2, abs=0.03)
+  assert tail.tpr_interval[0] < 0.2 < tail.tpr_interval[1]

@@ -40,6 +40,7 @@ def test_a_table_is_written_resumed_and_says_what_fails(tmp_path):
   done = _launch(*order)
   assert done.returncode == 0, done.stderr
   assert "| dense layer first | none | inversion | 4 of 4" in done.stdout
+  assert "- membership, epsilon 8: strongest of 6: " in done.stdout
   assert "FAILS: 4 of 4" in done.stdout and "| .82 / 76 % |" in done.stdout
   with open(tmp_path / "run" / "attacks.csv") as file:
     rows = list(csv.DictReader(file))

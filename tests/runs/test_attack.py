@@ -66,6 +66,9 @@ def test_a_membership_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
   assert resumed["params_sha256"] == whole["params_sha256"]
   assert resumed["attacks"] == whole["attacks"] and set(writers.RESULT_KEYS) <= set(whole)
   assert whole["num_models"] == 7 and whole["epsilon_kind"] == "none"
+  best = whole["attacks"][whole["strongest"]["method"]]
+  rates = [one["tpr_at_fpr"]["0.01"]["tpr"] for one in whole["attacks"].values()]
+  assert best["tpr_at_fpr"]["0.01"]["tpr"] == whole["strongest"]["tpr"] == max(rates)
   assert whole["line"] is None and len(writers.read_metrics(tmp_path / "run")) == 7
   for name in ("config.json", "attack.npz", "roc.png", "roc.csv", "attacks.md"):
     assert (tmp_path / "run" / name).exists()

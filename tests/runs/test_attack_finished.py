@@ -52,6 +52,7 @@ def test_a_finished_run_is_attacked_by_its_folder(run, tmp_path):
   }
   line = table.told_of_run(result)
   assert "epsilon >= " in line and "perfect scores of 120 members would show" in line
+  assert "(strongest of 6: " in line and set(result["loss_tail"]) == {"0.001", "0.01"}
 
 
 def test_perfect_scores_reach_the_ceiling():

@@ -217,17 +217,18 @@ def _scored(
 
 def scores(
   config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-  """(scores by method, membership), each [targets * n]: every model once the target."""
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+  """(scores by method, membership, log odds), each [targets * n]: every model once the target."""
   odds, top = (np.asarray(state[name], np.float64) for name in ("log_odds", "top"))
   if attacked.target is not None:
     asked = _questions(attacked)(attacked.target, 0)
     evidence = attacks.Evidence(asked["log_odds"], odds, attacked.included)
     members = np.asarray(attacked.members)
     told = asked["top"]
-    return {
+    by_method = {
       name: _scored(name, evidence, told, members) for name in config.attack.methods
-    }, members
+    }
+    return by_method, members, evidence.target
   targets = list(attacks.each_as_target(odds, attacked.included))
   pooled = {
     name: np.concatenate(
@@ -235,12 +236,13 @@ def scores(
     )
     for name in config.attack.methods
   }
-  return pooled, np.concatenate([members for _, members in targets])
+  joined = np.concatenate([members for _, members in targets])
+  return pooled, joined, np.concatenate([evidence.target for evidence, _ in targets])
 
 
 def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> Found:
   """Rates, verdicts and curves of every method, beside the line of the promise."""
-  by_method, members = scores(config, attacked, state)
+  by_method, members, odds = scores(config, attacked, state)
   measured = {name: attacks.measure(one, members) for name, one in by_method.items()}
   line, private = None, attacked.run.plan.is_private
   num_targets = 1 if attacked.target is not None else len(attacked.included)
@@ -257,6 +259,8 @@ def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> 
     "attacks": {
       name: _row(one, line, private, num_targets) for name, one in measured.items()
     },
+    "strongest": strongest(measured, num_targets),
+    "loss_tail": _loss_tail(odds, members),
     "curves": _curves(measured, line),
     **attacked.told,
   }
@@ -268,6 +272,47 @@ def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> 
 
   held = {name: np.asarray(leaf) for name, leaf in state.items()}
   return Found(held | {"included": attacked.included}, result, write)
+
+
+def strongest(measured: Mapping[str, attacks.Leakage], num_targets: int) -> dict[str, Any]:
+  """What the best of all methods found: the largest TPR at 1 % FPR, then the largest AUC.
+
+  >>> truth = np.arange(400) < 200
+  >>> found = {"blind": np.zeros(400), "sure": truth + 0.0}
+  >>> strongest({name: attacks.measure(one, truth) for name, one in found.items()}, 1)["words"]
+  'strongest of 2: sure, TPR 1.000 (0.982-1.000) at 1 % FPR, AUC 1.000 (0.904-1.000)'
+  """
+  power = {
+    name: (attacks.rate_at(one.curve, attacks.FPRS[-1]).tpr, one.auc)
+    for name, one in measured.items()
+  }
+  name = max(power, key=lambda name: power[name])
+  curve = measured[name].curve
+  rate = attacks.rate_at(curve, attacks.FPRS[-1])
+  ends = attacks.auc_interval(curve, confidence=0.95, num_targets=num_targets)
+  low, high = rate.tpr_interval
+  words = (
+    f"strongest of {len(measured)}: {name}, TPR {rate.tpr:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, "
+    f"AUC {curve.auc:.3f} ({ends[0]:.3f}-{ends[1]:.3f})"
+  )
+  return {
+    "method": name,
+    "tpr": rate.tpr,
+    "fpr": rate.fpr,
+    "tpr_interval": [low, high],
+    "auc": curve.auc,
+    "auc_interval": list(ends),
+    "words": words,
+  }
+
+
+def _loss_tail(odds: np.ndarray, members: np.ndarray) -> dict[str, dict[str, Any]]:
+  """By false negative rate, the share of non-members that are harder than almost all members."""
+  tails = {rate: attacks.loss_tail(odds, members, fnr=rate) for rate in attacks.FPRS}
+  return {
+    f"{rate:g}": {"share": tail.tpr, "interval": list(tail.tpr_interval)}
+    for rate, tail in tails.items()
+  }
 
 
 def _lower_bounds(

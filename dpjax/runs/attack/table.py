@@ -74,6 +74,8 @@ def _inferred(result: Row) -> list[Row]:
       "high": one["tpr_at_fpr"]["0.01"]["interval"][1],
       "tpr_at_0.001_fpr": one["tpr_at_fpr"]["0.001"]["tpr"],
       "auc": one["auc"],
+      # Results of earlier versions have none.
+      "loss_tail_0.01": result.get("loss_tail", {}).get("0.01", {}).get("share"),
       "verdict": one["verdict"],
     }
     for name, one in result["attacks"].items()
@@ -164,6 +166,28 @@ def markdown(rows: Sequence[Row]) -> str:
   return table(columns, lines)
 
 
+def strengths(results: Sequence[Row]) -> str:
+  """Returns one line for each result that says how strong its strongest attack was.
+
+  >>> print(strengths([{"attack": "a", "defence": "b", "strongest": {"words": "weak"}}]))
+  <BLANKLINE>
+  - a, b: weak
+  <BLANKLINE>
+  >>> strengths([{"attack": "a", "defence": "b"}])
+  ''
+  """
+  lines = []
+  for result in results:
+    if "strongest" not in result:
+      continue
+    line = f"- {result['attack']}, {result['defence']}: {result['strongest']['words']}"
+    tail = result.get("loss_tail", {}).get("0.01")
+    if tail is not None:
+      line += f"; the loss tail estimates TPR {tail['share']:.3f}"
+    lines.append(line)
+  return "\n".join(["", *lines, ""]) if lines else ""
+
+
 def _cell(value: Any) -> str:
   if value is None or value == "":
     return "-"
@@ -192,6 +216,7 @@ def told_of_run(result: Row) -> str:
   verdicts = "; ".join(
     f"{name}: {one['verdict']}" for name, one in result["attacks"].items()
   )
+  verdicts += f" ({result['strongest']['words']})" if "strongest" in result else ""
   return (
     f"epsilon >= {lower(bound)} by the best attack (indicative: members were not dealt by coins); "
     f"claimed: {_epsilon(_common({'attack': '', 'defence': '', **result}))}; perfect scores of "
@@ -205,7 +230,8 @@ def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> N
     return
   rows = rows_of(results)
   report.write_csv(folder / "attacks.csv", rows)
-  writers.replace_file(folder / "attacks.md", f"{_NOTE}\n{markdown(rows)}".encode())
+  text = f"{_NOTE}\n{markdown(rows)}{strengths(results)}"
+  writers.replace_file(folder / "attacks.md", text.encode())
   curves = [result for result in results if "curves" in result]
   shares = list(dict.fromkeys(row["share"] for row in rows if "share" in row))
   panels = len(curves) + len(shares)
