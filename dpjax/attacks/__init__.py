@@ -84,6 +84,10 @@ from dpjax.attacks.property_inference import answers_on as answers_on
 from dpjax.attacks.property_inference import infer_property as infer_property
 from dpjax.attacks.property_inference import populations as populations
 from dpjax.attacks.property_inference import sorted_weights as sorted_weights
+from dpjax.attacks.queries import MOST_QUERIES as MOST_QUERIES
+from dpjax.attacks.queries import augmented as augmented
+from dpjax.attacks.queries import mean_score as mean_score
+from dpjax.attacks.queries import queries_of_model as queries_of_model
 from dpjax.attacks.reconstructions import Fidelity as Fidelity
 from dpjax.attacks.reconstructions import Success as Success
 from dpjax.attacks.reconstructions import fidelity as fidelity

@@ -128,6 +128,11 @@ ATTACKS: tuple[Attack, ...] = (
     "dpjax.attacks.bavaria", "Brännvall 2026",
   ),
   Attack(
+    "augmented queries", _MEMBER, "answers",
+    f"{_OWNER}, flips and shifts records, and has data like the training's", _DP,
+    "dpjax.attacks.mean_score", "Carlini et al. 2022, section 6.C",
+  ),
+  Attack(
     "quantile regression", _MEMBER, "answers",
     f"{_OWNER} and has records that are certainly no members", _DP,
     "dpjax.attacks.quantile_regression", "Bertran et al. 2023",

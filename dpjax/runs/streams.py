@@ -89,6 +89,7 @@ _LATER: dict[str, Any] = {
   "num_users": None,
   "neighboring_relation": "",
   "line_search": False,
+  "queries": 1,
 }
 # What an audit that is switched off said then, by its kind now.
 _AUDITS_OFF: dict[Any, dict[str, Any]] = {

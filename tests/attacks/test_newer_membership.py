@@ -164,3 +164,44 @@ def test_bad_settings_are_one_line():
   ):
     with pytest.raises(UserError, match=words):
       call()
+
+
+def test_queries_are_flips_and_shifts_with_reflected_edges():
+  """Pixel by pixel."""
+  x = np.random.default_rng(0).random((2, 5, 6, 1))
+  copies = attacks.augmented(x, 18, shift=2)
+  assert len({copy.tobytes() for copy in copies}) == 18
+  np.testing.assert_array_equal(copies[0], x)
+  inside = lambda place, size: abs(place) if place < size else 2 * (size - 1) - place
+  places = [(0, 0), (0, 2), (0, -2), (2, 0), (-2, 0), (2, 2), (2, -2), (-2, 2), (-2, -2)]
+  for number, (down, right) in enumerate(places):
+    for row in range(5):
+      for column in range(6):
+        expected = x[:, inside(row - down, 5), inside(column - right, 6)]
+        np.testing.assert_array_equal(copies[2 * number][:, row, column], expected)
+        np.testing.assert_array_equal(copies[2 * number + 1][:, row, 5 - column], expected)
+
+
+def test_more_looks_at_a_record_are_a_better_attack():
+  """Queries with noise of their own: the mean of 8 sees sqrt(8) times further."""
+  rng = np.random.default_rng(0)
+  halves = attacks.random_halves(9, 2000, seed=0)
+  odds = 2 * rng.standard_normal(2000) + halves + 2 * rng.standard_normal((8, 9, 2000))
+  queries = [Evidence(one[-1], one[:-1], halves[:-1]) for one in odds]
+  auc = lambda scores: attacks.curve_of(scores, halves[-1]).auc
+  lira = attacks.MEMBERSHIP_ATTACKS["lira_fixed"]
+  one, eight = (auc(attacks.mean_score(lira, queries[:k])) for k in (1, 8))
+  assert one < 0.65 and eight > one + 0.1
+  np.testing.assert_array_equal(attacks.mean_score(lira, queries[:1]), lira(queries[0]))
+
+
+def test_bad_queries_are_one_line():
+  images = np.zeros((1, 3, 3, 1))
+  for call, words in (
+    (lambda: attacks.augmented(images, 19), "num_queries=19: must be"),
+    (lambda: attacks.augmented(images, 3, shift=3), "shift=3: must be below 3"),
+    (lambda: attacks.augmented(np.zeros((1, 3)), 2), "num_queries=2: needs images"),
+    (lambda: attacks.mean_score(bavaria, []), "queries: must hold at least one"),
+  ):
+    with pytest.raises(UserError, match=words):
+      call()

@@ -75,6 +75,28 @@ def test_a_membership_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
   assert {one["against_line"] for one in whole["attacks"].values()} == {None}
 
 
+def test_copies_of_a_record_are_asked_about_too(tmp_path):
+  result = _ran(_config(**{"attack.queries": 3}), tmp_path)
+  with np.load(tmp_path / "attack.npz") as held:
+    odds = held["log_odds"]
+  assert odds.shape == (7, 3 * 60)
+  parts = np.split(odds, 3, axis=1)
+  assert all(np.ptp(parts[0] - part) > 0.1 for part in parts[1:])
+  assert set(result["attacks"]) == set(_config().attack.methods)
+
+
+def test_copies_of_what_is_no_image_are_refused():
+  point = _point(_config(**{"attack.queries": 2}))
+  train, test = build.load_data(point)
+  flat = data.from_arrays(
+    np.asarray(train.x).reshape(len(train), -1), train.y, num_classes=10
+  )
+  random = streams.derived(0, build.digest(point), data.digest(flat))
+  with pytest.raises(UserError, match="attack.queries=2: needs images") as caught:
+    members.prepare(point, (flat, test), random)
+  assert "\n" not in str(caught.value)
+
+
 def test_privacy_is_one_flag_and_brings_its_line(tmp_path):
   config = _config(**_PRIVATE, **{"train.privacy.epsilon": 0.5})
   result = _ran(config, tmp_path)

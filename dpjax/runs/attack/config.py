@@ -38,6 +38,9 @@ class Membership:
   Args:
     methods: of `MEMBERSHIP`.
     num_shadows: models beside each target.
+    queries: how often each model is asked about a record, of images: 1 as it is, 2 also mirrored,
+      up to 18 also shifted by an eighth of their size. A record has the mean of its scores. They
+      help against training on such copies, and weaken the attack where there was none.
     side_by_side: how many are trained at once, under vmap.
     target: params.npz of a model that `launch.train` has trained on all of the data, which is
       attacked in their place: its members are the training data, the others the test data.
@@ -48,6 +51,7 @@ class Membership:
   )  # fmt: skip
   num_shadows: int = 16
   side_by_side: int = 1
+  queries: int = 1
   target: str | None = None
   room: ClassVar[str] = "train"
   module: ClassVar[str] = "members"
@@ -60,6 +64,7 @@ class Membership:
       validate.one_of(MEMBERSHIP, methods=name)
     validate.integer_in(LEAST_SHADOWS, bounds.MOST_RUNS, num_shadows=self.num_shadows)
     validate.integer_in(1, bounds.MOST_RUNS, side_by_side=self.side_by_side)
+    validate.integer_in(1, attacks.MOST_QUERIES, queries=self.queries)
 
 
 @dataclasses.dataclass(frozen=True)

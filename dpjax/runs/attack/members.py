@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -67,6 +67,11 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
   """
   (train, test), own, target = loaded, config.attack, None
   records, members = (train, None) if own.target is None else _joined(train, test)
+  if own.queries > 1 and np.ndim(records.x) != 4:
+    raise UserError(
+      f"attack.queries={own.queries}: needs images [H, W, C] to flip and shift, data have shape "
+      f"{np.shape(records.x)[1:]}; must be 1"
+    )
   count = own.num_shadows + (own.target is None)
   included = _halves(config, count, len(records), random)
   size = int(included.sum(axis=1).max())
@@ -162,8 +167,9 @@ def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
 def work(config: AttackConfig, attacked: Targets) -> Work:
   """One step a group of models: trained, and asked about all records."""
   both = attacked.included.shape  # models, records
-  width, asked = config.attack.side_by_side, _questions(attacked)
-  shapes = {"log_odds": both, "top": both, "accuracy": both[:1]}
+  width, asked = config.attack.side_by_side, _questions(attacked, config.attack.queries)
+  odds = (both[0], config.attack.queries * both[1])  # query by query
+  shapes = {"log_odds": odds, "top": both, "accuracy": both[:1]}
   empty = lambda: {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
   def ask(state: Arrays, group: int) -> None:
@@ -179,10 +185,14 @@ def work(config: AttackConfig, attacked: Targets) -> Work:
   return pieces.filled(groups, empty, ask, name="models", evaluate=accuracy)
 
 
-def _questions(attacked: Targets) -> Any:
-  """(params, index) -> what is asked of one model: log odds [n], confidences [n], accuracy."""
+def _questions(attacked: Targets, queries: int) -> Any:
+  """(params, index) -> what is asked of one model: log odds [queries * n], confidences [n] of the
+  records as they are, accuracy."""
   run, records = attacked.run, attacked.records
-  odds = signals.log_odds_of_model(run.apply)
+  shift = max(1, min(np.shape(records.x)[1:3], default=1) // 8)
+  odds = attacks.queries_of_model(
+    signals.log_odds_of_model(run.apply), queries, shift=shift
+  )
   logits = jax.jit(lambda params, x: trees.at_least_float32(run.apply(params, x)))
 
   def asked(params: Params, index: int) -> dict[str, Any]:
@@ -204,15 +214,15 @@ def _questions(attacked: Targets) -> Any:
 
 
 def _scored(
-  name: str, evidence: attacks.Evidence, top: np.ndarray, members: np.ndarray
+  name: str, queries: Sequence[attacks.Evidence], top: np.ndarray, members: np.ndarray
 ) -> np.ndarray:
   if name == "confidence":
     return attacks.confidence_rule(top)
   if name == "loss_rule":
-    losses = -special.log_expit(evidence.target)
+    losses = -special.log_expit(queries[0].target)
     mean = float(losses[members].mean())  # of which this adversary is told
     return attacks.loss_rule(losses, mean_training_loss=mean)
-  return attacks.MEMBERSHIP_ATTACKS[name](evidence)
+  return attacks.mean_score(attacks.MEMBERSHIP_ATTACKS[name], queries)
 
 
 def scores(
@@ -220,24 +230,32 @@ def scores(
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
   """(scores by method, membership, log odds), each [targets * n]: every model once the target."""
   odds, top = (np.asarray(state[name], np.float64) for name in ("log_odds", "top"))
+  asked_odds = np.split(odds, config.attack.queries, axis=1)  # of each query [M, n]
   if attacked.target is not None:
-    asked = _questions(attacked)(attacked.target, 0)
-    evidence = attacks.Evidence(asked["log_odds"], odds, attacked.included)
+    asked = _questions(attacked, config.attack.queries)(attacked.target, 0)
+    theirs = np.split(np.asarray(asked["log_odds"]), config.attack.queries)
+    queries = [
+      attacks.Evidence(target, shadows, attacked.included)
+      for target, shadows in zip(theirs, asked_odds)
+    ]
     members = np.asarray(attacked.members)
     told = asked["top"]
     by_method = {
-      name: _scored(name, evidence, told, members) for name in config.attack.methods
+      name: _scored(name, queries, told, members) for name in config.attack.methods
     }
-    return by_method, members, evidence.target
-  targets = list(attacks.each_as_target(odds, attacked.included))
+    return by_method, members, queries[0].target
+  games = [attacks.each_as_target(one, attacked.included) for one in asked_odds]
+  targets = [
+    ([evidence for evidence, _ in queries], queries[0][1]) for queries in zip(*games)
+  ]
   pooled = {
     name: np.concatenate(
-      [_scored(name, evidence, top[i], m) for i, (evidence, m) in enumerate(targets)]
+      [_scored(name, queries, top[i], m) for i, (queries, m) in enumerate(targets)]
     )
     for name in config.attack.methods
   }
   joined = np.concatenate([members for _, members in targets])
-  return pooled, joined, np.concatenate([evidence.target for evidence, _ in targets])
+  return pooled, joined, np.concatenate([queries[0].target for queries, _ in targets])
 
 
 def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> Found:

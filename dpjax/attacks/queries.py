@@ -1,0 +1,109 @@
+"""Several queries of one record: a model is also asked about its flipped and shifted copies.
+
+A model that was trained on copies is surer of all copies of a member, and each is another look at
+it (Carlini et al. 2022, section 6.C). An attack scores each query by itself, and a record has the
+mean of its scores. Where training made no copies, more queries blur what the first one sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.attacks.membership import Evidence
+from dpjax.attacks.signals import Signal
+from dpjax.types import HostArray, Labelled, Params
+from dpjax.validate import UserError
+
+MOST_QUERIES = 18  # 9 places, each with its mirror image
+_PLACES = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
+
+
+def augmented(x: HostArray, num_queries: int, *, shift: int = 1) -> list[np.ndarray]:
+  """Returns `num_queries` copies of images [n, H, W, C]: as they are, mirrored, then shifted ones.
+
+  Copies 2 k and 2 k + 1 are each other's mirror image. A shift is by `shift` pixels to one of eight
+  sides, and what it uncovers is filled by reflection.
+
+  UserError: no images, more than 18 queries, a shift that is no smaller than an image.
+
+  >>> [copy[0, 0, :, 0].tolist() for copy in augmented(np.arange(3.0).reshape(1, 1, 3, 1), 2)]
+  [[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]]
+  """
+  validate.integer_in(1, MOST_QUERIES, num_queries=num_queries)
+  validate.integer_at_least(1, shift=shift)
+  images = np.asarray(x)
+  if num_queries == 1:
+    return [images]
+  if images.ndim != 4:
+    raise UserError(
+      f"num_queries={num_queries}: needs images [n, H, W, C] to flip and shift, got shape "
+      f"{images.shape}; must be 1"
+    )
+  if num_queries > 2 and shift >= min(images.shape[1:3]):
+    raise UserError(
+      f"shift={shift}: must be below {min(images.shape[1:3])}, the images' size"
+    )
+  height, width = images.shape[1:3]
+  margin = ((0, 0), (shift, shift), (shift, shift), (0, 0))
+  padded = np.pad(images, margin, mode="reflect") if num_queries > 2 else images
+  copies = []
+  for query in range(num_queries):
+    down, right = _PLACES[query // 2]
+    copy = images
+    if down or right:
+      top, left = shift * (1 - down), shift * (1 - right)
+      copy = padded[:, top : top + height, left : left + width]
+    copies.append(copy[:, :, ::-1] if query % 2 else copy)
+  return copies
+
+
+def queries_of_model(signal: Signal, num_queries: int, *, shift: int = 1) -> Signal:
+  """Returns a signal that asks about all copies of n records: [num_queries * n], query by query.
+
+  Give `train_shadows` `num_scores=num_queries * n` with it.
+
+  >>> from dpjax.types import Example
+  >>> left = lambda params, records: records.x[:, 0, 0, 0]
+  >>> image = Example(np.arange(3.0).reshape(1, 1, 3, 1), np.array([0]))
+  >>> queries_of_model(left, 2)(None, image).tolist()
+  [0.0, 2.0]
+  """
+
+  def asked(params: Params, records: Labelled) -> np.ndarray:
+    copies = augmented(np.asarray(records.x), num_queries, shift=shift)
+    with_inputs = [_Asked(np.ascontiguousarray(copy), records.y) for copy in copies]
+    return np.concatenate([signal(params, one) for one in with_inputs])
+
+  return asked
+
+
+class _Asked:
+  """Records as a signal reads them."""
+
+  def __init__(self, x: np.ndarray, y: HostArray):
+    self.x = x
+    self.y = y
+
+
+def mean_score(
+  attack: Callable[[Evidence], np.ndarray], queries: Sequence[Evidence]
+) -> np.ndarray:
+  """Returns the mean over queries of an attack's scores: [n].
+
+  Args:
+    queries: one `Evidence` of the same records for each query.
+
+  UserError: none, or of different records.
+
+  >>> held = np.eye(2, dtype=bool)
+  >>> queries = [Evidence(odds, np.zeros((2, 2)), held) for odds in ([0.0, 2.0], [4.0, 2.0])]
+  >>> mean_score(lambda evidence: evidence.target, queries)
+  array([2., 2.])
+  """
+  scores = [attack(evidence) for evidence in queries]
+  if not scores or len({one.shape for one in scores}) > 1:
+    raise UserError("queries: must hold at least one Evidence, all of the same records")
+  return np.mean(scores, axis=0)
