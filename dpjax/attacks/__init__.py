@@ -43,6 +43,9 @@ from dpjax.attacks.class_inversion import ClassInversion as ClassInversion
 from dpjax.attacks.class_inversion import InversionScore as InversionScore
 from dpjax.attacks.class_inversion import Inverted as Inverted
 from dpjax.attacks.class_inversion import judge_inversion as judge_inversion
+from dpjax.attacks.collusion import alie as alie
+from dpjax.attacks.collusion import colluding as colluding
+from dpjax.attacks.collusion import min_max as min_max
 from dpjax.attacks.difficulty import quantile_regression as quantile_regression
 from dpjax.attacks.extraction import Agreement as Agreement
 from dpjax.attacks.extraction import Extraction as Extraction

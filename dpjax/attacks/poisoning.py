@@ -17,7 +17,8 @@ aggregator are those of the run, which gets no other change than `wrap` and `mem
 
 An attacker knows the model, the training and its own records, and sends what it likes. How far
 any message can carry an aggregator is bounded in `federated.robust`; what is measured here are
-three attacks, so that a defence is shown to fail, or not shown to.
+three attacks, so that a defence is shown to fail, or not shown to. Attackers who agree, and adapt
+to honest messages, are those of `attacks.collusion`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _MEMORY = {"own", "attacker"}
 
 
 class Poisoning(NamedTuple):
-  """What attackers do, and what they want. Made by `label_flip`, `scaled_update`, `backdoor`."""
+  """What attackers do, and what they want. Made by `label_flip`, `scaled_update` and the others."""
 
   # (all records, the rows of each attacker) -> all records, these rows changed
   poison: Callable[[Dataset, Sequence[np.ndarray]], Dataset]
@@ -51,6 +52,14 @@ class Poisoning(NamedTuple):
     Callable[[Dataset], Dataset] | None
   )  # test records -> with the label that is wanted
   factor: float = 1.0  # on what attackers send
+  # (what attackers know of a round) -> what each of them sends; see `attacks.collusion`
+  collude: Callable[[Any], Array] | None = None
+
+
+class Colluders(NamedTuple):
+  """State of an aggregator before which attackers replace what they send."""
+
+  own: Any  # of the aggregator itself
 
 
 def _labels_within(dataset: Dataset, **named: int | None) -> None:
@@ -233,6 +242,21 @@ def scaled_messages(client: ClientAlgorithm, factor: float) -> ClientAlgorithm:
   UserError: while tracing, another memory than that.
   """
   _check_factor(factor)
+  return _lying(client, lambda leaf: factor * leaf, abs(factor))
+
+
+def marked_messages(client: ClientAlgorithm) -> ClientAlgorithm:
+  """The same client, which, recruited, sends NaN alone: the mark that `colluding` replaces.
+
+  UserError: as `scaled_messages`.
+  """
+  return _lying(client, lambda leaf: jnp.full_like(leaf, jnp.nan), 1.0)
+
+
+def _lying(
+  client: ClientAlgorithm, change: Callable[[Array], Array], norm: float
+) -> ClientAlgorithm:
+  """Args: change: of each leaf that an attacker sends. norm: factor on its reported length."""
 
   def init(received: Any, memory: Any, num_examples: Array, key: Array) -> Any:
     if not (isinstance(memory, dict) and set(memory) == _MEMORY):
@@ -245,10 +269,8 @@ def scaled_messages(client: ClientAlgorithm, factor: float) -> ClientAlgorithm:
   def finish(received: Any, carry: Any) -> Any:
     local, attacker = carry
     sent, own, info = client.finish(received, local)
-    lie = lambda leaf: jnp.where(attacker, factor * leaf, leaf)
-    info = info._replace(
-      update_norm=jnp.where(attacker, abs(factor), 1.0) * info.update_norm
-    )
+    lie = lambda leaf: jnp.where(attacker, change(leaf), leaf)
+    info = info._replace(update_norm=jnp.where(attacker, norm, 1.0) * info.update_norm)
     memory = {"own": own, "attacker": attacker}
     return sent._replace(message=jax.tree.map(lie, sent.message)), memory, info
 
@@ -294,12 +316,21 @@ def poisoned_training(
 
   Returns:
     The server's parameters after the last round.
+
+  Raises:
+    UserError: attackers who collude, and an aggregator that is not `colluding(aggregator, attack)`.
   """
-  lying = algorithm(
-    wrap=lambda client: scaled_messages(client, attack.factor),
-    memory=lambda params: attacker_memory(),
-  )
+  if attack.collude is None:
+    wrap = lambda client: scaled_messages(client, attack.factor)
+  else:
+    wrap = marked_messages
+  lying = algorithm(wrap=wrap, memory=lambda params: attacker_memory())
   state = recruited(lying.init(params, federation.num_clients), attackers)
+  if attack.collude is not None and not isinstance(state.aggregator, Colluders):
+    raise UserError(
+      "algorithm: its attackers collude, so its aggregator must be attacks.colluding(aggregator, "
+      "attack)"
+    )
   held = poisoned(federation, attack, attackers)
   for cohort in lying.cohorts(held, work, rng=rng):
     state, _ = lying.round(state, cohort)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpjax import markdown, metrics, validate
+from dpjax.attacks.collusion import colluding
 from dpjax.attacks.poisoning import Poisoning, choose_attackers
 from dpjax.attacks.roc import Counted, counted
 from dpjax.data import Dataset
@@ -153,7 +154,8 @@ def poisoning_grid(
   """Every attack against every defence at every fraction of attackers, and once without.
 
   Args:
-    train: `(aggregator, attack, attackers) -> parameters`, by `poisoned_training`.
+    train: `(aggregator, attack, attackers) -> parameters`, by `poisoned_training`. Where
+      attackers collude, the aggregator is `colluding` already.
     fractions: of the clients that attack, each > 0; a fraction beyond what an aggregator
       stands up to is run, and said.
     seed: of the choice of attackers.
@@ -168,11 +170,12 @@ def poisoning_grid(
     raise UserError(f"fractions={tuple(fractions)!r}: rounds to no attacker in one place")
   nobody, outcomes = np.zeros(0, np.int64), []
   for defence, (aggregator, tolerates) in against.items():
-    honest = train(aggregator, next(iter(attacks.values())), nobody)
+    first = next(iter(attacks.values()))
+    honest = train(colluding(aggregator, first), first, nobody)
     for name, attack in attacks.items():
       clean = measure_poisoning(apply, honest, attack, test)
       for attackers in groups:
-        found = train(aggregator, attack, attackers)
+        found = train(colluding(aggregator, attack), attack, attackers)
         measured = measure_poisoning(apply, found, attack, test)
         most = None if tolerates is None else tolerates(num_clients)
         who = (name, defence, len(attackers), num_clients, most)

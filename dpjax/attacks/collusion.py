@@ -1,0 +1,184 @@
+"""Poisoning by clients who agree, and adapt to what honest clients send.
+
+| attack    | what every attacker sends                           | source                      |
+| --------- | --------------------------------------------------- | --------------------------- |
+| `alie`    | the honest mean, z honest standard deviations off   | Baruch et al. 2019          |
+| `min_max` | the honest mean, moved as far as no distance to an  | Shejwalkar, Houmansadr 2021 |
+|           | honest message gives away                           |                             |
+
+The attackers know the messages of all honest clients of a round: the strongest adversary of the
+papers. Such a lie is no change of one client, so it is put in before the aggregator: attackers send
+NaN, which marks them, and `colluding` replaces the marks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy import special
+
+from dpjax import validate
+from dpjax.attacks.poisoning import Colluders, Poisoning
+from dpjax.federated.aggregation import Aggregator
+from dpjax.types import Array
+from dpjax.validate import UserError
+
+DIRECTIONS = ("std", "unit", "sign")
+
+
+class _Honest(NamedTuple):
+  """What attackers know of a round, each message one row."""
+
+  messages: Array  # [C, d], 0 where a client is not honest
+  there: Array  # [C] bool, honest clients
+  num_clients: Array  # []
+  num_attackers: Array  # []
+
+  @property
+  def mean(self) -> Array:
+    """[d], 0 without honest clients."""
+    return jnp.sum(self.messages, axis=0) / jnp.maximum(jnp.sum(self.there), 1)
+
+  @property
+  def std(self) -> Array:
+    """[d], of the honest clients as a population."""
+    off = jnp.where(self.there[:, None], self.messages - self.mean[None], 0.0)
+    return jnp.sqrt(jnp.sum(off**2, axis=0) / jnp.maximum(jnp.sum(self.there), 1))
+
+
+def alie(z: float | None = None) -> Poisoning:
+  """ "A little is enough": attackers send the honest mean less z standard deviations.
+
+  Args:
+    z: None for the largest at which, of Gaussian messages, enough honest ones are further off for a
+      majority: Phi(z) = (n - m - s) / (n - m), with s = floor(n / 2 + 1) - m for m of n clients.
+
+  UserError: z that is not positive.
+
+  >>> alie(1.5).victims is None
+  True
+  """
+  if z is not None:
+    validate.positive(z=z)
+
+  def lie(honest: _Honest) -> Array:
+    n, m = honest.num_clients, honest.num_attackers
+    supporters = jnp.floor(n / 2 + 1) - m
+    share = (n - m - supporters) / jnp.maximum(n - m, 1)
+    # Beyond a half of attackers no number is too large; the paper has none there.
+    largest = special.ndtri(jnp.clip(share, 1e-3, 1 - 1e-3))
+    return honest.mean - (largest if z is None else z) * honest.std
+
+  return _colluders(lie)
+
+
+def min_max(direction: str = "std") -> Poisoning:
+  """Attackers send mean + gamma p with the largest gamma that no distance gives away.
+
+  The largest distance of the lie to an honest message is that between two honest ones. gamma is the
+  smallest positive root of one square for each honest client.
+
+  Args:
+    direction: p: std (less the honest standard deviations), unit (against the honest mean), sign
+      (against its signs).
+
+  UserError: another direction.
+
+  >>> min_max("unit").victims is None
+  True
+  """
+  validate.one_of(DIRECTIONS, direction=direction)
+
+  def lie(honest: _Honest) -> Array:
+    mean, there = honest.mean, honest.there
+    length = jnp.linalg.norm(mean)
+    ways = {
+      "std": -honest.std,
+      "unit": -mean / jnp.where(length > 0, length, 1.0),
+      "sign": -jnp.sign(mean),
+    }
+    way = ways[direction]
+    off = jnp.where(there[:, None], mean[None] - honest.messages, 0.0)
+    apart = lambda one: jnp.where(
+      there, jnp.sum((honest.messages - one[None]) ** 2, axis=1), 0.0
+    )
+    pairs = jnp.where(there[:, None], jax.lax.map(apart, honest.messages), 0.0)
+    square = jnp.sum(way**2)
+    along = off @ way
+    spare = jnp.maximum(jnp.max(pairs) - jnp.sum(off**2, axis=1), 0.0)
+    roots = (-along + jnp.sqrt(along**2 + square * spare)) / jnp.where(
+      square > 0, square, 1.0
+    )
+    gamma = jnp.min(jnp.where(there, roots, jnp.inf))
+    return mean + jnp.where(jnp.isfinite(gamma) & (square > 0), gamma, 0.0) * way
+
+  return _colluders(lie)
+
+
+def _colluders(lie: Callable[[_Honest], Array]) -> Poisoning:
+  return Poisoning(lambda dataset, held: dataset, None, collude=lie)
+
+
+def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
+  """Returns the aggregator, before which attackers of the round replace what they send.
+
+  One whose attackers do not collude is returned as it is. All messages of a round are kept side by
+  side, also for an aggregator that adds them up one by one.
+
+  UserError: an aggregator that sees no single message (a secure sum).
+
+  >>> from dpjax.federated import weighted_mean
+  >>> mean, nan = weighted_mean(), jnp.nan
+  >>> lied = colluding(mean, alie(1.0))
+  >>> sent = jnp.array([[1.0], [3.0], [nan]])  # the last is an attacker
+  >>> lied.update(sent, jnp.ones(3, bool), lied.init(sent[0]))[0]  # (1 + 3 + 2 - 1) / 3
+  Array([1.6666667], dtype=float32)
+  """
+  lie = attack.collude
+  if lie is None:
+    return aggregator
+  if aggregator.through is not None:
+    raise UserError(
+      "aggregator: sees a secure sum alone, into which no colluder can look; must see messages"
+    )
+
+  def replaced(messages: Any, mask: Array) -> Any:
+    leaves, treedef = jax.tree.flatten(messages)
+    count = leaves[0].shape[0]
+    flat = jnp.concatenate(
+      [leaf.reshape(count, -1).astype(jnp.float32) for leaf in leaves], axis=1
+    )
+    marked = mask & jnp.all(jnp.isnan(flat), axis=1)
+    there = mask & jnp.all(jnp.isfinite(flat), axis=1)
+    rows = jnp.where(there[:, None], flat, 0.0)
+    told = lie(_Honest(rows, there, jnp.sum(mask), jnp.sum(marked)))
+    flat = jnp.where(marked[:, None], told[None], flat)
+    ends = [0]
+    for leaf in leaves:
+      ends.append(ends[-1] + math.prod(leaf.shape[1:]))
+    parts = [
+      flat[:, start:end].reshape(leaf.shape).astype(leaf.dtype)
+      for leaf, start, end in zip(leaves, ends, ends[1:])
+    ]
+    return jax.tree.unflatten(treedef, parts)
+
+  def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
+    sent = replaced(messages, mask)
+    found, own = aggregator.update(sent, mask, state.own, weights)
+    return found, Colluders(own)
+
+  def check(messages: Any, mask: Array, weights: Any) -> None:
+    if aggregator.check is not None:
+      aggregator.check(replaced(messages, jnp.asarray(mask)), mask, weights)
+
+  return aggregator._replace(
+    init=lambda message: Colluders(aggregator.init(message)),
+    update=update,
+    partial=None,
+    finish=None,
+    check=check,
+  )
