@@ -23,7 +23,6 @@ from jax import core
 from dpjax import accounting, gradients, noise, sampling, transforms, validate
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.mechanisms.noisy_means import NoisyMeans
-from dpjax.noise.correlated import CorrelatedNoiseState
 from dpjax.transforms import accumulation
 from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError
@@ -489,10 +488,11 @@ class Plan:
     which knows its mask, or gradients of `dpjax.per_example_grads`; bare arrays go through
     `dpjax.stacked`. Its state counts the updates (`spent`): one beyond `num_steps` raises, and
     is NaN under jit; so is one whose state was changed by `optax.tree.set`, `jax.tree.map` or
-    the like. Each update needs the state that the one before gave. An earlier state as a whole,
-    whether it was kept, copied, restored or made by `init` again, draws the same noise twice,
-    which nothing can see. Nor can it see how rows were drawn: epsilon is that of `batches`, not
-    of rows of your own with mask=True.
+    the like, or is that of a plan with another noise, bound or sampling probability; and one
+    with more examples than the sampler ever draws. Each update needs the state that the one
+    before gave. An earlier state as a whole, whether it was kept, copied, restored or made by
+    `init` again, draws the same noise twice, which nothing can see. Nor can it see how rows were
+    drawn: epsilon is that of `batches`, not of rows of your own with mask=True.
 
     Args:
       key: of the noise, for ONE run on ONE data set. It is the caller's, and no transform
@@ -508,7 +508,37 @@ class Plan:
       key=key,
       num_steps=self.num_steps,
     )
-    return accumulation.whole_steps_only(self._transform(numbers), self.slices)
+    private = transforms.of_plan(self._transform(numbers), self._mark, self.sampler.slots)
+    return accumulation.whole_steps_only(private, self.slices)
+
+  @functools.cached_property
+  def _mark(self) -> int:
+    """32 bits of the mechanism that one step is: a state of it carries them."""
+    clip, shape, participation = (
+      self.l2_clip_norm,
+      self.noise_shape,
+      self.sampler.participation,
+    )
+    event = self.sum_event(0)
+    try:
+      cost: Any = accounting.event_to_json(event)
+    except UserError:  # an event of the user's own
+      cost = type(event).__name__
+    correlated = {} if participation is None else participation._asdict()
+    return transforms.mark_of(
+      {
+        "noise_multiplier": self.noise_multiplier,
+        "norms": jax.tree.leaves(clip.norms),
+        "rule": type(clip.rule).__name__,
+        "clip_schedule": clip.schedule,
+        "noise_schedule": shape.schedule,
+        "shares": jax.tree.leaves(shape.shares),
+        "correlation": type(shape.strategy).__name__,
+        "steps": self.num_steps if correlated else 0,
+        "participation": correlated,
+        "event": cost,
+      }
+    )
 
   def _transform(self, numbers: dict[str, Any]) -> optax.GradientTransformationExtraArgs:
     if self.l2_clip_norm.rule.adapts:
@@ -538,7 +568,8 @@ class Plan:
 
     Raises:
       UserError: a state without the noise of a private transform, or with several; one that
-        something else has changed; more steps than the plan has; called under jit.
+        something else has changed, or of a plan with other noise; more steps than the plan
+        has; called under jit.
 
     >>> import optax
     >>> plan = Plan(sampler=sampling.PoissonSampler(prob=0.5, capacity=4), l2_clip_norm=1.0,
@@ -551,8 +582,7 @@ class Plan:
     >>> spent.steps, spent.epsilon == plan.epsilon(steps=1) < plan.epsilon()
     (1, True)
     """
-    counted = (noise.NoiseState, CorrelatedNoiseState)
-    is_noise = lambda part: isinstance(part, counted)
+    is_noise = lambda part: isinstance(part, transforms.NOISE_STATES)
     parts = jax.tree.leaves(opt_state, is_leaf=is_noise)
     states = [part for part in parts if is_noise(part)]
     if len(states) != 1:
@@ -569,7 +599,7 @@ class Plan:
         f"opt_state: counts steps by {count.dtype}{list(count.shape)}: must be one integer >= 0; "
         "of several models or devices give the state of one"
       )
-    noise.check_paid(states[0], None)
+    noise.check_paid(transforms.marked(states[0], self._mark), None)
     steps = int(count)
     if steps > self.num_steps:
       raise UserError(
