@@ -56,9 +56,11 @@ def check_arguments(extra_args: Mapping[str, Any]) -> None:
   ...
   dpjax.validate.UserError: update(value=...): goes past the noise to the optimizer; ...
   """
-  if extra_args:
+  # `count` is for `adaptive_clip_and_noise`; no optimizer reads it.
+  names = [name for name in extra_args if name != "count"]
+  if names:
     raise UserError(
-      f"update({next(iter(extra_args))}=...): goes past the noise to the optimizer; a loss or "
+      f"update({names[0]}=...): goes past the noise to the optimizer; a loss or "
       "gradient of private examples must not; if it is public, call plan.transform and the "
       "optimizer one after the other, and give it to the optimizer's update alone"
     )
