@@ -27,6 +27,8 @@ from dpjax.transforms import accumulation
 from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError
 
+_MOST_STEPS = 2**31 - 1  # that the state of a transform can count
+_MOST_EXAMPLES = 2**63 - 1  # that NumPy can number
 _FAR_OFF = 4.0  # a divisor beyond this multiple of the expected batch size is a mistake
 
 
@@ -147,7 +149,8 @@ class Plan:
   def __post_init__(self):
     validate.non_negative(noise_multiplier=self.noise_multiplier)
     validate.positive(normalize_by=self.normalize_by)
-    validate.integer_at_least(1, num_steps=self.num_steps, slices=self.slices)
+    validate.integer_at_least(1, slices=self.slices)
+    validate.integer_in(1, _MOST_STEPS, num_steps=self.num_steps)
     validate.open_unit(delta=self.delta)
     object.__setattr__(self, "l2_clip_norm", gradients.Clip.of(self.l2_clip_norm))
     if not isinstance(self.statistics, NoisyMeans | None):
@@ -211,6 +214,10 @@ class Plan:
       UserError: epsilon <= 0 or unreachable, or a sampler that has no event.
     """
     validate.positive(epsilon=epsilon)
+    known = {field.name for field in dataclasses.fields(cls)} - {"noise_multiplier"}
+    for name in options.keys() - known:
+      follows = ", which follows from epsilon" if name == "noise_multiplier" else ""
+      raise UserError(f"{name}: is no option here{follows}; must be a field of dpjax.Plan")
     unit = cls(sampler, 1.0, l2_clip_norm, normalize_by, num_steps, delta=delta, **options)
     if sampler.event(accounting.gaussian_event(1.0)) is None:
       raise UserError(
@@ -260,6 +267,7 @@ class Plan:
     Raises:
       UserError: no declared size under add-or-remove-one; a batch size above n; epsilon or
         another number out of its range.
+      UserWarning: delta is not below 1 / n.
 
     >>> plan = Plan.for_data(np.zeros((1_000, 2)), batch_size=100, epochs=3, epsilon=2.0,
     ...   delta=1e-5, l2_clip_norm=1.0, num_examples=1_000)
@@ -279,7 +287,7 @@ class Plan:
         "num_examples=None: must be declared, a constant that no record changes, because "
         "add_or_remove_one hides len(data); or neighboring_relation='replace_special'"
       )
-    validate.integer_at_least(1, num_examples=size)
+    validate.integer_in(1, _MOST_EXAMPLES, num_examples=size)
     if batch_size > size:
       raise UserError(f"batch_size={batch_size}: must be <= num_examples={size}")
     if "sampler" in options or "normalize_by" in options or "num_steps" in options:
@@ -287,7 +295,13 @@ class Plan:
         "for_data: sampler, normalize_by and num_steps follow from batch_size and epochs; to "
         "choose them use Plan.calibrated"
       )
-    steps = max(1, round(epochs * size / batch_size))
+    steps = epochs * size / batch_size
+    if steps > _MOST_STEPS:
+      raise UserError(
+        f"epochs={epochs!r}: are {steps:.3g} steps of batch_size={batch_size}, of which there "
+        f"may be {_MOST_STEPS}"
+      )
+    steps = max(1, round(steps))
     plan = cls.calibrated(
       epsilon=epsilon,
       delta=delta,
@@ -298,6 +312,9 @@ class Plan:
       normalize_by=batch_size,
       **options,
     )
+    warning = accounting.delta_warning(delta, size)
+    if warning:
+      warnings.warn(warning, stacklevel=2)
     return dataclasses.replace(plan, sampler=plan.fitted_sampler(size))
 
   @property
