@@ -23,7 +23,7 @@ from jax import core
 from dpjax import accounting, gradients, noise, sampling, transforms, validate
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.mechanisms.noisy_means import NoisyMeans
-from dpjax.transforms import accumulation
+from dpjax.transforms import accumulation, of_plan
 from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError
 
@@ -525,7 +525,7 @@ class Plan:
       key=key,
       num_steps=self.num_steps,
     )
-    private = transforms.of_plan(self._transform(numbers), self._mark, self.sampler.slots)
+    private = of_plan.of_plan(self._transform(numbers), self._mark, self.sampler.slots)
     return accumulation.whole_steps_only(private, self.slices)
 
   @functools.cached_property
@@ -542,7 +542,7 @@ class Plan:
     except UserError:  # an event of the user's own
       cost = type(event).__name__
     correlated = {} if participation is None else participation._asdict()
-    return transforms.mark_of(
+    return of_plan.mark_of(
       {
         "noise_multiplier": self.noise_multiplier,
         "norms": jax.tree.leaves(clip.norms),
@@ -599,7 +599,7 @@ class Plan:
     >>> spent.steps, spent.epsilon == plan.epsilon(steps=1) < plan.epsilon()
     (1, True)
     """
-    is_noise = lambda part: isinstance(part, transforms.NOISE_STATES)
+    is_noise = lambda part: isinstance(part, of_plan.NOISE_STATES)
     parts = jax.tree.leaves(opt_state, is_leaf=is_noise)
     states = [part for part in parts if is_noise(part)]
     if len(states) != 1:
@@ -616,7 +616,7 @@ class Plan:
         f"opt_state: counts steps by {count.dtype}{list(count.shape)}: must be one integer >= 0; "
         "of several models or devices give the state of one"
       )
-    noise.check_paid(transforms.marked(states[0], self._mark), None)
+    noise.check_paid(of_plan.marked(states[0], self._mark), None)
     steps = int(count)
     if steps > self.num_steps:
       raise UserError(

@@ -25,10 +25,6 @@ from dpjax.transforms.dp_sgld import sgld_step_size as sgld_step_size
 from dpjax.transforms.dp_sgld import sgld_temperature as sgld_temperature
 from dpjax.transforms.group_noise import PerLayer as PerLayer
 from dpjax.transforms.group_noise import group_stds as group_stds
-from dpjax.transforms.of_plan import NOISE_STATES as NOISE_STATES
-from dpjax.transforms.of_plan import mark_of as mark_of
-from dpjax.transforms.of_plan import marked as marked
-from dpjax.transforms.of_plan import of_plan as of_plan
 from dpjax.transforms.together import assumptions as assumptions
 from dpjax.transforms.together import check_together as check_together
 from dpjax.transforms.together import features as features
