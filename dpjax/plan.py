@@ -23,11 +23,12 @@ from jax import core
 from dpjax import accounting, gradients, noise, sampling, transforms, validate
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.mechanisms.noisy_means import NoisyMeans
-from dpjax.noise.correlated import CorrelatedNoiseState
-from dpjax.transforms import accumulation
+from dpjax.transforms import accumulation, of_plan
 from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError
 
+_MOST_STEPS = 2**31 - 1  # that the state of a transform can count
+_MOST_EXAMPLES = 2**63 - 1  # that NumPy can number
 _FAR_OFF = 4.0  # a divisor beyond this multiple of the expected batch size is a mistake
 
 
@@ -148,7 +149,8 @@ class Plan:
   def __post_init__(self):
     validate.non_negative(noise_multiplier=self.noise_multiplier)
     validate.positive(normalize_by=self.normalize_by)
-    validate.integer_at_least(1, num_steps=self.num_steps, slices=self.slices)
+    validate.integer_at_least(1, slices=self.slices)
+    validate.integer_in(1, _MOST_STEPS, num_steps=self.num_steps)
     validate.open_unit(delta=self.delta)
     object.__setattr__(self, "l2_clip_norm", gradients.Clip.of(self.l2_clip_norm))
     if not isinstance(self.statistics, NoisyMeans | None):
@@ -212,6 +214,10 @@ class Plan:
       UserError: epsilon <= 0 or unreachable, or a sampler that has no event.
     """
     validate.positive(epsilon=epsilon)
+    known = {field.name for field in dataclasses.fields(cls)} - {"noise_multiplier"}
+    for name in options.keys() - known:
+      follows = ", which follows from epsilon" if name == "noise_multiplier" else ""
+      raise UserError(f"{name}: is no option here{follows}; must be a field of dpjax.Plan")
     unit = cls(sampler, 1.0, l2_clip_norm, normalize_by, num_steps, delta=delta, **options)
     if sampler.event(accounting.gaussian_event(1.0)) is None:
       raise UserError(
@@ -261,6 +267,7 @@ class Plan:
     Raises:
       UserError: no declared size under add-or-remove-one; a batch size above n; epsilon or
         another number out of its range.
+      UserWarning: delta is not below 1 / n.
 
     >>> plan = Plan.for_data(np.zeros((1_000, 2)), batch_size=100, epochs=3, epsilon=2.0,
     ...   delta=1e-5, l2_clip_norm=1.0, num_examples=1_000)
@@ -280,7 +287,7 @@ class Plan:
         "num_examples=None: must be declared, a constant that no record changes, because "
         "add_or_remove_one hides len(data); or neighboring_relation='replace_special'"
       )
-    validate.integer_at_least(1, num_examples=size)
+    validate.integer_in(1, _MOST_EXAMPLES, num_examples=size)
     if batch_size > size:
       raise UserError(f"batch_size={batch_size}: must be <= num_examples={size}")
     if "sampler" in options or "normalize_by" in options or "num_steps" in options:
@@ -288,7 +295,13 @@ class Plan:
         "for_data: sampler, normalize_by and num_steps follow from batch_size and epochs; to "
         "choose them use Plan.calibrated"
       )
-    steps = max(1, round(epochs * size / batch_size))
+    steps = epochs * size / batch_size
+    if steps > _MOST_STEPS:
+      raise UserError(
+        f"epochs={epochs!r}: are {steps:.3g} steps of batch_size={batch_size}, of which there "
+        f"may be {_MOST_STEPS}"
+      )
+    steps = max(1, round(steps))
     plan = cls.calibrated(
       epsilon=epsilon,
       delta=delta,
@@ -299,6 +312,9 @@ class Plan:
       normalize_by=batch_size,
       **options,
     )
+    warning = accounting.delta_warning(delta, size)
+    if warning:
+      warnings.warn(warning, stacklevel=2)
     return dataclasses.replace(plan, sampler=plan.fitted_sampler(size))
 
   @property
@@ -489,10 +505,11 @@ class Plan:
     which knows its mask, or gradients of `dpjax.per_example_grads`; bare arrays go through
     `dpjax.stacked`. Its state counts the updates (`spent`): one beyond `num_steps` raises, and
     is NaN under jit; so is one whose state was changed by `optax.tree.set`, `jax.tree.map` or
-    the like. Each update needs the state that the one before gave. An earlier state as a whole,
-    whether it was kept, copied, restored or made by `init` again, draws the same noise twice,
-    which nothing can see. Nor can it see how rows were drawn: epsilon is that of `batches`, not
-    of rows of your own with mask=True.
+    the like, or is that of a plan with another noise, bound or sampling probability; and one
+    with more examples than the sampler ever draws. Each update needs the state that the one
+    before gave. An earlier state as a whole, whether it was kept, copied, restored or made by
+    `init` again, draws the same noise twice, which nothing can see. Nor can it see how rows were
+    drawn: epsilon is that of `batches`, not of rows of your own with mask=True.
 
     Args:
       key: of the noise, for ONE run on ONE data set. It is the caller's, and no transform
@@ -508,7 +525,37 @@ class Plan:
       key=key,
       num_steps=self.num_steps,
     )
-    return accumulation.whole_steps_only(self._transform(numbers), self.slices)
+    private = of_plan.of_plan(self._transform(numbers), self._mark, self.sampler.slots)
+    return accumulation.whole_steps_only(private, self.slices)
+
+  @functools.cached_property
+  def _mark(self) -> int:
+    """32 bits of the mechanism that one step is: a state of it carries them."""
+    clip, shape, participation = (
+      self.l2_clip_norm,
+      self.noise_shape,
+      self.sampler.participation,
+    )
+    event = self.sum_event(0)
+    try:
+      cost: Any = accounting.event_to_json(event)
+    except UserError:  # an event of the user's own
+      cost = type(event).__name__
+    correlated = {} if participation is None else participation._asdict()
+    return of_plan.mark_of(
+      {
+        "noise_multiplier": self.noise_multiplier,
+        "norms": jax.tree.leaves(clip.norms),
+        "rule": type(clip.rule).__name__,
+        "clip_schedule": clip.schedule,
+        "noise_schedule": shape.schedule,
+        "shares": jax.tree.leaves(shape.shares),
+        "correlation": type(shape.strategy).__name__,
+        "steps": self.num_steps if correlated else 0,
+        "participation": correlated,
+        "event": cost,
+      }
+    )
 
   def _transform(self, numbers: dict[str, Any]) -> optax.GradientTransformationExtraArgs:
     if self.l2_clip_norm.rule.adapts:
@@ -538,7 +585,8 @@ class Plan:
 
     Raises:
       UserError: a state without the noise of a private transform, or with several; one that
-        something else has changed; more steps than the plan has; called under jit.
+        something else has changed, or of a plan with other noise; more steps than the plan
+        has; called under jit.
 
     >>> import optax
     >>> plan = Plan(sampler=sampling.PoissonSampler(prob=0.5, capacity=4), l2_clip_norm=1.0,
@@ -551,8 +599,7 @@ class Plan:
     >>> spent.steps, spent.epsilon == plan.epsilon(steps=1) < plan.epsilon()
     (1, True)
     """
-    counted = (noise.NoiseState, CorrelatedNoiseState)
-    is_noise = lambda part: isinstance(part, counted)
+    is_noise = lambda part: isinstance(part, of_plan.NOISE_STATES)
     parts = jax.tree.leaves(opt_state, is_leaf=is_noise)
     states = [part for part in parts if is_noise(part)]
     if len(states) != 1:
@@ -569,7 +616,7 @@ class Plan:
         f"opt_state: counts steps by {count.dtype}{list(count.shape)}: must be one integer >= 0; "
         "of several models or devices give the state of one"
       )
-    noise.check_paid(states[0], None)
+    noise.check_paid(of_plan.marked(states[0], self._mark), None)
     steps = int(count)
     if steps > self.num_steps:
       raise UserError(

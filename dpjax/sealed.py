@@ -25,12 +25,14 @@ rows of one leaf and not of another is not seen.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import sys
 from typing import Any, TypeVar
 
 import jax
 import jax.extend
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax.validate import UserError
 
@@ -82,7 +84,15 @@ class Sealed(type):
   """The type of classes that Optax must not take apart.
 
   JAX names the class where two trees differ in structure, such as a mask and the gradients.
+  Flax asks gradients whether they hold a name of its own, as a dict of them might. These hold none.
   """
+
+  def __new__(mcs, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> Any:
+    def contains(grads: Any, name: object) -> bool:
+      del grads, name
+      return False
+
+    return super().__new__(mcs, name, bases, {"__contains__": contains, **members})
 
   def __repr__(cls) -> str:
     refuse_inside_optax()
@@ -116,8 +126,10 @@ def registered(cls: _Class) -> _Class:
   return cls
 
 
-def seal() -> jax.Array:
-  """A sealed number, []: as a leaf it stops a transform that computes with all leaves.
+def seal(*numbers: float) -> jax.Array:
+  """A sealed leaf, []: it stops a transform that computes with all leaves.
+
+  It holds 64 bits that belong to `numbers` alone. `is_seal_of` tells whether it does.
 
   >>> import jax
   >>> jax.tree.map(lambda leaf: 2 * leaf, [seal()])  # doctest: +ELLIPSIS
@@ -125,7 +137,25 @@ def seal() -> jax.Array:
   ...
   TypeError: ...sealed: plan.transform must stand first in optax.chain...
   """
-  return jax.random.wrap_key_data(jnp.zeros(1, jnp.uint32), impl=_IMPLS[1])
+  return jax.random.wrap_key_data(jnp.asarray(_digest(numbers)), impl=_IMPLS[2])
+
+
+def _digest(numbers: tuple[float, ...]) -> np.ndarray:
+  """Returns 64 bits that follow from the numbers, as two words."""
+  text = ",".join(float(number).hex() for number in numbers)
+  return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.uint32)
+
+
+def is_seal_of(leaf: Any, *numbers: float) -> jax.Array:
+  """Returns whether a sealed leaf was made of these numbers, [] bool; may be traced.
+
+  Another tree's structure may bring another number beside the leaves. The seal does not follow.
+
+  >>> is_seal_of(seal(1.0), 1.0), is_seal_of(seal(10.0), 1.0)
+  (Array(True, dtype=bool), Array(False, dtype=bool))
+  """
+  words = jax.random.key_data(leaf)  # [..., 2]
+  return jnp.all(words[..., :2] == _digest(numbers)) & (words.shape[-1] == 2)
 
 
 def is_closed(leaf: object) -> bool:

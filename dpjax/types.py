@@ -83,6 +83,9 @@ class Batch(NamedTuple):
   mask: Any  # [capacity] bool
 
 
+_OF_ITS_BOUNDS = object()  # a seal that is still to be made
+
+
 @sealed.registered
 @dataclasses.dataclass(frozen=True)
 class ClippedSum(metaclass=sealed.Sealed):
@@ -93,7 +96,9 @@ class ClippedSum(metaclass=sealed.Sealed):
   `l2_bound` is static (part of the type, not an array), so that a transform which
   adds noise for another bound refuses while it is traced. It would not follow a sum that was
   scaled. So Optax may not take it apart (`dpjax.sealed`), and one leaf, `seal`, takes no
-  arithmetic: JAX raises where anybody else computes with all leaves.
+  arithmetic: JAX raises where anybody else computes with all leaves. The seal also holds a digest
+  of the bounds that the sum was made with, for `jax.tree.unflatten` and `dataclasses.replace`
+  can put others beside it.
   """
 
   total: Updates  # sum_i mask_i * clip(g_i); params-shaped, at least float32
@@ -105,7 +110,16 @@ class ClippedSum(metaclass=sealed.Sealed):
   mask: Any = None  # [B] bool, the one that was applied; None where it is not known
   # slices of a step that it adds up, each of one draw of rows
   slices: int = dataclasses.field(default=1, metadata={"static": True})
-  seal: Any = dataclasses.field(default_factory=sealed.seal)  # [] takes no arithmetic
+  seal: Any = _OF_ITS_BOUNDS  # [] takes no arithmetic
+
+  def __post_init__(self):
+    if self.seal is _OF_ITS_BOUNDS:
+      object.__setattr__(self, "seal", sealed.seal(*self.bounds))
+
+  @property
+  def bounds(self) -> tuple[float, ...]:
+    """The numbers that belong to the seal: bounds and slices."""
+    return (self.l2_bound, *self.group_bounds, self.slices)
 
 
 class Algorithm(NamedTuple):

@@ -95,11 +95,22 @@ def test_where_both_neighbours_have_one_size_it_is_that_of_the_data(relation):
     ({"neighboring_relation": "nonsense"}, "neighboring_relation="),
     ({"normalize_by": 3}, "normalize_by and num_steps follow"),
     ({"sampler": None}, "normalize_by and num_steps follow"),
+    ({"epochs": 1e300}, "^epochs=1e.300: are 1e.301 steps of batch_size=100"),
+    ({"num_examples": 10**15}, "^epochs=3: are 3e.13 steps of batch_size=100"),
+    ({"num_examples": 10**30}, "^num_examples="),
+    ({"num_examples": 10**400}, "^num_examples="),
+    ({"noise_multiplier": 1.0}, "^noise_multiplier: .* follows from epsilon"),
+    ({"clip": 1.0}, "^clip: is no option here; must be a field of dpjax.Plan"),
   ],
 )
 def test_wrong_numbers_are_named(changes, match):
   with pytest.raises(UserError, match=match):
     _made(_Declared(1000), **changes)
+
+
+def test_a_delta_that_gives_a_record_away_is_warned_of():
+  with pytest.warns(UserWarning, match="^delta=0.001 is not below 1/num_examples=0.001"):
+    _made(_Declared(1000), delta=1e-3)
 
 
 # --- what batches are taken from

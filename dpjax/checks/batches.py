@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import dp_accounting as dpa
+import jax
 import numpy as np
 from scipy import special, stats
 
-from dpjax import sampling
+from dpjax import sampling, trees
 from dpjax.checks.subject import SEED, Row, Subject, not_applicable, row
 from dpjax.passes import RandomAllocationDpEvent
 
@@ -138,6 +139,7 @@ def _run_deviations(subject: Subject, law: _Law) -> Iterator[tuple[float, str]]:
   yield _most(counts, len(sizes), law.rate), "one row"
   yield _fewest(counts, len(sizes), law.rate), "one row, left out"
   yield _unlikely_size(sizes, law), "size of a batch"
+  yield _missing_sizes(sizes, law), "no size beyond those that were seen"
   # Of more draws than are compared with each other: sizes that are cut have less variance.
   seen, times = np.array(sizes, float), len(sizes)
   yield _z(seen.mean(), law.n * law.rate, law.size_variance / times), "mean size in the run"
@@ -158,6 +160,22 @@ def _unlikely_size(sizes: list[int], law: _Law) -> float:
     tails.append(0.0)
   p = float(min(tails)) * 2 * len(sizes)
   return float(stats.norm.isf(min(1.0, p) / 2))
+
+
+def _missing_sizes(sizes: list[int], law: _Law) -> float:
+  """z of never having seen a smaller or a larger size, as where batches are cut or filled up.
+
+  The mean and the variance of sizes hardly move where the cut is far out.
+  """
+  if law.size_variance < 1e-9:
+    return 0.0
+  smaller = float(stats.binom.cdf(min(sizes) - 1, law.n, law.rate))
+  larger = float(stats.binom.sf(max(sizes), law.n, law.rate))
+  if law.capacity is not None and max(sizes) >= law.capacity:
+    larger = 0.0  # nothing is larger
+  # In the logarithm, because the chance of so many misses may be no float.
+  log_p = len(sizes) * math.log1p(-min(max(smaller, larger), 1 - 1e-16))
+  return float(stats.norm.isf(min(1.0, 2 * math.exp(log_p)) / 2))
 
 
 def _of_run(subject: Subject, n: int, at_least: int = 0) -> Iterator[np.ndarray]:
@@ -379,4 +397,49 @@ def _participation(subject: Subject, name: str, n: int) -> Row:
   return row(name, early + max(0.0, off - _Z), 0, f"{detail}mean batch {mean:.5g}")
 
 
-CHECKS = (sampler_law, sampler_seed)
+_READS = 64  # draws whose records are read in other company, at most
+_RECORDS = 2048  # of all these draws, about
+
+
+def records_alone(subject: Subject) -> Row:
+  """A record is the same whoever is read beside it.
+
+  Data that subtract the mean of a batch, or pad it to its longest record, let one example change
+  the others before the loss sees them. The drawn indices of each read are cut into two parts.
+  """
+  name, n = "records read alone", len(subject.train)
+  changed, read = 0, 0
+  for drawn in itertools.islice(_of_run(subject, n, at_least=_READS), _READS):
+    indices = np.asarray(drawn)[: _RECORDS // 8]
+    if indices.size < 2 or read > _RECORDS:
+      continue
+    whole = _read(subject, indices)
+    if _differ(whole, _read(subject, indices)).any():
+      return not_applicable(
+        name, "the data give other records each time that they are read"
+      )
+    parts = np.arange(indices.size) % 2 == 0
+    for part in (parts, ~parts):
+      alone = _read(subject, indices[part])
+      changed += int(_differ([leaf[part] for leaf in whole], alone).sum())
+    read += indices.size
+  return row(name, changed, 0, f"records of {read} that others changed, of the rows drawn")
+
+
+def _read(subject: Subject, indices: np.ndarray) -> list[np.ndarray]:
+  """The leaves of these records, [len(indices), ...]."""
+  leaves = jax.tree.leaves(subject.train[indices])
+  plain = [jax.random.key_data(leaf) if trees.is_key(leaf) else leaf for leaf in leaves]
+  return [np.asarray(leaf)[: indices.size] for leaf in plain]
+
+
+def _differ(some: list[np.ndarray], others: list[np.ndarray]) -> np.ndarray:
+  """Which records are not the same, bit for bit, [len(indices)] bool."""
+  if [leaf.shape for leaf in some] != [leaf.shape for leaf in others]:
+    return np.ones(len(some[0]), bool)
+  rows = lambda leaf: np.ascontiguousarray(leaf).reshape(len(leaf), -1).view(np.uint8)
+  pairs = [rows(a) != rows(b) for a, b in zip(some, others)]  # of each leaf: [n, bytes]
+  return np.any([pair.any(axis=1) for pair in pairs], axis=0)
+
+
+CHECKS = (sampler_law, sampler_seed, records_alone)

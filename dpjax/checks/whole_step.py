@@ -20,7 +20,7 @@ from dpjax.types import Batch, ClippedSum
 
 _NAME = "step is its parts"
 _SLACK = 2e-3  # relative to what a step moves: another program, rounded otherwise
-_FEWEST = 4  # steps: one of each kind of mask
+_FEWEST = 5  # steps: one of each kind of batch
 _MOST = 64
 _WORK = 1e8  # batch sizes times parameters of all steps
 
@@ -36,7 +36,7 @@ def _num_steps(subject: Subject) -> int:
 
 def _batches(subject: Subject) -> Iterator[list[Batch]]:
   """The slices of each step, padded batches of the run's own size: many examples, none, the
-  last slot alone, all; and again."""
+  last slot alone, all, all of which one is not finite; and again."""
   slices = subject.plan.slices
   size = sampling.slice_slots(subject.plan.sampler.slots, slices)
   rng = np.random.default_rng(SEED)
@@ -49,10 +49,28 @@ def _batches(subject: Subject) -> Iterator[list[Batch]]:
         np.zeros(size, bool),
         np.arange(size) == size - 1,
         np.ones(size, bool),
+        np.ones(size, bool),
       ]
-      mask = jnp.asarray(masks[number % len(masks)])
-      parts.append(Batch(subject.batch(size, start=number), mask))
+      kind = number % len(masks)
+      examples = subject.batch(size, start=number)
+      if kind == len(masks) - 1:
+        examples = _with_one_not_finite(examples)
+      parts.append(Batch(examples, jnp.asarray(masks[kind])))
     yield parts
+
+
+def _with_one_not_finite(examples: Any) -> Any:
+  """The examples [B, ...], the first with NaN in all that is no integer and no key.
+
+  Its gradient is dropped. A step that is skipped for it would tell that it was there.
+  """
+
+  def spoiled(leaf: Any) -> Any:
+    if trees.is_key(leaf) or not jnp.issubdtype(leaf.dtype, jnp.floating):
+      return leaf
+    return jnp.asarray(leaf).at[0].set(jnp.nan)
+
+  return jax.tree.map(spoiled, examples)
 
 
 def _joined(parts: list[ClippedSum]) -> ClippedSum:
@@ -117,7 +135,7 @@ def _distance(a: Any, b: Any) -> float:
 
 def whole_step(subject: Subject) -> Row:
   """The parameters after each step are those that the clipped sum, the private transform and
-  the optimizer give, over batches with many examples, one and none.
+  the optimizer give, over batches with many examples, one, none, and one that is not finite.
 
   Where the loss draws from `example.key`, the batches bring the keys, and the run takes them.
   """

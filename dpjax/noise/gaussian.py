@@ -42,11 +42,14 @@ def init(key: jax.Array, params: ArrayTree = None) -> NoiseState:
 
 
 @jax.custom_batching.custom_vmap
-def _one_model(params: list[Array], stream: list[Array]) -> list[Array]:
-  """Returns `stream`, the key's data and the draws; what counts is the rule below, which JAX
-  asks where it maps."""
-  del params
-  return stream
+def _one_model(params: list[Array], stream: list[Array]) -> jax.Array:
+  """Returns whether each model has a stream of its own, [] bool; of one model it is true.
+
+  `stream` is the key's data and the draws. What counts is the rule below, which JAX asks where it
+  maps.
+  """
+  del params, stream
+  return jnp.array(True)
 
 
 @_one_model.def_vmap
@@ -54,19 +57,59 @@ def _several_models(
   size: int, mapped: Any, params: list[Array], stream: list[Array]
 ) -> Any:
   of_params, of_stream = mapped
-  if any(of_params) and not any(of_stream):
+  if not any(of_params):
+    return _one_model(params, stream), False
+  if not any(of_stream):
     raise UserError(
       f"key: one for {size} models under jax.vmap, which would all get the same noise; map over "
       "as many keys, jax.random.split(key, n), and account for each model"
     )
-  return _one_model(params, stream), of_stream
+  whole = zip(stream, of_stream)
+  rows = [part if is_mapped else _repeated(part, size) for part, is_mapped in whole]
+  distinct = _distinct(rows[0], rows[1]) if len(rows) > 1 else jnp.array(True)
+  # An outer map over models sees all of these streams.
+  return distinct & _one_model(params, rows), False
 
 
-def check_one_sum(noisy: ArrayTree, state: Any) -> None:
-  """Raises where `jax.vmap` maps over sums and not over the state: all would get one noise."""
+def _repeated(part: Array, size: int) -> jax.Array:
+  return jnp.broadcast_to(part, (size, *jnp.shape(part)))
+
+
+def _distinct(words: Array, draws: Array) -> jax.Array:
+  """Returns whether no two models have one key and one count, [] bool.
+
+  Args:
+    words: data of their keys, [..., words].
+    draws: of each key, [...].
+  """
+  columns = [words[..., i].ravel() for i in range(words.shape[-1])]
+  columns.append(draws.ravel().astype(jnp.uint32))
+  ordered = jax.lax.sort(columns, num_keys=len(columns))
+  alike = [column[1:] == column[:-1] for column in ordered]  # of neighbours: [n - 1]
+  return ~jnp.any(jnp.all(jnp.stack(alike), axis=0))
+
+
+def check_one_sum(noisy: ArrayTree, state: Any) -> Any:
+  """Returns the tree; NaN where `jax.vmap` maps over sums that share one draw of noise.
+
+  Raises:
+    UserError: it maps over sums and not over the state; or two states are alike, where that can
+      be looked at.
+  """
   leaves = [leaf for leaf in jax.tree.leaves(noisy) if isinstance(leaf, core.Tracer)]
-  if leaves:
-    _one_model(leaves, [jax.random.key_data(state.key), jnp.asarray(state.draws)])
+  if not leaves:
+    return noisy
+  stream = [jax.random.key_data(state.key), jnp.asarray(state.draws)]
+  apart = _one_model(leaves, stream)
+  try:
+    if not bool(apart):
+      raise UserError(
+        "state: the same for several models under jax.vmap, which would get the same noise; "
+        "give each a state of its own, jax.vmap(tx.init) with as many keys"
+      )
+  except jax.errors.ConcretizationTypeError:
+    return jax.tree.map(lambda leaf: jnp.where(apart, leaf, jnp.nan), noisy)
+  return noisy
 
 
 def gaussian(key: jax.Array, like: ArrayTree, std: float) -> Any:
@@ -108,7 +151,7 @@ def add_gaussian(
   check_paid(state, num_steps)
   noisy = source.as_floats(tree)
   if std != 0:
-    check_one_sum(noisy, state)
+    noisy = check_one_sum(noisy, state)
     noise = gaussian(jax.random.fold_in(state.key, state.draws), noisy, std)
     noisy = trees.add(noisy, noise)
     if source.is_secure(state.key):

@@ -64,6 +64,18 @@ def state_at(key: jax.Array, draws: Array | int) -> NoiseState:
   return NoiseState(key, draws, checksum(draws, key))
 
 
+def with_key(state: NoiseState, key: Array) -> NoiseState:
+  """Returns the state with another key, and its checksum as right or wrong as it was.
+
+  >>> after = with_key(state_at(jax.random.key(0), 3), jax.random.key(1))
+  >>> is_sound(after.draws, after.checksum, after.key)
+  Array(True, dtype=bool)
+  """
+  seen = next_checksum(state.draws, state.checksum, state.draws, state.key)
+  off = seen ^ checksum(state.draws, state.key)
+  return state._replace(key=key, checksum=checksum(state.draws, key) ^ off)
+
+
 def next_checksum(count: Array, seen: Array, after: Array, key: Array | None = None) -> Any:
   """Returns the checksum of the count that follows; it stays wrong where `seen` is wrong.
 
@@ -115,8 +127,8 @@ def changed(name: str, count: Any) -> UserError:
   """Returns the error for a count that does not belong to its checksum."""
   return UserError(
     f"{name}={int(count)}: does not belong to its checksum: something set, mapped or mixed the "
-    "state of a private transform, and noise could be drawn twice; give each update the state "
-    "that the one before gave, or restore it whole"
+    "state of a private transform, and noise could be drawn twice, or another plan made it; give "
+    "each update the state that the one before gave, or restore it whole"
   )
 
 

@@ -36,7 +36,7 @@ import optax
 from dpjax import accounting, gradients, noise, trees, validate
 from dpjax.transforms.clip_and_noise import checked_clip
 from dpjax.transforms.clip_scale import ScaledState, unscaled
-from dpjax.transforms.clipped import check_start, clipped_sum
+from dpjax.transforms.clipped import check_arguments, check_start, clipped_sum
 from dpjax.transforms.group_noise import noise_std
 from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
@@ -201,7 +201,7 @@ def adaptive_clip_and_noise(
     return ScaledState(started, jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32))
 
   def update_fn(updates, state, params=None, *, mask=None, count=None, **extra_args):
-    del extra_args
+    check_arguments(extra_args)
     scaled = unscaled(updates, state.scale)
     summed = clipped_sum(scaled, params, mask, clip)
     count = centred_count(summed, mask) if count is None else count

@@ -10,7 +10,7 @@ from dpjax.gradients import Clip
 from dpjax.noise import WHITE, NoiseShape, NoiseState
 from dpjax.transforms import group_noise
 from dpjax.transforms.clip_scale import scheduled
-from dpjax.transforms.clipped import check_start, clipped_sum
+from dpjax.transforms.clipped import check_arguments, check_start, clipped_sum
 from dpjax.transforms.together import check_together
 from dpjax.types import ClipLike
 from dpjax.validate import UserError
@@ -106,7 +106,7 @@ def clip_and_noise(
     return noise.init(key, params)
 
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):
-    del extra_args
+    check_arguments(extra_args)
     summed = clipped_sum(updates, params, mask, clip)
     if shares is not None:
       group_noise.check_groups(summed, clip)

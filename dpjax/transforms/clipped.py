@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -44,6 +45,27 @@ def check_whole(**named: Any) -> None:
       )
 
 
+def check_arguments(extra_args: Mapping[str, Any]) -> None:
+  """Raises for arguments that a chain hands on to the optimizer, past the noise.
+
+  Optax has optimizers that read the loss of the batch: `polyak_sgd`, `reduce_on_plateau`, line
+  searches. One example may move that loss by any amount, and then the step.
+
+  >>> check_arguments({"value": 0.5})  # doctest: +ELLIPSIS
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: update(value=...): goes past the noise to the optimizer; ...
+  """
+  # `count` is for `adaptive_clip_and_noise`; no optimizer reads it.
+  names = [name for name in extra_args if name != "count"]
+  if names:
+    raise UserError(
+      f"update({names[0]}=...): goes past the noise to the optimizer; a loss or "
+      "gradient of private examples must not; if it is public, call plan.transform and the "
+      "optimizer one after the other, and give it to the optimizer's update alone"
+    )
+
+
 def check_start(params: Any) -> None:
   """Raises where a part of the parameters is left out, or Optax begins anew within an update.
 
@@ -69,6 +91,22 @@ def is_placeholder(params: Any) -> bool:
   to map, so that to reset the moments of Adam leaves them as they are.
   """
   return type(params).__name__ == "_ParamsPlaceholder"
+
+
+def _with_its_bounds(updates: ClippedSum) -> ClippedSum:
+  """The sum, NaN where its bounds are not those that it was made with; UserError where that
+  can be looked at."""
+  own = sealed.is_seal_of(updates.seal, *updates.bounds)
+  try:
+    if not bool(own):
+      raise UserError(
+        f"updates: l2_bound={updates.l2_bound!r} is not the bound that this ClippedSum was made "
+        "with; give the transform what plan.clipped_grad returns, with nothing exchanged"
+      )
+  except jax.errors.ConcretizationTypeError:
+    total = jax.tree.map(lambda leaf: jnp.where(own, leaf, jnp.nan), updates.total)
+    return dataclasses.replace(updates, total=total)
+  return updates
 
 
 def gradients_of(updates: PerExampleGrads | ClippedSum) -> Updates:
@@ -186,7 +224,7 @@ def clipped_sum(
     check_bound(updates, clip.l2_bound)
     _check_precision(updates.total)
     _check_one_sum(updates, params)
-    return updates
+    return _with_its_bounds(updates)
   size = _check_stacked(arrays, params)
   known = updates.mask
   if known is not None:

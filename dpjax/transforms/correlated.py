@@ -13,7 +13,12 @@ from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import CorrelatedNoiseState
 from dpjax.transforms.clip_and_noise import checked_clip
 from dpjax.transforms.clip_scale import scheduled
-from dpjax.transforms.clipped import check_start, clipped_sum, is_placeholder
+from dpjax.transforms.clipped import (
+  check_arguments,
+  check_start,
+  clipped_sum,
+  is_placeholder,
+)
 from dpjax.transforms.group_noise import noise_std
 from dpjax.types import ClipLike
 
@@ -75,7 +80,7 @@ def clip_and_correlated_noise(
     return noise.correlated.init(key, correlation, params)
 
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):
-    del extra_args
+    check_arguments(extra_args)
     summed = clipped_sum(updates, params, mask, clip)
     noisy, state = noise.correlated.add_correlated(
       state,

@@ -714,6 +714,13 @@ def _raw_gradient_late(before, after, batch, raw):
   return after._replace(params=params)
 
 
+def _step_skipped_at_nan(before, after, batch, raw):
+  del batch
+  sound = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(raw)]))
+  params = jax.tree.map(lambda x, y: jnp.where(sound, y, x), before.params, after.params)
+  return after._replace(params=params)
+
+
 def _step_skipped_when_empty(before, after, batch, raw):
   keep = jnp.any(batch.mask)
   return after._replace(
@@ -738,6 +745,7 @@ _WHOLE = {
   "optimizer_with_raw_gradients": _steps(_raw_gradient),
   "raw_gradients_from_the_sixth_step": _steps(_raw_gradient_late),
   "empty_steps_are_skipped": _steps(_step_skipped_when_empty),
+  "steps_with_nan_are_skipped": _steps(_step_skipped_at_nan),
   "learning_rate_by_realised_batch": _steps(_rate_by_batch),
   "steps_with_long_gradients_are_undone": _steps(_restart_on_high_loss),
 }
@@ -805,7 +813,48 @@ def _seed_mod(number):
   return lambda draw, n, seed, step: draw(n, seed=seed % number, step=step)
 
 
+def _far_cut(draw, n, seed, step):
+  """One draw in 24 is cut; the mean size moves by .3 %."""
+  return draw(n, seed=seed, step=step)[:50]
+
+
+class _Together:
+  """Records that are read together, and change each other: change(rows, indices) -> rows."""
+
+  def __init__(self, train: Any, change: Callable[..., Any]):
+    self._train, self._change = train, change
+
+  def __len__(self):
+    return len(self._train)
+
+  def __getitem__(self, indices):
+    rows = self._train[indices]
+    return rows._replace(x=self._change(np.asarray(rows.x), np.asarray(indices)))
+
+
+def _records(change: Callable[..., Any]) -> Callable[[Any], Any]:
+  return lambda sound: sound._replace(train=_Together(sound.train, change))
+
+
+def _scaled_by_the_largest(x, indices):
+  del indices
+  return x / np.maximum(np.abs(x).max(), 1e-6) * (1 + x.mean())
+
+
 _BATCHES = {
+  "large_batches_cut_far_out": (batches.sampler_law, _draw(_far_cut)),
+  "records_less_the_batch_mean": (
+    batches.records_alone,
+    _records(lambda x, indices: x - x.mean(axis=0)),
+  ),
+  "records_scaled_by_their_batch": (
+    batches.records_alone,
+    _records(_scaled_by_the_largest),
+  ),
+  "one_record_shifts_the_others": (
+    batches.records_alone,
+    _records(lambda x, indices: x + np.float32(3 in indices)),
+  ),
   "last_record_never_drawn": (batches.sampler_law, _draw(_last_record_never)),
   "sampled_10_percent_less": (batches.sampler_law, _draw(_ten_percent_less)),
   "first_of_a_large_batch": (batches.sampler_law, _draw(_capacity_cut)),

@@ -44,7 +44,7 @@ def test_a_broken_run_exits_with_1_and_names_the_check(tmp_path):
   assert done.returncode == 1
   assert "FAIL  noise as charged" in done.stdout
   told = done.stderr.strip()
-  assert told.startswith("error: ") and " of 23 checks failed: " in told
+  assert told.startswith("error: ") and " of 24 checks failed: " in told
   assert "noise as charged; noise has its tails" in told and "\n" not in told
 
 

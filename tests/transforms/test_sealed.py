@@ -4,6 +4,7 @@ One example would move the sum by more than its noise covers: behind `clip_by_gl
 62.9 bounds, in two parts of `multi_transform` by 1.414, with equal noise in both.
 """
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -18,7 +19,9 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import dpjax
-from dpjax import sealed, training, transforms
+from dpjax import sampling, sealed, training, transforms
+from dpjax.noise import NoiseShape
+from dpjax.noise.correlated import BandedToeplitz
 from dpjax.validate import UserError
 
 _PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
@@ -69,17 +72,28 @@ def _seen(tx, released):
 
 def _one_line(error):
   text = str(error)
-  return "\n" not in text and len(text) < 300 and "must stand first in optax.chain" in text
+  known = "must stand first in optax.chain" in text or "goes past the noise" in text
+  return "\n" not in text and len(text) < 300 and known
+
+
+_MORE = {"value": jnp.float32(1.0), "grad": _PARAMS, "loss": 1.0}
+_MORE["value_fn"] = _MORE["obj_fn"] = lambda params: jnp.float32(1.0)
 
 
 def _update(tx, kind, params=_PARAMS, wrapped=lambda fn: fn):
   """What an update gives, or its error, which must be the one line."""
   tx = optax.with_extra_args_support(tx)
-  more = {"value": jnp.float32(1.0), "grad": _PARAMS, "loss": 1.0}
-  more["value_fn"] = more["obj_fn"] = lambda params: jnp.float32(1.0)
-  update = lambda grads, state: tx.update(grads, state, params, **more)
+  update = lambda grads, state, **more: tx.update(grads, state, params, **more)
+  whole = lambda **more: wrapped(functools.partial(update, **more))(
+    _gradients(kind), tx.init(params)
+  )
   try:
-    return wrapped(update)(_gradients(kind), tx.init(params))[0]
+    try:
+      return whole()[0]
+    except (TypeError, ValueError, KeyError) as error:  # what asks for more arguments
+      if isinstance(error, UserError):
+        raise
+      return whole(**_MORE)[0]
   except UserError as error:
     assert _one_line(error), error
     return None
@@ -522,3 +536,101 @@ def test_several_sums_in_one_are_one_line(change):
   for params in (_PARAMS, None):
     with pytest.raises(UserError, match="must be one sum"):
       tx.update(several, tx.init(_PARAMS), params)
+
+
+# --- what a chain hands on past the noise
+
+_PRIVATE_FACTORIES = {
+  "white": lambda: _plan_with(),
+  "adaptive": lambda: _plan_with(
+    l2_clip_norm=dpjax.Clip(1.0, transforms.AdaptiveClipping())
+  ),
+  "clip schedule": lambda: _plan_with(l2_clip_norm=dpjax.Clip(1.0, schedule=(1.0, 0.5))),
+  "correlated": lambda: _plan_with(
+    sampler=sampling.CyclicSampler(steps_per_pass=2, num_examples=16),
+    noise_shape=NoiseShape(correlation=BandedToeplitz((1.0, 0.5))),
+  ),
+  "slices": lambda: _plan_with(slices=2),
+}
+
+
+def _plan_with(**changes):
+  numbers = {
+    "sampler": sampling.PoissonSampler(prob=0.5, capacity=8),
+    "noise_multiplier": 1.0,
+    "l2_clip_norm": 1.0,
+    "normalize_by": 1,
+    "num_steps": 2,
+    "delta": 1e-5,
+  }
+  return dpjax.Plan(**(numbers | changes))
+
+
+@pytest.mark.parametrize("argument", ["value", "value_fn"])
+@pytest.mark.parametrize("name", sorted(_PRIVATE_FACTORIES))
+def test_what_goes_past_the_noise_is_one_line(name, argument):
+  """The loss of a batch sets the step of `polyak_sgd`, line searches and their kin."""
+  plan = _PRIVATE_FACTORIES[name]()
+  chain = plan.accumulated(optax.chain(plan.transform(_KEY), optax.polyak_sgd()), rows=8)
+  state, summed = chain.init(_PARAMS), _gradients("sum")
+  with pytest.raises(
+    UserError, match=rf"^update\({argument}=...\): goes past the noise"
+  ) as caught:
+    for _ in range(plan.slices):
+      _, state = chain.update(summed, state, _PARAMS, **{argument: _MORE[argument]})
+  assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+# --- a sum under the bounds of another
+
+
+def _exchanged_by_unflatten(big, small):
+  return jax.tree.unflatten(jax.tree.structure(small), jax.tree.leaves(big))
+
+
+def _exchanged_by_setattr(big, small):
+  changed = copy.copy(big)
+  object.__setattr__(changed, "l2_bound", small.l2_bound)
+  return changed
+
+
+_EXCHANGED = {
+  "unflatten": _exchanged_by_unflatten,
+  "replace": lambda big, small: dataclasses.replace(big, l2_bound=small.l2_bound),
+  "setattr": _exchanged_by_setattr,
+  "pickle": lambda big, small: pickle.loads(
+    pickle.dumps(_exchanged_by_unflatten(big, small))
+  ),
+  "group bounds": lambda big, small: dataclasses.replace(small, group_bounds=(0.6, 0.8)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(_EXCHANGED))
+def test_a_sum_under_the_bounds_of_another_is_one_line_or_nan(name):
+  small, big = (
+    dpjax.clipped_grad(_loss, l2_clip_norm=bound)(_PARAMS, _BATCH) for bound in (1.0, 10.0)
+  )
+  tx = _plan_with().transform(_KEY)
+  update = lambda summed: tx.update(summed, tx.init(_PARAMS), _PARAMS)[0]
+  forged = _EXCHANGED[name](big, small)
+  with pytest.raises(
+    UserError, match="is not the bound that this ClippedSum was made with"
+  ):
+    update(forged)
+  assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(jax.jit(update)(forged)))
+  whole = pickle.loads(pickle.dumps(small))
+  jax.tree.map(np.testing.assert_array_equal, update(whole), update(small))
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_train_state_of_flax_takes_them(kind):
+  train_state = pytest.importorskip("flax.training.train_state")
+  plan = _plan_with()
+  tx = optax.chain(plan.transform(_KEY), optax.sgd(1.0))
+  started = train_state.TrainState.create(apply_fn=None, params=_PARAMS, tx=tx)
+  after = started.apply_gradients(grads=_gradients(kind))
+  expected, _ = tx.update(_gradients(kind), tx.init(_PARAMS), _PARAMS)
+  jax.tree.map(
+    np.testing.assert_array_equal, after.params, optax.apply_updates(_PARAMS, expected)
+  )
+  assert plan.spent(after.opt_state).steps == 1

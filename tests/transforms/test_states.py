@@ -237,3 +237,26 @@ def test_sums_under_vmap_do_not_share_the_noise_of_one_state(name):
   states = (states, jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), opt_state[1]))
   first, second = jax.vmap(update)(several, states)
   assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("name", ["white", "correlated", "adaptive"])
+def test_a_state_that_is_stacked_for_several_models_is_one_line_or_nan(name):
+  """An ensemble whose members start from copies of one state: their noise would be the same."""
+  _, tx, _, opt_state = _after(name)
+  grads = dpjax.stacked(jax.tree.map(lambda p: jnp.stack([p, 2 * p]), _PARAMS), mask=True)
+  stacked = lambda tree: jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), tree)
+  update = lambda g, s: tx.update(g, s, _PARAMS)[0]["w"]
+  with pytest.raises(UserError, match="^state: the same for several models"):
+    jax.vmap(update)(stacked(grads), stacked(opt_state))
+  traced = jax.jit(jax.vmap(update))(stacked(grads), stacked(opt_state))
+  assert np.isnan(traced).all()
+
+
+def test_streams_of_all_levels_of_vmap_are_told_apart():
+  keys = jax.random.split(jax.random.key(0), 4).reshape(2, 2)
+  alike = keys.at[1].set(keys[0])
+  draw = lambda key, x: noise.add_gaussian(noise.init(key), x, 1.0)[0]
+  twice = jax.jit(jax.vmap(jax.vmap(draw)))
+  sums = jnp.zeros((2, 2, 3))
+  assert len(np.unique(twice(keys, sums))) == sums.size
+  assert np.isnan(twice(alike, sums)).all()

@@ -27,7 +27,7 @@ from dpjax.federated.algorithms import optimizing_server
 from dpjax.federated.client import ClientAlgorithm, Received
 from dpjax.federated.execution import client_blocks
 from dpjax.federated.execution.context import MapClients, Partial, Run
-from dpjax.noise.state import NoiseState, state_at
+from dpjax.noise.state import NoiseState, with_key
 from dpjax.plan import Plan
 from dpjax.types import Params
 
@@ -79,7 +79,7 @@ def _with_keys(state: federated.FederatedState, key: Any) -> federated.Federated
   def fresh(leaf: Any) -> Any:
     if not isinstance(leaf, NoiseState):
       return leaf
-    return state_at(jax.random.fold_in(key, next(places)), leaf.draws)
+    return with_key(leaf, jax.random.fold_in(key, next(places)))
 
   return jax.tree.map(fresh, state, is_leaf=lambda leaf: isinstance(leaf, NoiseState))
 

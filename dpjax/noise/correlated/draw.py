@@ -68,7 +68,7 @@ def add_correlated(
   if std == 0:
     tree = poisoned(tree, state, num_steps)
     return tree, state._replace(draws=after.draws, checksum=after.checksum)
-  check_one_sum(tree, state)
+  tree = check_one_sum(tree, state)
   white = gaussian(jax.random.fold_in(state.key, state.draws), tree, std)
   if factors:
     for leaf in jax.tree.leaves(tree):  # std alone was checked by the draw

@@ -1,0 +1,128 @@
+"""What binds a private transform to the plan that pays for it.
+
+A notebook is run cell by cell, so two plans may stand beside each other. A state that draws the
+noise of one would be charged by the other, and a batch that is larger than any draw of the plan
+was not drawn by it.
+
+| what is given                                     | what follows                        |
+| ------------------------------------------------- | ----------------------------------- |
+| the state of a plan with another noise, bound or  | `UserError`; NaN where it is traced |
+| sampling probability, to `update` or `spent`      |                                     |
+| the state of the same plan with other steps       | it goes on                          |
+| more examples than the sampler ever draws         | `UserError`; NaN where it is traced |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import gradients
+from dpjax.noise import NoiseState
+from dpjax.noise.correlated import CorrelatedNoiseState
+from dpjax.types import ArrayTree, ClippedSum, PerExampleGrads
+from dpjax.validate import UserError
+
+NOISE_STATES = (NoiseState, CorrelatedNoiseState)
+
+
+def mark_of(facts: Mapping[str, Any]) -> int:
+  """Returns 32 bits that follow from what a plan's steps release and cost, never 0.
+
+  Numbers count to six digits, so that the last bits of another machine make no other plan.
+
+  >>> mark_of({"noise_multiplier": 1.0}) == mark_of({"noise_multiplier": 1.0000001})
+  True
+  >>> mark_of({"noise_multiplier": 1.0}) == mark_of({"noise_multiplier": 1.1})
+  False
+  """
+  # Read again, because NumPy's numbers are written like those of Python.
+  text = json.dumps(facts, default=lambda number: float(number))
+  rounded = lambda digits: f"{float(digits):.6g}"
+  known = json.loads(text, parse_float=rounded, parse_int=rounded, parse_constant=str)
+  digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).digest()
+  return int.from_bytes(digest[:4], "big") or 1
+
+
+def marked(state: Any, mark: int) -> Any:
+  """The state with the mark in the checksum of its noise; a second time, without it.
+
+  >>> from dpjax import noise
+  >>> state = noise.init(jax.random.key(0))
+  >>> int(marked(marked(state, 7), 7).checksum) == int(state.checksum)
+  True
+  """
+  is_noise = lambda part: isinstance(part, NOISE_STATES)
+
+  def turned(part: Any) -> Any:
+    dtype = getattr(part.checksum, "dtype", None) if is_noise(part) else None
+    # What is no checksum is told by the transform itself.
+    if dtype != jnp.uint32:
+      return part
+    return part._replace(checksum=part.checksum ^ jnp.uint32(mark))
+
+  return jax.tree.map(turned, state, is_leaf=is_noise)
+
+
+def _mask_of(updates: Any, mask: Any) -> Any:
+  """The mask [B] of the examples; None where it is not known here."""
+  if isinstance(updates, ClippedSum):
+    return updates.mask
+  if not isinstance(updates, PerExampleGrads):
+    return None
+  known = [part for part in (updates.mask, mask) if part is not None]
+  shape = getattr(updates.rows, "shape", ())
+  if not known or len(shape) != 1:
+    return None
+  masks = [gradients.checked_mask(part, shape[0]) for part in known]
+  return masks[0] if len(masks) == 1 else masks[0] & masks[1]
+
+
+def _as_drawn(noisy: ArrayTree, mask: Any, slots: int) -> Any:
+  """The update, NaN where there are more examples than any draw has; UserError where that can
+  be looked at."""
+  # A batch that is short enough needs no look at its mask.
+  if mask is None or jnp.size(mask) <= slots:
+    return noisy
+  count = jnp.sum(mask)
+  try:
+    if int(count) > slots:
+      raise UserError(
+        f"updates: {int(count)} examples in a step of a plan that draws at most {slots}: its "
+        "epsilon is not theirs; take batches from plan.batches, or plan for the larger ones"
+      )
+  except jax.errors.ConcretizationTypeError:
+    return jax.tree.map(lambda leaf: jnp.where(count <= slots, leaf, jnp.nan), noisy)
+  return noisy
+
+
+def of_plan(
+  tx: optax.GradientTransformationExtraArgs, mark: int, slots: int
+) -> optax.GradientTransformationExtraArgs:
+  """The same private transform, for states and batches of one plan alone.
+
+  Args:
+    tx: of the plan's numbers.
+    mark: the plan's, by `mark_of`.
+    slots: rows that a draw of the plan has at most.
+  """
+  inner: Any = tx  # its type knows of no ClippedSum
+
+  def init_fn(params: Any) -> Any:
+    return marked(tx.init(params), mark)
+
+  def update_fn(
+    updates: Any, state: Any, params: Any = None, *, mask: Any = None, **extra_args: Any
+  ) -> Any:
+    own = marked(state, mark)
+    noisy, after = inner.update(updates, own, params, mask=mask, **extra_args)
+    noisy = _as_drawn(noisy, _mask_of(updates, mask), slots)
+    return noisy, marked(after, mark)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
