@@ -89,6 +89,12 @@ class Result(NamedTuple):
   num_draws: int  # on each input, the adversary's own included
   confidence: float
   seconds: float
+  ceiling: float  # what outputs that are always told apart would have shown
+
+  @property
+  def can_refute(self) -> bool:
+    """Whether so many draws suffice to refute the claim, were it all false."""
+    return self.ceiling > self.claim.epsilon
 
   @property
   def refuted(self) -> bool:
@@ -122,7 +128,15 @@ def play(
   bounds = [held_out_bound(fit, test, delta=c.delta, confidence=each) for c in game.claims]
   seconds = time.perf_counter() - started
   return [
-    Result(game, claim, bound, n, confidence, seconds)
+    Result(
+      game=game,
+      claim=claim,
+      epsilon_lower=bound,
+      num_draws=n,
+      confidence=confidence,
+      seconds=seconds,
+      ceiling=ceiling(n, delta=claim.delta, confidence=each),
+    )
     for claim, bound in zip(game.claims, bounds)
   ]
 
@@ -147,6 +161,25 @@ def _visible(outputs: list[np.ndarray | None], n: int) -> list[np.ndarray]:
 
 
 # --- bounds
+
+
+def ceiling(num_draws: int, *, delta: float, confidence: float = CONFIDENCE) -> float:
+  """Returns the greatest lower bound that so many draws can give: no output looks like another.
+
+  Args:
+    num_draws: on each of the two inputs, the adversary's own included.
+    delta: of the claim.
+    confidence: of this one claim.
+
+  >>> round(ceiling(1_500, delta=0.0, confidence=0.95), 2)
+  5.6
+  """
+  validate.integer_at_least(2, num_draws=num_draws)
+  counted = num_draws - num_draws // _FIT
+  significance = (1 - confidence) / 2
+  every, none = np.int64(counted), np.int64(0)
+  bound = _log_ratio(every, counted, none, counted, delta, significance)
+  return max(0.0, float(bound))
 
 
 def held_out_bound(
