@@ -65,9 +65,11 @@ def _client(x: float, width: int) -> np.ndarray:
 
 
 _JOINS = "a client joins another"
+_LEAVES = "a client joins another, for one round"
 _WORLDS: dict[str, tuple[list[float], list[float]]] = {
   _JOINS: ([-_FAR], [-_FAR, _FAR]),
   "NaN joins": ([-_FAR], [-_FAR, math.nan]),
+  _LEAVES: ([-_FAR], [-_FAR, _FAR]),
 }
 _ALONE = {"nobody, one client": ([], [_FAR])}
 
@@ -127,18 +129,27 @@ def _game(
   params: Params,
   num_clients: int = 0,
   one_by_one: bool = False,
+  leaves: bool = False,
 ) -> Game:
-  """`ROUNDS` rounds of what `build` makes, one noisy sum in each."""
+  """`ROUNDS` rounds of what `build` makes, one noisy sum in each.
+
+  Args:
+    leaves: the client takes part in the first round alone, so that noise which is drawn again
+      in a later one shows it.
+  """
   made, width = functools.cache(build), params.shape[-1]
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
     algorithm = made()
     first = algorithm.init(params, num_clients) if num_clients else algorithm.init(params)
-    cohort = federated.from_batches([_client(x, width) for x in worlds[world]])
+    present = [world, *[0 if leaves else world] * (ROUNDS - 1)]
+    cohorts = [
+      federated.from_batches([_client(x, width) for x in worlds[which]]) for which in present
+    ]
 
     def one(key: Any) -> list[Any]:
       state, leaves = _with_keys(first, key), []
-      for _ in range(ROUNDS):
+      for cohort in cohorts:
         state, _info = algorithm.round(state, cohort)
         leaves += jax.tree.leaves((state.params, state.server))
       return leaves
@@ -186,7 +197,7 @@ def _algorithm(
       )
 
     one = functools.partial(_game, subject, build=build, params=params, **kept)
-    return [one(case, worlds=pair) for case, pair in worlds.items()]
+    return [one(case, worlds=pair, leaves=case == _LEAVES) for case, pair in worlds.items()]
 
   return games
 
@@ -207,18 +218,20 @@ def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> lis
   far = jnp.array([[-_FAR, 0.0], [_FAR, 0.0]])
 
   @jax.jit
-  @functools.partial(jax.vmap, in_axes=(0, None, None, None))
-  def run(key: Any, messages: Any, mask: Any, weights: Any) -> Any:
+  @functools.partial(jax.vmap, in_axes=(0, None, None, None, None))
+  def run(key: Any, messages: Any, mask: Any, later: Any, weights: Any) -> Any:
     aggregator = make(key)
     state = aggregator.init(messages[0])
     first, state = aggregator.update(messages, mask, state, weights)
-    return jnp.concatenate([first, aggregator.update(messages, mask, state, weights)[0]])
+    second, _ = aggregator.update(messages, later, state, weights)
+    return jnp.concatenate([first, second])
 
-  def one(case: str, messages: Any, weight: float) -> Game:
+  def one(case: str, messages: Any, weight: float, leaves: bool = False) -> Game:
     def outputs(world: int, seed: int, n: int) -> np.ndarray:
       keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
       mask = jnp.array([True, bool(world)])
-      return np.asarray(run(keys, messages, mask, jnp.array([1.0, weight])))
+      later = mask.at[1].set(False) if leaves else mask
+      return np.asarray(run(keys, messages, mask, later, jnp.array([1.0, weight])))
 
     return Game(ROOM, subject, case, _ADD, claims(the_plan().epsilon), outputs, linear)
 
@@ -228,6 +241,7 @@ def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> lis
     one("with a weight of NaN", far, math.nan),
     one("with NaN", far.at[1, 0].set(math.nan), 1.0),
     one("with 1e30", far.at[1, 0].set(1e30), 1.0),
+    one(_LEAVES, far, 1.0, leaves=True),
   ]
 
 
@@ -314,6 +328,7 @@ GAMES: dict[str, Games] = {
     _loop(
       {"one by one: loop_clients": _WORLDS[_JOINS]}, map_clients=federated.loop_clients
     ),
+    _loop({_LEAVES: _WORLDS[_JOINS]}),
     _loop(
       {"one by one: vmap_clients": _WORLDS[_JOINS]}, map_clients=federated.vmap_clients
     ),

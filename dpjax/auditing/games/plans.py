@@ -3,7 +3,8 @@
 Every record's gradient is one number far beyond the clip norm, the same at every step, so
 each noisy sum is a normal variable around a sum of signs. The adversary knows everything but
 the noise and the draws: it simulates which sums the steps can have, decorrelates the noise,
-and takes the likelihood ratio of the two mixtures, the best score there is.
+and takes the likelihood ratio of the two mixtures, the best score there is. To it comes what no
+sound plan shows: two steps whose difference is a value that it has met before (`repeats`).
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import gradients, sampling
-from dpjax.auditing.games.game import DELTAS, Claim, Game, Score, claims
+from dpjax.auditing.games.game import DELTAS, Claim, Game, Score, claims, frequency
 from dpjax.noise.correlated.strategies import matrix
 from dpjax.plan import Plan
 from dpjax.sampling import Sampler
 
 _SIMULATED = 1500  # draws of the sampler by which the adversary learns its mixtures
 _FAR = 1e6  # a gradient, in clip norms
+_DECIMALS = 5  # of a difference, in clip norms: float32 keeps six
+_MET = 5  # times that a difference must be seen to count as one
 _SEED = 7_919  # of the adversary's own simulation: apart from those of the game
 
 
@@ -79,13 +82,40 @@ def game(
     return np.asarray(run()(keys, given.astype(np.float32), mask))
 
   def adversary(zero: np.ndarray, one: np.ndarray) -> Score:
-    del zero, one  # it knows the laws
+    # It knows the laws, so it learns nothing but what a sound plan does not have.
     mixtures = [_mixture(plan, grads, which) for which, grads in enumerate(worlds)]
-    return lambda seen: _log_ratio(plan, seen * plan.normalize_by / clip, mixtures)
+    sums = lambda seen: seen * plan.normalize_by / clip
+    again = repeats(sums(zero), sums(one))
+    return lambda seen: _log_ratio(plan, sums(seen), mixtures) + again(sums(seen))
 
   return Game(
     room, subject, case, str(plan.neighboring_relation), promised, outputs, adversary, draws
   )
+
+
+def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
+  """Returns the log-ratio of how often each difference of two steps was seen; 0 if hardly ever.
+
+  Independent noise never gives one difference of sums [n, steps] five times. Noise that is drawn
+  twice leaves the difference of the exact sums, of which there are few.
+  """
+  if zero.shape[1] < 2:
+    return lambda seen: np.zeros(len(seen))
+
+  def differences(sums: np.ndarray) -> np.ndarray:
+    return np.round(np.nan_to_num(np.diff(sums, axis=1)), _DECIMALS) + 0.0  # no -0
+
+  every = np.concatenate([differences(zero), differences(one)])
+  values, counts = np.unique(every, axis=0, return_counts=True)
+  met = {row.tobytes() for row in values[counts >= _MET]}
+  learned = frequency(differences(zero), differences(one))
+
+  def score(seen: np.ndarray) -> np.ndarray:
+    rows = np.ascontiguousarray(differences(seen))
+    known = np.array([row.tobytes() in met for row in rows], bool)
+    return np.where(known, learned(rows), 0.0)
+
+  return score
 
 
 def _runner(plan: Plan) -> Callable[..., Any]:
