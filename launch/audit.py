@@ -10,7 +10,8 @@ proves is a lower bound on epsilon, at 99.9 % confidence; a bound above the clai
 Writes to --out as it goes: table.md (one row per subject: the game nearest to its claim),
 table.csv (every game) and result.json. Their `ceiling` is the bound that perfect guesses
 would have shown; a claim above it CANNOT be refuted by so few draws. Stop it at any time; the
-same command goes on with what is left. Ten minutes on two cores by default. Exit code 1 if a claim is refuted.
+same command goes on with what is left. Ten minutes on two cores by default. Exit code 1 if a
+claim is refuted.
 
 --final_model audits what a training releases last and nothing else: many models of a data
 set, trained from worst-case initial parameters with a target and without it; writes

@@ -18,15 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import gradients, sampling
-from dpjax.auditing.games.game import DELTAS, Claim, Game, Score, claims, frequency
+from dpjax.auditing.games.game import DELTAS, Claim, Game, Score, claims, repeats
 from dpjax.noise.correlated.strategies import matrix
 from dpjax.plan import Plan
 from dpjax.sampling import Sampler
 
 _SIMULATED = 1500  # draws of the sampler by which the adversary learns its mixtures
 _FAR = 1e6  # a gradient, in clip norms
-_DECIMALS = 5  # of a difference, in clip norms: float32 keeps six
-_MET = 5  # times that a difference must be seen to count as one
 _SEED = 7_919  # of the adversary's own simulation: apart from those of the game
 
 
@@ -91,31 +89,6 @@ def game(
   return Game(
     room, subject, case, str(plan.neighboring_relation), promised, outputs, adversary, draws
   )
-
-
-def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
-  """Returns the log-ratio of how often each difference of two steps was seen; 0 if hardly ever.
-
-  Independent noise never gives one difference of sums [n, steps] five times. Noise that is drawn
-  twice leaves the difference of the exact sums, of which there are few.
-  """
-  if zero.shape[1] < 2:
-    return lambda seen: np.zeros(len(seen))
-
-  def differences(sums: np.ndarray) -> np.ndarray:
-    return np.round(np.nan_to_num(np.diff(sums, axis=1)), _DECIMALS) + 0.0  # no -0
-
-  every = np.concatenate([differences(zero), differences(one)])
-  values, counts = np.unique(every, axis=0, return_counts=True)
-  met = {row.tobytes() for row in values[counts >= _MET]}
-  learned = frequency(differences(zero), differences(one))
-
-  def score(seen: np.ndarray) -> np.ndarray:
-    rows = np.ascontiguousarray(differences(seen))
-    known = np.array([row.tobytes() in met for row in rows], bool)
-    return np.where(known, learned(rows), 0.0)
-
-  return score
 
 
 def _runner(plan: Plan) -> Callable[..., Any]:

@@ -139,7 +139,9 @@ def reason(twin: Twin) -> str:
   """Returns why there is no such twin; "" where there is one."""
   validate.one_of(PLANTS, plant=twin.plant)
   names = (twin.room, f"{twin.room}.{twin.subject}")
-  found = [NOT_PLANTED[name, twin.plant] for name in names if (name, twin.plant) in NOT_PLANTED]
+  found = [
+    NOT_PLANTED[name, twin.plant] for name in names if (name, twin.plant) in NOT_PLANTED
+  ]
   return found[0] if found else ""
 
 
@@ -148,11 +150,14 @@ def reason(twin: Twin) -> str:
 # What is counted twice: whole records; else the answer of a query that counts them.
 _OF_RECORDS = (
   *("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening"),
-  *("RandomizedResponse", "SampleAndAggregateMean", "SampleAndAggregateVote"),
+  "RandomizedResponse",
 )
+_OF_SHARDS = ("SampleAndAggregateMean", "SampleAndAggregateVote")
 # Of which the number of records is private, so that public data have another one.
 _COUNTED = ("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening")
 _PUBLIC_RECORDS = 2
+# Public data of a second release, where zeros would hide that it has the noise of the first.
+_PUBLIC = {"Quantile": (4.9, 5.1), "SampleAndAggregateVote": (0, 1)}
 
 
 class _Mechanism:
@@ -165,14 +170,24 @@ class _Mechanism:
     self._plant = plant
 
   def __call__(self, key: Any, data: Any, *others: Any) -> Any:
-    found = self._broken(key, _counted(data, self._name, self._plant.copies), *others)
+    seen = data
+    if self._plant.copies > 1 and self._name in _OF_SHARDS:
+      (of_shard,) = others  # every record is in every shard
+      others = (lambda shard: of_shard(data),)
+    elif self._plant.copies > 1:
+      seen = _counted(data, self._name, self._plant.copies)
+    found = self._broken(key, seen, *others)
     if not self._plant.keys:
       return found
-    size = (_PUBLIC_RECORDS, *np.shape(data)[1:])
-    shape = size if self._name in _COUNTED else np.shape(data)
     again = key if self._plant.keys == _REUSED else jax.random.fold_in(key, _FRESH_NUMBER)
-    second = self._broken(again, np.zeros(shape, data.dtype), *others)
+    second = self._broken(again, self._public(data), *others)
     return jax.tree.map(lambda a, b: jnp.stack([a, b]), found, second)
+
+  def _public(self, data: Any) -> np.ndarray:
+    if self._name in _PUBLIC:
+      return np.array(_PUBLIC[self._name], data.dtype)
+    size = (_PUBLIC_RECORDS, *np.shape(data)[1:])
+    return np.zeros(size if self._name in _COUNTED else np.shape(data), data.dtype)
 
   def __getattr__(self, name: str) -> Any:
     return getattr(self.__dict__["_honest"], name)
@@ -198,8 +213,6 @@ def _louder(settings: dict[str, Any], plant: Plant) -> dict[str, Any]:
 
 
 def _counted(data: Any, name: str, copies: int) -> Any:
-  if copies == 1:
-    return data
   if name not in _OF_RECORDS:
     return copies * data
   library: Any = np if isinstance(data, np.ndarray) else jnp
@@ -241,7 +254,7 @@ def _in_steps(tx: Any, plant: Plant) -> optax.GradientTransformationExtraArgs:
 class BrokenPlan(Plan):
   """Charges for what it states, and runs what the plant says."""
 
-  plant: Plant = Plant()
+  plant: Plant = SOUND["noise"]
 
   @classmethod
   def like(cls, plan: Plan, plant: Plant) -> BrokenPlan:
@@ -492,4 +505,3 @@ ROOMS: dict[str, Callable[[str, Plant], list[Game]]] = {
   "secure": _secure,
   "relevance": _relevance,
 }
-
