@@ -15,19 +15,26 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import dpjax.accounting
 import dpjax.federated
+import dpjax.federated.vertical
 import dpjax.mechanisms
 import dpjax.sampling
 import dpjax.secure
+import dpjax.training
 import dpjax.transforms
 from dpjax import validate
 from dpjax.auditing.games import (
+  accounting,
   federated,
   mechanisms,
+  plans,
   relevance,
   samplers,
   secure,
+  training,
   transforms,
+  vertical,
 )
 from dpjax.auditing.games.game import Game
 from dpjax.validate import UserError
@@ -97,12 +104,27 @@ def is_federated(found: object) -> bool:
   )
 
 
+def states_epsilon(found: object) -> bool:
+  """A function that returns an epsilon or an event; a class whose objects have one."""
+  if inspect.isfunction(found):
+    words = ("_epsilon", "epsilon_", "_event", "_events")
+    return found.__name__ == "epsilon" or any(word in found.__name__ for word in words)
+  return any(_concrete(found, name) for name in ("epsilon", "event"))
+
+
 def _only(kind: Callable[[Any], bool], found: Mapping[str, Any]) -> dict[str, Any]:
   return {name: one for name, one in sorted(found.items()) if kind(one)}
 
 
 def _exported(package: ModuleType) -> dict[str, Any]:
   return {n: o for n, o in vars(package).items() if not n.startswith("_")}
+
+
+def _accountants() -> dict[str, Any]:
+  """What adds up, amplifies or composes: of the accounting, and ledgers of mechanisms."""
+  found = _only(states_epsilon, public(dpjax.accounting))
+  found |= _only(lambda one: _concrete(one, "spend"), public(dpjax.mechanisms))
+  return found | {"amplified_delta": dpjax.accounting.shuffle.amplified_delta}
 
 
 ROOMS: dict[str, Room] = {
@@ -137,6 +159,30 @@ ROOMS: dict[str, Room] = {
     lambda name, kind: secure.GAMES[name](kind),
     secure.GAMES,
     secure.NO_CLAIM,
+  ),
+  "plans": Room(
+    lambda: dict.fromkeys(plans.names()),
+    lambda name, _: plans.GAMES[name](),
+    plans.GAMES,
+    plans.NO_CLAIM,
+  ),
+  "training": Room(
+    lambda: _only(inspect.isfunction, _exported(dpjax.training)),
+    lambda name, _: training.GAMES[name](),
+    training.GAMES,
+    training.NO_CLAIM,
+  ),
+  "vertical": Room(
+    lambda: _only(states_epsilon, public(dpjax.federated.vertical)),
+    lambda name, _: vertical.GAMES[name](),
+    vertical.GAMES,
+    vertical.NO_CLAIM,
+  ),
+  "accounting": Room(
+    lambda: _accountants(),
+    lambda name, _: accounting.GAMES[name](),
+    accounting.GAMES,
+    accounting.NO_CLAIM,
   ),
   "relevance": Room(
     lambda: dict.fromkeys(relevance.names()),

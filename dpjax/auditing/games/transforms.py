@@ -137,8 +137,31 @@ def _clip_and_noise(tx: Callable, base: Callable) -> list[Game]:
       for rule in RULES
       if rule != "flat"
     ],
+    one("noise by group", _by_group(tx), _present((_FAR, _FAR))),
     _leaving("clip_and_noise", plain),
   ]
+
+
+def _by_group(tx: Callable) -> Make:
+  """A group for each parameter, and shares of the noise that differ by four."""
+  tree = lambda rows: {"a": rows[..., :1], "b": rows[..., 1:]}
+  whole = lambda found: jnp.concatenate([found["a"], found["b"]], axis=-1)
+  norms = {"a": _CLIP * 0.6, "b": _CLIP * 0.8}  # together _CLIP
+  shape = NoiseShape(shares={"a": 0.2, "b": 0.8})
+  options = {**_NUMBERS, "l2_clip_norm": norms, "noise_shape": shape}
+
+  def make(key: Any) -> Any:
+    inner = tx(**options, key=key)
+
+    def update(updates: Any, state: Any, params: Any = None, **given: Any) -> Any:
+      rows = stacked(tree(updates.arrays))
+      found, state = inner.update(rows, state, tree(params), **given)
+      return whole(found), state
+
+    init = lambda params: inner.init(tree(params))
+    return optax.GradientTransformationExtraArgs(init, update)
+
+  return make
 
 
 def _adaptive(tx: Callable, base: Callable) -> list[Game]:

@@ -27,17 +27,23 @@ import numpy as np
 import optax
 
 from dpjax import federated, gradients, mechanisms, sampling, secure, transforms, validate
+from dpjax.auditing.games import accounting as accounting_games
 from dpjax.auditing.games import federated as federated_games
 from dpjax.auditing.games import mechanisms as mechanism_games
+from dpjax.auditing.games import plans as plan_games
 from dpjax.auditing.games import registry
 from dpjax.auditing.games import relevance as relevance_games
 from dpjax.auditing.games import samplers as sampler_games
 from dpjax.auditing.games import secure as secure_games
+from dpjax.auditing.games import training as training_games
 from dpjax.auditing.games import transforms as transform_games
+from dpjax.auditing.games import vertical as vertical_games
 from dpjax.auditing.games.game import Game
 from dpjax.federated import aggregation
+from dpjax.federated.vertical.linear_regression import PrivateStatistics
 from dpjax.plan import Plan
 from dpjax.relevance import labels, record_noise, rigorous
+from dpjax.types import ClippedSum, LossFn
 
 _REUSED, _FRESH = "one", "fresh"
 _FRESH_NUMBER = 2**30  # of a release, or of a key, that no game makes
@@ -93,6 +99,11 @@ NOT_PLANTED: dict[tuple[str, str], str] = {
     for name in ("relevance:laplace", "relevance:gaussian")
   },
   ("relevance.labels:randomized_response", "clip"): _NO_BOUND,
+  **{
+    (f"accounting.{name}", "clip"): _ANSWER
+    for name in ("repeat_and_select_event", "Ledger", "BudgetLedger")
+  },
+  ("accounting.amplified_delta", "clip"): _NO_BOUND,
 }
 
 
@@ -240,7 +251,8 @@ def _in_steps(tx: Any, plant: Plant) -> optax.GradientTransformationExtraArgs:
   def update(
     updates: Any, state: Any, params: Any = None, *, mask: Any = None, **others: Any
   ) -> Any:
-    if plant.copies > 1:
+    # A sum has counted them already.
+    if plant.copies > 1 and not isinstance(updates, ClippedSum):
       twice = lambda leaf: jnp.concatenate([leaf] * plant.copies)
       updates = gradients.stacked(jax.tree.map(twice, updates.arrays))
       mask = twice(mask)
@@ -264,6 +276,14 @@ class BrokenPlan(Plan):
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
     """The broken transform."""
     return _in_steps(_quieter(self, self.plant).transform(key), self.plant)
+
+  def clipped_grad(self, loss_fn: LossFn, **options: Any) -> Any:
+    """Clips as widely as the transform takes it, and counts every record as often."""
+    clipped = _quieter(self, self.plant).clipped_grad(loss_fn, **options)
+    twice = lambda leaf: jnp.concatenate([leaf] * self.plant.copies)
+    return lambda params, examples, mask: clipped(
+      params, jax.tree.map(twice, examples), twice(mask)
+    )
 
 
 def _fields(plan: Plan) -> dict[str, Any]:
@@ -497,11 +517,84 @@ def _relevance(name: str, plant: Plant) -> list[Game]:
   return relevance_games.GAMES[name](broken)
 
 
+# --- totals
+
+
+def _accounting(name: str, plant: Plant) -> list[Game]:
+  if name == "amplified_delta":
+    return accounting_games.GAMES[name](_reports(plant))
+  which = "Laplace" if name == "BudgetLedger" else "Gaussian"
+  kind = getattr(mechanisms, which)
+  made = lambda **settings: _Mechanism(kind, which, plant, settings)
+  return accounting_games.GAMES[name](made)
+
+
+def _reports(plant: Plant) -> Callable[..., np.ndarray]:
+  """All answers of a record are shuffled with the others'; those of public data are not."""
+
+  def broken(key: Any, ids: Any, given: Any, *, epsilon: float, num_classes: int) -> Any:
+    def one(own: Any, public: bool) -> np.ndarray:
+      seen = np.zeros_like(given) if public else given
+      loud = epsilon / plant.noise
+      found = labels.noisy_labels(own, ids, seen, epsilon=loud, num_classes=num_classes)
+      return np.asarray(found)[:, None]
+
+    answers = _released(one, key, plant)
+    return answers if plant.keys else answers.sum(axis=1)
+
+  return broken
+
+
+def _of_plan(games: dict[str, Callable[..., list[Game]]]) -> Callable[..., list[Game]]:
+  """Games that make their plan themselves."""
+  return lambda name, plant: games[name](functools.partial(BrokenPlan, plant=plant))
+
+
+# --- statistics of other columns
+
+
+class _Statistics:
+  """States what the honest statistics state, and draws what the plant says."""
+
+  def __init__(self, plant: Plant, settings: dict[str, Any]):
+    self._plant = plant
+    self._honest = PrivateStatistics(**settings)
+    bounds = {name: plant.clip * settings[name] for name in ("x_bound", "y_bound")}
+    wide = PrivateStatistics(**(settings | bounds))
+    noise = plant.noise * self._honest.std / wide.l2_sensitivity
+    self._broken = dataclasses.replace(wide, noise_multiplier=noise)
+
+  def epsilon(self, *, delta: float) -> float:
+    """As the honest one."""
+    return self._honest.epsilon(delta=delta)
+
+  def exact(self, clients: Any) -> np.ndarray:
+    """The sums, in which a record counts as often as the plant says."""
+    return self._broken.exact([*clients] * self._plant.copies)
+
+  def noisy(self, key: Any, vector: Any) -> jax.Array:
+    """What is released: of all releases, one behind the other."""
+    found = self._broken.noisy(key, vector)
+    if not self._plant.keys:
+      return found
+    again = key if self._plant.keys == _REUSED else jax.random.fold_in(key, _FRESH_NUMBER)
+    second = self._broken.noisy(again, np.zeros(vector.shape))
+    return jnp.concatenate([found, second])
+
+
+def _vertical(name: str, plant: Plant) -> list[Game]:
+  return vertical_games.GAMES[name](lambda **settings: _Statistics(plant, settings))
+
+
 ROOMS: dict[str, Callable[[str, Plant], list[Game]]] = {
   "mechanisms": _mechanism,
   "samplers": _sampler,
   "transforms": _transform,
   "federated": _federated,
   "secure": _secure,
+  "plans": _of_plan(plan_games.GAMES),
+  "training": _of_plan(training_games.GAMES),
+  "vertical": _vertical,
+  "accounting": _accounting,
   "relevance": _relevance,
 }
