@@ -171,8 +171,20 @@ _PUBLIC_RECORDS = 2
 _PUBLIC = {"Quantile": (4.9, 5.1), "SampleAndAggregateVote": (0, 1)}
 
 
-class _Mechanism:
-  """States what the honest mechanism states, and draws what the plant says."""
+class BrokenMechanism:
+  """States what the honest mechanism states, and draws what the plant says.
+
+  Args:
+    kind: class of mechanisms.
+    name: by which it is known what its data are; "" for the answer to a query.
+    plant: the fault.
+    settings: of the honest mechanism.
+
+  >>> made = dict(epsilon=1.0, l1_sensitivity=1.0)
+  >>> broken = BrokenMechanism(mechanisms.Laplace, "", PLANTS["noise"], made)
+  >>> broken.scale, broken._broken.scale
+  (1.0, 0.1)
+  """
 
   def __init__(self, kind: Callable, name: str, plant: Plant, settings: dict[str, Any]):
     self._honest: Any = kind(**settings)
@@ -232,7 +244,7 @@ def _counted(data: Any, name: str, copies: int) -> Any:
 
 def _mechanism(name: str, plant: Plant) -> list[Game]:
   kind = getattr(mechanisms, name)
-  made = lambda **settings: _Mechanism(kind, name, plant, settings)
+  made = lambda **settings: BrokenMechanism(kind, name, plant, settings)
   return mechanism_games.GAMES[name](made)
 
 
@@ -525,7 +537,7 @@ def _accounting(name: str, plant: Plant) -> list[Game]:
     return accounting_games.GAMES[name](_reports(plant))
   which = "Laplace" if name == "BudgetLedger" else "Gaussian"
   kind = getattr(mechanisms, which)
-  made = lambda **settings: _Mechanism(kind, which, plant, settings)
+  made = lambda **settings: BrokenMechanism(kind, which, plant, settings)
   return accounting_games.GAMES[name](made)
 
 
