@@ -180,7 +180,7 @@ def ceiling(num_draws: int, *, delta: float, confidence: float = CONFIDENCE) -> 
   validate.integer_at_least(2, num_draws=num_draws)
   counted = num_draws - num_draws // _FIT
   significance = (1 - confidence) / 2
-  every, none = np.int64(counted), np.int64(0)
+  every, none = np.array(counted), np.array(0)
   bound = _log_ratio(every, counted, none, counted, delta, significance)
   return max(0.0, float(bound))
 
