@@ -64,7 +64,7 @@ def test_differences_that_come_again_are_seen_and_those_of_fresh_noise_are_not()
 
 
 def test_a_missed_twin_ends_in_one_line_and_a_stopped_run_goes_on(tmp_path, monkeypatch):
-  settings = broken_twins.Settings(only="RandomizedResponse")
+  settings = broken_twins.Settings(only="labels:randomized_response")
   with monkeypatch.context() as patch:
     attacked = broken_twins.attacked
     patch.setattr(
@@ -74,7 +74,7 @@ def test_a_missed_twin_ends_in_one_line_and_a_stopped_run_goes_on(tmp_path, monk
     )
     rows = broken_twins.run(settings, tmp_path)
   assert len(broken_twins.missed(rows)) == len(rows) == 3
-  assert "RandomizedResponse, noise: epsilon >= " in broken_twins.missed(rows)[0]
+  assert "randomized_response, noise: epsilon >= " in broken_twins.missed(rows)[0]
   found = json.loads((tmp_path / "twins.json").read_text())
   assert found["missed"] == broken_twins.missed(rows)
   found["rows"] = found["rows"][:-1]  # stopped before the last one
