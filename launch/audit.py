@@ -83,7 +83,7 @@ def play_twins() -> None:
   """Plays what is left, and prints what no game refuted."""
   options = flags.FLAGS
   _refuse(("minutes",), "is of the claims, must not be given with --twins")
-  settings = broken_twins.Settings(options.only, options.seed)
+  settings = broken_twins.TwinSettings(options.only, options.seed)
   rows = broken_twins.run(settings, options.out)
   missed = broken_twins.missed(rows)
   print(f"{len(rows) - len(missed)} of {len(rows)} broken twins are refuted")

@@ -29,7 +29,7 @@ DRAWS = (3_000, 12_000, 48_000)  # of each game in turn, as long as nothing is r
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class TwinSettings:
   """Which twins are played.
 
   Args:
@@ -47,7 +47,7 @@ class Settings:
     registry.subjects(self.only)  # refuses a name that there is not
 
 
-def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
+def run(settings: TwinSettings, out: str | os.PathLike) -> list[dict[str, Any]]:
   """Plays what is left to play, writes after each twin, and returns all rows.
 
   Raises:
@@ -68,7 +68,7 @@ def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def attacked(
-  twin: twins.Twin,
+  twin: twins.BrokenTwin,
   *,
   seed: int = 0,
   draws: Sequence[int] = DRAWS,
@@ -80,7 +80,7 @@ def attacked(
     draws: of each game, in turn; the significance is divided among them.
     sound: plays the same code without the fault, which must not be refuted.
 
-  >>> attacked(twins.Twin("mechanisms", "Laplace", "noise"), draws=[900])["refuted"]
+  >>> attacked(twins.BrokenTwin("mechanisms", "Laplace", "noise"), draws=[900])["refuted"]
   True
   """
   started = time.perf_counter()
@@ -129,11 +129,11 @@ def missed(rows: Sequence[dict[str, Any]]) -> list[str]:
 # --- files
 
 
-def _stated(settings: Settings) -> dict[str, Any]:
+def _stated(settings: TwinSettings) -> dict[str, Any]:
   return {"settings": dataclasses.asdict(settings), "versions": provenance.versions()}
 
 
-def _resumed(settings: Settings, path: pathlib.Path) -> dict[str, dict[str, Any]]:
+def _resumed(settings: TwinSettings, path: pathlib.Path) -> dict[str, dict[str, Any]]:
   file = path / RESULT
   if not file.exists():
     return {}
@@ -150,7 +150,7 @@ def _resumed(settings: Settings, path: pathlib.Path) -> dict[str, dict[str, Any]
   return rows
 
 
-def _write(settings: Settings, done: dict[str, Any], path: pathlib.Path) -> None:
+def _write(settings: TwinSettings, done: dict[str, Any], path: pathlib.Path) -> None:
   rows = list(done.values())
   writers.write_json(
     path / RESULT,

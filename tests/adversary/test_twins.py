@@ -39,7 +39,7 @@ def test_every_row_has_each_twin_or_a_reason():
   found = set(twins.twins())
   for room, subject in registry.subjects():
     for plant in twins.PLANTS:
-      twin = twins.Twin(room, subject, plant)
+      twin = twins.BrokenTwin(room, subject, plant)
       assert (twin in found) != bool(twins.reason(twin)), twin.name
   rows = {f"{room}.{subject}" for room, subject in registry.subjects()}
   assert {name for name, _ in twins.NOT_PLANTED} <= rows
@@ -64,7 +64,7 @@ def test_differences_that_come_again_are_seen_and_those_of_fresh_noise_are_not()
 
 
 def test_a_missed_twin_ends_in_one_line_and_a_stopped_run_goes_on(tmp_path, monkeypatch):
-  settings = broken_twins.Settings(only="labels:randomized_response")
+  settings = broken_twins.TwinSettings(only="labels:randomized_response")
   with monkeypatch.context() as patch:
     attacked = broken_twins.attacked
     patch.setattr(
@@ -82,7 +82,7 @@ def test_a_missed_twin_ends_in_one_line_and_a_stopped_run_goes_on(tmp_path, monk
   again = broken_twins.run(settings, tmp_path)
   assert again[:-1] == rows[:-1] and len(again) == 3
   with pytest.raises(UserError, match="holds twins of other settings"):
-    broken_twins.run(broken_twins.Settings(), tmp_path)
+    broken_twins.run(broken_twins.TwinSettings(), tmp_path)
 
 
 def test_from_the_command_line():

@@ -107,7 +107,7 @@ NOT_PLANTED: dict[tuple[str, str], str] = {
 }
 
 
-class Twin(NamedTuple):
+class BrokenTwin(NamedTuple):
   """One row with one fault."""
 
   room: str
@@ -129,7 +129,7 @@ class Twin(NamedTuple):
     return ROOMS[self.room](self.subject, plant)
 
 
-def twins(only: str = "") -> tuple[Twin, ...]:
+def twins(only: str = "") -> tuple[BrokenTwin, ...]:
   """Returns all twins; `only` is a room, a subject or room.subject, as for the games.
 
   Raises:
@@ -139,14 +139,14 @@ def twins(only: str = "") -> tuple[Twin, ...]:
   ['noise', 'twice', 'key']
   """
   every = (
-    Twin(room, subject, plant)
+    BrokenTwin(room, subject, plant)
     for room, subject in registry.subjects(only)
     for plant in PLANTS
   )
   return tuple(twin for twin in every if not reason(twin))
 
 
-def reason(twin: Twin) -> str:
+def reason(twin: BrokenTwin) -> str:
   """Returns why there is no such twin; "" where there is one."""
   validate.one_of(PLANTS, plant=twin.plant)
   names = (twin.room, f"{twin.room}.{twin.subject}")
