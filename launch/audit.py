@@ -2,14 +2,22 @@
 
   python -m launch.audit --all
   python -m launch.audit --only=Laplace --minutes=1 --out=runs/laplace
+  python -m launch.audit --all --twins
   python -m launch.audit --final_model=mnist --epsilon=10 --models=1000
 
 Each mechanism, sampler, private transform, federated algorithm and relevance method is run
 many times on two neighbouring inputs, and an adversary tells the outputs apart. What it
 proves is a lower bound on epsilon, at 99.9 % confidence; a bound above the claim refutes it.
 Writes to --out as it goes: table.md (one row per subject: the game nearest to its claim),
-table.csv (every game) and result.json. Stop it at any time; the same command goes on with
-what is left. Ten minutes on two cores by default. Exit code 1 if a claim is refuted.
+table.csv (every game) and result.json. Their `ceiling` is the bound that perfect guesses
+would have shown; a claim above it CANNOT be refuted by so few draws. Stop it at any time; the
+same command goes on with what is left. Ten minutes on two cores by default. Exit code 1 if a
+claim is refuted.
+
+--twins plays every row against broken twins of its subject: a tenth of the noise, twice the
+clip norm, every record counted twice, one key for two draws. The row's own games must refute
+each of them. Writes twins.csv and twins.json to --out; exit code 1 if one is missed. All of
+them: about half an hour on two cores.
 
 --final_model audits what a training releases last and nothing else: many models of a data
 set, trained from worst-case initial parameters with a target and without it; writes
@@ -23,15 +31,17 @@ import sys
 
 from absl import flags
 
-from dpjax.checks import long_games, many_models
+from dpjax.checks import broken_twins, long_games, many_models
 from dpjax.validate import UserError
 from launch import app
 
 flags.DEFINE_bool("all", False, "Attack everything that has a game.")
 flags.DEFINE_string("only", "", "Attack one room (mechanisms, samplers, transforms, "
-                    "federated, secure, relevance) or one subject, such as Laplace.")  # fmt: skip
+                    "federated, secure, plans, training, vertical, accounting, relevance) "
+                    "or one subject, such as Laplace.")  # fmt: skip
 flags.DEFINE_float("minutes", 10.0, "About how long, shared among the subjects.")
 flags.DEFINE_integer("seed", 0, "Of all draws.", lower_bound=0, upper_bound=2**62 - 1)
+flags.DEFINE_bool("twins", False, "Play broken twins, which must be refuted.")
 flags.DEFINE_string("final_model", "", "Audit final models of this data set instead.")
 flags.DEFINE_float("epsilon", 10.0, "Claimed by those trainings.", lower_bound=0.0)
 flags.DEFINE_integer(
@@ -42,7 +52,7 @@ flags.DEFINE_string("out", "runs/audits", "Directory for table.md, table.csv, re
 
 
 _OF_FINAL_MODELS = ("epsilon", "models", "initial")
-_OF_GAMES = ("all", "only", "minutes")
+_OF_GAMES = ("all", "only", "minutes", "twins")
 
 
 def _refuse(names: tuple[str, ...], reason: str) -> None:
@@ -69,6 +79,21 @@ def audit_final_models() -> None:
     app.fail("the claim is refuted by the final model alone", code=1)
 
 
+def play_twins() -> None:
+  """Plays what is left, and prints what no game refuted."""
+  options = flags.FLAGS
+  _refuse(("minutes",), "is of the claims, must not be given with --twins")
+  settings = broken_twins.TwinSettings(options.only, options.seed)
+  rows = broken_twins.run(settings, options.out)
+  missed = broken_twins.missed(rows)
+  print(f"{len(rows) - len(missed)} of {len(rows)} broken twins are refuted")
+  print(f"wrote {options.out}/twins.csv, twins.json")
+  for line in missed:
+    print(f"NOT REFUTED: {line}")
+  if missed:
+    app.fail(f"{len(missed)} of {len(rows)} broken twins are not refuted", code=1)
+
+
 def main() -> None:
   """Plays what is left, and prints the table; or audits final models."""
   options = flags.FLAGS
@@ -77,14 +102,26 @@ def main() -> None:
   _refuse(_OF_FINAL_MODELS, "is of final models, needs --final_model=DATA")
   if options.all == bool(options.only):
     raise UserError(f"only={options.only!r}: give --all, or --only=NAME, and not both")
-  settings = long_games.Settings(options.minutes, options.only, options.seed)
   try:
-    rows = long_games.run(settings, options.out)
+    if options.twins:
+      play_twins()
+    else:
+      play_claims()
   except KeyboardInterrupt:
     print(f"stopped; the same command goes on (out {options.out})", file=sys.stderr)
     sys.exit(128 + signal.SIGINT)
+
+
+def play_claims() -> None:
+  """Plays what is left, and prints the table."""
+  options = flags.FLAGS
+  settings = long_games.Settings(options.minutes, options.only, options.seed)
+  rows = long_games.run(settings, options.out)
   print(long_games.table(rows), end="")
   print(f"wrote {options.out}/table.md, table.csv, result.json")
+  few = long_games.idle(rows)
+  if few:
+    print(f"warning: {len(few)} claims had too few draws to be refuted, such as {few[0]}")
   broken = long_games.refuted(rows)
   if broken:
     app.fail(f"{len(broken)} claims are refuted: {'; '.join(broken)}", code=1)

@@ -133,7 +133,7 @@ def test_a_mechanism_is_a_file_and_a_game(noisy_count, monkeypatch):
   assert registry.uncovered("mechanisms") == [] == registry.stale("mechanisms")
   (honest,) = registry.games("mechanisms", "NoisyCount")
   assert not any(one.refuted for one in play(honest, num_draws=3_000))
-  (broken,) = _count_games(functools.partial(plants._Weak, noisy_count))
+  (broken,) = _count_games(plants.weak(noisy_count))
   assert any(one.refuted for one in play(broken, num_draws=3_000))
 
 

@@ -3,6 +3,9 @@
 Each row of the table is one subject. It shows the game that came nearest to its claim; the
 significance of 0.1 % is divided among the subject's games and their claims, so that all
 bounds of a row hold together with 99.9 %. A pass is evidence, not a proof.
+
+Beside each bound stands its ceiling: what the same draws show of outputs that are always told
+apart. A claim above its ceiling CANNOT be refuted, whatever is broken; it takes more minutes.
 """
 
 from __future__ import annotations
@@ -92,6 +95,7 @@ def _subject(room: str, subject: str, seconds: float, seed: int) -> dict[str, An
     "what": _name(room, subject),
     "kind": "proved",
     "minutes": minutes,
+    "can_refute": any(result.can_refute for result in results),
     "games": [_facts(result) for result in results],
   }
 
@@ -121,6 +125,8 @@ def _facts(result: Result) -> dict[str, Any]:
     "epsilon_lower": result.epsilon_lower,
     "draws": result.num_draws,
     "refuted": result.refuted,
+    "ceiling": result.ceiling,
+    "can_refute": result.can_refute,
   }
 
 
@@ -142,6 +148,18 @@ def refuted(rows: Sequence[dict[str, Any]]) -> list[str]:
   ]
 
 
+def idle(rows: Sequence[dict[str, Any]]) -> list[str]:
+  """Returns each claim that so few draws could not refute, in words."""
+  return [
+    f"{row['what']} ({g['case']}): {g['draws']} draws show at most epsilon >= "
+    f"{lower(g['ceiling'])} at delta {upper(g['delta'])}, the claim is "
+    f"{upper(g['epsilon_claimed'])}"
+    for row in rows
+    for g in row["games"]
+    if not g["can_refute"]
+  ]
+
+
 # --- files
 
 
@@ -156,7 +174,8 @@ def _resumed(settings: Settings, path: pathlib.Path) -> dict[str, dict[str, Any]
   try:
     found = json.loads(file.read_text())
     same = {key: found[key] for key in ("settings", "versions")} == _stated(settings)
-    rows = {row["what"]: row for row in found["rows"]}
+    # Rows of an earlier version, which has no ceilings, are played again.
+    rows = {row["what"]: row for row in found["rows"] if "can_refute" in row}
   except (ValueError, KeyError, TypeError):
     raise UserError(f"out={path}: {RESULT} there is not that of an audit") from None
   if not same:
@@ -175,6 +194,7 @@ def _write(settings: Settings, done: dict[str, Any], path: pathlib.Path) -> None
       "device": provenance.device(),
       "confidence": CONFIDENCE,
       "refuted": refuted(rows),
+      "cannot_refute": idle(rows),
       "no_claim": {
         _name(room, name): why
         for room, known in registry.ROOMS.items()
@@ -196,6 +216,7 @@ _COLUMNS = (
   "strongest lower bound (99.9 %)",
   "draws",
   "minutes",
+  "ceiling",
 )
 
 
@@ -209,6 +230,7 @@ def _cells(row: dict[str, Any], game: dict[str, Any]) -> list[str]:
     lower(game["epsilon_lower"]) + (" REFUTED" if game["refuted"] else ""),
     str(game["draws"]),
     f"{row['minutes']:.1f}",
+    lower(game["ceiling"]) + ("" if game["can_refute"] else " CANNOT REFUTE"),
   ]
 
 
@@ -216,10 +238,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
   """One line per subject, as Markdown.
 
   >>> game = {"case": "0, 1", "neighboring_relation": "replace_one", "delta": 0.0,
-  ...   "epsilon_claimed": 1.0, "epsilon_lower": 0.9, "draws": 10, "refuted": False}
+  ...   "epsilon_claimed": 1.0, "epsilon_lower": 0.9, "draws": 99, "refuted": False,
+  ...   "ceiling": 2.0, "can_refute": True}
   >>> row = {"what": "x.y", "kind": "proved", "minutes": 0.5, "games": [game]}
   >>> print(table([row]).splitlines()[2])
-  | x.y | 1 | 0 | replace_one | proved | 0.9 | 10 | 0.5 |
+  | x.y | 1 | 0 | replace_one | proved | 0.9 | 99 | 0.5 | 2 |
   """
   body = [_cells(row, nearest(row)) for row in rows]
   return markdown.table(_COLUMNS, body)

@@ -62,6 +62,7 @@ from dpjax.validate import UserError
 _CHANCE = 1e-6  # of a coordinate beyond what the modulus is sized for, in one round
 _rotate = jax.jit(rotate)
 _unrotate = jax.jit(unrotate, static_argnums=2)
+_fold_in = jax.jit(jax.random.fold_in)  # one call, where `fold_in` alone makes several
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +193,7 @@ class SkellamSum:
     with np.errstate(over="ignore"):
       norm = float(np.linalg.norm(vector))
     clipped = vector * min(1.0, self.l2_clip_norm / norm if norm > 0 else 1.0)
-    rotated = np.asarray(_rotate(signs, jnp.asarray(clipped, jnp.float32)))
+    rotated = np.asarray(_rotate(signs, clipped.astype(np.float32)))
     if not np.isfinite(rotated).all():  # beyond float32
       return np.zeros(self.padded_dim, np.int64)
     return discrete.encode(rng, rotated, l2_clip_norm=self.l2_clip_norm, scale=self.scale)
@@ -206,7 +207,7 @@ class SkellamSum:
     """[padded_dim] integers modulo 2^bits -> [dim] float32, the noisy sum of the messages."""
     low = (total & total.dtype.type(2**self.bits - 1)).astype(np.int64)
     found = discrete.decode(low, modulus=2**self.bits, scale=self.scale)
-    return np.asarray(_unrotate(signs, jnp.asarray(found, jnp.float32), self.dim))
+    return np.asarray(_unrotate(signs, found.astype(np.float32), self.dim))
 
 
 def _padded(dim: int) -> int:
@@ -250,6 +251,7 @@ def skellam_mean(
   validate.integer_at_least(0, seed=seed, rotation=rotation)
   _check_protocol(protocol, mechanism)
   total = functools.partial(_total, protocol, mechanism, seed)
+  signs_key = jax.random.key(rotation)
 
   def init(message: Any) -> Any:
     if trees.size(message) != mechanism.dim:
@@ -257,7 +259,7 @@ def skellam_mean(
     return jnp.int32(0)
 
   def mean(sent: Any, weights: Any, ids: Sequence[int], round: int, drops: Drops) -> Any:
-    signs = jax.random.fold_in(jax.random.key(rotation), round)
+    signs = _fold_in(signs_key, np.uint32(round))
     sent = jax.device_get(sent)
     row = functools.partial(_row, sent, np.asarray(weights))
     encode = lambda place, rng: mechanism.encode(rng, row(place), signs)

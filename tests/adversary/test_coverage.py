@@ -83,3 +83,28 @@ def test_names_are_chosen_or_refused_in_one_line():
   assert len(registry.subjects("samplers")) == len(registry.ROOMS["samplers"].covered)
   with pytest.raises(UserError, match="did you mean 'Laplace'"):
     registry.subjects("Laplac")
+
+
+def test_whatever_states_an_epsilon_has_a_row_or_a_reason():
+  found = registry.stated_anywhere()
+  assert len(found) > 50 and "dpjax.plan.Plan" in found
+  rowless = {name for name in found if not registry.row_of(name)}
+  assert rowless == set()
+  assert set(registry.ELSEWHERE) <= set(found)
+
+
+def test_a_class_with_an_epsilon_anywhere_in_the_library_is_found(monkeypatch):
+  from dpjax.models import dense
+
+  class Promises:
+    """Of privacy, in a package where nobody looks for it."""
+
+    def epsilon(self, delta):
+      return delta
+
+  Promises.__module__ = dense.__name__
+  monkeypatch.setattr(dense, "Promises", Promises, raising=False)
+  registry.stated_anywhere.cache_clear()
+  name = f"{dense.__name__}.Promises"
+  assert name in registry.stated_anywhere() and not registry.row_of(name)
+  registry.stated_anywhere.cache_clear()

@@ -54,6 +54,29 @@ def test_rows_bounds_and_what_is_refuted(toys, tmp_path):
   assert len((tmp_path / "table.csv").read_text().splitlines()) == 3
 
 
+def test_each_bound_stands_beside_the_one_that_perfect_guesses_would_show(toys, tmp_path):
+  rows = long_games.run(long_games.Settings(minutes=0.01), tmp_path)
+  games = [game for row in rows for game in row["games"]]
+  assert all(
+    game["epsilon_lower"] < game["ceiling"] and game["can_refute"] for game in games
+  )
+  assert long_games.idle(rows) == [] and all(row["can_refute"] for row in rows)
+  games[0].update(epsilon_claimed=9.5, can_refute=False)
+  assert "CANNOT REFUTE |" in long_games.table(rows).splitlines()[2]
+  assert long_games.idle(rows)[0].endswith("at delta 0, the claim is 9.5")
+
+
+def test_rows_of_a_version_without_ceilings_are_played_again(toys, tmp_path):
+  settings = long_games.Settings(minutes=0.01)
+  long_games.run(settings, tmp_path)
+  found = json.loads((tmp_path / "result.json").read_text())
+  del found["rows"][0]["can_refute"]
+  (tmp_path / "result.json").write_text(json.dumps(found))
+  toys.clear()
+  long_games.run(settings, tmp_path)
+  assert toys == ["honest"]
+
+
 def test_a_stopped_audit_goes_on_with_what_is_left(toys, tmp_path, monkeypatch):
   settings, subject = long_games.Settings(minutes=0.01), long_games._subject
 

@@ -8,5 +8,6 @@ from dpjax.auditing.games.game import CONFIDENCE as CONFIDENCE
 from dpjax.auditing.games.game import Claim as Claim
 from dpjax.auditing.games.game import Game as Game
 from dpjax.auditing.games.game import Result as Result
+from dpjax.auditing.games.game import ceiling as ceiling
 from dpjax.auditing.games.game import held_out_bound as held_out_bound
 from dpjax.auditing.games.game import play as play

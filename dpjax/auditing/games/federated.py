@@ -5,7 +5,7 @@ each round the adversary sees every leaf of the state that is not kept by client
 the noise key: parameters, the optimizer of the server, its control variates. Draws differ
 in the noise key alone, so an algorithm is built once, and thousands of draws are one `vmap`
 of its rounds. The loop `federated` is also played draw by draw over executions as users run
-them, and HypCluster so alone.
+them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ from dpjax.auditing.games.game import Game, claims, linear
 from dpjax.federated.algorithms import optimizing_server
 from dpjax.federated.client import ClientAlgorithm, Received
 from dpjax.federated.execution import client_blocks
-from dpjax.federated.execution.context import MapClients, Partial, Run
+from dpjax.federated.execution.context import (
+  Context,
+  MapClients,
+  Mapped,
+  Partial,
+  Run,
+  nobody,
+  row,
+)
 from dpjax.noise.state import NoiseState, with_key
 from dpjax.plan import Plan
 from dpjax.types import Params
@@ -65,9 +73,11 @@ def _client(x: float, width: int) -> np.ndarray:
 
 
 _JOINS = "a client joins another"
+_LEAVES = "a client joins another, for one round"
 _WORLDS: dict[str, tuple[list[float], list[float]]] = {
   _JOINS: ([-_FAR], [-_FAR, _FAR]),
   "NaN joins": ([-_FAR], [-_FAR, math.nan]),
+  _LEAVES: ([-_FAR], [-_FAR, _FAR]),
 }
 _ALONE = {"nobody, one client": ([], [_FAR])}
 
@@ -93,6 +103,28 @@ def _shown(leaf: Any) -> np.ndarray:
   return np.concatenate([values[:, :2], spread], axis=1)
 
 
+class _Choices:
+  """What clients keep, as `ClientStates` has it, where draws differ in it: arrays [N, ...]."""
+
+  def __init__(self, rows: Any, num_clients: int):
+    self._rows = rows
+    self.num_clients = num_clients
+
+  @classmethod
+  def like(cls, states: Any) -> _Choices:
+    """Returns the same rows, of clients whose draws may differ from now on."""
+    return cls(jax.tree.map(jnp.asarray, states.all()), states.num_clients)
+
+  def rows(self, ids: Any) -> Any:
+    """Leaves [K, ...]."""
+    return jax.tree.map(lambda leaf: leaf[np.asarray(ids)], self._rows)
+
+  def replaced(self, ids: Any, rows: Any) -> _Choices:
+    """The rows after these clients' took the place of their own."""
+    put = lambda leaf, new: leaf.at[np.asarray(ids)].set(jnp.asarray(new, leaf.dtype))
+    return _Choices(jax.tree.map(put, self._rows, rows), self.num_clients)
+
+
 def _seen(tree: Any) -> Any:
   """NumPy arrays; zeros for what differs from draw to draw, which is not known yet."""
   known = lambda leaf: not isinstance(leaf, Tracer)
@@ -100,22 +132,44 @@ def _seen(tree: Any) -> Any:
   return jax.tree.map(seen, tree)
 
 
-def _draws_at_once() -> MapClients:
+def _draws_at_once(choices: bool = False) -> MapClients:
   """`vmap_clients` for rounds under a `vmap` over noise keys: the same program of a block.
 
   Of what is fetched, figures for a person and what clients keep, the first round's is known:
   noise comes after it. The last round's is seen by nobody. An algorithm that looks at what
-  clients send (no sum: no `partial`) has to be played one by one.
+  clients send (no sum: no `partial`), or whose clients choose by what was released, needs
+  `choices`: one block, whose messages stay as they are, one array of all draws.
   """
 
   def bind(client: ClientAlgorithm, partial: Partial) -> Run:
-    assert partial is not None
     program = jax.jit(functools.partial(client_blocks.run_block, client, partial))
+    if choices:
+      return functools.partial(_one_block, program, nobody(client, partial))
+    assert partial is not None
     size = lambda count: max(1, count)
     way = client_blocks.Dispatch(program, size, fetch=_seen)
     return client_blocks.Blocks(client, partial, way)
 
   return bind
+
+
+def _one_block(
+  program: Callable[..., Any],
+  empty: Callable[[Context], Mapped],
+  context: Context,
+  cohort: federated.Cohort,
+) -> Mapped:
+  """A cohort whose results need not be known. What clients keep stays as the server's choice
+  has set it, for a client of HypCluster gives back what it was given."""
+  if not cohort.size:
+    return empty(context)
+  everything = client_blocks.ByteBudget(client_blocks.MOST_BYTES)
+  (block,) = client_blocks.blocks(cohort, cohort.size, None, everything)
+  rows = row(context.memories, block.places)
+  collected, _, info = program(context._replace(memories=None), rows, block)
+  # A block is ordered by size, the messages are as the cohort is.
+  sent = row(collected, np.argsort(block.places))
+  return Mapped(collected, sent, (), _seen(info))
 
 
 def _game(
@@ -127,18 +181,32 @@ def _game(
   params: Params,
   num_clients: int = 0,
   one_by_one: bool = False,
+  leaves: bool = False,
+  choices: bool = False,
 ) -> Game:
-  """`ROUNDS` rounds of what `build` makes, one noisy sum in each."""
+  """`ROUNDS` rounds of what `build` makes, one noisy sum in each.
+
+  Args:
+    leaves: the client takes part in the first round alone, so that noise which is drawn again
+      in a later one shows it.
+    choices: what clients keep differs from draw to draw.
+  """
   made, width = functools.cache(build), params.shape[-1]
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
     algorithm = made()
     first = algorithm.init(params, num_clients) if num_clients else algorithm.init(params)
-    cohort = federated.from_batches([_client(x, width) for x in worlds[world]])
+    if choices and not one_by_one:
+      first = first._replace(memories=_Choices.like(first.memories))
+    present = [world, *[0 if leaves else world] * (ROUNDS - 1)]
+    cohorts = [
+      federated.from_batches([_client(x, width) for x in worlds[which]])
+      for which in present
+    ]
 
     def one(key: Any) -> list[Any]:
       state, leaves = _with_keys(first, key), []
-      for _ in range(ROUNDS):
+      for cohort in cohorts:
         state, _info = algorithm.round(state, cohort)
         leaves += jax.tree.leaves((state.params, state.server))
       return leaves
@@ -166,6 +234,7 @@ def _algorithm(
   *arguments: Any,
   params: Params = _START,
   map_clients: Callable[[], MapClients] | None = None,
+  choices: bool = False,
   **options: Any,
 ) -> Games:
   """The games of an algorithm that takes `aggregator=`, `map_clients=` and `key=`.
@@ -173,20 +242,21 @@ def _algorithm(
   `map_clients`: None for all draws at once; else one by one, as users run it.
   """
   kept: dict[str, Any] = {"num_clients": 4} if subject in ("scaffold", "apfl") else {}
-  kept["one_by_one"] = map_clients is not None
+  kept |= {"one_by_one": map_clients is not None, "choices": choices}
+  at_once = functools.partial(_draws_at_once, choices) if choices else _draws_at_once
 
   def games(kind: Any, aggregate: Aggregate) -> list[Game]:
     def build() -> federated.FederatedAlgorithm:
       return kind(
         *arguments,
         key=jax.random.key(1),
-        map_clients=(map_clients or _draws_at_once)(),
+        map_clients=(map_clients or at_once)(),
         aggregator=aggregate(the_plan(), jax.random.key(0)),
         **options,
       )
 
     one = functools.partial(_game, subject, build=build, params=params, **kept)
-    return [one(case, worlds=pair) for case, pair in worlds.items()]
+    return [one(case, worlds=pair, leaves=case == _LEAVES) for case, pair in worlds.items()]
 
   return games
 
@@ -207,18 +277,20 @@ def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> lis
   far = jnp.array([[-_FAR, 0.0], [_FAR, 0.0]])
 
   @jax.jit
-  @functools.partial(jax.vmap, in_axes=(0, None, None, None))
-  def run(key: Any, messages: Any, mask: Any, weights: Any) -> Any:
+  @functools.partial(jax.vmap, in_axes=(0, None, None, None, None))
+  def run(key: Any, messages: Any, mask: Any, later: Any, weights: Any) -> Any:
     aggregator = make(key)
     state = aggregator.init(messages[0])
     first, state = aggregator.update(messages, mask, state, weights)
-    return jnp.concatenate([first, aggregator.update(messages, mask, state, weights)[0]])
+    second, _ = aggregator.update(messages, later, state, weights)
+    return jnp.concatenate([first, second])
 
-  def one(case: str, messages: Any, weight: float) -> Game:
+  def one(case: str, messages: Any, weight: float, leaves: bool = False) -> Game:
     def outputs(world: int, seed: int, n: int) -> np.ndarray:
       keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
       mask = jnp.array([True, bool(world)])
-      return np.asarray(run(keys, messages, mask, jnp.array([1.0, weight])))
+      later = mask.at[1].set(False) if leaves else mask
+      return np.asarray(run(keys, messages, mask, later, jnp.array([1.0, weight])))
 
     return Game(ROOM, subject, case, _ADD, claims(the_plan().epsilon), outputs, linear)
 
@@ -228,6 +300,7 @@ def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> lis
     one("with a weight of NaN", far, math.nan),
     one("with NaN", far.at[1, 0].set(math.nan), 1.0),
     one("with 1e30", far.at[1, 0].set(1e30), 1.0),
+    one(_LEAVES, far, 1.0, leaves=True),
   ]
 
 
@@ -279,7 +352,7 @@ _hyp_cluster = functools.partial(  # the server's side asks clients for losses, 
   "hyp_cluster",
   params=np.array([[1, 0], [-1, 0]], np.float32),
   num_clients=4,
-  map_clients=federated.vmap_clients,
+  choices=True,
 )
 
 GAMES: dict[str, Games] = {
@@ -314,6 +387,7 @@ GAMES: dict[str, Games] = {
     _loop(
       {"one by one: loop_clients": _WORLDS[_JOINS]}, map_clients=federated.loop_clients
     ),
+    _loop({_LEAVES: _WORLDS[_JOINS]}),
     _loop(
       {"one by one: vmap_clients": _WORLDS[_JOINS]}, map_clients=federated.vmap_clients
     ),

@@ -32,6 +32,9 @@ CONFIDENCE = 0.999
 _THRESHOLDS = 400  # events that the adversary looks at, on its own draws
 _CHUNK = 20_000  # draws that are made at once
 DELTAS = (1e-5, 0.01, 0.1)  # of a curve: where tails count, and where the middle does
+_DECIMALS = 5  # of a difference: float32 keeps six
+_MET = 5  # times that a difference must be seen to count as one
+_PAIRED = 8  # columns, of which every two are compared
 _FIT = 3  # one in so many draws is the adversary's to learn from
 
 Outputs = Callable[[int, int, int], np.ndarray]  # (which input, seed, n) -> [n, features]
@@ -89,6 +92,12 @@ class Result(NamedTuple):
   num_draws: int  # on each input, the adversary's own included
   confidence: float
   seconds: float
+  ceiling: float  # what outputs that are always told apart would have shown
+
+  @property
+  def can_refute(self) -> bool:
+    """Whether so many draws suffice to refute the claim, were it all false."""
+    return self.ceiling > self.claim.epsilon
 
   @property
   def refuted(self) -> bool:
@@ -122,7 +131,15 @@ def play(
   bounds = [held_out_bound(fit, test, delta=c.delta, confidence=each) for c in game.claims]
   seconds = time.perf_counter() - started
   return [
-    Result(game, claim, bound, n, confidence, seconds)
+    Result(
+      game=game,
+      claim=claim,
+      epsilon_lower=bound,
+      num_draws=n,
+      confidence=confidence,
+      seconds=seconds,
+      ceiling=ceiling(n, delta=claim.delta, confidence=each),
+    )
     for claim, bound in zip(game.claims, bounds)
   ]
 
@@ -147,6 +164,25 @@ def _visible(outputs: list[np.ndarray | None], n: int) -> list[np.ndarray]:
 
 
 # --- bounds
+
+
+def ceiling(num_draws: int, *, delta: float, confidence: float = CONFIDENCE) -> float:
+  """Returns the greatest lower bound that so many draws can give: no output looks like another.
+
+  Args:
+    num_draws: on each of the two inputs, the adversary's own included.
+    delta: of the claim.
+    confidence: of this one claim.
+
+  >>> round(ceiling(1_500, delta=0.0, confidence=0.95), 2)
+  5.6
+  """
+  validate.integer_at_least(2, num_draws=num_draws)
+  counted = num_draws - num_draws // _FIT
+  significance = (1 - confidence) / 2
+  every, none = np.array(counted), np.array(0)
+  bound = _log_ratio(every, counted, none, counted, delta, significance)
+  return max(0.0, float(bound))
 
 
 def held_out_bound(
@@ -273,3 +309,64 @@ def binned(zero: np.ndarray, one: np.ndarray, bins: int = 24) -> Score:
 
   learned = frequency(places(zero), places(one))
   return lambda outputs: learned(places(outputs))
+
+
+def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
+  """Log-ratios of how often each difference of two entries was seen; 0 if hardly ever.
+
+  Independent noise never gives one difference of two numbers five times. Noise that is drawn
+  twice leaves the difference of the exact values, of which there are few.
+  """
+  size = min(zero.shape[1], _PAIRED)
+  left, right = np.triu_indices(size, 1)
+  if not left.size:
+    return lambda outputs: np.zeros(len(outputs))
+
+  def differences(outputs: np.ndarray) -> np.ndarray:
+    clean = np.nan_to_num(outputs[:, :size], nan=np.inf, posinf=np.inf, neginf=-np.inf)
+    with np.errstate(invalid="ignore"):
+      found = clean[:, right] - clean[:, left]
+    # what is not finite has no difference; and no -0
+    return np.round(np.where(np.isfinite(found), found, 0.0), _DECIMALS) + 0.0
+
+  tables = [
+    _met(a, b) for a, b in zip(differences(zero).T, differences(one).T, strict=True)
+  ]
+
+  def score(outputs: np.ndarray) -> np.ndarray:
+    ratios = [
+      _looked_up(column, *table)
+      for column, table in zip(differences(outputs).T, tables, strict=True)
+    ]
+    return np.sum(ratios, axis=0)
+
+  return score
+
+
+def _met(zero: np.ndarray, one: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """(values that were met often, their log-ratios)."""
+  values = np.unique(np.concatenate([zero, one]))
+  counts = [np.zeros(len(values)), np.zeros(len(values))]
+  for which, column in enumerate((zero, one)):
+    seen, number = np.unique(column, return_counts=True)
+    counts[which][np.searchsorted(values, seen)] = number
+  often = counts[0] + counts[1] >= _MET
+  ratio = np.log((counts[1] + 0.5) / (counts[0] + 0.5))
+  return values[often], ratio[often]
+
+
+def _looked_up(column: np.ndarray, values: np.ndarray, ratios: np.ndarray) -> np.ndarray:
+  if not len(values):
+    return np.zeros(len(column))
+  places = np.minimum(np.searchsorted(values, column), len(values) - 1)
+  return np.where(values[places] == column, ratios[places], 0.0)
+
+
+def together(*adversaries: Adversary) -> Adversary:
+  """The sum of several scores, each a log-ratio or something like it."""
+
+  def learn(zero: np.ndarray, one: np.ndarray) -> Score:
+    scores = [adversary(zero, one) for adversary in adversaries]
+    return lambda outputs: np.sum([score(outputs) for score in scores], axis=0)
+
+  return learn

@@ -25,6 +25,8 @@ from dpjax.auditing.games.game import (
   claims,
   frequency,
   linear,
+  repeats,
+  together,
   two_sided,
 )
 from dpjax.types import ArrayTree
@@ -189,7 +191,7 @@ def _quantile(kind: Callable) -> list[Game]:
   far = _f(5, 5, -_HUGE), _f(5, 5, math.inf)
   return [
     *_games(
-      binned,
+      together(binned, repeats),
       _REPLACE,
       (swap(epsilon=4.0), "the upper side of a gap moves", near, _f(0, 4.9)),
       (swap(epsilon=4.0), "-1e30, infinity among 3", *far),

@@ -3,12 +3,15 @@
 Every record's gradient is one number far beyond the clip norm, the same at every step, so
 each noisy sum is a normal variable around a sum of signs. The adversary knows everything but
 the noise and the draws: it simulates which sums the steps can have, decorrelates the noise,
-and takes the likelihood ratio of the two mixtures, the best score there is.
+and takes the likelihood ratio of the two mixtures, the best score there is. To it comes what no
+sound plan shows: two steps whose difference is a value that it has met before (`repeats`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +19,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import gradients, sampling
-from dpjax.auditing.games.game import DELTAS, Claim, Game, Score, claims
+from dpjax import gradients, mechanisms, sampling
+from dpjax.auditing.games.game import (
+  DELTAS,
+  Claim,
+  Game,
+  Score,
+  claims,
+  linear,
+  repeats,
+)
+from dpjax.mechanisms.noisy_means import NoisyMeans
+from dpjax.noise import NoiseShape, correlated
 from dpjax.noise.correlated.strategies import matrix
 from dpjax.plan import Plan
-from dpjax.sampling import Sampler
+from dpjax.sampling import CyclicSampler, PoissonSampler, Sampler
 
 _SIMULATED = 1500  # draws of the sampler by which the adversary learns its mixtures
 _FAR = 1e6  # a gradient, in clip norms
@@ -55,6 +68,7 @@ def game(
   epsilon: float | None = None,
   delta: float | None = None,
   draws: float = 1.0,
+  runner: Callable[[Plan], Callable[..., Any]] | None = None,
 ) -> Game:
   """The game of a plan on two data sets of gradients, in clip norms.
 
@@ -63,13 +77,15 @@ def game(
     worlds: gradients [n], [m] of the two neighbours; each is scaled up far beyond the clip.
     epsilon, delta: what somebody else says that the plan costs; it takes the place of all but
       the last point of the plan's own curve.
+    runner: (keys [n], gradients [n, steps, slots], mask) -> private means [n, steps] of what
+      uses the plan; None for its transform alone.
   """
   if epsilon is None or delta is None:
     promised = claims(plan.epsilon)
   else:
     promised = Claim(epsilon, delta), Claim(plan.epsilon(DELTAS[-1]), DELTAS[-1])
   clip = plan.l2_bound
-  run = functools.cache(lambda: _runner(plan))
+  run = functools.cache(lambda: (runner or _runner)(plan))
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
     grads = worlds[world]
@@ -79,9 +95,11 @@ def game(
     return np.asarray(run()(keys, given.astype(np.float32), mask))
 
   def adversary(zero: np.ndarray, one: np.ndarray) -> Score:
-    del zero, one  # it knows the laws
+    # It knows the laws, so it learns nothing but what a sound plan does not have.
     mixtures = [_mixture(plan, grads, which) for which, grads in enumerate(worlds)]
-    return lambda seen: _log_ratio(plan, seen * plan.normalize_by / clip, mixtures)
+    sums = lambda seen: seen * plan.normalize_by / clip
+    again = repeats(sums(zero), sums(one))
+    return lambda seen: _log_ratio(plan, sums(seen), mixtures) + again(sums(seen))
 
   return Game(
     room, subject, case, str(plan.neighboring_relation), promised, outputs, adversary, draws
@@ -123,13 +141,157 @@ def _mixture(plan: Plan, grads: np.ndarray, world: int) -> tuple[np.ndarray, np.
 
 def _log_ratio(plan: Plan, sums: np.ndarray, mixtures: Any) -> np.ndarray:
   seen = _whitened(plan, np.nan_to_num(sums, posinf=1e9, neginf=-1e9))
-  std = plan.noise_multiplier
+  # of each step, relative to the clip norm
+  std = plan.noise_multiplier * np.array(plan.noise_shape.schedule or 1.0)
 
   def log_density(mixture: Any) -> np.ndarray:
     centres, log_weights = mixture
-    square = ((seen[:, None] - centres[None]) ** 2).sum(axis=2) / (2 * std**2)
+    square = (((seen[:, None] - centres[None]) / std) ** 2).sum(axis=2) / 2
     return np.logaddexp.reduce(log_weights - square, axis=1)
 
   ratio = log_density(mixtures[1]) - log_density(mixtures[0])
   broken = ~np.isfinite(sums).all(axis=1)
   return np.round(np.where(broken, 1e9, np.clip(ratio, -1e6, 1e6)), 6)
+
+
+# --- the room: what a plan can be given beside a sampler
+
+ROOM = "plans"
+_Z, _CLIP = 1.2, 0.5
+_ALONE = np.zeros(3)
+_CROWD = -np.ones(3)
+_IN_TURN = CyclicSampler(
+  steps_per_pass=2, num_examples=4
+)  # a record is in two of four steps
+_ONE_IN_TWO = PoissonSampler(prob=0.5, capacity=5)
+
+MakePlan = Callable[..., Plan]
+
+
+def names() -> tuple[str, ...]:
+  """Every correlation of noise, every kind of statistics and every other shape that there is."""
+  correlations = {
+    name
+    for name, found in vars(correlated).items()
+    if inspect.isclass(found)
+    and dataclasses.is_dataclass(found)
+    and hasattr(found, "multiply")
+  }
+  released = {
+    name
+    for name, found in vars(mechanisms).items()
+    if inspect.isclass(found) and issubclass(found, NoisyMeans)
+  }
+  shapes = {field.name for field in dataclasses.fields(NoiseShape)} - {"correlation"}
+  return (
+    *(f"correlation:{name}" for name in sorted(correlations)),
+    *(f"statistics:{name}" for name in sorted(released)),
+    *(f"noise_shape:{name}" for name in sorted(shapes)),
+  )
+
+
+def _numbers(**options: Any) -> dict[str, Any]:
+  numbers = {
+    "noise_multiplier": _Z,
+    "l2_clip_norm": _CLIP,
+    "normalize_by": 2.0,
+    "num_steps": 2,
+    "delta": 1e-5,
+  }
+  return numbers | options
+
+
+_STRATEGIES: dict[str, Any] = {
+  "Independent": correlated.Independent(),
+  "Tree": correlated.Tree(restart_every=4),
+  "BandedToeplitz": correlated.BandedToeplitz((1.0, 0.5)),
+  "BufferedToeplitz": correlated.BufferedToeplitz((0.5,), (0.5,)),
+}
+
+
+def _correlation(name: str, make_plan: MakePlan = Plan) -> list[Game]:
+  """A record that takes part in every second of four steps, by zero-out."""
+  shape = NoiseShape(correlation=_STRATEGIES[name])
+  plan = make_plan(**_numbers(sampler=_IN_TURN, num_steps=4, noise_shape=shape))
+  return [
+    game(
+      ROOM,
+      f"correlation:{name}",
+      f"a record in every second step, {crowd}",
+      plan,
+      (np.append(0.0, others), np.append(1.0, others)),
+    )
+    for crowd, others in (("alone", _ALONE), ("against others", _CROWD))
+  ]
+
+
+def _schedule(make_plan: MakePlan = Plan) -> list[Game]:
+  """The first step has half of the noise of the second."""
+  shape = NoiseShape(schedule=(1.0, 2.0))
+  plan = make_plan(**_numbers(sampler=_ONE_IN_TWO, noise_shape=shape))
+  return [
+    game(
+      ROOM,
+      "noise_shape:schedule",
+      f"a record added, {crowd}",
+      plan,
+      (others, np.append(1.0, others)),
+    )
+    for crowd, others in (("alone", _ALONE), ("against others", _CROWD))
+  ]
+
+
+def _statistics(make_plan: MakePlan = Plan) -> list[Game]:
+  """Statistics before the first step and the noisy sums, at the price of both together."""
+  statistics = mechanisms.ChannelStatistics(
+    normalize_by=1.0, clip_norms=(1.0, 2.0), noise_multiplier=2.0
+  )
+  everybody = PoissonSampler(prob=1.0, capacity=4)
+  plan = make_plan(**_numbers(sampler=everybody, statistics=statistics))
+  records = (np.zeros((1, 1, 1), np.float32), np.full((1, 1, 1), 1e4, np.float32))
+
+  @functools.cache
+  def run() -> Any:
+    # Two keys, for statistics have a draw of their own under the key of the run.
+    before = jax.jit(jax.vmap(statistics, in_axes=(0, None)))
+    return before, _runner(plan)
+
+  def outputs(last: int, world: int, seed: int, n: int) -> np.ndarray:
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
+    before, steps = run()
+    grads = np.zeros((n, plan.num_steps, 1), np.float32)
+    grads[:, : last + 1] = _FAR * _CLIP * world
+    leaves = [*jax.tree.leaves(before(keys, records[world]))]
+    leaves.append(steps(keys, grads, np.ones(grads.shape, bool)))
+    return np.concatenate(
+      [np.asarray(leaf, np.float64).reshape(n, -1) for leaf in leaves], 1
+    )
+
+  long = "an empty example, a long one"
+  cases = {long: plan.num_steps - 1, f"{long} whose gradient vanishes after a step": 0}
+  relation = str(plan.neighboring_relation)
+  price = claims(plan.epsilon)
+  return [
+    Game(
+      ROOM,
+      "statistics:ChannelStatistics",
+      case,
+      relation,
+      price,
+      functools.partial(outputs, last),
+      linear,
+    )
+    for case, last in cases.items()
+  ]
+
+
+# By a subject, (make_plan) -> its games, the strongest first.
+GAMES: dict[str, Callable[..., list[Game]]] = {
+  **{f"correlation:{name}": functools.partial(_correlation, name) for name in _STRATEGIES},
+  "statistics:ChannelStatistics": _statistics,
+  "noise_shape:schedule": _schedule,
+}
+NO_CLAIM = {
+  "statistics:Whitening": "accounted as ChannelStatistics is; its noise is mechanisms.Whitening",
+  "noise_shape:shares": "a change of units around one draw: transforms.clip_and_noise by groups",
+}

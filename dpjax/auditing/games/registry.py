@@ -11,23 +11,31 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import dpjax
+import dpjax.accounting
 import dpjax.federated
+import dpjax.federated.vertical
 import dpjax.mechanisms
 import dpjax.sampling
 import dpjax.secure
+import dpjax.training
 import dpjax.transforms
 from dpjax import validate
 from dpjax.auditing.games import (
+  accounting,
   federated,
   mechanisms,
+  plans,
   relevance,
   samplers,
   secure,
+  training,
   transforms,
+  vertical,
 )
 from dpjax.auditing.games.game import Game
 from dpjax.validate import UserError
@@ -49,12 +57,21 @@ def public(package: ModuleType) -> dict[str, Any]:
   ['SparseVector']
   """
   found: dict[str, Any] = {}
+  for module in _modules(package):
+    found |= _own(module)
+  return found
+
+
+def _modules(package: ModuleType) -> Iterator[ModuleType]:
+  """The package and all modules in it."""
   infos = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
   for name in (package.__name__, *(info.name for info in infos)):
-    module = importlib.import_module(name)
-    own = lambda o, name=name: getattr(o, "__module__", "") == name
-    found |= {n: o for n, o in vars(module).items() if own(o) and not n.startswith("_")}
-  return found
+    yield importlib.import_module(name)
+
+
+def _own(module: ModuleType) -> dict[str, Any]:
+  own = lambda found: getattr(found, "__module__", "") == module.__name__
+  return {n: o for n, o in vars(module).items() if own(o) and not n.startswith("_")}
 
 
 def _concrete(found: object, *names: str) -> bool:
@@ -97,12 +114,37 @@ def is_federated(found: object) -> bool:
   )
 
 
+def states_epsilon(found: Any) -> bool:
+  """A function that returns an epsilon or an event; a class whose objects compute one."""
+  if inspect.isclass(found):
+    return any(_computes(found, name) for name in ("epsilon", "event"))
+  if not inspect.isfunction(inspect.unwrap(found) if callable(found) else found):
+    return False
+  words = ("_epsilon", "epsilon_", "_event", "_events")
+  return found.__name__ == "epsilon" or any(word in found.__name__ for word in words)
+
+
+def _computes(found: Any, name: str) -> bool:
+  """Whether a class that can be made has a method or a property of that name, not a field."""
+  if not _concrete(found, name):
+    return False
+  value = inspect.getattr_static(found, name)
+  return isinstance(value, property) or callable(value)
+
+
 def _only(kind: Callable[[Any], bool], found: Mapping[str, Any]) -> dict[str, Any]:
   return {name: one for name, one in sorted(found.items()) if kind(one)}
 
 
 def _exported(package: ModuleType) -> dict[str, Any]:
   return {n: o for n, o in vars(package).items() if not n.startswith("_")}
+
+
+def _accountants() -> dict[str, Any]:
+  """What adds up, amplifies or composes: of the accounting, and ledgers of mechanisms."""
+  found = _only(states_epsilon, public(dpjax.accounting))
+  found |= _only(lambda one: _concrete(one, "spend"), public(dpjax.mechanisms))
+  return found | {"amplified_delta": dpjax.accounting.shuffle.amplified_delta}
 
 
 ROOMS: dict[str, Room] = {
@@ -138,6 +180,30 @@ ROOMS: dict[str, Room] = {
     secure.GAMES,
     secure.NO_CLAIM,
   ),
+  "plans": Room(
+    lambda: dict.fromkeys(plans.names()),
+    lambda name, _: plans.GAMES[name](),
+    plans.GAMES,
+    plans.NO_CLAIM,
+  ),
+  "training": Room(
+    lambda: _only(inspect.isfunction, _exported(dpjax.training)),
+    lambda name, _: training.GAMES[name](),
+    training.GAMES,
+    training.NO_CLAIM,
+  ),
+  "vertical": Room(
+    lambda: _only(states_epsilon, public(dpjax.federated.vertical)),
+    lambda name, _: vertical.GAMES[name](),
+    vertical.GAMES,
+    vertical.NO_CLAIM,
+  ),
+  "accounting": Room(
+    lambda: _accountants(),
+    lambda name, _: accounting.GAMES[name](),
+    accounting.GAMES,
+    accounting.NO_CLAIM,
+  ),
   "relevance": Room(
     lambda: dict.fromkeys(relevance.names()),
     lambda name, _: relevance.GAMES[name](),
@@ -166,6 +232,63 @@ def stale(room: str) -> list[str]:
   known, found = ROOMS[room], ROOMS[room].find()
   gone = [name for name in (*known.covered, *known.no_claim) if name not in found]
   return gone + [name for name in known.covered if name in known.no_claim]
+
+
+_WHOLE = "a whole plan: the rows of samplers, plans and training"
+_BEFORE = "answers before anything runs, by the event of the sampler that runs: samplers"
+_CLAIMED = "is only claimed, never proved: `launch.relevance --audit` attacks it"
+# What states an epsilon and is no subject of a room: which rows play it, or why none does.
+ELSEWHERE: dict[str, str] = {
+  "dpjax.plan.Plan": _WHOLE,
+  "dpjax.accounting.epsilon.epsilon": "adds up an event; every game's claim comes from it",
+  "dpjax.accounting.gdp.epsilon": "of Gaussian noise without sampling: mechanisms.Gaussian",
+  "dpjax.price.step_event": _BEFORE,
+  "dpjax.price.run_event": _BEFORE,
+  "dpjax.price.epsilon_of": _BEFORE,
+  "dpjax.price.epsilon_in_training": _BEFORE,
+  "dpjax.federated.placement.local_event": "federated.client_noise",
+  "dpjax.federated.placement.local_epsilon": "federated.client_noise",
+  "dpjax.secure.distributed_noise.SkellamSum": "secure.skellam_mean",
+  "dpjax.mechanisms.stated.gaussian_event": "mechanisms.Gaussian",
+  "dpjax.mechanisms.stated.laplace_event": "mechanisms.Laplace",
+  "dpjax.mechanisms.stated.pure_event": "mechanisms.RandomizedResponse",
+  "dpjax.relevance.feature_budget.local_epsilon": "relevance.features:laplace",
+  "dpjax.relevance.paper.local_epsilon": _CLAIMED,
+  "dpjax.relevance.rigorous.laplace_vector_event": "relevance.features:laplace_pld",
+  "dpjax.relevance.rigorous.shuffled_epsilon": "accounting.amplified_delta",
+  "dpjax.relevance.rigorous.local_epsilon_for": "accounting.amplified_delta",
+}
+_ATTACKS = ("dpjax.attacks", "dpjax.auditing", "dpjax.checks", "dpjax.benchmarks")
+
+
+@functools.cache
+def stated_anywhere() -> frozenset[str]:
+  """Returns the full names of all that `states_epsilon` in the library; attacks, which state
+  lower bounds, left out.
+
+  >>> "dpjax.mechanisms.additive.Laplace" in stated_anywhere()
+  True
+  """
+  return frozenset(
+    f"{module.__name__}.{name}"
+    for module in _modules(dpjax)
+    if not module.__name__.startswith(_ATTACKS)
+    for name, found in _own(module).items()
+    if states_epsilon(found)
+  )
+
+
+def row_of(full_name: str) -> str:
+  """Returns the row that plays what has this full name, or the reason why none does; "" where
+  there is neither."""
+  if full_name in ELSEWHERE:
+    return ELSEWHERE[full_name]
+  name = full_name.rpartition(".")[2]
+  for room, known in ROOMS.items():
+    found = known.find().get(name)
+    if found is not None and f"{found.__module__}.{name}" == full_name:
+      return f"{room}.{name}" if name in known.covered else known.no_claim.get(name, "")
+  return ""
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from dpjax.secure.sums import PlainSum
 ROOM = "secure"
 _CLIENTS, _LEAST, _DIM = 3, 2, 2
 _Z, _CLIP, _FAR = 1.5, 0.5, 1e6
-_SHARE = 0.12  # of the draws: each is a round on the host
+_SHARE = 0.35  # of the draws: each is a round on the host
 _ZERO, _REPLACE = "replace_special", "replace_one"
 
 Kind = Callable[..., Any]  # `skellam_mean`, or a broken one

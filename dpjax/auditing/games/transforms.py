@@ -52,8 +52,14 @@ def game(
   noise_multiplier: float = _Z,
   released: Callable[[Any], Any] = lambda state: (),
   calls: int = 1,
+  leaves: bool = False,
 ) -> Game:
-  """`steps` updates on the same batch, `calls` of them to a charged one."""
+  """`steps` updates on the same batch, `calls` of them to a charged one.
+
+  Args:
+    leaves: the record of row 0 is in the first step alone, so that noise which is drawn again
+      in the second one shows it.
+  """
   dtype = worlds[0][0].dtype
 
   @jax.jit
@@ -61,8 +67,9 @@ def game(
   def run(key: Any, grads: Any, mask: Any) -> Any:
     tx, params = make(key), jnp.zeros(_PARAMS, dtype)
     state, seen = tx.init(params), []
-    for _ in range(steps * calls):
-      updates, state = tx.update(stacked(grads), state, params, mask=mask)
+    for call in range(steps * calls):
+      there = mask.at[0].set(False) if leaves and call >= calls else mask
+      updates, state = tx.update(stacked(grads), state, params, mask=there)
       seen.append((updates, released(state)))
     return [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(seen)]
 
@@ -83,6 +90,14 @@ def _each(
   return [
     game(subject, case, make, _present(row), **options) for case, row in added.items()
   ]
+
+
+_LEAVES = "a record in the first of two steps"
+
+
+def _leaving(subject: str, make: Make, **options: Any) -> Game:
+  """The record is there once; two steps are claimed, though one would do."""
+  return game(subject, _LEAVES, make, _present(_AWAY), leaves=True, **options)
 
 
 _NUMBERS: dict[str, Any] = dict(l2_clip_norm=_CLIP, noise_multiplier=_Z, normalize_by=2.0)
@@ -122,7 +137,31 @@ def _clip_and_noise(tx: Callable, base: Callable) -> list[Game]:
       for rule in RULES
       if rule != "flat"
     ],
+    one("noise by group", _by_group(tx), _present((_FAR, _FAR))),
+    _leaving("clip_and_noise", plain),
   ]
+
+
+def _by_group(tx: Callable) -> Make:
+  """A group for each parameter, and shares of the noise that differ by four."""
+  tree = lambda rows: {"a": rows[..., :1], "b": rows[..., 1:]}
+  whole = lambda found: jnp.concatenate([found["a"], found["b"]], axis=-1)
+  norms = {"a": _CLIP * 0.6, "b": _CLIP * 0.8}  # together _CLIP
+  shape = NoiseShape(shares={"a": 0.2, "b": 0.8})
+  options = {**_NUMBERS, "l2_clip_norm": norms, "noise_shape": shape}
+
+  def make(key: Any) -> Any:
+    inner = tx(**options, key=key)
+
+    def update(updates: Any, state: Any, params: Any = None, **given: Any) -> Any:
+      rows = stacked(tree(updates.arrays))
+      found, state = inner.update(rows, state, tree(params), **given)
+      return whole(found), state
+
+    init = lambda params: inner.init(tree(params))
+    return optax.GradientTransformationExtraArgs(init, update)
+
+  return make
 
 
 def _adaptive(tx: Callable, base: Callable) -> list[Game]:
@@ -131,8 +170,9 @@ def _adaptive(tx: Callable, base: Callable) -> list[Game]:
   make = lambda key: tx(**{**_NUMBERS, "l2_clip_norm": Clip(_CLIP, how)}, key=key)
   z = how.combined_noise_multiplier(_Z, _NUMBERS["normalize_by"])
   added = {"a record above the quantile added": _AWAY, "NaN added": (math.nan, 0.0)}
-  shown = transforms.clip_scale
-  return _each("adaptive_clip_and_noise", make, added, noise_multiplier=z, released=shown)
+  options: dict[str, Any] = dict(noise_multiplier=z, released=transforms.clip_scale)
+  name = "adaptive_clip_and_noise"
+  return [*_each(name, make, added, **options), _leaving(name, make, **options)]
 
 
 def _correlated(tx: Callable, base: Callable) -> list[Game]:
@@ -145,7 +185,11 @@ def _correlated(tx: Callable, base: Callable) -> list[Game]:
   together = float(np.linalg.norm(matrix(strategy, STEPS).sum(axis=1)))
   effective = _Z / together * math.sqrt(STEPS)
   added = {"a record in both steps": _AWAY, "1e30 in both steps": (1e30, 0.0)}
-  return _each("clip_and_correlated_noise", make, added, noise_multiplier=effective)
+  name = "clip_and_correlated_noise"
+  return [
+    *_each(name, make, added, noise_multiplier=effective),
+    _leaving(name, make, noise_multiplier=effective),
+  ]
 
 
 def _accumulate(tx: Callable, base: Callable) -> list[Game]:
@@ -156,7 +200,10 @@ def _accumulate(tx: Callable, base: Callable) -> list[Game]:
 
   once = functools.partial(_in_first_slice, make)
   added = {"a record in the first slice": _AWAY, "NaN in the first slice": (math.nan, 0.0)}
-  return _each("accumulate", once, added, calls=2, steps=1)
+  return [
+    *_each("accumulate", once, added, calls=2, steps=1),
+    _leaving("accumulate", once, calls=2),
+  ]
 
 
 def _in_first_slice(make: Make, key: Any) -> Any:
@@ -173,7 +220,8 @@ def _in_first_slice(make: Make, key: Any) -> Any:
 def _scheduled(tx: Callable, base: Callable) -> list[Game]:
   make = lambda key: tx(base(**_NUMBERS, key=key), [1.0, 0.1])
   added = {"a record added": _AWAY, "1e30 added": (1e30, 0.0)}
-  return _each("with_clip_schedule", make, added)
+  name = "with_clip_schedule"
+  return [*_each(name, make, added), _leaving(name, make)]
 
 
 def _post(
@@ -184,7 +232,8 @@ def _post(
   def games(tx: Callable, base: Callable) -> list[Game]:
     make = lambda key: optax.chain(base(**_NUMBERS, key=key), after(tx))
     added = {"a record added": _AWAY, "infinity added": (math.inf, 0.0)}
-    return _each(name, make, added, released=released)
+    games = _each(name, make, added, released=released)
+    return [*games, _leaving(name, make, released=released)]
 
   return games
 

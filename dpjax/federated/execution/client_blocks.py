@@ -90,7 +90,7 @@ def _bytes(shape: np.ndarray, cohort: Cohort) -> float:
   return steps * width * in_batch + (rows + width) * in_data
 
 
-def _blocks(
+def blocks(
   cohort: Cohort, size: int, data: Any, budget: ByteBudget
 ) -> Iterator[ClientBlock]:
   """Blocks of `size` clients, those with the most steps first: like is padded to like."""
@@ -204,7 +204,7 @@ class Blocks:
       data, context = jax.tree.map(np.asarray, context.data), context._replace(data=None)
     context = self._placed(context._replace(memories=None))
     size, budget = self._way.size(cohort.size), self._way.budget
-    for block in _blocks(cohort, size, data, budget):
+    for block in blocks(cohort, size, data, budget):
       given = shared.row(memories, block.places), block
       given = given if self._way.send is None else self._way.send(given)
       yield block, self._way.program(context, *given)

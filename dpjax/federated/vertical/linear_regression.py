@@ -20,6 +20,7 @@ NumPy in float64: at these sizes nothing is to be compiled.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -223,14 +224,27 @@ class PrivateStatistics:
     self, key: jax.Array, clients: Sequence[tuple[np.ndarray, np.ndarray]]
   ) -> Statistics:
     """The noisy statistics of all clients' rows [(x [n, f], y [n]), ...]."""
-    exact = total([statistics(*self.bounded(x, y)) for x, y in clients])
-    size = len(exact.xy)
-    vector = np.concatenate([_to_vector(exact.xx), exact.xy])
+    noisy = self.noisy(key, self.exact(clients))
+    return self.read(noisy)
+
+  def exact(self, clients: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """The sums of all bounded rows as one vector [d (d + 1) / 2 + d], float64: NOT private."""
+    summed = total([statistics(*self.bounded(x, y)) for x, y in clients])
+    return np.concatenate([_to_vector(summed.xx), summed.xy])
+
+  def noisy(self, key: jax.Array, vector: np.ndarray) -> jax.Array:
+    """The vector of `exact` with noise, float64: all that is released."""
     with jax.enable_x64(True):  # the sums are float64: rounding them would add to them
-      noisy, _ = noise.add_gaussian(noise.init(key), jnp.asarray(vector), self.std)
-    noisy = np.asarray(noisy, np.float64)
-    xx = _to_matrix(noisy[:-size], size)
-    return Statistics(xx, noisy[-size:], xx[-1, -1])
+      found, _ = noise.add_gaussian(noise.init(key), jnp.asarray(vector), self.std)
+    return found
+
+  def read(self, vector: np.ndarray | jax.Array) -> Statistics:
+    """The statistics that a vector of `noisy` holds."""
+    vector = np.asarray(vector, np.float64)
+    # d (d + 1) / 2 + d = (d^2 + 3 d) / 2
+    size = (math.isqrt(9 + 8 * len(vector)) - 3) // 2
+    xx = _to_matrix(vector[:-size], size)
+    return Statistics(xx, vector[-size:], xx[-1, -1])
 
 
 def _to_vector(matrix: np.ndarray) -> np.ndarray:

@@ -1,0 +1,198 @@
+"""Games against what the accountant says of several releases together.
+
+| subject                 | what is played                                                     |
+| ----------------------- | ------------------------------------------------------------------ |
+| repeat_and_select_event | the best of a random number of noisy answers (private selection)   |
+| amplified_delta         | shuffled answers of many records, one of which is exchanged        |
+| Ledger                  | two noisy sums of one run, at the total of its ledger              |
+| BudgetLedger            | two answers with pure budgets, at the total of their ledger        |
+
+Each is made of mechanisms that have games of their own: what is attacked is the total.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import accounting, mechanisms
+from dpjax.auditing.games.game import (
+  Claim,
+  Game,
+  claims,
+  frequency,
+  linear,
+  repeats,
+  together,
+)
+from dpjax.relevance import labels, rigorous
+
+ROOM = "accounting"
+_ADD, _REPLACE = "add_or_remove_one", "replace_one"
+# Of shuffled rounds: how many records, the epsilon of each answer, delta. In the first one little
+# is amplified, and the bound is close to what is true; so a fault shows.
+_ROUNDS = ((20, 3.0, 0.1), (60, 1.0, 0.01))
+
+Kind = Callable[..., Any]  # a mechanism, or a broken one
+
+
+def _keys(world: int, seed: int, n: int) -> Any:
+  return jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
+
+
+def _answers(mechanism: Any, keys: Any, value: float) -> np.ndarray:
+  """[n, releases] of one number."""
+  data = np.array([value], np.float32)
+  drawn = jax.jit(jax.vmap(mechanism, in_axes=(0, None)))(keys, data)
+  return np.asarray(drawn, np.float64).reshape(len(keys), -1)
+
+
+# --- private selection
+
+_LAWS = {"geometric": 1.0, "logarithmic": 0.0, "Poisson": math.inf}
+_TRIALS = 2.0
+
+
+def _trials(shape: float, seed: int, n: int) -> np.ndarray:
+  rng = np.random.default_rng(seed)
+  law = functools.partial(
+    accounting.tuning.draw_trials, rng, mean_trials=_TRIALS, shape=shape
+  )
+  return np.array([law() for _ in range(n)])
+
+
+def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
+  """The largest of K noisy answers; the score is the answer itself, so it costs nothing."""
+
+  def one(law: str, shape: float, values: tuple[float, float]) -> Game:
+    mechanism = kind(noise_multiplier=1.0, l2_sensitivity=1.0)
+    event = accounting.repeat_and_select_event(
+      mechanism.event(_ADD), mean_trials=_TRIALS, shape=shape
+    )
+
+    def outputs(world: int, seed: int, n: int) -> np.ndarray:
+      trials = _trials(shape, 2 * seed + world, n)
+      # As many keys as one of few shapes has, so that little is compiled.
+      total = int(trials.sum())
+      keys = _keys(world, seed, 1 << max(0, total - 1).bit_length())
+      answers = _answers(mechanism, keys, values[world])[:total]
+      best = np.full((n, answers.shape[1]), np.nan)  # nothing is released of no run
+      starts = np.cumsum(trials) - trials
+      for place in np.flatnonzero(trials):
+        runs = answers[starts[place] : starts[place] + trials[place]]
+        best[place] = runs[np.argmax(runs[:, 0])]
+      return best
+
+    cost = lambda delta: accounting.epsilon(
+      event, delta=delta, neighboring_relation=_ADD, accountant="rdp"
+    )
+    case = f"the largest of {law} many answers, {values[0]:g} or {values[1]:g}"
+    subject = "repeat_and_select_event"
+    return Game(ROOM, subject, case, _ADD, claims(cost), outputs, linear)
+
+  return [one(law, shape, (0.0, 1.0)) for law, shape in _LAWS.items()]
+
+
+# --- shuffling
+
+
+def _shuffled(noisy_labels: Kind = labels.noisy_labels) -> list[Game]:
+  """How many of all answers are 1, which is all that a shuffled round tells of two classes."""
+
+  def one(reports: int, local: float, delta: float) -> Game:
+    def outputs(world: int, seed: int, n: int) -> np.ndarray:
+      given = np.zeros((n, reports), np.int64)
+      given[:, 0] = world
+      answers = noisy_labels(
+        jax.random.fold_in(jax.random.key(seed), world),
+        np.arange(given.size),
+        given.ravel(),
+        epsilon=local,
+        num_classes=2,
+      )
+      return np.asarray(answers).reshape(n, reports, -1).sum(axis=1)
+
+    claim = (Claim(rigorous.shuffled_epsilon(local, reports, delta), delta),)
+    case = f"one of {reports} answers of epsilon {local:g} changes"
+    return Game(ROOM, "amplified_delta", case, _REPLACE, claim, outputs, frequency)
+
+  return [one(*numbers) for numbers in _ROUNDS]
+
+
+# --- ledgers
+
+
+def _two_releases(
+  subject: str, mechanism: tuple[Any, Any], promised: tuple[Claim, ...]
+) -> Game:
+  def outputs(world: int, seed: int, n: int) -> np.ndarray:
+    keys = _keys(world, seed, 2 * n)
+    halves = (keys[:n], keys[n:])
+    drawn = [
+      _answers(one, half, float(world)) for one, half in zip(mechanism, halves, strict=True)
+    ]
+    return np.concatenate(drawn, axis=1)
+
+  adversary = linear if subject == "Ledger" else together(linear, repeats)
+  return Game(ROOM, subject, "0, 1, asked twice", _ADD, promised, outputs, adversary)
+
+
+def _ledger(kind: Kind = mechanisms.Gaussian) -> list[Game]:
+  pair = tuple(kind(noise_multiplier=z, l2_sensitivity=1.0) for z in (2.0, 3.0))
+  ledger = accounting.Ledger()
+  for step, mechanism in enumerate(pair):
+    ledger = ledger.charge(
+      mechanism.event(_ADD),
+      l2_clip_norm=1.0,
+      neighboring_relation=_ADD,
+      noise_key_id="a",
+      first_step=step,
+    )
+  return [_two_releases("Ledger", (pair[0], pair[1]), claims(ledger.epsilon))]
+
+
+def _budget(kind: Kind = mechanisms.Laplace) -> list[Game]:
+  ledger = mechanisms.BudgetLedger(epsilon=1.0)
+  first, second = ledger.split(0.3, 0.7)
+  pair = tuple(kind(epsilon=share, l1_sensitivity=1.0) for share in (first, second))
+  for name, share in (("first", first), ("second", second)):
+    ledger = ledger.spend(name, epsilon=share)
+  claim = Claim(*ledger.spent)
+  return [_two_releases("BudgetLedger", (pair[0], pair[1]), (claim,))]
+
+
+GAMES: dict[str, Callable[..., list[Game]]] = {
+  "repeat_and_select_event": _selection,
+  "amplified_delta": _shuffled,
+  "Ledger": _ledger,
+  "BudgetLedger": _budget,
+}
+_CLOSED = "an upper bound of amplified_delta's epsilon, which is played"
+_SAMPLER = "what a sampler states, played with it: samplers."
+_NOISE = "what a mechanism states, played with it: mechanisms."
+_ANY = "adds up what it is given; every game's claim comes from it"
+NO_CLAIM = {
+  "amplified_epsilon": _CLOSED,
+  "balls_in_bins_event": f"{_SAMPLER}BallsInBinsSampler",
+  "balls_in_bins_epsilon": f"{_SAMPLER}BallsInBinsSampler",
+  "min_sep_epsilon": f"{_SAMPLER}MinSepSampler",
+  "poisson_sampled_event": f"{_SAMPLER}PoissonSampler",
+  "fixed_size_event": f"{_SAMPLER}FixedSizeSampler",
+  "truncated_poisson_event": f"{_SAMPLER}TruncatedPoissonSampler",
+  "random_allocation_event": f"{_SAMPLER}RandomAllocationSampler",
+  "correlated_events": "what a strategy costs, played with it: plans.correlation",
+  "gaussian_event": f"{_NOISE}Gaussian",
+  "laplace_event": f"{_NOISE}Laplace",
+  "pure_dp_event": f"{_NOISE}RandomizedResponse",
+  "epsilon": _ANY,
+  "epsilon_curve": _ANY,
+  "epsilon_of_both": "both directions of a sampled step, played with FixedSizeSampler",
+  "epsilon_from_rdp": "what Skellam noise costs, played with it: secure.skellam_mean",
+  "check_event": "refuses events that nobody can account for",
+  "mean_age_epsilon": "wrong on purpose: a published mistake, as a test of the reader",
+}

@@ -1,0 +1,174 @@
+"""Games against whole trainings: `dp_sgd` as users run it, on a loss that is linear in a record.
+
+The released parameters tell each step's private mean gradient. The adversary knows along which
+direction the record pulls at the parameters before the step, which were released, and projects
+on it: there each step is a normal variable around a sum of signs, as in `plans`. In one game it
+sees every number of every step instead, and looks for noise that comes twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import training
+from dpjax.auditing.games import plans
+from dpjax.auditing.games.game import Game, repeats
+from dpjax.plan import Plan
+from dpjax.sampling import PoissonSampler
+from dpjax.types import Batch, Example, LossFn, Params
+
+ROOM = "training"
+_STEPS = 2
+_OTHERS = np.zeros(2)
+_WEIGHTS = np.array([[1.0, -2.0], [0.5, 1.0]], np.float32)
+
+MakePlan = Callable[..., Plan]
+
+
+class _Trained(NamedTuple):
+  """What `dp_sgd` is given."""
+
+  params: Params
+  loss: LossFn
+  tx: optax.GradientTransformation
+  # of the released parameters, the loss of a record of size 1, for its direction
+  known: LossFn
+  augments: bool = False
+
+
+def the_plan(make_plan: MakePlan = Plan, *, prob: float = 0.5, **options: Any) -> Plan:
+  """Few steps, and a record in about half of them."""
+  numbers: dict[str, Any] = {
+    "sampler": PoissonSampler(prob=prob, capacity=4),
+    "noise_multiplier": 1.2,
+    "l2_clip_norm": 0.5,
+    "normalize_by": 2.0,
+    "num_steps": _STEPS,
+    "delta": 1e-5,
+  }
+  return make_plan(**(numbers | options))
+
+
+def _linear(params: Any, example: Example) -> Any:
+  return example.x * jnp.sum(params["w"] * jnp.array([1.0, -1.0]))
+
+
+def _product(params: Any, example: Example) -> Any:
+  """Linear in the record, bilinear in two factors where W is one."""
+  left = example.x * jnp.array([[1.0, 2.0]])
+  return jnp.sum(left @ params["w"])
+
+
+_VECTOR = {"w": np.zeros(2, np.float32), "other": np.ones(2, np.float32)}
+
+
+def _dp_sgd() -> _Trained:
+  return _Trained(_VECTOR, _linear, optax.sgd(1.0), _linear)
+
+
+def _lora() -> _Trained:
+  matrix = {"w": jnp.asarray(_WEIGHTS)}
+  adapted = training.lora(matrix, "w", rank=1, alpha=1.0, key=jax.random.key(0))
+  loss = adapted.apply(_product)
+  return _Trained(adapted.trainable, loss, optax.sgd(1.0), loss)
+
+
+def _of_part() -> _Trained:
+  both = lambda params, example: (
+    _linear(params, example) + example.x * jnp.sum(params["other"])
+  )
+  loss, tx = training.of_part(both, optax.sgd(1.0), "w".__eq__)
+  return _Trained(_VECTOR, loss, tx, loss)
+
+
+def _augmented() -> _Trained:
+  longer = lambda key, x: x * (1 + jax.random.uniform(key))
+  loss = training.augmented(_linear, longer, augmult=2)
+  return _Trained(_VECTOR, loss, optax.sgd(1.0), _linear, augments=True)
+
+
+def _runner(
+  made: Callable[[], _Trained], plan: Plan, *, whole: bool = False
+) -> Callable[..., Any]:
+  """(keys [n], gradients [n, steps, slots], mask) -> projections [n, steps]; or, of the whole
+  change of all trained numbers, [n, steps, numbers]."""
+  trained = made()
+  key = jax.random.key(0) if trained.augments else None
+  one_record = Example(jnp.float32(1.0), jnp.int32(0), None)
+
+  def one(noise_key: Any, values: Any, masks: Any) -> Any:
+    init, step = training.dp_sgd(
+      trained.loss, plan, trained.tx, noise_key=noise_key, example_key=key
+    )
+
+    def body(state: Any, batch: Any) -> Any:
+      records = Example(batch[0], jnp.zeros(batch[0].shape, jnp.int32), None)
+      after, _ = step(state, Batch(records, batch[1]))
+      pull = jax.grad(trained.known)(state.params, one_record)
+      moved = jax.tree.map(jnp.subtract, state.params, after.params)
+      if whole:
+        numbers = [jnp.ravel(leaf) for leaf in jax.tree.leaves(moved)]
+        return after, jnp.concatenate(numbers) * plan.normalize_by / plan.l2_bound
+      return after, optax.tree.vdot(pull, moved) / optax.tree.norm(pull)
+
+    return jax.lax.scan(body, init(trained.params), (values, masks))[1]
+
+  return jax.jit(jax.vmap(one))
+
+
+def _games(
+  subject: str, made: Callable[[], _Trained], make_plan: MakePlan = Plan
+) -> list[Game]:
+  projected = [
+    plans.game(
+      ROOM,
+      subject,
+      f"a record added, {crowd}",
+      the_plan(make_plan),
+      (others, np.append(1.0, others)),
+      runner=functools.partial(_runner, made),
+    )
+    for crowd, others in (("alone", _OTHERS), ("against others", _OTHERS - 1.0))
+  ]
+  whole = plans.game(
+    ROOM,
+    subject,
+    "a record added, every number seen",
+    the_plan(make_plan),
+    (_OTHERS, np.append(1.0, _OTHERS)),
+    runner=functools.partial(_runner, made, whole=True),
+  )
+  return [*projected, dataclasses.replace(whole, adversary=repeats)]
+
+
+_MADE: dict[str, Callable[[], _Trained]] = {
+  "dp_sgd": _dp_sgd,
+  "lora": _lora,
+  "of_part": _of_part,
+  "augmented": _augmented,
+}
+# By a subject, (make_plan) -> its games, the strongest first.
+GAMES: dict[str, Callable[..., list[Game]]] = {
+  name: functools.partial(_games, name, made) for name, made in _MADE.items()
+}
+_OF_A_BATCH = "a loss of a whole batch, never private"
+_READS = "reads a state that is released"
+NO_CLAIM = {
+  "alignment": _OF_A_BATCH,
+  "alignment_and_uniformity": _OF_A_BATCH,
+  "contrastive": _OF_A_BATCH,
+  "contrastive_loss": _OF_A_BATCH,
+  "on_sphere": _OF_A_BATCH,
+  "uniformity": _OF_A_BATCH,
+  "clip_scale": _READS,
+  "eval_params": _READS,
+  "noise_state": "reads the secret state of a run, which is not released",
+}

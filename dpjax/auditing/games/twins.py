@@ -1,0 +1,612 @@
+"""Broken twins: everything that has a game, with a fault that its own games must refute.
+
+| plant | what is broken                                                              |
+| ----- | --------------------------------------------------------------------------- |
+| noise | a tenth of the noise is drawn                                               |
+| clip  | a record counts up to twice the bound; the noise stays                      |
+| twice | every record is counted twice                                               |
+| key   | one key draws the noise of two releases, or of two steps                    |
+
+A twin states what the honest subject states, and is played by the same games and adversaries,
+which are told nothing of the plant. A twin that its row does not refute is a hole in the row.
+
+Each plant has a `SOUND` counterpart, which goes through the same code without the fault (for
+`key`: a second release of public data under a key of its own). It must not be refuted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import federated, gradients, mechanisms, sampling, secure, transforms, validate
+from dpjax.auditing.games import accounting as accounting_games
+from dpjax.auditing.games import federated as federated_games
+from dpjax.auditing.games import mechanisms as mechanism_games
+from dpjax.auditing.games import plans as plan_games
+from dpjax.auditing.games import registry
+from dpjax.auditing.games import relevance as relevance_games
+from dpjax.auditing.games import samplers as sampler_games
+from dpjax.auditing.games import secure as secure_games
+from dpjax.auditing.games import training as training_games
+from dpjax.auditing.games import transforms as transform_games
+from dpjax.auditing.games import vertical as vertical_games
+from dpjax.auditing.games.game import Game
+from dpjax.federated import aggregation
+from dpjax.federated.vertical.linear_regression import PrivateStatistics
+from dpjax.plan import Plan
+from dpjax.relevance import labels, record_noise, rigorous
+from dpjax.types import ClippedSum, LossFn
+
+_REUSED, _FRESH = "one", "fresh"
+_FRESH_NUMBER = 2**30  # of a release, or of a key, that no game makes
+
+
+class Plant(NamedTuple):
+  """A fault as numbers; by default there is none."""
+
+  noise: float = 1.0  # what is drawn / what is stated
+  clip: float = 1.0  # the bound on a record / the one that is stated
+  copies: int = 1  # how often each record counts
+  keys: str = ""  # of a second release: "one" key for both, "fresh" ones, or there is none
+
+  @property
+  def releases(self) -> tuple[tuple[int, bool], ...]:
+    """(number of its key, whether it is of public data) of each release, where a record that is
+    counted twice is released twice."""
+    if self.keys:
+      return ((0, False), (0 if self.keys == _REUSED else 1, True))
+    return tuple((number, False) for number in range(self.copies))
+
+
+PLANTS = {
+  "noise": Plant(noise=0.1),
+  "clip": Plant(clip=2.0),
+  "twice": Plant(copies=2),
+  "key": Plant(keys=_REUSED),
+}
+SOUND = {
+  "noise": Plant(),
+  "clip": Plant(),
+  "twice": Plant(),
+  "key": Plant(keys=_FRESH),
+}
+
+_ANSWER = "takes the answer to a query, whose sensitivity the caller states"
+_NO_BOUND = "clips no record: one record moves a rank, a vote or a bin by 1 at most"
+# (room or room.subject, plant): why it cannot be broken so
+NOT_PLANTED: dict[tuple[str, str], str] = {
+  **{
+    (f"mechanisms.{name}", "clip"): _ANSWER
+    for name in (
+      *("Laplace", "Gaussian", "Exponential", "PermuteAndFlip", "ReportNoisyMax"),
+      *("SparseVector",),
+    )
+  },
+  **{
+    (f"mechanisms.{name}", "clip"): _NO_BOUND
+    for name in ("Histogram", "Quantile", "SampleAndAggregateVote", "RandomizedResponse")
+  },
+  **{
+    (f"relevance.{name}", "clip"): "shares are on the simplex, and are not clipped"
+    for name in ("relevance:laplace", "relevance:gaussian")
+  },
+  ("relevance.labels:randomized_response", "clip"): _NO_BOUND,
+  **{
+    (f"accounting.{name}", "clip"): _ANSWER
+    for name in ("repeat_and_select_event", "Ledger", "BudgetLedger")
+  },
+  ("accounting.amplified_delta", "clip"): _NO_BOUND,
+}
+
+
+class BrokenTwin(NamedTuple):
+  """One row with one fault."""
+
+  room: str
+  subject: str
+  plant: str
+
+  @property
+  def name(self) -> str:
+    """Unique among all twins."""
+    return f"{self.room}.{self.subject}, {self.plant}"
+
+  def games(self, *, sound: bool = False) -> list[Game]:
+    """Returns the games of the row against the twin, the strongest one first.
+
+    Args:
+      sound: the same code without the fault.
+    """
+    plant = (SOUND if sound else PLANTS)[self.plant]
+    return ROOMS[self.room](self.subject, plant)
+
+
+def twins(only: str = "") -> tuple[BrokenTwin, ...]:
+  """Returns all twins; `only` is a room, a subject or room.subject, as for the games.
+
+  Raises:
+    UserError: nothing is called that.
+
+  >>> [twin.plant for twin in twins("Laplace")]
+  ['noise', 'twice', 'key']
+  """
+  every = (
+    BrokenTwin(room, subject, plant)
+    for room, subject in registry.subjects(only)
+    for plant in PLANTS
+  )
+  return tuple(twin for twin in every if not reason(twin))
+
+
+def reason(twin: BrokenTwin) -> str:
+  """Returns why there is no such twin; "" where there is one."""
+  validate.one_of(PLANTS, plant=twin.plant)
+  names = (twin.room, f"{twin.room}.{twin.subject}")
+  found = [
+    NOT_PLANTED[name, twin.plant] for name in names if (name, twin.plant) in NOT_PLANTED
+  ]
+  return found[0] if found else ""
+
+
+# --- mechanisms
+
+# What is counted twice: whole records; else the answer of a query that counts them.
+_OF_RECORDS = (
+  *("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening"),
+  "RandomizedResponse",
+)
+_OF_SHARDS = ("SampleAndAggregateMean", "SampleAndAggregateVote")
+# Of which the number of records is private, so that public data have another one.
+_COUNTED = ("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening")
+_PUBLIC_RECORDS = 2
+# Public data of a second release, where zeros would hide that it has the noise of the first.
+_PUBLIC = {"Quantile": (4.9, 5.1), "SampleAndAggregateVote": (0, 1)}
+
+
+class BrokenMechanism:
+  """States what the honest mechanism states, and draws what the plant says.
+
+  Args:
+    kind: class of mechanisms.
+    name: by which it is known what its data are; "" for the answer to a query.
+    plant: the fault.
+    settings: of the honest mechanism.
+
+  >>> made = dict(epsilon=1.0, l1_sensitivity=1.0)
+  >>> broken = BrokenMechanism(mechanisms.Laplace, "", PLANTS["noise"], made)
+  >>> broken.scale, broken._broken.scale
+  (1.0, 0.1)
+  """
+
+  def __init__(self, kind: Callable, name: str, plant: Plant, settings: dict[str, Any]):
+    self._honest: Any = kind(**settings)
+    self._broken: Any = kind(**_louder(settings, plant))
+    self._name = name
+    self._plant = plant
+
+  def __call__(self, key: Any, data: Any, *others: Any) -> Any:
+    seen = data
+    if self._plant.copies > 1 and self._name in _OF_SHARDS:
+      (of_shard,) = others  # every record is in every shard
+      others = (lambda shard: of_shard(data),)
+    elif self._plant.copies > 1:
+      seen = _counted(data, self._name, self._plant.copies)
+    found = self._broken(key, seen, *others)
+    if not self._plant.keys:
+      return found
+    again = key if self._plant.keys == _REUSED else jax.random.fold_in(key, _FRESH_NUMBER)
+    second = self._broken(again, self._public(data), *others)
+    return jax.tree.map(lambda a, b: jnp.stack([a, b]), found, second)
+
+  def _public(self, data: Any) -> np.ndarray:
+    if self._name in _PUBLIC:
+      return np.array(_PUBLIC[self._name], data.dtype)
+    size = (_PUBLIC_RECORDS, *np.shape(data)[1:])
+    return np.zeros(size if self._name in _COUNTED else np.shape(data), data.dtype)
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self.__dict__["_honest"], name)
+
+
+def _louder(settings: dict[str, Any], plant: Plant) -> dict[str, Any]:
+  """Settings under which as much is drawn as the plant says, whatever is stated."""
+  found = dict(settings)
+  # With wider bounds and as much more of the budget, the noise is what it was.
+  louder = plant.clip / plant.noise
+  for name in ("epsilon", "epsilon_values"):
+    if name in found:
+      found[name] *= louder
+  if "noise_multiplier" in found:
+    found["noise_multiplier"] /= louder
+  if "clip_norms" in found:
+    found["clip_norms"] = tuple(plant.clip * norm for norm in found["clip_norms"])
+  if "upper" in found:
+    middle = (found["lower"] + found["upper"]) / 2
+    half = plant.clip * (found["upper"] - found["lower"]) / 2
+    found |= {"lower": middle - half, "upper": middle + half}
+  return found
+
+
+def _counted(data: Any, name: str, copies: int) -> Any:
+  if name not in _OF_RECORDS:
+    return copies * data
+  library: Any = np if isinstance(data, np.ndarray) else jnp
+  return library.concatenate([data] * copies)
+
+
+def _mechanism(name: str, plant: Plant) -> list[Game]:
+  kind = getattr(mechanisms, name)
+  made = lambda **settings: BrokenMechanism(kind, name, plant, settings)
+  return mechanism_games.GAMES[name](made)
+
+
+# --- plans and transforms
+
+
+def _wider(clip: Any, factor: float) -> gradients.Clip:
+  """The clip with every norm so many times as large."""
+  clip = gradients.Clip.of(clip)
+  return dataclasses.replace(clip, norms=jax.tree.map(lambda c: factor * c, clip.norms))
+
+
+def _in_steps(tx: Any, plant: Plant) -> optax.GradientTransformationExtraArgs:
+  """A private transform that counts rows twice, or stays at its first noise."""
+
+  def update(
+    updates: Any, state: Any, params: Any = None, *, mask: Any = None, **others: Any
+  ) -> Any:
+    # A sum has counted them already.
+    if plant.copies > 1 and not isinstance(updates, ClippedSum):
+      twice = lambda leaf: jnp.concatenate([leaf] * plant.copies)
+      updates = gradients.stacked(jax.tree.map(twice, updates.arrays))
+      mask = twice(mask)
+    found, after = tx.update(updates, state, params, mask=mask, **others)
+    return found, (state if plant.keys == _REUSED else after)
+
+  return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+@dataclasses.dataclass(frozen=True)
+class BrokenPlan(Plan):
+  """Charges for what it states, and runs what the plant says."""
+
+  plant: Plant = SOUND["noise"]
+
+  @classmethod
+  def like(cls, plan: Plan, plant: Plant) -> BrokenPlan:
+    """Returns the plan with a fault."""
+    return cls(**_fields(plan), plant=plant)
+
+  def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
+    """The broken transform."""
+    return _in_steps(_quieter(self, self.plant).transform(key), self.plant)
+
+  def clipped_grad(self, loss_fn: LossFn, **options: Any) -> Any:
+    """Clips as widely as the transform takes it, and counts every record as often."""
+    clipped = _quieter(self, self.plant).clipped_grad(loss_fn, **options)
+    twice = lambda leaf: jnp.concatenate([leaf] * self.plant.copies)
+    return lambda params, examples, mask: clipped(
+      params, jax.tree.map(twice, examples), twice(mask)
+    )
+
+
+def _fields(plan: Plan) -> dict[str, Any]:
+  return {field.name: getattr(plan, field.name) for field in dataclasses.fields(Plan)}
+
+
+def _quieter(plan: Plan, plant: Plant) -> Plan:
+  """The honest plan of another clip norm and another noise."""
+  noise = plan.noise_multiplier * plant.noise / plant.clip
+  clip = _wider(plan.l2_clip_norm, plant.clip)
+  return Plan(**(_fields(plan) | {"noise_multiplier": noise, "l2_clip_norm": clip}))
+
+
+def _sampler(name: str, plant: Plant) -> list[Game]:
+  make_plan = functools.partial(BrokenPlan, plant=plant)
+  return sampler_games.games(getattr(sampling, name), make_plan)
+
+
+# They clip and add noise themselves; all others are played around `clip_and_noise`.
+_PRIVATE = ("clip_and_noise", "adaptive_clip_and_noise", "clip_and_correlated_noise")
+
+
+def _made(make: Callable, plant: Plant) -> Callable:
+  """The private transform whose numbers are those of the plant."""
+
+  def broken(*arguments: Any, **options: Any) -> Any:
+    if "noise_multiplier" in options:
+      options["noise_multiplier"] *= plant.noise / plant.clip
+    if "l2_clip_norm" in options:
+      options["l2_clip_norm"] = _wider(options["l2_clip_norm"], plant.clip)
+    return _in_steps(make(*arguments, **options), plant)
+
+  return broken
+
+
+def _transform(name: str, plant: Plant) -> list[Game]:
+  honest = getattr(transforms, name)
+  if name in _PRIVATE:
+    return transform_games.games(name, _made(honest, plant))
+  if name != "accumulate":
+    return transform_games.games(name, honest, _made(transforms.clip_and_noise, plant))
+  # It clips and counts itself; the noise of a whole step is inside.
+  outside = plant._replace(keys="")
+  inside = plant._replace(copies=1)
+  base = _made(transforms.clip_and_noise, inside)
+  return transform_games.games(name, _made(honest, outside), base)
+
+
+# --- federated
+
+
+def _central(plant: Plant) -> Callable[[Plan, Any], federated.Aggregator]:
+  def aggregate(plan: Plan, key: Any) -> federated.Aggregator:
+    loud = federated.central(_quieter(plan, plant), key)
+    return _in_rounds(loud.init, loud, plan, plant)
+
+  return aggregate
+
+
+def _in_rounds(
+  init: Callable, loud: federated.Aggregator, plan: Plan, plant: Plant
+) -> federated.Aggregator:
+  """An aggregator that counts clients twice, or stays at its first noise."""
+  assert loud.partial is not None
+  assert loud.finish is not None
+  sums, release = loud.partial, loud.finish
+
+  def partial(state: Any, *of_clients: Any) -> Any:
+    twice = lambda leaf: jnp.concatenate([leaf] * plant.copies)
+    return sums(state, *jax.tree.map(twice, of_clients))
+
+  def finish(summed: Any, state: Any) -> Any:
+    found, after = release(summed, state)
+    return found, (state if plant.keys == _REUSED else after)
+
+  return aggregation.summed(init, partial, finish, private=True, plan=plan)
+
+
+def _dp_mean(plant: Plant) -> Callable[..., federated.Aggregator]:
+  """Of a transform that was made for an honest mean: its key is kept, its numbers are not."""
+
+  def broken(tx: Any, *, l2_clip_norm: Any) -> federated.Aggregator:
+    honest = federated.dp_mean(tx, l2_clip_norm=l2_clip_norm)
+    plan = federated_games.the_plan()
+    loud = federated.central(_quieter(plan, plant), jax.random.key(0))
+    return _in_rounds(honest.init, loud, plan, plant)
+
+  return broken
+
+
+def _client_noise(plant: Plant) -> Callable[..., Any]:
+  """A client that sends as many messages as there are releases."""
+
+  def broken(client: Any, *, l2_clip_norm: float, noise_multiplier: float) -> Any:
+    local = federated.client_noise(
+      client,
+      l2_clip_norm=plant.clip * l2_clip_norm,
+      noise_multiplier=noise_multiplier * plant.noise / plant.clip,
+    )
+
+    def init(received: Any, memory: Any, size: Any, key: Any) -> Any:
+      sizes = [jnp.int32(1) if public else size for _, public in plant.releases]
+      # The first message is that of an honest client.
+      keys = [jax.random.fold_in(key, n) if n else key for n, _ in plant.releases]
+      return tuple(local.init(received, memory, *each) for each in zip(sizes, keys))
+
+    def step(received: Any, own: Any, x: Any, mask: Any) -> Any:
+      seen = [jnp.zeros_like(x) if public else x for _, public in plant.releases]
+      return tuple(local.step(received, o, s, mask) for o, s in zip(own, seen))
+
+    def finish(received: Any, own: Any) -> Any:
+      return tuple(local.finish(received, one)[0] for one in own), None, None
+
+    return local._replace(init=init, step=step, finish=finish)
+
+  return broken
+
+
+def _federated(name: str, plant: Plant) -> list[Game]:
+  kinds: dict[str, Callable[[Plant], Any]] = {
+    "dp_mean": _dp_mean,
+    "central": _central,
+    "client_noise": _client_noise,
+  }
+  kind = kinds[name](plant) if name in kinds else getattr(federated, name)
+  return federated_games.games(name, kind, _central(plant))
+
+
+# --- noise inside a secure sum
+
+
+@dataclasses.dataclass(frozen=True)
+class _Copied(secure.SkellamSum):
+  """Every client's integers count so many times."""
+
+  copies: int = 1
+
+  def encode(self, rng: np.random.Generator, vector: Any, signs: jax.Array) -> np.ndarray:
+    """As the honest one, times the copies."""
+    return self.copies * super().encode(rng, vector, signs)
+
+
+def _skellam_mean(plant: Plant) -> Callable[..., Any]:
+  def broken(protocol: Any, mechanism: secure.SkellamSum, **options: Any) -> Any:
+    variance = mechanism.noise.share_variance * plant.noise**2
+    names = [field.name for field in dataclasses.fields(secure.SkellamSum)]
+    fields = {name: getattr(mechanism, name) for name in names} | {
+      "l2_clip_norm": plant.clip * mechanism.l2_clip_norm,
+      "noise": dataclasses.replace(mechanism.noise, share_variance=variance),
+    }
+    made = secure.skellam_mean(protocol, _Copied(**fields, copies=plant.copies), **options)
+    if not plant.keys:
+      return made
+    away = 0 if plant.keys == _REUSED else _FRESH_NUMBER
+
+    def update(messages: Any, mask: Any, state: int, weights: Any = None) -> Any:
+      first, after = made.update(messages, mask, state, weights)
+      second, _ = made.update(np.zeros_like(messages), mask, state + away, weights)
+      return np.concatenate([first, second]), after
+
+    return made._replace(update=update)
+
+  return broken
+
+
+def _secure(name: str, plant: Plant) -> list[Game]:
+  return secure_games.GAMES[name](_skellam_mean(plant))
+
+
+# --- relevance
+
+
+def _released(one: Callable[[Any, bool], np.ndarray], key: Any, plant: Plant) -> np.ndarray:
+  """[n, ...]: one(key, public) of every release, side by side."""
+  keys = [jax.random.fold_in(key, n) if n else key for n, _ in plant.releases]
+  found = [one(own, public) for own, (_, public) in zip(keys, plant.releases)]
+  return found[0] if len(found) == 1 else np.concatenate(found, axis=-1)
+
+
+def _noisy_records(plant: Plant) -> Callable[..., np.ndarray]:
+  def broken(key: Any, ids: Any, x: Any, scales: Any, **options: Any) -> np.ndarray:
+    quiet = plant.noise * np.asarray(scales)
+    wide = plant.clip * np.asarray(x)
+
+    def one(own: Any, public: bool) -> np.ndarray:
+      seen = np.zeros_like(wide) if public else wide
+      return record_noise.noisy_records(own, ids, seen, quiet, **options)
+
+    return _released(one, key, plant)
+
+  return broken
+
+
+def _noisy_relevance(plant: Plant) -> Callable[..., np.ndarray]:
+  def broken(key: Any, relevance: Any, *, epsilon: float, **options: Any) -> np.ndarray:
+    counted = plant.copies * np.asarray(relevance)
+
+    def one(own: Any, public: bool) -> np.ndarray:
+      seen = np.zeros_like(counted) if public else counted
+      return rigorous.noisy_relevance(own, seen, epsilon=epsilon / plant.noise, **options)
+
+    return _released(one, key, plant._replace(copies=1))
+
+  return broken
+
+
+def _noisy_labels(plant: Plant) -> Callable[..., np.ndarray]:
+  def broken(key: Any, ids: Any, given: Any, *, epsilon: float, num_classes: int) -> Any:
+    def one(own: Any, public: bool) -> np.ndarray:
+      seen = np.zeros_like(given) if public else given
+      loud = epsilon / plant.noise
+      found = labels.noisy_labels(own, ids, seen, epsilon=loud, num_classes=num_classes)
+      return np.asarray(found)[:, None]
+
+    # One number for all answers of a record, as the game expects one label.
+    answers = _released(one, key, plant)
+    return answers @ (num_classes ** np.arange(answers.shape[1]))
+
+  return broken
+
+
+def _relevance(name: str, plant: Plant) -> list[Game]:
+  kind, _, which = name.partition(":")
+  broken: Any = functools.partial(BrokenPlan.like, plant=plant)
+  if kind == "features" or which == "radp":
+    broken = _noisy_records(plant)
+  if kind == "relevance":
+    broken = _noisy_relevance(plant)
+  if kind == "labels":
+    broken = _noisy_labels(plant)
+  return relevance_games.GAMES[name](broken)
+
+
+# --- totals
+
+
+def _accounting(name: str, plant: Plant) -> list[Game]:
+  if name == "amplified_delta":
+    return accounting_games.GAMES[name](_reports(plant))
+  which = "Laplace" if name == "BudgetLedger" else "Gaussian"
+  kind = getattr(mechanisms, which)
+  made = lambda **settings: BrokenMechanism(kind, which, plant, settings)
+  return accounting_games.GAMES[name](made)
+
+
+def _reports(plant: Plant) -> Callable[..., np.ndarray]:
+  """All answers of a record are shuffled with the others'; those of public data are not."""
+
+  def broken(key: Any, ids: Any, given: Any, *, epsilon: float, num_classes: int) -> Any:
+    def one(own: Any, public: bool) -> np.ndarray:
+      seen = np.zeros_like(given) if public else given
+      loud = epsilon / plant.noise
+      found = labels.noisy_labels(own, ids, seen, epsilon=loud, num_classes=num_classes)
+      return np.asarray(found)[:, None]
+
+    answers = _released(one, key, plant)
+    return answers if plant.keys else answers.sum(axis=1)
+
+  return broken
+
+
+def _of_plan(games: dict[str, Callable[..., list[Game]]]) -> Callable[..., list[Game]]:
+  """Games that make their plan themselves."""
+  return lambda name, plant: games[name](functools.partial(BrokenPlan, plant=plant))
+
+
+# --- statistics of other columns
+
+
+class _Statistics:
+  """States what the honest statistics state, and draws what the plant says."""
+
+  def __init__(self, plant: Plant, settings: dict[str, Any]):
+    self._plant = plant
+    self._honest = PrivateStatistics(**settings)
+    bounds = {name: plant.clip * settings[name] for name in ("x_bound", "y_bound")}
+    wide = PrivateStatistics(**(settings | bounds))
+    noise = plant.noise * self._honest.std / wide.l2_sensitivity
+    self._broken = dataclasses.replace(wide, noise_multiplier=noise)
+
+  def epsilon(self, *, delta: float) -> float:
+    """As the honest one."""
+    return self._honest.epsilon(delta=delta)
+
+  def exact(self, clients: Any) -> np.ndarray:
+    """The sums, in which a record counts as often as the plant says."""
+    return self._broken.exact([*clients] * self._plant.copies)
+
+  def noisy(self, key: Any, vector: Any) -> jax.Array:
+    """What is released: of all releases, one behind the other."""
+    found = self._broken.noisy(key, vector)
+    if not self._plant.keys:
+      return found
+    again = key if self._plant.keys == _REUSED else jax.random.fold_in(key, _FRESH_NUMBER)
+    second = self._broken.noisy(again, np.zeros(vector.shape))
+    return jnp.concatenate([found, second])
+
+
+def _vertical(name: str, plant: Plant) -> list[Game]:
+  return vertical_games.GAMES[name](lambda **settings: _Statistics(plant, settings))
+
+
+ROOMS: dict[str, Callable[[str, Plant], list[Game]]] = {
+  "mechanisms": _mechanism,
+  "samplers": _sampler,
+  "transforms": _transform,
+  "federated": _federated,
+  "secure": _secure,
+  "plans": _of_plan(plan_games.GAMES),
+  "training": _of_plan(training_games.GAMES),
+  "vertical": _vertical,
+  "accounting": _accounting,
+  "relevance": _relevance,
+}

@@ -1,0 +1,59 @@
+"""Games against what parties with other columns release: noisy statistics of a regression."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax.auditing.games.game import Game, claims, linear
+from dpjax.federated.vertical.linear_regression import PrivateStatistics
+
+ROOM = "vertical"
+_ADD, _REPLACE = "add_or_remove_one", "replace_one"
+_FAR = 1e30
+
+Rows = tuple[Any, Any]  # (x [n, f], y [n]) of one client
+
+
+def _rows(*pairs: tuple[float, float]) -> Rows:
+  return np.array([[x] for x, _ in pairs]).reshape(-1, 1), np.array([y for _, y in pairs])
+
+
+_OTHER = _rows((-0.5, 0.2))
+# relation, how much noise, what two clients hold in either input
+_WORLDS: dict[str, tuple[str, float, tuple[Rows, Rows]]] = {
+  "a row of the largest norm added": (_ADD, 1.0, (_rows(), _rows((_FAR, _FAR)))),
+  "a row turns round": (_REPLACE, 2.0, (_rows((-_FAR, _FAR)), _rows((_FAR, _FAR)))),
+  "NaN added": (_ADD, 1.0, (_rows(), _rows((float("nan"), 1.0)))),
+}
+
+
+def _statistics(kind: Callable[..., Any] = PrivateStatistics) -> list[Game]:
+  def one(case: str) -> Game:
+    relation, noise, clients = _WORLDS[case]
+    made = kind(
+      noise_multiplier=noise, x_bound=1.0, y_bound=1.0, neighboring_relation=relation
+    )
+
+    @functools.cache
+    def released() -> Any:
+      return jax.jit(jax.vmap(made.noisy, in_axes=(0, None)))
+
+    def outputs(world: int, seed: int, n: int) -> np.ndarray:
+      keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
+      vector = made.exact([_OTHER, clients[world]])
+      with jax.enable_x64(True):
+        return np.asarray(released()(keys, vector))
+
+    price = claims(lambda delta: made.epsilon(delta=delta))
+    return Game(ROOM, "PrivateStatistics", case, relation, price, outputs, linear)
+
+  return [one(case) for case in _WORLDS]
+
+
+GAMES: dict[str, Callable[..., list[Game]]] = {"PrivateStatistics": _statistics}
+NO_CLAIM: dict[str, str] = {}
