@@ -31,9 +31,9 @@ def test_quickstart_passes_and_writes_its_table(tmp_path):
   done = _launch(f"--workdir={tmp_path / 'run'}", "--config.model.name=linear",
                  "--config.model.options={}")  # fmt: skip
   assert done.returncode == 0, done.stderr
-  assert done.stdout.count("pass  ") == 23 and "FAIL" not in done.stdout
+  assert done.stdout.count("pass  ") == 24 and "FAIL" not in done.stdout
   result = json.loads((tmp_path / "run" / "check.json").read_text())
-  assert result["passed"] and len(result["checks"]) == 23
+  assert result["passed"] and len(result["checks"]) == 24
 
 
 def test_a_broken_run_exits_with_1_and_names_the_check(tmp_path):
