@@ -107,7 +107,7 @@ def _play(
 
   times = {name: round(value, 3) for name, value in seconds.items()}
   # Of a release the times would tell sizes of batches; see `loop`.
-  more = {"stage_seconds": None if is_released(config) else times}
+  more: dict[str, Any] = {"stage_seconds": None if is_released(config) else times}
   more["test_squared_error"] = counted.squared_error
 
   def result(folder: pathlib.Path) -> dict[str, Any]:
