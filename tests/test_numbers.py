@@ -19,6 +19,7 @@ _DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rgl
 _PAGES = ["README.md", *_DOCS]
 # Tables in which nothing is measured, or not kept as a file, by page and head.
 _OF_WORDS = {
+  ("docs/attacks.md", "| twin | what is broken |"),
   ("docs/relevance.md", "| mode | what it does | epsilon |"),
   ("docs/relevance.md", "| in `result.json` | meaning |"),
   ("docs/relevance.md", "| noise | of one number | of each number of a record |"),

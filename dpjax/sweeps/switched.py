@@ -134,7 +134,9 @@ def _of_all(config: Any, tables: Sequence[Mapping[str, str]]) -> Unused:
   """Fields that every one of the tables holds."""
   found = {path: [reason(path, dict(table)) for table in tables] for path in
            switches.all_paths(config)}  # fmt: skip
-  return {path: str(reasons[0]) for path, reasons in found.items() if all(reasons)}
+  return {
+    path: str(reasons[0]) for path, reasons in found.items() if reasons and all(reasons)
+  }
 
 
 def _check(before: Any, config: Any, explicit: Sequence[str], *, dropped: bool) -> None:
