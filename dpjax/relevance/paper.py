@@ -120,7 +120,7 @@ def failed_assumptions(
   >>> failed = failed_assumptions(Paper(entropy_floor=0.0), num_features=784, num_channels=1,
   ...                             num_records=60_000)
   >>> [line.split(":")[0] for line in failed][:4]
-  ['neighbors', 'data-dependent noise', 'entropy as epsilon', 'model 1']
+  ['neighbors', 'Delta R', 'data-dependent noise', 'entropy as epsilon']
   """
   reading = how.reading
   shared = reading.draw in ("batch", "run")

@@ -60,7 +60,7 @@ def test_blocks_hold_everyone_once_within_the_budget(sizes, batch_size, lanes, m
   """But for a client (one on each device) that needs more by itself."""
   cohort, size = _cohort(sizes, batch_size), 12
   held = cohort.data if sent else None
-  found = list(client_blocks._blocks(cohort, size, held, ByteBudget(most, lanes)))
+  found = list(client_blocks.blocks(cohort, size, held, ByteBudget(most, lanes)))
   members = np.concatenate([block.places[block.mask] for block in found])
   assert sorted(members.tolist()) == list(range(len(sizes)))
   if most == 1e9:  # as if there was no budget
@@ -77,7 +77,7 @@ def test_one_large_client_does_not_pad_the_others():
   """100 times the rows of 31 others: a block of its own, and 9 times fewer bytes."""
   cohort = _cohort([400] + [4] * 31, batch_size=4)
   blocks = lambda most: list(
-    client_blocks._blocks(cohort, 32, cohort.data, ByteBudget(most))
+    client_blocks.blocks(cohort, 32, cohort.data, ByteBudget(most))
   )
   (whole,), cut = blocks(1e9), blocks(_nbytes(blocks(1e9)[0]) / 16)
   assert len(cut[0].places) <= 2 and cut[0].places[0] == 0
@@ -102,7 +102,7 @@ def test_a_budget_changes_no_result_and_costs_few_programs(batch_size):
   found, told = trained(vmap_clients(memory_budget=most))
   problems.assert_trees_close(found, expected, rtol=1e-5)
   problems.assert_trees_close(told, wanted, rtol=1e-4)
-  pieces = client_blocks._blocks(cohort, 5, None, ByteBudget(most))
+  pieces = client_blocks.blocks(cohort, 5, None, ByteBudget(most))
   counts = [len(block.mask) for block in pieces]
   assert counts[0] == 1 and len(counts) > 1  # the large one by itself
   assert bound[-1]._way.program._cache_size() == 2
@@ -110,7 +110,7 @@ def test_a_budget_changes_no_result_and_costs_few_programs(batch_size):
 
 def test_clients_with_arrays_of_their_own_are_cut_too():
   cohort = from_batches(problems.ragged((50, 1, 2, 1)), batch_size=1)
-  (first, *others) = client_blocks._blocks(cohort, 4, None, ByteBudget(1_000))
+  (first, *others) = client_blocks.blocks(cohort, 4, None, ByteBudget(1_000))
   assert first.mask.tolist() == [True] and sum(sum(block.mask) for block in others) == 3
 
 
