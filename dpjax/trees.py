@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -105,6 +106,26 @@ def root_sum_squares(norms: list[jax.Array]) -> jax.Array:
     return norms[0]
   stacked = jnp.stack(norms, axis=1)
   return scaled_norms([at_least_float32(stacked)])
+
+
+def only_where(ok: Any, tree: ArrayTree, error: Callable[[], Exception]) -> Any:
+  """Returns the tree where `ok` holds; NaN throughout where it is traced and does not.
+
+  Args:
+    ok: scalar bool.
+    tree: of floats.
+    error: gives what is raised where `ok` can be looked at, and does not hold.
+
+  >>> held = lambda ok: only_where(ok, jnp.ones(2), lambda: ValueError("no"))
+  >>> held(jnp.array(True)), jax.jit(held)(jnp.array(False))
+  (Array([1., 1.], dtype=float32), Array([nan, nan], dtype=float32))
+  """
+  try:
+    if not bool(ok):
+      raise error()
+  except jax.errors.ConcretizationTypeError:
+    return jax.tree.map(lambda leaf: jnp.where(ok, leaf, jnp.nan), tree)
+  return tree
 
 
 def weighted_sum(tree: ArrayTree, weights: jax.Array, all_finite: Any = False) -> Any:

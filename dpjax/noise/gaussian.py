@@ -100,16 +100,14 @@ def check_one_sum(noisy: ArrayTree, state: Any) -> Any:
   if not leaves:
     return noisy
   stream = [jax.random.key_data(state.key), jnp.asarray(state.draws)]
-  apart = _one_model(leaves, stream)
-  try:
-    if not bool(apart):
-      raise UserError(
-        "state: the same for several models under jax.vmap, which would get the same noise; "
-        "give each a state of its own, jax.vmap(tx.init) with as many keys"
-      )
-  except jax.errors.ConcretizationTypeError:
-    return jax.tree.map(lambda leaf: jnp.where(apart, leaf, jnp.nan), noisy)
-  return noisy
+
+  def shared() -> UserError:
+    return UserError(
+      "state: the same for several models under jax.vmap, which would get the same noise; "
+      "give each a state of its own, jax.vmap(tx.init) with as many keys"
+    )
+
+  return trees.only_where(_one_model(leaves, stream), noisy, shared)
 
 
 def gaussian(key: jax.Array, like: ArrayTree, std: float) -> Any:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import gradients, sealed
+from dpjax import gradients, sealed, trees
 from dpjax.types import ArrayLike, ClipLike, ClippedSum, Params, PerExampleGrads, Updates
 from dpjax.validate import UserError
 
@@ -96,17 +96,16 @@ def is_placeholder(params: Any) -> bool:
 def _with_its_bounds(updates: ClippedSum) -> ClippedSum:
   """The sum, NaN where its bounds are not those that it was made with; UserError where that
   can be looked at."""
+
+  def exchanged() -> UserError:
+    return UserError(
+      f"updates: l2_bound={updates.l2_bound!r} is not the bound that this ClippedSum was made "
+      "with; give the transform what plan.clipped_grad returns, with nothing exchanged"
+    )
+
   own = sealed.is_seal_of(updates.seal, *updates.bounds)
-  try:
-    if not bool(own):
-      raise UserError(
-        f"updates: l2_bound={updates.l2_bound!r} is not the bound that this ClippedSum was made "
-        "with; give the transform what plan.clipped_grad returns, with nothing exchanged"
-      )
-  except jax.errors.ConcretizationTypeError:
-    total = jax.tree.map(lambda leaf: jnp.where(own, leaf, jnp.nan), updates.total)
-    return dataclasses.replace(updates, total=total)
-  return updates
+  total = trees.only_where(own, updates.total, exchanged)
+  return dataclasses.replace(updates, total=total)
 
 
 def gradients_of(updates: PerExampleGrads | ClippedSum) -> Updates:
@@ -184,16 +183,15 @@ def _once(summed: ClippedSum, numbers: jax.Array) -> ClippedSum:
   """The sum, NaN where one row was counted twice; UserError where it can be looked at."""
   ordered = jnp.sort(numbers)
   twice = jnp.any((ordered[1:] == ordered[:-1]) & (ordered[1:] > 0))
-  try:
-    if bool(twice):
-      raise UserError(
-        "updates: a row of the gradients comes twice, so a record would count twice; where they "
-        "are of different examples, computed in parts, give dpjax.stacked(grads.arrays)"
-      )
-  except jax.errors.ConcretizationTypeError:
-    total = jax.tree.map(lambda leaf: jnp.where(twice, jnp.nan, leaf), summed.total)
-    return dataclasses.replace(summed, total=total)
-  return summed
+
+  def counted_twice() -> UserError:
+    return UserError(
+      "updates: a row of the gradients comes twice, so a record would count twice; where they "
+      "are of different examples, computed in parts, give dpjax.stacked(grads.arrays)"
+    )
+
+  total = trees.only_where(~twice, summed.total, counted_twice)
+  return dataclasses.replace(summed, total=total)
 
 
 def clipped_sum(

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import gradients
+from dpjax import gradients, trees
 from dpjax.noise import NoiseState
 from dpjax.noise.correlated import CorrelatedNoiseState
 from dpjax.types import ArrayTree, ClippedSum, PerExampleGrads
@@ -91,15 +91,14 @@ def _as_drawn(noisy: ArrayTree, mask: Any, slots: int) -> Any:
   if mask is None or jnp.size(mask) <= slots:
     return noisy
   count = jnp.sum(mask)
-  try:
-    if int(count) > slots:
-      raise UserError(
-        f"updates: {int(count)} examples in a step of a plan that draws at most {slots}: its "
-        "epsilon is not theirs; take batches from plan.batches, or plan for the larger ones"
-      )
-  except jax.errors.ConcretizationTypeError:
-    return jax.tree.map(lambda leaf: jnp.where(count <= slots, leaf, jnp.nan), noisy)
-  return noisy
+
+  def too_many() -> UserError:
+    return UserError(
+      f"updates: {int(count)} examples in a step of a plan that draws at most {slots}: its "
+      "epsilon is not theirs; take batches from plan.batches, or plan for the larger ones"
+    )
+
+  return trees.only_where(count <= slots, noisy, too_many)
 
 
 def of_plan(
