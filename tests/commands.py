@@ -57,7 +57,7 @@ def _server():
   return server
 
 
-def _import_everything():
+def import_everything():
   for path in sorted((ROOT / "dpjax").rglob("*.py")):
     parts = path.relative_to(ROOT).with_suffix("").parts
     importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
@@ -90,6 +90,6 @@ def _become(module, arguments, cwd, env, out, err):
 
 if __name__ == "__main__":
   sys.path.insert(0, str(ROOT))
-  _import_everything()
+  import_everything()
   importlib.import_module("tests.pinned").pin()
   _become(*_orders())

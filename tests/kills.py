@@ -26,6 +26,7 @@ import time
 
 import numpy as np
 
+from dpjax.runs import report
 from tests import commands
 
 # Small enough for a hundred runs, long enough to be killed in each of their stages.
@@ -222,7 +223,7 @@ def main() -> int:
   options = parser.parse_args()
   names = options.only.split(",")
   os.chdir(commands.ROOT)
-  commands._import_everything()
+  commands.import_everything()
   rows = []
   with tempfile.TemporaryDirectory() as temporary:
     for index, name in enumerate(names):
@@ -232,10 +233,7 @@ def main() -> int:
       if options.out:
         out = pathlib.Path(options.out)
         out.mkdir(parents=True, exist_ok=True)
-        with (out / "kills.csv").open("w", newline="") as file:
-          writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-          writer.writeheader()
-          writer.writerows(rows)
+        report.write_csv(out / "kills.csv", rows)
   killed = sum(row["killed"] for row in rows)
   equal = sum(row["equal"] for row in rows)
   print(f"{killed} kills of {len(rows)} met a run, {equal} rows equal")

@@ -12,13 +12,13 @@ Exit code 1 where there was one.
 
 import argparse
 import collections
-import csv
 import importlib
 import pathlib
 import random
 import sys
 import time
 
+from dpjax.runs import report
 from dpjax.runs.attack import config as attack
 from dpjax.runs.attack.config import AttackConfig
 from dpjax.runs.central import build as central
@@ -145,10 +145,7 @@ def main():
   if options.out:
     folder = pathlib.Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "wrong_inputs.csv").open("w", newline="") as file:
-      writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-      writer.writeheader()
-      writer.writerows(rows)
+    report.write_csv(folder / "wrong_inputs.csv", rows)
   return int(any(row["traceback"] + row["long"] + row["slow"] for row in rows))
 
 

@@ -31,7 +31,7 @@ DIRECTIONS = ("std", "unit", "sign")
 
 
 class _Honest(NamedTuple):
-  """What attackers know of a round, each message one row."""
+  """Knowledge that attackers have of a round: one row for each message."""
 
   messages: Array  # [C, d], 0 where a client is not honest
   there: Array  # [C] bool, honest clients

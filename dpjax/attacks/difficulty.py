@@ -58,7 +58,8 @@ def quantile_regression(
       f"{known_seen.shape[1]}"
     )
   order = np.random.default_rng(seed).permutation(known.size)
-  learned, held_back = order[: known.size // 2], order[known.size // 2 :]
+  learned = order[: known.size // 2]
+  held_back = order[known.size // 2 :]
   allowed = math.floor(fpr * (held_back.size + 1) * (1 + 1e-12))
   if allowed < 1 or not learned.size:
     raise UserError(

@@ -326,7 +326,8 @@ class Inversion:
     points = np.concatenate(
       [np.reshape(part, (self.restarts, -1)) for part in parts], axis=1
     )
-    objectives, taken = np.full(self.restarts, np.inf), np.zeros(self.restarts, int)
+    objectives = np.full(self.restarts, np.inf)
+    taken = np.zeros(self.restarts, int)
 
     def differentiated(point: np.ndarray) -> tuple[float, np.ndarray]:
       value, slope = self._slopes(point, seen, known)

@@ -50,7 +50,8 @@ def descend(
   >>> found.value <= 1e-9, np.abs(found.x).max().round(3)
   (True, np.float64(0.0))
   """
-  best, taken = Descent(np.asarray(start, np.float64), np.inf, 0), 0
+  best = Descent(np.asarray(start, np.float64), np.inf, 0)
+  taken = 0
 
   def watched(x: np.ndarray) -> tuple[float, np.ndarray]:
     nonlocal best, taken

@@ -44,7 +44,7 @@ _MEMORY = {"own", "attacker"}
 
 
 class Poisoning(NamedTuple):
-  """What attackers do, and what they want. Made by `label_flip`, `scaled_update` and the others."""
+  """An attack by clients: what they do, and want. `label_flip` and the others make one."""
 
   # (all records, the rows of each attacker) -> all records, these rows changed
   poison: Callable[[Dataset, Sequence[np.ndarray]], Dataset]

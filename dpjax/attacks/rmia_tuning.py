@@ -24,7 +24,7 @@ FPR = 0.01
 
 
 class RmiaSettings(NamedTuple):
-  """What `tune_rmia` chose, as arguments of `rmia`."""
+  """Arguments of `rmia` that `tune_rmia` chose."""
 
   gamma: float
   temperature: float
@@ -75,7 +75,8 @@ def tune_rmia(
       "each record in one and out of one of them; use rmia, or more shadows"
     )
   everyone = np.ones(evidence.target.size, bool)
-  best, chosen = (-math.inf, -math.inf, -math.inf), pairs[0]
+  best = (-math.inf, -math.inf, -math.inf)
+  chosen = pairs[0]
   for temperature in temperatures:
     options = {"temperature": temperature, "offline": offline, "offline_a": offline_a}
     ratios = [relative_confidence(played, **options) for played, _ in games]
@@ -88,7 +89,8 @@ def tune_rmia(
       rate = np.mean([curve.tpr[curve.fpr <= fpr].max() for curve in curves])
       quality = (float(rate), -gamma, float(np.mean([curve.auc for curve in curves])))
       if quality > best:
-        best, chosen = quality, (gamma, temperature)
+        best = quality
+        chosen = (gamma, temperature)
   return RmiaSettings(*chosen)
 
 

@@ -70,7 +70,7 @@ def _predictive(
 
 
 def _log_density(z: np.ndarray, freedom: np.ndarray) -> np.ndarray:
-  """Of Student's t."""
+  """Returns the log density of Student's t distribution."""
   constant = special.gammaln((freedom + 1) / 2) - special.gammaln(freedom / 2)
   spread = 0.5 * np.log(freedom * math.pi)
   # log1p of a square that may overflow: beyond 1e100, log(z^2 / freedom) is the same.

@@ -8,21 +8,18 @@ among all of them, so a sound subject would pass for broken once in a thousand r
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
-import json
+import functools
 import os
 import pathlib
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from dpjax import validate
 from dpjax.accounting import lower, upper
-from dpjax.auditing.games import CONFIDENCE, Result, play, registry, twins
-from dpjax.runs import provenance, writers
-from dpjax.validate import UserError
+from dpjax.auditing.games import CONFIDENCE, Result, play, twins
+from dpjax.checks import resumable
+from dpjax.runs import provenance, report, writers
 
 RESULT, CSV = "twins.json", "twins.csv"
 DRAWS = (3_000, 12_000, 48_000)  # of each game in turn, as long as nothing is refuted
@@ -41,10 +38,7 @@ class TwinSettings:
   seed: int = 0
 
   def __post_init__(self) -> None:
-    validate.integer_at_least(0, seed=self.seed)
-    if self.seed >= 2**62:
-      raise UserError(f"seed={hex(self.seed)[:20]}: must be below 2**62")
-    registry.subjects(self.only)  # refuses a name that there is not
+    resumable.check_asked(self.only, self.seed)
 
 
 def run(settings: TwinSettings, out: str | os.PathLike) -> list[dict[str, Any]]:
@@ -54,17 +48,16 @@ def run(settings: TwinSettings, out: str | os.PathLike) -> list[dict[str, Any]]:
     UserError: `out` holds twins of other settings or versions.
   """
   path = pathlib.Path(out)
-  done = _resumed(settings, path)
-  todo = twins.twins(settings.only)
-  with writers.progress(len(todo), len(done), "twins") as bar:
-    for twin in todo:
-      if twin.name in done:
-        continue
-      done[twin.name] = attacked(twin, seed=settings.seed)
-      _write(settings, done, path)
-      bar.update(1, last=twin.name)
-  _write(settings, done, path)
-  return list(done.values())
+  name_of = lambda row: f"{row['what']}, {row['plant']}"
+  done = resumable.resumed(
+    settings, path / RESULT, what="broken twins", holds="twins of", name_of=name_of
+  )
+  todo = {
+    twin.name: functools.partial(attacked, twin, seed=settings.seed)
+    for twin in twins.twins(settings.only)
+  }
+  write = functools.partial(_write, settings, path)
+  return resumable.played(todo, done, write=write, label="twins")
 
 
 def attacked(
@@ -129,33 +122,11 @@ def missed(rows: Sequence[dict[str, Any]]) -> list[str]:
 # --- files
 
 
-def _stated(settings: TwinSettings) -> dict[str, Any]:
-  return {"settings": dataclasses.asdict(settings), "versions": provenance.versions()}
-
-
-def _resumed(settings: TwinSettings, path: pathlib.Path) -> dict[str, dict[str, Any]]:
-  file = path / RESULT
-  if not file.exists():
-    return {}
-  try:
-    found = json.loads(file.read_text())
-    same = {key: found[key] for key in ("settings", "versions")} == _stated(settings)
-    rows = {f"{row['what']}, {row['plant']}": row for row in found["rows"]}
-  except (ValueError, KeyError, TypeError):
-    raise UserError(f"out={path}: {RESULT} there is not that of broken twins") from None
-  if not same:
-    raise UserError(
-      f"out={path}: holds twins of other settings or versions; choose another folder"
-    )
-  return rows
-
-
-def _write(settings: TwinSettings, done: dict[str, Any], path: pathlib.Path) -> None:
-  rows = list(done.values())
+def _write(settings: TwinSettings, path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
   writers.write_json(
     path / RESULT,
     {
-      **_stated(settings),
+      **resumable.stated(settings),
       "device": provenance.device(),
       "confidence": CONFIDENCE,
       "missed": missed(rows),
@@ -165,7 +136,7 @@ def _write(settings: TwinSettings, done: dict[str, Any], path: pathlib.Path) -> 
       "rows": rows,
     },
   )
-  writers.replace_file(path / CSV, _csv(rows).encode())
+  report.write_csv(path / CSV, [_cells(row) for row in rows], header=list(_COLUMNS))
 
 
 _COLUMNS = {
@@ -183,11 +154,6 @@ _COLUMNS = {
 }
 
 
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-  """One line per twin."""
-  text = io.StringIO()
-  writer = csv.writer(text, lineterminator="\n")
-  writer.writerow(_COLUMNS)
-  for row in rows:
-    writer.writerow([written(row[name]) for name, written in _COLUMNS.items()])
-  return text.getvalue()
+def _cells(row: dict[str, Any]) -> dict[str, str]:
+  """Returns one row as it is written."""
+  return {name: written(row[name]) for name, written in _COLUMNS.items()}

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import io
-import json
 import os
 import pathlib
 import time
@@ -23,6 +23,7 @@ from typing import Any
 from dpjax import markdown, validate
 from dpjax.accounting import lower, upper
 from dpjax.auditing.games import CONFIDENCE, Game, Result, play, registry
+from dpjax.checks import resumable
 from dpjax.runs import provenance, writers
 from dpjax.validate import UserError
 
@@ -53,10 +54,7 @@ class Settings:
     validate.positive(minutes=self.minutes)
     if self.minutes > _YEAR:
       raise UserError(f"minutes={self.minutes!r}: must be at most {_YEAR}, a year")
-    validate.integer_at_least(0, seed=self.seed)
-    if self.seed >= 2**62:
-      raise UserError(f"seed={hex(self.seed)[:20]}: must be below 2**62")
-    registry.subjects(self.only)  # refuses a name that there is not
+    resumable.check_asked(self.only, self.seed)
 
 
 def _name(room: str, subject: str) -> str:
@@ -70,19 +68,19 @@ def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
     UserError: `out` holds an audit with other settings or versions.
   """
   path = pathlib.Path(out)
-  done = _resumed(settings, path)
-  todo = registry.subjects(settings.only)
-  seconds = settings.minutes * 60 / len(todo)
-  with writers.progress(len(todo), len(done), "audit") as bar:
-    for room, subject in todo:
-      name = _name(room, subject)
-      if name in done:
-        continue
-      done[name] = _subject(room, subject, seconds, settings.seed)
-      _write(settings, done, path)
-      bar.update(1, last=name)
-  _write(settings, done, path)
-  return list(done.values())
+  # Rows of an earlier version, which has no ceilings, are played again.
+  name_of = lambda row: row["what"] if "can_refute" in row else None
+  done = resumable.resumed(
+    settings, path / RESULT, what="an audit", holds="an audit with", name_of=name_of
+  )
+  subjects = registry.subjects(settings.only)
+  seconds = settings.minutes * 60 / len(subjects)
+  todo = {
+    _name(room, subject): functools.partial(_subject, room, subject, seconds, settings.seed)
+    for room, subject in subjects
+  }
+  write = functools.partial(_write, settings, path)
+  return resumable.played(todo, done, write=write, label="audit")
 
 
 def _subject(room: str, subject: str, seconds: float, seed: int) -> dict[str, Any]:
@@ -163,34 +161,11 @@ def idle(rows: Sequence[dict[str, Any]]) -> list[str]:
 # --- files
 
 
-def _stated(settings: Settings) -> dict[str, Any]:
-  return {"settings": dataclasses.asdict(settings), "versions": provenance.versions()}
-
-
-def _resumed(settings: Settings, path: pathlib.Path) -> dict[str, dict[str, Any]]:
-  file = path / RESULT
-  if not file.exists():
-    return {}
-  try:
-    found = json.loads(file.read_text())
-    same = {key: found[key] for key in ("settings", "versions")} == _stated(settings)
-    # Rows of an earlier version, which has no ceilings, are played again.
-    rows = {row["what"]: row for row in found["rows"] if "can_refute" in row}
-  except (ValueError, KeyError, TypeError):
-    raise UserError(f"out={path}: {RESULT} there is not that of an audit") from None
-  if not same:
-    raise UserError(
-      f"out={path}: holds an audit with other settings or versions; choose another folder"
-    )
-  return rows
-
-
-def _write(settings: Settings, done: dict[str, Any], path: pathlib.Path) -> None:
-  rows = list(done.values())
+def _write(settings: Settings, path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
   writers.write_json(
     path / RESULT,
     {
-      **_stated(settings),
+      **resumable.stated(settings),
       "device": provenance.device(),
       "confidence": CONFIDENCE,
       "refuted": refuted(rows),

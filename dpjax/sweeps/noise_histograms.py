@@ -8,7 +8,6 @@ and whose L2 sensitivity is sqrt(d): there the Gaussian is the smaller noise.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import pathlib
 from collections.abc import Callable
@@ -115,8 +114,7 @@ def run(
     "seed": seed,
     "noises": rows,
   }
-  text = json.dumps(result, indent=2) + "\n"
-  writers.replace_file(folder / "result.json", text.encode())
+  writers.write_json(folder / "result.json", result)
   return result
 
 

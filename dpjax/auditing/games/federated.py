@@ -104,7 +104,7 @@ def _shown(leaf: Any) -> np.ndarray:
 
 
 class _Choices:
-  """What clients keep, as `ClientStates` has it, where draws differ in it: arrays [N, ...]."""
+  """Client states like `ClientStates`, but one for each draw: arrays [N, ...]."""
 
   def __init__(self, rows: Any, num_clients: int):
     self._rows = rows

@@ -180,8 +180,8 @@ def ceiling(num_draws: int, *, delta: float, confidence: float = CONFIDENCE) -> 
   validate.integer_at_least(2, num_draws=num_draws)
   counted = num_draws - num_draws // _FIT
   significance = (1 - confidence) / 2
-  every, none = np.array(counted), np.array(0)
-  bound = _log_ratio(every, counted, none, counted, delta, significance)
+  # Every output of one world is told from the other, and none the other way.
+  bound = _log_ratio(np.array(counted), counted, np.array(0), counted, delta, significance)
   return max(0.0, float(bound))
 
 

@@ -141,7 +141,7 @@ def _exported(package: ModuleType) -> dict[str, Any]:
 
 
 def _accountants() -> dict[str, Any]:
-  """What adds up, amplifies or composes: of the accounting, and ledgers of mechanisms."""
+  """Returns what adds up, amplifies or composes: accounting, and ledgers of mechanisms."""
   found = _only(states_epsilon, public(dpjax.accounting))
   found |= _only(lambda one: _concrete(one, "spend"), public(dpjax.mechanisms))
   return found | {"amplified_delta": dpjax.accounting.shuffle.amplified_delta}

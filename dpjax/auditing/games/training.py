@@ -34,7 +34,7 @@ MakePlan = Callable[..., Plan]
 
 
 class _Trained(NamedTuple):
-  """What `dp_sgd` is given."""
+  """Arguments of `dp_sgd`."""
 
   params: Params
   loss: LossFn

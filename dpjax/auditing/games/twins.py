@@ -108,7 +108,7 @@ NOT_PLANTED: dict[tuple[str, str], str] = {
 
 
 class BrokenTwin(NamedTuple):
-  """One row with one fault."""
+  """A row of the audit with one fault."""
 
   room: str
   subject: str
@@ -375,7 +375,7 @@ def _in_rounds(
 
 
 def _dp_mean(plant: Plant) -> Callable[..., federated.Aggregator]:
-  """Of a transform that was made for an honest mean: its key is kept, its numbers are not."""
+  """Breaks the mean of a transform that was made for an honest one; only its key is kept."""
 
   def broken(tx: Any, *, l2_clip_norm: Any) -> federated.Aggregator:
     honest = federated.dp_mean(tx, l2_clip_norm=l2_clip_norm)
@@ -434,7 +434,7 @@ class _Copied(secure.SkellamSum):
   copies: int = 1
 
   def encode(self, rng: np.random.Generator, vector: Any, signs: jax.Array) -> np.ndarray:
-    """As the honest one, times the copies."""
+    """Encodes as the honest sum does, times the copies."""
     return self.copies * super().encode(rng, vector, signs)
 
 
@@ -502,16 +502,24 @@ def _noisy_relevance(plant: Plant) -> Callable[..., np.ndarray]:
   return broken
 
 
+def _answers(
+  plant: Plant, key: Any, ids: Any, given: Any, *, epsilon: float, num_classes: int
+) -> np.ndarray:
+  """Returns the noisy labels [n, releases] of every record."""
+
+  def one(own: Any, public: bool) -> np.ndarray:
+    seen = np.zeros_like(given) if public else given
+    loud = epsilon / plant.noise
+    noisy = labels.noisy_labels(own, ids, seen, epsilon=loud, num_classes=num_classes)
+    return np.asarray(noisy)[:, None]
+
+  return _released(one, key, plant)
+
+
 def _noisy_labels(plant: Plant) -> Callable[..., np.ndarray]:
   def broken(key: Any, ids: Any, given: Any, *, epsilon: float, num_classes: int) -> Any:
-    def one(own: Any, public: bool) -> np.ndarray:
-      seen = np.zeros_like(given) if public else given
-      loud = epsilon / plant.noise
-      found = labels.noisy_labels(own, ids, seen, epsilon=loud, num_classes=num_classes)
-      return np.asarray(found)[:, None]
-
+    answers = _answers(plant, key, ids, given, epsilon=epsilon, num_classes=num_classes)
     # One number for all answers of a record, as the game expects one label.
-    answers = _released(one, key, plant)
     return answers @ (num_classes ** np.arange(answers.shape[1]))
 
   return broken
@@ -545,13 +553,7 @@ def _reports(plant: Plant) -> Callable[..., np.ndarray]:
   """All answers of a record are shuffled with the others'; those of public data are not."""
 
   def broken(key: Any, ids: Any, given: Any, *, epsilon: float, num_classes: int) -> Any:
-    def one(own: Any, public: bool) -> np.ndarray:
-      seen = np.zeros_like(given) if public else given
-      loud = epsilon / plant.noise
-      found = labels.noisy_labels(own, ids, seen, epsilon=loud, num_classes=num_classes)
-      return np.asarray(found)[:, None]
-
-    answers = _released(one, key, plant)
+    answers = _answers(plant, key, ids, given, epsilon=epsilon, num_classes=num_classes)
     return answers if plant.keys else answers.sum(axis=1)
 
   return broken
