@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pathlib
 import statistics
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ _MEANING = (
   "unit",
 )
 _STYLES = {"proved": "-", "claimed": "--", "none": ":"}
+_LETTERS = 42  # of a heading, above one panel
 _MARKERS = ("", "o", "s")  # beyond seven curves the colours begin again
 
 
@@ -60,8 +62,11 @@ def draw(
       report.style(axis, title=title, xlabel="epoch", ylabel=label)
   _legend(figure, list(axes[0]))
   title = config.title or f"{config.data.name}: {', '.join(curves)}"
+  lines = (title, "solid: proved, dashed: claimed (no guarantee), dotted: not private")
+  # Beside one panel a longer line would run into the legend.
+  wrapped = [textwrap.fill(line, _LETTERS * len(panels)) for line in lines]
   figure.suptitle(
-    f"{title}\nsolid: proved, dashed: claimed (no guarantee), dotted: not private",
+    "\n".join(wrapped),
     fontsize=9,
     x=0.01,
     ha="left",  # the legend stands on the right
